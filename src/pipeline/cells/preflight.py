@@ -1,0 +1,35 @@
+"""What must hold before anything is measured into a results folder."""
+
+import os
+import shutil
+from pathlib import Path
+
+from pipeline.cells.record import read_record, record_paths
+from pipeline.errors import UserError
+
+# Records and tables take a few MB; below this the run would end in the middle of one.
+NEEDED_BYTES = 100 * 2**20
+
+
+def check_results(results: Path, machine_kind: str) -> None:
+    """Raise UserError, one line, unless this machine may and can measure into this folder."""
+    _check_owner(results, machine_kind)
+    existing = next(place for place in (results.absolute(), *results.absolute().parents) if place.exists())
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise UserError(f"{results}/ cannot be written: {existing} is read-only for this user")
+    free_bytes = shutil.disk_usage(existing).free
+    if free_bytes < NEEDED_BYTES:
+        raise UserError(
+            f"{results}/ is on a full disk: {free_bytes / 2**20:.0f} MiB free, {NEEDED_BYTES / 2**20:.0f} needed"
+        )
+
+
+def _check_owner(results: Path, machine_kind: str) -> None:
+    """Stop where the folder holds records of another kind of machine, which must not be mixed or replaced."""
+    for path in record_paths(results):
+        owner = read_record(path)["machine"]["kind"]
+        if owner != machine_kind:
+            raise UserError(
+                f"{results}/ holds records of another machine ({owner}; this is {machine_kind}): to render them "
+                "without measuring add `--config measure=false`, to measure here add `--directory runs/NAME`"
+            )

@@ -1,0 +1,64 @@
+"""Records to tidy tables: one of a stage's rows, one of its cells and how they were run."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from pipeline.cells.record import read_record
+
+SOFTWARE = ("python", "torch", "triton", "cuda", "driver")
+
+
+def row_table(paths: Iterable[Path]) -> pd.DataFrame:
+    """Return a table with a line a row: the cell's axes and settings, the row, machine and software."""
+    records = [read_record(path) for path in paths]
+    return pd.DataFrame(
+        [
+            {**record["cell"], **record["settings"], **_flat(row), **_machine(record)}
+            for record in records
+            for row in record["rows"]
+        ]
+    )
+
+
+def cell_table(paths: Iterable[Path]) -> pd.DataFrame:
+    """Return a table with a line a cell: its worst status, when, how long, on what, by which command."""
+    return pd.DataFrame([_cell_line(read_record(path)) for path in paths])
+
+
+def _cell_line(record: dict[str, Any]) -> dict[str, Any]:
+    seconds = {f"{name}_s": value for name, value in record["seconds"].items()}
+    return {
+        "stage": record["stage"],
+        "cell": " ".join(f"{axis}={value}" for axis, value in record["cell"].items()),
+        **_worst(record["rows"]),
+        "started_at": record["started_at"],
+        **seconds,
+        **_machine(record),
+        **record["code"],
+        "command": record["command"],
+    }
+
+
+def _worst(rows: list[dict[str, Any]]) -> dict[str, str]:
+    """Return the status of the cell: that of its least fortunate row, with the reason."""
+    order = ("ok", "unstable", "skipped", "oom")
+    worst = max(rows, key=lambda row: order.index(row["status"]))
+    return {"status": worst["status"], "reason": worst.get("reason", "")}
+
+
+def _machine(record: dict[str, Any]) -> dict[str, Any]:
+    facts = record["machine"]
+    return {"machine": facts["kind"], **{name: facts["software"][name] for name in SOFTWARE}}
+
+
+def _flat(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row with its lists as space-separated text, which a CSV can hold."""
+    return {
+        name: " ".join(f"{item:.6g}" if isinstance(item, float) else str(item) for item in value)
+        if isinstance(value, list)
+        else value
+        for name, value in row.items()
+    }

@@ -1,0 +1,123 @@
+"""The command line: measure | tabulate | section | writeup | publish | doctor."""
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline.errors import UserError
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run one command; input that cannot be used ends it with one line and exit code 2."""
+    arguments = _parser().parse_args(argv)
+    try:
+        arguments.run(arguments)
+    except UserError as error:
+        sys.exit(_complain(error))
+
+
+def _complain(error: UserError) -> int:
+    print(f"pipeline: {error}", file=sys.stderr)
+    return 2
+
+
+# Each command imports what it needs itself: `doctor` must start where torch does not, and a cell is to
+# claim its GPUs before torch is imported.
+
+
+def _measure(arguments: argparse.Namespace) -> None:
+    from pipeline.cells import fields, sweep
+    from pipeline.cells.record import write_record
+    from pipeline.cells.run import run_cell
+
+    declaration = sweep.declaration(arguments.stage)
+    cell = fields.parse_words(declaration.Cell, arguments.cell, f"{arguments.stage} cell")
+    settings = fields.parse_words(declaration.Settings, arguments.settings, f"{arguments.stage} settings")
+    record = run_cell(arguments.stage, cell, settings, arguments.gpus, _command(arguments, cell, settings))
+    write_record(arguments.out, record)
+    for row in record["rows"]:
+        print(" ".join(f"{name}={row[name]}" for name in ("pass", "clock", "status", "median_ms") if name in row))
+
+
+def _command(arguments: argparse.Namespace, cell: object, settings: object) -> str:
+    """Return the command in full, defaults spelled out, so that it means the same to a later version."""
+    from pipeline.cells import fields
+
+    given = [f"--set={word}" for word in fields.words(settings)]
+    out = ["--out", str(arguments.out)]
+    return shlex.join(["python", "-m", "pipeline", "measure", arguments.stage, *fields.words(cell), *given, *out])
+
+
+def _tabulate(arguments: argparse.Namespace) -> None:
+    from pipeline.cells.record import write_text
+    from pipeline.cells.tabulate import cell_table, row_table
+
+    table = {"rows": row_table, "cells": cell_table}[arguments.kind](arguments.records)
+    write_text(arguments.out, table.to_csv(index=False))
+
+
+def _section(arguments: argparse.Namespace) -> None:
+    from pipeline.report.writeup import write_section
+
+    write_section(arguments.stage, arguments.tables, arguments.out, arguments.figures)
+
+
+def _writeup(arguments: argparse.Namespace) -> None:
+    from pipeline.report.writeup import write_writeup
+
+    write_writeup(arguments.sections, arguments.cells, arguments.scale, arguments.out)
+
+
+def _publish(arguments: argparse.Namespace) -> None:
+    from pipeline.report.publish import publish
+
+    publish(Path("."), arguments.folder)
+
+
+def _doctor(_arguments: argparse.Namespace) -> None:
+    from pipeline.doctor import report
+
+    print(report())
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m pipeline", description=sys.modules["pipeline"].__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    measure = commands.add_parser("measure", help="measure one cell and leave its record")
+    measure.add_argument("stage")
+    measure.add_argument("cell", nargs="*", metavar="AXIS=VALUE", help="axes left out take their default")
+    measure.add_argument("--set", dest="settings", action="append", default=[], metavar="NAME=VALUE")
+    measure.add_argument("--gpus", type=int, help="how many GPUs it may take (default: as many as it needs)")
+    measure.add_argument("--out", type=Path, required=True, metavar="RECORD.json")
+    measure.set_defaults(run=_measure)
+
+    tabulate = commands.add_parser("tabulate", help="make a table of records: of their rows or of the cells")
+    tabulate.add_argument("kind", choices=["rows", "cells"])
+    tabulate.add_argument("records", nargs="+", type=Path, metavar="RECORD.json")
+    tabulate.add_argument("--out", type=Path, required=True, metavar="TABLE.csv")
+    tabulate.set_defaults(run=_tabulate)
+
+    section = commands.add_parser("section", help="write a stage's section and figures from its tables")
+    section.add_argument("stage")
+    section.add_argument("tables", nargs="+", type=Path, metavar="TABLE.csv")
+    section.add_argument("--out", type=Path, required=True, metavar="SECTION.md")
+    section.add_argument("--figures", type=Path, required=True, metavar="FOLDER")
+    section.set_defaults(run=_section)
+
+    writeup = commands.add_parser("writeup", help="put a first page and the sections together")
+    writeup.add_argument("sections", nargs="*", type=Path, metavar="SECTION.md")
+    writeup.add_argument("--cells", nargs="+", type=Path, required=True, metavar="CELLS.csv")
+    writeup.add_argument("--scale", required=True)
+    writeup.add_argument("--out", type=Path, required=True, metavar="WRITEUP.md")
+    writeup.set_defaults(run=_writeup)
+
+    publish = commands.add_parser("publish", help="copy write-up, figures, tables and records into a folder")
+    publish.add_argument("folder", type=Path)
+    publish.set_defaults(run=_publish)
+
+    doctor = commands.add_parser("doctor", help="tell what this machine can measure and what it lacks")
+    doctor.set_defaults(run=_doctor)
+    return parser

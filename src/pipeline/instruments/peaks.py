@@ -1,0 +1,137 @@
+"""The arithmetic peak of a device: what its datasheet promises, or what a large matrix product reaches."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Literal, get_args
+
+if TYPE_CHECKING:
+    import torch
+
+Precision = Literal["fp32", "tf32", "bf16"]
+
+# Dense rates in TFLOP/s, never the doubled ones of structured sparsity, by the name that the driver prints. fp32 is
+# the rate without tensor cores. Sources: NVIDIA's datasheets of the V100, A100, L4, L40S and H200, the whitepaper of
+# the H100 (table 2) and the datasheet of HGX B200 (an eighth of its figures); AMD's datasheet of the MI300X.
+_A100 = {"fp32": 19.5, "tf32": 156.0, "bf16": 312.0}
+_H100_SXM = {"fp32": 66.9, "tf32": 494.7, "bf16": 989.4}
+_DATASHEET_TFLOPS: dict[str, dict[str, float]] = {
+    "Tesla V100-SXM2-16GB": {"fp32": 15.7},
+    "Tesla V100-SXM2-32GB": {"fp32": 15.7},
+    "NVIDIA A100-SXM4-40GB": _A100,
+    "NVIDIA A100-SXM4-80GB": _A100,
+    "NVIDIA A100-PCIE-40GB": _A100,
+    "NVIDIA A100 80GB PCIe": _A100,
+    "NVIDIA H100 80GB HBM3": _H100_SXM,
+    "NVIDIA H100 PCIe": {"fp32": 51.2, "tf32": 378.0, "bf16": 756.0},
+    "NVIDIA H200": _H100_SXM,
+    "NVIDIA L40S": {"fp32": 91.6, "tf32": 183.0, "bf16": 362.0},
+    "NVIDIA L4": {"fp32": 30.3, "tf32": 60.0, "bf16": 121.0},
+    "NVIDIA B200": {"fp32": 75.0, "tf32": 1125.0, "bf16": 2250.0},
+    "AMD Instinct MI300X": {"fp32": 163.4, "tf32": 653.7, "bf16": 1307.4},
+}
+
+# Large enough to fill the device, small enough that a slow one needs well under a second for all of them.
+_GPU_SIZE, _GPU_SAMPLES = 8192, 10
+_CPU_SIZE, _CPU_SAMPLES = 1024, 5
+
+
+@dataclass(frozen=True)
+class Peak:
+    """An arithmetic rate that a device cannot exceed (datasheet) or is known to reach (measured)."""
+
+    tflops: float
+    source: Literal["datasheet", "measured"]
+
+
+def peak_tflops(device: torch.device | str, precision: Precision) -> Peak:
+    """Give the peak of a torch device: its datasheet's where that is known, otherwise measured.
+
+    Raises ValueError for an unknown precision.
+    """
+    import torch
+
+    device = torch.device(device)
+    if device.type == "cuda":
+        promised = datasheet_peak_tflops(torch.cuda.get_device_name(device), precision)
+        if promised is not None:
+            return Peak(promised, "datasheet")
+    return Peak(measured_peak_tflops(device, precision), "measured")
+
+
+def datasheet_peak_tflops(gpu_name: str, precision: Precision) -> float | None:
+    """Look up a GPU's dense datasheet rate in TFLOP/s by its exact name; None where it is not known.
+
+    Raises ValueError for an unknown precision.
+    """
+    _check_precision(precision)
+    return _DATASHEET_TFLOPS.get(gpu_name, {}).get(precision)
+
+
+def measured_peak_tflops(device: torch.device | str, precision: Precision) -> float:
+    """Measure the best rate of a few large square matrix products, in TFLOP/s.
+
+    Operands are seeded normal random numbers: zeros draw less power, and clock higher. On a CPU it is the rate of
+    the threads that torch is set to use. Raises ValueError for an unknown precision.
+    """
+    import torch
+
+    _check_precision(precision)
+    device = torch.device(device)
+    on_gpu = device.type == "cuda"
+    size, samples = (_GPU_SIZE, _GPU_SAMPLES) if on_gpu else (_CPU_SIZE, _CPU_SAMPLES)
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    generator = torch.Generator(device).manual_seed(0)
+    left, right = torch.randn(2, size, size, generator=generator, device=device).to(dtype)
+    product = torch.empty_like(left)
+
+    def multiply() -> None:
+        torch.mm(left, right, out=product)
+
+    time_products_ms = _gpu_times_ms if on_gpu else _host_times_ms
+    with _float32_products(tf32=precision == "tf32"):
+        time_products_ms(multiply, samples)  # warm-up: libraries load, clocks rise
+        best_ms = min(time_products_ms(multiply, samples))
+    return 2 * size**3 / (best_ms * 1e-3) / 1e12
+
+
+def _check_precision(precision: str) -> None:
+    if precision not in get_args(Precision):
+        raise ValueError(f"unknown precision {precision!r}: one of {', '.join(get_args(Precision))}")
+
+
+@contextmanager
+def _float32_products(*, tf32: bool) -> Iterator[None]:
+    import torch
+
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _gpu_times_ms(multiply: Callable[[], None], samples: int) -> list[float]:
+    import torch
+
+    # Queued back to back, so that no launch gap falls between two events.
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(samples + 1)]
+    events[0].record()
+    for event in events[1:]:
+        multiply()
+        event.record()
+    events[-1].synchronize()
+    return [start.elapsed_time(end) for start, end in pairwise(events)]
+
+
+def _host_times_ms(multiply: Callable[[], None], samples: int) -> list[float]:
+    moments_s = [time.perf_counter()]
+    for _ in range(samples):
+        multiply()
+        moments_s.append(time.perf_counter())
+    return [(end - start) * 1e3 for start, end in pairwise(moments_s)]

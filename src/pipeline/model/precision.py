@@ -1,0 +1,44 @@
+"""The precisions a model is trained in. Imports torch only where it is used: the workflow reads `PRECISIONS`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+PRECISIONS = ("fp32", "bf16", "tf32")
+
+
+@contextmanager
+def precision_context(precision: str, device_type: str) -> Iterator[None]:
+    """Compute in `precision` inside this context; restore the former state after it.
+
+    fp32: matrix products in true fp32. tf32: fp32 tensors, products in TF32 where the hardware has it. bf16:
+    fp32 parameters with autocast to bf16, so meant for the forward pass and the loss, not for the backward
+    pass. Raises ValueError where the precision is none of `PRECISIONS`.
+    """
+    import torch
+
+    with (
+        matmul_precision(precision),
+        torch.autocast(device_type, dtype=torch.bfloat16, enabled=precision == "bf16"),
+    ):
+        yield
+
+
+@contextmanager
+def matmul_precision(precision: str) -> Iterator[None]:
+    """Multiply fp32 matrices as `precision` says, without autocast; restore the former state after it.
+
+    This is the part of `precision_context` that holds for the backward pass too.
+    Raises ValueError where the precision is none of `PRECISIONS`.
+    """
+    import torch
+
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision={precision!r}: must be one of {', '.join(PRECISIONS)}")
+    former = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(former)

@@ -1,0 +1,97 @@
+"""One training step of a language model, in phases that can be measured apart."""
+
+from dataclasses import asdict, dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pipeline.attention import AttentionFunction
+from pipeline.model.precision import matmul_precision, precision_context
+from pipeline.model.sizes import ModelSize
+from pipeline.model.transformer import TransformerLM
+from pipeline.ranges import span
+
+
+@dataclass
+class TrainingStep:
+    """Run forward, backward and optimizer on one fixed batch; `tokens` and `targets` are (batch, seq_len) int64."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    tokens: Tensor
+    targets: Tensor
+    precision: str
+    _loss: Tensor | None = field(default=None, init=False, repr=False)
+
+    def forward(self) -> Tensor:
+        """Compute the logits and the mean cross-entropy in nats; return the latter, a scalar."""
+        self._loss = None  # a graph that no backward pass consumed must not live beside the new one
+        with precision_context(self.precision, self.tokens.device.type):
+            with span("forward"):
+                logits = self.model(self.tokens)
+            with span("loss"):
+                self._loss = functional.cross_entropy(logits.flatten(0, 1), self.targets.flatten())
+        return self._loss
+
+    def backward(self) -> None:
+        """Add the last loss's gradients to the parameters'. Raises RuntimeError where there is no loss."""
+        if self._loss is None:
+            raise RuntimeError("backward() needs a forward() before it")
+        # Without autocast, as PyTorch recommends: each operation's backward runs in its forward's dtype.
+        with span("backward"), matmul_precision(self.precision):
+            self._loss.backward()
+        self._loss = None
+
+    def optimizer_step(self) -> None:
+        """Update the parameters and drop the gradients."""
+        with span("optimizer"):
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+
+    def run(self) -> Tensor:
+        """Run the three phases; return the loss before the update, detached from its graph."""
+        loss = self.forward().detach()
+        self.backward()
+        self.optimizer_step()
+        return loss
+
+
+def build_training_step(
+    size: ModelSize,
+    *,
+    vocab_size: int,
+    context_length: int,
+    batch_size: int,
+    precision: str,
+    device: str | torch.device,
+    compiled: bool = False,
+    attention: str | AttentionFunction = "eager",
+    seed: int = 0,
+) -> TrainingStep:
+    """Build a model on `device`, AdamW in PyTorch's default implementation, and a batch of random tokens.
+
+    The seed sets PyTorch's global generators, which draw the weights, and one of its own for the tokens.
+    Raises ValueError where `TransformerLM` does.
+    """
+    torch.manual_seed(seed)
+    with torch.device(device):
+        model = TransformerLM(
+            vocab_size=vocab_size, context_length=context_length, attention=attention, **asdict(size)
+        )
+    optimizer = torch.optim.AdamW(model.parameters())
+    tokens, targets = _random_batch(vocab_size, context_length, batch_size, seed)
+    return TrainingStep(
+        model=torch.compile(model) if compiled else model,
+        optimizer=optimizer,
+        tokens=tokens.to(device),
+        targets=targets.to(device),
+        precision=precision,
+    )
+
+
+def _random_batch(vocab_size: int, seq_len: int, batch_size: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Draw tokens and their successors on the CPU, so that every device gets the same."""
+    generator = torch.Generator().manual_seed(seed)
+    sequences = torch.randint(vocab_size, (batch_size, seq_len + 1), generator=generator)
+    return sequences[:, :-1].contiguous(), sequences[:, 1:].contiguous()

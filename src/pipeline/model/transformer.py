@@ -1,0 +1,195 @@
+"""A decoder-only transformer language model: pre-norm, RMSNorm, rotary positions, SwiGLU, no biases, untied head."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pipeline.attention import ATTENTION, AttentionFunction
+from pipeline.ranges import span
+
+ROPE_THETA = 10_000.0
+RMS_NORM_EPS = 1e-5
+INIT_CUTOFF_STDS = 3.0
+
+
+class TransformerLM(nn.Module):
+    """Map tokens to the logits of the token that follows each.
+
+    `attention` is a name in `pipeline.attention.ATTENTION` or a function of that kind.
+
+    Raises ValueError where `attention` is an unknown name, `num_heads` does not divide `d_model`, or the head
+    dimension is odd.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        context_length: int,
+        d_model: int,
+        num_layers: int,
+        num_heads: int,
+        d_ff: int,
+        attention: str | AttentionFunction = "eager",
+    ):
+        super().__init__()
+        _check_heads(d_model, num_heads)
+        attention_function = _resolve_attention(attention)
+        self.context_length = context_length
+        self.token_embedding = Embedding(vocab_size, d_model)
+        # One table of angles for all layers.
+        rope = RotaryEmbedding(d_model // num_heads, context_length)
+        self.layers = nn.ModuleList(
+            TransformerBlock(d_model, num_heads, d_ff, rope, attention_function) for _ in range(num_layers)
+        )
+        self.final_norm = nn.RMSNorm(d_model, eps=RMS_NORM_EPS)
+        self.lm_head = Linear(d_model, vocab_size)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Compute the logits.
+
+        Shapes: tokens is (batch, seq_len) int64, the result is (batch, seq_len, vocab_size).
+        Raises ValueError where seq_len is above the context length.
+        """
+        seq_len = tokens.shape[-1]
+        if seq_len > self.context_length:
+            raise ValueError(f"seq_len={seq_len}: must be at most context_length={self.context_length}")
+        x = self.token_embedding(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return self.lm_head(self.final_norm(x))
+
+
+class TransformerBlock(nn.Module):
+    """Add causal self-attention, then a feed-forward network, to the residual stream (batch, seq_len, d_model)."""
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        d_ff: int,
+        rope: "RotaryEmbedding",
+        attention_function: AttentionFunction,
+    ):
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(d_model, eps=RMS_NORM_EPS)
+        self.attention = CausalSelfAttention(d_model, num_heads, rope, attention_function)
+        self.feed_forward_norm = nn.RMSNorm(d_model, eps=RMS_NORM_EPS)
+        self.feed_forward = SwiGLU(d_model, d_ff)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the residual stream with both sublayers' outputs added."""
+        x = x + self.attention(self.attention_norm(x))
+        return x + self.feed_forward(self.feed_forward_norm(x))
+
+
+class CausalSelfAttention(nn.Module):
+    """Let each position attend to itself and those before it, in `num_heads` heads of d_model / num_heads."""
+
+    def __init__(
+        self, d_model: int, num_heads: int, rope: "RotaryEmbedding", attention_function: AttentionFunction
+    ):
+        super().__init__()
+        self.num_heads = num_heads
+        self.rope = rope
+        self.attention_function = attention_function
+        self.q_proj = Linear(d_model, d_model)
+        self.k_proj = Linear(d_model, d_model)
+        self.v_proj = Linear(d_model, d_model)
+        self.output_proj = Linear(d_model, d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, seq_len, d_model) to the same shape."""
+        q = self.rope(self._split_heads(self.q_proj(x)))
+        k = self.rope(self._split_heads(self.k_proj(x)))
+        v = self._split_heads(self.v_proj(x))
+        with span("attention"):
+            heads = self.attention_function(q, k, v, True)
+        return self.output_proj(heads.transpose(-3, -2).flatten(-2))
+
+    def _split_heads(self, x: Tensor) -> Tensor:
+        """Turn (batch, seq_len, d_model) into (batch, num_heads, seq_len, head_dim)."""
+        return x.unflatten(-1, (self.num_heads, -1)).transpose(-3, -2)
+
+
+class RotaryEmbedding(nn.Module):
+    """Rotate queries and keys by angles that grow with their position.
+
+    Dimension i is paired with i + head_dim / 2 and turned by position · θ^(-2i / head_dim). Formula: Su et
+    al. 2021, section 3.4.2, whose pairs are neighbours; the pairing is a permutation of the weights that make
+    q and k.
+    """
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, head_dim: int, context_length: int):
+        super().__init__()
+        frequencies = ROPE_THETA ** (-torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+        angles = torch.outer(torch.arange(context_length, dtype=torch.float32), frequencies)
+        self.register_buffer("cos", angles.cos(), persistent=False)
+        self.register_buffer("sin", angles.sin(), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Rotate x of shape (..., seq_len, head_dim), whose positions count from 0; the result has x's dtype."""
+        seq_len = x.shape[-2]
+        cos, sin = self.cos[:seq_len], self.sin[:seq_len]
+        first, second = x.chunk(2, dim=-1)
+        # Low-precision x is promoted by the fp32 tables: rotated in fp32, rounded once.
+        rotated = torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1)
+        return rotated.to(x.dtype)
+
+
+class SwiGLU(nn.Module):
+    """Apply down(silu(gate(x)) · up(x)) to each position. Formula: Shazeer 2020, equation 6."""
+
+    def __init__(self, d_model: int, d_ff: int):
+        super().__init__()
+        self.gate_proj = Linear(d_model, d_ff)
+        self.up_proj = Linear(d_model, d_ff)
+        self.down_proj = Linear(d_ff, d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (..., d_model) to the same shape."""
+        return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Linear(nn.Linear):
+    """Multiply by a matrix, without a bias, initialised with Glorot's variance 2 / (in_features + out_features)."""
+
+    def __init__(self, in_features: int, out_features: int):
+        super().__init__(in_features, out_features, bias=False)
+
+    def reset_parameters(self) -> None:
+        """Draw the weights anew."""
+        _init_truncated_normal(self.weight, std=math.sqrt(2 / (self.in_features + self.out_features)))
+
+
+class Embedding(nn.Embedding):
+    """Look up a vector for each token, initialised with variance 1."""
+
+    def reset_parameters(self) -> None:
+        """Draw the vectors anew."""
+        _init_truncated_normal(self.weight, std=1.0)
+
+
+def _init_truncated_normal(weight: Tensor, std: float) -> None:
+    cutoff = INIT_CUTOFF_STDS * std
+    nn.init.trunc_normal_(weight, std=std, a=-cutoff, b=cutoff)
+
+
+def _check_heads(d_model: int, num_heads: int) -> None:
+    if d_model % num_heads != 0:
+        raise ValueError(f"num_heads={num_heads}: must divide d_model={d_model}")
+    head_dim = d_model // num_heads
+    if head_dim % 2 != 0:
+        raise ValueError(f"head_dim={head_dim} (d_model / num_heads): must be even for rotary positions")
+
+
+def _resolve_attention(attention: str | AttentionFunction) -> AttentionFunction:
+    if not isinstance(attention, str):
+        return attention
+    if attention not in ATTENTION:
+        raise ValueError(f"attention={attention!r}: must be one of {', '.join(ATTENTION)}")
+    return ATTENTION[attention]

@@ -1,0 +1,231 @@
+"""One look for every figure: fixed styles per name, quartile bars, outcomes at the edge, reproducible SVG."""
+
+import textwrap
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
+
+from pipeline.report.tables import OUTCOME_WORDS
+
+WIDTH_IN = 8.0
+FONT_PT = 11.5
+WORD_PT = 11
+FOOTER_COLUMNS = 92
+
+RC = {
+    "font.family": "DejaVu Sans",
+    "font.size": FONT_PT,
+    "axes.titlesize": FONT_PT,
+    "axes.labelsize": FONT_PT,
+    "xtick.labelsize": 11,
+    "ytick.labelsize": 11,
+    "legend.fontsize": 11,
+    "legend.frameon": False,
+    "figure.facecolor": "white",
+    "axes.facecolor": "white",
+    "savefig.facecolor": "white",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#E3E3E3",
+    "lines.linewidth": 1.8,
+    "lines.markersize": 6,
+    # Glyphs as outlines look the same in every viewer; the salt makes the ids of the SVG repeatable.
+    "svg.fonttype": "path",
+    "svg.hashsalt": "llm-systems-pipeline",
+}
+
+# Okabe and Ito's colours; their yellow is too pale on white, so grey takes its place.
+BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
+BLUE, VERMILION, PURPLE, GREY = "#0072B2", "#D55E00", "#CC79A7", "#7F7F7F"
+
+COLOURS = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY, GREY, BLACK)
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+LINES = ("-", "--", "-.", ":")
+
+STYLES = {
+    "nano": (GREY, "o", "-"),
+    "micro": (PURPLE, "s", "--"),
+    "small": (SKY, "o", "-"),
+    "medium": (GREEN, "s", "--"),
+    "large": (ORANGE, "^", "-"),
+    "xl": (VERMILION, "D", "--"),
+    "2.7B": (BLUE, "v", "-"),
+    "fp32": (BLACK, "o", "-"),
+    "tf32": (ORANGE, "s", "--"),
+    "bf16": (BLUE, "^", "-"),
+    "fp16": (GREEN, "D", "--"),
+    "forward": (SKY, "o", "-"),
+    "backward": (VERMILION, "s", "--"),
+    "optimizer": (GREEN, "^", "-."),
+    "train_step": (BLACK, "D", "-"),
+    "eager": (GREY, "o", "-"),
+    "compiled": (VERMILION, "s", "--"),
+    "tiled": (ORANGE, "^", "-."),
+    "triton": (BLUE, "D", "-"),
+    "sdpa": (GREEN, "v", "--"),
+    "naive": (GREY, "o", "-"),
+    "flat": (ORANGE, "s", "--"),
+    "overlap": (BLUE, "^", "-"),
+    "bucketed": (GREEN, "D", "-."),
+    "nccl": (GREEN, "o", "-"),
+    "gloo": (PURPLE, "s", "--"),
+}
+
+
+def style_for(name: str) -> dict[str, str]:
+    """Give the colour, marker and line style that a name has in every figure."""
+    if name in STYLES:
+        colour, marker, line = STYLES[name]
+    else:
+        # Not hash(), which differs from process to process.
+        code = zlib.crc32(name.encode())
+        colour, marker, line = COLOURS[code % 8], MARKERS[code // 8 % 8], LINES[code // 64 % 4]
+    return {"color": colour, "marker": marker, "linestyle": line}
+
+
+def new_figure(
+    rows: int = 1, columns: int = 1, panel_height_in: float = 3.6, share_y: bool = False
+) -> tuple[Figure, np.ndarray]:
+    """Make an empty figure in the house style, and its (rows, columns) array of axes."""
+    with mpl.rc_context(RC):
+        figure = Figure(figsize=(WIDTH_IN, rows * panel_height_in + 0.7), layout="constrained")
+        FigureCanvasAgg(figure)
+        return figure, figure.subplots(rows, columns, squeeze=False, sharey=share_y)
+
+
+def lengths_axis(axes: Axes, lengths: Sequence[int], label: str) -> None:
+    """Put lengths on a log2 x axis, each with a plain number at its tick."""
+    ticks = sorted(set(lengths))
+    axes.set_xscale("log", base=2)
+    _fixed_ticks(axes, ticks, [str(tick) for tick in ticks])
+    axes.set_xlim(ticks[0] / 1.25, ticks[-1] * 1.25)
+    axes.set_xlabel(label)
+
+
+def names_axis(axes: Axes, names: Sequence[str], label: str) -> None:
+    """Put names at the x positions 0, 1, 2, ..."""
+    _fixed_ticks(axes, list(range(len(names))), list(names))
+    axes.set_xlim(-0.5, len(names) - 0.5)
+    axes.set_xlabel(label)
+
+
+def _fixed_ticks(axes: Axes, positions: list, labels: list[str]) -> None:
+    axes.xaxis.set_major_locator(FixedLocator(positions))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xticks(positions, labels)
+
+
+def log_values_axis(axes: Axes, label: str) -> None:
+    """Make the y axis logarithmic, with plain numbers at 1, 2, 5, 10, ..."""
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if _decades(axes) < 2 else (1,)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.set_ylabel(label)
+
+
+def _decades(axes: Axes) -> float:
+    low, high = axes.dataLim.intervaly
+    return float(np.log10(high / low)) if 0 < low < high < np.inf else 0.0
+
+
+def quartile_line(axes: Axes, rows: pd.DataFrame, x: str, name: str, quantity: str = "ms") -> None:
+    """Draw medians with quartile error bars, in the name's style, as one legend entry.
+
+    `rows` has the columns x, status, and median_, q1_ and q3_ of the quantity. The line breaks where a row
+    has no figure; an unstable row keeps its place with a hollow marker.
+    """
+    rows = rows.sort_values(x)
+    style = style_for(name)
+    median = rows[f"median_{quantity}"]
+    spread = [median - rows[f"q1_{quantity}"], rows[f"q3_{quantity}"] - median]
+    axes.errorbar(rows[x], median, yerr=spread, label=name, capsize=3, **style)
+    unstable = rows[rows["status"] == "unstable"]
+    axes.plot(
+        unstable[x], unstable[f"median_{quantity}"], **style | {"linestyle": ""}, markerfacecolor="white", zorder=3
+    )
+
+
+def mark_outcomes(axes: Axes, rows: pd.DataFrame, x: str, name: str) -> None:
+    """Write the status of every row that is not ok at the upper edge, over its x; call it after drawing.
+
+    `rows` has the columns x, status, and `name`, which says whose outcome it is and gives the colour.
+    """
+    outcomes = rows[rows["status"] != "ok"]
+    if outcomes.empty:
+        return
+    _make_room(axes, lines=outcomes.groupby(x).size().max())
+    first, last = rows[x].min(), rows[x].max()
+    for at, group in outcomes.groupby(x):
+        side = "right" if at == last > first else "left" if at == first < last else "center"
+        for line, row in enumerate(group.to_dict("records")):
+            axes.annotate(
+                f"{row[name]} {OUTCOME_WORDS[row['status']]}",
+                xy=(at, 1),
+                xycoords=("data", "axes fraction"),
+                xytext=(0, -line * WORD_PT * 1.25),
+                textcoords="offset points",
+                ha=side,
+                va="top",
+                fontsize=WORD_PT,
+                color=style_for(row[name])["color"],
+                fontweight="bold",
+            )
+
+
+def _make_room(axes: Axes, lines: int) -> None:
+    """Raise the upper limit, so that so many lines of words fit over the data."""
+    height_pt = axes.get_position().height * axes.figure.get_figheight() * 72
+    share = min(0.6, (lines + 0.3) * WORD_PT * 1.25 / height_pt)
+    scale = axes.yaxis.get_transform()
+    low, high = scale.transform(np.array(axes.get_ylim()))
+    top = low + (high - low) / (1 - share)
+    axes.set_ylim(top=float(scale.inverted().transform(np.array([top]))[0]))
+
+
+def shared_legend(figure: Figure, per_row: int = 6) -> None:
+    """Put one legend over all panels, each name once, in the order of drawing."""
+    entries = {}
+    for axes in figure.axes:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            entries.setdefault(label, handle)
+    with mpl.rc_context(RC):
+        figure.legend(
+            entries.values(), entries.keys(), loc="outside upper center", ncols=min(per_row, len(entries))
+        )
+
+
+def stamp(figure: Figure, rows: pd.DataFrame, *facts: str) -> None:
+    """Write device, software, the given facts and the number of samples at the foot.
+
+    `rows` has the columns machine, torch and n, and holds what the figure shows.
+    """
+    measured = rows[rows["n"].notna()]
+    words = [*rows["machine"].unique(), *(f"torch {version}" for version in rows["torch"].unique()), *facts]
+    words.append(f"n={_range(measured['n'])}, median and quartiles")
+    text = textwrap.fill(" · ".join(words), FOOTER_COLUMNS)
+    height = (text.count("\n") + 1.6) * 11 * 1.25 / 72 / figure.get_figheight()
+    figure.get_layout_engine().set(rect=(0, height, 1, 1 - height))
+    figure.text(0.5, 0.01, text, ha="center", va="bottom", fontsize=11, color="#555555")
+
+
+def _range(values: pd.Series) -> str:
+    low, high = int(values.min()), int(values.max())
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write the figure as SVG on opaque white, the same bytes each time it is drawn from the same data."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with mpl.rc_context(RC):
+        figure.savefig(path, format="svg", metadata={"Date": None})

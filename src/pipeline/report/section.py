@@ -1,0 +1,117 @@
+"""A stage's section: a template filled with facts, and the words that comparisons of figures give."""
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from pipeline.report.tables import significant
+
+TOLERANCE = 0.05
+
+
+def render(template_path: Path, facts: dict) -> str:
+    """Fill a Markdown template with facts.
+
+    Raises jinja2.UndefinedError for a fact that is missing and ValueError for one that is not a number.
+    """
+    environment = Environment(
+        loader=FileSystemLoader(template_path.parent),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= FORMS | {"span": span, "listing": listing}
+    text = environment.get_template(template_path.name).render(facts)
+    # Sentences that were not printed leave their blank lines behind.
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
+def ms(value: float) -> str:
+    """Write milliseconds, as seconds from one second on."""
+    return f"{significant(_finite(value) / 1000)} s" if value >= 1000 else f"{significant(_finite(value))} ms"
+
+
+def ratio(value: float) -> str:
+    """Write a ratio: 1.41×."""
+    return f"{significant(_finite(value))}×"
+
+
+def percent(share: float) -> str:
+    """Write a share of one as per cent, to two significant figures."""
+    return f"{significant(100 * _finite(share), 2)}%"
+
+
+def count(value: float) -> str:
+    """Write a whole number with thousands separated."""
+    return f"{_finite(value):,.0f}"
+
+
+def number(value: float) -> str:
+    """Write a bare number to three significant figures."""
+    return significant(_finite(value))
+
+
+def _finite(value: float) -> float:
+    if not math.isfinite(value):
+        raise ValueError(f"{value} has no place in a sentence")
+    return value
+
+
+FORMS = {"ms": ms, "ratio": ratio, "percent": percent, "count": count, "number": number}
+
+
+def span(values: pd.Series, form: str) -> str:
+    """Write the lowest and the highest of named values: `12.3 ms (small) to 456 ms (xl)`."""
+    low, high = (FORMS[form](values[name]) for name in (values.idxmin(), values.idxmax()))
+    if len(values) == 1:
+        return f"{low} ({values.index[0]})"
+    return low if low == high else f"{low} ({values.idxmin()}) to {high} ({values.idxmax()})"
+
+
+def listing(names: Iterable) -> str:
+    """Write names as `a, b and c`."""
+    *most, last = [str(name) for name in names]
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def compare(time: float, other_time: float, tolerance: float = TOLERANCE) -> str:
+    """Say how a time stands to another: `faster than`, `slower than` or `as fast as`."""
+    if time > other_time * (1 + tolerance):
+        return "slower than"
+    return "faster than" if time * (1 + tolerance) < other_time else "as fast as"
+
+
+def trend(values: Sequence[float], tolerance: float = TOLERANCE) -> str:
+    """Say what ordered values do: `rises`, `falls`, `stays level` or `goes up and down`."""
+    values = np.asarray(values, dtype=float)
+    if values.max() <= values.min() * (1 + tolerance):
+        return "stays level"
+    steps = values[1:] / values[:-1]
+    if (steps >= 1 / (1 + tolerance)).all():
+        return "rises"
+    return "falls" if (steps <= 1 + tolerance).all() else "goes up and down"
+
+
+def growth_exponent(x: Sequence[float], y: Sequence[float]) -> float:
+    """Fit the exponent p of y ~ x^p by least squares on logarithms; at least two different x."""
+    return float(np.polyfit(np.log(x), np.log(y), deg=1)[0])
+
+
+def growth_word(exponent: float, tolerance: float = 0.1) -> str:
+    """Say how something with this exponent grows: `about linearly`, `about quadratically`, ..."""
+    if abs(exponent) <= tolerance:
+        return "hardly"
+    if exponent < 0:
+        return "not at all but falls"
+    if exponent < 1 - tolerance:
+        return "less than linearly"
+    if exponent <= 1 + tolerance:
+        return "about linearly"
+    if exponent < 2 - tolerance:
+        return "more than linearly but less than quadratically"
+    return "about quadratically" if exponent <= 2 + tolerance else "more than quadratically"

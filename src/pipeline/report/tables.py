@@ -1,0 +1,109 @@
+"""DataFrames to Markdown: numbers by significant figures, outcomes as words, long tables folded."""
+
+import math
+
+import pandas as pd
+
+MAX_COLUMNS = 8
+FOLD_OVER_ROWS = 15
+
+OUTCOME_WORDS = {"oom": "OOM", "skipped": "skipped", "unstable": "unstable"}
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """Write a number to so many significant figures, without an exponent; n/a for NaN."""
+    if not math.isfinite(value):
+        return "n/a"
+    if value == 0:
+        return "0"
+    rounded = float(f"{value:.{digits - 1}e}")
+    decimals = digits - 1 - math.floor(math.log10(abs(rounded)))
+    return f"{value:,.{max(0, decimals)}f}"
+
+
+def mean_std(mean: float, std: float) -> str:
+    """Write `mean ± std`, the deviation to two significant figures and the mean to the same place.
+
+    A deviation that is zero or NaN (a single sample) is left out.
+    """
+    if not std > 0:
+        return significant(mean)
+    decimals = max(0, 1 - math.floor(math.log10(float(f"{std:.1e}"))))
+    return f"{mean:,.{decimals}f} ± {std:,.{decimals}f}"
+
+
+def median_quartiles(median: float, q1: float, q3: float) -> str:
+    """Write `median [q1, q3]`, each to four significant figures."""
+    return f"{significant(median, 4)} [{significant(q1, 4)}, {significant(q3, 4)}]"
+
+
+def outcome(status: str, reason: str | None) -> str:
+    """Write what became of a cell without a figure: `OOM`, `skipped: no CUDA`."""
+    word = OUTCOME_WORDS[status]
+    return f"{word}: {reason}" if status == "skipped" and isinstance(reason, str) and reason else word
+
+
+def with_outcomes(cells: pd.Series, rows: pd.DataFrame) -> pd.Series:
+    """Replace the text of rows without a figure by their outcome; say so beside an unstable one.
+
+    `cells` is text aligned with `rows`, which has the columns status and reason.
+    """
+
+    def text(cell: str, status: str, reason: str | None) -> str:
+        if status == "ok":
+            return cell
+        return f"{cell} (unstable)" if status == "unstable" else outcome(status, reason)
+
+    found = [text(*entry) for entry in zip(cells, rows["status"], rows["reason"], strict=True)]
+    return pd.Series(found, index=rows.index, dtype=object)
+
+
+def mean_std_cells(rows: pd.DataFrame, unit: str = "ms") -> pd.Series:
+    """Write `mean ± std`, or the outcome, for every row (columns mean_, std_ of the unit, status, reason)."""
+    cells = [mean_std(*pair) for pair in zip(rows[f"mean_{unit}"], rows[f"std_{unit}"], strict=True)]
+    return with_outcomes(pd.Series(cells, index=rows.index, dtype=object), rows)
+
+
+def median_cells(rows: pd.DataFrame, unit: str = "ms") -> pd.Series:
+    """Write `median [q1, q3]`, or the outcome, for every row (columns median_, q1_, q3_ of the unit)."""
+    columns = (rows[f"{statistic}_{unit}"] for statistic in ("median", "q1", "q3"))
+    cells = [median_quartiles(*three) for three in zip(*columns, strict=True)]
+    return with_outcomes(pd.Series(cells, index=rows.index, dtype=object), rows)
+
+
+def number_cells(rows: pd.DataFrame, column: str, digits: int = 3) -> pd.Series:
+    """Write one numeric column to significant figures, or the outcome, for every row."""
+    cells = rows[column].map(lambda value: significant(value, digits))
+    return with_outcomes(cells, rows)
+
+
+def pivot(rows: pd.DataFrame, index: list[str], columns: str, cells: pd.Series) -> pd.DataFrame:
+    """Spread text cells over the values of one column; order of appearance is kept, gaps are empty.
+
+    Raises ValueError where two rows fall on one cell.
+    """
+    long = rows[[*index, columns]].assign(cell=cells)
+    wide = long.set_index([*index, columns])["cell"].unstack(columns, sort=False)
+    return wide.fillna("").reset_index().rename_axis(columns=None)
+
+
+def markdown(table: pd.DataFrame) -> str:
+    """Write a table of text as Markdown, first column left, the rest right.
+
+    Raises ValueError for a table too wide to read.
+    """
+    if len(table.columns) > MAX_COLUMNS:
+        raise ValueError(f"{len(table.columns)} columns, at most {MAX_COLUMNS} can be read: {list(table.columns)}")
+    align = ["left"] + ["right"] * (len(table.columns) - 1)
+    return table.astype(str).to_markdown(index=False, disable_numparse=True, colalign=align)
+
+
+def fold(summary: str, text: str) -> str:
+    """Hide text behind a line to click on."""
+    return f"<details>\n<summary>{summary}</summary>\n\n{text}\n\n</details>"
+
+
+def markdown_folded_if_long(table: pd.DataFrame, summary: str) -> str:
+    """Write a table as Markdown, behind its summary where it is long."""
+    text = markdown(table)
+    return fold(summary, text) if len(table) > FOLD_OVER_ROWS else text

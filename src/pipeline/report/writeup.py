@@ -1,0 +1,68 @@
+"""The write-up: a first page on how its figures came about, and the stages' sections under it."""
+
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from pipeline.cells.record import write_text
+from pipeline.errors import UserError
+from pipeline.report.section import render
+
+TEMPLATE = Path(__file__).parent / "writeup.md.j2"
+STATUSES = ("ok", "unstable", "skipped", "oom")
+SOFTWARE = ("python", "torch", "triton", "cuda", "driver")
+
+
+def write_section(stage: str, tables: Sequence[Path], out: Path, figures: Path) -> None:
+    """Write a stage's section and draw its figures, from its tables alone."""
+    build = importlib.import_module(f"pipeline.stages.{stage}.section").build
+    figures.mkdir(parents=True, exist_ok=True)
+    write_text(out, build(pd.concat([_read(path) for path in tables], ignore_index=True), figures))
+
+
+def write_writeup(sections: Sequence[Path], cells: Sequence[Path], scale: str, out: Path) -> None:
+    """Write the write-up from the rendered sections and the tables of cells."""
+    lines = pd.concat([_read(path) for path in cells], ignore_index=True) if cells else pd.DataFrame()
+    if lines.empty:
+        raise UserError("there is nothing to write up: no cell has been measured")
+    texts = [path.read_text() for path in sections]
+    write_text(out, render(TEMPLATE, {**first_page(lines), "scale": scale, "sections": texts}))
+
+
+def first_page(cells: pd.DataFrame) -> dict[str, Any]:
+    """Return the facts of the first page: machine, versions, commit, counts by status, and the time taken."""
+    seconds = cells[["start_up_s", "set_up_s", "measuring_s"]]
+    started = pd.to_datetime(cells["started_at"])
+    ended = started + pd.to_timedelta(seconds[["set_up_s", "measuring_s"]].sum(axis=1), unit="s")
+    return {
+        "machines": sorted(cells["machine"].unique()),
+        "versions": {name: sorted(cells[name].astype(str).unique()) for name in SOFTWARE},
+        "commits": sorted(cells["commit"].unique()),
+        "counts": _counts(cells),
+        "statuses": STATUSES,
+        "cells": len(cells),
+        "first_start": started.min().strftime("%Y-%m-%d %H:%M UTC"),
+        "last_end": ended.max().strftime("%Y-%m-%d %H:%M UTC"),
+        "total_s": float(seconds.sum().sum()),
+        "shares_pct": {name: 100 * float(seconds[name].sum() / seconds.sum().sum()) for name in seconds},
+        "not_ok": cells[cells["status"] != "ok"][["stage", "cell", "status", "reason"]].to_dict("records"),
+    }
+
+
+def _counts(cells: pd.DataFrame) -> list[dict[str, Any]]:
+    counted = cells.groupby("stage")["status"].value_counts().unstack(fill_value=0)
+    counted = counted.reindex(columns=list(STATUSES), fill_value=0)
+    return [{"stage": stage, **line.astype(int).to_dict()} for stage, line in counted.iterrows()]
+
+
+def _read(path: Path) -> pd.DataFrame:
+    try:
+        # Words like "none" and "n/a" are values here: only an empty cell is missing.
+        return pd.read_csv(path, keep_default_na=False, na_values=[""])
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except (pd.errors.ParserError, pd.errors.EmptyDataError) as error:
+        raise UserError(f"{path} is no table: {error}") from None

@@ -1,0 +1,44 @@
+"""How fast does each model size train: forward, backward, optimizer and the whole step."""
+
+from dataclasses import dataclass
+
+from pipeline.cells.fields import axis
+from pipeline.model.sizes import PRECISIONS, SIZES
+
+SPLIT_AXIS = "precision"
+PASSES = ("forward", "backward", "optimizer", "train_step")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One model, context and precision, with so many warm-up steps, eager or compiled."""
+
+    precision: str = axis("fp32", allowed=PRECISIONS)
+    size: str = axis("small", allowed=tuple(SIZES))
+    context_length: int = axis(256, minimum=1)
+    warmup_steps: int = axis(5, minimum=0)
+    mode: str = axis("eager", allowed=("eager", "compiled"))
+
+    @property
+    def gpus(self) -> int:
+        """The GPUs it takes on a machine that has any."""
+        return 1
+
+    def row_keys(self) -> list[dict[str, str]]:
+        """Return what names each row by the host clock: the rows of a cell that could not be measured."""
+        first = [{"pass": "compile"}] if self.mode == "compiled" else []
+        return [{**key, "clock": "host"} for key in [*first, *({"pass": name} for name in PASSES)]]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What every cell of the stage shares: the assignment's batch and steps, and the stop rule."""
+
+    batch_size: int = axis(4, minimum=1)
+    vocab_size: int = axis(10_000, minimum=2)
+    steps: int = axis(10, minimum=10)
+    max_steps: int = axis(50, minimum=10)
+    rel_error: float = axis(0.005, minimum=0)
+    budget_s: float = axis(4.0, minimum=0)
+    unstable_rel_error: float = axis(0.02, minimum=0)
+    threads: int = axis(0, minimum=0)

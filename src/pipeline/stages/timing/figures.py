@@ -1,0 +1,162 @@
+"""The figures of the timing section."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from pipeline.report.figures import (
+    lengths_axis,
+    log_values_axis,
+    mark_outcomes,
+    names_axis,
+    new_figure,
+    quartile_line,
+    save,
+    shared_legend,
+    stamp,
+    style_for,
+)
+from pipeline.stages.timing.findings import gains_over_fp32
+from pipeline.stages.timing.selection import at_context, host, main_grid, ok, samples_ms, warmup_grid
+
+FIRST_STEPS = 10
+
+
+def draw_all(rows: pd.DataFrame, context_length: int, folder: Path) -> dict[str, str]:
+    """Draw every figure for which there is data; give the links by figure name, relative to the report."""
+    drawings = {
+        "step_time": lambda: step_time(rows),
+        "precision_gain": lambda: precision_gain(rows),
+        "first_steps": lambda: first_steps(rows),
+        "compiled": lambda: compiled(rows),
+        "mfu": lambda: mfu(rows, context_length),
+    }
+    links = {}
+    for name, draw in drawings.items():
+        figure = draw()
+        if figure is not None:
+            save(figure, folder / "timing" / f"{name}.svg")
+            links[name] = f"figures/timing/{name}.svg"
+    return links
+
+
+def step_time(rows):
+    """Draw the train step over context length: a panel a precision, a line a size."""
+    grid = host(main_grid(rows)).query("`pass` == 'train_step'")
+    precisions = list(ok(grid)["precision"].unique())
+    figure, panels = new_figure(1, len(precisions), share_y=True)
+    for axes, precision in zip(panels[0], precisions, strict=True):
+        panel = grid[grid["precision"] == precision]
+        for size, line in panel.groupby("size", sort=False):
+            quartile_line(axes, line, "context_length", size)
+        axes.set_title(precision)
+        lengths_axis(axes, grid["context_length"], "context length (tokens)")
+    log_values_axis(panels[0, 0], "train step (ms)")
+    for axes, precision in zip(panels[0], precisions, strict=True):
+        mark_outcomes(axes, grid[grid["precision"] == precision], "context_length", "size")
+    shared_legend(figure)
+    stamp(figure, grid)
+    return figure
+
+
+def precision_gain(rows):
+    """Draw the fp32 time of a train step over that of each other precision; None without another precision."""
+    gains = gains_over_fp32(rows)
+    if gains.empty:
+        return None
+    gains = gains.query("`pass` == 'train_step'")
+    precisions = list(gains["precision"].unique())
+    figure, panels = new_figure(1, len(precisions), share_y=True)
+    for axes, precision in zip(panels[0], precisions, strict=True):
+        for size, line in gains[gains["precision"] == precision].groupby("size", sort=False):
+            quartile_line(axes, line, "context_length", size, quantity="ratio")
+        axes.axhline(1, color="black", linewidth=1)
+        axes.set_title(f"fp32 / {precision}")
+        lengths_axis(axes, gains["context_length"], "context length (tokens)")
+    panels[0, 0].set_ylim(bottom=0)
+    panels[0, 0].set_ylabel("time ratio of a train step")
+    for axes, precision in zip(panels[0], precisions, strict=True):
+        mark_outcomes(axes, gains[gains["precision"] == precision], "context_length", "size")
+    shared_legend(figure)
+    stamp(figure, host(main_grid(rows)))
+    return figure
+
+
+def first_steps(rows):
+    """Draw the first steps after no and after the longest warm-up, over the warm median; None without them."""
+    grid = warmup_grid(rows)
+    if grid.empty:
+        return None
+    longest = grid["warmup_steps"].max()
+    steady_ms = grid[grid["warmup_steps"] == longest].set_index("size")["median_ms"]
+    figure, panels = new_figure(1, 2, share_y=True)
+    titles = {0: "no warm-up", longest: f"after {longest} warm-up steps"}
+    for axes, (steps, title) in zip(panels[0], titles.items(), strict=True):
+        for _, row in grid[grid["warmup_steps"] == steps].iterrows():
+            ratios = samples_ms(row)[:FIRST_STEPS] / steady_ms[row["size"]]
+            axes.plot(np.arange(1, len(ratios) + 1), ratios, label=row["size"], **style_for(row["size"]))
+        axes.set_title(title)
+        axes.set_xlabel("measured step")
+        axes.set_xticks(range(1, FIRST_STEPS + 1))
+    log_values_axis(panels[0, 0], "step time / warm median")
+    shared_legend(figure)
+    precision, context_length = grid["precision"].iloc[0], grid["context_length"].iloc[0]
+    stamp(figure, grid, precision, f"context {context_length}", spread=None)
+    return figure
+
+
+def compiled(rows):
+    """Draw eager beside compiled by size, forward and train step, a row a precision; None without compiled."""
+    longest = host(rows)[host(rows)["warmup_steps"] == rows["warmup_steps"].max()]
+    tried = longest[longest["mode"] == "compiled"]
+    if ok(tried).empty:
+        return None
+    precisions = list(ok(tried)["precision"].unique())
+    from pipeline.stages.timing.selection import main_context
+
+    context_length = main_context(tried)
+    shown = at_context(longest, context_length)
+    sizes = list(at_context(tried, context_length)["size"].unique())
+    shown = shown[shown["size"].isin(sizes)]
+    shown = shown.assign(position=shown["size"].map(sizes.index))
+    figure, panels = new_figure(len(precisions), 2, panel_height_in=2.7)
+    for line, precision in zip(panels, precisions, strict=True):
+        for axes, part in zip(line, ("forward", "train_step"), strict=True):
+            panel = shown[(shown["precision"] == precision) & (shown["pass"] == part)]
+            for mode, points in panel.groupby("mode", sort=False):
+                quartile_line(axes, points, "position", mode)
+            axes.set_title(f"{part.replace('_', ' ')}, {precision}")
+            names_axis(axes, sizes, "")
+            log_values_axis(axes, "time (ms)")
+            mark_outcomes(axes, panel, "position", "mode")
+    shared_legend(figure)
+    stamp(figure, shown, f"context {context_length}")
+    return figure
+
+
+def mfu(rows, context_length):
+    """Draw the MFU of the train step by size, a line a precision; None where no peak is known."""
+    grid = at_context(host(main_grid(rows)), context_length).query("`pass` == 'train_step'")
+    precisions = list(grid.loc[grid["mfu_pct"].notna(), "precision"].unique())
+    grid = grid[grid["precision"].isin(precisions)]
+    if grid.empty:
+        return None
+    sizes = list(grid["size"].unique())
+    grid = grid.assign(
+        position=grid["size"].map(sizes.index),
+        median_mfu=grid["mfu_pct"],
+        q1_mfu=grid["mfu_pct"] * grid["median_ms"] / grid["q3_ms"],
+        q3_mfu=grid["mfu_pct"] * grid["median_ms"] / grid["q1_ms"],
+    )
+    figure, panels = new_figure(1, 1)
+    axes = panels[0, 0]
+    for precision, line in grid.groupby("precision", sort=False):
+        quartile_line(axes, line, "position", precision, quantity="mfu")
+    names_axis(axes, sizes, "model size")
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel("MFU of a train step (%)")
+    mark_outcomes(axes, grid, "position", "precision")
+    shared_legend(figure)
+    stamp(figure, grid, f"context {context_length}")
+    return figure

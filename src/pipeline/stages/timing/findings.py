@@ -1,0 +1,279 @@
+"""What the timing tables say: every number and every comparative word of the section's prose."""
+
+import math
+
+import pandas as pd
+
+from pipeline.report.section import compare, growth_exponent, growth_word, trend
+from pipeline.stages.timing.selection import (
+    at_context,
+    host,
+    main_context,
+    main_grid,
+    ok,
+    ratios,
+    samples_ms,
+    warmup_grid,
+)
+
+SMALL_SPREAD = 0.05
+CELL = ["precision", "size", "context_length", "mode", "pass"]
+
+
+def setting(rows: pd.DataFrame) -> dict:
+    """Say what was measured, where and how often."""
+    grid = ok(main_grid(rows))
+    return {
+        "machines": list(grid["machine"].unique()),
+        "torch": list(grid["torch"].unique()),
+        "sizes": list(grid["size"].unique()),
+        "contexts": sorted(grid["context_length"].unique()),
+        "precisions": list(grid["precision"].unique()),
+        "batch_sizes": sorted(grid["batch_size"].unique()),
+        "warmup_steps": int(grid["warmup_steps"].max()),
+        "fewest_steps": int(grid["n"].min()),
+        "most_steps": int(grid["n"].max()),
+        "has_events": bool((grid["clock"] == "cuda_events").any()),
+    }
+
+
+def passes(rows: pd.DataFrame, context_length: int) -> list[dict]:
+    """Give, per precision, the median times of the passes by size at one context length, and their ratios."""
+    grid = at_context(ok(host(main_grid(rows))), context_length)
+    found = []
+    for precision, group in grid.groupby("precision", sort=False):
+        by_pass = _by_pass(group)
+        found.append(
+            {
+                "precision": precision,
+                "forward": by_pass["forward"],
+                "backward": by_pass["backward"],
+                "train_step": by_pass["train_step"],
+                "backward_over_forward": by_pass["backward"] / by_pass["forward"],
+                "optimizer_share": by_pass["optimizer"] / by_pass["train_step"],
+                "backward_word": compare(by_pass["backward"].sum(), by_pass["forward"].sum()),
+            }
+        )
+    return found
+
+
+def _by_pass(rows: pd.DataFrame) -> pd.DataFrame:
+    """Spread the median times: a row a size, in order of appearance, and a column a pass."""
+    return rows.set_index(["size", "pass"])["median_ms"].unstack("pass", sort=False)
+
+
+def variability(rows: pd.DataFrame) -> dict:
+    """Give the relative standard deviation of the warm steps: the typical one, the largest, and where."""
+    grid = ok(host(main_grid(rows)))
+    grid = grid[grid["std_ms"].notna()]
+    if grid.empty:
+        return {}
+    shares = grid["std_ms"] / grid["mean_ms"]
+    within = (shares <= SMALL_SPREAD).mean()
+    return {
+        "typical": shares.median(),
+        "largest": shares.max(),
+        "worst": grid.loc[shares.idxmax()].to_dict(),
+        "limit": SMALL_SPREAD,
+        "within_limit": within,
+        "word": "small" if shares.median() <= SMALL_SPREAD else "large",
+        "always": bool(within == 1),
+    }
+
+
+def growth(rows: pd.DataFrame) -> list[dict]:
+    """Fit, per precision, how the train step grows with context length, for sizes with two lengths or more."""
+    steps = ok(host(main_grid(rows))).query("`pass` == 'train_step'")
+    found = []
+    for precision, group in steps.groupby("precision", sort=False):
+        exponents = pd.Series(
+            {
+                size: growth_exponent(lengths["context_length"], lengths["median_ms"])
+                for size, lengths in group.groupby("size", sort=False)
+                if len(lengths) > 1
+            },
+            dtype=float,
+        )
+        if not exponents.empty:
+            found.append(
+                {
+                    "precision": precision,
+                    "exponents": exponents,
+                    "largest_size": exponents.index[-1],
+                    "word": growth_word(exponents.iloc[-1]),
+                }
+            )
+    return found
+
+
+def throughput(rows: pd.DataFrame, context_length: int) -> list[dict]:
+    """Give, per precision, tokens per second and MFU of the train step by size at one context length."""
+    grid = at_context(ok(host(main_grid(rows))), context_length).query("`pass` == 'train_step'")
+    found = []
+    for precision, group in grid.groupby("precision", sort=False):
+        group = group.set_index("size")
+        mfu = group["mfu_pct"].dropna() / 100
+        found.append(
+            {
+                "precision": precision,
+                "tokens_per_s": group["tokens_per_s"],
+                "mfu": mfu,
+                "mfu_trend": trend(mfu) if len(mfu) > 1 else None,
+                "peak_tflops_per_s": group["peak_tflops_per_s"].max(),
+                "peak_source": group["peak_source"].iloc[0],
+            }
+        )
+    return found
+
+
+def warmup(rows: pd.DataFrame) -> dict:
+    """Compare each count of warm-up steps with the longest: first step, mean and spread, by size.
+
+    Empty where no start without warm-up was measured.
+    """
+    grid = warmup_grid(rows)
+    if grid.empty:
+        return {}
+    longest = grid["warmup_steps"].max()
+    steady_ms = grid[grid["warmup_steps"] == longest].set_index("size")["median_ms"]
+    counts = []
+    for steps, group in grid.groupby("warmup_steps"):
+        group = group.set_index("size")
+        first_ms = group.apply(lambda row: samples_ms(row)[0], axis=1)
+        counts.append(
+            {
+                "warmup_steps": steps,
+                "first": first_ms / steady_ms[group.index],
+                "mean": group["mean_ms"] / steady_ms[group.index],
+                "spread": group["std_ms"] / group["mean_ms"],
+                "first_word": compare((first_ms / steady_ms[group.index]).median(), 1),
+            }
+        )
+    return {
+        "precision": grid["precision"].iloc[0],
+        "context_length": grid["context_length"].iloc[0],
+        "longest": longest,
+        "cold": counts[0],
+        "between": counts[1:-1],
+        "warm": counts[-1],
+        "on_gpu": bool((rows["clock"] == "cuda_events").any()),
+    }
+
+
+def precision_gains(rows: pd.DataFrame, context_length: int) -> list[dict]:
+    """Give, per lower precision, the fp32 time over its time by size, for each pass at one context length."""
+    grid = at_context(host(main_grid(rows)), context_length)
+    found = []
+    for precision in [name for name in ok(grid)["precision"].unique() if name != "fp32"]:
+        gains = ok(_gain_over_fp32(grid, precision))
+        if gains.empty:
+            continue
+        by_pass = gains.set_index(["size", "pass"])["median_ratio"].unstack("pass", sort=False)
+        step = by_pass["train_step"]
+        words = step.map(lambda gain: compare(1, gain))
+        found.append(
+            {
+                "precision": precision,
+                "step": step,
+                "forward": by_pass["forward"],
+                "backward": by_pass["backward"],
+                "optimizer_word": compare(1, by_pass["optimizer"].median()),
+                "sizes_by_word": {word: list(words[words == word].index) for word in words.unique()},
+                "trend": trend(step) if len(step) > 1 else None,
+            }
+        )
+    return found
+
+
+def _gain_over_fp32(rows: pd.DataFrame, precision: str) -> pd.DataFrame:
+    keys = ["size", "context_length", "pass"]
+    return ratios(rows[rows["precision"] == "fp32"], rows[rows["precision"] == precision], keys)
+
+
+def gains_over_fp32(rows: pd.DataFrame) -> pd.DataFrame:
+    """Divide fp32 times by those of each other precision, for all sizes, lengths and passes, status kept."""
+    grid = host(main_grid(rows))
+    others = [name for name in ok(grid)["precision"].unique() if name != "fp32"]
+    return pd.concat(
+        [pd.DataFrame(), *(_gain_over_fp32(grid, name).assign(precision=name) for name in others)],
+        ignore_index=True,
+    )
+
+
+def compile_gains(rows: pd.DataFrame) -> pd.DataFrame:
+    """Divide eager times by compiled ones, all passes by the host clock: a row a pass that was run both ways."""
+    longest = host(rows)[host(rows)["warmup_steps"] == rows["warmup_steps"].max()]
+    keys = ["precision", "context_length", "size", "pass"]
+    return ratios(longest[longest["mode"] == "eager"], longest[longest["mode"] == "compiled"], keys)
+
+
+def payback(rows: pd.DataFrame) -> pd.DataFrame:
+    """Give compile time, time saved a step, and the steps after which the one is worth the other.
+
+    Columns precision, context_length, size, compile_ms, saved_ms, steps; steps is NaN where nothing is saved.
+    """
+    cell = ["precision", "context_length", "size"]
+    longest = ok(host(rows)[host(rows)["warmup_steps"] == rows["warmup_steps"].max()])
+    step = longest[longest["pass"] == "train_step"].set_index([*cell, "mode"])["median_ms"].unstack("mode")
+    first = longest[longest["pass"] == "compile"].set_index(cell)["median_ms"]
+    if first.empty or "eager" not in step or "compiled" not in step:
+        return pd.DataFrame()
+    found = first.rename("compile_ms").reset_index()
+    steps = step.loc[pd.MultiIndex.from_frame(found[cell])].reset_index(drop=True)
+    found["saved_ms"] = steps["eager"] - steps["compiled"]
+    saves = found["saved_ms"] > 0
+    found["steps"] = (found["compile_ms"] / found["saved_ms"]).where(saves).map(math.ceil, na_action="ignore")
+    return found
+
+
+def compilation(rows: pd.DataFrame) -> list[dict]:
+    """Give, per precision, the eager time over the compiled by size at the context length shown first."""
+    gains, back = ok(compile_gains(rows)), payback(rows)
+    found = []
+    for precision, group in gains.groupby("precision", sort=False):
+        context_length = main_context(group)
+        group = at_context(group, context_length)
+        by_pass = group.set_index(["size", "pass"])["median_ratio"].unstack("pass", sort=False)
+        here = back[(back["precision"] == precision) & (back["context_length"] == context_length)]
+        here = here.set_index("size")
+        words = by_pass["train_step"].map(lambda gain: compare(1, gain))
+        found.append(
+            {
+                "precision": precision,
+                "context_length": context_length,
+                "forward": by_pass["forward"],
+                "step": by_pass["train_step"],
+                "sizes_by_word": {word: list(words[words == word].index) for word in words.unique()},
+                "forward_word": compare(1, by_pass["forward"].median()),
+                "gains_more": compare(by_pass["train_step"].median(), by_pass["forward"].median()),
+                "compile_ms": here["compile_ms"],
+                "payback_steps": here["steps"].dropna(),
+            }
+        )
+    return found
+
+
+def clocks(rows: pd.DataFrame) -> dict:
+    """Compare the host clock with CUDA events: the typical and the largest difference, and where it is."""
+    warm = ok(main_grid(rows))
+    both = warm.pivot(index=CELL, columns="clock", values="median_ms").dropna()
+    if "cuda_events" not in both or both.empty:
+        return {}
+    difference = (both["host"] - both["cuda_events"]) / both["host"]
+    at = difference.abs().idxmax()
+    return {
+        "typical": difference.abs().median(),
+        "largest": difference.abs().max(),
+        "word": "longer" if difference[at] > 0 else "shorter",
+        "where": dict(zip(CELL, at, strict=True)),
+    }
+
+
+def outcomes(rows: pd.DataFrame) -> pd.DataFrame:
+    """List what has no figure, or an unstable one: a row per cell, with the passes that it concerns.
+
+    Columns precision, mode, size, context_length, warmup_steps, status, reason, pass.
+    """
+    failed = host(rows)[host(rows)["status"] != "ok"].fillna({"reason": ""})
+    keys = ["precision", "mode", "size", "context_length", "warmup_steps", "status", "reason"]
+    return failed.groupby(keys, sort=False)["pass"].agg(list).reset_index()

@@ -1,0 +1,70 @@
+"""A Snakemake logger plugin (`--logger cells`) that tells how many cells are measured and the time left."""
+
+import sys
+import time
+from logging import LogRecord
+
+from snakemake_interface_logger_plugins.base import LogHandlerBase
+from snakemake_interface_logger_plugins.common import LogEvent
+
+CELL_RULE_PREFIX = "measure_"
+
+
+class LogHandler(LogHandlerBase):
+    """Print a line beside Snakemake's own output whenever a cell starts."""
+
+    def __post_init__(self) -> None:
+        self.total, self.done = 0, 0
+        self.running: set[int] = set()
+        self.first_start = 0.0
+
+    def emit(self, record: LogRecord) -> None:
+        """Follow the run's events; those that this plugin does not know pass by."""
+        event = getattr(record, "event", None)
+        if event == LogEvent.RUN_INFO:
+            self.total = sum(jobs for rule, jobs in record.stats.items() if rule.startswith(CELL_RULE_PREFIX))
+        elif event == LogEvent.JOB_INFO and record.rule_name.startswith(CELL_RULE_PREFIX):
+            self._start(record.jobid)
+        elif event == LogEvent.JOB_FINISHED and record.job_id in self.running:
+            self.running.remove(record.job_id)
+            self.done += 1
+        elif event == LogEvent.JOB_ERROR and record.jobid in self.running:
+            self.running.remove(record.jobid)
+
+    def _start(self, job_id: int) -> None:
+        self.first_start = self.first_start or time.monotonic()
+        self.running.add(job_id)
+        if self.common_settings.dryrun:
+            return
+        print(f"[{self.done} of {self.total} cells done{self._time_left()}]", file=sys.stderr, flush=True)
+
+    def _time_left(self) -> str:
+        if not self.done:
+            return ""
+        left_s = (time.monotonic() - self.first_start) / self.done * (self.total - self.done)
+        return f", about {left_s / 60:.0f} min left" if left_s >= 90 else f", about {left_s:.0f} s left"
+
+    @property
+    def writes_to_stream(self) -> bool:
+        """False: Snakemake's own lines stay, this handler only adds to them."""
+        return False
+
+    @property
+    def writes_to_file(self) -> bool:
+        """False: the log file is Snakemake's."""
+        return False
+
+    @property
+    def has_filter(self) -> bool:
+        """True: it picks its events itself, whatever --quiet says of Snakemake's."""
+        return True
+
+    @property
+    def has_formatter(self) -> bool:
+        """True: it writes its own lines."""
+        return True
+
+    @property
+    def needs_rulegraph(self) -> bool:
+        """False: counts are enough."""
+        return False

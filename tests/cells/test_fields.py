@@ -1,0 +1,53 @@
+from dataclasses import dataclass
+
+import pytest
+
+from pipeline.cells import fields
+from pipeline.cells.fields import axis
+from pipeline.errors import UserError
+
+
+@dataclass(frozen=True)
+class Point:
+    dtype: str = axis("fp32", allowed=("fp32", "bf16"))
+    seq_len: int = axis(128, minimum=1)
+    dropout: float = axis(0.0, minimum=0)
+    causal: bool = axis(True)
+
+
+def test_words_are_read_back_as_the_same_cell():
+    point = Point(dtype="bf16", seq_len=4096, dropout=0.1, causal=False)
+    assert fields.parse_words(Point, fields.words(point), "point") == point
+
+
+def test_axes_left_out_take_their_default():
+    assert fields.parse_words(Point, ["seq_len=64"], "point") == Point(seq_len=64)
+
+
+def test_words_and_yaml_values_give_the_same_cell():
+    from_yaml = fields.build(Point, {"seq_len": 64, "causal": False, "dropout": 1}, "point")
+    assert from_yaml == fields.parse_words(Point, ["seq_len=64", "causal=false", "dropout=1.0"], "point")
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["size=xl"], "point: unknown key 'size'; known are dtype, seq_len, dropout, causal"),
+        (["dtype=fp8"], "point: dtype is 'fp8', allowed are fp32, bf16"),
+        (["seq_len=-3"], "point: seq_len is -3, allowed is 1 or more"),
+        (["seq_len=2.5"], "point: seq_len is '2.5', allowed is a value of type int"),
+        (["causal=perhaps"], "point: causal is 'perhaps', allowed is a value of type bool"),
+        (["seq_len"], "point: 'seq_len' is not of the form name=value"),
+        (["seq_len=1", "seq_len=2"], "point: 'seq_len' is given twice"),
+    ],
+)
+def test_bad_words_are_named_with_what_is_allowed(words, complaint):
+    with pytest.raises(UserError) as raised:
+        fields.parse_words(Point, words, "point")
+    assert str(raised.value) == complaint
+
+
+@pytest.mark.parametrize("value", [True, None, [1], "many"])
+def test_yaml_values_of_another_type_are_refused(value):
+    with pytest.raises(UserError, match="seq_len is"):
+        fields.build(Point, {"seq_len": value}, "point")

@@ -1,0 +1,41 @@
+from pathlib import Path
+
+import pytest
+
+from pipeline.cells import sweep
+from pipeline.errors import UserError
+from pipeline.stages.timing.cell import Cell
+
+
+def test_a_grid_is_the_product_of_its_axes_and_defaults():
+    cells = sweep.expand("timing", [{"size": ["small", "xl"], "precision": ["fp32", "bf16"]}], "grid")
+    assert [(cell.size, cell.precision) for cell in cells] == [
+        ("small", "fp32"),
+        ("small", "bf16"),
+        ("xl", "fp32"),
+        ("xl", "bf16"),
+    ]
+    assert {cell.context_length for cell in cells} == {Cell().context_length}
+
+
+def test_a_cell_that_two_grids_share_is_measured_once():
+    grids = [{"size": ["small"]}, {"size": "small", "warmup_steps": [0, 5]}]
+    assert sweep.expand("timing", grids, "grid") == [Cell(), Cell(warmup_steps=0)]
+
+
+def test_an_unknown_axis_is_named():
+    with pytest.raises(UserError, match="timing grid: unknown key 'sizes'"):
+        sweep.expand("timing", [{"sizes": ["small"]}], "timing grid")
+
+
+def test_different_cells_have_different_paths():
+    cells = sweep.expand("timing", [{"size": ["small", "xl"], "warmup_steps": [0, 1, 2]}], "grid")
+    assert len({sweep.cell_path("timing", cell) for cell in cells}) == 6
+    assert sweep.cell_path("timing", Cell()) == Path(
+        "results/timing/cells/precision=fp32/size=small/context_length=256/warmup_steps=5/mode=eager.json"
+    )
+
+
+def test_an_unknown_stage_is_named_with_the_known_ones():
+    with pytest.raises(UserError, match=r"unknown stage 'timings'; known are .*timing"):
+        sweep.declaration("timings")

@@ -1,0 +1,97 @@
+"""The plan of this run, and what the rules of every stage share."""
+
+import shlex
+import sys
+from pathlib import Path
+
+import pandas as pd
+from snakemake.utils import Paramspace
+
+from pipeline.cells import fields, freshness, preflight, record, sweep
+from pipeline.cells.config import load_plan
+from pipeline.errors import UserError
+from pipeline.instruments import machine
+
+RESULTS = Path("results")
+ROOT = Path(workflow.basedir).parent
+GPUS_PRESENT = machine.gpu_count()
+
+
+def gpus_available():
+    """Return how many GPUs a cell can get: those present, or fewer where --resources gpu= says so."""
+    limit = workflow.global_resources.get("gpu")
+    return GPUS_PRESENT if limit is None else min(GPUS_PRESENT, limit.value)
+
+
+def made_plan():
+    """Return the plan; where it cannot be carried out, end with one line that says why."""
+    try:
+        plan = load_plan(config, ROOT / "config/scales", ROOT / "workflow/schemas", GPUS_PRESENT > 0)
+        # Under a scheduler the machine that measures is not this one: its own parse of this file checks.
+        if plan.measure and not workflow.non_local_exec:
+            preflight.check_results(RESULTS, machine.machine_kind())
+        return plan
+    except UserError as error:
+        sys.exit(f"snakemake: {error}")
+
+
+class Stage:
+    """A stage as its rules see it: the cells to measure, or with measure=false those that are there."""
+
+    def __init__(self, name):
+        self.declaration = sweep.declaration(name)
+        self.split_axis = self.declaration.SPLIT_AXIS
+        self.folder = RESULTS / name
+        self.plan = PLAN.stages[name]
+        axes = fields.texts(self.declaration.Cell())
+        cells = pd.DataFrame([fields.texts(cell) for cell in self.plan.cells], columns=list(axes))
+        self.space = Paramspace(cells, param_sep="=")
+        self.record_pattern = f"{self.folder}/cells/{self.space.wildcard_pattern}.json"
+        self.log_pattern = f"logs/{name}/{self.space.wildcard_pattern}.log"
+        self.settings_words = shlex.join(f"--set={word}" for word in fields.words(self.plan.settings))
+        self.code = freshness.code_digest(f"pipeline.stages.{name}.measure")
+        self.report_code = freshness.code_digest(f"pipeline.stages.{name}.section")
+        self.template = str(ROOT / f"src/pipeline/stages/{name}/section.md.j2")
+
+    def records(self):
+        """Return the records that the stage's tables are made of."""
+        if PLAN.measure:
+            return [f"{self.folder}/cells/{point}.json" for point in self.space.instance_patterns]
+        return [str(path) for path in record.record_paths(RESULTS, self.folder.name)]
+
+    def records_of(self, wildcards):
+        """Return the records of one table: those with its value on the split axis."""
+        step = f"{self.split_axis}={wildcards[self.split_axis]}"
+        return [path for path in self.records() if step in Path(path).with_suffix("").parts]
+
+    def split_values(self):
+        """Return the values on the split axis: the names of the stage's tables."""
+        steps = {part for path in self.records() for part in Path(path).with_suffix("").parts}
+        return sorted(step.split("=")[1] for step in steps if step.startswith(f"{self.split_axis}="))
+
+    def tables(self):
+        """Return the stage's tables."""
+        return [f"{self.folder}/{value}.csv" for value in self.split_values()]
+
+    def cell(self, wildcards):
+        """Return the cell that a record's path names."""
+        return fields.build(self.declaration.Cell, dict(wildcards.items()), self.folder.name)
+
+    def cell_words(self, wildcards):
+        """Return the cell as the words of its command."""
+        return shlex.join(fields.words(self.cell(wildcards)))
+
+    def gpus(self, wildcards):
+        """Return how many GPUs the cell asks for."""
+        return self.cell(wildcards).gpus
+
+    def gpus_to_have(self, wildcards):
+        """Return how many GPUs the cell would get now: it is stale when that is more than it had."""
+        return min(self.cell(wildcards).gpus, gpus_available())
+
+
+PLAN = made_plan()
+STAGES = {name: Stage(name) for name in PLAN.stages}
+SOFTWARE = " ".join(f"{name}={version}" for name, version in machine.software_versions().items())
+# On a CPU a cell takes every core, so that no other cell runs beside it.
+CELL_THREADS = 1 if GPUS_PRESENT else workflow.cores

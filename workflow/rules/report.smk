@@ -1,0 +1,47 @@
+"""The write-up: which cells were run how, and the sections under a first page."""
+
+WRITTEN = [name for name, stage in STAGES.items() if stage.records()]
+
+
+def stage_records(wildcards):
+    """Return the records of the stage that the path names."""
+    return STAGES[wildcards.stage].records()
+
+
+rule tabulate_cells:
+    input:
+        stage_records,
+    output:
+        report(
+            "results/{stage}/cells.csv",
+            caption="../report/cells_table.rst",
+            category="cells",
+            labels={"kind": "table", "of": "{stage}"},
+        ),
+    log:
+        "logs/{stage}/cells.csv.log",
+    wildcard_constraints:
+        stage="|".join(STAGES),
+    message:
+        "table of the cells of {wildcards.stage}"
+    shell:
+        "python -m pipeline tabulate cells {input} --out {output} >{log} 2>&1"
+
+
+rule writeup:
+    input:
+        cells=expand("results/{stage}/cells.csv", stage=WRITTEN),
+        sections=expand("reports/sections/{stage}.md", stage=WRITTEN),
+        template=str(ROOT / "src/pipeline/report/writeup.md.j2"),
+    output:
+        report("reports/writeup.md", caption="../report/writeup.rst", category="write-up"),
+    log:
+        "logs/writeup.log",
+    params:
+        scale=PLAN.scale if PLAN.measure else "as found",
+        code=freshness.code_digest("pipeline.report.writeup"),
+    message:
+        "write-up"
+    shell:
+        "python -m pipeline writeup {input.sections} --cells {input.cells} --scale {params.scale:q}"
+        " --out {output} >{log} 2>&1"
