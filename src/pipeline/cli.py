@@ -6,21 +6,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.errors import UserError
+from pipeline.errors import or_exit
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run one command; input that cannot be used ends it with one line and exit code 2."""
     arguments = _parser().parse_args(argv)
-    try:
-        arguments.run(arguments)
-    except UserError as error:
-        sys.exit(_complain(error))
-
-
-def _complain(error: UserError) -> int:
-    print(f"pipeline: {error}", file=sys.stderr)
-    return 2
+    or_exit("pipeline", 2, arguments.run, arguments)
 
 
 # Each command imports what it needs itself: `doctor` must start where torch does not, and a cell is to

@@ -78,7 +78,7 @@ def test_bad_configuration_is_one_line_that_says_what_is_allowed(changes, compla
         ("stages: {timing: [", "no valid YAML: line"),
         ("stages:\n\ttiming: {}", "no valid YAML: line 2, column 1"),
         ("stages: {timing: {grids: [{size: []}]}}", "stages.timing.grids.0.size"),
-        ("stages: {timing: {grid: []}}", "'grids' is a required property"),
+        ("stages: {timing: {grid: []}}", "unknown key 'grid' under stages.timing; known are settings, grids"),
         ("stage: {}", "unknown key 'stage'; known are stages"),
         ("", "the whole is None, allowed is object"),
     ],

@@ -1,7 +1,6 @@
 """The plan of this run, and what the rules of every stage share."""
 
 import shlex
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -9,7 +8,7 @@ from snakemake.utils import Paramspace
 
 from pipeline.cells import fields, freshness, preflight, record, sweep
 from pipeline.cells.config import load_plan
-from pipeline.errors import UserError
+from pipeline.errors import or_exit
 from pipeline.instruments import machine
 
 RESULTS = Path("results")
@@ -23,16 +22,13 @@ def gpus_available():
     return GPUS_PRESENT if limit is None else min(GPUS_PRESENT, limit.value)
 
 
-def made_plan():
-    """Return the plan; where it cannot be carried out, end with one line that says why."""
-    try:
-        plan = load_plan(config, ROOT / "config/scales", ROOT / "workflow/schemas", GPUS_PRESENT > 0)
-        # Under a scheduler the machine that measures is not this one: its own parse of this file checks.
-        if plan.measure and not workflow.non_local_exec:
-            preflight.check_results(RESULTS, machine.machine_kind())
-        return plan
-    except UserError as error:
-        sys.exit(f"snakemake: {error}")
+def checked_plan():
+    """Return the plan, once it is certain that it can be carried out here."""
+    plan = load_plan(config, ROOT / "config/scales", ROOT / "workflow/schemas", GPUS_PRESENT > 0)
+    # Under a scheduler the machine that measures is not this one: its own parse of this file checks.
+    if plan.measure and not workflow.non_local_exec:
+        preflight.check_results(RESULTS, machine.machine_kind())
+    return plan
 
 
 class Stage:
@@ -90,8 +86,14 @@ class Stage:
         return min(self.cell(wildcards).gpus, gpus_available())
 
 
-PLAN = made_plan()
+def stage_records(wildcards):
+    """Return the records of the stage that a path names."""
+    return STAGES[wildcards.stage].records()
+
+
+PLAN = or_exit("snakemake", 1, checked_plan)
 STAGES = {name: Stage(name) for name in PLAN.stages}
+STAGES_TO_WRITE = [name for name, stage in STAGES.items() if stage.records()]
 SOFTWARE = " ".join(f"{name}={version}" for name, version in machine.software_versions().items())
 # On a CPU a cell takes every core, so that no other cell runs beside it.
 CELL_THREADS = 1 if GPUS_PRESENT else workflow.cores

@@ -1,12 +1,5 @@
 """The write-up: which cells were run how, and the sections under a first page."""
 
-WRITTEN = [name for name, stage in STAGES.items() if stage.records()]
-
-
-def stage_records(wildcards):
-    """Return the records of the stage that the path names."""
-    return STAGES[wildcards.stage].records()
-
 
 rule tabulate_cells:
     input:
@@ -30,8 +23,8 @@ rule tabulate_cells:
 
 rule writeup:
     input:
-        cells=expand("results/{stage}/cells.csv", stage=WRITTEN),
-        sections=expand("reports/sections/{stage}.md", stage=WRITTEN),
+        cells=expand("results/{stage}/cells.csv", stage=STAGES_TO_WRITE),
+        sections=expand("reports/sections/{stage}.md", stage=STAGES_TO_WRITE),
         template=str(ROOT / "src/pipeline/report/writeup.md.j2"),
     output:
         report("reports/writeup.md", caption="../report/writeup.rst", category="write-up"),

@@ -10,15 +10,15 @@ if PLAN.measure:
             TIMING.record_pattern,
         log:
             TIMING.log_pattern,
+        threads: CELL_THREADS
+        resources:
+            gpu=TIMING.gpus,
         params:
             cell=TIMING.cell_words,
             settings=TIMING.settings_words,
             code=TIMING.code,
             software=SOFTWARE,
             gpus_to_have=TIMING.gpus_to_have,
-        threads: CELL_THREADS
-        resources:
-            gpu=TIMING.gpus,
         message:
             "timing {params.cell}"
         shell:

@@ -55,12 +55,19 @@ def load_plan(config: Mapping[str, Any], scales: Path, schemas: Path, has_gpu: b
 
 def read_scale(path: Path, schema: Path) -> dict[str, Any]:
     """Read a scale file; raises UserError where it is no YAML or does not fit its schema."""
-    try:
-        scale = yaml.safe_load(path.read_text())
-    except yaml.YAMLError as error:
-        raise UserError(f"{path}: {_yaml_complaint(error)}") from None
+    scale = read_yaml(path)
     validate(scale, schema, str(path))
     return scale["stages"]
+
+
+def read_yaml(path: Path) -> Any:
+    """Read a YAML file; raises UserError with the place of a typo."""
+    try:
+        return yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"{path}: {_yaml_complaint(error)}") from None
 
 
 def validate(instance: Any, schema: Path, where: str) -> None:

@@ -58,9 +58,7 @@ def _checked(item: Field, value: Any, where: str) -> Any:
     typed = _typed(item, value, where)
     allowed, minimum = item.metadata.get("allowed"), item.metadata.get("minimum")
     if allowed and typed not in allowed:
-        raise UserError(
-            f"{where}: {item.name} is {text(typed)!r}, allowed are {', '.join(map(text, allowed))}"
-        )
+        raise UserError(f"{where}: {item.name} is {text(typed)!r}, allowed are {', '.join(map(text, allowed))}")
     if minimum is not None and typed < minimum:
         raise UserError(f"{where}: {item.name} is {text(typed)}, allowed is {minimum} or more")
     return typed

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 
 import pipeline
-from pipeline.cells import fields, freshness, sweep
+from pipeline.cells import freshness
 from pipeline.cells.devices import TooFewGPUs, claim_gpus
 from pipeline.cells.record import SCHEMA_VERSION
 from pipeline.errors import Skipped
@@ -92,8 +92,6 @@ def _measured(stage: str, cell: Any, settings: Any) -> tuple[Rows, dict[str, flo
 
 def _measure_function(stage: str) -> Callable[..., Rows]:
     # Imported here, not at the top: it brings torch, which must not come before the GPUs are claimed.
-    import importlib
-
     return importlib.import_module(f"pipeline.stages.{stage}.measure").measure
 
 

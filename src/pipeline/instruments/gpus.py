@@ -96,9 +96,7 @@ def gpu_facts(gpu: Gpu) -> dict[str, Any]:
 
     Keys: index, name, memory_bytes, cuda_cores, nvlink_count, power_limit_w, max_sm_clock_mhz, max_memory_clock_mhz.
     """
-    facts = dict.fromkeys(
-        ("cuda_cores", "nvlink_count", "power_limit_w", "max_sm_clock_mhz", "max_memory_clock_mhz")
-    )
+    facts = dict.fromkeys(("cuda_cores", "nvlink_count", "power_limit_w", "max_sm_clock_mhz", "max_memory_clock_mhz"))
     if gpu.handle is not None:
         power_limit_mw = ask(pynvml.nvmlDeviceGetEnforcedPowerLimit, gpu.handle)
         facts = {

@@ -58,7 +58,7 @@ class Sampling:
 
     def slowdowns(self) -> list[str]:
         """Return the reasons, if any, for which the hardware held the clock down below its own choice."""
-        return sorted({reason for state in self.state_after for reason in gpu_state.slowdown_reasons(state)})
+        return gpu_state.slowdown_reasons(self.state_after)
 
 
 def time_phases(phases: Phases, device: torch.device, warmup: int, rule: StopRule) -> Sampling:

@@ -1,4 +1,4 @@
-"""The precisions a model is trained in. Imports torch only where it is used: the workflow reads `PRECISIONS`."""
+"""The precisions a model is trained in. Imports torch only in functions: the workflow reads the names."""
 
 from __future__ import annotations
 

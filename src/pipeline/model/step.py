@@ -15,7 +15,11 @@ from pipeline.ranges import span
 
 @dataclass
 class TrainingStep:
-    """Run forward, backward and optimizer on one fixed batch; `tokens` and `targets` are (batch, seq_len) int64."""
+    """Run forward, backward and optimizer on one fixed batch.
+
+    Shapes: `tokens` and `targets` are (batch, seq_len) int64. Raises ValueError in the first phase where
+    `precision` is unknown.
+    """
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -76,9 +80,7 @@ def build_training_step(
     """
     torch.manual_seed(seed)
     with torch.device(device):
-        model = TransformerLM(
-            vocab_size=vocab_size, context_length=context_length, attention=attention, **asdict(size)
-        )
+        model = TransformerLM(vocab_size=vocab_size, context_length=context_length, attention=attention, **asdict(size))
     optimizer = torch.optim.AdamW(model.parameters())
     tokens, targets = _random_batch(vocab_size, context_length, batch_size, seed)
     return TrainingStep(

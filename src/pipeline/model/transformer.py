@@ -1,4 +1,4 @@
-"""A decoder-only transformer language model: pre-norm, RMSNorm, rotary positions, SwiGLU, no biases, untied head."""
+"""A decoder-only transformer: pre-norm with RMSNorm, rotary positions, SwiGLU, no biases, untied head."""
 
 import math
 
@@ -62,7 +62,7 @@ class TransformerLM(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Add causal self-attention, then a feed-forward network, to the residual stream (batch, seq_len, d_model)."""
+    """Add causal self-attention, then a feed-forward network, to the residual stream."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class TransformerBlock(nn.Module):
         self.feed_forward = SwiGLU(d_model, d_ff)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the residual stream with both sublayers' outputs added."""
+        """Map (batch, seq_len, d_model) to the same shape."""
         x = x + self.attention(self.attention_norm(x))
         return x + self.feed_forward(self.feed_forward_norm(x))
 
@@ -87,9 +87,7 @@ class TransformerBlock(nn.Module):
 class CausalSelfAttention(nn.Module):
     """Let each position attend to itself and those before it, in `num_heads` heads of d_model / num_heads."""
 
-    def __init__(
-        self, d_model: int, num_heads: int, rope: "RotaryEmbedding", attention_function: AttentionFunction
-    ):
+    def __init__(self, d_model: int, num_heads: int, rope: "RotaryEmbedding", attention_function: AttentionFunction):
         super().__init__()
         self.num_heads = num_heads
         self.rope = rope
@@ -132,7 +130,7 @@ class RotaryEmbedding(nn.Module):
         self.register_buffer("sin", angles.sin(), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Rotate x of shape (..., seq_len, head_dim), whose positions count from 0; the result has x's dtype."""
+        """Rotate x, of shape (..., seq_len, head_dim), at positions from 0 on; the result has x's dtype."""
         seq_len = x.shape[-2]
         cos, sin = self.cos[:seq_len], self.sin[:seq_len]
         first, second = x.chunk(2, dim=-1)
@@ -156,7 +154,7 @@ class SwiGLU(nn.Module):
 
 
 class Linear(nn.Linear):
-    """Multiply by a matrix, without a bias, initialised with Glorot's variance 2 / (in_features + out_features)."""
+    """Multiply by a matrix, without a bias, drawn with Glorot's variance 2 / (in_features + out_features)."""
 
     def __init__(self, in_features: int, out_features: int):
         super().__init__(in_features, out_features, bias=False)
@@ -167,7 +165,7 @@ class Linear(nn.Linear):
 
 
 class Embedding(nn.Embedding):
-    """Look up a vector for each token, initialised with variance 1."""
+    """Look up a vector for each token, drawn with variance 1."""
 
     def reset_parameters(self) -> None:
         """Draw the vectors anew."""

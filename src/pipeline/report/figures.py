@@ -200,19 +200,17 @@ def shared_legend(figure: Figure, per_row: int = 6) -> None:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)
     with mpl.rc_context(RC):
-        figure.legend(
-            entries.values(), entries.keys(), loc="outside upper center", ncols=min(per_row, len(entries))
-        )
+        figure.legend(entries.values(), entries.keys(), loc="outside upper center", ncols=min(per_row, len(entries)))
 
 
-def stamp(figure: Figure, rows: pd.DataFrame, *facts: str) -> None:
-    """Write device, software, the given facts and the number of samples at the foot.
+def stamp(figure: Figure, rows: pd.DataFrame, *facts: str, shown: str = "median and quartiles") -> None:
+    """Write device, software, the given facts, the number of samples and what is shown of them at the foot.
 
     `rows` has the columns machine, torch and n, and holds what the figure shows.
     """
     measured = rows[rows["n"].notna()]
     words = [*rows["machine"].unique(), *(f"torch {version}" for version in rows["torch"].unique()), *facts]
-    words.append(f"n={_range(measured['n'])}, median and quartiles")
+    words.append(f"n={_range(measured['n'])}, {shown}")
     text = textwrap.fill(" · ".join(words), FOOTER_COLUMNS)
     height = (text.count("\n") + 1.6) * 11 * 1.25 / 72 / figure.get_figheight()
     figure.get_layout_engine().set(rect=(0, height, 1, 1 - height))

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from pipeline.cells.fields import axis
-from pipeline.model.sizes import PRECISIONS, SIZES
+from pipeline.model.precision import PRECISIONS
+from pipeline.model.sizes import SIZES
 
 SPLIT_AXIS = "precision"
 PASSES = ("forward", "backward", "optimizer", "train_step")

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from pipeline.report.figures import (
     lengths_axis,
@@ -18,7 +19,7 @@ from pipeline.report.figures import (
     style_for,
 )
 from pipeline.stages.timing.findings import gains_over_fp32
-from pipeline.stages.timing.selection import at_context, host, main_grid, ok, samples_ms, warmup_grid
+from pipeline.stages.timing.selection import at_context, host, main_context, main_grid, ok, samples_ms, warmup_grid
 
 FIRST_STEPS = 10
 
@@ -41,7 +42,7 @@ def draw_all(rows: pd.DataFrame, context_length: int, folder: Path) -> dict[str,
     return links
 
 
-def step_time(rows):
+def step_time(rows: pd.DataFrame) -> Figure:
     """Draw the train step over context length: a panel a precision, a line a size."""
     grid = host(main_grid(rows)).query("`pass` == 'train_step'")
     precisions = list(ok(grid)["precision"].unique())
@@ -60,7 +61,7 @@ def step_time(rows):
     return figure
 
 
-def precision_gain(rows):
+def precision_gain(rows: pd.DataFrame) -> Figure | None:
     """Draw the fp32 time of a train step over that of each other precision; None without another precision."""
     gains = gains_over_fp32(rows)
     if gains.empty:
@@ -83,7 +84,7 @@ def precision_gain(rows):
     return figure
 
 
-def first_steps(rows):
+def first_steps(rows: pd.DataFrame) -> Figure | None:
     """Draw the first steps after no and after the longest warm-up, over the warm median; None without them."""
     grid = warmup_grid(rows)
     if grid.empty:
@@ -102,19 +103,17 @@ def first_steps(rows):
     log_values_axis(panels[0, 0], "step time / warm median")
     shared_legend(figure)
     precision, context_length = grid["precision"].iloc[0], grid["context_length"].iloc[0]
-    stamp(figure, grid, precision, f"context {context_length}", spread=None)
+    stamp(figure, grid, precision, f"context {context_length}", shown="single steps")
     return figure
 
 
-def compiled(rows):
+def compiled(rows: pd.DataFrame) -> Figure | None:
     """Draw eager beside compiled by size, forward and train step, a row a precision; None without compiled."""
     longest = host(rows)[host(rows)["warmup_steps"] == rows["warmup_steps"].max()]
     tried = longest[longest["mode"] == "compiled"]
     if ok(tried).empty:
         return None
     precisions = list(ok(tried)["precision"].unique())
-    from pipeline.stages.timing.selection import main_context
-
     context_length = main_context(tried)
     shown = at_context(longest, context_length)
     sizes = list(at_context(tried, context_length)["size"].unique())
@@ -135,7 +134,7 @@ def compiled(rows):
     return figure
 
 
-def mfu(rows, context_length):
+def mfu(rows: pd.DataFrame, context_length: int) -> Figure | None:
     """Draw the MFU of the train step by size, a line a precision; None where no peak is known."""
     grid = at_context(host(main_grid(rows)), context_length).query("`pass` == 'train_step'")
     precisions = list(grid.loc[grid["mfu_pct"].notna(), "precision"].unique())

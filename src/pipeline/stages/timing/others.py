@@ -96,5 +96,3 @@ def _full_table(write_up: str, mode: str, pairs: pd.DataFrame) -> str:
     )
     doubts = published.doubts_list(pairs) or "No doubts noted."
     return fold(f"{write_up}, {mode}: {len(pairs)} figures", f"{markdown(table)}\n\n{doubts}")
-
-

@@ -1,0 +1,27 @@
+# make env      the environment in .venv, from constraints.txt
+# make writeup  the environment and then everything: measure this machine, write reports/writeup.md
+# make test     the environment and then the tests
+PYTHON ?= python3
+VENV := .venv
+TARGET := reports/writeup.md
+
+.PHONY: env writeup test lint
+
+env: $(VENV)/installed
+
+# Installed last and without dependencies: this project's `snakemake` command replaces Snakemake's own.
+$(VENV)/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps -e .
+	touch $@
+
+writeup: env
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" snakemake $(TARGET)
+
+test: env
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" pytest tests/
+
+lint: env
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" ruff check . && PATH="$(CURDIR)/$(VENV)/bin:$$PATH" ruff format --check .
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" snakefmt --check workflow

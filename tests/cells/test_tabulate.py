@@ -1,0 +1,57 @@
+import pytest
+
+from pipeline.cells.record import SCHEMA_VERSION, write_record
+from pipeline.cells.tabulate import cell_table, row_table
+
+SOFTWARE = {"python": "3.12.3", "torch": "2.11.0", "triton": "3.6.0", "cuda": "13.0", "driver": "580"}
+ROWS = [
+    {"pass": "forward", "status": "ok", "median_ms": 2.0, "samples_ms": [1.0, 2.0, 3.25]},
+    {"pass": "backward", "status": "oom", "reason": "CUDA out of memory"},
+]
+
+
+@pytest.fixture
+def record_path(tmp_path):
+    record = {
+        "schema_version": SCHEMA_VERSION,
+        "stage": "timing",
+        "cell": {"size": "xl", "context_length": 512},
+        "settings": {"batch_size": 4},
+        "rows": ROWS,
+        "machine": {"kind": "NVIDIA H200", "software": SOFTWARE},
+        "code": {"digest": "abc", "commit": "1234567"},
+        "command": "python -m pipeline measure timing size=xl",
+        "started_at": "2026-01-01T00:00:00Z",
+        "seconds": {"start_up": 3.0, "set_up": 1.0, "measuring": 4.0},
+    }
+    write_record(tmp_path / "cell.json", record)
+    return tmp_path / "cell.json"
+
+
+def test_a_row_carries_its_cell_settings_machine_and_versions(record_path):
+    forward = row_table([record_path]).iloc[0]
+    assert forward[["size", "context_length", "batch_size", "pass", "machine", "torch"]].tolist() == [
+        "xl",
+        512,
+        4,
+        "forward",
+        "NVIDIA H200",
+        "2.11.0",
+    ]
+
+
+def test_raw_samples_stay_in_order(record_path):
+    assert row_table([record_path]).iloc[0]["samples_ms"] == "1 2 3.25"
+
+
+def test_out_of_memory_is_a_row_without_a_figure(record_path):
+    backward = row_table([record_path]).iloc[1]
+    assert backward["status"] == "oom"
+    assert backward[["median_ms", "samples_ms"]].isna().all()
+
+
+def test_a_cell_counts_as_its_least_fortunate_row(record_path):
+    line = cell_table([record_path]).iloc[0]
+    assert (line["status"], line["reason"]) == ("oom", "CUDA out of memory")
+    assert line["cell"] == "size=xl context_length=512"
+    assert line[["start_up_s", "set_up_s", "measuring_s"]].tolist() == [3.0, 1.0, 4.0]

@@ -1,0 +1,54 @@
+import pytest
+import torch
+
+from pipeline.model.precision import PRECISIONS, matmul_precision, precision_context
+
+
+@pytest.fixture(params=["highest", "high", "medium"])
+def former_precision(request):
+    """A float32 matmul precision that was set before the context under test."""
+    original = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(request.param)
+    yield request.param
+    torch.set_float32_matmul_precision(original)
+
+
+@pytest.mark.parametrize(
+    ("precision", "fp32_products", "is_autocast"),
+    [("fp32", "highest", False), ("tf32", "high", False), ("bf16", "highest", True)],
+)
+def test_precision_sets_fp32_products_and_autocast(precision, fp32_products, is_autocast):
+    with precision_context(precision, "cpu"):
+        assert torch.get_float32_matmul_precision() == fp32_products
+        assert torch.backends.cuda.matmul.allow_tf32 == (precision == "tf32")
+        assert torch.is_autocast_enabled("cpu") == is_autocast
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("fp32", torch.float32), ("tf32", torch.float32), ("bf16", torch.bfloat16)]
+)
+def test_product_of_fp32_matrices_has_the_dtype_of_the_precision(precision, dtype):
+    a = torch.ones(4, 4)
+    with precision_context(precision, "cpu"):
+        assert (a @ a).dtype == dtype
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_former_state_comes_back_even_after_an_exception(precision, former_precision):
+    allowed_tf32 = torch.backends.cuda.matmul.allow_tf32
+    with pytest.raises(KeyError), precision_context(precision, "cpu"):
+        raise KeyError
+    assert torch.get_float32_matmul_precision() == former_precision
+    assert torch.backends.cuda.matmul.allow_tf32 == allowed_tf32
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_matmul_precision_leaves_autocast_alone():
+    with matmul_precision("bf16"):
+        assert not torch.is_autocast_enabled("cpu")
+
+
+def test_unknown_precision_is_named_in_one_line():
+    message = "^precision='fp8': must be one of fp32, bf16, tf32$"
+    with pytest.raises(ValueError, match=message), precision_context("fp8", "cpu"):
+        pass

@@ -1,0 +1,136 @@
+import math
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from pipeline.model.precision import PRECISIONS
+from pipeline.model.sizes import ModelSize
+from pipeline.model.step import build_training_step
+from pipeline.ranges import listening
+
+SIZE = ModelSize(d_model=32, d_ff=64, num_layers=2, num_heads=2)
+VOCAB_SIZE = 40
+
+
+def build_step(**overrides):
+    settings = {
+        "vocab_size": VOCAB_SIZE,
+        "context_length": 16,
+        "batch_size": 4,
+        "precision": "fp32",
+        "device": "cpu",
+    }
+    return build_training_step(SIZE, **(settings | overrides))
+
+
+def gradients(step):
+    return [parameter.grad for parameter in step.model.parameters()]
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_loss_falls_when_one_batch_is_repeated(precision):
+    step = build_step(precision=precision)
+    first = step.run().item()
+    for _ in range(60):
+        last = step.run().item()
+    assert first > 0.9 * math.log(VOCAB_SIZE)
+    assert last < 0.5 * first
+
+
+def test_run_is_the_three_phases():
+    whole, phases = build_step(), build_step()
+    for _ in range(2):
+        loss = phases.forward().detach()
+        phases.backward()
+        phases.optimizer_step()
+        torch.testing.assert_close(whole.run(), loss, rtol=0, atol=0)
+    torch.testing.assert_close(whole.model.state_dict(), phases.model.state_dict(), rtol=0, atol=0)
+
+
+def test_targets_are_the_tokens_that_follow():
+    step = build_step()
+    torch.testing.assert_close(step.tokens[:, 1:], step.targets[:, :-1], rtol=0, atol=0)
+
+
+def test_seed_determines_tokens_and_weights():
+    first, again, other = build_step(seed=3), build_step(seed=3), build_step(seed=4)
+    assert first.run() == again.run() != other.run()
+    assert not torch.equal(first.tokens, other.tokens)
+
+
+def test_loss_is_the_mean_over_tokens_of_the_negative_log_likelihood():
+    step = build_step()
+    likelihoods = step.model(step.tokens).softmax(-1).gather(-1, step.targets.unsqueeze(-1))
+    torch.testing.assert_close(step.forward(), -likelihoods.log().mean())
+
+
+def test_optimizer_step_updates_every_parameter_and_drops_the_gradients():
+    step = build_step()
+    before = [parameter.clone() for parameter in step.model.parameters()]
+    step.forward()
+    step.backward()
+    assert all(gradient is not None for gradient in gradients(step))
+    step.optimizer_step()
+    for old, new in zip(before, step.model.parameters(), strict=True):
+        assert not torch.equal(old, new)
+    assert gradients(step) == [None] * len(before)
+
+
+def test_bf16_keeps_parameters_gradients_and_moments_in_fp32():
+    step = build_step(precision="bf16")
+    logit_dtypes = []
+    step.model.register_forward_hook(lambda module, args, logits: logit_dtypes.append(logits.dtype))
+    step.forward()
+    step.backward()
+    kept = [*step.model.parameters(), *gradients(step)]
+    step.optimizer_step()
+    kept += [state["exp_avg"] for state in step.optimizer.state.values()]
+    assert logit_dtypes == [torch.bfloat16]
+    assert {tensor.dtype for tensor in kept} == {torch.float32}
+
+
+def test_bf16_loss_is_near_the_fp32_loss_but_not_equal():
+    fp32, bf16 = (build_step(precision=precision).forward() for precision in ("fp32", "bf16"))
+    assert bf16 != fp32
+    torch.testing.assert_close(bf16.float(), fp32, rtol=1e-2, atol=0)
+
+
+def test_backward_multiplies_in_the_precision_but_outside_autocast():
+    step = build_step(precision="tf32")
+    seen = []
+    step.model.lm_head.weight.register_hook(
+        lambda gradient: seen.append((torch.get_float32_matmul_precision(), torch.is_autocast_enabled("cpu")))
+    )
+    step.forward()
+    step.backward()
+    assert seen == [("high", False)]
+
+
+def test_backward_without_a_loss_is_refused():
+    step = build_step()
+    step.forward()
+    step.backward()
+    with pytest.raises(RuntimeError, match="needs a forward"):
+        step.backward()
+
+
+def test_ranges_name_the_phases_in_order():
+    names = []
+
+    def listen(name):
+        names.append(name)
+        return nullcontext()
+
+    step = build_step()
+    with listening(listen):
+        step.run()
+    layer = ["attention", "attention scores", "softmax", "final matmul"]
+    assert names == ["forward", *layer * SIZE.num_layers, "loss", "backward", "optimizer"]
+
+
+def test_compiled_step_equals_the_eager_step():
+    eager, compiled = build_step(), build_step(compiled=True)
+    for _ in range(2):
+        torch.testing.assert_close(compiled.run(), eager.run())
+    torch.testing.assert_close(list(compiled.model.parameters()), list(eager.model.parameters()), rtol=1e-4, atol=1e-4)

@@ -1,0 +1,181 @@
+from dataclasses import asdict
+
+import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.functional import scaled_dot_product_attention
+
+from pipeline.model import TransformerLM
+from pipeline.model.sizes import SIZES
+from pipeline.model.transformer import RotaryEmbedding
+
+VOCAB_SIZE = 50
+CONTEXT_LENGTH = 24
+
+
+def build_model(seed=0, **overrides):
+    torch.manual_seed(seed)
+    settings = {
+        "vocab_size": VOCAB_SIZE,
+        "context_length": CONTEXT_LENGTH,
+        "d_model": 32,
+        "num_layers": 2,
+        "num_heads": 4,
+        "d_ff": 80,
+    }
+    return TransformerLM(**(settings | overrides))
+
+
+def random_tokens(seq_len=CONTEXT_LENGTH, batch_size=2):
+    return torch.randint(VOCAB_SIZE, (batch_size, seq_len), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(
+    ("size_name", "parameters"),
+    [
+        ("small", 128_625_408),
+        ("medium", 423_183_360),
+        ("large", 969_411_840),
+        ("xl", 1_998_235_200),
+        ("2.7B", 3_406_809_600),
+        ("2.35B", 2_357_814_400),
+    ],
+)
+def test_named_sizes_have_the_published_parameter_counts(size_name, parameters):
+    with torch.device("meta"):
+        model = TransformerLM(vocab_size=10_000, context_length=256, **asdict(SIZES[size_name]))
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
+
+
+def test_every_layer_is_built_on_the_device_of_the_context():
+    with torch.device("meta"):
+        model = build_model()
+    tensors = [*model.parameters(), *model.buffers()]
+    assert {tensor.device.type for tensor in tensors} == {"meta"}
+
+
+def test_logits_are_one_row_of_vocabulary_for_each_token():
+    assert build_model()(random_tokens(seq_len=7, batch_size=3)).shape == (3, 7, VOCAB_SIZE)
+
+
+def test_a_seed_determines_the_weights():
+    first, again, other = (build_model(seed).state_dict() for seed in (0, 0, 1))
+    torch.testing.assert_close(first, again, rtol=0, atol=0)
+    assert not torch.equal(first["lm_head.weight"], other["lm_head.weight"])
+
+
+def test_weights_are_drawn_from_a_normal_truncated_at_three_standard_deviations():
+    model = build_model(d_model=256, d_ff=768)
+    for weight, std in [
+        (model.layers[0].feed_forward.gate_proj.weight, (2 / (256 + 768)) ** 0.5),
+        (model.token_embedding.weight, 1.0),
+    ]:
+        # Cutting a normal at 3 standard deviations leaves it 0.987 of its own.
+        assert weight.std().item() == pytest.approx(0.987 * std, rel=0.02)
+        assert 2.5 * std < weight.abs().max() <= 3 * std
+
+
+def test_state_dict_holds_parameters_only():
+    model = build_model()
+    assert set(model.state_dict()) == {name for name, _ in model.named_parameters()}
+
+
+def test_logits_do_not_depend_on_future_tokens():
+    model, tokens = build_model(), random_tokens()
+    changed = tokens.clone()
+    changed[:, 10:] = (changed[:, 10:] + 1) % VOCAB_SIZE
+    before, after = model(tokens), model(changed)
+    torch.testing.assert_close(after[:, :10], before[:, :10])
+    assert not torch.allclose(after[:, 10:], before[:, 10:])
+
+
+def test_logits_depend_on_the_order_of_earlier_tokens():
+    model, tokens = build_model(), random_tokens()
+    swapped = tokens[:, [1, 0, *range(2, CONTEXT_LENGTH)]]
+    assert not torch.equal(swapped, tokens)
+    assert not torch.allclose(model(swapped)[:, -1], model(tokens)[:, -1], atol=1e-4)
+
+
+def test_sequences_of_a_batch_do_not_mix():
+    model, tokens = build_model(), random_tokens()
+    torch.testing.assert_close(model(tokens)[:1], model(tokens[:1]))
+
+
+def test_rope_score_depends_on_relative_position_alone():
+    head_dim, context_length = 8, 64
+    rope = RotaryEmbedding(head_dim, context_length)
+    generator = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(head_dim, generator=generator, dtype=torch.float64) for _ in range(2))
+    scores = rope(q.expand(context_length, -1)) @ rope(k.expand(context_length, -1)).T
+    for offset in (-40, -3, 0, 5, 30):
+        diagonal = scores.diagonal(offset)
+        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(scores[0, 0], q @ k)
+    assert (scores[0, 1:] - scores[0, 0]).abs().min() > 1e-3
+
+
+def test_rope_turns_each_pair_by_position_times_its_frequency():
+    rope = RotaryEmbedding(head_dim=4, context_length=16)
+    x = torch.tensor([1.0, 1.0, 0.0, 0.0]).expand(16, -1)
+    position = torch.arange(16.0)
+    slow = position / 100  # theta^(-2/4)
+    expected = torch.stack([position.cos(), slow.cos(), position.sin(), slow.sin()], dim=-1)
+    torch.testing.assert_close(rope(x), expected)
+
+
+def test_rope_rounds_low_precision_once():
+    rope = RotaryEmbedding(head_dim=32, context_length=128)
+    x = torch.randn(128, 32, generator=torch.Generator().manual_seed(0)).bfloat16()
+    rotated = rope(x)
+    assert rotated.dtype == torch.bfloat16
+    torch.testing.assert_close(rotated, rope(x.float()).bfloat16(), rtol=0, atol=0)
+
+
+def test_any_function_can_stand_in_for_attention():
+    def sdpa(q, k, v, is_causal):
+        return scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+
+    tokens = random_tokens()
+    torch.testing.assert_close(build_model(attention=sdpa)(tokens), build_model()(tokens))
+
+
+def test_each_layer_keeps_one_score_matrix_for_backward():
+    num_layers, score_shape = 3, (CONTEXT_LENGTH, CONTEXT_LENGTH)
+    saved = {}
+
+    def pack(tensor):
+        if tensor.shape[-2:] == score_shape:
+            saved[tensor.data_ptr()] = tensor
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        logits = build_model(num_layers=num_layers)(random_tokens())
+    assert logits.requires_grad
+    assert len(saved) == num_layers
+
+
+def test_model_is_one_graph_for_the_compiler():
+    model, tokens = build_model(), random_tokens()
+    # Tracing alone is at stake here: the compiled code's figures are compared in test_step.py.
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(tokens), model(tokens))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"num_heads": 5}, "num_heads=5: must divide d_model=32"),
+        ({"num_heads": 32}, "head_dim=1 (d_model / num_heads): must be even for rotary positions"),
+        ({"attention": "flesh"}, "attention='flesh': must be one of eager"),
+    ],
+)
+def test_bad_settings_are_named_in_one_line(overrides, message):
+    with pytest.raises(ValueError, match="must") as error:
+        build_model(**overrides)
+    assert str(error.value).startswith(message)
+    assert "\n" not in str(error.value)
+
+
+def test_sequence_beyond_the_context_is_refused():
+    with pytest.raises(ValueError, match="^seq_len=25: must be at most context_length=24$"):
+        build_model()(random_tokens(seq_len=25))

@@ -1,0 +1,63 @@
+import pandas as pd
+import pytest
+
+from pipeline.errors import UserError
+from pipeline.report.writeup import first_page, write_writeup
+
+
+def line(**changes):
+    return {
+        "stage": "timing",
+        "cell": "size=xl",
+        "status": "ok",
+        "reason": "",
+        "started_at": "2026-01-01T10:00:00Z",
+        "start_up_s": 3.0,
+        "set_up_s": 1.0,
+        "measuring_s": 6.0,
+        "machine": "NVIDIA H200",
+        "python": "3.12.3",
+        "torch": "2.11.0",
+        "triton": "3.6.0",
+        "cuda": "13.0",
+        "driver": "580",
+        "digest": "abc",
+        "commit": "1234567",
+        "command": "python",
+    } | changes
+
+
+def test_every_status_is_counted_by_stage():
+    cells = pd.DataFrame([line(), line(status="oom"), line(stage="flash"), line(stage="flash")])
+    assert first_page(cells)["counts"] == [
+        {"stage": "flash", "ok": 2, "unstable": 0, "skipped": 0, "oom": 0},
+        {"stage": "timing", "ok": 1, "unstable": 0, "skipped": 0, "oom": 1},
+    ]
+
+
+def test_the_time_is_shared_out_between_start_set_up_and_measuring():
+    page = first_page(pd.DataFrame([line(), line()]))
+    assert page["total_s"] == 20
+    assert page["shares_pct"] == {"start_up_s": 30, "set_up_s": 10, "measuring_s": 60}
+
+
+def test_cells_of_several_commits_name_them_all():
+    cells = pd.DataFrame([line(commit="bbb"), line(commit="aaa"), line(commit="bbb")])
+    assert first_page(cells)["commits"] == ["aaa", "bbb"]
+
+
+def test_the_writeup_holds_machine_outcomes_and_sections(tmp_path):
+    cells, section, out = tmp_path / "cells.csv", tmp_path / "timing.md", tmp_path / "writeup.md"
+    skipped = line(status="skipped", reason="needs 4 GPUs, 1 present")
+    pd.DataFrame([line(), skipped]).to_csv(cells, index=False)
+    section.write_text("## Timing\n\nIt is fast.\n")
+    write_writeup([section], [cells], "paper", out)
+    text = out.read_text()
+    for part in ("NVIDIA H200", "1234567", "It is fast.", "needs 4 GPUs, 1 present", "| timing | 1 | 0 | 1 | 0 |"):
+        assert part in text
+
+
+def test_no_cells_is_one_line(tmp_path):
+    (tmp_path / "cells.csv").write_text("")
+    with pytest.raises(UserError, match=r"cells.csv is no table"):
+        write_writeup([], [tmp_path / "cells.csv"], "paper", tmp_path / "writeup.md")

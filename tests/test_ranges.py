@@ -1,0 +1,72 @@
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from pipeline.ranges import listening, span
+
+
+class Recorder:
+    """A listener that keeps the names in the order in which ranges open and close."""
+
+    def __init__(self):
+        self.events = []
+
+    @contextmanager
+    def __call__(self, name):
+        self.events.append(f"open {name}")
+        yield
+        self.events.append(f"close {name}")
+
+
+def scaled_sum(x):
+    with span("outer"):
+        y = x * 2
+        with span("inner"):
+            return y.sum()
+
+
+def test_span_without_listener_is_one_shared_object():
+    assert span("a") is span("b")
+
+
+def test_listener_sees_ranges_nested_as_in_the_code():
+    recorder = Recorder()
+    with listening(recorder):
+        scaled_sum(torch.ones(2))
+    assert recorder.events == ["open outer", "open inner", "close inner", "close outer"]
+
+
+def test_former_listener_comes_back_even_after_an_exception():
+    outer, inner = Recorder(), Recorder()
+    with listening(outer):
+        with pytest.raises(KeyError), listening(inner):
+            raise KeyError
+        with span("after"):
+            pass
+    assert outer.events == ["open after", "close after"]
+    assert inner.events == []
+    assert span("a") is span("b")
+
+
+def test_ranges_trace_away_and_a_listener_does_not_recompile():
+    compilations = []
+
+    def count_compilations(graph_module, example_inputs):
+        compilations.append(graph_module)
+        return graph_module.forward
+
+    compiled = torch.compile(scaled_sum, fullgraph=True, backend=count_compilations)
+    x = torch.ones(3)
+    recorder = Recorder()
+    assert compiled(x) == 6
+    with listening(recorder):
+        assert compiled(x) == 6
+    assert len(compilations) == 1
+    assert recorder.events == []
+
+
+def test_profiler_record_function_is_a_listener():
+    with torch.profiler.profile() as profile, listening(torch.profiler.record_function):
+        scaled_sum(torch.ones(2))
+    assert {"outer", "inner"} <= {event.name for event in profile.events()}

@@ -1,0 +1,79 @@
+"""A copy of the project, small and measured once, that tests may edit and run Snakemake in."""
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CONFIG = """\
+scale: smoke
+measure: true
+overrides: {timing: {grids: [{size: [tiny], context_length: [16], precision: [fp32, bf16]}]}}
+"""
+
+
+@dataclass
+class Project:
+    """A checkout of its own, with the commands of this environment."""
+
+    root: Path
+
+    def environment(self):
+        """Return an environment in which the copy's package comes first."""
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        return {**os.environ, "PYTHONPATH": str(self.root / "src"), "PATH": path}
+
+    def start(self, *words):
+        """Start `snakemake` with these words in a process group of its own."""
+        return subprocess.Popen(
+            ["snakemake", *words],
+            cwd=self.root,
+            env=self.environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def snakemake(self, *words):
+        """Run `snakemake` to its end; return its exit code and all that it printed."""
+        process = self.start(*words)
+        output, _ = process.communicate(timeout=240)
+        return process.returncode, output
+
+    def planned(self, *words):
+        """Return the rules that a run would execute, each as often as it would."""
+        code, output = self.snakemake("--dry-run", "--quiet", "progress", *words)
+        assert code == 0, output
+        return sorted(
+            line.split()[1].rstrip(":") for line in output.splitlines() if line.startswith(("rule ", "localrule "))
+        )
+
+    def records(self):
+        """Return the records that are there."""
+        return sorted(self.root.glob("results/timing/cells/**/*.json"))
+
+
+@pytest.fixture(scope="session")
+def measured(tmp_path_factory):
+    root = tmp_path_factory.mktemp("project")
+    skip = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    for folder in ("src", "workflow", "config"):
+        shutil.copytree(ROOT / folder, root / folder, ignore=skip)
+    (root / "config/config.yaml").write_text(CONFIG)
+    project = Project(root)
+    code, output = project.snakemake("--cores", "1", "--resources", "gpu=8", "reports/writeup.md")
+    assert code == 0, output
+    return project
+
+
+@pytest.fixture
+def project(measured, tmp_path):
+    """A copy that the test may spoil; its files keep their times, so that nothing in it is stale."""
+    shutil.copytree(measured.root, tmp_path / "project")
+    return Project(tmp_path / "project")

@@ -1,0 +1,77 @@
+import os
+import signal
+import time
+
+import pytest
+
+pytestmark = pytest.mark.workflow
+
+FOUR_CELLS = "overrides={timing: {grids: [{size: [tiny], context_length: [16, 17], precision: [fp32, bf16]}]}}"
+
+
+def test_the_one_command_writes_it_all_up(measured):
+    text = (measured.root / "reports/writeup.md").read_text()
+    assert "| timing | 2 |" in text
+    assert sorted(path.name for path in (measured.root / "results/timing").glob("*.csv")) == [
+        "bf16.csv",
+        "cells.csv",
+        "fp32.csv",
+    ]
+    for figure in [line.split("](")[1].split(")")[0] for line in text.splitlines() if line.startswith("![")]:
+        assert (measured.root / "reports" / figure).is_file()
+
+
+def test_a_second_run_does_nothing(measured):
+    code, output = measured.snakemake("reports/writeup.md")
+    assert code == 0
+    assert "Nothing to be done" in output
+
+
+def test_one_table_is_a_target(project):
+    (project.root / "results/timing/bf16.csv").unlink()
+    code, output = project.snakemake("results/timing/bf16.csv")
+    assert code == 0, output
+    assert (project.root / "results/timing/bf16.csv").is_file()
+
+
+def test_a_killed_run_goes_on_and_keeps_what_was_finished(project):
+    before = {path: path.stat().st_mtime_ns for path in project.records()}
+    run = project.start("results/timing/cells.csv", "--config", FOUR_CELLS)
+    for line in run.stdout:
+        if "of 2 cells done" in line:
+            break
+    time.sleep(1.0)
+    os.killpg(run.pid, signal.SIGKILL)
+    run.wait()
+    half_written = list(project.root.glob("results/timing/cells/**/.*"))
+    assert not half_written
+    project.snakemake("--unlock")
+    code, output = project.snakemake("results/timing/cells.csv", "--config", FOUR_CELLS)
+    assert code == 0, output
+    assert len(project.records()) == 4
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_a_second_run_in_the_same_folder_is_refused_by_the_lock(project):
+    run = project.start("results/timing/cells.csv", "--config", FOUR_CELLS)
+    for line in run.stdout:
+        if "cells done" in line:
+            break
+    code, output = project.snakemake("results/timing/cells.csv", "--config", FOUR_CELLS)
+    os.killpg(run.pid, signal.SIGKILL)
+    run.wait()
+    assert code != 0
+    assert "cannot be locked" in output
+
+
+def test_a_bug_fails_its_cell_with_a_traceback_in_its_log_and_the_others_go_on(project):
+    step = project.root / "src/pipeline/stages/timing/measure.py"
+    bug = '    if cell.precision == "bf16":\n        raise KeyError("a bug")\n'
+    step.write_text(step.read_text().replace("    _require(cell, device)\n", f"    _require(cell, device)\n{bug}"))
+    code, output = project.snakemake("reports/writeup.md")
+    assert code != 0
+    assert [path.parts[-5] for path in project.records()] == ["precision=fp32"]
+    log = next(project.root.glob("logs/timing/precision=bf16/**/*.log")).read_text()
+    assert "Traceback" in log
+    assert "a bug" in log
+    assert "a bug" in output
