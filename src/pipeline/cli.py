@@ -6,13 +6,33 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.errors import or_exit
+from pipeline.cells import worker
+from pipeline.errors import UserError
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run one command; input that cannot be used ends it with one line and exit code 2."""
-    arguments = _parser().parse_args(argv)
-    or_exit("pipeline", 2, arguments.run, arguments)
+    """Run one command; a cell is handed to the warm worker, everything else runs in this process."""
+    issued_at = worker.process_started_at()
+    words = sys.argv[1:] if argv is None else list(argv)
+    arguments = _parser().parse_args(words)
+    exit_code = worker.hand_over(words, issued_at) if arguments.run is _measure else None
+    sys.exit(run(words, "ordinary", issued_at) if exit_code is None else exit_code)
+
+
+def run(words: Sequence[str], process: str, issued_at: float) -> int:
+    """Run one command in this process; return its exit code, 2 for input that cannot be used, told in one line.
+
+    process: how this process was started, "ordinary" or by the "worker"; issued_at: when the command was issued, in
+    seconds of the epoch.
+    """
+    arguments = _parser().parse_args(words)
+    arguments.process, arguments.issued_at = process, issued_at
+    try:
+        arguments.run(arguments)
+    except UserError as error:
+        print(f"pipeline: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 # Each command imports what it needs itself: `doctor` must start where torch does not, and a cell is to
@@ -22,12 +42,13 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _measure(arguments: argparse.Namespace) -> None:
     from pipeline.cells import fields, sweep
     from pipeline.cells.record import write_record
-    from pipeline.cells.run import run_cell
+    from pipeline.cells.run import ProcessStart, run_cell
 
     declaration = sweep.declaration(arguments.stage)
     cell = fields.parse_words(declaration.Cell, arguments.cell, f"{arguments.stage} cell")
     settings = fields.parse_words(declaration.Settings, arguments.settings, f"{arguments.stage} settings")
-    record = run_cell(arguments.stage, cell, settings, arguments.gpus, _command(arguments, cell, settings))
+    start = ProcessStart(arguments.process, arguments.issued_at, _command(arguments, cell, settings))
+    record = run_cell(arguments.stage, cell, settings, arguments.gpus, start)
     write_record(arguments.out, record)
     for row in record["rows"]:
         print(" ".join(f"{name}={row[name]}" for name in ("pass", "clock", "status", "median_ms") if name in row))

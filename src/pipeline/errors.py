@@ -13,10 +13,10 @@ class Skipped(Exception):
     """A measurement that this machine cannot make; its message is the reason."""
 
 
-def or_exit(program: str, exit_code: int, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return what a function returns; a UserError ends the process with its one line on standard error."""
+def or_exit(program: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return what a function returns; a UserError ends the process with one line on standard error."""
     try:
         return function(*arguments)
     except UserError as error:
         print(f"{program}: {error}", file=sys.stderr)
-        sys.exit(exit_code)
+        sys.exit(1)

@@ -36,6 +36,11 @@ def test_the_paper_scale_holds_the_whole_matrix():
     assert {cell.precision for cell in cells if cell.mode == "compiled"} == {"fp32", "bf16"}
 
 
+def test_measure_can_be_switched_off_in_yaml_and_on_the_command_line():
+    assert plan(measure=False).measure is plan(measure="false").measure is False
+    assert plan(measure="true").measure is True
+
+
 def test_an_override_replaces_grids_and_merges_settings():
     changed = plan(overrides={"timing": {"grids": [{"size": ["micro"]}], "settings": {"batch_size": 2}}})
     timing = changed.stages["timing"]

@@ -21,6 +21,7 @@ def record_path(tmp_path):
         "machine": {"kind": "NVIDIA H200", "software": SOFTWARE},
         "code": {"digest": "abc", "commit": "1234567"},
         "command": "python -m pipeline measure timing size=xl",
+        "process": "worker",
         "started_at": "2026-01-01T00:00:00Z",
         "seconds": {"start_up": 3.0, "set_up": 1.0, "measuring": 4.0},
     }

@@ -131,6 +131,23 @@ def test_rope_rounds_low_precision_once():
     torch.testing.assert_close(rotated, rope(x.float()).bfloat16(), rtol=0, atol=0)
 
 
+def test_queries_and_keys_are_rotated_and_values_are_not():
+    heads = {}
+
+    def keep_heads(q, k, v, is_causal):
+        heads.update(q=q, k=k, v=v)
+        return v
+
+    one_token_repeated = torch.zeros(1, CONTEXT_LENGTH, dtype=torch.int64)
+    build_model(num_layers=1, attention=keep_heads)(one_token_repeated)
+    first, second = [0, 1], [1, 2]
+    assert not torch.allclose(heads["q"][..., first, :], heads["q"][..., second, :])
+    torch.testing.assert_close(heads["v"][..., first, :], heads["v"][..., second, :])
+    # One token everywhere: a score can depend on the distance alone, if queries and keys turn alike.
+    scores = heads["q"] @ heads["k"].transpose(-2, -1)
+    torch.testing.assert_close(scores[..., :-1, :-1], scores[..., 1:, 1:])
+
+
 def test_any_function_can_stand_in_for_attention():
     def sdpa(q, k, v, is_causal):
         return scaled_dot_product_attention(q, k, v, is_causal=is_causal)
@@ -177,5 +194,5 @@ def test_bad_settings_are_named_in_one_line(overrides, message):
 
 
 def test_sequence_beyond_the_context_is_refused():
-    with pytest.raises(ValueError, match="^seq_len=25: must be at most context_length=24$"):
+    with pytest.raises(ValueError, match=r"^seq_len=25: must be at most context_length=24$"):
         build_model()(random_tokens(seq_len=25))

@@ -1,6 +1,7 @@
 """A copy of the project, small and measured once, that tests may edit and run Snakemake in."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -47,12 +48,11 @@ class Project:
         return process.returncode, output
 
     def planned(self, *words):
-        """Return the rules that a run would execute, each as often as it would."""
-        code, output = self.snakemake("--dry-run", "--quiet", "progress", *words)
+        """Return how often a run would execute each rule."""
+        code, output = self.snakemake(*words, "--dry-run")
         assert code == 0, output
-        return sorted(
-            line.split()[1].rstrip(":") for line in output.splitlines() if line.startswith(("rule ", "localrule "))
-        )
+        table = re.search(r"^job +count\n-+ +-+\n((?:\S+ +\d+\n)+)", output, re.MULTILINE)
+        return {rule: int(count) for rule, count in map(str.split, table[1].splitlines())} if table else {}
 
     def records(self):
         """Return the records that are there."""

@@ -11,7 +11,7 @@ FOUR_CELLS = "overrides={timing: {grids: [{size: [tiny], context_length: [16, 17
 
 def test_the_one_command_writes_it_all_up(measured):
     text = (measured.root / "reports/writeup.md").read_text()
-    assert "| timing | 2 |" in text
+    assert "| cells | 2 |" in text
     assert sorted(path.name for path in (measured.root / "results/timing").glob("*.csv")) == [
         "bf16.csv",
         "cells.csv",

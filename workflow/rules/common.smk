@@ -18,8 +18,8 @@ GPUS_PRESENT = machine.gpu_count()
 
 def gpus_available():
     """Return how many GPUs a cell can get: those present, or fewer where --resources gpu= says so."""
-    limit = workflow.global_resources.get("gpu")
-    return GPUS_PRESENT if limit is None else min(GPUS_PRESENT, limit.value)
+    limits = workflow.global_resources
+    return min(GPUS_PRESENT, limits["gpu"].value) if "gpu" in limits else GPUS_PRESENT
 
 
 def checked_plan():
@@ -47,7 +47,7 @@ class Stage:
         self.settings_words = shlex.join(f"--set={word}" for word in fields.words(self.plan.settings))
         self.code = freshness.code_digest(f"pipeline.stages.{name}.measure")
         self.report_code = freshness.code_digest(f"pipeline.stages.{name}.section")
-        self.template = str(ROOT / f"src/pipeline/stages/{name}/section.md.j2")
+        self.template = freshness.file_digest(ROOT / f"src/pipeline/stages/{name}/section.md.j2")
 
     def records(self):
         """Return the records that the stage's tables are made of."""
@@ -91,7 +91,7 @@ def stage_records(wildcards):
     return STAGES[wildcards.stage].records()
 
 
-PLAN = or_exit("snakemake", 1, checked_plan)
+PLAN = or_exit("snakemake", checked_plan)
 STAGES = {name: Stage(name) for name in PLAN.stages}
 STAGES_TO_WRITE = [name for name, stage in STAGES.items() if stage.records()]
 SOFTWARE = " ".join(f"{name}={version}" for name, version in machine.software_versions().items())

@@ -25,7 +25,6 @@ rule writeup:
     input:
         cells=expand("results/{stage}/cells.csv", stage=STAGES_TO_WRITE),
         sections=expand("reports/sections/{stage}.md", stage=STAGES_TO_WRITE),
-        template=str(ROOT / "src/pipeline/report/writeup.md.j2"),
     output:
         report("reports/writeup.md", caption="../report/writeup.rst", category="write-up"),
     log:
@@ -33,6 +32,7 @@ rule writeup:
     params:
         scale=PLAN.scale if PLAN.measure else "as found",
         code=freshness.code_digest("pipeline.report.writeup"),
+        template=freshness.file_digest(ROOT / "src/pipeline/report/writeup.md.j2"),
     message:
         "write-up"
     shell:

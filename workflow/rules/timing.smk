@@ -10,6 +10,7 @@ if PLAN.measure:
             TIMING.record_pattern,
         log:
             TIMING.log_pattern,
+        priority: 1
         threads: CELL_THREADS
         resources:
             gpu=TIMING.gpus,
@@ -48,8 +49,7 @@ rule tabulate_timing:
 
 rule section_timing:
     input:
-        tables=TIMING.tables(),
-        template=TIMING.template,
+        TIMING.tables(),
     output:
         section="reports/sections/timing.md",
         figures=report(
@@ -63,8 +63,8 @@ rule section_timing:
         "logs/timing/section.log",
     params:
         code=TIMING.report_code,
+        template=TIMING.template,
     message:
         "section timing"
     shell:
-        "python -m pipeline section timing {input.tables} --out {output.section}"
-        " --figures {output.figures} >{log} 2>&1"
+        "python -m pipeline section timing {input} --out {output.section}" " --figures {output.figures} >{log} 2>&1"

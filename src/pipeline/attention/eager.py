@@ -14,8 +14,8 @@ def eager_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
     Shapes: q and the result are (..., n_queries, head_dim), k and v are (..., n_keys, head_dim).
     Causal: query i attends to key j where j <= i, also where there are more keys than queries or fewer.
 
-    Of size n_queries × n_keys, only the softmax's output is kept for the backward pass, under autocast also the
-    low-precision copy that the last product reads. Formula: Vaswani et al. 2017, equation 1.
+    Of size n_queries × n_keys, only the softmax's output is kept for the backward pass, under autocast also
+    the low-precision copy that the last product reads. Formula: Vaswani et al. 2017, equation 1.
     """
     with span("attention scores"):
         # The queries are scaled rather than the scores: head_dim numbers a query instead of n_keys.

@@ -36,6 +36,7 @@ def load_plan(config: Mapping[str, Any], scales: Path, schemas: Path, has_gpu: b
 
     Raises UserError, one line that names the key, its value and what is allowed.
     """
+    config = {**config, "measure": _truth(config.get("measure"))}
     validate(config, schemas / "config.schema.yaml", "config")
     name = config["scale"]
     if name == "auto":
@@ -76,6 +77,11 @@ def validate(instance: Any, schema: Path, where: str) -> None:
     error = best_match(validator.iter_errors(instance))
     if error is not None:
         raise UserError(f"{where}: {_schema_complaint(error)}")
+
+
+def _truth(value: Any) -> Any:
+    """Read `false` and `true` as YAML does: Snakemake's --config takes them for text unless they are capitalised."""
+    return {"true": True, "false": False}.get(value, value) if isinstance(value, str) else value
 
 
 def _overridden(stage: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:

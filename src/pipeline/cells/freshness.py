@@ -22,6 +22,11 @@ def code_digest(module: str) -> str:
     return digest.hexdigest()[:16]
 
 
+def file_digest(path: Path) -> str:
+    """Return a digest of a file's content: unlike its path and time, the same in every checkout."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
 def reached_modules(module: str) -> set[str]:
     """Return the modules of the package that a module reaches by import, wherever the import stands."""
     reached, waiting = set(), [module]

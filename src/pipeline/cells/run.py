@@ -4,10 +4,9 @@ import importlib
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 import pipeline
 from pipeline.cells import freshness
@@ -22,35 +21,47 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 Rows = list[dict[str, Any]]
 
 
-def run_cell(stage: str, cell: Any, settings: Any, granted_gpus: int | None, command: str) -> dict[str, Any]:
+@dataclass(frozen=True)
+class ProcessStart:
+    """How this process came to be: "ordinary" or by the "worker", when its command was issued, and that command."""
+
+    process: str
+    issued_at: float
+    command: str
+
+
+def run_cell(stage: str, cell: Any, settings: Any, granted_gpus: int | None, start: ProcessStart) -> dict[str, Any]:
     """Measure a cell and return its record.
 
     granted_gpus: how many GPUs the workflow gave, which may be fewer than asked for; None: as many as needed.
     Out-of-memory and what the machine lacks become rows; any other exception is a bug and passes through.
     """
-    started_at = time.time()
     threads = pin_threads(getattr(settings, "threads", 0))
+    # Asked before the claim, which hides the other GPUs from this process.
+    facts = {**machine.machine_facts(), "threads": threads}
+    measure = _measure_function(stage)
     try:
-        claim = _claim(cell.gpus, granted_gpus)
-    except TooFewGPUs as too_few:
-        rows, seconds = _outcome_rows(cell, "skipped", str(too_few)), {"set_up": 0.0, "measuring": 0.0}
-    else:
-        with claim:
-            rows, seconds = _measured(stage, cell, settings)
+        claim, too_few = _claim(cell.gpus, granted_gpus), None
+    except TooFewGPUs as error:
+        claim, too_few = claim_gpus(0), error
+    _start_torch(threads, with_cuda=cell.gpus == 1)
+    started_at, stopwatch = time.time(), Stopwatch()
+    rows = _outcome_rows(cell, "skipped", str(too_few)) if too_few else _rows(measure, cell, settings, stopwatch)
     return {
         "schema_version": SCHEMA_VERSION,
         "stage": stage,
         "cell": _as_dict(cell),
         "settings": _as_dict(settings),
         "rows": rows,
-        "machine": {**machine.machine_facts(), "threads": threads},
+        "machine": {**facts, "gpus_taken": list(claim.device_ids)},
         "code": {
             "digest": freshness.code_digest(f"pipeline.stages.{stage}.measure"),
             "commit": machine.git_commit(Path(pipeline.__file__).parent),
         },
-        "command": command,
+        "command": start.command,
+        "process": start.process,
         "started_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started_at)),
-        "seconds": {"start_up": started_at - psutil.Process().create_time(), **seconds},
+        "seconds": {"start_up": started_at - start.issued_at, **stopwatch.seconds()},
     }
 
 
@@ -76,22 +87,32 @@ def _claim(needed: int, granted: int | None) -> Any:
     return claim_gpus(needed)
 
 
-def _measured(stage: str, cell: Any, settings: Any) -> tuple[Rows, dict[str, float]]:
-    stopwatch = Stopwatch()
-    measure = _measure_function(stage)
+def _start_torch(threads: int, with_cuda: bool) -> None:
+    """Set torch's threads, for it may have been loaded before THREAD_VARIABLES were set, and make the CUDA context.
+
+    Both belong to the start of the process, not to what a cell measures. A cell of several GPUs forks its ranks, which
+    can only be done before CUDA starts.
+    """
+    import torch
+
+    torch.set_num_threads(threads)
+    if with_cuda and torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def _rows(measure: Callable[..., Rows], cell: Any, settings: Any, stopwatch: Stopwatch) -> Rows:
     try:
-        rows = measure(cell, settings, stopwatch)
+        return measure(cell, settings, stopwatch)
     except Skipped as skipped:
-        rows = _outcome_rows(cell, "skipped", str(skipped))
+        return _outcome_rows(cell, "skipped", str(skipped))
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        rows = _outcome_rows(cell, "oom", str(error).splitlines()[0])
-    return rows, stopwatch.seconds()
+        return _outcome_rows(cell, "oom", str(error).splitlines()[0])
 
 
 def _measure_function(stage: str) -> Callable[..., Rows]:
-    # Imported here, not at the top: it brings torch, which must not come before the GPUs are claimed.
+    # Imported here, not at the top: it brings torch, which must come after the threads are set.
     return importlib.import_module(f"pipeline.stages.{stage}.measure").measure
 
 

@@ -35,6 +35,7 @@ def _cell_line(record: dict[str, Any]) -> dict[str, Any]:
         "cell": " ".join(f"{axis}={value}" for axis, value in record["cell"].items()),
         **_worst(record["rows"]),
         "started_at": record["started_at"],
+        "process": record["process"],
         **seconds,
         **_machine(record),
         **record["code"],

@@ -24,16 +24,17 @@ _SLOWDOWNS = ("hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw_p
 
 
 def gpu_state(device_ids: Collection[str] | None = None) -> list[dict[str, Any]]:
-    """Read clocks, temperature, power, load and throttle reasons of the visible GPUs, or of those named by id.
+    """Read clocks, temperature, power, load and throttle reasons of the visible GPUs, one dict each.
 
-    A value that NVML does not support here is None. Without NVML the list is empty.
+    device_ids: only the GPUs with these ids. A value that NVML does not support here is None; without NVML the
+    list is empty.
     """
     gpus = [gpu for gpu in visible_gpus() if gpu.handle is not None]
     return [_state(gpu) for gpu in gpus if device_ids is None or gpu.id in device_ids]
 
 
 def slowdown_reasons(state: list[dict[str, Any]]) -> list[str]:
-    """Name the throttle reasons of a `gpu_state` that make figures untrustworthy: heat, and faults of the supply."""
+    """Name the throttle reasons in a `gpu_state` that make figures untrustworthy: heat, or failing power."""
     active = {reason for gpu in state for reason in gpu["throttle_reasons"] or ()}
     return [reason for reason in _SLOWDOWNS if reason in active]
 

@@ -1,7 +1,7 @@
 """Which GPUs this process may use, and what their driver says of them, without starting CUDA.
 
-NVIDIA's are asked through NVML. AMD's are asked through torch, in a child process: asking in this one would start
-the HIP runtime, after which no choice of devices takes effect.
+NVIDIA's are asked through NVML. AMD's are asked through torch, in a child process: asking in this one would
+start the HIP runtime, after which no choice of devices takes effect.
 """
 
 import json
@@ -66,7 +66,7 @@ def visible_devices_variable() -> str:
 
 @cache
 def torch_build() -> dict[str, Any]:
-    """Read how the installed torch was built (keys `cuda`, `hip`, ...) without importing it; empty if absent."""
+    """Read how the installed torch was built (`cuda`, `hip`, ...) without importing it; empty if absent."""
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
         return {}
@@ -94,7 +94,8 @@ def ask(query: Callable[..., Any], *arguments: Any) -> Any:
 def gpu_facts(gpu: Gpu) -> dict[str, Any]:
     """Describe what does not change of a GPU: JSON-able, None where the driver does not tell.
 
-    Keys: index, name, memory_bytes, cuda_cores, nvlink_count, power_limit_w, max_sm_clock_mhz, max_memory_clock_mhz.
+    Keys: index, name, memory_bytes, cuda_cores, nvlink_count, power_limit_w, max_sm_clock_mhz,
+    max_memory_clock_mhz.
     """
     facts = dict.fromkeys(("cuda_cores", "nvlink_count", "power_limit_w", "max_sm_clock_mhz", "max_memory_clock_mhz"))
     if gpu.handle is not None:
@@ -110,7 +111,7 @@ def gpu_facts(gpu: Gpu) -> dict[str, Any]:
 
 
 def describe_links(gpus: Sequence[Gpu]) -> str:
-    """Say in words how several GPUs reach each other, by their slowest link; "n/a" where the driver does not tell."""
+    """Say how several GPUs reach each other, by their slowest link; "n/a" where nothing tells."""
     handles = [gpu.handle for gpu in gpus if gpu.handle is not None]
     if len(handles) < 2:
         return "n/a"
@@ -165,7 +166,7 @@ def _handle(entry: str, present: list[Any]) -> Any:
         known = [handle for handle in present if handle is not None]
         matches = [handle for handle in known if pynvml.nvmlDeviceGetUUID(handle).startswith(entry)]
         return matches[0] if len(matches) == 1 else None
-    return ask(pynvml.nvmlDeviceGetHandleByUUID, entry)  # a MIG slice is not among the present, but has a UUID
+    return ask(pynvml.nvmlDeviceGetHandleByUUID, entry)  # a MIG slice: not among the present
 
 
 @cache

@@ -1,7 +1,7 @@
 """What machine and what software a measurement ran on.
 
-The workflow calls `machine_kind`, `gpu_count` and `software_versions` whenever it is parsed, so that none of them
-imports torch, which takes seconds. Ask before the GPUs are claimed: a claim hides the others from this process.
+The workflow calls `machine_kind`, `gpu_count` and `software_versions` whenever it is parsed, so that none of
+them imports torch, which takes seconds. While GPUs are claimed, all of them see the claimed ones only.
 """
 
 import platform
@@ -37,7 +37,7 @@ def cpu_model() -> str:
 
 
 def software_versions() -> dict[str, str]:
-    """Give the versions of what changes figures: python, torch, triton, cuda (or ROCm's HIP) and the GPU's driver."""
+    """Give the versions of what changes figures: python, torch, triton, cuda (ROCm: HIP) and driver."""
     build = torch_build()
     return {
         "python": platform.python_version(),
@@ -52,8 +52,8 @@ def software_versions() -> dict[str, str]:
 def machine_facts() -> dict[str, Any]:
     """Describe the machine for a record: JSON-able, with nothing that tells whose machine it is.
 
-    Keys: kind, cpu {model, logical_cores, physical_cores}, memory_bytes, os, software {name: version}, and gpus,
-    one entry each as `gpu_facts` gives it. Imports torch, but starts no CUDA.
+    Keys: kind, cpu {model, logical_cores, physical_cores}, memory_bytes, os, software {name: version}, and
+    gpus, one entry each as `gpu_facts` gives it. Imports torch, but starts no CUDA.
     """
     return {
         "kind": machine_kind(),
@@ -70,10 +70,10 @@ def machine_facts() -> dict[str, Any]:
 
 
 def git_commit(path: Path) -> str:
-    """Name the commit of the checkout that `path` is part of, "+dirty" appended when tracked files differ from it.
+    """Name the commit of the checkout that `path` is part of, with "+dirty" when tracked files differ.
 
-    "unknown" where `path` is not a tracked part of a checkout: a package installed under some project's `.venv` is
-    not that project's commit.
+    "unknown" where `path` is not a tracked part of a checkout: a package installed under some project's `.venv`
+    has not that project's commit.
     """
     folder = path if path.is_dir() else path.parent
     commit = _git(folder, "rev-parse", "--short", "HEAD")

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 Precision = Literal["fp32", "tf32", "bf16"]
 
-# Dense rates in TFLOP/s, never the doubled ones of structured sparsity, by the name that the driver prints. fp32 is
-# the rate without tensor cores. Sources: NVIDIA's datasheets of the V100, A100, L4, L40S and H200, the whitepaper of
-# the H100 (table 2) and the datasheet of HGX B200 (an eighth of its figures); AMD's datasheet of the MI300X.
+# Dense rates in TFLOP/s, never the doubled ones of structured sparsity, by the name that the driver prints.
+# fp32 is the rate without tensor cores. Sources: NVIDIA's datasheets of the V100, A100, L4, L40S and H200, the
+# whitepaper of the H100 and the datasheet of HGX B200 (an eighth of its figures); AMD's datasheet of the MI300X.
 _A100 = {"fp32": 19.5, "tf32": 156.0, "bf16": 312.0}
 _H100_SXM = {"fp32": 66.9, "tf32": 494.7, "bf16": 989.4}
 _DATASHEET_TFLOPS: dict[str, dict[str, float]] = {
@@ -75,8 +75,8 @@ def datasheet_peak_tflops(gpu_name: str, precision: Precision) -> float | None:
 def measured_peak_tflops(device: torch.device | str, precision: Precision) -> float:
     """Measure the best rate of a few large square matrix products, in TFLOP/s.
 
-    Operands are seeded normal random numbers: zeros draw less power, and clock higher. On a CPU it is the rate of
-    the threads that torch is set to use. Raises ValueError for an unknown precision.
+    Operands are seeded normal random numbers: zeros draw less power, and clock higher. On a CPU it is the rate
+    of the threads that torch is set to use. Raises ValueError for an unknown precision.
     """
     import torch
 

@@ -18,6 +18,7 @@ from pipeline.report.tables import OUTCOME_WORDS
 WIDTH_IN = 8.0
 FONT_PT = 11.5
 WORD_PT = 11
+LINE_PT = 1.25 * WORD_PT
 FOOTER_COLUMNS = 92
 
 RC = {
@@ -53,6 +54,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 LINES = ("-", "--", "-.", ":")
 
 STYLES = {
+    "tiny": (BLACK, "v", "-."),
     "nano": (GREY, "o", "-"),
     "micro": (PURPLE, "s", "--"),
     "small": (SKY, "o", "-"),
@@ -60,6 +62,7 @@ STYLES = {
     "large": (ORANGE, "^", "-"),
     "xl": (VERMILION, "D", "--"),
     "2.7B": (BLUE, "v", "-"),
+    "2.35B": (BLACK, "P", "-."),
     "fp32": (BLACK, "o", "-"),
     "tf32": (ORANGE, "s", "--"),
     "bf16": (BLUE, "^", "-"),
@@ -151,42 +154,48 @@ def quartile_line(axes: Axes, rows: pd.DataFrame, x: str, name: str, quantity: s
     spread = [median - rows[f"q1_{quantity}"], rows[f"q3_{quantity}"] - median]
     axes.errorbar(rows[x], median, yerr=spread, label=name, capsize=3, **style)
     unstable = rows[rows["status"] == "unstable"]
-    axes.plot(
-        unstable[x], unstable[f"median_{quantity}"], **style | {"linestyle": ""}, markerfacecolor="white", zorder=3
-    )
+    if not unstable.empty:
+        hollow = {"linestyle": "", "markerfacecolor": "white", "zorder": 3}
+        axes.plot(unstable[x], unstable[f"median_{quantity}"], **style | hollow)
+        axes.plot([], [], marker="o", color=BLACK, label=OUTCOME_WORDS["unstable"], **hollow)
 
 
 def mark_outcomes(axes: Axes, rows: pd.DataFrame, x: str, name: str) -> None:
-    """Write the status of every row that is not ok at the upper edge, over its x; call it after drawing.
+    """Mark each row without a figure at the upper edge: a cross over its x, and whose outcome it is beside.
 
-    `rows` has the columns x, status, and `name`, which says whose outcome it is and gives the colour.
+    `rows` has the columns x, status, and `name`, which gives the colour. Call it after drawing, when the x
+    axis has its limits.
     """
-    outcomes = rows[rows["status"] != "ok"]
-    if outcomes.empty:
+    failed = rows[rows["status"].isin(["oom", "skipped"])]
+    notes = []
+    for (who, status), group in failed.groupby([name, "status"], sort=False):
+        notes += _outcome_lines(axes, f"{who} {OUTCOME_WORDS[status]}", group[x], style_for(who)["color"])
+    if not notes:
         return
-    _make_room(axes, lines=outcomes.groupby(x).size().max())
-    first, last = rows[x].min(), rows[x].max()
-    for at, group in outcomes.groupby(x):
-        side = "right" if at == last > first else "left" if at == first < last else "center"
-        for line, row in enumerate(group.to_dict("records")):
-            axes.annotate(
-                f"{row[name]} {OUTCOME_WORDS[row['status']]}",
-                xy=(at, 1),
-                xycoords=("data", "axes fraction"),
-                xytext=(0, -line * WORD_PT * 1.25),
-                textcoords="offset points",
-                ha=side,
-                va="top",
-                fontsize=WORD_PT,
-                color=style_for(row[name])["color"],
-                fontweight="bold",
-            )
+    _make_room(axes, lines=len(notes))
+    for line, texts in enumerate(notes):
+        below = {"textcoords": "offset points", "va": "top", "fontsize": WORD_PT}
+        for text, at, side, right_pt, colour in texts:
+            place = {"xycoords": "axes fraction", "xytext": (right_pt, -line * LINE_PT), "ha": side}
+            axes.annotate(text, (at, 1), color=colour, **place, **below)
+
+
+def _outcome_lines(axes: Axes, words: str, positions: pd.Series, colour: str) -> list[list[tuple]]:
+    """Lay out one outcome: its crosses, and its words on the side that has room, else on a line of their own."""
+    to_fraction = axes.transData + axes.transAxes.inverted()
+    ats = sorted(to_fraction.transform((position, 1))[0] for position in positions)
+    crosses = [("×", at, "center", 0, colour) for at in ats]
+    if ats[0] > 0.5:
+        return [[*crosses, (words, ats[0], "right", -WORD_PT * 0.7, colour)]]
+    if ats[-1] < 0.5:
+        return [[*crosses, (words, ats[-1], "left", WORD_PT * 0.7, colour)]]
+    return [[(words, 0.5, "center", 0, colour)], crosses]
 
 
 def _make_room(axes: Axes, lines: int) -> None:
     """Raise the upper limit, so that so many lines of words fit over the data."""
     height_pt = axes.get_position().height * axes.figure.get_figheight() * 72
-    share = min(0.6, (lines + 0.3) * WORD_PT * 1.25 / height_pt)
+    share = min(0.6, (lines + 0.3) * LINE_PT / height_pt)
     scale = axes.yaxis.get_transform()
     low, high = scale.transform(np.array(axes.get_ylim()))
     top = low + (high - low) / (1 - share)
@@ -194,11 +203,13 @@ def _make_room(axes: Axes, lines: int) -> None:
 
 
 def shared_legend(figure: Figure, per_row: int = 6) -> None:
-    """Put one legend over all panels, each name once, in the order of drawing."""
+    """Put one legend over all panels, each name once, in the order of drawing, outcomes last."""
     entries = {}
     for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)
+    # Axes list lines before error bars, whatever was drawn first.
+    entries = dict(sorted(entries.items(), key=lambda entry: entry[0] in OUTCOME_WORDS.values()))
     with mpl.rc_context(RC):
         figure.legend(entries.values(), entries.keys(), loc="outside upper center", ncols=min(per_row, len(entries)))
 
@@ -212,9 +223,9 @@ def stamp(figure: Figure, rows: pd.DataFrame, *facts: str, shown: str = "median 
     words = [*rows["machine"].unique(), *(f"torch {version}" for version in rows["torch"].unique()), *facts]
     words.append(f"n={_range(measured['n'])}, {shown}")
     text = textwrap.fill(" · ".join(words), FOOTER_COLUMNS)
-    height = (text.count("\n") + 1.6) * 11 * 1.25 / 72 / figure.get_figheight()
+    height = (text.count("\n") + 1.6) * LINE_PT / 72 / figure.get_figheight()
     figure.get_layout_engine().set(rect=(0, height, 1, 1 - height))
-    figure.text(0.5, 0.01, text, ha="center", va="bottom", fontsize=11, color="#555555")
+    figure.text(0.5, 0.01, text, ha="center", va="bottom", fontsize=WORD_PT, color="#555555")
 
 
 def _range(values: pd.Series) -> str:

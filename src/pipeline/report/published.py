@@ -1,5 +1,6 @@
 """Figures that others published of the same assignment: for comparison, never mixed with ours."""
 
+import re
 from importlib import resources
 
 import pandas as pd
@@ -20,15 +21,17 @@ def load(name: str) -> pd.DataFrame:
 
 
 def doubts(rows: pd.DataFrame) -> pd.DataFrame:
-    """List each source's doubts once: the columns write_up and note, in the order of the rows."""
-    noted = rows[rows["note"].notna()]
-    return noted[["write_up", "note"]].drop_duplicates().reset_index(drop=True)
+    """List each doubt about these rows once a source: the columns write_up and note, in the order of the rows."""
+    noted = rows.loc[rows["note"].notna(), ["write_up", "note"]]
+    clauses = noted.assign(note=noted["note"].str.split("; ")).explode("note")
+    return clauses.drop_duplicates().reset_index(drop=True)
 
 
 def doubts_list(rows: pd.DataFrame) -> str:
     """Write the doubts about these rows as a Markdown list, one item a source; empty where there are none."""
-    by_source = doubts(rows).groupby("write_up")["note"].agg("; ".join)
-    return "\n".join(f"- {write_up}: {notes}." for write_up, notes in by_source.items())
+    by_source = doubts(rows).groupby("write_up", sort=False)["note"].agg("; ".join)
+    text = "\n".join(f"- {write_up}: {notes}." for write_up, notes in by_source.items())
+    return re.sub(r"source (\d+)", lambda match: f"write-up {int(match[1])}", text)
 
 
 def _display(source: str, device: str) -> str:

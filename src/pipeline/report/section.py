@@ -86,6 +86,16 @@ def compare(time: float, other_time: float, tolerance: float = TOLERANCE) -> str
     return "faster than" if time * (1 + tolerance) < other_time else "as fast as"
 
 
+def compare_ratio(median: float, low: float, high: float, tolerance: float = TOLERANCE) -> str:
+    """Say how a time stands to another from the other's ratio to it: above one, it is `faster than`.
+
+    `low` and `high` span what the noise allows; where one lies between them and the median is not near it,
+    the two are `not told apart from` each other.
+    """
+    word = compare(1, median, tolerance)
+    return "not told apart from" if word != "as fast as" and low <= 1 <= high else word
+
+
 def trend(values: Sequence[float], tolerance: float = TOLERANCE) -> str:
     """Say what ordered values do: `rises`, `falls`, `stays level` or `goes up and down`."""
     values = np.asarray(values, dtype=float)
@@ -103,15 +113,15 @@ def growth_exponent(x: Sequence[float], y: Sequence[float]) -> float:
 
 
 def growth_word(exponent: float, tolerance: float = 0.1) -> str:
-    """Say how something with this exponent grows: `about linearly`, `about quadratically`, ..."""
+    """Say what something with this exponent does: `grows about linearly`, `hardly changes`, ..."""
     if abs(exponent) <= tolerance:
-        return "hardly"
+        return "hardly changes"
     if exponent < 0:
-        return "not at all but falls"
+        return "falls"
     if exponent < 1 - tolerance:
-        return "less than linearly"
+        return "grows less than linearly"
     if exponent <= 1 + tolerance:
-        return "about linearly"
+        return "grows about linearly"
     if exponent < 2 - tolerance:
-        return "more than linearly but less than quadratically"
-    return "about quadratically" if exponent <= 2 + tolerance else "more than quadratically"
+        return "grows more than linearly but less than quadratically"
+    return "grows about quadratically" if exponent <= 2 + tolerance else "grows more than quadratically"

@@ -7,6 +7,9 @@ import pandas as pd
 MAX_COLUMNS = 8
 FOLD_OVER_ROWS = 15
 
+# A number, perhaps with more behind it; a name like 2.7B is none.
+NUMBER = r"^-?[\d.,]+(?![\w.,])"
+
 OUTCOME_WORDS = {"oom": "OOM", "skipped": "skipped", "unstable": "unstable"}
 
 
@@ -88,14 +91,15 @@ def pivot(rows: pd.DataFrame, index: list[str], columns: str, cells: pd.Series) 
 
 
 def markdown(table: pd.DataFrame) -> str:
-    """Write a table of text as Markdown, first column left, the rest right.
+    """Write a table of text as Markdown, columns with numbers to the right.
 
     Raises ValueError for a table too wide to read.
     """
     if len(table.columns) > MAX_COLUMNS:
         raise ValueError(f"{len(table.columns)} columns, at most {MAX_COLUMNS} can be read: {list(table.columns)}")
-    align = ["left"] + ["right"] * (len(table.columns) - 1)
-    return table.astype(str).to_markdown(index=False, disable_numparse=True, colalign=align)
+    text = table.astype(str)
+    align = ["right" if text[column].str.match(NUMBER).any() else "left" for column in text]
+    return text.to_markdown(index=False, disable_numparse=True, colalign=align)
 
 
 def fold(summary: str, text: str) -> str:

@@ -35,7 +35,8 @@ def cost_ms(size, context, precision, part, mode, gpu):
 def row(rng, machine, precision, size, context, warmup, mode, part, clock, gpu):
     typical = cost_ms(size, context, precision, part, mode, gpu)
     samples = typical * (1 + 0.01 * rng.standard_normal(10)) * (1 if clock == "host" else 0.985)
-    first = FIRST_STEPS[warmup]
+    # Whole steps are measured after the phases, when the process is warm.
+    first = () if part == "train_step" else FIRST_STEPS[warmup]
     samples[: len(first)] *= first
     if part == "compile":
         samples = np.array([typical])
@@ -134,7 +135,7 @@ def laptop(seed=0):
     tables = {}
     for precision in ("fp32", "bf16", "tf32"):
         outcome = no_gpu if precision == "tf32" else None
-        axes = dict(gpu=False, outcome=outcome)
+        axes = {"gpu": False, "outcome": outcome}
         grid = list(itertools.product(("micro", "nano"), (128, 256)))
         tables[precision] = table(
             [
@@ -155,11 +156,12 @@ MACHINES = {"h200": h200, "laptop": laptop, "smoke": smoke}
 
 
 @pytest.fixture(scope="session")
-def make_tables():
-    """Make the tables of a machine by its name (h200, laptop or smoke), as read back from CSV."""
+def make_rows():
+    """Make all rows of a machine by its name (h200, laptop or smoke), as read back from its tables."""
 
     def make(name, seed=0):
-        tables = MACHINES[name](seed)
-        return {key: pd.read_csv(io.StringIO(found.to_csv(index=False))) for key, found in tables.items()}
+        texts = [found.to_csv(index=False) for found in MACHINES[name](seed).values()]
+        tables = [pd.read_csv(io.StringIO(text), keep_default_na=False, na_values=[""]) for text in texts]
+        return pd.concat(tables, ignore_index=True)
 
     return make

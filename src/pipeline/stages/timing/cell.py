@@ -41,5 +41,5 @@ class Settings:
     max_steps: int = axis(50, minimum=10)
     rel_error: float = axis(0.005, minimum=0)
     budget_s: float = axis(4.0, minimum=0)
-    unstable_rel_error: float = axis(0.02, minimum=0)
+    unstable_rel_error: float = axis(0.05, minimum=0)
     threads: int = axis(0, minimum=0)

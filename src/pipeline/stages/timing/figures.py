@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -18,28 +17,24 @@ from pipeline.report.figures import (
     stamp,
     style_for,
 )
+from pipeline.stages.timing import selection
 from pipeline.stages.timing.findings import gains_over_fp32
-from pipeline.stages.timing.selection import at_context, host, main_context, main_grid, ok, samples_ms, warmup_grid
-
-FIRST_STEPS = 10
+from pipeline.stages.timing.selection import FIRST_STEPS, at_context, host, main_context, main_grid, ok
 
 
 def draw_all(rows: pd.DataFrame, context_length: int, folder: Path) -> dict[str, str]:
-    """Draw every figure for which there is data; give the links by figure name, relative to the report."""
-    drawings = {
-        "step_time": lambda: step_time(rows),
-        "precision_gain": lambda: precision_gain(rows),
-        "first_steps": lambda: first_steps(rows),
-        "compiled": lambda: compiled(rows),
-        "mfu": lambda: mfu(rows, context_length),
+    """Draw every figure for which there is data; give the links by figure name, relative to the write-up."""
+    figures = {
+        "step_time": step_time(rows),
+        "precision_gain": precision_gain(rows),
+        "first_steps": first_steps(rows),
+        "compiled": compiled(rows),
+        "mfu": mfu(rows, context_length),
     }
-    links = {}
-    for name, draw in drawings.items():
-        figure = draw()
-        if figure is not None:
-            save(figure, folder / "timing" / f"{name}.svg")
-            links[name] = f"figures/timing/{name}.svg"
-    return links
+    drawn = {name: figure for name, figure in figures.items() if figure is not None}
+    for name, figure in drawn.items():
+        save(figure, folder / f"{name}.svg")
+    return {name: f"figures/timing/{name}.svg" for name in drawn}
 
 
 def step_time(rows: pd.DataFrame) -> Figure:
@@ -86,24 +81,22 @@ def precision_gain(rows: pd.DataFrame) -> Figure | None:
 
 def first_steps(rows: pd.DataFrame) -> Figure | None:
     """Draw the first steps after no and after the longest warm-up, over the warm median; None without them."""
-    grid = warmup_grid(rows)
-    if grid.empty:
+    steps = selection.first_steps(rows)
+    if steps.empty:
         return None
-    longest = grid["warmup_steps"].max()
-    steady_ms = grid[grid["warmup_steps"] == longest].set_index("size")["median_ms"]
+    longest = steps["warmup_steps"].max()
     figure, panels = new_figure(1, 2, share_y=True)
     titles = {0: "no warm-up", longest: f"after {longest} warm-up steps"}
-    for axes, (steps, title) in zip(panels[0], titles.items(), strict=True):
-        for _, row in grid[grid["warmup_steps"] == steps].iterrows():
-            ratios = samples_ms(row)[:FIRST_STEPS] / steady_ms[row["size"]]
-            axes.plot(np.arange(1, len(ratios) + 1), ratios, label=row["size"], **style_for(row["size"]))
+    for axes, (count, title) in zip(panels[0], titles.items(), strict=True):
+        for size, line in steps[steps["warmup_steps"] == count].groupby("size", sort=False):
+            axes.plot(line["step"], line["relative"], label=size, **style_for(size))
         axes.set_title(title)
         axes.set_xlabel("measured step")
         axes.set_xticks(range(1, FIRST_STEPS + 1))
     log_values_axis(panels[0, 0], "step time / warm median")
     shared_legend(figure)
-    precision, context_length = grid["precision"].iloc[0], grid["context_length"].iloc[0]
-    stamp(figure, grid, precision, f"context {context_length}", shown="single steps")
+    shown = steps.assign(n=steps["step"].max())
+    stamp(figure, shown, steps["precision"].iloc[0], f"context {steps['context_length'].iloc[0]}", shown="single steps")
     return figure
 
 
@@ -116,12 +109,13 @@ def compiled(rows: pd.DataFrame) -> Figure | None:
     precisions = list(ok(tried)["precision"].unique())
     context_length = main_context(tried)
     shown = at_context(longest, context_length)
+    parts = ("forward", "train_step")
     sizes = list(at_context(tried, context_length)["size"].unique())
-    shown = shown[shown["size"].isin(sizes)]
+    shown = shown[shown["size"].isin(sizes) & shown["pass"].isin(parts)]
     shown = shown.assign(position=shown["size"].map(sizes.index))
     figure, panels = new_figure(len(precisions), 2, panel_height_in=2.7)
     for line, precision in zip(panels, precisions, strict=True):
-        for axes, part in zip(line, ("forward", "train_step"), strict=True):
+        for axes, part in zip(line, parts, strict=True):
             panel = shown[(shown["precision"] == precision) & (shown["pass"] == part)]
             for mode, points in panel.groupby("mode", sort=False):
                 quartile_line(axes, points, "position", mode)

@@ -4,16 +4,15 @@ import math
 
 import pandas as pd
 
-from pipeline.report.section import compare, growth_exponent, growth_word, trend
+from pipeline.report.section import TOLERANCE, compare, compare_ratio, growth_exponent, growth_word, trend
 from pipeline.stages.timing.selection import (
     at_context,
+    first_steps,
     host,
     main_context,
     main_grid,
     ok,
     ratios,
-    samples_ms,
-    warmup_grid,
 )
 
 SMALL_SPREAD = 0.05
@@ -51,7 +50,6 @@ def passes(rows: pd.DataFrame, context_length: int) -> list[dict]:
                 "train_step": by_pass["train_step"],
                 "backward_over_forward": by_pass["backward"] / by_pass["forward"],
                 "optimizer_share": by_pass["optimizer"] / by_pass["train_step"],
-                "backward_word": compare(by_pass["backward"].sum(), by_pass["forward"].sum()),
             }
         )
     return found
@@ -69,15 +67,13 @@ def variability(rows: pd.DataFrame) -> dict:
     if grid.empty:
         return {}
     shares = grid["std_ms"] / grid["mean_ms"]
-    within = (shares <= SMALL_SPREAD).mean()
     return {
         "typical": shares.median(),
         "largest": shares.max(),
         "worst": grid.loc[shares.idxmax()].to_dict(),
         "limit": SMALL_SPREAD,
-        "within_limit": within,
+        "within_limit": (shares <= SMALL_SPREAD).mean(),
         "word": "small" if shares.median() <= SMALL_SPREAD else "large",
-        "always": bool(within == 1),
     }
 
 
@@ -131,33 +127,42 @@ def warmup(rows: pd.DataFrame) -> dict:
 
     Empty where no start without warm-up was measured.
     """
-    grid = warmup_grid(rows)
-    if grid.empty:
+    steps = first_steps(rows)
+    if steps.empty:
         return {}
-    longest = grid["warmup_steps"].max()
-    steady_ms = grid[grid["warmup_steps"] == longest].set_index("size")["median_ms"]
-    counts = []
-    for steps, group in grid.groupby("warmup_steps"):
-        group = group.set_index("size")
-        first_ms = group.apply(lambda row: samples_ms(row)[0], axis=1)
-        counts.append(
-            {
-                "warmup_steps": steps,
-                "first": first_ms / steady_ms[group.index],
-                "mean": group["mean_ms"] / steady_ms[group.index],
-                "spread": group["std_ms"] / group["mean_ms"],
-                "first_word": compare((first_ms / steady_ms[group.index]).median(), 1),
-            }
-        )
+    warm = steps[steps["warmup_steps"] == steps["warmup_steps"].max()]
+    noise = _first_steps_facts(warm, tolerance=TOLERANCE)["spread"].median()
+    counts = [
+        {"warmup_steps": count, **_first_steps_facts(group, tolerance=max(TOLERANCE, noise))}
+        for count, group in steps.groupby("warmup_steps")
+    ]
     return {
-        "precision": grid["precision"].iloc[0],
-        "context_length": grid["context_length"].iloc[0],
-        "longest": longest,
+        "precision": steps["precision"].iloc[0],
+        "context_length": steps["context_length"].iloc[0],
+        "steps": steps["step"].max(),
         "cold": counts[0],
         "between": counts[1:-1],
         "warm": counts[-1],
-        "on_gpu": bool((rows["clock"] == "cuda_events").any()),
     }
+
+
+def _first_steps_facts(steps: pd.DataFrame, tolerance: float) -> dict:
+    by_size = steps.groupby("size", sort=False)["relative"]
+    first = by_size.first()
+    return {
+        "first": first,
+        "mean": by_size.mean(),
+        "spread": by_size.std() / by_size.mean(),
+        "first_word": compare(first.median(), 1, tolerance),
+    }
+
+
+def _sizes_by_word(gains: pd.DataFrame) -> dict[str, list[str]]:
+    """Group the sizes by the word that their ratio of train steps gives."""
+    steps = gains[gains["pass"] == "train_step"]
+    columns = zip(steps["median_ratio"], steps["q1_ratio"], steps["q3_ratio"], strict=True)
+    words = pd.Series([compare_ratio(*three) for three in columns], index=steps["size"])
+    return {word: list(words[words == word].index) for word in words.unique()}
 
 
 def precision_gains(rows: pd.DataFrame, context_length: int) -> list[dict]:
@@ -170,7 +175,7 @@ def precision_gains(rows: pd.DataFrame, context_length: int) -> list[dict]:
             continue
         by_pass = gains.set_index(["size", "pass"])["median_ratio"].unstack("pass", sort=False)
         step = by_pass["train_step"]
-        words = step.map(lambda gain: compare(1, gain))
+        by_word = _sizes_by_word(gains)
         found.append(
             {
                 "precision": precision,
@@ -178,8 +183,8 @@ def precision_gains(rows: pd.DataFrame, context_length: int) -> list[dict]:
                 "forward": by_pass["forward"],
                 "backward": by_pass["backward"],
                 "optimizer_word": compare(1, by_pass["optimizer"].median()),
-                "sizes_by_word": {word: list(words[words == word].index) for word in words.unique()},
-                "trend": trend(step) if len(step) > 1 else None,
+                "sizes_by_word": by_word,
+                "trend": trend(step) if len(step) > 1 and "not told apart from" not in by_word else None,
             }
         )
     return found
@@ -201,10 +206,14 @@ def gains_over_fp32(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def compile_gains(rows: pd.DataFrame) -> pd.DataFrame:
-    """Divide eager times by compiled ones, all passes by the host clock: a row a pass that was run both ways."""
+    """Divide eager times by compiled ones, by the host clock: a row a pass that was run both ways.
+
+    Precisions in which nothing was measured are left out.
+    """
     longest = host(rows)[host(rows)["warmup_steps"] == rows["warmup_steps"].max()]
     keys = ["precision", "context_length", "size", "pass"]
-    return ratios(longest[longest["mode"] == "eager"], longest[longest["mode"] == "compiled"], keys)
+    gains = ratios(longest[longest["mode"] == "eager"], longest[longest["mode"] == "compiled"], keys)
+    return gains[gains["precision"].isin(ok(gains)["precision"])]
 
 
 def payback(rows: pd.DataFrame) -> pd.DataFrame:
@@ -217,7 +226,7 @@ def payback(rows: pd.DataFrame) -> pd.DataFrame:
     step = longest[longest["pass"] == "train_step"].set_index([*cell, "mode"])["median_ms"].unstack("mode")
     first = longest[longest["pass"] == "compile"].set_index(cell)["median_ms"]
     if first.empty or "eager" not in step or "compiled" not in step:
-        return pd.DataFrame()
+        return pd.DataFrame(columns=[*cell, "compile_ms", "saved_ms", "steps"])
     found = first.rename("compile_ms").reset_index()
     steps = step.loc[pd.MultiIndex.from_frame(found[cell])].reset_index(drop=True)
     found["saved_ms"] = steps["eager"] - steps["compiled"]
@@ -236,14 +245,13 @@ def compilation(rows: pd.DataFrame) -> list[dict]:
         by_pass = group.set_index(["size", "pass"])["median_ratio"].unstack("pass", sort=False)
         here = back[(back["precision"] == precision) & (back["context_length"] == context_length)]
         here = here.set_index("size")
-        words = by_pass["train_step"].map(lambda gain: compare(1, gain))
         found.append(
             {
                 "precision": precision,
                 "context_length": context_length,
                 "forward": by_pass["forward"],
                 "step": by_pass["train_step"],
-                "sizes_by_word": {word: list(words[words == word].index) for word in words.unique()},
+                "sizes_by_word": _sizes_by_word(group),
                 "forward_word": compare(1, by_pass["forward"].median()),
                 "gains_more": compare(by_pass["train_step"].median(), by_pass["forward"].median()),
                 "compile_ms": here["compile_ms"],

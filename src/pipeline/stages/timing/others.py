@@ -87,8 +87,8 @@ def _full_table(write_up: str, mode: str, pairs: pd.DataFrame) -> str:
                 {"forward_backward": "forward + backward (ours: sum)", "train_step": "train step"}
             ),
             "size": pairs["size"],
-            "context length": pairs["context_length"],
-            "precision": pairs["precision"],
+            "context length": pairs["context_length"].astype(str).mask(_is_assumed(pairs, "context"), "not given"),
+            "precision": pairs["precision"].mask(_is_assumed(pairs, "precision"), "not given"),
             "theirs (ms)": pairs["theirs_ms"].map(significant),
             "ours (ms)": pairs["ours_ms"].map(significant),
             "ours / theirs": pairs["ratio"].map(lambda value: significant(value, 2)),
@@ -96,3 +96,7 @@ def _full_table(write_up: str, mode: str, pairs: pd.DataFrame) -> str:
     )
     doubts = published.doubts_list(pairs) or "No doubts noted."
     return fold(f"{write_up}, {mode}: {len(pairs)} figures", f"{markdown(table)}\n\n{doubts}")
+
+
+def _is_assumed(pairs: pd.DataFrame, what: str) -> pd.Series:
+    return pairs["assumed"].str.contains(what)

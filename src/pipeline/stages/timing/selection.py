@@ -1,27 +1,32 @@
 """Which rows of the timing tables answer which question."""
 
-from collections.abc import Mapping
-
-import numpy as np
 import pandas as pd
 
-# Tables come sorted by file name; people read sizes smallest first and precisions widest first.
-SIZES = ("nano", "micro", "small", "medium", "large", "xl", "2.7B")
+from pipeline.model.accounting import parameter_count
+from pipeline.model.sizes import SIZES
+
+# Tables come sorted by file name; people read sizes smallest first, by the parameters of their layers, and
+# precisions widest first.
+BY_SIZE = tuple(sorted(SIZES, key=lambda name: parameter_count(SIZES[name], vocab_size=0)))
 PRECISIONS = ("fp32", "tf32", "bf16")
 MODES = ("eager", "compiled")
-PASSES = ("forward", "backward", "optimizer", "train_step", "compile")
+PHASES = ("forward", "backward", "optimizer")
+PASSES = (*PHASES, "train_step", "compile")
+ORDERS = {"precision": PRECISIONS, "size": BY_SIZE, "mode": MODES, "pass": PASSES}
+
+READING_ORDER = ["precision", "size", "context_length", "warmup_steps", "mode", "pass"]
 
 # The context length at which most others report, so the one to show first.
 PREFERRED_CONTEXT = 256
 
+# As many steps as the assignment asks to measure; the stop rule may have taken more.
+FIRST_STEPS = 10
 
-def combine(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """Put the tables of all precisions into one, in reading order."""
-    rows = pd.concat(tables.values(), ignore_index=True)
-    orders = {"precision": PRECISIONS, "size": SIZES, "mode": MODES, "pass": PASSES}
-    keys = ["precision", "size", "context_length", "warmup_steps", "mode", "pass"]
+
+def ordered(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    """Sort by these columns, names in reading order."""
     return rows.sort_values(
-        keys, key=lambda column: _rank(column, orders.get(column.name)), kind="stable", ignore_index=True
+        keys, key=lambda column: _rank(column, ORDERS.get(column.name)), kind="stable", ignore_index=True
     )
 
 
@@ -60,28 +65,40 @@ def main_context(rows: pd.DataFrame) -> int:
     return int(sizes[sizes == sizes.max()].index.max())
 
 
-def warmup_grid(rows: pd.DataFrame) -> pd.DataFrame:
-    """Keep the eager train steps, by the host clock, of the one setting shown for the warm-up study.
+def first_steps(rows: pd.DataFrame) -> pd.DataFrame:
+    """Give the first measured steps of a process by the count of its warm-up steps, for one setting.
 
-    That is the first precision, and in it the main context length or else the largest, for which a start
-    without warm-up was measured, with the sizes of which it was. Empty where none was.
+    That is the first precision, and in it the main context length, for which a start without warm-up was
+    measured. A step is the sum of its phases by the host clock: they are what a process measures first,
+    whole steps come when it is warm.
+
+    Returns precision, context_length, size, warmup_steps, machine, torch, step (from 1), step_ms, and
+    relative: step_ms over the median after the longest warm-up. Empty where there is nothing to compare.
     """
-    steps = ok(host(rows))
-    steps = steps[(steps["mode"] == "eager") & (steps["pass"] == "train_step")]
-    cold = steps[steps["warmup_steps"] == 0]
-    if cold.empty or steps["warmup_steps"].max() == 0:
-        return cold.iloc[:0]
-    precision = cold["precision"].iloc[0]
-    context_length = main_context(cold[cold["precision"] == precision])
-    shown = at_context(steps[steps["precision"] == precision], context_length)
-    warm = shown[shown["warmup_steps"] == shown["warmup_steps"].max()]
-    both = set(shown.loc[shown["warmup_steps"] == 0, "size"]) & set(warm["size"])
-    return shown[shown["size"].isin(both)]
+    phases = ok(host(rows))
+    phases = phases[(phases["mode"] == "eager") & phases["pass"].isin(PHASES)]
+    cold = phases[phases["warmup_steps"] == 0]
+    if cold.empty:
+        return pd.DataFrame()
+    setting = cold[cold["precision"] == cold["precision"].iloc[0]]
+    context_length = main_context(setting)
+    sizes = at_context(setting, context_length)["size"]
+    shown = at_context(phases[phases["precision"] == setting["precision"].iloc[0]], context_length)
+    steps = _steps(shown[shown["size"].isin(sizes)])
+    longest = steps["warmup_steps"].max()
+    warm_median_ms = steps[steps["warmup_steps"] == longest].groupby("size")["step_ms"].median()
+    steps = steps[steps["step"] <= FIRST_STEPS]
+    steps = steps.assign(relative=steps["step_ms"] / steps["size"].map(warm_median_ms))
+    return steps[steps["relative"].notna()] if longest > 0 else pd.DataFrame()
 
 
-def samples_ms(row: pd.Series) -> np.ndarray:
-    """Read the raw samples of a row, in the order in which they were measured, in ms."""
-    return np.array(str(row["samples_ms"]).split(), dtype=float)
+def _steps(phases: pd.DataFrame) -> pd.DataFrame:
+    """Add up the phases of each step: a row a step."""
+    keys = ["precision", "context_length", "size", "warmup_steps", "machine", "torch"]
+    samples = phases.assign(step_ms=phases["samples_ms"].astype(str).str.split()).explode("step_ms")
+    samples["step"] = samples.groupby([*keys, "pass"]).cumcount() + 1
+    samples["step_ms"] = samples["step_ms"].astype(float)
+    return samples.groupby([*keys, "step"], sort=False)["step_ms"].sum().reset_index()
 
 
 def ratios(numerator: pd.DataFrame, denominator: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
@@ -91,7 +108,7 @@ def ratios(numerator: pd.DataFrame, denominator: pd.DataFrame, keys: list[str]) 
     allow. Status and reason are those of whichever row has no figure, or is unstable.
     """
     paired = numerator.merge(denominator, on=keys, suffixes=("", "_below"), validate="one_to_one")
-    paired = paired.sort_values(keys, key=lambda c: _rank(c, SIZES if c.name == "size" else None), kind="stable")
+    paired = ordered(paired, keys)
     numerator_fails = paired["status"] != "ok"
     return paired[keys].assign(
         median_ratio=paired["median_ms"] / paired["median_ms_below"],

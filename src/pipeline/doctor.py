@@ -1,0 +1,231 @@
+"""What this machine can measure, what it lacks, and the command that mends each lack."""
+
+import os
+import platform
+import shutil
+import subprocess
+import sysconfig
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from glob import glob
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from pipeline.instruments.gpu_state import gpu_state, slowdown_reasons
+from pipeline.instruments.gpus import Gpu, describe_links, torch_build, visible_gpus
+from pipeline.instruments.machine import cpu_model, machine_facts, software_versions
+
+# Where NVIDIA's packages put nsys. That of Nsight Compute is on nobody's PATH.
+_NSYS_HOMES = (
+    "/opt/nvidia/nsight-systems*/*/bin/nsys",
+    "/usr/local/cuda*/bin/nsys",
+    "/opt/nvidia/nsight-compute/*/host/target-linux-*/nsys",
+)
+# Debian's and Fedora's package of each library that nsys may lack.
+_LIBRARY_PACKAGES = {"libdw.so.1": ("libdw1", "elfutils-libs"), "libelf.so.1": ("libelf1", "elfutils-libelf")}
+
+
+@dataclass(frozen=True)
+class Check:
+    """Whether this machine can make one kind of measurement; `remedy` is empty where no command would help."""
+
+    name: str
+    ok: bool
+    detail: str
+    remedy: str = ""
+
+
+def report() -> str:
+    """Write one screen: each kind of measurement with what mends its lack, then the facts of the machine."""
+    checks = findings()
+    lines = ["What this machine can measure"]
+    for check in checks:
+        lines.append(f"  {'ok' if check.ok else 'missing':9}{check.name:16}{check.detail}")
+        if check.remedy:
+            lines.append(f"{'':27}mend: {check.remedy}")
+    if checks[0].ok:
+        lines += ["", "What it is", *(f"  {name:25}{value}" for name, value in _facts())]
+    return "\n".join(lines)
+
+
+def findings() -> list[Check]:
+    """Check each kind of measurement; where torch does not import, that is the only finding."""
+    try:
+        import torch  # noqa: F401  what every check asks
+    except (ImportError, OSError) as error:
+        return [Check("torch", False, str(error).splitlines()[0], "pip install torch")]
+    gpus = visible_gpus()
+    return [
+        Check("CPU timing", True, cpu_model()),
+        _check_gpu_timing(gpus),
+        _check_compile(gpus),
+        _check_triton("Triton kernels", gpus),
+        _check_nsys(gpus),
+        _check_nccl(gpus),
+        _check_gloo(),
+    ]
+
+
+def _check_gpu_timing(gpus: list[Gpu]) -> Check:
+    import torch
+
+    name = "GPU timing"
+    if not gpus:
+        return Check(name, False, "no GPU: laptop scale")
+    if not (torch_build().get("cuda") or torch_build().get("hip")):
+        remedy = "pip install --force-reinstall torch"
+        return Check(name, False, f"torch {torch.__version__} is built for the CPU alone", remedy)
+    if not torch.cuda.is_available():
+        return Check(name, False, "torch cannot use the GPU; the driver may be too old for it", "nvidia-smi")
+    return Check(name, True, _by_model(gpus))
+
+
+def _check_compile(gpus: list[Gpu]) -> Check:
+    name = "torch.compile"
+    if gpus:
+        return _check_triton(name, gpus)
+    lack = _lacking_build_tool("CXX", ("g++", "clang++"), ("g++", "gcc-c++"))
+    return Check(name, False, *lack) if lack else Check(name, True, "for the CPU, by the C++ compiler")
+
+
+def _check_triton(name: str, gpus: list[Gpu]) -> Check:
+    if not gpus:
+        return Check(name, False, "no GPU: Triton's interpreter serves tests, no timing")
+    version = software_versions()["triton"]
+    if version == "absent":
+        return Check(name, False, "Triton is not installed", "pip install triton")
+    # Triton compiles a launcher in C for each kernel.
+    lack = _lacking_build_tool("CC", ("gcc", "clang"), ("gcc", "gcc"))
+    return Check(name, False, *lack) if lack else Check(name, True, f"Triton {version}")
+
+
+def _lacking_build_tool(variable: str, compilers: tuple[str, ...], packages: tuple[str, str]) -> tuple[str, str] | None:
+    """Return what is missing to compile an extension of Python, and the command that installs it."""
+    candidates = (os.environ[variable],) if variable in os.environ else compilers
+    if not any(map(shutil.which, candidates)):
+        return f"no compiler: {' or '.join(candidates)} not found", _install_command(*packages)
+    if not Path(sysconfig.get_path("include", "posix_prefix"), "Python.h").exists():
+        version = ".".join(platform.python_version_tuple()[:2])
+        return "no Python.h for the compiler", _install_command(f"python{version}-dev", f"python{version}-devel")
+    return None
+
+
+def _install_command(debian_package: str, fedora_package: str) -> str:
+    if shutil.which("dnf"):
+        return f"dnf install {fedora_package}"
+    return f"apt-get install {debian_package}"
+
+
+def _check_nsys(gpus: list[Gpu]) -> Check:
+    name = "nsys captures"
+    if not gpus:
+        return Check(name, False, "no GPU: torch.profiler takes its place")
+    nsys = shutil.which("nsys")
+    if nsys is None:
+        return _nsys_off_path(name)
+    missing = _libraries_lacking_to_import(Path(nsys))
+    if missing:
+        packages = [_LIBRARY_PACKAGES.get(library, (library, library)) for library in missing]
+        remedy = _install_command(*(" ".join(dict.fromkeys(column)) for column in zip(*packages, strict=True)))
+        return Check(name, False, f"captures cannot be imported without {', '.join(missing)}", remedy)
+    return Check(name, True, _first_line(nsys, "--version") or nsys)
+
+
+def _nsys_off_path(name: str) -> Check:
+    found = sorted(path for pattern in _NSYS_HOMES for path in glob(pattern))
+    if found:
+        return Check(name, False, "nsys is not on PATH", f'export PATH="{Path(found[-1]).parent}:$PATH"')
+    remedy = _install_command("nsight-systems-cli", "nsight-systems-cli")
+    return Check(name, False, "nsys not found, which NVIDIA's package repository has", remedy)
+
+
+def _libraries_lacking_to_import(nsys: Path) -> list[str]:
+    """List the shared libraries that the importer, installed in a folder beside nsys's own, does not find.
+
+    Without them a capture ends as a .qdstrm file that nothing can read. A wrapper script has no importer beside
+    it, and may well set the libraries' path, so that nothing is missed there.
+    """
+    importers = nsys.resolve().parent.parent.glob("*/QdstrmImporter")
+    lines = [line for importer in importers for line in _output("ldd", str(importer)).splitlines()]
+    return sorted({line.split()[0] for line in lines if line.endswith("=> not found")})
+
+
+def _check_nccl(gpus: list[Gpu]) -> Check:
+    import torch.distributed
+
+    name = "NCCL all-reduce"
+    if len(gpus) < 2:
+        return Check(name, False, f"needs 2 GPUs, {len(gpus)} present")
+    if not (torch.distributed.is_available() and torch.distributed.is_nccl_available()):
+        return Check(name, False, "torch is built without NCCL", "pip install --force-reinstall torch")
+    return Check(name, True, f"on {len(gpus)} GPUs; {describe_links(gpus)}")
+
+
+def _check_gloo() -> Check:
+    import torch.distributed
+
+    name = "gloo all-reduce"
+    if torch.distributed.is_available() and torch.distributed.is_gloo_available():
+        return Check(name, True, f"on {psutil.cpu_count()} logical cores")
+    return Check(name, False, "torch is built without gloo", "pip install --force-reinstall torch")
+
+
+def _facts() -> Iterator[tuple[str, str]]:
+    facts, gpus, memory = machine_facts(), visible_gpus(), psutil.virtual_memory()
+    cpu, software = facts["cpu"], facts["software"]
+    yield "CPU", f"{cpu['model']}, {cpu['logical_cores']} logical cores on {cpu['physical_cores']} physical"
+    yield "memory", f"{_gib(memory.available)} free of {_gib(memory.total)}"
+    yield "disk", f"{_gib(psutil.disk_usage('.').free)} free here"
+    yield "GPUs", _by_model(gpus) or "none"
+    if gpus:
+        yield "GPU links", describe_links(gpus)
+        yield from _state_facts(gpu_state())
+    yield "operating system", facts["os"]
+    for name in ("driver", "cuda", "nccl", "cudnn", "torch", "triton", "python"):
+        yield name, software[name]
+
+
+def _state_facts(state: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Sum the GPUs up, so that eight take no more lines than one."""
+    if not state:
+        yield "GPU state", "n/a"
+        return
+    yield "GPU memory free", _span(state, "memory_free_bytes", "GiB", unit_size=2**30)
+    yield "GPU SM clock", _span(state, "sm_clock_mhz", "MHz")
+    yield "GPU memory clock", _span(state, "memory_clock_mhz", "MHz")
+    yield "GPU temperature", _span(state, "temperature_c", "°C")
+    yield "GPU power", _span(state, "power_w", "W")
+    reasons = sorted({reason for gpu in state for reason in gpu["throttle_reasons"] or ()})
+    verdict = f"; figures not to be trusted: {', '.join(slow)}" if (slow := slowdown_reasons(state)) else ""
+    yield "GPU clocks held by", (", ".join(reasons) or "nothing") + verdict
+
+
+def _span(state: list[dict[str, Any]], key: str, unit: str, unit_size: int = 1) -> str:
+    values = sorted(round(gpu[key] / unit_size) for gpu in state if gpu[key] is not None)
+    if not values:
+        return "n/a"
+    low, high = values[0], values[-1]
+    return f"{low} {unit}" if low == high else f"{low} to {high} {unit}"
+
+
+def _by_model(gpus: list[Gpu]) -> str:
+    models = Counter((gpu.name, gpu.memory_bytes) for gpu in gpus)
+    return ", ".join(f"{count} x {name} of {_gib(size)}" for (name, size), count in models.items())
+
+
+def _gib(size_bytes: int | None) -> str:
+    return "unknown size" if size_bytes is None else f"{size_bytes / 2**30:.0f} GiB"
+
+
+def _first_line(*command: str) -> str:
+    return next(iter(_output(*command).splitlines()), "")
+
+
+def _output(*command: str) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ""

@@ -1,0 +1,88 @@
+import numpy as np
+import pandas as pd
+import pytest
+
+from pipeline.report import tables
+
+
+@pytest.fixture
+def rows():
+    return pd.DataFrame(
+        {
+            "size": ["small", "small", "2.7B", "2.7B"],
+            "pass": ["forward", "backward", "forward", "backward"],
+            "status": ["ok", "unstable", "oom", "skipped"],
+            "reason": [np.nan, "noise", "CUDA out of memory", "no CUDA"],
+            "median_ms": [12.34, 30.0, np.nan, np.nan],
+            "q1_ms": [12.0, 29.0, np.nan, np.nan],
+            "q3_ms": [12.5, 31.0, np.nan, np.nan],
+            "mean_ms": [12.345, 30.1, np.nan, np.nan],
+            "std_ms": [0.123, 4.2, np.nan, np.nan],
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(1234.5, "1,234"), (12.345, "12.3"), (0.0012345, "0.00123"), (9.999, "10.0"), (0, "0"), (np.nan, "n/a")],
+)
+def test_a_number_has_three_significant_figures_and_no_exponent(value, text):
+    assert tables.significant(value) == text
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "text"),
+    [
+        (12.345, 0.123, "12.35 ± 0.12"),
+        (1183.4, 2587.2, "1,183 ± 2,587"),
+        (35.2, 5.04, "35.2 ± 5.0"),
+        (35.2, 0.996, "35.2 ± 1.0"),
+        (35.2, np.nan, "35.2"),
+        (35.2, 0.0, "35.2"),
+    ],
+)
+def test_a_mean_ends_at_the_place_of_its_deviation(mean, std, text):
+    assert tables.mean_std(mean, std) == text
+
+
+def test_a_row_without_a_figure_shows_its_outcome(rows):
+    assert list(tables.mean_std_cells(rows)) == [
+        "12.35 ± 0.12",
+        "30.1 ± 4.2 (unstable)",
+        "OOM",
+        "skipped: no CUDA",
+    ]
+    assert list(tables.number_cells(rows, "median_ms"))[2:] == ["OOM", "skipped: no CUDA"]
+
+
+def test_a_pivot_keeps_the_order_of_its_rows_and_leaves_gaps_empty(rows):
+    wide = tables.pivot(rows.iloc[:3], ["size"], "pass", tables.mean_std_cells(rows.iloc[:3]))
+    assert list(wide.columns) == ["size", "forward", "backward"]
+    assert list(wide["size"]) == ["small", "2.7B"]
+    assert wide.loc[1, "backward"] == ""
+
+
+def test_a_pivot_refuses_two_rows_for_one_cell(rows):
+    with pytest.raises(ValueError, match="duplicate"):
+        tables.pivot(rows.assign(size="one"), ["size"], "pass", rows["status"])
+
+
+def test_numbers_stand_to_the_right_and_names_to_the_left():
+    text = tables.markdown(pd.DataFrame({"size": ["small", "2.7B"], "time": ["OOM", "12.3 ± 0.1"]}))
+    left, right = text.splitlines()[1].strip("|").split("|")
+    assert left.startswith(":")
+    assert right.endswith(":")
+
+
+def test_a_table_too_wide_to_read_is_refused():
+    with pytest.raises(ValueError, match="at most 8"):
+        tables.markdown(pd.DataFrame([range(9)]))
+
+
+def test_only_a_long_table_is_folded():
+    short = pd.DataFrame({"n": range(3)})
+    long = pd.DataFrame({"n": range(30)})
+    assert "<details>" not in tables.markdown_folded_if_long(short, "numbers")
+    folded = tables.markdown_folded_if_long(long, "numbers")
+    assert folded.startswith("<details>\n<summary>numbers</summary>\n\n|")
+    assert folded.endswith("|\n\n</details>")

@@ -1,0 +1,253 @@
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from pipeline.report.section import FORMS
+from pipeline.stages.timing import findings, others, section, selection
+from pipeline.stages.timing.selection import FIRST_STEPS
+
+ALL = ("h200", "laptop", "smoke")
+TIMES = ["median_ms", "q1_ms", "q3_ms", "mean_ms", "std_ms", "min_ms", "max_ms"]
+FIGURE_NAMES = {
+    "h200": {"step_time", "precision_gain", "first_steps", "compiled", "mfu"},
+    "laptop": {"step_time", "precision_gain", "first_steps", "compiled"},
+    "smoke": {"step_time"},
+}
+
+
+@pytest.fixture(scope="module")
+def rendered(make_rows, tmp_path_factory):
+    """Render each machine's section once: its rows, its text and its folder of figures."""
+    found = {}
+    for name in ALL:
+        rows, folder = make_rows(name), tmp_path_factory.mktemp(name)
+        found[name] = (rows, section.build(rows, folder), folder)
+    return found
+
+
+@pytest.fixture
+def build(tmp_path):
+    return lambda rows: section.build(rows, tmp_path)
+
+
+def prose(text):
+    """Keep the sentences: neither tables nor summaries nor links."""
+    lines = [line for line in text.splitlines() if not line.startswith(("|", "<", "!", "#"))]
+    return "\n".join(lines)
+
+
+def part(text, title):
+    """Keep one part of the section, by its title."""
+    return text.split(f"### {title}\n", 1)[1].split("\n### ", 1)[0]
+
+
+def scaled(rows, factor, mask):
+    """Scale the times of some rows, and what follows from them."""
+    rows = rows.astype(dict.fromkeys(TIMES, float))
+    rows.loc[mask, TIMES] *= factor
+    rows.loc[mask, "samples_ms"] = rows.loc[mask, "samples_ms"].map(
+        lambda text: " ".join(str(float(sample) * factor) for sample in str(text).split())
+    )
+    return rows
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_section_holds_no_gap_in_its_words(rendered, name):
+    _, text, _ = rendered[name]
+    assert not re.search(r"\bnan\b|\bNone\b|\n{3,}| \n|\(\)", text)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_figure_drawn_is_linked_and_every_link_is_drawn(rendered, name):
+    _, text, folder = rendered[name]
+    assert set(re.findall(r"\(figures/timing/(\w+)\.svg\)", text)) == FIGURE_NAMES[name]
+    assert {path.stem for path in folder.iterdir()} == FIGURE_NAMES[name]
+
+
+def test_figures_are_the_same_bytes_when_drawn_again(rendered, tmp_path):
+    rows, _, folder = rendered["laptop"]
+    section.build(rows, tmp_path)
+    for path in tmp_path.iterdir():
+        assert path.read_bytes() == (folder / path.name).read_bytes()
+
+
+def test_the_template_has_no_number_of_its_own():
+    template = section.TEMPLATE.read_text()
+    words = re.sub(r"\{\{.*?\}\}|\{%.*?%\}", "", template, flags=re.DOTALL)
+    assert re.findall(r"\b\d[\d.]*", words) == []
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_number_of_the_prose_is_one_that_a_finding_derived(rendered, name):
+    rows, text, _ = rendered[name]
+    rows = selection.ordered(rows, selection.READING_ORDER)
+    context_length = selection.main_context(selection.main_grid(rows))
+    by_context = (findings.passes, findings.throughput, findings.precision_gains)
+    whole = (findings.setting, findings.variability, findings.growth, findings.warmup, findings.compilation)
+    derived = [
+        context_length,
+        *(find(rows, context_length) for find in by_context),
+        *(find(rows) for find in (*whole, findings.clocks)),
+    ]
+    written = {form(value) for value in _numbers_in(derived) for form in (*FORMS.values(), "{:.4g}".format)}
+    names = [*rows["size"].unique(), *rows["machine"].unique(), *rows["torch"].unique()]
+    sentences = re.sub("|".join(map(re.escape, names)), "", prose(text.split("### Others' figures")[0]))
+    numbers = re.findall(r"\b\d+(?:,\d{3})*(?:\.\d+)?(?:×|%| ms| s\b)?", sentences)
+    assert numbers
+    assert set(numbers) <= written
+
+
+def _numbers_in(found):
+    """Walk through dicts, lists and Series to their finite numbers."""
+    if isinstance(found, dict):
+        found = list(found.values())
+    if isinstance(found, list | pd.Series):
+        return [number for item in found for number in _numbers_in(item)]
+    return [found] if isinstance(found, int | float | np.number) and np.isfinite(found) else []
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_time_of_a_pass_is_one_of_the_medians_in_the_tables(rendered, name):
+    rows, text, _ = rendered[name]
+    medians = {FORMS["ms"](value) for value in rows["median_ms"].dropna()}
+    sentences = prose(part(text, "How long a step takes"))
+    times = re.findall(r"[\d.,]+ (?:ms|s)(?= \()", sentences)
+    assert times
+    assert set(times) <= medians
+
+
+def test_an_oom_cell_shows_as_oom_and_never_as_zero(rendered):
+    _, text, _ = rendered["h200"]
+    lines = [line for line in text.splitlines() if re.match(r"\| xl +\| +1024 ", line)]
+    assert any(line.count("OOM") == len(section.STEP_PASSES) for line in lines)
+    assert not re.search(r"\| +0(\.0*)?( ±[^|]*)? +\|", text)
+
+
+def test_an_oom_cell_counts_in_no_exponent(rendered):
+    rows, _, _ = rendered["h200"]
+    steps = selection.ok(selection.main_grid(rows)).query("size == 'xl' and precision == 'fp32'")
+    assert sorted(steps["context_length"].unique()) == [128, 256, 512]
+    fp32 = next(entry for entry in findings.growth(rows) if entry["precision"] == "fp32")
+    assert 0.8 < fp32["exponents"]["xl"] < 1.5
+
+
+def test_a_precision_that_was_skipped_is_named_once_with_its_reason(rendered):
+    _, text, _ = rendered["laptop"]
+    head, missing = text.split("### What was not measured, or not well")
+    assert "tf32" not in head
+    assert "no CUDA GPU" in missing
+
+
+def test_an_unstable_cell_keeps_its_figure(rendered):
+    _, text, _ = rendered["h200"]
+    assert re.search(r"\| small +\| +128 \| .* ± .* \(unstable\)", text)
+
+
+@pytest.mark.parametrize(
+    ("factor", "word"), [(0.1, "faster than fp32's"), (1, "as fast as fp32's"), (10, "slower than fp32's")]
+)
+def test_the_word_on_lower_precision_follows_the_times(rendered, build, factor, word):
+    rows, _, _ = rendered["laptop"]
+    text = part(build(scaled(rows, factor, rows["precision"] == "bf16")), "Lower precision")
+    assert word in text
+
+
+def test_times_apart_by_less_than_their_noise_are_not_compared(rendered, build):
+    rows, _, _ = rendered["laptop"]
+    noisy = scaled(rows, 0.7, rows["precision"] == "bf16").assign(q1_ms=rows["q1_ms"] / 2, q3_ms=rows["q3_ms"] * 2)
+    text = part(build(noisy), "Lower precision")
+    assert "not told apart from fp32's" in text
+    assert "As models grow" not in text
+
+
+@pytest.mark.parametrize(("factor", "word"), [(0.5, "faster than eager"), (2, "slower than eager")])
+def test_the_word_on_compiling_follows_the_times(rendered, build, factor, word):
+    rows, _, _ = rendered["laptop"]
+    compiled = (rows["mode"] == "compiled") & (rows["pass"] != "compile") & (rows["status"] == "ok")
+    text = part(build(scaled(rows, factor, compiled)), "torch.compile")
+    assert word in text
+    assert ("paid back after" in prose(text)) == (factor < 1)
+    assert ("never" in text) == (factor > 1)
+
+
+def test_compiling_is_paid_back_after_its_time_over_the_time_saved(rendered):
+    rows, _, _ = rendered["h200"]
+    back = findings.payback(rows)
+    assert ((back["steps"] - 1) * back["saved_ms"] < back["compile_ms"]).all()
+    assert (back["steps"] * back["saved_ms"] >= back["compile_ms"]).all()
+
+
+def test_a_cold_start_is_the_first_step_of_the_phases_together(rendered):
+    rows, _, _ = rendered["laptop"]
+    cold = rows.query("warmup_steps == 0 and precision == 'fp32' and `pass` in ('forward', 'backward', 'optimizer')")
+    first_ms = sum(float(samples.split()[0]) for samples in cold["samples_ms"])
+    steps = selection.first_steps(rows).query("warmup_steps == 0")
+    assert steps["step_ms"].iloc[0] == pytest.approx(first_ms)
+    assert len(steps) == FIRST_STEPS
+
+
+def test_a_cold_start_that_costs_nothing_is_not_explained(rendered, build):
+    rows, text, _ = rendered["laptop"]
+    warm = rows.query("warmup_steps == 5 and mode == 'eager'")
+    even = pd.concat([rows[rows["warmup_steps"] != 0], warm.assign(warmup_steps=0)])
+    assert "A first step pays for" in text
+    assert "A first step pays for" not in build(even)
+
+
+@pytest.mark.parametrize(
+    ("left_out", "title"),
+    [
+        ("mode == 'compiled'", "torch.compile"),
+        ("warmup_steps == 0", "Without warm-up"),
+        ("precision == 'bf16'", "Lower precision"),
+        ("precision == 'fp32'", "Lower precision"),
+    ],
+)
+def test_a_part_without_its_data_is_not_printed(rendered, build, left_out, title):
+    rows, text, _ = rendered["laptop"]
+    assert f"### {title}" in text
+    assert f"### {title}" not in build(rows.query(f"not ({left_out})"))
+
+
+def test_one_context_length_gives_no_growth(rendered):
+    assert "exponent" in rendered["laptop"][1]
+    assert "exponent" not in rendered["smoke"][1]
+
+
+def test_nothing_measured_gives_the_reasons_alone(rendered, build):
+    rows, _, _ = rendered["laptop"]
+    text = build(rows[rows["status"] == "skipped"])
+    assert "No training step could be timed" in text
+    assert "no CUDA GPU" in text
+    assert "![" not in text
+
+
+def test_the_host_clock_and_the_events_are_compared_where_both_ran(rendered):
+    assert "CUDA events, read beside" in rendered["h200"][1]
+    assert "CUDA events" not in rendered["laptop"][1]
+
+
+def test_others_stand_beside_ours_for_the_same_thing_only(rendered):
+    rows, _, _ = rendered["h200"]
+    pairs = others.beside_ours(rows, context_length=256)
+    pair = pairs.query(
+        "write_up == 'write-up 1 (device not named)' and size == 'xl' and context_length == 512"
+        " and precision == 'fp32' and `pass` == 'forward'"
+    )
+    assert list(pair["theirs_ms"]) == [pytest.approx(580.613)]
+    assert list(pair["assumed"]) == [""]
+    assert set(pairs["write_up"].str[:10]) == {f"write-up {number}" for number in range(5)}
+
+
+def test_their_forward_and_backward_stands_beside_the_sum_of_ours(rendered):
+    rows, text, _ = rendered["h200"]
+    pairs = others.beside_ours(rows, context_length=256).query("size == 'small' and precision == 'fp32'")
+    ours = pairs.query("context_length == 256 and mode == 'eager'").groupby("pass")["ours_ms"].first()
+    assert ours["forward_backward"] == pytest.approx(ours["forward"] + ours["backward"])
+    assert "forward + backward (ours: sum)" in text
+
+
+def test_sizes_that_nobody_else_measured_are_compared_with_nobody(rendered):
+    assert "Others' figures" not in rendered["laptop"][1]

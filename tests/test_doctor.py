@@ -1,0 +1,171 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipeline import doctor
+from pipeline.instruments.gpus import Gpu
+
+H200 = [Gpu(id=f"GPU-{index}", index=index, name="NVIDIA H200", memory_bytes=140 * 2**30) for index in range(8)]
+
+
+@pytest.fixture
+def path(tmp_path, monkeypatch):
+    """Make an empty folder all of PATH, and return a function that puts programs there."""
+    folder = tmp_path / "root" / "bin"
+    folder.mkdir(parents=True)
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(doctor, "_NSYS_HOMES", ())
+
+    def put(name, prints="", folder=folder):
+        program = Path(folder, name)
+        program.parent.mkdir(parents=True, exist_ok=True)
+        program.write_text(f"#!/bin/sh\n/bin/cat <<'END'\n{prints}\nEND\n")
+        program.chmod(0o755)
+        return program
+
+    return put
+
+
+@pytest.fixture
+def gpu_host(monkeypatch):
+    monkeypatch.setattr(doctor, "visible_gpus", lambda: H200)
+    monkeypatch.setattr(doctor, "torch_build", lambda: {"cuda": "13.0"})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+
+
+@pytest.fixture
+def laptop(monkeypatch):
+    monkeypatch.setattr(doctor, "visible_gpus", list)
+
+
+def check(name):
+    return next(check for check in doctor.findings() if check.name == name)
+
+
+def test_without_a_gpu_nothing_about_gpus_is_to_be_mended(laptop):
+    lacking = {check.name: check for check in doctor.findings() if not check.ok and check.name != "torch.compile"}
+    assert lacking.keys() >= {"GPU timing", "Triton kernels", "nsys captures", "NCCL all-reduce"}
+    assert {check.remedy for check in lacking.values()} == {""}
+    assert lacking["GPU timing"].detail == "no GPU: laptop scale"
+    assert check("CPU timing").ok
+
+
+def test_this_machine_fits_one_screen():
+    lines = doctor.report().splitlines()
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 120
+
+
+def test_the_worst_gpu_host_fits_one_screen(gpu_host, path, monkeypatch):
+    state = {
+        "sm_clock_mhz": 1980,
+        "memory_clock_mhz": 3201,
+        "temperature_c": 90,
+        "power_w": 700.4,
+        "memory_free_bytes": 9 * 2**30,
+        "throttle_reasons": ["hw_thermal_slowdown", "sw_power_cap"],
+    }
+    cooler = state | {"sm_clock_mhz": 345, "temperature_c": None, "throttle_reasons": None}
+    monkeypatch.setattr(doctor, "gpu_state", lambda: [state, cooler])
+    screen = doctor.report()
+    assert len(screen.splitlines()) <= 40
+    assert "345 to 1980 MHz" in screen
+    assert " 90 °C" in screen
+    assert " 9 GiB\n" in screen
+    assert "hw_thermal_slowdown, sw_power_cap; figures not to be trusted: hw_thermal_slowdown\n" in screen
+    assert "8 x NVIDIA H200 of 140 GiB" in screen
+
+
+def test_every_lack_on_a_gpu_host_comes_with_a_command(gpu_host, path):
+    lacking = [check for check in doctor.findings() if not check.ok]
+    assert {check.name for check in lacking} >= {"torch.compile", "Triton kernels", "nsys captures"}
+    assert all(check.remedy for check in lacking)
+
+
+def test_a_broken_torch_is_the_only_finding(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    (finding,) = doctor.findings()
+    assert (finding.name, finding.ok, finding.remedy) == ("torch", False, "pip install torch")
+    assert "mend: pip install torch" in doctor.report()
+
+
+def test_a_torch_for_the_cpu_on_a_gpu_host_is_told(gpu_host, monkeypatch):
+    monkeypatch.setattr(doctor, "torch_build", lambda: {"cuda": None, "hip": None})
+    timing = check("GPU timing")
+    assert not timing.ok
+    assert timing.remedy == "pip install --force-reinstall torch"
+
+
+def test_compiling_for_the_cpu_needs_a_cpp_compiler(laptop, path):
+    assert check("torch.compile").remedy == "apt-get install g++"
+    path("clang++")
+    assert check("torch.compile").ok
+
+
+def test_a_compiler_that_the_environment_names_is_the_one_that_counts(laptop, path, monkeypatch):
+    path("g++")
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert "no-such-compiler" in check("torch.compile").detail
+
+
+def test_compiling_needs_the_headers_of_python(laptop, path, monkeypatch, tmp_path):
+    path("g++")
+    monkeypatch.setattr(doctor.sysconfig, "get_path", lambda *_scheme: str(tmp_path))
+    compiling = check("torch.compile")
+    assert not compiling.ok
+    assert "Python.h" in compiling.detail
+
+
+def test_remedies_speak_the_machines_package_manager(laptop, path):
+    path("dnf")
+    assert check("torch.compile").remedy == "dnf install gcc-c++"
+
+
+def test_triton_needs_a_c_compiler(gpu_host, path):
+    assert check("Triton kernels").remedy == "apt-get install gcc"
+    path("gcc")
+    assert check("Triton kernels").ok
+
+
+def test_nsys_off_the_path_is_found_where_nvidia_puts_it(gpu_host, path, monkeypatch, tmp_path):
+    nsys = path("nsys", folder=tmp_path / "opt" / "2025.3" / "bin")
+    monkeypatch.setattr(doctor, "_NSYS_HOMES", (str(tmp_path / "opt" / "*" / "bin" / "nsys"),))
+    assert check("nsys captures").remedy == f'export PATH="{nsys.parent}:$PATH"'
+
+
+def test_an_importer_without_its_library_is_told_with_the_package(gpu_host, path, tmp_path):
+    path("nsys", prints="NVIDIA Nsight Systems version 2025.3")
+    path("ldd", prints="\tlibdw.so.1 => not found\n\tlibm.so.6 => /lib/libm.so.6 (0x7f)\n\tlibelf.so.1 => not found")
+    path("QdstrmImporter", folder=tmp_path / "root" / "host-linux-x64")
+    captures = check("nsys captures")
+    assert not captures.ok
+    assert "libdw.so.1, libelf.so.1" in captures.detail
+    assert captures.remedy == "apt-get install libdw1 libelf1"
+
+
+def test_a_whole_nsys_is_named_by_its_version(gpu_host, path, tmp_path):
+    path("nsys", prints="NVIDIA Nsight Systems version 2025.3")
+    path("ldd", prints="\tlibdw.so.1 => /lib/libdw.so.1 (0x7f)")
+    path("QdstrmImporter", folder=tmp_path / "root" / "host-linux-x64")
+    assert check("nsys captures") == doctor.Check("nsys captures", True, "NVIDIA Nsight Systems version 2025.3")
+
+
+def test_nccl_needs_two_gpus(gpu_host, monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True, raising=False)
+    assert check("NCCL all-reduce").detail.startswith("on 8 GPUs")
+    monkeypatch.setattr(doctor, "visible_gpus", lambda: H200[:1])
+    assert check("NCCL all-reduce").detail == "needs 2 GPUs, 1 present"
+
+
+def test_the_command_line_prints_the_report_and_exits_0(laptop):
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", "pipeline", "doctor"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert done.stdout.startswith("What this machine can measure\n")
