@@ -8,12 +8,12 @@ from typing import Any
 import pandas as pd
 
 from pipeline.cells.record import write_text
+from pipeline.cells.tabulate import SOFTWARE
 from pipeline.errors import UserError
 from pipeline.report.section import render
 
 TEMPLATE = Path(__file__).parent / "writeup.md.j2"
 STATUSES = ("ok", "unstable", "skipped", "oom")
-SOFTWARE = ("python", "torch", "triton", "cuda", "driver")
 
 
 def write_section(stage: str, tables: Sequence[Path], out: Path, figures: Path) -> None:
