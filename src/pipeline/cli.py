@@ -6,16 +6,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.cells import worker
+from pipeline.cells import caller
 from pipeline.errors import UserError
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run one command; a cell is handed to the warm worker, everything else runs in this process."""
-    issued_at = worker.process_started_at()
+    issued_at = caller.process_started_at()
     words = sys.argv[1:] if argv is None else list(argv)
     arguments = _parser().parse_args(words)
-    exit_code = worker.hand_over(words, issued_at) if arguments.run is _measure else None
+    exit_code = caller.hand_over(words, issued_at) if arguments.run is _measure else None
     sys.exit(run(words, "ordinary", issued_at) if exit_code is None else exit_code)
 
 

@@ -1,0 +1,264 @@
+"""The worker and its callers, as real processes over a small checkout whose command line runs given Python code."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+CELLS = Path(__file__).parents[2] / "src/pipeline/cells"
+CLI = """
+def run(argv, process, issued_at):
+    scope = {"process": process, "argv": argv}
+    exec(argv[0], scope)
+    return scope.get("code", 0)
+"""
+CALL = """
+import sys, time
+from pipeline.cells import caller
+code = caller.hand_over(sys.argv[1:], time.time())
+sys.exit(99 if code is None else code)
+"""
+NO_WORKER = 99
+
+
+@dataclass
+class Checkout:
+    """A package with the real caller and worker, nothing to preload, and sockets of its own."""
+
+    root: Path
+    runtime: Path
+
+    def environment(self, **changes):
+        return {**os.environ, "PYTHONPATH": str(self.root), "XDG_RUNTIME_DIR": str(self.runtime), **changes}
+
+    def start(self, code, cwd=None, umask=-1, stdin=subprocess.DEVNULL, **changes):
+        command = [sys.executable, "-c", CALL, code]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(
+            command,
+            cwd=cwd,
+            umask=umask,
+            env=self.environment(**changes),
+            text=True,
+            stdin=stdin,
+            stdout=pipe,
+            stderr=pipe,
+        )
+
+    def call(self, code, text="", **options):
+        process = self.start(code, stdin=subprocess.PIPE, **options)
+        stdout, stderr = process.communicate(text, timeout=30)
+        return process.returncode, stdout, stderr
+
+    def workers(self):
+        return [
+            p for p in psutil.process_iter(["cmdline"]) if any(str(self.runtime) in w for w in p.info["cmdline"] or ())
+        ]
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    package = tmp_path / "src/pipeline"
+    (package / "cells").mkdir(parents=True)
+    for name in ("__init__.py", "cells/__init__.py"):
+        (package / name).write_text("")
+    (package / "cli.py").write_text(CLI)
+    shutil.copy(CELLS / "caller.py", package / "cells/caller.py")
+    set_constants(package, PRELOADED="()")
+    runtime = Path(tempfile.mkdtemp(prefix="run", dir="/tmp"))  # a socket's path has some hundred characters at most
+    found = Checkout(package.parent, runtime)
+    yield found
+    for worker in found.workers():
+        worker.kill()
+    shutil.rmtree(runtime)
+
+
+def set_constants(package, **constants):
+    text = (CELLS / "worker.py").read_text()
+    for name, value in constants.items():
+        text, count = re.subn(rf"^{name} = .*$", f"{name} = {value}", text, flags=re.MULTILINE)
+        assert count == 1
+    (package / "cells/worker.py").write_text(text)
+
+
+def wait_until(condition, seconds=10.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def test_the_child_has_the_callers_directory_environment_and_umask(checkout, tmp_path):
+    code = "import os, json; print(json.dumps([os.getcwd(), os.environ['CUDA_VISIBLE_DEVICES'], os.umask(0), process]))"
+    for devices in ("0", "3,5"):
+        exit_code, stdout, _ = checkout.call(code, cwd=tmp_path, umask=0o027, CUDA_VISIBLE_DEVICES=devices)
+        assert exit_code == 0
+        assert json.loads(stdout) == [str(tmp_path), devices, 0o027, "worker"]
+
+
+def test_a_variable_that_the_caller_lacks_is_not_left_from_the_worker(checkout):
+    checkout.call("pass", LEFTOVER="1")
+    assert checkout.call("import os; print('LEFTOVER' in os.environ)")[1] == "False\n"
+
+
+def test_the_child_has_the_callers_standard_streams(checkout):
+    code = "import sys; print(input().upper()); print('to stderr', file=sys.stderr)"
+    assert checkout.call(code, text="hello\n") == (0, "HELLO\n", "to stderr\n")
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code"),
+    [("code = 7", 7), ("raise SystemExit(5)", 5), ("raise SystemExit('no')", 1), ("import os; os._exit(3)", 3)],
+)
+def test_the_caller_ends_with_the_childs_exit_code(checkout, code, exit_code):
+    assert checkout.call(code)[0] == exit_code
+
+
+def test_an_exception_is_a_traceback_and_exit_code_1(checkout):
+    exit_code, _, stderr = checkout.call("raise KeyError('a bug')")
+    assert exit_code == 1
+    assert "Traceback" in stderr
+    assert "a bug" in stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_to_the_caller_reaches_the_child(checkout, number):
+    code = (
+        "import signal, sys, time\n"
+        f"signal.signal({int(number)}, lambda *_: sys.exit(42))\n"
+        "print('ready', flush=True); time.sleep(30)"
+    )
+    caller = checkout.start(code)
+    assert caller.stdout.readline() == "ready\n"
+    caller.send_signal(number)
+    assert caller.wait(10) == 42
+
+
+def test_a_child_that_crashes_ends_its_caller_by_the_same_signal(checkout):
+    assert checkout.call("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")[0] == -signal.SIGSEGV
+    assert checkout.call("pass")[0] == 0
+
+
+def test_a_killed_caller_leaves_no_child_nor_grandchild_behind(checkout):
+    code = (
+        "import os, subprocess, time\n"
+        "print(os.getpid(), subprocess.Popen(['sleep', '60']).pid, flush=True); time.sleep(60)"
+    )
+    caller = checkout.start(code)
+    pids = [int(word) for word in caller.stdout.readline().split()]
+    assert all(map(psutil.pid_exists, pids))
+    caller.kill()
+    caller.wait()
+    wait_until(lambda: not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids))
+    assert checkout.call("pass")[0] == 0
+
+
+def test_a_worker_killed_in_the_middle_fails_the_cell_and_the_next_starts_a_fresh_one(checkout):
+    caller = checkout.start("import os, time; print(os.getpid(), flush=True); time.sleep(60)")
+    child = int(caller.stdout.readline())
+    (worker,) = [process for process in checkout.workers() if process.pid not in (caller.pid, child)]
+    worker.kill()
+    _, stderr = caller.communicate(timeout=10)
+    assert caller.returncode == 1
+    assert "the worker died" in stderr
+    wait_until(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie")
+    assert checkout.call("print('fresh')")[:2] == (0, "fresh\n")
+
+
+def test_edited_code_is_what_the_next_cell_runs(checkout):
+    module = checkout.root / "pipeline/subject.py"
+    module.write_text("VALUE = 'before'\n")
+    code = "from pipeline import subject; import os; print(subject.VALUE, os.getppid())"
+    before, worker = checkout.call(code)[1].split()
+    module.write_text("VALUE = 'afterwards'\n")
+    after, same_worker = checkout.call(code)[1].split()
+    assert (before, after) == ("before", "afterwards")
+    assert worker == same_worker
+
+
+def test_a_changed_environment_or_installation_starts_another_worker(checkout, tmp_path):
+    code = "import os; print(os.getppid())"
+    first = checkout.call(code)[1]
+    assert checkout.call(code)[1] == first
+    assert checkout.call(code, TORCH_LOGS="all")[1] != first
+    (checkout.root / "torch-9.9.dist-info").mkdir()
+    assert checkout.call(code)[1] != first
+
+
+def test_another_version_of_the_worker_starts_another_worker(checkout):
+    code = "import os; print(os.getppid())"
+    first = checkout.call(code)[1]
+    set_constants(checkout.root / "pipeline", PRELOADED="()  # changed")
+    assert checkout.call(code)[1] != first
+
+
+def test_callers_at_once_share_one_worker_and_run_side_by_side(checkout):
+    callers = [checkout.start("import os, time; print(os.getppid()); time.sleep(1)") for _ in range(8)]
+    started = time.monotonic()
+    parents = {caller.communicate(timeout=30)[0] for caller in callers}
+    assert [caller.returncode for caller in callers] == [0] * 8
+    assert len(parents) == 1
+    assert time.monotonic() - started < 8
+
+
+def test_a_worker_without_work_ends_itself_and_leaves_no_socket(checkout):
+    set_constants(checkout.root / "pipeline", PRELOADED="()", IDLE_S="0.3")
+    assert checkout.call("import time; time.sleep(0.6)")[0] == 0
+    wait_until(lambda: not checkout.workers())
+    assert not list(checkout.runtime.rglob("*.sock"))
+
+
+def test_a_socket_left_by_a_killed_worker_is_no_obstacle(checkout):
+    checkout.call("pass")
+    for worker in checkout.workers():
+        worker.kill()
+    wait_until(lambda: not checkout.workers())
+    assert list(checkout.runtime.rglob("*.sock"))
+    assert checkout.call("pass")[0] == 0
+
+
+def test_the_socket_is_this_users_alone(checkout):
+    checkout.call("pass")
+    (path,) = checkout.runtime.rglob("*.sock")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def test_a_runtime_folder_that_others_can_enter_is_not_used(checkout):
+    folder = checkout.runtime / f"llm-systems-pipeline-{os.getuid()}"
+    folder.mkdir()
+    folder.chmod(0o777)
+    assert checkout.call("pass")[0] == NO_WORKER
+    assert not checkout.workers()
+
+
+def test_no_place_for_a_socket_or_a_wish_for_none_means_no_worker(checkout, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert checkout.call("pass", XDG_RUNTIME_DIR=str(tmp_path / "file"))[0] == NO_WORKER
+    assert checkout.call("pass", PIPELINE_WORKER="off")[0] == NO_WORKER
+
+
+def test_a_worker_that_cannot_start_means_no_worker(checkout):
+    worker = checkout.root / "pipeline/cells/worker.py"
+    worker.write_text("raise RuntimeError('broken')\n")
+    assert checkout.call("pass")[0] == NO_WORKER
+
+
+def test_torch_is_there_before_the_cell_but_neither_cuda_nor_the_projects_code(checkout):
+    set_constants(checkout.root / "pipeline")  # as it is
+    code = (
+        "import sys; torch = sys.modules['torch']\n"
+        "print(torch.cuda.is_initialized(), sorted(name for name in sys.modules if name.startswith('pipeline')))"
+    )
+    assert checkout.call(code)[1] == "False ['pipeline', 'pipeline.cli']\n"

@@ -1,0 +1,69 @@
+import json
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+CONTRACT = {
+    "schema_version",
+    "stage",
+    "cell",
+    "settings",
+    "rows",
+    "machine",
+    "code",
+    "command",
+    "process",
+    "started_at",
+    "seconds",
+}
+
+
+def pipeline(*words):
+    return subprocess.run([sys.executable, "-m", "pipeline", *words], capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ("measure timings --out cell.json", "unknown stage 'timings'; known are timing"),
+        ("measure timing sizes=xl --out cell.json", "timing cell: unknown key 'sizes'"),
+        ("measure timing size=huge --out cell.json", "timing cell: size is 'huge', allowed are"),
+        ("measure timing --set steps=-3 --out cell.json", "timing settings: steps is -3, allowed is 10 or more"),
+        ("tabulate rows nowhere.json --out table.csv", "cannot read nowhere.json: No such file or directory"),
+        ("section timing nowhere.csv --out s.md --figures {tmp}", "cannot read nowhere.csv"),
+        ("publish {tmp}/snapshot", "to publish: run snakemake first"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(tmp_path, monkeypatch, words, complaint):
+    monkeypatch.chdir(tmp_path)
+    ended = pipeline(*words.format(tmp=tmp_path).split())
+    assert ended.returncode == 2
+    assert complaint in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
+def test_a_record_keeps_the_contract_and_its_command_measures_the_same_cell(tmp_path):
+    ended = pipeline("measure", "timing", "size=tiny", "context_length=16", "--out", str(tmp_path / "cell.json"))
+    assert ended.returncode == 0, ended.stderr
+    first = json.loads((tmp_path / "cell.json").read_text())
+    assert set(first) == CONTRACT
+    assert all(len(row["samples_ms"]) == row["n"] >= 10 for row in first["rows"])
+
+    assert pipeline(*shlex.split(first["command"])[3:]).returncode == 0
+    again = json.loads((tmp_path / "cell.json").read_text())
+    assert (again["cell"], again["settings"], again["command"]) == (first["cell"], first["settings"], first["command"])
+
+
+def test_the_worker_makes_no_difference_to_a_record_but_for_saying_so(tmp_path, monkeypatch):
+    words = ("measure", "timing", "size=tiny", "context_length=16", "--out", str(tmp_path / "cell.json"))
+    assert pipeline(*words).returncode == 0
+    by_worker = json.loads((tmp_path / "cell.json").read_text())
+    monkeypatch.setenv("PIPELINE_WORKER", "off")
+    assert pipeline(*words).returncode == 0
+    ordinary = json.loads((tmp_path / "cell.json").read_text())
+    assert (by_worker["process"], ordinary["process"]) == ("worker", "ordinary")
+    for part in ("cell", "settings", "machine", "code", "command"):
+        assert by_worker[part] == ordinary[part]
+    assert [row["pass"] for row in by_worker["rows"]] == [row["pass"] for row in ordinary["rows"]]
