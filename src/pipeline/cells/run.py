@@ -4,7 +4,7 @@ import importlib
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +50,8 @@ def run_cell(stage: str, cell: Any, settings: Any, granted_gpus: int | None, sta
     return {
         "schema_version": SCHEMA_VERSION,
         "stage": stage,
-        "cell": _as_dict(cell),
-        "settings": _as_dict(settings),
+        "cell": asdict(cell),
+        "settings": asdict(settings),
         "rows": rows,
         "machine": {**facts, "gpus_taken": list(claim.device_ids)},
         "code": {
@@ -127,7 +127,3 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def _outcome_rows(cell: Any, status: str, reason: str) -> Rows:
     return [{**key, "status": status, "reason": reason} for key in cell.row_keys()]
-
-
-def _as_dict(instance: Any) -> dict[str, Any]:
-    return {name: getattr(instance, name) for name in instance.__dataclass_fields__}
