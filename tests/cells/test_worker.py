@@ -42,8 +42,8 @@ class Checkout:
     def environment(self, **changes):
         return {**os.environ, "PYTHONPATH": str(self.root), "XDG_RUNTIME_DIR": str(self.runtime), **changes}
 
-    def start(self, code, cwd=None, umask=-1, stdin=subprocess.DEVNULL, **changes):
-        command = [sys.executable, "-c", CALL, code]
+    def start(self, code, cwd=None, umask=-1, stdin=subprocess.DEVNULL, call=CALL, **changes):
+        command = [sys.executable, "-c", call, code]
         pipe = subprocess.PIPE
         return subprocess.Popen(
             command,
@@ -142,6 +142,19 @@ def test_a_signal_to_the_caller_reaches_the_child(checkout, number):
     caller = checkout.start(code)
     assert caller.stdout.readline() == "ready\n"
     caller.send_signal(number)
+    assert caller.wait(10) == 42
+
+
+def test_a_signal_before_the_child_is_known_reaches_it_all_the_same(checkout):
+    slow_to_read = "read = caller.json.loads\ncaller.json.loads = lambda text: time.sleep(1) or read(text)\n"
+    code = (
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(42))\n"
+        "print('ready', flush=True); time.sleep(30)"
+    )
+    caller = checkout.start(code, call=CALL.replace("code =", f"{slow_to_read}code ="))
+    assert caller.stdout.readline() == "ready\n"
+    caller.send_signal(signal.SIGTERM)
     assert caller.wait(10) == 42
 
 

@@ -47,6 +47,8 @@ def hand_over(argv: Sequence[str], issued_at: float) -> int | None:
     except OSError:
         return None
     with connection:
+        # Held back until there is a child to pass them to: one that came in between would end this process alone.
+        signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED_SIGNALS)
         _send_request(connection, argv, issued_at)
         return _await_child(connection)
 
@@ -145,6 +147,7 @@ def _await_child(connection: socket.socket) -> int:
             pid = json.loads(started)["pid"]
             for number in FORWARDED_SIGNALS:
                 signal.signal(number, lambda number, _frame: _forward(pid, number))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED_SIGNALS)
         ended = answers.readline()
     if not ended:
         print("pipeline: the worker died in the middle of the cell", file=sys.stderr)
