@@ -80,6 +80,10 @@ STYLES = {
     "flat": (ORANGE, "s", "--"),
     "overlap": (BLUE, "^", "-"),
     "bucketed": (GREEN, "D", "-."),
+    "none": (BLACK, "o", ":"),
+    "torch": (PURPLE, "v", "--"),
+    "computation": (BLUE, "o", "-"),
+    "communication": (ORANGE, "s", "--"),
     "nccl": (GREEN, "o", "-"),
     "gloo": (PURPLE, "s", "--"),
 }

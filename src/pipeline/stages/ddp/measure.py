@@ -25,16 +25,20 @@ def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
 
 
 def _measure_together(cell: Cell, settings: Settings, variants: Sequence[Variant]) -> dict[Variant, Result]:
-    on_gpus = gpu_count() > 0
+    backend = _backend()
     results = run_ranks(
         measure_variants,
         cell.world_size,
-        backend="nccl" if on_gpus else "gloo",
-        device_type="cuda" if on_gpus else "cpu",
+        backend=backend,
+        device_type="cuda" if backend == "nccl" else "cpu",
         timeout_s=settings.timeout_s,
         args=(cell, settings, tuple(variants)),
     )
     return results[0]
+
+
+def _backend() -> str:
+    return "nccl" if gpu_count() > 0 else "gloo"
 
 
 def _rows(variant: Variant, result: Result | MemoryError, cell: Cell, settings: Settings) -> list[Row]:
@@ -42,6 +46,7 @@ def _rows(variant: Variant, result: Result | MemoryError, cell: Cell, settings: 
         return [variant_key(variant) | WHOLE_STEP | {"status": "oom", "reason": str(result)}]
     sampling = pooled(result.samplings)
     shared = {
+        "backend": _backend(),
         **step_status(sampling, settings.unstable_rel_error),
         "tokens": cell.world_size * settings.batch_size_per_rank * settings.context_length,
         "peak_bytes": result.peak_bytes,

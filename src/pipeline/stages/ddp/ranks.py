@@ -1,6 +1,5 @@
 """What each rank of a ddp cell does: build a variant, train it for the timed steps, compare weights, make room."""
 
-import gc
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -10,6 +9,7 @@ from torch import Tensor, nn
 from pipeline.instruments import weights
 from pipeline.instruments.collectives import CollectiveLog, total_bytes
 from pipeline.instruments.rank_timing import max_over_ranks, time_steps_over_ranks
+from pipeline.instruments.room import make_room
 from pipeline.instruments.timing import Sampling
 from pipeline.model.step import TrainingStep
 from pipeline.parallel.processes import RankContext
@@ -81,10 +81,7 @@ class _Turns:
 
     def _fresh_step(self, variant: Variant) -> TrainingStep:
         """Build a variant's step when what its forerunner held is free."""
-        gc.collect()  # hooks and the module that they belong to hold each other
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats(self.device)
+        make_room(self.device)
         return build_step(variant, self.cell, self.settings, self.rank, self.device)
 
     def _compare(self, model: nn.Module, variant: Variant, result: Result) -> None:

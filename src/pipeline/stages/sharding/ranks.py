@@ -1,6 +1,5 @@
 """What each rank of a sharding cell does: train with one optimizer, noting memory, bytes and times, then make room."""
 
-import gc
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -11,6 +10,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from pipeline.instruments import weights
 from pipeline.instruments.collectives import Collective, CollectiveLog
 from pipeline.instruments.rank_timing import max_over_ranks, time_steps_over_ranks
+from pipeline.instruments.room import make_room
 from pipeline.instruments.timing import Sampling
 from pipeline.model.sizes import SIZES
 from pipeline.model.step import TrainingStep, build_training_step
@@ -42,16 +42,9 @@ def measure_optimizers(context: RankContext, cell: Cell, settings: Settings, imp
     reference: list[Tensor] = []  # the weights with the first optimizer, on rank 0
     for number in range(settings.rounds):
         for impl in impls if number % 2 == 0 else reversed(impls):
-            _make_room(context.device)
+            make_room(context.device)
             _take_turn(_build_step(impl, cell, settings, context), results[impl], settings, reference, context)
     return results
-
-
-def _make_room(device: torch.device) -> None:
-    gc.collect()  # hooks and the module that they belong to hold each other
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
 
 
 def _take_turn(
