@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from pipeline.parallel import BucketedDDP, FlatDDP, NaiveDDP, OverlapDDP
-from pipeline.parallel.processes import run_ranks
 
 WORLD_SIZES = (1, 2, 3)
 ROWS = 12
@@ -71,21 +70,19 @@ def gradients(module):
 
 def assert_same(found, wanted):
     assert found.keys() == wanted.keys()
-    for name, tensor in wanted.items():
-        if tensor is None:
-            assert found[name] is None, name
-        else:
-            torch.testing.assert_close(found[name], tensor, rtol=1e-9, atol=1e-12, msg=lambda text: f"{name}: {text}")
+    assert {name for name in found if found[name] is None} == {name for name in wanted if wanted[name] is None}
+    torch.testing.assert_close(
+        {name: tensor for name, tensor in found.items() if tensor is not None},
+        {name: tensor for name, tensor in wanted.items() if tensor is not None},
+        rtol=1e-9,
+        atol=1e-12,
+    )
 
 
 def reference_gradients(batch, branches=()):
     net = Net(seed=0)
     loss(net(batch, branches)).backward()
     return gradients(net)
-
-
-def run(function, world_size, name):
-    return run_ranks(function, world_size, backend="gloo", timeout_s=40, args=(name,))
 
 
 every_way = pytest.mark.parametrize("name", NAMES)
@@ -110,8 +107,8 @@ def equal_at_every_step(context, name):
 
 @every_way
 @every_world_size
-def test_training_equals_one_process_with_the_full_batch_at_every_step(world_size, name):
-    run(equal_at_every_step, world_size, name)
+def test_training_equals_one_process_with_the_full_batch_at_every_step(on_ranks, world_size, name):
+    on_ranks(equal_at_every_step, world_size, name)
 
 
 def starts_from_rank_0(context, name):
@@ -122,8 +119,8 @@ def starts_from_rank_0(context, name):
 
 
 @every_way
-def test_parameters_and_buffers_are_those_of_rank_0(name):
-    run(starts_from_rank_0, 3, name)
+def test_parameters_and_buffers_are_those_of_rank_0(on_ranks, name):
+    on_ranks(starts_from_rank_0, 3, name)
 
 
 def forward_is_the_modules(context, name):
@@ -133,8 +130,8 @@ def forward_is_the_modules(context, name):
 
 
 @every_way
-def test_forward_passes_all_arguments_on(name):
-    run(forward_is_the_modules, 1, name)
+def test_forward_passes_all_arguments_on(on_ranks, name):
+    on_ranks(forward_is_the_modules, 1, name)
 
 
 def frozen_stays(context, name):
@@ -148,8 +145,8 @@ def frozen_stays(context, name):
 
 
 @every_way
-def test_a_frozen_parameter_gets_no_gradient(name):
-    run(frozen_stays, 2, name)
+def test_a_frozen_parameter_gets_no_gradient(on_ranks, name):
+    on_ranks(frozen_stays, 2, name)
 
 
 def unused_on_some_ranks(context, name):
@@ -169,8 +166,8 @@ def unused_on_some_ranks(context, name):
 
 
 @every_way
-def test_a_parameter_unused_on_some_ranks_counts_as_zeros_there_and_one_unused_on_all_keeps_none(name):
-    run(unused_on_some_ranks, 3, name)
+def test_a_parameter_unused_on_some_ranks_counts_as_zeros_there_and_one_unused_on_all_keeps_none(on_ranks, name):
+    on_ranks(unused_on_some_ranks, 3, name)
 
 
 def accumulates(context, name):
@@ -195,8 +192,8 @@ def accumulates(context, name):
 
 
 @every_way
-def test_gradients_of_passes_inside_no_sync_are_summed_and_averaged_by_the_next_pass_outside(name):
-    run(accumulates, 2, name)
+def test_gradients_of_passes_inside_no_sync_are_summed_and_averaged_by_the_next_pass_outside(on_ranks, name):
+    on_ranks(accumulates, 2, name)
 
 
 def finish_inside_no_sync(context, name):
@@ -210,8 +207,8 @@ def finish_inside_no_sync(context, name):
 
 
 @every_way
-def test_finishing_inside_no_sync_is_an_error(name):
-    run(finish_inside_no_sync, 1, name)
+def test_finishing_inside_no_sync_is_an_error(on_ranks, name):
+    on_ranks(finish_inside_no_sync, 1, name)
 
 
 def without_hooks(context, name):
@@ -229,8 +226,8 @@ def without_hooks(context, name):
 
 
 @every_way
-def test_without_its_hooks_the_finish_does_all_the_averaging(name):
-    run(without_hooks, 2, name)
+def test_without_its_hooks_the_finish_does_all_the_averaging(on_ranks, name):
+    on_ranks(without_hooks, 2, name)
 
 
 class Mixed(nn.Module):
@@ -266,8 +263,8 @@ def mixed_dtypes(context, name):
 
 
 @every_way
-def test_parameters_of_different_dtypes_each_keep_theirs(name):
-    run(mixed_dtypes, 2, name)
+def test_parameters_of_different_dtypes_each_keep_theirs(on_ranks, name):
+    on_ranks(mixed_dtypes, 2, name)
 
 
 MISMATCHES = {
@@ -289,8 +286,8 @@ def mismatched(context, name):
 
 
 @every_way
-def test_a_mismatch_of_the_modules_is_an_error_on_every_rank(name):
-    first, *others = run_ranks(mismatched, 3, backend="gloo", timeout_s=15, args=(name,))
+def test_a_mismatch_of_the_modules_is_an_error_on_every_rank(on_ranks, name):
+    first, *others = on_ranks(mismatched, 3, name, timeout_s=15)
     assert all(messages == first for messages in others)
     assert "rank 0 has 2, rank 1 has 4" in first[0]
     assert "torch.float32, shape (3, 3)" in first[1]
@@ -304,8 +301,8 @@ def nothing_to_train(context, name):
 
 
 @every_way
-def test_a_module_with_nothing_to_train_is_an_error(name):
-    run(nothing_to_train, 1, name)
+def test_a_module_with_nothing_to_train_is_an_error(on_ranks, name):
+    on_ranks(nothing_to_train, 1, name)
 
 
 def odd_layouts(context, name):
@@ -328,5 +325,5 @@ def odd_layouts(context, name):
 
 
 @every_way
-def test_parameters_that_are_not_contiguous_are_averaged_element_by_element(name):
-    run(odd_layouts, 2, name)
+def test_parameters_that_are_not_contiguous_are_averaged_element_by_element(on_ranks, name):
+    on_ranks(odd_layouts, 2, name)
