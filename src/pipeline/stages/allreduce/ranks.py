@@ -38,7 +38,7 @@ class Operation:
 class RankReport:
     """What a rank measured.
 
-    rows: with samples_ms, the same rows on every rank; states, slowdowns: of the GPUs by size in bytes, after its samples;
+    rows: with samples_ms, the same on every rank; states, slowdowns: of the GPUs by size in bytes, after its samples;
     no_direct_nccl: why NCCL itself was not called.
     """
 
