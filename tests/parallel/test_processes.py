@@ -38,8 +38,7 @@ def start(request, monkeypatch):
     forked = request.param == "forked"
     monkeypatch.setattr(processes, "_can_fork", lambda: forked)
     if forked:
-        core = [min(os.sched_getaffinity(0))]
-        monkeypatch.setattr(processes, "_shares_of_cores", lambda world_size: [core] * world_size)
+        monkeypatch.setattr(processes, "_threads_a_rank", lambda _world_size: 1)
     return request.param
 
 
@@ -62,7 +61,7 @@ def sum_of_ranks(context, offset):
 
 
 def describe(context):
-    return context, dist.get_backend(), torch.get_num_threads(), sorted(os.sched_getaffinity(0))
+    return context, dist.get_backend(), torch.get_num_threads()
 
 
 def raise_on_rank_1(context):
@@ -123,17 +122,14 @@ def test_a_rank_knows_its_place(start):
         (1, 2, "gloo"),
     ]
     assert all(context.device == torch.device("cpu") and context.group_setup_ms > 0 for context in contexts)
-    assert [backend for _, backend, *_ in found] == ["gloo", "gloo"]
-    assert all(threads == len(cores) for *_, threads, cores in found)
+    assert [backend for _, backend, _ in found] == ["gloo", "gloo"]
 
 
-@pytest.mark.parametrize(
-    ("cores", "shares"),
-    [([0, 1, 2, 3, 6], [[0, 1], [2, 3]]), ([4, 5], [[4], [5]]), ([3], [[3], [3]])],
-)
-def test_cores_are_shared_out_and_each_rank_gets_at_least_one(monkeypatch, cores, shares):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(cores))
-    assert processes._shares_of_cores(2) == shares
+@pytest.mark.parametrize(("cores", "threads"), [(5, 2), (2, 1), (1, 1)])
+def test_cores_are_shared_out_as_threads_and_each_rank_gets_at_least_one(monkeypatch, cores, threads):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(cores)))
+    monkeypatch.setattr(processes, "_can_fork", lambda: False)
+    assert [given for *_, given in run_ranks(describe, 2, backend="gloo")] == [threads, threads]
 
 
 def test_an_exception_is_raised_with_its_rank_and_its_traceback(start):

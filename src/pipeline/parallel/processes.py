@@ -62,9 +62,9 @@ def run_ranks(
 ) -> list[Any]:
     """Run `function(context, *args)` in `world_size` processes and return their results in the order of ranks.
 
-    Each process has its device set (`cuda:{rank}`, or its share of the cores), its threads, and a process group of the
-    backend (`gloo` or `nccl`). `function` is one of a module, for it may have to be found again in another interpreter;
-    arguments and results are pickled, results by value: tensors on the CPU.
+    Each process has its device set (`cuda:{rank}`, or the CPU), its share of the cores as threads, and a process group
+    of the backend (`gloo` or `nccl`). `function` is one of a module, for it may have to be found again in another
+    interpreter; arguments and results are pickled, results by value: tensors on the CPU.
     timeout_s: seconds for the whole run, start included; also the time-out of each collective.
 
     Raises RankFailed as soon as one rank raises, dies or hangs past the time-out, when the others are ended. What tells
@@ -74,8 +74,7 @@ def run_ranks(
     _check(function, world_size, backend, device_type)
     deadline = time.monotonic() + timeout_s
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
-        cores = _shares_of_cores(world_size)
-        group = Group(world_size, backend, device_type, timeout_s, Path(folder), cores)
+        group = Group(world_size, backend, device_type, _threads_a_rank(world_size), timeout_s, Path(folder))
         ranks: list[_Rank] = []
         try:
             for rank in range(world_size):
@@ -103,13 +102,13 @@ def _check(function: Callable[..., Any], world_size: int, backend: str, device_t
         raise ValueError(f"{function.__qualname__} is defined inside a function: ranks need one of a module")
 
 
-def _shares_of_cores(world_size: int) -> list[list[int]]:
-    """Share this process's cores out, neighbours together; where there are too few, each rank gets one in turn."""
-    cores = sorted(os.sched_getaffinity(0))
-    each = len(cores) // world_size
-    if each == 0:
-        return [[cores[rank % len(cores)]] for rank in range(world_size)]
-    return [cores[rank * each : (rank + 1) * each] for rank in range(world_size)]
+def _threads_a_rank(world_size: int) -> int:
+    """Share this process's cores out as threads.
+
+    No rank is kept to cores of its own: on a single core gloo's thread and the rank's would wait for each other, which
+    makes a small all-reduce several times slower; and which cores are close to which GPU is not known here.
+    """
+    return max(1, len(os.sched_getaffinity(0)) // world_size)
 
 
 def _start(group: Group, rank: int, function: Callable[..., Any], args: tuple) -> _Rank:

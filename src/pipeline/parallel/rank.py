@@ -1,4 +1,4 @@
-"""A rank's side of `run_ranks`: take a device and cores, join the process group, run the function, answer."""
+"""A rank's side of `run_ranks`: take a device and threads, join the process group, run the function, answer."""
 
 import ctypes
 import faulthandler
@@ -49,9 +49,9 @@ class Group:
     world_size: int
     backend: str
     device_type: str
+    threads: int
     timeout_s: float
     folder: Path
-    cores: list[list[int]]
 
     def stack_path(self, rank: int) -> Path:
         """Name the file that a rank writes its stack to when asked."""
@@ -158,16 +158,13 @@ def _join(group: Group, rank: int) -> RankContext:
 
 
 def _take_device(group: Group, rank: int) -> torch.device:
-    cores = group.cores[rank]
-    torch.set_num_threads(len(cores))
-    if group.device_type == "cuda":
-        # Not kept to its cores: which are close to this GPU is not known here.
-        device = torch.device("cuda", rank)
-        torch.cuda.set_device(device)
-        torch.cuda.synchronize(device)
-        return device
-    os.sched_setaffinity(0, cores)
-    return torch.device("cpu")
+    torch.set_num_threads(group.threads)
+    if group.device_type == "cpu":
+        return torch.device("cpu")
+    device = torch.device("cuda", rank)
+    torch.cuda.set_device(device)
+    torch.cuda.synchronize(device)  # makes the context, which is no part of the group's set-up
+    return device
 
 
 def _loopback() -> str:
