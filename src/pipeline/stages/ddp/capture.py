@@ -39,7 +39,8 @@ class Lanes:
         did: computation + communication − their union. hidden_pct is its share of the communication.
         """
         communication_us = union_us(self.communication)
-        hidden_us = max(0.0, overlap_us(self.computation, self.communication))  # a difference of sums, near 0 rounded
+        # A difference of sums: to the nanosecond, which is finer than any clock, it has no rounding errors left.
+        hidden_us = max(0.0, round(overlap_us(self.computation, self.communication), 3))
         both = pd.concat([self.computation, self.communication])
         found = {
             "span_ms": span_us(both) / 1e3,

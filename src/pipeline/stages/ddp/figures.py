@@ -115,9 +115,9 @@ def timeline(rows: pd.DataFrame) -> Figure | None:
         for height, lane in enumerate(reversed(LANES)):
             axes.broken_barh(_intervals_ms(capture, lane), (height - 0.35, 0.7), color=style_for(lane)["color"])
         axes.set_yticks(range(len(LANES)), reversed(LANES))
-        axes.set_xlim(0, found.loc[found["cell"] == capture["cell"], "span_ms"].max())
+        axes.set_xlim(0, found.loc[found["cell_name"] == capture["cell_name"], "span_ms"].max())
         axes.grid(axis="y", visible=False)
-        axes.set_title(f"{capture['cell']}: {capture['variant']}", loc="left")
+        axes.set_title(f"{capture['cell_name']}: {capture['variant']}", loc="left")
     panels[-1, 0].set_xlabel("time in the step (ms)")
     stamp(figure, found.assign(n=1), *found["clock"].unique(), shown="one step of rank 0")
     return figure
@@ -133,5 +133,5 @@ def _intervals_ms(capture: pd.Series, lane: str) -> list[tuple[float, float]]:
 
 
 def _measured_cells(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    cells = rows.groupby("cell", sort=False)
+    cells = rows.groupby("cell_name", sort=False)
     return {name: cell for name, cell in cells if not ok(steps(cell)).empty}

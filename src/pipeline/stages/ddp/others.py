@@ -63,5 +63,5 @@ def _ours(rows: pd.DataFrame, line: pd.Series) -> str:
     same = ok(steps(rows))
     same = same[(same["variant"] == line["ours"]) & (same["size"] == line["model"])]
     same = same[same["world_size"] == line["world_size"]]
-    figures = [f"{significant(ms)} ({cell})" for ms, cell in zip(same["median_ms"], same["cell"], strict=True)]
+    figures = [f"{significant(ms)} ({cell})" for ms, cell in zip(same["median_ms"], same["cell_name"], strict=True)]
     return ", ".join(figures) or "–"

@@ -37,7 +37,7 @@ def _facts(rows: pd.DataFrame, figures_dir: Path, allreduce: pd.DataFrame) -> di
     cells = findings.by_cell(rows)
     models = {}
     for cell in cells:
-        own = rows[rows["cell"] == cell["name"]]
+        own = rows[rows["cell_name"] == cell["name"]]
         cell["model"] = sweep_model.verdict(own, allreduce)
         if cell["model"]:
             cell["fits"] = sweep_model.fits(own, allreduce)
@@ -62,23 +62,28 @@ def _facts(rows: pd.DataFrame, figures_dir: Path, allreduce: pd.DataFrame) -> di
 def _main_table(rows: pd.DataFrame) -> str:
     """Write step and phases, a line a variant and cell; a phase that a variant lacks is a dash."""
     whole = steps(rows)
-    found = whole[["cell", "variant"]].assign(step=median_cells(whole))
+    found = whole[["cell_name", "variant"]].assign(step=median_cells(whole))
     parts = phases(ok(rows))
     if not parts.empty:
         found = found.merge(
-            pivot(parts, ["cell", "variant"], "pass", number_cells(parts, "median_ms").str.removesuffix(" (unstable)")),
-            on=["cell", "variant"],
+            pivot(
+                parts,
+                ["cell_name", "variant"],
+                "pass",
+                number_cells(parts, "median_ms").str.removesuffix(" (unstable)"),
+            ),
+            on=["cell_name", "variant"],
             how="left",
         )
     columns = {"step": "step, median [quartiles]"} | {name: name for name in PASSES if name in found}
-    table = found[["cell", "variant", *columns]].rename(columns=columns).fillna("–").replace("", "–")
-    return markdown(table.rename(columns={"cell": "precision"}))
+    table = found[["cell_name", "variant", *columns]].rename(columns=columns).fillna("–").replace("", "–")
+    return markdown(table.rename(columns={"cell_name": "precision"}))
 
 
 def _communication_table(rows: pd.DataFrame) -> str:
     """Write what each variant's communication adds, in how many all-reduces, and its memory."""
     texts = []
-    for name, cell in rows.groupby("cell", sort=False):
+    for name, cell in rows.groupby("cell_name", sort=False):
         whole = ok(steps(cell)).set_index("variant")
         if whole.empty:
             continue
@@ -116,23 +121,23 @@ def _capture_table(rows: pd.DataFrame) -> str:
         "both at once (ms)": "hidden_ms",
         "hidden (%)": "hidden_pct",
     }
-    table = found[["cell", "variant"]].assign(
+    table = found[["cell_name", "variant"]].assign(
         **{title: found[column].map(significant) for title, column in names.items()}
     )
-    table = table.rename(columns={"cell": "precision"})
+    table = table.rename(columns={"cell_name": "precision"})
     return markdown_folded_if_long(table, "Communication and computation in one captured step, by variant")
 
 
 def _fit_table(cells: list[dict]) -> str:
     """Write the fits and the optima that follow from them, a line a cell and timing."""
-    lines = [line.assign(cell=cell["name"]) for cell in cells if cell["model"] for line in [cell["fits"]]]
+    lines = [line.assign(cell_name=cell["name"]) for cell in cells if cell["model"] for line in [cell["fits"]]]
     if not lines:
         return ""
     fits = pd.concat(lines)
     return markdown(
         pd.DataFrame(
             {
-                "precision": fits["cell"],
+                "precision": fits["cell_name"],
                 "all-reduces timed": fits["timing"].replace({"burst": "in bursts", "single": "one by one"}),
                 "overhead a call, o (µs)": fits["call_overhead_us"].map(significant),
                 "bandwidth, w (GB/s)": fits["gb_per_s"].map(significant),
@@ -147,11 +152,11 @@ def _fit_table(cells: list[dict]) -> str:
 def _model_table(models: dict[str, pd.DataFrame]) -> str:
     if not models:
         return ""
-    found = pd.concat([model.assign(cell=name) for name, model in models.items()])
+    found = pd.concat([model.assign(cell_name=name) for name, model in models.items()])
     return markdown(
         pd.DataFrame(
             {
-                "precision": found["cell"],
+                "precision": found["cell_name"],
                 "bucket size (MB)": found["bucket_size_mb"],
                 "buckets": found["buckets"],
                 "measured (ms)": found["measured_ms"].map(significant),
@@ -169,5 +174,7 @@ def _missing(rows: pd.DataFrame) -> str:
         return ""
     failed["status"] = failed["status"].map(OUTCOME_WORDS)
     failed["variant"] = failed["variant"].map(", ".join)
-    table = failed[["cell", "variant", "status", "reason"]].rename(columns={"cell": "precision", "variant": "variants"})
+    table = failed[["cell_name", "variant", "status", "reason"]].rename(
+        columns={"cell_name": "precision", "variant": "variants"}
+    )
     return markdown_folded_if_long(table, f"The {len(table)} lines of what is missing or unstable")

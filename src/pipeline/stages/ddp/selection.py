@@ -42,7 +42,7 @@ def completed(rows: pd.DataFrame) -> pd.DataFrame:
     rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *NUMBERS, *WORDS])))
     sizes = [None if pd.isna(size) else int(size) for size in rows["bucket_size_mb"]]
     rows["variant"] = [label(Variant(*pair)) for pair in zip(rows["impl"], sizes, strict=True)]
-    rows["cell"] = _cell_names(rows)
+    rows["cell_name"] = _cell_names(rows)
     ranks = {name: place for place, name in enumerate((*PRECISIONS, *READING_ORDER))}
     by = ["precision", "size", "world_size", "variant"]
     return rows.sort_values(by, key=lambda column: column.map(lambda value: ranks.get(value, value)), kind="stable")
