@@ -2,8 +2,7 @@
 
 import pandas as pd
 
-from pipeline.instruments.weights import TOLERANCE as WEIGHT_TOLERANCE
-from pipeline.report.section import compare_ratio
+from pipeline.report.comparison import against
 from pipeline.stages.ddp.selection import BUCKETED, OURS, TORCHS, captures, medians, ok, phases, steps
 
 # Times nearer to each other than this are the same: variants differ by a few per cent of a step.
@@ -43,9 +42,9 @@ def _cell(name: str, rows: pd.DataFrame) -> dict:
         "name": name,
         "times": medians(rows).to_dict("index"),
         "weights": weights(whole),
-        "flat_vs_naive": against(whole, "flat", "naive"),
-        "overlap_vs_naive": against(whole, "overlap", "naive"),
-        "overlap_vs_flat": against(whole, "overlap", "flat"),
+        "flat_vs_naive": against(whole, "flat", "naive", TOLERANCE),
+        "overlap_vs_naive": against(whole, "overlap", "naive", TOLERANCE),
+        "overlap_vs_flat": against(whole, "overlap", "flat", TOLERANCE),
         "hidden": hidden(rows),
         "buckets": buckets(whole),
         "best": best(whole),
@@ -59,7 +58,7 @@ def weights(whole: pd.DataFrame) -> dict:
     weights without communication are from the others: what the comparison shows where averaging is missing.
     """
     averaging = whole.drop(index="no communication", errors="ignore")
-    tolerance = WEIGHT_TOLERANCE[whole["precision"].iloc[0]]
+    tolerance = float(whole["weight_tolerance"].iloc[0])
     differences = averaging["variant_difference"].dropna()
     if averaging.empty or len(differences) < 2:
         return {}
@@ -72,24 +71,6 @@ def weights(whole: pd.DataFrame) -> dict:
         "tolerance": tolerance,
         "agree": bool((averaging["rank_difference"] == 0).all() and (differences <= tolerance).all()),
         "without": without if pd.notna(without) else None,
-    }
-
-
-def against(whole: pd.DataFrame, variant: str, other: str) -> dict:
-    """Hold the step of one variant against another's: the ratio of the other's time to its own, and the word."""
-    if not {variant, other} <= set(whole.index):
-        return {}
-    own, others = whole.loc[variant], whole.loc[other]
-    ratio = others["median_ms"] / own["median_ms"]
-    low, high = others["q1_ms"] / own["q3_ms"], others["q3_ms"] / own["q1_ms"]
-    return {
-        "word": compare_ratio(ratio, low, high, TOLERANCE),
-        "ratio": ratio,
-        "beyond": own["median_ms"] / others["median_ms"] - 1,
-        "own_ms": own["median_ms"],
-        "other_ms": others["median_ms"],
-        "variant": variant,
-        "other": other,
     }
 
 
@@ -125,10 +106,10 @@ def buckets(whole: pd.DataFrame) -> dict:
         "fastest": fastest,
         "fastest_ms": found.loc[fastest, "median_ms"],
         "fastest_calls": int(found.loc[fastest, "all_reduces"]),
-        "ends": [against(whole, name, fastest) for name in ends],
+        "ends": [against(whole, name, fastest, TOLERANCE) for name in ends],
         "single": single,
-        "single_vs_flat": against(whole, single[0], "flat") if single else {},
-        "vs_overlap": against(whole, fastest, "overlap"),
+        "single_vs_flat": against(whole, single[0], "flat", TOLERANCE) if single else {},
+        "vs_overlap": against(whole, fastest, "overlap", TOLERANCE),
         "spread": float(found["median_ms"].max() / found["median_ms"].min() - 1),
     }
 
@@ -142,8 +123,8 @@ def best(whole: pd.DataFrame) -> dict:
     return {
         "variant": fastest,
         "ms": ours[fastest],
-        "vs_torch": against(whole, fastest, torchs.idxmin()) if len(torchs) else {},
-        "vs_none": against(whole, fastest, "no communication"),
+        "vs_torch": against(whole, fastest, torchs.idxmin(), TOLERANCE) if len(torchs) else {},
+        "vs_none": against(whole, fastest, "no communication", TOLERANCE),
     }
 
 

@@ -9,6 +9,7 @@ from pipeline.instruments.machine import gpu_count
 from pipeline.instruments.rank_timing import pooled, step_status
 from pipeline.instruments.stopwatch import Stopwatch
 from pipeline.instruments.summary import summarise
+from pipeline.instruments.weights import TOLERANCE
 from pipeline.parallel.processes import run_ranks
 from pipeline.stages.ddp.capture import PROFILER
 from pipeline.stages.ddp.cell import VARIANTS, WHOLE_STEP, Cell, Settings, Variant, variant_key
@@ -19,13 +20,15 @@ Row = dict[str, Any]
 
 def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
     """Return the rows of all variants, measured in turn in the same ranks as far as all fit into memory."""
+    backend = "nccl" if gpu_count() > 0 else "gloo"
     with stopwatch.measuring():
-        results = together_or_apart(partial(_measure_together, cell, settings), VARIANTS)
-    return [row for variant, result in results.items() for row in _rows(variant, result, cell, settings)]
+        results = together_or_apart(partial(_measure_together, cell, settings, backend), VARIANTS)
+    return [row for variant, result in results.items() for row in rows_of(variant, result, cell, settings, backend)]
 
 
-def _measure_together(cell: Cell, settings: Settings, variants: Sequence[Variant]) -> dict[Variant, Result]:
-    backend = _backend()
+def _measure_together(
+    cell: Cell, settings: Settings, backend: str, variants: Sequence[Variant]
+) -> dict[Variant, Result]:
     results = run_ranks(
         measure_variants,
         cell.world_size,
@@ -37,16 +40,13 @@ def _measure_together(cell: Cell, settings: Settings, variants: Sequence[Variant
     return results[0]
 
 
-def _backend() -> str:
-    return "nccl" if gpu_count() > 0 else "gloo"
-
-
-def _rows(variant: Variant, result: Result | MemoryError, cell: Cell, settings: Settings) -> list[Row]:
+def rows_of(variant: Variant, result: Result | MemoryError, cell: Cell, settings: Settings, backend: str) -> list[Row]:
+    """Make rows of what one variant's turns gave: a row a pass and clock, and one of the captured step."""
     if isinstance(result, MemoryError):
         return [variant_key(variant) | WHOLE_STEP | {"status": "oom", "reason": str(result)}]
     sampling = pooled(result.samplings)
     shared = {
-        "backend": _backend(),
+        "backend": backend,
         **step_status(sampling, settings.unstable_rel_error),
         "tokens": cell.world_size * settings.batch_size_per_rank * settings.context_length,
         "peak_bytes": result.peak_bytes,
@@ -55,6 +55,7 @@ def _rows(variant: Variant, result: Result | MemoryError, cell: Cell, settings: 
         "all_reduce_bytes": result.all_reduce_bytes,
         "rank_difference": result.rank_difference,
         "variant_difference": result.variant_difference,
+        "weight_tolerance": TOLERANCE[cell.precision],
     }
     timed = [
         variant_key(variant)

@@ -10,7 +10,6 @@ from pipeline.report.tables import (
     markdown,
     markdown_folded_if_long,
     median_cells,
-    number_cells,
     pivot,
     significant,
 )
@@ -62,21 +61,16 @@ def _facts(rows: pd.DataFrame, figures_dir: Path, allreduce: pd.DataFrame) -> di
 def _main_table(rows: pd.DataFrame) -> str:
     """Write step and phases, a line a variant and cell; a phase that a variant lacks is a dash."""
     whole = steps(rows)
-    found = whole[["cell_name", "variant"]].assign(step=median_cells(whole))
+    keys = ["cell_name", "variant"]
+    found = whole[keys].assign(step=median_cells(whole))
     parts = phases(ok(rows))
     if not parts.empty:
+        cells = parts["median_ms"].map(significant)
         found = found.merge(
-            pivot(
-                parts,
-                ["cell_name", "variant"],
-                "pass",
-                number_cells(parts, "median_ms").str.removesuffix(" (unstable)"),
-            ),
-            on=["cell_name", "variant"],
-            how="left",
+            pivot(parts, ["cell_name", "variant"], "pass", cells), on=["cell_name", "variant"], how="left"
         )
     columns = {"step": "step, median [quartiles]"} | {name: name for name in PASSES if name in found}
-    table = found[["cell_name", "variant", *columns]].rename(columns=columns).fillna("–").replace("", "–")
+    table = found[[*keys, *columns]].rename(columns=columns).fillna("–").replace("", "–")
     return markdown(table.rename(columns={"cell_name": "precision"}))
 
 

@@ -3,6 +3,7 @@
 import pandas as pd
 
 from pipeline.parallel.cost import LinearCost, fit_linear_cost
+from pipeline.report.comparison import cell_names
 from pipeline.stages.ddp.cell import VARIANTS, Variant
 
 CELL = ["precision", "size", "world_size"]
@@ -12,7 +13,7 @@ NAMES = {"none": "no communication", "torch": "torch DDP"}
 # What a table lacks when no row of it has a figure.
 NUMBERS = (
     *("n", "median_ms", "q1_ms", "q3_ms", "mean_ms", "std_ms", "peak_bytes", "gradient_bytes", "all_reduces"),
-    *("all_reduce_bytes", "rank_difference", "variant_difference", "span_ms", "computation_ms"),
+    *("all_reduce_bytes", "rank_difference", "variant_difference", "weight_tolerance", "span_ms", "computation_ms"),
     *("communication_ms", "hidden_ms", "hidden_pct"),
 )
 WORDS = (
@@ -42,16 +43,10 @@ def completed(rows: pd.DataFrame) -> pd.DataFrame:
     rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *NUMBERS, *WORDS])))
     sizes = [None if pd.isna(size) else int(size) for size in rows["bucket_size_mb"]]
     rows["variant"] = [label(Variant(*pair)) for pair in zip(rows["impl"], sizes, strict=True)]
-    rows["cell_name"] = _cell_names(rows)
+    rows["cell_name"] = cell_names(rows, CELL)
     ranks = {name: place for place, name in enumerate((*PRECISIONS, *READING_ORDER))}
     by = ["precision", "size", "world_size", "variant"]
     return rows.sort_values(by, key=lambda column: column.map(lambda value: ranks.get(value, value)), kind="stable")
-
-
-def _cell_names(rows: pd.DataFrame) -> list[str]:
-    telling = [axis for axis in CELL if axis == "precision" or rows[axis].nunique() > 1]
-    words = {"world_size": lambda count: f"{count} ranks"}
-    return [", ".join(str(words.get(axis, str)(row[axis])) for axis in telling) for _, row in rows[CELL].iterrows()]
 
 
 def ok(rows: pd.DataFrame) -> pd.DataFrame:

@@ -9,6 +9,9 @@ SPLIT_AXIS = "precision"
 
 # AdamW on every rank in full; ours, each rank with the state of its share; torch's ZeroRedundancyOptimizer.
 IMPLS = ("adamw", "sharded", "torch_zero")
+# What is counted of a rank's memory, and the allocator's two peaks: of what it gave out, of what it was asked for.
+KINDS = ("parameters", "gradients", "optimizer_state")
+PEAKS = ("peak", "requested_peak")
 WHOLE_STEP = {"measures": "time", "pass": "train_step", "clock": "host"}
 
 

@@ -10,10 +10,10 @@ from pipeline.instruments.machine import gpu_count
 from pipeline.instruments.rank_timing import pooled, step_status
 from pipeline.instruments.stopwatch import Stopwatch
 from pipeline.instruments.summary import summarise
+from pipeline.instruments.weights import TOLERANCE
 from pipeline.parallel.processes import run_ranks
 from pipeline.stages.sharding import prediction
-from pipeline.stages.sharding.cell import IMPLS, WHOLE_STEP, Cell, Settings
-from pipeline.stages.sharding.memory import KINDS, PEAKS
+from pipeline.stages.sharding.cell import IMPLS, KINDS, PEAKS, WHOLE_STEP, Cell, Settings
 from pipeline.stages.sharding.prediction import Share
 from pipeline.stages.sharding.ranks import Result, measure_optimizers
 
@@ -22,38 +22,44 @@ Row = dict[str, Any]
 
 def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
     """Return, for each optimizer, rows of times, of memory by moment and kind, and of bytes by collective."""
+    backend = "nccl" if gpu_count() > 0 else "gloo"
     with stopwatch.measuring():
-        results = together_or_apart(partial(_measure_together, cell, settings), IMPLS)
-    return [{"impl": impl, **row} for impl, result in results.items() for row in _rows(impl, result, cell, settings)]
+        results = together_or_apart(partial(_measure_together, cell, settings, backend), IMPLS)
+    return [row for impl, result in results.items() for row in rows_of(impl, result, cell, settings, backend)]
 
 
-def _measure_together(cell: Cell, settings: Settings, impls: Sequence[str]) -> dict[str, Result]:
-    on_gpus = gpu_count() > 0
+def _measure_together(cell: Cell, settings: Settings, backend: str, impls: Sequence[str]) -> dict[str, Result]:
     results = run_ranks(
         measure_optimizers,
         cell.world_size,
-        backend="nccl" if on_gpus else "gloo",
-        device_type="cuda" if on_gpus else "cpu",
+        backend=backend,
+        device_type="cuda" if backend == "nccl" else "cpu",
         timeout_s=settings.timeout_s,
         args=(cell, settings, tuple(impls)),
     )
     return results[0]
 
 
-def _rows(impl: str, result: Result | MemoryError, cell: Cell, settings: Settings) -> list[Row]:
+def rows_of(impl: str, result: Result | MemoryError, cell: Cell, settings: Settings, backend: str) -> list[Row]:
+    """Make rows of what the turns with one optimizer gave."""
     if isinstance(result, MemoryError):
-        return [{**WHOLE_STEP, "status": "oom", "reason": str(result)}]
-    return [
-        *_time_rows(result, settings),
+        return [{"impl": impl, **WHOLE_STEP, "status": "oom", "reason": str(result)}]
+    found = [
+        *_time_rows(result, cell.precision, settings),
         *_memory_rows(impl, result, cell.world_size),
         *_traffic_rows(impl, result, cell.world_size),
     ]
+    return [{"impl": impl, "backend": backend, **row} for row in found]
 
 
-def _time_rows(result: Result, settings: Settings) -> list[Row]:
+def _time_rows(result: Result, precision: str, settings: Settings) -> list[Row]:
     sampling = pooled(result.samplings)
     status = step_status(sampling, settings.unstable_rel_error)
-    shared = {"weight_difference": result.weight_difference, **status}
+    shared = {
+        "weight_difference": result.weight_difference,
+        "weight_tolerance": TOLERANCE[precision],
+        **status,
+    }
     return [
         {"measures": "time", "pass": name, "clock": clock, **shared, **summarise(samples), "samples_ms": samples}
         for name, timings in sampling.timings.items()

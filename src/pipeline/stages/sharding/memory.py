@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
-KINDS = ("parameters", "gradients", "optimizer_state")
-PEAKS = ("peak", "requested_peak")
+from pipeline.stages.sharding.cell import KINDS
+
 _ALLOCATOR_STATS = {
     "allocated": "allocated_bytes.all.current",
     "peak": "allocated_bytes.all.peak",
