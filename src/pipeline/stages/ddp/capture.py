@@ -1,6 +1,5 @@
 """One step of a rank as its profiler saw it: a lane of computation, a lane of communication, and what both share."""
 
-import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -88,8 +87,8 @@ def lanes(events: EventList, device_type: str) -> Lanes:
         ],
         columns=["name", "start_us", "duration_us"],
     )
-    communicates = found["name"].map(lambda name: bool(re.match(COMMUNICATION, name)))
-    computes = ~communicates if on_gpu else found["name"].map(lambda name: bool(re.match(COMPUTATION_ON_CPU, name)))
+    communicates = found["name"].str.match(COMMUNICATION).astype(bool)
+    computes = ~communicates if on_gpu else found["name"].str.match(COMPUTATION_ON_CPU).astype(bool)
     return Lanes(found[computes], found[communicates])
 
 

@@ -95,22 +95,31 @@ def hidden(rows: pd.DataFrame) -> dict:
 
 
 def buckets(whole: pd.DataFrame) -> dict:
-    """Tell which bucket size is the fastest, and how the largest and smallest compare with it."""
-    found = whole[whole.index.isin(BUCKETED)]
-    if len(found) < 2:
+    """Tell which bucket size is the fastest, which others are as fast and which slower, and whether the ends are.
+
+    Sizes that give the same number of buckets are the same thing: the smallest stands for them.
+    """
+    all_sizes = whole[whole.index.isin(BUCKETED)]
+    if all_sizes.empty:
         return {}
+    single = list(all_sizes.index[all_sizes["all_reduces"] == 1])
+    found = all_sizes.drop_duplicates("all_reduces")
     fastest = found["median_ms"].idxmin()
-    ends = [name for name in (found.index[0], found.index[-1]) if name != fastest]
-    single = list(found.index[found["all_reduces"] == 1])
+    words = {name: against(whole, name, fastest, TOLERANCE)["word"] for name in found.index if name != fastest}
+    slower = [name for name, word in words.items() if word == "slower than"]
     return {
+        "different": len(found),
         "fastest": fastest,
         "fastest_ms": found.loc[fastest, "median_ms"],
         "fastest_calls": int(found.loc[fastest, "all_reduces"]),
-        "ends": [against(whole, name, fastest, TOLERANCE) for name in ends],
+        "level": [name for name in words if name not in slower],
+        "slower": slower,
+        "slowest_beyond": float(found["median_ms"].max() / found["median_ms"].min() - 1),
+        "smallest_loses": found.index[0] in slower,
+        "largest_loses": found.index[-1] in slower,
         "single": single,
         "single_vs_flat": against(whole, single[0], "flat", TOLERANCE) if single else {},
         "vs_overlap": against(whole, fastest, "overlap", TOLERANCE),
-        "spread": float(found["median_ms"].max() / found["median_ms"].min() - 1),
     }
 
 

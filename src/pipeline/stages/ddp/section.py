@@ -90,7 +90,7 @@ def _communication_table(rows: pd.DataFrame) -> str:
                 "all-reduces": whole["all_reduces"].map(lambda count: f"{count:,.0f}"),
                 "MB each, mean": _mean_mb(whole),
                 "beyond no communication (ms)": beyond.map(significant),
-                "of that step": (beyond / base_ms).map(lambda share: f"{significant(100 * share, 2)}%"),
+                "share of such a step": (beyond / base_ms).map(lambda share: f"{significant(100 * share, 2)}%"),
                 "peak memory (GB)": (whole["peak_bytes"].astype(float) / 1e9).map(significant),
             }
         )

@@ -31,10 +31,10 @@ def _optimum(cost: LinearCost, gradient_bytes: float) -> dict:
     if cost.latency_s == 0:
         return fitted | dict.fromkeys(("buckets", "bucket_mb", "overhead_ms"), float("nan"))
     symbols = (gradient_bytes, cost.latency_s, cost.bytes_per_s)
-    count = optimal_buckets(*symbols)
+    count = max(1.0, optimal_buckets(*symbols))  # fewer than one bucket cannot be
     return fitted | {
         "buckets": count,
-        "bucket_mb": optimal_bucket_bytes(*symbols) / BYTES_PER_MB,
+        "bucket_mb": min(gradient_bytes, optimal_bucket_bytes(*symbols)) / BYTES_PER_MB,
         "overhead_ms": 1e3 * overhead_s(gradient_bytes, count, cost.latency_s, cost.bytes_per_s),
     }
 

@@ -1,0 +1,31 @@
+"""Tables as the pipeline makes them, from rows that a test made: through a record, the tabulation and a CSV file."""
+
+from dataclasses import asdict
+
+import pandas as pd
+import pytest
+
+from pipeline.cells.record import SCHEMA_VERSION, write_record
+from pipeline.cells.tabulate import row_table
+
+SOFTWARE = {"python": "3.12.3", "torch": "2.11.0", "triton": "3.6.0", "cuda": "13.0", "driver": "580.65"}
+
+
+@pytest.fixture(scope="session")
+def as_table(tmp_path_factory):
+    """Turn a cell's rows into what a section reads."""
+
+    def make(cell, settings, rows, machine):
+        record = {
+            "schema_version": SCHEMA_VERSION,
+            "cell": asdict(cell),
+            "settings": asdict(settings),
+            "rows": rows,
+            "machine": {"kind": machine, "software": SOFTWARE},
+        }
+        folder = tmp_path_factory.mktemp("table")
+        write_record(folder / "cell.json", record)
+        row_table([folder / "cell.json"]).to_csv(folder / "rows.csv", index=False)
+        return pd.read_csv(folder / "rows.csv", keep_default_na=False, na_values=[""])
+
+    return make
