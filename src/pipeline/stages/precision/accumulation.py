@@ -53,7 +53,7 @@ def _row(case: Sum, device: torch.device) -> dict[str, Any]:
         "stalled_at_step": _stalled_at_step(sums),
         "predicted_stalled_at_step": roundoff.stalled_at_step(addend, case.steps, accumulator),
         **_stall(case, addend, accumulator, device),
-        **_curve(sums),
+        **_curve(sums, case.addend),
     }
 
 
@@ -76,7 +76,12 @@ def _stall(case: Sum, addend: float, accumulator: Format, device: torch.device) 
     }
 
 
-def _curve(sums: torch.Tensor) -> dict[str, list]:
-    """Thin the running sums to what a figure can show, the first and the last among them."""
+def _curve(sums: torch.Tensor, addend: float) -> dict[str, list]:
+    """Thin the running sums and their relative errors to what a figure can show, first and last step among them.
+
+    Errors stand beside the sums because a table keeps six digits of a list's numbers: too few to find them again.
+    """
     steps = torch.linspace(1, len(sums), CURVE_POINTS).round().long().unique()
-    return {"curve_steps": steps.tolist(), "curve_sums": sums[steps - 1].tolist()}
+    shown, exact = sums[steps - 1], steps.double() * addend
+    errors = (shown - exact).abs() / exact
+    return {"curve_steps": steps.tolist(), "curve_sums": shown.tolist(), "curve_rel_errors": errors.tolist()}

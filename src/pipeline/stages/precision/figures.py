@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from pipeline.report.figures import log_values_axis, new_figure, save, shared_legend, stamp, style_for
 from pipeline.stages.precision.norms import METHOD_WORDS, STATISTICS_METHODS
+from pipeline.stages.precision.roundoff import FORMATS
 from pipeline.stages.precision.selection import shown
 from pipeline.stages.precision.sums import label
 
@@ -33,7 +34,8 @@ def accumulation(sums: pd.DataFrame) -> Figure | None:
     """Draw running sums and their relative errors over the steps, a column a sum, with predicted stalls."""
     if sums.empty:
         return None
-    sums = sums[sums["cast"] != "explicit"]
+    # A cast addend, and one wider than its accumulator, would hide the line of the plain case: the text compares them.
+    sums = sums[(sums["cast"] != "explicit") & ((sums["accumulator"] == "fp32") | (sums["addend_dtype"] != "fp32"))]
     kinds = sums.groupby(["steps", "addend"], sort=False)
     figure, panels = new_figure(2, len(kinds), panel_height_in=3.2)
     for column, ((steps, addend), group) in zip(panels.T, kinds, strict=True):
@@ -46,17 +48,18 @@ def accumulation(sums: pd.DataFrame) -> Figure | None:
         values.set_ylabel("running sum")
         errors.set_xlabel("step")
         log_values_axis(errors, "relative error")
-    shared_legend(figure)
+        # Below its unit roundoff an error of fp32 is a sum that passes the exact line.
+        errors.set_ylim(bottom=FORMATS["fp32"].unit_roundoff)
+    shared_legend(figure, per_row=4)
     stamp(figure, _stamped(sums, n=1), shown="every step is deterministic")
     return figure
 
 
 def _sum_lines(values: Axes, errors: Axes, case: dict) -> None:
-    steps, running = (np.array(case[name].split(), dtype=float) for name in ("curve_steps", "curve_sums"))
-    exact = steps * case["addend"]
-    off = np.abs(running - exact) / exact
+    names = ("curve_steps", "curve_sums", "curve_rel_errors")
+    steps, running, off = (np.array(case[name].split(), dtype=float) for name in names)
     name = label(case)
-    style = {**style_for(case["accumulator"] if case["accumulator"] == case["addend_dtype"] else name)}
+    style = style_for(case["accumulator"] if case["accumulator"] == case["addend_dtype"] else name)
     values.plot(steps, running, label=name, markevery=MARKER_EVERY, **style)
     errors.plot(steps, np.where(off > 0, off, np.nan), label=name, markevery=MARKER_EVERY, **style)
 
@@ -80,10 +83,11 @@ def variance(rows: pd.DataFrame) -> Figure | None:
         for dtype, sweep in normal[normal["method"] == method].groupby("dtype", sort=False):
             _sweep_line(axes, sweep, "variance_rel_error", dtype)
             _mark_limits(axes, sweep, dtype)
+            _mark_overflows(axes, sweep, dtype)
         axes.set_title(METHOD_WORDS[method])
         _magnitudes_axis(axes)
     log_values_axis(panels[0, 0], "relative error of the variance")
-    _finish(figure, normal, "median over rows; dotted: predicted limits")
+    _finish(figure, normal, "median over rows; dotted: predicted limits; ×: infinite")
     return figure
 
 
@@ -99,7 +103,7 @@ def output(rows: pd.DataFrame) -> Figure | None:
         axes.set_title(words)
         _magnitudes_axis(axes)
     log_values_axis(panels[0, 0], "largest error of the output")
-    _finish(figure, normal, "largest over rows; a line ends where the output is not finite")
+    _finish(figure, normal, "largest over rows; no point: not finite")
     return figure
 
 
@@ -119,11 +123,18 @@ def _mark_limits(axes: Axes, sweep: pd.DataFrame, name: str) -> None:
             axes.axvline(limit, color=style_for(name)["color"], linestyle=":", linewidth=1.4)
 
 
+def _mark_overflows(axes: Axes, sweep: pd.DataFrame, name: str) -> None:
+    """Mark with a cross at the upper edge each magnitude at which rows overflow, where there is no error to draw."""
+    lost = sweep.loc[sweep["overflow_share"] > 0, "magnitude"]
+    at_edge = {"transform": axes.get_xaxis_transform(), "clip_on": False}
+    axes.plot(lost, [1] * len(lost), color=style_for(name)["color"], marker="x", linestyle="", **at_edge)
+
+
 def _magnitudes_axis(axes: Axes) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks([2.0**power for power in MAGNITUDE_TICKS], [f"$2^{{{power}}}$" for power in MAGNITUDE_TICKS])
     axes.set_xticks([], minor=True)
-    axes.set_xlabel("standard deviation of the input")
+    axes.set_xlabel("std of the input")
 
 
 def _finish(figure: Figure, normal: pd.DataFrame, words: str) -> None:

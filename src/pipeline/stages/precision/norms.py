@@ -1,5 +1,7 @@
 """What the layer-norm tables say: range, accuracy, width and eps, as tables and facts of the section's prose."""
 
+import math
+
 import pandas as pd
 
 from pipeline.report.section import percent
@@ -12,6 +14,8 @@ METHOD_WORDS = {
     "fp32_sums": "sums in fp32",
     "kernel": "torch's kernel",
 }
+# Up to this many times the error of rounding the output, a kernel does nothing worse than that.
+ROUNDS_ONLY = 1.1
 STATISTICS_METHODS = ("in_format", "fp32_sums")
 
 
@@ -135,14 +139,16 @@ def accuracy(normal: pd.DataFrame) -> pd.DataFrame:
         {
             "format": at_one["dtype"],
             "method": at_one["method"].map(METHOD_WORDS),
-            "mean, over std": at_one["mean_error_over_std"].map(brief).where(at_one["mean_error_over_std"].notna(), "–"),
-            "variance, relative": at_one["variance_rel_error"]
-            .map(brief)
-            .where(at_one["variance_rel_error"].notna(), "–"),
+            "mean, over std": at_one["mean_error_over_std"].map(_brief_or_dash),
+            "variance, relative": at_one["variance_rel_error"].map(_brief_or_dash),
             "largest of the output": at_one["output_max_error"].map(brief),
             "rounding the output": at_one["output_half_spacing"].map(brief),
         }
     )
+
+
+def _brief_or_dash(value: float) -> str:
+    return "–" if pd.isna(value) else brief(value)
 
 
 def errors(normal: pd.DataFrame, dtype: str) -> dict:
@@ -158,14 +164,15 @@ def bf16_beside_fp16(normal: pd.DataFrame, ranges: list[dict]) -> dict:
     bf16, fp16 = errors(normal, "bf16"), errors(normal, "fp16")
     return {
         "range_of_fp32": own["bf16"]["infinite_from"] == own["fp32"]["infinite_from"],
-        "wider": not own["bf16"]["infinite_from"] <= own["fp16"]["infinite_from"],
-        "fp16_overflow": brief(own["fp16"]["overflow"]),
-        "bf16_overflow": brief(own["bf16"]["overflow"]),
+        "wider": own["bf16"]["finite_to"] > own["fp16"]["finite_to"],
+        "finite_to": brief(own["bf16"]["finite_to"]),
+        "fp16_finite_to": brief(own["fp16"]["finite_to"]),
         "less_accurate": bf16["in_format"] > fp16["in_format"],
         "error": bf16["in_format"],
         "fp16_error": fp16["in_format"],
         "error_with_fp32_sums": bf16["fp32_sums"],
         "needs_fp32_sums": bf16["fp32_sums"] < bf16["in_format"],
+        "kernel_only_rounds": kernel(normal, "bf16")["over_rounding"] <= ROUNDS_ONLY,
     }
 
 
@@ -203,16 +210,20 @@ def magnitudes_table(normal: pd.DataFrame) -> str:
     """Write the largest error of the output at every magnitude, folded; rows lost are named as such."""
     cells = pd.Series([_output_cell(line) for line in normal.to_dict("records")], index=normal.index)
     lines = normal.assign(
-        magnitude=normal["magnitude"].map(brief), column=normal["dtype"] + ", " + normal["method"].map(METHOD_WORDS)
+        size=normal["magnitude"].map(_power_of_two), column=normal["dtype"] + ", " + normal["method"].map(METHOD_WORDS)
     )
     tables = [
         fold(
-            f"{METHOD_WORDS[method]}: largest error of the output at every magnitude",
-            markdown(pivot(group, ["magnitude"], "dtype", cells[group.index])),
+            f"{METHOD_WORDS[method]}: largest error of the output at every size",
+            markdown(pivot(group, ["size"], "dtype", cells[group.index])),
         )
         for method, group in lines.groupby("method", sort=False)
     ]
     return "\n".join(tables)
+
+
+def _power_of_two(value: float) -> str:
+    return f"2^{round(math.log2(value))}".replace("-", "−")
 
 
 def _output_cell(line: dict) -> str:
@@ -221,53 +232,3 @@ def _output_cell(line: dict) -> str:
     if line["output_zero_share"] > 0:
         return f"zero in {percent(line['output_zero_share'])} of rows"
     return brief(line["output_max_error"])
-
-
-def eps_facts(rows: pd.DataFrame) -> dict:
-    """Return the table and findings on eps; empty where it was not measured."""
-    found = shown(rows, "layer_norm_eps")
-    if found.empty:
-        return {}
-    lost = found[found["stored_eps"] == 0]
-    kept = found[found["stored_eps"] > 0]
-    pairs = (
-        ("stored_eps", "predicted_stored_eps"),
-        ("swallowed_from_variance", "predicted_swallowed_from_variance"),
-        ("zeros_nonfinite_in_format", "predicted_zeros_nonfinite"),
-    )
-    exact = pd.concat([found[measured] == found[predicted] for measured, predicted in pairs], axis=1).all(axis=1)
-    return {
-        "device": found["device"].iloc[0],
-        "table": eps_table(found),
-        "exact": int(exact.sum()),
-        "of": len(found),
-        "lost": _by_format(lost),
-        "kept_everywhere": [name for name in FORMAT_NAMES if name not in set(lost["dtype"])],
-        "lost_is_nonfinite": bool((lost["zeros_nonfinite_in_format"] == 1).all()),
-        "kept_is_finite": bool((kept["zeros_nonfinite_in_format"] == 0).all()),
-        "kernel_is_finite": bool((found["zeros_nonfinite_kernel"] == 0).all()),
-    }
-
-
-def _by_format(lost: pd.DataFrame) -> list[dict]:
-    groups = lost.groupby("dtype", sort=False)["eps"]
-    return [{"dtype": dtype, "eps": [f"{eps:g}" for eps in group]} for dtype, group in groups]
-
-
-def eps_table(found: pd.DataFrame) -> str:
-    """Write what each format makes of each eps."""
-    outputs = found["zeros_nonfinite_in_format"].map(lambda share: "not finite" if share else "0")
-    kernels = found["zeros_nonfinite_kernel"].map(lambda share: "not finite" if share else "0")
-    return markdown(
-        pd.DataFrame(
-            {
-                "format": found["dtype"],
-                "eps": found["eps"].map("{:g}".format),
-                "stored as": found["stored_eps"].map("{:.6g}".format),
-                "no effect from variance": found["swallowed_from_variance"].map(brief),
-                "predicted": found["predicted_swallowed_from_variance"].map(brief),
-                "a row of zeros gives": outputs,
-                "by torch's kernel": kernels,
-            }
-        )
-    )

@@ -50,9 +50,9 @@ def _sums_table(both: pd.DataFrame) -> str:
         lines.append(
             {
                 "formats": sums.label(case),
-                "sum of": f"{case['steps']:,.0f} × {case['addend']:g}",
+                "sum of": sums.sum_of(case),
                 "ours": plain(case["result"]),
-                "theirs": "; ".join(f"{theirs:.16g} ({_sources(names)})" for theirs, names in printed.items()),
+                "theirs": "; ".join(f"{theirs!r} ({_sources(names)})" for theirs, names in printed.items()),
                 "agree": "yes" if group["agree"].all() else "no",
             }
         )
@@ -74,6 +74,8 @@ def dtype_facts(rows: pd.DataFrame) -> dict:
     pairs = pd.DataFrame([_pair(rows, line, device) for line in theirs.to_dict("records") for device in devices])
     return {
         "write_ups": pairs["write_up"].nunique(),
+        "printed_by_a_run": _sources(list(theirs.loc[theirs["basis"].str.startswith("printed"), "write_up"])),
+        "doubts": published.doubts_list(theirs),
         "devices": [_agreement(pairs[pairs["device"] == device], device) for device in devices],
         "disputed": _disputed(pairs),
     }
@@ -128,5 +130,3 @@ def _disputed(pairs: pd.DataFrame) -> list[dict]:
             words = [f"{theirs} ({_sources(names)})" for theirs, names in said.items()]
             found.append({"component": components.COMPONENTS[component], "autocast_dtype": dtype, "words": words})
     return found
-
-

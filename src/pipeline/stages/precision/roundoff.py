@@ -47,7 +47,7 @@ class Format:
 
     def spacing(self, value: float) -> float:
         """Return the distance to the next larger number of the format, from a value of any size."""
-        return max(2 * self.unit_roundoff * _binade(value), self.smallest_subnormal) if value else self.smallest_subnormal
+        return max(2 * self.unit_roundoff * _binade(value), self.smallest_subnormal)
 
     def rounded(self, value: float) -> float:
         """Return the nearest number of the format, of two the even one, or an infinity."""
@@ -162,8 +162,8 @@ def rounding_error_bound(addend: float, steps: int, accumulator: Format) -> floa
 
 
 def _binade(value: float) -> float:
-    """Return the power of two at the lower edge of a value's binade."""
-    return math.ldexp(1.0, math.frexp(abs(value))[1] - 1)
+    """Return the power of two at the lower edge of a value's binade, 0 for 0."""
+    return math.ldexp(1.0, math.frexp(abs(value))[1] - 1) if value else 0.0
 
 
 def _check_positive(addend: float) -> None:

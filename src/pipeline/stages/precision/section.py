@@ -6,7 +6,7 @@ import pandas as pd
 
 from pipeline.report.section import render
 from pipeline.report.tables import OUTCOME_WORDS
-from pipeline.stages.precision import components, norms, others, sums
+from pipeline.stages.precision import components, epsilons, norms, others, sums
 from pipeline.stages.precision.figures import draw_all
 from pipeline.stages.precision.selection import device_lines, missing
 
@@ -33,7 +33,7 @@ def facts(rows: pd.DataFrame) -> dict:
         "dtypes": components.facts(rows),
         "dtypes_of_others": others.dtype_facts(rows),
         "norms": norms.facts(rows),
-        "eps": norms.eps_facts(rows),
+        "eps": epsilons.facts(rows),
         "missing": [_readable(line) for line in missing(rows)],
     }
 

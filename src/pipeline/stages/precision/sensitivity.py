@@ -52,10 +52,8 @@ def normalise(x: torch.Tensor, method: str, eps: float) -> tuple[Normalised | No
     """Normalise rows by one of `METHODS`; return statistics, where the method shows them, and the output."""
     if method == "kernel":
         return None, torch_layer_norm(x, eps)
-    if method == "in_format":
-        found = layer_norm_in_format(x, eps)
-    else:
-        found = layer_norm_with_sums_in(torch.float32, x, eps)
+    in_format = method == "in_format"
+    found = layer_norm_in_format(x, eps) if in_format else layer_norm_with_sums_in(torch.float32, x, eps)
     return found, found.output
 
 

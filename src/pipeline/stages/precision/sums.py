@@ -48,6 +48,16 @@ def label(case: dict) -> str:
     return f"{case['accumulator']} + {case['addend_dtype']}{CASTS[case['cast']]}"
 
 
+def title(case: dict) -> str:
+    """Name a sum in full: `fp16 + fp32, 1,000 × 0.01`."""
+    return f"{label(case)}, {sum_of(case)}"
+
+
+def sum_of(case: dict) -> str:
+    """Name the steps of a sum: `1,000 × 0.01`."""
+    return f"{case['steps']:,.0f} × {case['addend']:g}"
+
+
 def _assigned(sums: pd.DataFrame) -> pd.DataFrame:
     """Keep the assignment's cases, in its order."""
     wanted = pd.DataFrame([case.keys() for case in ASSIGNED_SUMS])
@@ -61,7 +71,7 @@ def _formats(sums: pd.DataFrame) -> pd.DataFrame:
         {
             "accumulator": sums["accumulator"],
             "addend": sums["addend_dtype"] + sums["cast"].map(CASTS),
-            "sum of": [f"{steps:,.0f} × {addend:g}" for steps, addend in zip(sums["steps"], sums["addend"], strict=True)],
+            "sum of": sums.apply(sum_of, axis=1),
         }
     )
 
@@ -119,12 +129,12 @@ def predictions(sums: pd.DataFrame) -> list[dict]:
     found = []
     for name, (measured, predicted) in PREDICTED.items():
         exact = (sums[measured] == sums[predicted]) | (sums[measured].isna() & sums[predicted].isna())
-        found.append({"name": name, "exact": int(exact.sum()), "of": len(sums), "wrong": _labels(sums[~exact])})
+        found.append({"name": name, "exact": int(exact.sum()), "of": len(sums), "wrong": _titles(sums[~exact])})
     return found
 
 
-def _labels(sums: pd.DataFrame) -> list[str]:
-    return [label(case) for case in sums.to_dict("records")]
+def _titles(sums: pd.DataFrame) -> list[str]:
+    return [title(case) for case in sums.to_dict("records")]
 
 
 def answer(case: dict) -> dict:
@@ -153,7 +163,7 @@ def stalled(sums: pd.DataFrame) -> list[dict]:
     """List the sums that stopped growing before their last step."""
     return [
         {
-            "label": label(case),
+            "title": title(case),
             "addend": plain(case["addend"]),
             "result": plain(case["result"]),
             "expected": plain(case["expected"]),
@@ -178,8 +188,8 @@ def wide_addends(sums: pd.DataFrame) -> list[dict]:
     own = sums[(sums["accumulator"] == sums["addend_dtype"])]
     both = wide.merge(own, on=["accumulator", "steps", "addend"], suffixes=("", "_own"))
     return [
-        {"label": label(case), "result": plain(case["result"]), "own": plain(case["result_own"]), "same": case["same"]}
-        for case in both.assign(same=both["result"] == both["result_own"]).to_dict("records")
+        {"title": title(case), "result": plain(case["result"]), "own": plain(case["result_own"])}
+        for case in both.to_dict("records")
     ]
 
 
@@ -222,4 +232,4 @@ def devices_differ(rows: pd.DataFrame) -> dict:
     first, second = (on_device(rows, "accumulation", device) for device in devices)
     both = first.merge(second, on=KEYS, suffixes=("", "_other"))
     differ = both[(both["result"] != both["result_other"]) | (both["stall"] != both["stall_other"])]
-    return {"devices": devices, "of": len(both), "labels": _labels(differ)}
+    return {"devices": devices, "of": len(both), "titles": _titles(differ)}
