@@ -70,10 +70,10 @@ def table(seen: pd.DataFrame) -> str:
 
 
 def one(seen: pd.DataFrame, device: str, autocast_dtype: str, component: str, detail: str = "") -> str:
-    """Return the data type that a component had."""
+    """Return the data type that a component had, or `not seen` where no operator or hook showed it."""
     wanted = {"device": device, "autocast_dtype": autocast_dtype, "component": component, "detail": detail}
     found = seen.loc[(seen[list(wanted)] == pd.Series(wanted)).all(axis=1), "observed"]
-    return found.iloc[0]
+    return found.iloc[0] if len(found) else "not seen"
 
 
 def answer(seen: pd.DataFrame, device: str, autocast_dtype: str) -> dict:

@@ -39,8 +39,10 @@ def device_lines(rows: pd.DataFrame) -> list[dict]:
 
 def missing(rows: pd.DataFrame) -> list[dict]:
     """List what carries no figure, a line a device and reason: device, experiments, status, reason."""
-    failed = rows[rows["status"] != "ok"].fillna({"reason": ""})
-    groups = failed.groupby(["device", "status", "reason"], sort=False)["experiment"]
+    failed = rows[rows["status"] != "ok"]
+    if failed.empty:
+        return []
+    groups = failed.fillna({"reason": ""}).groupby(["device", "status", "reason"], sort=False)["experiment"]
     return [
         {"device": device, "status": status, "reason": reason, "experiments": _in_order(found.unique())}
         for (device, status, reason), found in groups
