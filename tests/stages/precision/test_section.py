@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from pipeline.report import published
-from pipeline.stages.precision import components, figures, others, section
+from pipeline.stages.precision import autocast_findings, figures, others, section
 from pipeline.stages.precision.selection import devices_with
 
 MEASURED = ("laptop", "gpu", "cuda_only")
@@ -190,7 +190,7 @@ def test_others_data_types_agree_with_a_gpu_and_differ_from_a_cpu_in_layer_norm(
     by_device = {entry["device"]: entry for entry in others.dtype_facts(tables["gpu"])["devices"]}
     assert by_device["cuda"]["differ"] == []
     differ = {(entry["component"], entry["autocast_dtype"]) for entry in by_device["cpu"]["differ"]}
-    assert differ == {(components.COMPONENTS["layernorm_output"], dtype) for dtype in ("fp16", "bf16")}
+    assert differ == {(autocast_findings.COMPONENTS["layernorm_output"], dtype) for dtype in ("fp16", "bf16")}
     total = len(published.load("autocast_dtypes"))
     for entry in by_device.values():
         assert entry["exact"] + entry["one_of"] + sum(len(words_of(line)) for line in entry["differ"]) == total
@@ -204,6 +204,25 @@ def test_the_limits_of_layer_norm_are_as_predicted(rendered):
     text = part(rendered["laptop"][0], "benchmarking_mixed_precision (b)")
     assert "lines are as predicted" in text
     assert "Not as predicted:" not in text
+
+
+def test_devices_that_lose_other_rows_are_named(rendered, tables):
+    assert "cuda and cpu lose the same rows in all" in rendered["gpu"][0]
+    assert "lose the same rows" not in rendered["laptop"][0]
+    where = {"experiment": "layer_norm", "device": "cuda", "dtype": "fp16", "method": "kernel", "magnitude": 16.0}
+    rows = changed(tables["gpu"], "output_zero_share", 1.0, **where)
+    assert re.search(r"do not lose the same rows in 1 of \d+ cases: fp16, torch's kernel\.", without_figures(rows))
+
+
+def test_the_short_answer_names_what_the_run_showed_and_no_more(rendered, tables):
+    short = rendered["laptop"][0].split("In short, sensitive are:")[1].split("Layer norm was written out")[0]
+    assert [line.split(",")[0] for line in short.splitlines() if line.startswith("- ")] == [
+        "- the squares and their sum",
+        "- the running sums",
+        "- a small eps",
+    ]
+    rows = changed(tables["laptop"], "stored_eps", 1e-8, dtype="fp16", experiment="layer_norm_eps")
+    assert "- a small eps" not in without_figures(rows)
 
 
 def test_a_limit_away_from_its_prediction_is_named(tables):

@@ -8,10 +8,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pipeline.report.figures import log_values_axis, new_figure, save, shared_legend, stamp, style_for
-from pipeline.stages.precision.norms import METHOD_WORDS, STATISTICS_METHODS
+from pipeline.stages.precision.accumulation_findings import label
+from pipeline.stages.precision.layer_norm_findings import METHOD_WORDS, STATISTICS_METHODS
 from pipeline.stages.precision.roundoff import FORMATS
 from pipeline.stages.precision.selection import shown
-from pipeline.stages.precision.sums import label
 
 MARKER_EVERY = 25
 MAGNITUDE_TICKS = range(-16, 80, 16)

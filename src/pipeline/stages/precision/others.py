@@ -4,7 +4,7 @@ import pandas as pd
 
 from pipeline.report import published
 from pipeline.report.tables import markdown
-from pipeline.stages.precision import components, sums
+from pipeline.stages.precision import accumulation_findings, autocast_findings
 from pipeline.stages.precision.selection import devices_with, plain, shown
 
 FORMATS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
@@ -19,10 +19,12 @@ def sum_facts(rows: pd.DataFrame) -> dict:
     theirs = theirs.assign(
         accumulator=theirs["accumulator_dtype"].map(FORMATS), addend_dtype=theirs["addend_dtype"].map(FORMATS)
     )
-    columns = [*sums.KEYS, "write_up", "note", "result"]
+    columns = [*accumulation_findings.KEYS, "write_up", "note", "result"]
     if ours.empty:
         return {}
-    both = ours[[*sums.KEYS, "result"]].merge(theirs[columns], on=sums.KEYS, suffixes=("", "_theirs"))
+    both = ours[[*accumulation_findings.KEYS, "result"]].merge(
+        theirs[columns], on=accumulation_findings.KEYS, suffixes=("", "_theirs")
+    )
     if both.empty:
         return {}
     both["agree"] = [agree(*pair) for pair in zip(both["result"], both["result_theirs"], strict=True)]
@@ -42,15 +44,15 @@ def agree(ours: float, theirs: float) -> bool:
 
 
 def _sums_table(both: pd.DataFrame) -> str:
-    groups = both.groupby([*sums.KEYS, "result"], sort=False)
+    groups = both.groupby([*accumulation_findings.KEYS, "result"], sort=False)
     lines = []
     for key, group in groups:
-        case = dict(zip([*sums.KEYS, "result"], key, strict=True))
+        case = dict(zip([*accumulation_findings.KEYS, "result"], key, strict=True))
         printed = group.groupby("result_theirs", sort=False)["write_up"].agg(list)
         lines.append(
             {
-                "formats": sums.label(case),
-                "sum of": sums.sum_of(case),
+                "formats": accumulation_findings.label(case),
+                "sum of": accumulation_findings.sum_of(case),
                 "ours": plain(case["result"]),
                 "theirs": "; ".join(f"{theirs!r} ({_sources(names)})" for theirs, names in printed.items()),
                 "agree": "yes" if group["agree"].all() else "no",
@@ -93,15 +95,14 @@ def _pair(rows: pd.DataFrame, line: dict, device: str) -> dict:
         "autocast_dtype": dtype,
         "component": component,
         "theirs": FORMATS[line["dtype"]],
-        "ours": components.of_component(rows, device, dtype, component, detail),
+        "ours": autocast_findings.of_component(rows, device, dtype, component, detail),
     }
 
 
 def _agreement(pairs: pd.DataFrame, device: str) -> dict:
     """Count what agrees with a device, what agrees with one of its losses only, and name the rest."""
-    exact = pd.Series([{theirs} == ours for theirs, ours in zip(pairs["theirs"], pairs["ours"], strict=True)])
-    among = pd.Series([theirs in ours for theirs, ours in zip(pairs["theirs"], pairs["ours"], strict=True)])
-    rest = pairs[~among.to_numpy()]
+    exact = pairs.apply(lambda pair: {pair["theirs"]} == pair["ours"], axis=1)
+    among = pairs.apply(lambda pair: pair["theirs"] in pair["ours"], axis=1)
     columns = ["component", "autocast_dtype", "theirs"]
     return {
         "device": device,
@@ -110,13 +111,13 @@ def _agreement(pairs: pd.DataFrame, device: str) -> dict:
         "one_of": int((among & ~exact).sum()),
         "differ": [
             {
-                "component": components.COMPONENTS[component],
+                "component": autocast_findings.COMPONENTS[component],
                 "autocast_dtype": dtype,
                 "theirs": theirs,
                 "ours": "/".join(sorted(group["ours"].iloc[0])),
                 "sources": _sources(list(group["write_up"])),
             }
-            for (component, dtype, theirs), group in rest.groupby(columns, sort=False)
+            for (component, dtype, theirs), group in pairs[~among].groupby(columns, sort=False)
         ],
     }
 
@@ -128,5 +129,7 @@ def _disputed(pairs: pd.DataFrame) -> list[dict]:
         said = group.groupby("theirs", sort=False)["write_up"].agg(list)
         if len(said) > 1:
             words = [f"{theirs} ({_sources(names)})" for theirs, names in said.items()]
-            found.append({"component": components.COMPONENTS[component], "autocast_dtype": dtype, "words": words})
+            found.append(
+                {"component": autocast_findings.COMPONENTS[component], "autocast_dtype": dtype, "words": words}
+            )
     return found

@@ -6,7 +6,13 @@ import pandas as pd
 
 from pipeline.report.section import render
 from pipeline.report.tables import OUTCOME_WORDS
-from pipeline.stages.precision import components, epsilons, norms, others, sums
+from pipeline.stages.precision import (
+    accumulation_findings,
+    autocast_findings,
+    epsilon_findings,
+    layer_norm_findings,
+    others,
+)
 from pipeline.stages.precision.figures import draw_all
 from pipeline.stages.precision.selection import device_lines, missing
 
@@ -28,12 +34,12 @@ def facts(rows: pd.DataFrame) -> dict:
     """Return all that the template fills in but the figures."""
     return {
         "devices": device_lines(rows),
-        "sums": sums.facts(rows),
+        "sums": accumulation_findings.facts(rows),
         "sums_of_others": others.sum_facts(rows),
-        "dtypes": components.facts(rows),
+        "dtypes": autocast_findings.facts(rows),
         "dtypes_of_others": others.dtype_facts(rows),
-        "norms": norms.facts(rows),
-        "eps": epsilons.facts(rows),
+        "norms": layer_norm_findings.facts(rows),
+        "eps": epsilon_findings.facts(rows),
         "missing": [_readable(line) for line in missing(rows)],
     }
 

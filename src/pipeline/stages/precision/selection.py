@@ -30,6 +30,23 @@ def shown(rows: pd.DataFrame, experiment: str) -> pd.DataFrame:
     return on_device(rows, experiment, devices[0]) if devices else figures_of(rows, experiment)
 
 
+def devices_beside(rows: pd.DataFrame, experiment: str, keys: list[str], columns: list[str]) -> dict:
+    """Compare two devices row by row: devices, of (how many rows) and differ, the rows not equal in these columns.
+
+    Empty where the experiment ran on one device only.
+    """
+    devices = devices_with(rows, experiment)
+    if len(devices) < 2:
+        return {}
+    first, second = (on_device(rows, experiment, device) for device in devices)
+    both = first.merge(second, on=keys, suffixes=("", "_other"))
+    same = pd.Series(True, index=both.index)
+    for column in columns:
+        ours, theirs = both[column], both[f"{column}_other"]
+        same &= (ours == theirs) | (ours.isna() & theirs.isna())
+    return {"devices": devices, "of": len(both), "differ": both[~same]}
+
+
 def device_lines(rows: pd.DataFrame) -> list[dict]:
     """Name each device that anything ran on: device, device_name, torch."""
     measured = rows[rows["status"] == "ok"]

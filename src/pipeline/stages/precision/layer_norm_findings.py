@@ -6,6 +6,7 @@ import pandas as pd
 
 from pipeline.report.section import percent
 from pipeline.report.tables import fold, markdown, pivot
+from pipeline.stages.precision import selection
 from pipeline.stages.precision.cases import FORMAT_NAMES
 from pipeline.stages.precision.selection import brief, plain, shown
 
@@ -43,6 +44,7 @@ def facts(rows: pd.DataFrame) -> dict:
         "widths": widths(found[found["input"] == "alternating"]),
         "magnitudes_table": magnitudes_table(normal),
         "bf16": bf16_beside_fp16(normal, ranges),
+        "devices_beside": devices_beside(rows),
     }
 
 
@@ -224,6 +226,20 @@ def magnitudes_table(normal: pd.DataFrame) -> str:
 
 def _power_of_two(value: float) -> str:
     return f"2^{round(math.log2(value))}".replace("-", "−")
+
+
+def devices_beside(rows: pd.DataFrame) -> dict:
+    """Compare the devices in which rows are lost: how many cases do not agree; empty where there is only one."""
+    keys = ["dtype", "method", "input", "d_model", "magnitude"]
+    shares = ["overflow_share", "vanish_share", "output_zero_share", "output_nonfinite_share"]
+    found = selection.devices_beside(rows, "layer_norm", keys, shares)
+    if not found:
+        return {}
+    differ = found["differ"]
+    where = [
+        f"{dtype}, {METHOD_WORDS[method]}" for dtype, method in zip(differ["dtype"], differ["method"], strict=True)
+    ]
+    return found | {"where": list(dict.fromkeys(where))}
 
 
 def _output_cell(line: dict) -> str:

@@ -4,10 +4,10 @@ import pandas as pd
 
 from pipeline.report.section import percent
 from pipeline.report.tables import markdown, markdown_folded_if_long
-from pipeline.stages.precision import roundoff
+from pipeline.stages.precision import roundoff, selection
 from pipeline.stages.precision.cases import ASSIGNED_SUMS
 from pipeline.stages.precision.roundoff import FORMATS
-from pipeline.stages.precision.selection import brief, devices_with, on_device, plain, shown
+from pipeline.stages.precision.selection import brief, plain, shown
 
 KEYS = ["accumulator", "addend_dtype", "cast", "steps", "addend"]
 PREDICTED = {
@@ -39,7 +39,7 @@ def facts(rows: pd.DataFrame) -> dict:
         "narrow_addends": narrow_addends(sums),
         "wide_addends": wide_addends(sums),
         "course": course(assigned),
-        "devices_differ": devices_differ(rows),
+        "devices_beside": devices_beside(rows),
     }
 
 
@@ -224,12 +224,7 @@ def course(assigned: pd.DataFrame) -> dict:
     }
 
 
-def devices_differ(rows: pd.DataFrame) -> dict:
-    """Say which sums differ between the devices; empty where there is only one."""
-    devices = devices_with(rows, "accumulation")
-    if len(devices) < 2:
-        return {}
-    first, second = (on_device(rows, "accumulation", device) for device in devices)
-    both = first.merge(second, on=KEYS, suffixes=("", "_other"))
-    differ = both[(both["result"] != both["result_other"]) | (both["stall"] != both["stall_other"])]
-    return {"devices": devices, "of": len(both), "titles": _titles(differ)}
+def devices_beside(rows: pd.DataFrame) -> dict:
+    """Say which sums or stalls differ between the devices; empty where there is only one."""
+    found = selection.devices_beside(rows, "accumulation", KEYS, ["result", "stall"])
+    return found | {"titles": _titles(found["differ"])} if found else {}
