@@ -1,4 +1,4 @@
-"""The command line: measure | tabulate | section | writeup | publish | doctor."""
+"""The command line: measure | tabulate | section | writeup | publish | compare | account | doctor."""
 
 import argparse
 import shlex
@@ -28,11 +28,10 @@ def run(words: Sequence[str], process: str, issued_at: float) -> int:
     arguments = _parser().parse_args(words)
     arguments.process, arguments.issued_at = process, issued_at
     try:
-        arguments.run(arguments)
+        return arguments.run(arguments) or 0
     except UserError as error:
         print(f"pipeline: {error}", file=sys.stderr)
         return 2
-    return 0
 
 
 # Each command imports what it needs itself: `doctor` must start where torch does not, and a cell is to
@@ -97,6 +96,18 @@ def _publish(arguments: argparse.Namespace) -> None:
     publish(Path("."), arguments.folder)
 
 
+def _compare(arguments: argparse.Namespace) -> int:
+    from pipeline.report.compare import compare_runs
+    from pipeline.report.compare_text import write_comparison
+    from pipeline.report.runs import load_run
+
+    if not arguments.tolerance_pct >= 0:
+        raise UserError(f"compare: tolerance_pct is {arguments.tolerance_pct:g}, allowed is 0 or more")
+    found = compare_runs(load_run(arguments.a), load_run(arguments.b), arguments.tolerance_pct / 100)
+    print(write_comparison(found, str(arguments.a), str(arguments.b), arguments.all))
+    return int(arguments.fail_if_slower and found.is_worse)
+
+
 def _doctor(_arguments: argparse.Namespace) -> None:
     from pipeline.doctor import report
 
@@ -142,6 +153,18 @@ def _parser() -> argparse.ArgumentParser:
     publish = commands.add_parser("publish", help="copy write-up, figures, tables and records into a folder")
     publish.add_argument("folder", type=Path)
     publish.set_defaults(run=_publish)
+
+    compare = commands.add_parser("compare", help="tell what differs between two runs, and which is faster where")
+    compare.add_argument("a", type=Path, metavar="A", help="a results folder, or a published snapshot")
+    compare.add_argument("b", type=Path, metavar="B", help="another")
+    compare.add_argument(
+        "--tolerance-pct", type=float, default=5.0, help="medians this close are the same (default: 5)"
+    )
+    compare.add_argument("--all", action="store_true", help="list every time, also those that are the same")
+    compare.add_argument(
+        "--fail-if-slower", action="store_true", help="exit code 1 where B is slower anywhere, or has lost a figure"
+    )
+    compare.set_defaults(run=_compare)
 
     doctor = commands.add_parser("doctor", help="tell what this machine can measure and what it lacks")
     doctor.set_defaults(run=_doctor)
