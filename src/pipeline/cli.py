@@ -14,7 +14,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run one command; a cell is handed to the warm worker, everything else runs in this process."""
     issued_at = caller.process_started_at()
     words = sys.argv[1:] if argv is None else list(argv)
-    arguments = _parser().parse_args(words)
+    arguments = _parser(words).parse_args(words)
     exit_code = caller.hand_over(words, issued_at) if arguments.run is _measure else None
     sys.exit(run(words, "ordinary", issued_at) if exit_code is None else exit_code)
 
@@ -25,7 +25,7 @@ def run(words: Sequence[str], process: str, issued_at: float) -> int:
     process: how this process was started, "ordinary" or by the "worker"; issued_at: when the command was issued, in
     seconds of the epoch.
     """
-    arguments = _parser().parse_args(words)
+    arguments = _parser(words).parse_args(words)
     arguments.process, arguments.issued_at = process, issued_at
     try:
         return arguments.run(arguments) or 0
@@ -96,6 +96,13 @@ def _publish(arguments: argparse.Namespace) -> None:
     publish(Path("."), arguments.folder)
 
 
+def _account(arguments: argparse.Namespace) -> None:
+    from pipeline.stages.accounting.answers import answers
+    from pipeline.stages.accounting.options import given_options
+
+    print(answers(arguments.questions, given_options(arguments)))
+
+
 def _compare(arguments: argparse.Namespace) -> int:
     from pipeline.report.compare import compare_runs
     from pipeline.report.compare_text import write_comparison
@@ -114,7 +121,7 @@ def _doctor(_arguments: argparse.Namespace) -> None:
     print(report())
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m pipeline", description=sys.modules["pipeline"].__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
@@ -153,6 +160,13 @@ def _parser() -> argparse.ArgumentParser:
     publish = commands.add_parser("publish", help="copy write-up, figures, tables and records into a folder")
     publish.add_argument("folder", type=Path)
     publish.set_defaults(run=_publish)
+
+    account = commands.add_parser("account", help="compute memory, batch and bucket sizes of any model and machine")
+    account.set_defaults(run=_account)
+    if words[:1] == ["account"]:  # dozens of options, for which the other commands do not wait
+        from pipeline.stages.accounting.options import add_options
+
+        add_options(account)
 
     compare = commands.add_parser("compare", help="tell what differs between two runs, and which is faster where")
     compare.add_argument("a", type=Path, metavar="A", help="a results folder, or a published snapshot")

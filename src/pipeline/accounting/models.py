@@ -1,6 +1,6 @@
 """What is accounted for: feed-forward blocks alone, or a whole transformer."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Protocol
 
 from pipeline.accounting.activations import transformer_elements
@@ -13,6 +13,10 @@ BF16_BYTES = 2
 
 class Model(Protocol):
     """Anything with so many parameters and so many bytes kept from forward for backward."""
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """Return the widths and counts that make it."""
 
     @property
     def block(self) -> Block:
@@ -33,6 +37,11 @@ class FeedForwardModel:
     d_model: int
     d_ff: int
     num_blocks: int
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """Return d_model, d_ff and num_blocks."""
+        return asdict(self)
 
     @property
     def block(self) -> Block:
@@ -59,6 +68,12 @@ class Transformer:
 
     size: ModelSize
     vocab_size: int
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """Return d_model, d_ff, num_heads, and the layers as num_blocks."""
+        numbers = asdict(self.size)
+        return {"num_blocks": numbers.pop("num_layers"), **numbers}
 
     @property
     def block(self) -> Block:

@@ -21,6 +21,13 @@ TENSOR_SIZES = tuple(2**power for power in range(7))
 BATCH_STEPS = tuple(2 ** (step / 4) for step in range(-8, 9))
 
 
+def lacking(question: str, model: Model) -> str:
+    """Name what the model lacks that the question is about; empty where it lacks nothing."""
+    if question in ("activations", "attention") and not isinstance(model, Transformer):
+        return "attention"
+    return "feed-forward layers" if question == "mesh" and model.block.d_ff == 0 else ""
+
+
 def memory_rows(model: Model, batch_size: int, seq_lens: Iterable[int], gpu_memory_gb: float) -> Rows:
     """Give training state and activations by sequence length, and the GPUs that hold them, their GB read both ways."""
     state = training_state(model.parameters)
@@ -92,7 +99,7 @@ def _cases(block: Block, given: Mesh) -> Iterator[tuple[str, Mesh]]:
     yield "overlap", overlapping
     yield "fp8_weights", replace(given, weight_bytes=1)
     for tensor_size in TENSOR_SIZES:
-        if given.num_devices % tensor_size == 0:
+        if given.num_devices % tensor_size == 0 and tensor_size != given.tensor_size:
             yield "split", _split(given, tensor_size)
     yield "best_split", _split(given, mesh.best_tensor_size(block, given))
     yield "best_split_overlap", _split(overlapping, mesh.best_tensor_size(block, overlapping))
@@ -181,7 +188,6 @@ def attention_rows(model: Transformer, batch_size: int, seq_lens: Iterable[int])
         {
             "attention": attention,
             "seq_len": seq_len,
-            "num_heads": size.num_heads,
             "head_dim": head_dim,
             "score_matrix_bytes": FP32_BYTES * batch_size * size.num_heads * seq_len**2,
             **{

@@ -8,6 +8,7 @@ from pipeline.accounting.buckets import Link
 from pipeline.accounting.mesh import Mesh
 from pipeline.accounting.models import Model, model_named
 from pipeline.accounting.questions import Rows
+from pipeline.errors import Skipped
 from pipeline.instruments.stopwatch import Stopwatch
 from pipeline.stages.accounting.cell import Cell, Settings
 
@@ -19,9 +20,15 @@ ATTENTION_SEQ_LENS = (256, 1024, 4096, 8192, 16384)
 
 
 def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> Rows:
-    """Return the rows that answer the cell's question; the time it takes counts as set-up."""
+    """Return the rows that answer the cell's question; the time it takes counts as set-up.
+
+    Raises Skipped where the model lacks what the question is about.
+    """
     model = model_named(cell.size, settings.vocab_size)
-    return [{**row, "status": "ok"} for row in ANSWERS[cell.question](model, cell, settings)]
+    lacking = questions.lacking(cell.question, model)
+    if lacking:
+        raise Skipped(f"{cell.size} has no {lacking}")
+    return [{**model.numbers, **row, "status": "ok"} for row in ANSWERS[cell.question](model, cell, settings)]
 
 
 def mesh_of(settings: Settings) -> Mesh:
