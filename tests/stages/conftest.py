@@ -1,4 +1,4 @@
-"""What tests of several parts share: does prose say only what its tables say?"""
+"""What the tests of every section share: does the prose say only what its tables say?"""
 
 import re
 
