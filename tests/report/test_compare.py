@@ -218,3 +218,9 @@ def test_the_exit_code_is_1_on_request_only(tmp_path):
     assert compare(a, tmp_path / "nowhere", "--fail-if-slower").returncode == 2
     ended = compare(a, b, "--tolerance-pct", "-3")
     assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
+
+
+def test_rows_that_do_not_say_how_many_samples_they_have_are_compared():
+    rows = [{name: value for name, value in timed("forward", 1.0).items() if name != "n"}]
+    slow = [{name: value for name, value in timed("forward", 2.0).items() if name != "n"}]
+    assert verdicts(run("xl", rows=rows), run("xl", rows=slow)) == {"slower"}

@@ -63,7 +63,7 @@ def _rows(records: list[Record]) -> pd.DataFrame:
     """Return a line for each timed quantity of each row; one with quantity "" for a row without any."""
     lines = [line for record in records for line in _record_lines(record)]
     columns = [*KEYS, "quantity", "status", "reason", "n", "median", "q1", "q3"]
-    rows = pd.DataFrame(lines, columns=columns)
+    rows = pd.DataFrame(lines, columns=columns).astype(dict.fromkeys(["n", "median", "q1", "q3"], float))
     # Rows that nothing names apart keep their order.
     again = rows.groupby([*KEYS, "quantity"]).cumcount() + 1
     rows["row"] = rows["row"].where(again == 1, rows["row"] + again.map(" #{}".format)).str.strip()
@@ -79,7 +79,7 @@ def _record_lines(record: Record) -> Iterable[dict[str, Any]]:
             "cell": cell,
             "row": " ".join(str(row[name]) for name in names if name in row),
             "status": row["status"],
-            "reason": row.get("reason", ""),
+            "reason": row.get("reason") or "",
             "n": row.get("n"),
         }
         for quantity in _timed_quantities(row) or [""]:
