@@ -1,5 +1,6 @@
 """Two runs side by side: what differs in how they came about, and row by row which is faster."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -26,12 +27,14 @@ class Comparison:
 
     differences: what, a, b, of what the two runs were made with;
     timed: KEYS, quantity, median_, q1_, q3_, n_ and status_ of a and b, ratio (b over a), low, high and verdict;
+    memory: stage, cell, quantity, a and b in bytes and ratio, of peaks that differ by more than the tolerance;
     outcomes: KEYS, status_ and reason_ of a and b, of rows whose outcome is not the same, and worse: figures were lost;
     only_in_a, only_in_b: stage and cell; untimed: how many rows that both have bear no time.
     """
 
     differences: pd.DataFrame
     timed: pd.DataFrame
+    memory: pd.DataFrame
     outcomes: pd.DataFrame
     only_in_a: pd.DataFrame
     only_in_b: pd.DataFrame
@@ -52,6 +55,7 @@ def compare_runs(a: Iterable[Record], b: Iterable[Record], tolerance: float) -> 
     return Comparison(
         differences=_differences(a, b),
         timed=_judged(both[have_times], tolerance),
+        memory=_memory(a, b, tolerance),
         outcomes=_outcomes(rows_a, rows_b),
         only_in_a=_only_in_first(rows_a, rows_b),
         only_in_b=_only_in_first(rows_b, rows_a),
@@ -72,7 +76,7 @@ def _rows(records: list[Record]) -> pd.DataFrame:
 
 def _record_lines(record: Record) -> Iterable[dict[str, Any]]:
     names = _row_names(record["stage"])
-    cell = " ".join(f"{axis}={fields.text(value)}" for axis, value in record["cell"].items())
+    cell = _cell_words(record)
     for row in record["rows"]:
         line = {
             "stage": record["stage"],
@@ -113,6 +117,30 @@ def _verdict(line: dict[str, Any], tolerance: float) -> str:
     verdict = VERDICTS[compare_ratio(1 / line["ratio"], 1 / line["high"], 1 / line["low"], tolerance)]
     unsure = "unstable" in (line["status_a"], line["status_b"]) or min(line["n_a"], line["n_b"]) < 2
     return "ambiguous" if unsure and verdict != "same" else verdict
+
+
+def _memory(a: list[Record], b: list[Record], tolerance: float) -> pd.DataFrame:
+    both = _peaks(a).merge(_peaks(b), on=["stage", "cell", "quantity", "row"], suffixes=("_a", "_b"))
+    both = both.rename(columns={"bytes_a": "a", "bytes_b": "b"}).drop(columns="row").drop_duplicates()
+    both = both.assign(ratio=both["b"] / both["a"])
+    apart = (both["ratio"] > 1 + tolerance) | (both["ratio"] * (1 + tolerance) < 1)
+    return both[apart].reset_index(drop=True)
+
+
+def _peaks(records: list[Record]) -> pd.DataFrame:
+    """Return a line for each peak of memory of each row, the rows of a cell by their number."""
+    lines = [
+        {"stage": record["stage"], "cell": _cell_words(record), "row": number, "quantity": name, "bytes": value}
+        for record in records
+        for number, row in enumerate(record["rows"])
+        for name, value in row.items()
+        if value and re.fullmatch(r"peak(_\w+)?_bytes", name)
+    ]
+    return pd.DataFrame(lines, columns=["stage", "cell", "row", "quantity", "bytes"])
+
+
+def _cell_words(record: Record) -> str:
+    return " ".join(f"{axis}={fields.text(value)}" for axis, value in record["cell"].items())
 
 
 def _outcomes(rows_a: pd.DataFrame, rows_b: pd.DataFrame) -> pd.DataFrame:

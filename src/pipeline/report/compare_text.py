@@ -23,6 +23,7 @@ def write_comparison(found: Comparison, name_a: str, name_b: str, show_all: bool
         _part("Cells only in A", found.only_in_a, show_all),
         _part("Cells only in B", found.only_in_b, show_all),
         _part("Times that differ" if not show_all else "Times", _time_table(found.timed, show_all), show_all),
+        _part("Peak memory that differs", _memory_table(found.memory), show_all),
         _part("By stage", _stage_table(found.timed), show_all=True),
         summary(found),
     ]
@@ -39,6 +40,7 @@ def summary(found: Comparison) -> str:
     outcomes, lost = len(found.outcomes), int(found.outcomes["worse"].sum())
     extras = {
         f"{_counted(outcomes, 'outcome')} changed, {lost} for the worse": outcomes,
+        f"peak memory apart in {_counted(len(found.memory), 'cell')}": len(found.memory),
         f"{_counted(len(found.only_in_a), 'cell')} only in A": len(found.only_in_a),
         f"{_counted(len(found.only_in_b), 'cell')} only in B": len(found.only_in_b),
         f"{_counted(found.untimed, 'row')} without a time": found.untimed,
@@ -98,6 +100,20 @@ def _time_table(timed: pd.DataFrame, show_all: bool) -> pd.DataFrame:
                 f"{significant(r)} ({significant(low)}–{significant(high)})" for r, low, high in ratios
             ],
             "verdict": shown["verdict"],
+        }
+    )
+
+
+def _memory_table(memory: pd.DataFrame) -> pd.DataFrame:
+    shown = _short(memory.sort_values("ratio", ascending=False))
+    return pd.DataFrame(
+        {
+            "stage": shown["stage"],
+            "cell": shown["cell"],
+            "of": shown["quantity"].str.removesuffix("_bytes").str.replace("_", " "),
+            "A (GB)": (shown["a"] / 1e9).map(significant),
+            "B (GB)": (shown["b"] / 1e9).map(significant),
+            "B / A": shown["ratio"].map(significant),
         }
     )
 

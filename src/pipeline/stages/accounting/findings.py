@@ -92,6 +92,7 @@ def mesh(rows: pd.DataFrame) -> dict:
     return {
         "compute_bound": True,
         "given": given.to_dict(),
+        "tokens_per_group": given["whole_tokens"] / given["fsdp_size"],
         "tensor_share": given["tensor_ms"] / given["compute_ms"],
         "levers": levers[levers["share"] < 1].to_dict("index"),
         "best_tensor_size": float(cases.loc[cases["case"] == "best_split", "tensor_size"].iloc[0]),
