@@ -237,3 +237,11 @@ def test_peaks_of_memory_that_differ_are_listed_once_a_cell():
     assert "Peak memory that differs" in write_comparison(found, "one", "other")
     assert "peak memory apart in 1 cell" in summary(found)
     assert not found.is_worse
+
+
+def test_a_figure_that_became_unstable_is_a_change_but_not_lost():
+    rows = [{**timed(name, median_ms), "status": "unstable", "reason": "noise"} for name, median_ms in PASSES.items()]
+    found = compare_runs(run(), run(rows=rows), tolerance=0.05)
+    assert len(found.outcomes) == 4
+    assert not found.is_worse
+    assert "unstable: noise" in write_comparison(found, "one", "other")
