@@ -99,6 +99,13 @@ def _row(rows: pd.DataFrame, **keys: object) -> pd.Series | None:
     return rows.iloc[0] if len(rows) else None
 
 
+def same_bucket_formula() -> bool:
+    """Tell whether the one who derived the best number of buckets came to the formula of `best_num_buckets`."""
+    theirs = published.load("accounting")
+    best = theirs[(theirs["topic"] == "DDP buckets") & (theirs["quantity"] == "best number of buckets")]
+    return list(best["expression"]) == ["sqrt(s/(w*o))"]
+
+
 def their_mesh_limit(given: pd.Series) -> float:
     """Solve write-up 0's own inequality for its batch: one product of two on one device, both transfers on the mesh.
 

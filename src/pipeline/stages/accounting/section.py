@@ -148,6 +148,7 @@ def _others(found: dict[str, pd.DataFrame]) -> dict:
         "devices": theirs.get(("write-up 0", "FSDP devices so that one holds under 95 GB")),
         "saved_gb": theirs.get(("write-up 1", "memory saved for backward")),
         "activations": bool(apart["topic"].str.startswith("2.7B activations").any()),
+        "same_buckets": others.same_bucket_formula(),
         "table": fold(f"All {len(pairs)} figures", markdown(others.table(pairs))),
     }
     if facts["limit"] is not None:
