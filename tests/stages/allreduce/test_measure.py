@@ -1,3 +1,6 @@
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -29,6 +32,26 @@ def wrong_on_rank_1(context, settings):
 
     ranks._torch_in_place = wrong
     return ranks.measure_rank(context, settings)
+
+
+class NcclOverGloo:
+    """A communicator as NCCL's would be, on tensors of the CPU."""
+
+    def all_reduce(self, source, target, _stream):
+        total = source.clone()
+        dist.all_reduce(total)
+        target.copy_(total)
+
+    def close(self):
+        pass
+
+
+def called_directly(context, settings):
+    """Measure as an NCCL rank does, on the CPU."""
+    ranks.nccl.loaded_library = lambda: None
+    ranks._communicator = lambda _context, _library: (NcclOverGloo(), 7.0)
+    torch.cuda.current_stream = lambda _device: SimpleNamespace(cuda_stream=0)
+    return ranks.measure_rank(replace(context, backend="nccl"), settings)
 
 
 def report(*samples_ms, slowdowns=(), no_direct_nccl=None):
@@ -73,6 +96,15 @@ def test_a_wrong_sum_fails_the_cell_with_its_rank():
     with pytest.raises(RankFailed, match=r"rank 1 of 2 raised .*WrongSum") as failure:
         run_ranks(wrong_on_rank_1, 2, backend="gloo", args=(SETTINGS,))
     assert "torch's all-reduce in_place of 4000 bytes on 2 ranks: 1 of 1000 sums are wrong" in str(failure.value)
+
+
+def test_nccl_called_directly_is_measured_in_place_and_out_of_place():
+    cell = Cell("nccl", 2)
+    rows = measure.merged(run_ranks(called_directly, 2, backend="gloo", args=(SETTINGS,)), cell, SETTINGS)
+    kinds = {(row["timing"], row["impl"], row.get("placement")) for row in rows}
+    assert {tuple(key.values()) for key in cell.row_keys()} <= kinds
+    assert [row["median_ms"] for row in rows if row["timing"] == "set_up" and row["impl"] == "nccl"] == [7.0]
+    assert len([row for row in rows if row["impl"] == "nccl" and row["timing"] == "burst"]) == 2 * 3
 
 
 def test_a_sample_is_that_of_the_slowest_rank_and_ranks_are_kept_apart():
