@@ -194,6 +194,13 @@ def test_ranks_are_forked_where_there_is_one_thread_and_no_cuda(tmp_path):
     assert found.stdout.split() == ["True", "False"]
 
 
+@pytest.mark.parametrize(("opened", "started"), [("/dev/nvidia-uvm", True), ("/dev/nvidiactl", False)])
+def test_cuda_counts_as_started_once_its_driver_is_open_but_not_for_nvml(monkeypatch, opened, started):
+    monkeypatch.setattr(os, "readlink", lambda _path: opened)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    assert processes._cuda_started() == started
+
+
 def test_a_used_thread_pool_does_not_hang_the_ranks():
     ones = torch.ones(2000, 2000)
     torch.set_num_threads(2)

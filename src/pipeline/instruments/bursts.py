@@ -12,7 +12,7 @@ import torch
 from pipeline.instruments.timing import synchronize
 
 # What a call's enqueueing takes at most, and a GPU's clock: together the length of the pause ahead of a burst.
-ENQUEUE_S = 100e-6
+ENQUEUE_S = 200e-6
 CLOCK_HZ = 2e9
 
 

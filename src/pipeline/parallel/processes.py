@@ -211,5 +211,4 @@ def _end(ranks: list[_Rank]) -> None:
             rank.process.kill()
             rank.process.join()
         rank.answers.close()
-        with contextlib.suppress(ValueError):
-            rank.process.close()
+        rank.process.close()

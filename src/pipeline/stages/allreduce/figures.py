@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pipeline.report.figures import (
-    GREY,
+    BLACK,
     lengths_axis,
     log_values_axis,
     new_figure,
@@ -17,7 +17,7 @@ from pipeline.report.figures import (
     shared_legend,
     stamp,
 )
-from pipeline.stages.allreduce.selection import bursts, calls, fits, ok, singles
+from pipeline.stages.allreduce.selection import bursts, calls, fits, most_ranks, ok, singles
 
 WAYS = {
     "burst, torch": ("burst", "torch", "in_place"),
@@ -36,7 +36,7 @@ def draw_all(rows: pd.DataFrame, folder: Path) -> dict[str, str]:
 
 
 def time(rows: pd.DataFrame) -> Figure:
-    """Draw the time in a burst over size, a panel a backend and a line a world size, and the fits in grey."""
+    """Draw the time in a burst over size, a panel a backend and a line a world size, and the fits dotted."""
     shown, lines = bursts(ok(rows)), fits(rows)
     figure, panels = _panels(shown)
     for axes, (backend, panel) in zip(panels[0], shown.groupby("backend", sort=False), strict=True):
@@ -55,10 +55,10 @@ def _draw_fits(axes: Axes, panel: pd.DataFrame, lines: pd.DataFrame) -> None:
     if lines.empty:
         return
     lines = lines[(lines["timing"] == "burst") & (lines["backend"] == panel["backend"].iloc[0])]
-    sizes_mb = sorted(panel["size_mb"].unique())
+    sizes_mb = np.geomspace(panel["size_mb"].min(), panel["size_mb"].max())
     for cost in lines["cost"]:
         times_ms = [cost.seconds(size * 1e6) * 1e3 for size in sizes_mb]
-        axes.plot(sizes_mb, times_ms, color=GREY, linewidth=1, linestyle=":", label="latency + size / bandwidth")
+        axes.plot(sizes_mb, times_ms, color=BLACK, linewidth=1, linestyle=":", zorder=3, label="fit")
 
 
 def busbw(rows: pd.DataFrame) -> Figure:
@@ -79,8 +79,7 @@ def busbw(rows: pd.DataFrame) -> Figure:
 
 def ways(rows: pd.DataFrame) -> Figure:
     """Draw the bus bandwidth of bursts and single calls with the most ranks, a panel a backend."""
-    most = ok(rows).groupby("backend")["world_size"].transform("max")
-    found = _with_bandwidth(ok(rows)[ok(rows)["world_size"] == most])
+    found = _with_bandwidth(most_ranks(ok(rows)))
     lines = {name: calls(found, *way) for name, way in WAYS.items()}
     lines |= {name: singles(found, clock) for name, clock in CLOCKS.items()}
     figure, panels = _panels(bursts(found))

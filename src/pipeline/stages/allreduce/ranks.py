@@ -1,8 +1,10 @@
 """What every rank of an allreduce cell does: warm up over all sizes, check each sum, time bursts and single calls."""
 
+import ctypes
 import math
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -45,7 +47,7 @@ class RankReport:
     rows: list[dict[str, Any]]
     states: dict[int, list[dict[str, Any]]]
     slowdowns: dict[int, list[str]]
-    no_direct_nccl: str | None
+    no_direct_nccl: str | None = None
 
 
 def measure_rank(context: RankContext, settings: Settings) -> RankReport:
@@ -58,21 +60,19 @@ def measure_rank(context: RankContext, settings: Settings) -> RankReport:
         {"timing": "set_up", "impl": "torch", "clock": "host", "samples_ms": [context.group_setup_ms]},
         {**torch_in_place.key(timing="first_call", clock="host", size_bytes=sizes[0]), "samples_ms": [first_ms]},
     ]
-    operations, reason = [torch_in_place], None
-    if context.backend == "nccl":
-        try:
-            direct, setup_ms = _direct_nccl(context, sizes[-1])
-            operations += direct
-            rows.append({"timing": "set_up", "impl": "nccl", "clock": "host", "samples_ms": [setup_ms]})
-        except Skipped as skipped:
-            reason = str(skipped)
-    _warm_up(operations, payload, sizes, settings.warmup_calls)
-    states, slowdowns = {}, {}
-    for size in sizes:
-        found, sampling = _measure_size(context, settings, payload, operations, size)
-        rows += found
-        states[size], slowdowns[size] = sampling.state_after, sampling.slowdowns()
-    return RankReport(rows, states, slowdowns, reason)
+    if context.backend != "nccl":
+        return _measure_sizes(context, settings, payload, [torch_in_place], rows)
+    try:
+        library = nccl.loaded_library()
+    except Skipped as reason:
+        report = _measure_sizes(context, settings, payload, [torch_in_place], rows)
+        return replace(report, no_direct_nccl=str(reason))
+    communicator, setup_ms = _communicator(context, library)
+    rows.append({"timing": "set_up", "impl": "nccl", "clock": "host", "samples_ms": [setup_ms]})
+    operations = [torch_in_place, *_direct_operations(context, communicator, sizes[-1])]
+    report = _measure_sizes(context, settings, payload, operations, rows)
+    communicator.close()
+    return report
 
 
 def _torch_in_place(part: torch.Tensor) -> torch.Tensor:
@@ -80,25 +80,45 @@ def _torch_in_place(part: torch.Tensor) -> torch.Tensor:
     return part
 
 
-def _direct_nccl(context: RankContext, max_bytes: int) -> tuple[list[Operation], float]:
-    """Return NCCL's own all-reduce, in place and out of place, and how long its communicator took to make."""
-    library = nccl.loaded_library()
+def _communicator(context: RankContext, library: ctypes.CDLL) -> tuple[nccl.Communicator, float]:
+    """Return a communicator of NCCL's own, and the milliseconds that it took to make."""
     unique_id = nccl.agree_on_id(library, context.rank, context.device)
-    made: list[nccl.Communicator] = []
     dist.barrier()
-    setup_ms = time_call_ms(
-        lambda: made.append(nccl.Communicator(library, unique_id, context.rank, context.world_size)), context.device
-    )
+    started = time.perf_counter()
+    communicator = nccl.Communicator(library, unique_id, context.rank, context.world_size)
+    return communicator, (time.perf_counter() - started) * 1e3
+
+
+def _direct_operations(context: RankContext, communicator: nccl.Communicator, max_bytes: int) -> list[Operation]:
+    """Return NCCL's own all-reduce, in place and out of place."""
     target = torch.empty(max_bytes // ELEMENT_BYTES, device=context.device)
     stream = torch.cuda.current_stream(context.device).cuda_stream
 
     def run(part: torch.Tensor, out_of_place: bool) -> torch.Tensor:
         result = target[: len(part)] if out_of_place else part
-        made[0].all_reduce(part, result, stream)
+        communicator.all_reduce(part, result, stream)
         return result
 
-    operations = [Operation("nccl", place, partial(run, out_of_place=place == "out_of_place")) for place in PLACEMENTS]
-    return operations, setup_ms
+    return [Operation("nccl", place, partial(run, out_of_place=place == "out_of_place")) for place in PLACEMENTS]
+
+
+def _measure_sizes(
+    context: RankContext,
+    settings: Settings,
+    payload: Payload,
+    operations: list[Operation],
+    rows: list[dict[str, Any]],
+) -> RankReport:
+    """Warm up over all sizes, then measure one after the other; report after the rows that are there already."""
+    sizes = settings.sizes_bytes()
+    _warm_up(operations, payload, sizes, settings.warmup_calls)
+    report = RankReport(list(rows), {}, {})
+    for size in sizes:
+        found, sampling = _measure_size(context, settings, payload, operations, size)
+        report.rows.extend(found)
+        report.states[size] = sampling.state_after
+        report.slowdowns[size] = sampling.slowdowns()
+    return report
 
 
 def _warm_up(operations: list[Operation], payload: Payload, sizes: list[int], calls: int) -> None:
@@ -139,7 +159,7 @@ def _bursts(
         return time_burst_ms(partial(operation.run, part), context.device, calls)
 
     budget_ms = settings.budget_s * 1e3
-    call_ms = _slowest(burst_ms(operations[0], settings.warmup_calls), context.device)
+    call_ms = _slowest(burst_ms(operations[0], 1), context.device)
     calls = _between(1, budget_ms / (settings.samples * call_ms), settings.burst_calls)
     bursts = _between(settings.samples, budget_ms / (calls * call_ms), settings.max_samples)
     samples_ms: list[list[float]] = [[] for _ in operations]

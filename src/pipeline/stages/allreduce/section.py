@@ -18,7 +18,7 @@ from pipeline.report.tables import (
 )
 from pipeline.stages.allreduce import findings, others
 from pipeline.stages.allreduce.figures import CLOCKS, WAYS, draw_all
-from pipeline.stages.allreduce.selection import CELL, bursts, calls, completed, fits, ok, singles
+from pipeline.stages.allreduce.selection import CELL, bursts, calls, completed, fits, most_ranks, ok, singles
 
 TEMPLATE = Path(__file__).parent / "section.md.j2"
 
@@ -53,7 +53,7 @@ def _tables(rows: pd.DataFrame) -> dict[str, str]:
     return {
         "times": _by_world_size(shown, _time_cells(shown)),
         "busbw": _by_world_size(shown, number_cells(shown, "busbw_gb_per_s")),
-        "ways": _ways_table(ok(rows)),
+        **_ways_tables(ok(rows)),
         "set_up": _set_up_table(ok(rows)),
         "fits": _fit_table(rows),
         "ranks": fold("Fastest, mean and slowest rank", markdown(_ranks_table(ok(rows)))),
@@ -66,7 +66,8 @@ def _with_skipped_sizes(rows: pd.DataFrame) -> pd.DataFrame:
     measured = ok(timed)
     sizes = measured[["backend", "size_bytes", "size"]].drop_duplicates()
     failed = timed[~timed.index.isin(measured.index)].drop(columns=["size_bytes", "size"]).merge(sizes, on="backend")
-    return pd.concat([measured, failed]).sort_values(["backend", "size_bytes", "world_size"], kind="stable")
+    found = pd.concat([measured, failed])
+    return found.sort_values(["backend", "size_bytes", "world_size"], kind="stable", ignore_index=True)
 
 
 def _time_cells(rows: pd.DataFrame) -> pd.Series:
@@ -75,18 +76,20 @@ def _time_cells(rows: pd.DataFrame) -> pd.Series:
 
 
 def _by_world_size(rows: pd.DataFrame, cells: pd.Series) -> str:
-    by_ranks = rows.sort_values("world_size", kind="stable").index
     wide = pivot(rows, ["backend", "size"], "ranks", cells)
-    return markdown(wide[["backend", "size", *rows.loc[by_ranks, "ranks"].unique()]])
+    return markdown(wide[["backend", "size", *rows.sort_values("world_size")["ranks"].unique()]])
 
 
-def _ways_table(rows: pd.DataFrame) -> str:
-    """Write bus bandwidths of every way to time an all-reduce side by side."""
+def _ways_tables(rows: pd.DataFrame) -> dict[str, str]:
+    """Write bus bandwidths of every way to time an all-reduce side by side: with the most ranks, and all."""
     ways = {name: calls(rows, *way) for name, way in WAYS.items()}
     ways |= {name: singles(rows, clock) for name, clock in CLOCKS.items()}
-    named = pd.concat([found.assign(way=name) for name, found in ways.items()])
+    named = pd.concat([found.assign(way=name) for name, found in ways.items()], ignore_index=True)
     wide = pivot(named, ["backend", "ranks", "size"], "way", number_cells(named, "busbw_gb_per_s"))
-    return markdown_folded_if_long(wide, "Bus bandwidth by the way of timing, in GB/s")
+    most = set(most_ranks(rows)[["backend", "ranks"]].itertuples(index=False, name=None))
+    first = wide[[pair in most for pair in zip(wide["backend"], wide["ranks"], strict=True)]]
+    folded = fold("Bus bandwidth with any number of ranks, in GB/s", markdown(wide))
+    return {"ways": markdown(first), "all_ways": folded if len(first) < len(wide) else ""}
 
 
 def _set_up_table(rows: pd.DataFrame) -> str:

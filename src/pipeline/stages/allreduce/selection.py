@@ -47,6 +47,11 @@ def singles(rows: pd.DataFrame, clock: str) -> pd.DataFrame:
     return found[found["clock"] == clock]
 
 
+def most_ranks(rows: pd.DataFrame) -> pd.DataFrame:
+    """Keep each backend's rows with the most ranks."""
+    return rows[rows["world_size"] == rows.groupby("backend")["world_size"].transform("max")]
+
+
 def fits(rows: pd.DataFrame) -> pd.DataFrame:
     """Fit latency and bandwidth to the medians of each backend and world size, in bursts and by single calls.
 
