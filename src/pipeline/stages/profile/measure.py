@@ -40,7 +40,7 @@ def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch, files_dir: Pat
     with stopwatch.measuring():
         trace, why = _capture(profiler, why, cell, settings, passes, device, files_dir)
     kernel_table(trace, passes).to_csv(files_dir / "kernels.csv", index=False)
-    captured = {"profiler": trace.profiler} | ({"profiler_note": why} if why else {})
+    captured = {"captured_by": trace.profiler} | ({"not_by_nsys": why} if why else {})
     return [{**row, **captured} for row in host + rows_of(trace, passes, cell, settings)]
 
 

@@ -14,8 +14,8 @@ from pipeline.stages.profile.kernel_names import short_name
 
 Row = dict[str, Any]
 
-# The clocks of a trace, beside the host clock without a profiler: `range_times` says what they are.
-CLOCKS = ("kernel_sum", "busy", "span", "range")
+# The clocks of a trace, beside the host clock without a profiler, and the column of `range_times` that each reads.
+CLOCKS = {"profiled": "range_us", "span": "span_us", "busy": "busy_us", "kernel_sum": "kernel_sum_us"}
 # The parts of a training step, each with a range of its own.
 PHASES = tuple(f"train_step/{phase}" for phase in ("forward", "loss", "backward", "optimizer"))
 BACKWARD = "train_step/backward"
@@ -51,8 +51,8 @@ def kernel_table(trace: Trace, passes: list[str]) -> pd.DataFrame:
 def _time_rows(trace: Trace, path: str) -> list[Row]:
     times = range_times(trace, path)
     rows = []
-    for clock in CLOCKS:
-        samples_ms = [float(value) / 1e3 for value in times[f"{clock}_us"]]
+    for clock, column in CLOCKS.items():
+        samples_ms = [float(value) / 1e3 for value in times[column]]
         # A range that launched nothing has no time on the device, and no statistics of it.
         if min(samples_ms) > 0:
             summary = summarise(samples_ms)
