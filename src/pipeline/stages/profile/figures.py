@@ -17,13 +17,23 @@ from pipeline.report.figures import (
     PURPLE,
     SKY,
     VERMILION,
+    names_axis,
     new_figure,
     save,
     stamp,
 )
-from pipeline.report.figures import names_axis as put_names
+from pipeline.report.tables import OUTCOME_WORDS
 from pipeline.stages.profile.cell import PASSES
-from pipeline.stages.profile.selection import at_context, kernels, layer_events, of_cell, shares
+from pipeline.stages.profile.selection import (
+    WORDS,
+    at_context,
+    kernels,
+    layer_events,
+    of_cell,
+    of_host_clock,
+    of_kind,
+    shares,
+)
 
 # One colour a category in every figure; communication and "other" are rare, so that near colours do.
 COLOURS = dict(
@@ -48,42 +58,60 @@ def draw_all(rows: pd.DataFrame, context_length: int, cell: dict, folder: Path) 
 
 def categories(rows: pd.DataFrame, context_length: int) -> Figure:
     """Draw the categories' shares of each pass's kernel time as stacked bars: a row a precision, a column a pass."""
-    table = at_context(shares(rows), context_length)
+    here = at_context(rows, context_length)
+    table = shares(here)
     precisions = list(table["precision"].unique())
     figure, panels = new_figure(len(precisions), len(PASSES), panel_height_in=2.9, share_y=True)
     for line, precision in zip(panels, precisions, strict=True):
         for axes, name in zip(line, PASSES, strict=True):
             panel = table[(table["precision"] == precision) & (table["range"] == name)]
-            _stack(axes, panel)
-            axes.set_title(f"{name.replace('_', ' + ' if name == 'forward_backward' else ' ')}, {precision}")
+            host = of_host_clock(here)
+            _stack(axes, panel, host[(host["precision"] == precision) & (host["range"] == name)])
+            axes.set_title(f"{WORDS[name]}, {precision}")
         line[0].set_ylabel("share of kernel time (%)")
     _category_legend(figure, [name for name in CATEGORIES if name in table and table[name].max() > 0])
-    shown = at_context(rows, context_length)
-    _stamp(figure, shown[shown["status"] == "ok"], f"context {context_length}")
+    _stamp(figure, of_kind(here, "category"), f"context {context_length}")
     return figure
 
 
-def _stack(axes: Axes, panel: pd.DataFrame) -> None:
-    sizes = list(panel["size"])
-    bottom = pd.Series(0.0, index=range(len(sizes)))
+def _stack(axes: Axes, panel: pd.DataFrame, tried: pd.DataFrame) -> None:
+    """Draw a bar a size; a size without a capture has its outcome in its place."""
+    sizes = list(tried["size"])
+    panel = panel.set_index("size").reindex(sizes)
+    bottom = pd.Series(0.0, index=sizes)
     for name in [name for name in CATEGORIES if name in panel]:
-        heights = 100 * panel[name].reset_index(drop=True)
+        heights = 100 * panel[name].fillna(0)
         axes.bar(range(len(sizes)), heights, bottom=bottom, color=COLOURS[name], width=0.72)
         bottom += heights
-    put_names(axes, sizes, "")
+    for place, (size, status) in enumerate(zip(sizes, tried["status"], strict=True)):
+        if bottom[size] == 0:
+            axes.text(place, 4, OUTCOME_WORDS[status], rotation=90, ha="center", va="bottom", fontsize=10)
+    names_axis(axes, sizes, "")
     axes.set_ylim(0, 100)
     axes.tick_params(axis="x", labelrotation=45)
 
 
 def layer(rows: pd.DataFrame, cell: dict) -> Figure | None:
-    """Draw the timeline of one layer's forward pass: its kernels by category, and the ranges that launched them."""
-    events = layer_events(rows, cell)
-    if events.empty:
+    """Draw the timeline of one layer's forward pass, a row a precision: kernels, and the ranges that launched them."""
+    cells = [{**cell, "precision": precision} for precision in of_kind(rows, "layer")["precision"].unique()]
+    timelines = {one["precision"]: layer_events(rows, one) for one in cells}
+    timelines = {precision: events for precision, events in timelines.items() if len(events)}
+    if not timelines:
         return None
-    figure, panels = new_figure(1, 1, panel_height_in=3.0)
-    axes = panels[0, 0]
-    lanes = {"part": _part, "phase": _phase}
-    for height, (_, of_path) in zip((2, 1), lanes.items(), strict=True):
+    figure, panels = new_figure(len(timelines), 1, panel_height_in=2.4)
+    for axes, (precision, events) in zip(panels[:, 0], timelines.items(), strict=True):
+        _draw_timeline(axes, events)
+        axes.set_title(precision)
+    panels[-1, 0].set_xlabel("time from the layer's first kernel on (µs)")
+    present = {category for events in timelines.values() for category in events["category"]}
+    _category_legend(figure, [name for name in CATEGORIES if name in present])
+    words = (cell["size"], f"context {cell['context_length']}")
+    _stamp(figure, of_cell(rows, cell).assign(captured_rounds=1), *words, shown="the middle layer")
+    return figure
+
+
+def _draw_timeline(axes: Axes, events: pd.DataFrame) -> None:
+    for height, of_path in ((2, _part), (1, _phase)):
         _draw_ranges(axes, events, events["path"].map(of_path), height)
     for category, group in events.groupby("category"):
         bars = list(zip(group["start_us"], group["duration_us"], strict=True))
@@ -91,11 +119,6 @@ def layer(rows: pd.DataFrame, cell: dict) -> Figure | None:
     axes.set_yticks([0, 1, 2], ["kernels", "phase", "part"])
     axes.grid(axis="y", visible=False)
     axes.set_ylim(-0.6, 2.6)
-    axes.set_xlabel("time in the layer (µs)")
-    present = set(events["category"])
-    _category_legend(figure, [name for name in CATEGORIES if name in present])
-    _stamp(figure, of_cell(rows, cell), *_cell_words(cell), shown="one run of one layer")
-    return figure
 
 
 def _part(path: str) -> str:
@@ -141,7 +164,7 @@ def top_kernels(rows: pd.DataFrame, cell: dict) -> Figure | None:
         axes.set_ylim(-0.4, len(table) - 0.2)
         axes.set_yticks([])
         axes.grid(axis="y", visible=False)
-        axes.set_title(name.replace("_", " "))
+        axes.set_title(WORDS[name])
         axes.set_xlabel("time in one run (ms)")
     present = {category for table in shown.values() for category in table["category"]}
     _category_legend(figure, [name for name in CATEGORIES if name in present])
@@ -162,6 +185,6 @@ def _category_legend(figure: Figure, names: list[str]) -> None:
     figure.legend(handles=patches, loc="outside upper center", ncols=min(5, len(patches)), frameon=False, fontsize=11)
 
 
-def _stamp(figure: Figure, rows: pd.DataFrame, *facts: str, shown: str = "means of the captured runs") -> None:
+def _stamp(figure: Figure, rows: pd.DataFrame, *facts: str, shown: str = "mean") -> None:
     by = sorted(rows["captured_by"].dropna().unique())
     stamp(figure, rows.assign(n=rows["captured_rounds"]), *facts, *by, shown=shown)

@@ -6,7 +6,16 @@ from pipeline.model.sizes import SIZES
 from pipeline.report.section import compare
 from pipeline.stages.profile.cell import PASSES
 from pipeline.stages.profile.rows import ATTENTION_PHASES, BACKWARD
-from pipeline.stages.profile.selection import CELL, at_context, kernels, of_kind, shares, times
+from pipeline.stages.profile.selection import (
+    CELL,
+    WORDS,
+    at_context,
+    kernels,
+    of_host_clock,
+    of_kind,
+    shares,
+    times,
+)
 
 # How near the capture's span must be to the host clock to be called the same.
 SAME_TIME = 0.03
@@ -37,28 +46,41 @@ def _are_operators(rows: pd.DataFrame) -> bool:
 
 
 def forward_time(rows: pd.DataFrame, context_length: int) -> list[dict]:
-    """Compare, per precision, the forward pass's span in the capture with the host clock, by size."""
+    """Compare, per precision, the forward pass's span in the capture with the host clock, by size.
+
+    around: where the span is the shorter, and the pass by the host clock under the profiler is not: the difference is
+    what lies around the kernels. slowed: where the span is the longer, and most of it the profiler's doing.
+    """
     found = []
     table = at_context(times(rows), context_length)
     for precision, group in table[table["range"] == "inference"].groupby("precision", sort=False):
         group = group.set_index("size")
-        difference = group["span"] / group["host"] - 1
-        near = difference.abs() <= SAME_TIME
+        host, span, profiled = group["host"], group["span"], group["profiled"]
+        difference, slowdown = span / host - 1, profiled / host - 1
+        shorter, longer = difference < -SAME_TIME, difference > SAME_TIME
+        around = shorter & (profiled - span >= 0.5 * (host - span))
+        slowed = longer & (slowdown >= 0.5 * difference)
         found.append(
             {
                 "precision": precision,
-                "span": group["span"],
-                "host": group["host"],
+                "span": span,
+                "host": host,
                 "difference": difference.abs(),
-                "same": list(group.index[near]),
-                "shorter": list(group.index[~near & (difference < 0)]),
-                "longer": list(group.index[~near & (difference > 0)]),
-                "idle": 1 - group["busy"] / group["span"],
-                "slowed": (group["profiled"] / group["host"] - 1).clip(lower=0),
-                "at_once": 1 - group["busy"] / group["kernel_sum"],
+                "same": _names(~shorter & ~longer),
+                "shorter": _names(shorter),
+                "longer": _names(longer),
+                "around": _names(around),
+                "slowed": _names(slowed),
+                "slowdown": slowdown[slowed],
+                "unstable": _names(group["unstable"]),
+                "idle": 1 - group["busy"] / span,
             }
         )
     return found
+
+
+def _names(chosen: pd.Series) -> list[str]:
+    return list(chosen.index[chosen])
 
 
 def top_kernels(rows: pd.DataFrame, context_length: int) -> pd.DataFrame:
@@ -217,9 +239,10 @@ def attention_words(table: pd.DataFrame, context_length: int) -> list[dict]:
 
 def outcomes(rows: pd.DataFrame) -> pd.DataFrame:
     """List what has no figure, or an unstable one: columns CELL, status, reason, passes."""
-    failed = rows[(rows["kind"] == "time") & (rows["clock"] == "host") & (rows["status"] != "ok")]
+    failed = of_host_clock(rows)
+    failed = failed[failed["status"] != "ok"]
     failed = failed.assign(reason=failed["reason"].fillna(""))
     passes = failed.groupby([*CELL, "status", "reason"], sort=False)["range"].agg(list).reset_index(name="passes")
     every = passes["passes"].map(lambda names: set(names) == set(PASSES))
-    passes["passes"] = passes["passes"].map(", ".join).str.replace("_", " ").mask(every, "all")
+    passes["passes"] = passes["passes"].map(lambda names: ", ".join(map(WORDS.get, names))).mask(every, "all")
     return passes

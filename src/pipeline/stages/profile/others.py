@@ -45,7 +45,7 @@ def _where(theirs: pd.DataFrame) -> pd.DataFrame:
             "source": theirs["write_up"],
             "model": theirs["model"].fillna(NOT_GIVEN),
             "context": context,
-            "range": theirs["scope"].str.replace("_", " + ").replace("train + step", "train step"),
+            "range": theirs["scope"].replace({"forward_backward": "forward + backward", "train_step": "train step"}),
         }
     )
 

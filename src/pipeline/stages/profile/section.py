@@ -17,6 +17,7 @@ from pipeline.stages.profile.cell import PASSES
 from pipeline.stages.profile.figures import draw_all
 from pipeline.stages.profile.selection import (
     CELL,
+    WORDS,
     at_context,
     kernels,
     main_captures,
@@ -94,23 +95,26 @@ def _percent(values: pd.Series) -> pd.Series:
     return values.map(lambda share: f"{100 * share:.1f}%")
 
 
+def _clock_columns(table: pd.DataFrame) -> dict[str, pd.Series]:
+    columns = {f"{title} (ms)": _ms(table[clock]) for clock, title in CLOCKS.items()}
+    host = f"{CLOCKS['host']} (ms)"
+    return columns | {host: columns[host].mask(table["unstable"], columns[host] + " (unstable)")}
+
+
 def _times_table(rows: pd.DataFrame, path: str, context_length: int) -> str:
     table = times(rows)
     table = at_context(table[table["range"] == path], context_length)
     difference = (table["span"] / table["host"] - 1).map(lambda share: f"{100 * share:+.1f}%")
-    clocks = {f"{title} (ms)": _ms(table[clock]) for clock, title in CLOCKS.items()}
-    return markdown(table[["precision", "size"]].assign(**clocks, **{"span against host clock": difference}))
+    return markdown(table[["precision", "size"]].assign(**_clock_columns(table), **{"span against host": difference}))
 
 
 def _all_times(rows: pd.DataFrame) -> str:
-    table = times(rows)
     texts = []
-    for (precision, path), group in table.groupby(["precision", "range"], sort=False):
-        known = {clock: title for clock, title in CLOCKS.items() if group[clock].notna().any()}
-        clocks = {f"{title} (ms)": _ms(group[clock]) for clock, title in known.items()}
-        words = path.replace("_", " ").replace("/", ": ")
+    for precision, group in times(rows).groupby("precision", sort=False):
+        group = group.assign(range=group["range"].map(WORDS))
+        written = group[["size", "context_length", "range"]].assign(**_clock_columns(group))
         texts.append(
-            fold(f"{precision}, {words}", markdown(_readable(group[["size", "context_length"]].assign(**clocks))))
+            fold(f"{precision}: every pass and its parts, at every context length", markdown(_readable(written)))
         )
     return "\n".join(texts)
 
@@ -119,7 +123,7 @@ def _top_table(top: pd.DataFrame) -> str:
     columns = {}
     for name in ("inference", "backward", "forward_backward"):
         words = zip(top[name], top[f"{name}_count"], top[f"{name}_share"], strict=True)
-        columns[name.replace("_", " + ")] = [
+        columns[WORDS.get(name, name)] = [
             "–" if pd.isna(kernel) else f"`{kernel}`, {count:.0f} calls, {100 * share:.0f}%"
             for kernel, count, share in words
         ]
@@ -149,8 +153,9 @@ def _share_columns(table: pd.DataFrame) -> list[str]:
 
 
 def _written_shares(table: pd.DataFrame, keys: list[str], shown: list[str]) -> str:
-    passes = table["range"].str.replace("_", " ").replace("forward backward", "forward + backward")
-    written = table[keys].assign(**{"pass": passes}, **{name: _percent(table[name]) for name in shown})
+    written = table[keys].assign(
+        **{"pass": table["range"].map(WORDS)}, **{name: _percent(table[name]) for name in shown}
+    )
     return markdown(_readable(written))
 
 
@@ -203,11 +208,13 @@ def _profiler_table(rows: pd.DataFrame) -> str:
     by = of_kind(rows, "category")[[*CELL, "captured_by"]].drop_duplicates()
     table = wide[wide["range"].isin(PASSES)].merge(by, on=CELL)
     alike = table.groupby(["precision", "size", "context_length", "range"])["captured_by"].transform("nunique")
-    table = table[alike > 1].sort_values(["precision", "size", "context_length", "range"], kind="stable")
+    table = table[alike > 1]
     if table.empty:
         return ""
+    keys = ["precision", "size", "context_length", "range"]
+    table = table.sort_values(keys, key=lambda column: column.map(PASSES.index) if column.name == "range" else column)
     clocks = {f"{CLOCKS[clock]} (ms)": _ms(table[clock]) for clock in ("profiled", "span", "kernel_sum")}
-    table = table.assign(range=table["range"].str.replace("_", " "))
+    table = table.assign(range=table["range"].map(WORDS))
     return markdown(_readable(table[["precision", "size", "context_length", "range", "captured_by"]].assign(**clocks)))
 
 

@@ -12,6 +12,17 @@ BY_SIZE = tuple(sorted(SIZES, key=lambda name: parameter_count(SIZES[name], voca
 ORDERS = {"precision": ("fp32", "bf16"), "size": BY_SIZE, "captured_by": ("nsys", "torch.profiler")}
 CELL = ["precision", "size", "context_length", "profiler"]
 
+# Ranges as people read them.
+WORDS = {
+    "inference": "inference",
+    "forward_backward": "forward + backward",
+    "train_step": "train step",
+    "train_step/forward": "train step: forward",
+    "train_step/loss": "train step: loss",
+    "train_step/backward": "train step: backward",
+    "train_step/optimizer": "train step: optimizer",
+}
+
 # The context length at which most others report, so the one to show first.
 PREFERRED_CONTEXT = 256
 
@@ -31,6 +42,11 @@ def of_kind(rows: pd.DataFrame, kind: str) -> pd.DataFrame:
     return rows[(rows["kind"] == kind) & rows["status"].isin(["ok", "unstable"])]
 
 
+def of_host_clock(rows: pd.DataFrame) -> pd.DataFrame:
+    """Keep the rows by the host clock: one a cell and pass, whatever became of it."""
+    return rows[(rows["kind"] == "time") & (rows["clock"] == "host")]
+
+
 def main_captures(rows: pd.DataFrame) -> pd.DataFrame:
     """Keep one capture of each configuration: where there are several, that by the profiler chosen for this machine."""
     return rows[rows["profiler"] == "auto"] if (rows["profiler"] == "auto").any() else rows
@@ -39,11 +55,15 @@ def main_captures(rows: pd.DataFrame) -> pd.DataFrame:
 def times(rows: pd.DataFrame) -> pd.DataFrame:
     """Spread the median times: a row a cell and range, a column a clock, in ms; NaN where a clock was not read.
 
-    Clocks: host (without a profiler), profiled (the host's, under the profiler), span, busy, kernel_sum.
+    Clocks: host (without a profiler), profiled (the host's, under the profiler), span, busy, kernel_sum. `unstable`:
+    whether the host clock's median is not known well.
     """
     found = of_kind(rows, "time")
     wide = found.set_index([*CELL, "range", "clock"])["median_ms"].unstack("clock", sort=False)
-    return wide.reindex(columns=["host", "profiled", "span", "busy", "kernel_sum"]).reset_index()
+    wide = wide.reindex(columns=["host", "profiled", "span", "busy", "kernel_sum"]).reset_index()
+    unstable = found.loc[found["status"] == "unstable", [*CELL, "range"]].assign(unstable=True)
+    table = wide.merge(unstable, on=[*CELL, "range"], how="left")
+    return table.assign(unstable=table["unstable"].notna())
 
 
 def shares(rows: pd.DataFrame) -> pd.DataFrame:
