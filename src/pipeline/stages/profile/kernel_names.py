@@ -6,8 +6,8 @@ _PREFIXES = re.compile(r"\(anonymous namespace\)::|<unnamed>::|^void |^std::enab
 _CUTLASS = re.compile(r"cutlass\w*::Kernel2?<(\w+)>")
 # PyTorch makes these templates for many operations; the template's arguments say for which.
 _TEMPLATES = ("elementwise_kernel", "reduce_kernel", "multi_tensor_apply_kernel")
-_OPERATION = re.compile(r"\w+Functor\w*|\w+_functor|\w+Ops|\w+_kernel_cuda|\w+_kernel_impl|\w+_kernel\b")
-_WRAPPERS = ("BinaryFunctor", "UnaryFunctor", "AUnaryFunctor", "BUnaryFunctor")
+_OPERATION = re.compile(r"\w+Functor\w*|\w+_functor|\w+Ops|\w+_kernel(?:_cuda|_impl)?\b")
+_WRAPPERS = ("BinaryFunctor", "UnaryFunctor", "AUnaryFunctor", "BUnaryFunctor", "gpu_kernel_impl")
 
 
 def short_name(name: str) -> str:
