@@ -141,7 +141,7 @@ def test_nsys_off_the_path_is_found_where_nvidia_puts_it(gpu_host, path, monkeyp
 
 CAPTURING_NSYS = """#!/bin/sh
 case "$1" in --version) echo "NVIDIA Nsight Systems version 2025.3" ;; esac
-for word; do case "$word" in --output=*) : > "${word#--output=}" ;; esac; done
+for word; do case "$word" in --output=*) : > "${word#--output=}.nsys-rep" ;; esac; done
 """
 
 

@@ -7,6 +7,7 @@ from pipeline.instruments.nsys import CaptureFailed
 GOOD = """#!/bin/sh
 for word; do case "$word" in --output=*) output="${word#--output=}" ;; esac; done
 if [ "$1" = profile ]; then
+    output="$output.nsys-rep"
     shift
     while [ "${1#--}" != "$1" ]; do shift; done
     echo "$@" > "$output.command"
@@ -55,6 +56,12 @@ def test_a_program_that_fails_under_nsys_is_told_by_its_last_line(install, tmp_p
 def test_without_nsys_a_capture_fails_in_one_line(install, tmp_path):
     with pytest.raises(CaptureFailed, match=r"^nsys not found$"):
         nsys.capture(["true"], tmp_path / "x.nsys-rep")
+    assert nsys.obstacle() == "nsys not found"
+
+
+def test_a_whole_nsys_has_no_obstacle(install):
+    install("nsys", GOOD)
+    assert nsys.obstacle() == ""
 
 
 def test_the_library_that_the_importer_lacks_is_named(install, tmp_path):
@@ -65,6 +72,7 @@ def test_the_library_that_the_importer_lacks_is_named(install, tmp_path):
     install("QdstrmImporter", "", folder=tmp_path / "root" / "host-linux-x64")
     with pytest.raises(CaptureFailed, match=r"^nsys cannot import its captures without libdw.so.1$"):
         nsys.check()
+    assert nsys.obstacle() == "nsys cannot import its captures without libdw.so.1"
 
 
 def test_a_damaged_report_that_nsys_cannot_export_gives_its_complaint(install, tmp_path):

@@ -19,10 +19,22 @@ class CaptureFailed(Exception):
 def capture(command: Sequence[str], report: Path) -> None:
     """Run a program under nsys and leave its report, an .nsys-rep, of what it does between cudaProfilerStart and Stop.
 
-    Raises CaptureFailed where nsys is not there, the program fails, or nsys leaves no report: then it names the
-    libraries that nsys's importer lacks, where that is why.
+    Raises CaptureFailed where nsys is not there, the program fails, or nsys leaves no report: then with the libraries
+    that its importer lacks, where that is why.
     """
     _profile([*_OPTIONS, *_BETWEEN_START_AND_STOP], command, report)
+
+
+def obstacle() -> str:
+    """Say in one line what keeps nsys from making captures here, as far as that shows without making one; else "".
+
+    It is not there, or its importer lacks libraries.
+    """
+    nsys = shutil.which("nsys")
+    if nsys is None:
+        return "nsys not found"
+    missing = libraries_lacking_to_import(Path(nsys))
+    return f"nsys cannot import its captures without {', '.join(missing)}" if missing else ""
 
 
 def check() -> str:
@@ -56,16 +68,12 @@ def libraries_lacking_to_import(nsys: Path) -> list[str]:
 
 def _profile(options: Sequence[str], command: Sequence[str], report: Path) -> None:
     report.unlink(missing_ok=True)
-    done = _run(["profile", *options, f"--output={report}", *command])
-    if report.exists() and done.returncode == 0:
-        return
-    # nsys ends well when only its importer failed.
-    missing = libraries_lacking_to_import(Path(shutil.which("nsys") or ""))
-    if not report.exists() and missing:
-        raise CaptureFailed(f"nsys cannot import its captures without {', '.join(missing)}")
-    if not report.exists() and done.returncode == 0:
-        raise CaptureFailed(f"nsys left no report: {_importer_line(done)}")
-    raise CaptureFailed(f"the program under nsys ended with exit code {done.returncode}: {_last_line(done)}")
+    # nsys adds the suffix itself.
+    done = _run(["profile", *options, f"--output={report.with_suffix('')}", *command])
+    if done.returncode != 0:
+        raise CaptureFailed(f"the program under nsys ended with exit code {done.returncode}: {_last_line(done)}")
+    if not report.exists():  # nsys ends well also when only its importer failed
+        raise CaptureFailed(obstacle() or f"nsys left no report: {_importer_line(done)}")
 
 
 def _run(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:

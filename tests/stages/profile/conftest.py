@@ -123,6 +123,21 @@ def run_pass(device, name, cell, layers):
                 device.kernel(ADAMW, 200)
 
 
+def run_backward_by_part(device, cell):
+    """Run one layer's attention backwards, in ranges as `ForwardRanges` opens them."""
+    with device.range("backward_by_part"):
+        with device.range("forward"):
+            costs = forward(device, cell, layers=1)
+        with device.range("backward"):
+            for phase in ("final matmul", "softmax", "attention scores"):
+                with device.range(f"forward/layers.0/attention/attention/{phase}"):
+                    if phase == "softmax":
+                        device.kernel(SOFTMAX.format("backward"), 3 * costs[1])
+                        continue
+                    for _ in range(2):
+                        device.kernel(NAMES["scores"][cell.precision], 10)
+
+
 def host_row(name, samples_ms, status="ok", reason=None):
     row = {"kind": "time", "range": name, "clock": "host", "status": status}
     figures = {**summarise(samples_ms), "samples_ms": samples_ms} if samples_ms else {}
@@ -139,6 +154,8 @@ def records(cell, machine, outcome=None, fitting=PASSES, layers=3):
     device = Simulator()
     for _, name in itertools.product(range(settings.captured_rounds), fitting):
         run_pass(device, name, cell, layers)
+    if "forward_backward" in fitting:
+        run_backward_by_part(device, cell)
     profiler = "torch.profiler" if cell.profiler == "torch" else "nsys"
     trace = device.trace(profiler)
     rows = rows_of(trace, list(fitting), cell, settings)

@@ -48,6 +48,16 @@ def test_inference_leaves_nothing_for_a_backward_pass_and_training_updates(measu
     assert shares["train_step/optimizer"] == {"optimizer"}
 
 
+def test_attentions_phases_are_found_in_both_directions_with_all_their_products(measured):
+    phases = measured[0].query("kind == 'attention'").set_index(["range", "phase"])
+    assert (phases.loc[("inference", "attention scores"), "matmul_ms"]) > 0
+    assert set(phases.index) == {
+        (name, phase)
+        for name in ("inference", "backward_by_part")
+        for phase in ("attention scores", "softmax", "final matmul")
+    }
+
+
 def test_a_cpu_says_why_nsys_is_not_used(measured):
     rows, _ = measured
     assert set(rows["captured_by"]) == {"torch.profiler"}

@@ -62,11 +62,19 @@ def test_attentions_products_are_counted_without_mask_and_scaling(rows):
     assert list(phases["count"]) == [6, 3, 3]
 
 
+def test_attentions_backward_is_told_from_the_forward_pass_before_it(rows):
+    phases = rows[(rows["kind"] == "attention") & (rows["range"] == "backward_by_part")].set_index("phase")
+    assert dict(phases["count"]) == {"attention scores": 2, "softmax": 1, "final matmul": 2}
+    assert phases.loc["final matmul", "matmul_ms"] == pytest.approx(0.02)
+
+
 def test_flops_of_attention_by_hand():
     tiny = SIZES["tiny"]  # 2 layers, d_model 64, 2 heads
-    flops = attention_flops(tiny, batch_size=3, seq_len=10)
-    assert flops["attention scores"] == flops["final matmul"] == 2 * (2 * 3 * 10 * 10 * 64)
-    assert flops["softmax"] == 2 * (5 * 3 * 2 * 10 * 10)
+    forward, backward = (attention_flops(tiny, 3, 10, direction) for direction in ("forward", "backward"))
+    assert forward["attention scores"] == forward["final matmul"] == 2 * (2 * 3 * 10 * 10 * 64)
+    assert forward["softmax"] == 2 * (5 * 3 * 2 * 10 * 10)
+    assert backward["final matmul"] == 2 * forward["final matmul"]
+    assert backward["softmax"] == 2 * (4 * 3 * 2 * 10 * 10)
 
 
 def test_the_layers_timeline_is_one_layer_of_one_run(rows):

@@ -1,6 +1,5 @@
 import re
 
-import pandas as pd
 import pytest
 
 from pipeline.stages.profile import findings, section
@@ -155,6 +154,11 @@ def test_one_capture_without_a_training_step_is_enough(h200, build):
     assert ": matrix products take" not in text
 
 
+def test_attentions_backward_pass_is_answered_where_it_was_captured(h200, build):
+    assert "The same in the backward pass" in build(h200)
+    assert "The same in the backward pass" not in build(h200[h200["range"] != "backward_by_part"])
+
+
 def test_a_capture_without_attentions_ranges_has_no_answer_e(h200, build):
-    text = build(pd.concat([h200[h200["kind"] != "attention"]]))
+    text = build(h200[h200["kind"] != "attention"])
     assert "### nsys_profile (e)" not in text

@@ -11,6 +11,8 @@ KEEPS_FILES = True
 # What one capture holds, each as a range of this name: the forward pass alone and without gradients; forward, loss and
 # backward; and with the optimizer.
 PASSES = ("inference", "forward_backward", "train_step")
+# A range with one more backward pass, whose parts have ranges too; captured where this pass was.
+BACKWARD_BY_PART, BACKWARD_OF = "backward_by_part", "forward_backward"
 
 
 @dataclass(frozen=True)

@@ -188,15 +188,15 @@ def training_against_inference(rows: pd.DataFrame, context_length: int) -> list[
     return found
 
 
-def attention(rows: pd.DataFrame) -> pd.DataFrame:
-    """Set softmax beside the two products inside attention, of inference: a row a cell.
+def attention(rows: pd.DataFrame, path: str = "inference") -> pd.DataFrame:
+    """Set softmax beside the two products inside attention, of inference or BACKWARD_BY_PART: a row a cell.
 
     Columns: CELL; scores_ms, softmax_ms, final_ms: all of a phase; products_ms: the matrix products of both matmul
     phases alone; time_ratio: products over softmax; flops_ratio: their FLOPs over softmax's; products_tflops_per_s,
     softmax_tflops_per_s.
     """
     found = of_kind(rows, "attention")
-    found = found[found["range"] == "inference"]
+    found = found[found["range"] == path]
     if found.empty:
         return pd.DataFrame(columns=[*CELL, "time_ratio"])
     wide = found.pivot(index=CELL, columns="phase", values=["time_ms", "matmul_ms", "flops"])

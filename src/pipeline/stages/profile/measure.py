@@ -48,18 +48,10 @@ def _choose_profiler(asked: str, device: torch.device) -> tuple[str, str]:
     """Return the profiler to use, nsys or torch, and why it is not the better one."""
     if asked == "torch":
         return "torch", ""
-    obstacle = "nsys captures need a CUDA GPU" if device.type != "cuda" or torch.version.hip else _nsys_obstacle()
+    obstacle = "nsys captures need a CUDA GPU" if device.type != "cuda" or torch.version.hip else nsys.obstacle()
     if obstacle and asked == "nsys":
         raise Skipped(obstacle)
     return ("torch", obstacle) if obstacle else ("nsys", "")
-
-
-def _nsys_obstacle() -> str:
-    try:
-        nsys.check()
-    except nsys.CaptureFailed as failed:
-        return str(failed)
-    return ""
 
 
 def _host_clock(cell: Cell, settings: Settings, device: torch.device) -> list[Row]:

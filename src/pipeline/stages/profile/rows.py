@@ -9,7 +9,7 @@ import pandas as pd
 from pipeline.instruments.summary import summarise
 from pipeline.instruments.trace import Trace, events_of, range_times
 from pipeline.model.sizes import SIZES, ModelSize
-from pipeline.stages.profile.cell import Cell, Settings
+from pipeline.stages.profile.cell import BACKWARD_BY_PART, BACKWARD_OF, Cell, Settings
 from pipeline.stages.profile.kernel_names import short_name
 
 Row = dict[str, Any]
@@ -27,7 +27,7 @@ def rows_of(trace: Trace, passes: list[str], cell: Cell, settings: Settings) -> 
     """Return every row that the trace gives of these passes."""
     paths = [*passes, *(PHASES if "train_step" in passes else ())]
     with_kernels = [path for path in (*passes, BACKWARD) if path in paths]
-    with_attention = [name for name in passes if name != "forward_backward"]
+    with_attention = ["inference", *([BACKWARD_BY_PART] if BACKWARD_OF in passes else [])]
     found = [
         *(row for path in paths for row in _time_rows(trace, path)),
         *(row for path in paths for row in _category_rows(trace, path)),
@@ -114,12 +114,15 @@ def _kernel_rows(trace: Trace, path: str, top: int) -> list[Row]:
 
 
 def _attention_rows(trace: Trace, name: str, cell: Cell, settings: Settings) -> list[Row]:
-    """Return a row a phase of attention in the forward part of a pass, all layers together.
+    """Return a row a phase of attention, all layers together: of inference, or of the backward pass that has parts.
 
     time_ms: all of the phase; matmul_ms: its matrix products alone, without scaling, masking and casts.
     """
+    direction = "backward" if name == BACKWARD_BY_PART else "forward"
     events = events_of(trace, name)
-    flops = attention_flops(SIZES[cell.size], settings.batch_size, cell.context_length)
+    if direction == "backward":
+        events = events[events["path"].str.startswith(f"{name}/backward/")]
+    flops = attention_flops(SIZES[cell.size], settings.batch_size, cell.context_length, direction)
     rows = []
     for phase in ATTENTION_PHASES:
         inside = events[events["path"].str.endswith(f"/attention/{phase}")]
@@ -140,14 +143,16 @@ def _attention_rows(trace: Trace, name: str, cell: Cell, settings: Settings) -> 
     return rows
 
 
-def attention_flops(size: ModelSize, batch_size: int, seq_len: int) -> dict[str, int]:
-    """Count the FLOPs of attention's phases in one forward pass, all layers, the S × S scores computed in full.
+def attention_flops(size: ModelSize, batch_size: int, seq_len: int, direction: str) -> dict[str, int]:
+    """Count the FLOPs of attention's phases, forward or backward, all layers, the S × S scores computed in full.
 
-    Each product: 2·B·S²·d. Softmax, of B·H·S² scores: 5 each, for the maximum, the difference from it, the exponential,
-    the sum and the division by it. Scaling and masking are left out.
+    A product: 2·B·S²·d forward, and twice that backward, once for each factor. Softmax, of B·H·S² scores: forward 5
+    each, for the maximum, the difference from it, the exponential, the sum and the division by it; backward 4 each, for
+    the product with the gradient, its sum, the difference and the product. Scaling and masking are left out.
     """
-    product = 2 * batch_size * seq_len**2 * size.d_model
-    softmax = 5 * batch_size * size.num_heads * seq_len**2
+    products, per_score = {"forward": (1, 5), "backward": (2, 4)}[direction]
+    product = products * 2 * batch_size * seq_len**2 * size.d_model
+    softmax = per_score * batch_size * size.num_heads * seq_len**2
     phases = dict(zip(ATTENTION_PHASES, (product, softmax, product), strict=True))
     return {phase: size.num_layers * flops for phase, flops in phases.items()}
 

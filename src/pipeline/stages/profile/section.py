@@ -13,7 +13,7 @@ from pipeline.report.tables import (
     significant,
 )
 from pipeline.stages.profile import findings, others
-from pipeline.stages.profile.cell import PASSES
+from pipeline.stages.profile.cell import BACKWARD_BY_PART, PASSES
 from pipeline.stages.profile.figures import draw_all
 from pipeline.stages.profile.selection import (
     CELL,
@@ -57,6 +57,7 @@ def _facts(rows: pd.DataFrame, all_rows: pd.DataFrame, figures_dir: Path) -> dic
     cell = reference_cell(rows, context_length)
     top = findings.top_kernels(rows, context_length)
     attention = findings.attention(rows)
+    attention_backward = findings.attention(rows, BACKWARD_BY_PART)
     return {
         "setting": findings.setting(rows),
         "context_length": context_length,
@@ -67,6 +68,7 @@ def _facts(rows: pd.DataFrame, all_rows: pd.DataFrame, figures_dir: Path) -> dic
         "unknown": findings.unknown_share(rows),
         "training": findings.training_against_inference(rows, context_length),
         "attention": findings.attention_words(attention, context_length),
+        "attention_backward": findings.attention_words(attention_backward, context_length),
         "figures": draw_all(rows, context_length, cell, figures_dir),
         "tables": {
             "forward": _times_table(rows, "inference", context_length),
@@ -76,6 +78,7 @@ def _facts(rows: pd.DataFrame, all_rows: pd.DataFrame, figures_dir: Path) -> dic
             "shares": _share_table(rows, context_length),
             "all_shares": _all_shares(rows),
             "attention": _attention_table(at_context(attention, context_length)),
+            "attention_backward": _attention_table(at_context(attention_backward, context_length)),
             "all_attention": _all_attention(attention),
             "profilers": _profiler_table(all_rows),
         },

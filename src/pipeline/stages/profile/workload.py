@@ -11,13 +11,14 @@ from typing import Any
 import torch
 
 from pipeline.cells import fields
+from pipeline.instruments.backward_ranges import ForwardRanges
 from pipeline.instruments.module_ranges import module_ranges
 from pipeline.instruments.timing import synchronize
 from pipeline.model.precision import precision_context
 from pipeline.model.sizes import SIZES
 from pipeline.model.step import TrainingStep, build_training_step
-from pipeline.ranges import listening, span
-from pipeline.stages.profile.cell import Cell, Settings
+from pipeline.ranges import listener, listening, span
+from pipeline.stages.profile.cell import BACKWARD_BY_PART, BACKWARD_OF, Cell, Settings
 
 Calls = dict[str, Callable[[], Any]]
 
@@ -79,6 +80,19 @@ def run_in_ranges(step: TrainingStep, passes: Sequence[str], rounds: int) -> Non
                         runs[name]()
                         synchronize(device)
                     drop_gradients(step)
+            if BACKWARD_OF in passes:
+                _run_backward_by_part(step)
+
+
+def _run_backward_by_part(step: TrainingStep) -> None:
+    """Run one backward pass with ranges for its parts; no clock reads it, for the hooks that open them take time."""
+    with span(BACKWARD_BY_PART):
+        with listening(forward_ranges := ForwardRanges(listener())):
+            loss = step.forward()
+        forward_ranges.mark_backward(loss)
+        step.backward()
+        synchronize(step.tokens.device)
+    drop_gradients(step)
 
 
 def command(cell: Cell, settings: Settings, passes: Sequence[str]) -> list[str]:
