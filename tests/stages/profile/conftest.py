@@ -2,7 +2,8 @@
 
 import io
 import itertools
-from contextlib import contextmanager
+import sqlite3
+from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 
 import pandas as pd
@@ -58,6 +59,31 @@ class Simulator:
         if synchronized:
             self.host_us = max(self.host_us, self.device_us) + LAUNCH_US
         self.ranges.append((name, MAIN, start_us, self.host_us - start_us))
+
+    def write_export(self, path):
+        """Write what happened as nsys exports it, as far as it is read."""
+        names = {name: number for number, name in enumerate(sorted({work[0] for work in self.work}))}
+        ns = [(round(1e3 * start), round(1e3 * (start + duration))) for _, _, start, duration, _ in self.work]
+        work = zip(self.work, ns, strict=True)
+        tables = {
+            "StringIds (id, value)": [(number, name) for name, number in names.items()],
+            "CUPTI_ACTIVITY_KIND_KERNEL (start, end, streamId, correlationId, demangledName)": [
+                (start, end, stream, correlation, names[name]) for (name, stream, *_, correlation), (start, end) in work
+            ],
+            "CUPTI_ACTIVITY_KIND_RUNTIME (start, globalTid, correlationId)": [
+                (round(1e3 * launch_us), thread, correlation) for correlation, launch_us, thread in self.launches
+            ],
+            "NVTX_EVENTS (start, end, eventType, text, globalTid, textId)": [
+                (round(1e3 * start), round(1e3 * (start + duration)), 59, name, thread, None)
+                for name, thread, start, duration in self.ranges
+            ],
+        }
+        with closing(sqlite3.connect(path)) as database:
+            for table, rows in tables.items():
+                database.execute(f"CREATE TABLE {table}")
+                places = ", ".join("?" * len(rows[0]))
+                database.executemany(f"INSERT INTO {table.split()[0]} VALUES ({places})", rows)
+            database.commit()
 
     def trace(self, profiler):
         return build_trace(
@@ -138,6 +164,15 @@ def run_backward_by_part(device, cell):
                         device.kernel(NAMES["scores"][cell.precision], 10)
 
 
+def simulated(cell, settings, fitting=PASSES, layers=3):
+    device = Simulator()
+    for _, name in itertools.product(range(settings.captured_rounds), fitting):
+        run_pass(device, name, cell, layers)
+    if "forward_backward" in fitting:
+        run_backward_by_part(device, cell)
+    return device
+
+
 def host_row(name, samples_ms, status="ok", reason=None):
     row = {"kind": "time", "range": name, "clock": "host", "status": status}
     figures = {**summarise(samples_ms), "samples_ms": samples_ms} if samples_ms else {}
@@ -151,11 +186,7 @@ def records(cell, machine, outcome=None, fitting=PASSES, layers=3):
     axes = asdict(cell) | asdict(settings) | software
     if outcome:
         return [axes | host_row(name, [], *outcome) for name in PASSES]
-    device = Simulator()
-    for _, name in itertools.product(range(settings.captured_rounds), fitting):
-        run_pass(device, name, cell, layers)
-    if "forward_backward" in fitting:
-        run_backward_by_part(device, cell)
+    device = simulated(cell, settings, fitting, layers)
     profiler = "torch.profiler" if cell.profiler == "torch" else "nsys"
     trace = device.trace(profiler)
     rows = rows_of(trace, list(fitting), cell, settings)
@@ -195,6 +226,12 @@ def make_rows():
         return pd.read_csv(io.StringIO(text), keep_default_na=False, na_values=[""])
 
     return make
+
+
+@pytest.fixture
+def simulate():
+    """Return the function that simulates a cell's capture on a GPU: (cell, settings, passes) -> Simulator."""
+    return simulated
 
 
 @pytest.fixture

@@ -110,6 +110,17 @@ def test_a_capture_that_fails_is_made_again_by_the_other_profiler_and_says_why(m
         measure._capture("nsys", "", replace(TINY, profiler="nsys"), quick, passes, device, tmp_path)
 
 
+def test_a_capture_by_nsys_is_exported_read_and_kept_in_part(monkeypatch, quick, simulate, tmp_path):
+    cell, device = Cell(size="small", context_length=128), torch.device("cuda")
+    simulator = simulate(cell, quick, PASSES)
+    monkeypatch.setattr(nsys, "capture", lambda _command, report: report.touch())
+    monkeypatch.setattr(nsys, "export", lambda _report, database: simulator.write_export(database))
+    trace, why = measure._capture("nsys", "", cell, quick, list(PASSES), device, tmp_path)
+    assert (trace.profiler, why) == ("nsys", "")
+    pd.testing.assert_frame_equal(trace.events, simulator.trace("nsys").events, rtol=1e-3, atol=2e-3)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["capture.nsys-rep", "perfetto.json.gz"]
+
+
 def test_the_command_under_nsys_runs_the_same_cell(quick, monkeypatch):
     cell = Cell(precision="bf16", size="tiny", context_length=16)
     _, dash_m, module, *arguments = workload.command(cell, quick, PASSES)
