@@ -65,12 +65,12 @@ def test_the_kernel_that_leads_both_passes_is_told_from_one_that_leads_backward_
 
 
 def test_a_span_near_the_host_clock_is_called_the_same_and_one_far_from_it_is_not(h200, build):
-    assert "Within 3% they are the same for small, large and xl" in build(h200)
+    assert "Within 3.0% they are the same for small, large and xl" in build(h200)
     slow = h200.copy()
     host = (slow["clock"] == "host") & (slow["range"] == "inference") & (slow["size"] == "small")
     slow.loc[host, "median_ms"] *= 2
     assert "The span is the shorter by more for small" in build(slow)
-    assert "Within 3% they are the same for large and xl" in build(slow)
+    assert "Within 3.0% they are the same for large and xl" in build(slow)
 
 
 def test_the_cause_of_a_longer_span_is_given_only_where_the_host_clock_saw_it(h200, build):

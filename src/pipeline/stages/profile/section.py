@@ -62,6 +62,7 @@ def _facts(rows: pd.DataFrame, all_rows: pd.DataFrame, figures_dir: Path) -> dic
         "setting": findings.setting(rows),
         "context_length": context_length,
         "cell": cell,
+        "same_time": findings.SAME_TIME,
         "forward": findings.forward_time(rows, context_length),
         "top": findings.top_kernel_words(top),
         "beside_matmul": findings.beside_matmul(rows, context_length),
