@@ -42,7 +42,8 @@ KERNELS = {
         "cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_26_64x64x128_1x4x1_cga1x1x1_kernel0_0",
         "fmha_cutlassF_f32_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel<float, cutlass::arch::Sm80>)",
         "triton_tem_fused_add_flex_attention_mul_slice_split_with_sizes_stack_sub_transpose_view_16",
-        "_attention_forward_kernel",
+        "forward_kernel",
+        "key_value_kernel",
     ],
     "softmax": [
         "void (anonymous namespace)::softmax_warp_forward<float, float, float, 4, true, false>(float*, float const*, int)",
