@@ -4,12 +4,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from pipeline.accounting.buckets import Link
 from pipeline.instruments.stopwatch import Stopwatch
 from pipeline.instruments.timing import Sampling, Timings
 from pipeline.stages.ddp.capture import Lanes
 from pipeline.stages.ddp.cell import VARIANTS, Cell, Settings
 from pipeline.stages.ddp.measure import measure, rows_of
-from pipeline.stages.ddp.overhead import pipelined_overhead_s
+from pipeline.stages.ddp.overhead import pipelined_s
 from pipeline.stages.ddp.ranks import Result
 
 H200 = "NVIDIA H200"
@@ -34,7 +35,7 @@ def left_over_ms(variant, backward_ms):
     if count == 0:
         return 0.0
     overlaps = variant.impl not in ("naive", "flat")
-    return 1e3 * pipelined_overhead_s([GRADIENT_BYTES / count] * count, overlaps * backward_ms / 1e3, CALL_S, BANDWIDTH)
+    return 1e3 * pipelined_s([GRADIENT_BYTES / count] * count, overlaps * backward_ms / 1e3, Link(BANDWIDTH, CALL_S))
 
 
 def result_of(rng, variant, precision, on_gpu):

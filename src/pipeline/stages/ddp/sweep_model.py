@@ -2,9 +2,10 @@
 
 import pandas as pd
 
+from pipeline.accounting.buckets import Link, best_bucket_bytes, best_num_buckets, bucketed_s
 from pipeline.parallel.cost import LinearCost
 from pipeline.stages.ddp.findings import overheads
-from pipeline.stages.ddp.overhead import optimal_bucket_bytes, optimal_buckets, overhead_s, pipelined_overhead_s
+from pipeline.stages.ddp.overhead import pipelined_s
 from pipeline.stages.ddp.selection import BUCKETED, fitted_cost, medians, ok, steps
 
 BYTES_PER_MB = 2**20
@@ -30,13 +31,17 @@ def _optimum(cost: LinearCost, gradient_bytes: float) -> dict:
     fitted = {"call_overhead_us": cost.latency_s * 1e6, "gb_per_s": cost.bytes_per_s / 1e9}
     if cost.latency_s == 0:
         return fitted | dict.fromkeys(("buckets", "bucket_mb", "overhead_ms"), float("nan"))
-    symbols = (gradient_bytes, cost.latency_s, cost.bytes_per_s)
-    count = max(1.0, optimal_buckets(*symbols))  # fewer than one bucket cannot be
+    link = _link(cost)
+    count = max(1.0, best_num_buckets(gradient_bytes, link))  # fewer than one bucket cannot be
     return fitted | {
         "buckets": count,
-        "bucket_mb": min(gradient_bytes, optimal_bucket_bytes(*symbols)) / BYTES_PER_MB,
-        "overhead_ms": 1e3 * overhead_s(gradient_bytes, count, cost.latency_s, cost.bytes_per_s),
+        "bucket_mb": min(gradient_bytes, best_bucket_bytes(gradient_bytes, link)) / BYTES_PER_MB,
+        "overhead_ms": 1e3 * bucketed_s(gradient_bytes, count, link),
     }
+
+
+def _link(cost: LinearCost) -> Link:
+    return Link(bytes_per_s=cost.bytes_per_s, call_overhead_s=cost.latency_s)
 
 
 def beside_measured(rows: pd.DataFrame, cost: LinearCost) -> pd.DataFrame:
@@ -53,15 +58,14 @@ def beside_measured(rows: pd.DataFrame, cost: LinearCost) -> pd.DataFrame:
     for name in [name for name in BUCKETED if name in beyond_ms.index]:
         line = whole.loc[name]
         count, total_bytes = int(line["all_reduces"]), line["gradient_bytes"]
-        symbols = (cost.latency_s, cost.bytes_per_s)
         equal_sizes = [total_bytes / count] * count
         found.append(
             {
                 "bucket_size_mb": int(line["bucket_size_mb"]),
                 "buckets": count,
                 "measured_ms": beyond_ms[name],
-                "equal_ms": 1e3 * overhead_s(total_bytes, count, *symbols),
-                "pipelined_ms": 1e3 * pipelined_overhead_s(equal_sizes, backward_ms / 1e3, *symbols),
+                "equal_ms": 1e3 * bucketed_s(total_bytes, count, _link(cost)),
+                "pipelined_ms": 1e3 * pipelined_s(equal_sizes, backward_ms / 1e3, _link(cost)),
             }
         )
     return pd.DataFrame(found)
