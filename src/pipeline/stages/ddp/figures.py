@@ -82,7 +82,7 @@ def bucket_sweep(rows: pd.DataFrame, models: dict[str, pd.DataFrame]) -> Figure 
         axes.set_title(name)
         lengths_axis(axes, with_buckets["bucket_size_mb"].astype(int), "bucket size (MB)")
     panels[0, 0].set_ylabel("step beyond no communication (ms)")
-    shared_legend(figure)
+    shared_legend(figure, per_row=4)
     stamp(figure, ok(steps(rows)))
     return figure
 

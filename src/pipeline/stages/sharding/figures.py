@@ -9,7 +9,7 @@ from pipeline.report.figures import new_figure, save, shared_legend, stamp, styl
 from pipeline.stages.sharding.cell import KINDS
 from pipeline.stages.sharding.selection import MOMENTS, kinds, ok, steps
 
-WORDS = {"optimizer_state": "optimizer state", "other": "activations and other"}
+WORDS = {"optimizer_state": "optimizer state"}
 
 
 def draw_all(rows: pd.DataFrame, folder: Path) -> dict[str, str]:
@@ -37,8 +37,8 @@ def memory_by_moment(rows: pd.DataFrame) -> Figure:
         axes.invert_yaxis()
         axes.set_xlabel(f"memory of the fullest rank ({unit})")
         axes.set_title(cell)
-    shared_legend(figure)
-    stamp(figure, ok(steps(rows)), shown="one count a moment")
+    shared_legend(figure, per_row=3)
+    stamp(figure, ok(steps(rows)).assign(n=1), shown="one count a moment")
     return figure
 
 

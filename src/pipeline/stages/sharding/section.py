@@ -20,6 +20,7 @@ from pipeline.stages.sharding.figures import draw_all
 from pipeline.stages.sharding.selection import MOMENTS, PASSES, completed, kinds, memory, ok, phases, steps, traffic
 
 TEMPLATE = Path(__file__).parent / "section.md.j2"
+SHOWN_MOMENTS = ("initialised", "before_step", "after_step")
 KIND_TITLES = {"parameters": "parameters", "gradients": "gradients", "optimizer_state": "optimizer state"}
 
 
@@ -61,7 +62,7 @@ def _scaled(values: pd.Series, scale: float) -> pd.Series:
 def _memory_table(rows: pd.DataFrame, unit: str, scale: float) -> str:
     """Write what each optimizer's rank holds at the moments that the question names, by kind."""
     found = kinds(rows).reset_index()
-    found = found[found["moment"].isin(["initialised", "before_step", "after_step"])]
+    found = found[found["moment"].isin(SHOWN_MOMENTS)]
     columns = [*KINDS, "other", "allocated", "peak"] if found["allocated"].notna().any() else [*KINDS, "counted"]
     titles = KIND_TITLES | {"counted": "sum", "peak": "peak until then"}
     lines = found.assign(
@@ -74,8 +75,9 @@ def _memory_table(rows: pd.DataFrame, unit: str, scale: float) -> str:
 
 
 def _moments_table(rows: pd.DataFrame, unit: str, scale: float) -> str:
-    """Write every prediction beside its count, folded."""
+    """Write the predictions for initialisation and a warm step beside what was measured, folded."""
     found = memory(ok(rows)).dropna(subset=["predicted_bytes"])
+    found = found[found["moment"].isin(SHOWN_MOMENTS) & found["kind"].isin([*KINDS, "allocated", "peak"])]
     # Relative to what was counted; nothing predicted and nothing counted agree.
     error = (found["predicted_bytes"] - found["measured_bytes"]) / found["measured_bytes"].where(
         found["measured_bytes"] > 0, 1
@@ -91,7 +93,7 @@ def _moments_table(rows: pd.DataFrame, unit: str, scale: float) -> str:
             "predicted − measured": error.map(lambda share: f"{significant(100 * share, 2)}%"),
         }
     )
-    return fold(f"All {len(table)} predictions beside what was measured", markdown(table))
+    return fold(f"{len(table)} predictions beside what was measured", markdown(table))
 
 
 def _peak_table(rows: pd.DataFrame, unit: str, scale: float) -> str:
