@@ -59,9 +59,11 @@ def test_a_step_without_communication_has_no_hidden_share():
     assert found["communication_starts_us"] == []
 
 
-def event(name, device_type=CPU):
+def event(name, device_type=CPU, is_user_annotation=False):
     time_range = SimpleNamespace(start=0.0, elapsed_us=lambda: 5.0)
-    return SimpleNamespace(name=name, time_range=time_range, device_type=device_type)
+    return SimpleNamespace(
+        name=name, time_range=time_range, device_type=device_type, is_user_annotation=is_user_annotation
+    )
 
 
 def test_on_a_cpu_operators_compute_and_the_backend_communicates():
@@ -76,3 +78,9 @@ def test_on_a_gpu_kernels_are_told_apart_by_name_and_the_host_does_not_count():
     found = lanes([event("aten::mm"), *(event(name, CUDA) for name in kernels)], "cuda")
     assert list(found.computation.index) == [0, 2]
     assert list(found.communication.index) == [1]
+
+
+def test_a_range_projected_onto_the_gpu_is_no_work():
+    ranges = [event(name, CUDA, is_user_annotation=True) for name in ("ProfilerStep#1", "nccl:all_reduce")]
+    found = lanes([*ranges, event("ampere_sgemm", CUDA)], "cuda")
+    assert (len(found.computation), len(found.communication)) == (1, 0)

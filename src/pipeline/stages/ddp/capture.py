@@ -21,7 +21,7 @@ PROFILER = "torch.profiler"
 COMMUNICATION = r"nccl|rccl|gloo:"
 COMPUTATION_ON_CPU = r"aten::"
 # A lane has no finer detail than this share of the step: what a picture can show.
-DETAIL = 1 / 2000
+DETAIL = 1 / 800
 
 
 @dataclass(frozen=True)
@@ -77,13 +77,13 @@ def capture_step(step: Callable[[], object], device: torch.device, listen: bool)
 
 
 def lanes(events: EventList, device_type: str) -> Lanes:
-    """Tell computation from communication by the names of events."""
+    """Tell computation from communication by the names of events; named ranges are neither."""
     on_gpu = device_type == "cuda"
     found = pd.DataFrame(
         [
             (event.name, event.time_range.start, event.time_range.elapsed_us())
             for event in events
-            if (event.device_type == torch.autograd.DeviceType.CUDA) == on_gpu
+            if (event.device_type == torch.autograd.DeviceType.CUDA) == on_gpu and not event.is_user_annotation
         ],
         columns=["name", "start_us", "duration_us"],
     )

@@ -65,5 +65,5 @@ class Settings:
     steps: int = axis(10, minimum=5)
     rounds: int = axis(2, minimum=1)
     unstable_rel_error: float = axis(0.05, minimum=0)
-    timeout_s: float = axis(300.0, minimum=1)
+    timeout_s: float = axis(1800.0, minimum=1)
     threads: int = axis(0, minimum=0)
