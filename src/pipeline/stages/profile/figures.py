@@ -111,8 +111,9 @@ def layer(rows: pd.DataFrame, cell: dict) -> Figure | None:
 
 
 def _draw_timeline(axes: Axes, events: pd.DataFrame) -> None:
-    for height, of_path in ((2, _part), (1, _phase)):
-        _draw_ranges(axes, events, events["path"].map(of_path), height)
+    _draw_ranges(axes, events, events["path"].map(_part), height=2)
+    narrow, end_us = _draw_ranges(axes, events, events["path"].map(_phase), height=1)
+    axes.text(end_us, 1, f"  {', '.join(narrow)}", va="center", fontsize=9)
     for category, group in events.groupby("category"):
         bars = list(zip(group["start_us"], group["duration_us"], strict=True))
         axes.broken_barh(bars, (-0.4, 0.8), facecolors=COLOURS[category], edgecolor="white", linewidth=0.4)
@@ -133,19 +134,24 @@ def _phase(path: str) -> str:
     return "" if innermost == part else innermost
 
 
-def _draw_ranges(axes: Axes, events: pd.DataFrame, names: pd.Series, height: int) -> None:
-    """Draw each run of events with the same name as one bar, with the name inside where it fits."""
-    ends = events["start_us"] + events["duration_us"]
-    total = ends.max()
+def _draw_ranges(axes: Axes, events: pd.DataFrame, names: pd.Series, height: int) -> tuple[list[str], float]:
+    """Draw each run of events with the same name as one bar, with the name inside where it fits.
+
+    Returns the names that did not fit, and where the last bar ends.
+    """
+    ends_us = events["start_us"] + events["duration_us"]
     runs = (names != names.shift()).cumsum()
-    for _, rows in events.groupby(runs):
-        name = names[rows.index[0]]
-        if not name:
-            continue
-        start, width = rows["start_us"].min(), ends[rows.index].max() - rows["start_us"].min()
-        axes.broken_barh([(start, width)], (height - 0.35, 0.7), facecolors="#EFEFEF", edgecolor="#9A9A9A")
-        if width > total * 0.0125 * len(name):
-            axes.text(start + width / 2, height, name, ha="center", va="center", fontsize=9)
+    narrow, end_us = [], 0.0
+    for _, rows in events[names != ""].groupby(runs):
+        name, start_us, end_us = names[rows.index[0]], rows["start_us"].min(), ends_us[rows.index].max()
+        axes.broken_barh(
+            [(start_us, end_us - start_us)], (height - 0.35, 0.7), facecolors="#EFEFEF", edgecolor="#9A9A9A"
+        )
+        if end_us - start_us > ends_us.max() * 0.0125 * len(name):
+            axes.text((start_us + end_us) / 2, height, name, ha="center", va="center", fontsize=9)
+        else:
+            narrow.append(name)
+    return narrow, end_us
 
 
 def top_kernels(rows: pd.DataFrame, cell: dict) -> Figure | None:
