@@ -116,8 +116,10 @@ def skipped(as_table):
 
 @pytest.fixture(scope="session")
 def smoke_rows():
-    """A real cell on two processes of this machine."""
-    return measure(Cell(size="tiny"), SMOKE, Stopwatch())
+    """A real cell on two processes of this machine, without its GPUs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pipeline.stages.ddp.measure.gpu_count", lambda: 0)
+        return measure(Cell(size="tiny"), SMOKE, Stopwatch())
 
 
 @pytest.fixture(scope="session")

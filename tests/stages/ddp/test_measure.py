@@ -2,9 +2,12 @@ import math
 
 import pandas as pd
 import pytest
+import torch
 
+from pipeline.instruments.stopwatch import Stopwatch
 from pipeline.instruments.weights import TOLERANCE
-from pipeline.stages.ddp.cell import VARIANTS, Cell, variant_key
+from pipeline.stages.ddp.cell import VARIANTS, Cell, Settings, variant_key
+from pipeline.stages.ddp.measure import measure
 from pipeline.stages.ddp.selection import completed, medians
 
 
@@ -67,3 +70,21 @@ def test_the_rows_of_a_cell_that_could_not_be_measured_name_every_variant():
     keys = pd.DataFrame(Cell().row_keys())
     assert len(keys) == len(VARIANTS)
     assert set(keys["pass"]) == {"train_step"}
+
+
+@pytest.mark.gpu
+def test_on_gpus_the_same_holds_and_phases_are_told_apart_by_events():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs 2 GPUs")
+    settings = Settings(context_length=64, vocab_size=300, warmup_steps=2, steps=5, rounds=1)
+    rows = pd.DataFrame(measure(Cell(size="micro"), settings, Stopwatch()))
+    whole = rows[(rows["pass"] == "train_step") & (rows["clock"] == "host")].set_index(["impl", "bucket_size_mb"])
+    averaging = whole.drop(index="none", level="impl")
+    assert (averaging["rank_difference"] == 0).all()
+    assert (averaging["variant_difference"] <= TOLERANCE["fp32"]).all()
+    assert (averaging["all_reduce_bytes"] == averaging["gradient_bytes"]).all()
+    assert (whole["peak_bytes"] > 0).all()
+    assert set(rows.loc[rows["pass"] == "backward", "clock"]) == {"cuda_events"}
+    captured = rows[rows["pass"] == "captured_step"].set_index("impl")
+    assert (captured["communication_ms"] > 0).all()
+    assert captured.loc["naive", "hidden_pct"] < 5

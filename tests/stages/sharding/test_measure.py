@@ -1,7 +1,10 @@
 import pandas as pd
 import pytest
+import torch
 
-from pipeline.stages.sharding.cell import IMPLS, KINDS, Cell
+from pipeline.instruments.stopwatch import Stopwatch
+from pipeline.stages.sharding.cell import IMPLS, KINDS, Cell, Settings
+from pipeline.stages.sharding.measure import measure
 
 
 @pytest.fixture(scope="module")
@@ -43,3 +46,19 @@ def test_ours_sends_every_gradient_and_then_every_parameter(rows):
 
 def test_the_rows_of_a_cell_that_could_not_be_measured_name_every_optimizer():
     assert [key["impl"] for key in Cell().row_keys()] == list(IMPLS)
+
+
+@pytest.mark.gpu
+def test_on_gpus_kinds_and_peaks_are_as_predicted():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs 2 GPUs")
+    settings = Settings(context_length=64, vocab_size=10_000, warmup_steps=2, steps=5, rounds=1)
+    rows = pd.DataFrame(measure(Cell(size="small"), settings, Stopwatch()))
+    memory = rows[(rows["measures"] == "memory") & rows["predicted_bytes"].notna()]
+    kinds = memory[memory["kind"].isin(KINDS)]
+    assert (kinds["measured_bytes"] == kinds["predicted_bytes"]).all()
+    peaks = memory[memory["kind"].isin(["peak", "requested_peak"]) & (memory["moment"] != "initialised")]
+    largest = peaks.groupby(["impl", "kind"])[["measured_bytes", "predicted_bytes"]].max()
+    errors = largest["predicted_bytes"] / largest["measured_bytes"] - 1
+    assert errors.xs("requested_peak", level="kind").abs().max() < 0.03
+    assert (rows.loc[rows["measures"] == "time", "weight_difference"] == 0).all()
