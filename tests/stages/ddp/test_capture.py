@@ -68,7 +68,7 @@ def event(name, device_type=CPU, is_user_annotation=False):
 
 def test_on_a_cpu_operators_compute_and_the_backend_communicates():
     names = ["aten::mm", "gloo:all_reduce", "c10d::allreduce_", "autograd::engine", "ProfilerStep#1"]
-    found = lanes([event(name) for name in names], "cpu")
+    found = lanes([event(name, is_user_annotation=name.startswith(("gloo", "Prof"))) for name in names], "cpu")
     assert list(found.computation.index) == [0]
     assert list(found.communication.index) == [1]
 

@@ -178,6 +178,14 @@ def test_a_captured_share_is_given_where_it_was_captured(h200, build):
     assert timeline(selection.completed(without)) is None
 
 
+def test_a_capture_without_communication_has_no_share(h200, build):
+    silent = h200.assign(communication_ms=h200["communication_ms"] * 0, hidden_pct=np.nan)
+    text = build(silent)
+    assert "In a captured step" not in text
+    assert "nan" not in text
+    assert timeline(selection.completed(silent)) is None
+
+
 def test_a_cpu_is_not_said_to_win_by_hiding(smoke, h200, build):
     assert "compete for the same cores" in build(smoke)
     assert "compete for the same cores" not in build(h200)

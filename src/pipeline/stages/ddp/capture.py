@@ -77,13 +77,18 @@ def capture_step(step: Callable[[], object], device: torch.device, listen: bool)
 
 
 def lanes(events: EventList, device_type: str) -> Lanes:
-    """Tell computation from communication by the names of events; named ranges are neither."""
+    """Tell computation from communication by the names of events.
+
+    Named ranges, which a profiler projects onto the GPU too, are no work of a GPU's; on a CPU gloo's collectives are
+    such ranges.
+    """
     on_gpu = device_type == "cuda"
     found = pd.DataFrame(
         [
             (event.name, event.time_range.start, event.time_range.elapsed_us())
             for event in events
-            if (event.device_type == torch.autograd.DeviceType.CUDA) == on_gpu and not event.is_user_annotation
+            if (event.device_type == torch.autograd.DeviceType.CUDA) == on_gpu
+            and not (on_gpu and event.is_user_annotation)
         ],
         columns=["name", "start_us", "duration_us"],
     )

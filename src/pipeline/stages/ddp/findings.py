@@ -82,16 +82,10 @@ def overheads(whole: pd.DataFrame) -> pd.Series:
     return (steps_ms - steps_ms["no communication"]).drop(index="no communication")
 
 
-def hidden(rows: pd.DataFrame) -> dict:
+def hidden(rows: pd.DataFrame) -> pd.Series:
     """Give the share of the communication that ran beside computation, by variant, as the captures show it."""
     found = captures(rows).dropna(subset=["hidden_pct"]).set_index("variant")
-    shares = found["hidden_pct"] / 100
-    return {
-        "shares": shares,
-        "communication": found["communication_ms"],
-        "exposed_ms": found["communication_ms"] - found["hidden_ms"],
-        "profilers": list(found["clock"].unique()),
-    }
+    return found["hidden_pct"] / 100
 
 
 def buckets(whole: pd.DataFrame) -> dict:

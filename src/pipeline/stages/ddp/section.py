@@ -45,6 +45,7 @@ def _facts(rows: pd.DataFrame, figures_dir: Path, allreduce: pd.DataFrame) -> di
         "setting": findings.setting(rows),
         "cells": cells,
         "clocks": findings.clocks(rows),
+        "profilers": captures(ok(rows))["clock"].unique(),
         "waits_in_backward": findings.waits_in_backward(rows),
         "figures": draw_all(rows, models, figures_dir),
         "tables": {
