@@ -1,6 +1,5 @@
 """Measure a timing cell: phases one by one between synchronised moments, then whole steps undivided."""
 
-import shutil
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from pipeline.instruments.stability import gpu_columns, status_columns
 from pipeline.instruments.stopwatch import Stopwatch
 from pipeline.instruments.summary import summarise
 from pipeline.instruments.timing import Sampling, StopRule, time_call_ms, time_phases
+from pipeline.instruments.toolchain import require_compiler
 from pipeline.model import accounting
 from pipeline.model.sizes import SIZES
 from pipeline.model.step import TrainingStep, build_training_step
@@ -50,8 +50,8 @@ def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
 def _require(cell: Cell, device: torch.device) -> None:
     if cell.precision == "tf32" and (device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0)):
         raise Skipped("tf32 needs a GPU with TF32 tensor cores")
-    if cell.mode == "compiled" and not any(map(shutil.which, ("c++", "g++", "clang++"))):
-        raise Skipped("torch.compile needs a C++ compiler, none found")
+    if cell.mode == "compiled":
+        require_compiler()
 
 
 def _compile_row(step: TrainingStep, device: torch.device, stopwatch: Stopwatch) -> Row:
