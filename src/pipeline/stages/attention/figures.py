@@ -1,15 +1,20 @@
 """The figures of the attention section."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pipeline.attention import accounting
 from pipeline.attention.accounting import Shape
 from pipeline.report.figures import (
     BLACK,
+    BLUE,
+    ORANGE,
+    VERMILION,
     lengths_axis,
     log_values_axis,
     mark_outcomes,
@@ -18,7 +23,6 @@ from pipeline.report.figures import (
     save,
     shared_legend,
     stamp,
-    style_for,
 )
 from pipeline.report.rows import ok
 from pipeline.stages.attention.cell import PASSES
@@ -26,6 +30,13 @@ from pipeline.stages.attention.findings import ELEMENT_BYTES
 from pipeline.stages.attention.selection import compile_gains, eager, main_head_dim, named, problems
 
 LENGTH_LABEL = "sequence length"
+# What is counted, and the formula of what eager attention should take.
+QUANTITIES = {
+    "saved for backward": ("saved_bytes", accounting.saved_bytes),
+    "in use before backward": ("before_backward_bytes", accounting.before_backward_bytes),
+    "peak": ("peak_bytes", accounting.peak_bytes),
+}
+MODE_FILLS = {"eager": None, "compiled": "white"}
 
 
 def draw_all(rows: pd.DataFrame, folder: Path) -> dict[str, str]:
@@ -83,8 +94,11 @@ def memory(rows: pd.DataFrame) -> Figure:
     axes = panels[0, 0]
     shapes = problems(rows, "eager")
     shapes = shapes[shapes["head_dim"] == head_dim]
-    for quantity, formula in _quantities().items():
-        _draw_quantity(axes, rows, shapes, quantity, formula)
+    for (quantity, columns), colour in zip(QUANTITIES.items(), (BLUE, ORANGE, VERMILION), strict=True):
+        _draw_formula(axes, shapes, quantity, columns[1], colour)
+        _draw_counted(axes, rows, head_dim, columns[0], colour)
+    for mode, fill in MODE_FILLS.items():
+        axes.plot([], [], marker="o", linestyle="", color=BLACK, markerfacecolor=fill, label=f"counted, {mode}")
     limit = shapes["memory_bytes"].max() / 1e9
     axes.axhline(limit, color=BLACK, linewidth=1, linestyle="--", label="memory of the machine")
     lengths_axis(axes, shapes["seq_len"], LENGTH_LABEL)
@@ -96,30 +110,21 @@ def memory(rows: pd.DataFrame) -> Figure:
     return figure
 
 
-def _quantities() -> dict:
-    return {
-        "saved for backward": ("saved_bytes", accounting.saved_bytes),
-        "in use before backward": ("before_backward_bytes", accounting.before_backward_bytes),
-        "peak": ("peak_bytes", accounting.peak_bytes),
-    }
-
-
-def _draw_quantity(axes, rows: pd.DataFrame, shapes: pd.DataFrame, quantity: str, formula: tuple) -> None:
-    column, count_bytes = formula
+def _draw_formula(axes: Axes, shapes: pd.DataFrame, quantity: str, count_bytes: Callable, colour: str) -> None:
     first = shapes.iloc[0]
-    lengths = np.geomspace(shapes["seq_len"].min(), shapes["seq_len"].max(), 50)
-    style = style_for(quantity)
-    counted = [
-        count_bytes(Shape(int(first["batch_size"]), 1, int(length), int(first["head_dim"]), False), ELEMENT_BYTES)
-        for length in lengths
-    ]
-    axes.plot(lengths, np.array(counted) / 1e9, color=style["color"], label=quantity)
-    for mode, fill in (("eager", style["color"]), ("compiled", "white")):
+    lengths = np.geomspace(shapes["seq_len"].min(), shapes["seq_len"].max(), 50).astype(int)
+    batch_size, head_dim = int(first["batch_size"]), int(first["head_dim"])
+    counted = [count_bytes(Shape(batch_size, 1, length, head_dim, False), ELEMENT_BYTES) for length in lengths.tolist()]
+    axes.plot(lengths, np.array(counted) / 1e9, color=colour, label=quantity)
+
+
+def _draw_counted(axes: Axes, rows: pd.DataFrame, head_dim: int, column: str, colour: str) -> None:
+    for mode, fill in MODE_FILLS.items():
         measured = problems(rows, mode)
-        measured = measured[measured["head_dim"] == first["head_dim"]]
+        measured = measured[measured["head_dim"] == head_dim]
         if column in measured and measured[column].notna().any():
-            look = {"linestyle": "", "color": style["color"], "markerfacecolor": fill, "marker": style["marker"]}
-            axes.plot(measured["seq_len"], measured[column] / 1e9, label=f"{quantity}, {mode}", **look)
+            look = {"marker": "o", "linestyle": "", "color": colour, "markerfacecolor": fill or colour}
+            axes.plot(measured["seq_len"], measured[column] / 1e9, **look)
 
 
 def _facts(rows: pd.DataFrame) -> list[str]:

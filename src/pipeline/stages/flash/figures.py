@@ -4,11 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pipeline.report.figures import (
     BLACK,
-    WORD_PT,
     lengths_axis,
     log_values_axis,
     mark_outcomes,
@@ -102,7 +102,8 @@ def speedup_map(rows: pd.DataFrame) -> Figure | None:
             here = ratios[ratios["pass"] == part]
             ratio_map(axes, here, "seq_len", "head_dim", "head_dim")
             words = "best peer" if against == "best" else against
-            axes.set_title(f"{part.replace('_', ' + ')}: {words} / {ours(rows)}", fontsize=WORD_PT)
+            title = "forward" if part == "forward" else "both passes"
+            axes.set_title(f"{title}: {words} / {ours(rows)}")
     for axes in panels[-1]:
         axes.set_xlabel(LENGTH_LABEL)
     stamp(figure, ok(of(rows, ours(rows))), *_facts(rows), shown="ratio of medians; above one ours is faster")
@@ -137,7 +138,7 @@ DRAWN: dict[str, Callable[[pd.DataFrame], Figure | None]] = {
 }
 
 
-def _few_lengths(axes, rows: pd.DataFrame) -> None:
+def _few_lengths(axes: Axes, rows: pd.DataFrame) -> None:
     """Put lengths on the x axis; where there are many, a label at every other one."""
     lengths = sorted(rows["seq_len"].unique())
     lengths_axis(axes, lengths, LENGTH_LABEL)
