@@ -70,9 +70,9 @@ def test_chunks_of_keys_are_combined_to_the_whole(small_tiles, monkeypatch, is_c
 def test_large_negative_logits_of_missing_keys_overflow_nothing(small_tiles):
     # 33 keys: of the second tile of 32 all but one are missing, and their zeros tower above every real score.
     small_tiles(False)
-    q, k, v, do = random_inputs((1, 1, 40, 16), 33, torch.float32)
+    q, k, v, do = random_inputs((1, 1, 40, 16), 33, torch.float16)
     q, k = q.abs() * 7, -k.abs() * 7
-    assert_as_exact_as_plain(FlashAttentionTriton.apply, q, k, v, do, False, factor=3.0)
+    assert_as_exact_as_plain(FlashAttentionTriton.apply, q, k, v, do, False)
 
 
 def test_strided_expanded_and_misaligned_inputs_and_gradients_give_the_same():

@@ -56,8 +56,8 @@ def _visit_queries(
         queries = query + tl.arange(0, BLOCK_QUERIES)
         q = load_rows(q_rows, query, n_queries, stride_q, BLOCK_QUERIES, HEAD_DIM, TMA, True)
         scores = product(k, tl.trans(q), None, PRECISION)
-        # Rows beyond the last query weigh exp(-inf) = 0.
-        lse_log2 = tl.load(lse_log2_ptr + queries, mask=queries < n_queries, other=float("inf"))
+        # Rows beyond the last query have a q, do and δ of 0, and so add nothing whatever they weigh.
+        lse_log2 = tl.load(lse_log2_ptr + queries, mask=queries < n_queries, other=0.0)
         weights = tl.exp2(scores * scale_log2 - lse_log2[None, :])
         if MASKED or MASK_KEYS:
             keys = first_key + tl.arange(0, BLOCK_KEYS)[:, None]
@@ -193,7 +193,7 @@ def query_kernel(
     queries = first_query + tl.arange(0, BLOCK_QUERIES)
     exists = queries < n_queries
     rows = batch_head.to(tl.int64) * n_queries + queries
-    lse_log2 = tl.load(lse_log2_ptr + rows, mask=exists, other=float("inf"))
+    lse_log2 = tl.load(lse_log2_ptr + rows, mask=exists, other=0.0)
     delta = tl.load(delta_ptr + rows, mask=exists, other=0.0)
     dq = tl.zeros([BLOCK_QUERIES, HEAD_DIM], tl.float32)
     dq = _visit_keys(
