@@ -1,6 +1,6 @@
 """Which tiles the Triton kernels use: by dtype and head dimension, and by how much work there is.
 
-The tables hold what was fastest on an H200; `flash_triton.md` tells what was tried.
+The tables are for an H200; `flash_triton.md` tells what was tried, and what of it was measured.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ import torch
 MIN_LENGTH_FOR_TMA = 1024
 # A grid is short where it has fewer programs than this a multiprocessor; its keys are then cut into chunks.
 SHORT_GRID_PROGRAMS_PER_SM = 4
-MIN_CHUNK_KEYS = 512
+MIN_CHUNK_KEYS = 1024
 
 
 @dataclass(frozen=True)
@@ -51,15 +51,15 @@ _BACKWARD = {
     16: BackwardConfig(TileConfig(64, 64, 4, 3), None),
     32: BackwardConfig(TileConfig(64, 64, 4, 3), None),
     64: BackwardConfig(TileConfig(64, 64, 4, 3), None),
-    128: BackwardConfig(TileConfig(64, 128, 8, 3), TileConfig(128, 64, 8, 3)),
-    256: BackwardConfig(TileConfig(64, 64, 8, 1), TileConfig(64, 64, 8, 1)),
+    128: BackwardConfig(TileConfig(64, 64, 4, 2), TileConfig(128, 64, 8, 3)),
+    256: BackwardConfig(TileConfig(32, 64, 8, 2), TileConfig(64, 32, 8, 2)),
 }
 _BACKWARD_FP32 = {
     16: BackwardConfig(TileConfig(64, 64, 4, 2), TileConfig(64, 64, 4, 2)),
     32: BackwardConfig(TileConfig(64, 64, 4, 2), TileConfig(64, 64, 4, 2)),
-    64: BackwardConfig(TileConfig(64, 64, 4, 1), TileConfig(64, 64, 4, 1)),
-    128: BackwardConfig(TileConfig(32, 64, 8, 1), TileConfig(64, 32, 8, 1)),
-    256: BackwardConfig(TileConfig(16, 64, 8, 1), TileConfig(64, 16, 8, 1)),
+    64: BackwardConfig(TileConfig(32, 64, 4, 1), TileConfig(64, 32, 4, 1)),
+    128: BackwardConfig(TileConfig(32, 32, 8, 1), TileConfig(32, 32, 8, 1)),
+    256: BackwardConfig(TileConfig(16, 32, 8, 1), TileConfig(32, 16, 8, 1)),
 }
 HEAD_DIMS = tuple(_FORWARD)
 

@@ -15,7 +15,7 @@ from pipeline.attention.tuning.static import compile_for_hopper
 
 def report(kernel, head_dim, tiles):
     found = compile_for_hopper(KERNELS[kernel], constants(kernel, "bf16", head_dim, tiles), tiles, "bf16")
-    return {"kernel": kernel, "head_dim": head_dim, "promising": Candidate(tiles, found).is_promising,
+    return {"kernel": kernel, "head_dim": head_dim, "promising": Candidate("bf16", tiles, found).is_promising,
             **dataclasses.asdict(found)}
 
 reports = []

@@ -27,6 +27,7 @@ MOST_SPILLS = 60
 class Candidate:
     """Tiles for one kernel, and what the compiler made of them."""
 
+    dtype: str
     tiles: TileConfig
     report: KernelReport
 
@@ -34,13 +35,15 @@ class Candidate:
     def is_promising(self) -> bool:
         """Tell whether it fits and nothing in its machine code says that it is slow."""
         fits = self.report.shared_bytes <= SHARED_BYTES_PER_PROGRAM
-        feeds_tensor_cores = self.report.wgmma > 0 and self.report.mma_sync == 0 and not self.report.is_serialised
-        return fits and feeds_tensor_cores and self.report.spill_instructions <= MOST_SPILLS
+        # fp32's split operands fill the registers of a tile that wgmma can do, so there mma.sync is worth a try.
+        feeds_tensor_cores = self.dtype == "fp32" or (self.report.wgmma > 0 and self.report.mma_sync == 0)
+        is_fed = feeds_tensor_cores and not self.report.is_serialised
+        return fits and is_fed and self.report.spill_instructions <= MOST_SPILLS
 
 
 def promising(kernel: str, dtype: str, head_dim: int) -> list[Candidate]:
     """Compile every combination of tiles and options, in as many processes as there are cores; keep the promising."""
-    jobs = [(kernel, dtype, head_dim, tiles) for tiles in _combinations()]
+    jobs = [(kernel, dtype, head_dim, tiles) for tiles in _combinations(16 if dtype == "fp32" else 32)]
     with ProcessPoolExecutor() as executor:
         compiled = [candidate for candidate in executor.map(_compile, jobs) if candidate is not None]
     return [candidate for candidate in compiled if candidate.is_promising]
@@ -65,8 +68,9 @@ def constants(kernel: str, dtype: str, head_dim: int, tiles: TileConfig) -> dict
     return {**shared, **added, "MASK_KEYS": False, "ADD_DQ": sums_dq, "TMA_REDUCE": sums_dq}
 
 
-def _combinations() -> Iterator[TileConfig]:
-    axes = itertools.product((32, 64, 128), (32, 64, 128), (4, 8), (1, 2, 3), (None, 168))
+def _combinations(smallest: int) -> Iterator[TileConfig]:
+    sizes = [size for size in (16, 32, 64, 128) if size >= smallest]
+    axes = itertools.product(sizes, sizes, (4, 8), (1, 2, 3), (None, 168))
     for block_queries, block_keys, num_warps, num_stages, max_registers in axes:
         if max_registers is None or num_warps == 4:  # the cap makes room for a third program of four warps
             yield TileConfig(block_queries, block_keys, num_warps, num_stages, max_registers)
@@ -78,4 +82,4 @@ def _compile(job: tuple[str, str, int, TileConfig]) -> Candidate | None:
         report = compile_for_hopper(KERNELS[kernel], constants(*job), tiles, dtype)
     except (CompilationError, OutOfResources, PTXASError, RuntimeError):
         return None  # Triton refuses some combinations, e.g. more warps than a tile has rows for
-    return Candidate(tiles, report)
+    return Candidate(dtype, tiles, report)
