@@ -9,6 +9,7 @@ T = TypeVar("T")
 # What is said where it is not torch's caching allocator that finds nothing left.
 _TEXTS = (
     "DefaultCPUAllocator: can't allocate memory",
+    "CUDA out of memory",  # wrapped in another error, as the compiler does
     "CUDA error: out of memory",
     "Triton Error [CUDA]: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",

@@ -20,7 +20,6 @@ from pipeline.stages.flash.selection import (
 
 QUANTITIES = {"output": "forward", "dq": "backward", "dk": "backward", "dv": "backward"}
 TWICE = 2.0
-FEW_SAMPLES = 10
 
 
 def setting(rows: pd.DataFrame) -> dict:
@@ -37,7 +36,7 @@ def setting(rows: pd.DataFrame) -> dict:
         "on_gpu": bool((measured["clock"] == "device").any()),
         "fewest_samples": int(measured["n"].min()),
         "most_samples": int(measured["n"].max()),
-        "few": len(measured[measured["n"] < FEW_SAMPLES]),
+        "few": int((measured["n"] < measured["min_samples"]).sum()),
         "exposed": _exposed(measured),
     }
 

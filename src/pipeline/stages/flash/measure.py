@@ -26,6 +26,8 @@ TORCH_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 WARMUP_ROUNDS = 2
 # A call so slow that min_samples would overrun its budget is sampled this often at least.
 FEWEST_SAMPLES = 3
+# A lone call's latency matters where the launch decides; of longer calls it is the device time.
+LATENCY_UP_TO_S = 0.1
 LATENCY_RULE = StopRule(min_samples=5, max_samples=50, rel_error=0.01, budget_s=0.2)
 
 
@@ -40,7 +42,8 @@ def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
         works = {(name, part): work for name, trial in trials.items() for part, work in trial.works.items()}
         rules = {(name, part): _rule(trials[name].call_s[part], settings) for name, part in works}
         timed = interleave(works, kernel_sampler(device), rules, WARMUP_ROUNDS)
-        latencies = _latencies(works, device)
+        short = {key: work for key, work in works.items() if trials[key[0]].call_s[key[1]] <= LATENCY_UP_TO_S}
+        latencies = _latencies(short, device)
     shared = _peak_columns(cell, device)
     return [
         _row(cell, (name, part), trial, timed, latencies, settings, shared)
