@@ -51,11 +51,6 @@ def pass_flops(shape: Shape, pass_name: str) -> float:
     return sum(flops.values()) if pass_name == "forward_backward" else flops[pass_name]
 
 
-def least_forward_bytes(shape: Shape, element_bytes: int) -> int:
-    """Count the bytes that any forward pass moves: q, k and v read, the output and the log-sum-exp written."""
-    return 4 * shape.vectors * element_bytes + LSE_BYTES * shape.vectors // shape.head_dim
-
-
 def input_bytes(shape: Shape, element_bytes: int) -> int:
     """Count the bytes of q, k, v and the gradient of the output, which are there before any pass."""
     return 4 * shape.vectors * element_bytes

@@ -129,7 +129,7 @@ def test_where_everything_is_skipped_one_line_says_so(build, make_rows):
     first = make_rows("smoke").iloc[:1].drop(columns=["impl", "pass"])
     rows = keys.merge(first, how="cross").assign(status="skipped", reason="needs 1 GPU, 0 present")
     text = build(rows)
-    assert "No FlashAttention of ours could be timed" in text
+    assert "No FlashAttention of ours was timed" in text
     assert "needs 1 GPU, 0 present" in text
 
 
@@ -176,3 +176,11 @@ def test_others_figures_stand_beside_ours_with_their_doubts(rendered):
     assert "write-up 0 (H100)" in others
     assert "unit not printed, taken as ms" in others
     assert "write-up 2 (MI300X)" in part(text, "leaderboard")
+
+
+def test_a_dtype_that_ours_cannot_do_is_not_spoken_of_with_another_implementation_s_figures(make_rows):
+    rows = make_rows("h200")
+    mine = (rows["impl"] == "triton") & (rows["dtype"] == "fp32")
+    rows.loc[mine, "status"] = "skipped"
+    assert [entry["dtype"] for entry in findings.against_peers(rows)] == ["bf16"]
+    assert [entry["dtype"] for entry in findings.rates(rows)] == ["bf16"]

@@ -70,7 +70,7 @@ def throughput(rows: pd.DataFrame) -> Figure:
     for axes, head_dim in zip(panels.flat, head_dims, strict=False):
         for impl, line in both[both["head_dim"] == head_dim].sort_values("seq_len").groupby("impl", sort=False):
             axes.plot(line["seq_len"], line["tflops_per_s"], label=impl, **style_for(impl))
-        axes.axhline(both["peak_tflops_per_s"].iloc[0], color=BLACK, linewidth=1, linestyle="--", label=_ceiling(both))
+        axes.axhline(both["peak_tflops_per_s"].max(), color=BLACK, linewidth=1, linestyle="--", label=_ceiling(both))
         axes.set_title(named(head_dim))
         _few_lengths(axes, both)
     for axes in panels[:, 0]:
@@ -97,7 +97,7 @@ def speedup_map(rows: pd.DataFrame) -> Figure | None:
     opponents = ("best", rival)
     figure, panels = new_figure(len(opponents), len(parts), panel_height_in=2.4)
     for line, against in zip(panels, opponents, strict=True):
-        ratios = speedups(rows, against)
+        ratios = speedups(rows, ours(rows), against)
         for axes, part in zip(line, parts, strict=True):
             here = ratios[ratios["pass"] == part]
             ratio_map(axes, here, "seq_len", "head_dim", "head_dim")

@@ -91,7 +91,7 @@ def gains(rows: pd.DataFrame) -> pd.DataFrame:
     grid = main_grid(rows)
     lines = []
     for against in ("best", *PEERS):
-        ratios = ok(speedups(grid, against))
+        ratios = ok(speedups(grid, ours(rows), against))
         for (dtype, part), group in ratios.groupby(["dtype", "pass"], sort=False):
             lines.append({"dtype": dtype, "pass": part, "against": against, **_gain(group)})
     return pd.DataFrame(lines)
@@ -119,12 +119,12 @@ def against_peers(rows: pd.DataFrame) -> list[dict]:
         here = grid[grid["dtype"] == dtype]
         entry = {"dtype": dtype, "from_length": int(here["seq_len"].min()), "peers": []}
         for part in ("forward", "forward_backward"):
-            ratios = ok(speedups(here, "best"))
+            ratios = ok(speedups(here, ours(rows), "best"))
             ratios = ratios[ratios["pass"] == part]
             if len(ratios):
                 entry[part] = _gain(ratios) | {"word": compare(1, geometric_mean(ratios["median_ratio"]))}
         for peer in PEERS:
-            ratios = ok(speedups(here, peer))
+            ratios = ok(speedups(here, ours(rows), peer))
             ratios = ratios[ratios["pass"] == "forward_backward"]
             if len(ratios):
                 entry["peers"].append({"impl": peer, **_gain(ratios)})

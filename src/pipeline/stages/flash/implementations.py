@@ -27,7 +27,7 @@ BACKENDS = {
 }
 # Errors by which a kernel says that the machine, or the kernel, has not what a problem needs: no SDPA kernel for it, no
 # cuDNN plan, more shared memory than there is.
-REFUSALS = ("No available kernel", "cuDNN", "CUDNN", "out of resource")
+REFUSALS = ("No available kernel", "No viable backend", "cuDNN", "CUDNN", "out of resource")
 
 
 @dataclass(frozen=True)

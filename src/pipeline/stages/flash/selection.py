@@ -73,11 +73,10 @@ def best_peer(rows: pd.DataFrame) -> pd.DataFrame:
     return peers.loc[peers.groupby([*PROBLEM, "pass"])["median_ms"].idxmin()] if len(peers) else peers
 
 
-def speedups(rows: pd.DataFrame, against: str) -> pd.DataFrame:
-    """Divide another implementation's times, or with `best` the fastest peer's, by ours; above one, ours is faster.
+def speedups(rows: pd.DataFrame, mine: str, against: str) -> pd.DataFrame:
+    """Divide another implementation's times, or with `best` the fastest peer's, by mine; above one, mine is faster.
 
     Status and reason are those of whichever has no figure.
     """
-    mine = of(rows, ours(rows))
     other = best_peer(rows) if against == "best" else of(rows, against)
-    return in_order(divide(other, mine, [*PROBLEM, "pass"]), [*PROBLEM, "pass"], ORDERS)
+    return in_order(divide(other, of(rows, mine), [*PROBLEM, "pass"]), [*PROBLEM, "pass"], ORDERS)
