@@ -7,6 +7,8 @@ import torch
 from pipeline.attention import ATTENTION
 from pipeline.attention.accounting import Shape, pass_flops
 from pipeline.attention.eager import eager_attention
+from pipeline.instruments.interleaved import Taken
+from pipeline.instruments.kernel_timing import KernelSampler, latency_sampler
 from pipeline.instruments.stopwatch import Stopwatch
 from pipeline.stages.flash import implementations, measure
 from pipeline.stages.flash.cell import GPU_ONLY, OURS, PASSES, PEERS, Cell, Settings
@@ -114,6 +116,53 @@ def test_a_call_above_the_limit_is_skipped_with_the_time_it_takes(measured):
 @pytest.mark.parametrize(("call_s", "samples"), [(0.001, 10), (0.1, 10), (0.2, 5), (0.9, 3)])
 def test_slow_calls_are_sampled_less_often_but_never_less_than_the_fewest(call_s, samples):
     assert measure._rule(call_s, Settings(min_samples=10, budget_s=1.0)).min_samples == samples
+
+
+class HostQueue:
+    """A device that is the host itself: work is done when it is queued."""
+
+    def flush_l2(self):
+        pass
+
+    def keep_busy(self, _duration_ms):
+        pass
+
+    def mark(self):
+        return HostEvent(time.perf_counter())
+
+    def synchronize(self):
+        pass
+
+
+@dataclasses.dataclass
+class HostEvent:
+    at_s: float
+
+    def query(self):
+        return True
+
+    def elapsed_time(self, end):
+        return (end.at_s - self.at_s) * 1e3
+
+
+def test_rows_of_a_device_bear_device_times_exposure_and_latencies(measured, monkeypatch):
+    cpu = torch.device("cpu")
+    lone_calls = measure._latencies
+    monkeypatch.setattr(measure, "kernel_sampler", lambda _device: KernelSampler(HostQueue()))
+    monkeypatch.setattr(measure, "latency_sampler", lambda _device: latency_sampler(cpu))
+    monkeypatch.setattr(measure, "_latencies", lambda works, _device: lone_calls(works, torch.device("cuda")))
+    rows = measured(["tiled", "eager"])
+    for row in rows.values():
+        assert (row["clock"], row["n"], row["exposed_samples"]) == ("device", 3, 3)
+        assert 0 < row["median_enqueue_ms"] <= row["median_call_ms"]
+
+
+def test_a_lone_call_s_latency_has_median_and_quartiles_of_both_kinds():
+    taken = Taken({"call": [3.0, 1.0, 2.0], "enqueue": [0.5, 0.5, 0.5]})
+    found = measure._latency_columns(taken)
+    assert (found["q1_call_ms"], found["median_call_ms"], found["q3_call_ms"]) == (1.5, 2.0, 2.5)
+    assert found["median_enqueue_ms"] == 0.5
+    assert measure._latency_columns(None) == {}
 
 
 def test_inputs_are_seeded_and_the_same_for_every_cell_of_a_shape():

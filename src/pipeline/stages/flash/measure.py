@@ -130,7 +130,7 @@ def _latency_columns(taken: Taken | None) -> Row:
     if taken is None or taken.out_of_memory:
         return {}
     return {
-        f"{name}_{suffix}_ms": value
+        f"{statistic}_{name}_ms": value
         for name, samples_ms in taken.times_ms.items()
-        for suffix, value in zip(("q1", "median", "q3"), quartiles(samples_ms), strict=True)
+        for statistic, value in zip(("q1", "median", "q3"), quartiles(samples_ms), strict=True)
     }
