@@ -91,6 +91,15 @@ STYLES = {
     "bucketed": (GREEN, "D", "-."),
     "nccl": (GREEN, "o", "-"),
     "gloo": (PURPLE, "s", "--"),
+    "2 ranks": (BLUE, "o", "-"),
+    "4 ranks": (ORANGE, "s", "--"),
+    "6 ranks": (GREEN, "^", "-."),
+    "8 ranks": (VERMILION, "D", "-"),
+    "burst, torch": (BLUE, "o", "-"),
+    "burst, NCCL in place": (GREEN, "s", "--"),
+    "burst, NCCL out of place": (SKY, "^", "-."),
+    "single, events": (ORANGE, "D", "-"),
+    "single, host clock": (VERMILION, "v", "--"),
 }
 
 
