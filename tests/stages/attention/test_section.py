@@ -132,3 +132,13 @@ def test_others_figures_stand_beside_ours_with_their_doubts(rendered):
     figures = text.split("### Others' figures")[1]
     assert "launch time only, not synchronised" in figures
     assert re.search(r"write-up 4 .*ran out of memory at length 16384; ours did not\.", figures)
+
+
+def test_a_length_that_one_head_dim_alone_reached_is_not_said_of_the_others(make_rows):
+    rows = make_rows("h200")
+    rows = rows[(rows["head_dim"] == 64) | (rows["seq_len"] <= 8192)]
+    for entry in findings.growth(rows):
+        assert entry["seq_len"] == 16384
+        assert list(entry["longest"].index) == ["head_dim 64"]
+        assert len(entry["exponents"]) == 4
+    assert list(findings.saved(rows, "eager")["share"].index) == ["head_dim 64"]

@@ -37,13 +37,14 @@ def growth(rows: pd.DataFrame) -> list[dict]:
     found = []
     for name in PASSES:
         times = ok(eager(rows)).query("`pass` == @name")
-        longest, exponents = {}, {}
+        longest, exponents, seq_len = {}, {}, times["seq_len"].max()
         for head_dim, group in times.groupby("head_dim"):
             two = group.nlargest(2, "seq_len")
-            longest[named(head_dim)] = two["median_ms"].iloc[0]
+            if two["seq_len"].iloc[0] == seq_len:
+                longest[named(head_dim)] = two["median_ms"].iloc[0]
             if len(two) > 1:
                 exponents[named(head_dim)] = growth_exponent(two["seq_len"], two["median_ms"])
-        entry = {"name": name, "longest": pd.Series(longest, dtype=float), "seq_len": int(times["seq_len"].max())}
+        entry = {"name": name, "longest": pd.Series(longest, dtype=float), "seq_len": int(seq_len)}
         if exponents:
             spread = pd.Series(exponents, dtype=float)
             entry |= {"exponents": spread, "word": growth_word(spread.median())}
@@ -122,31 +123,28 @@ def saved(rows: pd.DataFrame, mode: str) -> dict:
     """
     measured = problems(rows, mode)
     measured = measured[measured["saved_bytes"].notna()] if "saved_bytes" in measured else measured.head(0)
-    quadratic, linear, share = {}, {}, {}
+    quadratic, share = {}, {}
     for head_dim, group in measured.groupby("head_dim"):
         if len(group) < 2:
             continue
         lengths, counted = group["seq_len"].to_numpy(float), group["saved_bytes"].to_numpy(float)
-        a, b = _fit_quadratic(lengths, counted)
-        longest = lengths.argmax()
-        quadratic[named(head_dim)], linear[named(head_dim)] = a, b
-        share[named(head_dim)] = a * lengths[longest] ** 2 / counted[longest]
+        a, _ = _fit_quadratic(lengths, counted)
+        quadratic[named(head_dim)] = a
+        if lengths.max() == measured["seq_len"].max():
+            share[named(head_dim)] = a * lengths.max() ** 2 / counted[lengths.argmax()]
     if not quadratic:
         return {}
     first = measured.iloc[0]
     derived = first["batch_size"] * ELEMENT_BYTES
     fitted = pd.Series(quadratic)
-    over_model = (measured["saved_bytes"] / measured["model_saved_bytes"]).set_axis(measured["head_dim"].map(named))
     return {
         "mode": mode,
         "quadratic": fitted,
-        "linear": pd.Series(linear),
-        "share": pd.Series(share),
+        "share": pd.Series(share, dtype=float),
         "derived": derived,
         "matrices": fitted.median() / derived,
         "agrees": bool(np.allclose(fitted, derived, rtol=0.02)),
         "seq_len": int(measured["seq_len"].max()),
-        "over_model": over_model.groupby(level=0).max(),
     }
 
 
