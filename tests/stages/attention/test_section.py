@@ -93,7 +93,7 @@ def test_the_fit_finds_one_matrix_where_one_is_saved_and_two_where_two_are(make_
     assert found["matrices"] == pytest.approx(2, rel=0.01)
 
 
-def test_a_prediction_that_was_not_seen_is_said_to_disagree(make_rows, tmp_path):
+def test_a_prediction_that_was_not_seen_is_said_to_disagree(make_rows):
     rows = make_rows("h200")
     assert findings.memory_end(rows)["agree"]
     rows["memory_bytes"] = 20e9

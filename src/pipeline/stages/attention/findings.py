@@ -128,7 +128,7 @@ def saved(rows: pd.DataFrame, mode: str) -> dict:
         if len(group) < 2:
             continue
         lengths, counted = group["seq_len"].to_numpy(float), group["saved_bytes"].to_numpy(float)
-        a, _ = _fit_quadratic(lengths, counted)
+        a = _fit_quadratic(lengths, counted)
         quadratic[named(head_dim)] = a
         if lengths.max() == measured["seq_len"].max():
             share[named(head_dim)] = a * lengths.max() ** 2 / counted[lengths.argmax()]
@@ -148,11 +148,11 @@ def saved(rows: pd.DataFrame, mode: str) -> dict:
     }
 
 
-def _fit_quadratic(lengths: np.ndarray, counted: np.ndarray) -> tuple[float, float]:
-    """Fit counted ≈ a·S² + b·S, every length weighing the same (least squares of the relative error)."""
+def _fit_quadratic(lengths: np.ndarray, counted: np.ndarray) -> float:
+    """Fit counted ≈ a·S² + b·S, every length weighing the same (least squares of the relative error); return a."""
     columns = np.stack([lengths**2, lengths], axis=1) / counted[:, None]
-    (a, b), *_ = np.linalg.lstsq(columns, np.ones_like(counted), rcond=None)
-    return float(a), float(b)
+    (a, _b), *_ = np.linalg.lstsq(columns, np.ones_like(counted), rcond=None)
+    return float(a)
 
 
 def allocated(rows: pd.DataFrame) -> list[dict]:
