@@ -56,13 +56,21 @@ def number(value: float) -> str:
     return significant(_finite(value))
 
 
+def data_size(value: float) -> str:
+    """Write bytes as kB, MB or GB, powers of ten."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6)):
+        if _finite(value) >= size:
+            return f"{significant(value / size)} {unit}"
+    return f"{significant(value / 1e3)} kB"
+
+
 def _finite(value: float) -> float:
     if not math.isfinite(value):
         raise ValueError(f"{value} has no place in a sentence")
     return value
 
 
-FORMS = {"ms": ms, "ratio": ratio, "percent": percent, "count": count, "number": number}
+FORMS = {"ms": ms, "ratio": ratio, "percent": percent, "count": count, "number": number, "bytes": data_size}
 
 
 def span(values: pd.Series, form: str) -> str:
