@@ -13,9 +13,11 @@ leave the same file, a snapshot in the allocator's format (it opens in pytorch.o
 from __future__ import annotations
 
 import pickle
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -217,5 +219,13 @@ def _frames(node: Any) -> list[dict[str, Any]]:
     if calls and calls[0].tag == _EventType.PyCall:
         states.insert(0, calls[0].extra_fields.callsite)
     return [
-        {"filename": state.file_name, "line": state.line_number, "name": state.function_name} for state in states
+        {"filename": _whole_path(state.file_name), "line": state.line_number, "name": state.function_name}
+        for state in states
     ]
+
+
+@cache
+def _whole_path(filename: str) -> str:
+    """Undo what the profiler does to a path: it cuts off the entry of sys.path that the file was found under."""
+    found = (Path(entry, filename) for entry in sys.path)
+    return str(next((path for path in found if path.is_file()), filename))

@@ -13,7 +13,8 @@ from pipeline.instruments.memory_snapshot import Frame, MemoryEvent
 BEFORE = -1
 
 
-@dataclass(frozen=True)
+# Compared by identity: two pieces of memory are never the same, and there are many to tell apart.
+@dataclass(frozen=True, eq=False)
 class Allocation:
     """A piece of memory from the event `start` that made it to the event `end` that released it.
 
@@ -104,14 +105,6 @@ def thin_out(total: np.ndarray, buckets: int, keep: Iterable[int] = ()) -> list[
     return sorted(chosen)
 
 
-def frames_within(allocation: Allocation, folder: Path) -> list[Frame]:
-    """Return the frames whose file lies in a folder, or whose path from some root ends like its name, innermost first.
-
-    A profiler may cut the path short to what follows the directory that Python found the module in.
-    """
-    return [frame for frame in allocation.frames if _lies_in(frame.filename, folder)]
-
-
-def _lies_in(filename: str, folder: Path) -> bool:
-    path = Path(filename)
-    return path.is_relative_to(folder) or (not path.is_absolute() and path.parts[:1] == (folder.name,))
+def frames_within(allocation: Allocation, place: Path) -> list[Frame]:
+    """Return the frames whose file is `place` or lies in that folder, innermost first."""
+    return [frame for frame in allocation.frames if Path(frame.filename).is_relative_to(place)]

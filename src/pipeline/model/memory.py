@@ -80,51 +80,66 @@ def other_bytes(workload: Workload) -> int:
 
 
 def inference_moments(workload: Workload) -> list[Moment]:
-    """Write down the forward pass without gradients, in the last block and at the loss.
+    """Write down the forward pass without gradients: attention and SwiGLU of the last block, and the loss.
 
-    Nothing is kept from block to block but x. Softmax: x and its norm (8Td), q, k, v (3eTd) and the scores with
-    their softmax. SwiGLU's product: x and its norm, silu(gate), up and the product (3eTf). Loss: the logits and
-    their log-softmax in fp32 (8TV), under autocast the bf16 logits too (10TV). Autocast's weight copies pile up.
+    Nothing is kept from block to block but x. Loss: the logits and their log-softmax in fp32 (8TV), under autocast
+    the bf16 logits too (10TV). Autocast's weight copies pile up meanwhile.
     """
-    stream, e = activations.residual_stream_bytes(workload), workload.product_bytes
     copies = activations.weight_copy_bytes(workload)
-    head_copy = activations.head_weight_copy_bytes(workload)
-    hidden = e * workload.tokens * workload.size.d_ff
-    temporaries = {
-        "softmax": 2 * stream + 3 * e * _stream_elements(workload) + _softmax_bytes(workload) + copies - head_copy,
-        "SwiGLU's product": 2 * stream + 3 * hidden + copies - head_copy,
-        "loss": _logit_bytes(workload) + FP32_BYTES * workload.tokens * workload.vocab_size + copies,
-    }
+    before_head = copies - activations.head_weight_copy_bytes(workload)
+    log_softmax = FP32_BYTES * workload.tokens * workload.vocab_size
+    temporaries = {what: count + before_head for what, count in _passing_bytes(workload).items()}
+    temporaries["loss"] = _logit_bytes(workload) + log_softmax + copies
     return [_moment(workload, "forward", what, temporaries=count) for what, count in temporaries.items()]
 
 
-def forward_moments(workload: Workload, optimizer_state: int) -> list[Moment]:
-    """Write down the forward pass with gradients: the softmax of the last block, and the loss.
+def _passing_bytes(workload: Workload) -> Composition:
+    """Count what lives for a moment in a block that keeps nothing.
 
-    At the softmax all that the blocks keep is there, but for the feed-forward half of the last; the scores and,
-    under autocast on CUDA, their fp32 copy live beside the softmax's output. At the loss all is there, with the
-    logits (4TV; under autocast 2TV and their fp32 copy). With checkpointing, what the blocks do not keep is gone,
-    but for the last block's own and for the weight copies, which are cached until the pass ends.
+    Attention: x and its norm (8Td), q, k, v (3eTd), and beside them the larger of the scores with their softmax and
+    of what the last product has: scores, softmax, v's copy and the output. SwiGLU: the block's input, x and its norm
+    (12Td), silu(gate), up and their product (3eTf).
     """
-    saved = sum(activations.saved_terms(workload).values())
-    later = sum(activations.head_bytes(workload).values()) + activations.head_weight_copy_bytes(workload)
-    later += 0 if workload.checkpoint_every else sum(activations.feed_forward_block_bytes(workload).values())
-    cached = _copies_dropped_by_checkpoints(workload)
-    softmax = _softmax_bytes(workload) - (0 if workload.checkpoint_every else activations.score_bytes(workload))
-    of_block = _attention_inputs_bytes(workload)
-    shared = {"optimizer_state": optimizer_state}
+    stream = activations.residual_stream_bytes(workload)
+    width = workload.product_bytes * workload.tokens * workload.size.d_model
+    last_product = 2 * width + (0 if workload.is_fused else 2 * workload.product_bytes * workload.score_elements)
+    if _is_softmax_in_fp32(workload):
+        last_product += FP32_BYTES * workload.score_elements
+    return {
+        "attention": 2 * stream + 3 * width + max(_softmax_bytes(workload), last_product),
+        "SwiGLU": 3 * stream + 3 * workload.product_bytes * workload.tokens * workload.size.d_ff,
+    }
+
+
+def forward_moments(workload: Workload, optimizer_state: int) -> list[Moment]:
+    """Write down the forward pass with gradients: the last block, and the loss.
+
+    In the last block's softmax all that the blocks keep is there, but for its feed-forward half; the scores and,
+    under autocast on CUDA, their fp32 copy live beside the softmax's output. With checkpointing a block passes as
+    without gradients, beside the checkpoints. At the loss all is there that is kept, with the logits (4TV; under
+    autocast 2TV and their fp32 copy), and with checkpointing the weight copies, cached until the pass ends.
+    """
+    terms = activations.saved_terms(workload)
+    saved, cached = sum(terms.values()), _copies_dropped_by_checkpoints(workload)
+    if workload.checkpoint_every:
+        kept = terms["checkpoints"]
+        # A block's input is the checkpoint itself where each block has one.
+        counted_twice = activations.residual_stream_bytes(workload) if workload.checkpoint_every == 1 else 0
+        passing = {what: count + cached - counted_twice for what, count in _passing_bytes(workload).items()}
+    else:
+        half = sum(activations.feed_forward_block_bytes(workload).values())
+        kept = saved - half - sum(activations.head_bytes(workload).values())
+        kept -= activations.head_weight_copy_bytes(workload)
+        width = workload.product_bytes * workload.tokens * workload.size.d_model
+        passing = {"attention": max(0, 2 * width + _softmax_bytes(workload) - activations.score_bytes(workload))}
+    state = {"optimizer_state": optimizer_state}
+    at_loss = {"activations": saved, "temporaries": _logit_bytes(workload) + cached}
     return [
-        _moment(
-            workload,
-            "forward",
-            "softmax of the last block",
-            **shared,
-            activations=saved - later,
-            temporaries=max(0, softmax) + of_block + cached,
+        *(
+            _moment(workload, "forward", what, **state, activations=kept, temporaries=count)
+            for what, count in passing.items()
         ),
-        _moment(
-            workload, "forward", "loss", **shared, activations=saved, temporaries=_logit_bytes(workload) + cached
-        ),
+        _moment(workload, "forward", "loss", **state, **at_loss),
     ]
 
 
@@ -169,10 +184,13 @@ def _swiglu_backward(workload: Workload, kept: int, gradients: int, optimizer_st
 
 
 def _softmax_backward(workload: Workload, kept: int, gradients: int, optimizer_state: int) -> Moment:
-    """At the softmax: gradients of its output and its input; the feed-forward half is done, its gradients there."""
+    """At the softmax: gradients of its output and its input; the feed-forward half is done, its gradients there.
+
+    Done with, too, are the output projection's input and eager attention's v.
+    """
     size = workload.size
     done = sum(activations.feed_forward_block_bytes(workload).values())
-    done += activations.product_input_bytes(workload, products=1)
+    done += activations.product_input_bytes(workload, products=1) * (1 if workload.is_fused else 2)
     done += BF16_BYTES * (3 * size.d_model * size.d_ff + size.d_model**2) if workload.is_autocast else 0
     made = FP32_BYTES * (3 * size.d_model * size.d_ff + size.d_model**2)
     return _moment(
@@ -190,11 +208,12 @@ def optimizer_moment(workload: Workload) -> Moment:
     """Write down AdamW's update: parameters, gradients, both moments, and the square roots of the second.
 
     On CUDA PyTorch updates all parameters together (foreach) and makes the roots of all at once: 4P. On a CPU it
-    takes one parameter after the other: root and quotient of the largest, 8 max(Vd, df) bytes.
+    takes one parameter after the other: root and quotient of one beside the quotient of that before it, at most
+    4 max(2Vd, 3df) bytes.
     """
     parameters = parameter_bytes(workload.size, workload.vocab_size)
-    largest = workload.size.d_model * max(workload.vocab_size, workload.size.d_ff)
-    roots = parameters if workload.device_type == "cuda" else 2 * FP32_BYTES * largest
+    one_by_one = FP32_BYTES * workload.size.d_model * max(2 * workload.vocab_size, 3 * workload.size.d_ff)
+    roots = parameters if workload.device_type == "cuda" else one_by_one
     return _moment(
         workload,
         "optimizer",
@@ -210,10 +229,6 @@ def _moment(workload: Workload, phase: str, what: str, **counts: int) -> Moment:
     return Moment(phase, what, {name: (always | counts).get(name, 0) for name in CATEGORIES})
 
 
-def _stream_elements(workload: Workload) -> int:
-    return workload.tokens * workload.size.d_model
-
-
 def _logit_bytes(workload: Workload) -> int:
     """Count what the log-softmax reads: 4TV, under autocast 2TV and their copy in fp32."""
     element = BF16_BYTES + FP32_BYTES if workload.is_autocast else FP32_BYTES
@@ -224,32 +239,27 @@ def _softmax_bytes(workload: Workload) -> int:
     """Count scores and softmax while it runs: 2e, under autocast on CUDA 2 + 4 + 4 an element; 0 when fused."""
     if workload.is_fused:
         return 0
-    in_fp32 = workload.is_autocast and workload.device_type == "cuda"
-    element = BF16_BYTES + 2 * FP32_BYTES if in_fp32 else 2 * workload.product_bytes
+    element = BF16_BYTES + 2 * FP32_BYTES if _is_softmax_in_fp32(workload) else 2 * workload.product_bytes
     return element * workload.score_elements
 
 
-def _attention_inputs_bytes(workload: Workload) -> int:
-    """Count q before its scaling and v before its copy, eager: 2eTd; with checkpointing all of q, k, v and x's norm."""
-    width = workload.product_bytes * _stream_elements(workload)
-    if workload.checkpoint_every:
-        return 3 * width + activations.residual_stream_bytes(workload)
-    return 0 if workload.is_fused else 2 * width
+def _is_softmax_in_fp32(workload: Workload) -> bool:
+    """Tell whether eager attention's softmax leaves the low precision of its neighbours."""
+    return workload.is_autocast and workload.device_type == "cuda" and not workload.is_fused
 
 
 def _attention_gradient_bytes(workload: Workload) -> int:
     """Count what attention's backward pass makes.
 
-    Eager: the gradients of the output and of v (2eTd), and of the softmax's output and input: 2e an element of
-    the scores; under autocast on CUDA both in fp32, the bf16 copy of the softmax being gone. Fused: the
-    gradients of the output, q, k and v (4eTd).
+    Eager: the gradient of v (eTd), and of the softmax's output and input: 2e an element of the scores; under
+    autocast on CUDA both in fp32, the bf16 copy of the softmax being gone. Fused: the gradients of the output, q,
+    k and v (4eTd).
     """
-    width = workload.product_bytes * _stream_elements(workload)
+    width = workload.product_bytes * workload.tokens * workload.size.d_model
     if workload.is_fused:
         return 4 * width
-    in_fp32 = workload.is_autocast and workload.device_type == "cuda"
-    element = 2 * FP32_BYTES - BF16_BYTES if in_fp32 else 2 * workload.product_bytes
-    return 2 * width + element * workload.score_elements
+    element = 2 * FP32_BYTES - BF16_BYTES if _is_softmax_in_fp32(workload) else 2 * workload.product_bytes
+    return width + element * workload.score_elements
 
 
 def _copies_dropped_by_checkpoints(workload: Workload) -> int:

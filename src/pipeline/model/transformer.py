@@ -62,17 +62,16 @@ class TransformerLM(nn.Module):
         seq_len = tokens.shape[-1]
         if seq_len > self.context_length:
             raise ValueError(f"seq_len={seq_len}: must be at most context_length={self.context_length}")
-        x = self._through_layers(self.token_embedding(tokens))
-        return self.lm_head(self.final_norm(x))
-
-    def _through_layers(self, x: Tensor) -> Tensor:
+        x = self.token_embedding(tokens)
         if self.checkpoint_every == 0:
-            return _apply_in_turn(self.layers, x)
-        for start in range(0, len(self.layers), self.checkpoint_every):
-            segment = self.layers[start : start + self.checkpoint_every]
-            # Nothing in a block is random, so that there is no random state to restore.
-            x = checkpoint(_apply_in_turn, segment, x, use_reentrant=False, preserve_rng_state=False)
-        return x
+            for layer in self.layers:
+                x = layer(x)
+        else:
+            for start in range(0, len(self.layers), self.checkpoint_every):
+                segment = self.layers[start : start + self.checkpoint_every]
+                # Nothing in a block is random, so that there is no random state to restore.
+                x = checkpoint(_apply_in_turn, segment, x, use_reentrant=False, preserve_rng_state=False)
+        return self.lm_head(self.final_norm(x))
 
 
 class TransformerBlock(nn.Module):

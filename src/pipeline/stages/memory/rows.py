@@ -1,0 +1,185 @@
+"""The rows of one recording: peaks and what they are made of, the timeline, the largest allocations."""
+
+import linecache
+from collections import Counter
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import pipeline
+from pipeline.instruments.memory import Recording
+from pipeline.instruments.memory_replay import (
+    Allocation,
+    Timeline,
+    frames_within,
+    phase_spans,
+    replay,
+    thin_out,
+    timeline,
+)
+from pipeline.instruments.memory_snapshot import Frame
+from pipeline.model.activations import Workload, residual_stream_bytes, saved_terms
+from pipeline.model.memory import CATEGORIES, MODE_PHASES, Moment, predict_peaks
+from pipeline.model.transformer import TransformerBlock
+from pipeline.stages.memory.categories import classify
+
+Row = dict[str, Any]
+
+PACKAGE = Path(pipeline.__file__).parent
+SUBJECTS = ("model", "attention")
+TIMELINE_PARTS = 120
+LARGEST = 12
+
+
+def recording_rows(recording: Recording, workload: Workload, mode: str) -> list[Row]:
+    """Turn a recording into rows, each with the `kind` of thing that it tells and the status ok.
+
+    peak: a phase of a step, its peak_bytes and their composition (`<category>_bytes`), and the same predicted
+    (`predicted_bytes`, `predicted_<category>_bytes`); step 0 is building the model. timeline: a category's active bytes
+    at chosen events. largest: equal allocations made by one line. term: what the forward pass keeps, predicted; saved:
+    all of it, also measured. residual: the tensors of the residual stream.
+    """
+    allocations = replay(recording.events)
+    categories = classify(allocations, recording)
+    active = timeline(allocations, categories, len(recording.events))
+    rows = [
+        *_peak_rows(recording, active, workload, mode),
+        *_timeline_rows(recording, active),
+        *_largest_rows(recording, allocations, categories),
+        *_saved_rows(recording, active, workload, mode),
+        _residual_row(recording, allocations, workload),
+    ]
+    return [{"status": "ok", **row} for row in rows]
+
+
+def _numbered_phases(recording: Recording) -> list[tuple[int, str, int, int]]:
+    """Return the phases with the step that each belongs to; 0 is before the first."""
+    found, step = [], 0
+    for name, begin, end in phase_spans(recording):
+        step += name == "forward"
+        if name != "end":
+            found.append((step, name, begin, end))
+    return found
+
+
+def _peak_rows(recording: Recording, active: Timeline, workload: Workload, mode: str) -> list[Row]:
+    predictions = {step: predict_peaks(workload, mode, first_step=step == 1) for step in (1, 2)}
+    rows = []
+    for step, phase, begin, end in _numbered_phases(recording):
+        peak = active.peak(begin, end)
+        rows.append(
+            {
+                "kind": "peak",
+                "step": step,
+                "phase": phase,
+                "begin_event": begin,
+                "end_event": end,
+                "peak_event": peak,
+                "peak_bytes": int(active.total_bytes[peak]),
+                **{f"{name}_bytes": count for name, count in _whole(active.composition(peak)).items()},
+                **(_prediction(predictions[step][phase]) if phase in MODE_PHASES[mode] else {}),
+            }
+        )
+    return rows
+
+
+def _whole(composition: dict[str, int]) -> dict[str, int]:
+    return {name: composition.get(name, 0) for name in CATEGORIES}
+
+
+def _prediction(moment: Moment) -> Row:
+    parts = {f"predicted_{name}_bytes": count for name, count in moment.bytes_by_category.items()}
+    return {"predicted_bytes": moment.total_bytes, "predicted_at": moment.what, **parts}
+
+
+def _timeline_rows(recording: Recording, active: Timeline) -> list[Row]:
+    turns = {position for _, _, begin, end in _numbered_phases(recording) for position in (begin, end)}
+    chosen = thin_out(active.total_bytes, TIMELINE_PARTS, keep=turns)
+    return [
+        {
+            "kind": "timeline",
+            "category": category,
+            "events": chosen,
+            "active_bytes": [int(active.active_bytes[category][position]) for position in chosen],
+        }
+        for category in CATEGORIES
+        if category in active.active_bytes
+    ]
+
+
+def _largest_rows(recording: Recording, allocations: list[Allocation], categories: dict[Allocation, str]) -> list[Row]:
+    """Group equal allocations of one line that the last step makes or that outlive it; give the largest."""
+    begin = max(begin for name, begin in recording.phases if name == "forward")
+    groups = Counter(
+        (allocation.size_bytes, categories[allocation], *_location(allocation))
+        for allocation in allocations
+        if allocation.start >= begin or allocation.end == len(recording.events)
+    )
+    largest = sorted(groups.items(), key=lambda group: group[0][0], reverse=True)[:LARGEST]
+    return [
+        {
+            "kind": "largest",
+            "rank": rank,
+            "size_bytes": size,
+            "count": count,
+            "category": category,
+            "location": location,
+            "code": code,
+        }
+        for rank, ((size, category, location, code), count) in enumerate(largest, start=1)
+    ]
+
+
+def _location(allocation: Allocation) -> tuple[str, str]:
+    """Name the line of our code that asked for it, with the line that called that one, and what stands there."""
+    ours = [frame for subject in SUBJECTS for frame in frames_within(allocation, PACKAGE / subject)]
+    ours.sort(key=allocation.frames.index)
+    if not ours:
+        return "autograd's own thread" if not allocation.frames else "outside the model", ""
+    names = [_readable(frame) for frame in ours[:2]]
+    return ", called from ".join(names), linecache.getline(ours[0].filename, ours[0].line).strip()
+
+
+def _readable(frame: Frame) -> str:
+    return f"{Path(frame.filename).relative_to(PACKAGE)}:{frame.line} {frame.function}"
+
+
+def _saved_rows(recording: Recording, active: Timeline, workload: Workload, mode: str) -> list[Row]:
+    """Give what lives between forward and backward; nothing does without gradients."""
+    if mode == "inference":
+        return []
+    ends = [end for _, phase, _, end in _numbered_phases(recording) if phase == "forward"]
+    terms = saved_terms(workload)
+    saved = {
+        "kind": "saved",
+        "activations_bytes": active.composition(ends[-1])["activations"],
+        "predicted_bytes": sum(terms.values()),
+    }
+    return [saved, *({"kind": "term", "term": name, "predicted_bytes": count} for name, count in terms.items())]
+
+
+def _residual_row(recording: Recording, allocations: list[Allocation], workload: Workload) -> Row:
+    """Find the sums that a block's forward pass makes itself, two a block, in the last recorded forward pass."""
+    _, begin, end = [span for span in phase_spans(recording) if span[0] == "forward"][-1]
+    sums = [
+        allocation.size_bytes
+        for allocation in allocations
+        if begin <= allocation.start < end and _is_made_in(allocation, TransformerBlock.forward.__code__)
+    ]
+    return {
+        "kind": "residual",
+        "predicted_bytes": residual_stream_bytes(workload),
+        "predicted_count": 2 * workload.size.num_layers,
+        "size_bytes": max(sums, default=None),
+        "smallest_bytes": min(sums, default=None),
+        "count": len(sums),
+    }
+
+
+def _is_made_in(allocation: Allocation, code: CodeType) -> bool:
+    """Tell whether the innermost frame is a line of this function."""
+    if not allocation.frames:
+        return False
+    frame = allocation.frames[0]
+    lines = {line for _, _, line in code.co_lines() if line is not None}
+    return frame.filename == code.co_filename and frame.line in lines
