@@ -48,10 +48,11 @@ def _measure(arguments: argparse.Namespace) -> None:
     cell = fields.parse_words(declaration.Cell, arguments.cell, f"{arguments.stage} cell")
     settings = fields.parse_words(declaration.Settings, arguments.settings, f"{arguments.stage} settings")
     start = ProcessStart(arguments.process, arguments.issued_at, _command(arguments, cell, settings))
-    record = run_cell(arguments.stage, cell, settings, arguments.gpus, start)
+    record = run_cell(arguments.stage, cell, settings, arguments.gpus, start, _files_folder(arguments))
     write_record(arguments.out, record)
+    told = [*cell.row_keys()[0], "status", "reason", "median_ms"]
     for row in record["rows"]:
-        print(" ".join(f"{name}={row[name]}" for name in ("pass", "clock", "status", "median_ms") if name in row))
+        print(" ".join(f"{name}={row[name]}" for name in told if name in row))
 
 
 def _command(arguments: argparse.Namespace, cell: object, settings: object) -> str:
@@ -59,8 +60,15 @@ def _command(arguments: argparse.Namespace, cell: object, settings: object) -> s
     from pipeline.cells import fields
 
     given = [f"--set={word}" for word in fields.words(settings)]
-    out = ["--out", str(arguments.out)]
+    folder = _files_folder(arguments)
+    out = ["--out", str(arguments.out), *(["--files", str(folder)] if folder else [])]
     return shlex.join(["python", "-m", "pipeline", "measure", arguments.stage, *fields.words(cell), *given, *out])
+
+
+def _files_folder(arguments: argparse.Namespace) -> Path | None:
+    from pipeline.cells import sweep
+
+    return (arguments.files or arguments.out.with_suffix("")) if sweep.keeps_files(arguments.stage) else None
 
 
 def _tabulate(arguments: argparse.Namespace) -> None:
@@ -74,7 +82,7 @@ def _tabulate(arguments: argparse.Namespace) -> None:
 def _section(arguments: argparse.Namespace) -> None:
     from pipeline.report.writeup import write_section
 
-    write_section(arguments.stage, arguments.tables, arguments.out, arguments.figures)
+    write_section(arguments.stage, arguments.tables, arguments.beside, arguments.out, arguments.figures)
 
 
 def _writeup(arguments: argparse.Namespace) -> None:
@@ -105,6 +113,9 @@ def _parser() -> argparse.ArgumentParser:
     measure.add_argument("--set", dest="settings", action="append", default=[], metavar="NAME=VALUE")
     measure.add_argument("--gpus", type=int, help="how many GPUs it may take (default: as many as it needs)")
     measure.add_argument("--out", type=Path, required=True, metavar="RECORD.json")
+    measure.add_argument(
+        "--files", type=Path, metavar="FOLDER", help="for files kept beside the record (default: RECORD without .json)"
+    )
     measure.set_defaults(run=_measure)
 
     tabulate = commands.add_parser("tabulate", help="make a table of records: of their rows or of the cells")
@@ -116,6 +127,7 @@ def _parser() -> argparse.ArgumentParser:
     section = commands.add_parser("section", help="write a stage's section and figures from its tables")
     section.add_argument("stage")
     section.add_argument("tables", nargs="+", type=Path, metavar="TABLE.csv")
+    section.add_argument("--beside", type=Path, action="append", default=[], metavar="TABLE.csv")
     section.add_argument("--out", type=Path, required=True, metavar="SECTION.md")
     section.add_argument("--figures", type=Path, required=True, metavar="FOLDER")
     section.set_defaults(run=_section)

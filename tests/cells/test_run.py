@@ -105,3 +105,17 @@ def test_the_record_says_how_and_when_the_process_was_started(monkeypatch):
     assert record["command"] == START.command
     assert record["seconds"]["start_up"] > 1e9  # issued in 1970
     assert {"set_up", "measuring"} < set(record["seconds"])
+
+
+def test_files_kept_beside_a_record_start_from_an_empty_folder(monkeypatch, tmp_path):
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files/left_over").write_text("from a former run")
+
+    def measure(_cell, _settings, _stopwatch, files_dir):
+        assert not list(files_dir.iterdir())
+        (files_dir / "capture").write_text("kept")
+        return [{"pass": "forward", "status": "ok"}]
+
+    monkeypatch.setattr(run, "_measure_function", lambda _stage: measure)
+    run.run_cell("fake", Cell(), Settings(), None, START, tmp_path / "files")
+    assert [path.name for path in (tmp_path / "files").iterdir()] == ["capture"]

@@ -1,7 +1,6 @@
-from pathlib import Path
-
 import pytest
 
+import pipeline.stages
 from pipeline.cells import sweep
 from pipeline.errors import UserError
 from pipeline.stages.timing.cell import Cell
@@ -28,12 +27,10 @@ def test_an_unknown_axis_is_named():
         sweep.expand("timing", [{"sizes": ["small"]}], "timing grid")
 
 
-def test_different_cells_have_different_paths():
-    cells = sweep.expand("timing", [{"size": ["small", "xl"], "warmup_steps": [0, 1, 2]}], "grid")
-    assert len({sweep.cell_path("timing", cell) for cell in cells}) == 6
-    assert sweep.cell_path("timing", Cell()) == Path(
-        "results/timing/cells/precision=fp32/size=small/context_length=256/warmup_steps=5/mode=eager.json"
-    )
+def test_every_stage_has_its_place_in_the_reading_order():
+    names = sweep.stage_names()
+    assert "timing" in names
+    assert names == [name for name in pipeline.stages.READING_ORDER if name in names]
 
 
 def test_an_unknown_stage_is_named_with_the_known_ones():

@@ -1,8 +1,11 @@
+import sys
+import types
+
 import pandas as pd
 import pytest
 
 from pipeline.errors import UserError
-from pipeline.report.writeup import first_page, write_writeup
+from pipeline.report.writeup import first_page, write_section, write_writeup
 
 
 def line(**changes):
@@ -61,3 +64,19 @@ def test_no_cells_is_one_line(tmp_path):
     (tmp_path / "cells.csv").write_text("")
     with pytest.raises(UserError, match=r"cells.csv is no table"):
         write_writeup([], [tmp_path / "cells.csv"], "paper", tmp_path / "writeup.md")
+
+
+def test_a_section_gets_the_rows_of_the_stages_that_it_reads_apart(tmp_path, monkeypatch):
+    cell = types.SimpleNamespace(READS=("allreduce", "timing"))
+    section = types.SimpleNamespace(
+        build=lambda rows, _figures, others: f"{list(rows.x)} {list(others['allreduce'].x)} {others['timing'].empty}"
+    )
+    monkeypatch.setattr("pipeline.cells.sweep.declaration", lambda _name: cell)
+    monkeypatch.setitem(sys.modules, "pipeline.stages.ddp.section", section)
+    monkeypatch.setitem(sys.modules, "pipeline.stages.ddp", types.SimpleNamespace())
+    own, beside = tmp_path / "ddp/a.csv", tmp_path / "allreduce/b.csv"
+    for path, text in ((own, "x\n1\n"), (beside, "x\n2\n")):
+        path.parent.mkdir()
+        path.write_text(text)
+    write_section("ddp", [own], [beside], tmp_path / "out.md", tmp_path / "figures")
+    assert (tmp_path / "out.md").read_text() == "[1] [2] True"

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-CONFIG = """\
-scale: smoke
-measure: true
-overrides: {timing: {grids: [{size: [tiny], context_length: [16], precision: [fp32, bf16]}]}}
+CONFIG = "{scale: two_cells, measure: true, overrides: {}}"
+SCALE = """\
+stages:
+  timing:
+    settings: {max_steps: 10, budget_s: 1}
+    grids: [{size: [tiny], context_length: [16], precision: [fp32, bf16]}]
 """
 
 
@@ -66,6 +68,7 @@ def measured(tmp_path_factory):
     for folder in ("src", "workflow", "config"):
         shutil.copytree(ROOT / folder, root / folder, ignore=skip)
     (root / "config/config.yaml").write_text(CONFIG)
+    (root / "config/scales/two_cells.yaml").write_text(SCALE)
     project = Project(root)
     code, output = project.snakemake("--cores", "1", "--resources", "gpu=8", "reports/writeup.md")
     assert code == 0, output

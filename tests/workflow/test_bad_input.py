@@ -12,7 +12,7 @@ def last_line(output):
 @pytest.mark.parametrize(
     ("config", "complaint"),
     [
-        ("scale=papre", "snakemake: config: scale is 'papre', allowed are auto, laptop, paper, smoke"),
+        ("scale=papre", "snakemake: config: scale is 'papre', allowed are auto, laptop, paper, smoke, two_cells"),
         ("overrides={timing: {grids: [{size: [huge]}]}}", "snakemake: timing grid: size is 'huge', allowed are tiny"),
         ("overrides={timing: {settings: {steps: -3}}}", "snakemake: timing settings: steps is -3, allowed is 10"),
     ],

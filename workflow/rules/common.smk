@@ -1,5 +1,6 @@
 """The plan of this run, and what the rules of every stage share."""
 
+import inspect
 import shlex
 from pathlib import Path
 
@@ -36,8 +37,11 @@ class Stage:
 
     def __init__(self, name):
         self.declaration = sweep.declaration(name)
+        self.question = inspect.getdoc(self.declaration).splitlines()[0]
         self.split_axis = self.declaration.SPLIT_AXIS
+        self.keeps_files = sweep.keeps_files(name)
         self.folder = RESULTS / name
+        self.table_pattern = f"{self.folder}/{{{self.split_axis}}}.csv"
         self.plan = PLAN.stages[name]
         axes = fields.texts(self.declaration.Cell())
         cells = pd.DataFrame([fields.texts(cell) for cell in self.plan.cells], columns=list(axes))
@@ -48,6 +52,16 @@ class Stage:
         self.code = freshness.code_digest(f"pipeline.stages.{name}.measure")
         self.report_code = freshness.code_digest(f"pipeline.stages.{name}.section")
         self.template = freshness.file_digest(ROOT / f"src/pipeline/stages/{name}/section.md.j2")
+
+    def outputs(self):
+        """Return what measuring a cell leaves: its record and, where the stage keeps any, a folder of files."""
+        record = {"record": self.record_pattern}
+        files = {"files": directory(f"{self.folder}/files/{self.space.wildcard_pattern}")}
+        return record | files if self.keeps_files else record
+
+    def output_words(self):
+        """Return the words of the measuring command that name its outputs."""
+        return "--out {output.record}" + (" --files {output.files}" if self.keeps_files else "")
 
     def records(self):
         """Return the records that the stage's tables are made of."""
@@ -68,6 +82,14 @@ class Stage:
     def tables(self):
         """Return the stage's tables."""
         return [f"{self.folder}/{value}.csv" for value in self.split_values()]
+
+    def tables_beside(self):
+        """Return the tables of other stages that the section reads too."""
+        return [table for name in sweep.stages_beside(self.folder.name) for table in STAGES[name].tables()]
+
+    def words_beside(self):
+        """Return those tables as words of the section's command."""
+        return shlex.join(f"--beside={table}" for table in self.tables_beside())
 
     def cell(self, wildcards):
         """Return the cell that a record's path names."""

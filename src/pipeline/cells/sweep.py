@@ -1,10 +1,9 @@
-"""A stage's sweep: grids of axes expanded into cells, and a cell as a path and as words."""
+"""The stages there are, and their sweeps: grids of axes expanded into cells."""
 
 import importlib
 import itertools
 import pkgutil
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import pipeline.stages
@@ -13,15 +12,26 @@ from pipeline.errors import UserError
 
 
 def stage_names() -> list[str]:
-    """Return every stage: the folders of `pipeline.stages`."""
-    return sorted(module.name for module in pkgutil.iter_modules(pipeline.stages.__path__) if module.ispkg)
+    """Return every stage, the folders of `pipeline.stages`, in the order of the write-up."""
+    found = [module.name for module in pkgutil.iter_modules(pipeline.stages.__path__) if module.ispkg]
+    return sorted(found, key=pipeline.stages.READING_ORDER.index)
 
 
 def declaration(stage: str) -> Any:
-    """Return a stage's `cell` module: its Cell, Settings, SPLIT_AXIS and QUESTION; imports no torch."""
+    """Return a stage's `cell` module: its question (the docstring), Cell, Settings and SPLIT_AXIS; imports no torch."""
     if stage not in stage_names():
         raise UserError(f"unknown stage '{stage}'; known are {', '.join(stage_names())}")
     return importlib.import_module(f"pipeline.stages.{stage}.cell")
+
+
+def keeps_files(stage: str) -> bool:
+    """Tell whether the stage's cells leave files beside their record: captures, snapshots."""
+    return getattr(declaration(stage), "KEEPS_FILES", False)
+
+
+def stages_beside(stage: str) -> tuple[str, ...]:
+    """Return the other stages whose tables this stage's section reads too."""
+    return getattr(declaration(stage), "READS", ())
 
 
 def expand(stage: str, grids: Iterable[Mapping[str, Any]], where: str) -> list[Any]:
@@ -36,8 +46,3 @@ def expand(stage: str, grids: Iterable[Mapping[str, Any]], where: str) -> list[A
         for point in itertools.product(*axes.values()):
             cells[fields.build(cell_class, dict(zip(axes, point, strict=True)), where)] = None
     return list(cells)
-
-
-def cell_path(stage: str, cell: object, results: Path = Path("results")) -> Path:
-    """Return a cell's record: `results/<stage>/cells/axis=value/.../axis=value.json`."""
-    return results / stage / "cells" / ("/".join(fields.words(cell)) + ".json")

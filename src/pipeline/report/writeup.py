@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from pipeline.cells import sweep
 from pipeline.cells.record import write_text
 from pipeline.cells.tabulate import SOFTWARE
 from pipeline.errors import UserError
@@ -16,16 +17,21 @@ TEMPLATE = Path(__file__).parent / "writeup.md.j2"
 STATUSES = ("ok", "unstable", "skipped", "oom")
 
 
-def write_section(stage: str, tables: Sequence[Path], out: Path, figures: Path) -> None:
-    """Write a stage's section and draw its figures, from its tables alone."""
+def write_section(stage: str, tables: Sequence[Path], beside: Sequence[Path], out: Path, figures: Path) -> None:
+    """Write a stage's section and draw its figures, from its tables and those of the stages that it reads too.
+
+    beside: tables of other stages, each in the folder of its stage.
+    """
     build = importlib.import_module(f"pipeline.stages.{stage}.section").build
+    others = {name: [path for path in beside if path.parent.name == name] for name in sweep.stages_beside(stage)}
     figures.mkdir(parents=True, exist_ok=True)
-    write_text(out, build(pd.concat([_read(path) for path in tables], ignore_index=True), figures))
+    rows_beside = [{name: _read_all(paths) for name, paths in others.items()}] if others else []
+    write_text(out, build(_read_all(tables), figures, *rows_beside))
 
 
 def write_writeup(sections: Sequence[Path], cells: Sequence[Path], scale: str, out: Path) -> None:
     """Write the write-up from the rendered sections and the tables of cells."""
-    lines = pd.concat([_read(path) for path in cells], ignore_index=True) if cells else pd.DataFrame()
+    lines = _read_all(cells)
     if lines.empty:
         raise UserError("there is nothing to write up: no cell has been measured")
     texts = [path.read_text() for path in sections]
@@ -56,6 +62,10 @@ def _counts(cells: pd.DataFrame) -> list[dict[str, Any]]:
     counted = cells.groupby("stage")["status"].value_counts().unstack(fill_value=0)
     counted = counted.reindex(columns=list(STATUSES), fill_value=0)
     return [{"stage": stage, **line.astype(int).to_dict()} for stage, line in counted.iterrows()]
+
+
+def _read_all(paths: Sequence[Path]) -> pd.DataFrame:
+    return pd.concat([_read(path) for path in paths], ignore_index=True) if paths else pd.DataFrame()
 
 
 def _read(path: Path) -> pd.DataFrame:

@@ -1,0 +1,84 @@
+"""What every stage has: its cells measured, its tables and its section. A stage needs no rule of its own."""
+
+MEASURE = "python -m pipeline measure {params.stage} {params.cell} {params.settings} --gpus {resources.gpu}"
+
+
+for name in STAGES_TO_WRITE:
+    stage = STAGES[name]
+
+    if PLAN.measure:
+
+        rule:
+            name:
+                f"measure_{name}"
+            output:
+                **stage.outputs(),
+            log:
+                stage.log_pattern,
+            priority: 1
+            threads: CELL_THREADS
+            resources:
+                gpu=stage.gpus,
+            params:
+                stage=name,
+                cell=stage.cell_words,
+                settings=stage.settings_words,
+                code=stage.code,
+                software=SOFTWARE,
+                gpus_to_have=stage.gpus_to_have,
+            message:
+                "{params.stage} {params.cell}"
+            shell:
+                f"{MEASURE} {stage.output_words()} >{{log}} 2>&1"
+
+    rule:
+        name:
+            f"tabulate_{name}"
+        input:
+            stage.records_of,
+        output:
+            report(
+                stage.table_pattern,
+                caption="../report/table.rst",
+                category=name,
+                labels={"kind": "table", "of": f"{{{stage.split_axis}}}"},
+            ),
+        log:
+            f"logs/{name}/{{{stage.split_axis}}}.csv.log",
+        wildcard_constraints:
+            **{stage.split_axis: "|".join(stage.split_values())},
+        params:
+            question=stage.question,
+        message:
+            "table {output}"
+        shell:
+            "python -m pipeline tabulate rows {input} --out {output} >{log} 2>&1"
+
+    rule:
+        name:
+            f"section_{name}"
+        input:
+            tables=stage.tables(),
+            beside=stage.tables_beside(),
+        output:
+            section=f"reports/sections/{name}.md",
+            figures=report(
+                directory(f"reports/figures/{name}"),
+                patterns=["{figure}.svg"],
+                caption="../report/figure.rst",
+                category=name,
+                labels={"kind": "figure", "of": "{figure}"},
+            ),
+        log:
+            f"logs/{name}/section.log",
+        params:
+            stage=name,
+            question=stage.question,
+            beside=stage.words_beside(),
+            code=stage.report_code,
+            template=stage.template,
+        message:
+            "section {params.stage}"
+        shell:
+            "python -m pipeline section {params.stage} {input.tables} {params.beside}"
+            " --out {output.section} --figures {output.figures} >{log} 2>&1"
