@@ -56,13 +56,32 @@ def number(value: float) -> str:
     return significant(_finite(value))
 
 
+def size(byte_count: float) -> str:
+    """Write bytes as decimal MB, as GB from 1e9 on."""
+    unit, scale = ("GB", 1e9) if byte_count >= 1e9 else ("MB", 1e6)
+    return f"{significant(_finite(byte_count) / scale)} {unit}"
+
+
+def mib(byte_count: float) -> str:
+    """Write bytes as MiB, of 2^20 bytes."""
+    return f"{significant(_finite(byte_count) / 2**20)} MiB"
+
+
 def _finite(value: float) -> float:
     if not math.isfinite(value):
         raise ValueError(f"{value} has no place in a sentence")
     return value
 
 
-FORMS = {"ms": ms, "ratio": ratio, "percent": percent, "count": count, "number": number}
+FORMS = {
+    "ms": ms,
+    "ratio": ratio,
+    "percent": percent,
+    "count": count,
+    "number": number,
+    "size": size,
+    "mib": mib,
+}
 
 
 def span(values: pd.Series, form: str) -> str:

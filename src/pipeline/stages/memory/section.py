@@ -1,0 +1,227 @@
+"""The memory section: its tables and figures, and a template that says what they show."""
+
+from pathlib import Path
+
+import pandas as pd
+
+from pipeline.report.section import listing, render
+from pipeline.report.tables import (
+    OUTCOME_WORDS,
+    fold,
+    markdown,
+    markdown_folded_if_long,
+    pivot,
+    significant,
+    with_outcomes,
+)
+from pipeline.stages.memory import findings, others
+from pipeline.stages.memory.figures import draw_all, variant
+from pipeline.stages.memory.selection import (
+    AXES,
+    CATEGORY_WORDS,
+    MODE_WORDS,
+    cell_peaks,
+    complete,
+    main_size,
+    of_kind,
+    ok,
+    plain,
+    shown_context,
+)
+
+TEMPLATE = Path(__file__).parent / "section.md.j2"
+
+
+def build(rows: pd.DataFrame, figures_dir: Path) -> str:
+    """Write the section's Markdown from the rows of all its tables, and its figures as SVG into a folder."""
+    rows = complete(rows)
+    facts = {"missing": _missing(rows), "measured": not ok(plain(rows)).empty}
+    if facts["measured"]:
+        facts |= _facts(rows, figures_dir)
+    return render(TEMPLATE, facts)
+
+
+def _facts(rows: pd.DataFrame, figures_dir: Path) -> dict:
+    size = main_size(plain(rows))
+    rows = rows[rows["size"] == size]
+    context_length = shown_context(rows)
+    pairs = others.beside_ours(rows)
+    table = findings.trade(rows)
+    forward_only = _forward_only(rows)
+    largest = findings.largest(rows, size, forward_only, context_length)
+    return {
+        "setting": findings.setting(rows, size),
+        "context_length": context_length,
+        "mode_words": MODE_WORDS,
+        "phases": findings.phases(rows, size, context_length),
+        "growth": findings.growth(rows, size),
+        "mixed": findings.mixed_precision_by_mode(rows, size),
+        "weight_copies": findings.weight_copies(rows),
+        "residual": findings.residual(rows, size),
+        "largest": _largest_facts(largest),
+        "forward_only": MODE_WORDS[forward_only],
+        "predictions": findings.predictions(rows),
+        "saved": findings.saved(rows),
+        "trade": findings.trade_words(table) if len(table) else [],
+        "variant": variant,
+        "allocator": findings.allocator(rows),
+        "figures": draw_all(rows, size, context_length, figures_dir),
+        "tables": _tables(rows, context_length, table, largest),
+        "others": others.table(pairs) if len(pairs) else "",
+        "others_largest": others.largest_allocations() if size == "2.7B" else "",
+    }
+
+
+def _forward_only(rows: pd.DataFrame) -> str:
+    """Choose the mode that shows a forward pass alone: without gradients, where it was measured."""
+    modes = set(ok(plain(rows))["mode"])
+    return next((mode for mode in MODE_WORDS if mode in modes), "train_step")
+
+
+def _largest_facts(largest: pd.DataFrame) -> dict:
+    """Say how large the largest allocations are, and which lines make those of just this size."""
+    if largest.empty:
+        return {}
+    top = largest[largest["size_bytes"] == largest["size_bytes"].max()]
+    return {
+        "bytes": top["size_bytes"].iloc[0],
+        "count": int(top["count"].sum()),
+        "categories": [CATEGORY_WORDS[name] for name in top["category"].unique()],
+        "lines": [f"`{location}`" for location in top["location"].unique()],
+    }
+
+
+def _tables(rows: pd.DataFrame, context_length: int, trade: pd.DataFrame, largest: pd.DataFrame) -> dict[str, str]:
+    return {
+        "peaks": _peaks_table(rows),
+        "predictions": _predictions_table(rows),
+        "phases": _phases_table(rows, context_length),
+        "terms": _terms_table(rows, context_length),
+        "trade": _trade_table(trade) if len(trade) else "",
+        "largest": _largest_table(largest) if len(largest) else "",
+    }
+
+
+def _amounts(rows: pd.DataFrame, column: str) -> pd.Series:
+    """Write bytes in GB, or the outcome, for every row."""
+    cells = (rows[column].astype(float) / 1e9).map(significant)
+    return with_outcomes(cells, rows)
+
+
+def _readable(table: pd.DataFrame) -> pd.DataFrame:
+    return table.rename(columns={"context_length": "context length", "checkpoint_every": "checkpoint every"})
+
+
+def _peaks_table(rows: pd.DataFrame) -> str:
+    peaks = cell_peaks(plain(rows))
+    peaks = peaks.assign(mode=peaks["mode"].map(MODE_WORDS))
+    return markdown(_readable(pivot(peaks, ["precision", "context_length"], "mode", _amounts(peaks, "peak_bytes"))))
+
+
+def _predictions_table(rows: pd.DataFrame) -> str:
+    peaks = cell_peaks(rows)
+    table = pd.DataFrame(
+        {
+            "precision": peaks["precision"],
+            "context length": peaks["context_length"],
+            "pass": peaks["mode"].map(MODE_WORDS),
+            "variant": _variants(peaks),
+            "measured (GB)": _amounts(peaks, "peak_bytes"),
+            "predicted (GB)": _amounts(peaks, "predicted_bytes"),
+            "predicted / measured − 1": with_outcomes(peaks["error"].astype(float).map(_signed_percent), peaks),
+            "highest in": with_outcomes(peaks["phase"].astype(str), peaks),
+        }
+    )
+    return markdown_folded_if_long(table, f"Predicted and measured peaks of all {len(table)} recordings")
+
+
+def _variants(rows: pd.DataFrame) -> list[str]:
+    return [variant(*pair) for pair in zip(rows["attention"], rows["checkpoint_every"], strict=True)]
+
+
+def _signed_percent(share: float) -> str:
+    return "0%" if abs(share) < 5e-4 else f"{100 * share:+.1f}%"
+
+
+def _phases_table(rows: pd.DataFrame, context_length: int) -> str:
+    """List every phase of the training steps at one context: measured, predicted, and by category."""
+    peaks = of_kind(plain(rows), "peak")
+    peaks = peaks[(peaks["mode"] == "train_step") & (peaks["context_length"] == context_length)]
+    if peaks.empty:
+        return ""
+    table = pd.DataFrame(
+        {
+            "precision": peaks["precision"],
+            "step": peaks["step"].astype(int),
+            "phase": peaks["phase"],
+            "peak (GB)": _amounts(peaks, "peak_bytes"),
+            "predicted (GB)": _amounts(peaks, "predicted_bytes"),
+            "made of (GB)": [_made_of(peak) for _, peak in peaks.iterrows()],
+        }
+    )
+    return fold(f"Every phase of the recorded training steps at context length {context_length}", markdown(table))
+
+
+def _made_of(peak: pd.Series) -> str:
+    parts = {word: peak[f"{name}_bytes"] for name, word in CATEGORY_WORDS.items()}
+    return ", ".join(f"{word} {significant(count / 1e9)}" for word, count in parts.items() if count > 0)
+
+
+def _terms_table(rows: pd.DataFrame, context_length: int) -> str:
+    terms = of_kind(rows, "term")
+    terms = terms[(terms["mode"] == "train_step") & (terms["context_length"] == context_length)]
+    if terms.empty:
+        return ""
+    names = terms["precision"] + ", " + pd.Series(_variants(terms), index=terms.index)
+    chosen = list(dict.fromkeys(names))[:6]
+    terms = terms.assign(variant=names)[names.isin(chosen)]
+    table = pivot(terms, ["term"], "variant", _amounts(terms, "predicted_bytes"))
+    summary = f"What a forward pass keeps for its backward pass, by term, in GB, at context length {context_length}"
+    return fold(summary, markdown(table))
+
+
+def _trade_table(trade: pd.DataFrame) -> str:
+    one_setting = trade["status"].isin(["ok", "unstable"])
+    time = trade["median_ms"].astype(float).map(lambda value: "" if pd.isna(value) else significant(value))
+    return markdown(
+        pd.DataFrame(
+            {
+                "precision": trade["precision"],
+                "context length": trade["context_length"],
+                "variant": _variants(trade),
+                "peak (GB)": _amounts(trade, "peak_bytes"),
+                "peak / eager's": trade["memory_ratio"].astype(float).map(significant).where(one_setting, ""),
+                "kept for backward (GB)": _amounts(trade, "saved_bytes").where(one_setting, ""),
+                "step (ms)": time,
+                "step / eager's": trade["time_ratio"].astype(float).map(significant).where(time != "", ""),
+            }
+        )
+    )
+
+
+def _largest_table(largest: pd.DataFrame) -> str:
+    return markdown(
+        pd.DataFrame(
+            {
+                "size (MiB)": (largest["size_bytes"] / 2**20).map(significant),
+                "how many": largest["count"].astype(int),
+                "what": largest["category"].map(CATEGORY_WORDS),
+                "made at": "`" + largest["location"] + "`",
+                "line": [f"`{code}`" if isinstance(code, str) else "" for code in largest["code"]],
+            }
+        )
+    )
+
+
+def _missing(rows: pd.DataFrame) -> str:
+    """List the cells that are not ok, those alike but for the context length in one line; empty if none."""
+    failed = rows[rows["status"] != "ok"].drop_duplicates([*AXES, "status"]).fillna({"reason": ""})
+    if failed.empty:
+        return ""
+    failed = failed.assign(
+        status=failed["status"].map(OUTCOME_WORDS), mode=failed["mode"].map(MODE_WORDS), variant=_variants(failed)
+    )
+    keys = ["precision", "size", "mode", "variant", "status", "reason"]
+    lengths = failed.groupby(keys, sort=False)["context_length"]
+    table = lengths.agg(lambda found: listing(sorted(found))).reset_index()
+    return markdown_folded_if_long(_readable(table), f"The {len(table)} lines of what is missing or unstable")
