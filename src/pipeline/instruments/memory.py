@@ -53,6 +53,8 @@ class Recording:
 
 
 class _History(Protocol):
+    device_index: int
+
     def start(self) -> None: ...
 
     def mark(self) -> None: ...
@@ -90,7 +92,7 @@ class Recorder:
         Raises UserError, one line, where the snapshot cannot be read, or has not as many events as the allocator
         counted: its ring of entries was full and dropped the oldest.
         """
-        events = read_events(self._path, expected=self._history.event_count())
+        events = read_events(self._path, self._history.device_index, expected=self._history.event_count())
         noted = list(zip(self._notes, self._history.positions(), strict=True))
         return Recording(
             events,
@@ -118,10 +120,12 @@ class _CudaHistory:
 
     def __init__(self, device: torch.device, max_entries: int):
         self._device = device
+        self.device_index = device.index or 0
         self._max_entries = max_entries
         self._counts: list[int] = []
 
     def start(self) -> None:
+        torch.cuda.init()  # before that there are no statistics
         # Python frames only: C++ ones take far longer to look up, and none of them is ours.
         torch.cuda.memory._record_memory_history(
             "all", context="alloc", stacks="python", max_entries=self._max_entries, clear_history=True
@@ -149,10 +153,12 @@ class _CudaHistory:
 
 
 class _ProfilerHistory:
-    """The CPU allocator's events as torch.profiler sees them. Its clock orders them and the marks."""
+    """The CPU allocator's events as torch.profiler sees them. Its clock orders them and the marks.
 
-    def __init__(self) -> None:
-        self._marks = 0
+    The profiler leaves out the release of memory from before it started, so such memory does not show at all.
+    """
+
+    device_index = 0
 
     def start(self) -> None:
         self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True, with_stack=True)
@@ -160,7 +166,7 @@ class _ProfilerHistory:
 
     def mark(self) -> None:
         with record_function(_MARK):
-            self._marks += 1
+            pass
 
     def stop(self, path: Path) -> None:
         self._profile.stop()

@@ -67,7 +67,9 @@ def replay(events: Sequence[MemoryEvent]) -> list[Allocation]:
     for index, event in enumerate(events):
         if event.is_alloc:
             if event.address in live:
-                raise UserError(f"memory event {index} allocates {event.address:#x}, which is in use: events are missing")
+                raise UserError(
+                    f"memory event {index} allocates {event.address:#x}, which is in use: events are missing"
+                )
             live[event.address] = index
         else:
             start = live.pop(event.address, BEFORE)

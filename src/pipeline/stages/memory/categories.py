@@ -3,8 +3,9 @@
 The rules, the first that fits:
 
 1. parameters, gradients, optimizer_state: it holds such a tensor's storage, found by its address while alive.
-2. activations: made in a forward phase and alive when that phase ends, so kept for the backward pass; or made in a
-   backward phase by the code of the model's forward pass, so recomputed.
+2. activations: made in a forward phase, alive when it ends, so kept for the backward pass, and gone when the next
+   forward phase ends, so no workspace of a library; or made in a backward phase by the code of the model's forward
+   pass, so recomputed.
 3. temporaries: anything else that is released before recording ends.
 4. other: anything else: the batch, the tables of the rotations, workspaces of libraries.
 """
@@ -21,16 +22,15 @@ FORWARD_CODE = Path(transformer.__file__)
 
 def classify(allocations: list[Allocation], recording: Recording) -> dict[Allocation, str]:
     """Name the category of each allocation."""
+    owned = _owned(allocations, recording)
     spans = phase_spans(recording)
     begins = [begin for _, begin, _ in spans]
-    owned = _owned(allocations, recording)
-    found = {}
-    for allocation in allocations:
-        # An event at index i happens in the phase that begins at or before it; what was there before has none.
-        place = bisect_right(begins, allocation.start) - 1
-        name, end = (spans[place][0], spans[place][2]) if place >= 0 else ("", 0)
-        found[allocation] = owned.get(allocation) or _by_phase(allocation, name, end, len(recording.events))
-    return found
+    return {
+        # An event at index i is of the phase that begins last at or before it; what was there before has none.
+        allocation: owned.get(allocation)
+        or _by_phase(allocation, spans, bisect_right(begins, allocation.start) - 1, len(recording.events))
+        for allocation in allocations
+    }
 
 
 def _owned(allocations: list[Allocation], recording: Recording) -> dict[Allocation, str]:
@@ -42,9 +42,12 @@ def _owned(allocations: list[Allocation], recording: Recording) -> dict[Allocati
     return owned
 
 
-def _by_phase(allocation: Allocation, phase: str, phase_end: int, event_count: int) -> str:
-    if phase == "forward" and allocation.end >= phase_end:
-        return "activations"
+def _by_phase(allocation: Allocation, spans: list[tuple[str, int, int]], place: int, event_count: int) -> str:
+    phase = spans[place][0] if place >= 0 else ""
+    if phase == "forward":
+        ends = [end for name, _, end in spans[place:] if name == "forward"]
+        if allocation.end >= ends[0] and (len(ends) == 1 or allocation.end < ends[1]):
+            return "activations"
     if phase == "backward" and frames_within(allocation, FORWARD_CODE):
         return "activations"
     return "temporaries" if allocation.end < event_count else "other"

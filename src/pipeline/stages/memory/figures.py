@@ -11,6 +11,7 @@ from pipeline.report.figures import (
     BLUE,
     GREEN,
     GREY,
+    MARKERS,
     ORANGE,
     SKY,
     VERMILION,
@@ -20,7 +21,6 @@ from pipeline.report.figures import (
     save,
     shared_legend,
     stamp,
-    style_for,
 )
 from pipeline.stages.memory.findings import trade
 from pipeline.stages.memory.selection import (
@@ -28,11 +28,14 @@ from pipeline.stages.memory.selection import (
     COMPOSITION,
     MODE_WORDS,
     PREDICTED_COMPOSITION,
+    Unit,
     cell_peaks,
     numbers,
     of_kind,
     ok,
     plain,
+    unit_for,
+    variant,
 )
 
 # From the bottom up: what is always there first.
@@ -44,7 +47,9 @@ COLOURS = {
     "temporaries": SKY,
     "other": GREY,
 }
+ATTENTION_COLOURS = {"eager": GREY, "tiled": ORANGE, "flash": BLUE}
 PREDICTED_HATCH = "///"
+ROOM_FOR_PHASES = 1.45
 ONE_RECORDING = "one recording a cell"
 
 
@@ -70,27 +75,23 @@ def timelines(rows: pd.DataFrame, mode: str, context_length: int) -> Figure | No
     if shown.empty:
         return None
     figure, panels = new_figure(shown["precision"].nunique(), 1, panel_height_in=3.0, share_y=True)
-    scale, unit = _scale(of_kind(rows, "peak")["peak_bytes"].max())
+    peaks = of_kind(rows, "peak")
+    unit = unit_for(peaks["peak_bytes"].max())
     for axes, (precision, group) in zip(panels[:, 0], shown.groupby("precision", sort=False), strict=True):
-        _stack_timeline(axes, group, scale)
-        _mark_phases(axes, of_kind(rows[rows["precision"] == precision], "peak"))
+        _stack_timeline(axes, group, unit)
+        _mark_phases(axes, peaks[peaks["precision"] == precision])
         axes.set_title(precision, loc="left")
-        axes.set_ylabel(f"active memory ({unit})")
+        axes.set_ylabel(f"active memory ({unit.name})")
         axes.margins(x=0)
-    for axes in panels[:, 0]:
-        axes.set_ylim(0, axes.get_ylim()[1])
+    panels[0, 0].set_ylim(0, peaks["peak_bytes"].max() / unit.bytes * ROOM_FOR_PHASES)
     panels[-1, 0].set_xlabel("allocations and releases so far")
-    shared_legend(figure)
+    shared_legend(figure, per_row=3)
     stamp(figure, shown.assign(n=1), MODE_WORDS[mode], f"context {context_length}", shown=ONE_RECORDING)
     return figure
 
 
-def _scale(highest: float) -> tuple[float, str]:
-    return (1e9, "GB") if highest >= 1e9 else (1e6, "MB")
-
-
-def _stack_timeline(axes: Axes, group: pd.DataFrame, scale: float) -> None:
-    series = {row["category"]: np.array(numbers(row["active_bytes"])) / scale for _, row in group.iterrows()}
+def _stack_timeline(axes: Axes, group: pd.DataFrame, unit: Unit) -> None:
+    series = {row["category"]: np.array(numbers(row["active_bytes"])) / unit.bytes for _, row in group.iterrows()}
     names = [name for name in COLOURS if name in series]
     axes.stackplot(
         numbers(group["events"].iloc[0]),
@@ -103,9 +104,8 @@ def _stack_timeline(axes: Axes, group: pd.DataFrame, scale: float) -> None:
 
 
 def _mark_phases(axes: Axes, peaks: pd.DataFrame) -> None:
-    """Draw a line where each phase begins and write its name along it, and leave room for that over the data."""
-    axes.set_ylim(top=peaks["peak_bytes"].max() / _scale(peaks["peak_bytes"].max())[0] * 1.45)
-    for _, phase in peaks.sort_values("begin_event").iterrows():
+    """Draw a line where each phase begins and write its name along it, at the upper edge."""
+    for _, phase in peaks.iterrows():
         axes.axvline(phase["begin_event"], color="black", linewidth=0.8)
         place = {"textcoords": "offset points", "xytext": (3, -3), "xycoords": ("data", "axes fraction")}
         axes.annotate(phase["phase"], (phase["begin_event"], 1), rotation=90, va="top", ha="left", fontsize=9, **place)
@@ -118,34 +118,35 @@ def peak_composition(rows: pd.DataFrame) -> Figure | None:
         return None
     modes, precisions = list(ok(peaks)["mode"].unique()), list(ok(peaks)["precision"].unique())
     figure, panels = new_figure(len(modes), len(precisions), panel_height_in=2.6, share_y=True)
-    scale, unit = _scale(peaks["peak_bytes"].max())
+    unit = unit_for(peaks["peak_bytes"].max())
     for line, mode in zip(panels, modes, strict=True):
         contexts = sorted(peaks.loc[peaks["mode"] == mode, "context_length"].unique())
         for axes, precision in zip(line, precisions, strict=True):
             panel = peaks[(peaks["mode"] == mode) & (peaks["precision"] == precision)]
             panel = panel.assign(position=panel["context_length"].map(contexts.index))
-            _stack_bars(axes, ok(panel), COMPOSITION, -0.2, scale, hatch=None)
-            _stack_bars(axes, ok(panel), PREDICTED_COMPOSITION, 0.2, scale, hatch=PREDICTED_HATCH)
+            _stack_bars(axes, ok(panel), COMPOSITION, -0.2, unit, hatch=None)
+            _stack_bars(axes, ok(panel), PREDICTED_COMPOSITION, 0.2, unit, hatch=PREDICTED_HATCH)
             axes.set_title(f"{MODE_WORDS[mode]}, {precision}")
             names_axis(axes, [str(length) for length in contexts], "")
             axes.grid(axis="x", visible=False)
             mark_outcomes(axes, panel, "position", "precision")
-        line[0].set_ylabel(f"peak ({unit})")
+        line[0].set_ylabel(f"peak ({unit.name})")
     for axes in panels[-1]:
         axes.set_xlabel("context length (tokens)")
-    axes.bar([], [], color="white", edgecolor="black", hatch=PREDICTED_HATCH, label="predicted")
+    # An entry for the legend, of no height.
+    axes.bar(0, 0, color="white", edgecolor="black", hatch=PREDICTED_HATCH, label="predicted")
     shared_legend(figure, per_row=4)
     stamp(figure, ok(peaks).assign(n=1), shown=f"left bar measured, {ONE_RECORDING}; right bar predicted")
     return figure
 
 
 def _stack_bars(
-    axes: Axes, peaks: pd.DataFrame, columns: list[str], shift: float, scale: float, hatch: str | None
+    axes: Axes, peaks: pd.DataFrame, columns: list[str], shift: float, unit: Unit, hatch: str | None
 ) -> None:
     by_category = dict(zip(CATEGORY_WORDS, columns, strict=True))
     bottom = np.zeros(len(peaks))
     for name, colour in COLOURS.items():
-        heights = peaks[by_category[name]].to_numpy(dtype=float) / scale
+        heights = peaks[by_category[name]].to_numpy(dtype=float) / unit.bytes
         axes.bar(
             peaks["position"] + shift,
             heights,
@@ -161,31 +162,41 @@ def _stack_bars(
 
 
 def trade_off(rows: pd.DataFrame) -> Figure | None:
-    """Draw peak memory against step time, a point a variant of attention and checkpointing; None without variants."""
-    table = ok(trade(rows)) if len(trade(rows)) else pd.DataFrame()
+    """Draw peak memory against step time, a point a variant of attention and checkpointing; None without variants.
+
+    A row of panels a precision, a column a context length.
+    """
+    table = trade(rows)
     if table.empty or table["median_ms"].isna().all():
         return None
     table = table[table["median_ms"].notna()]
-    settings = list(table.groupby(["precision", "context_length"], sort=False))
-    figure, panels = new_figure(1, len(settings), panel_height_in=3.4)
-    scale, unit = _scale(table["peak_bytes"].max())
-    for axes, ((precision, context_length), group) in zip(panels[0], settings, strict=True):
-        for (attention, every), points in group.groupby(["attention", "checkpoint_every"], sort=False):
-            name = variant(attention, every)
-            look = {"color": style_for(name)["color"], "marker": style_for(name)["marker"], "linestyle": ""}
-            axes.plot(points["median_ms"], points["peak_bytes"] / scale, label=name, markersize=9, **look)
-        axes.set_title(f"{precision}, context {context_length}")
+    precisions, contexts = list(table["precision"].unique()), sorted(table["context_length"].unique())
+    figure, panels = new_figure(len(precisions), len(contexts), panel_height_in=3.0)
+    unit = unit_for(table["peak_bytes"].max())
+    for line, precision in zip(panels, precisions, strict=True):
+        for axes, context_length in zip(line, contexts, strict=True):
+            here = (table["precision"] == precision) & (table["context_length"] == context_length)
+            _scatter_variants(axes, table[here], sorted(table["checkpoint_every"].unique()), unit)
+            axes.set_title(f"{precision}, context {context_length}")
+        line[0].set_ylabel(f"peak ({unit.name})")
+    for axes in panels[-1]:
         axes.set_xlabel("training step (ms)")
-        axes.set_xlim(0, group["median_ms"].max() * 1.15)
-        axes.set_ylim(0, group["peak_bytes"].max() / scale * 1.15)
-    panels[0, 0].set_ylabel(f"peak ({unit})")
-    shared_legend(figure, per_row=3)
+    shared_legend(figure, per_row=2)
     stamp(figure, table.assign(n=1), shown=f"{ONE_RECORDING}; median step time")
     return figure
 
 
-def variant(attention: str, checkpoint_every: int) -> str:
-    """Name a variant: `eager`, `flash, a checkpoint every 4 blocks`."""
-    if not checkpoint_every:
-        return attention
-    return f"{attention}, a checkpoint every {'block' if checkpoint_every == 1 else f'{checkpoint_every:.0f} blocks'}"
+def _scatter_variants(axes: Axes, table: pd.DataFrame, intervals: list[int], unit: Unit) -> None:
+    """Draw a point a variant: its colour is the attention's, its marker the checkpoints'."""
+    for _, row in table.iterrows():
+        look = {
+            "color": ATTENTION_COLOURS[row["attention"]],
+            "marker": MARKERS[intervals.index(row["checkpoint_every"])],
+            "linestyle": "",
+            "markersize": 9,
+        }
+        name = variant(row["attention"], row["checkpoint_every"])
+        axes.plot([row["median_ms"]], [row["peak_bytes"] / unit.bytes], label=name, **look)
+    if len(table):
+        axes.set_xlim(0, table["median_ms"].max() * 1.15)
+        axes.set_ylim(0, table["peak_bytes"].max() / unit.bytes * 1.15)

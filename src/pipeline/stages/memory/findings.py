@@ -2,7 +2,9 @@
 
 import pandas as pd
 
-from pipeline.report.section import TOLERANCE, compare
+from pipeline.model.activations import FP32_BYTES
+from pipeline.model.sizes import SIZES
+from pipeline.report.section import TOLERANCE, compare, compare_ratio
 from pipeline.stages.memory.selection import (
     AXES,
     CATEGORY_WORDS,
@@ -17,6 +19,7 @@ from pipeline.stages.memory.selection import (
 
 AMOUNT_WORDS = {"slower than": "more than", "faster than": "less than", "as fast as": "as much as"}
 PREDICTED_WITHIN = 0.05
+TIMES = ["median_ms", "q1_ms", "q3_ms"]
 
 
 def setting(rows: pd.DataFrame, size: str) -> dict:
@@ -52,7 +55,7 @@ def phases(rows: pd.DataFrame, size: str, context_length: int) -> list[dict]:
                 "roots": last.loc["optimizer", "temporaries_bytes"],
                 "state": state,
                 "first_forward": first.loc["forward", "peak_bytes"],
-                "state_comes_last": state > 0 == first.loc["forward", "optimizer_state_bytes"],
+                "state_comes_last": state > 0 and first.loc["forward", "optimizer_state_bytes"] == 0,
             }
         )
     return found
@@ -118,13 +121,15 @@ def residual(rows: pd.DataFrame, size: str) -> dict:
     found = found[(found["precision"] == "fp32") & (found["size"] == size)]
     if found.empty:
         return {}
-    lengths = found.drop_duplicates("context_length").set_index("context_length").sort_index()
+    sizes = found.drop_duplicates("context_length").set_index("context_length")["predicted_bytes"].sort_index()
+    batch_size, context_length = int(found["batch_size"].iloc[0]), int(sizes.index[0])
     exact = (found["size_bytes"] == found["predicted_bytes"]) & (found["smallest_bytes"] == found["predicted_bytes"])
     return {
-        "bytes": lengths["predicted_bytes"],
-        "batch_size": int(found["batch_size"].iloc[0]),
-        "context_length": int(lengths.index[0]),
-        "d_model": int(lengths["predicted_bytes"].iloc[0] / (4 * found["batch_size"].iloc[0] * lengths.index[0])),
+        "bytes": sizes,
+        "batch_size": batch_size,
+        "context_length": context_length,
+        "d_model": SIZES[size].d_model,
+        "element_bytes": FP32_BYTES,
         "count": int(found["predicted_count"].iloc[0]),
         "found": bool((exact & (found["count"] == found["predicted_count"])).all()),
         "seen": sorted(found["size_bytes"].dropna().unique()),
@@ -187,45 +192,57 @@ def saved(rows: pd.DataFrame) -> dict:
 def trade(rows: pd.DataFrame) -> pd.DataFrame:
     """Set every attention and checkpointing of a training step beside eager without checkpointing.
 
-    Returns AXES, status, reason, peak_bytes, saved_bytes, median_ms, and memory_ratio and time_ratio, over the plain
-    cell; only for settings of precision, size and context of which more than the plain cell was asked for.
+    Returns AXES, status, reason, machine, torch, phase, peak_bytes, saved_bytes, median_ms, and over the plain cell:
+    memory_ratio, time_ratio, and low_ and high_time_ratio, which the quartiles of both allow. Only settings of
+    precision, size and context are in it of which more than the plain cell was asked for; empty without figures.
     """
     peaks = cell_peaks(rows[rows["mode"] == "train_step"])
     setting_axes = ["precision", "size", "context_length"]
-    asked = peaks.groupby(setting_axes)["attention"].transform("size")
-    peaks = peaks[asked > 1]
+    peaks = peaks[peaks.groupby(setting_axes)["attention"].transform("size") > 1]
     if ok(peaks).empty:
         return pd.DataFrame()
-    times, kept = of_kind(rows, "time"), of_kind(rows, "saved")
-    columns = [*AXES, "status", "reason", "peak_bytes", "machine", "torch"]
-    table = peaks[columns].merge(times[[*AXES, "median_ms"]], on=AXES, how="left")
-    table = table.merge(
-        kept[[*AXES, "activations_bytes"]].rename(columns={"activations_bytes": "saved_bytes"}), on=AXES, how="left"
-    )
-    base = plain(table).set_index(setting_axes)[["peak_bytes", "median_ms"]]
-    table = table.join(base, on=setting_axes, rsuffix="_plain")
+    times = of_kind(rows, "time")[[*AXES, *TIMES]]
+    kept = of_kind(rows, "saved")[[*AXES, "activations_bytes"]].rename(columns={"activations_bytes": "saved_bytes"})
+    table = peaks[[*AXES, "status", "reason", "machine", "torch", "phase", "peak_bytes"]]
+    table = table.merge(times, on=AXES, how="left").merge(kept, on=AXES, how="left")
+    base = plain(table)[[*setting_axes, "peak_bytes", *TIMES]]
+    table = table.merge(base, on=setting_axes, how="left", suffixes=("", "_plain"))
     return in_order(
         table.assign(
             memory_ratio=table["peak_bytes"] / table["peak_bytes_plain"],
             time_ratio=table["median_ms"] / table["median_ms_plain"],
+            low_time_ratio=table["q1_ms"] / table["q3_ms_plain"],
+            high_time_ratio=table["q3_ms"] / table["q1_ms_plain"],
         )
     )
 
 
 def trade_words(table: pd.DataFrame) -> list[dict]:
-    """Say for each variant what it does to memory and to time, over all settings."""
+    """Say for each variant what it does to memory and to time, in every setting where it was measured."""
     variants = ok(table)[(ok(table)["attention"] != "eager") | (ok(table)["checkpoint_every"] > 0)]
     return [
         {
             "attention": attention,
             "checkpoint_every": int(every),
-            "memory_word": AMOUNT_WORDS[compare(group["memory_ratio"].median(), 1)],
-            "time_word": compare(group["time_ratio"].median(), 1),
-            "memory": group.set_index(group["precision"])["memory_ratio"].groupby(level=0).median(),
-            "time": group.set_index(group["precision"])["time_ratio"].groupby(level=0).median(),
+            "memory": _by_setting(group, "memory_ratio"),
+            "time": _by_setting(group, "time_ratio"),
+            "time_words": sorted(set(_time_words(group))),
+            "by_optimizer": bool((group["phase"] == "optimizer").all()),
         }
         for (attention, every), group in variants.groupby(["attention", "checkpoint_every"], sort=False)
     ]
+
+
+def _by_setting(group: pd.DataFrame, column: str) -> pd.Series:
+    names = group["precision"] + " at " + group["context_length"].astype(str)
+    return pd.Series(group[column].to_numpy(), index=names).dropna()
+
+
+def _time_words(group: pd.DataFrame) -> list[str]:
+    """Compare step times; `compare_ratio` takes the other's time over this one's."""
+    timed = group[group["time_ratio"].notna()]
+    columns = (1 / timed[name] for name in ("time_ratio", "high_time_ratio", "low_time_ratio"))
+    return [compare_ratio(*three) for three in zip(*columns, strict=True)]
 
 
 def allocator(rows: pd.DataFrame) -> dict:
@@ -234,7 +251,7 @@ def allocator(rows: pd.DataFrame) -> dict:
     if own.empty:
         return {}
     peaks = of_kind(rows, "peak").groupby(AXES)["peak_bytes"].max().reset_index()
-    both = own.merge(peaks, on=AXES)
+    both = own.drop(columns="peak_bytes").merge(peaks, on=AXES)
     return {
         "cells": len(both),
         "same": bool((both["requested_peak_bytes"] == both["peak_bytes"]).all()),

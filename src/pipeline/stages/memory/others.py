@@ -59,7 +59,10 @@ def table(pairs: pd.DataFrame) -> str:
             "precision": pairs["precision"].where(pairs["assumed"] == "", "mixed"),
             "context length": pairs["context_length"],
             "theirs (GB)": pairs["theirs_gb"].map(significant),
-            **{name: pairs[name].map(lambda value: "" if pd.isna(value) else significant(value)) for name in OURS.values()},
+            **{
+                name: pairs[name].map(lambda value: "" if pd.isna(value) else significant(value))
+                for name in OURS.values()
+            },
         }
     )
     forward, steps = (text[(pairs["mode"] == mode)] for mode in MEANT)
@@ -76,9 +79,7 @@ def largest_allocations() -> str:
     """List what others name as the largest allocation."""
     found = published.load("memory")
     found = found[found["quantity"].isin(["largest_allocation", "allocation_with_stack_trace"])]
-    lines = [
-        f"- {row['write_up']}: {written_mib(row['allocation_mb'])} ({row['note']})" for _, row in found.iterrows()
-    ]
+    lines = [f"- {row['write_up']}: {written_mib(row['allocation_mb'])} ({row['note']})" for _, row in found.iterrows()]
     return "\n".join(lines)
 
 

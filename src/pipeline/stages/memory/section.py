@@ -15,11 +15,12 @@ from pipeline.report.tables import (
     with_outcomes,
 )
 from pipeline.stages.memory import findings, others
-from pipeline.stages.memory.figures import draw_all, variant
+from pipeline.stages.memory.figures import draw_all
 from pipeline.stages.memory.selection import (
     AXES,
     CATEGORY_WORDS,
     MODE_WORDS,
+    Unit,
     cell_peaks,
     complete,
     main_size,
@@ -27,6 +28,8 @@ from pipeline.stages.memory.selection import (
     ok,
     plain,
     shown_context,
+    unit_for,
+    variant,
 )
 
 TEMPLATE = Path(__file__).parent / "section.md.j2"
@@ -48,6 +51,7 @@ def _facts(rows: pd.DataFrame, figures_dir: Path) -> dict:
     pairs = others.beside_ours(rows)
     table = findings.trade(rows)
     forward_only = _forward_only(rows)
+    unit = unit_for(ok(rows)["peak_bytes"].max())
     largest = findings.largest(rows, size, forward_only, context_length)
     return {
         "setting": findings.setting(rows, size),
@@ -66,7 +70,15 @@ def _facts(rows: pd.DataFrame, figures_dir: Path) -> dict:
         "variant": variant,
         "allocator": findings.allocator(rows),
         "figures": draw_all(rows, size, context_length, figures_dir),
-        "tables": _tables(rows, context_length, table, largest),
+        "unit": unit,
+        "tables": {
+            "peaks": _peaks_table(rows, unit),
+            "predictions": _predictions_table(rows, unit),
+            "phases": _phases_table(rows, context_length, unit),
+            "terms": _terms_table(rows, context_length, unit),
+            "trade": _trade_table(table, unit) if len(table) else "",
+            "largest": _largest_table(largest) if len(largest) else "",
+        },
         "others": others.table(pairs) if len(pairs) else "",
         "others_largest": others.largest_allocations() if size == "2.7B" else "",
     }
@@ -91,45 +103,41 @@ def _largest_facts(largest: pd.DataFrame) -> dict:
     }
 
 
-def _tables(rows: pd.DataFrame, context_length: int, trade: pd.DataFrame, largest: pd.DataFrame) -> dict[str, str]:
-    return {
-        "peaks": _peaks_table(rows),
-        "predictions": _predictions_table(rows),
-        "phases": _phases_table(rows, context_length),
-        "terms": _terms_table(rows, context_length),
-        "trade": _trade_table(trade) if len(trade) else "",
-        "largest": _largest_table(largest) if len(largest) else "",
-    }
-
-
-def _amounts(rows: pd.DataFrame, column: str) -> pd.Series:
-    """Write bytes in GB, or the outcome, for every row."""
-    cells = (rows[column].astype(float) / 1e9).map(significant)
+def _amounts(rows: pd.DataFrame, column: str, unit: Unit) -> pd.Series:
+    """Write bytes in a unit, or the outcome, for every row."""
+    cells = (rows[column].astype(float) / unit.bytes).map(significant)
     return with_outcomes(cells, rows)
+
+
+def _figures_only(cells: pd.Series, rows: pd.DataFrame) -> pd.Series:
+    """Leave a cell empty where its row has no figure: the outcome stands elsewhere in the line."""
+    return cells.where(rows["status"].isin(["ok", "unstable"]), "")
 
 
 def _readable(table: pd.DataFrame) -> pd.DataFrame:
     return table.rename(columns={"context_length": "context length", "checkpoint_every": "checkpoint every"})
 
 
-def _peaks_table(rows: pd.DataFrame) -> str:
+def _peaks_table(rows: pd.DataFrame, unit: Unit) -> str:
     peaks = cell_peaks(plain(rows))
     peaks = peaks.assign(mode=peaks["mode"].map(MODE_WORDS))
-    return markdown(_readable(pivot(peaks, ["precision", "context_length"], "mode", _amounts(peaks, "peak_bytes"))))
+    cells = _amounts(peaks, "peak_bytes", unit)
+    return markdown(_readable(pivot(peaks, ["precision", "context_length"], "mode", cells)))
 
 
-def _predictions_table(rows: pd.DataFrame) -> str:
+def _predictions_table(rows: pd.DataFrame, unit: Unit) -> str:
     peaks = cell_peaks(rows)
+    errors = peaks["error"].astype(float).map(_signed_percent)
     table = pd.DataFrame(
         {
             "precision": peaks["precision"],
             "context length": peaks["context_length"],
             "pass": peaks["mode"].map(MODE_WORDS),
             "variant": _variants(peaks),
-            "measured (GB)": _amounts(peaks, "peak_bytes"),
-            "predicted (GB)": _amounts(peaks, "predicted_bytes"),
-            "predicted / measured − 1": with_outcomes(peaks["error"].astype(float).map(_signed_percent), peaks),
-            "highest in": with_outcomes(peaks["phase"].astype(str), peaks),
+            f"measured ({unit.name})": _amounts(peaks, "peak_bytes", unit),
+            f"predicted ({unit.name})": _figures_only(_amounts(peaks, "predicted_bytes", unit), peaks),
+            "predicted / measured − 1": _figures_only(errors, peaks),
+            "highest in": _figures_only(peaks["phase"], peaks),
         }
     )
     return markdown_folded_if_long(table, f"Predicted and measured peaks of all {len(table)} recordings")
@@ -143,60 +151,59 @@ def _signed_percent(share: float) -> str:
     return "0%" if abs(share) < 5e-4 else f"{100 * share:+.1f}%"
 
 
-def _phases_table(rows: pd.DataFrame, context_length: int) -> str:
+def _phases_table(rows: pd.DataFrame, context_length: int, unit: Unit) -> str:
     """List every phase of the training steps at one context: measured, predicted, and by category."""
     peaks = of_kind(plain(rows), "peak")
     peaks = peaks[(peaks["mode"] == "train_step") & (peaks["context_length"] == context_length)]
     if peaks.empty:
         return ""
+    predicted = _amounts(peaks, "predicted_bytes", unit)
     table = pd.DataFrame(
         {
             "precision": peaks["precision"],
             "step": peaks["step"].astype(int),
             "phase": peaks["phase"],
-            "peak (GB)": _amounts(peaks, "peak_bytes"),
-            "predicted (GB)": _amounts(peaks, "predicted_bytes"),
-            "made of (GB)": [_made_of(peak) for _, peak in peaks.iterrows()],
+            f"peak ({unit.name})": _amounts(peaks, "peak_bytes", unit),
+            f"predicted ({unit.name})": predicted.where(peaks["predicted_bytes"].notna(), ""),
+            f"made of ({unit.name})": [_made_of(peak, unit) for _, peak in peaks.iterrows()],
         }
     )
     return fold(f"Every phase of the recorded training steps at context length {context_length}", markdown(table))
 
 
-def _made_of(peak: pd.Series) -> str:
+def _made_of(peak: pd.Series, unit: Unit) -> str:
     parts = {word: peak[f"{name}_bytes"] for name, word in CATEGORY_WORDS.items()}
-    return ", ".join(f"{word} {significant(count / 1e9)}" for word, count in parts.items() if count > 0)
+    return ", ".join(f"{word} {significant(count / unit.bytes)}" for word, count in parts.items() if count > 0)
 
 
-def _terms_table(rows: pd.DataFrame, context_length: int) -> str:
+def _terms_table(rows: pd.DataFrame, context_length: int, unit: Unit) -> str:
+    """List what each attention keeps in each precision, without checkpoints."""
     terms = of_kind(rows, "term")
-    terms = terms[(terms["mode"] == "train_step") & (terms["context_length"] == context_length)]
+    without = (terms["mode"] == "train_step") & (terms["checkpoint_every"] == 0)
+    terms = terms[without & (terms["context_length"] == context_length)]
     if terms.empty:
         return ""
-    names = terms["precision"] + ", " + pd.Series(_variants(terms), index=terms.index)
-    chosen = list(dict.fromkeys(names))[:6]
-    terms = terms.assign(variant=names)[names.isin(chosen)]
-    table = pivot(terms, ["term"], "variant", _amounts(terms, "predicted_bytes"))
-    summary = f"What a forward pass keeps for its backward pass, by term, in GB, at context length {context_length}"
+    terms = terms.assign(variant=terms["precision"] + ", " + terms["attention"])
+    table = pivot(terms, ["term"], "variant", _amounts(terms, "predicted_bytes", unit))
+    summary = f"What a forward pass keeps, by term, in {unit.name}, at context length {context_length}"
     return fold(summary, markdown(table))
 
 
-def _trade_table(trade: pd.DataFrame) -> str:
-    one_setting = trade["status"].isin(["ok", "unstable"])
-    time = trade["median_ms"].astype(float).map(lambda value: "" if pd.isna(value) else significant(value))
-    return markdown(
-        pd.DataFrame(
-            {
-                "precision": trade["precision"],
-                "context length": trade["context_length"],
-                "variant": _variants(trade),
-                "peak (GB)": _amounts(trade, "peak_bytes"),
-                "peak / eager's": trade["memory_ratio"].astype(float).map(significant).where(one_setting, ""),
-                "kept for backward (GB)": _amounts(trade, "saved_bytes").where(one_setting, ""),
-                "step (ms)": time,
-                "step / eager's": trade["time_ratio"].astype(float).map(significant).where(time != "", ""),
-            }
-        )
+def _trade_table(trade: pd.DataFrame, unit: Unit) -> str:
+    table = pd.DataFrame(
+        {
+            "precision": trade["precision"],
+            "context length": trade["context_length"],
+            "variant": _variants(trade),
+            f"peak ({unit.name}), in": _amounts(trade, "peak_bytes", unit)
+            + _figures_only(", " + trade["phase"], trade),
+            "peak / eager's": _figures_only(trade["memory_ratio"].astype(float).map(significant), trade),
+            f"kept for backward ({unit.name})": _figures_only(_amounts(trade, "saved_bytes", unit), trade),
+            "step (ms)": _figures_only(trade["median_ms"].astype(float).map(significant), trade),
+            "step / eager's": _figures_only(trade["time_ratio"].astype(float).map(significant), trade),
+        }
     )
+    return markdown(table)
 
 
 def _largest_table(largest: pd.DataFrame) -> str:

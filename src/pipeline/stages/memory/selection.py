@@ -1,5 +1,7 @@
 """Which rows of the memory tables answer which question."""
 
+from typing import NamedTuple
+
 import pandas as pd
 
 from pipeline.model.memory import CATEGORIES, MODES
@@ -26,7 +28,8 @@ FILLED_IN = [
     *("reason", "device_type", "step", "phase", "peak_bytes", *COMPOSITION),
     *("predicted_bytes", "predicted_at", "predicted_count", *PREDICTED_COMPOSITION),
     *("category", "events", "active_bytes", "begin_event", "end_event", "peak_event"),
-    *("size_bytes", "smallest_bytes", "count", "rank", "location", "code", "term", "median_ms"),
+    *("size_bytes", "smallest_bytes", "count", "rank", "location", "code", "term"),
+    *("median_ms", "q1_ms", "q3_ms"),
     *("requested_peak_bytes", "allocated_peak_bytes", "reserved_peak_bytes", "device_bytes"),
 ]
 
@@ -100,3 +103,22 @@ def shown_context(rows: pd.DataFrame) -> int:
 def numbers(text: str) -> list[int]:
     """Read a list that a table holds as text."""
     return [int(word) for word in str(text).split()]
+
+
+class Unit(NamedTuple):
+    """A unit of memory: its name, and its bytes."""
+
+    name: str
+    bytes: float
+
+
+def unit_for(highest_bytes: float) -> Unit:
+    """Choose decimal GB, or MB where all is below one GB."""
+    return Unit("GB", 1e9) if highest_bytes >= 1e9 else Unit("MB", 1e6)
+
+
+def variant(attention: str, checkpoint_every: int) -> str:
+    """Name a variant: `eager`, `flash, a checkpoint every 4 blocks`."""
+    if not checkpoint_every:
+        return attention
+    return f"{attention}, a checkpoint every {'block' if checkpoint_every == 1 else f'{checkpoint_every:.0f} blocks'}"
