@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from pipeline.errors import UserError
-from pipeline.report.writeup import first_page, write_section, write_writeup
+from pipeline.report.writeup import findings, first_page, write_section, write_writeup
 
 
 def line(**changes):
@@ -80,3 +80,10 @@ def test_a_section_gets_the_rows_of_the_stages_that_it_reads_apart(tmp_path, mon
         path.write_text(text)
     write_section("ddp", [own], [beside], tmp_path / "out.md", tmp_path / "figures")
     assert (tmp_path / "out.md").read_text() == "[1] [2] True"
+
+
+def test_what_a_section_wants_on_the_first_page_stands_there_under_its_title():
+    marked = "## All-reduce, timed\n\n<!-- findings -->\n- It is fast.\n<!-- end of findings -->\n\nMore.\n"
+    silent = "## Nothing\n\n<!-- findings -->\n\n<!-- end of findings -->\n"
+    found = [{"title": "All-reduce, timed", "anchor": "all-reduce-timed", "text": "- It is fast."}]
+    assert findings([silent, marked, "## Plain\n"]) == found

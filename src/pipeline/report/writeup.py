@@ -1,6 +1,7 @@
 """The write-up: a first page on how its figures came about, and the stages' sections under it."""
 
 import importlib
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ from pipeline.errors import UserError
 from pipeline.report.section import render
 
 TEMPLATE = Path(__file__).parent / "writeup.md.j2"
+# What a section wants on the first page: it stands between these, above the rest of the section.
+FINDINGS = re.compile(r"<!-- findings -->\n(.*?)\n<!-- end of findings -->", re.DOTALL)
+HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
 STATUSES = ("ok", "unstable", "skipped", "oom")
 
 
@@ -35,7 +39,23 @@ def write_writeup(sections: Sequence[Path], cells: Sequence[Path], scale: str, o
     if lines.empty:
         raise UserError("there is nothing to write up: no cell has been measured")
     texts = [path.read_text() for path in sections]
-    write_text(out, render(TEMPLATE, {**first_page(lines), "scale": scale, "sections": texts}))
+    facts = {**first_page(lines), "scale": scale, "sections": texts, "findings": findings(texts)}
+    write_text(out, render(TEMPLATE, facts))
+
+
+def findings(sections: Sequence[str]) -> list[dict[str, str]]:
+    """Return what each section wants on the first page, with its title and the anchor of its heading."""
+    found = [(HEADING.search(text), FINDINGS.search(text)) for text in sections]
+    return [
+        {"title": heading[1], "anchor": _anchor(heading[1]), "text": finding[1].strip()}
+        for heading, finding in found
+        if finding and finding[1].strip()
+    ]
+
+
+def _anchor(heading: str) -> str:
+    """Return the anchor that Markdown renderers make of a heading: lower case, no punctuation, spaces to hyphens."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
 def first_page(cells: pd.DataFrame) -> dict[str, Any]:

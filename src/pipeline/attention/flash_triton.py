@@ -1,0 +1,119 @@
+"""FlashAttention-2 in Triton kernels, as an autograd function.
+
+On small inputs the GPU is done before Python has launched the next kernel. So whatever follows from shapes alone
+(checks, tiles, grids, compiled kernels) is worked out once a shape and kept: `pipeline.attention.flash_triton_plans`.
+"""
+
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+from pipeline.attention.flash_triton_plans import backward_plan, forward_plan, ready
+from pipeline.attention.inputs import traits
+
+
+class FlashAttentionTriton(torch.autograd.Function):
+    """Compute softmax(q kᵀ / √head_dim) v without the score matrix in memory, forward and backward.
+
+    `apply(q, k, v, is_causal)`. Shapes: q and the result are (batch, n_queries, head_dim) or (batch, heads, n_queries,
+    head_dim), k and v are alike with n_keys; head_dim is 16, 32, 64, 128 or 256; fp32, bf16 or fp16, strided as they
+    may be. Causal: query i attends to key j where j <= i. Kept for the backward pass: q, k, v, the output, and the
+    log-sum-exp of each query's scores (natural logarithm, fp32, shape of q without head_dim).
+
+    fp32 is multiplied as three TF32 products, which is as exact as fp32; as one where torch's own switch
+    (`torch.set_float32_matmul_precision`) allows it. Everything but dq is bitwise repeatable; dq is where it has a
+    kernel of its own, else it is summed in fp32 in no fixed order (`flash_triton_configs`).
+
+    Raises ValueError for a shape, dtype or device that it cannot do. Source: Dao 2023, FlashAttention-2.
+    """
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
+        """Compute the output and keep what the backward pass needs."""
+        # As operators only for torch.compile: their dispatch would double the time of a call on small inputs.
+        forward = _forward_operator if torch.compiler.is_compiling() else _forward
+        o, lse = forward(q, k, v, is_causal)
+        ctx.save_for_backward(q, k, v, o, lse)
+        ctx.is_causal = is_causal
+        return o
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, do: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        """Compute the gradients of q, k and v from that of the output, recomputing the scores."""
+        backward = _backward_operator if torch.compiler.is_compiling() else _backward
+        return (*backward(*ctx.saved_tensors, do, ctx.is_causal), None)
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
+    plan = forward_plan(traits(q), traits(k), traits(v), is_causal, _tf32_allowed())
+    q, k, v = ready(plan, q, k, v)
+    with torch.cuda.device_of(q):
+        triton.set_allocator(_allocate)
+        o = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
+        if plan.combine is None:
+            plan.attend(q, k, v, o, lse)
+        else:
+            chunk_o = torch.empty((plan.chunks, *q.shape), dtype=torch.float32, device=q.device)
+            chunk_lse = torch.empty((plan.chunks, *lse.shape), dtype=torch.float32, device=q.device)
+            plan.attend(q, k, v, chunk_o, chunk_lse)
+            plan.combine(chunk_o, chunk_lse, o, lse)
+    return o, lse
+
+
+def _backward(
+    q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor, is_causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    plan = backward_plan(traits(q), traits(k), traits(v), traits(do), is_causal, _tf32_allowed())
+    q, k, v, do = ready(plan, q, k, v, do)
+    with torch.cuda.device_of(q):
+        triton.set_allocator(_allocate)  # this may be another thread than the forward pass's
+        delta, lse_log2 = torch.empty((2, *lse.shape), dtype=torch.float32, device=q.device).unbind()
+        dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+        dq_sum = None
+        if plan.query is None:
+            dq_sum = dq if dq.dtype == torch.float32 else torch.empty(q.shape, dtype=torch.float32, device=q.device)
+        plan.delta(o, do, lse, delta, lse_log2, dq_sum)
+        plan.key_value(q, k, v, do, lse_log2, delta, dq_sum, dk, dv)
+        if plan.query is None:
+            torch.mul(dq_sum, plan.scale, out=dq)
+        else:
+            plan.query(q, k, v, do, lse_log2, delta, dq)
+    return dq, dk, dv
+
+
+def _tf32_allowed() -> bool:
+    return torch.get_float32_matmul_precision() != "highest"
+
+
+def _allocate(size: int, _alignment: int, _stream: int | None) -> Tensor:
+    """Give Triton the memory in which each program makes its tensor descriptors."""
+    return torch.empty(size, dtype=torch.int8, device="cuda")
+
+
+@torch.library.custom_op("llm_systems_pipeline::flash_attention_forward", mutates_args=())
+def _forward_operator(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
+    return _forward(q, k, v, is_causal)
+
+
+@_forward_operator.register_fake
+def _(q: Tensor, _k: Tensor, _v: Tensor, _is_causal: bool) -> tuple[Tensor, Tensor]:
+    return q.new_empty(q.shape), q.new_empty(q.shape[:-1], dtype=torch.float32)
+
+
+@torch.library.custom_op("llm_systems_pipeline::flash_attention_backward", mutates_args=())
+def _backward_operator(
+    q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor, is_causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _backward(q, k, v, o, lse, do, is_causal)
+
+
+@_backward_operator.register_fake
+def _(
+    q: Tensor, k: Tensor, v: Tensor, _o: Tensor, _lse: Tensor, _do: Tensor, _is_causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)

@@ -1,0 +1,208 @@
+"""The backward pass of FlashAttention-2 as Triton kernels: the gradients of queries, keys and values.
+
+With S = q kᵀ / √head_dim, P = exp(S - lse), dP = do vᵀ and δ = rowsum(o · do):
+
+    dS = P · (dP - δ)     dv = Pᵀ do     dk = dSᵀ q / √head_dim     dq = dS k / √head_dim
+
+One program of `key_value_kernel` takes a tile of keys and runs over the queries that attend to them. It works on
+transposed tiles, Sᵀ = k qᵀ, for these are what the products for dk and dv read from registers. dq is either added up
+there in fp32 (5 matrix products a tile, the order of the sum not fixed), or computed by `query_kernel`, a program of
+which takes a tile of queries (7 products, bitwise repeatable). Source: Dao 2023, FlashAttention-2, algorithm 2.
+"""
+
+import triton
+import triton.language as tl
+
+from pipeline.attention.flash_triton_forward import load_rows, matrix_at, product, rows_of
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def delta_kernel(
+    o_ptr, do_ptr, lse_ptr, delta_ptr, lse_log2_ptr, dq_sum_ptr, stride_dob, stride_doh, stride_do, heads, n_queries,
+    HEAD_DIM: tl.constexpr, BLOCK_QUERIES: tl.constexpr, ZERO_DQ_SUM: tl.constexpr,
+):  # fmt: skip
+    """Compute δ, the log-sum-exp in powers of two, and zeros to add dq to.
+
+    Shapes: o and dq_sum are (batch · heads, n_queries, head_dim), lse, delta and lse_log2 (batch · heads, n_queries).
+    """
+    n_tiles = tl.cdiv(n_queries, BLOCK_QUERIES)
+    batch_head, tile = tl.program_id(0) // n_tiles, tl.program_id(0) % n_tiles
+    first_query = tile * BLOCK_QUERIES
+    exists = first_query + tl.arange(0, BLOCK_QUERIES) < n_queries
+    row = batch_head.to(tl.int64) * n_queries + first_query
+    rows = row + tl.arange(0, BLOCK_QUERIES)
+    do_matrix = matrix_at(do_ptr, batch_head, heads, stride_dob, stride_doh)
+    do = load_rows(do_matrix, first_query, n_queries, stride_do, BLOCK_QUERIES, HEAD_DIM, False, True)
+    tile_offsets = rows[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]
+    o = tl.load(o_ptr + tile_offsets, mask=exists[:, None], other=0.0)
+    tl.store(delta_ptr + rows, tl.sum(o.to(tl.float32) * do.to(tl.float32), 1), mask=exists)
+    lse = tl.load(lse_ptr + rows, mask=exists, other=0.0)
+    tl.store(lse_log2_ptr + rows, lse * LOG2_E, mask=exists)
+    if ZERO_DQ_SUM:
+        tl.store(dq_sum_ptr + tile_offsets, tl.zeros([BLOCK_QUERIES, HEAD_DIM], tl.float32), mask=exists[:, None])
+
+
+@triton.jit
+def _visit_queries(
+    dk, dv, k, v, q_rows, do_rows, dq_rows, lse_log2_ptr, delta_ptr, start, end, first_key, n_queries, n_keys, stride_q,
+    stride_do, scale_log2, CAUSAL: tl.constexpr, MASKED: tl.constexpr, MASK_KEYS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr, ADD_DQ: tl.constexpr, TMA: tl.constexpr,
+    TMA_REDUCE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Run over the queries from start to end; return dk, still to be scaled, and dv."""
+    for query in tl.range(start, end, BLOCK_QUERIES):
+        queries = query + tl.arange(0, BLOCK_QUERIES)
+        q = load_rows(q_rows, query, n_queries, stride_q, BLOCK_QUERIES, HEAD_DIM, TMA, True)
+        scores = product(k, tl.trans(q), None, PRECISION)
+        # Rows beyond the last query have a q, do and δ of 0, and so add nothing whatever they weigh.
+        lse_log2 = tl.load(lse_log2_ptr + queries, mask=queries < n_queries, other=0.0)
+        weights = tl.exp2(scores * scale_log2 - lse_log2[None, :])
+        if MASKED or MASK_KEYS:
+            keys = first_key + tl.arange(0, BLOCK_KEYS)[:, None]
+            visible = keys < n_keys
+            if CAUSAL and MASKED:
+                visible &= keys <= queries[None, :]
+            weights = tl.where(visible, weights, 0.0)
+        do = load_rows(do_rows, query, n_queries, stride_do, BLOCK_QUERIES, HEAD_DIM, TMA, True)
+        # Kept as rounded for the product with do: in fp32 the weights would take registers that there are not.
+        weights = weights.to(do.dtype)
+        dv = product(weights, do, dv, PRECISION)
+        dweights = product(v, tl.trans(do), None, PRECISION)
+        delta = tl.load(delta_ptr + queries, mask=queries < n_queries, other=0.0)
+        dscores = (weights.to(tl.float32) * (dweights - delta[None, :])).to(q.dtype)
+        dk = product(dscores, q, dk, PRECISION)
+        if ADD_DQ:
+            dq = product(tl.trans(dscores), k, None, PRECISION)
+            if TMA_REDUCE:
+                dq_rows.atomic_add([query, 0], dq)
+            else:
+                pointers = dq_rows + queries.to(tl.int64)[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]
+                # Relaxed: nothing else is ordered by these sums, which the end of the kernel makes visible.
+                tl.atomic_add(pointers, dq, mask=(queries < n_queries)[:, None], sem="relaxed")
+    return dk, dv
+
+
+@triton.jit
+def key_value_kernel(
+    q_ptr, k_ptr, v_ptr, do_ptr, lse_log2_ptr, delta_ptr, dq_sum_ptr, dk_ptr, dv_ptr,
+    stride_qb, stride_qh, stride_q, stride_kb, stride_kh, stride_k, stride_vb, stride_vh, stride_v,
+    stride_dob, stride_doh, stride_do, heads, n_queries, n_keys, scale, scale_log2,
+    CAUSAL: tl.constexpr, MASK_KEYS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_QUERIES: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr, ADD_DQ: tl.constexpr, TMA: tl.constexpr, TMA_REDUCE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Compute dk and dv of one tile of keys; where ADD_DQ, add its share of dq, still to be scaled, to dq_sum.
+
+    Shapes: dk and dv are (batch · heads, n_keys, head_dim), dq_sum (batch · heads, n_queries, head_dim) fp32.
+    MASK_KEYS: the last tile of keys is not full, and its missing keys must not reach dq.
+    """
+    n_tiles = tl.cdiv(n_keys, BLOCK_KEYS)
+    batch_head = tl.program_id(0) // n_tiles
+    first_key = tl.program_id(0) % n_tiles * BLOCK_KEYS  # where causal, the longest come first
+    q_matrix = matrix_at(q_ptr, batch_head, heads, stride_qb, stride_qh)
+    do_matrix = matrix_at(do_ptr, batch_head, heads, stride_dob, stride_doh)
+    q_rows = rows_of(q_matrix, n_queries, stride_q, BLOCK_QUERIES, HEAD_DIM, TMA)
+    do_rows = rows_of(do_matrix, n_queries, stride_do, BLOCK_QUERIES, HEAD_DIM, TMA)
+    row = batch_head.to(tl.int64) * n_queries
+    dq_rows = dq_sum_ptr
+    if ADD_DQ:
+        dq_rows = rows_of(dq_sum_ptr + row * HEAD_DIM, n_queries, HEAD_DIM, BLOCK_QUERIES, HEAD_DIM, TMA_REDUCE)
+    k_matrix = matrix_at(k_ptr, batch_head, heads, stride_kb, stride_kh)
+    v_matrix = matrix_at(v_ptr, batch_head, heads, stride_vb, stride_vh)
+    k = load_rows(k_matrix, first_key, n_keys, stride_k, BLOCK_KEYS, HEAD_DIM, False, True)
+    v = load_rows(v_matrix, first_key, n_keys, stride_v, BLOCK_KEYS, HEAD_DIM, False, True)
+
+    start_unmasked = 0
+    dk = tl.zeros([BLOCK_KEYS, HEAD_DIM], tl.float32)
+    dv = tl.zeros([BLOCK_KEYS, HEAD_DIM], tl.float32)
+    if CAUSAL:
+        # From the first tile of queries that attends to any of these keys to where every query attends to them all.
+        start = first_key // BLOCK_QUERIES * BLOCK_QUERIES
+        start_unmasked = tl.cdiv(first_key + BLOCK_KEYS - 1, BLOCK_QUERIES) * BLOCK_QUERIES
+        start_unmasked = tl.minimum(start_unmasked, tl.cdiv(n_queries, BLOCK_QUERIES) * BLOCK_QUERIES)
+        dk, dv = _visit_queries(
+            dk, dv, k, v, q_rows, do_rows, dq_rows, lse_log2_ptr + row, delta_ptr + row, start, start_unmasked,
+            first_key, n_queries, n_keys, stride_q, stride_do, scale_log2, CAUSAL, True, MASK_KEYS, HEAD_DIM,
+            BLOCK_QUERIES, BLOCK_KEYS, ADD_DQ, TMA, TMA_REDUCE, PRECISION,
+        )  # fmt: skip
+    dk, dv = _visit_queries(
+        dk, dv, k, v, q_rows, do_rows, dq_rows, lse_log2_ptr + row, delta_ptr + row, start_unmasked, n_queries,
+        first_key, n_queries, n_keys, stride_q, stride_do, scale_log2, CAUSAL, False, MASK_KEYS, HEAD_DIM,
+        BLOCK_QUERIES, BLOCK_KEYS, ADD_DQ, TMA, TMA_REDUCE, PRECISION,
+    )  # fmt: skip
+
+    keys = first_key + tl.arange(0, BLOCK_KEYS)
+    offsets = (batch_head.to(tl.int64) * n_keys + keys)[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]
+    tl.store(dk_ptr + offsets, (dk * scale).to(dk_ptr.dtype.element_ty), mask=(keys < n_keys)[:, None])
+    tl.store(dv_ptr + offsets, dv.to(dv_ptr.dtype.element_ty), mask=(keys < n_keys)[:, None])
+
+
+@triton.jit
+def _visit_keys(
+    dq, q, do, lse_log2, delta, k_rows, v_rows, start, end, first_query, n_keys, stride_k, stride_v, scale_log2,
+    CAUSAL: tl.constexpr, MASKED: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_QUERIES: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Run over the keys from start to end; return dq, still to be scaled."""
+    for key in tl.range(start, end, BLOCK_KEYS):
+        k = load_rows(k_rows, key, n_keys, stride_k, BLOCK_KEYS, HEAD_DIM, TMA, MASKED)
+        v = load_rows(v_rows, key, n_keys, stride_v, BLOCK_KEYS, HEAD_DIM, TMA, MASKED)
+        scores = product(q, tl.trans(k), None, PRECISION)
+        weights = tl.exp2(scores * scale_log2 - lse_log2[:, None])
+        if MASKED:
+            keys = key + tl.arange(0, BLOCK_KEYS)[None, :]
+            visible = keys < n_keys
+            if CAUSAL:
+                visible &= keys <= first_query + tl.arange(0, BLOCK_QUERIES)[:, None]
+            weights = tl.where(visible, weights, 0.0)
+        dweights = product(do, tl.trans(v), None, PRECISION)
+        dscores = weights * (dweights - delta[:, None])
+        dq = product(dscores.to(k.dtype), k, dq, PRECISION)
+    return dq
+
+
+@triton.jit
+def query_kernel(
+    q_ptr, k_ptr, v_ptr, do_ptr, lse_log2_ptr, delta_ptr, dq_ptr,
+    stride_qb, stride_qh, stride_q, stride_kb, stride_kh, stride_k, stride_vb, stride_vh, stride_v,
+    stride_dob, stride_doh, stride_do, heads, n_queries, n_keys, scale, scale_log2,
+    CAUSAL: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr,
+    TMA: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Compute dq, of shape (batch · heads, n_queries, head_dim), of one tile of queries."""
+    n_tiles = tl.cdiv(n_queries, BLOCK_QUERIES)
+    batch_head, tile = tl.program_id(0) // n_tiles, tl.program_id(0) % n_tiles
+    end, end_unmasked = n_keys, n_keys // BLOCK_KEYS * BLOCK_KEYS
+    if CAUSAL:
+        tile = n_tiles - 1 - tile  # the longest first
+    first_query = tile * BLOCK_QUERIES
+    if CAUSAL:
+        end = tl.minimum(end, first_query + BLOCK_QUERIES)
+        end_unmasked = tl.minimum(end_unmasked, (first_query + 1) // BLOCK_KEYS * BLOCK_KEYS)
+    q_matrix = matrix_at(q_ptr, batch_head, heads, stride_qb, stride_qh)
+    do_matrix = matrix_at(do_ptr, batch_head, heads, stride_dob, stride_doh)
+    k_matrix = matrix_at(k_ptr, batch_head, heads, stride_kb, stride_kh)
+    v_matrix = matrix_at(v_ptr, batch_head, heads, stride_vb, stride_vh)
+    k_rows = rows_of(k_matrix, n_keys, stride_k, BLOCK_KEYS, HEAD_DIM, TMA)
+    v_rows = rows_of(v_matrix, n_keys, stride_v, BLOCK_KEYS, HEAD_DIM, TMA)
+    q = load_rows(q_matrix, first_query, n_queries, stride_q, BLOCK_QUERIES, HEAD_DIM, False, True)
+    do = load_rows(do_matrix, first_query, n_queries, stride_do, BLOCK_QUERIES, HEAD_DIM, False, True)
+
+    queries = first_query + tl.arange(0, BLOCK_QUERIES)
+    exists = queries < n_queries
+    rows = batch_head.to(tl.int64) * n_queries + queries
+    lse_log2 = tl.load(lse_log2_ptr + rows, mask=exists, other=0.0)
+    delta = tl.load(delta_ptr + rows, mask=exists, other=0.0)
+    dq = tl.zeros([BLOCK_QUERIES, HEAD_DIM], tl.float32)
+    dq = _visit_keys(
+        dq, q, do, lse_log2, delta, k_rows, v_rows, 0, end_unmasked, first_query, n_keys, stride_k, stride_v,
+        scale_log2, CAUSAL, False, HEAD_DIM, BLOCK_QUERIES, BLOCK_KEYS, TMA, PRECISION,
+    )  # fmt: skip
+    dq = _visit_keys(
+        dq, q, do, lse_log2, delta, k_rows, v_rows, end_unmasked, end, first_query, n_keys, stride_k, stride_v,
+        scale_log2, CAUSAL, True, HEAD_DIM, BLOCK_QUERIES, BLOCK_KEYS, TMA, PRECISION,
+    )  # fmt: skip
+    offsets = rows[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]
+    tl.store(dq_ptr + offsets, (dq * scale).to(dq_ptr.dtype.element_ty), mask=exists[:, None])

@@ -1,0 +1,88 @@
+"""Which tiles the Triton kernels use: by dtype and head dimension, and by how much work there is.
+
+The tables are for an H200; `flash_triton.md` tells what was tried, and what of it was measured.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+# Below this many keys or queries a kernel ends before tensor descriptors, which each program has to make, pay.
+MIN_LENGTH_FOR_TMA = 1024
+# A grid is short where it has fewer programs than this a multiprocessor; its keys are then cut into chunks.
+SHORT_GRID_PROGRAMS_PER_SM = 4
+MIN_CHUNK_KEYS = 1024
+
+
+@dataclass(frozen=True)
+class TileConfig:
+    """Tile sizes and launch options of one kernel."""
+
+    block_queries: int
+    block_keys: int
+    num_warps: int
+    num_stages: int
+    max_registers: int | None = None
+
+
+@dataclass(frozen=True)
+class BackwardConfig:
+    """The kernels of a backward pass: where `query` is None, the kernel of dk and dv sums dq too."""
+
+    key_value: TileConfig
+    query: TileConfig | None
+
+
+_FORWARD = {
+    16: TileConfig(64, 128, 4, 3),
+    32: TileConfig(64, 128, 4, 3),
+    64: TileConfig(64, 128, 4, 3, 216),
+    128: TileConfig(64, 64, 4, 3, 216),
+    256: TileConfig(128, 64, 8, 2),
+}
+_FORWARD_FP32 = {
+    16: TileConfig(64, 64, 4, 2),
+    32: TileConfig(64, 64, 4, 2),
+    64: TileConfig(64, 64, 4, 2),
+    128: TileConfig(64, 32, 4, 2),
+    256: TileConfig(64, 32, 4, 1),
+}
+_BACKWARD = {
+    16: BackwardConfig(TileConfig(64, 64, 4, 3), None),
+    32: BackwardConfig(TileConfig(64, 64, 4, 3), None),
+    64: BackwardConfig(TileConfig(64, 64, 4, 3), None),
+    128: BackwardConfig(TileConfig(64, 64, 4, 2), TileConfig(128, 64, 8, 3)),
+    256: BackwardConfig(TileConfig(32, 64, 8, 2), TileConfig(64, 32, 8, 2)),
+}
+_BACKWARD_FP32 = {
+    16: BackwardConfig(TileConfig(64, 64, 4, 2), TileConfig(64, 64, 4, 2)),
+    32: BackwardConfig(TileConfig(64, 64, 4, 2), TileConfig(64, 64, 4, 2)),
+    64: BackwardConfig(TileConfig(32, 64, 4, 1), TileConfig(64, 32, 4, 1)),
+    128: BackwardConfig(TileConfig(32, 32, 8, 1), TileConfig(32, 32, 8, 1)),
+    256: BackwardConfig(TileConfig(16, 32, 8, 1), TileConfig(32, 16, 8, 1)),
+}
+HEAD_DIMS = tuple(_FORWARD)
+
+
+def forward_config(dtype: torch.dtype, head_dim: int) -> TileConfig:
+    """Return the tiles of the forward kernel."""
+    return (_FORWARD_FP32 if dtype == torch.float32 else _FORWARD)[head_dim]
+
+
+def backward_config(dtype: torch.dtype, head_dim: int) -> BackwardConfig:
+    """Return the tiles of the backward kernels."""
+    return (_BACKWARD_FP32 if dtype == torch.float32 else _BACKWARD)[head_dim]
+
+
+def chunk_keys(tiles: int, n_keys: int, block_queries: int, multiprocessors: int) -> int:
+    """Return into how long chunks to cut the keys: all of them in one where the grid is long enough.
+
+    tiles: query tiles over all heads. A chunk is a multiple of every tile size, so that the first key of a chunk that
+    a causal tile reaches is one that each of its queries attends to.
+    """
+    wanted = SHORT_GRID_PROGRAMS_PER_SM * multiprocessors
+    if tiles >= wanted:
+        return n_keys
+    chunks = -(-wanted // tiles)
+    unit = max(MIN_CHUNK_KEYS, block_queries)
+    return min(n_keys, -(-n_keys // (chunks * unit)) * unit)

@@ -1,0 +1,244 @@
+"""What a call of the Triton attention does, worked out from its inputs' traits: checks, grids, compiled kernels."""
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton import knobs
+
+from pipeline.attention.flash_triton_backward import delta_kernel, key_value_kernel, query_kernel
+from pipeline.attention.flash_triton_configs import (
+    HEAD_DIMS,
+    MIN_LENGTH_FOR_TMA,
+    TileConfig,
+    backward_config,
+    chunk_keys,
+    forward_config,
+)
+from pipeline.attention.flash_triton_forward import combine_kernel, forward_kernel
+from pipeline.attention.inputs import Traits, check_inputs
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+ALIGNMENT_BYTES = 16  # of what tensor descriptors point to, and of what the kernels are compiled for
+ELEMENTWISE = TileConfig(64, 64, num_warps=4, num_stages=1)  # kernels that only stream rows through
+COMBINE_BLOCK_ROWS = 16
+PLANS_KEPT = 4096
+
+
+class Launch:
+    """A kernel compiled for its arguments, with all of them but the tensors: call it with those."""
+
+    def __init__(
+        self,
+        kernel: Any,
+        programs: int,
+        dtypes: Sequence[torch.dtype | None],
+        scalars: Sequence[float],
+        constants: dict[str, Any],
+        tiles: TileConfig,
+    ):
+        self._arguments = (*scalars, *constants.values())
+        grid = (programs, 1, 1)
+        if knobs.runtime.interpret:
+            self._run = kernel[grid]
+        else:
+            # Launching what was compiled leaves out the look-up by arguments, which takes as long as the launch.
+            self._run = kernel.warmup(*dtypes, *scalars, grid=grid, **constants, **_launch_options(tiles))[grid]
+
+    def __call__(self, *tensors: Tensor | None) -> None:
+        """Launch the kernel on the current stream."""
+        self._run(*tensors, *self._arguments)
+
+
+@dataclass(frozen=True)
+class ForwardPlan:
+    """A forward pass: one kernel, or where the keys are cut into chunks two."""
+
+    copied: tuple[bool, ...]
+    chunks: int
+    attend: Launch
+    combine: Launch | None
+
+
+@dataclass(frozen=True)
+class BackwardPlan:
+    """A backward pass: dq has a kernel of its own, or is summed by that of dk and dv and then scaled."""
+
+    copied: tuple[bool, ...]
+    delta: Launch
+    key_value: Launch
+    query: Launch | None
+    scale: float
+
+
+def ready(plan: ForwardPlan | BackwardPlan, *tensors: Tensor) -> list[Tensor]:
+    """Return the tensors as the kernels read them: copies where theirs is a layout that the kernels do not."""
+    return [
+        tensor.clone(memory_format=torch.contiguous_format) if copied or tensor.data_ptr() % ALIGNMENT_BYTES else tensor
+        for tensor, copied in zip(tensors, plan.copied, strict=True)
+    ]
+
+
+@functools.lru_cache(PLANS_KEPT)
+def forward_plan(q: Traits, k: Traits, v: Traits, is_causal: bool, tf32_allowed: bool) -> ForwardPlan:
+    """Plan a forward pass; raises ValueError for inputs that the kernels cannot do."""
+    _check(q, k, v)
+    n_queries, head_dim, n_keys = q.shape[-2], q.shape[-1], k.shape[-2]
+    matrices = math.prod(q.shape[:-2])
+    tiles = forward_config(q.dtype, head_dim)
+    programs = matrices * triton.cdiv(n_queries, tiles.block_queries)
+    chunk = chunk_keys(programs, n_keys, tiles.block_queries, _multiprocessors(q.device))
+    chunks = triton.cdiv(n_keys, chunk)
+    constants = {"CAUSAL": is_causal, "HEAD_DIM": head_dim, "BLOCK_QUERIES": tiles.block_queries}
+    part = q.dtype if chunks == 1 else torch.float32
+    attend = Launch(
+        forward_kernel,
+        programs * chunks,
+        [q.dtype] * 3 + [part, torch.float32],
+        [*_strides(q), *_strides(k), *_strides(v), _heads(q), n_queries, n_keys, chunk, chunks, _scale_log2(q)],
+        {
+            **constants,
+            "BLOCK_KEYS": tiles.block_keys,
+            "CHUNKED": chunks > 1,
+            "TMA": _uses_tma(n_keys, k, v),
+            "PRECISION": _precision(q.dtype, tf32_allowed),
+        },
+        tiles,
+    )
+    copied = tuple(map(_must_be_copied, (q, k, v)))
+    if chunks == 1:
+        return ForwardPlan(copied, chunks, attend, None)
+    rows = matrices * n_queries
+    combine = Launch(
+        combine_kernel,
+        triton.cdiv(rows, COMBINE_BLOCK_ROWS),
+        [torch.float32, torch.float32, q.dtype, torch.float32],
+        [rows, n_queries, n_keys, chunk, chunks],
+        {**constants, "BLOCK_ROWS": COMBINE_BLOCK_ROWS},
+        ELEMENTWISE,
+    )
+    return ForwardPlan(copied, chunks, attend, combine)
+
+
+@functools.lru_cache(PLANS_KEPT)
+def backward_plan(q: Traits, k: Traits, v: Traits, do: Traits, is_causal: bool, tf32_allowed: bool) -> BackwardPlan:
+    """Plan the backward pass of inputs that a forward pass has taken."""
+    n_queries, head_dim, n_keys = q.shape[-2], q.shape[-1], k.shape[-2]
+    matrices = math.prod(q.shape[:-2])
+    config = backward_config(q.dtype, head_dim)
+    sums_dq = config.query is None
+    lengths = [_heads(q), n_queries, n_keys, 1 / math.sqrt(head_dim), _scale_log2(q)]
+    scalars = [*_strides(q), *_strides(k), *_strides(v), *_strides(do), *lengths]
+    inputs = [q.dtype] * 4 + [torch.float32] * 2
+    precision = _precision(q.dtype, tf32_allowed)
+    delta = Launch(
+        delta_kernel,
+        matrices * triton.cdiv(n_queries, ELEMENTWISE.block_queries),
+        [q.dtype, q.dtype] + [torch.float32] * 3 + [torch.float32 if sums_dq else None],
+        [*_strides(do), _heads(q), n_queries],
+        {"HEAD_DIM": head_dim, "BLOCK_QUERIES": ELEMENTWISE.block_queries, "ZERO_DQ_SUM": sums_dq},
+        ELEMENTWISE,
+    )
+    tiles = config.key_value
+    key_value = Launch(
+        key_value_kernel,
+        matrices * triton.cdiv(n_keys, tiles.block_keys),
+        [*inputs, torch.float32 if sums_dq else None, k.dtype, v.dtype],
+        scalars,
+        {
+            "CAUSAL": is_causal,
+            "MASK_KEYS": sums_dq and n_keys % tiles.block_keys != 0,
+            "HEAD_DIM": head_dim,
+            "BLOCK_QUERIES": tiles.block_queries,
+            "BLOCK_KEYS": tiles.block_keys,
+            "ADD_DQ": sums_dq,
+            "TMA": _uses_tma(n_queries, q, do),
+            "TMA_REDUCE": sums_dq and not knobs.runtime.interpret,  # the interpreter has no such operation
+            "PRECISION": precision,
+        },
+        tiles,
+    )
+    query = _plan_query_kernel(config.query, q, k, v, inputs, scalars, is_causal, precision) if config.query else None
+    return BackwardPlan(
+        tuple(map(_must_be_copied, (q, k, v, do))), delta, key_value, query, scale=1 / math.sqrt(head_dim)
+    )
+
+
+def _plan_query_kernel(
+    tiles: TileConfig,
+    q: Traits,
+    k: Traits,
+    v: Traits,
+    inputs: list[torch.dtype],
+    scalars: list[float],
+    is_causal: bool,
+    precision: str,
+) -> Launch:
+    return Launch(
+        query_kernel,
+        math.prod(q.shape[:-2]) * triton.cdiv(q.shape[-2], tiles.block_queries),
+        [*inputs, q.dtype],
+        scalars,
+        {
+            "CAUSAL": is_causal,
+            "HEAD_DIM": q.shape[-1],
+            "BLOCK_QUERIES": tiles.block_queries,
+            "BLOCK_KEYS": tiles.block_keys,
+            "TMA": _uses_tma(k.shape[-2], k, v),
+            "PRECISION": precision,
+        },
+        tiles,
+    )
+
+
+def _check(q: Traits, k: Traits, v: Traits) -> None:
+    check_inputs(q, k, v, DTYPES)
+    if q.shape[-1] not in HEAD_DIMS:
+        raise ValueError(f"head_dim is {q.shape[-1]}: must be one of {', '.join(map(str, HEAD_DIMS))}")
+    if q.device.type != "cuda" and not knobs.runtime.interpret:
+        raise ValueError(f"q is on {q.device}: Triton's kernels need a GPU")
+
+
+def _launch_options(tiles: TileConfig) -> dict[str, int]:
+    options = {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages}
+    return options if tiles.max_registers is None else {**options, "maxnreg": tiles.max_registers}
+
+
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+def _scale_log2(q: Traits) -> float:
+    """Return what turns a product of q and k into an exponent of two."""
+    return math.log2(math.e) / math.sqrt(q.shape[-1])
+
+
+def _precision(dtype: torch.dtype, tf32_allowed: bool) -> str:
+    return "tf32x3" if dtype == torch.float32 and not tf32_allowed else "tf32"
+
+
+def _heads(given: Traits) -> int:
+    return given.shape[1] if len(given.shape) == 4 else 1
+
+
+def _must_be_copied(given: Traits) -> bool:
+    return given.stride[-1] != 1 and given.shape[-1] != 1
+
+
+def _strides(given: Traits) -> tuple[int, int, int]:
+    """Return the strides of batch, head and row that the kernels see, which are those of the copy if there is one."""
+    if _must_be_copied(given):
+        row, matrix = given.shape[-1], given.shape[-1] * given.shape[-2]
+        return matrix * _heads(given), matrix, row
+    return given.stride[0], given.stride[1] if len(given.stride) == 4 else 0, given.stride[-2]
+
+
+def _uses_tma(length: int, *read: Traits) -> bool:
+    """Tell whether blocks of these matrices' rows are loaded through tensor descriptors, which want alignment."""
+    aligned = all(stride * given.dtype.itemsize % ALIGNMENT_BYTES == 0 for given in read for stride in _strides(given))
+    return length >= MIN_LENGTH_FOR_TMA and aligned and all(_strides(given)[-1] > 0 for given in read)

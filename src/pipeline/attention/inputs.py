@@ -1,0 +1,51 @@
+"""What the attention functions accept, checked before anything is computed."""
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Traits(NamedTuple):
+    """All of a tensor but its numbers: what can be decided from it holds for every tensor alike."""
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
+def traits(tensor: Tensor) -> Traits:
+    """Return a tensor's traits."""
+    return Traits(tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+
+
+def check_inputs(q: Traits, k: Traits, v: Traits, dtypes: Collection[torch.dtype]) -> None:
+    """Check the shapes, dtypes and devices of queries, keys and values.
+
+    Shapes: q is (batch, n_queries, head_dim) or (batch, heads, n_queries, head_dim), k and v are alike with n_keys.
+    Raises ValueError, one line that names the tensor, what it is and what is allowed.
+    """
+    for name, given in {"q": q, "k": k, "v": v}.items():
+        if len(given.shape) not in (3, 4):
+            raise ValueError(
+                f"{name} has shape {tuple(given.shape)}: "
+                "must be (batch, seq, head_dim) or (batch, heads, seq, head_dim)"
+            )
+        if 0 in given.shape:
+            raise ValueError(f"{name} has shape {tuple(given.shape)}: must not be empty")
+        if given.dtype not in dtypes:
+            raise ValueError(f"{name} is {_name(given.dtype)}: must be one of {', '.join(map(_name, dtypes))}")
+        if (given.dtype, given.device) != (q.dtype, q.device):
+            raise ValueError(
+                f"{name} is {_name(given.dtype)} on {given.device}: must be as q, {_name(q.dtype)} on {q.device}"
+            )
+    if v.shape != k.shape:
+        raise ValueError(f"v has shape {tuple(v.shape)}: must be as k, {tuple(k.shape)}")
+    if (*k.shape[:-2], k.shape[-1]) != (*q.shape[:-2], q.shape[-1]):
+        raise ValueError(f"k has shape {tuple(k.shape)}: must agree with q, {tuple(q.shape)}, but for the sequence")
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

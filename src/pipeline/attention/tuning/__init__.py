@@ -1,0 +1,1 @@
+"""Choosing the tiles of the Triton kernels: what the compiler makes of them, and how fast they are."""

@@ -1,0 +1,109 @@
+"""Time one of the Triton kernels, on causal shapes, with every promising choice of tiles."""
+
+import argparse
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from unittest import mock
+
+import pandas as pd
+import torch
+import triton.testing
+from torch import Tensor
+
+from pipeline.attention import flash_triton, flash_triton_plans
+from pipeline.attention.flash_triton_configs import BackwardConfig, TileConfig, backward_config
+from pipeline.attention.inputs import traits
+from pipeline.attention.tuning.candidates import KERNELS, Candidate, promising
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+WARM_UP_MS, MEASURE_MS = 10, 40
+
+
+def sweep(kernel: str, dtype: str, shape: tuple[int, int, int, int], candidates: list[Candidate]) -> pd.DataFrame:
+    """Time each candidate on a causal shape (batch, heads, seq_len, head_dim); return a row each, the fastest first.
+
+    Columns: the tiles, what the compiler reports, median_ms, and rel_error, the largest deviation from what the tiles
+    in use give over the largest number of that.
+    """
+    generator = torch.Generator("cuda").manual_seed(0)
+    q, k, v, do = (torch.randn(shape, generator=generator, device="cuda").to(DTYPES[dtype]) for _ in range(4))
+    expected = _prepare(kernel, q, k, v, do, None)()
+    rows = []
+    for candidate in candidates:
+        run = _prepare(kernel, q, k, v, do, candidate.tiles)
+        rel_error = max(((a - e).abs().max() / e.abs().max()).item() for a, e in zip(run(), expected, strict=True))
+        median_ms = triton.testing.do_bench(run, WARM_UP_MS, MEASURE_MS, return_mode="median")
+        rows.append(
+            asdict(candidate.tiles) | asdict(candidate.report) | {"median_ms": median_ms, "rel_error": rel_error}
+        )
+    return pd.DataFrame(rows).sort_values("median_ms")
+
+
+def _prepare(
+    kernel: str, q: Tensor, k: Tensor, v: Tensor, do: Tensor, tiles: TileConfig | None
+) -> Callable[[], list[Tensor]]:
+    """Return a call of one kernel that returns what it computed, with the tiles in use where none are given."""
+    if kernel == "forward":
+        with _tiles("forward_config", tiles):
+            flash_triton._forward(q, k, v, True)  # makes the plan, which later calls find
+        return lambda: [flash_triton._forward(q, k, v, True)[0]]
+    return _prepare_backward(kernel, q, k, v, do, tiles)
+
+
+def _prepare_backward(
+    kernel: str, q: Tensor, k: Tensor, v: Tensor, do: Tensor, tiles: TileConfig | None
+) -> Callable[[], list[Tensor]]:
+    o, lse = flash_triton._forward(q, k, v, True)
+    used = backward_config(q.dtype, q.shape[-1])
+    other = used.query or used.key_value
+    config = {
+        "query": BackwardConfig(used.key_value, tiles or other),
+        "key_value": BackwardConfig(tiles or used.key_value, other),
+        "key_value_dq": BackwardConfig(tiles or used.key_value, None),
+    }[kernel]
+    with _tiles("backward_config", config):
+        plan = flash_triton_plans.backward_plan(*map(traits, (q, k, v, do)), True, False)
+    delta, lse_log2 = torch.empty((2, *lse.shape), device=q.device).unbind()
+    dq, dk, dv = map(torch.empty_like, (q, k, v))
+    dq_sum = torch.empty(q.shape, device=q.device) if kernel == "key_value_dq" else None
+    plan.delta(o, do, lse, delta, lse_log2, dq_sum)
+
+    def run() -> list[Tensor]:
+        if kernel == "query":
+            plan.query(q, k, v, do, lse_log2, delta, dq)
+            return [dq]
+        plan.key_value(q, k, v, do, lse_log2, delta, dq_sum, dk, dv)
+        return [dk, dv]
+
+    return run
+
+
+def _tiles(function: str, tiles: TileConfig | BackwardConfig | None) -> mock._patch:
+    """Have the next plan made with these tiles."""
+    flash_triton_plans.forward_plan.cache_clear()
+    flash_triton_plans.backward_plan.cache_clear()
+    chosen = getattr(flash_triton_plans, function)
+    return mock.patch.object(flash_triton_plans, function, chosen if tiles is None else lambda *_: tiles)
+
+
+def main() -> None:
+    """Sweep the shapes of the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kernel", choices=list(KERNELS))
+    parser.add_argument("dtype", choices=list(DTYPES))
+    parser.add_argument("shapes", nargs="+", metavar="BATCH,HEADS,SEQ_LEN,HEAD_DIM")
+    parser.add_argument("--out", type=Path, metavar="TABLE.csv")
+    arguments = parser.parse_args()
+    tables = []
+    for shape in (tuple(map(int, text.split(","))) for text in arguments.shapes):
+        candidates = promising(arguments.kernel, arguments.dtype, shape[-1])
+        tables.append(sweep(arguments.kernel, arguments.dtype, shape, candidates).assign(shape=str(shape)))
+        print(f"{arguments.kernel} {arguments.dtype} {shape}: {len(candidates)} candidates")
+        print(tables[-1].head(10).to_string(index=False))
+    if arguments.out:
+        pd.concat(tables).to_csv(arguments.out, index=False)
+
+
+if __name__ == "__main__":
+    main()

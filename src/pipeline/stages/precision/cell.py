@@ -1,0 +1,44 @@
+"""What does low precision do: to running sums, to the data types under autocast, to layer normalisation?"""
+
+from dataclasses import dataclass
+
+from pipeline.cells.fields import axis
+from pipeline.stages.precision.cases import AUTOCAST_DTYPES, EPSILONS, FORMAT_NAMES, METHODS, SUMS
+
+SPLIT_AXIS = "experiment"
+EXPERIMENTS = ("accumulation", "autocast", "layer_norm", "layer_norm_eps")
+DEVICES = ("cpu", "cuda")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One experiment on one device; what it compares are its rows."""
+
+    experiment: str = axis("accumulation", allowed=EXPERIMENTS)
+    device: str = axis("cpu", allowed=DEVICES)
+
+    @property
+    def gpus(self) -> int:
+        """The GPUs it takes on a machine that has any."""
+        return 1 if self.device == "cuda" else 0
+
+    def row_keys(self) -> list[dict[str, str | int | float]]:
+        """Return what names the rows of a cell that could not be measured."""
+        return {
+            "accumulation": [case.keys() for case in SUMS],
+            "autocast": [{"autocast_dtype": dtype} for dtype in AUTOCAST_DTYPES],
+            "layer_norm": [{"dtype": dtype, "method": method} for dtype in FORMAT_NAMES for method in METHODS],
+            "layer_norm_eps": [{"dtype": dtype, "eps": eps} for dtype in FORMAT_NAMES for eps in EPSILONS],
+        }[self.experiment]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What every cell of the stage shares: the inputs of layer normalisation, and the threads.
+
+    One thread, so that no reduction depends on the number of cores.
+    """
+
+    d_model: int = axis(1024, minimum=2)
+    input_rows: int = axis(16, minimum=1)
+    threads: int = axis(1, minimum=0)

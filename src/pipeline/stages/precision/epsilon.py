@@ -1,0 +1,52 @@
+"""The eps experiment: what a format keeps of layer norm's eps, beside a variance and without one."""
+
+import math
+from typing import Any
+
+import torch
+
+from pipeline.stages.precision import roundoff
+from pipeline.stages.precision.cases import EPSILONS, FORMAT_NAMES
+from pipeline.stages.precision.dtypes import TORCH_DTYPES
+from pipeline.stages.precision.roundoff import FORMATS, Format
+from pipeline.stages.precision.sensitivity import normalise
+
+Row = dict[str, Any]
+
+
+def measure_eps(device: torch.device, d_model: int) -> list[Row]:
+    """Return a row for each format and eps: its stored value, the variance that swallows it, a row of zeros."""
+    return [_row(dtype, eps, device, d_model) for dtype in FORMAT_NAMES for eps in EPSILONS]
+
+
+def _row(dtype: str, eps: float, device: torch.device, d_model: int) -> Row:
+    known = FORMATS[dtype]
+    stored = torch.tensor(eps, dtype=TORCH_DTYPES[dtype], device=device)
+    predicted = known.rounded(eps)
+    # A row of zeros, a padded token for one, has no variance: eps alone keeps 0 / 0 away.
+    zeros = torch.zeros(1, d_model, dtype=TORCH_DTYPES[dtype], device=device)
+    return {
+        "dtype": dtype,
+        "eps": eps,
+        "status": "ok",
+        "stored_eps": stored.double().item(),
+        "predicted_stored_eps": predicted,
+        "swallowed_from_variance": swallowed_from(stored, known),
+        "predicted_swallowed_from_variance": roundoff.stall(predicted, known) if predicted else 0.0,
+        "zeros_nonfinite_in_format": _nonfinite_share(zeros, "in_format", eps),
+        "predicted_zeros_nonfinite": float(predicted == 0),
+        "zeros_nonfinite_kernel": _nonfinite_share(zeros, "kernel", eps),
+    }
+
+
+def swallowed_from(stored: torch.Tensor, known: Format) -> float:
+    """Return the smallest power of two v, or 0, with v + eps == v in the format of `stored`, a tensor of no axes."""
+    lowest, highest = int(math.log2(known.smallest_subnormal)), known.max_exponent
+    variances = torch.tensor([0.0, *(2.0**power for power in range(lowest, highest + 1))], dtype=torch.float64)
+    variances = variances.to(stored.dtype).to(stored.device)
+    return variances[variances + stored == variances].min().double().item()
+
+
+def _nonfinite_share(x: torch.Tensor, method: str, eps: float) -> float:
+    _, output = normalise(x, method, eps)
+    return (~output.isfinite()).double().mean().item()

@@ -1,0 +1,171 @@
+"""What unit roundoff predicts of a running sum: its rounding, its stall, its value and its error, without torch.
+
+A binary floating-point format with p significand bits (the implicit one counted) holds in the binade
+[2^e, 2^(e+1)) the multiples of a spacing 2^(e-p+1); rounding to nearest errs by at most half of it, u = 2^-p
+relative to the value (N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., SIAM 2002, ch. 2).
+Ties go to the even multiple (IEEE 754). Python's floats have 53 bits, enough to hold without error every value
+and sum of two values that appears here.
+"""
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Format:
+    """A binary floating-point format: significand bits with the implicit one, and the exponents of normal numbers."""
+
+    name: str
+    significand_bits: int
+    min_exponent: int
+    max_exponent: int
+
+    @property
+    def unit_roundoff(self) -> float:
+        """The largest relative error of rounding to nearest: u = 2^-p."""
+        return 2.0**-self.significand_bits
+
+    @property
+    def largest(self) -> float:
+        """The largest finite number: (2 - 2^(1-p)) * 2^max_exponent."""
+        return (2 - 2 * self.unit_roundoff) * 2.0**self.max_exponent
+
+    @property
+    def overflow_threshold(self) -> float:
+        """The smallest number that rounds to infinity: half a spacing above the largest finite one."""
+        return (2 - self.unit_roundoff) * 2.0**self.max_exponent
+
+    @property
+    def smallest_normal(self) -> float:
+        """The smallest number with all significand bits: 2^min_exponent."""
+        return 2.0**self.min_exponent
+
+    @property
+    def smallest_subnormal(self) -> float:
+        """The smallest positive number, which is the spacing of all numbers below twice the smallest normal one."""
+        return 2.0 ** (self.min_exponent - self.significand_bits + 1)
+
+    def spacing(self, value: float) -> float:
+        """Return the distance to the next larger number of the format, from a value of any size."""
+        return max(2 * self.unit_roundoff * _binade(value), self.smallest_subnormal)
+
+    def rounded(self, value: float) -> float:
+        """Return the nearest number of the format, of two the even one, or an infinity."""
+        if abs(value) >= self.overflow_threshold:
+            return math.copysign(math.inf, value)
+        spacing = self.spacing(value)
+        return round(value / spacing) * spacing
+
+
+FORMATS = {
+    known.name: known
+    for known in (
+        Format("fp32", significand_bits=24, min_exponent=-126, max_exponent=127),
+        Format("fp16", significand_bits=11, min_exponent=-14, max_exponent=15),
+        Format("bf16", significand_bits=8, min_exponent=-126, max_exponent=127),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Consecutive steps of a running sum that all add the same: `step`, a multiple of the spacing, to `start`."""
+
+    start: float
+    spacing: float
+    step: float
+    steps: int
+
+    @property
+    def end(self) -> float:
+        """The sum after the stretch."""
+        return self.start + self.step * self.steps
+
+
+def stall(addend: float, accumulator: Format) -> float:
+    """Return the sum at which adding `addend` to a running sum from 0 changes nothing any more.
+
+    The sum s stays where the addend is below half the spacing at s, or just half and s the even neighbour. In the
+    binade before, the addend is at least half a spacing and at most one, so that every step is one spacing and the
+    sum meets the edge of the next binade: s = 2^(ceil(log2 addend) + p).
+
+    0 where the addend is lost at once, infinite where the sum overflows first. Raises ValueError for an addend that
+    is not positive.
+    """
+    _check_positive(addend)
+    if addend <= accumulator.smallest_subnormal / 2:
+        return 0.0
+    mantissa, exponent = math.frexp(addend)
+    if mantissa == 0.5:
+        exponent -= 1
+    edge = math.ldexp(1.0, exponent + accumulator.significand_bits)
+    return edge if edge <= accumulator.largest else math.inf
+
+
+def spacing_below(value: float, accumulator: Format) -> float:
+    """Return the distance from a power of two to the next smaller number."""
+    return accumulator.spacing(value / 2)
+
+
+def stretches(addend: float, steps: int, accumulator: Format) -> list[Stretch]:
+    """Follow a running sum from 0 through its binades, without taking every step.
+
+    Inside a binade with spacing d every step adds the multiple of d nearest to the addend. Where the addend is half
+    way between two multiples the sum goes to an even multiple of d first, and by the even one of the two from there.
+    Ends with a stretch of step 0 where the sum stalls, or of an infinite step where it overflows.
+    Raises ValueError for an addend that is not positive.
+    """
+    _check_positive(addend)
+    found, total, left = [], 0.0, steps
+    while left and math.isfinite(total):
+        spacing = accumulator.spacing(total)
+        step = accumulator.rounded(total + addend) - total
+        count = min(left, _equal_steps(total, addend, step, spacing) if step else left)
+        found.append(Stretch(total, spacing, step, count))
+        total, left = found[-1].end, left - count
+    return found
+
+
+def _equal_steps(total: float, addend: float, step: float, spacing: float) -> int:
+    """Count the steps from `total` that are all alike: up to the next binade, but one towards an even neighbour."""
+    if not math.isfinite(step) or total == 0:
+        return 1
+    half_way = (addend / spacing) % 1 == 0.5
+    if half_way and (total / spacing) % 2 == 1:
+        return 1
+    return max(1, int((2 * _binade(total) - total) / step))
+
+
+def predicted_sum(addend: float, steps: int, accumulator: Format) -> float:
+    """Return the value of a running sum from 0 after so many steps; infinite where it overflows."""
+    return stretches(addend, steps, accumulator)[-1].end
+
+
+def stalled_at_step(addend: float, steps: int, accumulator: Format) -> int | None:
+    """Return the step after which a running sum from 0 stays where it is, or None where it grows to the end."""
+    taken = stretches(addend, steps, accumulator)
+    return sum(stretch.steps for stretch in taken[:-1]) if taken[-1].step == 0 else None
+
+
+def addend_error(addend: float, steps: int, addend_format: Format) -> float:
+    """Return what rounding the addend alone does to an otherwise exact sum: steps * (fl(addend) - addend)."""
+    return steps * (addend_format.rounded(addend) - addend)
+
+
+def rounding_error_bound(addend: float, steps: int, accumulator: Format) -> float:
+    """Return the most by which a running sum can differ from the exact sum of the same addends.
+
+    n * u * (sum of |addends|) after n additions, however many: S. M. Rump, Error estimation of floating-point
+    summation and dot product, BIT Numerical Mathematics 52, 2012.
+    """
+    return steps * accumulator.unit_roundoff * steps * abs(addend)
+
+
+def _binade(value: float) -> float:
+    """Return the power of two at the lower edge of a value's binade, 0 for 0."""
+    return math.ldexp(1.0, math.frexp(abs(value))[1] - 1) if value else 0.0
+
+
+def _check_positive(addend: float) -> None:
+    if not addend > 0:
+        raise ValueError(f"addend={addend!r}: must be positive")

@@ -1,0 +1,158 @@
+"""The Triton kernels: on a CPU in Triton's interpreter, on a GPU compiled."""
+
+import math
+
+import pytest
+import torch
+
+from pipeline.attention import ATTENTION, FlashAttentionTriton, flash_triton_configs, flash_triton_plans
+from pipeline.attention.flash_triton_configs import BackwardConfig, TileConfig
+
+from .reference import assert_as_exact_as_plain, errors, output_and_gradients, random_inputs
+
+LENGTHS = [(1, 1), (1, 17), (17, 1), (113, 203), (203, 113), (64, 128), (130, 130)]
+SMALL = TileConfig(block_queries=16, block_keys=32, num_warps=4, num_stages=1)
+# The interpreter cuts fp32 to bf16 where a GPU rounds to the nearest: twice the error.
+BF16_FACTOR = 4.0
+
+
+def factor_of(dtype):
+    return BF16_FACTOR if dtype == torch.bfloat16 else 2.0
+
+
+@pytest.fixture
+def small_tiles(monkeypatch):
+    """Use tiles so small that a few hundred rows are many of them."""
+
+    def use(dq_has_its_own_kernel):
+        backward = BackwardConfig(SMALL, SMALL if dq_has_its_own_kernel else None)
+        monkeypatch.setattr(flash_triton_plans, "forward_config", lambda _dtype, _head_dim: SMALL)
+        monkeypatch.setattr(flash_triton_plans, "backward_config", lambda _dtype, _head_dim: backward)
+        flash_triton_plans.forward_plan.cache_clear()
+        flash_triton_plans.backward_plan.cache_clear()
+
+    yield use
+    flash_triton_plans.forward_plan.cache_clear()
+    flash_triton_plans.backward_plan.cache_clear()
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize(("n_queries", "n_keys"), LENGTHS)
+def test_output_and_gradients_are_as_exact_as_the_plain_formula(n_queries, n_keys, is_causal):
+    inputs = random_inputs((1, 2, n_queries, 16), n_keys, torch.float16)
+    assert_as_exact_as_plain(FlashAttentionTriton.apply, *inputs, is_causal)
+
+
+@pytest.mark.parametrize("head_dim", flash_triton_configs.HEAD_DIMS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_head_dimension_and_dtype_is_as_exact_as_the_plain_formula(head_dim, dtype):
+    inputs = random_inputs((1, 1, 70, head_dim), 150, dtype)
+    assert_as_exact_as_plain(FlashAttentionTriton.apply, *inputs, True, factor_of(dtype))
+
+
+@pytest.mark.parametrize("dq_has_its_own_kernel", [False, True])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_many_tiles_agree_whichever_kernel_computes_dq(small_tiles, dq_has_its_own_kernel, is_causal):
+    small_tiles(dq_has_its_own_kernel)
+    inputs = random_inputs((2, 2, 71, 16), 101, torch.float32)
+    assert_as_exact_as_plain(FlashAttentionTriton.apply, *inputs, is_causal)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_chunks_of_keys_are_combined_to_the_whole(small_tiles, monkeypatch, is_causal):
+    small_tiles(True)
+    monkeypatch.setattr(flash_triton_plans, "chunk_keys", lambda *_sizes: 32)
+    inputs = random_inputs((1, 2, 75, 16), 110, torch.float32)
+    assert_as_exact_as_plain(FlashAttentionTriton.apply, *inputs, is_causal)
+    assert flash_triton_plans.forward_plan.cache_info().currsize == 1
+
+
+def test_large_negative_logits_of_missing_keys_overflow_nothing(small_tiles):
+    # 33 keys: of the second tile of 32 all but one are missing, and their zeros tower above every real score.
+    small_tiles(False)
+    q, k, v, do = random_inputs((1, 1, 40, 16), 33, torch.float16)
+    q, k = q.abs() * 7, -k.abs() * 7
+    assert_as_exact_as_plain(FlashAttentionTriton.apply, q, k, v, do, False)
+
+
+def test_strided_expanded_and_misaligned_inputs_and_gradients_give_the_same():
+    q, k, v, do = random_inputs((2, 3, 40, 16), 40, torch.float32)
+    v = v[:, :1].expand(-1, 3, -1, -1)
+    do = do[..., :1].expand(-1, -1, -1, 16)
+    expected = output_and_gradients(FlashAttentionTriton.apply, q, k, v.contiguous(), do.contiguous(), True)
+    transposed = q.transpose(1, 2).contiguous().transpose(1, 2)
+    by_columns = k.transpose(-2, -1).contiguous().transpose(-2, -1)
+    actual = output_and_gradients(FlashAttentionTriton.apply, transposed, by_columns, v, do, True)
+    shifted = torch.empty(q.numel() + 1)[1:].view(q.shape).copy_(q)
+    assert shifted.data_ptr() % 16
+    for given in (actual, output_and_gradients(FlashAttentionTriton.apply, shifted, k, v, do, True)):
+        for a, b in zip(given, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+def test_three_dimensions_are_four_with_one_head():
+    q, k, v, do = random_inputs((2, 1, 40, 16), 50, torch.float32)
+    four = output_and_gradients(FlashAttentionTriton.apply, q, k, v, do, True)
+    three = output_and_gradients(FlashAttentionTriton.apply, q[:, 0], k[:, 0], v[:, 0], do[:, 0], True)
+    for a, b in zip(three, four, strict=True):
+        torch.testing.assert_close(a, b[:, 0], rtol=0, atol=0)
+
+
+def test_only_the_inputs_the_output_and_the_log_sum_exp_are_kept():
+    q, k, v, _ = random_inputs((2, 3, 40, 16), 60, torch.float16)
+    output = FlashAttentionTriton.apply(*(tensor.requires_grad_() for tensor in (q, k, v)), False)
+    kept = output.grad_fn.saved_tensors
+    (lse,) = [tensor for tensor in kept if tensor.shape == q.shape[:-1]]
+    assert len(kept) == 5
+    scores = q.double() @ k.double().transpose(-2, -1) / math.sqrt(16)
+    torch.testing.assert_close(lse, scores.logsumexp(-1).float())
+
+
+def test_nothing_is_read_or_written_beyond_the_tensors():
+    """Neighbours in the same memory are poison: read, they would show as NaN; written, they would change."""
+    clean = random_inputs((1, 2, 45, 16), 45, torch.float32)
+    expected = output_and_gradients(FlashAttentionTriton.apply, *clean, True)
+    padded = [torch.full((1, 2, 128, 16), math.nan) for _ in clean]
+    views = [buffer[:, :, 40:85].copy_(tensor) for buffer, tensor in zip(padded, clean, strict=True)]
+    actual = output_and_gradients(FlashAttentionTriton.apply, *views, True)
+    for a, b in zip(actual, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+    for buffer in padded:
+        assert buffer[:, :, :40].isnan().all()
+        assert buffer[:, :, 85:].isnan().all()
+
+
+def test_compiled_it_is_one_graph_and_gives_the_same():
+    q, k, v, do = random_inputs((1, 2, 40, 16), 40, torch.float32)
+    expected = output_and_gradients(FlashAttentionTriton.apply, q, k, v, do, True)
+    compiled = torch.compile(FlashAttentionTriton.apply, fullgraph=True, backend="aot_eager")
+    for a, b in zip(output_and_gradients(compiled, q, k, v, do, True), expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+def test_the_operators_for_compilation_describe_themselves_truly():
+    q, k, v, do = random_inputs((1, 2, 40, 16), 50, torch.float32)
+    o, lse = torch.ops.llm_systems_pipeline.flash_attention_forward(q, k, v, True)
+    torch.library.opcheck(torch.ops.llm_systems_pipeline.flash_attention_forward, (q, k, v, True))
+    arguments = (q, k, v, o, lse, do, True)
+    torch.library.opcheck(torch.ops.llm_systems_pipeline.flash_attention_backward, arguments)
+
+
+def test_under_autocast_attention_is_computed_in_its_dtype():
+    q, k, v, _ = random_inputs((1, 2, 20, 16), 20, torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = ATTENTION["flash"](q, k, v, True)
+    assert output.dtype == torch.bfloat16
+    assert errors([output], [ATTENTION["eager"](q.double(), k.double(), v.double(), True)]) < 0.05
+
+
+@pytest.mark.parametrize(("tiles", "n_keys"), [(1, 16384), (100, 4096), (527, 65536), (528, 65536), (3, 100)])
+def test_chunks_are_tile_aligned_and_as_few_as_fill_the_gpu(tiles, n_keys):
+    multiprocessors, block_queries = 132, 64
+    chunk = flash_triton_configs.chunk_keys(tiles, n_keys, block_queries, multiprocessors)
+    wanted = flash_triton_configs.SHORT_GRID_PROGRAMS_PER_SM * multiprocessors
+    if tiles >= wanted:
+        assert chunk == n_keys
+    else:
+        assert chunk == n_keys or chunk % max(block_queries, flash_triton_configs.MIN_CHUNK_KEYS) == 0
+        assert tiles * math.ceil(n_keys / chunk) < wanted + tiles

@@ -1,0 +1,93 @@
+"""What of the Triton kernels only a GPU can show: compiled code, memory beyond 2^31 elements, races."""
+
+import itertools
+
+import pytest
+import torch
+
+from pipeline.attention import FlashAttentionTriton, flash_triton_plans
+from pipeline.attention.inputs import traits
+from pipeline.model.sizes import SIZES
+from pipeline.model.step import build_training_step
+
+from .reference import assert_as_exact_as_plain, errors, output_and_gradients, random_inputs
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")]
+
+LENGTHS = [(1, 1), (17, 17), (113, 203), (239, 1), (799, 3), (1023, 1024), (2048, 2048)]
+DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+REPEATS = 250
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [16, 32, 64, 128, 256])
+def test_output_and_gradients_are_as_exact_as_the_plain_formula(head_dim, dtype):
+    for (n_queries, n_keys), is_causal in itertools.product(LENGTHS, (False, True)):
+        inputs = random_inputs((2, 2, n_queries, head_dim), n_keys, dtype, "cuda")
+        assert_as_exact_as_plain(FlashAttentionTriton.apply, *inputs, is_causal)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_large_logits_overflow_nothing(dtype):
+    inputs = random_inputs((1, 2, 1023, 64), 1024, dtype, "cuda", scale=10.0)
+    assert_as_exact_as_plain(FlashAttentionTriton.apply, *inputs, True, factor=3.0)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_repeats_are_bitwise_equal_but_for_the_order_of_sums(head_dim, dtype):
+    q, k, v, do = random_inputs((2, 4, 1040, head_dim), 1040, dtype, "cuda")
+    first = output_and_gradients(FlashAttentionTriton.apply, q, k, v, do, True)
+    exact = [True, _dq_has_its_own_kernel(q, k, v, do), True, True]
+    for _ in range(REPEATS):
+        again = output_and_gradients(FlashAttentionTriton.apply, q, k, v, do, True)
+        for a, b, is_exact in zip(again, first, exact, strict=True):
+            tolerance = 0 if is_exact else 4 * torch.finfo(dtype).eps * b.abs().max().item()
+            torch.testing.assert_close(a, b, rtol=0, atol=tolerance)
+
+
+def _dq_has_its_own_kernel(*tensors):
+    return flash_triton_plans.backward_plan(*map(traits, tensors), True, False).query is not None
+
+
+def test_fp32_is_fp32_unless_torchs_own_switch_allows_tf32():
+    inputs = random_inputs((1, 2, 512, 64), 512, torch.float32, "cuda")
+    exact = output_and_gradients(FlashAttentionTriton.apply, *inputs, False)
+    assert_as_exact_as_plain(FlashAttentionTriton.apply, *inputs, False)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        coarse = output_and_gradients(FlashAttentionTriton.apply, *inputs, False)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert (errors(coarse, [tensor.double() for tensor in exact]) > 1e-5).all()
+
+
+def test_tensors_of_more_than_two_to_the_31_elements():
+    batch, seq_len, head_dim = 2, 2**23, 128
+    if torch.cuda.mem_get_info()[0] < 60e9:
+        pytest.skip("needs 60 GB of free GPU memory")
+    q = torch.randn(batch, 64, head_dim, device="cuda", dtype=torch.bfloat16)
+    k, v = torch.randn(2, batch, seq_len + 1, head_dim, device="cuda", dtype=torch.bfloat16).unbind()
+    assert k.numel() > 2**31
+    output = FlashAttentionTriton.apply(q, k, v, False)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    torch.testing.assert_close(output, expected, rtol=2e-2, atol=2e-4)
+
+
+def test_a_model_trains_with_it_eager_and_compiled_as_with_the_plain_formula():
+    losses = {}
+    for attention, compiled in (("eager", False), ("flash", False), ("flash", True)):
+        step = build_training_step(
+            SIZES["small"],
+            vocab_size=1000,
+            context_length=128,
+            batch_size=2,
+            precision="bf16",
+            device="cuda",
+            attention=attention,
+            compiled=compiled,
+        )
+        losses[attention, compiled] = [step.run().item() for _ in range(5)]
+    for key in losses:
+        assert losses[key] == pytest.approx(losses["eager", False], rel=2e-2)

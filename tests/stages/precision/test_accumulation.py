@@ -1,0 +1,82 @@
+import pytest
+import torch
+
+from pipeline.stages.precision.accumulation import measure_accumulation, running_sums
+from pipeline.stages.precision.cases import ASSIGNED_SUMS, SUMS, Sum
+from pipeline.stages.precision.cell import Cell
+
+CPU = torch.device("cpu")
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda",
+        marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")],
+    ),
+]
+
+
+@pytest.fixture(scope="module", params=DEVICES)
+def rows(request, cpu_rows_by_cell):
+    if request.param == "cpu":
+        return cpu_rows_by_cell[Cell("accumulation", "cpu")]
+    return measure_accumulation(torch.device(request.param))
+
+
+def one(rows, accumulator, addend_dtype, steps=1000, cast=None):
+    wanted = {"accumulator": accumulator, "addend_dtype": addend_dtype, "steps": steps}
+    found = [row for row in rows if wanted.items() <= row.items() and cast in (None, row["cast"])]
+    assert len(found) == 1
+    return found[0]
+
+
+def test_the_assigned_sums_are_what_its_own_code_prints():
+    printed = []
+    for case in ASSIGNED_SUMS:
+        types = {"fp32": torch.float32, "fp16": torch.float16}
+        s = torch.tensor(0, dtype=types[case.accumulator])
+        for _ in range(1000):
+            x = torch.tensor(0.01, dtype=types[case.addend_dtype])
+            s += x.type(torch.float32) if case.cast == "explicit" else x
+        printed.append(s.item())
+    assert [running_sums(case, 0.0, 1000, CPU)[-1].item() for case in ASSIGNED_SUMS] == printed
+
+
+@pytest.mark.parametrize("case", range(len(SUMS)))
+def test_a_sum_and_its_stall_are_as_predicted_to_the_last_bit(rows, case):
+    row = rows[case]
+    for name in ("result", "stalled_at_step", "stall"):
+        assert row[name] == row[f"predicted_{name}"], name
+    assert row["addend_error"] == pytest.approx(row["predicted_addend_error"], rel=1e-12)
+
+
+def test_an_error_is_that_of_the_addend_and_that_of_rounding(rows):
+    for row in rows:
+        assert row["addend_error"] + row["rounding_error"] == pytest.approx(row["error"], abs=1e-12)
+        assert abs(row["rounding_error"]) <= row["rounding_error_bound"]
+        assert row["rel_error"] == pytest.approx(abs(row["error"]) / row["expected"])
+
+
+def test_an_fp32_sum_of_fp16_addends_rounds_nothing(rows):
+    row = one(rows, "fp32", "fp16", cast="implicit")
+    assert row["rounding_error"] == 0
+    assert row["result"] == one(rows, "fp32", "fp16", cast="explicit")["result"]
+
+
+def test_a_sum_that_grows_to_the_end_has_no_step_of_its_stall_and_yet_a_stall(rows):
+    row = one(rows, "fp32", "fp32")
+    assert row["stalled_at_step"] is None
+    assert row["stall"] == 2.0**18
+
+
+def test_a_curve_begins_and_ends_with_the_sum(rows):
+    for row in rows:
+        assert (row["curve_steps"][0], row["curve_steps"][-1]) == (1, row["steps"])
+        assert row["curve_sums"][-1] == row["result"]
+        assert row["curve_rel_errors"][-1] == pytest.approx(row["rel_error"])
+        assert len(row["curve_steps"]) == len(row["curve_sums"]) == len(row["curve_rel_errors"]) <= 200
+
+
+def test_the_step_of_a_stall_is_the_first_after_which_the_sum_stays():
+    case = Sum("bf16", "bf16", "none", 1000, 0.01)
+    sums = running_sums(case, 0.0, 1000, CPU)
+    assert sums[348] < sums[349] == sums[350] == sums[-1]
