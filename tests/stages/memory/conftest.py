@@ -113,7 +113,7 @@ def h200():
     for attention, every in (("eager", 1), ("eager", 4), ("flash", 0), ("flash", 1)):
         cells.append(gpu_cell(precision="bf16", context_length=1024, attention=attention, checkpoint_every=every))
     cells.append(gpu_cell(context_length=1024, attention="flash"))
-    cells.append(outcome("skipped", "flash attention is not available here", attention="flash", checkpoint_every=4))
+    cells.append(outcome("skipped", "flash attention needs a CUDA GPU", attention="flash", checkpoint_every=4))
     return cells
 
 

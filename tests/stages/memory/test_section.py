@@ -3,7 +3,7 @@ import re
 import pandas as pd
 import pytest
 
-from pipeline.stages.memory import findings, others, section, selection
+from pipeline.stages.memory import others, predicted, section, selection, trade
 from pipeline.stages.memory.selection import complete
 
 FIGURES = {
@@ -133,7 +133,7 @@ def test_a_prediction_beyond_the_limit_is_explained(rows_of, build):
 
 
 def test_predictions_within_the_limit_are_counted(rows_of):
-    found = findings.predictions(complete(rows_of["h200"]))
+    found = predicted.predictions(complete(rows_of["h200"]))
     assert found["within"] == found["cells"]
     assert found["largest"] < found["limit"]
 
@@ -146,7 +146,7 @@ def test_the_allocators_own_count_is_compared_where_there_is_one(rendered, rows_
 
 
 def test_a_variant_stands_beside_the_plain_cell_of_its_setting(rows_of):
-    table = findings.trade(complete(rows_of["h200"]))
+    table = trade.trade(complete(rows_of["h200"]))
     one = table.query("precision == 'bf16' and attention == 'flash' and checkpoint_every == 0").iloc[0]
     base = table.query("precision == 'bf16' and attention == 'eager' and checkpoint_every == 0").iloc[0]
     assert one["memory_ratio"] == pytest.approx(one["peak_bytes"] / base["peak_bytes"])
@@ -154,7 +154,7 @@ def test_a_variant_stands_beside_the_plain_cell_of_its_setting(rows_of):
 
 
 def test_a_variant_whose_plain_cell_ran_out_of_memory_has_no_ratio(rows_of):
-    table = findings.trade(complete(rows_of["h200"])).query("precision == 'fp32' and context_length == 1024")
+    table = trade.trade(complete(rows_of["h200"])).query("precision == 'fp32' and context_length == 1024")
     assert list(table["status"]) == ["oom", "ok"]
     assert table["memory_ratio"].isna().all()
 

@@ -22,7 +22,6 @@ from pipeline.report.figures import (
     shared_legend,
     stamp,
 )
-from pipeline.stages.memory.findings import trade
 from pipeline.stages.memory.selection import (
     CATEGORY_WORDS,
     COMPOSITION,
@@ -37,6 +36,7 @@ from pipeline.stages.memory.selection import (
     unit_for,
     variant,
 )
+from pipeline.stages.memory.trade import trade
 
 # From the bottom up: what is always there first.
 COLOURS = {
@@ -119,20 +119,24 @@ def peak_composition(rows: pd.DataFrame) -> Figure | None:
     modes, precisions = list(ok(peaks)["mode"].unique()), list(ok(peaks)["precision"].unique())
     figure, panels = new_figure(len(modes), len(precisions), panel_height_in=2.6, share_y=True)
     unit = unit_for(peaks["peak_bytes"].max())
+    contexts = sorted(peaks["context_length"].unique())
+    peaks = peaks.assign(position=peaks["context_length"].map(contexts.index))
     for line, mode in zip(panels, modes, strict=True):
-        contexts = sorted(peaks.loc[peaks["mode"] == mode, "context_length"].unique())
         for axes, precision in zip(line, precisions, strict=True):
             panel = peaks[(peaks["mode"] == mode) & (peaks["precision"] == precision)]
-            panel = panel.assign(position=panel["context_length"].map(contexts.index))
             _stack_bars(axes, ok(panel), COMPOSITION, -0.2, unit, hatch=None)
             _stack_bars(axes, ok(panel), PREDICTED_COMPOSITION, 0.2, unit, hatch=PREDICTED_HATCH)
             axes.set_title(f"{MODE_WORDS[mode]}, {precision}")
             names_axis(axes, [str(length) for length in contexts], "")
             axes.grid(axis="x", visible=False)
-            mark_outcomes(axes, panel, "position", "precision")
         line[0].set_ylabel(f"peak ({unit.name})")
     for axes in panels[-1]:
         axes.set_xlabel("context length (tokens)")
+    # The panels share their limits, which are known once all are drawn.
+    for line, mode in zip(panels, modes, strict=True):
+        for axes, precision in zip(line, precisions, strict=True):
+            panel = peaks[(peaks["mode"] == mode) & (peaks["precision"] == precision)]
+            mark_outcomes(axes, panel, "position", "precision")
     # An entry for the legend, of no height.
     axes.bar(0, 0, color="white", edgecolor="black", hatch=PREDICTED_HATCH, label="predicted")
     shared_legend(figure, per_row=4)
@@ -164,23 +168,23 @@ def _stack_bars(
 def trade_off(rows: pd.DataFrame) -> Figure | None:
     """Draw peak memory against step time, a point a variant of attention and checkpointing; None without variants.
 
-    A row of panels a precision, a column a context length.
+    A panel a precision and context length, two in a row.
     """
     table = trade(rows)
     if table.empty or table["median_ms"].isna().all():
         return None
     table = table[table["median_ms"].notna()]
-    precisions, contexts = list(table["precision"].unique()), sorted(table["context_length"].unique())
-    figure, panels = new_figure(len(precisions), len(contexts), panel_height_in=3.0)
+    settings = list(table.groupby(["precision", "context_length"], sort=False))
+    columns = min(2, len(settings))
+    figure, panels = new_figure(-(-len(settings) // columns), columns, panel_height_in=3.0)
     unit = unit_for(table["peak_bytes"].max())
-    for line, precision in zip(panels, precisions, strict=True):
-        for axes, context_length in zip(line, contexts, strict=True):
-            here = (table["precision"] == precision) & (table["context_length"] == context_length)
-            _scatter_variants(axes, table[here], sorted(table["checkpoint_every"].unique()), unit)
-            axes.set_title(f"{precision}, context {context_length}")
-        line[0].set_ylabel(f"peak ({unit.name})")
-    for axes in panels[-1]:
+    for axes, ((precision, context_length), group) in zip(panels.flat, settings, strict=False):
+        _scatter_variants(axes, group, sorted(table["checkpoint_every"].unique()), unit)
+        axes.set_title(f"{precision}, context {context_length}")
         axes.set_xlabel("training step (ms)")
+        axes.set_ylabel(f"peak ({unit.name})")
+    for axes in panels.flat[len(settings) :]:
+        axes.set_axis_off()
     shared_legend(figure, per_row=2)
     stamp(figure, table.assign(n=1), shown=f"{ONE_RECORDING}; median step time")
     return figure
@@ -197,6 +201,5 @@ def _scatter_variants(axes: Axes, table: pd.DataFrame, intervals: list[int], uni
         }
         name = variant(row["attention"], row["checkpoint_every"])
         axes.plot([row["median_ms"]], [row["peak_bytes"] / unit.bytes], label=name, **look)
-    if len(table):
-        axes.set_xlim(0, table["median_ms"].max() * 1.15)
-        axes.set_ylim(0, table["peak_bytes"].max() / unit.bytes * 1.15)
+    axes.set_xlim(0, table["median_ms"].max() * 1.15)
+    axes.set_ylim(0, table["peak_bytes"].max() / unit.bytes * 1.15)

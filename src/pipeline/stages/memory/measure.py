@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from pipeline.attention import ATTENTION
 from pipeline.errors import Skipped
 from pipeline.instruments.memory import Recorder, record_memory
 from pipeline.instruments.stopwatch import Stopwatch
@@ -46,8 +45,6 @@ def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch, files_dir: Pat
 
 
 def _require(cell: Cell, device: torch.device) -> None:
-    if cell.attention not in ATTENTION:
-        raise Skipped(f"{cell.attention} attention is not available here")
     if cell.attention == "flash" and device.type != "cuda":
         raise Skipped("flash attention needs a CUDA GPU")
     if cell.checkpoint_every > SIZES[cell.size].num_layers:

@@ -2,6 +2,7 @@
 
 import linecache
 from collections import Counter
+from itertools import chain
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -93,8 +94,8 @@ def _prediction(moment: Moment) -> Row:
 
 
 def _timeline_rows(recording: Recording, active: Timeline) -> list[Row]:
-    turns = {position for _, _, begin, end in _numbered_phases(recording) for position in (begin, end)}
-    chosen = thin_out(active.total_bytes, TIMELINE_PARTS, keep=turns)
+    phases = [(begin, end, active.peak(begin, end)) for _, _, begin, end in _numbered_phases(recording)]
+    chosen = thin_out(active.total_bytes, TIMELINE_PARTS, keep=chain.from_iterable(phases))
     return [
         {
             "kind": "timeline",

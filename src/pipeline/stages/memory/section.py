@@ -14,7 +14,7 @@ from pipeline.report.tables import (
     significant,
     with_outcomes,
 )
-from pipeline.stages.memory import findings, others
+from pipeline.stages.memory import findings, others, predicted, trade
 from pipeline.stages.memory.figures import draw_all
 from pipeline.stages.memory.selection import (
     AXES,
@@ -49,26 +49,28 @@ def _facts(rows: pd.DataFrame, figures_dir: Path) -> dict:
     rows = rows[rows["size"] == size]
     context_length = shown_context(rows)
     pairs = others.beside_ours(rows)
-    table = findings.trade(rows)
+    table = trade.trade(rows)
+    setting = findings.setting(rows, size)
     forward_only = _forward_only(rows)
     unit = unit_for(ok(rows)["peak_bytes"].max())
     largest = findings.largest(rows, size, forward_only, context_length)
     return {
-        "setting": findings.setting(rows, size),
+        "setting": setting,
         "context_length": context_length,
         "mode_words": MODE_WORDS,
         "phases": findings.phases(rows, size, context_length),
         "growth": findings.growth(rows, size),
         "mixed": findings.mixed_precision_by_mode(rows, size),
-        "weight_copies": findings.weight_copies(rows),
+        "kept": findings.kept_in_bf16(rows, context_length),
+        "out_of_memory": predicted.out_of_memory(rows, on_gpu=setting["on_gpu"]),
         "residual": findings.residual(rows, size),
         "largest": _largest_facts(largest),
         "forward_only": MODE_WORDS[forward_only],
-        "predictions": findings.predictions(rows),
-        "saved": findings.saved(rows),
-        "trade": findings.trade_words(table) if len(table) else [],
+        "predictions": predicted.predictions(rows),
+        "saved": predicted.saved(rows),
+        "trade": trade.trade_words(table) if len(table) else [],
         "variant": variant,
-        "allocator": findings.allocator(rows),
+        "allocator": predicted.allocator(rows),
         "figures": draw_all(rows, size, context_length, figures_dir),
         "unit": unit,
         "tables": {
@@ -189,18 +191,18 @@ def _terms_table(rows: pd.DataFrame, context_length: int, unit: Unit) -> str:
     return fold(summary, markdown(table))
 
 
-def _trade_table(trade: pd.DataFrame, unit: Unit) -> str:
+def _trade_table(variants: pd.DataFrame, unit: Unit) -> str:
     table = pd.DataFrame(
         {
-            "precision": trade["precision"],
-            "context length": trade["context_length"],
-            "variant": _variants(trade),
-            f"peak ({unit.name}), in": _amounts(trade, "peak_bytes", unit)
-            + _figures_only(", " + trade["phase"], trade),
-            "peak / eager's": _figures_only(trade["memory_ratio"].astype(float).map(significant), trade),
-            f"kept for backward ({unit.name})": _figures_only(_amounts(trade, "saved_bytes", unit), trade),
-            "step (ms)": _figures_only(trade["median_ms"].astype(float).map(significant), trade),
-            "step / eager's": _figures_only(trade["time_ratio"].astype(float).map(significant), trade),
+            "precision": variants["precision"],
+            "context length": variants["context_length"],
+            "variant": _variants(variants),
+            f"peak ({unit.name}), in": _amounts(variants, "peak_bytes", unit)
+            + _figures_only(", " + variants["phase"], variants),
+            "peak / eager's": _figures_only(variants["memory_ratio"].astype(float).map(significant), variants),
+            f"kept for backward ({unit.name})": _figures_only(_amounts(variants, "saved_bytes", unit), variants),
+            "step (ms)": _figures_only(variants["median_ms"].astype(float).map(significant), variants),
+            "step / eager's": _figures_only(variants["time_ratio"].astype(float).map(significant), variants),
         }
     )
     return markdown(table)
