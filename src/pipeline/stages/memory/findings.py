@@ -122,8 +122,8 @@ def kept_in_bf16(rows: pd.DataFrame, context_length: int) -> dict:
         "copies": wide.loc[WEIGHT_COPIES, "bf16"],
         "fp32": both["fp32"].sum(),
         "bf16": both["bf16"].sum(),
-        "less": list(both.index[both["bf16"] < both["fp32"]]),
-        "more": list(both.index[both["bf16"] > both["fp32"]]),
+        "less": [f"*{term}*" for term in both.index[both["bf16"] < both["fp32"]]],
+        "more": [f"*{term}*" for term in both.index[both["bf16"] > both["fp32"]]],
     }
 
 
