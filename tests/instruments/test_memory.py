@@ -1,4 +1,5 @@
 import inspect
+import pickle
 from pathlib import Path
 
 import pytest
@@ -82,7 +83,7 @@ def test_an_allocation_knows_the_line_that_called_for_it(device, path):
         line = inspect.currentframe().f_lineno + 1
         kept = megabytes(7, device)
     (made,) = of_size(recorder.read(), 7 * MIB)
-    frames = frames_within(made, HERE)
+    frames = frames_within(made.frames, HERE)
     assert [(frame.function, frame.line) for frame in frames][:2] == [
         ("megabytes", frames[0].line),
         (inspect.currentframe().f_code.co_name, line),
@@ -121,6 +122,58 @@ def test_the_snapshot_is_written_also_when_memory_runs_out(device, path):
     with pytest.raises(torch.OutOfMemoryError):
         run_out()
     assert 3 * MIB in [event.size_bytes for event in read_events(path)]
+
+
+class FakeAllocator:
+    """Stand in for CUDA's caching allocator: its counts, its history and its snapshot."""
+
+    def __init__(self, monkeypatch):
+        self.counts = {"active.all.allocated": 1000, "active.all.freed": 400}
+        self.trace, self.limit = None, None
+        monkeypatch.setattr(torch.cuda, "init", lambda: None)
+        monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: dict(self.counts))
+        monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", self.record)
+        monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", self.dump)
+
+    def record(self, enabled, *, max_entries=None, **_):
+        self.trace, self.limit = ([] if enabled else None), max_entries
+
+    def dump(self, filename):
+        snapshot = {"segments": [], "device_traces": [self.trace[-self.limit :]]}
+        Path(filename).write_bytes(pickle.dumps(snapshot))
+
+    def happen(self, action, address):
+        """Let an event happen, and what the allocator notes beside it."""
+        counted = {"alloc": "active.all.allocated", "free_completed": "active.all.freed"}
+        if action in counted:
+            self.counts[counted[action]] += 1
+        self.trace.append({"action": action, "addr": address, "size": 512, "stream": 0})
+
+
+@pytest.fixture
+def allocator(monkeypatch):
+    return FakeAllocator(monkeypatch)
+
+
+def test_cudas_phases_begin_at_the_count_of_its_events(allocator, path):
+    with record_memory(CUDA, path) as recorder:
+        recorder.phase("one")
+        for action, address in (("segment_alloc", 1), ("alloc", 1), ("free_requested", 1), ("free_completed", 1)):
+            allocator.happen(action, address)
+        recorder.phase("two")
+        allocator.happen("alloc", 2)
+    recording = recorder.read()
+    assert recording.phases == [("one", 0), ("two", 2)]
+    assert [made.address for made in replay(recording.events)] == [1, 2]
+    assert allocator.trace is None  # it no longer records
+
+
+def test_a_history_that_dropped_its_oldest_events_is_not_read(allocator, path):
+    with record_memory(CUDA, path, max_entries=3) as recorder:
+        for address in range(5):
+            allocator.happen("alloc", address)
+    with pytest.raises(UserError, match="has 3 memory events of 5"):
+        recorder.read()
 
 
 @pytest.mark.gpu

@@ -92,5 +92,5 @@ def test_a_short_series_is_kept_whole():
 def test_frames_of_a_place_come_innermost_first():
     frames = (Frame("/lib/torch/linear.py", 1, "forward"), Frame("/a/b/x.py", 2, "g"), Frame("/a/y.py", 3, "f"))
     (made,) = replay([alloc(1, 1, *frames)])
-    assert [frame.function for frame in frames_within(made, Path("/a"))] == ["g", "f"]
-    assert frames_within(made, Path("/a/y.py")) == [frames[2]]
+    assert [frame.function for frame in frames_within(made.frames, Path("/a"))] == ["g", "f"]
+    assert frames_within(made.frames, Path("/a/y.py")) == (frames[2],)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -107,6 +108,7 @@ def thin_out(total: np.ndarray, buckets: int, keep: Iterable[int] = ()) -> list[
     return sorted(chosen)
 
 
-def frames_within(allocation: Allocation, place: Path) -> list[Frame]:
+@cache  # allocations are many, the ways to them few
+def frames_within(frames: tuple[Frame, ...], place: Path) -> tuple[Frame, ...]:
     """Return the frames whose file is `place` or lies in that folder, innermost first."""
-    return [frame for frame in allocation.frames if Path(frame.filename).is_relative_to(place)]
+    return tuple(frame for frame in frames if Path(frame.filename).is_relative_to(place))

@@ -97,8 +97,8 @@ def _passing_bytes(workload: Workload) -> Composition:
     """Count what lives for a moment in a block that keeps nothing.
 
     Attention: x and its norm (8Td), q, k, v (3eTd), and beside them the larger of the scores with their softmax and
-    of what the last product has: scores, softmax, v's copy and the output. SwiGLU: the block's input, x and its norm
-    (12Td), silu(gate), up and their product (3eTf).
+    of what the last product has: scores, softmax, v's copy (made of more than one sequence) and the output. SwiGLU:
+    the block's input, x and its norm (12Td), silu(gate), up and their product (3eTf).
     """
     stream = activations.residual_stream_bytes(workload)
     width = workload.product_bytes * workload.tokens * workload.size.d_model

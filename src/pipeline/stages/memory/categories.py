@@ -48,6 +48,6 @@ def _by_phase(allocation: Allocation, spans: list[tuple[str, int, int]], place: 
         ends = [end for name, _, end in spans[place:] if name == "forward"]
         if allocation.end >= ends[0] and (len(ends) == 1 or allocation.end < ends[1]):
             return "activations"
-    if phase == "backward" and frames_within(allocation, FORWARD_CODE):
+    if phase == "backward" and frames_within(allocation.frames, FORWARD_CODE):
         return "activations"
     return "temporaries" if allocation.end < event_count else "other"

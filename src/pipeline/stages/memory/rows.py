@@ -2,6 +2,7 @@
 
 import linecache
 from collections import Counter
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from types import CodeType
@@ -112,7 +113,7 @@ def _largest_rows(recording: Recording, allocations: list[Allocation], categorie
     """Group equal allocations of one line that the last step makes or that outlive it; give the largest."""
     begin = max(begin for name, begin in recording.phases if name == "forward")
     groups = Counter(
-        (allocation.size_bytes, categories[allocation], *_location(allocation))
+        (allocation.size_bytes, categories[allocation], *_location(allocation.frames))
         for allocation in allocations
         if allocation.start >= begin or allocation.end == len(recording.events)
     )
@@ -131,12 +132,13 @@ def _largest_rows(recording: Recording, allocations: list[Allocation], categorie
     ]
 
 
-def _location(allocation: Allocation) -> tuple[str, str]:
+@cache
+def _location(frames: tuple[Frame, ...]) -> tuple[str, str]:
     """Name the line of our code that asked for it, with the line that called that one, and what stands there."""
-    ours = [frame for subject in SUBJECTS for frame in frames_within(allocation, PACKAGE / subject)]
-    ours.sort(key=allocation.frames.index)
+    ours = [frame for subject in SUBJECTS for frame in frames_within(frames, PACKAGE / subject)]
+    ours.sort(key=frames.index)
     if not ours:
-        return "autograd's own thread" if not allocation.frames else "outside the model", ""
+        return "outside the model" if frames else "autograd's own thread", ""
     names = [_readable(frame) for frame in ours[:2]]
     return ", called from ".join(names), linecache.getline(ours[0].filename, ours[0].line).strip()
 
