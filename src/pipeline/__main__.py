@@ -2,4 +2,6 @@
 
 from pipeline.cli import main
 
-main()
+# Guarded, for multiprocessing imports the main module again in a process that it starts from a fresh interpreter.
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""The command line: measure | tabulate | section | writeup | publish | doctor."""
+"""The command line: measure | tabulate | section | writeup | publish | compare | account | doctor."""
 
 import argparse
 import shlex
@@ -14,7 +14,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run one command; a cell is handed to the warm worker, everything else runs in this process."""
     issued_at = caller.process_started_at()
     words = sys.argv[1:] if argv is None else list(argv)
-    arguments = _parser().parse_args(words)
+    arguments = _parser(words).parse_args(words)
     exit_code = caller.hand_over(words, issued_at) if arguments.run is _measure else None
     sys.exit(run(words, "ordinary", issued_at) if exit_code is None else exit_code)
 
@@ -25,14 +25,13 @@ def run(words: Sequence[str], process: str, issued_at: float) -> int:
     process: how this process was started, "ordinary" or by the "worker"; issued_at: when the command was issued, in
     seconds of the epoch.
     """
-    arguments = _parser().parse_args(words)
+    arguments = _parser(words).parse_args(words)
     arguments.process, arguments.issued_at = process, issued_at
     try:
-        arguments.run(arguments)
+        return arguments.run(arguments) or 0
     except UserError as error:
         print(f"pipeline: {error}", file=sys.stderr)
         return 2
-    return 0
 
 
 # Each command imports what it needs itself: `doctor` must start where torch does not, and a cell is to
@@ -97,13 +96,32 @@ def _publish(arguments: argparse.Namespace) -> None:
     publish(Path("."), arguments.folder)
 
 
+def _account(arguments: argparse.Namespace) -> None:
+    from pipeline.stages.accounting.answers import answers
+    from pipeline.stages.accounting.options import given_options
+
+    print(answers(arguments.questions, given_options(arguments)))
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    from pipeline.report.compare import compare_runs
+    from pipeline.report.compare_text import write_comparison
+    from pipeline.report.runs import load_run
+
+    if not arguments.tolerance_pct >= 0:
+        raise UserError(f"compare: tolerance_pct is {arguments.tolerance_pct:g}, allowed is 0 or more")
+    found = compare_runs(load_run(arguments.a), load_run(arguments.b), arguments.tolerance_pct / 100)
+    print(write_comparison(found, str(arguments.a), str(arguments.b), arguments.all))
+    return int(arguments.fail_if_slower and found.is_worse)
+
+
 def _doctor(_arguments: argparse.Namespace) -> None:
     from pipeline.doctor import report
 
     print(report())
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m pipeline", description=sys.modules["pipeline"].__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
@@ -142,6 +160,25 @@ def _parser() -> argparse.ArgumentParser:
     publish = commands.add_parser("publish", help="copy write-up, figures, tables and records into a folder")
     publish.add_argument("folder", type=Path)
     publish.set_defaults(run=_publish)
+
+    account = commands.add_parser("account", help="compute memory, batch and bucket sizes of any model and machine")
+    account.set_defaults(run=_account)
+    if words[:1] == ["account"]:  # dozens of options, for which the other commands do not wait
+        from pipeline.stages.accounting.options import add_options
+
+        add_options(account)
+
+    compare = commands.add_parser("compare", help="tell what differs between two runs, and which is faster where")
+    compare.add_argument("a", type=Path, metavar="A", help="a results folder, or a published snapshot")
+    compare.add_argument("b", type=Path, metavar="B", help="another")
+    compare.add_argument(
+        "--tolerance-pct", type=float, default=5.0, help="medians this close are the same (default: 5)"
+    )
+    compare.add_argument("--all", action="store_true", help="list every time, also those that are the same")
+    compare.add_argument(
+        "--fail-if-slower", action="store_true", help="exit code 1 where B is slower anywhere, or has lost a figure"
+    )
+    compare.set_defaults(run=_compare)
 
     doctor = commands.add_parser("doctor", help="tell what this machine can measure and what it lacks")
     doctor.set_defaults(run=_doctor)

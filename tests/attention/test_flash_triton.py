@@ -22,11 +22,12 @@ def factor_of(dtype):
 
 @pytest.fixture
 def small_tiles(monkeypatch):
-    """Use tiles so small that a few hundred rows are many of them."""
+    """Use tiles so small that a few hundred rows are many of them, and take no sequence for a short one."""
 
-    def use(dq_has_its_own_kernel):
-        backward = BackwardConfig(SMALL, SMALL if dq_has_its_own_kernel else None)
+    def use(dq_has_its_own_kernel, longest_short_sequence=0):
+        backward = BackwardConfig(SMALL, SMALL if dq_has_its_own_kernel else None, SMALL)
         monkeypatch.setattr(flash_triton_plans, "forward_config", lambda _dtype, _head_dim: SMALL)
+        monkeypatch.setattr(flash_triton_plans, "LONGEST_SHORT_SEQUENCE", longest_short_sequence)
         monkeypatch.setattr(flash_triton_plans, "backward_config", lambda _dtype, _head_dim: backward)
         flash_triton_plans.forward_plan.cache_clear()
         flash_triton_plans.backward_plan.cache_clear()
@@ -56,6 +57,17 @@ def test_many_tiles_agree_whichever_kernel_computes_dq(small_tiles, dq_has_its_o
     small_tiles(dq_has_its_own_kernel)
     inputs = random_inputs((2, 2, 71, 16), 101, torch.float32)
     assert_as_exact_as_plain(FlashAttentionTriton.apply, *inputs, is_causal)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_one_kernel_for_short_sequences_gives_the_same_gradients(small_tiles, is_causal):
+    inputs = random_inputs((2, 2, 71, 16), 101, torch.float32)
+    small_tiles(True, longest_short_sequence=101)
+    in_one = output_and_gradients(FlashAttentionTriton.apply, *inputs, is_causal)
+    small_tiles(True)
+    in_three = output_and_gradients(FlashAttentionTriton.apply, *inputs, is_causal)
+    for a, b in zip(in_one, in_three, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("is_causal", [False, True])

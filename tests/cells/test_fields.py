@@ -36,6 +36,8 @@ def test_words_and_yaml_values_give_the_same_cell():
         (["dtype=fp8"], "point: dtype is 'fp8', allowed are fp32, bf16"),
         (["seq_len=-3"], "point: seq_len is -3, allowed is 1 or more"),
         (["seq_len=2.5"], "point: seq_len is '2.5', allowed is a value of type int"),
+        (["dropout=nan"], "point: dropout is 'nan', allowed is a value of type float"),
+        (["dropout=inf"], "point: dropout is 'inf', allowed is a value of type float"),
         (["causal=perhaps"], "point: causal is 'perhaps', allowed is a value of type bool"),
         (["seq_len"], "point: 'seq_len' is not of the form name=value"),
         (["seq_len=1", "seq_len=2"], "point: 'seq_len' is given twice"),

@@ -1,4 +1,6 @@
 import os
+import subprocess
+import sys
 from dataclasses import dataclass
 
 import pytest
@@ -119,3 +121,16 @@ def test_files_kept_beside_a_record_start_from_an_empty_folder(monkeypatch, tmp_
     monkeypatch.setattr(run, "_measure_function", lambda _stage: measure)
     run.run_cell("fake", Cell(), Settings(), None, START, tmp_path / "files")
     assert [path.name for path in (tmp_path / "files").iterdir()] == ["capture"]
+
+
+def test_torch_starts_no_threads_where_its_count_is_right_already():
+    script = (
+        "import os, torch\n"
+        "from pipeline.cells.run import _start_torch\n"
+        "_start_torch(torch.get_num_threads(), with_cuda=False)\n"
+        "print(len(os.listdir('/proc/self/task')))"
+    )
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # numpy's own
+    command = [sys.executable, "-c", script]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert found.stdout == "1\n"

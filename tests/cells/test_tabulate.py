@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 from pipeline.cells.record import SCHEMA_VERSION, write_record
@@ -51,8 +53,31 @@ def test_out_of_memory_is_a_row_without_a_figure(record_path):
     assert backward[["median_ms", "samples_ms"]].isna().all()
 
 
-def test_a_cell_counts_as_its_least_fortunate_row(record_path):
+def test_a_table_without_outcomes_has_a_reason_all_the_same(record_path, tmp_path):
+    record = json.loads(record_path.read_text())
+    record["rows"] = ROWS[:1]
+    write_record(tmp_path / "ok.json", record)
+    assert row_table([tmp_path / "ok.json"])["reason"].isna().all()
+
+
+@pytest.mark.parametrize(
+    ("statuses", "expected"),
+    [
+        (["ok", "oom", "skipped"], "ok"),
+        (["ok", "unstable"], "unstable"),
+        (["skipped", "oom"], "oom"),
+        (["skipped"], "skipped"),
+    ],
+)
+def test_a_cell_is_as_its_least_fortunate_row_with_a_figure(record_path, statuses, expected):
+    record = json.loads(record_path.read_text())
+    record["rows"] = [{"status": status, "reason": f"why {status}"} for status in statuses]
+    write_record(record_path, record)
     line = cell_table([record_path]).iloc[0]
-    assert (line["status"], line["reason"]) == ("oom", "CUDA out of memory")
+    assert (line["status"], line["reason"]) == (expected, f"why {expected}")
+
+
+def test_a_cell_carries_its_axes_and_its_time(record_path):
+    line = cell_table([record_path]).iloc[0]
     assert line["cell"] == "size=xl context_length=512"
     assert line[["start_up_s", "set_up_s", "measuring_s"]].tolist() == [3.0, 1.0, 4.0]

@@ -11,7 +11,7 @@ import triton
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from pipeline.attention.flash_triton_plans import backward_plan, forward_plan, ready
+from pipeline.attention.flash_triton_plans import ShortBackwardPlan, backward_plan, forward_plan, ready
 from pipeline.attention.inputs import traits
 
 
@@ -72,8 +72,11 @@ def _backward(
     q, k, v, do = ready(plan, q, k, v, do)
     with torch.cuda.device_of(q):
         triton.set_allocator(_allocate)  # this may be another thread than the forward pass's
-        delta, lse_log2 = torch.empty((2, *lse.shape), dtype=torch.float32, device=q.device).unbind()
         dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+        if isinstance(plan, ShortBackwardPlan):
+            plan.gradients(q, k, v, do, o, lse, dq, dk, dv)
+            return dq, dk, dv
+        delta, lse_log2 = torch.empty((2, *lse.shape), dtype=torch.float32, device=q.device).unbind()
         dq_sum = None
         if plan.query is None:
             dq_sum = dq if dq.dtype == torch.float32 else torch.empty(q.shape, dtype=torch.float32, device=q.device)

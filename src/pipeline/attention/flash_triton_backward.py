@@ -45,11 +45,30 @@ def delta_kernel(
 
 
 @triton.jit
+def _lse_log2(lse_ptr, queries, n_queries, delta_ptr):
+    """Load the log-sum-exp of some queries in powers of two, which without a δ before it is still to be converted."""
+    lse = tl.load(lse_ptr + queries, mask=queries < n_queries, other=0.0)
+    if delta_ptr is None:
+        lse *= LOG2_E
+    return lse
+
+
+@triton.jit
+def _delta(o_ptr, delta_ptr, do, first_query, queries, n_queries, BLOCK_QUERIES: tl.constexpr, HEAD_DIM: tl.constexpr):
+    """Load the δ of some queries or, where none was computed before, compute it."""
+    if delta_ptr is None:
+        o = load_rows(o_ptr, first_query, n_queries, HEAD_DIM, BLOCK_QUERIES, HEAD_DIM, False, True)
+        return tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
+    else:
+        return tl.load(delta_ptr + queries, mask=queries < n_queries, other=0.0)
+
+
+@triton.jit
 def _visit_queries(
-    dk, dv, k, v, q_rows, do_rows, dq_rows, lse_log2_ptr, delta_ptr, start, end, first_key, n_queries, n_keys, stride_q,
-    stride_do, scale_log2, CAUSAL: tl.constexpr, MASKED: tl.constexpr, MASK_KEYS: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr, ADD_DQ: tl.constexpr, TMA: tl.constexpr,
-    TMA_REDUCE: tl.constexpr, PRECISION: tl.constexpr,
+    dk, dv, k, v, q_rows, do_rows, dq_rows, o_ptr, lse_ptr, delta_ptr, start, end, first_key, n_queries, n_keys,
+    stride_q, stride_do, scale_log2, CAUSAL: tl.constexpr, MASKED: tl.constexpr, MASK_KEYS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr, ADD_DQ: tl.constexpr,
+    TMA: tl.constexpr, TMA_REDUCE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Run over the queries from start to end; return dk, still to be scaled, and dv."""
     for query in tl.range(start, end, BLOCK_QUERIES):
@@ -57,7 +76,7 @@ def _visit_queries(
         q = load_rows(q_rows, query, n_queries, stride_q, BLOCK_QUERIES, HEAD_DIM, TMA, True)
         scores = product(k, tl.trans(q), None, PRECISION)
         # Rows beyond the last query have a q, do and δ of 0, and so add nothing whatever they weigh.
-        lse_log2 = tl.load(lse_log2_ptr + queries, mask=queries < n_queries, other=0.0)
+        lse_log2 = _lse_log2(lse_ptr, queries, n_queries, delta_ptr)
         weights = tl.exp2(scores * scale_log2 - lse_log2[None, :])
         if MASKED or MASK_KEYS:
             keys = first_key + tl.arange(0, BLOCK_KEYS)[:, None]
@@ -70,7 +89,7 @@ def _visit_queries(
         weights = weights.to(do.dtype)
         dv = product(weights, do, dv, PRECISION)
         dweights = product(v, tl.trans(do), None, PRECISION)
-        delta = tl.load(delta_ptr + queries, mask=queries < n_queries, other=0.0)
+        delta = _delta(o_ptr, delta_ptr, do, query, queries, n_queries, BLOCK_QUERIES, HEAD_DIM)
         dscores = (weights.to(tl.float32) * (dweights - delta[None, :])).to(q.dtype)
         dk = product(dscores, q, dk, PRECISION)
         if ADD_DQ:
@@ -85,27 +104,27 @@ def _visit_queries(
 
 
 @triton.jit
-def key_value_kernel(
-    q_ptr, k_ptr, v_ptr, do_ptr, lse_log2_ptr, delta_ptr, dq_sum_ptr, dk_ptr, dv_ptr,
+def _key_value_program(
+    program, q_ptr, k_ptr, v_ptr, do_ptr, o_ptr, lse_ptr, delta_ptr, dq_sum_ptr, dk_ptr, dv_ptr,
     stride_qb, stride_qh, stride_q, stride_kb, stride_kh, stride_k, stride_vb, stride_vh, stride_v,
     stride_dob, stride_doh, stride_do, heads, n_queries, n_keys, scale, scale_log2,
     CAUSAL: tl.constexpr, MASK_KEYS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_QUERIES: tl.constexpr,
     BLOCK_KEYS: tl.constexpr, ADD_DQ: tl.constexpr, TMA: tl.constexpr, TMA_REDUCE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute dk and dv of one tile of keys; where ADD_DQ, add its share of dq, still to be scaled, to dq_sum.
-
-    Shapes: dk and dv are (batch · heads, n_keys, head_dim), dq_sum (batch · heads, n_queries, head_dim) fp32.
-    MASK_KEYS: the last tile of keys is not full, and its missing keys must not reach dq.
-    """
     n_tiles = tl.cdiv(n_keys, BLOCK_KEYS)
-    batch_head = tl.program_id(0) // n_tiles
-    first_key = tl.program_id(0) % n_tiles * BLOCK_KEYS  # where causal, the longest come first
+    batch_head = program // n_tiles
+    first_key = program % n_tiles * BLOCK_KEYS  # where causal, the longest come first
     q_matrix = matrix_at(q_ptr, batch_head, heads, stride_qb, stride_qh)
     do_matrix = matrix_at(do_ptr, batch_head, heads, stride_dob, stride_doh)
     q_rows = rows_of(q_matrix, n_queries, stride_q, BLOCK_QUERIES, HEAD_DIM, TMA)
     do_rows = rows_of(do_matrix, n_queries, stride_do, BLOCK_QUERIES, HEAD_DIM, TMA)
     row = batch_head.to(tl.int64) * n_queries
+    lse_ptr += row
+    if delta_ptr is None:
+        o_ptr += row * HEAD_DIM
+    else:
+        delta_ptr += row
     dq_rows = dq_sum_ptr
     if ADD_DQ:
         dq_rows = rows_of(dq_sum_ptr + row * HEAD_DIM, n_queries, HEAD_DIM, BLOCK_QUERIES, HEAD_DIM, TMA_REDUCE)
@@ -123,20 +142,42 @@ def key_value_kernel(
         start_unmasked = tl.cdiv(first_key + BLOCK_KEYS - 1, BLOCK_QUERIES) * BLOCK_QUERIES
         start_unmasked = tl.minimum(start_unmasked, tl.cdiv(n_queries, BLOCK_QUERIES) * BLOCK_QUERIES)
         dk, dv = _visit_queries(
-            dk, dv, k, v, q_rows, do_rows, dq_rows, lse_log2_ptr + row, delta_ptr + row, start, start_unmasked,
-            first_key, n_queries, n_keys, stride_q, stride_do, scale_log2, CAUSAL, True, MASK_KEYS, HEAD_DIM,
-            BLOCK_QUERIES, BLOCK_KEYS, ADD_DQ, TMA, TMA_REDUCE, PRECISION,
+            dk, dv, k, v, q_rows, do_rows, dq_rows, o_ptr, lse_ptr, delta_ptr, start, start_unmasked, first_key,
+            n_queries, n_keys, stride_q, stride_do, scale_log2, CAUSAL, True, MASK_KEYS, HEAD_DIM, BLOCK_QUERIES,
+            BLOCK_KEYS, ADD_DQ, TMA, TMA_REDUCE, PRECISION,
         )  # fmt: skip
     dk, dv = _visit_queries(
-        dk, dv, k, v, q_rows, do_rows, dq_rows, lse_log2_ptr + row, delta_ptr + row, start_unmasked, n_queries,
-        first_key, n_queries, n_keys, stride_q, stride_do, scale_log2, CAUSAL, False, MASK_KEYS, HEAD_DIM,
-        BLOCK_QUERIES, BLOCK_KEYS, ADD_DQ, TMA, TMA_REDUCE, PRECISION,
+        dk, dv, k, v, q_rows, do_rows, dq_rows, o_ptr, lse_ptr, delta_ptr, start_unmasked, n_queries, first_key,
+        n_queries, n_keys, stride_q, stride_do, scale_log2, CAUSAL, False, MASK_KEYS, HEAD_DIM, BLOCK_QUERIES,
+        BLOCK_KEYS, ADD_DQ, TMA, TMA_REDUCE, PRECISION,
     )  # fmt: skip
 
     keys = first_key + tl.arange(0, BLOCK_KEYS)
     offsets = (batch_head.to(tl.int64) * n_keys + keys)[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]
     tl.store(dk_ptr + offsets, (dk * scale).to(dk_ptr.dtype.element_ty), mask=(keys < n_keys)[:, None])
     tl.store(dv_ptr + offsets, dv.to(dv_ptr.dtype.element_ty), mask=(keys < n_keys)[:, None])
+
+
+@triton.jit
+def key_value_kernel(
+    q_ptr, k_ptr, v_ptr, do_ptr, lse_log2_ptr, delta_ptr, dq_sum_ptr, dk_ptr, dv_ptr,
+    stride_qb, stride_qh, stride_q, stride_kb, stride_kh, stride_k, stride_vb, stride_vh, stride_v,
+    stride_dob, stride_doh, stride_do, heads, n_queries, n_keys, scale, scale_log2,
+    CAUSAL: tl.constexpr, MASK_KEYS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_QUERIES: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr, ADD_DQ: tl.constexpr, TMA: tl.constexpr, TMA_REDUCE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Compute dk and dv of one tile of keys; where ADD_DQ, add its share of dq, still to be scaled, to dq_sum.
+
+    Shapes: dk and dv are (batch · heads, n_keys, head_dim), dq_sum (batch · heads, n_queries, head_dim) fp32.
+    MASK_KEYS: the last tile of keys is not full, and its missing keys must not reach dq.
+    """
+    _key_value_program(
+        tl.program_id(0), q_ptr, k_ptr, v_ptr, do_ptr, None, lse_log2_ptr, delta_ptr, dq_sum_ptr, dk_ptr, dv_ptr,
+        stride_qb, stride_qh, stride_q, stride_kb, stride_kh, stride_k, stride_vb, stride_vh, stride_v,
+        stride_dob, stride_doh, stride_do, heads, n_queries, n_keys, scale, scale_log2,
+        CAUSAL, MASK_KEYS, HEAD_DIM, BLOCK_QUERIES, BLOCK_KEYS, ADD_DQ, TMA, TMA_REDUCE, PRECISION,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -164,16 +205,15 @@ def _visit_keys(
 
 
 @triton.jit
-def query_kernel(
-    q_ptr, k_ptr, v_ptr, do_ptr, lse_log2_ptr, delta_ptr, dq_ptr,
+def _query_program(
+    program, q_ptr, k_ptr, v_ptr, do_ptr, o_ptr, lse_ptr, delta_ptr, dq_ptr,
     stride_qb, stride_qh, stride_q, stride_kb, stride_kh, stride_k, stride_vb, stride_vh, stride_v,
     stride_dob, stride_doh, stride_do, heads, n_queries, n_keys, scale, scale_log2,
     CAUSAL: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr,
     TMA: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute dq, of shape (batch · heads, n_queries, head_dim), of one tile of queries."""
     n_tiles = tl.cdiv(n_queries, BLOCK_QUERIES)
-    batch_head, tile = tl.program_id(0) // n_tiles, tl.program_id(0) % n_tiles
+    batch_head, tile = program // n_tiles, program % n_tiles
     end, end_unmasked = n_keys, n_keys // BLOCK_KEYS * BLOCK_KEYS
     if CAUSAL:
         tile = n_tiles - 1 - tile  # the longest first
@@ -192,9 +232,13 @@ def query_kernel(
 
     queries = first_query + tl.arange(0, BLOCK_QUERIES)
     exists = queries < n_queries
-    rows = batch_head.to(tl.int64) * n_queries + queries
-    lse_log2 = tl.load(lse_log2_ptr + rows, mask=exists, other=0.0)
-    delta = tl.load(delta_ptr + rows, mask=exists, other=0.0)
+    row = batch_head.to(tl.int64) * n_queries
+    lse_log2 = _lse_log2(lse_ptr + row, queries, n_queries, delta_ptr)
+    if delta_ptr is None:
+        o_ptr += row * HEAD_DIM
+    else:
+        delta_ptr += row
+    delta = _delta(o_ptr, delta_ptr, do, first_query, queries, n_queries, BLOCK_QUERIES, HEAD_DIM)
     dq = tl.zeros([BLOCK_QUERIES, HEAD_DIM], tl.float32)
     dq = _visit_keys(
         dq, q, do, lse_log2, delta, k_rows, v_rows, 0, end_unmasked, first_query, n_keys, stride_k, stride_v,
@@ -204,5 +248,51 @@ def query_kernel(
         dq, q, do, lse_log2, delta, k_rows, v_rows, end_unmasked, end, first_query, n_keys, stride_k, stride_v,
         scale_log2, CAUSAL, True, HEAD_DIM, BLOCK_QUERIES, BLOCK_KEYS, TMA, PRECISION,
     )  # fmt: skip
-    offsets = rows[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]
+    offsets = (row + queries)[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]
     tl.store(dq_ptr + offsets, (dq * scale).to(dq_ptr.dtype.element_ty), mask=exists[:, None])
+
+
+@triton.jit
+def query_kernel(
+    q_ptr, k_ptr, v_ptr, do_ptr, lse_log2_ptr, delta_ptr, dq_ptr,
+    stride_qb, stride_qh, stride_q, stride_kb, stride_kh, stride_k, stride_vb, stride_vh, stride_v,
+    stride_dob, stride_doh, stride_do, heads, n_queries, n_keys, scale, scale_log2,
+    CAUSAL: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr,
+    TMA: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Compute dq, of shape (batch · heads, n_queries, head_dim), of one tile of queries."""
+    _query_program(
+        tl.program_id(0), q_ptr, k_ptr, v_ptr, do_ptr, None, lse_log2_ptr, delta_ptr, dq_ptr,
+        stride_qb, stride_qh, stride_q, stride_kb, stride_kh, stride_k, stride_vb, stride_vh, stride_v,
+        stride_dob, stride_doh, stride_do, heads, n_queries, n_keys, scale, scale_log2,
+        CAUSAL, HEAD_DIM, BLOCK_QUERIES, BLOCK_KEYS, TMA, PRECISION,
+    )  # fmt: skip
+
+
+@triton.jit
+def short_kernel(
+    q_ptr, k_ptr, v_ptr, do_ptr, o_ptr, lse_ptr, dq_ptr, dk_ptr, dv_ptr,
+    stride_qb, stride_qh, stride_q, stride_kb, stride_kh, stride_k, stride_vb, stride_vh, stride_v,
+    stride_dob, stride_doh, stride_do, heads, n_queries, n_keys, scale, scale_log2, query_programs,
+    CAUSAL: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Compute the whole backward pass in one launch: the first programs take tiles of queries, the others of keys.
+
+    Each computes the δ that it needs. That is more work than to do it once, but on short sequences less than a launch.
+    """
+    program = tl.program_id(0)
+    if program < query_programs:
+        _query_program(
+            program, q_ptr, k_ptr, v_ptr, do_ptr, o_ptr, lse_ptr, None, dq_ptr,
+            stride_qb, stride_qh, stride_q, stride_kb, stride_kh, stride_k, stride_vb, stride_vh, stride_v,
+            stride_dob, stride_doh, stride_do, heads, n_queries, n_keys, scale, scale_log2,
+            CAUSAL, HEAD_DIM, BLOCK_QUERIES, BLOCK_KEYS, False, PRECISION,
+        )  # fmt: skip
+    else:
+        _key_value_program(
+            program - query_programs, q_ptr, k_ptr, v_ptr, do_ptr, o_ptr, lse_ptr, None, None, dk_ptr, dv_ptr,
+            stride_qb, stride_qh, stride_q, stride_kb, stride_kh, stride_k, stride_vb, stride_vh, stride_v,
+            stride_dob, stride_doh, stride_do, heads, n_queries, n_keys, scale, scale_log2,
+            CAUSAL, False, HEAD_DIM, BLOCK_QUERIES, BLOCK_KEYS, False, False, False, PRECISION,
+        )  # fmt: skip

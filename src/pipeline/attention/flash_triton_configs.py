@@ -9,6 +9,8 @@ import torch
 
 # Below this many keys or queries a kernel ends before tensor descriptors, which each program has to make, pay.
 MIN_LENGTH_FOR_TMA = 1024
+# Up to here the backward pass is one kernel, for which repeating some work costs less than launching another.
+LONGEST_SHORT_SEQUENCE = 1024
 # A grid is short where it has fewer programs than this a multiprocessor; its keys are then cut into chunks.
 SHORT_GRID_PROGRAMS_PER_SM = 4
 MIN_CHUNK_KEYS = 1024
@@ -27,10 +29,14 @@ class TileConfig:
 
 @dataclass(frozen=True)
 class BackwardConfig:
-    """The kernels of a backward pass: where `query` is None, the kernel of dk and dv sums dq too."""
+    """The kernels of a backward pass: where `query` is None, the kernel of dk and dv sums dq too.
+
+    short: the tiles of the one kernel for short sequences.
+    """
 
     key_value: TileConfig
     query: TileConfig | None
+    short: TileConfig
 
 
 _FORWARD = {
@@ -48,18 +54,18 @@ _FORWARD_FP32 = {
     256: TileConfig(64, 32, 4, 1),
 }
 _BACKWARD = {
-    16: BackwardConfig(TileConfig(64, 64, 4, 3), None),
-    32: BackwardConfig(TileConfig(64, 64, 4, 3), None),
-    64: BackwardConfig(TileConfig(64, 64, 4, 3), None),
-    128: BackwardConfig(TileConfig(64, 64, 4, 2), TileConfig(128, 64, 8, 3)),
-    256: BackwardConfig(TileConfig(32, 64, 8, 2), TileConfig(64, 32, 8, 2)),
+    16: BackwardConfig(TileConfig(64, 64, 4, 3), None, TileConfig(64, 64, 4, 2)),
+    32: BackwardConfig(TileConfig(64, 64, 4, 3), None, TileConfig(64, 64, 4, 2)),
+    64: BackwardConfig(TileConfig(64, 64, 4, 3), None, TileConfig(64, 64, 4, 2)),
+    128: BackwardConfig(TileConfig(64, 64, 4, 2), TileConfig(128, 64, 8, 3), TileConfig(64, 64, 8, 2)),
+    256: BackwardConfig(TileConfig(32, 64, 8, 2), TileConfig(64, 32, 8, 2), TileConfig(32, 64, 8, 1)),
 }
 _BACKWARD_FP32 = {
-    16: BackwardConfig(TileConfig(64, 64, 4, 2), TileConfig(64, 64, 4, 2)),
-    32: BackwardConfig(TileConfig(64, 64, 4, 2), TileConfig(64, 64, 4, 2)),
-    64: BackwardConfig(TileConfig(32, 64, 4, 1), TileConfig(64, 32, 4, 1)),
-    128: BackwardConfig(TileConfig(32, 32, 8, 1), TileConfig(32, 32, 8, 1)),
-    256: BackwardConfig(TileConfig(16, 32, 8, 1), TileConfig(32, 16, 8, 1)),
+    16: BackwardConfig(TileConfig(64, 64, 4, 2), TileConfig(64, 64, 4, 2), TileConfig(32, 32, 4, 1)),
+    32: BackwardConfig(TileConfig(64, 64, 4, 2), TileConfig(64, 64, 4, 2), TileConfig(32, 32, 4, 1)),
+    64: BackwardConfig(TileConfig(32, 64, 4, 1), TileConfig(64, 32, 4, 1), TileConfig(32, 32, 4, 1)),
+    128: BackwardConfig(TileConfig(32, 32, 8, 1), TileConfig(32, 32, 8, 1), TileConfig(32, 32, 8, 1)),
+    256: BackwardConfig(TileConfig(16, 32, 8, 1), TileConfig(32, 16, 8, 1), TileConfig(16, 16, 8, 1)),
 }
 HEAD_DIMS = tuple(_FORWARD)
 

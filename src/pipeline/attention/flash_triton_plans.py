@@ -11,10 +11,17 @@ import triton
 from torch import Tensor
 from triton import knobs
 
-from pipeline.attention.flash_triton_backward import delta_kernel, key_value_kernel, query_kernel
+from pipeline.attention.flash_triton_backward import (
+    delta_kernel,
+    key_value_kernel,
+    query_kernel,
+    short_kernel,
+)
 from pipeline.attention.flash_triton_configs import (
     HEAD_DIMS,
+    LONGEST_SHORT_SEQUENCE,
     MIN_LENGTH_FOR_TMA,
+    BackwardConfig,
     TileConfig,
     backward_config,
     chunk_keys,
@@ -31,7 +38,7 @@ PLANS_KEPT = 4096
 
 
 class Launch:
-    """A kernel compiled for its arguments, with all of them but the tensors: call it with those."""
+    """A kernel compiled for its arguments, with all of them but the tensors, which come first: call it with those."""
 
     def __init__(
         self,
@@ -42,7 +49,9 @@ class Launch:
         constants: dict[str, Any],
         tiles: TileConfig,
     ):
-        self._arguments = (*scalars, *constants.values())
+        # By position, as a compiled kernel takes them: the compile-time ones come last.
+        ordered = [constants[name] for name in kernel.arg_names if name in constants]
+        self._arguments = (*scalars, *ordered)
         grid = (programs, 1, 1)
         if knobs.runtime.interpret:
             self._run = kernel[grid]
@@ -76,7 +85,15 @@ class BackwardPlan:
     scale: float
 
 
-def ready(plan: ForwardPlan | BackwardPlan, *tensors: Tensor) -> list[Tensor]:
+@dataclass(frozen=True)
+class ShortBackwardPlan:
+    """A backward pass over short sequences: one kernel."""
+
+    copied: tuple[bool, ...]
+    gradients: Launch
+
+
+def ready(plan: ForwardPlan | BackwardPlan | ShortBackwardPlan, *tensors: Tensor) -> list[Tensor]:
     """Return the tensors as the kernels read them: copies where theirs is a layout that the kernels do not."""
     return [
         tensor.clone(memory_format=torch.contiguous_format) if copied or tensor.data_ptr() % ALIGNMENT_BYTES else tensor
@@ -126,74 +143,90 @@ def forward_plan(q: Traits, k: Traits, v: Traits, is_causal: bool, tf32_allowed:
 
 
 @functools.lru_cache(PLANS_KEPT)
-def backward_plan(q: Traits, k: Traits, v: Traits, do: Traits, is_causal: bool, tf32_allowed: bool) -> BackwardPlan:
+def backward_plan(
+    q: Traits, k: Traits, v: Traits, do: Traits, is_causal: bool, tf32_allowed: bool
+) -> BackwardPlan | ShortBackwardPlan:
     """Plan the backward pass of inputs that a forward pass has taken."""
-    n_queries, head_dim, n_keys = q.shape[-2], q.shape[-1], k.shape[-2]
-    matrices = math.prod(q.shape[:-2])
-    config = backward_config(q.dtype, head_dim)
-    sums_dq = config.query is None
-    lengths = [_heads(q), n_queries, n_keys, 1 / math.sqrt(head_dim), _scale_log2(q)]
+    copied = tuple(map(_must_be_copied, (q, k, v, do)))
+    lengths = [_heads(q), q.shape[-2], k.shape[-2], 1 / math.sqrt(q.shape[-1]), _scale_log2(q)]
     scalars = [*_strides(q), *_strides(k), *_strides(v), *_strides(do), *lengths]
-    inputs = [q.dtype] * 4 + [torch.float32] * 2
-    precision = _precision(q.dtype, tf32_allowed)
-    delta = Launch(
+    constants = {
+        "CAUSAL": is_causal,
+        "HEAD_DIM": q.shape[-1],
+        "PRECISION": _precision(q.dtype, tf32_allowed),
+    }
+    config = backward_config(q.dtype, q.shape[-1])
+    if max(q.shape[-2], k.shape[-2]) <= LONGEST_SHORT_SEQUENCE:
+        return ShortBackwardPlan(copied, _short_kernel(config.short, q, k, scalars, constants))
+    return BackwardPlan(
+        copied,
+        delta=_delta_kernel(q, do, sums_dq=config.query is None),
+        key_value=_key_value_kernel(config, q, k, do, scalars, constants),
+        query=_query_kernel(config.query, q, k, v, scalars, constants) if config.query else None,
+        scale=1 / math.sqrt(q.shape[-1]),
+    )
+
+
+def _short_kernel(tiles: TileConfig, q: Traits, k: Traits, scalars: list[float], constants: dict[str, Any]) -> Launch:
+    matrices = math.prod(q.shape[:-2])
+    query_programs = matrices * triton.cdiv(q.shape[-2], tiles.block_queries)
+    return Launch(
+        short_kernel,
+        query_programs + matrices * triton.cdiv(k.shape[-2], tiles.block_keys),
+        [*[q.dtype] * 5, torch.float32, *[q.dtype] * 3],
+        [*scalars, query_programs],
+        {**constants, **_block_sizes(tiles)},
+        tiles,
+    )
+
+
+def _delta_kernel(q: Traits, do: Traits, sums_dq: bool) -> Launch:
+    return Launch(
         delta_kernel,
-        matrices * triton.cdiv(n_queries, ELEMENTWISE.block_queries),
-        [q.dtype, q.dtype] + [torch.float32] * 3 + [torch.float32 if sums_dq else None],
-        [*_strides(do), _heads(q), n_queries],
-        {"HEAD_DIM": head_dim, "BLOCK_QUERIES": ELEMENTWISE.block_queries, "ZERO_DQ_SUM": sums_dq},
+        math.prod(q.shape[:-2]) * triton.cdiv(q.shape[-2], ELEMENTWISE.block_queries),
+        [q.dtype, q.dtype, *[torch.float32] * 3, torch.float32 if sums_dq else None],
+        [*_strides(do), _heads(q), q.shape[-2]],
+        {"HEAD_DIM": q.shape[-1], "BLOCK_QUERIES": ELEMENTWISE.block_queries, "ZERO_DQ_SUM": sums_dq},
         ELEMENTWISE,
     )
-    tiles = config.key_value
-    key_value = Launch(
+
+
+def _key_value_kernel(
+    config: BackwardConfig, q: Traits, k: Traits, do: Traits, scalars: list[float], constants: dict[str, Any]
+) -> Launch:
+    tiles, sums_dq = config.key_value, config.query is None
+    return Launch(
         key_value_kernel,
-        matrices * triton.cdiv(n_keys, tiles.block_keys),
-        [*inputs, torch.float32 if sums_dq else None, k.dtype, v.dtype],
+        math.prod(k.shape[:-2]) * triton.cdiv(k.shape[-2], tiles.block_keys),
+        [*[q.dtype] * 4, *[torch.float32] * 2, torch.float32 if sums_dq else None, k.dtype, k.dtype],
         scalars,
         {
-            "CAUSAL": is_causal,
-            "MASK_KEYS": sums_dq and n_keys % tiles.block_keys != 0,
-            "HEAD_DIM": head_dim,
-            "BLOCK_QUERIES": tiles.block_queries,
-            "BLOCK_KEYS": tiles.block_keys,
+            **constants,
+            **_block_sizes(tiles),
+            "MASK_KEYS": sums_dq and k.shape[-2] % tiles.block_keys != 0,
             "ADD_DQ": sums_dq,
-            "TMA": _uses_tma(n_queries, q, do),
+            "TMA": _uses_tma(q.shape[-2], q, do),
             "TMA_REDUCE": sums_dq and not knobs.runtime.interpret,  # the interpreter has no such operation
-            "PRECISION": precision,
         },
         tiles,
     )
-    query = _plan_query_kernel(config.query, q, k, v, inputs, scalars, is_causal, precision) if config.query else None
-    return BackwardPlan(
-        tuple(map(_must_be_copied, (q, k, v, do))), delta, key_value, query, scale=1 / math.sqrt(head_dim)
-    )
 
 
-def _plan_query_kernel(
-    tiles: TileConfig,
-    q: Traits,
-    k: Traits,
-    v: Traits,
-    inputs: list[torch.dtype],
-    scalars: list[float],
-    is_causal: bool,
-    precision: str,
+def _query_kernel(
+    tiles: TileConfig, q: Traits, k: Traits, v: Traits, scalars: list[float], constants: dict[str, Any]
 ) -> Launch:
     return Launch(
         query_kernel,
         math.prod(q.shape[:-2]) * triton.cdiv(q.shape[-2], tiles.block_queries),
-        [*inputs, q.dtype],
+        [*[q.dtype] * 4, *[torch.float32] * 2, q.dtype],
         scalars,
-        {
-            "CAUSAL": is_causal,
-            "HEAD_DIM": q.shape[-1],
-            "BLOCK_QUERIES": tiles.block_queries,
-            "BLOCK_KEYS": tiles.block_keys,
-            "TMA": _uses_tma(k.shape[-2], k, v),
-            "PRECISION": precision,
-        },
+        {**constants, **_block_sizes(tiles), "TMA": _uses_tma(k.shape[-2], k, v)},
         tiles,
     )
+
+
+def _block_sizes(tiles: TileConfig) -> dict[str, int]:
+    return {"BLOCK_QUERIES": tiles.block_queries, "BLOCK_KEYS": tiles.block_keys}
 
 
 def _check(q: Traits, k: Traits, v: Traits) -> None:

@@ -30,6 +30,7 @@ PACKAGE = Path(__file__).parents[1]
 OWN_CODE = (Path(__file__), Path(__file__).with_name("worker.py"))
 # These are read when a library is loaded, which in a worker is before the caller comes.
 BINDING_VARIABLES = ("LD_", "PYTHON", "PYTORCH", "TORCH", "TRITON")
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 OFF_VARIABLE = "PIPELINE_WORKER"
 START_LIMIT_S = 120.0
 FORWARDED_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
@@ -114,13 +115,20 @@ def _start_worker(path: Path) -> None:
             stderr=log,
             pass_fds=[writable],
             start_new_session=True,
-            # Otherwise a library that asks for GPUs while it is imported would start CUDA, here and for all children.
-            env={**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
+            env=_worker_environment(),
         )
     os.close(writable)
     with open(readable, "rb") as ready, selectors.DefaultSelector() as selector:
         selector.register(ready, selectors.EVENT_READ)
         selector.select(START_LIMIT_S)
+
+
+def _worker_environment() -> dict[str, str]:
+    """Return the environment that a worker imports its libraries in, not that of its children."""
+    # With Snakemake's thread counts torch would load with those, and a cell that sets others starts threads by that.
+    kept = {name: value for name, value in os.environ.items() if name not in THREAD_VARIABLES}
+    # Otherwise a library that asks for GPUs while it is imported would start CUDA, here and for all children.
+    return kept | {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 
 def _send_request(connection: socket.socket, argv: Sequence[str], issued_at: float) -> None:

@@ -1,5 +1,6 @@
 """Typed, constrained fields of the frozen dataclasses `Cell` and `Settings`, read from words or YAML."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, field, fields
 from typing import Any, TypeVar
@@ -65,7 +66,7 @@ def _checked(item: Field, value: Any, where: str) -> Any:
 
 
 def _typed(item: Field, value: Any, where: str) -> Any:
-    """Convert to the type of the field's default, strictly: 2.5 is no int and 'yes' no bool."""
+    """Convert to the type of the field's default, strictly: 2.5 is no int, 'yes' no bool and inf no float."""
     if item.default is MISSING:
         raise TypeError(f"field {item.name} needs a default: its type and value serve the cells that omit it")
     kind = type(item.default)
@@ -76,6 +77,8 @@ def _typed(item: Field, value: Any, where: str) -> Any:
             raise ValueError
         converted = kind(value)
         if kind is int and converted != float(value):
+            raise ValueError
+        if kind is float and not math.isfinite(converted):
             raise ValueError
         return converted
     except (KeyError, ValueError, TypeError):

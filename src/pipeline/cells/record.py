@@ -44,16 +44,24 @@ def write_record(path: Path, record: dict[str, Any]) -> None:
 def read_record(path: Path) -> dict[str, Any]:
     """Read a record; raises UserError where it is damaged or of another schema version."""
     try:
-        record = json.loads(path.read_text())
+        return parse_record(path.read_text(), str(path))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except ValueError as error:
+    except UnicodeDecodeError as error:
         raise UserError(f"{path} is no record: {error}") from None
+
+
+def parse_record(content: str, name: str) -> dict[str, Any]:
+    """Parse a record that messages call `name`; raises UserError where it is damaged or of another schema version."""
+    try:
+        record = json.loads(content)
+    except ValueError as error:
+        raise UserError(f"{name} is no record: {error}") from None
     if not isinstance(record, dict) or "schema_version" not in record:
-        raise UserError(f"{path} is no record: it has no schema_version")
+        raise UserError(f"{name} is no record: it has no schema_version")
     if record["schema_version"] != SCHEMA_VERSION:
         raise UserError(
-            f"{path} has schema_version {record['schema_version']}, this version of the pipeline reads "
+            f"{name} has schema_version {record['schema_version']}, this version of the pipeline reads "
             f"{SCHEMA_VERSION}: measure it again (delete the file and repeat the command)"
         )
     return record

@@ -107,7 +107,9 @@ def _start_torch(threads: int, with_cuda: bool) -> None:
     """
     import torch
 
-    torch.set_num_threads(threads)
+    # Only where it changes something, for it starts the threads of a pool, and a process with threads cannot be forked.
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
     if with_cuda and torch.cuda.is_available():
         torch.cuda.synchronize()
 

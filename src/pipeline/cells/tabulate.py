@@ -12,11 +12,14 @@ SOFTWARE = ("python", "torch", "triton", "cuda", "driver")
 
 
 def row_table(paths: Iterable[Path]) -> pd.DataFrame:
-    """Return a table with a line a row: the cell's axes and settings, the row, machine and software."""
+    """Return a table with a line a row: the cell's axes and settings, the row, machine and software.
+
+    It has a column `reason` also where every row is ok.
+    """
     records = [read_record(path) for path in paths]
     return pd.DataFrame(
         [
-            {**record["cell"], **record["settings"], **_flat(row), **_machine(record)}
+            {**record["cell"], **record["settings"], "reason": None, **_flat(row), **_machine(record)}
             for record in records
             for row in record["rows"]
         ]
@@ -24,7 +27,7 @@ def row_table(paths: Iterable[Path]) -> pd.DataFrame:
 
 
 def cell_table(paths: Iterable[Path]) -> pd.DataFrame:
-    """Return a table with a line a cell: its worst status, when, how long, on what, by which command."""
+    """Return a table with a line a cell: its status, when, how long, on what, by which command."""
     return pd.DataFrame([_cell_line(read_record(path)) for path in paths])
 
 
@@ -33,7 +36,7 @@ def _cell_line(record: dict[str, Any]) -> dict[str, Any]:
     return {
         "stage": record["stage"],
         "cell": " ".join(f"{axis}={value}" for axis, value in record["cell"].items()),
-        **_worst(record["rows"]),
+        **_outcome(record["rows"]),
         "started_at": record["started_at"],
         "process": record["process"],
         **seconds,
@@ -43,10 +46,15 @@ def _cell_line(record: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _worst(rows: list[dict[str, Any]]) -> dict[str, str]:
-    """Return the status of the cell: that of its least fortunate row, with the reason."""
+def _outcome(rows: list[dict[str, Any]]) -> dict[str, str]:
+    """Return the status of the cell, with the reason: that of its least fortunate row that has a figure.
+
+    Implementations of which one cannot do what the others can are rows of one cell: only where no row has a figure is
+    the cell without one.
+    """
     order = ("ok", "unstable", "skipped", "oom")
-    worst = max(rows, key=lambda row: order.index(row["status"]))
+    with_figure = [row for row in rows if row["status"] in ("ok", "unstable")]
+    worst = max(with_figure or rows, key=lambda row: order.index(row["status"]))
     return {"status": worst["status"], "reason": worst.get("reason", "")}
 
 

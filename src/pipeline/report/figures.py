@@ -82,6 +82,15 @@ STYLES = {
     "bucketed": (GREEN, "D", "-."),
     "nccl": (GREEN, "o", "-"),
     "gloo": (PURPLE, "s", "--"),
+    "2 ranks": (BLUE, "o", "-"),
+    "4 ranks": (ORANGE, "s", "--"),
+    "6 ranks": (GREEN, "^", "-."),
+    "8 ranks": (VERMILION, "D", "-"),
+    "burst, torch": (BLUE, "o", "-"),
+    "burst, NCCL in place": (GREEN, "s", "--"),
+    "burst, NCCL out of place": (SKY, "^", "-."),
+    "single, events": (ORANGE, "D", "-"),
+    "single, host clock": (VERMILION, "v", "--"),
 }
 
 
@@ -222,7 +231,12 @@ def stamp(figure: Figure, rows: pd.DataFrame, *facts: str, shown: str = "median 
     measured = rows[rows["n"].notna()]
     words = [*rows["machine"].unique(), *(f"torch {version}" for version in rows["torch"].unique()), *facts]
     words.append(f"n={_range(measured['n'])}, {shown}")
-    text = textwrap.fill(" · ".join(words), FOOTER_COLUMNS)
+    footnote(figure, *words)
+
+
+def footnote(figure: Figure, *facts: str) -> None:
+    """Write facts at the foot of a figure, and make room for them."""
+    text = textwrap.fill(" · ".join(facts), FOOTER_COLUMNS)
     height = (text.count("\n") + 1.6) * LINE_PT / 72 / figure.get_figheight()
     figure.get_layout_engine().set(rect=(0, height, 1, 1 - height))
     figure.text(0.5, 0.01, text, ha="center", va="bottom", fontsize=WORD_PT, color="#555555")

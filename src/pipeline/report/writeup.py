@@ -80,7 +80,7 @@ def first_page(cells: pd.DataFrame) -> dict[str, Any]:
 
 def _counts(cells: pd.DataFrame) -> list[dict[str, Any]]:
     counted = cells.groupby("stage")["status"].value_counts().unstack(fill_value=0)
-    counted = counted.reindex(columns=list(STATUSES), fill_value=0)
+    counted = counted.reindex(index=cells["stage"].unique(), columns=list(STATUSES), fill_value=0)
     return [{"stage": stage, **line.astype(int).to_dict()} for stage, line in counted.iterrows()]
 
 

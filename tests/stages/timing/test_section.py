@@ -251,3 +251,13 @@ def test_their_forward_and_backward_stands_beside_the_sum_of_ours(rendered):
 
 def test_sizes_that_nobody_else_measured_are_compared_with_nobody(rendered):
     assert "Others' figures" not in rendered["laptop"][1]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_no_number_of_the_prose_stays_when_every_figure_is_another(
+    make_rows, build, numbers_that_stay, monkeypatch, name
+):
+    monkeypatch.setattr(section, "draw_all", lambda *_: dict.fromkeys(FIGURE_NAMES["h200"], ""))
+    keys = ["size", "context_length", "warmup_steps", "batch_size", "n"]
+    ours = lambda rows: build(rows).split("### Others' figures")[0]  # noqa: E731
+    assert numbers_that_stay(ours, make_rows(name), keys, allowed={f"{100 * findings.SMALL_SPREAD:g}"}) == set()

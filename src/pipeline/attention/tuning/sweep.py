@@ -1,8 +1,8 @@
 """Time one of the Triton kernels, on causal shapes, with every promising choice of tiles."""
 
 import argparse
+import dataclasses
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from unittest import mock
 
@@ -35,7 +35,9 @@ def sweep(kernel: str, dtype: str, shape: tuple[int, int, int, int], candidates:
         rel_error = max(((a - e).abs().max() / e.abs().max()).item() for a, e in zip(run(), expected, strict=True))
         median_ms = triton.testing.do_bench(run, WARM_UP_MS, MEASURE_MS, return_mode="median")
         rows.append(
-            asdict(candidate.tiles) | asdict(candidate.report) | {"median_ms": median_ms, "rel_error": rel_error}
+            dataclasses.asdict(candidate.tiles)
+            | dataclasses.asdict(candidate.report)
+            | {"median_ms": median_ms, "rel_error": rel_error}
         )
     return pd.DataFrame(rows).sort_values("median_ms")
 
@@ -58,9 +60,9 @@ def _prepare_backward(
     used = backward_config(q.dtype, q.shape[-1])
     other = used.query or used.key_value
     config = {
-        "query": BackwardConfig(used.key_value, tiles or other),
-        "key_value": BackwardConfig(tiles or used.key_value, other),
-        "key_value_dq": BackwardConfig(tiles or used.key_value, None),
+        "query": dataclasses.replace(used, query=tiles or other),
+        "key_value": dataclasses.replace(used, key_value=tiles or used.key_value, query=other),
+        "key_value_dq": dataclasses.replace(used, key_value=tiles or used.key_value, query=None),
     }[kernel]
     with _tiles("backward_config", config):
         plan = flash_triton_plans.backward_plan(*map(traits, (q, k, v, do)), True, False)

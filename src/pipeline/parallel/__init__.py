@@ -1,0 +1,1 @@
+"""The subject: several processes that train together."""

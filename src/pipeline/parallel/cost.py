@@ -1,0 +1,52 @@
+"""What a collective costs: bus bandwidth, and the line `latency + size / bandwidth` through measured times."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+def all_reduce_bus_factor(world_size: int) -> float:
+    """Return the bytes that each rank of a ring sends for each byte of an all-reduce: 2 (n − 1) / n.
+
+    Bus bandwidth is algorithm bandwidth (bytes over time) times this factor, and can be held against the speed of the
+    links whatever the world size. Source: nccl-tests, doc/PERFORMANCE.md. An algorithm that sends less than a ring
+    (in-network reduction) may exceed the links' speed by it.
+    """
+    return 2 * (world_size - 1) / world_size
+
+
+@dataclass(frozen=True)
+class LinearCost:
+    """The time of a collective as `latency_s + size_bytes / bytes_per_s`."""
+
+    latency_s: float
+    bytes_per_s: float
+
+    def seconds(self, size_bytes: float) -> float:
+        """Return the modelled time for so many bytes."""
+        return self.latency_s + size_bytes / self.bytes_per_s
+
+    def residuals(self, sizes_bytes: Sequence[float], times_s: Sequence[float]) -> list[float]:
+        """Return the modelled over the measured time, minus one, for every size."""
+        return [self.seconds(size) / time - 1 for size, time in zip(sizes_bytes, times_s, strict=True)]
+
+
+def fit_linear_cost(sizes_bytes: Sequence[float], times_s: Sequence[float]) -> LinearCost:
+    """Fit latency and bandwidth by least squares on the relative error, neither of them negative.
+
+    The relative error, for the absolute one would leave the largest size alone to decide.
+    Raises ValueError for fewer than two sizes, and for times that do not grow with the size.
+    """
+    sizes, times = np.asarray(sizes_bytes, dtype=float), np.asarray(times_s, dtype=float)
+    if len(np.unique(sizes)) < 2:
+        raise ValueError("a line needs the times of two sizes at least")
+    relative = np.column_stack([1 / times, sizes / times])
+    # Columns of like length keep the problem well conditioned; sizes are nine orders of magnitude from one.
+    scale = np.linalg.norm(relative, axis=0)
+    latency_s, s_per_byte = np.linalg.lstsq(relative / scale, np.ones_like(times), rcond=None)[0] / scale
+    if s_per_byte <= 0:
+        raise ValueError("the times do not grow with the size: no bandwidth fits them")
+    if latency_s < 0:
+        latency_s, s_per_byte = 0.0, relative[:, 1].sum() / (relative[:, 1] ** 2).sum()
+    return LinearCost(float(latency_s), float(1 / s_per_byte))

@@ -1,0 +1,198 @@
+"""Two runs side by side: what differs in how they came about, and row by row which is faster."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from pipeline.cells import fields, sweep
+from pipeline.report.runs import Record
+from pipeline.report.section import compare_ratio
+
+VERDICTS = {
+    "slower than": "slower",
+    "not told apart from": "ambiguous",
+    "faster than": "faster",
+    "as fast as": "same",
+}
+KEYS = ["stage", "cell", "row"]
+WITH_FIGURES = ("ok", "unstable")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What comparing run B with run A found.
+
+    differences: what, a, b, of what the two runs were made with;
+    timed: KEYS, quantity, median_, q1_, q3_, n_ and status_ of a and b, ratio (b over a), low, high and verdict;
+    memory: stage, cell, quantity, a and b in bytes and ratio, of peaks that differ by more than the tolerance;
+    outcomes: KEYS, status_ and reason_ of a and b, of rows whose outcome is not the same, and worse: figures were lost;
+    only_in_a, only_in_b: stage and cell; untimed: how many rows that both have bear no time.
+    """
+
+    differences: pd.DataFrame
+    timed: pd.DataFrame
+    memory: pd.DataFrame
+    outcomes: pd.DataFrame
+    only_in_a: pd.DataFrame
+    only_in_b: pd.DataFrame
+    untimed: int
+
+    @property
+    def is_worse(self) -> bool:
+        """Tell whether B is slower than A in any row, or has lost the figures of one."""
+        return bool((self.timed["verdict"] == "slower").any() or self.outcomes["worse"].any())
+
+
+def compare_runs(a: Iterable[Record], b: Iterable[Record], tolerance: float) -> Comparison:
+    """Compare the rows of two runs; `tolerance` is the share by which medians may differ and be the same."""
+    a, b = list(a), list(b)
+    rows_a, rows_b = _rows(a), _rows(b)
+    both = rows_a.merge(rows_b, on=[*KEYS, "quantity"], suffixes=("_a", "_b"))
+    have_times = both["median_a"].notna() & both["median_b"].notna()
+    return Comparison(
+        differences=_differences(a, b),
+        timed=_judged(both[have_times], tolerance),
+        memory=_memory(a, b, tolerance),
+        outcomes=_outcomes(rows_a, rows_b),
+        only_in_a=_only_in_first(rows_a, rows_b),
+        only_in_b=_only_in_first(rows_b, rows_a),
+        untimed=int((both["quantity"] == "").sum()),
+    )
+
+
+def _rows(records: list[Record]) -> pd.DataFrame:
+    """Return a line for each timed quantity of each row; one with quantity "" for a row without any."""
+    lines = [line for record in records for line in _record_lines(record)]
+    columns = [*KEYS, "quantity", "status", "reason", "n", "median", "q1", "q3"]
+    rows = pd.DataFrame(lines, columns=columns).astype(dict.fromkeys(["n", "median", "q1", "q3"], float))
+    # Rows that nothing names apart keep their order.
+    again = rows.groupby([*KEYS, "quantity"]).cumcount() + 1
+    rows["row"] = rows["row"].where(again == 1, rows["row"] + again.map(" #{}".format)).str.strip()
+    return rows
+
+
+def _record_lines(record: Record) -> Iterable[dict[str, Any]]:
+    names = _row_names(record["stage"])
+    cell = _cell_words(record)
+    for row in record["rows"]:
+        line = {
+            "stage": record["stage"],
+            "cell": cell,
+            "row": " ".join(str(row[name]) for name in names if name in row),
+            "status": row["status"],
+            "reason": row.get("reason") or "",
+            "n": row.get("n"),
+        }
+        for quantity in _timed_quantities(row) or [""]:
+            statistics = {name: row.get(f"{name}_{quantity}") for name in ("median", "q1", "q3")}
+            yield {**line, "quantity": quantity, **statistics}
+
+
+def _row_names(stage: str) -> list[str]:
+    """Return the columns that tell a stage's rows apart; none for a stage of another version of the pipeline."""
+    if stage not in sweep.stage_names():
+        return []
+    return list(dict.fromkeys(name for key in sweep.declaration(stage).Cell().row_keys() for name in key))
+
+
+def _timed_quantities(row: dict[str, Any]) -> list[str]:
+    """Return the quantities in ms whose median and quartiles a row has: `ms`, or `forward_ms` and the like."""
+    medians = [name.removeprefix("median_") for name in row if name.startswith("median_") and name.endswith("ms")]
+    return [name for name in medians if row[f"median_{name}"] is not None and f"q1_{name}" in row]
+
+
+def _judged(both: pd.DataFrame, tolerance: float) -> pd.DataFrame:
+    ratios = both.assign(
+        ratio=both["median_b"] / both["median_a"], low=both["q1_b"] / both["q3_a"], high=both["q3_b"] / both["q1_a"]
+    )
+    verdicts = [_verdict(line, tolerance) for line in ratios.to_dict("records")]
+    return ratios.assign(verdict=verdicts).reset_index(drop=True)
+
+
+def _verdict(line: dict[str, Any], tolerance: float) -> str:
+    """Judge one row: a difference counts where quartiles do not overlap and both runs are sure of their figures."""
+    verdict = VERDICTS[compare_ratio(1 / line["ratio"], 1 / line["high"], 1 / line["low"], tolerance)]
+    unsure = "unstable" in (line["status_a"], line["status_b"]) or min(line["n_a"], line["n_b"]) < 2
+    return "ambiguous" if unsure and verdict != "same" else verdict
+
+
+def _memory(a: list[Record], b: list[Record], tolerance: float) -> pd.DataFrame:
+    both = _peaks(a).merge(_peaks(b), on=["stage", "cell", "quantity", "row"], suffixes=("_a", "_b"))
+    both = both.rename(columns={"bytes_a": "a", "bytes_b": "b"}).drop(columns="row").drop_duplicates()
+    both = both.assign(ratio=both["b"] / both["a"])
+    apart = (both["ratio"] > 1 + tolerance) | (both["ratio"] * (1 + tolerance) < 1)
+    return both[apart].reset_index(drop=True)
+
+
+def _peaks(records: list[Record]) -> pd.DataFrame:
+    """Return a line for each peak of memory of each row, the rows of a cell by their number."""
+    lines = [
+        {"stage": record["stage"], "cell": _cell_words(record), "row": number, "quantity": name, "bytes": value}
+        for record in records
+        for number, row in enumerate(record["rows"])
+        for name, value in row.items()
+        if value and re.fullmatch(r"peak(_\w+)?_bytes", name)
+    ]
+    return pd.DataFrame(lines, columns=["stage", "cell", "row", "quantity", "bytes"])
+
+
+def _cell_words(record: Record) -> str:
+    return " ".join(f"{axis}={fields.text(value)}" for axis, value in record["cell"].items())
+
+
+def _outcomes(rows_a: pd.DataFrame, rows_b: pd.DataFrame) -> pd.DataFrame:
+    columns = [*KEYS, "status", "reason"]
+    first_a, first_b = (rows[columns].drop_duplicates(KEYS) for rows in (rows_a, rows_b))
+    both = first_a.merge(first_b, on=KEYS, suffixes=("_a", "_b"))
+    changed = both[both["status_a"] != both["status_b"]]
+    had, has = (changed[f"status_{run}"].isin(WITH_FIGURES) for run in "ab")
+    return changed.assign(worse=had & ~has).reset_index(drop=True)
+
+
+def _only_in_first(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
+    cells = first[["stage", "cell"]].drop_duplicates()
+    known = second[["stage", "cell"]].drop_duplicates()
+    joined = cells.merge(known, how="left", indicator=True)
+    return joined[joined["_merge"] == "left_only"].drop(columns="_merge").reset_index(drop=True)
+
+
+def _differences(a: list[Record], b: list[Record]) -> pd.DataFrame:
+    """List what the runs were made with where it is not the same; code and settings of the stages that both have."""
+    facts_a, facts_b = _circumstances(a), _circumstances(b)
+    shared = {record["stage"] for record in a} & {record["stage"] for record in b}
+    names = [name for name in dict.fromkeys([*facts_a, *facts_b]) if name[0] in ("", *shared)]
+    lines = [
+        {"what": f"{stage} {what}".strip(), "a": _listed(facts_a, (stage, what)), "b": _listed(facts_b, (stage, what))}
+        for stage, what in names
+    ]
+    table = pd.DataFrame(lines, columns=["what", "a", "b"])
+    return table[table["a"] != table["b"]].reset_index(drop=True)
+
+
+def _listed(facts: dict[tuple[str, str], set[str]], name: tuple[str, str]) -> str:
+    return ", ".join(sorted(facts.get(name, ()))) or "–"
+
+
+def _circumstances(records: list[Record]) -> dict[tuple[str, str], set[str]]:
+    """Collect the values of each fact over a run, by stage ("" for those of the machine) and name."""
+    found: dict[tuple[str, str], set[str]] = {}
+    for record in records:
+        machine, stage = record["machine"], record["stage"]
+        facts = {
+            ("", "machine"): machine["kind"],
+            ("", "cpu"): machine["cpu"]["model"],
+            ("", "logical cores"): machine["cpu"]["logical_cores"],
+            ("", "GPUs"): len(machine["gpus"]),
+            ("", "threads"): machine["threads"],
+            ("", "os"): machine["os"],
+            **{("", name): version for name, version in machine["software"].items()},
+            ("", "commit"): record["code"]["commit"],
+            (stage, "code"): record["code"]["digest"],
+            **{(stage, name): value for name, value in record["settings"].items()},
+        }
+        for name, value in facts.items():
+            found.setdefault(name, set()).add(fields.text(value))
+    return found

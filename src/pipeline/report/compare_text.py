@@ -1,0 +1,145 @@
+"""A comparison of two runs as text: what differs first, then what changed, at last one line."""
+
+import statistics
+
+import pandas as pd
+
+from pipeline.report.compare import VERDICTS, Comparison
+from pipeline.report.tables import OUTCOME_WORDS, markdown, significant
+
+ORDER = list(VERDICTS.values())
+MOST_LINES = 40
+
+
+def write_comparison(found: Comparison, name_a: str, name_b: str, show_all: bool = False) -> str:
+    """Write a comparison as Markdown that reads well in a terminal too.
+
+    Without `show_all`, times that are the same are left out, and long tables are cut and say so.
+    """
+    parts = [
+        f"A: {name_a}\nB: {name_b}",
+        _differences(found.differences),
+        _part("Outcomes that changed", _outcome_table(found.outcomes), show_all),
+        _part("Cells only in A", found.only_in_a, show_all),
+        _part("Cells only in B", found.only_in_b, show_all),
+        _part("Times that differ" if not show_all else "Times", _time_table(found.timed, show_all), show_all),
+        _part("Peak memory that differs", _memory_table(found.memory), show_all),
+        _part("By stage", _stage_table(found.timed), show_all=True),
+        summary(found),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def summary(found: Comparison) -> str:
+    """Say in one line how B compares with A."""
+    counts = found.timed["verdict"].value_counts()
+    words = [f"{counts.get(verdict, 0)} {verdict}" for verdict in ORDER]
+    text = f"B against A: {_counted(len(found.timed), 'time')} compared, {', '.join(words)}"
+    if len(found.timed):
+        text += f"; geometric mean of B / A {significant(statistics.geometric_mean(found.timed['ratio']))}×"
+    outcomes, lost = len(found.outcomes), int(found.outcomes["worse"].sum())
+    extras = {
+        f"{_counted(outcomes, 'outcome')} changed, {lost} for the worse": outcomes,
+        f"peak memory apart in {_counted(len(found.memory), 'cell')}": len(found.memory),
+        f"{_counted(len(found.only_in_a), 'cell')} only in A": len(found.only_in_a),
+        f"{_counted(len(found.only_in_b), 'cell')} only in B": len(found.only_in_b),
+        f"{_counted(found.untimed, 'row')} without a time": found.untimed,
+    }
+    return "; ".join([text, *(words for words, count in extras.items() if count)]) + "."
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _differences(table: pd.DataFrame) -> str:
+    if table.empty:
+        return "Machine, software, code and settings are the same."
+    return f"### What differs\n\n{markdown(table.rename(columns={'what': '', 'a': 'A', 'b': 'B'}))}"
+
+
+def _part(title: str, table: pd.DataFrame, show_all: bool) -> str:
+    if table.empty:
+        return ""
+    shown = table if show_all else table.head(MOST_LINES)
+    left_out = len(table) - len(shown)
+    more = f"\n\n… and {left_out} more; --all shows them." if left_out else ""
+    return f"### {title}\n\n{markdown(shown)}{more}"
+
+
+def _outcome_table(outcomes: pd.DataFrame) -> pd.DataFrame:
+    words = {
+        run: [_outcome(*pair) for pair in zip(outcomes[f"status_{run}"], outcomes[f"reason_{run}"], strict=True)]
+        for run in "ab"
+    }
+    return _short(outcomes)[["stage", "cell", "row"]].assign(A=words["a"], B=words["b"])
+
+
+def _outcome(status: str, reason: str) -> str:
+    word = OUTCOME_WORDS.get(status, status)
+    return f"{word}: {reason}" if reason else word
+
+
+def _time_table(timed: pd.DataFrame, show_all: bool) -> pd.DataFrame:
+    """List the times, slower ones first and the largest differences first; those that are the same only on demand."""
+    shown = timed if show_all else timed[timed["verdict"] != "same"]
+    if shown.empty:
+        return shown
+    away = shown["ratio"].where(shown["ratio"] >= 1, 1 / shown["ratio"])
+    rank = shown["verdict"].map(ORDER.index)
+    shown = _short(shown.assign(rank=rank, away=-away).sort_values(["rank", "away"], kind="stable"))
+    ratios = zip(shown["ratio"], shown["low"], shown["high"], strict=True)
+    return pd.DataFrame(
+        {
+            "stage": shown["stage"],
+            "cell": shown["cell"],
+            "row": (shown["row"] + " " + shown["quantity"].str.removesuffix("ms").str.rstrip("_")).str.strip(),
+            "A (ms)": shown["median_a"].map(significant),
+            "B (ms)": shown["median_b"].map(significant),
+            "B / A (quartiles)": [
+                f"{significant(r)} ({significant(low)}–{significant(high)})" for r, low, high in ratios
+            ],
+            "verdict": shown["verdict"],
+        }
+    )
+
+
+def _memory_table(memory: pd.DataFrame) -> pd.DataFrame:
+    shown = _short(memory.sort_values("ratio", ascending=False))
+    return pd.DataFrame(
+        {
+            "stage": shown["stage"],
+            "cell": shown["cell"],
+            "of": shown["quantity"].str.removesuffix("_bytes").str.replace("_", " "),
+            "A (GB)": (shown["a"] / 1e9).map(significant),
+            "B (GB)": (shown["b"] / 1e9).map(significant),
+            "B / A": shown["ratio"].map(significant),
+        }
+    )
+
+
+def _short(rows: pd.DataFrame) -> pd.DataFrame:
+    """Leave out of each stage's cells the axes that have one value in all of these rows."""
+
+    def varying(cells: pd.Series) -> pd.Series:
+        axes = cells.str.split(" ", expand=True)
+        if cells.nunique() == 1:
+            return cells
+        return axes.loc[:, axes.nunique(dropna=False) > 1].fillna("").agg(" ".join, axis=1).str.strip()
+
+    if rows.empty:
+        return rows
+    return rows.assign(cell=rows.groupby("stage", group_keys=False, sort=False)["cell"].apply(varying))
+
+
+def _stage_table(timed: pd.DataFrame) -> pd.DataFrame:
+    lines = [
+        {
+            "stage": stage,
+            "times": len(group),
+            **{verdict: int((group["verdict"] == verdict).sum()) for verdict in ORDER},
+            "B / A, geometric mean": significant(statistics.geometric_mean(group["ratio"])),
+        }
+        for stage, group in timed.groupby("stage", sort=False)
+    ]
+    return pd.DataFrame(lines)

@@ -1,0 +1,62 @@
+"""Answer an accounting cell: nothing is measured, the closed forms are evaluated."""
+
+from collections.abc import Callable
+from typing import Any
+
+from pipeline.accounting import questions
+from pipeline.accounting.buckets import Link
+from pipeline.accounting.mesh import Mesh
+from pipeline.accounting.models import Model, model_named
+from pipeline.accounting.questions import Rows
+from pipeline.errors import Skipped
+from pipeline.instruments.stopwatch import Stopwatch
+from pipeline.stages.accounting.cell import Cell, Settings
+
+# One token, then contexts of the order that models of this size are trained with.
+LARGE_MODEL_SEQ_LENS = (1, 2048, 4096, 8192, 16384)
+# The assignment's contexts for its transformers, and its lengths for attention alone.
+CONTEXT_LENGTHS = (128, 256, 512, 1024)
+ATTENTION_SEQ_LENS = (256, 1024, 4096, 8192, 16384)
+
+
+def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> Rows:
+    """Return the rows that answer the cell's question; the time it takes counts as set-up.
+
+    Raises Skipped where the model lacks what the question is about.
+    """
+    model = model_named(cell.size, settings.vocab_size)
+    lacking = questions.lacking(cell.question, model)
+    if lacking:
+        raise Skipped(f"{cell.size} has no {lacking}")
+    return [{**model.numbers, **row, "status": "ok"} for row in ANSWERS[cell.question](model, cell, settings)]
+
+
+def mesh_of(settings: Settings) -> Mesh:
+    """Return the mesh that the settings describe."""
+    return Mesh(
+        fsdp_size=settings.fsdp_size,
+        tensor_size=settings.tensor_size,
+        fsdp_axes=settings.fsdp_axes,
+        tensor_axes=settings.tensor_axes,
+        link_bytes_per_s=1e9 * settings.link_gbytes_per_s,
+        flops_per_s=1e12 * settings.peak_tflops_per_s,
+    )
+
+
+def link_of(settings: Settings) -> Link:
+    """Return the all-reduce that the settings describe."""
+    return Link(1e9 * settings.allreduce_gbytes_per_s, 1e-6 * settings.call_overhead_us)
+
+
+ANSWERS: dict[str, Callable[[Model, Cell, Settings], list[dict[str, Any]]]] = {
+    "memory": lambda model, cell, settings: questions.memory_rows(
+        model, cell.batch_size, LARGE_MODEL_SEQ_LENS, settings.gpu_memory_gb
+    ),
+    "fsdp": lambda model, cell, settings: questions.fsdp_rows(
+        model, cell.batch_size, LARGE_MODEL_SEQ_LENS, settings.device_memory_gb
+    ),
+    "mesh": lambda model, cell, settings: questions.mesh_rows(model, mesh_of(settings)),
+    "buckets": lambda model, cell, settings: questions.bucket_rows(model, link_of(settings)),
+    "activations": lambda model, cell, settings: questions.activation_rows(model, cell.batch_size, CONTEXT_LENGTHS),
+    "attention": lambda model, cell, settings: questions.attention_rows(model, cell.batch_size, ATTENTION_SEQ_LENS),
+}

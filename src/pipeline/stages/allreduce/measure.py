@@ -1,0 +1,106 @@
+"""Measure an allreduce cell: its ranks in processes of their own, and what they found put together."""
+
+import os
+import statistics
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pipeline.errors import Skipped
+from pipeline.instruments.stopwatch import Stopwatch
+from pipeline.instruments.summary import quartiles, rel_error, summarise
+from pipeline.parallel.cost import all_reduce_bus_factor
+from pipeline.parallel.processes import run_ranks
+from pipeline.stages.allreduce.cell import Cell, Settings
+from pipeline.stages.allreduce.ranks import RankReport, measure_rank
+
+Row = dict[str, Any]
+
+
+def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
+    """Return a row for each size, way and timing, and for the set-up; raises Skipped where the backend cannot run.
+
+    A sample is the time of the slowest rank: an all-reduce is over when it is over on all of them.
+    """
+    settings.sizes_bytes()  # complains of sizes that cannot be before any process starts
+    _require(cell)
+    with stopwatch.measuring():
+        reports = run_ranks(
+            measure_rank,
+            cell.world_size,
+            backend=cell.backend,
+            device_type="cuda" if cell.backend == "nccl" else "cpu",
+            timeout_s=settings.timeout_s,
+            args=(settings,),
+        )
+    return merged(reports, cell, settings)
+
+
+def _require(cell: Cell) -> None:
+    # device_count() asks NVML and starts no CUDA, which the ranks could not be forked with.
+    if cell.backend == "nccl" and torch.cuda.device_count() == 0:
+        raise Skipped(f"NCCL needs a GPU for each of {cell.world_size} ranks, none present")
+    available = {"gloo": dist.is_gloo_available, "nccl": dist.is_nccl_available}
+    if not available[cell.backend]():
+        raise Skipped(f"this build of torch has no {cell.backend}")
+
+
+def merged(reports: list[RankReport], cell: Cell, settings: Settings) -> list[Row]:
+    """Put the ranks' rows together: samples of the slowest rank, and the medians of all."""
+    rows = [
+        _merged_row(rows, reports[0], cell, settings) for rows in zip(*(found.rows for found in reports), strict=True)
+    ]
+    reason = reports[0].no_direct_nccl
+    direct = [key for key in cell.row_keys() if key["impl"] == "nccl"] if reason else []
+    return rows + [{**key, "status": "skipped", "reason": reason} for key in direct]
+
+
+def _merged_row(rows: tuple[Row, ...], report: RankReport, cell: Cell, settings: Settings) -> Row:
+    key = {name: value for name, value in rows[0].items() if name != "samples_ms"}
+    samples_ms = [max(times) for times in zip(*(row["samples_ms"] for row in rows), strict=True)]
+    rank_medians_ms = [quartiles(row["samples_ms"])[1] for row in rows]
+    return {
+        **key,
+        **_status(samples_ms, report.slowdowns.get(key.get("size_bytes"), []), settings),
+        **summarise(samples_ms),
+        "rank_min_ms": min(rank_medians_ms),
+        "rank_mean_ms": statistics.fmean(rank_medians_ms),
+        "rank_max_ms": max(rank_medians_ms),
+        **_rates(key, samples_ms, cell),
+        **_placement_of_ranks(cell),
+        **_gpu_columns(report.states.get(key.get("size_bytes"), [])),
+        "rank_medians_ms": rank_medians_ms,
+        "samples_ms": samples_ms,
+    }
+
+
+def _status(samples_ms: list[float], slowdowns: list[str], settings: Settings) -> Row:
+    if slowdowns:
+        return {"status": "unstable", "reason": f"GPU slowed down: {', '.join(slowdowns)}"}
+    if len(samples_ms) > 1 and (error := rel_error(samples_ms)) > settings.unstable_rel_error:
+        return {"status": "unstable", "reason": f"median known to {error:.1%} only"}
+    return {"status": "ok"}
+
+
+def _rates(key: Row, samples_ms: list[float], cell: Cell) -> Row:
+    """Return algorithm and bus bandwidth by the median, in 10^9 bytes a second as nccl-tests gives them."""
+    if key["timing"] not in ("burst", "single"):
+        return {}
+    algbw_gb_per_s = key["size_bytes"] / 1e6 / quartiles(samples_ms)[1]
+    return {
+        "algbw_gb_per_s": algbw_gb_per_s,
+        "busbw_gb_per_s": algbw_gb_per_s * all_reduce_bus_factor(cell.world_size),
+    }
+
+
+def _placement_of_ranks(cell: Cell) -> Row:
+    cores = len(os.sched_getaffinity(0))
+    return {"cores": cores, "oversubscribed": cell.backend == "gloo" and cell.world_size > cores}
+
+
+def _gpu_columns(states: list[Row]) -> Row:
+    """Return the slowest clock and the highest temperature of the GPUs after the last sample; nothing without NVML."""
+    clocks = [state["sm_clock_mhz"] for state in states if state["sm_clock_mhz"] is not None]
+    temperatures = [state["temperature_c"] for state in states if state["temperature_c"] is not None]
+    return {"sm_clock_mhz": min(clocks, default=None), "temperature_c": max(temperatures, default=None)}

@@ -1,0 +1,111 @@
+"""Allreduce tables by hand, from a cost model: latency and bandwidth of each backend, and what a single call adds."""
+
+import io
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from pipeline.parallel.cost import all_reduce_bus_factor
+from pipeline.stages.allreduce.cell import Cell
+
+SIZES_BYTES = (1_000_000, 10_000_000, 100_000_000, 1_000_000_000)
+# Latency and bus bandwidth in a burst, and what a single call adds by the host clock.
+COSTS = {"gloo": (300e-6, 1.2e9, 100e-6), "nccl": (15e-6, 320e9, 60e-6)}
+SHARED = {"warmup_calls": 5, "cores": 96, "torch": "2.11.0", "machine": "NVIDIA H200", "cuda": "13.0"}
+
+
+def row(rng, cell, timing, impl, placement, clock, size_bytes, seconds, machine=None):
+    samples_ms = seconds * 1e3 * (1 + 0.01 * rng.standard_normal(10))
+    median_ms = float(np.median(samples_ms))
+    algbw = size_bytes / median_ms / 1e6 if timing in ("burst", "single") else np.nan
+    return {
+        "backend": cell.backend,
+        "world_size": cell.world_size,
+        "timing": timing,
+        "impl": impl,
+        "placement": placement,
+        "clock": clock,
+        "size_bytes": size_bytes,
+        "calls": {"burst": 20, "single": 1}.get(timing, np.nan),
+        "status": "ok",
+        "n": len(samples_ms),
+        "median_ms": median_ms,
+        "q1_ms": np.quantile(samples_ms, 0.25),
+        "q3_ms": np.quantile(samples_ms, 0.75),
+        "rank_min_ms": median_ms * 0.98,
+        "rank_mean_ms": median_ms * 0.99,
+        "rank_max_ms": median_ms,
+        "algbw_gb_per_s": algbw,
+        "busbw_gb_per_s": algbw * all_reduce_bus_factor(cell.world_size),
+        "oversubscribed": False,
+        **SHARED,
+    }
+
+
+def measured(rng, cell):
+    latency_s, bus_bytes_per_s, extra_s = COSTS[cell.backend]
+    rows = [row(rng, cell, "set_up", "torch", np.nan, "host", np.nan, 0.2)]
+    rows.append(row(rng, cell, "first_call", "torch", "in_place", "host", SIZES_BYTES[0], 0.05))
+    if cell.backend == "nccl":
+        rows.append(row(rng, cell, "set_up", "nccl", np.nan, "host", np.nan, 0.1))
+    for size in SIZES_BYTES:
+        burst_s = latency_s + size * all_reduce_bus_factor(cell.world_size) / bus_bytes_per_s
+        clock = "cuda_events" if cell.backend == "nccl" else "host"
+        rows.append(row(rng, cell, "burst", "torch", "in_place", clock, size, burst_s))
+        rows.append(row(rng, cell, "single", "torch", "in_place", "host", size, burst_s + extra_s))
+        if cell.backend == "nccl":
+            rows.append(row(rng, cell, "single", "torch", "in_place", "cuda_events", size, burst_s + extra_s / 2))
+            rows.append(row(rng, cell, "burst", "nccl", "in_place", clock, size, burst_s * 0.99))
+            rows.append(row(rng, cell, "burst", "nccl", "out_of_place", clock, size, burst_s * 0.97))
+    return rows
+
+
+def outcome(cell, status, reason):
+    base = {"backend": cell.backend, "world_size": cell.world_size, "status": status, "reason": reason, **SHARED}
+    return [base | key for key in cell.row_keys()]
+
+
+def table(rows):
+    return pd.DataFrame(rows).to_csv(index=False)
+
+
+def h200(rng):
+    gloo = [found for size in (2, 4, 6) for found in measured(rng, Cell("gloo", size))]
+    nccl = [found for size in (2, 4) for found in measured(rng, Cell("nccl", size))]
+    return [table(gloo), table(nccl + outcome(Cell("nccl", 8), "skipped", "needs 8 GPUs, 4 present"))]
+
+
+def laptop(rng):
+    rows = [found for size in (2, 4) for found in measured(rng, Cell("gloo", size))]
+    for found in rows:
+        found |= {"cores": 2, "oversubscribed": found["world_size"] == 4, "machine": "AMD EPYC"}
+    rows[2] |= {"status": "unstable", "reason": "median known to 7.0% only"}
+    return [
+        table(rows),
+        table(outcome(Cell("nccl", 2), "skipped", "NCCL needs a GPU for each of 2 ranks, none present")),
+    ]
+
+
+def smoke(rng):
+    rows = [found for found in measured(rng, Cell("gloo", 2)) if found["size_bytes"] in (SIZES_BYTES[0], np.nan)]
+    return [table([{**found, "machine": "AMD EPYC"} for found in rows])]
+
+
+def nothing(_rng):
+    return [table(outcome(Cell("nccl", 2), "skipped", "NCCL needs a GPU for each of 2 ranks, none present"))]
+
+
+MACHINES = {"h200": h200, "laptop": laptop, "smoke": smoke, "nothing": nothing}
+
+
+@pytest.fixture(scope="session")
+def make_rows():
+    """Make all rows of a machine by its name, as read back from its tables."""
+
+    def make(name):
+        texts = MACHINES[name](np.random.default_rng(0))
+        tables = [pd.read_csv(io.StringIO(text), keep_default_na=False, na_values=[""]) for text in texts]
+        return pd.concat(tables, ignore_index=True)
+
+    return make

@@ -1,0 +1,177 @@
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pipeline.errors import Skipped, UserError
+from pipeline.instruments.stopwatch import Stopwatch
+from pipeline.parallel.processes import RankFailed, run_ranks
+from pipeline.stages.allreduce import measure, ranks
+from pipeline.stages.allreduce.cell import Cell, Settings
+from pipeline.stages.allreduce.ranks import RankReport
+
+SETTINGS = Settings(min_bytes=4000, max_bytes=400_000, budget_s=0, samples=10, warmup_calls=1, unstable_rel_error=1e9)
+
+
+@pytest.fixture(scope="module")
+def gloo():
+    """Measure two gloo ranks once."""
+    stopwatch = Stopwatch()
+    return measure.measure(Cell("gloo", 2), SETTINGS, stopwatch), stopwatch
+
+
+def wrong_on_rank_1(context, settings):
+    """Measure with an all-reduce that gives one wrong number on one rank."""
+
+    def wrong(part):
+        dist.all_reduce(part)
+        part[3] += context.rank
+        return part
+
+    ranks._torch_in_place = wrong
+    return ranks.measure_rank(context, settings)
+
+
+class NcclOverGloo:
+    """A communicator as NCCL's would be, on tensors of the CPU."""
+
+    def all_reduce(self, source, target, _stream):
+        total = source.clone()
+        dist.all_reduce(total)
+        target.copy_(total)
+
+    def close(self):
+        pass
+
+
+def called_directly(context, settings):
+    """Measure as an NCCL rank does, on the CPU."""
+    ranks.nccl.loaded_library = lambda: None
+    ranks._communicator = lambda _context, _library: (NcclOverGloo(), 7.0)
+    torch.cuda.current_stream = lambda _device: SimpleNamespace(cuda_stream=0)
+    return ranks.measure_rank(replace(context, backend="nccl"), settings)
+
+
+def report(*samples_ms, slowdowns=(), no_direct_nccl=None):
+    key = {
+        "timing": "burst",
+        "impl": "torch",
+        "placement": "in_place",
+        "clock": "host",
+        "size_bytes": 10**6,
+        "calls": 1,
+    }
+    return RankReport([{**key, "samples_ms": list(samples_ms)}], {}, {10**6: list(slowdowns)}, no_direct_nccl)
+
+
+def test_every_size_is_timed_in_bursts_and_one_by_one(gloo):
+    timed = [(row["timing"], row["size_bytes"]) for row in gloo[0] if row["timing"] in ("burst", "single")]
+    assert timed == [(timing, size) for size in (4000, 40_000, 400_000) for timing in ("burst", "single")]
+    assert all(row["n"] == 10 and row["status"] == "ok" for row in gloo[0] if "calls" in row)
+
+
+def test_the_set_up_and_the_first_call_have_rows_of_their_own(gloo):
+    assert [row["timing"] for row in gloo[0][:2]] == ["set_up", "first_call"]
+    assert all(row["n"] == 1 and row["median_ms"] > 0 for row in gloo[0][:2])
+
+
+def test_bandwidths_follow_from_size_and_median(gloo):
+    for row in gloo[0][2:]:
+        assert row["algbw_gb_per_s"] == pytest.approx(row["size_bytes"] / row["median_ms"] / 1e6)
+        assert row["busbw_gb_per_s"] == row["algbw_gb_per_s"]  # two ranks send each byte once
+
+
+def test_rows_name_what_the_cell_promises(gloo):
+    kinds = {(row["timing"], row["impl"], row.get("placement")) for row in gloo[0]}
+    assert {tuple(key.values()) for key in Cell("gloo", 2).row_keys()} <= kinds
+
+
+def test_measuring_is_told_from_set_up(gloo):
+    assert gloo[1].seconds()["measuring"] > gloo[1].seconds()["set_up"]
+
+
+def test_a_wrong_sum_fails_the_cell_with_its_rank():
+    with pytest.raises(RankFailed, match=r"rank 1 of 2 raised .*WrongSum") as failure:
+        run_ranks(wrong_on_rank_1, 2, backend="gloo", args=(SETTINGS,))
+    assert "torch's all-reduce in_place of 4000 bytes on 2 ranks: 1 of 1000 sums are wrong" in str(failure.value)
+
+
+def test_nccl_called_directly_is_measured_in_place_and_out_of_place():
+    cell = Cell("nccl", 2)
+    rows = measure.merged(run_ranks(called_directly, 2, backend="gloo", args=(SETTINGS,)), cell, SETTINGS)
+    kinds = {(row["timing"], row["impl"], row.get("placement")) for row in rows}
+    assert {tuple(key.values()) for key in cell.row_keys()} <= kinds
+    assert [row["median_ms"] for row in rows if row["timing"] == "set_up" and row["impl"] == "nccl"] == [7.0]
+    assert len([row for row in rows if row["impl"] == "nccl" and row["timing"] == "burst"]) == 2 * 3
+
+
+def test_a_sample_is_that_of_the_slowest_rank_and_ranks_are_kept_apart():
+    row = measure.merged([report(1.0, 4.0, 3.0), report(2.0, 3.0, 5.0)], Cell("gloo", 2), SETTINGS)[0]
+    assert row["samples_ms"] == [2.0, 4.0, 5.0]
+    assert row["rank_medians_ms"] == [3.0, 3.0]
+    assert row["busbw_gb_per_s"] == pytest.approx(0.25)
+
+
+def test_bus_bandwidth_counts_what_a_rank_of_a_ring_sends():
+    row = measure.merged([report(2.0)] * 4, Cell("nccl", 4), SETTINGS)[0]
+    assert (row["algbw_gb_per_s"], row["busbw_gb_per_s"]) == (0.5, 0.75)
+    assert not row["oversubscribed"]
+
+
+def test_more_ranks_than_cores_are_marked(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: {0, 1})
+    rows = {size: measure.merged([report(1.0)] * size, Cell("gloo", size), SETTINGS)[0] for size in (2, 3)}
+    assert [(row["cores"], row["oversubscribed"]) for row in rows.values()] == [(2, False), (2, True)]
+
+
+@pytest.mark.parametrize(
+    ("reports", "reason"),
+    [
+        ([report(1.0, 1.0, slowdowns=["hw_slowdown"])], "GPU slowed down: hw_slowdown"),
+        ([report(1.0, 9.0)], "median known to"),
+    ],
+)
+def test_a_throttled_or_noisy_row_is_unstable_and_keeps_its_figures(reports, reason):
+    row = measure.merged(reports, Cell("nccl", 2), Settings())[0]
+    assert row["status"] == "unstable"
+    assert row["reason"].startswith(reason)
+    assert row["median_ms"] > 0
+
+
+def test_nccl_that_cannot_be_called_directly_is_a_skipped_row_for_each_placement():
+    rows = measure.merged([report(1.0, no_direct_nccl="not loaded")] * 2, Cell("nccl", 2), SETTINGS)
+    assert [row.get("placement") for row in rows if row["status"] == "skipped"] == ["in_place", "out_of_place"]
+    assert rows[0]["status"] == "ok"
+
+
+@pytest.mark.skipif(torch.cuda.device_count() > 0, reason="needs a machine without GPUs")
+def test_nccl_without_gpus_is_skipped_with_its_reason():
+    with pytest.raises(Skipped, match="NCCL needs a GPU for each of 4 ranks, none present"):
+        measure.measure(Cell("nccl", 4), SETTINGS, Stopwatch())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (Settings(min_bytes=10), "min_bytes is 10, allowed are multiples of 4"),
+        (Settings(min_bytes=400, max_bytes=40), r"max_bytes is 40, allowed is min_bytes \(400\) or more"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused_in_one_line(settings, message):
+    with pytest.raises(UserError, match=message):
+        measure.measure(Cell("gloo", 2), settings, Stopwatch())
+
+
+def test_a_cell_takes_a_gpu_for_each_nccl_rank_and_none_for_gloo():
+    assert (Cell("nccl", 6).gpus, Cell("gloo", 6).gpus) == (6, 0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA GPUs")
+def test_nccl_is_timed_in_place_and_out_of_place_by_torch_and_directly():
+    rows = measure.measure(Cell("nccl", 2), Settings(max_bytes=10**7, budget_s=0.1), Stopwatch())
+    kinds = {(row["timing"], row["impl"], row.get("placement")) for row in rows}
+    assert {tuple(key.values()) for key in Cell("nccl", 2).row_keys()} <= kinds
+    assert all(row["status"] in ("ok", "unstable") for row in rows)

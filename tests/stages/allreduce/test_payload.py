@@ -1,0 +1,41 @@
+import pytest
+import torch
+
+from pipeline.stages.allreduce.payload import Payload, WrongSum
+
+CPU = torch.device("cpu")
+
+
+def payloads(world_size):
+    return [Payload(rank, world_size, 400, 4000, CPU) for rank in range(world_size)]
+
+
+def test_ranks_have_different_numbers_repeated_over_the_size():
+    parts = [payload.fill(4000) for payload in payloads(3)]
+    assert all(torch.equal(part[:100], part[900:]) and part.std() > 10 for part in parts)
+    assert not torch.equal(parts[0], parts[1])
+
+
+@pytest.mark.parametrize("order", [range(8), range(7, -1, -1)])
+def test_the_sum_is_exact_in_any_order(order):
+    found = payloads(8)
+    total = torch.zeros(1000)
+    for rank in order:
+        total += found[rank].fill(4000)
+    for payload in found:
+        payload.check(total, "the sum")
+
+
+def test_one_wrong_number_is_found():
+    found = payloads(2)
+    total = found[0].fill(4000) + found[1].fill(4000)
+    total[777] += 1
+    with pytest.raises(WrongSum, match="the sum: 1 of 1000 sums are wrong"):
+        found[0].check(total, "the sum")
+
+
+def test_a_fill_undoes_what_a_sum_left():
+    payload = payloads(2)[0]
+    before = payload.fill(400).clone()
+    payload.fill(400).mul_(2)
+    assert torch.equal(payload.fill(400), before)

@@ -1,0 +1,180 @@
+import re
+
+import pandas as pd
+import pytest
+
+from pipeline.parallel.cost import all_reduce_bus_factor
+from pipeline.report.section import FORMS
+from pipeline.stages.allreduce import findings, others, section
+from pipeline.stages.allreduce.selection import completed, fits
+
+MEASURED = ("h200", "laptop", "smoke")
+FIGURES = {"time", "busbw", "ways"}
+
+
+@pytest.fixture(scope="module")
+def rendered(make_rows, tmp_path_factory):
+    found = {}
+    for name in MEASURED:
+        rows, folder = make_rows(name), tmp_path_factory.mktemp(name)
+        found[name] = (rows, section.build(rows, folder), folder)
+    return found
+
+
+@pytest.fixture
+def build(tmp_path):
+    return lambda rows: section.build(rows, tmp_path)
+
+
+def prose(text):
+    lines = [line for line in text.splitlines() if not line.startswith(("|", "<", "!", "#"))]
+    return "\n".join(lines)
+
+
+def scaled(rows, factor, mask):
+    rows = rows.copy()
+    rows.loc[mask, ["median_ms", "q1_ms", "q3_ms"]] *= factor
+    rows.loc[mask, ["algbw_gb_per_s", "busbw_gb_per_s"]] /= factor
+    return rows
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_the_section_holds_no_gap_in_its_words(rendered, name):
+    assert not re.search(r"\bnan\b|\bNone\b|\n{3,}| \n|\(\)", rendered[name][1])
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_every_figure_drawn_is_linked_and_every_link_is_drawn(rendered, name):
+    _, text, folder = rendered[name]
+    assert set(re.findall(r"\(figures/allreduce/(\w+)\.svg\)", text)) == FIGURES
+    assert {path.stem for path in folder.iterdir()} == FIGURES
+
+
+def test_figures_are_the_same_bytes_when_drawn_again(rendered, tmp_path):
+    rows, _, folder = rendered["h200"]
+    section.build(rows, tmp_path)
+    for path in tmp_path.iterdir():
+        assert path.read_bytes() == (folder / path.name).read_bytes()
+
+
+def test_the_template_has_no_number_of_its_own():
+    words = re.sub(r"\{\{.*?\}\}|\{%.*?%\}", "", section.TEMPLATE.read_text(), flags=re.DOTALL)
+    assert re.findall(r"\b\d[\d.]*", words) == []
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_the_assignments_question_is_answered_by_name(rendered, name):
+    assert "### distributed_communication_single_node" in rendered[name][1]
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_a_time_in_the_prose_is_one_of_the_medians(rendered, name):
+    rows, text, _ = rendered[name]
+    answer = text.split("### Bursts")[0]
+    medians = {FORMS["ms"](value) for value in rows["median_ms"].dropna()}
+    times = re.findall(r"[\d.,]+ (?:ms|s)(?= \()", prose(answer))
+    assert times
+    assert set(times) <= medians
+
+
+def test_the_fits_of_the_section_are_those_of_the_tables(rendered):
+    rows, text, _ = rendered["h200"]
+    found = fits(completed(rows)).query("timing == 'burst'").set_index(["backend", "world_size"])
+    assert found.loc[("nccl", 4), "busbw_gb_per_s"] == pytest.approx(320, rel=0.02)
+    assert found.loc[("gloo", 6), "latency_us"] == pytest.approx(300, rel=0.1)
+    latency = FORMS["number"](found.loc[("nccl", 2), "latency_us"])
+    assert re.search(rf"\| nccl +\| +2 \| burst +\| +{latency} \|", text)
+
+
+def test_too_few_gpus_show_with_their_reason_in_tables_and_never_as_zero(rendered):
+    _, text, _ = rendered["h200"]
+    lines = [line for line in text.splitlines() if re.match(r"\| nccl +\| +1000 MB", line)]
+    assert [line.count("skipped: needs 8 GPUs, 4 present") for line in lines] == [1, 1]
+    assert not re.search(r"\| +0(\.0*)? +\|", text)
+
+
+def test_an_unstable_row_keeps_its_figure_and_says_so(rendered):
+    _, text, _ = rendered["laptop"]
+    assert re.search(r"\| gloo +\| +1 MB \| +[\d.]+ \[[\d., ]+\] \(unstable\) \|", text)
+
+
+def test_more_ranks_than_cores_are_named(rendered):
+    assert "More ranks than cores: 4 ranks on 2 cores." in rendered["laptop"][1]
+    assert "More ranks than cores" not in rendered["h200"][1]
+
+
+def test_both_ways_of_timing_are_compared_for_each_clock(rendered):
+    _, text, _ = rendered["h200"]
+    assert "**nccl**, host clock: a single call takes" in text
+    assert "**nccl**, CUDA events: a single call takes" in text
+    found = {
+        (entry["backend"], entry["clock"]): entry
+        for entry in findings.single_over_burst(completed(rendered["h200"][0]))
+    }
+    assert set(found) == {("gloo", "host"), ("nccl", "host"), ("nccl", "cuda_events")}
+    assert found["nccl", "host"]["smallest"].min() > found["nccl", "host"]["largest"].max()
+
+
+def test_out_of_place_is_nccls_own_or_said_to_be_lacking(rendered):
+    assert "out of place is NCCL's own" in rendered["h200"][1]
+    assert "there is no such figure here" in rendered["laptop"][1]
+
+
+@pytest.mark.parametrize(("factor", "word"), [(0.5, "less than"), (1, "as"), (3, "more than")])
+def test_the_word_on_more_ranks_follows_the_times(rendered, factor, word):
+    rows = rendered["laptop"][0]
+    more = findings.by_backend(completed(scaled(rows, factor, rows["world_size"] == 4)))[0]["more"]
+    assert (more["few"], more["many"], more["word"]) == ("2 ranks", "4 ranks", word)
+    assert more["ring_ratio"] == all_reduce_bus_factor(4) / all_reduce_bus_factor(2) == 1.5
+
+
+def test_one_size_gives_no_growth_and_no_fit(rendered):
+    _, text, _ = rendered["smoke"]
+    assert "exponent" not in text
+    assert "### Latency and bandwidth" not in text
+
+
+def test_gloo_and_nccl_are_compared_where_both_ran(rendered):
+    assert "For the same size and ranks gloo takes" in rendered["h200"][1]
+    assert "For the same size and ranks" not in rendered["laptop"][1]
+
+
+def test_nothing_measured_gives_the_reason_alone(make_rows, build):
+    text = build(make_rows("nothing"))
+    assert "No all-reduce could be timed" in text
+    assert "skipped: NCCL needs a GPU for each of 2 ranks, none present" in text
+    assert "![" not in text
+
+
+def test_nccl_that_could_not_be_called_leaves_the_rest(rendered, build):
+    rows = rendered["h200"][0]
+    kept = rows[(rows["impl"] != "nccl") & (rows["status"] == "ok")]
+    skipped = {
+        "backend": "nccl",
+        "world_size": 2,
+        "timing": "burst",
+        "impl": "nccl",
+        "status": "skipped",
+        "reason": "why",
+    }
+    text = build(pd.concat([kept, pd.DataFrame([{**skipped, "placement": "out_of_place"}])], ignore_index=True))
+    assert "skipped: why" in text
+    assert "there is no such figure here" in text
+
+
+def test_others_stand_beside_ours_for_the_same_ranks_and_size_only(rendered):
+    rows, text, _ = rendered["h200"]
+    pairs = others.beside_ours(completed(rows))
+    pair = pairs.query(
+        "write_up.str.startswith('write-up 4') and backend == 'nccl' and world_size == 2 and size_mb == 100"
+    )
+    assert list(pair["theirs_ms"]) == [0.693]
+    assert set(pairs["world_size"]) == {2, 4, 6}
+    assert ((pairs["size_bytes"] / pairs["size_mb"] / 1e6 - 1).abs() <= 0.1).all()
+    assert "includes process start" in text
+
+
+def test_sizes_that_nobody_else_measured_are_compared_with_nobody(rendered):
+    rows = rendered["smoke"][0]
+    assert len(others.beside_ours(completed(rows)))
+    assert others.beside_ours(completed(rows.assign(size_bytes=rows["size_bytes"] / 100))).empty
