@@ -3,6 +3,7 @@ import re
 import pandas as pd
 import pytest
 
+from pipeline.model.sizes import SIZES
 from pipeline.stages.memory import others, predicted, section, selection, trade
 from pipeline.stages.memory.selection import complete
 
@@ -55,6 +56,21 @@ def test_figures_are_the_same_bytes_when_drawn_again(rendered, rows_of, tmp_path
 def test_the_template_has_no_number_of_its_own():
     words = re.sub(r"\{\{.*?\}\}|\{%.*?%\}", "", section.TEMPLATE.read_text(), flags=re.DOTALL)
     assert re.findall(r"(?<![bf\d])\b\d[\d.]*", words.replace("bf16", "").replace("fp32", "")) == []
+
+
+KEYS = [*selection.AXES, "batch_size", "vocab_size", "kind", "step", "begin_event", "end_event", "peak_event", "rank"]
+
+
+@pytest.mark.parametrize("name", ["h200", "smoke"])
+def test_no_number_of_the_prose_stays_when_the_tables_change(rows_of, build, numbers_that_stay, name):
+    rows = rows_of[name]
+    recordings = len(selection.ok(rows).drop_duplicates(selection.AXES))
+    with_gradients = (rows["kind"] == "saved").sum()
+    unit = {"h200": 1e9, "smoke": 1e6}[name]
+    derived_from_axes = {SIZES[rows["size"].iloc[0]].d_model, 4, 91}  # d_model, bytes, GB that an OOM cell would need
+    allowed = {f"{number:g}" for number in (recordings, with_gradients, unit, 5, *derived_from_axes)}
+    ours = lambda table: build(table).split("### Others' figures")[0]  # noqa: E731
+    assert numbers_that_stay(ours, rows, KEYS, allowed) == set()
 
 
 @pytest.mark.parametrize("letter", "abcde")
