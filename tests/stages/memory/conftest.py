@@ -43,9 +43,6 @@ def peak_row(step, phase, moment):
         "peak_bytes": moment.total_bytes + WORKSPACE,
         **made_of,
         "other_bytes": made_of["other_bytes"] + WORKSPACE,
-        "predicted_bytes": moment.total_bytes,
-        "predicted_at": moment.what,
-        **{f"predicted_{name}": count for name, count in made_of.items()},
     }
 
 
@@ -74,8 +71,6 @@ def gpu_cell(**varied):
         },
         {
             "kind": "residual",
-            "predicted_bytes": residual_stream_bytes(workload),
-            "predicted_count": 64,
             "size_bytes": residual_stream_bytes(workload),
             "smallest_bytes": residual_stream_bytes(workload),
             "count": 64,
@@ -88,10 +83,8 @@ def gpu_cell(**varied):
             "device_bytes": 141 * 10**9,
         },
     ]
-    if cell["mode"] != "inference":
-        terms = saved_terms(workload)
-        rows.append({"kind": "saved", "activations_bytes": sum(terms.values()), "predicted_bytes": sum(terms.values())})
-        rows += [{"kind": "term", "term": name, "predicted_bytes": count} for name, count in terms.items()]
+    kept = 0 if cell["mode"] == "inference" else sum(saved_terms(workload).values())
+    rows.append({"kind": "saved", "activations_bytes": kept})
     if cell["mode"] == "train_step":
         slower = 1.3 if cell["checkpoint_every"] else 1.0
         time_ms = cell["context_length"] * slower * (0.8 if cell["attention"] == "flash" else 1)

@@ -5,6 +5,7 @@ import pandas as pd
 from pipeline.model.activations import FP32_BYTES
 from pipeline.model.sizes import SIZES
 from pipeline.report.section import TOLERANCE, compare
+from pipeline.stages.memory.predicted import terms
 from pipeline.stages.memory.selection import (
     AXES,
     cell_peaks,
@@ -27,7 +28,7 @@ def setting(rows: pd.DataFrame, size: str) -> dict:
         "contexts": sorted(measured["context_length"].unique()),
         "batch_sizes": sorted(measured["batch_size"].unique()),
         "precisions": list(measured["precision"].unique()),
-        "on_gpu": bool((measured["device_type"] == "cuda").any()),
+        "device_type": measured["device_type"].iloc[0],
     }
 
 
@@ -112,9 +113,9 @@ def mixed_precision_by_mode(rows: pd.DataFrame, size: str) -> list[dict]:
 
 def kept_in_bf16(rows: pd.DataFrame, context_length: int) -> dict:
     """Compare by term what a forward pass keeps in bf16 with fp32, and count the copies of weights; empty without."""
-    terms = of_kind(plain(rows), "term")
-    terms = terms[terms["context_length"] == context_length].drop_duplicates(["precision", "term"])
-    wide = terms.pivot(index="term", columns="precision", values="predicted_bytes").astype(float)
+    kept = terms(plain(rows))
+    kept = kept[kept["context_length"] == context_length].drop_duplicates(["precision", "term"])
+    wide = kept.pivot(index="term", columns="precision", values="bytes").astype(float)
     if not {"fp32", "bf16"} <= set(wide) or WEIGHT_COPIES not in wide.index:
         return {}
     both = wide.drop(index=WEIGHT_COPIES).dropna()
@@ -133,17 +134,18 @@ def residual(rows: pd.DataFrame, size: str) -> dict:
     found = found[(found["precision"] == "fp32") & (found["size"] == size)]
     if found.empty:
         return {}
-    sizes = found.drop_duplicates("context_length").set_index("context_length")["predicted_bytes"].sort_index()
-    batch_size, context_length = int(found["batch_size"].iloc[0]), int(sizes.index[0])
-    exact = (found["size_bytes"] == found["predicted_bytes"]) & (found["smallest_bytes"] == found["predicted_bytes"])
+    batch_size, contexts = int(found["batch_size"].iloc[0]), sorted(found["context_length"].unique())
+    d_model, count = SIZES[size].d_model, 2 * SIZES[size].num_layers
+    derived = FP32_BYTES * batch_size * found["context_length"] * d_model
+    exact = (found["size_bytes"] == derived) & (found["smallest_bytes"] == derived) & (found["count"] == count)
     return {
-        "bytes": sizes,
+        "bytes": pd.Series({length: FP32_BYTES * batch_size * length * d_model for length in contexts}),
         "batch_size": batch_size,
-        "context_length": context_length,
-        "d_model": SIZES[size].d_model,
+        "context_length": contexts[0],
+        "d_model": d_model,
         "element_bytes": FP32_BYTES,
-        "count": int(found["predicted_count"].iloc[0]),
-        "found": bool((exact & (found["count"] == found["predicted_count"])).all()),
+        "count": count,
+        "found": bool(exact.all()),
         "seen": sorted(found["size_bytes"].dropna().unique()),
     }
 

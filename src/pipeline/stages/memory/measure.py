@@ -11,7 +11,6 @@ from pipeline.instruments.memory import Recorder, record_memory
 from pipeline.instruments.stopwatch import Stopwatch
 from pipeline.instruments.summary import summarise
 from pipeline.instruments.timing import StopRule, time_phases
-from pipeline.model.activations import Workload
 from pipeline.model.sizes import SIZES
 from pipeline.model.step import TrainingStep, build_training_step
 from pipeline.stages.memory.cell import Cell, Settings
@@ -36,8 +35,7 @@ def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch, files_dir: Pat
         step = _record_steps(recorder, cell, settings, device)
     # Read before steps are timed, for they count into the allocator's peaks.
     allocator = _allocator_rows(device)
-    workload = _workload(cell, settings, device)
-    rows = [*recording_rows(recorder.read(), workload, cell.mode), *allocator]
+    rows = [*recording_rows(recorder.read()), *allocator]
     if cell.mode == "train_step":
         with stopwatch.measuring():
             rows.append(_time_row(step, settings, device))
@@ -49,19 +47,6 @@ def _require(cell: Cell, device: torch.device) -> None:
         raise Skipped("flash attention needs a CUDA GPU")
     if cell.checkpoint_every > SIZES[cell.size].num_layers:
         raise Skipped(f"{cell.size} has fewer than {cell.checkpoint_every} blocks")
-
-
-def _workload(cell: Cell, settings: Settings, device: torch.device) -> Workload:
-    return Workload(
-        SIZES[cell.size],
-        vocab_size=settings.vocab_size,
-        batch_size=settings.batch_size,
-        seq_len=cell.context_length,
-        precision=cell.precision,
-        attention=cell.attention,
-        checkpoint_every=cell.checkpoint_every,
-        device_type=device.type,
-    )
 
 
 def _record_steps(recorder: Recorder, cell: Cell, settings: Settings, device: torch.device) -> TrainingStep:

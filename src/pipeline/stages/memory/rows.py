@@ -20,8 +20,7 @@ from pipeline.instruments.memory_replay import (
     timeline,
 )
 from pipeline.instruments.memory_snapshot import Frame
-from pipeline.model.activations import Workload, residual_stream_bytes, saved_terms
-from pipeline.model.memory import CATEGORIES, MODE_PHASES, Moment, predict_peaks
+from pipeline.model.memory import CATEGORIES
 from pipeline.model.transformer import TransformerBlock
 from pipeline.stages.memory.categories import classify
 
@@ -33,23 +32,22 @@ TIMELINE_PARTS = 120
 LARGEST = 12
 
 
-def recording_rows(recording: Recording, workload: Workload, mode: str) -> list[Row]:
+def recording_rows(recording: Recording) -> list[Row]:
     """Turn a recording into rows, each with the `kind` of thing that it tells and the status ok.
 
-    peak: a phase of a step, its peak_bytes and their composition (`<category>_bytes`), and the same predicted
-    (`predicted_bytes`, `predicted_<category>_bytes`); step 0 is building the model. timeline: a category's active bytes
-    at chosen events. largest: equal allocations made by one line. term: what the forward pass keeps, predicted; saved:
-    all of it, also measured. residual: the tensors of the residual stream.
+    peak: a phase of a step, its peak_bytes and what they are made of (`<category>_bytes`); step 0 builds the model.
+    timeline: a category's active bytes at chosen events. largest: equal allocations made by one line. saved: the
+    activations at the end of the last forward pass. residual: the sums of the blocks, which are the residual stream.
     """
     allocations = replay(recording.events)
     categories = classify(allocations, recording)
     active = timeline(allocations, categories, len(recording.events))
     rows = [
-        *_peak_rows(recording, active, workload, mode),
+        *_peak_rows(recording, active),
         *_timeline_rows(recording, active),
         *_largest_rows(recording, allocations, categories),
-        *_saved_rows(recording, active, workload, mode),
-        _residual_row(recording, allocations, workload),
+        _saved_row(recording, active),
+        _residual_row(recording, allocations),
     ]
     return [{"status": "ok", **row} for row in rows]
 
@@ -64,11 +62,11 @@ def _numbered_phases(recording: Recording) -> list[tuple[int, str, int, int]]:
     return found
 
 
-def _peak_rows(recording: Recording, active: Timeline, workload: Workload, mode: str) -> list[Row]:
-    predictions = {step: predict_peaks(workload, mode, first_step=step == 1) for step in (1, 2)}
+def _peak_rows(recording: Recording, active: Timeline) -> list[Row]:
     rows = []
     for step, phase, begin, end in _numbered_phases(recording):
         peak = active.peak(begin, end)
+        made_of = active.composition(peak)
         rows.append(
             {
                 "kind": "peak",
@@ -78,20 +76,10 @@ def _peak_rows(recording: Recording, active: Timeline, workload: Workload, mode:
                 "end_event": end,
                 "peak_event": peak,
                 "peak_bytes": int(active.total_bytes[peak]),
-                **{f"{name}_bytes": count for name, count in _whole(active.composition(peak)).items()},
-                **(_prediction(predictions[step][phase]) if phase in MODE_PHASES[mode] else {}),
+                **{f"{name}_bytes": made_of.get(name, 0) for name in CATEGORIES},
             }
         )
     return rows
-
-
-def _whole(composition: dict[str, int]) -> dict[str, int]:
-    return {name: composition.get(name, 0) for name in CATEGORIES}
-
-
-def _prediction(moment: Moment) -> Row:
-    parts = {f"predicted_{name}_bytes": count for name, count in moment.bytes_by_category.items()}
-    return {"predicted_bytes": moment.total_bytes, "predicted_at": moment.what, **parts}
 
 
 def _timeline_rows(recording: Recording, active: Timeline) -> list[Row]:
@@ -147,21 +135,12 @@ def _readable(frame: Frame) -> str:
     return f"{Path(frame.filename).relative_to(PACKAGE)}:{frame.line} {frame.function}"
 
 
-def _saved_rows(recording: Recording, active: Timeline, workload: Workload, mode: str) -> list[Row]:
-    """Give what lives between forward and backward; nothing does without gradients."""
-    if mode == "inference":
-        return []
+def _saved_row(recording: Recording, active: Timeline) -> Row:
     ends = [end for _, phase, _, end in _numbered_phases(recording) if phase == "forward"]
-    terms = saved_terms(workload)
-    saved = {
-        "kind": "saved",
-        "activations_bytes": active.composition(ends[-1])["activations"],
-        "predicted_bytes": sum(terms.values()),
-    }
-    return [saved, *({"kind": "term", "term": name, "predicted_bytes": count} for name, count in terms.items())]
+    return {"kind": "saved", "activations_bytes": active.composition(ends[-1]).get("activations", 0)}
 
 
-def _residual_row(recording: Recording, allocations: list[Allocation], workload: Workload) -> Row:
+def _residual_row(recording: Recording, allocations: list[Allocation]) -> Row:
     """Find the sums that a block's forward pass makes itself, two a block, in the last recorded forward pass."""
     _, begin, end = [span for span in phase_spans(recording) if span[0] == "forward"][-1]
     sums = [
@@ -171,8 +150,6 @@ def _residual_row(recording: Recording, allocations: list[Allocation], workload:
     ]
     return {
         "kind": "residual",
-        "predicted_bytes": residual_stream_bytes(workload),
-        "predicted_count": 2 * workload.size.num_layers,
         "size_bytes": max(sums, default=None),
         "smallest_bytes": min(sums, default=None),
         "count": len(sums),

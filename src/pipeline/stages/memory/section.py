@@ -37,7 +37,7 @@ TEMPLATE = Path(__file__).parent / "section.md.j2"
 
 def build(rows: pd.DataFrame, figures_dir: Path) -> str:
     """Write the section's Markdown from the rows of all its tables, and its figures as SVG into a folder."""
-    rows = complete(rows)
+    rows = predicted.with_predictions(complete(rows))
     facts = {"missing": _missing(rows), "measured": not ok(plain(rows)).empty}
     if facts["measured"]:
         facts |= _facts(rows, figures_dir)
@@ -62,7 +62,7 @@ def _facts(rows: pd.DataFrame, figures_dir: Path) -> dict:
         "growth": findings.growth(rows, size),
         "mixed": findings.mixed_precision_by_mode(rows, size),
         "kept": findings.kept_in_bf16(rows, context_length),
-        "out_of_memory": predicted.out_of_memory(rows, on_gpu=setting["on_gpu"]),
+        "out_of_memory": predicted.out_of_memory(rows, setting["device_type"]),
         "residual": findings.residual(rows, size),
         "largest": _largest_facts(largest),
         "forward_only": MODE_WORDS[forward_only],
@@ -180,13 +180,13 @@ def _made_of(peak: pd.Series, unit: Unit) -> str:
 
 def _terms_table(rows: pd.DataFrame, context_length: int, unit: Unit) -> str:
     """List what each attention keeps in each precision, without checkpoints."""
-    terms = of_kind(rows, "term")
+    terms = predicted.terms(rows)
     without = (terms["mode"] == "train_step") & (terms["checkpoint_every"] == 0)
     terms = terms[without & (terms["context_length"] == context_length)]
     if terms.empty:
         return ""
     terms = terms.assign(variant=terms["precision"] + ", " + terms["attention"])
-    table = pivot(terms, ["term"], "variant", _amounts(terms, "predicted_bytes", unit))
+    table = pivot(terms, ["term"], "variant", _amounts(terms, "bytes", unit))
     summary = f"What a forward pass keeps, by term, in {unit.name}, at context length {context_length}"
     return fold(summary, markdown(table))
 

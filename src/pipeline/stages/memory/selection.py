@@ -26,9 +26,8 @@ PREDICTED_COMPOSITION = [f"predicted_{name}" for name in COMPOSITION]
 # What a table lacks when none of its rows has it.
 FILLED_IN = [
     *("reason", "device_type", "step", "phase", "peak_bytes", *COMPOSITION),
-    *("predicted_bytes", "predicted_at", "predicted_count", *PREDICTED_COMPOSITION),
     *("category", "events", "active_bytes", "begin_event", "end_event", "peak_event"),
-    *("size_bytes", "smallest_bytes", "count", "rank", "location", "code", "term"),
+    *("size_bytes", "smallest_bytes", "count", "rank", "location", "code"),
     *("median_ms", "q1_ms", "q3_ms"),
     *("requested_peak_bytes", "allocated_peak_bytes", "reserved_peak_bytes", "device_bytes"),
 ]
