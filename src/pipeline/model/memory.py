@@ -7,7 +7,7 @@ Left out, for they belong to the device: workspaces of the matrix-product librar
 up or keeps in reserve, the CUDA context.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pipeline.model import activations
 from pipeline.model.accounting import parameter_bytes
@@ -30,7 +30,7 @@ class Moment:
 
     phase: str
     what: str
-    bytes_by_category: Composition = field(hash=False)
+    bytes_by_category: Composition
 
     @property
     def total_bytes(self) -> int:
