@@ -139,6 +139,12 @@ def test_nsys_off_the_path_is_found_where_nvidia_puts_it(gpu_host, path, monkeyp
     assert check("nsys captures").remedy == f'export PATH="{nsys.parent}:$PATH"'
 
 
+CAPTURING_NSYS = """#!/bin/sh
+case "$1" in --version) echo "NVIDIA Nsight Systems version 2025.3" ;; esac
+for word; do case "$word" in --output=*) : > "${word#--output=}.nsys-rep" ;; esac; done
+"""
+
+
 def test_an_importer_without_its_library_is_told_with_the_package(gpu_host, path, tmp_path):
     path("nsys", prints="NVIDIA Nsight Systems version 2025.3")
     path("ldd", prints="\tlibdw.so.1 => not found\n\tlibm.so.6 => /lib/libm.so.6 (0x7f)\n\tlibelf.so.1 => not found")
@@ -149,11 +155,17 @@ def test_an_importer_without_its_library_is_told_with_the_package(gpu_host, path
     assert captures.remedy == "apt-get install libdw1 libelf1"
 
 
-def test_a_whole_nsys_is_named_by_its_version(gpu_host, path, tmp_path):
-    path("nsys", prints="NVIDIA Nsight Systems version 2025.3")
-    path("ldd", prints="\tlibdw.so.1 => /lib/libdw.so.1 (0x7f)")
-    path("QdstrmImporter", folder=tmp_path / "root" / "host-linux-x64")
+def test_an_nsys_that_makes_captures_is_named_by_its_version(gpu_host, path):
+    path("nsys").write_text(CAPTURING_NSYS)
     assert check("nsys captures") == doctor.Check("nsys captures", True, "NVIDIA Nsight Systems version 2025.3")
+
+
+def test_an_nsys_that_leaves_no_capture_does_not_pass_for_a_good_one(gpu_host, path):
+    path("nsys", prints="Importer error status: An unknown error occurred.")
+    captures = check("nsys captures")
+    assert not captures.ok
+    assert captures.detail == "nsys left no report: Importer error status: An unknown error occurred."
+    assert captures.remedy == ""
 
 
 def test_nccl_needs_two_gpus(gpu_host, monkeypatch):

@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 
+from pipeline.instruments import nsys
 from pipeline.instruments.gpu_state import gpu_state, slowdown_reasons
 from pipeline.instruments.gpus import Gpu, describe_links, torch_build, visible_gpus
 from pipeline.instruments.machine import cpu_model, machine_facts, software_versions
@@ -123,15 +124,20 @@ def _check_nsys(gpus: list[Gpu]) -> Check:
     name = "nsys captures"
     if not gpus:
         return Check(name, False, "no GPU: torch.profiler takes its place")
-    nsys = shutil.which("nsys")
-    if nsys is None:
+    found = shutil.which("nsys")
+    if found is None:
         return _nsys_off_path(name)
-    missing = _libraries_lacking_to_import(Path(nsys))
-    if missing:
-        packages = [_LIBRARY_PACKAGES.get(library, (library, library)) for library in missing]
-        remedy = _install_command(*(" ".join(dict.fromkeys(column)) for column in zip(*packages, strict=True)))
-        return Check(name, False, f"captures cannot be imported without {', '.join(missing)}", remedy)
-    return Check(name, True, _first_line(nsys, "--version") or nsys)
+    try:
+        return Check(name, True, nsys.check())
+    except nsys.CaptureFailed as failed:
+        return Check(name, False, str(failed), _nsys_remedy(Path(found)))
+
+
+def _nsys_remedy(found: Path) -> str:
+    missing = nsys.libraries_lacking_to_import(found)
+    packages = [_LIBRARY_PACKAGES.get(library, (library, library)) for library in missing]
+    columns = [" ".join(dict.fromkeys(column)) for column in zip(*packages, strict=True)]
+    return _install_command(*columns) if columns else ""
 
 
 def _nsys_off_path(name: str) -> Check:
@@ -140,17 +146,6 @@ def _nsys_off_path(name: str) -> Check:
         return Check(name, False, "nsys is not on PATH", f'export PATH="{Path(found[-1]).parent}:$PATH"')
     remedy = _install_command("nsight-systems-cli", "nsight-systems-cli")
     return Check(name, False, "nsys not found, which NVIDIA's package repository has", remedy)
-
-
-def _libraries_lacking_to_import(nsys: Path) -> list[str]:
-    """List the shared libraries that the importer, installed in a folder beside nsys's own, does not find.
-
-    Without them a capture ends as a .qdstrm file that nothing can read. A wrapper script has no importer beside
-    it, and may well set the libraries' path, so that nothing is missed there.
-    """
-    importers = nsys.resolve().parent.parent.glob("*/QdstrmImporter")
-    lines = [line for importer in importers for line in _output("ldd", str(importer)).splitlines()]
-    return sorted({line.split()[0] for line in lines if line.endswith("=> not found")})
 
 
 def _check_nccl(gpus: list[Gpu]) -> Check:

@@ -27,6 +27,11 @@ def span(name: str) -> AbstractContextManager:
     return _factory(name)
 
 
+def listener() -> RangeFactory | None:
+    """Return what every range is sent to now, for another listener to pass ranges on to; None where nothing listens."""
+    return _factory
+
+
 @contextmanager
 def listening(factory: RangeFactory) -> Iterator[None]:
     """Send every range to `factory(name)` inside this context; restore the former listener after it."""

@@ -19,7 +19,7 @@ def render(tmp_path):
 def test_filters_write_numbers_with_their_units(render):
     text = render(
         "{{ a | ms }} {{ b | ms }} {{ c | ratio }} {{ d | percent }} {{ e | count }} "
-        "{{ f | size }} {{ g | size }} {{ h | mib }}",
+        "{{ f | bytes }} {{ g | bytes }} {{ h | mib }}",
         a=12.345,
         b=3456.7,
         c=1.4142,
@@ -37,7 +37,7 @@ def test_a_missing_fact_stops_the_section(render):
         render("{{ nowhere }}")
 
 
-@pytest.mark.parametrize("form", ["ms", "ratio", "percent", "count", "number", "size", "mib"])
+@pytest.mark.parametrize("form", ["ms", "ratio", "percent", "count", "number", "bytes", "mib"])
 def test_a_figure_that_is_not_a_number_stops_the_section(render, form):
     with pytest.raises(ValueError, match="no place in a sentence"):
         render(f"{{{{ value | {form} }}}}", value=np.nan)

@@ -34,6 +34,16 @@ def test_one_table_is_a_target(project):
     assert (project.root / "results/timing/bf16.csv").is_file()
 
 
+def test_a_cells_files_are_where_its_rule_says_whichever_stage_comes_last(project):
+    after = "precision: {grids: [{experiment: [accumulation], device: [cpu]}]}"
+    config = f"overrides={{profile: {{grids: [{{size: [tiny], context_length: [16]}}]}}, {after}}}"
+    path = "precision=fp32/size=tiny/context_length=16/profiler=auto"
+    code, output = project.snakemake(f"results/profile/cells/{path}.json", "--config", config)
+    assert code == 0, output
+    kept = project.root / "results/profile/files" / path
+    assert {"kernels.csv", "perfetto.json.gz"} <= {file.name for file in kept.iterdir()}
+
+
 def test_a_killed_run_goes_on_and_keeps_what_was_finished(project):
     before = {path: path.stat().st_mtime_ns for path in project.records()}
     run = project.start("results/timing/cells.csv", "--config", FOUR_CELLS)

@@ -59,10 +59,6 @@ class Stage:
         files = {"files": directory(f"{self.folder}/files/{self.space.wildcard_pattern}")}
         return record | files if self.keeps_files else record
 
-    def output_words(self):
-        """Return the words of the measuring command that name its outputs."""
-        return "--out {output.record}" + (" --files {output.files}" if self.keeps_files else "")
-
     def records(self):
         """Return the records that the stage's tables are made of."""
         if PLAN.measure:
@@ -106,6 +102,11 @@ class Stage:
     def gpus_to_have(self, wildcards):
         """Return how many GPUs the cell would get now: it is stale when that is more than it had."""
         return min(self.cell(wildcards).gpus, gpus_available())
+
+
+def files_words(wildcards, output):
+    """Return the word of the measuring command that names the folder of a cell's files, if its stage keeps any."""
+    return shlex.quote(f"--files={output.files}") if "files" in output.keys() else ""
 
 
 def stage_records(wildcards):

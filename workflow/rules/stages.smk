@@ -1,6 +1,11 @@
 """What every stage has: its cells measured, its tables and its section. A stage needs no rule of its own."""
 
-MEASURE = "python -m pipeline measure {params.stage} {params.cell} {params.settings} --gpus {resources.gpu}"
+# Snakemake evaluates what follows `shell:` when the job runs, the loop's variables being those of the last stage: what
+# differs between stages must come by params.
+MEASURE = (
+    "python -m pipeline measure {params.stage} {params.cell} {params.settings} --gpus {resources.gpu}"
+    " --out {output.record} {params.files} >{log} 2>&1"
+)
 
 
 for name in STAGES_TO_WRITE:
@@ -23,13 +28,14 @@ for name in STAGES_TO_WRITE:
                 stage=name,
                 cell=stage.cell_words,
                 settings=stage.settings_words,
+                files=files_words,
                 code=stage.code,
                 software=SOFTWARE,
                 gpus_to_have=stage.gpus_to_have,
             message:
                 "{params.stage} {params.cell}"
             shell:
-                f"{MEASURE} {stage.output_words()} >{{log}} 2>&1"
+                MEASURE
 
     rule:
         name:

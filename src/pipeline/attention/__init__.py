@@ -1,39 +1,22 @@
 """Attention functions that can stand in for each other, by name, and the autograd functions behind two of them."""
 
-from collections.abc import Callable
+from typing import Any
 
-import torch
-from torch import Tensor
-
-from pipeline.attention.eager import eager_attention
-from pipeline.attention.flash_tiled import FlashAttentionTiled
-from pipeline.attention.flash_triton import FlashAttentionTriton
-
-# attention(q, k, v, is_causal) -> output.
-# Shapes: q and output are (..., n_queries, head_dim), k and v are (..., n_keys, head_dim).
-AttentionFunction = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
-
-
-def tiled_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
-    """Compute attention by FlashAttention-2 in PyTorch operations; under autocast in its dtype."""
-    return FlashAttentionTiled.apply(*_autocast(q, k, v), is_causal)
+__all__ = [
+    "ATTENTION",
+    "AttentionFunction",
+    "FlashAttentionTiled",
+    "FlashAttentionTriton",
+    "eager_attention",
+    "flash_attention",
+    "tiled_attention",
+]
 
 
-def flash_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
-    """Compute attention by FlashAttention-2 in Triton kernels, on a GPU; under autocast in its dtype."""
-    return FlashAttentionTriton.apply(*_autocast(q, k, v), is_causal)
+# Lazy (PEP 562): the workflow reads `pipeline.attention.accounting` and must not wait for torch.
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        from pipeline.attention import functions
 
-
-def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Cast as autocast does before an operation that it runs in low precision."""
-    device_type = tensors[0].device.type
-    if not torch.is_autocast_enabled(device_type):
-        return tensors
-    return tuple(tensor.to(torch.get_autocast_dtype(device_type)) for tensor in tensors)
-
-
-ATTENTION: dict[str, AttentionFunction] = {
-    "eager": eager_attention,
-    "tiled": tiled_attention,
-    "flash": flash_attention,
-}
+        return getattr(functions, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

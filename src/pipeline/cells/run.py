@@ -16,6 +16,7 @@ from pipeline.cells.devices import TooFewGPUs, claim_gpus
 from pipeline.cells.record import SCHEMA_VERSION
 from pipeline.errors import Skipped
 from pipeline.instruments import machine
+from pipeline.instruments.out_of_memory import is_out_of_memory
 from pipeline.instruments.stopwatch import Stopwatch
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -134,15 +135,6 @@ def _rows(measure: Callable[..., Rows], cell: Any, settings: Any, stopwatch: Sto
 def _measure_function(stage: str) -> Callable[..., Rows]:
     # Imported here, not at the top: it brings torch, which must come after the threads are set.
     return importlib.import_module(f"pipeline.stages.{stage}.measure").measure
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Tell whether an exception says that memory ran out, on a GPU or on the host."""
-    import torch
-
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return "DefaultCPUAllocator: can't allocate memory" in str(error)
 
 
 def _outcome_rows(cell: Any, status: str, reason: str) -> Rows:

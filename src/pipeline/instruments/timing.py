@@ -76,7 +76,7 @@ def time_phases(phases: Phases, device: torch.device, warmup: int, rule: StopRul
     started = time.perf_counter()
     while True:
         for name, phase in phases.items():
-            _time_once(phase, device, timings[name])
+            time_once(phase, device, timings[name])
         samples_ms = [timing.host_ms for timing in timings.values()]
         if rule.ends(samples_ms, time.perf_counter() - started):
             return Sampling(timings, state_before, gpu_state.gpu_state())
@@ -85,7 +85,7 @@ def time_phases(phases: Phases, device: torch.device, warmup: int, rule: StopRul
 def time_call_ms(call: Callable[[], object], device: torch.device) -> float:
     """Return the milliseconds of one call by the host clock, with a synchronize on both sides."""
     timings = Timings()
-    _time_once(call, device, timings)
+    time_once(call, device, timings)
     return timings.host_ms[0]
 
 
@@ -95,7 +95,8 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _time_once(phase: Callable[[], object], device: torch.device, timings: Timings) -> None:
+def time_once(phase: Callable[[], object], device: torch.device, timings: Timings) -> None:
+    """Run a phase from one synchronised moment to the next and add what each clock says."""
     on_gpu = device.type == "cuda"
     synchronize(device)
     if on_gpu:

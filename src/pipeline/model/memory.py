@@ -130,8 +130,7 @@ def forward_moments(workload: Workload, optimizer_state: int) -> list[Moment]:
         half = sum(activations.feed_forward_block_bytes(workload).values())
         kept = saved - half - sum(activations.head_bytes(workload).values())
         kept -= activations.head_weight_copy_bytes(workload)
-        width = workload.product_bytes * workload.tokens * workload.size.d_model
-        passing = {"attention": max(0, 2 * width + _softmax_bytes(workload) - activations.score_bytes(workload))}
+        passing = {"attention": _beside_saved_scores(workload)}
     state = {"optimizer_state": optimizer_state}
     at_loss = {"activations": saved, "temporaries": _logit_bytes(workload) + cached}
     return [
@@ -141,6 +140,14 @@ def forward_moments(workload: Workload, optimizer_state: int) -> list[Moment]:
         ),
         _moment(workload, "forward", "loss", **state, **at_loss),
     ]
+
+
+def _beside_saved_scores(workload: Workload) -> int:
+    """Count what eager attention has at the softmax beside what it keeps: q unscaled, v (2eTd) and the scores."""
+    if workload.is_fused:
+        return 0
+    width = workload.product_bytes * workload.tokens * workload.size.d_model
+    return max(0, 2 * width + _softmax_bytes(workload) - activations.score_bytes(workload))
 
 
 def backward_moments(workload: Workload, optimizer_state: int) -> list[Moment]:

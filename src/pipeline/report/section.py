@@ -56,10 +56,12 @@ def number(value: float) -> str:
     return significant(_finite(value))
 
 
-def size(byte_count: float) -> str:
-    """Write bytes as decimal MB, as GB from 1e9 on."""
-    unit, scale = ("GB", 1e9) if byte_count >= 1e9 else ("MB", 1e6)
-    return f"{significant(_finite(byte_count) / scale)} {unit}"
+def data_size(value: float) -> str:
+    """Write bytes as kB, MB or GB, powers of ten."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6)):
+        if _finite(value) >= size:
+            return f"{significant(value / size)} {unit}"
+    return f"{significant(value / 1e3)} kB"
 
 
 def mib(byte_count: float) -> str:
@@ -79,7 +81,7 @@ FORMS = {
     "percent": percent,
     "count": count,
     "number": number,
-    "size": size,
+    "bytes": data_size,
     "mib": mib,
 }
 

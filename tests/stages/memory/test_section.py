@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from pipeline.model.sizes import SIZES
-from pipeline.report.section import mib, size
+from pipeline.report.section import data_size, mib
 from pipeline.stages.memory import findings, others, predicted, section, selection, trade
 from pipeline.stages.memory.selection import complete
 
@@ -74,7 +74,7 @@ def predicted_by_the_model(rows):
     rows = complete(rows)
     kept = findings.kept_in_bf16(rows, selection.shown_context(rows))
     residual = findings.residual(rows, rows["size"].iloc[0])
-    amounts = [size(kept[name]) for name in ("copies", "fp32", "bf16")]
+    amounts = [data_size(kept[name]) for name in ("copies", "fp32", "bf16")]
     amounts += [form(count) for count in residual["bytes"] for form in (mib, "{:.0f}".format)]
     return {f"{float(amount.split()[0]):g}" for amount in amounts} | {str(residual["count"])}
 

@@ -1,15 +1,16 @@
 """Measure a timing cell: phases one by one between synchronised moments, then whole steps undivided."""
 
-import shutil
 from typing import Any
 
 import torch
 
 from pipeline.errors import Skipped
 from pipeline.instruments.peaks import peak_tflops
+from pipeline.instruments.stability import gpu_columns, status_columns
 from pipeline.instruments.stopwatch import Stopwatch
 from pipeline.instruments.summary import summarise
 from pipeline.instruments.timing import Sampling, StopRule, time_call_ms, time_phases
+from pipeline.instruments.toolchain import require_compiler
 from pipeline.model import accounting
 from pipeline.model.sizes import SIZES
 from pipeline.model.step import TrainingStep, build_training_step
@@ -49,8 +50,8 @@ def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
 def _require(cell: Cell, device: torch.device) -> None:
     if cell.precision == "tf32" and (device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0)):
         raise Skipped("tf32 needs a GPU with TF32 tensor cores")
-    if cell.mode == "compiled" and not any(map(shutil.which, ("c++", "g++", "clang++"))):
-        raise Skipped("torch.compile needs a C++ compiler, none found")
+    if cell.mode == "compiled":
+        require_compiler()
 
 
 def _compile_row(step: TrainingStep, device: torch.device, stopwatch: Stopwatch) -> Row:
@@ -77,25 +78,16 @@ def _rows(sampling: Sampling, cell: Cell, settings: Settings, shared: Row) -> li
         {
             "pass": name,
             "clock": clock,
-            **_status(samples_ms, sampling, settings),
+            **status_columns(samples_ms, sampling.slowdowns(), settings.unstable_rel_error),
             **summarise(samples_ms),
             **_rates(name, samples_ms, cell, settings, shared),
             **shared,
-            **_gpu_columns(sampling),
+            **gpu_columns(sampling.state_before, sampling.state_after),
             "samples_ms": samples_ms,
         }
         for name, timings in sampling.timings.items()
         for clock, samples_ms in timings.by_clock().items()
     ]
-
-
-def _status(samples_ms: list[float], sampling: Sampling, settings: Settings) -> Row:
-    slowdowns, error = sampling.slowdowns(), summarise(samples_ms)["rel_error"]
-    if slowdowns:
-        return {"status": "unstable", "reason": f"GPU slowed down: {', '.join(slowdowns)}"}
-    if error > settings.unstable_rel_error:
-        return {"status": "unstable", "reason": f"median known to {error:.1%} only"}
-    return {"status": "ok"}
 
 
 def _rates(name: str, samples_ms: list[float], cell: Cell, settings: Settings, shared: Row) -> Row:
@@ -114,18 +106,4 @@ def _rates(name: str, samples_ms: list[float], cell: Cell, settings: Settings, s
         "tokens_per_s": shared["tokens"] / median_s,
         "model_tflops_per_s": tflops_per_s,
         "mfu_pct": 100 * tflops_per_s / shared["peak_tflops_per_s"],
-    }
-
-
-def _gpu_columns(sampling: Sampling) -> Row:
-    """Return the first GPU's state just after the last sample; nothing where NVML is not there."""
-    if not sampling.state_after:
-        return {}
-    before, after = sampling.state_before[0], sampling.state_after[0]
-    return {
-        "sm_clock_before_mhz": before["sm_clock_mhz"],
-        "sm_clock_mhz": after["sm_clock_mhz"],
-        "temperature_c": after["temperature_c"],
-        "power_w": after["power_w"],
-        "throttle_reasons": after["throttle_reasons"],
     }

@@ -4,6 +4,7 @@ import pandas as pd
 
 from pipeline.model.accounting import parameter_count
 from pipeline.model.sizes import SIZES
+from pipeline.report.rows import divide, in_order, ok
 
 # Tables come sorted by file name; people read sizes smallest first, by the parameters of their layers, and
 # precisions widest first.
@@ -25,26 +26,12 @@ FIRST_STEPS = 10
 
 def ordered(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     """Sort by these columns, names in reading order."""
-    return rows.sort_values(
-        keys, key=lambda column: _rank(column, ORDERS.get(column.name)), kind="stable", ignore_index=True
-    )
-
-
-def _rank(column: pd.Series, order: tuple[str, ...] | None) -> pd.Series:
-    if order is None:
-        return column
-    unknown = sorted(set(column) - set(order))
-    return column.map({name: place for place, name in enumerate([*order, *unknown])})
+    return in_order(rows, keys, ORDERS)
 
 
 def host(rows: pd.DataFrame) -> pd.DataFrame:
     """Keep what the host clock measured."""
     return rows[rows["clock"] == "host"]
-
-
-def ok(rows: pd.DataFrame) -> pd.DataFrame:
-    """Keep rows that carry figures, the unstable ones among them."""
-    return rows[rows["status"].isin(["ok", "unstable"])]
 
 
 def main_grid(rows: pd.DataFrame) -> pd.DataFrame:
@@ -102,18 +89,5 @@ def _steps(phases: pd.DataFrame) -> pd.DataFrame:
 
 
 def ratios(numerator: pd.DataFrame, denominator: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
-    """Divide the times of rows that agree in the keys.
-
-    Returns the keys with median_ratio, and q1_ratio and q3_ratio: the range that the quartiles of both
-    allow. Status and reason are those of whichever row has no figure, or is unstable.
-    """
-    paired = numerator.merge(denominator, on=keys, suffixes=("", "_below"), validate="one_to_one")
-    paired = ordered(paired, keys)
-    numerator_fails = paired["status"] != "ok"
-    return paired[keys].assign(
-        median_ratio=paired["median_ms"] / paired["median_ms_below"],
-        q1_ratio=paired["q1_ms"] / paired["q3_ms_below"],
-        q3_ratio=paired["q3_ms"] / paired["q1_ms_below"],
-        status=paired["status"].where(numerator_fails, paired["status_below"]),
-        reason=paired["reason"].where(numerator_fails, paired["reason_below"]),
-    )
+    """Divide the times of rows that agree in the keys, as pipeline.report.rows does; in reading order."""
+    return ordered(divide(numerator, denominator, keys), keys)

@@ -1,0 +1,47 @@
+"""Rows of any stage's tables: those with figures, in reading order, divided by each other."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+
+
+def ok(rows: pd.DataFrame) -> pd.DataFrame:
+    """Keep rows that carry figures, the unstable ones among them."""
+    return rows[rows["status"].isin(["ok", "unstable"])]
+
+
+def in_order(rows: pd.DataFrame, keys: list[str], orders: Mapping[str, Sequence[str]]) -> pd.DataFrame:
+    """Sort by these columns; the names of a column in `orders` as listed there, unknown ones after them."""
+    return rows.sort_values(
+        keys, key=lambda column: _rank(column, orders.get(column.name)), kind="stable", ignore_index=True
+    )
+
+
+def _rank(column: pd.Series, order: Sequence[str] | None) -> pd.Series:
+    if order is None:
+        return column
+    unknown = sorted(set(column) - set(order))
+    return column.map({name: place for place, name in enumerate([*order, *unknown])})
+
+
+def divide(numerator: pd.DataFrame, denominator: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    """Divide the times of rows that agree in the keys.
+
+    Returns the keys with median_ratio, and q1_ratio and q3_ratio: the range that the quartiles of both
+    allow. Status and reason are those of whichever row has no figure, or is unstable.
+    """
+    paired = numerator.merge(denominator, on=keys, suffixes=("", "_below"), validate="one_to_one")
+    numerator_fails = paired["status"] != "ok"
+    return paired[keys].assign(
+        median_ratio=paired["median_ms"] / paired["median_ms_below"],
+        q1_ratio=paired["q1_ms"] / paired["q3_ms_below"],
+        q3_ratio=paired["q3_ms"] / paired["q1_ms_below"],
+        status=paired["status"].where(numerator_fails, paired["status_below"]),
+        reason=paired["reason"].where(numerator_fails, paired["reason_below"]),
+    )
+
+
+def geometric_mean(ratios: Sequence[float]) -> float:
+    """Return the geometric mean of positive ratios; it is the same whichever way each is divided."""
+    return float(np.exp(np.log(np.asarray(ratios, dtype=float)).mean()))

@@ -1,0 +1,208 @@
+"""What the attention tables say: every number and every comparative word of the section's prose."""
+
+import math
+
+import numpy as np
+import pandas as pd
+
+from pipeline.attention import accounting
+from pipeline.attention.accounting import Shape
+from pipeline.report.rows import geometric_mean, ok
+from pipeline.report.section import compare, compare_ratio, growth_exponent, growth_word
+from pipeline.stages.attention.cell import MODES, PASSES
+from pipeline.stages.attention.selection import compile_gains, eager, host, named, out_of_memory, problems
+
+ELEMENT_BYTES = 4  # fp32
+
+
+def setting(rows: pd.DataFrame) -> dict:
+    """Say what was measured, where and how often."""
+    measured = ok(host(rows))
+    return {
+        "machines": list(measured["machine"].unique()),
+        "torch": list(measured["torch"].unique()),
+        "head_dims": sorted(rows["head_dim"].unique()),
+        "lengths": sorted(rows["seq_len"].unique()),
+        "batch_sizes": sorted(measured["batch_size"].unique()),
+        "masks": ["causal" if causal else "not causal" for causal in sorted(measured["is_causal"].unique())],
+        "fewest_passes": int(measured["n"].min()),
+        "most_passes": int(measured["n"].max()),
+        "warmup_passes": int(measured["warmup_passes"].max()),
+        "has_events": bool((rows["clock"] == "cuda_events").any()),
+    }
+
+
+def growth(rows: pd.DataFrame) -> list[dict]:
+    """Give, per eager pass, its times at the longest sequence and its exponent between the two longest, by head_dim."""
+    found = []
+    for name in PASSES:
+        times = ok(eager(rows)).query("`pass` == @name")
+        longest, exponents, seq_len = {}, {}, times["seq_len"].max()
+        for head_dim, group in times.groupby("head_dim"):
+            two = group.nlargest(2, "seq_len")
+            if two["seq_len"].iloc[0] == seq_len:
+                longest[named(head_dim)] = two["median_ms"].iloc[0]
+            if len(two) > 1:
+                exponents[named(head_dim)] = growth_exponent(two["seq_len"], two["median_ms"])
+        entry = {"name": name, "longest": pd.Series(longest, dtype=float), "seq_len": int(seq_len)}
+        if exponents:
+            spread = pd.Series(exponents, dtype=float)
+            entry |= {"exponents": spread, "word": growth_word(spread.median())}
+        found.append(entry)
+    return found
+
+
+def memory_end(rows: pd.DataFrame) -> dict:
+    """Say where eager attention runs out of memory: predicted by the formula, and seen; and whether the two agree."""
+    shapes = problems(rows, "eager")
+    predicted = {}
+    for _, row in shapes.drop_duplicates("head_dim").iterrows():
+        limit = accounting.longest_that_fits(_shape(row), ELEMENT_BYTES, int(row["memory_bytes"]))
+        predicted[named(row["head_dim"])] = limit
+    failed = out_of_memory(rows)
+    seen = failed[failed["mode"] == "eager"]
+    fits = ok(eager(rows).query("`pass` == 'backward'"))
+    limits = pd.Series(predicted, dtype=float)
+    agree = all(row["seq_len"] > predicted[named(row["head_dim"])] for _, row in seen.iterrows()) and all(
+        row["seq_len"] <= predicted[named(row["head_dim"])] for _, row in fits.iterrows()
+    )
+    return {
+        "memory_bytes": float(shapes["memory_bytes"].max()),
+        "predicted": limits,
+        "seen": [
+            {"mode": mode, "head_dim": named(head_dim), "seq_len": int(group["seq_len"].min())}
+            for (mode, head_dim), group in failed.groupby(["mode", "head_dim"], sort=False)
+        ],
+        "longest_ok": int(fits["seq_len"].max()) if len(fits) else None,
+        "agree": agree,
+    }
+
+
+def worked_example(rows: pd.DataFrame) -> dict:
+    """Do the accounting of the smallest problem that ran out of memory, or is predicted to: a line an item.
+
+    Where none ran out, that is the shortest power of two above the predicted limit, at the largest head_dim.
+    """
+    failed = out_of_memory(rows)
+    failed = failed[failed["mode"] == "eager"].sort_values(["seq_len", "head_dim"])
+    shapes = problems(rows, "eager")
+    if len(failed):
+        where = shapes.merge(failed.head(1)[["head_dim", "seq_len"]], on=["head_dim", "seq_len"]).iloc[0]
+        shape = _shape(where)
+    else:
+        where = shapes.loc[shapes["head_dim"].idxmax()]
+        limit = accounting.longest_that_fits(_shape(where), ELEMENT_BYTES, int(where["memory_bytes"]))
+        shape = _shape(where, seq_len=2 ** (math.floor(math.log2(max(limit, 1))) + 1))
+    vector, matrix = shape.vectors * ELEMENT_BYTES, shape.scores * ELEMENT_BYTES
+    peak = accounting.peak_bytes(shape, ELEMENT_BYTES)
+    lines = {
+        "q, k, v and the gradient of the output": accounting.input_bytes(shape, ELEMENT_BYTES),
+        "output": vector,
+        "scaled queries, saved": vector,
+        "softmax output, saved": matrix,
+        "its gradient and that of the scores, during the backward pass": 2 * matrix,
+    }
+    return {
+        "seen": bool(len(failed)),
+        "head_dim": shape.head_dim,
+        "seq_len": shape.seq_len,
+        "batch_size": shape.batch_size,
+        "lines": lines | {"gradients of the inputs at that moment": peak - sum(lines.values())},
+        "matrix_bytes": matrix,
+        "peak_bytes": peak,
+        "memory_bytes": int(where["memory_bytes"]),
+        "flash_bytes": accounting.flash_saved_bytes(shape),
+        "saved_bytes": accounting.saved_bytes(shape, ELEMENT_BYTES),
+    }
+
+
+def saved(rows: pd.DataFrame, mode: str) -> dict:
+    """Fit what a mode saves for backward as a·S² + b·S by head_dim, and compare a with the derived B·H·e.
+
+    Empty where no head_dim has two lengths.
+    """
+    measured = problems(rows, mode)
+    measured = measured[measured["saved_bytes"].notna()] if "saved_bytes" in measured else measured.head(0)
+    quadratic, share = {}, {}
+    for head_dim, group in measured.groupby("head_dim"):
+        if len(group) < 2:
+            continue
+        lengths, counted = group["seq_len"].to_numpy(float), group["saved_bytes"].to_numpy(float)
+        a = _fit_quadratic(lengths, counted)
+        quadratic[named(head_dim)] = a
+        if lengths.max() == measured["seq_len"].max():
+            share[named(head_dim)] = a * lengths.max() ** 2 / counted[lengths.argmax()]
+    if not quadratic:
+        return {}
+    first = measured.iloc[0]
+    derived = first["batch_size"] * ELEMENT_BYTES
+    fitted = pd.Series(quadratic)
+    return {
+        "mode": mode,
+        "quadratic": fitted,
+        "share": pd.Series(share, dtype=float),
+        "derived": derived,
+        "matrices": fitted.median() / derived,
+        "agrees": bool(np.allclose(fitted, derived, rtol=0.02)),
+        "seq_len": int(measured["seq_len"].max()),
+    }
+
+
+def _fit_quadratic(lengths: np.ndarray, counted: np.ndarray) -> float:
+    """Fit counted ≈ a·S² + b·S, every length weighing the same (least squares of the relative error); return a."""
+    columns = np.stack([lengths**2, lengths], axis=1) / counted[:, None]
+    (a, _b), *_ = np.linalg.lstsq(columns, np.ones_like(counted), rcond=None)
+    return float(a)
+
+
+def allocated(rows: pd.DataFrame) -> list[dict]:
+    """Compare, per mode, the allocator's bytes with the formulas' at the longest sequence; empty without a GPU."""
+    found = []
+    for mode in MODES:
+        measured = problems(rows, mode)
+        if "peak_bytes" not in measured or measured["peak_bytes"].isna().all():
+            continue
+        longest = measured[measured["peak_bytes"].notna()].nlargest(1, "seq_len", keep="all").set_index("head_dim")
+        longest.index = longest.index.map(named)
+        found.append(
+            {
+                "mode": mode,
+                "seq_len": int(longest["seq_len"].max()),
+                "before_backward": longest["before_backward_bytes"],
+                "before_over_model": longest["before_backward_bytes"] / longest["model_before_backward_bytes"],
+                "peak": longest["peak_bytes"],
+                "peak_over_model": longest["peak_bytes"] / longest["model_peak_bytes"],
+            }
+        )
+    return found
+
+
+def compilation(rows: pd.DataFrame) -> list[dict]:
+    """Give, per pass, the eager time over the compiled: over the whole grid, and by head_dim at the longest length."""
+    gains = ok(compile_gains(rows))
+    found = []
+    for name, group in gains.groupby("pass", sort=False):
+        longest = group[group["seq_len"] == group["seq_len"].max()].set_index("head_dim")
+        longest.index = longest.index.map(named)
+        columns = zip(longest["median_ratio"], longest["q1_ratio"], longest["q3_ratio"], strict=True)
+        words = pd.Series([compare_ratio(*three) for three in columns], index=longest.index)
+        mean = geometric_mean(group["median_ratio"])
+        found.append(
+            {
+                "name": name,
+                "count": len(group),
+                "mean": mean,
+                "mean_word": compare(1, mean),
+                "seq_len": int(longest["seq_len"].max()),
+                "longest": longest["median_ratio"],
+                "by_word": {word: list(words[words == word].index) for word in words.unique()},
+                "least": group.loc[group["median_ratio"].idxmin(), ["median_ratio", "head_dim", "seq_len"]].to_dict(),
+                "most": group.loc[group["median_ratio"].idxmax(), ["median_ratio", "head_dim", "seq_len"]].to_dict(),
+            }
+        )
+    return found
+
+
+def _shape(row: pd.Series, seq_len: int | None = None) -> Shape:
+    length = int(row["seq_len"]) if seq_len is None else seq_len
+    return Shape(int(row["batch_size"]), 1, length, int(row["head_dim"]), bool(row["is_causal"]))

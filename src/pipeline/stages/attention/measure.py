@@ -1,0 +1,161 @@
+"""Measure an attention cell: memory of each mode alone, then its passes in turn with the other's."""
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+import torch
+from torch import Tensor
+
+from pipeline.attention import ATTENTION, accounting
+from pipeline.attention.accounting import Shape
+from pipeline.errors import Skipped
+from pipeline.instruments.interleaved import Interleaving, Taken, Work, interleave
+from pipeline.instruments.kernel_timing import host_sampler
+from pipeline.instruments.out_of_memory import attempt, free_memory
+from pipeline.instruments.saved_tensors import saved_bytes
+from pipeline.instruments.stability import gpu_columns, status_columns
+from pipeline.instruments.stopwatch import Stopwatch
+from pipeline.instruments.summary import summarise
+from pipeline.instruments.timing import StopRule, synchronize
+from pipeline.instruments.toolchain import require_compiler
+from pipeline.stages.attention.cell import MODES, PASSES, Cell, Settings
+
+Row = dict[str, Any]
+ELEMENT_BYTES = torch.float32.itemsize
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Seeded normal inputs, the gradient of the output among them, and what computes the output of them."""
+
+    attend: Callable[[Tensor, Tensor, Tensor], Tensor]
+    inputs: tuple[Tensor, ...]
+    output_gradient: Tensor
+
+    def forward(self) -> Tensor:
+        """Return the output, with its graph."""
+        return self.attend(*self.inputs)
+
+    def backward(self, output: Tensor) -> tuple[Tensor, ...]:
+        """Return the gradients of the inputs, and free the graph."""
+        return torch.autograd.grad(output, self.inputs, self.output_gradient)
+
+
+@dataclass
+class Trial:
+    """What each mode did when it ran alone: why a pass cannot be timed, and the memory columns of those that can."""
+
+    failures: dict[str, Row] = field(default_factory=dict)
+    memory: Row = field(default_factory=dict)
+
+
+def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
+    """Return a row for each mode, pass and clock; a mode that runs out of memory does not keep the other from it."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    problems = _problems(cell, settings, device)
+    with stopwatch.measuring():
+        trials = {mode: _try(problem, mode, device) for mode, problem in problems.items()}
+        works = {
+            (mode, name): work
+            for mode, problem in problems.items()
+            for name, work in _works(problem).items()
+            if name not in trials[mode].failures
+        }
+        rule = StopRule(settings.passes, settings.passes, rel_error=0.0, budget_s=math.inf)
+        rules = dict.fromkeys(works, rule)
+        timed = interleave(works, host_sampler(device), rules, settings.warmup_passes)
+    shared = _model_columns(_shape(cell, settings), device)
+    return [
+        row for mode in MODES for name in PASSES for row in _rows(mode, name, trials[mode], timed, settings, shared)
+    ]
+
+
+def _shape(cell: Cell, settings: Settings) -> Shape:
+    return Shape(settings.batch_size, 1, cell.seq_len, cell.head_dim, settings.is_causal)
+
+
+def _problems(cell: Cell, settings: Settings, device: torch.device) -> dict[str, Problem]:
+    """Return the same inputs with each mode's function; (batch, seq, head_dim), for there is but one head."""
+    generator = torch.Generator(device).manual_seed(0)
+    shape = (settings.batch_size, cell.seq_len, cell.head_dim)
+    *inputs, output_gradient = (torch.randn(shape, generator=generator, device=device) for _ in range(4))
+    inputs = tuple(tensor.requires_grad_() for tensor in inputs)
+    attend = functools.partial(ATTENTION["eager"], is_causal=settings.is_causal)
+    functions = {"eager": attend, "compiled": torch.compile(attend, dynamic=False)}
+    return {mode: Problem(functions[mode], inputs, output_gradient) for mode in MODES}
+
+
+def _works(problem: Problem) -> dict[str, Work]:
+    return {
+        "forward": Work(call=lambda _: problem.forward()),
+        "backward": Work(call=problem.backward, prepare=problem.forward),
+    }
+
+
+def _try(problem: Problem, mode: str, device: torch.device) -> Trial:
+    """Run a mode alone: once to compile and load, then for the memory it takes, and once more for what it saves."""
+    try:
+        if mode == "compiled":
+            require_compiler()
+    except Skipped as skipped:
+        return Trial(failures={name: {"status": "skipped", "reason": str(skipped)} for name in PASSES})
+    trial = Trial()
+    for name, run in {"forward": problem.forward, "backward": lambda: problem.backward(problem.forward())}.items():
+        _, reason = attempt(run)
+        if reason:
+            trial.failures[name] = {"status": "oom", "reason": reason}
+    if "forward" not in trial.failures:
+        trial.memory["saved_bytes"], _ = attempt(saved_bytes, problem.forward, problem.inputs)
+    if not trial.failures and device.type == "cuda":
+        trial.memory |= _allocated_bytes(problem, device)
+    return trial
+
+
+def _allocated_bytes(problem: Problem, device: torch.device) -> Row:
+    """Return the bytes that are in use between forward and backward, inputs included, and the most at any time."""
+    free_memory()
+    torch.cuda.reset_peak_memory_stats(device)
+    output = problem.forward()
+    synchronize(device)
+    before_backward = torch.cuda.memory_allocated(device)
+    problem.backward(output)
+    synchronize(device)
+    return {"before_backward_bytes": before_backward, "peak_bytes": torch.cuda.max_memory_allocated(device)}
+
+
+def _model_columns(shape: Shape, device: torch.device) -> Row:
+    """Return what eager attention should take by the formulas, and how much memory there is."""
+    on_gpu = device.type == "cuda"
+    memory = torch.cuda.get_device_properties(device).total_memory if on_gpu else psutil.virtual_memory().total
+    return {
+        "model_saved_bytes": accounting.saved_bytes(shape, ELEMENT_BYTES),
+        "model_before_backward_bytes": accounting.before_backward_bytes(shape, ELEMENT_BYTES),
+        "model_peak_bytes": accounting.peak_bytes(shape, ELEMENT_BYTES),
+        "memory_bytes": memory,
+    }
+
+
+def _rows(mode: str, name: str, trial: Trial, timed: Interleaving, settings: Settings, shared: Row) -> list[Row]:
+    key = {"mode": mode, "pass": name}
+    if name in trial.failures:
+        return [{**key, "clock": "host", **trial.failures[name], **shared}]
+    taken: Taken = timed.taken[mode, name]
+    if taken.out_of_memory:
+        return [{**key, "clock": "host", "status": "oom", "reason": taken.out_of_memory, **shared}]
+    return [
+        {
+            **key,
+            "clock": clock,
+            **status_columns(samples_ms, timed.slowdowns(), settings.unstable_rel_error),
+            **summarise(samples_ms),
+            **trial.memory,
+            **shared,
+            **gpu_columns(timed.state_before, timed.state_after),
+            "samples_ms": samples_ms,
+        }
+        for clock, samples_ms in taken.times_ms.items()
+    ]

@@ -1,0 +1,54 @@
+"""Which rows of the attention tables answer which question."""
+
+import pandas as pd
+
+from pipeline.report.rows import divide, in_order, ok
+from pipeline.stages.attention.cell import MODES, PASSES
+
+ORDERS = {"mode": MODES, "pass": PASSES}
+KEYS = ["head_dim", "seq_len", "mode", "pass"]
+
+
+def ordered(rows: pd.DataFrame) -> pd.DataFrame:
+    """Sort into reading order: by head_dim, length, mode and pass."""
+    return in_order(rows, KEYS, ORDERS)
+
+
+def host(rows: pd.DataFrame) -> pd.DataFrame:
+    """Keep what the host clock measured."""
+    return rows[rows["clock"] == "host"]
+
+
+def eager(rows: pd.DataFrame) -> pd.DataFrame:
+    """Keep the eager rows by the host clock."""
+    return host(rows)[host(rows)["mode"] == "eager"]
+
+
+def named(head_dim: int) -> str:
+    """Name a head_dim in legends and sentences."""
+    return f"head_dim {head_dim}"
+
+
+def compile_gains(rows: pd.DataFrame) -> pd.DataFrame:
+    """Divide eager times by compiled ones, by the host clock; above one, compiling helps."""
+    compiled = host(rows)[host(rows)["mode"] == "compiled"]
+    gains = divide(eager(rows), compiled, ["head_dim", "seq_len", "pass", "machine", "torch", "n"])
+    return in_order(gains, ["head_dim", "seq_len", "pass"], ORDERS)
+
+
+def problems(rows: pd.DataFrame, mode: str) -> pd.DataFrame:
+    """Keep one row a problem, that of the forward pass, which has the memory columns, in one mode."""
+    found = host(rows)[(host(rows)["mode"] == mode) & (host(rows)["pass"] == "forward")]
+    return found.drop_duplicates(["head_dim", "seq_len"])
+
+
+def out_of_memory(rows: pd.DataFrame) -> pd.DataFrame:
+    """List the problems that ran out of memory: mode, head_dim, seq_len and the passes that did."""
+    failed = host(rows)[host(rows)["status"] == "oom"]
+    return failed.groupby(["mode", "head_dim", "seq_len"], sort=False)["pass"].agg(list).reset_index()
+
+
+def main_head_dim(rows: pd.DataFrame) -> int:
+    """Choose the head_dim to show alone: 64, else the largest that has figures."""
+    found = set(ok(eager(rows))["head_dim"])
+    return 64 if 64 in found else int(max(found))

@@ -1,0 +1,53 @@
+"""How fast, how exact and how lean is FlashAttention-2, beside what torch offers, over length and head_dim?"""
+
+from dataclasses import dataclass
+
+from pipeline.attention.accounting import Shape
+from pipeline.cells.fields import axis
+
+SPLIT_AXIS = "dtype"
+DTYPES = ("bf16", "fp32")
+PASSES = ("forward", "backward", "forward_backward")
+OURS = ("triton", "tiled")
+# On a CPU torch's own choice, `sdpa`, stands for the backends that are a GPU's.
+PEERS = ("eager", "compiled_eager", "sdpa", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "flex")
+GPU_ONLY = ("triton", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "flex")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One attention problem; implementations are its rows."""
+
+    dtype: str = axis("bf16", allowed=DTYPES)
+    head_dim: int = axis(64, minimum=1)
+    seq_len: int = axis(1024, minimum=1)
+    batch_size: int = axis(1, minimum=1)
+    num_heads: int = axis(1, minimum=1)
+    is_causal: bool = axis(True)
+
+    @property
+    def gpus(self) -> int:
+        """The GPUs it takes on a machine that has any."""
+        return 1
+
+    @property
+    def shape(self) -> Shape:
+        """The problem without its dtype."""
+        return Shape(self.batch_size, self.num_heads, self.seq_len, self.head_dim, self.is_causal)
+
+    def row_keys(self) -> list[dict[str, str]]:
+        """Return what names each row: the rows of a cell that could not be measured."""
+        return [{"impl": impl, "pass": name} for impl in (*OURS, *PEERS) for name in PASSES]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What every cell of the stage shares: the stop rule of each row, and when a call is too slow to be sampled."""
+
+    min_samples: int = axis(10, minimum=3)
+    max_samples: int = axis(100, minimum=3)
+    rel_error: float = axis(0.005, minimum=0)
+    budget_s: float = axis(1.0, minimum=0)
+    call_limit_s: float = axis(1.0, minimum=0)
+    unstable_rel_error: float = axis(0.05, minimum=0)
+    threads: int = axis(0, minimum=0)

@@ -1,0 +1,120 @@
+"""The implementations to compare, each as a function of q, k and v; and what it says when it cannot do a problem."""
+
+import functools
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.functional import scaled_dot_product_attention
+
+from pipeline.attention import ATTENTION
+from pipeline.attention.accounting import Shape
+from pipeline.errors import Skipped
+from pipeline.instruments.toolchain import require_compiler
+from pipeline.stages.flash.cell import GPU_ONLY, OURS, PEERS
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+BACKENDS = {
+    "sdpa_flash": SDPBackend.FLASH_ATTENTION,
+    "sdpa_cudnn": SDPBackend.CUDNN_ATTENTION,
+    "sdpa_efficient": SDPBackend.EFFICIENT_ATTENTION,
+}
+# Errors by which a kernel says that the machine, or the kernel, has not what a problem needs: no SDPA kernel for it, no
+# cuDNN plan, more shared memory than there is.
+REFUSALS = ("No available kernel", "No viable backend", "cuDNN", "CUDNN", "out of resource")
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """A function (q, k, v) -> output, and the context that holds around it and its backward pass."""
+
+    attend: Attend
+    within: Callable[[], AbstractContextManager] = nullcontext
+
+
+def names(device: torch.device) -> list[str]:
+    """Return the implementations to measure or to skip on a device: torch's own choice stands for a CPU's only."""
+    everywhere = [*OURS, *PEERS]
+    return everywhere if device.type == "cpu" else [name for name in everywhere if name != "sdpa"]
+
+
+def build(name: str, shape: Shape, device: torch.device) -> Implementation:
+    """Return an implementation for one shape; what it makes of the shape alone, as a block mask, is made here.
+
+    Raises Skipped where this machine lacks what it needs.
+    """
+    if name in GPU_ONLY and device.type != "cuda":
+        raise Skipped("needs a CUDA GPU")
+    if name == "flex":
+        return Implementation(_flex(shape, device))
+    if name == "compiled_eager":
+        require_compiler()
+        return Implementation(torch.compile(_by_formula(ATTENTION["eager"], shape), dynamic=False))
+    if name in BACKENDS:
+        return Implementation(_sdpa(shape), within=functools.partial(sdpa_kernel, BACKENDS[name]))
+    if name == "sdpa":
+        return Implementation(_sdpa(shape))
+    return Implementation(_by_formula(ATTENTION["flash" if name == "triton" else name], shape))
+
+
+def _by_formula(attention: Callable[..., Tensor], shape: Shape) -> Attend:
+    is_causal = shape.is_causal
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attention(q, k, v, is_causal)
+
+    return attend
+
+
+def _sdpa(shape: Shape) -> Attend:
+    return functools.partial(scaled_dot_product_attention, is_causal=shape.is_causal)
+
+
+def _flex(shape: Shape, device: torch.device) -> Attend:
+    require_compiler()
+    compiled = torch.compile(flex_attention, dynamic=False)
+    if not shape.is_causal:
+        return compiled
+    # Compiled, or it would make the whole mask, a byte or more for each score.
+    mask = create_block_mask(_causal, None, None, shape.seq_len, shape.seq_len, device=device, _compile=True)
+    return functools.partial(compiled, block_mask=mask)
+
+
+def _causal(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    return key <= query
+
+
+@contextmanager
+def refusals_as_skipped(name: str) -> Iterator[None]:
+    """Turn the errors by which an implementation refuses a problem into Skipped; any other passes through.
+
+    Ours raise ValueError before any launch. SDPA warns why none of its kernels will do before it raises.
+    """
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        try:
+            yield
+        except ValueError as error:
+            if name not in OURS:
+                raise
+            raise Skipped(str(error)) from None
+        except RuntimeError as error:
+            if not any(text in str(error) for text in REFUSALS):
+                raise
+            raise Skipped(_reason(error, [str(warning.message) for warning in warned])) from None
+
+
+def _reason(error: RuntimeError, warned: list[str]) -> str:
+    """Return what SDPA warned of the backend that was asked for, else the error's own telling line."""
+    texts = [text.split(" (Triggered internally")[0].strip() for text in warned]
+    telling = [text for text in texts if "Expected" in text or "requires" in text or "must" in text]
+    if "No available kernel" in str(error):
+        return telling[0] if telling else "torch has no kernel for this problem"
+    lines = [line for line in str(error).splitlines() if any(text in line for text in REFUSALS)]
+    return lines[0].strip()

@@ -1,0 +1,136 @@
+"""Measure a flash cell: each implementation tried alone, then all of them timed in turn."""
+
+import dataclasses
+from typing import Any
+
+import torch
+
+from pipeline.attention import accounting
+from pipeline.attention.reference import exact_attention
+from pipeline.instruments.interleaved import Interleaving, Taken, interleave
+from pipeline.instruments.kernel_timing import kernel_sampler, latency_sampler
+from pipeline.instruments.peaks import peak_tflops
+from pipeline.instruments.stability import gpu_columns, status_columns
+from pipeline.instruments.stopwatch import Stopwatch
+from pipeline.instruments.summary import quartiles, summarise
+from pipeline.instruments.timing import StopRule
+from pipeline.stages.flash import implementations
+from pipeline.stages.flash.cell import PASSES, Cell, Settings
+from pipeline.stages.flash.trial import Inputs, Trial, try_implementation
+
+Row = dict[str, Any]
+Key = tuple[str, str]  # implementation, pass
+
+TORCH_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+# Rounds that are not counted; every call has been made twice before them.
+WARMUP_ROUNDS = 2
+# A call so slow that min_samples would overrun its budget is sampled this often at least.
+FEWEST_SAMPLES = 3
+# A lone call's latency matters where the launch decides; of longer calls it is the device time.
+LATENCY_UP_TO_S = 0.1
+LATENCY_RULE = StopRule(min_samples=5, max_samples=50, rel_error=0.01, budget_s=0.2)
+
+
+def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
+    """Return a row for each implementation and pass; one that fails does not keep the others from it."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    inputs = _inputs(cell, device)
+    with stopwatch.measuring():
+        trials = {
+            name: try_implementation(name, cell.shape, inputs, settings) for name in implementations.names(device)
+        }
+        works = {(name, part): work for name, trial in trials.items() for part, work in trial.works.items()}
+        rules = {(name, part): _rule(trials[name].call_s[part], settings) for name, part in works}
+        timed = interleave(works, kernel_sampler(device), rules, WARMUP_ROUNDS)
+        short = {key: work for key, work in works.items() if trials[key[0]].call_s[key[1]] <= LATENCY_UP_TO_S}
+        latencies = _latencies(short, device)
+    shared = _peak_columns(cell, device)
+    return [
+        _row(cell, (name, part), trial, timed, latencies, settings, shared)
+        for name, trial in trials.items()
+        for part in PASSES
+    ]
+
+
+def _inputs(cell: Cell, device: torch.device) -> Inputs:
+    generator = torch.Generator(device).manual_seed(0)
+    shape = (cell.batch_size, cell.num_heads, cell.seq_len, cell.head_dim)
+    *qkv, output_gradient = (
+        torch.randn(shape, generator=generator, device=device).to(TORCH_DTYPES[cell.dtype]) for _ in range(4)
+    )
+    exact = exact_attention(*qkv, output_gradient, cell.is_causal)
+    return Inputs(tuple(tensor.requires_grad_() for tensor in qkv), output_gradient, exact)
+
+
+def _rule(call_s: float, settings: Settings) -> StopRule:
+    """Return the stop rule of a call: fewer samples where even the least number would take longer than its budget."""
+    rule = StopRule(settings.min_samples, settings.max_samples, settings.rel_error, settings.budget_s)
+    if call_s * rule.min_samples <= rule.budget_s:
+        return rule
+    return dataclasses.replace(rule, min_samples=max(FEWEST_SAMPLES, int(rule.budget_s / call_s)))
+
+
+def _latencies(works: dict[Key, Any], device: torch.device) -> dict[Key, Taken]:
+    """Time lone calls by the host clock; on a CPU the samples are that already."""
+    if device.type == "cpu":
+        return {}
+    return interleave(works, latency_sampler(device), dict.fromkeys(works, LATENCY_RULE), WARMUP_ROUNDS).taken
+
+
+def _peak_columns(cell: Cell, device: torch.device) -> Row:
+    """Return the rate that nothing as exact can exceed.
+
+    For fp32 on tensor cores that is three TF32 products for each, or the rate without tensor cores if that is higher.
+    """
+    peak, how = peak_tflops(device, cell.dtype), cell.dtype
+    if cell.dtype == "fp32" and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0):
+        tf32 = peak_tflops(device, "tf32")
+        if tf32.tflops / 3 > peak.tflops:
+            peak, how = dataclasses.replace(tf32, tflops=tf32.tflops / 3), "3×TF32"
+    return {"peak_tflops_per_s": peak.tflops, "peak_source": peak.source, "peak_of": how}
+
+
+def _row(
+    cell: Cell,
+    key: Key,
+    trial: Trial,
+    timed: Interleaving,
+    latencies: dict[Key, Taken],
+    settings: Settings,
+    shared: Row,
+) -> Row:
+    name, part = key
+    row = {"impl": name, "pass": part, **trial.columns[part]}
+    if part in trial.failures:
+        return row | trial.failures[part]
+    taken = timed.taken[key]
+    if taken.out_of_memory:
+        return row | {"status": "oom", "reason": taken.out_of_memory}
+    ((clock, samples_ms),) = list(taken.times_ms.items())[:1]
+    return row | {
+        "clock": clock,
+        **status_columns(samples_ms, timed.slowdowns(), settings.unstable_rel_error),
+        **summarise(samples_ms),
+        **_rates(cell, part, summarise(samples_ms)["median_ms"], shared),
+        **shared,
+        "exposed_samples": taken.exposed,
+        **_latency_columns(latencies.get(key)),
+        **gpu_columns(timed.state_before, timed.state_after),
+        "samples_ms": samples_ms,
+    }
+
+
+def _rates(cell: Cell, part: str, median_ms: float, shared: Row) -> Row:
+    tflops_per_s = accounting.pass_flops(cell.shape, part) / (median_ms / 1e3) / 1e12
+    return {"tflops_per_s": tflops_per_s, "peak_share_pct": 100 * tflops_per_s / shared["peak_tflops_per_s"]}
+
+
+def _latency_columns(taken: Taken | None) -> Row:
+    """Return the median of a lone call until it returns (enqueue) and until its work is done (call)."""
+    if taken is None or taken.out_of_memory:
+        return {}
+    return {
+        f"{statistic}_{name}_ms": value
+        for name, samples_ms in taken.times_ms.items()
+        for statistic, value in zip(("q1", "median", "q3"), quartiles(samples_ms), strict=True)
+    }

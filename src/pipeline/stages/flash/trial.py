@@ -1,0 +1,146 @@
+"""Try one implementation alone: does it run, how long does a call take about, how much memory, how exact is it?"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from pipeline.attention.accounting import Shape
+from pipeline.attention.reference import ExactAttention
+from pipeline.errors import Skipped
+from pipeline.instruments.interleaved import Work
+from pipeline.instruments.out_of_memory import attempt, free_memory
+from pipeline.instruments.timing import time_call_ms
+from pipeline.stages.flash import implementations
+from pipeline.stages.flash.cell import PASSES, Settings
+
+Row = dict[str, Any]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Seeded normal queries, keys, values and gradient of the output, and the exact results for them."""
+
+    qkv: tuple[Tensor, Tensor, Tensor]
+    output_gradient: Tensor
+    exact: ExactAttention
+
+    @property
+    def device(self) -> torch.device:
+        """Where they are."""
+        return self.output_gradient.device
+
+
+@dataclass
+class Trial:
+    """What can be timed of an implementation, how long a call takes, what is known of each pass, and why not more."""
+
+    works: dict[str, Work] = field(default_factory=dict)
+    call_s: dict[str, float] = field(default_factory=dict)
+    columns: dict[str, Row] = field(default_factory=lambda: {name: {} for name in PASSES})
+    failures: dict[str, Row] = field(default_factory=dict)
+
+
+class _OutOfMemory(Exception):
+    """A call that ran out of memory; its message is the reason to record."""
+
+
+def try_implementation(name: str, shape: Shape, inputs: Inputs, settings: Settings) -> Trial:
+    """Try forward, then backward, then both; what follows a pass that fails is not tried and fails like it."""
+    trial, status = Trial(), ""
+    try:
+        works = _or_raise(name, lambda: _works(implementations.build(name, shape, inputs.device), inputs))
+        for part, work in works.items():
+            _try_pass(name, part, work, trial, inputs, settings)
+    except Skipped as skipped:
+        status, reason = "skipped", str(skipped)
+    except _OutOfMemory as failed:
+        status, reason = "oom", str(failed)
+    if status:
+        trial.failures = {part: {"status": status, "reason": reason} for part in PASSES if part not in trial.works}
+    return trial
+
+
+def _works(implementation: implementations.Implementation, inputs: Inputs) -> dict[str, Work]:
+    """Return each pass as work to time. A backward pass gets a new graph each time: none is held between samples."""
+
+    def forward(_nothing: None) -> Tensor:
+        return implementation.attend(*inputs.qkv)
+
+    def backward(output: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(output, inputs.qkv, inputs.output_gradient)
+
+    within = implementation.within
+    return {
+        "forward": Work(forward, within=within),
+        "backward": Work(backward, prepare=lambda: forward(None), within=within),
+        "forward_backward": Work(lambda nothing: backward(forward(nothing)), within=within),
+    }
+
+
+def _try_pass(name: str, part: str, work: Work, trial: Trial, inputs: Inputs, settings: Settings) -> None:
+    """Run one pass twice: the first call compiles and loads, the second says how long it takes and how much memory.
+
+    Raises Skipped where the implementation refuses the problem or is too slow, _OutOfMemory where memory ran out.
+    """
+    trial.columns[part] |= _or_raise(name, lambda: _first_call(part, work, inputs))
+    call_s, extra = _or_raise(name, lambda: _second_call(work, inputs.device))
+    trial.columns[part] |= extra
+    if call_s > settings.call_limit_s:
+        words = part.replace("_", " + ")
+        raise Skipped(f"one {words} call takes {call_s:.2g} s, above the limit of {settings.call_limit_s:g} s")
+    trial.works[part], trial.call_s[part] = work, call_s
+
+
+def _or_raise(name: str, function: Callable[[], T]) -> T:
+    """Call a function; raises Skipped where the implementation refuses, _OutOfMemory where memory ran out."""
+    with implementations.refusals_as_skipped(name):
+        value, reason = attempt(function)
+    if reason is not None:
+        raise _OutOfMemory(reason)
+    return value
+
+
+def _first_call(part: str, work: Work, inputs: Inputs) -> Row:
+    first_ms, result = _timed_call(work, inputs.device)
+    return {"first_call_ms": first_ms, **_errors(part, result, inputs.exact)}
+
+
+def _second_call(work: Work, device: torch.device) -> tuple[float, Row]:
+    """Return the seconds of a call, and on a GPU the most bytes that it, preparation included, adds to its inputs'."""
+    if device.type != "cuda":
+        return _timed_call(work, device)[0] / 1e3, {}
+    free_memory()
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    call_ms, _ = _timed_call(work, device)
+    return call_ms / 1e3, {"extra_bytes": torch.cuda.max_memory_allocated(device) - before}
+
+
+def _timed_call(work: Work, device: torch.device) -> tuple[float, Any]:
+    """Run a work once; return its milliseconds by the host clock and what it returned."""
+    kept: list[Any] = []
+    with work.within():
+        argument = work.prepare()
+        milliseconds = time_call_ms(lambda: kept.append(work.call(argument)), device)
+    return milliseconds, kept[0]
+
+
+def _errors(part: str, result: Any, exact: ExactAttention) -> Row:
+    """Return relative (L2) and largest absolute errors: of the output, of each gradient, nothing for both passes."""
+    if part == "forward":
+        pairs = {"output": (result, exact.output)}
+    elif part == "backward":
+        dq, dk, dv = result
+        pairs = {"dq": (dq, exact.dq), "dk": (dk, exact.dk), "dv": (dv, exact.dv)}
+    else:
+        return {}
+    columns = {}
+    for quantity, (found, wanted) in pairs.items():
+        difference = found.detach().double() - wanted
+        columns[f"{quantity}_rel_error"] = (difference.norm() / wanted.norm()).item()
+        columns[f"{quantity}_max_error"] = difference.abs().max().item()
+    return columns

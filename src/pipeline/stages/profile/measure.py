@@ -1,0 +1,132 @@
+"""Measure a profile cell: the passes by the host clock without a profiler, then the same passes in one capture."""
+
+import gc
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipeline.cells.run import is_out_of_memory
+from pipeline.errors import Skipped
+from pipeline.instruments import nsys, torch_profiler
+from pipeline.instruments.nsys_export import read_export
+from pipeline.instruments.perfetto import write_perfetto
+from pipeline.instruments.stopwatch import Stopwatch
+from pipeline.instruments.summary import summarise
+from pipeline.instruments.timing import Sampling, StopRule, time_phases
+from pipeline.instruments.trace import Trace
+from pipeline.model.step import TrainingStep
+from pipeline.stages.profile import workload
+from pipeline.stages.profile.cell import PASSES, Cell, Settings
+from pipeline.stages.profile.rows import kernel_table, rows_of
+
+Row = dict[str, Any]
+
+
+def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch, files_dir: Path) -> list[Row]:
+    """Return rows of times, categories, kernels, attention's phases and one layer; keep the capture in the folder.
+
+    A pass that runs out of memory is a row that says so, and the capture goes without it. Raises Skipped where the
+    profiler that was asked for does not work here.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    profiler, why = _choose_profiler(cell.profiler, device)
+    with stopwatch.measuring():
+        host = _host_clock(cell, settings, device)
+    passes = [row["range"] for row in host if row["status"] != "oom"]
+    if not passes:
+        return host
+    with stopwatch.measuring():
+        trace, why = _capture(profiler, why, cell, settings, passes, device, files_dir)
+    kernel_table(trace, passes).to_csv(files_dir / "kernels.csv", index=False)
+    captured = {"captured_by": trace.profiler} | ({"not_by_nsys": why} if why else {})
+    return [{**row, **captured} for row in host + rows_of(trace, passes, cell, settings)]
+
+
+def _choose_profiler(asked: str, device: torch.device) -> tuple[str, str]:
+    """Return the profiler to use, nsys or torch, and why it is not the better one."""
+    if asked == "torch":
+        return "torch", ""
+    obstacle = "nsys captures need a CUDA GPU" if device.type != "cuda" or torch.version.hip else nsys.obstacle()
+    if obstacle and asked == "nsys":
+        raise Skipped(obstacle)
+    return ("torch", obstacle) if obstacle else ("nsys", "")
+
+
+def _host_clock(cell: Cell, settings: Settings, device: torch.device) -> list[Row]:
+    """Time each pass by the host clock, smallest first; what does not fit in memory, and what is larger, is oom."""
+    step = workload.build(cell, settings, device)
+    rows: list[Row] = []
+    for name in PASSES:
+        try:
+            rows.append(_host_row(name, _sample(step, name, settings), settings))
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            outcome = {"status": "oom", "reason": str(error).splitlines()[0]}
+            rows += [_host_key(late) | outcome for late in PASSES[len(rows) :]]
+            break
+    del step
+    _free_memory()
+    return rows
+
+
+def _sample(step: TrainingStep, name: str, settings: Settings) -> Sampling:
+    phases = {name: workload.calls(step)[name], "drop gradients": partial(workload.drop_gradients, step)}
+    rule = StopRule(settings.steps, settings.max_steps, settings.rel_error, settings.budget_s)
+    return time_phases(phases, step.tokens.device, settings.warmup_steps, rule)
+
+
+def _host_key(name: str) -> Row:
+    return {"kind": "time", "range": name, "clock": "host"}
+
+
+def _host_row(name: str, sampling: Sampling, settings: Settings) -> Row:
+    samples_ms = sampling.timings[name].host_ms
+    summary, slowdowns, outcome = summarise(samples_ms), sampling.slowdowns(), {"status": "ok"}
+    if slowdowns:
+        outcome = {"status": "unstable", "reason": f"GPU slowed down: {', '.join(slowdowns)}"}
+    elif summary["rel_error"] > settings.unstable_rel_error:
+        outcome = {"status": "unstable", "reason": f"median known to {summary['rel_error']:.1%} only"}
+    return {**_host_key(name), **outcome, **summary, "samples_ms": samples_ms}
+
+
+def _free_memory() -> None:
+    """Give back what the model took, for the capture builds it again, with nsys in another process."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _capture(
+    profiler: str, why: str, cell: Cell, settings: Settings, passes: list[str], device: torch.device, folder: Path
+) -> tuple[Trace, str]:
+    if profiler == "torch":
+        return _capture_with_torch(cell, settings, passes, device, folder), why
+    try:
+        return _capture_with_nsys(cell, settings, passes, folder), why
+    except nsys.CaptureFailed as failed:
+        if cell.profiler == "nsys":
+            raise Skipped(str(failed)) from None
+        return _capture_with_torch(cell, settings, passes, device, folder), str(failed)
+
+
+def _capture_with_nsys(cell: Cell, settings: Settings, passes: list[str], folder: Path) -> Trace:
+    report, database = folder / "capture.nsys-rep", folder / "capture.sqlite"
+    nsys.capture(workload.command(cell, settings, passes), report)
+    try:
+        nsys.export(report, database)
+        trace = read_export(database)
+    finally:
+        database.unlink(missing_ok=True)  # ten times the report, which it can be made of again
+    write_perfetto(trace, folder / "perfetto.json.gz")
+    return trace
+
+
+def _capture_with_torch(cell: Cell, settings: Settings, passes: list[str], device: torch.device, folder: Path) -> Trace:
+    step = workload.build(cell, settings, device)
+    workload.warm_up(step, passes, settings.warmup_steps)
+    return torch_profiler.capture(
+        lambda: workload.run_in_ranges(step, passes, settings.captured_rounds), device, folder / "perfetto.json.gz"
+    )

@@ -1,0 +1,120 @@
+"""What is captured: each pass as a range of its name, round by round. As a program, it is what nsys runs.
+
+python -m pipeline.stages.profile.workload PASS[,PASS...] AXIS=VALUE... SETTING=VALUE...
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import fields as declared
+from typing import Any
+
+import torch
+
+from pipeline.cells import fields
+from pipeline.instruments.backward_ranges import ForwardRanges
+from pipeline.instruments.module_ranges import module_ranges
+from pipeline.instruments.timing import synchronize
+from pipeline.model.precision import precision_context
+from pipeline.model.sizes import SIZES
+from pipeline.model.step import TrainingStep, build_training_step
+from pipeline.ranges import listener, listening, span
+from pipeline.stages.profile.cell import BACKWARD_BY_PART, BACKWARD_OF, Cell, Settings
+
+Calls = dict[str, Callable[[], Any]]
+
+
+def build(cell: Cell, settings: Settings, device: torch.device) -> TrainingStep:
+    """Build the model, its optimizer and a batch on the device."""
+    return build_training_step(
+        SIZES[cell.size],
+        vocab_size=settings.vocab_size,
+        context_length=cell.context_length,
+        batch_size=settings.batch_size,
+        precision=cell.precision,
+        device=device,
+    )
+
+
+def calls(step: TrainingStep) -> Calls:
+    """Return what runs each pass, by its name in `PASSES`."""
+    return {
+        "inference": lambda: _inference(step),
+        "forward_backward": lambda: (step.forward(), step.backward()),
+        "train_step": step.run,
+    }
+
+
+def _inference(step: TrainingStep) -> None:
+    with torch.no_grad(), precision_context(step.precision, step.tokens.device.type):
+        step.model(step.tokens)
+
+
+def drop_gradients(step: TrainingStep) -> None:
+    """Forget the gradients, as a training step does, so that the next backward pass makes new ones."""
+    step.optimizer.zero_grad(set_to_none=True)
+
+
+def warm_up(step: TrainingStep, passes: Sequence[str], rounds: int) -> None:
+    """Run the passes without ranges."""
+    runs = calls(step)
+    for _ in range(rounds):
+        for name in passes:
+            runs[name]()
+            drop_gradients(step)
+
+
+def run_in_ranges(step: TrainingStep, passes: Sequence[str], rounds: int) -> None:
+    """Run the passes in ranges, each from one synchronised moment to the next, for whichever profiler listens.
+
+    A first round goes by outside of them: the first calls under a profiler are slow.
+    """
+    device, runs = step.tokens.device, calls(step)
+    # On this thread autograd launches inside the range that called it.
+    with torch.autograd.set_multithreading_enabled(False):
+        warm_up(step, passes, rounds=1)
+        with module_ranges(step.model):
+            for _ in range(rounds):
+                for name in passes:
+                    synchronize(device)
+                    with span(name):
+                        runs[name]()
+                        synchronize(device)
+                    drop_gradients(step)
+            if BACKWARD_OF in passes:
+                _run_backward_by_part(step)
+
+
+def _run_backward_by_part(step: TrainingStep) -> None:
+    """Run one backward pass with ranges for its parts; no clock reads it, for the hooks that open them take time."""
+    with span(BACKWARD_BY_PART):
+        with listening(forward_ranges := ForwardRanges(listener())):
+            loss = step.forward()
+        forward_ranges.mark_backward(loss)
+        step.backward()
+        synchronize(step.tokens.device)
+    drop_gradients(step)
+
+
+def command(cell: Cell, settings: Settings, passes: Sequence[str]) -> list[str]:
+    """Return the command that runs this module as a program."""
+    return [sys.executable, "-m", __name__, ",".join(passes), *fields.words(cell), *fields.words(settings)]
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run as the program that nsys captures: warm up, then record."""
+    passes, *given = arguments
+    axes = {item.name for item in declared(Cell)}
+    cell_words = [word for word in given if word.partition("=")[0] in axes]
+    cell = fields.parse_words(Cell, cell_words, "profile cell")
+    settings = fields.parse_words(Settings, [word for word in given if word not in cell_words], "profile settings")
+    step = build(cell, settings, torch.device("cuda"))
+    warm_up(step, passes.split(","), settings.warmup_steps)
+    torch.cuda.synchronize()
+    torch.cuda.profiler.start()
+    with listening(torch.cuda.nvtx.range):
+        run_in_ranges(step, passes.split(","), settings.captured_rounds)
+    torch.cuda.profiler.stop()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,19 @@
+import pytest
+
+from pipeline.instruments.stability import gpu_columns, status_columns
+
+STEADY, NOISY = [10.0] * 10, [10.0, 20.0] * 5
+
+
+@pytest.mark.parametrize(
+    ("samples_ms", "slowdowns", "status"),
+    [(STEADY, [], "ok"), (NOISY, [], "unstable"), (STEADY, ["hw_thermal_slowdown"], "unstable"), ([10.0], [], "ok")],
+)
+def test_noise_and_slowdowns_make_samples_unstable(samples_ms, slowdowns, status):
+    found = status_columns(samples_ms, slowdowns, unstable_rel_error=0.05)
+    assert found["status"] == status
+    assert all(reason in found["reason"] for reason in slowdowns)
+
+
+def test_without_nvml_there_are_no_gpu_columns():
+    assert gpu_columns([], []) == {}

@@ -1,0 +1,38 @@
+import pandas as pd
+import pytest
+
+from pipeline.report.rows import divide, geometric_mean, in_order, ok
+
+
+def times(status="ok", median_ms=2.0, reason=None):
+    return pd.DataFrame(
+        [{"size": "a", "median_ms": median_ms, "q1_ms": 1.0, "q3_ms": 4.0, "status": status, "reason": reason}]
+    )
+
+
+def test_unstable_rows_carry_figures_and_the_others_do_not():
+    rows = pd.DataFrame({"status": ["ok", "unstable", "oom", "skipped"]})
+    assert list(ok(rows)["status"]) == ["ok", "unstable"]
+
+
+def test_names_come_in_their_order_unknown_ones_last():
+    rows = pd.DataFrame({"name": ["z", "b", "a", "c"]})
+    assert list(in_order(rows, ["name"], {"name": ("c", "b")})["name"]) == ["c", "b", "a", "z"]
+
+
+def test_a_ratio_spans_what_the_quartiles_of_both_allow():
+    (ratio,) = divide(times(), times(median_ms=1.0), ["size"]).to_dict("records")
+    assert (ratio["median_ratio"], ratio["q1_ratio"], ratio["q3_ratio"]) == (2.0, 0.25, 4.0)
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_ratio_has_the_outcome_of_whichever_row_has_no_figure(failing):
+    pair = [times(), times()]
+    pair[failing] = times("oom", reason="CUDA out of memory")
+    (ratio,) = divide(*pair, ["size"]).to_dict("records")
+    assert (ratio["status"], ratio["reason"]) == ("oom", "CUDA out of memory")
+
+
+def test_the_geometric_mean_of_ratios_and_of_their_inverses_agree():
+    assert geometric_mean([2.0, 8.0]) == pytest.approx(4.0)
+    assert geometric_mean([0.5, 0.125]) == pytest.approx(0.25)

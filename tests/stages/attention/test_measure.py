@@ -1,0 +1,108 @@
+import pytest
+import torch
+
+from pipeline.attention import ATTENTION, accounting
+from pipeline.attention.accounting import Shape
+from pipeline.attention.eager import eager_attention
+from pipeline.instruments.stopwatch import Stopwatch
+from pipeline.stages.attention import measure
+from pipeline.stages.attention.cell import MODES, PASSES, Cell, Settings
+
+CELL = Cell(head_dim=16, seq_len=32)
+QUICK = Settings(batch_size=2, passes=10, warmup_passes=1)
+OOM = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 16.00 GiB.")
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Measure the cell, with functions of this test's in place of the eager and the compiled one."""
+
+    def run(eager=eager_attention, compiled=eager_attention):
+        def compile_like(_function, **_options):
+            return lambda q, k, v: compiled(q, k, v, is_causal=False)
+
+        monkeypatch.setitem(ATTENTION, "eager", eager)
+        monkeypatch.setattr(torch, "compile", compile_like)
+        rows = measure.measure(CELL, QUICK, Stopwatch())
+        return {(row["mode"], row["pass"]): row for row in rows if row["clock"] == "host"}
+
+    return run
+
+
+class RunsOut:
+    """Eager attention that runs out of memory from its n-th call on, or at its n-th backward pass."""
+
+    def __init__(self, forward_at=None, backward_at=None):
+        self.forwards, self.backwards = 0, 0
+        self.forward_at, self.backward_at = forward_at, backward_at
+
+    def __call__(self, q, k, v, is_causal):
+        self.forwards += 1
+        if self.forward_at and self.forwards >= self.forward_at:
+            raise OOM
+        output = eager_attention(q, k, v, is_causal)
+        output.register_hook(self._at_backward)
+        return output
+
+    def _at_backward(self, _gradient):
+        self.backwards += 1
+        if self.backward_at and self.backwards >= self.backward_at:
+            raise OOM
+
+
+def test_each_mode_and_pass_has_as_many_samples_as_asked_for(measured):
+    rows = measured()
+    assert set(rows) == {(mode, part) for mode in MODES for part in PASSES}
+    assert all(row["n"] == 10 == len(row["samples_ms"]) for row in rows.values())
+
+
+def test_what_is_saved_is_what_the_formula_says(measured):
+    shape = Shape(2, 1, 32, 16, False)
+    for row in measured().values():
+        assert row["saved_bytes"] == row["model_saved_bytes"] == accounting.saved_bytes(shape, 4)
+
+
+@pytest.mark.parametrize("failing", MODES)
+@pytest.mark.parametrize("forward_at", [1, 8])
+def test_a_mode_that_runs_out_of_memory_leaves_the_other_measured(measured, failing, forward_at):
+    rows = measured(**{failing: RunsOut(forward_at=forward_at)})
+    (other,) = set(MODES) - {failing}
+    assert {rows[failing, part]["status"] for part in PASSES} == {"oom"}
+    assert all(rows[other, part]["n"] == 10 for part in PASSES)
+
+
+def test_a_backward_pass_that_runs_out_leaves_its_forward_pass_measured(measured):
+    rows = measured(eager=RunsOut(backward_at=1))
+    assert rows["eager", "backward"]["status"] == "oom"
+    assert rows["eager", "forward"]["n"] == 10
+    assert rows["eager", "forward"]["saved_bytes"] > 0
+
+
+def test_without_a_compiler_the_eager_rows_are_there(measured, monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda _name: None)
+    rows = measured()
+    assert {rows["compiled", part]["status"] for part in PASSES} == {"skipped"}
+    assert "compiler" in rows["compiled", "forward"]["reason"]
+    assert rows["eager", "backward"]["n"] == 10
+
+
+@pytest.mark.gpu
+def test_the_allocator_agrees_with_the_formulas_on_a_gpu():
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA GPU")
+    rows = measure.measure(Cell(head_dim=64, seq_len=2048), Settings(passes=10), Stopwatch())
+    host = {(row["mode"], row["pass"]): row for row in rows if row["clock"] == "host"}
+    eager = host["eager", "backward"]
+    workspace = 80e6  # of the matrix product library, which the formulas leave out
+    assert 0 <= eager["before_backward_bytes"] - eager["model_before_backward_bytes"] < workspace
+    assert 0 <= eager["peak_bytes"] - eager["model_peak_bytes"] < workspace
+    assert {row["clock"] for row in rows} == {"host", "cuda_events"}
+
+
+@pytest.mark.gpu
+def test_running_out_on_a_gpu_frees_what_was_taken():
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA GPU")
+    rows = measure.measure(Cell(head_dim=16, seq_len=262144), Settings(passes=10), Stopwatch())
+    assert {row["status"] for row in rows} == {"oom"}
+    assert torch.cuda.memory_reserved() < 2e9

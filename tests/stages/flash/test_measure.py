@@ -1,0 +1,238 @@
+import dataclasses
+import time
+
+import pytest
+import torch
+
+from pipeline.attention import ATTENTION
+from pipeline.attention.accounting import Shape, pass_flops
+from pipeline.attention.eager import eager_attention
+from pipeline.instruments.interleaved import Taken
+from pipeline.instruments.kernel_timing import KernelSampler, latency_sampler
+from pipeline.instruments.stopwatch import Stopwatch
+from pipeline.stages.flash import implementations, measure
+from pipeline.stages.flash.cell import GPU_ONLY, OURS, PASSES, PEERS, Cell, Settings
+
+CELL = Cell(dtype="fp32", head_dim=16, seq_len=48)
+QUICK = Settings(min_samples=3, max_samples=3, budget_s=5.0, call_limit_s=5.0)
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Measure a cell with some implementations, others' functions put in their place."""
+
+    def run(names, cell=CELL, settings=QUICK, **replaced):
+        monkeypatch.setattr(implementations, "names", lambda _device: list(names))
+        for name, attend in replaced.items():
+            monkeypatch.setitem(ATTENTION, name, attend)
+        rows = measure.measure(cell, settings, Stopwatch())
+        return {(row["impl"], row["pass"]): row for row in rows}
+
+    return run
+
+
+class FailsAt:
+    """Eager attention that raises at one of its calls."""
+
+    def __init__(self, call, error):
+        self.left, self.error = call, error
+
+    def __call__(self, q, k, v, is_causal):
+        self.left -= 1
+        if self.left == 0:
+            raise self.error
+        return eager_attention(q, k, v, is_causal)
+
+
+OOM = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 16.00 GiB.")
+
+
+def test_every_implementation_and_pass_has_a_row_with_time_rate_and_samples(measured):
+    rows = measured(["tiled", "eager", "sdpa"])
+    assert set(rows) == {(impl, part) for impl in ("tiled", "eager", "sdpa") for part in PASSES}
+    for (_, part), row in rows.items():
+        assert row["n"] == 3 == len(row["samples_ms"])
+        flops = pass_flops(Shape(1, 1, 48, 16, True), part)
+        assert row["tflops_per_s"] == pytest.approx(flops / row["median_ms"] / 1e9)
+        assert row["peak_share_pct"] == pytest.approx(100 * row["tflops_per_s"] / row["peak_tflops_per_s"])
+
+
+def test_errors_are_those_of_the_dtype_and_stand_at_the_pass_that_makes_them(measured):
+    rows = measured(["tiled", "eager"])
+    for impl in ("tiled", "eager"):
+        assert 0 < rows[impl, "forward"]["output_rel_error"] < 1e-6
+        assert all(0 < rows[impl, "backward"][f"{name}_rel_error"] < 1e-6 for name in ("dq", "dk", "dv"))
+        assert "dq_rel_error" not in rows[impl, "forward"]
+
+
+def test_a_wrong_implementation_shows_in_its_errors(measured):
+    def wrong(q, k, v, is_causal):
+        return eager_attention(q, k, v, False)
+
+    rows = measured(["tiled", "eager"], tiled=wrong)
+    assert rows["tiled", "forward"]["output_rel_error"] > 0.1
+    assert rows["eager", "forward"]["output_rel_error"] < 1e-6
+
+
+@pytest.mark.parametrize(("call", "failing"), [(1, PASSES), (3, PASSES[1:]), (5, PASSES[2:])])
+def test_out_of_memory_while_trying_fails_what_follows_and_leaves_the_others_measured(measured, call, failing):
+    rows = measured(["eager", "sdpa"], eager=FailsAt(call, OOM))
+    assert [part for part in PASSES if rows["eager", part]["status"] == "oom"] == list(failing)
+    assert all("out of memory" in rows["eager", part]["reason"] for part in failing)
+    assert all(rows["sdpa", part]["n"] == 3 for part in PASSES)
+
+
+def test_out_of_memory_in_the_middle_of_sampling_leaves_the_others_measured(measured):
+    rows = measured(["eager", "sdpa"], eager=FailsAt(12, OOM))
+    assert [rows["eager", part]["status"] for part in PASSES].count("oom") == 1
+    assert all(rows["sdpa", part]["n"] == 3 for part in PASSES)
+
+
+def test_an_implementation_that_refuses_is_skipped_with_its_own_words(measured):
+    rows = measured(["tiled", "eager"], tiled=FailsAt(1, ValueError("head_dim is 48: must be one of 16, 32")))
+    assert {rows["tiled", part]["status"] for part in PASSES} == {"skipped"}
+    assert rows["tiled", "backward"]["reason"] == "head_dim is 48: must be one of 16, 32"
+    assert rows["eager", "forward"]["n"] == 3
+
+
+def test_any_other_error_is_a_bug(measured):
+    with pytest.raises(RuntimeError, match="illegal"):
+        measured(["eager"], eager=FailsAt(2, RuntimeError("an illegal instruction")))
+
+
+def test_a_call_above_the_limit_is_skipped_with_the_time_it_takes(measured):
+    def slow(q, k, v, is_causal):
+        time.sleep(0.06)
+        return eager_attention(q, k, v, is_causal)
+
+    settings = dataclasses.replace(QUICK, call_limit_s=0.05)
+    rows = measured(["tiled", "sdpa"], settings=settings, tiled=slow)
+    assert {rows["tiled", part]["status"] for part in PASSES} == {"skipped"}
+    assert "one forward call takes 0.0" in rows["tiled", "forward"]["reason"]
+    assert "above the limit of 0.05 s" in rows["tiled", "forward"]["reason"]
+    assert "output_rel_error" in rows["tiled", "forward"]
+
+
+@pytest.mark.parametrize(("call_s", "samples"), [(0.001, 10), (0.1, 10), (0.2, 5), (0.9, 3)])
+def test_slow_calls_are_sampled_less_often_but_never_less_than_the_fewest(call_s, samples):
+    assert measure._rule(call_s, Settings(min_samples=10, budget_s=1.0)).min_samples == samples
+
+
+class HostQueue:
+    """A device that is the host itself: work is done when it is queued."""
+
+    def flush_l2(self):
+        pass
+
+    def keep_busy(self, _duration_ms):
+        pass
+
+    def mark(self):
+        return HostEvent(time.perf_counter())
+
+    def synchronize(self):
+        pass
+
+
+@dataclasses.dataclass
+class HostEvent:
+    at_s: float
+
+    def query(self):
+        return True
+
+    def elapsed_time(self, end):
+        return (end.at_s - self.at_s) * 1e3
+
+
+def test_rows_of_a_device_bear_device_times_exposure_and_latencies(measured, monkeypatch):
+    cpu = torch.device("cpu")
+    lone_calls = measure._latencies
+    monkeypatch.setattr(measure, "kernel_sampler", lambda _device: KernelSampler(HostQueue()))
+    monkeypatch.setattr(measure, "latency_sampler", lambda _device: latency_sampler(cpu))
+    monkeypatch.setattr(measure, "_latencies", lambda works, _device: lone_calls(works, torch.device("cuda")))
+    rows = measured(["tiled", "eager"])
+    for row in rows.values():
+        assert (row["clock"], row["n"], row["exposed_samples"]) == ("device", 3, 3)
+        assert 0 < row["median_enqueue_ms"] <= row["median_call_ms"]
+
+
+def test_a_lone_call_s_latency_has_median_and_quartiles_of_both_kinds():
+    taken = Taken({"call": [3.0, 1.0, 2.0], "enqueue": [0.5, 0.5, 0.5]})
+    found = measure._latency_columns(taken)
+    assert (found["q1_call_ms"], found["median_call_ms"], found["q3_call_ms"]) == (1.5, 2.0, 2.5)
+    assert found["median_enqueue_ms"] == 0.5
+    assert measure._latency_columns(None) == {}
+
+
+def test_inputs_are_seeded_and_the_same_for_every_cell_of_a_shape():
+    first, again = (measure._inputs(CELL, torch.device("cpu")) for _ in range(2))
+    torch.testing.assert_close(first.qkv, again.qkv, rtol=0, atol=0)
+    assert first.qkv[0].std().item() == pytest.approx(1, abs=0.1)
+
+
+def test_a_cpu_skips_what_needs_a_gpu_and_has_torch_s_own_choice(measured):
+    cpu = torch.device("cpu")
+    everywhere = [*OURS, *PEERS]
+    assert implementations.names(cpu) == everywhere
+    assert "sdpa" not in implementations.names(torch.device("cuda"))
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    rows = measured(["eager", *GPU_ONLY])
+    assert {rows[impl, part]["reason"] for impl in GPU_ONLY for part in PASSES} == {"needs a CUDA GPU"}
+
+
+def test_sdpa_names_the_reason_for_which_its_backend_refuses():
+    def refuse():
+        import warnings
+
+        warnings.warn("Flash attention kernel not used because: (Triggered internally at x.cpp:1)", stacklevel=1)
+        warnings.warn("Expected query to be of dtype: {Half}. (Triggered internally at x.cpp:2)", stacklevel=1)
+        raise RuntimeError("No available kernel. Aborting execution.")
+
+    with (
+        pytest.raises(implementations.Skipped, match=r"^Expected query to be of dtype: \{Half\}\.$"),
+        implementations.refusals_as_skipped("sdpa_flash"),
+    ):
+        refuse()
+
+
+def test_shared_memory_that_a_kernel_lacks_is_a_lack_of_the_machine():
+    message = "InductorError: wrapped\nout of resource: shared memory, Required: 98304, Hardware limit: 65536"
+    with pytest.raises(implementations.Skipped, match=r"^out of resource"), implementations.refusals_as_skipped("flex"):
+        raise RuntimeError(message)
+
+
+@pytest.fixture
+def gpu():
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA GPU")
+    return torch.device("cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_every_implementation_on_a_gpu_is_right_or_says_why_not(gpu, dtype, is_causal):
+    cell = Cell(dtype=dtype, head_dim=64, seq_len=512, num_heads=2, is_causal=is_causal)
+    rows = {(row["impl"], row["pass"]): row for row in measure.measure(cell, QUICK, Stopwatch())}
+    refused = {"sdpa_flash", "sdpa_cudnn"} if dtype == "fp32" else set()
+    for impl in implementations.names(gpu):
+        row = rows[impl, "forward"]
+        if impl in refused:
+            assert row["status"] == "skipped"
+            assert "dtype" in row["reason"]
+            continue
+        assert row["clock"] == "device"
+        assert row["output_rel_error"] < (1e-2 if dtype == "bf16" else 2e-3 if impl == "flex" else 1e-5)
+        assert rows[impl, "backward"]["dq_rel_error"] < (2e-2 if dtype == "bf16" else 1e-2 if impl == "flex" else 1e-5)
+        assert row["median_enqueue_ms"] <= row["median_call_ms"]
+
+
+@pytest.mark.gpu
+def test_flash_attention_adds_no_quadratic_memory_on_a_gpu(gpu, measured):
+    cell = Cell(dtype="bf16", head_dim=64, seq_len=4096)
+    rows = measured(["triton", "eager"], cell=cell)
+    scores = cell.shape.scores * 2
+    assert rows["eager", "forward_backward"]["extra_bytes"] >= 3 * scores
+    assert rows["triton", "forward_backward"]["extra_bytes"] < scores

@@ -1,0 +1,168 @@
+import re
+
+import pandas as pd
+import pytest
+
+from pipeline.stages.flash import findings, section, selection
+from pipeline.stages.flash.cell import Cell
+
+ALL = ("h200", "laptop", "smoke")
+DTYPES = {"h200": ("bf16", "fp32"), "laptop": ("bf16", "fp32"), "smoke": ("fp32",)}
+FIGURES = {
+    "h200": ("times", "throughput", "speedup", "memory"),
+    "laptop": ("times", "throughput", "speedup"),
+    "smoke": ("times", "throughput", "speedup"),
+}
+TIMES = ["median_ms", "q1_ms", "q3_ms", "mean_ms", "std_ms", "min_ms", "max_ms"]
+
+
+@pytest.fixture(scope="module")
+def rendered(make_rows, tmp_path_factory):
+    """Render each machine's section once: its rows, its text and its folder of figures."""
+    found = {}
+    for name in ALL:
+        rows, folder = make_rows(name), tmp_path_factory.mktemp(name)
+        found[name] = (rows, section.build(rows, folder), folder)
+    return found
+
+
+@pytest.fixture
+def build(tmp_path):
+    return lambda rows: section.build(rows, tmp_path)
+
+
+def prose(text):
+    """Keep the sentences: neither tables nor summaries nor links."""
+    lines = [line for line in text.splitlines() if not line.startswith(("|", "<", "!", "#"))]
+    return "\n".join(lines)
+
+
+def part(text, title):
+    return text.split(f"### {title}\n", 1)[1].split("\n### ", 1)[0]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_section_holds_no_gap_in_its_words(rendered, name):
+    _, text, _ = rendered[name]
+    assert not re.search(r"\bnan\b|\bNone\b|\n{3,}| \n|\(\)", text)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_figure_drawn_is_linked_and_every_link_is_drawn(rendered, name):
+    _, text, folder = rendered[name]
+    expected = {f"{figure}_{dtype}" for figure in FIGURES[name] for dtype in DTYPES[name]}
+    assert set(re.findall(r"\(figures/flash/(\w+)\.svg\)", text)) == expected
+    assert {path.stem for path in folder.iterdir()} == expected
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_problems_of_the_assignment_are_answered_by_name(rendered, name):
+    _, text, _ = rendered[name]
+    titles = re.findall(r"^### (.+)$", text, flags=re.MULTILINE)
+    assert titles[:3] == ["flash_forward", "flash_backward", "flash_benchmarking"]
+    assert ("leaderboard" in titles) is (name == "h200")
+
+
+def test_the_template_has_no_number_of_its_own():
+    words = re.sub(r"\{\{.*?\}\}|\{%.*?%\}", "", section.TEMPLATE.read_text(), flags=re.DOTALL)
+    assert re.findall(r"\b\d[\d.]*", words.replace("FlashAttention-2", "")) == []
+
+
+@pytest.mark.parametrize("name", ["h200", "laptop"])
+def test_no_number_of_the_prose_stays_when_every_figure_is_another(make_rows, numbers_that_stay, monkeypatch, name):
+    # Quartiles no longer enclose medians when all are changed, and cannot be drawn.
+    monkeypatch.setattr(section, "draw_all", lambda *_: {"bf16": {"times": "link", "throughput": "link"}})
+    keys = [*selection.PROBLEM, "impl", "pass", "min_samples"]
+    rows = make_rows(name)
+    measured_here = lambda found: section.build(found, None).split("### Others' figures")[0]  # noqa: E731
+    # In FlashAttention-2 and in powers of ten; then counts of problems, rows and implementations, which are no figures.
+    written = {"2", "3", "7"}
+    problems = rows[rows["seq_len"] >= selection.LONG].drop_duplicates(["dtype", *selection.PROBLEM])
+    main = selection.main_grid(problems)["dtype"].value_counts()
+    ranked = selection.leaderboard(selection.ok(rows))["impl"].nunique()
+    counts = {*main, ranked, len(selection.ok(selection.of(rows, "tiled")))}
+    assert numbers_that_stay(measured_here, rows, keys, allowed=written | set(map(str, counts))) == set()
+
+
+def test_eager_out_of_memory_shows_as_oom_in_table_prose_and_list(rendered):
+    _, text, _ = rendered["h200"]
+    benchmark = part(text, "flash_benchmarking")
+    assert re.search(r"\| +64 \| +65536 \|[^\n]*\| +OOM \| +OOM \| +OOM \|", benchmark)
+    assert "**bf16**: eager ran out of memory from length 65536 on." in benchmark
+    assert not re.search(r"\| +0(\.0*)? +\|", benchmark.split("**Against torch's implementations.**")[0])
+
+
+def test_what_a_dtype_rules_out_is_named_once_with_its_reason_and_nowhere_else(rendered):
+    _, text, _ = rendered["h200"]
+    head, missing = text.split("### What was not measured, or not well")
+    assert re.search(r"\| fp32 +\| sdpa_cudnn +\| skipped +\| Expected query", missing)
+    assert "Expected query" not in head
+
+
+def test_a_machine_without_a_gpu_compares_the_tiled_one_with_what_there_is(rendered):
+    _, text, _ = rendered["laptop"]
+    assert '"ours" is the tiled PyTorch operations' in text
+    assert "needs a CUDA GPU" in text
+    assert "A lone call" not in text
+
+
+def test_where_everything_is_skipped_one_line_says_so(build, make_rows):
+    keys = pd.DataFrame(Cell().row_keys())
+    first = make_rows("smoke").iloc[:1].drop(columns=["impl", "pass"])
+    rows = keys.merge(first, how="cross").assign(status="skipped", reason="needs 1 GPU, 0 present")
+    text = build(rows)
+    assert "No FlashAttention of ours was timed" in text
+    assert "needs 1 GPU, 0 present" in text
+
+
+@pytest.mark.parametrize(("factor", "word"), [(0.3, "faster than"), (1, "as fast as"), (3, "slower than")])
+def test_the_word_against_the_best_peer_follows_the_times(make_rows, factor, word):
+    rows = make_rows("h200")
+    rows = rows[rows["dtype"] == "bf16"]
+    mine = rows["impl"] == "triton"
+    cudnn = rows[rows["impl"] == "sdpa_cudnn"].set_index([*selection.PROBLEM, "pass"])
+    keys = pd.MultiIndex.from_frame(rows.loc[mine, [*selection.PROBLEM, "pass"]])
+    for column in TIMES:
+        rows.loc[mine, column] = cudnn.loc[keys, column].to_numpy() * factor
+    (entry,) = findings.against_peers(rows)
+    assert (entry["forward_backward"]["word"], entry["forward"]["word"]) == (word, word)
+    (standing,) = findings.leaderboard_standing(rows)
+    assert standing["word"] == word
+
+
+def test_the_best_peer_is_the_fastest_with_a_figure_at_each_problem(make_rows):
+    rows = make_rows("h200")
+    best = selection.best_peer(rows)
+    assert len(best) == len(rows.drop_duplicates([*selection.PROBLEM, "pass"]))
+    peers = selection.ok(rows)[~selection.ok(rows)["impl"].isin(["triton", "tiled"])]
+    lowest = peers.groupby([*selection.PROBLEM, "pass"])["median_ms"].min()
+    assert best.set_index([*selection.PROBLEM, "pass"])["median_ms"].sort_index().equals(lowest.sort_index())
+    assert set(best.loc[best["dtype"] == "fp32", "impl"]) <= {"sdpa_efficient", "flex", "eager", "compiled_eager"}
+
+
+def test_an_error_above_twice_eager_s_is_said(build, make_rows):
+    rows = make_rows("laptop")
+    rows.loc[(rows["impl"] == "tiled") & (rows["dtype"] == "bf16"), "dk_rel_error"] *= 3
+    lines = [line for line in part(build(rows), "flash_backward").splitlines() if "gradients of ours" in line]
+    assert ["more than twice" in line for line in lines] == [True, False]
+
+
+def test_launch_gaps_that_may_be_in_a_figure_are_told(rendered):
+    _, text, _ = rendered["h200"]
+    assert re.search(r"\d+ of the \d+ figures of tiled may hold launch gaps", text)
+
+
+def test_others_figures_stand_beside_ours_with_their_doubts(rendered):
+    _, text, _ = rendered["h200"]
+    others = text.split("### Others' figures")[1]
+    assert "write-up 0 (H100)" in others
+    assert "unit not printed, taken as ms" in others
+    assert "write-up 2 (MI300X)" in part(text, "leaderboard")
+
+
+def test_a_dtype_that_ours_cannot_do_is_not_spoken_of_with_another_implementation_s_figures(make_rows):
+    rows = make_rows("h200")
+    mine = (rows["impl"] == "triton") & (rows["dtype"] == "fp32")
+    rows.loc[mine, "status"] = "skipped"
+    assert [entry["dtype"] for entry in findings.against_peers(rows)] == ["bf16"]
+    assert [entry["dtype"] for entry in findings.rates(rows)] == ["bf16"]

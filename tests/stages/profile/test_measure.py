@@ -1,0 +1,159 @@
+import gzip
+import json
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+import torch
+
+from pipeline.errors import Skipped
+from pipeline.instruments import nsys
+from pipeline.instruments.stopwatch import Stopwatch
+from pipeline.stages.profile import measure, workload
+from pipeline.stages.profile.cell import PASSES, Cell, Settings
+
+TINY = Cell(size="tiny", context_length=16)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """Measure a tiny model on the CPU once: its rows, and the folder of its files."""
+    quick = replace(Settings(), warmup_steps=1, max_steps=10, budget_s=0.0, captured_rounds=2)
+    folder = tmp_path_factory.mktemp("files")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: False)
+        rows = measure.measure(TINY, quick, Stopwatch(), folder)
+    return pd.DataFrame(rows), folder
+
+
+def test_every_pass_has_every_clock(measured):
+    times = measured[0].query("kind == 'time'")
+    for name in PASSES:
+        clocks = times[times["range"] == name].set_index("clock")["median_ms"]
+        assert set(clocks.index) == {"host", "profiled", "span", "busy", "kernel_sum"}
+        assert clocks["kernel_sum"] <= clocks["span"] <= clocks["profiled"]
+
+
+def test_each_captured_round_is_a_sample_and_the_host_clocks_are_steps(measured):
+    times = measured[0].query("kind == 'time' and range == 'train_step'").set_index("clock")
+    assert times.loc["span", "n"] == 2
+    assert times.loc["host", "n"] == 10
+
+
+def test_only_a_training_step_has_the_optimizer(measured):
+    shares = measured[0].query("kind == 'category'").groupby("range")["category"].agg(set)
+    assert "optimizer" not in shares["inference"]
+    assert "optimizer" not in shares["forward_backward"]
+    assert "optimizer" in shares["train_step"]
+    assert shares["train_step/optimizer"] == {"optimizer"}
+
+
+def test_attentions_phases_are_found_in_both_directions_with_all_their_products(measured):
+    phases = measured[0].query("kind == 'attention'").set_index(["range", "phase"])
+    assert (phases.loc[("inference", "attention scores"), "matmul_ms"]) > 0
+    assert set(phases.index) == {
+        (name, phase)
+        for name in ("inference", "backward_by_part")
+        for phase in ("attention scores", "softmax", "final matmul")
+    }
+
+
+def test_a_cpu_says_why_nsys_is_not_used(measured):
+    rows, _ = measured
+    assert set(rows["captured_by"]) == {"torch.profiler"}
+    assert set(rows["not_by_nsys"]) == {"nsys captures need a CUDA GPU"}
+
+
+def test_the_kept_files_are_a_perfetto_trace_and_all_kernels(measured):
+    rows, folder = measured
+    assert sorted(path.name for path in folder.iterdir()) == ["kernels.csv", "perfetto.json.gz"]
+    with gzip.open(folder / "perfetto.json.gz", "rt") as file:
+        assert json.load(file)["traceEvents"]
+    kernels = pd.read_csv(folder / "kernels.csv")
+    assert set(kernels["range"]) == set(PASSES)
+    for name in PASSES:
+        listed = kernels.loc[kernels["range"] == name, "time_ms"].sum()
+        summed = rows.query("kind == 'time' and clock == 'kernel_sum' and range == @name")["mean_ms"].iloc[0]
+        assert listed == pytest.approx(summed)
+
+
+def test_nsys_asked_for_by_name_is_not_replaced(monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(Skipped, match="nsys captures need a CUDA GPU"):
+        measure.measure(replace(TINY, profiler="nsys"), Settings(), Stopwatch(), tmp_path)
+
+
+def test_a_pass_out_of_memory_takes_the_larger_ones_with_it_and_leaves_the_smaller(monkeypatch, quick, tmp_path):
+    calls = workload.calls
+
+    def no_memory():
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB\nand more lines")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(workload, "calls", lambda step: calls(step) | {"forward_backward": no_memory})
+    rows = pd.DataFrame(measure.measure(TINY, quick, Stopwatch(), tmp_path))
+    outcomes = rows[rows["clock"] == "host"].set_index("range")
+    assert dict(outcomes["status"])["forward_backward"] == dict(outcomes["status"])["train_step"] == "oom"
+    assert outcomes.loc["train_step", "reason"] == "CUDA out of memory. Tried to allocate 20 GiB"
+    assert set(rows.loc[rows["kind"] == "category", "range"]) == {"inference"}
+
+
+def test_a_capture_that_fails_is_made_again_by_the_other_profiler_and_says_why(monkeypatch, quick, tmp_path):
+    def fails(*_arguments):
+        raise nsys.CaptureFailed("capture.sqlite is no whole nsys export: file is not a database")
+
+    monkeypatch.setattr(nsys, "capture", fails)
+    passes, device = ["inference"], torch.device("cpu")
+    trace, why = measure._capture("nsys", "", TINY, quick, passes, device, tmp_path)
+    assert (trace.profiler, why) == ("torch.profiler", "capture.sqlite is no whole nsys export: file is not a database")
+    with pytest.raises(Skipped, match="no whole nsys export"):
+        measure._capture("nsys", "", replace(TINY, profiler="nsys"), quick, passes, device, tmp_path)
+
+
+def test_a_capture_by_nsys_is_exported_read_and_kept_in_part(monkeypatch, quick, simulate, tmp_path):
+    cell, device = Cell(size="small", context_length=128), torch.device("cuda")
+    simulator = simulate(cell, quick, PASSES)
+    monkeypatch.setattr(nsys, "capture", lambda _command, report: report.touch())
+    monkeypatch.setattr(nsys, "export", lambda _report, database: simulator.write_export(database))
+    trace, why = measure._capture("nsys", "", cell, quick, list(PASSES), device, tmp_path)
+    assert (trace.profiler, why) == ("nsys", "")
+    pd.testing.assert_frame_equal(trace.events, simulator.trace("nsys").events, rtol=1e-3, atol=2e-3)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["capture.nsys-rep", "perfetto.json.gz"]
+
+
+def test_the_command_under_nsys_runs_the_same_cell(quick, monkeypatch):
+    cell = Cell(precision="bf16", size="tiny", context_length=16)
+    _, dash_m, module, *arguments = workload.command(cell, quick, PASSES)
+    assert (dash_m, module) == ("-m", "pipeline.stages.profile.workload")
+    built = []
+
+    def build(*what):
+        built.append(what)
+        raise KeyboardInterrupt  # what follows needs a GPU
+
+    monkeypatch.setattr(workload, "build", build)
+    with pytest.raises(KeyboardInterrupt):
+        workload.main(arguments)
+    assert built == [(cell, quick, torch.device("cuda"))]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("profiler", ["auto", "nsys", "torch"])
+def test_on_a_gpu_kernels_have_categories_and_the_span_agrees_with_the_host_clock(profiler, quick, tmp_path):
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA GPU")
+    cell = Cell(size="small", context_length=256, profiler=profiler)
+    try:
+        rows = pd.DataFrame(measure.measure(cell, quick, Stopwatch(), tmp_path))
+    except Skipped as skipped:
+        pytest.skip(str(skipped))
+    times = rows.query("kind == 'time' and range == 'inference'").set_index("clock")["median_ms"]
+    assert times["span"] == pytest.approx(times["host"], rel=0.2)
+    shares = rows.query("kind == 'category'")
+    assert shares.loc[shares["category"] == "other", "share_pct"].max() < 2
+    backward = shares.query("range == 'train_step/backward' and category == 'matmul'")
+    assert backward["count"].iloc[0] >= 2 * (7 * 12 + 1)
+    attention = rows.query("kind == 'attention' and range == 'backward_by_part'").set_index("phase")
+    assert attention.loc["final matmul", "matmul_ms"] > 0
+    assert attention.loc["softmax", "time_ms"] > 0
+    assert (tmp_path / "capture.nsys-rep").exists() == (rows["captured_by"].iloc[0] == "nsys")

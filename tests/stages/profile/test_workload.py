@@ -1,0 +1,60 @@
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from pipeline.ranges import listening
+from pipeline.stages.profile import workload
+from pipeline.stages.profile.cell import PASSES, Cell
+
+
+@pytest.fixture
+def step(quick):
+    return workload.build(Cell(size="tiny", context_length=8), quick, torch.device("cpu"))
+
+
+@pytest.fixture
+def ran(step):
+    """Run two rounds of every pass, and give the ranges that opened outermost."""
+    depth, outermost = [0], []
+
+    @contextmanager
+    def listen(name):
+        if depth[0] == 0:
+            outermost.append(name)
+        depth[0] += 1
+        yield
+        depth[0] -= 1
+
+    with listening(listen):
+        workload.run_in_ranges(step, PASSES, rounds=2)
+    return outermost
+
+
+def test_inference_keeps_nothing_for_a_backward_pass(step):
+    for_backward = []
+    step.model.register_forward_hook(lambda _model, _inputs, logits: for_backward.append(logits.requires_grad))
+    workload.calls(step)["inference"]()
+    assert for_backward == [False]
+
+
+def test_each_round_is_a_range_a_pass_after_one_that_goes_by_and_before_the_backward_pass_in_parts(ran):
+    in_passes = [name for name in ran if name in (*PASSES, "backward_by_part")]
+    assert in_passes == [*PASSES, *PASSES, "backward_by_part"]
+    # The first round's own ranges are not inside a pass, and so belong to none.
+    assert "forward" in ran[: ran.index("inference")]
+
+
+def test_autograd_launches_from_the_thread_whose_ranges_are_open(step):
+    enabled = []
+    weight = next(step.model.parameters())
+    weight.register_hook(lambda _gradient: enabled.append(torch.autograd.is_multithreading_enabled()))
+    workload.run_in_ranges(step, ["train_step"], rounds=1)
+    assert enabled
+    assert not any(enabled)
+    assert torch.autograd.is_multithreading_enabled()
+
+
+def test_no_pass_adds_to_the_gradients_of_the_one_before(step):
+    workload.warm_up(step, ["forward_backward"], rounds=1)
+    assert all(weight.grad is None for weight in step.model.parameters())

@@ -1,0 +1,19 @@
+import subprocess
+import sys
+
+import pytest
+
+from pipeline.cells import sweep
+
+
+@pytest.mark.parametrize("stage", ["attention", "flash"])
+@pytest.mark.parametrize("module", ["cell", "section"])
+def test_what_the_workflow_and_the_report_read_of_a_stage_brings_no_torch(stage, module):
+    code = f"import sys, pipeline.stages.{stage}.{module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("stage", ["attention", "flash"])
+def test_a_stage_s_default_cell_names_its_rows_once(stage):
+    keys = [tuple(key.items()) for key in sweep.declaration(stage).Cell().row_keys()]
+    assert len(keys) == len(set(keys)) > 0
