@@ -136,3 +136,14 @@ def test_compiled_step_equals_the_eager_step():
     for _ in range(2):
         torch.testing.assert_close(compiled.run(), eager.run())
     torch.testing.assert_close(list(compiled.model.parameters()), list(eager.model.parameters()), rtol=1e-4, atol=1e-4)
+
+
+def test_gradients_are_finished_between_backward_and_optimizer():
+    seen = []
+    step = build_step()
+    step = replace(step, finish_gradients=lambda: seen.append([grad.clone() for grad in gradients(step)]))
+    before = step.model.token_embedding.weight.detach().clone()
+    step.run()
+    assert len(seen) == 1
+    assert all(torch.isfinite(grad).all() for grad in seen[0])
+    assert not torch.equal(step.model.token_embedding.weight, before)

@@ -1,12 +1,38 @@
-"""What the tests of every section share: does the prose say only what its tables say?"""
+"""What the tests of every section share: does the prose say only what its tables say? And tables to say it of."""
 
 import re
+from dataclasses import asdict
 
 import numpy as np
+import pandas as pd
 import pytest
+
+from pipeline.cells.record import SCHEMA_VERSION, write_record
+from pipeline.cells.tabulate import row_table
 
 NUMBER = re.compile(r"(?<![\w.,])\d+(?:,\d{3})*(?:\.\d+)?(?![\w]|\.\d)")
 ROUNDS = 4
+SOFTWARE = {"python": "3.12.3", "torch": "2.11.0", "triton": "3.6.0", "cuda": "13.0", "driver": "580.65"}
+
+
+@pytest.fixture(scope="session")
+def as_table(tmp_path_factory):
+    """Turn a cell's rows into what a section reads: through a record, the tabulation and a CSV file."""
+
+    def make(cell, settings, rows, machine):
+        record = {
+            "schema_version": SCHEMA_VERSION,
+            "cell": asdict(cell),
+            "settings": asdict(settings),
+            "rows": rows,
+            "machine": {"kind": machine, "software": SOFTWARE},
+        }
+        folder = tmp_path_factory.mktemp("table")
+        write_record(folder / "cell.json", record)
+        row_table([folder / "cell.json"]).to_csv(folder / "rows.csv", index=False)
+        return pd.read_csv(folder / "rows.csv", keep_default_na=False, na_values=[""])
+
+    return make
 
 
 @pytest.fixture(scope="session")

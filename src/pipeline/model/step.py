@@ -1,5 +1,6 @@
 """One training step of a language model, in phases that can be measured apart."""
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 
 import torch
@@ -17,8 +18,9 @@ from pipeline.ranges import span
 class TrainingStep:
     """Run forward, backward and optimizer on one fixed batch.
 
-    Shapes: `tokens` and `targets` are (batch, seq_len) int64. Raises ValueError in the first phase where
-    `precision` is unknown.
+    Shapes: `tokens` and `targets` are (batch, seq_len) int64. `finish_gradients`, where there is one, runs before the
+    optimizer: data-parallel ranks wait there for the average of their gradients. Raises ValueError in the first phase
+    where `precision` is unknown.
     """
 
     model: nn.Module
@@ -26,6 +28,7 @@ class TrainingStep:
     tokens: Tensor
     targets: Tensor
     precision: str
+    finish_gradients: Callable[[], object] | None = None
     _loss: Tensor | None = field(default=None, init=False, repr=False)
 
     def forward(self) -> Tensor:
@@ -47,6 +50,12 @@ class TrainingStep:
             self._loss.backward()
         self._loss = None
 
+    def synchronize_gradients(self) -> None:
+        """Make the gradients ready for the optimizer; nothing to do where `finish_gradients` is None."""
+        if self.finish_gradients is not None:
+            with span("gradient_synchronization"):
+                self.finish_gradients()
+
     def optimizer_step(self) -> None:
         """Update the parameters and drop the gradients."""
         with span("optimizer"):
@@ -54,9 +63,10 @@ class TrainingStep:
             self.optimizer.zero_grad(set_to_none=True)
 
     def run(self) -> Tensor:
-        """Run the three phases; return the loss before the update, detached from its graph."""
+        """Run the phases in their order; return the loss before the update, detached from its graph."""
         loss = self.forward().detach()
         self.backward()
+        self.synchronize_gradients()
         self.optimizer_step()
         return loss
 

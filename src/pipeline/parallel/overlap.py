@@ -1,0 +1,106 @@
+"""Data-parallel training whose communication runs while the backward pass goes on."""
+
+from collections.abc import Callable
+from functools import partial
+
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+from pipeline.parallel.ddp import Plan, ReplicatedModule
+from pipeline.parallel.reductions import Reduction, in_buckets, one_for_each_parameter
+
+
+class LaunchOrder:
+    """Launch reductions as soon as their gradients are ready, but always in the order given.
+
+    The order in which gradients become ready may differ between ranks (another part of the module in use, another
+    graph); collectives that ranks start in different orders would mix up tensors or hang.
+    """
+
+    def __init__(self, reductions: list[Reduction]):
+        self._reductions = reductions
+        self._start_over()
+
+    def gradient_ready(self, position: int) -> None:
+        """Count a gradient of the reduction at this position; launch it, and those behind it, if they can go.
+
+        Raises RuntimeError where the reduction has all its gradients already: what is added now would be lost.
+        """
+        if self._awaited[position] == 0:
+            raise RuntimeError(
+                "a gradient changed after its all-reduce began: call finish_gradient_synchronization() after each "
+                "backward pass, or run all passes but the last inside no_sync()"
+            )
+        self._awaited[position] -= 1
+        while self._next < len(self._reductions) and self._awaited[self._next] == 0:
+            self._launch_next()
+
+    def launch_rest(self) -> list[Parameter]:
+        """Launch what is left, ready or not; return the parameters found without a gradient. Start over."""
+        while self._next < len(self._reductions):
+            self._launch_next()
+        without = self._without
+        self._start_over()
+        return without
+
+    def _launch_next(self) -> None:
+        self._without += self._reductions[self._next].launch()
+        self._next += 1
+
+    def _start_over(self) -> None:
+        self._next = 0
+        self._awaited = [len(reduction.parameters) for reduction in self._reductions]
+        self._without: list[Parameter] = []
+
+
+class OverlappedModule(ReplicatedModule):
+    """A replicated module that starts each all-reduce from the hook of the last gradient that it needs.
+
+    Between two calls of `finish_gradient_synchronization()` there is one backward pass outside `no_sync()`; a second
+    raises RuntimeError.
+    """
+
+    def __init__(self, module: nn.Module, plan: Plan):
+        super().__init__(module, plan)
+        self._order = LaunchOrder(self._reductions)
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(self._hook(position))
+            for position, reduction in enumerate(self._reductions)
+            for parameter in reduction.parameters
+        ]
+
+    def remove_hooks(self) -> None:
+        """Take the hooks off the parameters; all the communication is then left to the finish."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _hook(self, position: int) -> Callable[[Tensor], None]:
+        def on_gradient(_: Tensor) -> None:
+            if self._synchronises:
+                self._order.gradient_ready(position)
+
+        return on_gradient
+
+    def _launch_all(self) -> list[Parameter]:
+        return self._order.launch_rest()
+
+
+class OverlapDDP(OverlappedModule):
+    """All-reduce each parameter's gradient by itself, as soon as it is ready."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__(module, one_for_each_parameter)
+
+
+class BucketedDDP(OverlappedModule):
+    """All-reduce gradients in flat buckets, filled in reverse order of the parameters, each as soon as it is full.
+
+    bucket_size_mb: the most that a bucket holds, in units of 1024² bytes; a larger parameter has one of its own.
+    The gradients become views into the buckets, which live as long as the module: a gradient kept over a step is
+    overwritten by the next. Raises ValueError where the size is not above 0.
+    """
+
+    def __init__(self, module: nn.Module, bucket_size_mb: float):
+        if not bucket_size_mb > 0:
+            raise ValueError(f"bucket_size_mb={bucket_size_mb}: must be above 0")
+        super().__init__(module, partial(in_buckets, size_mb=bucket_size_mb))

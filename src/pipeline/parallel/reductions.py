@@ -1,0 +1,135 @@
+"""Average gradients over all ranks: the one of a parameter, or those of many as one flat buffer."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import Parameter
+
+BYTES_PER_MB = 1024**2
+
+
+class Reduction(Protocol):
+    """One all-reduce of the gradients of some parameters."""
+
+    parameters: Sequence[Parameter]
+
+    def launch(self) -> list[Parameter]:
+        """Start the all-reduce; return the parameters that had no gradient, for which zeros are reduced."""
+
+    def wait(self) -> None:
+        """Let what follows see the means: a CUDA stream waits, the host only where the backend needs it."""
+
+
+class Mean:
+    """An all-reduce under way that leaves the mean over all ranks in a contiguous tensor."""
+
+    def __init__(self, tensor: Tensor):
+        # Gloo cannot average.
+        self._sums = dist.get_backend() != dist.Backend.NCCL
+        self._tensor = tensor
+        self._work = dist.all_reduce(tensor, dist.ReduceOp.SUM if self._sums else dist.ReduceOp.AVG, async_op=True)
+
+    def wait(self) -> None:
+        """Make the mean visible to what follows on this thread and, on a GPU, on its current stream."""
+        self._work.wait()
+        if self._sums:
+            self._tensor.div_(dist.get_world_size())
+
+
+class ParameterReduction:
+    """Reduce the gradient of one parameter where it lies."""
+
+    def __init__(self, parameter: Parameter):
+        self.parameters = (parameter,)
+        self._mean: Mean | None = None
+
+    def launch(self) -> list[Parameter]:
+        """Start the all-reduce; see `Reduction`."""
+        (parameter,) = self.parameters
+        without = [parameter] if parameter.grad is None else []
+        if without:
+            parameter.grad = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
+        elif not parameter.grad.is_contiguous():
+            parameter.grad = parameter.grad.contiguous()
+        self._mean = Mean(parameter.grad)
+        return without
+
+    def wait(self) -> None:
+        """Wait for the mean; see `Reduction`."""
+        self._mean.wait()
+        self._mean = None
+
+
+class BucketReduction:
+    """Reduce the gradients of parameters of one dtype as one flat buffer, allocated once.
+
+    From the launch on, the gradients are views into the buffer, so that nothing is copied back. A gradient that
+    autograd allocated anew, as it does after `zero_grad(set_to_none=True)`, is copied in; one that is still the
+    view has accumulated in place. Copying is the cheaper of the two: it reads and writes each element once, where
+    zeroing and accumulating write twice and read twice.
+    """
+
+    def __init__(self, parameters: Sequence[Parameter]):
+        self.parameters = parameters
+        sizes = [parameter.numel() for parameter in parameters]
+        self._buffer = torch.empty(sum(sizes), dtype=parameters[0].dtype, device=parameters[0].device)
+        pieces = zip(self._buffer.split(sizes), parameters, strict=True)
+        self._views = [piece.view(parameter.shape) for piece, parameter in pieces]
+        self._mean: Mean | None = None
+
+    @torch.no_grad()
+    def launch(self) -> list[Parameter]:
+        """Start the all-reduce; see `Reduction`."""
+        views, gradients, without = [], [], []
+        for parameter, view in zip(self.parameters, self._views, strict=True):
+            gradient = parameter.grad
+            if gradient is view:
+                continue
+            if gradient is None:
+                view.zero_()
+                without.append(parameter)
+            else:
+                views.append(view)
+                gradients.append(gradient)
+            parameter.grad = view
+        if views:
+            torch._foreach_copy_(views, gradients)
+        self._mean = Mean(self._buffer)
+        return without
+
+    def wait(self) -> None:
+        """Wait for the means; see `Reduction`."""
+        self._mean.wait()
+        self._mean = None
+
+
+def one_for_each_parameter(parameters: Iterable[Parameter]) -> list[Reduction]:
+    """Reduce every parameter by itself, in the order given."""
+    return [ParameterReduction(parameter) for parameter in parameters]
+
+
+def one_for_each_dtype(parameters: Iterable[Parameter]) -> list[Reduction]:
+    """Reduce all parameters of a dtype at once."""
+    return in_buckets(parameters, size_mb=float("inf"))
+
+
+def in_buckets(parameters: Iterable[Parameter], size_mb: float) -> list[Reduction]:
+    """Fill buckets of at most `size_mb` (of 1024² bytes) in the order given, each of one dtype and device.
+
+    A parameter larger than that has a bucket of its own. The buckets come in the order in which they are full.
+    """
+    buckets: list[list[Parameter]] = []
+    filling: dict[tuple, list[Parameter]] = defaultdict(list)
+    filled_bytes: Counter[tuple] = Counter()
+    for parameter in parameters:
+        kind = (parameter.dtype, parameter.device)
+        if filling[kind] and filled_bytes[kind] + parameter.nbytes > size_mb * BYTES_PER_MB:
+            buckets.append(filling.pop(kind))
+            del filled_bytes[kind]
+        filling[kind].append(parameter)
+        filled_bytes[kind] += parameter.nbytes
+    return [BucketReduction(bucket) for bucket in [*buckets, *filling.values()]]

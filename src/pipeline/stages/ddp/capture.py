@@ -1,0 +1,111 @@
+"""One step of a rank as its profiler saw it: a lane of computation, a lane of communication, and what both share."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+import torch.distributed as dist
+from torch.autograd.profiler_util import EventList
+from torch.profiler import ProfilerActivity, profile, schedule
+
+from pipeline.instruments.timing import synchronize
+from pipeline.instruments.trace import overlap_us, span_us, union_us
+
+PROFILER = "torch.profiler"
+# On a GPU every kernel and copy is an event, NCCL's by their names. On a CPU operators compute, and a collective runs
+# under its backend's name on a thread of the backend's; c10d's operators only start it.
+COMMUNICATION = r"nccl|rccl|gloo:"
+COMPUTATION_ON_CPU = r"aten::"
+# A lane has no finer detail than this share of the step: what a picture can show.
+DETAIL = 1 / 800
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """The two kinds of work of one step: tables of start_us and duration_us."""
+
+    computation: pd.DataFrame
+    communication: pd.DataFrame
+
+    def columns(self) -> dict[str, Any]:
+        """Return the times for a row, and the lanes as lists of whole microseconds from the step's first event on.
+
+        computation_ms and communication_ms are times in which at least one event ran, hidden_ms that in which both
+        did: computation + communication − their union. hidden_pct is its share of the communication.
+        """
+        communication_us = union_us(self.communication)
+        # A difference of sums: to the nanosecond, which is finer than any clock, it has no rounding errors left.
+        hidden_us = max(0.0, round(overlap_us(self.computation, self.communication), 3))
+        both = pd.concat([self.computation, self.communication])
+        found = {
+            "span_ms": span_us(both) / 1e3,
+            "computation_ms": union_us(self.computation) / 1e3,
+            "communication_ms": communication_us / 1e3,
+            "hidden_ms": hidden_us / 1e3,
+            "hidden_pct": 100 * hidden_us / communication_us if communication_us else None,
+        }
+        for name, events in (("computation", self.computation), ("communication", self.communication)):
+            starts, ends = _joined(events, gap_us=DETAIL * span_us(both))
+            found[f"{name}_starts_us"] = _whole(starts - both["start_us"].min())
+            found[f"{name}_ends_us"] = _whole(ends - both["start_us"].min())
+        return found
+
+
+def capture_step(step: Callable[[], object], device: torch.device, listen: bool) -> Lanes | None:
+    """Run a step twice on every rank; where `listen`, return the second as a profiler saw it, else None.
+
+    On a GPU only the GPU is listened to: noting every operator on the host would slow the launches down. The first
+    step is the profiler's own warm-up. Every rank of the default process group calls it alike.
+    """
+    activity = ProfilerActivity.CUDA if device.type == "cuda" else ProfilerActivity.CPU
+    plan = schedule(wait=0, warmup=1, active=1, repeat=1)
+    with profile(activities=[activity], schedule=plan) if listen else nullcontext() as profiler:
+        step()
+        dist.barrier()
+        synchronize(device)
+        if listen:
+            profiler.step()
+        step()
+        synchronize(device)
+        if listen:
+            profiler.step()
+    return lanes(profiler.events(), device.type) if listen else None
+
+
+def lanes(events: EventList, device_type: str) -> Lanes:
+    """Tell computation from communication by the names of events.
+
+    Named ranges, which a profiler projects onto the GPU too, are no work of a GPU's; on a CPU gloo's collectives are
+    such ranges.
+    """
+    on_gpu = device_type == "cuda"
+    found = pd.DataFrame(
+        [
+            (event.name, event.time_range.start, event.time_range.elapsed_us())
+            for event in events
+            if (event.device_type == torch.autograd.DeviceType.CUDA) == on_gpu
+            and not (on_gpu and event.is_user_annotation)
+        ],
+        columns=["name", "start_us", "duration_us"],
+    )
+    communicates = found["name"].str.match(COMMUNICATION).astype(bool)
+    computes = ~communicates if on_gpu else found["name"].str.match(COMPUTATION_ON_CPU).astype(bool)
+    return Lanes(found[computes], found[communicates])
+
+
+def _joined(events: pd.DataFrame, gap_us: float) -> tuple[np.ndarray, np.ndarray]:
+    """Join events that overlap or are less than a gap apart; return the starts and the ends of what that gives."""
+    events = events.sort_values("start_us")
+    starts = events["start_us"].to_numpy(dtype=float)
+    ends = np.maximum.accumulate(starts + events["duration_us"].to_numpy(dtype=float))
+    begins = np.ones(len(starts), dtype=bool)
+    begins[1:] = starts[1:] > ends[:-1] + gap_us
+    return starts[begins], ends[np.append(begins[1:], True)] if len(ends) else ends
+
+
+def _whole(times_us: np.ndarray) -> list[int]:
+    return [round(float(time)) for time in times_us]

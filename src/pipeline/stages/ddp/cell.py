@@ -1,0 +1,69 @@
+"""What does averaging gradients over ranks cost a training step, and how much of it can backward hide."""
+
+from dataclasses import dataclass
+
+from pipeline.cells.fields import axis
+from pipeline.model.sizes import SIZES
+
+SPLIT_AXIS = "precision"
+READS = ("allreduce",)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to average gradients, with its bucket size in MB (2^20 bytes) where it has buckets."""
+
+    impl: str
+    bucket_size_mb: int | None = None
+
+
+# "torch" is DistributedDataParallel. "none" communicates nothing: what the others cost is what they take beyond it. It
+# is last, so that its weights find others to be compared with.
+VARIANTS = (
+    Variant("naive"),
+    Variant("flat"),
+    Variant("overlap"),
+    *(Variant("bucketed", size) for size in (1, 10, 100, 1000)),
+    *(Variant("torch", size) for size in (1, 25, 100)),
+    Variant("none"),
+)
+
+WHOLE_STEP = {"pass": "train_step", "clock": "host"}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One model and precision, data-parallel over so many ranks; its rows are the variants."""
+
+    precision: str = axis("fp32", allowed=("fp32", "bf16"))
+    size: str = axis("xl", allowed=tuple(SIZES))
+    world_size: int = axis(2, minimum=2)
+
+    @property
+    def gpus(self) -> int:
+        """The GPUs it takes on a machine that has any: one a rank."""
+        return self.world_size
+
+    def row_keys(self) -> list[dict[str, str | int | None]]:
+        """Return what names the whole step of each variant: the rows of a cell that could not be measured."""
+        return [variant_key(variant) | WHOLE_STEP for variant in VARIANTS]
+
+
+def variant_key(variant: Variant) -> dict[str, str | int | None]:
+    """Return the columns that name a variant."""
+    return {"impl": variant.impl, "bucket_size_mb": variant.bucket_size_mb}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What every cell of the stage shares. Variants take turns in `rounds`, every second one in reverse order."""
+
+    batch_size_per_rank: int = axis(2, minimum=1)
+    context_length: int = axis(512, minimum=1)
+    vocab_size: int = axis(10_000, minimum=2)
+    warmup_steps: int = axis(4, minimum=2)  # torch's DDP makes its buckets anew after the first step
+    steps: int = axis(10, minimum=5)
+    rounds: int = axis(2, minimum=1)
+    unstable_rel_error: float = axis(0.05, minimum=0)
+    timeout_s: float = axis(1800.0, minimum=1)
+    threads: int = axis(0, minimum=0)

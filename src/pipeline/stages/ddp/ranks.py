@@ -1,0 +1,107 @@
+"""What each rank of a ddp cell does: build a variant, train it for the timed steps, compare weights, make room."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from pipeline.instruments import weights
+from pipeline.instruments.collectives import CollectiveLog, total_bytes
+from pipeline.instruments.rank_timing import max_over_ranks, time_steps_over_ranks
+from pipeline.instruments.room import make_room
+from pipeline.instruments.timing import Sampling
+from pipeline.model.step import TrainingStep
+from pipeline.parallel.processes import RankContext
+from pipeline.stages.ddp.capture import Lanes, capture_step
+from pipeline.stages.ddp.cell import Cell, Settings, Variant
+from pipeline.stages.ddp.variants import build_step, phases
+
+WARMUP_BEFORE_CAPTURE = 2
+
+
+@dataclass
+class Result:
+    """What the turns of one variant gave on a rank; times and bytes are those of the slowest, the fullest rank."""
+
+    samplings: list[Sampling] = field(default_factory=list)
+    peak_bytes: int | None = None
+    gradient_bytes: int = 0
+    all_reduces: int = 0
+    all_reduce_bytes: int = 0
+    rank_difference: float | None = None
+    variant_difference: float | None = None
+    lanes: Lanes | None = None
+
+
+def measure_variants(
+    context: RankContext, cell: Cell, settings: Settings, variants: Sequence[Variant]
+) -> dict[Variant, Result]:
+    """Let the variants take turns, each from the same weights with the memory to itself; then capture a step of each.
+
+    Every second round goes through them in reverse, so that a slow drift of the machine falls on all alike.
+    """
+    turns = _Turns(context, cell, settings)
+    results = {variant: Result() for variant in variants}
+    for number in range(settings.rounds):
+        for variant in variants if number % 2 == 0 else reversed(variants):
+            turns.time(variant, results[variant])
+    for variant in variants:
+        if variant.impl != "none":
+            turns.capture(variant, results[variant])
+    return results
+
+
+class _Turns:
+    """The turns that variants take on one rank; a turn's model is gone when it ends."""
+
+    def __init__(self, context: RankContext, cell: Cell, settings: Settings) -> None:
+        self.rank, self.device = context.rank, context.device
+        self.cell, self.settings = cell, settings
+        self.reference: list[Tensor] = []  # the weights of the first variant that averages, on rank 0
+
+    def time(self, variant: Variant, result: Result) -> None:
+        """Train for the timed steps; after them, the first time, compare the weights and count the collectives."""
+        step = self._fresh_step(variant)
+        sampling = time_steps_over_ranks(phases(step), self.device, self.settings.warmup_steps, self.settings.steps)
+        result.samplings.append(sampling)
+        if self.device.type == "cuda":
+            peak = max_over_ranks({"peak": torch.cuda.max_memory_allocated(self.device)}, self.device)["peak"]
+            result.peak_bytes = max(int(peak), result.peak_bytes or 0)
+        if len(result.samplings) == 1:
+            self._compare(step.model, variant, result)
+            _count(step, result)
+
+    def capture(self, variant: Variant, result: Result) -> None:
+        """Capture a step on rank 0, after all are timed: a profiler may leave its traces on what runs after it."""
+        step = self._fresh_step(variant)
+        for _ in range(WARMUP_BEFORE_CAPTURE):
+            step.run()
+        result.lanes = capture_step(step.run, self.device, listen=self.rank == 0)
+
+    def _fresh_step(self, variant: Variant) -> TrainingStep:
+        """Build a variant's step when what its forerunner held is free."""
+        make_room(self.device)
+        return build_step(variant, self.cell, self.settings, self.rank, self.device)
+
+    def _compare(self, model: nn.Module, variant: Variant, result: Result) -> None:
+        """Compare the weights after the timed steps: between ranks, and on rank 0 with the first variant's.
+
+        What communicates nothing is compared too: its weights must differ.
+        """
+        result.rank_difference = weights.difference_between_ranks(model)
+        if self.rank != 0:
+            return
+        if not self.reference and variant.impl != "none":
+            self.reference = weights.copy_to_host(model)
+        if self.reference:
+            result.variant_difference = weights.difference_from(model, self.reference)
+
+
+def _count(step: TrainingStep, result: Result) -> None:
+    """Count the gradients' bytes and the all-reduces of one step that carry them."""
+    result.gradient_bytes = sum(weight.nbytes for weight in step.model.parameters() if weight.requires_grad)
+    with CollectiveLog() as log:
+        step.run()
+    carrying = [call for call in log.calls if call.name == "allreduce" and call.dtype.is_floating_point]
+    result.all_reduces, result.all_reduce_bytes = len(carrying), total_bytes(carrying)

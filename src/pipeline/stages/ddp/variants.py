@@ -1,0 +1,42 @@
+"""The training step of each variant on one rank."""
+
+from dataclasses import replace
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from pipeline.model.sizes import SIZES
+from pipeline.model.step import TrainingStep, build_training_step
+from pipeline.parallel import BucketedDDP, FlatDDP, NaiveDDP, OverlapDDP
+from pipeline.stages.ddp.cell import Cell, Settings, Variant
+
+OURS = {"naive": NaiveDDP, "flat": FlatDDP, "overlap": OverlapDDP, "bucketed": BucketedDDP}
+
+
+def build_step(variant: Variant, cell: Cell, settings: Settings, rank: int, device: torch.device) -> TrainingStep:
+    """Build a rank's step: model and tokens drawn from the rank's own seed, so that averaging makes a difference.
+
+    The wrappers begin with rank 0's weights on every rank. torch's waits for its communication inside backward.
+    """
+    step = build_training_step(
+        SIZES[cell.size],
+        vocab_size=settings.vocab_size,
+        context_length=settings.context_length,
+        batch_size=settings.batch_size_per_rank,
+        precision=cell.precision,
+        device=device,
+        seed=rank,
+    )
+    if variant.impl == "none":
+        return step
+    if variant.impl == "torch":
+        return replace(step, model=DistributedDataParallel(step.model, bucket_cap_mb=variant.bucket_size_mb))
+    bucket_size = () if variant.bucket_size_mb is None else (variant.bucket_size_mb,)
+    wrapped = OURS[variant.impl](step.model, *bucket_size)
+    return replace(step, model=wrapped, finish_gradients=wrapped.finish_gradient_synchronization)
+
+
+def phases(step: TrainingStep) -> dict:
+    """Return the step's phases in their order; `communication` is what is left of it after backward."""
+    waiting = {} if step.finish_gradients is None else {"communication": step.synchronize_gradients}
+    return {"forward": step.forward, "backward": step.backward, **waiting, "optimizer": step.optimizer_step}

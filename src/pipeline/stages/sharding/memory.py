@@ -1,0 +1,66 @@
+"""A rank's memory by kind at the moments of a training step."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
+
+from pipeline.stages.sharding.cell import KINDS
+
+_ALLOCATOR_STATS = {
+    "allocated": "allocated_bytes.all.current",
+    "peak": "allocated_bytes.all.peak",
+    "requested": "requested_bytes.all.current",
+    "requested_peak": "requested_bytes.all.peak",
+}
+
+
+def kinds_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
+    """Count the storages of parameters, gradients and optimizer state on the model's device, each storage once."""
+    parameters = list(model.parameters())
+    device = parameters[0].device
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    kinds = zip(KINDS, (parameters, gradients, _state_tensors(optimizer)), strict=True)
+    return {kind: _storage_bytes(tensors, device) for kind, tensors in kinds}
+
+
+def device_bytes(device: torch.device) -> dict[str, int]:
+    """Return what the caching allocator holds for us now, and the most since this was last asked; {} on a CPU.
+
+    allocated and peak: what it gave out, in blocks that may be larger than asked for; requested and requested_peak:
+    what was asked for.
+    """
+    if device.type != "cuda":
+        return {}
+    torch.cuda.synchronize(device)
+    stats = torch.cuda.memory_stats(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    return {name: stats[key] for name, key in _ALLOCATOR_STATS.items()}
+
+
+def _state_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return list(_tensors(_local(optimizer).state.values()))
+
+
+def _local(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Return the optimizer whose `state` is this rank's."""
+    return optimizer.optim if isinstance(optimizer, ZeroRedundancyOptimizer) else optimizer
+
+
+def _tensors(values: Iterable[Any]) -> Iterable[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, dict):
+            yield from _tensors(value.values())
+
+
+def _storage_bytes(tensors: Iterable[Tensor], device: torch.device) -> int:
+    storages = {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+        for tensor in tensors
+        if tensor.device == device
+    }
+    return sum(storages.values())

@@ -1,0 +1,79 @@
+"""Memory and traffic of data-parallel training with AdamW, from the shapes of the parameters alone.
+
+Symbols: s bytes of the parameters, n ranks. Gradients are as large as the parameters; AdamW keeps two moments of that
+size. Sharing its state out, a rank keeps it for its share of the parameters only, about s / n.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipeline.parallel.partition import least_loaded
+
+MOMENTS = 2
+STEP_COUNTER_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Share:
+    """The parameters that a rank's optimizer updates: how many tensors, and their bytes."""
+
+    tensors: int
+    bytes: int
+
+
+def whole(parameter_bytes: Sequence[int]) -> Share:
+    """Return the share of a rank that updates all parameters itself."""
+    return Share(len(parameter_bytes), sum(parameter_bytes))
+
+
+def fullest_share(parameter_bytes: Sequence[int], world_size: int) -> Share:
+    """Return the largest share when tensors are dealt out, largest first, each to the rank that has least so far."""
+    loads = [0] * world_size
+    owners = least_loaded(list(parameter_bytes), loads)
+    fullest = loads.index(max(loads))
+    return Share(owners.count(fullest), loads[fullest])
+
+
+def kinds_bytes(parameter_bytes: Sequence[int], share: Share, moment: str, counters_on_device: bool) -> dict[str, int]:
+    """Return the bytes of parameters, gradients and optimizer state at a moment.
+
+    moment: initialised, first_before_step, first_after_step, before_step or after_step; the first step begins without
+    a state. counters_on_device: AdamW's step counters lie with the parameters on a CPU, and on the host beside a GPU.
+    """
+    total = sum(parameter_bytes)
+    counters = STEP_COUNTER_BYTES * share.tensors if counters_on_device else 0
+    has_state = moment not in ("initialised", "first_before_step")
+    return {
+        "parameters": total,
+        "gradients": 0 if moment == "initialised" else total,
+        "optimizer_state": MOMENTS * share.bytes + counters if has_state else 0,
+    }
+
+
+def step_peak_bytes(parameter_bytes: Sequence[int], share: Share) -> int:
+    """Return the peak during a step of PyTorch's multi-tensor ("foreach") AdamW on a GPU, without counters.
+
+    All kinds, and one temporary the size of the share: the square roots of its second moments, all made at once.
+    """
+    return sum(kinds_bytes(parameter_bytes, share, "after_step", counters_on_device=False).values()) + share.bytes
+
+
+def backward_peak_bytes(first_peak_bytes: int, share: Share) -> int:
+    """Return the peak of a later forward and backward: that of the first, and the state, which it did not have yet."""
+    return first_peak_bytes + MOMENTS * share.bytes
+
+
+def all_reduce_sent_bytes(payload_bytes: float, world_size: int) -> float:
+    """Return what each rank sends in a ring all-reduce, the least there is: 2 (n - 1) / n of the payload.
+
+    Patarasuk and Yuan 2009; a reduce-scatter and an all-gather, each half of it.
+    """
+    return 2 * (world_size - 1) / world_size * payload_bytes
+
+
+def share_out_sent_bytes(payload_bytes: float, world_size: int) -> float:
+    """Return what each rank sends, on average, until all have what each had a share of: (n - 1) / n of the payload.
+
+    So for an all-gather, and for broadcasts of all shares: every rank receives what it lacks.
+    """
+    return (world_size - 1) / world_size * payload_bytes

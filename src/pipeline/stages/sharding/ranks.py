@@ -1,0 +1,132 @@
+"""What each rank of a sharding cell does: train with one optimizer, noting memory, bytes and times, then make room."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+from torch.distributed.optim import ZeroRedundancyOptimizer
+
+from pipeline.instruments import weights
+from pipeline.instruments.collectives import Collective, CollectiveLog
+from pipeline.instruments.rank_timing import max_over_ranks, time_steps_over_ranks
+from pipeline.instruments.room import make_room
+from pipeline.instruments.timing import Sampling
+from pipeline.model.sizes import SIZES
+from pipeline.model.step import TrainingStep, build_training_step
+from pipeline.parallel import OverlapDDP, ShardedOptimizer
+from pipeline.parallel.processes import RankContext
+from pipeline.stages.sharding.cell import Cell, Settings
+from pipeline.stages.sharding.memory import device_bytes, kinds_bytes
+
+MemoryAt = dict[tuple[str, str], float]
+
+
+@dataclass
+class Result:
+    """What the turns with one optimizer gave; bytes are those of the fullest rank, a kind and a moment at a time."""
+
+    samplings: list[Sampling] = field(default_factory=list)
+    memory: MemoryAt = field(default_factory=dict)
+    collectives: list[Collective] = field(default_factory=list)
+    parameter_bytes: list[int] = field(default_factory=list)
+    weight_difference: float | None = None
+
+
+def measure_optimizers(context: RankContext, cell: Cell, settings: Settings, impls: Sequence[str]) -> dict[str, Result]:
+    """Let the optimizers take turns, each from the same weights with the memory to itself.
+
+    Every second round goes through them in reverse, so that a slow drift of the machine falls on all alike.
+    """
+    results = {impl: Result() for impl in impls}
+    reference: list[Tensor] = []  # the weights with the first optimizer, on rank 0
+    for number in range(settings.rounds):
+        for impl in impls if number % 2 == 0 else reversed(impls):
+            make_room(context.device)
+            _take_turn(_build_step(impl, cell, settings, context), results[impl], settings, reference, context)
+    return results
+
+
+def _take_turn(
+    step: TrainingStep, result: Result, settings: Settings, reference: list[Tensor], context: RankContext
+) -> None:
+    """Train for the timed steps; before them, the first time, note memory and bytes and compare the weights."""
+    if not result.samplings:
+        _note_memory(step, result, settings.warmup_steps, context.device)
+        _note_collectives(step, result)
+        _compare(step, result, reference, context.rank)
+    timed = time_steps_over_ranks(_phases(step), context.device, settings.warmup_steps, settings.steps)
+    result.samplings.append(timed)
+
+
+def _build_step(impl: str, cell: Cell, settings: Settings, context: RankContext) -> TrainingStep:
+    """Build a rank's step: gradients are averaged where they lie, without buffers that would count as memory."""
+    step = build_training_step(
+        SIZES[cell.size],
+        vocab_size=settings.vocab_size,
+        context_length=settings.context_length,
+        batch_size=settings.batch_size_per_rank,
+        precision=cell.precision,
+        device=context.device,
+        seed=context.rank,
+    )
+    model = OverlapDDP(step.model)
+    step = replace(step, model=model, finish_gradients=model.finish_gradient_synchronization)
+    if impl == "sharded":
+        return replace(step, optimizer=ShardedOptimizer(model.parameters(), torch.optim.AdamW))
+    if impl == "torch_zero":
+        return replace(step, optimizer=ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW))
+    return step
+
+
+def _phases(step: TrainingStep) -> dict:
+    return {
+        "forward": step.forward,
+        "backward": step.backward,
+        "communication": step.synchronize_gradients,
+        "optimizer": step.optimizer_step,
+    }
+
+
+def _note_memory(step: TrainingStep, result: Result, warmup_steps: int, device: torch.device) -> None:
+    """Note the memory after initialisation, and in the first and in a warm step before and after the optimizer."""
+    result.parameter_bytes = [parameter.nbytes for parameter in step.model.parameters()]
+    found = _memory_at("initialised", step, device) | _memory_of_step("first_", step, device)
+    for _ in range(warmup_steps):
+        step.run()
+    device_bytes(device)  # begins the peak anew
+    found |= _memory_of_step("", step, device)
+    result.memory = max_over_ranks(found, device)
+
+
+def _memory_of_step(prefix: str, step: TrainingStep, device: torch.device) -> MemoryAt:
+    """Run a step, but let the gradients live until the memory after the update is known."""
+    step.forward()
+    step.backward()
+    step.synchronize_gradients()
+    before = _memory_at(f"{prefix}before_step", step, device)
+    step.optimizer.step()
+    after = _memory_at(f"{prefix}after_step", step, device)
+    step.optimizer.zero_grad(set_to_none=True)
+    return before | after
+
+
+def _memory_at(moment: str, step: TrainingStep, device: torch.device) -> MemoryAt:
+    found = device_bytes(device) | kinds_bytes(step.model, step.optimizer)
+    return {(moment, kind): float(size) for kind, size in found.items()}
+
+
+def _note_collectives(step: TrainingStep, result: Result) -> None:
+    with CollectiveLog() as log:
+        step.run()
+    # Besides gradients and parameters, a synchronisation sends a byte a parameter: which have a gradient.
+    result.collectives = [call for call in log.calls if call.dtype.is_floating_point]
+
+
+def _compare(step: TrainingStep, result: Result, reference: list[Tensor], rank: int) -> None:
+    """Compare the weights with those of the first optimizer after as many steps, on rank 0."""
+    if rank != 0:
+        return
+    if not reference:
+        reference += weights.copy_to_host(step.model)
+    result.weight_difference = weights.difference_from(step.model, reference)

@@ -1,0 +1,89 @@
+"""What only GPUs can show: the same training through NCCL, with the host never waiting for it."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from pipeline.parallel import BucketedDDP, FlatDDP, NaiveDDP, OverlapDDP, ShardedOptimizer
+from pipeline.parallel.processes import run_ranks
+
+WORLD_SIZE = 2
+WAYS = {"naive": NaiveDDP, "flat": FlatDDP, "overlap": OverlapDDP, "bucketed": partial(BucketedDDP, bucket_size_mb=0.5)}
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(torch.cuda.device_count() < WORLD_SIZE, reason=f"needs {WORLD_SIZE} CUDA GPUs"),
+]
+
+
+def make_net(seed, device):
+    torch.manual_seed(seed)
+    layers = [nn.Linear(256, 256, dtype=torch.float64) for _ in range(4)]
+    return nn.Sequential(*layers).to(device)
+
+
+def batch(device):
+    return torch.randn(8, 256, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).to(device)
+
+
+def trained_alike(context, name):
+    alone, net = make_net(0, context.device), make_net(context.rank, context.device)
+    ddp = WAYS[name](net)
+    plain, sharded = torch.optim.AdamW(alone.parameters()), ShardedOptimizer(ddp.parameters(), torch.optim.AdamW)
+    x = batch(context.device)
+    for _ in range(4):
+        alone(x).square().mean().backward()
+        ddp(x.chunk(context.world_size)[context.rank]).square().mean().backward()
+        ddp.finish_gradient_synchronization()
+        for optimizer in (plain, sharded):
+            optimizer.step()
+            optimizer.zero_grad()
+        torch.testing.assert_close(net.state_dict(), alone.state_dict(), rtol=1e-9, atol=1e-12)
+    restored = torch.optim.AdamW(net.parameters())
+    restored.load_state_dict(sharded.state_dict())
+    for parameter, wanted in zip(net.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(restored.state[parameter]["exp_avg"], plain.state[wanted]["exp_avg"])
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_training_over_nccl_equals_one_process_with_the_full_batch_at_every_step(name):
+    run_ranks(trained_alike, WORLD_SIZE, backend="nccl", device_type="cuda", args=(name,))
+
+
+def never_waits(context, name):
+    ddp = WAYS[name](make_net(0, context.device))
+    sharded = ShardedOptimizer(ddp.parameters(), torch.optim.SGD, lr=0.1)
+    x = batch(context.device)
+    for step in range(3):
+        torch.cuda.set_sync_debug_mode("error" if step else "default")
+        ddp(x).square().mean().backward()
+        ddp.finish_gradient_synchronization()
+        sharded.step()
+        sharded.zero_grad()
+    torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_the_host_does_not_wait_for_the_gpu_in_a_step(name):
+    run_ranks(never_waits, WORLD_SIZE, backend="nccl", device_type="cuda", args=(name,))
+
+
+def unused_on_one_rank(context, name):
+    net = make_net(0, context.device)
+    ddp = WAYS[name](net)
+    x = batch(context.device)
+    used = net[:3] if context.rank == 0 else net[:2]
+    used(x).sum().backward()
+    ddp.finish_gradient_synchronization()
+    alone = make_net(0, context.device)
+    ((alone[:3](x).sum() + alone[:2](x).sum()) / 2).backward()
+    for parameter, wanted in zip(net[:3].parameters(), alone[:3].parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, wanted.grad)
+    assert net[3].weight.grad is None
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_parameters_unused_on_some_or_all_ranks_over_nccl(name):
+    run_ranks(unused_on_one_rank, WORLD_SIZE, backend="nccl", device_type="cuda", args=(name,))

@@ -1,0 +1,90 @@
+import math
+
+import pandas as pd
+import pytest
+import torch
+
+from pipeline.instruments.stopwatch import Stopwatch
+from pipeline.instruments.weights import TOLERANCE
+from pipeline.stages.ddp.cell import VARIANTS, Cell, Settings, variant_key
+from pipeline.stages.ddp.measure import measure
+from pipeline.stages.ddp.selection import completed, medians
+
+
+@pytest.fixture(scope="module")
+def steps(smoke_rows):
+    """The rows of the whole steps by variant."""
+    return {(row["impl"], row["bucket_size_mb"]): row for row in smoke_rows if row["pass"] == "train_step"}
+
+
+def test_every_variant_has_a_figure(steps):
+    assert list(steps) == [tuple(variant_key(variant).values()) for variant in VARIANTS]
+    assert {row["status"] for row in steps.values()} <= {"ok", "unstable"}
+    assert all(row["n"] == 5 and math.isfinite(row["median_ms"]) for row in steps.values())
+
+
+def test_weights_of_all_variants_that_average_agree(steps):
+    averaging = [row for (impl, _), row in steps.items() if impl != "none"]
+    assert all(row["rank_difference"] == 0 for row in averaging)
+    assert all(row["variant_difference"] <= TOLERANCE["fp32"] for row in averaging)
+
+
+def test_weights_without_communication_differ(steps):
+    without = steps["none", None]
+    assert without["rank_difference"] > 0.1
+    assert without["variant_difference"] > 100 * TOLERANCE["fp32"]
+
+
+def test_the_number_of_all_reduces_is_that_of_the_variant(steps):
+    tensors = 2 * 9 + 3  # two layers of nine, embedding, last norm and head
+    assert steps["naive", None]["all_reduces"] == steps["overlap", None]["all_reduces"] == tensors
+    assert steps["flat", None]["all_reduces"] == steps["bucketed", 1000]["all_reduces"] == 1
+    assert steps["none", None]["all_reduces"] == 0
+
+
+def test_every_variant_that_averages_sends_all_gradients_once(steps):
+    for (impl, _), row in steps.items():
+        assert row["all_reduce_bytes"] == (0 if impl == "none" else row["gradient_bytes"])
+
+
+def test_phases_are_timed_apart_and_torchs_has_no_wait_of_its_own(smoke):
+    times = medians(completed(smoke))
+    assert times.loc["torch DDP 25 MB"].isna().to_dict() == {
+        "forward": False,
+        "backward": False,
+        "communication": True,
+        "optimizer": False,
+        "train_step": False,
+    }
+    assert times.loc["naive", ["forward", "backward", "communication", "optimizer"]].gt(0).all()
+
+
+def test_naive_communication_is_captured_and_hides_nothing(smoke_rows):
+    captured = {row["impl"]: row for row in smoke_rows if row["pass"] == "captured_step"}
+    assert set(captured) == {variant.impl for variant in VARIANTS} - {"none"}
+    assert all(row["communication_ms"] > 0 and row["computation_ms"] > 0 for row in captured.values())
+    assert captured["naive"]["hidden_pct"] < 1
+
+
+def test_the_rows_of_a_cell_that_could_not_be_measured_name_every_variant():
+    keys = pd.DataFrame(Cell().row_keys())
+    assert len(keys) == len(VARIANTS)
+    assert set(keys["pass"]) == {"train_step"}
+
+
+@pytest.mark.gpu
+def test_on_gpus_the_same_holds_and_phases_are_told_apart_by_events():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs 2 GPUs")
+    settings = Settings(context_length=64, vocab_size=300, warmup_steps=2, steps=5, rounds=1)
+    rows = pd.DataFrame(measure(Cell(size="micro"), settings, Stopwatch()))
+    whole = rows[(rows["pass"] == "train_step") & (rows["clock"] == "host")].set_index(["impl", "bucket_size_mb"])
+    averaging = whole.drop(index="none", level="impl")
+    assert (averaging["rank_difference"] == 0).all()
+    assert (averaging["variant_difference"] <= TOLERANCE["fp32"]).all()
+    assert (averaging["all_reduce_bytes"] == averaging["gradient_bytes"]).all()
+    assert (whole["peak_bytes"] > 0).all()
+    assert set(rows.loc[rows["pass"] == "backward", "clock"]) == {"cuda_events"}
+    captured = rows[rows["pass"] == "captured_step"].set_index("impl")
+    assert (captured["communication_ms"] > 0).all()
+    assert captured.loc["naive", "hidden_pct"] < 5

@@ -1,0 +1,101 @@
+"""Synthetic sharding results of an xl model on GPUs, and one real cell, measured once."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from pipeline.instruments.collectives import Collective
+from pipeline.instruments.stopwatch import Stopwatch
+from pipeline.instruments.timing import Sampling, Timings
+from pipeline.stages.sharding.cell import IMPLS, Cell, Settings
+from pipeline.stages.sharding.measure import measure, rows_of
+from pipeline.stages.sharding.ranks import Result
+
+H200 = "NVIDIA H200"
+SIZES = [64_000_000] * 2 + [40_960_000] * 144 + [10_240_000] * 192 + [6_400] * 97
+TOTAL = sum(SIZES)
+ACTIVATIONS = 12e9
+ROUNDING = 1.01  # of the allocator's blocks
+OPTIMIZER_MS = {"adamw": 36.0, "sharded": 32.0, "torch_zero": 34.0}
+SMOKE = Settings(batch_size_per_rank=1, context_length=16, vocab_size=300, warmup_steps=2, steps=5, rounds=1)
+
+
+def memory_of(impl, world_size):
+    """Bytes by moment and kind, as the formulas would have them, but for the allocator's rounding."""
+    share = TOTAL if impl == "adamw" else TOTAL / world_size
+    found = {}
+    for moment in ("initialised", "first_before_step", "first_after_step", "before_step", "after_step"):
+        state = 0 if moment in ("initialised", "first_before_step") else 2 * share
+        gradients = 0 if moment == "initialised" else TOTAL
+        held = TOTAL + gradients + state
+        extra = {"initialised": 0, "first_before_step": ACTIVATIONS, "before_step": ACTIVATIONS}.get(moment, share)
+        kinds = {"parameters": TOTAL, "gradients": gradients, "optimizer_state": state}
+        asked = {"requested": held, "requested_peak": held + extra}
+        given = {"allocated": ROUNDING * held, "peak": ROUNDING * (held + extra)}
+        found |= {(moment, kind): float(size) for kind, size in (kinds | asked | given).items()}
+    return found
+
+
+def result_of(rng, impl, world_size):
+    phases = {"forward": 40.0, "backward": 86.0, "communication": 0.5, "optimizer": OPTIMIZER_MS[impl]}
+    samples = {name: ms * (1 + 0.003 * rng.standard_normal(20)) for name, ms in phases.items()}
+    timings = {name: Timings([], list(found)) for name, found in samples.items()}
+    timings["train_step"] = Timings(list(sum(samples.values()) + 0.1), list(sum(samples.values())))
+    broadcasts = [Collective("broadcast", size, torch.float32) for size in SIZES] if impl != "adamw" else []
+    return Result(
+        samplings=[Sampling(timings, [], [])],
+        memory=memory_of(impl, world_size),
+        collectives=[Collective("allreduce", size, torch.float32) for size in SIZES] + broadcasts,
+        parameter_bytes=SIZES,
+        weight_difference=0.0,
+    )
+
+
+def cell_rows(rng, cell, oom=()):
+    rows = []
+    for impl in IMPLS:
+        result = result_of(rng, impl, cell.world_size)
+        if impl in oom:
+            result = MemoryError("CUDA out of memory. Tried to allocate 7.44 GiB")
+        rows += rows_of(impl, result, cell, Settings(), "nccl")
+    return rows
+
+
+@pytest.fixture(scope="session")
+def h200(as_table):
+    """The paper scale on GPUs."""
+    rng = np.random.default_rng(0)
+    cells = [Cell(precision=name) for name in ("bf16", "fp32")]
+    tables = [as_table(cell, Settings(), cell_rows(rng, cell), H200) for cell in cells]
+    return pd.concat(tables, ignore_index=True)
+
+
+@pytest.fixture(scope="session")
+def small_gpu(as_table):
+    """GPUs whose memory holds the state only when it is shared out."""
+    cell = Cell(precision="fp32")
+    rows = cell_rows(np.random.default_rng(1), cell, oom=("adamw",))
+    return as_table(cell, Settings(), rows, "NVIDIA A100-SXM4-40GB")
+
+
+@pytest.fixture(scope="session")
+def skipped(as_table):
+    """A machine with one GPU."""
+    cell = Cell(precision="bf16")
+    reason = {"status": "skipped", "reason": "needs 2 GPUs, 1 present"}
+    return as_table(cell, Settings(), [{**key, **reason} for key in cell.row_keys()], H200)
+
+
+@pytest.fixture(scope="session")
+def smoke_rows():
+    """A real cell on two processes of this machine, without its GPUs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pipeline.stages.sharding.measure.gpu_count", lambda: 0)
+        return measure(Cell(size="tiny"), SMOKE, Stopwatch())
+
+
+@pytest.fixture(scope="session")
+def smoke(as_table, smoke_rows):
+    """The real cell's table."""
+    return as_table(Cell(size="tiny"), SMOKE, smoke_rows, "AMD EPYC 7763")

@@ -1,0 +1,64 @@
+import pandas as pd
+import pytest
+import torch
+
+from pipeline.instruments.stopwatch import Stopwatch
+from pipeline.stages.sharding.cell import IMPLS, KINDS, Cell, Settings
+from pipeline.stages.sharding.measure import measure
+
+
+@pytest.fixture(scope="module")
+def rows(smoke_rows):
+    return pd.DataFrame(smoke_rows)
+
+
+def test_every_optimizer_has_a_time_for_every_phase(rows):
+    times = rows[rows["measures"] == "time"].pivot(index="impl", columns="pass", values="median_ms")
+    assert set(times.index) == set(IMPLS)
+    assert times[["forward", "backward", "communication", "optimizer", "train_step"]].gt(0).all(axis=None)
+
+
+def test_weights_with_every_optimizer_are_the_same(rows):
+    assert (rows.loc[rows["measures"] == "time", "weight_difference"] == 0).all()
+
+
+def test_memory_is_the_predicted_one_at_every_moment(rows):
+    memory = rows[rows["measures"] == "memory"]
+    assert len(memory) == len(IMPLS) * 5 * len(KINDS)
+    assert (memory["measured_bytes"] == memory["predicted_bytes"]).all()
+
+
+def test_sharing_out_halves_the_state_and_nothing_else(rows):
+    warm = rows[(rows["measures"] == "memory") & (rows["moment"] == "after_step")]
+    kinds = warm.pivot(index="impl", columns="kind", values="measured_bytes")
+    assert kinds.loc["sharded", "optimizer_state"] < 0.55 * kinds.loc["adamw", "optimizer_state"]
+    assert kinds["parameters"].nunique() == kinds["gradients"].nunique() == 1
+
+
+def test_ours_sends_every_gradient_and_then_every_parameter(rows):
+    traffic = rows[rows["measures"] == "traffic"].set_index(["impl", "collective"])
+    assert (traffic["measured_bytes"] == traffic["predicted_bytes"]).all()
+    assert traffic.loc[("adamw", "broadcast"), "calls"] == 0
+    gradients, parameters = traffic.loc[("sharded", "allreduce")], traffic.loc[("sharded", "broadcast")]
+    assert gradients["measured_bytes"] == parameters["measured_bytes"] > 0
+    assert parameters["sent_bytes"] == gradients["sent_bytes"] / 2
+
+
+def test_the_rows_of_a_cell_that_could_not_be_measured_name_every_optimizer():
+    assert [key["impl"] for key in Cell().row_keys()] == list(IMPLS)
+
+
+@pytest.mark.gpu
+def test_on_gpus_kinds_and_peaks_are_as_predicted():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs 2 GPUs")
+    settings = Settings(context_length=64, vocab_size=10_000, warmup_steps=2, steps=5, rounds=1)
+    rows = pd.DataFrame(measure(Cell(size="small"), settings, Stopwatch()))
+    memory = rows[(rows["measures"] == "memory") & rows["predicted_bytes"].notna()]
+    kinds = memory[memory["kind"].isin(KINDS)]
+    assert (kinds["measured_bytes"] == kinds["predicted_bytes"]).all()
+    peaks = memory[memory["kind"].isin(["peak", "requested_peak"]) & (memory["moment"] != "initialised")]
+    largest = peaks.groupby(["impl", "kind"])[["measured_bytes", "predicted_bytes"]].max()
+    errors = largest["predicted_bytes"] / largest["measured_bytes"] - 1
+    assert errors.xs("requested_peak", level="kind").abs().max() < 0.03
+    assert (rows.loc[rows["measures"] == "time", "weight_difference"] == 0).all()
