@@ -196,3 +196,45 @@ def test_bad_settings_are_named_in_one_line(overrides, message):
 def test_sequence_beyond_the_context_is_refused():
     with pytest.raises(ValueError, match=r"^seq_len=25: must be at most context_length=24$"):
         build_model()(random_tokens(seq_len=25))
+
+
+def saved_bytes(model):
+    kept = {}
+
+    def pack(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        model(random_tokens()).sum()
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
+
+def gradients_of(model):
+    model(random_tokens()).square().mean().backward()
+    return [parameter.grad for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("checkpoint_every", [1, 2, 3, 9])
+def test_checkpointing_changes_no_gradient(checkpoint_every):
+    plain, checkpointed = (build_model(num_layers=4, checkpoint_every=every) for every in (0, checkpoint_every))
+    torch.testing.assert_close(gradients_of(checkpointed), gradients_of(plain), rtol=0, atol=0)
+
+
+def test_checkpointing_keeps_less_for_the_backward_pass():
+    kept = {every: saved_bytes(build_model(num_layers=4, checkpoint_every=every)) for every in (0, 1)}
+    assert kept[1] < kept[0] / 2
+
+
+def test_checkpointed_blocks_run_again_in_the_backward_pass():
+    model = build_model(num_layers=4, checkpoint_every=2)
+    runs = []
+    for number, layer in enumerate(model.layers):
+        layer.register_forward_pre_hook(lambda module, args, number=number: runs.append(number))
+    gradients_of(model)
+    assert runs == [0, 1, 2, 3, 2, 3, 0, 1]
+
+
+def test_a_negative_interval_of_checkpoints_is_refused():
+    with pytest.raises(ValueError, match="checkpoint_every=-1: must be 0"):
+        build_model(checkpoint_every=-1)

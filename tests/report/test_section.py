@@ -18,14 +18,18 @@ def render(tmp_path):
 
 def test_filters_write_numbers_with_their_units(render):
     text = render(
-        "{{ a | ms }} {{ b | ms }} {{ c | ratio }} {{ d | percent }} {{ e | count }}",
+        "{{ a | ms }} {{ b | ms }} {{ c | ratio }} {{ d | percent }} {{ e | count }} "
+        "{{ f | bytes }} {{ g | bytes }} {{ h | mib }}",
         a=12.345,
         b=3456.7,
         c=1.4142,
         d=0.1234,
         e=12345.0,
+        f=999e6,
+        g=68.17e9,
+        h=5 * 2**20,
     )
-    assert text == "12.3 ms 3.46 s 1.41× 12% 12,345\n"
+    assert text == "12.3 ms 3.46 s 1.41× 12% 12,345 999 MB 68.2 GB 5.00 MiB\n"
 
 
 def test_a_missing_fact_stops_the_section(render):
@@ -33,7 +37,7 @@ def test_a_missing_fact_stops_the_section(render):
         render("{{ nowhere }}")
 
 
-@pytest.mark.parametrize("form", ["ms", "ratio", "percent", "count", "number"])
+@pytest.mark.parametrize("form", ["ms", "ratio", "percent", "count", "number", "bytes", "mib"])
 def test_a_figure_that_is_not_a_number_stops_the_section(render, form):
     with pytest.raises(ValueError, match="no place in a sentence"):
         render(f"{{{{ value | {form} }}}}", value=np.nan)

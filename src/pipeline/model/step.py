@@ -81,6 +81,7 @@ def build_training_step(
     device: str | torch.device,
     compiled: bool = False,
     attention: str | AttentionFunction = "eager",
+    checkpoint_every: int = 0,
     seed: int = 0,
 ) -> TrainingStep:
     """Build a model on `device`, AdamW in PyTorch's default implementation, and a batch of random tokens.
@@ -90,7 +91,13 @@ def build_training_step(
     """
     torch.manual_seed(seed)
     with torch.device(device):
-        model = TransformerLM(vocab_size=vocab_size, context_length=context_length, attention=attention, **asdict(size))
+        model = TransformerLM(
+            vocab_size=vocab_size,
+            context_length=context_length,
+            attention=attention,
+            checkpoint_every=checkpoint_every,
+            **asdict(size),
+        )
     optimizer = torch.optim.AdamW(model.parameters())
     tokens, targets = _random_batch(vocab_size, context_length, batch_size, seed)
     return TrainingStep(

@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from pipeline.attention import ATTENTION, AttentionFunction
 from pipeline.ranges import span
@@ -17,10 +18,12 @@ INIT_CUTOFF_STDS = 3.0
 class TransformerLM(nn.Module):
     """Map tokens to the logits of the token that follows each.
 
-    `attention` is a name in `pipeline.attention.ATTENTION` or a function of that kind.
+    `attention` is a name in `pipeline.attention.ATTENTION` or a function of that kind. With `checkpoint_every` k
+    above 0, only the input of every k-th block is kept for the backward pass, which runs those k blocks again
+    (activation checkpointing: Chen et al. 2016).
 
-    Raises ValueError where `attention` is an unknown name, `num_heads` does not divide `d_model`, or the head
-    dimension is odd.
+    Raises ValueError where `attention` is an unknown name, `num_heads` does not divide `d_model`, the head
+    dimension is odd, or `checkpoint_every` is negative.
     """
 
     def __init__(
@@ -32,11 +35,15 @@ class TransformerLM(nn.Module):
         num_heads: int,
         d_ff: int,
         attention: str | AttentionFunction = "eager",
+        checkpoint_every: int = 0,
     ):
         super().__init__()
         _check_heads(d_model, num_heads)
+        if checkpoint_every < 0:
+            raise ValueError(f"checkpoint_every={checkpoint_every}: must be 0 (never) or more")
         attention_function = _resolve_attention(attention)
         self.context_length = context_length
+        self.checkpoint_every = checkpoint_every
         self.token_embedding = Embedding(vocab_size, d_model)
         # One table of angles for all layers.
         rope = RotaryEmbedding(d_model // num_heads, context_length)
@@ -56,8 +63,14 @@ class TransformerLM(nn.Module):
         if seq_len > self.context_length:
             raise ValueError(f"seq_len={seq_len}: must be at most context_length={self.context_length}")
         x = self.token_embedding(tokens)
-        for layer in self.layers:
-            x = layer(x)
+        if self.checkpoint_every == 0:
+            for layer in self.layers:
+                x = layer(x)
+        else:
+            for start in range(0, len(self.layers), self.checkpoint_every):
+                segment = self.layers[start : start + self.checkpoint_every]
+                # Nothing in a block is random, so that there is no random state to restore.
+                x = checkpoint(_apply_in_turn, segment, x, use_reentrant=False, preserve_rng_state=False)
         return self.lm_head(self.final_norm(x))
 
 
@@ -170,6 +183,12 @@ class Embedding(nn.Embedding):
     def reset_parameters(self) -> None:
         """Draw the vectors anew."""
         _init_truncated_normal(self.weight, std=1.0)
+
+
+def _apply_in_turn(layers: nn.ModuleList, x: Tensor) -> Tensor:
+    for layer in layers:
+        x = layer(x)
+    return x
 
 
 def _init_truncated_normal(weight: Tensor, std: float) -> None:

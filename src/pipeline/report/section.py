@@ -64,13 +64,26 @@ def data_size(value: float) -> str:
     return f"{significant(value / 1e3)} kB"
 
 
+def mib(byte_count: float) -> str:
+    """Write bytes as MiB, of 2^20 bytes."""
+    return f"{significant(_finite(byte_count) / 2**20)} MiB"
+
+
 def _finite(value: float) -> float:
     if not math.isfinite(value):
         raise ValueError(f"{value} has no place in a sentence")
     return value
 
 
-FORMS = {"ms": ms, "ratio": ratio, "percent": percent, "count": count, "number": number, "bytes": data_size}
+FORMS = {
+    "ms": ms,
+    "ratio": ratio,
+    "percent": percent,
+    "count": count,
+    "number": number,
+    "bytes": data_size,
+    "mib": mib,
+}
 
 
 def span(values: pd.Series, form: str) -> str:

@@ -1,0 +1,45 @@
+"""Where does the memory go: the timeline, the peak and its composition, beside what a model of it predicts."""
+
+from dataclasses import dataclass
+
+from pipeline.cells.fields import axis
+from pipeline.model.memory import MODES
+from pipeline.model.sizes import SIZES
+
+SPLIT_AXIS = "precision"
+KEEPS_FILES = True
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One model, context and precision; forward only (with or without gradients) or whole training steps."""
+
+    precision: str = axis("fp32", allowed=("fp32", "bf16"))
+    size: str = axis("2.7B", allowed=tuple(SIZES))
+    context_length: int = axis(256, minimum=1)
+    mode: str = axis("train_step", allowed=MODES)
+    attention: str = axis("eager", allowed=("eager", "tiled", "flash"))
+    checkpoint_every: int = axis(0, minimum=0)
+
+    @property
+    def gpus(self) -> int:
+        """The GPUs it takes on a machine that has any."""
+        return 1
+
+    def row_keys(self) -> list[dict[str, str]]:
+        """Return what names the row of a cell that could not be measured."""
+        return [{"kind": "peak"}]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What every cell of the stage shares: the assignment's batch, and how the step is timed afterwards."""
+
+    batch_size: int = axis(4, minimum=1)
+    vocab_size: int = axis(10_000, minimum=2)
+    warmup_steps: int = axis(2, minimum=0)
+    steps: int = axis(10, minimum=10)
+    max_steps: int = axis(30, minimum=10)
+    rel_error: float = axis(0.01, minimum=0)
+    budget_s: float = axis(3.0, minimum=0)
+    threads: int = axis(0, minimum=0)

@@ -1,0 +1,117 @@
+"""Measure a memory cell: record two steps from before the model is built, replay them, then time a few more."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipeline.errors import Skipped
+from pipeline.instruments.memory import Recorder, record_memory
+from pipeline.instruments.stopwatch import Stopwatch
+from pipeline.instruments.summary import summarise
+from pipeline.instruments.timing import StopRule, time_phases
+from pipeline.model.sizes import SIZES
+from pipeline.model.step import TrainingStep, build_training_step
+from pipeline.stages.memory.cell import Cell, Settings
+from pipeline.stages.memory.rows import recording_rows
+
+Row = dict[str, Any]
+
+# AdamW makes its moments at the end of the first step: only the second shows how every later one looks.
+RECORDED_STEPS = 2
+
+
+def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch, files_dir: Path) -> list[Row]:
+    """Return the rows of one recording; raises Skipped where this machine cannot make the cell.
+
+    `files_dir` gets snapshot.pickle, which opens in pytorch.org/memory_viz, also where memory runs out.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    _require(cell, device)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    with stopwatch.measuring(), record_memory(device, files_dir / "snapshot.pickle") as recorder:
+        step = _record_steps(recorder, cell, settings, device)
+    # Read before steps are timed, for they count into the allocator's peaks.
+    allocator = _allocator_rows(device)
+    rows = [*recording_rows(recorder.read()), *allocator]
+    if cell.mode == "train_step":
+        with stopwatch.measuring():
+            rows.append(_time_row(step, settings, device))
+    return [{**row, "device_type": device.type} for row in rows]
+
+
+def _require(cell: Cell, device: torch.device) -> None:
+    if cell.attention == "flash" and device.type != "cuda":
+        raise Skipped("flash attention needs a CUDA GPU")
+    if cell.checkpoint_every > SIZES[cell.size].num_layers:
+        raise Skipped(f"{cell.size} has fewer than {cell.checkpoint_every} blocks")
+
+
+def _record_steps(recorder: Recorder, cell: Cell, settings: Settings, device: torch.device) -> TrainingStep:
+    recorder.phase("build")
+    step = build_training_step(
+        SIZES[cell.size],
+        vocab_size=settings.vocab_size,
+        context_length=cell.context_length,
+        batch_size=settings.batch_size,
+        precision=cell.precision,
+        device=device,
+        attention=cell.attention,
+        checkpoint_every=cell.checkpoint_every,
+    )
+    recorder.identify("parameters", step.model.parameters())
+    for _ in range(RECORDED_STEPS):
+        if cell.mode == "train_step":
+            _record_training_step(recorder, step)
+        else:
+            recorder.phase("forward")
+            with torch.set_grad_enabled(cell.mode == "forward"):
+                step.forward()
+    recorder.phase("end")
+    return step
+
+
+def _record_training_step(recorder: Recorder, step: TrainingStep) -> None:
+    recorder.phase("forward")
+    step.forward()
+    recorder.phase("backward")
+    step.backward()
+    recorder.identify("gradients", (parameter.grad for parameter in step.model.parameters()))
+    recorder.phase("optimizer")
+    step.optimizer_step()
+    recorder.identify("optimizer_state", _optimizer_state(step))
+
+
+def _optimizer_state(step: TrainingStep) -> Iterator[torch.Tensor]:
+    """Yield the moments. The step counts live on the host, unless the parameters do too."""
+    for state in step.optimizer.state.values():
+        yield from (tensor for tensor in state.values() if tensor.device == step.tokens.device)
+
+
+def _allocator_rows(device: torch.device) -> list[Row]:
+    """Give the allocator's own peaks: bytes asked for, those of whole blocks, and those taken from the device."""
+    if device.type != "cuda":
+        return []
+    stats = torch.cuda.memory_stats(device)
+    return [
+        {
+            "kind": "allocator",
+            "status": "ok",
+            "requested_peak_bytes": stats["requested_bytes.all.peak"],
+            "allocated_peak_bytes": stats["allocated_bytes.all.peak"],
+            "reserved_peak_bytes": stats["reserved_bytes.all.peak"],
+            "device_bytes": torch.cuda.get_device_properties(device).total_memory,
+        }
+    ]
+
+
+def _time_row(step: TrainingStep, settings: Settings, device: torch.device) -> Row:
+    """Time whole steps, undisturbed by recording."""
+    rule = StopRule(settings.steps, settings.max_steps, settings.rel_error, settings.budget_s)
+    sampling = time_phases({"train_step": step.run}, device, settings.warmup_steps, rule)
+    samples_ms = sampling.timings["train_step"].host_ms
+    slowdowns = sampling.slowdowns()
+    outcome = {"status": "unstable", "reason": f"GPU slowed down: {', '.join(slowdowns)}"} if slowdowns else {}
+    return {"kind": "time", "status": "ok", **outcome, **summarise(samples_ms), "samples_ms": samples_ms}

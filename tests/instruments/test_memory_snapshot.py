@@ -1,0 +1,89 @@
+import pickle
+
+import pytest
+
+from pipeline.errors import UserError
+from pipeline.instruments.memory_snapshot import Frame, read_events
+
+FRAMES = [{"filename": "/code/model.py", "line": 7, "name": "forward"}]
+TRACE = [
+    {"action": "segment_alloc", "addr": 0x1000, "size": 2**21, "stream": 0},
+    {"action": "alloc", "addr": 0x1000, "size": 512, "stream": 0, "frames": FRAMES},
+    {"action": "free_requested", "addr": 0x1000, "size": 512, "stream": 0},
+    {"action": "free_completed", "addr": 0x1000, "size": 512, "stream": 0},
+]
+
+
+@pytest.fixture
+def snapshot(tmp_path):
+    def write(content=None, raw=None):
+        path = tmp_path / "snapshot.pickle"
+        path.write_bytes(pickle.dumps(content) if raw is None else raw)
+        return path
+
+    return write
+
+
+def one_line(error):
+    return "\n" not in str(error.value)
+
+
+def test_only_allocations_and_completed_releases_are_events(snapshot):
+    made, released = read_events(snapshot({"segments": [], "device_traces": [[], TRACE]}), device_index=1)
+    assert (made.is_alloc, made.address, made.size_bytes) == (True, 0x1000, 512)
+    assert made.frames == (Frame("/code/model.py", 7, "forward"),)
+    assert not released.is_alloc
+
+
+def test_a_dropped_event_is_noticed(snapshot):
+    path = snapshot({"device_traces": [TRACE]})
+    assert len(read_events(path, expected=2)) == 2
+    with pytest.raises(UserError, match="2 memory events of 3") as error:
+        read_events(path, expected=3)
+    assert one_line(error)
+
+
+@pytest.mark.parametrize("kept", [0, 1, 10, 60, -1])
+def test_a_truncated_file_gives_one_clear_line(snapshot, kept):
+    whole = pickle.dumps({"device_traces": [TRACE]})
+    with pytest.raises(UserError, match=r"snapshot\.pickle is no memory snapshot") as error:
+        read_events(snapshot(raw=whole[:kept]))
+    assert one_line(error)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        [1, 2],
+        {},
+        {"device_traces": []},
+        {"device_traces": [[{"no": "action"}]]},
+        {"device_traces": [[{"action": "alloc", "addr": 1}]]},
+        {"device_traces": [[{"action": "alloc", "addr": 1, "size": 2, "frames": [{"line": 3}]}]]},
+    ],
+)
+def test_another_pickle_gives_one_clear_line(snapshot, content):
+    with pytest.raises(UserError, match="is no memory snapshot") as error:
+        read_events(snapshot(content))
+    assert one_line(error)
+
+
+def test_text_is_no_snapshot(snapshot):
+    with pytest.raises(UserError, match="no memory snapshot"):
+        read_events(snapshot(raw=b"memory went up and down\n"))
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"cannot read .*gone\.pickle"):
+        read_events(tmp_path / "gone.pickle")
+
+
+class Harmful:
+    def __reduce__(self):
+        return print, ("code of the file ran",)
+
+
+def test_code_in_a_pickle_is_not_run(snapshot, capsys):
+    with pytest.raises(UserError, match="holds builtins"):
+        read_events(snapshot({"device_traces": [[Harmful()]]}))
+    assert capsys.readouterr().out == ""

@@ -1,0 +1,96 @@
+import pytest
+
+from pipeline.instruments.memory import Identity, Recording
+from pipeline.instruments.memory_replay import replay
+from pipeline.instruments.memory_snapshot import Frame, MemoryEvent
+from pipeline.stages.memory.categories import FORWARD_CODE, classify
+
+OURS = Frame(str(FORWARD_CODE), 60, "forward")
+
+
+def alloc(address, *frames):
+    return MemoryEvent(True, address, 100 * address, frames)
+
+
+def free(address):
+    return MemoryEvent(False, address, 100 * address)
+
+
+# One parameter, two steps; addresses name what they hold.
+PARAMETER, GRADIENT, MOMENT, SAVED, PASSING, WORKSPACE, BATCH, RECOMPUTED, ROOT = range(1, 10)
+STEPS = {
+    "build": [alloc(PARAMETER), alloc(BATCH)],
+    "forward": [alloc(PASSING, OURS), alloc(SAVED, OURS), free(PASSING), alloc(WORKSPACE, OURS)],
+    "backward": [
+        alloc(PASSING),
+        alloc(RECOMPUTED, OURS),
+        free(PASSING),
+        alloc(GRADIENT),
+        free(SAVED),
+        free(RECOMPUTED),
+    ],
+    "optimizer": [alloc(MOMENT), alloc(ROOT), free(ROOT), free(GRADIENT)],
+    "forward again": [alloc(PASSING, OURS), alloc(SAVED, OURS), free(PASSING)],
+}
+
+
+@pytest.fixture
+def found():
+    """Give the category of every allocation of each address, in order."""
+    events, phases = [], []
+    identities = {}
+    for name, part in STEPS.items():
+        phases.append((name.split()[0], len(events)))
+        events += part
+        identities[name] = len(events)
+    owners = [
+        Identity("parameters", identities["build"], frozenset([PARAMETER])),
+        # Before the optimizer drops them.
+        Identity("gradients", identities["backward"], frozenset([GRADIENT])),
+        Identity("optimizer_state", identities["optimizer"], frozenset([MOMENT])),
+    ]
+    recording = Recording(events, [*phases, ("end", len(events))], owners)
+    allocations = replay(events)
+    categories = classify(allocations, recording)
+    by_address = {}
+    for made in allocations:
+        by_address.setdefault(made.address, []).append(categories[made])
+    return by_address
+
+
+def test_tensors_that_are_known_are_found_by_their_address(found):
+    assert found[PARAMETER] == ["parameters"]
+    assert found[GRADIENT] == ["gradients"]
+    assert found[MOMENT] == ["optimizer_state"]
+
+
+def test_what_a_forward_pass_leaves_behind_are_activations(found):
+    assert found[SAVED] == ["activations", "activations"]
+
+
+def test_what_is_gone_when_its_phase_ends_is_temporary_whoever_had_the_address_before(found):
+    assert found[PASSING] == ["temporaries", "temporaries", "temporaries"]
+    assert found[ROOT] == ["temporaries"]
+
+
+def test_what_the_forward_code_makes_in_the_backward_pass_is_recomputed(found):
+    assert found[RECOMPUTED] == ["activations"]
+
+
+def test_what_stays_from_step_to_step_is_no_activation(found):
+    assert found[WORKSPACE] == ["other"]
+    assert found[BATCH] == ["other"]
+
+
+def test_an_address_is_only_its_owners_while_the_owner_lives():
+    events = [alloc(1), free(1), alloc(1), free(1)]
+    recording = Recording(events, [("build", 0)], [Identity("parameters", 3, frozenset([1]))])
+    allocations = replay(events)
+    assert [classify(allocations, recording)[made] for made in allocations] == ["temporaries", "parameters"]
+
+
+def test_memory_from_before_the_recording_has_no_phase():
+    events = [free(7), alloc(1)]
+    allocations = replay(events)
+    categories = classify(allocations, Recording(events, [("forward", 0), ("end", 2)], []))
+    assert [categories[made] for made in allocations] == ["temporaries", "activations"]

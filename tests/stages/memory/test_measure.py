@@ -1,0 +1,137 @@
+import pytest
+import torch
+
+from pipeline.errors import Skipped
+from pipeline.instruments.memory_snapshot import read_events
+from pipeline.instruments.stopwatch import Stopwatch
+from pipeline.model.accounting import parameter_bytes
+from pipeline.model.activations import Workload
+from pipeline.model.memory import CATEGORIES, predict_peaks
+from pipeline.model.sizes import SIZES
+from pipeline.stages.memory.cell import Cell, Settings
+from pipeline.stages.memory.measure import measure
+
+SETTINGS = Settings(vocab_size=300, warmup_steps=0, budget_s=0)
+TINY = {"size": "tiny", "context_length": 24}
+NO_GPU = not torch.cuda.is_available()
+
+
+def measured(folder, **varied):
+    return measure(Cell(**(TINY | varied)), SETTINGS, Stopwatch(), folder)
+
+
+@pytest.fixture(scope="module")
+def step(tmp_path_factory):
+    """Measure a training step: its folder and its rows by kind."""
+    folder = tmp_path_factory.mktemp("files")
+    by_kind = {}
+    for row in measured(folder):
+        by_kind.setdefault(row["kind"], []).append(row)
+    return folder, by_kind
+
+
+def test_the_snapshot_is_kept_and_can_be_read_again(step):
+    folder, rows = step
+    (last,) = [row for row in rows["peak"] if (row["step"], row["phase"]) == (2, "optimizer")]
+    assert [path.name for path in folder.iterdir()] == ["snapshot.pickle"]
+    assert len(read_events(folder / "snapshot.pickle")) == last["end_event"]
+
+
+def test_phases_follow_each_other_in_two_steps(step):
+    peaks = step[1]["peak"]
+    names = [(row["step"], row["phase"]) for row in peaks]
+    phases = ("forward", "backward", "optimizer")
+    assert names == [(0, "build"), *((number, phase) for number in (1, 2) for phase in phases)]
+    assert all(row["begin_event"] <= row["peak_event"] <= row["end_event"] for row in peaks)
+
+
+def test_the_composition_adds_up_to_the_peak(step):
+    for row in step[1]["peak"]:
+        assert sum(row[f"{name}_bytes"] for name in CATEGORIES) == row["peak_bytes"]
+
+
+def test_parameters_gradients_and_moments_are_all_found(step):
+    parameters = parameter_bytes(SIZES["tiny"], SETTINGS.vocab_size)
+    (last,) = [row for row in step[1]["peak"] if (row["step"], row["phase"]) == (2, "optimizer")]
+    assert last["parameters_bytes"] == last["gradients_bytes"] == parameters
+    # On a CPU the step counts live beside the moments: 4 bytes a parameter tensor.
+    assert 0 <= last["optimizer_state_bytes"] - 2 * parameters <= 4 * 30
+
+
+def test_the_timeline_has_every_peak(step):
+    rows = step[1]
+    series = [row["active_bytes"] for row in rows["timeline"]]
+    totals = [sum(at_once) for at_once in zip(*series, strict=True)]
+    assert {row["peak_bytes"] for row in rows["peak"]} <= set(totals)
+    assert max(totals) == max(row["peak_bytes"] for row in rows["peak"])
+
+
+def test_the_largest_allocations_name_lines_of_the_model(step):
+    rows = step[1]["largest"]
+    sizes = [row["size_bytes"] for row in rows]
+    assert sizes == sorted(sizes, reverse=True)
+    weights = [row for row in rows if row["category"] == "parameters"]
+    assert weights
+    assert all(row["location"].startswith("model/") for row in weights)
+    assert any("self.token_embedding = Embedding" in row["code"] for row in weights)
+
+
+def test_the_residual_stream_is_two_sums_a_block(step):
+    (row,) = step[1]["residual"]
+    assert row["size_bytes"] == row["smallest_bytes"] == 4 * 4 * 24 * 64
+    assert row["count"] == 2 * SIZES["tiny"].num_layers
+
+
+def test_only_a_training_step_is_timed(step, tmp_path):
+    assert len(step[1]["time"]) == 1
+    assert "time" not in {row["kind"] for row in measured(tmp_path, mode="forward")}
+
+
+def test_recomputed_blocks_count_as_activations(tmp_path):
+    (tmp_path / "plain").mkdir()
+    rows = {every: measured(tmp_path / "plain", checkpoint_every=every) for every in (0, 1)}
+
+    def activations(every, phase):
+        return next(row["activations_bytes"] for row in rows[every] if row.get("step") == 2 and row["phase"] == phase)
+
+    assert activations(1, "forward") < activations(0, "forward") / 2
+    assert activations(1, "backward") > activations(1, "forward")
+
+
+@pytest.mark.skipif(not NO_GPU, reason="only where there is no GPU")
+def test_flash_attention_without_a_gpu_is_skipped_with_its_reason(tmp_path):
+    with pytest.raises(Skipped, match="needs a CUDA GPU"):
+        measured(tmp_path, attention="flash")
+
+
+def test_more_blocks_between_checkpoints_than_there_are_is_skipped(tmp_path):
+    with pytest.raises(Skipped, match="tiny has fewer than 3 blocks"):
+        measured(tmp_path, checkpoint_every=3)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(NO_GPU, reason="needs a CUDA GPU")
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(("attention", "checkpoint_every"), [("eager", 0), ("eager", 2), ("flash", 0)])
+def test_on_a_gpu_the_replay_agrees_with_the_allocator_and_the_model(tmp_path, precision, attention, checkpoint_every):
+    cell = Cell(
+        precision=precision, size="small", context_length=512, attention=attention, checkpoint_every=checkpoint_every
+    )
+    there_before = torch.cuda.memory_stats().get("requested_bytes.all.current", 0)
+    rows = measure(cell, Settings(warmup_steps=0, budget_s=0), Stopwatch(), tmp_path)
+    peaks = [row for row in rows if row["kind"] == "peak" and row["step"] > 0]
+    (allocator,) = [row for row in rows if row["kind"] == "allocator"]
+    assert max(row["peak_bytes"] for row in peaks) == allocator["requested_peak_bytes"] - there_before
+    workload = Workload(
+        SIZES["small"],
+        Settings().vocab_size,
+        Settings().batch_size,
+        512,
+        precision=precision,
+        attention=attention,
+        checkpoint_every=checkpoint_every,
+    )
+    for row in peaks:
+        predicted = predict_peaks(workload, "train_step", first_step=row["step"] == 1)[row["phase"]]
+        # Workspaces of the matrix-product library are not the model's to know.
+        assert predicted.total_bytes == pytest.approx(row["peak_bytes"] - row["other_bytes"], rel=0.05)
