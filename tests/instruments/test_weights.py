@@ -1,3 +1,4 @@
+import pytest
 import torch
 from torch import nn
 
@@ -23,8 +24,8 @@ def test_the_difference_is_that_of_the_weight_farthest_apart():
         first.weight[1, 2] += 0.5
         second.bias[0] -= 0.25
     # A copy does not follow its model.
-    assert weights.difference_from(first, copied) == 0.5
-    assert weights.difference_from(second, copied) == 0.25
+    assert weights.difference_from(first, copied) == pytest.approx(0.5)
+    assert weights.difference_from(second, copied) == pytest.approx(0.25)
 
 
 def differ_on_last_rank(context):

@@ -32,6 +32,9 @@ if __name__ == "__main__":
 """
 
 
+PROCESSES_BEFORE = set()
+
+
 @pytest.fixture(params=["forked", "fresh"])
 def start(request, monkeypatch):
     """Start ranks in one of the two ways; forked ones use one thread, for this process may have used its pool."""
@@ -42,9 +45,16 @@ def start(request, monkeypatch):
     return request.param
 
 
+@pytest.fixture(autouse=True)
+def processes_before():
+    """Note what other tests have left running, torch.compile's workers for one."""
+    PROCESSES_BEFORE.clear()
+    PROCESSES_BEFORE.update(psutil.Process().children(recursive=True))
+
+
 def ranks_alive():
-    """List the live processes that came of this one, but for multiprocessing's two helpers, which stay."""
-    children = psutil.Process().children(recursive=True)
+    """List the live processes that the test started, but for multiprocessing's two helpers, which stay."""
+    children = set(psutil.Process().children(recursive=True)) - PROCESSES_BEFORE
     alive = [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
     return [child for child in alive if not is_helper(child)]
 
