@@ -1,6 +1,7 @@
 """The sharded optimizer against the plain one, in real processes."""
 
 from contextlib import contextmanager
+from functools import partial
 from unittest import mock
 
 import pytest
@@ -12,18 +13,16 @@ from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 
 from pipeline.parallel import BucketedDDP, ShardedOptimizer
 
-WORLD_SIZES = (1, 2, 3)
 CLASSES = {
     "AdamW": (AdamW, {"lr": 0.05, "weight_decay": 0.1}),
     "AdamW, not foreach": (AdamW, {"lr": 0.05, "foreach": False}),
     "AdamW, fused": (AdamW, {"lr": 0.05, "fused": True}),
-    "AdamW, amsgrad": (AdamW, {"lr": 0.05, "amsgrad": True}),
     "SGD": (SGD, {"lr": 0.05}),
     "SGD, momentum": (SGD, {"lr": 0.05, "momentum": 0.9, "nesterov": True}),
     "Adagrad": (torch.optim.Adagrad, {"lr": 0.05}),
 }
 every_class = pytest.mark.parametrize("name", CLASSES)
-every_world_size = pytest.mark.parametrize("world_size", WORLD_SIZES)
+every_world_size = pytest.mark.parametrize("world_size", [1, 2, 3])
 
 
 def make_net():
@@ -145,8 +144,8 @@ def test_a_rank_may_be_left_without_a_share(on_ranks, name):
 
 def add_groups(context):
     net, alone = make_net(), make_net()
-    first, second = net[0].parameters(), alone[0].parameters()
-    sharded, plain = ShardedOptimizer(first, SGD, lr=0.1, momentum=0.9), SGD(second, lr=0.1, momentum=0.9)
+    sharded = ShardedOptimizer(net[0].parameters(), SGD, lr=0.1, momentum=0.9)
+    plain = SGD(alone[0].parameters(), lr=0.1, momentum=0.9)
     for step, layer in enumerate((2, 4)):
         for module, optimizer in ((net, sharded), (alone, plain)):
             train(module, optimizer, [step])
@@ -167,16 +166,14 @@ def test_parameter_groups_may_be_added_between_steps(on_ranks, world_size):
 def closures(context):
     net, alone = make_net(), make_net()
     sharded, plain = ShardedOptimizer(net.parameters(), AdamW), AdamW(alone.parameters())
-    losses = []
-    for module, optimizer in ((net, sharded), (alone, plain)):
 
-        def closure(module=module, optimizer=optimizer):
-            optimizer.zero_grad()
-            loss = module(torch.ones(2, 4, dtype=torch.float64)).square().mean()
-            loss.backward()
-            return loss
+    def closure(module, optimizer):
+        optimizer.zero_grad()
+        loss = module(torch.ones(2, 4, dtype=torch.float64)).square().mean()
+        loss.backward()
+        return loss
 
-        losses.append([optimizer.step(closure).item() for _ in range(3)])
+    losses = [[o.step(partial(closure, m, o)).item() for _ in range(3)] for m, o in ((net, sharded), (alone, plain))]
     assert losses[0] == pytest.approx(losses[1])
     assert_same(net, alone)
     return losses[0]
