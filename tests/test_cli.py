@@ -18,6 +18,8 @@ CONTRACT = {
     "started_at",
     "seconds",
 }
+# On one thread: other tests run beside this one.
+MEASURE = ("measure", "timing", "size=tiny", "context_length=16", "--set=threads=1", "--set=budget_s=1")
 
 
 def pipeline(*words):
@@ -45,7 +47,7 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, monkeypatch, words, com
 
 
 def test_a_record_keeps_the_contract_and_its_command_measures_the_same_cell(tmp_path):
-    ended = pipeline("measure", "timing", "size=tiny", "context_length=16", "--out", str(tmp_path / "cell.json"))
+    ended = pipeline(*MEASURE, "--out", str(tmp_path / "cell.json"))
     assert ended.returncode == 0, ended.stderr
     first = json.loads((tmp_path / "cell.json").read_text())
     assert set(first) == CONTRACT
@@ -57,7 +59,7 @@ def test_a_record_keeps_the_contract_and_its_command_measures_the_same_cell(tmp_
 
 
 def test_the_worker_makes_no_difference_to_a_record_but_for_saying_so(tmp_path, monkeypatch):
-    words = ("measure", "timing", "size=tiny", "context_length=16", "--out", str(tmp_path / "cell.json"))
+    words = (*MEASURE, "--out", str(tmp_path / "cell.json"))
     assert pipeline(*words).returncode == 0
     by_worker = json.loads((tmp_path / "cell.json").read_text())
     monkeypatch.setenv("PIPELINE_WORKER", "off")

@@ -15,7 +15,7 @@ CONFIG = "{scale: two_cells, measure: true, overrides: {}}"
 SCALE = """\
 stages:
   timing:
-    settings: {max_steps: 10, budget_s: 1}
+    settings: {max_steps: 10, budget_s: 1, threads: 1}
     grids: [{size: [tiny], context_length: [16], precision: [fp32, bf16]}]
 """
 
