@@ -85,3 +85,11 @@ def test_a_bug_fails_its_cell_with_a_traceback_in_its_log_and_the_others_go_on(p
     assert "Traceback" in log
     assert "a bug" in log
     assert "a bug" in output
+
+
+def test_snakemakes_own_report_takes_every_caption(project):
+    code, output = project.snakemake("--report", "report.html")
+    assert code == 0, output
+    page = (project.root / "report.html").read_text()
+    for words in ("How fast does each model size train", "The rows for fp32", "Points are medians"):
+        assert words in page
