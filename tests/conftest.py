@@ -2,11 +2,19 @@
 
 import os
 
+import pytest
 import torch
-
-# Tensors here are small: threads would wait for each other longer than they compute, most of all where cores are busy.
-torch.set_num_threads(1)
 
 # Triton has to be asked for its interpreter before a kernel is imported.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Compute on one thread, whatever the test before asked for.
+
+    Tensors here are small: threads would wait for each other longer than they compute. With more of them oneDNN also
+    takes more memory, which some tests count.
+    """
+    torch.set_num_threads(1)
