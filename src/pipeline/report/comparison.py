@@ -37,3 +37,22 @@ def against(whole: pd.DataFrame, name: str, other: str, tolerance: float) -> dic
         "name": name,
         "other": other,
     }
+
+
+def training_setting(rows: pd.DataFrame) -> dict:
+    """Say what a stage that trains on several ranks measured, where and how often, from its rows with figures."""
+    timed = rows[rows["n"].notna()]
+    return {
+        "machines": list(rows["machine"].unique()),
+        "torch": list(rows["torch"].unique()),
+        "backends": list(rows["backend"].dropna().unique()),
+        "sizes": list(rows["size"].unique()),
+        "world_sizes": sorted(rows["world_size"].unique()),
+        "precisions": list(rows["precision"].unique()),
+        "batch_sizes": sorted(rows["batch_size_per_rank"].unique()),
+        "contexts": sorted(rows["context_length"].unique()),
+        "warmup_steps": int(rows["warmup_steps"].max()),
+        "fewest_steps": int(timed["n"].min()),
+        "most_steps": int(timed["n"].max()),
+        "on_gpus": bool((rows["clock"] == "cuda_events").any()),
+    }

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from pipeline.report.comparison import against
+from pipeline.report.comparison import against, training_setting
 from pipeline.stages.ddp.selection import BUCKETED, OURS, TORCHS, captures, medians, ok, phases, steps
 
 # Times nearer to each other than this are the same: variants differ by a few per cent of a step.
@@ -12,21 +12,9 @@ TOLERANCE = 0.01
 def setting(rows: pd.DataFrame) -> dict:
     """Say what was measured, where and how often."""
     found = ok(rows)
-    timed = found[found["n"].notna()]
     return {
-        "machines": list(found["machine"].unique()),
-        "torch": list(found["torch"].unique()),
-        "backends": list(found["backend"].dropna().unique()),
-        "sizes": list(found["size"].unique()),
-        "world_sizes": sorted(found["world_size"].unique()),
-        "precisions": list(found["precision"].unique()),
-        "batch_sizes": sorted(found["batch_size_per_rank"].unique()),
-        "contexts": sorted(found["context_length"].unique()),
-        "warmup_steps": int(found["warmup_steps"].max()),
+        **training_setting(found),
         "rounds": int(found["rounds"].max()),
-        "fewest_steps": int(timed["n"].min()),
-        "most_steps": int(timed["n"].max()),
-        "on_gpus": bool((found["clock"] == "cuda_events").any()),
         "gradient_mb": float(found["gradient_bytes"].max() / 2**20),
     }
 

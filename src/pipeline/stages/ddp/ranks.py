@@ -70,7 +70,7 @@ class _Turns:
             result.peak_bytes = max(int(peak), result.peak_bytes or 0)
         if len(result.samplings) == 1:
             self._compare(step.model, variant, result)
-            _count(step, result)
+            _count(step, variant.impl != "none", result)
 
     def capture(self, variant: Variant, result: Result) -> None:
         """Capture a step on rank 0, after all are timed: a profiler may leave its traces on what runs after it."""
@@ -98,10 +98,15 @@ class _Turns:
             result.variant_difference = weights.difference_from(model, self.reference)
 
 
-def _count(step: TrainingStep, result: Result) -> None:
-    """Count the gradients' bytes and the all-reduces of one step that carry them."""
+def _count(step: TrainingStep, averages: bool, result: Result) -> None:
+    """Count the gradients' bytes and the all-reduces of one step that carry them.
+
+    Raises RuntimeError where a step that averages gradients seems to carry none.
+    """
     result.gradient_bytes = sum(weight.nbytes for weight in step.model.parameters() if weight.requires_grad)
     with CollectiveLog() as log:
         step.run()
     carrying = [call for call in log.calls if call.name == "allreduce" and call.dtype.is_floating_point]
+    if averages and not carrying:
+        raise RuntimeError("no all-reduce of a step was noted: the log does not reach the thread that starts them")
     result.all_reduces, result.all_reduce_bytes = len(carrying), total_bytes(carrying)

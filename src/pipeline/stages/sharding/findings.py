@@ -13,26 +13,6 @@ PEAK_TOLERANCE = 0.03
 PLAIN, OURS, TORCHS = NAMES.values()
 
 
-def setting(rows: pd.DataFrame) -> dict:
-    """Say what was measured, where and how often."""
-    found = ok(rows)
-    timed = found[found["n"].notna()]
-    return {
-        "machines": list(found["machine"].unique()),
-        "torch": list(found["torch"].unique()),
-        "backends": list(found["backend"].dropna().unique()),
-        "sizes": list(found["size"].unique()),
-        "world_sizes": sorted(found["world_size"].unique()),
-        "precisions": list(found["precision"].unique()),
-        "batch_sizes": sorted(found["batch_size_per_rank"].unique()),
-        "contexts": sorted(found["context_length"].unique()),
-        "warmup_steps": int(found["warmup_steps"].max()),
-        "fewest_steps": int(timed["n"].min()),
-        "most_steps": int(timed["n"].max()),
-        "on_gpus": bool((found["clock"] == "cuda_events").any()),
-    }
-
-
 def by_cell(rows: pd.DataFrame) -> list[dict]:
     """Give, for every cell of which something was measured, all that the section says of it."""
     return [_cell(name, cell) for name, cell in rows.groupby("cell_name", sort=False) if not ok(steps(cell)).empty]

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from pipeline.report.comparison import training_setting
 from pipeline.report.section import render
 from pipeline.report.tables import (
     OUTCOME_WORDS,
@@ -36,7 +37,7 @@ def build(rows: pd.DataFrame, figures_dir: Path) -> str:
 def _facts(rows: pd.DataFrame, figures_dir: Path) -> dict:
     unit, scale = ("GB", 1e9) if memory(ok(rows))["measured_bytes"].max() >= 1e9 else ("MB", 1e6)
     return {
-        "setting": findings.setting(rows),
+        "setting": training_setting(ok(rows)),
         "cells": [_in_unit(cell, unit, scale) for cell in findings.by_cell(rows)],
         "figures": draw_all(rows, figures_dir),
         "tables": {
