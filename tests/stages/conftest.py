@@ -11,7 +11,6 @@ from pipeline.cells.record import SCHEMA_VERSION, write_record
 from pipeline.cells.tabulate import row_table
 
 NUMBER = re.compile(r"(?<![\w.,])\d+(?:,\d{3})*(?:\.\d+)?(?![\w]|\.\d)")
-SVG_NUMBER = re.compile(r"(?<![\w#.])(-?\d+\.?\d*)(?![\w.])")
 ROUNDS = 4
 SOFTWARE = {"python": "3.12.3", "torch": "2.11.0", "triton": "3.6.0", "cuda": "13.0", "driver": "580.65"}
 
@@ -34,22 +33,6 @@ def as_table(tmp_path_factory):
         return pd.read_csv(folder / "rows.csv", keep_default_na=False, na_values=[""])
 
     return make
-
-
-@pytest.fixture(scope="session")
-def assert_same_drawings():
-    """Assert that two folders hold the same figures: matplotlib's layout differs between runs in the last digits."""
-
-    def check(folder, other):
-        names = [path.name for path in sorted(folder.iterdir())]
-        assert names
-        assert names == [path.name for path in sorted(other.iterdir())]
-        for name in names:
-            first, second = (re.split(SVG_NUMBER, (place / name).read_text()) for place in (folder, other))
-            assert first[::2] == second[::2]
-            np.testing.assert_allclose(np.array(first[1::2], float), np.array(second[1::2], float), atol=0.01)
-
-    return check
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
+from matplotlib.transforms import Bbox
 
 from pipeline.report.tables import OUTCOME_WORDS
 
@@ -268,4 +269,16 @@ def save(figure: Figure, path: Path) -> None:
     """Write the figure as SVG on opaque white, the same bytes each time it is drawn from the same data."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with mpl.rc_context(RC):
+        _settle_layout(figure)
         figure.savefig(path, format="svg", metadata={"Date": None})
+
+
+def _settle_layout(figure: Figure) -> None:
+    """Lay the figure out and fix its axes where they are, to a ten-thousandth of its size.
+
+    The last bits of the layout's solution differ from one time to the next, and the ids in an SVG are hashes of it.
+    """
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    for axes in figure.axes:
+        axes.set_position(Bbox(axes.get_position(original=True).get_points().round(4)))

@@ -50,9 +50,9 @@ def test_every_figure_drawn_is_linked(rendered):
     assert {path.stem for path in folder.iterdir()} == {"fsdp", "mesh"}
 
 
-def test_figures_are_the_same_when_drawn_again(rendered, make_rows, tmp_path, assert_same_drawings):
+def test_figures_are_the_same_bytes_when_drawn_again(rendered, make_rows, tmp_path):
     section.build(make_rows(), tmp_path)
-    assert_same_drawings(tmp_path, rendered[1])
+    assert all(path.read_bytes() == (rendered[1] / path.name).read_bytes() for path in tmp_path.iterdir())
 
 
 def test_the_template_has_no_number_outside_its_formulas():

@@ -54,10 +54,11 @@ def test_every_figure_drawn_is_linked_and_every_link_is_drawn(rendered, name):
     assert {path.stem for path in folder.iterdir()} == FIGURES[name]
 
 
-def test_figures_are_the_same_when_drawn_again(rendered, rows_of, tmp_path, assert_same_drawings):
+def test_figures_are_the_same_bytes_when_drawn_again(rendered, rows_of, tmp_path):
     _, folder = rendered["smoke"]
     section.build(rows_of["smoke"], tmp_path)
-    assert_same_drawings(tmp_path, folder)
+    for path in tmp_path.iterdir():
+        assert path.read_bytes() == (folder / path.name).read_bytes()
 
 
 def test_the_template_has_no_number_of_its_own():
