@@ -14,12 +14,12 @@ def saved_bytes(forward: Callable[[], Tensor], inputs: Iterable[Tensor]) -> int:
     storages = {}
     own = {tensor.untyped_storage().data_ptr() for tensor in inputs}
 
-    def pack(tensor: Tensor) -> Tensor:
-        # Kept until the end, so that no address is given away twice.
+    def pack(tensor: Tensor) -> None:
+        # Kept until the end, so that no address is given away twice. The graph gets nothing to keep: an operation that
+        # saves its own output would then hold itself alive for ever.
         storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
-        return tensor
 
-    with saved_tensors_hooks(pack, lambda tensor: tensor):
+    with saved_tensors_hooks(pack, lambda nothing: nothing):
         output = forward()
     count = sum(storage.nbytes() for address, storage in storages.items() if address not in own)
     del output

@@ -101,11 +101,13 @@ def test_the_foreach_step_peaks_as_predicted():
     device = torch.device("cuda")
     model = nn.Sequential(*(nn.Linear(2048, 2048, bias=False) for _ in range(8))).to(device)
     optimizer = torch.optim.AdamW(model.parameters())
+    sizes = [parameter.nbytes for parameter in model.parameters()]
+    model(torch.randn(1, 2048, device=device)).sum().backward()
+    workspace = memory.device_bytes(device)["requested"] - 2 * sum(sizes)  # of the matrix product library
     for _ in range(2):
         model(torch.randn(1, 2048, device=device)).sum().backward()
         memory.device_bytes(device)
         optimizer.step()
         peak = memory.device_bytes(device)["requested_peak"]
         optimizer.zero_grad()
-    sizes = [parameter.nbytes for parameter in model.parameters()]
-    assert peak == pytest.approx(prediction.step_peak_bytes(sizes, prediction.whole(sizes)), rel=0.03)
+    assert peak - workspace == pytest.approx(prediction.step_peak_bytes(sizes, prediction.whole(sizes)), rel=0.03)
