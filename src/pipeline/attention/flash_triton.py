@@ -76,7 +76,7 @@ def _backward(
         if isinstance(plan, ShortBackwardPlan):
             plan.gradients(q, k, v, do, o, lse, dq, dk, dv)
             return dq, dk, dv
-        delta, lse_log2 = torch.empty((2, *lse.shape), dtype=torch.float32, device=q.device).unbind()
+        delta, lse_log2 = torch.empty((2, *plan.delta_shape), dtype=torch.float32, device=q.device).unbind()
         dq_sum = None
         if plan.query is None:
             dq_sum = dq if dq.dtype == torch.float32 else torch.empty(q.shape, dtype=torch.float32, device=q.device)

@@ -16,6 +16,15 @@ import triton.language as tl
 from pipeline.attention.flash_triton_forward import load_rows, matrix_at, product, rows_of
 
 LOG2_E = tl.constexpr(1.4426950408889634)
+# Rows of what `delta_kernel` writes begin at multiples of 16 bytes, so that blocks of them can be loaded through tensor
+# descriptors: loaded by pointers, 64 numbers that each thread needs 32 of took an eighth of all instructions.
+ROW_ALIGNMENT = tl.constexpr(4)
+
+
+@triton.jit
+def _row_length(n_queries):
+    """Return how long a row of δ is in memory."""
+    return tl.cdiv(n_queries, ROW_ALIGNMENT) * ROW_ALIGNMENT
 
 
 @triton.jit
@@ -25,7 +34,8 @@ def delta_kernel(
 ):  # fmt: skip
     """Compute δ, the log-sum-exp in powers of two, and zeros to add dq to.
 
-    Shapes: o and dq_sum are (batch · heads, n_queries, head_dim), lse, delta and lse_log2 (batch · heads, n_queries).
+    Shapes: o and dq_sum are (batch · heads, n_queries, head_dim), lse (batch · heads, n_queries); delta and lse_log2
+    the same with rows padded to a multiple of ROW_ALIGNMENT.
     """
     n_tiles = tl.cdiv(n_queries, BLOCK_QUERIES)
     batch_head, tile = tl.program_id(0) // n_tiles, tl.program_id(0) % n_tiles
@@ -37,35 +47,57 @@ def delta_kernel(
     do = load_rows(do_matrix, first_query, n_queries, stride_do, BLOCK_QUERIES, HEAD_DIM, False, True)
     tile_offsets = rows[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]
     o = tl.load(o_ptr + tile_offsets, mask=exists[:, None], other=0.0)
-    tl.store(delta_ptr + rows, tl.sum(o.to(tl.float32) * do.to(tl.float32), 1), mask=exists)
+    padded_rows = batch_head.to(tl.int64) * _row_length(n_queries) + first_query + tl.arange(0, BLOCK_QUERIES)
+    tl.store(delta_ptr + padded_rows, tl.sum(o.to(tl.float32) * do.to(tl.float32), 1), mask=exists)
     lse = tl.load(lse_ptr + rows, mask=exists, other=0.0)
-    tl.store(lse_log2_ptr + rows, lse * LOG2_E, mask=exists)
+    tl.store(lse_log2_ptr + padded_rows, lse * LOG2_E, mask=exists)
     if ZERO_DQ_SUM:
         tl.store(dq_sum_ptr + tile_offsets, tl.zeros([BLOCK_QUERIES, HEAD_DIM], tl.float32), mask=exists[:, None])
 
 
 @triton.jit
-def _lse_log2(lse_ptr, queries, n_queries, delta_ptr):
-    """Load the log-sum-exp of some queries in powers of two, which without a δ before it is still to be converted."""
-    lse = tl.load(lse_ptr + queries, mask=queries < n_queries, other=0.0)
-    if delta_ptr is None:
-        lse *= LOG2_E
-    return lse
+def _row_of(pointer, length, BLOCK: tl.constexpr, TMA: tl.constexpr):
+    """Return what `_load_row` reads blocks of a row from: a tensor descriptor, or just the pointer."""
+    if TMA:
+        return tl.make_tensor_descriptor(pointer, [length], [1], [BLOCK])
+    else:
+        return pointer
 
 
 @triton.jit
-def _delta(o_ptr, delta_ptr, do, first_query, queries, n_queries, BLOCK_QUERIES: tl.constexpr, HEAD_DIM: tl.constexpr):
+def _load_row(source, start, length, BLOCK: tl.constexpr, TMA: tl.constexpr):
+    """Load BLOCK numbers from `start` on; those at `length` and beyond are 0."""
+    if TMA:
+        return source.load([start])
+    else:
+        index = start + tl.arange(0, BLOCK)
+        return tl.load(source + index, mask=index < length, other=0.0)
+
+
+@triton.jit
+def _lse_log2(lse, delta, first_query, n_queries, BLOCK_QUERIES: tl.constexpr, TMA: tl.constexpr):
+    """Load the log-sum-exp of some queries in powers of two, which without a δ before it is still to be converted."""
+    found = _load_row(lse, first_query, n_queries, BLOCK_QUERIES, TMA)
+    if delta is None:
+        found *= LOG2_E
+    return found
+
+
+@triton.jit
+def _delta(
+    o_ptr, delta, do, first_query, n_queries, BLOCK_QUERIES: tl.constexpr, HEAD_DIM: tl.constexpr, TMA: tl.constexpr
+):
     """Load the δ of some queries or, where none was computed before, compute it."""
-    if delta_ptr is None:
+    if delta is None:
         o = load_rows(o_ptr, first_query, n_queries, HEAD_DIM, BLOCK_QUERIES, HEAD_DIM, False, True)
         return tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
     else:
-        return tl.load(delta_ptr + queries, mask=queries < n_queries, other=0.0)
+        return _load_row(delta, first_query, n_queries, BLOCK_QUERIES, TMA)
 
 
 @triton.jit
 def _visit_queries(
-    dk, dv, k, v, q_rows, do_rows, dq_rows, o_ptr, lse_ptr, delta_ptr, start, end, first_key, n_queries, n_keys,
+    dk, dv, k, v, q_rows, do_rows, dq_rows, o_ptr, lse, delta, start, end, first_key, n_queries, n_keys,
     stride_q, stride_do, scale_log2, CAUSAL: tl.constexpr, MASKED: tl.constexpr, MASK_KEYS: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr, ADD_DQ: tl.constexpr,
     TMA: tl.constexpr, TMA_REDUCE: tl.constexpr, PRECISION: tl.constexpr,
@@ -76,7 +108,7 @@ def _visit_queries(
         q = load_rows(q_rows, query, n_queries, stride_q, BLOCK_QUERIES, HEAD_DIM, TMA, True)
         scores = product(k, tl.trans(q), None, PRECISION)
         # Rows beyond the last query have a q, do and δ of 0, and so add nothing whatever they weigh.
-        lse_log2 = _lse_log2(lse_ptr, queries, n_queries, delta_ptr)
+        lse_log2 = _lse_log2(lse, delta, query, n_queries, BLOCK_QUERIES, TMA)
         weights = tl.exp2(scores * scale_log2 - lse_log2[None, :])
         if MASKED or MASK_KEYS:
             keys = first_key + tl.arange(0, BLOCK_KEYS)[:, None]
@@ -89,8 +121,8 @@ def _visit_queries(
         weights = weights.to(do.dtype)
         dv = product(weights, do, dv, PRECISION)
         dweights = product(v, tl.trans(do), None, PRECISION)
-        delta = _delta(o_ptr, delta_ptr, do, query, queries, n_queries, BLOCK_QUERIES, HEAD_DIM)
-        dscores = (weights.to(tl.float32) * (dweights - delta[None, :])).to(q.dtype)
+        tile_delta = _delta(o_ptr, delta, do, query, n_queries, BLOCK_QUERIES, HEAD_DIM, TMA)
+        dscores = (weights.to(tl.float32) * (dweights - tile_delta[None, :])).to(q.dtype)
         dk = product(dscores, q, dk, PRECISION)
         if ADD_DQ:
             dq = product(tl.trans(dscores), k, None, PRECISION)
@@ -120,11 +152,14 @@ def _key_value_program(
     q_rows = rows_of(q_matrix, n_queries, stride_q, BLOCK_QUERIES, HEAD_DIM, TMA)
     do_rows = rows_of(do_matrix, n_queries, stride_do, BLOCK_QUERIES, HEAD_DIM, TMA)
     row = batch_head.to(tl.int64) * n_queries
-    lse_ptr += row
+    delta = None
     if delta_ptr is None:
         o_ptr += row * HEAD_DIM
+        lse = lse_ptr + row
     else:
-        delta_ptr += row
+        padded_row = batch_head.to(tl.int64) * _row_length(n_queries)
+        lse = _row_of(lse_ptr + padded_row, n_queries, BLOCK_QUERIES, TMA)
+        delta = _row_of(delta_ptr + padded_row, n_queries, BLOCK_QUERIES, TMA)
     dq_rows = dq_sum_ptr
     if ADD_DQ:
         dq_rows = rows_of(dq_sum_ptr + row * HEAD_DIM, n_queries, HEAD_DIM, BLOCK_QUERIES, HEAD_DIM, TMA_REDUCE)
@@ -142,12 +177,12 @@ def _key_value_program(
         start_unmasked = tl.cdiv(first_key + BLOCK_KEYS - 1, BLOCK_QUERIES) * BLOCK_QUERIES
         start_unmasked = tl.minimum(start_unmasked, tl.cdiv(n_queries, BLOCK_QUERIES) * BLOCK_QUERIES)
         dk, dv = _visit_queries(
-            dk, dv, k, v, q_rows, do_rows, dq_rows, o_ptr, lse_ptr, delta_ptr, start, start_unmasked, first_key,
+            dk, dv, k, v, q_rows, do_rows, dq_rows, o_ptr, lse, delta, start, start_unmasked, first_key,
             n_queries, n_keys, stride_q, stride_do, scale_log2, CAUSAL, True, MASK_KEYS, HEAD_DIM, BLOCK_QUERIES,
             BLOCK_KEYS, ADD_DQ, TMA, TMA_REDUCE, PRECISION,
         )  # fmt: skip
     dk, dv = _visit_queries(
-        dk, dv, k, v, q_rows, do_rows, dq_rows, o_ptr, lse_ptr, delta_ptr, start_unmasked, n_queries, first_key,
+        dk, dv, k, v, q_rows, do_rows, dq_rows, o_ptr, lse, delta, start_unmasked, n_queries, first_key,
         n_queries, n_keys, stride_q, stride_do, scale_log2, CAUSAL, False, MASK_KEYS, HEAD_DIM, BLOCK_QUERIES,
         BLOCK_KEYS, ADD_DQ, TMA, TMA_REDUCE, PRECISION,
     )  # fmt: skip
@@ -233,12 +268,15 @@ def _query_program(
     queries = first_query + tl.arange(0, BLOCK_QUERIES)
     exists = queries < n_queries
     row = batch_head.to(tl.int64) * n_queries
-    lse_log2 = _lse_log2(lse_ptr + row, queries, n_queries, delta_ptr)
     if delta_ptr is None:
         o_ptr += row * HEAD_DIM
+        lse_ptr += row
     else:
-        delta_ptr += row
-    delta = _delta(o_ptr, delta_ptr, do, first_query, queries, n_queries, BLOCK_QUERIES, HEAD_DIM)
+        padded_row = batch_head.to(tl.int64) * _row_length(n_queries)
+        lse_ptr += padded_row
+        delta_ptr += padded_row
+    lse_log2 = _lse_log2(lse_ptr, delta_ptr, first_query, n_queries, BLOCK_QUERIES, False)
+    delta = _delta(o_ptr, delta_ptr, do, first_query, n_queries, BLOCK_QUERIES, HEAD_DIM, False)
     dq = tl.zeros([BLOCK_QUERIES, HEAD_DIM], tl.float32)
     dq = _visit_keys(
         dq, q, do, lse_log2, delta, k_rows, v_rows, 0, end_unmasked, first_query, n_keys, stride_k, stride_v,

@@ -42,22 +42,22 @@ class BackwardConfig:
 _FORWARD = {
     16: TileConfig(64, 128, 4, 3),
     32: TileConfig(64, 128, 4, 3),
-    64: TileConfig(64, 128, 4, 3, 216),
-    128: TileConfig(64, 64, 4, 3, 216),
+    64: TileConfig(64, 128, 4, 3, 168),
+    128: TileConfig(64, 128, 4, 1, 168),
     256: TileConfig(128, 64, 8, 2),
 }
 _FORWARD_FP32 = {
     16: TileConfig(64, 64, 4, 2),
     32: TileConfig(64, 64, 4, 2),
     64: TileConfig(64, 64, 4, 2),
-    128: TileConfig(64, 32, 4, 2),
+    128: TileConfig(128, 32, 8, 2),
     256: TileConfig(64, 32, 4, 1),
 }
 _BACKWARD = {
     16: BackwardConfig(TileConfig(64, 64, 4, 3), None, TileConfig(64, 64, 4, 2)),
     32: BackwardConfig(TileConfig(64, 64, 4, 3), None, TileConfig(64, 64, 4, 2)),
-    64: BackwardConfig(TileConfig(64, 64, 4, 3), None, TileConfig(64, 64, 4, 2)),
-    128: BackwardConfig(TileConfig(64, 64, 4, 2), TileConfig(128, 64, 8, 3), TileConfig(64, 64, 8, 2)),
+    64: BackwardConfig(TileConfig(64, 64, 4, 2, 168), None, TileConfig(64, 64, 4, 2)),
+    128: BackwardConfig(TileConfig(64, 64, 4, 2), TileConfig(64, 128, 4, 3), TileConfig(64, 64, 8, 2)),
     256: BackwardConfig(TileConfig(32, 64, 8, 2), TileConfig(64, 32, 8, 2), TileConfig(32, 64, 8, 1)),
 }
 _BACKWARD_FP32 = {

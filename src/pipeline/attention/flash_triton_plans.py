@@ -12,6 +12,7 @@ from torch import Tensor
 from triton import knobs
 
 from pipeline.attention.flash_triton_backward import (
+    ROW_ALIGNMENT,
     delta_kernel,
     key_value_kernel,
     query_kernel,
@@ -79,6 +80,7 @@ class BackwardPlan:
     """A backward pass: dq has a kernel of its own, or is summed by that of dk and dv and then scaled."""
 
     copied: tuple[bool, ...]
+    delta_shape: tuple[int, ...]
     delta: Launch
     key_value: Launch
     query: Launch | None
@@ -160,6 +162,7 @@ def backward_plan(
         return ShortBackwardPlan(copied, _short_kernel(config.short, q, k, scalars, constants))
     return BackwardPlan(
         copied,
+        delta_shape=(*q.shape[:-2], triton.cdiv(q.shape[-2], ROW_ALIGNMENT.value) * ROW_ALIGNMENT.value),
         delta=_delta_kernel(q, do, sums_dq=config.query is None),
         key_value=_key_value_kernel(config, q, k, do, scalars, constants),
         query=_query_kernel(config.query, q, k, v, scalars, constants) if config.query else None,

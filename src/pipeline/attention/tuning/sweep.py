@@ -66,7 +66,7 @@ def _prepare_backward(
     }[kernel]
     with _tiles("backward_config", config):
         plan = flash_triton_plans.backward_plan(*map(traits, (q, k, v, do)), True, False)
-    delta, lse_log2 = torch.empty((2, *lse.shape), device=q.device).unbind()
+    delta, lse_log2 = torch.empty((2, *plan.delta_shape), device=q.device).unbind()
     dq, dk, dv = map(torch.empty_like, (q, k, v))
     dq_sum = torch.empty(q.shape, device=q.device) if kernel == "key_value_dq" else None
     plan.delta(o, do, lse, delta, lse_log2, dq_sum)
