@@ -26,7 +26,7 @@ def small_tiles(monkeypatch):
 
     def use(dq_has_its_own_kernel, longest_short_sequence=0):
         backward = BackwardConfig(SMALL, SMALL if dq_has_its_own_kernel else None, SMALL)
-        monkeypatch.setattr(flash_triton_plans, "forward_config", lambda _dtype, _head_dim: SMALL)
+        monkeypatch.setattr(flash_triton_plans, "forward_config", lambda *_problem: SMALL)
         monkeypatch.setattr(flash_triton_plans, "LONGEST_SHORT_SEQUENCE", longest_short_sequence)
         monkeypatch.setattr(flash_triton_plans, "backward_config", lambda _dtype, _head_dim: backward)
         flash_triton_plans.forward_plan.cache_clear()

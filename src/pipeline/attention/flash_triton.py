@@ -53,7 +53,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, 
     q, k, v = ready(plan, q, k, v)
     with torch.cuda.device_of(q):
         triton.set_allocator(_allocate)
-        o = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        o = torch.empty_like(q, memory_format=torch.contiguous_format)
         lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
         if plan.combine is None:
             plan.attend(q, k, v, o, lse)
@@ -72,7 +72,7 @@ def _backward(
     q, k, v, do = ready(plan, q, k, v, do)
     with torch.cuda.device_of(q):
         triton.set_allocator(_allocate)  # this may be another thread than the forward pass's
-        dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+        dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
         if isinstance(plan, ShortBackwardPlan):
             plan.gradients(q, k, v, do, o, lse, dq, dk, dv)
             return dq, dk, dv

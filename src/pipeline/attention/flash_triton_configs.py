@@ -3,7 +3,7 @@
 The tables are for an H200; `flash_triton.md` tells what was tried, and what of it was measured.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -11,6 +11,9 @@ import torch
 MIN_LENGTH_FOR_TMA = 1024
 # Up to here the backward pass is one kernel, for which repeating some work costs less than launching another.
 LONGEST_SHORT_SEQUENCE = 1024
+# At head_dim 64 a third program fits on a multiprocessor with one stage less. It hides how programs begin and end; from
+# here on that takes less than what the stage hides.
+LONG_SEQUENCE = 16384
 # A grid is short where it has fewer programs than this a multiprocessor; its keys are then cut into chunks.
 SHORT_GRID_PROGRAMS_PER_SM = 4
 MIN_CHUNK_KEYS = 1024
@@ -49,30 +52,34 @@ _FORWARD = {
 _FORWARD_FP32 = {
     16: TileConfig(64, 64, 4, 2),
     32: TileConfig(64, 64, 4, 2),
-    64: TileConfig(64, 64, 4, 2),
-    128: TileConfig(128, 32, 8, 2),
+    64: TileConfig(128, 64, 8, 2),
+    128: TileConfig(128, 64, 8, 1),
     256: TileConfig(64, 32, 4, 1),
 }
 _BACKWARD = {
     16: BackwardConfig(TileConfig(64, 64, 4, 3), None, TileConfig(64, 64, 4, 2)),
-    32: BackwardConfig(TileConfig(64, 64, 4, 3), None, TileConfig(64, 64, 4, 2)),
-    64: BackwardConfig(TileConfig(64, 64, 4, 2, 168), None, TileConfig(64, 64, 4, 2)),
-    128: BackwardConfig(TileConfig(64, 64, 4, 2), TileConfig(64, 128, 4, 3), TileConfig(64, 64, 8, 2)),
+    32: BackwardConfig(TileConfig(64, 64, 4, 2, 128), None, TileConfig(64, 64, 4, 2)),
+    64: BackwardConfig(TileConfig(64, 64, 4, 3, 168), TileConfig(64, 64, 4, 3), TileConfig(64, 64, 4, 2)),
+    128: BackwardConfig(TileConfig(64, 64, 4, 2), TileConfig(128, 64, 8, 3), TileConfig(64, 64, 8, 2)),
     256: BackwardConfig(TileConfig(32, 64, 8, 2), TileConfig(64, 32, 8, 2), TileConfig(32, 64, 8, 1)),
 }
 _BACKWARD_FP32 = {
     16: BackwardConfig(TileConfig(64, 64, 4, 2), TileConfig(64, 64, 4, 2), TileConfig(32, 32, 4, 1)),
     32: BackwardConfig(TileConfig(64, 64, 4, 2), TileConfig(64, 64, 4, 2), TileConfig(32, 32, 4, 1)),
-    64: BackwardConfig(TileConfig(32, 64, 4, 1), TileConfig(64, 32, 4, 1), TileConfig(32, 32, 4, 1)),
-    128: BackwardConfig(TileConfig(32, 32, 8, 1), TileConfig(32, 32, 8, 1), TileConfig(32, 32, 8, 1)),
+    64: BackwardConfig(TileConfig(32, 128, 8, 2), TileConfig(128, 64, 8, 1), TileConfig(32, 32, 4, 1)),
+    128: BackwardConfig(TileConfig(32, 32, 8, 1), TileConfig(64, 32, 4, 1), TileConfig(32, 32, 8, 1)),
     256: BackwardConfig(TileConfig(16, 32, 8, 1), TileConfig(32, 16, 8, 1), TileConfig(16, 16, 8, 1)),
 }
 HEAD_DIMS = tuple(_FORWARD)
 
 
-def forward_config(dtype: torch.dtype, head_dim: int) -> TileConfig:
+def forward_config(dtype: torch.dtype, head_dim: int, n_keys: int) -> TileConfig:
     """Return the tiles of the forward kernel."""
-    return (_FORWARD_FP32 if dtype == torch.float32 else _FORWARD)[head_dim]
+    if dtype == torch.float32:
+        return _FORWARD_FP32[head_dim]
+    if head_dim == 64 and n_keys < LONG_SEQUENCE:
+        return replace(_FORWARD[head_dim], num_stages=2)
+    return _FORWARD[head_dim]
 
 
 def backward_config(dtype: torch.dtype, head_dim: int) -> BackwardConfig:

@@ -109,7 +109,7 @@ def forward_plan(q: Traits, k: Traits, v: Traits, is_causal: bool, tf32_allowed:
     _check(q, k, v)
     n_queries, head_dim, n_keys = q.shape[-2], q.shape[-1], k.shape[-2]
     matrices = math.prod(q.shape[:-2])
-    tiles = forward_config(q.dtype, head_dim)
+    tiles = forward_config(q.dtype, head_dim, n_keys)
     programs = matrices * triton.cdiv(n_queries, tiles.block_queries)
     chunk = chunk_keys(programs, n_keys, tiles.block_queries, _multiprocessors(q.device))
     chunks = triton.cdiv(n_keys, chunk)
