@@ -3,11 +3,16 @@
 One program takes a tile of queries and runs over the keys that they attend to, with an online softmax. Where there are
 too few tiles to fill the GPU, the keys are cut into chunks, a program takes a tile of queries and a chunk of keys, and
 a second kernel combines the chunks. Source: Dao 2023, FlashAttention-2, algorithm 1 and section 3.2.
+
+Tiles are a power of two wide. Where head_dim is none, the columns beyond it are loaded as 0, which adds nothing to any
+product, and are not stored.
 """
 
 import triton
 import triton.language as tl
 from triton import knobs
+
+from pipeline.attention.flash_triton_configs import tile_width
 
 LN_2 = tl.constexpr(0.6931471805599453)
 INTERPRETED = tl.constexpr(knobs.runtime.interpret)
@@ -21,10 +26,25 @@ def matrix_at(pointer, batch_head, heads, stride_batch, stride_head):
 
 
 @triton.jit
+def columns(HEAD_DIM: tl.constexpr):
+    """Return the numbers of a tile's columns, of shape (1, width)."""
+    return tl.arange(0, tile_width(HEAD_DIM))[None, :]
+
+
+@triton.jit
+def within(row_exists, HEAD_DIM: tl.constexpr):
+    """Return the mask of a tile: rows as given, and of the columns those of the head dimension."""
+    if tile_width(HEAD_DIM) == HEAD_DIM:
+        return row_exists[:, None]
+    else:
+        return row_exists[:, None] & (columns(HEAD_DIM) < HEAD_DIM)
+
+
+@triton.jit
 def rows_of(pointer, length, stride, BLOCK: tl.constexpr, HEAD_DIM: tl.constexpr, TMA: tl.constexpr):
     """Return what `load_rows` reads blocks of rows from: a tensor descriptor, or just the pointer."""
     if TMA:
-        return tl.make_tensor_descriptor(pointer, [length, HEAD_DIM], [stride, 1], [BLOCK, HEAD_DIM])
+        return tl.make_tensor_descriptor(pointer, [length, HEAD_DIM], [stride, 1], [BLOCK, tile_width(HEAD_DIM)])
     else:
         return pointer
 
@@ -39,9 +59,9 @@ def load_rows(
     else:
         # The block's start in 64 bits, the rest in what the stride needs: a tensor may hold more than 2^31 elements.
         rows = tl.arange(0, BLOCK)
-        pointers = source + tl.cast(start, tl.int64) * stride + rows[:, None] * stride + tl.arange(0, HEAD_DIM)[None, :]
-        if CHECK:
-            return tl.load(pointers, mask=(start + rows < length)[:, None], other=0.0)
+        pointers = source + tl.cast(start, tl.int64) * stride + rows[:, None] * stride + columns(HEAD_DIM)
+        if CHECK or tile_width(HEAD_DIM) != HEAD_DIM:
+            return tl.load(pointers, mask=within(start + rows < length, HEAD_DIM), other=0.0)
         else:
             return tl.load(pointers)
 
@@ -145,7 +165,7 @@ def forward_kernel(
 
     maximum = tl.full([BLOCK_QUERIES], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_QUERIES], tl.float32)
-    accumulator = tl.zeros([BLOCK_QUERIES, HEAD_DIM], tl.float32)
+    accumulator = tl.zeros([BLOCK_QUERIES, tile_width(HEAD_DIM)], tl.float32)
     accumulator, maximum, total = _attend(
         accumulator, maximum, total, q, k_rows, v_rows, start, end_unmasked, first_query, n_keys, stride_k, stride_v,
         scale_log2, CAUSAL, False, HEAD_DIM, BLOCK_QUERIES, BLOCK_KEYS, TMA, PRECISION,
@@ -159,8 +179,8 @@ def forward_kernel(
     queries = tl.arange(0, BLOCK_QUERIES)
     exists = first_query + queries < n_queries
     tl.store(lse_ptr + row + queries, (maximum + tl.log2(total)) * LN_2, mask=exists)
-    o_tile = o_ptr + row * HEAD_DIM + queries[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]
-    tl.store(o_tile, (accumulator / total[:, None]).to(o_ptr.dtype.element_ty), mask=exists[:, None])
+    o_tile = o_ptr + row * HEAD_DIM + queries[:, None] * HEAD_DIM + columns(HEAD_DIM)
+    tl.store(o_tile, (accumulator / total[:, None]).to(o_ptr.dtype.element_ty), mask=within(exists, HEAD_DIM))
 
 
 @triton.jit
@@ -179,15 +199,15 @@ def combine_kernel(
     if CAUSAL:  # a chunk was written if it holds a key that any query of the row's tile attends to
         tile_end = ((rows % n_queries) // BLOCK_QUERIES + 1) * BLOCK_QUERIES
         end = tl.minimum(end, tile_end.to(tl.int32))
-    columns = tl.arange(0, HEAD_DIM)[None, :]
     maximum = tl.full([BLOCK_ROWS], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_ROWS], tl.float32)
-    accumulator = tl.zeros([BLOCK_ROWS, HEAD_DIM], tl.float32)
+    accumulator = tl.zeros([BLOCK_ROWS, tile_width(HEAD_DIM)], tl.float32)
     row = rows
     for chunk in range(n_chunks):
         written = exists & (chunk * chunk_keys < end)
         lse = tl.load(chunk_lse_ptr + row, mask=written, other=float("-inf"))
-        o = tl.load(chunk_o_ptr + row[:, None] * HEAD_DIM + columns, mask=written[:, None], other=0.0)
+        o_tile = chunk_o_ptr + row[:, None] * HEAD_DIM + columns(HEAD_DIM)
+        o = tl.load(o_tile, mask=within(written, HEAD_DIM), other=0.0)
         new_maximum = tl.maximum(maximum, lse)
         # The first chunk is always written: from it on the maximum is finite. Rows beyond the end do not matter.
         rescale, weight = tl.exp(maximum - new_maximum), tl.exp(lse - new_maximum)
@@ -196,5 +216,5 @@ def combine_kernel(
         maximum = new_maximum
         row += n_rows
     tl.store(lse_ptr + rows, maximum + tl.log(total), mask=exists)
-    o_tile = o_ptr + rows[:, None] * HEAD_DIM + columns
-    tl.store(o_tile, (accumulator / total[:, None]).to(o_ptr.dtype.element_ty), mask=exists[:, None])
+    o_tile = o_ptr + rows[:, None] * HEAD_DIM + columns(HEAD_DIM)
+    tl.store(o_tile, (accumulator / total[:, None]).to(o_ptr.dtype.element_ty), mask=within(exists, HEAD_DIM))
