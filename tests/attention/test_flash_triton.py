@@ -7,17 +7,23 @@ import torch
 
 from pipeline.attention import ATTENTION, FlashAttentionTriton, flash_triton_configs, flash_triton_plans
 from pipeline.attention.flash_triton_configs import BackwardConfig, TileConfig
+from pipeline.model.sizes import SIZES, ModelSize
+from pipeline.model.step import build_training_step
 
 from .reference import assert_as_exact_as_plain, errors, output_and_gradients, random_inputs
 
 LENGTHS = [(1, 1), (1, 17), (17, 1), (113, 203), (203, 113), (64, 128), (130, 130)]
+# Between powers of two, and below the smallest tile.
+ODD_HEAD_DIMS = [8, 40, 80]
 SMALL = TileConfig(block_queries=16, block_keys=32, num_warps=4, num_stages=1)
 # The interpreter cuts fp32 to bf16 where a GPU rounds to the nearest: twice the error.
 BF16_FACTOR = 4.0
+# The largest of few errors in fp32, each of a few roundings, is a matter of chance.
+FP32_FACTOR = 4.0
 
 
 def factor_of(dtype):
-    return BF16_FACTOR if dtype == torch.bfloat16 else 2.0
+    return {torch.float32: FP32_FACTOR, torch.bfloat16: BF16_FACTOR}[dtype]
 
 
 @pytest.fixture
@@ -44,7 +50,7 @@ def test_output_and_gradients_are_as_exact_as_the_plain_formula(n_queries, n_key
     assert_as_exact_as_plain(FlashAttentionTriton.apply, *inputs, is_causal)
 
 
-@pytest.mark.parametrize("head_dim", flash_triton_configs.HEAD_DIMS)
+@pytest.mark.parametrize("head_dim", [16, 32, 64, 128, 256, *ODD_HEAD_DIMS])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_every_head_dimension_and_dtype_is_as_exact_as_the_plain_formula(head_dim, dtype):
     inputs = random_inputs((1, 1, 70, head_dim), 150, dtype)
@@ -53,16 +59,31 @@ def test_every_head_dimension_and_dtype_is_as_exact_as_the_plain_formula(head_di
 
 @pytest.mark.parametrize("dq_has_its_own_kernel", [False, True])
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_many_tiles_agree_whichever_kernel_computes_dq(small_tiles, dq_has_its_own_kernel, is_causal):
+@pytest.mark.parametrize("head_dim", [16, *ODD_HEAD_DIMS])
+def test_many_tiles_agree_whichever_kernel_computes_dq(small_tiles, head_dim, is_causal, dq_has_its_own_kernel):
     small_tiles(dq_has_its_own_kernel)
-    inputs = random_inputs((2, 2, 71, 16), 101, torch.float32)
-    assert_as_exact_as_plain(FlashAttentionTriton.apply, *inputs, is_causal)
+    inputs = random_inputs((1, 2, 49, head_dim), 70, torch.float32)
+    assert_as_exact_as_plain(FlashAttentionTriton.apply, *inputs, is_causal, FP32_FACTOR)
+
+
+@pytest.mark.parametrize("dq_has_its_own_kernel", [False, True])
+@pytest.mark.parametrize("head_dim", [16, *ODD_HEAD_DIMS])
+def test_tensor_descriptors_load_the_same_tiles(small_tiles, monkeypatch, head_dim, dq_has_its_own_kernel):
+    inputs = random_inputs((1, 2, 49, head_dim), 70, torch.float16)
+    small_tiles(dq_has_its_own_kernel)
+    through_pointers = output_and_gradients(FlashAttentionTriton.apply, *inputs, True)
+    small_tiles(dq_has_its_own_kernel)
+    monkeypatch.setattr(flash_triton_plans, "MIN_LENGTH_FOR_TMA", 1)
+    through_descriptors = output_and_gradients(FlashAttentionTriton.apply, *inputs, True)
+    for a, b in zip(through_descriptors, through_pointers, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_one_kernel_for_short_sequences_gives_the_same_gradients(small_tiles, is_causal):
-    inputs = random_inputs((2, 2, 71, 16), 101, torch.float32)
-    small_tiles(True, longest_short_sequence=101)
+@pytest.mark.parametrize("head_dim", [16, 40])
+def test_one_kernel_for_short_sequences_gives_the_same_gradients(small_tiles, head_dim, is_causal):
+    inputs = random_inputs((1, 2, 49, head_dim), 70, torch.float32)
+    small_tiles(True, longest_short_sequence=70)
     in_one = output_and_gradients(FlashAttentionTriton.apply, *inputs, is_causal)
     small_tiles(True)
     in_three = output_and_gradients(FlashAttentionTriton.apply, *inputs, is_causal)
@@ -71,11 +92,12 @@ def test_one_kernel_for_short_sequences_gives_the_same_gradients(small_tiles, is
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_chunks_of_keys_are_combined_to_the_whole(small_tiles, monkeypatch, is_causal):
+@pytest.mark.parametrize("head_dim", [16, *ODD_HEAD_DIMS])
+def test_chunks_of_keys_are_combined_to_the_whole(small_tiles, monkeypatch, head_dim, is_causal):
     small_tiles(True)
     monkeypatch.setattr(flash_triton_plans, "chunk_keys", lambda *_sizes: 32)
-    inputs = random_inputs((1, 2, 75, 16), 110, torch.float32)
-    assert_as_exact_as_plain(FlashAttentionTriton.apply, *inputs, is_causal)
+    inputs = random_inputs((1, 2, 49, head_dim), 70, torch.float32)
+    assert_as_exact_as_plain(FlashAttentionTriton.apply, *inputs, is_causal, FP32_FACTOR)
     assert flash_triton_plans.forward_plan.cache_info().currsize == 1
 
 
@@ -120,18 +142,20 @@ def test_only_the_inputs_the_output_and_the_log_sum_exp_are_kept():
     torch.testing.assert_close(lse, scores.logsumexp(-1).float())
 
 
-def test_nothing_is_read_or_written_beyond_the_tensors():
+@pytest.mark.parametrize("head_dim", [16, *ODD_HEAD_DIMS])
+def test_nothing_is_read_or_written_beyond_the_tensors(head_dim):
     """Neighbours in the same memory are poison: read, they would show as NaN; written, they would change."""
-    clean = random_inputs((1, 2, 45, 16), 45, torch.float32)
+    clean = random_inputs((1, 2, 45, head_dim), 45, torch.float32)
     expected = output_and_gradients(FlashAttentionTriton.apply, *clean, True)
-    padded = [torch.full((1, 2, 128, 16), math.nan) for _ in clean]
-    views = [buffer[:, :, 40:85].copy_(tensor) for buffer, tensor in zip(padded, clean, strict=True)]
+    padded = [torch.full((1, 2, 128, 2 * head_dim), math.nan) for _ in clean]
+    views = [buffer[:, :, 40:85, :head_dim].copy_(tensor) for buffer, tensor in zip(padded, clean, strict=True)]
     actual = output_and_gradients(FlashAttentionTriton.apply, *views, True)
     for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
     for buffer in padded:
         assert buffer[:, :, :40].isnan().all()
         assert buffer[:, :, 85:].isnan().all()
+        assert buffer[..., head_dim:].isnan().all()
 
 
 def test_compiled_it_is_one_graph_and_gives_the_same():
@@ -148,6 +172,15 @@ def test_the_operators_for_compilation_describe_themselves_truly():
     torch.library.opcheck(torch.ops.llm_systems_pipeline.flash_attention_forward, (q, k, v, True))
     arguments = (q, k, v, o, lse, do, True)
     torch.library.opcheck(torch.ops.llm_systems_pipeline.flash_attention_backward, arguments)
+
+
+def test_a_model_of_the_largest_models_head_dimension_trains_as_with_the_plain_formula():
+    assert SIZES["2.7B"].d_model // SIZES["2.7B"].num_heads == 80
+    size = ModelSize(d_model=160, d_ff=64, num_layers=1, num_heads=2)
+    settings = {"vocab_size": 40, "context_length": 20, "batch_size": 2, "precision": "fp32", "device": "cpu"}
+    flash, eager = (build_training_step(size, **settings, attention=name) for name in ("flash", "eager"))
+    for _ in range(3):
+        torch.testing.assert_close(flash.run(), eager.run(), rtol=1e-5, atol=0)
 
 
 def test_under_autocast_attention_is_computed_in_its_dtype():

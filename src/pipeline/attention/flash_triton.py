@@ -19,11 +19,13 @@ class FlashAttentionTriton(torch.autograd.Function):
     """Compute softmax(q kᵀ / √head_dim) v without the score matrix in memory, forward and backward.
 
     `apply(q, k, v, is_causal)`. Shapes: q and the result are (batch, n_queries, head_dim) or (batch, heads, n_queries,
-    head_dim), k and v are alike with n_keys; head_dim is 16, 32, 64, 128 or 256; fp32, bf16 or fp16, strided as they
-    may be. Causal: query i attends to key j where j <= i. Kept for the backward pass: q, k, v, the output, and the
-    log-sum-exp of each query's scores (natural logarithm, fp32, shape of q without head_dim).
+    head_dim), k and v are alike with n_keys; head_dim is a multiple of 8 from 8 to 256, and costs what the next power
+    of two costs; fp32, bf16 or fp16, strided as they may be. Causal: query i attends to key j where j <= i. Kept for
+    the backward pass: q, k, v, the output, and the log-sum-exp of each query's scores (natural logarithm, fp32, shape
+    of q without head_dim).
 
-    fp32 is multiplied as three TF32 products, which is as exact as fp32; as one where torch's own switch
+    fp32 is multiplied on a GPU as three TF32 products, with errors (their L2 norm) no larger than those of torch's own
+    fp32 kernel, `SDPBackend.EFFICIENT_ATTENTION`; as one where torch's own switch
     (`torch.set_float32_matmul_precision`) allows it. Everything but dq is bitwise repeatable; dq is where it has a
     kernel of its own, else it is summed in fp32 in no fixed order (`flash_triton_configs`).
 

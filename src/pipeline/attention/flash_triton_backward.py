@@ -13,7 +13,17 @@ which takes a tile of queries (7 products, bitwise repeatable). Source: Dao 2023
 import triton
 import triton.language as tl
 
-from pipeline.attention.flash_triton_forward import load_rows, matrix_at, product, rows_of
+from pipeline.attention.flash_triton_blocks import (
+    columns,
+    load_row,
+    load_rows,
+    matrix_at,
+    product,
+    row_of,
+    rows_of,
+    within,
+)
+from pipeline.attention.flash_triton_configs import tile_width
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 # Rows of what `delta_kernel` writes begin at multiples of 16 bytes, so that blocks of them can be loaded through tensor
@@ -45,39 +55,22 @@ def delta_kernel(
     rows = row + tl.arange(0, BLOCK_QUERIES)
     do_matrix = matrix_at(do_ptr, batch_head, heads, stride_dob, stride_doh)
     do = load_rows(do_matrix, first_query, n_queries, stride_do, BLOCK_QUERIES, HEAD_DIM, False, True)
-    tile_offsets = rows[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]
-    o = tl.load(o_ptr + tile_offsets, mask=exists[:, None], other=0.0)
+    tile_offsets = rows[:, None] * HEAD_DIM + columns(HEAD_DIM)
+    in_tile = within(exists, HEAD_DIM)
+    o = tl.load(o_ptr + tile_offsets, mask=in_tile, other=0.0)
     padded_rows = batch_head.to(tl.int64) * _row_length(n_queries) + first_query + tl.arange(0, BLOCK_QUERIES)
     tl.store(delta_ptr + padded_rows, tl.sum(o.to(tl.float32) * do.to(tl.float32), 1), mask=exists)
     lse = tl.load(lse_ptr + rows, mask=exists, other=0.0)
     tl.store(lse_log2_ptr + padded_rows, lse * LOG2_E, mask=exists)
     if ZERO_DQ_SUM:
-        tl.store(dq_sum_ptr + tile_offsets, tl.zeros([BLOCK_QUERIES, HEAD_DIM], tl.float32), mask=exists[:, None])
-
-
-@triton.jit
-def _row_of(pointer, length, BLOCK: tl.constexpr, TMA: tl.constexpr):
-    """Return what `_load_row` reads blocks of a row from: a tensor descriptor, or just the pointer."""
-    if TMA:
-        return tl.make_tensor_descriptor(pointer, [length], [1], [BLOCK])
-    else:
-        return pointer
-
-
-@triton.jit
-def _load_row(source, start, length, BLOCK: tl.constexpr, TMA: tl.constexpr):
-    """Load BLOCK numbers from `start` on; those at `length` and beyond are 0."""
-    if TMA:
-        return source.load([start])
-    else:
-        index = start + tl.arange(0, BLOCK)
-        return tl.load(source + index, mask=index < length, other=0.0)
+        zeros = tl.zeros([BLOCK_QUERIES, tile_width(HEAD_DIM)], tl.float32)
+        tl.store(dq_sum_ptr + tile_offsets, zeros, mask=in_tile)
 
 
 @triton.jit
 def _lse_log2(lse, delta, first_query, n_queries, BLOCK_QUERIES: tl.constexpr, TMA: tl.constexpr):
     """Load the log-sum-exp of some queries in powers of two, which without a δ before it is still to be converted."""
-    found = _load_row(lse, first_query, n_queries, BLOCK_QUERIES, TMA)
+    found = load_row(lse, first_query, n_queries, BLOCK_QUERIES, TMA)
     if delta is None:
         found *= LOG2_E
     return found
@@ -92,7 +85,7 @@ def _delta(
         o = load_rows(o_ptr, first_query, n_queries, HEAD_DIM, BLOCK_QUERIES, HEAD_DIM, False, True)
         return tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
     else:
-        return _load_row(delta, first_query, n_queries, BLOCK_QUERIES, TMA)
+        return load_row(delta, first_query, n_queries, BLOCK_QUERIES, TMA)
 
 
 @triton.jit
@@ -129,9 +122,9 @@ def _visit_queries(
             if TMA_REDUCE:
                 dq_rows.atomic_add([query, 0], dq)
             else:
-                pointers = dq_rows + queries.to(tl.int64)[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]
+                pointers = dq_rows + queries.to(tl.int64)[:, None] * HEAD_DIM + columns(HEAD_DIM)
                 # Relaxed: nothing else is ordered by these sums, which the end of the kernel makes visible.
-                tl.atomic_add(pointers, dq, mask=(queries < n_queries)[:, None], sem="relaxed")
+                tl.atomic_add(pointers, dq, mask=within(queries < n_queries, HEAD_DIM), sem="relaxed")
     return dk, dv
 
 
@@ -158,8 +151,8 @@ def _key_value_program(
         lse = lse_ptr + row
     else:
         padded_row = batch_head.to(tl.int64) * _row_length(n_queries)
-        lse = _row_of(lse_ptr + padded_row, n_queries, BLOCK_QUERIES, TMA)
-        delta = _row_of(delta_ptr + padded_row, n_queries, BLOCK_QUERIES, TMA)
+        lse = row_of(lse_ptr + padded_row, n_queries, BLOCK_QUERIES, TMA)
+        delta = row_of(delta_ptr + padded_row, n_queries, BLOCK_QUERIES, TMA)
     dq_rows = dq_sum_ptr
     if ADD_DQ:
         dq_rows = rows_of(dq_sum_ptr + row * HEAD_DIM, n_queries, HEAD_DIM, BLOCK_QUERIES, HEAD_DIM, TMA_REDUCE)
@@ -169,8 +162,8 @@ def _key_value_program(
     v = load_rows(v_matrix, first_key, n_keys, stride_v, BLOCK_KEYS, HEAD_DIM, False, True)
 
     start_unmasked = 0
-    dk = tl.zeros([BLOCK_KEYS, HEAD_DIM], tl.float32)
-    dv = tl.zeros([BLOCK_KEYS, HEAD_DIM], tl.float32)
+    dk = tl.zeros([BLOCK_KEYS, tile_width(HEAD_DIM)], tl.float32)
+    dv = tl.zeros([BLOCK_KEYS, tile_width(HEAD_DIM)], tl.float32)
     if CAUSAL:
         # From the first tile of queries that attends to any of these keys to where every query attends to them all.
         start = first_key // BLOCK_QUERIES * BLOCK_QUERIES
@@ -188,9 +181,10 @@ def _key_value_program(
     )  # fmt: skip
 
     keys = first_key + tl.arange(0, BLOCK_KEYS)
-    offsets = (batch_head.to(tl.int64) * n_keys + keys)[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]
-    tl.store(dk_ptr + offsets, (dk * scale).to(dk_ptr.dtype.element_ty), mask=(keys < n_keys)[:, None])
-    tl.store(dv_ptr + offsets, dv.to(dv_ptr.dtype.element_ty), mask=(keys < n_keys)[:, None])
+    offsets = (batch_head.to(tl.int64) * n_keys + keys)[:, None] * HEAD_DIM + columns(HEAD_DIM)
+    in_tile = within(keys < n_keys, HEAD_DIM)
+    tl.store(dk_ptr + offsets, (dk * scale).to(dk_ptr.dtype.element_ty), mask=in_tile)
+    tl.store(dv_ptr + offsets, dv.to(dv_ptr.dtype.element_ty), mask=in_tile)
 
 
 @triton.jit
@@ -277,7 +271,7 @@ def _query_program(
         delta_ptr += padded_row
     lse_log2 = _lse_log2(lse_ptr, delta_ptr, first_query, n_queries, BLOCK_QUERIES, False)
     delta = _delta(o_ptr, delta_ptr, do, first_query, n_queries, BLOCK_QUERIES, HEAD_DIM, False)
-    dq = tl.zeros([BLOCK_QUERIES, HEAD_DIM], tl.float32)
+    dq = tl.zeros([BLOCK_QUERIES, tile_width(HEAD_DIM)], tl.float32)
     dq = _visit_keys(
         dq, q, do, lse_log2, delta, k_rows, v_rows, 0, end_unmasked, first_query, n_keys, stride_k, stride_v,
         scale_log2, CAUSAL, False, HEAD_DIM, BLOCK_QUERIES, BLOCK_KEYS, TMA, PRECISION,
@@ -286,8 +280,8 @@ def _query_program(
         dq, q, do, lse_log2, delta, k_rows, v_rows, end_unmasked, end, first_query, n_keys, stride_k, stride_v,
         scale_log2, CAUSAL, True, HEAD_DIM, BLOCK_QUERIES, BLOCK_KEYS, TMA, PRECISION,
     )  # fmt: skip
-    offsets = (row + queries)[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]
-    tl.store(dq_ptr + offsets, (dq * scale).to(dq_ptr.dtype.element_ty), mask=exists[:, None])
+    offsets = (row + queries)[:, None] * HEAD_DIM + columns(HEAD_DIM)
+    tl.store(dq_ptr + offsets, (dq * scale).to(dq_ptr.dtype.element_ty), mask=within(exists, HEAD_DIM))
 
 
 @triton.jit

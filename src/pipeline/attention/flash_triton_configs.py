@@ -1,4 +1,4 @@
-"""Which tiles the Triton kernels use: by dtype and head dimension, and by how much work there is.
+"""Which tiles the Triton kernels use: by dtype and width, which follows from head_dim, and by how much work there is.
 
 The tables are for an H200; `flash_triton.md` tells what was tried, and what of it was measured.
 """
@@ -6,6 +6,7 @@ The tables are for an H200; `flash_triton.md` tells what was tried, and what of 
 from dataclasses import dataclass, replace
 
 import torch
+import triton
 
 # Below this many keys or queries a kernel ends before tensor descriptors, which each program has to make, pay.
 MIN_LENGTH_FOR_TMA = 1024
@@ -70,21 +71,30 @@ _BACKWARD_FP32 = {
     128: BackwardConfig(TileConfig(32, 32, 8, 1), TileConfig(64, 32, 4, 1), TileConfig(32, 32, 8, 1)),
     256: BackwardConfig(TileConfig(16, 32, 8, 1), TileConfig(32, 16, 8, 1), TileConfig(16, 16, 8, 1)),
 }
-HEAD_DIMS = tuple(_FORWARD)
+# Rows of so many elements begin at multiples of 16 bytes in every dtype, as tensor descriptors want them.
+HEAD_DIM_MULTIPLE = 8
+MAX_HEAD_DIM = max(_FORWARD)
+
+
+@triton.constexpr_function
+def tile_width(head_dim: int) -> int:
+    """Return how many columns the tiles have: the next power of two, and enough for a matrix product."""
+    return max(16, triton.next_power_of_2(head_dim))
 
 
 def forward_config(dtype: torch.dtype, head_dim: int, n_keys: int) -> TileConfig:
     """Return the tiles of the forward kernel."""
+    width = tile_width(head_dim)
     if dtype == torch.float32:
-        return _FORWARD_FP32[head_dim]
-    if head_dim == 64 and n_keys < LONG_SEQUENCE:
-        return replace(_FORWARD[head_dim], num_stages=2)
-    return _FORWARD[head_dim]
+        return _FORWARD_FP32[width]
+    if width == 64 and n_keys < LONG_SEQUENCE:
+        return replace(_FORWARD[width], num_stages=2)
+    return _FORWARD[width]
 
 
 def backward_config(dtype: torch.dtype, head_dim: int) -> BackwardConfig:
     """Return the tiles of the backward kernels."""
-    return (_BACKWARD_FP32 if dtype == torch.float32 else _BACKWARD)[head_dim]
+    return (_BACKWARD_FP32 if dtype == torch.float32 else _BACKWARD)[tile_width(head_dim)]
 
 
 def chunk_keys(tiles: int, n_keys: int, block_queries: int, multiprocessors: int) -> int:

@@ -7,52 +7,11 @@ a second kernel combines the chunks. Source: Dao 2023, FlashAttention-2, algorit
 
 import triton
 import triton.language as tl
-from triton import knobs
+
+from pipeline.attention.flash_triton_blocks import columns, load_rows, matrix_at, product, rows_of, within
+from pipeline.attention.flash_triton_configs import tile_width
 
 LN_2 = tl.constexpr(0.6931471805599453)
-INTERPRETED = tl.constexpr(knobs.runtime.interpret)
-
-
-@triton.jit
-def matrix_at(pointer, batch_head, heads, stride_batch, stride_head):
-    """Return the pointer to the (rows, head_dim) matrix of one batch element and head."""
-    batch, head = (batch_head // heads).to(tl.int64), (batch_head % heads).to(tl.int64)
-    return pointer + batch * stride_batch + head * stride_head
-
-
-@triton.jit
-def rows_of(pointer, length, stride, BLOCK: tl.constexpr, HEAD_DIM: tl.constexpr, TMA: tl.constexpr):
-    """Return what `load_rows` reads blocks of rows from: a tensor descriptor, or just the pointer."""
-    if TMA:
-        return tl.make_tensor_descriptor(pointer, [length, HEAD_DIM], [stride, 1], [BLOCK, HEAD_DIM])
-    else:
-        return pointer
-
-
-@triton.jit
-def load_rows(
-    source, start, length, stride, BLOCK: tl.constexpr, HEAD_DIM: tl.constexpr, TMA: tl.constexpr, CHECK: tl.constexpr
-):
-    """Load BLOCK rows from `start` on; those at `length` and beyond, if CHECK says there may be any, are 0."""
-    if TMA:
-        return source.load([start, 0])
-    else:
-        # The block's start in 64 bits, the rest in what the stride needs: a tensor may hold more than 2^31 elements.
-        rows = tl.arange(0, BLOCK)
-        pointers = source + tl.cast(start, tl.int64) * stride + rows[:, None] * stride + tl.arange(0, HEAD_DIM)[None, :]
-        if CHECK:
-            return tl.load(pointers, mask=(start + rows < length)[:, None], other=0.0)
-        else:
-            return tl.load(pointers)
-
-
-@triton.jit
-def product(a, b, accumulator, PRECISION: tl.constexpr):
-    """Return a b, plus the accumulator where that is not None, in fp32."""
-    if INTERPRETED:  # the interpreter would multiply the bit patterns of bf16
-        return tl.dot(a.to(tl.float32), b.to(tl.float32), accumulator, input_precision=PRECISION)
-    else:
-        return tl.dot(a, b, accumulator, input_precision=PRECISION)
 
 
 @triton.jit
@@ -145,7 +104,7 @@ def forward_kernel(
 
     maximum = tl.full([BLOCK_QUERIES], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_QUERIES], tl.float32)
-    accumulator = tl.zeros([BLOCK_QUERIES, HEAD_DIM], tl.float32)
+    accumulator = tl.zeros([BLOCK_QUERIES, tile_width(HEAD_DIM)], tl.float32)
     accumulator, maximum, total = _attend(
         accumulator, maximum, total, q, k_rows, v_rows, start, end_unmasked, first_query, n_keys, stride_k, stride_v,
         scale_log2, CAUSAL, False, HEAD_DIM, BLOCK_QUERIES, BLOCK_KEYS, TMA, PRECISION,
@@ -159,8 +118,8 @@ def forward_kernel(
     queries = tl.arange(0, BLOCK_QUERIES)
     exists = first_query + queries < n_queries
     tl.store(lse_ptr + row + queries, (maximum + tl.log2(total)) * LN_2, mask=exists)
-    o_tile = o_ptr + row * HEAD_DIM + queries[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]
-    tl.store(o_tile, (accumulator / total[:, None]).to(o_ptr.dtype.element_ty), mask=exists[:, None])
+    o_tile = o_ptr + row * HEAD_DIM + queries[:, None] * HEAD_DIM + columns(HEAD_DIM)
+    tl.store(o_tile, (accumulator / total[:, None]).to(o_ptr.dtype.element_ty), mask=within(exists, HEAD_DIM))
 
 
 @triton.jit
@@ -179,15 +138,15 @@ def combine_kernel(
     if CAUSAL:  # a chunk was written if it holds a key that any query of the row's tile attends to
         tile_end = ((rows % n_queries) // BLOCK_QUERIES + 1) * BLOCK_QUERIES
         end = tl.minimum(end, tile_end.to(tl.int32))
-    columns = tl.arange(0, HEAD_DIM)[None, :]
     maximum = tl.full([BLOCK_ROWS], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_ROWS], tl.float32)
-    accumulator = tl.zeros([BLOCK_ROWS, HEAD_DIM], tl.float32)
+    accumulator = tl.zeros([BLOCK_ROWS, tile_width(HEAD_DIM)], tl.float32)
     row = rows
     for chunk in range(n_chunks):
         written = exists & (chunk * chunk_keys < end)
         lse = tl.load(chunk_lse_ptr + row, mask=written, other=float("-inf"))
-        o = tl.load(chunk_o_ptr + row[:, None] * HEAD_DIM + columns, mask=written[:, None], other=0.0)
+        o_tile = chunk_o_ptr + row[:, None] * HEAD_DIM + columns(HEAD_DIM)
+        o = tl.load(o_tile, mask=within(written, HEAD_DIM), other=0.0)
         new_maximum = tl.maximum(maximum, lse)
         # The first chunk is always written: from it on the maximum is finite. Rows beyond the end do not matter.
         rescale, weight = tl.exp(maximum - new_maximum), tl.exp(lse - new_maximum)
@@ -196,5 +155,5 @@ def combine_kernel(
         maximum = new_maximum
         row += n_rows
     tl.store(lse_ptr + rows, maximum + tl.log(total), mask=exists)
-    o_tile = o_ptr + rows[:, None] * HEAD_DIM + columns
-    tl.store(o_tile, (accumulator / total[:, None]).to(o_ptr.dtype.element_ty), mask=exists[:, None])
+    o_tile = o_ptr + rows[:, None] * HEAD_DIM + columns(HEAD_DIM)
+    tl.store(o_tile, (accumulator / total[:, None]).to(o_ptr.dtype.element_ty), mask=within(exists, HEAD_DIM))

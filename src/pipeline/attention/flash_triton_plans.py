@@ -19,8 +19,9 @@ from pipeline.attention.flash_triton_backward import (
     short_kernel,
 )
 from pipeline.attention.flash_triton_configs import (
-    HEAD_DIMS,
+    HEAD_DIM_MULTIPLE,
     LONGEST_SHORT_SEQUENCE,
+    MAX_HEAD_DIM,
     MIN_LENGTH_FOR_TMA,
     BackwardConfig,
     TileConfig,
@@ -234,8 +235,10 @@ def _block_sizes(tiles: TileConfig) -> dict[str, int]:
 
 def _check(q: Traits, k: Traits, v: Traits) -> None:
     check_inputs(q, k, v, DTYPES)
-    if q.shape[-1] not in HEAD_DIMS:
-        raise ValueError(f"head_dim is {q.shape[-1]}: must be one of {', '.join(map(str, HEAD_DIMS))}")
+    head_dim = q.shape[-1]
+    if head_dim > MAX_HEAD_DIM or head_dim % HEAD_DIM_MULTIPLE:
+        allowed = f"a multiple of {HEAD_DIM_MULTIPLE} from {HEAD_DIM_MULTIPLE} to {MAX_HEAD_DIM}"
+        raise ValueError(f"head_dim is {head_dim}: must be {allowed}")
     if q.device.type != "cuda" and not knobs.runtime.interpret:
         raise ValueError(f"q is on {q.device}: Triton's kernels need a GPU")
 

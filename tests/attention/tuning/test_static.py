@@ -52,5 +52,7 @@ def test_at_least_two_programs_of_the_main_kernels_share_a_multiprocessor(report
 
 
 def test_a_third_program_fits_where_sequences_are_short(reports):
-    fits = [report["programs_per_sm"] for report in reports if (report["kernel"], report["head_dim"]) == ("forward", 64)]
+    fits = [
+        report["programs_per_sm"] for report in reports if (report["kernel"], report["head_dim"]) == ("forward", 64)
+    ]
     assert fits == [3, 2]

@@ -1,0 +1,89 @@
+"""Blocks of matrices and rows as the Triton kernels load and multiply them.
+
+Tiles are a power of two wide. Where head_dim is none, the columns beyond it are loaded as 0, which adds nothing to any
+product, and are not stored.
+"""
+
+import triton
+import triton.language as tl
+from triton import knobs
+
+from pipeline.attention.flash_triton_configs import tile_width
+
+INTERPRETED = tl.constexpr(knobs.runtime.interpret)
+
+
+@triton.jit
+def matrix_at(pointer, batch_head, heads, stride_batch, stride_head):
+    """Return the pointer to the (rows, head_dim) matrix of one batch element and head."""
+    batch, head = (batch_head // heads).to(tl.int64), (batch_head % heads).to(tl.int64)
+    return pointer + batch * stride_batch + head * stride_head
+
+
+@triton.jit
+def columns(HEAD_DIM: tl.constexpr):
+    """Return the numbers of a tile's columns, of shape (1, width)."""
+    return tl.arange(0, tile_width(HEAD_DIM))[None, :]
+
+
+@triton.jit
+def within(row_exists, HEAD_DIM: tl.constexpr):
+    """Return the mask of a tile: rows as given, and of the columns those of the head dimension."""
+    if tile_width(HEAD_DIM) == HEAD_DIM:
+        return row_exists[:, None]
+    else:
+        return row_exists[:, None] & (columns(HEAD_DIM) < HEAD_DIM)
+
+
+@triton.jit
+def rows_of(pointer, length, stride, BLOCK: tl.constexpr, HEAD_DIM: tl.constexpr, TMA: tl.constexpr):
+    """Return what `load_rows` reads blocks of rows from: a tensor descriptor, or just the pointer."""
+    if TMA:
+        return tl.make_tensor_descriptor(pointer, [length, HEAD_DIM], [stride, 1], [BLOCK, tile_width(HEAD_DIM)])
+    else:
+        return pointer
+
+
+@triton.jit
+def load_rows(
+    source, start, length, stride, BLOCK: tl.constexpr, HEAD_DIM: tl.constexpr, TMA: tl.constexpr, CHECK: tl.constexpr
+):
+    """Load BLOCK rows from `start` on; those at `length` and beyond, if CHECK says there may be any, are 0."""
+    if TMA:
+        return source.load([start, 0])
+    else:
+        # The block's start in 64 bits, the rest in what the stride needs: a tensor may hold more than 2^31 elements.
+        rows = tl.arange(0, BLOCK)
+        pointers = source + tl.cast(start, tl.int64) * stride + rows[:, None] * stride + columns(HEAD_DIM)
+        if CHECK or tile_width(HEAD_DIM) != HEAD_DIM:
+            return tl.load(pointers, mask=within(start + rows < length, HEAD_DIM), other=0.0)
+        else:
+            return tl.load(pointers)
+
+
+@triton.jit
+def row_of(pointer, length, BLOCK: tl.constexpr, TMA: tl.constexpr):
+    """Return what `load_row` reads blocks of a row from: a tensor descriptor, or just the pointer."""
+    if TMA:
+        return tl.make_tensor_descriptor(pointer, [length], [1], [BLOCK])
+    else:
+        return pointer
+
+
+@triton.jit
+def load_row(source, start, length, BLOCK: tl.constexpr, TMA: tl.constexpr):
+    """Load BLOCK numbers from `start` on; those at `length` and beyond are 0."""
+    if TMA:
+        return source.load([start])
+    else:
+        index = start + tl.arange(0, BLOCK)
+        return tl.load(source + index, mask=index < length, other=0.0)
+
+
+@triton.jit
+def product(a, b, accumulator, PRECISION: tl.constexpr):
+    """Return a b, plus the accumulator where that is not None, in fp32."""
+    if INTERPRETED:  # the interpreter would multiply the bit patterns of bf16
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), accumulator, input_precision=PRECISION)
+    else:
+        return tl.dot(a, b, accumulator, input_precision=PRECISION)
