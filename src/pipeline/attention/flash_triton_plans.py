@@ -11,13 +11,7 @@ import triton
 from torch import Tensor
 from triton import knobs
 
-from pipeline.attention.flash_triton_backward import (
-    ROW_ALIGNMENT,
-    delta_kernel,
-    key_value_kernel,
-    query_kernel,
-    short_kernel,
-)
+from pipeline.attention.flash_triton_backward import key_value_kernel, query_kernel, short_kernel
 from pipeline.attention.flash_triton_configs import (
     HEAD_DIM_MULTIPLE,
     LONGEST_SHORT_SEQUENCE,
@@ -29,6 +23,7 @@ from pipeline.attention.flash_triton_configs import (
     chunk_keys,
     forward_config,
 )
+from pipeline.attention.flash_triton_delta import ROW_ALIGNMENT, delta_kernel
 from pipeline.attention.flash_triton_forward import combine_kernel, forward_kernel
 from pipeline.attention.inputs import Traits, check_inputs
 
