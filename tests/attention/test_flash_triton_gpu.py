@@ -12,9 +12,9 @@ from pipeline.model.sizes import SIZES
 from pipeline.model.step import build_training_step
 
 from .reference import (
-    FP32_RELATIVE_ERROR,
     assert_as_exact_as_plain,
     assert_as_exact_as_torchs_fp32_kernel,
+    assert_fp32_is_exact,
     output_and_gradients,
     random_inputs,
     relative_errors,
@@ -30,21 +30,30 @@ REPEATS = 250
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
-def test_output_and_gradients_are_as_exact_as_others(head_dim, dtype):
+def test_output_and_gradients_are_as_exact_as_the_dtype_allows(head_dim, dtype):
     for (n_queries, n_keys), is_causal in itertools.product(LENGTHS, (False, True)):
         inputs = random_inputs((2, 2, n_queries, head_dim), n_keys, dtype, "cuda")
-        if dtype == torch.float32:
-            assert_as_exact_as_torchs_fp32_kernel(FlashAttentionTriton.apply, *inputs, is_causal)
-        else:
-            assert_as_exact_as_plain(FlashAttentionTriton.apply, *inputs, is_causal)
+        check = assert_fp32_is_exact if dtype == torch.float32 else assert_as_exact_as_plain
+        check(FlashAttentionTriton.apply, *inputs, is_causal)
+
+
+@pytest.mark.parametrize(
+    ("n_queries", "n_keys", "is_causal"),
+    [(113, 203, False), (1023, 1024, False), (2048, 2048, False), (2048, 2048, True), (203, 203, True)],
+)
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_fp32_is_as_exact_as_torchs_own_kernel(head_dim, n_queries, n_keys, is_causal):
+    # Causal only where lengths are equal, for torch's mask is another where they differ. In much shorter sequences
+    # chance decides which of two kernels is closer.
+    inputs = random_inputs((2, 2, n_queries, head_dim), n_keys, torch.float32, "cuda")
+    assert_as_exact_as_torchs_fp32_kernel(FlashAttentionTriton.apply, *inputs, is_causal)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_large_logits_overflow_nothing(dtype):
     inputs = random_inputs((1, 2, 1023, 64), 1023, dtype, "cuda", scale=10.0)
     if dtype == torch.float32:
-        # The rounding of a score of several hundred is a relative error of its weight.
-        assert_as_exact_as_torchs_fp32_kernel(FlashAttentionTriton.apply, *inputs, True, most=2e-4)
+        assert_as_exact_as_torchs_fp32_kernel(FlashAttentionTriton.apply, *inputs, True)
     else:
         assert_as_exact_as_plain(FlashAttentionTriton.apply, *inputs, True, factor=3.0)
 
@@ -69,14 +78,13 @@ def _dq_has_its_own_kernel(*tensors):
 def test_fp32_is_fp32_unless_torchs_own_switch_allows_tf32():
     inputs = random_inputs((1, 2, 512, 64), 512, torch.float32, "cuda")
     exact = output_and_gradients(eager_attention, *(tensor.double() for tensor in inputs), False)
-    fine = output_and_gradients(FlashAttentionTriton.apply, *inputs, False)
+    assert_fp32_is_exact(FlashAttentionTriton.apply, *inputs, False)
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
         coarse = output_and_gradients(FlashAttentionTriton.apply, *inputs, False)
     finally:
         torch.set_float32_matmul_precision(before)
-    assert (relative_errors(fine, exact) <= FP32_RELATIVE_ERROR).all()
     assert (relative_errors(coarse, exact) > 1e-4).all()  # TF32 has 11 significant bits
 
 
