@@ -13,7 +13,6 @@ which takes a tile of queries (7 products, bitwise repeatable). Source: Dao 2023
 import triton
 import triton.language as tl
 
-from pipeline.attention.flash_triton_configs import tile_width
 from pipeline.attention.flash_triton_forward import columns, load_rows, matrix_at, product, rows_of, within
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -43,8 +42,7 @@ def delta_kernel(
     lse = tl.load(lse_ptr + rows, mask=exists, other=0.0)
     tl.store(lse_log2_ptr + rows, lse * LOG2_E, mask=exists)
     if ZERO_DQ_SUM:
-        zeros = tl.zeros([BLOCK_QUERIES, tile_width(HEAD_DIM)], tl.float32)
-        tl.store(dq_sum_ptr + tile_offsets, zeros, mask=in_tile)
+        tl.store(dq_sum_ptr + tile_offsets, tl.zeros(do.shape, tl.float32), mask=in_tile)
 
 
 @triton.jit
@@ -137,8 +135,8 @@ def _key_value_program(
     v = load_rows(v_matrix, first_key, n_keys, stride_v, BLOCK_KEYS, HEAD_DIM, False, True)
 
     start_unmasked = 0
-    dk = tl.zeros([BLOCK_KEYS, tile_width(HEAD_DIM)], tl.float32)
-    dv = tl.zeros([BLOCK_KEYS, tile_width(HEAD_DIM)], tl.float32)
+    dk = tl.zeros(k.shape, tl.float32)
+    dv = tl.zeros(v.shape, tl.float32)
     if CAUSAL:
         # From the first tile of queries that attends to any of these keys to where every query attends to them all.
         start = first_key // BLOCK_QUERIES * BLOCK_QUERIES
@@ -243,7 +241,7 @@ def _query_program(
     else:
         delta_ptr += row
     delta = _delta(o_ptr, delta_ptr, do, first_query, queries, n_queries, BLOCK_QUERIES, HEAD_DIM)
-    dq = tl.zeros([BLOCK_QUERIES, tile_width(HEAD_DIM)], tl.float32)
+    dq = tl.zeros(q.shape, tl.float32)
     dq = _visit_keys(
         dq, q, do, lse_log2, delta, k_rows, v_rows, 0, end_unmasked, first_query, n_keys, stride_k, stride_v,
         scale_log2, CAUSAL, False, HEAD_DIM, BLOCK_QUERIES, BLOCK_KEYS, TMA, PRECISION,

@@ -4,7 +4,7 @@ One program takes a tile of queries and runs over the keys that they attend to, 
 too few tiles to fill the GPU, the keys are cut into chunks, a program takes a tile of queries and a chunk of keys, and
 a second kernel combines the chunks. Source: Dao 2023, FlashAttention-2, algorithm 1 and section 3.2.
 
-Tiles are a power of two wide. Where head_dim is none, the columns beyond it are loaded as 0, which adds nothing to any
+Tiles are a power of two wide. Where head_dim is not, the columns beyond it are loaded as 0, which adds nothing to any
 product, and are not stored.
 """
 
@@ -165,7 +165,7 @@ def forward_kernel(
 
     maximum = tl.full([BLOCK_QUERIES], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_QUERIES], tl.float32)
-    accumulator = tl.zeros([BLOCK_QUERIES, tile_width(HEAD_DIM)], tl.float32)
+    accumulator = tl.zeros(q.shape, tl.float32)
     accumulator, maximum, total = _attend(
         accumulator, maximum, total, q, k_rows, v_rows, start, end_unmasked, first_query, n_keys, stride_k, stride_v,
         scale_log2, CAUSAL, False, HEAD_DIM, BLOCK_QUERIES, BLOCK_KEYS, TMA, PRECISION,

@@ -19,7 +19,7 @@ def report(kernel, head_dim, tiles):
             **dataclasses.asdict(found)}
 
 reports = []
-for head_dim in (32, 64, 128):
+for head_dim in (32, 64, 80, 128):
     backward = backward_config(torch.bfloat16, head_dim)
     reports.append(report("forward", head_dim, forward_config(torch.bfloat16, head_dim)))
     reports.append(report("key_value" if backward.query else "key_value_dq", head_dim, backward.key_value))
