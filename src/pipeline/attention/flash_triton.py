@@ -24,8 +24,8 @@ class FlashAttentionTriton(torch.autograd.Function):
     the backward pass: q, k, v, the output, and the log-sum-exp of each query's scores (natural logarithm, fp32, shape
     of q without head_dim).
 
-    fp32 is multiplied on a GPU as three TF32 products, with errors (their L2 norm) no larger than those of torch's own
-    fp32 kernel, `SDPBackend.EFFICIENT_ATTENTION`; as one where torch's own switch
+    fp32 is multiplied on a GPU as three TF32 products, which keeps the errors' L2 norm within 1.1 times that of torch's
+    own fp32 kernel, `SDPBackend.EFFICIENT_ATTENTION`; as one where torch's own switch
     (`torch.set_float32_matmul_precision`) allows it. Everything but dq is bitwise repeatable; dq is where it has a
     kernel of its own, else it is summed in fp32 in no fixed order (`flash_triton_configs`).
 

@@ -14,7 +14,6 @@ import triton
 import triton.language as tl
 
 from pipeline.attention.flash_triton_blocks import columns, load_rows, matrix_at, product, row_of, rows_of, within
-from pipeline.attention.flash_triton_configs import tile_width
 from pipeline.attention.flash_triton_delta import load_delta, load_lse_log2, row_length
 
 
@@ -92,8 +91,8 @@ def _key_value_program(
     v = load_rows(v_matrix, first_key, n_keys, stride_v, BLOCK_KEYS, HEAD_DIM, False, True)
 
     start_unmasked = 0
-    dk = tl.zeros([BLOCK_KEYS, tile_width(HEAD_DIM)], tl.float32)
-    dv = tl.zeros([BLOCK_KEYS, tile_width(HEAD_DIM)], tl.float32)
+    dk = tl.zeros(k.shape, tl.float32)
+    dv = tl.zeros(v.shape, tl.float32)
     if CAUSAL:
         # From the first tile of queries that attends to any of these keys to where every query attends to them all.
         start = first_key // BLOCK_QUERIES * BLOCK_QUERIES
@@ -201,7 +200,7 @@ def _query_program(
         delta_ptr += padded_row
     lse_log2 = load_lse_log2(lse_ptr, delta_ptr, first_query, n_queries, BLOCK_QUERIES, False)
     delta = load_delta(o_ptr, delta_ptr, do, first_query, n_queries, BLOCK_QUERIES, HEAD_DIM, False)
-    dq = tl.zeros([BLOCK_QUERIES, tile_width(HEAD_DIM)], tl.float32)
+    dq = tl.zeros(q.shape, tl.float32)
     dq = _visit_keys(
         dq, q, do, lse_log2, delta, k_rows, v_rows, 0, end_unmasked, first_query, n_keys, stride_k, stride_v,
         scale_log2, CAUSAL, False, HEAD_DIM, BLOCK_QUERIES, BLOCK_KEYS, TMA, PRECISION,

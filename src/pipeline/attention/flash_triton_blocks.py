@@ -1,6 +1,6 @@
 """Blocks of matrices and rows as the Triton kernels load and multiply them.
 
-Tiles are a power of two wide. Where head_dim is none, the columns beyond it are loaded as 0, which adds nothing to any
+Tiles are a power of two wide. Where head_dim is not, the columns beyond it are loaded as 0, which adds nothing to any
 product, and are not stored.
 """
 

@@ -4,7 +4,6 @@ import triton
 import triton.language as tl
 
 from pipeline.attention.flash_triton_blocks import columns, load_row, load_rows, matrix_at, within
-from pipeline.attention.flash_triton_configs import tile_width
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 # Rows of what `delta_kernel` writes begin at multiples of 16 bytes, so that blocks of them can be loaded through tensor
@@ -44,8 +43,7 @@ def delta_kernel(
     lse = tl.load(lse_ptr + rows, mask=exists, other=0.0)
     tl.store(lse_log2_ptr + padded_rows, lse * LOG2_E, mask=exists)
     if ZERO_DQ_SUM:
-        zeros = tl.zeros([BLOCK_QUERIES, tile_width(HEAD_DIM)], tl.float32)
-        tl.store(dq_sum_ptr + tile_offsets, zeros, mask=in_tile)
+        tl.store(dq_sum_ptr + tile_offsets, tl.zeros(do.shape, tl.float32), mask=in_tile)
 
 
 @triton.jit

@@ -104,7 +104,7 @@ def forward_kernel(
 
     maximum = tl.full([BLOCK_QUERIES], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_QUERIES], tl.float32)
-    accumulator = tl.zeros([BLOCK_QUERIES, tile_width(HEAD_DIM)], tl.float32)
+    accumulator = tl.zeros(q.shape, tl.float32)
     accumulator, maximum, total = _attend(
         accumulator, maximum, total, q, k_rows, v_rows, start, end_unmasked, first_query, n_keys, stride_k, stride_v,
         scale_log2, CAUSAL, False, HEAD_DIM, BLOCK_QUERIES, BLOCK_KEYS, TMA, PRECISION,

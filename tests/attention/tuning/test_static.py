@@ -19,7 +19,7 @@ def report(kernel, head_dim, tiles):
             **dataclasses.asdict(found)}
 
 reports = []
-for head_dim in (32, 64, 128):
+for head_dim in (32, 64, 80, 128):
     backward = backward_config(torch.bfloat16, head_dim)
     for n_keys in (LONG_SEQUENCE - 1, LONG_SEQUENCE):
         reports.append(report("forward", head_dim, forward_config(torch.bfloat16, head_dim, n_keys)))
