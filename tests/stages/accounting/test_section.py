@@ -3,7 +3,17 @@ import pytest
 from pipeline.stages.accounting import findings, others, section
 from pipeline.stages.accounting.cell import QUESTIONS, Cell
 
-from ..sections import contents, drawn_figures, gaps, linked_figures, numbers_that_stay, part, prose, template_numbers
+from ..sections import (
+    contents,
+    drawn_figures,
+    gaps,
+    linked_figures,
+    numbers_that_stay,
+    part,
+    prose,
+    template_numbers,
+    unnamed_rows,
+)
 
 KEYS = [
     *("batch_size", "seq_len", "num_devices", "least_devices"),
@@ -59,6 +69,11 @@ def test_no_number_of_the_prose_stays_when_every_figure_is_another(make_rows, bu
     allowed = {"7.4", "30", "0", "1", "2306.1", "1811.07"}
     # What is left are others' figures.
     assert numbers_that_stay(build, make_rows(), KEYS, allowed) == {"41", "34", "641", "879"}
+
+
+def test_the_columns_of_rows_tell_the_rows_of_a_cell_apart_but_for_the_mesh_at_other_batches(make_rows):
+    unnamed = unnamed_rows("accounting", make_rows())
+    assert set(unnamed["case"]) == {"batch"}
 
 
 def test_the_answers_of_communication_accounting(rendered):

@@ -8,7 +8,7 @@ from pipeline.report.section import data_size
 from pipeline.stages.attention import findings, section, selection
 from pipeline.stages.attention.cell import Cell
 
-from ..sections import drawn_figures, gaps, linked_figures, numbers_that_stay, render, template_numbers
+from ..sections import drawn_figures, gaps, linked_figures, numbers_that_stay, render, template_numbers, unnamed_rows
 
 ALL = ("h200", "laptop", "smoke")
 FIGURES = {
@@ -38,6 +38,11 @@ def test_every_figure_drawn_is_linked_and_every_link_is_drawn(rendered, name):
 
 def test_the_template_has_no_number_of_its_own():
     assert template_numbers(section.TEMPLATE) == []
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_columns_of_rows_tell_the_rows_of_a_cell_apart(make_rows, name):
+    assert unnamed_rows("attention", make_rows(name)).empty
 
 
 @pytest.mark.parametrize("name", ["h200", "laptop"])

@@ -9,7 +9,7 @@ from pipeline.report.section import FORMS
 from pipeline.stages.ddp import findings, others, section, selection, sweep_model
 from pipeline.stages.ddp.figures import timeline
 
-from ..sections import drawn_figures, gaps, linked_figures, numbers_that_stay, part
+from ..sections import drawn_figures, gaps, linked_figures, numbers_that_stay, part, unnamed_rows
 
 TIMES = ["median_ms", "q1_ms", "q3_ms", "mean_ms", "std_ms", "min_ms", "max_ms"]
 NOTHING = pd.DataFrame()
@@ -49,6 +49,11 @@ def test_no_number_of_the_prose_stays_when_the_tables_change(h200, build):
     # 0: rank 0, and weights that do not differ; 2 and 1024: formulas, the size of a MB.
     allowed = {"0", "2", "1024"}
     assert numbers_that_stay(lambda rows: build(rows).split("### Others'")[0], h200, KEYS, allowed) == set()
+
+
+@pytest.mark.parametrize("name", ["h200", "small_gpu", "smoke", "skipped"])
+def test_the_columns_of_rows_tell_the_rows_of_a_cell_apart(request, name):
+    assert unnamed_rows("ddp", request.getfixturevalue(name)).empty
 
 
 @pytest.mark.parametrize(("factor", "word"), [(0.5, "faster than"), (1, "as fast as"), (2, "slower than")])

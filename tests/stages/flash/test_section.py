@@ -6,7 +6,16 @@ import pytest
 from pipeline.stages.flash import findings, section, selection
 from pipeline.stages.flash.cell import Cell
 
-from ..sections import drawn_figures, gaps, linked_figures, numbers_that_stay, part, render, template_numbers
+from ..sections import (
+    drawn_figures,
+    gaps,
+    linked_figures,
+    numbers_that_stay,
+    part,
+    render,
+    template_numbers,
+    unnamed_rows,
+)
 
 ALL = ("h200", "laptop", "smoke")
 DTYPES = {"h200": ("bf16", "fp32"), "laptop": ("bf16", "fp32"), "smoke": ("fp32",)}
@@ -52,6 +61,11 @@ def test_the_problems_of_the_assignment_are_answered_by_name(rendered, name):
 
 def test_the_template_has_no_number_of_its_own():
     assert template_numbers(section.TEMPLATE, besides="FlashAttention-2") == []
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_columns_of_rows_tell_the_rows_of_a_cell_apart(make_rows, name):
+    assert unnamed_rows("flash", make_rows(name)).empty
 
 
 @pytest.mark.parametrize("name", ["h200", "laptop"])

@@ -18,6 +18,7 @@ from ..sections import (
     prose,
     render,
     template_numbers,
+    unnamed_rows,
 )
 
 ALL = ("h200", "laptop", "smoke")
@@ -247,8 +248,14 @@ def test_sizes_that_nobody_else_measured_are_compared_with_nobody(rendered):
 
 
 @pytest.mark.parametrize("name", ALL)
+def test_the_columns_of_rows_tell_the_rows_of_a_cell_apart(make_rows, name):
+    assert unnamed_rows("timing", make_rows(name)).empty
+
+
+@pytest.mark.parametrize("name", ALL)
 def test_no_number_of_the_prose_stays_when_every_figure_is_another(make_rows, build, monkeypatch, name):
     monkeypatch.setattr(section, "draw_all", lambda *_: dict.fromkeys(FIGURE_NAMES["h200"], ""))
     keys = ["size", "context_length", "warmup_steps", "batch_size", "n"]
     ours = lambda rows: build(rows).split("### Others' figures")[0]  # noqa: E731
-    assert numbers_that_stay(ours, make_rows(name), keys, allowed={f"{100 * findings.SMALL_SPREAD:g}"}) == set()
+    limit_pct = f"{100 * findings.SMALL_SPREAD:g}"  # of what is called a small spread
+    assert numbers_that_stay(ours, make_rows(name), keys, allowed={limit_pct}) == set()
