@@ -1,88 +1,76 @@
 import pytest
 import torch
 
-from pipeline.accounting.activations import attention_elements, transformer_elements
+from pipeline.accounting.activations import attention_bytes, bytes_by_part
 from pipeline.attention import eager_attention
+from pipeline.instruments.saved_tensors import saved_bytes
+from pipeline.model.activations import Workload, saved_terms
 from pipeline.model.sizes import ModelSize
 from pipeline.model.step import build_training_step
 
-SIZE, VOCAB_SIZE = ModelSize(d_model=32, d_ff=56, num_layers=2, num_heads=2), 40
-BATCH_SIZE, SEQ_LEN = 2, 16
+SIZE = ModelSize(d_model=32, d_ff=56, num_layers=2, num_heads=2)
 
 
-def kept_bytes(function, not_counted=()):
-    """Return the bytes of all storages that autograd saves while a function runs, each once."""
-    own = {tensor.untyped_storage().data_ptr() for tensor in not_counted}
-    kept = {}
-
-    def keep(tensor):
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = (storage.nbytes(), tensor)  # the tensor, so that its address is not used again
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        result = function()
-    del result
-    return sum(nbytes for nbytes, _ in kept.values())
+def workload(attention="eager", seq_len=16, **others):
+    return Workload(SIZE, vocab_size=40, batch_size=2, seq_len=seq_len, attention=attention, **others)
 
 
-def model_bytes(attention, device):
+def model_bytes(work):
     step = build_training_step(
-        SIZE,
-        vocab_size=VOCAB_SIZE,
-        context_length=SEQ_LEN,
-        batch_size=BATCH_SIZE,
-        precision="fp32",
-        device=device,
-        attention=attention,
+        work.size,
+        vocab_size=work.vocab_size,
+        context_length=work.seq_len,
+        batch_size=work.batch_size,
+        precision=work.precision,
+        device=work.device_type,
+        attention=work.attention,
     )
-    own = [*step.model.parameters(), *step.model.buffers(), step.tokens, step.targets]
-    return kept_bytes(step.forward, own)
-
-
-# The mean of the loss keeps its divisor.
-LOSS_BYTES = 4
+    return saved_bytes(step.forward, [*step.model.parameters(), *step.model.buffers(), step.tokens, step.targets])
 
 
 INTERPRETED = pytest.mark.skipif(torch.cuda.is_available(), reason="where there is a GPU, Triton runs on it alone")
-FUNCTIONS = [("eager", "eager"), ("tiled", "flash"), pytest.param("flash", "flash", marks=INTERPRETED)]
 
 
-@pytest.mark.parametrize(("function", "attention"), FUNCTIONS)
-def test_the_model_keeps_what_the_closed_form_counts(function, attention):
-    elements = sum(transformer_elements(SIZE, VOCAB_SIZE, BATCH_SIZE, SEQ_LEN, attention).values())
-    # On the CPU the norm runs in pieces, and keeps what it normalised.
-    norms = (2 * SIZE.num_layers + 1) * SIZE.d_model * BATCH_SIZE * SEQ_LEN
-    assert model_bytes(function, "cpu") == 4 * (elements + norms) + LOSS_BYTES
+@pytest.mark.parametrize("attention", ["eager", "tiled", pytest.param("flash", marks=INTERPRETED)])
+def test_the_model_keeps_what_its_parts_add_up_to(attention):
+    work = workload(attention, device_type="cpu")
+    assert model_bytes(work) == sum(bytes_by_part(work).values())
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-@pytest.mark.parametrize(("function", "attention"), [("eager", "eager"), ("tiled", "flash"), ("flash", "flash")])
-def test_with_fused_norms_the_model_keeps_what_the_closed_form_counts(function, attention):
-    elements = sum(transformer_elements(SIZE, VOCAB_SIZE, BATCH_SIZE, SEQ_LEN, attention).values())
-    assert model_bytes(function, "cuda") == 4 * elements + LOSS_BYTES
+@pytest.mark.parametrize("attention", ["eager", "tiled", "flash"])
+def test_on_a_gpu_the_model_keeps_what_its_parts_add_up_to(attention):
+    work = workload(attention)
+    assert model_bytes(work) == sum(bytes_by_part(work).values())
+
+
+@pytest.mark.parametrize("attention", ["eager", "flash"])
+def test_the_parts_are_all_the_terms_but_the_copies_of_weights(attention):
+    terms = saved_terms(workload(attention, precision="bf16"))
+    copies = terms.pop("bf16 copies of weights")
+    assert copies > 0
+    assert sum(bytes_by_part(workload(attention, precision="bf16")).values()) == sum(terms.values())
+
+
+@pytest.mark.parametrize(("attention", "of_a_query"), [("eager", 16), ("flash", 1)])
+def test_scores_are_a_row_of_the_softmax_or_one_log_sum_exp_a_query(attention, of_a_query):
+    queries = SIZE.num_layers * 2 * SIZE.num_heads * 16
+    assert bytes_by_part(workload(attention))["scores"] == 4 * queries * of_a_query
 
 
 def test_eager_attention_keeps_the_softmax_and_its_inputs():
-    q, k, v = torch.randn(3, BATCH_SIZE, SIZE.num_heads, SEQ_LEN, 4).unbind()
+    q, k, v = torch.randn(3, 2, SIZE.num_heads, 16, 16).unbind()
     for tensor in (q, k, v):
         tensor.requires_grad_()
-    elements = attention_elements(BATCH_SIZE, SIZE.num_heads, SEQ_LEN, 4)
-    assert elements["inputs"] == q.numel() + k.numel() + v.numel()
+    counted = attention_bytes(workload())
+    assert counted["inputs"] == q.nbytes + k.nbytes + v.nbytes
     # k and v are views of what is kept anyway; the scaled queries take the place of q.
-    assert kept_bytes(lambda: eager_attention(q.clone(), k.clone(), v.clone(), True)) == 4 * (
-        elements["inputs"] + elements["kept"]
-    )
+    kept = saved_bytes(lambda: eager_attention(q.clone(), k.clone(), v.clone(), True), [])
+    assert kept == counted["inputs"] + counted["kept"]
 
 
 def test_doubling_the_length_quadruples_what_eager_attention_keeps_and_doubles_what_flash_does():
-    eager, flash = ([attention_elements(8, 1, n, 64, kind)["kept"] for n in (512, 1024)] for kind in ("eager", "flash"))
-    assert eager[1] == 4 * eager[0]
-    assert flash[1] == 2 * flash[0]
-
-
-def test_an_unknown_attention_is_refused():
-    with pytest.raises(ValueError, match="attention='slow': must be one of eager, flash"):
-        transformer_elements(SIZE, VOCAB_SIZE, 1, 16, "slow")
+    kept = {kind: [attention_bytes(workload(kind, n))["kept"] for n in (512, 1024)] for kind in ("eager", "flash")}
+    assert kept["eager"][1] == 4 * kept["eager"][0]
+    assert kept["flash"][1] == 2 * kept["flash"][0]

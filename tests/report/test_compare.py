@@ -144,6 +144,63 @@ def test_rows_that_their_keys_do_not_tell_apart_are_paired_by_their_order():
     assert list(found.timed["ratio"]) == [1, 1]
 
 
+def sized(size_bytes, median_ms, clock="host"):
+    key = {"timing": "burst", "impl": "torch", "placement": "in_place", "clock": clock, "size_bytes": size_bytes}
+    return {**timed("", median_ms), **key}
+
+
+def of_sizes(*rows):
+    return [record(stage="allreduce", rows=list(rows))]
+
+
+def test_rows_are_paired_by_what_they_are_of_in_whichever_order_they_stand():
+    rows = [sized(10**power, float(power), clock) for power in (6, 7, 8) for clock in ("host", "cuda_events")]
+    found = compare_runs(of_sizes(*rows), of_sizes(*reversed(rows)), tolerance=0.05)
+    assert list(found.timed["ratio"]) == [1] * 6
+    assert found.timed["row"].iloc[0] == "burst torch in_place host size_bytes=1000000"
+
+
+def test_a_row_that_is_missing_is_named_leaves_the_others_paired_and_is_a_figure_lost():
+    a, b = of_sizes(sized(10, 1.0), sized(20, 2.0), sized(30, 3.0)), of_sizes(sized(10, 1.0), sized(30, 3.0))
+    found = compare_runs(a, b, tolerance=0.05)
+    assert list(found.timed["ratio"]) == [1, 1]
+    assert list(found.rows_only_in_a["row"]) == ["burst torch in_place host size_bytes=20"]
+    assert found.rows_only_in_b.empty
+    assert found.is_worse
+    assert "size_bytes=20 | ok" in write_comparison(found, "one", "other")
+    assert "; 1 row only in A." in summary(found)
+
+
+def test_a_row_that_was_added_is_named_leaves_the_others_paired_and_is_not_worse():
+    a, b = of_sizes(sized(10, 1.0), sized(30, 3.0)), of_sizes(sized(20, 2.0), sized(10, 1.0), sized(30, 3.0))
+    found = compare_runs(a, b, tolerance=0.05)
+    assert list(found.timed["ratio"]) == [1, 1]
+    assert list(found.rows_only_in_b["row"]) == ["burst torch in_place host size_bytes=20"]
+    assert found.rows_only_in_a.empty
+    assert not found.is_worse
+
+
+def test_a_row_without_a_time_that_is_missing_is_named_but_no_figure_lost():
+    kernel = {"kind": "kernel", "range": "inference", "kernel": "gemm", "status": "ok", "time_ms": 1.0}
+    a, b = ([record(stage="profile", rows=rows)] for rows in ([kernel, {**kernel, "kernel": "copy"}], [kernel]))
+    found = compare_runs(a, b, tolerance=0.05)
+    assert list(found.rows_only_in_a["row"]) == ["kernel inference copy"]
+    assert not found.is_worse
+
+
+def test_rows_of_a_cell_that_one_run_lacks_are_not_listed_beside_it():
+    found = compare_runs(run("small", "xl"), run("xl"), tolerance=0.05)
+    assert len(found.only_in_a) == 1
+    assert found.rows_only_in_a.empty
+
+
+def test_peaks_are_paired_by_what_they_are_of():
+    phases = [{"kind": "peak", "step": 1, "phase": name, "status": "ok", "peak_bytes": 1e9} for name in PASSES]
+    phases[1]["peak_bytes"] = 2e9
+    a, b = ([record(stage="memory", rows=rows)] for rows in (phases, phases[::-1]))
+    assert compare_runs(a, b, tolerance=0.05).memory.empty
+
+
 def test_each_of_a_rows_times_is_compared():
     several = {"median_latency_ms": 3.0, "q1_latency_ms": 2.9, "q3_latency_ms": 3.1}
     rows = [{**timed("forward", 1.0), **several}]

@@ -3,12 +3,11 @@
 from dataclasses import asdict, dataclass
 from typing import Protocol
 
-from pipeline.accounting.activations import transformer_elements
+from pipeline.accounting.activations import bytes_by_part
 from pipeline.accounting.mesh import Block
-from pipeline.model.accounting import FP32_BYTES, parameter_count
+from pipeline.model.accounting import parameter_count
+from pipeline.model.activations import BF16_BYTES, Workload
 from pipeline.model.sizes import SIZES, ModelSize
-
-BF16_BYTES = 2
 
 
 class Model(Protocol):
@@ -87,8 +86,11 @@ class Transformer:
 
     def activation_bytes(self, batch_size: int, seq_len: int) -> int:
         """Count the bytes kept for the backward pass in fp32, score matrices among them."""
-        parts = transformer_elements(self.size, self.vocab_size, batch_size, seq_len)
-        return FP32_BYTES * sum(parts.values())
+        return sum(bytes_by_part(self.workload(batch_size, seq_len)).values())
+
+    def workload(self, batch_size: int, seq_len: int, attention: str = "eager") -> Workload:
+        """Return a training step with it, in fp32 on a GPU."""
+        return Workload(self.size, self.vocab_size, batch_size, seq_len, attention=attention)
 
 
 # The model of the problem communication_accounting.

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from pipeline.accounting import buckets, mesh
-from pipeline.accounting.activations import ATTENTIONS, attention_elements, transformer_elements
+from pipeline.accounting.activations import ATTENTIONS, attention_bytes, bytes_by_part
 from pipeline.accounting.buckets import Link
 from pipeline.accounting.memory import GB, GIB, Sharded, devices_to_hold, training_state
 from pipeline.accounting.mesh import Block, Mesh
@@ -165,13 +165,13 @@ def activation_rows(model: Transformer, batch_size: int, seq_lens: Iterable[int]
     rows = []
     for attention in ATTENTIONS:
         for seq_len in seq_lens:
-            parts = transformer_elements(model.size, model.vocab_size, batch_size, seq_len, attention)
-            total_bytes = FP32_BYTES * sum(parts.values())
+            parts = bytes_by_part(model.workload(batch_size, seq_len, attention))
+            total_bytes = sum(parts.values())
             rows.append(
                 {
                     "attention": attention,
                     "seq_len": seq_len,
-                    **{f"{part}_bytes": FP32_BYTES * elements for part, elements in parts.items()},
+                    **{f"{part}_bytes": count for part, count in parts.items()},
                     "activation_bytes": total_bytes,
                     "state_bytes": state_bytes,
                     "total_bytes": state_bytes + total_bytes,
@@ -182,21 +182,17 @@ def activation_rows(model: Transformer, batch_size: int, seq_lens: Iterable[int]
 
 def attention_rows(model: Transformer, batch_size: int, seq_lens: Iterable[int]) -> Rows:
     """Give what one layer's attention keeps in fp32 for its backward pass, eager and flash."""
-    size = model.size
-    head_dim = size.d_model // size.num_heads
-    return [
-        {
-            "attention": attention,
-            "seq_len": seq_len,
-            "head_dim": head_dim,
-            "score_matrix_bytes": FP32_BYTES * batch_size * size.num_heads * seq_len**2,
-            **{
-                f"{part}_bytes": FP32_BYTES * elements
-                for part, elements in attention_elements(
-                    batch_size, size.num_heads, seq_len, head_dim, attention
-                ).items()
-            },
-        }
-        for attention in ATTENTIONS
-        for seq_len in seq_lens
-    ]
+    rows = []
+    for attention in ATTENTIONS:
+        for seq_len in seq_lens:
+            workload = model.workload(batch_size, seq_len, attention)
+            rows.append(
+                {
+                    "attention": attention,
+                    "seq_len": seq_len,
+                    "head_dim": model.size.d_model // model.size.num_heads,
+                    "score_matrix_bytes": FP32_BYTES * workload.score_elements,
+                    **{f"{part}_bytes": count for part, count in attention_bytes(workload).items()},
+                }
+            )
+    return rows

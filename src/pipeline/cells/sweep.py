@@ -34,6 +34,16 @@ def stages_beside(stage: str) -> tuple[str, ...]:
     return getattr(declaration(stage), "READS", ())
 
 
+def row_columns(stage: str) -> tuple[str, ...]:
+    """Return the columns that tell the rows of a cell apart: ROW_COLUMNS, or those of the default cell's `row_keys()`.
+
+    A stage declares ROW_COLUMNS where these do not name a measured row in full.
+    """
+    found = declaration(stage)
+    names = dict.fromkeys(name for key in found.Cell().row_keys() for name in key)
+    return getattr(found, "ROW_COLUMNS", tuple(names))
+
+
 def expand(stage: str, grids: Iterable[Mapping[str, Any]], where: str) -> list[Any]:
     """Expand grids, each a cartesian product of the axes it lists, into distinct cells in their order.
 

@@ -98,17 +98,23 @@ def score_bytes(workload: Workload) -> int:
     return (of_softmax + BF16_BYTES) * workload.score_elements
 
 
-def attention_core_bytes(workload: Workload) -> Terms:
-    """Count what attention itself keeps: q, k and v (3eTd), and what it needs of the softmax.
+def softmax_bytes(workload: Workload) -> int:
+    """Count what attention keeps of its softmax: eager, the scores, as `score_bytes`; fused, 4BHS of log-sum-exps."""
+    if workload.is_fused:
+        return FP32_BYTES * workload.tokens * workload.size.num_heads
+    return score_bytes(workload)
 
-    Eager: the scores, as `score_bytes`. Fused (FlashAttention-2: Dao 2023, algorithm 1): its output eTd and
-    4BHS of log-sum-exps in their place.
+
+def attention_core_bytes(workload: Workload) -> Terms:
+    """Count what attention itself keeps: q, k and v (3eTd), and what it needs of the softmax, as `softmax_bytes`.
+
+    Fused (FlashAttention-2: Dao 2023, algorithm 1), its output eTd too.
     """
     of_width = workload.product_bytes * workload.tokens * workload.size.d_model
+    of_softmax = softmax_bytes(workload)
     if not workload.is_fused:
-        return {"q, k, v": 3 * of_width, "attention scores": score_bytes(workload)}
-    log_sum_exps = FP32_BYTES * workload.tokens * workload.size.num_heads
-    return {"q, k, v": 3 * of_width, "attention output, log-sum-exps": of_width + log_sum_exps}
+        return {"q, k, v": 3 * of_width, "attention scores": of_softmax}
+    return {"q, k, v": 3 * of_width, "attention output, log-sum-exps": of_width + of_softmax}
 
 
 def attention_block_bytes(workload: Workload) -> Terms:

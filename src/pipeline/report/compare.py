@@ -1,7 +1,8 @@
 """Two runs side by side: what differs in how they came about, and row by row which is faster."""
 
 import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +30,8 @@ class Comparison:
     timed: KEYS, quantity, median_, q1_, q3_, n_ and status_ of a and b, ratio (b over a), low, high and verdict;
     memory: stage, cell, quantity, a and b in bytes and ratio, of peaks that differ by more than the tolerance;
     outcomes: KEYS, status_ and reason_ of a and b, of rows whose outcome is not the same, and worse: figures were lost;
-    only_in_a, only_in_b: stage and cell; untimed: how many rows that both have bear no time.
+    only_in_a, only_in_b: stage and cell; rows_only_in_a, rows_only_in_b: KEYS, status and timed (whether it bears a
+    time), of cells that both have; untimed: how many rows that both have bear no time.
     """
 
     differences: pd.DataFrame
@@ -38,12 +40,15 @@ class Comparison:
     outcomes: pd.DataFrame
     only_in_a: pd.DataFrame
     only_in_b: pd.DataFrame
+    rows_only_in_a: pd.DataFrame
+    rows_only_in_b: pd.DataFrame
     untimed: int
 
     @property
     def is_worse(self) -> bool:
         """Tell whether B is slower than A in any row, or has lost the figures of one."""
-        return bool((self.timed["verdict"] == "slower").any() or self.outcomes["worse"].any())
+        lost = self.outcomes["worse"].any() or self.rows_only_in_a["timed"].any()
+        return bool(lost or (self.timed["verdict"] == "slower").any())
 
 
 def compare_runs(a: Iterable[Record], b: Iterable[Record], tolerance: float) -> Comparison:
@@ -59,6 +64,8 @@ def compare_runs(a: Iterable[Record], b: Iterable[Record], tolerance: float) -> 
         outcomes=_outcomes(rows_a, rows_b),
         only_in_a=_only_in_first(rows_a, rows_b),
         only_in_b=_only_in_first(rows_b, rows_a),
+        rows_only_in_a=_rows_only_in_first(rows_a, rows_b),
+        rows_only_in_b=_rows_only_in_first(rows_b, rows_a),
         untimed=int((both["quantity"] == "").sum()),
     )
 
@@ -67,35 +74,40 @@ def _rows(records: list[Record]) -> pd.DataFrame:
     """Return a line for each timed quantity of each row; one with quantity "" for a row without any."""
     lines = [line for record in records for line in _record_lines(record)]
     columns = [*KEYS, "quantity", "status", "reason", "n", "median", "q1", "q3"]
-    rows = pd.DataFrame(lines, columns=columns).astype(dict.fromkeys(["n", "median", "q1", "q3"], float))
-    # Rows that nothing names apart keep their order.
-    again = rows.groupby([*KEYS, "quantity"]).cumcount() + 1
-    rows["row"] = rows["row"].where(again == 1, rows["row"] + again.map(" #{}".format)).str.strip()
-    return rows
+    return pd.DataFrame(lines, columns=columns).astype(dict.fromkeys(["n", "median", "q1", "q3"], float))
 
 
-def _record_lines(record: Record) -> Iterable[dict[str, Any]]:
-    names = _row_names(record["stage"])
-    cell = _cell_words(record)
-    for row in record["rows"]:
+def _record_lines(record: Record) -> Iterator[dict[str, Any]]:
+    for name, row in _named_rows(record):
         line = {
             "stage": record["stage"],
-            "cell": cell,
-            "row": " ".join(str(row[name]) for name in names if name in row),
+            "cell": _cell_words(record),
+            "row": name,
             "status": row["status"],
             "reason": row.get("reason") or "",
             "n": row.get("n"),
         }
         for quantity in _timed_quantities(row) or [""]:
-            statistics = {name: row.get(f"{name}_{quantity}") for name in ("median", "q1", "q3")}
+            statistics = {statistic: row.get(f"{statistic}_{quantity}") for statistic in ("median", "q1", "q3")}
             yield {**line, "quantity": quantity, **statistics}
 
 
-def _row_names(stage: str) -> list[str]:
-    """Return the columns that tell a stage's rows apart; none for a stage of another version of the pipeline."""
-    if stage not in sweep.stage_names():
-        return []
-    return list(dict.fromkeys(name for key in sweep.declaration(stage).Cell().row_keys() for name in key))
+def _named_rows(record: Record) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Name the rows of a cell by what they are of, wherever they stand; those that this does not tell apart by order.
+
+    A stage of another version of the pipeline has no columns that are known to name a row.
+    """
+    stage = record["stage"]
+    columns = sweep.row_columns(stage) if stage in sweep.stage_names() else ()
+    times: Counter[str] = Counter()
+    for row in record["rows"]:
+        name = " ".join(_word(column, row[column]) for column in columns if row.get(column) is not None)
+        times[name] += 1
+        yield (name if times[name] == 1 else f"{name} #{times[name]}".strip()), row
+
+
+def _word(column: str, value: Any) -> str:
+    return value if isinstance(value, str) else f"{column}={fields.text(value)}"
 
 
 def _timed_quantities(row: dict[str, Any]) -> list[str]:
@@ -120,7 +132,7 @@ def _verdict(line: dict[str, Any], tolerance: float) -> str:
 
 
 def _memory(a: list[Record], b: list[Record], tolerance: float) -> pd.DataFrame:
-    both = _peaks(a).merge(_peaks(b), on=["stage", "cell", "quantity", "row"], suffixes=("_a", "_b"))
+    both = _peaks(a).merge(_peaks(b), on=[*KEYS, "quantity"], suffixes=("_a", "_b"))
     both = both.rename(columns={"bytes_a": "a", "bytes_b": "b"}).drop(columns="row").drop_duplicates()
     both = both.assign(ratio=both["b"] / both["a"])
     apart = (both["ratio"] > 1 + tolerance) | (both["ratio"] * (1 + tolerance) < 1)
@@ -128,15 +140,15 @@ def _memory(a: list[Record], b: list[Record], tolerance: float) -> pd.DataFrame:
 
 
 def _peaks(records: list[Record]) -> pd.DataFrame:
-    """Return a line for each peak of memory of each row, the rows of a cell by their number."""
+    """Return a line for each peak of memory of each row."""
     lines = [
-        {"stage": record["stage"], "cell": _cell_words(record), "row": number, "quantity": name, "bytes": value}
+        {"stage": record["stage"], "cell": _cell_words(record), "row": name, "quantity": quantity, "bytes": value}
         for record in records
-        for number, row in enumerate(record["rows"])
-        for name, value in row.items()
-        if value and re.fullmatch(r"peak(_\w+)?_bytes", name)
+        for name, row in _named_rows(record)
+        for quantity, value in row.items()
+        if value and re.fullmatch(r"peak(_\w+)?_bytes", quantity)
     ]
-    return pd.DataFrame(lines, columns=["stage", "cell", "row", "quantity", "bytes"])
+    return pd.DataFrame(lines, columns=[*KEYS, "quantity", "bytes"])
 
 
 def _cell_words(record: Record) -> str:
@@ -154,9 +166,21 @@ def _outcomes(rows_a: pd.DataFrame, rows_b: pd.DataFrame) -> pd.DataFrame:
 
 def _only_in_first(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
     cells = first[["stage", "cell"]].drop_duplicates()
-    known = second[["stage", "cell"]].drop_duplicates()
-    joined = cells.merge(known, how="left", indicator=True)
-    return joined[joined["_merge"] == "left_only"].drop(columns="_merge").reset_index(drop=True)
+    return cells[~_occurs(cells, second)].reset_index(drop=True)
+
+
+def _rows_only_in_first(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows that the second lacks, of the cells that it has."""
+    rows = first.assign(timed=first["median"].notna())[[*KEYS, "status", "timed"]].drop_duplicates(KEYS)
+    lacking = _occurs(rows[["stage", "cell"]], second) & ~_occurs(rows[KEYS], second)
+    return rows[lacking].reset_index(drop=True)
+
+
+def _occurs(lines: pd.DataFrame, table: pd.DataFrame) -> pd.Series:
+    """Tell of each line whether the table has one with the same values."""
+    known = set(table[list(lines)].itertuples(index=False, name=None))
+    found = [line in known for line in lines.itertuples(index=False, name=None)]
+    return pd.Series(found, index=lines.index, dtype=bool)
 
 
 def _differences(a: list[Record], b: list[Record]) -> pd.DataFrame:

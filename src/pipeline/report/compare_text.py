@@ -22,6 +22,8 @@ def write_comparison(found: Comparison, name_a: str, name_b: str, show_all: bool
         _part("Outcomes that changed", _outcome_table(found.outcomes), show_all),
         _part("Cells only in A", found.only_in_a, show_all),
         _part("Cells only in B", found.only_in_b, show_all),
+        _part("Rows only in A, of cells that both have", _row_table(found.rows_only_in_a), show_all),
+        _part("Rows only in B, of cells that both have", _row_table(found.rows_only_in_b), show_all),
         _part("Times that differ" if not show_all else "Times", _time_table(found.timed, show_all), show_all),
         _part("Peak memory that differs", _memory_table(found.memory), show_all),
         _part("By stage", _stage_table(found.timed), show_all=True),
@@ -43,6 +45,8 @@ def summary(found: Comparison) -> str:
         f"peak memory apart in {_counted(len(found.memory), 'cell')}": len(found.memory),
         f"{_counted(len(found.only_in_a), 'cell')} only in A": len(found.only_in_a),
         f"{_counted(len(found.only_in_b), 'cell')} only in B": len(found.only_in_b),
+        f"{_counted(len(found.rows_only_in_a), 'row')} only in A": len(found.rows_only_in_a),
+        f"{_counted(len(found.rows_only_in_b), 'row')} only in B": len(found.rows_only_in_b),
         f"{_counted(found.untimed, 'row')} without a time": found.untimed,
     }
     return "; ".join([text, *(words for words, count in extras.items() if count)]) + "."
@@ -73,6 +77,12 @@ def _outcome_table(outcomes: pd.DataFrame) -> pd.DataFrame:
         for run in "ab"
     }
     return _short(outcomes)[["stage", "cell", "row"]].assign(A=words["a"], B=words["b"])
+
+
+def _row_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """List rows by cell, those that bear a time first."""
+    shown = _short(rows.sort_values("timed", ascending=False, kind="stable"))
+    return shown.assign(status=shown["status"].map(lambda status: _outcome(status, ""))).drop(columns="timed")
 
 
 def _outcome(status: str, reason: str) -> str:

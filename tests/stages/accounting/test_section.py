@@ -1,9 +1,19 @@
-import re
-
 import pytest
 
 from pipeline.stages.accounting import findings, others, section
 from pipeline.stages.accounting.cell import QUESTIONS, Cell
+
+from ..sections import (
+    contents,
+    drawn_figures,
+    gaps,
+    linked_figures,
+    numbers_that_stay,
+    part,
+    prose,
+    template_numbers,
+    unnamed_rows,
+)
 
 KEYS = [
     *("batch_size", "seq_len", "num_devices", "least_devices"),
@@ -32,43 +42,41 @@ def rendered(make_rows, tmp_path_factory):
     return section.build(make_rows(), folder), folder
 
 
-def part(text, title):
-    return re.split(r"\n### ", text.split(f"### {title}", 1)[1])[0]
-
-
 def test_the_section_answers_every_question_without_a_gap(rendered):
     text, _ = rendered
     assert all(
         f"### {title}" in text for title in (*TITLES.values(), "communication_accounting (d)", "Others' figures")
     )
-    assert not re.search(r"\bnan\b|\bNone\b|\n{3,}| \n|\(\)|\binf\b", text)
+    assert gaps(text) == []
 
 
 def test_every_figure_drawn_is_linked(rendered):
     text, folder = rendered
-    assert set(re.findall(r"figures/accounting/(\w+)\.svg", text)) == {path.stem for path in folder.iterdir()}
-    assert {path.stem for path in folder.iterdir()} == {"fsdp", "mesh"}
+    assert linked_figures(text, "accounting") == drawn_figures(folder) == {"fsdp", "mesh"}
 
 
 def test_figures_are_the_same_bytes_when_drawn_again(rendered, make_rows, tmp_path):
     section.build(make_rows(), tmp_path)
-    assert all(path.read_bytes() == (rendered[1] / path.name).read_bytes() for path in tmp_path.iterdir())
+    assert contents(tmp_path) == contents(rendered[1])
 
 
 def test_the_template_has_no_number_outside_its_formulas():
-    template = re.sub(r"\{\{.*?\}\}|\{%.*?%\}|`[^`]*`", "", section.TEMPLATE.read_text(), flags=re.DOTALL)
-    words = "\n".join(line for line in template.splitlines() if not line.startswith("    "))
-    assert re.findall(r"\b\d[\d.]*", re.sub(r"write-up \d|arXiv [\d.]+", "", words)) == []
+    assert template_numbers(section.TEMPLATE, besides=r"write-up \d|arXiv [\d.]+") == []
 
 
-def test_no_number_of_the_prose_stays_when_every_figure_is_another(make_rows, build, numbers_that_stay):
+def test_no_number_of_the_prose_stays_when_every_figure_is_another(make_rows, build):
     # The binary unit's 7.4%, how many figures others give, write-ups by number, papers by their arXiv number.
     allowed = {"7.4", "30", "0", "1", "2306.1", "1811.07"}
     # What is left are others' figures.
     assert numbers_that_stay(build, make_rows(), KEYS, allowed) == {"41", "34", "641", "879"}
 
 
-def test_the_answers_of_communication_accounting(rendered, prose):
+def test_the_columns_of_rows_tell_the_rows_of_a_cell_apart_but_for_the_mesh_at_other_batches(make_rows):
+    unnamed = unnamed_rows("accounting", make_rows())
+    assert set(unnamed["case"]) == {"batch"}
+
+
+def test_the_answers_of_communication_accounting(rendered):
     a, b, c = (prose(part(rendered[0], TITLES[name])).replace("\n", " ") for name in ("memory", "fsdp", "mesh"))
     assert "3,518 GB (3,276 GiB) of state, as much as 44 GPUs of 80 GB hold" in a
     assert "Were the GPUs' memory 80 GiB, 41 would hold the state" in a
@@ -77,7 +85,7 @@ def test_the_answers_of_communication_accounting(rendered, prose):
     assert "320 tokens per device (20,480 overall) are enough" in c
 
 
-def test_answers_follow_the_settings(make_rows, build, prose):
+def test_answers_follow_the_settings(make_rows, build):
     text = prose(build(make_rows(gpu_memory_gb=40.0, device_memory_gb=192.0, fsdp_size=8))).replace("\n", " ")
     assert "as much as 88 GPUs of 40 GB hold" in text
     assert "less than 192 GB from N = 19 on" in text

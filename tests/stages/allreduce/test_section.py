@@ -8,27 +8,31 @@ from pipeline.report.section import FORMS
 from pipeline.stages.allreduce import findings, others, section
 from pipeline.stages.allreduce.selection import completed, fits
 
+from ..sections import (
+    contents,
+    drawn_figures,
+    gaps,
+    keys,
+    linked_figures,
+    numbers_that_stay,
+    prose,
+    render,
+    template_numbers,
+    unnamed_rows,
+)
+
 MEASURED = ("h200", "laptop", "smoke")
 FIGURES = {"time", "busbw", "ways"}
 
 
 @pytest.fixture(scope="module")
 def rendered(make_rows, tmp_path_factory):
-    found = {}
-    for name in MEASURED:
-        rows, folder = make_rows(name), tmp_path_factory.mktemp(name)
-        found[name] = (rows, section.build(rows, folder), folder)
-    return found
+    return render(section.build, {name: make_rows(name) for name in MEASURED}, tmp_path_factory)
 
 
 @pytest.fixture
 def build(tmp_path):
     return lambda rows: section.build(rows, tmp_path)
-
-
-def prose(text):
-    lines = [line for line in text.splitlines() if not line.startswith(("|", "<", "!", "#"))]
-    return "\n".join(lines)
 
 
 def scaled(rows, factor, mask):
@@ -40,26 +44,40 @@ def scaled(rows, factor, mask):
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_the_section_holds_no_gap_in_its_words(rendered, name):
-    assert not re.search(r"\bnan\b|\bNone\b|\n{3,}| \n|\(\)", rendered[name][1])
+    assert gaps(rendered[name][1]) == []
 
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_every_figure_drawn_is_linked_and_every_link_is_drawn(rendered, name):
     _, text, folder = rendered[name]
-    assert set(re.findall(r"\(figures/allreduce/(\w+)\.svg\)", text)) == FIGURES
-    assert {path.stem for path in folder.iterdir()} == FIGURES
+    assert linked_figures(text, "allreduce") == FIGURES
+    assert drawn_figures(folder) == FIGURES
 
 
 def test_figures_are_the_same_bytes_when_drawn_again(rendered, tmp_path):
     rows, _, folder = rendered["h200"]
     section.build(rows, tmp_path)
-    for path in tmp_path.iterdir():
-        assert path.read_bytes() == (folder / path.name).read_bytes()
+    assert contents(tmp_path) == contents(folder)
 
 
 def test_the_template_has_no_number_of_its_own():
-    words = re.sub(r"\{\{.*?\}\}|\{%.*?%\}", "", section.TEMPLATE.read_text(), flags=re.DOTALL)
-    assert re.findall(r"\b\d[\d.]*", words) == []
+    assert template_numbers(section.TEMPLATE) == []
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_no_number_of_the_prose_stays_when_every_figure_is_another(make_rows, monkeypatch, name):
+    monkeypatch.setattr(section, "draw_all", lambda *_: dict.fromkeys(FIGURES, "link"))
+    ours = lambda rows: section.build(rows, None).split("### Others' figures")[0]  # noqa: E731
+    rows = make_rows(name)
+    sizes_mb = {f"{size_bytes / 1e6:g}" for size_bytes in rows["size_bytes"].dropna()}
+    ring = all_reduce_bus_factor(4) / all_reduce_bus_factor(2)  # what more ranks should cost, by formula
+    allowed = {*sizes_mb, f"{ring:g}"}
+    assert numbers_that_stay(ours, rows, keys("allreduce", "calls"), allowed) == set()
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_the_columns_of_rows_tell_the_rows_of_a_cell_apart(make_rows, name):
+    assert unnamed_rows("allreduce", make_rows(name)).empty
 
 
 @pytest.mark.parametrize("name", MEASURED)

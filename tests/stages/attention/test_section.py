@@ -8,6 +8,8 @@ from pipeline.report.section import data_size
 from pipeline.stages.attention import findings, section, selection
 from pipeline.stages.attention.cell import Cell
 
+from ..sections import drawn_figures, gaps, linked_figures, numbers_that_stay, render, template_numbers, unnamed_rows
+
 ALL = ("h200", "laptop", "smoke")
 FIGURES = {
     "h200": {"times", "compiled", "memory"},
@@ -18,39 +20,33 @@ FIGURES = {
 
 @pytest.fixture(scope="module")
 def rendered(make_rows, tmp_path_factory):
-    """Render each machine's section once: its rows, its text and its folder of figures."""
-    found = {}
-    for name in ALL:
-        rows, folder = make_rows(name), tmp_path_factory.mktemp(name)
-        found[name] = (rows, section.build(rows, folder), folder)
-    return found
-
-
-def prose(text):
-    lines = [line for line in text.splitlines() if not line.startswith(("|", "<", "!", "#"))]
-    return "\n".join(lines)
+    return render(section.build, {name: make_rows(name) for name in ALL}, tmp_path_factory)
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_the_section_holds_no_gap_in_its_words(rendered, name):
     _, text, _ = rendered[name]
-    assert not re.search(r"\bnan\b|\bNone\b|\n{3,}| \n|\(\)", text)
+    assert gaps(text) == []
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_every_figure_drawn_is_linked_and_every_link_is_drawn(rendered, name):
     _, text, folder = rendered[name]
-    assert set(re.findall(r"\(figures/attention/(\w+)\.svg\)", text)) == FIGURES[name]
-    assert {path.stem for path in folder.iterdir()} == FIGURES[name]
+    assert linked_figures(text, "attention") == FIGURES[name]
+    assert drawn_figures(folder) == FIGURES[name]
 
 
 def test_the_template_has_no_number_of_its_own():
-    words = re.sub(r"\{\{.*?\}\}|\{%.*?%\}", "", section.TEMPLATE.read_text(), flags=re.DOTALL)
-    assert re.findall(r"\b\d[\d.]*", words) == []
+    assert template_numbers(section.TEMPLATE) == []
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_columns_of_rows_tell_the_rows_of_a_cell_apart(make_rows, name):
+    assert unnamed_rows("attention", make_rows(name)).empty
 
 
 @pytest.mark.parametrize("name", ["h200", "laptop"])
-def test_no_number_of_the_prose_stays_when_every_figure_is_another(make_rows, numbers_that_stay, monkeypatch, name):
+def test_no_number_of_the_prose_stays_when_every_figure_is_another(make_rows, monkeypatch, name):
     # Quartiles no longer enclose medians when all are changed, and cannot be drawn.
     monkeypatch.setattr(section, "draw_all", lambda *_: dict.fromkeys(["times", "compiled", "memory"], "link"))
     keys = ["head_dim", "seq_len", "mode", "pass", "batch_size", "warmup_passes"]

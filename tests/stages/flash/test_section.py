@@ -6,6 +6,17 @@ import pytest
 from pipeline.stages.flash import findings, section, selection
 from pipeline.stages.flash.cell import Cell
 
+from ..sections import (
+    drawn_figures,
+    gaps,
+    linked_figures,
+    numbers_that_stay,
+    part,
+    render,
+    template_numbers,
+    unnamed_rows,
+)
+
 ALL = ("h200", "laptop", "smoke")
 DTYPES = {"h200": ("bf16", "fp32"), "laptop": ("bf16", "fp32"), "smoke": ("fp32",)}
 FIGURES = {
@@ -18,12 +29,7 @@ TIMES = ["median_ms", "q1_ms", "q3_ms", "mean_ms", "std_ms", "min_ms", "max_ms"]
 
 @pytest.fixture(scope="module")
 def rendered(make_rows, tmp_path_factory):
-    """Render each machine's section once: its rows, its text and its folder of figures."""
-    found = {}
-    for name in ALL:
-        rows, folder = make_rows(name), tmp_path_factory.mktemp(name)
-        found[name] = (rows, section.build(rows, folder), folder)
-    return found
+    return render(section.build, {name: make_rows(name) for name in ALL}, tmp_path_factory)
 
 
 @pytest.fixture
@@ -31,28 +37,18 @@ def build(tmp_path):
     return lambda rows: section.build(rows, tmp_path)
 
 
-def prose(text):
-    """Keep the sentences: neither tables nor summaries nor links."""
-    lines = [line for line in text.splitlines() if not line.startswith(("|", "<", "!", "#"))]
-    return "\n".join(lines)
-
-
-def part(text, title):
-    return text.split(f"### {title}\n", 1)[1].split("\n### ", 1)[0]
-
-
 @pytest.mark.parametrize("name", ALL)
 def test_the_section_holds_no_gap_in_its_words(rendered, name):
     _, text, _ = rendered[name]
-    assert not re.search(r"\bnan\b|\bNone\b|\n{3,}| \n|\(\)", text)
+    assert gaps(text) == []
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_every_figure_drawn_is_linked_and_every_link_is_drawn(rendered, name):
     _, text, folder = rendered[name]
     expected = {f"{figure}_{dtype}" for figure in FIGURES[name] for dtype in DTYPES[name]}
-    assert set(re.findall(r"\(figures/flash/(\w+)\.svg\)", text)) == expected
-    assert {path.stem for path in folder.iterdir()} == expected
+    assert linked_figures(text, "flash") == expected
+    assert drawn_figures(folder) == expected
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -64,12 +60,16 @@ def test_the_problems_of_the_assignment_are_answered_by_name(rendered, name):
 
 
 def test_the_template_has_no_number_of_its_own():
-    words = re.sub(r"\{\{.*?\}\}|\{%.*?%\}", "", section.TEMPLATE.read_text(), flags=re.DOTALL)
-    assert re.findall(r"\b\d[\d.]*", words.replace("FlashAttention-2", "")) == []
+    assert template_numbers(section.TEMPLATE, besides="FlashAttention-2") == []
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_columns_of_rows_tell_the_rows_of_a_cell_apart(make_rows, name):
+    assert unnamed_rows("flash", make_rows(name)).empty
 
 
 @pytest.mark.parametrize("name", ["h200", "laptop"])
-def test_no_number_of_the_prose_stays_when_every_figure_is_another(make_rows, numbers_that_stay, monkeypatch, name):
+def test_no_number_of_the_prose_stays_when_every_figure_is_another(make_rows, monkeypatch, name):
     # Quartiles no longer enclose medians when all are changed, and cannot be drawn.
     monkeypatch.setattr(section, "draw_all", lambda *_: {"bf16": {"times": "link", "throughput": "link"}})
     keys = [*selection.PROBLEM, "impl", "pass", "min_samples"]

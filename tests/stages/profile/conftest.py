@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 import pandas as pd
 import pytest
 
+from pipeline.cells.tabulate import _flat
 from pipeline.instruments.kernel_categories import category
 from pipeline.instruments.summary import summarise
 from pipeline.instruments.trace import build_trace
@@ -222,7 +223,7 @@ def make_rows():
     """Make all rows of a machine by its name (h200 or skipped), as read back from its tables."""
 
     def make(name):
-        text = pd.DataFrame(MACHINES[name]()).to_csv(index=False)
+        text = pd.DataFrame([_flat(row) for row in MACHINES[name]()]).to_csv(index=False)
         return pd.read_csv(io.StringIO(text), keep_default_na=False, na_values=[""])
 
     return make

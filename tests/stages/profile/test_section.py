@@ -5,6 +5,8 @@ import pytest
 from pipeline.stages.profile import findings, section
 from pipeline.stages.profile.selection import main_captures, ordered, reference_cell
 
+from ..sections import contents, drawn_figures, gaps, keys, linked_figures, numbers_that_stay, unnamed_rows
+
 QUESTIONS = [f"### nsys_profile ({letter})" for letter in "abcde"]
 
 
@@ -33,28 +35,26 @@ def test_every_question_is_answered_under_its_name(rendered):
 
 def test_every_figure_is_drawn_and_linked(rendered):
     text, folder = rendered
-    linked = re.findall(r"\(figures/profile/(\w+\.svg)\)", text)
-    assert (
-        sorted(linked)
-        == sorted(path.name for path in folder.iterdir())
-        == [
-            "categories.svg",
-            "layer.svg",
-            "top_kernels.svg",
-        ]
-    )
+    assert linked_figures(text, "profile") == drawn_figures(folder) == {"categories", "layer", "top_kernels"}
 
 
 def test_no_number_is_missing(rendered):
-    assert not re.search(r"\bnan\b|None|inf\b", rendered[0])
+    assert gaps(rendered[0]) == []
+
+
+def test_no_number_of_the_prose_stays_when_every_figure_is_another(h200, build):
+    ours = lambda rows: build(rows).split("### Others' figures")[0]  # noqa: E731
+    assert numbers_that_stay(ours, h200, keys("profile")) == set()
+
+
+def test_the_columns_of_rows_tell_the_rows_of_a_cell_apart(h200):
+    assert unnamed_rows("profile", h200).empty
 
 
 def test_the_section_and_its_figures_are_the_same_each_time(h200, rendered, tmp_path):
     text, folder = rendered
     assert section.build(h200, tmp_path) == text
-    assert [path.read_bytes() for path in sorted(tmp_path.iterdir())] == [
-        path.read_bytes() for path in sorted(folder.iterdir())
-    ]
+    assert contents(tmp_path) == contents(folder)
 
 
 def test_the_kernel_that_leads_both_passes_is_told_from_one_that_leads_backward_only(rendered):

@@ -8,6 +8,19 @@ from pipeline.report.section import FORMS
 from pipeline.stages.timing import findings, others, section, selection
 from pipeline.stages.timing.selection import FIRST_STEPS
 
+from ..sections import (
+    contents,
+    drawn_figures,
+    gaps,
+    linked_figures,
+    numbers_that_stay,
+    part,
+    prose,
+    render,
+    template_numbers,
+    unnamed_rows,
+)
+
 ALL = ("h200", "laptop", "smoke")
 TIMES = ["median_ms", "q1_ms", "q3_ms", "mean_ms", "std_ms", "min_ms", "max_ms"]
 FIGURE_NAMES = {
@@ -19,28 +32,12 @@ FIGURE_NAMES = {
 
 @pytest.fixture(scope="module")
 def rendered(make_rows, tmp_path_factory):
-    """Render each machine's section once: its rows, its text and its folder of figures."""
-    found = {}
-    for name in ALL:
-        rows, folder = make_rows(name), tmp_path_factory.mktemp(name)
-        found[name] = (rows, section.build(rows, folder), folder)
-    return found
+    return render(section.build, {name: make_rows(name) for name in ALL}, tmp_path_factory)
 
 
 @pytest.fixture
 def build(tmp_path):
     return lambda rows: section.build(rows, tmp_path)
-
-
-def prose(text):
-    """Keep the sentences: neither tables nor summaries nor links."""
-    lines = [line for line in text.splitlines() if not line.startswith(("|", "<", "!", "#"))]
-    return "\n".join(lines)
-
-
-def part(text, title):
-    """Keep one part of the section, by its title."""
-    return text.split(f"### {title}\n", 1)[1].split("\n### ", 1)[0]
 
 
 def scaled(rows, factor, mask):
@@ -56,27 +53,24 @@ def scaled(rows, factor, mask):
 @pytest.mark.parametrize("name", ALL)
 def test_the_section_holds_no_gap_in_its_words(rendered, name):
     _, text, _ = rendered[name]
-    assert not re.search(r"\bnan\b|\bNone\b|\n{3,}| \n|\(\)", text)
+    assert gaps(text) == []
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_every_figure_drawn_is_linked_and_every_link_is_drawn(rendered, name):
     _, text, folder = rendered[name]
-    assert set(re.findall(r"\(figures/timing/(\w+)\.svg\)", text)) == FIGURE_NAMES[name]
-    assert {path.stem for path in folder.iterdir()} == FIGURE_NAMES[name]
+    assert linked_figures(text, "timing") == FIGURE_NAMES[name]
+    assert drawn_figures(folder) == FIGURE_NAMES[name]
 
 
 def test_figures_are_the_same_bytes_when_drawn_again(rendered, tmp_path):
     rows, _, folder = rendered["laptop"]
     section.build(rows, tmp_path)
-    for path in tmp_path.iterdir():
-        assert path.read_bytes() == (folder / path.name).read_bytes()
+    assert contents(tmp_path) == contents(folder)
 
 
 def test_the_template_has_no_number_of_its_own():
-    template = section.TEMPLATE.read_text()
-    words = re.sub(r"\{\{.*?\}\}|\{%.*?%\}", "", template, flags=re.DOTALL)
-    assert re.findall(r"\b\d[\d.]*", words) == []
+    assert template_numbers(section.TEMPLATE) == []
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -254,10 +248,14 @@ def test_sizes_that_nobody_else_measured_are_compared_with_nobody(rendered):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_no_number_of_the_prose_stays_when_every_figure_is_another(
-    make_rows, build, numbers_that_stay, monkeypatch, name
-):
+def test_the_columns_of_rows_tell_the_rows_of_a_cell_apart(make_rows, name):
+    assert unnamed_rows("timing", make_rows(name)).empty
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_no_number_of_the_prose_stays_when_every_figure_is_another(make_rows, build, monkeypatch, name):
     monkeypatch.setattr(section, "draw_all", lambda *_: dict.fromkeys(FIGURE_NAMES["h200"], ""))
     keys = ["size", "context_length", "warmup_steps", "batch_size", "n"]
     ours = lambda rows: build(rows).split("### Others' figures")[0]  # noqa: E731
-    assert numbers_that_stay(ours, make_rows(name), keys, allowed={f"{100 * findings.SMALL_SPREAD:g}"}) == set()
+    limit_pct = f"{100 * findings.SMALL_SPREAD:g}"  # of what is called a small spread
+    assert numbers_that_stay(ours, make_rows(name), keys, allowed={limit_pct}) == set()

@@ -7,6 +7,7 @@ from pipeline.accounting.models import NAMES
 from pipeline.cells.fields import axis
 
 SPLIT_AXIS = "question"
+ROW_COLUMNS = ("case", "attention", "seq_len", "num_devices", "num_buckets", "tensor_size")
 QUESTIONS = ("memory", "fsdp", "mesh", "buckets", "activations", "attention")
 
 

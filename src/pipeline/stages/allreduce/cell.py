@@ -6,6 +6,7 @@ from pipeline.cells.fields import axis
 from pipeline.errors import UserError
 
 SPLIT_AXIS = "backend"
+ROW_COLUMNS = ("timing", "impl", "placement", "clock", "size_bytes")
 ELEMENT_BYTES = 4
 
 

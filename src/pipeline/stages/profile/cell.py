@@ -7,6 +7,7 @@ from pipeline.model.sizes import SIZES
 
 SPLIT_AXIS = "precision"
 KEEPS_FILES = True
+ROW_COLUMNS = ("kind", "range", "clock", "category", "kernel", "phase", "layer")
 
 # What one capture holds, each as a range of this name: the forward pass alone and without gradients; forward, loss and
 # backward; and with the optimizer.

@@ -1,0 +1,127 @@
+"""What the tests of every section share: its parts, its prose, its gaps, and numbers that its tables do not hold."""
+
+import re
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from pipeline.cells import fields, sweep
+
+NUMBER = re.compile(r"(?<![\w.,])\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?(?![\w]|\.\d)")
+GAP = re.compile(r"\bnan\b|\bNone\b|\binf\b|Undefined|\n{3,}| \n|\(\)")
+ROUNDS = 4
+
+
+class Rendered(NamedTuple):
+    """A section that was built once: from which rows, its text, and its folder of figures."""
+
+    rows: pd.DataFrame
+    text: str
+    folder: object
+
+
+def render(build, tables, tmp_path_factory):
+    """Build a section from each of the named tables."""
+    folders = {name: tmp_path_factory.mktemp(name) for name in tables}
+    return {name: Rendered(rows, build(rows, folders[name]), folders[name]) for name, rows in tables.items()}
+
+
+def part(text, title):
+    """Keep one part of a section, by its title up to a colon."""
+    return re.split(rf"### {re.escape(title)}(?::.*)?\n", text, maxsplit=1)[1].split("\n### ", 1)[0]
+
+
+def prose(text):
+    """Keep the sentences of a section: neither tables, code, summaries, links nor headings."""
+    lines = [line for line in text.splitlines() if not line.startswith(("|", "<", "!", "#", "    "))]
+    return without_code("\n".join(lines))
+
+
+def without_code(text):
+    """Leave out what stands between backticks."""
+    return re.sub(r"`[^`]*`", "``", text)
+
+
+def gaps(text):
+    """Find words, brackets and lines that should have been filled in; code has brackets of its own."""
+    return GAP.findall(without_code(text))
+
+
+def linked_figures(text, stage):
+    """Return the names of the figures that a section links."""
+    return set(re.findall(rf"\(figures/{stage}/(\w+)\.svg\)", text))
+
+
+def drawn_figures(folder):
+    """Return the names of the figures in a folder."""
+    return {path.stem for path in folder.iterdir()}
+
+
+def contents(folder):
+    """Return the bytes of each file in a folder."""
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def template_numbers(template, besides="(?!)"):
+    """Find the numbers that a template writes itself, outside code and formulas, and besides what a pattern matches."""
+    written = re.sub(r"\{\{.*?\}\}|\{%.*?%\}", "", template.read_text(), flags=re.DOTALL)
+    return re.findall(r"\b\d[\d.]*", re.sub(besides, "", prose(written)))
+
+
+def keys(stage, *others):
+    """Return the columns that say what a stage's row is of: axes, settings, those that name a row, and others."""
+    declaration = sweep.declaration(stage)
+    given = [*fields.texts(declaration.Cell()), *fields.texts(declaration.Settings())]
+    return [*dict.fromkeys([*given, *sweep.row_columns(stage), *others])]
+
+
+def unnamed_rows(stage, rows):
+    """Return the rows of a table that the columns which tell a stage's rows apart do not."""
+    axes = fields.texts(sweep.declaration(stage).Cell())
+    columns = [name for name in (*axes, *sweep.row_columns(stage)) if name in rows]
+    return rows[rows.duplicated(columns, keep=False)]
+
+
+def numbers_that_stay(build, rows, keys, allowed=()):
+    """Find numbers of a section's prose that stay although every figure in its tables becomes another one.
+
+    Such a number does not come from the tables. `keys` are the columns that say what a row is of: their values, and
+    those of columns of text, may stand in a sentence; so may what is `allowed`. Columns of text that hold samples, one
+    number after the other, are changed too.
+    """
+    rng = np.random.default_rng(0)
+    found = _numbers(prose(build(rows)), rows)
+    assert found, "there is no number in the prose"
+    for _ in range(ROUNDS):
+        found &= _numbers(prose(build(_perturbed(rows, keys, rng))), rows)
+    known = {_plain(value) for key in rows.columns.intersection(keys) for value in rows[key].dropna().unique()}
+    return found - known - set(allowed)
+
+
+def _perturbed(rows, keys, rng):
+    changed = rows.copy()
+    for name in rows.columns.difference(keys):
+        if rows[name].dtype.kind in "if":
+            changed[name] = rows[name] * rng.uniform(0.8, 1.25, len(rows))
+        elif name.startswith("samples"):
+            changed[name] = [_other_samples(text, rng) for text in rows[name]]
+    return changed
+
+
+def _other_samples(text, rng):
+    if not isinstance(text, str):
+        return text
+    return " ".join(str(float(sample) * rng.uniform(0.8, 1.25)) for sample in text.split())
+
+
+def _numbers(text, rows):
+    """Return the numbers of a text, without thousands separators; those inside names are none."""
+    names = {name for column in rows.select_dtypes(exclude="number") for name in rows[column].dropna().astype(str)}
+    names = sorted((name for name in names if re.search(r"\d", name)), key=len, reverse=True)
+    without_names = re.sub("|".join(map(re.escape, names)), "", text) if names else text
+    return {_plain(float(found.replace(",", ""))) for found in NUMBER.findall(without_names)}
+
+
+def _plain(value):
+    return f"{value:g}" if isinstance(value, int | float | np.number) else str(value)
