@@ -1,3 +1,4 @@
+import gc
 import math
 import time
 
@@ -47,6 +48,16 @@ def test_what_is_left_of_communication_counts_in_the_phase_that_waits():
     timings, _ = ranks(wait_late)
     assert min(timings["start"].host_ms) < 1e3 * SLOW_S
     assert min(timings["finish"].host_ms) >= 1e3 * SLOW_S
+
+
+def collects(context):
+    within = []
+    time_steps_over_ranks({"step": lambda: within.append(gc.isenabled())}, context.device, warmup=0, steps=3)
+    return within, gc.isenabled()
+
+
+def test_no_garbage_is_collected_while_a_step_is_timed():
+    assert ranks(collects) == [([False] * 3, True)] * 2
 
 
 def own_values(context):

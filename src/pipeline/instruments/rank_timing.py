@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from pipeline.instruments import gpu_state
 from pipeline.instruments.summary import rel_error
-from pipeline.instruments.timing import Phases, Sampling, Timings, synchronize
+from pipeline.instruments.timing import Phases, Sampling, Timings, collections_off, synchronize
 
 STEP = "train_step"
 
@@ -73,13 +73,14 @@ def _time_step(phases: Phases, device: torch.device) -> dict[tuple[str, str], fl
     """Time one step on this rank: the milliseconds by phase and clock."""
     clock = _CudaEvents() if device.type == "cuda" else _HostClock()
     synchronize(device)
-    started = time.perf_counter()
-    clock.mark()
-    for phase in phases.values():
-        phase()
+    with collections_off():
+        started = time.perf_counter()
         clock.mark()
-    synchronize(device)
-    host_ms = (time.perf_counter() - started) * 1e3
+        for phase in phases.values():
+            phase()
+            clock.mark()
+        synchronize(device)
+        host_ms = (time.perf_counter() - started) * 1e3
     phases_ms = clock.between_marks_ms()
     times_ms = {(name, clock.name): ms for name, ms in zip(phases, phases_ms, strict=True)}
     if clock.name != "host":
