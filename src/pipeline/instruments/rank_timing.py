@@ -6,7 +6,7 @@ is, so that each sample is the maximum over the ranks.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import TypeVar
 
@@ -20,6 +20,13 @@ from pipeline.instruments.timing import Phases, Sampling, Timings, collections_o
 STEP = "train_step"
 
 Key = TypeVar("Key")
+Thing = TypeVar("Thing")
+
+
+def turns(things: Sequence[Thing], rounds: int) -> Iterator[Thing]:
+    """Let things take turns, every second round in reverse, so that a slow drift of the machine falls on all alike."""
+    for number in range(rounds):
+        yield from things if number % 2 == 0 else reversed(things)
 
 
 def time_steps_over_ranks(phases: Phases, device: torch.device, warmup: int, steps: int) -> Sampling:
