@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pipeline.instruments.rank_timing import max_over_ranks, pooled, step_status, time_steps_over_ranks
+from pipeline.instruments.rank_timing import max_over_ranks, pooled, step_status, time_steps_over_ranks, turns
 from pipeline.instruments.timing import Sampling, Timings
 from pipeline.parallel.processes import run_ranks
 
@@ -58,6 +58,10 @@ def collects(context):
 
 def test_no_garbage_is_collected_while_a_step_is_timed():
     assert ranks(collects) == [([False] * 3, True)] * 2
+
+
+def test_turns_go_back_and_forth():
+    assert list(turns("abc", rounds=3)) == [*"abc", *"cba", *"abc"]
 
 
 def own_values(context):

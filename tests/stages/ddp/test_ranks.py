@@ -1,6 +1,8 @@
 import time
 from unittest import mock
 
+import pytest
+import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from pipeline.parallel.processes import run_ranks
@@ -8,7 +10,6 @@ from pipeline.stages.ddp import ranks
 from pipeline.stages.ddp.cell import VARIANTS, Cell, Settings
 
 SETTINGS = Settings(batch_size_per_rank=1, context_length=8, vocab_size=100, warmup_steps=2, steps=5, rounds=2)
-
 ONE_OF_EACH = [variant for variant in VARIANTS if variant.bucket_size_mb in (None, 1)]
 A_MOMENT_S = 0.2
 
@@ -39,4 +40,12 @@ def alive_at_each_build(context):
 def test_the_model_of_a_turn_is_gone_when_the_next_is_built():
     alive, _ = run_ranks(alive_at_each_build, 2, backend="gloo")
     assert len(alive) > 2 * len(ONE_OF_EACH)
+    assert not any(alive)
+
+
+@pytest.mark.gpu
+def test_on_gpus_it_is_gone_too():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs 2 GPUs")
+    alive, _ = run_ranks(alive_at_each_build, 2, backend="nccl", device_type="cuda")
     assert not any(alive)

@@ -1,6 +1,8 @@
 import time
 from unittest import mock
 
+import pytest
+import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from pipeline.parallel.processes import run_ranks
@@ -44,4 +46,12 @@ def test_the_model_and_state_of_a_turn_are_gone_when_the_next_is_built():
     alive, noted = run_ranks(alive_at_each_build, 2, backend="gloo")[0]
     assert len(alive) == 2 * len(IMPLS)
     assert noted > 0
+    assert not any(alive)
+
+
+@pytest.mark.gpu
+def test_on_gpus_they_are_gone_too():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs 2 GPUs")
+    alive, _ = run_ranks(alive_at_each_build, 2, backend="nccl", device_type="cuda")[0]
     assert not any(alive)
