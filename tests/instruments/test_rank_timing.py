@@ -1,3 +1,4 @@
+import gc
 import math
 import time
 
@@ -5,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pipeline.instruments.rank_timing import max_over_ranks, pooled, step_status, time_steps_over_ranks
+from pipeline.instruments.rank_timing import max_over_ranks, pooled, step_status, time_steps_over_ranks, turns
 from pipeline.instruments.timing import Sampling, Timings
 from pipeline.parallel.processes import run_ranks
 
@@ -47,6 +48,20 @@ def test_what_is_left_of_communication_counts_in_the_phase_that_waits():
     timings, _ = ranks(wait_late)
     assert min(timings["start"].host_ms) < 1e3 * SLOW_S
     assert min(timings["finish"].host_ms) >= 1e3 * SLOW_S
+
+
+def collects(context):
+    within = []
+    time_steps_over_ranks({"step": lambda: within.append(gc.isenabled())}, context.device, warmup=0, steps=3)
+    return within, gc.isenabled()
+
+
+def test_no_garbage_is_collected_while_a_step_is_timed():
+    assert ranks(collects) == [([False] * 3, True)] * 2
+
+
+def test_turns_go_back_and_forth():
+    assert list(turns("abc", rounds=3)) == [*"abc", *"cba", *"abc"]
 
 
 def own_values(context):

@@ -1,3 +1,4 @@
+import gc
 import time
 
 import pytest
@@ -38,6 +39,13 @@ def test_each_phase_is_charged_its_own_time():
 def test_a_cpu_has_the_host_clock_only():
     sampling = time_phases({"step": lambda: None}, CPU, warmup=0, rule=TEN)
     assert list(sampling.timings["step"].by_clock()) == ["host"]
+
+
+def test_no_garbage_is_collected_while_a_phase_is_timed_and_afterwards_all_is_as_before():
+    within = []
+    time_phases({"step": lambda: within.append(gc.isenabled())}, CPU, warmup=0, rule=TEN)
+    assert not any(within)
+    assert gc.isenabled()
 
 
 STEADY, NOISY = [[10.0] * 9 + [10.01]], [[10.0, 20.0] * 5]

@@ -14,18 +14,27 @@ def models():
 
 def test_equal_weights_are_no_distance_apart():
     first, second = models()
-    assert weights.difference_from(second, weights.copy_to_host(first)) == 0
+    assert weights.difference_from(second, weights.sample(first)) == 0
 
 
 def test_the_difference_is_that_of_the_weight_farthest_apart():
     first, second = models()
-    copied = weights.copy_to_host(first)
+    sampled = weights.sample(first)
     with torch.no_grad():
         first.weight[1, 2] += 0.5
         second.bias[0] -= 0.25
-    # A copy does not follow its model.
-    assert weights.difference_from(first, copied) == pytest.approx(0.5)
-    assert weights.difference_from(second, copied) == pytest.approx(0.25)
+    # A sample does not follow its model.
+    assert weights.difference_from(first, sampled) == pytest.approx(0.5)
+    assert weights.difference_from(second, sampled) == pytest.approx(0.25)
+
+
+def test_of_a_large_parameter_the_sample_reaches_from_end_to_end(monkeypatch):
+    monkeypatch.setattr(weights, "SAMPLES_A_PARAMETER", 10)
+    model = nn.Linear(96, 1)
+    with torch.no_grad():
+        model.weight.copy_(torch.arange(96.0))
+        model.bias.fill_(-1)
+    assert weights.sample(model).tolist() == [*range(0, 96, 10), -1]
 
 
 def differ_on_last_rank(context):

@@ -1,10 +1,12 @@
 """Properties that all four ways of data-parallel training share, shown by real processes."""
 
+import gc
 from functools import partial
 
 import pytest
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from pipeline.parallel import BucketedDDP, FlatDDP, NaiveDDP, OverlapDDP
 
@@ -288,3 +290,40 @@ def nothing_to_train(context, name):
 @every_way
 def test_a_module_with_nothing_to_train_is_an_error(on_ranks, name):
     on_ranks(nothing_to_train, 1, name)
+
+
+def is_freed(context, name):
+    net = Net(seed=0)
+    ddp = make_ddp(name)(net)
+    optimizer = torch.optim.AdamW(ddp.parameters())
+    for _ in range(2):
+        loss(ddp(share(context, data()), branches=(0,))).backward()
+        ddp.finish_gradient_synchronization()
+        optimizer.step()
+    tensors = [*ddp.parameters(), *(parameter.grad for parameter in ddp.parameters() if parameter.grad is not None)]
+    storages = [StorageWeakRef(tensor.untyped_storage()) for tensor in tensors]
+    del net, ddp, optimizer, tensors
+    gc.collect()
+    return [storage.expired() for storage in storages]
+
+
+@every_way
+def test_dropping_module_and_optimizer_frees_parameters_and_gradients(on_ranks, name):
+    assert all(all(expired) for expired in on_ranks(is_freed, 2, name))
+
+
+def outlived_by_its_module(context, name):
+    net = Net(seed=0)
+    former = make_ddp(name)(net)
+    del former
+    ddp = make_ddp(name)(net)
+    for _ in range(2):
+        loss(ddp(share(context, data()))).backward()
+        ddp.finish_gradient_synchronization()
+        assert_same(gradients(net), reference_gradients(data()))
+        net.zero_grad()
+
+
+@every_way
+def test_a_module_whose_wrapper_is_gone_can_be_wrapped_again(on_ranks, name):
+    on_ranks(outlived_by_its_module, 2, name)

@@ -1,5 +1,6 @@
 """The sharded optimizer against the plain one, in real processes."""
 
+import gc
 from contextlib import contextmanager
 from functools import partial
 from unittest import mock
@@ -8,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 
@@ -298,3 +300,18 @@ def nothing(context):
 
 def test_bad_arguments_are_the_errors_that_the_plain_optimizer_raises(on_ranks):
     on_ranks(nothing, 1)
+
+
+def is_freed(context):
+    net = make_net()
+    optimizer = ShardedOptimizer(net.parameters(), AdamW)
+    train(net, optimizer, range(2))
+    state = [tensor for state in optimizer.state.values() for tensor in state.values()]
+    storages = [StorageWeakRef(tensor.untyped_storage()) for tensor in (*net.parameters(), *state)]
+    del net, optimizer, state
+    gc.collect()
+    return [storage.expired() for storage in storages]
+
+
+def test_dropping_module_and_optimizer_frees_parameters_and_state(on_ranks):
+    assert all(all(expired) for expired in on_ranks(is_freed, 2))

@@ -6,7 +6,7 @@ is, so that each sample is the maximum over the ranks.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import TypeVar
 
@@ -15,11 +15,18 @@ import torch.distributed as dist
 
 from pipeline.instruments import gpu_state
 from pipeline.instruments.summary import rel_error
-from pipeline.instruments.timing import Phases, Sampling, Timings, synchronize
+from pipeline.instruments.timing import Phases, Sampling, Timings, collections_off, synchronize
 
 STEP = "train_step"
 
 Key = TypeVar("Key")
+Thing = TypeVar("Thing")
+
+
+def turns(things: Sequence[Thing], rounds: int) -> Iterator[Thing]:
+    """Let things take turns, every second round in reverse, so that a slow drift of the machine falls on all alike."""
+    for number in range(rounds):
+        yield from things if number % 2 == 0 else reversed(things)
 
 
 def time_steps_over_ranks(phases: Phases, device: torch.device, warmup: int, steps: int) -> Sampling:
@@ -73,13 +80,14 @@ def _time_step(phases: Phases, device: torch.device) -> dict[tuple[str, str], fl
     """Time one step on this rank: the milliseconds by phase and clock."""
     clock = _CudaEvents() if device.type == "cuda" else _HostClock()
     synchronize(device)
-    started = time.perf_counter()
-    clock.mark()
-    for phase in phases.values():
-        phase()
+    with collections_off():
+        started = time.perf_counter()
         clock.mark()
-    synchronize(device)
-    host_ms = (time.perf_counter() - started) * 1e3
+        for phase in phases.values():
+            phase()
+            clock.mark()
+        synchronize(device)
+        host_ms = (time.perf_counter() - started) * 1e3
     phases_ms = clock.between_marks_ms()
     times_ms = {(name, clock.name): ms for name, ms in zip(phases, phases_ms, strict=True)}
     if clock.name != "host":

@@ -8,8 +8,8 @@ import torch
 def make_room(device: torch.device) -> None:
     """Free what nothing refers to any more, in Python and on the device, and begin the device's peak anew.
 
-    A module with hooks and its hooks refer to each other, so that only a collection frees them. What is alive after it
-    is never looked at again: the modules of torch alone would take a collection half a second each time.
+    What is alive after the collection is never looked at again: the modules of torch alone would take a collection half
+    a second each time.
     """
     gc.collect()
     gc.freeze()

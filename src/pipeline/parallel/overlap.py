@@ -1,5 +1,6 @@
 """Data-parallel training whose communication runs while the backward pass goes on."""
 
+import weakref
 from collections.abc import Callable
 from functools import partial
 
@@ -57,7 +58,7 @@ class OverlappedModule(ReplicatedModule):
     """A replicated module that starts each all-reduce from the hook of the last gradient that it needs.
 
     Between two calls of `finish_gradient_synchronization()` there is one backward pass outside `no_sync()`; a second
-    raises RuntimeError.
+    raises RuntimeError. The hooks do not keep it alive: once nothing else refers to it, they do nothing.
     """
 
     def __init__(self, module: nn.Module, plan: Plan):
@@ -75,9 +76,14 @@ class OverlappedModule(ReplicatedModule):
             hook.remove()
 
     def _hook(self, position: int) -> Callable[[Tensor], None]:
+        # Torch holds a parameter's hooks where Python's garbage collector does not look. A hook that refers to the
+        # parameter, as this module does, would keep it, and itself, for ever.
+        this = weakref.ref(self)
+
         def on_gradient(_: Tensor) -> None:
-            if self._synchronises:
-                self._order.gradient_ready(position)
+            module = this()
+            if module is not None and module._synchronises:
+                module._order.gradient_ready(position)
 
         return on_gradient
 

@@ -59,11 +59,25 @@ def test_a_step_without_communication_has_no_hidden_share():
     assert found["communication_starts_us"] == []
 
 
-def event(name, device_type=CPU, is_user_annotation=False):
-    time_range = SimpleNamespace(start=0.0, elapsed_us=lambda: 5.0)
-    return SimpleNamespace(
-        name=name, time_range=time_range, device_type=device_type, is_user_annotation=is_user_annotation
-    )
+START_NS = 1_800_000_000_000_000_000
+
+
+def event(name, device_type=CPU, is_user_annotation=False, start_ns=START_NS):
+    """An event as Kineto gives it."""
+    values = {
+        "name": name,
+        "start_ns": start_ns,
+        "duration_ns": 5000,
+        "device_type": device_type,
+        "is_user_annotation": is_user_annotation,
+    }
+    return SimpleNamespace(**{key: lambda value=value: value for key, value in values.items()})
+
+
+def test_times_are_exact_to_the_nanosecond():
+    found = lanes([event("aten::mm", start_ns=START_NS + late_ns) for late_ns in (0, 1, 1001)], "cpu").computation
+    assert list(found["start_us"]) == [0, 0.001, 1.001]
+    assert list(found["duration_us"]) == [5, 5, 5]
 
 
 def test_on_a_cpu_operators_compute_and_the_backend_communicates():

@@ -9,10 +9,10 @@ from matplotlib.figure import Figure
 
 from pipeline.report.figures import lengths_axis, new_figure, save, shared_legend, stamp, style_for
 from pipeline.report.tables import OUTCOME_WORDS
+from pipeline.stages.ddp.cell import CAPTURED
 from pipeline.stages.ddp.findings import overheads
 from pipeline.stages.ddp.selection import PASSES, captures, medians, ok, steps
 
-TIMELINE_VARIANTS = ("naive", "overlap")
 LANES = ("computation", "communication")
 
 
@@ -107,7 +107,7 @@ def _model_line(axes: Axes, model: pd.DataFrame) -> None:
 def timeline(rows: pd.DataFrame) -> Figure | None:
     """Draw one captured step of the naive and of the overlapped variant, a lane of computation and one of transfers."""
     found = captures(ok(rows))
-    found = found[found["variant"].isin(TIMELINE_VARIANTS) & found["communication_ms"].gt(0)]
+    found = found[found["variant"].isin(CAPTURED) & found["communication_ms"].gt(0)]
     if found.empty:
         return None
     figure, panels = new_figure(len(found), 1, panel_height_in=1.5)

@@ -8,16 +8,14 @@ from torch import Tensor, nn
 
 from pipeline.instruments import weights
 from pipeline.instruments.collectives import CollectiveLog, total_bytes
-from pipeline.instruments.rank_timing import max_over_ranks, time_steps_over_ranks
+from pipeline.instruments.rank_timing import max_over_ranks, time_steps_over_ranks, turns
 from pipeline.instruments.room import make_room
 from pipeline.instruments.timing import Sampling
 from pipeline.model.step import TrainingStep
 from pipeline.parallel.processes import RankContext
 from pipeline.stages.ddp.capture import Lanes, capture_step
-from pipeline.stages.ddp.cell import Cell, Settings, Variant
+from pipeline.stages.ddp.cell import CAPTURED, Cell, Settings, Variant
 from pipeline.stages.ddp.variants import build_step, phases
-
-WARMUP_BEFORE_CAPTURE = 2
 
 
 @dataclass
@@ -37,51 +35,52 @@ class Result:
 def measure_variants(
     context: RankContext, cell: Cell, settings: Settings, variants: Sequence[Variant]
 ) -> dict[Variant, Result]:
-    """Let the variants take turns, each from the same weights with the memory to itself; then capture a step of each.
+    """Let the variants take turns, each from the same weights with the memory to itself; then capture a step of some.
 
-    Every second round goes through them in reverse, so that a slow drift of the machine falls on all alike.
+    Captures come after all is timed: a profiler may leave its traces on what runs after it.
     """
-    turns = _Turns(context, cell, settings)
+    rank = _Rank(context, cell, settings)
     results = {variant: Result() for variant in variants}
-    for number in range(settings.rounds):
-        for variant in variants if number % 2 == 0 else reversed(variants):
-            turns.time(variant, results[variant])
+    for variant in turns(variants, settings.rounds):
+        rank.take_turn(variant, results[variant])
     for variant in variants:
-        if variant.impl != "none":
-            turns.capture(variant, results[variant])
+        if variant.impl in CAPTURED:
+            results[variant].lanes = rank.capture(variant)
     return results
 
 
-class _Turns:
-    """The turns that variants take on one rank; a turn's model is gone when it ends."""
+class _Rank:
+    """One rank, on which variants take turns; a turn's model is gone when it ends."""
 
     def __init__(self, context: RankContext, cell: Cell, settings: Settings) -> None:
         self.rank, self.device = context.rank, context.device
         self.cell, self.settings = cell, settings
-        self.reference: list[Tensor] = []  # the weights of the first variant that averages, on rank 0
+        self.reference: Tensor | None = None  # weights of the first variant that averages, on rank 0
 
-    def time(self, variant: Variant, result: Result) -> None:
-        """Train for the timed steps; after them, the first time, compare the weights and count the collectives."""
-        step = self._fresh_step(variant)
+    def take_turn(self, variant: Variant, result: Result) -> None:
+        """Train for the timed steps; after them, the first time, note memory and collectives and compare the weights.
+
+        Only that first turn begins with the device's memory bare, to have its own peak: to allocate all anew takes as
+        long as several steps.
+        """
+        first = not result.samplings
+        if first:
+            make_room(self.device)
+        step = self._build_step(variant)
         sampling = time_steps_over_ranks(phases(step), self.device, self.settings.warmup_steps, self.settings.steps)
         result.samplings.append(sampling)
-        if self.device.type == "cuda":
-            peak = max_over_ranks({"peak": torch.cuda.max_memory_allocated(self.device)}, self.device)["peak"]
-            result.peak_bytes = max(int(peak), result.peak_bytes or 0)
-        if len(result.samplings) == 1:
+        if first:
+            result.peak_bytes = _peak_bytes(self.device)
             self._compare(step.model, variant, result)
             _count(step, variant.impl != "none", result)
 
-    def capture(self, variant: Variant, result: Result) -> None:
-        """Capture a step on rank 0, after all are timed: a profiler may leave its traces on what runs after it."""
-        step = self._fresh_step(variant)
-        for _ in range(WARMUP_BEFORE_CAPTURE):
-            step.run()
-        result.lanes = capture_step(step.run, self.device, listen=self.rank == 0)
+    def capture(self, variant: Variant) -> Lanes | None:
+        """Capture a warm step on rank 0; None on the others."""
+        step = self._build_step(variant)
+        step.run()
+        return capture_step(step.run, self.device, listen=self.rank == 0)
 
-    def _fresh_step(self, variant: Variant) -> TrainingStep:
-        """Build a variant's step when what its forerunner held is free."""
-        make_room(self.device)
+    def _build_step(self, variant: Variant) -> TrainingStep:
         return build_step(variant, self.cell, self.settings, self.rank, self.device)
 
     def _compare(self, model: nn.Module, variant: Variant, result: Result) -> None:
@@ -92,10 +91,17 @@ class _Turns:
         result.rank_difference = weights.difference_between_ranks(model)
         if self.rank != 0:
             return
-        if not self.reference and variant.impl != "none":
-            self.reference = weights.copy_to_host(model)
-        if self.reference:
+        if self.reference is None and variant.impl != "none":
+            self.reference = weights.sample(model)
+        if self.reference is not None:
             result.variant_difference = weights.difference_from(model, self.reference)
+
+
+def _peak_bytes(device: torch.device) -> int | None:
+    """Return the most that any rank's allocator has given out; None on a CPU, whose allocator does not count."""
+    if device.type != "cuda":
+        return None
+    return int(max_over_ranks({"peak": torch.cuda.max_memory_allocated(device)}, device)["peak"])
 
 
 def _count(step: TrainingStep, averages: bool, result: Result) -> None:

@@ -9,7 +9,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from pipeline.instruments import weights
 from pipeline.instruments.collectives import Collective, CollectiveLog
-from pipeline.instruments.rank_timing import max_over_ranks, time_steps_over_ranks
+from pipeline.instruments.rank_timing import max_over_ranks, time_steps_over_ranks, turns
 from pipeline.instruments.room import make_room
 from pipeline.instruments.timing import Sampling
 from pipeline.model.sizes import SIZES
@@ -34,24 +34,26 @@ class Result:
 
 
 def measure_optimizers(context: RankContext, cell: Cell, settings: Settings, impls: Sequence[str]) -> dict[str, Result]:
-    """Let the optimizers take turns, each from the same weights with the memory to itself.
-
-    Every second round goes through them in reverse, so that a slow drift of the machine falls on all alike.
-    """
+    """Let the optimizers take turns, each from the same weights with the memory to itself."""
     results = {impl: Result() for impl in impls}
-    reference: list[Tensor] = []  # the weights with the first optimizer, on rank 0
-    for number in range(settings.rounds):
-        for impl in impls if number % 2 == 0 else reversed(impls):
-            make_room(context.device)
-            _take_turn(_build_step(impl, cell, settings, context), results[impl], settings, reference, context)
+    reference: list[Tensor] = []  # weights with the first optimizer, on rank 0
+    for impl in turns(impls, settings.rounds):
+        _take_turn(impl, results[impl], cell, settings, reference, context)
     return results
 
 
 def _take_turn(
-    step: TrainingStep, result: Result, settings: Settings, reference: list[Tensor], context: RankContext
+    impl: str, result: Result, cell: Cell, settings: Settings, reference: list[Tensor], context: RankContext
 ) -> None:
-    """Train for the timed steps; before them, the first time, note memory and bytes and compare the weights."""
-    if not result.samplings:
+    """Train for the timed steps; before them, the first time, note memory and bytes and compare the weights.
+
+    Only that first turn needs the device's memory bare: to allocate all anew takes as long as several steps.
+    """
+    first = not result.samplings
+    if first:
+        make_room(context.device)
+    step = _build_step(impl, cell, settings, context)
+    if first:
         _note_memory(step, result, settings.warmup_steps, context.device)
         _note_collectives(step, result)
         _compare(step, result, reference, context.rank)
@@ -128,5 +130,5 @@ def _compare(step: TrainingStep, result: Result, reference: list[Tensor], rank: 
     if rank != 0:
         return
     if not reference:
-        reference += weights.copy_to_host(step.model)
-    result.weight_difference = weights.difference_from(step.model, reference)
+        reference.append(weights.sample(step.model))
+    result.weight_difference = weights.difference_from(step.model, reference[0])
