@@ -53,7 +53,14 @@ def test_bytes_are_those_that_an_eager_pass_allocates(shape, dtype):
         output = eager_attention(*leaves, shape.is_causal)
         assert counted.now() == accounting.before_backward_bytes(shape, BYTES[dtype])
         torch.autograd.grad(output, leaves, gradient)
-    assert counted.peak == accounting.peak_bytes(shape, BYTES[dtype])
+    assert counted.peak == accounting.peak_bytes(shape, BYTES[dtype], "cpu")
+
+
+def test_on_a_gpu_the_peak_has_one_score_matrix_more():
+    shape = Shape(8, 1, 4096, 64, False)
+    peaks = {device_type: accounting.peak_bytes(shape, 4, device_type) for device_type in ("cpu", "cuda")}
+    assert peaks["cuda"] - peaks["cpu"] == shape.scores * 4
+    assert peaks["cuda"] == pytest.approx(4 * shape.scores * 4, rel=0.05)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -91,10 +98,10 @@ def test_a_causal_pass_does_half_and_a_backward_pass_two_and_a_half_times_the_fo
 
 def test_the_longest_sequence_that_fits_is_the_last_one_whose_peak_does():
     shape = Shape(8, 1, 1, 64, False)
-    longest = accounting.longest_that_fits(shape, 4, memory_bytes=10**9)
-    peaks = [accounting.peak_bytes(Shape(8, 1, length, 64, False), 4) for length in (longest, longest + 1)]
+    longest = accounting.longest_that_fits(shape, 4, "cuda", memory_bytes=10**9)
+    peaks = [accounting.peak_bytes(Shape(8, 1, length, 64, False), 4, "cuda") for length in (longest, longest + 1)]
     assert peaks[0] <= 10**9 < peaks[1]
-    assert accounting.longest_that_fits(shape, 4, memory_bytes=10) == 0
+    assert accounting.longest_that_fits(shape, 4, "cuda", memory_bytes=10) == 0
 
 
 def test_what_flash_attention_keeps_grows_linearly():

@@ -275,3 +275,16 @@ def test_torch_is_there_before_the_cell_but_neither_cuda_nor_the_projects_code(c
         "print(torch.cuda.is_initialized(), sorted(name for name in sys.modules if name.startswith('pipeline')))"
     )
     assert checkout.call(code)[1] == "False ['pipeline', 'pipeline.cli']\n"
+
+
+def test_the_compiler_is_there_before_the_cell_without_threads_or_processes_and_out_of_the_collectors_way(checkout):
+    set_constants(checkout.root / "pipeline")  # as it is
+    code = (
+        "import gc, os, psutil, sys\n"
+        "inductor = sys.modules['torch._inductor.config']\n"
+        "worker = psutil.Process(os.getppid())\n"
+        "print(inductor.compile_threads, worker.children() == [psutil.Process()], worker.num_threads())\n"
+        "print(gc.get_freeze_count() > 100_000, len(gc.get_objects()) < 10_000)"
+    )
+    # OpenBLAS, numpy's, has idle threads of its own otherwise, and minds being forked.
+    assert checkout.call(code, OPENBLAS_NUM_THREADS="1")[1] == "1 True 1\nTrue True\n"

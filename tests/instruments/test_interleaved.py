@@ -39,6 +39,13 @@ def test_calls_take_turns_round_by_round_and_warm_up_rounds_do_not_count():
     assert [taken.times_ms["device"] for taken in found.taken.values()] == [[1.0] * 3] * 3
 
 
+def test_a_warm_call_sits_the_warm_up_rounds_out():
+    calls = []
+    works = {name: noting(calls, name) for name in "abc"}
+    interleave(works, plain, rules(works), warmup=2, warm={"b"})
+    assert "".join(calls) == "ac" * 2 + "abc" * 3
+
+
 def test_a_call_leaves_the_round_when_its_own_rule_ends():
     calls = []
     works = {name: noting(calls, name) for name in "ab"}

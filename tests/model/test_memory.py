@@ -7,7 +7,7 @@ from pipeline.instruments.memory import record_memory
 from pipeline.instruments.memory_replay import phase_spans, replay, timeline
 from pipeline.model.accounting import parameter_bytes, training_state_bytes
 from pipeline.model.activations import Workload, saved_terms
-from pipeline.model.memory import MODE_PHASES, optimizer_moment, predict_peaks
+from pipeline.model.memory import MODE_PHASES, backward_moments, optimizer_moment, predict_peaks
 from pipeline.model.sizes import SIZES, ModelSize
 from pipeline.model.step import build_training_step
 
@@ -85,6 +85,20 @@ def test_at_a_short_context_the_update_is_the_peak_and_at_a_long_one_the_backwar
 
     assert highest(128) == "optimizer"
     assert highest(1024) == "backward"
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_on_cuda_the_softmax_s_backward_pass_has_one_fp32_score_matrix_more(precision):
+    def at_the_softmax(attention):
+        workload = replace(LARGEST, seq_len=1024, precision=precision, attention=attention)
+        moments = backward_moments(workload, optimizer_state=0)
+        return next(moment.bytes_by_category["temporaries"] for moment in moments if moment.what == "attention")
+
+    matrix = 4 * LARGEST.batch_size * LARGEST.size.num_heads * 1024**2
+    vectors = 4 * 4 * LARGEST.batch_size * 1024 * LARGEST.size.d_model
+    # Gradients of the softmax's output and input and their temporary, in bf16 less the softmax's copy that is gone.
+    matrices = 3 if precision == "fp32" else 2.5
+    assert at_the_softmax("eager") - at_the_softmax("flash") == pytest.approx(matrices * matrix, abs=vectors)
 
 
 def test_inference_in_bf16_needs_more_than_in_fp32_for_the_copies_of_the_weights():

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 from pipeline.model.precision import PRECISIONS
 from pipeline.model.sizes import ModelSize
@@ -130,12 +131,15 @@ def test_ranges_name_the_phases_in_order():
     assert names == ["forward", *layer * SIZE.num_layers, "loss", "backward", "optimizer"]
 
 
-def test_compiled_step_equals_the_eager_step():
-    one_layer = replace(SIZE, num_layers=1)  # the compiler takes seconds a layer
-    eager, compiled = build_step(one_layer), build_step(one_layer, compiled=True)
+def test_compiled_step_equals_the_eager_step_and_all_its_blocks_share_one_compilation():
+    torch._dynamo.reset()
+    counters.clear()
+    eager, compiled = build_step(), build_step(compiled=True)
     for _ in range(2):
         torch.testing.assert_close(compiled.run(), eager.run())
     torch.testing.assert_close(list(compiled.model.parameters()), list(eager.model.parameters()), rtol=1e-4, atol=1e-4)
+    assert type(compiled.model) is type(eager.model)  # itself eager: only its blocks are compiled
+    assert counters["stats"]["unique_graphs"] == 1 < SIZE.num_layers
 
 
 def test_gradients_are_finished_between_backward_and_optimizer():

@@ -13,6 +13,11 @@ LSE_BYTES = 4  # the log-sum-exp is kept in fp32
 # every implementation, so that their rates compare. Source: Dao 2023 (FlashAttention-2), section 4.1.
 BACKWARD_OVER_FORWARD = 2.5
 
+# Score-sized matrices that the softmax's backward pass makes beside its result. CUDA's makes the product of gradient
+# and output first, and sums its rows then; a CPU's does both in one loop. Source: PyTorch's
+# aten/src/ATen/native/cuda/SoftMax.cu, softmax_backward_cuda_out: `Tensor tmp = grad * output`.
+SOFTMAX_BACKWARD_TEMPORARIES = {"cpu": 0, "cuda": 1}
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -74,17 +79,19 @@ def before_backward_bytes(shape: Shape, element_bytes: int) -> int:
     return input_bytes(shape, element_bytes) + shape.vectors * element_bytes + saved_bytes(shape, element_bytes)
 
 
-def peak_bytes(shape: Shape, element_bytes: int) -> int:
-    """Count the most bytes in use during eager forward and backward, for long S about 3·B·H·S²·e.
+def peak_bytes(shape: Shape, element_bytes: int, device_type: str) -> int:
+    """Count the most bytes in use during eager forward and backward: for long S about 3·B·H·S²·e, on "cuda" 4·B·H·S²·e.
 
     The softmax's backward pass holds the weights, their gradient and the gradient of the scores at once, with dV
-    beside them. Where S is not above D, the peak comes later: the gradients of all three inputs and of the scores.
+    beside them, and on a GPU SOFTMAX_BACKWARD_TEMPORARIES more. Where S is far below D, the peak comes later: the
+    gradients of all three inputs and of the scores.
     """
-    in_backward = max(2 * shape.scores + shape.vectors, 3 * shape.vectors)
+    matrices = 2 + SOFTMAX_BACKWARD_TEMPORARIES[device_type]
+    in_backward = max(matrices * shape.scores + shape.vectors, 3 * shape.vectors)
     return before_backward_bytes(shape, element_bytes) + in_backward * element_bytes
 
 
-def longest_that_fits(shape: Shape, element_bytes: int, memory_bytes: int) -> int:
+def longest_that_fits(shape: Shape, element_bytes: int, device_type: str, memory_bytes: int) -> int:
     """Return the longest sequence whose eager forward and backward fit into so many bytes; 0 if none does.
 
     Of `shape` everything but the sequence length is used. peak_bytes grows with S, so the limit is found by bisection.
@@ -92,7 +99,7 @@ def longest_that_fits(shape: Shape, element_bytes: int, memory_bytes: int) -> in
 
     def fits(seq_len: int) -> bool:
         longer = Shape(shape.batch_size, shape.num_heads, seq_len, shape.head_dim, shape.is_causal)
-        return peak_bytes(longer, element_bytes) <= memory_bytes
+        return peak_bytes(longer, element_bytes, device_type) <= memory_bytes
 
     low, high = 0, 1
     while fits(high):

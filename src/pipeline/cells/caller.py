@@ -31,6 +31,9 @@ OWN_CODE = (Path(__file__), Path(__file__).with_name("worker.py"))
 # These are read when a library is loaded, which in a worker is before the caller comes.
 BINDING_VARIABLES = ("LD_", "PYTHON", "PYTORCH", "TORCH", "TRITON")
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+# The compiler makes its kernels in the cell's own process: it has a handful of them, and to start inductor's pool of
+# processes, each of which imports torch, takes longer than they do. Read when inductor is imported.
+COMPILE_IN_PROCESS = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
 OFF_VARIABLE = "PIPELINE_WORKER"
 START_LIMIT_S = 120.0
 FORWARDED_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
@@ -128,7 +131,7 @@ def _worker_environment() -> dict[str, str]:
     # With Snakemake's thread counts torch would load with those, and a cell that sets others starts threads by that.
     kept = {name: value for name, value in os.environ.items() if name not in THREAD_VARIABLES}
     # Otherwise a library that asks for GPUs while it is imported would start CUDA, here and for all children.
-    return kept | {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    return kept | COMPILE_IN_PROCESS | {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 
 def _send_request(connection: socket.socket, argv: Sequence[str], issued_at: float) -> None:

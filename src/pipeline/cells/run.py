@@ -12,6 +12,7 @@ from typing import Any
 
 import pipeline
 from pipeline.cells import freshness
+from pipeline.cells.caller import COMPILE_IN_PROCESS
 from pipeline.cells.devices import TooFewGPUs, claim_gpus
 from pipeline.cells.record import SCHEMA_VERSION
 from pipeline.errors import Skipped
@@ -81,13 +82,13 @@ def run_cell(
 def pin_threads(asked: int) -> int:
     """Keep this process to `asked` of the cores it may use (0: all), for every thread pool; return how many.
 
-    Snakemake exports OMP_NUM_THREADS and its like as the job's threads, 1 under --cores 1; thread pools read
-    them when their library is loaded, so this comes before torch is imported.
+    Kernels are compiled in the process itself. Snakemake exports OMP_NUM_THREADS and its like as the job's threads, 1
+    under --cores 1; thread pools read them when their library is loaded, so this comes before torch is imported.
     """
     cores = sorted(os.sched_getaffinity(0))
     chosen = cores[: asked or len(cores)]
     os.sched_setaffinity(0, chosen)
-    os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(len(chosen))))
+    os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(len(chosen))) | COMPILE_IN_PROCESS)
     return len(chosen)
 
 

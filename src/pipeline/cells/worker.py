@@ -7,6 +7,7 @@ never stale. Who asks, and what passes between the two, is in pipeline.cells.cal
 import atexit
 import contextlib
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -18,7 +19,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-PRELOADED = ("torch", "torch.distributed", "torch._dynamo", "triton", "psutil", "pynvml")
+# Compiling imports far more than `import torch` does, much of it only at the first call.
+COMPILER = (
+    "torch._dynamo",
+    "torch._inductor.compile_fx",
+    "torch._inductor.codegen.cuda_combined_scheduling",
+    "torch.distributed.tensor.experimental",
+    "torch.nn.attention.flex_attention",
+    "torch.utils.cpp_extension",
+    "triton",
+)
+PRELOADED = ("torch", "torch.distributed", *COMPILER, "pandas", "psutil", "pynvml")
 IDLE_S = 60.0
 RECEIVE_LIMIT_S = 5.0
 REQUEST_LIMIT_BYTES = 1 << 20
@@ -39,6 +50,9 @@ def main(path: Path, ready: int) -> None:
     for name in PRELOADED:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    # What was imported stays for good: a child's collections are not to walk it, which would also copy its pages.
+    gc.collect()
+    gc.freeze()
     listener = _listen(path)
     os.write(ready, b"1")
     os.close(ready)

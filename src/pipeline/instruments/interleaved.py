@@ -1,7 +1,7 @@
 """Calls timed in turn, round by round, so that a drift of the machine falls on all of them alike."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,17 +61,25 @@ class Interleaving:
         return slowdown_reasons(self.state_after)
 
 
-def interleave(works: Mapping[str, Work], sampler: Sampler, rules: Mapping[str, StopRule], warmup: int) -> Interleaving:
+def interleave(
+    works: Mapping[str, Work],
+    sampler: Sampler,
+    rules: Mapping[str, StopRule],
+    warmup: int,
+    warm: Collection[str] = (),
+) -> Interleaving:
     """Take one sample of each call in turn, round after round, until each one's own rule ends its sampling.
 
-    The first `warmup` rounds are not counted. A call whose rule has ended leaves the round, and so does one that runs
-    out of memory: what it held is freed, and the others go on. The rule looks at the sampler's first clock; its budget
-    is the call's own.
+    The first `warmup` rounds are not counted; calls that are `warm` already sit them out. A call whose rule has ended
+    leaves the round, and so does one that runs out of memory: what it held is freed, and the others go on. The rule
+    looks at the sampler's first clock; its budget is the call's own.
     """
     taken = {name: Taken() for name in works}
-    rotation = list(works)
     for _ in range(warmup):
-        rotation = [name for name in rotation if _sampled(works[name], sampler, taken[name]) is not None]
+        for name in works:
+            if name not in warm and taken[name].out_of_memory is None:
+                _sampled(works[name], sampler, taken[name])
+    rotation = [name for name in works if taken[name].out_of_memory is None]
     state_before = gpu_state()
     while rotation:
         rotation = [name for name in rotation if _goes_on(works[name], sampler, taken[name], rules[name])]

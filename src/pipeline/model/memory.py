@@ -9,6 +9,7 @@ up or keeps in reserve, the CUDA context.
 
 from dataclasses import dataclass
 
+from pipeline.attention.accounting import SOFTMAX_BACKWARD_TEMPORARIES
 from pipeline.model import activations
 from pipeline.model.accounting import parameter_bytes
 from pipeline.model.activations import BF16_BYTES, FP32_BYTES, INT64_BYTES, Workload
@@ -191,9 +192,10 @@ def _swiglu_backward(workload: Workload, kept: int, gradients: int, optimizer_st
 
 
 def _softmax_backward(workload: Workload, kept: int, gradients: int, optimizer_state: int) -> Moment:
-    """At the softmax: gradients of its output and its input; the feed-forward half is done, its gradients there.
+    """At the softmax: gradients of its output and its input, and on CUDA its temporary; the feed-forward half is done.
 
-    Done with, too, are the output projection's input and eager attention's v.
+    The feed-forward half's gradients are there. Done with, too, are the output projection's input and eager
+    attention's v.
     """
     size = workload.size
     done = sum(activations.feed_forward_block_bytes(workload).values())
@@ -258,15 +260,17 @@ def _is_softmax_in_fp32(workload: Workload) -> bool:
 def _attention_gradient_bytes(workload: Workload) -> int:
     """Count what attention's backward pass makes.
 
-    Eager: the gradient of v (eTd), and of the softmax's output and input: 2e an element of the scores; under
-    autocast on CUDA both in fp32, the bf16 copy of the softmax being gone. Fused: the gradients of the output, q,
-    k and v (4eTd).
+    Eager: the gradient of v (eTd), and of the softmax's output and input: 2e an element of the scores, on CUDA 3e
+    with the softmax's temporary; under autocast on CUDA all in fp32, the bf16 copy of the softmax being gone. Fused:
+    the gradients of the output, q, k and v (4eTd).
     """
     width = workload.product_bytes * workload.tokens * workload.size.d_model
     if workload.is_fused:
         return 4 * width
-    element = 2 * FP32_BYTES - BF16_BYTES if _is_softmax_in_fp32(workload) else 2 * workload.product_bytes
-    return width + element * workload.score_elements
+    matrices = 2 + SOFTMAX_BACKWARD_TEMPORARIES[workload.device_type]
+    element = matrices * (FP32_BYTES if _is_softmax_in_fp32(workload) else workload.product_bytes)
+    gone = BF16_BYTES if _is_softmax_in_fp32(workload) else 0
+    return width + (element - gone) * workload.score_elements
 
 
 def _copies_dropped_by_checkpoints(workload: Workload) -> int:

@@ -45,7 +45,8 @@ def row(rng, head_dim, seq_len, mode, part, clock, gpu):
         "saved_bytes": accounting.saved_bytes(shape, 4),
         "model_saved_bytes": accounting.saved_bytes(shape, 4),
         "model_before_backward_bytes": accounting.before_backward_bytes(shape, 4),
-        "model_peak_bytes": accounting.peak_bytes(shape, 4),
+        "model_peak_bytes": accounting.peak_bytes(shape, 4, "cuda" if gpu else "cpu"),
+        "device_type": "cuda" if gpu else "cpu",
         "memory_bytes": 150.1 * GB if gpu else 25 * GB,
         "samples_ms": " ".join(f"{sample:.4f}" for sample in samples),
         "machine": "NVIDIA H200" if gpu else "AMD EPYC",
@@ -54,7 +55,7 @@ def row(rng, head_dim, seq_len, mode, part, clock, gpu):
     if gpu:
         workspace = 33.6e6
         found["before_backward_bytes"] = accounting.before_backward_bytes(shape, 4) + workspace
-        found["peak_bytes"] = accounting.peak_bytes(shape, 4) * (1 if mode == "eager" else 0.7) + workspace
+        found["peak_bytes"] = accounting.peak_bytes(shape, 4, "cuda") * (1 if mode == "eager" else 0.7) + workspace
     return found
 
 

@@ -65,7 +65,8 @@ def test_out_of_memory_shows_as_such_and_is_worked_out(rendered):
     assert "Eager attention ran out of memory at length 65536" in text
     example = findings.worked_example(selection.ordered(rows))
     assert (example["seen"], example["seq_len"], example["head_dim"]) == (True, 65536, 64)
-    assert sum(example["lines"].values()) == example["peak_bytes"] == peak_bytes(Shape(8, 1, 65536, 64, False), 4)
+    peak = peak_bytes(Shape(8, 1, 65536, 64, False), 4, "cuda")
+    assert sum(example["lines"].values()) == example["peak_bytes"] == peak
 
 
 def test_where_nothing_runs_out_the_worked_example_is_the_first_power_of_two_that_would(rendered):
@@ -75,7 +76,7 @@ def test_where_nothing_runs_out_the_worked_example_is_the_first_power_of_two_tha
     assert (
         example["peak_bytes"]
         > example["memory_bytes"]
-        >= peak_bytes(Shape(8, 1, example["seq_len"] // 2, 64, False), 4)
+        >= peak_bytes(Shape(8, 1, example["seq_len"] // 2, 64, False), 4, "cpu")
     )
     assert "Nothing ran out of memory" in text
 

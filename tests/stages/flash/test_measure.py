@@ -8,10 +8,10 @@ import torch
 from pipeline.attention import ATTENTION
 from pipeline.attention.accounting import Shape, pass_flops
 from pipeline.attention.eager import eager_attention
-from pipeline.instruments.interleaved import Taken
+from pipeline.instruments.interleaved import Taken, Work
 from pipeline.instruments.kernel_timing import KernelSampler, latency_sampler
 from pipeline.instruments.stopwatch import Stopwatch
-from pipeline.stages.flash import implementations, measure
+from pipeline.stages.flash import implementations, measure, trial
 from pipeline.stages.flash.cell import GPU_ONLY, OURS, PASSES, PEERS, Cell, Settings
 
 CELL = Cell(dtype="fp32", head_dim=16, seq_len=48)
@@ -115,9 +115,21 @@ def test_a_call_above_the_limit_is_skipped_with_the_time_it_takes(measured):
     assert "output_rel_error" in rows["tiled", "forward"]
 
 
-@pytest.mark.parametrize(("call_s", "samples"), [(0.001, 10), (0.1, 10), (0.2, 5), (0.9, 3)])
-def test_slow_calls_are_sampled_less_often_but_never_less_than_the_fewest(call_s, samples):
-    assert measure._rule(call_s, Settings(min_samples=10, budget_s=1.0)).min_samples == samples
+def test_what_launches_too_often_is_not_tried_at_all():
+    long = dataclasses.replace(CELL, seq_len=2 * implementations.LONGEST_TILED)
+    with pytest.raises(implementations.Skipped, match="above a length of 4096"):
+        implementations.build("tiled", long.shape, torch.device("cpu"))
+
+
+def test_a_sample_of_a_backward_pass_takes_its_preparation_too():
+    work = Work(call=lambda _: None, prepare=lambda: time.sleep(0.02))
+    called = trial._timed_call(work, torch.device("cpu"))
+    assert called.call_ms < 20 <= called.sample_s * 1e3
+
+
+@pytest.mark.parametrize(("sample_s", "samples"), [(0.001, 10), (0.1, 10), (0.2, 5), (0.9, 3)])
+def test_slow_calls_are_sampled_less_often_but_never_less_than_the_fewest(sample_s, samples):
+    assert measure._rule(sample_s, Settings(min_samples=10, budget_s=1.0)).min_samples == samples
 
 
 class HostQueue:

@@ -143,8 +143,9 @@ def test_on_a_gpu_kernels_have_categories_and_the_span_agrees_with_the_host_cloc
     if not torch.cuda.is_available():
         pytest.skip("no CUDA GPU")
     cell = Cell(size="small", context_length=256, profiler=profiler)
+    settings = replace(quick, captured_rounds=3, warmup_steps=5)
     try:
-        rows = pd.DataFrame(measure.measure(cell, quick, Stopwatch(), tmp_path))
+        rows = pd.DataFrame(measure.measure(cell, settings, Stopwatch(), tmp_path))
     except Skipped as skipped:
         pytest.skip(str(skipped))
     times = rows.query("kind == 'time' and range == 'inference'").set_index("clock")["median_ms"]

@@ -1,3 +1,4 @@
+from collections import defaultdict
 from contextlib import contextmanager
 
 import pytest
@@ -15,20 +16,19 @@ def step(quick):
 
 @pytest.fixture
 def ran(step):
-    """Run two rounds of every pass, and give the ranges that opened outermost."""
-    depth, outermost = [0], []
+    """Run two rounds of every pass, and give by the path of a range the ranges that opened directly in it."""
+    opened, inside = [], defaultdict(list)
 
     @contextmanager
     def listen(name):
-        if depth[0] == 0:
-            outermost.append(name)
-        depth[0] += 1
+        inside["/".join(opened)].append(name)
+        opened.append(name)
         yield
-        depth[0] -= 1
+        opened.pop()
 
     with listening(listen):
         workload.run_in_ranges(step, PASSES, rounds=2)
-    return outermost
+    return inside
 
 
 def test_inference_keeps_nothing_for_a_backward_pass(step):
@@ -39,10 +39,13 @@ def test_inference_keeps_nothing_for_a_backward_pass(step):
 
 
 def test_each_round_is_a_range_a_pass_after_one_that_goes_by_and_before_the_backward_pass_in_parts(ran):
-    in_passes = [name for name in ran if name in (*PASSES, "backward_by_part")]
-    assert in_passes == [*PASSES, *PASSES, "backward_by_part"]
-    # The first round's own ranges are not inside a pass, and so belong to none.
-    assert "forward" in ran[: ran.index("inference")]
+    assert ran[""] == [workload.UNCOUNTED, *PASSES, *PASSES, "backward_by_part"]
+
+
+def test_the_round_that_goes_by_does_all_that_a_counted_one_does(ran):
+    assert ran[workload.UNCOUNTED] == [*PASSES]
+    for name in PASSES:
+        assert ran[f"{workload.UNCOUNTED}/{name}"] * 2 == ran[name] != []
 
 
 def test_autograd_launches_from_the_thread_whose_ranges_are_open(step):

@@ -5,7 +5,7 @@ import pytest
 
 from pipeline.stages.sharding import findings, section, selection
 
-from ..sections import drawn_figures, gaps, linked_figures, numbers_that_stay
+from ..sections import drawn_figures, gaps, linked_figures, numbers_that_stay, unnamed_rows
 
 TIMES = ["median_ms", "q1_ms", "q3_ms", "mean_ms", "std_ms", "min_ms", "max_ms"]
 KEYS = [
@@ -25,6 +25,11 @@ def prediction_scaled(rows, factor):
     rows = rows.astype({"predicted_bytes": float})
     rows.loc[rows["kind"].isin(["peak", "requested_peak"]), "predicted_bytes"] *= factor
     return rows
+
+
+@pytest.mark.parametrize("name", ["h200", "small_gpu", "smoke", "skipped"])
+def test_the_columns_of_rows_tell_the_rows_of_a_cell_apart(request, name):
+    assert unnamed_rows("sharding", request.getfixturevalue(name)).empty
 
 
 @pytest.mark.parametrize("name", ["h200", "small_gpu", "smoke", "skipped"])

@@ -1,5 +1,6 @@
 """The figures of the attention section."""
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,11 +31,11 @@ from pipeline.stages.attention.findings import ELEMENT_BYTES
 from pipeline.stages.attention.selection import compile_gains, eager, main_head_dim, named, problems
 
 LENGTH_LABEL = "sequence length"
-# What is counted, and the formula of what eager attention should take.
+# What is counted; the formulas of what eager attention should take have the same names.
 QUANTITIES = {
-    "saved for backward": ("saved_bytes", accounting.saved_bytes),
-    "in use before backward": ("before_backward_bytes", accounting.before_backward_bytes),
-    "peak": ("peak_bytes", accounting.peak_bytes),
+    "saved for backward": "saved_bytes",
+    "in use before backward": "before_backward_bytes",
+    "peak": "peak_bytes",
 }
 MODE_FILLS = {"eager": None, "compiled": "white"}
 
@@ -94,9 +95,10 @@ def memory(rows: pd.DataFrame) -> Figure:
     axes = panels[0, 0]
     shapes = problems(rows, "eager")
     shapes = shapes[shapes["head_dim"] == head_dim]
-    for (quantity, columns), colour in zip(QUANTITIES.items(), (BLUE, ORANGE, VERMILION), strict=True):
-        _draw_formula(axes, shapes, quantity, columns[1], colour)
-        _draw_counted(axes, rows, head_dim, columns[0], colour)
+    formulas = _formulas(shapes["device_type"].iloc[0])
+    for (quantity, column), colour in zip(QUANTITIES.items(), (BLUE, ORANGE, VERMILION), strict=True):
+        _draw_formula(axes, shapes, quantity, formulas[column], colour)
+        _draw_counted(axes, rows, head_dim, column, colour)
     for mode, fill in MODE_FILLS.items():
         axes.plot([], [], marker="o", linestyle="", color=BLACK, markerfacecolor=fill, label=f"counted, {mode}")
     limit = shapes["memory_bytes"].max() / 1e9
@@ -108,6 +110,14 @@ def memory(rows: pd.DataFrame) -> Figure:
     shared_legend(figure, per_row=3)
     stamp(figure, shapes, *_facts(shapes), shown="memory of a single pass")
     return figure
+
+
+def _formulas(device_type: str) -> dict[str, Callable[[Shape, int], int]]:
+    return {
+        "saved_bytes": accounting.saved_bytes,
+        "before_backward_bytes": accounting.before_backward_bytes,
+        "peak_bytes": functools.partial(accounting.peak_bytes, device_type=device_type),
+    }
 
 
 def _draw_formula(axes: Axes, shapes: pd.DataFrame, quantity: str, count_bytes: Callable, colour: str) -> None:

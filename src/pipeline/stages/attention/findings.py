@@ -57,7 +57,7 @@ def memory_end(rows: pd.DataFrame) -> dict:
     shapes = problems(rows, "eager")
     predicted = {}
     for _, row in shapes.drop_duplicates("head_dim").iterrows():
-        limit = accounting.longest_that_fits(_shape(row), ELEMENT_BYTES, int(row["memory_bytes"]))
+        limit = accounting.longest_that_fits(_shape(row), ELEMENT_BYTES, row["device_type"], int(row["memory_bytes"]))
         predicted[named(row["head_dim"])] = limit
     failed = out_of_memory(rows)
     seen = failed[failed["mode"] == "eager"]
@@ -91,17 +91,21 @@ def worked_example(rows: pd.DataFrame) -> dict:
         shape = _shape(where)
     else:
         where = shapes.loc[shapes["head_dim"].idxmax()]
-        limit = accounting.longest_that_fits(_shape(where), ELEMENT_BYTES, int(where["memory_bytes"]))
+        memory = int(where["memory_bytes"])
+        limit = accounting.longest_that_fits(_shape(where), ELEMENT_BYTES, where["device_type"], memory)
         shape = _shape(where, seq_len=2 ** (math.floor(math.log2(max(limit, 1))) + 1))
     vector, matrix = shape.vectors * ELEMENT_BYTES, shape.scores * ELEMENT_BYTES
-    peak = accounting.peak_bytes(shape, ELEMENT_BYTES)
+    temporaries = accounting.SOFTMAX_BACKWARD_TEMPORARIES[where["device_type"]] * matrix
+    peak = accounting.peak_bytes(shape, ELEMENT_BYTES, where["device_type"])
     lines = {
         "q, k, v and the gradient of the output": accounting.input_bytes(shape, ELEMENT_BYTES),
         "output": vector,
         "scaled queries, saved": vector,
         "softmax output, saved": matrix,
         "its gradient and that of the scores, during the backward pass": 2 * matrix,
+        "product of softmax output and its gradient, which CUDA's softmax makes beside them": temporaries,
     }
+    lines = {item: count for item, count in lines.items() if count}
     return {
         "seen": bool(len(failed)),
         "head_dim": shape.head_dim,

@@ -134,8 +134,9 @@ def _model_columns(shape: Shape, device: torch.device) -> Row:
     return {
         "model_saved_bytes": accounting.saved_bytes(shape, ELEMENT_BYTES),
         "model_before_backward_bytes": accounting.before_backward_bytes(shape, ELEMENT_BYTES),
-        "model_peak_bytes": accounting.peak_bytes(shape, ELEMENT_BYTES),
+        "model_peak_bytes": accounting.peak_bytes(shape, ELEMENT_BYTES, device.type),
         "memory_bytes": memory,
+        "device_type": device.type,
     }
 
 

@@ -30,6 +30,11 @@ BACKENDS = {
 REFUSALS = ("No available kernel", "No viable backend", "cuDNN", "CUDNN", "out of resource")
 
 
+# `tiled` is there to be read: it launches a dozen kernels a pair of tiles, one after the other, and their number grows
+# with the square of the length. At this length a call takes some 0.2 s on an H200, at 65,536 256 times that.
+LONGEST_TILED = 4096
+
+
 @dataclass(frozen=True)
 class Implementation:
     """A function (q, k, v) -> output, and the context that holds around it and its backward pass."""
@@ -51,6 +56,8 @@ def build(name: str, shape: Shape, device: torch.device) -> Implementation:
     """
     if name in GPU_ONLY and device.type != "cuda":
         raise Skipped("needs a CUDA GPU")
+    if name == "tiled" and shape.seq_len > LONGEST_TILED:
+        raise Skipped(f"its launches take too long above a length of {LONGEST_TILED}")
     if name == "flex":
         return Implementation(_flex(shape, device))
     if name == "compiled_eager":

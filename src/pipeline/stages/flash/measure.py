@@ -22,13 +22,13 @@ Row = dict[str, Any]
 Key = tuple[str, str]  # implementation, pass
 
 TORCH_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
-# Rounds that are not counted; every call has been made twice before them.
+# Rounds that are not counted. Every call has been made twice before them: they are for those that a moment disturbs.
 WARMUP_ROUNDS = 2
 # A call so slow that min_samples would overrun its budget is sampled this often at least.
 FEWEST_SAMPLES = 3
-# A lone call's latency matters where the launch decides; of longer calls it is the device time.
-LATENCY_UP_TO_S = 0.1
-LATENCY_RULE = StopRule(min_samples=5, max_samples=50, rel_error=0.01, budget_s=0.2)
+# A sample that takes longer is slow: it needs no warm-up rounds, and a lone call's latency is its device time.
+SLOW_S = 0.02
+LATENCY_RULE = StopRule(min_samples=5, max_samples=50, rel_error=0.01, budget_s=0.1)
 
 
 def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
@@ -40,10 +40,11 @@ def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
             name: try_implementation(name, cell.shape, inputs, settings) for name in implementations.names(device)
         }
         works = {(name, part): work for name, trial in trials.items() for part, work in trial.works.items()}
-        rules = {(name, part): _rule(trials[name].call_s[part], settings) for name, part in works}
-        timed = interleave(works, kernel_sampler(device), rules, WARMUP_ROUNDS)
-        short = {key: work for key, work in works.items() if trials[key[0]].call_s[key[1]] <= LATENCY_UP_TO_S}
-        latencies = _latencies(short, device)
+        sample_s = {(name, part): trials[name].sample_s[part] for name, part in works}
+        rules = {key: _rule(sample_s[key], settings) for key in works}
+        slow = {key for key in works if sample_s[key] > SLOW_S}
+        timed = interleave(works, kernel_sampler(device), rules, WARMUP_ROUNDS, warm=slow)
+        latencies = _latencies({key: work for key, work in works.items() if key not in slow}, device)
     shared = _peak_columns(cell, device)
     return [
         _row(cell, (name, part), trial, timed, latencies, settings, shared)
@@ -62,12 +63,12 @@ def _inputs(cell: Cell, device: torch.device) -> Inputs:
     return Inputs(tuple(tensor.requires_grad_() for tensor in qkv), output_gradient, exact)
 
 
-def _rule(call_s: float, settings: Settings) -> StopRule:
+def _rule(sample_s: float, settings: Settings) -> StopRule:
     """Return the stop rule of a call: fewer samples where even the least number would take longer than its budget."""
     rule = StopRule(settings.min_samples, settings.max_samples, settings.rel_error, settings.budget_s)
-    if call_s * rule.min_samples <= rule.budget_s:
+    if sample_s * rule.min_samples <= rule.budget_s:
         return rule
-    return dataclasses.replace(rule, min_samples=max(FEWEST_SAMPLES, int(rule.budget_s / call_s)))
+    return dataclasses.replace(rule, min_samples=max(FEWEST_SAMPLES, int(rule.budget_s / sample_s)))
 
 
 def _latencies(works: dict[Key, Any], device: torch.device) -> dict[Key, Taken]:

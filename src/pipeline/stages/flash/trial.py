@@ -1,5 +1,6 @@
 """Try one implementation alone: does it run, how long does a call take about, how much memory, how exact is it?"""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -36,12 +37,24 @@ class Inputs:
 
 @dataclass
 class Trial:
-    """What can be timed of an implementation, how long a call takes, what is known of each pass, and why not more."""
+    """What can be timed of an implementation, how long a sample takes, what is known of each pass, and why not more.
+
+    A sample is a call and its preparation.
+    """
 
     works: dict[str, Work] = field(default_factory=dict)
-    call_s: dict[str, float] = field(default_factory=dict)
+    sample_s: dict[str, float] = field(default_factory=dict)
     columns: dict[str, Row] = field(default_factory=lambda: {name: {} for name in PASSES})
     failures: dict[str, Row] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Called:
+    """One call: its milliseconds by the host clock, the seconds with its preparation, and what it returned."""
+
+    call_ms: float
+    sample_s: float
+    result: Any
 
 
 class _OutOfMemory(Exception):
@@ -87,12 +100,15 @@ def _try_pass(name: str, part: str, work: Work, trial: Trial, inputs: Inputs, se
     Raises Skipped where the implementation refuses the problem or is too slow, _OutOfMemory where memory ran out.
     """
     trial.columns[part] |= _or_raise(name, lambda: _first_call(part, work, inputs))
-    call_s, extra = _or_raise(name, lambda: _second_call(work, inputs.device))
+    if part == PASSES[0]:
+        free_memory()  # what compiling, and the implementation before, left in cycles; once, for it takes a while
+    second, extra = _or_raise(name, lambda: _second_call(work, inputs.device))
     trial.columns[part] |= extra
+    call_s = second.call_ms / 1e3
     if call_s > settings.call_limit_s:
         words = part.replace("_", " + ")
         raise Skipped(f"one {words} call takes {call_s:.2g} s, above the limit of {settings.call_limit_s:g} s")
-    trial.works[part], trial.call_s[part] = work, call_s
+    trial.works[part], trial.sample_s[part] = work, second.sample_s
 
 
 def _or_raise(name: str, function: Callable[[], T]) -> T:
@@ -105,28 +121,28 @@ def _or_raise(name: str, function: Callable[[], T]) -> T:
 
 
 def _first_call(part: str, work: Work, inputs: Inputs) -> Row:
-    first_ms, result = _timed_call(work, inputs.device)
-    return {"first_call_ms": first_ms, **_errors(part, result, inputs.exact)}
+    first = _timed_call(work, inputs.device)
+    return {"first_call_ms": first.call_ms, **_errors(part, first.result, inputs.exact)}
 
 
-def _second_call(work: Work, device: torch.device) -> tuple[float, Row]:
-    """Return the seconds of a call, and on a GPU the most bytes that it, preparation included, adds to its inputs'."""
+def _second_call(work: Work, device: torch.device) -> tuple[_Called, Row]:
+    """Make a call; return also, on a GPU, the most bytes that it, preparation included, adds to its inputs'."""
     if device.type != "cuda":
-        return _timed_call(work, device)[0] / 1e3, {}
-    free_memory()
+        return _timed_call(work, device), {}
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    call_ms, _ = _timed_call(work, device)
-    return call_ms / 1e3, {"extra_bytes": torch.cuda.max_memory_allocated(device) - before}
+    called = _timed_call(work, device)
+    return called, {"extra_bytes": torch.cuda.max_memory_allocated(device) - before}
 
 
-def _timed_call(work: Work, device: torch.device) -> tuple[float, Any]:
-    """Run a work once; return its milliseconds by the host clock and what it returned."""
+def _timed_call(work: Work, device: torch.device) -> _Called:
+    """Run a work once."""
     kept: list[Any] = []
+    started = time.perf_counter()
     with work.within():
         argument = work.prepare()
-        milliseconds = time_call_ms(lambda: kept.append(work.call(argument)), device)
-    return milliseconds, kept[0]
+        call_ms = time_call_ms(lambda: kept.append(work.call(argument)), device)
+    return _Called(call_ms, time.perf_counter() - started, kept[0])
 
 
 def _errors(part: str, result: Any, exact: ExactAttention) -> Row:

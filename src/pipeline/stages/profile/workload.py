@@ -22,6 +22,9 @@ from pipeline.stages.profile.cell import BACKWARD_BY_PART, BACKWARD_OF, Cell, Se
 
 Calls = dict[str, Callable[[], Any]]
 
+# The range around the first round of a capture.
+UNCOUNTED = "uncounted_round"
+
 
 def build(cell: Cell, settings: Settings, device: torch.device) -> TrainingStep:
     """Build the model, its optimizer and a batch on the device."""
@@ -66,22 +69,27 @@ def warm_up(step: TrainingStep, passes: Sequence[str], rounds: int) -> None:
 def run_in_ranges(step: TrainingStep, passes: Sequence[str], rounds: int) -> None:
     """Run the passes in ranges, each from one synchronised moment to the next, for whichever profiler listens.
 
-    A first round goes by outside of them: the first calls under a profiler are slow.
+    A first round, the same in everything, lies in a range of its own, so that its passes do not count: it carries the
+    profiler's start-up, and can take twice the time.
     """
-    device, runs = step.tokens.device, calls(step)
     # On this thread autograd launches inside the range that called it.
-    with torch.autograd.set_multithreading_enabled(False):
-        warm_up(step, passes, rounds=1)
-        with module_ranges(step.model):
-            for _ in range(rounds):
-                for name in passes:
-                    synchronize(device)
-                    with span(name):
-                        runs[name]()
-                        synchronize(device)
-                    drop_gradients(step)
-            if BACKWARD_OF in passes:
-                _run_backward_by_part(step)
+    with torch.autograd.set_multithreading_enabled(False), module_ranges(step.model):
+        with span(UNCOUNTED):
+            _run_round(step, passes)
+        for _ in range(rounds):
+            _run_round(step, passes)
+        if BACKWARD_OF in passes:
+            _run_backward_by_part(step)
+
+
+def _run_round(step: TrainingStep, passes: Sequence[str]) -> None:
+    device, runs = step.tokens.device, calls(step)
+    for name in passes:
+        synchronize(device)
+        with span(name):
+            runs[name]()
+            synchronize(device)
+        drop_gradients(step)
 
 
 def _run_backward_by_part(step: TrainingStep) -> None:

@@ -6,6 +6,7 @@ from pipeline.cells.fields import axis
 from pipeline.model.sizes import SIZES
 
 SPLIT_AXIS = "precision"
+ROW_COLUMNS = ("impl", "measures", "pass", "clock", "moment", "kind", "collective")
 
 # AdamW on every rank in full; ours, each rank with the state of its share; torch's ZeroRedundancyOptimizer.
 IMPLS = ("adamw", "sharded", "torch_zero")

@@ -40,8 +40,9 @@ def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
         phases = {"forward": step.forward, "backward": step.backward, "optimizer": step.optimizer_step}
         samplings = [
             time_phases(phases, device, cell.warmup_steps, rule),
-            # Once more without the synchronisation between phases, which a real training step does not have.
-            time_phases({"train_step": step.run}, device, cell.warmup_steps, rule),
+            # Once more without the synchronisation between phases, which a real training step does not have. The steps
+            # before have warmed it up.
+            time_phases({"train_step": step.run}, device, 0, rule),
         ]
     shared = _shared_columns(cell, settings, device)
     return rows + [row for sampling in samplings for row in _rows(sampling, cell, settings, shared)]
