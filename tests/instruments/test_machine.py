@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pynvml
 import pytest
+import torch
 
 from pipeline.instruments import gpus, machine
 from pipeline.instruments.gpu_state import gpu_state, slowdown_reasons
@@ -295,3 +296,31 @@ def test_what_git_does_not_track_has_no_commit(checkout, tmp_path_factory):
 def test_without_git_the_commit_is_unknown(checkout, monkeypatch):
     monkeypatch.setenv("PATH", "")
     assert machine.git_commit(checkout / "package") == "unknown"
+
+
+def test_cudnns_version_is_read_without_asking_a_gpu(monkeypatch):
+    def starts_cuda(*_):
+        raise AssertionError("this starts CUDA")
+
+    monkeypatch.setattr(torch._C, "_has_cudnn", True)
+    monkeypatch.setattr(torch._C, "_cudnn", SimpleNamespace(getVersionInt=lambda: 91900), raising=False)
+    monkeypatch.setattr(torch.backends.cudnn, "version", starts_cuda)
+    monkeypatch.setattr(torch.cuda, "_lazy_init", starts_cuda)
+    assert machine.machine_facts()["software"]["cudnn"] == "91900"
+
+
+@pytest.mark.gpu
+def test_what_comes_before_a_cell_claims_its_gpus_starts_no_cuda():
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA GPU")
+    program = """
+import importlib, torch
+from pipeline.instruments.machine import machine_facts
+from pipeline.stages import READING_ORDER
+machine_facts()
+for stage in READING_ORDER:
+    importlib.import_module(f"pipeline.stages.{stage}.measure")
+print(torch.cuda.is_initialized())
+"""
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "False"

@@ -103,7 +103,8 @@ def _library_versions() -> dict[str, str]:
     import torch
     import torch.distributed
 
-    cudnn = torch.backends.cudnn.version()
+    # torch.backends.cudnn.version() asks each GPU for its capability, which starts CUDA.
+    cudnn = torch._C._cudnn.getVersionInt() if torch._C._has_cudnn else None
     has_nccl = torch.distributed.is_available() and torch.distributed.is_nccl_available()
     return {
         "cudnn": "absent" if cudnn is None else str(cudnn),
