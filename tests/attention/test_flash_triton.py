@@ -5,7 +5,14 @@ import math
 import pytest
 import torch
 
-from pipeline.attention import ATTENTION, FlashAttentionTriton, flash_triton_configs, flash_triton_plans
+from pipeline.attention import (
+    ATTENTION,
+    FlashAttentionTriton,
+    flash_triton_backward_plans,
+    flash_triton_configs,
+    flash_triton_forward_plans,
+    flash_triton_launch,
+)
 from pipeline.attention.flash_triton_configs import BackwardConfig, TileConfig
 from pipeline.model.sizes import SIZES, ModelSize
 from pipeline.model.step import build_training_step
@@ -32,15 +39,15 @@ def small_tiles(monkeypatch):
 
     def use(dq_has_its_own_kernel, longest_short_sequence=0):
         backward = BackwardConfig(SMALL, SMALL if dq_has_its_own_kernel else None, SMALL)
-        monkeypatch.setattr(flash_triton_plans, "forward_config", lambda *_problem: SMALL)
-        monkeypatch.setattr(flash_triton_plans, "LONGEST_SHORT_SEQUENCE", longest_short_sequence)
-        monkeypatch.setattr(flash_triton_plans, "backward_config", lambda _dtype, _head_dim: backward)
-        flash_triton_plans.forward_plan.cache_clear()
-        flash_triton_plans.backward_plan.cache_clear()
+        monkeypatch.setattr(flash_triton_forward_plans, "forward_config", lambda *_problem: SMALL)
+        monkeypatch.setattr(flash_triton_backward_plans, "LONGEST_SHORT_SEQUENCE", longest_short_sequence)
+        monkeypatch.setattr(flash_triton_backward_plans, "backward_config", lambda _dtype, _head_dim: backward)
+        flash_triton_forward_plans.forward_plan.cache_clear()
+        flash_triton_backward_plans.backward_plan.cache_clear()
 
     yield use
-    flash_triton_plans.forward_plan.cache_clear()
-    flash_triton_plans.backward_plan.cache_clear()
+    flash_triton_forward_plans.forward_plan.cache_clear()
+    flash_triton_backward_plans.backward_plan.cache_clear()
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
@@ -74,7 +81,7 @@ def test_tensor_descriptors_load_the_same_tiles(small_tiles, monkeypatch, head_d
     small_tiles(dq_has_its_own_kernel)
     through_pointers = output_and_gradients(FlashAttentionTriton.apply, *inputs, True)
     small_tiles(dq_has_its_own_kernel)
-    monkeypatch.setattr(flash_triton_plans, "MIN_LENGTH_FOR_TMA", 1)
+    monkeypatch.setattr(flash_triton_launch, "MIN_LENGTH_FOR_TMA", 1)
     through_descriptors = output_and_gradients(FlashAttentionTriton.apply, *inputs, True)
     for a, b in zip(through_descriptors, through_pointers, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
@@ -93,13 +100,18 @@ def test_one_kernel_for_short_sequences_gives_the_same_gradients(small_tiles, he
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("dq_has_its_own_kernel", [False, True])
 @pytest.mark.parametrize("head_dim", [16, *ODD_HEAD_DIMS])
-def test_chunks_of_keys_are_combined_to_the_whole(small_tiles, monkeypatch, head_dim, is_causal):
-    small_tiles(True)
-    monkeypatch.setattr(flash_triton_plans, "chunk_keys", lambda *_sizes: 32)
-    inputs = random_inputs((1, 2, 49, head_dim), 70, torch.float32)
+@pytest.mark.parametrize(("n_queries", "n_keys"), [(49, 70), (70, 49)])
+def test_chunks_are_put_together_to_the_whole(
+    small_tiles, monkeypatch, head_dim, n_queries, n_keys, dq_has_its_own_kernel, is_causal
+):
+    small_tiles(dq_has_its_own_kernel)
+    for plans in (flash_triton_forward_plans, flash_triton_backward_plans):
+        monkeypatch.setattr(plans, "chunk_length", lambda *_problem: 32)
+    inputs = random_inputs((1, 2, n_queries, head_dim), n_keys, torch.float32)
     assert_fp32_is_exact(FlashAttentionTriton.apply, *inputs, is_causal)
-    assert flash_triton_plans.forward_plan.cache_info().currsize == 1
+    assert flash_triton_forward_plans.forward_plan.cache_info().currsize == 1
 
 
 def test_large_negative_logits_of_missing_keys_overflow_nothing(small_tiles):
@@ -192,13 +204,14 @@ def test_under_autocast_attention_is_computed_in_its_dtype():
     assert errors([output], [ATTENTION["eager"](q.double(), k.double(), v.double(), True)]) < 0.05
 
 
-@pytest.mark.parametrize(("tiles", "n_keys"), [(1, 16384), (100, 4096), (527, 65536), (528, 65536), (3, 100)])
-def test_chunks_are_tile_aligned_and_as_few_as_fill_the_gpu(tiles, n_keys):
-    multiprocessors, block_queries = 132, 64
-    chunk = flash_triton_configs.chunk_keys(tiles, n_keys, block_queries, multiprocessors)
-    wanted = flash_triton_configs.SHORT_GRID_PROGRAMS_PER_SM * multiprocessors
+@pytest.mark.parametrize("chunking", [flash_triton_configs.FORWARD_CHUNKS, flash_triton_configs.BACKWARD_CHUNKS])
+@pytest.mark.parametrize(("tiles", "length"), [(1, 16384), (100, 4096), (527, 65536), (1056, 65536), (3, 100)])
+def test_chunks_are_tile_aligned_and_as_few_as_fill_the_gpu(chunking, tiles, length):
+    multiprocessors, block = 132, 64
+    chunk = flash_triton_configs.chunk_length(chunking, tiles, length, block, multiprocessors)
+    wanted = chunking.programs_per_sm * multiprocessors
     if tiles >= wanted:
-        assert chunk == n_keys
+        assert chunk == length
     else:
-        assert chunk == n_keys or chunk % max(block_queries, flash_triton_configs.MIN_CHUNK_KEYS) == 0
-        assert tiles * math.ceil(n_keys / chunk) < wanted + tiles
+        assert chunk == length or chunk % max(block, chunking.min_length) == 0
+        assert tiles * math.ceil(length / chunk) < wanted + tiles

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pipeline.attention import FlashAttentionTriton, eager_attention, flash_triton_plans
+from pipeline.attention import FlashAttentionTriton, eager_attention, flash_triton_backward_plans
 from pipeline.attention.inputs import traits
 from pipeline.model.sizes import SIZES
 from pipeline.model.step import build_training_step
@@ -72,7 +72,7 @@ def test_repeats_are_bitwise_equal_but_for_the_order_of_sums(head_dim, dtype):
 
 
 def _dq_has_its_own_kernel(*tensors):
-    return flash_triton_plans.backward_plan(*map(traits, tensors), True, False).query is not None
+    return flash_triton_backward_plans.backward_plan(*map(traits, tensors), True, False).query is not None
 
 
 def test_fp32_is_fp32_unless_torchs_own_switch_allows_tf32():

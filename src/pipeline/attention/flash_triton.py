@@ -1,7 +1,8 @@
 """FlashAttention-2 in Triton kernels, as an autograd function.
 
 On small inputs the GPU is done before Python has launched the next kernel. So whatever follows from shapes alone
-(checks, tiles, grids, compiled kernels) is worked out once a shape and kept: `pipeline.attention.flash_triton_plans`.
+(checks, tiles, grids, compiled kernels) is worked out once a shape and kept: `flash_triton_forward_plans` and
+`flash_triton_backward_plans`.
 """
 
 from typing import Any
@@ -11,7 +12,9 @@ import triton
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from pipeline.attention.flash_triton_plans import ShortBackwardPlan, backward_plan, forward_plan, ready
+from pipeline.attention.flash_triton_backward_plans import ChunkedLaunch, ShortBackwardPlan, backward_plan
+from pipeline.attention.flash_triton_forward_plans import forward_plan
+from pipeline.attention.flash_triton_launch import ready
 from pipeline.attention.inputs import traits
 
 
@@ -52,7 +55,7 @@ class FlashAttentionTriton(torch.autograd.Function):
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
     plan = forward_plan(traits(q), traits(k), traits(v), is_causal, _tf32_allowed())
-    q, k, v = ready(plan, q, k, v)
+    q, k, v = ready(plan.copied, q, k, v)
     with torch.cuda.device_of(q):
         triton.set_allocator(_allocate)
         o = torch.empty_like(q, memory_format=torch.contiguous_format)
@@ -71,24 +74,37 @@ def _backward(
     q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor, is_causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     plan = backward_plan(traits(q), traits(k), traits(v), traits(do), is_causal, _tf32_allowed())
-    q, k, v, do = ready(plan, q, k, v, do)
+    q, k, v, do = ready(plan.copied, q, k, v, do)
     with torch.cuda.device_of(q):
         triton.set_allocator(_allocate)  # this may be another thread than the forward pass's
-        dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
         if isinstance(plan, ShortBackwardPlan):
+            dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
             plan.gradients(q, k, v, do, o, lse, dq, dk, dv)
             return dq, dk, dv
         delta, lse_log2 = torch.empty((2, *plan.delta_shape), dtype=torch.float32, device=q.device).unbind()
+        dq = torch.empty_like(q, memory_format=torch.contiguous_format)
         dq_sum = None
         if plan.query is None:
             dq_sum = dq if dq.dtype == torch.float32 else torch.empty(q.shape, dtype=torch.float32, device=q.device)
         plan.delta(o, do, lse, delta, lse_log2, dq_sum)
-        plan.key_value(q, k, v, do, lse_log2, delta, dq_sum, dk, dv)
+        dk, dv = torch.empty((2, *k.shape), dtype=k.dtype, device=k.device)
+        _compute(plan.key_value, (q, k, v, do, lse_log2, delta, dq_sum), dk, dv)
         if plan.query is None:
             torch.mul(dq_sum, plan.scale, out=dq)
         else:
-            plan.query(q, k, v, do, lse_log2, delta, dq)
+            _compute(plan.query, (q, k, v, do, lse_log2, delta), dq)
     return dq, dk, dv
+
+
+def _compute(launch: ChunkedLaunch, inputs: tuple[Tensor | None, ...], *gradients: Tensor) -> None:
+    """Fill gradients of one shape, that lie side by side, at once or by way of the chunks that are summed to them."""
+    if launch.add_up is None:
+        launch.compute(*inputs, *gradients)
+        return
+    shape = (len(gradients), launch.chunks, *gradients[0].shape)
+    parts = torch.empty(shape, dtype=torch.float32, device=gradients[0].device)
+    launch.compute(*inputs, *parts)
+    launch.add_up(parts, gradients[0])
 
 
 def _tf32_allowed() -> bool:

@@ -18,6 +18,12 @@ from pipeline.attention.flash_triton_delta import load_delta, load_lse_log2, row
 
 
 @triton.jit
+def _matrices(length, BLOCK: tl.constexpr, n_chunks):
+    """Return how many (length, head_dim) matrices the grid has programs for, as a 64 bit number."""
+    return tl.num_programs(0).to(tl.int64) // (tl.cdiv(length, BLOCK) * n_chunks)
+
+
+@triton.jit
 def _visit_queries(
     dk, dv, k, v, q_rows, do_rows, dq_rows, o_ptr, lse, delta, start, end, first_key, n_queries, n_keys,
     stride_q, stride_do, scale_log2, CAUSAL: tl.constexpr, MASKED: tl.constexpr, MASK_KEYS: tl.constexpr,
@@ -59,13 +65,15 @@ def _visit_queries(
 
 @triton.jit
 def _key_value_program(
-    program, q_ptr, k_ptr, v_ptr, do_ptr, o_ptr, lse_ptr, delta_ptr, dq_sum_ptr, dk_ptr, dv_ptr,
+    program, begin, end, part_row,
+    q_ptr, k_ptr, v_ptr, do_ptr, o_ptr, lse_ptr, delta_ptr, dq_sum_ptr, dk_ptr, dv_ptr,
     stride_qb, stride_qh, stride_q, stride_kb, stride_kh, stride_k, stride_vb, stride_vh, stride_v,
     stride_dob, stride_doh, stride_do, heads, n_queries, n_keys, scale, scale_log2,
     CAUSAL: tl.constexpr, MASK_KEYS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_QUERIES: tl.constexpr,
     BLOCK_KEYS: tl.constexpr, ADD_DQ: tl.constexpr, TMA: tl.constexpr, TMA_REDUCE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
+    """Compute dk and dv of one tile of keys from the queries from begin to end, for the rows from part_row on."""
     n_tiles = tl.cdiv(n_keys, BLOCK_KEYS)
     batch_head = program // n_tiles
     first_key = program % n_tiles * BLOCK_KEYS  # where causal, the longest come first
@@ -90,27 +98,27 @@ def _key_value_program(
     k = load_rows(k_matrix, first_key, n_keys, stride_k, BLOCK_KEYS, HEAD_DIM, False, True)
     v = load_rows(v_matrix, first_key, n_keys, stride_v, BLOCK_KEYS, HEAD_DIM, False, True)
 
-    start_unmasked = 0
+    start_unmasked = begin
     dk = tl.zeros(k.shape, tl.float32)
     dv = tl.zeros(v.shape, tl.float32)
     if CAUSAL:
         # From the first tile of queries that attends to any of these keys to where every query attends to them all.
-        start = first_key // BLOCK_QUERIES * BLOCK_QUERIES
-        start_unmasked = tl.cdiv(first_key + BLOCK_KEYS - 1, BLOCK_QUERIES) * BLOCK_QUERIES
-        start_unmasked = tl.minimum(start_unmasked, tl.cdiv(n_queries, BLOCK_QUERIES) * BLOCK_QUERIES)
+        start = tl.maximum(begin, first_key // BLOCK_QUERIES * BLOCK_QUERIES)
+        start_unmasked = tl.maximum(begin, tl.cdiv(first_key + BLOCK_KEYS - 1, BLOCK_QUERIES) * BLOCK_QUERIES)
+        end_masked = tl.minimum(start_unmasked, end)
         dk, dv = _visit_queries(
-            dk, dv, k, v, q_rows, do_rows, dq_rows, o_ptr, lse, delta, start, start_unmasked, first_key,
+            dk, dv, k, v, q_rows, do_rows, dq_rows, o_ptr, lse, delta, start, end_masked, first_key,
             n_queries, n_keys, stride_q, stride_do, scale_log2, CAUSAL, True, MASK_KEYS, HEAD_DIM, BLOCK_QUERIES,
             BLOCK_KEYS, ADD_DQ, TMA, TMA_REDUCE, PRECISION,
         )  # fmt: skip
     dk, dv = _visit_queries(
-        dk, dv, k, v, q_rows, do_rows, dq_rows, o_ptr, lse, delta, start_unmasked, n_queries, first_key,
+        dk, dv, k, v, q_rows, do_rows, dq_rows, o_ptr, lse, delta, start_unmasked, end, first_key,
         n_queries, n_keys, stride_q, stride_do, scale_log2, CAUSAL, False, MASK_KEYS, HEAD_DIM, BLOCK_QUERIES,
         BLOCK_KEYS, ADD_DQ, TMA, TMA_REDUCE, PRECISION,
     )  # fmt: skip
 
     keys = first_key + tl.arange(0, BLOCK_KEYS)
-    offsets = (batch_head.to(tl.int64) * n_keys + keys)[:, None] * HEAD_DIM + columns(HEAD_DIM)
+    offsets = (part_row + batch_head.to(tl.int64) * n_keys + keys)[:, None] * HEAD_DIM + columns(HEAD_DIM)
     in_tile = within(keys < n_keys, HEAD_DIM)
     tl.store(dk_ptr + offsets, (dk * scale).to(dk_ptr.dtype.element_ty), mask=in_tile)
     tl.store(dv_ptr + offsets, dv.to(dv_ptr.dtype.element_ty), mask=in_tile)
@@ -120,18 +128,32 @@ def _key_value_program(
 def key_value_kernel(
     q_ptr, k_ptr, v_ptr, do_ptr, lse_log2_ptr, delta_ptr, dq_sum_ptr, dk_ptr, dv_ptr,
     stride_qb, stride_qh, stride_q, stride_kb, stride_kh, stride_k, stride_vb, stride_vh, stride_v,
-    stride_dob, stride_doh, stride_do, heads, n_queries, n_keys, scale, scale_log2,
+    stride_dob, stride_doh, stride_do, heads, n_queries, n_keys, scale, scale_log2, chunk_queries, n_chunks,
     CAUSAL: tl.constexpr, MASK_KEYS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_QUERIES: tl.constexpr,
-    BLOCK_KEYS: tl.constexpr, ADD_DQ: tl.constexpr, TMA: tl.constexpr, TMA_REDUCE: tl.constexpr,
-    PRECISION: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr, CHUNKED: tl.constexpr, ADD_DQ: tl.constexpr, TMA: tl.constexpr,
+    TMA_REDUCE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute dk and dv of one tile of keys; where ADD_DQ, add its share of dq, still to be scaled, to dq_sum.
 
-    Shapes: dk and dv are (batch · heads, n_keys, head_dim), dq_sum (batch · heads, n_queries, head_dim) fp32.
+    Shapes: dk and dv are (batch · heads, n_keys, head_dim), dq_sum (batch · heads, n_queries, head_dim) fp32. Where
+    CHUNKED, it is from one chunk of queries, and dk and dv have a leading n_chunks, are fp32, and are written where the
+    chunk holds a query that attends to the tile.
     MASK_KEYS: the last tile of keys is not full, and its missing keys must not reach dq.
     """
+    program, begin, end, part_row = tl.program_id(0), 0, n_queries, 0
+    if CHUNKED:
+        begin = program % n_chunks * chunk_queries
+        end = tl.minimum(n_queries, begin + chunk_queries)
+        part_row = (program % n_chunks).to(tl.int64) * (_matrices(n_keys, BLOCK_KEYS, n_chunks) * n_keys)
+        program = program // n_chunks
+        first = 0
+        if CAUSAL:
+            first = program % tl.cdiv(n_keys, BLOCK_KEYS) * BLOCK_KEYS
+        if begin + chunk_queries <= first:
+            return
     _key_value_program(
-        tl.program_id(0), q_ptr, k_ptr, v_ptr, do_ptr, None, lse_log2_ptr, delta_ptr, dq_sum_ptr, dk_ptr, dv_ptr,
+        program, begin, end, part_row, q_ptr, k_ptr, v_ptr, do_ptr, None, lse_log2_ptr, delta_ptr, dq_sum_ptr, dk_ptr,
+        dv_ptr,
         stride_qb, stride_qh, stride_q, stride_kb, stride_kh, stride_k, stride_vb, stride_vh, stride_v,
         stride_dob, stride_doh, stride_do, heads, n_queries, n_keys, scale, scale_log2,
         CAUSAL, MASK_KEYS, HEAD_DIM, BLOCK_QUERIES, BLOCK_KEYS, ADD_DQ, TMA, TMA_REDUCE, PRECISION,
@@ -164,21 +186,23 @@ def _visit_keys(
 
 @triton.jit
 def _query_program(
-    program, q_ptr, k_ptr, v_ptr, do_ptr, o_ptr, lse_ptr, delta_ptr, dq_ptr,
+    program, begin, end, part_row, q_ptr, k_ptr, v_ptr, do_ptr, o_ptr, lse_ptr, delta_ptr, dq_ptr,
     stride_qb, stride_qh, stride_q, stride_kb, stride_kh, stride_k, stride_vb, stride_vh, stride_v,
     stride_dob, stride_doh, stride_do, heads, n_queries, n_keys, scale, scale_log2,
     CAUSAL: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr,
     TMA: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    """Compute dq of one tile of queries from the keys from begin to end, for the rows from part_row on."""
     n_tiles = tl.cdiv(n_queries, BLOCK_QUERIES)
     batch_head, tile = program // n_tiles, program % n_tiles
-    end, end_unmasked = n_keys, n_keys // BLOCK_KEYS * BLOCK_KEYS
+    end_unmasked = n_keys // BLOCK_KEYS * BLOCK_KEYS
     if CAUSAL:
         tile = n_tiles - 1 - tile  # the longest first
     first_query = tile * BLOCK_QUERIES
     if CAUSAL:
         end = tl.minimum(end, first_query + BLOCK_QUERIES)
         end_unmasked = tl.minimum(end_unmasked, (first_query + 1) // BLOCK_KEYS * BLOCK_KEYS)
+    end_unmasked = tl.maximum(begin, tl.minimum(end_unmasked, end))
     q_matrix = matrix_at(q_ptr, batch_head, heads, stride_qb, stride_qh)
     do_matrix = matrix_at(do_ptr, batch_head, heads, stride_dob, stride_doh)
     k_matrix = matrix_at(k_ptr, batch_head, heads, stride_kb, stride_kh)
@@ -202,14 +226,14 @@ def _query_program(
     delta = load_delta(o_ptr, delta_ptr, do, first_query, n_queries, BLOCK_QUERIES, HEAD_DIM, False)
     dq = tl.zeros(q.shape, tl.float32)
     dq = _visit_keys(
-        dq, q, do, lse_log2, delta, k_rows, v_rows, 0, end_unmasked, first_query, n_keys, stride_k, stride_v,
+        dq, q, do, lse_log2, delta, k_rows, v_rows, begin, end_unmasked, first_query, n_keys, stride_k, stride_v,
         scale_log2, CAUSAL, False, HEAD_DIM, BLOCK_QUERIES, BLOCK_KEYS, TMA, PRECISION,
     )  # fmt: skip
     dq = _visit_keys(
         dq, q, do, lse_log2, delta, k_rows, v_rows, end_unmasked, end, first_query, n_keys, stride_k, stride_v,
         scale_log2, CAUSAL, True, HEAD_DIM, BLOCK_QUERIES, BLOCK_KEYS, TMA, PRECISION,
     )  # fmt: skip
-    offsets = (row + queries)[:, None] * HEAD_DIM + columns(HEAD_DIM)
+    offsets = (part_row + row + queries)[:, None] * HEAD_DIM + columns(HEAD_DIM)
     tl.store(dq_ptr + offsets, (dq * scale).to(dq_ptr.dtype.element_ty), mask=within(exists, HEAD_DIM))
 
 
@@ -217,13 +241,29 @@ def _query_program(
 def query_kernel(
     q_ptr, k_ptr, v_ptr, do_ptr, lse_log2_ptr, delta_ptr, dq_ptr,
     stride_qb, stride_qh, stride_q, stride_kb, stride_kh, stride_k, stride_vb, stride_vh, stride_v,
-    stride_dob, stride_doh, stride_do, heads, n_queries, n_keys, scale, scale_log2,
+    stride_dob, stride_doh, stride_do, heads, n_queries, n_keys, scale, scale_log2, chunk_keys, n_chunks,
     CAUSAL: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr,
-    TMA: tl.constexpr, PRECISION: tl.constexpr,
+    CHUNKED: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute dq, of shape (batch · heads, n_queries, head_dim), of one tile of queries."""
+    """Compute dq, of shape (batch · heads, n_queries, head_dim), of one tile of queries.
+
+    Where CHUNKED, it is from one chunk of keys, and dq has a leading n_chunks, is fp32, and is written where the chunk
+    holds a key that the tile attends to.
+    """
+    program, begin, end, part_row = tl.program_id(0), 0, n_keys, 0
+    if CHUNKED:
+        begin = program % n_chunks * chunk_keys
+        end = tl.minimum(n_keys, begin + chunk_keys)
+        part_row = (program % n_chunks).to(tl.int64) * (_matrices(n_queries, BLOCK_QUERIES, n_chunks) * n_queries)
+        program = program // n_chunks
+        reach = n_keys
+        if CAUSAL:
+            n_tiles = tl.cdiv(n_queries, BLOCK_QUERIES)
+            reach = (n_tiles - program % n_tiles) * BLOCK_QUERIES
+        if begin >= reach:
+            return
     _query_program(
-        tl.program_id(0), q_ptr, k_ptr, v_ptr, do_ptr, None, lse_log2_ptr, delta_ptr, dq_ptr,
+        program, begin, end, part_row, q_ptr, k_ptr, v_ptr, do_ptr, None, lse_log2_ptr, delta_ptr, dq_ptr,
         stride_qb, stride_qh, stride_q, stride_kb, stride_kh, stride_k, stride_vb, stride_vh, stride_v,
         stride_dob, stride_doh, stride_do, heads, n_queries, n_keys, scale, scale_log2,
         CAUSAL, HEAD_DIM, BLOCK_QUERIES, BLOCK_KEYS, TMA, PRECISION,
@@ -245,14 +285,15 @@ def short_kernel(
     program = tl.program_id(0)
     if program < query_programs:
         _query_program(
-            program, q_ptr, k_ptr, v_ptr, do_ptr, o_ptr, lse_ptr, None, dq_ptr,
+            program, 0, n_keys, 0, q_ptr, k_ptr, v_ptr, do_ptr, o_ptr, lse_ptr, None, dq_ptr,
             stride_qb, stride_qh, stride_q, stride_kb, stride_kh, stride_k, stride_vb, stride_vh, stride_v,
             stride_dob, stride_doh, stride_do, heads, n_queries, n_keys, scale, scale_log2,
             CAUSAL, HEAD_DIM, BLOCK_QUERIES, BLOCK_KEYS, False, PRECISION,
         )  # fmt: skip
     else:
         _key_value_program(
-            program - query_programs, q_ptr, k_ptr, v_ptr, do_ptr, o_ptr, lse_ptr, None, None, dk_ptr, dv_ptr,
+            program - query_programs, 0, n_queries, 0,
+            q_ptr, k_ptr, v_ptr, do_ptr, o_ptr, lse_ptr, None, None, dk_ptr, dv_ptr,
             stride_qb, stride_qh, stride_q, stride_kb, stride_kh, stride_k, stride_vb, stride_vh, stride_v,
             stride_dob, stride_doh, stride_do, heads, n_queries, n_keys, scale, scale_log2,
             CAUSAL, False, HEAD_DIM, BLOCK_QUERIES, BLOCK_KEYS, False, False, False, PRECISION,

@@ -15,9 +15,6 @@ LONGEST_SHORT_SEQUENCE = 1024
 # At head_dim 64 a third program fits on a multiprocessor with one stage less. It hides how programs begin and end; from
 # here on that takes less than what the stage hides.
 LONG_SEQUENCE = 16384
-# A grid is short where it has fewer programs than this a multiprocessor; its keys are then cut into chunks.
-SHORT_GRID_PROGRAMS_PER_SM = 4
-MIN_CHUNK_KEYS = 1024
 
 
 @dataclass(frozen=True)
@@ -42,6 +39,20 @@ class BackwardConfig:
     query: TileConfig | None
     short: TileConfig
 
+
+@dataclass(frozen=True)
+class Chunking:
+    """When a kernel's loop is cut into chunks, a program each: where it has fewer programs a multiprocessor than this.
+
+    min_length: the fewest keys or queries of a chunk.
+    """
+
+    programs_per_sm: int
+    min_length: int
+
+
+FORWARD_CHUNKS = Chunking(programs_per_sm=4, min_length=1024)
+BACKWARD_CHUNKS = Chunking(programs_per_sm=8, min_length=512)
 
 _FORWARD = {
     16: TileConfig(64, 128, 4, 3),
@@ -97,15 +108,15 @@ def backward_config(dtype: torch.dtype, head_dim: int) -> BackwardConfig:
     return (_BACKWARD_FP32 if dtype == torch.float32 else _BACKWARD)[tile_width(head_dim)]
 
 
-def chunk_keys(tiles: int, n_keys: int, block_queries: int, multiprocessors: int) -> int:
-    """Return into how long chunks to cut the keys: all of them in one where the grid is long enough.
+def chunk_length(chunking: Chunking, tiles: int, length: int, block: int, multiprocessors: int) -> int:
+    """Return into how long chunks to cut keys or queries: all of them in one where the grid is long enough.
 
-    tiles: query tiles over all heads. A chunk is a multiple of every tile size, so that the first key of a chunk that
-    a causal tile reaches is one that each of its queries attends to.
+    tiles: those of the other side, over all heads; block: their size. A chunk is a multiple of every tile size, so that
+    the first key of a chunk that a causal tile of queries reaches is one that each of them attends to.
     """
-    wanted = SHORT_GRID_PROGRAMS_PER_SM * multiprocessors
+    wanted = chunking.programs_per_sm * multiprocessors
     if tiles >= wanted:
-        return n_keys
+        return length
     chunks = -(-wanted // tiles)
-    unit = max(MIN_CHUNK_KEYS, block_queries)
-    return min(n_keys, -(-n_keys // (chunks * unit)) * unit)
+    unit = max(chunking.min_length, block)
+    return min(length, -(-length // (chunks * unit)) * unit)

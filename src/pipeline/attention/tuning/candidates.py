@@ -56,12 +56,11 @@ def constants(kernel: str, dtype: str, head_dim: int, tiles: TileConfig) -> dict
         "HEAD_DIM": head_dim,
         "BLOCK_QUERIES": tiles.block_queries,
         "BLOCK_KEYS": tiles.block_keys,
+        "CHUNKED": False,
         "TMA": True,
         "PRECISION": "tf32x3" if dtype == "fp32" else "tf32",
     }
-    if kernel == "forward":
-        return {**shared, "CHUNKED": False}
-    if kernel == "query":
+    if kernel in ("forward", "query"):
         return shared
     sums_dq = kernel == "key_value_dq"
     added = {} if sums_dq else {"dq_sum_ptr": None}

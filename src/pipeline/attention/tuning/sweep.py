@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from unittest import mock
 
 import pandas as pd
@@ -11,7 +12,7 @@ import torch
 import triton.testing
 from torch import Tensor
 
-from pipeline.attention import flash_triton, flash_triton_plans
+from pipeline.attention import flash_triton, flash_triton_backward_plans, flash_triton_forward_plans
 from pipeline.attention.flash_triton_configs import BackwardConfig, TileConfig, backward_config
 from pipeline.attention.inputs import traits
 from pipeline.attention.tuning.candidates import KERNELS, Candidate, promising
@@ -47,7 +48,7 @@ def _prepare(
 ) -> Callable[[], list[Tensor]]:
     """Return a call of one kernel that returns what it computed, with the tiles in use where none are given."""
     if kernel == "forward":
-        with _tiles("forward_config", tiles):
+        with _tiles(flash_triton_forward_plans, "forward_config", tiles):
             flash_triton._forward(q, k, v, True)  # makes the plan, which later calls find
         return lambda: [flash_triton._forward(q, k, v, True)[0]]
     return _prepare_backward(kernel, q, k, v, do, tiles)
@@ -64,29 +65,29 @@ def _prepare_backward(
         "key_value": dataclasses.replace(used, key_value=tiles or used.key_value, query=other),
         "key_value_dq": dataclasses.replace(used, key_value=tiles or used.key_value, query=None),
     }[kernel]
-    with _tiles("backward_config", config):
-        plan = flash_triton_plans.backward_plan(*map(traits, (q, k, v, do)), True, False)
+    with _tiles(flash_triton_backward_plans, "backward_config", config):
+        plan = flash_triton_backward_plans.backward_plan(*map(traits, (q, k, v, do)), True, False)
     delta, lse_log2 = torch.empty((2, *plan.delta_shape), device=q.device).unbind()
-    dq, dk, dv = map(torch.empty_like, (q, k, v))
+    dq, (dk, dv) = torch.empty_like(q), torch.empty((2, *k.shape), dtype=k.dtype, device=k.device)
     dq_sum = torch.empty(q.shape, device=q.device) if kernel == "key_value_dq" else None
     plan.delta(o, do, lse, delta, lse_log2, dq_sum)
 
     def run() -> list[Tensor]:
         if kernel == "query":
-            plan.query(q, k, v, do, lse_log2, delta, dq)
+            flash_triton._compute(plan.query, (q, k, v, do, lse_log2, delta), dq)
             return [dq]
-        plan.key_value(q, k, v, do, lse_log2, delta, dq_sum, dk, dv)
+        flash_triton._compute(plan.key_value, (q, k, v, do, lse_log2, delta, dq_sum), dk, dv)
         return [dk, dv]
 
     return run
 
 
-def _tiles(function: str, tiles: TileConfig | BackwardConfig | None) -> mock._patch:
+def _tiles(plans: ModuleType, function: str, tiles: TileConfig | BackwardConfig | None) -> mock._patch:
     """Have the next plan made with these tiles."""
-    flash_triton_plans.forward_plan.cache_clear()
-    flash_triton_plans.backward_plan.cache_clear()
-    chosen = getattr(flash_triton_plans, function)
-    return mock.patch.object(flash_triton_plans, function, chosen if tiles is None else lambda *_: tiles)
+    flash_triton_forward_plans.forward_plan.cache_clear()
+    flash_triton_backward_plans.backward_plan.cache_clear()
+    chosen = getattr(plans, function)
+    return mock.patch.object(plans, function, chosen if tiles is None else lambda *_: tiles)
 
 
 def main() -> None:

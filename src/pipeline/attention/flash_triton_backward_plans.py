@@ -1,0 +1,198 @@
+"""What a backward pass of the Triton attention does, worked out from its inputs' traits: grids, chunks, kernels."""
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+from triton import knobs
+
+from pipeline.attention.flash_triton_backward import key_value_kernel, query_kernel, short_kernel
+from pipeline.attention.flash_triton_chunks import ROWS_PUT_TOGETHER, sum_kernel
+from pipeline.attention.flash_triton_configs import (
+    BACKWARD_CHUNKS,
+    LONGEST_SHORT_SEQUENCE,
+    BackwardConfig,
+    TileConfig,
+    backward_config,
+    chunk_length,
+)
+from pipeline.attention.flash_triton_delta import ROW_ALIGNMENT, delta_kernel
+from pipeline.attention.flash_triton_launch import (
+    ELEMENTWISE,
+    PLANS_KEPT,
+    Launch,
+    block_sizes,
+    heads,
+    multiprocessors,
+    must_be_copied,
+    precision,
+    scale_log2,
+    strides,
+    uses_tma,
+)
+from pipeline.attention.inputs import Traits
+
+
+@dataclass(frozen=True)
+class ChunkedLaunch:
+    """A kernel that computes gradients and, where it works on chunks, one that sums what they leave."""
+
+    compute: Launch
+    chunks: int
+    add_up: Launch | None
+
+
+@dataclass(frozen=True)
+class BackwardPlan:
+    """A backward pass: dq has a kernel of its own, or is summed by that of dk and dv and then scaled."""
+
+    copied: tuple[bool, ...]
+    delta_shape: tuple[int, ...]
+    delta: Launch
+    key_value: ChunkedLaunch
+    query: ChunkedLaunch | None
+    scale: float
+
+
+@dataclass(frozen=True)
+class ShortBackwardPlan:
+    """A backward pass over short sequences: one kernel."""
+
+    copied: tuple[bool, ...]
+    gradients: Launch
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """What all kernels of a backward pass share: its inputs, scalar arguments and compile-time ones."""
+
+    q: Traits
+    k: Traits
+    v: Traits
+    do: Traits
+    scalars: list[float]
+    constants: dict[str, Any]
+
+    def tiles_of(self, side: Traits, block: int) -> int:
+        """Count the tiles of queries or keys over all heads."""
+        return math.prod(side.shape[:-2]) * triton.cdiv(side.shape[-2], block)
+
+
+@functools.lru_cache(PLANS_KEPT)
+def backward_plan(
+    q: Traits, k: Traits, v: Traits, do: Traits, is_causal: bool, tf32_allowed: bool
+) -> BackwardPlan | ShortBackwardPlan:
+    """Plan the backward pass of inputs that a forward pass has taken."""
+    scale = 1 / math.sqrt(q.shape[-1])
+    lengths = [heads(q), q.shape[-2], k.shape[-2], scale, scale_log2(q)]
+    scalars = [*strides(q), *strides(k), *strides(v), *strides(do), *lengths]
+    constants = {"CAUSAL": is_causal, "HEAD_DIM": q.shape[-1], "PRECISION": precision(q.dtype, tf32_allowed)}
+    problem = _Problem(q, k, v, do, scalars, constants)
+    config = backward_config(q.dtype, q.shape[-1])
+    copied = tuple(map(must_be_copied, (q, k, v, do)))
+    if max(q.shape[-2], k.shape[-2]) <= LONGEST_SHORT_SEQUENCE:
+        return ShortBackwardPlan(copied, _short(config.short, problem))
+    return BackwardPlan(
+        copied,
+        delta_shape=(*q.shape[:-2], triton.cdiv(q.shape[-2], ROW_ALIGNMENT.value) * ROW_ALIGNMENT.value),
+        delta=_delta(q, do, sums_dq=config.query is None),
+        key_value=_key_value(config, problem),
+        query=None if config.query is None else _query(config.query, problem),
+        scale=scale,
+    )
+
+
+def _short(tiles: TileConfig, problem: _Problem) -> Launch:
+    query_programs = problem.tiles_of(problem.q, tiles.block_queries)
+    return Launch(
+        short_kernel,
+        query_programs + problem.tiles_of(problem.k, tiles.block_keys),
+        [*[problem.q.dtype] * 5, torch.float32, *[problem.q.dtype] * 3],
+        [*problem.scalars, query_programs],
+        {**problem.constants, **block_sizes(tiles)},
+        tiles,
+    )
+
+
+def _delta(q: Traits, do: Traits, sums_dq: bool) -> Launch:
+    return Launch(
+        delta_kernel,
+        math.prod(q.shape[:-2]) * triton.cdiv(q.shape[-2], ELEMENTWISE.block_queries),
+        [q.dtype, q.dtype, *[torch.float32] * 3, torch.float32 if sums_dq else None],
+        [*strides(do), heads(q), q.shape[-2]],
+        {"HEAD_DIM": q.shape[-1], "BLOCK_QUERIES": ELEMENTWISE.block_queries, "ZERO_DQ_SUM": sums_dq},
+        ELEMENTWISE,
+    )
+
+
+def _key_value(config: BackwardConfig, problem: _Problem) -> ChunkedLaunch:
+    """Plan dk and dv: a program takes a tile of keys, and all queries or a chunk of them."""
+    q, k, tiles, sums_dq = problem.q, problem.k, config.key_value, config.query is None
+    programs = problem.tiles_of(k, tiles.block_keys)
+    chunk = chunk_length(BACKWARD_CHUNKS, programs, q.shape[-2], tiles.block_queries, multiprocessors(q.device))
+    chunks = triton.cdiv(q.shape[-2], chunk)
+    gradient = torch.float32 if chunks > 1 else k.dtype
+    compute = Launch(
+        key_value_kernel,
+        programs * chunks,
+        [*[q.dtype] * 4, *[torch.float32] * 2, torch.float32 if sums_dq else None, gradient, gradient],
+        [*problem.scalars, chunk, chunks],
+        {
+            **problem.constants,
+            **block_sizes(tiles),
+            "CHUNKED": chunks > 1,
+            "MASK_KEYS": sums_dq and k.shape[-2] % tiles.block_keys != 0,
+            "ADD_DQ": sums_dq,
+            "TMA": uses_tma(q.shape[-2], q, problem.do),
+            "TMA_REDUCE": sums_dq and not knobs.runtime.interpret,  # the interpreter has no such operation
+        },
+        tiles,
+    )
+    return ChunkedLaunch(compute, chunks, _sum(problem, k, tiles.block_keys, chunk, chunks, of_keys=True))
+
+
+def _query(tiles: TileConfig, problem: _Problem) -> ChunkedLaunch:
+    """Plan dq: a program takes a tile of queries, and all keys or a chunk of them."""
+    q, k = problem.q, problem.k
+    programs = problem.tiles_of(q, tiles.block_queries)
+    chunk = chunk_length(BACKWARD_CHUNKS, programs, k.shape[-2], tiles.block_keys, multiprocessors(q.device))
+    chunks = triton.cdiv(k.shape[-2], chunk)
+    compute = Launch(
+        query_kernel,
+        programs * chunks,
+        [*[q.dtype] * 4, *[torch.float32] * 2, torch.float32 if chunks > 1 else q.dtype],
+        [*problem.scalars, chunk, chunks],
+        {
+            **problem.constants,
+            **block_sizes(tiles),
+            "CHUNKED": chunks > 1,
+            "TMA": uses_tma(k.shape[-2], k, problem.v),
+        },
+        tiles,
+    )
+    return ChunkedLaunch(compute, chunks, _sum(problem, q, tiles.block_queries, chunk, chunks, of_keys=False))
+
+
+def _sum(problem: _Problem, side: Traits, block: int, chunk: int, chunks: int, of_keys: bool) -> Launch | None:
+    """Plan the sum over chunks of the gradients of keys and values, or of queries; None where there is one chunk."""
+    if chunks == 1:
+        return None
+    part_rows = math.prod(side.shape[:-1])
+    rows = part_rows * (2 if of_keys else 1)
+    return Launch(
+        sum_kernel,
+        triton.cdiv(rows, ROWS_PUT_TOGETHER),
+        [torch.float32, side.dtype],
+        [rows, part_rows, side.shape[-2], chunk, chunks],
+        {
+            "CAUSAL": problem.constants["CAUSAL"],
+            "OF_KEYS": of_keys,
+            "HEAD_DIM": side.shape[-1],
+            "BLOCK_TILE": block,
+            "BLOCK_ROWS": ROWS_PUT_TOGETHER,
+        },
+        ELEMENTWISE,
+    )

@@ -1,0 +1,96 @@
+"""What a forward pass of the Triton attention does, worked out from its inputs' traits: checks, grids, kernels."""
+
+import functools
+import math
+from dataclasses import dataclass
+
+import torch
+import triton
+from triton import knobs
+
+from pipeline.attention.flash_triton_chunks import ROWS_PUT_TOGETHER, combine_kernel
+from pipeline.attention.flash_triton_configs import (
+    FORWARD_CHUNKS,
+    HEAD_DIM_MULTIPLE,
+    MAX_HEAD_DIM,
+    chunk_length,
+    forward_config,
+)
+from pipeline.attention.flash_triton_forward import forward_kernel
+from pipeline.attention.flash_triton_launch import (
+    ELEMENTWISE,
+    PLANS_KEPT,
+    Launch,
+    block_sizes,
+    heads,
+    multiprocessors,
+    must_be_copied,
+    precision,
+    scale_log2,
+    strides,
+    uses_tma,
+)
+from pipeline.attention.inputs import Traits, check_inputs
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class ForwardPlan:
+    """A forward pass: one kernel, or where the keys are cut into chunks two."""
+
+    copied: tuple[bool, ...]
+    chunks: int
+    attend: Launch
+    combine: Launch | None
+
+
+@functools.lru_cache(PLANS_KEPT)
+def forward_plan(q: Traits, k: Traits, v: Traits, is_causal: bool, tf32_allowed: bool) -> ForwardPlan:
+    """Plan a forward pass; raises ValueError for inputs that the kernels cannot do."""
+    _check(q, k, v)
+    n_queries, head_dim, n_keys = q.shape[-2], q.shape[-1], k.shape[-2]
+    matrices = math.prod(q.shape[:-2])
+    tiles = forward_config(q.dtype, head_dim, n_keys)
+    programs = matrices * triton.cdiv(n_queries, tiles.block_queries)
+    chunk = chunk_length(FORWARD_CHUNKS, programs, n_keys, tiles.block_queries, multiprocessors(q.device))
+    chunks = triton.cdiv(n_keys, chunk)
+    constants = {"CAUSAL": is_causal, "HEAD_DIM": head_dim}
+    part = q.dtype if chunks == 1 else torch.float32
+    attend = Launch(
+        forward_kernel,
+        programs * chunks,
+        [q.dtype] * 3 + [part, torch.float32],
+        [*strides(q), *strides(k), *strides(v), heads(q), n_queries, n_keys, chunk, chunks, scale_log2(q)],
+        {
+            **constants,
+            **block_sizes(tiles),
+            "CHUNKED": chunks > 1,
+            "TMA": uses_tma(n_keys, k, v),
+            "PRECISION": precision(q.dtype, tf32_allowed),
+        },
+        tiles,
+    )
+    copied = tuple(map(must_be_copied, (q, k, v)))
+    if chunks == 1:
+        return ForwardPlan(copied, chunks, attend, None)
+    rows = matrices * n_queries
+    combine = Launch(
+        combine_kernel,
+        triton.cdiv(rows, ROWS_PUT_TOGETHER),
+        [torch.float32, torch.float32, q.dtype, torch.float32],
+        [rows, n_queries, n_keys, chunk, chunks],
+        {**constants, "BLOCK_QUERIES": tiles.block_queries, "BLOCK_ROWS": ROWS_PUT_TOGETHER},
+        ELEMENTWISE,
+    )
+    return ForwardPlan(copied, chunks, attend, combine)
+
+
+def _check(q: Traits, k: Traits, v: Traits) -> None:
+    check_inputs(q, k, v, DTYPES)
+    head_dim = q.shape[-1]
+    if head_dim > MAX_HEAD_DIM or head_dim % HEAD_DIM_MULTIPLE:
+        allowed = f"a multiple of {HEAD_DIM_MULTIPLE} from {HEAD_DIM_MULTIPLE} to {MAX_HEAD_DIM}"
+        raise ValueError(f"head_dim is {head_dim}: must be {allowed}")
+    if q.device.type != "cuda" and not knobs.runtime.interpret:
+        raise ValueError(f"q is on {q.device}: Triton's kernels need a GPU")

@@ -1,0 +1,100 @@
+"""Triton kernels compiled for their arguments and launched without looking them up; and what they need of tensors."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton import knobs
+
+from pipeline.attention.flash_triton_configs import MIN_LENGTH_FOR_TMA, TileConfig
+from pipeline.attention.inputs import Traits
+
+ALIGNMENT_BYTES = 16  # of what tensor descriptors point to, and of what the kernels are compiled for
+ELEMENTWISE = TileConfig(64, 64, num_warps=4, num_stages=1)  # kernels that only stream rows through
+PLANS_KEPT = 4096
+
+
+class Launch:
+    """A kernel compiled for its arguments, with all of them but the tensors, which come first: call it with those."""
+
+    def __init__(
+        self,
+        kernel: Any,
+        programs: int,
+        dtypes: Sequence[torch.dtype | None],
+        scalars: Sequence[float],
+        constants: dict[str, Any],
+        tiles: TileConfig,
+    ):
+        # By position, as a compiled kernel takes them: the compile-time ones come last.
+        ordered = [constants[name] for name in kernel.arg_names if name in constants]
+        self._arguments = (*scalars, *ordered)
+        grid = (programs, 1, 1)
+        if knobs.runtime.interpret:
+            self._run = kernel[grid]
+        else:
+            # Launching what was compiled leaves out the look-up by arguments, which takes as long as the launch.
+            self._run = kernel.warmup(*dtypes, *scalars, grid=grid, **constants, **_launch_options(tiles))[grid]
+
+    def __call__(self, *tensors: Tensor | None) -> None:
+        """Launch the kernel on the current stream."""
+        self._run(*tensors, *self._arguments)
+
+
+def _launch_options(tiles: TileConfig) -> dict[str, int]:
+    options = {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages}
+    return options if tiles.max_registers is None else {**options, "maxnreg": tiles.max_registers}
+
+
+def ready(copied: Sequence[bool], *tensors: Tensor) -> list[Tensor]:
+    """Return the tensors as the kernels read them: copies where `copied` says so or the address is not aligned."""
+    return [
+        tensor.clone(memory_format=torch.contiguous_format) if must or tensor.data_ptr() % ALIGNMENT_BYTES else tensor
+        for tensor, must in zip(tensors, copied, strict=True)
+    ]
+
+
+def block_sizes(tiles: TileConfig) -> dict[str, int]:
+    """Return the tile sizes as the kernels name them."""
+    return {"BLOCK_QUERIES": tiles.block_queries, "BLOCK_KEYS": tiles.block_keys}
+
+
+def multiprocessors(device: torch.device) -> int:
+    """Count a GPU's multiprocessors; 1 stands for the interpreter."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+def scale_log2(q: Traits) -> float:
+    """Return what turns a product of q and k into an exponent of two."""
+    return math.log2(math.e) / math.sqrt(q.shape[-1])
+
+
+def precision(dtype: torch.dtype, tf32_allowed: bool) -> str:
+    """Name how tensor cores multiply fp32: as three TF32 products, or as one where that is allowed."""
+    return "tf32x3" if dtype == torch.float32 and not tf32_allowed else "tf32"
+
+
+def heads(given: Traits) -> int:
+    """Count the heads; a tensor of three dimensions has one."""
+    return given.shape[1] if len(given.shape) == 4 else 1
+
+
+def must_be_copied(given: Traits) -> bool:
+    """Tell whether a row's elements do not lie side by side, as the kernels read them."""
+    return given.stride[-1] != 1 and given.shape[-1] != 1
+
+
+def strides(given: Traits) -> tuple[int, int, int]:
+    """Return the strides of batch, head and row that the kernels see, which are those of the copy if there is one."""
+    if must_be_copied(given):
+        row, matrix = given.shape[-1], given.shape[-1] * given.shape[-2]
+        return matrix * heads(given), matrix, row
+    return given.stride[0], given.stride[1] if len(given.stride) == 4 else 0, given.stride[-2]
+
+
+def uses_tma(length: int, *read: Traits) -> bool:
+    """Tell whether blocks of these matrices' rows are loaded through tensor descriptors, which want alignment."""
+    aligned = all(stride * given.dtype.itemsize % ALIGNMENT_BYTES == 0 for given in read for stride in strides(given))
+    return length >= MIN_LENGTH_FOR_TMA and aligned and all(strides(given)[-1] > 0 for given in read)
