@@ -37,6 +37,16 @@ def test_output_and_gradients_are_as_exact_as_the_dtype_allows(head_dim, dtype):
         check(FlashAttentionTriton.apply, *inputs, is_causal)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [32, 64, 80, 128])
+def test_a_grid_too_long_to_be_cut_into_chunks_is_as_exact(head_dim, dtype):
+    for (n_queries, n_keys), is_causal in itertools.product([(2048, 2048), (1999, 2011)], (False, True)):
+        inputs = random_inputs((2, 20, n_queries, head_dim), n_keys, dtype, "cuda")
+        check = assert_fp32_is_exact if dtype == torch.float32 else assert_as_exact_as_plain
+        check(FlashAttentionTriton.apply, *inputs, is_causal)
+    assert _backward_plan(*inputs).key_value.chunks == 1
+
+
 @pytest.mark.parametrize(
     ("n_queries", "n_keys", "is_causal"),
     [(113, 203, False), (1023, 1024, False), (2048, 2048, False), (2048, 2048, True), (203, 203, True)],
@@ -58,12 +68,15 @@ def test_large_logits_overflow_nothing(dtype):
         assert_as_exact_as_plain(FlashAttentionTriton.apply, *inputs, True, factor=3.0)
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(("num_heads", "is_chunked"), [(4, True), (72, False)])
+@pytest.mark.parametrize("head_dim", [32, 64, 128])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_repeats_are_bitwise_equal_but_for_the_order_of_sums(head_dim, dtype):
-    q, k, v, do = random_inputs((2, 4, 1040, head_dim), 1040, dtype, "cuda")
+def test_repeats_are_bitwise_equal_but_for_the_order_of_sums(head_dim, dtype, num_heads, is_chunked):
+    q, k, v, do = random_inputs((2, num_heads, 1040, head_dim), 1040, dtype, "cuda")
+    plan = _backward_plan(q, k, v, do)
+    assert (plan.key_value.chunks > 1) == is_chunked
     first = output_and_gradients(FlashAttentionTriton.apply, q, k, v, do, True)
-    exact = [True, _dq_has_its_own_kernel(q, k, v, do), True, True]
+    exact = [True, plan.query is not None, True, True]
     for _ in range(REPEATS):
         again = output_and_gradients(FlashAttentionTriton.apply, q, k, v, do, True)
         for a, b, is_exact in zip(again, first, exact, strict=True):
@@ -71,8 +84,8 @@ def test_repeats_are_bitwise_equal_but_for_the_order_of_sums(head_dim, dtype):
             torch.testing.assert_close(a, b, rtol=0, atol=tolerance)
 
 
-def _dq_has_its_own_kernel(*tensors):
-    return flash_triton_backward_plans.backward_plan(*map(traits, tensors), True, False).query is not None
+def _backward_plan(*tensors):
+    return flash_triton_backward_plans.backward_plan(*map(traits, tensors), True, False)
 
 
 def test_fp32_is_fp32_unless_torchs_own_switch_allows_tf32():
