@@ -21,6 +21,7 @@ KERNELS = {
         "ampere_sgemm_32x32_sliced1x4_tn",
         "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x8_stage3_warpsize2x2x1_ffma_aligna4_alignc4",
         "sm90_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x32_warpgroupsize1x1x1_execute_segment_k_off_kernel__5x_cublas",
+        "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x8_stage3_warpsize2x2x1_ffma_aligna4_alignc4_execute_split_k_kernel__5x_cublas",
         "nvjet_tst_192x192_64x4_2x1_v_bz_coopB_TNN",
         "nvjet_sm90_tst_192x8_64x8_2x1_v_bz_TNT",
         "nvjet_sm90_hss_320x128_64x3_1x2_h_bz_coopB_NNT",
@@ -28,6 +29,8 @@ KERNELS = {
         "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_bf16_128x64_64x3_nt_align2>(T1::Params)",
         "void cutlass::device_kernel<at::cuda::detail::enable_3x_kernel_for_sm9x<cutlass::gemm::kernel::GemmUniversal<...",
         "void cublasLt::splitKreduce_kernel<32, 16, int, float, float, float, float, true, true, false>(cublasLt::cublasSpl",
+        "void cublasLt::splitKreduce_kernel<(int)32, (int)16, int, float, float, float, float, (bool)0, float, float, float>"
+        "(cublasLt::cublasSplitKParams<T6>, const T4 *, const T10 *, T9 *, T5 *, const T6 *)",
         "void cublasLt::epilogue::impl::globalKernel<8, 32, float, float, float, true, true, 1>(int, int, long, float*)",
         "void gemv2T_kernel_val<int, int, float, float, float, float, 128, 16, 2, 2, false, true, cublasGemvParamsEx<int>>",
         "std::enable_if<!(false), void>::type internal::gemvx::kernel<int, int, float, float, float, float, false, true>",
@@ -51,6 +54,10 @@ KERNELS = {
         "void at::native::(anonymous namespace)::cunn_SoftMaxForward<4, float, float, float, at::native::(anonymous "
         "namespace)::LogSoftMaxForwardEpilogue>(float*, float const*, int)",
         "void at::native::<unnamed>::cunn_SoftMaxBackward<(int)4, float, float, float, LogSoftMaxBackwardEpilogue>(T2 *)",
+        "void at::native::<unnamed>::cunn_SoftMaxForwardSmem<(int)4, float, float, float, at::native::<unnamed>::"
+        "LogSoftMaxForwardEpilogue, long>(T4 *, const T2 *, T6)",
+        "void at::native::(anonymous namespace)::cunn_SoftMaxBackwardSmem<4, float, float, float, at::native::(anonymous "
+        "namespace)::LogSoftMaxBackwardEpilogue>(float*, float const*, float const*, long)",
         "triton_per_fused__softmax_add_div_5",
     ],
     "normalisation": [
@@ -59,6 +66,9 @@ KERNELS = {
         "void at::native::(anonymous namespace)::layer_norm_grad_input_kernel_vectorized<float, float, false>(float const*)",
         "void at::native::(anonymous namespace)::GammaBetaBackwardCUDAKernelTemplate<float, float, 32u, 1u, 32u, true>(long)",
         "void at::native::(anonymous namespace)::RowwiseMomentsCUDAKernel<float, float, true>(long, float, float const*)",
+        "void at::native::<unnamed>::layer_norm_grad_input_kernel_vectorized<float, float, (bool)1>(const T1 *, const T1 *)",
+        "void at::native::<unnamed>::GammaBetaBackwardCUDAKernelTemplate<float, float, (unsigned int)32, (unsigned int)32, "
+        "(unsigned int)256, (bool)0, (bool)1, (bool)1>(long, long, const T1 *, const T1 *)",
         "triton_red_fused__fused_rms_norm__fused_rms_norm_backward_mul_view_19",
         "triton_per_fused__to_copy_add_mean_mul_pow_rsqrt_0",
     ],
@@ -67,6 +77,8 @@ KERNELS = {
         ELEMENTWISE_NSYS.format("BinaryFunctor<float, float, float, at::native::binary_internal::MulFunctor<float>>"),
         ELEMENTWISE_NSYS.format("AUnaryFunctor<float, float, float, at::native::binary_internal::MulFunctor<float>>"),
         ELEMENTWISE_NSYS.format("<unnamed>::silu_kernel(at::TensorIteratorBase &)::[lambda() (instance 1)]"),
+        ELEMENTWISE_NSYS.format("<unnamed>::silu_backward_kernel(at::TensorIteratorBase &)::[lambda() (instance 1)]"),
+        STRIDED_NSYS.format("neg_kernel_cuda(at::TensorIteratorBase &)::[lambda() (instance 2)]"),
         STRIDED_NSYS.format("BinaryFunctor<float, float, float, at::native::binary_internal::MulFunctor<float>>"),
         "void at::native::triu_tril_kernel<float, int, true, 2, false>(at::cuda::detail::TensorInfo<float, int>)",
         "void at::native::(anonymous namespace)::nll_loss_backward_reduce_cuda_kernel_2d<float, long>(float*, float const*)",
@@ -87,10 +99,13 @@ KERNELS = {
         "[CUDA memcpy Device-to-Device]",
         "Memcpy HtoD (Pageable -> Device)",
         "Memset (Device)",
+        "[CUDA memset]",
         ELEMENTWISE_NSYS.format("FillFunctor<long>"),
         ELEMENTWISE_NSYS.format("bfloat16_copy_kernel_cuda(at::TensorIteratorBase &)::[lambda(float) (instance 1)]"),
         STRIDED_NSYS.format("direct_copy_kernel_cuda(at::TensorIteratorBase &)::[lambda() (instance 3)]"),
         "void at::native::<unnamed>::CatArrayBatchedCopy<at::native::<unnamed>::OpaqueType<(unsigned int)4>, unsigned int>",
+        "void at::native::(anonymous namespace)::CatArrayBatchedCopy_vectorized<at::native::(anonymous namespace)::OpaqueType<4u>, "
+        "unsigned int, 4, 128, 1, 16, 4>(char*, at::native::(anonymous namespace)::CatArrInputTensorMetadata<...>)",
         "void at::native::(anonymous namespace)::indexSelectLargeIndex<float, long, unsigned int, 2, 2, -2, true>(...)",
         "void at::native::vectorized_gather_kernel<16, long>(char*, char*, long*, int, long, long, long, long, bool)",
         "void at::native::detail::chunk_cat_cuda_kernel<float, c10::BFloat16>(T2 **, T1 *, long *)",
@@ -98,6 +113,8 @@ KERNELS = {
     "optimizer": [
         "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::native::(anonymous namespace)::"
         "TensorListMetadata<2>, at::native::(anonymous namespace)::BinaryOpListAlphaFunctor<float, 2, 2, 0>, std::plus<float>",
+        "void at::native::<unnamed>::multi_tensor_apply_kernel<at::native::<unnamed>::TensorListScalarListMetadata<float, (int)3>, "
+        "at::native::<unnamed>::PointwiseOpScalarListFunctor<float, (int)3, (int)3, (int)0>, std::divides<float>>(T1, T2, T3...)",
         "void at::native::<unnamed>::multi_tensor_apply_kernel<at::native::<unnamed>::FusedOptimizerTensorListMetadata<4>, "
         "at::native::<unnamed>::FusedAdamMathFunctor<float, (int)4, (at::native::ADAM_MODE)1, (bool)0>>",
     ],

@@ -49,6 +49,12 @@ def test_cells_of_several_commits_name_them_all():
     assert first_page(cells)["commits"] == ["aaa", "bbb"]
 
 
+def test_what_pytorch_says_of_memory_that_ran_out_is_cut_short():
+    said = "CUDA out of memory. Tried to allocate 2.00 MiB. If reserved but unallocated memory is large try setting it."
+    (cell,) = first_page(pd.DataFrame([line(), line(status="oom", reason=said)]))["not_ok"]
+    assert cell["reason"] == "CUDA out of memory"
+
+
 def test_the_writeup_holds_machine_outcomes_and_sections(tmp_path):
     cells, section, out = tmp_path / "cells.csv", tmp_path / "timing.md", tmp_path / "writeup.md"
     skipped = line(status="skipped", reason="needs 4 GPUs, 1 present")

@@ -4,9 +4,9 @@ Symbols: V vocabulary, d d_model, f d_ff, H heads, L layers, B batch, S sequence
 an element that the matrix products read: 4 in fp32, 2 under autocast to bf16. Masters, the residual stream and
 what the norms keep stay in fp32. A tensor that several operations keep counts once.
 
-Counted tensors of small models bear the formulas out on the CPU. CUDA's kernels keep something else in two
-places, which is read from PyTorch's sources (derivatives.yaml, autocast_mode.h): RMSNorm is one fused operation
-there, and autocast runs softmax in fp32.
+Counted tensors of small models bear the formulas out on the CPU, and one training step of 2.7B in fp32, recorded on
+an H200, bears them out on a GPU. CUDA's kernels keep something else in two places: RMSNorm is one fused operation there
+(as that recording shows), and autocast runs softmax in fp32 (as PyTorch's autocast_mode.h says).
 """
 
 from dataclasses import dataclass

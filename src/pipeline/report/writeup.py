@@ -12,6 +12,7 @@ from pipeline.cells import sweep
 from pipeline.cells.record import write_text
 from pipeline.cells.tabulate import SOFTWARE
 from pipeline.errors import UserError
+from pipeline.report.reasons import brief
 from pipeline.report.section import render
 
 TEMPLATE = Path(__file__).parent / "writeup.md.j2"
@@ -63,6 +64,7 @@ def first_page(cells: pd.DataFrame) -> dict[str, Any]:
     seconds = cells[["start_up_s", "set_up_s", "measuring_s"]]
     started = pd.to_datetime(cells["started_at"])
     ended = started + pd.to_timedelta(seconds[["set_up_s", "measuring_s"]].sum(axis=1), unit="s")
+    not_ok = cells.loc[cells["status"] != "ok", ["stage", "cell", "status", "reason"]]
     return {
         "machines": sorted(cells["machine"].unique()),
         "versions": {name: sorted(cells[name].astype(str).unique()) for name in SOFTWARE},
@@ -74,7 +76,7 @@ def first_page(cells: pd.DataFrame) -> dict[str, Any]:
         "last_end": ended.max().strftime("%Y-%m-%d %H:%M UTC"),
         "total_s": float(seconds.sum().sum()),
         "shares_pct": {name: 100 * float(seconds[name].sum() / seconds.sum().sum()) for name in seconds},
-        "not_ok": cells[cells["status"] != "ok"][["stage", "cell", "status", "reason"]].to_dict("records"),
+        "not_ok": not_ok.assign(reason=not_ok["reason"].map(brief, na_action="ignore")).to_dict("records"),
     }
 
 

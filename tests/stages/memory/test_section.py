@@ -111,6 +111,18 @@ def test_where_nothing_was_measured_one_line_says_so_and_why(rendered):
     assert "![" not in text
 
 
+def test_memory_that_others_held_stands_beside_the_prediction_of_a_cell_that_ran_out(rows_of, build):
+    rows = rows_of["h200"].copy()
+    said = (
+        "CUDA out of memory. Tried to allocate 2.00 MiB. Process 7 has 70.67 GiB memory in use. Including non-PyTorch "
+        "memory, this process has 56.20 GiB memory in use."
+    )
+    rows.loc[rows["status"] == "oom", "reason"] = said
+    text = build(rows)
+    assert re.search(r"the model predicts .* GB; other processes held 71 GiB of the GPU\.\n", text)
+    assert "Process 7" not in text
+
+
 def test_an_oom_cell_shows_as_oom_and_never_as_a_number(rendered):
     _, text, _ = rendered["h200"]
     (line,) = [

@@ -69,7 +69,7 @@ def test_a_span_near_the_host_clock_is_called_the_same_and_one_far_from_it_is_no
     slow = h200.copy()
     host = (slow["clock"] == "host") & (slow["range"] == "inference") & (slow["size"] == "small")
     slow.loc[host, "median_ms"] *= 2
-    assert "The span is the shorter by more for small" in build(slow)
+    assert "The span is more than 3.0% shorter for small" in build(slow)
     assert "Within 3.0% they are the same for large and xl" in build(slow)
 
 
@@ -77,10 +77,20 @@ def test_the_cause_of_a_longer_span_is_given_only_where_the_host_clock_saw_it(h2
     inference = (h200["range"] == "inference") & (h200["size"] == "small")
     longer = h200.copy()
     longer.loc[inference & (h200["clock"] == "span"), "median_ms"] *= 1.5
-    assert "the longer by more for small" in build(longer)
+    assert "The span is more than 3.0% longer for small" in build(longer)
     assert "sees it too" not in build(longer)
     longer.loc[inference & (h200["clock"] == "profiled"), "median_ms"] *= 1.5
     assert "For small the host clock sees it too" in build(longer)
+
+
+def test_launches_are_called_slowed_only_where_the_kernels_alone_would_fit_the_host_clock(h200, build):
+    inference = (h200["range"] == "inference") & (h200["size"] == "small")
+    slowed = h200.copy()
+    slowed.loc[inference & h200["clock"].isin(["span", "profiled"]), "median_ms"] *= 1.5
+    slowed.loc[inference & (h200["clock"] == "busy"), "median_ms"] *= 0.8
+    assert "The kernels of small take less than that clock" in build(slowed)
+    slowed.loc[inference & (h200["clock"] == "busy"), "median_ms"] *= 2
+    assert "take less than that clock" not in build(slowed)
 
 
 def test_matmul_shares_are_compared_by_their_means(h200, build):
@@ -116,6 +126,16 @@ def test_the_cell_shown_in_detail_is_the_largest_with_every_pass(h200):
 def test_two_profilers_of_one_configuration_are_compared(rendered, h200, build):
     assert "### Two profilers on the same passes" in rendered[0]
     assert "### Two profilers" not in build(h200[h200["profiler"] == "auto"])
+
+
+def test_profilers_are_said_to_agree_only_where_the_kernels_times_do(h200, build):
+    assert "the profilers agree" in build(h200)
+    apart = h200.copy()
+    by_torch = (h200["profiler"] == "torch") & (h200["clock"] == "kernel_sum")
+    apart.loc[by_torch, "median_ms"] *= 1.25
+    words = findings.two_profilers_words(findings.two_profilers(apart))
+    assert words["apart"] == pytest.approx(0.25, abs=0.05)
+    assert "the profilers agree" not in build(apart)
 
 
 def test_others_stand_beside_ours_where_both_are_known(rendered):

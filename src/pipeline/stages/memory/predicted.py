@@ -8,6 +8,7 @@ import pandas as pd
 from pipeline.model.activations import Workload, saved_terms
 from pipeline.model.memory import Moment, predict_peaks
 from pipeline.model.sizes import SIZES
+from pipeline.report.reasons import brief
 from pipeline.report.section import TOLERANCE
 from pipeline.stages.memory.selection import (
     AXES,
@@ -116,12 +117,13 @@ def saved(rows: pd.DataFrame) -> dict:
 
 
 def out_of_memory(rows: pd.DataFrame, device_type: str) -> list[dict]:
-    """Give, for each cell that ran out of memory, the peak that the model predicts for it."""
+    """Give, for each cell that ran out of memory, the predicted peak, and what its reason says besides."""
     failed = rows[rows["status"] == "oom"].drop_duplicates(AXES).assign(device_type=device_type)
     return [
         {
             "cell": row[AXES].to_dict(),
             "bytes": max(moment.total_bytes for moment in _moments(row).values()),
+            "besides": brief(row["reason"]).partition("; ")[2],
         }
         for _, row in failed.iterrows()
     ]

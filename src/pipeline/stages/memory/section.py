@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from pipeline.report.reasons import brief
 from pipeline.report.section import listing, render
 from pipeline.report.tables import (
     OUTCOME_WORDS,
@@ -228,7 +229,10 @@ def _missing(rows: pd.DataFrame) -> str:
     if failed.empty:
         return ""
     failed = failed.assign(
-        status=failed["status"].map(OUTCOME_WORDS), mode=failed["mode"].map(MODE_WORDS), variant=_variants(failed)
+        status=failed["status"].map(OUTCOME_WORDS),
+        reason=failed["reason"].map(brief),
+        mode=failed["mode"].map(MODE_WORDS),
+        variant=_variants(failed),
     )
     keys = ["precision", "size", "mode", "variant", "status", "reason"]
     lengths = failed.groupby(keys, sort=False)["context_length"]

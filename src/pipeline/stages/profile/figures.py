@@ -34,6 +34,7 @@ from pipeline.stages.profile.selection import (
     of_kind,
     shares,
 )
+from pipeline.stages.profile.shown_names import shown_name
 
 # One colour a category in every figure; communication and "other" are rare, so that near colours do.
 COLOURS = dict(
@@ -165,7 +166,7 @@ def top_kernels(rows: pd.DataFrame, cell: dict) -> Figure | None:
         places = range(len(table) - 1, -1, -1)
         axes.barh(places, table["time_ms"], height=0.4, color=[COLOURS[found] for found in table["category"]])
         for place, row in zip(places, table.to_dict("records"), strict=True):
-            words = f"{_clipped(row['kernel'])}  ×{row['count']:.0f}"
+            words = f"{_clipped(shown_name(row['kernel']))}  ×{row['count']:.0f}"
             axes.text(0, place + 0.26, f" {words}", va="bottom", fontsize=9.5)
         axes.set_ylim(-0.4, len(table) - 0.2)
         axes.set_yticks([])

@@ -2,7 +2,6 @@
 
 import pandas as pd
 
-from pipeline.model.sizes import SIZES
 from pipeline.report.section import compare
 from pipeline.stages.profile.cell import PASSES
 from pipeline.stages.profile.rows import ATTENTION_PHASES, BACKWARD
@@ -16,11 +15,13 @@ from pipeline.stages.profile.selection import (
     shares,
     times,
 )
+from pipeline.stages.profile.shown_names import shown_name
 
 # How near the capture's span must be to the host clock to be called the same.
 SAME_TIME = 0.03
 MATMUL = "matmul"
 NOT_TO_NAME = (MATMUL, "other")
+CONFIGURATION = ["precision", "size", "context_length"]
 
 
 def setting(rows: pd.DataFrame) -> dict:
@@ -49,7 +50,8 @@ def forward_time(rows: pd.DataFrame, context_length: int) -> list[dict]:
     """Compare, per precision, the forward pass's span in the capture with the host clock, by size.
 
     around: where the span is the shorter, and the pass by the host clock under the profiler is not: the difference is
-    what lies around the kernels. slowed: where the span is the longer, and most of it the profiler's doing.
+    what lies around the kernels. slowed: where the span is the longer, and most of it the profiler's doing. waiting:
+    those of them whose kernels take less than the host clock, so that it is launches that the profiler slows.
     """
     found = []
     table = at_context(times(rows), context_length)
@@ -60,6 +62,7 @@ def forward_time(rows: pd.DataFrame, context_length: int) -> list[dict]:
         shorter, longer = difference < -SAME_TIME, difference > SAME_TIME
         around = shorter & (profiled - span >= 0.5 * (host - span))
         slowed = longer & (slowdown >= 0.5 * difference)
+        waiting = slowed & (group["busy"] < host)
         found.append(
             {
                 "precision": precision,
@@ -72,6 +75,8 @@ def forward_time(rows: pd.DataFrame, context_length: int) -> list[dict]:
                 "around": _names(around),
                 "slowed": _names(slowed),
                 "slowdown": slowdown[slowed],
+                "waiting": _names(waiting),
+                "busy": group["busy"][waiting],
                 "unstable": _names(group["unstable"]),
                 "idle": 1 - group["busy"] / span,
             }
@@ -84,10 +89,9 @@ def _names(chosen: pd.Series) -> list[str]:
 
 
 def top_kernels(rows: pd.DataFrame, context_length: int) -> pd.DataFrame:
-    """Give the kernel with the most time of each cell's passes, and whether it is the forward pass's.
+    """Give the kernel with the most time of each cell's passes.
 
-    Columns: CELL, and for inference, backward and forward_backward each <name>, <name>_count, <name>_share (0 to 1);
-    linear_layers: the products with a weight in one forward pass, 7 a layer and the head.
+    Columns: CELL, and for inference, backward and forward_backward each <name>, <name>_count, <name>_share (0 to 1).
     """
     table = None
     names = {"inference": "inference", "backward": BACKWARD, "forward_backward": "forward_backward"}
@@ -97,7 +101,6 @@ def top_kernels(rows: pd.DataFrame, context_length: int) -> pd.DataFrame:
         first = first[[*CELL, *columns]].rename(columns=columns)
         first[f"{name}_share"] /= 100
         table = first if table is None else table.merge(first, on=CELL, how="left")
-    table["linear_layers"] = [7 * SIZES[size].num_layers + 1 for size in table["size"]]
     return table
 
 
@@ -114,7 +117,7 @@ def top_kernel_words(top: pd.DataFrame) -> list[dict]:
                 "precision": precision,
                 "leaders": [
                     {
-                        "kernel": kernel,
+                        "shown": shown_name(kernel),
                         "sizes": list(sizes["size"]),
                         "share": sizes.set_index("size")["inference_share"],
                     }
@@ -235,6 +238,28 @@ def attention_words(table: pd.DataFrame, context_length: int) -> list[dict]:
             }
         )
     return found
+
+
+def two_profilers(rows: pd.DataFrame) -> pd.DataFrame:
+    """Set the configurations that more than one profiler captured side by side: the columns of `times`, captured_by."""
+    by = of_kind(rows, "category")[[*CELL, "captured_by"]].drop_duplicates()
+    table = times(rows).merge(by, on=CELL)
+    table = table[table["range"].isin(PASSES)]
+    table = table[table.groupby([*CONFIGURATION, "range"])["captured_by"].transform("nunique") > 1]
+    place = table["range"].map(PASSES.index)
+    return table.assign(place=place).sort_values([*CONFIGURATION, "place"], kind="stable").drop(columns="place")
+
+
+def two_profilers_words(table: pd.DataFrame) -> dict:
+    """Say how far the profilers differ in the kernels' time, and by how much each slows the passes; empty if none."""
+    if table.empty:
+        return {}
+    sums = table.groupby([*CONFIGURATION, "range"])["kernel_sum"]
+    slowdown = (table["profiled"] / table["host"] - 1).groupby(table["captured_by"], sort=False)
+    return {
+        "apart": float((sums.max() / sums.min() - 1).max()),
+        "slowdown": [{"profiler": name, "low": found.min(), "high": found.max()} for name, found in slowdown],
+    }
 
 
 def outcomes(rows: pd.DataFrame) -> pd.DataFrame:

@@ -8,6 +8,7 @@ from pipeline.stages.profile.findings import MATMUL
 from pipeline.stages.profile.kernel_names import short_name
 from pipeline.stages.profile.rows import BACKWARD
 from pipeline.stages.profile.selection import kernels, shares
+from pipeline.stages.profile.shown_names import shown_name
 
 RANGES = {
     "forward": "inference",
@@ -16,7 +17,7 @@ RANGES = {
     "train_step": "train_step",
 }
 NOT_GIVEN = "not given"
-NAME_LENGTH = 48
+NAME_LENGTH = 64
 
 
 def compared(rows: pd.DataFrame, attention: pd.DataFrame) -> dict[str, str]:
@@ -76,7 +77,7 @@ def _our_kernel(found: pd.DataFrame) -> str:
 
 
 def _kernel_words(name: str, count: float, share_pct: float) -> str:
-    short = short_name(name)
+    short = shown_name(short_name(name))
     words = [f"`{short if len(short) <= NAME_LENGTH else short[:NAME_LENGTH] + '…'}`"]
     words += [] if pd.isna(count) else [f"{count:.0f} calls"]
     words += [] if pd.isna(share_pct) else [f"{significant(share_pct, 3)}%"]

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from pipeline.report.reasons import brief
 from pipeline.report.section import render
 from pipeline.report.tables import (
     OUTCOME_WORDS,
@@ -29,6 +30,7 @@ from pipeline.stages.profile.selection import (
     shares,
     times,
 )
+from pipeline.stages.profile.shown_names import shown_name
 
 TEMPLATE = Path(__file__).parent / "section.md.j2"
 CLOCKS = {
@@ -58,6 +60,7 @@ def _facts(rows: pd.DataFrame, all_rows: pd.DataFrame, figures_dir: Path) -> dic
     top = findings.top_kernels(rows, context_length)
     attention = findings.attention(rows)
     attention_backward = findings.attention(rows, BACKWARD_BY_PART)
+    by_profiler = findings.two_profilers(all_rows)
     return {
         "setting": findings.setting(rows),
         "context_length": context_length,
@@ -70,6 +73,7 @@ def _facts(rows: pd.DataFrame, all_rows: pd.DataFrame, figures_dir: Path) -> dic
         "training": findings.training_against_inference(rows, context_length),
         "attention": findings.attention_words(attention, context_length),
         "attention_backward": findings.attention_words(attention_backward, context_length),
+        "profilers": findings.two_profilers_words(by_profiler),
         "figures": draw_all(rows, context_length, cell, figures_dir),
         "tables": {
             "forward": _times_table(rows, "inference", context_length),
@@ -81,7 +85,7 @@ def _facts(rows: pd.DataFrame, all_rows: pd.DataFrame, figures_dir: Path) -> dic
             "attention": _attention_table(at_context(attention, context_length)),
             "attention_backward": _attention_table(at_context(attention_backward, context_length)),
             "all_attention": _all_attention(attention),
-            "profilers": _profiler_table(all_rows),
+            "profilers": _profiler_table(by_profiler),
         },
         "others": others.compared(rows, attention),
     }
@@ -128,7 +132,7 @@ def _top_table(top: pd.DataFrame) -> str:
     for name in ("inference", "backward", "forward_backward"):
         words = zip(top[name], top[f"{name}_count"], top[f"{name}_share"], strict=True)
         columns[WORDS.get(name, name)] = [
-            "–" if pd.isna(kernel) else f"`{kernel}`, {count:.0f} calls, {100 * share:.0f}%"
+            "–" if pd.isna(kernel) else f"`{shown_name(kernel)}`, {count:.0f} calls, {100 * share:.0f}%"
             for kernel, count, share in words
         ]
     return markdown(top[["precision", "size"]].assign(**columns))
@@ -140,7 +144,7 @@ def _kernel_table(rows: pd.DataFrame, cell: dict) -> str:
     return markdown(
         pd.DataFrame(
             {
-                "kernel": table["kernel"].map("`{}`".format),
+                "kernel": table["kernel"].map(shown_name).map("`{}`".format),
                 "category": table["category"],
                 "calls": table["count"].map("{:.0f}".format),
                 "time (ms)": _ms(table["time_ms"]),
@@ -206,20 +210,12 @@ def _all_attention(table: pd.DataFrame) -> str:
     )
 
 
-def _profiler_table(rows: pd.DataFrame) -> str:
-    """Write what each profiler says of the configurations that more than one captured; empty where there is none."""
-    wide = times(rows)
-    by = of_kind(rows, "category")[[*CELL, "captured_by"]].drop_duplicates()
-    table = wide[wide["range"].isin(PASSES)].merge(by, on=CELL)
-    alike = table.groupby(["precision", "size", "context_length", "range"])["captured_by"].transform("nunique")
-    table = table[alike > 1]
+def _profiler_table(table: pd.DataFrame) -> str:
     if table.empty:
         return ""
-    keys = ["precision", "size", "context_length", "range"]
-    table = table.sort_values(keys, key=lambda column: column.map(PASSES.index) if column.name == "range" else column)
-    clocks = {f"{CLOCKS[clock]} (ms)": _ms(table[clock]) for clock in ("profiled", "span", "kernel_sum")}
+    clocks = {f"{CLOCKS[clock]} (ms)": _ms(table[clock]) for clock in ("host", "profiled", "kernel_sum")}
     table = table.assign(range=table["range"].map(WORDS))
-    return markdown(_readable(table[["precision", "size", "context_length", "range", "captured_by"]].assign(**clocks)))
+    return markdown(_readable(table[[*findings.CONFIGURATION, "range", "captured_by"]].assign(**clocks)))
 
 
 def _missing(rows: pd.DataFrame) -> str:
@@ -227,7 +223,7 @@ def _missing(rows: pd.DataFrame) -> str:
     failed = findings.outcomes(rows)
     if failed.empty:
         return ""
-    failed["status"] = failed["status"].map(OUTCOME_WORDS)
+    failed = failed.assign(status=failed["status"].map(OUTCOME_WORDS), reason=failed["reason"].map(brief))
     keys = ["precision", "size", "profiler", "passes", "status", "reason"]
     lengths = failed.groupby(keys, sort=False)["context_length"]
     table = lengths.agg(lambda found: ", ".join(map(str, found))).reset_index()

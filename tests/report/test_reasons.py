@@ -1,0 +1,31 @@
+import pytest
+
+from pipeline.report.reasons import brief
+
+# As torch 2.11 writes it.
+MESSAGE = (
+    "CUDA out of memory. Tried to allocate 100.00 MiB. GPU 0 has a total capacity of 139.80 GiB of which 80.31 MiB is "
+    "free. {others}{own}Of the allocated memory 55.47 GiB is allocated by PyTorch, and 1.20 MiB is reserved by PyTorch "
+    "but unallocated. If reserved but unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF="
+    "expandable_segments:True to avoid fragmentation.  See documentation for Memory Management  (https://docs.pytorch.org)"
+)
+OWN = "Including non-PyTorch memory, this process has 56.20 GiB memory in use. "
+OTHERS = "Process 538 has 512.00 MiB memory in use. Process 579 has 70.67 GiB memory in use. "
+
+
+def test_memory_that_other_processes_held_is_added_up():
+    assert brief(MESSAGE.format(others=OTHERS, own=OWN)) == (
+        "CUDA out of memory; other processes held 71 GiB of the GPU"
+    )
+
+
+@pytest.mark.parametrize(
+    ("others", "own"), [("", OWN), ("Process 538 has 512.00 MiB memory in use. ", OWN), (OTHERS, "")]
+)
+def test_other_processes_are_not_blamed_where_they_held_little_or_may_be_this_one(others, own):
+    assert brief(MESSAGE.format(others=others, own=own)) == "CUDA out of memory"
+
+
+def test_any_other_reason_stays_as_it_is():
+    assert brief("flash attention needs a CUDA GPU") == "flash attention needs a CUDA GPU"
+    assert brief("the compiler: CUDA out of memory") == "the compiler: CUDA out of memory"
