@@ -8,6 +8,7 @@ from pipeline.stages.flash.cell import Cell
 
 from ..sections import (
     drawn_figures,
+    faults_of_parts,
     gaps,
     linked_figures,
     numbers_that_stay,
@@ -61,6 +62,10 @@ def test_the_problems_of_the_assignment_are_answered_by_name(rendered, name):
 
 def test_the_template_has_no_number_of_its_own():
     assert template_numbers(section.TEMPLATE, besides="FlashAttention-2") == []
+
+
+def test_the_section_of_a_part_of_the_cells_is_whole(make_rows, tmp_path_factory):
+    assert faults_of_parts(section.build, "flash", make_rows("h200"), tmp_path_factory) == {}
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -11,6 +11,7 @@ from pipeline.stages.timing.selection import FIRST_STEPS
 from ..sections import (
     contents,
     drawn_figures,
+    faults_of_parts,
     gaps,
     linked_figures,
     numbers_that_stay,
@@ -245,6 +246,10 @@ def test_their_forward_and_backward_stands_beside_the_sum_of_ours(rendered):
 
 def test_sizes_that_nobody_else_measured_are_compared_with_nobody(rendered):
     assert "Others' figures" not in rendered["laptop"][1]
+
+
+def test_the_section_of_a_part_of_the_cells_is_whole(make_rows, tmp_path_factory):
+    assert faults_of_parts(section.build, "timing", make_rows("h200"), tmp_path_factory) == {}
 
 
 @pytest.mark.parametrize("name", ALL)
