@@ -57,9 +57,9 @@ def step_time(rows: pd.DataFrame) -> Figure:
 
 
 def precision_gain(rows: pd.DataFrame) -> Figure | None:
-    """Draw the fp32 time of a train step over that of each other precision; None without another precision."""
+    """Draw the fp32 time of a train step over that of each other precision; None without such a ratio."""
     gains = gains_over_fp32(rows)
-    if gains.empty:
+    if gains.empty or ok(gains).empty:
         return None
     gains = gains.query("`pass` == 'train_step'")
     precisions = list(gains["precision"].unique())
