@@ -100,7 +100,7 @@ def _parts(stage, rows):
     axes = list(fields.texts(sweep.declaration(stage).Cell()))
     cells = [_without_empty_columns(cell) for _, cell in rows.groupby(axes, sort=False, dropna=False)]
     failed = [_failed(stage, cell) for cell in cells]
-    some = range(0, len(cells), -(-len(cells) // SOME_CELLS))
+    some = {*range(0, len(cells), -(-len(cells) // SOME_CELLS)), len(cells) - 1}
     return {
         **{f"cell_{number}_alone": cells[number] for number in some},
         "first_cell_failed": pd.concat([failed[0], *cells[1:]], ignore_index=True),

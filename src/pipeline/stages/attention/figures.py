@@ -24,6 +24,7 @@ from pipeline.report.figures import (
     save,
     shared_legend,
     stamp,
+    values_from_zero,
 )
 from pipeline.report.rows import known, ok
 from pipeline.stages.attention.cell import PASSES
@@ -82,7 +83,7 @@ def compiled(rows: pd.DataFrame) -> Figure | None:
         lengths_axis(axes, gains["seq_len"], LENGTH_LABEL)
         axes.tick_params(axis="x", labelrotation=30)
     panels[0, 0].set_ylabel("eager / compiled time")
-    panels[0, 0].set_ylim(bottom=0)
+    values_from_zero(panels[0, 0])
     shared_legend(figure)
     stamp(figure, ok(gains), *_facts(eager(rows)))
     return figure
@@ -113,7 +114,7 @@ def memory(rows: pd.DataFrame) -> Figure | None:
     axes.set_title(f"{named(head_dim)}: formula (lines) and measured (markers)")
     mark_outcomes(axes, shapes, "seq_len", "mode")
     shared_legend(figure, per_row=3)
-    stamp(figure, shapes, *_facts(shapes), shown="memory of a single pass")
+    stamp(figure, shapes.assign(n=1), *_facts(shapes), shown="memory of a single pass")
     return figure
 
 
