@@ -107,3 +107,13 @@ def test_a_name_has_one_style_and_known_names_differ():
     assert figures.style_for("some kernel") == figures.style_for("some kernel")
     sizes = [tuple(figures.style_for(size).values()) for size in ("small", "medium", "large", "xl", "2.35B", "2.7B")]
     assert len(set(sizes)) == len(sizes)
+
+
+def test_a_single_value_from_zero_lies_below_the_upper_edge():
+    _, panels = figures.new_figure()
+    axes = panels[0, 0]
+    axes.plot([0], [40.0], marker="o")
+    figures.values_from_zero(axes)
+    low, high = axes.get_ylim()
+    assert low == 0
+    assert high > 42

@@ -7,10 +7,12 @@ import numpy as np
 import pandas as pd
 
 from pipeline.cells import fields, sweep
+from pipeline.cells.tabulate import SOFTWARE
 
 NUMBER = re.compile(r"(?<![\w.,])\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?(?![\w]|\.\d)")
 GAP = re.compile(r"\bnan\b|\bNone\b|\binf\b|Undefined|\n{3,}| \n|\(\)")
 ROUNDS = 4
+SOME_CELLS = 4
 
 
 class Rendered(NamedTuple):
@@ -81,6 +83,45 @@ def unnamed_rows(stage, rows):
     axes = fields.texts(sweep.declaration(stage).Cell())
     columns = [name for name in (*axes, *sweep.row_columns(stage)) if name in rows]
     return rows[rows.duplicated(columns, keep=False)]
+
+
+def faults_of_parts(build, stage, rows, tmp_path_factory):
+    """Build a section from parts of its cells; return, by part, its gaps and the figures only drawn or only linked."""
+    found = {}
+    for name, (_, text, folder) in render(build, _parts(stage, rows), tmp_path_factory).items():
+        faults = {*gaps(text), *(linked_figures(text, stage) ^ drawn_figures(folder))}
+        if faults:
+            found[name] = faults
+    return found
+
+
+def _parts(stage, rows):
+    """Return tables with some cells alone, with the first failed, and with all others failed."""
+    axes = list(fields.texts(sweep.declaration(stage).Cell()))
+    cells = [_without_empty_columns(cell) for _, cell in rows.groupby(axes, sort=False, dropna=False)]
+    failed = [_failed(stage, cell) for cell in cells]
+    some = {*range(0, len(cells), -(-len(cells) // SOME_CELLS)), len(cells) - 1}
+    return {
+        **{f"cell_{number}_alone": cells[number] for number in some},
+        "first_cell_failed": pd.concat([failed[0], *cells[1:]], ignore_index=True),
+        "other_cells_failed": pd.concat([cells[0], *failed[1:]], ignore_index=True),
+    }
+
+
+def _without_empty_columns(rows):
+    """Leave out the columns that other cells alone fill; `row_table` gives every table one of reasons."""
+    return rows.drop(columns=[name for name in rows if name != "reason" and rows[name].isna().all()])
+
+
+def _failed(stage, rows):
+    """Return the rows that a cell leaves which ran out of memory before it measured anything."""
+    declaration = sweep.declaration(stage)
+    first = rows.iloc[0]
+    axes, settings = (list(fields.texts(make())) for make in (declaration.Cell, declaration.Settings))
+    cell = declaration.Cell(**{name: first[name] for name in axes})
+    shared = first[first.index.intersection([*axes, *settings, *SOFTWARE, "machine"])].to_dict()
+    outcome = {"status": "oom", "reason": "CUDA out of memory. Tried to allocate 8.00 GiB."}
+    return pd.DataFrame([{**shared, **key, **outcome} for key in cell.row_keys()])
 
 
 def numbers_that_stay(build, rows, keys, allowed=()):

@@ -164,6 +164,12 @@ def log_values_axis(axes: Axes, label: str) -> None:
     axes.set_ylabel(label)
 
 
+def values_from_zero(axes: Axes) -> None:
+    """Start the y axis at zero, with room over the highest value: a single one would lie on the edge."""
+    axes.autoscale_view()
+    axes.set_ylim(0, max(axes.get_ylim()[1], 1.08 * axes.dataLim.y1))
+
+
 def _decades(axes: Axes) -> float:
     low, high = axes.dataLim.intervaly
     return float(np.log10(high / low)) if 0 < low < high < np.inf else 0.0

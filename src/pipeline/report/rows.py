@@ -11,6 +11,13 @@ def ok(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[rows["status"].isin(["ok", "unstable"])]
 
 
+def known(rows: pd.DataFrame, *columns: str) -> pd.DataFrame:
+    """Keep rows that have something in each of these columns: none where there is no such column."""
+    if not set(columns) <= set(rows):
+        return rows.head(0)
+    return rows[rows[list(columns)].notna().all(axis=1)]
+
+
 def in_order(rows: pd.DataFrame, keys: list[str], orders: Mapping[str, Sequence[str]]) -> pd.DataFrame:
     """Sort by these columns; the names of a column in `orders` as listed there, unknown ones after them."""
     return rows.sort_values(

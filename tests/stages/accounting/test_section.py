@@ -6,6 +6,7 @@ from pipeline.stages.accounting.cell import QUESTIONS, Cell
 from ..sections import (
     contents,
     drawn_figures,
+    faults_of_parts,
     gaps,
     linked_figures,
     numbers_that_stay,
@@ -69,6 +70,10 @@ def test_no_number_of_the_prose_stays_when_every_figure_is_another(make_rows, bu
     allowed = {"7.4", "30", "0", "1", "2306.1", "1811.07"}
     # What is left are others' figures.
     assert numbers_that_stay(build, make_rows(), KEYS, allowed) == {"41", "34", "641", "879"}
+
+
+def test_the_section_of_a_part_of_the_cells_is_whole(make_rows, tmp_path_factory):
+    assert faults_of_parts(section.build, "accounting", make_rows(), tmp_path_factory) == {}
 
 
 def test_the_columns_of_rows_tell_the_rows_of_a_cell_apart_but_for_the_mesh_at_other_batches(make_rows):

@@ -11,6 +11,7 @@ from pipeline.stages.allreduce.selection import completed, fits
 from ..sections import (
     contents,
     drawn_figures,
+    faults_of_parts,
     gaps,
     keys,
     linked_figures,
@@ -73,6 +74,10 @@ def test_no_number_of_the_prose_stays_when_every_figure_is_another(make_rows, mo
     ring = all_reduce_bus_factor(4) / all_reduce_bus_factor(2)  # what more ranks should cost, by formula
     allowed = {*sizes_mb, f"{ring:g}"}
     assert numbers_that_stay(ours, rows, keys("allreduce", "calls"), allowed) == set()
+
+
+def test_the_section_of_a_part_of_the_cells_is_whole(make_rows, tmp_path_factory):
+    assert faults_of_parts(section.build, "allreduce", make_rows("h200"), tmp_path_factory) == {}
 
 
 @pytest.mark.parametrize("name", MEASURED)

@@ -7,8 +7,18 @@ from pipeline.attention.accounting import Shape, peak_bytes
 from pipeline.report.section import data_size
 from pipeline.stages.attention import findings, section, selection
 from pipeline.stages.attention.cell import Cell
+from pipeline.stages.attention.selection import Memory
 
-from ..sections import drawn_figures, gaps, linked_figures, numbers_that_stay, render, template_numbers, unnamed_rows
+from ..sections import (
+    drawn_figures,
+    faults_of_parts,
+    gaps,
+    linked_figures,
+    numbers_that_stay,
+    render,
+    template_numbers,
+    unnamed_rows,
+)
 
 ALL = ("h200", "laptop", "smoke")
 FIGURES = {
@@ -40,6 +50,10 @@ def test_the_template_has_no_number_of_its_own():
     assert template_numbers(section.TEMPLATE) == []
 
 
+def test_the_section_of_a_part_of_the_cells_is_whole(make_rows, tmp_path_factory):
+    assert faults_of_parts(section.build, "attention", make_rows("h200"), tmp_path_factory) == {}
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_the_columns_of_rows_tell_the_rows_of_a_cell_apart(make_rows, name):
     assert unnamed_rows("attention", make_rows(name)).empty
@@ -53,7 +67,7 @@ def test_no_number_of_the_prose_stays_when_every_figure_is_another(make_rows, mo
     rows = make_rows(name)
     measured_here = lambda found: section.build(found, None).split("### Others' figures")[0]  # noqa: E731
     # What follows from the shape alone, by formula.
-    example = findings.worked_example(selection.ordered(rows))
+    example = findings.worked_example(selection.ordered(rows), selection.memory_of(rows))
     sizes = [data_size(example[name]) for name in ("matrix_bytes", "saved_bytes", "flash_bytes", "peak_bytes")]
     by_formula = {f"{float(size.split()[0]):g}" for size in sizes} | {str(4 * example["batch_size"])}
     assert numbers_that_stay(measured_here, rows, keys, allowed=by_formula) == set()
@@ -63,7 +77,7 @@ def test_out_of_memory_shows_as_such_and_is_worked_out(rendered):
     rows, text, _ = rendered["h200"]
     assert re.search(r"\| +64 \| +65536 \| +OOM \| +OOM \| +– \| +– \|", text)
     assert "Eager attention ran out of memory at length 65536" in text
-    example = findings.worked_example(selection.ordered(rows))
+    example = findings.worked_example(selection.ordered(rows), selection.memory_of(rows))
     assert (example["seen"], example["seq_len"], example["head_dim"]) == (True, 65536, 64)
     peak = peak_bytes(Shape(8, 1, 65536, 64, False), 4, "cuda")
     assert sum(example["lines"].values()) == example["peak_bytes"] == peak
@@ -71,7 +85,7 @@ def test_out_of_memory_shows_as_such_and_is_worked_out(rendered):
 
 def test_where_nothing_runs_out_the_worked_example_is_the_first_power_of_two_that_would(rendered):
     rows, text, _ = rendered["laptop"]
-    example = findings.worked_example(selection.ordered(rows))
+    example = findings.worked_example(selection.ordered(rows), selection.memory_of(rows))
     assert not example["seen"]
     assert (
         example["peak_bytes"]
@@ -92,9 +106,8 @@ def test_the_fit_finds_one_matrix_where_one_is_saved_and_two_where_two_are(make_
 
 def test_a_prediction_that_was_not_seen_is_said_to_disagree(make_rows):
     rows = make_rows("h200")
-    assert findings.memory_end(rows)["agree"]
-    rows["memory_bytes"] = 20e9
-    assert not findings.memory_end(rows)["agree"]
+    assert findings.memory_end(rows, Memory("cuda", int(150e9)))["agree"]
+    assert not findings.memory_end(rows, Memory("cuda", int(20e9)))["agree"]
 
 
 @pytest.mark.parametrize(("factor", "word"), [(0.2, "faster than"), (1, "as fast as"), (5, "slower than")])

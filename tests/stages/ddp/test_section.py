@@ -9,7 +9,7 @@ from pipeline.report.section import FORMS
 from pipeline.stages.ddp import findings, others, section, selection, sweep_model
 from pipeline.stages.ddp.figures import timeline
 
-from ..sections import drawn_figures, gaps, linked_figures, numbers_that_stay, part, unnamed_rows
+from ..sections import drawn_figures, faults_of_parts, gaps, linked_figures, numbers_that_stay, part, unnamed_rows
 
 TIMES = ["median_ms", "q1_ms", "q3_ms", "mean_ms", "std_ms", "min_ms", "max_ms"]
 NOTHING = pd.DataFrame()
@@ -49,6 +49,11 @@ def test_no_number_of_the_prose_stays_when_the_tables_change(h200, build):
     # 0: rank 0, and weights that do not differ; 2 and 1024: formulas, the size of a MB.
     allowed = {"0", "2", "1024"}
     assert numbers_that_stay(lambda rows: build(rows).split("### Others'")[0], h200, KEYS, allowed) == set()
+
+
+def test_the_section_of_a_part_of_the_cells_is_whole(h200, allreduce, tmp_path_factory):
+    build = lambda rows, folder: section.build(rows, folder, {"allreduce": allreduce})  # noqa: E731
+    assert faults_of_parts(build, "ddp", h200, tmp_path_factory) == {}
 
 
 @pytest.mark.parametrize("name", ["h200", "small_gpu", "smoke", "skipped"])

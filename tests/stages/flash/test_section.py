@@ -8,6 +8,7 @@ from pipeline.stages.flash.cell import Cell
 
 from ..sections import (
     drawn_figures,
+    faults_of_parts,
     gaps,
     linked_figures,
     numbers_that_stay,
@@ -61,6 +62,10 @@ def test_the_problems_of_the_assignment_are_answered_by_name(rendered, name):
 
 def test_the_template_has_no_number_of_its_own():
     assert template_numbers(section.TEMPLATE, besides="FlashAttention-2") == []
+
+
+def test_the_section_of_a_part_of_the_cells_is_whole(make_rows, tmp_path_factory):
+    assert faults_of_parts(section.build, "flash", make_rows("h200"), tmp_path_factory) == {}
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -128,6 +133,25 @@ def test_the_word_against_the_best_peer_follows_the_times(make_rows, factor, wor
     assert (entry["forward_backward"]["word"], entry["forward"]["word"]) == (word, word)
     (standing,) = findings.leaderboard_standing(rows)
     assert standing["word"] == word
+
+
+def test_the_rival_is_sdpa_s_flash_kernel_or_in_fp32_what_is_as_exact(make_rows):
+    rivals = {entry["dtype"]: entry["rival"]["impl"] for entry in findings.against_peers(make_rows("h200"))}
+    assert rivals == {"bf16": "sdpa_flash", "fp32": "sdpa_efficient"}
+
+
+def test_every_problem_is_counted_at_which_ours_is_slower_than_the_rival_by_however_little(make_rows):
+    rows = make_rows("h200")
+    rows = rows[rows["dtype"] == "bf16"]
+    rival = rows[rows["impl"] == "sdpa_flash"].set_index([*selection.PROBLEM, "pass"])["median_ms"]
+    mine = rows["impl"] == "triton"
+    keys = pd.MultiIndex.from_frame(rows.loc[mine, [*selection.PROBLEM, "pass"]])
+    rows.loc[mine, "median_ms"] = rival[keys].to_numpy() * 0.99
+    rows.loc[mine & (rows["seq_len"].isin([512, 8192])), "median_ms"] *= 1.02
+    (entry,) = findings.against_peers(rows)
+    # 8192 at two head_dims; what is shorter than where the device decides does not count.
+    assert (entry["rival"]["forward"]["slower"], entry["rival"]["forward"]["problems"]) == (2, 8)
+    assert entry["rival"]["forward"]["word"] == "as fast as"
 
 
 def test_the_best_peer_is_the_fastest_with_a_figure_at_each_problem(make_rows):

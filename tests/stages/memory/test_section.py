@@ -11,6 +11,7 @@ from pipeline.stages.memory.selection import complete
 from ..sections import (
     contents,
     drawn_figures,
+    faults_of_parts,
     gaps,
     linked_figures,
     numbers_that_stay,
@@ -91,6 +92,10 @@ def test_no_number_of_the_prose_stays_when_the_tables_change(rows_of, build, nam
     allowed |= predicted_by_the_model(rows)
     ours = lambda table: build(table).split("### Others' figures")[0]  # noqa: E731
     assert numbers_that_stay(ours, rows, KEYS, allowed) == set()
+
+
+def test_the_section_of_a_part_of_the_cells_is_whole(rows_of, tmp_path_factory):
+    assert faults_of_parts(section.build, "memory", rows_of["h200"], tmp_path_factory) == {}
 
 
 @pytest.mark.parametrize("name", FIGURES)

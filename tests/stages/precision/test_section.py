@@ -11,6 +11,7 @@ from pipeline.stages.precision.selection import devices_with
 from ..sections import (
     contents,
     drawn_figures,
+    faults_of_parts,
     gaps,
     keys,
     linked_figures,
@@ -99,6 +100,10 @@ def test_no_number_of_the_prose_stays_when_every_figure_is_another(tables, name)
     magnitudes = {f"{float(f'{size:.3g}'):g}" for size in tables[name]["magnitude"].dropna()}
     counts = {"6", "13", "15", "24", "222"}  # of the sums and lines that are compared
     assert numbers_that_stay(ours, tables[name], keys("precision"), formulas | formats | magnitudes | counts) == set()
+
+
+def test_the_section_of_a_part_of_the_cells_is_whole(tables, tmp_path_factory):
+    assert faults_of_parts(section.build, "precision", tables["cuda_only"], tmp_path_factory) == {}
 
 
 @pytest.mark.parametrize("name", MEASURED)

@@ -5,7 +5,16 @@ import pytest
 from pipeline.stages.profile import findings, section
 from pipeline.stages.profile.selection import main_captures, ordered, reference_cell
 
-from ..sections import contents, drawn_figures, gaps, keys, linked_figures, numbers_that_stay, unnamed_rows
+from ..sections import (
+    contents,
+    drawn_figures,
+    faults_of_parts,
+    gaps,
+    keys,
+    linked_figures,
+    numbers_that_stay,
+    unnamed_rows,
+)
 
 QUESTIONS = [f"### nsys_profile ({letter})" for letter in "abcde"]
 
@@ -45,6 +54,10 @@ def test_no_number_is_missing(rendered):
 def test_no_number_of_the_prose_stays_when_every_figure_is_another(h200, build):
     ours = lambda rows: build(rows).split("### Others' figures")[0]  # noqa: E731
     assert numbers_that_stay(ours, h200, keys("profile")) == set()
+
+
+def test_the_section_of_a_part_of_the_cells_is_whole(h200, tmp_path_factory):
+    assert faults_of_parts(section.build, "profile", h200, tmp_path_factory) == {}
 
 
 def test_the_columns_of_rows_tell_the_rows_of_a_cell_apart(h200):

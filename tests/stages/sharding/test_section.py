@@ -5,7 +5,7 @@ import pytest
 
 from pipeline.stages.sharding import findings, section, selection
 
-from ..sections import drawn_figures, gaps, linked_figures, numbers_that_stay, unnamed_rows
+from ..sections import drawn_figures, faults_of_parts, gaps, linked_figures, numbers_that_stay, unnamed_rows
 
 TIMES = ["median_ms", "q1_ms", "q3_ms", "mean_ms", "std_ms", "min_ms", "max_ms"]
 KEYS = [
@@ -25,6 +25,10 @@ def prediction_scaled(rows, factor):
     rows = rows.astype({"predicted_bytes": float})
     rows.loc[rows["kind"].isin(["peak", "requested_peak"]), "predicted_bytes"] *= factor
     return rows
+
+
+def test_the_section_of_a_part_of_the_cells_is_whole(h200, tmp_path_factory):
+    assert faults_of_parts(section.build, "sharding", h200, tmp_path_factory) == {}
 
 
 @pytest.mark.parametrize("name", ["h200", "small_gpu", "smoke", "skipped"])

@@ -11,6 +11,7 @@ from pipeline.stages.timing.selection import FIRST_STEPS
 from ..sections import (
     contents,
     drawn_figures,
+    faults_of_parts,
     gaps,
     linked_figures,
     numbers_that_stay,
@@ -245,6 +246,17 @@ def test_their_forward_and_backward_stands_beside_the_sum_of_ours(rendered):
 
 def test_sizes_that_nobody_else_measured_are_compared_with_nobody(rendered):
     assert "Others' figures" not in rendered["laptop"][1]
+
+
+def test_what_was_compiled_but_not_run_eagerly_has_neither_words_nor_figure(make_rows, build, tmp_path):
+    rows = make_rows("h200")
+    text = build(rows[(rows["mode"] == "compiled") == (rows["precision"] == "bf16")])
+    assert "### torch.compile" not in text
+    assert linked_figures(text, "timing") == drawn_figures(tmp_path)
+
+
+def test_the_section_of_a_part_of_the_cells_is_whole(make_rows, tmp_path_factory):
+    assert faults_of_parts(section.build, "timing", make_rows("h200"), tmp_path_factory) == {}
 
 
 @pytest.mark.parametrize("name", ALL)

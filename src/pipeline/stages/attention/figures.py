@@ -24,11 +24,12 @@ from pipeline.report.figures import (
     save,
     shared_legend,
     stamp,
+    values_from_zero,
 )
-from pipeline.report.rows import ok
+from pipeline.report.rows import known, ok
 from pipeline.stages.attention.cell import PASSES
 from pipeline.stages.attention.findings import ELEMENT_BYTES
-from pipeline.stages.attention.selection import compile_gains, eager, main_head_dim, named, problems
+from pipeline.stages.attention.selection import compile_gains, eager, main_head_dim, memory_of, named, problems
 
 LENGTH_LABEL = "sequence length"
 # What is counted; the formulas of what eager attention should take have the same names.
@@ -82,33 +83,38 @@ def compiled(rows: pd.DataFrame) -> Figure | None:
         lengths_axis(axes, gains["seq_len"], LENGTH_LABEL)
         axes.tick_params(axis="x", labelrotation=30)
     panels[0, 0].set_ylabel("eager / compiled time")
-    panels[0, 0].set_ylim(bottom=0)
+    values_from_zero(panels[0, 0])
     shared_legend(figure)
     stamp(figure, ok(gains), *_facts(eager(rows)))
     return figure
 
 
-def memory(rows: pd.DataFrame) -> Figure:
-    """Draw bytes over length at one head_dim: the formulas as lines, what was measured as markers, and the limit."""
+def memory(rows: pd.DataFrame) -> Figure | None:
+    """Draw bytes over length at one head_dim: the formulas as lines, what was measured as markers, and the limit.
+
+    None where no row says what memory there is.
+    """
+    available = memory_of(rows)
+    if available is None:
+        return None
     head_dim = main_head_dim(rows)
     figure, panels = new_figure()
     axes = panels[0, 0]
     shapes = problems(rows, "eager")
     shapes = shapes[shapes["head_dim"] == head_dim]
-    formulas = _formulas(shapes["device_type"].iloc[0])
+    formulas = _formulas(available.device_type)
     for (quantity, column), colour in zip(QUANTITIES.items(), (BLUE, ORANGE, VERMILION), strict=True):
         _draw_formula(axes, shapes, quantity, formulas[column], colour)
         _draw_counted(axes, rows, head_dim, column, colour)
     for mode, fill in MODE_FILLS.items():
         axes.plot([], [], marker="o", linestyle="", color=BLACK, markerfacecolor=fill, label=f"counted, {mode}")
-    limit = shapes["memory_bytes"].max() / 1e9
-    axes.axhline(limit, color=BLACK, linewidth=1, linestyle="--", label="memory of the machine")
+    axes.axhline(available.size_bytes / 1e9, color=BLACK, linewidth=1, linestyle="--", label="memory of the machine")
     lengths_axis(axes, shapes["seq_len"], LENGTH_LABEL)
     log_values_axis(axes, "memory (GB)")
     axes.set_title(f"{named(head_dim)}: formula (lines) and measured (markers)")
     mark_outcomes(axes, shapes, "seq_len", "mode")
     shared_legend(figure, per_row=3)
-    stamp(figure, shapes, *_facts(shapes), shown="memory of a single pass")
+    stamp(figure, shapes.assign(n=1), *_facts(shapes), shown="memory of a single pass")
     return figure
 
 
@@ -130,9 +136,9 @@ def _draw_formula(axes: Axes, shapes: pd.DataFrame, quantity: str, count_bytes: 
 
 def _draw_counted(axes: Axes, rows: pd.DataFrame, head_dim: int, column: str, colour: str) -> None:
     for mode, fill in MODE_FILLS.items():
-        measured = problems(rows, mode)
+        measured = known(problems(rows, mode), column)
         measured = measured[measured["head_dim"] == head_dim]
-        if column in measured and measured[column].notna().any():
+        if len(measured):
             look = {"marker": "o", "linestyle": "", "color": colour, "markerfacecolor": fill or colour}
             axes.plot(measured["seq_len"], measured[column] / 1e9, **look)
 

@@ -7,10 +7,18 @@ import pandas as pd
 
 from pipeline.attention import accounting
 from pipeline.attention.accounting import Shape
-from pipeline.report.rows import geometric_mean, ok
+from pipeline.report.rows import geometric_mean, known, ok
 from pipeline.report.section import compare, compare_ratio, growth_exponent, growth_word
 from pipeline.stages.attention.cell import MODES, PASSES
-from pipeline.stages.attention.selection import compile_gains, eager, host, named, out_of_memory, problems
+from pipeline.stages.attention.selection import (
+    Memory,
+    compile_gains,
+    eager,
+    host,
+    named,
+    out_of_memory,
+    problems,
+)
 
 ELEMENT_BYTES = 4  # fp32
 
@@ -52,13 +60,12 @@ def growth(rows: pd.DataFrame) -> list[dict]:
     return found
 
 
-def memory_end(rows: pd.DataFrame) -> dict:
+def memory_end(rows: pd.DataFrame, memory: Memory) -> dict:
     """Say where eager attention runs out of memory: predicted by the formula, and seen; and whether the two agree."""
     shapes = problems(rows, "eager")
     predicted = {}
     for _, row in shapes.drop_duplicates("head_dim").iterrows():
-        limit = accounting.longest_that_fits(_shape(row), ELEMENT_BYTES, row["device_type"], int(row["memory_bytes"]))
-        predicted[named(row["head_dim"])] = limit
+        predicted[named(row["head_dim"])] = _longest_that_fits(row, memory)
     failed = out_of_memory(rows)
     seen = failed[failed["mode"] == "eager"]
     fits = ok(eager(rows).query("`pass` == 'backward'"))
@@ -67,7 +74,7 @@ def memory_end(rows: pd.DataFrame) -> dict:
         row["seq_len"] <= predicted[named(row["head_dim"])] for _, row in fits.iterrows()
     )
     return {
-        "memory_bytes": float(shapes["memory_bytes"].max()),
+        "memory_bytes": memory.size_bytes,
         "predicted": limits,
         "seen": [
             {"mode": mode, "head_dim": named(head_dim), "seq_len": int(group["seq_len"].min())}
@@ -78,7 +85,7 @@ def memory_end(rows: pd.DataFrame) -> dict:
     }
 
 
-def worked_example(rows: pd.DataFrame) -> dict:
+def worked_example(rows: pd.DataFrame, memory: Memory) -> dict:
     """Do the accounting of the smallest problem that ran out of memory, or is predicted to: a line an item.
 
     Where none ran out, that is the shortest power of two above the predicted limit, at the largest head_dim.
@@ -91,12 +98,11 @@ def worked_example(rows: pd.DataFrame) -> dict:
         shape = _shape(where)
     else:
         where = shapes.loc[shapes["head_dim"].idxmax()]
-        memory = int(where["memory_bytes"])
-        limit = accounting.longest_that_fits(_shape(where), ELEMENT_BYTES, where["device_type"], memory)
+        limit = _longest_that_fits(where, memory)
         shape = _shape(where, seq_len=2 ** (math.floor(math.log2(max(limit, 1))) + 1))
     vector, matrix = shape.vectors * ELEMENT_BYTES, shape.scores * ELEMENT_BYTES
-    temporaries = accounting.SOFTMAX_BACKWARD_TEMPORARIES[where["device_type"]] * matrix
-    peak = accounting.peak_bytes(shape, ELEMENT_BYTES, where["device_type"])
+    temporaries = accounting.SOFTMAX_BACKWARD_TEMPORARIES[memory.device_type] * matrix
+    peak = accounting.peak_bytes(shape, ELEMENT_BYTES, memory.device_type)
     lines = {
         "q, k, v and the gradient of the output": accounting.input_bytes(shape, ELEMENT_BYTES),
         "output": vector,
@@ -114,7 +120,7 @@ def worked_example(rows: pd.DataFrame) -> dict:
         "lines": lines | {"gradients of the inputs at that moment": peak - sum(lines.values())},
         "matrix_bytes": matrix,
         "peak_bytes": peak,
-        "memory_bytes": int(where["memory_bytes"]),
+        "memory_bytes": memory.size_bytes,
         "flash_bytes": accounting.flash_saved_bytes(shape),
         "saved_bytes": accounting.saved_bytes(shape, ELEMENT_BYTES),
     }
@@ -125,8 +131,7 @@ def saved(rows: pd.DataFrame, mode: str) -> dict:
 
     Empty where no head_dim has two lengths.
     """
-    measured = problems(rows, mode)
-    measured = measured[measured["saved_bytes"].notna()] if "saved_bytes" in measured else measured.head(0)
+    measured = known(problems(rows, mode), "saved_bytes")
     quadratic, share = {}, {}
     for head_dim, group in measured.groupby("head_dim"):
         if len(group) < 2:
@@ -163,10 +168,10 @@ def allocated(rows: pd.DataFrame) -> list[dict]:
     """Compare, per mode, the allocator's bytes with the formulas' at the longest sequence; empty without a GPU."""
     found = []
     for mode in MODES:
-        measured = problems(rows, mode)
-        if "peak_bytes" not in measured or measured["peak_bytes"].isna().all():
+        measured = known(problems(rows, mode), "peak_bytes")
+        if measured.empty:
             continue
-        longest = measured[measured["peak_bytes"].notna()].nlargest(1, "seq_len", keep="all").set_index("head_dim")
+        longest = measured.nlargest(1, "seq_len", keep="all").set_index("head_dim")
         longest.index = longest.index.map(named)
         found.append(
             {
@@ -205,6 +210,10 @@ def compilation(rows: pd.DataFrame) -> list[dict]:
             }
         )
     return found
+
+
+def _longest_that_fits(row: pd.Series, memory: Memory) -> int:
+    return accounting.longest_that_fits(_shape(row), ELEMENT_BYTES, memory.device_type, memory.size_bytes)
 
 
 def _shape(row: pd.Series, seq_len: int | None = None) -> Shape:

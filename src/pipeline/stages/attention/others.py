@@ -88,4 +88,4 @@ def _full_table(write_up: str, pairs: pd.DataFrame) -> str:
         }
     )
     doubts = published.doubts_list(pairs) or "No doubts noted."
-    return fold(f"{write_up}: {len(pairs)} figures", f"{markdown(table)}\n\n{doubts}")
+    return fold(f"{write_up}: {len(pairs)} figure{'s' if len(pairs) != 1 else ''}", f"{markdown(table)}\n\n{doubts}")

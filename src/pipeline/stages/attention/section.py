@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from pipeline.report.rows import ok
+from pipeline.report.rows import known, ok
 from pipeline.report.section import data_size, render
 from pipeline.report.tables import (
     OUTCOME_WORDS,
@@ -20,7 +20,7 @@ from pipeline.report.tables import (
 from pipeline.stages.attention import findings, others
 from pipeline.stages.attention.cell import MODES
 from pipeline.stages.attention.figures import draw_all
-from pipeline.stages.attention.selection import compile_gains, host, ordered, problems
+from pipeline.stages.attention.selection import compile_gains, host, memory_of, ordered, problems
 
 TEMPLATE = Path(__file__).parent / "section.md.j2"
 READABLE = {"seq_len": "sequence length"}
@@ -40,11 +40,12 @@ def build(rows: pd.DataFrame, figures_dir: Path) -> str:
 
 def _facts(rows: pd.DataFrame, figures_dir: Path) -> dict:
     pairs = others.beside_ours(rows)
-    example = findings.worked_example(rows)
+    memory = memory_of(rows)
+    example = findings.worked_example(rows, memory) if memory else None
     return {
         "setting": findings.setting(rows),
         "growth": findings.growth(rows),
-        "memory_end": findings.memory_end(rows),
+        "memory_end": findings.memory_end(rows, memory) if memory else None,
         "example": example,
         "saved": [found for mode in MODES if (found := findings.saved(rows, mode))],
         "allocated": findings.allocated(rows),
@@ -54,7 +55,7 @@ def _facts(rows: pd.DataFrame, figures_dir: Path) -> dict:
             "eager": _times_table(rows, "eager"),
             "medians": _medians(rows),
             "memory": _memory_table(rows),
-            "example": _example_table(example),
+            "example": _example_table(example) if example else "",
             "compiled": _compiled_tables(rows),
         },
         "others": [others.summary_table(pairs), *others.full_tables(pairs)] if len(pairs) else [],
@@ -87,7 +88,7 @@ def _memory_table(rows: pd.DataFrame) -> str:
     """Write what was counted beside what the formulas of eager attention say."""
     lines = []
     for mode in MODES:
-        for _, row in problems(rows, mode).iterrows():
+        for _, row in known(problems(rows, mode), "model_peak_bytes").iterrows():
             counted = {
                 title: f"{_size(row.get(column))} / {data_size(row[f'model_{column}'])}"
                 for title, column in (
@@ -97,7 +98,8 @@ def _memory_table(rows: pd.DataFrame) -> str:
                 )
             }
             lines.append({"mode": mode, "head_dim": row["head_dim"], "sequence length": row["seq_len"], **counted})
-    return fold("Memory, counted / by the formulas of eager attention", markdown(pd.DataFrame(lines)))
+    table = pd.DataFrame(lines)
+    return fold("Memory, counted / by the formulas of eager attention", markdown(table)) if lines else ""
 
 
 def _example_table(example: dict) -> str:

@@ -1,8 +1,10 @@
 """Which rows of the attention tables answer which question."""
 
+from typing import NamedTuple
+
 import pandas as pd
 
-from pipeline.report.rows import divide, in_order, ok
+from pipeline.report.rows import divide, in_order, known, ok
 from pipeline.stages.attention.cell import MODES, PASSES
 
 ORDERS = {"mode": MODES, "pass": PASSES}
@@ -40,6 +42,19 @@ def problems(rows: pd.DataFrame, mode: str) -> pd.DataFrame:
     """Keep one row a problem, that of the forward pass, which has the memory columns, in one mode."""
     found = host(rows)[(host(rows)["mode"] == mode) & (host(rows)["pass"] == "forward")]
     return found.drop_duplicates(["head_dim", "seq_len"])
+
+
+class Memory(NamedTuple):
+    """Where problems have to fit in: `cpu` or `cuda`, and its bytes."""
+
+    device_type: str
+    size_bytes: int
+
+
+def memory_of(rows: pd.DataFrame) -> Memory | None:
+    """Say where the problems have to fit in; None where no row does, as of cells that failed before they measured."""
+    said = known(rows, "device_type", "memory_bytes")
+    return Memory(said["device_type"].iloc[0], int(said["memory_bytes"].max())) if len(said) else None
 
 
 def out_of_memory(rows: pd.DataFrame) -> pd.DataFrame:

@@ -22,11 +22,9 @@ from pipeline.report.figures import (
 from pipeline.report.heatmap import ratio_map
 from pipeline.report.rows import ok
 from pipeline.stages.flash.cell import PASSES
-from pipeline.stages.flash.selection import main_grid, main_head_dim, named, of, ours, speedups
+from pipeline.stages.flash.selection import main_grid, main_head_dim, named, of, ours, rival, speedups
 
 LENGTH_LABEL = "sequence length"
-# The opponent beside the best of all: FlashAttention-2 itself, or in fp32, which it cannot do, its stand-in.
-RIVALS = ("sdpa_flash", "sdpa_efficient", "sdpa")
 
 
 def draw_all(rows: pd.DataFrame, folder: Path) -> dict[str, dict[str, str]]:
@@ -90,11 +88,10 @@ def _ceiling(rows: pd.DataFrame) -> str:
 
 def speedup_map(rows: pd.DataFrame) -> Figure | None:
     """Map the time of the best peer, and of SDPA's flash kernel or its stand-in, over ours; None without peers."""
-    rival = next((name for name in RIVALS if len(ok(of(rows, name)))), None)
-    if ours(rows) is None or rival is None:
+    if ours(rows) is None or rival(rows) is None:
         return None
     parts = ("forward", "forward_backward")
-    opponents = ("best", rival)
+    opponents = ("best", rival(rows))
     figure, panels = new_figure(len(opponents), len(parts), panel_height_in=2.4)
     for line, against in zip(panels, opponents, strict=True):
         ratios = speedups(rows, ours(rows), against)

@@ -6,6 +6,7 @@ from pipeline.report.rows import geometric_mean, ok
 from pipeline.report.section import compare, growth_exponent, growth_word
 from pipeline.stages.flash.cell import PASSES, PEERS
 from pipeline.stages.flash.selection import (
+    IMPL_WORDS,
     LONG,
     PROBLEM,
     best_peer,
@@ -15,6 +16,7 @@ from pipeline.stages.flash.selection import (
     named,
     of,
     ours,
+    rival,
     speedups,
 )
 
@@ -32,7 +34,7 @@ def setting(rows: pd.DataFrame) -> dict:
         "dtypes": list(measured["dtype"].unique()),
         "head_dims": sorted(grid["head_dim"].unique()),
         "lengths": sorted(grid["seq_len"].unique()),
-        "impls": list(measured["impl"].unique()),
+        "impls": [f"{impl} ({IMPL_WORDS[impl]})" for impl in measured["impl"].unique()],
         "on_gpu": bool((measured["clock"] == "device").any()),
         "fewest_samples": int(measured["n"].min()),
         "most_samples": int(measured["n"].max()),
@@ -99,38 +101,57 @@ def gains(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _gain(ratios: pd.DataFrame) -> dict:
     values = ratios["median_ratio"]
-    slower = [compare(1, value) == "slower than" for value in values]
     return {
         "problems": len(values),
         "mean": geometric_mean(values),
         "least": values.min(),
         "most": values.max(),
-        "slower": sum(slower),
+        "word": compare(1, geometric_mean(values)),
+        "slower": int((values < 1).sum()),
     }
 
 
 def against_peers(rows: pd.DataFrame) -> list[dict]:
-    """Say, per dtype, how ours stands to the best peer and to each, forward + backward, where the device decides."""
+    """Say, per dtype, how ours stands to torch's implementations where the device decides.
+
+    To the best of them and to the rival in the forward pass and in both; to each other one in both.
+    """
     grid = main_grid(rows)
     longer = grid[grid["seq_len"] >= LONG]
     grid = longer if len(ok(longer)) else grid
     found = []
     for dtype in ok(grid)["dtype"].unique():
         here = grid[grid["dtype"] == dtype]
-        entry = {"dtype": dtype, "from_length": int(here["seq_len"].min()), "peers": []}
-        for part in ("forward", "forward_backward"):
-            ratios = ok(speedups(here, ours(rows), "best"))
-            ratios = ratios[ratios["pass"] == part]
-            if len(ratios):
-                entry[part] = _gain(ratios) | {"word": compare(1, geometric_mean(ratios["median_ratio"]))}
-        for peer in PEERS:
-            ratios = ok(speedups(here, ours(rows), peer))
-            ratios = ratios[ratios["pass"] == "forward_backward"]
-            if len(ratios):
-                entry["peers"].append({"impl": peer, **_gain(ratios)})
-        if "forward_backward" in entry:
-            found.append(entry)
+        best = _gains_by_pass(here, ours(rows), "best")
+        if "forward_backward" not in best:
+            continue
+        by_peer = {peer: _gains_by_pass(here, ours(rows), peer) for peer in PEERS if peer != rival(here)}
+        entry = {
+            "dtype": dtype,
+            "from_length": int(ok(here)["seq_len"].min()),
+            **best,
+            "peers": {
+                peer: gains["forward_backward"] for peer, gains in by_peer.items() if "forward_backward" in gains
+            },
+        }
+        beside = _gains_by_pass(here, ours(rows), rival(here)) if rival(here) else {}
+        if {"forward", "forward_backward"} <= set(beside):
+            entry["rival"] = {"impl": rival(here), **beside, "errors": _errors_over_ours(here, rival(here), ours(rows))}
+        found.append(entry)
     return found
+
+
+def _gains_by_pass(rows: pd.DataFrame, mine: str, against: str) -> dict[str, dict]:
+    ratios = ok(speedups(rows, mine, against))
+    return {part: _gain(group) for part, group in ratios.groupby("pass", sort=False)}
+
+
+def _errors_over_ours(rows: pd.DataFrame, other: str, mine: str) -> pd.Series:
+    """Divide the largest errors of another implementation by those of mine, by quantity."""
+    largest = errors(rows).set_index(["impl", "quantity"])["rel_error"]
+    if not {other, mine} <= set(largest.index.get_level_values("impl")):
+        return pd.Series(dtype=float)
+    return (largest[other] / largest[mine]).dropna()
 
 
 def rates(rows: pd.DataFrame) -> list[dict]:
@@ -227,7 +248,8 @@ def latency(rows: pd.DataFrame) -> list[dict]:
             }
             if others:
                 typical = calls[ours(rows)].dropna().median()
-                found.append({"dtype": dtype, "name": part, "ours_ms": typical, "others": pd.Series(others)})
+                entry = {"dtype": dtype, "name": part, "ours_ms": typical, "others": pd.Series(others)}
+                found.append(entry | ({"rival": rival(group)} if rival(group) in others else {}))
     return found
 
 

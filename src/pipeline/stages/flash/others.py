@@ -66,7 +66,9 @@ def _full_table(write_up: str, dtype: str, pairs: pd.DataFrame) -> str:
         }
     )
     doubts = published.doubts_list(pairs) or "No doubts noted."
-    return fold(f"{write_up}, {dtype}: {len(pairs)} figures", f"{markdown(table)}\n\n{doubts}")
+    return fold(
+        f"{write_up}, {dtype}: {len(pairs)} figure{'s' if len(pairs) != 1 else ''}", f"{markdown(table)}\n\n{doubts}"
+    )
 
 
 def leaderboard_table(rows: pd.DataFrame) -> str:

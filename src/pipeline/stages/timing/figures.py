@@ -16,9 +16,10 @@ from pipeline.report.figures import (
     shared_legend,
     stamp,
     style_for,
+    values_from_zero,
 )
 from pipeline.stages.timing import selection
-from pipeline.stages.timing.findings import gains_over_fp32
+from pipeline.stages.timing.findings import compile_gains, gains_over_fp32
 from pipeline.stages.timing.selection import FIRST_STEPS, at_context, host, main_context, main_grid, ok
 
 
@@ -57,9 +58,9 @@ def step_time(rows: pd.DataFrame) -> Figure:
 
 
 def precision_gain(rows: pd.DataFrame) -> Figure | None:
-    """Draw the fp32 time of a train step over that of each other precision; None without another precision."""
+    """Draw the fp32 time of a train step over that of each other precision; None without such a ratio."""
     gains = gains_over_fp32(rows)
-    if gains.empty:
+    if gains.empty or ok(gains).empty:
         return None
     gains = gains.query("`pass` == 'train_step'")
     precisions = list(gains["precision"].unique())
@@ -70,7 +71,7 @@ def precision_gain(rows: pd.DataFrame) -> Figure | None:
         axes.axhline(1, color="black", linewidth=1)
         axes.set_title(f"fp32 / {precision}")
         lengths_axis(axes, gains["context_length"], "context length (tokens)")
-    panels[0, 0].set_ylim(bottom=0)
+    values_from_zero(panels[0, 0])
     panels[0, 0].set_ylabel("time ratio of a train step")
     for axes, precision in zip(panels[0], precisions, strict=True):
         mark_outcomes(axes, gains[gains["precision"] == precision], "context_length", "size")
@@ -101,10 +102,10 @@ def first_steps(rows: pd.DataFrame) -> Figure | None:
 
 
 def compiled(rows: pd.DataFrame) -> Figure | None:
-    """Draw eager beside compiled by size, forward and train step, a row a precision; None without compiled."""
+    """Draw eager beside compiled by size, forward and train step, a row a precision; None without both."""
     longest = host(rows)[host(rows)["warmup_steps"] == rows["warmup_steps"].max()]
     tried = longest[longest["mode"] == "compiled"]
-    if ok(tried).empty:
+    if ok(compile_gains(rows)).empty:
         return None
     precisions = list(ok(tried)["precision"].unique())
     context_length = main_context(tried)
@@ -147,7 +148,7 @@ def mfu(rows: pd.DataFrame, context_length: int) -> Figure | None:
     for precision, line in grid.groupby("precision", sort=False):
         quartile_line(axes, line, "position", precision, quantity="mfu")
     names_axis(axes, sizes, "model size")
-    axes.set_ylim(bottom=0)
+    values_from_zero(axes)
     axes.set_ylabel("MFU of a train step (%)")
     mark_outcomes(axes, grid, "position", "precision")
     shared_legend(figure)

@@ -95,7 +95,9 @@ def _full_table(write_up: str, mode: str, pairs: pd.DataFrame) -> str:
         }
     )
     doubts = published.doubts_list(pairs) or "No doubts noted."
-    return fold(f"{write_up}, {mode}: {len(pairs)} figures", f"{markdown(table)}\n\n{doubts}")
+    return fold(
+        f"{write_up}, {mode}: {len(pairs)} figure{'s' if len(pairs) != 1 else ''}", f"{markdown(table)}\n\n{doubts}"
+    )
 
 
 def _is_assumed(pairs: pd.DataFrame, what: str) -> pd.Series:
