@@ -101,8 +101,7 @@ def test_one_kernel_for_short_sequences_gives_the_same_gradients(small_tiles, he
 
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("dq_has_its_own_kernel", [False, True])
-@pytest.mark.parametrize("head_dim", [16, *ODD_HEAD_DIMS])
-@pytest.mark.parametrize(("n_queries", "n_keys"), [(49, 70), (70, 49)])
+@pytest.mark.parametrize(("head_dim", "n_queries", "n_keys"), [(16, 49, 70), (40, 70, 49)])
 def test_chunks_are_put_together_to_the_whole(
     small_tiles, monkeypatch, head_dim, n_queries, n_keys, dq_has_its_own_kernel, is_causal
 ):

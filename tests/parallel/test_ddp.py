@@ -1,6 +1,7 @@
 """Properties that all four ways of data-parallel training share, shown by real processes."""
 
 import gc
+import time
 from functools import partial
 
 import pytest
@@ -10,6 +11,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from pipeline.parallel import BucketedDDP, FlatDDP, NaiveDDP, OverlapDDP
 
+A_MOMENT_S = 5.0
 WORLD_SIZES = (1, 2, 3)
 ROWS = 12
 SMALL_MB = 300 / 1024**2  # a few buckets for the nets below
@@ -304,6 +306,9 @@ def is_freed(context, name):
     storages = [StorageWeakRef(tensor.untyped_storage()) for tensor in tensors]
     del net, ddp, optimizer, tensors
     gc.collect()
+    deadline = time.monotonic() + A_MOMENT_S  # a thread of gloo's may hold the tensor of its last collective
+    while not all(storage.expired() for storage in storages) and time.monotonic() < deadline:
+        time.sleep(0.01)
     return [storage.expired() for storage in storages]
 
 

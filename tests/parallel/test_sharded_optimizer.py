@@ -1,6 +1,7 @@
 """The sharded optimizer against the plain one, in real processes."""
 
 import gc
+import time
 from contextlib import contextmanager
 from functools import partial
 from unittest import mock
@@ -15,6 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 
 from pipeline.parallel import BucketedDDP, ShardedOptimizer
 
+A_MOMENT_S = 5.0
 CLASSES = {
     "AdamW": (AdamW, {"lr": 0.05, "weight_decay": 0.1}),
     "AdamW, not foreach": (AdamW, {"lr": 0.05, "foreach": False}),
@@ -310,6 +312,9 @@ def is_freed(context):
     storages = [StorageWeakRef(tensor.untyped_storage()) for tensor in (*net.parameters(), *state)]
     del net, optimizer, state
     gc.collect()
+    deadline = time.monotonic() + A_MOMENT_S  # a thread of gloo's may hold the tensor of its last collective
+    while not all(storage.expired() for storage in storages) and time.monotonic() < deadline:
+        time.sleep(0.01)
     return [storage.expired() for storage in storages]
 
 

@@ -12,7 +12,7 @@ from pipeline.cells.tabulate import SOFTWARE
 NUMBER = re.compile(r"(?<![\w.,])\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?(?![\w]|\.\d)")
 GAP = re.compile(r"\bnan\b|\bNone\b|\binf\b|Undefined|\n{3,}| \n|\(\)")
 ROUNDS = 4
-SOME_CELLS = 4
+SOME_CELLS = 2
 
 
 class Rendered(NamedTuple):

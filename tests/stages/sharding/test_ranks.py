@@ -11,13 +11,14 @@ from pipeline.stages.sharding.cell import IMPLS, Cell, Settings
 
 SETTINGS = Settings(batch_size_per_rank=1, context_length=8, vocab_size=100, warmup_steps=2, steps=5, rounds=2)
 
-A_MOMENT_S = 0.2
+A_MOMENT_S = 5.0
 
 
 def still_there(storages):
     """Count those not freed; a thread of gloo's may hold the tensor of its last collective for a moment longer."""
-    if not all(storage.expired() for storage in storages):
-        time.sleep(A_MOMENT_S)
+    deadline = time.monotonic() + A_MOMENT_S
+    while not all(storage.expired() for storage in storages) and time.monotonic() < deadline:
+        time.sleep(0.01)
     return sum(not storage.expired() for storage in storages)
 
 
