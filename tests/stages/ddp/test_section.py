@@ -183,6 +183,17 @@ def test_a_captured_share_is_given_where_it_was_captured(h200, build):
     assert timeline(selection.completed(without)) is None
 
 
+@pytest.mark.parametrize(("computing", "is_said"), [(1.0, False), (1.05, True)])
+def test_what_communication_takes_from_computing_is_said_where_it_is_most_of_the_cost(h200, build, computing, is_said):
+    rows = h200.copy()
+    beside = (rows["pass"] == "captured_step") & (rows["impl"] == "overlap")
+    alone = (rows["pass"] == "captured_step") & (rows["impl"] == "naive")
+    for precision in rows["precision"].unique():
+        here = rows["precision"] == precision
+        rows.loc[beside & here, "computation_ms"] = computing * rows.loc[alone & here, "computation_ms"].iloc[0]
+    assert ("longer beside communication" in build(rows)) == is_said
+
+
 def test_a_capture_without_communication_has_no_share(h200, build):
     silent = h200.assign(communication_ms=h200["communication_ms"] * 0, hidden_pct=np.nan)
     text = build(silent)

@@ -7,6 +7,7 @@ from pipeline.stages.ddp.selection import BUCKETED, OURS, TORCHS, captures, medi
 
 # Times nearer to each other than this are the same: variants differ by a few per cent of a step.
 TOLERANCE = 0.01
+MOST = 0.5  # more than this share of something is most of it
 
 
 def setting(rows: pd.DataFrame) -> dict:
@@ -34,6 +35,7 @@ def _cell(name: str, rows: pd.DataFrame) -> dict:
         "overlap_vs_naive": against(whole, "overlap", "naive", TOLERANCE),
         "overlap_vs_flat": against(whole, "overlap", "flat", TOLERANCE),
         "hidden": hidden(rows),
+        "slowed": slowed(rows, whole),
         "buckets": buckets(whole),
         "best": best(whole),
     }
@@ -74,6 +76,27 @@ def hidden(rows: pd.DataFrame) -> pd.Series:
     """Give the share of the communication that ran beside computation, by variant, as the captures show it."""
     found = captures(rows).dropna(subset=["hidden_pct"]).set_index("variant")
     return found["hidden_pct"] / 100
+
+
+def slowed(rows: pd.DataFrame, whole: pd.DataFrame) -> dict:
+    """Tell by how much communication beside it slows the computation down, where that is most of what it costs.
+
+    Held against each other are the computing times of the captured steps with and without overlap, and what the
+    overlapped step takes beyond one without communication.
+    """
+    beyond_ms = overheads(whole).get("overlap", 0.0)
+    computing_ms = captures(rows).set_index("variant")["computation_ms"]
+    if not {"naive", "overlap"} <= set(computing_ms.index):
+        return {}
+    longer_ms = computing_ms["overlap"] - computing_ms["naive"]
+    if longer_ms < TOLERANCE * computing_ms["naive"] or longer_ms < MOST * beyond_ms:
+        return {}
+    return {
+        "longer_ms": longer_ms,
+        "beside_ms": computing_ms["overlap"],
+        "alone_ms": computing_ms["naive"],
+        "beyond_ms": beyond_ms,
+    }
 
 
 def buckets(whole: pd.DataFrame) -> dict:
