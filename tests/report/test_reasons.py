@@ -1,6 +1,7 @@
+import pandas as pd
 import pytest
 
-from pipeline.report.reasons import brief
+from pipeline.report.reasons import brief, without_own_numbers
 
 # As torch 2.11 writes it.
 MESSAGE = (
@@ -29,3 +30,14 @@ def test_other_processes_are_not_blamed_where_they_held_little_or_may_be_this_on
 def test_any_other_reason_stays_as_it_is():
     assert brief("flash attention needs a CUDA GPU") == "flash attention needs a CUDA GPU"
     assert brief("the compiler: CUDA out of memory") == "the compiler: CUDA out of memory"
+
+
+def test_reasons_that_differ_in_their_own_numbers_alone_become_the_same():
+    slow = [f"one forward call takes {seconds} s, above the limit of 0.5 s" for seconds in (0.61, 2.3)]
+    noisy = [f"median known to {percent}% only" for percent in (5.5, 9.2)]
+    full = [f"CUDA out of memory. Tried to allocate {size} GiB." for size in (2, 64)]
+    found = without_own_numbers(pd.Series([*slow, *noisy, *full, None]))
+    assert found.nunique() == 3
+    assert found.iloc[0] == "one forward call takes … s, above the limit of 0.5 s"
+    assert found.iloc[4] == "CUDA out of memory"
+    assert pd.isna(found.iloc[-1])

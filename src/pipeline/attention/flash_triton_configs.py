@@ -3,7 +3,7 @@
 The tables are for an H200; `flash_triton.md` tells what was tried, and what of it was measured.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -61,6 +61,7 @@ _FORWARD = {
     128: TileConfig(64, 128, 4, 1, 168),
     256: TileConfig(128, 64, 8, 2),
 }
+_FORWARD_NOT_LONG = {64: TileConfig(64, 128, 4, 2, 168)}
 _FORWARD_FP32 = {
     16: TileConfig(64, 64, 4, 2),
     32: TileConfig(64, 64, 4, 2),
@@ -98,9 +99,7 @@ def forward_config(dtype: torch.dtype, head_dim: int, n_keys: int) -> TileConfig
     width = tile_width(head_dim)
     if dtype == torch.float32:
         return _FORWARD_FP32[width]
-    if width == 64 and n_keys < LONG_SEQUENCE:
-        return replace(_FORWARD[width], num_stages=2)
-    return _FORWARD[width]
+    return _FORWARD_NOT_LONG.get(width, _FORWARD[width]) if n_keys < LONG_SEQUENCE else _FORWARD[width]
 
 
 def backward_config(dtype: torch.dtype, head_dim: int) -> BackwardConfig:

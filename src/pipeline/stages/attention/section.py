@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from pipeline.report.reasons import without_own_numbers
 from pipeline.report.rows import known, ok
 from pipeline.report.section import data_size, render
 from pipeline.report.tables import (
@@ -25,8 +26,6 @@ from pipeline.stages.attention.selection import compile_gains, host, memory_of, 
 TEMPLATE = Path(__file__).parent / "section.md.j2"
 READABLE = {"seq_len": "sequence length"}
 PROBLEM = ["head_dim", "seq_len"]
-# What differs from row to row in reasons that are otherwise the same.
-OWN_NUMBERS = r"(?<=known to )[\d.]+%|(?<=out of memory)\. .*"
 
 
 def build(rows: pd.DataFrame, figures_dir: Path) -> str:
@@ -129,9 +128,7 @@ def _missing(rows: pd.DataFrame) -> str:
     failed = host(rows)[host(rows)["status"] != "ok"].fillna({"reason": ""})
     if failed.empty:
         return ""
-    failed = failed.assign(
-        status=failed["status"].map(OUTCOME_WORDS), reason=failed["reason"].str.replace(OWN_NUMBERS, "…", regex=True)
-    )
+    failed = failed.assign(status=failed["status"].map(OUTCOME_WORDS), reason=without_own_numbers(failed["reason"]))
     keys = ["mode", "pass", "head_dim", "status", "reason"]
     table = failed.groupby(keys, sort=False)["seq_len"].agg(lambda found: ", ".join(map(str, found))).reset_index()
     table = table[["mode", "pass", "head_dim", "seq_len", "status", "reason"]]

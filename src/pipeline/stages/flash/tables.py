@@ -2,6 +2,7 @@
 
 import pandas as pd
 
+from pipeline.report.reasons import without_own_numbers
 from pipeline.report.rows import ok
 from pipeline.report.tables import (
     OUTCOME_WORDS,
@@ -29,8 +30,6 @@ from pipeline.stages.flash.selection import (
 READABLE = {"seq_len": "sequence length", "impl": "implementation"}
 # Beside head_dim and length, so that a table stays readable.
 IMPLS_A_TABLE = 6
-# What differs from row to row in reasons that are otherwise the same.
-OWN_NUMBERS = r"[\d.]+(?= s, above)|(?<=known to )[\d.]+%|(?<=out of memory)\. .*"
 
 
 def against_eager(rows: pd.DataFrame) -> list[str]:
@@ -166,7 +165,7 @@ def missing(rows: pd.DataFrame) -> str:
         return ""
     failed = failed.assign(
         status=failed["status"].map(OUTCOME_WORDS),
-        reason=failed["reason"].str.replace(OWN_NUMBERS, "…", regex=True),
+        reason=without_own_numbers(failed["reason"]),
     )
     keys = ["dtype", "impl", "status", "reason"]
     found = failed.groupby(keys, sort=False).apply(_where, include_groups=False).reset_index()

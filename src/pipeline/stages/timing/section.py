@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from pipeline.report.reasons import brief
 from pipeline.report.section import render
 from pipeline.report.tables import (
     OUTCOME_WORDS,
@@ -207,6 +208,7 @@ def _missing(rows: pd.DataFrame) -> str:
         return ""
     whole = failed["pass"].map(lambda names: set(STEP_PASSES) <= set(names))
     failed["status"] = failed["status"].map(OUTCOME_WORDS)
+    failed["reason"] = failed["reason"].map(brief)
     failed["pass"] = failed["pass"].map(", ".join).str.replace("_", " ").mask(whole, "all")
     keys = ["precision", "size", "mode", "warmup_steps", "pass", "status", "reason"]
     lengths = failed.groupby(keys, sort=False)["context_length"]
