@@ -33,6 +33,9 @@ if __name__ == "__main__":
 
 
 PROCESSES_BEFORE = set()
+JOIN = dist.init_process_group
+JOINED_AT = []  # of the rank that reads it
+LATE_S = 0.3
 
 
 @pytest.fixture(params=["forked", "fresh"])
@@ -113,6 +116,16 @@ def use_the_thread_pool(context):
     return (torch.ones(2000, 2000) @ torch.ones(2000, 2000)).sum().item()
 
 
+def join_late_on_rank_0(*args, rank, **words):
+    JOIN(*args, rank=rank, **words)
+    time.sleep(LATE_S if rank == 0 else 0)
+    JOINED_AT.append(time.monotonic())
+
+
+def when_joined_and_begun(context):
+    return JOINED_AT[0], time.monotonic()
+
+
 def tell_environment(context):
     return os.environ.get("GREETING")
 
@@ -133,6 +146,17 @@ def test_a_rank_knows_its_place(start):
     ]
     assert all(context.device == torch.device("cpu") and context.group_setup_ms > 0 for context in contexts)
     assert [backend for _, backend, _ in found] == ["gloo", "gloo"]
+
+
+def test_no_rank_begins_before_all_have_joined(monkeypatch):
+    """One that ended first would cut off those that still connect to it."""
+    monkeypatch.setattr(processes, "_can_fork", lambda: True)
+    monkeypatch.setattr(processes, "_threads_a_rank", lambda _world_size: 1)
+    monkeypatch.setattr(dist, "init_process_group", join_late_on_rank_0)
+    joined_and_begun = run_ranks(when_joined_and_begun, 2, backend="gloo")
+    joined, begun = zip(*joined_and_begun, strict=True)
+    assert joined[0] - joined[1] > LATE_S / 2
+    assert min(begun) >= max(joined)
 
 
 @pytest.mark.parametrize(("cores", "threads"), [(5, 2), (2, 1), (1, 1)])

@@ -140,9 +140,8 @@ def _join(group: Group, rank: int) -> RankContext:
     timeout = timedelta(seconds=group.timeout_s)
     store = dist.FileStore(str(group.folder / "store"), group.world_size)
     store.set_timeout(timeout)
-    # Wait for each other, so that the time of the set-up holds no late start.
-    store.set(f"here/{rank}", "")
-    store.wait([f"here/{other}" for other in range(group.world_size)])
+    # So that the time of the set-up holds no late start.
+    _meet(store, "here", group, rank)
     started = time.perf_counter()
     dist.init_process_group(
         group.backend,
@@ -154,7 +153,15 @@ def _join(group: Group, rank: int) -> RankContext:
         device_id=device if group.backend == "nccl" else None,
     )
     setup_ms = (time.perf_counter() - started) * 1e3
+    # gloo lets a rank go once its own connections stand: one that ended now would cut off those still connecting to it.
+    _meet(store, "joined", group, rank)
     return RankContext(rank, group.world_size, group.backend, device, setup_ms)
+
+
+def _meet(store: dist.Store, place: str, group: Group, rank: int) -> None:
+    """Wait until every rank has come to the place, a name used once."""
+    store.set(f"{place}/{rank}", "")
+    store.wait([f"{place}/{other}" for other in range(group.world_size)])
 
 
 def _take_device(group: Group, rank: int) -> torch.device:
