@@ -1,5 +1,6 @@
-"""What holds for all tests of the package: one thread, and Triton's interpreter where there is no GPU."""
+"""What holds for all tests of the package: one thread, the GPU in turns, Triton's interpreter where there is none."""
 
+import fcntl
 import os
 
 import pytest
@@ -18,3 +19,19 @@ def one_thread():
     takes more memory, which some tests count.
     """
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def turn_on_the_gpu(request, tmp_path_factory):
+    """Let one test at a time have the GPU, however many processes test: they time it and fill its memory.
+
+    Tests marked `gpu(shared=True)` do neither, and have it together.
+    """
+    mark = request.node.get_closest_marker("gpu")
+    if mark is None:
+        yield
+        return
+    # The folder above is one for all processes of a run.
+    with (tmp_path_factory.getbasetemp().parent / "gpu.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH if mark.kwargs.get("shared") else fcntl.LOCK_EX)
+        yield

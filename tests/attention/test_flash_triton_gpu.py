@@ -20,7 +20,7 @@ from .reference import (
     relative_errors,
 )
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")]
+pytestmark = [pytest.mark.gpu(shared=True), pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")]
 
 LENGTHS = [(1, 1), (17, 17), (113, 203), (239, 1), (799, 3), (1023, 1024), (2048, 2048)]
 HEAD_DIMS = [8, 16, 32, 64, 80, 96, 128, 200, 256]
@@ -101,6 +101,7 @@ def test_fp32_is_fp32_unless_torchs_own_switch_allows_tf32():
     assert (relative_errors(coarse, exact) > 1e-4).all()  # TF32 has 11 significant bits
 
 
+@pytest.mark.gpu  # to itself: it is a third of the memory
 def test_tensors_of_more_than_two_to_the_31_elements():
     batch, seq_len, head_dim = 2, 2**23, 128
     if torch.cuda.mem_get_info()[0] < 60e9:
