@@ -3,6 +3,7 @@ import re
 import pandas as pd
 import pytest
 
+from pipeline.report.rows import ok
 from pipeline.stages.flash import findings, section, selection
 from pipeline.stages.flash.cell import Cell
 
@@ -84,8 +85,8 @@ def test_no_number_of_the_prose_stays_when_every_figure_is_another(make_rows, mo
     written = {"2", "3", "7"}
     problems = rows[rows["seq_len"] >= selection.LONG].drop_duplicates(["dtype", *selection.PROBLEM])
     main = selection.main_grid(problems)["dtype"].value_counts()
-    ranked = selection.leaderboard(selection.ok(rows))["impl"].nunique()
-    counts = {*main, ranked, len(selection.ok(selection.of(rows, "tiled")))}
+    ranked = selection.leaderboard(ok(rows))["impl"].nunique()
+    counts = {*main, ranked, len(ok(selection.of(rows, "tiled")))}
     assert numbers_that_stay(measured_here, rows, keys, allowed=written | set(map(str, counts))) == set()
 
 
@@ -158,7 +159,7 @@ def test_the_best_peer_is_the_fastest_with_a_figure_at_each_problem(make_rows):
     rows = make_rows("h200")
     best = selection.best_peer(rows)
     assert len(best) == len(rows.drop_duplicates([*selection.PROBLEM, "pass"]))
-    peers = selection.ok(rows)[~selection.ok(rows)["impl"].isin(["triton", "tiled"])]
+    peers = ok(rows)[~ok(rows)["impl"].isin(["triton", "tiled"])]
     lowest = peers.groupby([*selection.PROBLEM, "pass"])["median_ms"].min()
     assert best.set_index([*selection.PROBLEM, "pass"])["median_ms"].sort_index().equals(lowest.sort_index())
     assert set(best.loc[best["dtype"] == "fp32", "impl"]) <= {"sdpa_efficient", "flex", "eager", "compiled_eager"}

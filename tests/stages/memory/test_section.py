@@ -4,6 +4,7 @@ import pandas as pd
 import pytest
 
 from pipeline.model.sizes import SIZES
+from pipeline.report.rows import ok
 from pipeline.report.section import data_size, mib
 from pipeline.stages.memory import findings, others, predicted, section, selection, trade
 from pipeline.stages.memory.selection import complete
@@ -83,7 +84,7 @@ def predicted_by_the_model(rows):
 @pytest.mark.parametrize("name", ["h200", "smoke"])
 def test_no_number_of_the_prose_stays_when_the_tables_change(rows_of, build, name):
     rows = rows_of[name]
-    recordings = len(selection.ok(rows).drop_duplicates(selection.AXES))
+    recordings = len(ok(rows).drop_duplicates(selection.AXES))
     with_gradients = ((rows["kind"] == "saved") & (rows["mode"] != "inference")).sum()
     unit = {"h200": 1e9, "smoke": 1e6}[name]
     derived_from_axes = {SIZES[rows["size"].iloc[0]].d_model, 4, 91.6}  # d_model, bytes, GB that an OOM cell would need
@@ -229,7 +230,7 @@ def test_the_word_on_a_variants_time_follows_its_time(rows_of, build, factor, wo
 
 def test_others_stand_beside_ours_for_the_same_thing_only(rows_of):
     pairs = others.beside_ours(prepared(rows_of["h200"]))
-    ours = set(selection.ok(rows_of["h200"])["context_length"])
+    ours = set(ok(rows_of["h200"])["context_length"])
     assert len(pairs) > 10
     assert set(pairs["context_length"]) <= ours
     forward = pairs[pairs["mode"] == "forward"]

@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from pipeline.report.rows import ok
 from pipeline.report.section import FORMS
 from pipeline.stages.timing import findings, others, section, selection
 from pipeline.stages.timing.selection import FIRST_STEPS
@@ -122,7 +123,7 @@ def test_an_oom_cell_shows_as_oom_and_never_as_zero(rendered):
 
 def test_an_oom_cell_counts_in_no_exponent(rendered):
     rows, _, _ = rendered["h200"]
-    steps = selection.ok(selection.main_grid(rows)).query("size == 'xl' and precision == 'fp32'")
+    steps = ok(selection.main_grid(rows)).query("size == 'xl' and precision == 'fp32'")
     assert sorted(steps["context_length"].unique()) == [128, 256, 512]
     fp32 = next(entry for entry in findings.growth(rows) if entry["precision"] == "fp32")
     assert 0.8 < fp32["exponents"]["xl"] < 1.5

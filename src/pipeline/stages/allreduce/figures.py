@@ -17,7 +17,8 @@ from pipeline.report.figures import (
     shared_legend,
     stamp,
 )
-from pipeline.stages.allreduce.selection import bursts, calls, fits, most_ranks, ok, singles
+from pipeline.report.rows import ok
+from pipeline.stages.allreduce.selection import bursts, calls, fits, most_ranks, singles
 
 WAYS = {
     "burst, torch": ("burst", "torch", "in_place"),

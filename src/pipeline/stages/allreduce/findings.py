@@ -3,8 +3,9 @@
 import pandas as pd
 
 from pipeline.parallel.cost import all_reduce_bus_factor
+from pipeline.report.rows import ok
 from pipeline.report.section import compare, growth_exponent, growth_word, trend
-from pipeline.stages.allreduce.selection import CELL, bursts, calls, fits, ok, singles
+from pipeline.stages.allreduce.selection import CELL, bursts, calls, fits, singles
 
 
 def setting(rows: pd.DataFrame) -> dict:

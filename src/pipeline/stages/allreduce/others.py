@@ -3,8 +3,9 @@
 import pandas as pd
 
 from pipeline.report import published
+from pipeline.report.rows import ok
 from pipeline.report.tables import fold, markdown, significant
-from pipeline.stages.allreduce.selection import bursts, ok, singles
+from pipeline.stages.allreduce.selection import bursts, singles
 
 # 1024 MB of 2^20 bytes beside 1 GB of 10^9: nearer than that no two write-ups are.
 SIZE_TOLERANCE = 0.1

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from pipeline.report.rows import ok
 from pipeline.report.section import render
 from pipeline.report.tables import (
     fold,
@@ -18,7 +19,7 @@ from pipeline.report.tables import (
 )
 from pipeline.stages.allreduce import findings, others
 from pipeline.stages.allreduce.figures import CLOCKS, WAYS, draw_all
-from pipeline.stages.allreduce.selection import CELL, bursts, calls, completed, fits, most_ranks, ok, singles
+from pipeline.stages.allreduce.selection import CELL, bursts, calls, completed, fits, most_ranks, singles
 
 TEMPLATE = Path(__file__).parent / "section.md.j2"
 

@@ -3,6 +3,7 @@
 import pandas as pd
 
 from pipeline.parallel.cost import LinearCost, all_reduce_bus_factor, fit_linear_cost
+from pipeline.report.rows import ok
 
 BACKENDS = ("gloo", "nccl")
 # What a table lacks when no row of it has a figure.
@@ -24,11 +25,6 @@ def completed(rows: pd.DataFrame) -> pd.DataFrame:
         oversubscribed=rows["oversubscribed"].astype(str) == "True",
     )
     return rows.sort_values([*CELL, "size_bytes"], kind="stable", ignore_index=True)
-
-
-def ok(rows: pd.DataFrame) -> pd.DataFrame:
-    """Keep rows that carry figures, the unstable ones among them."""
-    return rows[rows["status"].isin(["ok", "unstable"])]
 
 
 def bursts(rows: pd.DataFrame) -> pd.DataFrame:

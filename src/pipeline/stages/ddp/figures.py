@@ -8,10 +8,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pipeline.report.figures import lengths_axis, new_figure, save, shared_legend, stamp, style_for
+from pipeline.report.rows import ok
 from pipeline.report.tables import OUTCOME_WORDS
 from pipeline.stages.ddp.cell import CAPTURED
 from pipeline.stages.ddp.findings import overheads
-from pipeline.stages.ddp.selection import PASSES, captures, medians, ok, steps
+from pipeline.stages.ddp.selection import PASSES, captures, medians, steps
 
 LANES = ("computation", "communication")
 

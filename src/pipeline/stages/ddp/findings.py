@@ -3,7 +3,8 @@
 import pandas as pd
 
 from pipeline.report.comparison import against, training_setting
-from pipeline.stages.ddp.selection import BUCKETED, OURS, TORCHS, captures, medians, ok, phases, steps
+from pipeline.report.rows import ok
+from pipeline.stages.ddp.selection import BUCKETED, OURS, TORCHS, captures, medians, phases, steps
 
 # Times nearer to each other than this are the same: variants differ by a few per cent of a step.
 TOLERANCE = 0.01

@@ -3,9 +3,10 @@
 import pandas as pd
 
 from pipeline.report import published
+from pipeline.report.rows import ok
 from pipeline.report.tables import markdown_folded_if_long, outcome, significant
 from pipeline.stages.ddp.cell import Variant
-from pipeline.stages.ddp.selection import label, ok, steps
+from pipeline.stages.ddp.selection import label, steps
 
 # Their words for a variant, by how they begin.
 IMPLS = {

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from pipeline.report.rows import ok
 from pipeline.report.section import render
 from pipeline.report.tables import (
     OUTCOME_WORDS,
@@ -15,7 +16,7 @@ from pipeline.report.tables import (
 )
 from pipeline.stages.ddp import findings, others, sweep_model
 from pipeline.stages.ddp.figures import draw_all
-from pipeline.stages.ddp.selection import PASSES, captures, completed, ok, phases, steps
+from pipeline.stages.ddp.selection import PASSES, captures, completed, phases, steps
 
 TEMPLATE = Path(__file__).parent / "section.md.j2"
 

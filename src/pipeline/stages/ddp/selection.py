@@ -4,6 +4,7 @@ import pandas as pd
 
 from pipeline.parallel.cost import LinearCost, fit_linear_cost
 from pipeline.report.comparison import cell_names
+from pipeline.report.rows import ok
 from pipeline.stages.ddp.cell import VARIANTS, Variant
 
 CELL = ["precision", "size", "world_size"]
@@ -47,11 +48,6 @@ def completed(rows: pd.DataFrame) -> pd.DataFrame:
     ranks = {name: place for place, name in enumerate((*PRECISIONS, *READING_ORDER))}
     by = ["precision", "size", "world_size", "variant"]
     return rows.sort_values(by, key=lambda column: column.map(lambda value: ranks.get(value, value)), kind="stable")
-
-
-def ok(rows: pd.DataFrame) -> pd.DataFrame:
-    """Keep rows that carry figures, the unstable ones among them."""
-    return rows[rows["status"].isin(["ok", "unstable"])]
 
 
 def steps(rows: pd.DataFrame) -> pd.DataFrame:

@@ -4,9 +4,10 @@ import pandas as pd
 
 from pipeline.accounting.buckets import Link, best_bucket_bytes, best_num_buckets, bucketed_s
 from pipeline.parallel.cost import LinearCost
+from pipeline.report.rows import ok
 from pipeline.stages.ddp.findings import overheads
 from pipeline.stages.ddp.overhead import pipelined_s
-from pipeline.stages.ddp.selection import BUCKETED, fitted_cost, medians, ok, steps
+from pipeline.stages.ddp.selection import BUCKETED, fitted_cost, medians, steps
 
 BYTES_PER_MB = 2**20
 TIMINGS = ("burst", "single")

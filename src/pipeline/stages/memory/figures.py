@@ -22,6 +22,7 @@ from pipeline.report.figures import (
     shared_legend,
     stamp,
 )
+from pipeline.report.rows import ok
 from pipeline.stages.memory.selection import (
     CATEGORY_WORDS,
     COMPOSITION,
@@ -31,7 +32,6 @@ from pipeline.stages.memory.selection import (
     cell_peaks,
     numbers,
     of_kind,
-    ok,
     plain,
     unit_for,
     variant,

@@ -4,15 +4,10 @@ import pandas as pd
 
 from pipeline.model.activations import FP32_BYTES
 from pipeline.model.sizes import SIZES
+from pipeline.report.rows import ok
 from pipeline.report.section import TOLERANCE, compare
 from pipeline.stages.memory.predicted import terms
-from pipeline.stages.memory.selection import (
-    AXES,
-    cell_peaks,
-    of_kind,
-    ok,
-    plain,
-)
+from pipeline.stages.memory.selection import AXES, cell_peaks, of_kind, plain
 
 AMOUNT_WORDS = {"slower than": "more than", "faster than": "less than", "as fast as": "as much as"}
 WEIGHT_COPIES = "bf16 copies of weights"

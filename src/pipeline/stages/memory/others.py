@@ -3,8 +3,9 @@
 import pandas as pd
 
 from pipeline.report import published
+from pipeline.report.rows import ok
 from pipeline.report.tables import fold, markdown, significant
-from pipeline.stages.memory.selection import cell_peaks, ok, plain
+from pipeline.stages.memory.selection import cell_peaks, plain
 
 PRECISIONS = {"fp32": "fp32", "bf16_autocast": "bf16", "mixed_not_named": "bf16"}
 KEYS = ["size", "context_length", "precision"]

@@ -9,6 +9,7 @@ from pipeline.model.activations import Workload, saved_terms
 from pipeline.model.memory import Moment, predict_peaks
 from pipeline.model.sizes import SIZES
 from pipeline.report.reasons import brief
+from pipeline.report.rows import ok
 from pipeline.report.section import TOLERANCE
 from pipeline.stages.memory.selection import (
     AXES,
@@ -17,7 +18,6 @@ from pipeline.stages.memory.selection import (
     PREDICTED_COMPOSITION,
     cell_peaks,
     of_kind,
-    ok,
 )
 
 PREDICTED_WITHIN = 0.05

@@ -5,6 +5,7 @@ from pathlib import Path
 import pandas as pd
 
 from pipeline.report.reasons import brief
+from pipeline.report.rows import ok
 from pipeline.report.section import listing, render
 from pipeline.report.tables import (
     OUTCOME_WORDS,
@@ -26,7 +27,6 @@ from pipeline.stages.memory.selection import (
     complete,
     main_size,
     of_kind,
-    ok,
     plain,
     shown_context,
     unit_for,

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from pipeline.model.memory import CATEGORIES, MODES
+from pipeline.report.rows import ok
 
 AXES = ["precision", "size", "context_length", "mode", "attention", "checkpoint_every"]
 ORDERS = {
@@ -52,11 +53,6 @@ def in_order(rows: pd.DataFrame) -> pd.DataFrame:
 def of_kind(rows: pd.DataFrame, kind: str) -> pd.DataFrame:
     """Keep the rows of one kind that carry figures."""
     return ok(rows[rows["kind"] == kind])
-
-
-def ok(rows: pd.DataFrame) -> pd.DataFrame:
-    """Keep rows that carry figures."""
-    return rows[rows["status"].isin(["ok", "unstable"])]
 
 
 def plain(rows: pd.DataFrame) -> pd.DataFrame:

@@ -2,8 +2,9 @@
 
 import pandas as pd
 
+from pipeline.report.rows import ok
 from pipeline.report.section import compare_ratio
-from pipeline.stages.memory.selection import AXES, cell_peaks, in_order, of_kind, ok, plain
+from pipeline.stages.memory.selection import AXES, cell_peaks, in_order, of_kind, plain
 
 TIMES = ["median_ms", "q1_ms", "q3_ms"]
 

@@ -6,8 +6,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from pipeline.report.figures import new_figure, save, shared_legend, stamp, style_for
+from pipeline.report.rows import ok
 from pipeline.stages.sharding.cell import KINDS
-from pipeline.stages.sharding.selection import MOMENTS, kinds, ok, steps
+from pipeline.stages.sharding.selection import MOMENTS, kinds, steps
 
 WORDS = {"optimizer_state": "optimizer state"}
 

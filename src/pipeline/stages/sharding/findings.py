@@ -3,8 +3,9 @@
 import pandas as pd
 
 from pipeline.report.comparison import against
+from pipeline.report.rows import ok
 from pipeline.stages.sharding.cell import KINDS
-from pipeline.stages.sharding.selection import NAMES, kinds, memory, ok, steps, traffic
+from pipeline.stages.sharding.selection import NAMES, kinds, memory, steps, traffic
 
 # Times nearer to each other than this are the same.
 TOLERANCE = 0.01

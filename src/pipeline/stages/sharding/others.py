@@ -3,9 +3,10 @@
 import pandas as pd
 
 from pipeline.report import published
+from pipeline.report.rows import ok
 from pipeline.report.tables import markdown, significant
 from pipeline.stages.sharding import findings
-from pipeline.stages.sharding.selection import ok, steps
+from pipeline.stages.sharding.selection import steps
 
 
 def beside_ours(rows: pd.DataFrame) -> str:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pandas as pd
 
 from pipeline.report.comparison import training_setting
+from pipeline.report.rows import ok
 from pipeline.report.section import render
 from pipeline.report.tables import (
     OUTCOME_WORDS,
@@ -18,7 +19,7 @@ from pipeline.report.tables import (
 from pipeline.stages.sharding import findings, others
 from pipeline.stages.sharding.cell import KINDS
 from pipeline.stages.sharding.figures import draw_all
-from pipeline.stages.sharding.selection import MOMENTS, PASSES, completed, kinds, memory, ok, phases, steps, traffic
+from pipeline.stages.sharding.selection import MOMENTS, PASSES, completed, kinds, memory, phases, steps, traffic
 
 TEMPLATE = Path(__file__).parent / "section.md.j2"
 SHOWN_MOMENTS = ("initialised", "before_step", "after_step")

@@ -3,6 +3,7 @@
 import pandas as pd
 
 from pipeline.report.comparison import cell_names
+from pipeline.report.rows import ok
 from pipeline.stages.sharding.cell import IMPLS, KINDS
 
 CELL = ["precision", "size", "world_size"]
@@ -41,11 +42,6 @@ def completed(rows: pd.DataFrame) -> pd.DataFrame:
     ranks = {name: place for place, name in enumerate((*PRECISIONS, *IMPLS, *MOMENTS))}
     by = ["precision", "size", "world_size", "impl", "moment"]
     return rows.sort_values(by, key=lambda column: column.map(lambda value: ranks.get(value, value)), kind="stable")
-
-
-def ok(rows: pd.DataFrame) -> pd.DataFrame:
-    """Keep rows that carry figures, the unstable ones among them."""
-    return rows[rows["status"].isin(["ok", "unstable"])]
 
 
 def steps(rows: pd.DataFrame) -> pd.DataFrame:

@@ -18,9 +18,10 @@ from pipeline.report.figures import (
     style_for,
     values_from_zero,
 )
+from pipeline.report.rows import ok
 from pipeline.stages.timing import selection
 from pipeline.stages.timing.findings import compile_gains, gains_over_fp32
-from pipeline.stages.timing.selection import FIRST_STEPS, at_context, host, main_context, main_grid, ok
+from pipeline.stages.timing.selection import FIRST_STEPS, at_context, host, main_context, main_grid
 
 
 def draw_all(rows: pd.DataFrame, context_length: int, folder: Path) -> dict[str, str]:

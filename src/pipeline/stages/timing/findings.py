@@ -4,16 +4,9 @@ import math
 
 import pandas as pd
 
+from pipeline.report.rows import ok
 from pipeline.report.section import TOLERANCE, compare, compare_ratio, growth_exponent, growth_word, trend
-from pipeline.stages.timing.selection import (
-    at_context,
-    first_steps,
-    host,
-    main_context,
-    main_grid,
-    ok,
-    ratios,
-)
+from pipeline.stages.timing.selection import at_context, first_steps, host, main_context, main_grid, ratios
 
 SMALL_SPREAD = 0.05
 CELL = ["precision", "size", "context_length", "mode", "pass"]

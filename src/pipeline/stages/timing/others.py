@@ -3,8 +3,9 @@
 import pandas as pd
 
 from pipeline.report import published
+from pipeline.report.rows import ok
 from pipeline.report.tables import fold, markdown, significant
-from pipeline.stages.timing.selection import PASSES, host, ok
+from pipeline.stages.timing.selection import PASSES, host
 
 PRECISIONS = {"fp32": "fp32", "bf16_autocast": "bf16", "not_stated": "fp32"}
 MODES = {"no": "eager", "yes": "compiled"}

@@ -5,6 +5,7 @@ from pathlib import Path
 import pandas as pd
 
 from pipeline.report.reasons import brief
+from pipeline.report.rows import ok
 from pipeline.report.section import render
 from pipeline.report.tables import (
     OUTCOME_WORDS,
@@ -29,7 +30,6 @@ from pipeline.stages.timing.selection import (
     host,
     main_context,
     main_grid,
-    ok,
     ordered,
 )
 
