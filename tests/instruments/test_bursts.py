@@ -1,3 +1,4 @@
+import gc
 import time
 
 import pytest
@@ -14,6 +15,13 @@ def test_the_first_call_in_which_processes_wait_is_made_but_not_timed():
     call_ms = time_burst_ms(lambda: time.sleep(next(made)), CPU, calls=3)
     assert list(made) == []
     assert 40 / 3 <= call_ms < 50
+
+
+def test_no_garbage_is_collected_during_a_burst():
+    within = []
+    time_burst_ms(lambda: within.append(gc.isenabled()), CPU, calls=2)
+    assert within == [False] * 3
+    assert gc.isenabled()
 
 
 @pytest.mark.gpu

@@ -110,6 +110,14 @@ def test_visible_gpus_are_those_that_cuda_would_show(install, monkeypatch, listi
     assert machine.gpu_count() == len(names)
 
 
+def test_a_process_that_all_gpus_are_hidden_from_leaves_nvml_alone(monkeypatch):
+    """It may be a rank on the CPU, forked from a process that has started NVML."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(gpus, "torch_build", lambda: {"cuda": "13.0"})
+    monkeypatch.setattr(gpus, "nvml", lambda: pytest.fail("NVML was asked"))
+    assert gpu_state() == []
+
+
 def test_the_kind_of_machine_is_its_gpus_model(install):
     install(FakeGpu(0), FakeGpu(1))
     assert machine.machine_kind() == H200

@@ -27,7 +27,7 @@ def sleep(context):
 
 if __name__ == "__main__":
     if sys.argv[1] == "fresh":
-        processes._can_fork = lambda: False
+        processes._can_fork = lambda _device_type: False
     processes.run_ranks(sleep, 2, backend="gloo")
 """
 
@@ -42,7 +42,7 @@ LATE_S = 0.3
 def start(request, monkeypatch):
     """Start ranks in one of the two ways; forked ones use one thread, for this process may have used its pool."""
     forked = request.param == "forked"
-    monkeypatch.setattr(processes, "_can_fork", lambda: forked)
+    monkeypatch.setattr(processes, "_can_fork", lambda _device_type: forked)
     if forked:
         monkeypatch.setattr(processes, "_threads_a_rank", lambda _world_size: 1)
     return request.param
@@ -150,7 +150,7 @@ def test_a_rank_knows_its_place(start):
 
 def test_no_rank_begins_before_all_have_joined(monkeypatch):
     """One that ended first would cut off those that still connect to it."""
-    monkeypatch.setattr(processes, "_can_fork", lambda: True)
+    monkeypatch.setattr(processes, "_can_fork", lambda _device_type: True)
     monkeypatch.setattr(processes, "_threads_a_rank", lambda _world_size: 1)
     monkeypatch.setattr(dist, "init_process_group", join_late_on_rank_0)
     joined_and_begun = run_ranks(when_joined_and_begun, 2, backend="gloo")
@@ -162,7 +162,7 @@ def test_no_rank_begins_before_all_have_joined(monkeypatch):
 @pytest.mark.parametrize(("cores", "threads"), [(5, 2), (2, 1), (1, 1)])
 def test_cores_are_shared_out_as_threads_and_each_rank_gets_at_least_one(monkeypatch, cores, threads):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(cores)))
-    monkeypatch.setattr(processes, "_can_fork", lambda: False)
+    monkeypatch.setattr(processes, "_can_fork", lambda _device_type: False)
     assert [given for *_, given in run_ranks(describe, 2, backend="gloo")] == [threads, threads]
 
 
@@ -213,19 +213,19 @@ def test_a_hang_ends_at_the_time_out_and_says_where(start):
     assert not ranks_alive()
 
 
-def test_ranks_are_forked_where_there_is_one_thread_and_no_cuda(tmp_path):
+def test_ranks_are_forked_where_there_is_one_thread_and_no_gpu_to_use():
     script = (
         "import os, threading, torch\n"
         "from pipeline.parallel.processes import _can_fork\n"
-        "alone = _can_fork()\n"
+        "alone = _can_fork('cpu'), _can_fork('cuda')\n"
         "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
-        "print(alone, _can_fork(), flush=True)\n"
+        "print(*alone, _can_fork('cpu'), flush=True)\n"
         "os._exit(0)"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OPENBLAS_NUM_THREADS": "1"}
     command = [sys.executable, "-c", script]
     found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert found.stdout.split() == ["True", "False"]
+    assert found.stdout.split() == ["True", "False", "False"]
 
 
 @pytest.mark.parametrize(("opened", "started"), [("/dev/nvidia-uvm", True), ("/dev/nvidiactl", False)])

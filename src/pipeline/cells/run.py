@@ -104,8 +104,8 @@ def _claim(needed: int, granted: int | None) -> Any:
 def _start_torch(threads: int, with_cuda: bool) -> None:
     """Set torch's threads, for it may have been loaded before THREAD_VARIABLES were set, and make the CUDA context.
 
-    Both belong to the start of the process, not to what a cell measures. A cell of several GPUs forks its ranks, which
-    can only be done before CUDA starts.
+    Both belong to the start of the process, not to what a cell measures. A context takes memory: the process of a cell
+    of several GPUs, which its ranks use, has none.
     """
     import torch
 

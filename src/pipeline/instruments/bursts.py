@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-from pipeline.instruments.timing import synchronize
+from pipeline.instruments.timing import collections_off, synchronize
 
 # What a call's enqueueing takes at most, and a GPU's clock: together the length of the pause ahead of a burst.
 ENQUEUE_S = 200e-6
@@ -19,7 +19,8 @@ CLOCK_HZ = 2e9
 def time_burst_ms(call: Callable[[], object], device: torch.device, calls: int) -> float:
     """Return the milliseconds a call takes in a burst: by CUDA events on a GPU, by the host clock on a CPU."""
     synchronize(device)
-    return (_on_gpu_ms(call, calls) if device.type == "cuda" else _on_cpu_ms(call, calls)) / calls
+    with collections_off():
+        return (_on_gpu_ms(call, calls) if device.type == "cuda" else _on_cpu_ms(call, calls)) / calls
 
 
 def _on_gpu_ms(call: Callable[[], object], calls: int) -> float:

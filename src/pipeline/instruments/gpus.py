@@ -55,8 +55,11 @@ def visible_gpus() -> list[Gpu]:
     """
     if visible_devices_variable() == "HIP_VISIBLE_DEVICES":
         return list(_rocm_gpus(os.environ.get("HIP_VISIBLE_DEVICES")))
+    listing = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if listing == "":  # nothing to ask, least of all in a child forked from a process that has asked
+        return []
     # CUDA needs NVIDIA's driver and NVML is part of it, so that no NVML means no GPU.
-    return _nvml_gpus(os.environ.get("CUDA_VISIBLE_DEVICES")) if nvml() else []
+    return _nvml_gpus(listing) if nvml() else []
 
 
 def visible_devices_variable() -> str:

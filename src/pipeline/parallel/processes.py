@@ -1,8 +1,9 @@
 """Run one function in several processes, each a rank of one process group, and give back what each returns.
 
-A process with a single thread is forked as it is, which takes milliseconds. One with more (a used OpenMP pool) cannot
-be: the child would have their locks and pools, but not the threads; neither can one that has started CUDA. Its ranks
-are forked from a fresh interpreter, a fork server that has imported torch and lives as long as the caller.
+Ranks on the CPU are forked from a caller with a single thread as it is, which takes milliseconds. One with more (a used
+OpenMP pool) cannot be forked: the child would have their locks and pools, but not the threads; neither can one that has
+started CUDA. Its ranks, and all ranks on GPUs, are forked from a fresh interpreter, a fork server that has imported
+torch and lives as long as the caller.
 """
 
 import contextlib
@@ -95,7 +96,7 @@ def _check(function: Callable[..., Any], world_size: int, backend: str, device_t
         raise ValueError(f"backend nccl needs device_type cuda, not {device_type}")
     if world_size < 1:
         raise ValueError(f"world_size is {world_size}, allowed is 1 or more")
-    # device_count() asks NVML; is_available() would start the driver, after which a process cannot be forked.
+    # device_count() asks NVML; is_available() would start the driver, in a process that needs no GPU itself.
     if device_type == "cuda" and torch.cuda.device_count() < world_size:
         raise ValueError(f"{world_size} ranks need {world_size} GPUs, {torch.cuda.device_count()} visible")
     if "<" in function.__qualname__:
@@ -113,7 +114,7 @@ def _threads_a_rank(world_size: int) -> int:
 
 def _start(group: Group, rank: int, function: Callable[..., Any], args: tuple) -> _Rank:
     answers, sender = multiprocessing.Pipe(duplex=False)
-    if _can_fork():
+    if _can_fork(group.device_type):
         context, target, given = multiprocessing.get_context("fork"), be_rank, (function, args)
     else:
         context, target = multiprocessing.get_context("forkserver"), be_rank_afresh
@@ -127,9 +128,16 @@ def _start(group: Group, rank: int, function: Callable[..., Any], args: tuple) -
     return _Rank(rank, process, answers)
 
 
-def _can_fork() -> bool:
-    """Tell whether this process has one thread, the one that a fork takes along, and no CUDA; only Linux tells."""
-    return sys.platform == "linux" and len(os.listdir("/proc/self/task")) == 1 and not _cuda_started()
+def _can_fork(device_type: str) -> bool:
+    """Tell whether ranks can be forked from this process: on the CPU, it having one thread and no CUDA."""
+    # Ranks on GPUs are not, however the caller stands: it has asked NVML, and a child that goes on with its parent's
+    # NVML, as NCCL would too, is not safe (https://github.com/NVIDIA/cuCascade/pull/138).
+    return device_type == "cpu" and _has_one_thread() and not _cuda_started()
+
+
+def _has_one_thread() -> bool:
+    """Tell whether a fork would take all threads along; only Linux tells."""
+    return sys.platform == "linux" and len(os.listdir("/proc/self/task")) == 1
 
 
 def _cuda_started() -> bool:

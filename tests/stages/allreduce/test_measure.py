@@ -54,6 +54,25 @@ def called_directly(context, settings):
     return ranks.measure_rank(replace(context, backend="nccl"), settings)
 
 
+def offsets_in_bursts(context, settings):
+    """Measure as an NCCL rank does; list where in its buffer the source and the target of each call lie, by burst."""
+    burst, reduce, places, bursts = ranks.time_burst_ms, NcclOverGloo.all_reduce, [], []
+
+    def noting(self, source, target, stream):
+        places.append((source.storage_offset(), target.storage_offset()))
+        reduce(self, source, target, stream)
+
+    def time_burst_ms(*args):
+        places.clear()
+        time_ms = burst(*args)
+        bursts.append(list(places))
+        return time_ms
+
+    NcclOverGloo.all_reduce, ranks.time_burst_ms = noting, time_burst_ms
+    called_directly(context, settings)
+    return [places for places in bursts if places]
+
+
 def report(*samples_ms, slowdowns=(), no_direct_nccl=None):
     key = {
         "timing": "burst",
@@ -105,6 +124,13 @@ def test_nccl_called_directly_is_measured_in_place_and_out_of_place():
     assert {tuple(key.values()) for key in cell.row_keys()} <= kinds
     assert [row["median_ms"] for row in rows if row["timing"] == "set_up" and row["impl"] == "nccl"] == [7.0]
     assert len([row for row in rows if row["impl"] == "nccl" and row["timing"] == "burst"]) == 2 * 3
+
+
+def test_the_calls_of_a_burst_go_through_the_buffers_of_the_largest_size():
+    settings = replace(SETTINGS, max_bytes=40_000, budget_s=60, samples=2, max_samples=2, burst_calls=11)
+    bursts, _ = run_ranks(offsets_in_bursts, 2, backend="gloo", args=(settings,))
+    through = [(1000 * (number % 10),) * 2 for number in range(12)]
+    assert bursts == [through] * 4 + [[(0, 0)] * 12] * 4  # of the largest size there is one part
 
 
 def test_a_sample_is_that_of_the_slowest_rank_and_ranks_are_kept_apart():

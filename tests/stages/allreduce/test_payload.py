@@ -39,3 +39,11 @@ def test_a_fill_undoes_what_a_sum_left():
     before = payload.fill(400).clone()
     payload.fill(400).mul_(2)
     assert torch.equal(payload.fill(400), before)
+
+
+@pytest.mark.parametrize(("count", "found"), [(3, 3), (10, 10), (11, 10)])
+def test_parts_are_side_by_side_and_no_more_than_the_buffer_has(count, found):
+    payload = payloads(2)[0]
+    parts = payload.parts(400, count)
+    assert [part.storage_offset() for part in parts] == [100 * number for number in range(found)]
+    assert all(torch.equal(part, payload.fill(400)) for part in parts)

@@ -38,7 +38,7 @@ def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
 
 
 def _require(cell: Cell) -> None:
-    # device_count() asks NVML and starts no CUDA, which the ranks could not be forked with.
+    # device_count() asks NVML and starts no CUDA: the GPUs are the ranks'.
     if cell.backend == "nccl" and torch.cuda.device_count() == 0:
         raise Skipped(f"NCCL needs a GPU for each of {cell.world_size} ranks, none present")
     available = {"gloo": dist.is_gloo_available, "nccl": dist.is_nccl_available}

@@ -29,6 +29,11 @@ class Payload:
         part.view(-1, len(self._block)).copy_(self._block)
         return part
 
+    def parts(self, size_bytes: int, count: int) -> list[torch.Tensor]:
+        """Write this rank's numbers into `count` parts of the buffer, or all that it has; return the parts."""
+        count = min(count, self._buffer.nbytes // size_bytes)
+        return list(self.fill(count * size_bytes).split(size_bytes // ELEMENT_BYTES))
+
     def check(self, result: torch.Tensor, what: str) -> None:
         """Raise WrongSum where `result` is not the sum over all ranks, to the last bit."""
         wrong = int((result.view(-1, len(self._sum)) != self._sum).sum())

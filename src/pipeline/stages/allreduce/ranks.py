@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -95,7 +96,7 @@ def _direct_operations(context: RankContext, communicator: nccl.Communicator, ma
     stream = torch.cuda.current_stream(context.device).cuda_stream
 
     def run(part: torch.Tensor, out_of_place: bool) -> torch.Tensor:
-        result = target[: len(part)] if out_of_place else part
+        result = target[part.storage_offset() :][: len(part)] if out_of_place else part
         communicator.all_reduce(part, result, stream)
         return result
 
@@ -151,12 +152,16 @@ def _measure_size(
 def _bursts(
     context: RankContext, settings: Settings, payload: Payload, operations: list[Operation], size: int
 ) -> list[tuple[int, list[float]]]:
-    """Time bursts of every operation in turn; return for each the calls of a burst and the samples."""
+    """Time bursts of every operation in turn; return for each the calls of a burst and the samples.
+
+    Each call goes on to the next part of the buffer, as in nccl-tests: a small one would find what the call before it
+    left in the GPU's cache, and be faster than any that sums what a backward pass has written.
+    """
 
     def burst_ms(operation: Operation, calls: int) -> float:
-        part = payload.fill(size)
+        parts = cycle(payload.parts(size, calls + 1))
         dist.barrier()
-        return time_burst_ms(partial(operation.run, part), context.device, calls)
+        return time_burst_ms(lambda: operation.run(next(parts)), context.device, calls)
 
     budget_ms = settings.budget_s * 1e3
     call_ms = _slowest(burst_ms(operations[0], 1), context.device)

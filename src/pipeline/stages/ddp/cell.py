@@ -63,7 +63,7 @@ class Settings:
     batch_size_per_rank: int = axis(2, minimum=1)
     context_length: int = axis(512, minimum=1)
     vocab_size: int = axis(10_000, minimum=2)
-    warmup_steps: int = axis(3, minimum=2)  # torch's DDP makes its buckets anew after the first step
+    warmup_steps: int = axis(2, minimum=2)  # torch's DDP makes its buckets anew after the first step
     steps: int = axis(10, minimum=5)
     rounds: int = axis(2, minimum=1)
     unstable_rel_error: float = axis(0.05, minimum=0)
