@@ -32,3 +32,15 @@ def test_what_nothing_tells_is_left_out(machine):
     machine.statistics.write_text("usage_usec 9\n")  # no limit
     machine.times = SimpleNamespace()
     assert lost_cpu.lost_cpu_s() == {}
+
+
+def test_a_container_that_hides_both_places_does_not_stop_a_measurement(machine, monkeypatch):
+    def hidden():
+        raise PermissionError("/proc/stat")
+
+    monkeypatch.setattr(lost_cpu.psutil, "cpu_times", hidden)
+    machine.statistics.mkdir()
+    stopwatch = Stopwatch()
+    with stopwatch.measuring():
+        pass
+    assert set(stopwatch.seconds()) == {"set_up", "measuring"}

@@ -1,5 +1,6 @@
 """CPU time lost to others: taken by other guests of a virtual machine's host, or cut off by a container's limit."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -11,11 +12,12 @@ CGROUP_STATISTICS = Path("/sys/fs/cgroup/cpu.stat")
 def lost_cpu_s() -> dict[str, float]:
     """Return the seconds lost so far: cpu_stolen, over all cores, and cpu_throttled; without what nothing tells."""
     lost_s = {}
-    times = psutil.cpu_times()
-    if hasattr(times, "steal"):  # Linux only
-        lost_s["cpu_stolen"] = times.steal
-    if CGROUP_STATISTICS.exists():
-        statistics = dict(line.split() for line in CGROUP_STATISTICS.read_text().splitlines())
-        if "throttled_usec" in statistics:
-            lost_s["cpu_throttled"] = int(statistics["throttled_usec"]) / 1e6
+    # Containers may hide either place.
+    with suppress(OSError, AttributeError):  # only Linux knows of stolen time
+        lost_s["cpu_stolen"] = psutil.cpu_times().steal
+    with suppress(OSError):
+        for line in CGROUP_STATISTICS.read_text().splitlines():
+            name, _, value = line.partition(" ")
+            if name == "throttled_usec":
+                lost_s["cpu_throttled"] = int(value) / 1e6
     return lost_s
