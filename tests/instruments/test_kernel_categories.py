@@ -93,6 +93,13 @@ KERNELS = {
         "void at::native::(anonymous namespace)::embedding_backward_feature_kernel<float, float, long>(long const*)",
         "void at::native::(anonymous namespace)::sum_and_scatter<float, long>(long const*, float*, long, long const*)",
         "void at::native::(anonymous namespace)::compute_grad_weight<float, long>(long const*, float const*, long const*)",
+        # From some 3,000 tokens on an embedding's gradient sorts them first. Named after the source, not a capture.
+        "void at_cuda_detail::cub::DeviceRadixSortOnesweepKernel<at_cuda_detail::cub::DeviceRadixSortPolicy<long, long, "
+        "unsigned long long>::Policy900, (bool)0, long, long, unsigned long long, int, int>(T7 *, T7 *, T6 *, const T6 *)",
+        "void cub::CUB_200200_900_NS::DeviceUniqueByKeySweepKernel<cub::CUB_200200_900_NS::DeviceUniqueByKeyPolicy<long>>(T2)",
+        "void at_cuda_detail::cub::DeviceCompactInitKernel<at_cuda_detail::cub::ScanTileState<int, (bool)1>, long *>(T1, int)",
+        "void at_cuda_detail::cub::DeviceScanInitKernel<at_cuda_detail::cub::ScanTileState<long, (bool)1>>(T1, int)",
+        "void at::native::<unnamed>::compute_num_of_partial_segments<long>(const T1 *, const T1 *, const long *, long *)",
         "triton_red_fused_abs_amax_view_12",
     ],
     "copy": [

@@ -1,3 +1,4 @@
+import gc
 import inspect
 import pickle
 from pathlib import Path
@@ -147,7 +148,8 @@ class FakeAllocator:
         counted = {"alloc": "active.all.allocated", "free_completed": "active.all.freed"}
         if action in counted:
             self.counts[counted[action]] += 1
-        self.trace.append({"action": action, "addr": address, "size": 512, "stream": 0})
+        if self.trace is not None:
+            self.trace.append({"action": action, "addr": address, "size": 512, "stream": 0})
 
 
 @pytest.fixture
@@ -174,6 +176,33 @@ def test_a_history_that_dropped_its_oldest_events_is_not_read(allocator, path):
             allocator.happen("alloc", address)
     with pytest.raises(UserError, match="has 3 memory events of 5"):
         recorder.read()
+
+
+class Released:
+    """Garbage that holds memory of the allocator until it is collected."""
+
+    def __init__(self, allocator, address):
+        self.itself, self.allocator, self.address = self, allocator, address
+        allocator.happen("alloc", address)
+
+    def __del__(self):
+        self.allocator.happen("free_completed", self.address)
+
+
+def test_a_collection_cannot_part_the_history_from_its_count(allocator, path, monkeypatch):
+    def counts_and_garbage_around(device):
+        """Let the collector run where it may, before and after the counts are read."""
+        gc.isenabled() and gc.collect()
+        counts = dict(allocator.counts)
+        gc.isenabled() and gc.collect()
+        return counts
+
+    monkeypatch.setattr(torch.cuda, "memory_stats", counts_and_garbage_around)
+    Released(allocator, 1)
+    with record_memory(CUDA, path) as recorder:
+        Released(allocator, 2)
+    assert [event.address for event in recorder.read().events] == [2]
+    gc.collect()
 
 
 @pytest.mark.gpu

@@ -11,6 +11,9 @@ TRACE = [
     {"action": "alloc", "addr": 0x1000, "size": 512, "stream": 0, "frames": FRAMES},
     {"action": "free_requested", "addr": 0x1000, "size": 512, "stream": 0},
     {"action": "free_completed", "addr": 0x1000, "size": 512, "stream": 0},
+    {"action": "segment_free", "addr": 0x1000, "size": 2**21, "stream": 0},
+    {"action": "oom", "device_free": 2**20, "size": 2**30, "stream": 0, "frames": FRAMES},
+    {"action": "snapshot", "addr": 0, "size": 0, "stream": 0},
 ]
 
 
@@ -33,6 +36,14 @@ def test_only_allocations_and_completed_releases_are_events(snapshot):
     assert (made.is_alloc, made.address, made.size_bytes) == (True, 0x1000, 512)
     assert made.frames == (Frame("/code/model.py", 7, "forward"),)
     assert not released.is_alloc
+
+
+def test_frames_that_events_share_are_told_from_others_that_read_alike(snapshot):
+    inner, outer = FRAMES[0], {"filename": "/code/main.py", "line": 9, "name": "main"}
+    stacks = [[inner, outer], [inner, outer], [inner], [dict(inner), outer], []]
+    trace = [{"action": "alloc", "addr": place, "size": 1, "frames": stack} for place, stack in enumerate(stacks)]
+    found = [[frame.line for frame in event.frames] for event in read_events(snapshot({"device_traces": [trace]}))]
+    assert found == [[7, 9], [7, 9], [7], [7, 9], []]
 
 
 def test_a_dropped_event_is_noticed(snapshot):

@@ -50,6 +50,8 @@ _KERNEL_RULES = (
     ("elementwise", r"^triton_poi_"),
     ("matmul", r"gemm|gemv|nvjet|splitKreduce|cublasLt::|dot_kernel|cutlass.*(Kernel|kernel)"),
     ("reduction", r"embedding_backward|compute_grad_weight|sum_and_scatter|krn_partial|EmbeddingBackward"),
+    # An embedding's gradient sorts many tokens before it sums.
+    ("reduction", r"Device(RadixSort|UniqueByKey|Compact|Scan)|partial_segments"),
     ("reduction", r"nll_loss_forward|cross_entropy"),
     ("elementwise", r"nll_loss_backward"),
     (

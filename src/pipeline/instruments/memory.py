@@ -27,6 +27,7 @@ from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from pipeline.instruments.memory_snapshot import MemoryEvent, read_events
+from pipeline.instruments.timing import collections_off
 
 # What one entry holds is small next to what a record of a training step needs: some 10⁵ events.
 MAX_ENTRIES = 2_000_000
@@ -126,18 +127,21 @@ class _CudaHistory:
 
     def start(self) -> None:
         torch.cuda.init()  # before that there are no statistics
-        # Python frames only: C++ ones take far longer to look up, and none of them is ours.
-        torch.cuda.memory._record_memory_history(
-            "all", context="alloc", stacks="python", max_entries=self._max_entries, clear_history=True
-        )
-        self._before = self._count()
+        # A tensor that a collection freed between the two would be in the history but not in the count.
+        with collections_off():
+            # Python frames only: C++ ones take far longer to look up, and none of them is ours.
+            torch.cuda.memory._record_memory_history(
+                "all", context="alloc", stacks="python", max_entries=self._max_entries, clear_history=True
+            )
+            self._before = self._count()
 
     def mark(self) -> None:
         self._counts.append(self._count() - self._before)
 
     def stop(self, path: Path) -> None:
-        self._events = self._count() - self._before
-        torch.cuda.memory._dump_snapshot(str(path))
+        with collections_off():
+            self._events = self._count() - self._before
+            torch.cuda.memory._dump_snapshot(str(path))
         torch.cuda.memory._record_memory_history(None)
 
     def positions(self) -> list[int]:
@@ -224,10 +228,12 @@ def _frames(node: Any) -> list[dict[str, Any]]:
     states = [call.extra_fields.caller for call in calls]
     if calls and calls[0].tag == _EventType.PyCall:
         states.insert(0, calls[0].extra_fields.callsite)
-    return [
-        {"filename": _whole_path(state.file_name), "line": state.line_number, "name": state.function_name}
-        for state in states
-    ]
+    return [_frame(state.file_name, state.line_number, state.function_name) for state in states]
+
+
+@cache  # one object for all events that have this frame, as in the allocator's snapshots
+def _frame(filename: str, line: int, name: str) -> dict[str, Any]:
+    return {"filename": _whole_path(filename), "line": line, "name": name}
 
 
 @cache

@@ -38,7 +38,8 @@ def read_events(path: Path, device_index: int = 0, expected: int | None = None) 
     snapshot = _load(path)
     try:
         entries = snapshot["device_traces"][device_index]
-        events = [_event(entry) for entry in entries if entry["action"] in (ALLOC, FREE)]
+        stacks = _Stacks()
+        events = [_event(entry, stacks) for entry in entries if entry["action"] in (ALLOC, FREE)]
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise UserError(f"{path} is no memory snapshot: {type(error).__name__} {error}") from None
     if expected is not None and len(events) != expected:
@@ -64,12 +65,21 @@ class _PlainUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"holds {module}.{name}")
 
 
-def _event(entry: dict[str, Any]) -> MemoryEvent:
+class _Stacks:
+    """Read each way to an allocation once: a snapshot has few, and shares their frames among all events."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, ...], tuple[Frame, ...]] = {}
+
+    def read(self, frames: list[dict[str, Any]]) -> tuple[Frame, ...]:
+        # By identity, for to compare what is in them takes as long as to read them; the snapshot keeps them alive.
+        key = tuple(map(id, frames))
+        if key not in self._known:
+            self._known[key] = tuple(Frame(frame["filename"], frame["line"], frame["name"]) for frame in frames)
+        return self._known[key]
+
+
+def _event(entry: dict[str, Any], stacks: _Stacks) -> MemoryEvent:
     is_alloc = entry["action"] == ALLOC
-    frames = entry.get("frames", []) if is_alloc else []
-    return MemoryEvent(
-        is_alloc,
-        entry["addr"],
-        entry["size"],
-        tuple(Frame(frame["filename"], frame["line"], frame["name"]) for frame in frames),
-    )
+    frames = stacks.read(entry.get("frames", [])) if is_alloc else ()
+    return MemoryEvent(is_alloc, entry["addr"], entry["size"], frames)

@@ -22,8 +22,10 @@ def write_perfetto(trace: Trace, path: Path) -> None:
         *_complete(trace.ranges, _HOST, "thread", ["path"]),
         *_complete(trace.events, _DEVICE, "stream", ["category", "path", "correlation"]),
     ]
+    # At once: json.dump writes piece by piece, several times as slow.
+    text = json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
     with gzip.open(path, "wt") as file:
-        json.dump({"traceEvents": events, "displayTimeUnit": "ms"}, file)
+        file.write(text)
 
 
 def _complete(table: pd.DataFrame, process: int, lane: str, details: list[str]) -> list[dict]:

@@ -1,16 +1,15 @@
 """Measure a profile cell: the passes by the host clock without a profiler, then the same passes in one capture."""
 
-import gc
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from pipeline.cells.run import is_out_of_memory
 from pipeline.errors import Skipped
 from pipeline.instruments import nsys, torch_profiler
 from pipeline.instruments.nsys_export import read_export
+from pipeline.instruments.out_of_memory import free_memory, is_out_of_memory
 from pipeline.instruments.perfetto import write_perfetto
 from pipeline.instruments.stopwatch import Stopwatch
 from pipeline.instruments.summary import summarise
@@ -68,7 +67,7 @@ def _host_clock(cell: Cell, settings: Settings, device: torch.device) -> list[Ro
             rows += [_host_key(late) | outcome for late in PASSES[len(rows) :]]
             break
     del step
-    _free_memory()
+    free_memory()  # the capture builds the model again, with nsys in another process
     return rows
 
 
@@ -90,13 +89,6 @@ def _host_row(name: str, sampling: Sampling, settings: Settings) -> Row:
     elif summary["rel_error"] > settings.unstable_rel_error:
         outcome = {"status": "unstable", "reason": f"median known to {summary['rel_error']:.1%} only"}
     return {**_host_key(name), **outcome, **summary, "samples_ms": samples_ms}
-
-
-def _free_memory() -> None:
-    """Give back what the model took, for the capture builds it again, with nsys in another process."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def _capture(
