@@ -34,7 +34,7 @@ from pipeline.instruments.timing import StopRule
 
 PASSES = ("forward", "forward_backward")
 RULE = StopRule(min_samples=5, max_samples=30, rel_error=0.005, budget_s=0.1)
-WARMUP_ROUNDS = 2  # the first compiles
+WARMUP_ROUNDS = 2  # in which the sampler learns how long queueing a call takes; compiled it is before them
 NEVER = Chunking(programs_per_sm=0, min_length=1)
 
 
@@ -54,7 +54,7 @@ THRESHOLDS = {
     "FORWARD_CHUNKS": Threshold(flash_triton_forward_plans, _chunkings((2, 4, 8), (512, 1024, 2048))),
     "BACKWARD_CHUNKS": Threshold(flash_triton_backward_plans, _chunkings((4, 8, 16), (256, 512, 1024))),
     "LONGEST_SHORT_SEQUENCE": Threshold(flash_triton_backward_plans, (0, 256, 512, 1024, 2048, 4096)),
-    "MIN_LENGTH_FOR_TMA": Threshold(flash_triton_launch, (256, 512, 1024, 2048, 4096)),
+    "MIN_LENGTH_FOR_TMA": Threshold(flash_triton_launch, (1, 256, 512, 1024, 2048)),
     "LONG_SEQUENCE": Threshold(flash_triton_configs, (2048, 4096, 8192, 16384, 32768, 65536)),
 }
 
