@@ -1,5 +1,6 @@
 """The Triton kernels: on a CPU in Triton's interpreter, on a GPU compiled."""
 
+import contextlib
 import math
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from pipeline.attention import (
     ATTENTION,
     FlashAttentionTriton,
+    flash_triton,
     flash_triton_backward_plans,
     flash_triton_configs,
     flash_triton_forward_plans,
@@ -142,6 +144,29 @@ def test_three_dimensions_are_four_with_one_head():
     three = output_and_gradients(FlashAttentionTriton.apply, q[:, 0], k[:, 0], v[:, 0], do[:, 0], True)
     for a, b in zip(three, four, strict=True):
         torch.testing.assert_close(a, b[:, 0], rtol=0, atol=0)
+
+
+def test_kernels_are_loaded_on_the_device_of_their_inputs(monkeypatch):
+    """Making a plan loads its kernels on the current device, which may be another than the inputs'."""
+    devices = []
+
+    @contextlib.contextmanager
+    def device_of(tensor):
+        devices.append(tensor.device)
+        yield
+        devices.pop()
+
+    def plan_on_its_device(plan):
+        def planned(q, *others):
+            assert devices == [q.device]
+            return plan(q, *others)
+
+        return planned
+
+    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    for name in ("forward_plan", "backward_plan"):
+        monkeypatch.setattr(flash_triton, name, plan_on_its_device(getattr(flash_triton, name)))
+    output_and_gradients(FlashAttentionTriton.apply, *random_inputs((1, 1, 20, 16), 20, torch.float32), True)
 
 
 def test_only_the_inputs_the_output_and_the_log_sum_exp_are_kept():

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from triton import knobs
 
 from pipeline.attention import FlashAttentionTriton, eager_attention, flash_triton_backward_plans
 from pipeline.attention.inputs import traits
@@ -99,6 +100,28 @@ def test_fp32_is_fp32_unless_torchs_own_switch_allows_tf32():
     finally:
         torch.set_float32_matmul_precision(before)
     assert (relative_errors(coarse, exact) > 1e-4).all()  # TF32 has 11 significant bits
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than 2 GPUs")
+@pytest.mark.parametrize("seq_len", [200, 2048])
+def test_inputs_may_be_on_another_gpu_than_the_current_one(seq_len):
+    inputs = random_inputs((1, 2, seq_len, 64), seq_len, torch.bfloat16, "cuda:1")
+    assert torch.cuda.current_device() == 0
+    assert_as_exact_as_plain(FlashAttentionTriton.apply, *inputs, True)
+
+
+def test_hooks_hear_of_every_launch():
+    inputs = random_inputs((1, 2, 2048, 64), 2048, torch.bfloat16, "cuda")
+    output_and_gradients(FlashAttentionTriton.apply, *inputs, True)
+    names = []
+    hook = lambda metadata: names.append(metadata.get()["name"])  # noqa: E731
+    knobs.runtime.launch_enter_hook.add(hook)
+    try:
+        output_and_gradients(FlashAttentionTriton.apply, *inputs, True)
+    finally:
+        knobs.runtime.launch_enter_hook.remove(hook)
+    kernels = ["forward", "combine", "delta", "key_value", "sum", "query", "sum"]
+    assert names == [f"{kernel}_kernel" for kernel in kernels]
 
 
 @pytest.mark.gpu  # to itself: it is a third of the memory

@@ -54,9 +54,9 @@ class FlashAttentionTriton(torch.autograd.Function):
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
-    plan = forward_plan(traits(q), traits(k), traits(v), is_causal, _tf32_allowed())
-    q, k, v = ready(plan.copied, q, k, v)
-    with torch.cuda.device_of(q):
+    with torch.cuda.device_of(q):  # on which a new plan loads its kernels
+        plan = forward_plan(traits(q), traits(k), traits(v), is_causal, _tf32_allowed())
+        q, k, v = ready(plan.copied, q, k, v)
         triton.set_allocator(_allocate)
         o = torch.empty_like(q, memory_format=torch.contiguous_format)
         lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
@@ -73,9 +73,9 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, 
 def _backward(
     q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor, is_causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    plan = backward_plan(traits(q), traits(k), traits(v), traits(do), is_causal, _tf32_allowed())
-    q, k, v, do = ready(plan.copied, q, k, v, do)
     with torch.cuda.device_of(q):
+        plan = backward_plan(traits(q), traits(k), traits(v), traits(do), is_causal, _tf32_allowed())
+        q, k, v, do = ready(plan.copied, q, k, v, do)
         triton.set_allocator(_allocate)  # this may be another thread than the forward pass's
         if isinstance(plan, ShortBackwardPlan):
             dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))

@@ -52,11 +52,11 @@ def load_rows(
     if TMA:
         return source.load([start, 0])
     else:
-        # The block's start in 64 bits, the rest in what the stride needs: a tensor may hold more than 2^31 elements.
-        rows = tl.arange(0, BLOCK)
-        pointers = source + tl.cast(start, tl.int64) * stride + rows[:, None] * stride + columns(HEAD_DIM)
+        rows = start + tl.arange(0, BLOCK)
+        # In 64 bits: even the rows of one block may lie more than 2^31 elements apart.
+        pointers = source + rows.to(tl.int64)[:, None] * stride + columns(HEAD_DIM)
         if CHECK or tile_width(HEAD_DIM) != HEAD_DIM:
-            return tl.load(pointers, mask=within(start + rows < length, HEAD_DIM), other=0.0)
+            return tl.load(pointers, mask=within(rows < length, HEAD_DIM), other=0.0)
         else:
             return tl.load(pointers)
 

@@ -1,12 +1,14 @@
 """Triton kernels compiled for their arguments and launched without looking them up; and what they need of tensors."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from triton import knobs
+from triton.compiler import CompiledKernel
+from triton.runtime import driver
 
 from pipeline.attention.flash_triton_configs import MIN_LENGTH_FOR_TMA, TileConfig
 from pipeline.attention.inputs import Traits
@@ -36,11 +38,30 @@ class Launch:
             self._run = kernel[grid]
         else:
             # Launching what was compiled leaves out the look-up by arguments, which takes as long as the launch.
-            self._run = kernel.warmup(*dtypes, *scalars, grid=grid, **constants, **_launch_options(tiles))[grid]
+            compiled = kernel.warmup(*dtypes, *scalars, grid=grid, **constants, **_launch_options(tiles))
+            self._run = launcher(compiled, grid)
 
     def __call__(self, *tensors: Tensor | None) -> None:
         """Launch the kernel on the current stream."""
         self._run(*tensors, *self._arguments)
+
+
+def launcher(compiled: CompiledKernel, grid: tuple[int, int, int]) -> Callable[..., None]:
+    """Return what launches a kernel on the current stream of the device that is now current, as `compiled[grid]` does.
+
+    Triton prepares every launch for hooks on it, such as its profiler's; here that is left out while there are none.
+    """
+    with_hooks = compiled[grid]  # this loads it
+    device, current_stream = driver.active.get_current_device(), driver.active.get_current_stream
+    run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
+
+    def launch(*arguments: Any) -> None:
+        if knobs.runtime.launch_enter_hook.calls or knobs.runtime.launch_exit_hook.calls:
+            with_hooks(*arguments)
+        else:
+            run(*grid, current_stream(device), function, metadata, None, None, None, *arguments)
+
+    return launch
 
 
 def _launch_options(tiles: TileConfig) -> dict[str, int]:

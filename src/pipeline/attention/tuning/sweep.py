@@ -2,7 +2,7 @@
 
 import argparse
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 from unittest import mock
@@ -33,7 +33,7 @@ def sweep(kernel: str, dtype: str, shape: tuple[int, int, int, int], candidates:
     rows = []
     for candidate in candidates:
         run = _prepare(kernel, q, k, v, do, candidate.tiles)
-        rel_error = max(((a - e).abs().max() / e.abs().max()).item() for a, e in zip(run(), expected, strict=True))
+        rel_error = largest_deviation(run(), expected)
         median_ms = triton.testing.do_bench(run, WARM_UP_MS, MEASURE_MS, return_mode="median")
         rows.append(
             dataclasses.asdict(candidate.tiles)
@@ -41,6 +41,11 @@ def sweep(kernel: str, dtype: str, shape: tuple[int, int, int, int], candidates:
             | {"median_ms": median_ms, "rel_error": rel_error}
         )
     return pd.DataFrame(rows).sort_values("median_ms")
+
+
+def largest_deviation(found: Iterable[Tensor], expected: Iterable[Tensor]) -> float:
+    """Return the largest difference between tensors and those expected over the largest number of that."""
+    return max(((a - e).abs().max() / e.abs().max()).item() for a, e in zip(found, expected, strict=True))
 
 
 def _prepare(
@@ -90,16 +95,21 @@ def _tiles(plans: ModuleType, function: str, tiles: TileConfig | BackwardConfig 
     return mock.patch.object(plans, function, chosen if tiles is None else lambda *_: tiles)
 
 
+def shape_of(text: str) -> tuple[int, ...]:
+    """Return the shape that a word of the command line names."""
+    return tuple(map(int, text.split(",")))
+
+
 def main() -> None:
     """Sweep the shapes of the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kernel", choices=list(KERNELS))
     parser.add_argument("dtype", choices=list(DTYPES))
-    parser.add_argument("shapes", nargs="+", metavar="BATCH,HEADS,SEQ_LEN,HEAD_DIM")
+    parser.add_argument("shapes", nargs="+", type=shape_of, metavar="BATCH,HEADS,SEQ_LEN,HEAD_DIM")
     parser.add_argument("--out", type=Path, metavar="TABLE.csv")
     arguments = parser.parse_args()
     tables = []
-    for shape in (tuple(map(int, text.split(","))) for text in arguments.shapes):
+    for shape in arguments.shapes:
         candidates = promising(arguments.kernel, arguments.dtype, shape[-1])
         tables.append(sweep(arguments.kernel, arguments.dtype, shape, candidates).assign(shape=str(shape)))
         print(f"{arguments.kernel} {arguments.dtype} {shape}: {len(candidates)} candidates")
