@@ -128,14 +128,20 @@ def _all_times(rows: pd.DataFrame) -> str:
 
 
 def _top_table(top: pd.DataFrame) -> str:
-    columns = {}
-    for name in ("inference", "backward", "forward_backward"):
-        words = zip(top[name], top[f"{name}_count"], top[f"{name}_share"], strict=True)
-        columns[WORDS.get(name, name)] = [
-            "–" if pd.isna(kernel) else f"`{shown_name(kernel)}`, {count:.0f} calls, {100 * share:.0f}%"
-            for kernel, count, share in words
-        ]
-    return markdown(top[["precision", "size"]].assign(**columns))
+    """Write the kernel with the most time, a line a pass: the names are too long to stand side by side."""
+    lines = [
+        {
+            **{name: row[name] for name in ("precision", "size")},
+            "pass": WORDS.get(name, name),
+            "kernel": f"`{shown_name(row[name])}`",
+            "calls": f"{row[f'{name}_count']:.0f}",
+            "share": f"{100 * row[f'{name}_share']:.0f}%",
+        }
+        for row in top.to_dict("records")
+        for name in ("inference", "backward", "forward_backward")
+        if pd.notna(row[name])
+    ]
+    return markdown_folded_if_long(pd.DataFrame(lines), f"The {len(lines)} kernels, by precision, size and pass")
 
 
 def _kernel_table(rows: pd.DataFrame, cell: dict) -> str:

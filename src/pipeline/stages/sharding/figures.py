@@ -29,10 +29,14 @@ def memory_by_moment(rows: pd.DataFrame) -> Figure:
         table = found.loc[cell] / scale
         places, labels = [], []
         for group, (optimizer, lines) in enumerate(table.groupby(level="optimizer", sort=False)):
-            for line, moment in enumerate(moments):
-                places.append(group * (len(moments) + 1) + line)
-                labels.append(f"{optimizer}: {MOMENTS[moment]}" if line == 0 else MOMENTS[moment])
-                _bar(axes, lines.loc[(optimizer, moment)], places[-1])
+            # The optimizer's name has a line of its own over its bars: beside one, it would take half the figure.
+            top = group * (len(moments) + 1)
+            places.append(top)
+            labels.append(f"{optimizer}:")
+            for place, moment in enumerate(moments, start=top + 1):
+                places.append(place)
+                labels.append(MOMENTS[moment])
+                _bar(axes, lines.loc[(optimizer, moment)], place)
         axes.set_yticks(places, labels)
         axes.invert_yaxis()
         axes.set_xlabel(f"memory of the fullest rank ({unit})")
