@@ -30,7 +30,7 @@ rule writeup:
     log:
         "logs/writeup.log",
     params:
-        scale=PLAN.scale if PLAN.measure else "as found",
+        scale=PLAN.scale if PLAN.measure else "",
         code=freshness.code_digest("pipeline.report.writeup"),
         template=freshness.file_digest(ROOT / "src/pipeline/report/writeup.md.j2"),
     message:
