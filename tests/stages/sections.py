@@ -104,7 +104,7 @@ def unnamed_rows(stage, rows):
 
 
 def faults_of_parts(build, stage, rows, tmp_path_factory):
-    """Build a section from parts of its cells; return, by part, its gaps, wide tables and figures not drawn or linked."""
+    """Build a section from parts of its cells; return, by part, gaps, wide tables, figures not drawn or linked."""
     found = {}
     for name, (_, text, folder) in render(build, _parts(stage, rows), tmp_path_factory).items():
         faults = {*gaps(text), *wide_tables(text), *(linked_figures(text, stage) ^ drawn_figures(folder))}
