@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from pipeline.report.figures import new_figure, save, shared_legend, stamp, style_for
+from pipeline.report.figures import WORD_PT, new_figure, save, shared_legend, stamp, style_for
 from pipeline.stages.sharding.cell import KINDS
 from pipeline.stages.sharding.selection import MOMENTS, kinds, ok, steps
 
@@ -29,16 +29,15 @@ def memory_by_moment(rows: pd.DataFrame) -> Figure:
         table = found.loc[cell] / scale
         places, labels = [], []
         for group, (optimizer, lines) in enumerate(table.groupby(level="optimizer", sort=False)):
-            # The optimizer's name has a line of its own over its bars: beside one, it would take half the figure.
+            # The optimizer's name has a line of its own over its bars: beside them it would take half the figure.
             top = group * (len(moments) + 1)
-            places.append(top)
-            labels.append(f"{optimizer}:")
+            axes.text(0, top, f" {optimizer}", va="center", weight="bold", fontsize=WORD_PT)
             for place, moment in enumerate(moments, start=top + 1):
                 places.append(place)
                 labels.append(MOMENTS[moment])
                 _bar(axes, lines.loc[(optimizer, moment)], place)
         axes.set_yticks(places, labels)
-        axes.invert_yaxis()
+        axes.set_ylim(places[-1] + 0.6, -0.6)
         axes.set_xlabel(f"memory of the fullest rank ({unit})")
         axes.set_title(cell)
     shared_legend(figure, per_row=3)
