@@ -49,9 +49,13 @@ def _measure(arguments: argparse.Namespace) -> None:
     start = ProcessStart(arguments.process, arguments.issued_at, _command(arguments, cell, settings))
     record = run_cell(arguments.stage, cell, settings, arguments.gpus, start, _files_folder(arguments))
     write_record(arguments.out, record)
-    told = [*cell.row_keys()[0], "status", "reason", "median_ms"]
+    told = [*sweep.row_columns(arguments.stage), "status", "reason", "median_ms"]
     for row in record["rows"]:
-        print(" ".join(f"{name}={row[name]}" for name in told if name in row))
+        print(" ".join(f"{name}={_brief(row[name])}" for name in told if row.get(name) is not None))
+
+
+def _brief(value: object) -> object:
+    return f"{value:.4g}" if isinstance(value, float) else value
 
 
 def _command(arguments: argparse.Namespace, cell: object, settings: object) -> str:
