@@ -23,6 +23,10 @@ from ..sections import (
 )
 
 ALL = ("h200", "laptop", "smoke")
+QUESTIONS = (
+    *("benchmarking_script (a)", "benchmarking_script (b)"),
+    *("benchmarking_mixed_precision (c)", "torch_compile (b)"),
+)
 TIMES = ["median_ms", "q1_ms", "q3_ms", "mean_ms", "std_ms", "min_ms", "max_ms"]
 FIGURE_NAMES = {
     "h200": {"step_time", "precision_gain", "first_steps", "compiled", "mfu"},
@@ -49,6 +53,12 @@ def scaled(rows, factor, mask):
         lambda text: " ".join(str(float(sample) * factor) for sample in str(text).split())
     )
     return rows
+
+
+def test_every_question_is_answered_under_its_name(rendered):
+    headings = [line.split(":")[0] for line in rendered["h200"].text.splitlines() if line.startswith("### ")]
+    for question in QUESTIONS:
+        assert headings.count(f"### {question}") == 1
 
 
 @pytest.mark.parametrize("name", ALL)
