@@ -157,7 +157,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     writeup = commands.add_parser("writeup", help="put a first page and the sections together")
     writeup.add_argument("sections", nargs="*", type=Path, metavar="SECTION.md")
     writeup.add_argument("--cells", nargs="+", type=Path, required=True, metavar="CELLS.csv")
-    writeup.add_argument("--scale", required=True)
+    writeup.add_argument("--scale", default="", help="which cells were asked for, said on the first page")
     writeup.add_argument("--out", type=Path, required=True, metavar="WRITEUP.md")
     writeup.set_defaults(run=_writeup)
 
