@@ -44,9 +44,19 @@ def test_the_time_is_shared_out_between_start_set_up_and_measuring():
     assert page["shares_pct"] == {"start_up_s": 30, "set_up_s": 10, "measuring_s": 60}
 
 
-def test_wall_time_goes_from_the_first_start_to_the_last_end():
-    cells = pd.DataFrame([line(), line(started_at="2026-01-01T10:00:05Z", measuring_s=2.0)])
-    assert first_page(cells)["wall_s"] == 8
+@pytest.mark.parametrize(
+    ("starts", "wall_s"),
+    [(["10:00:00", "10:00:05"], 12), (["10:00:05", "10:00:00", "11:00:00"], 19), (["10:00:00", "10:00:00"], 7)],
+)
+def test_wall_time_leaves_pauses_out_and_counts_cells_side_by_side_once(starts, wall_s):
+    cells = pd.DataFrame([line(started_at=f"2026-01-01T{start}Z") for start in starts])
+    assert first_page(cells)["wall_s"] == wall_s
+
+
+def test_a_short_cell_inside_a_long_one_ends_no_time():
+    times = {"10:00:00": 20.0, "10:00:02": 1.0, "10:00:15": 6.0}
+    cells = [line(started_at=f"2026-01-01T{start}Z", measuring_s=seconds) for start, seconds in times.items()]
+    assert first_page(pd.DataFrame(cells))["wall_s"] == 22
 
 
 def test_cells_of_several_commits_name_them_all():

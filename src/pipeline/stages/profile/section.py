@@ -166,17 +166,18 @@ def _share_columns(table: pd.DataFrame) -> list[str]:
     return sorted(names, key=lambda name: -table[name].max())[:SHOWN_CATEGORIES]
 
 
-def _written_shares(table: pd.DataFrame, keys: list[str], shown: list[str]) -> str:
+def _written_shares(table: pd.DataFrame, keys: list[str], shown: list[str]) -> pd.DataFrame:
     written = table[keys].assign(
         **{"pass": table["range"].map(WORDS)}, **{name: _percent(table[name]) for name in shown}
     )
-    return markdown(_readable(written))
+    return _readable(written)
 
 
 def _share_table(rows: pd.DataFrame, context_length: int) -> str:
     table = at_context(shares(rows), context_length)
     table = table[table["range"].isin(PASSES)]
-    return _written_shares(table, ["precision", "size"], _share_columns(table))
+    written = _written_shares(table, ["precision", "size"], _share_columns(table))
+    return markdown_folded_if_long(written, f"Shares of {len(written)} passes, by precision and size")
 
 
 def _all_shares(rows: pd.DataFrame) -> str:
@@ -185,7 +186,7 @@ def _all_shares(rows: pd.DataFrame) -> str:
         return ""
     texts = []
     for precision, group in table[table["range"].isin(PASSES)].groupby("precision", sort=False):
-        text = _written_shares(group, ["size", "context_length"], _share_columns(table))
+        text = markdown(_written_shares(group, ["size", "context_length"], _share_columns(table)))
         texts.append(fold(f"{precision}: shares at every context length", text))
     return "\n".join(texts)
 
