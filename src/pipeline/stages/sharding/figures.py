@@ -53,4 +53,5 @@ def _bar(axes, line: pd.Series, place: float) -> None:
             axes.barh(place, line[kind], left=left, height=0.7, color=style_for(kind)["color"], label=words)
             left += line[kind]
     if pd.notna(line["peak"]):
-        axes.plot(line["peak"], place, marker="D", color="black", linestyle="", markersize=5, label="peak on the way there")
+        mark = {"marker": "D", "color": "black", "linestyle": "", "markersize": 5}
+        axes.plot(line["peak"], place, label="peak on the way there", **mark)
