@@ -49,9 +49,13 @@ def _measure(arguments: argparse.Namespace) -> None:
     start = ProcessStart(arguments.process, arguments.issued_at, _command(arguments, cell, settings))
     record = run_cell(arguments.stage, cell, settings, arguments.gpus, start, _files_folder(arguments))
     write_record(arguments.out, record)
-    told = [*cell.row_keys()[0], "status", "reason", "median_ms"]
+    told = [*sweep.row_columns(arguments.stage), "status", "reason", "median_ms"]
     for row in record["rows"]:
-        print(" ".join(f"{name}={row[name]}" for name in told if name in row))
+        print(" ".join(f"{name}={_brief(row[name])}" for name in told if row.get(name) is not None))
+
+
+def _brief(value: object) -> object:
+    return f"{value:.4g}" if isinstance(value, float) else value
 
 
 def _command(arguments: argparse.Namespace, cell: object, settings: object) -> str:
@@ -153,7 +157,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     writeup = commands.add_parser("writeup", help="put a first page and the sections together")
     writeup.add_argument("sections", nargs="*", type=Path, metavar="SECTION.md")
     writeup.add_argument("--cells", nargs="+", type=Path, required=True, metavar="CELLS.csv")
-    writeup.add_argument("--scale", required=True)
+    writeup.add_argument("--scale", default="", help="which cells were asked for, said on the first page")
     writeup.add_argument("--out", type=Path, required=True, metavar="WRITEUP.md")
     writeup.set_defaults(run=_writeup)
 

@@ -221,6 +221,12 @@ def test_the_worst_comes_first_and_the_same_is_left_out():
     assert "precision" not in times  # the same in all of them
 
 
+def test_a_single_slow_cell_is_told_from_those_that_are_the_same():
+    slow = [record("small"), *scaled([record("xl")], 2.0)]
+    text = write_comparison(compare_runs(run(), slow, tolerance=0.05), "one", "other")
+    assert text.split("### Times that differ")[1].count("size=xl") == 2
+
+
 def write(folder, records):
     for found in records:
         path = folder / "timing/cells" / f"size={found['cell']['size']}.json"
@@ -294,6 +300,16 @@ def test_peaks_of_memory_that_differ_are_listed_once_a_cell():
     assert "Peak memory that differs" in write_comparison(found, "one", "other")
     assert "peak memory apart in 1 cell" in summary(found)
     assert not found.is_worse
+
+
+def test_peaks_of_a_cell_that_are_not_all_the_same_are_named():
+    def with_peaks(factor):
+        peaks = dict(zip(PASSES, (1e9, 2e9), strict=True))
+        return record(rows=[{**timed(name, 1.0), "peak_bytes": factor * peak} for name, peak in peaks.items()])
+
+    found = compare_runs([with_peaks(1)], [with_peaks(1.5)], tolerance=0.05)
+    assert [name.split()[0] for name in found.memory["row"]] == list(PASSES)
+    assert "peak memory apart in 1 cell" in summary(found)
 
 
 def test_a_figure_that_became_unstable_is_a_change_but_not_lost():

@@ -19,7 +19,7 @@ def render(tmp_path):
 def test_filters_write_numbers_with_their_units(render):
     text = render(
         "{{ a | ms }} {{ b | ms }} {{ c | ratio }} {{ d | percent }} {{ e | count }} "
-        "{{ f | bytes }} {{ g | bytes }} {{ h | mib }}",
+        "{{ f | bytes }} {{ g | bytes }} {{ h | mib }} {{ i | ms }}",
         a=12.345,
         b=3456.7,
         c=1.4142,
@@ -28,8 +28,9 @@ def test_filters_write_numbers_with_their_units(render):
         f=999e6,
         g=68.17e9,
         h=5 * 2**20,
+        i=0.0456,
     )
-    assert text == "12.3 ms 3.46 s 1.41× 12% 12,345 999 MB 68.2 GB 5.00 MiB\n"
+    assert text == "12.3 ms 3.46 s 1.41× 12% 12,345 999 MB 68.2 GB 5.00 MiB 45.6 µs\n"
 
 
 def test_a_missing_fact_stops_the_section(render):

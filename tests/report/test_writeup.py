@@ -44,6 +44,21 @@ def test_the_time_is_shared_out_between_start_set_up_and_measuring():
     assert page["shares_pct"] == {"start_up_s": 30, "set_up_s": 10, "measuring_s": 60}
 
 
+@pytest.mark.parametrize(
+    ("starts", "wall_s"),
+    [(["10:00:00", "10:00:05"], 12), (["10:00:05", "10:00:00", "11:00:00"], 19), (["10:00:00", "10:00:00"], 7)],
+)
+def test_wall_time_leaves_pauses_out_and_counts_cells_side_by_side_once(starts, wall_s):
+    cells = pd.DataFrame([line(started_at=f"2026-01-01T{start}Z") for start in starts])
+    assert first_page(cells)["wall_s"] == wall_s
+
+
+def test_a_short_cell_inside_a_long_one_ends_no_time():
+    times = {"10:00:00": 20.0, "10:00:02": 1.0, "10:00:15": 6.0}
+    cells = [line(started_at=f"2026-01-01T{start}Z", measuring_s=seconds) for start, seconds in times.items()]
+    assert first_page(pd.DataFrame(cells))["wall_s"] == 22
+
+
 def test_cells_of_several_commits_name_them_all():
     cells = pd.DataFrame([line(commit="bbb"), line(commit="aaa"), line(commit="bbb")])
     assert first_page(cells)["commits"] == ["aaa", "bbb"]
@@ -62,8 +77,15 @@ def test_the_writeup_holds_machine_outcomes_and_sections(tmp_path):
     section.write_text("## Timing\n\nIt is fast.\n")
     write_writeup([section], [cells], "paper", out)
     text = out.read_text()
+    assert "at scale `paper`, from" in text
     for part in ("NVIDIA H200", "1234567", "It is fast.", "needs 4 GPUs, 1 present", "| timing | 1 | 0 | 1 | 0 |"):
         assert part in text
+
+
+def test_what_nobody_asked_for_in_this_run_has_no_scale(tmp_path):
+    pd.DataFrame([line()]).to_csv(tmp_path / "cells.csv", index=False)
+    write_writeup([], [tmp_path / "cells.csv"], "", tmp_path / "writeup.md")
+    assert "Measured on **NVIDIA H200**, from" in (tmp_path / "writeup.md").read_text()
 
 
 def test_no_cells_is_one_line(tmp_path):

@@ -11,6 +11,8 @@ from pipeline.cells.tabulate import SOFTWARE
 
 NUMBER = re.compile(r"(?<![\w.,])\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?(?![\w]|\.\d)")
 GAP = re.compile(r"\bnan\b|\bNone\b|\binf\b|Undefined|\n{3,}| \n|\(\)")
+# A page of 896 px, as GitHub shows it: letters of its text and code, and what stands around a cell, in px.
+PAGE_PX, TEXT_PX, CODE_PX, PADDING_PX = 896, 7.5, 8.2, 27
 ROUNDS = 4
 SOME_CELLS = 2
 
@@ -50,6 +52,22 @@ def gaps(text):
     return GAP.findall(without_code(text))
 
 
+def wide_tables(text):
+    """Return the heads of tables that no page holds: cells break at spaces, words do not."""
+    tables = re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE)
+    return [table.splitlines()[0] for table in tables if _least_width_px(table) > PAGE_PX]
+
+
+def _least_width_px(table):
+    lines = [line.strip("|").split("|") for line in table.splitlines() if not re.match(r"\|[ :|-]+$", line)]
+    return sum(max(map(_widest_word_px, column)) + PADDING_PX for column in zip(*lines, strict=True))
+
+
+def _widest_word_px(cell):
+    letter_px = CODE_PX if "`" in cell else TEXT_PX
+    return max((letter_px * len(word.strip("`")) for word in cell.split()), default=0)
+
+
 def linked_figures(text, stage):
     """Return the names of the figures that a section links."""
     return set(re.findall(rf"\(figures/{stage}/(\w+)\.svg\)", text))
@@ -86,10 +104,10 @@ def unnamed_rows(stage, rows):
 
 
 def faults_of_parts(build, stage, rows, tmp_path_factory):
-    """Build a section from parts of its cells; return, by part, its gaps and the figures only drawn or only linked."""
+    """Build a section from parts of its cells; return, by part, gaps, wide tables, figures not drawn or linked."""
     found = {}
     for name, (_, text, folder) in render(build, _parts(stage, rows), tmp_path_factory).items():
-        faults = {*gaps(text), *(linked_figures(text, stage) ^ drawn_figures(folder))}
+        faults = {*gaps(text), *wide_tables(text), *(linked_figures(text, stage) ^ drawn_figures(folder))}
         if faults:
             found[name] = faults
     return found

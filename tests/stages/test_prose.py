@@ -1,6 +1,6 @@
 import pandas as pd
 
-from .sections import numbers_that_stay
+from .sections import numbers_that_stay, wide_tables
 
 
 def rows():
@@ -32,3 +32,9 @@ def test_a_constant_may_be_allowed():
 def test_an_axis_that_is_not_named_as_a_key_is_a_figure():
     fixed = lambda _: section(rows())  # noqa: E731
     assert numbers_that_stay(fixed, rows(), keys=["size"]) == {"512", "45.6"}
+
+
+def test_a_table_is_too_wide_by_the_words_that_cannot_break():
+    table = "| name | time |\n|:---|---:|\n| `{}` | 1.00 |\n"
+    assert wide_tables(table.format("a kernel " * 20)) == []
+    assert wide_tables(table.format("kernel_" * 20)) == ["| name | time |"]

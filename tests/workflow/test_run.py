@@ -91,5 +91,5 @@ def test_snakemakes_own_report_takes_every_caption(project):
     code, output = project.snakemake("--report", "report.html")
     assert code == 0, output
     page = (project.root / "report.html").read_text()
-    for words in ("How fast does each model size train", "The rows for fp32", "Points are medians"):
+    for words in ("How fast does each model size train", "The rows for fp32", "stand at the figure"):
         assert words in page

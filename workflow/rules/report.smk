@@ -30,11 +30,11 @@ rule writeup:
     log:
         "logs/writeup.log",
     params:
-        scale=PLAN.scale if PLAN.measure else "as found",
+        scale=["--scale", PLAN.scale] if PLAN.measure else [],
         code=freshness.code_digest("pipeline.report.writeup"),
         template=freshness.file_digest(ROOT / "src/pipeline/report/writeup.md.j2"),
     message:
         "write-up"
     shell:
-        "python -m pipeline writeup {input.sections} --cells {input.cells} --scale {params.scale:q}"
+        "python -m pipeline writeup {input.sections} --cells {input.cells} {params.scale:q}"
         " --out {output} >{log} 2>&1"

@@ -28,10 +28,11 @@ class Comparison:
 
     differences: what, a, b, of what the two runs were made with;
     timed: KEYS, quantity, median_, q1_, q3_, n_ and status_ of a and b, ratio (b over a), low, high and verdict;
-    memory: stage, cell, quantity, a and b in bytes and ratio, of peaks that differ by more than the tolerance;
+    memory: KEYS, quantity, a and b in bytes and ratio, of peaks that differ by more than the tolerance; rows of a cell
+    with the same peaks stand once, and without a name where that is all of them;
     outcomes: KEYS, status_ and reason_ of a and b, of rows whose outcome is not the same, and worse: figures were lost;
     only_in_a, only_in_b: stage and cell; rows_only_in_a, rows_only_in_b: KEYS, status and timed (whether it bears a
-    time), of cells that both have; untimed: how many rows that both have bear no time.
+    time), of cells that both have; untimed: how many rows that both have bear no time; cells: stage and cell, of both.
     """
 
     differences: pd.DataFrame
@@ -43,6 +44,7 @@ class Comparison:
     rows_only_in_a: pd.DataFrame
     rows_only_in_b: pd.DataFrame
     untimed: int
+    cells: pd.DataFrame
 
     @property
     def is_worse(self) -> bool:
@@ -67,6 +69,7 @@ def compare_runs(a: Iterable[Record], b: Iterable[Record], tolerance: float) -> 
         rows_only_in_a=_rows_only_in_first(rows_a, rows_b),
         rows_only_in_b=_rows_only_in_first(rows_b, rows_a),
         untimed=int((both["quantity"] == "").sum()),
+        cells=pd.concat([rows_a, rows_b])[["stage", "cell"]].drop_duplicates(ignore_index=True),
     )
 
 
@@ -133,8 +136,10 @@ def _verdict(line: dict[str, Any], tolerance: float) -> str:
 
 def _memory(a: list[Record], b: list[Record], tolerance: float) -> pd.DataFrame:
     both = _peaks(a).merge(_peaks(b), on=[*KEYS, "quantity"], suffixes=("_a", "_b"))
-    both = both.rename(columns={"bytes_a": "a", "bytes_b": "b"}).drop(columns="row").drop_duplicates()
-    both = both.assign(ratio=both["b"] / both["a"])
+    both = both.rename(columns={"bytes_a": "a", "bytes_b": "b"})
+    both = both.drop_duplicates([name for name in both if name != "row"])
+    several = both.duplicated(["stage", "cell", "quantity"], keep=False)
+    both = both.assign(row=both["row"].where(several, ""), ratio=both["b"] / both["a"])
     apart = (both["ratio"] > 1 + tolerance) | (both["ratio"] * (1 + tolerance) < 1)
     return both[apart].reset_index(drop=True)
 

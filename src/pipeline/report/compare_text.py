@@ -1,10 +1,13 @@
 """A comparison of two runs as text: what differs first, then what changed, at last one line."""
 
 import statistics
+from functools import partial
 
 import pandas as pd
 
 from pipeline.report.compare import VERDICTS, Comparison
+from pipeline.report.reasons import brief
+from pipeline.report.section import data_size
 from pipeline.report.tables import OUTCOME_WORDS, markdown, significant
 
 ORDER = list(VERDICTS.values())
@@ -16,16 +19,17 @@ def write_comparison(found: Comparison, name_a: str, name_b: str, show_all: bool
 
     Without `show_all`, times that are the same are left out, and long tables are cut and say so.
     """
+    short = partial(_short, cells=found.cells)
     parts = [
         f"A: {name_a}\nB: {name_b}",
         _differences(found.differences),
-        _part("Outcomes that changed", _outcome_table(found.outcomes), show_all),
+        _part("Outcomes that changed", _outcome_table(short(found.outcomes)), show_all),
         _part("Cells only in A", found.only_in_a, show_all),
         _part("Cells only in B", found.only_in_b, show_all),
-        _part("Rows only in A, of cells that both have", _row_table(found.rows_only_in_a), show_all),
-        _part("Rows only in B, of cells that both have", _row_table(found.rows_only_in_b), show_all),
-        _part("Times that differ" if not show_all else "Times", _time_table(found.timed, show_all), show_all),
-        _part("Peak memory that differs", _memory_table(found.memory), show_all),
+        _part("Rows only in A, of cells that both have", _row_table(short(found.rows_only_in_a)), show_all),
+        _part("Rows only in B, of cells that both have", _row_table(short(found.rows_only_in_b)), show_all),
+        _part("Times that differ" if not show_all else "Times", _time_table(short(found.timed), show_all), show_all),
+        _part("Peak memory that differs", _memory_table(short(found.memory)), show_all),
         _part("By stage", _stage_table(found.timed), show_all=True),
         summary(found),
     ]
@@ -40,9 +44,10 @@ def summary(found: Comparison) -> str:
     if len(found.timed):
         text += f"; geometric mean of B / A {significant(statistics.geometric_mean(found.timed['ratio']))}×"
     outcomes, lost = len(found.outcomes), int(found.outcomes["worse"].sum())
+    apart = len(found.memory.drop_duplicates(["stage", "cell"]))
     extras = {
         f"{_counted(outcomes, 'outcome')} changed, {lost} for the worse": outcomes,
-        f"peak memory apart in {_counted(len(found.memory), 'cell')}": len(found.memory),
+        f"peak memory apart in {_counted(apart, 'cell')}": apart,
         f"{_counted(len(found.only_in_a), 'cell')} only in A": len(found.only_in_a),
         f"{_counted(len(found.only_in_b), 'cell')} only in B": len(found.only_in_b),
         f"{_counted(len(found.rows_only_in_a), 'row')} only in A": len(found.rows_only_in_a),
@@ -76,18 +81,18 @@ def _outcome_table(outcomes: pd.DataFrame) -> pd.DataFrame:
         run: [_outcome(*pair) for pair in zip(outcomes[f"status_{run}"], outcomes[f"reason_{run}"], strict=True)]
         for run in "ab"
     }
-    return _short(outcomes)[["stage", "cell", "row"]].assign(A=words["a"], B=words["b"])
+    return outcomes[["stage", "cell", "row"]].assign(A=words["a"], B=words["b"])
 
 
 def _row_table(rows: pd.DataFrame) -> pd.DataFrame:
     """List rows by cell, those that bear a time first."""
-    shown = _short(rows.sort_values("timed", ascending=False, kind="stable"))
+    shown = rows.sort_values("timed", ascending=False, kind="stable")
     return shown.assign(status=shown["status"].map(lambda status: _outcome(status, ""))).drop(columns="timed")
 
 
 def _outcome(status: str, reason: str) -> str:
     word = OUTCOME_WORDS.get(status, status)
-    return f"{word}: {reason}" if reason else word
+    return f"{word}: {brief(reason)}" if reason else word
 
 
 def _time_table(timed: pd.DataFrame, show_all: bool) -> pd.DataFrame:
@@ -97,7 +102,7 @@ def _time_table(timed: pd.DataFrame, show_all: bool) -> pd.DataFrame:
         return shown
     away = shown["ratio"].where(shown["ratio"] >= 1, 1 / shown["ratio"])
     rank = shown["verdict"].map(ORDER.index)
-    shown = _short(shown.assign(rank=rank, away=-away).sort_values(["rank", "away"], kind="stable"))
+    shown = shown.assign(rank=rank, away=-away).sort_values(["rank", "away"], kind="stable")
     ratios = zip(shown["ratio"], shown["low"], shown["high"], strict=True)
     return pd.DataFrame(
         {
@@ -115,31 +120,37 @@ def _time_table(timed: pd.DataFrame, show_all: bool) -> pd.DataFrame:
 
 
 def _memory_table(memory: pd.DataFrame) -> pd.DataFrame:
-    shown = _short(memory.sort_values("ratio", ascending=False))
+    shown = memory.sort_values("ratio", ascending=False, kind="stable")
     return pd.DataFrame(
         {
             "stage": shown["stage"],
             "cell": shown["cell"],
+            "row": shown["row"],
             "of": shown["quantity"].str.removesuffix("_bytes").str.replace("_", " "),
-            "A (GB)": (shown["a"] / 1e9).map(significant),
-            "B (GB)": (shown["b"] / 1e9).map(significant),
+            "A": shown["a"].map(data_size),
+            "B": shown["b"].map(data_size),
             "B / A": shown["ratio"].map(significant),
         }
     )
 
 
-def _short(rows: pd.DataFrame) -> pd.DataFrame:
-    """Leave out of each stage's cells the axes that have one value in all of these rows."""
+def _short(rows: pd.DataFrame, cells: pd.DataFrame) -> pd.DataFrame:
+    """Leave out of each stage's cells the axes that have one value in all of both runs.
 
-    def varying(cells: pd.Series) -> pd.Series:
-        axes = cells.str.split(" ", expand=True)
-        if cells.nunique() == 1:
-            return cells
+    Not those that have one value in these rows alone: whoever reads of a slower cell must know which one.
+    """
+    short = dict(zip(cells.itertuples(index=False, name=None), _varying_axes(cells), strict=True))
+    return rows.assign(cell=[short[pair] for pair in zip(rows["stage"], rows["cell"], strict=True)])
+
+
+def _varying_axes(cells: pd.DataFrame) -> pd.Series:
+    def varying(names: pd.Series) -> pd.Series:
+        if len(names) == 1:
+            return names
+        axes = names.str.split(" ", expand=True)
         return axes.loc[:, axes.nunique(dropna=False) > 1].fillna("").agg(" ".join, axis=1).str.strip()
 
-    if rows.empty:
-        return rows
-    return rows.assign(cell=rows.groupby("stage", group_keys=False, sort=False)["cell"].apply(varying))
+    return cells.groupby("stage", sort=False)["cell"].transform(varying)
 
 
 def _stage_table(timed: pd.DataFrame) -> pd.DataFrame:

@@ -130,6 +130,8 @@ def new_figure(
     with mpl.rc_context(RC):
         figure = Figure(figsize=(WIDTH_IN, rows * panel_height_in + 0.7), layout="constrained")
         FigureCanvasAgg(figure)
+        # Glyphs in an SVG are a little wider than those that the layout measures.
+        figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08)
         return figure, figure.subplots(rows, columns, squeeze=False, sharey=share_y)
 
 

@@ -32,8 +32,10 @@ def render(template_path: Path, facts: dict) -> str:
 
 
 def ms(value: float) -> str:
-    """Write milliseconds, as seconds from one second on."""
-    return f"{significant(_finite(value) / 1000)} s" if value >= 1000 else f"{significant(_finite(value))} ms"
+    """Write milliseconds: from a second on as seconds, below a tenth as microseconds."""
+    if _finite(value) >= 1000:
+        return f"{significant(value / 1000)} s"
+    return f"{significant(value)} ms" if value >= 0.1 or value <= 0 else f"{significant(1000 * value)} µs"
 
 
 def ratio(value: float) -> str:

@@ -35,7 +35,10 @@ def write_section(stage: str, tables: Sequence[Path], beside: Sequence[Path], ou
 
 
 def write_writeup(sections: Sequence[Path], cells: Sequence[Path], scale: str, out: Path) -> None:
-    """Write the write-up from the rendered sections and the tables of cells."""
+    """Write the write-up from the rendered sections and the tables of cells.
+
+    scale: which cells were asked for; empty where what is there is written up, whatever asked for it.
+    """
     lines = _read_all(cells)
     if lines.empty:
         raise UserError("there is nothing to write up: no cell has been measured")
@@ -75,9 +78,18 @@ def first_page(cells: pd.DataFrame) -> dict[str, Any]:
         "first_start": started.min().strftime("%Y-%m-%d %H:%M UTC"),
         "last_end": ended.max().strftime("%Y-%m-%d %H:%M UTC"),
         "total_s": float(seconds.sum().sum()),
+        "wall_s": _covered_s(started, ended),
         "shares_pct": {name: 100 * float(seconds[name].sum() / seconds.sum().sum()) for name in seconds},
         "not_ok": not_ok.assign(reason=not_ok["reason"].map(brief, na_action="ignore")).to_dict("records"),
     }
+
+
+def _covered_s(started: pd.Series, ended: pd.Series) -> float:
+    """Return the seconds in which at least one cell was at work: pauses do not count, nor cells side by side twice."""
+    spans = pd.DataFrame({"start": started, "end": ended}).sort_values("start")
+    reached = spans["end"].cummax()
+    pauses = (spans["start"].shift(-1) - reached).clip(lower=pd.Timedelta(0)).sum()
+    return (reached.max() - spans["start"].min() - pauses).total_seconds()
 
 
 def _counts(cells: pd.DataFrame) -> list[dict[str, Any]]:

@@ -102,7 +102,7 @@ def test_the_difference_to_zero_is_told_with_the_bytes_of_the_run(h200, build):
 def test_on_a_cpu_there_are_no_peaks_and_it_is_said(smoke, build):
     text = build(smoke)
     assert "There is no GPU here, whose allocator would count the rest" in text
-    assert "peak until then" not in text
+    assert "peak on the way there" not in text
 
 
 def test_without_memory_for_the_full_state_the_shared_one_has_figures(small_gpu, build):

@@ -24,6 +24,10 @@ from ..sections import (
 )
 
 ALL = ("h200", "laptop", "smoke")
+QUESTIONS = (
+    *("benchmarking_script (a)", "benchmarking_script (b)"),
+    *("benchmarking_mixed_precision (c)", "torch_compile (b)"),
+)
 TIMES = ["median_ms", "q1_ms", "q3_ms", "mean_ms", "std_ms", "min_ms", "max_ms"]
 FIGURE_NAMES = {
     "h200": {"step_time", "precision_gain", "first_steps", "compiled", "mfu"},
@@ -50,6 +54,12 @@ def scaled(rows, factor, mask):
         lambda text: " ".join(str(float(sample) * factor) for sample in str(text).split())
     )
     return rows
+
+
+def test_every_question_is_answered_under_its_name(rendered):
+    headings = [line.split(":")[0] for line in rendered["h200"].text.splitlines() if line.startswith("### ")]
+    for question in QUESTIONS:
+        assert headings.count(f"### {question}") == 1
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -108,7 +118,7 @@ def _numbers_in(found):
 def test_a_time_of_a_pass_is_one_of_the_medians_in_the_tables(rendered, name):
     rows, text, _ = rendered[name]
     medians = {FORMS["ms"](value) for value in rows["median_ms"].dropna()}
-    sentences = prose(part(text, "How long a step takes"))
+    sentences = prose(part(text, "benchmarking_script (a)"))
     times = re.findall(r"[\d.,]+ (?:ms|s)(?= \()", sentences)
     assert times
     assert set(times) <= medians
@@ -146,14 +156,14 @@ def test_an_unstable_cell_keeps_its_figure(rendered):
 )
 def test_the_word_on_lower_precision_follows_the_times(rendered, build, factor, word):
     rows, _, _ = rendered["laptop"]
-    text = part(build(scaled(rows, factor, rows["precision"] == "bf16")), "Lower precision")
+    text = part(build(scaled(rows, factor, rows["precision"] == "bf16")), "benchmarking_mixed_precision (c)")
     assert word in text
 
 
 def test_times_apart_by_less_than_their_noise_are_not_compared(rendered, build):
     rows, _, _ = rendered["laptop"]
     noisy = scaled(rows, 0.7, rows["precision"] == "bf16").assign(q1_ms=rows["q1_ms"] / 2, q3_ms=rows["q3_ms"] * 2)
-    text = part(build(noisy), "Lower precision")
+    text = part(build(noisy), "benchmarking_mixed_precision (c)")
     assert "not told apart from fp32's" in text
     assert "As models grow" not in text
 
@@ -162,7 +172,7 @@ def test_times_apart_by_less_than_their_noise_are_not_compared(rendered, build):
 def test_the_word_on_compiling_follows_the_times(rendered, build, factor, word):
     rows, _, _ = rendered["laptop"]
     compiled = (rows["mode"] == "compiled") & (rows["pass"] != "compile") & (rows["status"] == "ok")
-    text = part(build(scaled(rows, factor, compiled)), "torch.compile")
+    text = part(build(scaled(rows, factor, compiled)), "torch_compile (b)")
     assert word in text
     assert ("paid back after" in prose(text)) == (factor < 1)
     assert ("never" in text) == (factor > 1)
@@ -195,10 +205,10 @@ def test_a_cold_start_that_costs_nothing_is_not_explained(rendered, build):
 @pytest.mark.parametrize(
     ("left_out", "title"),
     [
-        ("mode == 'compiled'", "torch.compile"),
-        ("warmup_steps == 0", "Without warm-up"),
-        ("precision == 'bf16'", "Lower precision"),
-        ("precision == 'fp32'", "Lower precision"),
+        ("mode == 'compiled'", "torch_compile (b)"),
+        ("warmup_steps == 0", "benchmarking_script (b)"),
+        ("precision == 'bf16'", "benchmarking_mixed_precision (c)"),
+        ("precision == 'fp32'", "benchmarking_mixed_precision (c)"),
     ],
 )
 def test_a_part_without_its_data_is_not_printed(rendered, build, left_out, title):
@@ -252,7 +262,7 @@ def test_sizes_that_nobody_else_measured_are_compared_with_nobody(rendered):
 def test_what_was_compiled_but_not_run_eagerly_has_neither_words_nor_figure(make_rows, build, tmp_path):
     rows = make_rows("h200")
     text = build(rows[(rows["mode"] == "compiled") == (rows["precision"] == "bf16")])
-    assert "### torch.compile" not in text
+    assert "### torch_compile (b)" not in text
     assert linked_figures(text, "timing") == drawn_figures(tmp_path)
 
 

@@ -41,7 +41,7 @@ def beside_ours(rows: pd.DataFrame) -> str:
             "source": found["write_up"],
             "variant": found["variant"].str.replace("_", " "),
             "model": found["model"],
-            "bucket (MB)": [_or_dash(value) for value in found["bucket_mb"]],
+            "bucket (MB)": ["–" if pd.isna(value) else f"{value:g}" for value in found["bucket_mb"]],
             "step (ms)": [_step(*pair) for pair in zip(found["step_ms"], found["status"], strict=True)],
             "communication (ms)": [_or_dash(value) for value in found["comm_ms"]],
             "ours, step (ms)": [_ours(rows, line) for _, line in found.iterrows()],

@@ -99,7 +99,8 @@ def _communication_table(rows: pd.DataFrame) -> str:
         texts.append(table)
     table = pd.concat(texts)
     unknown = [column for column in table if (table[column].isin(["n/a", "n/a%"])).all()]
-    return markdown(table.drop(columns=unknown).replace({"n/a": "–", "n/a%": "–"}))
+    table = table.drop(columns=unknown).replace({"n/a": "–", "n/a%": "–"})
+    return markdown_folded_if_long(table, "Step time beyond no communication, all-reduces and memory, by variant")
 
 
 def _mean_mb(whole: pd.DataFrame) -> pd.Series:

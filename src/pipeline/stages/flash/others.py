@@ -4,7 +4,7 @@ import pandas as pd
 
 from pipeline.report import published
 from pipeline.report.rows import geometric_mean, ok
-from pipeline.report.tables import fold, markdown, significant
+from pipeline.report.tables import fold, markdown, markdown_folded_if_long, significant
 from pipeline.stages.flash.selection import leaderboard, main_grid
 
 DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
@@ -43,7 +43,7 @@ def summary_table(pairs: pd.DataFrame) -> str:
         }
         for (write_up, dtype, impl, part), group in pairs.groupby(keys, sort=True)
     ]
-    return markdown(pd.DataFrame(lines))
+    return markdown_folded_if_long(pd.DataFrame(lines), f"Ours over theirs, {len(lines)} geometric means")
 
 
 def full_tables(pairs: pd.DataFrame) -> list[str]:

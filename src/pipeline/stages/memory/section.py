@@ -216,8 +216,11 @@ def _largest_table(largest: pd.DataFrame) -> str:
                 "size (MiB)": (largest["size_bytes"] / 2**20).map(significant),
                 "how many": largest["count"].astype(int),
                 "what": largest["category"].map(CATEGORY_WORDS),
-                "made at": "`" + largest["location"] + "`",
-                "line": [f"`{code}`" if isinstance(code, str) else "" for code in largest["code"]],
+                # One column: words of code do not break, and side by side they are wider than a page.
+                "made at": [
+                    f"`{location}`: `{code}`" if isinstance(code, str) else f"`{location}`"
+                    for location, code in zip(largest["location"], largest["code"], strict=True)
+                ],
             }
         )
     )

@@ -17,7 +17,8 @@ RANGES = {
     "train_step": "train_step",
 }
 NOT_GIVEN = "not given"
-NAME_LENGTH = 64
+# Two names stand in a line.
+NAME_LENGTH = 50
 
 
 def compared(rows: pd.DataFrame, attention: pd.DataFrame) -> dict[str, str]:
@@ -34,21 +35,29 @@ def compared(rows: pd.DataFrame, attention: pd.DataFrame) -> dict[str, str]:
     }
     if not any((table["ours"] != "–").any() for table in tables.values()):
         return {}
-    written = {name: markdown(table.rename(columns=str.capitalize)) for name, table in tables.items()}
+    written = {name: markdown(table) for name, table in tables.items()}
     return written | {"doubts": published.doubts_list(theirs)}
 
 
 def _where(theirs: pd.DataFrame) -> pd.DataFrame:
-    """Say what a source says of model and context, one line a row."""
-    context = theirs["context_length"].map(lambda value: NOT_GIVEN if pd.isna(value) else f"{value:.0f}")
+    """Say what a source says of model and context, and the range, one line a row.
+
+    All in one column: beside two names of kernels there is no room for more.
+    """
+    named = theirs[["model", "context_length", "scope"]].to_dict("records")
     return pd.DataFrame(
-        {
-            "source": theirs["write_up"],
-            "model": theirs["model"].fillna(NOT_GIVEN),
-            "context": context,
-            "range": theirs["scope"].replace({"forward_backward": "forward + backward", "train_step": "train step"}),
-        }
+        {"source": theirs["write_up"], "model, context, range": [f"{_setting(row)}, {_range(row)}" for row in named]}
     )
+
+
+def _setting(row: dict) -> str:
+    known = [row["model"]] if isinstance(row["model"], str) else []
+    known += [] if pd.isna(row["context_length"]) else [f"{row['context_length']:.0f}"]
+    return ", ".join(known) or NOT_GIVEN
+
+
+def _range(row: dict) -> str:
+    return {"forward_backward": "forward + backward", "train_step": "train step"}.get(row["scope"], row["scope"])
 
 
 def _same(ours: pd.DataFrame, row: dict) -> pd.DataFrame:

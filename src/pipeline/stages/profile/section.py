@@ -128,14 +128,20 @@ def _all_times(rows: pd.DataFrame) -> str:
 
 
 def _top_table(top: pd.DataFrame) -> str:
-    columns = {}
-    for name in ("inference", "backward", "forward_backward"):
-        words = zip(top[name], top[f"{name}_count"], top[f"{name}_share"], strict=True)
-        columns[WORDS.get(name, name)] = [
-            "–" if pd.isna(kernel) else f"`{shown_name(kernel)}`, {count:.0f} calls, {100 * share:.0f}%"
-            for kernel, count, share in words
-        ]
-    return markdown(top[["precision", "size"]].assign(**columns))
+    """Write the kernel with the most time, a line a pass: the names are too long to stand side by side."""
+    lines = [
+        {
+            **{name: row[name] for name in ("precision", "size")},
+            "pass": WORDS.get(name, name),
+            "kernel": f"`{shown_name(row[name])}`",
+            "calls": f"{row[f'{name}_count']:.0f}",
+            "share": f"{100 * row[f'{name}_share']:.0f}%",
+        }
+        for row in top.to_dict("records")
+        for name in ("inference", "backward", "forward_backward")
+        if pd.notna(row[name])
+    ]
+    return markdown_folded_if_long(pd.DataFrame(lines), f"The {len(lines)} kernels, by precision, size and pass")
 
 
 def _kernel_table(rows: pd.DataFrame, cell: dict) -> str:
@@ -160,17 +166,18 @@ def _share_columns(table: pd.DataFrame) -> list[str]:
     return sorted(names, key=lambda name: -table[name].max())[:SHOWN_CATEGORIES]
 
 
-def _written_shares(table: pd.DataFrame, keys: list[str], shown: list[str]) -> str:
+def _written_shares(table: pd.DataFrame, keys: list[str], shown: list[str]) -> pd.DataFrame:
     written = table[keys].assign(
         **{"pass": table["range"].map(WORDS)}, **{name: _percent(table[name]) for name in shown}
     )
-    return markdown(_readable(written))
+    return _readable(written)
 
 
 def _share_table(rows: pd.DataFrame, context_length: int) -> str:
     table = at_context(shares(rows), context_length)
     table = table[table["range"].isin(PASSES)]
-    return _written_shares(table, ["precision", "size"], _share_columns(table))
+    written = _written_shares(table, ["precision", "size"], _share_columns(table))
+    return markdown_folded_if_long(written, f"Shares of {len(written)} passes, by precision and size")
 
 
 def _all_shares(rows: pd.DataFrame) -> str:
@@ -179,7 +186,7 @@ def _all_shares(rows: pd.DataFrame) -> str:
         return ""
     texts = []
     for precision, group in table[table["range"].isin(PASSES)].groupby("precision", sort=False):
-        text = _written_shares(group, ["size", "context_length"], _share_columns(table))
+        text = markdown(_written_shares(group, ["size", "context_length"], _share_columns(table)))
         texts.append(fold(f"{precision}: shares at every context length", text))
     return "\n".join(texts)
 

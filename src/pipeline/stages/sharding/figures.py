@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from pipeline.report.figures import new_figure, save, shared_legend, stamp, style_for
+from pipeline.report.figures import WORD_PT, new_figure, save, shared_legend, stamp, style_for
 from pipeline.report.rows import ok
 from pipeline.stages.sharding.cell import KINDS
 from pipeline.stages.sharding.selection import MOMENTS, kinds, steps
@@ -30,12 +30,15 @@ def memory_by_moment(rows: pd.DataFrame) -> Figure:
         table = found.loc[cell] / scale
         places, labels = [], []
         for group, (optimizer, lines) in enumerate(table.groupby(level="optimizer", sort=False)):
-            for line, moment in enumerate(moments):
-                places.append(group * (len(moments) + 1) + line)
-                labels.append(f"{optimizer}: {MOMENTS[moment]}" if line == 0 else MOMENTS[moment])
-                _bar(axes, lines.loc[(optimizer, moment)], places[-1])
+            # The optimizer's name has a line of its own over its bars: beside them it would take half the figure.
+            top = group * (len(moments) + 1)
+            axes.text(0, top, f" {optimizer}", va="center", weight="bold", fontsize=WORD_PT)
+            for place, moment in enumerate(moments, start=top + 1):
+                places.append(place)
+                labels.append(MOMENTS[moment])
+                _bar(axes, lines.loc[(optimizer, moment)], place)
         axes.set_yticks(places, labels)
-        axes.invert_yaxis()
+        axes.set_ylim(places[-1] + 0.6, -0.6)
         axes.set_xlabel(f"memory of the fullest rank ({unit})")
         axes.set_title(cell)
     shared_legend(figure, per_row=3)
@@ -51,4 +54,5 @@ def _bar(axes, line: pd.Series, place: float) -> None:
             axes.barh(place, line[kind], left=left, height=0.7, color=style_for(kind)["color"], label=words)
             left += line[kind]
     if pd.notna(line["peak"]):
-        axes.plot(line["peak"], place, marker="D", color="black", linestyle="", markersize=5, label="peak until then")
+        mark = {"marker": "D", "color": "black", "linestyle": "", "markersize": 5}
+        axes.plot(line["peak"], place, label="peak on the way there", **mark)

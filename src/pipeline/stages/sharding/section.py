@@ -66,7 +66,7 @@ def _memory_table(rows: pd.DataFrame, unit: str, scale: float) -> str:
     found = kinds(rows).reset_index()
     found = found[found["moment"].isin(SHOWN_MOMENTS)]
     columns = [*KINDS, "other", "allocated", "peak"] if found["allocated"].notna().any() else [*KINDS, "counted"]
-    titles = KIND_TITLES | {"counted": "sum", "peak": "peak until then"}
+    titles = KIND_TITLES | {"counted": "sum", "peak": "peak on the way there"}
     lines = found.assign(
         who=found["cell_name"] + ", " + found["optimizer"],
         moment=found["moment"].map(MOMENTS),
