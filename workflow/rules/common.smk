@@ -17,6 +17,11 @@ ROOT = Path(workflow.basedir).parent
 GPUS_PRESENT = machine.gpu_count()
 
 
+def jobs_go_to_a_scheduler():
+    """Tell whether other machines run the jobs; the executor itself is not known yet, while rules are read."""
+    return workflow.resource_settings.nodes is not None
+
+
 def gpus_available():
     """Return how many GPUs a cell can get: those present, or fewer where --resources gpu= says so."""
     limits = workflow.global_resources
@@ -26,8 +31,8 @@ def gpus_available():
 def checked_plan():
     """Return the plan, once it is certain that it can be carried out here."""
     plan = load_plan(config, ROOT / "config/scales", ROOT / "workflow/schemas", GPUS_PRESENT > 0)
-    # Under a scheduler the machine that measures is not this one: its own parse of this file checks.
-    if plan.measure and not workflow.non_local_exec:
+    # The machine that measures may then be another: its own parse of this file checks.
+    if plan.measure and not jobs_go_to_a_scheduler():
         preflight.check_results(RESULTS, machine.machine_kind())
     return plan
 
@@ -118,5 +123,5 @@ PLAN = or_exit("snakemake", checked_plan)
 STAGES = {name: Stage(name) for name in PLAN.stages}
 STAGES_TO_WRITE = [name for name, stage in STAGES.items() if stage.records()]
 SOFTWARE = " ".join(f"{name}={version}" for name, version in machine.software_versions().items())
-# On a CPU a cell takes every core, so that no other cell runs beside it.
-CELL_THREADS = 1 if GPUS_PRESENT else workflow.cores
+# On a CPU a cell takes every core, so that no other cell runs beside it; a scheduler's profile says how many it gets.
+CELL_THREADS = 1 if GPUS_PRESENT or jobs_go_to_a_scheduler() else workflow.cores
