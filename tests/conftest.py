@@ -22,13 +22,13 @@ def one_thread():
 
 
 @pytest.fixture(autouse=True)
-def turn_on_the_gpu(request, tmp_path_factory):
+def turn_on_the_gpu(request, tmp_path_factory, worker_id):
     """Let one test at a time have the GPU, however many processes test: they time it and fill its memory.
 
     Tests marked `gpu(shared=True)` do neither, and have it together.
     """
     mark = request.node.get_closest_marker("gpu")
-    if mark is None:
+    if mark is None or worker_id == "master":  # there is one process
         yield
         return
     # The folder above is one for all processes of a run.
