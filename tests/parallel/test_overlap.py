@@ -83,7 +83,7 @@ def batch(rank):
     return torch.randn(3, 5, generator=torch.Generator().manual_seed(rank))
 
 
-def crossed(context, name):
+def assert_averaged_in_any_order(context, name):
     net, alone = Crossed(), Crossed()
     ddp = make_ddp(name, net)
     for _ in range(5):
@@ -99,10 +99,10 @@ def crossed(context, name):
 
 @every_way
 def test_ranks_whose_gradients_come_in_different_orders_agree_on_the_collectives(on_ranks, name):
-    on_ranks(crossed, 2, name)
+    on_ranks(assert_averaged_in_any_order, 2, name)
 
 
-def two_passes(context, name):
+def assert_a_second_pass_is_refused(context, name):
     net, alone = nn.Linear(3, 1), nn.Linear(3, 1)
     ddp = make_ddp(name, net)
     alone.load_state_dict(net.state_dict())
@@ -124,7 +124,7 @@ def two_passes(context, name):
 
 @every_way
 def test_a_second_pass_before_the_finish_is_an_error_but_inside_no_sync(on_ranks, name):
-    on_ranks(two_passes, 2, name)
+    on_ranks(assert_a_second_pass_is_refused, 2, name)
 
 
 def addresses(context, set_to_none):

@@ -83,7 +83,7 @@ def broadcasts_recorded():
         yield calls
 
 
-def equal_at_every_step(context, name):
+def assert_equal_at_every_step(context, name):
     optimizer_cls, arguments = CLASSES[name]
     net, alone = make_net(), make_net()
     sharded = ShardedOptimizer(groups_of(net), optimizer_cls, **arguments)
@@ -99,10 +99,10 @@ def equal_at_every_step(context, name):
 @every_class
 @every_world_size
 def test_training_and_state_equal_the_plain_optimizers_at_every_step(on_ranks, world_size, name):
-    on_ranks(equal_at_every_step, world_size, name)
+    on_ranks(assert_equal_at_every_step, world_size, name)
 
 
-def with_ddp(context):
+def assert_equal_with_ddp(context):
     net, alone = make_net(), make_net()
     net = BucketedDDP(net, bucket_size_mb=0.0002)
     sharded, plain = ShardedOptimizer(net.parameters(), AdamW), AdamW(alone.parameters())
@@ -119,7 +119,7 @@ def with_ddp(context):
 
 @every_world_size
 def test_it_trains_together_with_ddp(on_ranks, world_size):
-    on_ranks(with_ddp, world_size)
+    on_ranks(assert_equal_with_ddp, world_size)
 
 
 def few_parameters(context, name):
@@ -146,7 +146,7 @@ def test_a_rank_may_be_left_without_a_share(on_ranks, name):
     assert on_ranks(few_parameters, 3, name) == empty
 
 
-def add_groups(context):
+def assert_equal_with_groups_added(context):
     net, alone = make_net(), make_net()
     sharded = ShardedOptimizer(net[0].parameters(), SGD, lr=0.1, momentum=0.9)
     plain = SGD(alone[0].parameters(), lr=0.1, momentum=0.9)
@@ -164,7 +164,7 @@ def add_groups(context):
 
 @every_world_size
 def test_parameter_groups_may_be_added_between_steps(on_ranks, world_size):
-    on_ranks(add_groups, world_size)
+    on_ranks(assert_equal_with_groups_added, world_size)
 
 
 def closures(context):
@@ -196,7 +196,7 @@ SCHEDULERS = {
 }
 
 
-def scheduled(context, scheduler):
+def assert_equal_when_scheduled(context, scheduler):
     net, alone = make_net(), make_net()
     sharded, plain = ShardedOptimizer(groups_of(net), AdamW), AdamW(groups_of(alone))
     for module, optimizer in ((net, sharded), (alone, plain)):
@@ -210,10 +210,10 @@ def scheduled(context, scheduler):
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_schedulers_change_what_the_next_step_uses(on_ranks, scheduler):
-    on_ranks(scheduled, 2, scheduler)
+    on_ranks(assert_equal_when_scheduled, 2, scheduler)
 
 
-def zeroed(context):
+def assert_all_zeroed(context):
     net = make_net()
     sharded = ShardedOptimizer(net.parameters(), SGD)
     add_gradients(net, 0)
@@ -224,7 +224,7 @@ def zeroed(context):
 
 
 def test_zero_grad_reaches_the_parameters_of_all_shares(on_ranks):
-    on_ranks(zeroed, 2)
+    on_ranks(assert_all_zeroed, 2)
 
 
 def communicated(context):
@@ -244,7 +244,7 @@ def test_a_step_broadcasts_each_trained_parameter_once_from_its_owner(on_ranks):
     assert on_ranks(communicated, 2) == [[28, 7, 5, 1]] * 2
 
 
-def mixed_dtypes(context):
+def assert_equal_in_mixed_dtypes(context):
     def build():
         torch.manual_seed(0)
         return nn.ModuleList(nn.Linear(3, 3, dtype=dtype) for dtype in (torch.float32, torch.bfloat16, torch.float64))
@@ -261,7 +261,7 @@ def mixed_dtypes(context):
 
 
 def test_parameters_of_different_dtypes_are_kept_apart(on_ranks):
-    on_ranks(mixed_dtypes, 2)
+    on_ranks(assert_equal_in_mixed_dtypes, 2)
 
 
 def unused(context):

@@ -1,13 +1,11 @@
 """Time whole attention calls, on causal shapes, for each value of one of the thresholds by which they are planned."""
 
-import argparse
 import dataclasses
 import functools
 import itertools
 import statistics
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 from unittest import mock
@@ -27,10 +25,11 @@ from pipeline.attention import (
     flash_triton_launch,
 )
 from pipeline.attention.flash_triton_configs import Chunking
-from pipeline.attention.tuning.sweep import DTYPES, largest_deviation, shape_of
 from pipeline.instruments.interleaved import Work, interleave
 from pipeline.instruments.kernel_timing import kernel_sampler
 from pipeline.instruments.timing import StopRule
+from pipeline.tuning.command_line import DTYPES, parsed
+from pipeline.tuning.sweep import largest_deviation
 
 PASSES = ("forward", "forward_backward")
 RULE = StopRule(min_samples=5, max_samples=30, rel_error=0.005, budget_s=0.1)
@@ -157,12 +156,7 @@ def _text(value: Any) -> str:
 
 def main() -> None:
     """Sweep the shapes of the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("threshold", choices=list(THRESHOLDS))
-    parser.add_argument("dtype", choices=list(DTYPES))
-    parser.add_argument("shapes", nargs="+", type=shape_of, metavar="BATCH,HEADS,SEQ_LEN,HEAD_DIM")
-    parser.add_argument("--out", type=Path, metavar="TABLE.csv")
-    arguments = parser.parse_args()
+    arguments = parsed(__doc__, "threshold", THRESHOLDS)
     tables = []
     for shape in arguments.shapes:
         tables.append(sweep(arguments.threshold, arguments.dtype, shape).assign(shape=str(shape)))

@@ -11,7 +11,7 @@ from triton.runtime.errors import OutOfResources, PTXASError
 
 from pipeline.attention import flash_triton_backward, flash_triton_forward
 from pipeline.attention.flash_triton_configs import TileConfig
-from pipeline.attention.tuning.static import KernelReport, compile_for_hopper
+from pipeline.tuning.static import KernelReport, compile_for_hopper
 
 KERNELS = {
     "forward": flash_triton_forward.forward_kernel,

@@ -6,8 +6,8 @@ import torch
 
 from pipeline.attention import flash_triton, flash_triton_backward_plans, flash_triton_forward_plans
 from pipeline.attention.inputs import traits
-from pipeline.attention.tuning import thresholds
 from pipeline.instruments.timing import StopRule
+from pipeline.tuning import thresholds
 
 # Lengths that every threshold has a value on either side of, at a head_dim whose tiles depend on length.
 QKV_DO = [traits(torch.empty(1, 1, 16384, 64, dtype=torch.bfloat16))] * 4

@@ -1,8 +1,8 @@
 import pytest
 
 from pipeline.attention.flash_triton_configs import TileConfig
-from pipeline.attention.tuning.candidates import Candidate
-from pipeline.attention.tuning.static import KernelReport
+from pipeline.tuning.candidates import Candidate
+from pipeline.tuning.static import KernelReport
 
 GOOD = {
     "registers": 168,

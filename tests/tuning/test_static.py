@@ -10,8 +10,8 @@ import pytest
 COMPILE = """
 import dataclasses, json, torch
 from pipeline.attention.flash_triton_configs import LONG_SEQUENCE, backward_config, forward_config
-from pipeline.attention.tuning.candidates import KERNELS, Candidate, constants
-from pipeline.attention.tuning.static import compile_for_hopper
+from pipeline.tuning.candidates import KERNELS, Candidate, constants
+from pipeline.tuning.static import compile_for_hopper
 
 def report(kernel, head_dim, tiles):
     found = compile_for_hopper(KERNELS[kernel], constants(kernel, "bf16", head_dim, tiles), tiles, "bf16")

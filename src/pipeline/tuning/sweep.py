@@ -1,9 +1,7 @@
 """Time one of the Triton kernels, on causal shapes, with every promising choice of tiles."""
 
-import argparse
 import dataclasses
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from types import ModuleType
 from unittest import mock
 
@@ -15,9 +13,9 @@ from torch import Tensor
 from pipeline.attention import flash_triton, flash_triton_backward_plans, flash_triton_forward_plans
 from pipeline.attention.flash_triton_configs import BackwardConfig, TileConfig, backward_config
 from pipeline.attention.inputs import traits
-from pipeline.attention.tuning.candidates import KERNELS, Candidate, promising
+from pipeline.tuning.candidates import KERNELS, Candidate, promising
+from pipeline.tuning.command_line import DTYPES, parsed
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 WARM_UP_MS, MEASURE_MS = 10, 40
 
 
@@ -95,19 +93,9 @@ def _tiles(plans: ModuleType, function: str, tiles: TileConfig | BackwardConfig 
     return mock.patch.object(plans, function, chosen if tiles is None else lambda *_: tiles)
 
 
-def shape_of(text: str) -> tuple[int, ...]:
-    """Return the shape that a word of the command line names."""
-    return tuple(map(int, text.split(",")))
-
-
 def main() -> None:
     """Sweep the shapes of the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kernel", choices=list(KERNELS))
-    parser.add_argument("dtype", choices=list(DTYPES))
-    parser.add_argument("shapes", nargs="+", type=shape_of, metavar="BATCH,HEADS,SEQ_LEN,HEAD_DIM")
-    parser.add_argument("--out", type=Path, metavar="TABLE.csv")
-    arguments = parser.parse_args()
+    arguments = parsed(__doc__, "kernel", KERNELS)
     tables = []
     for shape in arguments.shapes:
         candidates = promising(arguments.kernel, arguments.dtype, shape[-1])

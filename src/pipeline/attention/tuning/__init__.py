@@ -1,1 +1,0 @@
-"""Choosing the tiles of the Triton kernels: what the compiler makes of them, and how fast they are."""
