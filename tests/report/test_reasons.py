@@ -35,7 +35,7 @@ def test_any_other_reason_stays_as_it_is():
 def test_reasons_that_differ_in_their_own_numbers_alone_become_the_same():
     slow = [f"one forward call takes {seconds} s, above the limit of 0.5 s" for seconds in (0.61, 2.3)]
     noisy = [f"median known to {percent}% only" for percent in (5.5, 9.2)]
-    full = [f"CUDA out of memory. Tried to allocate {size} GiB." for size in (2, 64)]
+    full = [brief(f"CUDA out of memory. Tried to allocate {size} GiB.") for size in (2, 64)]
     found = without_own_numbers(pd.Series([*slow, *noisy, *full, None]))
     assert found.nunique() == 3
     assert found.iloc[0] == "one forward call takes … s, above the limit of 0.5 s"

@@ -1,3 +1,4 @@
+import io
 import sys
 import types
 
@@ -5,6 +6,7 @@ import pandas as pd
 import pytest
 
 from pipeline.errors import UserError
+from pipeline.report.rows import read_rows
 from pipeline.report.writeup import findings, first_page, write_section, write_writeup
 
 
@@ -66,7 +68,8 @@ def test_cells_of_several_commits_name_them_all():
 
 def test_what_pytorch_says_of_memory_that_ran_out_is_cut_short():
     said = "CUDA out of memory. Tried to allocate 2.00 MiB. If reserved but unallocated memory is large try setting it."
-    (cell,) = first_page(pd.DataFrame([line(), line(status="oom", reason=said)]))["not_ok"]
+    table = pd.DataFrame([line(), line(status="oom", reason=said)]).to_csv(index=False)
+    (cell,) = first_page(read_rows(io.StringIO(table)))["not_ok"]
     assert cell["reason"] == "CUDA out of memory"
 
 

@@ -2,11 +2,11 @@
 
 from dataclasses import asdict
 
-import pandas as pd
 import pytest
 
 from pipeline.cells.record import SCHEMA_VERSION, write_record
 from pipeline.cells.tabulate import row_table
+from pipeline.report.rows import read_rows
 
 SOFTWARE = {"python": "3.12.3", "torch": "2.11.0", "triton": "3.6.0", "cuda": "13.0", "driver": "580.65"}
 
@@ -26,6 +26,6 @@ def as_table(tmp_path_factory):
         folder = tmp_path_factory.mktemp("table")
         write_record(folder / "cell.json", record)
         row_table([folder / "cell.json"]).to_csv(folder / "rows.csv", index=False)
-        return pd.read_csv(folder / "rows.csv", keep_default_na=False, na_values=[""])
+        return read_rows(folder / "rows.csv")
 
     return make

@@ -5,6 +5,8 @@ from importlib import resources
 
 import pandas as pd
 
+from pipeline.report.rows import read_rows
+
 FOLDER = resources.files("pipeline.report") / "published"
 
 
@@ -16,7 +18,7 @@ def load(name: str) -> pd.DataFrame:
     """
     with (FOLDER / f"{name}.csv").open() as file:
         # Only an empty cell is missing: "n/a" is a device's way to say that nothing was measured.
-        rows = pd.read_csv(file, keep_default_na=False, na_values=[""])
+        rows = read_rows(file)
     return rows.assign(write_up=[_display(*pair) for pair in zip(rows["source"], rows["device"], strict=True)])
 
 

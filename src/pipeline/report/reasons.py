@@ -23,7 +23,7 @@ def brief(reason: str) -> str:
 
 def without_own_numbers(reasons: pd.Series) -> pd.Series:
     """Make reasons the same that differ in their own numbers alone, so that a table needs one line for them."""
-    return reasons.map(brief, na_action="ignore").str.replace(_OWN_NUMBERS, "…", regex=True)
+    return reasons.str.replace(_OWN_NUMBERS, "…", regex=True)
 
 
 def _held_by_others(message: str) -> str:

@@ -1,9 +1,31 @@
-"""Rows of any stage's tables: those with figures, in reading order, divided by each other."""
+"""Rows of any stage's tables: read, those with figures, in reading order, divided by each other."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 import pandas as pd
+
+from pipeline.errors import UserError
+from pipeline.report.reasons import brief
+
+
+def read_rows(table: Path | TextIO) -> pd.DataFrame:
+    """Read a table, its reasons made short enough to show.
+
+    Raises UserError where it cannot be read or is no table.
+    """
+    try:
+        # Words like "none" and "n/a" are values here: only an empty cell is missing.
+        rows = pd.read_csv(table, keep_default_na=False, na_values=[""])
+    except OSError as error:
+        raise UserError(f"cannot read {table}: {error.strerror}") from None
+    except (pd.errors.ParserError, pd.errors.EmptyDataError) as error:
+        raise UserError(f"{table} is no table: {error}") from None
+    if "reason" in rows:
+        rows["reason"] = rows["reason"].map(brief, na_action="ignore")
+    return rows
 
 
 def ok(rows: pd.DataFrame) -> pd.DataFrame:

@@ -12,7 +12,7 @@ from pipeline.cells import sweep
 from pipeline.cells.record import write_text
 from pipeline.cells.tabulate import SOFTWARE
 from pipeline.errors import UserError
-from pipeline.report.reasons import brief
+from pipeline.report.rows import read_rows
 from pipeline.report.section import render
 
 TEMPLATE = Path(__file__).parent / "writeup.md.j2"
@@ -67,7 +67,6 @@ def first_page(cells: pd.DataFrame) -> dict[str, Any]:
     seconds = cells[["start_up_s", "set_up_s", "measuring_s"]]
     started = pd.to_datetime(cells["started_at"])
     ended = started + pd.to_timedelta(seconds[["set_up_s", "measuring_s"]].sum(axis=1), unit="s")
-    not_ok = cells.loc[cells["status"] != "ok", ["stage", "cell", "status", "reason"]]
     return {
         "machines": sorted(cells["machine"].unique()),
         "versions": {name: sorted(cells[name].astype(str).unique()) for name in SOFTWARE},
@@ -80,7 +79,7 @@ def first_page(cells: pd.DataFrame) -> dict[str, Any]:
         "total_s": float(seconds.sum().sum()),
         "wall_s": _covered_s(started, ended),
         "shares_pct": {name: 100 * float(seconds[name].sum() / seconds.sum().sum()) for name in seconds},
-        "not_ok": not_ok.assign(reason=not_ok["reason"].map(brief, na_action="ignore")).to_dict("records"),
+        "not_ok": cells[cells["status"] != "ok"][["stage", "cell", "status", "reason"]].to_dict("records"),
     }
 
 
@@ -99,14 +98,4 @@ def _counts(cells: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _read_all(paths: Sequence[Path]) -> pd.DataFrame:
-    return pd.concat([_read(path) for path in paths], ignore_index=True) if paths else pd.DataFrame()
-
-
-def _read(path: Path) -> pd.DataFrame:
-    try:
-        # Words like "none" and "n/a" are values here: only an empty cell is missing.
-        return pd.read_csv(path, keep_default_na=False, na_values=[""])
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except (pd.errors.ParserError, pd.errors.EmptyDataError) as error:
-        raise UserError(f"{path} is no table: {error}") from None
+    return pd.concat(map(read_rows, paths), ignore_index=True) if paths else pd.DataFrame()

@@ -9,6 +9,7 @@ import pytest
 
 from pipeline.cells import config, sweep
 from pipeline.errors import Skipped
+from pipeline.report.rows import read_rows
 from pipeline.stages.accounting.cell import Settings
 from pipeline.stages.accounting.measure import measure
 
@@ -32,6 +33,6 @@ def make_rows():
         changed = replace(Settings(), **settings)
         rows = [{**asdict(cell), **asdict(changed), **row} for cell in cells for row in answered(cell, changed)]
         text = pd.DataFrame(rows).to_csv(index=False)
-        return pd.read_csv(io.StringIO(text), keep_default_na=False, na_values=[""])
+        return read_rows(io.StringIO(text))
 
     return make

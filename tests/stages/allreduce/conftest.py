@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from pipeline.parallel.cost import all_reduce_bus_factor
+from pipeline.report.rows import read_rows
 from pipeline.stages.allreduce.cell import Cell
 
 SIZES_BYTES = (1_000_000, 10_000_000, 100_000_000, 1_000_000_000)
@@ -105,7 +106,7 @@ def make_rows():
 
     def make(name):
         texts = MACHINES[name](np.random.default_rng(0))
-        tables = [pd.read_csv(io.StringIO(text), keep_default_na=False, na_values=[""]) for text in texts]
+        tables = [read_rows(io.StringIO(text)) for text in texts]
         return pd.concat(tables, ignore_index=True)
 
     return make

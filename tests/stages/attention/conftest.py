@@ -9,6 +9,7 @@ import pytest
 
 from pipeline.attention import accounting
 from pipeline.attention.accounting import Shape
+from pipeline.report.rows import read_rows
 
 GB = 1e9
 FIGURES = ["n", "median_ms", "q1_ms", "q3_ms", "mean_ms", "std_ms", "min_ms", "max_ms", "rel_error", "samples_ms"]
@@ -104,7 +105,7 @@ def make_rows():
 
     def make(name, seed=0):
         texts = [found.to_csv(index=False) for found in MACHINES[name](seed).values()]
-        tables = [pd.read_csv(io.StringIO(text), keep_default_na=False, na_values=[""]) for text in texts]
+        tables = [read_rows(io.StringIO(text)) for text in texts]
         return pd.concat(tables, ignore_index=True)
 
     return make

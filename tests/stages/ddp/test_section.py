@@ -158,7 +158,7 @@ def test_what_has_no_memory_shows_as_oom_and_is_left_out_of_comparisons(small_gp
     text = build(small_gpu)
     assert re.search(r"\| fp32 +\| flat +\| +OOM \|", text)
     assert "minimal_ddp_flat_benchmarking\n\n###" in text
-    assert "Tried to allocate" in part(text, "What was not measured, or not well")
+    assert "CUDA out of memory" in part(text, "What was not measured, or not well")
 
 
 def test_a_machine_with_one_gpu_gets_the_reason_alone(skipped, build):

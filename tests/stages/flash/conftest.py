@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from pipeline.attention.accounting import Shape, pass_flops
+from pipeline.report.rows import read_rows
 
 PASSES = ("forward", "backward", "forward_backward")
 QUANTITIES = {"forward": ("output",), "backward": ("dq", "dk", "dv"), "forward_backward": ()}
@@ -149,7 +150,7 @@ def make_rows():
 
     def make(name, seed=0):
         texts = [found.to_csv(index=False) for found in MACHINES[name](seed).values()]
-        tables = [pd.read_csv(io.StringIO(text), keep_default_na=False, na_values=[""]) for text in texts]
+        tables = [read_rows(io.StringIO(text)) for text in texts]
         return pd.concat(tables, ignore_index=True)
 
     return make

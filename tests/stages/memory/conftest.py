@@ -11,6 +11,7 @@ from pipeline.instruments.stopwatch import Stopwatch
 from pipeline.model.activations import Workload, residual_stream_bytes, saved_terms
 from pipeline.model.memory import MODE_PHASES, predict_peaks
 from pipeline.model.sizes import SIZES
+from pipeline.report.rows import read_rows
 from pipeline.stages.memory.cell import Cell, Settings
 from pipeline.stages.memory.measure import measure
 
@@ -132,7 +133,7 @@ def smoke(folder):
 def as_read_from_tables(cells):
     """Write the rows of cells as a table and read it back, as the section gets them."""
     text = pd.DataFrame([_flat(row) for row in itertools.chain.from_iterable(cells)]).to_csv(index=False)
-    return pd.read_csv(io.StringIO(text), keep_default_na=False, na_values=[""])
+    return read_rows(io.StringIO(text))
 
 
 @pytest.fixture(scope="session")

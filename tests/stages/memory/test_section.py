@@ -4,6 +4,7 @@ import pandas as pd
 import pytest
 
 from pipeline.model.sizes import SIZES
+from pipeline.report.reasons import brief
 from pipeline.report.rows import ok
 from pipeline.report.section import data_size, mib
 from pipeline.stages.memory import findings, others, predicted, section, selection, trade
@@ -123,7 +124,7 @@ def test_memory_that_others_held_stands_beside_the_prediction_of_a_cell_that_ran
         "CUDA out of memory. Tried to allocate 2.00 MiB. Process 7 has 70.67 GiB memory in use. Including non-PyTorch "
         "memory, this process has 56.20 GiB memory in use."
     )
-    rows.loc[rows["status"] == "oom", "reason"] = said
+    rows.loc[rows["status"] == "oom", "reason"] = brief(said)  # as tables are read
     text = build(rows)
     assert re.search(r"the model predicts .* GB; other processes held 71 GiB of the GPU\.\n", text)
     assert "Process 7" not in text

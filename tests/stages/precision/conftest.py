@@ -9,6 +9,7 @@ import pytest
 from pipeline.cells.record import SCHEMA_VERSION, write_record
 from pipeline.cells.tabulate import SOFTWARE, row_table
 from pipeline.instruments.stopwatch import Stopwatch
+from pipeline.report.rows import read_rows
 from pipeline.stages.precision.cell import EXPERIMENTS, Cell, Settings
 from pipeline.stages.precision.measure import measure
 
@@ -45,7 +46,7 @@ def as_tables(tmp_path_factory):
         for cell, path in zip(rows_by_cell, paths, strict=True):
             by_experiment.setdefault(cell.experiment, []).append(path)
         texts = [row_table(group).to_csv(index=False) for group in by_experiment.values()]
-        tables = [pd.read_csv(io.StringIO(text), keep_default_na=False, na_values=[""]) for text in texts]
+        tables = [read_rows(io.StringIO(text)) for text in texts]
         return pd.concat(tables, ignore_index=True)
 
     return write

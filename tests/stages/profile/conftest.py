@@ -14,6 +14,7 @@ from pipeline.instruments.kernel_categories import category
 from pipeline.instruments.summary import summarise
 from pipeline.instruments.trace import build_trace
 from pipeline.model.sizes import SIZES
+from pipeline.report.rows import read_rows
 from pipeline.stages.profile.cell import PASSES, Cell, Settings
 from pipeline.stages.profile.rows import rows_of
 
@@ -224,7 +225,7 @@ def make_rows():
 
     def make(name):
         text = pd.DataFrame([_flat(row) for row in MACHINES[name]()]).to_csv(index=False)
-        return pd.read_csv(io.StringIO(text), keep_default_na=False, na_values=[""])
+        return read_rows(io.StringIO(text))
 
     return make
 

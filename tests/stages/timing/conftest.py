@@ -7,6 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from pipeline.report.rows import read_rows
+
 SIZES = {  # parameters, layers
     "nano": (1e6, 2),
     "micro": (5e6, 4),
@@ -161,7 +163,7 @@ def make_rows():
 
     def make(name, seed=0):
         texts = [found.to_csv(index=False) for found in MACHINES[name](seed).values()]
-        tables = [pd.read_csv(io.StringIO(text), keep_default_na=False, na_values=[""]) for text in texts]
+        tables = [read_rows(io.StringIO(text)) for text in texts]
         return pd.concat(tables, ignore_index=True)
 
     return make

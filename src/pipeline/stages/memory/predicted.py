@@ -8,7 +8,6 @@ import pandas as pd
 from pipeline.model.activations import Workload, saved_terms
 from pipeline.model.memory import Moment, predict_peaks
 from pipeline.model.sizes import SIZES
-from pipeline.report.reasons import brief
 from pipeline.report.rows import ok
 from pipeline.report.section import TOLERANCE
 from pipeline.stages.memory.selection import (
@@ -123,7 +122,7 @@ def out_of_memory(rows: pd.DataFrame, device_type: str) -> list[dict]:
         {
             "cell": row[AXES].to_dict(),
             "bytes": max(moment.total_bytes for moment in _moments(row).values()),
-            "besides": brief(row["reason"]).partition("; ")[2],
+            "besides": row["reason"].partition("; ")[2],
         }
         for _, row in failed.iterrows()
     ]

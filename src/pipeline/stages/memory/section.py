@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from pipeline.report.reasons import brief
 from pipeline.report.rows import ok
 from pipeline.report.section import listing, render
 from pipeline.report.tables import (
@@ -233,7 +232,6 @@ def _missing(rows: pd.DataFrame) -> str:
         return ""
     failed = failed.assign(
         status=failed["status"].map(OUTCOME_WORDS),
-        reason=failed["reason"].map(brief),
         mode=failed["mode"].map(MODE_WORDS),
         variant=_variants(failed),
     )

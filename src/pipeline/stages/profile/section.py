@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from pipeline.report.reasons import brief
 from pipeline.report.section import render
 from pipeline.report.tables import (
     OUTCOME_WORDS,
@@ -230,7 +229,7 @@ def _missing(rows: pd.DataFrame) -> str:
     failed = findings.outcomes(rows)
     if failed.empty:
         return ""
-    failed = failed.assign(status=failed["status"].map(OUTCOME_WORDS), reason=failed["reason"].map(brief))
+    failed = failed.assign(status=failed["status"].map(OUTCOME_WORDS))
     keys = ["precision", "size", "profiler", "passes", "status", "reason"]
     lengths = failed.groupby(keys, sort=False)["context_length"]
     table = lengths.agg(lambda found: ", ".join(map(str, found))).reset_index()

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from pipeline.report.reasons import brief
 from pipeline.report.rows import ok
 from pipeline.report.section import render
 from pipeline.report.tables import (
@@ -208,7 +207,6 @@ def _missing(rows: pd.DataFrame) -> str:
         return ""
     whole = failed["pass"].map(lambda names: set(STEP_PASSES) <= set(names))
     failed["status"] = failed["status"].map(OUTCOME_WORDS)
-    failed["reason"] = failed["reason"].map(brief)
     failed["pass"] = failed["pass"].map(", ".join).str.replace("_", " ").mask(whole, "all")
     keys = ["precision", "size", "mode", "warmup_steps", "pass", "status", "reason"]
     lengths = failed.groupby(keys, sort=False)["context_length"]
