@@ -115,3 +115,8 @@ def test_the_exponent_of_a_power_is_found(exponent):
 )
 def test_growth_is_named_by_its_exponent(exponent, word):
     assert section.growth_word(exponent) == word
+
+
+def test_one_thing_is_written_without_the_plural(render):
+    text = render('{{ 1 | counted("row") }}, {{ 0 | counted("row") }}, {{ 1200 | counted("warm-up step") }}')
+    assert text == "1 row, 0 rows, 1,200 warm-up steps\n"

@@ -7,7 +7,7 @@ import pandas as pd
 
 from pipeline.report.compare import VERDICTS, Comparison
 from pipeline.report.reasons import brief
-from pipeline.report.section import data_size
+from pipeline.report.section import counted, data_size
 from pipeline.report.tables import OUTCOME_WORDS, markdown, significant
 
 ORDER = list(VERDICTS.values())
@@ -40,25 +40,21 @@ def summary(found: Comparison) -> str:
     """Say in one line how B compares with A."""
     counts = found.timed["verdict"].value_counts()
     words = [f"{counts.get(verdict, 0)} {verdict}" for verdict in ORDER]
-    text = f"B against A: {_counted(len(found.timed), 'time')} compared, {', '.join(words)}"
+    text = f"B against A: {counted(len(found.timed), 'time')} compared, {', '.join(words)}"
     if len(found.timed):
         text += f"; geometric mean of B / A {significant(statistics.geometric_mean(found.timed['ratio']))}×"
     outcomes, lost = len(found.outcomes), int(found.outcomes["worse"].sum())
     apart = len(found.memory.drop_duplicates(["stage", "cell"]))
     extras = {
-        f"{_counted(outcomes, 'outcome')} changed, {lost} for the worse": outcomes,
-        f"peak memory apart in {_counted(apart, 'cell')}": apart,
-        f"{_counted(len(found.only_in_a), 'cell')} only in A": len(found.only_in_a),
-        f"{_counted(len(found.only_in_b), 'cell')} only in B": len(found.only_in_b),
-        f"{_counted(len(found.rows_only_in_a), 'row')} only in A": len(found.rows_only_in_a),
-        f"{_counted(len(found.rows_only_in_b), 'row')} only in B": len(found.rows_only_in_b),
-        f"{_counted(found.untimed, 'row')} without a time": found.untimed,
+        f"{counted(outcomes, 'outcome')} changed, {lost} for the worse": outcomes,
+        f"peak memory apart in {counted(apart, 'cell')}": apart,
+        f"{counted(len(found.only_in_a), 'cell')} only in A": len(found.only_in_a),
+        f"{counted(len(found.only_in_b), 'cell')} only in B": len(found.only_in_b),
+        f"{counted(len(found.rows_only_in_a), 'row')} only in A": len(found.rows_only_in_a),
+        f"{counted(len(found.rows_only_in_b), 'row')} only in B": len(found.rows_only_in_b),
+        f"{counted(found.untimed, 'row')} without a time": found.untimed,
     }
     return "; ".join([text, *(words for words, count in extras.items() if count)]) + "."
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _differences(table: pd.DataFrame) -> str:

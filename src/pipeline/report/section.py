@@ -25,7 +25,7 @@ def render(template_path: Path, facts: dict) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= FORMS | {"span": span, "listing": listing}
+    environment.filters |= FORMS | {"span": span, "listing": listing, "counted": counted}
     text = environment.get_template(template_path.name).render(facts)
     # Sentences that were not printed leave their blank lines behind.
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
@@ -51,6 +51,11 @@ def percent(share: float) -> str:
 def count(value: float) -> str:
     """Write a whole number with thousands separated."""
     return f"{_finite(value):,.0f}"
+
+
+def counted(value: float, noun: str) -> str:
+    """Write how many there are of something: `1 row`, `1,200 rows`."""
+    return f"{count(value)} {noun}{'s' if value != 1 else ''}"
 
 
 def number(value: float) -> str:

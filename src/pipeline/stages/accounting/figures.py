@@ -18,6 +18,7 @@ from pipeline.report.figures import (
     save,
     shared_legend,
 )
+from pipeline.report.section import counted
 
 COMPUTED = "computed, not measured"
 TIMES = {
@@ -46,7 +47,7 @@ def per_device(rows: pd.DataFrame) -> Figure:
     axes = panels[0, 0]
     for place, (seq_len, line) in enumerate(rows.groupby("seq_len")):
         line = line.sort_values("num_devices")
-        label = f"{seq_len:,} token{'s' if seq_len > 1 else ''}"
+        label = counted(seq_len, "token")
         axes.plot(line["num_devices"], line["bytes_per_device"] / GB, label=label, **_style(place))
     capacity = rows["device_memory_gb"].iloc[0]
     axes.axhline(capacity, color="black", linewidth=1, linestyle="--", label=f"{capacity:g} GB")

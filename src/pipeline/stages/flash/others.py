@@ -4,6 +4,7 @@ import pandas as pd
 
 from pipeline.report import published
 from pipeline.report.rows import geometric_mean, ok
+from pipeline.report.section import counted
 from pipeline.report.tables import fold, markdown, markdown_folded_if_long, significant
 from pipeline.stages.flash.selection import leaderboard, main_grid
 
@@ -66,9 +67,7 @@ def _full_table(write_up: str, dtype: str, pairs: pd.DataFrame) -> str:
         }
     )
     doubts = published.doubts_list(pairs) or "No doubts noted."
-    return fold(
-        f"{write_up}, {dtype}: {len(pairs)} figure{'s' if len(pairs) != 1 else ''}", f"{markdown(table)}\n\n{doubts}"
-    )
+    return fold(f"{write_up}, {dtype}: {counted(len(pairs), 'figure')}", f"{markdown(table)}\n\n{doubts}")
 
 
 def leaderboard_table(rows: pd.DataFrame) -> str:

@@ -4,6 +4,7 @@ import pandas as pd
 
 from pipeline.report import published
 from pipeline.report.rows import ok
+from pipeline.report.section import counted
 from pipeline.report.tables import fold, markdown, significant
 from pipeline.stages.timing.selection import PASSES, host
 
@@ -96,9 +97,7 @@ def _full_table(write_up: str, mode: str, pairs: pd.DataFrame) -> str:
         }
     )
     doubts = published.doubts_list(pairs) or "No doubts noted."
-    return fold(
-        f"{write_up}, {mode}: {len(pairs)} figure{'s' if len(pairs) != 1 else ''}", f"{markdown(table)}\n\n{doubts}"
-    )
+    return fold(f"{write_up}, {mode}: {counted(len(pairs), 'figure')}", f"{markdown(table)}\n\n{doubts}")
 
 
 def _is_assumed(pairs: pd.DataFrame, what: str) -> pd.Series:
