@@ -91,7 +91,7 @@ def _section(arguments: argparse.Namespace) -> None:
 def _writeup(arguments: argparse.Namespace) -> None:
     from pipeline.report.writeup import write_writeup
 
-    write_writeup(arguments.sections, arguments.cells, arguments.scale, arguments.out)
+    write_writeup(arguments.sections, arguments.cells, arguments.scale, dict(arguments.code), arguments.out)
 
 
 def _publish(arguments: argparse.Namespace) -> None:
@@ -157,6 +157,8 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     writeup = commands.add_parser("writeup", help="put a first page and the sections together")
     writeup.add_argument("sections", nargs="*", type=Path, metavar="SECTION.md")
     writeup.add_argument("--cells", nargs="+", type=Path, required=True, metavar="CELLS.csv")
+    of_now = "the code that measures a stage now: cells measured by other code are told of"
+    writeup.add_argument("--code", nargs=2, action="append", default=[], metavar=("STAGE", "DIGEST"), help=of_now)
     writeup.add_argument("--scale", default="", help="which cells were asked for, said on the first page")
     writeup.add_argument("--out", type=Path, required=True, metavar="WRITEUP.md")
     writeup.set_defaults(run=_writeup)

@@ -78,7 +78,7 @@ def test_the_writeup_holds_machine_outcomes_and_sections(tmp_path):
     skipped = line(status="skipped", reason="needs 4 GPUs, 1 present")
     pd.DataFrame([line(), skipped]).to_csv(cells, index=False)
     section.write_text("## Timing\n\nIt is fast.\n")
-    write_writeup([section], [cells], "paper", out)
+    write_writeup([section], [cells], "paper", {}, out)
     text = out.read_text()
     assert "at scale `paper`, from" in text
     for part in ("NVIDIA H200", "1234567", "It is fast.", "needs 4 GPUs, 1 present", "| timing | 1 | 0 | 1 | 0 |"):
@@ -87,14 +87,22 @@ def test_the_writeup_holds_machine_outcomes_and_sections(tmp_path):
 
 def test_what_nobody_asked_for_in_this_run_has_no_scale(tmp_path):
     pd.DataFrame([line()]).to_csv(tmp_path / "cells.csv", index=False)
-    write_writeup([], [tmp_path / "cells.csv"], "", tmp_path / "writeup.md")
+    write_writeup([], [tmp_path / "cells.csv"], "", {}, tmp_path / "writeup.md")
     assert "Measured on **NVIDIA H200**, from" in (tmp_path / "writeup.md").read_text()
+
+
+@pytest.mark.parametrize(("digest", "is_told"), [("abc", False), ("def", True)])
+def test_a_stage_whose_code_has_changed_since_is_told_of(tmp_path, digest, is_told):
+    cells, out = tmp_path / "cells.csv", tmp_path / "writeup.md"
+    pd.DataFrame([line(), line(stage="flash")]).to_csv(cells, index=False)
+    write_writeup([], [cells], "", {"timing": digest, "flash": "abc"}, out)
+    assert ("the code that measures timing has changed" in out.read_text()) == is_told
 
 
 def test_no_cells_is_one_line(tmp_path):
     (tmp_path / "cells.csv").write_text("")
     with pytest.raises(UserError, match=r"cells.csv is no table"):
-        write_writeup([], [tmp_path / "cells.csv"], "paper", tmp_path / "writeup.md")
+        write_writeup([], [tmp_path / "cells.csv"], "paper", {}, tmp_path / "writeup.md")
 
 
 def test_a_section_gets_the_rows_of_the_stages_that_it_reads_apart(tmp_path, monkeypatch):

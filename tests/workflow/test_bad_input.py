@@ -35,6 +35,7 @@ def test_records_of_another_machine_are_kept_and_can_be_rendered(project):
     record_path = project.records()[0]
     foreign = json.loads(record_path.read_text())
     foreign["machine"]["kind"] = "NVIDIA Imaginary"
+    foreign["code"]["digest"] = "former"
     record_path.write_text(json.dumps(foreign))
 
     code, output = project.snakemake()
@@ -48,6 +49,7 @@ def test_records_of_another_machine_are_kept_and_can_be_rendered(project):
     text = (project.root / "reports/writeup.md").read_text()
     assert "NVIDIA Imaginary" in text
     assert "at scale" not in text  # whatever asked for these cells
+    assert "the code that measures timing has changed" in text
 
 
 def test_another_folder_takes_another_machines_measurements(project):

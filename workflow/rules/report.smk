@@ -31,10 +31,11 @@ rule writeup:
         "logs/writeup.log",
     params:
         scale=["--scale", PLAN.scale] if PLAN.measure else [],
+        measured_by=[word for name in STAGES_TO_WRITE for word in ("--code", name, STAGES[name].code)],
         code=freshness.code_digest("pipeline.report.writeup"),
         template=freshness.file_digest(ROOT / "src/pipeline/report/writeup.md.j2"),
     message:
         "write-up"
     shell:
         "python -m pipeline writeup {input.sections} --cells {input.cells} {params.scale:q}"
-        " --out {output} >{log} 2>&1"
+        " {params.measured_by:q} --out {output} >{log} 2>&1"

@@ -2,7 +2,7 @@
 
 import importlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +34,24 @@ def write_section(stage: str, tables: Sequence[Path], beside: Sequence[Path], ou
     write_text(out, build(_read_all(tables), figures, *rows_beside))
 
 
-def write_writeup(sections: Sequence[Path], cells: Sequence[Path], scale: str, out: Path) -> None:
+def write_writeup(
+    sections: Sequence[Path], cells: Sequence[Path], scale: str, code: Mapping[str, str], out: Path
+) -> None:
     """Write the write-up from the rendered sections and the tables of cells.
 
     scale: which cells were asked for; empty where what is there is written up, whatever asked for it.
+    code: the digest of the code that measures each stage now; a stage may be left out.
     """
     lines = _read_all(cells)
     if lines.empty:
         raise UserError("there is nothing to write up: no cell has been measured")
     texts = [path.read_text() for path in sections]
-    facts = {**first_page(lines), "scale": scale, "sections": texts, "findings": findings(texts)}
+    facts = first_page(lines) | {
+        "scale": scale,
+        "changed": changed_since(lines, code),
+        "sections": texts,
+        "findings": findings(texts),
+    }
     write_text(out, render(TEMPLATE, facts))
 
 
@@ -81,6 +89,12 @@ def first_page(cells: pd.DataFrame) -> dict[str, Any]:
         "shares_pct": {name: 100 * float(seconds[name].sum() / seconds.sum().sum()) for name in seconds},
         "not_ok": cells[cells["status"] != "ok"][["stage", "cell", "status", "reason"]].to_dict("records"),
     }
+
+
+def changed_since(cells: pd.DataFrame, code: Mapping[str, str]) -> list[str]:
+    """List the stages of which a cell was measured by code of another digest than the stage's has now."""
+    stages = [stage for stage in cells["stage"].unique() if stage in code]
+    return [stage for stage in stages if (cells.loc[cells["stage"] == stage, "digest"] != code[stage]).any()]
 
 
 def _covered_s(started: pd.Series, ended: pd.Series) -> float:

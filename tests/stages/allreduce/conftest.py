@@ -29,6 +29,7 @@ def row(rng, cell, timing, impl, placement, clock, size_bytes, seconds, machine=
         "clock": clock,
         "size_bytes": size_bytes,
         "calls": {"burst": 20, "single": 1}.get(timing, np.nan),
+        "parts": min(21, SIZES_BYTES[-1] // size_bytes) if timing == "burst" else np.nan,
         "status": "ok",
         "n": len(samples_ms),
         "median_ms": median_ms,

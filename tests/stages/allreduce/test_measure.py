@@ -91,6 +91,12 @@ def test_every_size_is_timed_in_bursts_and_one_by_one(gloo):
     assert all(row["n"] == 10 and row["status"] == "ok" for row in gloo[0] if "calls" in row)
 
 
+def test_a_burst_says_on_how_much_memory_its_calls_were(gloo):
+    largest = max(row["size_bytes"] for row in gloo[0] if row["timing"] == "burst")
+    for row in (row for row in gloo[0] if row["timing"] == "burst"):
+        assert row["parts"] == min(row["calls"] + 1, largest // row["size_bytes"])
+
+
 def test_the_set_up_and_the_first_call_have_rows_of_their_own(gloo):
     assert [row["timing"] for row in gloo[0][:2]] == ["set_up", "first_call"]
     assert all(row["n"] == 1 and row["median_ms"] > 0 for row in gloo[0][:2])

@@ -121,6 +121,12 @@ def test_an_unstable_row_keeps_its_figure_and_says_so(rendered):
     assert re.search(r"\| gloo +\| +1 MB \| +[\d.]+ \[[\d., ]+\] \(unstable\) \|", text)
 
 
+def test_bursts_on_one_piece_of_memory_are_not_said_to_move_on(make_rows, build):
+    rows = make_rows("h200")
+    assert "each on other memory" in build(rows)
+    assert "each on other memory" not in build(rows.drop(columns="parts"))  # as of records without that figure
+
+
 def test_more_ranks_than_cores_are_named(rendered):
     assert "More ranks than cores: 4 ranks on 2 cores." in rendered["laptop"][1]
     assert "More ranks than cores" not in rendered["h200"][1]

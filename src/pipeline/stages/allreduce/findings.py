@@ -21,6 +21,7 @@ def setting(rows: pd.DataFrame) -> dict:
         "warmup_calls": int(found["warmup_calls"].max()),
         "fewest_calls": int(timed["calls"].min()),
         "most_calls": int(timed["calls"].max()),
+        "moves_on": bool((timed["parts"] > 1).any()),
         "has_nccl": "nccl" in set(found["backend"]),
         "has_gloo": "gloo" in set(found["backend"]),
     }

@@ -139,8 +139,13 @@ def _measure_size(
     burst_samples = _bursts(context, settings, payload, operations, size)
     clock = "cuda_events" if context.device.type == "cuda" else "host"
     rows = [
-        {**operation.key(timing="burst", clock=clock, size_bytes=size), "calls": calls, "samples_ms": samples_ms}
-        for operation, (calls, samples_ms) in zip(operations, burst_samples, strict=True)
+        {
+            **operation.key(timing="burst", clock=clock, size_bytes=size),
+            "calls": calls,
+            "parts": parts,
+            "samples_ms": samples_ms,
+        }
+        for operation, (calls, parts, samples_ms) in zip(operations, burst_samples, strict=True)
     ]
     sampling = _singles(context, settings, payload, operations[0], size)
     for clock, samples_ms in sampling.timings["all_reduce"].by_clock().items():
@@ -151,8 +156,8 @@ def _measure_size(
 
 def _bursts(
     context: RankContext, settings: Settings, payload: Payload, operations: list[Operation], size: int
-) -> list[tuple[int, list[float]]]:
-    """Time bursts of every operation in turn; return for each the calls of a burst and the samples.
+) -> list[tuple[int, int, list[float]]]:
+    """Time bursts of every operation in turn; return for each the calls of a burst, on how many parts, and the samples.
 
     Each call goes on to the next part of the buffer, as in nccl-tests: a small one would find what the call before it
     left in the GPU's cache, and be faster than any that sums what a backward pass has written.
@@ -171,7 +176,8 @@ def _bursts(
     for _ in range(bursts):
         for operation, samples in zip(operations, samples_ms, strict=True):
             samples.append(burst_ms(operation, calls))
-    return [(calls, samples) for samples in samples_ms]
+    num_parts = len(payload.parts(size, calls + 1))
+    return [(calls, num_parts, samples) for samples in samples_ms]
 
 
 def _singles(context: RankContext, settings: Settings, payload: Payload, operation: Operation, size: int) -> Sampling:

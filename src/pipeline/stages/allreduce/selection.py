@@ -8,7 +8,7 @@ from pipeline.report.rows import ok
 BACKENDS = ("gloo", "nccl")
 # What a table lacks when no row of it has a figure.
 NUMBERS = (
-    *("size_bytes", "calls", "n", "median_ms", "q1_ms", "q3_ms", "rank_min_ms", "rank_mean_ms", "rank_max_ms"),
+    *("size_bytes", "calls", "parts", "n", "median_ms", "q1_ms", "q3_ms", "rank_min_ms", "rank_mean_ms", "rank_max_ms"),
     *("algbw_gb_per_s", "busbw_gb_per_s", "cores", "oversubscribed"),
 )
 WORDS = ("impl", "placement", "clock", "reason")
