@@ -64,8 +64,8 @@ def assert_fp32_is_exact(function, q, k, v, do, is_causal):
     assert (found <= FP32_RELATIVE_ERROR).all(), found.tolist()
 
 
-def assert_as_exact_as_torchs_fp32_kernel(function, q, k, v, do, is_causal):
-    """Assert that relative errors against fp64 are at most 1.1 times those of torch's own fp32 kernel on a GPU.
+def assert_as_exact_as_torchs_fp32_kernel(function, q, k, v, do, is_causal, factor=1.1):
+    """Assert that relative errors against fp64 are at most `factor` times those of torch's own fp32 kernel on a GPU.
 
     That kernel, `EFFICIENT_ATTENTION`, multiplies fp32 on tensor cores too.
     """
@@ -75,7 +75,7 @@ def assert_as_exact_as_torchs_fp32_kernel(function, q, k, v, do, is_causal):
         relative_errors(output_and_gradients(implementation, *inputs, is_causal), exact)
         for implementation in (function, _efficient_attention)
     )
-    assert (found <= 1.1 * torchs).all(), (found / torchs).tolist()
+    assert (found <= factor * torchs).all(), (found / torchs).tolist()
 
 
 def _efficient_attention(q, k, v, is_causal):

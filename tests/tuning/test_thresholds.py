@@ -10,8 +10,8 @@ from pipeline.instruments.timing import StopRule
 from pipeline.tuning import thresholds
 
 # Lengths that every threshold has a value on either side of, at a head_dim whose tiles depend on length.
-QKV_DO = [traits(torch.empty(1, 1, 16384, 64, dtype=torch.bfloat16))] * 4
-SHORT_QKV_DO = [traits(torch.empty(1, 1, 1024, 64, dtype=torch.bfloat16))] * 4
+INPUTS = [[traits(torch.empty(1, 1, seq_len, 64, dtype=torch.bfloat16))] * 4 for seq_len in (200, 600, 16384)]
+QKV_DO = INPUTS[-1]
 
 
 class RecordedLaunch:
@@ -40,7 +40,7 @@ def test_the_value_in_use_is_tried_and_every_threshold_is_one_that_plans_go_by(r
     made = []
     for value in threshold.values:
         with thresholds.planned_by(threshold.module, name, value)():
-            made.append((plans(QKV_DO), plans(SHORT_QKV_DO)))
+            made.append([plans(qkv_do) for qkv_do in INPUTS])
     assert any(plan != made[0] for plan in made)
 
 

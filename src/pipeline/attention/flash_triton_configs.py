@@ -9,11 +9,11 @@ import torch
 import triton
 
 # Below this many keys or queries a kernel ends before tensor descriptors, which each program has to make, pay.
-MIN_LENGTH_FOR_TMA = 1024
+MIN_LENGTH_FOR_TMA = 256
 # Up to here the backward pass is one kernel, for which repeating some work costs less than launching another.
 LONGEST_SHORT_SEQUENCE = 1024
 # At head_dim 64 a third program fits on a multiprocessor with one stage less. It hides how programs begin and end; from
-# here on that takes less than what the stage hides.
+# this many keys a program on, that takes less than what the stage hides.
 LONG_SEQUENCE = 16384
 
 
@@ -51,8 +51,8 @@ class Chunking:
     min_length: int
 
 
-FORWARD_CHUNKS = Chunking(programs_per_sm=4, min_length=1024)
-BACKWARD_CHUNKS = Chunking(programs_per_sm=8, min_length=512)
+FORWARD_CHUNKS = Chunking(programs_per_sm=4, min_length=256)
+BACKWARD_CHUNKS = Chunking(programs_per_sm=4, min_length=256)
 
 _FORWARD = {
     16: TileConfig(64, 128, 4, 3),
@@ -72,7 +72,7 @@ _FORWARD_FP32 = {
 _BACKWARD = {
     16: BackwardConfig(TileConfig(64, 64, 4, 3), None, TileConfig(64, 64, 4, 2)),
     32: BackwardConfig(TileConfig(64, 64, 4, 2, 128), None, TileConfig(64, 64, 4, 2)),
-    64: BackwardConfig(TileConfig(64, 64, 4, 3, 168), TileConfig(64, 64, 4, 3), TileConfig(64, 64, 4, 2)),
+    64: BackwardConfig(TileConfig(128, 64, 4, 2), TileConfig(128, 64, 4, 3), TileConfig(64, 64, 4, 2)),
     128: BackwardConfig(TileConfig(64, 64, 4, 2), TileConfig(128, 64, 8, 3), TileConfig(64, 64, 8, 2)),
     256: BackwardConfig(TileConfig(32, 64, 8, 2), TileConfig(64, 32, 8, 2), TileConfig(32, 64, 8, 1)),
 }
@@ -80,8 +80,8 @@ _BACKWARD_FP32 = {
     16: BackwardConfig(TileConfig(64, 64, 4, 2), TileConfig(64, 64, 4, 2), TileConfig(32, 32, 4, 1)),
     32: BackwardConfig(TileConfig(64, 64, 4, 2), TileConfig(64, 64, 4, 2), TileConfig(32, 32, 4, 1)),
     64: BackwardConfig(TileConfig(32, 128, 8, 2), TileConfig(128, 64, 8, 1), TileConfig(32, 32, 4, 1)),
-    128: BackwardConfig(TileConfig(32, 32, 8, 1), TileConfig(64, 32, 4, 1), TileConfig(32, 32, 8, 1)),
-    256: BackwardConfig(TileConfig(16, 32, 8, 1), TileConfig(32, 16, 8, 1), TileConfig(16, 16, 8, 1)),
+    128: BackwardConfig(TileConfig(64, 32, 8, 2), TileConfig(32, 64, 8, 1), TileConfig(32, 32, 8, 1)),
+    256: BackwardConfig(TileConfig(32, 16, 8, 1), TileConfig(16, 32, 8, 1), TileConfig(16, 16, 8, 1)),
 }
 # Rows of so many elements begin at multiples of 16 bytes in every dtype, as tensor descriptors want them.
 HEAD_DIM_MULTIPLE = 8
@@ -95,7 +95,10 @@ def tile_width(head_dim: int) -> int:
 
 
 def forward_config(dtype: torch.dtype, head_dim: int, n_keys: int) -> TileConfig:
-    """Return the tiles of the forward kernel."""
+    """Return the tiles of the forward kernel.
+
+    n_keys: how many keys a program goes through; block_queries does not depend on it.
+    """
     width = tile_width(head_dim)
     if dtype == torch.float32:
         return _FORWARD_FP32[width]

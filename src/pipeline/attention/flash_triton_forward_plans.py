@@ -51,10 +51,11 @@ def forward_plan(q: Traits, k: Traits, v: Traits, is_causal: bool, tf32_allowed:
     _check(q, k, v)
     n_queries, head_dim, n_keys = q.shape[-2], q.shape[-1], k.shape[-2]
     matrices = math.prod(q.shape[:-2])
-    tiles = forward_config(q.dtype, head_dim, n_keys)
-    programs = matrices * triton.cdiv(n_queries, tiles.block_queries)
-    chunk = chunk_length(FORWARD_CHUNKS, programs, n_keys, tiles.block_queries, multiprocessors(q.device))
+    block_queries = forward_config(q.dtype, head_dim, n_keys).block_queries
+    programs = matrices * triton.cdiv(n_queries, block_queries)
+    chunk = chunk_length(FORWARD_CHUNKS, programs, n_keys, block_queries, multiprocessors(q.device))
     chunks = triton.cdiv(n_keys, chunk)
+    tiles = forward_config(q.dtype, head_dim, chunk)
     constants = {"CAUSAL": is_causal, "HEAD_DIM": head_dim}
     part = q.dtype if chunks == 1 else torch.float32
     attend = Launch(

@@ -50,10 +50,10 @@ def _chunkings(programs_per_sm: tuple[int, ...], min_lengths: tuple[int, ...]) -
 
 
 THRESHOLDS = {
-    "FORWARD_CHUNKS": Threshold(flash_triton_forward_plans, _chunkings((2, 4, 8), (512, 1024, 2048))),
-    "BACKWARD_CHUNKS": Threshold(flash_triton_backward_plans, _chunkings((4, 8, 16), (256, 512, 1024))),
-    "LONGEST_SHORT_SEQUENCE": Threshold(flash_triton_backward_plans, (0, 256, 512, 1024, 2048, 4096)),
-    "MIN_LENGTH_FOR_TMA": Threshold(flash_triton_launch, (1, 256, 512, 1024, 2048)),
+    "FORWARD_CHUNKS": Threshold(flash_triton_forward_plans, _chunkings((2, 4, 8), (128, 256, 512))),
+    "BACKWARD_CHUNKS": Threshold(flash_triton_backward_plans, _chunkings((2, 4, 8), (128, 256, 512))),
+    "LONGEST_SHORT_SEQUENCE": Threshold(flash_triton_backward_plans, (0, 128, 256, 512, 1024, 2048)),
+    "MIN_LENGTH_FOR_TMA": Threshold(flash_triton_launch, (1, 128, 256, 512, 1024)),
     "LONG_SEQUENCE": Threshold(flash_triton_configs, (2048, 4096, 8192, 16384, 32768, 65536)),
 }
 

