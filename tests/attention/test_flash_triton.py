@@ -43,7 +43,7 @@ def small_tiles(monkeypatch):
         backward = BackwardConfig(SMALL, SMALL if dq_has_its_own_kernel else None, SMALL)
         monkeypatch.setattr(flash_triton_forward_plans, "forward_config", lambda *_problem: SMALL)
         monkeypatch.setattr(flash_triton_backward_plans, "LONGEST_SHORT_SEQUENCE", longest_short_sequence)
-        monkeypatch.setattr(flash_triton_backward_plans, "backward_config", lambda _dtype, _head_dim: backward)
+        monkeypatch.setattr(flash_triton_backward_plans, "backward_config", lambda *_problem: backward)
         flash_triton_forward_plans.forward_plan.cache_clear()
         flash_triton_backward_plans.backward_plan.cache_clear()
 

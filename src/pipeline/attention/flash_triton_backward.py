@@ -13,7 +13,16 @@ which takes a tile of queries (7 products, bitwise repeatable). Source: Dao 2023
 import triton
 import triton.language as tl
 
-from pipeline.attention.flash_triton_blocks import columns, load_rows, matrix_at, product, row_of, rows_of, within
+from pipeline.attention.flash_triton_blocks import (
+    columns,
+    load_rows,
+    matrix_at,
+    product,
+    row_of,
+    rows_of,
+    wait_for_kernel_before,
+    within,
+)
 from pipeline.attention.flash_triton_delta import load_delta, load_lse_log2, row_length
 
 
@@ -131,7 +140,7 @@ def key_value_kernel(
     stride_dob, stride_doh, stride_do, heads, n_queries, n_keys, scale, scale_log2, chunk_queries, n_chunks,
     CAUSAL: tl.constexpr, MASK_KEYS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_QUERIES: tl.constexpr,
     BLOCK_KEYS: tl.constexpr, CHUNKED: tl.constexpr, ADD_DQ: tl.constexpr, TMA: tl.constexpr,
-    TMA_REDUCE: tl.constexpr, PRECISION: tl.constexpr,
+    TMA_REDUCE: tl.constexpr, PRECISION: tl.constexpr, OVERLAPPED: tl.constexpr,
 ):  # fmt: skip
     """Compute dk and dv of one tile of keys; where ADD_DQ, add its share of dq, still to be scaled, to dq_sum.
 
@@ -140,6 +149,7 @@ def key_value_kernel(
     chunk holds a query that attends to the tile.
     MASK_KEYS: the last tile of keys is not full, and its missing keys must not reach dq.
     """
+    wait_for_kernel_before(OVERLAPPED)
     program, begin, end, part_row = tl.program_id(0), 0, n_queries, 0
     if CHUNKED:
         begin = program % n_chunks * chunk_queries
@@ -243,13 +253,14 @@ def query_kernel(
     stride_qb, stride_qh, stride_q, stride_kb, stride_kh, stride_k, stride_vb, stride_vh, stride_v,
     stride_dob, stride_doh, stride_do, heads, n_queries, n_keys, scale, scale_log2, chunk_keys, n_chunks,
     CAUSAL: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr,
-    CHUNKED: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr,
+    CHUNKED: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, OVERLAPPED: tl.constexpr,
 ):  # fmt: skip
     """Compute dq, of shape (batch · heads, n_queries, head_dim), of one tile of queries.
 
     Where CHUNKED, it is from one chunk of keys, and dq has a leading n_chunks, is fp32, and is written where the chunk
     holds a key that the tile attends to.
     """
+    wait_for_kernel_before(OVERLAPPED)
     program, begin, end, part_row = tl.program_id(0), 0, n_keys, 0
     if CHUNKED:
         begin = program % n_chunks * chunk_keys

@@ -25,6 +25,7 @@ from pipeline.attention.flash_triton_launch import (
     PLANS_KEPT,
     Launch,
     block_sizes,
+    can_overlap,
     heads,
     multiprocessors,
     must_be_copied,
@@ -91,7 +92,7 @@ def backward_plan(
     scalars = [*strides(q), *strides(k), *strides(v), *strides(do), *lengths]
     constants = {"CAUSAL": is_causal, "HEAD_DIM": q.shape[-1], "PRECISION": precision(q.dtype, tf32_allowed)}
     problem = _Problem(q, k, v, do, scalars, constants)
-    config = backward_config(q.dtype, q.shape[-1])
+    config = backward_config(q.dtype, q.shape[-1], k.shape[-2])
     copied = tuple(map(must_be_copied, (q, k, v, do)))
     if max(q.shape[-2], k.shape[-2]) <= LONGEST_SHORT_SEQUENCE:
         return ShortBackwardPlan(copied, _short(config.short, problem))
@@ -147,6 +148,7 @@ def _key_value(config: BackwardConfig, problem: _Problem) -> ChunkedLaunch:
             "MASK_KEYS": sums_dq and k.shape[-2] % tiles.block_keys != 0,
             "ADD_DQ": sums_dq,
             "TMA": uses_tma(q.shape[-2], q, problem.do),
+            "OVERLAPPED": can_overlap(q.device),
             "TMA_REDUCE": sums_dq and not knobs.runtime.interpret,  # the interpreter has no such operation
         },
         tiles,
@@ -170,6 +172,7 @@ def _query(tiles: TileConfig, problem: _Problem) -> ChunkedLaunch:
             **block_sizes(tiles),
             "CHUNKED": chunks > 1,
             "TMA": uses_tma(k.shape[-2], k, problem.v),
+            "OVERLAPPED": can_overlap(q.device),
         },
         tiles,
     )
@@ -193,6 +196,7 @@ def _sum(problem: _Problem, side: Traits, block: int, chunk: int, chunks: int, o
             "HEAD_DIM": side.shape[-1],
             "BLOCK_TILE": block,
             "BLOCK_ROWS": ROWS_PUT_TOGETHER,
+            "OVERLAPPED": can_overlap(side.device),
         },
         ELEMENTWISE,
     )

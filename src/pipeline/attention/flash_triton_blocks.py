@@ -7,10 +7,21 @@ product, and are not stored.
 import triton
 import triton.language as tl
 from triton import knobs
+from triton.language.extra.cuda import gdc_wait
 
 from pipeline.attention.flash_triton_configs import tile_width
 
 INTERPRETED = tl.constexpr(knobs.runtime.interpret)
+
+
+@triton.jit
+def wait_for_kernel_before(OVERLAPPED: tl.constexpr):
+    """Wait until the kernel before has ended, where this one is launched while that one still runs.
+
+    First of all that a kernel does: even the memory for its tensor descriptors may still be in use by the one before.
+    """
+    if OVERLAPPED:
+        gdc_wait()
 
 
 @triton.jit

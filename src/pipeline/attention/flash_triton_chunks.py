@@ -6,7 +6,7 @@ The forward kernel and that of dq take the keys in chunks, the kernel of dk and 
 import triton
 import triton.language as tl
 
-from pipeline.attention.flash_triton_blocks import columns, within
+from pipeline.attention.flash_triton_blocks import columns, wait_for_kernel_before, within
 from pipeline.attention.flash_triton_configs import tile_width
 
 ROWS_PUT_TOGETHER = 16  # by a program
@@ -16,12 +16,14 @@ ROWS_PUT_TOGETHER = 16  # by a program
 def combine_kernel(
     chunk_o_ptr, chunk_lse_ptr, o_ptr, lse_ptr, n_rows, n_queries, n_keys, chunk_keys, n_chunks,
     CAUSAL: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_QUERIES: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    OVERLAPPED: tl.constexpr,
 ):  # fmt: skip
     """Combine the chunks of keys: o = Σ exp(lse_c - lse) o_c, with exp(lse) = Σ exp(lse_c).
 
     Shapes: chunk_o is (n_chunks, rows, head_dim) and chunk_lse (n_chunks, rows) fp32, o (rows, head_dim), lse (rows),
     where rows are batch · heads · n_queries. BLOCK_QUERIES is the tile of the forward kernel.
     """
+    wait_for_kernel_before(OVERLAPPED)
     rows = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     exists = rows < n_rows
     end = tl.zeros([BLOCK_ROWS], tl.int32) + n_keys
@@ -53,7 +55,7 @@ def combine_kernel(
 def sum_kernel(
     parts_ptr, sum_ptr, n_rows, part_rows, length, chunk_length, n_chunks,
     CAUSAL: tl.constexpr, OF_KEYS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_TILE: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, OVERLAPPED: tl.constexpr,
 ):  # fmt: skip
     """Sum gradients over chunks: of keys (OF_KEYS, from chunks of queries) or of queries (from chunks of keys).
 
@@ -61,6 +63,7 @@ def sum_kernel(
     over all tensors; part_rows are matrices of `length`. BLOCK_TILE is the tile of keys or queries, which a chunk has
     written for as a whole or not at all.
     """
+    wait_for_kernel_before(OVERLAPPED)
     rows = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     exists = rows < n_rows
     first_of_tile = rows % length // BLOCK_TILE * BLOCK_TILE

@@ -8,12 +8,18 @@ from dataclasses import dataclass
 import torch
 import triton
 
-# Below this many keys or queries a kernel ends before tensor descriptors, which each program has to make, pay.
-MIN_LENGTH_FOR_TMA = 256
+# With fewer keys or queries to go through, a program ends before the tensor descriptors that it has to make pay; where
+# tiles are wide, loading without them spills.
+MIN_LENGTH_FOR_TMA = 1024
+MIN_LENGTH_FOR_TMA_WIDE, WIDE = 128, 128
 # Up to here the backward pass is one kernel, for which repeating some work costs less than launching another.
 LONGEST_SHORT_SEQUENCE = 1024
+# A program of the forward pass that goes through fewer keys ends sooner with smaller tiles, loaded further ahead.
+FEW_KEYS = 1024
 # At head_dim 64 a third program fits on a multiprocessor with one stage less. It hides how programs begin and end; from
 # this many keys a program on, that takes less than what the stage hides.
+MANY_KEYS = 16384
+# From here on the larger tiles of the backward pass at head_dim 64 gain more than the diagonal wastes of them.
 LONG_SEQUENCE = 16384
 
 
@@ -52,7 +58,7 @@ class Chunking:
 
 
 FORWARD_CHUNKS = Chunking(programs_per_sm=4, min_length=256)
-BACKWARD_CHUNKS = Chunking(programs_per_sm=4, min_length=256)
+BACKWARD_CHUNKS = Chunking(programs_per_sm=2, min_length=256)
 
 _FORWARD = {
     16: TileConfig(64, 128, 4, 3),
@@ -61,7 +67,8 @@ _FORWARD = {
     128: TileConfig(64, 128, 4, 1, 168),
     256: TileConfig(128, 64, 8, 2),
 }
-_FORWARD_NOT_LONG = {64: TileConfig(64, 128, 4, 2, 168)}
+_FORWARD_NOT_MANY_KEYS = {64: TileConfig(64, 128, 4, 2, 168)}
+_FORWARD_FEW_KEYS = dict.fromkeys((16, 32, 64, 128), TileConfig(64, 64, 4, 3))
 _FORWARD_FP32 = {
     16: TileConfig(64, 64, 4, 2),
     32: TileConfig(64, 64, 4, 2),
@@ -72,15 +79,18 @@ _FORWARD_FP32 = {
 _BACKWARD = {
     16: BackwardConfig(TileConfig(64, 64, 4, 3), None, TileConfig(64, 64, 4, 2)),
     32: BackwardConfig(TileConfig(64, 64, 4, 2, 128), None, TileConfig(64, 64, 4, 2)),
-    64: BackwardConfig(TileConfig(128, 64, 4, 2), TileConfig(128, 64, 4, 3), TileConfig(64, 64, 4, 2)),
+    64: BackwardConfig(TileConfig(64, 64, 4, 3, 168), TileConfig(64, 64, 4, 3), TileConfig(64, 64, 4, 2)),
     128: BackwardConfig(TileConfig(64, 64, 4, 2), TileConfig(128, 64, 8, 3), TileConfig(64, 64, 8, 2)),
     256: BackwardConfig(TileConfig(32, 64, 8, 2), TileConfig(64, 32, 8, 2), TileConfig(32, 64, 8, 1)),
+}
+_BACKWARD_LONG = {
+    64: BackwardConfig(TileConfig(128, 64, 4, 2), TileConfig(128, 64, 4, 3), TileConfig(64, 64, 4, 2)),
 }
 _BACKWARD_FP32 = {
     16: BackwardConfig(TileConfig(64, 64, 4, 2), TileConfig(64, 64, 4, 2), TileConfig(32, 32, 4, 1)),
     32: BackwardConfig(TileConfig(64, 64, 4, 2), TileConfig(64, 64, 4, 2), TileConfig(32, 32, 4, 1)),
     64: BackwardConfig(TileConfig(32, 128, 8, 2), TileConfig(128, 64, 8, 1), TileConfig(32, 32, 4, 1)),
-    128: BackwardConfig(TileConfig(64, 32, 8, 2), TileConfig(32, 64, 8, 1), TileConfig(32, 32, 8, 1)),
+    128: BackwardConfig(TileConfig(64, 32, 8, 3), TileConfig(16, 64, 4, 2), TileConfig(32, 32, 8, 1)),
     256: BackwardConfig(TileConfig(32, 16, 8, 1), TileConfig(16, 32, 8, 1), TileConfig(16, 16, 8, 1)),
 }
 # Rows of so many elements begin at multiples of 16 bytes in every dtype, as tensor descriptors want them.
@@ -102,12 +112,20 @@ def forward_config(dtype: torch.dtype, head_dim: int, n_keys: int) -> TileConfig
     width = tile_width(head_dim)
     if dtype == torch.float32:
         return _FORWARD_FP32[width]
-    return _FORWARD_NOT_LONG.get(width, _FORWARD[width]) if n_keys < LONG_SEQUENCE else _FORWARD[width]
+    exceptions = {}
+    if n_keys < FEW_KEYS:
+        exceptions = _FORWARD_FEW_KEYS
+    elif n_keys < MANY_KEYS:
+        exceptions = _FORWARD_NOT_MANY_KEYS
+    return exceptions.get(width, _FORWARD[width])
 
 
-def backward_config(dtype: torch.dtype, head_dim: int) -> BackwardConfig:
+def backward_config(dtype: torch.dtype, head_dim: int, n_keys: int) -> BackwardConfig:
     """Return the tiles of the backward kernels."""
-    return (_BACKWARD_FP32 if dtype == torch.float32 else _BACKWARD)[tile_width(head_dim)]
+    width = tile_width(head_dim)
+    if dtype == torch.float32:
+        return _BACKWARD_FP32[width]
+    return _BACKWARD_LONG.get(width, _BACKWARD[width]) if n_keys >= LONG_SEQUENCE else _BACKWARD[width]
 
 
 def chunk_length(chunking: Chunking, tiles: int, length: int, block: int, multiprocessors: int) -> int:

@@ -22,6 +22,7 @@ from pipeline.attention.flash_triton_launch import (
     PLANS_KEPT,
     Launch,
     block_sizes,
+    can_overlap,
     heads,
     multiprocessors,
     must_be_copied,
@@ -67,7 +68,7 @@ def forward_plan(q: Traits, k: Traits, v: Traits, is_causal: bool, tf32_allowed:
             **constants,
             **block_sizes(tiles),
             "CHUNKED": chunks > 1,
-            "TMA": uses_tma(n_keys, k, v),
+            "TMA": uses_tma(chunk, k, v),
             "PRECISION": precision(q.dtype, tf32_allowed),
         },
         tiles,
@@ -81,7 +82,12 @@ def forward_plan(q: Traits, k: Traits, v: Traits, is_causal: bool, tf32_allowed:
         triton.cdiv(rows, ROWS_PUT_TOGETHER),
         [torch.float32, torch.float32, q.dtype, torch.float32],
         [rows, n_queries, n_keys, chunk, chunks],
-        {**constants, "BLOCK_QUERIES": tiles.block_queries, "BLOCK_ROWS": ROWS_PUT_TOGETHER},
+        {
+            **constants,
+            "BLOCK_QUERIES": tiles.block_queries,
+            "BLOCK_ROWS": ROWS_PUT_TOGETHER,
+            "OVERLAPPED": can_overlap(q.device),
+        },
         ELEMENTWISE,
     )
     return ForwardPlan(copied, chunks, attend, combine)

@@ -10,7 +10,13 @@ from triton import knobs
 from triton.compiler import CompiledKernel
 from triton.runtime import driver
 
-from pipeline.attention.flash_triton_configs import MIN_LENGTH_FOR_TMA, TileConfig
+from pipeline.attention.flash_triton_configs import (
+    MIN_LENGTH_FOR_TMA,
+    MIN_LENGTH_FOR_TMA_WIDE,
+    WIDE,
+    TileConfig,
+    tile_width,
+)
 from pipeline.attention.inputs import Traits
 
 ALIGNMENT_BYTES = 16  # of what tensor descriptors point to, and of what the kernels are compiled for
@@ -38,7 +44,7 @@ class Launch:
             self._run = kernel[grid]
         else:
             # Launching what was compiled leaves out the look-up by arguments, which takes as long as the launch.
-            compiled = kernel.warmup(*dtypes, *scalars, grid=grid, **constants, **_launch_options(tiles))
+            compiled = kernel.warmup(*dtypes, *scalars, grid=grid, **constants, **_launch_options(tiles, constants))
             self._run = launcher(compiled, grid)
 
     def __call__(self, *tensors: Tensor | None) -> None:
@@ -64,9 +70,13 @@ def launcher(compiled: CompiledKernel, grid: tuple[int, int, int]) -> Callable[.
     return launch
 
 
-def _launch_options(tiles: TileConfig) -> dict[str, int]:
+def _launch_options(tiles: TileConfig, constants: dict[str, Any]) -> dict[str, int]:
     options = {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages}
-    return options if tiles.max_registers is None else {**options, "maxnreg": tiles.max_registers}
+    if tiles.max_registers is not None:
+        options["maxnreg"] = tiles.max_registers
+    if constants.get("OVERLAPPED"):
+        options["launch_pdl"] = True  # programmatic dependent launch
+    return options
 
 
 def ready(copied: Sequence[bool], *tensors: Tensor) -> list[Tensor]:
@@ -85,6 +95,12 @@ def block_sizes(tiles: TileConfig) -> dict[str, int]:
 def multiprocessors(device: torch.device) -> int:
     """Count a GPU's multiprocessors; 1 stands for the interpreter."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+def can_overlap(device: torch.device) -> bool:
+    """Tell whether a kernel can be launched while the one before still runs: NVIDIA's GPUs can from Hopper on."""
+    is_nvidia = device.type == "cuda" and torch.version.cuda is not None
+    return is_nvidia and not knobs.runtime.interpret and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def scale_log2(q: Traits) -> float:
@@ -116,6 +132,11 @@ def strides(given: Traits) -> tuple[int, int, int]:
 
 
 def uses_tma(length: int, *read: Traits) -> bool:
-    """Tell whether blocks of these matrices' rows are loaded through tensor descriptors, which want alignment."""
+    """Tell whether blocks of these matrices' rows are loaded through tensor descriptors, which want alignment.
+
+    length: how many rows a program goes through.
+    """
     aligned = all(stride * given.dtype.itemsize % ALIGNMENT_BYTES == 0 for given in read for stride in strides(given))
-    return length >= MIN_LENGTH_FOR_TMA and aligned and all(strides(given)[-1] > 0 for given in read)
+    is_wide = tile_width(read[0].shape[-1]) >= WIDE
+    pays = length >= (MIN_LENGTH_FOR_TMA_WIDE if is_wide else MIN_LENGTH_FOR_TMA)
+    return pays and aligned and all(strides(given)[-1] > 0 for given in read)

@@ -63,7 +63,10 @@ def constants(kernel: str, dtype: str, head_dim: int, tiles: TileConfig) -> dict
         "TMA": True,
         "PRECISION": "tf32x3" if dtype == "fp32" else "tf32",
     }
-    if kernel in ("forward", "query"):
+    if kernel == "forward":
+        return shared
+    shared["OVERLAPPED"] = True
+    if kernel == "query":
         return shared
     sums_dq = kernel == "key_value_dq"
     added = {} if sums_dq else {"dq_sum_ptr": None}

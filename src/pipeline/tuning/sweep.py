@@ -61,7 +61,7 @@ def _prepare_backward(
     kernel: str, q: Tensor, k: Tensor, v: Tensor, do: Tensor, tiles: TileConfig | None
 ) -> Callable[[], list[Tensor]]:
     o, lse = flash_triton._forward(q, k, v, True)
-    used = backward_config(q.dtype, q.shape[-1])
+    used = backward_config(q.dtype, q.shape[-1], k.shape[-2])
     other = used.query or used.key_value
     config = {
         "query": dataclasses.replace(used, query=tiles or other),

@@ -53,7 +53,9 @@ THRESHOLDS = {
     "FORWARD_CHUNKS": Threshold(flash_triton_forward_plans, _chunkings((2, 4, 8), (128, 256, 512))),
     "BACKWARD_CHUNKS": Threshold(flash_triton_backward_plans, _chunkings((2, 4, 8), (128, 256, 512))),
     "LONGEST_SHORT_SEQUENCE": Threshold(flash_triton_backward_plans, (0, 128, 256, 512, 1024, 2048)),
-    "MIN_LENGTH_FOR_TMA": Threshold(flash_triton_launch, (1, 128, 256, 512, 1024)),
+    "MIN_LENGTH_FOR_TMA": Threshold(flash_triton_launch, (1, 256, 512, 1024, 2048)),
+    "FEW_KEYS": Threshold(flash_triton_configs, (0, 256, 512, 1024, 2048)),
+    "MANY_KEYS": Threshold(flash_triton_configs, (2048, 4096, 8192, 16384, 32768, 65536)),
     "LONG_SEQUENCE": Threshold(flash_triton_configs, (2048, 4096, 8192, 16384, 32768, 65536)),
 }
 
