@@ -1,3 +1,4 @@
+import ast
 import sys
 
 import pytest
@@ -54,6 +55,14 @@ def test_arithmetic_in_an_imported_module_changes_the_digest(package):
 def test_comments_docstrings_and_layout_do_not_change_the_digest(package, old, new):
     before = freshness.code_digest("pipeline.measure")
     assert digest_after(package / "subject/model.py", old, new) == before
+
+
+def test_a_field_that_only_later_versions_of_python_have_does_not_change_the_digest(package, monkeypatch):
+    before = freshness.code_digest("pipeline.measure")
+    forget()
+    monkeypatch.setattr(ast.FunctionDef, "_fields", (*ast.FunctionDef._fields, "of_a_later_version"))
+    monkeypatch.setattr(ast.FunctionDef, "of_a_later_version", [], raising=False)
+    assert freshness.code_digest("pipeline.measure") == before
 
 
 def test_code_that_is_not_reached_does_not_change_the_digest(package):

@@ -81,7 +81,20 @@ def _significant_code(path: Path | None) -> str:
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             _drop_docstring(node)
-    return ast.dump(tree)
+    return _text(tree)
+
+
+def _text(node: object) -> str:
+    """Write a syntax tree as text that is the same under every Python that knows its nodes.
+
+    Not with `ast.dump`, which also writes empty fields: later versions have some that earlier ones lack.
+    """
+    if isinstance(node, ast.AST):
+        fields = [f"{name}={_text(value)}" for name, value in ast.iter_fields(node) if value not in (None, [])]
+        return f"{type(node).__name__}({', '.join(fields)})"
+    if isinstance(node, list):
+        return f"[{', '.join(map(_text, node))}]"
+    return repr(node)
 
 
 def _drop_docstring(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> None:
