@@ -39,3 +39,9 @@ def test_neither_cells_nor_the_report_know_a_subject(room):
 def test_no_stage_knows_another(stage):
     stages = {parts[2] for parts in reached(f"stages/{stage}") if parts[1:2] == ["stages"] and len(parts) > 2}
     assert stages == {stage}
+
+
+@pytest.mark.parametrize("stage", READING_ORDER)
+def test_what_measures_does_not_know_what_runs_it(stage):
+    # Else a change to how cells are run and kept would have all of them measured again.
+    assert not reached_modules(f"pipeline.stages.{stage}.measure") & {"pipeline.cells.run", "pipeline.cells.freshness"}
