@@ -13,7 +13,7 @@ from pipeline.report.rows import read_rows
 
 GB = 1e9
 FIGURES = ["n", "median_ms", "q1_ms", "q3_ms", "mean_ms", "std_ms", "min_ms", "max_ms", "rel_error", "samples_ms"]
-MEMORY = ["saved_bytes", "before_backward_bytes", "peak_bytes"]
+MEMORY = ["saved_bytes", "before_backward_bytes", "peak_bytes", "workspace_bytes"]
 
 
 def row(rng, head_dim, seq_len, mode, part, clock, gpu):
@@ -55,6 +55,7 @@ def row(rng, head_dim, seq_len, mode, part, clock, gpu):
     }
     if gpu:
         workspace = 33.6e6
+        found["workspace_bytes"] = workspace
         found["before_backward_bytes"] = accounting.before_backward_bytes(shape, 4) + workspace
         found["peak_bytes"] = accounting.peak_bytes(shape, 4, "cuda") * (1 if mode == "eager" else 0.7) + workspace
     return found

@@ -73,6 +73,13 @@ def test_no_number_of_the_prose_stays_when_every_figure_is_another(make_rows, mo
     assert numbers_that_stay(measured_here, rows, keys, allowed=by_formula) == set()
 
 
+def test_workspaces_are_told_apart_from_what_the_formulas_count(make_rows):
+    eager = next(found for found in findings.allocated(make_rows("h200")) if found["mode"] == "eager")
+    assert (eager["workspace"] > 0).all()
+    assert eager["before_over_model"].tolist() == pytest.approx([1] * 4)
+    assert eager["peak_over_model"].tolist() == pytest.approx([1] * 4)
+
+
 def test_out_of_memory_shows_as_such_and_is_worked_out(rendered):
     rows, text, _ = rendered["h200"]
     assert re.search(r"\| +64 \| +65536 \| +OOM \| +OOM \| +– \| +– \|", text)

@@ -29,7 +29,15 @@ from pipeline.report.figures import (
 from pipeline.report.rows import known, ok
 from pipeline.stages.attention.cell import PASSES
 from pipeline.stages.attention.findings import ELEMENT_BYTES
-from pipeline.stages.attention.selection import compile_gains, eager, main_head_dim, memory_of, named, problems
+from pipeline.stages.attention.selection import (
+    compile_gains,
+    eager,
+    main_head_dim,
+    memory_of,
+    named,
+    problems,
+    without_workspace,
+)
 
 LENGTH_LABEL = "sequence length"
 # What is counted; the formulas of what eager attention should take have the same names.
@@ -111,7 +119,7 @@ def memory(rows: pd.DataFrame) -> Figure | None:
     axes.axhline(available.size_bytes / 1e9, color=BLACK, linewidth=1, linestyle="--", label="memory of the machine")
     lengths_axis(axes, shapes["seq_len"], LENGTH_LABEL)
     log_values_axis(axes, "memory (GB)")
-    axes.set_title(f"{named(head_dim)}: formula (lines) and measured (markers)")
+    axes.set_title(f"{named(head_dim)}: formula (lines) and measured, without workspaces (markers)")
     mark_outcomes(axes, shapes, "seq_len", "mode")
     shared_legend(figure, per_row=3)
     stamp(figure, shapes.assign(n=1), *_facts(shapes), shown="memory of a single pass")
@@ -136,7 +144,7 @@ def _draw_formula(axes: Axes, shapes: pd.DataFrame, quantity: str, count_bytes: 
 
 def _draw_counted(axes: Axes, rows: pd.DataFrame, head_dim: int, column: str, colour: str) -> None:
     for mode, fill in MODE_FILLS.items():
-        measured = known(problems(rows, mode), column)
+        measured = known(without_workspace(problems(rows, mode)), column)
         measured = measured[measured["head_dim"] == head_dim]
         if len(measured):
             look = {"marker": "o", "linestyle": "", "color": colour, "markerfacecolor": fill or colour}

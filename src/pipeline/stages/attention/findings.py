@@ -18,6 +18,7 @@ from pipeline.stages.attention.selection import (
     named,
     out_of_memory,
     problems,
+    without_workspace,
 )
 
 ELEMENT_BYTES = 4  # fp32
@@ -173,14 +174,16 @@ def allocated(rows: pd.DataFrame) -> list[dict]:
             continue
         longest = measured.nlargest(1, "seq_len", keep="all").set_index("head_dim")
         longest.index = longest.index.map(named)
+        tensors = without_workspace(longest)
         found.append(
             {
                 "mode": mode,
                 "seq_len": int(longest["seq_len"].max()),
                 "before_backward": longest["before_backward_bytes"],
-                "before_over_model": longest["before_backward_bytes"] / longest["model_before_backward_bytes"],
+                "before_over_model": tensors["before_backward_bytes"] / longest["model_before_backward_bytes"],
                 "peak": longest["peak_bytes"],
-                "peak_over_model": longest["peak_bytes"] / longest["model_peak_bytes"],
+                "peak_over_model": tensors["peak_bytes"] / longest["model_peak_bytes"],
+                "workspace": longest["workspace_bytes"],
             }
         )
     return found

@@ -116,15 +116,24 @@ def _try(problem: Problem, mode: str, device: torch.device) -> Trial:
 
 
 def _allocated_bytes(problem: Problem, device: torch.device) -> Row:
-    """Return the bytes that are in use between forward and backward, inputs included, and the most at any time."""
+    """Return the bytes that are in use between forward and backward, inputs included, and the most at any time.
+
+    And those of them that are workspaces, which the library that multiplies matrices keeps from one call to the next.
+    """
     free_memory()
+    inputs_bytes = sum(tensor.nbytes for tensor in (*problem.inputs, problem.output_gradient))
+    workspace_bytes = torch.cuda.memory_allocated(device) - inputs_bytes
     torch.cuda.reset_peak_memory_stats(device)
     output = problem.forward()
     synchronize(device)
     before_backward = torch.cuda.memory_allocated(device)
     problem.backward(output)
     synchronize(device)
-    return {"before_backward_bytes": before_backward, "peak_bytes": torch.cuda.max_memory_allocated(device)}
+    return {
+        "before_backward_bytes": before_backward,
+        "peak_bytes": torch.cuda.max_memory_allocated(device),
+        "workspace_bytes": workspace_bytes,
+    }
 
 
 def _model_columns(shape: Shape, device: torch.device) -> Row:

@@ -21,7 +21,14 @@ from pipeline.report.tables import (
 from pipeline.stages.attention import findings, others
 from pipeline.stages.attention.cell import MODES
 from pipeline.stages.attention.figures import draw_all
-from pipeline.stages.attention.selection import compile_gains, host, memory_of, ordered, problems
+from pipeline.stages.attention.selection import (
+    compile_gains,
+    host,
+    memory_of,
+    ordered,
+    problems,
+    without_workspace,
+)
 
 TEMPLATE = Path(__file__).parent / "section.md.j2"
 READABLE = {"seq_len": "sequence length"}
@@ -84,10 +91,10 @@ def _medians(rows: pd.DataFrame) -> str:
 
 
 def _memory_table(rows: pd.DataFrame) -> str:
-    """Write what was counted beside what the formulas of eager attention say."""
+    """Write what was counted, without workspaces, beside what the formulas of eager attention say."""
     lines = []
     for mode in MODES:
-        for _, row in known(problems(rows, mode), "model_peak_bytes").iterrows():
+        for _, row in known(without_workspace(problems(rows, mode)), "model_peak_bytes").iterrows():
             counted = {
                 title: f"{_size(row.get(column))} / {data_size(row[f'model_{column}'])}"
                 for title, column in (
@@ -98,7 +105,8 @@ def _memory_table(rows: pd.DataFrame) -> str:
             }
             lines.append({"mode": mode, "head_dim": row["head_dim"], "sequence length": row["seq_len"], **counted})
     table = pd.DataFrame(lines)
-    return fold("Memory, counted / by the formulas of eager attention", markdown(table)) if lines else ""
+    title = "Memory without the libraries' workspaces, counted / by the formulas of eager attention"
+    return fold(title, markdown(table)) if lines else ""
 
 
 def _example_table(example: dict) -> str:

@@ -44,6 +44,14 @@ def problems(rows: pd.DataFrame, mode: str) -> pd.DataFrame:
     return found.drop_duplicates(["head_dim", "seq_len"])
 
 
+def without_workspace(rows: pd.DataFrame) -> pd.DataFrame:
+    """Take the libraries' workspaces out of what the allocator counted, as the formulas leave them out."""
+    if "workspace_bytes" not in rows:
+        return rows
+    counted = ["before_backward_bytes", "peak_bytes"]
+    return rows.assign(**{column: rows[column] - rows["workspace_bytes"] for column in counted})
+
+
 class Memory(NamedTuple):
     """Where problems have to fit in: `cpu` or `cuda`, and its bytes."""
 
