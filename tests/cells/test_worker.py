@@ -99,6 +99,13 @@ def wait_until(condition, seconds=10.0):
         time.sleep(0.02)
 
 
+def has_ended(pid):
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 def test_the_child_has_the_callers_directory_environment_and_umask(checkout, tmp_path):
     code = "import os, json; print(json.dumps([os.getcwd(), os.environ['CUDA_VISIBLE_DEVICES'], os.umask(0), process]))"
     for devices in ("0", "3,5"):
@@ -173,7 +180,7 @@ def test_a_killed_caller_leaves_no_child_nor_grandchild_behind(checkout):
     assert all(map(psutil.pid_exists, pids))
     caller.kill()
     caller.wait()
-    wait_until(lambda: not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids))
+    wait_until(lambda: all(map(has_ended, pids)))
     assert checkout.call("pass")[0] == 0
 
 
@@ -185,7 +192,7 @@ def test_a_worker_killed_in_the_middle_fails_the_cell_and_the_next_starts_a_fres
     _, stderr = caller.communicate(timeout=10)
     assert caller.returncode == 1
     assert "the worker died" in stderr
-    wait_until(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie")
+    wait_until(lambda: has_ended(child))
     assert checkout.call("print('fresh')")[:2] == (0, "fresh\n")
 
 
