@@ -9,7 +9,24 @@ import triton.language as tl
 from pipeline.attention.flash_triton_blocks import columns, wait_for_kernel_before, within
 from pipeline.attention.flash_triton_configs import tile_width
 
-ROWS_PUT_TOGETHER = 16  # by a program
+ROWS_PUT_TOGETHER = 8  # by a program
+# Chunks are loaded four at once: one after the other, each is waited for, and that takes longer than all else here.
+AT_ONCE = tl.constexpr(4)
+
+
+@triton.jit
+def _load_part(parts_ptr, row, written, HEAD_DIM: tl.constexpr):
+    """Load rows of a chunk's part of the result; those that it has not written are 0."""
+    return tl.load(parts_ptr + row[:, None] * HEAD_DIM + columns(HEAD_DIM), within(written, HEAD_DIM), other=0.0)
+
+
+@triton.jit
+def _load_chunk(chunk_o_ptr, chunk_lse_ptr, chunk, chunk_keys, rows, n_rows, end, HEAD_DIM: tl.constexpr):
+    """Load rows of a chunk's log-sum-exp and output; where it was not written, -∞ and 0."""
+    row = chunk * n_rows + rows
+    written = (rows < n_rows) & (chunk * chunk_keys < end)
+    lse = tl.load(chunk_lse_ptr + row, mask=written, other=float("-inf"))
+    return lse, _load_part(chunk_o_ptr, row, written, HEAD_DIM)
 
 
 @triton.jit
@@ -33,19 +50,20 @@ def combine_kernel(
     maximum = tl.full([BLOCK_ROWS], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_ROWS], tl.float32)
     accumulator = tl.zeros([BLOCK_ROWS, tile_width(HEAD_DIM)], tl.float32)
-    row = rows
-    for chunk in range(n_chunks):
-        written = exists & (chunk * chunk_keys < end)
-        lse = tl.load(chunk_lse_ptr + row, mask=written, other=float("-inf"))
-        o_tile = chunk_o_ptr + row[:, None] * HEAD_DIM + columns(HEAD_DIM)
-        o = tl.load(o_tile, mask=within(written, HEAD_DIM), other=0.0)
-        new_maximum = tl.maximum(maximum, lse)
+    for chunk in range(0, n_chunks, AT_ONCE):
+        lse_0, o_0 = _load_chunk(chunk_o_ptr, chunk_lse_ptr, chunk, chunk_keys, rows, n_rows, end, HEAD_DIM)
+        lse_1, o_1 = _load_chunk(chunk_o_ptr, chunk_lse_ptr, chunk + 1, chunk_keys, rows, n_rows, end, HEAD_DIM)
+        lse_2, o_2 = _load_chunk(chunk_o_ptr, chunk_lse_ptr, chunk + 2, chunk_keys, rows, n_rows, end, HEAD_DIM)
+        lse_3, o_3 = _load_chunk(chunk_o_ptr, chunk_lse_ptr, chunk + 3, chunk_keys, rows, n_rows, end, HEAD_DIM)
         # The first chunk is always written: from it on the maximum is finite. Rows beyond the end do not matter.
-        rescale, weight = tl.exp(maximum - new_maximum), tl.exp(lse - new_maximum)
-        total = total * rescale + weight
-        accumulator = accumulator * rescale[:, None] + weight[:, None] * o
+        new_maximum = tl.maximum(maximum, tl.maximum(tl.maximum(lse_0, lse_1), tl.maximum(lse_2, lse_3)))
+        rescale = tl.exp(maximum - new_maximum)
+        weight_0, weight_1 = tl.exp(lse_0 - new_maximum), tl.exp(lse_1 - new_maximum)
+        weight_2, weight_3 = tl.exp(lse_2 - new_maximum), tl.exp(lse_3 - new_maximum)
+        total = total * rescale + (weight_0 + weight_1) + (weight_2 + weight_3)
+        accumulator = accumulator * rescale[:, None] + weight_0[:, None] * o_0 + weight_1[:, None] * o_1
+        accumulator += weight_2[:, None] * o_2 + weight_3[:, None] * o_3
         maximum = new_maximum
-        row += n_rows
     tl.store(lse_ptr + rows, maximum + tl.log(total), mask=exists)
     o_tile = o_ptr + rows[:, None] * HEAD_DIM + columns(HEAD_DIM)
     tl.store(o_tile, (accumulator / total[:, None]).to(o_ptr.dtype.element_ty), mask=within(exists, HEAD_DIM))
@@ -66,17 +84,23 @@ def sum_kernel(
     wait_for_kernel_before(OVERLAPPED)
     rows = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     exists = rows < n_rows
-    first_of_tile = rows % length // BLOCK_TILE * BLOCK_TILE
     total = tl.zeros([BLOCK_ROWS, tile_width(HEAD_DIM)], tl.float32)
+    # Up to which chunk, and from which on, the row's tile was written.
+    begin, end = tl.zeros([BLOCK_ROWS], tl.int32), tl.zeros([BLOCK_ROWS], tl.int32) + n_chunks
+    if CAUSAL:
+        first_of_tile = (rows % length // BLOCK_TILE * BLOCK_TILE).to(tl.int32)
+        if OF_KEYS:
+            begin = first_of_tile // chunk_length
+        else:
+            end = tl.minimum(end, tl.cdiv(first_of_tile + BLOCK_TILE, chunk_length))
+    begin, end = tl.where(exists, begin, n_chunks), tl.where(exists, end, 0)
     row = rows // part_rows * n_chunks * part_rows + rows % part_rows
-    for chunk in range(n_chunks):
-        written = exists
-        if CAUSAL:
-            if OF_KEYS:
-                written &= (chunk + 1) * chunk_length > first_of_tile
-            else:
-                written &= chunk * chunk_length < first_of_tile + BLOCK_TILE
-        total += tl.load(parts_ptr + row[:, None] * HEAD_DIM + columns(HEAD_DIM), within(written, HEAD_DIM), other=0.0)
-        row += part_rows
+    for chunk in range(0, n_chunks, AT_ONCE):
+        part_0 = _load_part(parts_ptr, row, (begin <= chunk) & (chunk < end), HEAD_DIM)
+        part_1 = _load_part(parts_ptr, row + part_rows, (begin <= chunk + 1) & (chunk + 1 < end), HEAD_DIM)
+        part_2 = _load_part(parts_ptr, row + 2 * part_rows, (begin <= chunk + 2) & (chunk + 2 < end), HEAD_DIM)
+        part_3 = _load_part(parts_ptr, row + 3 * part_rows, (begin <= chunk + 3) & (chunk + 3 < end), HEAD_DIM)
+        total += (part_0 + part_1) + (part_2 + part_3)
+        row += AT_ONCE * part_rows
     sum_tile = sum_ptr + rows[:, None] * HEAD_DIM + columns(HEAD_DIM)
     tl.store(sum_tile, total.to(sum_ptr.dtype.element_ty), mask=within(exists, HEAD_DIM))
