@@ -228,13 +228,21 @@ def test_under_autocast_attention_is_computed_in_its_dtype():
     assert errors([output], [ATTENTION["eager"](q.double(), k.double(), v.double(), True)]) < 0.05
 
 
-@pytest.mark.parametrize("chunking", [flash_triton_configs.FORWARD_CHUNKS, flash_triton_configs.BACKWARD_CHUNKS])
+@pytest.mark.parametrize(
+    "chunking",
+    [
+        flash_triton_configs.FORWARD_CHUNKS,
+        flash_triton_configs.FORWARD_CHUNKS_FP32,
+        flash_triton_configs.BACKWARD_CHUNKS,
+        flash_triton_configs.BACKWARD_CHUNKS_FP32,
+    ],
+)
 @pytest.mark.parametrize(("tiles", "length"), [(1, 16384), (100, 4096), (527, 65536), (1056, 65536), (3, 100)])
 def test_chunks_are_tile_aligned_and_as_few_as_fill_the_gpu(chunking, tiles, length):
     multiprocessors, block = 132, 64
     chunk = flash_triton_configs.chunk_length(chunking, tiles, length, block, multiprocessors)
     wanted = chunking.programs_per_sm * multiprocessors
-    if tiles >= wanted:
+    if tiles >= wanted or length < chunking.shortest:
         assert chunk == length
     else:
         assert chunk == length or chunk % max(block, chunking.min_length) == 0

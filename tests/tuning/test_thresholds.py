@@ -10,8 +10,12 @@ from pipeline.instruments.timing import StopRule
 from pipeline.tuning import thresholds
 
 # Lengths that every threshold has a value on either side of, at a head_dim whose tiles depend on length.
-INPUTS = [[traits(torch.empty(1, 1, seq_len, 64, dtype=torch.bfloat16))] * 4 for seq_len in (200, 600, 16384)]
-QKV_DO = INPUTS[-1]
+INPUTS = {
+    (dtype, seq_len): [traits(torch.empty(1, 1, seq_len, 64, dtype=dtype))] * 4
+    for dtype in (torch.bfloat16, torch.float32)
+    for seq_len in (200, 600, 16384)
+}
+QKV_DO = INPUTS[torch.bfloat16, 16384]
 
 
 class RecordedLaunch:
@@ -40,14 +44,14 @@ def test_the_value_in_use_is_tried_and_every_threshold_is_one_that_plans_go_by(r
     made = []
     for value in threshold.values:
         with thresholds.planned_by(threshold.module, name, value)():
-            made.append([plans(qkv_do) for qkv_do in INPUTS])
+            made.append([plans(qkv_do) for qkv_do in INPUTS.values()])
     assert any(plan != made[0] for plan in made)
 
 
 def test_plans_made_for_a_value_are_kept_for_it_and_for_nothing_else(recorded):
     threshold = thresholds.THRESHOLDS["FORWARD_CHUNKS"]
     whole = thresholds.planned_by(threshold.module, "FORWARD_CHUNKS", thresholds.NEVER)
-    cut = thresholds.planned_by(threshold.module, "FORWARD_CHUNKS", thresholds.Chunking(8, 512))
+    cut = thresholds.planned_by(threshold.module, "FORWARD_CHUNKS", thresholds.Chunking(8, 512, 1024))
     in_use = flash_triton.forward_plan
     for _ in range(2):
         for within, is_cut in ((whole, False), (cut, True)):

@@ -50,15 +50,18 @@ class BackwardConfig:
 class Chunking:
     """When a kernel's loop is cut into chunks, a program each: where it has fewer programs a multiprocessor than this.
 
-    min_length: the fewest keys or queries of a chunk.
+    min_length: the fewest keys or queries of a chunk; shortest: the fewest of a sequence that is cut at all.
     """
 
     programs_per_sm: int
     min_length: int
+    shortest: int
 
 
-FORWARD_CHUNKS = Chunking(programs_per_sm=4, min_length=256)
-BACKWARD_CHUNKS = Chunking(programs_per_sm=2, min_length=256)
+FORWARD_CHUNKS = Chunking(programs_per_sm=4, min_length=256, shortest=1024)
+FORWARD_CHUNKS_FP32 = Chunking(programs_per_sm=8, min_length=256, shortest=512)
+BACKWARD_CHUNKS = Chunking(programs_per_sm=2, min_length=256, shortest=1024)
+BACKWARD_CHUNKS_FP32 = Chunking(programs_per_sm=8, min_length=256, shortest=1024)
 
 _FORWARD = {
     16: TileConfig(64, 128, 4, 3),
@@ -135,7 +138,7 @@ def chunk_length(chunking: Chunking, tiles: int, length: int, block: int, multip
     the first key of a chunk that a causal tile of queries reaches is one that each of them attends to.
     """
     wanted = chunking.programs_per_sm * multiprocessors
-    if tiles >= wanted:
+    if tiles >= wanted or length < chunking.shortest:
         return length
     chunks = -(-wanted // tiles)
     unit = max(chunking.min_length, block)

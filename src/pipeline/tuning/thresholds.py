@@ -24,7 +24,13 @@ from pipeline.attention import (
     flash_triton_forward_plans,
     flash_triton_launch,
 )
-from pipeline.attention.flash_triton_configs import Chunking
+from pipeline.attention.flash_triton_configs import (
+    BACKWARD_CHUNKS,
+    BACKWARD_CHUNKS_FP32,
+    FORWARD_CHUNKS,
+    FORWARD_CHUNKS_FP32,
+    Chunking,
+)
 from pipeline.instruments.interleaved import Work, interleave
 from pipeline.instruments.kernel_timing import kernel_sampler
 from pipeline.instruments.timing import StopRule
@@ -34,7 +40,7 @@ from pipeline.tuning.sweep import largest_deviation
 PASSES = ("forward", "forward_backward")
 RULE = StopRule(min_samples=5, max_samples=30, rel_error=0.005, budget_s=0.1)
 WARMUP_ROUNDS = 2  # in which the sampler learns how long queueing a call takes; compiled it is before them
-NEVER = Chunking(programs_per_sm=0, min_length=1)
+NEVER = Chunking(programs_per_sm=0, min_length=1, shortest=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,13 +51,15 @@ class Threshold:
     values: tuple[Any, ...]
 
 
-def _chunkings(programs_per_sm: tuple[int, ...], min_lengths: tuple[int, ...]) -> tuple[Chunking, ...]:
-    return (NEVER, *itertools.starmap(Chunking, itertools.product(programs_per_sm, min_lengths)))
+def _chunkings(shortest: int) -> tuple[Chunking, ...]:
+    return (NEVER, *itertools.starmap(Chunking, itertools.product((2, 4, 8), (128, 256, 512), (shortest,))))
 
 
 THRESHOLDS = {
-    "FORWARD_CHUNKS": Threshold(flash_triton_forward_plans, _chunkings((2, 4, 8), (128, 256, 512))),
-    "BACKWARD_CHUNKS": Threshold(flash_triton_backward_plans, _chunkings((2, 4, 8), (128, 256, 512))),
+    "FORWARD_CHUNKS": Threshold(flash_triton_forward_plans, _chunkings(FORWARD_CHUNKS.shortest)),
+    "FORWARD_CHUNKS_FP32": Threshold(flash_triton_forward_plans, _chunkings(FORWARD_CHUNKS_FP32.shortest)),
+    "BACKWARD_CHUNKS": Threshold(flash_triton_backward_plans, _chunkings(BACKWARD_CHUNKS.shortest)),
+    "BACKWARD_CHUNKS_FP32": Threshold(flash_triton_backward_plans, _chunkings(BACKWARD_CHUNKS_FP32.shortest)),
     "LONGEST_SHORT_SEQUENCE": Threshold(flash_triton_backward_plans, (0, 128, 256, 512, 1024, 2048)),
     "MIN_LENGTH_FOR_TMA": Threshold(flash_triton_launch, (1, 256, 512, 1024, 2048)),
     "FEW_KEYS": Threshold(flash_triton_configs, (0, 256, 512, 1024, 2048)),
@@ -153,7 +161,7 @@ def _median_ms(of_all: list[dict[str, Work]], device: torch.device) -> list[dict
 def _text(value: Any) -> str:
     if value == NEVER:
         return "never"
-    return " × ".join(map(str, dataclasses.astuple(value))) if isinstance(value, Chunking) else str(value)
+    return f"{value.programs_per_sm} × {value.min_length}" if isinstance(value, Chunking) else str(value)
 
 
 def main() -> None:
