@@ -139,7 +139,7 @@ def test_the_command_under_nsys_runs_the_same_cell(quick, monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("profiler", ["auto", "nsys", "torch"])
-def test_on_a_gpu_kernels_have_categories_and_the_span_agrees_with_the_host_clock(profiler, quick, tmp_path):
+def test_on_a_gpu_kernels_have_categories_and_the_clocks_agree(profiler, quick, tmp_path):
     if not torch.cuda.is_available():
         pytest.skip("no CUDA GPU")
     cell = Cell(size="small", context_length=256, profiler=profiler)
@@ -149,7 +149,11 @@ def test_on_a_gpu_kernels_have_categories_and_the_span_agrees_with_the_host_cloc
     except Skipped as skipped:
         pytest.skip(str(skipped))
     times = rows.query("kind == 'time' and range == 'inference'").set_index("clock")["median_ms"]
-    assert times["span"] == pytest.approx(times["host"], rel=0.2)
+    if rows["captured_by"].iloc[0] == "nsys":
+        assert times["span"] == pytest.approx(times["host"], rel=0.2)
+    else:  # torch's profiler takes the host longer than the GPU needs for so small a model
+        assert times["busy"] <= 1.2 * times["host"]
+    assert times["busy"] <= times["span"] <= 1.05 * times["profiled"]
     shares = rows.query("kind == 'category'")
     assert (shares.loc[shares["category"] == "other", "share_pct"] < 2).all()
     backward = shares.query("range == 'train_step/backward' and category == 'matmul'")
