@@ -64,7 +64,7 @@ def saved_after_three_steps(context):
     return stream.getvalue()
 
 
-def continued(context, saved):
+def assert_continued_from(context, saved):
     net, alone = make_net(), make_net()
     plain = AdamW(groups_of(alone), lr=0.05)
     train(alone, plain, range(3))
@@ -87,15 +87,15 @@ def continued(context, saved):
 def test_a_state_dict_loads_into_a_plain_optimizer_and_into_another_world_size(on_ranks):
     by_rank = on_ranks(saved_after_three_steps, 2)
     for world_size in WORLD_SIZES:
-        on_ranks(continued, world_size, by_rank[1])
+        on_ranks(assert_continued_from, world_size, by_rank[1])
 
 
 @every_world_size
 def test_a_plain_optimizers_state_dict_loads_into_a_sharded_one(on_ranks, world_size):
-    on_ranks(continued, world_size, None)
+    on_ranks(assert_continued_from, world_size, None)
 
 
-def wrong_groups(context):
+def assert_other_groups_are_refused(context):
     net = make_net()
     sharded = ShardedOptimizer(net.parameters(), AdamW)
     with pytest.raises(ValueError, match="different number of parameter groups"):
@@ -105,7 +105,7 @@ def wrong_groups(context):
 
 
 def test_a_state_dict_of_other_groups_is_an_error(on_ranks):
-    on_ranks(wrong_groups, 2)
+    on_ranks(assert_other_groups_are_refused, 2)
 
 
 def named(context):

@@ -93,7 +93,7 @@ every_way = pytest.mark.parametrize("name", NAMES)
 every_world_size = pytest.mark.parametrize("world_size", WORLD_SIZES)
 
 
-def equal_at_every_step(context, name):
+def assert_equal_at_every_step(context, name):
     alone, net = Net(seed=0), Net(seed=context.rank)
     ddp = make_ddp(name)(net)
     optimizers = [torch.optim.AdamW(module.parameters(), lr=0.05) for module in (alone, ddp)]
@@ -112,10 +112,10 @@ def equal_at_every_step(context, name):
 @every_way
 @every_world_size
 def test_training_equals_one_process_with_the_full_batch_at_every_step(on_ranks, world_size, name):
-    on_ranks(equal_at_every_step, world_size, name)
+    on_ranks(assert_equal_at_every_step, world_size, name)
 
 
-def starts_from_rank_0(context, name):
+def assert_starts_from_rank_0(context, name):
     net = Net(seed=10 + context.rank)
     ddp = make_ddp(name)(net)
     assert ddp.module is net
@@ -124,10 +124,10 @@ def starts_from_rank_0(context, name):
 
 @every_way
 def test_parameters_and_buffers_are_those_of_rank_0(on_ranks, name):
-    on_ranks(starts_from_rank_0, 3, name)
+    on_ranks(assert_starts_from_rank_0, 3, name)
 
 
-def frozen_stays(context, name):
+def assert_frozen_stays(context, name):
     net = Net(seed=0)
     ddp = make_ddp(name)(net)
     before = net.frozen.weight.clone()
@@ -139,10 +139,10 @@ def frozen_stays(context, name):
 
 @every_way
 def test_a_frozen_parameter_gets_no_gradient(on_ranks, name):
-    on_ranks(frozen_stays, 2, name)
+    on_ranks(assert_frozen_stays, 2, name)
 
 
-def unused_on_some_ranks(context, name):
+def assert_unused_counts_as_zeros(context, name):
     net = Net(seed=0)
     ddp = make_ddp(name)(net)
     for using in range(context.world_size):
@@ -160,10 +160,10 @@ def unused_on_some_ranks(context, name):
 
 @every_way
 def test_a_parameter_unused_on_some_ranks_counts_as_zeros_there_and_one_unused_on_all_keeps_none(on_ranks, name):
-    on_ranks(unused_on_some_ranks, 3, name)
+    on_ranks(assert_unused_counts_as_zeros, 3, name)
 
 
-def accumulates(context, name):
+def assert_accumulated(context, name):
     net = Net(seed=0)
     ddp = make_ddp(name)(net)
     for _ in range(2):
@@ -186,10 +186,10 @@ def accumulates(context, name):
 
 @every_way
 def test_gradients_of_passes_inside_no_sync_are_summed_and_averaged_by_the_next_pass_outside(on_ranks, name):
-    on_ranks(accumulates, 2, name)
+    on_ranks(assert_accumulated, 2, name)
 
 
-def finish_inside_no_sync(context, name):
+def assert_finishing_inside_no_sync_is_refused(context, name):
     ddp = make_ddp(name)(Net(seed=0))
     with ddp.no_sync():
         with ddp.no_sync():
@@ -201,10 +201,10 @@ def finish_inside_no_sync(context, name):
 
 @every_way
 def test_finishing_inside_no_sync_is_an_error(on_ranks, name):
-    on_ranks(finish_inside_no_sync, 1, name)
+    on_ranks(assert_finishing_inside_no_sync_is_refused, 1, name)
 
 
-def without_hooks(context, name):
+def assert_averaged_without_hooks(context, name):
     net = Net(seed=0)
     ddp = make_ddp(name)(net)
     ddp.remove_hooks()
@@ -220,7 +220,7 @@ def without_hooks(context, name):
 
 @every_way
 def test_without_its_hooks_the_finish_does_all_the_averaging(on_ranks, name):
-    on_ranks(without_hooks, 2, name)
+    on_ranks(assert_averaged_without_hooks, 2, name)
 
 
 class Mixed(nn.Module):
@@ -239,7 +239,7 @@ class Mixed(nn.Module):
         return x
 
 
-def mixed_dtypes(context, name):
+def assert_dtypes_are_kept(context, name):
     net = Mixed(seed=context.rank)
     ddp = make_ddp(name)(net)
     loss(ddp(share(context, data()))).backward()
@@ -257,10 +257,10 @@ def mixed_dtypes(context, name):
 
 @every_way
 def test_parameters_of_different_dtypes_each_keep_theirs(on_ranks, name):
-    on_ranks(mixed_dtypes, 2, name)
+    on_ranks(assert_dtypes_are_kept, 2, name)
 
 
-def odd_layouts(context, name):
+def assert_averaged_in_any_layout(context, name):
     def build():
         torch.manual_seed(0)
         net = nn.Sequential(nn.Conv2d(2, 3, 2), nn.Flatten(), nn.Linear(12, 1)).double()
@@ -281,17 +281,17 @@ def odd_layouts(context, name):
 
 @every_way
 def test_parameters_that_are_not_contiguous_are_averaged_element_by_element(on_ranks, name):
-    on_ranks(odd_layouts, 2, name)
+    on_ranks(assert_averaged_in_any_layout, 2, name)
 
 
-def nothing_to_train(context, name):
+def assert_nothing_to_train_is_refused(context, name):
     with pytest.raises(ValueError, match="no parameter of the module requires a gradient"):
         make_ddp(name)(nn.Linear(2, 2).requires_grad_(False))
 
 
 @every_way
 def test_a_module_with_nothing_to_train_is_an_error(on_ranks, name):
-    on_ranks(nothing_to_train, 1, name)
+    on_ranks(assert_nothing_to_train_is_refused, 1, name)
 
 
 def is_freed(context, name):
@@ -317,7 +317,7 @@ def test_dropping_module_and_optimizer_frees_parameters_and_gradients(on_ranks, 
     assert all(all(expired) for expired in on_ranks(is_freed, 2, name))
 
 
-def outlived_by_its_module(context, name):
+def assert_averaged_after_another(context, name):
     net = Net(seed=0)
     former = make_ddp(name)(net)
     del former
@@ -331,4 +331,4 @@ def outlived_by_its_module(context, name):
 
 @every_way
 def test_a_module_whose_wrapper_is_gone_can_be_wrapped_again(on_ranks, name):
-    on_ranks(outlived_by_its_module, 2, name)
+    on_ranks(assert_averaged_after_another, 2, name)

@@ -35,7 +35,7 @@ def test_a_mismatch_of_the_modules_is_an_error_on_every_rank(on_ranks):
 DTYPES = (torch.bool, torch.uint8, torch.int16, torch.int64, torch.bfloat16, torch.float64, torch.complex64)
 
 
-def broadcast_all(context):
+def assert_overwritten_by_rank_0(context):
     def build(fill):
         flat = [torch.full((2, 3), fill).to(dtype) for dtype in DTYPES]
         return [
@@ -52,4 +52,4 @@ def broadcast_all(context):
 
 
 def test_tensors_of_every_dtype_and_layout_are_overwritten_in_place(on_ranks):
-    on_ranks(broadcast_all, 2)
+    on_ranks(assert_overwritten_by_rank_0, 2)

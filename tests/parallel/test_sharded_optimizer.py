@@ -293,7 +293,7 @@ def test_a_mismatch_of_the_parameters_is_an_error_on_every_rank(on_ranks):
     assert all(messages == first for messages in others)
 
 
-def nothing(context):
+def assert_bad_arguments_are_refused(context):
     with pytest.raises(ValueError, match="empty parameter list"):
         ShardedOptimizer([], AdamW)
     with pytest.raises(ValueError, match="Invalid learning rate"):
@@ -301,7 +301,7 @@ def nothing(context):
 
 
 def test_bad_arguments_are_the_errors_that_the_plain_optimizer_raises(on_ranks):
-    on_ranks(nothing, 1)
+    on_ranks(assert_bad_arguments_are_refused, 1)
 
 
 def is_freed(context):
