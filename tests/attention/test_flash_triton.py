@@ -13,7 +13,6 @@ from pipeline.attention import (
     flash_triton_backward_plans,
     flash_triton_configs,
     flash_triton_forward_plans,
-    flash_triton_launch,
 )
 from pipeline.attention.flash_triton_configs import BackwardConfig, TileConfig
 from pipeline.model.sizes import SIZES, ModelSize
@@ -42,7 +41,7 @@ def small_tiles(monkeypatch):
     def use(dq_has_its_own_kernel, longest_short_sequence=0):
         backward = BackwardConfig(SMALL, SMALL if dq_has_its_own_kernel else None, SMALL)
         monkeypatch.setattr(flash_triton_forward_plans, "forward_config", lambda *_problem: SMALL)
-        monkeypatch.setattr(flash_triton_backward_plans, "LONGEST_SHORT_SEQUENCE", longest_short_sequence)
+        monkeypatch.setattr(flash_triton_configs, "LONGEST_SHORT_SEQUENCE", longest_short_sequence)
         monkeypatch.setattr(flash_triton_backward_plans, "backward_config", lambda *_problem: backward)
         flash_triton_forward_plans.forward_plan.cache_clear()
         flash_triton_backward_plans.backward_plan.cache_clear()
@@ -83,7 +82,7 @@ def test_tensor_descriptors_load_the_same_tiles(small_tiles, monkeypatch, head_d
     small_tiles(dq_has_its_own_kernel)
     through_pointers = output_and_gradients(FlashAttentionTriton.apply, *inputs, True)
     small_tiles(dq_has_its_own_kernel)
-    monkeypatch.setattr(flash_triton_launch, "MIN_LENGTH_FOR_TMA", 1)
+    monkeypatch.setattr(flash_triton_configs, "MIN_LENGTH_FOR_TMA", 1)
     through_descriptors = output_and_gradients(FlashAttentionTriton.apply, *inputs, True)
     for a, b in zip(through_descriptors, through_pointers, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0)

@@ -4,7 +4,12 @@ import pandas as pd
 import pytest
 import torch
 
-from pipeline.attention import flash_triton, flash_triton_backward_plans, flash_triton_forward_plans
+from pipeline.attention import (
+    flash_triton,
+    flash_triton_backward_plans,
+    flash_triton_configs,
+    flash_triton_forward_plans,
+)
 from pipeline.attention.inputs import traits
 from pipeline.instruments.timing import StopRule
 from pipeline.tuning import thresholds
@@ -39,19 +44,18 @@ def plans(inputs):
 
 @pytest.mark.parametrize("name", thresholds.THRESHOLDS)
 def test_the_value_in_use_is_tried_and_every_threshold_is_one_that_plans_go_by(recorded, name):
-    threshold = thresholds.THRESHOLDS[name]
-    assert getattr(threshold.module, name) in threshold.values
+    values = thresholds.THRESHOLDS[name]
+    assert getattr(flash_triton_configs, name) in values
     made = []
-    for value in threshold.values:
-        with thresholds.planned_by(threshold.module, name, value)():
+    for value in values:
+        with thresholds.planned_by(name, value)():
             made.append([plans(qkv_do) for qkv_do in INPUTS.values()])
     assert any(plan != made[0] for plan in made)
 
 
 def test_plans_made_for_a_value_are_kept_for_it_and_for_nothing_else(recorded):
-    threshold = thresholds.THRESHOLDS["FORWARD_CHUNKS"]
-    whole = thresholds.planned_by(threshold.module, "FORWARD_CHUNKS", thresholds.NEVER)
-    cut = thresholds.planned_by(threshold.module, "FORWARD_CHUNKS", thresholds.Chunking(8, 512, 1024))
+    whole = thresholds.planned_by("FORWARD_CHUNKS", thresholds.NEVER)
+    cut = thresholds.planned_by("FORWARD_CHUNKS", thresholds.Chunking(8, 512, 1024))
     in_use = flash_triton.forward_plan
     for _ in range(2):
         for within, is_cut in ((whole, False), (cut, True)):
@@ -70,7 +74,7 @@ def table():
 
 
 def test_each_value_gets_a_row_with_the_time_of_both_passes_beside_the_peers(table):
-    assert list(table["value"]) == [str(value) for value in thresholds.THRESHOLDS["LONGEST_SHORT_SEQUENCE"].values]
+    assert list(table["value"]) == [str(value) for value in thresholds.THRESHOLDS["LONGEST_SHORT_SEQUENCE"]]
     assert table.loc[table["is_in_use"], "value"].tolist() == ["1024"]
     for part in thresholds.PASSES:
         peers_ms = table[f"{part}_ms"] / table[f"{part}_over_peer"]

@@ -12,14 +12,12 @@ from triton import knobs
 from pipeline.attention.flash_triton_backward import key_value_kernel, query_kernel, short_kernel
 from pipeline.attention.flash_triton_chunks import ROWS_PUT_TOGETHER, sum_kernel
 from pipeline.attention.flash_triton_configs import (
-    BACKWARD_CHUNKS,
-    BACKWARD_CHUNKS_FP32,
-    LONGEST_SHORT_SEQUENCE,
     BackwardConfig,
-    Chunking,
     TileConfig,
+    backward_chunking,
     backward_config,
     chunk_length,
+    is_short,
 )
 from pipeline.attention.flash_triton_delta import ROW_ALIGNMENT, delta_kernel
 from pipeline.attention.flash_triton_launch import (
@@ -96,7 +94,7 @@ def backward_plan(
     problem = _Problem(q, k, v, do, scalars, constants)
     config = backward_config(q.dtype, q.shape[-1], k.shape[-2])
     copied = tuple(map(must_be_copied, (q, k, v, do)))
-    if max(q.shape[-2], k.shape[-2]) <= LONGEST_SHORT_SEQUENCE:
+    if is_short(q.shape[-2], k.shape[-2]):
         return ShortBackwardPlan(copied, _short(config.short, problem))
     return BackwardPlan(
         copied,
@@ -131,15 +129,12 @@ def _delta(q: Traits, do: Traits, sums_dq: bool) -> Launch:
     )
 
 
-def _chunking(q: Traits) -> Chunking:
-    return BACKWARD_CHUNKS_FP32 if q.dtype == torch.float32 else BACKWARD_CHUNKS
-
-
 def _key_value(config: BackwardConfig, problem: _Problem) -> ChunkedLaunch:
     """Plan dk and dv: a program takes a tile of keys, and all queries or a chunk of them."""
     q, k, tiles, sums_dq = problem.q, problem.k, config.key_value, config.query is None
     programs = problem.tiles_of(k, tiles.block_keys)
-    chunk = chunk_length(_chunking(q), programs, q.shape[-2], tiles.block_queries, multiprocessors(q.device))
+    chunking, sms = backward_chunking(q.dtype), multiprocessors(q.device)
+    chunk = chunk_length(chunking, programs, q.shape[-2], tiles.block_queries, sms)
     chunks = triton.cdiv(q.shape[-2], chunk)
     gradient = torch.float32 if chunks > 1 else k.dtype
     compute = Launch(
@@ -166,7 +161,8 @@ def _query(tiles: TileConfig, problem: _Problem) -> ChunkedLaunch:
     """Plan dq: a program takes a tile of queries, and all keys or a chunk of them."""
     q, k = problem.q, problem.k
     programs = problem.tiles_of(q, tiles.block_queries)
-    chunk = chunk_length(_chunking(q), programs, k.shape[-2], tiles.block_keys, multiprocessors(q.device))
+    chunking, sms = backward_chunking(q.dtype), multiprocessors(q.device)
+    chunk = chunk_length(chunking, programs, k.shape[-2], tiles.block_keys, sms)
     chunks = triton.cdiv(k.shape[-2], chunk)
     compute = Launch(
         query_kernel,

@@ -3,7 +3,7 @@
 The tables are for an H200; `flash_triton.md` tells what was tried, and what of it was measured.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -87,7 +87,7 @@ _BACKWARD = {
     256: BackwardConfig(TileConfig(32, 64, 8, 2), TileConfig(64, 32, 8, 2), TileConfig(32, 64, 8, 1)),
 }
 _BACKWARD_LONG = {
-    64: BackwardConfig(TileConfig(128, 64, 4, 2), TileConfig(128, 64, 4, 3), TileConfig(64, 64, 4, 2)),
+    64: replace(_BACKWARD[64], key_value=TileConfig(128, 64, 4, 2), query=TileConfig(128, 64, 4, 3)),
 }
 _BACKWARD_FP32 = {
     16: BackwardConfig(TileConfig(64, 64, 4, 2), TileConfig(64, 64, 4, 2), TileConfig(32, 32, 4, 1)),
@@ -129,6 +129,26 @@ def backward_config(dtype: torch.dtype, head_dim: int, n_keys: int) -> BackwardC
     if dtype == torch.float32:
         return _BACKWARD_FP32[width]
     return _BACKWARD_LONG.get(width, _BACKWARD[width]) if n_keys >= LONG_SEQUENCE else _BACKWARD[width]
+
+
+def is_short(n_queries: int, n_keys: int) -> bool:
+    """Tell whether the backward pass is one kernel."""
+    return max(n_queries, n_keys) <= LONGEST_SHORT_SEQUENCE
+
+
+def descriptors_pay(head_dim: int, length: int) -> bool:
+    """Tell whether a program that goes through so many keys or queries gains by loading them through descriptors."""
+    return length >= (MIN_LENGTH_FOR_TMA_WIDE if tile_width(head_dim) >= WIDE else MIN_LENGTH_FOR_TMA)
+
+
+def forward_chunking(dtype: torch.dtype) -> Chunking:
+    """Return when the forward pass cuts its keys into chunks."""
+    return FORWARD_CHUNKS_FP32 if dtype == torch.float32 else FORWARD_CHUNKS
+
+
+def backward_chunking(dtype: torch.dtype) -> Chunking:
+    """Return when the backward pass cuts its queries and keys into chunks."""
+    return BACKWARD_CHUNKS_FP32 if dtype == torch.float32 else BACKWARD_CHUNKS
 
 
 def chunk_length(chunking: Chunking, tiles: int, length: int, block: int, multiprocessors: int) -> int:

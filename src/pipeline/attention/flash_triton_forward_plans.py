@@ -10,11 +10,10 @@ from triton import knobs
 
 from pipeline.attention.flash_triton_chunks import ROWS_PUT_TOGETHER, combine_kernel
 from pipeline.attention.flash_triton_configs import (
-    FORWARD_CHUNKS,
-    FORWARD_CHUNKS_FP32,
     HEAD_DIM_MULTIPLE,
     MAX_HEAD_DIM,
     chunk_length,
+    forward_chunking,
     forward_config,
 )
 from pipeline.attention.flash_triton_forward import forward_kernel
@@ -55,8 +54,7 @@ def forward_plan(q: Traits, k: Traits, v: Traits, is_causal: bool, tf32_allowed:
     matrices = math.prod(q.shape[:-2])
     block_queries = forward_config(q.dtype, head_dim, n_keys).block_queries
     programs = matrices * triton.cdiv(n_queries, block_queries)
-    chunking = FORWARD_CHUNKS_FP32 if q.dtype == torch.float32 else FORWARD_CHUNKS
-    chunk = chunk_length(chunking, programs, n_keys, block_queries, multiprocessors(q.device))
+    chunk = chunk_length(forward_chunking(q.dtype), programs, n_keys, block_queries, multiprocessors(q.device))
     chunks = triton.cdiv(n_keys, chunk)
     tiles = forward_config(q.dtype, head_dim, chunk)
     constants = {"CAUSAL": is_causal, "HEAD_DIM": head_dim}

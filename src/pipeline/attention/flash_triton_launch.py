@@ -10,13 +10,7 @@ from triton import knobs
 from triton.compiler import CompiledKernel
 from triton.runtime import driver
 
-from pipeline.attention.flash_triton_configs import (
-    MIN_LENGTH_FOR_TMA,
-    MIN_LENGTH_FOR_TMA_WIDE,
-    WIDE,
-    TileConfig,
-    tile_width,
-)
+from pipeline.attention.flash_triton_configs import TileConfig, descriptors_pay
 from pipeline.attention.inputs import Traits
 
 ALIGNMENT_BYTES = 16  # of what tensor descriptors point to, and of what the kernels are compiled for
@@ -137,6 +131,5 @@ def uses_tma(length: int, *read: Traits) -> bool:
     length: how many rows a program goes through.
     """
     aligned = all(stride * given.dtype.itemsize % ALIGNMENT_BYTES == 0 for given in read for stride in strides(given))
-    is_wide = tile_width(read[0].shape[-1]) >= WIDE
-    pays = length >= (MIN_LENGTH_FOR_TMA_WIDE if is_wide else MIN_LENGTH_FOR_TMA)
-    return pays and aligned and all(strides(given)[-1] > 0 for given in read)
+    pay = descriptors_pay(read[0].shape[-1], length)
+    return pay and aligned and all(strides(given)[-1] > 0 for given in read)

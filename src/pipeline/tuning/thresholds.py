@@ -1,12 +1,10 @@
 """Time whole attention calls, on causal shapes, for each value of one of the thresholds by which they are planned."""
 
-import dataclasses
 import functools
 import itertools
 import statistics
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -20,17 +18,10 @@ from pipeline.attention import (
     FlashAttentionTriton,
     flash_triton,
     flash_triton_backward_plans,
-    flash_triton_configs,
     flash_triton_forward_plans,
-    flash_triton_launch,
 )
-from pipeline.attention.flash_triton_configs import (
-    BACKWARD_CHUNKS,
-    BACKWARD_CHUNKS_FP32,
-    FORWARD_CHUNKS,
-    FORWARD_CHUNKS_FP32,
-    Chunking,
-)
+from pipeline.attention import flash_triton_configs as configs
+from pipeline.attention.flash_triton_configs import Chunking
 from pipeline.instruments.interleaved import Work, interleave
 from pipeline.instruments.kernel_timing import kernel_sampler
 from pipeline.instruments.timing import StopRule
@@ -43,28 +34,21 @@ WARMUP_ROUNDS = 2  # in which the sampler learns how long queueing a call takes;
 NEVER = Chunking(programs_per_sm=0, min_length=1, shortest=0)
 
 
-@dataclasses.dataclass(frozen=True)
-class Threshold:
-    """A constant that plans go by: the module in which they look it up, and the values worth trying."""
-
-    module: ModuleType
-    values: tuple[Any, ...]
-
-
 def _chunkings(shortest: int) -> tuple[Chunking, ...]:
     return (NEVER, *itertools.starmap(Chunking, itertools.product((2, 4, 8), (128, 256, 512), (shortest,))))
 
 
-THRESHOLDS = {
-    "FORWARD_CHUNKS": Threshold(flash_triton_forward_plans, _chunkings(FORWARD_CHUNKS.shortest)),
-    "FORWARD_CHUNKS_FP32": Threshold(flash_triton_forward_plans, _chunkings(FORWARD_CHUNKS_FP32.shortest)),
-    "BACKWARD_CHUNKS": Threshold(flash_triton_backward_plans, _chunkings(BACKWARD_CHUNKS.shortest)),
-    "BACKWARD_CHUNKS_FP32": Threshold(flash_triton_backward_plans, _chunkings(BACKWARD_CHUNKS_FP32.shortest)),
-    "LONGEST_SHORT_SEQUENCE": Threshold(flash_triton_backward_plans, (0, 128, 256, 512, 1024, 2048)),
-    "MIN_LENGTH_FOR_TMA": Threshold(flash_triton_launch, (1, 256, 512, 1024, 2048)),
-    "FEW_KEYS": Threshold(flash_triton_configs, (0, 256, 512, 1024, 2048)),
-    "MANY_KEYS": Threshold(flash_triton_configs, (2048, 4096, 8192, 16384, 32768, 65536)),
-    "LONG_SEQUENCE": Threshold(flash_triton_configs, (2048, 4096, 8192, 16384, 32768, 65536)),
+# Constants of `flash_triton_configs`, and the values worth trying.
+THRESHOLDS: dict[str, tuple[Any, ...]] = {
+    "FORWARD_CHUNKS": _chunkings(configs.FORWARD_CHUNKS.shortest),
+    "FORWARD_CHUNKS_FP32": _chunkings(configs.FORWARD_CHUNKS_FP32.shortest),
+    "BACKWARD_CHUNKS": _chunkings(configs.BACKWARD_CHUNKS.shortest),
+    "BACKWARD_CHUNKS_FP32": _chunkings(configs.BACKWARD_CHUNKS_FP32.shortest),
+    "LONGEST_SHORT_SEQUENCE": (0, 128, 256, 512, 1024, 2048),
+    "MIN_LENGTH_FOR_TMA": (1, 256, 512, 1024, 2048),
+    "FEW_KEYS": (0, 256, 512, 1024, 2048),
+    "MANY_KEYS": (2048, 4096, 8192, 16384, 32768, 65536),
+    "LONG_SEQUENCE": (2048, 4096, 8192, 16384, 32768, 65536),
 }
 
 
@@ -80,8 +64,8 @@ def sweep(name: str, dtype: str, shape: tuple[int, int, int, int]) -> pd.DataFra
     *qkv, do = (torch.randn(shape, generator=generator, device=device).to(DTYPES[dtype]) for _ in range(4))
     for tensor in qkv:
         tensor.requires_grad_()
-    threshold = THRESHOLDS[name]
-    contexts = [planned_by(threshold.module, name, value) for value in threshold.values]
+    values = THRESHOLDS[name]
+    contexts = [planned_by(name, value) for value in values]
     ours = [_works(lambda *qkv: FlashAttentionTriton.apply(*qkv, True), within, qkv, do) for within in contexts]
     backend = SDPBackend.EFFICIENT_ATTENTION if dtype == "fp32" else SDPBackend.FLASH_ATTENTION
     sdpa = functools.partial(scaled_dot_product_attention, is_causal=True)
@@ -89,17 +73,17 @@ def sweep(name: str, dtype: str, shape: tuple[int, int, int, int]) -> pd.DataFra
     expected = _results(peer)
     deviations = [largest_deviation(_results(works), expected) for works in ours]
     peer_ms, *ours_ms = _median_ms([peer, *ours], device)
-    in_use = getattr(threshold.module, name)
+    in_use = getattr(configs, name)
     return pd.DataFrame(
         {"value": _text(value), "is_in_use": value == in_use}
         | {f"{part}_ms": found_ms[part] for part in PASSES}
         | {f"{part}_over_peer": found_ms[part] / peer_ms[part] for part in PASSES}
         | {"rel_error": deviation}
-        for value, found_ms, deviation in zip(threshold.values, ours_ms, deviations, strict=True)
+        for value, found_ms, deviation in zip(values, ours_ms, deviations, strict=True)
     )
 
 
-def planned_by(module: ModuleType, name: str, value: Any) -> Callable[[], AbstractContextManager]:
+def planned_by(name: str, value: Any) -> Callable[[], AbstractContextManager]:
     """Return a context in which calls are planned by this value; their plans are kept from one time to the next."""
     plans = {
         "forward_plan": functools.cache(flash_triton_forward_plans.forward_plan.__wrapped__),
@@ -108,7 +92,7 @@ def planned_by(module: ModuleType, name: str, value: Any) -> Callable[[], Abstra
 
     @contextmanager
     def within() -> Iterator[None]:
-        with mock.patch.object(module, name, value), mock.patch.multiple(flash_triton, **plans):
+        with mock.patch.object(configs, name, value), mock.patch.multiple(flash_triton, **plans):
             yield
 
     return within
