@@ -27,8 +27,6 @@ class Stopwatch:
             self._lost_s.update({name: lost_s - lost_before_s[name] for name, lost_s in lost_cpu_s().items()})
 
     def seconds(self) -> dict[str, float]:
-        """Return the seconds since the start, split into `set_up` and `measuring`, and what `lost_cpu_s` tells of the
-        latter.
-        """
+        """Return the seconds since the start, split into `set_up` and `measuring`, and those lost while measuring."""
         total_s = time.perf_counter() - self.started
         return {"set_up": total_s - self.measuring_s, "measuring": self.measuring_s, **self._lost_s}

@@ -28,9 +28,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Limits:
-    """Of each row of an input at magnitude one: the magnitude from which its variance overflows, and up to which it
-    is lost.
-    """
+    """The magnitudes, of rows given at magnitude one, from which a variance overflows and up to which it is lost."""
 
     overflows_from: torch.Tensor
     vanishes_up_to: torch.Tensor
