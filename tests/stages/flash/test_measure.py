@@ -196,27 +196,6 @@ def test_a_cpu_skips_what_needs_a_gpu_and_has_torch_s_own_choice(measured):
     assert {rows[impl, part]["reason"] for impl in GPU_ONLY for part in PASSES} == {"needs a CUDA GPU"}
 
 
-def test_sdpa_names_the_reason_for_which_its_backend_refuses():
-    def refuse():
-        import warnings
-
-        warnings.warn("Flash attention kernel not used because: (Triggered internally at x.cpp:1)", stacklevel=1)
-        warnings.warn("Expected query to be of dtype: {Half}. (Triggered internally at x.cpp:2)", stacklevel=1)
-        raise RuntimeError("No available kernel. Aborting execution.")
-
-    with (
-        pytest.raises(implementations.Skipped, match=r"^Expected query to be of dtype: \{Half\}\.$"),
-        implementations.refusals_as_skipped("sdpa_flash"),
-    ):
-        refuse()
-
-
-def test_shared_memory_that_a_kernel_lacks_is_a_lack_of_the_machine():
-    message = "InductorError: wrapped\nout of resource: shared memory, Required: 98304, Hardware limit: 65536"
-    with pytest.raises(implementations.Skipped, match=r"^out of resource"), implementations.refusals_as_skipped("flex"):
-        raise RuntimeError(message)
-
-
 @pytest.fixture
 def gpu():
     if not torch.cuda.is_available():

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
 from pipeline.attention import ATTENTION
@@ -33,6 +33,8 @@ REFUSALS = ("No available kernel", "No viable backend", "cuDNN", "CUDNN", "out o
 # `tiled` is there to be read: it launches a dozen kernels a pair of tiles, one after the other, and their number grows
 # with the square of the length. At this length a call takes some 0.2 s on an H200, at 65,536 256 times that.
 LONGEST_TILED = 4096
+# FlexAttention's own choice of block, in queries and in keys.
+FLEX_BLOCK = 128
 
 
 @dataclass(frozen=True)
@@ -88,9 +90,26 @@ def _flex(shape: Shape, device: torch.device) -> Attend:
     compiled = torch.compile(flex_attention, dynamic=False)
     if not shape.is_causal:
         return compiled
-    # Compiled, or it would make the whole mask, a byte or more for each score.
-    mask = create_block_mask(_causal, None, None, shape.seq_len, shape.seq_len, device=device, _compile=True)
-    return functools.partial(compiled, block_mask=mask)
+    return functools.partial(compiled, block_mask=causal_block_mask(shape.seq_len, device))
+
+
+def causal_block_mask(seq_len: int, device: torch.device) -> BlockMask:
+    """Return FlexAttention's causal mask: of each row of blocks, those before the diagonal whole, its own by element.
+
+    Written down, for `create_block_mask` finds it from all seq_len² elements: whole in memory, or by a kernel that at
+    8192 and more takes up to minutes to compile.
+    """
+    row = torch.arange(-(-seq_len // FLEX_BLOCK), dtype=torch.int32, device=device)
+    every_block = row.repeat(1, 1, len(row), 1)
+    return BlockMask.from_kv_blocks(
+        kv_num_blocks=torch.ones_like(row)[None, None],
+        kv_indices=every_block.mT.contiguous(),  # of each row the first is read, the diagonal's
+        full_kv_num_blocks=row[None, None],
+        full_kv_indices=every_block,  # of row i the first i
+        BLOCK_SIZE=FLEX_BLOCK,
+        mask_mod=_causal,
+        seq_lengths=(seq_len, seq_len),
+    )
 
 
 def _causal(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:

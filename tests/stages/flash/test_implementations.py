@@ -1,0 +1,44 @@
+import warnings
+
+import pytest
+import torch
+from torch.nn.attention.flex_attention import create_block_mask
+
+from pipeline.stages.flash import implementations
+
+
+@pytest.mark.parametrize("seq_len", [64, 128, 1000, 1024])
+def test_the_causal_block_mask_is_what_torch_finds_from_all_elements(seq_len):
+    ours = implementations.causal_block_mask(seq_len, torch.device("cpu"))
+    torchs = create_block_mask(ours.mask_mod, None, None, seq_len, seq_len, device="cpu")
+    assert ours.shape == torchs.shape
+    assert torch.equal(ours.to_dense(), torchs.to_dense())
+    if seq_len % implementations.FLEX_BLOCK == 0:  # else torch takes rows beyond the end for masked
+        assert torch.equal(ours.kv_num_blocks, torchs.kv_num_blocks)
+        assert torch.equal(ours.full_kv_num_blocks, torchs.full_kv_num_blocks)
+        assert torch.equal(ours.full_q_num_blocks, torchs.full_q_num_blocks)
+
+
+def test_the_causal_block_mask_hides_what_lies_ahead():
+    mask = implementations.causal_block_mask(256, torch.device("cpu"))
+    query, key = torch.meshgrid(torch.arange(4), torch.arange(4), indexing="ij")
+    assert torch.equal(mask.mask_mod(0, 0, query, key), torch.ones(4, 4, dtype=torch.bool).tril())
+
+
+def test_sdpa_names_the_reason_for_which_its_backend_refuses():
+    def refuse():
+        warnings.warn("Flash attention kernel not used because: (Triggered internally at x.cpp:1)", stacklevel=1)
+        warnings.warn("Expected query to be of dtype: {Half}. (Triggered internally at x.cpp:2)", stacklevel=1)
+        raise RuntimeError("No available kernel. Aborting execution.")
+
+    with (
+        pytest.raises(implementations.Skipped, match=r"^Expected query to be of dtype: \{Half\}\.$"),
+        implementations.refusals_as_skipped("sdpa_flash"),
+    ):
+        refuse()
+
+
+def test_shared_memory_that_a_kernel_lacks_is_a_lack_of_the_machine():
+    message = "InductorError: wrapped\nout of resource: shared memory, Required: 98304, Hardware limit: 65536"
+    with pytest.raises(implementations.Skipped, match=r"^out of resource"), implementations.refusals_as_skipped("flex"):
+        raise RuntimeError(message)
