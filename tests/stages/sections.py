@@ -11,6 +11,7 @@ from pipeline.cells.tabulate import SOFTWARE
 
 NUMBER = re.compile(r"(?<![\w.,])\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?(?![\w]|\.\d)")
 GAP = re.compile(r"\bnan\b|\bNone\b|\binf\b|Undefined|\n{3,}| \n|\(\)")
+EMPTY_TABLE = re.compile(r"^(\|.*)\n\|[ :|-]+\|\n(?!\|)", flags=re.MULTILINE)
 # A page of 896 px, as GitHub shows it: letters of its text and code, and what stands around a cell, in px.
 PAGE_PX, TEXT_PX, CODE_PX, PADDING_PX = 896, 7.5, 8.2, 27
 ROUNDS = 4
@@ -48,8 +49,8 @@ def without_code(text):
 
 
 def gaps(text):
-    """Find words, brackets and lines that should have been filled in; code has brackets of its own."""
-    return GAP.findall(without_code(text))
+    """Find words, brackets, lines and tables that should have been filled in; code has brackets of its own."""
+    return GAP.findall(without_code(text)) + EMPTY_TABLE.findall(text)
 
 
 def wide_tables(text):
@@ -114,13 +115,14 @@ def faults_of_parts(build, stage, rows, tmp_path_factory):
 
 
 def _parts(stage, rows):
-    """Return tables with some cells alone, with the first failed, and with all others failed."""
+    """Return tables with some cells alone, with the first and last, with the first failed, with all others failed."""
     axes = list(fields.texts(sweep.declaration(stage).Cell()))
     cells = [_without_empty_columns(cell) for _, cell in rows.groupby(axes, sort=False, dropna=False)]
     failed = [_failed(stage, cell) for cell in cells]
     some = {*range(0, len(cells), -(-len(cells) // SOME_CELLS)), len(cells) - 1}
     return {
         **{f"cell_{number}_alone": cells[number] for number in some},
+        "first_and_last_cell": pd.concat([cells[0], cells[-1]], ignore_index=True),
         "first_cell_failed": pd.concat([failed[0], *cells[1:]], ignore_index=True),
         "other_cells_failed": pd.concat([cells[0], *failed[1:]], ignore_index=True),
     }

@@ -50,12 +50,16 @@ def _outcome(rows: list[dict[str, Any]]) -> dict[str, str]:
     """Return the status of the cell, with the reason: that of its least fortunate row that has a figure.
 
     Implementations of which one cannot do what the others can are rows of one cell: only where no row has a figure is
-    the cell without one.
+    the cell without one. Where some figures alone are unstable, the reason says how many.
     """
     order = ("ok", "unstable", "skipped", "oom")
     with_figure = [row for row in rows if row["status"] in ("ok", "unstable")]
     worst = max(with_figure or rows, key=lambda row: order.index(row["status"]))
-    return {"status": worst["status"], "reason": worst.get("reason", "")}
+    status, reason = worst["status"], worst.get("reason", "")
+    like_it = sum(row["status"] == status for row in with_figure)
+    if status == "unstable" and like_it < len(with_figure):
+        reason = f"{like_it} of {len(with_figure)} figures{', the first' if like_it > 1 else ''}: {reason}"
+    return {"status": status, "reason": reason}
 
 
 def _machine(record: dict[str, Any]) -> dict[str, Any]:

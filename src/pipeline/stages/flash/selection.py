@@ -67,8 +67,8 @@ def ours(rows: pd.DataFrame) -> str | None:
 
 
 def main_head_dim(rows: pd.DataFrame) -> int:
-    """Choose the head_dim to show alone: 64, else the largest that has figures."""
-    found = set(ok(rows)["head_dim"])
+    """Choose the head_dim to show alone: 64, else the largest, if it has figures or none has."""
+    found = set(ok(rows)["head_dim"]) or set(rows["head_dim"])
     return 64 if 64 in found else int(max(found))
 
 

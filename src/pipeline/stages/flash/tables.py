@@ -38,8 +38,9 @@ def against_eager(rows: pd.DataFrame) -> list[str]:
     both = grid[grid["impl"].isin([ours(rows), "eager"])]
     texts = []
     for dtype, group in both.groupby("dtype", sort=False):
-        main = group[group["head_dim"] == main_head_dim(rows)]
-        texts.append(f"**{dtype}**, head_dim {main_head_dim(rows)}, medians in ms:\n\n{_by_impl_and_pass(main)}")
+        head_dim = main_head_dim(group)
+        main = group[group["head_dim"] == head_dim]
+        texts.append(f"**{dtype}**, head_dim {head_dim}, medians in ms:\n\n{_by_impl_and_pass(main)}")
         if len(group) > len(main):
             texts.append(fold(f"{dtype}: every head_dim, ours and eager, medians in ms", _by_impl_and_pass(group)))
     return texts
