@@ -1,3 +1,4 @@
+import shutil
 import tarfile
 
 import pytest
@@ -64,3 +65,10 @@ def test_a_folder_that_is_no_snapshot_is_left_alone(run):
 def test_without_a_writeup_there_is_nothing_to_publish(tmp_path):
     with pytest.raises(UserError, match="to publish: run snakemake first"):
         publish(tmp_path, tmp_path / "h200")
+
+
+def test_a_writeup_without_its_figures_is_not_published_by_halves(run):
+    shutil.rmtree(run / "reports/figures")
+    with pytest.raises(UserError, match=r"no .*figures to publish: run snakemake first"):
+        publish(run, run / "h200")
+    assert not (run / "h200").exists()

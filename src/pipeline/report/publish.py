@@ -13,11 +13,12 @@ ARCHIVE = "records.tar.xz"
 def publish(root: Path, folder: Path) -> None:
     """Copy reports/ and results/ of `root` into `folder`, in place of what an earlier snapshot left there.
 
-    Raises UserError where there is no write-up, or where the folder holds anything but a snapshot.
+    Raises UserError where there is no whole write-up, or where the folder holds anything but a snapshot.
     """
     writeup, results = root / "reports/writeup.md", root / "results"
-    if not writeup.is_file():
-        raise UserError(f"there is no {writeup} to publish: run snakemake first")
+    for part in (writeup, writeup.parent / "figures"):
+        if not part.exists():
+            raise UserError(f"there is no {part} to publish: run snakemake first")
     fresh = folder.with_name(f".{folder.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
     _copy(writeup, results, fresh)
