@@ -40,23 +40,30 @@ def test_events_of_a_kind_that_overlap_count_once():
     assert found["hidden_ms"] == 0.5
 
 
-def test_a_lane_joins_what_a_picture_cannot_tell_apart():
-    found = columns([(100, 200), (200.01, 300), (4000, 10_100)], [(5000, 6000)])
-    assert found["computation_starts_us"] == [0, 3900]
-    assert found["computation_ends_us"] == [200, 10_000]
-    assert found["communication_starts_us"] == [4900]
+def parts(*lengths_and_shares):
+    """Make a lane by pieces: how many parts long, how busy."""
+    return [share for length, share in lengths_and_shares for _ in range(length)]
 
 
-def test_a_short_event_inside_a_long_one_does_not_end_the_lane():
-    found = columns([(0, 1000), (100, 200), (900, 1100)], [(0, 1)])
-    assert (found["computation_starts_us"], found["computation_ends_us"]) == ([0], [1100])
+def test_a_lane_tells_how_busy_each_part_of_the_step_was():
+    # 1000 us a hundred parts: busy, half busy by many short events, idle, one event over the edge of two parts.
+    short = [(start, start + 1) for start in range(1100, 2100, 2)]
+    found = columns([(100, 1100), *short, (3095, 3105)], [(4000, 4100)])
+    assert found["computation_busy_pct"] == parts((100, 100), (100, 50), (99, 0), (1, 50), (1, 50), (99, 0))
+    assert found["communication_busy_pct"] == parts((390, 0), (10, 100))
+
+
+def test_events_that_overlap_make_a_lane_no_busier():
+    found = columns([(0, 300), (100, 200), (250, 400)], [(400, 800), (400, 800)])
+    assert found["computation_busy_pct"] == parts((200, 100), (200, 0))
+    assert found["communication_busy_pct"] == parts((200, 0), (200, 100))
 
 
 def test_a_step_without_communication_has_no_hidden_share():
     found = columns([(0, 1000)], [])
     assert found["communication_ms"] == 0
     assert found["hidden_pct"] is None
-    assert found["communication_starts_us"] == []
+    assert set(found["communication_busy_pct"]) == {0}
 
 
 START_NS = 1_800_000_000_000_000_000

@@ -50,3 +50,26 @@ def test_on_gpus_it_is_gone_too():
         pytest.skip("needs 2 GPUs")
     alive, _ = run_ranks(alive_at_each_build, 2, backend="nccl", device_type="cuda")
     assert not any(alive)
+
+
+def allocated_when_turns_begin(context):
+    """Return the bytes that are allocated when a variant's first turn has made room for itself."""
+    allocated = []
+
+    def make_room(device):
+        room(device)
+        allocated.append(torch.cuda.memory_allocated(device))
+
+    room = ranks.make_room
+    with mock.patch.object(ranks, "make_room", make_room):
+        ranks.measure_variants(context, Cell(size="small"), SETTINGS, ONE_OF_EACH)
+    return allocated
+
+
+@pytest.mark.gpu
+def test_what_the_collectives_of_a_turn_carried_does_not_count_for_the_next():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs 2 GPUs")
+    for allocated in run_ranks(allocated_when_turns_begin, 2, backend="nccl", device_type="cuda"):
+        after_the_first = allocated[1:]  # the first turn leaves workspaces and the weights to compare with
+        assert max(after_the_first) - min(after_the_first) < 2**20

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from pipeline.accounting.buckets import Link, best_bucket_bytes
-from pipeline.report.section import FORMS
+from pipeline.report.section import FORMS, listing
 from pipeline.stages.ddp import findings, others, section, selection, sweep_model
 from pipeline.stages.ddp.figures import timeline
 
@@ -227,9 +227,31 @@ def test_medians_in_sentences_are_those_of_the_table(h200, build):
     assert set(found) <= known
 
 
-def test_the_first_page_gets_the_best_and_what_overlap_gains(h200, build):
-    text = build(h200)
-    first = text.split("<!-- findings -->")[1].split("<!-- end of findings -->")[0]
+def first_page(text):
+    return text.split("<!-- findings -->")[1].split("<!-- end of findings -->")[0]
+
+
+@pytest.mark.parametrize(("factor", "word"), [(1, "faster than"), (2, "slower than")])
+def test_the_first_page_tells_what_overlap_gains_or_costs(h200, build, factor, word):
+    first = first_page(build(scaled(h200, factor, h200["impl"] == "overlap")))
     assert "the fastest way here to average gradients is" in first
-    assert "instead of after it makes the step" in first
-    assert np.isfinite(float(re.search(r"makes the step ([\d.]+)×", first)[1]))
+    assert first.count(f"a step that starts each all-reduce during backward is {word} one that starts them after it") == 2
+
+
+def test_the_first_page_names_what_is_as_fast_as_the_best(h200, build):
+    best = findings.by_cell(selection.completed(h200))[0]["best"]
+    assert best["level"]
+    assert f"by the noise: {listing(best['level'])}." in first_page(build(h200))
+
+
+def test_overheads_above_every_model_are_said_to_be(h200, build):
+    assert "is above both models'" not in build(h200)
+    others = (h200["impl"] != "none") & (h200["pass"] == "train_step")
+    assert build(scaled(h200, 1.5, others)).count("is above both models'") == 2
+
+
+def test_buckets_slower_than_as_many_calls_without_any_cost_more_than_calls(h200, build):
+    slow = scaled(h200, 3, (h200["impl"] == "bucketed") & (h200["bucket_size_mb"] == 1))
+    calls = h200.loc[h200["impl"] == "overlap", "all_reduces"].max()
+    assert f"overlap makes {calls:.0f}, no fewer than bucketed 1 MB" in build(slow)
+    assert "The number of calls is not all" not in build(scaled(h200, 3, h200["impl"] == "overlap"))

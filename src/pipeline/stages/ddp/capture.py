@@ -19,8 +19,8 @@ PROFILER = "torch.profiler"
 # under its backend's name on a thread of the backend's; c10d's operators only start it.
 COMMUNICATION = r"nccl|rccl|gloo:"
 COMPUTATION_ON_CPU = r"aten::"
-# A lane has no finer detail than this share of the step: what a picture can show.
-DETAIL = 1 / 800
+# A lane is kept as how busy it was in so many equal parts of the step: a picture cannot show thousands of events.
+PARTS = 400
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Lanes:
     communication: pd.DataFrame
 
     def columns(self) -> dict[str, Any]:
-        """Return the times for a row, and the lanes as lists of whole microseconds from the step's first event on.
+        """Return the times for a row, and of each lane in which share (%) of each of `PARTS` parts of the step it ran.
 
         computation_ms and communication_ms are times in which at least one event ran, hidden_ms that in which both
         did: computation + communication − their union. hidden_pct is its share of the communication.
@@ -48,9 +48,7 @@ class Lanes:
             "hidden_pct": 100 * hidden_us / communication_us if communication_us else None,
         }
         for name, events in (("computation", self.computation), ("communication", self.communication)):
-            starts, ends = _joined(events, gap_us=DETAIL * span_us(both))
-            found[f"{name}_starts_us"] = _whole(starts - both["start_us"].min())
-            found[f"{name}_ends_us"] = _whole(ends - both["start_us"].min())
+            found[f"{name}_busy_pct"] = _busy_pct(events, both["start_us"].min(), span_us(both))
         return found
 
 
@@ -97,15 +95,22 @@ def lanes(events: Iterable[Any], device_type: str) -> Lanes:
     return Lanes(found[computes], found[communicates])
 
 
-def _joined(events: pd.DataFrame, gap_us: float) -> tuple[np.ndarray, np.ndarray]:
-    """Join events that overlap or are less than a gap apart; return the starts and the ends of what that gives."""
+def _busy_pct(events: pd.DataFrame, begin_us: float, span_us: float) -> list[int]:
+    """Cut a span into `PARTS` and return in which share of each at least one event ran."""
+    if events.empty:
+        return [0] * PARTS
+    starts, ends = _union(events)
+    busy_after = np.cumsum(ends - starts)
+    busy_before = busy_after - (ends - starts)
+    edges = begin_us + span_us * np.arange(PARTS + 1) / PARTS
+    busy_until = np.interp(edges, np.ravel([starts, ends], "F"), np.ravel([busy_before, busy_after], "F"))
+    return [round(100 * share) for share in np.diff(busy_until) / (span_us / PARTS)]
+
+
+def _union(events: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+    """Join events that overlap; return the starts and the ends of what that gives."""
     events = events.sort_values("start_us")
     starts = events["start_us"].to_numpy(dtype=float)
     ends = np.maximum.accumulate(starts + events["duration_us"].to_numpy(dtype=float))
-    begins = np.ones(len(starts), dtype=bool)
-    begins[1:] = starts[1:] > ends[:-1] + gap_us
-    return starts[begins], ends[np.append(begins[1:], True)] if len(ends) else ends
-
-
-def _whole(times_us: np.ndarray) -> list[int]:
-    return [round(float(time)) for time in times_us]
+    begins = np.append(True, starts[1:] > ends[:-1])
+    return starts[begins], ends[np.append(begins[1:], True)]

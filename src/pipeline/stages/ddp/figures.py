@@ -15,6 +15,7 @@ from pipeline.stages.ddp.findings import overheads
 from pipeline.stages.ddp.selection import PASSES, captures, medians, steps
 
 LANES = ("computation", "communication")
+LANE_HEIGHT = 0.8
 
 
 def draw_all(rows: pd.DataFrame, models: dict[str, pd.DataFrame], folder: Path) -> dict[str, str]:
@@ -106,16 +107,24 @@ def _model_line(axes: Axes, model: pd.DataFrame) -> None:
 
 
 def timeline(rows: pd.DataFrame) -> Figure | None:
-    """Draw one captured step of the naive and of the overlapped variant, a lane of computation and one of transfers."""
+    """Draw one captured step of the naive and of the overlapped variant, a lane of computation and one of transfers.
+
+    The height of a lane is the share of each moment in which it ran.
+    """
     found = captures(ok(rows))
     found = found[found["variant"].isin(CAPTURED) & found["communication_ms"].gt(0)]
+    found = found.dropna(subset=[f"{lane}_busy_pct" for lane in LANES])
     if found.empty:
         return None
     figure, panels = new_figure(len(found), 1, panel_height_in=1.5)
     for axes, (_, capture) in zip(panels[:, 0], found.iterrows(), strict=True):
         for height, lane in enumerate(reversed(LANES)):
-            axes.broken_barh(_intervals_ms(capture, lane), (height - 0.35, 0.7), color=style_for(lane)["color"])
-        axes.set_yticks(range(len(LANES)), reversed(LANES))
+            busy = _busy_share(capture, lane)
+            edges_ms = np.linspace(0, capture["span_ms"], len(busy) + 1)
+            axes.stairs(
+                height + LANE_HEIGHT * busy, edges_ms, baseline=height, fill=True, color=style_for(lane)["color"]
+            )
+        axes.set_yticks(np.arange(len(LANES)) + LANE_HEIGHT / 2, reversed(LANES))
         axes.set_xlim(0, found.loc[found["cell_name"] == capture["cell_name"], "span_ms"].max())
         axes.grid(axis="y", visible=False)
         axes.set_title(f"{capture['cell_name']}: {capture['variant']}", loc="left")
@@ -124,13 +133,9 @@ def timeline(rows: pd.DataFrame) -> Figure | None:
     return figure
 
 
-def _intervals_ms(capture: pd.Series, lane: str) -> list[tuple[float, float]]:
-    """Read a lane as (start, duration) in ms; a lane of one interval comes back from its table as a number."""
-    starts, ends = (
-        np.array([float(time) for time in str(capture[f"{lane}_{side}_us"]).split()]) / 1e3
-        for side in ("starts", "ends")
-    )
-    return list(zip(starts, ends - starts, strict=True))
+def _busy_share(capture: pd.Series, lane: str) -> np.ndarray:
+    """Read a lane: the share of each part of the step in which it ran."""
+    return np.array(str(capture[f"{lane}_busy_pct"]).split(), dtype=float) / 100
 
 
 def _measured_cells(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:

@@ -27,7 +27,7 @@ def by_cell(rows: pd.DataFrame) -> list[dict]:
 
 
 def _cell(name: str, rows: pd.DataFrame) -> dict:
-    whole = ok(steps(rows)).set_index("variant")
+    whole, shares = ok(steps(rows)).set_index("variant"), hidden(rows)
     return {
         "name": name,
         "times": medians(rows).to_dict("index"),
@@ -35,7 +35,8 @@ def _cell(name: str, rows: pd.DataFrame) -> dict:
         "flat_vs_naive": against(whole, "flat", "naive", TOLERANCE),
         "overlap_vs_naive": against(whole, "overlap", "naive", TOLERANCE),
         "overlap_vs_flat": against(whole, "overlap", "flat", TOLERANCE),
-        "hidden": hidden(rows),
+        "hidden": shares,
+        "hides_little": shares.get("overlap", 1.0) < MOST,
         "slowed": slowed(rows, whole),
         "buckets": buckets(whole),
         "best": best(whole),
@@ -126,7 +127,17 @@ def buckets(whole: pd.DataFrame) -> dict:
         "single": single,
         "single_vs_flat": against(whole, single[0], "flat", TOLERANCE) if single else {},
         "vs_overlap": against(whole, fastest, "overlap", TOLERANCE),
+        "filling": _filling(whole, found.index[0]),
     }
+
+
+def _filling(whole: pd.DataFrame, smallest: str) -> dict:
+    """Hold the smallest buckets against none, where those make no fewer calls and are faster; empty where not."""
+    found = against(whole, smallest, "overlap", TOLERANCE)
+    if not found or found["word"] != "slower than":
+        return {}
+    calls = whole["all_reduces"].astype(int)
+    return found | {"calls": calls["overlap"]} if calls["overlap"] >= calls[smallest] else {}
 
 
 def best(whole: pd.DataFrame) -> dict:
@@ -135,9 +146,11 @@ def best(whole: pd.DataFrame) -> dict:
     if ours.empty:
         return {}
     fastest = ours.idxmin()
+    words = {name: against(whole, name, fastest, TOLERANCE)["word"] for name in ours.index if name != fastest}
     return {
         "variant": fastest,
         "ms": ours[fastest],
+        "level": [name for name, word in words.items() if word != "slower than"],
         "vs_torch": against(whole, fastest, torchs.idxmin(), TOLERANCE) if len(torchs) else {},
         "vs_none": against(whole, fastest, "no communication", TOLERANCE),
     }

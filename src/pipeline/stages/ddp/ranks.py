@@ -1,9 +1,11 @@
 """What each rank of a ddp cell does: build a variant, train it for the timed steps, compare weights, make room."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from pipeline.instruments import weights
@@ -16,6 +18,9 @@ from pipeline.parallel.processes import RankContext
 from pipeline.stages.ddp.capture import Lanes, capture_step
 from pipeline.stages.ddp.cell import CAPTURED, Cell, Settings, Variant
 from pipeline.stages.ddp.variants import build_step, phases
+
+# NCCL's process group looks for finished collectives every tenth of a second.
+WATCHED_WITHIN_S = 0.3
 
 
 @dataclass
@@ -65,6 +70,7 @@ class _Rank:
         """
         first = not result.samplings
         if first:
+            _let_go_of_finished_collectives()
             make_room(self.device)
         step = self._build_step(variant)
         sampling = time_steps_over_ranks(phases(step), self.device, self.settings.warmup_steps, self.settings.steps)
@@ -95,6 +101,16 @@ class _Rank:
             self.reference = weights.sample(model)
         if self.reference is not None:
             result.variant_difference = weights.difference_from(model, self.reference)
+
+
+def _let_go_of_finished_collectives() -> None:
+    """Make the process group drop the tensors of collectives that are done.
+
+    NCCL's keeps them where the host did not wait, as PyTorch's DDP does not: until its watchdog has seen the end and
+    another collective is started (`shelvesToUnstash_` in ProcessGroupNCCL). They would count for the next variant.
+    """
+    time.sleep(WATCHED_WITHIN_S)
+    dist.barrier()
 
 
 def _peak_bytes(device: torch.device) -> int | None:

@@ -17,10 +17,7 @@ NUMBERS = (
     *("all_reduce_bytes", "rank_difference", "variant_difference", "weight_tolerance", "span_ms", "computation_ms"),
     *("communication_ms", "hidden_ms", "hidden_pct"),
 )
-WORDS = (
-    *("reason", "backend", "computation_starts_us", "computation_ends_us"),
-    *("communication_starts_us", "communication_ends_us"),
-)
+WORDS = (*("reason", "backend", "computation_busy_pct", "communication_busy_pct"),)
 
 
 def label(variant: Variant) -> str:
