@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from pipeline.report.tables import significant
+from pipeline.report.tables import OUTCOME_WORDS, significant
 
 TOLERANCE = 0.05
 
@@ -99,6 +99,12 @@ def span(values: pd.Series, form: str) -> str:
     if len(values) == 1:
         return f"{low} ({values.index[0]})"
     return low if low == high else f"{low} ({values.idxmin()}) to {high} ({values.idxmax()})"
+
+
+def mark_unstable(values: pd.Series, unstable: pd.Series) -> pd.Series:
+    """Say in the names of values which are unstable, as flags aligned with them tell: `xl, unstable`."""
+    marks = [f", {OUTCOME_WORDS['unstable']}" if flag else "" for flag in unstable]
+    return values.set_axis([f"{name}{mark}" for name, mark in zip(values.index, marks, strict=True)])
 
 
 def listing(names: Iterable) -> str:

@@ -67,7 +67,8 @@ def test_the_peak_is_the_larger_of_both_parts_of_a_step(h200):
 
 
 @pytest.mark.parametrize(
-    ("factor", "words"), [(1, "every predicted peak is within 3.0%"), (1.1, "0 of 3 predicted peaks")]
+    ("factor", "words"),
+    [(1, "every predicted peak of a training step is within 3.0%"), (1.1, "0 of 3 predicted peaks")],
 )
 def test_a_wrong_prediction_of_the_peak_is_said_to_be(h200, build, factor, words):
     assert words in build(prediction_scaled(h200, factor))
