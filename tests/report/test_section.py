@@ -120,3 +120,18 @@ def test_growth_is_named_by_its_exponent(exponent, word):
 def test_one_thing_is_written_without_the_plural(render):
     text = render('{{ 1 | counted("row") }}, {{ 0 | counted("row") }}, {{ 1200 | counted("warm-up step") }}')
     assert text == "1 row, 0 rows, 1,200 warm-up steps\n"
+
+
+@pytest.mark.parametrize(
+    ("exponents", "words"),
+    [
+        ({"a": 1.0, "b": 1.05}, "grows about linearly with length"),
+        ({"a": 1, "b": 2, "c": 1}, "grows about linearly with length at a and c, and grows about quadratically at b"),
+        (
+            {"a": 1.0, "b": 2.0, "c": 0.0},
+            "grows about linearly with length at a, grows about quadratically at b, and hardly changes at c",
+        ),
+    ],
+)
+def test_growth_is_said_in_one_word_only_where_all_have_it(exponents, words):
+    assert section.growth(pd.Series(exponents)) == words

@@ -25,7 +25,7 @@ def render(template_path: Path, facts: dict) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= FORMS | {"span": span, "listing": listing, "counted": counted}
+    environment.filters |= FORMS | {"span": span, "listing": listing, "counted": counted, "growth": growth}
     text = environment.get_template(template_path.name).render(facts)
     # Sentences that were not printed leave their blank lines behind.
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
@@ -144,6 +144,20 @@ def trend(values: Sequence[float], tolerance: float = TOLERANCE) -> str:
 def growth_exponent(x: Sequence[float], y: Sequence[float]) -> float:
     """Fit the exponent p of y ~ x^p by least squares on logarithms; at least two different x."""
     return float(np.polyfit(np.log(x), np.log(y), deg=1)[0])
+
+
+def by_word(words: pd.Series) -> dict[str, list]:
+    """List, for each word, the names that it is said of."""
+    return {word: list(words.index[words == word]) for word in words.unique()}
+
+
+def growth(exponents: pd.Series) -> str:
+    """Say how named things with these exponents grow with length: in one word, or in several with their names."""
+    (word, names), *others = by_word(exponents.map(growth_word)).items()
+    if not others:
+        return f"{word} with length"
+    parts = [f"{word} with length at {listing(names)}", *(f"{word} at {listing(names)}" for word, names in others)]
+    return ", and ".join(parts) if len(parts) == 2 else ", ".join([*parts[:-1], f"and {parts[-1]}"])
 
 
 def growth_word(exponent: float, tolerance: float = 0.1) -> str:

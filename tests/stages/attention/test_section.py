@@ -124,8 +124,29 @@ def test_the_word_on_compiling_follows_the_times(make_rows, factor, word):
     eager = rows[rows["mode"] == "eager"]
     rows.loc[rows["mode"] == "compiled", times] = eager[times].to_numpy() * factor
     for entry in findings.compilation(rows):
-        assert entry["mean_word"] == word
-        assert list(entry["by_word"]) == [word]
+        assert entry["by_word"] == {word: {"count": 3, "lengths": [128, 512, 1024]}}
+
+
+def test_compiling_is_told_apart_by_length_and_not_averaged_over_short_and_long(make_rows, tmp_path):
+    rows = make_rows("laptop")
+    times = [name for name in rows if name.endswith("_ms") and name != "samples_ms"]
+    eager = rows[rows["mode"] == "eager"]
+    factors = eager["seq_len"].map({128: 2, 512: 1, 1024: 0.5}).to_numpy()
+    rows.loc[rows["mode"] == "compiled", times] = eager[times].to_numpy() * factors[:, None]
+    for entry in findings.compilation(rows):
+        assert {word: said_of["lengths"] for word, said_of in entry["by_word"].items()} == {
+            "slower than": [128],
+            "as fast as": [512],
+            "faster than": [1024],
+        }
+    text = section.build(rows, tmp_path)
+    for part in ("forward", "backward"):
+        assert (
+            f"At length 1024 an eager {part} pass takes 2.00× (head_dim 64) the time of a compiled one;"
+            " over the grid it takes 0.500× (length 128) to 2.00× (length 1024)."
+        ) in text
+    assert "slower than eager at 1 of 3 problems (length 128), as fast as eager at 1 (length 512)" in text
+    assert "geometric mean" not in text.split("### Others' figures")[0]
 
 
 def test_without_a_compiler_nothing_is_said_of_compiling_but_why(rendered):
@@ -157,5 +178,20 @@ def test_a_length_that_one_head_dim_alone_reached_is_not_said_of_the_others(make
     for entry in findings.growth(rows):
         assert entry["seq_len"] == 16384
         assert list(entry["longest"].index) == ["head_dim 64"]
-        assert len(entry["exponents"]) == 4
+        assert list(entry["exponents"].index) == ["head_dim 64"]
     assert list(findings.saved(rows, "eager")["share"].index) == ["head_dim 64"]
+
+
+def test_where_head_dims_grow_in_different_ways_each_is_said_of_its_own(make_rows, tmp_path):
+    rows = make_rows("h200")
+    times = [name for name in rows if name.endswith("_ms") and name != "samples_ms"]
+    rows.loc[(rows["head_dim"] == 128) & (rows["seq_len"] == 16384), times] /= 2
+    growth = [
+        line for line in section.build(rows, tmp_path).splitlines() if "Between the two longest sequences" in line
+    ]
+    assert len(growth) == 4
+    for line in growth:
+        assert (
+            "grows about quadratically with length at head_dim 16, head_dim 32 and head_dim 64,"
+            " and grows about linearly at head_dim 128"
+        ) in line

@@ -121,15 +121,20 @@ def test_where_everything_is_skipped_one_line_says_so(build, make_rows):
     assert "needs 1 GPU, 0 present" in text
 
 
-@pytest.mark.parametrize(("factor", "word"), [(0.3, "faster than"), (1, "as fast as"), (3, "slower than")])
-def test_the_word_against_the_best_peer_follows_the_times(make_rows, factor, word):
-    rows = make_rows("h200")
-    rows = rows[rows["dtype"] == "bf16"]
-    mine = rows["impl"] == "triton"
+def set_times_of_ours(rows, where, factor):
+    """Give ours, at some rows, the times of cuDNN's implementation times a factor."""
+    mine = (rows["impl"] == "triton") & where
     cudnn = rows[rows["impl"] == "sdpa_cudnn"].set_index([*selection.PROBLEM, "pass"])
     keys = pd.MultiIndex.from_frame(rows.loc[mine, [*selection.PROBLEM, "pass"]])
     for column in TIMES:
         rows.loc[mine, column] = cudnn.loc[keys, column].to_numpy() * factor
+
+
+@pytest.mark.parametrize(("factor", "word"), [(0.3, "faster than"), (1, "as fast as"), (3, "slower than")])
+def test_the_word_against_the_best_peer_follows_the_times(make_rows, factor, word):
+    rows = make_rows("h200")
+    rows = rows[rows["dtype"] == "bf16"].copy()
+    set_times_of_ours(rows, rows["impl"] == "triton", factor)
     (entry,) = findings.against_peers(rows)
     assert (entry["forward_backward"]["word"], entry["forward"]["word"]) == (word, word)
     (standing,) = findings.leaderboard_standing(rows)
@@ -153,6 +158,68 @@ def test_every_problem_is_counted_at_which_ours_is_slower_than_the_rival_by_howe
     # 8192 at two head_dims; what is shorter than where the device decides does not count.
     assert (entry["rival"]["forward"]["slower"], entry["rival"]["forward"]["problems"]) == (2, 8)
     assert entry["rival"]["forward"]["word"] == "as fast as"
+
+
+@pytest.mark.parametrize("name", ["h200", "laptop"])
+def test_whoever_is_compared_on_the_grid_the_finding_says_from_which_length_at_how_many_heads_and_by_which_clock(
+    rendered, name
+):
+    _, text, _ = rendered[name]
+    found = re.search("<!-- findings -->(.*)<!-- end of findings -->", text, flags=re.DOTALL)[1]
+    found = [" ".join(line.split()) for line in found.split("\n- ")]
+    clock = {"h200": "device time", "laptop": "time"}[name]
+    for dtype in DTYPES[name]:
+        lines = [
+            line for line in found if line.startswith(f"In {dtype}, with batch one and one head, from length 1024 on")
+        ]
+        assert [f" {clock} " in line for line in lines] == [True, True]
+        assert ["device" in line for line in lines] == [name == "h200"] * 2
+
+
+def test_where_ours_is_slower_than_the_rival_at_none_that_is_said_of_the_problems_compared(rendered):
+    _, text, _ = rendered["h200"]
+    assert "nowhere" not in text
+    assert "ours is slower than it at none of these problems." in text
+
+
+def test_at_shapes_of_real_models_ours_is_not_faster_because_it_is_with_one_head(make_rows, build):
+    rows = make_rows("h200")
+    rows = rows[rows["dtype"] == "bf16"].copy()
+    several = rows["num_heads"] > 1
+    set_times_of_ours(rows, ~several, 0.5)
+    set_times_of_ours(rows, several & (rows["pass"] != "forward"), 1.25)
+    set_times_of_ours(rows, several & (rows["pass"] == "forward") & (rows["batch_size"] == 1), 0.8)
+    set_times_of_ours(rows, several & (rows["pass"] == "forward") & (rows["batch_size"] == 4), 1.25)
+    (entry,) = findings.shapes_standing(rows)
+    assert (entry["heads"], entry["peers"]) == ([16], ["sdpa_cudnn"])
+    assert [(part["name"], part["faster"], part["slower"], part["problems"]) for part in entry["parts"]] == [
+        ("forward", 2, 1, 3),
+        ("forward_backward", 0, 3, 3),
+    ]
+    text = " ".join(build(rows).split())
+    assert (
+        "- In bf16, at shapes of real models (16 heads), the fastest of torch's implementations, sdpa_cudnn, takes"
+        " 0.800× to 1.25× the device time of ours forward and 0.800× forward + backward;"
+        " ours is faster at 2 of 3 shapes and at 0 of 3 shapes."
+    ) in text
+    assert (
+        "- **bf16**, forward + backward: the fastest of torch's implementations, sdpa_cudnn, takes 0.800× the device"
+        " time of ours; ours is faster at 0 of 3 shapes and slower at 3."
+    ) in text
+
+
+def test_growth_is_of_head_dims_that_reach_the_longest_sequence_and_said_of_each_where_they_differ(make_rows, build):
+    rows = make_rows("h200")
+    rows = rows[(rows["dtype"] == "bf16") & ((rows["head_dim"] == 64) | (rows["seq_len"] <= 16384))]
+    (entry,) = findings.growth(rows)
+    assert list(entry["exponents"].index) == ["head_dim 64"]
+    rows = make_rows("h200")
+    rows = rows[rows["dtype"] == "bf16"].copy()
+    rows.loc[(rows["head_dim"] == 64) & (rows["seq_len"] == 65536), TIMES] /= 4
+    assert (
+        "grows more than linearly but less than quadratically with length at head_dim 16,"
+        " and grows about linearly at head_dim 64;"
+    ) in build(rows)
 
 
 def test_the_best_peer_is_the_fastest_with_a_figure_at_each_problem(make_rows):

@@ -7,8 +7,8 @@ import pandas as pd
 
 from pipeline.attention import accounting
 from pipeline.attention.accounting import Shape
-from pipeline.report.rows import geometric_mean, known, ok
-from pipeline.report.section import compare, compare_ratio, growth_exponent, growth_word
+from pipeline.report.rows import known, ok
+from pipeline.report.section import by_word, compare_ratio, growth_exponent
 from pipeline.stages.attention.cell import MODES, PASSES
 from pipeline.stages.attention.selection import (
     Memory,
@@ -42,21 +42,23 @@ def setting(rows: pd.DataFrame) -> dict:
 
 
 def growth(rows: pd.DataFrame) -> list[dict]:
-    """Give, per eager pass, its times at the longest sequence and its exponent between the two longest, by head_dim."""
+    """Give, per eager pass, its times at the longest sequence and its growth between the two longest, by head_dim."""
     found = []
     for name in PASSES:
         times = ok(eager(rows)).query("`pass` == @name")
         longest, exponents, seq_len = {}, {}, times["seq_len"].max()
         for head_dim, group in times.groupby("head_dim"):
             two = group.nlargest(2, "seq_len")
-            if two["seq_len"].iloc[0] == seq_len:
-                longest[named(head_dim)] = two["median_ms"].iloc[0]
+            # Growth depends on length: what ends earlier says nothing of the longest sequences.
+            if two["seq_len"].iloc[0] < seq_len:
+                continue
+            longest[named(head_dim)] = two["median_ms"].iloc[0]
             if len(two) > 1:
                 exponents[named(head_dim)] = growth_exponent(two["seq_len"], two["median_ms"])
         entry = {"name": name, "longest": pd.Series(longest, dtype=float), "seq_len": int(seq_len)}
         if exponents:
             spread = pd.Series(exponents, dtype=float)
-            entry |= {"exponents": spread, "word": growth_word(spread.median())}
+            entry |= {"exponents": spread}
         found.append(entry)
     return found
 
@@ -190,29 +192,38 @@ def allocated(rows: pd.DataFrame) -> list[dict]:
 
 
 def compilation(rows: pd.DataFrame) -> list[dict]:
-    """Give, per pass, the eager time over the compiled: over the whole grid, and by head_dim at the longest length."""
+    """Give, per pass, the eager time over the compiled: by head_dim at the longest length, and over the grid.
+
+    No mean over the grid: where the launch decides and where memory traffic does, compiling does different things.
+    """
     gains = ok(compile_gains(rows))
     found = []
     for name, group in gains.groupby("pass", sort=False):
         longest = group[group["seq_len"] == group["seq_len"].max()].set_index("head_dim")
         longest.index = longest.index.map(named)
-        columns = zip(longest["median_ratio"], longest["q1_ratio"], longest["q3_ratio"], strict=True)
-        words = pd.Series([compare_ratio(*three) for three in columns], index=longest.index)
-        mean = geometric_mean(group["median_ratio"])
         found.append(
             {
                 "name": name,
                 "count": len(group),
-                "mean": mean,
-                "mean_word": compare(1, mean),
                 "seq_len": int(longest["seq_len"].max()),
                 "longest": longest["median_ratio"],
-                "by_word": {word: list(words[words == word].index) for word in words.unique()},
+                "by_word": _lengths_by_word(group),
                 "least": group.loc[group["median_ratio"].idxmin(), ["median_ratio", "head_dim", "seq_len"]].to_dict(),
                 "most": group.loc[group["median_ratio"].idxmax(), ["median_ratio", "head_dim", "seq_len"]].to_dict(),
             }
         )
     return found
+
+
+def _lengths_by_word(gains: pd.DataFrame) -> dict[str, dict]:
+    """Count, for each word on compiled beside eager, the problems that it is said of, and list their lengths."""
+    by_length = gains.sort_values("seq_len", kind="stable")
+    columns = zip(by_length["median_ratio"], by_length["q1_ratio"], by_length["q3_ratio"], strict=True)
+    words = pd.Series([compare_ratio(*three) for three in columns], index=by_length["seq_len"])
+    return {
+        word: {"count": len(lengths), "lengths": list(dict.fromkeys(lengths))}
+        for word, lengths in by_word(words).items()
+    }
 
 
 def _longest_that_fits(row: pd.Series, memory: Memory) -> int:

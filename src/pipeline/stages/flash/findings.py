@@ -3,10 +3,11 @@
 import pandas as pd
 
 from pipeline.report.rows import geometric_mean, ok
-from pipeline.report.section import compare, growth_exponent, growth_word
+from pipeline.report.section import compare, growth_exponent
 from pipeline.stages.flash.cell import PASSES, PEERS
 from pipeline.stages.flash.selection import (
     IMPL_WORDS,
+    IMPLS,
     LONG,
     PROBLEM,
     best_peer,
@@ -15,6 +16,7 @@ from pipeline.stages.flash.selection import (
     main_head_dim,
     named,
     of,
+    other_shapes,
     ours,
     rival,
     speedups,
@@ -108,6 +110,7 @@ def _gain(ratios: pd.DataFrame) -> dict:
         "most": values.max(),
         "word": compare(1, geometric_mean(values)),
         "slower": int((values < 1).sum()),
+        "faster": int((values > 1).sum()),
     }
 
 
@@ -177,11 +180,12 @@ def growth(rows: pd.DataFrame) -> list[dict]:
         exponents = {}
         for head_dim, line in group.groupby("head_dim"):
             two = line.nlargest(2, "seq_len")
-            if len(two) == 2:
+            # Growth depends on length: what ends earlier says nothing of the longest sequences.
+            if len(two) == 2 and two["seq_len"].iloc[0] == group["seq_len"].max():
                 exponents[named(head_dim)] = growth_exponent(two["seq_len"], two["median_ms"])
         if exponents:
             spread = pd.Series(exponents)
-            found.append({"dtype": dtype, "exponents": spread, "word": growth_word(spread.median())})
+            found.append({"dtype": dtype, "exponents": spread})
     return found
 
 
@@ -251,6 +255,29 @@ def latency(rows: pd.DataFrame) -> list[dict]:
                 entry = {"dtype": dtype, "name": part, "ours_ms": typical, "others": pd.Series(others)}
                 found.append(entry | ({"rival": rival(group)} if rival(group) in others else {}))
     return found
+
+
+def shapes_standing(rows: pd.DataFrame) -> list[dict]:
+    """Say, per dtype, how ours stands to the best of torch's implementations beside the assignment's grid."""
+    beside = other_shapes(rows)
+    ratios, best = ok(speedups(beside, ours(rows), "best")), best_peer(beside)
+    found = []
+    # Inference and training: neither has a backward pass alone.
+    ratios = ratios[ratios["pass"] != "backward"]
+    for dtype, group in ratios.groupby("dtype", sort=False):
+        parts = [
+            {"name": part, "peers": _impls_at(best, line), **_gain(line)}
+            for part, line in group.groupby("pass", sort=False)
+        ]
+        heads = sorted(group["num_heads"].unique())
+        found.append({"dtype": dtype, "heads": heads, "peers": _impls_at(best, group), "parts": parts})
+    return found
+
+
+def _impls_at(rows: pd.DataFrame, ratios: pd.DataFrame) -> list[str]:
+    """List the implementations that have a row at the problems and passes of ratios."""
+    names = set(rows.merge(ratios[[*PROBLEM, "pass"]])["impl"])
+    return [name for name in IMPLS if name in names]
 
 
 def leaderboard_standing(rows: pd.DataFrame) -> list[dict]:

@@ -36,6 +36,7 @@ def _facts(rows: pd.DataFrame, figures_dir: Path) -> dict:
         "peers": findings.against_peers(rows),
         "rates": findings.rates(rows),
         "latency": findings.latency(rows),
+        "shapes": findings.shapes_standing(rows),
         "standing": findings.leaderboard_standing(rows),
         "long": LONG,
         "has_eager": bool((ok(rows)["impl"] == "eager").any()),
