@@ -35,6 +35,7 @@ def row(rng, cell, timing, impl, placement, clock, size_bytes, seconds, machine=
         "median_ms": median_ms,
         "q1_ms": np.quantile(samples_ms, 0.25),
         "q3_ms": np.quantile(samples_ms, 0.75),
+        "mean_ms": samples_ms.mean(),
         "rank_min_ms": median_ms * 0.98,
         "rank_mean_ms": median_ms * 0.99,
         "rank_max_ms": median_ms,

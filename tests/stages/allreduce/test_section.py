@@ -4,9 +4,10 @@ import pandas as pd
 import pytest
 
 from pipeline.parallel.cost import all_reduce_bus_factor
+from pipeline.report.rows import ok
 from pipeline.report.section import FORMS
 from pipeline.stages.allreduce import findings, others, section
-from pipeline.stages.allreduce.selection import completed, fits
+from pipeline.stages.allreduce.selection import bursts, completed, fits
 
 from ..sections import (
     contents,
@@ -157,6 +158,44 @@ def test_the_word_on_more_ranks_follows_the_times(rendered, factor, word):
     assert more["ring_ratio"] == all_reduce_bus_factor(4) / all_reduce_bus_factor(2) == 1.5
 
 
+@pytest.mark.parametrize(
+    ("busbw", "word"),
+    [
+        ([1, 2, 3, 4], "rises"),
+        ([1.1, 2.22, 2.21, 2.17], "rises up to 10 MB and stays level from there"),
+        ([1.3, 1.9, 2.2, 2.15], "rises up to 100 MB and stays level from there"),
+        ([4, 3, 2, 2.01], "falls up to 100 MB and stays level from there"),
+        ([2, 2.02, 2, 2.01], "stays level"),
+        ([1, 2, 1, 1.01], "goes up and down"),
+    ],
+)
+def test_bus_bandwidth_that_stays_level_in_the_end_is_not_said_to_rise(rendered, busbw, word):
+    rows = completed(rendered["laptop"][0])
+    for _, by_size in bursts(ok(rows)).groupby("world_size"):
+        rows.loc[by_size.index, "busbw_gb_per_s"] = busbw
+    assert findings.by_backend(rows)[0]["busbw_trends"] == {word: ["2 ranks", "4 ranks"]}
+
+
+def test_nothing_unstable_is_quoted_without_saying_so(make_rows, build):
+    rows = make_rows("h200")
+    texts = [prose(build(rows.assign(status=rows["status"].replace("ok", status)))) for status in ("ok", "unstable")]
+    plain, marked = (re.findall(r"\([^()]*ranks\)", text) for text in texts)
+    assert plain
+    assert marked == []
+    assert [len(re.findall(r"× \(unstable\)", text)) for text in texts] == [
+        0,
+        4,
+    ]  # more ranks, at both ends of the sizes
+
+
+def test_a_fit_to_unstable_figures_says_so(rendered):
+    rows, text, _ = rendered["laptop"]
+    way = rows.loc[rows["status"] == "unstable", "timing"].item()
+    found = fits(completed(rows))
+    assert list(found.loc[found["unstable"], "timing"]) == [way]
+    assert f"| {way} (unstable) |" in text
+
+
 def test_one_size_gives_no_growth_and_no_fit(rendered):
     _, text, _ = rendered["smoke"]
     assert "exponent" not in text
@@ -201,6 +240,26 @@ def test_others_stand_beside_ours_for_the_same_ranks_and_size_only(rendered):
     assert set(pairs["world_size"]) == {2, 4, 6}
     assert ((pairs["size_bytes"] / pairs["size_mb"] / 1e6 - 1).abs() <= 0.1).all()
     assert "includes process start" in text
+
+
+def test_our_means_stand_beside_their_means(rendered):
+    rows = rendered["h200"][0]
+    pairs = others.beside_ours(completed(rows.assign(mean_ms=2 * rows["median_ms"])))
+    medians = others.beside_ours(completed(rows.assign(mean_ms=rows["median_ms"])))
+    assert list(pairs["ratio"]) == pytest.approx(list(2 * medians["ratio"]))
+    assert list(pairs["burst_ms"]) == pytest.approx(list(2 * medians["burst_ms"]))
+
+
+def test_our_unstable_figures_beside_others_say_so(make_rows):
+    rows = make_rows("h200")
+    smallest = rows["size_bytes"].min()
+    of_it = (rows["timing"] == "single") & (rows["size_bytes"] == smallest) & (rows["backend"] == "gloo")
+    pairs = others.beside_ours(completed(rows.assign(status=rows["status"].mask(of_it, "unstable"))))
+    unstable = pairs["single_status"] == "unstable"
+    assert set(pairs.loc[unstable, "size_bytes"]) == {smallest}
+    assert sum(table.count("(unstable)") for table in others.full_tables(pairs)) == 2 * unstable.sum()
+    assert "(unstable)" in others.summary_table(pairs)
+    assert "(unstable)" not in others.summary_table(pairs[~unstable])
 
 
 def test_sizes_that_nobody_else_measured_are_compared_with_nobody(rendered):

@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from pipeline.report import published
 from pipeline.report.rows import ok
 from pipeline.report.section import FORMS
 from pipeline.stages.timing import findings, others, section, selection
@@ -91,7 +92,14 @@ def test_every_number_of_the_prose_is_one_that_a_finding_derived(rendered, name)
     rows = selection.ordered(rows, selection.READING_ORDER)
     context_length = selection.main_context(selection.main_grid(rows))
     by_context = (findings.passes, findings.throughput, findings.precision_gains)
-    whole = (findings.setting, findings.variability, findings.growth, findings.warmup, findings.compilation)
+    whole = (
+        findings.setting,
+        findings.median_errors,
+        findings.variability,
+        findings.growth,
+        findings.warmup,
+        findings.compilation,
+    )
     derived = [
         context_length,
         *(find(rows, context_length) for find in by_context),
@@ -146,6 +154,46 @@ def test_a_precision_that_was_skipped_is_named_once_with_its_reason(rendered):
     assert "no CUDA GPU" in missing
 
 
+@pytest.mark.parametrize(("size", "said"), [("small", True), ("nano", False)])
+def test_nothing_unstable_is_quoted_without_saying_so(make_rows, build, size, said):
+    rows = make_rows("h200")
+    rows = rows[rows["pass"] != "compile"]
+    texts = [build(rows.assign(status=rows["status"].replace("ok", status))) for status in ("ok", "unstable")]
+    names = "|".join(rows["size"].unique())
+    plain, marked = (re.findall(rf" \((?:{names})\)", prose(text)) for text in texts)
+    assert plain
+    assert marked == []
+    assert (f"({size}, unstable)" in texts[1]) is said
+
+
+def test_how_well_the_medians_are_known_is_told_by_their_errors(make_rows, build):
+    rows = make_rows("h200")
+    steps = rows.groupby(["size", "precision"]).ngroup() % 2 == 0
+    rows = rows.assign(n=steps.map({True: 50, False: 20}), rel_error=0.002)
+    rows.loc[ok(selection.main_grid(selection.host(rows))).index[:3], "rel_error"] = 0.08
+    text = prose(build(rows)).replace("\n ", "")
+    share = FORMS["percent"](steps[ok(selection.main_grid(rows)).index].mean())
+    assert f"20 to 50 measured: until the medians were known well enough, 50 were taken (as for {share} of the" in text
+    assert "or 4.00 s had passed" in text
+    assert "typically 0.20% of it, for nine in ten figures at most 0.20%, for the least certain 8.0%" in text
+
+
+def test_the_spread_is_small_only_where_it_is_for_nearly_all(make_rows, build):
+    rows = make_rows("h200")
+    large = rows.assign(std_ms=rows["std_ms"].mask(rows["precision"] == "bf16", 0.2 * rows["mean_ms"]))
+    assert "The spread between steps is small" in build(rows)
+    text = prose(build(large))
+    assert "is small" not in text
+    assert "above\n5.0% of the mean for 100% of the figures in bf16." in text
+
+
+def test_a_finding_on_precision_names_its_setting(rendered):
+    first_page = rendered["h200"].text.split("<!-- end of findings -->")[0]
+    assert "- For a train step (batch size 4, context length 256) fp32 takes\n" in first_page
+    assert "- An eager train step (batch size 4) takes\n" in first_page
+    assert first_page.count("the time of one with `torch.compile` in fp32 (context length 256)") == 1
+
+
 def test_an_unstable_cell_keeps_its_figure(rendered):
     _, text, _ = rendered["h200"]
     assert re.search(r"\| small +\| +128 \| .* ± .* \(unstable\)", text)
@@ -192,6 +240,49 @@ def test_a_cold_start_is_the_first_step_of_the_phases_together(rendered):
     steps = selection.first_steps(rows).query("warmup_steps == 0")
     assert steps["step_ms"].iloc[0] == pytest.approx(first_ms)
     assert len(steps) == FIRST_STEPS
+
+
+def with_samples(rows, mask, change):
+    """Change the samples, a list, of each phase of some rows."""
+    rows = rows.copy()
+    texts = rows.loc[mask & rows["pass"].isin(selection.PHASES), "samples_ms"]
+    rows.loc[texts.index, "samples_ms"] = [" ".join(map(str, change([*map(float, text.split())]))) for text in texts]
+    return rows
+
+
+def without_slow_starts(rows, warmup_steps, besides):
+    """Let the first steps be like the last ones, but for one size."""
+    mask = (rows["warmup_steps"] == warmup_steps) & (rows["size"] != besides) & (rows["mode"] == "eager")
+    return with_samples(rows, mask, lambda samples: [*samples[-2:], *samples[2:]])
+
+
+def test_a_slow_first_step_is_told_of_the_sizes_that_have_one(make_rows, build):
+    text = prose(part(build(without_slow_starts(make_rows("h200"), 1, besides="small")), "benchmarking_script (b)"))
+    after_one = text.split("- After 1 warm-up step")[1].split("- After")[0]
+    assert "still slower for small, perhaps because" in after_one
+    assert "no slower than a warm one, within the noise, for medium, large, xl and 2.7B." in after_one
+
+
+def test_a_first_step_within_the_noise_of_its_own_size_is_not_slow(make_rows):
+    rows = without_slow_starts(make_rows("h200"), 1, besides="small")
+    is_warm = (rows["warmup_steps"] == 5) & (rows["size"] == "small") & (rows["mode"] == "eager")
+    noisy = with_samples(
+        rows, is_warm, lambda samples: [sample * (0.4, 1.6)[at % 2] for at, sample in enumerate(samples)]
+    )
+    slow = [findings.warmup(found)["between"][0]["slow_sizes"] for found in (rows, noisy)]
+    assert slow == [["small"], []]
+
+
+def test_a_cold_start_without_its_first_step_has_the_mean_of_the_others(rendered, build):
+    rows, _, _ = rendered["laptop"]
+    is_cold = (rows["warmup_steps"] == 0) & (rows["precision"] == "fp32")
+    slow = with_samples(rows, is_cold, lambda samples: [100 * samples[-1], *[7 * samples[-1]] * 9])
+    warm_ms, last_ms = (
+        selection.first_steps(found).query(f"warmup_steps == {count}")["step_ms"]
+        for found, count in ((rows, 5), (rows, 0))
+    )
+    expected = FORMS["ratio"](7 * last_ms.iloc[-1] / warm_ms.median())
+    assert f"without the first of them {expected} (nano)" in prose(build(slow)).replace("\n", " ")
 
 
 def test_a_cold_start_that_costs_nothing_is_not_explained(rendered, build):
@@ -255,6 +346,27 @@ def test_their_forward_and_backward_stands_beside_the_sum_of_ours(rendered):
     assert "forward + backward (ours: sum)" in text
 
 
+def test_a_guess_is_called_ours_where_it_was_made_for_the_comparison_alone(rendered):
+    text = rendered["h200"].text
+    lines = [
+        line for line in text.splitlines() if line.startswith(("| source", "| write-up 0 (H100)", "| write-up 1 ("))
+    ]
+    cells = [line.strip("| ").split("|")[-1].strip() for line in lines]
+    assert list(dict.fromkeys(cells)) == ["guessed for this comparison", "context, precision", "–"]
+    assert published.load("timing").query("source.str.startswith('001')")["note"].str.contains("not printed").any()
+    assert "A guess that the transcript itself makes stands among the doubts" in text
+
+
+def test_our_unstable_figures_beside_others_say_so(make_rows):
+    rows = make_rows("h200").replace({"status": {"unstable": "ok"}})
+    of_it = (rows["size"] == "xl") & (rows["pass"] == "backward") & (rows["context_length"] == 256)
+    pairs = others.beside_ours(rows.assign(status=rows["status"].mask(of_it, "unstable")), context_length=256)
+    unstable = pairs[pairs["status"] == "unstable"]
+    assert set(unstable["pass"]) == {"backward", "forward_backward"}
+    assert set(unstable["size"]) == {"xl"}
+    assert sum(table.count("(unstable)") for table in others.full_tables(pairs)) == 2 * len(unstable)
+
+
 def test_sizes_that_nobody_else_measured_are_compared_with_nobody(rendered):
     assert "Others' figures" not in rendered["laptop"][1]
 
@@ -278,7 +390,7 @@ def test_the_columns_of_rows_tell_the_rows_of_a_cell_apart(make_rows, name):
 @pytest.mark.parametrize("name", ALL)
 def test_no_number_of_the_prose_stays_when_every_figure_is_another(make_rows, build, monkeypatch, name):
     monkeypatch.setattr(section, "draw_all", lambda *_: dict.fromkeys(FIGURE_NAMES["h200"], ""))
-    keys = ["size", "context_length", "warmup_steps", "batch_size", "n"]
+    keys = ["size", "context_length", "warmup_steps", "batch_size", "n", "max_steps", "budget_s"]
     ours = lambda rows: build(rows).split("### Others' figures")[0]  # noqa: E731
     limit_pct = f"{100 * findings.SMALL_SPREAD:g}"  # of what is called a small spread
     assert numbers_that_stay(ours, make_rows(name), keys, allowed={limit_pct}) == set()

@@ -4,7 +4,7 @@ import pandas as pd
 
 from pipeline.parallel.cost import all_reduce_bus_factor
 from pipeline.report.rows import ok
-from pipeline.report.section import compare, growth_exponent, growth_word, trend
+from pipeline.report.section import compare, growth_exponent, growth_word, mark_unstable, trend
 from pipeline.stages.allreduce.selection import CELL, bursts, calls, fits, singles
 
 
@@ -37,14 +37,18 @@ def by_backend(rows: pd.DataFrame) -> list[dict]:
             "backend": backend,
             "smallest_size": ends[0],
             "largest_size": ends[1],
-            "smallest_ms": smallest["median_ms"],
-            "largest_ms": largest["median_ms"],
-            "busbw": largest["busbw_gb_per_s"],
+            "smallest_ms": mark_unstable(smallest["median_ms"], _unstable(smallest)),
+            "largest_ms": mark_unstable(largest["median_ms"], _unstable(largest)),
+            "busbw": mark_unstable(largest["busbw_gb_per_s"], _unstable(largest)),
             **_growth(group),
             **_more_ranks(smallest, largest),
         }
         found.append(entry)
     return found
+
+
+def _unstable(rows: pd.DataFrame) -> pd.Series:
+    return rows["status"] == "unstable"
 
 
 def _ends(group: pd.DataFrame) -> tuple[str, str]:
@@ -61,9 +65,24 @@ def _growth(group: pd.DataFrame) -> dict:
     exponents = {ranks: growth_exponent(line["size_mb"], line["median_ms"]) for ranks, line in several.items()}
     trends: dict[str, list[str]] = {}
     for ranks, line in several.items():
-        trends.setdefault(trend(line["busbw_gb_per_s"]), []).append(ranks)
+        trends.setdefault(_busbw_trend(line), []).append(ranks)
     exponents = pd.Series(exponents)
-    return {"exponents": exponents, "growth_word": growth_word(exponents.median()), "busbw_trends": trends}
+    unstable = pd.Series({ranks: _unstable(line).any() for ranks, line in several.items()})
+    return {
+        "exponents": mark_unstable(exponents, unstable),
+        "growth_word": growth_word(exponents.median()),
+        "busbw_trends": trends,
+    }
+
+
+def _busbw_trend(line: pd.DataFrame) -> str:
+    """Say what bus bandwidth does over size: where it rises or falls and then stays level, up to which size."""
+    values, sizes = list(line["busbw_gb_per_s"]), list(line["size"])
+    word = trend(values)
+    level_from = next(place for place in range(len(values)) if trend(values[place:]) == "stays level")
+    if word not in ("rises", "falls") or level_from == len(values) - 1:
+        return word
+    return f"{word} up to {sizes[level_from]} and stays level from there"
 
 
 def _more_ranks(smallest: pd.DataFrame, largest: pd.DataFrame) -> dict:
@@ -80,7 +99,9 @@ def _more_ranks(smallest: pd.DataFrame, largest: pd.DataFrame) -> dict:
         "few": few,
         "many": many,
         "smallest_ratio": smallest.loc[many, "median_ms"] / smallest.loc[few, "median_ms"],
+        "smallest_unstable": _unstable(smallest.loc[[few, many]]).any(),
         "largest_ratio": ratio,
+        "largest_unstable": _unstable(largest.loc[[few, many]]).any(),
         "ring_ratio": ring,
         "word": {"slower than": "more than", "faster than": "less than", "as fast as": "as"}[compare(ratio, ring)],
     }
@@ -129,13 +150,14 @@ def latencies(rows: pd.DataFrame) -> list[dict]:
     found = []
     for backend, group in table[table["timing"] == "burst"].groupby("backend", sort=False):
         group = group.set_index("ranks")
+        unstable = group["unstable"]
         found.append(
             {
                 "backend": backend,
-                "latency_ms": group["latency_us"] / 1e3,
-                "half_mb": group["half_mb"],
-                "busbw": group["busbw_gb_per_s"],
-                "residual": group["worst_residual"].abs(),
+                "latency_ms": mark_unstable(group["latency_us"] / 1e3, unstable),
+                "half_mb": mark_unstable(group["half_mb"], unstable),
+                "busbw": mark_unstable(group["busbw_gb_per_s"], unstable),
+                "residual": mark_unstable(group["worst_residual"].abs(), unstable),
                 "without_latency": list(group.index[group["latency_us"] == 0]),
             }
         )
@@ -143,7 +165,10 @@ def latencies(rows: pd.DataFrame) -> list[dict]:
 
 
 def _ratio(above: pd.DataFrame, below: pd.DataFrame, keys: list[str]) -> pd.Series:
-    """Divide the median times of rows that agree in the keys, named `10 MB, 2 ranks`."""
+    """Divide the median times of rows that agree in the keys, named `10 MB, 2 ranks`; mark the unstable."""
     paired = above.merge(below, on=keys, suffixes=("", "_below"))
     names = [f"{size}, {ranks}" for size, ranks in zip(paired["size"], paired["ranks"], strict=True)]
-    return pd.Series((paired["median_ms"] / paired["median_ms_below"]).to_numpy(), index=pd.Index(names, dtype=object))
+    ratios = pd.Series(
+        (paired["median_ms"] / paired["median_ms_below"]).to_numpy(), index=pd.Index(names, dtype=object)
+    )
+    return mark_unstable(ratios, (paired["status"] == "unstable") | (paired["status_below"] == "unstable"))

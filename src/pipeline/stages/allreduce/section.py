@@ -112,7 +112,7 @@ def _fit_table(rows: pd.DataFrame) -> str:
             {
                 "backend": table["backend"],
                 "ranks": table["world_size"],
-                "timing": table["timing"],
+                "timing": table["timing"].where(~table["unstable"], table["timing"] + " (unstable)"),
                 "latency (µs)": table["latency_us"].map(significant),
                 "size / time (GB/s)": table["algbw_gb_per_s"].map(significant),
                 "bus bandwidth (GB/s)": table["busbw_gb_per_s"].map(significant),

@@ -8,7 +8,8 @@ from pipeline.report.rows import ok
 BACKENDS = ("gloo", "nccl")
 # What a table lacks when no row of it has a figure.
 NUMBERS = (
-    *("size_bytes", "calls", "parts", "n", "median_ms", "q1_ms", "q3_ms", "rank_min_ms", "rank_mean_ms", "rank_max_ms"),
+    *("size_bytes", "calls", "parts", "n", "median_ms", "q1_ms", "q3_ms", "mean_ms"),
+    *("rank_min_ms", "rank_mean_ms", "rank_max_ms"),
     *("algbw_gb_per_s", "busbw_gb_per_s", "cores", "oversubscribed"),
 )
 WORDS = ("impl", "placement", "clock", "reason")
@@ -52,8 +53,8 @@ def fits(rows: pd.DataFrame) -> pd.DataFrame:
     """Fit latency and bandwidth to the medians of each backend and world size, in bursts and by single calls.
 
     Returns CELL, ranks, timing, latency_us, algbw_gb_per_s, busbw_gb_per_s, half_mb (the size at which latency and
-    transfer take as long as each other), worst_residual (share), worst_size, and cost, the LinearCost; no line where
-    there are too few sizes or the times do not grow.
+    transfer take as long as each other), worst_residual (share), worst_size, unstable (whether one of the medians is),
+    and cost, the LinearCost; no line where there are too few sizes or the times do not grow.
     """
     found = []
     for timing, group in (("burst", bursts(ok(rows))), ("single", singles(ok(rows), "host"))):
@@ -79,5 +80,6 @@ def _fit(cost: LinearCost, cell: pd.DataFrame) -> dict:
         "half_mb": cost.latency_s * cost.bytes_per_s / 1e6,
         "worst_residual": residuals[worst],
         "worst_size": worst,
+        "unstable": (cell["status"] == "unstable").any(),
         "cost": cost,
     }

@@ -5,10 +5,20 @@ import math
 import pandas as pd
 
 from pipeline.report.rows import ok
-from pipeline.report.section import TOLERANCE, compare, compare_ratio, growth_exponent, growth_word, trend
+from pipeline.report.section import (
+    TOLERANCE,
+    compare,
+    compare_ratio,
+    growth_exponent,
+    growth_word,
+    mark_unstable,
+    trend,
+)
 from pipeline.stages.timing.selection import at_context, first_steps, host, main_context, main_grid, ratios
 
 SMALL_SPREAD = 0.05
+# The share of figures that must be within it before the spread as a whole is called small.
+NEARLY_ALL = 0.9
 CELL = ["precision", "size", "context_length", "mode", "pass"]
 
 
@@ -25,8 +35,20 @@ def setting(rows: pd.DataFrame) -> dict:
         "warmup_steps": int(grid["warmup_steps"].max()),
         "fewest_steps": int(grid["n"].min()),
         "most_steps": int(grid["n"].max()),
+        "step_limit": int(grid["max_steps"].max()),
+        "at_step_limit": (grid["n"] >= grid["max_steps"]).mean(),
+        "budget_ms": 1000 * grid["budget_s"].max(),
         "has_events": bool((grid["clock"] == "cuda_events").any()),
     }
+
+
+def median_errors(rows: pd.DataFrame) -> dict:
+    """Give the standard error of the medians over the median: the typical, of nine in ten at most, the largest."""
+    errors = ok(host(main_grid(rows)))["rel_error"].dropna()
+    if errors.empty:
+        return {}
+    nine_in_ten = errors.quantile(0.9, interpolation="higher")
+    return {"typical": errors.median(), "nine_in_ten": nine_in_ten, "largest": errors.max()}
 
 
 def passes(rows: pd.DataFrame, context_length: int) -> list[dict]:
@@ -34,39 +56,49 @@ def passes(rows: pd.DataFrame, context_length: int) -> list[dict]:
     grid = at_context(ok(host(main_grid(rows))), context_length)
     found = []
     for precision, group in grid.groupby("precision", sort=False):
-        by_pass = _by_pass(group)
-        found.append(
-            {
-                "precision": precision,
-                "forward": by_pass["forward"],
-                "backward": by_pass["backward"],
-                "train_step": by_pass["train_step"],
-                "backward_over_forward": by_pass["backward"] / by_pass["forward"],
-                "optimizer_share": by_pass["optimizer"] / by_pass["train_step"],
-            }
-        )
+        by_pass, unstable = _by_pass(group, "median_ms"), _unstable_by_pass(group)
+        entry = {name: mark_unstable(by_pass[name], unstable[name]) for name in ("forward", "backward", "train_step")}
+        for name, above, below in (
+            ("backward_over_forward", "backward", "forward"),
+            ("optimizer_share", "optimizer", "train_step"),
+        ):
+            ratio = by_pass[above] / by_pass[below]
+            entry[name] = mark_unstable(ratio, unstable[above] | unstable[below])
+        found.append({"precision": precision, **entry})
     return found
 
 
-def _by_pass(rows: pd.DataFrame) -> pd.DataFrame:
-    """Spread the median times: a row a size, in order of appearance, and a column a pass."""
-    return rows.set_index(["size", "pass"])["median_ms"].unstack("pass", sort=False)
+def _by_pass(rows: pd.DataFrame, column: str) -> pd.DataFrame:
+    """Spread a column: a row a size, in order of appearance, and a column a pass."""
+    return rows.set_index(["size", "pass"])[column].unstack("pass", sort=False)
+
+
+def _unstable_by_pass(rows: pd.DataFrame) -> pd.DataFrame:
+    """Flag what is unstable, spread as `_by_pass` does."""
+    return _by_pass(rows, "status") == "unstable"
 
 
 def variability(rows: pd.DataFrame) -> dict:
-    """Give the relative standard deviation of the warm steps: the typical one, the largest, and where."""
+    """Give the relative standard deviation of the warm steps: the typical one, the largest, and where.
+
+    With it, how many figures have a small one: `within_limit`, a share of all, and `above_limit`, by precision the
+    share that has not, where there are any.
+    """
     grid = ok(host(main_grid(rows)))
     grid = grid[grid["std_ms"].notna()]
     if grid.empty:
         return {}
     shares = grid["std_ms"] / grid["mean_ms"]
+    within = shares <= SMALL_SPREAD
+    above = (~within).groupby(grid["precision"], sort=False).mean()
     return {
         "typical": shares.median(),
         "largest": shares.max(),
         "worst": grid.loc[shares.idxmax()].to_dict(),
         "limit": SMALL_SPREAD,
-        "within_limit": (shares <= SMALL_SPREAD).mean(),
-        "word": "small" if shares.median() <= SMALL_SPREAD else "large",
+        "within_limit": within.mean(),
+        "is_small": within.mean() >= NEARLY_ALL,
+        "above_limit": above[above > 0].to_dict(),
     }
 
 
@@ -84,10 +116,11 @@ def growth(rows: pd.DataFrame) -> list[dict]:
             dtype=float,
         )
         if not exponents.empty:
+            unstable = (group["status"] == "unstable").groupby(group["size"]).any()
             found.append(
                 {
                     "precision": precision,
-                    "exponents": exponents,
+                    "exponents": mark_unstable(exponents, unstable[exponents.index]),
                     "largest_size": exponents.index[-1],
                     "word": growth_word(exponents.iloc[-1]),
                 }
@@ -101,12 +134,13 @@ def throughput(rows: pd.DataFrame, context_length: int) -> list[dict]:
     found = []
     for precision, group in grid.groupby("precision", sort=False):
         group = group.set_index("size")
+        unstable = group["status"] == "unstable"
         mfu = group["mfu_pct"].dropna() / 100
         found.append(
             {
                 "precision": precision,
-                "tokens_per_s": group["tokens_per_s"],
-                "mfu": mfu,
+                "tokens_per_s": mark_unstable(group["tokens_per_s"], unstable),
+                "mfu": mark_unstable(mfu, unstable[mfu.index]),
                 "mfu_trend": trend(mfu) if len(mfu) > 1 else None,
                 "peak_tflops_per_s": group["peak_tflops_per_s"].max(),
                 "peak_source": group["peak_source"].iloc[0],
@@ -118,16 +152,16 @@ def throughput(rows: pd.DataFrame, context_length: int) -> list[dict]:
 def warmup(rows: pd.DataFrame) -> dict:
     """Compare each count of warm-up steps with the longest: first step, mean and spread, by size.
 
-    Empty where no start without warm-up was measured.
+    A first step is judged against the noise of its size: the spread after the longest warm-up. Empty where no start
+    without warm-up was measured.
     """
     steps = first_steps(rows)
     if steps.empty:
         return {}
     warm = steps[steps["warmup_steps"] == steps["warmup_steps"].max()]
-    noise = _first_steps_facts(warm, tolerance=TOLERANCE)["spread"].median()
+    noise = _spread(warm)
     counts = [
-        {"warmup_steps": count, **_first_steps_facts(group, tolerance=max(TOLERANCE, noise))}
-        for count, group in steps.groupby("warmup_steps")
+        {"warmup_steps": count, **_first_steps_facts(group, noise)} for count, group in steps.groupby("warmup_steps")
     ]
     return {
         "precision": steps["precision"].iloc[0],
@@ -139,14 +173,28 @@ def warmup(rows: pd.DataFrame) -> dict:
     }
 
 
-def _first_steps_facts(steps: pd.DataFrame, tolerance: float) -> dict:
+def _spread(steps: pd.DataFrame) -> pd.Series:
+    """Return the relative standard deviation of the steps by size."""
     by_size = steps.groupby("size", sort=False)["relative"]
-    first = by_size.first()
-    return {
+    return by_size.std() / by_size.mean()
+
+
+def _first_steps_facts(steps: pd.DataFrame, noise: pd.Series) -> dict:
+    """Give the first step, the means with and without it and the spread by size, and the sizes whose first is slow."""
+    by_size = steps.groupby("size", sort=False)
+    first = by_size["relative"].first()
+    by_name = {
         "first": first,
-        "mean": by_size.mean(),
-        "spread": by_size.std() / by_size.mean(),
-        "first_word": compare(first.median(), 1, tolerance),
+        "mean": by_size["relative"].mean(),
+        "mean_of_rest": steps[steps["step"] > 1].groupby("size", sort=False)["relative"].mean(),
+        "spread": _spread(steps),
+    }
+    unstable = by_size["unstable"].any()
+    slow = [compare(first[size], 1, max(TOLERANCE, noise[size])) == "slower than" for size in first.index]
+    return {
+        **{name: mark_unstable(values, unstable[values.index]) for name, values in by_name.items()},
+        "slow_sizes": [size for size, is_slow in zip(first.index, slow, strict=True) if is_slow],
+        "other_sizes": [size for size, is_slow in zip(first.index, slow, strict=True) if not is_slow],
     }
 
 
@@ -166,15 +214,14 @@ def precision_gains(rows: pd.DataFrame, context_length: int) -> list[dict]:
         gains = ok(_gain_over_fp32(grid, precision))
         if gains.empty:
             continue
-        by_pass = gains.set_index(["size", "pass"])["median_ratio"].unstack("pass", sort=False)
+        by_pass, unstable = _by_pass(gains, "median_ratio"), _unstable_by_pass(gains)
         step = by_pass["train_step"]
         by_word = _sizes_by_word(gains)
         found.append(
             {
                 "precision": precision,
-                "step": step,
-                "forward": by_pass["forward"],
-                "backward": by_pass["backward"],
+                "step": mark_unstable(step, unstable["train_step"]),
+                **{name: mark_unstable(by_pass[name], unstable[name]) for name in ("forward", "backward")},
                 "optimizer_word": compare(1, by_pass["optimizer"].median()),
                 "sizes_by_word": by_word,
                 "trend": trend(step) if len(step) > 1 and "not told apart from" not in by_word else None,
@@ -235,20 +282,21 @@ def compilation(rows: pd.DataFrame) -> list[dict]:
     for precision, group in gains.groupby("precision", sort=False):
         context_length = main_context(group)
         group = at_context(group, context_length)
-        by_pass = group.set_index(["size", "pass"])["median_ratio"].unstack("pass", sort=False)
+        by_pass, unstable = _by_pass(group, "median_ratio"), _unstable_by_pass(group)
         here = back[(back["precision"] == precision) & (back["context_length"] == context_length)]
         here = here.set_index("size")
+        payback_steps = here["steps"].dropna()
         found.append(
             {
                 "precision": precision,
                 "context_length": context_length,
-                "forward": by_pass["forward"],
-                "step": by_pass["train_step"],
+                "forward": mark_unstable(by_pass["forward"], unstable["forward"]),
+                "step": mark_unstable(by_pass["train_step"], unstable["train_step"]),
                 "sizes_by_word": _sizes_by_word(group),
                 "forward_word": compare(1, by_pass["forward"].median()),
                 "gains_more": compare(by_pass["train_step"].median(), by_pass["forward"].median()),
                 "compile_ms": here["compile_ms"],
-                "payback_steps": here["steps"].dropna(),
+                "payback_steps": mark_unstable(payback_steps, unstable["train_step"][payback_steps.index]),
             }
         )
     return found

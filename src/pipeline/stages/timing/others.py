@@ -5,7 +5,7 @@ import pandas as pd
 from pipeline.report import published
 from pipeline.report.rows import ok
 from pipeline.report.section import counted
-from pipeline.report.tables import fold, markdown, significant
+from pipeline.report.tables import fold, markdown, number_cells, significant
 from pipeline.stages.timing.selection import PASSES, host
 
 PRECISIONS = {"fp32": "fp32", "bf16_autocast": "bf16", "not_stated": "fp32"}
@@ -17,11 +17,11 @@ KEYS = ["size", "context_length", "precision", "mode", "pass"]
 def beside_ours(rows: pd.DataFrame, context_length: int) -> pd.DataFrame:
     """Pair others' mean times with ours.
 
-    A source that leaves out the context length or the precision is paired with ours at `context_length` or
-    in fp32; `assumed` names what was left out. Their forward_backward stands beside the sum of our two
+    Where the transcript of a source has no context length or precision, it is paired with ours at
+    `context_length` or in fp32; `assumed` names what it lacks. Their forward_backward stands beside the sum of our two
     passes. Figures that a source repeats, took under a profiler or without warm-up are not compared.
 
-    Returns KEYS, write_up, note, assumed, theirs_ms, ours_ms and ratio (ours over theirs).
+    Returns KEYS, write_up, note, assumed, theirs_ms, ours_ms, its status and reason, and ratio (ours over theirs).
     """
     theirs = published.load("timing")
     theirs = theirs[
@@ -51,9 +51,10 @@ def _left_out(theirs: pd.DataFrame) -> pd.Series:
 
 def _ours(rows: pd.DataFrame) -> pd.DataFrame:
     warm = ok(host(rows[rows["warmup_steps"] == rows["warmup_steps"].max()]))
-    ours = warm[[*KEYS, "mean_ms"]].rename(columns={"mean_ms": "ours_ms"})
-    both = ours[ours["pass"].isin(["forward", "backward"])].groupby(KEYS[:-1], sort=False)["ours_ms"]
-    sums = both.sum().reset_index().assign(**{"pass": "forward_backward"})
+    ours = warm[[*KEYS, "mean_ms", "status", "reason"]].rename(columns={"mean_ms": "ours_ms"})
+    both = ours[ours["pass"].isin(["forward", "backward"])].groupby(KEYS[:-1], sort=False)
+    # Of "ok" and "unstable" the latter is the greater: a sum is unstable where a part of it is.
+    sums = both.agg({"ours_ms": "sum", "status": "max"}).reset_index().assign(**{"pass": "forward_backward"})
     return pd.concat([ours, sums], ignore_index=True)
 
 
@@ -61,15 +62,16 @@ def summary_table(pairs: pd.DataFrame) -> str:
     """Write one line a source: how many figures compare, and our time over theirs."""
     lines = []
     for (write_up, mode), group in pairs.groupby(["write_up", "mode"], sort=True):
+        ratios = _ratio_cells(group)
         lines.append(
             {
                 "source": write_up,
                 "mode": mode,
                 "figures compared": len(group),
                 "ours / theirs, median": significant(group["ratio"].median(), 2),
-                "lowest": significant(group["ratio"].min(), 2),
-                "highest": significant(group["ratio"].max(), 2),
-                "not given by the source": " and ".join(sorted(set(group["assumed"]) - {""})) or "–",
+                "lowest": ratios[group["ratio"].idxmin()],
+                "highest": ratios[group["ratio"].idxmax()],
+                "guessed for this comparison": " and ".join(sorted(set(group["assumed"]) - {""})) or "–",
             }
         )
     return markdown(pd.DataFrame(lines))
@@ -92,12 +94,16 @@ def _full_table(write_up: str, mode: str, pairs: pd.DataFrame) -> str:
             "context length": pairs["context_length"].astype(str).mask(_is_assumed(pairs, "context"), "not given"),
             "precision": pairs["precision"].mask(_is_assumed(pairs, "precision"), "not given"),
             "theirs (ms)": pairs["theirs_ms"].map(significant),
-            "ours (ms)": pairs["ours_ms"].map(significant),
-            "ours / theirs": pairs["ratio"].map(lambda value: significant(value, 2)),
+            "ours (ms)": number_cells(pairs, "ours_ms"),
+            "ours / theirs": _ratio_cells(pairs),
         }
     )
     doubts = published.doubts_list(pairs) or "No doubts noted."
     return fold(f"{write_up}, {mode}: {counted(len(pairs), 'figure')}", f"{markdown(table)}\n\n{doubts}")
+
+
+def _ratio_cells(pairs: pd.DataFrame) -> pd.Series:
+    return number_cells(pairs, "ratio", digits=2)
 
 
 def _is_assumed(pairs: pd.DataFrame, what: str) -> pd.Series:

@@ -57,6 +57,7 @@ def _facts(rows: pd.DataFrame, figures_dir: Path) -> dict:
     return {
         "setting": findings.setting(rows),
         "context_length": context_length,
+        "median_errors": findings.median_errors(rows),
         "passes": findings.passes(rows, context_length),
         "variability": findings.variability(rows),
         "growth": findings.growth(rows),

@@ -59,8 +59,9 @@ def first_steps(rows: pd.DataFrame) -> pd.DataFrame:
     measured. A step is the sum of its phases by the host clock: they are what a process measures first,
     whole steps come when it is warm.
 
-    Returns precision, context_length, size, warmup_steps, machine, torch, step (from 1), step_ms, and
-    relative: step_ms over the median after the longest warm-up. Empty where there is nothing to compare.
+    Returns precision, context_length, size, warmup_steps, machine, torch, step (from 1), step_ms,
+    relative: step_ms over the median after the longest warm-up, and unstable: whether a phase is in that
+    median which is. Empty where there is nothing to compare.
     """
     phases = ok(host(rows))
     phases = phases[(phases["mode"] == "eager") & phases["pass"].isin(PHASES)]
@@ -71,11 +72,16 @@ def first_steps(rows: pd.DataFrame) -> pd.DataFrame:
     context_length = main_context(setting)
     sizes = at_context(setting, context_length)["size"]
     shown = at_context(phases[phases["precision"] == setting["precision"].iloc[0]], context_length)
-    steps = _steps(shown[shown["size"].isin(sizes)])
+    shown = shown[shown["size"].isin(sizes)]
+    steps = _steps(shown)
     longest = steps["warmup_steps"].max()
+    unstable_sizes = shown.loc[(shown["warmup_steps"] == longest) & (shown["status"] == "unstable"), "size"]
     warm_median_ms = steps[steps["warmup_steps"] == longest].groupby("size")["step_ms"].median()
     steps = steps[steps["step"] <= FIRST_STEPS]
-    steps = steps.assign(relative=steps["step_ms"] / steps["size"].map(warm_median_ms))
+    steps = steps.assign(
+        relative=steps["step_ms"] / steps["size"].map(warm_median_ms),
+        unstable=steps["size"].isin(unstable_sizes),
+    )
     return steps[steps["relative"].notna()] if longest > 0 else pd.DataFrame()
 
 
