@@ -1,5 +1,6 @@
 import json
 import shlex
+import signal
 import subprocess
 import sys
 
@@ -33,6 +34,12 @@ def pipeline(*words):
         ("measure timing sizes=xl --out cell.json", "timing cell: unknown key 'sizes'"),
         ("measure timing size=huge --out cell.json", "timing cell: size is 'huge', allowed are"),
         ("measure timing --set steps=-3 --out cell.json", "timing settings: steps is -3, allowed is 10 or more"),
+        ("measure timing --gpus -1 --out cell.json", "--gpus is -1, allowed is 0 or more"),
+        ("measure timing --out=", "--out is '', allowed is a file that ends in .json"),
+        ("measure timing --out cell", "--out is 'cell', allowed is a file that ends in .json"),
+        ("measure timing --out /proc/x/y.json", "--out is '/proc/x/y.json', which cannot be written"),
+        ("measure timing --out cell.json --files f", "--files is 'f', but timing keeps no files: leave it out"),
+        ("measure memory --out cell.json --files {tmp}", "where the record goes too: name a folder of its own"),
         ("tabulate rows nowhere.json --out table.csv", "cannot read nowhere.json: No such file or directory"),
         ("section timing nowhere.csv --out s.md --figures {tmp}", "cannot read nowhere.csv"),
         ("publish {tmp}/snapshot", "to publish: run snakemake first"),
@@ -44,6 +51,39 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, monkeypatch, words, com
     assert ended.returncode == 2
     assert complaint in ended.stderr
     assert ended.stderr.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_wish_for_the_worker_that_is_not_known_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setenv("PIPELINE_WORKER", "OFF")
+    ended = pipeline(*MEASURE, "--out", str(tmp_path / "cell.json"))
+    assert ended.returncode == 2
+    assert ended.stderr == "pipeline: PIPELINE_WORKER is 'OFF', allowed is off; leave it unset for a worker\n"
+
+
+def test_files_are_kept_beside_their_record_and_no_other_folder_is_touched(tmp_path):
+    (tmp_path / "cell").mkdir()
+    (tmp_path / "cell/thesis").write_text("the only copy")
+    small = ("size=tiny", "context_length=16", "--set=vocab_size=100", "--set=threads=1", "--set=budget_s=1")
+    for _ in range(2):  # the second run finds the files of the first
+        ended = pipeline("measure", "memory", *small, "--out", str(tmp_path / "cell.json"))
+        assert ended.returncode == 0, ended.stderr
+    assert (tmp_path / "cell/thesis").exists()
+    assert (tmp_path / "cell.files/snapshot.pickle").exists()
+    words = shlex.split(json.loads((tmp_path / "cell.json").read_text())["command"])
+    assert words[-2:] == ["--files", str(tmp_path / "cell.files")]
+
+
+def test_an_interrupt_ends_a_command_by_that_signal_without_a_traceback():
+    script = (
+        "from pipeline import cli\n"
+        "def interrupted(*_):\n"
+        "    raise KeyboardInterrupt\n"
+        "cli.run = interrupted\n"
+        "cli.main(['doctor'])"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stderr) == (-signal.SIGINT, "")
 
 
 def test_a_record_keeps_the_contract_and_its_command_measures_the_same_cell(tmp_path):

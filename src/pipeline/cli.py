@@ -2,6 +2,7 @@
 
 import argparse
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,10 +14,15 @@ from pipeline.errors import UserError
 def main(argv: Sequence[str] | None = None) -> None:
     """Run one command; a cell is handed to the warm worker, everything else runs in this process."""
     issued_at = caller.process_started_at()
-    words = sys.argv[1:] if argv is None else list(argv)
-    arguments = _parser(words).parse_args(words)
-    exit_code = caller.hand_over(words, issued_at) if arguments.run is _measure else None
-    sys.exit(run(words, "ordinary", issued_at) if exit_code is None else exit_code)
+    try:
+        words = sys.argv[1:] if argv is None else list(argv)
+        arguments = _parser(words).parse_args(words)
+        exit_code = caller.hand_over(words, issued_at) if arguments.run is _measure else None
+        sys.exit(run(words, "ordinary", issued_at) if exit_code is None else exit_code)
+    except UserError as error:
+        sys.exit(_complain(error))
+    except KeyboardInterrupt:
+        caller.end_by(signal.SIGINT)
 
 
 def run(words: Sequence[str], process: str, issued_at: float) -> int:
@@ -30,8 +36,12 @@ def run(words: Sequence[str], process: str, issued_at: float) -> int:
     try:
         return arguments.run(arguments) or 0
     except UserError as error:
-        print(f"pipeline: {error}", file=sys.stderr)
-        return 2
+        return _complain(error)
+
+
+def _complain(error: UserError) -> int:
+    print(f"pipeline: {error}", file=sys.stderr)
+    return 2
 
 
 # Each command imports what it needs itself: `doctor` must start where torch does not, and a cell is to
@@ -40,15 +50,21 @@ def run(words: Sequence[str], process: str, issued_at: float) -> int:
 
 def _measure(arguments: argparse.Namespace) -> None:
     from pipeline.cells import fields, sweep
+    from pipeline.cells.place import record_place
     from pipeline.cells.record import write_record
     from pipeline.cells.run import ProcessStart, run_cell
 
     declaration = sweep.declaration(arguments.stage)
     cell = fields.parse_words(declaration.Cell, arguments.cell, f"{arguments.stage} cell")
     settings = fields.parse_words(declaration.Settings, arguments.settings, f"{arguments.stage} settings")
-    start = ProcessStart(arguments.process, arguments.issued_at, _command(arguments, cell, settings))
-    record = run_cell(arguments.stage, cell, settings, arguments.gpus, start, _files_folder(arguments))
-    write_record(arguments.out, record)
+    if arguments.gpus is not None and arguments.gpus < 0:
+        raise UserError(f"--gpus is {arguments.gpus}, allowed is 0 or more")
+    out = record_place(arguments.out)
+    files = _files_folder(arguments, out)
+    command = _command(arguments.stage, cell, settings, out, files)
+    start = ProcessStart(arguments.process, arguments.issued_at, command)
+    record = run_cell(arguments.stage, cell, settings, arguments.gpus, start, files)
+    write_record(out, record)
     told = [*sweep.row_columns(arguments.stage), "status", "reason", "median_ms"]
     for row in record["rows"]:
         print(" ".join(f"{name}={_brief(row[name])}" for name in told if row.get(name) is not None))
@@ -58,20 +74,24 @@ def _brief(value: object) -> object:
     return f"{value:.4g}" if isinstance(value, float) else value
 
 
-def _command(arguments: argparse.Namespace, cell: object, settings: object) -> str:
+def _command(stage: str, cell: object, settings: object, out: Path, files: Path | None) -> str:
     """Return the command in full, defaults spelled out, so that it means the same to a later version."""
     from pipeline.cells import fields
 
     given = [f"--set={word}" for word in fields.words(settings)]
-    folder = _files_folder(arguments)
-    out = ["--out", str(arguments.out), *(["--files", str(folder)] if folder else [])]
-    return shlex.join(["python", "-m", "pipeline", "measure", arguments.stage, *fields.words(cell), *given, *out])
+    places = ["--out", str(out), *(["--files", str(files)] if files else [])]
+    return shlex.join(["python", "-m", "pipeline", "measure", stage, *fields.words(cell), *given, *places])
 
 
-def _files_folder(arguments: argparse.Namespace) -> Path | None:
+def _files_folder(arguments: argparse.Namespace, out: Path) -> Path | None:
     from pipeline.cells import sweep
+    from pipeline.cells.place import files_place
 
-    return (arguments.files or arguments.out.with_suffix("")) if sweep.keeps_files(arguments.stage) else None
+    if sweep.keeps_files(arguments.stage):
+        return files_place(arguments.files, out)
+    if arguments.files is not None:
+        raise UserError(f"--files is '{arguments.files}', but {arguments.stage} keeps no files: leave it out")
+    return None
 
 
 def _tabulate(arguments: argparse.Namespace) -> None:
@@ -104,7 +124,14 @@ def _account(arguments: argparse.Namespace) -> None:
     from pipeline.stages.accounting.answers import answers
     from pipeline.stages.accounting.options import given_options
 
-    print(answers(arguments.questions, given_options(arguments)))
+    given = given_options(arguments)
+    try:
+        print(answers(arguments.questions, given))
+    except (ZeroDivisionError, OverflowError):
+        # No option may be near zero: what takes a result out of the range of floats is the largest.
+        name = max((name for name in given if name != "size"), key=lambda name: float(given[name]))
+        allowed = "what keeps every result in the range of floats"
+        raise UserError(f"account: {name} is {given[name]}, allowed is {allowed}") from None
 
 
 def _compare(arguments: argparse.Namespace) -> int:
@@ -116,7 +143,7 @@ def _compare(arguments: argparse.Namespace) -> int:
         raise UserError(f"compare: tolerance_pct is {arguments.tolerance_pct:g}, allowed is 0 or more")
     found = compare_runs(load_run(arguments.a), load_run(arguments.b), arguments.tolerance_pct / 100)
     print(write_comparison(found, str(arguments.a), str(arguments.b), arguments.all))
-    return int(arguments.fail_if_slower and found.is_worse)
+    return int(arguments.fail_if_slower and found.fails)
 
 
 def _doctor(_arguments: argparse.Namespace) -> None:
@@ -134,10 +161,8 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     measure.add_argument("cell", nargs="*", metavar="AXIS=VALUE", help="axes left out take their default")
     measure.add_argument("--set", dest="settings", action="append", default=[], metavar="NAME=VALUE")
     measure.add_argument("--gpus", type=int, help="how many GPUs it may take (default: as many as it needs)")
-    measure.add_argument("--out", type=Path, required=True, metavar="RECORD.json")
-    measure.add_argument(
-        "--files", type=Path, metavar="FOLDER", help="for files kept beside the record (default: RECORD without .json)"
-    )
+    measure.add_argument("--out", required=True, metavar="RECORD.json")
+    measure.add_argument("--files", metavar="FOLDER", help="for files kept beside the record (default: RECORD.files)")
     measure.set_defaults(run=_measure)
 
     tabulate = commands.add_parser("tabulate", help="make a table of records: of their rows or of the cells")
@@ -181,9 +206,8 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
         "--tolerance-pct", type=float, default=5.0, help="medians this close are the same (default: 5)"
     )
     compare.add_argument("--all", action="store_true", help="list every time, also those that are the same")
-    compare.add_argument(
-        "--fail-if-slower", action="store_true", help="exit code 1 where B is slower anywhere, or has lost a figure"
-    )
+    failing = "exit code 1 where B is slower anywhere, has lost a figure, or shares no time with A"
+    compare.add_argument("--fail-if-slower", action="store_true", help=failing)
     compare.set_defaults(run=_compare)
 
     doctor = commands.add_parser("doctor", help="tell what this machine can measure and what it lacks")

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cells.config import load_plan, read_scale
+from pipeline.cells.config import check_something_to_write, load_plan, read_config, read_scale
 from pipeline.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -55,15 +55,33 @@ def test_an_override_replaces_grids_and_merges_settings():
         ({"scale": "papre"}, "config: scale is 'papre', allowed are auto, laptop, paper, smoke"),
         ({"sclae": "paper"}, "config: unknown key 'sclae'; known are scale, measure, overrides"),
         ({"measure": "perhaps"}, "config: measure is 'perhaps', allowed is boolean"),
-        ({"overrides": {"timings": {}}}, "unknown stage 'timings'; known are"),
+        ({"overrides": {"timings": {}}}, "overrides: unknown stage 'timings'; known are"),
+        ({"overrides": {"timing": {"settings": {"foo": 1}}}}, "overrides: timing settings: unknown key 'foo'"),
+        (
+            {"overrides": {"timing": {"grids": [{"size": []}]}}},
+            "config: overrides.timing.grids.0.size is [], allowed is a value, or a list of one or more",
+        ),
+        (
+            {"overrides": {"timing": {"grids": [{"size": None}]}}},
+            "config: overrides.timing.grids.0.size is None, allowed is a value, or a list of one or more",
+        ),
         (
             {"overrides": {"timing": {"grids": [{"size": ["huge"]}]}}},
-            "timing grid: size is 'huge', allowed are tiny, nano, micro, small",
+            "overrides: timing grid: size is 'huge', allowed are tiny, nano, micro, small",
         ),
         (
             {"overrides": {"timing": {"settings": {"steps": -3}}}},
-            "timing settings: steps is -3, allowed is 10 or more",
+            "overrides: timing settings: steps is -3, allowed is 10 or more",
         ),
+        (
+            {"overrides": {"timing": {"settings": {"batch_size": float("inf")}}}},
+            "overrides: timing: batch_size is inf, allowed is a finite number",
+        ),
+        (
+            {"overrides": {"timing": {"grids": [{"context_length": [16, -float("inf")]}]}}},
+            "overrides: timing: context_length is -inf, allowed is a finite number",
+        ),
+        ({"overrides": {"timing": {"settings": {"budget_s": 10**400}}}}, "overrides: timing: budget_s is 1000"),
         (
             {"overrides": {"timing": {"setting": {"steps": 10}}}},
             "config: unknown key 'setting' under overrides.timing; known are settings, grids",
@@ -86,6 +104,8 @@ def test_bad_configuration_is_one_line_that_says_what_is_allowed(changes, compla
         ("stages: {timing: {grid: []}}", "unknown key 'grid' under stages.timing; known are settings, grids"),
         ("stage: {}", "unknown key 'stage'; known are stages"),
         ("", "the whole is None, allowed is object"),
+        ("stages:\n  timing: {}\n# \a", "no valid YAML: line 3: character #x0007"),
+        ("stages: 2026-99-99", "no valid YAML: month must be in 1..12"),
     ],
 )
 def test_a_bad_scale_file_is_named_with_the_place(tmp_path, text, complaint):
@@ -96,3 +116,66 @@ def test_a_bad_scale_file_is_named_with_the_place(tmp_path, text, complaint):
     assert str(path) in str(raised.value)
     assert complaint in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("stages", "complaint"),
+    [
+        ("timming: {grids: []}", "unknown stage 'timming'; known are"),
+        ("timing: {settings: {foo: 1}, grids: []}", "timing settings: unknown key 'foo'"),
+        ("timing: {grids: [{size: huge}]}", "timing grid: size is 'huge', allowed are"),
+        (
+            "timing: {settings: {steps: 100}, grids: []}",
+            "timing settings: steps is 100, allowed is max_steps (50) or less",
+        ),
+    ],
+)
+def test_a_mistake_in_a_scale_is_told_with_its_file_also_where_something_is_overridden(tmp_path, stages, complaint):
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"stages: {{{stages}}}")
+    with pytest.raises(UserError) as raised:
+        load_plan({"scale": "mine", "measure": True, "overrides": {"flash": {"grids": [{}]}}}, tmp_path, SCHEMAS, False)
+    assert str(raised.value).startswith(f"{path}: {complaint}")
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("stage", "settings", "complaint"),
+    [
+        ("timing", {"steps": 100, "max_steps": 10}, "steps is 100, allowed is max_steps (10) or less"),
+        ("flash", {"min_samples": 50, "max_samples": 3}, "min_samples is 50, allowed is max_samples (3) or less"),
+        ("allreduce", {"samples": 60, "max_samples": 50}, "samples is 60, allowed is max_samples (50) or less"),
+        ("allreduce", {"min_bytes": 40_000_000}, "min_bytes is 40000000, allowed is max_bytes (1000000) or less"),
+    ],
+)
+def test_settings_that_contradict_each_other_or_the_scales_stop_the_plan(stage, settings, complaint):
+    with pytest.raises(UserError) as raised:
+        plan(overrides={stage: {"settings": settings}})
+    assert str(raised.value) == f"{SCALES / 'smoke.yaml'} with overrides: {stage} settings: {complaint}"
+
+
+def test_a_file_that_is_no_utf8_is_told_with_the_line(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_bytes(b"scale: auto\n# caf\xe9\n")
+    with pytest.raises(UserError) as raised:
+        read_config(path)
+    assert str(raised.value) == f"{path}: line 2 is no UTF-8: byte 0xe9"
+
+
+@pytest.mark.parametrize(("text", "found"), [("", "None"), ("- scale: auto", "[{'scale': 'auto'}]")])
+def test_a_configuration_without_keys_is_named(tmp_path, text, found):
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError) as raised:
+        read_config(path)
+    assert str(raised.value) == f"{path}: the whole is {found}, allowed are the keys scale, measure, overrides"
+
+
+def test_a_run_that_would_write_up_nothing_says_what_to_do(tmp_path):
+    check_something_to_write(plan(), tmp_path)
+    (tmp_path / "mine.yaml").write_text("stages: {}")
+    empty = load_plan({"scale": "mine", "measure": True, "overrides": {}}, tmp_path, SCHEMAS, False)
+    with pytest.raises(UserError, match="scale 'mine' with its overrides asks for no cell: give a stage `grids`"):
+        check_something_to_write(empty, tmp_path)
+    with pytest.raises(UserError, match="holds no records to render: measure with"):
+        check_something_to_write(plan(measure=False), tmp_path)

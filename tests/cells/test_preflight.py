@@ -4,12 +4,24 @@ from types import SimpleNamespace
 import pytest
 
 from pipeline.cells.preflight import check_results
-from pipeline.cells.record import SCHEMA_VERSION, write_record
+from pipeline.cells.record import SCHEMA_VERSION, SOFTWARE, write_record
 from pipeline.errors import UserError
 
 
 def leave_record(results, machine, name="cell"):
-    record = {"schema_version": SCHEMA_VERSION, "machine": {"kind": machine}, "rows": []}
+    record = {
+        "schema_version": SCHEMA_VERSION,
+        "stage": "timing",
+        "cell": {},
+        "settings": {},
+        "rows": [{"status": "ok"}],
+        "machine": {"kind": machine, "software": dict.fromkeys(SOFTWARE, "1.0")},
+        "code": {"digest": "abc"},
+        "command": "",
+        "process": "worker",
+        "started_at": "",
+        "seconds": {},
+    }
     write_record(results / f"timing/cells/precision=bf16/{name}.json", record)
 
 
@@ -32,6 +44,12 @@ def test_one_foreign_record_among_many_is_found(tmp_path):
         leave_record(tmp_path, "NVIDIA H200", f"cell{index:02}")
     leave_record(tmp_path, "NVIDIA A100", "cell13")
     with pytest.raises(UserError, match="NVIDIA A100"):
+        check_results(tmp_path, "NVIDIA H200")
+
+
+def test_an_incomplete_record_stops_the_run_with_one_line(tmp_path):
+    write_record(tmp_path / "timing/cells/cell.json", {"schema_version": SCHEMA_VERSION})
+    with pytest.raises(UserError, match=r"cell\.json is no record: it has no stage, "):
         check_results(tmp_path, "NVIDIA H200")
 
 

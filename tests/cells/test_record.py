@@ -1,3 +1,5 @@
+import copy
+import functools
 import json
 import subprocess
 import sys
@@ -5,10 +7,31 @@ import time
 
 import pytest
 
-from pipeline.cells.record import SCHEMA_VERSION, read_record, write_record, write_text
+from pipeline.cells.record import (
+    PARTS,
+    SCHEMA_VERSION,
+    SOFTWARE,
+    STATUSES,
+    parse_record,
+    read_record,
+    write_record,
+    write_text,
+)
 from pipeline.errors import UserError
 
-RECORD = {"schema_version": SCHEMA_VERSION, "rows": []}
+RECORD = {
+    "schema_version": SCHEMA_VERSION,
+    "stage": "timing",
+    "cell": {"size": "xl"},
+    "settings": {"batch_size": 4},
+    "rows": [{"status": "ok"}],
+    "machine": {"kind": "NVIDIA H200", "software": dict.fromkeys(SOFTWARE, "1.0")},
+    "code": {"digest": "abc", "commit": None},
+    "command": "python -m pipeline measure timing size=xl",
+    "process": "worker",
+    "started_at": "2026-01-01T00:00:00Z",
+    "seconds": {"start_up": 3.0},
+}
 
 
 def test_a_record_is_read_back_as_written(tmp_path):
@@ -75,3 +98,41 @@ def test_a_damaged_or_foreign_record_is_named(tmp_path, content, complaint):
     (tmp_path / "cell.json").write_text(content)
     with pytest.raises(UserError, match=complaint):
         read_record(tmp_path / "cell.json")
+
+
+def without(path):
+    record = copy.deepcopy(RECORD)
+    *parents, name = path.split(".")
+    del functools.reduce(dict.__getitem__, parents, record)[name]
+    return record
+
+
+def complaint_about(record):
+    with pytest.raises(UserError) as raised:
+        parse_record(json.dumps(record), "cell.json")
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("part", [*PARTS, "machine.kind", "machine.software", "machine.software.cuda", "code.digest"])
+def test_a_part_that_a_record_lacks_is_named_with_file_and_remedy(part):
+    remedy = "measure it again (delete the file and repeat the command)"
+    assert complaint_about(without(part)) == f"cell.json is no record: it has no {part}: {remedy}"
+
+
+@pytest.mark.parametrize("part", [*PARTS])
+def test_a_part_of_another_type_is_named_with_what_is_allowed(part):
+    assert f"cell.json is no record: {part} is null, allowed is " in complaint_about({**RECORD, part: None})
+
+
+@pytest.mark.parametrize(
+    ("rows", "complaint"),
+    [
+        ([], "it has no row"),
+        ([{"status": "ok"}, {"pass": "forward"}], "row 2 has no status"),
+        ([{"status": "fine"}], f'the status of row 1 is "fine", allowed are {", ".join(STATUSES)}'),
+        (["ok"], 'row 1 is "ok", allowed is an object'),
+    ],
+)
+def test_a_row_that_no_table_can_hold_is_named_by_its_number(rows, complaint):
+    assert f"cell.json is no record: {complaint}: " in complaint_about({**RECORD, "rows": rows})

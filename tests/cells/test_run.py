@@ -109,18 +109,14 @@ def test_the_record_says_how_and_when_the_process_was_started(monkeypatch):
     assert {"set_up", "measuring"} < set(record["seconds"])
 
 
-def test_files_kept_beside_a_record_start_from_an_empty_folder(monkeypatch, tmp_path):
-    (tmp_path / "files").mkdir()
-    (tmp_path / "files/left_over").write_text("from a former run")
-
+def test_a_stage_that_keeps_files_is_given_their_folder(monkeypatch, tmp_path):
     def measure(_cell, _settings, _stopwatch, files_dir):
-        assert not list(files_dir.iterdir())
         (files_dir / "capture").write_text("kept")
         return [{"pass": "forward", "status": "ok"}]
 
     monkeypatch.setattr(run, "_measure_function", lambda _stage: measure)
-    run.run_cell("fake", Cell(), Settings(), None, START, tmp_path / "files")
-    assert [path.name for path in (tmp_path / "files").iterdir()] == ["capture"]
+    run.run_cell("fake", Cell(), Settings(), None, START, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["capture"]
 
 
 def test_torch_starts_no_threads_where_its_count_is_right_already():

@@ -17,7 +17,7 @@ def record_path(tmp_path):
     record = {
         "schema_version": SCHEMA_VERSION,
         "stage": "timing",
-        "cell": {"size": "xl", "context_length": 512},
+        "cell": {"size": "xl", "context_length": 512, "is_causal": True},
         "settings": {"batch_size": 4},
         "rows": ROWS,
         "machine": {"kind": "NVIDIA H200", "software": SOFTWARE},
@@ -79,7 +79,7 @@ def test_a_cell_is_as_its_least_fortunate_row_with_a_figure(record_path, statuse
     assert (line["status"], line["reason"]) == expected
 
 
-def test_a_cell_carries_its_axes_and_its_time(record_path):
+def test_a_cell_carries_its_axes_as_a_command_takes_them_and_its_time(record_path):
     line = cell_table([record_path]).iloc[0]
-    assert line["cell"] == "size=xl context_length=512"
+    assert line["cell"] == "size=xl context_length=512 is_causal=true"
     assert line[["start_up_s", "set_up_s", "measuring_s"]].tolist() == [3.0, 1.0, 4.0]

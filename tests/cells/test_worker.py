@@ -75,6 +75,7 @@ def checkout(tmp_path):
         (package / name).write_text("")
     (package / "cli.py").write_text(CLI)
     shutil.copy(CELLS / "caller.py", package / "cells/caller.py")
+    shutil.copy(CELLS.with_name("errors.py"), package)
     set_constants(package, PRELOADED="()")
     runtime = Path(tempfile.mkdtemp(prefix="run", dir="/tmp"))  # a socket's path has some hundred characters at most
     found = Checkout(package.parent, runtime)
@@ -163,6 +164,14 @@ def test_a_signal_before_the_child_is_known_reaches_it_all_the_same(checkout):
     assert caller.stdout.readline() == "ready\n"
     caller.send_signal(signal.SIGTERM)
     assert caller.wait(10) == 42
+
+
+def test_an_interrupt_ends_child_and_caller_by_that_signal_without_a_traceback(checkout):
+    caller = checkout.start("import time; print('ready', flush=True); time.sleep(30)")
+    assert caller.stdout.readline() == "ready\n"
+    caller.send_signal(signal.SIGINT)
+    _, stderr = caller.communicate(timeout=10)
+    assert (caller.returncode, stderr) == (-signal.SIGINT, "")
 
 
 def test_a_child_that_crashes_ends_its_caller_by_the_same_signal(checkout):
@@ -267,6 +276,13 @@ def test_no_place_for_a_socket_or_a_wish_for_none_means_no_worker(checkout, tmp_
     (tmp_path / "file").write_text("")
     assert checkout.call("pass", XDG_RUNTIME_DIR=str(tmp_path / "file"))[0] == NO_WORKER
     assert checkout.call("pass", PIPELINE_WORKER="off")[0] == NO_WORKER
+
+
+@pytest.mark.parametrize("wish", ["OFF", "0", "on"])
+def test_a_wish_that_is_not_known_is_refused_with_what_is_allowed(checkout, wish):
+    exit_code, _, stderr = checkout.call("pass", PIPELINE_WORKER=wish)
+    assert exit_code == 1
+    assert f"UserError: PIPELINE_WORKER is '{wish}', allowed is off" in stderr
 
 
 def test_a_worker_that_cannot_start_means_no_worker(checkout):

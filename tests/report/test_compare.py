@@ -1,7 +1,9 @@
 import copy
+import errno
 import json
 import subprocess
 import sys
+import tarfile
 
 import pytest
 
@@ -16,7 +18,7 @@ MACHINE = {
     "kind": "NVIDIA H200",
     "cpu": {"model": "a CPU", "logical_cores": 2, "physical_cores": 1},
     "os": "an OS",
-    "software": {"torch": "2.11.0", "python": "3.12.3"},
+    "software": {"torch": "2.11.0", "python": "3.12.3", "triton": "3.6.0", "cuda": "13.0", "driver": "580"},
     "gpus": [{}],
     "threads": 2,
 }
@@ -37,6 +39,10 @@ def record(size="small", **changes):
         "rows": [timed(name, median_ms) for name, median_ms in PASSES.items()],
         "machine": copy.deepcopy(MACHINE),
         "code": {"digest": "abc", "commit": "123"},
+        "command": "python -m pipeline measure timing",
+        "process": "ordinary",
+        "started_at": "2026-01-01T10:00:00Z",
+        "seconds": {"measuring": 1.0},
         **changes,
     }
 
@@ -95,7 +101,7 @@ def test_a_wider_tolerance_makes_more_the_same():
 def test_what_differs_in_machine_software_code_and_settings_is_named_first():
     other = run(settings={"batch_size": 8}, code={"digest": "def", "commit": "456"})
     for found in other:
-        found["machine"] |= {"kind": "NVIDIA A100", "software": {"torch": "2.13.0", "python": "3.12.3"}}
+        found["machine"] |= {"kind": "NVIDIA A100", "software": MACHINE["software"] | {"torch": "2.13.0"}}
     found = compare_runs(run(), other, tolerance=0.05)
     assert found.differences.to_dict("split")["data"] == [
         ["machine", "NVIDIA H200", "NVIDIA A100"],
@@ -125,7 +131,7 @@ def test_a_figure_lost_is_worse_and_one_won_is_not():
     assert lost.is_worse
     assert lost.timed.empty
     assert "OOM: out of memory" in write_comparison(lost, "one", "other")
-    assert "4 outcomes changed, 4 for the worse" in summary(lost)
+    assert "; 4 figures lost; 4 outcomes changed, 4 for the worse" in summary(lost)
     won = compare_runs(run(rows=rows), run(), tolerance=0.05)
     assert not won.is_worse
     assert "4 outcomes changed, 0 for the worse" in summary(won)
@@ -168,7 +174,7 @@ def test_a_row_that_is_missing_is_named_leaves_the_others_paired_and_is_a_figure
     assert found.rows_only_in_b.empty
     assert found.is_worse
     assert "size_bytes=20 | ok" in write_comparison(found, "one", "other")
-    assert "; 1 row only in A." in summary(found)
+    assert "; 1 figure lost; 1 row only in A." in summary(found)
 
 
 def test_a_row_that_was_added_is_named_leaves_the_others_paired_and_is_not_worse():
@@ -178,6 +184,7 @@ def test_a_row_that_was_added_is_named_leaves_the_others_paired_and_is_not_worse
     assert list(found.rows_only_in_b["row"]) == ["burst torch in_place host size_bytes=20"]
     assert found.rows_only_in_a.empty
     assert not found.is_worse
+    assert "lost" not in summary(found)
 
 
 def test_a_row_without_a_time_that_is_missing_is_named_but_no_figure_lost():
@@ -206,6 +213,16 @@ def test_each_of_a_rows_times_is_compared():
     rows = [{**timed("forward", 1.0), **several}]
     found = compare_runs(run("xl", rows=rows), run("xl", rows=rows), tolerance=0.05)
     assert list(found.timed["quantity"]) == ["ms", "latency_ms"]
+
+
+def test_a_time_that_a_row_no_longer_has_is_named_and_is_a_figure_lost():
+    several = {"median_latency_ms": 3.0, "q1_latency_ms": 2.9, "q3_latency_ms": 3.1}
+    a, b = (run("xl", rows=[{**timed("forward", 1.0), **more}]) for more in (several, {}))
+    found = compare_runs(a, b, tolerance=0.05)
+    assert (list(found.timed["quantity"]), found.is_worse) == (["ms"], True)
+    assert "1 figure lost" in summary(found)
+    assert "forward host latency |" in write_comparison(found, "one", "other").split("### Times only in A")[1]
+    assert not compare_runs(b, a, tolerance=0.05).is_worse
 
 
 def test_a_stage_of_another_version_is_compared_too():
@@ -248,7 +265,7 @@ def test_a_results_folder_its_parent_and_a_snapshot_hold_the_same_records(tmp_pa
     ("content", "complaint"),
     [
         ('{"schema_version": 1, "sta', "size=xl.json is no record: "),
-        ('{"schema_version": 1, "stage": "timing", "cell": {}, "settings": {}}', "it has no rows, machine, code"),
+        ('{"schema_version": 1, "stage": "timing", "cell": {}, "settings": {}}', "it has no rows, machine, code, "),
         ('{"schema_version": 99}', "has schema_version 99"),
     ],
 )
@@ -260,12 +277,64 @@ def test_a_corrupt_record_is_named_in_one_line(tmp_path, content, complaint):
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("part", "changes", "complaint"),
+    [
+        ("machine", {"gpus": None, "os": None}, "it has no machine.gpus, machine.os"),
+        ("machine", {"cpu": "a CPU"}, "it has no machine.cpu.model, machine.cpu.logical_cores"),
+        ("machine", {"gpus": 1}, "machine.gpus is 1, allowed is a list"),
+        ("code", {"commit": None}, "it has no code.commit"),
+        ("row", {"status": None}, "status of row 1"),
+        ("row", {"median_ms": "fast"}, "median_ms of row 1 is 'fast', allowed is a number above 0"),
+        ("row", {"median_ms": 0}, "median_ms of row 1 is 0, allowed is a number above 0"),
+        ("row", {"n": [1]}, r"n of row 1 is \[1\], allowed is a number of 0 or more"),
+        ("row", {"peak_bytes": "1 GB"}, "peak_bytes of row 1 is '1 GB', allowed is a number of 0 or more"),
+    ],
+)
+def test_a_record_that_lacks_what_is_compared_is_named_in_one_line(tmp_path, part, changes, complaint):
+    found = record("xl")
+    (found["rows"][0] if part == "row" else found[part]).update(changes)
+    with pytest.raises(UserError, match=f"size=xl.json .*{complaint}") as raised:
+        load_run(write(tmp_path / "results", [record("small"), found]))
+    assert "\n" not in str(raised.value)
+
+
+def damaged_archive(path):
+    """Write an archive of which a part in the middle has been overwritten."""
+    write(path.parent / "results", run())
+    with tarfile.open(path, "w:xz") as archive:
+        archive.add(path.parent / "results", "results")
+    content = bytearray(path.read_bytes())
+    content[200:220] = bytes(20)
+    path.write_bytes(content)
+
+
 def test_what_is_no_run_is_said_in_one_line(tmp_path):
     (tmp_path / "records.tar.xz").write_text("not an archive")
     (tmp_path / "empty").mkdir()
-    for place, complaint in [("empty", "holds no records"), ("nowhere", "holds no records"), (".", "cannot read")]:
-        with pytest.raises(UserError, match=complaint):
+    (tmp_path / "damaged").mkdir()
+    damaged_archive(tmp_path / "damaged/records.tar.xz")
+    complaints = {
+        "empty": "holds no records",
+        "nowhere": "holds no records",
+        ".": "cannot read",
+        "damaged": "cannot read",
+    }
+    for place, complaint in complaints.items():
+        with pytest.raises(UserError, match=complaint) as raised:
             load_run(tmp_path / place)
+        assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("step", ["os.listdir", "pathlib.Path.is_file"])
+def test_a_folder_that_cannot_be_read_is_said_in_one_line(tmp_path, monkeypatch, step):
+    def refuse(*_words):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    place = write(tmp_path / "results", run())
+    monkeypatch.setattr(step, refuse)
+    with pytest.raises(UserError, match=r"cannot read .*results: Permission denied"):
+        load_run(place)
 
 
 def compare(*words):
@@ -281,6 +350,14 @@ def test_the_exit_code_is_1_on_request_only(tmp_path):
     assert compare(a, tmp_path / "nowhere", "--fail-if-slower").returncode == 2
     ended = compare(a, b, "--tolerance-pct", "-3")
     assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
+
+
+def test_a_run_of_which_nothing_can_be_compared_fails_and_says_so(tmp_path):
+    a, b = write(tmp_path / "a", run("small")), write(tmp_path / "b", run("xl"))
+    ended = compare(a, b, "--fail-if-slower")
+    assert ended.returncode == 1
+    assert "no time compared, for no row has one in both; 1 cell only in A; 1 cell only in B" in ended.stdout
+    assert compare(a, b).returncode == 0
 
 
 def test_rows_that_do_not_say_how_many_samples_they_have_are_compared():

@@ -1,13 +1,15 @@
+import errno
 import shutil
 import tarfile
+from pathlib import Path
 
 import pytest
 
 from pipeline.errors import UserError
-from pipeline.report.publish import ARCHIVE, publish
+from pipeline.report.publish import ARCHIVE, EXAMPLE, publish
 
 FILES = {
-    "reports/writeup.md": "# Write-up",
+    "reports/writeup.md": "# Write-up\n\n![A step](figures/timing/step.svg)\n",
     "reports/figures/timing/step.svg": "<svg/>",
     "reports/figures/timing/.snakemake_timestamp": "",
     "results/timing/bf16.csv": "a,b",
@@ -26,6 +28,10 @@ def run(tmp_path):
 
 def contents(folder):
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def beside(folder):
+    return [path.name for path in folder.parent.iterdir() if path.name.startswith(f".{folder.name}")]
 
 
 def test_a_snapshot_holds_writeup_figures_tables_and_records(run):
@@ -72,3 +78,82 @@ def test_a_writeup_without_its_figures_is_not_published_by_halves(run):
     with pytest.raises(UserError, match=r"no .*figures to publish: run snakemake first"):
         publish(run, run / "h200")
     assert not (run / "h200").exists()
+
+
+@pytest.mark.parametrize("name", ["NOTES.md", "figures/notes.txt", "tables/timing/notes.txt", "notes/mine.csv", ".git"])
+def test_a_snapshot_with_anything_else_in_it_is_left_as_it_is(run, name):
+    publish(run, run / "h200")
+    added = run / "h200" / name
+    added.parent.mkdir(exist_ok=True)
+    added.write_text("mine")
+    before = contents(run / "h200")
+    with pytest.raises(UserError, match=f"h200 holds {name.split('/mine')[0]}, which is no part of a snapshot"):
+        publish(run, run / "h200")
+    assert contents(run / "h200") == before
+    assert added.read_text() == "mine"
+    assert beside(run / "h200") == []
+
+
+def test_an_example_capture_stays_in_the_snapshot(run):
+    publish(run, run / "h200")
+    (run / "h200" / EXAMPLE).write_bytes(b"captured")
+    (run / "reports/writeup.md").write_text("# Another")
+    publish(run, run / "h200")
+    assert (run / "h200" / EXAMPLE).read_bytes() == b"captured"
+    assert (run / "h200/writeup.md").read_text() == "# Another"
+
+
+@pytest.mark.parametrize("lost", [[], ["mfu.svg", "step.svg"]])
+def test_a_writeup_that_shows_what_is_not_there_is_not_published(run, lost):
+    publish(run, run / "h200")
+    before = contents(run / "h200")
+    links = "".join(f"![A figure](figures/lost/{name})\n" for name in ["first.svg", *lost])
+    (run / "reports/writeup.md").write_text(f"![Told elsewhere](https://example.org/a.svg)\n{links}")
+    more = f" and {len(lost)} more" if lost else ""
+    with pytest.raises(UserError, match=rf"writeup.md shows figures/lost/first.svg{more}, but there is no such figure"):
+        publish(run, run / "h200")
+    assert contents(run / "h200") == before
+    assert beside(run / "h200") == []
+
+
+@pytest.mark.parametrize("place", [".", "/", "", "reports/writeup.md", "reports/writeup.md/h200"])
+def test_a_place_that_can_hold_no_snapshot_is_told_in_one_line(run, monkeypatch, place):
+    monkeypatch.chdir(run)
+    before = contents(run)
+    with pytest.raises(UserError, match=r"exists and is no snapshot|cannot publish into") as raised:
+        publish(Path("."), Path(place))
+    assert "\n" not in str(raised.value)
+    assert contents(run) == before
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+@pytest.mark.parametrize("step", ["shutil.copyfile", "tarfile.TarFile.add", "pathlib.Path.mkdir"])
+def test_a_full_disk_leaves_things_as_they_were(run, monkeypatch, step, is_there):
+    if is_there:
+        publish(run, run / "h200")
+    before = contents(run)
+
+    def fail(*_words, **_named):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(step, fail)
+    with pytest.raises(UserError, match=r"cannot publish into .*h200: .*No space left on device"):
+        publish(run, run / "h200")
+    assert contents(run) == before
+    assert beside(run / "h200") == []
+
+
+def test_a_snapshot_that_cannot_take_its_place_leaves_the_old_one_there(run, monkeypatch):
+    publish(run, run / "h200")
+    rename = Path.rename
+
+    def rename_all_but_the_new(path, target):
+        if path.name == ".h200.new":
+            raise OSError(errno.EIO, "Input/output error")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", rename_all_but_the_new)
+    with pytest.raises(UserError, match="Input/output error"):
+        publish(run, run / "h200")
+    assert ARCHIVE in contents(run / "h200")
+    assert beside(run / "h200") == []

@@ -1,7 +1,8 @@
 import pandas as pd
 import pytest
 
-from pipeline.report.rows import divide, geometric_mean, in_order, ok
+from pipeline.errors import UserError
+from pipeline.report.rows import divide, geometric_mean, in_order, ok, read_rows
 
 
 def times(status="ok", median_ms=2.0, reason=None):
@@ -36,3 +37,22 @@ def test_a_ratio_has_the_outcome_of_whichever_row_has_no_figure(failing):
 def test_the_geometric_mean_of_ratios_and_of_their_inverses_agree():
     assert geometric_mean([2.0, 8.0]) == pytest.approx(4.0)
     assert geometric_mean([0.5, 0.125]) == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (None, "cannot read .*table.csv: No such file or directory"),
+        (b"", "table.csv is no table: No columns"),
+        (b"a\n1,2\n1,2,3\n", "table.csv is no table: Error tokenizing"),
+        (b"\xfd7zXZ\n", "table.csv is no table: 'utf-8'"),
+        (b"a,b\n1,2\n3,", "table.csv is cut off: its last line has no end"),
+    ],
+)
+def test_what_is_no_whole_table_is_named_in_one_line(tmp_path, content, complaint):
+    path = tmp_path / "table.csv"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UserError, match=complaint) as raised:
+        read_rows(path)
+    assert "\n" not in str(raised.value)

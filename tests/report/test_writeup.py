@@ -1,10 +1,12 @@
 import io
 import sys
 import types
+from dataclasses import asdict, dataclass
 
 import pandas as pd
 import pytest
 
+from pipeline.cells import sweep
 from pipeline.errors import UserError
 from pipeline.report.rows import read_rows
 from pipeline.report.writeup import findings, first_page, write_section, write_writeup
@@ -105,20 +107,117 @@ def test_no_cells_is_one_line(tmp_path):
         write_writeup([], [tmp_path / "cells.csv"], "paper", {}, tmp_path / "writeup.md")
 
 
-def test_a_section_gets_the_rows_of_the_stages_that_it_reads_apart(tmp_path, monkeypatch):
-    cell = types.SimpleNamespace(READS=("allreduce", "timing"))
-    section = types.SimpleNamespace(
-        build=lambda rows, _figures, others: f"{list(rows.x)} {list(others['allreduce'].x)} {others['timing'].empty}"
-    )
+@pytest.mark.parametrize("lacking", ["start_up_s", "digest", "driver", "reason"])
+def test_a_table_that_is_none_of_cells_is_named_with_what_it_lacks(tmp_path, lacking):
+    cells, out = tmp_path / "cells.csv", tmp_path / "writeup.md"
+    pd.DataFrame([line()]).drop(columns=lacking).to_csv(cells, index=False)
+    with pytest.raises(UserError, match=f"cells.csv is no table of cells, for it has no {lacking}$"):
+        write_writeup([], [cells], "paper", {}, out)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"), [(None, "cannot read .*timing.md: No such file"), (b"\xfd7z", "timing.md is no text")]
+)
+def test_a_section_that_cannot_be_read_is_named(tmp_path, content, complaint):
+    cells, section, out = tmp_path / "cells.csv", tmp_path / "timing.md", tmp_path / "writeup.md"
+    pd.DataFrame([line()]).to_csv(cells, index=False)
+    if content is not None:
+        section.write_bytes(content)
+    with pytest.raises(UserError, match=complaint):
+        write_writeup([section], [cells], "paper", {}, out)
+    assert not out.exists()
+
+
+@dataclass(frozen=True)
+class OneAxis:
+    x: int = 1
+
+    def row_keys(self):
+        return [{}]
+
+
+@dataclass(frozen=True)
+class NoSettings:
+    pass
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    """Put a section's `build` in the place of that of ddp, all stages having one axis."""
+    cell = types.SimpleNamespace(READS=("allreduce", "timing"), Cell=OneAxis, Settings=NoSettings, SPLIT_AXIS="x")
     monkeypatch.setattr("pipeline.cells.sweep.declaration", lambda _name: cell)
-    monkeypatch.setitem(sys.modules, "pipeline.stages.ddp.section", section)
-    monkeypatch.setitem(sys.modules, "pipeline.stages.ddp", types.SimpleNamespace())
+
+    def put(build):
+        monkeypatch.setitem(sys.modules, "pipeline.stages.ddp.section", types.SimpleNamespace(build=build))
+        monkeypatch.setitem(sys.modules, "pipeline.stages.ddp", types.SimpleNamespace())
+
+    return put
+
+
+def test_a_section_gets_the_rows_of_the_stages_that_it_reads_apart(tmp_path, stand_in):
+    stand_in(lambda rows, _figures, others: f"{list(rows.x)} {list(others['allreduce'].x)} {others['timing'].empty}")
     own, beside = tmp_path / "ddp/a.csv", tmp_path / "allreduce/b.csv"
-    for path, text in ((own, "x\n1\n"), (beside, "x\n2\n")):
+    for path, x in ((own, 1), (beside, 2)):
         path.parent.mkdir()
-        path.write_text(text)
+        path.write_text(f"x,status,reason\n{x},ok,\n")
     write_section("ddp", [own], [beside], tmp_path / "out.md", tmp_path / "figures")
     assert (tmp_path / "out.md").read_text() == "[1] [2] True"
+
+
+@pytest.mark.parametrize("fails", ["the folder", "a figure"])
+def test_figures_that_cannot_be_drawn_are_one_line_and_no_section(tmp_path, stand_in, fails):
+    def build(_rows, figures, _others):
+        (figures / "nowhere/step.svg").write_text("<svg/>")
+
+    stand_in(build)
+    own, figures = tmp_path / "a.csv", tmp_path / "figures"
+    own.write_text("x,status,reason\n1,ok,\n")
+    if fails == "the folder":
+        figures.write_text("a file")
+    with pytest.raises(UserError, match=r"cannot draw figures into .*figures: ") as raised:
+        write_section("ddp", [own], [], tmp_path / "out.md", figures)
+    assert "\n" not in str(raised.value)
+    assert not (tmp_path / "out.md").exists()
+
+
+def rows_of(stage):
+    """Return a table of one row of a stage that could not be measured, cell and settings at their defaults."""
+    declaration = sweep.declaration(stage)
+    cell = declaration.Cell()
+    facts = asdict(cell) | asdict(declaration.Settings()) | cell.row_keys()[0]
+    return pd.DataFrame([{**facts, "status": "skipped", "reason": "needs 2 GPUs, 0 present"}])
+
+
+@pytest.mark.parametrize(
+    ("stage", "table", "complaint"),
+    [
+        ("nope", rows_of("timing"), "unknown stage 'nope'; known are timing, "),
+        ("timing", rows_of("flash"), "no table of timing, for it has no .*: it is one of flash$"),
+        ("ddp", rows_of("sharding"), "no table of ddp, for it has no bucket_size_mb: it is one of sharding$"),
+        ("sharding", rows_of("ddp"), "no table of sharding, for it has no measures: it is one of ddp$"),
+        ("timing", rows_of("timing").drop(columns="status"), "no table of timing, for it has no status$"),
+        ("timing", rows_of("timing").drop(columns="clock"), "no table of timing, for it has no clock$"),
+        ("timing", rows_of("timing").head(0).drop(columns="size"), "no table of timing, for it has no size$"),
+        ("timing", pd.DataFrame([line()]), "is a table of cells, allowed is one of the rows of timing$"),
+        ("timing", rows_of("timing").assign(precision="fp8"), "table.csv: precision is 'fp8', allowed are"),
+    ],
+)
+def test_a_table_of_something_else_is_named_and_leaves_no_figures(tmp_path, stage, table, complaint):
+    path = tmp_path / "table.csv"
+    table.to_csv(path, index=False)
+    with pytest.raises(UserError, match=complaint) as raised:
+        write_section(stage, [path], [], tmp_path / "out.md", tmp_path / "figures")
+    assert "\n" not in str(raised.value)
+    assert not (tmp_path / "figures").exists()
+
+
+@pytest.mark.parametrize("stage", sweep.stage_names())
+def test_a_table_without_a_figure_is_one_of_its_stage(tmp_path, stage):
+    path = tmp_path / "table.csv"
+    rows_of(stage).to_csv(path, index=False)
+    write_section(stage, [path], [], tmp_path / "out.md", tmp_path / "figures")
+    assert (tmp_path / "out.md").read_text()
 
 
 def test_what_a_section_wants_on_the_first_page_stands_there_under_its_title():

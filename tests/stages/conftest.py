@@ -18,10 +18,16 @@ def as_table(tmp_path_factory):
     def make(cell, settings, rows, machine):
         record = {
             "schema_version": SCHEMA_VERSION,
+            "stage": type(cell).__module__.split(".")[-2],
             "cell": asdict(cell),
             "settings": asdict(settings),
             "rows": rows,
             "machine": {"kind": machine, "software": SOFTWARE},
+            "code": {"digest": "abc"},
+            "command": "python -m pipeline measure",
+            "process": "ordinary",
+            "started_at": "2026-01-01T00:00:00Z",
+            "seconds": {},
         }
         folder = tmp_path_factory.mktemp("table")
         write_record(folder / "cell.json", record)

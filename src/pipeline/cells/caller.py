@@ -26,6 +26,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from pipeline.errors import UserError
+
 PACKAGE = Path(__file__).parents[1]
 OWN_CODE = (Path(__file__), Path(__file__).with_name("worker.py"))
 # These are read when a library is loaded, which in a worker is before the caller comes.
@@ -42,9 +44,9 @@ FORWARDED_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTER
 def hand_over(argv: Sequence[str], issued_at: float) -> int | None:
     """Have the worker run `python -m pipeline <argv>` in our place; return its exit code, None if there is no worker.
 
-    A child that a signal ended ends this process by the same signal.
+    A child that a signal ended ends this process by the same signal. Raises UserError for a wish that is not known.
     """
-    if os.environ.get(OFF_VARIABLE) == "off" or not hasattr(os, "pidfd_open"):
+    if not _is_wanted() or not hasattr(os, "pidfd_open"):
         return None
     try:
         connection = _connect()
@@ -55,6 +57,13 @@ def hand_over(argv: Sequence[str], issued_at: float) -> int | None:
         signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED_SIGNALS)
         _send_request(connection, argv, issued_at)
         return _await_child(connection)
+
+
+def _is_wanted() -> bool:
+    wish = os.environ.get(OFF_VARIABLE, "")
+    if wish not in ("", "off"):
+        raise UserError(f"{OFF_VARIABLE} is '{wish}', allowed is off; leave it unset for a worker")
+    return not wish
 
 
 def identity() -> str:
@@ -174,11 +183,15 @@ def _forward(pid: int, number: int) -> None:
 def _end_like(status: int) -> int:
     if not os.WIFSIGNALED(status):
         return os.waitstatus_to_exitcode(status)
-    number = os.WTERMSIG(status)
+    end_by(os.WTERMSIG(status))
+    return 128 + os.WTERMSIG(status)
+
+
+def end_by(number: int) -> None:
+    """End this process by a signal, as one does that has no handler for it."""
     with contextlib.suppress(OSError):  # SIGKILL has no handler to reset
         signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
-    return 128 + number
 
 
 def process_started_at() -> float:

@@ -1,5 +1,7 @@
 """The plan: what the configuration and a scale ask to be measured, checked against their schemas."""
 
+import dataclasses
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,8 +10,10 @@ from typing import Any
 import yaml
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError, best_match
+from referencing import Registry, Resource
+from yaml.reader import ReaderError
 
-from pipeline.cells import fields, sweep
+from pipeline.cells import fields, record, sweep
 from pipeline.errors import UserError
 
 
@@ -34,7 +38,7 @@ class Plan:
 def load_plan(config: Mapping[str, Any], scales: Path, schemas: Path, has_gpu: bool) -> Plan:
     """Check a configuration and return its plan; the scale `auto` is `paper` on GPUs, else `laptop`.
 
-    Raises UserError, one line that names the key, its value and what is allowed.
+    Raises UserError, one line that names the file or `overrides`, the key, its value and what is allowed.
     """
     config = {**config, "measure": _truth(config.get("measure"))}
     validate(config, schemas / "config.schema.yaml", "config")
@@ -44,14 +48,38 @@ def load_plan(config: Mapping[str, Any], scales: Path, schemas: Path, has_gpu: b
     known = sorted(path.stem for path in scales.glob("*.yaml"))
     if name not in known:
         raise UserError(f"config: scale is {name!r}, allowed are auto, {', '.join(known)}")
-    stages = read_scale(scales / f"{name}.yaml", schemas / "scale.schema.yaml")
-    for stage, override in config["overrides"].items():
-        stages[stage] = _overridden(stages.get(stage, {}), override)
-    unknown = set(stages) - set(sweep.stage_names())
-    if unknown:
-        raise UserError(f"unknown stage '{min(unknown)}'; known are {', '.join(sweep.stage_names())}")
-    plans = {stage: _stage_plan(stage, stages.get(stage, {})) for stage in sweep.stage_names()}
+    path = scales / f"{name}.yaml"
+    stages, overrides = read_scale(path, schemas / "scale.schema.yaml"), config["overrides"]
+    # Each by itself first, so that a complaint names the one that is to be corrected.
+    _check_stages(stages, str(path))
+    _check_stages(overrides, "overrides")
+    merged = {stage: _overridden(stages.get(stage, {}), overrides.get(stage, {})) for stage in sweep.stage_names()}
+    plans = {stage: _stage_plan(stage, asked, str(path)) for stage, asked in merged.items()}
+    for stage, plan in plans.items():
+        _check_limits(plan, f"{path} with overrides" if stage in overrides else str(path))
     return Plan(name, config["measure"], plans)
+
+
+def check_something_to_write(plan: Plan, results: Path) -> None:
+    """Raise UserError where a run would write up nothing: no cell is asked for, or none is there to render."""
+    if plan.measure and not any(stage.cells for stage in plan.stages.values()):
+        raise UserError(
+            f"scale '{plan.scale}' with its overrides asks for no cell: give a stage `grids` with at least one entry "
+            "({} is the default cell)"
+        )
+    if not plan.measure and not any(True for _ in record.record_paths(results)):
+        raise UserError(
+            f"measure is false, and {results.absolute()}/ holds no records to render: measure with "
+            "`--config measure=true`, or name the folder that has them in its results/ by `--directory`"
+        )
+
+
+def read_config(path: Path) -> Mapping[str, Any]:
+    """Read the configuration file; raises UserError where it is no YAML or holds no keys."""
+    config = read_yaml(path)
+    if not isinstance(config, Mapping):
+        raise UserError(f"{path}: the whole is {config!r}, allowed are the keys scale, measure, overrides")
+    return config
 
 
 def read_scale(path: Path, schema: Path) -> dict[str, Any]:
@@ -64,16 +92,24 @@ def read_scale(path: Path, schema: Path) -> dict[str, Any]:
 def read_yaml(path: Path) -> Any:
     """Read a YAML file; raises UserError with the place of a typo."""
     try:
-        return yaml.safe_load(path.read_text())
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except yaml.YAMLError as error:
-        raise UserError(f"{path}: {_yaml_complaint(error)}") from None
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise UserError(f"{path}: line {line} is no UTF-8: byte 0x{error.object[error.start]:02x}") from None
+    except ReaderError as error:
+        line = path.read_text(encoding="utf-8").count("\n", 0, error.position) + 1
+        raise UserError(f"{path}: no valid YAML: line {line}: character #x{error.character:04x}") from None
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: 2026-99-99, a date to YAML
+        raise UserError(f"{path}: no valid YAML: {_yaml_complaint(error)}") from None
 
 
 def validate(instance: Any, schema: Path, where: str) -> None:
     """Check a value against a JSON schema; raises UserError with the most telling complaint."""
-    validator = Draft202012Validator(yaml.safe_load(schema.read_text()))
+    # A schema may refer to another in its folder.
+    registry = Registry(retrieve=lambda name: Resource.from_contents(read_yaml(schema.parent / name)))
+    validator = Draft202012Validator(read_yaml(schema), registry=registry)
     error = best_match(validator.iter_errors(instance))
     if error is not None:
         raise UserError(f"{where}: {_schema_complaint(error)}")
@@ -90,9 +126,39 @@ def _overridden(stage: Mapping[str, Any], override: Mapping[str, Any]) -> dict[s
     return {"settings": settings, "grids": override.get("grids", stage.get("grids", []))}
 
 
-def _stage_plan(stage: str, asked: Mapping[str, Any]) -> StagePlan:
-    settings = fields.build(sweep.declaration(stage).Settings, asked.get("settings", {}), f"{stage} settings")
-    return StagePlan(stage, tuple(sweep.expand(stage, asked.get("grids", []), f"{stage} grid")), settings)
+def _check_stages(stages: Mapping[str, Any], source: str) -> None:
+    """Raise UserError, naming the source, for a stage, an axis or a setting that is unknown or may not be so."""
+    for stage, asked in stages.items():
+        if stage not in sweep.stage_names():
+            raise UserError(f"{source}: unknown stage '{stage}'; known are {', '.join(sweep.stage_names())}")
+        _stage_plan(stage, asked, source)
+
+
+def _stage_plan(stage: str, asked: Mapping[str, Any], source: str) -> StagePlan:
+    where = f"{source}: {stage}"
+    for values in (asked.get("settings", {}), *asked.get("grids", [])):
+        _check_finite(values, where)
+    settings = fields.build(sweep.declaration(stage).Settings, asked.get("settings", {}), f"{where} settings")
+    return StagePlan(stage, tuple(sweep.expand(stage, asked.get("grids", []), f"{where} grid")), settings)
+
+
+def _check_limits(plan: StagePlan, source: str) -> None:
+    """Raise UserError where a setting NAME or min_NAME exceeds max_NAME: every cell would fail, one after the other."""
+    values = dataclasses.asdict(plan.settings)
+    for limit in values:
+        kind, _, what = limit.partition("_")
+        for name in (what, f"min_{what}") if kind == "max" else ():
+            if name in values and values[name] > values[limit]:
+                allowed = f"allowed is {limit} ({values[limit]}) or less"
+                raise UserError(f"{source}: {plan.stage} settings: {name} is {values[name]}, {allowed}")
+
+
+def _check_finite(values: Mapping[str, Any], where: str) -> None:
+    """Raise UserError for a number that no float can hold: YAML has them, words of a command do not."""
+    for key, asked in values.items():
+        for value in asked if isinstance(asked, list) else [asked]:
+            if isinstance(value, int | float) and abs(value) > sys.float_info.max:
+                raise UserError(f"{where}: {key} is {str(value)[:20]}, allowed is a finite number")
 
 
 def _schema_complaint(error: ValidationError) -> str:
@@ -103,10 +169,12 @@ def _schema_complaint(error: ValidationError) -> str:
         return f"unknown key {unknown}{f' under {key}' if key else ''}; known are {allowed}"
     if error.validator == "type":
         return f"{key or 'the whole'} is {error.instance!r}, allowed is {error.validator_value}"
+    if error.validator in ("oneOf", "minItems"):
+        return f"{key} is {error.instance!r}, allowed is {error.schema['description']}"
     return f"{key}: {error.message}" if key else error.message
 
 
-def _yaml_complaint(error: yaml.YAMLError) -> str:
+def _yaml_complaint(error: yaml.YAMLError | ValueError) -> str:
     mark = getattr(error, "problem_mark", None)
     place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-    return f"no valid YAML: {place}{getattr(error, 'problem', error)}"
+    return f"{place}{getattr(error, 'problem', error)}"

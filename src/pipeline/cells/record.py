@@ -11,6 +11,24 @@ from typing import Any
 from pipeline.errors import UserError
 
 SCHEMA_VERSION = 1
+# From the best outcome of a row to the worst.
+STATUSES = ("ok", "unstable", "skipped", "oom")
+SOFTWARE = ("python", "torch", "triton", "cuda", "driver")
+# What tables and reports rely on, with the types.
+PARTS = {
+    "stage": str,
+    "cell": dict,
+    "settings": dict,
+    "rows": list,
+    "machine": dict,
+    "code": dict,
+    "command": str,
+    "process": str,
+    "started_at": str,
+    "seconds": dict,
+}
+MACHINE_PARTS = {"kind": str, "software": dict}
+TYPE_NAMES = {str: "text", dict: "an object", list: "a list"}
 
 
 def write_text(path: Path, content: str) -> None:
@@ -42,7 +60,7 @@ def write_record(path: Path, record: dict[str, Any]) -> None:
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """Read a record; raises UserError where it is damaged or of another schema version."""
+    """Read a record; raises UserError where it is damaged, incomplete or of another schema version."""
     try:
         return parse_record(path.read_text(), str(path))
     except OSError as error:
@@ -52,7 +70,10 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def parse_record(content: str, name: str) -> dict[str, Any]:
-    """Parse a record that messages call `name`; raises UserError where it is damaged or of another schema version."""
+    """Parse a record that messages call `name`.
+
+    Raises UserError, one line, where it is damaged, incomplete or of another schema version.
+    """
     try:
         record = json.loads(content)
     except ValueError as error:
@@ -64,7 +85,40 @@ def parse_record(content: str, name: str) -> dict[str, Any]:
             f"{name} has schema_version {record['schema_version']}, this version of the pipeline reads "
             f"{SCHEMA_VERSION}: measure it again (delete the file and repeat the command)"
         )
+    complaint = next(_complaints(record), None)
+    if complaint is not None:
+        raise UserError(f"{name} is no record: {complaint}: measure it again (delete the file and repeat the command)")
     return record
+
+
+def _complaints(record: dict[str, Any]) -> Iterator[str]:
+    """Yield what keeps a record from being read, the outer parts first: an inner one is looked at in a sound outer."""
+    yield from _part_complaints(record, PARTS)
+    yield from _part_complaints(record["machine"], MACHINE_PARTS, "machine.")
+    yield from _part_complaints(record["machine"]["software"], dict.fromkeys(SOFTWARE, str), "machine.software.")
+    yield from _part_complaints(record["code"], {"digest": str}, "code.")
+    if not record["rows"]:
+        yield "it has no row"
+    for number, row in enumerate(record["rows"], start=1):
+        if not isinstance(row, dict):
+            yield f"row {number} is {_brief(row)}, allowed is an object"
+        elif "status" not in row:
+            yield f"row {number} has no status"
+        elif row["status"] not in STATUSES:
+            yield f"the status of row {number} is {_brief(row['status'])}, allowed are {', '.join(STATUSES)}"
+
+
+def _part_complaints(found: dict[str, Any], types: dict[str, type], prefix: str = "") -> Iterator[str]:
+    missing = [f"{prefix}{name}" for name in types if name not in found]
+    if missing:
+        yield f"it has no {', '.join(missing)}"
+    for name, kind in types.items():
+        if not isinstance(found[name], kind):
+            yield f"{prefix}{name} is {_brief(found[name])}, allowed is {TYPE_NAMES[kind]}"
+
+
+def _brief(value: Any) -> str:
+    return json.dumps(value)[:60]
 
 
 def record_paths(results: Path, stage: str = "*") -> Iterator[Path]:

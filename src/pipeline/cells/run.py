@@ -3,7 +3,6 @@
 import functools
 import importlib
 import os
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -45,7 +44,7 @@ def run_cell(
     """Measure a cell and return its record.
 
     granted_gpus: how many GPUs the workflow gave, which may be fewer than asked for; None: as many as needed.
-    files_folder: where a stage that keeps files beside its records leaves them; emptied first.
+    files_folder: where a stage that keeps files beside its records leaves them (pipeline.cells.place).
     Out-of-memory and what the machine lacks become rows; any other exception is a bug and passes through.
     """
     threads = pin_threads(getattr(settings, "threads", 0))
@@ -53,7 +52,7 @@ def run_cell(
     facts = {**machine.machine_facts(), "threads": threads}
     measure = _measure_function(stage)
     if files_folder is not None:
-        measure = functools.partial(measure, files_dir=_fresh(files_folder))
+        measure = functools.partial(measure, files_dir=files_folder)
     try:
         claim, too_few = _claim(cell.gpus, granted_gpus), None
     except TooFewGPUs as error:
@@ -114,12 +113,6 @@ def _start_torch(threads: int, with_cuda: bool) -> None:
         torch.set_num_threads(threads)
     if with_cuda and torch.cuda.is_available():
         torch.cuda.synchronize()
-
-
-def _fresh(folder: Path) -> Path:
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    return folder
 
 
 def _rows(measure: Callable[..., Rows], cell: Any, settings: Any, stopwatch: Stopwatch) -> Rows:

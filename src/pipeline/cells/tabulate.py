@@ -6,9 +6,8 @@ from typing import Any
 
 import pandas as pd
 
-from pipeline.cells.record import read_record
-
-SOFTWARE = ("python", "torch", "triton", "cuda", "driver")
+from pipeline.cells import fields
+from pipeline.cells.record import SOFTWARE, STATUSES, read_record
 
 
 def row_table(paths: Iterable[Path]) -> pd.DataFrame:
@@ -35,7 +34,7 @@ def _cell_line(record: dict[str, Any]) -> dict[str, Any]:
     seconds = {f"{name}_s": value for name, value in record["seconds"].items()}
     return {
         "stage": record["stage"],
-        "cell": " ".join(f"{axis}={value}" for axis, value in record["cell"].items()),
+        "cell": " ".join(f"{axis}={fields.text(value)}" for axis, value in record["cell"].items()),
         **_outcome(record["rows"]),
         "started_at": record["started_at"],
         "process": record["process"],
@@ -52,9 +51,8 @@ def _outcome(rows: list[dict[str, Any]]) -> dict[str, str]:
     Implementations of which one cannot do what the others can are rows of one cell: only where no row has a figure is
     the cell without one. Where some figures alone are unstable, the reason says how many.
     """
-    order = ("ok", "unstable", "skipped", "oom")
     with_figure = [row for row in rows if row["status"] in ("ok", "unstable")]
-    worst = max(with_figure or rows, key=lambda row: order.index(row["status"]))
+    worst = max(with_figure or rows, key=lambda row: STATUSES.index(row["status"]))
     status, reason = worst["status"], worst.get("reason", "")
     like_it = sum(row["status"] == status for row in with_figure)
     if status == "unstable" and like_it < len(with_figure):

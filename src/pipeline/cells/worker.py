@@ -177,12 +177,17 @@ def _leave_worker(sockets: list[socket.socket], siblings: dict[int, Child], stre
 
 
 def _run(request: dict[str, Any]) -> int:
-    """Run the caller's command as if this process were the one that it started; return the exit code."""
+    """Run the caller's command as if this process were the one that it started; return the exit code.
+
+    It is negative for a signal that is to end the process.
+    """
     try:
         _take_over(request)
         return importlib.import_module("pipeline.cli").run(request["argv"], "worker", request["issued_at"])
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except KeyboardInterrupt:
+        return -signal.SIGINT
     except BaseException:
         sys.excepthook(*sys.exc_info())
         return 1
@@ -208,6 +213,9 @@ def _exit(code: int) -> None:
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
     os._exit(code)
 
 

@@ -32,7 +32,8 @@ class Comparison:
     with the same peaks stand once, and without a name where that is all of them;
     outcomes: KEYS, status_ and reason_ of a and b, of rows whose outcome is not the same, and worse: figures were lost;
     only_in_a, only_in_b: stage and cell; rows_only_in_a, rows_only_in_b: KEYS, status and timed (whether it bears a
-    time), of cells that both have; untimed: how many rows that both have bear no time; cells: stage and cell, of both.
+    time), of cells that both have; times_only_in_a: KEYS and quantity, of rows with figures in both; untimed: how many
+    rows that both have bear no time; cells: stage and cell, of both.
     """
 
     differences: pd.DataFrame
@@ -43,14 +44,24 @@ class Comparison:
     only_in_b: pd.DataFrame
     rows_only_in_a: pd.DataFrame
     rows_only_in_b: pd.DataFrame
+    times_only_in_a: pd.DataFrame
     untimed: int
     cells: pd.DataFrame
 
     @property
+    def figures_lost(self) -> int:
+        """Count what A has figures of and B has not, of the cells that both have."""
+        return int(self.outcomes["worse"].sum() + self.rows_only_in_a["timed"].sum() + len(self.times_only_in_a))
+
+    @property
     def is_worse(self) -> bool:
-        """Tell whether B is slower than A in any row, or has lost the figures of one."""
-        lost = self.outcomes["worse"].any() or self.rows_only_in_a["timed"].any()
-        return bool(lost or (self.timed["verdict"] == "slower").any())
+        """Tell whether B is slower than A in any row, or has lost figures."""
+        return bool(self.figures_lost or (self.timed["verdict"] == "slower").any())
+
+    @property
+    def fails(self) -> bool:
+        """Tell whether B is worse than A, or cannot be told to be no worse: no time was compared."""
+        return self.is_worse or self.timed.empty
 
 
 def compare_runs(a: Iterable[Record], b: Iterable[Record], tolerance: float) -> Comparison:
@@ -68,6 +79,7 @@ def compare_runs(a: Iterable[Record], b: Iterable[Record], tolerance: float) -> 
         only_in_b=_only_in_first(rows_b, rows_a),
         rows_only_in_a=_rows_only_in_first(rows_a, rows_b),
         rows_only_in_b=_rows_only_in_first(rows_b, rows_a),
+        times_only_in_a=_times_only_in_first(rows_a, rows_b),
         untimed=int((both["quantity"] == "").sum()),
         cells=pd.concat([rows_a, rows_b])[["stage", "cell"]].drop_duplicates(ignore_index=True),
     )
@@ -179,6 +191,14 @@ def _rows_only_in_first(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFra
     rows = first.assign(timed=first["median"].notna())[[*KEYS, "status", "timed"]].drop_duplicates(KEYS)
     lacking = _occurs(rows[["stage", "cell"]], second) & ~_occurs(rows[KEYS], second)
     return rows[lacking].reset_index(drop=True)
+
+
+def _times_only_in_first(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
+    """Return the times that the second lacks, of the rows that it has with figures."""
+    times, with_figures = first[first["median"].notna()], second[second["status"].isin(WITH_FIGURES)]
+    names = [*KEYS, "quantity"]
+    lacking = _occurs(times[KEYS], with_figures) & ~_occurs(times[names], second[second["median"].notna()])
+    return times.loc[lacking, names].reset_index(drop=True)
 
 
 def _occurs(lines: pd.DataFrame, table: pd.DataFrame) -> pd.Series:

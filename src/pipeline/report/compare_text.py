@@ -28,6 +28,7 @@ def write_comparison(found: Comparison, name_a: str, name_b: str, show_all: bool
         _part("Cells only in B", found.only_in_b, show_all),
         _part("Rows only in A, of cells that both have", _row_table(short(found.rows_only_in_a)), show_all),
         _part("Rows only in B, of cells that both have", _row_table(short(found.rows_only_in_b)), show_all),
+        _part("Times only in A, of rows that both have", _lost_table(short(found.times_only_in_a)), show_all),
         _part("Times that differ" if not show_all else "Times", _time_table(short(found.timed), show_all), show_all),
         _part("Peak memory that differs", _memory_table(short(found.memory)), show_all),
         _part("By stage", _stage_table(found.timed), show_all=True),
@@ -38,14 +39,10 @@ def write_comparison(found: Comparison, name_a: str, name_b: str, show_all: bool
 
 def summary(found: Comparison) -> str:
     """Say in one line how B compares with A."""
-    counts = found.timed["verdict"].value_counts()
-    words = [f"{counts.get(verdict, 0)} {verdict}" for verdict in ORDER]
-    text = f"B against A: {counted(len(found.timed), 'time')} compared, {', '.join(words)}"
-    if len(found.timed):
-        text += f"; geometric mean of B / A {significant(statistics.geometric_mean(found.timed['ratio']))}×"
     outcomes, lost = len(found.outcomes), int(found.outcomes["worse"].sum())
     apart = len(found.memory.drop_duplicates(["stage", "cell"]))
     extras = {
+        f"{counted(found.figures_lost, 'figure')} lost": found.figures_lost,
         f"{counted(outcomes, 'outcome')} changed, {lost} for the worse": outcomes,
         f"peak memory apart in {counted(apart, 'cell')}": apart,
         f"{counted(len(found.only_in_a), 'cell')} only in A": len(found.only_in_a),
@@ -54,7 +51,17 @@ def summary(found: Comparison) -> str:
         f"{counted(len(found.rows_only_in_b), 'row')} only in B": len(found.rows_only_in_b),
         f"{counted(found.untimed, 'row')} without a time": found.untimed,
     }
-    return "; ".join([text, *(words for words, count in extras.items() if count)]) + "."
+    told = [_compared(found.timed), *(words for words, count in extras.items() if count)]
+    return f"B against A: {'; '.join(told)}."
+
+
+def _compared(timed: pd.DataFrame) -> str:
+    if timed.empty:
+        return "no time compared, for no row has one in both"
+    counts = timed["verdict"].value_counts()
+    words = [f"{counts.get(verdict, 0)} {verdict}" for verdict in ORDER]
+    mean = significant(statistics.geometric_mean(timed["ratio"]))
+    return f"{counted(len(timed), 'time')} compared, {', '.join(words)}; geometric mean of B / A {mean}×"
 
 
 def _differences(table: pd.DataFrame) -> str:
@@ -104,7 +111,7 @@ def _time_table(timed: pd.DataFrame, show_all: bool) -> pd.DataFrame:
         {
             "stage": shown["stage"],
             "cell": shown["cell"],
-            "row": (shown["row"] + " " + shown["quantity"].str.removesuffix("ms").str.rstrip("_")).str.strip(),
+            "row": _time_names(shown),
             "A (ms)": shown["median_a"].map(significant),
             "B (ms)": shown["median_b"].map(significant),
             "B / A (quartiles)": [
@@ -113,6 +120,15 @@ def _time_table(timed: pd.DataFrame, show_all: bool) -> pd.DataFrame:
             "verdict": shown["verdict"],
         }
     )
+
+
+def _lost_table(times: pd.DataFrame) -> pd.DataFrame:
+    return times[["stage", "cell"]].assign(row=_time_names(times))
+
+
+def _time_names(times: pd.DataFrame) -> pd.Series:
+    """Name each time by its row and, where that is not the row's time as such, by its quantity."""
+    return (times["row"] + " " + times["quantity"].str.removesuffix("ms").str.rstrip("_")).str.strip()
 
 
 def _memory_table(memory: pd.DataFrame) -> pd.DataFrame:

@@ -1,51 +1,99 @@
 """A snapshot of a run, small enough to commit: write-up, figures, tables, and the records in one file."""
 
+import os
+import re
 import shutil
 import tarfile
+from fnmatch import fnmatch
 from pathlib import Path
 
 from pipeline.cells.record import record_paths
 from pipeline.errors import UserError
 
 ARCHIVE = "records.tar.xz"
+# A capture that a person may put into a snapshot, to be looked at: it stays there when the next one is published.
+EXAMPLE = "example.nsys-rep"
+FOLDERS = ("figures", "tables")
+FILES = ("writeup.md", "figures/*.svg", "tables/*.csv", ARCHIVE, EXAMPLE)
+IMAGE = re.compile(r"!\[[^\]]*\]\(([^)\s]+)")
 
 
 def publish(root: Path, folder: Path) -> None:
     """Copy reports/ and results/ of `root` into `folder`, in place of what an earlier snapshot left there.
 
-    Raises UserError where there is no whole write-up, or where the folder holds anything but a snapshot.
+    Raises UserError, and changes nothing, where there is no whole write-up, where the folder holds anything but a
+    snapshot, or where it cannot be written.
     """
     writeup, results = root / "reports/writeup.md", root / "results"
     for part in (writeup, writeup.parent / "figures"):
         if not part.exists():
             raise UserError(f"there is no {part} to publish: run snakemake first")
-    fresh = folder.with_name(f".{folder.name}.new")
-    shutil.rmtree(fresh, ignore_errors=True)
-    _copy(writeup, results, fresh)
-    if folder.exists():
-        if not (folder / ARCHIVE).is_file():
-            shutil.rmtree(fresh)
-            raise UserError(f"{folder} exists and is no snapshot: it has no {ARCHIVE}")
-        shutil.rmtree(folder)
-    fresh.rename(folder)
+    place = Path(os.path.realpath(folder))
+    try:
+        if place.exists():
+            _require_snapshot(place, folder)
+        _replace(place, writeup, results)
+    except OSError as error:
+        raise UserError(f"cannot publish into {folder}: {error}") from None
+
+
+def _require_snapshot(place: Path, folder: Path) -> None:
+    """Raise UserError where a folder that messages call `folder` holds anything but a snapshot."""
+    if not (place / ARCHIVE).is_file():
+        raise UserError(f"{folder} exists and is no snapshot: it has no {ARCHIVE}")
+    if not os.access(place, os.W_OK):
+        raise UserError(f"cannot publish into {folder}: it is read-only")
+    for path in sorted(place.rglob("*")):
+        name = path.relative_to(place).as_posix()
+        if not (name.split("/")[0] in FOLDERS if path.is_dir() else any(fnmatch(name, known) for known in FILES)):
+            raise UserError(f"{folder} holds {name}, which is no part of a snapshot: move it elsewhere")
+
+
+def _replace(place: Path, writeup: Path, results: Path) -> None:
+    """Put a snapshot together beside its place, and only then exchange it for the old one."""
+    fresh, old = (place.with_name(f".{place.name}.{word}") for word in ("new", "old"))
+    for left_over in (fresh, old):  # of a run that was killed
+        shutil.rmtree(left_over, ignore_errors=True)
+    try:
+        _copy(writeup, results, fresh)
+        if (place / EXAMPLE).exists():
+            shutil.copyfile(place / EXAMPLE, fresh / EXAMPLE)
+        if place.exists():
+            place.rename(old)
+        fresh.rename(place)
+    finally:
+        if old.exists() and not place.exists():
+            old.rename(place)
+        shutil.rmtree(fresh, ignore_errors=True)
+    if old.exists():
+        shutil.rmtree(old)
 
 
 def _copy(writeup: Path, results: Path, folder: Path) -> None:
     folder.mkdir(parents=True)
     shutil.copyfile(writeup, folder / writeup.name)
-    shutil.copytree(writeup.parent / "figures", folder / "figures", ignore=_hidden)
-    for table in sorted(results.glob("*/*.csv")):
-        target = folder / "tables" / table.relative_to(results)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(table, target)
+    _copy_files(writeup.parent / "figures", "**/*.svg", folder / "figures")
+    _require_images(writeup, folder)
+    _copy_files(results, "*/*.csv", folder / "tables")
     with tarfile.open(folder / ARCHIVE, "w:xz") as archive:
         for path in record_paths(results):
             archive.add(path, arcname=path.relative_to(results), filter=_anonymous)
 
 
-def _hidden(_folder: str, names: list[str]) -> set[str]:
-    """Name what is Snakemake's own: its time stamp beside a folder that a rule made."""
-    return {name for name in names if name.startswith(".")}
+def _copy_files(source: Path, pattern: str, target: Path) -> None:
+    for path in sorted(source.glob(pattern)):
+        copied = target / path.relative_to(source)
+        copied.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, copied)
+
+
+def _require_images(writeup: Path, folder: Path) -> None:
+    """Raise UserError where the write-up shows an image that the folder with its copy lacks."""
+    links = IMAGE.findall(writeup.read_text(errors="replace"))
+    dead = [link for link in dict.fromkeys(links) if "://" not in link and not (folder / link).is_file()]
+    if dead:
+        others = f" and {len(dead) - 1} more" if dead[1:] else ""
+        raise UserError(f"{writeup} shows {dead[0]}{others}, but there is no such figure: run snakemake again")
 
 
 def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:

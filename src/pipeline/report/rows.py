@@ -1,5 +1,6 @@
 """Rows of any stage's tables: read, those with figures, in reading order, divided by each other."""
 
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
@@ -14,15 +15,19 @@ from pipeline.report.reasons import brief
 def read_rows(table: Path | TextIO) -> pd.DataFrame:
     """Read a table, its reasons made short enough to show.
 
-    Raises UserError where it cannot be read or is no table.
+    Raises UserError, one line, where it cannot be read, is no table or is cut off.
     """
     try:
+        text = table.read_text() if isinstance(table, Path) else table.read()
         # Words like "none" and "n/a" are values here: only an empty cell is missing.
-        rows = pd.read_csv(table, keep_default_na=False, na_values=[""])
+        rows = pd.read_csv(io.StringIO(text), keep_default_na=False, na_values=[""])
     except OSError as error:
         raise UserError(f"cannot read {table}: {error.strerror}") from None
-    except (pd.errors.ParserError, pd.errors.EmptyDataError) as error:
-        raise UserError(f"{table} is no table: {error}") from None
+    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
+        first_line = str(error).partition("\n")[0]
+        raise UserError(f"{table} is no table: {first_line}") from None
+    if not text.endswith("\n"):
+        raise UserError(f"{table} is cut off: its last line has no end")
     if "reason" in rows:
         rows["reason"] = rows["reason"].map(brief, na_action="ignore")
     return rows

@@ -3,14 +3,14 @@
 import importlib
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import fields as declared
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from pipeline.cells import sweep
-from pipeline.cells.record import write_text
-from pipeline.cells.tabulate import SOFTWARE
+from pipeline.cells import fields, sweep
+from pipeline.cells.record import SOFTWARE, STATUSES, write_text
 from pipeline.errors import UserError
 from pipeline.report.rows import read_rows
 from pipeline.report.section import render
@@ -19,19 +19,54 @@ TEMPLATE = Path(__file__).parent / "writeup.md.j2"
 # What a section wants on the first page: it stands between these, above the rest of the section.
 FINDINGS = re.compile(r"<!-- findings -->\n(.*?)\n<!-- end of findings -->", re.DOTALL)
 HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
-STATUSES = ("ok", "unstable", "skipped", "oom")
+SECONDS = ["start_up_s", "set_up_s", "measuring_s"]
+CELL_COLUMNS = ("stage", "cell", "status", "reason", "started_at", *SECONDS, "machine", *SOFTWARE, "commit", "digest")
 
 
 def write_section(stage: str, tables: Sequence[Path], beside: Sequence[Path], out: Path, figures: Path) -> None:
     """Write a stage's section and draw its figures, from its tables and those of the stages that it reads too.
 
     beside: tables of other stages, each in the folder of its stage.
+    Raises UserError, one line, for an unknown stage, a table that is none of it, or figures that cannot be written.
     """
-    build = importlib.import_module(f"pipeline.stages.{stage}.section").build
     others = {name: [path for path in beside if path.parent.name == name] for name in sweep.stages_beside(stage)}
-    figures.mkdir(parents=True, exist_ok=True)
-    rows_beside = [{name: _read_all(paths) for name, paths in others.items()}] if others else []
-    write_text(out, build(_read_all(tables), figures, *rows_beside))
+    rows = _read_rows(stage, tables)
+    rows_beside = [{name: _read_rows(name, paths) for name, paths in others.items()}] if others else []
+    build = importlib.import_module(f"pipeline.stages.{stage}.section").build
+    try:
+        figures.mkdir(parents=True, exist_ok=True)
+        text = build(rows, figures, *rows_beside)
+    except OSError as error:
+        raise UserError(f"cannot draw figures into {figures}: {error}") from None
+    write_text(out, text)
+
+
+def _read_rows(stage: str, tables: Sequence[Path]) -> pd.DataFrame:
+    """Read tables of a stage's rows; raises UserError for one that is something else."""
+    return _joined([_require_rows(stage, path, read_rows(path)) for path in tables])
+
+
+def _require_rows(stage: str, path: Path, rows: pd.DataFrame) -> pd.DataFrame:
+    lacking = _lacking(stage, path, rows)
+    if not lacking:
+        return rows
+    if {"stage", "cell"} <= set(rows):
+        raise UserError(f"{path} is a table of cells, allowed is one of the rows of {stage}")
+    others = [name for name in sweep.stage_names() if name != stage and not _lacking(name, path, rows)]
+    of_other = f": it is one of {others[0]}" if len(others) == 1 else ""
+    raise UserError(f"{path} is no table of {stage}, for it has no {', '.join(lacking)}{of_other}")
+
+
+def _lacking(stage: str, path: Path, rows: pd.DataFrame) -> list[str]:
+    """Name the columns that a table lacks of those that every row of the stage has, measured or not."""
+    declaration = sweep.declaration(stage)
+    axes = [field.name for part in (declaration.Cell, declaration.Settings) for field in declared(part)]
+    missing = [name for name in (*axes, "status", "reason") if name not in rows]
+    if missing or rows.empty:
+        return missing
+    split = declaration.SPLIT_AXIS  # a table is of one value of it, and its rows may be named by other columns
+    keys = fields.build(declaration.Cell, {split: rows[split].iloc[0]}, str(path)).row_keys()
+    return [name for name in keys[0] if all(name in key for key in keys) and name not in rows]
 
 
 def write_writeup(
@@ -41,11 +76,12 @@ def write_writeup(
 
     scale: which cells were asked for; empty where what is there is written up, whatever asked for it.
     code: the digest of the code that measures each stage now; a stage may be left out.
+    Raises UserError, one line, for a section that cannot be read, a table that is none of cells, or no cells at all.
     """
-    lines = _read_all(cells)
+    lines = _joined([_read_cells(path) for path in cells])
     if lines.empty:
         raise UserError("there is nothing to write up: no cell has been measured")
-    texts = [path.read_text() for path in sections]
+    texts = [_read_text(path) for path in sections]
     facts = first_page(lines) | {
         "scale": scale,
         "changed": changed_since(lines, code),
@@ -53,6 +89,27 @@ def write_writeup(
         "findings": findings(texts),
     }
     write_text(out, render(TEMPLATE, facts))
+
+
+def _read_cells(path: Path) -> pd.DataFrame:
+    lines = read_rows(path)
+    missing = [name for name in CELL_COLUMNS if name not in lines]
+    if missing:
+        raise UserError(f"{path} is no table of cells, for it has no {', '.join(missing)}")
+    return lines
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is no text: {error}") from None
+
+
+def _joined(tables: list[pd.DataFrame]) -> pd.DataFrame:
+    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
 
 
 def findings(sections: Sequence[str]) -> list[dict[str, str]]:
@@ -72,7 +129,7 @@ def _anchor(heading: str) -> str:
 
 def first_page(cells: pd.DataFrame) -> dict[str, Any]:
     """Return the facts of the first page: machine, versions, commit, counts by status, and the time taken."""
-    seconds = cells[["start_up_s", "set_up_s", "measuring_s"]]
+    seconds = cells[SECONDS]
     started = pd.to_datetime(cells["started_at"])
     ended = started + pd.to_timedelta(seconds[["set_up_s", "measuring_s"]].sum(axis=1), unit="s")
     return {
@@ -109,7 +166,3 @@ def _counts(cells: pd.DataFrame) -> list[dict[str, Any]]:
     counted = cells.groupby("stage")["status"].value_counts().unstack(fill_value=0)
     counted = counted.reindex(index=cells["stage"].unique(), columns=list(STATUSES), fill_value=0)
     return [{"stage": stage, **line.astype(int).to_dict()} for stage, line in counted.iterrows()]
-
-
-def _read_all(paths: Sequence[Path]) -> pd.DataFrame:
-    return pd.concat(map(read_rows, paths), ignore_index=True) if paths else pd.DataFrame()

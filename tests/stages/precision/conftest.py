@@ -25,6 +25,11 @@ def record(cell, rows):
         "settings": asdict(SETTINGS),
         "rows": rows,
         "machine": {"kind": "Test machine", "software": software},
+        "code": {"digest": "abc"},
+        "command": "python -m pipeline measure",
+        "process": "ordinary",
+        "started_at": "2026-01-01T00:00:00Z",
+        "seconds": {},
     }
 
 

@@ -1,0 +1,62 @@
+"""Where a cell leaves its record and its files: tried before anything is measured, so that no figure is lost."""
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from pipeline.errors import UserError
+
+# In a folder of files: the path of the record that they belong to, seen from there. What has none is not ours to empty.
+OWNER = ".record"
+
+
+def record_place(asked: str) -> Path:
+    """Return the path of a record, its folder made; raises UserError where no record can be written."""
+    path = Path(asked)
+    try:
+        if path.suffix != ".json" or path.is_dir():
+            raise UserError(f"--out is '{asked}', allowed is a file that ends in .json")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise UserError(f"--out is '{asked}', which cannot be written: {error.strerror}") from None
+    return path
+
+
+def files_place(asked: str | None, record: Path) -> Path:
+    """Return the folder for a cell's files, by default RECORD.files: made, or rid of what an earlier run left there.
+
+    Raises UserError where it is no folder, cannot be written, or holds what no earlier run for this record left.
+    """
+    folder = record.with_suffix(".files") if asked is None else Path(asked)
+    if asked == "" or (folder.exists() and not folder.is_dir()):
+        raise UserError(f"--files is '{folder if asked is None else asked}', allowed is a folder")
+    owner = os.path.relpath(os.path.realpath(record), os.path.realpath(folder))
+    if not owner.startswith(os.pardir + os.sep):
+        raise UserError(f"--files is '{folder}', where the record goes too: name a folder of its own")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()) and _owner(folder) != owner:
+            raise UserError(
+                f"{folder}/ holds what no earlier run for {record} left: name a new folder by --files, or delete it"
+            )
+        _empty(folder)
+        (folder / OWNER).write_text(owner)
+    except OSError as error:
+        raise UserError(f"--files is '{folder}', which cannot be written: {error.strerror}") from None
+    return folder
+
+
+def _owner(folder: Path) -> str | None:
+    mark = folder / OWNER
+    return mark.read_text(errors="replace") if mark.is_file() else None
+
+
+def _empty(folder: Path) -> None:
+    """Remove all but the owner's mark: whoever is killed in the middle leaves a folder that can still be emptied."""
+    for entry in folder.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        elif entry.name != OWNER:
+            entry.unlink()

@@ -1,0 +1,99 @@
+import os
+
+import pytest
+
+from pipeline.cells.place import files_place, record_place
+from pipeline.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def contents(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+@pytest.mark.parametrize("asked", ["", ".", "..", "cell", "cell.txt", ".json", "folder.json", "folder.json/"])
+def test_a_record_is_a_json_file(asked, tmp_path):
+    (tmp_path / "folder.json").mkdir()
+    with pytest.raises(UserError, match=r"^--out is '.*', allowed is a file that ends in \.json$"):
+        record_place(asked)
+
+
+@pytest.mark.parametrize("asked", ["file/cell.json", "/proc/nowhere/cell.json", "/proc/cell.json", "x" * 300 + ".json"])
+def test_a_place_that_takes_no_record_is_told_beforehand(asked, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"^--out is .*, which cannot be written: ") as raised:
+        record_place(asked)
+    assert "\n" not in str(raised.value)
+
+
+def test_trying_a_place_leaves_its_folder_and_an_earlier_record(tmp_path):
+    (tmp_path / "earlier.json").write_text("earlier")
+    record_place("earlier.json")
+    record_place("deep/er/cell.json")
+    assert contents(tmp_path) == ["deep", "deep/er", "earlier.json"]
+    assert (tmp_path / "earlier.json").read_text() == "earlier"
+
+
+def test_the_default_folder_of_files_is_none_that_was_there_before_the_pipeline(tmp_path):
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results/kept").write_text("")
+    assert files_place(None, tmp_path / "results.json") == tmp_path / "results.files"
+    assert contents(tmp_path / "results") == ["kept"]
+
+
+@pytest.mark.parametrize("asked", [None, "chosen", "deep/er"])
+def test_an_earlier_runs_files_make_room_for_the_next_ones(asked, tmp_path):
+    record = record_place("cell.json")
+    folder = files_place(asked, record)
+    (folder / "deep").mkdir()
+    (folder / "deep/left_over").write_text("from the earlier run")
+    (folder / "link").symlink_to(tmp_path)
+    assert files_place(asked, record) == folder
+    assert contents(folder) == [".record"]
+    assert tmp_path.exists()
+
+
+def test_a_folder_moved_with_its_record_is_still_its_own(tmp_path):
+    (files_place(None, record_place("before/cell.json")) / "left_over").write_text("")
+    os.rename("before", "after")
+    assert contents(files_place(None, record_place("after/cell.json"))) == [".record"]
+
+
+@pytest.mark.parametrize("asked", [None, "cell.files", "link"])
+def test_a_folder_with_what_no_earlier_run_left_is_refused_and_kept(asked, tmp_path):
+    (tmp_path / "cell.files").mkdir()
+    (tmp_path / "cell.files/thesis").write_text("the only copy")
+    (tmp_path / "link").symlink_to("cell.files")
+    with pytest.raises(UserError, match=r"holds what no earlier run for cell\.json left"):
+        files_place(asked, record_place("cell.json"))
+    assert contents(tmp_path / "cell.files") == ["thesis"]
+
+
+def test_the_files_of_another_record_are_kept(tmp_path):
+    (files_place("shared", record_place("a.json")) / "capture").write_text("")
+    with pytest.raises(UserError, match=r"holds what no earlier run for b\.json left"):
+        files_place("shared", record_place("b.json"))
+    assert "capture" in contents(tmp_path / "shared")
+
+
+@pytest.mark.parametrize("asked", [".", "..", "deep", "deep/cell.json"])
+def test_no_folder_of_files_holds_its_record_for_it_is_emptied(asked):
+    with pytest.raises(UserError, match="where the record goes too"):
+        files_place(asked, record_place("deep/cell.json"))
+
+
+@pytest.mark.parametrize("asked", ["", "file"])
+def test_a_file_or_nothing_is_no_folder(asked, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=f"^--files is '{asked}', allowed is a folder$"):
+        files_place(asked, record_place("cell.json"))
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"^--files is 'file/deep', which cannot be written: Not a directory$"):
+        files_place("file/deep", record_place("cell.json"))
