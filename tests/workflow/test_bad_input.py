@@ -13,8 +13,14 @@ def last_line(output):
     ("config", "complaint"),
     [
         ("scale=papre", "snakemake: config: scale is 'papre', allowed are auto, laptop, paper, smoke, two_cells"),
-        ("overrides={timing: {grids: [{size: [huge]}]}}", "snakemake: timing grid: size is 'huge', allowed are tiny"),
-        ("overrides={timing: {settings: {steps: -3}}}", "snakemake: timing settings: steps is -3, allowed is 10"),
+        (
+            "overrides={timing: {grids: [{size: [huge]}]}}",
+            "snakemake: overrides: timing grid: size is 'huge', allowed are tiny",
+        ),
+        (
+            "overrides={timing: {settings: {steps: -3}}}",
+            "snakemake: overrides: timing settings: steps is -3, allowed is 10",
+        ),
     ],
 )
 def test_a_bad_value_is_one_line_and_an_exit_code(project, config, complaint):
@@ -29,6 +35,47 @@ def test_a_typo_in_the_configuration_is_one_line_with_its_place(project):
     code, output = project.snakemake()
     assert code == 1
     assert "no valid YAML: line 2" in last_line(output)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"", "config.yaml: the whole is None, allowed are the keys scale, measure, overrides"),
+        (b"scale: auto # caf\xe9\n", "config.yaml: line 1 is no UTF-8: byte 0xe9"),
+    ],
+)
+def test_a_configuration_that_cannot_be_used_is_named(project, content, complaint):
+    (project.root / "config/config.yaml").write_bytes(content)
+    code, output = project.snakemake()
+    assert code == 1
+    assert last_line(output).endswith(complaint)
+    assert "Traceback" not in output
+
+
+@pytest.mark.parametrize(
+    ("config", "complaint"),
+    [
+        (["overrides={timing: {grids: [{size: []}]}}"], "overrides.timing.grids.0.size is [], allowed is a value"),
+        (["overrides={timing: {grids: []}}"], "scale 'two_cells' with its overrides asks for no cell"),
+        (["measure=false", "--directory", "runs/empty"], "runs/empty/results/ holds no records to render"),
+    ],
+)
+def test_a_run_that_would_write_up_nothing_leaves_what_is_there(project, config, complaint):
+    before = (project.root / "reports/writeup.md").read_text()
+    code, output = project.snakemake("--config", *config)
+    assert code == 1
+    assert complaint in last_line(output)
+    assert (project.root / "reports/writeup.md").read_text() == before
+    assert not (project.root / "runs/empty/reports").exists()
+
+
+def test_reports_that_cannot_be_written_stop_the_run_before_it_measures(project):
+    (project.root / "runs/other").mkdir(parents=True)
+    (project.root / "runs/other/reports").write_text("a file in its place")
+    code, output = project.snakemake("--directory", "runs/other")
+    assert code == 1
+    assert "reports/ cannot be written" in last_line(output)
+    assert not (project.root / "runs/other/results").exists()
 
 
 def test_records_of_another_machine_are_kept_and_can_be_rendered(project):

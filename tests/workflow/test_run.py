@@ -1,4 +1,5 @@
 import os
+import shutil
 import signal
 import time
 
@@ -25,6 +26,41 @@ def test_a_second_run_does_nothing(measured):
     code, output = measured.snakemake("reports/writeup.md")
     assert code == 0
     assert "Nothing to be done" in output
+
+
+def remove(path):
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("lost", "rules"),
+    [
+        ("results/timing/cells/precision=bf16", {"measure_timing", "tabulate_timing", "section_timing"}),
+        ("results/timing/bf16.csv", {"tabulate_timing", "section_timing"}),
+        ("results/timing/cells.csv", {"tabulate_cells"}),
+        ("reports/sections/timing.md", {"section_timing"}),
+        ("reports/figures/timing", {"section_timing"}),
+    ],
+)
+def test_what_is_lost_is_made_again_with_all_that_is_made_of_it(project, lost, rules):
+    remove(project.root / lost)
+    planned = project.planned("reports/writeup.md")
+    assert rules | {"writeup"} <= set(planned)
+    assert planned.get("measure_timing", 0) <= 1
+    assert project.planned("--config", "measure=false").get("measure_timing", 0) == 0
+
+
+def test_a_lost_record_is_measured_again_once(project):
+    lost = next(path for path in project.records() if "precision=bf16" in path.parts)
+    lost.unlink()
+    assert project.planned("results/timing/fp32.csv") == {}  # it has no part in that one
+    code, output = project.snakemake("results/timing/bf16.csv")
+    assert code == 0, output
+    assert lost.is_file()
+    code, output = project.snakemake("reports/writeup.md")
+    assert code == 0, output
+    assert project.planned("reports/writeup.md") == {}
+    assert project.planned() == {}
 
 
 def test_one_table_is_a_target(project):

@@ -8,11 +8,13 @@ import pandas as pd
 from snakemake.utils import Paramspace
 
 from pipeline.cells import fields, freshness, preflight, record, sweep
-from pipeline.cells.config import load_plan
+from pipeline.cells.config import check_something_to_write, load_plan
+from pipeline.cells.writable import check_writable
 from pipeline.errors import or_exit
 from pipeline.instruments import machine
 
 RESULTS = Path("results")
+REPORTS = Path("reports")
 ROOT = Path(workflow.basedir).parent
 GPUS_PRESENT = machine.gpu_count()
 
@@ -31,9 +33,13 @@ def gpus_available():
 def checked_plan():
     """Return the plan, once it is certain that it can be carried out here."""
     plan = load_plan(config, ROOT / "config/scales", ROOT / "workflow/schemas", GPUS_PRESENT > 0)
+    check_something_to_write(plan, RESULTS)
     # The machine that measures may then be another: its own parse of this file checks.
     if plan.measure and not jobs_go_to_a_scheduler():
         preflight.check_results(RESULTS, machine.machine_kind())
+    # For every target: which are asked for is not known yet, while rules are read.
+    for folder in (REPORTS, REPORTS / "sections", REPORTS / "figures"):
+        check_writable(folder)
     return plan
 
 
@@ -107,6 +113,21 @@ class Stage:
     def gpus_to_have(self, wildcards):
         """Return how many GPUs the cell would get now: it is stale when that is more than it had."""
         return min(self.cell(wildcards).gpus, gpus_available())
+
+
+def wanted(paths):
+    """Return an input function that gives these files, and has Snakemake make those of them that are missing.
+
+    By itself it makes a missing file only for what runs for another reason, so that a record that is gone would never
+    be measured again. Unlike --forcerun this makes only what is needed for the targets.
+    """
+
+    def files_to_have(wildcards):
+        found = paths(wildcards) if callable(paths) else paths
+        workflow.dag.forcefiles.update(path for path in found if not Path(path).exists())
+        return found
+
+    return files_to_have
 
 
 def files_words(wildcards, output):

@@ -3,7 +3,7 @@
 
 rule tabulate_cells:
     input:
-        stage_records,
+        wanted(stage_records),
     output:
         report(
             "results/{stage}/cells.csv",
@@ -23,8 +23,9 @@ rule tabulate_cells:
 
 rule writeup:
     input:
-        cells=expand("results/{stage}/cells.csv", stage=STAGES_TO_WRITE),
-        sections=expand("reports/sections/{stage}.md", stage=STAGES_TO_WRITE),
+        cells=wanted(expand("results/{stage}/cells.csv", stage=STAGES_TO_WRITE)),
+        sections=wanted(expand("reports/sections/{stage}.md", stage=STAGES_TO_WRITE)),
+        figures=wanted(expand("reports/figures/{stage}", stage=STAGES_TO_WRITE)),
     output:
         report("reports/writeup.md", caption="../report/writeup.rst", category="write-up"),
     log:

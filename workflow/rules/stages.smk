@@ -41,7 +41,7 @@ for name in STAGES_TO_WRITE:
         name:
             f"tabulate_{name}"
         input:
-            stage.records_of,
+            wanted(stage.records_of),
         output:
             report(
                 stage.table_pattern,
@@ -64,8 +64,8 @@ for name in STAGES_TO_WRITE:
         name:
             f"section_{name}"
         input:
-            tables=stage.tables(),
-            beside=stage.tables_beside(),
+            tables=wanted(stage.tables()),
+            beside=wanted(stage.tables_beside()),
         output:
             section=f"reports/sections/{name}.md",
             figures=report(
