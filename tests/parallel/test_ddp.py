@@ -260,6 +260,19 @@ def test_parameters_of_different_dtypes_each_keep_theirs(on_ranks, name):
     on_ranks(assert_dtypes_are_kept, 2, name)
 
 
+def fp16_mean_of_large_gradients(context, name):
+    net = nn.Linear(1, 1, bias=False, dtype=torch.float16)
+    ddp = make_ddp(name)(net)
+    ddp(torch.full((1, 1), 40000.0, dtype=torch.float16)).sum().backward()
+    ddp.finish_gradient_synchronization()
+    return net.weight.grad.item()
+
+
+@every_way
+def test_fp16_gradients_whose_sum_would_overflow_are_averaged(on_ranks, name):
+    assert on_ranks(fp16_mean_of_large_gradients, 2, name) == [40000.0, 40000.0]
+
+
 def assert_averaged_in_any_layout(context, name):
     def build():
         torch.manual_seed(0)

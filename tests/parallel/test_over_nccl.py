@@ -87,3 +87,32 @@ def unused_on_one_rank(context, name):
 @pytest.mark.parametrize("name", WAYS)
 def test_parameters_unused_on_some_or_all_ranks_over_nccl(name):
     run_ranks(unused_on_one_rank, WORLD_SIZE, backend="nccl", device_type="cuda", args=(name,))
+
+
+def make_parameters(device):
+    values = torch.arange(16.0, device=device).reshape(4, 4)
+    convolution = values.reshape(2, 2, 2, 2).contiguous(memory_format=torch.channels_last)
+    # Of each kind two, so that each rank has to receive some.
+    return [nn.Parameter(value.clone()) for value in (values.t(), convolution) for _ in range(2)] + [
+        nn.Parameter(values.clone()[:, ::2]) for _ in range(2)
+    ]
+
+
+def in_any_layout(context):
+    shared, alone = make_parameters(context.device), make_parameters(context.device)
+    sharded, plain = ShardedOptimizer(shared, torch.optim.AdamW), torch.optim.AdamW(alone)
+    sharded.step()  # with nothing to do yet
+    for _ in range(2):
+        for parameters, optimizer in ((shared, sharded), (alone, plain)):
+            for parameter in parameters:
+                parameter.grad = torch.ones_like(parameter)
+            optimizer.step()
+        torch.testing.assert_close(shared, alone, check_stride=True)
+    saved = [state["exp_avg"] for _, state in sorted(sharded.state_dict()["state"].items())]
+    torch.testing.assert_close(saved, [plain.state[parameter]["exp_avg"].cpu() for parameter in alone])
+    frozen = ShardedOptimizer([parameter.detach().clone() for parameter in shared], torch.optim.AdamW)
+    frozen.step()
+
+
+def test_parameters_of_any_layout_or_all_frozen_over_nccl():
+    run_ranks(in_any_layout, WORLD_SIZE, backend="nccl", device_type="cuda")

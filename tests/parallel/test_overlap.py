@@ -61,6 +61,20 @@ def test_a_gradient_too_many_is_an_error():
         order.gradient_ready(0)
 
 
+def test_a_gradient_may_be_kept_for_a_later_pass_until_its_reduction_is_launched():
+    order = LaunchOrder([Recorded("a", 2, []), Recorded("b", 1, [])])
+    order.gradient_ready(0)
+    order.gradient_ready(1)
+    order.gradient_kept(0)
+    order.gradient_kept(1)  # held up by the one before
+    order.gradient_ready(0)
+    for position in range(2):
+        with pytest.raises(RuntimeError, match="a gradient changed after its all-reduce began"):
+            order.gradient_kept(position)
+    order.launch_rest()
+    order.gradient_kept(0)
+
+
 class Crossed(nn.Module):
     """Two branches of which each rank runs another first, so that their gradients come in another order."""
 
@@ -125,6 +139,20 @@ def assert_a_second_pass_is_refused(context, name):
 @every_way
 def test_a_second_pass_before_the_finish_is_an_error_but_inside_no_sync(on_ranks, name):
     on_ranks(assert_a_second_pass_is_refused, 2, name)
+
+
+def assert_keeping_what_is_in_flight_is_refused(context, name):
+    ddp = make_ddp(name, nn.Linear(3, 1))
+    loss = ddp(torch.ones(2, 3)).square().mean()
+    loss.backward(retain_graph=True)
+    with ddp.no_sync(), pytest.raises(RuntimeError, match="a gradient changed after its all-reduce began"):
+        loss.backward()
+    ddp.finish_gradient_synchronization()
+
+
+@every_way
+def test_a_pass_inside_no_sync_between_one_outside_and_its_finish_is_an_error(on_ranks, name):
+    on_ranks(assert_keeping_what_is_in_flight_is_refused, 2, name)
 
 
 def addresses(context, set_to_none):

@@ -6,7 +6,7 @@ from torch import nn
 from torch.optim import AdamW
 
 from pipeline.parallel import ShardedOptimizer
-from pipeline.parallel.partition import least_loaded
+from pipeline.parallel.partition import Partition, least_loaded
 
 
 def test_the_largest_go_first_each_to_the_least_loaded():
@@ -54,3 +54,45 @@ def test_each_rank_keeps_the_state_of_its_share_alone_and_all_know_the_same_bala
     assert all(other == first for other in others)
     assert sum(first[1]) == 28 + 7 + 35 + 5 + 1
     assert first[1] == {1: (76,), 2: (40, 36), 3: (35, 28, 13)}[world_size]
+
+
+def parameters_of(*sizes, trained):
+    return [nn.Parameter(torch.empty(size), requires_grad=trained) for size in sizes]
+
+
+def test_frozen_parameters_are_spread_without_unbalancing_the_trained_ones():
+    trained, frozen = parameters_of(9, 4, 3, trained=True), parameters_of(*[5] * 8, trained=False)
+    mixed = [*frozen[:4], *trained, *frozen[4:]]
+    partition = Partition.empty(2).with_added(mixed)
+    assert partition.trained_elements == Partition.empty(2).with_added(trained).trained_elements == (9, 7)
+    assert partition.frozen_elements == (20, 20)
+    assert list(partition.owners) == [*trained, *frozen]
+
+
+def test_frozen_parameters_fill_up_what_the_trained_ones_leave_uneven():
+    partition = Partition.empty(3).with_added(parameters_of(10, 1, trained=True))
+    partition = partition.with_added(parameters_of(*[3] * 6, trained=False))
+    assert partition.trained_elements == (10, 1, 0)
+    assert partition.frozen_elements == (0, 9, 9)
+
+
+def test_a_partition_is_not_changed_by_what_is_added_to_it():
+    partition = Partition.empty(2)
+    partition.with_added(parameters_of(3, trained=True))
+    assert (partition.owners, partition.trained_elements) == ({}, (0, 0))
+
+
+def unfrozen(context):
+    net = nn.Sequential(*(nn.Linear(8, 8) for _ in range(6))).requires_grad_(False)
+    net[5].requires_grad_(True)
+    sharded = ShardedOptimizer(net.parameters(), AdamW)
+    net.requires_grad_(True)
+    net(torch.ones(2, 8)).sum().backward()
+    sharded.step()
+    return sum(state["exp_avg"].numel() for state in sharded.state.values())
+
+
+def test_what_is_unfrozen_later_is_balanced_too(on_ranks):
+    by_rank = on_ranks(unfrozen, 2)
+    assert sum(by_rank) == 6 * 72
+    assert max(by_rank) - min(by_rank) <= 64

@@ -10,6 +10,7 @@ MISMATCHES = {
     "shape": lambda rank: nn.Linear(3, 3 + rank // 2),
     "dtype": lambda rank: nn.Linear(3, 3, dtype=[torch.float32, torch.float64][rank // 2]),
     "frozen": lambda rank: nn.Linear(3, 3).requires_grad_(rank < 2),
+    "lazy": lambda rank: nn.Linear(3, 3) if rank < 2 else nn.LazyLinear(3),
     "buffers": lambda rank: nn.BatchNorm1d(3, track_running_stats=rank < 2),
 }
 
@@ -30,6 +31,7 @@ def test_a_mismatch_of_the_modules_is_an_error_on_every_rank(on_ranks):
     assert "torch.float32, shape (3, 3)" in first[1]
     assert "shape (4, 3)" in first[1]
     assert "rank 2 has" in first[1]
+    assert "rank 2 has 'weight: not initialised, trained'" in first[list(MISMATCHES).index("lazy")]
 
 
 DTYPES = (torch.bool, torch.uint8, torch.int16, torch.int64, torch.bfloat16, torch.float64, torch.complex64)
@@ -44,6 +46,8 @@ def assert_overwritten_by_rank_0(context):
             torch.tensor(fill),
             torch.empty(0),
             torch.full((4, 4), fill)[:, ::2],
+            torch.full((3, 2), fill)[:1, 0],
+            torch.full((2, 3, 1, 1), fill).to(memory_format=torch.channels_last),
         ]
 
     tensors = build(fill=1.0 - context.rank)

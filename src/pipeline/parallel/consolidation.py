@@ -7,11 +7,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from pipeline.parallel.replicas import memory_as_bytes
+
 
 class TensorOutline(NamedTuple):
-    """What the other ranks must know of a tensor to receive it."""
+    """What the other ranks must know of a tensor to receive it; its strides without gaps."""
 
     shape: torch.Size
+    stride: tuple[int, ...]
     dtype: torch.dtype
 
 
@@ -20,12 +23,13 @@ def gather_state(
 ) -> dict[int, dict[str, Any]]:
     """Return the state of every parameter by its position, on every rank. A collective.
 
-    Tensors are copied to the CPU one after the other, so that no device holds more than one of another rank's.
+    Tensors are copied to the CPU one after the other, so that no device holds a copy of more than one.
     """
+    # To look up a parameter in an optimizer's state gives it an entry, be it another rank's: that is no state.
     own_outlines = {
         position: {name: _outline(value) for name, value in own_state[parameter].items()}
         for position, parameter in enumerate(parameters)
-        if parameter in own_state
+        if owners[parameter] == dist.get_rank() and parameter in own_state
     }
     by_rank: list[dict] = [{} for _ in range(dist.get_world_size())]
     dist.all_gather_object(by_rank, own_outlines)
@@ -44,15 +48,17 @@ def _outline(value: Any) -> Any:
     """Stand in for a tensor, but for a single number, which travels as it is like all that is no tensor."""
     if not isinstance(value, Tensor):
         return value
-    return TensorOutline(value.shape, value.dtype) if value.dim() else value.cpu()
+    if value.dim() == 0:
+        return value.cpu()
+    # The strides of a copy: in the order of the tensor's own, which fused optimizers want to be the parameter's.
+    return TensorOutline(value.shape, torch.empty_like(value, device="meta").stride(), value.dtype)
 
 
-def _receive(outline: Any, own: Tensor | None, owner: int, device: torch.device) -> Any:
+def _receive(outline: Any, own: Any, owner: int, device: torch.device) -> Any:
     if not isinstance(outline, TensorOutline):
         return outline
+    value = torch.empty_strided(outline.shape, outline.stride, dtype=outline.dtype, device=device)
     if dist.get_rank() == owner:
-        value = own.detach().to(device).contiguous()
-    else:
-        value = torch.empty(outline.shape, dtype=outline.dtype, device=device)
-    dist.broadcast(value.view(torch.uint8), src=owner)
-    return value.to("cpu", copy=True)
+        value.copy_(own.detach())
+    dist.broadcast(memory_as_bytes(value), src=owner)
+    return value.cpu()

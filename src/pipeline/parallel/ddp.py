@@ -9,10 +9,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import Parameter
 
-from pipeline.parallel.reductions import Reduction, one_for_each_dtype, one_for_each_parameter
+from pipeline.parallel.reductions import Reduction, layout, one_for_each_dtype, one_for_each_parameter
 from pipeline.parallel.replicas import broadcast_from_rank_0, check_same_on_all_ranks, describe
 
 Plan = Callable[[list[Parameter]], list[Reduction]]
+
+# Attributes of a wrapper that a copy of it makes anew: buffers, collectives under way, hooks.
+NOT_COPIED = ("_reductions", "_order", "_hooks")
 
 
 class ReplicatedModule(nn.Module):
@@ -24,7 +27,11 @@ class ReplicatedModule(nn.Module):
     a gradient at all. One that has none on some ranks counts as zeros there; one that has none on any rank is left
     without, so that an optimizer passes it over as it would in one process.
 
-    Raises ValueError, on every rank, where the ranks' modules differ or no parameter is trained.
+    Which parameters are trained, and of which dtype and on which device, is settled at construction. A copy, or what
+    pickle and `torch.save` make of it, is wrapped anew around the copied module, without gradients.
+
+    Raises ValueError, on every rank, where the ranks' modules or ways to reduce differ or no parameter is trained; and
+    where an embedding is made for sparse gradients.
     """
 
     def __init__(self, module: nn.Module, plan: Plan):
@@ -32,13 +39,36 @@ class ReplicatedModule(nn.Module):
         self.module = module
         named_tensors = [*module.named_parameters(), *module.named_buffers()]
         check_same_on_all_ranks("parameters and buffers", describe(named_tensors))
-        broadcast_from_rank_0(tensor for _, tensor in named_tensors)
         # A tied weight comes once. Backward reaches the last layers first.
         self._trained = [parameter for parameter in module.parameters() if parameter.requires_grad][::-1]
         if not self._trained:
             raise ValueError("no parameter of the module requires a gradient")
-        self._reductions = plan(self._trained)
+        self._frozen = [parameter for parameter in module.parameters() if not parameter.requires_grad]
+        self._names = {parameter: name for name, parameter in module.named_parameters()}
+        self._refuse_sparse_embeddings()
+        self._plan = plan
+        self._prepare()
+        check_same_on_all_ranks("ways to reduce", [type(self).__name__, *layout(self._reductions)])
+        broadcast_from_rank_0(tensor for _, tensor in named_tensors)
+
+    def _refuse_sparse_embeddings(self) -> None:
+        embeddings = (child for child in self.module.modules() if isinstance(child, nn.Embedding | nn.EmbeddingBag))
+        sparse = {embedding.weight for embedding in embeddings if embedding.sparse}
+        for parameter in self._trained:
+            if parameter in sparse:
+                raise ValueError(f"{self._names[parameter]}: sparse gradients (sparse=True) cannot be averaged")
+
+    def _prepare(self) -> None:
+        """Make what holds for this object alone, and no copy of it."""
+        self._reductions = self._plan(self._trained)
         self._synchronises = True
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in NOT_COPIED}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._prepare()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module."""
@@ -48,10 +78,11 @@ class ReplicatedModule(nn.Module):
         """Average all gradients over the ranks, or wait for what is under way; call it after the backward pass.
 
         On a GPU it is the current stream that waits, not the host, but where a parameter has no gradient.
-        Raises RuntimeError inside `no_sync()`.
+        Raises RuntimeError inside `no_sync()`, and where a gradient is none that can be averaged.
         """
         if not self._synchronises:
             raise RuntimeError("finish_gradient_synchronization() inside no_sync()")
+        self._check_gradients()
         for parameter in self._used_nowhere(self._reduce_all()):
             parameter.grad = None
 
@@ -67,6 +98,22 @@ class ReplicatedModule(nn.Module):
 
     def remove_hooks(self) -> None:
         """Take the hooks off the parameters; all the communication is then left to the finish."""
+
+    def _check_gradients(self) -> None:
+        """Raise RuntimeError where a parameter that was frozen at construction has a gradient, or any a sparse one."""
+        for parameter in self._frozen:
+            if parameter.grad is not None:
+                raise RuntimeError(
+                    f"{self._names[parameter]} has a gradient, but required none when the module was wrapped, so that "
+                    "it would not be averaged: unfreeze parameters before the module is wrapped"
+                )
+        for parameter in self._trained:
+            self._refuse_sparse(parameter)
+
+    def _refuse_sparse(self, parameter: Parameter) -> None:
+        """Raise RuntimeError where the parameter's gradient is sparse."""
+        if parameter.grad is not None and parameter.grad.layout is not torch.strided:
+            raise RuntimeError(f"{self._names[parameter]}: a sparse gradient cannot be averaged")
 
     def _launch_all(self) -> list[Parameter]:
         """Start the reductions that are not under way; return the parameters found without a gradient."""
@@ -107,7 +154,11 @@ class NaiveDDP(ReplicatedModule):
 
 
 class FlatDDP(ReplicatedModule):
-    """All-reduce all gradients of a dtype as one flat buffer, after the backward pass."""
+    """All-reduce all gradients of a dtype as one flat buffer, after the backward pass.
+
+    The gradients become views into the buffers, which live as long as the module: a gradient kept over a step is
+    overwritten by the next.
+    """
 
     def __init__(self, module: nn.Module):
         super().__init__(module, one_for_each_dtype)

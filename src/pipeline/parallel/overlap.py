@@ -7,15 +7,21 @@ from functools import partial
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from pipeline.parallel.ddp import Plan, ReplicatedModule
+from pipeline.parallel.ddp import ReplicatedModule
 from pipeline.parallel.reductions import Reduction, in_buckets, one_for_each_parameter
+
+CHANGED_TOO_LATE = (
+    "a gradient changed after its all-reduce began: call finish_gradient_synchronization() after each backward pass, "
+    "or run all passes but the last inside no_sync()"
+)
 
 
 class LaunchOrder:
     """Launch reductions as soon as their gradients are ready, but always in the order given.
 
     The order in which gradients become ready may differ between ranks (another part of the module in use, another
-    graph); collectives that ranks start in different orders would mix up tensors or hang.
+    graph); collectives that ranks start in different orders would mix up tensors or hang. So a reduction that waits
+    for a gradient holds up all behind it, and where that gradient never comes, until the rest is launched.
     """
 
     def __init__(self, reductions: list[Reduction]):
@@ -28,13 +34,15 @@ class LaunchOrder:
         Raises RuntimeError where the reduction has all its gradients already: what is added now would be lost.
         """
         if self._awaited[position] == 0:
-            raise RuntimeError(
-                "a gradient changed after its all-reduce began: call finish_gradient_synchronization() after each "
-                "backward pass, or run all passes but the last inside no_sync()"
-            )
+            raise RuntimeError(CHANGED_TOO_LATE)
         self._awaited[position] -= 1
         while self._next < len(self._reductions) and self._awaited[self._next] == 0:
             self._launch_next()
+
+    def gradient_kept(self, position: int) -> None:
+        """Let a gradient wait for a later pass; raises RuntimeError where it went into a reduction under way."""
+        if position < self._next:
+            raise RuntimeError(CHANGED_TOO_LATE)
 
     def launch_rest(self) -> list[Parameter]:
         """Launch what is left, ready or not; return the parameters found without a gradient. Start over."""
@@ -57,12 +65,16 @@ class LaunchOrder:
 class OverlappedModule(ReplicatedModule):
     """A replicated module that starts each all-reduce from the hook of the last gradient that it needs.
 
-    Between two calls of `finish_gradient_synchronization()` there is one backward pass outside `no_sync()`; a second
-    raises RuntimeError. The hooks do not keep it alive: once nothing else refers to it, they do nothing.
+    Between two calls of `finish_gradient_synchronization()` there is one backward pass outside `no_sync()`, the last;
+    one after it raises RuntimeError. The hooks do not keep it alive: once nothing else refers to it, they do nothing.
+
+    All-reduces start in the reverse order of the parameters, on every rank, as backward is likely to reach them. A
+    parameter that gets no gradient (unused, or frozen after wrapping) holds up all before it until the finish: one
+    among the last of the module ends nearly all overlap.
     """
 
-    def __init__(self, module: nn.Module, plan: Plan):
-        super().__init__(module, plan)
+    def _prepare(self) -> None:
+        super()._prepare()
         self._order = LaunchOrder(self._reductions)
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(self._hook(position))
@@ -80,10 +92,15 @@ class OverlappedModule(ReplicatedModule):
         # parameter, as this module does, would keep it, and itself, for ever.
         this = weakref.ref(self)
 
-        def on_gradient(_: Tensor) -> None:
+        def on_gradient(parameter: Tensor) -> None:
             module = this()
-            if module is not None and module._synchronises:
+            if module is None:
+                return
+            module._refuse_sparse(parameter)
+            if module._synchronises:
                 module._order.gradient_ready(position)
+            else:
+                module._order.gradient_kept(position)
 
         return on_gradient
 

@@ -1,4 +1,10 @@
-"""Share things of different sizes out evenly."""
+"""Share things of different sizes out evenly: in general, and an optimizer's parameters over the ranks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from torch import Tensor
 
 
 def least_loaded(sizes: list[int], loads: list[int]) -> list[int]:
@@ -13,3 +19,33 @@ def least_loaded(sizes: list[int], loads: list[int]) -> list[int]:
         bins[position] = lightest
         loads[lightest] += sizes[position]
     return bins
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """Which rank updates which parameter, and how many elements each rank has: trained and frozen ones."""
+
+    owners: dict[Tensor, int]
+    trained_elements: tuple[int, ...]
+    frozen_elements: tuple[int, ...]
+
+    @classmethod
+    def empty(cls, world_size: int) -> Self:
+        """Return a partition of no parameters."""
+        return cls({}, (0,) * world_size, (0,) * world_size)
+
+    def with_added(self, parameters: Sequence[Tensor]) -> Self:
+        """Return the partition with more parameters shared out.
+
+        First the trained ones, evenly by themselves, for only they have state; then the frozen ones so that all
+        together are even too, should they be trained later.
+        """
+        trained = [parameter for parameter in parameters if parameter.requires_grad]
+        frozen = [parameter for parameter in parameters if not parameter.requires_grad]
+        trained_elements = list(self.trained_elements)
+        trained_owners = least_loaded([parameter.numel() for parameter in trained], trained_elements)
+        elements = [sum(pair) for pair in zip(trained_elements, self.frozen_elements, strict=True)]
+        frozen_owners = least_loaded([parameter.numel() for parameter in frozen], elements)
+        owners = self.owners | dict(zip(trained + frozen, trained_owners + frozen_owners, strict=True))
+        frozen_elements = (both - part for both, part in zip(elements, trained_elements, strict=True))
+        return type(self)(owners, tuple(trained_elements), tuple(frozen_elements))

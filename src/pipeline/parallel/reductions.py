@@ -24,44 +24,50 @@ class Reduction(Protocol):
         """Let what follows see the means: a CUDA stream waits, the host only where the backend needs it."""
 
 
-class Mean:
-    """An all-reduce under way that leaves the mean over all ranks in a contiguous tensor."""
+def start_mean(tensor: Tensor) -> dist.Work:
+    """Start an all-reduce that overwrites a contiguous tensor with the mean over all ranks."""
+    if dist.get_backend() == dist.Backend.NCCL:
+        return dist.all_reduce(tensor, dist.ReduceOp.AVG, async_op=True)
+    # Gloo cannot average. Division comes first, as in NCCL's own means: in fp16 the sum might be too large.
+    tensor.div_(dist.get_world_size())
+    return dist.all_reduce(tensor, dist.ReduceOp.SUM, async_op=True)
 
-    def __init__(self, tensor: Tensor):
-        # Gloo cannot average.
-        self._sums = dist.get_backend() != dist.Backend.NCCL
-        self._tensor = tensor
-        self._work = dist.all_reduce(tensor, dist.ReduceOp.SUM if self._sums else dist.ReduceOp.AVG, async_op=True)
 
-    def wait(self) -> None:
-        """Make the mean visible to what follows on this thread and, on a GPU, on its current stream."""
-        self._work.wait()
-        if self._sums:
-            self._tensor.div_(dist.get_world_size())
+def held_by_others(gradient: Tensor) -> bool:
+    """Say whether anything but this tensor keeps its storage: overwriting it would change what that sees.
+
+    Autograd makes a gradient the parameter's own, without a copy, where nothing else refers to the tensor. It may yet
+    be a view, of a gradient that other operations are still to read, or that is another parameter's as well: of
+    `x + bias.unsqueeze(0)` both inputs get the gradient of the sum, one of them a view of it.
+    """
+    # Nothing public tells. Torch's own CUDA graph trees ask the same. One use is the tensor's, one that of the object
+    # which Python makes for the storage here.
+    return torch._C._storage_Use_Count(gradient.untyped_storage()._cdata) > 2
 
 
 class ParameterReduction:
-    """Reduce the gradient of one parameter where it lies."""
+    """Reduce the gradient of one parameter where it lies, or a copy where others hold what lies there."""
 
     def __init__(self, parameter: Parameter):
         self.parameters = (parameter,)
-        self._mean: Mean | None = None
+        self._work: dist.Work | None = None
 
+    @torch.no_grad()
     def launch(self) -> list[Parameter]:
         """Start the all-reduce; see `Reduction`."""
         (parameter,) = self.parameters
         without = [parameter] if parameter.grad is None else []
         if without:
             parameter.grad = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
-        elif not parameter.grad.is_contiguous():
-            parameter.grad = parameter.grad.contiguous()
-        self._mean = Mean(parameter.grad)
+        elif not parameter.grad.is_contiguous() or held_by_others(parameter.grad):
+            parameter.grad = parameter.grad.clone(memory_format=torch.contiguous_format)
+        self._work = start_mean(parameter.grad)
         return without
 
     def wait(self) -> None:
         """Wait for the mean; see `Reduction`."""
-        self._mean.wait()
-        self._mean = None
+        self._work.wait()
+        self._work = None
 
 
 class BucketReduction:
@@ -79,13 +85,18 @@ class BucketReduction:
         self._buffer = torch.empty(sum(sizes), dtype=parameters[0].dtype, device=parameters[0].device)
         pieces = zip(self._buffer.split(sizes), parameters, strict=True)
         self._views = [piece.view(parameter.shape) for piece, parameter in pieces]
-        self._mean: Mean | None = None
+        self._work: dist.Work | None = None
 
     @torch.no_grad()
     def launch(self) -> list[Parameter]:
-        """Start the all-reduce; see `Reduction`."""
+        """Start the all-reduce; see `Reduction`. Raises RuntimeError where a parameter was converted or moved."""
         views, gradients, without = [], [], []
         for parameter, view in zip(self.parameters, self._views, strict=True):
+            if (parameter.dtype, parameter.device) != (view.dtype, view.device):
+                raise RuntimeError(
+                    f"a parameter is {parameter.dtype} on {parameter.device}, its gradients' buffer {view.dtype} on "
+                    f"{view.device}: convert or move a module before it is wrapped"
+                )
             gradient = parameter.grad
             if gradient is view:
                 continue
@@ -98,13 +109,21 @@ class BucketReduction:
             parameter.grad = view
         if views:
             torch._foreach_copy_(views, gradients)
-        self._mean = Mean(self._buffer)
+        self._work = start_mean(self._buffer)
         return without
 
     def wait(self) -> None:
         """Wait for the means; see `Reduction`."""
-        self._mean.wait()
-        self._mean = None
+        self._work.wait()
+        self._work = None
+
+
+def layout(reductions: Iterable[Reduction]) -> list[str]:
+    """Say in words what the ranks must agree on: a line an all-reduce, in order."""
+    return [
+        f"all-reduce of {sum(parameter.numel() for parameter in reduction.parameters)} elements"
+        for reduction in reductions
+    ]
 
 
 def one_for_each_parameter(parameters: Iterable[Parameter]) -> list[Reduction]:

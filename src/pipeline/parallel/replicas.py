@@ -1,19 +1,25 @@
 """Make sure that every rank holds the same tensors before collectives rely on it."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 
 def describe(named_tensors: Iterable[tuple[str, Tensor]]) -> list[str]:
     """Say in words what the ranks must agree on: a line a tensor, in order."""
     return [
-        f"{name}: {tensor.dtype}, shape {tuple(tensor.shape)}, strides {tensor.stride()}, "
-        f"{'trained' if tensor.requires_grad else 'frozen'}"
-        for name, tensor in named_tensors
+        f"{name}: {_form(tensor)}, {'trained' if tensor.requires_grad else 'frozen'}" for name, tensor in named_tensors
     ]
+
+
+def _form(tensor: Tensor) -> str:
+    # A lazy module's tensor has no shape yet, on this rank; asking for it would be an error on this rank alone.
+    if is_lazy(tensor):
+        return "not initialised"
+    return f"{tensor.dtype}, shape {tuple(tensor.shape)}, strides {tensor.stride()}"
 
 
 def check_same_on_all_ranks(what: str, own: list[str]) -> None:
@@ -21,18 +27,44 @@ def check_same_on_all_ranks(what: str, own: list[str]) -> None:
 
     Raises ValueError on every rank, so that none waits for another, where a rank's lines are not those of rank 0.
     """
-    by_rank: list[list[str]] = [[] for _ in range(dist.get_world_size())]
-    dist.all_gather_object(by_rank, own)
+    prepare_on_all_ranks(what, lambda: own)
+
+
+def prepare_on_all_ranks(what: str, prepare: Callable[[], list[str]]) -> None:
+    """Call what each rank does without the others, and compare the lines that it returns. A collective.
+
+    Raises on every rank, so that none waits for another, where it raises on any: what it raised if that is the same
+    everywhere, else ValueError. Raises ValueError, too, where a rank's lines are not those of rank 0.
+    """
+    lines: list[str] = []
+    error: Exception | None = None
+    try:
+        lines = prepare()
+    except Exception as caught:
+        error = caught
+    failure = error and f"{type(error).__name__}: {error}"
+    by_rank: list[tuple[str | None, list[str]]] = [(None, [])] * dist.get_world_size()
+    dist.all_gather_object(by_rank, (failure, lines))
+    failures, lines_by_rank = zip(*by_rank, strict=True)
+    if error is not None and set(failures) == {failure}:
+        raise error
+    for rank, other_failure in enumerate(failures):
+        if other_failure is not None:
+            raise ValueError(f"{what}: rank {rank} raised {other_failure}") from error
+    _compare(what, lines_by_rank)
+
+
+def _compare(what: str, by_rank: tuple[list[str], ...]) -> None:
     for rank, lines in enumerate(by_rank):
         if lines != by_rank[0]:
             raise ValueError(f"{what} differ between ranks: {_first_difference(by_rank[0], rank, lines)}")
 
 
 def _first_difference(reference: list[str], rank: int, lines: list[str]) -> str:
-    if len(lines) != len(reference):
-        return f"rank 0 has {len(reference)}, rank {rank} has {len(lines)}"
-    here, there = next(pair for pair in zip(reference, lines, strict=True) if pair[0] != pair[1])
-    return f"rank 0 has {here!r}, rank {rank} has {there!r}"
+    for here, there in zip(reference, lines, strict=False):
+        if here != there:
+            return f"rank 0 has {here!r}, rank {rank} has {there!r}"
+    return f"rank 0 has {len(reference)}, rank {rank} has {len(lines)}"
 
 
 @torch.no_grad()
@@ -40,7 +72,12 @@ def broadcast_from_rank_0(tensors: Iterable[Tensor]) -> None:
     """Overwrite each tensor, in place, with the values that rank 0 holds. A collective."""
     for tensor in tensors:
         contiguous = tensor.detach().contiguous()
-        # As bytes: gloo does not know every dtype that a buffer may have.
-        dist.broadcast(contiguous.reshape(-1).view(torch.uint8), src=0)
+        dist.broadcast(memory_as_bytes(contiguous), src=0)
         if contiguous.data_ptr() != tensor.data_ptr():
             tensor.copy_(contiguous)
+
+
+def memory_as_bytes(dense: Tensor) -> Tensor:
+    """View the memory of a tensor without gaps as bytes: gloo does not know every dtype."""
+    # Not by reshape(-1): a dimension of one element may have any stride, and view() refuses all but 1 for the last.
+    return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)

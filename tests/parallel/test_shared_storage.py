@@ -1,0 +1,128 @@
+"""Gradients that are views of what others hold: autograd hands them out where an operation passes its gradient on."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import Parameter
+
+from pipeline.model import TransformerLM
+from pipeline.parallel import BucketedDDP, FlatDDP, NaiveDDP, OverlapDDP
+
+WAYS = {
+    "naive": NaiveDDP,
+    "flat": FlatDDP,
+    "overlap": OverlapDDP,
+    "bucketed": partial(BucketedDDP, bucket_size_mb=100 / 1024**2),
+}
+
+
+class AddPosition(nn.Module):
+    """Add positions to a batch of one: their gradient is a view of the one that goes on to the layers before."""
+
+    def __init__(self):
+        super().__init__()
+        self.position = Parameter(torch.randn(2, 4))
+
+    def forward(self, x):
+        return x + self.position.unsqueeze(0)
+
+
+def positioned():
+    """Make a net in which that gradient is all-reduced before the layers before have read it."""
+    first = nn.Unflatten(0, (1, 2, 3))
+    return nn.Sequential(first, nn.Linear(3, 4), nn.Linear(4, 4), AddPosition(), nn.Tanh(), nn.Linear(4, 3))
+
+
+class Sum(nn.Module):
+    """Use but the sum of two parameters: both gradients are views of one tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = Parameter(torch.randn(2, 3))
+        self.b = Parameter(torch.randn(3, 2))
+
+    def forward(self, x):
+        return (self.a.view(-1) + self.b.view(-1)) * x
+
+
+class Joined(nn.Module):
+    """Add one parameter to two others joined: two gradients are each a part of the third."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = Parameter(torch.randn(3)), Parameter(torch.randn(3))
+        self.c = Parameter(torch.randn(2, 3))
+
+    def forward(self, x):
+        return (torch.cat([self.a, self.b]) + self.c.view(-1)) * x
+
+
+def build(kind):
+    torch.manual_seed(0)
+    return kind().double()
+
+
+def loss(module, rank, step):
+    generator = torch.Generator().manual_seed(10 * step + rank)
+    return module(torch.randn(6, dtype=torch.float64, generator=generator)).square().sum()
+
+
+def means(kind, world_size, step):
+    """Return the mean gradients of the ranks, computed without any parameter's `grad`."""
+    net = build(kind)
+    mean = sum(loss(net, rank, step) for rank in range(world_size)) / world_size
+    return dict(zip(dict(net.named_parameters()), torch.autograd.grad(mean, list(net.parameters())), strict=True))
+
+
+def gradients(net):
+    return {name: parameter.grad.clone() for name, parameter in net.named_parameters()}
+
+
+def assert_averaged(context, name, kind):
+    net = build(kind)
+    ddp = WAYS[name](net)
+    first, second, third = (means(kind, context.world_size, step) for step in range(3))
+    loss(ddp, context.rank, 0).backward()
+    ddp.finish_gradient_synchronization()
+    torch.testing.assert_close(gradients(net), first)
+    # Onto what the first pass has left.
+    loss(ddp, context.rank, 1).backward()
+    ddp.finish_gradient_synchronization()
+    torch.testing.assert_close(gradients(net), {key: first[key] + second[key] for key in first})
+    # Left for the finish to reduce.
+    ddp.zero_grad()
+    with ddp.no_sync():
+        loss(ddp, context.rank, 2).backward()
+    ddp.finish_gradient_synchronization()
+    torch.testing.assert_close(gradients(net), third)
+
+
+@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("kind", [positioned, Sum, Joined])
+def test_gradients_that_share_a_storage_are_averaged_each_by_itself(on_ranks, name, kind):
+    on_ranks(assert_averaged, 2, name, kind)
+
+
+def storages(context, name):
+    """Return where autograd put each gradient, and where its mean came to lie."""
+    torch.manual_seed(0)
+    net = TransformerLM(vocab_size=16, context_length=4, d_model=8, num_layers=2, num_heads=2, d_ff=16)
+    made = {}
+    for key, parameter in net.named_parameters():
+        parameter.register_post_accumulate_grad_hook(partial(note, made, key))
+    ddp = WAYS[name](net)
+    ddp(torch.arange(8).view(2, 4)).square().mean().backward()
+    ddp.finish_gradient_synchronization()
+    return made, {key: parameter.grad.untyped_storage().data_ptr() for key, parameter in net.named_parameters()}
+
+
+def note(made, key, parameter):
+    made[key] = parameter.grad.untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize("name", ["naive", "overlap"])
+def test_a_gradient_that_nothing_else_holds_is_averaged_where_autograd_put_it(on_ranks, name):
+    for made, reduced in on_ranks(storages, 2, name):
+        assert reduced == made
