@@ -5,6 +5,7 @@ time that these tests run, for tests before them may have used PyTorch's thread 
 """
 
 import multiprocessing
+import pickle
 
 import pytest
 import torch._dynamo  # by an optimizer's first step: here, so that not every rank imports it  # noqa: F401
@@ -27,7 +28,7 @@ class RankHost:
     def run(self, function, world_size, *args, timeout_s=TIMEOUT_S):
         """Run `function(context, *args)` as ranks on gloo; return their results, or fail with the first's traceback."""
         self._requests.send((function, world_size, args, timeout_s))
-        failure, results = self._requests.recv()
+        failure, results = pickle.loads(self._requests.recv_bytes())
         if failure:
             pytest.fail(failure, pytrace=False)
         return results
@@ -45,9 +46,11 @@ class RankHost:
                 return
             try:
                 results = run_ranks(function, world_size, backend="gloo", timeout_s=timeout_s, args=args)
-                requests.send((None, results))
+                answer = (None, results)
             except Exception as error:
-                requests.send((str(error), None))
+                answer = (str(error), None)
+            # By value: to share a tensor's memory, send() would start a thread, and the ranks after it not be forked.
+            requests.send_bytes(pickle.dumps(answer))
 
 
 HOST = pytest.StashKey[RankHost]()

@@ -167,12 +167,22 @@ def test_parameter_groups_may_be_added_between_steps(on_ranks, world_size):
     on_ranks(assert_equal_with_groups_added, world_size)
 
 
+class NotesSteps(SGD):
+    """Keeps a count in its groups, as schedule-free optimizers do."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["steps"] = group.get("steps", 0) + 1
+        return super().step(closure)
+
+
 def closures(context):
     net, alone = make_net(), make_net()
-    sharded, plain = ShardedOptimizer(net.parameters(), AdamW), AdamW(alone.parameters())
+    sharded, plain = ShardedOptimizer(net.parameters(), NotesSteps), NotesSteps(alone.parameters())
 
     def closure(module, optimizer):
         optimizer.zero_grad()
+        optimizer.param_groups[0]["lr"] = 0.1 / optimizer.param_groups[0]["steps"]
         loss = module(torch.ones(2, 4, dtype=torch.float64)).square().mean()
         loss.backward()
         return loss
@@ -184,7 +194,7 @@ def closures(context):
 
 
 @every_world_size
-def test_a_closure_is_called_on_every_rank_and_its_loss_returned(on_ranks, world_size):
+def test_a_closure_on_every_rank_finds_and_sets_hyperparameters_and_its_loss_is_returned(on_ranks, world_size):
     first, *others = on_ranks(closures, world_size)
     assert len(set(first)) == 3
     assert all(losses == first for losses in others)
@@ -213,18 +223,9 @@ def test_schedulers_change_what_the_next_step_uses(on_ranks, scheduler):
     on_ranks(assert_equal_when_scheduled, 2, scheduler)
 
 
-class CountsSteps(SGD):
-    """Keeps a count in its groups, as schedule-free optimizers do."""
-
-    def step(self, closure=None):
-        for group in self.param_groups:
-            group["steps"] = group.get("steps", 0) + 1
-        return super().step(closure)
-
-
 def counts(context):
     net = make_net()
-    sharded = ShardedOptimizer(groups_of(net), CountsSteps)
+    sharded = ShardedOptimizer(groups_of(net), NotesSteps)
     sharded.param_groups[0]["steps"] = 10
     train(net, sharded, range(3))
     saved = [group["steps"] for group in sharded.state_dict()["param_groups"]]

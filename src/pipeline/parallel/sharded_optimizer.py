@@ -23,7 +23,8 @@ class ShardedOptimizer(Optimizer):
     computes the same partition. It stands in for `optimizer_cls(params, **kwargs)` wherever the update of a
     parameter depends on no other parameter (SGD, Adam, AdamW, ...; not L-BFGS). `state` holds this rank's share.
     Every rank must hold the same parameters and gradients, as data-parallel training sees to. A step broadcasts each
-    trained parameter once from its owner: of P bytes in all, a rank with a share of p sends p and receives P − p.
+    parameter that is trained, or was before, once from its owner: of P bytes in all, a rank with a share of p sends p
+    and receives P − p.
 
     params: parameters, or parameter groups, as any `torch.optim.Optimizer` takes them.
     Construction, `add_param_group`, `step` and `state_dict` are collectives of the default process group. Raises
@@ -98,9 +99,16 @@ class ShardedOptimizer(Optimizer):
         """
         # A scheduler, or the user, changes the hyperparameters outside a step; some optimizers do so in it.
         copy_hyperparameters(self.param_groups, self._shard.param_groups)
-        loss = self._shard.step(closure)
+        loss = self._shard.step(closure and partial(self._evaluate, closure))
         copy_hyperparameters(self._shard.param_groups, self.param_groups)
         broadcast_from_owners(self._updated())
+        return loss
+
+    def _evaluate(self, closure: Callable[[], Any]) -> Any:
+        """Call the closure; between the parts of a step it finds and may change the hyperparameters."""
+        copy_hyperparameters(self._shard.param_groups, self.param_groups)
+        loss = closure()
+        copy_hyperparameters(self.param_groups, self._shard.param_groups)
         return loss
 
     def _updated(self) -> list[tuple[Tensor, int]]:
