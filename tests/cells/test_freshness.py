@@ -38,9 +38,15 @@ def digest_after(path, old, new):
     return freshness.code_digest("pipeline.measure")
 
 
-def test_arithmetic_in_an_imported_module_changes_the_digest(package):
+@pytest.mark.parametrize("changed", ["x + 2", "x * 1", "x < 1"])
+def test_arithmetic_in_an_imported_module_changes_the_digest(package, changed):
     before = freshness.code_digest("pipeline.measure")
-    assert digest_after(package / "subject/model.py", "x + 1", "x + 2") != before
+    assert digest_after(package / "subject/model.py", "x + 1", changed) != before
+
+
+def test_a_default_of_none_is_not_one_of_zero(package):
+    of_none = digest_after(package / "subject/model.py", "def f(x)", "def f(x, seed=None)")
+    assert digest_after(package / "subject/model.py", "seed=None", "seed=0") != of_none
 
 
 @pytest.mark.parametrize(

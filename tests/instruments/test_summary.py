@@ -27,3 +27,10 @@ def test_a_single_sample_has_no_spread_rather_than_zero():
     assert summary["median_ms"] == 3.0
     assert summary["std_ms"] is None
     assert summary["rel_error"] is None
+
+
+def test_each_statistic_is_the_one_that_its_name_says():
+    found = summarise([1.0, 2.0, 3.0, 10.0])
+    expected = {"n": 4, "min_ms": 1, "q1_ms": 1.75, "median_ms": 2.5, "q3_ms": 4.75, "max_ms": 10, "mean_ms": 4}
+    assert {name: found[name] for name in expected} == expected
+    assert found["std_ms"] == pytest.approx(4.0825, abs=1e-4)
