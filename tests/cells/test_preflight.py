@@ -3,7 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline.cells.preflight import check_results
+from pipeline.cells.preflight import check_results, check_writable
 from pipeline.cells.record import SCHEMA_VERSION, SOFTWARE, write_record
 from pipeline.errors import UserError
 
@@ -63,3 +63,22 @@ def test_a_read_only_folder_stops_the_run_before_it_measures(tmp_path, monkeypat
     monkeypatch.setattr("os.access", lambda _path, _mode: False)
     with pytest.raises(UserError, match="read-only"):
         check_results(tmp_path / "results", "NVIDIA H200")
+
+
+def test_a_folder_that_is_there_or_can_be_made_passes(tmp_path):
+    assert check_writable(tmp_path) == tmp_path
+    assert check_writable(tmp_path / "reports/sections") == tmp_path
+    assert not (tmp_path / "reports").exists()
+
+
+def test_a_read_only_folder_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.access", lambda _path, _mode: False)  # root may write anywhere
+    with pytest.raises(UserError) as raised:
+        check_writable(tmp_path / "reports")
+    assert str(raised.value) == f"{tmp_path}/reports/ cannot be written: {tmp_path} is read-only for this user"
+
+
+def test_a_file_in_place_of_the_folder_is_named(tmp_path):
+    (tmp_path / "reports").write_text("")
+    with pytest.raises(UserError, match="reports is no folder"):
+        check_writable(tmp_path / "reports/sections")

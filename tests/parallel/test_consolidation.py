@@ -157,9 +157,14 @@ def test_what_two_ranks_save_goes_on_in_a_plain_optimizer_and_in_any_world_size(
         on_ranks(assert_continued_in_each_case, world_size, saved[1])
 
 
-def assert_lookups_lose_nothing(context):
+def make_pair():
+    """Make two equal nets, one with a sharded optimizer and one with a plain."""
     net, alone = make_net(), make_net()
-    sharded, plain = ShardedOptimizer(net.parameters(), AdamW), AdamW(alone.parameters())
+    return net, ShardedOptimizer(net.parameters(), AdamW), alone, AdamW(alone.parameters())
+
+
+def assert_lookups_lose_nothing(context):
+    net, sharded, alone, plain = make_pair()
     for module, optimizer in ((net, sharded), (alone, plain)):
         train(module, optimizer, range(2))
     for parameter in net.parameters():
@@ -171,7 +176,7 @@ def test_looking_up_the_state_of_another_ranks_parameter_leaves_it_in_the_state_
     on_ranks(assert_lookups_lose_nothing, 2)
 
 
-def hooks_when_saving(context):
+def assert_saving_hooks_see_all_state_once(context):
     net = make_net()
     sharded = ShardedOptimizer(net.parameters(), AdamW)
     train(net, sharded, [0])
@@ -185,12 +190,11 @@ def hooks_when_saving(context):
 
 
 def test_hooks_after_saving_find_all_state_once(on_ranks):
-    on_ranks(hooks_when_saving, 2)
+    on_ranks(assert_saving_hooks_see_all_state_once, 2)
 
 
-def hooks_when_loading(context):
-    net, alone = make_net(), make_net()
-    sharded, plain = ShardedOptimizer(net.parameters(), AdamW), AdamW(alone.parameters())
+def assert_loading_hooks_see_what_is_given_then_the_own_share(context):
+    net, sharded, alone, plain = make_pair()
     train(alone, plain, range(2))
     seen = []
 
@@ -209,7 +213,7 @@ def hooks_when_loading(context):
 
 
 def test_hooks_around_loading_find_what_is_given_and_may_change_it_and_then_the_own_share(on_ranks):
-    on_ranks(hooks_when_loading, 2)
+    on_ranks(assert_loading_hooks_see_what_is_given_then_the_own_share, 2)
 
 
 class Unread(dict):
@@ -220,8 +224,7 @@ class Unread(dict):
 
 
 def assert_own_share_read(context):
-    net, alone = make_net(), make_net()
-    sharded, plain = ShardedOptimizer(net.parameters(), AdamW), AdamW(alone.parameters())
+    net, sharded, alone, plain = make_pair()
     train(alone, plain, range(2))
     given = plain.state_dict()
     for index, parameter in enumerate(net.parameters()):

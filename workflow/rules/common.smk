@@ -9,7 +9,6 @@ from snakemake.utils import Paramspace
 
 from pipeline.cells import fields, freshness, preflight, record, sweep
 from pipeline.cells.config import check_something_to_write, load_plan
-from pipeline.cells.writable import check_writable
 from pipeline.errors import or_exit
 from pipeline.instruments import machine
 
@@ -39,7 +38,7 @@ def checked_plan():
         preflight.check_results(RESULTS, machine.machine_kind())
     # For every target: which are asked for is not known yet, while rules are read.
     for folder in (REPORTS, REPORTS / "sections", REPORTS / "figures"):
-        check_writable(folder)
+        preflight.check_writable(folder)
     return plan
 
 

@@ -1,4 +1,4 @@
-"""What must hold before anything is measured into a results folder."""
+"""What must hold before anything is measured: folders that can be written, and results of this machine."""
 
 import os
 import shutil
@@ -14,14 +14,24 @@ NEEDED_BYTES = 100 * 2**20
 def check_results(results: Path, machine_kind: str) -> None:
     """Raise UserError, one line, unless this machine may and can measure into this folder."""
     _check_owner(results, machine_kind)
-    existing = next(place for place in (results.absolute(), *results.absolute().parents) if place.exists())
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise UserError(f"{results}/ cannot be written: {existing} is read-only for this user")
-    free_bytes = shutil.disk_usage(existing).free
+    free_bytes = shutil.disk_usage(check_writable(results)).free
     if free_bytes < NEEDED_BYTES:
         raise UserError(
             f"{results}/ is on a full disk: {free_bytes / 2**20:.0f} MiB free, {NEEDED_BYTES / 2**20:.0f} needed"
         )
+
+
+def check_writable(folder: Path) -> Path:
+    """Return the folder, or where it is missing the one to make it in.
+
+    Raises UserError, one line, where this user cannot write there.
+    """
+    existing = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    if not existing.is_dir():
+        raise UserError(f"{folder}/ cannot be written: {existing} is no folder")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise UserError(f"{folder}/ cannot be written: {existing} is read-only for this user")
+    return existing
 
 
 def _check_owner(results: Path, machine_kind: str) -> None:

@@ -28,6 +28,7 @@ PARTS = {
     "seconds": dict,
 }
 MACHINE_PARTS = {"kind": str, "software": dict}
+REMEDY = "measure it again (delete the file and repeat the command)"
 TYPE_NAMES = {str: "text", dict: "an object", list: "a list"}
 
 
@@ -83,11 +84,11 @@ def parse_record(content: str, name: str) -> dict[str, Any]:
     if record["schema_version"] != SCHEMA_VERSION:
         raise UserError(
             f"{name} has schema_version {record['schema_version']}, this version of the pipeline reads "
-            f"{SCHEMA_VERSION}: measure it again (delete the file and repeat the command)"
+            f"{SCHEMA_VERSION}: {REMEDY}"
         )
     complaint = next(_complaints(record), None)
     if complaint is not None:
-        raise UserError(f"{name} is no record: {complaint}: measure it again (delete the file and repeat the command)")
+        raise UserError(f"{name} is no record: {complaint}: {REMEDY}")
     return record
 
 

@@ -130,6 +130,12 @@ def compare_ratio(median: float, low: float, high: float, tolerance: float = TOL
     return "not told apart from" if word != "as fast as" and low <= 1 <= high else word
 
 
+def ratio_words(gains: pd.DataFrame, names: pd.Series) -> pd.Series:
+    """Say of each row of ratios (median_ratio, q1_ratio, q3_ratio), by its name, how the times stand; a word each."""
+    columns = zip(gains["median_ratio"], gains["q1_ratio"], gains["q3_ratio"], strict=True)
+    return pd.Series([compare_ratio(*three) for three in columns], index=names)
+
+
 def trend(values: Sequence[float], tolerance: float = TOLERANCE) -> str:
     """Say what ordered values do: `rises`, `falls`, `stays level` or `goes up and down`."""
     values = np.asarray(values, dtype=float)

@@ -7,7 +7,7 @@ import pytest
 from pipeline.report import published
 from pipeline.report.rows import ok
 from pipeline.report.section import FORMS
-from pipeline.stages.timing import findings, others, section, selection
+from pipeline.stages.timing import compile_findings, findings, others, section, selection
 from pipeline.stages.timing.selection import FIRST_STEPS
 
 from ..sections import (
@@ -98,7 +98,7 @@ def test_every_number_of_the_prose_is_one_that_a_finding_derived(rendered, name)
         findings.variability,
         findings.growth,
         findings.warmup,
-        findings.compilation,
+        compile_findings.compilation,
     )
     derived = [
         context_length,
@@ -228,7 +228,7 @@ def test_the_word_on_compiling_follows_the_times(rendered, build, factor, word):
 
 def test_compiling_is_paid_back_after_its_time_over_the_time_saved(rendered):
     rows, _, _ = rendered["h200"]
-    back = findings.payback(rows)
+    back = compile_findings.payback(rows)
     assert ((back["steps"] - 1) * back["saved_ms"] < back["compile_ms"]).all()
     assert (back["steps"] * back["saved_ms"] >= back["compile_ms"]).all()
 

@@ -46,19 +46,14 @@ def _ratio_cells(pairs: pd.DataFrame) -> pd.Series:
 
 def summary_table(pairs: pd.DataFrame) -> str:
     """Write one line a source and backend: how many figures compare, and our time over theirs."""
-    lines = []
-    for (write_up, backend), group in pairs.groupby(["write_up", "backend"], sort=True):
-        ratios = _ratio_cells(group)
-        lines.append(
-            {
-                "source": write_up,
-                "backend": backend,
-                "figures compared": len(group),
-                "ours / theirs, median": significant(group["ratio"].median(), 2),
-                "lowest": ratios[group["ratio"].idxmin()],
-                "highest": ratios[group["ratio"].idxmax()],
-            }
-        )
+    lines = [
+        {
+            "source": write_up,
+            "backend": backend,
+            **published.ratio_columns(group["ratio"], "median", _ratio_cells(group)),
+        }
+        for (write_up, backend), group in pairs.groupby(["write_up", "backend"], sort=True)
+    ]
     return markdown(pd.DataFrame(lines))
 
 

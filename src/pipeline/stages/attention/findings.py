@@ -8,7 +8,7 @@ import pandas as pd
 from pipeline.attention import accounting
 from pipeline.attention.accounting import Shape
 from pipeline.report.rows import known, ok
-from pipeline.report.section import by_word, compare_ratio, growth_exponent
+from pipeline.report.section import by_word, growth_exponent, ratio_words
 from pipeline.stages.attention.cell import MODES, PASSES
 from pipeline.stages.attention.selection import (
     Memory,
@@ -218,8 +218,7 @@ def compilation(rows: pd.DataFrame) -> list[dict]:
 def _lengths_by_word(gains: pd.DataFrame) -> dict[str, dict]:
     """Count, for each word on compiled beside eager, the problems that it is said of, and list their lengths."""
     by_length = gains.sort_values("seq_len", kind="stable")
-    columns = zip(by_length["median_ratio"], by_length["q1_ratio"], by_length["q3_ratio"], strict=True)
-    words = pd.Series([compare_ratio(*three) for three in columns], index=by_length["seq_len"])
+    words = ratio_words(by_length, by_length["seq_len"])
     return {
         word: {"count": len(lengths), "lengths": list(dict.fromkeys(lengths))}
         for word, lengths in by_word(words).items()

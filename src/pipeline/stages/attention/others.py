@@ -3,7 +3,7 @@
 import pandas as pd
 
 from pipeline.report import published
-from pipeline.report.rows import geometric_mean, ok
+from pipeline.report.rows import ok
 from pipeline.report.section import counted
 from pipeline.report.tables import fold, markdown, significant
 from pipeline.stages.attention.cell import PASSES
@@ -59,10 +59,7 @@ def summary_table(pairs: pd.DataFrame) -> str:
             "source": write_up,
             "mode": mode,
             "pass": name,
-            "figures compared": len(group),
-            "ours / theirs, geometric mean": significant(geometric_mean(group["ratio"]), 2),
-            "lowest": significant(group["ratio"].min(), 2),
-            "highest": significant(group["ratio"].max(), 2),
+            **published.ratio_columns(group["ratio"], "geometric mean"),
         }
         for (write_up, mode, name), group in pairs.groupby(["write_up", "mode", "pass"], sort=True)
     ]

@@ -3,7 +3,7 @@
 import pandas as pd
 
 from pipeline.report import published
-from pipeline.report.rows import geometric_mean, ok
+from pipeline.report.rows import ok
 from pipeline.report.section import counted
 from pipeline.report.tables import fold, markdown, markdown_folded_if_long, significant
 from pipeline.stages.flash.selection import leaderboard, main_grid
@@ -37,10 +37,7 @@ def summary_table(pairs: pd.DataFrame) -> str:
             "dtype": dtype,
             "implementation": impl,
             "pass": part.replace("_", " + "),
-            "figures compared": len(group),
-            "ours / theirs, geometric mean": significant(geometric_mean(group["ratio"]), 2),
-            "lowest": significant(group["ratio"].min(), 2),
-            "highest": significant(group["ratio"].max(), 2),
+            **published.ratio_columns(group["ratio"], "geometric mean"),
         }
         for (write_up, dtype, impl, part), group in pairs.groupby(keys, sort=True)
     ]

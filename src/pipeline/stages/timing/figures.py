@@ -20,7 +20,8 @@ from pipeline.report.figures import (
 )
 from pipeline.report.rows import ok
 from pipeline.stages.timing import selection
-from pipeline.stages.timing.findings import compile_gains, gains_over_fp32
+from pipeline.stages.timing.compile_findings import compile_gains
+from pipeline.stages.timing.findings import gains_over_fp32
 from pipeline.stages.timing.selection import FIRST_STEPS, at_context, host, main_context, main_grid
 
 

@@ -1,20 +1,27 @@
 """What the timing tables say: every number and every comparative word of the section's prose."""
 
-import math
-
 import pandas as pd
 
 from pipeline.report.rows import ok
 from pipeline.report.section import (
     TOLERANCE,
+    by_word,
     compare,
-    compare_ratio,
     growth_exponent,
     growth_word,
     mark_unstable,
+    ratio_words,
     trend,
 )
-from pipeline.stages.timing.selection import at_context, first_steps, host, main_context, main_grid, ratios
+from pipeline.stages.timing.selection import (
+    at_context,
+    by_pass,
+    first_steps,
+    host,
+    main_grid,
+    ratios,
+    unstable_by_pass,
+)
 
 SMALL_SPREAD = 0.05
 # The share of figures that must be within it before the spread as a whole is called small.
@@ -56,26 +63,16 @@ def passes(rows: pd.DataFrame, context_length: int) -> list[dict]:
     grid = at_context(ok(host(main_grid(rows))), context_length)
     found = []
     for precision, group in grid.groupby("precision", sort=False):
-        by_pass, unstable = _by_pass(group, "median_ms"), _unstable_by_pass(group)
-        entry = {name: mark_unstable(by_pass[name], unstable[name]) for name in ("forward", "backward", "train_step")}
+        medians, unstable = by_pass(group, "median_ms"), unstable_by_pass(group)
+        entry = {name: mark_unstable(medians[name], unstable[name]) for name in ("forward", "backward", "train_step")}
         for name, above, below in (
             ("backward_over_forward", "backward", "forward"),
             ("optimizer_share", "optimizer", "train_step"),
         ):
-            ratio = by_pass[above] / by_pass[below]
+            ratio = medians[above] / medians[below]
             entry[name] = mark_unstable(ratio, unstable[above] | unstable[below])
         found.append({"precision": precision, **entry})
     return found
-
-
-def _by_pass(rows: pd.DataFrame, column: str) -> pd.DataFrame:
-    """Spread a column: a row a size, in order of appearance, and a column a pass."""
-    return rows.set_index(["size", "pass"])[column].unstack("pass", sort=False)
-
-
-def _unstable_by_pass(rows: pd.DataFrame) -> pd.DataFrame:
-    """Flag what is unstable, spread as `_by_pass` does."""
-    return _by_pass(rows, "status") == "unstable"
 
 
 def variability(rows: pd.DataFrame) -> dict:
@@ -198,12 +195,10 @@ def _first_steps_facts(steps: pd.DataFrame, noise: pd.Series) -> dict:
     }
 
 
-def _sizes_by_word(gains: pd.DataFrame) -> dict[str, list[str]]:
+def sizes_by_word(gains: pd.DataFrame) -> dict[str, list[str]]:
     """Group the sizes by the word that their ratio of train steps gives."""
     steps = gains[gains["pass"] == "train_step"]
-    columns = zip(steps["median_ratio"], steps["q1_ratio"], steps["q3_ratio"], strict=True)
-    words = pd.Series([compare_ratio(*three) for three in columns], index=steps["size"])
-    return {word: list(words[words == word].index) for word in words.unique()}
+    return by_word(ratio_words(steps, steps["size"]))
 
 
 def precision_gains(rows: pd.DataFrame, context_length: int) -> list[dict]:
@@ -214,17 +209,16 @@ def precision_gains(rows: pd.DataFrame, context_length: int) -> list[dict]:
         gains = ok(_gain_over_fp32(grid, precision))
         if gains.empty:
             continue
-        by_pass, unstable = _by_pass(gains, "median_ratio"), _unstable_by_pass(gains)
-        step = by_pass["train_step"]
-        by_word = _sizes_by_word(gains)
+        ratio, unstable = by_pass(gains, "median_ratio"), unstable_by_pass(gains)
+        step, words = ratio["train_step"], sizes_by_word(gains)
         found.append(
             {
                 "precision": precision,
                 "step": mark_unstable(step, unstable["train_step"]),
-                **{name: mark_unstable(by_pass[name], unstable[name]) for name in ("forward", "backward")},
-                "optimizer_word": compare(1, by_pass["optimizer"].median()),
-                "sizes_by_word": by_word,
-                "trend": trend(step) if len(step) > 1 and "not told apart from" not in by_word else None,
+                **{name: mark_unstable(ratio[name], unstable[name]) for name in ("forward", "backward")},
+                "optimizer_word": compare(1, ratio["optimizer"].median()),
+                "sizes_by_word": words,
+                "trend": trend(step) if len(step) > 1 and "not told apart from" not in words else None,
             }
         )
     return found
@@ -243,63 +237,6 @@ def gains_over_fp32(rows: pd.DataFrame) -> pd.DataFrame:
         [pd.DataFrame(), *(_gain_over_fp32(grid, name).assign(precision=name) for name in others)],
         ignore_index=True,
     )
-
-
-def compile_gains(rows: pd.DataFrame) -> pd.DataFrame:
-    """Divide eager times by compiled ones, by the host clock: a row a pass that was run both ways.
-
-    Precisions in which nothing was measured are left out.
-    """
-    longest = host(rows)[host(rows)["warmup_steps"] == rows["warmup_steps"].max()]
-    keys = ["precision", "context_length", "size", "pass"]
-    gains = ratios(longest[longest["mode"] == "eager"], longest[longest["mode"] == "compiled"], keys)
-    return gains[gains["precision"].isin(ok(gains)["precision"])]
-
-
-def payback(rows: pd.DataFrame) -> pd.DataFrame:
-    """Give compile time, time saved a step, and the steps after which the one is worth the other.
-
-    Columns precision, context_length, size, compile_ms, saved_ms, steps; steps is NaN where nothing is saved.
-    """
-    cell = ["precision", "context_length", "size"]
-    longest = ok(host(rows)[host(rows)["warmup_steps"] == rows["warmup_steps"].max()])
-    step = longest[longest["pass"] == "train_step"].set_index([*cell, "mode"])["median_ms"].unstack("mode")
-    first = longest[longest["pass"] == "compile"].set_index(cell)["median_ms"]
-    if first.empty or "eager" not in step or "compiled" not in step:
-        return pd.DataFrame(columns=[*cell, "compile_ms", "saved_ms", "steps"])
-    found = first.rename("compile_ms").reset_index()
-    steps = step.loc[pd.MultiIndex.from_frame(found[cell])].reset_index(drop=True)
-    found["saved_ms"] = steps["eager"] - steps["compiled"]
-    saves = found["saved_ms"] > 0
-    found["steps"] = (found["compile_ms"] / found["saved_ms"]).where(saves).map(math.ceil, na_action="ignore")
-    return found
-
-
-def compilation(rows: pd.DataFrame) -> list[dict]:
-    """Give, per precision, the eager time over the compiled by size at the context length shown first."""
-    gains, back = ok(compile_gains(rows)), payback(rows)
-    found = []
-    for precision, group in gains.groupby("precision", sort=False):
-        context_length = main_context(group)
-        group = at_context(group, context_length)
-        by_pass, unstable = _by_pass(group, "median_ratio"), _unstable_by_pass(group)
-        here = back[(back["precision"] == precision) & (back["context_length"] == context_length)]
-        here = here.set_index("size")
-        payback_steps = here["steps"].dropna()
-        found.append(
-            {
-                "precision": precision,
-                "context_length": context_length,
-                "forward": mark_unstable(by_pass["forward"], unstable["forward"]),
-                "step": mark_unstable(by_pass["train_step"], unstable["train_step"]),
-                "sizes_by_word": _sizes_by_word(group),
-                "forward_word": compare(1, by_pass["forward"].median()),
-                "gains_more": compare(by_pass["train_step"].median(), by_pass["forward"].median()),
-                "compile_ms": here["compile_ms"],
-                "payback_steps": mark_unstable(payback_steps, unstable["train_step"][payback_steps.index]),
-            }
-        )
-    return found
 
 
 def clocks(rows: pd.DataFrame) -> dict:

@@ -60,20 +60,15 @@ def _ours(rows: pd.DataFrame) -> pd.DataFrame:
 
 def summary_table(pairs: pd.DataFrame) -> str:
     """Write one line a source: how many figures compare, and our time over theirs."""
-    lines = []
-    for (write_up, mode), group in pairs.groupby(["write_up", "mode"], sort=True):
-        ratios = _ratio_cells(group)
-        lines.append(
-            {
-                "source": write_up,
-                "mode": mode,
-                "figures compared": len(group),
-                "ours / theirs, median": significant(group["ratio"].median(), 2),
-                "lowest": ratios[group["ratio"].idxmin()],
-                "highest": ratios[group["ratio"].idxmax()],
-                "guessed for this comparison": " and ".join(sorted(set(group["assumed"]) - {""})) or "–",
-            }
-        )
+    lines = [
+        {
+            "source": write_up,
+            "mode": mode,
+            **published.ratio_columns(group["ratio"], "median", _ratio_cells(group)),
+            "guessed for this comparison": " and ".join(sorted(set(group["assumed"]) - {""})) or "–",
+        }
+        for (write_up, mode), group in pairs.groupby(["write_up", "mode"], sort=True)
+    ]
     return markdown(pd.DataFrame(lines))
 
 

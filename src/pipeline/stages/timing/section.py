@@ -19,7 +19,7 @@ from pipeline.report.tables import (
     significant,
     with_outcomes,
 )
-from pipeline.stages.timing import findings, others
+from pipeline.stages.timing import compile_findings, findings, others
 from pipeline.stages.timing.figures import draw_all
 from pipeline.stages.timing.selection import (
     PHASES,
@@ -64,7 +64,7 @@ def _facts(rows: pd.DataFrame, figures_dir: Path) -> dict:
         "throughput": findings.throughput(rows, context_length),
         "warmup": findings.warmup(rows),
         "gains": findings.precision_gains(rows, context_length),
-        "compilation": findings.compilation(rows),
+        "compilation": compile_findings.compilation(rows),
         "clocks": findings.clocks(rows),
         "figures": draw_all(rows, context_length, figures_dir),
         "tables": _tables(rows, context_length),
@@ -168,7 +168,7 @@ def _gain_tables(rows: pd.DataFrame, context_length: int) -> dict[str, str]:
 
 
 def _compile_tables(rows: pd.DataFrame) -> dict[str, str]:
-    gains = findings.compile_gains(rows)
+    gains = compile_findings.compile_gains(rows)
     if ok(gains).empty:
         return {}
     keys = ["precision", "context_length", "size"]
@@ -182,7 +182,7 @@ def _compile_tables(rows: pd.DataFrame) -> dict[str, str]:
         "compile_ratios": markdown(_readable(ratios)),
         "compile_times": fold("Eager and compiled, mean ± standard deviation, in ms", markdown(_readable(times))),
     }
-    back = findings.payback(rows)
+    back = compile_findings.payback(rows)
     if not back.empty:
         texts["payback"] = markdown(_payback_table(ordered(back, keys)))
     return texts

@@ -97,3 +97,13 @@ def _steps(phases: pd.DataFrame) -> pd.DataFrame:
 def ratios(numerator: pd.DataFrame, denominator: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     """Divide the times of rows that agree in the keys, as pipeline.report.rows does; in reading order."""
     return ordered(divide(numerator, denominator, keys), keys)
+
+
+def by_pass(rows: pd.DataFrame, column: str) -> pd.DataFrame:
+    """Spread a column: a row a size, in order of appearance, and a column a pass."""
+    return rows.set_index(["size", "pass"])[column].unstack("pass", sort=False)
+
+
+def unstable_by_pass(rows: pd.DataFrame) -> pd.DataFrame:
+    """Flag what is unstable, spread as `by_pass` does."""
+    return by_pass(rows, "status") == "unstable"
