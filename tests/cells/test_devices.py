@@ -169,11 +169,24 @@ def test_cells_that_share_a_larger_allocation_get_different_gpus(start, tmp_path
     assert claim_gpus(2, FOUR, tmp_path).device_ids == ("GPU-c", "GPU-d")
 
 
+def test_a_scheduler_job_that_was_granted_no_gpus_locks_those_that_it_takes(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    claim_gpus(4, FOUR, tmp_path)
+    assert sorted(path.stem for path in tmp_path.iterdir()) == FOUR
+
+
 def test_a_claim_that_comes_after_cuda_has_started_is_refused(tmp_path, monkeypatch):
     started = SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: True))
     monkeypatch.setitem(sys.modules, "torch", started)
     with pytest.raises(RuntimeError, match="before it starts"):
         claim_gpus(1, FOUR, tmp_path)
+
+
+def test_a_link_that_another_user_put_where_a_lock_belongs_is_not_followed(tmp_path):
+    (tmp_path / "GPU-a.lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="symbolic link"):
+        claim_gpus(1, FOUR, tmp_path)
+    assert not (tmp_path / "elsewhere").exists()
 
 
 def test_every_user_may_lock(tmp_path):

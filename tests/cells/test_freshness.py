@@ -9,7 +9,7 @@ PACKAGE = {
     "__init__.py": "",
     "measure.py": "import os\nfrom pipeline.subject import model\n\ndef measure():\n    return model.f(1)\n",
     "subject/__init__.py": "",
-    "subject/model.py": '"""About it."""\n\ndef f(x):\n    """Add."""\n    return x + 1\n',
+    "subject/model.py": '"""About it."""\n\ndef f(x):\n    """Add."""\n    return x + 1\n\nclass C:\n    """Hold."""\n',
     "section.py": "TITLE = 'a'\n",
 }
 
@@ -55,6 +55,7 @@ def test_a_default_of_none_is_not_one_of_zero(package):
         ("return x + 1", "return x + 1  # one"),
         ('"""Add."""', '"""Add one."""'),
         ('"""About it."""', '"""About the model."""'),
+        ('"""Hold."""', '"""Hold one."""'),
         ("return x + 1", "return (x\n            + 1)"),
     ],
 )

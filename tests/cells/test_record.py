@@ -1,6 +1,8 @@
 import copy
 import functools
 import json
+import os
+import stat
 import subprocess
 import sys
 import time
@@ -43,6 +45,15 @@ def test_nothing_but_the_record_stays_beside_it(tmp_path):
     write_record(tmp_path / "cell.json", RECORD)
     write_record(tmp_path / "cell.json", RECORD)
     assert [path.name for path in tmp_path.iterdir()] == ["cell.json"]
+
+
+def test_every_user_may_read_a_record(tmp_path):
+    umask = os.umask(0o077)
+    try:
+        write_record(tmp_path / "cell.json", RECORD)
+    finally:
+        os.umask(umask)
+    assert stat.S_IMODE((tmp_path / "cell.json").stat().st_mode) == 0o644
 
 
 def test_a_figure_that_is_no_number_is_refused(tmp_path):
@@ -89,13 +100,14 @@ def test_a_place_that_cannot_be_written_is_one_line(tmp_path):
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        ('{"schema_version": 1, "ro', "is no record"),
-        ("[]", "it has no schema_version"),
-        ('{"schema_version": 99}', "has schema_version 99"),
+        (b'{"schema_version": 1, "ro', "is no record"),
+        (b"\xff\xfe", "is no record"),
+        (b"[]", "it has no schema_version"),
+        (b'{"schema_version": 99}', "has schema_version 99"),
     ],
 )
 def test_a_damaged_or_foreign_record_is_named(tmp_path, content, complaint):
-    (tmp_path / "cell.json").write_text(content)
+    (tmp_path / "cell.json").write_bytes(content)
     with pytest.raises(UserError, match=complaint):
         read_record(tmp_path / "cell.json")
 

@@ -7,7 +7,7 @@ from pipeline.cells.tabulate import cell_table, row_table
 
 SOFTWARE = {"python": "3.12.3", "torch": "2.11.0", "triton": "3.6.0", "cuda": "13.0", "driver": "580"}
 ROWS = [
-    {"pass": "forward", "status": "ok", "median_ms": 2.0, "samples_ms": [1.0, 2.0, 3.25]},
+    {"pass": "forward", "status": "ok", "median_ms": 2.0, "samples_ms": [1.0, 2.0, 3.2512345]},
     {"pass": "backward", "status": "oom", "reason": "CUDA out of memory"},
 ]
 
@@ -43,8 +43,8 @@ def test_a_row_carries_its_cell_settings_machine_and_versions(record_path):
     ]
 
 
-def test_raw_samples_stay_in_order(record_path):
-    assert row_table([record_path]).iloc[0]["samples_ms"] == "1 2 3.25"
+def test_raw_samples_stay_in_order_to_six_digits(record_path):
+    assert row_table([record_path]).iloc[0]["samples_ms"] == "1 2 3.25123"
 
 
 def test_out_of_memory_is_a_row_without_a_figure(record_path):

@@ -115,6 +115,22 @@ def test_the_child_has_the_callers_directory_environment_and_umask(checkout, tmp
         assert json.loads(stdout) == [str(tmp_path), devices, 0o027, "worker"]
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) == 1, reason="one core is that of every process")
+def test_the_child_keeps_to_the_callers_cores(checkout):
+    code = "import os; print(*os.sched_getaffinity(0))"
+    checkout.call("pass")  # the worker has every core
+    core = max(os.sched_getaffinity(0))
+    caller = checkout.start(code, call=f"import os; os.sched_setaffinity(0, [{core}])\n{CALL}")
+    assert caller.communicate(timeout=30)[0] == f"{core}\n"
+
+
+def test_libraries_are_loaded_without_thread_counts_and_cannot_start_cuda(checkout):
+    code = "import json, os, psutil; print(json.dumps(psutil.Process(os.getppid()).environ()))"
+    environment = json.loads(checkout.call(code, OMP_NUM_THREADS="3", MKL_NUM_THREADS="3")[1])
+    assert not {"OMP_NUM_THREADS", "MKL_NUM_THREADS"} & set(environment)
+    assert environment["PYTORCH_NVML_BASED_CUDA_CHECK"] == "1"
+
+
 def test_a_variable_that_the_caller_lacks_is_not_left_from_the_worker(checkout):
     checkout.call("pass", LEFTOVER="1")
     assert checkout.call("import os; print('LEFTOVER' in os.environ)")[1] == "False\n"
@@ -123,6 +139,12 @@ def test_a_variable_that_the_caller_lacks_is_not_left_from_the_worker(checkout):
 def test_the_child_has_the_callers_standard_streams(checkout):
     code = "import sys; print(input().upper()); print('to stderr', file=sys.stderr)"
     assert checkout.call(code, text="hello\n") == (0, "HELLO\n", "to stderr\n")
+
+
+def test_nothing_that_an_interpreter_does_at_its_end_is_lost(checkout):
+    code = "import atexit; atexit.register(print, 'goodbye'); print('a line without an end ', end='')"
+    assert checkout.call(code, PYTHONUNBUFFERED="")[1] == "a line without an end goodbye\n"
+    assert checkout.call("print('no end', end='')", PYTHONUNBUFFERED="")[1] == "no end"
 
 
 @pytest.mark.parametrize(
