@@ -44,6 +44,16 @@ def test_backward_opens_the_forward_ranges_of_its_nodes_in_reverse(opened, weigh
     assert opened == ["block", "block/softmax", "block"]  # the product with 2; softmax; the matrix product
 
 
+def test_a_node_whose_result_two_others_used_opens_its_range_once(opened, weight):
+    with listening(noted := ForwardRanges(listener())), span("block"):
+        x = weight * 2
+        loss = (x.exp() + x.sin()).sum()
+    noted.mark_backward(loss)
+    opened.clear()
+    loss.backward()
+    assert opened == ["block"] * 5  # the sum over all; that of two; sine; exponential; the product
+
+
 def test_work_of_a_node_runs_inside_its_range_and_the_gradient_is_the_same(weight):
     depth, inside = [0], []
 

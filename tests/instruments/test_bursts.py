@@ -4,6 +4,7 @@ import time
 import pytest
 import torch
 
+from pipeline.instruments import bursts
 from pipeline.instruments.bursts import time_burst_ms
 
 CPU = torch.device("cpu")
@@ -15,6 +16,13 @@ def test_the_first_call_in_which_processes_wait_is_made_but_not_timed():
     call_ms = time_burst_ms(lambda: time.sleep(next(made)), CPU, calls=3)
     assert list(made) == []
     assert 40 / 3 <= call_ms < 50
+
+
+def test_a_burst_begins_when_the_device_has_done_what_it_had(monkeypatch):
+    log = []
+    monkeypatch.setattr(bursts, "synchronize", lambda _device: log.append("wait"))
+    time_burst_ms(lambda: log.append("call"), CPU, calls=2)
+    assert log == ["wait"] + ["call"] * 3
 
 
 def test_no_garbage_is_collected_during_a_burst():

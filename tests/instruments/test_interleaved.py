@@ -1,10 +1,11 @@
 import dataclasses
+import itertools
 import time
 
 import pytest
 import torch
 
-from pipeline.instruments.interleaved import Sample, Work, interleave
+from pipeline.instruments.interleaved import Interleaving, Sample, Work, interleave
 from pipeline.instruments.kernel_timing import host_sampler
 from pipeline.instruments.timing import StopRule
 
@@ -54,11 +55,24 @@ def test_a_call_leaves_the_round_when_its_own_rule_ends():
     assert "".join(calls) == "ab" * 3 + "b" * 2
 
 
+def test_the_rule_looks_at_the_first_clock():
+    noise = itertools.cycle([1.0, 9.0])
+    rule = StopRule(min_samples=4, max_samples=20, rel_error=0.01, budget_s=60)
+    sampler = lambda _work: Sample({"call": 1.0, "enqueue": next(noise)})  # noqa: E731
+    found = interleave({"a": Work(lambda _: None)}, sampler, {"a": rule}, warmup=0)
+    assert len(found.taken["a"].times_ms["call"]) == 4
+
+
+def test_the_slow_downs_are_those_after_the_last_sample():
+    before, after = ([{"throttle_reasons": [reason]}] for reason in ("hw_slowdown", "hw_power_brake"))
+    assert Interleaving({}, before, after).slowdowns() == ["hw_power_brake"]
+
+
 @pytest.mark.parametrize("fails_at", [1, 3])
 def test_running_out_of_memory_in_the_middle_leaves_the_others_measured(fails_at):
     calls = []
     works = {"a": noting(calls, "a"), "b": noting(calls, "b", fails_at), "c": noting(calls, "c")}
-    found = interleave(works, plain, rules(works), warmup=1)
+    found = interleave(works, plain, rules(works), warmup=2)
     assert found.taken["b"].out_of_memory == "CUDA out of memory. Tried to allocate 20.00 GiB."
     assert [len(found.taken[name].times_ms["device"]) for name in "ac"] == [3, 3]
     assert calls.count("b") == fails_at

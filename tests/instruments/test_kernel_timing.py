@@ -1,11 +1,12 @@
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from pipeline.instruments import kernel_timing
+from pipeline.instruments import kernel_timing, timing
 from pipeline.instruments.interleaved import Work, interleave
-from pipeline.instruments.kernel_timing import KernelSampler, kernel_sampler, latency_sampler
+from pipeline.instruments.kernel_timing import KernelSampler, host_sampler, kernel_sampler, latency_sampler
 from pipeline.instruments.timing import StopRule
 
 CPU = torch.device("cpu")
@@ -86,8 +87,8 @@ def test_the_stream_is_kept_busy_for_longer_than_queueing_takes(queue):
     sampler(work)
     sampler(work)
     busy_ms = [duration for what, duration in queue.log if what == "busy"]
-    assert busy_ms[0] == kernel_timing.LEAST_BUSY_MS
-    assert busy_ms[1] > 10 * 0.1
+    least_ms = kernel_timing.LEAST_BUSY_MS
+    assert busy_ms == [least_ms, pytest.approx(kernel_timing.BUSY_OVER_ENQUEUE * 10 * 0.1 + least_ms)]
 
 
 def test_a_call_that_takes_the_host_too_long_to_queue_stays_exposed(queue):
@@ -122,6 +123,31 @@ def test_latency_counts_the_call_and_not_its_preparation():
     work = Work(call=lambda _: time.sleep(0.002), prepare=lambda: time.sleep(0.03))
     times_ms = latency_sampler(CPU)(work).times_ms
     assert 2 <= times_ms["enqueue"] <= times_ms["call"] < 30
+
+
+@pytest.fixture
+def log(monkeypatch):
+    """Make every reading of the clock and every wait for the device a line of a list, and give that."""
+    lines = []
+    for module in (kernel_timing, timing):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: lines.append("clock") or 0.0))
+        monkeypatch.setattr(module, "synchronize", lambda _device: lines.append("wait"))
+    return lines
+
+
+def test_latency_is_that_of_a_device_with_nothing_else_to_do(log):
+    latency_sampler(CPU)(Work(lambda _: log.append("call"), prepare=lambda: log.append("prepare")))
+    assert log == ["prepare", "wait", "clock", "call", "clock", "wait", "clock"]
+
+
+@pytest.mark.parametrize("sampler", [host_sampler, latency_sampler])
+def test_what_a_call_returns_is_freed_when_no_clock_is_running(sampler, log):
+    class Result:
+        def __del__(self):
+            log.append("freed")
+
+    sampler(CPU)(Work(lambda _: Result()))
+    assert log.index("freed") == len(log) - 1
 
 
 @pytest.fixture

@@ -44,6 +44,11 @@ def test_an_address_allocated_twice_tells_of_missing_events():
         replay([alloc(1, 100), alloc(2, 5), alloc(1, 40)])
 
 
+def test_allocations_come_in_the_order_in_which_they_were_made_not_released():
+    events = [alloc(1, 100), alloc(2, 10), free(2, 10), alloc(3, 5), free(3, 5), free(1, 100)]
+    assert [made.start for made in replay(events)] == [0, 1, 3]
+
+
 def test_being_alive_begins_after_the_event_and_ends_with_the_release():
     (made,) = replay([alloc(1, 100), free(1, 100)])
     assert [made.is_alive_at(position) for position in range(3)] == [False, True, False]

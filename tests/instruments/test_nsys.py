@@ -9,6 +9,7 @@ for word; do case "$word" in --output=*) output="${word#--output=}" ;; esac; don
 if [ "$1" = profile ]; then
     output="$output.nsys-rep"
     shift
+    echo "$@" > "$output.words"
     while [ "${1#--}" != "$1" ]; do shift; done
     echo "$@" > "$output.command"
     "$@" || exit $?
@@ -37,6 +38,13 @@ def test_a_capture_runs_the_program_and_leaves_its_report(install, tmp_path):
     nsys.capture(["true", "--option=7"], tmp_path / "x.nsys-rep")
     assert (tmp_path / "x.nsys-rep").exists()
     assert (tmp_path / "x.nsys-rep.command").read_text() == "true --option=7\n"
+
+
+def test_a_capture_lasts_from_the_programs_start_of_the_profiler_to_its_stop(install, tmp_path):
+    install("nsys", GOOD)
+    nsys.capture(["true"], tmp_path / "x.nsys-rep")
+    words = (tmp_path / "x.nsys-rep.words").read_text().split()
+    assert {"--capture-range=cudaProfilerApi", "--capture-range-end=stop"} <= set(words)
 
 
 def test_a_report_of_an_earlier_capture_does_not_pass_for_this_one(install, tmp_path):
@@ -75,8 +83,9 @@ def test_the_library_that_the_importer_lacks_is_named(install, tmp_path):
     assert nsys.obstacle() == "nsys cannot import its captures without libdw.so.1"
 
 
-def test_a_damaged_report_that_nsys_cannot_export_gives_its_complaint(install, tmp_path):
-    install("nsys", "#!/bin/sh\necho 'Processing...'\necho 'Error: file is truncated'\nexit 1\n")
+@pytest.mark.parametrize("exit_code", [0, 1])
+def test_a_damaged_report_that_nsys_cannot_export_gives_its_complaint(install, tmp_path, exit_code):
+    install("nsys", f"#!/bin/sh\necho 'Processing...'\necho 'Error: file is truncated'\nexit {exit_code}\n")
     with pytest.raises(CaptureFailed, match=r"^nsys cannot export x.nsys-rep: Error: file is truncated$"):
         nsys.export(tmp_path / "x.nsys-rep", tmp_path / "x.sqlite")
 

@@ -75,6 +75,12 @@ def test_kernels_have_their_full_name_time_and_the_range_that_launched_them(expo
     assert dict(events["category"]) == {1: "softmax", 2: "matmul", 3: "softmax"}
 
 
+def test_of_two_calls_with_one_number_the_first_is_the_launch(tmp_path):
+    after_softmax = f"INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (3500, 3510, 0, {MAIN}, 1, 3, 0, NULL);"
+    events = read_export(make(tmp_path / "capture.sqlite", after_softmax)).events
+    assert list(events.loc[events["correlation"] == 1, "path"]) == ["train_step/softmax"]
+
+
 def test_ranges_are_those_pushed_and_popped_not_marks_and_end_with_the_capture(export):
     ranges = read_export(export).ranges.set_index("path")
     assert set(ranges.index) == {"train_step", "train_step/softmax", "train_step/backward"}

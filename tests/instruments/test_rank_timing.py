@@ -10,7 +10,7 @@ from pipeline.instruments.rank_timing import max_over_ranks, pooled, step_status
 from pipeline.instruments.timing import Sampling, Timings
 from pipeline.parallel.processes import run_ranks
 
-SLOW_S = 0.03
+SLOW_S, LATE_S = 0.03, 0.3
 
 
 def ranks(function, *args):
@@ -32,6 +32,7 @@ def test_a_sample_is_the_time_of_the_slowest_rank_on_every_rank():
 
 
 def wait_late(context):
+    time.sleep(LATE_S * context.rank)
     pending = []
 
     def start():
@@ -44,20 +45,21 @@ def wait_late(context):
     return time_steps_over_ranks({"start": start, "finish": finish}, context.device, warmup=0, steps=3).timings
 
 
-def test_what_is_left_of_communication_counts_in_the_phase_that_waits():
+def test_what_is_left_of_communication_counts_in_the_phase_that_waits_and_a_late_rank_in_none():
     timings, _ = ranks(wait_late)
     assert min(timings["start"].host_ms) < 1e3 * SLOW_S
     assert min(timings["finish"].host_ms) >= 1e3 * SLOW_S
+    assert max(timings["train_step"].host_ms) < 1e3 * LATE_S
 
 
 def collects(context):
     within = []
-    time_steps_over_ranks({"step": lambda: within.append(gc.isenabled())}, context.device, warmup=0, steps=3)
+    time_steps_over_ranks({"step": lambda: within.append(gc.isenabled())}, context.device, warmup=2, steps=3)
     return within, gc.isenabled()
 
 
-def test_no_garbage_is_collected_while_a_step_is_timed():
-    assert ranks(collects) == [([False] * 3, True)] * 2
+def test_no_garbage_is_collected_while_a_step_is_timed_after_warm_up():
+    assert ranks(collects) == [([True] * 2 + [False] * 3, True)] * 2
 
 
 def test_turns_go_back_and_forth():
@@ -74,7 +76,8 @@ def test_the_maximum_is_taken_by_name():
 
 def sampling(samples_ms, throttle_reasons=()):
     state = [{"throttle_reasons": list(throttle_reasons)}]
-    return Sampling({"train_step": Timings(samples_ms, [])}, state, state)
+    waits = Timings([0.001, 0.01, 0.1, 0.5])
+    return Sampling({"communication": waits, "train_step": Timings(samples_ms)}, state, state)
 
 
 def test_pooled_samples_and_states_are_those_of_all():

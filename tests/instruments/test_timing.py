@@ -1,10 +1,12 @@
 import gc
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from pipeline.instruments.timing import StopRule, time_phases
+from pipeline.instruments import timing
+from pipeline.instruments.timing import StopRule, time_call_ms, time_phases
 
 CPU = torch.device("cpu")
 TEN = StopRule(min_samples=10, max_samples=10, rel_error=0.0, budget_s=60)
@@ -34,6 +36,14 @@ def test_each_phase_is_charged_its_own_time():
     sampling = time_phases({"short": lambda: None, "long": lambda: time.sleep(0.01)}, CPU, warmup=0, rule=TEN)
     assert min(sampling.timings["long"].host_ms) >= 10
     assert max(sampling.timings["short"].host_ms) < 10
+
+
+def test_a_phase_begins_and_ends_at_a_synchronised_moment(monkeypatch):
+    log = []
+    monkeypatch.setattr(timing, "synchronize", lambda _device: log.append("wait"))
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: log.append("clock") or 0.0))
+    time_call_ms(lambda: log.append("call"), CPU)
+    assert log == ["wait", "clock", "call", "wait", "clock"]
 
 
 def test_a_cpu_has_the_host_clock_only():
