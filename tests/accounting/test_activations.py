@@ -70,6 +70,12 @@ def test_eager_attention_keeps_the_softmax_and_its_inputs():
     assert kept == counted["inputs"] + counted["kept"]
 
 
+def test_eager_attention_has_scores_and_softmax_at_once_and_flash_no_more_than_it_keeps():
+    eager, flash = (attention_bytes(workload(kind)) for kind in ("eager", "flash"))
+    assert eager["most"] == 2 * 4 * 2 * SIZE.num_heads * 16**2
+    assert flash["most"] == flash["kept"]
+
+
 def test_doubling_the_length_quadruples_what_eager_attention_keeps_and_doubles_what_flash_does():
     kept = {kind: [attention_bytes(workload(kind, n))["kept"] for n in (512, 1024)] for kind in ("eager", "flash")}
     assert kept["eager"][1] == 4 * kept["eager"][0]

@@ -35,6 +35,8 @@ def test_every_mesh_has_the_given_devices_and_is_compute_bound_at_its_whole_batc
         if row["case"] != "batch" and row["tokens"] is not None:
             assert row["compute_ms"] == pytest.approx(row["communication_ms"])
             assert row["tokens"] <= row["whole_tokens"] < row["tokens"] + 64.001
+            together = max if row["case"].endswith("overlap") else sum
+            assert row["communication_ms"] == pytest.approx(together([row["fsdp_ms"], row["tensor_ms"]]))
     assert any(row["tokens"] is None for row in rows)
 
 
@@ -44,6 +46,13 @@ def test_the_best_number_of_buckets_is_below_every_whole_one():
     others = [row["overhead_ms"] for row in rows if row["case"] == "buckets"]
     assert best <= min(others)
     assert others[0] > min(others) < others[-1]
+
+
+def test_gradients_and_scores_are_in_fp32():
+    model = model_named("xl", 10_000)
+    assert {row["gradient_bytes"] for row in questions.bucket_rows(model, Link(100e9, 20e-6))} == {4 * model.parameters}
+    scores = {row["score_matrix_bytes"] for row in questions.attention_rows(model, batch_size=2, seq_lens=(512,))}
+    assert scores == {4 * 2 * 25 * 512**2}  # of 2 sequences, 25 heads each
 
 
 def test_activations_add_up_to_what_the_model_says():

@@ -1,4 +1,5 @@
 import math
+import weakref
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -115,6 +116,14 @@ def test_backward_without_a_loss_is_refused():
     step.backward()
     with pytest.raises(RuntimeError, match="needs a forward"):
         step.backward()
+
+
+def test_a_loss_without_backward_is_freed_before_the_next_forward():
+    step = build_step()
+    loss, left = weakref.ref(step.forward()), []
+    step.model.register_forward_pre_hook(lambda *_: left.append(loss()))
+    step.forward()
+    assert left == [None]
 
 
 def test_ranges_name_the_phases_in_order():

@@ -75,6 +75,14 @@ def test_weights_are_drawn_from_a_normal_truncated_at_three_standard_deviations(
         assert 2.5 * std < weight.abs().max() <= 3 * std
 
 
+def test_norms_divide_by_the_root_of_mean_square_plus_epsilon():
+    x = torch.full((32,), 0.01)
+    norms = [module for module in build_model().modules() if isinstance(module, torch.nn.RMSNorm)]
+    assert len(norms) == 2 * 2 + 1
+    for norm in norms:
+        torch.testing.assert_close(norm(x), x / (0.01**2 + 1e-5) ** 0.5)
+
+
 def test_state_dict_holds_parameters_only():
     model = build_model()
     assert set(model.state_dict()) == {name for name, _ in model.named_parameters()}
