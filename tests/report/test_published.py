@@ -24,9 +24,9 @@ def test_an_unknown_name_is_an_error():
 def test_a_doubt_is_listed_once_a_source():
     rows = pd.DataFrame(
         {
-            "write_up": ["write-up 0", "write-up 0", "write-up 1"],
-            "note": ["no unit; near source 001", "no unit", None],
+            "write_up": ["write-up 0", "write-up 0", "write-up 1", "write-up 1"],
+            "note": ["no unit; near source 001", "no unit", None, "no unit"],
         }
     )
-    assert published.doubts_list(rows) == "- write-up 0: no unit; near write-up 1."
-    assert list(published.doubts(rows)["note"]) == ["no unit", "near source 001"]
+    assert published.doubts_list(rows) == "- write-up 0: no unit; near write-up 1.\n- write-up 1: no unit."
+    assert list(published.doubts(rows)["note"]) == ["no unit", "near source 001", "no unit"]

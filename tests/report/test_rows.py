@@ -1,3 +1,5 @@
+import io
+
 import pandas as pd
 import pytest
 
@@ -27,11 +29,19 @@ def test_a_ratio_spans_what_the_quartiles_of_both_allow():
 
 
 @pytest.mark.parametrize("failing", [0, 1])
-def test_a_ratio_has_the_outcome_of_whichever_row_has_no_figure(failing):
+@pytest.mark.parametrize("outcome", [("oom", "CUDA out of memory"), ("unstable", "noise")])
+def test_a_ratio_has_the_outcome_of_whichever_row_is_not_ok(failing, outcome):
+    status, reason = outcome
     pair = [times(), times()]
-    pair[failing] = times("oom", reason="CUDA out of memory")
+    pair[failing] = times(status, reason=reason)
     (ratio,) = divide(*pair, ["size"]).to_dict("records")
-    assert (ratio["status"], ratio["reason"]) == ("oom", "CUDA out of memory")
+    assert (ratio["status"], ratio["reason"]) == outcome
+
+
+def test_only_an_empty_cell_is_missing():
+    rows = read_rows(io.StringIO("device,implementation,note\nn/a,None,\n"))
+    assert rows.loc[0, ["device", "implementation"]].tolist() == ["n/a", "None"]
+    assert rows["note"].isna().all()
 
 
 def test_the_geometric_mean_of_ratios_and_of_their_inverses_agree():

@@ -48,6 +48,12 @@ def test_the_time_is_shared_out_between_start_set_up_and_measuring():
     assert page["shares_pct"] == {"start_up_s": 30, "set_up_s": 10, "measuring_s": 60}
 
 
+def test_the_page_says_when_the_first_cell_began_and_the_last_one_ended():
+    late = line(started_at="2026-01-01T11:00:00Z", measuring_s=119.0)  # after a second to set up
+    page = first_page(pd.DataFrame([late, line()]))
+    assert (page["first_start"], page["last_end"]) == ("2026-01-01 10:00 UTC", "2026-01-01 11:02 UTC")
+
+
 @pytest.mark.parametrize(
     ("starts", "wall_s"),
     [(["10:00:00", "10:00:05"], 12), (["10:00:05", "10:00:00", "11:00:00"], 19), (["10:00:00", "10:00:00"], 7)],
@@ -93,11 +99,11 @@ def test_what_nobody_asked_for_in_this_run_has_no_scale(tmp_path):
     assert "Measured on **NVIDIA H200**, from" in (tmp_path / "writeup.md").read_text()
 
 
-@pytest.mark.parametrize(("digest", "is_told"), [("abc", False), ("def", True)])
-def test_a_stage_whose_code_has_changed_since_is_told_of(tmp_path, digest, is_told):
+@pytest.mark.parametrize(("digests", "is_told"), [(["abc"], False), (["def"], True), (["abc", "def"], True)])
+def test_a_stage_whose_code_has_changed_since_is_told_of(tmp_path, digests, is_told):
     cells, out = tmp_path / "cells.csv", tmp_path / "writeup.md"
-    pd.DataFrame([line(), line(stage="flash")]).to_csv(cells, index=False)
-    write_writeup([], [cells], "", {"timing": digest, "flash": "abc"}, out)
+    pd.DataFrame([*(line(digest=digest) for digest in digests), line(stage="flash")]).to_csv(cells, index=False)
+    write_writeup([], [cells], "", {"timing": "abc", "flash": "abc"}, out)
     assert ("the code that measures timing has changed" in out.read_text()) == is_told
 
 
