@@ -38,6 +38,12 @@ def test_a_ratio_has_the_outcome_of_whichever_row_is_not_ok(failing, outcome):
     assert (ratio["status"], ratio["reason"]) == outcome
 
 
+@pytest.mark.parametrize("statuses", [("unstable", "oom"), ("oom", "unstable")])
+def test_a_ratio_with_a_row_that_has_no_figure_has_none_either(statuses):
+    (ratio,) = divide(*map(times, statuses), ["size"]).to_dict("records")
+    assert ratio["status"] == "oom"
+
+
 def test_only_an_empty_cell_is_missing():
     rows = read_rows(io.StringIO("device,implementation,note\nn/a,None,\n"))
     assert rows.loc[0, ["device", "implementation"]].tolist() == ["n/a", "None"]

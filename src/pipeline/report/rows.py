@@ -35,7 +35,11 @@ def read_rows(table: Path | TextIO) -> pd.DataFrame:
 
 def ok(rows: pd.DataFrame) -> pd.DataFrame:
     """Keep rows that carry figures, the unstable ones among them."""
-    return rows[rows["status"].isin(["ok", "unstable"])]
+    return rows[_has_figures(rows["status"])]
+
+
+def _has_figures(status: pd.Series) -> pd.Series:
+    return status.isin(["ok", "unstable"])
 
 
 def known(rows: pd.DataFrame, *columns: str) -> pd.DataFrame:
@@ -63,15 +67,16 @@ def divide(numerator: pd.DataFrame, denominator: pd.DataFrame, keys: list[str]) 
     """Divide the times of rows that agree in the keys.
 
     Returns the keys with median_ratio, and q1_ratio and q3_ratio: the range that the quartiles of both
-    allow. Status and reason are those of whichever row has no figure, or is unstable.
+    allow. Status and reason are those of whichever row has no figure, or else is unstable.
     """
     paired = numerator.merge(denominator, on=keys, suffixes=("", "_below"), validate="one_to_one")
-    numerator_fails = paired["status"] != "ok"
+    above, below = paired["status"], paired["status_below"]
+    numerator_fails = ~_has_figures(above) | ((above == "unstable") & _has_figures(below))
     return paired[keys].assign(
         median_ratio=paired["median_ms"] / paired["median_ms_below"],
         q1_ratio=paired["q1_ms"] / paired["q3_ms_below"],
         q3_ratio=paired["q3_ms"] / paired["q1_ms_below"],
-        status=paired["status"].where(numerator_fails, paired["status_below"]),
+        status=above.where(numerator_fails, below),
         reason=paired["reason"].where(numerator_fails, paired["reason_below"]),
     )
 
