@@ -11,6 +11,11 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 
+def pytest_collection_modifyitems(items):
+    """Begin with the files that take longest, those that run Snakemake: at the end no process waits for another."""
+    items.sort(key=lambda item: item.get_closest_marker("workflow") is None)
+
+
 @pytest.fixture(autouse=True)
 def one_thread():
     """Compute on one thread, whatever the test before asked for.

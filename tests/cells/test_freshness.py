@@ -27,7 +27,7 @@ def package(tmp_path, monkeypatch):
 
 
 def forget():
-    for function in (freshness._source_path, freshness._tree, freshness._significant_code):
+    for function in (freshness._source_path, freshness._imported_modules, freshness._significant_code):
         function.cache_clear()
 
 

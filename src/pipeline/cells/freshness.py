@@ -54,11 +54,11 @@ def _source_path(name: str) -> Path | None:
     return next((path for path in candidates if path.is_file()), None)
 
 
-@cache
 def _tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), filename=str(path))
 
 
+@cache
 def _imported_modules(path: Path | None) -> list[str]:
     if path is None:
         return []
@@ -77,7 +77,7 @@ def _imported_modules(path: Path | None) -> list[str]:
 def _significant_code(path: Path | None) -> str:
     if path is None:
         return ""
-    tree = ast.parse(path.read_text(), filename=str(path))
+    tree = _tree(path)
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             _drop_docstring(node)

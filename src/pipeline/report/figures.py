@@ -287,6 +287,6 @@ def _settle_layout(figure: Figure) -> None:
     The last bits of the layout's solution differ from one time to the next, and the ids in an SVG are hashes of it.
     """
     figure.draw_without_rendering()
-    figure.set_layout_engine("none")
+    figure.set_layout_engine(None)
     for axes in figure.axes:
         axes.set_position(Bbox(axes.get_position(original=True).get_points().round(4)))
