@@ -81,8 +81,8 @@ def test_the_largest_allocations_name_lines_of_the_model(step):
 
 
 def test_what_each_step_makes_anew_is_counted_of_the_last_one(step):
-    losses = [row for row in step[1]["largest"] if "cross_entropy" in row["code"] and row["category"] == "activations"]
-    assert [row["count"] for row in losses] == [1]
+    of_loss = [row for row in step[1]["largest"] if "cross_entropy" in row["code"] and row["category"] == "activations"]
+    assert {row["count"] for row in of_loss} == {1}
 
 
 def test_the_residual_stream_is_two_sums_a_block(step):
