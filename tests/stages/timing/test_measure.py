@@ -20,6 +20,7 @@ def measured():
         built.append(build(*args, **kwargs))
         return built[-1]
 
+    torch.set_num_threads(1)  # as for each test, but a fixture of the module comes before that
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "is_available", lambda: False)
         patch.setattr(measure, "build_training_step", kept)
