@@ -1,3 +1,5 @@
+import math
+
 import pytest
 
 from pipeline.stages.accounting import findings, others, section
@@ -84,10 +86,34 @@ def test_the_columns_of_rows_tell_the_rows_of_a_cell_apart_but_for_the_mesh_at_o
 def test_the_answers_of_communication_accounting(rendered):
     a, b, c = (prose(part(rendered[0], TITLES[name])).replace("\n", " ") for name in ("memory", "fsdp", "mesh"))
     assert "3,518 GB (3,276 GiB) of state, as much as 44 GPUs of 80 GB hold" in a
+    assert "would add 440 GB" in a  # 2 bytes for each of 219,848,638,464 parameters
     assert "Were the GPUs' memory 80 GiB, 41 would hold the state" in a
     assert "each device holds less than 95 GB from N = 38 on" in b
     assert "396 whole ones, or 25,344 tokens over all 64 devices" in c
     assert "320 tokens per device (20,480 overall) are enough" in c
+
+
+def test_half_of_the_activations_of_the_most_tokens_fill_a_device(make_rows):
+    rows = make_rows()
+    per_token = findings.memory(findings.answered(rows, "memory"))["activation_bytes_per_token"]
+    found = findings.fsdp(findings.answered(rows, "fsdp"))
+    assert found["most_tokens"] * per_token / 2 == pytest.approx(1e9 * found["device_memory_gb"])
+
+
+def test_the_best_buckets_cost_twice_the_root_of_a_transfer_times_a_call(make_rows):
+    found = findings.buckets(findings.answered(make_rows(), "buckets"))
+    transfer_ms, call_ms = 1e3 * found["gradient_gb"] / found["bandwidth"], 1e-3 * found["call_overhead_us"]
+    assert found["overhead_ms"] == pytest.approx(2 * math.sqrt(transfer_ms * call_ms))
+    assert found["one_call_ms"] == pytest.approx(transfer_ms + call_ms)
+    assert found["gain"] == pytest.approx((transfer_ms + call_ms) / (2 * math.sqrt(transfer_ms * call_ms)))
+
+
+def test_eager_attention_keeps_all_scores_and_flash_an_output_and_a_sum_a_query(make_rows):
+    found = findings.attention(findings.answered(make_rows(), "attention"))
+    batch_size, seq_len, head_dim = 8, 16384, 64
+    assert (found["batch_size"], found["seq_len"], found["head_dim"]) == (batch_size, seq_len, head_dim)
+    assert found["most_gib"] == 2 * 4 * batch_size * seq_len**2 / 2**30  # scores and softmax
+    assert found["gain"] == pytest.approx(seq_len / (head_dim + 1))
 
 
 def test_answers_follow_the_settings(make_rows, build):

@@ -140,10 +140,21 @@ def test_the_calls_of_a_burst_go_through_the_buffers_of_the_largest_size():
 
 
 def test_a_sample_is_that_of_the_slowest_rank_and_ranks_are_kept_apart():
-    row = measure.merged([report(1.0, 4.0, 3.0), report(2.0, 3.0, 5.0)], Cell("gloo", 2), SETTINGS)[0]
-    assert row["samples_ms"] == [2.0, 4.0, 5.0]
-    assert row["rank_medians_ms"] == [3.0, 3.0]
-    assert row["busbw_gb_per_s"] == pytest.approx(0.25)
+    row = measure.merged([report(1.0, 4.0, 3.0), report(2.0, 5.0, 8.0)], Cell("gloo", 2), SETTINGS)[0]
+    assert row["samples_ms"] == [2.0, 5.0, 8.0]
+    assert row["rank_medians_ms"] == [3.0, 5.0]
+    assert (row["rank_min_ms"], row["rank_mean_ms"], row["rank_max_ms"]) == (3.0, 4.0, 5.0)
+    assert row["busbw_gb_per_s"] == pytest.approx(0.2)
+
+
+def test_the_slowest_and_the_hottest_gpu_are_told_of_those_that_say_anything():
+    clocks, temperatures = (1900, 1500, None), (40, None, 60)
+    states = [
+        {"sm_clock_mhz": mhz, "temperature_c": celsius} for mhz, celsius in zip(clocks, temperatures, strict=True)
+    ]
+    found = replace(report(1.0), states={10**6: states})
+    row = measure.merged([found, report(1.0)], Cell("nccl", 2), SETTINGS)[0]
+    assert (row["sm_clock_mhz"], row["temperature_c"]) == (1500, 60)
 
 
 def test_bus_bandwidth_counts_what_a_rank_of_a_ring_sends():

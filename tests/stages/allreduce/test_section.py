@@ -106,6 +106,8 @@ def test_the_fits_of_the_section_are_those_of_the_tables(rendered):
     found = fits(completed(rows)).query("timing == 'burst'").set_index(["backend", "world_size"])
     assert found.loc[("nccl", 4), "busbw_gb_per_s"] == pytest.approx(320, rel=0.02)
     assert found.loc[("gloo", 6), "latency_us"] == pytest.approx(300, rel=0.1)
+    gloo = next(entry for entry in findings.latencies(completed(rows)) if entry["backend"] == "gloo")
+    assert gloo["latency_ms"]["6 ranks"] == pytest.approx(0.300, rel=0.1)
     latency = FORMS["number"](found.loc[("nccl", 2), "latency_us"])
     assert re.search(rf"\| nccl +\| +2 \| burst +\| +{latency} \|", text)
 
@@ -148,6 +150,15 @@ def test_both_ways_of_timing_are_compared_for_each_clock(rendered):
 def test_out_of_place_is_nccls_own_or_said_to_be_lacking(rendered):
     assert "out of place is NCCL's own" in rendered["h200"][1]
     assert "there is no such figure here" in rendered["laptop"][1]
+
+
+def test_nccl_in_place_is_what_out_of_place_and_torch_are_held_against(make_rows):
+    rows = make_rows("h200")
+    inside_ms = 10.0
+    bursts_ms = {("nccl", "in_place"): inside_ms, ("nccl", "out_of_place"): 9.0, ("torch", "in_place"): 12.0}
+    medians_ms = [bursts_ms.get(way, 1.0) for way in zip(rows["impl"], rows["placement"], strict=True)]
+    found = findings.direct_nccl(completed(rows.assign(median_ms=medians_ms)))
+    assert (set(found["placement"]), set(found["torch"])) == ({9 / 10}, {12 / 10})
 
 
 @pytest.mark.parametrize(("factor", "word"), [(0.5, "less than"), (1, "as"), (3, "more than")])
@@ -205,6 +216,8 @@ def test_one_size_gives_no_growth_and_no_fit(rendered):
 def test_gloo_and_nccl_are_compared_where_both_ran(rendered):
     assert "For the same size and ranks gloo takes" in rendered["h200"][1]
     assert "For the same size and ranks" not in rendered["laptop"][1]
+    gloo_over_nccl = findings.backends_compared(completed(rendered["h200"][0]))
+    assert gloo_over_nccl["1000 MB, 2 ranks"] == pytest.approx(320 / 1.2, rel=0.02)  # their bus bandwidths
 
 
 def test_nothing_measured_gives_the_reason_alone(make_rows, build):

@@ -1,3 +1,6 @@
+from dataclasses import replace
+
+import psutil
 import pytest
 import torch
 
@@ -17,13 +20,13 @@ OOM = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 16.00 GiB.")
 def measured(monkeypatch):
     """Measure the cell, with functions of this test's in place of the eager and the compiled one."""
 
-    def run(eager=eager_attention, compiled=eager_attention):
+    def run(eager=eager_attention, compiled=eager_attention, settings=QUICK):
         def compile_like(_function, **_options):
             return lambda q, k, v: compiled(q, k, v, is_causal=False)
 
         monkeypatch.setitem(ATTENTION, "eager", eager)
         monkeypatch.setattr(torch, "compile", compile_like)
-        rows = measure.measure(CELL, QUICK, Stopwatch())
+        rows = measure.measure(CELL, settings, Stopwatch())
         return {(row["mode"], row["pass"]): row for row in rows if row["clock"] == "host"}
 
     return run
@@ -54,6 +57,19 @@ def test_each_mode_and_pass_has_as_many_samples_as_asked_for(measured):
     rows = measured()
     assert set(rows) == {(mode, part) for mode in MODES for part in PASSES}
     assert all(row["n"] == 10 == len(row["samples_ms"]) for row in rows.values())
+
+
+def test_each_pass_is_warmed_up_before_it_counts(measured):
+    less, more = RunsOut(), RunsOut()  # neither does: they count
+    measured(eager=less)
+    rows = measured(eager=more, settings=replace(QUICK, warmup_passes=QUICK.warmup_passes + 3))
+    assert more.forwards - less.forwards == 3 * len(PASSES)
+    assert rows["eager", "forward"]["n"] == 10
+
+
+def test_the_memory_of_a_cpu_is_all_that_there_is_however_much_is_taken(measured, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert {row["memory_bytes"] for row in measured().values()} == {psutil.virtual_memory().total}
 
 
 def test_what_is_saved_is_what_the_formula_says(measured):

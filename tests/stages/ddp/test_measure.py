@@ -23,6 +23,10 @@ def test_every_variant_has_a_figure(steps):
     assert all(row["n"] == 5 and math.isfinite(row["median_ms"]) for row in steps.values())
 
 
+def test_tokens_are_those_of_all_ranks(steps):
+    assert {row["tokens"] for row in steps.values()} == {2 * 1 * 16}  # ranks, batch, context
+
+
 def test_weights_of_all_variants_that_average_agree(steps):
     averaging = [row for (impl, _), row in steps.items() if impl != "none"]
     assert all(row["rank_difference"] == 0 for row in averaging)

@@ -87,6 +87,8 @@ def test_weights_that_differ_are_said_to(h200, build):
     apart = h200.copy()
     apart.loc[apart["impl"] == "overlap", "variant_difference"] = 0.01
     assert "do not agree" in part(build(apart), "naive_ddp")
+    told = findings.by_cell(selection.completed(apart))[0]["weights"]
+    assert (told["between_variants"], told["worst"]) == (0.01, "overlap")
     ranks_apart = h200.copy()
     ranks_apart.loc[ranks_apart["impl"] == "flat", "rank_difference"] = 1e-9
     assert "do not agree" in part(build(ranks_apart), "naive_ddp")
@@ -181,6 +183,26 @@ def test_a_captured_share_is_given_where_it_was_captured(h200, build):
     without = h200[h200["pass"] != "captured_step"]
     assert "In a captured step" not in build(without)
     assert timeline(selection.completed(without)) is None
+
+
+def test_what_is_left_after_backward_was_not_hidden(h200):
+    rows = selection.completed(h200).query("precision == 'bf16'")
+    transfer_ms = 1e3 * 7.99e9 / 320e9  # of all gradients
+    left_ms = selection.medians(rows)["communication"]
+    shares = findings.hidden(rows)
+    assert shares["naive"] == pytest.approx(0, abs=1e-9)
+    assert shares["overlap"] == pytest.approx(1 - left_ms["overlap"] / transfer_ms, rel=0.01)
+
+
+def test_the_gradients_are_given_in_the_unit_of_buckets(h200):
+    assert findings.setting(selection.completed(h200))["gradient_mb"] == pytest.approx(7.99e9 / 2**20)
+
+
+def test_the_clocks_differ_by_the_largest_difference_of_any_step(h200):
+    rows = selection.completed(h200)
+    one = (rows["variant"] == "flat") & (rows["pass"] == "train_step") & (rows["clock"] == "cuda_events")
+    apart = rows.assign(median_ms=rows["median_ms"].mask(one, rows["median_ms"] / 2))
+    assert findings.clocks(apart) == pytest.approx(1 / 2, abs=0.01)
 
 
 @pytest.mark.parametrize(("computing", "is_said"), [(1.0, False), (1.05, True)])

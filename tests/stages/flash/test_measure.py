@@ -1,4 +1,5 @@
 import dataclasses
+import math
 import re
 import time
 
@@ -119,6 +120,21 @@ def test_what_launches_too_often_is_not_tried_at_all():
     long = dataclasses.replace(CELL, seq_len=2 * implementations.LONGEST_TILED)
     with pytest.raises(implementations.Skipped, match="above a length of 4096"):
         implementations.build("tiled", long.shape, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(("slow_s", "warm_up_calls"), [(math.inf, 2), (0, 0)])
+def test_quick_calls_are_warmed_up_and_slow_ones_only_tried(measured, monkeypatch, slow_s, warm_up_calls):
+    calls = []
+
+    def counted(*args, **kwargs):
+        calls.append("forward")
+        return eager_attention(*args, **kwargs)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(measure, "SLOW_S", slow_s)
+    measured(["eager"], eager=counted)
+    tried, sampled = 2, QUICK.min_samples
+    assert len(calls) == len(PASSES) * (tried + warm_up_calls + sampled)
 
 
 def test_a_sample_of_a_backward_pass_takes_its_preparation_too():

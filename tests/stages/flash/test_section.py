@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from pipeline.report.rows import ok
-from pipeline.stages.flash import findings, section, selection
+from pipeline.stages.flash import findings, section, selection, tables
 from pipeline.stages.flash.cell import Cell
 
 from ..sections import (
@@ -98,6 +98,35 @@ def test_eager_out_of_memory_shows_as_oom_in_table_prose_and_list(rendered):
     assert not re.search(r"\| +0(\.0*)? +\|", benchmark.split("**Against torch's implementations.**")[0])
 
 
+def test_memory_is_said_to_run_out_from_the_shortest_sequence_at_which_it_did(make_rows):
+    rows = make_rows("h200")
+    rows.loc[(rows["impl"] == "eager") & (rows["seq_len"] >= 16384), "status"] = "oom"
+    ends = {(found["impl"], found["dtype"]): found["seq_len"] for found in findings.ran_out(rows)}
+    assert ends["eager", "bf16"] == ends["eager", "fp32"] == 16384
+    assert ends["compiled_eager", "bf16"] == 65536
+
+
+def test_memory_is_compared_at_the_longest_sequence_that_eager_did_too(make_rows):
+    found = findings.memory(make_rows("h200"))
+    assert (found["seq_len"], found["head_dim"]) == (16384, 64)
+    assert found["ratio"] == pytest.approx(1 + 3 * 16384**2 / (8 * 16384 * 64))  # three of scores, eight of vectors
+
+
+def test_a_lone_calls_time_is_held_against_ours(make_rows):
+    rows = make_rows("h200")
+    rows["median_call_ms"] = rows["impl"].map({"triton": 2.0}).fillna(5.0).where(rows["median_call_ms"].notna())
+    for entry in findings.latency(rows):
+        assert entry["ours_ms"] == 2
+        assert entry["others"].to_numpy() == pytest.approx(5 / 2)
+
+
+def test_a_mean_over_the_grid_lies_between_the_lowest_and_the_highest(make_rows):
+    lines = [line.strip("| ").split("|") for line in tables.gains(make_rows("laptop")).splitlines() if "sdpa" in line]
+    assert lines
+    for *_, mean, lowest, highest, _slower in lines:
+        assert float(lowest) < float(mean) < float(highest)
+
+
 def test_what_a_dtype_rules_out_is_named_once_with_its_reason_and_nowhere_else(rendered):
     _, text, _ = rendered["h200"]
     head, missing = text.split("### What was not measured, or not well")
@@ -139,6 +168,7 @@ def test_the_word_against_the_best_peer_follows_the_times(make_rows, factor, wor
     assert (entry["forward_backward"]["word"], entry["forward"]["word"]) == (word, word)
     (standing,) = findings.leaderboard_standing(rows)
     assert standing["word"] == word
+    assert standing["over_peer"] == pytest.approx(1 / factor)
 
 
 def test_the_rival_is_sdpa_s_flash_kernel_or_in_fp32_what_is_as_exact(make_rows):

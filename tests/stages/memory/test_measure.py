@@ -1,4 +1,5 @@
 import gc
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,8 +11,9 @@ from pipeline.model.accounting import parameter_bytes
 from pipeline.model.activations import Workload
 from pipeline.model.memory import CATEGORIES, predict_peaks
 from pipeline.model.sizes import SIZES
+from pipeline.model.step import build_training_step
 from pipeline.stages.memory.cell import Cell, Settings
-from pipeline.stages.memory.measure import measure
+from pipeline.stages.memory.measure import _time_row, measure
 
 SETTINGS = Settings(vocab_size=300, warmup_steps=0, budget_s=0)
 TINY = {"size": "tiny", "context_length": 24}
@@ -78,6 +80,11 @@ def test_the_largest_allocations_name_lines_of_the_model(step):
     assert any("self.token_embedding = Embedding" in row["code"] for row in weights)
 
 
+def test_what_each_step_makes_anew_is_counted_of_the_last_one(step):
+    of_loss = [row for row in step[1]["largest"] if "cross_entropy" in row["code"] and row["category"] == "activations"]
+    assert {row["count"] for row in of_loss} == {1}
+
+
 def test_the_residual_stream_is_two_sums_a_block(step):
     (row,) = step[1]["residual"]
     assert row["size_bytes"] == row["smallest_bytes"] == 4 * 4 * 24 * 64
@@ -87,6 +94,15 @@ def test_the_residual_stream_is_two_sums_a_block(step):
 def test_only_a_training_step_is_timed(step, tmp_path):
     assert len(step[1]["time"]) == 1
     assert "time" not in {row["kind"] for row in measured(tmp_path, mode="forward")}
+
+
+def test_steps_are_warmed_up_before_they_are_timed():
+    device = torch.device("cpu")
+    step = build_training_step(
+        SIZES["tiny"], vocab_size=300, context_length=8, batch_size=1, precision="fp32", device=device
+    )
+    row = _time_row(step, replace(SETTINGS, warmup_steps=3), device)
+    assert {int(state["step"]) for state in step.optimizer.state.values()} == {3 + row["n"]}
 
 
 def test_recomputed_blocks_count_as_activations(tmp_path):

@@ -3,6 +3,7 @@ import re
 import pandas as pd
 import pytest
 
+from pipeline.model.accounting import parameter_bytes
 from pipeline.model.sizes import SIZES
 from pipeline.report.reasons import brief
 from pipeline.report.rows import ok
@@ -143,12 +144,23 @@ def test_a_skipped_variant_is_named_with_its_reason(rendered):
     assert "flash attention needs a CUDA GPU" in part(text, "What was not measured, or not well")
 
 
-def testpeaks_in_the_table_are_the_highest_of_the_last_step(rows_of, rendered):
+def test_peaks_in_the_table_are_the_highest_of_the_last_step(rows_of, rendered):
     rows, text, _ = rendered["h200"]
     step = rows.query("precision == 'fp32' and context_length == 256 and mode == 'train_step' and step == 2")
     step = step[(step["attention"] == "eager") & (step["checkpoint_every"] == 0)]
     (line,) = [line for line in part(text, "memory_profiling (b)").splitlines() if re.match(r"\| fp32 +\| +256 ", line)]
     assert f"{step['peak_bytes'].max() / 1e9:.1f} |" in line
+
+
+def test_growth_is_the_peak_at_the_longest_context_over_that_at_the_shortest(rows_of):
+    rows = rows_of["h200"]
+    found = findings.growth(prepared(rows.assign(peak_bytes=1e6 * rows["context_length"])), "2.7B")
+    assert {(entry["from"], entry["to"], entry["ratio"]) for entry in found} == {(128, 1024, 8), (128, 512, 4)}
+
+
+def test_gradients_are_there_in_full_when_the_optimizer_runs(rows_of):
+    for entry in findings.phases(prepared(rows_of["h200"]), "2.7B", 256):
+        assert entry["gradients"] == parameter_bytes(SIZES["2.7B"], vocab_size=10_000)
 
 
 def test_the_residual_stream_is_derived_and_found(rendered):

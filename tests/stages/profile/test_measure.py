@@ -7,12 +7,14 @@ import pytest
 import torch
 
 from pipeline.errors import Skipped
-from pipeline.instruments import nsys
+from pipeline.instruments import nsys, torch_profiler
 from pipeline.instruments.stopwatch import Stopwatch
+from pipeline.instruments.timing import Sampling, Timings
 from pipeline.stages.profile import measure, workload
 from pipeline.stages.profile.cell import PASSES, Cell, Settings
 
 TINY = Cell(size="tiny", context_length=16)
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -98,16 +100,50 @@ def test_a_pass_out_of_memory_takes_the_larger_ones_with_it_and_leaves_the_small
     assert set(rows.loc[rows["kind"] == "category", "range"]) == {"inference"}
 
 
+def test_no_sample_adds_to_the_gradients_of_the_one_before(quick):
+    step = workload.build(TINY, quick, CPU)
+    weight = next(step.model.parameters())
+    have_gradients = []
+    step.model.register_forward_pre_hook(lambda *_: have_gradients.append(weight.grad is not None))
+    measure._sample(step, "forward_backward", quick)
+    assert have_gradients == [False] * (quick.warmup_steps + quick.steps)
+
+
+@pytest.mark.parametrize(
+    ("samples_ms", "slowdowns", "status", "reason"),
+    [
+        ([10.0] * 4, [], "ok", None),
+        ([5.0, 10.0, 20.0, 30.0], [], "unstable", "median known to"),
+        ([10.0] * 4, ["hw_slowdown"], "unstable", "GPU slowed down: hw_slowdown"),
+    ],
+)
+def test_a_host_time_that_is_noisy_or_of_a_slowed_gpu_is_unstable(samples_ms, slowdowns, status, reason):
+    state = [{"throttle_reasons": slowdowns}]
+    row = measure._host_row("inference", Sampling({"inference": Timings(samples_ms)}, [], state), Settings())
+    assert row["status"] == status
+    assert row.get("reason", "").startswith(reason or "")
+
+
+def test_a_capture_begins_when_every_pass_is_warm(monkeypatch, quick, tmp_path):
+    step = workload.build(TINY, quick, CPU)
+    forwards = []
+    step.model.register_forward_hook(lambda *_: forwards.append("forward"))
+    monkeypatch.setattr(workload, "build", lambda *_: step)
+    monkeypatch.setattr(torch_profiler, "capture", lambda *_: len(forwards))
+    before = measure._capture_with_torch(TINY, quick, list(PASSES), CPU, tmp_path)
+    assert before == quick.warmup_steps * len(PASSES)
+
+
 def test_a_capture_that_fails_is_made_again_by_the_other_profiler_and_says_why(monkeypatch, quick, tmp_path):
     def fails(*_arguments):
         raise nsys.CaptureFailed("capture.sqlite is no whole nsys export: file is not a database")
 
     monkeypatch.setattr(nsys, "capture", fails)
-    passes, device = ["inference"], torch.device("cpu")
-    trace, why = measure._capture("nsys", "", TINY, quick, passes, device, tmp_path)
+    passes = ["inference"]
+    trace, why = measure._capture("nsys", "", TINY, quick, passes, CPU, tmp_path)
     assert (trace.profiler, why) == ("torch.profiler", "capture.sqlite is no whole nsys export: file is not a database")
     with pytest.raises(Skipped, match="no whole nsys export"):
-        measure._capture("nsys", "", replace(TINY, profiler="nsys"), quick, passes, device, tmp_path)
+        measure._capture("nsys", "", replace(TINY, profiler="nsys"), quick, passes, CPU, tmp_path)
 
 
 def test_a_capture_by_nsys_is_exported_read_and_kept_in_part(monkeypatch, quick, simulate, tmp_path):

@@ -3,8 +3,9 @@ import json
 import pandas as pd
 import pytest
 
+from pipeline.instruments.trace import build_trace
 from pipeline.model.sizes import SIZES
-from pipeline.stages.profile.rows import attention_flops
+from pipeline.stages.profile.rows import _layer_rows, attention_flops, kernel_table
 
 
 @pytest.fixture(scope="module")
@@ -12,6 +13,21 @@ def rows(make_rows):
     found = make_rows("h200")
     chosen = found.query("precision == 'bf16' and size == 'large' and context_length == 256 and profiler == 'auto'")
     return chosen.reset_index(drop=True)
+
+
+@pytest.fixture
+def two_runs():
+    """A trace of two runs of a layer, of one kernel: once for 4 µs; then for 6 and 2."""
+    work = [("gemm", 7, 5.0, 4.0, 1), ("gemm", 7, 25.0, 6.0, 2), ("gemm", 7, 32.0, 2.0, 3)]
+    launches = [(1, 1.0, 1), (2, 21.0, 1), (3, 22.0, 1)]
+    ranges = [(name, 1, start, 10.0) for start in (0.0, 20.0) for name in ("inference", "layers.0")]
+    return build_trace(
+        pd.DataFrame(work, columns=["name", "stream", "start_us", "duration_us", "correlation"]),
+        pd.DataFrame(launches, columns=["correlation", "launch_us", "thread"]),
+        pd.DataFrame(ranges, columns=["name", "thread", "start_us", "duration_us"]),
+        "by hand",
+        lambda *_: "matmul",
+    )
 
 
 def by_category(rows, path):
@@ -75,6 +91,17 @@ def test_flops_of_attention_by_hand():
     assert forward["softmax"] == 2 * (5 * 3 * 2 * 10 * 10)
     assert backward["final matmul"] == 2 * forward["final matmul"]
     assert backward["softmax"] == 2 * (4 * 3 * 2 * 10 * 10)
+
+
+def test_a_kernels_count_and_time_are_of_a_run_and_its_mean_and_extremes_of_a_call(two_runs):
+    (kernel,) = kernel_table(two_runs, ["inference"]).to_dict("records")
+    assert (kernel["count"], kernel["time_ms"]) == (3 / 2, (4 + 6 + 2) / 2 / 1e3)
+    assert (kernel["min_us"], kernel["avg_us"], kernel["max_us"]) == (2, (4 + 6 + 2) / 3, 6)
+
+
+def test_the_layers_timeline_is_of_the_last_run(two_runs):
+    (row,) = _layer_rows(two_runs, "inference")
+    assert [duration_us for *_, duration_us in json.loads(row["events"])] == [6, 2]
 
 
 def test_the_layers_timeline_is_one_layer_of_one_run(rows):

@@ -2,6 +2,7 @@ import re
 
 import pytest
 
+from pipeline.model.sizes import SIZES
 from pipeline.stages.profile import findings, section
 from pipeline.stages.profile.selection import main_captures, ordered, reference_cell
 
@@ -106,6 +107,21 @@ def test_launches_are_called_slowed_only_where_the_kernels_alone_would_fit_the_h
     assert "take less than that clock" not in build(slowed)
 
 
+def test_a_gpu_is_idle_for_what_is_not_busy_of_the_span(h200):
+    inference = (h200["kind"] == "time") & (h200["range"] == "inference")
+    medians_ms = h200["clock"].map({"host": 10.0, "span": 8.0, "busy": 6.0})
+    rows = h200.assign(median_ms=medians_ms.where(inference, h200["median_ms"]))
+    for entry in findings.forward_time(ordered(main_captures(rows)), 256):
+        assert set(entry["idle"]) == {1 - 6 / 8}
+
+
+def test_what_is_beside_matmul_is_the_share_of_all_other_categories(h200):
+    rows = ordered(main_captures(h200)).query("kind == 'category' and range == 'inference' and context_length == 256")
+    others = rows[rows["category"] != "matmul"].groupby(["precision", "size"])["share_pct"].sum() / 100
+    for entry in findings.beside_matmul(rows, 256):
+        assert entry["share"].to_dict() == pytest.approx(others[entry["precision"]].to_dict())
+
+
 def test_matmul_shares_are_compared_by_their_means(h200, build):
     rows = ordered(main_captures(h200))
     fp32, bf16 = findings.training_against_inference(rows, 256)
@@ -121,6 +137,8 @@ def test_softmax_stands_beside_the_products_alone(h200):
     assert row["products_ms"] == pytest.approx(2 * row["final_ms"])
     assert row["time_ratio"] == pytest.approx(row["products_ms"] / row["softmax_ms"])
     assert row["flops_ratio"] == pytest.approx(4 * 64 / 5)  # head_dim 64
+    layers = SIZES["large"].num_layers / 3  # so many times what the simulated GPU runs, at 300 TFLOP/s
+    assert row["products_tflops_per_s"] == pytest.approx(300 * layers)
     assert row["scores_ms"] > row["final_ms"]
 
 

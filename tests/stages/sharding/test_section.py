@@ -66,6 +66,12 @@ def test_the_peak_is_the_larger_of_both_parts_of_a_step(h200):
     assert table["error"].between(-0.01, -0.001).all()
 
 
+def test_sharing_out_the_moments_among_two_ranks_saves_one_copy_of_four(h200):
+    rows = selection.completed(h200)
+    state = findings.states(rows[rows["precision"] == "bf16"])
+    assert (state["saved_share"], state["state_ratio"]) == (1 / 4, 2)
+
+
 @pytest.mark.parametrize(
     ("factor", "words"),
     [(1, "every predicted peak of a training step is within 3.0%"), (1.1, "0 of 3 predicted peaks")],

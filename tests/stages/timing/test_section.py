@@ -185,6 +185,7 @@ def test_the_spread_is_small_only_where_it_is_for_nearly_all(make_rows, build):
     text = prose(build(large))
     assert "is small" not in text
     assert "above\n5.0% of the mean for 100% of the figures in bf16." in text
+    assert findings.variability(large)["largest"] == pytest.approx(0.2)
 
 
 def test_a_finding_on_precision_names_its_setting(rendered):
@@ -197,6 +198,14 @@ def test_a_finding_on_precision_names_its_setting(rendered):
 def test_an_unstable_cell_keeps_its_figure(rendered):
     _, text, _ = rendered["h200"]
     assert re.search(r"\| small +\| +128 \| .* ± .* \(unstable\)", text)
+
+
+def test_ratios_of_passes_are_those_of_their_medians(make_rows):
+    rows = make_rows("h200")
+    medians_ms = {"forward": 2.0, "backward": 3.0, "optimizer": 1.0, "train_step": 8.0}
+    for entry in findings.passes(rows.assign(median_ms=rows["pass"].map(medians_ms)), 256):
+        assert set(entry["backward_over_forward"]) == {3 / 2}
+        assert set(entry["optimizer_share"]) == {1 / 8}
 
 
 @pytest.mark.parametrize(
@@ -324,6 +333,13 @@ def test_nothing_measured_gives_the_reasons_alone(rendered, build):
 def test_the_host_clock_and_the_events_are_compared_where_both_ran(rendered):
     assert "CUDA events, read beside" in rendered["h200"][1]
     assert "CUDA events" not in rendered["laptop"][1]
+
+
+@pytest.mark.parametrize(("events_ms", "word"), [(3.0, "longer"), (5.0, "shorter")])
+def test_the_word_on_the_clocks_is_that_of_the_hosts(make_rows, events_ms, word):
+    rows = make_rows("h200")
+    found = findings.clocks(rows.assign(median_ms=rows["clock"].map({"host": 4.0, "cuda_events": events_ms})))
+    assert (found["word"], found["largest"]) == (word, 1 / 4)
 
 
 def test_others_stand_beside_ours_for_the_same_thing_only(rendered):

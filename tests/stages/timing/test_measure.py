@@ -1,0 +1,53 @@
+import pytest
+import torch
+
+from pipeline.instruments.stopwatch import Stopwatch
+from pipeline.model import accounting
+from pipeline.model.sizes import SIZES
+from pipeline.stages.timing import measure
+from pipeline.stages.timing.cell import PASSES, Cell, Settings
+
+CELL = Cell(size="tiny", context_length=16, warmup_steps=2)
+SETTINGS = Settings(batch_size=3, vocab_size=300, steps=10, max_steps=10, budget_s=0.0)
+
+
+@pytest.fixture(scope="module")
+def measured():
+    """Measure a tiny model on the CPU once: its rows by pass, and its training step."""
+    built, build = [], measure.build_training_step
+
+    def kept(*args, **kwargs):
+        built.append(build(*args, **kwargs))
+        return built[-1]
+
+    torch.set_num_threads(1)  # as for each test, but a fixture of the module comes before that
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: False)
+        patch.setattr(measure, "build_training_step", kept)
+        rows = measure.measure(CELL, SETTINGS, Stopwatch())
+    (step,) = built
+    return {row["pass"]: row for row in rows}, step
+
+
+def test_every_pass_has_a_row_with_its_samples(measured):
+    rows, _ = measured
+    assert tuple(rows) == PASSES
+    assert all(row["n"] == len(row["samples_ms"]) == 10 for row in rows.values())
+
+
+def test_phases_are_warmed_up_and_whole_steps_find_them_warm(measured):
+    _, step = measured
+    in_phases, whole = CELL.warmup_steps + SETTINGS.steps, SETTINGS.steps
+    assert {int(state["step"]) for state in step.optimizer.state.values()} == {in_phases + whole}
+
+
+def test_rates_follow_from_tokens_flops_and_the_median(measured):
+    rows, _ = measured
+    forward_flops = accounting.forward_flops(SIZES["tiny"], vocab_size=300, batch_size=3, seq_len=16)
+    for name, forwards in {"forward": 1, "backward": 2, "train_step": 3}.items():
+        row = rows[name]
+        median_s = row["median_ms"] / 1e3
+        assert row["tokens_per_s"] == pytest.approx(3 * 16 / median_s)
+        assert row["model_tflops_per_s"] == pytest.approx(forwards * forward_flops / median_s / 1e12)
+        assert row["mfu_pct"] == pytest.approx(100 * row["model_tflops_per_s"] / row["peak_tflops_per_s"])
+    assert "tokens_per_s" not in rows["optimizer"]
