@@ -80,3 +80,9 @@ def project(measured, tmp_path):
     """A copy that the test may spoil; its files keep their times, so that nothing in it is stale."""
     shutil.copytree(measured.root, tmp_path / "project")
     return Project(tmp_path / "project")
+
+
+@pytest.fixture
+def without_worker(monkeypatch):
+    """Measure in ordinary processes: a single cell is done before a worker has started."""
+    monkeypatch.setenv("PIPELINE_WORKER", "off")

@@ -12,6 +12,7 @@ SCHEDULER = (
 )
 
 
+@pytest.mark.usefixtures("without_worker")
 def test_a_scheduler_gets_the_cells(project):
     record_path = project.records()[0]
     target = str(record_path.relative_to(project.root))

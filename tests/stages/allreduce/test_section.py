@@ -33,7 +33,7 @@ def rendered(make_rows, tmp_path_factory):
 
 
 @pytest.fixture
-def build(tmp_path):
+def build(undrawn, tmp_path):
     return lambda rows: section.build(rows, tmp_path)
 
 
