@@ -189,7 +189,16 @@ class Released:
         self.allocator.happen("free_completed", self.address)
 
 
-def test_a_collection_cannot_part_the_history_from_its_count(allocator, path, monkeypatch):
+@pytest.fixture
+def no_collection_by_itself():
+    """Leave the collector on, but to run only where it is called."""
+    thresholds = gc.get_threshold()
+    gc.set_threshold(0)
+    yield
+    gc.set_threshold(*thresholds)
+
+
+def test_a_collection_cannot_part_the_history_from_its_count(allocator, path, monkeypatch, no_collection_by_itself):
     def counts_and_garbage_around(device):
         """Let the collector run where it may, before and after the counts are read."""
         gc.isenabled() and gc.collect()
