@@ -149,9 +149,15 @@ def first_page(cells: pd.DataFrame) -> dict[str, Any]:
 
 
 def changed_since(cells: pd.DataFrame, code: Mapping[str, str]) -> list[str]:
-    """List the stages of which a cell was measured by code of another digest than the stage's has now."""
-    stages = [stage for stage in cells["stage"].unique() if stage in code]
-    return [stage for stage in stages if (cells.loc[cells["stage"] == stage, "digest"] != code[stage]).any()]
+    """Name what was measured by code of another digest than its stage's has now: stages, or a number of their cells."""
+    changed = []
+    for stage, digests in cells.groupby("stage", sort=False)["digest"]:
+        older = digests != code.get(stage, digests)
+        if older.all():
+            changed.append(stage)
+        elif older.any():
+            changed.append(f"{older.sum()} of the {len(older)} cells of {stage}")
+    return changed
 
 
 def _covered_s(started: pd.Series, ended: pd.Series) -> float:
