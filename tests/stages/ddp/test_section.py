@@ -179,7 +179,7 @@ def test_a_skipped_cell_stands_beside_a_measured_one(h200, skipped, build):
 
 def test_a_captured_share_is_given_where_it_was_captured(h200, build):
     title = "ddp_overlap_individual_parameters, ddp_overlap_individual_parameters_benchmarking"
-    assert "of the communication run beside computation" in part(build(h200), title)
+    assert "of the communication runs beside computation" in part(build(h200), title)
     without = h200[h200["pass"] != "captured_step"]
     assert "In a captured step" not in build(without)
     assert timeline(selection.completed(without)) is None
