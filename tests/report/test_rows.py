@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from pipeline.errors import UserError
-from pipeline.report.rows import divide, geometric_mean, in_order, ok, read_rows
+from pipeline.report.rows import divide, geometric_mean, in_order, ok, read_rows, spread
 
 
 def times(status="ok", median_ms=2.0, reason=None):
@@ -26,6 +26,15 @@ def test_names_come_in_their_order_unknown_ones_last():
 def test_a_ratio_spans_what_the_quartiles_of_both_allow():
     (ratio,) = divide(times(), times(median_ms=1.0), ["size"]).to_dict("records")
     assert (ratio["median_ratio"], ratio["q1_ratio"], ratio["q3_ratio"]) == (2.0, 0.25, 4.0)
+
+
+def test_spread_values_keep_their_places_and_the_order_in_which_they_come():
+    rows = pd.DataFrame({"size": ["xl", "xl", "small"], "pass": ["step", "forward", "forward"], "ms": [3.0, 2.0, 1.0]})
+    wide = spread(rows, ["size"], "pass", "ms")
+    assert (list(wide.index), list(wide.columns)) == (["xl", "small"], ["step", "forward"])
+    assert wide.loc["xl"].to_list() == [3.0, 2.0]
+    assert wide.loc["small", "forward"] == 1.0
+    assert pd.isna(wide.loc["small", "step"])
 
 
 @pytest.mark.parametrize("failing", [0, 1])

@@ -81,6 +81,16 @@ def divide(numerator: pd.DataFrame, denominator: pd.DataFrame, keys: list[str]) 
     )
 
 
+def spread(rows: pd.DataFrame, index: list[str], columns: str, values: str) -> pd.DataFrame:
+    """Spread a column over the values of another; rows and columns keep the order of appearance, gaps are missing.
+
+    Raises ValueError where two rows fall on one place.
+    """
+    wide = rows.pivot(index=index, columns=columns, values=values)
+    # Not `unstack(sort=False)`: before pandas 3.1 it fills gaps with the values of other places.
+    return wide.reindex(index=rows.set_index(index).index.unique(), columns=rows[columns].unique())
+
+
 def geometric_mean(ratios: Sequence[float]) -> float:
     """Return the geometric mean of positive ratios; it is the same whichever way each is divided."""
     return float(np.exp(np.log(np.asarray(ratios, dtype=float)).mean()))

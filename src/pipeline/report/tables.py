@@ -4,6 +4,8 @@ import math
 
 import pandas as pd
 
+from pipeline.report.rows import spread
+
 MAX_COLUMNS = 8
 FOLD_OVER_ROWS = 15
 
@@ -85,8 +87,7 @@ def pivot(rows: pd.DataFrame, index: list[str], columns: str, cells: pd.Series) 
 
     Raises ValueError where two rows fall on one cell.
     """
-    long = rows[[*index, columns]].assign(cell=cells)
-    wide = long.set_index([*index, columns])["cell"].unstack(columns, sort=False)
+    wide = spread(rows[[*index, columns]].assign(cell=cells), index, columns, "cell")
     return wide.fillna("").reset_index().rename_axis(columns=None)
 
 

@@ -2,7 +2,8 @@
 
 import pandas as pd
 
-from pipeline.report.tables import markdown
+from pipeline.report.rows import spread
+from pipeline.report.tables import markdown, pivot
 from pipeline.stages.precision.cases import AUTOCAST_DTYPES
 from pipeline.stages.precision.selection import devices_with, figures_of, on_device
 
@@ -65,8 +66,7 @@ def table(seen: pd.DataFrame) -> str:
         component=names.where(seen["detail"] == "", names + ": " + seen["detail"]),
         column=seen["device"] + ", " + seen["autocast_dtype"],
     )
-    wide = lines.pivot_table(index="component", columns="column", values="observed", aggfunc="first", sort=False)
-    return markdown(wide.fillna("").reset_index().rename_axis(columns=None))
+    return markdown(pivot(lines, ["component"], "column", lines["observed"]))
 
 
 def one(seen: pd.DataFrame, device: str, autocast_dtype: str, component: str, detail: str = "") -> str:
@@ -87,7 +87,7 @@ def answer(seen: pd.DataFrame, device: str, autocast_dtype: str) -> dict:
 def differences(seen: pd.DataFrame) -> list[dict]:
     """List the components whose data type depends on the device: component, autocast_dtype, by_device."""
     keys = ["autocast_dtype", "component", "detail"]
-    wide = seen.set_index([*keys, "device"])["observed"].unstack("device", sort=False)
+    wide = spread(seen, keys, "device", "observed")
     differ = wide[wide.nunique(axis=1) > 1].reset_index().to_dict("records")
     devices = list(wide.columns)
     return [

@@ -6,6 +6,7 @@ import pandas as pd
 
 from pipeline.model.accounting import parameter_count
 from pipeline.model.sizes import SIZES
+from pipeline.report.rows import spread
 from pipeline.stages.profile.cell import PASSES
 
 BY_SIZE = tuple(sorted(SIZES, key=lambda name: parameter_count(SIZES[name], vocab_size=0)))
@@ -59,7 +60,7 @@ def times(rows: pd.DataFrame) -> pd.DataFrame:
     whether the host clock's median is not known well.
     """
     found = of_kind(rows, "time")
-    wide = found.set_index([*CELL, "range", "clock"])["median_ms"].unstack("clock", sort=False)
+    wide = spread(found, [*CELL, "range"], "clock", "median_ms")
     wide = wide.reindex(columns=["host", "profiled", "span", "busy", "kernel_sum"]).reset_index()
     unstable = found.loc[found["status"] == "unstable", [*CELL, "range"]].assign(unstable=True)
     table = wide.merge(unstable, on=[*CELL, "range"], how="left")
@@ -69,7 +70,7 @@ def times(rows: pd.DataFrame) -> pd.DataFrame:
 def shares(rows: pd.DataFrame) -> pd.DataFrame:
     """Spread the categories' shares of a range's kernel time: a row a cell and range, a column a category, 0 to 1."""
     found = of_kind(rows, "category")
-    wide = found.set_index([*CELL, "range", "category"])["share_pct"].unstack("category", sort=False)
+    wide = spread(found, [*CELL, "range"], "category", "share_pct")
     return (wide.fillna(0) / 100).reset_index()
 
 

@@ -4,7 +4,7 @@ import pandas as pd
 
 from pipeline.model.accounting import parameter_count
 from pipeline.model.sizes import SIZES
-from pipeline.report.rows import divide, in_order, ok
+from pipeline.report.rows import divide, in_order, ok, spread
 
 # Tables come sorted by file name; people read sizes smallest first, by the parameters of their layers, and
 # precisions widest first.
@@ -101,7 +101,7 @@ def ratios(numerator: pd.DataFrame, denominator: pd.DataFrame, keys: list[str]) 
 
 def by_pass(rows: pd.DataFrame, column: str) -> pd.DataFrame:
     """Spread a column: a row a size, in order of appearance, and a column a pass."""
-    return rows.set_index(["size", "pass"])[column].unstack("pass", sort=False)
+    return spread(rows, ["size"], "pass", column)
 
 
 def unstable_by_pass(rows: pd.DataFrame) -> pd.DataFrame:
