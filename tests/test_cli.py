@@ -54,6 +54,13 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, monkeypatch, words, com
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("words", ["measure timings", "measure timing size=huge", "measure timing --set steps=-3"])
+def test_no_worker_starts_for_a_cell_that_there_is_not(tmp_path, monkeypatch, words):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert pipeline(*words.split(), "--out", "cell.json").returncode == 2
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_wish_for_the_worker_that_is_not_known_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setenv("PIPELINE_WORKER", "OFF")
     ended = pipeline(*MEASURE, "--out", str(tmp_path / "cell.json"))

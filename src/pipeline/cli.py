@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from pipeline.cells import caller
 from pipeline.errors import UserError
@@ -17,7 +18,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         words = sys.argv[1:] if argv is None else list(argv)
         arguments = _parser(words).parse_args(words)
-        exit_code = caller.hand_over(words, issued_at) if arguments.run is _measure else None
+        exit_code = None
+        if arguments.run is _measure:
+            _asked_for(arguments)  # so that no worker starts for a cell that there is not
+            exit_code = caller.hand_over(words, issued_at)
         sys.exit(run(words, "ordinary", issued_at) if exit_code is None else exit_code)
     except UserError as error:
         sys.exit(_complain(error))
@@ -49,14 +53,12 @@ def _complain(error: UserError) -> int:
 
 
 def _measure(arguments: argparse.Namespace) -> None:
-    from pipeline.cells import fields, sweep
+    from pipeline.cells import sweep
     from pipeline.cells.place import record_place
     from pipeline.cells.record import write_record
     from pipeline.cells.run import ProcessStart, run_cell
 
-    declaration = sweep.declaration(arguments.stage)
-    cell = fields.parse_words(declaration.Cell, arguments.cell, f"{arguments.stage} cell")
-    settings = fields.parse_words(declaration.Settings, arguments.settings, f"{arguments.stage} settings")
+    cell, settings = _asked_for(arguments)
     if arguments.gpus is not None and arguments.gpus < 0:
         raise UserError(f"--gpus is {arguments.gpus}, allowed is 0 or more")
     out = record_place(arguments.out)
@@ -68,6 +70,15 @@ def _measure(arguments: argparse.Namespace) -> None:
     told = [*sweep.row_columns(arguments.stage), "status", "reason", "median_ms"]
     for row in record["rows"]:
         print(" ".join(f"{name}={_brief(row[name])}" for name in told if row.get(name) is not None))
+
+
+def _asked_for(arguments: argparse.Namespace) -> tuple[Any, Any]:
+    """Return the cell and the settings that the words ask for; raise UserError for what they may not be."""
+    from pipeline.cells import fields, sweep
+
+    declaration = sweep.declaration(arguments.stage)
+    cell = fields.parse_words(declaration.Cell, arguments.cell, f"{arguments.stage} cell")
+    return cell, fields.parse_words(declaration.Settings, arguments.settings, f"{arguments.stage} settings")
 
 
 def _brief(value: object) -> object:
