@@ -34,11 +34,12 @@ def read_rows(table: Path | TextIO) -> pd.DataFrame:
 
 
 def ok(rows: pd.DataFrame) -> pd.DataFrame:
-    """Keep rows that carry figures, the unstable ones among them."""
-    return rows[_has_figures(rows["status"])]
+    """Keep rows that carry figures."""
+    return rows[has_figures(rows["status"])]
 
 
-def _has_figures(status: pd.Series) -> pd.Series:
+def has_figures(status: pd.Series) -> pd.Series:
+    """Tell which outcomes leave figures: those measured, the unstable ones among them."""
     return status.isin(["ok", "unstable"])
 
 
@@ -71,7 +72,7 @@ def divide(numerator: pd.DataFrame, denominator: pd.DataFrame, keys: list[str]) 
     """
     paired = numerator.merge(denominator, on=keys, suffixes=("", "_below"), validate="one_to_one")
     above, below = paired["status"], paired["status_below"]
-    numerator_fails = ~_has_figures(above) | ((above == "unstable") & _has_figures(below))
+    numerator_fails = ~has_figures(above) | ((above == "unstable") & has_figures(below))
     return paired[keys].assign(
         median_ratio=paired["median_ms"] / paired["median_ms_below"],
         q1_ratio=paired["q1_ms"] / paired["q3_ms_below"],

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from pipeline.report.rows import ok
+from pipeline.report.rows import has_figures, ok
 from pipeline.report.section import listing, render
 from pipeline.report.tables import (
     OUTCOME_WORDS,
@@ -113,7 +113,7 @@ def _amounts(rows: pd.DataFrame, column: str, unit: Unit) -> pd.Series:
 
 def _figures_only(cells: pd.Series, rows: pd.DataFrame) -> pd.Series:
     """Leave a cell empty where its row has no figure: the outcome stands elsewhere in the line."""
-    return cells.where(rows["status"].isin(["ok", "unstable"]), "")
+    return cells.where(has_figures(rows["status"]), "")
 
 
 def _readable(table: pd.DataFrame) -> pd.DataFrame:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from pipeline.model.memory import CATEGORIES, MODES
-from pipeline.report.rows import ok
+from pipeline.report.rows import has_figures, ok
 
 AXES = ["precision", "size", "context_length", "mode", "attention", "checkpoint_every"]
 ORDERS = {
@@ -68,7 +68,7 @@ def cell_peaks(rows: pd.DataFrame, step: str = "last") -> pd.DataFrame:
     error: predicted over measured, less one. A cell without figures has its outcome alone.
     """
     peaks = rows[rows["kind"] == "peak"]
-    failed = peaks[~peaks["status"].isin(["ok", "unstable"])]
+    failed = peaks[~has_figures(peaks["status"])]
     steps = ok(peaks)[ok(peaks)["step"] > 0]
     if steps.empty:
         return in_order(failed.assign(error=None, predicted_phase=None))

@@ -6,7 +6,7 @@ import pandas as pd
 
 from pipeline.model.accounting import parameter_count
 from pipeline.model.sizes import SIZES
-from pipeline.report.rows import spread
+from pipeline.report.rows import ok, spread
 from pipeline.stages.profile.cell import PASSES
 
 BY_SIZE = tuple(sorted(SIZES, key=lambda name: parameter_count(SIZES[name], vocab_size=0)))
@@ -40,7 +40,7 @@ def ordered(rows: pd.DataFrame) -> pd.DataFrame:
 
 def of_kind(rows: pd.DataFrame, kind: str) -> pd.DataFrame:
     """Keep the rows of one kind that carry figures, the unstable ones among them."""
-    return rows[(rows["kind"] == kind) & rows["status"].isin(["ok", "unstable"])]
+    return ok(rows[rows["kind"] == kind])
 
 
 def of_host_clock(rows: pd.DataFrame) -> pd.DataFrame:
