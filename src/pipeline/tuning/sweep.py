@@ -66,13 +66,14 @@ def _prepare_backward(
     config = {
         "query": dataclasses.replace(used, query=tiles or other),
         "key_value": dataclasses.replace(used, key_value=tiles or used.key_value, query=other),
-        "key_value_dq": dataclasses.replace(used, key_value=tiles or used.key_value, query=None),
+        # The tiles in use may not fit where dq is summed too; dk and dv are the same without.
+        "key_value_dq": used if tiles is None else dataclasses.replace(used, key_value=tiles, query=None),
     }[kernel]
     with _tiles(flash_triton_backward_plans, "backward_config", config):
         plan = flash_triton_backward_plans.backward_plan(*map(traits, (q, k, v, do)), True, False)
     delta, lse_log2 = torch.empty((2, *plan.delta_shape), device=q.device).unbind()
     dq, (dk, dv) = torch.empty_like(q), torch.empty((2, *k.shape), dtype=k.dtype, device=k.device)
-    dq_sum = torch.empty(q.shape, device=q.device) if kernel == "key_value_dq" else None
+    dq_sum = torch.empty(q.shape, device=q.device) if config.query is None else None
     plan.delta(o, do, lse, delta, lse_log2, dq_sum)
 
     def run() -> list[Tensor]:
