@@ -215,6 +215,17 @@ def test_each_of_a_rows_times_is_compared():
     assert list(found.timed["quantity"]) == ["ms", "latency_ms"]
 
 
+def test_the_quantities_of_a_stage_are_summed_up_apart():
+    def rows(latency_ms):
+        quartiles = {"q1_latency_ms": 0.99 * latency_ms, "q3_latency_ms": 1.01 * latency_ms}
+        return [{**timed("forward", 1.0), "median_latency_ms": latency_ms, **quartiles}]
+
+    text = write_comparison(compare_runs(run(rows=rows(3.0)), run(rows=rows(6.0)), tolerance=0.05), "one", "other")
+    lines = [line.split() for line in text.split("### By stage")[1].splitlines() if "timing" in line]
+    assert [line[3] for line in lines] == ["ms", "latency_ms"]
+    assert [line[-2] for line in lines] == ["1.00", "2.00"]
+
+
 def test_a_time_that_a_row_no_longer_has_is_named_and_is_a_figure_lost():
     several = {"median_latency_ms": 3.0, "q1_latency_ms": 2.9, "q3_latency_ms": 3.1}
     a, b = (run("xl", rows=[{**timed("forward", 1.0), **more}]) for more in (several, {}))

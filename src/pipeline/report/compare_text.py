@@ -166,13 +166,15 @@ def _varying_axes(cells: pd.DataFrame) -> pd.Series:
 
 
 def _stage_table(timed: pd.DataFrame) -> pd.DataFrame:
+    """Sum up each stage, quantity by quantity: those that the GPU decides agree where those of the host do not."""
     lines = [
         {
             "stage": stage,
+            "quantity": quantity,
             "times": len(group),
             **{verdict: int((group["verdict"] == verdict).sum()) for verdict in ORDER},
             "B / A, geometric mean": significant(statistics.geometric_mean(group["ratio"])),
         }
-        for stage, group in timed.groupby("stage", sort=False)
+        for (stage, quantity), group in timed.groupby(["stage", "quantity"], sort=False)
     ]
     return pd.DataFrame(lines)
