@@ -42,6 +42,16 @@ def test_the_same_figure_drawn_twice_is_the_same_bytes(rows, tmp_path):
     assert b"<dc:date>" not in first
 
 
+def test_the_columns_of_a_legend_are_of_one_height():
+    figure, panels = figures.new_figure()
+    for name in "abcdefg":
+        panels[0, 0].plot([1, 2], label=name)
+    figures.shared_legend(figure, per_row=6)
+    figure.canvas.draw()
+    lefts = [round(text.get_window_extent().x0) for text in figure.legends[0].get_texts()]
+    assert [lefts.count(left) for left in sorted(set(lefts))] == [2, 2, 2, 1]
+
+
 def test_the_background_is_opaque_white(rows, tmp_path):
     figures.save(draw(rows)[0], tmp_path / "figure.svg")
     assert "fill: #ffffff" in (tmp_path / "figure.svg").read_text()

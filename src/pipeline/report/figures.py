@@ -1,5 +1,6 @@
 """One look for every figure: fixed styles per name, quartile bars, outcomes at the edge, reproducible SVG."""
 
+import math
 import textwrap
 import zlib
 from collections.abc import Sequence
@@ -245,8 +246,11 @@ def shared_legend(figure: Figure, per_row: int = 6) -> None:
             entries.setdefault(label, handle)
     # Axes list lines before error bars, whatever was drawn first.
     entries = dict(sorted(entries.items(), key=lambda entry: entry[0] in OUTCOME_WORDS.values()))
+    # Matplotlib fills columns from the top: seven entries in six columns would be read 1, 3, 4, 5, 6, 7, then 2.
+    lines = math.ceil(len(entries) / per_row)
+    columns = math.ceil(len(entries) / lines)
     with mpl.rc_context(RC):
-        figure.legend(entries.values(), entries.keys(), loc="outside upper center", ncols=min(per_row, len(entries)))
+        figure.legend(entries.values(), entries.keys(), loc="outside upper center", ncols=columns)
 
 
 def stamp(figure: Figure, rows: pd.DataFrame, *facts: str, shown: str = "median and quartiles") -> None:
