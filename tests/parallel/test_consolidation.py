@@ -6,49 +6,14 @@ from copy import copy, deepcopy
 
 import pytest
 import torch
-from torch import nn
 from torch.optim import SGD, AdamW
 
 from pipeline.parallel import ShardedOptimizer
 
+from .training import assert_same, assert_same_state, groups_of, make_net, train
+
 WORLD_SIZES = (1, 2, 3)
 every_world_size = pytest.mark.parametrize("world_size", WORLD_SIZES)
-
-
-def make_net():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 7), nn.Tanh(), nn.Linear(7, 5, bias=False), nn.Tanh(), nn.Linear(5, 1)).double()
-
-
-def groups_of(net):
-    return [
-        {"params": [net[0].weight, net[2].weight], "weight_decay": 0.2},
-        {"params": [net[0].bias, net[4].weight, net[4].bias], "lr": 0.01},
-    ]
-
-
-def train(net, optimizer, steps):
-    for step in steps:
-        x = torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
-        net(x.to(net[0].weight.dtype)).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def assert_same(net, other):
-    for parameter, wanted in zip(net.parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(parameter, wanted, rtol=1e-10, atol=1e-12)
-
-
-def assert_same_state(found, wanted):
-    """Compare two state dicts."""
-    assert found.keys() == wanted.keys()
-    assert found["param_groups"] == wanted["param_groups"]
-    assert found["state"].keys() == wanted["state"].keys()
-    for index, state in wanted["state"].items():
-        assert found["state"][index].keys() == state.keys()
-        for key, value in state.items():
-            torch.testing.assert_close(found["state"][index][key], value, rtol=1e-10, atol=1e-12)
 
 
 def saved_after_three_steps(context):

@@ -1,7 +1,6 @@
 """Properties that all four ways of data-parallel training share, shown by real processes."""
 
 import gc
-import time
 from functools import partial
 
 import pytest
@@ -11,7 +10,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from pipeline.parallel import BucketedDDP, FlatDDP, NaiveDDP, OverlapDDP
 
-A_MOMENT_S = 5.0
+from .freed import still_there
+
 WORLD_SIZES = (1, 2, 3)
 ROWS = 12
 SMALL_MB = 300 / 1024**2  # a few buckets for the nets below
@@ -307,7 +307,7 @@ def test_a_module_with_nothing_to_train_is_an_error(on_ranks, name):
     on_ranks(assert_nothing_to_train_is_refused, 1, name)
 
 
-def is_freed(context, name):
+def kept_storages(context, name):
     net = Net(seed=0)
     ddp = make_ddp(name)(net)
     optimizer = torch.optim.AdamW(ddp.parameters())
@@ -319,15 +319,12 @@ def is_freed(context, name):
     storages = [StorageWeakRef(tensor.untyped_storage()) for tensor in tensors]
     del net, ddp, optimizer, tensors
     gc.collect()
-    deadline = time.monotonic() + A_MOMENT_S  # a thread of gloo's may hold the tensor of its last collective
-    while not all(storage.expired() for storage in storages) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return [storage.expired() for storage in storages]
+    return still_there(storages)
 
 
 @every_way
 def test_dropping_module_and_optimizer_frees_parameters_and_gradients(on_ranks, name):
-    assert all(all(expired) for expired in on_ranks(is_freed, 2, name))
+    assert on_ranks(kept_storages, 2, name) == [0, 0]
 
 
 def assert_averaged_after_another(context, name):

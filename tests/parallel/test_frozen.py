@@ -7,6 +7,8 @@ from torch.optim import SGD, AdamW
 
 from pipeline.parallel import ShardedOptimizer
 
+from .training import assert_same
+
 CLASSES = {"SGD, momentum": (SGD, {"lr": 0.1, "momentum": 0.9}), "AdamW": (AdamW, {"lr": 0.1, "weight_decay": 0.1})}
 every_class = pytest.mark.parametrize("name", CLASSES)
 
@@ -19,11 +21,6 @@ def make_net():
 def step(net, optimizer):
     net(torch.ones(2, 4, dtype=torch.float64)).square().sum().backward()
     optimizer.step()
-
-
-def assert_same(net, other):
-    for parameter, wanted in zip(net.parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(parameter, wanted, rtol=1e-10, atol=1e-12)
 
 
 def assert_equal_when_frozen_and_unfrozen(context, name, keep_gradients):

@@ -1,7 +1,6 @@
 """The sharded optimizer against the plain one, in real processes."""
 
 import gc
-import time
 from contextlib import contextmanager
 from functools import partial
 from unittest import mock
@@ -16,7 +15,9 @@ from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 
 from pipeline.parallel import BucketedDDP, ShardedOptimizer
 
-A_MOMENT_S = 5.0
+from .freed import still_there
+from .training import add_gradients, assert_same, assert_same_state, groups_of, make_net, train
+
 CLASSES = {
     "AdamW": (AdamW, {"lr": 0.05, "weight_decay": 0.1}),
     "AdamW, not foreach": (AdamW, {"lr": 0.05, "foreach": False}),
@@ -27,48 +28,6 @@ CLASSES = {
 }
 every_class = pytest.mark.parametrize("name", CLASSES)
 every_world_size = pytest.mark.parametrize("world_size", [1, 2, 3])
-
-
-def make_net():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 7), nn.Tanh(), nn.Linear(7, 5, bias=False), nn.Tanh(), nn.Linear(5, 1)).double()
-
-
-def add_gradients(net, step):
-    x = torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
-    net(x).square().mean().backward()
-
-
-def train(net, optimizer, steps, scheduler=None):
-    for step in steps:
-        add_gradients(net, step)
-        optimizer.step()
-        optimizer.zero_grad()
-        if scheduler is not None:
-            scheduler.step()
-
-
-def assert_same(net, other):
-    for parameter, wanted in zip(net.parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(parameter, wanted, rtol=1e-10, atol=1e-12)
-
-
-def assert_same_state(found, wanted):
-    """Compare two state dicts."""
-    assert found.keys() == wanted.keys()
-    assert found["param_groups"] == wanted["param_groups"]
-    assert found["state"].keys() == wanted["state"].keys()
-    for index, state in wanted["state"].items():
-        assert found["state"][index].keys() == state.keys()
-        for key, value in state.items():
-            torch.testing.assert_close(found["state"][index][key], value, rtol=1e-10, atol=1e-12)
-
-
-def groups_of(net):
-    return [
-        {"params": [net[0].weight, net[2].weight], "weight_decay": 0.2},
-        {"params": [net[0].bias, net[4].weight, net[4].bias], "lr": 0.01},
-    ]
 
 
 @contextmanager
@@ -302,7 +261,7 @@ def test_a_parameter_without_gradient_is_passed_over(on_ranks):
     assert on_ranks(unused, 2) == [[0, 1, 3, 4]] * 2
 
 
-def is_freed(context):
+def kept_storages(context):
     net = make_net()
     optimizer = ShardedOptimizer(net.parameters(), AdamW)
     train(net, optimizer, range(2))
@@ -310,11 +269,8 @@ def is_freed(context):
     storages = [StorageWeakRef(tensor.untyped_storage()) for tensor in (*net.parameters(), *state)]
     del net, optimizer, state
     gc.collect()
-    deadline = time.monotonic() + A_MOMENT_S  # a thread of gloo's may hold the tensor of its last collective
-    while not all(storage.expired() for storage in storages) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return [storage.expired() for storage in storages]
+    return still_there(storages)
 
 
 def test_dropping_module_and_optimizer_frees_parameters_and_state(on_ranks):
-    assert all(all(expired) for expired in on_ranks(is_freed, 2))
+    assert on_ranks(kept_storages, 2) == [0, 0]
