@@ -52,6 +52,13 @@ def test_the_columns_of_a_legend_are_of_one_height():
     assert [lefts.count(left) for left in sorted(set(lefts))] == [2, 2, 2, 1]
 
 
+def test_a_figure_in_which_nothing_has_a_name_is_drawn(tmp_path):
+    figure, _ = figures.new_figure()
+    figures.shared_legend(figure)
+    figures.save(figure, tmp_path / "figure.svg")
+    assert not figure.legends[0].get_texts()
+
+
 def test_the_background_is_opaque_white(rows, tmp_path):
     figures.save(draw(rows)[0], tmp_path / "figure.svg")
     assert "fill: #ffffff" in (tmp_path / "figure.svg").read_text()

@@ -13,6 +13,7 @@ from pipeline.errors import UserError
 SCHEMA_VERSION = 1
 # From the best outcome of a row to the worst.
 STATUSES = ("ok", "unstable", "skipped", "oom")
+WITH_FIGURES = ("ok", "unstable")
 SOFTWARE = ("python", "torch", "triton", "cuda", "driver")
 # What tables and reports rely on, with the types.
 PARTS = {

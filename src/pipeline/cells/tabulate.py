@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from pipeline.cells import fields
-from pipeline.cells.record import SOFTWARE, STATUSES, read_record
+from pipeline.cells.record import SOFTWARE, STATUSES, WITH_FIGURES, read_record
 
 
 def row_table(paths: Iterable[Path]) -> pd.DataFrame:
@@ -51,7 +51,7 @@ def _outcome(rows: list[dict[str, Any]]) -> dict[str, str]:
     Implementations of which one cannot do what the others can are rows of one cell: only where no row has a figure is
     the cell without one. Where some figures alone are unstable, the reason says how many.
     """
-    with_figure = [row for row in rows if row["status"] in ("ok", "unstable")]
+    with_figure = [row for row in rows if row["status"] in WITH_FIGURES]
     worst = max(with_figure or rows, key=lambda row: STATUSES.index(row["status"]))
     status, reason = worst["status"], worst.get("reason", "")
     like_it = sum(row["status"] == status for row in with_figure)

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from pipeline.cells import fields, sweep
+from pipeline.report.rows import has_figures
 from pipeline.report.runs import Record
 from pipeline.report.section import compare_ratio
 
@@ -19,7 +20,6 @@ VERDICTS = {
     "as fast as": "same",
 }
 KEYS = ["stage", "cell", "row"]
-WITH_FIGURES = ("ok", "unstable")
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ def _outcomes(rows_a: pd.DataFrame, rows_b: pd.DataFrame) -> pd.DataFrame:
     first_a, first_b = (rows[columns].drop_duplicates(KEYS) for rows in (rows_a, rows_b))
     both = first_a.merge(first_b, on=KEYS, suffixes=("_a", "_b"))
     changed = both[both["status_a"] != both["status_b"]]
-    had, has = (changed[f"status_{run}"].isin(WITH_FIGURES) for run in "ab")
+    had, has = (has_figures(changed[f"status_{run}"]) for run in "ab")
     return changed.assign(worse=had & ~has).reset_index(drop=True)
 
 
@@ -195,7 +195,7 @@ def _rows_only_in_first(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFra
 
 def _times_only_in_first(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
     """Return the times that the second lacks, of the rows that it has with figures."""
-    times, with_figures = first[first["median"].notna()], second[second["status"].isin(WITH_FIGURES)]
+    times, with_figures = first[first["median"].notna()], second[has_figures(second["status"])]
     names = [*KEYS, "quantity"]
     lacking = _occurs(times[KEYS], with_figures) & ~_occurs(times[names], second[second["median"].notna()])
     return times.loc[lacking, names].reset_index(drop=True)

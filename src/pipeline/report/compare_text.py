@@ -166,7 +166,7 @@ def _varying_axes(cells: pd.DataFrame) -> pd.Series:
 
 
 def _stage_table(timed: pd.DataFrame) -> pd.DataFrame:
-    """Sum up each stage, quantity by quantity: those that the GPU decides agree where those of the host do not."""
+    """Sum up each stage, each quantity apart: where a GPU's times agree, those of the host's calls need not."""
     lines = [
         {
             "stage": stage,

@@ -247,7 +247,7 @@ def shared_legend(figure: Figure, per_row: int = 6) -> None:
     # Axes list lines before error bars, whatever was drawn first.
     entries = dict(sorted(entries.items(), key=lambda entry: entry[0] in OUTCOME_WORDS.values()))
     # Matplotlib fills columns from the top: seven entries in six columns would be read 1, 3, 4, 5, 6, 7, then 2.
-    lines = math.ceil(len(entries) / per_row)
+    lines = max(1, math.ceil(len(entries) / per_row))
     columns = math.ceil(len(entries) / lines)
     with mpl.rc_context(RC):
         figure.legend(entries.values(), entries.keys(), loc="outside upper center", ncols=columns)

@@ -8,6 +8,7 @@ from typing import TextIO
 import numpy as np
 import pandas as pd
 
+from pipeline.cells.record import WITH_FIGURES
 from pipeline.errors import UserError
 from pipeline.report.reasons import brief
 
@@ -40,7 +41,7 @@ def ok(rows: pd.DataFrame) -> pd.DataFrame:
 
 def has_figures(status: pd.Series) -> pd.Series:
     """Tell which outcomes leave figures: those measured, the unstable ones among them."""
-    return status.isin(["ok", "unstable"])
+    return status.isin(WITH_FIGURES)
 
 
 def known(rows: pd.DataFrame, *columns: str) -> pd.DataFrame:
