@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 from matplotlib.transforms import Bbox
 
+from pipeline.report.rows import has_figures
 from pipeline.report.tables import OUTCOME_WORDS
 
 WIDTH_IN = 8.0
@@ -202,7 +203,7 @@ def mark_outcomes(axes: Axes, rows: pd.DataFrame, x: str, name: str) -> None:
     `rows` has the columns x, status, and `name`, which gives the colour. Call it after drawing, when the x
     axis has its limits.
     """
-    failed = rows[rows["status"].isin(["oom", "skipped"])]
+    failed = rows[~has_figures(rows["status"])]
     notes = []
     for (who, status), group in failed.groupby([name, "status"], sort=False):
         notes += _outcome_lines(axes, f"{who} {OUTCOME_WORDS[status]}", group[x], style_for(who)["color"])

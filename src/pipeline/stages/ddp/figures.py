@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pipeline.report.figures import lengths_axis, new_figure, save, shared_legend, stamp, style_for
-from pipeline.report.rows import ok
+from pipeline.report.rows import has_figures, ok
 from pipeline.report.tables import OUTCOME_WORDS
 from pipeline.stages.ddp.cell import CAPTURED
 from pipeline.stages.ddp.findings import overheads
@@ -43,7 +43,7 @@ def step_parts(rows: pd.DataFrame) -> Figure:
         at = [places[variant] for variant in found.index]
         look = {"fmt": "D", "color": "black", "capsize": 3, "markersize": 4}
         axes.errorbar(found["median_ms"], at, xerr=spread, label="whole step", **look)
-        for variant, status in whole.loc[whole["status"].isin(["oom", "skipped"]), "status"].items():
+        for variant, status in whole.loc[~has_figures(whole["status"]), "status"].items():
             axes.text(0, places[variant], f" {OUTCOME_WORDS[status]}", va="center")
         axes.set_yticks(list(places.values()), list(places))
         axes.invert_yaxis()
