@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import signal
 
 import pytest
 import torch
@@ -9,6 +10,9 @@ import torch
 # Triton has to be asked for its interpreter before a kernel is imported.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+
+# A script's background jobs ignore interrupts, and so would all that the tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items):

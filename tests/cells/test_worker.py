@@ -30,6 +30,8 @@ code = caller.hand_over(sys.argv[1:], time.time())
 sys.exit(99 if code is None else code)
 """
 NO_WORKER = 99
+IGNORED = (signal.SIGINT, signal.SIGHUP)  # by what a script runs in its background, and by what nohup runs
+IGNORING = f"import signal\nfor number in {[*map(int, IGNORED)]}: signal.signal(number, signal.SIG_IGN)\n{CALL}"
 
 
 @dataclass
@@ -194,6 +196,25 @@ def test_an_interrupt_ends_child_and_caller_by_that_signal_without_a_traceback(c
     caller.send_signal(signal.SIGINT)
     _, stderr = caller.communicate(timeout=10)
     assert (caller.returncode, stderr) == (-signal.SIGINT, "")
+
+
+def test_a_signal_that_the_caller_ignores_ends_neither_it_nor_its_child(checkout):
+    caller = checkout.start("import time; print('ready', flush=True); time.sleep(1); print('done')", call=IGNORING)
+    assert caller.stdout.readline() == "ready\n"
+    for number in IGNORED:
+        caller.send_signal(number)
+    assert caller.communicate(timeout=10) == ("done\n", "")
+    assert caller.returncode == 0
+
+
+@pytest.mark.parametrize("number", IGNORED)
+def test_a_worker_whose_first_caller_ignored_signals_serves_others_that_do_not(checkout, number):
+    assert checkout.call("pass", call=IGNORING)[0] == 0
+    caller = checkout.start("import time; print('ready', flush=True); time.sleep(30)")
+    assert caller.stdout.readline() == "ready\n"
+    caller.send_signal(number)
+    caller.communicate(timeout=10)
+    assert caller.returncode == -number
 
 
 def test_a_child_that_crashes_ends_its_caller_by_the_same_signal(checkout):

@@ -166,7 +166,8 @@ def _await_child(connection: socket.socket) -> int:
         if started:
             pid = json.loads(started)["pid"]
             for number in FORWARDED_SIGNALS:
-                signal.signal(number, lambda number, _frame: _forward(pid, number))
+                if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup, or in a script's background
+                    signal.signal(number, lambda number, _frame: _forward(pid, number))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED_SIGNALS)
         ended = answers.readline()
     if not ended:

@@ -34,6 +34,7 @@ IDLE_S = 60.0
 RECEIVE_LIMIT_S = 5.0
 REQUEST_LIMIT_BYTES = 1 << 20
 PR_SET_PDEATHSIG = 1
+IGNORED_BY_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}
 
 
 @dataclass
@@ -47,6 +48,7 @@ class Child:
 
 def main(path: Path, ready: int) -> None:
     """Be the worker: import, listen, and fork until idle; in a forked child, run its command."""
+    _ignore_no_signal()
     for name in PRELOADED:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
@@ -62,6 +64,13 @@ def main(path: Path, ready: int) -> None:
         request = _serve(listener, 0.0)  # whoever connected before the path was gone
     if request is not None:  # this is a child, back from inside the loop with nothing of the worker's left open
         _exit(_run(request))
+
+
+def _ignore_no_signal() -> None:
+    """Undo what the first caller ignores, as under nohup; callers forward to their children what they do not ignore."""
+    for number in signal.valid_signals() - IGNORED_BY_PYTHON:
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 def _listen(path: Path) -> socket.socket:
