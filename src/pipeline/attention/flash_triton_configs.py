@@ -75,7 +75,7 @@ _FORWARD_FEW_KEYS = dict.fromkeys((16, 32, 64, 128), TileConfig(64, 64, 4, 3))
 _FORWARD_FP32 = {
     16: TileConfig(64, 64, 4, 2),
     32: TileConfig(64, 64, 4, 2),
-    64: TileConfig(128, 64, 8, 2),
+    64: TileConfig(128, 64, 8, 3),
     128: TileConfig(128, 64, 8, 1),
     256: TileConfig(64, 32, 4, 1),
 }
@@ -90,10 +90,10 @@ _BACKWARD_LONG = {
     64: replace(_BACKWARD[64], key_value=TileConfig(128, 64, 4, 2), query=TileConfig(128, 64, 4, 3)),
 }
 _BACKWARD_FP32 = {
-    16: BackwardConfig(TileConfig(64, 64, 4, 2), TileConfig(64, 64, 4, 2), TileConfig(32, 32, 4, 1)),
-    32: BackwardConfig(TileConfig(64, 64, 4, 2), TileConfig(64, 64, 4, 2), TileConfig(32, 32, 4, 1)),
-    64: BackwardConfig(TileConfig(32, 128, 8, 2), TileConfig(128, 64, 8, 1), TileConfig(32, 32, 4, 1)),
-    128: BackwardConfig(TileConfig(64, 32, 8, 3), TileConfig(16, 64, 4, 2), TileConfig(32, 32, 8, 1)),
+    16: BackwardConfig(TileConfig(64, 64, 4, 2), None, TileConfig(32, 32, 4, 1)),
+    32: BackwardConfig(TileConfig(64, 64, 4, 2), None, TileConfig(32, 32, 4, 1)),
+    64: BackwardConfig(TileConfig(64, 32, 4, 2), None, TileConfig(32, 32, 4, 1)),
+    128: BackwardConfig(TileConfig(32, 32, 4, 1), None, TileConfig(32, 32, 8, 1)),
     256: BackwardConfig(TileConfig(32, 16, 8, 1), TileConfig(16, 32, 8, 1), TileConfig(16, 16, 8, 1)),
 }
 # Rows of so many elements begin at multiples of 16 bytes in every dtype, as tensor descriptors want them.
