@@ -43,6 +43,7 @@ def _visit_queries(
     for query in tl.range(start, end, BLOCK_QUERIES):
         queries = query + tl.arange(0, BLOCK_QUERIES)
         q = load_rows(q_rows, query, n_queries, stride_q, BLOCK_QUERIES, HEAD_DIM, TMA, True)
+        # In one sum, as in the forward pass: of scores rounded in another way, weights of large ones do not sum to 1.
         scores = product(k, tl.trans(q), None, PRECISION)
         # Rows beyond the last query have a q, do and δ of 0, and so add nothing whatever they weigh.
         lse_log2 = load_lse_log2(lse, delta, query, n_queries, BLOCK_QUERIES, TMA)
@@ -57,7 +58,7 @@ def _visit_queries(
         # Kept as rounded for the product with do: in fp32 the weights would take registers that there are not.
         weights = weights.to(do.dtype)
         dv = product(weights, do, dv, PRECISION)
-        dweights = product(v, tl.trans(do), None, PRECISION)
+        dweights = product(v, tl.trans(do), None, PRECISION, TWO_SUMS=True)
         tile_delta = load_delta(o_ptr, delta, do, query, n_queries, BLOCK_QUERIES, HEAD_DIM, TMA)
         dscores = (weights.to(tl.float32) * (dweights - tile_delta[None, :])).to(q.dtype)
         dk = product(dscores, q, dk, PRECISION)
@@ -188,7 +189,7 @@ def _visit_keys(
             if CAUSAL:
                 visible &= keys <= first_query + tl.arange(0, BLOCK_QUERIES)[:, None]
             weights = tl.where(visible, weights, 0.0)
-        dweights = product(do, tl.trans(v), None, PRECISION)
+        dweights = product(do, tl.trans(v), None, PRECISION, TWO_SUMS=True)
         dscores = weights * (dweights - delta[:, None])
         dq = product(dscores.to(k.dtype), k, dq, PRECISION)
     return dq

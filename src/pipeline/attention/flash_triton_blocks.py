@@ -12,8 +12,6 @@ from triton.language.extra.cuda import gdc_wait
 from pipeline.attention.flash_triton_configs import tile_width
 
 INTERPRETED = tl.constexpr(knobs.runtime.interpret)
-# Of fewer rows, products are not made by wgmma but by mma.sync.
-WGMMA_ROWS = tl.constexpr(64)
 
 
 @triton.jit
@@ -94,13 +92,15 @@ def load_row(source, start, length, BLOCK: tl.constexpr, TMA: tl.constexpr):
 
 
 @triton.jit
-def product(a, b, accumulator, PRECISION: tl.constexpr):
+def product(a, b, accumulator, PRECISION: tl.constexpr, TWO_SUMS: tl.constexpr = False):
     """Return a b, plus the accumulator where that is not None, in fp32.
 
-    PRECISION: "tf32x3" takes fp32 as three TF32 products, "tf32" as one; for 16 bits it makes no difference.
+    PRECISION: "tf32x3" takes fp32 as three TF32 products, "tf32" as one; for 16 bits it makes no difference. TWO_SUMS:
+    of the three, the large one may be summed apart from the small ones, which does not give the same bits.
     """
     if PRECISION == "tf32x3":
-        total = _three_products(a, b, accumulator is None)
+        # Of less than 64 rows mma.sync makes products, not wgmma: those of one sum wait for each other.
+        total = _three_products(a, b, TWO_SUMS and a.shape[0] < 64)
         # A tensor core cuts what it adds to a sum: over thousands of tiles that costs fp32 two of its seven digits.
         return total if accumulator is None else accumulator + total
     elif INTERPRETED:  # the interpreter would multiply the bit patterns of bf16
@@ -110,7 +110,7 @@ def product(a, b, accumulator, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def _three_products(a, b, ON_ITS_OWN: tl.constexpr):
+def _three_products(a, b, TWO_SUMS: tl.constexpr):
     """Return a b, of the products of both numbers' parts all but the least.
 
     The same numbers as Triton's own "tf32x3" at fewer instructions: that one looks for NaN before it rounds a number,
@@ -118,8 +118,7 @@ def _three_products(a, b, ON_ITS_OWN: tl.constexpr):
     """
     a_high, a_low = tf32_parts(a)
     b_high, b_low = tf32_parts(b)
-    if ON_ITS_OWN and a.shape[0] < WGMMA_ROWS:
-        # In two sums, for mma.sync of one sum wait for each other. Subtracted, for Triton makes an addition one sum.
+    if TWO_SUMS:  # by a subtraction, for Triton would put the sums of an addition together again
         negative = tl.dot(a_high, -b_low, tl.dot(-a_low, b_high, input_precision="tf32"), input_precision="tf32")
         return tl.dot(a_high, b_high, input_precision="tf32") - negative
     else:
