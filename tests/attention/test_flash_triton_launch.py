@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 import triton.compiler.compiler
 from triton import knobs
 from triton.compiler import ASTSource, CompiledKernel
@@ -10,7 +11,7 @@ from triton.compiler import ASTSource, CompiledKernel
 from pipeline.attention import flash_triton_launch
 
 DEVICE, STREAM, GRID = 3, 77, (5, 1, 1)
-ARGUMENTS = ("q", "k", 64)
+TENSORS, ARGUMENTS = (torch.zeros(1), None, torch.zeros(2)), (64, True)
 
 
 class Kernel(CompiledKernel):
@@ -39,23 +40,24 @@ def device(monkeypatch):
         monkeypatch.setattr(module, "driver", SimpleNamespace(active=active))
 
 
-def test_a_launch_is_what_triton_itself_would_have_launched():
+def test_a_launch_is_what_triton_itself_would_have_launched_with_the_tensors_addresses():
     ours, theirs = Kernel(), Kernel()
-    flash_triton_launch.launcher(ours, GRID)(*ARGUMENTS)
-    theirs[GRID](*ARGUMENTS)
-    assert ours.calls == theirs.calls == [([*GRID, (STREAM, DEVICE), "function", "packed"], ARGUMENTS)]
+    addresses = (TENSORS[0].data_ptr(), None, TENSORS[2].data_ptr())
+    flash_triton_launch.launcher(ours, GRID, ARGUMENTS)(*TENSORS)
+    theirs[GRID](*addresses, *ARGUMENTS)
+    assert ours.calls == theirs.calls == [([*GRID, (STREAM, DEVICE), "function", "packed"], (*addresses, *ARGUMENTS))]
 
 
 @pytest.mark.parametrize("chain", ["launch_enter_hook", "launch_exit_hook"])
 def test_a_hook_hears_of_the_launches_after_it_was_added_until_it_is_removed(chain):
-    launch = flash_triton_launch.launcher(Kernel(), GRID)
+    launch = flash_triton_launch.launcher(Kernel(), GRID, ARGUMENTS)
     heard = []
     hook = lambda metadata: heard.append(metadata.get()["name"])  # noqa: E731
-    launch(*ARGUMENTS)
+    launch(*TENSORS)
     getattr(knobs.runtime, chain).add(hook)
     try:
-        launch(*ARGUMENTS)
+        launch(*TENSORS)
     finally:
         getattr(knobs.runtime, chain).remove(hook)
-    launch(*ARGUMENTS)
+    launch(*TENSORS)
     assert heard == ["name"]

@@ -34,7 +34,7 @@ class RecordedLaunch:
 @pytest.fixture
 def recorded(monkeypatch):
     for plans in (flash_triton_forward_plans, flash_triton_backward_plans):
-        monkeypatch.setattr(plans, "Launch", RecordedLaunch)
+        monkeypatch.setattr(plans, "prepare_launch", RecordedLaunch)
         monkeypatch.setattr(plans, "multiprocessors", lambda _device: 132)
 
 

@@ -14,7 +14,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 
 from pipeline.attention.flash_triton_backward_plans import ChunkedLaunch, ShortBackwardPlan, backward_plan
 from pipeline.attention.flash_triton_forward_plans import forward_plan
-from pipeline.attention.flash_triton_launch import ready
+from pipeline.attention.flash_triton_launch import ALIGNMENT_BYTES, ready
 from pipeline.attention.inputs import traits
 
 
@@ -46,20 +46,28 @@ class FlashAttentionTriton(torch.autograd.Function):
         return o
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, do: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         """Compute the gradients of q, k and v from that of the output, recomputing the scores."""
-        backward = _backward_operator if torch.compiler.is_compiling() else _backward
-        return (*backward(*ctx.saved_tensors, do, ctx.is_causal), None)
+        # Where no graph of the gradients is made, what refuses to differentiate them only takes time.
+        return (_gradients_once if torch.is_grad_enabled() else _gradients)(ctx, do)
+
+
+def _gradients(ctx: Any, do: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    backward = _backward_operator if torch.compiler.is_compiling() else _backward
+    return (*backward(*ctx.saved_tensors, do, ctx.is_causal), None)
+
+
+_gradients_once = once_differentiable(_gradients)
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
     with torch.cuda.device_of(q):  # on which a new plan loads its kernels
         plan = forward_plan(traits(q), traits(k), traits(v), is_causal, _tf32_allowed())
-        q, k, v = ready(plan.copied, q, k, v)
+        if plan.copies or (q.data_ptr() | k.data_ptr() | v.data_ptr()) % ALIGNMENT_BYTES:
+            q, k, v = ready(q, k, v)
         triton.set_allocator(_allocate)
         o = torch.empty_like(q, memory_format=torch.contiguous_format)
-        lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
+        lse = torch.empty_like(plan.like_lse, memory_format=torch.contiguous_format)
         if plan.combine is None:
             plan.attend(q, k, v, o, lse)
         else:
@@ -75,7 +83,8 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     with torch.cuda.device_of(q):
         plan = backward_plan(traits(q), traits(k), traits(v), traits(do), is_causal, _tf32_allowed())
-        q, k, v, do = ready(plan.copied, q, k, v, do)
+        if plan.copies or (q.data_ptr() | k.data_ptr() | v.data_ptr() | do.data_ptr()) % ALIGNMENT_BYTES:
+            q, k, v, do = ready(q, k, v, do)
         triton.set_allocator(_allocate)  # this may be another thread than the forward pass's
         if isinstance(plan, ShortBackwardPlan):
             dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))

@@ -30,6 +30,7 @@ from pipeline.attention.flash_triton_launch import (
     multiprocessors,
     must_be_copied,
     precision,
+    prepare_launch,
     scale_log2,
     strides,
     uses_tma,
@@ -48,9 +49,12 @@ class ChunkedLaunch:
 
 @dataclass(frozen=True)
 class BackwardPlan:
-    """A backward pass: dq has a kernel of its own, or is summed by that of dk and dv and then scaled."""
+    """A backward pass: dq has a kernel of its own, or is summed by that of dk and dv and then scaled.
 
-    copied: tuple[bool, ...]
+    copies: whether inputs must be copied.
+    """
+
+    copies: bool
     delta_shape: tuple[int, ...]
     delta: Launch
     key_value: ChunkedLaunch
@@ -60,9 +64,9 @@ class BackwardPlan:
 
 @dataclass(frozen=True)
 class ShortBackwardPlan:
-    """A backward pass over short sequences: one kernel."""
+    """A backward pass over short sequences: one kernel. copies: whether inputs must be copied."""
 
-    copied: tuple[bool, ...]
+    copies: bool
     gradients: Launch
 
 
@@ -93,11 +97,11 @@ def backward_plan(
     constants = {"CAUSAL": is_causal, "HEAD_DIM": q.shape[-1], "PRECISION": precision(q.dtype, tf32_allowed)}
     problem = _Problem(q, k, v, do, scalars, constants)
     config = backward_config(q.dtype, q.shape[-1], k.shape[-2])
-    copied = tuple(map(must_be_copied, (q, k, v, do)))
+    copies = any(map(must_be_copied, (q, k, v, do)))
     if is_short(q.shape[-2], k.shape[-2]):
-        return ShortBackwardPlan(copied, _short(config.short, problem))
+        return ShortBackwardPlan(copies, _short(config.short, problem))
     return BackwardPlan(
-        copied,
+        copies,
         delta_shape=(*q.shape[:-2], triton.cdiv(q.shape[-2], ROW_ALIGNMENT.value) * ROW_ALIGNMENT.value),
         delta=_delta(q, do, sums_dq=config.query is None),
         key_value=_key_value(config, problem),
@@ -108,7 +112,7 @@ def backward_plan(
 
 def _short(tiles: TileConfig, problem: _Problem) -> Launch:
     query_programs = problem.tiles_of(problem.q, tiles.block_queries)
-    return Launch(
+    return prepare_launch(
         short_kernel,
         query_programs + problem.tiles_of(problem.k, tiles.block_keys),
         [*[problem.q.dtype] * 5, torch.float32, *[problem.q.dtype] * 3],
@@ -119,7 +123,7 @@ def _short(tiles: TileConfig, problem: _Problem) -> Launch:
 
 
 def _delta(q: Traits, do: Traits, sums_dq: bool) -> Launch:
-    return Launch(
+    return prepare_launch(
         delta_kernel,
         math.prod(q.shape[:-2]) * triton.cdiv(q.shape[-2], ELEMENTWISE.block_queries),
         [q.dtype, q.dtype, *[torch.float32] * 3, torch.float32 if sums_dq else None],
@@ -137,7 +141,7 @@ def _key_value(config: BackwardConfig, problem: _Problem) -> ChunkedLaunch:
     chunk = chunk_length(chunking, programs, q.shape[-2], tiles.block_queries, sms)
     chunks = triton.cdiv(q.shape[-2], chunk)
     gradient = torch.float32 if chunks > 1 else k.dtype
-    compute = Launch(
+    compute = prepare_launch(
         key_value_kernel,
         programs * chunks,
         [*[q.dtype] * 4, *[torch.float32] * 2, torch.float32 if sums_dq else None, gradient, gradient],
@@ -164,7 +168,7 @@ def _query(tiles: TileConfig, problem: _Problem) -> ChunkedLaunch:
     chunking, sms = backward_chunking(q.dtype), multiprocessors(q.device)
     chunk = chunk_length(chunking, programs, k.shape[-2], tiles.block_keys, sms)
     chunks = triton.cdiv(k.shape[-2], chunk)
-    compute = Launch(
+    compute = prepare_launch(
         query_kernel,
         programs * chunks,
         [*[q.dtype] * 4, *[torch.float32] * 2, torch.float32 if chunks > 1 else q.dtype],
@@ -187,7 +191,7 @@ def _sum(problem: _Problem, side: Traits, block: int, chunk: int, chunks: int, o
         return None
     part_rows = math.prod(side.shape[:-1])
     rows = part_rows * (2 if of_keys else 1)
-    return Launch(
+    return prepare_launch(
         sum_kernel,
         triton.cdiv(rows, ROWS_PUT_TOGETHER),
         [torch.float32, side.dtype],

@@ -2,10 +2,11 @@
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import triton
+from torch import Tensor
 from triton import knobs
 
 from pipeline.attention.flash_triton_chunks import ROWS_PUT_TOGETHER, combine_kernel
@@ -27,6 +28,7 @@ from pipeline.attention.flash_triton_launch import (
     multiprocessors,
     must_be_copied,
     precision,
+    prepare_launch,
     scale_log2,
     strides,
     uses_tma,
@@ -38,9 +40,14 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class ForwardPlan:
-    """A forward pass: one kernel, or where the keys are cut into chunks two."""
+    """A forward pass: one kernel, or where the keys are cut into chunks two.
 
-    copied: tuple[bool, ...]
+    copies: whether inputs must be copied; like_lse: of the log-sum-exp's shape, but of one number, for that a tensor
+    is allocated like another takes half the time that it takes from a shape.
+    """
+
+    copies: bool
+    like_lse: Tensor = field(compare=False)
     chunks: int
     attend: Launch
     combine: Launch | None
@@ -59,7 +66,7 @@ def forward_plan(q: Traits, k: Traits, v: Traits, is_causal: bool, tf32_allowed:
     tiles = forward_config(q.dtype, head_dim, chunk)
     constants = {"CAUSAL": is_causal, "HEAD_DIM": head_dim}
     part = q.dtype if chunks == 1 else torch.float32
-    attend = Launch(
+    attend = prepare_launch(
         forward_kernel,
         programs * chunks,
         [q.dtype] * 3 + [part, torch.float32],
@@ -73,11 +80,12 @@ def forward_plan(q: Traits, k: Traits, v: Traits, is_causal: bool, tf32_allowed:
         },
         tiles,
     )
-    copied = tuple(map(must_be_copied, (q, k, v)))
+    copies = any(map(must_be_copied, (q, k, v)))
+    like_lse = torch.empty(1, dtype=torch.float32, device=q.device).expand(q.shape[:-1])
     if chunks == 1:
-        return ForwardPlan(copied, chunks, attend, None)
+        return ForwardPlan(copies, like_lse, chunks, attend, None)
     rows = matrices * n_queries
-    combine = Launch(
+    combine = prepare_launch(
         combine_kernel,
         triton.cdiv(rows, ROWS_PUT_TOGETHER),
         [torch.float32, torch.float32, q.dtype, torch.float32],
@@ -90,7 +98,7 @@ def forward_plan(q: Traits, k: Traits, v: Traits, is_causal: bool, tf32_allowed:
         },
         ELEMENTWISE,
     )
-    return ForwardPlan(copied, chunks, attend, combine)
+    return ForwardPlan(copies, like_lse, chunks, attend, combine)
 
 
 def _check(q: Traits, k: Traits, v: Traits) -> None:

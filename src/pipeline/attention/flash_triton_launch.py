@@ -11,55 +11,55 @@ from triton.compiler import CompiledKernel
 from triton.runtime import driver
 
 from pipeline.attention.flash_triton_configs import TileConfig, descriptors_pay
-from pipeline.attention.inputs import Traits
+from pipeline.attention.inputs import Traits, traits
 
 ALIGNMENT_BYTES = 16  # of what tensor descriptors point to, and of what the kernels are compiled for
 ELEMENTWISE = TileConfig(64, 64, num_warps=4, num_stages=1)  # kernels that only stream rows through
 PLANS_KEPT = 4096
 
-
-class Launch:
-    """A kernel compiled for its arguments, with all of them but the tensors, which come first: call it with those."""
-
-    def __init__(
-        self,
-        kernel: Any,
-        programs: int,
-        dtypes: Sequence[torch.dtype | None],
-        scalars: Sequence[float],
-        constants: dict[str, Any],
-        tiles: TileConfig,
-    ):
-        # By position, as a compiled kernel takes them: the compile-time ones come last.
-        ordered = [constants[name] for name in kernel.arg_names if name in constants]
-        self._arguments = (*scalars, *ordered)
-        grid = (programs, 1, 1)
-        if knobs.runtime.interpret:
-            self._run = kernel[grid]
-        else:
-            # Launching what was compiled leaves out the look-up by arguments, which takes as long as the launch.
-            compiled = kernel.warmup(*dtypes, *scalars, grid=grid, **constants, **_launch_options(tiles, constants))
-            self._run = launcher(compiled, grid)
-
-    def __call__(self, *tensors: Tensor | None) -> None:
-        """Launch the kernel on the current stream."""
-        self._run(*tensors, *self._arguments)
+# Call it with a kernel's tensors.
+Launch = Callable[..., None]
 
 
-def launcher(compiled: CompiledKernel, grid: tuple[int, int, int]) -> Callable[..., None]:
+def prepare_launch(
+    kernel: Any,
+    programs: int,
+    dtypes: Sequence[torch.dtype | None],
+    scalars: Sequence[float],
+    constants: dict[str, Any],
+    tiles: TileConfig,
+) -> Launch:
+    """Compile a kernel for its arguments; return what launches it with all of them but the tensors, which come first.
+
+    dtypes: those of the tensors, None for one that is not given.
+    """
+    # By position, as a compiled kernel takes them: the compile-time ones come last.
+    arguments = (*scalars, *(constants[name] for name in kernel.arg_names if name in constants))
+    grid = (programs, 1, 1)
+    if knobs.runtime.interpret:
+        interpreted = kernel[grid]
+        return lambda *tensors: interpreted(*tensors, *arguments)
+    # Launching what was compiled leaves out the look-up by arguments, which takes as long as the launch.
+    compiled = kernel.warmup(*dtypes, *scalars, grid=grid, **constants, **_launch_options(tiles, constants))
+    return launcher(compiled, grid, arguments)
+
+
+def launcher(compiled: CompiledKernel, grid: tuple[int, int, int], arguments: Sequence[Any]) -> Launch:
     """Return what launches a kernel on the current stream of the device that is now current, as `compiled[grid]` does.
 
-    Triton prepares every launch for hooks on it, such as its profiler's; here that is left out while there are none.
+    Triton prepares every launch for hooks on it, such as its profiler's, and asks every tensor for its address and the
+    driver whether it is one of the GPU's: here that is left out, the hooks' part while there are none.
     """
     with_hooks = compiled[grid]  # this loads it
     device, current_stream = driver.active.get_current_device(), driver.active.get_current_stream
     run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
 
-    def launch(*arguments: Any) -> None:
+    def launch(*tensors: Tensor | None) -> None:
         if knobs.runtime.launch_enter_hook.calls or knobs.runtime.launch_exit_hook.calls:
-            with_hooks(*arguments)
+            with_hooks(*tensors, *arguments)
         else:
-            run(*grid, current_stream(device), function, metadata, None, None, None, *arguments)
+            addresses = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
+            run(*grid, current_stream(device), function, metadata, None, None, None, *addresses, *arguments)
 
     return launch
 
@@ -73,11 +73,13 @@ def _launch_options(tiles: TileConfig, constants: dict[str, Any]) -> dict[str, i
     return options
 
 
-def ready(copied: Sequence[bool], *tensors: Tensor) -> list[Tensor]:
-    """Return the tensors as the kernels read them: copies where `copied` says so or the address is not aligned."""
+def ready(*tensors: Tensor) -> list[Tensor]:
+    """Return the tensors as the kernels read them: copies where rows' elements or addresses are not as they want."""
     return [
-        tensor.clone(memory_format=torch.contiguous_format) if must or tensor.data_ptr() % ALIGNMENT_BYTES else tensor
-        for tensor, must in zip(tensors, copied, strict=True)
+        tensor.clone(memory_format=torch.contiguous_format)
+        if must_be_copied(traits(tensor)) or tensor.data_ptr() % ALIGNMENT_BYTES
+        else tensor
+        for tensor in tensors
     ]
 
 

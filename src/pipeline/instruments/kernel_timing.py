@@ -6,8 +6,8 @@ Three ways to take one sample (a `Sampler` of pipeline.instruments.interleaved):
   and the stream is kept busy, so that the host has queued every launch of the call before the GPU reaches the first
   event. Where it has not, the sample is `exposed`: launch gaps may be in it.
 - `host_sampler`, on any device: from one synchronised moment to the next by the host clock, CUDA events beside it.
-- `latency_sampler`, on any device: nothing queued before the call; `enqueue` is the host's time until the call
-  returns, `call` until the device has also done its work.
+- `latency_sampler`, on any device: nothing queued before the call, and a call of its own before that; `enqueue` is the
+  host's time until the call returns, `call` until the device has also done its work.
 """
 
 import time
@@ -131,10 +131,15 @@ def host_sampler(device: torch.device) -> Sampler:
 
 
 def latency_sampler(device: torch.device) -> Sampler:
-    """Return a sampler of a lone call by the host clock: until it returns, and until its work is done."""
+    """Return a sampler of a lone call by the host clock: until it returns, and until its work is done.
+
+    A call of the same work goes before, untimed: else it counts how much of a call's code those before it in the turn
+    have left in the processor's caches, which is more of what calls share.
+    """
 
     def sample(work: Work) -> Sample:
         with work.within():
+            work.call(work.prepare())
             argument = work.prepare()
             synchronize(device)
             started = time.perf_counter()

@@ -6,7 +6,6 @@ import time
 import pytest
 import torch
 
-from pipeline.attention import ATTENTION
 from pipeline.attention.accounting import Shape, pass_flops
 from pipeline.attention.eager import eager_attention
 from pipeline.instruments.interleaved import Taken, Work
@@ -26,7 +25,7 @@ def measured(monkeypatch):
     def run(names, cell=CELL, settings=QUICK, **replaced):
         monkeypatch.setattr(implementations, "names", lambda _device: list(names))
         for name, attend in replaced.items():
-            monkeypatch.setitem(ATTENTION, name, attend)
+            monkeypatch.setitem(implementations.BY_FORMULA, name, attend)
         rows = measure.measure(cell, settings, Stopwatch())
         return {(row["impl"], row["pass"]): row for row in rows}
 

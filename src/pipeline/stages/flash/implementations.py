@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
-from pipeline.attention import ATTENTION
+from pipeline.attention import FlashAttentionTiled, FlashAttentionTriton, eager_attention
 from pipeline.attention.accounting import Shape
 from pipeline.errors import Skipped
 from pipeline.instruments.toolchain import require_compiler
@@ -20,6 +20,12 @@ from pipeline.stages.flash.cell import GPU_ONLY, OURS, PEERS
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
+# attention(q, k, v, is_causal), without what stands before it in a model.
+BY_FORMULA = {
+    "triton": FlashAttentionTriton.apply,
+    "tiled": FlashAttentionTiled.apply,
+    "eager": eager_attention,
+}
 BACKENDS = {
     "sdpa_flash": SDPBackend.FLASH_ATTENTION,
     "sdpa_cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -64,12 +70,12 @@ def build(name: str, shape: Shape, device: torch.device) -> Implementation:
         return Implementation(_flex(shape, device))
     if name == "compiled_eager":
         require_compiler()
-        return Implementation(torch.compile(_by_formula(ATTENTION["eager"], shape), dynamic=False))
+        return Implementation(torch.compile(_by_formula(eager_attention, shape), dynamic=False))
     if name in BACKENDS:
         return Implementation(_sdpa(shape), within=functools.partial(sdpa_kernel, BACKENDS[name]))
     if name == "sdpa":
         return Implementation(_sdpa(shape))
-    return Implementation(_by_formula(ATTENTION["flash" if name == "triton" else name], shape))
+    return Implementation(_by_formula(BY_FORMULA[name], shape))
 
 
 def _by_formula(attention: Callable[..., Tensor], shape: Shape) -> Attend:
