@@ -194,6 +194,20 @@ def test_nothing_is_read_or_written_beyond_the_tensors(head_dim):
         assert buffer[..., head_dim:].isnan().all()
 
 
+def test_transforms_of_functions_are_refused_in_torch_s_own_words():
+    q = torch.randn(1, 8, 16)
+    with pytest.raises(RuntimeError, match="functorch transforms"):
+        torch.func.grad(lambda q: FlashAttentionTriton.apply(q, q, q, True).sum())(q)
+
+
+def test_gradients_cannot_be_differentiated_again():
+    q, k, v, _ = random_inputs((1, 8, 16), 8, torch.float32)
+    loss = FlashAttentionTriton.apply(q.requires_grad_(), k, v, True).square().sum()
+    (dq,) = torch.autograd.grad(loss, q, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        dq.sum().backward()
+
+
 def test_compiled_it_is_one_graph_and_gives_the_same():
     q, k, v, do = random_inputs((1, 2, 40, 16), 40, torch.float32)
     expected = output_and_gradients(FlashAttentionTriton.apply, q, k, v, do, True)

@@ -5,6 +5,7 @@ On small inputs the GPU is done before Python has launched the next kernel. So w
 `flash_triton_backward_plans`.
 """
 
+import functools
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from pipeline.attention.flash_triton_backward_plans import ChunkedLaunch, ShortB
 from pipeline.attention.flash_triton_forward_plans import forward_plan
 from pipeline.attention.flash_triton_launch import ALIGNMENT_BYTES, ready
 from pipeline.attention.inputs import traits
+
+_empty_like = functools.partial(torch.empty_like, memory_format=torch.contiguous_format)
 
 
 class FlashAttentionTriton(torch.autograd.Function):
@@ -34,6 +37,16 @@ class FlashAttentionTriton(torch.autograd.Function):
 
     Raises ValueError for a shape, dtype or device that it cannot do. Source: Dao 2023, FlashAttention-2.
     """
+
+    @classmethod
+    def apply(cls, *inputs: Any) -> Tensor:
+        """Compute the output; see the class."""
+        if torch.compiler.is_dynamo_compiling():
+            return cls.apply(*inputs)  # which Dynamo does not take for this function, but for autograd's
+        if torch._C._are_functorch_transforms_active():
+            return super().apply(*inputs)  # which says what they lack
+        # Past what autograd's own does for those transforms alone, a tenth of a small call.
+        return super(torch.autograd.Function, cls).apply(*inputs)
 
     @staticmethod
     def forward(ctx: FunctionCtx, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
@@ -66,8 +79,8 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, 
         if plan.copies or (q.data_ptr() | k.data_ptr() | v.data_ptr()) % ALIGNMENT_BYTES:
             q, k, v = ready(q, k, v)
         triton.set_allocator(_allocate)
-        o = torch.empty_like(q, memory_format=torch.contiguous_format)
-        lse = torch.empty_like(plan.like_lse, memory_format=torch.contiguous_format)
+        o = _empty_like(q)
+        lse = _empty_like(plan.like_lse)
         if plan.combine is None:
             plan.attend(q, k, v, o, lse)
         else:
@@ -87,11 +100,11 @@ def _backward(
             q, k, v, do = ready(q, k, v, do)
         triton.set_allocator(_allocate)  # this may be another thread than the forward pass's
         if isinstance(plan, ShortBackwardPlan):
-            dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+            dq, dk, dv = _empty_like(q), _empty_like(k), _empty_like(v)
             plan.gradients(q, k, v, do, o, lse, dq, dk, dv)
             return dq, dk, dv
         delta, lse_log2 = torch.empty((2, *plan.delta_shape), dtype=torch.float32, device=q.device).unbind()
-        dq = torch.empty_like(q, memory_format=torch.contiguous_format)
+        dq = _empty_like(q)
         dq_sum = None
         if plan.query is None:
             dq_sum = dq if dq.dtype == torch.float32 else torch.empty(q.shape, dtype=torch.float32, device=q.device)
