@@ -56,18 +56,19 @@ def test_the_parts_of_a_number_are_the_nearest_tf32_number_and_all_that_is_left(
 
 
 @triton.jit
-def product_kernel(a_ptr, b_ptr, c_ptr, out_ptr, size: tl.constexpr):
+def product_kernel(a_ptr, b_ptr, c_ptr, out_ptr, size: tl.constexpr, two_sums: tl.constexpr):
     index = tl.arange(0, size)[:, None] * size + tl.arange(0, size)
     c = None if c_ptr is None else tl.load(c_ptr + index)
-    tl.store(out_ptr + index, product(tl.load(a_ptr + index), tl.load(b_ptr + index), c, "tf32x3"))
+    tl.store(out_ptr + index, product(tl.load(a_ptr + index), tl.load(b_ptr + index), c, "tf32x3", two_sums))
 
 
+@pytest.mark.parametrize("two_sums", [False, True])
 @pytest.mark.parametrize("adds", [False, True])
 @pytest.mark.parametrize("size", [32, 64])  # by mma.sync and by wgmma
-def test_three_tf32_products_are_as_exact_as_one_of_fp32(size, adds):
+def test_three_tf32_products_are_as_exact_as_one_of_fp32(size, adds, two_sums):
     generator = torch.Generator().manual_seed(0)
     a, b, c = (torch.randn(size, size, generator=generator).to(DEVICE) for _ in range(3))
     exact = a.double() @ b.double() + (c.double() if adds else 0)
     found = torch.full_like(a, torch.nan)
-    product_kernel[(1,)](a, b, c if adds else None, found, size)
+    product_kernel[(1,)](a, b, c if adds else None, found, size, two_sums)
     assert ((found.double() - exact).norm() / exact.norm()).item() < 1e-6

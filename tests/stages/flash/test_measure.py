@@ -25,7 +25,7 @@ def measured(monkeypatch):
     def run(names, cell=CELL, settings=QUICK, **replaced):
         monkeypatch.setattr(implementations, "names", lambda _device: list(names))
         for name, attend in replaced.items():
-            monkeypatch.setitem(implementations.BY_FORMULA, name, attend)
+            monkeypatch.setitem(implementations.FUNCTIONS, name, attend)
         rows = measure.measure(cell, settings, Stopwatch())
         return {(row["impl"], row["pass"]): row for row in rows}
 

@@ -20,8 +20,8 @@ from pipeline.stages.flash.cell import GPU_ONLY, OURS, PEERS
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
-# attention(q, k, v, is_causal), without what stands before it in a model.
-BY_FORMULA = {
+# attention(q, k, v, is_causal): the autograd functions themselves, not what casts for autocast before them in a model.
+FUNCTIONS = {
     "triton": FlashAttentionTriton.apply,
     "tiled": FlashAttentionTiled.apply,
     "eager": eager_attention,
@@ -75,7 +75,7 @@ def build(name: str, shape: Shape, device: torch.device) -> Implementation:
         return Implementation(_sdpa(shape), within=functools.partial(sdpa_kernel, BACKENDS[name]))
     if name == "sdpa":
         return Implementation(_sdpa(shape))
-    return Implementation(_by_formula(BY_FORMULA[name], shape))
+    return Implementation(_by_formula(FUNCTIONS[name], shape))
 
 
 def _by_formula(attention: Callable[..., Tensor], shape: Shape) -> Attend:
