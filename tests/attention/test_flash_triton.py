@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -147,25 +148,37 @@ def test_three_dimensions_are_four_with_one_head():
 
 def test_kernels_are_loaded_on_the_device_of_their_inputs(monkeypatch):
     """Making a plan loads its kernels on the current device, which may be another than the inputs'."""
-    devices = []
+    current = [0]
 
     @contextlib.contextmanager
     def device_of(tensor):
-        devices.append(tensor.device)
-        yield
-        devices.pop()
+        current.append(tensor.get_device())
+        try:
+            yield
+        finally:
+            current.pop()
 
-    def plan_on_its_device(plan):
-        def planned(q, *others):
-            assert devices == [q.device]
-            return plan(q, *others)
+    def plan(_problem):
+        raise InterruptedError(current[-1])
 
-        return planned
-
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: current[-1])
     monkeypatch.setattr(torch.cuda, "device_of", device_of)
-    for name in ("forward_plan", "backward_plan"):
-        monkeypatch.setattr(flash_triton, name, plan_on_its_device(getattr(flash_triton, name)))
-    output_and_gradients(FlashAttentionTriton.apply, *random_inputs((1, 1, 20, 16), 20, torch.float32), True)
+    monkeypatch.setattr(flash_triton, "forward_plan", plan)
+    for device in (0, 1):
+        elsewhere = SimpleNamespace(is_cuda=True, get_device=lambda device=device: device)
+        with pytest.raises(InterruptedError, match=str(device)):
+            flash_triton._forward(None, elsewhere, elsewhere, elsewhere)
+    assert current == [0]
+
+
+def test_gradients_do_not_depend_on_how_autograds_hooks_lay_out_what_they_keep():
+    """`torch.autograd.graph.save_on_cpu` gives back contiguous copies, whatever the strides were."""
+    inputs = [tensor.transpose(1, 2) for tensor in random_inputs((2, 40, 3, 16), 3, torch.float32)]
+    expected = output_and_gradients(FlashAttentionTriton.apply, *inputs, True)
+    with torch.autograd.graph.saved_tensors_hooks(torch.Tensor.contiguous, lambda kept: kept):
+        found = output_and_gradients(FlashAttentionTriton.apply, *inputs, True)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
 def test_only_the_inputs_the_output_and_the_log_sum_exp_are_kept():

@@ -7,8 +7,13 @@ import pytest
 import torch
 from triton import knobs
 
-from pipeline.attention import FlashAttentionTriton, eager_attention, flash_triton_backward_plans
-from pipeline.attention.inputs import traits
+from pipeline.attention import (
+    FlashAttentionTriton,
+    eager_attention,
+    flash_triton_backward_plans,
+    flash_triton_forward_plans,
+)
+from pipeline.attention.flash_triton_problem import problem_of
 from pipeline.model.sizes import SIZES
 from pipeline.model.step import build_training_step
 
@@ -86,8 +91,9 @@ def test_repeats_are_bitwise_equal_but_for_the_order_of_sums(head_dim, dtype, nu
             torch.testing.assert_close(a, b, rtol=0, atol=tolerance)
 
 
-def _backward_plan(*tensors):
-    return flash_triton_backward_plans.backward_plan(*map(traits, tensors), True, False)
+def _backward_plan(q, k, v, do):
+    strides = (tensor.stride() for tensor in (q, k, v, do))
+    return flash_triton_backward_plans.backward_plan(problem_of(q, k, v, True), *strides)
 
 
 def test_fp32_is_fp32_unless_torchs_own_switch_allows_tf32():
@@ -104,11 +110,16 @@ def test_fp32_is_fp32_unless_torchs_own_switch_allows_tf32():
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than 2 GPUs")
+@pytest.mark.parametrize("backward_in_a_thread_of_its_own", [True, False])
 @pytest.mark.parametrize("seq_len", [200, 2048])
-def test_inputs_may_be_on_another_gpu_than_the_current_one(seq_len):
+def test_inputs_may_be_on_another_gpu_than_the_current_one(seq_len, backward_in_a_thread_of_its_own):
+    flash_triton_forward_plans.forward_plan.cache_clear()
+    flash_triton_backward_plans.backward_plan.cache_clear()
     inputs = random_inputs((1, 2, seq_len, 64), seq_len, torch.bfloat16, "cuda:1")
     assert torch.cuda.current_device() == 0
-    assert_as_exact_as_plain(FlashAttentionTriton.apply, *inputs, True)
+    with torch.autograd.set_multithreading_enabled(backward_in_a_thread_of_its_own):
+        assert_as_exact_as_plain(FlashAttentionTriton.apply, *inputs, True)
+    assert torch.cuda.current_device() == 0
 
 
 def test_hooks_hear_of_every_launch():

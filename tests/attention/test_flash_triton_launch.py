@@ -1,5 +1,6 @@
 """Launching a compiled kernel, one that is not there: there may be no GPU."""
 
+import contextvars
 from types import SimpleNamespace
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 import triton.compiler.compiler
 from triton import knobs
 from triton.compiler import ASTSource, CompiledKernel
+from triton.runtime import _allocation
 
 from pipeline.attention import flash_triton_launch
 
@@ -17,10 +19,11 @@ TENSORS, ARGUMENTS = (torch.zeros(1), None, torch.zeros(2)), (64, True)
 class Kernel(CompiledKernel):
     """A kernel already loaded, which calls its hooks as Triton's launcher does and keeps what it was called with."""
 
-    def __init__(self):
+    def __init__(self, global_scratch_size=0):
         self.src = object.__new__(ASTSource)
         self.src.fn = SimpleNamespace(launch_metadata=None)
         self.module, self.name, self.function, self.packed_metadata = "module", "name", "function", "packed"
+        self.metadata = SimpleNamespace(global_scratch_size=global_scratch_size)
         self.calls = []
         self._run = self._record
 
@@ -61,3 +64,12 @@ def test_a_hook_hears_of_the_launches_after_it_was_added_until_it_is_removed(cha
         getattr(knobs.runtime, chain).remove(hook)
     launch(*TENSORS)
     assert heard == ["name"]
+
+
+@pytest.mark.parametrize("global_scratch_size", [0, 128])
+def test_memory_for_tensor_descriptors_is_given_where_a_kernel_needs_it_in_every_thread(global_scratch_size):
+    launch = flash_triton_launch.launcher(Kernel(global_scratch_size), GRID, ARGUMENTS)
+    new_thread = contextvars.Context()  # in which nothing that another has set holds
+    new_thread.run(launch, *TENSORS)
+    is_given = new_thread.run(_allocation._allocator.get) is flash_triton_launch._allocate
+    assert is_given == (global_scratch_size > 0)

@@ -10,17 +10,16 @@ from pipeline.attention import (
     flash_triton_configs,
     flash_triton_forward_plans,
 )
-from pipeline.attention.inputs import traits
+from pipeline.attention.flash_triton_problem import problem_of
 from pipeline.instruments.timing import StopRule
 from pipeline.tuning import thresholds
 
 # Lengths that every threshold has a value on either side of, at a head_dim whose tiles depend on length.
 INPUTS = {
-    (dtype, seq_len): [traits(torch.empty(1, 1, seq_len, 64, dtype=dtype))] * 4
+    (dtype, seq_len): torch.empty(1, 1, seq_len, 64, dtype=dtype)
     for dtype in (torch.bfloat16, torch.float32)
     for seq_len in (200, 600, 16384)
 }
-QKV_DO = INPUTS[torch.bfloat16, 16384]
 
 
 class RecordedLaunch:
@@ -38,8 +37,9 @@ def recorded(monkeypatch):
         monkeypatch.setattr(plans, "multiprocessors", lambda _device: 132)
 
 
-def plans(inputs):
-    return flash_triton.forward_plan(*inputs[:3], True, False), flash_triton.backward_plan(*inputs, True, False)
+def plans(tensor):
+    problem = problem_of(tensor, tensor, tensor, True)
+    return flash_triton.forward_plan(problem), flash_triton.backward_plan(problem, *[tensor.stride()] * 4)
 
 
 @pytest.mark.parametrize("name", thresholds.THRESHOLDS)
@@ -49,7 +49,7 @@ def test_the_value_in_use_is_tried_and_every_threshold_is_one_that_plans_go_by(r
     made = []
     for value in values:
         with thresholds.planned_by(name, value)():
-            made.append([plans(qkv_do) for qkv_do in INPUTS.values()])
+            made.append([plans(tensor) for tensor in INPUTS.values()])
     assert any(plan != made[0] for plan in made)
 
 
@@ -60,7 +60,7 @@ def test_plans_made_for_a_value_are_kept_for_it_and_for_nothing_else(recorded):
     for _ in range(2):
         for within, is_cut in ((whole, False), (cut, True)):
             with within():
-                assert (plans(QKV_DO)[0].chunks > 1) == is_cut
+                assert (plans(INPUTS[torch.bfloat16, 16384])[0].chunks > 1) == is_cut
                 assert flash_triton.forward_plan.cache_info().misses == 1
     assert flash_triton.forward_plan is in_use
 

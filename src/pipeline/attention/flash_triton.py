@@ -9,14 +9,13 @@ import functools
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from pipeline.attention.flash_triton_backward_plans import ChunkedLaunch, ShortBackwardPlan, backward_plan
 from pipeline.attention.flash_triton_forward_plans import forward_plan
 from pipeline.attention.flash_triton_launch import ALIGNMENT_BYTES, ready
-from pipeline.attention.inputs import traits
+from pipeline.attention.flash_triton_problem import Problem, problem_of
 
 _empty_like = functools.partial(torch.empty_like, memory_format=torch.contiguous_format)
 
@@ -52,10 +51,13 @@ class FlashAttentionTriton(torch.autograd.Function):
     def forward(ctx: FunctionCtx, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
         """Compute the output and keep what the backward pass needs."""
         # As operators only for torch.compile: their dispatch would double the time of a call on small inputs.
-        forward = _forward_operator if torch.compiler.is_compiling() else _forward
-        o, lse = forward(q, k, v, is_causal)
+        if torch.compiler.is_compiling():
+            ctx.problem, ctx.is_causal = None, is_causal
+            o, lse = _forward_operator(q, k, v, is_causal)
+        else:
+            ctx.problem = problem = problem_of(q, k, v, is_causal)
+            o, lse = _forward(problem, q, k, v)
         ctx.save_for_backward(q, k, v, o, lse)
-        ctx.is_causal = is_causal
         return o
 
     @staticmethod
@@ -66,55 +68,56 @@ class FlashAttentionTriton(torch.autograd.Function):
 
 
 def _gradients(ctx: Any, do: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-    backward = _backward_operator if torch.compiler.is_compiling() else _backward
-    return (*backward(*ctx.saved_tensors, do, ctx.is_causal), None)
+    if ctx.problem is None:
+        return (*_backward_operator(*ctx.saved_tensors, do, ctx.is_causal), None)
+    return (*_backward(ctx.problem, *ctx.saved_tensors, do), None)
 
 
 _gradients_once = once_differentiable(_gradients)
 
 
-def _forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
-    with torch.cuda.device_of(q):  # on which a new plan loads its kernels
-        plan = forward_plan(traits(q), traits(k), traits(v), is_causal, _tf32_allowed())
-        if plan.copies or (q.data_ptr() | k.data_ptr() | v.data_ptr()) % ALIGNMENT_BYTES:
-            q, k, v = ready(q, k, v)
-        triton.set_allocator(_allocate)
-        o = _empty_like(q)
-        lse = _empty_like(plan.like_lse)
-        if plan.combine is None:
-            plan.attend(q, k, v, o, lse)
-        else:
-            chunk_o = torch.empty((plan.chunks, *q.shape), dtype=torch.float32, device=q.device)
-            chunk_lse = torch.empty((plan.chunks, *lse.shape), dtype=torch.float32, device=q.device)
-            plan.attend(q, k, v, chunk_o, chunk_lse)
-            plan.combine(chunk_o, chunk_lse, o, lse)
+def _forward(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    if q.is_cuda and q.get_device() != torch.accelerator.current_device_index():
+        with torch.cuda.device_of(q):  # on which a new plan loads its kernels
+            return _forward(problem, q, k, v)
+    plan = forward_plan(problem)
+    if plan.copies or (q.data_ptr() | k.data_ptr() | v.data_ptr()) % ALIGNMENT_BYTES:
+        q, k, v = ready(q, k, v)
+    o = _empty_like(q)
+    lse = _empty_like(plan.like_lse)
+    if plan.combine is None:
+        plan.attend(q, k, v, o, lse)
+    else:
+        chunk_o = torch.empty((plan.chunks, *q.shape), dtype=torch.float32, device=q.device)
+        chunk_lse = torch.empty((plan.chunks, *lse.shape), dtype=torch.float32, device=q.device)
+        plan.attend(q, k, v, chunk_o, chunk_lse)
+        plan.combine(chunk_o, chunk_lse, o, lse)
     return o, lse
 
 
 def _backward(
-    q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor, is_causal: bool
+    problem: Problem, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    with torch.cuda.device_of(q):
-        plan = backward_plan(traits(q), traits(k), traits(v), traits(do), is_causal, _tf32_allowed())
-        if plan.copies or (q.data_ptr() | k.data_ptr() | v.data_ptr() | do.data_ptr()) % ALIGNMENT_BYTES:
-            q, k, v, do = ready(q, k, v, do)
-        triton.set_allocator(_allocate)  # this may be another thread than the forward pass's
-        if isinstance(plan, ShortBackwardPlan):
-            dq, dk, dv = _empty_like(q), _empty_like(k), _empty_like(v)
-            plan.gradients(q, k, v, do, o, lse, dq, dk, dv)
-            return dq, dk, dv
-        delta, lse_log2 = torch.empty((2, *plan.delta_shape), dtype=torch.float32, device=q.device).unbind()
-        dq = _empty_like(q)
-        dq_sum = None
-        if plan.query is None:
-            dq_sum = dq if dq.dtype == torch.float32 else torch.empty(q.shape, dtype=torch.float32, device=q.device)
-        plan.delta(o, do, lse, delta, lse_log2, dq_sum)
-        dk, dv = torch.empty((2, *k.shape), dtype=k.dtype, device=k.device)
-        _compute(plan.key_value, (q, k, v, do, lse_log2, delta, dq_sum), dk, dv)
-        if plan.query is None:
-            torch.mul(dq_sum, plan.scale, out=dq)
-        else:
-            _compute(plan.query, (q, k, v, do, lse_log2, delta), dq)
+    """Compute the gradients on the device that is now current, which autograd makes that of the forward pass."""
+    plan = backward_plan(problem, q.stride(), k.stride(), v.stride(), do.stride())
+    if plan.copies or (q.data_ptr() | k.data_ptr() | v.data_ptr() | do.data_ptr()) % ALIGNMENT_BYTES:
+        q, k, v, do = ready(q, k, v, do)
+    if isinstance(plan, ShortBackwardPlan):
+        dq, dk, dv = _empty_like(q), _empty_like(k), _empty_like(v)
+        plan.gradients(q, k, v, do, o, lse, dq, dk, dv)
+        return dq, dk, dv
+    delta, lse_log2 = torch.empty((2, *plan.delta_shape), dtype=torch.float32, device=q.device).unbind()
+    dq = _empty_like(q)
+    dq_sum = None
+    if plan.query is None:
+        dq_sum = dq if dq.dtype == torch.float32 else torch.empty(q.shape, dtype=torch.float32, device=q.device)
+    plan.delta(o, do, lse, delta, lse_log2, dq_sum)
+    dk, dv = torch.empty((2, *k.shape), dtype=k.dtype, device=k.device)
+    _compute(plan.key_value, (q, k, v, do, lse_log2, delta, dq_sum), dk, dv)
+    if plan.query is None:
+        torch.mul(dq_sum, plan.scale, out=dq)
+    else:
+        _compute(plan.query, (q, k, v, do, lse_log2, delta), dq)
     return dq, dk, dv
 
 
@@ -129,18 +132,9 @@ def _compute(launch: ChunkedLaunch, inputs: tuple[Tensor | None, ...], *gradient
     launch.add_up(parts, gradients[0])
 
 
-def _tf32_allowed() -> bool:
-    return torch.get_float32_matmul_precision() != "highest"
-
-
-def _allocate(size: int, _alignment: int, _stream: int | None) -> Tensor:
-    """Give Triton the memory in which each program makes its tensor descriptors."""
-    return torch.empty(size, dtype=torch.int8, device="cuda")
-
-
 @torch.library.custom_op("llm_systems_pipeline::flash_attention_forward", mutates_args=())
 def _forward_operator(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
-    return _forward(q, k, v, is_causal)
+    return _forward(problem_of(q, k, v, is_causal), q, k, v)
 
 
 @_forward_operator.register_fake
@@ -152,7 +146,8 @@ def _(q: Tensor, _k: Tensor, _v: Tensor, _is_causal: bool) -> tuple[Tensor, Tens
 def _backward_operator(
     q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor, is_causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return _backward(q, k, v, o, lse, do, is_causal)
+    with torch.cuda.device_of(q):
+        return _backward(problem_of(q, k, v, is_causal), q, k, v, o, lse, do)
 
 
 @_backward_operator.register_fake

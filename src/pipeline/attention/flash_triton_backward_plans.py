@@ -22,7 +22,6 @@ from pipeline.attention.flash_triton_configs import (
 from pipeline.attention.flash_triton_delta import ROW_ALIGNMENT, delta_kernel
 from pipeline.attention.flash_triton_launch import (
     ELEMENTWISE,
-    PLANS_KEPT,
     Launch,
     block_sizes,
     can_overlap,
@@ -35,6 +34,7 @@ from pipeline.attention.flash_triton_launch import (
     strides,
     uses_tma,
 )
+from pipeline.attention.flash_triton_problem import PROBLEMS_KEPT, Problem
 from pipeline.attention.inputs import Traits
 
 
@@ -71,7 +71,7 @@ class ShortBackwardPlan:
 
 
 @dataclass(frozen=True)
-class _Problem:
+class _Common:
     """What all kernels of a backward pass share: its inputs, scalar arguments and compile-time ones."""
 
     q: Traits
@@ -86,38 +86,42 @@ class _Problem:
         return math.prod(side.shape[:-2]) * triton.cdiv(side.shape[-2], block)
 
 
-@functools.lru_cache(PLANS_KEPT)
-def backward_plan(
-    q: Traits, k: Traits, v: Traits, do: Traits, is_causal: bool, tf32_allowed: bool
-) -> BackwardPlan | ShortBackwardPlan:
-    """Plan the backward pass of inputs that a forward pass has taken."""
+@functools.lru_cache(PROBLEMS_KEPT)
+def backward_plan(problem: Problem, *strides_now: tuple[int, ...]) -> BackwardPlan | ShortBackwardPlan:
+    """Plan the backward pass of a problem that a forward pass has taken.
+
+    strides_now: those of q, k, v and the output's gradient: what keeps tensors for autograd, as
+    `torch.autograd.graph.save_on_cpu` does, may have laid them out anew.
+    """
+    tensors = (problem.q, problem.k, problem.v, problem.q)
+    q, k, v, do = (given._replace(stride=stride) for given, stride in zip(tensors, strides_now, strict=True))
     scale = 1 / math.sqrt(q.shape[-1])
     lengths = [heads(q), q.shape[-2], k.shape[-2], scale, scale_log2(q)]
     scalars = [*strides(q), *strides(k), *strides(v), *strides(do), *lengths]
-    constants = {"CAUSAL": is_causal, "HEAD_DIM": q.shape[-1], "PRECISION": precision(q.dtype, tf32_allowed)}
-    problem = _Problem(q, k, v, do, scalars, constants)
+    constants = {"CAUSAL": problem.is_causal, "HEAD_DIM": q.shape[-1], "PRECISION": precision(problem)}
+    common = _Common(q, k, v, do, scalars, constants)
     config = backward_config(q.dtype, q.shape[-1], k.shape[-2])
     copies = any(map(must_be_copied, (q, k, v, do)))
     if is_short(q.shape[-2], k.shape[-2]):
-        return ShortBackwardPlan(copies, _short(config.short, problem))
+        return ShortBackwardPlan(copies, _short(config.short, common))
     return BackwardPlan(
         copies,
         delta_shape=(*q.shape[:-2], triton.cdiv(q.shape[-2], ROW_ALIGNMENT.value) * ROW_ALIGNMENT.value),
         delta=_delta(q, do, sums_dq=config.query is None),
-        key_value=_key_value(config, problem),
-        query=None if config.query is None else _query(config.query, problem),
+        key_value=_key_value(config, common),
+        query=None if config.query is None else _query(config.query, common),
         scale=scale,
     )
 
 
-def _short(tiles: TileConfig, problem: _Problem) -> Launch:
-    query_programs = problem.tiles_of(problem.q, tiles.block_queries)
+def _short(tiles: TileConfig, common: _Common) -> Launch:
+    query_programs = common.tiles_of(common.q, tiles.block_queries)
     return prepare_launch(
         short_kernel,
-        query_programs + problem.tiles_of(problem.k, tiles.block_keys),
-        [*[problem.q.dtype] * 5, torch.float32, *[problem.q.dtype] * 3],
-        [*problem.scalars, query_programs],
-        {**problem.constants, **block_sizes(tiles)},
+        query_programs + common.tiles_of(common.k, tiles.block_keys),
+        [*[common.q.dtype] * 5, torch.float32, *[common.q.dtype] * 3],
+        [*common.scalars, query_programs],
+        {**common.constants, **block_sizes(tiles)},
         tiles,
     )
 
@@ -133,10 +137,10 @@ def _delta(q: Traits, do: Traits, sums_dq: bool) -> Launch:
     )
 
 
-def _key_value(config: BackwardConfig, problem: _Problem) -> ChunkedLaunch:
+def _key_value(config: BackwardConfig, common: _Common) -> ChunkedLaunch:
     """Plan dk and dv: a program takes a tile of keys, and all queries or a chunk of them."""
-    q, k, tiles, sums_dq = problem.q, problem.k, config.key_value, config.query is None
-    programs = problem.tiles_of(k, tiles.block_keys)
+    q, k, tiles, sums_dq = common.q, common.k, config.key_value, config.query is None
+    programs = common.tiles_of(k, tiles.block_keys)
     chunking, sms = backward_chunking(q.dtype), multiprocessors(q.device)
     chunk = chunk_length(chunking, programs, q.shape[-2], tiles.block_queries, sms)
     chunks = triton.cdiv(q.shape[-2], chunk)
@@ -145,26 +149,26 @@ def _key_value(config: BackwardConfig, problem: _Problem) -> ChunkedLaunch:
         key_value_kernel,
         programs * chunks,
         [*[q.dtype] * 4, *[torch.float32] * 2, torch.float32 if sums_dq else None, gradient, gradient],
-        [*problem.scalars, chunk, chunks],
+        [*common.scalars, chunk, chunks],
         {
-            **problem.constants,
+            **common.constants,
             **block_sizes(tiles),
             "CHUNKED": chunks > 1,
             "MASK_KEYS": sums_dq and k.shape[-2] % tiles.block_keys != 0,
             "ADD_DQ": sums_dq,
-            "TMA": uses_tma(q.shape[-2], q, problem.do),
+            "TMA": uses_tma(q.shape[-2], q, common.do),
             "OVERLAPPED": can_overlap(q.device),
             "TMA_REDUCE": sums_dq and not knobs.runtime.interpret,  # the interpreter has no such operation
         },
         tiles,
     )
-    return ChunkedLaunch(compute, chunks, _sum(problem, k, tiles.block_keys, chunk, chunks, of_keys=True))
+    return ChunkedLaunch(compute, chunks, _sum(common, k, tiles.block_keys, chunk, chunks, of_keys=True))
 
 
-def _query(tiles: TileConfig, problem: _Problem) -> ChunkedLaunch:
+def _query(tiles: TileConfig, common: _Common) -> ChunkedLaunch:
     """Plan dq: a program takes a tile of queries, and all keys or a chunk of them."""
-    q, k = problem.q, problem.k
-    programs = problem.tiles_of(q, tiles.block_queries)
+    q, k = common.q, common.k
+    programs = common.tiles_of(q, tiles.block_queries)
     chunking, sms = backward_chunking(q.dtype), multiprocessors(q.device)
     chunk = chunk_length(chunking, programs, k.shape[-2], tiles.block_keys, sms)
     chunks = triton.cdiv(k.shape[-2], chunk)
@@ -172,20 +176,20 @@ def _query(tiles: TileConfig, problem: _Problem) -> ChunkedLaunch:
         query_kernel,
         programs * chunks,
         [*[q.dtype] * 4, *[torch.float32] * 2, torch.float32 if chunks > 1 else q.dtype],
-        [*problem.scalars, chunk, chunks],
+        [*common.scalars, chunk, chunks],
         {
-            **problem.constants,
+            **common.constants,
             **block_sizes(tiles),
             "CHUNKED": chunks > 1,
-            "TMA": uses_tma(k.shape[-2], k, problem.v),
+            "TMA": uses_tma(k.shape[-2], k, common.v),
             "OVERLAPPED": can_overlap(q.device),
         },
         tiles,
     )
-    return ChunkedLaunch(compute, chunks, _sum(problem, q, tiles.block_queries, chunk, chunks, of_keys=False))
+    return ChunkedLaunch(compute, chunks, _sum(common, q, tiles.block_queries, chunk, chunks, of_keys=False))
 
 
-def _sum(problem: _Problem, side: Traits, block: int, chunk: int, chunks: int, of_keys: bool) -> Launch | None:
+def _sum(common: _Common, side: Traits, block: int, chunk: int, chunks: int, of_keys: bool) -> Launch | None:
     """Plan the sum over chunks of the gradients of keys and values, or of queries; None where there is one chunk."""
     if chunks == 1:
         return None
@@ -197,7 +201,7 @@ def _sum(problem: _Problem, side: Traits, block: int, chunk: int, chunks: int, o
         [torch.float32, side.dtype],
         [rows, part_rows, side.shape[-2], chunk, chunks],
         {
-            "CAUSAL": problem.constants["CAUSAL"],
+            "CAUSAL": common.constants["CAUSAL"],
             "OF_KEYS": of_keys,
             "HEAD_DIM": side.shape[-1],
             "BLOCK_TILE": block,

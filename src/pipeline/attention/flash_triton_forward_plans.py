@@ -20,7 +20,6 @@ from pipeline.attention.flash_triton_configs import (
 from pipeline.attention.flash_triton_forward import forward_kernel
 from pipeline.attention.flash_triton_launch import (
     ELEMENTWISE,
-    PLANS_KEPT,
     Launch,
     block_sizes,
     can_overlap,
@@ -33,6 +32,7 @@ from pipeline.attention.flash_triton_launch import (
     strides,
     uses_tma,
 )
+from pipeline.attention.flash_triton_problem import PROBLEMS_KEPT, Problem
 from pipeline.attention.inputs import Traits, check_inputs
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -53,9 +53,10 @@ class ForwardPlan:
     combine: Launch | None
 
 
-@functools.lru_cache(PLANS_KEPT)
-def forward_plan(q: Traits, k: Traits, v: Traits, is_causal: bool, tf32_allowed: bool) -> ForwardPlan:
+@functools.lru_cache(PROBLEMS_KEPT)
+def forward_plan(problem: Problem) -> ForwardPlan:
     """Plan a forward pass; raises ValueError for inputs that the kernels cannot do."""
+    q, k, v = problem.q, problem.k, problem.v
     _check(q, k, v)
     n_queries, head_dim, n_keys = q.shape[-2], q.shape[-1], k.shape[-2]
     matrices = math.prod(q.shape[:-2])
@@ -64,7 +65,7 @@ def forward_plan(q: Traits, k: Traits, v: Traits, is_causal: bool, tf32_allowed:
     chunk = chunk_length(forward_chunking(q.dtype), programs, n_keys, block_queries, multiprocessors(q.device))
     chunks = triton.cdiv(n_keys, chunk)
     tiles = forward_config(q.dtype, head_dim, chunk)
-    constants = {"CAUSAL": is_causal, "HEAD_DIM": head_dim}
+    constants = {"CAUSAL": problem.is_causal, "HEAD_DIM": head_dim}
     part = q.dtype if chunks == 1 else torch.float32
     attend = prepare_launch(
         forward_kernel,
@@ -76,7 +77,7 @@ def forward_plan(q: Traits, k: Traits, v: Traits, is_causal: bool, tf32_allowed:
             **block_sizes(tiles),
             "CHUNKED": chunks > 1,
             "TMA": uses_tma(chunk, k, v),
-            "PRECISION": precision(q.dtype, tf32_allowed),
+            "PRECISION": precision(problem),
         },
         tiles,
     )

@@ -5,17 +5,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
 from triton import knobs
 from triton.compiler import CompiledKernel
 from triton.runtime import driver
 
 from pipeline.attention.flash_triton_configs import TileConfig, descriptors_pay
+from pipeline.attention.flash_triton_problem import Problem
 from pipeline.attention.inputs import Traits, traits
 
 ALIGNMENT_BYTES = 16  # of what tensor descriptors point to, and of what the kernels are compiled for
 ELEMENTWISE = TileConfig(64, 64, num_warps=4, num_stages=1)  # kernels that only stream rows through
-PLANS_KEPT = 4096
 
 # Call it with a kernel's tensors.
 Launch = Callable[..., None]
@@ -53,15 +54,24 @@ def launcher(compiled: CompiledKernel, grid: tuple[int, int, int], arguments: Se
     with_hooks = compiled[grid]  # this loads it
     device, current_stream = driver.active.get_current_device(), driver.active.get_current_stream
     run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
+    hooks = knobs.runtime
+    needs_memory = compiled.metadata.global_scratch_size > 0
 
     def launch(*tensors: Tensor | None) -> None:
-        if knobs.runtime.launch_enter_hook.calls or knobs.runtime.launch_exit_hook.calls:
+        if needs_memory:
+            triton.set_allocator(_allocate)  # for this context: a thread of autograd's has one of its own
+        if hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls:
             with_hooks(*tensors, *arguments)
         else:
             addresses = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
             run(*grid, current_stream(device), function, metadata, None, None, None, *addresses, *arguments)
 
     return launch
+
+
+def _allocate(size: int, _alignment: int, _stream: int | None) -> Tensor:
+    """Give Triton the memory in which each program makes its tensor descriptors."""
+    return torch.empty(size, dtype=torch.int8, device="cuda")
 
 
 def _launch_options(tiles: TileConfig, constants: dict[str, Any]) -> dict[str, int]:
@@ -104,9 +114,9 @@ def scale_log2(q: Traits) -> float:
     return math.log2(math.e) / math.sqrt(q.shape[-1])
 
 
-def precision(dtype: torch.dtype, tf32_allowed: bool) -> str:
+def precision(problem: Problem) -> str:
     """Name how tensor cores multiply fp32: as three TF32 products, or as one where that is allowed."""
-    return "tf32x3" if dtype == torch.float32 and not tf32_allowed else "tf32"
+    return "tf32x3" if problem.q.dtype == torch.float32 and not problem.one_tf32_product else "tf32"
 
 
 def heads(given: Traits) -> int:

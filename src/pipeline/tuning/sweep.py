@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pipeline.attention import flash_triton, flash_triton_backward_plans, flash_triton_forward_plans
 from pipeline.attention.flash_triton_configs import BackwardConfig, TileConfig, backward_config
-from pipeline.attention.inputs import traits
+from pipeline.attention.flash_triton_problem import Problem, problem_of
 from pipeline.tuning.candidates import KERNELS, Candidate, promising
 from pipeline.tuning.command_line import DTYPES, parsed
 
@@ -50,17 +50,18 @@ def _prepare(
     kernel: str, q: Tensor, k: Tensor, v: Tensor, do: Tensor, tiles: TileConfig | None
 ) -> Callable[[], list[Tensor]]:
     """Return a call of one kernel that returns what it computed, with the tiles in use where none are given."""
+    problem = problem_of(q, k, v, True)
     if kernel == "forward":
         with _tiles(flash_triton_forward_plans, "forward_config", tiles):
-            flash_triton._forward(q, k, v, True)  # makes the plan, which later calls find
-        return lambda: [flash_triton._forward(q, k, v, True)[0]]
-    return _prepare_backward(kernel, q, k, v, do, tiles)
+            flash_triton._forward(problem, q, k, v)  # makes the plan, which later calls find
+        return lambda: [flash_triton._forward(problem, q, k, v)[0]]
+    return _prepare_backward(kernel, problem, q, k, v, do, tiles)
 
 
 def _prepare_backward(
-    kernel: str, q: Tensor, k: Tensor, v: Tensor, do: Tensor, tiles: TileConfig | None
+    kernel: str, problem: Problem, q: Tensor, k: Tensor, v: Tensor, do: Tensor, tiles: TileConfig | None
 ) -> Callable[[], list[Tensor]]:
-    o, lse = flash_triton._forward(q, k, v, True)
+    o, lse = flash_triton._forward(problem, q, k, v)
     used = backward_config(q.dtype, q.shape[-1], k.shape[-2])
     other = used.query or used.key_value
     config = {
@@ -70,7 +71,7 @@ def _prepare_backward(
         "key_value_dq": used if tiles is None else dataclasses.replace(used, key_value=tiles, query=None),
     }[kernel]
     with _tiles(flash_triton_backward_plans, "backward_config", config):
-        plan = flash_triton_backward_plans.backward_plan(*map(traits, (q, k, v, do)), True, False)
+        plan = flash_triton_backward_plans.backward_plan(problem, *(tensor.stride() for tensor in (q, k, v, do)))
     delta, lse_log2 = torch.empty((2, *plan.delta_shape), device=q.device).unbind()
     dq, (dk, dv) = torch.empty_like(q), torch.empty((2, *k.shape), dtype=k.dtype, device=k.device)
     dq_sum = torch.empty(q.shape, device=q.device) if config.query is None else None
