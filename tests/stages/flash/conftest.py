@@ -84,6 +84,7 @@ def row(rng, dtype, shape, impl, part, gpu):
         found["extra_bytes"] = 8 * shape.vectors * element_bytes + quadratic
         found["median_call_ms"] = typical + 0.03 * (1 if impl == "triton" else 2)
         found["median_enqueue_ms"] = 0.02 * launches
+        found["sdpa_choice"] = "sdpa_cudnn" if dtype == "bf16" else "sdpa_efficient"
     return found
 
 

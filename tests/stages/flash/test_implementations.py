@@ -2,6 +2,7 @@ import warnings
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask
 
 from pipeline.stages.flash import implementations
@@ -42,3 +43,13 @@ def test_shared_memory_that_a_kernel_lacks_is_a_lack_of_the_machine():
     message = "InductorError: wrapped\nout of resource: shared memory, Required: 98304, Hardware limit: 65536"
     with pytest.raises(implementations.Skipped, match=r"^out of resource"), implementations.refusals_as_skipped("flex"):
         raise RuntimeError(message)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "name"),
+    [([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH], "sdpa_flash"), ([SDPBackend.MATH], None)],
+)
+def test_sdpas_own_choice_is_what_it_takes_of_those_that_it_may(allowed, name):
+    q = torch.randn(1, 1, 32, 16)
+    with sdpa_kernel(allowed):
+        assert implementations.chosen_by_sdpa(q, q, q, True) == name

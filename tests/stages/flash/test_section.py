@@ -118,6 +118,22 @@ def test_a_lone_calls_time_is_held_against_ours(make_rows):
     for entry in findings.latency(rows):
         assert entry["ours_ms"] == 2
         assert entry["others"].to_numpy() == pytest.approx(5 / 2)
+        assert entry["choice"] == {"bf16": "sdpa_cudnn", "fp32": "sdpa_efficient"}[entry["dtype"]]
+
+
+def test_sdpas_own_choice_is_named_only_where_it_is_one(make_rows):
+    rows = make_rows("h200")
+    rows.loc[(rows["dtype"] == "bf16") & (rows["head_dim"] == 16), "sdpa_choice"] = "sdpa_flash"
+    assert {entry["dtype"] for entry in findings.latency(rows) if "choice" in entry} == {"fp32"}
+
+
+def test_sdpas_own_choice_and_the_rival_are_each_named_once_with_a_lone_call(rendered):
+    _, text, _ = rendered["h200"]
+    bf16, fp32 = re.findall(r"a lone call of ours in \w+ typically takes [^;]+; (.+)\.\n", text)
+    assert re.fullmatch(
+        r"sdpa_cudnn, SDPA's own choice, takes \S+ and \S+ that; sdpa_flash takes \S+ and \S+ that", bf16
+    )
+    assert re.fullmatch(r"sdpa_efficient, SDPA's own choice, takes \S+ and \S+ that", fp32)
 
 
 def test_a_mean_over_the_grid_lies_between_the_lowest_and_the_highest(make_rows):

@@ -1,5 +1,7 @@
 """What the flash tables say: every number and every comparative word of the section's prose."""
 
+from typing import Any
+
 import pandas as pd
 
 from pipeline.report.rows import geometric_mean, ok
@@ -235,7 +237,10 @@ def memory(rows: pd.DataFrame) -> dict:
 
 
 def latency(rows: pd.DataFrame) -> list[dict]:
-    """Compare lone calls below the length where the device decides: ours with each SDPA backend; empty on a CPU."""
+    """Compare lone calls below the length where the device decides: ours with each SDPA backend; empty on a CPU.
+
+    choice: the backend that SDPA takes by itself at all of these problems, if it is one.
+    """
     if "median_call_ms" not in rows:
         return []
     short = main_grid(rows)[(main_grid(rows)["seq_len"] < LONG) & main_grid(rows)["median_call_ms"].notna()]
@@ -253,8 +258,14 @@ def latency(rows: pd.DataFrame) -> list[dict]:
             if others:
                 typical = calls[ours(rows)].dropna().median()
                 entry = {"dtype": dtype, "name": part, "ours_ms": typical, "others": pd.Series(others)}
-                found.append(entry | ({"rival": rival(group)} if rival(group) in others else {}))
+                roles = {"choice": _only(group["sdpa_choice"]), "rival": rival(group)}
+                found.append(entry | {role: peer for role, peer in roles.items() if peer in others})
     return found
+
+
+def _only(column: pd.Series) -> Any:
+    """Return what all of a column is, or None where it is not one."""
+    return column.iloc[0] if column.nunique(dropna=False) == 1 else None
 
 
 def shapes_standing(rows: pd.DataFrame) -> list[dict]:

@@ -88,7 +88,20 @@ def _by_formula(attention: Callable[..., Tensor], shape: Shape) -> Attend:
 
 
 def _sdpa(shape: Shape) -> Attend:
-    return functools.partial(scaled_dot_product_attention, is_causal=shape.is_causal)
+    is_causal = shape.is_causal
+
+    def attend(
+        q: Tensor, k: Tensor, v: Tensor
+    ) -> Tensor:  # called from Python, as the others are: a lone call shows it
+        return scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+
+    return attend
+
+
+def chosen_by_sdpa(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> str | None:
+    """Name the one of BACKENDS that SDPA takes for these inputs where it may choose; None if it takes another."""
+    choice = SDPBackend(torch._fused_sdp_choice(q, k, v, is_causal=is_causal))
+    return next((name for name, backend in BACKENDS.items() if backend == choice), None)
 
 
 def _flex(shape: Shape, device: torch.device) -> Attend:

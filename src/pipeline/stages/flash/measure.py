@@ -28,7 +28,7 @@ WARMUP_ROUNDS = 2
 FEWEST_SAMPLES = 3
 # A sample that takes longer is slow: it needs no warm-up rounds, and a lone call's latency is its device time.
 SLOW_S = 0.02
-LATENCY_RULE = StopRule(min_samples=5, max_samples=50, rel_error=0.01, budget_s=0.1)
+LATENCY_RULE = StopRule(min_samples=5, max_samples=50, rel_error=0.01, budget_s=0.06)
 
 
 def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
@@ -45,7 +45,7 @@ def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
         slow = {key for key in works if sample_s[key] > SLOW_S}
         timed = interleave(works, kernel_sampler(device), rules, WARMUP_ROUNDS, warm=slow)
         latencies = _latencies({key: work for key, work in works.items() if key not in slow}, device)
-    shared = _peak_columns(cell, device)
+    shared = _peak_columns(cell, device) | _choice_columns(cell, inputs)
     return [
         _row(cell, (name, part), trial, timed, latencies, settings, shared)
         for name, trial in trials.items()
@@ -89,6 +89,13 @@ def _peak_columns(cell: Cell, device: torch.device) -> Row:
         if tf32.tflops / 3 > peak.tflops:
             peak, how = dataclasses.replace(tf32, tflops=tf32.tflops / 3), "3×TF32"
     return {"peak_tflops_per_s": peak.tflops, "peak_source": peak.source, "peak_of": how}
+
+
+def _choice_columns(cell: Cell, inputs: Inputs) -> Row:
+    """Return which of its GPU backends SDPA takes where none is asked for; on a CPU they are not measured."""
+    if inputs.device.type == "cpu":
+        return {}
+    return {"sdpa_choice": implementations.chosen_by_sdpa(*inputs.qkv, cell.is_causal)}
 
 
 def _row(
