@@ -161,13 +161,13 @@ def test_kernels_are_loaded_on_the_device_of_their_inputs(monkeypatch):
     def plan(_problem):
         raise InterruptedError(current[-1])
 
-    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: current[-1])
+    monkeypatch.setattr(flash_triton, "current_device_index", lambda: current[-1])
     monkeypatch.setattr(torch.cuda, "device_of", device_of)
     monkeypatch.setattr(flash_triton, "forward_plan", plan)
     for device in (0, 1):
-        elsewhere = SimpleNamespace(is_cuda=True, get_device=lambda device=device: device)
+        elsewhere = SimpleNamespace(get_device=lambda device=device: device)
         with pytest.raises(InterruptedError, match=str(device)):
-            flash_triton._forward(None, elsewhere, elsewhere, elsewhere)
+            flash_triton._forward(SimpleNamespace(gpu=device), elsewhere, elsewhere, elsewhere)
     assert current == [0]
 
 
@@ -273,3 +273,19 @@ def test_chunks_are_tile_aligned_and_as_few_as_fill_the_gpu(chunking, tiles, len
     else:
         assert chunk == length or chunk % max(block, chunking.min_length) == 0
         assert tiles * math.ceil(length / chunk) < wanted + tiles
+
+
+@pytest.mark.parametrize(
+    ("tiles", "length", "chunk"),
+    [(16, 1024, 128), (17, 1024, 256), (64, 1024, 256), (8, 2048, 256), (1, 16384, 256)],
+)
+def test_keys_are_cut_finer_only_where_that_is_one_wave_of_few_chunks(tiles, length, chunk):
+    chunking = flash_triton_configs.FORWARD_CHUNKS
+    assert flash_triton_configs.chunk_length(chunking, tiles, length, 64, multiprocessors=132) == chunk
+
+
+@pytest.mark.parametrize(
+    ("n_keys", "block_keys"), [(64, 64), (65, 128), (128, 128), (129, 64), (1023, 64), (1024, 128)]
+)
+def test_few_keys_have_small_tiles_unless_one_holds_them_all(n_keys, block_keys):
+    assert flash_triton_configs.forward_config(torch.bfloat16, 64, n_keys).block_keys == block_keys

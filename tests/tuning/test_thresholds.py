@@ -18,7 +18,7 @@ from pipeline.tuning import thresholds
 INPUTS = {
     (dtype, seq_len): torch.empty(1, 1, seq_len, 64, dtype=dtype)
     for dtype in (torch.bfloat16, torch.float32)
-    for seq_len in (200, 600, 16384)
+    for seq_len in (100, 200, 600, 1024, 16384)
 }
 
 

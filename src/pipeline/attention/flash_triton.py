@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.accelerator import current_device_index
 from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.compiler import is_compiling, is_dynamo_compiling
 
 from pipeline.attention.flash_triton_backward_plans import ChunkedLaunch, ShortBackwardPlan, backward_plan
 from pipeline.attention.flash_triton_forward_plans import forward_plan
@@ -38,20 +40,20 @@ class FlashAttentionTriton(torch.autograd.Function):
     """
 
     @classmethod
-    def apply(cls, *inputs: Any) -> Tensor:
+    def apply(cls, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
         """Compute the output; see the class."""
-        if torch.compiler.is_dynamo_compiling():
-            return cls.apply(*inputs)  # which Dynamo does not take for this function, but for autograd's
+        if is_dynamo_compiling():
+            return cls.apply(q, k, v, is_causal)  # which Dynamo does not take for this function, but for autograd's
         if torch._C._are_functorch_transforms_active():
-            return super().apply(*inputs)  # which says what they lack
+            return super().apply(q, k, v, is_causal)  # which says what they lack
         # Past what autograd's own does for those transforms alone, a tenth of a small call.
-        return super(torch.autograd.Function, cls).apply(*inputs)
+        return super(torch.autograd.Function, cls).apply(q, k, v, is_causal)
 
     @staticmethod
     def forward(ctx: FunctionCtx, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
         """Compute the output and keep what the backward pass needs."""
         # As operators only for torch.compile: their dispatch would double the time of a call on small inputs.
-        if torch.compiler.is_compiling():
+        if is_compiling():
             ctx.problem, ctx.is_causal = None, is_causal
             o, lse = _forward_operator(q, k, v, is_causal)
         else:
@@ -77,14 +79,13 @@ _gradients_once = once_differentiable(_gradients)
 
 
 def _forward(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    if q.is_cuda and q.get_device() != torch.accelerator.current_device_index():
+    if problem.gpu is not None and problem.gpu != current_device_index():
         with torch.cuda.device_of(q):  # on which a new plan loads its kernels
             return _forward(problem, q, k, v)
     plan = forward_plan(problem)
     if plan.copies or (q.data_ptr() | k.data_ptr() | v.data_ptr()) % ALIGNMENT_BYTES:
         q, k, v = ready(q, k, v)
-    o = _empty_like(q)
-    lse = _empty_like(plan.like_lse)
+    o, lse = torch.empty_like(plan.like_o), torch.empty_like(plan.like_lse)
     if plan.combine is None:
         plan.attend(q, k, v, o, lse)
     else:

@@ -14,8 +14,12 @@ MIN_LENGTH_FOR_TMA = 1024
 MIN_LENGTH_FOR_TMA_WIDE, WIDE = 128, 128
 # Up to here the backward pass is one kernel, for which repeating some work costs less than launching another.
 LONGEST_SHORT_SEQUENCE = 1024
-# A program of the forward pass that goes through fewer keys ends sooner with smaller tiles, loaded further ahead.
+# A program of the forward pass that goes through fewer keys ends sooner with smaller tiles, loaded further ahead; one
+# whose keys fill more than half a larger tile, and no more than it, with that.
 FEW_KEYS = 1024
+ONE_TILE = 128
+# As many are put together in two steps (`flash_triton_chunks`).
+FEW_CHUNKS = 8
 # At head_dim 64 a third program fits on a multiprocessor with one stage less. It hides how programs begin and end; from
 # this many keys a program on, that takes less than what the stage hides.
 MANY_KEYS = 16384
@@ -50,15 +54,18 @@ class BackwardConfig:
 class Chunking:
     """When a kernel's loop is cut into chunks, a program each: where it has fewer programs a multiprocessor than this.
 
-    min_length: the fewest keys or queries of a chunk; shortest: the fewest of a sequence that is cut at all.
+    min_length: the fewest keys or queries of a chunk; shortest: the fewest of a sequence that is cut at all;
+    length_in_one_wave: what a chunk has instead where that makes few chunks and all programs then run at once, one a
+    multiprocessor.
     """
 
     programs_per_sm: int
     min_length: int
     shortest: int
+    length_in_one_wave: int | None = None
 
 
-FORWARD_CHUNKS = Chunking(programs_per_sm=4, min_length=256, shortest=1024)
+FORWARD_CHUNKS = Chunking(programs_per_sm=4, min_length=256, shortest=1024, length_in_one_wave=128)
 FORWARD_CHUNKS_FP32 = Chunking(programs_per_sm=8, min_length=256, shortest=512)
 BACKWARD_CHUNKS = Chunking(programs_per_sm=2, min_length=256, shortest=1024)
 BACKWARD_CHUNKS_FP32 = Chunking(programs_per_sm=8, min_length=256, shortest=1024)
@@ -72,6 +79,7 @@ _FORWARD = {
 }
 _FORWARD_NOT_MANY_KEYS = {64: TileConfig(64, 128, 4, 2, 168)}
 _FORWARD_FEW_KEYS = dict.fromkeys((16, 32, 64, 128), TileConfig(64, 64, 4, 3))
+_FORWARD_ONE_TILE = dict.fromkeys((16, 32, 64, 128), TileConfig(64, ONE_TILE, 4, 2))
 _FORWARD_FP32 = {
     16: TileConfig(64, 64, 4, 2),
     32: TileConfig(64, 64, 4, 2),
@@ -116,7 +124,9 @@ def forward_config(dtype: torch.dtype, head_dim: int, n_keys: int) -> TileConfig
     if dtype == torch.float32:
         return _FORWARD_FP32[width]
     exceptions = {}
-    if n_keys < FEW_KEYS:
+    if ONE_TILE // 2 < n_keys <= ONE_TILE:
+        exceptions = _FORWARD_ONE_TILE
+    elif n_keys < FEW_KEYS:
         exceptions = _FORWARD_FEW_KEYS
     elif n_keys < MANY_KEYS:
         exceptions = _FORWARD_NOT_MANY_KEYS
@@ -160,6 +170,10 @@ def chunk_length(chunking: Chunking, tiles: int, length: int, block: int, multip
     wanted = chunking.programs_per_sm * multiprocessors
     if tiles >= wanted or length < chunking.shortest:
         return length
+    if chunking.length_in_one_wave is not None:
+        in_one_wave = -(-length // chunking.length_in_one_wave)
+        if in_one_wave <= FEW_CHUNKS and tiles * in_one_wave <= multiprocessors:
+            return chunking.length_in_one_wave
     chunks = -(-wanted // tiles)
     unit = max(chunking.min_length, block)
     return min(length, -(-length // (chunks * unit)) * unit)

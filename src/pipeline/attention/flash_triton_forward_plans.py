@@ -42,11 +42,12 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 class ForwardPlan:
     """A forward pass: one kernel, or where the keys are cut into chunks two.
 
-    copies: whether inputs must be copied; like_lse: of the log-sum-exp's shape, but of one number, for that a tensor
-    is allocated like another takes half the time that it takes from a shape.
+    copies: whether inputs must be copied; like_o and like_lse: of the output's and the log-sum-exp's shapes, but of one
+    number each, for a tensor is soonest allocated like another.
     """
 
     copies: bool
+    like_o: Tensor = field(compare=False)
     like_lse: Tensor = field(compare=False)
     chunks: int
     attend: Launch
@@ -82,9 +83,10 @@ def forward_plan(problem: Problem) -> ForwardPlan:
         tiles,
     )
     copies = any(map(must_be_copied, (q, k, v)))
+    like_o = torch.empty(1, dtype=q.dtype, device=q.device).expand(q.shape)
     like_lse = torch.empty(1, dtype=torch.float32, device=q.device).expand(q.shape[:-1])
     if chunks == 1:
-        return ForwardPlan(copies, like_lse, chunks, attend, None)
+        return ForwardPlan(copies, like_o, like_lse, chunks, attend, None)
     rows = matrices * n_queries
     combine = prepare_launch(
         combine_kernel,
@@ -99,7 +101,7 @@ def forward_plan(problem: Problem) -> ForwardPlan:
         },
         ELEMENTWISE,
     )
-    return ForwardPlan(copies, like_lse, chunks, attend, combine)
+    return ForwardPlan(copies, like_o, like_lse, chunks, attend, combine)
 
 
 def _check(q: Traits, k: Traits, v: Traits) -> None:

@@ -15,7 +15,7 @@ PROBLEMS_KEPT = 4096
 class Problem:
     """Queries, keys and values by their traits, the mask, and whether they are multiplied as TF32 in one product.
 
-    Like inputs share one, so that what was worked out for it is found by its identity.
+    Like inputs share one, so that what was worked out for it is found by its identity. gpu: the index of theirs.
     """
 
     q: Traits
@@ -23,6 +23,7 @@ class Problem:
     v: Traits
     is_causal: bool
     one_tf32_product: bool
+    gpu: int | None
 
 
 def problem_of(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Problem:
@@ -38,4 +39,5 @@ def problem_of(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Problem:
 
 @functools.lru_cache(PROBLEMS_KEPT)
 def _problem(q: tuple, k: tuple, v: tuple, is_causal: bool, one_tf32_product: bool) -> Problem:
-    return Problem(Traits(*q), Traits(*k), Traits(*v), is_causal, one_tf32_product)
+    given = [Traits(*key) for key in (q, k, v)]
+    return Problem(*given, is_causal, one_tf32_product, given[0].device.index)

@@ -5,6 +5,7 @@ import itertools
 import statistics
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -34,19 +35,23 @@ WARMUP_ROUNDS = 2  # in which the sampler learns how long queueing a call takes;
 NEVER = Chunking(programs_per_sm=0, min_length=1, shortest=0)
 
 
-def _chunkings(shortest: int) -> tuple[Chunking, ...]:
-    return (NEVER, *itertools.starmap(Chunking, itertools.product((2, 4, 8), (128, 256, 512), (shortest,))))
+def _chunkings(in_use: Chunking) -> tuple[Chunking, ...]:
+    tried = itertools.product((2, 4, 8), (128, 256, 512))
+    others = (replace(in_use, programs_per_sm=programs, min_length=length) for programs, length in tried)
+    return (NEVER, *others)
 
 
 # Constants of `flash_triton_configs`, and the values worth trying.
 THRESHOLDS: dict[str, tuple[Any, ...]] = {
-    "FORWARD_CHUNKS": _chunkings(configs.FORWARD_CHUNKS.shortest),
-    "FORWARD_CHUNKS_FP32": _chunkings(configs.FORWARD_CHUNKS_FP32.shortest),
-    "BACKWARD_CHUNKS": _chunkings(configs.BACKWARD_CHUNKS.shortest),
-    "BACKWARD_CHUNKS_FP32": _chunkings(configs.BACKWARD_CHUNKS_FP32.shortest),
+    "FORWARD_CHUNKS": _chunkings(configs.FORWARD_CHUNKS),
+    "FORWARD_CHUNKS_FP32": _chunkings(configs.FORWARD_CHUNKS_FP32),
+    "BACKWARD_CHUNKS": _chunkings(configs.BACKWARD_CHUNKS),
+    "BACKWARD_CHUNKS_FP32": _chunkings(configs.BACKWARD_CHUNKS_FP32),
     "LONGEST_SHORT_SEQUENCE": (0, 128, 256, 512, 1024, 2048),
     "MIN_LENGTH_FOR_TMA": (1, 256, 512, 1024, 2048),
     "FEW_KEYS": (0, 256, 512, 1024, 2048),
+    "ONE_TILE": (0, 128),
+    "FEW_CHUNKS": (0, 4, 8, 16, 32),
     "MANY_KEYS": (2048, 4096, 8192, 16384, 32768, 65536),
     "LONG_SEQUENCE": (2048, 4096, 8192, 16384, 32768, 65536),
 }
