@@ -90,9 +90,8 @@ def _by_formula(attention: Callable[..., Tensor], shape: Shape) -> Attend:
 def _sdpa(shape: Shape) -> Attend:
     is_causal = shape.is_causal
 
-    def attend(
-        q: Tensor, k: Tensor, v: Tensor
-    ) -> Tensor:  # called from Python, as the others are: a lone call shows it
+    # A function in Python, as the others' is: a lone call shows one more or less.
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return scaled_dot_product_attention(q, k, v, is_causal=is_causal)
 
     return attend
