@@ -138,6 +138,14 @@ def test_strided_expanded_and_misaligned_inputs_and_gradients_give_the_same():
             torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
+def test_what_was_worked_out_in_inference_mode_serves_training():
+    q, k, v, do = random_inputs((1, 2, 52, 16), 52, torch.float32)
+    with torch.inference_mode():
+        expected = FlashAttentionTriton.apply(q, k, v, True)
+    output, *_ = output_and_gradients(FlashAttentionTriton.apply, q, k, v, do, True)
+    torch.testing.assert_close(output, expected.clone(), rtol=0, atol=0)
+
+
 def test_three_dimensions_are_four_with_one_head():
     q, k, v, do = random_inputs((2, 1, 40, 16), 50, torch.float32)
     four = output_and_gradients(FlashAttentionTriton.apply, q, k, v, do, True)
