@@ -14,11 +14,12 @@ from pipeline.attention.flash_triton_problem import problem_of
 from pipeline.instruments.timing import StopRule
 from pipeline.tuning import thresholds
 
-# Lengths that every threshold has a value on either side of, at a head_dim whose tiles depend on length.
+# Lengths that every threshold has a value on either side of, at head_dims whose tiles or loads depend on length.
 INPUTS = {
-    (dtype, seq_len): torch.empty(1, 1, seq_len, 64, dtype=dtype)
+    (dtype, seq_len, head_dim): torch.empty(1, 1, seq_len, head_dim, dtype=dtype)
     for dtype in (torch.bfloat16, torch.float32)
     for seq_len in (100, 200, 600, 1024, 16384)
+    for head_dim in (64, 128)
 }
 
 
@@ -60,7 +61,7 @@ def test_plans_made_for_a_value_are_kept_for_it_and_for_nothing_else(recorded):
     for _ in range(2):
         for within, is_cut in ((whole, False), (cut, True)):
             with within():
-                assert (plans(INPUTS[torch.bfloat16, 16384])[0].chunks > 1) == is_cut
+                assert (plans(INPUTS[torch.bfloat16, 16384, 64])[0].chunks > 1) == is_cut
                 assert flash_triton.forward_plan.cache_info().misses == 1
     assert flash_triton.forward_plan is in_use
 

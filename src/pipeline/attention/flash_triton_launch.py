@@ -19,8 +19,6 @@ from pipeline.attention.inputs import Traits, traits
 ALIGNMENT_BYTES = 16  # of what tensor descriptors point to, and of what the kernels are compiled for
 ELEMENTWISE = TileConfig(64, 64, num_warps=4, num_stages=1)  # kernels that only stream rows through
 
-LIKES_KEPT = 4096
-
 # Call it with a kernel's tensors.
 Launch = Callable[..., None]
 
@@ -58,14 +56,11 @@ def launcher(compiled: CompiledKernel, grid: tuple[int, int, int], arguments: Se
     device, current_stream = driver.active.get_current_device(), driver.active.get_current_stream
     run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
     hooks = knobs.runtime
-    needs_memory = compiled.metadata.global_scratch_size > 0  # in which each program makes its tensor descriptors
-
-    def allocate(size: int, _alignment: int, _stream: int | None) -> Tensor:
-        return torch.empty_like(like((size,), torch.int8, torch.device("cuda", device)))
+    needs_memory = compiled.metadata.global_scratch_size > 0
 
     def launch(*tensors: Tensor | None) -> None:
         if needs_memory:
-            triton.set_allocator(allocate)  # for this context: a thread of autograd's has one of its own
+            triton.set_allocator(_allocate)  # for this context: a thread of autograd's has one of its own
         if hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls:
             with_hooks(*tensors, *arguments)
         else:
@@ -75,11 +70,15 @@ def launcher(compiled: CompiledKernel, grid: tuple[int, int, int], arguments: Se
     return launch
 
 
-@functools.lru_cache(LIKES_KEPT)
-def like(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a tensor of a shape, but of one number: `torch.empty_like` makes a contiguous one of it.
+def _allocate(size: int, _alignment: int, _stream: int | None) -> Tensor:
+    """Give Triton the memory in which each program makes its tensor descriptors."""
+    return torch.empty(size, dtype=torch.int8, device="cuda")
 
-    That takes a third of the time of `torch.empty` with a shape, a dtype and a device.
+
+def like(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return a tensor of a shape, but of one number, of which `torch.empty_like` makes a contiguous one.
+
+    That takes half the time of `torch.empty` with a shape, a dtype and a device.
     """
     return _number(dtype, device).expand(shape)
 
