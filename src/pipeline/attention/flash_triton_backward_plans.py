@@ -2,12 +2,11 @@
 
 import functools
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import triton
-from torch import Tensor
 from triton import knobs
 
 from pipeline.attention.flash_triton_backward import key_value_kernel, query_kernel, short_kernel
@@ -27,7 +26,6 @@ from pipeline.attention.flash_triton_launch import (
     block_sizes,
     can_overlap,
     heads,
-    like,
     multiprocessors,
     must_be_copied,
     precision,
@@ -66,15 +64,10 @@ class BackwardPlan:
 
 @dataclass(frozen=True)
 class ShortBackwardPlan:
-    """A backward pass over short sequences: one kernel.
-
-    copies: whether inputs must be copied; like_q, like_k: what their gradients are allocated like.
-    """
+    """A backward pass over short sequences: one kernel. copies: whether inputs must be copied."""
 
     copies: bool
     gradients: Launch
-    like_q: Tensor = field(compare=False)
-    like_k: Tensor = field(compare=False)
 
 
 @dataclass(frozen=True)
@@ -110,8 +103,7 @@ def backward_plan(problem: Problem, *strides_now: tuple[int, ...]) -> BackwardPl
     config = backward_config(q.dtype, q.shape[-1], k.shape[-2])
     copies = any(map(must_be_copied, (q, k, v, do)))
     if is_short(q.shape[-2], k.shape[-2]):
-        like_q, like_k = (like(given.shape, given.dtype, given.device) for given in (q, k))
-        return ShortBackwardPlan(copies, _short(config.short, common), like_q, like_k)
+        return ShortBackwardPlan(copies, _short(config.short, common))
     return BackwardPlan(
         copies,
         delta_shape=(*q.shape[:-2], triton.cdiv(q.shape[-2], ROW_ALIGNMENT.value) * ROW_ALIGNMENT.value),

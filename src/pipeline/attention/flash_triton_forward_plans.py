@@ -24,7 +24,6 @@ from pipeline.attention.flash_triton_launch import (
     block_sizes,
     can_overlap,
     heads,
-    like,
     multiprocessors,
     must_be_copied,
     precision,
@@ -43,17 +42,16 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 class ForwardPlan:
     """A forward pass: one kernel, or where the keys are cut into chunks two.
 
-    copies: whether inputs must be copied; like_o, like_lse: what output and log-sum-exp are allocated like, and
-    like_parts those of the chunks.
+    copies: whether inputs must be copied; like_o and like_lse: of the output's and the log-sum-exp's shapes, but of one
+    number each, for a tensor is soonest allocated like another.
     """
 
     copies: bool
+    like_o: Tensor = field(compare=False)
+    like_lse: Tensor = field(compare=False)
     chunks: int
     attend: Launch
     combine: Launch | None
-    like_o: Tensor = field(compare=False)
-    like_lse: Tensor = field(compare=False)
-    like_parts: tuple[Tensor, Tensor] | None = field(compare=False, default=None)
 
 
 @functools.lru_cache(PROBLEMS_KEPT)
@@ -85,9 +83,10 @@ def forward_plan(problem: Problem) -> ForwardPlan:
         tiles,
     )
     copies = any(map(must_be_copied, (q, k, v)))
-    like_o, like_lse = like(q.shape, q.dtype, q.device), like(q.shape[:-1], torch.float32, q.device)
+    like_o = torch.empty(1, dtype=q.dtype, device=q.device).expand(q.shape)
+    like_lse = torch.empty(1, dtype=torch.float32, device=q.device).expand(q.shape[:-1])
     if chunks == 1:
-        return ForwardPlan(copies, chunks, attend, None, like_o, like_lse)
+        return ForwardPlan(copies, like_o, like_lse, chunks, attend, None)
     rows = matrices * n_queries
     combine = prepare_launch(
         combine_kernel,
@@ -102,8 +101,7 @@ def forward_plan(problem: Problem) -> ForwardPlan:
         },
         ELEMENTWISE,
     )
-    like_parts = tuple(like((chunks, *shape), torch.float32, q.device) for shape in (q.shape, q.shape[:-1]))
-    return ForwardPlan(copies, chunks, attend, combine, like_o, like_lse, like_parts)
+    return ForwardPlan(copies, like_o, like_lse, chunks, attend, combine)
 
 
 def _check(q: Traits, k: Traits, v: Traits) -> None:
