@@ -154,28 +154,46 @@ def test_three_dimensions_are_four_with_one_head():
         torch.testing.assert_close(a, b[:, 0], rtol=0, atol=0)
 
 
-def test_kernels_are_loaded_on_the_device_of_their_inputs(monkeypatch):
-    """Making a plan loads its kernels on the current device, which may be another than the inputs'."""
-    current = [0]
+@pytest.fixture
+def current(monkeypatch):
+    """Give a list that ends with the GPU that is current, each tensor being on the one that it says."""
+    gpus = [0]
 
     @contextlib.contextmanager
     def device_of(tensor):
-        current.append(tensor.get_device())
+        gpus.append(tensor.get_device())
         try:
             yield
         finally:
-            current.pop()
+            gpus.pop()
+
+    monkeypatch.setattr(flash_triton, "current_device_index", lambda: gpus[-1])
+    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    return gpus
+
+
+@pytest.mark.parametrize("gpu", [0, 1])
+def test_kernels_are_loaded_on_the_device_of_their_inputs(current, monkeypatch, gpu):
+    """Making a plan loads its kernels on the current device, which may be another than the inputs'."""
 
     def plan(_problem):
         raise InterruptedError(current[-1])
 
-    monkeypatch.setattr(flash_triton, "current_device_index", lambda: current[-1])
-    monkeypatch.setattr(torch.cuda, "device_of", device_of)
     monkeypatch.setattr(flash_triton, "forward_plan", plan)
-    for device in (0, 1):
-        elsewhere = SimpleNamespace(get_device=lambda device=device: device)
-        with pytest.raises(InterruptedError, match=str(device)):
-            flash_triton._forward(SimpleNamespace(gpu=device), elsewhere, elsewhere, elsewhere)
+    there = SimpleNamespace(get_device=lambda: gpu)
+    with pytest.raises(InterruptedError, match=str(gpu)):
+        flash_triton._forward(SimpleNamespace(gpu=gpu), there, there, there)
+    assert current == [0]
+
+
+def test_those_of_a_backward_pass_too_where_autograd_does_not_see_to_it(current, monkeypatch):
+    """For its own calls autograd makes the device current, as the tests on two GPUs show; not for an operator's."""
+    plan, planned_on = flash_triton.backward_plan, []
+    monkeypatch.setattr(flash_triton, "backward_plan", lambda *given: planned_on.append(current[-1]) or plan(*given))
+    q, k, v, do = random_inputs((1, 1, 20, 16), 20, torch.float32)
+    o, lse = torch.ops.llm_systems_pipeline.flash_attention_forward(q, k, v, True)
+    torch.ops.llm_systems_pipeline.flash_attention_backward(q, k, v, o, lse, do, True)
+    assert planned_on == [q.get_device()]
     assert current == [0]
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pipeline.attention import flash_triton, flash_triton_backward_plans, flash_triton_forward_plans
 from pipeline.attention.flash_triton_configs import BackwardConfig, TileConfig, backward_config
-from pipeline.attention.flash_triton_problem import Problem, problem_of
+from pipeline.attention.flash_triton_problem import problem_of
 from pipeline.tuning.candidates import KERNELS, Candidate, promising
 from pipeline.tuning.command_line import DTYPES, parsed
 
@@ -50,17 +50,18 @@ def _prepare(
     kernel: str, q: Tensor, k: Tensor, v: Tensor, do: Tensor, tiles: TileConfig | None
 ) -> Callable[[], list[Tensor]]:
     """Return a call of one kernel that returns what it computed, with the tiles in use where none are given."""
-    problem = problem_of(q, k, v, True)
     if kernel == "forward":
+        problem = problem_of(q, k, v, True)
         with _tiles(flash_triton_forward_plans, "forward_config", tiles):
             flash_triton._forward(problem, q, k, v)  # makes the plan, which later calls find
         return lambda: [flash_triton._forward(problem, q, k, v)[0]]
-    return _prepare_backward(kernel, problem, q, k, v, do, tiles)
+    return _prepare_backward(kernel, q, k, v, do, tiles)
 
 
 def _prepare_backward(
-    kernel: str, problem: Problem, q: Tensor, k: Tensor, v: Tensor, do: Tensor, tiles: TileConfig | None
+    kernel: str, q: Tensor, k: Tensor, v: Tensor, do: Tensor, tiles: TileConfig | None
 ) -> Callable[[], list[Tensor]]:
+    problem = problem_of(q, k, v, True)
     o, lse = flash_triton._forward(problem, q, k, v)
     used = backward_config(q.dtype, q.shape[-1], k.shape[-2])
     other = used.query or used.key_value
