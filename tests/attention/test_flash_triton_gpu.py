@@ -53,6 +53,16 @@ def test_a_grid_too_long_to_be_cut_into_chunks_is_as_exact(head_dim, dtype):
     assert _backward_plan(*inputs).key_value.chunks == 1
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("head_dim", [32, 64, 128])
+def test_few_queries_of_many_keys_and_the_reverse_are_as_exact(head_dim, dtype):
+    # One kernel for short sequences is not for them: the others load the few through pointers or descriptors.
+    for (n_queries, n_keys), is_causal in itertools.product([(33, 1500), (1500, 33), (600, 1500)], (False, True)):
+        inputs = random_inputs((2, 2, n_queries, head_dim), n_keys, dtype, "cuda")
+        check = assert_fp32_is_exact if dtype == torch.float32 else assert_as_exact_as_plain
+        check(FlashAttentionTriton.apply, *inputs, is_causal)
+
+
 @pytest.mark.parametrize(
     ("n_queries", "n_keys", "is_causal"),
     [(113, 203, False), (1023, 1024, False), (2048, 2048, False), (2048, 2048, True), (203, 203, True)],

@@ -73,3 +73,13 @@ def test_memory_for_tensor_descriptors_is_given_where_a_kernel_needs_it_in_every
     new_thread.run(launch, *TENSORS)
     is_given = new_thread.run(_allocation._allocator.get) is flash_triton_launch._allocate
     assert is_given == (global_scratch_size > 0)
+
+
+@pytest.mark.parametrize("shape", [(128,), (1, 1, 128), (2, 3, 1, 16), (1, 1, 1, 8), (4, 1, 5, 1)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_allocated_like_one_number_is_a_contiguous_tensor_of_the_shape(shape, dtype):
+    found = torch.empty_like(flash_triton_launch.like(shape, dtype, torch.device("cpu")))
+    expected = torch.empty(shape, dtype=dtype)
+    assert (found.shape, found.stride(), found.dtype) == (shape, expected.stride(), dtype)
+    assert found.is_contiguous()
+    assert found.untyped_storage().nbytes() == expected.untyped_storage().nbytes()

@@ -5,7 +5,6 @@ On small inputs the GPU is done before Python has launched the next kernel. So w
 `flash_triton_backward_plans`.
 """
 
-import functools
 from typing import Any
 
 import torch
@@ -18,8 +17,6 @@ from pipeline.attention.flash_triton_backward_plans import ChunkedLaunch, ShortB
 from pipeline.attention.flash_triton_forward_plans import forward_plan
 from pipeline.attention.flash_triton_launch import ALIGNMENT_BYTES, ready
 from pipeline.attention.flash_triton_problem import Problem, problem_of
-
-_empty_like = functools.partial(torch.empty_like, memory_format=torch.contiguous_format)
 
 
 class FlashAttentionTriton(torch.autograd.Function):
@@ -89,8 +86,7 @@ def _forward(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor,
     if plan.combine is None:
         plan.attend(q, k, v, o, lse)
     else:
-        chunk_o = torch.empty((plan.chunks, *q.shape), dtype=torch.float32, device=q.device)
-        chunk_lse = torch.empty((plan.chunks, *lse.shape), dtype=torch.float32, device=q.device)
+        chunk_o, chunk_lse = map(torch.empty_like, plan.like_parts)
         plan.attend(q, k, v, chunk_o, chunk_lse)
         plan.combine(chunk_o, chunk_lse, o, lse)
     return o, lse
@@ -104,11 +100,11 @@ def _backward(
     if plan.copies or (q.data_ptr() | k.data_ptr() | v.data_ptr() | do.data_ptr()) % ALIGNMENT_BYTES:
         q, k, v, do = ready(q, k, v, do)
     if isinstance(plan, ShortBackwardPlan):
-        dq, dk, dv = _empty_like(q), _empty_like(k), _empty_like(v)
+        dq, dk, dv = torch.empty_like(plan.like_q), torch.empty_like(plan.like_k), torch.empty_like(plan.like_k)
         plan.gradients(q, k, v, do, o, lse, dq, dk, dv)
         return dq, dk, dv
     delta, lse_log2 = torch.empty((2, *plan.delta_shape), dtype=torch.float32, device=q.device).unbind()
-    dq = _empty_like(q)
+    dq = torch.empty_like(q, memory_format=torch.contiguous_format)
     dq_sum = None
     if plan.query is None:
         dq_sum = dq if dq.dtype == torch.float32 else torch.empty(q.shape, dtype=torch.float32, device=q.device)

@@ -2,11 +2,12 @@
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import triton
+from torch import Tensor
 from triton import knobs
 
 from pipeline.attention.flash_triton_backward import key_value_kernel, query_kernel, short_kernel
@@ -16,6 +17,7 @@ from pipeline.attention.flash_triton_configs import (
     TileConfig,
     backward_chunking,
     backward_config,
+    backward_gains_by_tma,
     chunk_length,
     is_short,
 )
@@ -26,13 +28,14 @@ from pipeline.attention.flash_triton_launch import (
     block_sizes,
     can_overlap,
     heads,
+    like,
     multiprocessors,
     must_be_copied,
     precision,
     prepare_launch,
     scale_log2,
     strides,
-    uses_tma,
+    tma_can_load,
 )
 from pipeline.attention.flash_triton_problem import PROBLEMS_KEPT, Problem
 from pipeline.attention.inputs import Traits
@@ -64,10 +67,15 @@ class BackwardPlan:
 
 @dataclass(frozen=True)
 class ShortBackwardPlan:
-    """A backward pass over short sequences: one kernel. copies: whether inputs must be copied."""
+    """A backward pass over short sequences: one kernel.
+
+    copies: whether inputs must be copied; like_q, like_k: what their gradients are allocated like.
+    """
 
     copies: bool
     gradients: Launch
+    like_q: Tensor = field(compare=False)
+    like_k: Tensor = field(compare=False)
 
 
 @dataclass(frozen=True)
@@ -103,7 +111,8 @@ def backward_plan(problem: Problem, *strides_now: tuple[int, ...]) -> BackwardPl
     config = backward_config(q.dtype, q.shape[-1], k.shape[-2])
     copies = any(map(must_be_copied, (q, k, v, do)))
     if is_short(q.shape[-2], k.shape[-2]):
-        return ShortBackwardPlan(copies, _short(config.short, common))
+        like_q, like_k = (like(given.shape, given.dtype, given.device) for given in (q, k))
+        return ShortBackwardPlan(copies, _short(config.short, common), like_q, like_k)
     return BackwardPlan(
         copies,
         delta_shape=(*q.shape[:-2], triton.cdiv(q.shape[-2], ROW_ALIGNMENT.value) * ROW_ALIGNMENT.value),
@@ -156,7 +165,7 @@ def _key_value(config: BackwardConfig, common: _Common) -> ChunkedLaunch:
             "CHUNKED": chunks > 1,
             "MASK_KEYS": sums_dq and k.shape[-2] % tiles.block_keys != 0,
             "ADD_DQ": sums_dq,
-            "TMA": uses_tma(q.shape[-2], q, common.do),
+            "TMA": backward_gains_by_tma(q.shape[-1], q.shape[-2]) and tma_can_load(q, common.do),
             "OVERLAPPED": can_overlap(q.device),
             "TMA_REDUCE": sums_dq and not knobs.runtime.interpret,  # the interpreter has no such operation
         },
@@ -181,7 +190,7 @@ def _query(tiles: TileConfig, common: _Common) -> ChunkedLaunch:
             **common.constants,
             **block_sizes(tiles),
             "CHUNKED": chunks > 1,
-            "TMA": uses_tma(k.shape[-2], k, common.v),
+            "TMA": backward_gains_by_tma(q.shape[-1], k.shape[-2]) and tma_can_load(k, common.v),
             "OVERLAPPED": can_overlap(q.device),
         },
         tiles,

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import torch
 import triton
 
-# With fewer keys or queries to go through, a program ends before the tensor descriptors that it has to make pay; where
-# tiles are wide, loading without them spills.
+# With fewer keys or queries to go through, a program ends before the tensor descriptors that it has to make pay. Wide
+# tiles of the backward pass have them all the same: without, they spill.
 MIN_LENGTH_FOR_TMA = 1024
-MIN_LENGTH_FOR_TMA_WIDE, WIDE = 128, 128
+WIDE_BACKWARD = 128
 # Up to here the backward pass is one kernel, for which repeating some work costs less than launching another.
 LONGEST_SHORT_SEQUENCE = 1024
 # A program of the forward pass that goes through fewer keys ends sooner with smaller tiles, loaded further ahead; one
@@ -146,9 +146,14 @@ def is_short(n_queries: int, n_keys: int) -> bool:
     return max(n_queries, n_keys) <= LONGEST_SHORT_SEQUENCE
 
 
-def descriptors_pay(head_dim: int, length: int) -> bool:
-    """Tell whether a program that goes through so many keys or queries gains by loading them through descriptors."""
-    return length >= (MIN_LENGTH_FOR_TMA_WIDE if tile_width(head_dim) >= WIDE else MIN_LENGTH_FOR_TMA)
+def forward_gains_by_tma(n_keys: int) -> bool:
+    """Tell whether the forward kernel gains by tensor descriptors where a program goes through so many keys."""
+    return n_keys >= MIN_LENGTH_FOR_TMA
+
+
+def backward_gains_by_tma(head_dim: int, length: int) -> bool:
+    """Tell whether the backward kernels gain by tensor descriptors with so many queries or keys to go through."""
+    return length >= MIN_LENGTH_FOR_TMA or tile_width(head_dim) >= WIDE_BACKWARD
 
 
 def forward_chunking(dtype: torch.dtype) -> Chunking:

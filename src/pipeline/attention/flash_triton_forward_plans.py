@@ -16,6 +16,7 @@ from pipeline.attention.flash_triton_configs import (
     chunk_length,
     forward_chunking,
     forward_config,
+    forward_gains_by_tma,
 )
 from pipeline.attention.flash_triton_forward import forward_kernel
 from pipeline.attention.flash_triton_launch import (
@@ -24,13 +25,14 @@ from pipeline.attention.flash_triton_launch import (
     block_sizes,
     can_overlap,
     heads,
+    like,
     multiprocessors,
     must_be_copied,
     precision,
     prepare_launch,
     scale_log2,
     strides,
-    uses_tma,
+    tma_can_load,
 )
 from pipeline.attention.flash_triton_problem import PROBLEMS_KEPT, Problem
 from pipeline.attention.inputs import Traits, check_inputs
@@ -42,16 +44,17 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 class ForwardPlan:
     """A forward pass: one kernel, or where the keys are cut into chunks two.
 
-    copies: whether inputs must be copied; like_o and like_lse: of the output's and the log-sum-exp's shapes, but of one
-    number each, for a tensor is soonest allocated like another.
+    copies: whether inputs must be copied; like_o, like_lse: what output and log-sum-exp are allocated like, and
+    like_parts those of the chunks.
     """
 
     copies: bool
-    like_o: Tensor = field(compare=False)
-    like_lse: Tensor = field(compare=False)
     chunks: int
     attend: Launch
     combine: Launch | None
+    like_o: Tensor = field(compare=False)
+    like_lse: Tensor = field(compare=False)
+    like_parts: tuple[Tensor, Tensor] | None = field(compare=False, default=None)
 
 
 @functools.lru_cache(PROBLEMS_KEPT)
@@ -77,16 +80,15 @@ def forward_plan(problem: Problem) -> ForwardPlan:
             **constants,
             **block_sizes(tiles),
             "CHUNKED": chunks > 1,
-            "TMA": uses_tma(chunk, k, v),
+            "TMA": forward_gains_by_tma(chunk) and tma_can_load(k, v),
             "PRECISION": precision(problem),
         },
         tiles,
     )
     copies = any(map(must_be_copied, (q, k, v)))
-    like_o = torch.empty(1, dtype=q.dtype, device=q.device).expand(q.shape)
-    like_lse = torch.empty(1, dtype=torch.float32, device=q.device).expand(q.shape[:-1])
+    like_o, like_lse = like(q.shape, q.dtype, q.device), like(q.shape[:-1], torch.float32, q.device)
     if chunks == 1:
-        return ForwardPlan(copies, like_o, like_lse, chunks, attend, None)
+        return ForwardPlan(copies, chunks, attend, None, like_o, like_lse)
     rows = matrices * n_queries
     combine = prepare_launch(
         combine_kernel,
@@ -101,7 +103,8 @@ def forward_plan(problem: Problem) -> ForwardPlan:
         },
         ELEMENTWISE,
     )
-    return ForwardPlan(copies, like_o, like_lse, chunks, attend, combine)
+    like_parts = tuple(like((chunks, *shape), torch.float32, q.device) for shape in (q.shape, q.shape[:-1]))
+    return ForwardPlan(copies, chunks, attend, combine, like_o, like_lse, like_parts)
 
 
 def _check(q: Traits, k: Traits, v: Traits) -> None:

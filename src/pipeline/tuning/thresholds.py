@@ -49,7 +49,6 @@ THRESHOLDS: dict[str, tuple[Any, ...]] = {
     "BACKWARD_CHUNKS_FP32": _chunkings(configs.BACKWARD_CHUNKS_FP32),
     "LONGEST_SHORT_SEQUENCE": (0, 128, 256, 512, 1024, 2048),
     "MIN_LENGTH_FOR_TMA": (1, 256, 512, 1024, 2048),
-    "MIN_LENGTH_FOR_TMA_WIDE": (1, 128, 256, 512, 1024),
     "FEW_KEYS": (0, 256, 512, 1024, 2048),
     "ONE_TILE": (0, 128),
     "FEW_CHUNKS": (0, 4, 8, 16, 32),

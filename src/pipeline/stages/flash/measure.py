@@ -75,7 +75,7 @@ def _latencies(works: dict[Key, Any], device: torch.device) -> dict[Key, Taken]:
     """Time lone calls by the host clock; on a CPU the samples are that already."""
     if device.type == "cpu":
         return {}
-    return interleave(works, latency_sampler(device), dict.fromkeys(works, LATENCY_RULE), WARMUP_ROUNDS).taken
+    return interleave(works, latency_sampler(device), dict.fromkeys(works, LATENCY_RULE), warmup=0).taken
 
 
 def _peak_columns(cell: Cell, device: torch.device) -> Row:
