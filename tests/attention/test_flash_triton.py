@@ -315,3 +315,14 @@ def test_keys_are_cut_finer_only_where_that_is_one_wave_of_few_chunks(tiles, len
 )
 def test_few_keys_have_small_tiles_unless_one_holds_them_all(n_keys, block_keys):
     assert flash_triton_configs.forward_config(torch.bfloat16, 64, n_keys).block_keys == block_keys
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "length", "forward", "backward"),
+    [(64, 1023, False, False), (64, 1024, True, True), (65, 1, False, True), (128, 1023, False, True)],
+)
+def test_few_rows_are_loaded_through_pointers_but_by_wide_tiles_of_the_backward_pass(
+    head_dim, length, forward, backward
+):
+    assert flash_triton_configs.forward_gains_by_tma(length) == forward
+    assert flash_triton_configs.backward_gains_by_tma(head_dim, length) == backward

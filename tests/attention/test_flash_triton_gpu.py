@@ -94,11 +94,12 @@ def test_repeats_are_bitwise_equal_but_for_the_order_of_sums(head_dim, dtype, nu
     assert (plan.key_value.chunks > 1) == is_chunked
     first = output_and_gradients(FlashAttentionTriton.apply, q, k, v, do, True)
     exact = [True, plan.query is not None, True, True]
+    rounding = 0 if dtype == torch.float32 else torch.finfo(dtype).eps  # once, of what was summed in fp32
     for _ in range(REPEATS):
         again = output_and_gradients(FlashAttentionTriton.apply, q, k, v, do, True)
         for a, b, is_exact in zip(again, first, exact, strict=True):
-            tolerance = 0 if is_exact else 4 * torch.finfo(dtype).eps * b.abs().max().item()
-            torch.testing.assert_close(a, b, rtol=0, atol=tolerance)
+            tolerance = 0 if is_exact else 4 * torch.finfo(torch.float32).eps + rounding
+            torch.testing.assert_close(a, b, rtol=0, atol=tolerance * b.abs().max().item())
 
 
 def _backward_plan(q, k, v, do):
