@@ -17,11 +17,11 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	touch $@
 
 writeup: env
-	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" snakemake $(TARGET)
+	PATH="$$PWD/$(VENV)/bin:$$PATH" snakemake $(TARGET)
 
 test: env
-	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" pytest tests/
+	PATH="$$PWD/$(VENV)/bin:$$PATH" pytest tests/
 
 lint: env
-	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" ruff check . && PATH="$(CURDIR)/$(VENV)/bin:$$PATH" ruff format --check .
-	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" snakefmt --check workflow
+	PATH="$$PWD/$(VENV)/bin:$$PATH" ruff check . && PATH="$$PWD/$(VENV)/bin:$$PATH" ruff format --check .
+	PATH="$$PWD/$(VENV)/bin:$$PATH" snakefmt --check workflow

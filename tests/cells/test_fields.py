@@ -53,3 +53,29 @@ def test_bad_words_are_named_with_what_is_allowed(words, complaint):
 def test_yaml_values_of_another_type_are_refused(value):
     with pytest.raises(UserError, match="seq_len is"):
         fields.build(Point, {"seq_len": value}, "point")
+
+
+@dataclass(frozen=True)
+class Named:
+    subject: str = axis("plain")
+
+
+@pytest.mark.parametrize("text", ["package.module:function", "2.7B", "a-b_c+d"])
+def test_a_text_of_any_value_may_be_a_name(text):
+    assert fields.build(Named, {"subject": text}, "cell") == Named(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["$(touch x)", "`x`", "a b", "a/b", "..", "a=b", "'a'", "a\n", "a;b", "*", "-a", "{size}", "", "é"]
+)
+def test_a_text_of_any_value_may_not_mean_something_in_a_path_or_a_shell(text):
+    with pytest.raises(UserError, match=r"cell: subject is .*, allowed are letters and digits,"):
+        fields.build(Named, {"subject": text}, "cell")
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**400), "1" + "0" * 400, "9" * 5000])
+@pytest.mark.parametrize("name", ["seq_len", "dropout"])
+def test_a_number_that_no_float_can_hold_is_refused_in_one_short_line(name, value):
+    with pytest.raises(UserError, match=rf"point: {name} is .*, allowed is ") as raised:
+        fields.build(Point, {name: value}, "point")
+    assert len(str(raised.value)) < 200

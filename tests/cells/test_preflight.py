@@ -53,6 +53,12 @@ def test_an_incomplete_record_stops_the_run_with_one_line(tmp_path):
         check_results(tmp_path, "NVIDIA H200")
 
 
+def test_a_record_in_the_place_of_another_cell_stops_the_run(tmp_path):
+    leave_record(tmp_path, "NVIDIA H200", "size=tiny/context_length=16/warmup_steps=5/mode=eager")
+    with pytest.raises(UserError, match=r"mode=eager\.json holds the record of another cell"):
+        check_results(tmp_path, "NVIDIA H200")
+
+
 def test_a_full_disk_stops_the_run_before_it_measures(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=5 * 2**20))
     with pytest.raises(UserError, match="full disk: 5 MiB free, 100 needed"):

@@ -1,13 +1,10 @@
 """The plan of this run, and what the rules of every stage share."""
 
 import inspect
-import shlex
+import re
 from pathlib import Path
 
-import pandas as pd
-from snakemake.utils import Paramspace
-
-from pipeline.cells import fields, freshness, preflight, record, sweep
+from pipeline.cells import fields, freshness, layout, preflight, sweep
 from pipeline.cells.config import check_something_to_write, load_plan
 from pipeline.errors import or_exit
 from pipeline.instruments import machine
@@ -52,38 +49,42 @@ class Stage:
         self.keeps_files = sweep.keeps_files(name)
         self.folder = RESULTS / name
         self.table_pattern = f"{self.folder}/{{{self.split_axis}}}.csv"
-        self.plan = PLAN.stages[name]
-        axes = fields.texts(self.declaration.Cell())
-        cells = pd.DataFrame([fields.texts(cell) for cell in self.plan.cells], columns=list(axes))
-        self.space = Paramspace(cells, param_sep="=")
-        self.record_pattern = f"{self.folder}/cells/{self.space.wildcard_pattern}.json"
-        self.log_pattern = f"logs/{name}/{self.space.wildcard_pattern}.log"
-        self.settings_words = shlex.join(f"--set={word}" for word in fields.words(self.plan.settings))
+        plan = PLAN.stages[name]
+        pattern = layout.cell_pattern(self.declaration.Cell)
+        self.record_pattern = f"{self.folder}/cells/{pattern}.json"
+        self.files_pattern = f"{self.folder}/files/{pattern}"
+        self.log_pattern = f"logs/{name}/{pattern}.log"
+        self.cells = self.planned(plan.cells) if PLAN.measure else layout.found_cells(RESULTS, name)
+        self.settings_words = [f"--set={word}" for word in fields.words(plan.settings)]
         self.code = freshness.code_digest(f"pipeline.stages.{name}.measure")
         self.report_code = freshness.code_digest(f"pipeline.stages.{name}.section")
         self.template = freshness.file_digest(ROOT / f"src/pipeline/stages/{name}/section.md.j2")
 
+    def planned(self, cells):
+        """Return the cells to measure by the paths of their records."""
+        return {layout.record_path(RESULTS, self.folder.name, cell): cell for cell in cells}
+
     def outputs(self):
         """Return what measuring a cell leaves: its record and, where the stage keeps any, a folder of files."""
         record = {"record": self.record_pattern}
-        files = {"files": directory(f"{self.folder}/files/{self.space.wildcard_pattern}")}
-        return record | files if self.keeps_files else record
+        return record | {"files": directory(self.files_pattern)} if self.keeps_files else record
 
     def records(self):
         """Return the records that the stage's tables are made of."""
-        if PLAN.measure:
-            return [f"{self.folder}/cells/{point}.json" for point in self.space.instance_patterns]
-        return [str(path) for path in record.record_paths(RESULTS, self.folder.name)]
+        return list(map(str, self.cells))
 
     def records_of(self, wildcards):
         """Return the records of one table: those with its value on the split axis."""
-        step = f"{self.split_axis}={wildcards[self.split_axis]}"
-        return [path for path in self.records() if step in Path(path).with_suffix("").parts]
+        value = wildcards[self.split_axis]
+        return [str(path) for path, cell in self.cells.items() if self.split_value(cell) == value]
+
+    def split_value(self, cell):
+        """Return a cell's value on the split axis, as text."""
+        return fields.text(getattr(cell, self.split_axis))
 
     def split_values(self):
         """Return the values on the split axis: the names of the stage's tables."""
-        steps = {part for path in self.records() for part in Path(path).with_suffix("").parts}
-        return sorted(step.split("=")[1] for step in steps if step.startswith(f"{self.split_axis}="))
+        return sorted({self.split_value(cell) for cell in self.cells.values()})
 
     def tables(self):
         """Return the stage's tables."""
@@ -95,15 +96,16 @@ class Stage:
 
     def words_beside(self):
         """Return those tables as words of the section's command."""
-        return shlex.join(f"--beside={table}" for table in self.tables_beside())
+        return [f"--beside={table}" for table in self.tables_beside()]
 
     def cell(self, wildcards):
         """Return the cell that a record's path names."""
-        return fields.build(self.declaration.Cell, dict(wildcards.items()), self.folder.name)
+        words = [f"{axis}={value}" for axis, value in wildcards.items()]
+        return layout.cell_named(self.folder.name, words, self.folder.name)
 
     def cell_words(self, wildcards):
         """Return the cell as the words of its command."""
-        return shlex.join(fields.words(self.cell(wildcards)))
+        return fields.words(self.cell(wildcards))
 
     def gpus(self, wildcards):
         """Return how many GPUs the cell asks for."""
@@ -130,8 +132,13 @@ def wanted(paths):
 
 
 def files_words(wildcards, output):
-    """Return the word of the measuring command that names the folder of a cell's files, if its stage keeps any."""
-    return shlex.quote(f"--files={output.files}") if "files" in output.keys() else ""
+    """Return the words of the measuring command that name the folder of a cell's files, if its stage keeps any."""
+    return [f"--files={output.files}"] if "files" in output.keys() else []
+
+
+def one_of(words):
+    """Return the constraint of a wildcard that stands for one of these words."""
+    return "|".join(map(re.escape, words))
 
 
 def stage_records(wildcards):
@@ -140,7 +147,7 @@ def stage_records(wildcards):
 
 
 PLAN = or_exit("snakemake", checked_plan)
-STAGES = {name: Stage(name) for name in PLAN.stages}
+STAGES = or_exit("snakemake", lambda: {name: Stage(name) for name in PLAN.stages})
 STAGES_TO_WRITE = [name for name, stage in STAGES.items() if stage.records()]
 SOFTWARE = " ".join(f"{name}={version}" for name, version in machine.software_versions().items())
 # On a CPU a cell takes every core, so that no other cell runs beside it; a scheduler's profile says how many it gets.

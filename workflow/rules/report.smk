@@ -14,11 +14,11 @@ rule tabulate_cells:
     log:
         "logs/{stage}/cells.csv.log",
     wildcard_constraints:
-        stage="|".join(STAGES),
+        stage=one_of(STAGES),
     message:
         "table of the cells of {wildcards.stage}"
     shell:
-        "python -m pipeline tabulate cells {input} --out {output} >{log} 2>&1"
+        "python -m pipeline tabulate cells {input:q} --out {output:q} >{log:q} 2>&1"
 
 
 rule writeup:
@@ -38,5 +38,5 @@ rule writeup:
     message:
         "write-up"
     shell:
-        "python -m pipeline writeup {input.sections} --cells {input.cells} {params.scale:q}"
-        " {params.measured_by:q} --out {output} >{log} 2>&1"
+        "python -m pipeline writeup {input.sections:q} --cells {input.cells:q} {params.scale:q}"
+        " {params.measured_by:q} --out {output:q} >{log:q} 2>&1"

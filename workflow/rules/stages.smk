@@ -1,10 +1,10 @@
 """What every stage has: its cells measured, its tables and its section. A stage needs no rule of its own."""
 
 # Snakemake evaluates what follows `shell:` when the job runs, the loop's variables being those of the last stage: what
-# differs between stages must come by params.
+# differs between stages must come by params. `:q` quotes each word for the shell: paths may hold anything.
 MEASURE = (
-    "python -m pipeline measure {params.stage} {params.cell} {params.settings} --gpus {resources.gpu}"
-    " --out {output.record} {params.files} >{log} 2>&1"
+    "python -m pipeline measure {params.stage:q} {params.cell:q} {params.settings:q} --gpus {resources.gpu}"
+    " --out {output.record:q} {params.files:q} >{log:q} 2>&1"
 )
 
 
@@ -52,13 +52,13 @@ for name in STAGES_TO_WRITE:
         log:
             f"logs/{name}/{{{stage.split_axis}}}.csv.log",
         wildcard_constraints:
-            **{stage.split_axis: "|".join(stage.split_values())},
+            **{stage.split_axis: one_of(stage.split_values())},
         params:
             question=stage.question,
         message:
             "table {output}"
         shell:
-            "python -m pipeline tabulate rows {input} --out {output} >{log} 2>&1"
+            "python -m pipeline tabulate rows {input:q} --out {output:q} >{log:q} 2>&1"
 
     rule:
         name:
@@ -86,5 +86,5 @@ for name in STAGES_TO_WRITE:
         message:
             "section {params.stage}"
         shell:
-            "python -m pipeline section {params.stage} {input.tables} {params.beside}"
-            " --out {output.section} --figures {output.figures} >{log} 2>&1"
+            "python -m pipeline section {params.stage:q} {input.tables:q} {params.beside:q}"
+            " --out {output.section:q} --figures {output.figures:q} >{log:q} 2>&1"

@@ -1,6 +1,8 @@
 """Typed, constrained fields of the frozen dataclasses `Cell` and `Settings`, read from words or YAML."""
 
 import math
+import re
+import reprlib
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, field, fields
 from typing import Any, TypeVar
@@ -8,10 +10,12 @@ from typing import Any, TypeVar
 from pipeline.errors import UserError
 
 T = TypeVar("T")
+# What a text may hold where no values are declared: it becomes part of paths and commands.
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:+-]*")
 
 
 def axis(default: Any, *, allowed: tuple = (), minimum: float | None = None) -> Any:
-    """Declare a field of a cell or of its settings with the values that it may take."""
+    """Declare a field of a cell or of its settings with the values that it may take; a text without any is a NAME."""
     return field(default=default, metadata={"allowed": allowed, "minimum": minimum})
 
 
@@ -58,8 +62,11 @@ def parse_words(cls: type[T], given: list[str], where: str) -> T:
 def _checked(item: Field, value: Any, where: str) -> Any:
     typed = _typed(item, value, where)
     allowed, minimum = item.metadata.get("allowed"), item.metadata.get("minimum")
+    shown = reprlib.repr(text(typed))
     if allowed and typed not in allowed:
-        raise UserError(f"{where}: {item.name} is {text(typed)!r}, allowed are {', '.join(map(text, allowed))}")
+        raise UserError(f"{where}: {item.name} is {shown}, allowed are {', '.join(map(text, allowed))}")
+    if isinstance(typed, str) and not allowed and not NAME.fullmatch(typed):
+        raise UserError(f"{where}: {item.name} is {shown}, allowed are letters and digits, behind the first also ._:+-")
     if minimum is not None and typed < minimum:
         raise UserError(f"{where}: {item.name} is {text(typed)}, allowed is {minimum} or more")
     return typed
@@ -81,5 +88,6 @@ def _typed(item: Field, value: Any, where: str) -> Any:
         if kind is float and not math.isfinite(converted):
             raise ValueError
         return converted
-    except (KeyError, ValueError, TypeError):
-        raise UserError(f"{where}: {item.name} is {value!r}, allowed is a value of type {kind.__name__}") from None
+    except (KeyError, ValueError, TypeError, OverflowError):
+        shown = reprlib.repr(value)
+        raise UserError(f"{where}: {item.name} is {shown}, allowed is a value of type {kind.__name__}") from None

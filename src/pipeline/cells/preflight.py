@@ -3,7 +3,9 @@
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
+from pipeline.cells import layout
 from pipeline.cells.record import read_record, record_paths
 from pipeline.errors import UserError
 
@@ -13,7 +15,10 @@ NEEDED_BYTES = 100 * 2**20
 
 def check_results(results: Path, machine_kind: str) -> None:
     """Raise UserError, one line, unless this machine may and can measure into this folder."""
-    _check_owner(results, machine_kind)
+    for path in record_paths(results):
+        record = read_record(path)
+        _check_owner(results, record["machine"]["kind"], machine_kind)
+        _check_cell(results, path, record)
     free_bytes = shutil.disk_usage(check_writable(results)).free
     if free_bytes < NEEDED_BYTES:
         raise UserError(
@@ -34,12 +39,19 @@ def check_writable(folder: Path) -> Path:
     return existing
 
 
-def _check_owner(results: Path, machine_kind: str) -> None:
+def _check_owner(results: Path, owner: str, machine_kind: str) -> None:
     """Stop where the folder holds records of another kind of machine, which must not be mixed or replaced."""
-    for path in record_paths(results):
-        owner = read_record(path)["machine"]["kind"]
-        if owner != machine_kind:
-            raise UserError(
-                f"{results}/ holds records of another machine ({owner}; this is {machine_kind}): to render them "
-                "without measuring add `--config measure=false`, to measure here add `--directory runs/NAME`"
-            )
+    if owner != machine_kind:
+        raise UserError(
+            f"{results}/ holds records of another machine ({owner}; this is {machine_kind}): to render them "
+            "without measuring add `--config measure=false`, to measure here add `--directory runs/NAME`"
+        )
+
+
+def _check_cell(results: Path, path: Path, record: dict[str, Any]) -> None:
+    """Stop where a record lies in the place of another cell, which would not be measured and be told wrongly."""
+    try:
+        cell = layout.cell_at(results, path)
+    except UserError:
+        return  # the place of no cell, of an earlier version perhaps: nothing reads it
+    layout.check_holds(path, path.relative_to(results).parts[0], cell, record)

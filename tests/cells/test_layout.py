@@ -1,0 +1,113 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from pipeline.cells import fields, layout, sweep
+from pipeline.cells.record import SCHEMA_VERSION, SOFTWARE, write_record
+from pipeline.errors import UserError
+from pipeline.stages.timing.cell import Cell
+
+CELL = Cell(precision="bf16", size="2.7B", context_length=512)
+PLACE = "precision=bf16/size=2.7B/context_length=512/warmup_steps=5/mode=eager"
+
+
+def record_of(cell, stage="timing"):
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "stage": stage,
+        "cell": cell,
+        "settings": {},
+        "rows": [{"status": "ok"}],
+        "machine": {"kind": "NVIDIA H200", "software": dict.fromkeys(SOFTWARE, "1.0")},
+        "code": {"digest": "abc"},
+        "command": "",
+        "process": "worker",
+        "started_at": "",
+        "seconds": {},
+    }
+
+
+def cell_as_json(cell):
+    return json.loads(json.dumps({axis: getattr(cell, axis) for axis in fields.texts(cell)}))
+
+
+def test_a_record_lies_in_a_folder_for_each_axis(tmp_path):
+    assert layout.record_path(tmp_path, "timing", CELL) == tmp_path / f"timing/cells/{PLACE}.json"
+
+
+@pytest.mark.parametrize("stage", sweep.stage_names())
+def test_the_pattern_of_a_stage_filled_with_a_cell_is_its_path(stage):
+    cell = sweep.declaration(stage).Cell()
+    filled = layout.cell_pattern(type(cell)).format(**fields.texts(cell))
+    assert layout.record_path(Path("results"), stage, cell) == Path(f"results/{stage}/cells/{filled}.json")
+
+
+@pytest.mark.parametrize("cell", [CELL, Cell()])
+def test_records_at_the_paths_of_their_cells_are_found(tmp_path, cell):
+    path = layout.record_path(tmp_path, "timing", cell)
+    write_record(path, record_of(cell_as_json(cell)))
+    assert layout.found_cells(tmp_path, "timing") == {path: cell}
+    assert layout.found_cells(tmp_path, "flash") == {}
+
+
+REST = "context_length=512/warmup_steps=5/mode=eager"
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "precision=bf16/size=tiny/x$(touch PWNED)",
+        f"precision=$(touch PWNED)/size=tiny/{REST}",
+        f"precision=`touch PWNED`/size=tiny/{REST}",
+        f"precision=bf16 /size=tiny/{REST}",
+        f"precision=bf16/size=tiny; touch PWNED/{REST}",
+        f"precision=bf16/size='tiny'/{REST}",
+        f'precision=bf16/size="tiny"/{REST}',
+        f"precision=bf16\n/size=tiny/{REST}",
+        f"precision=*/size=tiny/{REST}",
+        f"precision=bf16/size=\x1b[2Jtiny/{REST}",
+        f"precision=bf16/size=\udcff/{REST}",
+        f"precision=bf16/size=tiny=x/{REST}",
+        "--precision=bf16/size=tiny",
+        f"-precision=bf16/size=tiny/{REST}",
+        f"size=tiny/precision=bf16/{REST}",
+        f"precision=bf16/precision=bf16/size=tiny/{REST}",
+        "precision=bf16/size=tiny",
+        f"precision=bf16/size=tiny/{REST}/repeat=1",
+        "precision=bf16/size=tiny/context_length=0512/warmup_steps=5/mode=eager",
+        "precision=bf16/size=tiny/context_length= 512/warmup_steps=5/mode=eager",
+        "precision=bf16/size=tiny/context_length=٥١٢/warmup_steps=5/mode=eager",
+        "precision=bf16/size=tiny/context_length=512/warmup_steps=5/mode=eager.copy",
+        ".precision=bf16",
+    ],
+)
+def test_a_path_that_is_no_cells_is_named_in_one_line(tmp_path, place):
+    path = tmp_path / f"timing/cells/{place}.json"
+    path.parent.mkdir(parents=True)
+    path.write_text("{}")
+    with pytest.raises(UserError) as raised:
+        layout.found_cells(tmp_path, "timing")
+    message = str(raised.value)
+    assert message.startswith(f"{tmp_path}/timing/cells/")
+    assert message.endswith("move it out of the results")
+    assert message.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("cell", "stage"),
+    [
+        ({**cell_as_json(CELL), "size": "xl"}, "timing"),
+        ({**cell_as_json(CELL), "context_length": "$(touch PWNED)\n"}, "timing"),
+        ({**cell_as_json(CELL), "context_length": [[1]]}, "timing"),
+        ({}, "timing"),
+        (cell_as_json(CELL), "flash"),
+    ],
+)
+def test_a_record_in_the_place_of_another_cell_is_named_in_one_line(tmp_path, cell, stage):
+    path = layout.record_path(tmp_path, "timing", CELL)
+    write_record(path, record_of(cell, stage))
+    with pytest.raises(UserError) as raised:
+        layout.found_cells(tmp_path, "timing")
+    assert str(raised.value).startswith(f"{path} holds the record of another cell, {stage} ")
+    assert str(raised.value).isprintable()

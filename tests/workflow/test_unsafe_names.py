@@ -1,0 +1,64 @@
+"""What paths may be named like: nothing of it reaches a shell as anything but a word."""
+
+import json
+import re
+import shutil
+
+import pytest
+
+pytestmark = pytest.mark.workflow
+
+# Each way by which a shell would make this file, and what else it would not take as it stands.
+HOSTILE = "$(touch PWNED) `touch PWNED`; touch PWNED; 'a \"b * -c"
+
+
+def made_by_a_shell(project):
+    return list(project.root.rglob("PWNED*"))
+
+
+def test_a_record_whose_path_names_no_cell_stops_the_run_before_any_shell(project):
+    record = project.records()[0]
+    copy = record.parents[2] / "x$(touch PWNED).json"
+    copy.write_text(record.read_text())
+    code, output = project.snakemake("--config", "measure=false", "--", "results/timing/fp32.csv")
+    assert code == 1
+    assert "Traceback" not in output
+    last_line = output.strip().splitlines()[-1]
+    assert last_line.startswith(f"snakemake: {copy.relative_to(project.root)}: ")
+    assert not made_by_a_shell(project)
+
+
+def test_tables_of_a_value_that_a_shell_would_run_are_made(project):
+    precision = project.root / "src/pipeline/model/precision.py"
+    precision.write_text(precision.read_text().replace('("fp32",', f'("fp32", {HOSTILE!r},'))
+    record = next(path for path in project.records() if "precision=fp32" in path.parts)
+    content = json.loads(record.read_text())
+    content["cell"]["precision"] = HOSTILE
+    copy = project.root / str(record.relative_to(project.root)).replace("precision=fp32", f"precision={HOSTILE}")
+    copy.parent.mkdir(parents=True)
+    copy.write_text(json.dumps(content))
+    table = f"results/timing/{HOSTILE}.csv"
+    code, output = project.snakemake("--config", "measure=false", "--", "results/timing/cells.csv", table)
+    assert code == 0, output
+    assert (project.root / table).is_file()
+    assert HOSTILE.replace('"', '""') in (project.root / "results/timing/cells.csv").read_text()
+    assert not made_by_a_shell(project)
+
+
+def test_every_word_that_a_rule_gives_the_shell_is_quoted(measured):
+    rules = "".join(path.read_text() for path in (measured.root / "workflow/rules").glob("*.smk"))
+    commands = re.findall(r'(?:^ *"[^"\n]*"\n)*^ *"[^"\n]*>\{log[^"\n]*"', rules, re.MULTILINE)
+    assert len(commands) == len(re.findall(r"python -m pipeline", rules)) > 0
+    words = {word for command in commands for word in re.findall(r"\{[^}]*\}", command)}
+    assert {word for word in words if not word.endswith(":q}")} == {"{resources.gpu}"}
+
+
+def test_a_checkout_and_a_folder_of_results_may_have_a_space_and_quotes_in_their_names(project):
+    project.root = project.root.rename(project.root.with_name("it's a project"))
+    folder = project.root / 'my run\'s "$(touch PWNED)"'
+    shutil.copytree(project.root / "results/timing/cells", folder / "results/timing/cells")
+    target = "results/timing/fp32.csv"
+    code, output = project.snakemake("--directory", folder.name, "--config", "measure=false", "--", target)
+    assert code == 0, output
+    assert (folder / target).is_file()
+    assert not made_by_a_shell(project)
