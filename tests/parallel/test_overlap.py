@@ -203,6 +203,18 @@ def test_gradients_may_be_dropped_zeroed_or_replaced_between_steps(on_ranks, nam
     on_ranks(assert_averaged_however_gradients_were_dropped, 2, name)
 
 
+def storages_without_bound(context):
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    ddp = BucketedDDP(net, None)
+    ddp(torch.full((2, 4), 1.0 + context.rank)).sum().backward()
+    ddp.finish_gradient_synchronization()
+    return len({parameter.grad.untyped_storage().data_ptr() for parameter in net.parameters()}), net[1].bias.grad
+
+
+def test_without_a_bucket_size_all_gradients_are_in_one_bucket(on_ranks):
+    assert on_ranks(storages_without_bound, 2) == [(1, torch.tensor([2.0]))] * 2
+
+
 def test_a_bucket_size_that_holds_nothing_is_an_error():
     for size in (0, -1, float("nan")):
         with pytest.raises(ValueError, match=f"bucket_size_mb={size}: must be above 0"):

@@ -135,6 +135,32 @@ class NotesSteps(SGD):
         return super().step(closure)
 
 
+class ScalesSteps(SGD):
+    """Takes a keyword with each step."""
+
+    def step(self, closure=None, *, scale=1.0):
+        for group in self.param_groups:
+            group["lr"] = 0.1 * scale
+        return super().step(closure)
+
+
+def assert_keywords_are_passed_on(context):
+    net, alone = make_net(), make_net()
+    sharded, plain = ShardedOptimizer(net.parameters(), ScalesSteps), ScalesSteps(alone.parameters())
+    for module, optimizer in ((net, sharded), (alone, plain)):
+        add_gradients(module, 0)
+        optimizer.step(scale=3.0)
+        optimizer.step(None, scale=0.5)
+    assert_same(net, alone)
+    assert sharded.param_groups[0]["lr"] == 0.05
+    with pytest.raises(TypeError, match="unexpected keyword argument 'scales'"):
+        sharded.step(scales=2.0)
+
+
+def test_keywords_of_a_step_reach_the_wrapped_optimizer(on_ranks):
+    on_ranks(assert_keywords_are_passed_on, 2)
+
+
 def closures(context):
     net, alone = make_net(), make_net()
     sharded, plain = ShardedOptimizer(net.parameters(), NotesSteps), NotesSteps(alone.parameters())

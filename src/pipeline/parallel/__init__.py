@@ -16,12 +16,14 @@ Four classes of one interface differ in when and in what pieces they average:
 - `NaiveDDP(module)`: after the backward pass, an all-reduce a parameter, one after the other.
 - `FlatDDP(module)`: after it, one all-reduce of all gradients in one flat buffer (a buffer a dtype).
 - `OverlapDDP(module)`: during it, an all-reduce a parameter, as soon as its gradient is there.
-- `BucketedDDP(module, bucket_size_mb)`: during it, an all-reduce a bucket, as soon as its gradients are there.
+- `BucketedDDP(module, bucket_size_mb)`: during it, an all-reduce a bucket, as soon as its gradients are there; with
+  None for the size, one bucket.
 
 The last two start their all-reduces in the reverse order of the parameters: one that gets no gradient holds up all
 before it until the finish.
 
-`no_sync()` accumulates gradients without communication, `remove_hooks()` ends the work during backward passes.
+`no_sync()` accumulates gradients without communication, `remove_hooks()` ends the work during backward passes;
+after a backward pass that failed, `discard_gradients()` on every rank starts over.
 `ShardedOptimizer(params, optimizer_cls, **kwargs)` keeps on each rank the optimizer state of a share of the parameters.
 `run_ranks(function, world_size, ...)` starts the processes and their process group.
 """

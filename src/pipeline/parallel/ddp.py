@@ -86,6 +86,10 @@ class ReplicatedModule(nn.Module):
         for parameter in self._used_nowhere(self._reduce_all()):
             parameter.grad = None
 
+    def discard_gradients(self) -> None:
+        """Drop all gradients, to start over after a backward pass that failed. A collective: every rank calls it."""
+        self.zero_grad()
+
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Let backward passes add to each rank's own gradients; the next one outside averages the sums."""

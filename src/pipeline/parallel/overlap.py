@@ -12,7 +12,8 @@ from pipeline.parallel.reductions import Reduction, in_buckets, one_for_each_par
 
 CHANGED_TOO_LATE = (
     "a gradient changed after its all-reduce began: call finish_gradient_synchronization() after each backward pass, "
-    "or run all passes but the last inside no_sync()"
+    "or run all passes but the last inside no_sync(); after a backward pass that failed, call discard_gradients() on "
+    "every rank"
 )
 
 
@@ -87,6 +88,16 @@ class OverlappedModule(ReplicatedModule):
         for hook in self._hooks:
             hook.remove()
 
+    def discard_gradients(self) -> None:
+        """Drop all gradients, and what is under way, to start over after a backward pass that failed.
+
+        A collective: every rank calls it, also one whose own pass did not fail.
+        """
+        self.zero_grad()
+        # Ranks may have failed at different places. An all-reduce that some have begun ends only once all have.
+        self._reduce_all()
+        self.zero_grad()
+
     def _hook(self, position: int) -> Callable[[Tensor], None]:
         # Torch holds a parameter's hooks where Python's garbage collector does not look. A hook that refers to the
         # parameter, as this module does, would keep it, and itself, for ever.
@@ -118,12 +129,14 @@ class OverlapDDP(OverlappedModule):
 class BucketedDDP(OverlappedModule):
     """All-reduce gradients in flat buckets, filled in reverse order of the parameters, each as soon as it is full.
 
-    bucket_size_mb: the most that a bucket holds, in units of 1024² bytes; a larger parameter has one of its own.
+    bucket_size_mb: the most that a bucket holds, in units of 1024² bytes; a larger parameter has one of its own. None
+    is no bound: one bucket for all gradients of a dtype.
     The gradients become views into the buckets, which live as long as the module: a gradient kept over a step is
     overwritten by the next. Raises ValueError where the size is not above 0.
     """
 
-    def __init__(self, module: nn.Module, bucket_size_mb: float):
-        if not bucket_size_mb > 0:
-            raise ValueError(f"bucket_size_mb={bucket_size_mb}: must be above 0")
-        super().__init__(module, partial(in_buckets, size_mb=bucket_size_mb))
+    def __init__(self, module: nn.Module, bucket_size_mb: float | None):
+        size_mb = float("inf") if bucket_size_mb is None else bucket_size_mb
+        if not size_mb > 0:
+            raise ValueError(f"bucket_size_mb={size_mb}: must be above 0")
+        super().__init__(module, partial(in_buckets, size_mb=size_mb))

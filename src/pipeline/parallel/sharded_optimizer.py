@@ -92,14 +92,15 @@ class ShardedOptimizer(Optimizer):
         return [parameter for parameter in group["params"] if self.owner(parameter) == dist.get_rank()]
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
         """Update the own share, then bring every parameter up to date on every rank. A collective.
 
-        closure: computes the loss anew, its gradients synchronised over the ranks; its result is returned.
+        closure: computes the loss anew, its gradients synchronised over the ranks; its result is returned. Keywords go
+        to the step of `optimizer_cls`.
         """
         # A scheduler, or the user, changes the hyperparameters outside a step; some optimizers do so in it.
         copy_hyperparameters(self.param_groups, self._shard.param_groups)
-        loss = self._shard.step(closure and partial(self._evaluate, closure))
+        loss = self._shard.step(closure and partial(self._evaluate, closure), **kwargs)
         copy_hyperparameters(self._shard.param_groups, self.param_groups)
         broadcast_from_owners(self._updated())
         return loss
