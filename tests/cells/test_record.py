@@ -10,6 +10,7 @@ import time
 import pytest
 
 from pipeline.cells.record import (
+    MOST_RECORD_BYTES,
     PARTS,
     SCHEMA_VERSION,
     SOFTWARE,
@@ -121,7 +122,7 @@ def without(path):
 
 def complaint_about(record):
     with pytest.raises(UserError) as raised:
-        parse_record(json.dumps(record), "cell.json")
+        parse_record(json.dumps(record).encode(), "cell.json")
     assert "\n" not in str(raised.value)
     return str(raised.value)
 
@@ -144,7 +145,44 @@ def test_a_part_of_another_type_is_named_with_what_is_allowed(part):
         ([{"status": "ok"}, {"pass": "forward"}], "row 2 has no status"),
         ([{"status": "fine"}], f'the status of row 1 is "fine", allowed are {", ".join(STATUSES)}'),
         (["ok"], 'row 1 is "ok", allowed is an object'),
+        ([{"status": "ok"}, {"status": "ok", "size": "../.."}], "row 2 has size, which the cell has"),
     ],
 )
 def test_a_row_that_no_table_can_hold_is_named_by_its_number(rows, complaint):
     assert f"cell.json is no record: {complaint}: " in complaint_about({**RECORD, "rows": rows})
+
+
+DAMAGED = {
+    "200,000 brackets": (b"[" * 200_000, "its objects and lists are nested more than 10 deep"),
+    "brackets in a record": (
+        json.dumps({**RECORD, "settings": {"a": []}}).replace("[]", "[" * 500 + "]" * 500).encode(),
+        "its objects and lists are nested more than 10 deep",
+    ),
+    "10^400": (json.dumps({**RECORD, "settings": {"a": 10**400}}).encode(), "10000000000000000000 is no finite number"),
+    "5000 digits": (b'{"a": ' + b"9" * 5000 + b"}", "99999999999999999999 is no finite number"),
+    "1e400": (b'{"a": -1e400}', "-1e400 is no finite number"),
+    "NaN": (b'{"a": NaN}', "NaN is no finite number"),
+    "larger than any": (b'"' + b"x" * MOST_RECORD_BYTES + b'"', "it is larger than 16 MiB"),
+    "null": (b"null", "it has no schema_version"),
+    "UTF-16": ("{}".encode("utf-16"), "'utf-8' codec can't decode byte 0xff in position 0: invalid start byte"),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGED)
+def test_a_file_that_no_cell_leaves_is_named_in_one_line(tmp_path, what):
+    content, complaint = DAMAGED[what]
+    path = tmp_path / "cell.json"
+    path.write_bytes(content)
+    with pytest.raises(UserError) as raised:
+        read_record(path)
+    assert str(raised.value) == f"{path} is no record: {complaint}"
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.json")
+    (tmp_path / "folder.json").mkdir()
+    for path in tmp_path.iterdir():
+        with pytest.raises(UserError, match="is no record: it is no file"):
+            read_record(path)
+    with pytest.raises(UserError, match=r"cannot read .*nowhere\.json: No such file"):
+        read_record(tmp_path / "nowhere.json")

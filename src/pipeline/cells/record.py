@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import tempfile
 from collections.abc import Iterator
@@ -11,6 +12,11 @@ from typing import Any
 from pipeline.errors import UserError
 
 SCHEMA_VERSION = 1
+# Limits to what is read, for it may be anyone's. Full runs on GPUs have hundreds of records, of at most 200 kB each.
+MOST_RECORD_BYTES = 16 * 2**20
+MOST_DEPTH = 10
+MOST_ARCHIVE_BYTES = 256 * 2**20
+MOST_ARCHIVE_MEMBERS = 20_000
 # From the best outcome of a row to the worst.
 STATUSES = ("ok", "unstable", "skipped", "oom")
 WITH_FIGURES = ("ok", "unstable")
@@ -63,34 +69,62 @@ def write_record(path: Path, record: dict[str, Any]) -> None:
 
 def read_record(path: Path) -> dict[str, Any]:
     """Read a record; raises UserError where it is damaged, incomplete or of another schema version."""
+    if path.exists() and not path.is_file():  # a pipe would be waited for, a device never ends
+        raise UserError(f"{path} is no record: it is no file")
     try:
-        return parse_record(path.read_text(), str(path))
+        with path.open("rb") as file:
+            return parse_record(file.read(MOST_RECORD_BYTES + 1), str(path))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is no record: {error}") from None
 
 
-def parse_record(content: str, name: str) -> dict[str, Any]:
-    """Parse a record that messages call `name`.
+def parse_record(content: bytes, name: str) -> dict[str, Any]:
+    """Parse a record that messages call `name`; of a file that is too large its first part is enough.
 
-    Raises UserError, one line, where it is damaged, incomplete or of another schema version.
+    Raises UserError, one line, where it is damaged, incomplete, beyond the limits or of another schema version.
     """
+    if len(content) > MOST_RECORD_BYTES:
+        raise UserError(f"{name} is no record: it is larger than {MOST_RECORD_BYTES / 2**20:.0f} MiB")
+    too_deep = UserError(f"{name} is no record: its objects and lists are nested more than {MOST_DEPTH} deep")
     try:
-        record = json.loads(content)
+        record = json.loads(content.decode(), parse_int=_integer, parse_float=_finite, parse_constant=_finite)
     except ValueError as error:
         raise UserError(f"{name} is no record: {error}") from None
+    except RecursionError:
+        raise too_deep from None
+    if not _is_flat(record, MOST_DEPTH):
+        raise too_deep
     if not isinstance(record, dict) or "schema_version" not in record:
         raise UserError(f"{name} is no record: it has no schema_version")
     if record["schema_version"] != SCHEMA_VERSION:
         raise UserError(
-            f"{name} has schema_version {record['schema_version']}, this version of the pipeline reads "
+            f"{name} has schema_version {_brief(record['schema_version'])}, this version of the pipeline reads "
             f"{SCHEMA_VERSION}: {REMEDY}"
         )
     complaint = next(_complaints(record), None)
     if complaint is not None:
         raise UserError(f"{name} is no record: {complaint}: {REMEDY}")
     return record
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:20]} is no finite number")
+    return number
+
+
+def _integer(text: str) -> int:
+    _finite(text)  # also what is too long to be read
+    return int(text)
+
+
+def _is_flat(value: Any, levels: int) -> bool:
+    """Tell whether objects and lists are nested at most so many deep."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    if inner is None:
+        return True
+    return levels > 0 and all(_is_flat(each, levels - 1) for each in inner if isinstance(each, dict | list))
 
 
 def _complaints(record: dict[str, Any]) -> Iterator[str]:
@@ -104,6 +138,9 @@ def _complaints(record: dict[str, Any]) -> Iterator[str]:
     for number, row in enumerate(record["rows"], start=1):
         if not isinstance(row, dict):
             yield f"row {number} is {_brief(row)}, allowed is an object"
+        elif not row.keys().isdisjoint(record["cell"]):
+            # A table would have it in the axis's place.
+            yield f"row {number} has {', '.join(row.keys() & record['cell'])}, which the cell has"
         elif "status" not in row:
             yield f"row {number} has no status"
         elif row["status"] not in STATUSES:

@@ -1,17 +1,16 @@
 """All records of one run, from wherever it lies: a results folder, a snapshot, or a snapshot's archive."""
 
-import lzma
 import math
 import os
 import re
-import tarfile
-import zlib
+import reprlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pipeline.cells.record import parse_record, read_record, record_paths
+from pipeline.cells.record import read_record, record_paths
 from pipeline.errors import UserError
+from pipeline.report.archive import archived_records
 from pipeline.report.publish import ARCHIVE
 
 Record = dict[str, Any]
@@ -37,7 +36,7 @@ def load_run(place: Path) -> list[Record]:
         if place.is_dir():
             os.listdir(place)  # a search for files passes over a folder that cannot be read
         archive = place / ARCHIVE if place.is_dir() else place
-        records = list(_archived(archive) if archive.is_file() else _in_folder(place))
+        records = list(archived_records(archive) if archive.is_file() else _in_folder(place))
     except OSError as error:
         raise UserError(f"cannot read {place}: {error.strerror}") from None
     if not records:
@@ -55,31 +54,19 @@ def _in_folder(place: Path) -> Iterator[tuple[str, Record]]:
             yield str(path), read_record(path)
 
 
-def _archived(archive: Path) -> Iterator[tuple[str, Record]]:
-    try:
-        with tarfile.open(archive) as members:
-            for member in members:
-                if member.isfile() and member.name.endswith(".json"):
-                    name = f"{archive}: {member.name}"
-                    yield name, parse_record(members.extractfile(member).read().decode(errors="replace"), name)
-    except (tarfile.TarError, lzma.LZMAError, zlib.error, OSError, EOFError) as error:
-        first_line = str(error).partition("\n")[0].rstrip(":")
-        raise UserError(f"cannot read {archive}: {first_line}") from None
-
-
 def _complaints(record: Record) -> Iterator[str]:
     """Yield what keeps a sound record from being compared."""
     missing = [fact for fact in FACTS if _fact(record, fact) is None]
     if missing:
         yield f"it has no {', '.join(missing)}"
     if not isinstance(record["machine"]["gpus"], list):
-        yield f"machine.gpus is {record['machine']['gpus']}, allowed is a list"
+        yield f"machine.gpus is {reprlib.repr(record['machine']['gpus'])}, allowed is a list"
     for number, row in enumerate(record["rows"], start=1):
         for name, value in row.items():
             if TIME.fullmatch(name) and not (value is None or (_is_number(value) and value > 0)):
-                yield f"{name} of row {number} is {value!r}, allowed is a number above 0"
+                yield f"{name} of row {number} is {reprlib.repr(value)}, allowed is a number above 0"
             if AMOUNT.fullmatch(name) and not (value is None or (_is_number(value) and value >= 0)):
-                yield f"{name} of row {number} is {value!r}, allowed is a number of 0 or more"
+                yield f"{name} of row {number} is {reprlib.repr(value)}, allowed is a number of 0 or more"
 
 
 def _fact(record: Record, path: str) -> Any:

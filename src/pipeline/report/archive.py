@@ -1,0 +1,59 @@
+"""The records of a snapshot's archive, which may be anyone's: what it unpacks to is limited."""
+
+import bz2
+import gzip
+import lzma
+import tarfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from pipeline.cells.record import MOST_ARCHIVE_BYTES, MOST_ARCHIVE_MEMBERS, MOST_RECORD_BYTES, parse_record
+from pipeline.errors import UserError
+
+OPENERS = {b"\xfd7zXZ\x00": lzma.open, b"\x1f\x8b": gzip.open, b"BZh": bz2.open}
+# What the libraries raise for what is no archive, or a damaged one; ValueError also where a header holds no number.
+DAMAGE = (tarfile.TarError, lzma.LZMAError, zlib.error, OSError, EOFError, ValueError, OverflowError, RecursionError)
+UNPACK = "if you trust it, unpack it and name the folder"
+
+
+def archived_records(archive: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield what messages call each record of an archive, and the record.
+
+    Raises UserError, one line, where the archive is damaged, larger than the limits, or holds what is no record.
+    """
+    try:
+        # As a stream: what it unpacks to is then read once, through the limit, and never held as a whole.
+        with _unpacked(archive) as content, tarfile.open(fileobj=_Limited(content, archive), mode="r|") as members:
+            for number, member in enumerate(members, start=1):
+                if number > MOST_ARCHIVE_MEMBERS:
+                    raise UserError(f"{archive} has more than {MOST_ARCHIVE_MEMBERS:,} members: {UNPACK}")
+                if member.isfile() and member.name.endswith(".json"):
+                    name = f"{archive}: {member.name}"
+                    yield name, parse_record(members.extractfile(member).read(MOST_RECORD_BYTES + 1), name)
+    except DAMAGE as error:
+        first_line = str(error).partition("\n")[0].rstrip(":")
+        raise UserError(f"cannot read {archive}: {first_line}") from None
+
+
+class _Limited:
+    """A file that is read up to so many bytes, and no further."""
+
+    def __init__(self, file: BinaryIO, archive: Path) -> None:
+        self.file, self.archive, self.left_bytes = file, archive, MOST_ARCHIVE_BYTES
+
+    def read(self, size: int) -> bytes:
+        content = self.file.read(size)
+        self.left_bytes -= len(content)
+        if self.left_bytes < 0:
+            raise UserError(f"{self.archive} unpacks to more than {MOST_ARCHIVE_BYTES / 2**20:.0f} MiB: {UNPACK}")
+        return content
+
+
+def _unpacked(archive: Path) -> BinaryIO:
+    """Open an archive for reading what it unpacks to, however it is packed."""
+    with archive.open("rb") as file:
+        start = file.read(6)
+    opener = next((opener for magic, opener in OPENERS.items() if start.startswith(magic)), open)
+    return opener(archive, "rb")
