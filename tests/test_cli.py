@@ -37,7 +37,7 @@ def pipeline(*words):
         ("measure timing --gpus -1 --out cell.json", "--gpus is -1, allowed is 0 or more"),
         ("measure timing --out=", "--out is '', allowed is a file that ends in .json"),
         ("measure timing --out cell", "--out is 'cell', allowed is a file that ends in .json"),
-        ("measure timing --out /proc/x/y.json", "--out is '/proc/x/y.json', which cannot be written"),
+        ("measure timing --out /proc/x/y.json", "cannot write /proc/x/y.json: No such file or directory"),
         ("measure timing --out cell.json --files f", "--files is 'f', but timing keeps no files: leave it out"),
         ("measure memory --out cell.json --files {tmp}", "where the record goes too: name a folder of its own"),
         ("tabulate rows nowhere.json --out table.csv", "cannot read nowhere.json: No such file or directory"),
@@ -59,6 +59,26 @@ def test_no_worker_starts_for_a_cell_that_there_is_not(tmp_path, monkeypatch, wo
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     assert pipeline(*words.split(), "--out", "cell.json").returncode == 2
     assert not list(tmp_path.iterdir())
+
+
+def test_a_cell_without_room_for_its_record_ends_before_a_worker_starts(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    limited = "import resource, runpy; resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, 2**16)); "
+    module = "runpy.run_module('pipeline', run_name='__main__')"
+    words = [sys.executable, "-c", limited + module, *MEASURE, "--out", "cell.json"]
+    ended = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stderr) == (3, "pipeline: cannot write cell.json: File too large\n")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("worker", ["", "off"])
+def test_a_record_stays_where_nothing_more_can_be_printed(tmp_path, monkeypatch, worker):
+    monkeypatch.setenv("PIPELINE_WORKER", worker)
+    words = [sys.executable, "-m", "pipeline", *MEASURE, "--out", str(tmp_path / "cell.json")]
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert set(json.loads((tmp_path / "cell.json").read_text())) == CONTRACT
 
 
 def test_a_wish_for_the_worker_that_is_not_known_is_one_line(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """The command line: measure | tabulate | section | writeup | publish | compare | account | doctor."""
 
 import argparse
+import os
 import shlex
 import signal
 import sys
@@ -9,7 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.cells import caller
+from pipeline.cells.disk import DiskFull, full_disk_told
 from pipeline.errors import UserError
+
+BAD_INPUT, DISK_FULL = 2, 3
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -20,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         arguments = _parser(words).parse_args(words)
         exit_code = None
         if arguments.run is _measure:
-            _asked_for(arguments)  # so that no worker starts for a cell that there is not
+            _check(arguments)
             exit_code = caller.hand_over(words, issued_at)
         sys.exit(run(words, "ordinary", issued_at) if exit_code is None else exit_code)
     except UserError as error:
@@ -30,8 +34,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def run(words: Sequence[str], process: str, issued_at: float) -> int:
-    """Run one command in this process; return its exit code, 2 for input that cannot be used, told in one line.
+    """Run one command in this process; return its exit code.
 
+    It is 2 for input that cannot be used and 3 for a full disk, which the workflow does not measure on with: both are
+    told in one line.
     process: how this process was started, "ordinary" or by the "worker"; issued_at: when the command was issued, in
     seconds of the epoch.
     """
@@ -45,15 +51,22 @@ def run(words: Sequence[str], process: str, issued_at: float) -> int:
 
 def _complain(error: UserError) -> int:
     print(f"pipeline: {error}", file=sys.stderr)
-    return 2
+    return DISK_FULL if isinstance(error, DiskFull) else BAD_INPUT
 
 
 # Each command imports what it needs itself: `doctor` must start where torch does not, and a cell is to
 # claim its GPUs before torch is imported.
 
 
+def _check(arguments: argparse.Namespace) -> None:
+    """Raise UserError for a cell that cannot be measured, before a worker starts for it."""
+    from pipeline.cells.place import record_place
+
+    _asked_for(arguments)
+    record_place(arguments.out).close()
+
+
 def _measure(arguments: argparse.Namespace) -> None:
-    from pipeline.cells import sweep
     from pipeline.cells.place import record_place
     from pipeline.cells.record import write_record
     from pipeline.cells.run import ProcessStart, run_cell
@@ -61,15 +74,27 @@ def _measure(arguments: argparse.Namespace) -> None:
     cell, settings = _asked_for(arguments)
     if arguments.gpus is not None and arguments.gpus < 0:
         raise UserError(f"--gpus is {arguments.gpus}, allowed is 0 or more")
-    out = record_place(arguments.out)
-    files = _files_folder(arguments, out)
-    command = _command(arguments.stage, cell, settings, out, files)
-    start = ProcessStart(arguments.process, arguments.issued_at, command)
-    record = run_cell(arguments.stage, cell, settings, arguments.gpus, start, files)
-    write_record(out, record)
-    told = [*sweep.row_columns(arguments.stage), "status", "reason", "median_ms"]
-    for row in record["rows"]:
-        print(" ".join(f"{name}={_brief(row[name])}" for name in told if row.get(name) is not None))
+    with record_place(arguments.out) as out:
+        files = _files_folder(arguments, out.path)
+        command = _command(arguments.stage, cell, settings, out.path, files)
+        start = ProcessStart(arguments.process, arguments.issued_at, command)
+        with full_disk_told():
+            record = run_cell(arguments.stage, cell, settings, arguments.gpus, start, files)
+        write_record(out, record)
+    _tell(arguments.stage, record["rows"])
+
+
+def _tell(stage: str, rows: list[dict[str, Any]]) -> None:
+    """Print a line a row; the record is written by now, and must not be lost where the lines cannot be."""
+    from pipeline.cells import sweep
+
+    told = [*sweep.row_columns(stage), "status", "reason", "median_ms"]
+    try:
+        for row in rows:
+            print(" ".join(f"{name}={_brief(row[name])}" for name in told if row.get(name) is not None))
+        sys.stdout.flush()
+    except OSError:  # a full disk, or a reader that has gone; Python would try again as it exits, and fail
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _asked_for(arguments: argparse.Namespace) -> tuple[Any, Any]:
@@ -106,7 +131,7 @@ def _files_folder(arguments: argparse.Namespace, out: Path) -> Path | None:
 
 
 def _tabulate(arguments: argparse.Namespace) -> None:
-    from pipeline.cells.record import write_text
+    from pipeline.cells.disk import write_text
     from pipeline.cells.tabulate import cell_table, row_table
 
     table = {"rows": row_table, "cells": cell_table}[arguments.kind](arguments.records)

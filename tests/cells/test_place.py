@@ -1,14 +1,22 @@
 import os
+import shutil
+from types import SimpleNamespace
 
 import pytest
 
-from pipeline.cells.place import files_place, record_place
+from pipeline.cells.disk import DiskFull
+from pipeline.cells.place import RECORD_ROOM_BYTES, files_place, record_place
 from pipeline.errors import UserError
 
 
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+
+
+def record_path(asked):
+    with record_place(asked) as record:
+        return record.path
 
 
 def contents(folder):
@@ -25,17 +33,30 @@ def test_a_record_is_a_json_file(asked, tmp_path):
 @pytest.mark.parametrize("asked", ["file/cell.json", "/proc/nowhere/cell.json", "/proc/cell.json", "x" * 300 + ".json"])
 def test_a_place_that_takes_no_record_is_told_beforehand(asked, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"^--out is .*, which cannot be written: ") as raised:
+    with pytest.raises(UserError, match=r"^cannot write \S+: ") as raised:
         record_place(asked)
     assert "\n" not in str(raised.value)
 
 
 def test_trying_a_place_leaves_its_folder_and_an_earlier_record(tmp_path):
     (tmp_path / "earlier.json").write_text("earlier")
-    record_place("earlier.json")
-    record_place("deep/er/cell.json")
+    record_path("earlier.json")
+    record_path("deep/er/cell.json")
     assert contents(tmp_path) == ["deep", "deep/er", "earlier.json"]
     assert (tmp_path / "earlier.json").read_text() == "earlier"
+
+
+def test_a_record_has_its_room_on_the_disk_before_it_is_measured(monkeypatch):
+    taken = []
+    monkeypatch.setattr(os, "posix_fallocate", lambda _file, start, size: taken.append((start, size)), raising=False)
+    record_path("cell.json")
+    assert taken == [(0, RECORD_ROOM_BYTES)]
+
+
+def test_files_are_kept_only_where_there_is_room_for_them(monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=20 * 2**20))
+    with pytest.raises(DiskFull, match=r"^cell\.files/ is on a full disk: 20 MiB free, 100 MiB needed$"):
+        files_place(None, record_path("cell.json"))
 
 
 def test_the_default_folder_of_files_is_none_that_was_there_before_the_pipeline(tmp_path):
@@ -47,7 +68,7 @@ def test_the_default_folder_of_files_is_none_that_was_there_before_the_pipeline(
 
 @pytest.mark.parametrize("asked", [None, "chosen", "deep/er"])
 def test_an_earlier_runs_files_make_room_for_the_next_ones(asked, tmp_path):
-    record = record_place("cell.json")
+    record = record_path("cell.json")
     folder = files_place(asked, record)
     (folder / "deep").mkdir()
     (folder / "deep/left_over").write_text("from the earlier run")
@@ -58,9 +79,9 @@ def test_an_earlier_runs_files_make_room_for_the_next_ones(asked, tmp_path):
 
 
 def test_a_folder_moved_with_its_record_is_still_its_own(tmp_path):
-    (files_place(None, record_place("before/cell.json")) / "left_over").write_text("")
+    (files_place(None, record_path("before/cell.json")) / "left_over").write_text("")
     os.rename("before", "after")
-    assert contents(files_place(None, record_place("after/cell.json"))) == [".record"]
+    assert contents(files_place(None, record_path("after/cell.json"))) == [".record"]
 
 
 @pytest.mark.parametrize("asked", [None, "cell.files", "link"])
@@ -69,31 +90,31 @@ def test_a_folder_with_what_no_earlier_run_left_is_refused_and_kept(asked, tmp_p
     (tmp_path / "cell.files/thesis").write_text("the only copy")
     (tmp_path / "link").symlink_to("cell.files")
     with pytest.raises(UserError, match=r"holds what no earlier run for cell\.json left"):
-        files_place(asked, record_place("cell.json"))
+        files_place(asked, record_path("cell.json"))
     assert contents(tmp_path / "cell.files") == ["thesis"]
 
 
 def test_the_files_of_another_record_are_kept(tmp_path):
-    (files_place("shared", record_place("a.json")) / "capture").write_text("")
+    (files_place("shared", record_path("a.json")) / "capture").write_text("")
     with pytest.raises(UserError, match=r"holds what no earlier run for b\.json left"):
-        files_place("shared", record_place("b.json"))
+        files_place("shared", record_path("b.json"))
     assert "capture" in contents(tmp_path / "shared")
 
 
 @pytest.mark.parametrize("asked", [".", "..", "deep", "deep/cell.json"])
 def test_no_folder_of_files_holds_its_record_for_it_is_emptied(asked):
     with pytest.raises(UserError, match="where the record goes too"):
-        files_place(asked, record_place("deep/cell.json"))
+        files_place(asked, record_path("deep/cell.json"))
 
 
 @pytest.mark.parametrize("asked", ["", "file"])
 def test_a_file_or_nothing_is_no_folder(asked, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=f"^--files is '{asked}', allowed is a folder$"):
-        files_place(asked, record_place("cell.json"))
+        files_place(asked, record_path("cell.json"))
 
 
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"^--files is 'file/deep', which cannot be written: Not a directory$"):
-        files_place("file/deep", record_place("cell.json"))
+        files_place("file/deep", record_path("cell.json"))

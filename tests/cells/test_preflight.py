@@ -3,6 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from pipeline.cells.disk import WholeFile
 from pipeline.cells.preflight import check_results, check_writable
 from pipeline.cells.record import SCHEMA_VERSION, SOFTWARE, write_record
 from pipeline.errors import UserError
@@ -22,7 +23,7 @@ def leave_record(results, machine, name="cell"):
         "started_at": "",
         "seconds": {},
     }
-    write_record(results / f"timing/cells/precision=bf16/{name}.json", record)
+    write_record(WholeFile(results / f"timing/cells/precision=bf16/{name}.json"), record)
 
 
 def test_a_folder_of_this_machine_or_an_absent_one_may_be_measured_into(tmp_path):
@@ -48,7 +49,7 @@ def test_one_foreign_record_among_many_is_found(tmp_path):
 
 
 def test_an_incomplete_record_stops_the_run_with_one_line(tmp_path):
-    write_record(tmp_path / "timing/cells/cell.json", {"schema_version": SCHEMA_VERSION})
+    write_record(WholeFile(tmp_path / "timing/cells/cell.json"), {"schema_version": SCHEMA_VERSION})
     with pytest.raises(UserError, match=r"cell\.json is no record: it has no stage, "):
         check_results(tmp_path, "NVIDIA H200")
 
@@ -61,7 +62,7 @@ def test_a_record_in_the_place_of_another_cell_stops_the_run(tmp_path):
 
 def test_a_full_disk_stops_the_run_before_it_measures(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=5 * 2**20))
-    with pytest.raises(UserError, match="full disk: 5 MiB free, 100 needed"):
+    with pytest.raises(UserError, match="full disk: 5 MiB free, 100 MiB needed"):
         check_results(tmp_path / "results", "NVIDIA H200")
 
 

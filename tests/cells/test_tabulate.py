@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from pipeline.cells.disk import WholeFile
 from pipeline.cells.record import SCHEMA_VERSION, write_record
 from pipeline.cells.tabulate import cell_table, row_table
 
@@ -27,7 +28,7 @@ def record_path(tmp_path):
         "started_at": "2026-01-01T00:00:00Z",
         "seconds": {"start_up": 3.0, "set_up": 1.0, "measuring": 4.0},
     }
-    write_record(tmp_path / "cell.json", record)
+    write_record(WholeFile(tmp_path / "cell.json"), record)
     return tmp_path / "cell.json"
 
 
@@ -56,7 +57,7 @@ def test_out_of_memory_is_a_row_without_a_figure(record_path):
 def test_a_table_without_outcomes_has_a_reason_all_the_same(record_path, tmp_path):
     record = json.loads(record_path.read_text())
     record["rows"] = ROWS[:1]
-    write_record(tmp_path / "ok.json", record)
+    write_record(WholeFile(tmp_path / "ok.json"), record)
     assert row_table([tmp_path / "ok.json"])["reason"].isna().all()
 
 
@@ -74,7 +75,7 @@ def test_a_table_without_outcomes_has_a_reason_all_the_same(record_path, tmp_pat
 def test_a_cell_is_as_its_least_fortunate_row_with_a_figure(record_path, statuses, expected):
     record = json.loads(record_path.read_text())
     record["rows"] = [{"status": status, "reason": f"why {status}"} for status in statuses]
-    write_record(record_path, record)
+    write_record(WholeFile(record_path), record)
     line = cell_table([record_path]).iloc[0]
     assert (line["status"], line["reason"]) == expected
 

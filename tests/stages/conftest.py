@@ -5,6 +5,7 @@ from dataclasses import asdict
 import pytest
 from matplotlib.figure import Figure
 
+from pipeline.cells.disk import WholeFile
 from pipeline.cells.record import SCHEMA_VERSION, write_record
 from pipeline.cells.tabulate import row_table
 from pipeline.report.rows import read_rows
@@ -31,7 +32,7 @@ def as_table(tmp_path_factory):
             "seconds": {},
         }
         folder = tmp_path_factory.mktemp("table")
-        write_record(folder / "cell.json", record)
+        write_record(WholeFile(folder / "cell.json"), record)
         row_table([folder / "cell.json"]).to_csv(folder / "rows.csv", index=False)
         return read_rows(folder / "rows.csv")
 

@@ -2,32 +2,31 @@
 
 import os
 import shutil
-import tempfile
 from pathlib import Path
 
+from pipeline.cells.disk import WholeFile, check_free
 from pipeline.errors import UserError
 
 # In a folder of files: the path of the record that they belong to, seen from there. What has none is not ours to empty.
 OWNER = ".record"
+# Thirty times the largest record that was seen. What is left over comes free as the record is written: where the disk
+# has filled meanwhile, Snakemake has this to write its own notes of the cell.
+RECORD_ROOM_BYTES = 4 * 2**20
 
 
-def record_place(asked: str) -> Path:
-    """Return the path of a record, its folder made; raises UserError where no record can be written."""
+def record_place(asked: str) -> WholeFile:
+    """Return the record to be, its room on the disk taken; raises UserError where none can be written."""
     path = Path(asked)
-    try:
-        if path.suffix != ".json" or path.is_dir():
-            raise UserError(f"--out is '{asked}', allowed is a file that ends in .json")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=path.parent).close()
-    except OSError as error:
-        raise UserError(f"--out is '{asked}', which cannot be written: {error.strerror}") from None
-    return path
+    if path.suffix != ".json" or os.path.isdir(path):
+        raise UserError(f"--out is '{asked}', allowed is a file that ends in .json")
+    return WholeFile(path, RECORD_ROOM_BYTES)
 
 
 def files_place(asked: str | None, record: Path) -> Path:
     """Return the folder for a cell's files, by default RECORD.files: made, or rid of what an earlier run left there.
 
-    Raises UserError where it is no folder, cannot be written, or holds what no earlier run for this record left.
+    Raises UserError where it is no folder, cannot be written, has too little room, or holds what no earlier run for
+    this record left.
     """
     folder = record.with_suffix(".files") if asked is None else Path(asked)
     if asked == "" or (folder.exists() and not folder.is_dir()):
@@ -37,6 +36,7 @@ def files_place(asked: str | None, record: Path) -> Path:
         raise UserError(f"--files is '{folder}', where the record goes too: name a folder of its own")
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        check_free(folder)
         if any(folder.iterdir()) and _owner(folder) != owner:
             raise UserError(
                 f"{folder}/ holds what no earlier run for {record} left: name a new folder by --files, or delete it"

@@ -1,16 +1,13 @@
 """What must hold before anything is measured: folders that can be written, and results of this machine."""
 
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
 from pipeline.cells import layout
+from pipeline.cells.disk import check_free
 from pipeline.cells.record import read_record, record_paths
 from pipeline.errors import UserError
-
-# Records and tables take a few MB; below this the run would end in the middle of one.
-NEEDED_BYTES = 100 * 2**20
 
 
 def check_results(results: Path, machine_kind: str) -> None:
@@ -19,11 +16,7 @@ def check_results(results: Path, machine_kind: str) -> None:
         record = read_record(path)
         _check_owner(results, record["machine"]["kind"], machine_kind)
         _check_cell(results, path, record)
-    free_bytes = shutil.disk_usage(check_writable(results)).free
-    if free_bytes < NEEDED_BYTES:
-        raise UserError(
-            f"{results}/ is on a full disk: {free_bytes / 2**20:.0f} MiB free, {NEEDED_BYTES / 2**20:.0f} needed"
-        )
+    check_free(check_writable(results))
 
 
 def check_writable(folder: Path) -> Path:

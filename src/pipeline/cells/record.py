@@ -1,14 +1,12 @@
 """The record: the JSON file that a cell leaves, written whole or not at all."""
 
-import contextlib
 import json
 import math
-import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from pipeline.cells.disk import WholeFile
 from pipeline.errors import UserError
 
 SCHEMA_VERSION = 1
@@ -39,32 +37,9 @@ REMEDY = "measure it again (delete the file and repeat the command)"
 TYPE_NAMES = {str: "text", dict: "an object", list: "a list"}
 
 
-def write_text(path: Path, content: str) -> None:
-    """Write a file through a temporary one beside it and a rename, so that no reader sees a part of it.
-
-    Raises UserError, one line, where the place cannot be written or the disk is full.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from None
-    try:
-        with os.fdopen(handle, "w") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise UserError(f"cannot write {path}: {error.strerror}") from None
-
-
-def write_record(path: Path, record: dict[str, Any]) -> None:
+def write_record(file: WholeFile, record: dict[str, Any]) -> None:
     """Write a record as JSON; a non-finite figure is a bug, not a value, and raises ValueError."""
-    write_text(path, json.dumps(record, indent=1, allow_nan=False) + "\n")
+    file.write(json.dumps(record, indent=1, allow_nan=False) + "\n")
 
 
 def read_record(path: Path) -> dict[str, Any]:

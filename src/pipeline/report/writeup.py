@@ -10,7 +10,8 @@ from typing import Any
 import pandas as pd
 
 from pipeline.cells import fields, sweep
-from pipeline.cells.record import SOFTWARE, STATUSES, write_text
+from pipeline.cells.disk import write_text
+from pipeline.cells.record import SOFTWARE, STATUSES
 from pipeline.errors import UserError
 from pipeline.report.rows import read_rows
 from pipeline.report.section import render

@@ -6,6 +6,7 @@ from dataclasses import asdict
 import pandas as pd
 import pytest
 
+from pipeline.cells.disk import WholeFile
 from pipeline.cells.record import SCHEMA_VERSION, write_record
 from pipeline.cells.tabulate import SOFTWARE, row_table
 from pipeline.instruments.stopwatch import Stopwatch
@@ -46,7 +47,7 @@ def as_tables(tmp_path_factory):
         paths = []
         for cell, rows in rows_by_cell.items():
             paths.append(folder / f"{cell.experiment}-{cell.device}.json")
-            write_record(paths[-1], record(cell, rows))
+            write_record(WholeFile(paths[-1]), record(cell, rows))
         by_experiment = {}
         for cell, path in zip(rows_by_cell, paths, strict=True):
             by_experiment.setdefault(cell.experiment, []).append(path)

@@ -1,0 +1,155 @@
+"""Files that are written whole or not at all, their room on the disk taken beforehand; and disks that are full."""
+
+import contextlib
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from pipeline.errors import UserError
+
+# Below this no run starts, and no cell that keeps files: captures take tens of MB.
+NEEDED_BYTES = 100 * 2**20
+# The quota and the limit on the size of a file are as hard as the end of the disk.
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+# The file system takes no file without a name (a network's, an old kernel), or has no way to allocate beforehand.
+NOT_SUPPORTED = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EISDIR, errno.EINVAL}
+OPEN_FILES = "/proc/self/fd"
+READABLE_BY_ALL = 0o644
+
+
+class DiskFull(UserError):
+    """A disk without room for what is to be written: no cell that leaves its record there can succeed."""
+
+
+class WholeFile:
+    """A file to be: it replaces what is at `path` once it is written, and before that is nothing that anyone sees.
+
+    room_bytes: taken on the disk at once, so that no more than that can be written whatever fills the disk meanwhile.
+    Raises UserError, one line, where the place cannot be written: DiskFull, where it has no room.
+    """
+
+    def __init__(self, path: Path, room_bytes: int = 0) -> None:
+        self.path = path
+        self._name: str | None = None
+        with _told(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._descriptor = self._open()
+            try:
+                _take_room(self._descriptor, room_bytes)
+            except OSError:
+                self.close()
+                raise
+
+    def __enter__(self) -> "WholeFile":
+        """Return this file, which is given up when the block ends before it is written."""
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+    def write(self, content: str) -> None:
+        """Write the content and put the file in its place; raises as the constructor does."""
+        with _told(self.path):
+            data = content.encode()
+            _write(self._descriptor, data)
+            os.ftruncate(self._descriptor, len(data))
+            os.fchmod(self._descriptor, READABLE_BY_ALL)
+            os.fsync(self._descriptor)
+            os.replace(self._named(), self.path)
+            self._name = None
+        self.close()
+
+    def close(self) -> None:
+        """Give up what has not been written, and its room."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+        if self._name is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(self._name)
+            self._name = None
+
+    def _open(self) -> int:
+        """Open a file without a name, of which a killed process leaves nothing; where that cannot be, one with."""
+        if hasattr(os, "O_TMPFILE") and os.path.isdir(OPEN_FILES):  # Linux
+            with contextlib.suppress(FileNotFoundError):
+                os.lstat(self._new_name())  # raises for a name that the file could not have later
+            try:
+                return os.open(self.path.parent, os.O_TMPFILE | os.O_RDWR, READABLE_BY_ALL)
+            except OSError as error:
+                if error.errno not in NOT_SUPPORTED:
+                    raise
+        descriptor, self._name = tempfile.mkstemp(dir=self.path.parent, prefix=f".{self.path.name}.")
+        return descriptor
+
+    def _named(self) -> str:
+        """Return the file's name, after giving it one where it has none."""
+        if self._name is None:
+            self._name = self._new_name()
+            try:
+                # With a descriptor, needed or not: without one Python does not follow the symbolic link.
+                os.link(f"{OPEN_FILES}/{self._descriptor}", self._name, src_dir_fd=self._descriptor)
+            except OSError:
+                shutil.copy(f"{OPEN_FILES}/{self._descriptor}", self._name)
+        return self._name
+
+    def _new_name(self) -> str:
+        return tempfile.mktemp(dir=self.path.parent, prefix=f".{self.path.name}.")
+
+
+def write_text(path: Path, content: str) -> None:
+    """Write a file whole or not at all; raises UserError, one line, where it cannot be written."""
+    with WholeFile(path) as file:
+        file.write(content)
+
+
+def check_free(folder: Path, needed_bytes: int = NEEDED_BYTES) -> None:
+    """Raise DiskFull, one line, where the disk of an existing folder has less than that free."""
+    free_bytes = shutil.disk_usage(folder).free
+    if free_bytes < needed_bytes:
+        free, needed = (f"{size / 2**20:.0f} MiB" for size in (free_bytes, needed_bytes))
+        raise DiskFull(f"{folder}/ is on a full disk: {free} free, {needed} needed")
+
+
+@contextlib.contextmanager
+def full_disk_told() -> Iterator[None]:
+    """Tell in one line, by DiskFull, that a file could not be written for want of room; other errors pass through."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise DiskFull(f"cannot write {error.filename or 'a file'}: {error.strerror}") from None
+
+
+@contextlib.contextmanager
+def _told(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        kind = DiskFull if error.errno in FULL else UserError
+        raise kind(f"cannot write {path}: {error.strerror}") from None
+
+
+def _take_room(descriptor: int, room_bytes: int) -> None:
+    if room_bytes == 0:
+        return
+    try:
+        os.posix_fallocate(descriptor, 0, room_bytes)
+        return
+    except AttributeError:  # macOS
+        pass
+    except OSError as error:
+        if error.errno not in NOT_SUPPORTED:
+            raise
+    _write(descriptor, bytes(room_bytes))
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    """Write all of it from the file's start."""
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    while data:
+        data = data[os.write(descriptor, data) :]

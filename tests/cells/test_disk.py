@@ -1,0 +1,176 @@
+import errno
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import time
+from contextlib import contextmanager, suppress
+from types import SimpleNamespace
+
+import pytest
+
+from pipeline.cells import disk
+from pipeline.cells.disk import DiskFull, WholeFile, check_free, full_disk_told, write_text
+from pipeline.errors import UserError
+
+MIB = 2**20
+
+
+def raising(number):
+    def fail(*_arguments, **_keywords):
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+@pytest.fixture(params=["without a name", "with a name", "without links"])
+def any_file_system(request, monkeypatch):
+    """File systems differ in whether they take files without a name, and give them one later."""
+    if request.param == "with a name":
+        monkeypatch.setattr(os, "O_TMPFILE", os.O_DIRECTORY, raising=False)  # to open a folder for writing: EISDIR
+    if request.param == "without links":
+        monkeypatch.setattr(os, "link", raising(errno.EPERM))
+
+
+@contextmanager
+def small_disk(place, size):
+    """Mount a disk of that size, in memory, at an empty folder."""
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode != 0:
+        pytest.skip(f"needs the right to mount a disk: {mounted.stderr.strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def fill(folder):
+    with suppress(OSError), (folder / "filler").open("wb", buffering=0) as filler:
+        while filler.write(bytes(4096)):
+            pass
+    assert shutil.disk_usage(folder).free == 0
+
+
+@pytest.mark.usefixtures("any_file_system")
+def test_nothing_but_the_file_stays_in_its_place_readable_by_all(tmp_path):
+    umask = os.umask(0o077)
+    try:
+        for content in ("first", "second é"):
+            with WholeFile(tmp_path / "deep/cell.json", MIB) as file:
+                file.write(content)
+    finally:
+        os.umask(umask)
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["cell.json"]
+    assert (tmp_path / "deep/cell.json").read_text() == "second é"
+    assert stat.S_IMODE((tmp_path / "deep/cell.json").stat().st_mode) == 0o644
+
+
+@pytest.mark.usefixtures("any_file_system")
+def test_a_file_that_is_given_up_leaves_what_was_there(tmp_path):
+    write_text(tmp_path / "cell.json", "old")
+    with pytest.raises(KeyError), WholeFile(tmp_path / "cell.json", MIB):
+        raise KeyError("a bug")
+    assert [path.name for path in tmp_path.iterdir()] == ["cell.json"]
+    assert (tmp_path / "cell.json").read_text() == "old"
+
+
+def test_a_writer_killed_at_any_moment_leaves_the_old_file_whole(tmp_path):
+    path = tmp_path / "cell.json"
+    write_text(path, "{}")
+    endless = (
+        "import sys; from pathlib import Path; from pipeline.cells.disk import write_text\n"
+        "while True: write_text(Path(sys.argv[1]), '{\"schema_version\": 1, \"rows\": [' + '1, ' * 200000 + '1]}')"
+    )
+    for _ in range(3):
+        writer = subprocess.Popen([sys.executable, "-c", endless, str(path)])
+        time.sleep(0.4)
+        writer.kill()
+        writer.wait()
+        assert isinstance(json.loads(path.read_text()), dict)
+
+
+def test_who_is_killed_with_room_taken_gives_it_back(tmp_path):
+    waiting = (
+        "import sys, time; from pathlib import Path; from pipeline.cells.disk import WholeFile\n"
+        "with WholeFile(Path(sys.argv[1]), 2**20): print('taken', flush=True); time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", waiting, tmp_path / "a.json"], stdout=subprocess.PIPE) as writer:
+        assert writer.stdout.readline() == b"taken\n"
+        writer.kill()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("call", ["posix_fallocate", "fsync", "ftruncate"])
+def test_a_full_disk_is_one_line_and_keeps_what_was_there(tmp_path, monkeypatch, call):
+    path = tmp_path / "table.csv"
+    write_text(path, "old")
+    monkeypatch.setattr(os, call, raising(errno.ENOSPC), raising=False)
+    with (
+        pytest.raises(DiskFull, match=r"^cannot write \S*table.csv: No space left on device$"),
+        WholeFile(path, 1) as it,
+    ):
+        it.write("new")
+    assert path.read_text() == "old"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.EINVAL])
+def test_where_nothing_can_be_allocated_zeros_take_the_room(tmp_path, monkeypatch, number):
+    monkeypatch.setattr(os, "posix_fallocate", raising(number), raising=False)
+    written = []
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda to, data: written.append(bytes(data)) or write(to, data))
+    with WholeFile(tmp_path / "cell.json", 5000) as file:
+        assert b"".join(written) == bytes(5000)
+        file.write("short")
+    assert (tmp_path / "cell.json").read_text() == "short"
+
+
+@pytest.mark.parametrize("place", ["file/cell.json", "/proc/nowhere/cell.json", "x" * 300 + ".json"])
+def test_a_place_that_takes_no_file_is_one_line_beforehand(tmp_path, monkeypatch, place):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"^cannot write ") as raised:
+        WholeFile(disk.Path(place), MIB)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_file_with_room_is_written_on_a_disk_that_fills_meanwhile(tmp_path):
+    content = "0123456789" * 100_000
+    with small_disk(tmp_path, "4m"):
+        with WholeFile(tmp_path / "cell.json", MIB) as file:
+            fill(tmp_path)
+            file.write(content)
+        assert (tmp_path / "cell.json").read_text() == content
+        with pytest.raises(DiskFull, match="No space left on device"):
+            WholeFile(tmp_path / "another.json", MIB)
+
+
+def test_a_limit_on_the_size_of_files_is_a_full_disk_too(tmp_path):
+    script = (
+        "import resource, sys; from pathlib import Path; from pipeline.cells.disk import DiskFull, WholeFile\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, 2**16))\n"
+        "try: WholeFile(Path(sys.argv[1]), 2**20)\n"
+        "except DiskFull as full: print(full)"
+    )
+    words = [sys.executable, "-c", script, str(tmp_path / "cell.json")]
+    told = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    assert told == f"cannot write {tmp_path / 'cell.json'}: File too large\n"
+
+
+def test_too_little_room_is_told_with_what_is_free_and_what_is_needed(tmp_path, monkeypatch):
+    check_free(tmp_path, 1)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=5 * MIB))
+    with pytest.raises(DiskFull, match=r"^\S+/ is on a full disk: 5 MiB free, 100 MiB needed$"):
+        check_free(tmp_path)
+
+
+def test_only_want_of_room_is_told_as_such():
+    with pytest.raises(DiskFull, match=r"^cannot write kernels\.csv: No space left on device$"), full_disk_told():
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "kernels.csv")
+    with pytest.raises(FileNotFoundError), full_disk_told():
+        raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), "kernels.csv")
