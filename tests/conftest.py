@@ -1,8 +1,13 @@
 """What holds for all tests of the package: one thread, the GPU in turns, Triton's interpreter where there is none."""
 
+import contextlib
 import fcntl
 import os
+import shutil
 import signal
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -44,3 +49,35 @@ def turn_on_the_gpu(request, tmp_path_factory, worker_id):
     with (tmp_path_factory.getbasetemp().parent / "gpu.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_SH if mark.kwargs.get("shared") else fcntl.LOCK_EX)
         yield
+
+
+@dataclass(frozen=True)
+class Disk:
+    """A disk of its own, mounted at a folder."""
+
+    folder: Path
+
+    def fill(self):
+        """Leave no byte free."""
+        with contextlib.suppress(OSError), (self.folder / "filler").open("wb", buffering=0) as filler:
+            while filler.write(bytes(4096)):
+                pass
+        assert shutil.disk_usage(self.folder).free == 0
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """Return what mounts a small disk, in memory, for the length of the test."""
+    folder = tmp_path / "disk"
+
+    def mount(size_mib):
+        folder.mkdir()
+        words = ["mount", "-t", "tmpfs", "-o", f"size={size_mib}m", "tmpfs", str(folder)]
+        mounted = subprocess.run(words, capture_output=True, text=True, check=False)
+        if mounted.returncode != 0:
+            pytest.skip(f"needs the right to mount a disk: {mounted.stderr.strip()}")
+        return Disk(folder)
+
+    yield mount
+    if folder.is_mount():
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)

@@ -5,15 +5,15 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from pipeline.cells import caller
-from pipeline.cells.disk import DiskFull, full_disk_told
+from pipeline.cells.disk import DISK_FULL, DiskFull, full_disk_told
 from pipeline.errors import UserError
 
-BAD_INPUT, DISK_FULL = 2, 3
+BAD_INPUT = 2
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -50,8 +50,18 @@ def run(words: Sequence[str], process: str, issued_at: float) -> int:
 
 
 def _complain(error: UserError) -> int:
-    print(f"pipeline: {error}", file=sys.stderr)
+    _say([f"pipeline: {error}"], sys.stderr)
     return DISK_FULL if isinstance(error, DiskFull) else BAD_INPUT
+
+
+def _say(lines: Iterable[str], stream: TextIO) -> None:
+    """Print lines where they can be printed: neither a record nor an exit code is lost for what is said of it."""
+    try:
+        for line in lines:
+            print(line, file=stream)
+        stream.flush()
+    except OSError:  # a full disk, or a reader that has gone; Python would try again as it exits, and fail
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 # Each command imports what it needs itself: `doctor` must start where torch does not, and a cell is to
@@ -67,6 +77,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _measure(arguments: argparse.Namespace) -> None:
+    from pipeline.cells import sweep
     from pipeline.cells.place import record_place
     from pipeline.cells.record import write_record
     from pipeline.cells.run import ProcessStart, run_cell
@@ -81,20 +92,9 @@ def _measure(arguments: argparse.Namespace) -> None:
         with full_disk_told():
             record = run_cell(arguments.stage, cell, settings, arguments.gpus, start, files)
         write_record(out, record)
-    _tell(arguments.stage, record["rows"])
-
-
-def _tell(stage: str, rows: list[dict[str, Any]]) -> None:
-    """Print a line a row; the record is written by now, and must not be lost where the lines cannot be."""
-    from pipeline.cells import sweep
-
-    told = [*sweep.row_columns(stage), "status", "reason", "median_ms"]
-    try:
-        for row in rows:
-            print(" ".join(f"{name}={_brief(row[name])}" for name in told if row.get(name) is not None))
-        sys.stdout.flush()
-    except OSError:  # a full disk, or a reader that has gone; Python would try again as it exits, and fail
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    told = [*sweep.row_columns(arguments.stage), "status", "reason", "median_ms"]
+    rows = ([f"{name}={_brief(row[name])}" for name in told if row.get(name) is not None] for row in record["rows"])
+    _say(map(" ".join, rows), sys.stdout)
 
 
 def _asked_for(arguments: argparse.Namespace) -> tuple[Any, Any]:

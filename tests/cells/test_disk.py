@@ -6,12 +6,11 @@ import stat
 import subprocess
 import sys
 import time
-from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from pipeline.cells import disk
 from pipeline.cells.disk import DiskFull, WholeFile, check_free, full_disk_told, write_text
 from pipeline.errors import UserError
 
@@ -32,27 +31,6 @@ def any_file_system(request, monkeypatch):
         monkeypatch.setattr(os, "O_TMPFILE", os.O_DIRECTORY, raising=False)  # to open a folder for writing: EISDIR
     if request.param == "without links":
         monkeypatch.setattr(os, "link", raising(errno.EPERM))
-
-
-@contextmanager
-def small_disk(place, size):
-    """Mount a disk of that size, in memory, at an empty folder."""
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)], capture_output=True, text=True, check=False
-    )
-    if mounted.returncode != 0:
-        pytest.skip(f"needs the right to mount a disk: {mounted.stderr.strip()}")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "--lazy", str(place)], check=True)
-
-
-def fill(folder):
-    with suppress(OSError), (folder / "filler").open("wb", buffering=0) as filler:
-        while filler.write(bytes(4096)):
-            pass
-    assert shutil.disk_usage(folder).free == 0
 
 
 @pytest.mark.usefixtures("any_file_system")
@@ -135,19 +113,19 @@ def test_a_place_that_takes_no_file_is_one_line_beforehand(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"^cannot write ") as raised:
-        WholeFile(disk.Path(place), MIB)
+        WholeFile(Path(place), MIB)
     assert "\n" not in str(raised.value)
 
 
-def test_a_file_with_room_is_written_on_a_disk_that_fills_meanwhile(tmp_path):
+def test_a_file_with_room_is_written_on_a_disk_that_fills_meanwhile(small_disk):
+    disk = small_disk(size_mib=4)
     content = "0123456789" * 100_000
-    with small_disk(tmp_path, "4m"):
-        with WholeFile(tmp_path / "cell.json", MIB) as file:
-            fill(tmp_path)
-            file.write(content)
-        assert (tmp_path / "cell.json").read_text() == content
-        with pytest.raises(DiskFull, match="No space left on device"):
-            WholeFile(tmp_path / "another.json", MIB)
+    with WholeFile(disk.folder / "cell.json", MIB) as file:
+        disk.fill()
+        file.write(content)
+    assert (disk.folder / "cell.json").read_text() == content
+    with pytest.raises(DiskFull, match="No space left on device"):
+        WholeFile(disk.folder / "another.json", MIB)
 
 
 def test_a_limit_on_the_size_of_files_is_a_full_disk_too(tmp_path):

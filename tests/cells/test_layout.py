@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.cells import fields, layout, sweep
+from pipeline.cells.disk import WholeFile
 from pipeline.cells.record import SCHEMA_VERSION, SOFTWARE, write_record
 from pipeline.errors import UserError
 from pipeline.stages.timing.cell import Cell
@@ -46,7 +47,7 @@ def test_the_pattern_of_a_stage_filled_with_a_cell_is_its_path(stage):
 @pytest.mark.parametrize("cell", [CELL, Cell()])
 def test_records_at_the_paths_of_their_cells_are_found(tmp_path, cell):
     path = layout.record_path(tmp_path, "timing", cell)
-    write_record(path, record_of(cell_as_json(cell)))
+    write_record(WholeFile(path), record_of(cell_as_json(cell)))
     assert layout.found_cells(tmp_path, "timing") == {path: cell}
     assert layout.found_cells(tmp_path, "flash") == {}
 
@@ -106,7 +107,7 @@ def test_a_path_that_is_no_cells_is_named_in_one_line(tmp_path, place):
 )
 def test_a_record_in_the_place_of_another_cell_is_named_in_one_line(tmp_path, cell, stage):
     path = layout.record_path(tmp_path, "timing", CELL)
-    write_record(path, record_of(cell, stage))
+    write_record(WholeFile(path), record_of(cell, stage))
     with pytest.raises(UserError) as raised:
         layout.found_cells(tmp_path, "timing")
     assert str(raised.value).startswith(f"{path} holds the record of another cell, {stage} ")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pipeline.cells import fields, freshness, layout, preflight, sweep
 from pipeline.cells.config import check_something_to_write, load_plan
+from pipeline.cells.disk import DISK_FULL
 from pipeline.errors import or_exit
 from pipeline.instruments import machine
 
@@ -151,4 +152,5 @@ STAGES = or_exit("snakemake", lambda: {name: Stage(name) for name in PLAN.stages
 STAGES_TO_WRITE = [name for name, stage in STAGES.items() if stage.records()]
 SOFTWARE = " ".join(f"{name}={version}" for name, version in machine.software_versions().items())
 # On a CPU a cell takes every core, so that no other cell runs beside it; a scheduler's profile says how many it gets.
+DISK_IS_FULL = "snakemake: the disk is full, nothing more is measured: make room and run the same command again"
 CELL_THREADS = 1 if GPUS_PRESENT or jobs_go_to_a_scheduler() else workflow.cores

@@ -2,9 +2,12 @@
 
 # Snakemake evaluates what follows `shell:` when the job runs, the loop's variables being those of the last stage: what
 # differs between stages must come by params. `:q` quotes each word for the shell: paths may hold anything.
+# A full disk ends the run, for the cells that come after could leave no record either: on SIGTERM Snakemake, the parent
+# of this shell, starts nothing more and waits for what is under way.
 MEASURE = (
     "python -m pipeline measure {params.stage:q} {params.cell:q} {params.settings:q} --gpus {resources.gpu}"
     " --out {output.record:q} {params.files:q} >{log:q} 2>&1"
+    " || {{ code=$?; if [ $code = {DISK_FULL} ]; then echo {DISK_IS_FULL:q} >&2; kill -TERM $PPID; fi; exit $code; }}"
 )
 
 

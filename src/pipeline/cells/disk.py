@@ -10,6 +10,8 @@ from pathlib import Path
 
 from pipeline.errors import UserError
 
+# The exit code of a command that found the disk full: the workflow starts nothing more.
+DISK_FULL = 3
 # Below this no run starts, and no cell that keeps files: captures take tens of MB.
 NEEDED_BYTES = 100 * 2**20
 # The quota and the limit on the size of a file are as hard as the end of the disk.
