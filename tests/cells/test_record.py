@@ -1,6 +1,7 @@
 import copy
 import functools
 import json
+import os
 
 import pytest
 
