@@ -2,7 +2,14 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cells.config import check_something_to_write, load_plan, read_config, read_scale
+from pipeline.cells.config import (
+    check_something_to_write,
+    idle_overrides,
+    load_plan,
+    read_config,
+    read_scale,
+    read_yaml,
+)
 from pipeline.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -106,6 +113,15 @@ def test_bad_configuration_is_one_line_that_says_what_is_allowed(changes, compla
         ("", "the whole is None, allowed is object"),
         ("stages:\n  timing: {}\n# \a", "no valid YAML: line 3: character #x0007"),
         ("stages: 2026-99-99", "no valid YAML: month must be in 1..12"),
+        ("stages: " + "[" * 5000, "no valid YAML: its keys and lists are nested too deep"),
+        (
+            "stages:\n  timing: {grids: [{}]}\n  flash: {grids: []}\n  timing:\n    grids: []\n",
+            "no valid YAML: line 4, column 3: 'timing' is given twice, first in line 2",
+        ),
+        (
+            "stages: {timing: {grids: [{size: [tiny], size: [xl]}]}}",
+            "no valid YAML: line 1, column 42: 'size' is given twice, first in line 1",
+        ),
     ],
 )
 def test_a_bad_scale_file_is_named_with_the_place(tmp_path, text, complaint):
@@ -179,3 +195,31 @@ def test_a_run_that_would_write_up_nothing_says_what_to_do(tmp_path):
         check_something_to_write(empty, tmp_path)
     with pytest.raises(UserError, match="holds no records to render: measure with"):
         check_something_to_write(plan(measure=False), tmp_path)
+
+
+def test_every_yaml_file_of_the_project_gives_each_key_once():
+    files = [path for folder in ("config", "workflow") for path in (ROOT / folder).rglob("*.yaml")]
+    assert len(files) > 5
+    for path in files:
+        read_yaml(path)
+
+
+def test_keys_that_a_merge_brings_may_be_given_again(tmp_path):
+    (tmp_path / "mine.yaml").write_text("a: &a {x: 1, y: 2}\nb: &b {<<: *a, x: 3}\nc: {<<: *b, x: 4}\n")
+    assert read_yaml(tmp_path / "mine.yaml")["c"] == {"x": 4, "y": 2}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "idle"),
+    [
+        ({"flash": {"settings": {"max_samples": 50}}}, ["flash"]),
+        ({"flash": {}}, ["flash"]),
+        ({"timing": {"settings": {"batch_size": 8}}}, []),
+        ({"flash": {"settings": {"max_samples": 50}, "grids": [{}]}}, []),
+        ({"flash": {"grids": []}}, []),  # asked for: this stage is to be left out
+    ],
+)
+def test_overrides_of_a_stage_that_is_not_measured_are_found(tmp_path, overrides, idle):
+    (tmp_path / "mine.yaml").write_text("stages: {timing: {grids: [{}]}}")
+    found = load_plan({"scale": "mine", "measure": True, "overrides": overrides}, tmp_path, SCHEMAS, False)
+    assert idle_overrides(overrides, found) == idle

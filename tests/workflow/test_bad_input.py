@@ -103,3 +103,39 @@ def test_another_folder_takes_another_machines_measurements(project):
     code, output = project.snakemake("--directory", "runs/other", "results/timing/fp32.csv")
     assert code == 0, output
     assert (project.root / "runs/other/results/timing/fp32.csv").is_file()
+
+
+def add_folder(stages):
+    (stages / "warmth").mkdir()
+    (stages / "warmth/__init__.py").write_text("")
+
+
+@pytest.mark.parametrize(
+    ("damage", "complaint"),
+    [
+        (add_folder, "stages/warmth/ is no stage yet: add 'warmth' to READING_ORDER in"),
+        (lambda stages: (stages / "timing/section.md.j2").unlink(), "stages/timing/ has no section.md.j2"),
+        (lambda stages: (stages / "timing/section.py").unlink(), "stages/timing/ has no section.py"),
+    ],
+)
+def test_a_stage_that_is_not_whole_is_one_line_before_anything_runs(project, damage, complaint):
+    damage(project.root / "src/pipeline/stages")
+    code, output = project.snakemake("--dry-run")
+    assert code == 1
+    assert complaint in last_line(output)
+    assert "Traceback" not in output
+
+
+def test_a_key_given_twice_is_named_in_whichever_file_it_is(project):
+    (project.root / "mine.yaml").write_text("measure: true\noverrides: {}\nmeasure: false\n")
+    code, output = project.snakemake("--configfile", "mine.yaml")
+    assert code == 1
+    assert last_line(output).endswith(
+        "mine.yaml: no valid YAML: line 3, column 1: 'measure' is given twice, first in line 1"
+    )
+
+
+def test_settings_of_a_stage_without_cells_are_told_of(project):
+    code, output = project.snakemake("--dry-run", "--config", "overrides={flash: {settings: {max_samples: 50}}}")
+    assert code == 0, output
+    assert "overrides: flash is not measured, for scale 'two_cells' has no cell of it: give it `grids`" in output

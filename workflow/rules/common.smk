@@ -4,8 +4,10 @@ import inspect
 import re
 from pathlib import Path
 
+from snakemake.logging import logger
+
 from pipeline.cells import fields, freshness, layout, preflight, sweep
-from pipeline.cells.config import check_something_to_write, load_plan
+from pipeline.cells.config import check_something_to_write, idle_overrides, load_plan
 from pipeline.cells.disk import DISK_FULL
 from pipeline.errors import or_exit
 from pipeline.instruments import machine
@@ -29,7 +31,13 @@ def gpus_available():
 
 def checked_plan():
     """Return the plan, once it is certain that it can be carried out here."""
+    for stage in sweep.stage_names():
+        sweep.check_stage(stage)
     plan = load_plan(config, ROOT / "config/scales", ROOT / "workflow/schemas", GPUS_PRESENT > 0)
+    for stage in idle_overrides(config["overrides"], plan) if plan.measure else ():
+        logger.warning(
+            f"overrides: {stage} is not measured, for scale '{plan.scale}' has no cell of it: give it `grids`"
+        )
     check_something_to_write(plan, RESULTS)
     # The machine that measures may then be another: its own parse of this file checks.
     if plan.measure and not jobs_go_to_a_scheduler():

@@ -11,6 +11,7 @@ import yaml
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError, best_match
 from referencing import Registry, Resource
+from yaml.error import MarkedYAMLError
 from yaml.reader import ReaderError
 
 from pipeline.cells import fields, record, sweep
@@ -60,6 +61,11 @@ def load_plan(config: Mapping[str, Any], scales: Path, schemas: Path, has_gpu: b
     return Plan(name, config["measure"], plans)
 
 
+def idle_overrides(overrides: Mapping[str, Any], plan: Plan) -> list[str]:
+    """Return the stages whose overrides do nothing: settings alone, of a stage of which the scale has no cell."""
+    return [stage for stage, asked in overrides.items() if "grids" not in asked and not plan.stages[stage].cells]
+
+
 def check_something_to_write(plan: Plan, results: Path) -> None:
     """Raise UserError where a run would write up nothing: no cell is asked for, or none is there to render."""
     if plan.measure and not any(stage.cells for stage in plan.stages.values()):
@@ -92,7 +98,7 @@ def read_scale(path: Path, schema: Path) -> dict[str, Any]:
 def read_yaml(path: Path) -> Any:
     """Read a YAML file; raises UserError with the place of a typo."""
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
+        return yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -103,6 +109,23 @@ def read_yaml(path: Path) -> Any:
         raise UserError(f"{path}: no valid YAML: line {line}: character #x{error.character:04x}") from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: 2026-99-99, a date to YAML
         raise UserError(f"{path}: no valid YAML: {_yaml_complaint(error)}") from None
+    except RecursionError:
+        raise UserError(f"{path}: no valid YAML: its keys and lists are nested too deep") from None
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads plain YAML, in which a key that is given twice is a mistake: PyYAML itself forgets the first."""
+
+    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        first: dict[tuple[str, str], yaml.Node] = {}
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and first.setdefault((key.tag, key.value), key) is not key:
+                line = first[key.tag, key.value].start_mark.line + 1
+                raise MarkedYAMLError(
+                    problem=f"'{key.value}' is given twice, first in line {line}", problem_mark=key.start_mark
+                )
+        return node
 
 
 def validate(instance: Any, schema: Path, where: str) -> None:

@@ -4,24 +4,70 @@ import importlib
 import itertools
 import pkgutil
 from collections.abc import Iterable, Mapping
+from dataclasses import fields as declared
+from pathlib import Path
 from typing import Any
 
 import pipeline.stages
 from pipeline.cells import fields
 from pipeline.errors import UserError
 
+# What the workflow reads of a stage before it runs anything, and what it would miss only in the middle of a run.
+FILES = ("cell.py", "measure.py", "section.py", "section.md.j2")
+NAMES = ("Cell", "Settings", "SPLIT_AXIS")
+
 
 def stage_names() -> list[str]:
-    """Return every stage, the folders of `pipeline.stages`, in the order of the write-up."""
-    found = [module.name for module in pkgutil.iter_modules(pipeline.stages.__path__) if module.ispkg]
-    return sorted(found, key=pipeline.stages.READING_ORDER.index)
+    """Return every stage, the folders of `pipeline.stages`, in the order of the write-up.
+
+    Raises UserError, one line, where the folders are not those that READING_ORDER has.
+    """
+    place, order = _stages_folder(), pipeline.stages.READING_ORDER
+    found = [module.name for module in pkgutil.iter_modules([str(place)]) if module.ispkg]
+    for name in found:
+        if name not in order:
+            raise UserError(f"{place / name}/ is no stage yet: add '{name}' to READING_ORDER in {place}/__init__.py")
+    for name in order:
+        if name not in found:
+            raise UserError(f"READING_ORDER in {place}/__init__.py has '{name}', but there is no {name}/__init__.py")
+    return list(order)
 
 
 def declaration(stage: str) -> Any:
-    """Return a stage's `cell` module: its question (the docstring), Cell, Settings and SPLIT_AXIS; imports no torch."""
+    """Return a stage's `cell` module: its question (the docstring), Cell, Settings and SPLIT_AXIS; imports no torch.
+
+    Raises UserError, one line, for a stage that is unknown, or does not declare these.
+    """
     if stage not in stage_names():
         raise UserError(f"unknown stage '{stage}'; known are {', '.join(stage_names())}")
-    return importlib.import_module(f"pipeline.stages.{stage}.cell")
+    _require_files(stage, FILES[:1])
+    module = importlib.import_module(f"pipeline.stages.{stage}.cell")
+    lacking = [name for name in NAMES if not hasattr(module, name)]
+    if lacking or not module.__doc__:
+        raise UserError(f"{module.__file__} has no {', '.join(lacking) or 'docstring that asks its question'}")
+    return module
+
+
+def check_stage(stage: str) -> None:
+    """Raise UserError, one line, where a stage lacks a part that measuring it or writing it up takes."""
+    found = declaration(stage)
+    _require_files(stage, FILES)
+    axes = [axis.name for axis in declared(found.Cell)]
+    if found.SPLIT_AXIS not in axes:
+        raise UserError(f"{found.__file__}: SPLIT_AXIS is '{found.SPLIT_AXIS}', allowed are {', '.join(axes)}")
+    for name in stages_beside(stage):
+        if name not in stage_names():
+            raise UserError(f"{found.__file__}: READS has '{name}', known stages are {', '.join(stage_names())}")
+
+
+def _require_files(stage: str, names: Iterable[str]) -> None:
+    for name in names:
+        if not (_stages_folder() / stage / name).is_file():
+            raise UserError(f"{_stages_folder() / stage}/ has no {name}, which every stage has")
+
+
+def _stages_folder() -> Path:
+    return Path(pipeline.stages.__path__[0])
 
 
 def keeps_files(stage: str) -> bool:
