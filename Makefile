@@ -9,15 +9,13 @@ TARGET := reports/writeup.md
 
 env: $(VENV)/installed
 
-# Installed last and without dependencies: this project's `snakemake` command replaces Snakemake's own.
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps -e .
 	touch $@
 
 writeup: env
-	PATH="$$PWD/$(VENV)/bin:$$PATH" snakemake $(TARGET)
+	PATH="$$PWD/$(VENV)/bin:$$PATH" python -m snakemake $(TARGET)
 
 test: env
 	PATH="$$PWD/$(VENV)/bin:$$PATH" pytest tests/

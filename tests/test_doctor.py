@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,8 @@ def check(name):
 
 
 def test_without_a_gpu_nothing_about_gpus_is_to_be_mended(laptop):
-    lacking = {check.name: check for check in doctor.findings() if not check.ok and check.name != "torch.compile"}
+    elsewhere = {"torch.compile", "snakemake"}
+    lacking = {check.name: check for check in doctor.findings() if not check.ok and check.name not in elsewhere}
     assert lacking.keys() >= {"GPU timing", "Triton kernels", "nsys captures", "NCCL all-reduce"}
     assert {check.remedy for check in lacking.values()} == {""}
     assert lacking["GPU timing"].detail == "no GPU: laptop scale"
@@ -91,15 +93,15 @@ def test_every_lack_on_a_gpu_host_comes_with_a_command(gpu_host, path):
 def test_a_broken_torch_is_the_only_finding(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     (finding,) = doctor.findings()
-    assert (finding.name, finding.ok, finding.remedy) == ("torch", False, "pip install torch")
-    assert "mend: pip install torch" in doctor.report()
+    assert (finding.name, finding.ok, finding.remedy) == ("torch", False, f"{doctor._PIP} install torch")
+    assert f"mend: {doctor._PIP} install torch" in doctor.report()
 
 
 def test_a_torch_for_the_cpu_on_a_gpu_host_is_told(gpu_host, monkeypatch):
     monkeypatch.setattr(doctor, "torch_build", lambda: {"cuda": None, "hip": None})
     timing = check("GPU timing")
     assert not timing.ok
-    assert timing.remedy == "pip install --force-reinstall torch"
+    assert timing.remedy == f"{doctor._PIP} install --force-reinstall torch"
 
 
 def test_compiling_for_the_cpu_needs_a_cpp_compiler(laptop, path):
@@ -181,3 +183,54 @@ def test_the_command_line_prints_the_report_and_exits_0(laptop):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0
     assert done.stdout.startswith("What this machine can measure\n")
+
+
+@pytest.fixture
+def environment(tmp_path, monkeypatch, path):
+    """An environment whose Snakemake has its command on PATH."""
+    script = path("snakemake")
+    script.write_text("from snakemake.cli import main\n")
+    monkeypatch.setattr(doctor, "_snakemake_script", lambda: script)
+    return script
+
+
+def test_snakemakes_own_command_is_named(environment):
+    found = check("snakemake")
+    assert found.ok
+    assert found.detail == f"Snakemake's own command, {version('snakemake')}: {environment}"
+
+
+def test_a_command_that_another_package_left_in_its_place_is_told_with_the_remedy(environment):
+    environment.write_text("from pipeline.launcher import main\n")
+    found = check("snakemake")
+    assert not found.ok
+    assert found.detail == f"{environment} is not Snakemake's own; `python -m snakemake` works"
+    assert found.remedy.endswith("pip install --force-reinstall --no-deps snakemake")
+
+
+def test_a_command_that_is_gone_is_told_with_the_remedy(environment):
+    environment.unlink()
+    assert check("snakemake").remedy.endswith("pip install --force-reinstall --no-deps snakemake")
+
+
+def test_the_command_of_another_environment_is_told_with_the_path_of_this_one(environment, monkeypatch, tmp_path):
+    other = tmp_path / "other/snakemake"
+    other.parent.mkdir()
+    environment.rename(other)
+    monkeypatch.setattr(doctor, "_snakemake_script", lambda: other)
+    environment.write_text("from snakemake.cli import main\n")
+    environment.chmod(0o755)
+    found = check("snakemake")
+    assert found.detail.startswith(f"{environment} is another environment's")
+    assert found.remedy == f'export PATH="{other.parent}:$PATH"'
+    environment.unlink()
+    assert check("snakemake").detail.startswith("not on PATH")
+
+
+def test_a_snakemake_that_does_not_find_the_plugin_is_told(environment, monkeypatch):
+    monkeypatch.setattr(doctor.pkgutil, "iter_modules", lambda: iter(()))
+    assert check("snakemake").remedy.endswith("pip install -e .")
+
+
+def test_the_command_of_this_environment_is_found_by_its_installation():
+    assert doctor._snakemake_script().name == "snakemake"

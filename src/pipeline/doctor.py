@@ -1,6 +1,8 @@
 """What this machine can measure, what it lacks, and the command that mends each lack."""
 
+import importlib.util
 import os
+import pkgutil
 import platform
 import shutil
 import subprocess
@@ -9,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from glob import glob
+from importlib.metadata import files, version
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,9 @@ from pipeline.instruments.gpu_state import gpu_state, slowdown_reasons
 from pipeline.instruments.gpus import Gpu, describe_links, torch_build, visible_gpus
 from pipeline.instruments.machine import cpu_model, machine_facts, software_versions
 
+# An environment that uv made has no pip.
+_PIP = "pip" if importlib.util.find_spec("pip") else "uv pip"
+_PLUGIN = "snakemake_logger_plugin_cells"
 # Where NVIDIA's packages put nsys. That of Nsight Compute is on nobody's PATH.
 _NSYS_HOMES = (
     "/opt/nvidia/nsight-systems*/*/bin/nsys",
@@ -57,7 +63,7 @@ def findings() -> list[Check]:
     try:
         import torch  # noqa: F401  what every check asks
     except (ImportError, OSError) as error:
-        return [Check("torch", False, str(error).splitlines()[0], "pip install torch")]
+        return [Check("torch", False, str(error).splitlines()[0], f"{_PIP} install torch")]
     gpus = visible_gpus()
     return [
         Check("CPU timing", True, cpu_model()),
@@ -67,6 +73,7 @@ def findings() -> list[Check]:
         _check_nsys(gpus),
         _check_nccl(gpus),
         _check_gloo(),
+        _check_snakemake(),
     ]
 
 
@@ -77,7 +84,7 @@ def _check_gpu_timing(gpus: list[Gpu]) -> Check:
     if not gpus:
         return Check(name, False, "no GPU: laptop scale")
     if not (torch_build().get("cuda") or torch_build().get("hip")):
-        remedy = "pip install --force-reinstall torch"
+        remedy = f"{_PIP} install --force-reinstall torch"
         return Check(name, False, f"torch {torch.__version__} is built for the CPU alone", remedy)
     if not torch.cuda.is_available():
         return Check(name, False, "torch cannot use the GPU; the driver may be too old for it", "nvidia-smi")
@@ -97,7 +104,7 @@ def _check_triton(name: str, gpus: list[Gpu]) -> Check:
         return Check(name, False, "no GPU: Triton's interpreter serves tests, no timing")
     version = software_versions()["triton"]
     if version == "absent":
-        return Check(name, False, "Triton is not installed", "pip install triton")
+        return Check(name, False, "Triton is not installed", f"{_PIP} install triton")
     # Triton compiles a launcher in C for each kernel.
     lack = _lacking_build_tool("CC", ("gcc", "clang"), ("gcc", "gcc"))
     return Check(name, False, *lack) if lack else Check(name, True, f"Triton {version}")
@@ -155,7 +162,7 @@ def _check_nccl(gpus: list[Gpu]) -> Check:
     if len(gpus) < 2:
         return Check(name, False, f"needs 2 GPUs, {len(gpus)} present")
     if not (torch.distributed.is_available() and torch.distributed.is_nccl_available()):
-        return Check(name, False, "torch is built without NCCL", "pip install --force-reinstall torch")
+        return Check(name, False, "torch is built without NCCL", f"{_PIP} install --force-reinstall torch")
     return Check(name, True, f"on {len(gpus)} GPUs; {describe_links(gpus)}")
 
 
@@ -165,7 +172,29 @@ def _check_gloo() -> Check:
     name = "gloo all-reduce"
     if torch.distributed.is_available() and torch.distributed.is_gloo_available():
         return Check(name, True, f"on {psutil.cpu_count()} logical cores")
-    return Check(name, False, "torch is built without gloo", "pip install --force-reinstall torch")
+    return Check(name, False, "torch is built without gloo", f"{_PIP} install --force-reinstall torch")
+
+
+def _check_snakemake() -> Check:
+    """Check that `snakemake` starts the one of this environment, and that it finds the plugin that sorts its words."""
+    name, found, own = "snakemake", shutil.which("snakemake"), _snakemake_script()
+    reinstall = f"{_PIP} install --force-reinstall --no-deps snakemake"
+    if not any(module.name == _PLUGIN for module in pkgutil.iter_modules()):
+        return Check(name, False, f"it does not find {_PLUGIN}, a part of this project", f"{_PIP} install -e .")
+    if own is None or not own.exists():
+        return Check(name, False, "no such command in this environment; `python -m snakemake` works", reinstall)
+    if "snakemake.cli" not in own.read_text(errors="replace"):
+        return Check(name, False, f"{own} is not Snakemake's own; `python -m snakemake` works", reinstall)
+    if found is None or not own.samefile(found):
+        detail = f"{found} is another environment's" if found else "not on PATH"
+        return Check(name, False, f"{detail}; `python -m snakemake` works", f'export PATH="{own.parent}:$PATH"')
+    return Check(name, True, f"Snakemake's own command, {version(name)}: {found}")
+
+
+def _snakemake_script() -> Path | None:
+    """Return where this environment's installation of Snakemake has, or had, its command."""
+    installed = next((file for file in files("snakemake") or () if file.match("bin/snakemake")), None)
+    return Path(installed.locate()).resolve() if installed else None
 
 
 def _facts() -> Iterator[tuple[str, str]]:

@@ -7,7 +7,12 @@ from logging import LogRecord
 from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
 
+from snakemake_logger_plugin_cells.command_line import put_targets_last
+
 CELL_RULE_PREFIX = "measure_"
+
+# Here, because Snakemake imports its plugins before it parses the command line.
+put_targets_last()
 
 
 class LogHandler(LogHandlerBase):

@@ -34,7 +34,7 @@ class Project:
     def start(self, *words):
         """Start `snakemake` with these words in a process group of its own."""
         return subprocess.Popen(
-            ["snakemake", *words],
+            [sys.executable, "-m", "snakemake", *words],
             cwd=self.root,
             env=self.environment(),
             stdout=subprocess.PIPE,

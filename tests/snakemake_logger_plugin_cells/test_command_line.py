@@ -1,0 +1,97 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from snakemake.cli import get_argument_parser
+
+from snakemake_logger_plugin_cells import command_line
+from snakemake_logger_plugin_cells.command_line import OPTIONS, is_snakemake, put_targets_last, with_targets_last
+
+THE_COMMAND = "--cores 1 --resources gpu=8 reports/writeup.md"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (THE_COMMAND, "--cores 1 --resources gpu=8 -- reports/writeup.md"),
+        (
+            f"{THE_COMMAND} --config scale=smoke",
+            "--cores 1 --resources gpu=8 --config scale=smoke -- reports/writeup.md",
+        ),
+        ("--resources gpu=8 a.csv b.csv --cores 1", "--resources gpu=8 --cores 1 -- a.csv b.csv"),
+        ("--resources gpu=8 a.csv -- b.csv", "--resources gpu=8 -- a.csv b.csv"),
+        (
+            "-C scale=smoke results/timing/cells/precision=bf16/size=xl.json",
+            "-C scale=smoke -- results/timing/cells/precision=bf16/size=xl.json",
+        ),
+    ],
+)
+def test_targets_behind_name_value_options_come_last(words, expected):
+    assert with_targets_last(words.split()) == expected.split()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "",
+        "results/timing/bf16.csv",
+        "reports/writeup.md --cores 1 --resources gpu=8",
+        "--cores 1 --resources gpu=8 -- reports/writeup.md",
+        "--resources gpu=8 mem_mb=5 -n",
+        "--config=scale=smoke a.csv",
+        "--mode remote --set-threads base64//cnVsZT0x --target-jobs measure_timing:size=xl",
+    ],
+)
+def test_a_command_that_snakemake_understands_stays_as_it_is(words):
+    assert with_targets_last(words.split()) == words.split()
+
+
+def test_the_options_are_those_of_snakemakes_own_parser():
+    found = {name: action for action in get_argument_parser()._actions for name in action.option_strings}
+    for name in OPTIONS:
+        assert found[name].nargs in ("+", "*")
+        assert "=" in found[name].metavar
+
+
+@pytest.mark.parametrize(
+    ("program", "expected"),
+    [
+        ("/usr/local/bin/snakemake", True),
+        ("/usr/lib/python3.12/site-packages/snakemake/__main__.py", True),
+        ("/home/someone/snakemake/train.py", False),
+        ("/usr/local/bin/pytest", False),
+        ("-c", False),
+        ("", False),
+    ],
+)
+def test_only_snakemakes_own_process_is_touched(program, expected):
+    assert is_snakemake(program) == expected
+
+
+def test_the_command_line_of_another_program_stays_as_it_is(monkeypatch):
+    for program, expected in (("pytest", THE_COMMAND.split()), ("snakemake", with_targets_last(THE_COMMAND.split()))):
+        monkeypatch.setattr(sys, "argv", [program, *THE_COMMAND.split()])
+        put_targets_last()
+        assert sys.argv[1:] == expected
+
+
+@pytest.mark.parametrize("start", ["script", "module"])
+def test_snakemake_itself_takes_the_command_however_it_is_installed_and_started(tmp_path, start):
+    (tmp_path / "Snakefile").write_text('rule:\n    output: "reports/writeup.md"\n    shell: "touch {output}"\n')
+    # What pip and uv make of Snakemake's entry point.
+    script = tmp_path / "bin/snakemake"
+    script.parent.mkdir()
+    script.write_text("import sys\nfrom snakemake.cli import main\nsys.exit(main())\n")
+    source = Path(command_line.__file__).parents[1]
+    program = [script] if start == "script" else ["-m", "snakemake"]
+    done = subprocess.run(
+        [sys.executable, *program, *THE_COMMAND.split(), "--config", "scale=smoke", "--dry-run"],
+        cwd=tmp_path,
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(source), "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "reports/writeup.md" in done.stdout + done.stderr
