@@ -1,4 +1,5 @@
 import os
+import re
 import shutil
 import signal
 import time
@@ -48,6 +49,19 @@ def test_what_is_lost_is_made_again_with_all_that_is_made_of_it(project, lost, r
     assert rules | {"writeup"} <= set(planned)
     assert planned.get("measure_timing", 0) == ("measure_timing" in rules)
     assert project.planned("--config", "measure=false").get("measure_timing", 0) == 0
+
+
+@pytest.mark.parametrize(
+    ("target", "made"), [((), ["section_timing", "writeup"]), (("reports/sections/timing.md",), ["section_timing"])]
+)
+def test_one_figure_that_is_lost_is_drawn_again_and_nothing_else(project, target, made):
+    figures = sorted((project.root / "reports/figures/timing").glob("*.svg"))
+    figures[0].unlink()
+    code, output = project.snakemake(*target)
+    assert code == 0, output
+    assert sorted((project.root / "reports/figures/timing").glob("*.svg")) == figures
+    assert sorted(set(re.findall(r"\(Rule: (\w+)\)", output)) - {"all"}) == made
+    assert project.planned(*target) == {}
 
 
 @pytest.mark.usefixtures("without_worker")

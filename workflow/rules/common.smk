@@ -11,6 +11,7 @@ from pipeline.cells.config import check_something_to_write, idle_overrides, load
 from pipeline.cells.disk import DISK_FULL
 from pipeline.errors import or_exit
 from pipeline.instruments import machine
+from pipeline.report.publish import missing_images
 
 RESULTS = Path("results")
 REPORTS = Path("reports")
@@ -138,6 +139,22 @@ def wanted(paths):
         return found
 
     return files_to_have
+
+
+def wanted_by_section(name):
+    """Return the input function of a section: its tables, and it is written again where a figure that it shows is gone.
+
+    Snakemake sees the folder of figures, not what is in it.
+    """
+    tables = wanted(STAGES[name].tables())
+
+    def tables_to_have(wildcards):
+        section = REPORTS / f"sections/{name}.md"
+        if missing_images(section, REPORTS):
+            workflow.dag.forcefiles.add(str(section))
+        return tables(wildcards)
+
+    return tables_to_have
 
 
 def files_words(wildcards, output):

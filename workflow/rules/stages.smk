@@ -67,7 +67,7 @@ for name in STAGES_TO_WRITE:
         name:
             f"section_{name}"
         input:
-            tables=wanted(stage.tables()),
+            tables=wanted_by_section(name),
             beside=wanted(stage.tables_beside()),
         output:
             section=f"reports/sections/{name}.md",

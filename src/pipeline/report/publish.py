@@ -37,6 +37,12 @@ def publish(root: Path, folder: Path) -> None:
         raise UserError(f"cannot publish into {folder}: {error}") from None
 
 
+def missing_images(page: Path, folder: Path) -> list[str]:
+    """Return the images that a page shows and a folder lacks, as the page links to them; none for a page not there."""
+    links = IMAGE.findall(page.read_text(errors="replace")) if page.is_file() else []
+    return [link for link in dict.fromkeys(links) if "://" not in link and not (folder / link).is_file()]
+
+
 def _require_snapshot(place: Path, folder: Path) -> None:
     """Raise UserError where a folder that messages call `folder` holds anything but a snapshot."""
     if not (place / ARCHIVE).is_file():
@@ -89,8 +95,7 @@ def _copy_files(source: Path, pattern: str, target: Path) -> None:
 
 def _require_images(writeup: Path, folder: Path) -> None:
     """Raise UserError where the write-up shows an image that the folder with its copy lacks."""
-    links = IMAGE.findall(writeup.read_text(errors="replace"))
-    dead = [link for link in dict.fromkeys(links) if "://" not in link and not (folder / link).is_file()]
+    dead = missing_images(writeup, folder)
     if dead:
         others = f" and {len(dead) - 1} more" if dead[1:] else ""
         raise UserError(f"{writeup} shows {dead[0]}{others}, but there is no such figure: run snakemake again")
