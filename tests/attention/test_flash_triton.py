@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from pipeline.attention import (
     ATTENTION,
     FlashAttentionTriton,
+    eager_attention,
     flash_triton,
     flash_triton_backward_plans,
     flash_triton_configs,
@@ -19,12 +21,15 @@ from pipeline.attention.flash_triton_configs import BackwardConfig, TileConfig
 from pipeline.model.sizes import SIZES, ModelSize
 from pipeline.model.step import build_training_step
 
+from .layouts import LAYOUTS, OFFSETS, PLACES, laid_out
 from .reference import (
+    FP32_RELATIVE_ERROR,
     assert_as_exact_as_plain,
     assert_fp32_is_exact,
     errors,
     output_and_gradients,
     random_inputs,
+    relative_errors,
 )
 
 LENGTHS = [(1, 1), (1, 17), (17, 1), (113, 203), (203, 113), (64, 128), (130, 130)]
@@ -138,6 +143,29 @@ def test_strided_expanded_and_misaligned_inputs_and_gradients_give_the_same():
             torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize(
+    ("is_one_kernel", "dtype", "allowed"), [(True, torch.float32, FP32_RELATIVE_ERROR), (False, torch.float16, 2e-3)]
+)
+@pytest.mark.parametrize("shape", [(2, 12, 16), (2, 2, 12, 16)])
+def test_every_tensor_may_lie_anyhow_at_any_address(small_tiles, monkeypatch, shape, is_one_kernel, dtype, allowed):
+    if not is_one_kernel:
+        small_tiles(dq_has_its_own_kernel=True)
+        monkeypatch.setattr(flash_triton_configs, "MIN_LENGTH_FOR_TMA", 1)
+    inputs = random_inputs(shape, 20, dtype)
+    exact = output_and_gradients(eager_attention, *(tensor.double() for tensor in inputs), True)
+    for first in range(len(PLACES)):  # in the end each tensor was in each place, together with others elsewhere
+        places = [PLACES[(first + 4 * index) % len(PLACES)] for index in range(4)]
+        laid = [laid_out(tensor, *place) for tensor, place in zip(inputs, places, strict=True)]
+        found = relative_errors(output_and_gradients(FlashAttentionTriton.apply, *laid, True), exact)
+        assert (found <= allowed).all(), (places, found.tolist())
+
+
+@pytest.mark.parametrize("offset", OFFSETS)
+def test_columns_of_a_tensor_may_be_queries_keys_and_values_at_once(offset):
+    x = torch.randn(2, 40, 24, generator=torch.Generator().manual_seed(0))[..., offset : offset + 16]
+    assert_fp32_is_exact(FlashAttentionTriton.apply, x, x, x, x, False)
+
+
 def test_what_was_worked_out_in_inference_mode_serves_training():
     q, k, v, do = random_inputs((1, 2, 52, 16), 52, torch.float32)
     with torch.inference_mode():
@@ -207,6 +235,19 @@ def test_gradients_do_not_depend_on_how_autograds_hooks_lay_out_what_they_keep()
         torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_hooks_give_back_may_lie_anyhow_output_and_log_sum_exp_included(layout):
+    inputs = random_inputs((2, 2, 20, 16), 20, torch.float32)
+    expected = output_and_gradients(FlashAttentionTriton.apply, *inputs, True)
+    for offset in OFFSETS:
+        with torch.autograd.graph.saved_tensors_hooks(
+            partial(laid_out, layout=layout, offset=offset), lambda kept: kept
+        ):
+            found = output_and_gradients(FlashAttentionTriton.apply, *inputs, True)
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
 def test_only_the_inputs_the_output_and_the_log_sum_exp_are_kept():
     q, k, v, _ = random_inputs((2, 3, 40, 16), 60, torch.float16)
     output = FlashAttentionTriton.apply(*(tensor.requires_grad_() for tensor in (q, k, v)), False)
@@ -253,6 +294,24 @@ def test_compiled_it_is_one_graph_and_gives_the_same():
     compiled = torch.compile(FlashAttentionTriton.apply, fullgraph=True, backend="aot_eager")
     for a, b in zip(output_and_gradients(compiled, q, k, v, do, True), expected, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("offset", OFFSETS)
+def test_compiled_views_of_wider_tensors_give_the_same(offset):
+    q, k, v, do = random_inputs((2, 2, 40, 32), 40, torch.float32)
+
+    def of_columns(q, k, v):
+        """Attend by some of the columns; padding has the output's gradient be columns of a wider tensor too."""
+        q, k, v = (tensor[..., offset : offset + 16] for tensor in (q, k, v))
+        return torch.nn.functional.pad(FlashAttentionTriton.apply(q, k, v, True), (offset, 16 - offset))
+
+    torch.compiler.reset()  # it counts how often a function was compiled, and gives up after a few times
+    compiled = torch.compile(of_columns, fullgraph=True, backend="aot_eager")
+    given = output_and_gradients(lambda *inputs: compiled(*inputs[:3]), q, k, v, do, True)
+    columns = [tensor[..., offset : offset + 16].contiguous() for tensor in (q, k, v, do)]
+    expected = output_and_gradients(FlashAttentionTriton.apply, *columns, True)
+    for a, b in zip(given, expected, strict=True):
+        torch.testing.assert_close(a[..., offset : offset + 16], b, rtol=0, atol=0)
 
 
 def test_the_operators_for_compilation_describe_themselves_truly():

@@ -15,7 +15,7 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 
 from pipeline.attention.flash_triton_backward_plans import ChunkedLaunch, ShortBackwardPlan, backward_plan
 from pipeline.attention.flash_triton_forward_plans import forward_plan
-from pipeline.attention.flash_triton_launch import ALIGNMENT_BYTES, ready
+from pipeline.attention.flash_triton_layouts import ALIGNMENT_BYTES, dense, layouts_of, ready
 from pipeline.attention.flash_triton_problem import Problem, problem_of
 
 
@@ -24,9 +24,9 @@ class FlashAttentionTriton(torch.autograd.Function):
 
     `apply(q, k, v, is_causal)`. Shapes: q and the result are (batch, n_queries, head_dim) or (batch, heads, n_queries,
     head_dim), k and v are alike with n_keys; head_dim is a multiple of 8 from 8 to 256, and costs what the next power
-    of two costs; fp32, bf16 or fp16, strided as they may be. Causal: query i attends to key j where j <= i. Kept for
-    the backward pass: q, k, v, the output, and the log-sum-exp of each query's scores (natural logarithm, fp32, shape
-    of q without head_dim).
+    of two costs; fp32, bf16 or fp16, strided as they may be, but copied where a row's elements lie apart or the address
+    is no multiple of 16 bytes. Causal: query i attends to key j where j <= i. Kept for the backward pass: q, k, v, the
+    output, and the log-sum-exp of each query's scores (natural logarithm, fp32, shape of q without head_dim).
 
     fp32 is multiplied on a GPU as three TF32 products, which keeps the errors' L2 norm within 1.1 times that of torch's
     own fp32 kernel, `SDPBackend.EFFICIENT_ATTENTION`; as one where torch's own switch
@@ -80,8 +80,8 @@ def _forward(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor,
         with torch.cuda.device_of(q):  # on which a new plan loads its kernels
             return _forward(problem, q, k, v)
     plan = forward_plan(problem)
-    if plan.copies or (q.data_ptr() | k.data_ptr() | v.data_ptr()) % ALIGNMENT_BYTES:
-        q, k, v = ready(q, k, v)
+    if problem.copies:
+        q, k, v = ready(problem.copies, q, k, v)
     o, lse = torch.empty_like(plan.like_o), torch.empty_like(plan.like_lse)
     if plan.combine is None:
         plan.attend(q, k, v, o, lse)
@@ -96,9 +96,14 @@ def _backward(
     problem: Problem, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients on the device that is now current, which autograd makes that of the forward pass."""
-    plan = backward_plan(problem, q.stride(), k.stride(), v.stride(), do.stride())
-    if plan.copies or (q.data_ptr() | k.data_ptr() | v.data_ptr() | do.data_ptr()) % ALIGNMENT_BYTES:
-        q, k, v, do = ready(q, k, v, do)
+    layouts = q.stride(), k.stride(), v.stride(), do.stride()
+    addresses = q.data_ptr() | k.data_ptr() | v.data_ptr() | do.data_ptr() | o.data_ptr() | lse.data_ptr()
+    if addresses % ALIGNMENT_BYTES or not (o.is_contiguous() and lse.is_contiguous()):
+        layouts = layouts_of(q, k, v, do)
+        o, lse = dense(o, lse)  # what keeps tensors for autograd may have laid out these too
+    plan = backward_plan(problem, *layouts)
+    if plan.copies:
+        q, k, v, do = ready(plan.copies, q, k, v, do)
     if isinstance(plan, ShortBackwardPlan):
         dq, dk, dv = torch.empty_like(plan.like_q), torch.empty_like(plan.like_k), torch.empty_like(plan.like_k)
         plan.gradients(q, k, v, do, o, lse, dq, dk, dv)

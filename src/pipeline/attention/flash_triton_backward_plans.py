@@ -30,13 +30,13 @@ from pipeline.attention.flash_triton_launch import (
     heads,
     like,
     multiprocessors,
-    must_be_copied,
     precision,
     prepare_launch,
     scale_log2,
     strides,
     tma_can_load,
 )
+from pipeline.attention.flash_triton_layouts import Layout, copies_of, strides_read
 from pipeline.attention.flash_triton_problem import PROBLEMS_KEPT, Problem
 from pipeline.attention.inputs import Traits
 
@@ -54,10 +54,10 @@ class ChunkedLaunch:
 class BackwardPlan:
     """A backward pass: dq has a kernel of its own, or is summed by that of dk and dv and then scaled.
 
-    copies: whether inputs must be copied.
+    copies: which of q, k, v and the output's gradient are read from copies, None if none is.
     """
 
-    copies: bool
+    copies: tuple[bool, ...] | None
     delta_shape: tuple[int, ...]
     delta: Launch
     key_value: ChunkedLaunch
@@ -69,10 +69,10 @@ class BackwardPlan:
 class ShortBackwardPlan:
     """A backward pass over short sequences: one kernel.
 
-    copies: whether inputs must be copied; like_q, like_k: what their gradients are allocated like.
+    copies: as in `BackwardPlan`; like_q, like_k: what the gradients are allocated like.
     """
 
-    copies: bool
+    copies: tuple[bool, ...] | None
     gradients: Launch
     like_q: Tensor = field(compare=False)
     like_k: Tensor = field(compare=False)
@@ -95,26 +95,28 @@ class _Common:
 
 
 @functools.lru_cache(PROBLEMS_KEPT)
-def backward_plan(problem: Problem, *strides_now: tuple[int, ...]) -> BackwardPlan | ShortBackwardPlan:
+def backward_plan(problem: Problem, *layouts_now: Layout) -> BackwardPlan | ShortBackwardPlan:
     """Plan the backward pass of a problem that a forward pass has taken.
 
-    strides_now: those of q, k, v and the output's gradient: what keeps tensors for autograd, as
+    layouts_now: those of q, k, v and the output's gradient: what keeps tensors for autograd, as
     `torch.autograd.graph.save_on_cpu` does, may have laid them out anew.
     """
     tensors = (problem.q, problem.k, problem.v, problem.q)
-    q, k, v, do = (given._replace(stride=stride) for given, stride in zip(tensors, strides_now, strict=True))
+    q, k, v, do = (
+        given._replace(stride=strides_read(given.shape, layout))
+        for given, layout in zip(tensors, layouts_now, strict=True)
+    )
     scale = 1 / math.sqrt(q.shape[-1])
     lengths = [heads(q), q.shape[-2], k.shape[-2], scale, scale_log2(q)]
     scalars = [*strides(q), *strides(k), *strides(v), *strides(do), *lengths]
     constants = {"CAUSAL": problem.is_causal, "HEAD_DIM": q.shape[-1], "PRECISION": precision(problem)}
     common = _Common(q, k, v, do, scalars, constants)
     config = backward_config(q.dtype, q.shape[-1], k.shape[-2])
-    copies = any(map(must_be_copied, (q, k, v, do)))
     if is_short(q.shape[-2], k.shape[-2]):
         like_q, like_k = (like(given.shape, given.dtype, given.device) for given in (q, k))
-        return ShortBackwardPlan(copies, _short(config.short, common), like_q, like_k)
+        return ShortBackwardPlan(copies_of(layouts_now), _short(config.short, common), like_q, like_k)
     return BackwardPlan(
-        copies,
+        copies_of(layouts_now),
         delta_shape=(*q.shape[:-2], triton.cdiv(q.shape[-2], ROW_ALIGNMENT.value) * ROW_ALIGNMENT.value),
         delta=_delta(q, do, sums_dq=config.query is None),
         key_value=_key_value(config, common),

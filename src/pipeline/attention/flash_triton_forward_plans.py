@@ -27,7 +27,6 @@ from pipeline.attention.flash_triton_launch import (
     heads,
     like,
     multiprocessors,
-    must_be_copied,
     precision,
     prepare_launch,
     scale_log2,
@@ -44,11 +43,9 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 class ForwardPlan:
     """A forward pass: one kernel, or where the keys are cut into chunks two.
 
-    copies: whether inputs must be copied; like_o, like_lse: what output and log-sum-exp are allocated like, and
-    like_parts those of the chunks.
+    like_o, like_lse: what output and log-sum-exp are allocated like, and like_parts those of the chunks.
     """
 
-    copies: bool
     chunks: int
     attend: Launch
     combine: Launch | None
@@ -85,10 +82,9 @@ def forward_plan(problem: Problem) -> ForwardPlan:
         },
         tiles,
     )
-    copies = any(map(must_be_copied, (q, k, v)))
     like_o, like_lse = like(q.shape, q.dtype, q.device), like(q.shape[:-1], torch.float32, q.device)
     if chunks == 1:
-        return ForwardPlan(copies, chunks, attend, None, like_o, like_lse)
+        return ForwardPlan(chunks, attend, None, like_o, like_lse)
     rows = matrices * n_queries
     combine = prepare_launch(
         combine_kernel,
@@ -104,7 +100,7 @@ def forward_plan(problem: Problem) -> ForwardPlan:
         ELEMENTWISE,
     )
     like_parts = tuple(like((chunks, *shape), torch.float32, q.device) for shape in (q.shape, q.shape[:-1]))
-    return ForwardPlan(copies, chunks, attend, combine, like_o, like_lse, like_parts)
+    return ForwardPlan(chunks, attend, combine, like_o, like_lse, like_parts)
 
 
 def _check(q: Traits, k: Traits, v: Traits) -> None:

@@ -13,10 +13,10 @@ from triton.compiler import CompiledKernel
 from triton.runtime import driver
 
 from pipeline.attention.flash_triton_configs import TileConfig
+from pipeline.attention.flash_triton_layouts import ALIGNMENT_BYTES
 from pipeline.attention.flash_triton_problem import Problem
-from pipeline.attention.inputs import Traits, traits
+from pipeline.attention.inputs import Traits
 
-ALIGNMENT_BYTES = 16  # of what tensor descriptors point to, and of what the kernels are compiled for
 ELEMENTWISE = TileConfig(64, 64, num_warps=4, num_stages=1)  # kernels that only stream rows through
 
 # Call it with a kernel's tensors.
@@ -97,16 +97,6 @@ def _launch_options(tiles: TileConfig, constants: dict[str, Any]) -> dict[str, i
     return options
 
 
-def ready(*tensors: Tensor) -> list[Tensor]:
-    """Return the tensors as the kernels read them: copies where rows' elements or addresses are not as they want."""
-    return [
-        tensor.clone(memory_format=torch.contiguous_format)
-        if must_be_copied(traits(tensor)) or tensor.data_ptr() % ALIGNMENT_BYTES
-        else tensor
-        for tensor in tensors
-    ]
-
-
 def block_sizes(tiles: TileConfig) -> dict[str, int]:
     """Return the tile sizes as the kernels name them."""
     return {"BLOCK_QUERIES": tiles.block_queries, "BLOCK_KEYS": tiles.block_keys}
@@ -138,16 +128,8 @@ def heads(given: Traits) -> int:
     return given.shape[1] if len(given.shape) == 4 else 1
 
 
-def must_be_copied(given: Traits) -> bool:
-    """Tell whether a row's elements do not lie side by side, as the kernels read them."""
-    return given.stride[-1] != 1 and given.shape[-1] != 1
-
-
 def strides(given: Traits) -> tuple[int, int, int]:
-    """Return the strides of batch, head and row that the kernels see, which are those of the copy if there is one."""
-    if must_be_copied(given):
-        row, matrix = given.shape[-1], given.shape[-1] * given.shape[-2]
-        return matrix * heads(given), matrix, row
+    """Return the strides of batch, head and row, as the kernels take them."""
     return given.stride[0], given.stride[1] if len(given.stride) == 4 else 0, given.stride[-2]
 
 
