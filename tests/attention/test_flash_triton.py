@@ -144,9 +144,13 @@ def test_strided_expanded_and_misaligned_inputs_and_gradients_give_the_same():
 
 
 @pytest.mark.parametrize(
-    ("is_one_kernel", "dtype", "allowed"), [(True, torch.float32, FP32_RELATIVE_ERROR), (False, torch.float16, 2e-3)]
+    ("shape", "is_one_kernel", "dtype", "allowed"),
+    [
+        ((2, 12, 16), True, torch.float32, FP32_RELATIVE_ERROR),
+        ((2, 2, 12, 16), True, torch.float16, 2e-3),
+        ((2, 2, 12, 16), False, torch.float32, FP32_RELATIVE_ERROR),
+    ],
 )
-@pytest.mark.parametrize("shape", [(2, 12, 16), (2, 2, 12, 16)])
 def test_every_tensor_may_lie_anyhow_at_any_address(small_tiles, monkeypatch, shape, is_one_kernel, dtype, allowed):
     if not is_one_kernel:
         small_tiles(dq_has_its_own_kernel=True)
