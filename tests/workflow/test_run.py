@@ -29,6 +29,13 @@ def test_a_second_run_does_nothing(measured):
     assert "Nothing to be done" in output
 
 
+def test_a_first_run_forces_nothing(measured):
+    code, output = measured.snakemake("--directory", "runs/new", "--dry-run")
+    assert code == 0, output
+    assert "forced" not in output.lower()
+    assert "output files have to be generated" in output
+
+
 def remove(path):
     shutil.rmtree(path) if path.is_dir() else path.unlink()
 

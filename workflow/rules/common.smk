@@ -126,16 +126,17 @@ class Stage:
         return min(self.cell(wildcards).gpus, gpus_available())
 
 
-def wanted(paths):
-    """Return an input function that gives these files, and has Snakemake make those of them that are missing.
+def wanted(paths, by):
+    """Return an input function that gives these files, and has Snakemake make those that have gone missing.
 
-    By itself it makes a missing file only for what runs for another reason, so that a record that is gone would never
-    be measured again. Unlike --forcerun this makes only what is needed for the targets.
+    by: the file made of them. Where that is there, Snakemake by itself would not miss them, so that a record that is
+    gone would never be measured again. Unlike --forcerun this makes only what is needed for the targets.
     """
 
     def files_to_have(wildcards):
         found = paths(wildcards) if callable(paths) else paths
-        workflow.dag.forcefiles.update(path for path in found if not Path(path).exists())
+        if Path(by.format(**wildcards)).exists():
+            workflow.dag.forcefiles.update(path for path in found if not Path(path).exists())
         return found
 
     return files_to_have
@@ -146,10 +147,10 @@ def wanted_by_section(name):
 
     Snakemake sees the folder of figures, not what is in it.
     """
-    tables = wanted(STAGES[name].tables())
+    section = REPORTS / f"sections/{name}.md"
+    tables = wanted(STAGES[name].tables(), by=str(section))
 
     def tables_to_have(wildcards):
-        section = REPORTS / f"sections/{name}.md"
         if missing_images(section, REPORTS):
             workflow.dag.forcefiles.add(str(section))
         return tables(wildcards)

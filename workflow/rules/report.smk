@@ -3,7 +3,7 @@
 
 rule tabulate_cells:
     input:
-        wanted(stage_records),
+        wanted(stage_records, by="results/{stage}/cells.csv"),
     output:
         report(
             "results/{stage}/cells.csv",
@@ -23,9 +23,9 @@ rule tabulate_cells:
 
 rule writeup:
     input:
-        cells=wanted(expand("results/{stage}/cells.csv", stage=STAGES_TO_WRITE)),
-        sections=wanted(expand("reports/sections/{stage}.md", stage=STAGES_TO_WRITE)),
-        figures=wanted(expand("reports/figures/{stage}", stage=STAGES_TO_WRITE)),
+        cells=wanted(expand("results/{stage}/cells.csv", stage=STAGES_TO_WRITE), by="reports/writeup.md"),
+        sections=wanted(expand("reports/sections/{stage}.md", stage=STAGES_TO_WRITE), by="reports/writeup.md"),
+        figures=wanted(expand("reports/figures/{stage}", stage=STAGES_TO_WRITE), by="reports/writeup.md"),
     output:
         report("reports/writeup.md", caption="../report/writeup.rst", category="write-up"),
     log:

@@ -44,7 +44,7 @@ for name in STAGES_TO_WRITE:
         name:
             f"tabulate_{name}"
         input:
-            wanted(stage.records_of),
+            wanted(stage.records_of, by=stage.table_pattern),
         output:
             report(
                 stage.table_pattern,
@@ -68,7 +68,7 @@ for name in STAGES_TO_WRITE:
             f"section_{name}"
         input:
             tables=wanted_by_section(name),
-            beside=wanted(stage.tables_beside()),
+            beside=wanted(stage.tables_beside(), by=f"reports/sections/{name}.md"),
         output:
             section=f"reports/sections/{name}.md",
             figures=report(
