@@ -1,10 +1,14 @@
 import json
+import os
 import shlex
 import signal
 import subprocess
 import sys
 
 import pytest
+
+from pipeline.cells import locks
+from pipeline.cells.quiet_host import HOST, Host
 
 CONTRACT = {
     "schema_version",
@@ -13,6 +17,7 @@ CONTRACT = {
     "settings",
     "rows",
     "machine",
+    "host",
     "code",
     "command",
     "process",
@@ -126,6 +131,28 @@ def test_a_record_keeps_the_contract_and_its_command_measures_the_same_cell(tmp_
     assert pipeline(*shlex.split(first["command"])[3:]).returncode == 0
     again = json.loads((tmp_path / "cell.json").read_text())
     assert (again["cell"], again["settings"], again["command"]) == (first["cell"], first["settings"], first["command"])
+
+
+def test_a_cell_waits_for_the_one_that_has_the_host_says_so_and_counts_that_apart(tmp_path, monkeypatch):
+    monkeypatch.setattr(locks, "_held", {})
+    monkeypatch.setenv(locks.FOLDER_VARIABLE, str(tmp_path / "locks"))
+    Host(alone=True, command="measure something")
+    words = [sys.executable, "-m", "pipeline", *MEASURE, "--out", str(tmp_path / "cell.json")]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as cell:
+        said = cell.stderr.readline()
+        locks.release(HOST)
+        rest = cell.stderr.read()
+    assert said == f"waiting for the host, last taken by process {os.getpid()} (measure something)\n"
+    assert (cell.returncode, rest) == (0, "")
+    assert json.loads((tmp_path / "cell.json").read_text())["seconds"]["waiting"] > locks.QUIET_S
+
+
+def test_a_folder_of_locks_that_cannot_be_had_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setenv(locks.FOLDER_VARIABLE, str(tmp_path / "nowhere/locks"))
+    ended = pipeline(*MEASURE, "--out", str(tmp_path / "cell.json"))
+    assert ended.returncode == 2
+    assert ended.stderr.startswith(f"pipeline: cannot lock {tmp_path}/nowhere/locks: No such file or directory; ")
+    assert ended.stderr.count("\n") == 1
 
 
 def test_the_worker_makes_no_difference_to_a_record_but_for_saying_so(tmp_path, monkeypatch):

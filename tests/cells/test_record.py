@@ -132,3 +132,25 @@ def test_what_is_no_file_is_not_waited_for(tmp_path):
             read_record(path)
     with pytest.raises(UserError, match=r"cannot read .*nowhere\.json: No such file"):
         read_record(tmp_path / "nowhere.json")
+
+
+HOST = {"cores": 2.0, "others_cores": 0.5, "busy": False, "load_before": 0.25, "load_after": 1}
+
+
+@pytest.mark.parametrize("host", [HOST, {**HOST, "others_cores": None}])
+def test_a_record_may_say_how_busy_the_host_was(host):
+    assert parse_record(json.dumps({**RECORD, "host": host}).encode(), "cell.json")["host"] == host
+
+
+@pytest.mark.parametrize(
+    ("host", "complaint"),
+    [
+        (None, "host is null, allowed is an object"),
+        ({}, "it has no host.cores, host.others_cores, host.busy, host.load_before, host.load_after"),
+        ({**HOST, "busy": "yes"}, 'host.busy is "yes", allowed is true or false'),
+        ({**HOST, "cores": None}, "host.cores is null, allowed is a number"),
+        ({**HOST, "others_cores": "1"}, 'host.others_cores is "1", allowed is a number or null'),
+    ],
+)
+def test_what_a_record_says_of_the_host_is_checked(host, complaint):
+    assert f"cell.json is no record: {complaint}: " in complaint_about({**RECORD, "host": host})

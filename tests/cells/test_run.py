@@ -1,13 +1,14 @@
 import os
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 
 import pytest
 import torch
 
-from pipeline.cells import run
-from pipeline.cells.devices import TooFewGPUs
+from pipeline.cells import locks, quiet_host, run
+from pipeline.cells.devices import Claim, TooFewGPUs
 from pipeline.errors import Skipped
 
 START = run.ProcessStart("ordinary", 0.0, "python -m pipeline measure fake")
@@ -27,8 +28,10 @@ class Settings:
 
 
 @pytest.fixture(autouse=True)
-def same_process_afterwards(monkeypatch):
-    """Cells pin threads and choose devices for the life of their process, which here is that of all tests."""
+def same_process_afterwards(monkeypatch, tmp_path):
+    """Cells pin threads and take devices and the host for the life of their process, here that of all tests."""
+    monkeypatch.setattr(locks, "_held", {})
+    monkeypatch.setenv(locks.FOLDER_VARIABLE, str(tmp_path / "locks"))
     affinity, threads, environment = os.sched_getaffinity(0), torch.get_num_threads(), dict(os.environ)
     monkeypatch.setattr(run.freshness, "code_digest", lambda _module: "digest")
     yield
@@ -72,7 +75,7 @@ def test_a_bug_is_no_outcome(monkeypatch, error):
 
 def test_fewer_gpus_than_needed_is_skipped_with_the_reason(monkeypatch):
     monkeypatch.setattr(run.machine, "gpu_count", lambda: 8)
-    monkeypatch.setattr(run, "claim_gpus", lambda count: type("Claim", (), {"device_ids": ("0",) * count}))
+    monkeypatch.setattr(run, "claim_gpus", lambda count, _command: Claim(("0",) * count))
     rows = record_of(monkeypatch, lambda *_: [], cell=Cell(gpus=4), granted=2)["rows"]
     assert {row["reason"] for row in rows} == {str(TooFewGPUs(4, 2))}
     assert {row["status"] for row in rows} == {"skipped"}
@@ -106,7 +109,64 @@ def test_the_record_says_how_and_when_the_process_was_started(monkeypatch):
     assert record["process"] == "ordinary"
     assert record["command"] == START.command
     assert record["seconds"]["start_up"] > 1e9  # issued in 1970
-    assert {"set_up", "measuring"} < set(record["seconds"])
+    assert {"waiting", "set_up", "measuring"} < set(record["seconds"])
+
+
+def test_the_time_waited_for_the_host_and_for_gpus_is_neither_start_up_nor_measuring(monkeypatch):
+    monkeypatch.setattr(quiet_host.locks, "wait_for", lambda attempt, _announcement: (attempt(), 1e9))
+    monkeypatch.setattr(run, "claim_gpus", lambda *_: Claim((), waited_s=5e8))
+    seconds = record_of(monkeypatch, lambda *_: [])["seconds"]
+    assert seconds["waiting"] == 1.5e9
+    assert 0 < seconds["start_up"] < time.time() - 1.5e9 + 1
+    assert seconds["set_up"] + seconds["measuring"] < 1e3
+
+
+def test_the_record_says_how_busy_the_host_was(monkeypatch):
+    host = record_of(monkeypatch, lambda *_: [])["host"]
+    assert set(host) == {"cores", "others_cores", "busy", "load_before", "load_after"}
+    assert (host["cores"], host["busy"]) == (len(os.sched_getaffinity(0)), False)
+    assert min(host["load_before"], host["load_after"]) >= 0
+
+
+@dataclass(frozen=True)
+class CellOfGpuTime(Cell):
+    def shares_host(self, on_gpu):
+        return on_gpu
+
+
+@pytest.mark.parametrize(
+    ("cell", "gpus", "granted", "alone"),
+    [
+        (Cell(), 0, None, True),
+        (Cell(), 1, None, True),
+        (CellOfGpuTime(), 0, None, True),
+        (CellOfGpuTime(), 1, None, False),
+        (Cell(gpus=4), 2, None, False),  # is skipped
+        (Cell(gpus=4), 8, 2, False),
+    ],
+)
+def test_a_cell_is_alone_unless_it_may_share_the_host_or_measures_nothing(monkeypatch, cell, gpus, granted, alone):
+    asked = []
+
+    def take(*, alone, command):
+        asked.append((alone, command))
+        return quiet_host.Host(False, command)
+
+    monkeypatch.setattr(run, "Host", take)
+    monkeypatch.setattr(run.machine, "gpu_count", lambda: gpus)
+    monkeypatch.setattr(run, "claim_gpus", lambda count, _command: Claim(("0",) * count))
+    record_of(monkeypatch, lambda *_: [], cell=cell, granted=granted)
+    assert asked == [(alone, START.command)]
+
+
+def test_the_host_is_taken_before_anything_is_imported_or_claimed_and_settled_before_measuring(monkeypatch):
+    order = []
+    monkeypatch.setattr(quiet_host.Host, "settle", lambda _host: order.append("settle"))
+    monkeypatch.setattr(quiet_host, "_take", lambda *_: order.append("take") or 0.0)
+    monkeypatch.setattr(run, "_measure_function", lambda _stage: order.append("import") or (lambda *_: []))
+    monkeypatch.setattr(run, "claim_gpus", lambda *_: order.append("claim") or Claim(()))
+    run.run_cell("fake", Cell(), Settings(), None, START)
+    assert order == ["take", "import", "claim", "settle"]
 
 
 def test_a_stage_that_keeps_files_is_given_their_folder(monkeypatch, tmp_path):
@@ -115,8 +175,10 @@ def test_a_stage_that_keeps_files_is_given_their_folder(monkeypatch, tmp_path):
         return [{"pass": "forward", "status": "ok"}]
 
     monkeypatch.setattr(run, "_measure_function", lambda _stage: measure)
-    run.run_cell("fake", Cell(), Settings(), None, START, tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["capture"]
+    folder = tmp_path / "files"
+    folder.mkdir()
+    run.run_cell("fake", Cell(), Settings(), None, START, folder)
+    assert [path.name for path in folder.iterdir()] == ["capture"]
 
 
 def test_torch_starts_no_threads_where_its_count_is_right_already():

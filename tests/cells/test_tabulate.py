@@ -84,3 +84,12 @@ def test_a_cell_carries_its_axes_as_a_command_takes_them_and_its_time(record_pat
     line = cell_table([record_path]).iloc[0]
     assert line["cell"] == "size=xl context_length=512 is_causal=true"
     assert line[["start_up_s", "set_up_s", "measuring_s"]].tolist() == [3.0, 1.0, 4.0]
+
+
+def test_a_cell_carries_how_busy_the_host_was_where_its_record_tells(record_path, tmp_path):
+    record = json.loads(record_path.read_text())
+    host = {"cores": 2.0, "others_cores": None, "busy": False, "load_before": 0.25, "load_after": 0.5}
+    write_record(WholeFile(tmp_path / "told.json"), {**record, "host": host})
+    untold, told = (line for _, line in cell_table([record_path, tmp_path / "told.json"]).iterrows())
+    assert untold[["host_busy", "host_load_before"]].isna().all()
+    assert told[["host_cores", "host_busy", "host_load_before", "host_load_after"]].tolist() == [2.0, False, 0.25, 0.5]

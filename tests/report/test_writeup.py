@@ -112,6 +112,43 @@ def test_what_was_measured_by_code_that_has_changed_since_is_told(tmp_path, dige
     assert words == told
 
 
+def busy(**changes):
+    return line(host_busy=True, host_others_cores=1.73, host_cores=2.0, waiting_s=60.0) | changes
+
+
+def test_cells_on_a_busy_host_are_named_on_the_first_page_with_how_busy_it_was(tmp_path):
+    cells, out = tmp_path / "cells.csv", tmp_path / "writeup.md"
+    quiet = line(host_busy=False, host_others_cores=0.5, host_cores=2.0, cell="size=tiny")
+    shared = line(host_busy=False, stage="accounting", cell="question=fsdp")
+    pd.DataFrame([quiet, busy(), shared]).to_csv(cells, index=False)
+    section = tmp_path / "timing.md"
+    section.write_text("## Timing\n")
+    write_writeup([section], [cells], "paper", {}, out)
+    text = out.read_text()
+    assert "**Measured on a busy host: 1 of 3 cells.**" in text[: text.index("| machine |")]
+    (told,) = re.findall(r"^### Cells on a busy host\n\n.*\n.*\n((?:\|.*\n)+)", text, re.MULTILINE)
+    assert told == "| timing | size=xl | 1.7 | 2.0 |\n"
+    assert "| waiting | 1.0 minutes" in text
+    assert text.index("### Cells on a busy host") < text.index("## Timing")
+
+
+@pytest.mark.parametrize("lines", [[line()], [line(host_busy=False, host_others_cores=0.1, host_cores=2.0)]])
+def test_a_quiet_host_and_records_that_do_not_tell_are_not_mentioned(tmp_path, lines):
+    cells, out = tmp_path / "cells.csv", tmp_path / "writeup.md"
+    pd.DataFrame(lines).to_csv(cells, index=False)
+    write_writeup([], [cells], "paper", {}, out)
+    assert "busy host" not in out.read_text()
+    assert "| waiting |" not in out.read_text()
+
+
+def test_records_of_before_and_after_the_host_was_told_make_one_page(tmp_path):
+    tables = [tmp_path / "old.csv", tmp_path / "new.csv"]
+    for path, cell in zip(tables, (line(), busy()), strict=True):
+        pd.DataFrame([cell]).to_csv(path, index=False)
+    write_writeup([], tables, "", {}, tmp_path / "writeup.md")
+    assert "**Measured on a busy host: 1 of 2 cells.**" in (tmp_path / "writeup.md").read_text()
+
+
 def test_no_cells_is_one_line(tmp_path):
     (tmp_path / "cells.csv").write_text("")
     with pytest.raises(UserError, match=r"cells.csv is no table"):

@@ -153,3 +153,40 @@ def test_snakemakes_own_report_takes_every_caption(project):
     page = (project.root / "report.html").read_text()
     for words in ("How fast does each model size train", "The rows for fp32", "stand at the figure"):
         assert words in page
+
+
+THREADS = """
+import sys
+
+from snakemake_logger_plugin_cells import LogHandler as Cells
+
+
+class LogHandler(Cells):
+    def emit(self, record):
+        if getattr(record, "event", None) == "job_info":
+            print(f"<{record.rule_name} {record.threads}>", file=sys.stderr, flush=True)
+"""
+
+
+@pytest.mark.parametrize(("gpus", "of_flash"), [(0, "4"), (8, "1")])
+def test_nothing_runs_beside_a_cell_that_is_to_be_alone(project, gpus, of_flash):
+    machine = project.root / "src/pipeline/instruments/machine.py"
+    machine.write_text(machine.read_text() + f"\n\ndef gpu_count():\n    return {gpus}\n")
+    plugin = project.root / "src/snakemake_logger_plugin_threads/__init__.py"
+    plugin.parent.mkdir()
+    plugin.write_text(THREADS)
+    shutil.rmtree(project.root / "results/timing/cells/precision=bf16")
+    grids = "overrides={flash: {grids: [{seq_len: [16]}]}, accounting: {grids: [{question: [fsdp]}]}}"
+    code, output = project.snakemake("--dry-run", "--cores", "4", "--logger", "threads", "--config", grids)
+    assert code == 0, output
+    threads = set(re.findall(r"<measure_(\w+) (\d+)>", output))
+    assert threads == {("timing", "4"), ("flash", of_flash), ("accounting", "1")}
+
+
+def test_a_run_without_a_folder_for_locks_ends_before_it_measures_with_one_line(project, monkeypatch):
+    monkeypatch.setenv("PIPELINE_LOCKS", str(project.root / "config/config.yaml"))
+    code, output = project.snakemake("--forceall")
+    assert code != 0
+    assert "snakemake: cannot lock" in output
+    assert "Traceback" not in output
+    assert "cells done" not in output

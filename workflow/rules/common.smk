@@ -1,14 +1,17 @@
 """The plan of this run, and what the rules of every stage share."""
 
 import inspect
+import os
 import re
+import time
 from pathlib import Path
 
 from snakemake.logging import logger
 
-from pipeline.cells import fields, freshness, layout, preflight, sweep
+from pipeline.cells import fields, freshness, layout, locks, preflight, sweep
 from pipeline.cells.config import check_something_to_write, idle_overrides, load_plan
 from pipeline.cells.disk import DISK_FULL
+from pipeline.cells.quiet_host import RUN_VARIABLE
 from pipeline.errors import or_exit
 from pipeline.instruments import machine
 from pipeline.report.publish import missing_images
@@ -43,6 +46,7 @@ def checked_plan():
     # The machine that measures may then be another: its own parse of this file checks.
     if plan.measure and not jobs_go_to_a_scheduler():
         preflight.check_results(RESULTS, machine.machine_kind())
+        locks.check_folder()
     # For every target: which are asked for is not known yet, while rules are read.
     for folder in (REPORTS, REPORTS / "sections", REPORTS / "figures"):
         preflight.check_writable(folder)
@@ -117,6 +121,14 @@ class Stage:
         """Return the cell as the words of its command."""
         return fields.words(self.cell(wildcards))
 
+    def threads(self, wildcards):
+        """Return how many cores the cell takes: all, so that nothing runs beside it, unless it may share the host.
+
+        A scheduler's profile says how many cores its jobs get.
+        """
+        shared = sweep.shares_host(self.cell(wildcards), on_gpu=GPUS_PRESENT > 0)
+        return 1 if shared or jobs_go_to_a_scheduler() else workflow.cores
+
     def gpus(self, wildcards):
         """Return how many GPUs the cell asks for."""
         return self.cell(wildcards).gpus
@@ -177,6 +189,6 @@ PLAN = or_exit("snakemake", checked_plan)
 STAGES = or_exit("snakemake", lambda: {name: Stage(name) for name in PLAN.stages})
 STAGES_TO_WRITE = [name for name, stage in STAGES.items() if stage.records()]
 SOFTWARE = " ".join(f"{name}={version}" for name, version in machine.software_versions().items())
-# On a CPU a cell takes every core, so that no other cell runs beside it; a scheduler's profile says how many it gets.
 DISK_IS_FULL = "snakemake: the disk is full, nothing more is measured: make room and run the same command again"
-CELL_THREADS = 1 if GPUS_PRESENT or jobs_go_to_a_scheduler() else workflow.cores
+# Each job's own Snakemake, on another machine too, belongs to the same run.
+os.environ.setdefault(RUN_VARIABLE, f"{os.getpid()}-{time.time_ns()}")

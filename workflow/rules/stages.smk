@@ -24,7 +24,7 @@ for name in STAGES_TO_WRITE:
             log:
                 stage.log_pattern,
             priority: 1
-            threads: CELL_THREADS
+            threads: stage.threads
             resources:
                 gpu=stage.gpus,
             params:

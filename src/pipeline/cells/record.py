@@ -32,9 +32,24 @@ PARTS = {
     "started_at": str,
     "seconds": dict,
 }
+# Of how busy the host was, which records of earlier versions do not tell.
+HOST_PARTS = {
+    "cores": int | float,
+    "others_cores": int | float | None,
+    "busy": bool,
+    "load_before": int | float,
+    "load_after": int | float,
+}
 MACHINE_PARTS = {"kind": str, "software": dict}
 REMEDY = "measure it again (delete the file and repeat the command)"
-TYPE_NAMES = {str: "text", dict: "an object", list: "a list"}
+TYPE_NAMES = {
+    str: "text",
+    dict: "an object",
+    list: "a list",
+    bool: "true or false",
+    int | float: "a number",
+    int | float | None: "a number or null",
+}
 
 
 def write_record(file: WholeFile, record: dict[str, Any]) -> None:
@@ -108,6 +123,9 @@ def _complaints(record: dict[str, Any]) -> Iterator[str]:
     yield from _part_complaints(record["machine"], MACHINE_PARTS, "machine.")
     yield from _part_complaints(record["machine"]["software"], dict.fromkeys(SOFTWARE, str), "machine.software.")
     yield from _part_complaints(record["code"], {"digest": str}, "code.")
+    if "host" in record:
+        yield from _part_complaints(record, {"host": dict})
+        yield from _part_complaints(record["host"], HOST_PARTS, "host.")
     if not record["rows"]:
         yield "it has no row"
     for number, row in enumerate(record["rows"], start=1):
@@ -122,7 +140,7 @@ def _complaints(record: dict[str, Any]) -> Iterator[str]:
             yield f"the status of row {number} is {_brief(row['status'])}, allowed are {', '.join(STATUSES)}"
 
 
-def _part_complaints(found: dict[str, Any], types: dict[str, type], prefix: str = "") -> Iterator[str]:
+def _part_complaints(found: dict[str, Any], types: dict[str, Any], prefix: str = "") -> Iterator[str]:
     missing = [f"{prefix}{name}" for name in types if name not in found]
     if missing:
         yield f"it has no {', '.join(missing)}"

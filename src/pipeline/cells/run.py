@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pipeline
-from pipeline.cells import freshness
+from pipeline.cells import freshness, sweep
 from pipeline.cells.caller import COMPILE_IN_PROCESS
 from pipeline.cells.devices import TooFewGPUs, claim_gpus
+from pipeline.cells.quiet_host import Host
 from pipeline.cells.record import SCHEMA_VERSION
 from pipeline.errors import Skipped
 from pipeline.instruments import machine
@@ -47,17 +48,21 @@ def run_cell(
     files_folder: where a stage that keeps files beside its records leaves them (pipeline.cells.place).
     Out-of-memory and what the machine lacks become rows; any other exception is a bug and passes through.
     """
+    gpus_present = machine.gpu_count()
+    too_few = _too_few(cell.gpus, gpus_present, granted_gpus)
+    # Before anything is imported or compiled: that would disturb another cell. And before its GPUs, which nobody could
+    # use while it waits; whoever has GPUs waits for no other cell.
+    host = Host(alone=not too_few and not sweep.shares_host(cell, on_gpu=gpus_present > 0), command=start.command)
     threads = pin_threads(getattr(settings, "threads", 0))
     # Asked before the claim, which hides the other GPUs from this process.
     facts = {**machine.machine_facts(), "threads": threads}
     measure = _measure_function(stage)
     if files_folder is not None:
         measure = functools.partial(measure, files_dir=files_folder)
-    try:
-        claim, too_few = _claim(cell.gpus, granted_gpus), None
-    except TooFewGPUs as error:
-        claim, too_few = claim_gpus(0), error
+    claim = claim_gpus(0 if too_few or not gpus_present else cell.gpus, start.command)
     _start_torch(threads, with_cuda=cell.gpus == 1)
+    host.settle()
+    waited_s = host.waited_s + claim.waited_s
     started_at, stopwatch = time.time(), Stopwatch()
     rows = _outcome_rows(cell, "skipped", str(too_few)) if too_few else _rows(measure, cell, settings, stopwatch)
     return {
@@ -67,6 +72,7 @@ def run_cell(
         "settings": asdict(settings),
         "rows": rows,
         "machine": {**facts, "gpus_taken": list(claim.device_ids)},
+        "host": host.facts(),
         "code": {
             "digest": freshness.code_digest(f"pipeline.stages.{stage}.measure"),
             "commit": machine.git_commit(Path(pipeline.__file__).parent),
@@ -74,7 +80,7 @@ def run_cell(
         "command": start.command,
         "process": start.process,
         "started_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started_at)),
-        "seconds": {"start_up": started_at - start.issued_at, **stopwatch.seconds()},
+        "seconds": {"start_up": started_at - start.issued_at - waited_s, "waiting": waited_s, **stopwatch.seconds()},
     }
 
 
@@ -91,13 +97,10 @@ def pin_threads(asked: int) -> int:
     return len(chosen)
 
 
-def _claim(needed: int, granted: int | None) -> Any:
-    present = machine.gpu_count()
-    if present == 0:
-        return claim_gpus(0)
-    if granted is not None and granted < needed:
-        raise TooFewGPUs(needed, granted)
-    return claim_gpus(needed)
+def _too_few(needed: int, present: int, granted: int | None) -> TooFewGPUs | None:
+    """Return what is to be recorded where a machine with GPUs has, or the workflow gave, fewer than are needed."""
+    available = present if granted is None else min(present, granted)
+    return TooFewGPUs(needed, available) if present and available < needed else None
 
 
 def _start_torch(threads: int, with_cuda: bool) -> None:

@@ -75,6 +75,15 @@ def keeps_files(stage: str) -> bool:
     return getattr(declaration(stage), "KEEPS_FILES", False)
 
 
+def shares_host(cell: Any, on_gpu: bool) -> bool:
+    """Tell whether other cells may run beside a cell: whether company on the host changes none of its figures.
+
+    Only a cell that says so does. The others take times by the host's clock, which is the time of whatever else runs
+    there too: of a step, a launch, a collective or, on a CPU, of anything.
+    """
+    return hasattr(cell, "shares_host") and cell.shares_host(on_gpu)
+
+
 def stages_beside(stage: str) -> tuple[str, ...]:
     """Return the other stages whose tables this stage's section reads too."""
     return getattr(declaration(stage), "READS", ())

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from pipeline.cells import fields
-from pipeline.cells.record import SOFTWARE, STATUSES, WITH_FIGURES, read_record
+from pipeline.cells.record import HOST_PARTS, SOFTWARE, STATUSES, WITH_FIGURES, read_record
 
 
 def row_table(paths: Iterable[Path]) -> pd.DataFrame:
@@ -39,6 +39,7 @@ def _cell_line(record: dict[str, Any]) -> dict[str, Any]:
         "started_at": record["started_at"],
         "process": record["process"],
         **seconds,
+        **{f"host_{name}": record.get("host", {}).get(name) for name in HOST_PARTS},
         **_machine(record),
         **record["code"],
         "command": record["command"],

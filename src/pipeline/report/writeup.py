@@ -144,9 +144,19 @@ def first_page(cells: pd.DataFrame) -> dict[str, Any]:
         "last_end": ended.max().strftime("%Y-%m-%d %H:%M UTC"),
         "total_s": float(seconds.sum().sum()),
         "wall_s": _covered_s(started, ended),
+        "waiting_s": float(cells["waiting_s"].sum()) if "waiting_s" in cells else 0.0,
         "shares_pct": {name: 100 * float(seconds[name].sum() / seconds.sum().sum()) for name in seconds},
         "not_ok": cells[cells["status"] != "ok"][["stage", "cell", "status", "reason"]].to_dict("records"),
+        "on_busy_host": _on_busy_host(cells),
     }
+
+
+def _on_busy_host(cells: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the cells beside which other processes kept more than half of the cores busy; older tables do not tell."""
+    if "host_busy" not in cells:
+        return []
+    busy = cells[cells["host_busy"].astype(str) == "True"]
+    return busy[["stage", "cell", "host_others_cores", "host_cores"]].to_dict("records")
 
 
 def changed_since(cells: pd.DataFrame, code: Mapping[str, str]) -> list[str]:

@@ -24,6 +24,10 @@ class Cell:
         """It takes no GPU: nothing is measured."""
         return 0
 
+    def shares_host(self, _on_gpu: bool) -> bool:
+        """It takes no times, and one core."""
+        return True
+
     def row_keys(self) -> list[dict[str, Any]]:
         """Return what names a row of a cell without answers: nothing beyond the cell."""
         return [{}]

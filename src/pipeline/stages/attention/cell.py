@@ -21,6 +21,10 @@ class Cell:
         """The GPUs it takes on a machine that has any."""
         return 1
 
+    def shares_host(self, on_gpu: bool) -> bool:
+        """On a GPU its passes take as long as the GPU's work: docs/side-by-side.md."""
+        return on_gpu
+
     def row_keys(self) -> list[dict[str, str]]:
         """Return what names each row by the host clock: the rows of a cell that could not be measured."""
         return [{"mode": mode, "pass": name, "clock": "host"} for mode in MODES for name in PASSES]

@@ -30,6 +30,10 @@ class Cell:
         """The GPUs it takes on a machine that has any."""
         return 1
 
+    def shares_host(self, on_gpu: bool) -> bool:
+        """On a GPU it times kernels by the GPU's clock, launches queued ahead: docs/side-by-side.md."""
+        return on_gpu
+
     @property
     def shape(self) -> Shape:
         """The problem without its dtype."""

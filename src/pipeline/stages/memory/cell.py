@@ -27,6 +27,10 @@ class Cell:
         """The GPUs it takes on a machine that has any."""
         return 1
 
+    def shares_host(self, on_gpu: bool) -> bool:
+        """Beside others a step takes longer, and the host's memory, where there is no GPU, runs out sooner."""
+        return on_gpu and self.mode != "train_step"
+
     def row_keys(self) -> list[dict[str, str]]:
         """Return what names the row of a cell that could not be measured."""
         return [{"kind": "peak"}]

@@ -28,6 +28,10 @@ class Cell:
         """The GPUs it takes on a machine that has any."""
         return 1 if self.device == "cuda" else 0
 
+    def shares_host(self, _on_gpu: bool) -> bool:
+        """It takes no times, and one core."""
+        return True
+
     def row_keys(self) -> list[dict[str, str | int | float]]:
         """Return what names the rows of a cell that could not be measured."""
         return {

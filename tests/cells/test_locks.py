@@ -1,0 +1,259 @@
+"""Locks as other users, other processes and a hostile folder meet them."""
+
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from pipeline.cells import locks
+from pipeline.errors import UserError
+
+NOBODY = 65534
+HOLDER = """
+import sys, time
+from pipeline.cells import locks
+while not locks.try_lock("host", shared="shared" in sys.argv):
+    time.sleep(0.01)
+locks.sign("host", "measure something")
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch, tmp_path):
+    """Give the test a folder of locks of its own, in a process that holds none."""
+    monkeypatch.setattr(locks, "_held", {})
+    monkeypatch.setenv(locks.FOLDER_VARIABLE, str(tmp_path / "locks"))
+    return tmp_path / "locks"
+
+
+@pytest.fixture
+def start():
+    """Start processes that take the lock and keep it; kill what is left of them at the end."""
+    started = []
+
+    def start_one(*words):
+        pipes = {"stdout": subprocess.PIPE, "text": True}
+        started.append(subprocess.Popen([sys.executable, "-c", HOLDER, *words], **pipes))
+        return started[-1]
+
+    yield start_one
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def as_user(uid, action):
+    """Run an action in a child that is another user; return whether it came to its end."""
+    child = os.fork()
+    if child == 0:
+        try:
+            locks._held.clear()  # those are the parent's
+            os.setgroups([])
+            os.setgid(uid)
+            os.setuid(uid)
+            os._exit(0 if action() in (None, True) else 2)
+        except BaseException:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.fixture
+def open_folder(monkeypatch):
+    """Give a folder of locks that every user can reach, which those that pytest makes are not."""
+    if os.getuid() != 0:
+        pytest.skip("only root can become another user")
+    parent = Path(tempfile.mkdtemp(dir="/tmp"))
+    parent.chmod(0o1777)
+    monkeypatch.setenv(locks.FOLDER_VARIABLE, str(parent / "locks"))
+    yield parent / "locks"
+    shutil.rmtree(parent)
+
+
+def test_a_lock_is_one_process_s_alone_and_says_whose(start):
+    holder = start()
+    assert holder.stdout.readline() == "held\n"
+    assert not locks.try_lock("host")
+    assert not locks.try_lock("host", shared=True)
+    assert locks.holder("host") == f"process {holder.pid} (measure something)"
+
+
+def test_a_shared_lock_is_everybody_s_who_shares_it(start):
+    holders = [start("shared"), start("shared")]
+    assert [holder.stdout.readline() for holder in holders] == ["held\n"] * 2
+    assert not locks.try_lock("host")
+    assert locks.try_lock("host", shared=True)
+
+
+def test_a_killed_holder_s_lock_goes_to_the_next(start):
+    first = start()
+    first.stdout.readline()
+    second = start()
+    first.send_signal(signal.SIGKILL)
+    assert second.stdout.readline() == "held\n"
+    assert locks.holder("host").startswith(f"process {second.pid} ")
+
+
+def test_a_process_has_what_it_holds_until_it_gives_it_back(start):
+    assert locks.try_lock("host")
+    assert locks.try_lock("host")
+    other = start()
+    locks.release("host")
+    assert other.stdout.readline() == "held\n"
+    assert not locks.try_lock("host")
+
+
+@pytest.mark.parametrize("tmpdir", ["/tmp", "/var/tmp", "/nowhere"])
+def test_the_folder_is_the_machine_s_whatever_tmpdir_says(tmpdir):
+    environment = {name: value for name, value in os.environ.items() if name != locks.FOLDER_VARIABLE}
+    code = "from pipeline.cells import locks; print(locks.folder())"
+    found = subprocess.run(
+        [sys.executable, "-c", code], env={**environment, "TMPDIR": tmpdir}, capture_output=True, text=True, check=True
+    )
+    assert found.stdout == f"{locks.MACHINE_FOLDER}\n"
+
+
+def test_folder_and_files_are_every_user_s_whatever_the_umask(folder):
+    umask = os.umask(0o077)
+    try:
+        locks.try_lock("host")
+    finally:
+        os.umask(umask)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o1777
+    assert stat.S_IMODE((folder / "host.lock").stat().st_mode) == 0o666
+
+
+def test_another_user_locks_the_same_file_but_cannot_delete_it(open_folder):
+    file = open_folder / "host.lock"
+    assert as_user(NOBODY, lambda: locks.try_lock("other"))  # the folder is that user's
+    locks.check_folder()
+    os.chown(open_folder, 0, 0)  # as where root was first
+    assert locks.try_lock("host")
+    assert as_user(NOBODY, lambda: not locks.try_lock("host"))
+    assert not as_user(NOBODY, file.unlink)
+    assert not as_user(NOBODY, lambda: file.rename(open_folder / "elsewhere"))
+    locks.release("host")
+    assert as_user(NOBODY, lambda: locks.try_lock("host"))
+
+
+def test_a_file_that_is_there_is_opened_without_asking_to_make_it(monkeypatch):
+    # Which fs.protected_regular refuses in a sticky folder where the file is another user's.
+    locks.try_lock("host")
+    locks.release("host")
+    asked, open_file = [], os.open
+
+    def watched(path, flags, *rest, **options):
+        asked.append((path, flags))
+        return open_file(path, flags, *rest, **options)
+
+    monkeypatch.setattr(os, "open", watched)
+    assert locks.try_lock("host")
+    flags = [flags for path, flags in asked if path == "host.lock"]
+    assert len(flags) == 1
+    assert not flags[0] & os.O_CREAT
+
+
+def test_a_file_taken_away_while_it_is_locked_does_not_count(folder, monkeypatch):
+    locks.check_folder()
+    flock = locks.fcntl.flock
+
+    def flock_and_lose(descriptor, operation):
+        flock(descriptor, operation)
+        (folder / "host.lock").unlink()
+
+    monkeypatch.setattr(locks.fcntl, "flock", flock_and_lose)
+    assert not locks.try_lock("host")
+    monkeypatch.undo()
+
+
+def put_a_symlink(path):
+    path.symlink_to(path.parents[1] / "elsewhere")
+
+
+def put_a_hard_link(path):
+    (path.parents[1] / "elsewhere").write_text("of somebody")
+    path.hardlink_to(path.parents[1] / "elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("put", "why"),
+    [
+        (put_a_symlink, "it is a symbolic link"),
+        (Path.mkdir, "Is a directory"),
+        (os.mkfifo, "it must be a plain file with one name"),
+        (put_a_hard_link, "it must be a plain file with one name"),
+    ],
+)
+def test_what_is_no_file_in_a_lock_s_place_is_one_line_and_left_alone(folder, put, why):
+    locks.check_folder()
+    put(folder / "host.lock")
+    before = sorted((path.name, path.lstat().st_size) for path in folder.parent.rglob("*"))
+    for function in (locks.try_lock, locks.holder, lambda name: locks.first_time(name, "word")):
+        with pytest.raises(UserError, match=f"^cannot lock {folder}/host.lock: {why}; .*PIPELINE_LOCKS") as raised:
+            function("host")
+        assert "\n" not in str(raised.value)
+    assert sorted((path.name, path.lstat().st_size) for path in folder.parent.rglob("*")) == before
+
+
+def folder_of_mode(mode):
+    def put(path):
+        path.mkdir()
+        path.chmod(mode)
+
+    return put
+
+
+def linked_folder(path):
+    folder_of_mode(0o1777)(path.with_name("elsewhere"))
+    path.symlink_to("elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("put", "why"),
+    [
+        (folder_of_mode(0o777), "its mode must be 1777, got 777"),
+        (folder_of_mode(0o1755), "its mode must be 1777, got 1755"),
+        (linked_folder, "it is a symbolic link"),
+        (Path.touch, "Not a directory"),
+        (os.mkfifo, "Not a directory"),
+        (lambda path: path.parent.rmdir(), "No such file or directory"),
+    ],
+)
+def test_a_folder_that_users_cannot_share_safely_is_one_line(monkeypatch, tmp_path, put, why):
+    place = tmp_path / "parent/locks"
+    place.parent.mkdir()
+    put(place)
+    monkeypatch.setenv(locks.FOLDER_VARIABLE, str(place))
+    for function in (locks.check_folder, lambda: locks.try_lock("host")):
+        with pytest.raises(UserError, match=f"^cannot lock {place}(/host.lock)?: {why}; ") as raised:
+            function()
+        assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("asked", ["", "locks", "./locks"])
+def test_a_folder_that_depends_on_the_working_directory_is_refused(monkeypatch, asked):
+    monkeypatch.setenv(locks.FOLDER_VARIABLE, asked)
+    with pytest.raises(UserError, match=f"PIPELINE_LOCKS must be an absolute path, got '{asked}'"):
+        locks.check_folder()
+
+
+def test_what_another_user_wrote_into_a_lock_cannot_steer_the_terminal(folder):
+    locks.check_folder()
+    (folder / "host.lock").write_bytes(b"\x1b[2Jcleared\n\xff" + b"x" * 5000)
+    assert locks.holder("host").startswith("[2Jcleared�xxx")
+    assert len(locks.holder("host")) <= locks.LONGEST_TEXT
+
+
+def test_a_word_is_new_once_until_many_came_after_it():
+    assert locks.first_time("runs", "first")
+    assert not locks.first_time("runs", "first")
+    assert all(locks.first_time("runs", f"run{number}") for number in range(30))
+    assert not locks.first_time("runs", "run29")
+    assert locks.first_time("runs", "first")

@@ -1,0 +1,225 @@
+"""Cells on one host: none beside one that is to be alone, and other processes noticed, waited for and told."""
+
+import itertools
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from pipeline.cells import locks, quiet_host
+from pipeline.cells.quiet_host import Host
+from pipeline.errors import UserError
+from pipeline.instruments.cpu_use import CpuUse, cpu_use
+
+CELL = """
+import sys, time
+from pipeline.cells import locks, quiet_host
+locks.QUIET_S = 0.2
+host = quiet_host.Host(alone="alone" in sys.argv, command="measure " + sys.argv[1])
+print("began", time.monotonic(), flush=True)
+time.sleep(float(sys.argv[3]))
+print("ended", time.monotonic(), host.waited_s, flush=True)
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_folder(monkeypatch, tmp_path):
+    """Give the test locks of its own, in a process that holds none."""
+    monkeypatch.setattr(locks, "_held", {})
+    monkeypatch.setenv(locks.FOLDER_VARIABLE, str(tmp_path / "locks"))
+    monkeypatch.delenv(quiet_host.RUN_VARIABLE, raising=False)
+
+
+@pytest.fixture
+def start():
+    """Start processes that take the host as cells do; kill what is left of them at the end."""
+    started = []
+
+    def start_one(name, how, seconds):
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        started.append(subprocess.Popen([sys.executable, "-c", CELL, name, how, str(seconds)], **pipes))
+        return started[-1]
+
+    yield start_one
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def began(process):
+    return float(process.stdout.readline().split()[1])
+
+
+def ended(process):
+    _, at_s, waited_s = process.stdout.readline().split()
+    return float(at_s), float(waited_s)
+
+
+def test_cells_that_are_to_be_alone_never_overlap(start):
+    cells = [start(f"cell{number}", "alone", 0.3) for number in range(4)]
+    spans = sorted((began(cell), *ended(cell)) for cell in cells)
+    assert all(next_begin > end for (_, end, _), (next_begin, _, _) in itertools.pairwise(spans))
+
+
+def test_who_waits_says_once_for_whom(start):
+    first = start("first", "alone", 60)
+    began(first)
+    second = start("second", "alone", 0)
+    announced = second.stderr.readline()
+    assert announced == f"waiting for the host, last taken by process {first.pid} (measure first)\n"
+    time.sleep(0.5)
+    first.kill()
+    began(second)
+    assert ended(second)[1] > 0.5
+    assert second.communicate(timeout=20)[1] == ""
+
+
+def test_a_killed_cell_makes_room_for_the_next(start):
+    first = start("first", "alone", 60)
+    began(first)
+    second = start("second", "alone", 0)
+    first.kill()
+    assert began(second)
+
+
+def test_cells_that_share_the_host_run_side_by_side_and_beside_none_that_is_alone(start):
+    sharers = [start(f"sharer{number}", "shared", 60) for number in range(2)]
+    for sharer in sharers:
+        assert began(sharer)
+    lone = start("lone", "alone", 60)
+    assert "waiting for the host" in lone.stderr.readline()
+    # One that comes later stands behind it: else cells that share could keep it waiting for ever.
+    late = start("late", "shared", 0)
+    assert "waiting for the host" in late.stderr.readline()
+    sharers[0].kill()
+    sharers[1].kill()
+    began_at_s = began(lone)
+    lone.kill()
+    assert began(late) > began_at_s
+
+
+@pytest.fixture
+def others(monkeypatch):
+    """Have other processes use so many of four cores in each sample, the last for good; count the seconds slept."""
+    monkeypatch.delenv(quiet_host.CHECK_VARIABLE)
+    clock = {"s": 1000.0, "all_s": 0.0}
+
+    def play(*cores):
+        coming = list(cores)
+
+        def sleep(seconds):
+            clock["s"] += seconds
+            clock["all_s"] += seconds * (coming.pop(0) if len(coming) > 1 else coming[0])
+
+        use = lambda _core_ids: CpuUse(clock["s"], clock["all_s"], 0.0, 4)  # noqa: E731
+        monkeypatch.setattr(quiet_host, "cpu_use", use)
+        monkeypatch.setattr(quiet_host.time, "sleep", sleep)
+        monkeypatch.setattr(quiet_host.time, "monotonic", lambda: clock["s"])
+        monkeypatch.setattr(quiet_host.time, "perf_counter", lambda: clock["s"])
+        return clock
+
+    return play
+
+
+def settled(alone=True):
+    host = Host(alone, "measure something")
+    host.settle()
+    return host
+
+
+def test_a_quiet_host_costs_half_a_second_and_no_word(others, capsys):
+    clock = others(2.0)
+    host = settled()
+    assert clock["s"] - 1000 == quiet_host.SAMPLE_S
+    assert (host.others_cores, host.is_busy, host.waited_s) == (2.0, False, 0)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_set_up_of_half_a_second_is_time_enough_for_the_sample(others):
+    clock = others(1.0)
+    host = Host(True, "measure something")
+    quiet_host.time.sleep(0.6)
+    host.settle()
+    assert clock["s"] - 1000 == pytest.approx(0.6)
+    assert host.others_cores == pytest.approx(1.0)
+
+
+def test_a_busy_host_is_waited_for_until_it_is_quiet(others, capsys):
+    others(3.0, 2.5, 4.0, 0.5)
+    host = settled()
+    assert (host.others_cores, host.is_busy, host.waited_s) == (0.5, False, 1.5)
+    assert capsys.readouterr().err == "other processes use 3.0 of 4 cores: waiting up to 60 s, once a run\n"
+
+
+def test_a_host_that_stays_busy_is_measured_on_after_a_minute_and_told(others, capsys):
+    others(2.1)
+    host = settled()
+    assert host.waited_s == pytest.approx(60, abs=1)
+    assert host.facts() | {"load_before": 0, "load_after": 0} == {
+        "cores": 4,
+        "others_cores": pytest.approx(2.1),
+        "busy": True,
+        "load_before": 0,
+        "load_after": 0,
+    }
+    assert capsys.readouterr().err.splitlines()[1:] == [
+        "measured on a busy host: other processes use 2.1 of 4 cores",
+    ]
+
+
+def test_a_run_waits_once(others, monkeypatch):
+    others(3.0)
+    monkeypatch.setenv(quiet_host.RUN_VARIABLE, "run1")
+    assert settled().waited_s > 0
+    second = settled()
+    assert (second.waited_s, second.is_busy) == (0, True)
+    monkeypatch.setenv(quiet_host.RUN_VARIABLE, "run2")
+    assert settled().waited_s > 0
+
+
+def test_a_cell_that_shares_the_host_takes_no_sample(others):
+    clock = others(3.0)
+    host = settled(alone=False)
+    assert clock["s"] == 1000
+    assert (host.others_cores, host.is_busy) == (None, False)
+
+
+def test_counters_that_nobody_tells_keep_no_cell_from_being_measured(others, monkeypatch):
+    others(3.0)
+    monkeypatch.setattr(quiet_host, "cpu_use", lambda _core_ids: None)
+    assert settled().facts()["others_cores"] is None
+
+
+def test_the_check_can_be_turned_off(others, monkeypatch):
+    clock = others(3.0)
+    monkeypatch.setenv(quiet_host.CHECK_VARIABLE, "off")
+    assert settled().others_cores is None
+    assert clock["s"] == 1000
+    monkeypatch.setenv(quiet_host.CHECK_VARIABLE, "no")
+    with pytest.raises(UserError, match="PIPELINE_HOST_CHECK must be off or left unset, got 'no'"):
+        settled()
+
+
+def test_the_load_is_read_before_and_after(monkeypatch):
+    loads = iter([(0.5, 9, 9), (1.5, 9, 9)])
+    monkeypatch.setattr(os, "getloadavg", lambda: next(loads))
+    facts = settled().facts()
+    assert (facts["load_before"], facts["load_after"]) == (0.5, 1.5)
+
+
+def test_real_processes_are_seen(monkeypatch):
+    monkeypatch.delenv(quiet_host.CHECK_VARIABLE)
+    monkeypatch.setattr(quiet_host, "PATIENCE_S", 0.0)
+    # Of this one alone: it keeps it as busy as other processes on the machine let it.
+    core = min(os.sched_getaffinity(0))
+    if cpu_use({core}) is None:
+        pytest.skip("nothing tells how busy this machine is")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {core})
+    endless = f"import os; os.sched_setaffinity(0, [{core}])\nprint('ready', flush=True)\nwhile True: pass"
+    with subprocess.Popen([sys.executable, "-c", endless], stdout=subprocess.PIPE, text=True) as process:
+        process.stdout.readline()
+        host = settled()
+        process.kill()
+    assert host.is_busy
