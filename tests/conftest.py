@@ -2,10 +2,12 @@
 
 import contextlib
 import fcntl
+import itertools
 import os
 import shutil
 import signal
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +42,54 @@ def one_thread():
     takes more memory, which some tests count.
     """
     torch.set_num_threads(1)
+
+
+# What a user may have said of TF32 by torch's old API, its new one or both, and whether products on a GPU then use it.
+TF32_SWITCHES = {
+    "pass": False,
+    "torch.set_float32_matmul_precision('highest')": False,
+    "torch.set_float32_matmul_precision('high')": True,
+    "torch.set_float32_matmul_precision('medium')": True,
+    "torch.backends.cuda.matmul.allow_tf32 = False": False,
+    "torch.backends.cuda.matmul.allow_tf32 = True": True,
+    "torch.backends.fp32_precision = 'ieee'": False,
+    "torch.backends.fp32_precision = 'tf32'": True,
+    "torch.backends.cudnn.fp32_precision = 'tf32'": True,  # which is that of all of CUDA
+    "torch.backends.cuda.matmul.fp32_precision = 'ieee'": False,
+    "torch.backends.cuda.matmul.fp32_precision = 'tf32'": True,
+    "torch.backends.mkldnn.matmul.fp32_precision = 'bf16'": False,
+    "torch.backends.fp32_precision = 'tf32'; torch.backends.cuda.matmul.fp32_precision = 'ieee'": False,
+    "torch.backends.fp32_precision = 'ieee'; torch.backends.cuda.matmul.fp32_precision = 'tf32'": True,
+    "torch.backends.fp32_precision = 'tf32'; torch.set_float32_matmul_precision('highest')": False,
+    "torch.set_float32_matmul_precision('high'); torch.backends.cuda.matmul.fp32_precision = 'ieee'": False,
+}
+
+
+@dataclass(frozen=True)
+class TF32Switch:
+    """What a user said, said anew by `set`, and what products on a GPU then do."""
+
+    set: Callable[[], None]
+    allows_tf32: bool
+
+
+@pytest.fixture(params=TF32_SWITCHES)
+def tf32_switch(request):
+    """Set torch's switch for TF32, from its defaults; put back the defaults."""
+
+    def as_it_is_by_default():
+        torch.set_float32_matmul_precision("highest")
+        for backend, operation in itertools.product(("cuda", "mkldnn"), ("matmul", "all")):
+            torch._C._set_fp32_precision_setter(backend, operation, "none")
+        torch.backends.fp32_precision = "none"
+
+    def switch():
+        as_it_is_by_default()
+        exec(request.param, {"torch": torch})
+
+    switch()
+    yield TF32Switch(switch, TF32_SWITCHES[request.param])
+    as_it_is_by_default()
 
 
 @pytest.fixture(autouse=True)

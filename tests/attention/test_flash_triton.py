@@ -18,6 +18,7 @@ from pipeline.attention import (
     flash_triton_forward_plans,
 )
 from pipeline.attention.flash_triton_configs import BackwardConfig, TileConfig
+from pipeline.attention.flash_triton_problem import problem_of
 from pipeline.model.sizes import SIZES, ModelSize
 from pipeline.model.step import build_training_step
 
@@ -168,6 +169,13 @@ def test_every_tensor_may_lie_anyhow_at_any_address(small_tiles, monkeypatch, sh
 def test_columns_of_a_tensor_may_be_queries_keys_and_values_at_once(offset):
     x = torch.randn(2, 40, 24, generator=torch.Generator().manual_seed(0))[..., offset : offset + 16]
     assert_fp32_is_exact(FlashAttentionTriton.apply, x, x, x, x, False)
+
+
+def test_fp32_is_one_tf32_product_where_torchs_switch_allows_it_whichever_api_set_it(tf32_switch):
+    q, k, v, do = random_inputs((1, 12, 16), 12, torch.float32)
+    assert problem_of(q, k, v, True).one_tf32_product == tf32_switch.allows_tf32
+    assert not problem_of(q.half(), k.half(), v.half(), True).one_tf32_product
+    assert_fp32_is_exact(FlashAttentionTriton.apply, q, k, v, do, True)  # the interpreter knows no TF32
 
 
 def test_what_was_worked_out_in_inference_mode_serves_training():

@@ -173,17 +173,21 @@ def _backward_plan(q, k, v, do):
     return flash_triton_backward_plans.backward_plan(problem_of(q, k, v, True), *strides)
 
 
-def test_fp32_is_fp32_unless_torchs_own_switch_allows_tf32():
+def test_fp32_is_fp32_unless_torchs_own_switch_allows_tf32(tf32_switch):
     inputs = random_inputs((1, 2, 512, 64), 512, torch.float32, "cuda")
     exact = output_and_gradients(eager_attention, *(tensor.double() for tensor in inputs), False)
-    assert_fp32_is_exact(FlashAttentionTriton.apply, *inputs, False)
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    try:
-        coarse = output_and_gradients(FlashAttentionTriton.apply, *inputs, False)
-    finally:
-        torch.set_float32_matmul_precision(before)
-    assert (relative_errors(coarse, exact) > 1e-4).all()  # TF32 has 11 significant bits
+    found = relative_errors(output_and_gradients(FlashAttentionTriton.apply, *inputs, False), exact)
+    if tf32_switch.allows_tf32:
+        assert (found > 1e-4).all()  # TF32 has 11 significant bits
+    else:
+        assert (found <= FP32_RELATIVE_ERROR).all()
+
+
+def test_the_switch_is_read_as_torchs_own_products_go_by_it(tf32_switch):
+    a, b = torch.randn(2, 512, 512, device="cuda", generator=torch.Generator("cuda").manual_seed(0))
+    exact = a.double() @ b.double()
+    (error,) = relative_errors([a @ b], [exact])
+    assert (error > 1e-4) == tf32_switch.allows_tf32
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than 2 GPUs")

@@ -5,6 +5,7 @@ import torch
 
 from pipeline.instruments import peaks
 from pipeline.instruments.peaks import datasheet_peak_tflops, measured_peak_tflops, peak_tflops
+from pipeline.tf32 import allows_tf32
 
 PRECISIONS = ["fp32", "tf32", "bf16"]
 
@@ -57,7 +58,7 @@ def test_the_rate_counts_two_operations_per_multiply_add_and_no_warm_up(monkeypa
 
 
 @pytest.mark.parametrize(("precision", "setting"), [("fp32", "highest"), ("tf32", "high"), ("bf16", "highest")])
-def test_float32_products_run_as_asked_and_the_setting_is_put_back(monkeypatch, precision, setting):
+def test_float32_products_run_as_asked_and_the_setting_is_put_back(monkeypatch, tf32_switch, precision, setting):
     seen, dtypes, real_mm = set(), set(), torch.mm
 
     def watched_mm(left, right, out):
@@ -67,12 +68,8 @@ def test_float32_products_run_as_asked_and_the_setting_is_put_back(monkeypatch, 
 
     monkeypatch.setattr(peaks, "_CPU_SIZE", 16)
     monkeypatch.setattr(torch, "mm", watched_mm)
-    torch.set_float32_matmul_precision("medium")
-    try:
-        measured_peak_tflops("cpu", precision)
-        assert torch.get_float32_matmul_precision() == "medium"
-    finally:
-        torch.set_float32_matmul_precision("highest")
+    measured_peak_tflops("cpu", precision)
+    assert allows_tf32() == tf32_switch.allows_tf32
     assert seen == {setting}
     assert dtypes == {torch.bfloat16 if precision == "bf16" else torch.float32}
 

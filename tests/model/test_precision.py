@@ -2,22 +2,16 @@ import pytest
 import torch
 
 from pipeline.model.precision import PRECISIONS, matmul_precision, precision_context
-
-
-@pytest.fixture(params=["highest", "high", "medium"])
-def former_precision(request):
-    """A float32 matmul precision that was set before the context under test."""
-    original = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(request.param)
-    yield request.param
-    torch.set_float32_matmul_precision(original)
+from pipeline.tf32 import allows_tf32
 
 
 @pytest.mark.parametrize(
     ("precision", "fp32_products", "is_autocast"),
     [("fp32", "highest", False), ("tf32", "high", False), ("bf16", "highest", True)],
 )
-def test_precision_sets_fp32_products_and_autocast(precision, fp32_products, is_autocast):
+def test_precision_sets_fp32_products_and_autocast_whatever_was_set_before(
+    tf32_switch, precision, fp32_products, is_autocast
+):
     with precision_context(precision, "cpu"):
         assert torch.get_float32_matmul_precision() == fp32_products
         assert torch.backends.cuda.matmul.allow_tf32 == (precision == "tf32")
@@ -34,12 +28,10 @@ def test_product_of_fp32_matrices_has_the_dtype_of_the_precision(precision, dtyp
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_former_state_comes_back_even_after_an_exception(precision, former_precision):
-    allowed_tf32 = torch.backends.cuda.matmul.allow_tf32
+def test_former_state_comes_back_even_after_an_exception(precision, tf32_switch):
     with pytest.raises(KeyError), precision_context(precision, "cpu"):
         raise KeyError
-    assert torch.get_float32_matmul_precision() == former_precision
-    assert torch.backends.cuda.matmul.allow_tf32 == allowed_tf32
+    assert allows_tf32() == tf32_switch.allows_tf32
     assert not torch.is_autocast_enabled("cpu")
 
 

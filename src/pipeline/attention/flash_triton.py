@@ -29,9 +29,10 @@ class FlashAttentionTriton(torch.autograd.Function):
     output, and the log-sum-exp of each query's scores (natural logarithm, fp32, shape of q without head_dim).
 
     fp32 is multiplied on a GPU as three TF32 products, which keeps the errors' L2 norm within 1.1 times that of torch's
-    own fp32 kernel, `SDPBackend.EFFICIENT_ATTENTION`; as one where torch's own switch
-    (`torch.set_float32_matmul_precision`) allows it. Everything but dq is bitwise repeatable; dq is where it has a
-    kernel of its own, else it is summed in fp32 in no fixed order (`flash_triton_configs`).
+    own fp32 kernel, `SDPBackend.EFFICIENT_ATTENTION`; as one where torch's own switch allows it, which is
+    `torch.backends.cuda.matmul.fp32_precision` or the older `torch.set_float32_matmul_precision`. Everything but dq is
+    bitwise repeatable; dq is where it has a kernel of its own, else it is summed in fp32 in no fixed order
+    (`flash_triton_configs`).
 
     Raises ValueError for a shape, dtype or device that it cannot do. Source: Dao 2023, FlashAttention-2.
     """

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from pipeline.attention.flash_triton_layouts import ALIGNMENT_BYTES, Layout, copies_of, layouts_of, strides_read
 from pipeline.attention.inputs import Traits
+from pipeline.tf32 import allows_tf32
 
 PROBLEMS_KEPT = 4096
 
@@ -41,7 +42,7 @@ def problem_of(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Problem:
         (q.dtype, k.dtype, v.dtype),
         (q.device, k.device, v.device),
         is_causal,
-        q.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest",
+        q.dtype == torch.float32 and allows_tf32(),
     )
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, get_args
@@ -80,6 +79,8 @@ def measured_peak_tflops(device: torch.device | str, precision: Precision) -> fl
     """
     import torch
 
+    from pipeline.tf32 import float32_products
+
     _check_precision(precision)
     device = torch.device(device)
     on_gpu = device.type == "cuda"
@@ -93,7 +94,7 @@ def measured_peak_tflops(device: torch.device | str, precision: Precision) -> fl
         torch.mm(left, right, out=product)
 
     time_products_ms = _gpu_times_ms if on_gpu else _host_times_ms
-    with _float32_products(tf32=precision == "tf32"):
+    with float32_products(tf32=precision == "tf32"):
         time_products_ms(multiply, samples)  # warm-up: libraries load, clocks rise
         best_ms = min(time_products_ms(multiply, samples))
     return 2 * size**3 / (best_ms * 1e-3) / 1e12
@@ -102,18 +103,6 @@ def measured_peak_tflops(device: torch.device | str, precision: Precision) -> fl
 def _check_precision(precision: str) -> None:
     if precision not in get_args(Precision):
         raise ValueError(f"unknown precision {precision!r}: one of {', '.join(get_args(Precision))}")
-
-
-@contextmanager
-def _float32_products(*, tf32: bool) -> Iterator[None]:
-    import torch
-
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if tf32 else "highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def _gpu_times_ms(multiply: Callable[[], None], samples: int) -> list[float]:

@@ -32,13 +32,9 @@ def matmul_precision(precision: str) -> Iterator[None]:
     This is the part of `precision_context` that holds for the backward pass too.
     Raises ValueError where the precision is none of `PRECISIONS`.
     """
-    import torch
+    from pipeline.tf32 import float32_products
 
     if precision not in PRECISIONS:
         raise ValueError(f"precision={precision!r}: must be one of {', '.join(PRECISIONS)}")
-    former = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-    try:
+    with float32_products(tf32=precision == "tf32"):
         yield
-    finally:
-        torch.set_float32_matmul_precision(former)

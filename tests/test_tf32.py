@@ -1,0 +1,75 @@
+"""Torch's switch for TF32: read by either of its APIs, and left as the user set it."""
+
+import itertools
+
+import pytest
+import torch
+
+from pipeline.tf32 import allows_tf32, float32_products
+
+READ = {
+    "old API": torch.get_float32_matmul_precision,
+    "old API of CUDA": lambda: torch.backends.cuda.matmul.allow_tf32,
+    "all": lambda: torch.backends.fp32_precision,
+    "CUDA": lambda: torch.backends.cudnn.fp32_precision,
+    "CUDA's products": lambda: torch.backends.cuda.matmul.fp32_precision,
+    "CUDA's convolutions": lambda: torch.backends.cudnn.conv.fp32_precision,
+    "oneDNN": lambda: torch.backends.mkldnn.fp32_precision,
+    "oneDNN's products": lambda: torch.backends.mkldnn.matmul.fp32_precision,
+}
+
+
+def settings():
+    """Return what each of torch's names for the switch says, None where it refuses to."""
+    found = {}
+    for name, read in READ.items():
+        try:
+            found[name] = read()
+        except RuntimeError:
+            found[name] = None
+    return found
+
+
+def settings_and_what_follows_from_others():
+    """Return the settings, and what becomes of them by changing those from which others follow."""
+    found = [settings()]
+    for (backend, operation), setting in itertools.product(
+        [("cuda", "all"), ("mkldnn", "all"), ("generic", "all")], ["ieee", "tf32", "none"]
+    ):
+        torch._C._set_fp32_precision_setter(backend, operation, setting)
+        found.append(settings())
+    return found
+
+
+def test_the_switch_is_read_by_whichever_api_it_was_set(tf32_switch):
+    before = settings()
+    assert allows_tf32() == tf32_switch.allows_tf32
+    assert settings() == before
+
+
+@pytest.mark.parametrize("tf32", [False, True])
+def test_products_are_as_asked_for_by_both_apis_inside_the_context(tf32_switch, tf32):
+    with float32_products(tf32=tf32):
+        assert allows_tf32() == tf32
+        assert torch.get_float32_matmul_precision() == ("high" if tf32 else "highest")
+        assert torch.backends.cuda.matmul.allow_tf32 == tf32
+        assert torch.backends.cuda.matmul.fp32_precision == ("tf32" if tf32 else "ieee")
+        assert torch.backends.mkldnn.matmul.fp32_precision == ("tf32" if tf32 else "ieee")
+
+
+@pytest.mark.parametrize("tf32", [False, True])
+def test_everything_the_user_set_is_as_it_was_after_the_context(tf32_switch, tf32):
+    expected = settings_and_what_follows_from_others()
+    tf32_switch.set()
+    with pytest.raises(KeyError), float32_products(tf32=tf32):
+        raise KeyError
+    assert settings_and_what_follows_from_others() == expected
+
+
+def test_contexts_can_be_nested(tf32_switch):
+    before = settings()
+    with float32_products(tf32=True):
+        with float32_products(tf32=False):
+            assert not allows_tf32()
+        assert allows_tf32()
+    assert settings() == before
