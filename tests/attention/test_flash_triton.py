@@ -300,9 +300,12 @@ def test_gradients_cannot_be_differentiated_again():
         dq.sum().backward()
 
 
-def test_compiled_it_is_one_graph_and_gives_the_same():
+@pytest.mark.parametrize("longest_short_sequence", [0, 64])
+def test_compiled_it_is_one_graph_and_gives_the_same(small_tiles, longest_short_sequence):
+    small_tiles(dq_has_its_own_kernel=True, longest_short_sequence=longest_short_sequence)
     q, k, v, do = random_inputs((1, 2, 40, 16), 40, torch.float32)
     expected = output_and_gradients(FlashAttentionTriton.apply, q, k, v, do, True)
+    torch.compiler.reset()  # it counts how often a function was compiled, and gives up after a few times
     compiled = torch.compile(FlashAttentionTriton.apply, fullgraph=True, backend="aot_eager")
     for a, b in zip(output_and_gradients(compiled, q, k, v, do, True), expected, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
@@ -326,7 +329,9 @@ def test_compiled_views_of_wider_tensors_give_the_same(offset):
         torch.testing.assert_close(a[..., offset : offset + 16], b, rtol=0, atol=0)
 
 
-def test_the_operators_for_compilation_describe_themselves_truly():
+@pytest.mark.parametrize("longest_short_sequence", [0, 64])
+def test_the_operators_for_compilation_describe_themselves_truly(small_tiles, longest_short_sequence):
+    small_tiles(dq_has_its_own_kernel=True, longest_short_sequence=longest_short_sequence)
     q, k, v, do = random_inputs((1, 2, 40, 16), 50, torch.float32)
     o, lse = torch.ops.llm_systems_pipeline.flash_attention_forward(q, k, v, True)
     torch.library.opcheck(torch.ops.llm_systems_pipeline.flash_attention_forward, (q, k, v, True))

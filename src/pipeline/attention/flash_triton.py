@@ -150,7 +150,9 @@ def _backward_operator(
     q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor, is_causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     with torch.cuda.device_of(q):
-        return _backward(problem_of(q, k, v, is_causal), q, k, v, o, lse, do)
+        dq, dk, dv = _backward(problem_of(q, k, v, is_causal), q, k, v, o, lse, do)
+    # Results of an operator must not share memory, and those of a long sequence are two halves of one tensor.
+    return dq, dk, dv.clone() if dv.storage_offset() else dv
 
 
 @_backward_operator.register_fake
