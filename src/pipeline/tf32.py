@@ -16,7 +16,8 @@ BACKENDS = ("cuda", "mkldnn")  # whose products the old API sets
 
 def allows_tf32() -> bool:
     """Tell whether torch multiplies fp32 matrices on a GPU as TF32."""
-    return _get("cuda", "matmul") == "tf32"
+    # By `_get`, but for a function call less: attention asks before every launch.
+    return torch._C._get_fp32_precision_getter("cuda", "matmul") == "tf32"
 
 
 @contextmanager
