@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from pipeline.attention.eager import eager_attention
-from pipeline.attention.reference import exact_attention
+from pipeline.attention.reference import exact_attention, natural_scales
 
 
 def inputs(n_queries, n_keys, dtype, leading=(2, 3)):
@@ -26,6 +26,50 @@ def test_chunks_of_any_size_give_what_autograd_gives_of_the_whole_matrix(n_queri
     expected = by_autograd(*tensors, is_causal)
     for actual, wanted in zip((found.output, found.dq, found.dk, found.dv), expected, strict=True):
         torch.testing.assert_close(actual, wanted, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("chunk_elements", [1, 7 * 24, 2**25])
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize(("n_queries", "n_keys"), [(24, 24), (9, 24), (24, 9), (1, 1)])
+def test_natural_scales_are_sums_of_the_absolute_values_of_products(n_queries, n_keys, is_causal, chunk_elements):
+    q, k, v, do = (x[0, 0] for x in inputs(n_queries, n_keys, torch.float64))
+    scores = torch.stack([(q * key).sum(-1) for key in k], dim=1) / 4  # √head_dim
+    future = torch.arange(n_keys) > torch.arange(n_queries)[:, None]
+    weights = torch.softmax(scores.masked_fill(future, -torch.inf) if is_causal else scores, dim=-1)
+    values = torch.einsum("ij,jd->ijd", weights, v)  # whose sum over keys is the output
+    # Of a score's gradient, weight · (do · v - do · output), the products that it is a sum of.
+    parts = torch.cat(
+        [(do[:, None] * v), -(do[:, None, None] * values[:, None]).flatten(2, 3).expand(-1, n_keys, -1)], -1
+    )
+    parts = parts * weights[..., None] / 4
+    expected = {
+        "output": values.abs().sum(1),
+        "dq": torch.einsum("ijs,jd->ijsd", parts, k).abs().sum((1, 2)),
+        "dk": torch.einsum("ijs,id->ijsd", parts, q).abs().sum((0, 2)),
+        "dv": torch.einsum("ij,id->ijd", weights, do).abs().sum(0),
+    }
+    found = exact_attention(q[None], k[None], v[None], do[None], is_causal, chunk_elements)
+    for quantity, wanted in expected.items():
+        torch.testing.assert_close(getattr(found, f"scale_{quantity}")[0], wanted, rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(torch.einsum("ijs,jd->id", parts, k), found.dq[0], rtol=1e-10, atol=1e-12)
+
+
+def test_errors_of_weights_make_errors_as_large_as_are_foretold():
+    q, k, v, do = (x[0, 0] for x in inputs(9, 24, torch.float64))
+    v, do = v.abs(), do.abs()  # whose products do not cancel
+    weights = torch.softmax(q @ k.mT / 4, dim=-1)
+    errors = torch.full_like(weights, 1e-3)
+    output, _, _, dv = natural_scales(weights, q, k, v, do, errors)
+    torch.testing.assert_close(output, (weights + errors) @ v - weights @ v)
+    torch.testing.assert_close(dv, (weights + errors).mT @ do - weights.mT @ do)
+
+
+def test_the_error_of_a_gradient_that_vanishes_is_relative_to_its_natural_scale():
+    q, k, v, do = inputs(5, 1, torch.float32)
+    exact = exact_attention(q, k, v, do, False)
+    assert exact.dk.norm() < 1e-12 * exact.scale_dk.norm()
+    assert exact.relative_error("dk", 1e-3 * exact.scale_dk) == pytest.approx(1e-3)
+    assert exact.relative_error("output", 1.1 * exact.output) == pytest.approx(0.1)
 
 
 def test_low_precision_inputs_are_taken_as_they_are_and_computed_in_fp64():

@@ -8,34 +8,66 @@ from torch import Tensor
 
 # Of one score-sized fp64 matrix, of which a handful is there at once: 256 MiB each.
 CHUNK_ELEMENTS = 2**25
+# A sum this far below its natural scale is a zero with the rounding errors of fp64.
+VANISHING = 1e-12
 
 
 @dataclass(frozen=True)
 class ExactAttention:
-    """Name output and gradients, all fp64, of the shapes of q, q, k and v."""
+    """Name output and gradients, all fp64, of the shapes of q, q, k and v; and their natural scales, as `scale_*`."""
 
     output: Tensor
     dq: Tensor
     dk: Tensor
     dv: Tensor
+    scale_output: Tensor
+    scale_dq: Tensor
+    scale_dk: Tensor
+    scale_dv: Tensor
+
+    def relative_error(self, quantity: str, found: Tensor) -> float:
+        """Return the L2 norm of the error of `output`, `dq`, `dk` or `dv` over that of the quantity itself.
+
+        Over that of its natural scale where the quantity vanishes, as dq and dk do where there is one key: its weight
+        is 1 whatever its score.
+        """
+        exact, scale = getattr(self, quantity), getattr(self, f"scale_{quantity}")
+        norm = exact.norm() if exact.norm() > VANISHING * scale.norm() else scale.norm()
+        return ((found.detach().double() - exact).norm() / norm).item()
 
 
 def exact_attention(
     q: Tensor, k: Tensor, v: Tensor, output_gradient: Tensor, is_causal: bool, chunk_elements: int = CHUNK_ELEMENTS
 ) -> ExactAttention:
-    """Compute attention and its gradients in fp64 from inputs of any floating dtype.
+    """Compute attention, its gradients and their natural scales in fp64 from inputs of any floating dtype.
 
     Shapes: q and output_gradient are (..., n_queries, head_dim), k and v (..., n_keys, head_dim). Never more than
     `chunk_elements` of the score matrix are there at once, or one row of it. Every row counts, none is sampled.
     Formulas: Dao et al. 2022 (FlashAttention), appendix B.
     """
-    found = [torch.zeros(x.shape, dtype=torch.float64, device=x.device) for x in (q, q, k, v)]
+    found = [torch.zeros(x.shape, dtype=torch.float64, device=x.device) for x in (q, q, k, v) * 2]
     heads = [x.detach().flatten(end_dim=-3) for x in (q, k, v, output_gradient)]
     results = [x.view(-1, *x.shape[-2:]) for x in found]
     for head in range(heads[0].shape[0]):
         inputs = [x[head].double() for x in heads]
         _one_head(*inputs, is_causal, chunk_elements, [x[head] for x in results])
     return ExactAttention(*found)
+
+
+def natural_scales(
+    weights: Tensor, q: Tensor, k: Tensor, v: Tensor, output_gradient: Tensor, errors: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Sum the absolute values of the products that output, dq, dk and dv are sums of.
+
+    A rounding error is a share of these, even where products cancel. Given `errors` of the weights (..., n_queries,
+    n_keys), return how large the errors are that they make.
+    """
+    errors = weights if errors is None else errors
+    q, k, v, gradient = (x.abs() for x in (q, k, v, output_gradient))
+    # A score's gradient is the difference of two sums: over its value, and over the output.
+    differences = gradient @ v.mT + (gradient * (weights @ v)).sum(-1, keepdim=True)
+    score_gradients = errors * differences / math.sqrt(q.shape[-1])
+    return errors @ v, score_gradients @ k, score_gradients.mT @ q, errors.mT @ gradient
 
 
 def _one_head(
@@ -47,8 +79,8 @@ def _one_head(
     chunk_elements: int,
     results: list[Tensor],
 ) -> None:
-    """Fill in the results (output, dq, dk, dv) of one head, some rows at a time."""
-    output, dq, dk, dv = results
+    """Fill in the results (output, dq, dk, dv and their scales) of one head, some rows at a time."""
+    output, dq, dk, dv, *scales = results
     scale = 1 / math.sqrt(q.shape[-1])
     step = max(1, chunk_elements // k.shape[0])
     for first in range(0, q.shape[0], step):
@@ -63,6 +95,9 @@ def _one_head(
         score_gradients = (gradient @ v[keys].T).sub_(row_sums).mul_(weights).mul_(scale)
         dq[rows] = score_gradients @ k[keys]
         dk[keys] += score_gradients.T @ q[rows]
+        sums = natural_scales(weights, q[rows], k[keys], v[keys], gradient)
+        for total, part, summed in zip(scales, (rows, rows, keys, keys), sums, strict=True):
+            total[part] += summed
 
 
 def _weights(scaled_q: Tensor, k: Tensor, first_row: int | None) -> Tensor:

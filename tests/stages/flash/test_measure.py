@@ -66,6 +66,17 @@ def test_errors_are_those_of_the_dtype_and_stand_at_the_pass_that_makes_them(mea
         assert "dq_rel_error" not in rows[impl, "forward"]
 
 
+def test_errors_are_figures_where_there_is_one_key_and_gradients_vanish(measured):
+    def off(q, k, v, is_causal):
+        return eager_attention(q, k, v, is_causal) + 1e-3 * (q + k)
+
+    rows = measured(["tiled", "eager", "sdpa"], cell=dataclasses.replace(CELL, seq_len=1), tiled=off)
+    for name in ("dq", "dk"):
+        found = {impl: rows[impl, "backward"][f"{name}_rel_error"] for impl in ("tiled", "eager", "sdpa")}
+        assert 1e-4 < found["tiled"] < 1e-2
+        assert max(found["eager"], found["sdpa"]) < 1e-6
+
+
 def test_a_wrong_implementation_shows_in_its_errors(measured):
     def wrong(q, k, v, is_causal):
         return eager_attention(q, k, v, False)

@@ -1,5 +1,6 @@
 import re
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -304,3 +305,14 @@ def test_a_dtype_that_ours_cannot_do_is_not_spoken_of_with_another_implementatio
     rows.loc[mine, "status"] = "skipped"
     assert [entry["dtype"] for entry in findings.against_peers(rows)] == ["bf16"]
     assert [entry["dtype"] for entry in findings.rates(rows)] == ["bf16"]
+
+
+def test_where_eager_is_exact_by_chance_the_others_are_held_to_one_rounding(make_rows):
+    rows = make_rows("laptop")
+    rows.loc[rows["impl"] == "eager", "output_rel_error"] = 0.0
+    for error, is_within in ((2e-8, True), (2e-7, False)):
+        rows.loc[rows["impl"] == "tiled", "output_rel_error"] = rows["dtype"].map({"bf16": 0.0, "fp32": error})
+        (of_bf16, of_fp32) = findings.correctness(rows, ("output",))
+        assert of_bf16["within"]
+        assert of_fp32["within"] is is_within
+        assert np.isfinite(of_fp32["over_eager"]).all()

@@ -148,15 +148,13 @@ def _timed_call(work: Work, device: torch.device) -> _Called:
 def _errors(part: str, result: Any, exact: ExactAttention) -> Row:
     """Return relative (L2) and largest absolute errors: of the output, of each gradient, nothing for both passes."""
     if part == "forward":
-        pairs = {"output": (result, exact.output)}
+        found = {"output": result}
     elif part == "backward":
-        dq, dk, dv = result
-        pairs = {"dq": (dq, exact.dq), "dk": (dk, exact.dk), "dv": (dv, exact.dv)}
+        found = dict(zip(("dq", "dk", "dv"), result, strict=True))
     else:
         return {}
     columns = {}
-    for quantity, (found, wanted) in pairs.items():
-        difference = found.detach().double() - wanted
-        columns[f"{quantity}_rel_error"] = (difference.norm() / wanted.norm()).item()
-        columns[f"{quantity}_max_error"] = difference.abs().max().item()
+    for quantity, tensor in found.items():
+        columns[f"{quantity}_rel_error"] = exact.relative_error(quantity, tensor)
+        columns[f"{quantity}_max_error"] = (tensor.detach().double() - getattr(exact, quantity)).abs().max().item()
     return columns

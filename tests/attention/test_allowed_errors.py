@@ -1,0 +1,73 @@
+"""The bounds of the other tests here: what is right stays within them, what is wrong does not."""
+
+import functools
+import math
+
+import pytest
+import torch
+
+from .reference import (
+    assert_fp32_is_exact,
+    assert_rounded_at_most,
+    random_inputs,
+    uncancelled_inputs,
+)
+
+LENGTHS = [(17, 17), (113, 203), (203, 113), (300, 300)]
+
+
+def attention(q, k, v, is_causal, *, diagonal=0, scale=1.0, dropped=slice(0, 0), sums=torch.float32):
+    """Compute the plain formula in fp32, rounding the result; all that is not asked for is as it should be.
+
+    `diagonal`: how far after its own a query sees keys; `dropped`: keys that no query sees; `sums`: the dtype in which
+    the output is summed up, 16 keys at a time.
+    """
+    queries, keys, values = (tensor.float() for tensor in (q, k, v))
+    scores = queries @ keys.mT * (scale / math.sqrt(q.shape[-1]))
+    hidden = torch.zeros(scores.shape[-2:], dtype=torch.bool)
+    if is_causal:
+        hidden |= torch.ones_like(hidden).triu(1 + diagonal)
+    hidden[:, dropped] = True
+    hidden[:, 0] = False  # a query sees something
+    weights = torch.softmax(scores.masked_fill(hidden, -math.inf), dim=-1)
+    output = torch.zeros_like(queries, dtype=sums)
+    for start in range(0, k.shape[-2], 16):
+        tile = slice(start, start + 16)
+        output = (output + weights[..., tile] @ values[..., tile, :]).to(sums)
+    return output.to(q.dtype)
+
+
+# With the dtypes that they are for: roundings are of results only, or of weights too.
+BOUNDS = [
+    pytest.param(assert_fp32_is_exact, torch.float32, id="norms-fp32"),
+    pytest.param(functools.partial(assert_rounded_at_most, 1), torch.float32, id="rounded once-fp32"),
+    *(
+        pytest.param(functools.partial(assert_rounded_at_most, roundings), dtype, id=f"rounded {roundings}-{dtype}")
+        for roundings in (1, 2)
+        for dtype in (torch.bfloat16, torch.float16)
+    ),
+]
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize(("n_queries", "n_keys"), [(1, 1), (239, 1), *LENGTHS])
+@pytest.mark.parametrize(("assert_within_bound", "dtype"), BOUNDS)
+def test_the_plain_formula_in_fp32_is_within_every_bound(assert_within_bound, dtype, n_queries, n_keys, is_causal):
+    for inputs in (random_inputs, uncancelled_inputs):
+        assert_within_bound(attention, *inputs((2, 3, n_queries, 16), n_keys, dtype), is_causal)
+
+
+@pytest.mark.parametrize("wrong", [{"diagonal": 1}, {"diagonal": -1}, {"dropped": slice(16, 32)}, {"scale": 1.01}])
+@pytest.mark.parametrize(("n_queries", "n_keys"), LENGTHS)
+@pytest.mark.parametrize(("assert_within_bound", "dtype"), BOUNDS)
+def test_a_mask_a_block_or_a_scale_that_is_wrong_is_not(assert_within_bound, dtype, n_queries, n_keys, wrong):
+    inputs = random_inputs((2, 3, n_queries, 16), n_keys, dtype)
+    with pytest.raises(AssertionError):
+        assert_within_bound(functools.partial(attention, **wrong), *inputs, True)
+
+
+@pytest.mark.parametrize(("assert_within_bound", "dtype"), BOUNDS)
+def test_sums_in_bf16_are_not(assert_within_bound, dtype):
+    inputs = uncancelled_inputs((2, 3, 512, 16), 512, dtype)
+    with pytest.raises(AssertionError):
+        assert_within_bound(functools.partial(attention, sums=torch.bfloat16), *inputs, False)
