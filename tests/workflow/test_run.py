@@ -4,11 +4,19 @@ import shutil
 import signal
 import time
 
+import psutil
 import pytest
 
 pytestmark = pytest.mark.workflow
 
 FOUR_CELLS = "overrides={timing: {grids: [{size: [tiny], context_length: [16, 17], precision: [fp32, bf16]}]}}"
+
+
+def wait_until(condition, seconds=60.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.1)
 
 
 def test_the_one_command_writes_it_all_up(measured):
@@ -120,6 +128,33 @@ def test_a_killed_run_goes_on_and_keeps_what_was_finished(project):
     assert code == 0, output
     assert len(project.records()) == 4
     assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def processes_in(folder):
+    return [p for p in psutil.process_iter(["cwd", "cmdline"]) if p.info["cwd"] == str(folder)]
+
+
+def test_a_killed_snakemake_takes_its_cell_along_and_the_next_run_measures_it_once(project):
+    step = project.root / "src/pipeline/stages/timing/measure.py"
+    sound = step.read_text()
+    # As a capture does: the program under nsys has a session of its own.
+    hangs = "    import subprocess\n    subprocess.run(['sleep', '100'], start_new_session=True)\n"
+    step.write_text(sound.replace("    _require(cell, device)\n", f"    _require(cell, device)\n{hangs}"))
+    record_path = next(path for path in project.records() if "precision=bf16" in path.parts)
+    record_path.unlink()
+    run = project.start("results/timing/bf16.csv")
+    wait_until(lambda: any(p.info["cmdline"] == ["sleep", "100"] for p in processes_in(project.root)))
+    run.kill()
+    run.wait()
+    wait_until(lambda: not processes_in(project.root))
+    assert not [path for path in record_path.parent.iterdir() if path.is_file()]
+    step.write_text(sound)
+    code, output = project.snakemake("--unlock")
+    assert code == 0, output
+    code, output = project.snakemake("results/timing/bf16.csv")
+    assert code == 0, output
+    assert output.count("(Rule: measure_timing)") == 1, output
+    assert record_path.is_file()
 
 
 def test_a_second_run_in_the_same_folder_is_refused_by_the_lock(project):

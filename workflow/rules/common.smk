@@ -8,7 +8,7 @@ from pathlib import Path
 
 from snakemake.logging import logger
 
-from pipeline.cells import fields, freshness, layout, locks, preflight, sweep
+from pipeline.cells import caller, fields, freshness, layout, locks, orphans, preflight, sweep
 from pipeline.cells.config import check_something_to_write, idle_overrides, load_plan
 from pipeline.cells.disk import DISK_FULL
 from pipeline.cells.quiet_host import RUN_VARIABLE
@@ -192,3 +192,10 @@ SOFTWARE = " ".join(f"{name}={version}" for name, version in machine.software_ve
 DISK_IS_FULL = "snakemake: the disk is full, nothing more is measured: make room and run the same command again"
 # Each job's own Snakemake, on another machine too, belongs to the same run.
 os.environ.setdefault(RUN_VARIABLE, f"{os.getpid()}-{time.time_ns()}")
+
+# A cell ends with the Snakemake that runs it. Where a scheduler runs the jobs, each has one of its own.
+if not jobs_go_to_a_scheduler():
+    orphans.end_with_this_process()
+# Such a job is one cell: no other would use its worker.
+if workflow.remote_exec:
+    os.environ.setdefault(caller.OFF_VARIABLE, "off")

@@ -1,0 +1,90 @@
+"""What a process started is killed once it is gone, shown by real processes; `sleep` stands for what measures."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# Prints the processes that it started: the watcher, which ends too, one of its own group, one of a session of its own,
+# and one that nobody waits for, as nsys has them.
+PARENT = """
+import os, psutil, subprocess, sys, time
+from pipeline.cells import orphans
+orphans.end_with_this_process()
+watcher = psutil.Process().children()[0].pid
+own_group = subprocess.Popen(["sleep", "60"]).pid
+own_session = subprocess.Popen(["sleep", "60"], start_new_session=True).pid
+left_alone = subprocess.run(["sh", "-c", "setsid sleep 60 >/dev/null & echo $!"], stdout=-1, text=True).stdout
+print(watcher, own_group, own_session, left_alone.strip(), flush=True)
+"""
+WAITING = f"{PARENT}time.sleep(60)"
+# Prints its own number and what another that does the same started.
+OUTER = f"""
+import os, subprocess, sys
+from pipeline.cells import orphans
+orphans.end_with_this_process()
+inner = subprocess.Popen([sys.executable, "-c", {WAITING!r}], stdout=subprocess.PIPE, text=True)
+print(inner.pid, inner.stdout.readline(), flush=True)
+inner.wait()
+"""
+
+
+def start(script):
+    """Start a script that prints numbers of processes; return it and these."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    command = [sys.executable, "-c", script]
+    parent = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    return parent, [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
+
+
+def assert_ended(processes):
+    assert not psutil.wait_procs(processes, timeout=20)[1]
+
+
+@pytest.mark.parametrize("kill", [os.kill, os.killpg])
+def test_what_a_killed_process_started_ends_wherever_it_went(kill):
+    parent, started = start(WAITING)
+    assert all(process.is_running() for process in started)
+    kill(parent.pid, signal.SIGKILL)
+    parent.wait()
+    assert_ended(started)
+
+
+def test_what_a_process_leaves_at_its_own_end_ends_too():
+    parent, started = start(PARENT)
+    assert parent.wait(20) == 0
+    assert_ended(started)
+
+
+def test_a_hang_up_that_ends_a_process_ends_what_it_started():
+    parent, started = start(WAITING)
+    os.kill(parent.pid, signal.SIGHUP)
+    assert parent.wait(20) == -signal.SIGHUP
+    assert_ended(started)
+
+
+def test_a_process_that_was_started_by_another_of_its_kind_ends_with_it_and_so_does_what_it_started():
+    outer, started = start(OUTER)
+    outer.kill()
+    outer.wait()
+    assert_ended(started)
+
+
+def test_what_others_started_goes_on():
+    bystander = subprocess.Popen(["sleep", "60"])
+    (first, started_by_first), (second, started_by_second) = start(WAITING), start(WAITING)
+    first.kill()
+    first.wait()
+    assert_ended(started_by_first)
+    assert bystander.poll() is None
+    assert all(process.is_running() for process in started_by_second)
+    bystander.kill()
+    bystander.wait()
+    second.kill()
+    second.wait()
+    assert_ended(started_by_second)
