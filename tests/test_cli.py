@@ -106,6 +106,24 @@ def test_files_are_kept_beside_their_record_and_no_other_folder_is_touched(tmp_p
     assert words[-2:] == ["--files", str(tmp_path / "cell.files")]
 
 
+@pytest.mark.parametrize("wish", ["", "off"])
+def test_a_cell_is_measured_without_standard_streams(tmp_path, monkeypatch, wish):
+    monkeypatch.setenv("PIPELINE_WORKER", wish)
+    command = shlex.join([sys.executable, "-m", "pipeline", *MEASURE, "--out", str(tmp_path / "cell.json")])
+    ended = subprocess.run(["sh", "-c", f"{command} <&- >&- 2>&-"], timeout=120)
+    assert ended.returncode == 0
+    record = json.loads((tmp_path / "cell.json").read_text())
+    assert record["process"] == ("ordinary" if wish else "worker")
+
+
+def test_a_deleted_working_directory_is_one_line(tmp_path):
+    measure = shlex.join([sys.executable, "-m", "pipeline", *MEASURE, "--out", str(tmp_path / "cell.json")])
+    script = f"mkdir gone && cd gone && rmdir ../gone && {measure}"
+    ended = subprocess.run(["sh", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 2
+    assert ended.stderr == "pipeline: the working directory has been deleted: change to one that exists\n"
+
+
 def test_an_interrupt_ends_a_command_by_that_signal_without_a_traceback():
     script = (
         "from pipeline import cli\n"

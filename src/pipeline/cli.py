@@ -19,6 +19,7 @@ BAD_INPUT = 2
 def main(argv: Sequence[str] | None = None) -> None:
     """Run one command; a cell is handed to the warm worker, everything else runs in this process."""
     issued_at = caller.process_started_at()
+    caller.open_closed_streams()
     try:
         words = sys.argv[1:] if argv is None else list(argv)
         arguments = _parser(words).parse_args(words)
@@ -72,6 +73,10 @@ def _check(arguments: argparse.Namespace) -> None:
     """Raise UserError for a cell that cannot be measured, before a worker starts for it."""
     from pipeline.cells.place import record_place
 
+    try:
+        os.getcwd()
+    except FileNotFoundError:  # where torch does not start
+        raise UserError("the working directory has been deleted: change to one that exists") from None
     _asked_for(arguments)
     record_place(arguments.out).close()
 

@@ -16,6 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from pipeline.cells.caller import identity
+
 CELLS = Path(__file__).parents[2] / "src/pipeline/cells"
 CLI = """
 def run(argv, process, issued_at):
@@ -76,7 +78,8 @@ def checkout(tmp_path):
     for name in ("__init__.py", "cells/__init__.py"):
         (package / name).write_text("")
     (package / "cli.py").write_text(CLI)
-    shutil.copy(CELLS / "caller.py", package / "cells/caller.py")
+    for name in ("caller.py", "orphans.py"):
+        shutil.copy(CELLS / name, package / "cells")
     shutil.copy(CELLS.with_name("errors.py"), package)
     set_constants(package, PRELOADED="()")
     runtime = Path(tempfile.mkdtemp(prefix="run", dir="/tmp"))  # a socket's path has some hundred characters at most
@@ -222,10 +225,12 @@ def test_a_child_that_crashes_ends_its_caller_by_the_same_signal(checkout):
     assert checkout.call("pass")[0] == 0
 
 
-def test_a_killed_caller_leaves_no_child_nor_grandchild_behind(checkout):
+@pytest.mark.parametrize("own_session", [False, True])
+def test_a_killed_caller_leaves_no_child_nor_grandchild_behind(checkout, own_session):
     code = (
         "import os, subprocess, time\n"
-        "print(os.getpid(), subprocess.Popen(['sleep', '60']).pid, flush=True); time.sleep(60)"
+        f"grandchild = subprocess.Popen(['sleep', '60'], start_new_session={own_session})\n"
+        "print(os.getpid(), grandchild.pid, flush=True); time.sleep(60)"
     )
     caller = checkout.start(code)
     pids = [int(word) for word in caller.stdout.readline().split()]
@@ -266,6 +271,46 @@ def test_a_changed_environment_or_installation_starts_another_worker(checkout, t
     assert checkout.call(code, TORCH_LOGS="all")[1] != first
     (checkout.root / "torch-9.9.dist-info").mkdir()
     assert checkout.call(code)[1] != first
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("os.nice(3)", "os.getpriority(os.PRIO_PROCESS, 0)"),
+        ("os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))", "os.sched_getscheduler(0)"),
+        ("resource.setrlimit(resource.RLIMIT_NOFILE, (99, 99))", "resource.getrlimit(resource.RLIMIT_NOFILE)"),
+        ("open('/proc/self/oom_score_adj', 'w').write('500')", "open('/proc/self/oom_score_adj').read()"),
+    ],
+)
+def test_the_child_has_the_callers_priority_and_limits(checkout, change, told):
+    code = f"import os, resource; print({told})"
+    usual = checkout.call(code)[1]
+    changed = subprocess.run([sys.executable, "-c", f"import os, resource; {change}; print({told})"], stdout=-1).stdout
+    assert changed.decode() != usual
+    assert checkout.call(code, call=f"import os, resource\n{change}\n{CALL}")[1] == changed.decode()
+
+
+@pytest.mark.parametrize("variable", ["SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID"])
+def test_no_worker_serves_two_jobs_of_a_scheduler(checkout, variable):
+    code = "import os; print(os.getppid())"
+    workers = [checkout.call(code, **job)[1] for job in ({}, {variable: "1"}, {variable: "2"}, {variable: "1"})]
+    assert workers[1] == workers[3]
+    assert len(set(workers)) == 3
+
+
+def test_no_worker_serves_two_cgroups_or_namespaces(tmp_path, monkeypatch):
+    monkeypatch.setattr("pipeline.cells.caller.OWN_PROCESS", tmp_path)
+    (tmp_path / "ns").mkdir()
+    for name, content in (("cgroup", "0::/job_1\n"), ("oom_score_adj", "0\n")):
+        (tmp_path / name).write_text(content)
+    (tmp_path / "ns/mnt").symlink_to("mnt:[1]")
+    first = identity()
+    assert identity() == first
+    (tmp_path / "cgroup").write_text("0::/job_2\n")
+    second = identity()
+    (tmp_path / "ns/mnt").unlink()
+    (tmp_path / "ns/mnt").symlink_to("mnt:[2]")
+    assert len({first, second, identity()}) == 3
 
 
 def test_another_version_of_the_worker_starts_another_worker(checkout):
@@ -319,6 +364,28 @@ def test_no_place_for_a_socket_or_a_wish_for_none_means_no_worker(checkout, tmp_
     (tmp_path / "file").write_text("")
     assert checkout.call("pass", XDG_RUNTIME_DIR=str(tmp_path / "file"))[0] == NO_WORKER
     assert checkout.call("pass", PIPELINE_WORKER="off")[0] == NO_WORKER
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="no worker either way")
+@pytest.mark.parametrize(
+    ("before", "environment"),
+    [
+        ("", {f"LARGE_{number}": "x" * 100_000 for number in range(12)}),
+        ("import os; os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone')", {}),
+    ],
+    ids=["large environment", "deleted working directory"],
+)
+def test_what_a_worker_cannot_take_over_means_no_worker(checkout, tmp_path, before, environment):
+    checkout.call("pass")
+    signals = "code = 98 if code is None and signal.pthread_sigmask(signal.SIG_BLOCK, []) else code"
+    call = CALL.replace("sys.exit", f"import signal; {signals}\nsys.exit")
+    exit_code, _, stderr = checkout.call("pass", cwd=tmp_path, call=f"{before}\n{call}", **environment)
+    assert (exit_code, stderr) == (NO_WORKER, "")
+
+
+def test_a_worker_does_not_end_with_the_snakemake_of_its_first_caller(checkout):
+    code = "import os, psutil; print(psutil.Process(os.getppid()).environ().get('PIPELINE_SNAKEMAKE'))"
+    assert checkout.call(code, PIPELINE_SNAKEMAKE="1")[1] == "None\n"
 
 
 @pytest.mark.parametrize("wish", ["OFF", "0", "on"])

@@ -15,6 +15,7 @@ import fcntl
 import hashlib
 import json
 import os
+import resource
 import selectors
 import signal
 import socket
@@ -25,7 +26,9 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TextIO
 
+from pipeline.cells.orphans import without_snakemake
 from pipeline.errors import UserError
 
 PACKAGE = Path(__file__).parents[1]
@@ -33,6 +36,12 @@ OWN_CODE = (Path(__file__), Path(__file__).with_name("worker.py"))
 # These are read when a library is loaded, which in a worker is before the caller comes.
 BINDING_VARIABLES = ("LD_", "PYTHON", "PYTORCH", "TORCH", "TRITON")
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+# What names a scheduler's job, and in an array of jobs the one: Slurm, PBS, LSF, Grid Engine, Flux, OAR, HTCondor.
+JOB_VARIABLES = (
+    *("SLURM_JOB_ID", "SLURM_STEP_ID", "PBS_JOBID", "LSB_JOBID", "LSB_JOBINDEX", "JOB_ID", "SGE_TASK_ID"),
+    *("FLUX_JOB_ID", "OAR_JOB_ID", "_CONDOR_JOB_AD"),
+)
+OWN_PROCESS = Path("/proc/self")
 # The compiler makes its kernels in the cell's own process: it has a handful of them, and to start inductor's pool of
 # processes, each of which imports torch, takes longer than they do. Read when inductor is imported.
 COMPILE_IN_PROCESS = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
@@ -42,7 +51,7 @@ FORWARDED_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTER
 
 
 def hand_over(argv: Sequence[str], issued_at: float) -> int | None:
-    """Have the worker run `python -m pipeline <argv>` in our place; return its exit code, None if there is no worker.
+    """Have the worker run `python -m pipeline <argv>` in our place; return its exit code, None if no worker takes it.
 
     A child that a signal ended ends this process by the same signal. Raises UserError for a wish that is not known.
     """
@@ -52,11 +61,16 @@ def hand_over(argv: Sequence[str], issued_at: float) -> int | None:
         connection = _connect()
     except OSError:
         return None
-    with connection:
+    with connection, connection.makefile("r") as answers:
         # Held back until there is a child to pass them to: one that came in between would end this process alone.
         signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED_SIGNALS)
-        _send_request(connection, argv, issued_at)
-        return _await_child(connection)
+        try:
+            pid = _start_child(connection, answers, argv, issued_at)
+            if pid is not None:
+                _forward_signals(pid)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED_SIGNALS)
+        return None if pid is None else _await_child(answers)
 
 
 def _is_wanted() -> bool:
@@ -67,14 +81,32 @@ def _is_wanted() -> bool:
 
 
 def identity() -> str:
-    """Return what a worker belongs to: user, checkout, interpreter, installed versions, and what libraries read."""
+    """Return what a worker belongs to, and what its children are held to; raises OSError where that cannot be told."""
+    facts = [os.getuid(), str(PACKAGE), sys.executable, sys.version, sys.flags, *_libraries(), *_bounds()]
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+
+
+def _libraries() -> list[object]:
+    """Tell the libraries that a worker loads: where they are, their versions, what they read, and its own code."""
     # Not the caller's working directory, which `python -m` puts first: a worker serves callers from any.
     places = sorted({place for place in sys.path if Path(place).is_dir() and not Path(place).samefile(".")})
     installed = sorted(name for place in places for name in os.listdir(place) if name.endswith(".dist-info"))
     binding = sorted((name, value) for name, value in os.environ.items() if name.startswith(BINDING_VARIABLES))
-    own_code = [path.read_text() for path in OWN_CODE]
-    facts = [os.getuid(), str(PACKAGE), sys.executable, sys.version, sys.flags, places, installed, binding, own_code]
-    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+    return [places, installed, binding, [path.read_text() for path in OWN_CODE]]
+
+
+def _bounds() -> list[object]:
+    """Tell what a process inherits and cannot always take on later: its job, cgroup, namespaces, priority, limits."""
+    limits = sorted(name for name in dir(resource) if name.startswith("RLIMIT_"))
+    return [
+        {name: os.environ.get(name) for name in JOB_VARIABLES},
+        (OWN_PROCESS / "cgroup").read_text(),
+        (OWN_PROCESS / "oom_score_adj").read_text(),
+        sorted(os.readlink(namespace) for namespace in (OWN_PROCESS / "ns").iterdir()),
+        sorted(os.getgroups()),
+        (os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0), os.sched_getparam(0).sched_priority),
+        [(name, resource.getrlimit(getattr(resource, name))) for name in limits],
+    ]
 
 
 def runtime_folder() -> Path:
@@ -138,9 +170,19 @@ def _start_worker(path: Path) -> None:
 def _worker_environment() -> dict[str, str]:
     """Return the environment that a worker imports its libraries in, not that of its children."""
     # With Snakemake's thread counts torch would load with those, and a cell that sets others starts threads by that.
-    kept = {name: value for name, value in os.environ.items() if name not in THREAD_VARIABLES}
+    kept = {name: value for name, value in without_snakemake(os.environ).items() if name not in THREAD_VARIABLES}
     # Otherwise a library that asks for GPUs while it is imported would start CUDA, here and for all children.
     return kept | COMPILE_IN_PROCESS | {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+
+
+def _start_child(connection: socket.socket, answers: TextIO, argv: Sequence[str], issued_at: float) -> int | None:
+    """Send the request and return the number of the child; None where it cannot be sent or the worker refuses it."""
+    try:
+        _send_request(connection, argv, issued_at)
+        started = answers.readline()
+    except OSError:
+        return None
+    return json.loads(started)["pid"] if started else None
 
 
 def _send_request(connection: socket.socket, argv: Sequence[str], issued_at: float) -> None:
@@ -160,16 +202,14 @@ def _send_request(connection: socket.socket, argv: Sequence[str], issued_at: flo
     connection.sendall(message[1:])
 
 
-def _await_child(connection: socket.socket) -> int:
-    with connection.makefile("r") as answers:
-        started = answers.readline()
-        if started:
-            pid = json.loads(started)["pid"]
-            for number in FORWARDED_SIGNALS:
-                if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup, or in a script's background
-                    signal.signal(number, lambda number, _frame: _forward(pid, number))
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED_SIGNALS)
-        ended = answers.readline()
+def _forward_signals(pid: int) -> None:
+    for number in FORWARDED_SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup, or in a script's background
+            signal.signal(number, lambda number, _frame: _forward(pid, number))
+
+
+def _await_child(answers: TextIO) -> int:
+    ended = answers.readline()
     if not ended:
         print("pipeline: the worker died in the middle of the cell", file=sys.stderr)
         return 1
@@ -193,6 +233,15 @@ def end_by(number: int) -> None:
     with contextlib.suppress(OSError):  # SIGKILL has no handler to reset
         signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
+
+
+def open_closed_streams() -> None:
+    """Make the standard streams that this process was started without, as by `<&-`: files would take their numbers."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            stream = open(os.devnull, mode)  # noqa: SIM115 It takes the lowest number that is free, and stays open.
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)
 
 
 def process_started_at() -> float:

@@ -115,7 +115,7 @@ def _accept(
         return None
     try:
         pid = os.fork()
-    except OSError:  # the machine is out of processes: the caller sees the end of the stream, and its cell fails
+    except OSError:  # the machine is out of processes: the caller sees the end of the stream
         pid = -1
     if pid == 0:
         _leave_worker([listener, caller, *(child.caller for child in children.values())], children, streams)
@@ -137,13 +137,18 @@ def _accept(
 def _receive(caller: socket.socket) -> tuple[dict[str, Any], list[int]]:
     caller.settimeout(RECEIVE_LIMIT_S)
     message, streams, _, _ = socket.recv_fds(caller, 65536, 3)
-    while not message.endswith(b"\n"):
-        more = caller.recv(65536)
-        if not more or len(message) > REQUEST_LIMIT_BYTES:
-            raise ValueError("the request was cut short")
-        message += more
-    caller.settimeout(None)
-    return json.loads(message), list(streams)
+    try:
+        while not message.endswith(b"\n"):
+            more = caller.recv(65536)
+            if not more or len(message) > REQUEST_LIMIT_BYTES:
+                raise ValueError("the request is cut short or too long")
+            message += more
+        caller.settimeout(None)
+        return json.loads(message), list(streams)
+    except (OSError, ValueError):
+        for stream in streams:  # whoever reads the caller's output waits for the end of it
+            os.close(stream)
+        raise
 
 
 def _follow(child: Child, ready: Any, selector: selectors.BaseSelector, children: dict[int, Child]) -> None:
@@ -151,8 +156,7 @@ def _follow(child: Child, ready: Any, selector: selectors.BaseSelector, children
     if ready is child.caller:
         # A caller sends nothing after its request: whatever there is to read is the end.
         selector.unregister(child.caller)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
+        _kill(child.pid)
         return
     _, status = os.waitpid(child.pid, 0)
     _tell(child.caller, {"status": status})
@@ -162,6 +166,20 @@ def _follow(child: Child, ready: Any, selector: selectors.BaseSelector, children
     os.close(child.pidfd)
     child.caller.close()
     del children[child.pid]
+
+
+def _kill(pid: int) -> None:
+    """Kill a child with its process group and all that it started, as the program under nsys, outside of that."""
+    import psutil
+
+    started = []
+    with contextlib.suppress(psutil.NoSuchProcess):
+        started = psutil.Process(pid).children(recursive=True)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+    for process in started:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def _tell(caller: socket.socket, answer: dict[str, int]) -> None:
