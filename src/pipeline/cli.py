@@ -152,7 +152,9 @@ def _section(arguments: argparse.Namespace) -> None:
 def _writeup(arguments: argparse.Namespace) -> None:
     from pipeline.report.writeup import write_writeup
 
-    write_writeup(arguments.sections, arguments.cells, arguments.scale, dict(arguments.code), arguments.out)
+    write_writeup(
+        arguments.sections, arguments.cells, arguments.scale, dict(arguments.code), arguments.out, arguments.failures
+    )
 
 
 def _publish(arguments: argparse.Namespace) -> None:
@@ -226,6 +228,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     of_now = "the code that measures a stage now: cells measured by other code are told of"
     writeup.add_argument("--code", nargs=2, action="append", default=[], metavar=("STAGE", "DIGEST"), help=of_now)
     writeup.add_argument("--scale", default="", help="which cells were asked for, said on the first page")
+    writeup.add_argument("--failures", type=Path, metavar="FAILURES.json", help="what failed, told on the first page")
     writeup.add_argument("--out", type=Path, required=True, metavar="WRITEUP.md")
     writeup.set_defaults(run=_writeup)
 

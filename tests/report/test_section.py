@@ -16,6 +16,18 @@ def render(tmp_path):
     return render
 
 
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("KeyError: '<b>'", "`KeyError: '<b>'`"),
+        ("a | b", "`a \\| b`"),
+        ("`x` and ``y``", "``` `x` and ``y`` ```"),
+    ],
+)
+def test_a_text_that_is_not_the_reports_own_stays_code_in_a_table(render, text, written):
+    assert render("{{ text | verbatim }}", text=text) == f"{written}\n"
+
+
 def test_filters_write_numbers_with_their_units(render):
     text = render(
         "{{ a | ms }} {{ b | ms }} {{ c | ratio }} {{ d | percent }} {{ e | count }} "

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from pipeline.cells import sweep
+from pipeline.cells.failures import Failure, Failures, write_failures
 from pipeline.errors import UserError
 from pipeline.report.rows import read_rows
 from pipeline.report.writeup import findings, first_page, write_section, write_writeup
@@ -273,3 +274,23 @@ def test_what_a_section_wants_on_the_first_page_stands_there_under_its_title():
     silent = "## Nothing\n\n<!-- findings -->\n\n<!-- end of findings -->\n"
     found = [{"title": "All-reduce, timed", "anchor": "all-reduce-timed", "text": "- It is fast."}]
     assert findings([silent, marked, "## Plain\n"]) == found
+
+
+def test_what_failed_is_named_at_the_top_with_its_log(tmp_path):
+    pd.DataFrame([line()]).to_csv(tmp_path / "cells.csv", index=False)
+    xl = Failure("timing size=xl", "timing", ("xl.json",), "logs/timing/size=xl.log", "KeyError: 'a | b'")
+    lost = Failure("memory size=xl", "memory", ("memory.json",), "logs/memory/size=xl.log", "SIGSEGV")
+    section = Failure("section flash", "", ("flash.md",), "logs/flash/section.log", "ValueError: no")
+    write_failures(tmp_path / "failures.json", Failures((xl, lost, section)))
+    write_writeup([], [tmp_path / "cells.csv"], "", {}, tmp_path / "writeup.md", tmp_path / "failures.json")
+    page = (tmp_path / "writeup.md").read_text()
+    top, _, _ = page.partition("| machine |")
+    assert "**Missing, because it failed: 2 cells and 1 report step.** No cell of memory could be" in top
+    assert "| `timing size=xl` | `KeyError: 'a \\| b'` | `logs/timing/size=xl.log` |" in top
+    assert "| `section flash` | `ValueError: no` | `logs/flash/section.log` |" in top
+
+
+def test_a_run_in_which_nothing_failed_says_nothing_of_it(tmp_path):
+    pd.DataFrame([line()]).to_csv(tmp_path / "cells.csv", index=False)
+    write_writeup([], [tmp_path / "cells.csv"], "", {}, tmp_path / "writeup.md")
+    assert "failed" not in (tmp_path / "writeup.md").read_text().partition("| machine |")[0]

@@ -11,6 +11,7 @@ from snakemake.logging import logger
 from pipeline.cells import caller, fields, freshness, layout, locks, orphans, preflight, sweep
 from pipeline.cells.config import check_something_to_write, idle_overrides, load_plan
 from pipeline.cells.disk import DISK_FULL
+from pipeline.cells.failures import Failure, Failures, how_it_ended, read_failures, write_failures
 from pipeline.cells.quiet_host import RUN_VARIABLE
 from pipeline.errors import or_exit
 from pipeline.instruments import machine
@@ -44,7 +45,7 @@ def checked_plan():
         )
     check_something_to_write(plan, RESULTS)
     # The machine that measures may then be another: its own parse of this file checks.
-    if plan.measure and not jobs_go_to_a_scheduler():
+    if plan.measure and not FAILURES.failed and not jobs_go_to_a_scheduler():
         preflight.check_results(RESULTS, machine.machine_kind())
         locks.check_folder()
     # For every target: which are asked for is not known yet, while rules are read.
@@ -54,7 +55,10 @@ def checked_plan():
 
 
 class Stage:
-    """A stage as its rules see it: the cells to measure, or with measure=false those that are there."""
+    """A stage as its rules see it: the cells to measure, or with measure=false those that are there.
+
+    What failed in the run that this one ends is not among its cells and tables.
+    """
 
     def __init__(self, name):
         self.declaration = sweep.declaration(name)
@@ -68,7 +72,9 @@ class Stage:
         self.record_pattern = f"{self.folder}/cells/{pattern}.json"
         self.files_pattern = f"{self.folder}/files/{pattern}"
         self.log_pattern = f"logs/{name}/{pattern}.log"
-        self.cells = self.planned(plan.cells) if PLAN.measure else layout.found_cells(RESULTS, name)
+        cells = self.planned(plan.cells) if PLAN.measure else layout.found_cells(RESULTS, name)
+        self.cells = {path: cells[path] for path in FAILURES.without(cells)}
+        self.tables_asked_for = self.tables_of(cells.values())
         self.settings_words = [f"--set={word}" for word in fields.words(plan.settings)]
         self.code = freshness.code_digest(f"pipeline.stages.{name}.measure")
         self.report_code = freshness.code_digest(f"pipeline.stages.{name}.section")
@@ -100,9 +106,13 @@ class Stage:
         """Return the values on the split axis: the names of the stage's tables."""
         return sorted({self.split_value(cell) for cell in self.cells.values()})
 
+    def tables_of(self, cells):
+        """Return the tables that these cells are told in."""
+        return sorted({f"{self.folder}/{self.split_value(cell)}.csv" for cell in cells})
+
     def tables(self):
         """Return the stage's tables."""
-        return [f"{self.folder}/{value}.csv" for value in self.split_values()]
+        return FAILURES.without(self.tables_of(self.cells.values()))
 
     def tables_beside(self):
         """Return the tables of other stages that the section reads too."""
@@ -185,9 +195,17 @@ def stage_records(wildcards):
     return STAGES[wildcards.stage].records()
 
 
+# Given by a run in which something failed to the one that makes what can be made of the rest: see failed.smk.
+FAILURES_FILE = config.pop("failures", None)
+FAILURES = or_exit("snakemake", read_failures, Path(FAILURES_FILE)) if FAILURES_FILE else Failures()
 PLAN = or_exit("snakemake", checked_plan)
 STAGES = or_exit("snakemake", lambda: {name: Stage(name) for name in PLAN.stages})
 STAGES_TO_WRITE = [name for name, stage in STAGES.items() if stage.records()]
+CELL_TABLES = FAILURES.without(f"results/{name}/cells.csv" for name in STAGES_TO_WRITE)
+STAGES_WITH_TABLES = [name for name in STAGES_TO_WRITE if STAGES[name].tables()]
+SECTIONS = FAILURES.without(f"reports/sections/{name}.md" for name in STAGES_WITH_TABLES)
+FIGURES = FAILURES.without(f"reports/figures/{name}" for name in STAGES_WITH_TABLES)
+WRITEUP = "reports/writeup.md"
 SOFTWARE = " ".join(f"{name}={version}" for name, version in machine.software_versions().items())
 DISK_IS_FULL = "snakemake: the disk is full, nothing more is measured: make room and run the same command again"
 # Each job's own Snakemake, on another machine too, belongs to the same run.

@@ -23,20 +23,22 @@ rule tabulate_cells:
 
 rule writeup:
     input:
-        cells=wanted(expand("results/{stage}/cells.csv", stage=STAGES_TO_WRITE), by="reports/writeup.md"),
-        sections=wanted(expand("reports/sections/{stage}.md", stage=STAGES_TO_WRITE), by="reports/writeup.md"),
-        figures=wanted(expand("reports/figures/{stage}", stage=STAGES_TO_WRITE), by="reports/writeup.md"),
+        cells=wanted(CELL_TABLES, by=WRITEUP),
+        sections=wanted(SECTIONS, by=WRITEUP),
+        figures=wanted(FIGURES, by=WRITEUP),
+        failures=FAILURES_FILE or [],
     output:
-        report("reports/writeup.md", caption="../report/writeup.rst", category="write-up"),
+        report(WRITEUP, caption="../report/writeup.rst", category="write-up"),
     log:
         "logs/writeup.log",
     params:
         scale=["--scale", PLAN.scale] if PLAN.measure else [],
         measured_by=[word for name in STAGES_TO_WRITE for word in ("--code", name, STAGES[name].code)],
+        failures=["--failures", FAILURES_FILE] if FAILURES_FILE else [],
         code=freshness.code_digest("pipeline.report.writeup"),
         template=freshness.file_digest(ROOT / "src/pipeline/report/writeup.md.j2"),
     message:
         "write-up"
     shell:
         "python -m pipeline writeup {input.sections:q} --cells {input.cells:q} {params.scale:q}"
-        " {params.measured_by:q} --out {output:q} >{log:q} 2>&1"
+        " {params.measured_by:q} {params.failures:q} --out {output:q} >{log:q} 2>&1"

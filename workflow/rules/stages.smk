@@ -14,7 +14,7 @@ MEASURE = (
 for name in STAGES_TO_WRITE:
     stage = STAGES[name]
 
-    if PLAN.measure:
+    if PLAN.measure and not FAILURES.failed:
 
         rule:
             name:

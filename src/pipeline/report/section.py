@@ -25,7 +25,13 @@ def render(template_path: Path, facts: dict) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= FORMS | {"span": span, "listing": listing, "counted": counted, "growth": growth}
+    environment.filters |= FORMS | {
+        "span": span,
+        "listing": listing,
+        "counted": counted,
+        "growth": growth,
+        "verbatim": verbatim,
+    }
     text = environment.get_template(template_path.name).render(facts)
     # Sentences that were not printed leave their blank lines behind.
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
@@ -56,6 +62,13 @@ def count(value: float) -> str:
 def counted(value: float, noun: str) -> str:
     """Write how many there are of something: `1 row`, `1,200 rows`."""
     return f"{count(value)} {noun}{'s' if value != 1 else ''}"
+
+
+def verbatim(text: str) -> str:
+    """Write a text that is not the report's own as code, fit for a table."""
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence, space = "`" * (longest + 1), " " if longest else ""
+    return f"{fence}{space}{text}{space}{fence}".replace("|", "\\|")
 
 
 def number(value: float) -> str:

@@ -11,10 +11,11 @@ import pandas as pd
 
 from pipeline.cells import fields, sweep
 from pipeline.cells.disk import write_text
+from pipeline.cells.failures import Failures, read_failures
 from pipeline.cells.record import SOFTWARE, STATUSES
 from pipeline.errors import UserError
 from pipeline.report.rows import read_rows
-from pipeline.report.section import render
+from pipeline.report.section import counted, render
 
 TEMPLATE = Path(__file__).parent / "writeup.md.j2"
 # What a section wants on the first page: it stands between these, above the rest of the section.
@@ -71,12 +72,18 @@ def _lacking(stage: str, path: Path, rows: pd.DataFrame) -> list[str]:
 
 
 def write_writeup(
-    sections: Sequence[Path], cells: Sequence[Path], scale: str, code: Mapping[str, str], out: Path
+    sections: Sequence[Path],
+    cells: Sequence[Path],
+    scale: str,
+    code: Mapping[str, str],
+    out: Path,
+    failures: Path | None = None,
 ) -> None:
     """Write the write-up from the rendered sections and the tables of cells.
 
     scale: which cells were asked for; empty where what is there is written up, whatever asked for it.
     code: the digest of the code that measures each stage now; a stage may be left out.
+    failures: the list of what failed and is missing therefore (pipeline.cells.failures), if anything did.
     Raises UserError, one line, for a section that cannot be read, a table that is none of cells, or no cells at all.
     """
     lines = _joined([_read_cells(path) for path in cells])
@@ -88,6 +95,7 @@ def write_writeup(
         "changed": changed_since(lines, code),
         "sections": texts,
         "findings": findings(texts),
+        **what_is_missing(lines, read_failures(failures) if failures else Failures()),
     }
     write_text(out, render(TEMPLATE, facts))
 
@@ -157,6 +165,18 @@ def _on_busy_host(cells: pd.DataFrame) -> list[dict[str, Any]]:
         return []
     busy = cells[cells["host_busy"].astype(str) == "True"]
     return busy[["stage", "cell", "host_others_cores", "host_cores"]].to_dict("records")
+
+
+def what_is_missing(cells: pd.DataFrame, failures: Failures) -> dict[str, Any]:
+    """Return what failed, how much that is, and the stages of which nothing is left."""
+    of_cells = [failure.stage for failure in failures.failed if failure.stage]
+    others = len(failures.failed) - len(of_cells)
+    amounts = {"cell": len(of_cells), "report step": others}
+    return {
+        "failed": failures.failed,
+        "failed_amounts": [counted(number, noun) for noun, number in amounts.items() if number],
+        "unmeasured": sorted({*of_cells} - {*cells["stage"]}),
+    }
 
 
 def changed_since(cells: pd.DataFrame, code: Mapping[str, str]) -> list[str]:

@@ -1,0 +1,87 @@
+"""What becomes of a run in which something failed: a second run leaves that out, and makes what the rest allows."""
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+MADE_OF_TABLES = ("results/{}/cells.csv", "reports/sections/{}.md", "reports/figures/{}")
+LIST = ".snakemake/failures.json"
+
+
+def targets():
+    """Return what is made by default: the write-up, or in a second run what the first could not make, where this can."""
+    if not FAILURES.failed:
+        return [WRITEUP]
+    tables = [table for name in STAGES_TO_WRITE for table in STAGES[name].tables()]
+    writeup = [WRITEUP] if CELL_TABLES else []
+    return [path for path in (*tables, *CELL_TABLES, *SECTIONS, *writeup) if path in FAILURES.unmade]
+
+
+def remove_outdated():
+    """Remove what is there of an earlier run and can be made no more, for all that it was made of has failed."""
+    kept = {*TARGETS, *FIGURES}
+    for name, stage in STAGES.items():
+        made = [*stage.tables_asked_for, *(pattern.format(name) for pattern in MADE_OF_TABLES)]
+        for path in {*made}.intersection(FAILURES.unmade) - kept:
+            shutil.rmtree(path) if Path(path).is_dir() else Path(path).unlink(missing_ok=True)
+
+
+def failed_jobs():
+    """Return the jobs that failed, provided that all have run which do not need them: none where the run was stopped."""
+    scheduler = workflow.scheduler
+    if scheduler.running or workflow.dag.ready_jobs:
+        return []
+    return [job for entry in scheduler.failed for job in (entry.jobs if entry.is_group() else [entry])]
+
+
+def failure(job):
+    """Return what there is to say of a job that failed."""
+    prefix, _, stage = job.rule.name.partition("_")
+    outputs, log = tuple(map(str, job.output)), str(job.log)
+    return Failure(job.message, stage if prefix == "measure" else "", outputs, log, how_it_ended(Path(log)))
+
+
+def make_the_rest(jobs):
+    """Start the second run for all that was not made for want of what failed; the first run tells what that is."""
+    failed = sorted(map(failure, jobs), key=lambda entry: entry.what)
+    unmade = sorted(str(path) for job in workflow.dag.needrun_jobs() if job not in jobs for path in job.output)
+    failures = Failures((*FAILURES.failed, *failed), tuple(unmade))
+    write_failures(Path(LIST), failures)
+    if failures.unmade:
+        tell(f"{len(jobs)} failed: the rest is made without")
+        with contextlib.suppress(KeyboardInterrupt):  # of which the second run tells
+            subprocess.run(second_run())
+    if not FAILURES.failed:
+        for entry in read_failures(Path(LIST)).failed:
+            tell(f"failed: {entry.what}: {entry.error} ({entry.log})")
+        tell("the same command tries again what failed")
+
+
+def second_run():
+    """Return the command of the second run: of the same plan, in this process's place and under its lock."""
+    settings = {**config, "failures": LIST}
+    return [
+        *(sys.executable, "-m", "snakemake", "--snakefile", workflow.main_snakefile, "--directory", os.getcwd()),
+        *("--workflow-profile", "none", "--executor", "local", "--cores", str(workflow.resource_settings.cores or 1)),
+        *("--nolock", "--keep-going", "--rerun-incomplete", "--show-failed-logs", "--scheduler", "greedy"),
+        *("--quiet", "host", "progress", "reason", "rules"),
+        *("--config", *(f"{name}={json.dumps(value)}" for name, value in settings.items())),
+    ]
+
+
+def tell(line):
+    """Print a line of the workflow's own among Snakemake's."""
+    print(f"snakemake: {line}", file=sys.stderr, flush=True)
+
+
+TARGETS = targets()
+if FAILURES.failed:
+    remove_outdated()
+
+
+onerror:
+    if jobs := failed_jobs():
+        or_exit("snakemake", make_the_rest, jobs)
