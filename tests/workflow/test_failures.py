@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -89,6 +90,7 @@ def test_an_interrupted_run_stops_and_writes_nothing_up(project):
     for line in run.stdout:
         if "of 2 cells done" in line:
             break
+    time.sleep(1.0)  # Snakemake does not notice an interrupt while it prints
     os.killpg(run.pid, signal.SIGINT)
     output, _ = run.communicate(timeout=60)
     assert run.returncode == 1
