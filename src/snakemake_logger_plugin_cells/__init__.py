@@ -1,8 +1,10 @@
-"""A Snakemake logger plugin (`--logger cells`) that tells how many cells are measured and the time left."""
+"""A Snakemake logger plugin (`--logger cells`): how many cells are measured, the time left, and who disturbed them."""
 
 import sys
 import time
+from contextlib import suppress
 from logging import LogRecord
+from pathlib import Path
 
 from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
@@ -16,11 +18,11 @@ put_targets_last()
 
 
 class LogHandler(LogHandlerBase):
-    """Print a line beside Snakemake's own output whenever a cell starts."""
+    """Print a line beside Snakemake's own output whenever a cell starts, and when one ends that others disturbed."""
 
     def __post_init__(self) -> None:
         self.total, self.done = 0, 0
-        self.running: set[int] = set()
+        self.running: dict[int, list[str]] = {}  # what each leaves, by job
         self.first_start = 0.0
 
     def emit(self, record: LogRecord) -> None:
@@ -29,19 +31,32 @@ class LogHandler(LogHandlerBase):
         if event == LogEvent.RUN_INFO:
             self.total = sum(jobs for rule, jobs in record.stats.items() if rule.startswith(CELL_RULE_PREFIX))
         elif event == LogEvent.JOB_INFO and record.rule_name.startswith(CELL_RULE_PREFIX):
-            self._start(record.jobid)
+            self._start(record.jobid, record.output)
         elif event == LogEvent.JOB_FINISHED and record.job_id in self.running:
-            self.running.remove(record.job_id)
             self.done += 1
+            self._tell_if_disturbed(self.running.pop(record.job_id))
         elif event == LogEvent.JOB_ERROR and record.jobid in self.running:
-            self.running.remove(record.jobid)
+            del self.running[record.jobid]
 
-    def _start(self, job_id: int) -> None:
+    def _start(self, job_id: int, output: list[str]) -> None:
         self.first_start = self.first_start or time.monotonic()
-        self.running.add(job_id)
+        self.running[job_id] = output
         if self.common_settings.dryrun:
             return
         print(f"[{self.done} of {self.total} cells done{self._time_left()}]", file=sys.stderr, flush=True)
+
+    def _tell_if_disturbed(self, output: list[str]) -> None:
+        """Say what only the cell's log holds: other processes were busy when it was measured."""
+        # Not at the top: every Snakemake of the environment imports this module, whatever it runs.
+        from pipeline.cells.record import read_record
+        from pipeline.errors import UserError
+
+        for path in output:
+            with suppress(UserError):  # the folder of its files, for one
+                host = read_record(Path(path)).get("host", {})
+                if host.get("busy"):
+                    used = f"other processes used {host['others_cores']:.1f} of {host['cores']:g} cores"
+                    print(f"[measured on a busy host: {used}, see {path}]", file=sys.stderr, flush=True)
 
     def _time_left(self) -> str:
         if not self.done:
