@@ -184,3 +184,8 @@ def test_a_claim_that_comes_after_cuda_has_started_is_refused(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", started)
     with pytest.raises(RuntimeError, match="before it starts"):
         claim(1)
+
+
+def test_a_slice_of_a_gpu_is_locked_inside_the_folder_whatever_its_name(folder):
+    assert claim(1, ["MIG-GPU-a/1/0"]).device_ids == ("MIG-GPU-a/1/0",)
+    assert [path.name for path in folder.iterdir()] == ["MIG-GPU-a-1-0.lock"]
