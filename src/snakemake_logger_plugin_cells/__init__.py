@@ -1,73 +1,144 @@
-"""A Snakemake logger plugin (`--logger cells`): how many cells are measured, the time left, and who disturbed them."""
+"""A Snakemake logger plugin (`--logger cells`): one line a job, with the cells done, the time left, and who disturbed.
 
+It writes all that Snakemake says to the terminal, so that lines do not run into each other, and leaves out what is of
+no use to whoever waits for a report; `--verbose` shows all of it, and so does the log file that Snakemake keeps.
+"""
+
+import contextlib
 import sys
+import threading
 import time
-from contextlib import suppress
+from collections.abc import Sequence
 from logging import LogRecord
 from pathlib import Path
 
 from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
 
+from snakemake_logger_plugin_cells import messages
 from snakemake_logger_plugin_cells.command_line import put_targets_last
+from snakemake_logger_plugin_cells.progress import Progress, RunPlan, is_cell
 
-CELL_RULE_PREFIX = "measure_"
+REMIND_S = 60.0
+# Of these events the lines of jobs say enough.
+LEFT_OUT = {
+    LogEvent.WORKFLOW_STARTED,
+    LogEvent.RESOURCES_INFO,
+    LogEvent.JOB_STARTED,
+    LogEvent.JOB_FINISHED,
+    LogEvent.PROGRESS,
+}
+# Messages without an event that tell of Snakemake's own work, by how they begin.
+CHATTER = (
+    "Config file ",
+    "Assuming unrestricted shared filesystem",
+    "Building DAG of jobs",
+    "Using shell:",
+    "Select jobs to execute",
+)
 
 # Here, because Snakemake imports its plugins before it parses the command line.
 put_targets_last()
 
 
 class LogHandler(LogHandlerBase):
-    """Print a line beside Snakemake's own output whenever a cell starts, and when one ends that others disturbed."""
+    """Write to the terminal in Snakemake's place. Snakemake gives it the filter and the format of its own handler."""
 
     def __post_init__(self) -> None:
-        self.total, self.done = 0, 0
-        self.running: dict[int, list[str]] = {}  # what each leaves, by job
-        self.first_start = 0.0
+        self.plan = RunPlan()
+        self.progress = Progress(self.plan)
+        self.infos: dict[int, LogRecord] = {}  # what Snakemake said of each job when it started
+        self.reminder: threading.Timer | None = None
+
+    def handle(self, record: LogRecord) -> bool:
+        """Follow every event, and write those that --quiet and its like let pass."""
+        with self.lock:
+            try:
+                self._follow(record, time.monotonic())
+            except Exception:
+                self.handleError(record)
+            return bool(super().handle(record))
 
     def emit(self, record: LogRecord) -> None:
-        """Follow the run's events; those that this plugin does not know pass by."""
+        """Write one record."""
+        try:
+            if text := self._text(record, time.monotonic()):
+                self._write(text)
+        except Exception:  # as every handler does: a run does not end for what is said of it
+            self.handleError(record)
+
+    def close(self) -> None:
+        """End a dry run with what it would take."""
+        self._stop_reminder()
+        if self.common_settings.dryrun and self.progress.totals:
+            self._write(messages.table(self.progress, 0.0))
+            self.progress.totals.clear()
+        super().close()
+
+    def _follow(self, record: LogRecord, now: float) -> None:
         event = getattr(record, "event", None)
-        if event == LogEvent.RUN_INFO:
-            self.total = sum(jobs for rule, jobs in record.stats.items() if rule.startswith(CELL_RULE_PREFIX))
-        elif event == LogEvent.JOB_INFO and record.rule_name.startswith(CELL_RULE_PREFIX):
-            self._start(record.jobid, record.output)
-        elif event == LogEvent.JOB_FINISHED and record.job_id in self.running:
-            self.done += 1
-            self._tell_if_disturbed(self.running.pop(record.job_id))
-        elif event == LogEvent.JOB_ERROR and record.jobid in self.running:
-            del self.running[record.jobid]
-
-    def _start(self, job_id: int, output: list[str]) -> None:
-        self.first_start = self.first_start or time.monotonic()
-        self.running[job_id] = output
-        if self.common_settings.dryrun:
+        if (plan := getattr(record, "run_plan", None)) is not None:
+            self.plan, self.progress = plan, Progress(plan)
+        elif event == LogEvent.RUN_INFO:
+            totals = {rule: count for rule, count in record.stats.items() if rule != "total"}
+            self.progress.begin(totals, 0.0 if self.common_settings.dryrun else now)
+        elif self.common_settings.dryrun:
             return
-        print(f"[{self.done} of {self.total} cells done{self._time_left()}]", file=sys.stderr, flush=True)
+        elif event == LogEvent.JOB_INFO:
+            self.infos[record.jobid] = record
+            self.progress.start(record.jobid, record.rule_name, record.output, now)
+        elif event == LogEvent.JOB_FINISHED:
+            self.progress.finish(record.job_id, now)
+        elif event == LogEvent.JOB_ERROR:
+            self.progress.fail(record.jobid)
 
-    def _tell_if_disturbed(self, output: list[str]) -> None:
-        """Say what only the cell's log holds: other processes were busy when it was measured."""
-        # Not at the top: every Snakemake of the environment imports this module, whatever it runs.
-        from pipeline.cells.record import read_record
-        from pipeline.errors import UserError
+    def _text(self, record: LogRecord, now: float) -> str | None:
+        event, settings = getattr(record, "event", None), self.common_settings
+        if event == LogEvent.ERROR and (line := messages.complaint(record.getMessage(), self.plan.targets)):
+            return line
+        if settings.verbose:
+            return self.format(record)
+        if event == LogEvent.JOB_FINISHED and (info := self.infos.get(record.job_id)) and is_cell(info.rule_name):
+            return _disturbance(info.output)
+        if event in LEFT_OUT or (event is None and str(record.msg).startswith(CHATTER)):
+            return None
+        if event == LogEvent.RUN_INFO and not settings.dryrun:
+            return messages.to_do(self.progress, now)
+        if event == LogEvent.JOB_INFO and not settings.dryrun:
+            self._start_reminder()
+            if not record.output:  # `all`, which makes nothing
+                return None
+            return f"{messages.state(self.progress, now)} {_what(record)}{_why(record)}"
+        return self.format(record)
 
-        for path in output:
-            with suppress(UserError):  # the folder of its files, for one
-                host = read_record(Path(path)).get("host", {})
-                if host.get("busy"):
-                    used = f"other processes used {host['others_cores']:.1f} of {host['cores']:g} cores"
-                    print(f"[measured on a busy host: {used}, see {path}]", file=sys.stderr, flush=True)
+    def _start_reminder(self) -> None:
+        """See to it that a job which takes long is named again."""
+        self._stop_reminder()
+        self.reminder = threading.Timer(REMIND_S, self._remind)
+        self.reminder.daemon = True
+        self.reminder.start()
 
-    def _time_left(self) -> str:
-        if not self.done:
-            return ""
-        left_s = (time.monotonic() - self.first_start) / self.done * (self.total - self.done)
-        return f", about {left_s / 60:.0f} min left" if left_s >= 90 else f", about {left_s:.0f} s left"
+    def _stop_reminder(self) -> None:
+        if self.reminder is not None:
+            self.reminder.cancel()
+
+    def _remind(self) -> None:
+        with self.lock:
+            now = time.monotonic()
+            for number, job in self.progress.running.items():
+                taken = messages.span(now - job.began_at)
+                self._write(f"{messages.state(self.progress, now)} {_what(self.infos[number])}, for {taken} now")
+            if self.progress.running:
+                self._start_reminder()
+
+    def _write(self, text: str) -> None:
+        with contextlib.suppress(OSError):  # the terminal is gone: the run goes on
+            print(text, file=sys.stdout if self.common_settings.stdout else sys.stderr, flush=True)
 
     @property
     def writes_to_stream(self) -> bool:
-        """False: Snakemake's own lines stay, this handler only adds to them."""
-        return False
+        """True: Snakemake leaves the terminal to this handler."""
+        return True
 
     @property
     def writes_to_file(self) -> bool:
@@ -76,15 +147,40 @@ class LogHandler(LogHandlerBase):
 
     @property
     def has_filter(self) -> bool:
-        """True: it picks its events itself, whatever --quiet says of Snakemake's."""
-        return True
+        """False: Snakemake's own serves."""
+        return False
 
     @property
     def has_formatter(self) -> bool:
-        """True: it writes its own lines."""
-        return True
+        """False: Snakemake's own serves for what is not written here."""
+        return False
 
     @property
     def needs_rulegraph(self) -> bool:
         """False: counts are enough."""
         return False
+
+
+def _what(record: LogRecord) -> str:
+    return record.rule_msg or record.rule_name
+
+
+def _why(record: LogRecord) -> str:
+    """Return why a job runs though what it makes is there: what has changed since."""
+    reasons = [reason.partition(":")[0].lower() for reason in record.reason.split("; ")]
+    return "".join(f" ({reason})" for reason in reasons if "changed since" in reason)
+
+
+def _disturbance(output: Sequence[str]) -> str | None:
+    """Say what only the cell's log holds: other processes were busy when it was measured."""
+    # Not at the top: every Snakemake of the environment imports this module, whatever it runs.
+    from pipeline.cells.record import read_record
+    from pipeline.errors import UserError
+
+    for path in output:
+        with contextlib.suppress(UserError):  # the folder of its files, for one
+            host = read_record(Path(path)).get("host", {})
+            if host.get("busy"):
+                used = f"other processes used {host['others_cores']:.1f} of {host['cores']:g} cores"
+                return f"[measured on a busy host: {used}, see {path}]"
+    return None

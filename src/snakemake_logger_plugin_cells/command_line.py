@@ -1,4 +1,4 @@
-"""Snakemake's command line, put right before Snakemake parses it.
+"""What is put right or refused before Snakemake has parsed its command line.
 
 Its parser gives `--resources gpu=8 reports/writeup.md` both words as resources, and fails. Snakemake imports its logger
 plugins when it makes that parser, in whichever way it was started: `snakemake` or `python -m snakemake`.
@@ -7,6 +7,10 @@ plugins when it makes that parser, in whichever way it was started: `snakemake` 
 import re
 import sys
 from pathlib import Path
+
+from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
+
+from pipeline.errors import UserError, or_exit
 
 # What takes any number of NAME=VALUE words.
 OPTIONS = ("--resources", "--res", "--config", "-C")
@@ -40,3 +44,19 @@ def with_targets_last(words: list[str]) -> list[str]:
             continue
         kept.append(word)
     return [*kept, "--", *targets, *words[end + 1 :]] if targets else words
+
+
+def executor(name: str) -> str:
+    """Return the name of an executor, for a profile; where it is not installed, end Snakemake with one line.
+
+    By itself it would print all of its options.
+    """
+    or_exit("snakemake", _require_executor, name)
+    return name
+
+
+def _require_executor(name: str) -> None:
+    registry = ExecutorPluginRegistry()
+    if not registry.is_installed(name):
+        package = registry.get_plugin_package_name(name)
+        raise UserError(f"this profile needs the executor '{name}', which is not installed: pip install {package}")

@@ -38,6 +38,38 @@ def test_a_typo_in_the_configuration_is_one_line_with_its_place(project):
 
 
 @pytest.mark.parametrize(
+    ("target", "complaint"),
+    [
+        ("results/timing/fp64.csv", "allowed in results/timing/ are bf16.csv, cells, cells.csv, fp32.csv"),
+        ("results/timin/bf16.csv", "allowed in results/ are timing"),
+        ("reports/writup.md", "allowed in reports/ are figures, sections, writeup.md"),
+    ],
+)
+def test_a_mistyped_target_is_one_line_that_names_the_allowed(project, target, complaint):
+    code, output = project.snakemake("--dry-run", target)
+    assert code == 1
+    using, told = output.splitlines()
+    assert using.startswith("Using workflow specific profile")
+    assert told == f"snakemake: no target '{target}': {complaint}"
+
+
+def test_a_record_of_a_cell_that_may_not_be_is_one_line(project):
+    target = str(project.records()[0].relative_to(project.root)).replace("size=tiny", "size=huge")
+    code, output = project.snakemake("--dry-run", target)
+    assert code == 1
+    assert last_line(output).startswith("snakemake: timing: size is 'huge', allowed are tiny, nano")
+    assert "Traceback" not in output
+
+
+def test_the_slurm_profile_without_its_plugin_is_one_line_with_the_remedy(project):
+    code, output = project.snakemake("--workflow-profile", "workflow/profiles/slurm", "--dry-run")
+    assert code == 1
+    using, told = output.splitlines()
+    assert using.startswith("Using workflow specific profile")
+    assert told.endswith("'slurm', which is not installed: pip install snakemake-executor-plugin-slurm")
+
+
+@pytest.mark.parametrize(
     ("content", "complaint"),
     [
         (b"", "config.yaml: the whole is None, allowed are the keys scale, measure, overrides"),

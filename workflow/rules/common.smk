@@ -8,7 +8,7 @@ from pathlib import Path
 
 from snakemake.logging import logger
 
-from pipeline.cells import caller, fields, freshness, layout, locks, orphans, preflight, sweep
+from pipeline.cells import caller, expected, fields, freshness, layout, locks, orphans, preflight, sweep
 from pipeline.cells.config import check_something_to_write, idle_overrides, load_plan
 from pipeline.cells.disk import DISK_FULL
 from pipeline.cells.failures import Failure, Failures, how_it_ended, read_failures, write_failures
@@ -16,6 +16,7 @@ from pipeline.cells.quiet_host import RUN_VARIABLE
 from pipeline.errors import or_exit
 from pipeline.instruments import machine
 from pipeline.report.publish import missing_images
+from snakemake_logger_plugin_cells.progress import RunPlan
 
 RESULTS = Path("results")
 REPORTS = Path("reports")
@@ -75,6 +76,7 @@ class Stage:
         cells = self.planned(plan.cells) if PLAN.measure else layout.found_cells(RESULTS, name)
         self.cells = {path: cells[path] for path in FAILURES.without(cells)}
         self.tables_asked_for = self.tables_of(cells.values())
+        self.settings = plan.settings
         self.settings_words = [f"--set={word}" for word in fields.words(plan.settings)]
         self.code = freshness.code_digest(f"pipeline.stages.{name}.measure")
         self.report_code = freshness.code_digest(f"pipeline.stages.{name}.section")
@@ -113,6 +115,16 @@ class Stage:
     def tables(self):
         """Return the stage's tables."""
         return FAILURES.without(self.tables_of(self.cells.values()))
+
+    def targets(self):
+        """Return what can be asked for of the stage: tables, section, figures, and records by their pattern."""
+        name = self.folder.name
+        pages = [f"{REPORTS}/sections/{name}.md", f"{REPORTS}/figures/{name}"]
+        return [*self.tables(), f"{self.folder}/cells.csv", *pages, self.record_pattern]
+
+    def expected_s(self):
+        """Return about how long each cell takes, by its record."""
+        return expected.expected_s(self.folder.name, self.cells, self.settings, GPUS_PRESENT > 0)
 
     def tables_beside(self):
         """Return the tables of other stages that the section reads too."""
@@ -185,6 +197,13 @@ def files_words(wildcards, output):
     return [f"--files={output.files}"] if "files" in output.keys() else []
 
 
+def run_plan():
+    """Return what the terminal is told of this run before its first job."""
+    cells_s = {f"measure_{name}": stage.expected_s() for name, stage in STAGES.items()} if PLAN.measure else {}
+    targets = [target for name in STAGES_TO_WRITE for target in STAGES[name].targets()]
+    return RunPlan(cells_s, ["all", "reports/writeup.md", *targets])
+
+
 def one_of(words):
     """Return the constraint of a wildcard that stands for one of these words."""
     return "|".join(map(re.escape, words))
@@ -217,3 +236,5 @@ if not jobs_go_to_a_scheduler():
 # Such a job is one cell: no other would use its worker.
 if workflow.remote_exec:
     os.environ.setdefault(caller.OFF_VARIABLE, "off")
+
+logger.info("", extra={"run_plan": or_exit("snakemake", run_plan)})  # for our logger plugin, see workflow/profiles

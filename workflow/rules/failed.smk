@@ -67,14 +67,15 @@ def second_run():
         *(sys.executable, "-m", "snakemake", "--snakefile", workflow.main_snakefile, "--directory", os.getcwd()),
         *("--workflow-profile", "none", "--executor", "local", "--cores", str(workflow.resource_settings.cores or 1)),
         *("--nolock", "--keep-going", "--rerun-incomplete", "--show-failed-logs", "--scheduler", "greedy"),
+        *("--logger", "cells"),
         *("--quiet", "host", "progress", "reason", "rules"),
         *("--config", *(f"{name}={json.dumps(value)}" for name, value in settings.items())),
     ]
 
 
 def tell(line):
-    """Print a line of the workflow's own among Snakemake's."""
-    print(f"snakemake: {line}", file=sys.stderr, flush=True)
+    """Print a line of the workflow's own among Snakemake's, in their order."""
+    logger.info(f"snakemake: {line}")
 
 
 TARGETS = targets()

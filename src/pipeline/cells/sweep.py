@@ -84,6 +84,13 @@ def shares_host(cell: Any, on_gpu: bool) -> bool:
     return hasattr(cell, "shares_host") and cell.shares_host(on_gpu)
 
 
+def needs(stage: str) -> Any:
+    """Return a stage's module `needs`, which tells before a cell is measured what it takes; None where it has none."""
+    if not (_stages_folder() / stage / "needs.py").is_file():
+        return None
+    return importlib.import_module(f"pipeline.stages.{stage}.needs")
+
+
 def stages_beside(stage: str) -> tuple[str, ...]:
     """Return the other stages whose tables this stage's section reads too."""
     return getattr(declaration(stage), "READS", ())

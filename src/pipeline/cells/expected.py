@@ -1,0 +1,41 @@
+"""About how long each cell of a plan takes, for the time that a run says is left."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pipeline.cells import sweep
+from pipeline.cells.record import read_record
+from pipeline.errors import UserError
+
+# Of a stage that does not say.
+UNKNOWN_S = 10.0
+PARTS = ("start_up", "set_up", "measuring")
+
+
+def expected_s(stage: str, cells: Mapping[Path, Any], settings: Any, on_gpu: bool) -> dict[str, float]:
+    """Return the seconds expected of each cell, by the path of its record.
+
+    That is what it took before with these settings, where there is such a record, else what its stage says of it.
+    """
+    told = getattr(sweep.needs(stage), "expected_s", lambda *_: UNKNOWN_S)
+    return {
+        str(path): before if (before := _taken_s(path, settings)) is not None else told(cell, settings, on_gpu)
+        for path, cell in cells.items()
+    }
+
+
+def _taken_s(path: Path, settings: Any) -> float | None:
+    """Return the seconds that a cell took by its record; None where there is none of use."""
+    if not path.exists():
+        return None
+    try:
+        record = read_record(path)
+    except UserError:
+        return None
+    parts = [record["seconds"].get(name) for name in PARTS]
+    if record["settings"] != asdict(settings) or not all(isinstance(part, int | float) for part in parts):
+        return None
+    return sum(parts) if math.isfinite(sum(parts)) else None

@@ -1,0 +1,10 @@
+"""What a cell takes, told before it is measured. Imports no torch: the workflow reads it."""
+
+from pipeline.stages.allreduce.cell import Cell, Settings
+
+
+def expected_s(cell: Cell, settings: Settings, on_gpu: bool) -> float:
+    """Return about how many seconds a cell takes: its budget holds for each size, in bursts and alone."""
+    if cell.backend == "nccl" and not on_gpu:  # skipped
+        return 0.5
+    return 2 + 4 * settings.budget_s * len(settings.sizes_bytes())

@@ -1,0 +1,8 @@
+"""What a cell takes, told before it is measured. Imports no torch: the workflow reads it."""
+
+from pipeline.stages.flash.cell import Cell, Settings
+
+
+def expected_s(cell: Cell, settings: Settings, on_gpu: bool) -> float:
+    """Return about how many seconds a cell takes: on a CPU most of it is the C++ compiler's."""
+    return (3 if on_gpu else 15) + 20 * settings.budget_s

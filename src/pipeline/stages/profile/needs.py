@@ -1,0 +1,10 @@
+"""What a cell takes, told before it is measured. Imports no torch: the workflow reads it."""
+
+from pipeline.stages.profile.cell import Cell, Settings
+
+
+def expected_s(cell: Cell, settings: Settings, on_gpu: bool) -> float:
+    """Return about how many seconds a cell takes; nsys takes longer to write its report than to record."""
+    if cell.profiler == "nsys" and not on_gpu:  # skipped
+        return 0.5
+    return (15 if on_gpu and cell.profiler != "torch" else 4) + 6 * settings.budget_s

@@ -1,0 +1,78 @@
+"""What a run says: how far it is, what it is to make, and what is wrong with a target."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import PurePosixPath
+
+from snakemake_logger_plugin_cells.progress import CELL_RULE_PREFIX, Job, Progress, is_cell
+
+# What a rule makes, by how its name begins.
+PRODUCTS = {CELL_RULE_PREFIX: "cell", "tabulate_": "table", "section_": "section", "writeup": "write-up"}
+UNKNOWN_TARGET = re.compile(r"No rule to produce (.+?) \(if you use input functions")
+USER_ERROR = re.compile(r"\bUserError: (.+)")
+
+
+def span(seconds: float) -> str:
+    """Return a time to read at a glance, in seconds, minutes or hours."""
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 99.5 * 60 else f"{seconds / 3600:.1f} h"
+
+
+def state(progress: Progress, now: float) -> str:
+    """Say how many cells are done, in which time, and how long the rest takes; of a run without cells the jobs."""
+    unit, counted = ("cells", is_cell) if _count(progress.totals, is_cell) else ("jobs", lambda _rule: True)
+    failed = _jobs(progress.failed, counted)
+    return (
+        f"[{_jobs(progress.done, counted)} of {_count(progress.totals, counted)} {unit} done"
+        f"{f', {failed} failed' if failed else ''}, {span(progress.elapsed_s(now))} so far"
+        f", about {span(progress.left_s(now))} left]"
+    )
+
+
+def to_do(progress: Progress, now: float) -> str:
+    """Say what a run is about to make, and how long that takes."""
+    counts = {kind: _count(progress.totals, lambda rule, kind=kind: rule.startswith(kind)) for kind in PRODUCTS}
+    parts = [f"{count} {PRODUCTS[kind]}{'s' if count > 1 else ''}" for kind, count in counts.items() if count]
+    return f"To do: {', '.join(parts) or 'nothing'}, about {span(progress.left_s(now))}"
+
+
+def table(progress: Progress, now: float) -> str:
+    """Return the count of cells by stage with the time they take, and what all of it takes."""
+    cells = [(rule, count) for rule, count in progress.totals.items() if is_cell(rule)]
+    rows = [
+        f"{rule.removeprefix(CELL_RULE_PREFIX):12}{count:5}{span(count * progress.expected_s(rule)):>10}"
+        for rule, count in cells
+    ]
+    return "\n".join([*([f"{'stage':12}cells{'about':>10}"] if rows else []), *rows, to_do(progress, now)])
+
+
+def complaint(message: str, targets: Sequence[str]) -> str | None:
+    """Return in one line what is wrong with a target, or None where Snakemake's message is about something else."""
+    if (found := USER_ERROR.search(message)) is not None:
+        return f"snakemake: {found[1]}"
+    if (found := UNKNOWN_TARGET.search(message)) is not None and targets:
+        return f"snakemake: {unknown_target(found[1], targets)}"
+    return None
+
+
+def unknown_target(asked: str, targets: Sequence[str]) -> str:
+    """Name what is allowed in place of the first part of a path that no target has."""
+    known = [PurePosixPath(target).parts for target in targets]
+    parts = PurePosixPath(asked).parts
+    depth = next((depth for depth in range(len(parts)) if not _below(known, parts[: depth + 1])), len(parts))
+    allowed = sorted({path[depth] for path in _below(known, parts[:depth]) if len(path) > depth})
+    folder = f" in {'/'.join(parts[:depth])}/" if depth else ""
+    return f"no target '{asked}': allowed{folder} are {', '.join(allowed) or 'none'}"
+
+
+def _below(paths: Sequence[tuple[str, ...]], start: tuple[str, ...]) -> list[tuple[str, ...]]:
+    return [path for path in paths if path[: len(start)] == start]
+
+
+def _count(totals: Mapping[str, int], counted: Callable[[str], bool]) -> int:
+    return sum(count for rule, count in totals.items() if counted(rule))
+
+
+def _jobs(jobs: Mapping[int, Job], counted: Callable[[str], bool]) -> int:
+    return sum(counted(job.rule) for job in jobs.values())

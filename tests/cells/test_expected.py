@@ -1,0 +1,68 @@
+import json
+from dataclasses import asdict
+from types import SimpleNamespace
+
+import pytest
+
+from pipeline.cells import expected, sweep
+from pipeline.cells.record import SCHEMA_VERSION, SOFTWARE
+from pipeline.stages.timing.cell import Cell, Settings
+
+SETTINGS = Settings(budget_s=3.0)
+TOLD_S = 2 + 2 * 3.0
+
+
+def expected_of(path, settings=SETTINGS):
+    return expected.expected_s("timing", {path: Cell()}, settings, on_gpu=False)[str(path)]
+
+
+def leave_record(path, seconds, settings=SETTINGS):
+    record = {
+        "schema_version": SCHEMA_VERSION,
+        "stage": "timing",
+        "cell": asdict(Cell()),
+        "settings": asdict(settings),
+        "rows": [{"status": "ok"}],
+        "machine": {"kind": "a CPU", "software": dict.fromkeys(SOFTWARE, "1.0")},
+        "code": {"digest": "abc"},
+        "command": "",
+        "process": "worker",
+        "started_at": "",
+        "seconds": seconds,
+    }
+    path.write_text(json.dumps(record))
+
+
+def test_a_cell_takes_what_it_took_before(tmp_path):
+    path = tmp_path / "cell.json"
+    assert expected_of(path) == TOLD_S
+    leave_record(path, {"start_up": 1.5, "set_up": 0.5, "measuring": 40.0, "cpu_stolen": 3.0})
+    assert expected_of(path) == 42.0
+    assert expected_of(path, Settings(budget_s=1.0)) == 4.0  # with other settings it takes another time
+
+
+@pytest.mark.parametrize("seconds", [{}, {"start_up": "x", "set_up": 1, "measuring": 1}])
+def test_a_record_that_does_not_tell_is_passed_over(tmp_path, seconds):
+    leave_record(tmp_path / "cell.json", seconds)
+    assert expected_of(tmp_path / "cell.json") == TOLD_S
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"schema_version": 99}', ""])
+def test_a_damaged_record_is_passed_over(tmp_path, content):
+    (tmp_path / "cell.json").write_text(content)
+    assert expected_of(tmp_path / "cell.json") == TOLD_S
+
+
+def test_a_stage_that_says_nothing_has_a_time_too(tmp_path, monkeypatch):
+    for needs in (None, SimpleNamespace()):
+        monkeypatch.setattr(sweep, "needs", lambda _stage, needs=needs: needs)
+        assert expected_of(tmp_path / "cell.json") == expected.UNKNOWN_S
+
+
+@pytest.mark.parametrize("stage", sweep.stage_names())
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_every_stage_says_how_long_its_default_cell_takes(stage, on_gpu, tmp_path):
+    declared = sweep.declaration(stage)
+    cells = {tmp_path / "cell.json": declared.Cell()}
+    (seconds,) = expected.expected_s(stage, cells, declared.Settings(), on_gpu).values()
+    assert 0 < seconds < 600

@@ -1,0 +1,225 @@
+"""The handler with Snakemake's own logging around it, on made-up events."""
+
+import inspect
+import json
+import logging
+import time
+from types import SimpleNamespace
+
+import pytest
+from snakemake import api, dag, workflow
+from snakemake.logging import LoggerManager
+from snakemake.scheduling import job_scheduler
+from snakemake.settings.enums import Quietness
+from snakemake.settings.types import OutputSettings
+from snakemake_interface_logger_plugins.common import LogEvent
+from snakemake_interface_logger_plugins.settings import LogHandlerSettingsBase
+
+import snakemake_logger_plugin_cells as plugin
+from pipeline.cells.record import SCHEMA_VERSION, SOFTWARE
+from snakemake_logger_plugin_cells.progress import RunPlan
+
+PLAN = RunPlan({"measure_timing": {"a.json": 10.0, "b.json": 20.0}}, ["reports/writeup.md"])
+RECORD = {
+    "schema_version": SCHEMA_VERSION,
+    "stage": "timing",
+    "cell": {},
+    "settings": {},
+    "rows": [{"status": "ok"}],
+    "machine": {"kind": "CPU", "software": dict.fromkeys(SOFTWARE, "1.0")},
+    "code": {"digest": "abc"},
+    "command": "python -m pipeline measure timing",
+    "process": "worker",
+    "started_at": "2026-01-01T00:00:00Z",
+    "seconds": {},
+}
+HOST = {"cores": 2.0, "others_cores": 1.73, "busy": True, "load_before": 2.0, "load_after": 2.0}
+CHATTER = ["Building DAG of jobs...", "Using shell: /usr/bin/bash", "Select jobs to execute..."]
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """Return a function that makes Snakemake's logger with the plugin; for the plugin no time passes."""
+    monkeypatch.setattr(plugin, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    managers = []
+
+    def start(**settings):
+        logger = logging.getLogger(f"run{len(managers)}")
+        logger.propagate = False
+        settings = OutputSettings(log_handler_settings={"cells": LogHandlerSettingsBase()}, **settings)
+        managers.append(LoggerManager(logger, settings))
+        return managers[-1]
+
+    yield start
+    for manager in managers:
+        manager.stop()
+
+
+def log_jobs(manager, reason="Missing output files: a.json"):
+    log = manager.logger.info
+    for line in CHATTER:
+        log(line)
+    log("", extra={"run_plan": PLAN})
+    log("Job stats:", extra={"event": LogEvent.RUN_INFO, "stats": {"measure_timing": 2, "writeup": 1, "total": 3}})
+    log("Execute 1 jobs...", extra={"event": LogEvent.JOB_STARTED, "jobs": [1]})
+    log("", extra=job(1, "measure_timing", "timing size=tiny", ["a.json"], reason))
+    log("Shell command", extra={"event": LogEvent.SHELLCMD, "cmd": "python -m pipeline measure"})
+    log("Finished jobid: 1", extra={"event": LogEvent.JOB_FINISHED, "job_id": 1})
+    log("1 of 3 steps (33%) done", extra={"event": LogEvent.PROGRESS, "done": 1, "total": 3})
+    log("", extra=job(2, "writeup", "write-up", ["reports/writeup.md"], reason))
+
+
+def job(number, rule, message, output, reason):
+    return {
+        "event": LogEvent.JOB_INFO,
+        "jobid": number,
+        "rule_name": rule,
+        "rule_msg": message,
+        "output": output,
+        "reason": reason,
+        "indent": False,
+    }
+
+
+def test_a_run_is_a_line_of_what_to_do_and_a_line_a_job(run, capsys):
+    manager = run()
+    log_jobs(manager)
+    manager.stop()
+    assert capsys.readouterr().err.splitlines() == [
+        "To do: 2 cells, 1 write-up, about 33 s",
+        "[0 of 2 cells done, 0 s so far, about 33 s left] timing size=tiny",
+        "[1 of 2 cells done, 0 s so far, about 11 s left] write-up",
+    ]
+
+
+def test_why_a_cell_is_measured_again_stands_behind_it(run, capsys):
+    manager = run()
+    log_jobs(manager, "Code has changed since last execution; Params have changed since last execution: before: 1")
+    manager.stop()
+    line = capsys.readouterr().err.splitlines()[1]
+    assert line.endswith(
+        "timing size=tiny (code has changed since last execution) (params have changed since last execution)"
+    )
+
+
+def test_errors_warnings_and_what_else_snakemake_says_come_through(run, capsys):
+    manager = run()
+    manager.logger.warning("overrides: flash is not measured")
+    manager.logger.info("Nothing to be done.")
+    manager.logger.error("WorkflowError:\nAt least one job failed.", extra={"event": LogEvent.ERROR})
+    manager.stop()
+    assert capsys.readouterr().err.splitlines() == [
+        "overrides: flash is not measured",
+        "Nothing to be done.",
+        "WorkflowError:",
+        "At least one job failed.",
+    ]
+
+
+def test_a_mistyped_target_is_one_line(run, capsys):
+    manager = run()
+    manager.logger.info("", extra={"run_plan": PLAN})
+    told = "MissingRuleException:\nNo rule to produce reports/writup.md (if you use input functions make sure ...)."
+    manager.logger.error(told, extra={"event": LogEvent.ERROR, "exception": "MissingRuleException"})
+    manager.stop()
+    assert capsys.readouterr().err == ("snakemake: no target 'reports/writup.md': allowed in reports/ are writeup.md\n")
+
+
+def test_a_quiet_run_says_nothing_of_its_progress(run, capsys):
+    manager = run(quiet={Quietness.PROGRESS, Quietness.RULES})
+    log_jobs(manager)
+    manager.logger.error("an error")
+    manager.stop()
+    assert "cells" not in (said := capsys.readouterr().err)
+    assert "an error" in said
+
+
+def test_verbose_is_all_that_snakemake_says(run, capsys):
+    manager = run(verbose=True)
+    log_jobs(manager)
+    manager.stop()
+    said = capsys.readouterr().err
+    for line in (*CHATTER, "Job 1: timing size=tiny", "1 of 3 steps (33%) done"):
+        assert line in said
+
+
+@pytest.mark.parametrize("quiet", [set(), {Quietness.PROGRESS, Quietness.RULES}])
+def test_a_dry_run_ends_with_the_cells_of_each_stage_and_their_time(run, capsys, quiet):
+    manager = run(dryrun=True, quiet=quiet)
+    manager.logger.info("", extra={"run_plan": PLAN})
+    stats = {"measure_timing": 2, "writeup": 1, "total": 3}
+    for _ in range(1 if quiet else 2):  # Snakemake says it before and after the jobs
+        manager.logger.info("Job stats:", extra={"event": LogEvent.RUN_INFO, "stats": stats})
+    manager.stop()
+    said = capsys.readouterr().err.splitlines()
+    assert said[-3:] == [
+        "stage       cells     about",
+        "timing          2      30 s",
+        "To do: 2 cells, 1 write-up, about 33 s",
+    ]
+    assert said.count("Job stats:") == (0 if quiet else 2)
+
+
+@pytest.fixture
+def said_of(run, tmp_path, capsys):
+    """Let a cell start and end that leaves this record, or none, and a folder of files; return what is said of it."""
+
+    def finish_one(record):
+        (tmp_path / "files").mkdir()
+        if record is not None:
+            (tmp_path / "cell.json").write_text(json.dumps(record))
+        output = [str(tmp_path / "cell.json"), str(tmp_path / "files")]
+        manager = run()
+        manager.logger.info("", extra=job(3, "measure_timing", "timing size=tiny", output, ""))
+        manager.logger.info("Finished jobid: 3", extra={"event": LogEvent.JOB_FINISHED, "job_id": 3})
+        manager.stop()
+        return capsys.readouterr().err.splitlines()
+
+    return finish_one
+
+
+def test_a_cell_measured_on_a_busy_host_is_told_in_the_terminal(said_of, tmp_path):
+    told = f"[measured on a busy host: other processes used 1.7 of 2 cores, see {tmp_path}/cell.json]"
+    assert said_of({**RECORD, "host": HOST})[1:] == [told]
+
+
+@pytest.mark.parametrize(
+    "record", [RECORD, {**RECORD, "host": {**HOST, "busy": False}}, {**RECORD, "host": {"busy": True}}, {}, None]
+)
+def test_nothing_is_told_of_a_quiet_host_or_a_record_that_does_not_say(said_of, record):
+    assert len(said_of(record)) == 1
+
+
+def test_a_job_that_takes_long_is_named_again(run, capsys, monkeypatch):
+    monkeypatch.setattr(plugin, "REMIND_S", 0.05)
+    manager = run()
+    log_jobs(manager)
+    said, end = "", time.monotonic() + 60
+    while said.count("write-up, for 0 s now") < 2:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+        said += capsys.readouterr().err
+    manager.stop()
+    assert "[1 of 2 cells done, 0 s so far, about 11 s left] write-up, for 0 s now" in said
+
+
+def test_a_terminal_that_is_gone_does_not_end_the_run(run, monkeypatch):
+    class Gone:
+        def write(self, _text):
+            raise OSError(5, "Input/output error")
+
+        def flush(self):
+            raise OSError(5, "Input/output error")
+
+    manager = run()
+    monkeypatch.setattr("sys.stderr", Gone())
+    log_jobs(manager)
+    handler = manager.plugin_handlers[0]
+    manager.stop()
+    assert handler.progress.running.keys() == {2}
+
+
+def test_the_texts_left_out_are_those_that_snakemake_has():
+    sources = "".join(map(inspect.getsource, (api, dag, workflow, job_scheduler)))
+    for text in plugin.CHATTER:
+        assert f'"{text}' in sources

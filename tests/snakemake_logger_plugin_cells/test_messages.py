@@ -1,0 +1,101 @@
+import pytest
+
+from snakemake_logger_plugin_cells import messages
+from snakemake_logger_plugin_cells.progress import Progress, RunPlan
+
+TARGETS = [
+    "all",
+    "reports/writeup.md",
+    "reports/sections/flash.md",
+    "results/flash/bf16.csv",
+    "results/flash/fp32.csv",
+    "results/flash/cells.csv",
+    "results/flash/cells/dtype={dtype}/seq_len={seq_len}.json",
+    "results/timing/fp32.csv",
+]
+
+
+def progress(totals, cells_s=None, plan_s=0.0):
+    found = Progress(RunPlan(cells_s or {}))
+    found.begin(totals, plan_s)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [(0, "0 s"), (54.4, "54 s"), (99.4, "99 s"), (99.6, "2 min"), (743, "12 min"), (5900, "98 min"), (9000, "2.5 h")],
+)
+def test_times_are_read_at_a_glance(seconds, expected):
+    assert messages.span(seconds) == expected
+
+
+def test_the_state_counts_cells_and_failures_and_tells_both_times():
+    found = progress({"measure_timing": 3, "writeup": 1}, {"measure_timing": {f"{n}.json": 10.0 for n in range(3)}})
+    assert messages.state(found, 0.0) == "[0 of 3 cells done, 0 s so far, about 33 s left]"
+    for number in range(2):
+        found.start(number, "measure_timing", [f"{number}.json"], 10.0 * number)
+        found.finish(number, 10.0 * (number + 1))
+    found.start(2, "measure_timing", ["2.json"], 20.0)
+    found.fail(2)
+    assert messages.state(found, 20.0) == "[2 of 3 cells done, 1 failed, 20 s so far, about 3 s left]"
+
+
+def test_the_state_of_a_run_without_cells_counts_jobs():
+    assert messages.state(progress({"tabulate_timing": 2}), 0.0) == "[0 of 2 jobs done, 0 s so far, about 3 s left]"
+
+
+def test_a_run_says_first_what_it_does_and_how_long_that_takes():
+    totals = {"measure_timing": 30, "tabulate_timing": 2, "tabulate_cells": 1, "section_timing": 1, "writeup": 1}
+    cells_s = {"measure_timing": {"0.json": 10.0}}
+    expected = "To do: 30 cells, 3 tables, 1 section, 1 write-up, about 5 min"
+    assert messages.to_do(progress(totals, cells_s), 0.0) == expected
+
+
+def test_a_dry_run_counts_the_cells_of_each_stage_and_their_time():
+    found = progress(
+        {"measure_timing": 30, "measure_flash": 1, "section_timing": 1},
+        {"measure_timing": {"0.json": 10.0}, "measure_flash": {"0.json": 25.0}},
+    )
+    assert messages.table(found, 0.0).splitlines() == [
+        "stage       cells     about",
+        "timing         30     5 min",
+        "flash           1      25 s",
+        "To do: 31 cells, 1 section, about 5 min",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("asked", "complaint"),
+    [
+        ("results/flash/fp64.csv", "allowed in results/flash/ are bf16.csv, cells, cells.csv, fp32.csv"),
+        ("results/flsh/bf16.csv", "allowed in results/ are flash, timing"),
+        ("reports/writup.md", "allowed in reports/ are sections, writeup.md"),
+        ("result/flash/bf16.csv", "allowed are all, reports, results"),
+        ("results/flash", "allowed in results/flash/ are bf16.csv, cells, cells.csv, fp32.csv"),
+        ("results/flash/cells/dtype=bf16.json", "allowed in results/flash/cells/ are dtype={dtype}"),
+        ("reports/writeup.md/x", "allowed in reports/writeup.md/ are none"),
+    ],
+)
+def test_a_mistyped_target_names_what_is_allowed_in_its_place(asked, complaint):
+    assert messages.unknown_target(asked, TARGETS) == f"no target '{asked}': {complaint}"
+
+
+def test_snakemakes_complaint_of_a_target_becomes_one_line():
+    told = (
+        "MissingRuleException in rule x:\nNo rule to produce reports/writup.md (if you use input functions make sure "
+        "that they don't raise unexpected exceptions)."
+    )
+    expected = "snakemake: no target 'reports/writup.md': allowed in reports/ are sections, writeup.md"
+    assert messages.complaint(told, TARGETS) == expected
+    assert messages.complaint(told, []) is None  # another workflow's
+
+
+def test_a_complaint_of_ours_within_snakemakes_becomes_one_line():
+    told = (
+        "InputFunctionException in rule x:\nError:\n  UserError: timing: size is 'huge', allowed are tiny\nWildcards:"
+    )
+    assert messages.complaint(told, TARGETS) == "snakemake: timing: size is 'huge', allowed are tiny"
+
+
+def test_any_other_complaint_stays_snakemakes():
+    assert messages.complaint("WorkflowError:\nAt least one job did not complete successfully.", TARGETS) is None

@@ -1,0 +1,110 @@
+import pytest
+
+from snakemake_logger_plugin_cells.progress import Progress, RunPlan
+
+CELLS_S = {
+    "measure_timing": {f"timing/{number}.json": 4.0 for number in range(10)},
+    "measure_flash": {f"flash/{number}.json": 40.0 for number in range(5)},
+}
+TOTALS = {"measure_timing": 10, "measure_flash": 5, "tabulate_timing": 2, "section_timing": 1, "writeup": 1, "all": 1}
+
+
+def run_through(progress, jobs, slower=1.0):
+    """Run jobs (rule, outputs, seconds) one after the other; yield the estimate and what was left in fact."""
+    now, left = 100.0, slower * sum(seconds for *_, seconds in jobs)
+    progress.begin(TOTALS, now)
+    for number, (rule, outputs, seconds) in enumerate(jobs):
+        progress.start(number, rule, outputs, now)
+        yield progress.left_s(now), left
+        now, left = now + slower * seconds, left - slower * seconds
+        progress.finish(number, now)
+    yield progress.left_s(now), left
+
+
+def all_jobs(slow_last):
+    cells = [(rule, [path], seconds) for rule, cells in CELLS_S.items() for path, seconds in cells.items()]
+    cells = cells if slow_last else cells[::-1]
+    others = [("tabulate_timing", ["a.csv"], 1.5)] * 2 + [("section_timing", ["a.md"], 4.0), ("writeup", ["w.md"], 3.0)]
+    return [*cells, *others, ("all", [], 0.0)]
+
+
+@pytest.mark.parametrize("slow_last", [True, False])
+def test_a_run_that_goes_as_expected_is_estimated_right_all_along(slow_last):
+    for estimate, truth in run_through(Progress(RunPlan(CELLS_S)), all_jobs(slow_last)):
+        assert estimate == pytest.approx(truth, abs=1e-6)
+
+
+@pytest.mark.parametrize("slow_last", [True, False])
+@pytest.mark.parametrize("slower", [0.25, 3.0])
+def test_the_pace_of_another_machine_is_learnt_from_the_first_jobs(slow_last, slower):
+    jobs = all_jobs(slow_last)
+    whole = slower * sum(seconds for *_, seconds in jobs)
+    for estimate, truth in run_through(Progress(RunPlan(CELLS_S)), jobs, slower):
+        if truth < 2 / 3 * whole:
+            assert truth / 1.5 - 5 < estimate < truth * 1.5 + 5
+
+
+def test_a_stage_that_is_slower_than_expected_says_little_of_the_others():
+    progress = Progress(RunPlan(CELLS_S))
+    progress.begin(TOTALS, 0.0)
+    for number in range(5):
+        progress.start(number, "measure_flash", [f"flash/{number}.json"], 40.0 * number)
+        progress.finish(number, 40.0 * (number + 1))
+    before = progress.left_s(200.0)
+    for number in range(3):
+        progress.start(10 + number, "measure_timing", [f"timing/{number}.json"], 200.0 + 40 * number)
+        progress.finish(10 + number, 240.0 + 40 * number)
+    after = progress.left_s(320.0)
+    assert before == pytest.approx(50, rel=0.05)
+    assert 7 * 20 < after < 7 * 40 + 30  # seven cells of that stage are to come, and half a minute of other jobs
+
+
+def test_jobs_beside_each_other_take_less_time_together():
+    cells_s = {"measure_flash": {f"{number}.json": 40.0 for number in range(80)}}
+    progress = Progress(RunPlan(cells_s))
+    progress.begin({"measure_flash": 80}, 0.0)
+    for turn in range(5):
+        for lane in range(8):
+            progress.start(8 * turn + lane, "measure_flash", [f"{8 * turn + lane}.json"], 40.0 * turn)
+        for lane in range(8):
+            progress.finish(8 * turn + lane, 40.0 * (turn + 1))
+    assert progress.left_s(200.0) == pytest.approx(5 * 40, rel=0.15)
+
+
+def test_a_job_under_way_counts_for_what_is_left_of_it():
+    progress = Progress(RunPlan({"measure_flash": {"0.json": 40.0}}))
+    progress.begin({"measure_flash": 1}, 0.0)
+    progress.start(0, "measure_flash", ["0.json"], 0.0)
+    assert progress.left_s(30.0) == pytest.approx(10)
+    assert progress.left_s(90.0) == 0  # longer than expected: nobody knows
+
+
+def test_of_a_stage_s_cells_those_that_have_begun_are_not_to_come():
+    cells_s = {"measure_timing": {"short.json": 1.0, "long.json": 99.0}}
+    progress = Progress(RunPlan(cells_s))
+    progress.begin({"measure_timing": 2}, 0.0)
+    assert progress.expected_s("measure_timing") == 50
+    progress.start(0, "measure_timing", ["long.json"], 0.0)
+    assert progress.expected_s("measure_timing") == 1
+
+
+def test_a_job_that_fails_is_counted_apart_and_may_start_again():
+    progress = Progress(RunPlan(CELLS_S))
+    progress.begin(TOTALS, 0.0)
+    progress.start(7, "measure_flash", ["flash/0.json"], 0.0)
+    progress.fail(7)
+    assert (len(progress.running), len(progress.failed), len(progress.done)) == (0, 1, 0)
+    without = progress.left_s(0.0)
+    progress.start(7, "measure_flash", ["flash/0.json"], 0.0)
+    assert progress.left_s(0.0) == pytest.approx(without + 40)
+    progress.finish(7, 40.0)
+    assert (len(progress.running), len(progress.failed), len(progress.done)) == (0, 0, 1)
+
+
+def test_events_of_jobs_that_never_started_pass_by():
+    progress = Progress(RunPlan())
+    progress.finish(1, 0.0)
+    progress.fail(2)
+    assert not progress.done
+    assert not progress.failed
+    assert progress.left_s(0.0) == 0
