@@ -3,7 +3,7 @@
 import time
 from contextlib import contextmanager
 from functools import partial
-from threading import Thread
+from threading import Event, Thread
 from unittest import mock
 
 import pytest
@@ -182,38 +182,20 @@ def test_the_last_layers_come_first(on_ranks, name):
     assert on_ranks(bytes_of_growing_layers, 2, name) == [[48, 24, 8]] * 2
 
 
-SLOW_S = 0.02
+PATIENCE_S = 15  # for what should happen within milliseconds
 
 
-class Slow(torch.autograd.Function):
-    """Do nothing forward; take SLOW_S backward."""
+class Link:
+    """A network that carries one all-reduce after the other in the background, and none while it is closed."""
 
-    @staticmethod
-    def forward(context, x):
-        return x.view_as(x)
+    def __init__(self, is_open):
+        self._real, self._last, self._open = dist.all_reduce, None, Event()
+        self.carried = 0
+        if is_open:
+            self.open()
 
-    @staticmethod
-    def backward(context, gradient):
-        time.sleep(SLOW_S)
-        return gradient
-
-
-class SlowLayers(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = layers()
-
-    def forward(self, x):
-        for layer in self.layers:
-            x = Slow.apply(layer(x))
-        return x
-
-
-class SlowLink:
-    """A link that carries one all-reduce after the other, each SLOW_S a layer, and that needs no core."""
-
-    def __init__(self):
-        self._real, self._last = dist.all_reduce, None
+    def open(self):
+        self._open.set()
 
     def all_reduce(self, tensor, *args, async_op=False):
         if not tensor.is_floating_point():
@@ -222,34 +204,94 @@ class SlowLink:
         def carry(before=self._last):
             if before is not None:
                 before.join()
-            time.sleep(SLOW_S * tensor.nbytes / LAYER_BYTES)
+            self._open.wait(PATIENCE_S)
             self._real(tensor, *args)
+            self.carried += 1
 
         self._last = Thread(target=carry)
         self._last.start()
+        if not async_op:
+            self._last.join()
         return mock.Mock(wait=self._last.join)
 
 
-def step_seconds(context, name):
-    ddp = make_ddp(name, SlowLayers())
-    with mock.patch.object(dist, "all_reduce", SlowLink().all_reduce):
+class Announced(torch.autograd.Function):
+    """Do nothing; backward, call a function first."""
+
+    @staticmethod
+    def forward(context, x, announce):
+        context.announce = announce
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(context, gradient):
+        context.announce()
+        return gradient, None
+
+
+class AnnouncedLayers(nn.Module):
+    """Layers that call a function before each of them goes backward."""
+
+    def __init__(self, announce):
+        super().__init__()
+        self.layers, self.announce = layers(), announce
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = Announced.apply(layer(x), self.announce)
+        return x
+
+
+def synchronized(context, ddp, link, after_backward=lambda: None):
+    with mock.patch.object(dist, "all_reduce", link.all_reduce):
         loss = ddp(part(context)).sum()
-        started = time.perf_counter()
         loss.backward()
+        after_backward()
         ddp.finish_gradient_synchronization()
-        seconds = time.perf_counter() - started
-    return seconds, [parameter.grad for parameter in ddp.parameters()]
+    return [parameter.grad for parameter in ddp.parameters()]
 
 
-def all_steps(context):
-    return {name: step_seconds(context, name) for name in COLLECTIVES}
+def assert_averaged(context, gradients):
+    naive = NaiveDDP(layers())
+    naive(part(context)).sum().backward()
+    naive.finish_gradient_synchronization()
+    torch.testing.assert_close(gradients, [parameter.grad for parameter in naive.parameters()])
 
 
-def test_overlapped_communication_hides_behind_a_slow_backward_pass(on_ranks):
-    for steps in on_ranks(all_steps, 2):
-        # Without overlap: 6 layers of computing, then 6 of communication. With it: 6, and the 1 or 2 that are left.
-        for overlapped in ("overlap", "bucketed"):
-            for sequential in ("naive", "flat"):
-                assert steps[overlapped][0] < 0.85 * steps[sequential][0]
-        for _, gradients in steps.values():
-            torch.testing.assert_close(gradients, steps["naive"][1])
+def carried_before_each_layer(context, name):
+    link, found = Link(is_open=True), []
+    layers_a_collective = LAYERS // COLLECTIVES[name]
+
+    def wait_for_what_is_complete():
+        complete = len(found) // layers_a_collective
+        deadline = time.monotonic() + PATIENCE_S
+        while link.carried < complete and time.monotonic() < deadline:
+            time.sleep(0.001)
+        found.append(link.carried)
+
+    ddp = make_ddp(name, AnnouncedLayers(wait_for_what_is_complete))
+    assert_averaged(context, synchronized(context, ddp, link))
+    return found
+
+
+@pytest.mark.parametrize(("name", "carried"), [("overlap", [0, 1, 2, 3, 4, 5]), ("bucketed", [0, 0, 1, 1, 2, 2])])
+def test_gradients_are_carried_while_the_layers_before_are_still_to_go_backward(on_ranks, name, carried):
+    """However slow backward passes are, only the last layer's collective, or the last bucket's, is left then."""
+    assert on_ranks(carried_before_each_layer, 2, name) == [carried] * 2
+
+
+def carried_at_the_end_of_backward(context, name):
+    link, found = Link(is_open=False), []
+
+    def note_and_open():
+        found.append(link.carried)
+        link.open()
+
+    gradients = synchronized(context, make_ddp(name, layers()), link, note_and_open)
+    assert_averaged(context, gradients)
+    return [*found, link.carried]
+
+
+@pytest.mark.parametrize("name", ["overlap", "bucketed"])
+def test_a_backward_pass_waits_for_no_collective_and_the_finish_for_all(on_ranks, name):
+    assert on_ranks(carried_at_the_end_of_backward, 2, name) == [[0, COLLECTIVES[name]]] * 2
