@@ -10,12 +10,11 @@ from pipeline.instruments.bursts import time_burst_ms
 CPU = torch.device("cpu")
 
 
-def test_the_first_call_in_which_processes_wait_is_made_but_not_timed():
-    durations_s = [0.2, 0.01, 0.02, 0.01]
-    made = iter(durations_s)
-    call_ms = time_burst_ms(lambda: time.sleep(next(made)), CPU, calls=3)
+def test_the_first_call_in_which_processes_wait_is_made_but_not_timed(clock):
+    made = iter([2.0, 0.125, 0.25, 0.375])
+    call_ms = time_burst_ms(lambda: clock.sleep(next(made)), CPU, calls=3)
     assert list(made) == []
-    assert 40 / 3 <= call_ms < 50
+    assert call_ms == 250.0
 
 
 def test_a_burst_begins_when_the_device_has_done_what_it_had(monkeypatch):

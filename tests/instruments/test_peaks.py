@@ -42,17 +42,25 @@ def test_an_unknown_precision_is_refused(peak):
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_a_cpu_is_measured_within_a_second(precision):
     torch.mm(torch.ones(2, 2), torch.ones(2, 2))
-    started = time.perf_counter()
+    started = time.process_time()  # of this process alone, whatever runs beside it
     peak = peak_tflops("cpu", precision)
-    assert time.perf_counter() - started < 2
+    assert time.process_time() - started < 2
     assert peak.source == "measured"
-    # From a slow core to a large server.
-    assert 1e-4 < peak.tflops < 100
+    # From a slow core that others use too to a large server.
+    assert 1e-5 < peak.tflops < 100
+
+
+@pytest.mark.parametrize(("gflops", "size"), [(1000, 1024), (25, 1024), (20, 512), (1, 256), (0.1, 128), (0.01, 128)])
+def test_a_slow_cpu_multiplies_smaller_matrices(monkeypatch, gflops, size):
+    monkeypatch.setattr(peaks, "_product", lambda size, _dtype, _device: size)
+    monkeypatch.setattr(peaks, "_host_times_ms", lambda size, samples: [2 * size**3 / gflops / 1e6] * samples)
+    assert peaks._cpu_size(torch.bfloat16) == size
+    assert measured_peak_tflops("cpu", "bf16") == pytest.approx(gflops / 1e3)
 
 
 def test_the_rate_counts_two_operations_per_multiply_add_and_no_warm_up(monkeypatch):
-    times_ms = iter([[1.0], [5.0, 2.0, 4.0]])
-    monkeypatch.setattr(peaks, "_CPU_SIZE", 100)
+    times_ms = iter([[3.0], [1.0], [5.0, 2.0, 4.0]])  # the first to choose the size
+    monkeypatch.setattr(peaks, "_CPU_SIZES", (100,))
     monkeypatch.setattr(peaks, "_host_times_ms", lambda multiply, samples: multiply() or next(times_ms))
     assert measured_peak_tflops("cpu", "fp32") == pytest.approx(2 * 100**3 / 2e-3 / 1e12)
 
@@ -66,7 +74,7 @@ def test_float32_products_run_as_asked_and_the_setting_is_put_back(monkeypatch, 
         dtypes.add(left.dtype)
         return real_mm(left, right, out=out)
 
-    monkeypatch.setattr(peaks, "_CPU_SIZE", 16)
+    monkeypatch.setattr(peaks, "_CPU_SIZES", (16,))
     monkeypatch.setattr(torch, "mm", watched_mm)
     measured_peak_tflops("cpu", precision)
     assert allows_tf32() == tf32_switch.allows_tf32

@@ -1,38 +1,53 @@
 import gc
+import itertools
 import math
 import time
+from contextlib import contextmanager
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from pipeline.instruments import rank_timing
 from pipeline.instruments.rank_timing import max_over_ranks, pooled, step_status, time_steps_over_ranks, turns
 from pipeline.instruments.timing import Sampling, Timings
 from pipeline.parallel.processes import run_ranks
 
-SLOW_S, LATE_S = 0.03, 0.3
+LATE_S, STEPS = 0.2, 3
 
 
 def ranks(function, *args):
     return run_ranks(function, 2, backend="gloo", args=args, timeout_s=60)
 
 
+@contextmanager
+def a_clock_of_its_own():
+    """Have this rank read a clock on which nothing takes time but what sleeps on it; give the function that does."""
+    slept_s = []
+    clock = SimpleNamespace(perf_counter=lambda: sum(slept_s))
+    with mock.patch.object(rank_timing, "time", clock):
+        yield slept_s.append
+
+
 def sleep_on_rank_1(context):
-    phases = {"even": lambda: None, "uneven": lambda: time.sleep(SLOW_S * context.rank)}
-    return time_steps_over_ranks(phases, context.device, warmup=1, steps=4).timings
+    with a_clock_of_its_own() as sleep:
+        phases = {"even": lambda: sleep(0.125), "uneven": lambda: sleep(0.25 + 0.5 * context.rank)}
+        return time_steps_over_ranks(phases, context.device, warmup=1, steps=4).timings
 
 
 def test_a_sample_is_the_time_of_the_slowest_rank_on_every_rank():
     first, second = ranks(sleep_on_rank_1)
     assert first == second
-    assert min(first["uneven"].host_ms) >= 1e3 * SLOW_S
-    assert min(first["train_step"].host_ms) >= 1e3 * SLOW_S
-    assert min(first["even"].host_ms) < 1e3 * SLOW_S / 3
-    assert {len(timings.host_ms) for timings in first.values()} == {4}
+    assert {name: timings.host_ms for name, timings in first.items()} == {
+        "even": [125.0] * 4,
+        "uneven": [750.0] * 4,
+        "train_step": [875.0] * 4,
+    }
 
 
-def wait_late(context):
-    time.sleep(LATE_S * context.rank)
+def wait_in_the_second_phase(context):
     pending = []
 
     def start():
@@ -40,16 +55,40 @@ def wait_late(context):
 
     def finish():
         pending.pop().wait()
-        time.sleep(SLOW_S)
+        sleep(0.25)  # as long as that took
 
-    return time_steps_over_ranks({"start": start, "finish": finish}, context.device, warmup=0, steps=3).timings
+    with a_clock_of_its_own() as sleep:
+        phases = {"start": start, "finish": finish}
+        return time_steps_over_ranks(phases, context.device, warmup=0, steps=3).timings
 
 
-def test_what_is_left_of_communication_counts_in_the_phase_that_waits_and_a_late_rank_in_none():
-    timings, _ = ranks(wait_late)
-    assert min(timings["start"].host_ms) < 1e3 * SLOW_S
-    assert min(timings["finish"].host_ms) >= 1e3 * SLOW_S
-    assert max(timings["train_step"].host_ms) < 1e3 * LATE_S
+def test_what_is_left_of_communication_counts_in_the_phase_that_waits():
+    for timings in ranks(wait_in_the_second_phase):
+        assert timings["start"].host_ms == [0.0] * 3
+        assert timings["finish"].host_ms == timings["train_step"].host_ms == [250.0] * 3
+
+
+def come_late(context, folder):
+    """Come late to every step on rank 1; list how often it had come whenever this rank read its clock."""
+    numbers, comings, all_ranks = itertools.count(), [], dist.barrier
+
+    def barrier():
+        if context.rank == 1:
+            time.sleep(LATE_S)
+            (folder / str(next(numbers))).touch()
+        all_ranks()
+
+    clock = SimpleNamespace(perf_counter=lambda: comings.append(len(list(folder.iterdir()))) or 0.0)
+    with mock.patch.object(rank_timing, "time", clock), mock.patch.object(dist, "barrier", barrier):
+        time_steps_over_ranks({"step": lambda: None}, context.device, warmup=0, steps=STEPS)
+    return comings
+
+
+def test_a_late_rank_counts_in_no_phase_for_no_clock_is_read_before_all_ranks_are_there(tmp_path):
+    for comings in ranks(come_late, tmp_path):
+        readings = len(comings) // STEPS
+        assert readings > 0
+        assert [min(comings[readings * step :]) > step for step in range(STEPS)] == [True] * STEPS
 
 
 def collects(context):

@@ -36,7 +36,8 @@ _DATASHEET_TFLOPS: dict[str, dict[str, float]] = {
 
 # Large enough to fill the device, small enough that a slow one needs well under a second for all of them.
 _GPU_SIZE, _GPU_SAMPLES = 8192, 10
-_CPU_SIZE, _CPU_SAMPLES = 1024, 5
+_CPU_SIZES, _CPU_SAMPLES = (1024, 512, 256, 128), 5
+_CPU_PRODUCT_MS = 100.0
 
 
 @dataclass(frozen=True)
@@ -84,17 +85,11 @@ def measured_peak_tflops(device: torch.device | str, precision: Precision) -> fl
     _check_precision(precision)
     device = torch.device(device)
     on_gpu = device.type == "cuda"
-    size, samples = (_GPU_SIZE, _GPU_SAMPLES) if on_gpu else (_CPU_SIZE, _CPU_SAMPLES)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    generator = torch.Generator(device).manual_seed(0)
-    left, right = torch.randn(2, size, size, generator=generator, device=device).to(dtype)
-    product = torch.empty_like(left)
-
-    def multiply() -> None:
-        torch.mm(left, right, out=product)
-
-    time_products_ms = _gpu_times_ms if on_gpu else _host_times_ms
+    samples, time_products_ms = (_GPU_SAMPLES, _gpu_times_ms) if on_gpu else (_CPU_SAMPLES, _host_times_ms)
     with float32_products(tf32=precision == "tf32"):
+        size = _GPU_SIZE if on_gpu else _cpu_size(dtype)
+        multiply = _product(size, dtype, device)
         time_products_ms(multiply, samples)  # warm-up: libraries load, clocks rise
         best_ms = min(time_products_ms(multiply, samples))
     return 2 * size**3 / (best_ms * 1e-3) / 1e12
@@ -103,6 +98,30 @@ def measured_peak_tflops(device: torch.device | str, precision: Precision) -> fl
 def _check_precision(precision: str) -> None:
     if precision not in get_args(Precision):
         raise ValueError(f"unknown precision {precision!r}: one of {', '.join(get_args(Precision))}")
+
+
+def _product(size: int, dtype: torch.dtype, device: torch.device) -> Callable[[], None]:
+    """Return a call that multiplies two square matrices of this size."""
+    import torch
+
+    generator = torch.Generator(device).manual_seed(0)
+    left, right = torch.randn(2, size, size, generator=generator, device=device).to(dtype)
+    product = torch.empty_like(left)
+
+    def multiply() -> None:
+        torch.mm(left, right, out=product)
+
+    return multiply
+
+
+def _cpu_size(dtype: torch.dtype) -> int:
+    """Return the largest size whose product takes little time: bf16 may take a CPU that lacks it 100 times as long."""
+    import torch
+
+    smallest = min(_CPU_SIZES)
+    time_ms = min(_host_times_ms(_product(smallest, dtype, torch.device("cpu")), _CPU_SAMPLES))
+    short = [size for size in _CPU_SIZES if time_ms * (size / smallest) ** 3 <= _CPU_PRODUCT_MS]
+    return max(short, default=smallest)
 
 
 def _gpu_times_ms(multiply: Callable[[], None], samples: int) -> list[float]:

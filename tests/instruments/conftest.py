@@ -1,0 +1,24 @@
+import pytest
+
+from pipeline.instruments import bursts, interleaved, kernel_timing, timing
+
+
+class Clock:
+    """Stand in for the module `time`: nothing takes time but what sleeps on it, whatever else the machine does."""
+
+    now_s = 0.0
+
+    def perf_counter(self):
+        return self.now_s
+
+    def sleep(self, seconds):
+        self.now_s += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Have the instruments read such a clock."""
+    found = Clock()
+    for module in (bursts, interleaved, kernel_timing, timing):
+        monkeypatch.setattr(module, "time", found)
+    return found
