@@ -37,15 +37,15 @@ def test_a_second_run_does_nothing(measured):
     assert "Nothing to be done" in output
 
 
-def test_a_first_run_forces_nothing(measured):
-    code, output = measured.snakemake("--directory", "runs/new", "--dry-run")
+def test_a_first_run_forces_nothing(measured, tmp_path):
+    code, output = measured.snakemake("--directory", str(tmp_path), "--dry-run")
     assert code == 0, output
     assert "forced" not in output.lower()
     assert "output files have to be generated" in output
 
 
-def test_a_quiet_dry_run_is_the_cells_of_each_stage_and_their_time(measured):
-    code, output = measured.snakemake("--directory", "runs/new", "--dry-run", "--quiet")
+def test_a_quiet_dry_run_is_the_cells_of_each_stage_and_their_time(measured, tmp_path):
+    code, output = measured.snakemake("--directory", str(tmp_path), "--dry-run", "--quiet")
     assert code == 0
     _using, header, timing, to_do = output.splitlines()
     assert header.split() == ["stage", "cells", "about"]
