@@ -30,4 +30,6 @@ def or_exit(program: str, function: Callable[..., Any], *arguments: Any) -> Any:
 
 def printable(text: str) -> str:
     r"""Return a text with whatever cannot be printed, line breaks among it, written as Python writes it: `\n`."""
+    if text.isprintable():
+        return text
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

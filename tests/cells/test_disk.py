@@ -152,3 +152,9 @@ def test_only_want_of_room_is_told_as_such():
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "kernels.csv")
     with pytest.raises(FileNotFoundError), full_disk_told():
         raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), "kernels.csv")
+
+
+def test_the_name_of_a_file_that_is_no_text_is_written_as_python_writes_it(tmp_path):
+    with WholeFile(tmp_path / "table.csv") as file:
+        file.write("cell-\udcff.json")
+    assert (tmp_path / "table.csv").read_text() == r"cell-\udcff.json"

@@ -81,3 +81,14 @@ def test_what_is_no_whole_table_is_named_in_one_line(tmp_path, content, complain
     with pytest.raises(UserError, match=complaint) as raised:
         read_rows(path)
     assert "\n" not in str(raised.value)
+
+
+def test_texts_become_one_line_each_and_figures_stay(tmp_path):
+    path = tmp_path / "table.csv"
+    pd.DataFrame(
+        {"kernel": ["two\nlines", None, "\x1b[2J"], "ms": [1.5, 2.0, None], "causal": [True, False, True]}
+    ).to_csv(path, index=False)
+    rows = read_rows(path)
+    assert rows["kernel"].tolist()[::2] == ["two lines", r"\x1b[2J"]
+    assert rows["kernel"].isna().tolist() == [False, True, False]
+    assert (rows["ms"].dtype, rows["causal"].dtype) == (float, bool)

@@ -4,6 +4,7 @@ import pandas as pd
 import pytest
 
 from pipeline.report import section
+from pipeline.report.markup import Markdown
 
 
 @pytest.fixture
@@ -14,18 +15,6 @@ def render(tmp_path):
         return section.render(path, facts)
 
     return render
-
-
-@pytest.mark.parametrize(
-    ("text", "written"),
-    [
-        ("KeyError: '<b>'", "`KeyError: '<b>'`"),
-        ("a | b", "`a \\| b`"),
-        ("`x` and ``y``", "``` `x` and ``y`` ```"),
-    ],
-)
-def test_a_text_that_is_not_the_reports_own_stays_code_in_a_table(render, text, written):
-    assert render("{{ text | verbatim }}", text=text) == f"{written}\n"
 
 
 def test_filters_write_numbers_with_their_units(render):
@@ -147,3 +136,15 @@ def test_one_thing_is_written_without_the_plural(render):
 )
 def test_growth_is_said_in_one_word_only_where_all_have_it(exponents, words):
     assert section.growth(pd.Series(exponents)) == words
+
+
+def test_facts_are_escaped_and_what_is_markdown_is_not(render):
+    bold = "{% macro bold(name) %}**{{ name }}**{% endmacro %}"
+    text = render(
+        bold + "{{ bold(a) }}, {{ a }}, {{ [a, a] | listing }}, {{ a | code }}, {{ b }}", a="|", b=Markdown("*z*")
+    )
+    assert text == "**&#124;**, &#124;, &#124; and &#124;, &#124;, *z*\n"
+
+
+def test_a_list_of_markdown_stays_markdown(render):
+    assert render('{{ names | map("code") | listing }}', names=["a", "b<c>", "d"]) == "`a`, `b<c>` and `d`\n"

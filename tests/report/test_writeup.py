@@ -13,6 +13,10 @@ from pipeline.errors import UserError
 from pipeline.report.rows import read_rows
 from pipeline.report.writeup import findings, first_page, write_section, write_writeup
 
+from ..stages.sections import HOSTILE, obeyed_markup
+
+OUR_SUMMARY = "<details><summary>"
+
 
 def line(**changes):
     return {
@@ -93,6 +97,19 @@ def test_the_writeup_holds_machine_outcomes_and_sections(tmp_path):
     assert "at scale `paper`, from" in text
     for part in ("NVIDIA H200", "1234567", "It is fast.", "needs 4 GPUs, 1 present", "| timing | 1 | 0 | 1 | 0 |"):
         assert part in text
+
+
+def test_text_of_records_is_shown_on_the_page_and_not_obeyed(tmp_path):
+    cells, section, out = tmp_path / "cells.csv", tmp_path / "timing.md", tmp_path / "writeup.md"
+    section.write_text("## Timing\n\n<!-- findings -->\n- It is **fast**.\n<!-- end of findings -->\n")
+    texts = ("stage", "cell", "reason", "machine", "python", "torch", "triton", "cuda", "driver", "commit", "command")
+    hostile = dict.fromkeys(texts, HOSTILE) | {"status": "skipped"}
+    pd.DataFrame([line(), busy(**hostile)]).to_csv(cells, index=False)
+    write_writeup([section], [cells], HOSTILE, {}, out)
+    text = out.read_text().removeprefix("# What this machine")
+    assert text.count("alert(1)") > len(texts)  # the scale too; some stand in two places
+    assert "- It is **fast**.\n" in text
+    assert obeyed_markup(text.replace(OUR_SUMMARY, "<summary>")) == []
 
 
 def test_what_nobody_asked_for_in_this_run_has_no_scale(tmp_path):
@@ -250,6 +267,11 @@ def rows_of(stage):
         ("timing", rows_of("timing").head(0).drop(columns="size"), "no table of timing, for it has no size$"),
         ("timing", pd.DataFrame([line()]), "is a table of cells, allowed is one of the rows of timing$"),
         ("timing", rows_of("timing").assign(precision="fp8"), "table.csv: precision is 'fp8', allowed are"),
+        (
+            "flash",
+            pd.concat([rows_of("flash"), rows_of("flash").assign(dtype="/../../x")]),
+            r"table.csv: dtype is '/../../x', allowed are",
+        ),
     ],
 )
 def test_a_table_of_something_else_is_named_and_leaves_no_figures(tmp_path, stage, table, complaint):

@@ -1,5 +1,6 @@
 """What the tests of every section share: its parts, its prose, its gaps, and numbers that its tables do not hold."""
 
+import io
 import re
 from typing import NamedTuple
 
@@ -8,6 +9,7 @@ import pandas as pd
 
 from pipeline.cells import fields, sweep
 from pipeline.cells.tabulate import SOFTWARE
+from pipeline.report.rows import read_rows
 
 NUMBER = re.compile(r"(?<![\w.,])\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?(?![\w]|\.\d)")
 GAP = re.compile(r"\bnan\b|\bNone\b|\binf\b|Undefined|\n{3,}| \n|\(\)")
@@ -16,6 +18,16 @@ EMPTY_TABLE = re.compile(r"^(\|.*)\n\|[ :|-]+\|\n(?!\|)", flags=re.MULTILINE)
 PAGE_PX, TEXT_PX, CODE_PX, PADDING_PX = 896, 7.5, 8.2, 27
 ROUNDS = 4
 SOME_CELLS = 2
+# Columns that may hold any text, and text that has whatever Markdown, HTML and Matplotlib's formulas take for theirs.
+FREE_TEXT = {
+    *("reason", "machine", "kernel", "location", "code", "device_name", "peak_source", "peak_of", "throttle_reasons"),
+    *SOFTWARE,
+}
+HOSTILE = (
+    "</td></summary><script>alert(1)</script><!-- --> [x](http://e.com) ![x](http://e.com/x.png) `x` **x** __x__ ~~x~~"
+    " | x <https://e.com> https://e.com www.e.com a@e.com $\\frac{$ \\| &lt;\n\n# x\n\n[x]: http://e.com\n```\n\u202e\x1b[2J"
+)
+OUR_TAGS = {"<details>", "</details>", "<summary>", "</summary>", "<!-- findings -->", "<!-- end of findings -->"}
 
 
 class Rendered(NamedTuple):
@@ -104,11 +116,24 @@ def unnamed_rows(stage, rows):
     return rows[rows.duplicated(columns, keep=False)]
 
 
+def obeyed_markup(text):
+    """Find what a renderer would take for markup and no template has: tags, links, addresses, broken tables, spans."""
+    words = without_code(text)
+    tags = set(re.findall(r"<[A-Za-z/!?][^>]*>?", words)) - OUR_TAGS
+    links = [link for link in re.findall(r"\]\(([^)]*)\)", words) if not link.startswith(("figures/", "#"))]
+    others = re.findall(r"://|www\.|@\w|\]:|\]\[|__|~~|\$|\\\\|^# |^```|[\u202e\x1b]", words, re.MULTILINE)
+    tables = [table.splitlines() for table in re.findall(r"(?:^\|.*\n)+", words, flags=re.MULTILINE)]
+    broken = [table[0] for table in tables if len({line.count("|") for line in table}) > 1]
+    return [*tags, *links, *others, *broken, *(line for line in text.splitlines() if line.count("`") % 2)]
+
+
 def faults_of_parts(build, stage, rows, tmp_path_factory):
     """Build a section from parts of its cells; return, by part, gaps, wide tables, figures not drawn or linked."""
     found = {}
     for name, (_, text, folder) in render(build, _parts(stage, rows), tmp_path_factory).items():
         faults = {*gaps(text), *wide_tables(text), *(linked_figures(text, stage) ^ drawn_figures(folder))}
+        if name == "hostile_text":  # which is as wide, and has the gaps, that its author likes
+            faults = {*obeyed_markup(text), *({"not shown"} if "alert(1)" not in text else ())}
         if faults:
             found[name] = faults
     return found
@@ -125,7 +150,16 @@ def _parts(stage, rows):
         "first_and_last_cell": pd.concat([cells[0], cells[-1]], ignore_index=True),
         "first_cell_failed": pd.concat([failed[0], *cells[1:]], ignore_index=True),
         "other_cells_failed": pd.concat([cells[0], *failed[1:]], ignore_index=True),
+        "hostile_text": with_hostile_text(pd.concat([failed[0], *cells[1:]], ignore_index=True)),
     }
+
+
+def with_hostile_text(rows):
+    """Put text that looks like markup behind whatever free text a table has."""
+    changed = rows.copy()
+    for name in FREE_TEXT & set(rows):
+        changed[name] = rows[name].map(lambda text: f"{text}{HOSTILE}", na_action="ignore")
+    return read_rows(io.StringIO(changed.to_csv(index=False)))
 
 
 def _without_empty_columns(rows):

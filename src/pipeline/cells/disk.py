@@ -55,7 +55,7 @@ class WholeFile:
     def write(self, content: str) -> None:
         """Write the content and put the file in its place; raises as the constructor does."""
         with _told(self.path):
-            data = content.encode()
+            data = content.encode(errors="backslashreplace")  # names of files may be no text
             _write(self._descriptor, data)
             os.ftruncate(self._descriptor, len(data))
             os.fchmod(self._descriptor, READABLE_BY_ALL)

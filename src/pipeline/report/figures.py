@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 from matplotlib.transforms import Bbox
 
+from pipeline.report.figure_text import take_dollars_as_they_are
 from pipeline.report.rows import has_figures
 from pipeline.report.tables import OUTCOME_WORDS
 
@@ -281,6 +282,7 @@ def _range(values: pd.Series) -> str:
 def save(figure: Figure, path: Path) -> None:
     """Write the figure as SVG on opaque white, the same bytes each time it is drawn from the same data."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    take_dollars_as_they_are(figure)
     with mpl.rc_context(RC):
         _settle_layout(figure)
         figure.savefig(path, format="svg", metadata={"Date": None})

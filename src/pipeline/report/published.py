@@ -5,6 +5,7 @@ from importlib import resources
 
 import pandas as pd
 
+from pipeline.report.markup import Markdown
 from pipeline.report.rows import geometric_mean, read_rows
 from pipeline.report.tables import significant
 
@@ -30,11 +31,11 @@ def doubts(rows: pd.DataFrame) -> pd.DataFrame:
     return clauses.drop_duplicates().reset_index(drop=True)
 
 
-def doubts_list(rows: pd.DataFrame) -> str:
+def doubts_list(rows: pd.DataFrame) -> Markdown:
     """Write the doubts about these rows as a Markdown list, one item a source; empty where there are none."""
     by_source = doubts(rows).groupby("write_up", sort=False)["note"].agg("; ".join)
     text = "\n".join(f"- {write_up}: {notes}." for write_up, notes in by_source.items())
-    return re.sub(r"source (\d+)", lambda match: f"write-up {int(match[1])}", text)
+    return Markdown(re.sub(r"source (\d+)", lambda match: f"write-up {int(match[1])}", text))
 
 
 def ratio_columns(ratios: pd.Series, typical: str, cells: pd.Series | None = None) -> dict[str, object]:

@@ -10,11 +10,12 @@ import pandas as pd
 
 from pipeline.cells.record import WITH_FIGURES
 from pipeline.errors import UserError
+from pipeline.report.markup import one_line
 from pipeline.report.reasons import brief
 
 
 def read_rows(table: Path | TextIO) -> pd.DataFrame:
-    """Read a table, its reasons made short enough to show.
+    """Read a table, each text in it made one line, its reasons short enough to show.
 
     Raises UserError, one line, where it cannot be read, is no table or is cut off.
     """
@@ -29,6 +30,8 @@ def read_rows(table: Path | TextIO) -> pd.DataFrame:
         raise UserError(f"{table} is no table: {first_line}") from None
     if not text.endswith("\n"):
         raise UserError(f"{table} is cut off: its last line has no end")
+    for name in rows.select_dtypes(exclude="number"):
+        rows[name] = rows[name].map(lambda value: one_line(value) if isinstance(value, str) else value)
     if "reason" in rows:
         rows["reason"] = rows["reason"].map(brief, na_action="ignore")
     return rows

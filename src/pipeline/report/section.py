@@ -9,13 +9,14 @@ import numpy as np
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from pipeline.report.markup import Markdown, code
 from pipeline.report.tables import OUTCOME_WORDS, significant
 
 TOLERANCE = 0.05
 
 
-def render(template_path: Path, facts: dict) -> str:
-    """Fill a Markdown template with facts.
+def render(template_path: Path, facts: dict) -> Markdown:
+    """Fill a Markdown template with facts; those that are not Markdown are escaped.
 
     Raises jinja2.UndefinedError for a fact that is missing and ValueError for one that is not a number.
     """
@@ -24,17 +25,14 @@ def render(template_path: Path, facts: dict) -> str:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        autoescape=True,  # what a macro returns is then taken as it is
+        finalize=Markdown.escape,
     )
-    environment.filters |= FORMS | {
-        "span": span,
-        "listing": listing,
-        "counted": counted,
-        "growth": growth,
-        "verbatim": verbatim,
-    }
+    words = {"span": span, "listing": listing, "counted": counted, "growth": growth, "code": code}
+    environment.filters |= FORMS | words
     text = environment.get_template(template_path.name).render(facts)
     # Sentences that were not printed leave their blank lines behind.
-    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+    return Markdown(re.sub(r"\n{3,}", "\n\n", text).strip() + "\n")
 
 
 def ms(value: float) -> str:
@@ -62,13 +60,6 @@ def count(value: float) -> str:
 def counted(value: float, noun: str) -> str:
     """Write how many there are of something: `1 row`, `1,200 rows`."""
     return f"{count(value)} {noun}{'s' if value != 1 else ''}"
-
-
-def verbatim(text: str) -> str:
-    """Write a text that is not the report's own as code, fit for a table."""
-    longest = max((len(run) for run in re.findall("`+", text)), default=0)
-    fence, space = "`" * (longest + 1), " " if longest else ""
-    return f"{fence}{space}{text}{space}{fence}".replace("|", "\\|")
 
 
 def number(value: float) -> str:
@@ -121,9 +112,10 @@ def mark_unstable(values: pd.Series, unstable: pd.Series) -> pd.Series:
 
 
 def listing(names: Iterable) -> str:
-    """Write names as `a, b and c`."""
-    *most, last = [str(name) for name in names]
-    return f"{', '.join(most)} and {last}" if most else last
+    """Write names as `a, b and c`; as Markdown where they are."""
+    *most, last = [name if isinstance(name, Markdown) else str(name) for name in names]
+    comma = type(last)(", ")
+    return comma.join(most) + " and " + last if most else last
 
 
 def compare(time: float, other_time: float, tolerance: float = TOLERANCE) -> str:

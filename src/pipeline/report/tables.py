@@ -1,9 +1,11 @@
 """DataFrames to Markdown: numbers by significant figures, outcomes as words, long tables folded."""
 
 import math
+from collections.abc import Sequence
 
 import pandas as pd
 
+from pipeline.report.markup import Markdown, paragraphs
 from pipeline.report.rows import spread
 
 MAX_COLUMNS = 8
@@ -91,24 +93,31 @@ def pivot(rows: pd.DataFrame, index: list[str], columns: str, cells: pd.Series) 
     return wide.fillna("").reset_index().rename_axis(columns=None)
 
 
-def markdown(table: pd.DataFrame) -> str:
+def markdown(table: pd.DataFrame, written: Sequence[str] = ()) -> Markdown:
     """Write a table of text as Markdown, columns with numbers to the right.
 
+    written: the columns whose cells are Markdown already (`code`, say); all others are escaped.
     Raises ValueError for a table too wide to read.
     """
     if len(table.columns) > MAX_COLUMNS:
         raise ValueError(f"{len(table.columns)} columns, at most {MAX_COLUMNS} can be read: {list(table.columns)}")
     text = table.astype(str)
     align = ["right" if text[column].str.match(NUMBER).any() else "left" for column in text]
-    return text.to_markdown(index=False, disable_numparse=True, colalign=align)
+    cells = text.set_axis([Markdown.escape(name) for name in text], axis="columns")
+    for place, name in enumerate(text):
+        if name not in written:
+            cells.isetitem(place, text.iloc[:, place].map(Markdown.escape))
+    return Markdown(cells.to_markdown(index=False, disable_numparse=True, colalign=align))
 
 
-def fold(summary: str, text: str) -> str:
-    """Hide text behind a line to click on."""
-    return f"<details>\n<summary>{summary}</summary>\n\n{text}\n\n</details>"
+def fold(summary: str, *parts: str) -> Markdown:
+    """Hide paragraphs and tables behind a line to click on."""
+    # In HTML no Markdown is read: the summary is text, whatever it was made as.
+    block = Markdown("<details>\n<summary>{}</summary>\n\n{}\n\n</details>")
+    return block.format(str(summary), paragraphs(*parts))
 
 
-def markdown_folded_if_long(table: pd.DataFrame, summary: str) -> str:
-    """Write a table as Markdown, behind its summary where it is long."""
-    text = markdown(table)
+def markdown_folded_if_long(table: pd.DataFrame, summary: str, written: Sequence[str] = ()) -> Markdown:
+    """Write a table as `markdown` does, behind its summary where it is long."""
+    text = markdown(table, written)
     return fold(summary, text) if len(table) > FOLD_OVER_ROWS else text

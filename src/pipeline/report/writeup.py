@@ -14,6 +14,7 @@ from pipeline.cells.disk import write_text
 from pipeline.cells.failures import Failures, read_failures
 from pipeline.cells.record import SOFTWARE, STATUSES
 from pipeline.errors import UserError
+from pipeline.report.markup import Markdown
 from pipeline.report.rows import read_rows
 from pipeline.report.section import counted, render
 
@@ -51,12 +52,21 @@ def _read_rows(stage: str, tables: Sequence[Path]) -> pd.DataFrame:
 def _require_rows(stage: str, path: Path, rows: pd.DataFrame) -> pd.DataFrame:
     lacking = _lacking(stage, path, rows)
     if not lacking:
+        _check_axes(stage, path, rows)
         return rows
     if {"stage", "cell"} <= set(rows):
         raise UserError(f"{path} is a table of cells, allowed is one of the rows of {stage}")
     others = [name for name in sweep.stage_names() if name != stage and not _lacking(name, path, rows)]
     of_other = f": it is one of {others[0]}" if len(others) == 1 else ""
     raise UserError(f"{path} is no table of {stage}, for it has no {', '.join(lacking)}{of_other}")
+
+
+def _check_axes(stage: str, path: Path, rows: pd.DataFrame) -> None:
+    """Raise UserError for a value that an axis does not take: figures are named by them."""
+    cell_class = sweep.declaration(stage).Cell
+    for axis in declared(cell_class):
+        for value in rows[axis.name].drop_duplicates().tolist():
+            fields.build(cell_class, {axis.name: value}, str(path))
 
 
 def _lacking(stage: str, path: Path, rows: pd.DataFrame) -> list[str]:
@@ -108,9 +118,9 @@ def _read_cells(path: Path) -> pd.DataFrame:
     return lines
 
 
-def _read_text(path: Path) -> str:
+def _read_text(path: Path) -> Markdown:
     try:
-        return path.read_text()
+        return Markdown(path.read_text())
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -125,7 +135,7 @@ def findings(sections: Sequence[str]) -> list[dict[str, str]]:
     """Return what each section wants on the first page, with its title and the anchor of its heading."""
     found = [(HEADING.search(text), FINDINGS.search(text)) for text in sections]
     return [
-        {"title": heading[1], "anchor": _anchor(heading[1]), "text": finding[1].strip()}
+        {"title": Markdown(heading[1]), "anchor": _anchor(heading[1]), "text": Markdown(finding[1].strip())}
         for heading, finding in found
         if finding and finding[1].strip()
     ]

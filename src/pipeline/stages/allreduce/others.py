@@ -76,4 +76,4 @@ def _full_table(write_up: str, pairs: pd.DataFrame) -> str:
         }
     )
     doubts = published.doubts_list(pairs) or "No doubts noted."
-    return fold(f"{write_up}: {counted(len(pairs), 'figure')}", f"{markdown(table)}\n\n{doubts}")
+    return fold(f"{write_up}: {counted(len(pairs), 'figure')}", markdown(table), doubts)

@@ -3,6 +3,7 @@
 import pandas as pd
 
 from pipeline.report import published
+from pipeline.report.markup import paragraphs
 from pipeline.report.rows import ok
 from pipeline.report.tables import markdown_folded_if_long, outcome, significant
 from pipeline.stages.ddp.cell import Variant
@@ -48,7 +49,7 @@ def beside_ours(rows: pd.DataFrame) -> str:
         }
     )
     doubts = published.doubts_list(found)
-    return f"{markdown_folded_if_long(table, f'{len(table)} figures of others')}\n\n{doubts}"
+    return paragraphs(markdown_folded_if_long(table, f"{len(table)} figures of others"), doubts)
 
 
 def _step(step_ms: float, status: str) -> str:

@@ -3,6 +3,7 @@
 import pandas as pd
 
 from pipeline.report import published
+from pipeline.report.markup import paragraphs
 from pipeline.report.rows import ok
 from pipeline.report.section import counted
 from pipeline.report.tables import fold, markdown, markdown_folded_if_long, significant
@@ -64,7 +65,7 @@ def _full_table(write_up: str, dtype: str, pairs: pd.DataFrame) -> str:
         }
     )
     doubts = published.doubts_list(pairs) or "No doubts noted."
-    return fold(f"{write_up}, {dtype}: {counted(len(pairs), 'figure')}", f"{markdown(table)}\n\n{doubts}")
+    return fold(f"{write_up}, {dtype}: {counted(len(pairs), 'figure')}", markdown(table), doubts)
 
 
 def leaderboard_table(rows: pd.DataFrame) -> str:
@@ -79,4 +80,4 @@ def leaderboard_table(rows: pd.DataFrame) -> str:
             "theirs (ms)": theirs["ms"].map(significant).where(theirs["status"] == "ok", "failed"),
         }
     )
-    return f"{markdown(table)}\n\n{published.doubts_list(theirs)}"
+    return paragraphs(markdown(table), published.doubts_list(theirs))

@@ -2,6 +2,7 @@
 
 import pandas as pd
 
+from pipeline.report.markup import Markdown, paragraphs
 from pipeline.report.reasons import without_own_numbers
 from pipeline.report.rows import ok
 from pipeline.report.tables import (
@@ -40,7 +41,8 @@ def against_eager(rows: pd.DataFrame) -> list[str]:
     for dtype, group in both.groupby("dtype", sort=False):
         head_dim = main_head_dim(group)
         main = group[group["head_dim"] == head_dim]
-        texts.append(f"**{dtype}**, head_dim {head_dim}, medians in ms:\n\n{_by_impl_and_pass(main)}")
+        title = Markdown("**{}**, head_dim {}, medians in ms:").format(dtype, head_dim)
+        texts.append(paragraphs(title, _by_impl_and_pass(main)))
         if len(group) > len(main):
             texts.append(fold(f"{dtype}: every head_dim, ours and eager, medians in ms", _by_impl_and_pass(group)))
     return texts
@@ -78,7 +80,7 @@ def _side_by_side(rows: pd.DataFrame, index: list[str], column: str) -> str:
     for first in range(0, len(present), IMPLS_A_TABLE):
         here = rows[rows["impl"].isin(present[first : first + IMPLS_A_TABLE])]
         texts.append(markdown(pivot(here, index, "impl", _short_cells(here, column)).rename(columns=READABLE)))
-    return "\n\n".join(texts)
+    return paragraphs(*texts)
 
 
 def gains(rows: pd.DataFrame) -> str:
@@ -117,8 +119,9 @@ def shapes(rows: pd.DataFrame) -> list[str]:
     sizes = beside[["batch_size", "num_heads", "seq_len", "head_dim"]].astype(str).agg("×".join, axis=1)
     causal = beside["is_causal"].astype(bool).map({True: "causal", False: "full"})
     beside = beside.assign(shape=sizes + " " + causal)
+    title = Markdown("**{}**, {}, medians in ms:")
     return [
-        f"**{dtype}**, {part.replace('_', ' + ')}, medians in ms:\n\n{_side_by_side(group, ['shape'], 'median_ms')}"
+        paragraphs(title.format(dtype, part.replace("_", " + ")), _side_by_side(group, ["shape"], "median_ms"))
         for (dtype, part), group in beside.groupby(["dtype", "pass"], sort=False)
         if len(ok(group))
     ]

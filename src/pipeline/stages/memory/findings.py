@@ -4,6 +4,7 @@ import pandas as pd
 
 from pipeline.model.activations import FP32_BYTES
 from pipeline.model.sizes import SIZES
+from pipeline.report.markup import Markdown
 from pipeline.report.rows import ok
 from pipeline.report.section import TOLERANCE, compare
 from pipeline.stages.memory.predicted import terms
@@ -118,8 +119,8 @@ def kept_in_bf16(rows: pd.DataFrame, context_length: int) -> dict:
         "copies": wide.loc[WEIGHT_COPIES, "bf16"],
         "fp32": both["fp32"].sum(),
         "bf16": both["bf16"].sum(),
-        "less": [f"*{term}*" for term in both.index[both["bf16"] < both["fp32"]]],
-        "more": [f"*{term}*" for term in both.index[both["bf16"] > both["fp32"]]],
+        "less": [Markdown("*{}*").format(term) for term in both.index[both["bf16"] < both["fp32"]]],
+        "more": [Markdown("*{}*").format(term) for term in both.index[both["bf16"] > both["fp32"]]],
     }
 
 

@@ -3,6 +3,7 @@
 import pandas as pd
 
 from pipeline.report import published
+from pipeline.report.markup import Markdown, paragraphs
 from pipeline.report.rows import ok
 from pipeline.report.tables import fold, markdown, significant
 from pipeline.stages.memory.selection import cell_peaks, plain
@@ -73,15 +74,16 @@ def table(pairs: pd.DataFrame) -> str:
         if len(part)
     ]
     doubts = fold("Doubts about these figures", published.doubts_list(pairs) or "None noted.")
-    return "\n\n".join([*tables, doubts])
+    return paragraphs(*tables, doubts)
 
 
 def largest_allocations() -> str:
     """List what others name as the largest allocation."""
     found = published.load("memory")
     found = found[found["quantity"].isin(["largest_allocation", "allocation_with_stack_trace"])]
-    lines = [f"- {row['write_up']}: {written_mib(row['allocation_mb'])} ({row['note']})" for _, row in found.iterrows()]
-    return "\n".join(lines)
+    line = Markdown("- {write_up}: {size} ({note})")
+    lines = [line.format(**row, size=written_mib(row["allocation_mb"])) for row in found.to_dict("records")]
+    return Markdown("\n").join(lines)
 
 
 def written_mib(value: float) -> str:

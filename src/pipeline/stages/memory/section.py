@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from pipeline.report.markup import Markdown, code
 from pipeline.report.rows import has_figures, ok
 from pipeline.report.section import listing, render
 from pipeline.report.tables import (
@@ -101,7 +102,7 @@ def _largest_facts(largest: pd.DataFrame) -> dict:
         "bytes": top["size_bytes"].iloc[0],
         "count": int(top["count"].sum()),
         "categories": [CATEGORY_WORDS[name] for name in top["category"].unique()],
-        "lines": [f"`{location}`" for location in top["location"].unique()],
+        "lines": [code(location) for location in top["location"].unique()],
     }
 
 
@@ -217,11 +218,12 @@ def _largest_table(largest: pd.DataFrame) -> str:
                 "what": largest["category"].map(CATEGORY_WORDS),
                 # One column: words of code do not break, and side by side they are wider than a page.
                 "made at": [
-                    f"`{location}`: `{code}`" if isinstance(code, str) else f"`{location}`"
-                    for location, code in zip(largest["location"], largest["code"], strict=True)
+                    Markdown(": ").join(map(code, words if isinstance(words[1], str) else words[:1]))
+                    for words in zip(largest["location"], largest["code"], strict=True)
                 ],
             }
-        )
+        ),
+        written=["made at"],
     )
 
 

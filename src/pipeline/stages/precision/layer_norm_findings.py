@@ -4,6 +4,7 @@ import math
 
 import pandas as pd
 
+from pipeline.report.markup import Markdown
 from pipeline.report.section import percent
 from pipeline.report.tables import fold, markdown, pivot
 from pipeline.stages.precision import selection
@@ -221,7 +222,7 @@ def magnitudes_table(normal: pd.DataFrame) -> str:
         )
         for method, group in lines.groupby("method", sort=False)
     ]
-    return "\n".join(tables)
+    return Markdown("\n").join(tables)
 
 
 def _power_of_two(value: float) -> str:

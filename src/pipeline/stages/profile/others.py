@@ -3,6 +3,7 @@
 import pandas as pd
 
 from pipeline.report import published
+from pipeline.report.markup import Markdown, code
 from pipeline.report.tables import markdown, significant
 from pipeline.stages.profile.findings import MATMUL
 from pipeline.stages.profile.kernel_names import short_name
@@ -35,8 +36,10 @@ def compared(rows: pd.DataFrame, attention: pd.DataFrame) -> dict[str, str]:
     }
     if not any((table["ours"] != "–").any() for table in tables.values()):
         return {}
-    written = {name: markdown(table) for name, table in tables.items()}
-    return written | {"doubts": published.doubts_list(theirs)}
+    kernels = {"kernels": markdown(tables.pop("kernels"), written=["theirs", "ours"])}
+    return (
+        kernels | {name: markdown(table) for name, table in tables.items()} | {"doubts": published.doubts_list(theirs)}
+    )
 
 
 def _where(theirs: pd.DataFrame) -> pd.DataFrame:
@@ -87,10 +90,10 @@ def _our_kernel(found: pd.DataFrame) -> str:
 
 def _kernel_words(name: str, count: float, share_pct: float) -> str:
     short = shown_name(short_name(name))
-    words = [f"`{short if len(short) <= NAME_LENGTH else short[:NAME_LENGTH] + '…'}`"]
+    words = [code(short if len(short) <= NAME_LENGTH else f"{short[:NAME_LENGTH]}…")]
     words += [] if pd.isna(count) else [f"{count:.0f} calls"]
     words += [] if pd.isna(share_pct) else [f"{significant(share_pct, 3)}%"]
-    return ", ".join(words)
+    return Markdown(", ").join(words)
 
 
 def _matmul_shares(theirs: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from pipeline.report.markup import Markdown, code
 from pipeline.report.section import render
 from pipeline.report.tables import (
     OUTCOME_WORDS,
@@ -123,7 +124,7 @@ def _all_times(rows: pd.DataFrame) -> str:
         texts.append(
             fold(f"{precision}: every pass and its parts, at every context length", markdown(_readable(written)))
         )
-    return "\n".join(texts)
+    return Markdown("\n").join(texts)
 
 
 def _top_table(top: pd.DataFrame) -> str:
@@ -132,7 +133,7 @@ def _top_table(top: pd.DataFrame) -> str:
         {
             **{name: row[name] for name in ("precision", "size")},
             "pass": WORDS.get(name, name),
-            "kernel": f"`{shown_name(row[name])}`",
+            "kernel": code(shown_name(row[name])),
             "calls": f"{row[f'{name}_count']:.0f}",
             "share": f"{100 * row[f'{name}_share']:.0f}%",
         }
@@ -140,7 +141,8 @@ def _top_table(top: pd.DataFrame) -> str:
         for name in ("inference", "backward", "forward_backward")
         if pd.notna(row[name])
     ]
-    return markdown_folded_if_long(pd.DataFrame(lines), f"The {len(lines)} kernels, by precision, size and pass")
+    summary = f"The {len(lines)} kernels, by precision, size and pass"
+    return markdown_folded_if_long(pd.DataFrame(lines), summary, written=["kernel"])
 
 
 def _kernel_table(rows: pd.DataFrame, cell: dict) -> str:
@@ -149,13 +151,14 @@ def _kernel_table(rows: pd.DataFrame, cell: dict) -> str:
     return markdown(
         pd.DataFrame(
             {
-                "kernel": table["kernel"].map(shown_name).map("`{}`".format),
+                "kernel": table["kernel"].map(shown_name).map(code),
                 "category": table["category"],
                 "calls": table["count"].map("{:.0f}".format),
                 "time (ms)": _ms(table["time_ms"]),
                 "share": _percent(table["share_pct"] / 100),
             }
-        )
+        ),
+        written=["kernel"],
     )
 
 
@@ -187,7 +190,7 @@ def _all_shares(rows: pd.DataFrame) -> str:
     for precision, group in table[table["range"].isin(PASSES)].groupby("precision", sort=False):
         text = markdown(_written_shares(group, ["size", "context_length"], _share_columns(table)))
         texts.append(fold(f"{precision}: shares at every context length", text))
-    return "\n".join(texts)
+    return Markdown("\n").join(texts)
 
 
 def _attention_cells(table: pd.DataFrame) -> dict[str, pd.Series]:
@@ -207,7 +210,7 @@ def _attention_table(table: pd.DataFrame) -> str:
 def _all_attention(table: pd.DataFrame) -> str:
     if table["context_length"].nunique() < 2:
         return ""
-    return "\n".join(
+    return Markdown("\n").join(
         fold(
             f"{precision}: attention at every context length",
             markdown(_readable(group[["size", "context_length"]].assign(**_attention_cells(group)))),

@@ -3,6 +3,7 @@
 import pandas as pd
 
 from pipeline.report import published
+from pipeline.report.markup import paragraphs
 from pipeline.report.rows import ok
 from pipeline.report.tables import markdown, significant
 from pipeline.stages.sharding import findings
@@ -21,7 +22,7 @@ def beside_ours(rows: pd.DataFrame) -> str:
         }
         for _, line in theirs.iterrows()
     ]
-    return f"{markdown(pd.DataFrame([*lines, *_ours(rows)]))}\n\n{published.doubts_list(theirs)}"
+    return paragraphs(markdown(pd.DataFrame([*lines, *_ours(rows)])), published.doubts_list(theirs))
 
 
 def _ours(rows: pd.DataFrame) -> list[dict]:

@@ -94,7 +94,7 @@ def _full_table(write_up: str, mode: str, pairs: pd.DataFrame) -> str:
         }
     )
     doubts = published.doubts_list(pairs) or "No doubts noted."
-    return fold(f"{write_up}, {mode}: {counted(len(pairs), 'figure')}", f"{markdown(table)}\n\n{doubts}")
+    return fold(f"{write_up}, {mode}: {counted(len(pairs), 'figure')}", markdown(table), doubts)
 
 
 def _ratio_cells(pairs: pd.DataFrame) -> pd.Series:

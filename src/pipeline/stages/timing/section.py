@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from pipeline.report.markup import Markdown
 from pipeline.report.rows import ok
 from pipeline.report.section import render
 from pipeline.report.tables import (
@@ -109,7 +110,7 @@ def _tables_of_all_lengths(rows: pd.DataFrame) -> str:
         for words, cells in (("mean ± standard deviation", mean_std_cells), ("median and quartiles", median_cells)):
             table = pivot(group, ["size", "context_length"], "pass", cells(group))
             texts.append(fold(f"{precision}: every context length, {words}, in ms", markdown(_readable(table))))
-    return "\n".join(texts)
+    return Markdown("\n").join(texts)
 
 
 def _throughput_table(rows: pd.DataFrame, context_length: int) -> str:

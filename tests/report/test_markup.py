@@ -1,0 +1,126 @@
+import html
+import random
+import re
+
+import pytest
+
+from pipeline.report.markup import Markdown, code, one_line, paragraphs
+
+HARMLESS = (
+    "train_step",
+    "CUDA out of memory; other processes held 12 GiB of the GPU",
+    "12.3 [11.9, 12.8]",
+    "1,183 ± 2,587 (unstable)",
+    "skipped: no CUDA device",
+    "median known to 13.4% only",
+    "NVIDIA H200 (2 of 8), torch 2.13.0+cu130",
+    "-3.5%",
+    "–",
+    "n < 5 & m >= 2",
+    "2^10 × 3",
+    "size=xl precision=bf16",
+    "a: b; c/d: 'e', \"f\"!",
+    ", and ",
+)
+
+
+@pytest.mark.parametrize("text", HARMLESS)
+def test_what_is_no_markup_stays_as_it_is(text):
+    assert Markdown.escape(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "escaped"),
+    [
+        ("<script>", "&#60;script>"),
+        ("<!-- x -->", "&#60;!-- x -->"),
+        ("a|b", "a&#124;b"),
+        ("a [x](y)", "a [x&#93;(y)"),
+        ("![x][y]", "![x&#93;[y]"),
+        ("[x]: y", "&#91;x&#93;: y"),
+        ("a[^1]", "a&#91;^1]"),
+        ("`x`", "&#96;x&#96;"),
+        ("4*B*D", "4&#42;B&#42;D"),
+        ("__x__ a_b", "&#95;&#95;x&#95;&#95; a_b"),
+        ("~~x~~", "&#126;&#126;x&#126;&#126;"),
+        ("$x$", "&#36;x&#36;"),
+        ("\\|", "&#92;&#124;"),
+        ("&lt; & &#60;", "&#38;lt; & &#38;#60;"),
+        ("# x", "&#35; x"),
+        ("  > x", "  &#62; x"),
+        ("- x", "&#45; x"),
+        ("1. x", "&#49;&#46; x"),
+        ("---", "&#45;&#45;&#45;"),
+        ("===", "&#61;&#61;&#61;"),
+        ("https://e.com", "https:\u200b//e.com"),
+        ("www.e.com", "www\u200b.e.com"),
+        ("a@e.com", "a@\u200be.com"),
+    ],
+)
+def test_what_could_be_markup_is_written_as_its_characters(text, escaped):
+    assert Markdown.escape(text) == escaped
+    assert html.unescape(escaped).replace("\u200b", "") == text
+
+
+def test_what_is_markdown_already_is_not_escaped_again():
+    once = Markdown.escape("a|b")
+    assert Markdown.escape(once) == once == Markdown("a&#124;b")
+
+
+def test_parts_put_together_are_escaped_unless_they_are_markdown():
+    assert paragraphs("*a*", Markdown("*b*")) == "&#42;a&#42;\n\n*b*"
+    assert Markdown("**{}**: {}").format("a|b", Markdown("`c`")) == "**a&#124;b**: `c`"
+    assert isinstance(Markdown("**") + "|", Markdown)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("one\ntwo\r\n three\tfour\u2028five", "one two three four five"),
+        ("      code", " code"),
+        ("break  ", "break "),
+        ("\x00\x1b[2J\u202e", r"\x00\x1b[2J\u202e"),
+        ("\udcff", r"\udcff"),
+        ("two  spaces", "two  spaces"),
+    ],
+)
+def test_text_becomes_one_line_of_characters_that_can_be_seen(text, line):
+    assert one_line(text) == line
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("kernel<4, add<float>>", "`kernel<4, add<float>>`"),
+        ("a\nb", "`a b`"),
+        ("a`b", "a&#96;b"),
+        ("a|b", "a&#124;b"),
+        ("", ""),
+        (" ", " "),
+    ],
+)
+def test_code_stands_between_backticks_where_it_can(text, written):
+    assert code(text) == written
+
+
+PIECES = [
+    *'\\`*_{}[]()#+-.!|~$&<>@:=^"/;%0a1 é',
+    *("[x](http://e.com)", "<script>", "<!--", "-->", "www.e.com", "a@b.c", "&lt;", "&#60;", "[x]: y", "[^1]", "```"),
+    *("---", "    ", "1. ", "# ", "> ", "- ", "</td>", "\n\n", "\t", "\x00", "\u202e", "\u2028", "\xa0", "://", "\\|"),
+]
+
+
+def test_no_text_leaves_a_character_that_means_something_where_it_stands():
+    chance = random.Random(0)
+    for _ in range(3000):
+        text = "".join(chance.choices(PIECES, k=chance.randint(1, 8)))
+        escaped = Markdown.escape(text)
+        shown = html.unescape(escaped).replace("\u200b", "")
+        # A reference in the text itself is shown as it is, and so is read once and not twice.
+        assert shown == one_line(text)
+        assert not re.search(r"[\\`*|$~]|<[A-Za-z/!?]|<$|\](?=[(\[:])|\[\^|://|(?i:www)\.|@\w", escaped), (
+            text,
+            escaped,
+        )
+        assert not re.match(r" *(\[|#|>|([-+=]+|\d+[.)])(\s|$))|    ", escaped), (text, escaped)
+        assert escaped.isprintable() or "\u200b" in escaped
