@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pipeline import doctor
-from pipeline.instruments.gpus import Gpu
+from pipeline.instruments.machine.gpus import Gpu
 
 H200 = [Gpu(id=f"GPU-{index}", index=index, name="NVIDIA H200", memory_bytes=140 * 2**30) for index in range(8)]
 

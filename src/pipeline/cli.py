@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from pipeline.cells import caller
 from pipeline.cells.disk import DISK_FULL, DiskFull, full_disk_told
+from pipeline.cells.worker import client
 from pipeline.errors import UserError
 
 BAD_INPUT = 2
@@ -18,20 +18,20 @@ BAD_INPUT = 2
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run one command; a cell is handed to the warm worker, everything else runs in this process."""
-    issued_at = caller.process_started_at()
-    caller.open_closed_streams()
+    issued_at = client.process_started_at()
+    client.open_closed_streams()
     try:
         words = sys.argv[1:] if argv is None else list(argv)
         arguments = _parser(words).parse_args(words)
         exit_code = None
         if arguments.run is _measure:
             _check(arguments)
-            exit_code = caller.hand_over(words, issued_at)
+            exit_code = client.hand_over(words, issued_at)
         sys.exit(run(words, "ordinary", issued_at) if exit_code is None else exit_code)
     except UserError as error:
         sys.exit(_complain(error))
     except KeyboardInterrupt:
-        caller.end_by(signal.SIGINT)
+        client.end_by(signal.SIGINT)
 
 
 def run(words: Sequence[str], process: str, issued_at: float) -> int:
@@ -164,8 +164,8 @@ def _publish(arguments: argparse.Namespace) -> None:
 
 
 def _account(arguments: argparse.Namespace) -> None:
-    from pipeline.stages.accounting.answers import answers
-    from pipeline.stages.accounting.options import given_options
+    from pipeline.stages.accounting.report.answers import answers
+    from pipeline.stages.accounting.report.options import given_options
 
     given = given_options(arguments)
     try:
@@ -178,9 +178,9 @@ def _account(arguments: argparse.Namespace) -> None:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    from pipeline.report.compare import compare_runs
-    from pipeline.report.compare_text import write_comparison
-    from pipeline.report.runs import load_run
+    from pipeline.compare.judge import compare_runs
+    from pipeline.compare.runs import load_run
+    from pipeline.compare.text import write_comparison
 
     if not arguments.tolerance_pct >= 0:
         raise UserError(f"compare: tolerance_pct is {arguments.tolerance_pct:g}, allowed is 0 or more")
@@ -239,7 +239,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     account = commands.add_parser("account", help="compute memory, batch and bucket sizes of any model and machine")
     account.set_defaults(run=_account)
     if words[:1] == ["account"]:  # dozens of options, for which the other commands do not wait
-        from pipeline.stages.accounting.options import add_options
+        from pipeline.stages.accounting.report.options import add_options
 
         add_options(account)
 

@@ -17,10 +17,10 @@ from typing import Any
 
 import psutil
 
-from pipeline.instruments import nsys
-from pipeline.instruments.gpu_state import gpu_state, slowdown_reasons
-from pipeline.instruments.gpus import Gpu, describe_links, torch_build, visible_gpus
-from pipeline.instruments.machine import cpu_model, machine_facts, software_versions
+from pipeline.instruments.machine.gpu_state import gpu_state, slowdown_reasons
+from pipeline.instruments.machine.gpus import Gpu, describe_links, torch_build, visible_gpus
+from pipeline.instruments.machine.identity import cpu_model, machine_facts, software_versions
+from pipeline.instruments.profilers import nsys
 
 # An environment that uv made has no pip.
 _PIP = "pip" if importlib.util.find_spec("pip") else "uv pip"

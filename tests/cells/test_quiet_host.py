@@ -11,7 +11,7 @@ import pytest
 from pipeline.cells import locks, quiet_host
 from pipeline.cells.quiet_host import Host
 from pipeline.errors import UserError
-from pipeline.instruments.cpu_use import CpuUse, cpu_use
+from pipeline.instruments.machine.cpu_use import CpuUse, cpu_use
 
 CELL = """
 import sys, time

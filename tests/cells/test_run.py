@@ -19,7 +19,7 @@ class Cell:
     gpus: int = 1
 
     def row_keys(self):
-        return [{"pass": "forward"}, {"pass": "backward"}]
+        return [{"phase": "forward"}, {"phase": "backward"}]
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def raising(error):
 )
 def test_an_outcome_becomes_a_row_for_each_of_the_cells_rows(monkeypatch, error, status, reason):
     rows = record_of(monkeypatch, raising(error))["rows"]
-    assert [(row["pass"], row["status"]) for row in rows] == [("forward", status), ("backward", status)]
+    assert [(row["phase"], row["status"]) for row in rows] == [("forward", status), ("backward", status)]
     assert all(row["reason"].startswith(reason) and "\n" not in row["reason"] for row in rows)
 
 
@@ -74,7 +74,7 @@ def test_a_bug_is_no_outcome(monkeypatch, error):
 
 
 def test_fewer_gpus_than_needed_is_skipped_with_the_reason(monkeypatch):
-    monkeypatch.setattr(run.machine, "gpu_count", lambda: 8)
+    monkeypatch.setattr(run.identity, "gpu_count", lambda: 8)
     monkeypatch.setattr(run, "claim_gpus", lambda count, _command: Claim(("0",) * count))
     rows = record_of(monkeypatch, lambda *_: [], cell=Cell(gpus=4), granted=2)["rows"]
     assert {row["reason"] for row in rows} == {str(TooFewGPUs(4, 2))}
@@ -82,9 +82,9 @@ def test_fewer_gpus_than_needed_is_skipped_with_the_reason(monkeypatch):
 
 
 def test_without_any_gpu_the_cell_runs_on_the_cpu(monkeypatch):
-    monkeypatch.setattr(run.machine, "gpu_count", lambda: 0)
-    record = record_of(monkeypatch, lambda *_: [{"pass": "forward", "status": "ok"}], cell=Cell(gpus=4), granted=0)
-    assert record["rows"] == [{"pass": "forward", "status": "ok"}]
+    monkeypatch.setattr(run.identity, "gpu_count", lambda: 0)
+    record = record_of(monkeypatch, lambda *_: [{"phase": "forward", "status": "ok"}], cell=Cell(gpus=4), granted=0)
+    assert record["rows"] == [{"phase": "forward", "status": "ok"}]
 
 
 def test_snakemakes_thread_variables_do_not_bind_a_cell(monkeypatch):
@@ -153,7 +153,7 @@ def test_a_cell_is_alone_unless_it_may_share_the_host_or_measures_nothing(monkey
         return quiet_host.Host(False, command)
 
     monkeypatch.setattr(run, "Host", take)
-    monkeypatch.setattr(run.machine, "gpu_count", lambda: gpus)
+    monkeypatch.setattr(run.identity, "gpu_count", lambda: gpus)
     monkeypatch.setattr(run, "claim_gpus", lambda count, _command: Claim(("0",) * count))
     record_of(monkeypatch, lambda *_: [], cell=cell, granted=granted)
     assert asked == [(alone, START.command)]
@@ -172,7 +172,7 @@ def test_the_host_is_taken_before_anything_is_imported_or_claimed_and_settled_be
 def test_a_stage_that_keeps_files_is_given_their_folder(monkeypatch, tmp_path):
     def measure(_cell, _settings, _stopwatch, files_dir):
         (files_dir / "capture").write_text("kept")
-        return [{"pass": "forward", "status": "ok"}]
+        return [{"phase": "forward", "status": "ok"}]
 
     monkeypatch.setattr(run, "_measure_function", lambda _stage: measure)
     folder = tmp_path / "files"

@@ -1,6 +1,6 @@
 import pytest
 
-from pipeline.instruments import bursts, interleaved, kernel_timing, timing
+from pipeline.instruments.sampling import bursts, interleaving, kernel_timing, step_timing
 
 
 class Clock:
@@ -19,6 +19,6 @@ class Clock:
 def clock(monkeypatch):
     """Have the instruments read such a clock."""
     found = Clock()
-    for module in (bursts, interleaved, kernel_timing, timing):
+    for module in (bursts, interleaving, kernel_timing, step_timing):
         monkeypatch.setattr(module, "time", found)
     return found

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
+from pipeline.formulas.sizes import ModelSize
 from pipeline.model.precision import PRECISIONS
-from pipeline.model.sizes import ModelSize
 from pipeline.model.step import build_training_step
 from pipeline.ranges import listening
 

@@ -5,8 +5,8 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import scaled_dot_product_attention
 
+from pipeline.formulas.sizes import SIZES
 from pipeline.model import TransformerLM
-from pipeline.model.sizes import SIZES
 from pipeline.model.transformer import RotaryEmbedding
 
 VOCAB_SIZE = 50

@@ -10,7 +10,7 @@ import pickle
 import pytest
 import torch._dynamo  # by an optimizer's first step: here, so that not every rank imports it  # noqa: F401
 
-from pipeline.parallel.processes import run_ranks
+from pipeline.parallel.processes.starting import run_ranks
 
 TIMEOUT_S = 40
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from pipeline.errors import Skipped
 from pipeline.parallel import nccl
-from pipeline.parallel.processes import run_ranks
+from pipeline.parallel.processes.starting import run_ranks
 
 STREAM = 0x7FFF12345678
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from pipeline.parallel import BucketedDDP, FlatDDP, NaiveDDP, OverlapDDP, ShardedOptimizer
-from pipeline.parallel.processes import run_ranks
+from pipeline.parallel.processes.starting import run_ranks
 
 WORLD_SIZE = 2
 WAYS = {"naive": NaiveDDP, "flat": FlatDDP, "overlap": OverlapDDP, "bucketed": partial(BucketedDDP, bucket_size_mb=0.5)}

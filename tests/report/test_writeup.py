@@ -10,7 +10,7 @@ import pytest
 from pipeline.cells import sweep
 from pipeline.cells.failures import Failure, Failures, write_failures
 from pipeline.errors import UserError
-from pipeline.report.rows import read_rows
+from pipeline.report.table_rows import read_rows
 from pipeline.report.writeup import findings, first_page, write_section, write_writeup
 
 from ..stages.sections import HOSTILE, obeyed_markup
@@ -215,7 +215,7 @@ def stand_in(monkeypatch):
     monkeypatch.setattr("pipeline.cells.sweep.declaration", lambda _name: cell)
 
     def put(build):
-        monkeypatch.setitem(sys.modules, "pipeline.stages.ddp.section", types.SimpleNamespace(build=build))
+        monkeypatch.setitem(sys.modules, "pipeline.stages.ddp.report.section", types.SimpleNamespace(build=build))
         monkeypatch.setitem(sys.modules, "pipeline.stages.ddp", types.SimpleNamespace())
 
     return put

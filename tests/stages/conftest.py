@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from pipeline.cells.disk import WholeFile
 from pipeline.cells.record import SCHEMA_VERSION, write_record
 from pipeline.cells.tabulate import row_table
-from pipeline.report.rows import read_rows
+from pipeline.report.table_rows import read_rows
 
 SOFTWARE = {"python": "3.12.3", "torch": "2.11.0", "triton": "3.6.0", "cuda": "13.0", "driver": "580.65"}
 

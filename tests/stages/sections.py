@@ -9,7 +9,7 @@ import pandas as pd
 
 from pipeline.cells import fields, sweep
 from pipeline.cells.tabulate import SOFTWARE
-from pipeline.report.rows import read_rows
+from pipeline.report.table_rows import read_rows
 
 NUMBER = re.compile(r"(?<![\w.,])\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?(?![\w]|\.\d)")
 GAP = re.compile(r"\bnan\b|\bNone\b|\binf\b|Undefined|\n{3,}| \n|\(\)")

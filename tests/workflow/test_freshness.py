@@ -31,7 +31,7 @@ def test_a_figure_is_drawn_again_without_measuring(project):
 
 
 def test_the_prose_is_rendered_again_without_measuring(project):
-    template = project.root / "src/pipeline/stages/timing/section.md.j2"
+    template = project.root / "src/pipeline/stages/timing/report/section.md.j2"
     template.write_text(template.read_text() + "\nOne more sentence.\n")
     planned = project.planned("reports/writeup.md")
     assert "section_timing" in planned
@@ -49,6 +49,6 @@ def test_a_new_cell_leaves_the_others_alone(project):
 
 
 def test_another_version_of_torch_measures_again(project):
-    build = project.root / "src/pipeline/instruments/machine.py"
+    build = project.root / "src/pipeline/instruments/machine/identity.py"
     build.write_text(build.read_text().replace('_installed_version("torch")', '"99.0"'))
     assert project.planned("reports/writeup.md")["measure_timing"] == 2

@@ -8,20 +8,21 @@ from pathlib import Path
 
 from snakemake.logging import logger
 
-from pipeline.cells import caller, expected, fields, freshness, layout, locks, orphans, preflight, sweep
+from pipeline.cells import expected, fields, freshness, layout, locks, orphans, preflight, sweep
+from pipeline.cells.worker import client
 from pipeline.cells.config import check_something_to_write, idle_overrides, load_plan
 from pipeline.cells.disk import DISK_FULL
 from pipeline.cells.failures import Failure, Failures, how_it_ended, read_failures, write_failures
 from pipeline.cells.quiet_host import RUN_VARIABLE
 from pipeline.errors import or_exit
-from pipeline.instruments import machine
+from pipeline.instruments.machine import identity
 from pipeline.report.publish import missing_images
 from snakemake_logger_plugin_cells.progress import RunPlan
 
 RESULTS = Path("results")
 REPORTS = Path("reports")
 ROOT = Path(workflow.basedir).parent
-GPUS_PRESENT = machine.gpu_count()
+GPUS_PRESENT = identity.gpu_count()
 
 
 def jobs_go_to_a_scheduler():
@@ -47,7 +48,7 @@ def checked_plan():
     check_something_to_write(plan, RESULTS)
     # The machine that measures may then be another: its own parse of this file checks.
     if plan.measure and not FAILURES.failed and not jobs_go_to_a_scheduler():
-        preflight.check_results(RESULTS, machine.machine_kind())
+        preflight.check_results(RESULTS, identity.machine_kind())
         locks.check_folder()
     # For every target: which are asked for is not known yet, while rules are read.
     for folder in (REPORTS, REPORTS / "sections", REPORTS / "figures"):
@@ -79,8 +80,8 @@ class Stage:
         self.settings = plan.settings
         self.settings_words = [f"--set={word}" for word in fields.words(plan.settings)]
         self.code = freshness.code_digest(f"pipeline.stages.{name}.measure")
-        self.report_code = freshness.code_digest(f"pipeline.stages.{name}.section")
-        self.template = freshness.file_digest(ROOT / f"src/pipeline/stages/{name}/section.md.j2")
+        self.report_code = freshness.code_digest(f"pipeline.stages.{name}.report.section")
+        self.template = freshness.file_digest(ROOT / f"src/pipeline/stages/{name}/report/section.md.j2")
 
     def planned(self, cells):
         """Return the cells to measure by the paths of their records."""
@@ -225,7 +226,7 @@ STAGES_WITH_TABLES = [name for name in STAGES_TO_WRITE if STAGES[name].tables()]
 SECTIONS = FAILURES.without(f"reports/sections/{name}.md" for name in STAGES_WITH_TABLES)
 FIGURES = FAILURES.without(f"reports/figures/{name}" for name in STAGES_WITH_TABLES)
 WRITEUP = "reports/writeup.md"
-SOFTWARE = " ".join(f"{name}={version}" for name, version in machine.software_versions().items())
+SOFTWARE = " ".join(f"{name}={version}" for name, version in identity.software_versions().items())
 DISK_IS_FULL = "snakemake: the disk is full, nothing more is measured: make room and run the same command again"
 # Each job's own Snakemake, on another machine too, belongs to the same run.
 os.environ.setdefault(RUN_VARIABLE, f"{os.getpid()}-{time.time_ns()}")
@@ -235,6 +236,6 @@ if not jobs_go_to_a_scheduler():
     orphans.end_with_this_process()
 # Such a job is one cell: no other would use its worker.
 if workflow.remote_exec:
-    os.environ.setdefault(caller.OFF_VARIABLE, "off")
+    os.environ.setdefault(client.OFF_VARIABLE, "off")
 
 logger.info("", extra={"run_plan": or_exit("snakemake", run_plan)})  # for our logger plugin, see workflow/profiles

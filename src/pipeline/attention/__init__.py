@@ -13,7 +13,7 @@ __all__ = [
 ]
 
 
-# Lazy (PEP 562): the workflow reads `pipeline.attention.accounting` and must not wait for torch.
+# Lazy (PEP 562): the workflow reads `pipeline.formulas.attention` and must not wait for torch.
 def __getattr__(name: str) -> Any:
     if name in __all__:
         from pipeline.attention import functions

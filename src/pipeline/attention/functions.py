@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from pipeline.attention.eager import eager_attention
-from pipeline.attention.flash_tiled import FlashAttentionTiled
-from pipeline.attention.flash_triton import FlashAttentionTriton
+from pipeline.attention.tiled import FlashAttentionTiled
+from pipeline.attention.triton.autograd import FlashAttentionTriton
 
 # attention(q, k, v, is_causal) -> output.
 # Shapes: q and output are (..., n_queries, head_dim), k and v are (..., n_keys, head_dim).

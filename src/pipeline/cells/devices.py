@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipeline.cells import locks
-from pipeline.instruments.gpus import visible_devices_variable, visible_gpus
+from pipeline.instruments.machine.gpus import visible_devices_variable, visible_gpus
 
 
 class TooFewGPUs(Exception):

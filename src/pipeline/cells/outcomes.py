@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from pipeline.instruments.out_of_memory import is_out_of_memory
+from pipeline.instruments.memory.out_of_memory import is_out_of_memory
 
 Thing = TypeVar("Thing")
 Result = TypeVar("Result")

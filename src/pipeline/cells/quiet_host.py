@@ -12,7 +12,7 @@ from typing import Any
 
 from pipeline.cells import locks
 from pipeline.errors import UserError
-from pipeline.instruments.cpu_use import CpuUse, cpu_use
+from pipeline.instruments.machine.cpu_use import CpuUse, cpu_use
 
 SAMPLE_S = 0.5
 BUSY_SHARE = 0.5

@@ -11,14 +11,14 @@ from typing import Any
 
 import pipeline
 from pipeline.cells import freshness, sweep
-from pipeline.cells.caller import COMPILE_IN_PROCESS
 from pipeline.cells.devices import TooFewGPUs, claim_gpus
 from pipeline.cells.quiet_host import Host
 from pipeline.cells.record import SCHEMA_VERSION
+from pipeline.cells.worker.client import COMPILE_IN_PROCESS
 from pipeline.errors import Skipped
-from pipeline.instruments import machine
-from pipeline.instruments.out_of_memory import is_out_of_memory
-from pipeline.instruments.stopwatch import Stopwatch
+from pipeline.instruments.machine import identity
+from pipeline.instruments.memory.out_of_memory import is_out_of_memory
+from pipeline.instruments.sampling.stopwatch import Stopwatch
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
@@ -48,14 +48,14 @@ def run_cell(
     files_folder: where a stage that keeps files beside its records leaves them (pipeline.cells.place).
     Out-of-memory and what the machine lacks become rows; any other exception is a bug and passes through.
     """
-    gpus_present = machine.gpu_count()
+    gpus_present = identity.gpu_count()
     too_few = _too_few(cell.gpus, gpus_present, granted_gpus)
     # Before anything is imported or compiled: that would disturb another cell. And before its GPUs, which nobody could
     # use while it waits; whoever has GPUs waits for no other cell.
     host = Host(alone=not too_few and not sweep.shares_host(cell, on_gpu=gpus_present > 0), command=start.command)
     threads = pin_threads(getattr(settings, "threads", 0))
     # Asked before the claim, which hides the other GPUs from this process.
-    facts = {**machine.machine_facts(), "threads": threads}
+    facts = {**identity.machine_facts(), "threads": threads}
     measure = _measure_function(stage)
     if files_folder is not None:
         measure = functools.partial(measure, files_dir=files_folder)
@@ -75,7 +75,7 @@ def run_cell(
         "host": host.facts(),
         "code": {
             "digest": freshness.code_digest(f"pipeline.stages.{stage}.measure"),
-            "commit": machine.git_commit(Path(pipeline.__file__).parent),
+            "commit": identity.git_commit(Path(pipeline.__file__).parent),
         },
         "command": start.command,
         "process": start.process,

@@ -5,7 +5,7 @@ from typing import Any
 __all__ = ["TransformerLM"]
 
 
-# Lazy (PEP 562): the workflow reads `pipeline.model.sizes` and must not wait for torch.
+# Lazy (PEP 562): the workflow reads `pipeline.formulas.sizes` and must not wait for torch.
 def __getattr__(name: str) -> Any:
     if name == "TransformerLM":
         from pipeline.model.transformer import TransformerLM

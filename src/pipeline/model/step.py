@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pipeline.attention import AttentionFunction
+from pipeline.formulas.sizes import ModelSize
 from pipeline.model.precision import matmul_precision, precision_context
-from pipeline.model.sizes import ModelSize
 from pipeline.model.transformer import TransformerLM
 from pipeline.ranges import span
 

@@ -16,7 +16,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullForma
 from matplotlib.transforms import Bbox
 
 from pipeline.report.figure_text import take_dollars_as_they_are
-from pipeline.report.rows import has_figures
+from pipeline.report.table_rows import has_figures
 from pipeline.report.tables import OUTCOME_WORDS
 
 WIDTH_IN = 8.0

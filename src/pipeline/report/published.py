@@ -6,7 +6,7 @@ from importlib import resources
 import pandas as pd
 
 from pipeline.report.markup import Markdown
-from pipeline.report.rows import geometric_mean, read_rows
+from pipeline.report.table_rows import geometric_mean, read_rows
 from pipeline.report.tables import significant
 
 FOLDER = resources.files("pipeline.report") / "published"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from pipeline.report.markup import Markdown, paragraphs
-from pipeline.report.rows import spread
+from pipeline.report.table_rows import spread
 
 MAX_COLUMNS = 8
 FOLD_OVER_ROWS = 15

@@ -15,8 +15,8 @@ from pipeline.cells.failures import Failures, read_failures
 from pipeline.cells.record import SOFTWARE, STATUSES
 from pipeline.errors import UserError
 from pipeline.report.markup import Markdown
-from pipeline.report.rows import read_rows
 from pipeline.report.section import counted, render
+from pipeline.report.table_rows import read_rows
 
 TEMPLATE = Path(__file__).parent / "writeup.md.j2"
 # What a section wants on the first page: it stands between these, above the rest of the section.
@@ -35,7 +35,7 @@ def write_section(stage: str, tables: Sequence[Path], beside: Sequence[Path], ou
     others = {name: [path for path in beside if path.parent.name == name] for name in sweep.stages_beside(stage)}
     rows = _read_rows(stage, tables)
     rows_beside = [{name: _read_rows(name, paths) for name, paths in others.items()}] if others else []
-    build = importlib.import_module(f"pipeline.stages.{stage}.section").build
+    build = importlib.import_module(f"pipeline.stages.{stage}.report.section").build
     try:
         figures.mkdir(parents=True, exist_ok=True)
         text = build(rows, figures, *rows_beside)

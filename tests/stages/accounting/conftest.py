@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.cells import config, sweep
 from pipeline.errors import Skipped
-from pipeline.report.rows import read_rows
+from pipeline.report.table_rows import read_rows
 from pipeline.stages.accounting.cell import Settings
 from pipeline.stages.accounting.measure import measure
 

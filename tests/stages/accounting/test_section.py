@@ -2,8 +2,8 @@ import math
 
 import pytest
 
-from pipeline.stages.accounting import findings, others, section
 from pipeline.stages.accounting.cell import QUESTIONS, Cell
+from pipeline.stages.accounting.report import baselines, findings, section
 
 from ..sections import (
     contents,
@@ -152,7 +152,7 @@ def test_what_has_no_answer_is_said_with_its_reason(make_rows, build):
 
 def test_others_are_compared_with_the_same_quantity(make_rows):
     found = {question: findings.answered(make_rows(), question) for question in QUESTIONS}
-    pairs = others.beside_ours(found).set_index(["write_up", "quantity"])
+    pairs = baselines.beside_ours(found).set_index(["write_up", "quantity"])
     gpus = "H100 80GB needed"
     assert pairs.loc[("write-up 0", gpus), ["theirs", "ours", "agrees"]].tolist() == [41, 44, False]
     assert pairs.loc[("write-up 1", gpus), ["theirs", "ours", "agrees"]].tolist() == [44, 44, True]
@@ -165,7 +165,7 @@ def test_others_are_compared_with_the_same_quantity(make_rows):
 def test_the_limit_of_641_comes_out_of_its_own_inequality(make_rows):
     rows = make_rows([Cell(question="mesh")])
     given = rows[rows["case"] == "given"].iloc[0]
-    assert others.their_mesh_limit(given) == pytest.approx(642.7, abs=0.1)
+    assert baselines.their_mesh_limit(given) == pytest.approx(642.7, abs=0.1)
 
 
 def test_others_have_no_counterpart_where_nothing_was_asked(make_rows, build):

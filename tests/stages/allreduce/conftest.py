@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pipeline.parallel.cost import all_reduce_bus_factor
-from pipeline.report.rows import read_rows
+from pipeline.formulas.collectives import all_reduce_bus_factor
+from pipeline.report.table_rows import read_rows
 from pipeline.stages.allreduce.cell import Cell
 
 SIZES_BYTES = (1_000_000, 10_000_000, 100_000_000, 1_000_000_000)

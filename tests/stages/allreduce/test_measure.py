@@ -6,8 +6,8 @@ import torch
 import torch.distributed as dist
 
 from pipeline.errors import Skipped, UserError
-from pipeline.instruments.stopwatch import Stopwatch
-from pipeline.parallel.processes import RankFailed, run_ranks
+from pipeline.instruments.sampling.stopwatch import Stopwatch
+from pipeline.parallel.processes.starting import RankFailed, run_ranks
 from pipeline.stages.allreduce import measure, ranks
 from pipeline.stages.allreduce.cell import Cell, Settings
 from pipeline.stages.allreduce.ranks import RankReport

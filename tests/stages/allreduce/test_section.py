@@ -3,11 +3,11 @@ import re
 import pandas as pd
 import pytest
 
-from pipeline.parallel.cost import all_reduce_bus_factor
-from pipeline.report.rows import ok
+from pipeline.formulas.collectives import all_reduce_bus_factor
 from pipeline.report.section import FORMS
-from pipeline.stages.allreduce import findings, others, section
-from pipeline.stages.allreduce.selection import bursts, completed, fits
+from pipeline.report.table_rows import ok
+from pipeline.stages.allreduce.report import baselines, findings, section
+from pipeline.stages.allreduce.report.selection import bursts, completed, fits
 
 from ..sections import (
     contents,
@@ -245,7 +245,7 @@ def test_nccl_that_could_not_be_called_leaves_the_rest(rendered, build):
 
 def test_others_stand_beside_ours_for_the_same_ranks_and_size_only(rendered):
     rows, text, _ = rendered["h200"]
-    pairs = others.beside_ours(completed(rows))
+    pairs = baselines.beside_ours(completed(rows))
     pair = pairs.query(
         "write_up.str.startswith('write-up 4') and backend == 'nccl' and world_size == 2 and size_mb == 100"
     )
@@ -257,8 +257,8 @@ def test_others_stand_beside_ours_for_the_same_ranks_and_size_only(rendered):
 
 def test_our_means_stand_beside_their_means(rendered):
     rows = rendered["h200"][0]
-    pairs = others.beside_ours(completed(rows.assign(mean_ms=2 * rows["median_ms"])))
-    medians = others.beside_ours(completed(rows.assign(mean_ms=rows["median_ms"])))
+    pairs = baselines.beside_ours(completed(rows.assign(mean_ms=2 * rows["median_ms"])))
+    medians = baselines.beside_ours(completed(rows.assign(mean_ms=rows["median_ms"])))
     assert list(pairs["ratio"]) == pytest.approx(list(2 * medians["ratio"]))
     assert list(pairs["burst_ms"]) == pytest.approx(list(2 * medians["burst_ms"]))
 
@@ -267,15 +267,15 @@ def test_our_unstable_figures_beside_others_say_so(make_rows):
     rows = make_rows("h200")
     smallest = rows["size_bytes"].min()
     of_it = (rows["timing"] == "single") & (rows["size_bytes"] == smallest) & (rows["backend"] == "gloo")
-    pairs = others.beside_ours(completed(rows.assign(status=rows["status"].mask(of_it, "unstable"))))
+    pairs = baselines.beside_ours(completed(rows.assign(status=rows["status"].mask(of_it, "unstable"))))
     unstable = pairs["single_status"] == "unstable"
     assert set(pairs.loc[unstable, "size_bytes"]) == {smallest}
-    assert sum(table.count("(unstable)") for table in others.full_tables(pairs)) == 2 * unstable.sum()
-    assert "(unstable)" in others.summary_table(pairs)
-    assert "(unstable)" not in others.summary_table(pairs[~unstable])
+    assert sum(table.count("(unstable)") for table in baselines.full_tables(pairs)) == 2 * unstable.sum()
+    assert "(unstable)" in baselines.summary_table(pairs)
+    assert "(unstable)" not in baselines.summary_table(pairs[~unstable])
 
 
 def test_sizes_that_nobody_else_measured_are_compared_with_nobody(rendered):
     rows = rendered["smoke"][0]
-    assert len(others.beside_ours(completed(rows)))
-    assert others.beside_ours(completed(rows.assign(size_bytes=rows["size_bytes"] / 100))).empty
+    assert len(baselines.beside_ours(completed(rows)))
+    assert baselines.beside_ours(completed(rows.assign(size_bytes=rows["size_bytes"] / 100))).empty

@@ -7,9 +7,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pipeline.attention import accounting
-from pipeline.attention.accounting import Shape
-from pipeline.report.rows import read_rows
+from pipeline.formulas import attention
+from pipeline.formulas.attention import Shape
+from pipeline.report.table_rows import read_rows
 
 GB = 1e9
 FIGURES = ["n", "median_ms", "q1_ms", "q3_ms", "mean_ms", "std_ms", "min_ms", "max_ms", "rel_error", "samples_ms"]
@@ -30,7 +30,7 @@ def row(rng, head_dim, seq_len, mode, part, clock, gpu):
         "passes": 100,
         "warmup_passes": 5,
         "mode": mode,
-        "pass": part,
+        "phase": part,
         "clock": clock,
         "status": "ok",
         "reason": np.nan,
@@ -43,10 +43,10 @@ def row(rng, head_dim, seq_len, mode, part, clock, gpu):
         "min_ms": samples.min(),
         "max_ms": samples.max(),
         "rel_error": 0.002,
-        "saved_bytes": accounting.saved_bytes(shape, 4),
-        "model_saved_bytes": accounting.saved_bytes(shape, 4),
-        "model_before_backward_bytes": accounting.before_backward_bytes(shape, 4),
-        "model_peak_bytes": accounting.peak_bytes(shape, 4, "cuda" if gpu else "cpu"),
+        "saved_bytes": attention.saved_bytes(shape, 4),
+        "model_saved_bytes": attention.saved_bytes(shape, 4),
+        "model_before_backward_bytes": attention.before_backward_bytes(shape, 4),
+        "model_peak_bytes": attention.peak_bytes(shape, 4, "cuda" if gpu else "cpu"),
         "device_type": "cuda" if gpu else "cpu",
         "memory_bytes": 150.1 * GB if gpu else 25 * GB,
         "samples_ms": " ".join(f"{sample:.4f}" for sample in samples),
@@ -56,8 +56,8 @@ def row(rng, head_dim, seq_len, mode, part, clock, gpu):
     if gpu:
         workspace = 33.6e6
         found["workspace_bytes"] = workspace
-        found["before_backward_bytes"] = accounting.before_backward_bytes(shape, 4) + workspace
-        found["peak_bytes"] = accounting.peak_bytes(shape, 4, "cuda") * (1 if mode == "eager" else 0.7) + workspace
+        found["before_backward_bytes"] = attention.before_backward_bytes(shape, 4) + workspace
+        found["peak_bytes"] = attention.peak_bytes(shape, 4, "cuda") * (1 if mode == "eager" else 0.7) + workspace
     return found
 
 

@@ -4,10 +4,11 @@ import psutil
 import pytest
 import torch
 
-from pipeline.attention import ATTENTION, accounting
-from pipeline.attention.accounting import Shape
+from pipeline.attention import ATTENTION
 from pipeline.attention.eager import eager_attention
-from pipeline.instruments.stopwatch import Stopwatch
+from pipeline.formulas import attention
+from pipeline.formulas.attention import Shape
+from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.stages.attention import measure
 from pipeline.stages.attention.cell import MODES, PASSES, Cell, Settings
 
@@ -27,7 +28,7 @@ def measured(monkeypatch):
         monkeypatch.setitem(ATTENTION, "eager", eager)
         monkeypatch.setattr(torch, "compile", compile_like)
         rows = measure.measure(CELL, settings, Stopwatch())
-        return {(row["mode"], row["pass"]): row for row in rows if row["clock"] == "host"}
+        return {(row["mode"], row["phase"]): row for row in rows if row["clock"] == "host"}
 
     return run
 
@@ -75,7 +76,7 @@ def test_the_memory_of_a_cpu_is_all_that_there_is_however_much_is_taken(measured
 def test_what_is_saved_is_what_the_formula_says(measured):
     shape = Shape(2, 1, 32, 16, False)
     for row in measured().values():
-        assert row["saved_bytes"] == row["model_saved_bytes"] == accounting.saved_bytes(shape, 4)
+        assert row["saved_bytes"] == row["model_saved_bytes"] == attention.saved_bytes(shape, 4)
 
 
 @pytest.mark.parametrize("failing", MODES)
@@ -107,7 +108,7 @@ def test_the_allocator_agrees_with_the_formulas_on_a_gpu():
     if not torch.cuda.is_available():
         pytest.skip("no CUDA GPU")
     rows = measure.measure(Cell(head_dim=64, seq_len=2048), Settings(passes=10), Stopwatch())
-    host = {(row["mode"], row["pass"]): row for row in rows if row["clock"] == "host"}
+    host = {(row["mode"], row["phase"]): row for row in rows if row["clock"] == "host"}
     eager = host["eager", "backward"]
     for name in ("before_backward_bytes", "peak_bytes"):
         tensors = eager[name] - eager["workspace_bytes"]

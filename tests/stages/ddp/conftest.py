@@ -4,9 +4,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pipeline.accounting.buckets import Link
-from pipeline.instruments.stopwatch import Stopwatch
-from pipeline.instruments.timing import Sampling, Timings
+from pipeline.formulas.buckets import Link
+from pipeline.instruments.sampling.step_timing import Sampling, Timings
+from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.stages.ddp.capture import Lanes
 from pipeline.stages.ddp.cell import VARIANTS, Cell, Settings
 from pipeline.stages.ddp.measure import measure, rows_of

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from pipeline.accounting.buckets import Link, best_bucket_bytes, best_num_buckets, bucketed_s
+from pipeline.formulas.buckets import Link, best_bucket_bytes, best_num_buckets, bucketed_s
 from pipeline.stages.ddp.overhead import pipelined_s
 
 TOTAL, CALL_S, BANDWIDTH = 8e9, 50e-6, 300e9

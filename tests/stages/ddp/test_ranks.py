@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from pipeline.parallel.processes import run_ranks
+from pipeline.parallel.processes.starting import run_ranks
 from pipeline.stages.ddp import ranks
 from pipeline.stages.ddp.cell import VARIANTS, Cell, Settings
 

@@ -4,17 +4,17 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pipeline.accounting.buckets import Link, best_bucket_bytes
+from pipeline.formulas.buckets import Link, best_bucket_bytes
 from pipeline.report.section import FORMS, listing
-from pipeline.stages.ddp import findings, others, section, selection, sweep_model
-from pipeline.stages.ddp.figures import timeline
+from pipeline.stages.ddp.report import baselines, bucket_model, findings, section, selection
+from pipeline.stages.ddp.report.figures import timeline
 
 from ..sections import drawn_figures, faults_of_parts, gaps, linked_figures, numbers_that_stay, part, unnamed_rows
 
 TIMES = ["median_ms", "q1_ms", "q3_ms", "mean_ms", "std_ms", "min_ms", "max_ms"]
 NOTHING = pd.DataFrame()
 KEYS = [
-    *("precision", "size", "world_size", "impl", "bucket_size_mb", "pass", "clock", "status", "backend"),
+    *("precision", "size", "world_size", "impl", "bucket_size_mb", "phase", "clock", "status", "backend"),
     *("batch_size_per_rank", "context_length", "warmup_steps", "rounds", "weight_tolerance", "all_reduces", "n"),
 ]
 
@@ -121,7 +121,7 @@ def test_sizes_with_the_same_buckets_are_not_compared(smoke, build):
 
 def test_the_fit_and_its_optimum_are_those_that_made_the_steps(h200, allreduce):
     rows = selection.completed(h200)
-    fitted = sweep_model.fits(rows[rows["precision"] == "bf16"], allreduce)
+    fitted = bucket_model.fits(rows[rows["precision"] == "bf16"], allreduce)
     assert list(fitted["timing"]) == ["burst", "single"]
     assert fitted["call_overhead_us"].to_numpy() == pytest.approx(40, rel=1e-3)
     assert fitted["gb_per_s"].to_numpy() == pytest.approx(320, rel=1e-3)
@@ -132,7 +132,7 @@ def test_the_fit_and_its_optimum_are_those_that_made_the_steps(h200, allreduce):
 def test_the_model_with_the_measured_backward_predicts_steps_that_it_made(h200, allreduce):
     rows = selection.completed(h200)
     bf16 = rows[rows["precision"] == "bf16"]
-    table = sweep_model.beside_measured(bf16, sweep_model.fits(bf16, allreduce)["cost"].iloc[0])
+    table = bucket_model.beside_measured(bf16, bucket_model.fits(bf16, allreduce)["cost"].iloc[0])
     assert list(table["bucket_size_mb"]) == [1, 10, 100, 1000]
     assert table["pipelined_ms"].to_numpy() == pytest.approx(table["measured_ms"].to_numpy(), abs=0.5)
 
@@ -180,7 +180,7 @@ def test_a_skipped_cell_stands_beside_a_measured_one(h200, skipped, build):
 def test_a_captured_share_is_given_where_it_was_captured(h200, build):
     title = "ddp_overlap_individual_parameters, ddp_overlap_individual_parameters_benchmarking"
     assert "of the communication runs beside computation" in part(build(h200), title)
-    without = h200[h200["pass"] != "captured_step"]
+    without = h200[h200["phase"] != "captured_step"]
     assert "In a captured step" not in build(without)
     assert timeline(selection.completed(without)) is None
 
@@ -200,7 +200,7 @@ def test_the_gradients_are_given_in_the_unit_of_buckets(h200):
 
 def test_the_clocks_differ_by_the_largest_difference_of_any_step(h200):
     rows = selection.completed(h200)
-    one = (rows["variant"] == "flat") & (rows["pass"] == "train_step") & (rows["clock"] == "cuda_events")
+    one = (rows["variant"] == "flat") & (rows["phase"] == "train_step") & (rows["clock"] == "cuda_events")
     apart = rows.assign(median_ms=rows["median_ms"].mask(one, rows["median_ms"] / 2))
     assert findings.clocks(apart) == pytest.approx(1 / 2, abs=0.01)
 
@@ -208,8 +208,8 @@ def test_the_clocks_differ_by_the_largest_difference_of_any_step(h200):
 @pytest.mark.parametrize(("computing", "is_said"), [(1.0, False), (1.05, True)])
 def test_what_communication_takes_from_computing_is_said_where_it_is_most_of_the_cost(h200, build, computing, is_said):
     rows = h200.copy()
-    beside = (rows["pass"] == "captured_step") & (rows["impl"] == "overlap")
-    alone = (rows["pass"] == "captured_step") & (rows["impl"] == "naive")
+    beside = (rows["phase"] == "captured_step") & (rows["impl"] == "overlap")
+    alone = (rows["phase"] == "captured_step") & (rows["impl"] == "naive")
     for precision in rows["precision"].unique():
         here = rows["precision"] == precision
         rows.loc[beside & here, "computation_ms"] = computing * rows.loc[alone & here, "computation_ms"].iloc[0]
@@ -230,13 +230,13 @@ def test_a_cpu_is_not_said_to_win_by_hiding(smoke, h200, build):
 
 
 def test_others_stand_beside_the_same_variant_model_and_ranks(h200, smoke):
-    theirs = others.theirs()
+    theirs = baselines.theirs()
     assert set(theirs["ours"]) >= {"naive", "flat", "overlap", "bucketed 10 MB", ""}
     ours = selection.completed(h200)
     median = selection.steps(ours).query("variant == 'overlap' and precision == 'bf16'")["median_ms"].item()
-    line = next(line for line in others.beside_ours(ours).splitlines() if "overlap per parameter" in line)
+    line = next(line for line in baselines.beside_ours(ours).splitlines() if "overlap per parameter" in line)
     assert f"{median:.0f} (bf16)" in line
-    small = others.beside_ours(selection.completed(smoke))
+    small = baselines.beside_ours(selection.completed(smoke))
     assert "(fp32)" not in small
 
 
@@ -268,8 +268,8 @@ def test_the_first_page_names_what_is_as_fast_as_the_best(h200, build):
 
 def test_overheads_above_every_model_are_said_to_be(h200, build):
     assert "is above both models'" not in build(h200)
-    others = (h200["impl"] != "none") & (h200["pass"] == "train_step")
-    assert build(scaled(h200, 1.5, others)).count("is above both models'") == 2
+    baselines = (h200["impl"] != "none") & (h200["phase"] == "train_step")
+    assert build(scaled(h200, 1.5, baselines)).count("is above both models'") == 2
 
 
 def test_buckets_slower_than_as_many_calls_without_any_cost_more_than_calls(h200, build):

@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pipeline.attention.accounting import Shape, pass_flops
-from pipeline.report.rows import read_rows
+from pipeline.formulas.attention import Shape, pass_flops
+from pipeline.report.table_rows import read_rows
 
 PASSES = ("forward", "backward", "forward_backward")
 QUANTITIES = {"forward": ("output",), "backward": ("dq", "dk", "dv"), "forward_backward": ()}
@@ -53,7 +53,7 @@ def row(rng, dtype, shape, impl, part, gpu):
         "is_causal": shape.is_causal,
         "min_samples": 10,
         "impl": impl,
-        "pass": part,
+        "phase": part,
         "clock": "device" if gpu else "host",
         "status": "ok",
         "reason": np.nan,

@@ -7,11 +7,11 @@ import pandas as pd
 import pytest
 
 from pipeline.cells.tabulate import _flat
-from pipeline.instruments.stopwatch import Stopwatch
-from pipeline.model.activations import Workload, residual_stream_bytes, saved_terms
-from pipeline.model.memory import MODE_PHASES, predict_peaks
-from pipeline.model.sizes import SIZES
-from pipeline.report.rows import read_rows
+from pipeline.formulas.activations import Workload, residual_stream_bytes, saved_terms
+from pipeline.formulas.peak_memory import MODE_PHASES, predict_peaks
+from pipeline.formulas.sizes import SIZES
+from pipeline.instruments.sampling.stopwatch import Stopwatch
+from pipeline.report.table_rows import read_rows
 from pipeline.stages.memory.cell import Cell, Settings
 from pipeline.stages.memory.measure import measure
 

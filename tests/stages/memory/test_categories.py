@@ -1,8 +1,8 @@
 import pytest
 
-from pipeline.instruments.memory import Identity, Recording
-from pipeline.instruments.memory_replay import replay
-from pipeline.instruments.memory_snapshot import Frame, MemoryEvent
+from pipeline.instruments.memory.recording import Identity, Recording
+from pipeline.instruments.memory.replay import replay
+from pipeline.instruments.memory.snapshot import Frame, MemoryEvent
 from pipeline.stages.memory.categories import FORWARD_CODE, classify
 
 OURS = Frame(str(FORWARD_CODE), 60, "forward")

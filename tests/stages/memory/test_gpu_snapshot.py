@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pipeline.instruments.memory import Identity, record_memory
-from pipeline.instruments.memory_snapshot import read_events
+from pipeline.instruments.memory.recording import Identity, record_memory
+from pipeline.instruments.memory.snapshot import read_events
 from pipeline.stages.memory.cell import Cell, Settings
 from pipeline.stages.memory.measure import _record_steps
-from pipeline.stages.memory.rows import recording_rows
+from pipeline.stages.memory.recorded_rows import recording_rows
 
 CELL = Cell(size="tiny", context_length=24, checkpoint_every=1)
 ON_DEVICE = 1 << 46

@@ -5,12 +5,12 @@ import pytest
 import torch
 
 from pipeline.errors import Skipped
-from pipeline.instruments.memory_snapshot import read_events
-from pipeline.instruments.stopwatch import Stopwatch
-from pipeline.model.accounting import parameter_bytes
-from pipeline.model.activations import Workload
-from pipeline.model.memory import CATEGORIES, predict_peaks
-from pipeline.model.sizes import SIZES
+from pipeline.formulas.activations import Workload
+from pipeline.formulas.flops import parameter_bytes
+from pipeline.formulas.peak_memory import CATEGORIES, predict_peaks
+from pipeline.formulas.sizes import SIZES
+from pipeline.instruments.memory.snapshot import read_events
+from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.model.step import build_training_step
 from pipeline.stages.memory.cell import Cell, Settings
 from pipeline.stages.memory.measure import _time_row, measure

@@ -3,13 +3,13 @@ import re
 import pandas as pd
 import pytest
 
-from pipeline.model.accounting import parameter_bytes
-from pipeline.model.sizes import SIZES
+from pipeline.formulas.flops import parameter_bytes
+from pipeline.formulas.sizes import SIZES
 from pipeline.report.reasons import brief
-from pipeline.report.rows import ok
 from pipeline.report.section import data_size, mib
-from pipeline.stages.memory import findings, others, predicted, section, selection, trade
-from pipeline.stages.memory.selection import complete
+from pipeline.report.table_rows import ok
+from pipeline.stages.memory.report import baselines, findings, predicted, section, selection, trade
+from pipeline.stages.memory.report.selection import complete
 
 from ..sections import (
     contents,
@@ -242,14 +242,14 @@ def test_the_word_on_a_variants_time_follows_its_time(rows_of, build, factor, wo
 
 
 def test_others_stand_beside_ours_for_the_same_thing_only(rows_of):
-    pairs = others.beside_ours(prepared(rows_of["h200"]))
+    pairs = baselines.beside_ours(prepared(rows_of["h200"]))
     ours = set(ok(rows_of["h200"])["context_length"])
     assert len(pairs) > 10
     assert set(pairs["context_length"]) <= ours
     forward = pairs[pairs["mode"] == "forward"]
-    assert forward[others.OURS["train_step"]].isna().all()
-    assert forward[others.OURS["inference"]].notna().all()
-    assert others.beside_ours(prepared(rows_of["smoke"])).empty
+    assert forward[baselines.OURS["train_step"]].isna().all()
+    assert forward[baselines.OURS["inference"]].notna().all()
+    assert baselines.beside_ours(prepared(rows_of["smoke"])).empty
 
 
 @pytest.mark.parametrize("part", ["precision == 'fp32'", "mode == 'inference'", "mode == 'train_step'"])

@@ -9,8 +9,8 @@ import pytest
 from pipeline.cells.disk import WholeFile
 from pipeline.cells.record import SCHEMA_VERSION, write_record
 from pipeline.cells.tabulate import SOFTWARE, row_table
-from pipeline.instruments.stopwatch import Stopwatch
-from pipeline.report.rows import read_rows
+from pipeline.instruments.sampling.stopwatch import Stopwatch
+from pipeline.report.table_rows import read_rows
 from pipeline.stages.precision.cell import EXPERIMENTS, Cell, Settings
 from pipeline.stages.precision.measure import measure
 

@@ -6,7 +6,7 @@ import torch
 from pipeline.cells import sweep
 from pipeline.cells.config import read_scale
 from pipeline.errors import Skipped
-from pipeline.instruments.stopwatch import Stopwatch
+from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.stages.precision.cell import DEVICES, EXPERIMENTS, Cell, Settings
 from pipeline.stages.precision.measure import measure
 

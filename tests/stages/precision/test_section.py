@@ -5,8 +5,8 @@ import pandas as pd
 import pytest
 
 from pipeline.report import published
-from pipeline.stages.precision import autocast_findings, figures, others, section
-from pipeline.stages.precision.selection import devices_with
+from pipeline.stages.precision.report import autocast_findings, baselines, figures, section
+from pipeline.stages.precision.report.selection import devices_with
 
 from ..sections import (
     contents,
@@ -208,15 +208,15 @@ def test_layer_norm_is_described_as_it_was_observed(rendered):
 def test_others_sums_agree_to_the_digits_that_they_print(rendered, tables):
     total = len(published.load("accumulation"))
     assert f"{total} of {total} agree with" in rendered["laptop"][0]
-    assert others.agree(10.000133514404297, 10.0001)
-    assert not others.agree(10.000133514404297, 10.0002)
-    assert not others.agree(9.953125, 9.9537)
+    assert baselines.agree(10.000133514404297, 10.0001)
+    assert not baselines.agree(10.000133514404297, 10.0002)
+    assert not baselines.agree(9.953125, 9.9537)
     rows = changed(tables["laptop"], "result", 4.5, accumulator="bf16", steps=1000)
     assert f"{total - 1} of {total} agree with" in without_figures(rows)
 
 
 def test_others_data_types_agree_with_a_gpu_and_differ_from_a_cpu_in_layer_norm(tables):
-    by_device = {entry["device"]: entry for entry in others.dtype_facts(tables["gpu"])["devices"]}
+    by_device = {entry["device"]: entry for entry in baselines.dtype_facts(tables["gpu"])["devices"]}
     assert by_device["cuda"]["differ"] == []
     differ = {(entry["component"], entry["autocast_dtype"]) for entry in by_device["cpu"]["differ"]}
     assert differ == {(autocast_findings.COMPONENTS["layernorm_output"], dtype) for dtype in ("fp16", "bf16")}

@@ -10,13 +10,13 @@ import pandas as pd
 import pytest
 
 from pipeline.cells.tabulate import _flat
-from pipeline.instruments.kernel_categories import category
-from pipeline.instruments.summary import summarise
-from pipeline.instruments.trace import build_trace
-from pipeline.model.sizes import SIZES
-from pipeline.report.rows import read_rows
+from pipeline.formulas.sizes import SIZES
+from pipeline.instruments.profilers.kernel_categories import category
+from pipeline.instruments.profilers.trace import build_trace
+from pipeline.instruments.sampling.summary import summarise
+from pipeline.report.table_rows import read_rows
 from pipeline.stages.profile.cell import PASSES, Cell, Settings
-from pipeline.stages.profile.rows import rows_of
+from pipeline.stages.profile.traced_rows import rows_of
 
 MAIN, AUTOGRAD = 1, 2
 LAUNCH_US = 5.0

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from pipeline.errors import Skipped
-from pipeline.instruments import nsys, torch_profiler
-from pipeline.instruments.stopwatch import Stopwatch
-from pipeline.instruments.timing import Sampling, Timings
+from pipeline.instruments.profilers import nsys, torch_profiler
+from pipeline.instruments.sampling.step_timing import Sampling, Timings
+from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.stages.profile import measure, workload
 from pipeline.stages.profile.cell import PASSES, Cell, Settings
 

@@ -2,9 +2,9 @@ import re
 
 import pytest
 
-from pipeline.model.sizes import SIZES
-from pipeline.stages.profile import findings, section
-from pipeline.stages.profile.selection import main_captures, ordered, reference_cell
+from pipeline.formulas.sizes import SIZES
+from pipeline.stages.profile.report import findings, section
+from pipeline.stages.profile.report.selection import main_captures, ordered, reference_cell
 
 from ..sections import (
     contents,

@@ -1,6 +1,6 @@
 import pytest
 
-from pipeline.stages.profile.shown_names import shown_name
+from pipeline.stages.profile.report.shown_names import shown_name
 
 GEMM = "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x8"
 BUILD = "stage3_warpsize2x2x1_ffma_aligna4_alignc4_execute"

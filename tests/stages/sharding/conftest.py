@@ -5,9 +5,9 @@ import pandas as pd
 import pytest
 import torch
 
-from pipeline.instruments.collectives import Collective
-from pipeline.instruments.stopwatch import Stopwatch
-from pipeline.instruments.timing import Sampling, Timings
+from pipeline.instruments.profilers.collective_traffic import Collective
+from pipeline.instruments.sampling.step_timing import Sampling, Timings
+from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.stages.sharding.cell import IMPLS, Cell, Settings
 from pipeline.stages.sharding.measure import measure, rows_of
 from pipeline.stages.sharding.ranks import Result

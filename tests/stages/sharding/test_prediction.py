@@ -6,7 +6,7 @@ from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from pipeline.parallel import OverlapDDP, ShardedOptimizer
-from pipeline.parallel.processes import run_ranks
+from pipeline.parallel.processes.starting import run_ranks
 from pipeline.stages.sharding import memory, prediction
 
 # Of sizes that no number of ranks shares out evenly.

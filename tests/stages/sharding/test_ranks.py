@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from pipeline.parallel.processes import run_ranks
+from pipeline.parallel.processes.starting import run_ranks
 from pipeline.stages.sharding import ranks
 from pipeline.stages.sharding.cell import IMPLS, Cell, Settings
 

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from pipeline.instruments.stopwatch import Stopwatch
-from pipeline.model import accounting
-from pipeline.model.sizes import SIZES
+from pipeline.formulas import flops
+from pipeline.formulas.sizes import SIZES
+from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.stages.timing import measure
 from pipeline.stages.timing.cell import PASSES, Cell, Settings
 
@@ -26,7 +26,7 @@ def measured():
         patch.setattr(measure, "build_training_step", kept)
         rows = measure.measure(CELL, SETTINGS, Stopwatch())
     (step,) = built
-    return {row["pass"]: row for row in rows}, step
+    return {row["phase"]: row for row in rows}, step
 
 
 def test_every_pass_has_a_row_with_its_samples(measured):
@@ -43,7 +43,7 @@ def test_phases_are_warmed_up_and_whole_steps_find_them_warm(measured):
 
 def test_rates_follow_from_tokens_flops_and_the_median(measured):
     rows, _ = measured
-    forward_flops = accounting.forward_flops(SIZES["tiny"], vocab_size=300, batch_size=3, seq_len=16)
+    forward_flops = flops.forward_flops(SIZES["tiny"], vocab_size=300, batch_size=3, seq_len=16)
     for name, forwards in {"forward": 1, "backward": 2, "train_step": 3}.items():
         row = rows[name]
         median_s = row["median_ms"] / 1e3

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.accounting.models import NAMES
 from pipeline.cells.fields import axis
+from pipeline.formulas.models import NAMES
 
 SPLIT_AXIS = "question"
 ROW_COLUMNS = ("case", "attention", "seq_len", "num_devices", "num_buckets", "tensor_size")

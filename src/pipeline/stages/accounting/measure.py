@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from typing import Any
 
-from pipeline.accounting import questions
-from pipeline.accounting.buckets import Link
-from pipeline.accounting.mesh import Mesh
-from pipeline.accounting.models import Model, model_named
-from pipeline.accounting.questions import Rows
 from pipeline.errors import Skipped
-from pipeline.instruments.stopwatch import Stopwatch
+from pipeline.formulas import questions
+from pipeline.formulas.buckets import Link
+from pipeline.formulas.mesh import Mesh
+from pipeline.formulas.models import Model, model_named
+from pipeline.formulas.questions import Rows
+from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.stages.accounting.cell import Cell, Settings
 
 # One token, then contexts of the order that models of this size are trained with.

@@ -8,10 +8,10 @@ import torch
 import torch.distributed as dist
 
 from pipeline.errors import Skipped
-from pipeline.instruments.stopwatch import Stopwatch
-from pipeline.instruments.summary import quartiles, rel_error, summarise
-from pipeline.parallel.cost import all_reduce_bus_factor
-from pipeline.parallel.processes import run_ranks
+from pipeline.formulas.collectives import all_reduce_bus_factor
+from pipeline.instruments.sampling.stopwatch import Stopwatch
+from pipeline.instruments.sampling.summary import quartiles, rel_error, summarise
+from pipeline.parallel.processes.starting import run_ranks
 from pipeline.stages.allreduce.cell import Cell, Settings
 from pipeline.stages.allreduce.ranks import RankReport, measure_rank
 

@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 
 from pipeline.errors import Skipped
-from pipeline.instruments.bursts import time_burst_ms
-from pipeline.instruments.timing import Sampling, StopRule, time_call_ms, time_phases
+from pipeline.instruments.sampling.bursts import time_burst_ms
+from pipeline.instruments.sampling.step_timing import Sampling, StopRule, time_call_ms, time_phases
 from pipeline.parallel import nccl
-from pipeline.parallel.processes import RankContext
+from pipeline.parallel.processes.starting import RankContext
 from pipeline.stages.allreduce.cell import ELEMENT_BYTES, PLACEMENTS, Settings
 from pipeline.stages.allreduce.payload import Payload
 

@@ -10,18 +10,19 @@ import psutil
 import torch
 from torch import Tensor
 
-from pipeline.attention import ATTENTION, accounting
-from pipeline.attention.accounting import Shape
+from pipeline.attention import ATTENTION
 from pipeline.errors import Skipped
-from pipeline.instruments.interleaved import Interleaving, Taken, Work, interleave
-from pipeline.instruments.kernel_timing import host_sampler
-from pipeline.instruments.out_of_memory import attempt, free_memory
-from pipeline.instruments.saved_tensors import saved_bytes
-from pipeline.instruments.stability import gpu_columns, status_columns
-from pipeline.instruments.stopwatch import Stopwatch
-from pipeline.instruments.summary import summarise
-from pipeline.instruments.timing import StopRule, synchronize
-from pipeline.instruments.toolchain import require_compiler
+from pipeline.formulas import attention
+from pipeline.formulas.attention import Shape
+from pipeline.instruments.machine.toolchain import require_compiler
+from pipeline.instruments.memory.out_of_memory import attempt, free_memory
+from pipeline.instruments.memory.saved_tensors import saved_bytes
+from pipeline.instruments.sampling.interleaving import Interleaving, Taken, Work, interleave
+from pipeline.instruments.sampling.kernel_timing import host_sampler
+from pipeline.instruments.sampling.stability import gpu_columns, status_columns
+from pipeline.instruments.sampling.step_timing import StopRule, synchronize
+from pipeline.instruments.sampling.stopwatch import Stopwatch
+from pipeline.instruments.sampling.summary import summarise
 from pipeline.stages.attention.cell import MODES, PASSES, Cell, Settings
 
 Row = dict[str, Any]
@@ -141,16 +142,16 @@ def _model_columns(shape: Shape, device: torch.device) -> Row:
     on_gpu = device.type == "cuda"
     memory = torch.cuda.get_device_properties(device).total_memory if on_gpu else psutil.virtual_memory().total
     return {
-        "model_saved_bytes": accounting.saved_bytes(shape, ELEMENT_BYTES),
-        "model_before_backward_bytes": accounting.before_backward_bytes(shape, ELEMENT_BYTES),
-        "model_peak_bytes": accounting.peak_bytes(shape, ELEMENT_BYTES, device.type),
+        "model_saved_bytes": attention.saved_bytes(shape, ELEMENT_BYTES),
+        "model_before_backward_bytes": attention.before_backward_bytes(shape, ELEMENT_BYTES),
+        "model_peak_bytes": attention.peak_bytes(shape, ELEMENT_BYTES, device.type),
         "memory_bytes": memory,
         "device_type": device.type,
     }
 
 
 def _rows(mode: str, name: str, trial: Trial, timed: Interleaving, settings: Settings, shared: Row) -> list[Row]:
-    key = {"mode": mode, "pass": name}
+    key = {"mode": mode, "phase": name}
     if name in trial.failures:
         return [{**key, "clock": "host", **trial.failures[name], **shared}]
     taken: Taken = timed.taken[mode, name]

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from pipeline.instruments.timing import synchronize
-from pipeline.instruments.trace import overlap_us, span_us, union_us
+from pipeline.instruments.profilers.trace import overlap_us, span_us, union_us
+from pipeline.instruments.sampling.step_timing import synchronize
 
 PROFILER = "torch.profiler"
 # On a GPU every kernel and copy is an event, NCCL's by their names. On a CPU operators compute, and a collective runs

@@ -5,12 +5,12 @@ from functools import partial
 from typing import Any
 
 from pipeline.cells.outcomes import together_or_apart
-from pipeline.instruments.machine import gpu_count
-from pipeline.instruments.rank_timing import pooled, step_status
-from pipeline.instruments.stopwatch import Stopwatch
-from pipeline.instruments.summary import summarise
-from pipeline.instruments.weights import TOLERANCE
-from pipeline.parallel.processes import run_ranks
+from pipeline.instruments.machine.identity import gpu_count
+from pipeline.instruments.sampling.rank_timing import pooled, step_status
+from pipeline.instruments.sampling.stopwatch import Stopwatch
+from pipeline.instruments.sampling.summary import summarise
+from pipeline.instruments.sampling.weight_differences import TOLERANCE
+from pipeline.parallel.processes.starting import run_ranks
 from pipeline.stages.ddp.capture import PROFILER
 from pipeline.stages.ddp.cell import VARIANTS, WHOLE_STEP, Cell, Settings, Variant, variant_key
 from pipeline.stages.ddp.ranks import Result, measure_variants
@@ -59,11 +59,11 @@ def rows_of(variant: Variant, result: Result | MemoryError, cell: Cell, settings
     }
     timed = [
         variant_key(variant)
-        | {"pass": name, "clock": clock, **shared, **summarise(samples_ms), "samples_ms": samples_ms}
+        | {"phase": name, "clock": clock, **shared, **summarise(samples_ms), "samples_ms": samples_ms}
         for name, timings in sampling.timings.items()
         for clock, samples_ms in timings.by_clock().items()
     ]
     if result.lanes is None:
         return timed
-    captured = {"pass": "captured_step", "clock": PROFILER, "status": "ok", **result.lanes.columns()}
+    captured = {"phase": "captured_step", "clock": PROFILER, "status": "ok", **result.lanes.columns()}
     return [*timed, variant_key(variant) | captured]

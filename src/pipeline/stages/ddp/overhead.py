@@ -1,11 +1,11 @@
 """What bucketed gradient averaging leaves over after a backward pass of known length.
 
-The closed form for a backward pass just as long as the transfers is `pipeline.accounting.buckets.bucketed_s`.
+The closed form for a backward pass just as long as the transfers is `pipeline.formulas.buckets.bucketed_s`.
 """
 
 from collections.abc import Sequence
 
-from pipeline.accounting.buckets import Link
+from pipeline.formulas.buckets import Link
 
 
 def pipelined_s(bucket_bytes: Sequence[float], backward_s: float, link: Link) -> float:

@@ -8,13 +8,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pipeline.instruments import weights
-from pipeline.instruments.collectives import CollectiveLog, total_bytes
-from pipeline.instruments.rank_timing import max_over_ranks, time_steps_over_ranks, turns
-from pipeline.instruments.room import make_room
-from pipeline.instruments.timing import Sampling
+from pipeline.instruments.memory.freed_memory import make_room
+from pipeline.instruments.profilers.collective_traffic import CollectiveLog, total_bytes
+from pipeline.instruments.sampling import weight_differences
+from pipeline.instruments.sampling.rank_timing import max_over_ranks, time_steps_over_ranks, turns
+from pipeline.instruments.sampling.step_timing import Sampling
 from pipeline.model.step import TrainingStep
-from pipeline.parallel.processes import RankContext
+from pipeline.parallel.processes.starting import RankContext
 from pipeline.stages.ddp.capture import Lanes, capture_step
 from pipeline.stages.ddp.cell import CAPTURED, Cell, Settings, Variant
 from pipeline.stages.ddp.variants import build_step, phases
@@ -94,13 +94,13 @@ class _Rank:
 
         What communicates nothing is compared too: its weights must differ.
         """
-        result.rank_difference = weights.difference_between_ranks(model)
+        result.rank_difference = weight_differences.difference_between_ranks(model)
         if self.rank != 0:
             return
         if self.reference is None and variant.impl != "none":
-            self.reference = weights.sample(model)
+            self.reference = weight_differences.sample(model)
         if self.reference is not None:
-            result.variant_difference = weights.difference_from(model, self.reference)
+            result.variant_difference = weight_differences.difference_from(model, self.reference)
 
 
 def _let_go_of_finished_collectives() -> None:

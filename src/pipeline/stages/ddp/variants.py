@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from pipeline.model.sizes import SIZES
+from pipeline.formulas.sizes import SIZES
 from pipeline.model.step import TrainingStep, build_training_step
 from pipeline.parallel import BucketedDDP, FlatDDP, NaiveDDP, OverlapDDP
 from pipeline.stages.ddp.cell import Cell, Settings, Variant

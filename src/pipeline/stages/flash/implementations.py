@@ -13,9 +13,9 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
 from pipeline.attention import FlashAttentionTiled, FlashAttentionTriton, eager_attention
-from pipeline.attention.accounting import Shape
 from pipeline.errors import Skipped
-from pipeline.instruments.toolchain import require_compiler
+from pipeline.formulas.attention import Shape
+from pipeline.instruments.machine.toolchain import require_compiler
 from pipeline.stages.flash.cell import GPU_ONLY, OURS, PEERS
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]

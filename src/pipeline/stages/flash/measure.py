@@ -5,15 +5,15 @@ from typing import Any
 
 import torch
 
-from pipeline.attention import accounting
 from pipeline.attention.reference import exact_attention
-from pipeline.instruments.interleaved import Interleaving, Taken, interleave
-from pipeline.instruments.kernel_timing import kernel_sampler, latency_sampler
-from pipeline.instruments.peaks import peak_tflops
-from pipeline.instruments.stability import gpu_columns, status_columns
-from pipeline.instruments.stopwatch import Stopwatch
-from pipeline.instruments.summary import quartiles, summarise
-from pipeline.instruments.timing import StopRule
+from pipeline.formulas import attention
+from pipeline.instruments.machine.peaks import peak_tflops
+from pipeline.instruments.sampling.interleaving import Interleaving, Taken, interleave
+from pipeline.instruments.sampling.kernel_timing import kernel_sampler, latency_sampler
+from pipeline.instruments.sampling.stability import gpu_columns, status_columns
+from pipeline.instruments.sampling.step_timing import StopRule
+from pipeline.instruments.sampling.stopwatch import Stopwatch
+from pipeline.instruments.sampling.summary import quartiles, summarise
 from pipeline.stages.flash import implementations
 from pipeline.stages.flash.cell import PASSES, Cell, Settings
 from pipeline.stages.flash.trial import Inputs, Trial, try_implementation
@@ -108,7 +108,7 @@ def _row(
     shared: Row,
 ) -> Row:
     name, part = key
-    row = {"impl": name, "pass": part, **trial.columns[part]}
+    row = {"impl": name, "phase": part, **trial.columns[part]}
     if part in trial.failures:
         return row | trial.failures[part]
     taken = timed.taken[key]
@@ -129,7 +129,7 @@ def _row(
 
 
 def _rates(cell: Cell, part: str, median_ms: float, shared: Row) -> Row:
-    tflops_per_s = accounting.pass_flops(cell.shape, part) / (median_ms / 1e3) / 1e12
+    tflops_per_s = attention.pass_flops(cell.shape, part) / (median_ms / 1e3) / 1e12
     return {"tflops_per_s": tflops_per_s, "peak_share_pct": 100 * tflops_per_s / shared["peak_tflops_per_s"]}
 
 

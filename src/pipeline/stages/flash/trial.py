@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from pipeline.attention.accounting import Shape
 from pipeline.attention.reference import ExactAttention
 from pipeline.errors import Skipped
-from pipeline.instruments.interleaved import Work
-from pipeline.instruments.out_of_memory import attempt, free_memory
-from pipeline.instruments.timing import time_call_ms
+from pipeline.formulas.attention import Shape
+from pipeline.instruments.memory.out_of_memory import attempt, free_memory
+from pipeline.instruments.sampling.interleaving import Work
+from pipeline.instruments.sampling.step_timing import time_call_ms
 from pipeline.stages.flash import implementations
 from pipeline.stages.flash.cell import PASSES, Settings
 

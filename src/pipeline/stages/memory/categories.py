@@ -13,8 +13,8 @@ The rules, the first that fits:
 from bisect import bisect_right
 from pathlib import Path
 
-from pipeline.instruments.memory import Recording
-from pipeline.instruments.memory_replay import Allocation, frames_within, phase_spans
+from pipeline.instruments.memory.recording import Recording
+from pipeline.instruments.memory.replay import Allocation, frames_within, phase_spans
 from pipeline.model import transformer
 
 FORWARD_CODE = Path(transformer.__file__)

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from pipeline.cells.fields import axis
-from pipeline.model.memory import MODES
-from pipeline.model.sizes import SIZES
+from pipeline.formulas.peak_memory import MODES
+from pipeline.formulas.sizes import SIZES
 
 SPLIT_AXIS = "precision"
 KEEPS_FILES = True

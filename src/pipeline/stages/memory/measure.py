@@ -7,14 +7,14 @@ from typing import Any
 import torch
 
 from pipeline.errors import Skipped
-from pipeline.instruments.memory import Recorder, record_memory
-from pipeline.instruments.stopwatch import Stopwatch
-from pipeline.instruments.summary import summarise
-from pipeline.instruments.timing import StopRule, time_phases
-from pipeline.model.sizes import SIZES
+from pipeline.formulas.sizes import SIZES
+from pipeline.instruments.memory.recording import Recorder, record_memory
+from pipeline.instruments.sampling.step_timing import StopRule, time_phases
+from pipeline.instruments.sampling.stopwatch import Stopwatch
+from pipeline.instruments.sampling.summary import summarise
 from pipeline.model.step import TrainingStep, build_training_step
 from pipeline.stages.memory.cell import Cell, Settings
-from pipeline.stages.memory.rows import recording_rows
+from pipeline.stages.memory.recorded_rows import recording_rows
 
 Row = dict[str, Any]
 

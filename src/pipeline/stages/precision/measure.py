@@ -5,8 +5,8 @@ from typing import Any
 import torch
 
 from pipeline.errors import Skipped
-from pipeline.instruments.machine import cpu_model
-from pipeline.instruments.stopwatch import Stopwatch
+from pipeline.instruments.machine.identity import cpu_model
+from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.stages.precision.accumulation import measure_accumulation
 from pipeline.stages.precision.autocast import measure_autocast
 from pipeline.stages.precision.cell import Cell, Settings

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from pipeline.cells.fields import axis
-from pipeline.model.sizes import SIZES
+from pipeline.formulas.sizes import SIZES
 
 SPLIT_AXIS = "precision"
 KEEPS_FILES = True

@@ -7,18 +7,18 @@ from typing import Any
 import torch
 
 from pipeline.errors import Skipped
-from pipeline.instruments import nsys, torch_profiler
-from pipeline.instruments.nsys_export import read_export
-from pipeline.instruments.out_of_memory import free_memory, is_out_of_memory
-from pipeline.instruments.perfetto import write_perfetto
-from pipeline.instruments.stopwatch import Stopwatch
-from pipeline.instruments.summary import summarise
-from pipeline.instruments.timing import Sampling, StopRule, time_phases
-from pipeline.instruments.trace import Trace
+from pipeline.instruments.memory.out_of_memory import free_memory, is_out_of_memory
+from pipeline.instruments.profilers import nsys, torch_profiler
+from pipeline.instruments.profilers.nsys_export import read_export
+from pipeline.instruments.profilers.perfetto import write_perfetto
+from pipeline.instruments.profilers.trace import Trace
+from pipeline.instruments.sampling.step_timing import Sampling, StopRule, time_phases
+from pipeline.instruments.sampling.stopwatch import Stopwatch
+from pipeline.instruments.sampling.summary import summarise
 from pipeline.model.step import TrainingStep
 from pipeline.stages.profile import workload
 from pipeline.stages.profile.cell import PASSES, Cell, Settings
-from pipeline.stages.profile.rows import kernel_table, rows_of
+from pipeline.stages.profile.traced_rows import kernel_table, rows_of
 
 Row = dict[str, Any]
 

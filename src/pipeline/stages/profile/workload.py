@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from pipeline.cells import fields
-from pipeline.instruments.backward_ranges import ForwardRanges
-from pipeline.instruments.module_ranges import module_ranges
-from pipeline.instruments.timing import synchronize
+from pipeline.formulas.sizes import SIZES
+from pipeline.instruments.profilers.backward_ranges import ForwardRanges
+from pipeline.instruments.profilers.module_ranges import module_ranges
+from pipeline.instruments.sampling.step_timing import synchronize
 from pipeline.model.precision import precision_context
-from pipeline.model.sizes import SIZES
 from pipeline.model.step import TrainingStep, build_training_step
 from pipeline.ranges import listener, listening, span
 from pipeline.stages.profile.cell import BACKWARD_BY_PART, BACKWARD_OF, Cell, Settings

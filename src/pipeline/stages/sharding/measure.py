@@ -6,12 +6,12 @@ from functools import partial
 from typing import Any
 
 from pipeline.cells.outcomes import together_or_apart
-from pipeline.instruments.machine import gpu_count
-from pipeline.instruments.rank_timing import pooled, step_status
-from pipeline.instruments.stopwatch import Stopwatch
-from pipeline.instruments.summary import summarise
-from pipeline.instruments.weights import TOLERANCE
-from pipeline.parallel.processes import run_ranks
+from pipeline.instruments.machine.identity import gpu_count
+from pipeline.instruments.sampling.rank_timing import pooled, step_status
+from pipeline.instruments.sampling.stopwatch import Stopwatch
+from pipeline.instruments.sampling.summary import summarise
+from pipeline.instruments.sampling.weight_differences import TOLERANCE
+from pipeline.parallel.processes.starting import run_ranks
 from pipeline.stages.sharding import prediction
 from pipeline.stages.sharding.cell import IMPLS, KINDS, PEAKS, WHOLE_STEP, Cell, Settings
 from pipeline.stages.sharding.prediction import Share
@@ -61,7 +61,7 @@ def _time_rows(result: Result, precision: str, settings: Settings) -> list[Row]:
         **status,
     }
     return [
-        {"measures": "time", "pass": name, "clock": clock, **shared, **summarise(samples), "samples_ms": samples}
+        {"measures": "time", "phase": name, "clock": clock, **shared, **summarise(samples), "samples_ms": samples}
         for name, timings in sampling.timings.items()
         for clock, samples in timings.by_clock().items()
     ]

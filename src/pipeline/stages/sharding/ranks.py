@@ -7,15 +7,15 @@ import torch
 from torch import Tensor
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
-from pipeline.instruments import weights
-from pipeline.instruments.collectives import Collective, CollectiveLog
-from pipeline.instruments.rank_timing import max_over_ranks, time_steps_over_ranks, turns
-from pipeline.instruments.room import make_room
-from pipeline.instruments.timing import Sampling
-from pipeline.model.sizes import SIZES
+from pipeline.formulas.sizes import SIZES
+from pipeline.instruments.memory.freed_memory import make_room
+from pipeline.instruments.profilers.collective_traffic import Collective, CollectiveLog
+from pipeline.instruments.sampling import weight_differences
+from pipeline.instruments.sampling.rank_timing import max_over_ranks, time_steps_over_ranks, turns
+from pipeline.instruments.sampling.step_timing import Sampling
 from pipeline.model.step import TrainingStep, build_training_step
 from pipeline.parallel import OverlapDDP, ShardedOptimizer
-from pipeline.parallel.processes import RankContext
+from pipeline.parallel.processes.starting import RankContext
 from pipeline.stages.sharding.cell import Cell, Settings
 from pipeline.stages.sharding.memory import device_bytes, kinds_bytes
 
@@ -131,5 +131,5 @@ def _compare(step: TrainingStep, result: Result, reference: list[Tensor], rank: 
     if rank != 0:
         return
     if not reference:
-        reference.append(weights.sample(step.model))
-    result.weight_difference = weights.difference_from(step.model, reference[0])
+        reference.append(weight_differences.sample(step.model))
+    result.weight_difference = weight_differences.difference_from(step.model, reference[0])

@@ -5,14 +5,14 @@ from typing import Any
 import torch
 
 from pipeline.errors import Skipped
-from pipeline.instruments.peaks import peak_tflops
-from pipeline.instruments.stability import gpu_columns, status_columns
-from pipeline.instruments.stopwatch import Stopwatch
-from pipeline.instruments.summary import summarise
-from pipeline.instruments.timing import Sampling, StopRule, time_call_ms, time_phases
-from pipeline.instruments.toolchain import require_compiler
-from pipeline.model import accounting
-from pipeline.model.sizes import SIZES
+from pipeline.formulas import flops
+from pipeline.formulas.sizes import SIZES
+from pipeline.instruments.machine.peaks import peak_tflops
+from pipeline.instruments.machine.toolchain import require_compiler
+from pipeline.instruments.sampling.stability import gpu_columns, status_columns
+from pipeline.instruments.sampling.step_timing import Sampling, StopRule, time_call_ms, time_phases
+from pipeline.instruments.sampling.stopwatch import Stopwatch
+from pipeline.instruments.sampling.summary import summarise
 from pipeline.model.step import TrainingStep, build_training_step
 from pipeline.stages.timing.cell import Cell, Settings
 
@@ -60,7 +60,7 @@ def _compile_row(step: TrainingStep, device: torch.device, stopwatch: Stopwatch)
     torch.compiler.config.force_disable_caches = True
     with stopwatch.measuring():
         samples_ms = [time_call_ms(step.run, device)]
-    return {"pass": "compile", "clock": "host", "status": "ok", **summarise(samples_ms), "samples_ms": samples_ms}
+    return {"phase": "compile", "clock": "host", "status": "ok", **summarise(samples_ms), "samples_ms": samples_ms}
 
 
 def _shared_columns(cell: Cell, settings: Settings, device: torch.device) -> Row:
@@ -77,7 +77,7 @@ def _shared_columns(cell: Cell, settings: Settings, device: torch.device) -> Row
 def _rows(sampling: Sampling, cell: Cell, settings: Settings, shared: Row) -> list[Row]:
     return [
         {
-            "pass": name,
+            "phase": name,
             "clock": clock,
             **status_columns(samples_ms, sampling.slowdowns(), settings.unstable_rel_error),
             **summarise(samples_ms),
@@ -94,15 +94,15 @@ def _rows(sampling: Sampling, cell: Cell, settings: Settings, shared: Row) -> li
 def _rates(name: str, samples_ms: list[float], cell: Cell, settings: Settings, shared: Row) -> Row:
     """Return tokens/s, model TFLOP/s and MFU; the optimizer moves bytes and has none of them."""
     flops_of = {
-        "forward": accounting.forward_flops,
-        "backward": accounting.backward_flops,
-        "train_step": accounting.train_step_flops,
+        "forward": flops.forward_flops,
+        "backward": flops.backward_flops,
+        "train_step": flops.train_step_flops,
     }
     if name not in flops_of:
         return {}
     median_s = summarise(samples_ms)["median_ms"] / 1e3
-    flops = flops_of[name](SIZES[cell.size], settings.vocab_size, settings.batch_size, cell.context_length)
-    tflops_per_s = flops / median_s / 1e12
+    step_flops = flops_of[name](SIZES[cell.size], settings.vocab_size, settings.batch_size, cell.context_length)
+    tflops_per_s = step_flops / median_s / 1e12
     return {
         "tokens_per_s": shared["tokens"] / median_s,
         "model_tflops_per_s": tflops_per_s,

@@ -1,0 +1,223 @@
+"""What a backward pass of the Triton attention does, worked out from its inputs' traits: grids, chunks, kernels."""
+
+import functools
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton import knobs
+
+from pipeline.attention.inputs import Traits
+from pipeline.attention.triton.direct_launch import (
+    ELEMENTWISE,
+    Launch,
+    block_sizes,
+    can_overlap,
+    heads,
+    like,
+    multiprocessors,
+    precision,
+    prepare_launch,
+    scale_log2,
+    strides,
+    tma_can_load,
+)
+from pipeline.attention.triton.kernels.backward import key_value_kernel, query_kernel, short_kernel
+from pipeline.attention.triton.kernels.chunks import ROWS_PUT_TOGETHER, sum_kernel
+from pipeline.attention.triton.kernels.delta import ROW_ALIGNMENT, delta_kernel
+from pipeline.attention.triton.layouts import Layout, copies_of, strides_read
+from pipeline.attention.triton.problem import PROBLEMS_KEPT, Problem
+from pipeline.attention.triton.tiles import (
+    BackwardConfig,
+    TileConfig,
+    backward_chunking,
+    backward_config,
+    backward_gains_by_tma,
+    chunk_length,
+    is_short,
+)
+
+
+@dataclass(frozen=True)
+class ChunkedLaunch:
+    """A kernel that computes gradients and, where it works on chunks, one that sums what they leave."""
+
+    compute: Launch
+    chunks: int
+    add_up: Launch | None
+
+
+@dataclass(frozen=True)
+class BackwardPlan:
+    """A backward pass: dq has a kernel of its own, or is summed by that of dk and dv and then scaled.
+
+    copies: which of q, k, v and the output's gradient are read from copies, None if none is.
+    """
+
+    copies: tuple[bool, ...] | None
+    delta_shape: tuple[int, ...]
+    delta: Launch
+    key_value: ChunkedLaunch
+    query: ChunkedLaunch | None
+    scale: float
+
+
+@dataclass(frozen=True)
+class ShortBackwardPlan:
+    """A backward pass over short sequences: one kernel.
+
+    copies: as in `BackwardPlan`; like_q, like_k: what the gradients are allocated like.
+    """
+
+    copies: tuple[bool, ...] | None
+    gradients: Launch
+    like_q: Tensor = field(compare=False)
+    like_k: Tensor = field(compare=False)
+
+
+@dataclass(frozen=True)
+class _Common:
+    """What all kernels of a backward pass share: its inputs, scalar arguments and compile-time ones."""
+
+    q: Traits
+    k: Traits
+    v: Traits
+    do: Traits
+    scalars: list[float]
+    constants: dict[str, Any]
+
+    def tiles_of(self, side: Traits, block: int) -> int:
+        """Count the tiles of queries or keys over all heads."""
+        return math.prod(side.shape[:-2]) * triton.cdiv(side.shape[-2], block)
+
+
+@functools.lru_cache(PROBLEMS_KEPT)
+def backward_plan(problem: Problem, *layouts_now: Layout) -> BackwardPlan | ShortBackwardPlan:
+    """Plan the backward pass of a problem that a forward pass has taken.
+
+    layouts_now: those of q, k, v and the output's gradient: what keeps tensors for autograd, as
+    `torch.autograd.graph.save_on_cpu` does, may have laid them out anew.
+    """
+    tensors = (problem.q, problem.k, problem.v, problem.q)
+    q, k, v, do = (
+        given._replace(stride=strides_read(given.shape, layout))
+        for given, layout in zip(tensors, layouts_now, strict=True)
+    )
+    scale = 1 / math.sqrt(q.shape[-1])
+    lengths = [heads(q), q.shape[-2], k.shape[-2], scale, scale_log2(q)]
+    scalars = [*strides(q), *strides(k), *strides(v), *strides(do), *lengths]
+    constants = {"CAUSAL": problem.is_causal, "HEAD_DIM": q.shape[-1], "PRECISION": precision(problem)}
+    common = _Common(q, k, v, do, scalars, constants)
+    config = backward_config(q.dtype, q.shape[-1], k.shape[-2])
+    if is_short(q.shape[-2], k.shape[-2]):
+        like_q, like_k = (like(given.shape, given.dtype, given.device) for given in (q, k))
+        return ShortBackwardPlan(copies_of(layouts_now), _short(config.short, common), like_q, like_k)
+    return BackwardPlan(
+        copies_of(layouts_now),
+        delta_shape=(*q.shape[:-2], triton.cdiv(q.shape[-2], ROW_ALIGNMENT.value) * ROW_ALIGNMENT.value),
+        delta=_delta(q, do, sums_dq=config.query is None),
+        key_value=_key_value(config, common),
+        query=None if config.query is None else _query(config.query, common),
+        scale=scale,
+    )
+
+
+def _short(tiles: TileConfig, common: _Common) -> Launch:
+    query_programs = common.tiles_of(common.q, tiles.block_queries)
+    return prepare_launch(
+        short_kernel,
+        query_programs + common.tiles_of(common.k, tiles.block_keys),
+        [*[common.q.dtype] * 5, torch.float32, *[common.q.dtype] * 3],
+        [*common.scalars, query_programs],
+        {**common.constants, **block_sizes(tiles)},
+        tiles,
+    )
+
+
+def _delta(q: Traits, do: Traits, sums_dq: bool) -> Launch:
+    return prepare_launch(
+        delta_kernel,
+        math.prod(q.shape[:-2]) * triton.cdiv(q.shape[-2], ELEMENTWISE.block_queries),
+        [q.dtype, q.dtype, *[torch.float32] * 3, torch.float32 if sums_dq else None],
+        [*strides(do), heads(q), q.shape[-2]],
+        {"HEAD_DIM": q.shape[-1], "BLOCK_QUERIES": ELEMENTWISE.block_queries, "ZERO_DQ_SUM": sums_dq},
+        ELEMENTWISE,
+    )
+
+
+def _key_value(config: BackwardConfig, common: _Common) -> ChunkedLaunch:
+    """Plan dk and dv: a program takes a tile of keys, and all queries or a chunk of them."""
+    q, k, tiles, sums_dq = common.q, common.k, config.key_value, config.query is None
+    programs = common.tiles_of(k, tiles.block_keys)
+    chunking, sms = backward_chunking(q.dtype), multiprocessors(q.device)
+    chunk = chunk_length(chunking, programs, q.shape[-2], tiles.block_queries, sms)
+    chunks = triton.cdiv(q.shape[-2], chunk)
+    gradient = torch.float32 if chunks > 1 else k.dtype
+    compute = prepare_launch(
+        key_value_kernel,
+        programs * chunks,
+        [*[q.dtype] * 4, *[torch.float32] * 2, torch.float32 if sums_dq else None, gradient, gradient],
+        [*common.scalars, chunk, chunks],
+        {
+            **common.constants,
+            **block_sizes(tiles),
+            "CHUNKED": chunks > 1,
+            "MASK_KEYS": sums_dq and k.shape[-2] % tiles.block_keys != 0,
+            "ADD_DQ": sums_dq,
+            "TMA": backward_gains_by_tma(q.shape[-1], q.shape[-2]) and tma_can_load(q, common.do),
+            "OVERLAPPED": can_overlap(q.device),
+            "TMA_REDUCE": sums_dq and not knobs.runtime.interpret,  # the interpreter has no such operation
+        },
+        tiles,
+    )
+    return ChunkedLaunch(compute, chunks, _sum(common, k, tiles.block_keys, chunk, chunks, of_keys=True))
+
+
+def _query(tiles: TileConfig, common: _Common) -> ChunkedLaunch:
+    """Plan dq: a program takes a tile of queries, and all keys or a chunk of them."""
+    q, k = common.q, common.k
+    programs = common.tiles_of(q, tiles.block_queries)
+    chunking, sms = backward_chunking(q.dtype), multiprocessors(q.device)
+    chunk = chunk_length(chunking, programs, k.shape[-2], tiles.block_keys, sms)
+    chunks = triton.cdiv(k.shape[-2], chunk)
+    compute = prepare_launch(
+        query_kernel,
+        programs * chunks,
+        [*[q.dtype] * 4, *[torch.float32] * 2, torch.float32 if chunks > 1 else q.dtype],
+        [*common.scalars, chunk, chunks],
+        {
+            **common.constants,
+            **block_sizes(tiles),
+            "CHUNKED": chunks > 1,
+            "TMA": backward_gains_by_tma(q.shape[-1], k.shape[-2]) and tma_can_load(k, common.v),
+            "OVERLAPPED": can_overlap(q.device),
+        },
+        tiles,
+    )
+    return ChunkedLaunch(compute, chunks, _sum(common, q, tiles.block_queries, chunk, chunks, of_keys=False))
+
+
+def _sum(common: _Common, side: Traits, block: int, chunk: int, chunks: int, of_keys: bool) -> Launch | None:
+    """Plan the sum over chunks of the gradients of keys and values, or of queries; None where there is one chunk."""
+    if chunks == 1:
+        return None
+    part_rows = math.prod(side.shape[:-1])
+    rows = part_rows * (2 if of_keys else 1)
+    return prepare_launch(
+        sum_kernel,
+        triton.cdiv(rows, ROWS_PUT_TOGETHER),
+        [torch.float32, side.dtype],
+        [rows, part_rows, side.shape[-2], chunk, chunks],
+        {
+            "CAUSAL": common.constants["CAUSAL"],
+            "OF_KEYS": of_keys,
+            "HEAD_DIM": side.shape[-1],
+            "BLOCK_TILE": block,
+            "BLOCK_ROWS": ROWS_PUT_TOGETHER,
+            "OVERLAPPED": can_overlap(side.device),
+        },
+        ELEMENTWISE,
+    )

@@ -1,0 +1,139 @@
+"""Triton kernels compiled for their arguments and launched without looking them up; and what they need of tensors."""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton import knobs
+from triton.compiler import CompiledKernel
+from triton.runtime import driver
+
+from pipeline.attention.inputs import Traits
+from pipeline.attention.triton.layouts import ALIGNMENT_BYTES
+from pipeline.attention.triton.problem import Problem
+from pipeline.attention.triton.tiles import TileConfig
+
+ELEMENTWISE = TileConfig(64, 64, num_warps=4, num_stages=1)  # kernels that only stream rows through
+
+# Call it with a kernel's tensors.
+Launch = Callable[..., None]
+
+
+def prepare_launch(
+    kernel: Any,
+    programs: int,
+    dtypes: Sequence[torch.dtype | None],
+    scalars: Sequence[float],
+    constants: dict[str, Any],
+    tiles: TileConfig,
+) -> Launch:
+    """Compile a kernel for its arguments; return what launches it with all of them but the tensors, which come first.
+
+    dtypes: those of the tensors, None for one that is not given.
+    """
+    # By position, as a compiled kernel takes them: the compile-time ones come last.
+    arguments = (*scalars, *(constants[name] for name in kernel.arg_names if name in constants))
+    grid = (programs, 1, 1)
+    if knobs.runtime.interpret:
+        interpreted = kernel[grid]
+        return lambda *tensors: interpreted(*tensors, *arguments)
+    # Launching what was compiled leaves out the look-up by arguments, which takes as long as the launch.
+    compiled = kernel.warmup(*dtypes, *scalars, grid=grid, **constants, **_launch_options(tiles, constants))
+    return launcher(compiled, grid, arguments)
+
+
+def launcher(compiled: CompiledKernel, grid: tuple[int, int, int], arguments: Sequence[Any]) -> Launch:
+    """Return what launches a kernel on the current stream of the device that is now current, as `compiled[grid]` does.
+
+    Triton prepares every launch for hooks on it, such as its profiler's, and asks every tensor for its address and the
+    driver whether it is one of the GPU's: here that is left out, the hooks' part while there are none.
+    """
+    with_hooks = compiled[grid]  # this loads it
+    device, current_stream = driver.active.get_current_device(), driver.active.get_current_stream
+    run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
+    hooks = knobs.runtime
+    needs_memory = compiled.metadata.global_scratch_size > 0
+
+    def launch(*tensors: Tensor | None) -> None:
+        if needs_memory:
+            triton.set_allocator(_allocate)  # for this context: a thread of autograd's has one of its own
+        if hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls:
+            with_hooks(*tensors, *arguments)
+        else:
+            addresses = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
+            run(*grid, current_stream(device), function, metadata, None, None, None, *addresses, *arguments)
+
+    return launch
+
+
+def _allocate(size: int, _alignment: int, _stream: int | None) -> Tensor:
+    """Give Triton the memory in which each program makes its tensor descriptors."""
+    return torch.empty(size, dtype=torch.int8, device="cuda")
+
+
+def like(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return a tensor of a shape, but of one number, of which `torch.empty_like` makes a contiguous one.
+
+    That takes half the time of `torch.empty` with a shape, a dtype and a device.
+    """
+    return _number(dtype, device).expand(shape)
+
+
+@functools.cache
+def _number(dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.empty(1, dtype=dtype, device=device)
+
+
+def _launch_options(tiles: TileConfig, constants: dict[str, Any]) -> dict[str, int]:
+    options = {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages}
+    if tiles.max_registers is not None:
+        options["maxnreg"] = tiles.max_registers
+    if constants.get("OVERLAPPED"):
+        options["launch_pdl"] = True  # programmatic dependent launch
+    return options
+
+
+def block_sizes(tiles: TileConfig) -> dict[str, int]:
+    """Return the tile sizes as the kernels name them."""
+    return {"BLOCK_QUERIES": tiles.block_queries, "BLOCK_KEYS": tiles.block_keys}
+
+
+def multiprocessors(device: torch.device) -> int:
+    """Count a GPU's multiprocessors; 1 stands for the interpreter."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+def can_overlap(device: torch.device) -> bool:
+    """Tell whether a kernel can be launched while the one before still runs: NVIDIA's GPUs can from Hopper on."""
+    is_nvidia = device.type == "cuda" and torch.version.cuda is not None
+    return is_nvidia and not knobs.runtime.interpret and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def scale_log2(q: Traits) -> float:
+    """Return what turns a product of q and k into an exponent of two."""
+    return math.log2(math.e) / math.sqrt(q.shape[-1])
+
+
+def precision(problem: Problem) -> str:
+    """Name how tensor cores multiply fp32: as three TF32 products, or as one where that is allowed."""
+    return "tf32x3" if problem.q.dtype == torch.float32 and not problem.one_tf32_product else "tf32"
+
+
+def heads(given: Traits) -> int:
+    """Count the heads; a tensor of three dimensions has one."""
+    return given.shape[1] if len(given.shape) == 4 else 1
+
+
+def strides(given: Traits) -> tuple[int, int, int]:
+    """Return the strides of batch, head and row, as the kernels take them."""
+    return given.stride[0], given.stride[1] if len(given.stride) == 4 else 0, given.stride[-2]
+
+
+def tma_can_load(*read: Traits) -> bool:
+    """Tell whether tensor descriptors can describe these matrices: they want alignment, and rows that lie apart."""
+    aligned = all(stride * given.dtype.itemsize % ALIGNMENT_BYTES == 0 for given in read for stride in strides(given))
+    return aligned and all(strides(given)[-1] > 0 for given in read)

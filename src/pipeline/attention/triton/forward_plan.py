@@ -1,0 +1,113 @@
+"""What a forward pass of the Triton attention does, worked out from its inputs' traits: checks, grids, kernels."""
+
+import functools
+import math
+from dataclasses import dataclass, field
+
+import torch
+import triton
+from torch import Tensor
+from triton import knobs
+
+from pipeline.attention.inputs import Traits, check_inputs
+from pipeline.attention.triton.direct_launch import (
+    ELEMENTWISE,
+    Launch,
+    block_sizes,
+    can_overlap,
+    heads,
+    like,
+    multiprocessors,
+    precision,
+    prepare_launch,
+    scale_log2,
+    strides,
+    tma_can_load,
+)
+from pipeline.attention.triton.kernels.chunks import ROWS_PUT_TOGETHER, combine_kernel
+from pipeline.attention.triton.kernels.forward import forward_kernel
+from pipeline.attention.triton.problem import PROBLEMS_KEPT, Problem
+from pipeline.attention.triton.tiles import (
+    HEAD_DIM_MULTIPLE,
+    MAX_HEAD_DIM,
+    chunk_length,
+    forward_chunking,
+    forward_config,
+    forward_gains_by_tma,
+)
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class ForwardPlan:
+    """A forward pass: one kernel, or where the keys are cut into chunks two.
+
+    like_o, like_lse: what output and log-sum-exp are allocated like, and like_parts those of the chunks.
+    """
+
+    chunks: int
+    attend: Launch
+    combine: Launch | None
+    like_o: Tensor = field(compare=False)
+    like_lse: Tensor = field(compare=False)
+    like_parts: tuple[Tensor, Tensor] | None = field(compare=False, default=None)
+
+
+@functools.lru_cache(PROBLEMS_KEPT)
+def forward_plan(problem: Problem) -> ForwardPlan:
+    """Plan a forward pass; raises ValueError for inputs that the kernels cannot do."""
+    q, k, v = problem.q, problem.k, problem.v
+    _check(q, k, v)
+    n_queries, head_dim, n_keys = q.shape[-2], q.shape[-1], k.shape[-2]
+    matrices = math.prod(q.shape[:-2])
+    block_queries = forward_config(q.dtype, head_dim, n_keys).block_queries
+    programs = matrices * triton.cdiv(n_queries, block_queries)
+    chunk = chunk_length(forward_chunking(q.dtype), programs, n_keys, block_queries, multiprocessors(q.device))
+    chunks = triton.cdiv(n_keys, chunk)
+    tiles = forward_config(q.dtype, head_dim, chunk)
+    constants = {"CAUSAL": problem.is_causal, "HEAD_DIM": head_dim}
+    part = q.dtype if chunks == 1 else torch.float32
+    attend = prepare_launch(
+        forward_kernel,
+        programs * chunks,
+        [q.dtype] * 3 + [part, torch.float32],
+        [*strides(q), *strides(k), *strides(v), heads(q), n_queries, n_keys, chunk, chunks, scale_log2(q)],
+        {
+            **constants,
+            **block_sizes(tiles),
+            "CHUNKED": chunks > 1,
+            "TMA": forward_gains_by_tma(chunk) and tma_can_load(k, v),
+            "PRECISION": precision(problem),
+        },
+        tiles,
+    )
+    like_o, like_lse = like(q.shape, q.dtype, q.device), like(q.shape[:-1], torch.float32, q.device)
+    if chunks == 1:
+        return ForwardPlan(chunks, attend, None, like_o, like_lse)
+    rows = matrices * n_queries
+    combine = prepare_launch(
+        combine_kernel,
+        triton.cdiv(rows, ROWS_PUT_TOGETHER),
+        [torch.float32, torch.float32, q.dtype, torch.float32],
+        [rows, n_queries, n_keys, chunk, chunks],
+        {
+            **constants,
+            "BLOCK_QUERIES": tiles.block_queries,
+            "BLOCK_ROWS": ROWS_PUT_TOGETHER,
+            "OVERLAPPED": can_overlap(q.device),
+        },
+        ELEMENTWISE,
+    )
+    like_parts = tuple(like((chunks, *shape), torch.float32, q.device) for shape in (q.shape, q.shape[:-1]))
+    return ForwardPlan(chunks, attend, combine, like_o, like_lse, like_parts)
+
+
+def _check(q: Traits, k: Traits, v: Traits) -> None:
+    check_inputs(q, k, v, DTYPES)
+    head_dim = q.shape[-1]
+    if head_dim > MAX_HEAD_DIM or head_dim % HEAD_DIM_MULTIPLE:
+        allowed = f"a multiple of {HEAD_DIM_MULTIPLE} from {HEAD_DIM_MULTIPLE} to {MAX_HEAD_DIM}"
+        raise ValueError(f"head_dim is {head_dim}: must be {allowed}")
+    if q.device.type != "cuda" and not knobs.runtime.interpret:
+        raise ValueError(f"q is on {q.device}: Triton's kernels need a GPU")

@@ -1,0 +1,312 @@
+"""The backward pass of FlashAttention-2 as Triton kernels: the gradients of queries, keys and values.
+
+With S = q kᵀ / √head_dim, P = exp(S - lse), dP = do vᵀ and δ = rowsum(o · do):
+
+    dS = P · (dP - δ)     dv = Pᵀ do     dk = dSᵀ q / √head_dim     dq = dS k / √head_dim
+
+One program of `key_value_kernel` takes a tile of keys and runs over the queries that attend to them. It works on
+transposed tiles, Sᵀ = k qᵀ, for these are what the products for dk and dv read from registers. dq is either added up
+there in fp32 (5 matrix products a tile, the order of the sum not fixed), or computed by `query_kernel`, a program of
+which takes a tile of queries (7 products, bitwise repeatable). Source: Dao 2023, FlashAttention-2, algorithm 2.
+"""
+
+import triton
+import triton.language as tl
+
+from pipeline.attention.triton.kernels.blocks import (
+    columns,
+    load_rows,
+    matrix_at,
+    product,
+    row_of,
+    rows_of,
+    wait_for_kernel_before,
+    within,
+)
+from pipeline.attention.triton.kernels.delta import load_delta, load_lse_log2, row_length
+
+
+@triton.jit
+def _matrices(length, BLOCK: tl.constexpr, n_chunks):
+    """Return how many (length, head_dim) matrices the grid has programs for, as a 64 bit number."""
+    return tl.num_programs(0).to(tl.int64) // (tl.cdiv(length, BLOCK) * n_chunks)
+
+
+@triton.jit
+def _visit_queries(
+    dk, dv, k, v, q_rows, do_rows, dq_rows, o_ptr, lse, delta, start, end, first_key, n_queries, n_keys,
+    stride_q, stride_do, scale_log2, CAUSAL: tl.constexpr, MASKED: tl.constexpr, MASK_KEYS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr, ADD_DQ: tl.constexpr,
+    TMA: tl.constexpr, TMA_REDUCE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Run over the queries from start to end; return dk, still to be scaled, and dv."""
+    for query in tl.range(start, end, BLOCK_QUERIES):
+        queries = query + tl.arange(0, BLOCK_QUERIES)
+        q = load_rows(q_rows, query, n_queries, stride_q, BLOCK_QUERIES, HEAD_DIM, TMA, True)
+        # In one sum, as in the forward pass: of scores rounded in another way, weights of large ones do not sum to 1.
+        scores = product(k, tl.trans(q), None, PRECISION)
+        # Rows beyond the last query have a q, do and δ of 0, and so add nothing whatever they weigh.
+        lse_log2 = load_lse_log2(lse, delta, query, n_queries, BLOCK_QUERIES, TMA)
+        weights = tl.exp2(scores * scale_log2 - lse_log2[None, :])
+        if MASKED or MASK_KEYS:
+            keys = first_key + tl.arange(0, BLOCK_KEYS)[:, None]
+            visible = keys < n_keys
+            if CAUSAL and MASKED:
+                visible &= keys <= queries[None, :]
+            weights = tl.where(visible, weights, 0.0)
+        do = load_rows(do_rows, query, n_queries, stride_do, BLOCK_QUERIES, HEAD_DIM, TMA, True)
+        # Kept as rounded for the product with do: in fp32 the weights would take registers that there are not.
+        weights = weights.to(do.dtype)
+        dv = product(weights, do, dv, PRECISION)
+        dweights = product(v, tl.trans(do), None, PRECISION, TWO_SUMS=True)
+        tile_delta = load_delta(o_ptr, delta, do, query, n_queries, BLOCK_QUERIES, HEAD_DIM, TMA)
+        dscores = (weights.to(tl.float32) * (dweights - tile_delta[None, :])).to(q.dtype)
+        dk = product(dscores, q, dk, PRECISION)
+        if ADD_DQ:
+            dq = product(tl.trans(dscores), k, None, PRECISION)
+            if TMA_REDUCE:
+                dq_rows.atomic_add([query, 0], dq)
+            else:
+                pointers = dq_rows + queries.to(tl.int64)[:, None] * HEAD_DIM + columns(HEAD_DIM)
+                # Relaxed: nothing else is ordered by these sums, which the end of the kernel makes visible.
+                tl.atomic_add(pointers, dq, mask=within(queries < n_queries, HEAD_DIM), sem="relaxed")
+    return dk, dv
+
+
+@triton.jit
+def _key_value_program(
+    program, begin, end, part_row,
+    q_ptr, k_ptr, v_ptr, do_ptr, o_ptr, lse_ptr, delta_ptr, dq_sum_ptr, dk_ptr, dv_ptr,
+    stride_qb, stride_qh, stride_q, stride_kb, stride_kh, stride_k, stride_vb, stride_vh, stride_v,
+    stride_dob, stride_doh, stride_do, heads, n_queries, n_keys, scale, scale_log2,
+    CAUSAL: tl.constexpr, MASK_KEYS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_QUERIES: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr, ADD_DQ: tl.constexpr, TMA: tl.constexpr, TMA_REDUCE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Compute dk and dv of one tile of keys from the queries from begin to end, for the rows from part_row on."""
+    n_tiles = tl.cdiv(n_keys, BLOCK_KEYS)
+    batch_head = program // n_tiles
+    first_key = program % n_tiles * BLOCK_KEYS  # where causal, the longest come first
+    q_matrix = matrix_at(q_ptr, batch_head, heads, stride_qb, stride_qh)
+    do_matrix = matrix_at(do_ptr, batch_head, heads, stride_dob, stride_doh)
+    q_rows = rows_of(q_matrix, n_queries, stride_q, BLOCK_QUERIES, HEAD_DIM, TMA)
+    do_rows = rows_of(do_matrix, n_queries, stride_do, BLOCK_QUERIES, HEAD_DIM, TMA)
+    row = batch_head.to(tl.int64) * n_queries
+    delta = None
+    if delta_ptr is None:
+        o_ptr += row * HEAD_DIM
+        lse = lse_ptr + row
+    else:
+        padded_row = batch_head.to(tl.int64) * row_length(n_queries)
+        lse = row_of(lse_ptr + padded_row, n_queries, BLOCK_QUERIES, TMA)
+        delta = row_of(delta_ptr + padded_row, n_queries, BLOCK_QUERIES, TMA)
+    dq_rows = dq_sum_ptr
+    if ADD_DQ:
+        dq_rows = rows_of(dq_sum_ptr + row * HEAD_DIM, n_queries, HEAD_DIM, BLOCK_QUERIES, HEAD_DIM, TMA_REDUCE)
+    k_matrix = matrix_at(k_ptr, batch_head, heads, stride_kb, stride_kh)
+    v_matrix = matrix_at(v_ptr, batch_head, heads, stride_vb, stride_vh)
+    k = load_rows(k_matrix, first_key, n_keys, stride_k, BLOCK_KEYS, HEAD_DIM, False, True)
+    v = load_rows(v_matrix, first_key, n_keys, stride_v, BLOCK_KEYS, HEAD_DIM, False, True)
+
+    start_unmasked = begin
+    dk = tl.zeros(k.shape, tl.float32)
+    dv = tl.zeros(v.shape, tl.float32)
+    if CAUSAL:
+        # From the first tile of queries that attends to any of these keys to where every query attends to them all.
+        start = tl.maximum(begin, first_key // BLOCK_QUERIES * BLOCK_QUERIES)
+        start_unmasked = tl.maximum(begin, tl.cdiv(first_key + BLOCK_KEYS - 1, BLOCK_QUERIES) * BLOCK_QUERIES)
+        end_masked = tl.minimum(start_unmasked, end)
+        dk, dv = _visit_queries(
+            dk, dv, k, v, q_rows, do_rows, dq_rows, o_ptr, lse, delta, start, end_masked, first_key,
+            n_queries, n_keys, stride_q, stride_do, scale_log2, CAUSAL, True, MASK_KEYS, HEAD_DIM, BLOCK_QUERIES,
+            BLOCK_KEYS, ADD_DQ, TMA, TMA_REDUCE, PRECISION,
+        )  # fmt: skip
+    dk, dv = _visit_queries(
+        dk, dv, k, v, q_rows, do_rows, dq_rows, o_ptr, lse, delta, start_unmasked, end, first_key,
+        n_queries, n_keys, stride_q, stride_do, scale_log2, CAUSAL, False, MASK_KEYS, HEAD_DIM, BLOCK_QUERIES,
+        BLOCK_KEYS, ADD_DQ, TMA, TMA_REDUCE, PRECISION,
+    )  # fmt: skip
+
+    keys = first_key + tl.arange(0, BLOCK_KEYS)
+    offsets = (part_row + batch_head.to(tl.int64) * n_keys + keys)[:, None] * HEAD_DIM + columns(HEAD_DIM)
+    in_tile = within(keys < n_keys, HEAD_DIM)
+    tl.store(dk_ptr + offsets, (dk * scale).to(dk_ptr.dtype.element_ty), mask=in_tile)
+    tl.store(dv_ptr + offsets, dv.to(dv_ptr.dtype.element_ty), mask=in_tile)
+
+
+@triton.jit
+def key_value_kernel(
+    q_ptr, k_ptr, v_ptr, do_ptr, lse_log2_ptr, delta_ptr, dq_sum_ptr, dk_ptr, dv_ptr,
+    stride_qb, stride_qh, stride_q, stride_kb, stride_kh, stride_k, stride_vb, stride_vh, stride_v,
+    stride_dob, stride_doh, stride_do, heads, n_queries, n_keys, scale, scale_log2, chunk_queries, n_chunks,
+    CAUSAL: tl.constexpr, MASK_KEYS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_QUERIES: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr, CHUNKED: tl.constexpr, ADD_DQ: tl.constexpr, TMA: tl.constexpr,
+    TMA_REDUCE: tl.constexpr, PRECISION: tl.constexpr, OVERLAPPED: tl.constexpr,
+):  # fmt: skip
+    """Compute dk and dv of one tile of keys; where ADD_DQ, add its share of dq, still to be scaled, to dq_sum.
+
+    Shapes: dk and dv are (batch · heads, n_keys, head_dim), dq_sum (batch · heads, n_queries, head_dim) fp32. Where
+    CHUNKED, it is from one chunk of queries, and dk and dv have a leading n_chunks, are fp32, and are written where the
+    chunk holds a query that attends to the tile.
+    MASK_KEYS: the last tile of keys is not full, and its missing keys must not reach dq.
+    """
+    wait_for_kernel_before(OVERLAPPED)
+    program, begin, end, part_row = tl.program_id(0), 0, n_queries, 0
+    if CHUNKED:
+        begin = program % n_chunks * chunk_queries
+        end = tl.minimum(n_queries, begin + chunk_queries)
+        part_row = (program % n_chunks).to(tl.int64) * (_matrices(n_keys, BLOCK_KEYS, n_chunks) * n_keys)
+        program = program // n_chunks
+        first = 0
+        if CAUSAL:
+            first = program % tl.cdiv(n_keys, BLOCK_KEYS) * BLOCK_KEYS
+        if begin + chunk_queries <= first:
+            return
+    _key_value_program(
+        program, begin, end, part_row, q_ptr, k_ptr, v_ptr, do_ptr, None, lse_log2_ptr, delta_ptr, dq_sum_ptr, dk_ptr,
+        dv_ptr,
+        stride_qb, stride_qh, stride_q, stride_kb, stride_kh, stride_k, stride_vb, stride_vh, stride_v,
+        stride_dob, stride_doh, stride_do, heads, n_queries, n_keys, scale, scale_log2,
+        CAUSAL, MASK_KEYS, HEAD_DIM, BLOCK_QUERIES, BLOCK_KEYS, ADD_DQ, TMA, TMA_REDUCE, PRECISION,
+    )  # fmt: skip
+
+
+@triton.jit
+def _visit_keys(
+    dq, q, do, lse_log2, delta, k_rows, v_rows, start, end, first_query, n_keys, stride_k, stride_v, scale_log2,
+    CAUSAL: tl.constexpr, MASKED: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_QUERIES: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Run over the keys from start to end; return dq, still to be scaled."""
+    for key in tl.range(start, end, BLOCK_KEYS):
+        k = load_rows(k_rows, key, n_keys, stride_k, BLOCK_KEYS, HEAD_DIM, TMA, MASKED)
+        v = load_rows(v_rows, key, n_keys, stride_v, BLOCK_KEYS, HEAD_DIM, TMA, MASKED)
+        scores = product(q, tl.trans(k), None, PRECISION)
+        weights = tl.exp2(scores * scale_log2 - lse_log2[:, None])
+        if MASKED:
+            keys = key + tl.arange(0, BLOCK_KEYS)[None, :]
+            visible = keys < n_keys
+            if CAUSAL:
+                visible &= keys <= first_query + tl.arange(0, BLOCK_QUERIES)[:, None]
+            weights = tl.where(visible, weights, 0.0)
+        dweights = product(do, tl.trans(v), None, PRECISION, TWO_SUMS=True)
+        dscores = weights * (dweights - delta[:, None])
+        dq = product(dscores.to(k.dtype), k, dq, PRECISION)
+    return dq
+
+
+@triton.jit
+def _query_program(
+    program, begin, end, part_row, q_ptr, k_ptr, v_ptr, do_ptr, o_ptr, lse_ptr, delta_ptr, dq_ptr,
+    stride_qb, stride_qh, stride_q, stride_kb, stride_kh, stride_k, stride_vb, stride_vh, stride_v,
+    stride_dob, stride_doh, stride_do, heads, n_queries, n_keys, scale, scale_log2,
+    CAUSAL: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr,
+    TMA: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Compute dq of one tile of queries from the keys from begin to end, for the rows from part_row on."""
+    n_tiles = tl.cdiv(n_queries, BLOCK_QUERIES)
+    batch_head, tile = program // n_tiles, program % n_tiles
+    end_unmasked = n_keys // BLOCK_KEYS * BLOCK_KEYS
+    if CAUSAL:
+        tile = n_tiles - 1 - tile  # the longest first
+    first_query = tile * BLOCK_QUERIES
+    if CAUSAL:
+        end = tl.minimum(end, first_query + BLOCK_QUERIES)
+        end_unmasked = tl.minimum(end_unmasked, (first_query + 1) // BLOCK_KEYS * BLOCK_KEYS)
+    end_unmasked = tl.maximum(begin, tl.minimum(end_unmasked, end))
+    q_matrix = matrix_at(q_ptr, batch_head, heads, stride_qb, stride_qh)
+    do_matrix = matrix_at(do_ptr, batch_head, heads, stride_dob, stride_doh)
+    k_matrix = matrix_at(k_ptr, batch_head, heads, stride_kb, stride_kh)
+    v_matrix = matrix_at(v_ptr, batch_head, heads, stride_vb, stride_vh)
+    k_rows = rows_of(k_matrix, n_keys, stride_k, BLOCK_KEYS, HEAD_DIM, TMA)
+    v_rows = rows_of(v_matrix, n_keys, stride_v, BLOCK_KEYS, HEAD_DIM, TMA)
+    q = load_rows(q_matrix, first_query, n_queries, stride_q, BLOCK_QUERIES, HEAD_DIM, False, True)
+    do = load_rows(do_matrix, first_query, n_queries, stride_do, BLOCK_QUERIES, HEAD_DIM, False, True)
+
+    queries = first_query + tl.arange(0, BLOCK_QUERIES)
+    exists = queries < n_queries
+    row = batch_head.to(tl.int64) * n_queries
+    if delta_ptr is None:
+        o_ptr += row * HEAD_DIM
+        lse_ptr += row
+    else:
+        padded_row = batch_head.to(tl.int64) * row_length(n_queries)
+        lse_ptr += padded_row
+        delta_ptr += padded_row
+    lse_log2 = load_lse_log2(lse_ptr, delta_ptr, first_query, n_queries, BLOCK_QUERIES, False)
+    delta = load_delta(o_ptr, delta_ptr, do, first_query, n_queries, BLOCK_QUERIES, HEAD_DIM, False)
+    dq = tl.zeros(q.shape, tl.float32)
+    dq = _visit_keys(
+        dq, q, do, lse_log2, delta, k_rows, v_rows, begin, end_unmasked, first_query, n_keys, stride_k, stride_v,
+        scale_log2, CAUSAL, False, HEAD_DIM, BLOCK_QUERIES, BLOCK_KEYS, TMA, PRECISION,
+    )  # fmt: skip
+    dq = _visit_keys(
+        dq, q, do, lse_log2, delta, k_rows, v_rows, end_unmasked, end, first_query, n_keys, stride_k, stride_v,
+        scale_log2, CAUSAL, True, HEAD_DIM, BLOCK_QUERIES, BLOCK_KEYS, TMA, PRECISION,
+    )  # fmt: skip
+    offsets = (part_row + row + queries)[:, None] * HEAD_DIM + columns(HEAD_DIM)
+    tl.store(dq_ptr + offsets, (dq * scale).to(dq_ptr.dtype.element_ty), mask=within(exists, HEAD_DIM))
+
+
+@triton.jit
+def query_kernel(
+    q_ptr, k_ptr, v_ptr, do_ptr, lse_log2_ptr, delta_ptr, dq_ptr,
+    stride_qb, stride_qh, stride_q, stride_kb, stride_kh, stride_k, stride_vb, stride_vh, stride_v,
+    stride_dob, stride_doh, stride_do, heads, n_queries, n_keys, scale, scale_log2, chunk_keys, n_chunks,
+    CAUSAL: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr,
+    CHUNKED: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, OVERLAPPED: tl.constexpr,
+):  # fmt: skip
+    """Compute dq, of shape (batch · heads, n_queries, head_dim), of one tile of queries.
+
+    Where CHUNKED, it is from one chunk of keys, and dq has a leading n_chunks, is fp32, and is written where the chunk
+    holds a key that the tile attends to.
+    """
+    wait_for_kernel_before(OVERLAPPED)
+    program, begin, end, part_row = tl.program_id(0), 0, n_keys, 0
+    if CHUNKED:
+        begin = program % n_chunks * chunk_keys
+        end = tl.minimum(n_keys, begin + chunk_keys)
+        part_row = (program % n_chunks).to(tl.int64) * (_matrices(n_queries, BLOCK_QUERIES, n_chunks) * n_queries)
+        program = program // n_chunks
+        reach = n_keys
+        if CAUSAL:
+            n_tiles = tl.cdiv(n_queries, BLOCK_QUERIES)
+            reach = (n_tiles - program % n_tiles) * BLOCK_QUERIES
+        if begin >= reach:
+            return
+    _query_program(
+        program, begin, end, part_row, q_ptr, k_ptr, v_ptr, do_ptr, None, lse_log2_ptr, delta_ptr, dq_ptr,
+        stride_qb, stride_qh, stride_q, stride_kb, stride_kh, stride_k, stride_vb, stride_vh, stride_v,
+        stride_dob, stride_doh, stride_do, heads, n_queries, n_keys, scale, scale_log2,
+        CAUSAL, HEAD_DIM, BLOCK_QUERIES, BLOCK_KEYS, TMA, PRECISION,
+    )  # fmt: skip
+
+
+@triton.jit
+def short_kernel(
+    q_ptr, k_ptr, v_ptr, do_ptr, o_ptr, lse_ptr, dq_ptr, dk_ptr, dv_ptr,
+    stride_qb, stride_qh, stride_q, stride_kb, stride_kh, stride_k, stride_vb, stride_vh, stride_v,
+    stride_dob, stride_doh, stride_do, heads, n_queries, n_keys, scale, scale_log2, query_programs,
+    CAUSAL: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Compute the whole backward pass in one launch: the first programs take tiles of queries, the others of keys.
+
+    Each computes the δ that it needs. That is more work than to do it once, but on short sequences less than a launch.
+    """
+    program = tl.program_id(0)
+    if program < query_programs:
+        _query_program(
+            program, 0, n_keys, 0, q_ptr, k_ptr, v_ptr, do_ptr, o_ptr, lse_ptr, None, dq_ptr,
+            stride_qb, stride_qh, stride_q, stride_kb, stride_kh, stride_k, stride_vb, stride_vh, stride_v,
+            stride_dob, stride_doh, stride_do, heads, n_queries, n_keys, scale, scale_log2,
+            CAUSAL, HEAD_DIM, BLOCK_QUERIES, BLOCK_KEYS, False, PRECISION,
+        )  # fmt: skip
+    else:
+        _key_value_program(
+            program - query_programs, 0, n_queries, 0,
+            q_ptr, k_ptr, v_ptr, do_ptr, o_ptr, lse_ptr, None, None, dk_ptr, dv_ptr,
+            stride_qb, stride_qh, stride_q, stride_kb, stride_kh, stride_k, stride_vb, stride_vh, stride_v,
+            stride_dob, stride_doh, stride_do, heads, n_queries, n_keys, scale, scale_log2,
+            CAUSAL, False, HEAD_DIM, BLOCK_QUERIES, BLOCK_KEYS, False, False, False, PRECISION,
+        )  # fmt: skip

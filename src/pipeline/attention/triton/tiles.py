@@ -1,0 +1,184 @@
+"""Which tiles the Triton kernels use: by dtype and width, which follows from head_dim, and by how much work there is.
+
+The tables are for an H200; docs/attention-kernels.md tells what was tried, and what of it was measured.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+import triton
+
+# With fewer keys or queries to go through, a program ends before the tensor descriptors that it has to make pay. Wide
+# tiles of the backward pass have them all the same: without, they spill.
+MIN_LENGTH_FOR_TMA = 1024
+WIDE_BACKWARD = 128
+# Up to here the backward pass is one kernel, for which repeating some work costs less than launching another.
+LONGEST_SHORT_SEQUENCE = 1024
+# A program of the forward pass that goes through fewer keys ends sooner with smaller tiles, loaded further ahead; one
+# whose keys fill more than half a larger tile, and no more than it, with that.
+FEW_KEYS = 1024
+ONE_TILE = 128
+# As many are put together in two steps (`kernels.chunks`).
+FEW_CHUNKS = 8
+# At head_dim 64 a third program fits on a multiprocessor with one stage less. It hides how programs begin and end; from
+# this many keys a program on, that takes less than what the stage hides.
+MANY_KEYS = 16384
+# From here on the larger tiles of the backward pass at head_dim 64 gain more than the diagonal wastes of them.
+LONG_SEQUENCE = 16384
+
+
+@dataclass(frozen=True)
+class TileConfig:
+    """Tile sizes and launch options of one kernel."""
+
+    block_queries: int
+    block_keys: int
+    num_warps: int
+    num_stages: int
+    max_registers: int | None = None
+
+
+@dataclass(frozen=True)
+class BackwardConfig:
+    """The kernels of a backward pass: where `query` is None, the kernel of dk and dv sums dq too.
+
+    short: the tiles of the one kernel for short sequences.
+    """
+
+    key_value: TileConfig
+    query: TileConfig | None
+    short: TileConfig
+
+
+@dataclass(frozen=True)
+class Chunking:
+    """When a kernel's loop is cut into chunks, a program each: where it has fewer programs a multiprocessor than this.
+
+    min_length: the fewest keys or queries of a chunk; shortest: the fewest of a sequence that is cut at all;
+    length_in_one_wave: what a chunk has instead where that makes few chunks and all programs then run at once, one a
+    multiprocessor.
+    """
+
+    programs_per_sm: int
+    min_length: int
+    shortest: int
+    length_in_one_wave: int | None = None
+
+
+FORWARD_CHUNKS = Chunking(programs_per_sm=4, min_length=256, shortest=1024, length_in_one_wave=128)
+FORWARD_CHUNKS_FP32 = Chunking(programs_per_sm=8, min_length=256, shortest=512)
+BACKWARD_CHUNKS = Chunking(programs_per_sm=2, min_length=256, shortest=1024)
+BACKWARD_CHUNKS_FP32 = Chunking(programs_per_sm=8, min_length=256, shortest=1024)
+
+_FORWARD = {
+    16: TileConfig(64, 128, 4, 3),
+    32: TileConfig(64, 128, 4, 3),
+    64: TileConfig(64, 128, 4, 3, 168),
+    128: TileConfig(64, 128, 4, 1, 168),
+    256: TileConfig(128, 64, 8, 2),
+}
+_FORWARD_NOT_MANY_KEYS = {64: TileConfig(64, 128, 4, 2, 168)}
+_FORWARD_FEW_KEYS = dict.fromkeys((16, 32, 64, 128), TileConfig(64, 64, 4, 3))
+_FORWARD_ONE_TILE = dict.fromkeys((16, 32, 64, 128), TileConfig(64, ONE_TILE, 4, 2))
+_FORWARD_FP32 = {
+    16: TileConfig(64, 64, 4, 2),
+    32: TileConfig(64, 64, 4, 2),
+    64: TileConfig(128, 64, 8, 3),
+    128: TileConfig(128, 64, 8, 1),
+    256: TileConfig(64, 32, 4, 1),
+}
+_BACKWARD = {
+    16: BackwardConfig(TileConfig(64, 64, 4, 3), None, TileConfig(64, 64, 4, 2)),
+    32: BackwardConfig(TileConfig(64, 64, 4, 2, 128), None, TileConfig(64, 64, 4, 2)),
+    64: BackwardConfig(TileConfig(64, 64, 4, 3, 168), TileConfig(64, 64, 4, 3), TileConfig(64, 64, 4, 2)),
+    128: BackwardConfig(TileConfig(64, 64, 4, 2), TileConfig(128, 64, 8, 3), TileConfig(64, 64, 8, 2)),
+    256: BackwardConfig(TileConfig(32, 64, 8, 2), TileConfig(64, 32, 8, 2), TileConfig(32, 64, 8, 1)),
+}
+_BACKWARD_LONG = {
+    64: replace(_BACKWARD[64], key_value=TileConfig(128, 64, 4, 2), query=TileConfig(128, 64, 4, 3)),
+}
+_BACKWARD_FP32 = {
+    16: BackwardConfig(TileConfig(64, 64, 4, 2), None, TileConfig(32, 32, 4, 1)),
+    32: BackwardConfig(TileConfig(64, 64, 4, 2), None, TileConfig(32, 32, 4, 1)),
+    64: BackwardConfig(TileConfig(64, 32, 4, 2), None, TileConfig(32, 32, 4, 1)),
+    128: BackwardConfig(TileConfig(32, 32, 4, 1), None, TileConfig(32, 32, 8, 1)),
+    256: BackwardConfig(TileConfig(32, 16, 8, 1), TileConfig(16, 32, 8, 1), TileConfig(16, 16, 8, 1)),
+}
+# Rows of so many elements begin at multiples of 16 bytes in every dtype, as tensor descriptors want them.
+HEAD_DIM_MULTIPLE = 8
+MAX_HEAD_DIM = max(_FORWARD)
+
+
+@triton.constexpr_function
+def tile_width(head_dim: int) -> int:
+    """Return how many columns the tiles have: the next power of two, and enough for a matrix product."""
+    return max(16, triton.next_power_of_2(head_dim))
+
+
+def forward_config(dtype: torch.dtype, head_dim: int, n_keys: int) -> TileConfig:
+    """Return the tiles of the forward kernel.
+
+    n_keys: how many keys a program goes through; block_queries does not depend on it.
+    """
+    width = tile_width(head_dim)
+    if dtype == torch.float32:
+        return _FORWARD_FP32[width]
+    exceptions = {}
+    if ONE_TILE // 2 < n_keys <= ONE_TILE:
+        exceptions = _FORWARD_ONE_TILE
+    elif n_keys < FEW_KEYS:
+        exceptions = _FORWARD_FEW_KEYS
+    elif n_keys < MANY_KEYS:
+        exceptions = _FORWARD_NOT_MANY_KEYS
+    return exceptions.get(width, _FORWARD[width])
+
+
+def backward_config(dtype: torch.dtype, head_dim: int, n_keys: int) -> BackwardConfig:
+    """Return the tiles of the backward kernels."""
+    width = tile_width(head_dim)
+    if dtype == torch.float32:
+        return _BACKWARD_FP32[width]
+    return _BACKWARD_LONG.get(width, _BACKWARD[width]) if n_keys >= LONG_SEQUENCE else _BACKWARD[width]
+
+
+def is_short(n_queries: int, n_keys: int) -> bool:
+    """Tell whether the backward pass is one kernel."""
+    return max(n_queries, n_keys) <= LONGEST_SHORT_SEQUENCE
+
+
+def forward_gains_by_tma(n_keys: int) -> bool:
+    """Tell whether the forward kernel gains by tensor descriptors where a program goes through so many keys."""
+    return n_keys >= MIN_LENGTH_FOR_TMA
+
+
+def backward_gains_by_tma(head_dim: int, length: int) -> bool:
+    """Tell whether the backward kernels gain by tensor descriptors with so many queries or keys to go through."""
+    return length >= MIN_LENGTH_FOR_TMA or tile_width(head_dim) >= WIDE_BACKWARD
+
+
+def forward_chunking(dtype: torch.dtype) -> Chunking:
+    """Return when the forward pass cuts its keys into chunks."""
+    return FORWARD_CHUNKS_FP32 if dtype == torch.float32 else FORWARD_CHUNKS
+
+
+def backward_chunking(dtype: torch.dtype) -> Chunking:
+    """Return when the backward pass cuts its queries and keys into chunks."""
+    return BACKWARD_CHUNKS_FP32 if dtype == torch.float32 else BACKWARD_CHUNKS
+
+
+def chunk_length(chunking: Chunking, tiles: int, length: int, block: int, multiprocessors: int) -> int:
+    """Return into how long chunks to cut keys or queries: all of them in one where the grid is long enough.
+
+    tiles: those of the other side, over all heads; block: their size. A chunk is a multiple of every tile size, so that
+    the first key of a chunk that a causal tile of queries reaches is one that each of them attends to.
+    """
+    wanted = chunking.programs_per_sm * multiprocessors
+    if tiles >= wanted or length < chunking.shortest:
+        return length
+    if chunking.length_in_one_wave is not None:
+        in_one_wave = -(-length // chunking.length_in_one_wave)
+        if in_one_wave <= FEW_CHUNKS and tiles * in_one_wave <= multiprocessors:
+            return chunking.length_in_one_wave
+    chunks = -(-wanted // tiles)
+    unit = max(chunking.min_length, block)
+    return min(length, -(-length // (chunks * unit)) * unit)

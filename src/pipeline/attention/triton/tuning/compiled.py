@@ -1,0 +1,101 @@
+"""What the compiler makes of a kernel for Hopper, found without a GPU: registers, spills, how the tensor cores wait.
+
+A kernel is slow whatever else it does if it spills, if its wgmma instructions each wait for the one before, or if it
+falls back on mma.sync, the tensor cores' older and slower instruction.
+"""
+
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from pipeline.attention.triton.tiles import TileConfig
+
+HOPPER = GPUTarget("cuda", 90, 32)
+TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
+REGISTERS_PER_SM, REGISTER_GRANULE = 65536, 8
+SHARED_BYTES_PER_SM, SHARED_BYTES_RESERVED_PER_PROGRAM = 228 * 1024, 1024
+# Arguments by the beginnings and ends of their names, as all kernels here spell them.
+FLOAT32_POINTERS = re.compile(r"(lse|delta|dq_sum|chunk)\w*_ptr$")
+
+
+@dataclass(frozen=True)
+class KernelReport:
+    """A compiled kernel: what it takes of a multiprocessor, and instructions that tell how well it runs."""
+
+    registers: int
+    shared_bytes: int
+    spill_instructions: int
+    wgmma: int
+    wgmma_waits: int
+    mma_sync: int
+    programs_per_sm: int
+
+    @property
+    def is_serialised(self) -> bool:
+        """Tell whether every wgmma waits for the one before it."""
+        return self.wgmma_waits >= self.wgmma > 0
+
+
+def compile_for_hopper(kernel: Any, constants: dict[str, Any], tiles: TileConfig, dtype: str) -> KernelReport:
+    """Compile one of the attention kernels and report.
+
+    constants: its compile-time arguments by name, with None for a pointer that it is not given; dtype: "bf16", "fp16"
+    or "fp32". Raises what Triton raises where the kernel does not compile.
+    """
+    options = {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages}
+    if tiles.max_registers is not None:
+        options["maxnreg"] = tiles.max_registers
+    compiled = triton.compile(_source(kernel, constants, dtype), target=HOPPER, options=options)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        usage = _run("cuobjdump", "-res-usage", file.name)
+        sass = _run("nvdisasm", file.name)
+    registers = int(re.search(r"REG:(\d+)", usage)[1])
+    shared_bytes = compiled.metadata.shared
+    return KernelReport(
+        registers=registers,
+        shared_bytes=shared_bytes,
+        spill_instructions=len(re.findall(r"\b(?:LDL|STL)\b", sass)),
+        wgmma=len(re.findall(r"\bHGMMA\b", sass)),
+        wgmma_waits=len(re.findall(r"\bWARPGROUP\.DEPBAR\b", sass)),
+        mma_sync=len(re.findall(r"\bHMMA\b", sass)),
+        programs_per_sm=_programs_per_sm(registers, shared_bytes, tiles.num_warps),
+    )
+
+
+def _source(kernel: Any, constants: dict[str, Any], dtype: str) -> ASTSource:
+    """Describe the kernel's arguments as those of large aligned tensors."""
+    signature = {name: _type(name, constants, dtype) for name in kernel.arg_names}
+    aligned = {
+        (index,): [["tt.divisibility", 16]]
+        for index, (name, kind) in enumerate(signature.items())
+        if kind.startswith("*") or (kind == "i32" and name != "heads")
+    }
+    return ASTSource(kernel, signature=signature, constexprs=constants, attrs=aligned)
+
+
+def _type(name: str, constants: dict[str, Any], dtype: str) -> str:
+    if name in constants:
+        return "constexpr"
+    if name.endswith("_ptr"):
+        return "*fp32" if FLOAT32_POINTERS.match(name) else f"*{dtype}"
+    return "fp32" if name.startswith("scale") else "i32"
+
+
+def _programs_per_sm(registers: int, shared_bytes: int, num_warps: int) -> int:
+    """Return how many programs fit on a multiprocessor by registers and shared memory."""
+    granted = -(-registers // REGISTER_GRANULE) * REGISTER_GRANULE
+    by_registers = REGISTERS_PER_SM // (granted * 32 * num_warps)
+    return min(by_registers, SHARED_BYTES_PER_SM // (shared_bytes + SHARED_BYTES_RESERVED_PER_PROGRAM))
+
+
+def _run(tool: str, *words: str) -> str:
+    return subprocess.run([TOOLS / tool, *words], capture_output=True, text=True, check=True).stdout

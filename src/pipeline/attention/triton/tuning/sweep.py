@@ -1,0 +1,113 @@
+"""Time one of the Triton kernels, on causal shapes, with every promising choice of tiles."""
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from types import ModuleType
+from unittest import mock
+
+import pandas as pd
+import torch
+import triton.testing
+from torch import Tensor
+
+from pipeline.attention.triton import autograd, backward_plan, forward_plan
+from pipeline.attention.triton.problem import problem_of
+from pipeline.attention.triton.tiles import BackwardConfig, TileConfig, backward_config
+from pipeline.attention.triton.tuning.candidates import KERNELS, Candidate, promising
+from pipeline.attention.triton.tuning.command_line import DTYPES, parsed
+
+WARM_UP_MS, MEASURE_MS = 10, 40
+
+
+def sweep(kernel: str, dtype: str, shape: tuple[int, int, int, int], candidates: list[Candidate]) -> pd.DataFrame:
+    """Time each candidate on a causal shape (batch, heads, seq_len, head_dim); return a row each, the fastest first.
+
+    Columns: the tiles, what the compiler reports, median_ms, and rel_error, the largest deviation from what the tiles
+    in use give over the largest number of that.
+    """
+    generator = torch.Generator("cuda").manual_seed(0)
+    q, k, v, do = (torch.randn(shape, generator=generator, device="cuda").to(DTYPES[dtype]) for _ in range(4))
+    expected = _prepare(kernel, q, k, v, do, None)()
+    rows = []
+    for candidate in candidates:
+        run = _prepare(kernel, q, k, v, do, candidate.tiles)
+        rel_error = largest_deviation(run(), expected)
+        median_ms = triton.testing.do_bench(run, WARM_UP_MS, MEASURE_MS, return_mode="median")
+        rows.append(
+            dataclasses.asdict(candidate.tiles)
+            | dataclasses.asdict(candidate.report)
+            | {"median_ms": median_ms, "rel_error": rel_error}
+        )
+    return pd.DataFrame(rows).sort_values("median_ms")
+
+
+def largest_deviation(found: Iterable[Tensor], expected: Iterable[Tensor]) -> float:
+    """Return the largest difference between tensors and those expected over the largest number of that."""
+    return max(((a - e).abs().max() / e.abs().max()).item() for a, e in zip(found, expected, strict=True))
+
+
+def _prepare(
+    kernel: str, q: Tensor, k: Tensor, v: Tensor, do: Tensor, tiles: TileConfig | None
+) -> Callable[[], list[Tensor]]:
+    """Return a call of one kernel that returns what it computed, with the tiles in use where none are given."""
+    if kernel == "forward":
+        problem = problem_of(q, k, v, True)
+        with _tiles(forward_plan, "forward_config", tiles):
+            autograd._forward(problem, q, k, v)  # makes the plan, which later calls find
+        return lambda: [autograd._forward(problem, q, k, v)[0]]
+    return _prepare_backward(kernel, q, k, v, do, tiles)
+
+
+def _prepare_backward(
+    kernel: str, q: Tensor, k: Tensor, v: Tensor, do: Tensor, tiles: TileConfig | None
+) -> Callable[[], list[Tensor]]:
+    problem = problem_of(q, k, v, True)
+    o, lse = autograd._forward(problem, q, k, v)
+    used = backward_config(q.dtype, q.shape[-1], k.shape[-2])
+    other = used.query or used.key_value
+    config = {
+        "query": dataclasses.replace(used, query=tiles or other),
+        "key_value": dataclasses.replace(used, key_value=tiles or used.key_value, query=other),
+        # The tiles in use may not fit where dq is summed too; dk and dv are the same without.
+        "key_value_dq": used if tiles is None else dataclasses.replace(used, key_value=tiles, query=None),
+    }[kernel]
+    with _tiles(backward_plan, "backward_config", config):
+        plan = backward_plan.backward_plan(problem, *(tensor.stride() for tensor in (q, k, v, do)))
+    delta, lse_log2 = torch.empty((2, *plan.delta_shape), device=q.device).unbind()
+    dq, (dk, dv) = torch.empty_like(q), torch.empty((2, *k.shape), dtype=k.dtype, device=k.device)
+    dq_sum = torch.empty(q.shape, device=q.device) if config.query is None else None
+    plan.delta(o, do, lse, delta, lse_log2, dq_sum)
+
+    def run() -> list[Tensor]:
+        if kernel == "query":
+            autograd._compute(plan.query, (q, k, v, do, lse_log2, delta), dq)
+            return [dq]
+        autograd._compute(plan.key_value, (q, k, v, do, lse_log2, delta, dq_sum), dk, dv)
+        return [dk, dv]
+
+    return run
+
+
+def _tiles(plans: ModuleType, function: str, tiles: TileConfig | BackwardConfig | None) -> mock._patch:
+    """Have the next plan made with these tiles."""
+    forward_plan.forward_plan.cache_clear()
+    backward_plan.backward_plan.cache_clear()
+    chosen = getattr(plans, function)
+    return mock.patch.object(plans, function, chosen if tiles is None else lambda *_: tiles)
+
+
+def main() -> None:
+    """Sweep the shapes of the command line."""
+    arguments = parsed(__doc__, "kernel", KERNELS)
+    tables = []
+    for shape in arguments.shapes:
+        candidates = promising(arguments.kernel, arguments.dtype, shape[-1])
+        tables.append(sweep(arguments.kernel, arguments.dtype, shape, candidates).assign(shape=str(shape)))
+        print(f"{arguments.kernel} {arguments.dtype} {shape}: {len(candidates)} candidates")
+        print(tables[-1].head(10).to_string(index=False))
+    if arguments.out:
+        pd.concat(tables).to_csv(arguments.out, index=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,247 @@
+"""Two runs side by side: what differs in how they came about, and row by row which is faster."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from pipeline.cells import fields, sweep
+from pipeline.compare.runs import Record
+from pipeline.report.section import compare_ratio
+from pipeline.report.table_rows import has_figures
+
+VERDICTS = {
+    "slower than": "slower",
+    "not told apart from": "ambiguous",
+    "faster than": "faster",
+    "as fast as": "same",
+}
+KEYS = ["stage", "cell", "row"]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What comparing run B with run A found.
+
+    differences: what, a, b, of what the two runs were made with;
+    timed: KEYS, quantity, median_, q1_, q3_, n_ and status_ of a and b, ratio (b over a), low, high and verdict;
+    memory: KEYS, quantity, a and b in bytes and ratio, of peaks that differ by more than the tolerance; rows of a cell
+    with the same peaks stand once, and without a name where that is all of them;
+    outcomes: KEYS, status_ and reason_ of a and b, of rows whose outcome is not the same, and worse: figures were lost;
+    only_in_a, only_in_b: stage and cell; rows_only_in_a, rows_only_in_b: KEYS, status and timed (whether it bears a
+    time), of cells that both have; times_only_in_a: KEYS and quantity, of rows with figures in both; untimed: how many
+    rows that both have bear no time; cells: stage and cell, of both.
+    """
+
+    differences: pd.DataFrame
+    timed: pd.DataFrame
+    memory: pd.DataFrame
+    outcomes: pd.DataFrame
+    only_in_a: pd.DataFrame
+    only_in_b: pd.DataFrame
+    rows_only_in_a: pd.DataFrame
+    rows_only_in_b: pd.DataFrame
+    times_only_in_a: pd.DataFrame
+    untimed: int
+    cells: pd.DataFrame
+
+    @property
+    def figures_lost(self) -> int:
+        """Count what A has figures of and B has not, of the cells that both have."""
+        return int(self.outcomes["worse"].sum() + self.rows_only_in_a["timed"].sum() + len(self.times_only_in_a))
+
+    @property
+    def is_worse(self) -> bool:
+        """Tell whether B is slower than A in any row, or has lost figures."""
+        return bool(self.figures_lost or (self.timed["verdict"] == "slower").any())
+
+    @property
+    def fails(self) -> bool:
+        """Tell whether B is worse than A, or cannot be told to be no worse: no time was compared."""
+        return self.is_worse or self.timed.empty
+
+
+def compare_runs(a: Iterable[Record], b: Iterable[Record], tolerance: float) -> Comparison:
+    """Compare the rows of two runs; `tolerance` is the share by which medians may differ and be the same."""
+    a, b = list(a), list(b)
+    rows_a, rows_b = _rows(a), _rows(b)
+    both = rows_a.merge(rows_b, on=[*KEYS, "quantity"], suffixes=("_a", "_b"))
+    have_times = both["median_a"].notna() & both["median_b"].notna()
+    return Comparison(
+        differences=_differences(a, b),
+        timed=_judged(both[have_times], tolerance),
+        memory=_memory(a, b, tolerance),
+        outcomes=_outcomes(rows_a, rows_b),
+        only_in_a=_only_in_first(rows_a, rows_b),
+        only_in_b=_only_in_first(rows_b, rows_a),
+        rows_only_in_a=_rows_only_in_first(rows_a, rows_b),
+        rows_only_in_b=_rows_only_in_first(rows_b, rows_a),
+        times_only_in_a=_times_only_in_first(rows_a, rows_b),
+        untimed=int((both["quantity"] == "").sum()),
+        cells=pd.concat([rows_a, rows_b])[["stage", "cell"]].drop_duplicates(ignore_index=True),
+    )
+
+
+def _rows(records: list[Record]) -> pd.DataFrame:
+    """Return a line for each timed quantity of each row; one with quantity "" for a row without any."""
+    lines = [line for record in records for line in _record_lines(record)]
+    columns = [*KEYS, "quantity", "status", "reason", "n", "median", "q1", "q3"]
+    return pd.DataFrame(lines, columns=columns).astype(dict.fromkeys(["n", "median", "q1", "q3"], float))
+
+
+def _record_lines(record: Record) -> Iterator[dict[str, Any]]:
+    for name, row in _named_rows(record):
+        line = {
+            "stage": record["stage"],
+            "cell": _cell_words(record),
+            "row": name,
+            "status": row["status"],
+            "reason": row.get("reason") or "",
+            "n": row.get("n"),
+        }
+        for quantity in _timed_quantities(row) or [""]:
+            statistics = {statistic: row.get(f"{statistic}_{quantity}") for statistic in ("median", "q1", "q3")}
+            yield {**line, "quantity": quantity, **statistics}
+
+
+def _named_rows(record: Record) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Name the rows of a cell by what they are of, wherever they stand; those that this does not tell apart by order.
+
+    A stage of another version of the pipeline has no columns that are known to name a row.
+    """
+    stage = record["stage"]
+    columns = sweep.row_columns(stage) if stage in sweep.stage_names() else ()
+    times: Counter[str] = Counter()
+    for row in record["rows"]:
+        name = " ".join(_word(column, row[column]) for column in columns if row.get(column) is not None)
+        times[name] += 1
+        yield (name if times[name] == 1 else f"{name} #{times[name]}".strip()), row
+
+
+def _word(column: str, value: Any) -> str:
+    return value if isinstance(value, str) else f"{column}={fields.text(value)}"
+
+
+def _timed_quantities(row: dict[str, Any]) -> list[str]:
+    """Return the quantities in ms whose median and quartiles a row has: `ms`, or `forward_ms` and the like."""
+    medians = [name.removeprefix("median_") for name in row if name.startswith("median_") and name.endswith("ms")]
+    return [name for name in medians if row[f"median_{name}"] is not None and f"q1_{name}" in row]
+
+
+def _judged(both: pd.DataFrame, tolerance: float) -> pd.DataFrame:
+    ratios = both.assign(
+        ratio=both["median_b"] / both["median_a"], low=both["q1_b"] / both["q3_a"], high=both["q3_b"] / both["q1_a"]
+    )
+    verdicts = [_verdict(line, tolerance) for line in ratios.to_dict("records")]
+    return ratios.assign(verdict=verdicts).reset_index(drop=True)
+
+
+def _verdict(line: dict[str, Any], tolerance: float) -> str:
+    """Judge one row: a difference counts where quartiles do not overlap and both runs are sure of their figures."""
+    verdict = VERDICTS[compare_ratio(1 / line["ratio"], 1 / line["high"], 1 / line["low"], tolerance)]
+    unsure = "unstable" in (line["status_a"], line["status_b"]) or min(line["n_a"], line["n_b"]) < 2
+    return "ambiguous" if unsure and verdict != "same" else verdict
+
+
+def _memory(a: list[Record], b: list[Record], tolerance: float) -> pd.DataFrame:
+    both = _peaks(a).merge(_peaks(b), on=[*KEYS, "quantity"], suffixes=("_a", "_b"))
+    both = both.rename(columns={"bytes_a": "a", "bytes_b": "b"})
+    both = both.drop_duplicates([name for name in both if name != "row"])
+    several = both.duplicated(["stage", "cell", "quantity"], keep=False)
+    both = both.assign(row=both["row"].where(several, ""), ratio=both["b"] / both["a"])
+    apart = (both["ratio"] > 1 + tolerance) | (both["ratio"] * (1 + tolerance) < 1)
+    return both[apart].reset_index(drop=True)
+
+
+def _peaks(records: list[Record]) -> pd.DataFrame:
+    """Return a line for each peak of memory of each row."""
+    lines = [
+        {"stage": record["stage"], "cell": _cell_words(record), "row": name, "quantity": quantity, "bytes": value}
+        for record in records
+        for name, row in _named_rows(record)
+        for quantity, value in row.items()
+        if value and re.fullmatch(r"peak(_\w+)?_bytes", quantity)
+    ]
+    return pd.DataFrame(lines, columns=[*KEYS, "quantity", "bytes"])
+
+
+def _cell_words(record: Record) -> str:
+    return " ".join(f"{axis}={fields.text(value)}" for axis, value in record["cell"].items())
+
+
+def _outcomes(rows_a: pd.DataFrame, rows_b: pd.DataFrame) -> pd.DataFrame:
+    columns = [*KEYS, "status", "reason"]
+    first_a, first_b = (rows[columns].drop_duplicates(KEYS) for rows in (rows_a, rows_b))
+    both = first_a.merge(first_b, on=KEYS, suffixes=("_a", "_b"))
+    changed = both[both["status_a"] != both["status_b"]]
+    had, has = (has_figures(changed[f"status_{run}"]) for run in "ab")
+    return changed.assign(worse=had & ~has).reset_index(drop=True)
+
+
+def _only_in_first(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
+    cells = first[["stage", "cell"]].drop_duplicates()
+    return cells[~_occurs(cells, second)].reset_index(drop=True)
+
+
+def _rows_only_in_first(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows that the second lacks, of the cells that it has."""
+    rows = first.assign(timed=first["median"].notna())[[*KEYS, "status", "timed"]].drop_duplicates(KEYS)
+    lacking = _occurs(rows[["stage", "cell"]], second) & ~_occurs(rows[KEYS], second)
+    return rows[lacking].reset_index(drop=True)
+
+
+def _times_only_in_first(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
+    """Return the times that the second lacks, of the rows that it has with figures."""
+    times, with_figures = first[first["median"].notna()], second[has_figures(second["status"])]
+    names = [*KEYS, "quantity"]
+    lacking = _occurs(times[KEYS], with_figures) & ~_occurs(times[names], second[second["median"].notna()])
+    return times.loc[lacking, names].reset_index(drop=True)
+
+
+def _occurs(lines: pd.DataFrame, table: pd.DataFrame) -> pd.Series:
+    """Tell of each line whether the table has one with the same values."""
+    known = set(table[list(lines)].itertuples(index=False, name=None))
+    found = [line in known for line in lines.itertuples(index=False, name=None)]
+    return pd.Series(found, index=lines.index, dtype=bool)
+
+
+def _differences(a: list[Record], b: list[Record]) -> pd.DataFrame:
+    """List what the runs were made with where it is not the same; code and settings of the stages that both have."""
+    facts_a, facts_b = _circumstances(a), _circumstances(b)
+    shared = {record["stage"] for record in a} & {record["stage"] for record in b}
+    names = [name for name in dict.fromkeys([*facts_a, *facts_b]) if name[0] in ("", *shared)]
+    lines = [
+        {"what": f"{stage} {what}".strip(), "a": _listed(facts_a, (stage, what)), "b": _listed(facts_b, (stage, what))}
+        for stage, what in names
+    ]
+    table = pd.DataFrame(lines, columns=["what", "a", "b"])
+    return table[table["a"] != table["b"]].reset_index(drop=True)
+
+
+def _listed(facts: dict[tuple[str, str], set[str]], name: tuple[str, str]) -> str:
+    return ", ".join(sorted(facts.get(name, ()))) or "–"
+
+
+def _circumstances(records: list[Record]) -> dict[tuple[str, str], set[str]]:
+    """Collect the values of each fact over a run, by stage ("" for those of the machine) and name."""
+    found: dict[tuple[str, str], set[str]] = {}
+    for record in records:
+        machine, stage = record["machine"], record["stage"]
+        facts = {
+            ("", "machine"): machine["kind"],
+            ("", "cpu"): machine["cpu"]["model"],
+            ("", "logical cores"): machine["cpu"]["logical_cores"],
+            ("", "GPUs"): len(machine["gpus"]),
+            ("", "threads"): machine["threads"],
+            ("", "os"): machine["os"],
+            **{("", name): version for name, version in machine["software"].items()},
+            ("", "commit"): record["code"]["commit"],
+            (stage, "code"): record["code"]["digest"],
+            **{(stage, name): value for name, value in record["settings"].items()},
+        }
+        for name, value in facts.items():
+            found.setdefault(name, set()).add(fields.text(value))
+    return found

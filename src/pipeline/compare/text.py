@@ -1,0 +1,180 @@
+"""A comparison of two runs as text: what differs first, then what changed, at last one line."""
+
+import statistics
+from functools import partial
+
+import pandas as pd
+
+from pipeline.compare.judge import VERDICTS, Comparison
+from pipeline.report.reasons import brief
+from pipeline.report.section import counted, data_size
+from pipeline.report.tables import OUTCOME_WORDS, markdown, significant
+
+ORDER = list(VERDICTS.values())
+MOST_LINES = 40
+
+
+def write_comparison(found: Comparison, name_a: str, name_b: str, show_all: bool = False) -> str:
+    """Write a comparison as Markdown that reads well in a terminal too.
+
+    Without `show_all`, times that are the same are left out, and long tables are cut and say so.
+    """
+    short = partial(_short, cells=found.cells)
+    parts = [
+        f"A: {name_a}\nB: {name_b}",
+        _differences(found.differences),
+        _part("Outcomes that changed", _outcome_table(short(found.outcomes)), show_all),
+        _part("Cells only in A", found.only_in_a, show_all),
+        _part("Cells only in B", found.only_in_b, show_all),
+        _part("Rows only in A, of cells that both have", _row_table(short(found.rows_only_in_a)), show_all),
+        _part("Rows only in B, of cells that both have", _row_table(short(found.rows_only_in_b)), show_all),
+        _part("Times only in A, of rows that both have", _lost_table(short(found.times_only_in_a)), show_all),
+        _part("Times that differ" if not show_all else "Times", _time_table(short(found.timed), show_all), show_all),
+        _part("Peak memory that differs", _memory_table(short(found.memory)), show_all),
+        _part("By stage", _stage_table(found.timed), show_all=True),
+        summary(found),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def summary(found: Comparison) -> str:
+    """Say in one line how B compares with A."""
+    outcomes, lost = len(found.outcomes), int(found.outcomes["worse"].sum())
+    apart = len(found.memory.drop_duplicates(["stage", "cell"]))
+    extras = {
+        f"{counted(found.figures_lost, 'figure')} lost": found.figures_lost,
+        f"{counted(outcomes, 'outcome')} changed, {lost} for the worse": outcomes,
+        f"peak memory apart in {counted(apart, 'cell')}": apart,
+        f"{counted(len(found.only_in_a), 'cell')} only in A": len(found.only_in_a),
+        f"{counted(len(found.only_in_b), 'cell')} only in B": len(found.only_in_b),
+        f"{counted(len(found.rows_only_in_a), 'row')} only in A": len(found.rows_only_in_a),
+        f"{counted(len(found.rows_only_in_b), 'row')} only in B": len(found.rows_only_in_b),
+        f"{counted(found.untimed, 'row')} without a time": found.untimed,
+    }
+    told = [_compared(found.timed), *(words for words, count in extras.items() if count)]
+    return f"B against A: {'; '.join(told)}."
+
+
+def _compared(timed: pd.DataFrame) -> str:
+    if timed.empty:
+        return "no time compared, for no row has one in both"
+    counts = timed["verdict"].value_counts()
+    words = [f"{counts.get(verdict, 0)} {verdict}" for verdict in ORDER]
+    mean = significant(statistics.geometric_mean(timed["ratio"]))
+    return f"{counted(len(timed), 'time')} compared, {', '.join(words)}; geometric mean of B / A {mean}×"
+
+
+def _differences(table: pd.DataFrame) -> str:
+    if table.empty:
+        return "Machine, software, code and settings are the same."
+    return f"### What differs\n\n{markdown(table.rename(columns={'what': '', 'a': 'A', 'b': 'B'}))}"
+
+
+def _part(title: str, table: pd.DataFrame, show_all: bool) -> str:
+    if table.empty:
+        return ""
+    shown = table if show_all else table.head(MOST_LINES)
+    left_out = len(table) - len(shown)
+    more = f"\n\n… and {left_out} more; --all shows them." if left_out else ""
+    return f"### {title}\n\n{markdown(shown)}{more}"
+
+
+def _outcome_table(outcomes: pd.DataFrame) -> pd.DataFrame:
+    words = {
+        run: [_outcome(*pair) for pair in zip(outcomes[f"status_{run}"], outcomes[f"reason_{run}"], strict=True)]
+        for run in "ab"
+    }
+    return outcomes[["stage", "cell", "row"]].assign(A=words["a"], B=words["b"])
+
+
+def _row_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """List rows by cell, those that bear a time first."""
+    shown = rows.sort_values("timed", ascending=False, kind="stable")
+    return shown.assign(status=shown["status"].map(lambda status: _outcome(status, ""))).drop(columns="timed")
+
+
+def _outcome(status: str, reason: str) -> str:
+    word = OUTCOME_WORDS.get(status, status)
+    return f"{word}: {brief(reason)}" if reason else word
+
+
+def _time_table(timed: pd.DataFrame, show_all: bool) -> pd.DataFrame:
+    """List the times, slower ones first and the largest differences first; those that are the same only on demand."""
+    shown = timed if show_all else timed[timed["verdict"] != "same"]
+    if shown.empty:
+        return shown
+    away = shown["ratio"].where(shown["ratio"] >= 1, 1 / shown["ratio"])
+    rank = shown["verdict"].map(ORDER.index)
+    shown = shown.assign(rank=rank, away=-away).sort_values(["rank", "away"], kind="stable")
+    ratios = zip(shown["ratio"], shown["low"], shown["high"], strict=True)
+    return pd.DataFrame(
+        {
+            "stage": shown["stage"],
+            "cell": shown["cell"],
+            "row": _time_names(shown),
+            "A (ms)": shown["median_a"].map(significant),
+            "B (ms)": shown["median_b"].map(significant),
+            "B / A (quartiles)": [
+                f"{significant(r)} ({significant(low)}–{significant(high)})" for r, low, high in ratios
+            ],
+            "verdict": shown["verdict"],
+        }
+    )
+
+
+def _lost_table(times: pd.DataFrame) -> pd.DataFrame:
+    return times[["stage", "cell"]].assign(row=_time_names(times))
+
+
+def _time_names(times: pd.DataFrame) -> pd.Series:
+    """Name each time by its row and, where that is not the row's time as such, by its quantity."""
+    return (times["row"] + " " + times["quantity"].str.removesuffix("ms").str.rstrip("_")).str.strip()
+
+
+def _memory_table(memory: pd.DataFrame) -> pd.DataFrame:
+    shown = memory.sort_values("ratio", ascending=False, kind="stable")
+    return pd.DataFrame(
+        {
+            "stage": shown["stage"],
+            "cell": shown["cell"],
+            "row": shown["row"],
+            "of": shown["quantity"].str.removesuffix("_bytes").str.replace("_", " "),
+            "A": shown["a"].map(data_size),
+            "B": shown["b"].map(data_size),
+            "B / A": shown["ratio"].map(significant),
+        }
+    )
+
+
+def _short(rows: pd.DataFrame, cells: pd.DataFrame) -> pd.DataFrame:
+    """Leave out of each stage's cells the axes that have one value in all of both runs.
+
+    Not those that have one value in these rows alone: whoever reads of a slower cell must know which one.
+    """
+    short = dict(zip(cells.itertuples(index=False, name=None), _varying_axes(cells), strict=True))
+    return rows.assign(cell=[short[pair] for pair in zip(rows["stage"], rows["cell"], strict=True)])
+
+
+def _varying_axes(cells: pd.DataFrame) -> pd.Series:
+    def varying(names: pd.Series) -> pd.Series:
+        if len(names) == 1:
+            return names
+        axes = names.str.split(" ", expand=True)
+        return axes.loc[:, axes.nunique(dropna=False) > 1].fillna("").agg(" ".join, axis=1).str.strip()
+
+    return cells.groupby("stage", sort=False)["cell"].transform(varying)
+
+
+def _stage_table(timed: pd.DataFrame) -> pd.DataFrame:
+    """Sum up each stage, each quantity apart: where a GPU's times agree, those of the host's calls need not."""
+    lines = [
+        {
+            "stage": stage,
+            "quantity": quantity,
+            "times": len(group),
+            **{verdict: int((group["verdict"] == verdict).sum()) for verdict in ORDER},
+            "B / A, geometric mean": significant(statistics.geometric_mean(group["ratio"])),
+        }
+        for (stage, quantity), group in timed.groupby(["stage", "quantity"], sort=False)
+    ]
+    return pd.DataFrame(lines)

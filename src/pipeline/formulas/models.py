@@ -1,0 +1,107 @@
+"""What is accounted for: feed-forward blocks alone, or a whole transformer."""
+
+from dataclasses import asdict, dataclass
+from typing import Protocol
+
+from pipeline.formulas.activation_parts import bytes_by_part
+from pipeline.formulas.activations import BF16_BYTES, Workload
+from pipeline.formulas.flops import parameter_count
+from pipeline.formulas.mesh import Block
+from pipeline.formulas.sizes import SIZES, ModelSize
+
+
+class Model(Protocol):
+    """Anything with so many parameters and so many bytes kept from forward for backward."""
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """Return the widths and counts that make it."""
+
+    @property
+    def block(self) -> Block:
+        """Return one of its feed-forward blocks."""
+
+    @property
+    def parameters(self) -> int:
+        """Count the parameters."""
+
+    def activation_bytes(self, batch_size: int, seq_len: int) -> int:
+        """Count the bytes that the forward pass leaves for the backward pass, nothing recomputed."""
+
+
+@dataclass(frozen=True)
+class FeedForwardModel:
+    """Blocks of two linear layers, D to F and F back to D, without activation function, attention or embedding."""
+
+    d_model: int
+    d_ff: int
+    num_blocks: int
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """Return d_model, d_ff and num_blocks."""
+        return asdict(self)
+
+    @property
+    def block(self) -> Block:
+        """Return one of its blocks."""
+        return Block(self.d_model, self.d_ff)
+
+    @property
+    def parameters(self) -> int:
+        """Count the parameters: 2·D·F·L."""
+        return 2 * self.d_model * self.d_ff * self.num_blocks
+
+    def activation_bytes(self, batch_size: int, seq_len: int) -> int:
+        """Count the bytes kept for the backward pass in bf16: 2·L·(D + F)·T.
+
+        The weight gradient of a linear layer needs the layer's input: D numbers a token for the first one of a block,
+        F for the second.
+        """
+        return BF16_BYTES * self.num_blocks * (self.d_model + self.d_ff) * batch_size * seq_len
+
+
+@dataclass(frozen=True)
+class Transformer:
+    """The measured transformer (`pipeline.model`): SwiGLU with three matrices, all of it in fp32, eager attention."""
+
+    size: ModelSize
+    vocab_size: int
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """Return d_model, d_ff, num_heads, and the layers as num_blocks."""
+        numbers = asdict(self.size)
+        return {"num_blocks": numbers.pop("num_layers"), **numbers}
+
+    @property
+    def block(self) -> Block:
+        """Return the SwiGLU of one layer."""
+        return Block(self.size.d_model, self.size.d_ff, matrices=3)
+
+    @property
+    def parameters(self) -> int:
+        """Count the parameters, embedding and head among them."""
+        return parameter_count(self.size, self.vocab_size)
+
+    def activation_bytes(self, batch_size: int, seq_len: int) -> int:
+        """Count the bytes kept for the backward pass in fp32, score matrices among them."""
+        return sum(bytes_by_part(self.workload(batch_size, seq_len)).values())
+
+    def workload(self, batch_size: int, seq_len: int, attention: str = "eager") -> Workload:
+        """Return a training step with it, in fp32 on a GPU."""
+        return Workload(self.size, self.vocab_size, batch_size, seq_len, attention=attention)
+
+
+# The model of the problem communication_accounting.
+XXL = FeedForwardModel(d_model=16384, d_ff=53248, num_blocks=126)
+
+# The problem pytorch_attention has no projections and no feed-forward network.
+ONE_HEAD = ModelSize(d_model=64, d_ff=0, num_layers=1, num_heads=1)
+
+NAMES = ("XXL", "one_head", *SIZES)
+
+
+def model_named(name: str, vocab_size: int) -> Model:
+    """Return XXL, or the transformer of a size; raises KeyError for a name not in NAMES."""
+    return XXL if name == "XXL" else Transformer({"one_head": ONE_HEAD, **SIZES}[name], vocab_size)

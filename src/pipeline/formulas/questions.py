@@ -1,0 +1,198 @@
+"""Each question's answer as rows: what the stage records and what the command line prints."""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from pipeline.formulas import buckets, mesh
+from pipeline.formulas.activation_parts import ATTENTIONS, attention_bytes, bytes_by_part
+from pipeline.formulas.buckets import Link
+from pipeline.formulas.flops import FP32_BYTES
+from pipeline.formulas.mesh import Block, Mesh
+from pipeline.formulas.models import Model, Transformer
+from pipeline.formulas.training_state import GB, GIB, Sharded, devices_to_hold, training_state
+
+Rows = list[dict[str, Any]]
+
+SHARDED_SHARE = 0.5
+DEVICE_COUNTS = tuple(2**power for power in range(3, 13))
+TENSOR_SIZES = tuple(2**power for power in range(7))
+BATCH_STEPS = tuple(2 ** (step / 4) for step in range(-8, 9))
+
+
+def lacking(question: str, model: Model) -> str:
+    """Name what the model lacks that the question is about; empty where it lacks nothing."""
+    if question in ("activations", "attention") and not isinstance(model, Transformer):
+        return "attention"
+    return "feed-forward layers" if question == "mesh" and model.block.d_ff == 0 else ""
+
+
+def memory_rows(model: Model, batch_size: int, seq_lens: Iterable[int], gpu_memory_gb: float) -> Rows:
+    """Give training state and activations by sequence length, and the GPUs that hold them, their GB read both ways."""
+    state = training_state(model.parameters)
+    rows = []
+    for seq_len in seq_lens:
+        activation_bytes = model.activation_bytes(batch_size, seq_len)
+        total_bytes = state.total_bytes + activation_bytes
+        rows.append(
+            {
+                "seq_len": seq_len,
+                "parameters": model.parameters,
+                "weights_bytes": state.weights_bytes,
+                "gradients_bytes": state.gradients_bytes,
+                "optimizer_bytes": state.optimizer_bytes,
+                "state_bytes": state.total_bytes,
+                "activation_bytes": activation_bytes,
+                "total_bytes": total_bytes,
+                "state_gpus": devices_to_hold(state.total_bytes, gpu_memory_gb * GB),
+                "total_gpus": devices_to_hold(total_bytes, gpu_memory_gb * GB),
+                "state_gpus_of_gib": devices_to_hold(state.total_bytes, gpu_memory_gb * GIB),
+                "total_gpus_of_gib": devices_to_hold(total_bytes, gpu_memory_gb * GIB),
+            }
+        )
+    return rows
+
+
+def fsdp_rows(model: Model, batch_size: int, seq_lens: Iterable[int], device_memory_gb: float) -> Rows:
+    """Give the memory of each of N devices that shard the state and half of the activations, and the least N.
+
+    The least N is None where the half that is not sharded fills a device.
+    """
+    state_bytes = training_state(model.parameters).total_bytes
+    rows = []
+    for seq_len in seq_lens:
+        sharded = Sharded(state_bytes, model.activation_bytes(batch_size, seq_len), SHARDED_SHARE)
+        least = sharded.least_devices(device_memory_gb * GB)
+        around = (least - 1, least) if least else ()
+        rows += [
+            {
+                "seq_len": seq_len,
+                "state_bytes": state_bytes,
+                "activation_bytes": sharded.activation_bytes,
+                "least_devices": least,
+                "num_devices": num_devices,
+                "bytes_per_device": sharded.bytes_per_device(num_devices),
+            }
+            for num_devices in sorted({*DEVICE_COUNTS, *around} - {0})
+        ]
+    return rows
+
+
+def mesh_rows(model: Model, given: Mesh) -> Rows:
+    """Give the batch from which the forward pass is compute bound: as given, by what changes it, and times around it.
+
+    `case` says which: given, overlap, fp8_weights, split (the same devices, split otherwise), best_split and
+    best_split_overlap (X and Y not whole); batch rows have the times at batches around that of the mesh as given.
+    """
+    block = model.block
+    rows = [_mesh_row(case, block, of, mesh.least_tokens(block, of)) for case, of in _cases(block, given)]
+    least = mesh.least_tokens(block, given)
+    if math.isfinite(least):
+        rows += [_mesh_row("batch", block, given, step * least) for step in BATCH_STEPS]
+    return rows
+
+
+def _cases(block: Block, given: Mesh) -> Iterator[tuple[str, Mesh]]:
+    yield "given", given
+    overlapping = replace(given, axes_overlap=True)
+    yield "overlap", overlapping
+    yield "fp8_weights", replace(given, weight_bytes=1)
+    for tensor_size in TENSOR_SIZES:
+        if given.num_devices % tensor_size == 0 and tensor_size != given.tensor_size:
+            yield "split", _split(given, tensor_size)
+    yield "best_split", _split(given, mesh.best_tensor_size(block, given))
+    yield "best_split_overlap", _split(overlapping, mesh.best_tensor_size(block, overlapping))
+
+
+def _split(given: Mesh, tensor_size: float) -> Mesh:
+    return replace(given, fsdp_size=given.num_devices / tensor_size, tensor_size=tensor_size)
+
+
+def _mesh_row(case: str, block: Block, of: Mesh, tokens: float) -> dict[str, Any]:
+    """Return one mesh at one batch; tokens is None where no batch is large enough."""
+    shape = {
+        "case": case,
+        "fsdp_size": of.fsdp_size,
+        "tensor_size": of.tensor_size,
+        "num_devices": of.num_devices,
+        "intensity_flops_per_byte": of.intensity,
+    }
+    if not math.isfinite(tokens):
+        return {**shape, "tokens": None}
+    whole_per_device = math.ceil(tokens / of.num_devices)
+    return {
+        **shape,
+        "tokens": tokens,
+        "tokens_per_device": tokens / of.num_devices,
+        "whole_tokens_per_device": whole_per_device,
+        "whole_tokens": whole_per_device * of.num_devices,
+        "compute_ms": 1e3 * mesh.compute_s(block, tokens, of),
+        "fsdp_ms": 1e3 * mesh.fsdp_s(block, of),
+        "tensor_ms": 1e3 * mesh.tensor_s(block, tokens, of),
+        "communication_ms": 1e3 * mesh.communication_s(block, tokens, of),
+    }
+
+
+def bucket_rows(model: Model, link: Link) -> Rows:
+    """Give the overhead of bucketed fp32 gradients by the number of buckets, of one call after backward, and the best.
+
+    `case` says which: buckets, one_call, best (the number of buckets not rounded).
+    """
+    gradient_bytes = FP32_BYTES * model.parameters
+    best = buckets.best_num_buckets(gradient_bytes, link)
+    counts = sorted({2**power for power in range(math.ceil(math.log2(max(best, 2))) + 5)})
+    overheads_s = [
+        *(("buckets", count, buckets.bucketed_s(gradient_bytes, count, link)) for count in counts),
+        ("one_call", 1, buckets.unhidden_s(gradient_bytes, 1, link)),
+        ("best", best, buckets.least_overhead_s(gradient_bytes, link)),
+    ]
+    return [
+        {
+            "case": case,
+            "gradient_bytes": gradient_bytes,
+            "num_buckets": count,
+            "bucket_bytes": gradient_bytes / count,
+            "overhead_ms": 1e3 * overhead_s,
+        }
+        for case, count, overhead_s in overheads_s
+    ]
+
+
+def activation_rows(model: Transformer, batch_size: int, seq_lens: Iterable[int]) -> Rows:
+    """Give what a transformer's forward pass keeps in fp32, part by part, with eager and with flash attention."""
+    state_bytes = training_state(model.parameters).total_bytes
+    rows = []
+    for attention in ATTENTIONS:
+        for seq_len in seq_lens:
+            parts = bytes_by_part(model.workload(batch_size, seq_len, attention))
+            total_bytes = sum(parts.values())
+            rows.append(
+                {
+                    "attention": attention,
+                    "seq_len": seq_len,
+                    **{f"{part}_bytes": count for part, count in parts.items()},
+                    "activation_bytes": total_bytes,
+                    "state_bytes": state_bytes,
+                    "total_bytes": state_bytes + total_bytes,
+                }
+            )
+    return rows
+
+
+def attention_rows(model: Transformer, batch_size: int, seq_lens: Iterable[int]) -> Rows:
+    """Give what one layer's attention keeps in fp32 for its backward pass, eager and flash."""
+    rows = []
+    for attention in ATTENTIONS:
+        for seq_len in seq_lens:
+            workload = model.workload(batch_size, seq_len, attention)
+            rows.append(
+                {
+                    "attention": attention,
+                    "seq_len": seq_len,
+                    "head_dim": model.size.d_model // model.size.num_heads,
+                    "score_matrix_bytes": FP32_BYTES * workload.score_elements,
+                    **{f"{part}_bytes": count for part, count in attention_bytes(workload).items()},
+                }
+            )
+    return rows

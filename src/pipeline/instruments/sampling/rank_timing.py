@@ -1,0 +1,129 @@
+"""The instrument `rank_timing`: a step that several ranks make together, timed whole and by phase, undivided.
+
+Between the phases nothing waits: a stop would let communication that runs beside backward finish unseen. Phases are
+told apart by CUDA events on the stream that computes, on a CPU by the host clock. A step is over when the last rank's
+is, so that each sample is the maximum over the ranks.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+from pipeline.instruments.machine import gpu_state
+from pipeline.instruments.sampling.step_timing import Phases, Sampling, Timings, collections_off, synchronize
+from pipeline.instruments.sampling.summary import rel_error
+
+STEP = "train_step"
+
+Key = TypeVar("Key")
+Thing = TypeVar("Thing")
+
+
+def turns(things: Sequence[Thing], rounds: int) -> Iterator[Thing]:
+    """Let things take turns, every second round in reverse, so that a slow drift of the machine falls on all alike."""
+    for number in range(rounds):
+        yield from things if number % 2 == 0 else reversed(things)
+
+
+def time_steps_over_ranks(phases: Phases, device: torch.device, warmup: int, steps: int) -> Sampling:
+    """Repeat the phases as one step on every rank; give each step's longest times over the ranks.
+
+    The whole step, under the name `train_step`, is timed by the host clock with a synchronize on both sides and a
+    barrier before; on a GPU by CUDA events too. Every rank of the default process group calls it alike, and all get
+    the same samples.
+    """
+    for _ in range(warmup):
+        for phase in phases.values():
+            phase()
+    synchronize(device)
+    state_before = gpu_state.gpu_state()
+    timings = {name: Timings() for name in (*phases, STEP)}
+    for _ in range(steps):
+        dist.barrier()
+        for (name, clock), sample_ms in max_over_ranks(_time_step(phases, device), device).items():
+            samples = timings[name].host_ms if clock == "host" else timings[name].cuda_events_ms
+            samples.append(sample_ms)
+    return Sampling(timings, state_before, gpu_state.gpu_state())
+
+
+def pooled(samplings: Sequence[Sampling]) -> Sampling:
+    """Join the samples of the same phases taken at several times, and all states of the GPUs after them."""
+    timings = {
+        name: Timings(
+            [sample for sampling in samplings for sample in sampling.timings[name].host_ms],
+            [sample for sampling in samplings for sample in sampling.timings[name].cuda_events_ms],
+        )
+        for name in samplings[0].timings
+    }
+    states_after = [state for sampling in samplings for state in sampling.state_after]
+    return Sampling(timings, samplings[0].state_before, states_after)
+
+
+def step_status(sampling: Sampling, unstable_rel_error: float) -> dict[str, str]:
+    """Judge samples by the whole step: a wait of microseconds is noise, and no reason for doubt.
+
+    Returns the columns status ("ok" or "unstable") and, where it is unstable, reason.
+    """
+    slowdowns, error = sampling.slowdowns(), rel_error(sampling.timings[STEP].host_ms)
+    if slowdowns:
+        return {"status": "unstable", "reason": f"GPU slowed down: {', '.join(slowdowns)}"}
+    if error > unstable_rel_error:
+        return {"status": "unstable", "reason": f"median known to {error:.1%} only"}
+    return {"status": "ok"}
+
+
+def _time_step(phases: Phases, device: torch.device) -> dict[tuple[str, str], float]:
+    """Time one step on this rank: the milliseconds by phase and clock."""
+    clock = _CudaEvents() if device.type == "cuda" else _HostClock()
+    synchronize(device)
+    with collections_off():
+        started = time.perf_counter()
+        clock.mark()
+        for phase in phases.values():
+            phase()
+            clock.mark()
+        synchronize(device)
+        host_ms = (time.perf_counter() - started) * 1e3
+    phases_ms = clock.between_marks_ms()
+    times_ms = {(name, clock.name): ms for name, ms in zip(phases, phases_ms, strict=True)}
+    if clock.name != "host":
+        times_ms[STEP, clock.name] = sum(phases_ms)
+    return times_ms | {(STEP, "host"): host_ms}
+
+
+def max_over_ranks(values: dict[Key, float], device: torch.device) -> dict[Key, float]:
+    """Replace each value by its maximum over the ranks, which hold the same keys in the same order."""
+    largest = torch.tensor(list(values.values()), dtype=torch.float64, device=device)
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    return dict(zip(values, largest.tolist(), strict=True))
+
+
+class _HostClock:
+    name = "host"
+
+    def __init__(self) -> None:
+        self.moments_s: list[float] = []
+
+    def mark(self) -> None:
+        self.moments_s.append(time.perf_counter())
+
+    def between_marks_ms(self) -> list[float]:
+        return [(end - begin) * 1e3 for begin, end in pairwise(self.moments_s)]
+
+
+class _CudaEvents:
+    name = "cuda_events"
+
+    def __init__(self) -> None:
+        self.events: list[torch.cuda.Event] = []
+
+    def mark(self) -> None:
+        self.events.append(torch.cuda.Event(enable_timing=True))
+        self.events[-1].record()
+
+    def between_marks_ms(self) -> list[float]:
+        return [begin.elapsed_time(end) for begin, end in pairwise(self.events)]

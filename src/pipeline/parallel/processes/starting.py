@@ -1,0 +1,222 @@
+"""Run one function in several processes, each a rank of one process group, and give back what each returns.
+
+Ranks on the CPU are forked from a caller with a single thread as it is, which takes milliseconds. One with more (a used
+OpenMP pool) cannot be forked: the child would have their locks and pools, but not the threads; neither can one that has
+started CUDA. Its ranks, and all ranks on GPUs, are forked from a fresh interpreter, a fork server that has imported
+torch and lives as long as the caller.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipeline.parallel.processes.rank import Failure, Group, RankContext, be_rank, be_rank_afresh, location
+
+__all__ = ["RankContext", "RankFailed", "run_ranks"]
+
+BACKENDS = ("gloo", "nccl")
+DEVICE_TYPES = ("cpu", "cuda")
+# How long the others may take to fail too, once one has: what the first did is often told by a later one.
+GRACE_S = 0.5
+STACK_S = 2.0
+END_S = 5.0
+
+
+class RankFailed(RuntimeError):
+    """A rank raised, died or hung: the message has its rank and its traceback, and a line on each other that failed."""
+
+    def __init__(self, rank: int, message: str) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+
+@dataclass
+class _Rank:
+    """The caller's end of a rank: its process, the pipe that it answers through, and its answer."""
+
+    rank: int
+    process: multiprocessing.process.BaseProcess
+    answers: Connection
+    answer: bytes | Failure | None = None
+
+
+def run_ranks(
+    function: Callable[..., Any],
+    world_size: int,
+    *,
+    backend: str,
+    device_type: str = "cpu",
+    timeout_s: float = 60.0,
+    args: Sequence[Any] = (),
+) -> list[Any]:
+    """Run `function(context, *args)` in `world_size` processes and return their results in the order of ranks.
+
+    Each process has its device set (`cuda:{rank}`, or the CPU), its share of the cores as threads, and a process group
+    of the backend (`gloo` or `nccl`). `function` is one of a module, for it may have to be found again in another
+    interpreter; arguments and results are pickled, results by value: tensors on the CPU.
+    timeout_s: seconds for the whole run, start included; also the time-out of each collective.
+
+    Raises RankFailed as soon as one rank raises, dies or hangs past the time-out, when the others are ended. What tells
+    an outcome (Skipped, out of memory) keeps its own type and has the RankFailed as its cause. Raises ValueError for a
+    backend, device or function that cannot be.
+    """
+    _check(function, world_size, backend, device_type)
+    deadline = time.monotonic() + timeout_s
+    with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
+        group = Group(world_size, backend, device_type, _threads_a_rank(world_size), timeout_s, Path(folder))
+        ranks: list[_Rank] = []
+        try:
+            for rank in range(world_size):
+                ranks.append(_start(group, rank, function, tuple(args)))
+            _collect(ranks, deadline)
+            _raise_failures(ranks, group)
+            return [pickle.loads(rank.answer) for rank in ranks]
+        finally:
+            _end(ranks)
+
+
+def _check(function: Callable[..., Any], world_size: int, backend: str, device_type: str) -> None:
+    if backend not in BACKENDS:
+        raise ValueError(f"backend is {backend!r}, allowed are {', '.join(BACKENDS)}")
+    if device_type not in DEVICE_TYPES:
+        raise ValueError(f"device_type is {device_type!r}, allowed are {', '.join(DEVICE_TYPES)}")
+    if backend == "nccl" and device_type != "cuda":
+        raise ValueError(f"backend nccl needs device_type cuda, not {device_type}")
+    if world_size < 1:
+        raise ValueError(f"world_size is {world_size}, allowed is 1 or more")
+    # device_count() asks NVML; is_available() would start the driver, in a process that needs no GPU itself.
+    if device_type == "cuda" and torch.cuda.device_count() < world_size:
+        raise ValueError(f"{world_size} ranks need {world_size} GPUs, {torch.cuda.device_count()} visible")
+    if "<" in function.__qualname__:
+        raise ValueError(f"{function.__qualname__} is defined inside a function: ranks need one of a module")
+
+
+def _threads_a_rank(world_size: int) -> int:
+    """Share this process's cores out as threads.
+
+    No rank is kept to cores of its own: on a single core gloo's thread and the rank's would wait for each other, which
+    makes a small all-reduce several times slower; and which cores are close to which GPU is not known here.
+    """
+    return max(1, len(os.sched_getaffinity(0)) // world_size)
+
+
+def _start(group: Group, rank: int, function: Callable[..., Any], args: tuple) -> _Rank:
+    answers, sender = multiprocessing.Pipe(duplex=False)
+    if _can_fork(group.device_type):
+        context, target, given = multiprocessing.get_context("fork"), be_rank, (function, args)
+    else:
+        context, target = multiprocessing.get_context("forkserver"), be_rank_afresh
+        # The main module too: every rank would import it again.
+        context.set_forkserver_preload(["__main__", "torch", "torch.distributed"])
+        given = (location(function), pickle.dumps((function, args)), dict(os.environ))
+    process = context.Process(target=target, args=(group, rank, sender, *given), name=f"rank-{rank}")
+    process.start()
+    # Only the rank holds the writing end now, so that its death shows as the end of the pipe.
+    sender.close()
+    return _Rank(rank, process, answers)
+
+
+def _can_fork(device_type: str) -> bool:
+    """Tell whether ranks can be forked from this process: on the CPU, it having one thread and no CUDA."""
+    # Ranks on GPUs are not, however the caller stands: it has asked NVML, and a child that goes on with its parent's
+    # NVML, as NCCL would too, is not safe (https://github.com/NVIDIA/cuCascade/pull/138).
+    return device_type == "cpu" and _has_one_thread() and not _cuda_started()
+
+
+def _has_one_thread() -> bool:
+    """Tell whether a fork would take all threads along; only Linux tells."""
+    return sys.platform == "linux" and len(os.listdir("/proc/self/task")) == 1
+
+
+def _cuda_started() -> bool:
+    """Tell whether CUDA's driver is in use, be it for counting GPUs only, of which torch keeps no note."""
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the one that listed them
+            if os.readlink(f"/proc/self/fd/{descriptor}") == "/dev/nvidia-uvm":
+                return True
+    return torch.cuda.is_initialized()
+
+
+def _collect(ranks: list[_Rank], deadline: float) -> None:
+    """Read the answers until all are there, the time is over, or one has failed and the others had time to follow."""
+    while waiting := {rank.answers: rank for rank in ranks if rank.answer is None}:
+        ready = wait(list(waiting), max(0.0, deadline - time.monotonic()))
+        if not ready:
+            return
+        for answers in ready:
+            waiting[answers].answer = _read(waiting[answers])
+            if isinstance(waiting[answers].answer, Failure):
+                deadline = min(deadline, time.monotonic() + GRACE_S)
+
+
+def _read(rank: _Rank) -> bytes | Failure:
+    try:
+        return rank.answers.recv()
+    except (EOFError, OSError):
+        rank.process.join(END_S)
+        return Failure(0.0, _last_words(rank.process.exitcode), "", None)
+
+
+def _last_words(exit_code: int | None) -> str:
+    if exit_code is not None and exit_code < 0:
+        return f"died by {signal.Signals(-exit_code).name}"
+    return f"ended with exit code {exit_code} before it gave a result"
+
+
+def _raise_failures(ranks: list[_Rank], group: Group) -> None:
+    """Raise what failed first; ranks that died without a word come before those that could still tell of it."""
+    failed = sorted(
+        (rank for rank in ranks if isinstance(rank.answer, Failure)), key=lambda rank: (rank.answer.at, rank.rank)
+    )
+    hanging = [rank for rank in ranks if rank.answer is None]
+    if failed:
+        first, *others = failed
+        lines = [f"rank {first.rank} of {group.world_size} {first.answer.summary}", first.answer.traceback]
+        lines += [f"then rank {other.rank} {other.answer.summary}" for other in others]
+        error = RankFailed(first.rank, "\n".join(line for line in lines if line))
+        if first.answer.outcome is not None:
+            raise first.answer.outcome from error
+        raise error
+    if hanging:
+        numbers = ", ".join(str(rank.rank) for rank in hanging)
+        stacks = [f"rank {rank.rank} was at\n{_stack(rank, group)}" for rank in hanging]
+        head = f"rank {numbers} of {group.world_size} gave no result within {group.timeout_s:g} s"
+        raise RankFailed(hanging[0].rank, "\n".join([head, *stacks]))
+
+
+def _stack(rank: _Rank, group: Group) -> str:
+    """Have a rank that hangs write where it is."""
+    path = group.stack_path(rank.rank)
+    if not path.exists():  # it has not come as far as listening to the signal
+        return "its start"
+    os.kill(rank.process.pid, signal.SIGUSR1)
+    give_up = time.monotonic() + STACK_S
+    while path.stat().st_size == 0 and time.monotonic() < give_up:
+        time.sleep(0.01)
+    return path.read_text()
+
+
+def _end(ranks: list[_Rank]) -> None:
+    """End every rank that still runs; a rank that gave its result gets the time to take its process apart."""
+    for rank in ranks:
+        if rank.answer is None or isinstance(rank.answer, Failure):
+            rank.process.kill()
+    for rank in ranks:
+        rank.process.join(END_S)
+        if rank.process.exitcode is None:
+            rank.process.kill()
+            rank.process.join()
+        rank.answers.close()
+        rank.process.close()

@@ -1,0 +1,162 @@
+"""What `python -m pipeline account` prints: the stage's closed forms for any model on any machine."""
+
+from dataclasses import fields
+from typing import Any
+
+import pandas as pd
+
+from pipeline.cells.fields import build
+from pipeline.errors import UserError
+from pipeline.formulas import questions
+from pipeline.formulas.models import FeedForwardModel, Model, Transformer, model_named
+from pipeline.formulas.sizes import ModelSize
+from pipeline.formulas.training_state import GB, GIB
+from pipeline.report.tables import markdown, significant
+from pipeline.stages.accounting.cell import QUESTIONS, Settings
+from pipeline.stages.accounting.measure import link_of, mesh_of
+from pipeline.stages.accounting.report.options import OF_SIZE, Subject
+from pipeline.stages.accounting.report.words import MESH_CASES
+
+
+def answers(asked: list[str], given: dict[str, str]) -> str:
+    """Answer questions (all that the model admits where none is asked) about what the given options describe.
+
+    Raises UserError, one line, for an unknown question, a value that is not allowed, or a question that the model has
+    no answer to.
+    """
+    for question in asked:
+        if question not in QUESTIONS:
+            raise UserError(f"account: unknown question '{question}'; known are {', '.join(QUESTIONS)}")
+    names = {field.name for field in fields(Subject)}
+    subject = build(Subject, {name: value for name, value in given.items() if name in names}, "account")
+    settings = build(Settings, {name: value for name, value in given.items() if name not in names}, "account")
+    model = _model(subject, set(given), settings.vocab_size)
+    chosen = asked or [question for question in QUESTIONS if not questions.lacking(question, model)]
+    parts = [_describe(model, subject), *(_answer(question, model, subject, settings) for question in chosen)]
+    return "\n\n".join(parts)
+
+
+def _model(subject: Subject, given: set[str], vocab_size: int) -> Model:
+    """Return the named model, with the numbers that were given in place of its own."""
+    replaced = {name: getattr(subject, name) for name in OF_SIZE if name in given}
+    numbers = {**model_named(subject.size, vocab_size).numbers, **replaced}
+    if "num_heads" not in numbers:
+        return FeedForwardModel(**numbers)
+    if numbers["d_model"] % numbers["num_heads"]:
+        raise UserError(
+            f"account: num_heads is {numbers['num_heads']}, allowed is what divides d_model {numbers['d_model']}"
+        )
+    return Transformer(ModelSize(num_layers=numbers.pop("num_blocks"), **numbers), vocab_size)
+
+
+def _describe(model: Model, subject: Subject) -> str:
+    block, batch = model.block, f"batch {subject.batch_size} × {subject.seq_len:,} tokens"
+    kind = (
+        f"Transformer, {model.size.num_layers} layers of {model.size.num_heads} heads"
+        if isinstance(model, Transformer)
+        else f"{model.num_blocks} feed-forward blocks alone"
+    )
+    return f"{kind}, d_model {block.d_model:,}, d_ff {block.d_ff:,}: {model.parameters:,} parameters; {batch}"
+
+
+def _answer(question: str, model: Model, subject: Subject, settings: Settings) -> str:
+    lacking = questions.lacking(question, model)
+    if lacking:
+        raise UserError(f"account: {question} is about {lacking}, which this model lacks; see --size and --num-heads")
+    return f"### {question}\n\n{TABLES[question](model, subject, settings)}"
+
+
+def _memory(model: Model, subject: Subject, settings: Settings) -> str:
+    [row] = questions.memory_rows(model, subject.batch_size, [subject.seq_len], settings.gpu_memory_gb)
+    capacity = f"{settings.gpu_memory_gb:g}"
+    gpus = {
+        f"GPUs of {capacity} GB": row["total_gpus"],
+        f"GPUs of {capacity} GiB": row["total_gpus_of_gib"],
+    }
+    return f"{_sizes(row)}\n\n{_lines(gpus)}"
+
+
+def _fsdp(model: Model, subject: Subject, settings: Settings) -> str:
+    rows = questions.fsdp_rows(model, subject.batch_size, [subject.seq_len], settings.device_memory_gb)
+    least = rows[0]["least_devices"]
+    capacity = f"{settings.device_memory_gb:g} GB"
+    if least is None:
+        return f"No number of devices is enough: the half of the activations on each of them alone fills {capacity}."
+    [row] = [row for row in rows if row["num_devices"] == least]
+    return f"Devices that each hold less than {capacity}: {least:,}\n\n{_sizes(row)}"
+
+
+def _mesh(model: Model, _subject: Subject, settings: Settings) -> str:
+    rows = pd.DataFrame(row for row in questions.mesh_rows(model, mesh_of(settings)) if row["case"] != "batch")
+    never = rows["tokens"].isna()
+    table = pd.DataFrame(
+        {
+            "mesh": rows["case"].map(MESH_CASES),
+            "X (FSDP)": rows["fsdp_size"].map("{:.4g}".format),
+            "Y (tensor)": rows["tensor_size"].map("{:.4g}".format),
+            "tokens per device": rows["whole_tokens_per_device"].map("{:,.0f}".format).mask(never, "never"),
+            "tokens overall": rows["whole_tokens"].map("{:,.0f}".format).mask(never, "never"),
+        }
+    )
+    return f"Batch from which the forward pass of the feed-forward layers is compute bound:\n\n{markdown(table)}"
+
+
+def _buckets(model: Model, _subject: Subject, settings: Settings) -> str:
+    rows = {row["case"]: row for row in questions.bucket_rows(model, link_of(settings))}
+    best = rows["best"]
+    return _lines(
+        {
+            "gradients in fp32": f"{significant(best['gradient_bytes'] / GB)} GB",
+            "best bucket size": f"{significant(best['bucket_bytes'] / 1e6)} MB",
+            "buckets": significant(best["num_buckets"]),
+            "overhead with them": f"{significant(best['overhead_ms'])} ms",
+            "overhead of one call after backward": f"{significant(rows['one_call']['overhead_ms'])} ms",
+        }
+    )
+
+
+def _activations(model: Transformer, subject: Subject, _settings: Settings) -> str:
+    return _by_attention(questions.activation_rows(model, subject.batch_size, [subject.seq_len]))
+
+
+def _attention(model: Transformer, subject: Subject, _settings: Settings) -> str:
+    return "One layer:\n\n" + _by_attention(questions.attention_rows(model, subject.batch_size, [subject.seq_len]))
+
+
+TABLES = {
+    "memory": _memory,
+    "fsdp": _fsdp,
+    "mesh": _mesh,
+    "buckets": _buckets,
+    "activations": _activations,
+    "attention": _attention,
+}
+
+
+def _lines(facts: dict[str, Any]) -> str:
+    return markdown(pd.DataFrame({"": list(facts), "value": [str(value) for value in facts.values()]}))
+
+
+def _byte_columns(row: dict[str, Any]) -> dict[str, float]:
+    """Return what a row counts in bytes, by its name in words."""
+    named = {name: value for name, value in row.items() if "bytes" in name.split("_")}
+    return {" ".join(part for part in name.split("_") if part != "bytes"): value for name, value in named.items()}
+
+
+def _sizes(row: dict[str, Any]) -> str:
+    columns = _byte_columns(row)
+    table = pd.DataFrame(
+        {
+            "": list(columns),
+            "GB": [significant(value / GB) for value in columns.values()],
+            "GiB": [significant(value / GIB) for value in columns.values()],
+        }
+    )
+    return markdown(table)
+
+
+def _by_attention(rows: list[dict[str, Any]]) -> str:
+    table = pd.DataFrame({"": list(_byte_columns(rows[0]))})
+    for row in rows:
+        table[f"{row['attention']} (GB)"] = [significant(value / GB) for value in _byte_columns(row).values()]
+    return markdown(table)

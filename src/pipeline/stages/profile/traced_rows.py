@@ -1,0 +1,187 @@
+"""The rows that a trace gives: times by clock, categories, kernels, attention's phases, one layer's timeline."""
+
+import json
+import re
+from typing import Any
+
+import pandas as pd
+
+from pipeline.formulas.sizes import SIZES, ModelSize
+from pipeline.instruments.profilers.trace import Trace, events_of, range_times
+from pipeline.instruments.sampling.summary import summarise
+from pipeline.stages.profile.cell import BACKWARD_BY_PART, BACKWARD_OF, Cell, Settings
+from pipeline.stages.profile.kernel_names import short_name
+
+Row = dict[str, Any]
+
+# The clocks of a trace, beside the host clock without a profiler, and the column of `range_times` that each reads.
+CLOCKS = {"profiled": "range_us", "span": "span_us", "busy": "busy_us", "kernel_sum": "kernel_sum_us"}
+# The parts of a training step, each with a range of its own.
+PHASES = tuple(f"train_step/{phase}" for phase in ("forward", "loss", "backward", "optimizer"))
+BACKWARD = "train_step/backward"
+ATTENTION_PHASES = ("attention scores", "softmax", "final matmul")
+LAYER = re.compile(r"(.*/layers\.\d+)(?:/|$)")
+
+
+def rows_of(trace: Trace, passes: list[str], cell: Cell, settings: Settings) -> list[Row]:
+    """Return every row that the trace gives of these passes."""
+    paths = [*passes, *(PHASES if "train_step" in passes else ())]
+    with_kernels = [path for path in (*passes, BACKWARD) if path in paths]
+    with_attention = ["inference", *([BACKWARD_BY_PART] if BACKWARD_OF in passes else [])]
+    found = [
+        *(row for path in paths for row in _time_rows(trace, path)),
+        *(row for path in paths for row in _category_rows(trace, path)),
+        *(row for path in with_kernels for row in _kernel_rows(trace, path, settings.top_kernels)),
+        *(row for name in with_attention for row in _attention_rows(trace, name, cell, settings)),
+        *_layer_rows(trace, passes[0]),
+    ]
+    return [{**row, "status": "ok"} for row in found]
+
+
+def kernel_table(trace: Trace, passes: list[str]) -> pd.DataFrame:
+    """List every kernel of every pass, by its full name: count and time of one run of the pass.
+
+    Columns: range, name, category, count, time_ms, share_pct, avg_us, min_us, max_us.
+    """
+    tables = [_by_kernel(trace, name).assign(range=name) for name in passes]
+    columns = ["range", "name", "category", "count", "time_ms", "share_pct", "avg_us", "min_us", "max_us"]
+    return pd.concat(tables, ignore_index=True)[columns]
+
+
+def _time_rows(trace: Trace, path: str) -> list[Row]:
+    times = range_times(trace, path)
+    rows = []
+    for clock, column in CLOCKS.items():
+        samples_ms = [float(value) / 1e3 for value in times[column]]
+        # A range that launched nothing has no time on the device, and no statistics of it.
+        if min(samples_ms) > 0:
+            summary = summarise(samples_ms)
+            rows.append({"kind": "time", "range": path, "clock": clock, **summary, "samples_ms": samples_ms})
+    return rows
+
+
+def _rounds(trace: Trace, path: str) -> int:
+    return int((trace.ranges["path"] == path).sum())
+
+
+def _category_rows(trace: Trace, path: str) -> list[Row]:
+    groups = events_of(trace, path).groupby("category")[["duration_us", "calls"]].sum()
+    total_us = groups["duration_us"].sum()
+    return [
+        {
+            "kind": "category",
+            "range": path,
+            "category": category,
+            "count": float(group["calls"]) / _rounds(trace, path),
+            "time_ms": float(group["duration_us"]) / _rounds(trace, path) / 1e3,
+            "share_pct": 100 * float(group["duration_us"]) / float(total_us),
+        }
+        for category, group in groups.sort_values("duration_us", ascending=False).iterrows()
+    ]
+
+
+def _by_kernel(trace: Trace, path: str) -> pd.DataFrame:
+    """Add up the events of a range by name and category, most time first, for one run of it."""
+    events, rounds = events_of(trace, path), _rounds(trace, path)
+    table = (
+        events.groupby(["name", "category"])
+        .agg(
+            count=("calls", "sum"),
+            time_us=("duration_us", "sum"),
+            min_us=("duration_us", "min"),
+            max_us=("duration_us", "max"),
+        )
+        .reset_index()
+        .sort_values("time_us", ascending=False, kind="stable", ignore_index=True)
+    )
+    table["share_pct"] = 100 * table["time_us"] / table["time_us"].sum()
+    table["avg_us"] = table["time_us"] / table["count"]
+    table["time_ms"] = table["time_us"] / rounds / 1e3
+    table["count"] = table["count"] / rounds
+    return table
+
+
+def _kernel_rows(trace: Trace, path: str, top: int) -> list[Row]:
+    table = _by_kernel(trace, path)
+    table = table[table["count"] > 0]
+    short = table["name"].map(short_name)
+    table = table.assign(kernel=short).head(top)
+    columns = ["kernel", "category", "count", "time_ms", "share_pct", "avg_us"]
+    return [
+        {"kind": "kernel", "range": path, "rank": rank, **row}
+        for rank, row in enumerate(table[columns].to_dict("records"), start=1)
+    ]
+
+
+def _attention_rows(trace: Trace, name: str, cell: Cell, settings: Settings) -> list[Row]:
+    """Return a row a phase of attention, all layers together: of inference, or of the backward pass that has parts.
+
+    time_ms: all of the phase; matmul_ms: its matrix products alone, without scaling, masking and casts.
+    """
+    direction = "backward" if name == BACKWARD_BY_PART else "forward"
+    events = events_of(trace, name)
+    if direction == "backward":
+        events = events[events["path"].str.startswith(f"{name}/backward/")]
+    flops = attention_flops(SIZES[cell.size], settings.batch_size, cell.context_length, direction)
+    rows = []
+    for phase in ATTENTION_PHASES:
+        inside = events[events["path"].str.endswith(f"/attention/{phase}")]
+        if inside.empty:
+            continue
+        products = inside[inside["category"] == "matmul"]
+        rows.append(
+            {
+                "kind": "attention",
+                "range": name,
+                "phase": phase,
+                "count": float(inside["calls"].sum()) / _rounds(trace, name),
+                "time_ms": float(inside["duration_us"].sum()) / _rounds(trace, name) / 1e3,
+                "matmul_ms": float(products["duration_us"].sum()) / _rounds(trace, name) / 1e3,
+                "flops": flops[phase],
+            }
+        )
+    return rows
+
+
+def attention_flops(size: ModelSize, batch_size: int, seq_len: int, direction: str) -> dict[str, int]:
+    """Count the FLOPs of attention's phases, forward or backward, all layers, the S × S scores computed in full.
+
+    A product: 2·B·S²·d forward, and twice that backward, once for each factor. Softmax, of B·H·S² scores: forward 5
+    each, for the maximum, the difference from it, the exponential, the sum and the division by it; backward 4 each, for
+    the product with the gradient, its sum, the difference and the product. Scaling and masking are left out.
+    """
+    products, per_score = {"forward": (1, 5), "backward": (2, 4)}[direction]
+    product = products * 2 * batch_size * seq_len**2 * size.d_model
+    softmax = per_score * batch_size * size.num_heads * seq_len**2
+    phases = dict(zip(ATTENTION_PHASES, (product, softmax, product), strict=True))
+    return {phase: size.num_layers * flops for phase, flops in phases.items()}
+
+
+def _layer_rows(trace: Trace, name: str) -> list[Row]:
+    """Return one row with the events of one layer's forward pass, the middle layer of the last run of the pass.
+
+    `events` is JSON: for each event its short name, category, path inside the layer, stream, start_us from the first
+    event on, and duration_us.
+    """
+    events = events_of(trace, name)
+    events = events[events["occurrence"] == events["occurrence"].max()]
+    layer = events["path"].str.extract(LAYER)[0]
+    layers = list(layer.dropna().unique())
+    if not layers:
+        return []
+    chosen = layers[len(layers) // 2]
+    inside = events[layer == chosen]
+    start_us = inside["start_us"].min()
+    timeline = [
+        [
+            short_name(event["name"]),
+            event["category"],
+            event["path"].removeprefix(chosen).strip("/"),
+            int(event["stream"]),
+            round(float(event["start_us"] - start_us), 3),
+            round(float(event["duration_us"]), 3),
+        ]
+        for event in inside.to_dict("records")
+    ]
+    layer_name = chosen.rpartition("/")[2]
+    return [{"kind": "layer", "range": name, "layer": layer_name, "events": json.dumps(timeline)}]

@@ -1,0 +1,409 @@
+"""The Triton kernels: on a CPU in Triton's interpreter, on a GPU compiled."""
+
+import contextlib
+import math
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from pipeline.attention import ATTENTION, FlashAttentionTriton
+from pipeline.attention.reference import exact_attention
+from pipeline.attention.triton import autograd, backward_plan, forward_plan, tiles
+from pipeline.attention.triton.problem import problem_of
+from pipeline.attention.triton.tiles import BackwardConfig, TileConfig
+from pipeline.formulas.sizes import SIZES, ModelSize
+from pipeline.model.step import build_training_step
+
+from ..layouts import LAYOUTS, OFFSETS, PLACES, laid_out
+from ..reference import (
+    FP32_RELATIVE_ERROR,
+    assert_fp32_is_exact,
+    assert_rounded_at_most,
+    attention_errors,
+    errors,
+    output_and_gradients,
+    random_inputs,
+    uncancelled_inputs,
+)
+
+LENGTHS = [(1, 1), (1, 17), (17, 1), (113, 203), (203, 113), (64, 128), (130, 130)]
+# Between powers of two, and below the smallest tile.
+ODD_HEAD_DIMS = [8, 40, 80]
+SMALL = TileConfig(block_queries=16, block_keys=32, num_warps=4, num_stages=1)
+# Results are rounded to the inputs' dtype, and weights before they are multiplied.
+ROUNDINGS = 2
+# The interpreter cuts fp32 to bf16 where a GPU rounds to the nearest: twice the error.
+BF16_ROUNDINGS = 2 * ROUNDINGS
+
+
+@pytest.fixture
+def small_tiles(monkeypatch):
+    """Use tiles so small that a few hundred rows are many of them, and take no sequence for a short one."""
+
+    def use(dq_has_its_own_kernel, longest_short_sequence=0):
+        backward = BackwardConfig(SMALL, SMALL if dq_has_its_own_kernel else None, SMALL)
+        monkeypatch.setattr(forward_plan, "forward_config", lambda *_problem: SMALL)
+        monkeypatch.setattr(tiles, "LONGEST_SHORT_SEQUENCE", longest_short_sequence)
+        monkeypatch.setattr(backward_plan, "backward_config", lambda *_problem: backward)
+        forward_plan.forward_plan.cache_clear()
+        backward_plan.backward_plan.cache_clear()
+
+    yield use
+    forward_plan.forward_plan.cache_clear()
+    backward_plan.backward_plan.cache_clear()
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize(("n_queries", "n_keys"), LENGTHS)
+def test_output_and_gradients_are_sums_in_fp32_rounded_twice(n_queries, n_keys, is_causal):
+    inputs = random_inputs((1, 2, n_queries, 16), n_keys, torch.float16)
+    assert_rounded_at_most(ROUNDINGS, FlashAttentionTriton.apply, *inputs, is_causal)
+
+
+@pytest.mark.parametrize("head_dim", [16, 32, 64, 128, 256, *ODD_HEAD_DIMS])
+def test_every_head_dimension_is_as_exact_as_its_dtype_allows(head_dim):
+    in_fp32 = random_inputs((1, 1, 70, head_dim), 150, torch.float32)
+    assert_fp32_is_exact(FlashAttentionTriton.apply, *in_fp32, True)
+    in_bf16 = [tensor.bfloat16() for tensor in in_fp32]
+    assert_rounded_at_most(BF16_ROUNDINGS, FlashAttentionTriton.apply, *in_bf16, True)
+
+
+@pytest.mark.parametrize("dq_has_its_own_kernel", [False, True])
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("head_dim", [16, *ODD_HEAD_DIMS])
+def test_many_tiles_agree_whichever_kernel_computes_dq(small_tiles, head_dim, is_causal, dq_has_its_own_kernel):
+    small_tiles(dq_has_its_own_kernel)
+    inputs = random_inputs((1, 2, 49, head_dim), 70, torch.float32)
+    assert_fp32_is_exact(FlashAttentionTriton.apply, *inputs, is_causal)
+
+
+@pytest.mark.parametrize("dq_has_its_own_kernel", [False, True])
+@pytest.mark.parametrize(("n_queries", "n_keys"), [(32, 3000), (2000, 32)])
+def test_sums_over_many_tiles_are_kept_in_fp32(small_tiles, n_queries, n_keys, dq_has_its_own_kernel):
+    small_tiles(dq_has_its_own_kernel)
+    inputs = uncancelled_inputs((1, 1, n_queries, 16), n_keys, torch.float16)
+    assert_rounded_at_most(ROUNDINGS, FlashAttentionTriton.apply, *inputs, False)
+
+
+@pytest.mark.parametrize("dq_has_its_own_kernel", [False, True])
+@pytest.mark.parametrize("head_dim", [16, *ODD_HEAD_DIMS])
+def test_tensor_descriptors_load_the_same_tiles(small_tiles, monkeypatch, head_dim, dq_has_its_own_kernel):
+    inputs = random_inputs((1, 2, 49, head_dim), 70, torch.float16)
+    small_tiles(dq_has_its_own_kernel)
+    through_pointers = output_and_gradients(FlashAttentionTriton.apply, *inputs, True)
+    small_tiles(dq_has_its_own_kernel)
+    monkeypatch.setattr(tiles, "MIN_LENGTH_FOR_TMA", 1)
+    through_descriptors = output_and_gradients(FlashAttentionTriton.apply, *inputs, True)
+    for a, b in zip(through_descriptors, through_pointers, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("head_dim", [16, 40])
+def test_one_kernel_for_short_sequences_gives_the_same_gradients(small_tiles, head_dim, is_causal):
+    inputs = random_inputs((1, 2, 49, head_dim), 70, torch.float32)
+    small_tiles(True, longest_short_sequence=70)
+    in_one = output_and_gradients(FlashAttentionTriton.apply, *inputs, is_causal)
+    small_tiles(True)
+    in_three = output_and_gradients(FlashAttentionTriton.apply, *inputs, is_causal)
+    for a, b in zip(in_one, in_three, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("dq_has_its_own_kernel", [False, True])
+@pytest.mark.parametrize(("head_dim", "n_queries", "n_keys"), [(16, 49, 170), (40, 170, 49)])
+def test_chunks_are_put_together_to_the_whole(
+    small_tiles, monkeypatch, head_dim, n_queries, n_keys, dq_has_its_own_kernel, is_causal
+):
+    small_tiles(dq_has_its_own_kernel)
+    for plans in (forward_plan, backward_plan):
+        monkeypatch.setattr(plans, "chunk_length", lambda *_problem: 32)  # two to six: more than are loaded at once
+    inputs = random_inputs((1, 2, n_queries, head_dim), n_keys, torch.float32)
+    assert_fp32_is_exact(FlashAttentionTriton.apply, *inputs, is_causal)
+    assert forward_plan.forward_plan.cache_info().currsize == 1
+
+
+def test_large_negative_logits_of_missing_keys_overflow_nothing(small_tiles):
+    # 33 keys: of the second tile of 32 all but one are missing, and their zeros tower above every real score.
+    small_tiles(False)
+    q, k, v, do = random_inputs((1, 1, 40, 16), 33, torch.float16)
+    q, k = q.abs() * 7, -k.abs() * 7
+    assert_rounded_at_most(ROUNDINGS, FlashAttentionTriton.apply, q, k, v, do, False)
+
+
+def test_strided_expanded_and_misaligned_inputs_and_gradients_give_the_same():
+    q, k, v, do = random_inputs((2, 3, 40, 16), 40, torch.float32)
+    v = v[:, :1].expand(-1, 3, -1, -1)
+    do = do[..., :1].expand(-1, -1, -1, 16)
+    expected = output_and_gradients(FlashAttentionTriton.apply, q, k, v.contiguous(), do.contiguous(), True)
+    transposed = q.transpose(1, 2).contiguous().transpose(1, 2)
+    by_columns = k.transpose(-2, -1).contiguous().transpose(-2, -1)
+    actual = output_and_gradients(FlashAttentionTriton.apply, transposed, by_columns, v, do, True)
+    shifted = torch.empty(q.numel() + 1)[1:].view(q.shape).copy_(q)
+    assert shifted.data_ptr() % 16
+    for given in (actual, output_and_gradients(FlashAttentionTriton.apply, shifted, k, v, do, True)):
+        for a, b in zip(given, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("shape", "is_one_kernel", "dtype", "allowed"),
+    [
+        ((2, 12, 16), True, torch.float32, FP32_RELATIVE_ERROR),
+        ((2, 2, 12, 16), True, torch.float16, 2e-3),
+        ((2, 2, 12, 16), False, torch.float32, FP32_RELATIVE_ERROR),
+    ],
+)
+def test_every_tensor_may_lie_anyhow_at_any_address(small_tiles, monkeypatch, shape, is_one_kernel, dtype, allowed):
+    if not is_one_kernel:
+        small_tiles(dq_has_its_own_kernel=True)
+        monkeypatch.setattr(tiles, "MIN_LENGTH_FOR_TMA", 1)
+    inputs = random_inputs(shape, 20, dtype)
+    exact = exact_attention(*inputs, True)
+    for first in range(len(PLACES)):  # in the end each tensor was in each place, together with others elsewhere
+        places = [PLACES[(first + 4 * index) % len(PLACES)] for index in range(4)]
+        laid = [laid_out(tensor, *place) for tensor, place in zip(inputs, places, strict=True)]
+        found = attention_errors(output_and_gradients(FlashAttentionTriton.apply, *laid, True), exact)
+        assert (found <= allowed).all(), (places, found.tolist())
+
+
+@pytest.mark.parametrize("offset", OFFSETS)
+def test_columns_of_a_tensor_may_be_queries_keys_and_values_at_once(offset):
+    x = torch.randn(2, 40, 24, generator=torch.Generator().manual_seed(0))[..., offset : offset + 16]
+    assert_fp32_is_exact(FlashAttentionTriton.apply, x, x, x, x, False)
+
+
+def test_fp32_is_one_tf32_product_where_torchs_switch_allows_it_whichever_api_set_it(tf32_switch):
+    q, k, v, do = random_inputs((1, 12, 16), 12, torch.float32)
+    assert problem_of(q, k, v, True).one_tf32_product == tf32_switch.allows_tf32
+    assert not problem_of(q.half(), k.half(), v.half(), True).one_tf32_product
+    assert_fp32_is_exact(FlashAttentionTriton.apply, q, k, v, do, True)  # the interpreter knows no TF32
+
+
+def test_what_was_worked_out_in_inference_mode_serves_training():
+    q, k, v, do = random_inputs((1, 2, 52, 16), 52, torch.float32)
+    with torch.inference_mode():
+        expected = FlashAttentionTriton.apply(q, k, v, True)
+    output, *_ = output_and_gradients(FlashAttentionTriton.apply, q, k, v, do, True)
+    torch.testing.assert_close(output, expected.clone(), rtol=0, atol=0)
+
+
+def test_three_dimensions_are_four_with_one_head():
+    q, k, v, do = random_inputs((2, 1, 40, 16), 50, torch.float32)
+    four = output_and_gradients(FlashAttentionTriton.apply, q, k, v, do, True)
+    three = output_and_gradients(FlashAttentionTriton.apply, q[:, 0], k[:, 0], v[:, 0], do[:, 0], True)
+    for a, b in zip(three, four, strict=True):
+        torch.testing.assert_close(a, b[:, 0], rtol=0, atol=0)
+
+
+@pytest.fixture
+def current(monkeypatch):
+    """Give a list that ends with the GPU that is current, each tensor being on the one that it says."""
+    gpus = [0]
+
+    @contextlib.contextmanager
+    def device_of(tensor):
+        gpus.append(tensor.get_device())
+        try:
+            yield
+        finally:
+            gpus.pop()
+
+    monkeypatch.setattr(autograd, "current_device_index", lambda: gpus[-1])
+    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    return gpus
+
+
+@pytest.mark.parametrize("gpu", [0, 1])
+def test_kernels_are_loaded_on_the_device_of_their_inputs(current, monkeypatch, gpu):
+    """Making a plan loads its kernels on the current device, which may be another than the inputs'."""
+
+    def plan(_problem):
+        raise InterruptedError(current[-1])
+
+    monkeypatch.setattr(autograd, "forward_plan", plan)
+    there = SimpleNamespace(get_device=lambda: gpu)
+    with pytest.raises(InterruptedError, match=str(gpu)):
+        autograd._forward(SimpleNamespace(gpu=gpu), there, there, there)
+    assert current == [0]
+
+
+def test_those_of_a_backward_pass_too_where_autograd_does_not_see_to_it(current, monkeypatch):
+    """For its own calls autograd makes the device current, as the tests on two GPUs show; not for an operator's."""
+    plan, planned_on = autograd.backward_plan, []
+    monkeypatch.setattr(autograd, "backward_plan", lambda *given: planned_on.append(current[-1]) or plan(*given))
+    q, k, v, do = random_inputs((1, 1, 20, 16), 20, torch.float32)
+    o, lse = torch.ops.llm_systems_pipeline.flash_attention_forward(q, k, v, True)
+    torch.ops.llm_systems_pipeline.flash_attention_backward(q, k, v, o, lse, do, True)
+    assert planned_on == [q.get_device()]
+    assert current == [0]
+
+
+def test_gradients_do_not_depend_on_how_autograds_hooks_lay_out_what_they_keep():
+    """`torch.autograd.graph.save_on_cpu` gives back contiguous copies, whatever the strides were."""
+    inputs = [tensor.transpose(1, 2) for tensor in random_inputs((2, 40, 3, 16), 3, torch.float32)]
+    expected = output_and_gradients(FlashAttentionTriton.apply, *inputs, True)
+    with torch.autograd.graph.saved_tensors_hooks(torch.Tensor.contiguous, lambda kept: kept):
+        found = output_and_gradients(FlashAttentionTriton.apply, *inputs, True)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_hooks_give_back_may_lie_anyhow_output_and_log_sum_exp_included(layout):
+    inputs = random_inputs((2, 2, 20, 16), 20, torch.float32)
+    expected = output_and_gradients(FlashAttentionTriton.apply, *inputs, True)
+    for offset in OFFSETS:
+        with torch.autograd.graph.saved_tensors_hooks(
+            partial(laid_out, layout=layout, offset=offset), lambda kept: kept
+        ):
+            found = output_and_gradients(FlashAttentionTriton.apply, *inputs, True)
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+def test_only_the_inputs_the_output_and_the_log_sum_exp_are_kept():
+    q, k, v, _ = random_inputs((2, 3, 40, 16), 60, torch.float16)
+    output = FlashAttentionTriton.apply(*(tensor.requires_grad_() for tensor in (q, k, v)), False)
+    kept = output.grad_fn.saved_tensors
+    (lse,) = [tensor for tensor in kept if tensor.shape == q.shape[:-1]]
+    assert len(kept) == 5
+    scores = q.double() @ k.double().transpose(-2, -1) / math.sqrt(16)
+    torch.testing.assert_close(lse, scores.logsumexp(-1).float())
+
+
+@pytest.mark.parametrize("head_dim", [16, *ODD_HEAD_DIMS])
+def test_nothing_is_read_or_written_beyond_the_tensors(head_dim):
+    """Neighbours in the same memory are poison: read, they would show as NaN; written, they would change."""
+    clean = random_inputs((1, 2, 45, head_dim), 45, torch.float32)
+    expected = output_and_gradients(FlashAttentionTriton.apply, *clean, True)
+    padded = [torch.full((1, 2, 128, 2 * head_dim), math.nan) for _ in clean]
+    views = [buffer[:, :, 40:85, :head_dim].copy_(tensor) for buffer, tensor in zip(padded, clean, strict=True)]
+    actual = output_and_gradients(FlashAttentionTriton.apply, *views, True)
+    for a, b in zip(actual, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+    for buffer in padded:
+        assert buffer[:, :, :40].isnan().all()
+        assert buffer[:, :, 85:].isnan().all()
+        assert buffer[..., head_dim:].isnan().all()
+
+
+def test_transforms_of_functions_are_refused_in_torch_s_own_words():
+    q = torch.randn(1, 8, 16)
+    with pytest.raises(RuntimeError, match="functorch transforms"):
+        torch.func.grad(lambda q: FlashAttentionTriton.apply(q, q, q, True).sum())(q)
+
+
+def test_gradients_cannot_be_differentiated_again():
+    q, k, v, _ = random_inputs((1, 8, 16), 8, torch.float32)
+    loss = FlashAttentionTriton.apply(q.requires_grad_(), k, v, True).square().sum()
+    (dq,) = torch.autograd.grad(loss, q, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        dq.sum().backward()
+
+
+@pytest.mark.parametrize("longest_short_sequence", [0, 64])
+def test_compiled_it_is_one_graph_and_gives_the_same(small_tiles, longest_short_sequence):
+    small_tiles(dq_has_its_own_kernel=True, longest_short_sequence=longest_short_sequence)
+    q, k, v, do = random_inputs((1, 2, 40, 16), 40, torch.float32)
+    expected = output_and_gradients(FlashAttentionTriton.apply, q, k, v, do, True)
+    torch.compiler.reset()  # it counts how often a function was compiled, and gives up after a few times
+    compiled = torch.compile(FlashAttentionTriton.apply, fullgraph=True, backend="aot_eager")
+    for a, b in zip(output_and_gradients(compiled, q, k, v, do, True), expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("offset", OFFSETS)
+def test_compiled_views_of_wider_tensors_give_the_same(offset):
+    q, k, v, do = random_inputs((2, 2, 40, 32), 40, torch.float32)
+
+    def of_columns(q, k, v):
+        """Attend by some of the columns; padding has the output's gradient be columns of a wider tensor too."""
+        q, k, v = (tensor[..., offset : offset + 16] for tensor in (q, k, v))
+        return torch.nn.functional.pad(FlashAttentionTriton.apply(q, k, v, True), (offset, 16 - offset))
+
+    torch.compiler.reset()  # it counts how often a function was compiled, and gives up after a few times
+    compiled = torch.compile(of_columns, fullgraph=True, backend="aot_eager")
+    given = output_and_gradients(lambda *inputs: compiled(*inputs[:3]), q, k, v, do, True)
+    columns = [tensor[..., offset : offset + 16].contiguous() for tensor in (q, k, v, do)]
+    expected = output_and_gradients(FlashAttentionTriton.apply, *columns, True)
+    for a, b in zip(given, expected, strict=True):
+        torch.testing.assert_close(a[..., offset : offset + 16], b, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("longest_short_sequence", [0, 64])
+def test_the_operators_for_compilation_describe_themselves_truly(small_tiles, longest_short_sequence):
+    small_tiles(dq_has_its_own_kernel=True, longest_short_sequence=longest_short_sequence)
+    q, k, v, do = random_inputs((1, 2, 40, 16), 50, torch.float32)
+    o, lse = torch.ops.llm_systems_pipeline.flash_attention_forward(q, k, v, True)
+    torch.library.opcheck(torch.ops.llm_systems_pipeline.flash_attention_forward, (q, k, v, True))
+    arguments = (q, k, v, o, lse, do, True)
+    torch.library.opcheck(torch.ops.llm_systems_pipeline.flash_attention_backward, arguments)
+
+
+def test_a_model_of_the_largest_models_head_dimension_trains_as_with_the_plain_formula():
+    assert SIZES["2.7B"].d_model // SIZES["2.7B"].num_heads == 80
+    size = ModelSize(d_model=160, d_ff=64, num_layers=1, num_heads=2)
+    settings = {"vocab_size": 40, "context_length": 20, "batch_size": 2, "precision": "fp32", "device": "cpu"}
+    flash, eager = (build_training_step(size, **settings, attention=name) for name in ("flash", "eager"))
+    for _ in range(3):
+        torch.testing.assert_close(flash.run(), eager.run(), rtol=1e-5, atol=0)
+
+
+def test_under_autocast_attention_is_computed_in_its_dtype():
+    q, k, v, _ = random_inputs((1, 2, 20, 16), 20, torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = ATTENTION["flash"](q, k, v, True)
+    assert output.dtype == torch.bfloat16
+    assert errors([output], [ATTENTION["eager"](q.double(), k.double(), v.double(), True)]) < 0.05
+
+
+@pytest.mark.parametrize(
+    "chunking",
+    [
+        tiles.FORWARD_CHUNKS,
+        tiles.FORWARD_CHUNKS_FP32,
+        tiles.BACKWARD_CHUNKS,
+        tiles.BACKWARD_CHUNKS_FP32,
+    ],
+)
+@pytest.mark.parametrize(("tiles", "length"), [(1, 16384), (100, 4096), (527, 65536), (1056, 65536), (3, 100)])
+def test_chunks_are_tile_aligned_and_as_few_as_fill_the_gpu(chunking, tiles, length):
+    multiprocessors, block = 132, 64
+    chunk = tiles.chunk_length(chunking, tiles, length, block, multiprocessors)
+    wanted = chunking.programs_per_sm * multiprocessors
+    if tiles >= wanted or length < chunking.shortest:
+        assert chunk == length
+    else:
+        assert chunk == length or chunk % max(block, chunking.min_length) == 0
+        assert tiles * math.ceil(length / chunk) < wanted + tiles
+
+
+@pytest.mark.parametrize(
+    ("tiles", "length", "chunk"),
+    [(16, 1024, 128), (17, 1024, 256), (64, 1024, 256), (8, 2048, 256), (1, 16384, 256)],
+)
+def test_keys_are_cut_finer_only_where_that_is_one_wave_of_few_chunks(tiles, length, chunk):
+    chunking = tiles.FORWARD_CHUNKS
+    assert tiles.chunk_length(chunking, tiles, length, 64, multiprocessors=132) == chunk
+
+
+@pytest.mark.parametrize(
+    ("n_keys", "block_keys"), [(64, 64), (65, 128), (128, 128), (129, 64), (1023, 64), (1024, 128)]
+)
+def test_few_keys_have_small_tiles_unless_one_holds_them_all(n_keys, block_keys):
+    assert tiles.forward_config(torch.bfloat16, 64, n_keys).block_keys == block_keys
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "length", "forward", "backward"),
+    [(64, 1023, False, False), (64, 1024, True, True), (65, 1, False, True), (128, 1023, False, True)],
+)
+def test_few_rows_are_loaded_through_pointers_but_by_wide_tiles_of_the_backward_pass(
+    head_dim, length, forward, backward
+):
+    assert tiles.forward_gains_by_tma(length) == forward
+    assert tiles.backward_gains_by_tma(head_dim, length) == backward

@@ -1,0 +1,44 @@
+"""What the Triton kernels read of a tensor: itself where they can, else a copy, and plans follow from which."""
+
+import pytest
+import torch
+
+from pipeline.attention.triton.layouts import ALIGNMENT_BYTES, copies_of, dense, layouts_of, ready, strides_read
+
+from ..layouts import LAYOUTS, OFFSETS, laid_out
+
+X = torch.arange(2 * 3 * 5 * 8.0).view(2, 3, 5, 8)
+
+
+def is_aligned(tensor):
+    return tensor.data_ptr() % ALIGNMENT_BYTES == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("offset", OFFSETS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("x", [X, X[:, 0]], ids=["4-D", "3-D"])
+def test_plans_are_told_the_strides_of_what_is_read_which_is_the_tensor_itself_wherever_it_can_be(
+    x, layout, offset, dtype
+):
+    given = laid_out(x.to(dtype), layout, offset)
+    layouts = layouts_of(X, given)
+    copies = copies_of(layouts)
+    read = given if copies is None else ready(copies, X, given)[1]
+    assert is_aligned(read)
+    assert read.stride()[-1] == 1
+    assert strides_read(given.shape, layouts[1]) == read.stride()
+    assert torch.equal(read, x.to(dtype))
+    assert (read is given) == (is_aligned(given) and given.stride()[-1] == 1)
+
+
+@pytest.mark.parametrize("offset", OFFSETS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_dense_tensors_are_contiguous_and_aligned_and_not_copied_where_they_already_are(layout, offset):
+    given = laid_out(X, layout, offset)
+    original, found = dense(X, given)
+    assert original is X
+    assert is_aligned(found)
+    assert found.is_contiguous()
+    assert torch.equal(found, X)
+    assert (found is given) == (given.is_contiguous() and is_aligned(given))

@@ -1,0 +1,95 @@
+"""The sweep of thresholds, in Triton's interpreter: its times mean nothing, what it compares is what it says."""
+
+import pandas as pd
+import pytest
+import torch
+
+from pipeline.attention.triton import autograd, backward_plan, forward_plan, tiles
+from pipeline.attention.triton.problem import problem_of
+from pipeline.attention.triton.tuning import thresholds
+from pipeline.instruments.sampling.step_timing import StopRule
+
+# Lengths that every threshold has a value on either side of, at head_dims whose tiles or loads depend on length.
+INPUTS = {
+    (dtype, seq_len, head_dim): torch.empty(1, 1, seq_len, head_dim, dtype=dtype)
+    for dtype in (torch.bfloat16, torch.float32)
+    for seq_len in (100, 200, 600, 1024, 16384)
+    for head_dim in (64, 128)
+}
+
+
+class RecordedLaunch:
+    def __init__(self, kernel, programs, _dtypes, scalars, constants, tiles):
+        self.made_of = (kernel, programs, scalars, constants, tiles)
+
+    def __eq__(self, other):
+        return self.made_of == other.made_of
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    for plans in (forward_plan, backward_plan):
+        monkeypatch.setattr(plans, "prepare_launch", RecordedLaunch)
+        monkeypatch.setattr(plans, "multiprocessors", lambda _device: 132)
+
+
+def plans(tensor):
+    problem = problem_of(tensor, tensor, tensor, True)
+    return autograd.forward_plan(problem), autograd.backward_plan(problem, *[tensor.stride()] * 4)
+
+
+@pytest.mark.parametrize("name", thresholds.THRESHOLDS)
+def test_the_value_in_use_is_tried_and_every_threshold_is_one_that_plans_go_by(recorded, name):
+    values = thresholds.THRESHOLDS[name]
+    assert getattr(tiles, name) in values
+    made = []
+    for value in values:
+        with thresholds.planned_by(name, value)():
+            made.append([plans(tensor) for tensor in INPUTS.values()])
+    assert any(plan != made[0] for plan in made)
+
+
+def test_plans_made_for_a_value_are_kept_for_it_and_for_nothing_else(recorded):
+    whole = thresholds.planned_by("FORWARD_CHUNKS", thresholds.NEVER)
+    cut = thresholds.planned_by("FORWARD_CHUNKS", thresholds.Chunking(8, 512, 1024))
+    in_use = autograd.forward_plan
+    for _ in range(2):
+        for within, is_cut in ((whole, False), (cut, True)):
+            with within():
+                assert (plans(INPUTS[torch.bfloat16, 16384, 64])[0].chunks > 1) == is_cut
+                assert autograd.forward_plan.cache_info().misses == 1
+    assert autograd.forward_plan is in_use
+
+
+@pytest.fixture(scope="module")
+def table():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(thresholds, "RULE", StopRule(min_samples=3, max_samples=3, rel_error=0.0, budget_s=0.0))
+        patch.setattr(thresholds, "WARMUP_ROUNDS", 0)
+        return thresholds.sweep("LONGEST_SHORT_SEQUENCE", "bf16", (1, 2, 40, 16))
+
+
+def test_each_value_gets_a_row_with_the_time_of_both_passes_beside_the_peers(table):
+    assert list(table["value"]) == [str(value) for value in thresholds.THRESHOLDS["LONGEST_SHORT_SEQUENCE"]]
+    assert table.loc[table["is_in_use"], "value"].tolist() == ["1024"]
+    for part in thresholds.PASSES:
+        peers_ms = table[f"{part}_ms"] / table[f"{part}_over_peer"]
+        assert peers_ms.max() == pytest.approx(peers_ms.min())
+    assert table["forward_backward_ms"].min() > table["forward_ms"].min()
+
+
+def test_every_value_computes_what_the_peer_computes(table):
+    assert table["rel_error"].between(0, 0.05, inclusive="neither").all()
+
+
+def test_the_least_over_the_peer_is_marked_in_each_column():
+    rows = pd.DataFrame(
+        {
+            "value": ["a", "b", "a", "b"],
+            "is_in_use": [True, False, True, False],
+            "forward_over_peer": [0.5, 1.0, 2.0, 0.25],
+            "forward_backward_over_peer": [0.5, 1.0, 0.5, 1.0],
+        }
+    )
+    shown = thresholds.with_marks(thresholds.over_all_shapes(rows))
+    assert shown.values.tolist() == [["a (in use)", "1.000", "0.500 *"], ["b", "0.500 *", "1.000"]]

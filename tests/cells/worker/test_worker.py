@@ -1,0 +1,423 @@
+"""The worker and its callers, as real processes over a small checkout whose command line runs given Python code."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pipeline.cells.worker.client import identity
+
+CELLS = Path(__file__).parents[3] / "src/pipeline/cells"
+CLI = """
+def run(argv, process, issued_at):
+    scope = {"process": process, "argv": argv}
+    exec(argv[0], scope)
+    return scope.get("code", 0)
+"""
+CALL = """
+import sys, time
+from pipeline.cells.worker import client as caller
+code = caller.hand_over(sys.argv[1:], time.time())
+sys.exit(99 if code is None else code)
+"""
+NO_WORKER = 99
+IGNORED = (signal.SIGINT, signal.SIGHUP)  # by what a script runs in its background, and by what nohup runs
+IGNORING = f"import signal\nfor number in {[*map(int, IGNORED)]}: signal.signal(number, signal.SIG_IGN)\n{CALL}"
+
+
+@dataclass
+class Checkout:
+    """A package with the real caller and worker, nothing to preload, and sockets of its own."""
+
+    root: Path
+    runtime: Path
+
+    def environment(self, **changes):
+        return {**os.environ, "PYTHONPATH": str(self.root), "XDG_RUNTIME_DIR": str(self.runtime), **changes}
+
+    def start(self, code, cwd=None, umask=-1, stdin=subprocess.DEVNULL, call=CALL, **changes):
+        command = [sys.executable, "-c", call, code]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(
+            command,
+            cwd=cwd,
+            umask=umask,
+            env=self.environment(**changes),
+            text=True,
+            stdin=stdin,
+            stdout=pipe,
+            stderr=pipe,
+        )
+
+    def call(self, code, text="", **options):
+        process = self.start(code, stdin=subprocess.PIPE, **options)
+        stdout, stderr = process.communicate(text, timeout=30)
+        return process.returncode, stdout, stderr
+
+    def workers(self):
+        return [
+            p for p in psutil.process_iter(["cmdline"]) if any(str(self.runtime) in w for w in p.info["cmdline"] or ())
+        ]
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    package = tmp_path / "src/pipeline"
+    (package / "cells/worker").mkdir(parents=True)
+    for name in ("__init__.py", "cells/__init__.py", "cells/worker/__init__.py"):
+        (package / name).write_text("")
+    (package / "cli.py").write_text(CLI)
+    for name in ("caller.py", "orphans.py"):
+        shutil.copy(CELLS / name, package / "cells")
+    shutil.copy(CELLS.with_name("errors.py"), package)
+    set_constants(package, PRELOADED="()")
+    runtime = Path(tempfile.mkdtemp(prefix="run", dir="/tmp"))  # a socket's path has some hundred characters at most
+    found = Checkout(package.parent, runtime)
+    yield found
+    for worker in found.workers():
+        worker.kill()
+    shutil.rmtree(runtime)
+
+
+def set_constants(package, **constants):
+    text = (CELLS / "worker/server.py").read_text()
+    for name, value in constants.items():
+        text, count = re.subn(rf"^{name} = .*$", f"{name} = {value}", text, flags=re.MULTILINE)
+        assert count == 1
+    (package / "cells/worker/server.py").write_text(text)
+
+
+def wait_until(condition, seconds=10.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def has_ended(pid):
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_the_child_has_the_callers_directory_environment_and_umask(checkout, tmp_path):
+    code = "import os, json; print(json.dumps([os.getcwd(), os.environ['CUDA_VISIBLE_DEVICES'], os.umask(0), process]))"
+    for devices in ("0", "3,5"):
+        exit_code, stdout, _ = checkout.call(code, cwd=tmp_path, umask=0o027, CUDA_VISIBLE_DEVICES=devices)
+        assert exit_code == 0
+        assert json.loads(stdout) == [str(tmp_path), devices, 0o027, "worker"]
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) == 1, reason="one core is that of every process")
+def test_the_child_keeps_to_the_callers_cores(checkout):
+    code = "import os; print(*os.sched_getaffinity(0))"
+    checkout.call("pass")  # the worker has every core
+    core = max(os.sched_getaffinity(0))
+    caller = checkout.start(code, call=f"import os; os.sched_setaffinity(0, [{core}])\n{CALL}")
+    assert caller.communicate(timeout=30)[0] == f"{core}\n"
+
+
+def test_libraries_are_loaded_without_thread_counts_and_cannot_start_cuda(checkout):
+    code = "import json, os, psutil; print(json.dumps(psutil.Process(os.getppid()).environ()))"
+    environment = json.loads(checkout.call(code, OMP_NUM_THREADS="3", MKL_NUM_THREADS="3")[1])
+    assert not {"OMP_NUM_THREADS", "MKL_NUM_THREADS"} & set(environment)
+    assert environment["PYTORCH_NVML_BASED_CUDA_CHECK"] == "1"
+
+
+def test_a_variable_that_the_caller_lacks_is_not_left_from_the_worker(checkout):
+    checkout.call("pass", LEFTOVER="1")
+    assert checkout.call("import os; print('LEFTOVER' in os.environ)")[1] == "False\n"
+
+
+def test_the_child_has_the_callers_standard_streams(checkout):
+    code = "import sys; print(input().upper()); print('to stderr', file=sys.stderr)"
+    assert checkout.call(code, text="hello\n") == (0, "HELLO\n", "to stderr\n")
+
+
+def test_nothing_that_an_interpreter_does_at_its_end_is_lost(checkout):
+    code = "import atexit; atexit.register(print, 'goodbye'); print('a line without an end ', end='')"
+    assert checkout.call(code, PYTHONUNBUFFERED="")[1] == "a line without an end goodbye\n"
+    assert checkout.call("print('no end', end='')", PYTHONUNBUFFERED="")[1] == "no end"
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code"),
+    [("code = 7", 7), ("raise SystemExit(5)", 5), ("raise SystemExit('no')", 1), ("import os; os._exit(3)", 3)],
+)
+def test_the_caller_ends_with_the_childs_exit_code(checkout, code, exit_code):
+    assert checkout.call(code)[0] == exit_code
+
+
+def test_an_exception_is_a_traceback_and_exit_code_1(checkout):
+    exit_code, _, stderr = checkout.call("raise KeyError('a bug')")
+    assert exit_code == 1
+    assert "Traceback" in stderr
+    assert "a bug" in stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_to_the_caller_reaches_the_child(checkout, number):
+    code = (
+        "import signal, sys, time\n"
+        f"signal.signal({int(number)}, lambda *_: sys.exit(42))\n"
+        "print('ready', flush=True); time.sleep(30)"
+    )
+    caller = checkout.start(code)
+    assert caller.stdout.readline() == "ready\n"
+    caller.send_signal(number)
+    assert caller.wait(10) == 42
+
+
+def test_a_signal_before_the_child_is_known_reaches_it_all_the_same(checkout):
+    slow_to_read = "read = caller.json.loads\ncaller.json.loads = lambda text: time.sleep(1) or read(text)\n"
+    code = (
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(42))\n"
+        "print('ready', flush=True); time.sleep(30)"
+    )
+    caller = checkout.start(code, call=CALL.replace("code =", f"{slow_to_read}code ="))
+    assert caller.stdout.readline() == "ready\n"
+    caller.send_signal(signal.SIGTERM)
+    assert caller.wait(10) == 42
+
+
+def test_an_interrupt_ends_child_and_caller_by_that_signal_without_a_traceback(checkout):
+    caller = checkout.start("import time; print('ready', flush=True); time.sleep(30)")
+    assert caller.stdout.readline() == "ready\n"
+    caller.send_signal(signal.SIGINT)
+    _, stderr = caller.communicate(timeout=10)
+    assert (caller.returncode, stderr) == (-signal.SIGINT, "")
+
+
+def test_a_signal_that_the_caller_ignores_ends_neither_it_nor_its_child(checkout):
+    caller = checkout.start("import time; print('ready', flush=True); time.sleep(1); print('done')", call=IGNORING)
+    assert caller.stdout.readline() == "ready\n"
+    for number in IGNORED:
+        caller.send_signal(number)
+    assert caller.communicate(timeout=10) == ("done\n", "")
+    assert caller.returncode == 0
+
+
+@pytest.mark.parametrize("number", IGNORED)
+def test_a_worker_whose_first_caller_ignored_signals_serves_others_that_do_not(checkout, number):
+    assert checkout.call("pass", call=IGNORING)[0] == 0
+    caller = checkout.start("import time; print('ready', flush=True); time.sleep(30)")
+    assert caller.stdout.readline() == "ready\n"
+    caller.send_signal(number)
+    caller.communicate(timeout=10)
+    assert caller.returncode == -number
+
+
+def test_a_child_that_crashes_ends_its_caller_by_the_same_signal(checkout):
+    assert checkout.call("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")[0] == -signal.SIGSEGV
+    assert checkout.call("pass")[0] == 0
+
+
+@pytest.mark.parametrize("own_session", [False, True])
+def test_a_killed_caller_leaves_no_child_nor_grandchild_behind(checkout, own_session):
+    code = (
+        "import os, subprocess, time\n"
+        f"grandchild = subprocess.Popen(['sleep', '60'], start_new_session={own_session})\n"
+        "print(os.getpid(), grandchild.pid, flush=True); time.sleep(60)"
+    )
+    caller = checkout.start(code)
+    pids = [int(word) for word in caller.stdout.readline().split()]
+    assert all(map(psutil.pid_exists, pids))
+    caller.kill()
+    caller.wait()
+    wait_until(lambda: all(map(has_ended, pids)))
+    assert checkout.call("pass")[0] == 0
+
+
+def test_a_worker_killed_in_the_middle_fails_the_cell_and_the_next_starts_a_fresh_one(checkout):
+    caller = checkout.start("import os, time; print(os.getpid(), flush=True); time.sleep(60)")
+    child = int(caller.stdout.readline())
+    (worker,) = [process for process in checkout.workers() if process.pid not in (caller.pid, child)]
+    worker.kill()
+    _, stderr = caller.communicate(timeout=10)
+    assert caller.returncode == 1
+    assert "the worker died" in stderr
+    wait_until(lambda: has_ended(child))
+    assert checkout.call("print('fresh')")[:2] == (0, "fresh\n")
+
+
+def test_edited_code_is_what_the_next_cell_runs(checkout):
+    module = checkout.root / "pipeline/subject.py"
+    module.write_text("VALUE = 'before'\n")
+    code = "from pipeline import subject; import os; print(subject.VALUE, os.getppid())"
+    before, worker = checkout.call(code)[1].split()
+    module.write_text("VALUE = 'afterwards'\n")
+    after, same_worker = checkout.call(code)[1].split()
+    assert (before, after) == ("before", "afterwards")
+    assert worker == same_worker
+
+
+def test_a_changed_environment_or_installation_starts_another_worker(checkout, tmp_path):
+    code = "import os; print(os.getppid())"
+    first = checkout.call(code)[1]
+    assert checkout.call(code)[1] == first
+    assert checkout.call(code, TORCH_LOGS="all")[1] != first
+    (checkout.root / "torch-9.9.dist-info").mkdir()
+    assert checkout.call(code)[1] != first
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("os.nice(3)", "os.getpriority(os.PRIO_PROCESS, 0)"),
+        ("os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))", "os.sched_getscheduler(0)"),
+        ("resource.setrlimit(resource.RLIMIT_NOFILE, (99, 99))", "resource.getrlimit(resource.RLIMIT_NOFILE)"),
+        ("open('/proc/self/oom_score_adj', 'w').write('500')", "open('/proc/self/oom_score_adj').read()"),
+    ],
+)
+def test_the_child_has_the_callers_priority_and_limits(checkout, change, told):
+    code = f"import os, resource; print({told})"
+    usual = checkout.call(code)[1]
+    changed = subprocess.run([sys.executable, "-c", f"import os, resource; {change}; print({told})"], stdout=-1).stdout
+    assert changed.decode() != usual
+    assert checkout.call(code, call=f"import os, resource\n{change}\n{CALL}")[1] == changed.decode()
+
+
+@pytest.mark.parametrize("variable", ["SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID"])
+def test_no_worker_serves_two_jobs_of_a_scheduler(checkout, variable):
+    code = "import os; print(os.getppid())"
+    workers = [checkout.call(code, **job)[1] for job in ({}, {variable: "1"}, {variable: "2"}, {variable: "1"})]
+    assert workers[1] == workers[3]
+    assert len(set(workers)) == 3
+
+
+def test_no_worker_serves_two_cgroups_or_namespaces(tmp_path, monkeypatch):
+    monkeypatch.setattr("pipeline.cells.worker.client.OWN_PROCESS", tmp_path)
+    (tmp_path / "ns").mkdir()
+    for name, content in (("cgroup", "0::/job_1\n"), ("oom_score_adj", "0\n")):
+        (tmp_path / name).write_text(content)
+    (tmp_path / "ns/mnt").symlink_to("mnt:[1]")
+    first = identity()
+    assert identity() == first
+    (tmp_path / "cgroup").write_text("0::/job_2\n")
+    second = identity()
+    (tmp_path / "ns/mnt").unlink()
+    (tmp_path / "ns/mnt").symlink_to("mnt:[2]")
+    assert len({first, second, identity()}) == 3
+
+
+def test_another_version_of_the_worker_starts_another_worker(checkout):
+    code = "import os; print(os.getppid())"
+    first = checkout.call(code)[1]
+    set_constants(checkout.root / "pipeline", PRELOADED="()  # changed")
+    assert checkout.call(code)[1] != first
+
+
+def test_callers_at_once_share_one_worker_and_run_side_by_side(checkout):
+    callers = [checkout.start("import os, time; print(os.getppid()); time.sleep(1)") for _ in range(8)]
+    started = time.monotonic()
+    parents = {caller.communicate(timeout=30)[0] for caller in callers}
+    assert [caller.returncode for caller in callers] == [0] * 8
+    assert len(parents) == 1
+    assert time.monotonic() - started < 8
+
+
+def test_a_worker_without_work_ends_itself_and_leaves_no_socket(checkout):
+    set_constants(checkout.root / "pipeline", PRELOADED="()", IDLE_S="0.3")
+    assert checkout.call("import time; time.sleep(0.6)")[0] == 0
+    wait_until(lambda: not checkout.workers())
+    assert not list(checkout.runtime.rglob("*.sock"))
+
+
+def test_a_socket_left_by_a_killed_worker_is_no_obstacle(checkout):
+    checkout.call("pass")
+    for worker in checkout.workers():
+        worker.kill()
+    wait_until(lambda: not checkout.workers())
+    assert list(checkout.runtime.rglob("*.sock"))
+    assert checkout.call("pass")[0] == 0
+
+
+def test_the_socket_is_this_users_alone(checkout):
+    checkout.call("pass")
+    (path,) = checkout.runtime.rglob("*.sock")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def test_a_runtime_folder_that_others_can_enter_is_not_used(checkout):
+    folder = checkout.runtime / f"llm-systems-pipeline-{os.getuid()}"
+    folder.mkdir()
+    folder.chmod(0o777)
+    assert checkout.call("pass")[0] == NO_WORKER
+    assert not checkout.workers()
+
+
+def test_no_place_for_a_socket_or_a_wish_for_none_means_no_worker(checkout, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert checkout.call("pass", XDG_RUNTIME_DIR=str(tmp_path / "file"))[0] == NO_WORKER
+    assert checkout.call("pass", PIPELINE_WORKER="off")[0] == NO_WORKER
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="no worker either way")
+@pytest.mark.parametrize(
+    ("before", "environment"),
+    [
+        ("", {f"LARGE_{number}": "x" * 100_000 for number in range(12)}),
+        ("import os; os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone')", {}),
+    ],
+    ids=["large environment", "deleted working directory"],
+)
+def test_what_a_worker_cannot_take_over_means_no_worker(checkout, tmp_path, before, environment):
+    checkout.call("pass")
+    signals = "code = 98 if code is None and signal.pthread_sigmask(signal.SIG_BLOCK, []) else code"
+    call = CALL.replace("sys.exit", f"import signal; {signals}\nsys.exit")
+    exit_code, _, stderr = checkout.call("pass", cwd=tmp_path, call=f"{before}\n{call}", **environment)
+    assert (exit_code, stderr) == (NO_WORKER, "")
+
+
+def test_a_worker_does_not_end_with_the_snakemake_of_its_first_caller(checkout):
+    code = "import os, psutil; print(psutil.Process(os.getppid()).environ().get('PIPELINE_SNAKEMAKE'))"
+    assert checkout.call(code, PIPELINE_SNAKEMAKE="1")[1] == "None\n"
+
+
+@pytest.mark.parametrize("wish", ["OFF", "0", "on"])
+def test_a_wish_that_is_not_known_is_refused_with_what_is_allowed(checkout, wish):
+    exit_code, _, stderr = checkout.call("pass", PIPELINE_WORKER=wish)
+    assert exit_code == 1
+    assert f"UserError: PIPELINE_WORKER is '{wish}', allowed is off" in stderr
+
+
+def test_a_worker_that_cannot_start_means_no_worker(checkout):
+    worker = checkout.root / "pipeline/cells/worker/server.py"
+    worker.write_text("raise RuntimeError('broken')\n")
+    assert checkout.call("pass")[0] == NO_WORKER
+
+
+def test_torch_is_there_before_the_cell_but_neither_cuda_nor_the_projects_code(checkout):
+    set_constants(checkout.root / "pipeline")  # as it is
+    code = (
+        "import sys; torch = sys.modules['torch']\n"
+        "print(torch.cuda.is_initialized(), sorted(name for name in sys.modules if name.startswith('pipeline')))"
+    )
+    assert checkout.call(code)[1] == "False ['pipeline', 'pipeline.cli']\n"
+
+
+def test_the_compiler_is_there_before_the_cell_without_threads_or_processes_and_out_of_the_collectors_way(checkout):
+    set_constants(checkout.root / "pipeline")  # as it is
+    code = (
+        "import gc, os, psutil, sys\n"
+        "inductor = sys.modules['torch._inductor.config']\n"
+        "worker = psutil.Process(os.getppid())\n"
+        "print(inductor.compile_threads, worker.children() == [psutil.Process()], worker.num_threads())\n"
+        "print(gc.get_freeze_count() > 100_000, len(gc.get_objects()) < 10_000)"
+    )
+    # OpenBLAS, numpy's, has idle threads of its own otherwise, and minds being forked.
+    assert checkout.call(code, OPENBLAS_NUM_THREADS="1")[1] == "1 True 1\nTrue True\n"

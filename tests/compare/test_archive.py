@@ -1,0 +1,115 @@
+import bz2
+import contextlib
+import gzip
+import io
+import json
+import lzma
+import random
+import subprocess
+import sys
+import tarfile
+
+import pytest
+
+from pipeline.cells.record import SCHEMA_VERSION, SOFTWARE
+from pipeline.compare import archive
+from pipeline.compare.archive import archived_records
+from pipeline.errors import UserError
+
+RECORD = {
+    "schema_version": SCHEMA_VERSION,
+    "stage": "timing",
+    "cell": {"size": "xl"},
+    "settings": {},
+    "rows": [{"status": "ok"}],
+    "machine": {"kind": "NVIDIA H200", "software": dict.fromkeys(SOFTWARE, "1.0")},
+    "code": {"digest": "abc"},
+    "command": "",
+    "process": "worker",
+    "started_at": "",
+    "seconds": {},
+}
+CONTENT = json.dumps(RECORD).encode()
+
+
+class Zeros(io.RawIOBase):
+    """As many zero bytes as one likes, without holding them."""
+
+    def readinto(self, buffer):
+        buffer[:] = bytes(len(buffer))
+        return len(buffer)
+
+
+def packed(path, members, mode="w:xz"):
+    """Write an archive of members given as name and content, or name and number of zero bytes."""
+    with tarfile.open(path, mode) as file:
+        for name, content in members:
+            member = tarfile.TarInfo(name)
+            is_size = isinstance(content, int)
+            member.size = content if is_size else len(content)
+            file.addfile(member, Zeros() if is_size else io.BytesIO(content))
+    return path
+
+
+def complaint(path):
+    with pytest.raises(UserError) as raised:
+        list(archived_records(path))
+    assert str(raised.value).isprintable()
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("mode", ["w:xz", "w:gz", "w:bz2", "w"])
+def test_records_are_read_however_they_are_packed(tmp_path, mode):
+    path = packed(tmp_path / "records.tar", [("a.json", CONTENT), ("table.csv", b"a,b"), ("b/c.json", CONTENT)], mode)
+    assert list(archived_records(path)) == [(f"{path}: a.json", RECORD), (f"{path}: b/c.json", RECORD)]
+
+
+def test_a_small_archive_of_a_large_record_is_refused_without_holding_it(tmp_path):
+    path = packed(tmp_path / "records.tar.gz", [("cell.json", 200 * 2**20)], "w:gz")
+    assert path.stat().st_size < 2**20
+    code = (
+        "import resource, sys; from pathlib import Path; from pipeline.compare.archive import archived_records\n"
+        "from pipeline.errors import UserError\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "try: list(archived_records(Path(sys.argv[1])))\n"
+        "except UserError as error: print(error)\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
+    )
+    words = [sys.executable, "-c", code, path]
+    said, grown_kib = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert said == f"{path}: cell.json is no record: it is larger than 16 MiB"
+    assert int(grown_kib) < 100 * 2**10
+
+
+@pytest.mark.parametrize("sizes", [[2**20], [2**17] * 8])
+def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch, sizes):
+    monkeypatch.setattr(archive, "MOST_ARCHIVE_BYTES", 2**20)
+    path = packed(tmp_path / "records.tar.xz", [(f"{number}.bin", size) for number, size in enumerate(sizes)])
+    assert complaint(path) == f"{path} unpacks to more than 1 MiB: {archive.UNPACK}"
+
+
+def test_an_archive_of_too_many_members_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(archive, "MOST_ARCHIVE_MEMBERS", 3)
+    members = [(f"{number}.json", CONTENT) for number in range(4)]
+    assert len(list(archived_records(packed(tmp_path / "some.tar.xz", members[:3])))) == 3
+    path = packed(tmp_path / "more.tar.xz", members)
+    assert complaint(path) == f"{path} has more than 3 members: {archive.UNPACK}"
+
+
+def test_a_damaged_record_is_named_by_its_archive_and_member(tmp_path):
+    path = packed(tmp_path / "records.tar.xz", [("a.json", CONTENT), ("b\n.json", b"[" * 200_000)])
+    assert complaint(path).startswith(f"{path}: b\\n.json is no record: its objects and lists are nested")
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_bytes_an_archive_has_it_is_read_or_refused_in_one_line(tmp_path, seed):
+    chance = random.Random(seed)
+    path = packed(tmp_path / "records.tar", [("a.json", CONTENT), ("b" * 200 + ".json", CONTENT)], "w")
+    content = bytearray(path.read_bytes())
+    for _ in range(chance.choice([1, 3, 30])):
+        content[chance.randrange(len(content))] = chance.randrange(256)
+    content = bytes(content[: chance.choice([len(content), chance.randrange(len(content))])])
+    pack = chance.choice([bytes, lzma.compress, gzip.compress, bz2.compress])
+    path.write_bytes(pack(content))
+    with contextlib.suppress(UserError):
+        list(archived_records(path))

@@ -1,0 +1,411 @@
+import copy
+import errno
+import json
+import subprocess
+import sys
+import tarfile
+
+import pytest
+
+from pipeline.cells.record import SCHEMA_VERSION
+from pipeline.compare.judge import compare_runs
+from pipeline.compare.runs import load_run
+from pipeline.compare.text import summary, write_comparison
+from pipeline.errors import UserError
+from pipeline.report.publish import publish
+
+MACHINE = {
+    "kind": "NVIDIA H200",
+    "cpu": {"model": "a CPU", "logical_cores": 2, "physical_cores": 1},
+    "os": "an OS",
+    "software": {"torch": "2.11.0", "python": "3.12.3", "triton": "3.6.0", "cuda": "13.0", "driver": "580"},
+    "gpus": [{}],
+    "threads": 2,
+}
+PASSES = {"forward": 10.0, "backward": 20.0}
+
+
+def timed(name, median_ms, spread=0.02):
+    quartiles = {"q1_ms": median_ms * (1 - spread / 2), "q3_ms": median_ms * (1 + spread / 2)}
+    return {"phase": name, "clock": "host", "status": "ok", "n": 10, "median_ms": median_ms, **quartiles}
+
+
+def record(size="small", **changes):
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "stage": "timing",
+        "cell": {"precision": "bf16", "size": size},
+        "settings": {"batch_size": 4},
+        "rows": [timed(name, median_ms) for name, median_ms in PASSES.items()],
+        "machine": copy.deepcopy(MACHINE),
+        "code": {"digest": "abc", "commit": "123"},
+        "command": "python -m pipeline measure timing",
+        "process": "ordinary",
+        "started_at": "2026-01-01T10:00:00Z",
+        "seconds": {"measuring": 1.0},
+        **changes,
+    }
+
+
+def run(*sizes, **changes):
+    return [record(size, **changes) for size in sizes or ("small", "xl")]
+
+
+def scaled(records, factor, spread=0.02):
+    rows = [timed(name, factor * median_ms, spread) for name, median_ms in PASSES.items()]
+    return [{**found, "rows": copy.deepcopy(rows)} for found in records]
+
+
+def verdicts(a, b):
+    return set(compare_runs(a, b, tolerance=0.05).timed["verdict"])
+
+
+def test_the_same_records_are_the_same_in_everything():
+    found = compare_runs(run(), run(), tolerance=0.05)
+    assert set(found.timed["verdict"]) == {"same"}
+    assert not found.is_worse
+    assert all(part.empty for part in (found.differences, found.outcomes, found.only_in_a, found.only_in_b))
+    text = write_comparison(found, "one", "other")
+    assert "Machine, software, code and settings are the same." in text
+    assert "4 times compared, 0 slower, 0 ambiguous, 0 faster, 4 same" in text.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(1.5, "slower"), (1 / 1.5, "faster"), (1.04, "same"), (0.97, "same")])
+def test_scaled_times_get_their_verdict_and_ratio(factor, verdict):
+    found = compare_runs(run(), scaled(run(), factor), tolerance=0.05)
+    assert set(found.timed["verdict"]) == {verdict}
+    assert list(found.timed["ratio"]) == [pytest.approx(factor)] * 4
+    assert found.is_worse == (verdict == "slower")
+
+
+def test_a_difference_within_the_spread_is_ambiguous():
+    assert verdicts(run(), scaled(run(), 1.2, spread=0.5)) == {"ambiguous"}
+    assert verdicts(scaled(run(), 1, spread=0.5), scaled(run(), 1.2)) == {"ambiguous"}
+
+
+def test_a_difference_of_unstable_or_single_figures_is_ambiguous():
+    for change in ({"status": "unstable"}, {"n": 1}):
+        slow = scaled(run("small"), 1.5)
+        for row in slow[0]["rows"]:
+            row.update(change)
+        assert verdicts(run("small"), slow) == {"ambiguous"}
+        assert verdicts(slow, slow) == {"same"}
+
+
+def test_a_wider_tolerance_makes_more_the_same():
+    slow = scaled(run(), 1.15)
+    assert set(compare_runs(run(), slow, tolerance=0.2).timed["verdict"]) == {"same"}
+    assert set(compare_runs(run(), slow, tolerance=0.1).timed["verdict"]) == {"slower"}
+
+
+def test_what_differs_in_machine_software_code_and_settings_is_named_first():
+    other = run(settings={"batch_size": 8}, code={"digest": "def", "commit": "456"})
+    for found in other:
+        found["machine"] |= {"kind": "NVIDIA A100", "software": MACHINE["software"] | {"torch": "2.13.0"}}
+    found = compare_runs(run(), other, tolerance=0.05)
+    assert found.differences.to_dict("split")["data"] == [
+        ["machine", "NVIDIA H200", "NVIDIA A100"],
+        ["torch", "2.11.0", "2.13.0"],
+        ["commit", "123", "456"],
+        ["timing code", "abc", "def"],
+        ["timing batch_size", "4", "8"],
+    ]
+    assert write_comparison(found, "one", "other").index("NVIDIA A100") < 200
+
+
+def test_code_of_a_stage_that_only_one_run_has_is_no_difference():
+    more = [*run(), record(stage="flash", settings={"batch_size": 1}, code={"digest": "xyz", "commit": "123"})]
+    assert compare_runs(run(), more, tolerance=0.05).differences.empty
+
+
+def test_cells_of_one_run_only_are_listed():
+    found = compare_runs(run("small", "xl"), run("xl", "2.7B", "large"), tolerance=0.05)
+    assert list(found.only_in_a["cell"]) == ["precision=bf16 size=small"]
+    assert list(found.only_in_b["cell"]) == ["precision=bf16 size=2.7B", "precision=bf16 size=large"]
+    assert "1 cell only in A; 2 cells only in B" in summary(found)
+
+
+def test_a_figure_lost_is_worse_and_one_won_is_not():
+    rows = [{"phase": name, "clock": "host", "status": "oom", "reason": "out of memory"} for name in PASSES]
+    lost = compare_runs(run(), run(rows=rows), tolerance=0.05)
+    assert lost.is_worse
+    assert lost.timed.empty
+    assert "OOM: out of memory" in write_comparison(lost, "one", "other")
+    assert "; 4 figures lost; 4 outcomes changed, 4 for the worse" in summary(lost)
+    won = compare_runs(run(rows=rows), run(), tolerance=0.05)
+    assert not won.is_worse
+    assert "4 outcomes changed, 0 for the worse" in summary(won)
+
+
+def test_a_skipped_row_is_compared_with_nothing():
+    rows = [{"phase": name, "clock": "host", "status": "skipped", "reason": "no GPU"} for name in PASSES]
+    found = compare_runs(run(rows=rows), run(rows=rows), tolerance=0.05)
+    assert (len(found.timed), found.untimed, found.is_worse) == (0, 4, False)
+
+
+def test_rows_that_their_keys_do_not_tell_apart_are_paired_by_their_order():
+    rows = [timed("forward", 1.0), timed("forward", 2.0)]
+    found = compare_runs(run("xl", rows=rows), run("xl", rows=rows), tolerance=0.05)
+    assert list(found.timed["row"]) == ["forward host", "forward host #2"]
+    assert list(found.timed["ratio"]) == [1, 1]
+
+
+def sized(size_bytes, median_ms, clock="host"):
+    key = {"timing": "burst", "impl": "torch", "placement": "in_place", "clock": clock, "size_bytes": size_bytes}
+    return {**timed("", median_ms), **key}
+
+
+def of_sizes(*rows):
+    return [record(stage="allreduce", rows=list(rows))]
+
+
+def test_rows_are_paired_by_what_they_are_of_in_whichever_order_they_stand():
+    rows = [sized(10**power, float(power), clock) for power in (6, 7, 8) for clock in ("host", "cuda_events")]
+    found = compare_runs(of_sizes(*rows), of_sizes(*reversed(rows)), tolerance=0.05)
+    assert list(found.timed["ratio"]) == [1] * 6
+    assert found.timed["row"].iloc[0] == "burst torch in_place host size_bytes=1000000"
+
+
+def test_a_row_that_is_missing_is_named_leaves_the_others_paired_and_is_a_figure_lost():
+    a, b = of_sizes(sized(10, 1.0), sized(20, 2.0), sized(30, 3.0)), of_sizes(sized(10, 1.0), sized(30, 3.0))
+    found = compare_runs(a, b, tolerance=0.05)
+    assert list(found.timed["ratio"]) == [1, 1]
+    assert list(found.rows_only_in_a["row"]) == ["burst torch in_place host size_bytes=20"]
+    assert found.rows_only_in_b.empty
+    assert found.is_worse
+    assert "size_bytes=20 | ok" in write_comparison(found, "one", "other")
+    assert "; 1 figure lost; 1 row only in A." in summary(found)
+
+
+def test_a_row_that_was_added_is_named_leaves_the_others_paired_and_is_not_worse():
+    a, b = of_sizes(sized(10, 1.0), sized(30, 3.0)), of_sizes(sized(20, 2.0), sized(10, 1.0), sized(30, 3.0))
+    found = compare_runs(a, b, tolerance=0.05)
+    assert list(found.timed["ratio"]) == [1, 1]
+    assert list(found.rows_only_in_b["row"]) == ["burst torch in_place host size_bytes=20"]
+    assert found.rows_only_in_a.empty
+    assert not found.is_worse
+    assert "lost" not in summary(found)
+
+
+def test_a_row_without_a_time_that_is_missing_is_named_but_no_figure_lost():
+    kernel = {"kind": "kernel", "range": "inference", "kernel": "gemm", "status": "ok", "time_ms": 1.0}
+    a, b = ([record(stage="profile", rows=rows)] for rows in ([kernel, {**kernel, "kernel": "copy"}], [kernel]))
+    found = compare_runs(a, b, tolerance=0.05)
+    assert list(found.rows_only_in_a["row"]) == ["kernel inference copy"]
+    assert not found.is_worse
+
+
+def test_rows_of_a_cell_that_one_run_lacks_are_not_listed_beside_it():
+    found = compare_runs(run("small", "xl"), run("xl"), tolerance=0.05)
+    assert len(found.only_in_a) == 1
+    assert found.rows_only_in_a.empty
+
+
+def test_peaks_are_paired_by_what_they_are_of():
+    phases = [{"kind": "peak", "step": 1, "phase": name, "status": "ok", "peak_bytes": 1e9} for name in PASSES]
+    phases[1]["peak_bytes"] = 2e9
+    a, b = ([record(stage="memory", rows=rows)] for rows in (phases, phases[::-1]))
+    assert compare_runs(a, b, tolerance=0.05).memory.empty
+
+
+def test_each_of_a_rows_times_is_compared():
+    several = {"median_latency_ms": 3.0, "q1_latency_ms": 2.9, "q3_latency_ms": 3.1}
+    rows = [{**timed("forward", 1.0), **several}]
+    found = compare_runs(run("xl", rows=rows), run("xl", rows=rows), tolerance=0.05)
+    assert list(found.timed["quantity"]) == ["ms", "latency_ms"]
+
+
+def test_the_quantities_of_a_stage_are_summed_up_apart():
+    def rows(latency_ms):
+        quartiles = {"q1_latency_ms": 0.99 * latency_ms, "q3_latency_ms": 1.01 * latency_ms}
+        return [{**timed("forward", 1.0), "median_latency_ms": latency_ms, **quartiles}]
+
+    text = write_comparison(compare_runs(run(rows=rows(3.0)), run(rows=rows(6.0)), tolerance=0.05), "one", "other")
+    lines = [line.split() for line in text.split("### By stage")[1].splitlines() if "timing" in line]
+    assert [line[3] for line in lines] == ["ms", "latency_ms"]
+    assert [line[-2] for line in lines] == ["1.00", "2.00"]
+
+
+def test_a_time_that_a_row_no_longer_has_is_named_and_is_a_figure_lost():
+    several = {"median_latency_ms": 3.0, "q1_latency_ms": 2.9, "q3_latency_ms": 3.1}
+    a, b = (run("xl", rows=[{**timed("forward", 1.0), **more}]) for more in (several, {}))
+    found = compare_runs(a, b, tolerance=0.05)
+    assert (list(found.timed["quantity"]), found.is_worse) == (["ms"], True)
+    assert "1 figure lost" in summary(found)
+    assert "forward host latency |" in write_comparison(found, "one", "other").split("### Times only in A")[1]
+    assert not compare_runs(b, a, tolerance=0.05).is_worse
+
+
+def test_a_stage_of_another_version_is_compared_too():
+    assert verdicts(run(stage="gone"), scaled(run(stage="gone"), 1.5)) == {"slower"}
+
+
+def test_the_worst_comes_first_and_the_same_is_left_out():
+    slow = [*scaled([record("small")], 1.5), *scaled([record("xl")], 2.0), *scaled([record("large")], 1.0)]
+    text = write_comparison(compare_runs(run("small", "xl", "large"), slow, tolerance=0.05), "one", "other")
+    times = text.split("### Times that differ")[1].split("### By stage")[0]
+    assert "size=large" not in times
+    assert 0 < times.index("size=xl") < times.index("size=small")
+    assert "precision" not in times  # the same in all of them
+
+
+def test_a_single_slow_cell_is_told_from_those_that_are_the_same():
+    slow = [record("small"), *scaled([record("xl")], 2.0)]
+    text = write_comparison(compare_runs(run(), slow, tolerance=0.05), "one", "other")
+    assert text.split("### Times that differ")[1].count("size=xl") == 2
+
+
+def write(folder, records):
+    for found in records:
+        path = folder / "timing/cells" / f"size={found['cell']['size']}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(found))
+    return folder
+
+
+def test_a_results_folder_its_parent_and_a_snapshot_hold_the_same_records(tmp_path):
+    write(tmp_path / "results", run())
+    (tmp_path / "reports/figures").mkdir(parents=True)
+    (tmp_path / "reports/writeup.md").write_text("# Write-up")
+    publish(tmp_path, tmp_path / "snapshot")
+    places = ("results", ".", "snapshot", "snapshot/records.tar.xz")
+    assert all(load_run(tmp_path / place) == run() for place in places)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ('{"schema_version": 1, "sta', "size=xl.json is no record: "),
+        ('{"schema_version": 1, "stage": "timing", "cell": {}, "settings": {}}', "it has no rows, machine, code, "),
+        ('{"schema_version": 99}', "has schema_version 99"),
+    ],
+)
+def test_a_corrupt_record_is_named_in_one_line(tmp_path, content, complaint):
+    write(tmp_path / "results", run())
+    (tmp_path / "results/timing/cells/size=xl.json").write_text(content)
+    with pytest.raises(UserError, match=complaint) as raised:
+        load_run(tmp_path / "results")
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("part", "changes", "complaint"),
+    [
+        ("machine", {"gpus": None, "os": None}, "it has no machine.gpus, machine.os"),
+        ("machine", {"cpu": "a CPU"}, "it has no machine.cpu.model, machine.cpu.logical_cores"),
+        ("machine", {"gpus": 1}, "machine.gpus is 1, allowed is a list"),
+        ("code", {"commit": None}, "it has no code.commit"),
+        ("row", {"status": None}, "status of row 1"),
+        ("row", {"median_ms": "fast"}, "median_ms of row 1 is 'fast', allowed is a number above 0"),
+        ("row", {"median_ms": 0}, "median_ms of row 1 is 0, allowed is a number above 0"),
+        ("row", {"n": [1]}, r"n of row 1 is \[1\], allowed is a number of 0 or more"),
+        ("row", {"peak_bytes": "1 GB"}, "peak_bytes of row 1 is '1 GB', allowed is a number of 0 or more"),
+    ],
+)
+def test_a_record_that_lacks_what_is_compared_is_named_in_one_line(tmp_path, part, changes, complaint):
+    found = record("xl")
+    (found["rows"][0] if part == "row" else found[part]).update(changes)
+    with pytest.raises(UserError, match=f"size=xl.json .*{complaint}") as raised:
+        load_run(write(tmp_path / "results", [record("small"), found]))
+    assert "\n" not in str(raised.value)
+
+
+def damaged_archive(path):
+    """Write an archive of which a part in the middle has been overwritten."""
+    write(path.parent / "results", run())
+    with tarfile.open(path, "w:xz") as archive:
+        archive.add(path.parent / "results", "results")
+    content = bytearray(path.read_bytes())
+    content[200:220] = bytes(20)
+    path.write_bytes(content)
+
+
+def test_what_is_no_run_is_said_in_one_line(tmp_path):
+    (tmp_path / "records.tar.xz").write_text("not an archive")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "damaged").mkdir()
+    damaged_archive(tmp_path / "damaged/records.tar.xz")
+    complaints = {
+        "empty": "holds no records",
+        "nowhere": "holds no records",
+        ".": "cannot read",
+        "damaged": "cannot read",
+    }
+    for place, complaint in complaints.items():
+        with pytest.raises(UserError, match=complaint) as raised:
+            load_run(tmp_path / place)
+        assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("step", ["os.listdir", "pathlib.Path.is_file"])
+def test_a_folder_that_cannot_be_read_is_said_in_one_line(tmp_path, monkeypatch, step):
+    def refuse(*_words):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    place = write(tmp_path / "results", run())
+    monkeypatch.setattr(step, refuse)
+    with pytest.raises(UserError, match=r"cannot read .*results: Permission denied"):
+        load_run(place)
+
+
+def compare(*words):
+    command = [sys.executable, "-m", "pipeline", "compare", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_the_exit_code_is_1_on_request_only(tmp_path):
+    a, b = write(tmp_path / "a", run()), write(tmp_path / "b", scaled(run(), 1.5))
+    assert compare(a, b).returncode == 0
+    assert compare(a, b, "--fail-if-slower").returncode == 1
+    assert compare(b, a, "--fail-if-slower").returncode == 0
+    assert compare(a, tmp_path / "nowhere", "--fail-if-slower").returncode == 2
+    ended = compare(a, b, "--tolerance-pct", "-3")
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
+
+
+def test_a_run_of_which_nothing_can_be_compared_fails_and_says_so(tmp_path):
+    a, b = write(tmp_path / "a", run("small")), write(tmp_path / "b", run("xl"))
+    ended = compare(a, b, "--fail-if-slower")
+    assert ended.returncode == 1
+    assert "no time compared, for no row has one in both; 1 cell only in A; 1 cell only in B" in ended.stdout
+    assert compare(a, b).returncode == 0
+
+
+def test_rows_that_do_not_say_how_many_samples_they_have_are_compared():
+    rows = [{name: value for name, value in timed("forward", 1.0).items() if name != "n"}]
+    slow = [{name: value for name, value in timed("forward", 2.0).items() if name != "n"}]
+    assert verdicts(run("xl", rows=rows), run("xl", rows=slow)) == {"slower"}
+
+
+@pytest.mark.parametrize("ratio", [1.5, 0.5])
+def test_peaks_of_memory_that_differ_are_listed_once_a_cell(ratio):
+    def with_peak(size, peak_bytes):
+        rows = [{**timed(name, median_ms), "peak_bytes": peak_bytes} for name, median_ms in PASSES.items()]
+        return record(size, rows=rows)
+
+    a = [with_peak("small", 1e9), with_peak("xl", 8e9)]
+    b = [with_peak("small", 1.01e9), with_peak("xl", ratio * 8e9)]
+    found = compare_runs(a, b, tolerance=0.05)
+    (line,) = found.memory[["cell", "a", "b", "ratio"]].to_numpy().tolist()
+    assert line == ["precision=bf16 size=xl", 8e9, ratio * 8e9, ratio]
+    assert "Peak memory that differs" in write_comparison(found, "one", "other")
+    assert "peak memory apart in 1 cell" in summary(found)
+    assert not found.is_worse
+
+
+def test_peaks_of_a_cell_that_are_not_all_the_same_are_named():
+    def with_peaks(factor):
+        peaks = dict(zip(PASSES, (1e9, 2e9), strict=True))
+        return record(rows=[{**timed(name, 1.0), "peak_bytes": factor * peak} for name, peak in peaks.items()])
+
+    found = compare_runs([with_peaks(1)], [with_peaks(1.5)], tolerance=0.05)
+    assert [name.split()[0] for name in found.memory["row"]] == list(PASSES)
+    assert "peak memory apart in 1 cell" in summary(found)
+
+
+def test_a_figure_that_became_unstable_is_a_change_but_not_lost():
+    rows = [{**timed(name, median_ms), "status": "unstable", "reason": "noise"} for name, median_ms in PASSES.items()]
+    found = compare_runs(run(), run(rows=rows), tolerance=0.05)
+    assert len(found.outcomes) == 4
+    assert not found.is_worse
+    assert "unstable: noise" in write_comparison(found, "one", "other")

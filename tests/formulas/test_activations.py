@@ -1,0 +1,128 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from pipeline.formulas.activations import Workload, residual_stream_bytes, saved_terms
+from pipeline.formulas.sizes import SIZES, ModelSize
+from pipeline.model.step import build_training_step
+
+SHAPES = {
+    "wide": Workload(ModelSize(d_model=32, d_ff=96, num_layers=2, num_heads=2), 50, 3, 8),
+    "deep": Workload(ModelSize(d_model=16, d_ff=24, num_layers=5, num_heads=4), 70, 2, 12),
+    "long": Workload(ModelSize(d_model=24, d_ff=56, num_layers=1, num_heads=2), 30, 1, 40),
+}
+
+
+def count_saved(workload):
+    """Run a forward pass on the CPU; give the bytes of the distinct storages that it keeps, batch and model apart."""
+    settings = {
+        "vocab_size": workload.vocab_size,
+        "context_length": workload.seq_len,
+        "batch_size": workload.batch_size,
+        "precision": workload.precision,
+        "device": "cpu",
+        "attention": workload.attention,
+        "checkpoint_every": workload.checkpoint_every,
+    }
+    step = build_training_step(workload.size, **settings)
+    there_before = [*step.model.parameters(), *step.model.buffers(), step.tokens, step.targets]
+    ours = {tensor.untyped_storage().data_ptr() for tensor in there_before}
+    kept = {}
+
+    def pack(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor  # alive, so that no address is used again
+        return tensor
+
+    inputs = []
+    for layer in step.model.layers:
+        layer.register_forward_pre_hook(lambda module, args: inputs.append(args[0]))
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = step.forward()
+    if workload.checkpoint_every:  # their inputs are kept by the checkpoint itself, not as saved tensors
+        kept |= {x.untyped_storage().data_ptr(): x for x in inputs[:: workload.checkpoint_every]}
+    assert loss.requires_grad
+    return sum(tensor.untyped_storage().nbytes() for address, tensor in kept.items() if address not in ours)
+
+
+@pytest.mark.parametrize("checkpoint_every", [0, 1, 2])
+@pytest.mark.parametrize("attention", ["eager", "tiled"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_saved_bytes_equal_the_counted_tensors(shape, precision, attention, checkpoint_every):
+    varied = {"precision": precision, "attention": attention, "checkpoint_every": checkpoint_every}
+    workload = replace(SHAPES[shape], device_type="cpu", **varied)
+    assert sum(saved_terms(workload).values()) == count_saved(workload)
+
+
+def count_by_shape(workload):
+    """Count the kept tensors of one forward pass by shape and dtype."""
+    step = build_training_step(
+        workload.size,
+        vocab_size=workload.vocab_size,
+        context_length=workload.seq_len,
+        batch_size=workload.batch_size,
+        precision=workload.precision,
+        device="cpu",
+    )
+    kept = {}
+
+    def pack(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = step.forward()
+    assert loss.requires_grad
+    by_bytes = {}
+    for tensor in kept.values():
+        key = (tensor.untyped_storage().nbytes(), tensor.dtype)
+        by_bytes[key] = by_bytes.get(key, 0) + 1
+    return by_bytes
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
+def test_scores_and_swiglu_are_the_terms_that_their_tensors_make(precision, dtype):
+    workload = replace(SHAPES["wide"], precision=precision, device_type="cpu", batch_size=5)
+    counted, terms = count_by_shape(workload), saved_terms(workload)
+    layers, element = workload.size.num_layers, workload.product_bytes
+    scores, hidden = workload.score_elements * element, workload.tokens * workload.size.d_ff * element
+    assert counted[scores, dtype] * scores == terms["attention scores"]
+    assert counted[hidden, dtype] == 4 * layers
+    assert counted[hidden, dtype] * hidden == terms["SwiGLU"]
+
+
+def test_the_residual_stream_of_the_largest_model_at_the_assignments_batch():
+    workload = Workload(SIZES["2.7B"], vocab_size=10_000, batch_size=4, seq_len=128)
+    assert residual_stream_bytes(workload) == 5 * 2**20
+
+
+def on_cuda(precision):
+    return Workload(SIZES["small"], 10_000, 4, 256, precision=precision, device_type="cuda")
+
+
+def on_cpu(precision):
+    return replace(on_cuda(precision), device_type="cpu")
+
+
+def test_cudas_fused_norm_keeps_one_tensor_less_a_norm():
+    norms = 2 * SIZES["small"].num_layers + 1
+    fp32_difference = sum(saved_terms(on_cpu("fp32")).values()) - sum(saved_terms(on_cuda("fp32")).values())
+    assert fp32_difference == norms * residual_stream_bytes(on_cuda("fp32"))
+
+
+def test_cudas_autocast_keeps_the_softmax_in_fp32_beside_its_copy():
+    elements = SIZES["small"].num_layers * on_cuda("bf16").score_elements
+    assert saved_terms(on_cuda("bf16"))["attention scores"] == 6 * elements
+    assert saved_terms(on_cpu("bf16"))["attention scores"] == 2 * elements
+
+
+@pytest.mark.parametrize("attention", ["eager", "flash"])
+def test_checkpointing_keeps_less_and_flash_attention_does_not_grow_with_the_square(attention):
+    def saved(**varied):
+        return sum(saved_terms(replace(on_cuda("fp32"), attention=attention, **varied)).values())
+
+    assert saved(checkpoint_every=4) < saved(checkpoint_every=1) < saved()
+    doubled = saved(seq_len=512) / saved()
+    assert doubled > 2.1 if attention == "eager" else doubled == pytest.approx(2, rel=1e-3)

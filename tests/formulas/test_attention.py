@@ -1,0 +1,109 @@
+import gc
+import weakref
+
+import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+from pipeline.attention.eager import eager_attention
+from pipeline.formulas import attention
+from pipeline.formulas.attention import Shape
+
+SHAPES = [Shape(2, 3, 48, 16, False), Shape(2, 3, 48, 16, True), Shape(1, 1, 16, 64, False), Shape(8, 1, 64, 8, True)]
+BYTES = {torch.float32: 4, torch.float64: 8}
+
+
+class LiveBytes(TorchDispatchMode):
+    """Count the bytes of all storages that operations made and that are still alive, and the most there were."""
+
+    def __init__(self):
+        super().__init__()
+        self.live, self.peak = {}, 0
+
+    def now(self):
+        gc.collect()
+        return sum(self.live.values())
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            storage = tensor.untyped_storage()
+            if storage._cdata not in self.live:
+                self.live[storage._cdata] = storage.nbytes()
+                weakref.finalize(storage, self.live.pop, storage._cdata, None)
+        self.peak = max(self.peak, sum(self.live.values()))
+        return result
+
+
+def inputs(shape, dtype):
+    tensors = torch.randn(4, shape.batch_size, shape.num_heads, shape.seq_len, shape.head_dim, dtype=dtype).unbind()
+    return [tensor.clone() for tensor in tensors]
+
+
+@pytest.mark.parametrize("dtype", BYTES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_bytes_are_those_that_an_eager_pass_allocates(shape, dtype):
+    with LiveBytes() as counted:
+        q, k, v, gradient = inputs(shape, dtype)
+        assert counted.now() == attention.input_bytes(shape, BYTES[dtype])
+        leaves = [x.requires_grad_() for x in (q, k, v)]
+        output = eager_attention(*leaves, shape.is_causal)
+        assert counted.now() == attention.before_backward_bytes(shape, BYTES[dtype])
+        torch.autograd.grad(output, leaves, gradient)
+    assert counted.peak == attention.peak_bytes(shape, BYTES[dtype], "cpu")
+
+
+def test_on_a_gpu_the_peak_has_one_score_matrix_more():
+    shape = Shape(8, 1, 4096, 64, False)
+    peaks = {device_type: attention.peak_bytes(shape, 4, device_type) for device_type in ("cpu", "cuda")}
+    assert peaks["cuda"] - peaks["cpu"] == shape.scores * 4
+    assert peaks["cuda"] == pytest.approx(4 * shape.scores * 4, rel=0.05)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_saved_bytes_are_those_of_the_tensors_that_autograd_saves_beside_the_inputs(shape):
+    q, k, v, _ = inputs(shape, torch.float32)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    own = {x.untyped_storage().data_ptr() for x in leaves}
+    saved = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        output = eager_attention(*leaves, shape.is_causal)
+    assert output.requires_grad
+    assert sum(saved.values()) == attention.saved_bytes(shape, 4)
+
+
+def test_flops_of_the_forward_pass_are_those_that_torch_counts():
+    shape = Shape(2, 3, 48, 16, False)
+    with FlopCounterMode(display=False) as counted:
+        eager_attention(*inputs(shape, torch.float32)[:3], False)
+    assert attention.forward_flops(shape) == counted.get_total_flops()
+
+
+def test_a_causal_pass_does_half_and_a_backward_pass_two_and_a_half_times_the_forward():
+    whole, causal = Shape(1, 2, 128, 64, False), Shape(1, 2, 128, 64, True)
+    assert attention.forward_flops(causal) * 2 == attention.forward_flops(whole)
+    assert attention.backward_flops(whole) == 2.5 * attention.forward_flops(whole)
+    assert attention.pass_flops(whole, "forward_backward") == 3.5 * attention.pass_flops(whole, "forward")
+
+
+def test_the_longest_sequence_that_fits_is_the_last_one_whose_peak_does():
+    shape = Shape(8, 1, 1, 64, False)
+    longest = attention.longest_that_fits(shape, 4, "cuda", memory_bytes=10**9)
+    peaks = [attention.peak_bytes(Shape(8, 1, length, 64, False), 4, "cuda") for length in (longest, longest + 1)]
+    assert peaks[0] <= 10**9 < peaks[1]
+    assert attention.longest_that_fits(shape, 4, "cuda", memory_bytes=10) == 0
+
+
+def test_what_flash_attention_keeps_grows_linearly():
+    short, long = (attention.flash_saved_bytes(Shape(2, 3, length, 64, True)) for length in (100, 200))
+    assert (short, long) == (2 * 3 * 100 * 4, 2 * 3 * 200 * 4)

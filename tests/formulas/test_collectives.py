@@ -1,0 +1,53 @@
+import numpy as np
+import pytest
+
+from pipeline.formulas.collectives import LinearCost, all_reduce_bus_factor, fit_linear_cost
+
+SIZES_BYTES = [1e6, 1e7, 1e8, 1e9]
+
+
+@pytest.mark.parametrize(("world_size", "factor"), [(1, 0), (2, 1), (4, 1.5), (8, 1.75)])
+def test_a_rank_of_a_ring_sends_two_n_minus_one_nths(world_size, factor):
+    assert all_reduce_bus_factor(world_size) == factor
+
+
+@pytest.mark.parametrize(("latency_s", "bytes_per_s"), [(20e-6, 300e9), (2e-3, 1e9), (1, 1e12)])
+def test_a_fit_recovers_the_line_that_the_times_lie_on(latency_s, bytes_per_s):
+    times_s = [latency_s + size / bytes_per_s for size in SIZES_BYTES]
+    cost = fit_linear_cost(SIZES_BYTES, times_s)
+    assert cost.latency_s == pytest.approx(latency_s, rel=1e-6)
+    assert cost.bytes_per_s == pytest.approx(bytes_per_s, rel=1e-6)
+    assert cost.residuals(SIZES_BYTES, times_s) == pytest.approx([0] * 4, abs=1e-9)
+
+
+def test_a_fit_recovers_the_line_from_noisy_times():
+    noise = 1 + 0.02 * np.random.default_rng(0).standard_normal((4, 50))
+    times_s = ((20e-6 + np.array(SIZES_BYTES) / 300e9)[:, None] * noise).ravel()
+    cost = fit_linear_cost(np.repeat(SIZES_BYTES, 50), times_s)
+    assert cost.latency_s == pytest.approx(20e-6, rel=0.02)
+    assert cost.bytes_per_s == pytest.approx(300e9, rel=0.02)
+
+
+def test_every_size_counts_alike():
+    """A fit to the absolute error would give the smallest size's time up for the largest."""
+    times_s = [20e-6 + size / 300e9 for size in SIZES_BYTES]
+    times_s[-1] *= 1.02
+    cost = fit_linear_cost(SIZES_BYTES, times_s)
+    assert cost.latency_s == pytest.approx(20e-6, rel=0.02)
+    assert max(map(abs, cost.residuals(SIZES_BYTES, times_s))) < 0.02
+
+
+def test_latency_is_never_negative():
+    cost = fit_linear_cost([1e6, 1e7], [1e-6, 20e-6])
+    assert cost.latency_s == 0
+    assert 0.5e12 < cost.bytes_per_s < 1e12
+
+
+@pytest.mark.parametrize(("sizes", "times"), [([1e6], [1]), ([1e6, 1e6], [1, 2]), ([1e6, 1e7], [2, 1])])
+def test_times_that_give_no_line_are_refused(sizes, times):
+    with pytest.raises(ValueError, match=r"two sizes|do not grow"):
+        fit_linear_cost(sizes, times)
+
+
+def test_a_residual_is_the_models_share_above_the_measured_time():
+    assert LinearCost(latency_s=1, bytes_per_s=2).residuals([4], [2]) == [0.5]

@@ -1,0 +1,69 @@
+import math
+from dataclasses import replace
+
+import pytest
+
+from pipeline.formulas.mesh import (
+    Block,
+    Mesh,
+    best_tensor_size,
+    communication_s,
+    compute_s,
+    fsdp_s,
+    least_tokens,
+    tensor_s,
+)
+
+XXL = Block(d_model=16384, d_ff=53248)
+V5P = Mesh(16, 4, 2, 1, link_bytes_per_s=2 * 9e10, flops_per_s=4.6e14)
+MESHES = [
+    V5P,
+    replace(V5P, axes_overlap=True),
+    replace(V5P, weight_bytes=1),
+    replace(V5P, fsdp_size=8, tensor_size=8),
+    replace(V5P, fsdp_axes=1, tensor_axes=2),
+]
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("block", [XXL, Block(8192, 28672, matrices=3)])
+def test_at_the_least_batch_computing_takes_as_long_as_communicating(mesh, block):
+    tokens = least_tokens(block, mesh)
+    assert compute_s(block, tokens, mesh) == pytest.approx(communication_s(block, tokens, mesh))
+    assert compute_s(block, 0.9 * tokens, mesh) < communication_s(block, 0.9 * tokens, mesh)
+    assert compute_s(block, 1.1 * tokens, mesh) > communication_s(block, 1.1 * tokens, mesh)
+
+
+def test_the_assignments_mesh_needs_395_tokens_a_device():
+    assert least_tokens(XXL, V5P) == pytest.approx(25_301.7, abs=0.1)
+    assert least_tokens(XXL, V5P) / 64 == pytest.approx(395.3, abs=0.1)
+
+
+def test_times_by_hand():
+    tokens = 64_000
+    assert compute_s(XXL, tokens, V5P) == 4 * tokens * 16384 * 53248 / (64 * 4.6e14)
+    assert fsdp_s(XXL, V5P) == 4 * 16384 * 53248 / (4 * 1.8e11 * 2)
+    assert tensor_s(XXL, tokens, V5P) == 4 * tokens * 16384 / (16 * 1.8e11)
+
+
+def test_with_overlapping_axes_only_the_weights_count():
+    overlapping = replace(V5P, axes_overlap=True)
+    assert least_tokens(XXL, overlapping) == pytest.approx(16 * V5P.intensity / 2)
+
+
+def test_too_much_tensor_parallelism_is_never_compute_bound():
+    assert least_tokens(XXL, replace(V5P, fsdp_size=2, tensor_size=32)) == math.inf
+    assert least_tokens(XXL, replace(V5P, fsdp_size=2, tensor_size=32, axes_overlap=True)) == math.inf
+    assert least_tokens(XXL, replace(V5P, tensor_size=20, axes_overlap=True)) < math.inf
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_no_other_split_of_the_devices_needs_a_smaller_batch(overlap):
+    mesh = replace(V5P, axes_overlap=overlap)
+    best = best_tensor_size(XXL, mesh)
+    batches = {y: least_tokens(XXL, replace(mesh, tensor_size=y, fsdp_size=64 / y)) for y in (best, 0.9 * best)}
+    batches[1.1 * best] = least_tokens(XXL, replace(mesh, tensor_size=1.1 * best, fsdp_size=64 / (1.1 * best)))
+    assert min(batches, key=batches.get) == best
+    per_device = 1 if overlap else 4
+    expected = per_device * mesh.intensity**2 / (mesh.fsdp_axes * mesh.tensor_axes * XXL.d_ff)
+    assert batches[best] / 64 == pytest.approx(expected)

@@ -1,0 +1,50 @@
+import pytest
+
+from pipeline.formulas.flops import training_state_bytes
+from pipeline.formulas.models import XXL, model_named
+from pipeline.formulas.sizes import SIZES
+from pipeline.formulas.training_state import GB, GIB, Sharded, devices_to_hold, training_state
+
+
+def test_the_xxl_state_is_3276_gib_and_3518_gb():
+    state = training_state(XXL.parameters)
+    assert XXL.parameters == 219_848_638_464
+    assert state.total_bytes == 3276 * GIB
+    assert state.total_bytes / GB == pytest.approx(3517.58, abs=0.01)
+    assert (state.weights_bytes, state.optimizer_bytes) == (4 * XXL.parameters, 8 * XXL.parameters)
+
+
+def test_gib_against_gb_is_41_against_44_gpus():
+    total = training_state(XXL.parameters).total_bytes
+    assert devices_to_hold(total, 80 * GB) == 44
+    assert devices_to_hold(total, 80 * GIB) == 41
+
+
+def test_xxl_activations_are_the_inputs_of_both_layers_of_each_block_in_bf16():
+    assert XXL.activation_bytes(1, 1) == 2 * 126 * (16384 + 53248)
+    assert XXL.activation_bytes(3, 100) == 300 * XXL.activation_bytes(1, 1)
+
+
+def test_a_transformers_state_is_that_of_its_parameters():
+    model = model_named("2.7B", vocab_size=10_000)
+    assert training_state(model.parameters).total_bytes == training_state_bytes(SIZES["2.7B"], 10_000)
+
+
+@pytest.mark.parametrize("activation_bytes", [0, 10, 50, 99])
+def test_the_least_number_of_devices_is_just_enough(activation_bytes):
+    sharded = Sharded(state_bytes=1000, activation_bytes=activation_bytes, sharded_share=0.5)
+    least = sharded.least_devices(50)
+    assert sharded.bytes_per_device(least) < 50
+    assert sharded.bytes_per_device(least - 1) >= 50
+
+
+def test_less_than_means_less_than():
+    assert Sharded(1000, 0, 0.5).least_devices(100) == 11
+
+
+def test_activations_that_fill_a_device_leave_no_number_of_devices():
+    assert Sharded(1000, 100, 0.5).least_devices(50) is None
+
+
+def test_an_unsharded_share_stands_whole_on_every_device():
+    assert Sharded(1000, 80, 0.25).bytes_per_device(10) == 1020 / 10 + 60

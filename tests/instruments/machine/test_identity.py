@@ -1,0 +1,334 @@
+import json
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pynvml
+import pytest
+import torch
+
+from pipeline.instruments.machine import gpus, identity
+from pipeline.instruments.machine.gpu_state import gpu_state, slowdown_reasons
+
+H200 = "NVIDIA H200"
+NOT_SUPPORTED = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+
+@dataclass
+class FakeGpu:
+    """One GPU as NVML would tell of it; `answers` maps an NVML function to what it returns or raises."""
+
+    index: int
+    name: str = H200
+    answers: dict = field(default_factory=dict)
+
+    @property
+    def uuid(self):
+        return f"GPU-{self.index}{self.index}{self.index}-abc"
+
+
+class FakeNvml:
+    """Stands in for pynvml: constants and errors are the real ones, the GPUs are made up."""
+
+    def __init__(self, fakes):
+        self.fakes = fakes
+
+    def __getattr__(self, name):
+        if not (name.startswith("nvmlDevice") or name in ("nvmlInit", "nvmlSystemGetDriverVersion")):
+            return getattr(pynvml, name)
+        return lambda *arguments: self.call(name, *arguments)
+
+    def call(self, name, gpu=None, *rest):
+        if isinstance(gpu, FakeGpu) and name in gpu.answers:
+            answer = gpu.answers[name]
+            if isinstance(answer, Exception):
+                raise answer
+            return answer(*rest) if callable(answer) else answer
+        known = {
+            "nvmlInit": lambda: None,
+            "nvmlSystemGetDriverVersion": lambda: "580.1",
+            "nvmlDeviceGetCount": lambda: len(self.fakes),
+            "nvmlDeviceGetHandleByIndex": lambda: self.fakes[gpu],
+            "nvmlDeviceGetUUID": lambda: gpu.uuid,
+            "nvmlDeviceGetIndex": lambda: gpu.index,
+            "nvmlDeviceGetName": lambda: gpu.name,
+        }
+        if name not in known:
+            raise NOT_SUPPORTED
+        return known[name]()
+
+
+@pytest.fixture
+def install(monkeypatch):
+    """Put GPUs into the machine, seen through NVML, with no choice of devices made."""
+    gpus.nvml.cache_clear()
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(gpus, "torch_build", lambda: {"cuda": "13.0"})
+
+    def install_gpus(*fakes):
+        fake = FakeNvml(fakes)
+        for module in ("pipeline.instruments.machine.gpus", "pipeline.instruments.machine.gpu_state"):
+            monkeypatch.setattr(sys.modules[module], "pynvml", fake)
+
+    yield install_gpus
+    gpus.nvml.cache_clear()
+
+
+@pytest.fixture
+def without_nvml(monkeypatch):
+    def no_driver():
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    gpus.nvml.cache_clear()
+    monkeypatch.setattr(pynvml, "nvmlInit", no_driver)
+    yield
+    gpus.nvml.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("listing", "names"),
+    [
+        (None, ["a", "b", "c"]),
+        ("", []),
+        ("2,0", ["c", "a"]),
+        ("GPU-111-abc", ["b"]),
+        ("GPU-1,GPU-2", ["b", "c"]),
+        ("GPU-", []),
+        ("0,7,1", ["a"]),
+        ("-1", []),
+        ("1,1", []),
+    ],
+)
+def test_visible_gpus_are_those_that_cuda_would_show(install, monkeypatch, listing, names):
+    install(FakeGpu(0, "a"), FakeGpu(1, "b"), FakeGpu(2, "c"))
+    if listing is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listing)
+    assert [gpu.name for gpu in gpus.visible_gpus()] == names
+    assert identity.gpu_count() == len(names)
+
+
+def test_a_process_that_all_gpus_are_hidden_from_leaves_nvml_alone(monkeypatch):
+    """It may be a rank on the CPU, forked from a process that has started NVML."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(gpus, "torch_build", lambda: {"cuda": "13.0"})
+    monkeypatch.setattr(gpus, "nvml", lambda: pytest.fail("NVML was asked"))
+    assert gpu_state() == []
+
+
+def test_the_kind_of_machine_is_its_gpus_model(install):
+    install(FakeGpu(0), FakeGpu(1))
+    assert identity.machine_kind() == H200
+
+
+def test_a_mixed_machine_is_named_after_all_its_models_in_one_order(install, monkeypatch):
+    install(FakeGpu(0, "NVIDIA L4"), FakeGpu(1, H200))
+    kind = identity.machine_kind()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
+    assert identity.machine_kind() == kind == "NVIDIA H200 + NVIDIA L4"
+
+
+def test_with_every_gpu_hidden_the_kind_is_the_cpu(install, monkeypatch):
+    install(FakeGpu(0))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert identity.machine_kind() == identity.cpu_model()
+
+
+def test_without_a_driver_there_is_no_gpu_and_no_state(without_nvml):
+    assert identity.gpu_count() == 0
+    assert identity.machine_kind() == identity.cpu_model() != ""
+    assert identity.software_versions()["driver"] == "none"
+    assert gpu_state() == []
+
+
+def test_rocm_gpus_are_listed_without_starting_hip_in_this_process(install, monkeypatch):
+    monkeypatch.setattr(gpus, "torch_build", lambda: {"hip": "6.4"})
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "3,1")
+    described = json.dumps([["AMD Instinct MI300X", 2**36]] * 2)
+    monkeypatch.setattr(gpus, "_ROCM_QUERY", f"print('a warning')\nprint({described!r})")
+    found = gpus.visible_gpus()
+    assert [(gpu.id, gpu.name, gpu.memory_bytes) for gpu in found] == [
+        ("3", "AMD Instinct MI300X", 2**36),
+        ("1", "AMD Instinct MI300X", 2**36),
+    ]
+    assert gpus.visible_devices_variable() == "HIP_VISIBLE_DEVICES"
+    assert gpus.gpu_facts(found[0])["power_limit_w"] is None
+    assert gpu_state() == []
+
+
+def test_what_the_workflow_asks_at_every_parse_leaves_torch_alone():
+    code = (
+        "import sys; from pipeline.instruments.machine import gpu_state, identity, peaks;"
+        "identity.machine_kind(), identity.gpu_count(), identity.software_versions(), gpu_state.gpu_state();"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_versions_are_those_that_torch_itself_gives():
+    import torch
+
+    versions = identity.software_versions()
+    assert versions["torch"].split("+")[0] == torch.__version__.split("+")[0]
+    assert versions["cuda"] == (torch.version.cuda or torch.version.hip or "none")
+    assert versions["python"] == platform.python_version()
+
+
+def test_a_missing_package_is_absent_and_no_error(monkeypatch):
+    def version(distribution):
+        raise identity.PackageNotFoundError(distribution)
+
+    monkeypatch.setattr(identity, "version", version)
+    assert identity.software_versions()["triton"] == "absent"
+
+
+def test_facts_are_json_and_name_no_host(install):
+    memory = SimpleNamespace(total=150 * 2**30, free=1)
+    install(FakeGpu(0, answers={"nvmlDeviceGetMemoryInfo": memory, "nvmlDeviceGetEnforcedPowerLimit": 700_000}))
+    facts = identity.machine_facts()
+    (gpu,) = facts["gpus"]
+    assert (gpu["index"], gpu["name"], gpu["memory_bytes"], gpu["power_limit_w"]) == (0, H200, 150 * 2**30, 700.0)
+    assert gpu["max_sm_clock_mhz"] is None
+    assert facts["memory_bytes"] > 0
+    assert {"cudnn", "nccl", "snakemake", "numpy", "pandas", "torch"} <= facts["software"].keys()
+    text = json.dumps(facts)
+    assert platform.node() not in text
+    assert "GPU-000" not in text
+
+
+def test_gpu_state_gives_units_that_its_names_say(install):
+    clocks = {pynvml.NVML_CLOCK_SM: 1980, pynvml.NVML_CLOCK_MEM: 3201}
+    answers = {
+        "nvmlDeviceGetClockInfo": clocks.get,
+        "nvmlDeviceGetTemperature": lambda _sensor: 41,
+        "nvmlDeviceGetPowerUsage": 123_456,
+        "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=97, memory=3),
+        "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=9, free=4),
+        "nvmlDeviceGetCurrentClocksEventReasons": 0,
+    }
+    install(FakeGpu(0, answers=answers))
+    assert gpu_state() == [
+        {
+            "index": 0,
+            "sm_clock_mhz": 1980,
+            "memory_clock_mhz": 3201,
+            "temperature_c": 41,
+            "power_w": 123.456,
+            "utilization_percent": 97,
+            "memory_free_bytes": 4,
+            "throttle_reasons": [],
+        }
+    ]
+
+
+def test_what_nvml_does_not_support_is_none(install):
+    install(FakeGpu(0))
+    (state,) = gpu_state()
+    assert state.pop("index") == 0
+    assert set(state.values()) == {None}
+    assert slowdown_reasons([state]) == []
+
+
+def test_state_is_read_of_the_named_gpus_alone(install):
+    install(FakeGpu(0), FakeGpu(1))
+    assert [state["index"] for state in gpu_state(["GPU-111-abc"])] == [1]
+
+
+@pytest.mark.parametrize(
+    "query", ["nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"]
+)
+def test_throttle_reasons_are_decoded_under_both_names_of_the_query(install, query):
+    install(FakeGpu(0, answers={query: 0x1 | 0x8 | 0x40 | 0x400}))
+    assert gpu_state()[0]["throttle_reasons"] == ["gpu_idle", "hw_slowdown", "hw_thermal_slowdown", "0x400"]
+
+
+@pytest.mark.parametrize(
+    ("bits", "reasons"),
+    [
+        (0x1 | 0x2 | 0x4 | 0x10 | 0x100, []),
+        (0x8, ["hw_slowdown"]),
+        (0x20, ["sw_thermal_slowdown"]),
+        (0x40, ["hw_thermal_slowdown"]),
+        (0x80, ["hw_power_brake"]),
+    ],
+)
+def test_only_heat_and_failing_power_spoil_figures(install, bits, reasons):
+    install(FakeGpu(0), FakeGpu(1, answers={"nvmlDeviceGetCurrentClocksEventReasons": bits}))
+    assert slowdown_reasons(gpu_state()) == reasons
+
+
+def test_links_are_told_by_the_slowest(install):
+    install(*(FakeGpu(n, answers={"nvmlDeviceGetNvLinkState": lambda link, n=n: int(link < 6 - n)}) for n in (0, 1)))
+    assert gpus.describe_links(gpus.visible_gpus()) == "NVLink, 5 links a GPU"
+    far = {"nvmlDeviceGetTopologyCommonAncestor": lambda other: 50 if other.index == 2 else 10}
+    install(FakeGpu(0, answers=far), FakeGpu(1, answers=far), FakeGpu(2))
+    assert gpus.describe_links(gpus.visible_gpus()) == "no NVLink, across NUMA nodes"
+    install(FakeGpu(0))
+    assert gpus.describe_links(gpus.visible_gpus()) == "n/a"
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    for name in [name for name in os.environ if name.startswith("GIT_")]:
+        monkeypatch.delenv(name)
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "module.py").write_text("one")
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", "package")
+    git(tmp_path, "-c", "user.name=n", "-c", "user.email=e", "commit", "-qm", "first")
+    return tmp_path
+
+
+def git(folder, *arguments):
+    return subprocess.run(["git", "-C", folder, *arguments], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_the_commit_is_dirty_when_tracked_files_differ_and_only_then(checkout):
+    commit = git(checkout, "rev-parse", "--short", "HEAD")
+    (checkout / "untracked").write_text("x")
+    assert identity.git_commit(checkout / "package") == commit
+    (checkout / "package" / "module.py").write_text("two")
+    assert identity.git_commit(checkout / "package" / "module.py") == commit + "+dirty"
+
+
+def test_what_git_does_not_track_has_no_commit(checkout, tmp_path_factory):
+    installed = checkout / ".venv" / "package"
+    installed.mkdir(parents=True)
+    assert identity.git_commit(installed) == "unknown"
+    assert identity.git_commit(tmp_path_factory.mktemp("elsewhere")) == "unknown"
+
+
+def test_without_git_the_commit_is_unknown(checkout, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert identity.git_commit(checkout / "package") == "unknown"
+
+
+def test_cudnns_version_is_read_without_asking_a_gpu(monkeypatch):
+    def starts_cuda(*_):
+        raise AssertionError("this starts CUDA")
+
+    monkeypatch.setattr(torch._C, "_has_cudnn", True)
+    monkeypatch.setattr(torch._C, "_cudnn", SimpleNamespace(getVersionInt=lambda: 91900), raising=False)
+    monkeypatch.setattr(torch.backends.cudnn, "version", starts_cuda)
+    monkeypatch.setattr(torch.cuda, "_lazy_init", starts_cuda)
+    assert identity.machine_facts()["software"]["cudnn"] == "91900"
+
+
+@pytest.mark.gpu
+def test_what_comes_before_a_cell_claims_its_gpus_starts_no_cuda():
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA GPU")
+    program = """
+import importlib, torch
+from pipeline.instruments.machine.identity import machine_facts
+from pipeline.stages import READING_ORDER
+machine_facts()
+for stage in READING_ORDER:
+    importlib.import_module(f"pipeline.stages.{stage}.measure")
+print(torch.cuda.is_initialized())
+"""
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "False"

@@ -1,0 +1,101 @@
+import time
+
+import pytest
+import torch
+
+from pipeline.instruments.machine import peaks
+from pipeline.instruments.machine.peaks import datasheet_peak_tflops, measured_peak_tflops, peak_tflops
+from pipeline.tf32 import allows_tf32
+
+PRECISIONS = ["fp32", "tf32", "bf16"]
+
+
+def test_the_h200_has_the_rates_of_its_datasheet():
+    assert [datasheet_peak_tflops("NVIDIA H200", precision) for precision in PRECISIONS] == [66.9, 494.7, 989.4]
+
+
+@pytest.mark.parametrize("name", ["NVIDIA H200 NVL", "NVIDIA H20", "nvidia h200", "NVIDIA A100", "AMD EPYC", ""])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_an_unknown_name_never_gets_another_chips_peak(name, precision):
+    assert datasheet_peak_tflops(name, precision) is None
+
+
+def test_a_chip_without_the_precision_has_no_peak_for_it():
+    assert datasheet_peak_tflops("Tesla V100-SXM2-16GB", "bf16") is None
+    assert datasheet_peak_tflops("Tesla V100-SXM2-16GB", "fp32") == 15.7
+
+
+@pytest.mark.parametrize("name", sorted(peaks._DATASHEET_TFLOPS))
+def test_rates_are_dense_so_that_bf16_is_twice_tf32(name):
+    rates = peaks._DATASHEET_TFLOPS[name]
+    if "bf16" in rates:
+        assert rates["bf16"] == pytest.approx(2 * rates["tf32"], rel=0.02)
+        assert rates["fp32"] < rates["tf32"]
+
+
+@pytest.mark.parametrize("peak", [datasheet_peak_tflops, measured_peak_tflops, peak_tflops])
+def test_an_unknown_precision_is_refused(peak):
+    with pytest.raises(ValueError, match="fp8"):
+        peak("cpu", "fp8")
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_cpu_is_measured_within_a_second(precision):
+    torch.mm(torch.ones(2, 2), torch.ones(2, 2))
+    started = time.process_time()  # of this process alone, whatever runs beside it
+    peak = peak_tflops("cpu", precision)
+    assert time.process_time() - started < 2
+    assert peak.source == "measured"
+    # From a slow core that others use too to a large server.
+    assert 1e-5 < peak.tflops < 100
+
+
+@pytest.mark.parametrize(("gflops", "size"), [(1000, 1024), (25, 1024), (20, 512), (1, 256), (0.1, 128), (0.01, 128)])
+def test_a_slow_cpu_multiplies_smaller_matrices(monkeypatch, gflops, size):
+    monkeypatch.setattr(peaks, "_product", lambda size, _dtype, _device: size)
+    monkeypatch.setattr(peaks, "_host_times_ms", lambda size, samples: [2 * size**3 / gflops / 1e6] * samples)
+    assert peaks._cpu_size(torch.bfloat16) == size
+    assert measured_peak_tflops("cpu", "bf16") == pytest.approx(gflops / 1e3)
+
+
+def test_the_rate_counts_two_operations_per_multiply_add_and_no_warm_up(monkeypatch):
+    times_ms = iter([[3.0], [1.0], [5.0, 2.0, 4.0]])  # the first to choose the size
+    monkeypatch.setattr(peaks, "_CPU_SIZES", (100,))
+    monkeypatch.setattr(peaks, "_host_times_ms", lambda multiply, samples: multiply() or next(times_ms))
+    assert measured_peak_tflops("cpu", "fp32") == pytest.approx(2 * 100**3 / 2e-3 / 1e12)
+
+
+@pytest.mark.parametrize(("precision", "setting"), [("fp32", "highest"), ("tf32", "high"), ("bf16", "highest")])
+def test_float32_products_run_as_asked_and_the_setting_is_put_back(monkeypatch, tf32_switch, precision, setting):
+    seen, dtypes, real_mm = set(), set(), torch.mm
+
+    def watched_mm(left, right, out):
+        seen.add(torch.get_float32_matmul_precision())
+        dtypes.add(left.dtype)
+        return real_mm(left, right, out=out)
+
+    monkeypatch.setattr(peaks, "_CPU_SIZES", (16,))
+    monkeypatch.setattr(torch, "mm", watched_mm)
+    measured_peak_tflops("cpu", precision)
+    assert allows_tf32() == tf32_switch.allows_tf32
+    assert seen == {setting}
+    assert dtypes == {torch.bfloat16 if precision == "bf16" else torch.float32}
+
+
+def test_a_known_gpu_is_not_measured_and_an_unknown_one_is(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA L4")
+    monkeypatch.setattr(peaks, "measured_peak_tflops", lambda device, precision: 7.0)
+    assert peak_tflops("cuda", "bf16") == peaks.Peak(121.0, "datasheet")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA L4000")
+    assert peak_tflops("cuda", "bf16") == peaks.Peak(7.0, "measured")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_measured_gpu_stays_under_its_datasheet(precision):
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA GPU")
+    promised = datasheet_peak_tflops(torch.cuda.get_device_name(), precision)
+    if promised is None:
+        pytest.skip("no datasheet known")
+    assert 0.4 * promised < measured_peak_tflops("cuda", precision) < 1.05 * promised

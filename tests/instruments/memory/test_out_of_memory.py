@@ -1,0 +1,55 @@
+import gc
+import weakref
+
+import pytest
+import torch
+
+from pipeline.instruments.memory.out_of_memory import attempt, is_out_of_memory
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB."),
+        MemoryError(),
+        RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried 1 TB"),
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+        RuntimeError("backend='inductor' raised:\nOutOfMemoryError: CUDA out of memory. Tried to allocate"),
+    ],
+)
+def test_memory_that_ran_out_is_told_however_it_is_said(error):
+    assert is_out_of_memory(error)
+
+    def fail():
+        raise error
+
+    value, reason = attempt(fail)
+    assert value is None
+    assert reason
+
+
+def test_a_kernel_out_of_shared_memory_is_not_out_of_memory():
+    assert not is_out_of_memory(RuntimeError("out of resource: shared memory, Required: 98304"))
+
+
+def test_a_value_comes_back_without_a_reason():
+    assert attempt(lambda x: x + 1, 2) == (3, None)
+
+
+def test_what_the_failed_call_held_is_gone_when_the_reason_comes_back():
+    held = []
+
+    def fail():
+        tensor = torch.ones(1000)
+        held.append(weakref.ref(tensor))
+        cycle = [tensor]
+        cycle.append(cycle)
+        raise MemoryError("no more")
+
+    gc.disable()
+    try:
+        assert attempt(fail)[1] == "no more"
+        assert held[0]() is None
+    finally:
+        gc.enable()

@@ -1,0 +1,241 @@
+import gc
+import inspect
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipeline.errors import UserError
+from pipeline.instruments.memory.recording import record_memory
+from pipeline.instruments.memory.replay import frames_within, phase_spans, replay, timeline
+from pipeline.instruments.memory.snapshot import read_events
+
+MIB = 2**20
+CPU = torch.device("cpu")
+CUDA = torch.device("cuda")
+HERE = Path(__file__)
+
+needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
+DEVICES = [CPU, pytest.param(CUDA, marks=needs_gpu)]
+
+
+def megabytes(count, device):
+    return torch.empty(count * MIB, dtype=torch.uint8, device=device)
+
+
+def of_size(recording, size):
+    return [made for made in replay(recording.events) if made.size_bytes == size]
+
+
+@pytest.fixture(params=DEVICES, ids=lambda device: device.type)
+def device(request):
+    return request.param
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "snapshot.pickle"
+
+
+def test_every_allocation_is_seen_with_its_size_and_end(device, path):
+    with record_memory(device, path) as recorder:
+        first = megabytes(3, device)
+        second = megabytes(5, device)
+        del first
+    recording = recorder.read()
+    (released,), (kept,) = of_size(recording, 3 * MIB), of_size(recording, 5 * MIB)
+    assert released.end < len(recording.events) == kept.end
+    assert kept.address == second.untyped_storage().data_ptr()
+
+
+def test_phases_divide_the_events(device, path):
+    with record_memory(device, path) as recorder:
+        recorder.phase("one")
+        kept = [megabytes(3, device)]
+        recorder.phase("two")
+        kept += [megabytes(5, device), megabytes(5, device)]
+        recorder.phase("end")
+    recording = recorder.read()
+    spans = {name: range(begin, end) for name, begin, end in phase_spans(recording)}
+    assert list(spans) == ["one", "two", "end"]
+    assert [made.start in spans["one"] for made in of_size(recording, 3 * MIB)] == [True]
+    assert [made.start in spans["two"] for made in of_size(recording, 5 * MIB)] == [True, True]
+    assert len(kept) == 3
+
+
+def test_identified_tensors_are_found_by_their_storage(device, path):
+    with record_memory(device, path) as recorder:
+        tensor, other = megabytes(3, device), megabytes(3, device)
+        recorder.identify("mine", [tensor[MIB:]])
+    recording = recorder.read()
+    (identity,) = recording.identities
+    found = [
+        made
+        for made in of_size(recording, 3 * MIB)
+        if made.address in identity.addresses and made.is_alive_at(identity.position)
+    ]
+    assert [made.address for made in found] == [tensor.untyped_storage().data_ptr()]
+    assert other.untyped_storage().data_ptr() not in identity.addresses
+
+
+def test_an_allocation_knows_the_line_that_called_for_it(device, path):
+    with record_memory(device, path) as recorder:
+        line = inspect.currentframe().f_lineno + 1
+        kept = megabytes(7, device)
+    (made,) = of_size(recorder.read(), 7 * MIB)
+    frames = frames_within(made.frames, HERE)
+    assert [(frame.function, frame.line) for frame in frames][:2] == [
+        ("megabytes", frames[0].line),
+        (inspect.currentframe().f_code.co_name, line),
+    ]
+    assert kept.numel() == 7 * MIB
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_memory_from_before_shows_as_a_base(path):
+    before = megabytes(9, CUDA)
+    with record_memory(CUDA, path) as recorder:
+        del before
+    (made,) = of_size(recorder.read(), 9 * MIB)
+    assert made.start < 0
+
+
+def test_on_a_cpu_the_release_of_memory_from_before_is_not_seen(path):
+    before = megabytes(9, CPU)
+    with record_memory(CPU, path) as recorder:
+        del before
+        kept = megabytes(7, CPU)
+    assert len(of_size(recorder.read(), 9 * MIB)) == 0
+    assert len(of_size(recorder.read(), 7 * MIB)) == 1
+    assert kept.numel() == 7 * MIB
+
+
+def test_the_snapshot_is_written_also_when_memory_runs_out(device, path):
+    kept = []
+
+    def run_out():
+        with record_memory(device, path):
+            kept.append(megabytes(3, device))
+            raise torch.OutOfMemoryError("no more")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        run_out()
+    assert 3 * MIB in [event.size_bytes for event in read_events(path)]
+
+
+class FakeAllocator:
+    """Stand in for CUDA's caching allocator: its counts, its history and its snapshot."""
+
+    def __init__(self, monkeypatch):
+        self.counts = {"active.all.allocated": 1000, "active.all.freed": 400}
+        self.trace, self.limit = None, None
+        monkeypatch.setattr(torch.cuda, "init", lambda: None)
+        monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: dict(self.counts))
+        monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", self.record)
+        monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", self.dump)
+
+    def record(self, enabled, *, max_entries=None, **_):
+        self.trace, self.limit = ([] if enabled else None), max_entries
+
+    def dump(self, filename):
+        snapshot = {"segments": [], "device_traces": [self.trace[-self.limit :]]}
+        Path(filename).write_bytes(pickle.dumps(snapshot))
+
+    def happen(self, action, address):
+        """Let an event happen, and what the allocator notes beside it."""
+        counted = {"alloc": "active.all.allocated", "free_completed": "active.all.freed"}
+        if action in counted:
+            self.counts[counted[action]] += 1
+        if self.trace is not None:
+            self.trace.append({"action": action, "addr": address, "size": 512, "stream": 0})
+
+
+@pytest.fixture
+def allocator(monkeypatch):
+    return FakeAllocator(monkeypatch)
+
+
+def test_cudas_phases_begin_at_the_count_of_its_events(allocator, path):
+    with record_memory(CUDA, path) as recorder:
+        recorder.phase("one")
+        for action, address in (("segment_alloc", 1), ("alloc", 1), ("free_requested", 1), ("free_completed", 1)):
+            allocator.happen(action, address)
+        recorder.phase("two")
+        allocator.happen("alloc", 2)
+    recording = recorder.read()
+    assert recording.phases == [("one", 0), ("two", 2)]
+    assert [made.address for made in replay(recording.events)] == [1, 2]
+    assert allocator.trace is None  # it no longer records
+
+
+def test_a_history_that_dropped_its_oldest_events_is_not_read(allocator, path):
+    with record_memory(CUDA, path, max_entries=3) as recorder:
+        for address in range(5):
+            allocator.happen("alloc", address)
+    with pytest.raises(UserError, match="has 3 memory events of 5"):
+        recorder.read()
+
+
+class Released:
+    """Garbage that holds memory of the allocator until it is collected."""
+
+    def __init__(self, allocator, address):
+        self.itself, self.allocator, self.address = self, allocator, address
+        allocator.happen("alloc", address)
+
+    def __del__(self):
+        self.allocator.happen("free_completed", self.address)
+
+
+@pytest.fixture
+def no_collection_by_itself():
+    """Leave the collector on, but to run only where it is called."""
+    thresholds = gc.get_threshold()
+    gc.set_threshold(0)
+    yield
+    gc.set_threshold(*thresholds)
+
+
+def test_a_collection_cannot_part_the_history_from_its_count(allocator, path, monkeypatch, no_collection_by_itself):
+    def counts_and_garbage_around(device):
+        """Let the collector run where it may, before and after the counts are read."""
+        gc.isenabled() and gc.collect()
+        counts = dict(allocator.counts)
+        gc.isenabled() and gc.collect()
+        return counts
+
+    monkeypatch.setattr(torch.cuda, "memory_stats", counts_and_garbage_around)
+    Released(allocator, 1)
+    with record_memory(CUDA, path) as recorder:
+        Released(allocator, 2)
+    assert [event.address for event in recorder.read().events] == [2]
+    gc.collect()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_the_replayed_peak_is_the_caching_allocators(path):
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_stats()["requested_bytes.all.current"]
+    with record_memory(CUDA, path) as recorder:
+        layer = torch.nn.Linear(1000, 3000, device=CUDA)
+        layer(torch.randn(77, 1000, device=CUDA)).square().sum().backward()
+    recording = recorder.read()
+    allocations = replay(recording.events)
+    active = timeline(allocations, dict.fromkeys(allocations, "all"), len(recording.events))
+    outside = before - sum(made.size_bytes for made in allocations if made.start < 0)
+    peak = torch.cuda.memory_stats()["requested_bytes.all.peak"]
+    assert active.total_bytes.max() + outside == peak
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_a_history_too_short_for_its_events_is_noticed(path):
+    with record_memory(CUDA, path, max_entries=8) as recorder:
+        for _ in range(20):
+            megabytes(1, CUDA)
+    with pytest.raises(UserError, match="too short"):
+        recorder.read()

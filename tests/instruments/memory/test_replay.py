@@ -1,0 +1,101 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.errors import UserError
+from pipeline.instruments.memory.recording import Recording
+from pipeline.instruments.memory.replay import BEFORE, frames_within, phase_spans, replay, thin_out, timeline
+from pipeline.instruments.memory.snapshot import Frame, MemoryEvent
+
+
+def alloc(address, size, *frames):
+    return MemoryEvent(True, address, size, frames)
+
+
+def free(address, size):
+    return MemoryEvent(False, address, size)
+
+
+def totals(events):
+    allocations = replay(events)
+    return list(timeline(allocations, dict.fromkeys(allocations, "all"), len(events)).total_bytes)
+
+
+def test_active_memory_is_what_is_allocated_and_not_yet_released():
+    events = [alloc(1, 100), alloc(2, 10), free(1, 100), alloc(3, 5), free(3, 5), free(2, 10)]
+    assert totals(events) == [0, 100, 110, 10, 15, 10, 0]
+
+
+def test_an_address_used_again_is_another_allocation():
+    events = [alloc(1, 100), free(1, 100), alloc(1, 40)]
+    assert totals(events) == [0, 100, 0, 40]
+    assert [(made.size_bytes, made.start, made.end) for made in replay(events)] == [(100, 0, 1), (40, 2, 3)]
+
+
+def test_memory_from_before_the_recording_is_a_base():
+    events = [alloc(2, 10), free(1, 70), free(2, 10)]
+    assert totals(events) == [70, 80, 10, 0]
+    assert replay(events)[0].start == BEFORE
+
+
+def test_an_address_allocated_twice_tells_of_missing_events():
+    with pytest.raises(UserError, match="events are missing"):
+        replay([alloc(1, 100), alloc(2, 5), alloc(1, 40)])
+
+
+def test_allocations_come_in_the_order_in_which_they_were_made_not_released():
+    events = [alloc(1, 100), alloc(2, 10), free(2, 10), alloc(3, 5), free(3, 5), free(1, 100)]
+    assert [made.start for made in replay(events)] == [0, 1, 3]
+
+
+def test_being_alive_begins_after_the_event_and_ends_with_the_release():
+    (made,) = replay([alloc(1, 100), free(1, 100)])
+    assert [made.is_alive_at(position) for position in range(3)] == [False, True, False]
+
+
+def test_what_outlives_the_recording_is_alive_at_its_end():
+    (made,) = replay([alloc(1, 100)])
+    assert made.is_alive_at(1)
+
+
+def test_categories_add_up_to_the_whole():
+    events = [alloc(1, 100), alloc(2, 10), free(1, 100), alloc(3, 5)]
+    allocations = replay(events)
+    categories = {made: "even" if made.address % 2 == 0 else "odd" for made in allocations}
+    active = timeline(allocations, categories, len(events))
+    assert list(active.active_bytes["even"]) == [0, 0, 10, 10, 10]
+    assert list(active.total_bytes) == totals(events)
+    assert active.peak(0, 4) == 2
+    assert active.peak(3, 4) == 4
+    assert active.composition(2) == {"odd": 100, "even": 10}
+
+
+def test_a_phase_lasts_until_the_next():
+    recording = Recording([alloc(1, 1)] * 9, [("build", 0), ("forward", 4), ("end", 9)])
+    assert phase_spans(recording) == [("build", 0, 4), ("forward", 4, 9), ("end", 9, 9)]
+
+
+@pytest.mark.parametrize("buckets", [1, 7, 100])
+def test_thinning_out_keeps_every_peak(buckets):
+    series = np.random.default_rng(0).integers(0, 1000, 500)
+    series[[3, 250, 251, 499]] = [5000, 6000, 0, 7000]
+    chosen = thin_out(series, buckets, keep=[123])
+    assert len(chosen) <= 2 * buckets + 3
+    assert {0, 123, 499} <= set(chosen)
+    assert chosen == sorted(set(chosen))
+    assert series[chosen].max() == series.max()
+    assert series[chosen].min() == series.min()
+    for part in np.array_split(np.arange(500), buckets):
+        assert series[part].max() in series[[position for position in chosen if position in part]]
+
+
+def test_a_short_series_is_kept_whole():
+    assert thin_out(np.array([1, 2, 3]), buckets=50) == [0, 1, 2]
+
+
+def test_frames_of_a_place_come_innermost_first():
+    frames = (Frame("/lib/torch/linear.py", 1, "forward"), Frame("/a/b/x.py", 2, "g"), Frame("/a/y.py", 3, "f"))
+    (made,) = replay([alloc(1, 1, *frames)])
+    assert [frame.function for frame in frames_within(made.frames, Path("/a"))] == ["g", "f"]
+    assert frames_within(made.frames, Path("/a/y.py")) == (frames[2],)

@@ -1,0 +1,45 @@
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from pipeline.instruments.profilers.collective_traffic import CollectiveLog, total_bytes
+from pipeline.parallel.processes.starting import run_ranks
+
+
+def call_each_kind(context):
+    with CollectiveLog() as log:
+        dist.all_reduce(torch.ones(10))
+        dist.broadcast(torch.ones(3, dtype=torch.float64), src=0)
+        dist.all_gather([torch.empty(5), torch.empty(5)], torch.ones(5))
+        dist.all_reduce(torch.ones(2, dtype=torch.int32), async_op=True).wait()
+        torch.ones(4) + 1
+    dist.all_reduce(torch.ones(100))
+    return log.calls
+
+
+def test_each_collective_inside_is_noted_with_its_payload_and_dtype():
+    calls = run_ranks(call_each_kind, 2, backend="gloo")[0]
+    found = [(call.name, call.payload_bytes, call.dtype) for call in calls]
+    assert found == [
+        ("allreduce", 40, torch.float32),
+        ("broadcast", 24, torch.float64),
+        ("allgather", 40, torch.float32),
+        ("allreduce", 8, torch.int32),
+    ]
+    assert total_bytes(calls) == 112
+
+
+def train_with_torchs_ddp(context):
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(40, 40), nn.Linear(40, 40)))
+    for _ in range(3):
+        with CollectiveLog() as log:
+            model(torch.randn(2, 40)).sum().backward()
+    return log.calls
+
+
+def test_collectives_that_torchs_own_hooks_start_are_noted():
+    calls = run_ranks(train_with_torchs_ddp, 2, backend="gloo")[0]
+    assert [call.name for call in calls] == ["allreduce"]
+    assert total_bytes(calls) == 2 * (40 * 40 + 40) * 4

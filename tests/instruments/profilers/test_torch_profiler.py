@@ -1,0 +1,142 @@
+import gzip
+import json
+
+import pandas as pd
+import pytest
+import torch
+
+from pipeline.formulas.sizes import SIZES
+from pipeline.instruments.profilers import torch_profiler
+from pipeline.instruments.profilers.nsys import CaptureFailed
+from pipeline.instruments.profilers.trace import events_of, range_times, union_us
+from pipeline.model.step import build_training_step
+from pipeline.ranges import span
+
+LAYERS = SIZES["tiny"].num_layers
+
+
+def program(device):
+    step = build_training_step(
+        SIZES["tiny"], vocab_size=50, context_length=16, batch_size=2, precision="fp32", device=device
+    )
+    step.run()
+
+    def run():
+        with span("train_step"):
+            step.run()
+            if device != "cpu":
+                torch.cuda.synchronize()
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def on_cpu(tmp_path_factory):
+    path = tmp_path_factory.mktemp("trace") / "trace.json.gz"
+    return torch_profiler.capture(program("cpu"), torch.device("cpu"), path), path
+
+
+def test_operators_have_the_paths_of_the_ranges_that_they_ran_in(on_cpu):
+    trace, _ = on_cpu
+    paths = set(trace.events["path"])
+    assert trace.profiler == "torch.profiler"
+    assert {f"train_step/{name}" for name in ("loss", "backward", "optimizer")} <= paths
+    assert "train_step/forward/attention/softmax" in paths
+    softmax = trace.events[trace.events["path"] == "train_step/forward/attention/softmax"]
+    assert "aten::_softmax" in set(softmax["name"])
+
+
+def test_each_product_of_the_model_is_one_call(on_cpu):
+    products = on_cpu[0].events.query("name == 'aten::mm'").groupby("path")["calls"].sum()
+    assert products["train_step/forward"] == 7 * LAYERS + 1
+    assert products["train_step/backward"] == 2 * (7 * LAYERS + 1)
+
+
+def test_pieces_of_operators_overlap_nowhere_and_add_up_to_the_time_in_operators(on_cpu):
+    trace, path = on_cpu
+    events = events_of(trace, "train_step")
+    times = range_times(trace, "train_step").iloc[0]
+    assert union_us(events) == pytest.approx(events["duration_us"].sum(), abs=1e-3)
+    with gzip.open(path, "rt") as file:
+        found = [event for event in json.load(file)["traceEvents"] if event.get("cat") == "cpu_op"]
+    noted = pd.DataFrame([(event["name"], event["ts"], event["dur"]) for event in found])
+    noted.columns = ["name", "start_us", "duration_us"]
+    operators = noted["name"].str.startswith("aten::")
+    without_a_namespace = noted["name"].str.fullmatch("[a-z_]+")  # inside of operators: "detach", for one
+    in_operators_us = union_us(noted[operators]) - union_us(noted[without_a_namespace])
+    assert times["kernel_sum_us"] == pytest.approx(in_operators_us)
+    assert times["kernel_sum_us"] <= times["span_us"] <= times["range_us"]
+
+
+def test_pytorchs_own_ranges_and_nodes_of_its_graph_are_no_ranges_and_no_work(on_cpu):
+    trace, _ = on_cpu
+    assert not trace.ranges["name"].str.contains("#").any()
+    assert not trace.events["name"].str.contains("autograd|Backward0").any()
+
+
+def test_the_file_is_one_that_perfetto_opens(on_cpu):
+    with gzip.open(on_cpu[1], "rt") as file:
+        assert any(event.get("ph") == "X" for event in json.load(file)["traceEvents"])
+
+
+def test_a_trace_cut_short_gives_one_clear_line(on_cpu, tmp_path):
+    path = tmp_path / "cut.json.gz"
+    path.write_bytes(on_cpu[1].read_bytes()[:2000])
+    with pytest.raises(CaptureFailed, match=r"^cut.json.gz is no whole trace of torch.profiler: .+$"):
+        torch_profiler.read_trace(path)
+
+
+def write(path, events):
+    with gzip.open(path, "wt") as file:
+        json.dump({"traceEvents": events}, file)
+    return path
+
+
+def complete(category, name, ts, dur, tid=1, **arguments):
+    return {"ph": "X", "cat": category, "name": name, "ts": ts, "dur": dur, "tid": tid, "args": arguments}
+
+
+def test_kernels_belong_to_the_range_of_their_launch_by_runtime_or_driver(tmp_path):
+    path = write(
+        tmp_path / "cuda.json.gz",
+        [
+            complete("user_annotation", "forward", 0, 50),
+            complete("gpu_user_annotation", "forward", 60, 100),
+            complete("user_annotation", "Optimizer.step#AdamW.step", 0, 500),
+            complete("user_annotation", "backward", 55, 20),
+            complete("cpu_op", "aten::mm", 5, 10),
+            complete("cuda_runtime", "cudaLaunchKernel", 8, 4, correlation=11),
+            complete("cuda_driver", "cuLaunchKernelEx", 60, 4, tid=9, correlation=12),
+            complete("cuda_runtime", "cudaMemcpyAsync", 30, 4, correlation=13),
+            complete("cuda_runtime", "cudaDeviceSynchronize", 90, 4),
+            complete("kernel", "ampere_sgemm_128x64_tn", 70, 30, tid=7, stream=7, correlation=11),
+            complete("kernel", "nvjet_tst_64x8", 100, 20, tid=7, stream=7, correlation=12),
+            complete("gpu_memcpy", "Memcpy DtoD (Device -> Device)", 120, 5, tid=7, stream=7, correlation=13),
+            {"ph": "f", "cat": "ac2g", "name": "ac2g", "ts": 70, "tid": 7},
+        ],
+    )
+    events = torch_profiler.read_trace(path).events
+    assert list(events["name"]) == ["ampere_sgemm_128x64_tn", "nvjet_tst_64x8", "Memcpy DtoD (Device -> Device)"]
+    assert list(events["path"]) == ["forward", "backward", "forward"]
+    assert list(events["category"]) == ["matmul", "matmul", "copy"]
+    assert set(events["stream"]) == {7}
+
+
+@pytest.mark.parametrize(
+    ("events", "lack"),
+    [([complete("user_annotation", "forward", 0, 50)], "work"), ([complete("cpu_op", "aten::mm", 0, 5)], "range")],
+)
+def test_a_capture_without_work_or_ranges_says_so(tmp_path, events, lack):
+    with pytest.raises(CaptureFailed, match=rf"^empty.json.gz holds no {lack}$"):
+        torch_profiler.read_trace(write(tmp_path / "empty.json.gz", events))
+
+
+@pytest.mark.gpu
+def test_cupti_gives_kernels_of_forward_and_backward_in_their_ranges(tmp_path):
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA GPU")
+    trace = torch_profiler.capture(program("cuda"), torch.device("cuda"), tmp_path / "trace.json.gz")
+    matmuls = trace.events[trace.events["category"] == "matmul"].groupby("path")["calls"].sum()
+    assert matmuls["train_step/forward"] >= 7 * LAYERS + 1
+    assert matmuls["train_step/backward"] >= 2 * (7 * LAYERS + 1)
+    assert not trace.events["name"].str.startswith("aten::").any()

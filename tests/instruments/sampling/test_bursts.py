@@ -1,0 +1,46 @@
+import gc
+import time
+
+import pytest
+import torch
+
+from pipeline.instruments.sampling import bursts
+from pipeline.instruments.sampling.bursts import time_burst_ms
+
+CPU = torch.device("cpu")
+
+
+def test_the_first_call_in_which_processes_wait_is_made_but_not_timed(clock):
+    made = iter([2.0, 0.125, 0.25, 0.375])
+    call_ms = time_burst_ms(lambda: clock.sleep(next(made)), CPU, calls=3)
+    assert list(made) == []
+    assert call_ms == 250.0
+
+
+def test_a_burst_begins_when_the_device_has_done_what_it_had(monkeypatch):
+    log = []
+    monkeypatch.setattr(bursts, "synchronize", lambda _device: log.append("wait"))
+    time_burst_ms(lambda: log.append("call"), CPU, calls=2)
+    assert log == ["wait"] + ["call"] * 3
+
+
+def test_no_garbage_is_collected_during_a_burst():
+    within = []
+    time_burst_ms(lambda: within.append(gc.isenabled()), CPU, calls=2)
+    assert within == [False] * 3
+    assert gc.isenabled()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() == 0, reason="needs a CUDA GPU")
+def test_the_host_is_not_waited_for_on_a_gpu():
+    small = torch.ones(1024, device="cuda")
+
+    def call():
+        begun = time.perf_counter()
+        while time.perf_counter() - begun < 50e-6:
+            pass  # a slow host; the kernel itself takes a few microseconds
+        small.mul_(1)
+
+    call()  # the first loads the kernel, for which the host waits
+    assert time_burst_ms(call, torch.device("cuda"), calls=10) < 0.03

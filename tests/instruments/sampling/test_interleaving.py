@@ -1,0 +1,108 @@
+import dataclasses
+import itertools
+
+import pytest
+import torch
+
+from pipeline.instruments.sampling.interleaving import Interleaving, Sample, Work, interleave
+from pipeline.instruments.sampling.kernel_timing import host_sampler
+from pipeline.instruments.sampling.step_timing import StopRule
+
+THREE = StopRule(min_samples=3, max_samples=3, rel_error=0.0, budget_s=60)
+
+
+def rules(works, rule=THREE):
+    return dict.fromkeys(works, rule)
+
+
+def noting(calls, name, fails_at=None):
+    """Return a work that writes its name down, and runs out of memory at one of its calls."""
+
+    def call(_argument):
+        calls.append(name)
+        if calls.count(name) == fails_at:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.\nmore")
+
+    return Work(call)
+
+
+def plain(work):
+    work.call(work.prepare())
+    return Sample({"device": 1.0})
+
+
+def test_calls_take_turns_round_by_round_and_warm_up_rounds_do_not_count():
+    calls = []
+    works = {name: noting(calls, name) for name in "abc"}
+    found = interleave(works, plain, rules(works), warmup=2)
+    assert "".join(calls) == "abc" * 5
+    assert [taken.times_ms["device"] for taken in found.taken.values()] == [[1.0] * 3] * 3
+
+
+def test_a_warm_call_sits_the_warm_up_rounds_out():
+    calls = []
+    works = {name: noting(calls, name) for name in "abc"}
+    interleave(works, plain, rules(works), warmup=2, warm={"b"})
+    assert "".join(calls) == "ac" * 2 + "abc" * 3
+
+
+def test_a_call_leaves_the_round_when_its_own_rule_ends():
+    calls = []
+    works = {name: noting(calls, name) for name in "ab"}
+    longer = dataclasses.replace(THREE, min_samples=5, max_samples=5)
+    interleave(works, plain, {"a": THREE, "b": longer}, warmup=0)
+    assert "".join(calls) == "ab" * 3 + "b" * 2
+
+
+def test_the_rule_looks_at_the_first_clock():
+    noise = itertools.cycle([1.0, 9.0])
+    rule = StopRule(min_samples=4, max_samples=20, rel_error=0.01, budget_s=60)
+    sampler = lambda _work: Sample({"call": 1.0, "enqueue": next(noise)})  # noqa: E731
+    found = interleave({"a": Work(lambda _: None)}, sampler, {"a": rule}, warmup=0)
+    assert len(found.taken["a"].times_ms["call"]) == 4
+
+
+def test_the_slow_downs_are_those_after_the_last_sample():
+    before, after = ([{"throttle_reasons": [reason]}] for reason in ("hw_slowdown", "hw_power_brake"))
+    assert Interleaving({}, before, after).slowdowns() == ["hw_power_brake"]
+
+
+@pytest.mark.parametrize("fails_at", [1, 3])
+def test_running_out_of_memory_in_the_middle_leaves_the_others_measured(fails_at):
+    calls = []
+    works = {"a": noting(calls, "a"), "b": noting(calls, "b", fails_at), "c": noting(calls, "c")}
+    found = interleave(works, plain, rules(works), warmup=2)
+    assert found.taken["b"].out_of_memory == "CUDA out of memory. Tried to allocate 20.00 GiB."
+    assert [len(found.taken[name].times_ms["device"]) for name in "ac"] == [3, 3]
+    assert calls.count("b") == fails_at
+
+
+def test_another_error_is_a_bug_and_passes_through():
+    def broken(_argument):
+        raise RuntimeError("wrong shape")
+
+    with pytest.raises(RuntimeError, match="wrong shape"):
+        interleave({"a": Work(broken)}, plain, {"a": THREE}, warmup=0)
+
+
+def test_each_call_gets_a_freshly_prepared_argument_inside_its_context():
+    events = []
+
+    class Context:
+        def __enter__(self):
+            events.append("enter")
+
+        def __exit__(self, *_):
+            events.append("exit")
+
+    work = Work(call=events.append, prepare=lambda: events.append("prepare") or "argument", within=Context)
+    interleave({"a": work}, host_sampler(torch.device("cpu")), {"a": THREE}, warmup=0)
+    assert events == ["enter", "prepare", "argument", "exit"] * 3
+
+
+def test_the_budget_of_a_call_counts_its_preparation(clock):
+    durations_s = itertools.cycle([0.125, 0.375])
+    slow = Work(call=lambda _: clock.sleep(next(durations_s)), prepare=lambda: clock.sleep(0.25))
+    rule = StopRule(min_samples=2, max_samples=1000, rel_error=0.0, budget_s=2.0)
+    found = interleave({"a": slow}, host_sampler(torch.device("cpu")), {"a": rule}, warmup=0)
+    assert found.taken["a"].times_ms["host"] == [125.0, 375.0] * 2

@@ -1,0 +1,158 @@
+import gc
+import itertools
+import math
+import time
+from contextlib import contextmanager
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pipeline.instruments.sampling import rank_timing
+from pipeline.instruments.sampling.rank_timing import max_over_ranks, pooled, step_status, time_steps_over_ranks, turns
+from pipeline.instruments.sampling.step_timing import Sampling, Timings
+from pipeline.parallel.processes.starting import run_ranks
+
+LATE_S, STEPS = 0.2, 3
+
+
+def ranks(function, *args):
+    return run_ranks(function, 2, backend="gloo", args=args, timeout_s=60)
+
+
+@contextmanager
+def a_clock_of_its_own():
+    """Have this rank read a clock on which nothing takes time but what sleeps on it; give the function that does."""
+    slept_s = []
+    clock = SimpleNamespace(perf_counter=lambda: sum(slept_s))
+    with mock.patch.object(rank_timing, "time", clock):
+        yield slept_s.append
+
+
+def sleep_on_rank_1(context):
+    with a_clock_of_its_own() as sleep:
+        phases = {"even": lambda: sleep(0.125), "uneven": lambda: sleep(0.25 + 0.5 * context.rank)}
+        return time_steps_over_ranks(phases, context.device, warmup=1, steps=4).timings
+
+
+def test_a_sample_is_the_time_of_the_slowest_rank_on_every_rank():
+    first, second = ranks(sleep_on_rank_1)
+    assert first == second
+    assert {name: timings.host_ms for name, timings in first.items()} == {
+        "even": [125.0] * 4,
+        "uneven": [750.0] * 4,
+        "train_step": [875.0] * 4,
+    }
+
+
+def wait_in_the_second_phase(context):
+    pending = []
+
+    def start():
+        pending.append(dist.all_reduce(torch.ones(8), async_op=True))
+
+    def finish():
+        pending.pop().wait()
+        sleep(0.25)  # as long as that took
+
+    with a_clock_of_its_own() as sleep:
+        phases = {"start": start, "finish": finish}
+        return time_steps_over_ranks(phases, context.device, warmup=0, steps=3).timings
+
+
+def test_what_is_left_of_communication_counts_in_the_phase_that_waits():
+    for timings in ranks(wait_in_the_second_phase):
+        assert timings["start"].host_ms == [0.0] * 3
+        assert timings["finish"].host_ms == timings["train_step"].host_ms == [250.0] * 3
+
+
+def come_late(context, folder):
+    """Come late to every step on rank 1; list how often it had come whenever this rank read its clock."""
+    numbers, comings, all_ranks = itertools.count(), [], dist.barrier
+
+    def barrier():
+        if context.rank == 1:
+            time.sleep(LATE_S)
+            (folder / str(next(numbers))).touch()
+        all_ranks()
+
+    clock = SimpleNamespace(perf_counter=lambda: comings.append(len(list(folder.iterdir()))) or 0.0)
+    with mock.patch.object(rank_timing, "time", clock), mock.patch.object(dist, "barrier", barrier):
+        time_steps_over_ranks({"step": lambda: None}, context.device, warmup=0, steps=STEPS)
+    return comings
+
+
+def test_a_late_rank_counts_in_no_phase_for_no_clock_is_read_before_all_ranks_are_there(tmp_path):
+    for comings in ranks(come_late, tmp_path):
+        readings = len(comings) // STEPS
+        assert readings > 0
+        assert [min(comings[readings * step :]) > step for step in range(STEPS)] == [True] * STEPS
+
+
+def collects(context):
+    within = []
+    time_steps_over_ranks({"step": lambda: within.append(gc.isenabled())}, context.device, warmup=2, steps=3)
+    return within, gc.isenabled()
+
+
+def test_no_garbage_is_collected_while_a_step_is_timed_after_warm_up():
+    assert ranks(collects) == [([True] * 2 + [False] * 3, True)] * 2
+
+
+def test_turns_go_back_and_forth():
+    assert list(turns("abc", rounds=3)) == [*"abc", *"cba", *"abc"]
+
+
+def own_values(context):
+    return max_over_ranks({"a": context.rank, "b": -context.rank}, context.device)
+
+
+def test_the_maximum_is_taken_by_name():
+    assert ranks(own_values) == [{"a": 1.0, "b": 0.0}] * 2
+
+
+def sampling(samples_ms, throttle_reasons=()):
+    state = [{"throttle_reasons": list(throttle_reasons)}]
+    waits = Timings([0.001, 0.01, 0.1, 0.5])
+    return Sampling({"communication": waits, "train_step": Timings(samples_ms)}, state, state)
+
+
+def test_pooled_samples_and_states_are_those_of_all():
+    joined = pooled([sampling([1.0, 2.0]), sampling([3.0], ["hw_slowdown"])])
+    assert joined.timings["train_step"].host_ms == [1.0, 2.0, 3.0]
+    assert joined.slowdowns() == ["hw_slowdown"]
+
+
+@pytest.mark.parametrize(
+    ("found", "status"),
+    [
+        (sampling([10.0, 10.1, 10.2, 10.1]), "ok"),
+        (sampling([10.0, 20.0, 30.0, 5.0]), "unstable"),
+        (sampling([10.0] * 4, ["hw_thermal_slowdown"]), "unstable"),
+    ],
+)
+def test_noise_and_slowdowns_make_a_step_unstable(found, status):
+    judged = step_status(found, unstable_rel_error=0.05)
+    assert judged["status"] == status
+    assert ("reason" in judged) == (status == "unstable")
+
+
+def multiply(context):
+    matrix = torch.randn(1024, 1024, device=context.device)
+    phases = {"first": lambda: matrix @ matrix, "second": lambda: matrix @ matrix}
+    return time_steps_over_ranks(phases, context.device, warmup=2, steps=3).timings
+
+
+@pytest.mark.gpu
+def test_on_gpus_phases_are_told_apart_by_events_and_add_up_to_the_step():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs 2 GPUs")
+    timings, _ = run_ranks(multiply, 2, backend="nccl", device_type="cuda")
+    assert timings["first"].host_ms == []
+    sums = [sum(pair) for pair in zip(timings["first"].cuda_events_ms, timings["second"].cuda_events_ms, strict=True)]
+    assert all(
+        total >= step or math.isclose(total, step, rel_tol=1e-6)
+        for total, step in zip(sums, timings["train_step"].cuda_events_ms, strict=True)
+    )

@@ -1,0 +1,93 @@
+import gc
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from pipeline.instruments.sampling import step_timing
+from pipeline.instruments.sampling.step_timing import StopRule, time_call_ms, time_phases
+
+CPU = torch.device("cpu")
+TEN = StopRule(min_samples=10, max_samples=10, rel_error=0.0, budget_s=60)
+
+
+def test_warm_up_rounds_run_but_are_not_counted():
+    calls = []
+    sampling = time_phases({"step": lambda: calls.append(1)}, CPU, warmup=3, rule=TEN)
+    assert len(calls) == 13
+    assert len(sampling.timings["step"].host_ms) == 10
+
+
+def test_without_warm_up_the_cold_first_call_is_the_first_sample(clock):
+    cold = iter([0.25])
+    sampling = time_phases({"step": lambda: clock.sleep(next(cold, 0.0))}, CPU, warmup=0, rule=TEN)
+    assert sampling.timings["step"].host_ms == [250.0, *[0.0] * 9]
+
+
+def test_phases_run_in_turn_round_by_round():
+    calls = []
+    time_phases({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, CPU, warmup=1, rule=TEN)
+    assert "".join(calls) == "ab" * 11
+
+
+def test_each_phase_is_charged_its_own_time(clock):
+    phases = {"short": lambda: clock.sleep(0.125), "long": lambda: clock.sleep(0.25)}
+    sampling = time_phases(phases, CPU, warmup=0, rule=TEN)
+    assert sampling.timings["short"].host_ms == [125.0] * 10
+    assert sampling.timings["long"].host_ms == [250.0] * 10
+
+
+def test_a_phase_takes_at_least_as_long_as_it_sleeps():
+    sampling = time_phases({"nap": lambda: time.sleep(0.005)}, CPU, warmup=0, rule=TEN)
+    assert min(sampling.timings["nap"].host_ms) >= 5
+
+
+def test_a_phase_begins_and_ends_at_a_synchronised_moment(monkeypatch):
+    log = []
+    monkeypatch.setattr(step_timing, "synchronize", lambda _device: log.append("wait"))
+    monkeypatch.setattr(step_timing, "time", SimpleNamespace(perf_counter=lambda: log.append("clock") or 0.0))
+    time_call_ms(lambda: log.append("call"), CPU)
+    assert log == ["wait", "clock", "call", "wait", "clock"]
+
+
+def test_a_cpu_has_the_host_clock_only():
+    sampling = time_phases({"step": lambda: None}, CPU, warmup=0, rule=TEN)
+    assert list(sampling.timings["step"].by_clock()) == ["host"]
+
+
+def test_no_garbage_is_collected_while_a_phase_is_timed_and_afterwards_all_is_as_before():
+    within = []
+    time_phases({"step": lambda: within.append(gc.isenabled())}, CPU, warmup=0, rule=TEN)
+    assert not any(within)
+    assert gc.isenabled()
+
+
+STEADY, NOISY = [[10.0] * 9 + [10.01]], [[10.0, 20.0] * 5]
+
+
+@pytest.mark.parametrize(
+    ("samples_ms", "elapsed_s", "ends"),
+    [
+        ([[10.0] * 9], 99.0, False),  # too few, whatever the budget
+        (STEADY, 0.1, True),  # the median is known well enough
+        (NOISY, 0.1, False),
+        (NOISY, 5.0, True),  # the budget is spent
+        (NOISY * 1 + STEADY, 0.1, False),  # every phase must be known
+        ([NOISY[0] * 10], 0.1, True),  # max_samples
+    ],
+)
+def test_sampling_ends_when_known_well_enough_or_at_its_limits(samples_ms, elapsed_s, ends):
+    rule = StopRule(min_samples=10, max_samples=100, rel_error=0.005, budget_s=5.0)
+    assert rule.ends(samples_ms, elapsed_s) is ends
+
+
+@pytest.mark.gpu
+def test_cuda_events_and_host_clock_agree_on_a_long_kernel():
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA GPU")
+    device = torch.device("cuda")
+    a = torch.randn(8192, 8192, device=device)
+    sampling = time_phases({"matmul": lambda: a @ a}, device, warmup=3, rule=TEN)
+    timings = sampling.timings["matmul"]
+    assert sorted(timings.cuda_events_ms)[5] == pytest.approx(sorted(timings.host_ms)[5], rel=0.05)

@@ -1,0 +1,36 @@
+import numpy as np
+import pytest
+
+from pipeline.instruments.sampling.summary import quartiles, rel_error, summarise
+
+
+def test_quartiles_agree_with_numpy():
+    samples = np.random.default_rng(0).lognormal(size=37).tolist()
+    assert quartiles(samples) == pytest.approx(np.percentile(samples, [25, 50, 75]).tolist())
+
+
+def test_one_slow_sample_hardly_moves_the_median():
+    steady = [10.0 + 0.01 * i for i in range(10)]
+    assert summarise([*steady, 900.0])["median_ms"] == pytest.approx(10.05, abs=0.01)
+
+
+def test_the_relative_error_is_the_spread_of_medians():
+    rng = np.random.default_rng(1)
+    experiments = rng.normal(100.0, 5.0, size=(4000, 60))
+    observed = np.median(experiments, axis=1).std() / 100
+    predicted = np.mean([rel_error(samples.tolist()) for samples in experiments[:400]])
+    assert predicted == pytest.approx(observed, rel=0.1)
+
+
+def test_a_single_sample_has_no_spread_rather_than_zero():
+    summary = summarise([3.0])
+    assert summary["median_ms"] == 3.0
+    assert summary["std_ms"] is None
+    assert summary["rel_error"] is None
+
+
+def test_each_statistic_is_the_one_that_its_name_says():
+    found = summarise([1.0, 2.0, 3.0, 10.0])
+    expected = {"n": 4, "min_ms": 1, "q1_ms": 1.75, "median_ms": 2.5, "q3_ms": 4.75, "max_ms": 10, "mean_ms": 4}
+    assert {name: found[name] for name in expected} == expected
+    assert found["std_ms"] == pytest.approx(4.0825, abs=1e-4)

@@ -1,0 +1,298 @@
+"""Ranks as real processes: each test runs in the two ways that they start, forked and from a fresh interpreter."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+from pipeline.errors import Skipped
+from pipeline.parallel.processes import starting
+from pipeline.parallel.processes.starting import RankFailed, run_ranks
+
+ROOT = Path(__file__).parents[3]
+ORPHANS = """
+import os, sys, time
+from pipeline.parallel.processes import starting as processes
+
+def sleep(context):
+    os.write(1, f"{os.getpid()}\\n".encode())
+    time.sleep(60)
+
+if __name__ == "__main__":
+    if sys.argv[1] == "fresh":
+        processes._can_fork = lambda _device_type: False
+    processes.run_ranks(sleep, 2, backend="gloo")
+"""
+
+
+PROCESSES_BEFORE = set()
+JOIN = dist.init_process_group
+JOINED_AT = []  # of the rank that reads it
+LATE_S = 0.3
+
+
+@pytest.fixture(params=["forked", "fresh"])
+def start(request, monkeypatch):
+    """Start ranks in one of the two ways; forked ones use one thread, for this process may have used its pool."""
+    forked = request.param == "forked"
+    monkeypatch.setattr(starting, "_can_fork", lambda _device_type: forked)
+    if forked:
+        monkeypatch.setattr(starting, "_threads_a_rank", lambda _world_size: 1)
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def processes_before():
+    """Note what other tests have left running, torch.compile's workers for one."""
+    PROCESSES_BEFORE.clear()
+    PROCESSES_BEFORE.update(psutil.Process().children(recursive=True))
+
+
+def ranks_alive():
+    """List the live processes that the test started, but for multiprocessing's two helpers, which stay."""
+    children = set(psutil.Process().children(recursive=True)) - PROCESSES_BEFORE
+    alive = [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+    return [child for child in alive if not is_helper(child)]
+
+
+def is_helper(process):
+    words = " ".join(process.cmdline())
+    return "resource_tracker" in words or ("forkserver" in words and process.ppid() == os.getpid())
+
+
+def sum_of_ranks(context, offset):
+    total = torch.tensor([float(context.rank + offset)])
+    dist.all_reduce(total)
+    return context.rank, total
+
+
+def describe(context):
+    return context, dist.get_backend(), torch.get_num_threads()
+
+
+def raise_on_rank_1(context):
+    if context.rank == 1:
+        raise ValueError("a bad weight")
+    dist.all_reduce(torch.zeros(1))
+
+
+def raise_on_rank_1_only(context, error):
+    if context.rank == 1:
+        raise error
+    time.sleep(60)
+
+
+def die_on_rank_1(context):
+    if context.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.all_reduce(torch.zeros(1))
+
+
+def exit_on_rank_0(context):
+    if context.rank == 0:
+        os._exit(3)
+
+
+def reduce_once_too_often_on_rank_0(context):
+    if context.rank == 0:
+        dist.all_reduce(torch.zeros(1))
+    else:
+        time.sleep(60)
+
+
+def return_what_cannot_be_pickled(context):
+    return lambda: context
+
+
+def use_the_thread_pool(context):
+    torch.set_num_threads(2)
+    return (torch.ones(2000, 2000) @ torch.ones(2000, 2000)).sum().item()
+
+
+def join_late_on_rank_0(*args, rank, **words):
+    JOIN(*args, rank=rank, **words)
+    time.sleep(LATE_S if rank == 0 else 0)
+    JOINED_AT.append(time.monotonic())
+
+
+def when_joined_and_begun(context):
+    return JOINED_AT[0], time.monotonic()
+
+
+def tell_environment(context):
+    return os.environ.get("GREETING")
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_results_come_in_the_order_of_ranks(start, world_size):
+    results = run_ranks(sum_of_ranks, world_size, backend="gloo", args=(1,))
+    assert [rank for rank, _ in results] == list(range(world_size))
+    assert {total.item() for _, total in results} == {sum(range(1, world_size + 1))}
+
+
+def test_a_rank_knows_its_place(start):
+    found = run_ranks(describe, 2, backend="gloo")
+    contexts = [context for context, *_ in found]
+    assert [(context.rank, context.world_size, context.backend) for context in contexts] == [
+        (0, 2, "gloo"),
+        (1, 2, "gloo"),
+    ]
+    assert all(context.device == torch.device("cpu") and context.group_setup_ms > 0 for context in contexts)
+    assert [backend for _, backend, _ in found] == ["gloo", "gloo"]
+
+
+def test_no_rank_begins_before_all_have_joined(monkeypatch):
+    """One that ended first would cut off those that still connect to it."""
+    monkeypatch.setattr(starting, "_can_fork", lambda _device_type: True)
+    monkeypatch.setattr(starting, "_threads_a_rank", lambda _world_size: 1)
+    monkeypatch.setattr(dist, "init_process_group", join_late_on_rank_0)
+    joined_and_begun = run_ranks(when_joined_and_begun, 2, backend="gloo")
+    joined, begun = zip(*joined_and_begun, strict=True)
+    assert joined[0] - joined[1] > LATE_S / 2
+    assert min(begun) >= max(joined)
+
+
+@pytest.mark.parametrize(("cores", "threads"), [(5, 2), (2, 1), (1, 1)])
+def test_cores_are_shared_out_as_threads_and_each_rank_gets_at_least_one(monkeypatch, cores, threads):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(cores)))
+    monkeypatch.setattr(starting, "_can_fork", lambda _device_type: False)
+    assert [given for *_, given in run_ranks(describe, 2, backend="gloo")] == [threads, threads]
+
+
+def test_an_exception_is_raised_with_its_rank_and_its_traceback(start):
+    with pytest.raises(RankFailed, match="rank 1 of 2 raised ValueError: a bad weight") as failure:
+        run_ranks(raise_on_rank_1, 2, backend="gloo")
+    assert failure.value.rank == 1
+    assert "in raise_on_rank_1" in str(failure.value)
+    assert not ranks_alive()
+
+
+@pytest.mark.parametrize("error", [Skipped("no such thing"), torch.OutOfMemoryError("CUDA out of memory")])
+def test_an_outcome_keeps_its_type(start, error):
+    with pytest.raises(type(error), match=str(error)) as raised:
+        run_ranks(raise_on_rank_1_only, 2, backend="gloo", args=(error,))
+    assert raised.value.__cause__.rank == 1
+
+
+def test_one_failure_ends_the_others_at_once(start):
+    started = time.monotonic()
+    with pytest.raises(RankFailed):
+        run_ranks(raise_on_rank_1_only, 3, backend="gloo", args=(ValueError(),))
+    assert time.monotonic() - started < 30  # of the 60 s that they sleep
+    assert not ranks_alive()
+
+
+def test_a_killed_rank_is_named_with_its_signal_before_those_that_lost_it(start):
+    with pytest.raises(RankFailed, match=r"^rank 1 of 3 died by SIGKILL") as failure:
+        run_ranks(die_on_rank_1, 3, backend="gloo")
+    assert failure.value.rank == 1
+    assert not ranks_alive()
+
+
+def test_a_rank_that_exits_early_is_a_failure(start):
+    with pytest.raises(RankFailed, match="rank 0 of 2 ended with exit code 3"):
+        run_ranks(exit_on_rank_0, 2, backend="gloo")
+
+
+def test_a_result_that_cannot_be_pickled_is_the_ranks_failure(start):
+    with pytest.raises(RankFailed, match=r"of 2 raised .*pickle"):
+        run_ranks(return_what_cannot_be_pickled, 2, backend="gloo")
+
+
+def test_a_hang_ends_at_the_time_out_and_says_where(start):
+    with pytest.raises(RankFailed, match="rank 0, 1 of 2 gave no result within 2 s") as failure:
+        run_ranks(reduce_once_too_often_on_rank_0, 2, backend="gloo", timeout_s=2)
+    assert str(failure.value).count("in reduce_once_too_often_on_rank_0") == 2
+    assert not ranks_alive()
+
+
+def test_ranks_are_forked_where_there_is_one_thread_and_no_gpu_to_use():
+    script = (
+        "import os, threading, torch\n"
+        "from pipeline.parallel.processes.starting import _can_fork\n"
+        "alone = _can_fork('cpu'), _can_fork('cuda')\n"
+        "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+        "print(*alone, _can_fork('cpu'), flush=True)\n"
+        "os._exit(0)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OPENBLAS_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", script]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["True", "False", "False"]
+
+
+@pytest.mark.parametrize(("opened", "started"), [("/dev/nvidia-uvm", True), ("/dev/nvidiactl", False)])
+def test_cuda_counts_as_started_once_its_driver_is_open_but_not_for_nvml(monkeypatch, opened, started):
+    monkeypatch.setattr(os, "readlink", lambda _path: opened)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    assert starting._cuda_started() == started
+
+
+def test_a_used_thread_pool_does_not_hang_the_ranks():
+    ones = torch.ones(2000, 2000)
+    torch.set_num_threads(2)
+    assert (ones @ ones).sum() == 8e9
+    assert run_ranks(use_the_thread_pool, 2, backend="gloo") == [8e9, 8e9]
+
+
+def test_ranks_have_the_environment_of_now(start, monkeypatch):
+    for greeting in ("hello", "good evening"):
+        monkeypatch.setenv("GREETING", greeting)
+        assert run_ranks(tell_environment, 1, backend="gloo") == [greeting]
+
+
+def test_nothing_is_left_behind(start, monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    run_ranks(sum_of_ranks, 2, backend="gloo", args=(0,))
+    with pytest.raises(RankFailed):
+        run_ranks(raise_on_rank_1, 2, backend="gloo")
+    assert not list(tmp_path.glob("ranks-*"))
+    assert not ranks_alive()
+
+
+@pytest.mark.parametrize("way", ["forked", "fresh"])
+def test_ranks_die_with_their_parent(tmp_path, way):
+    script = tmp_path / "orphans.py"
+    script.write_text(ORPHANS)
+    # numpy's own threads would keep the parent from being forked.
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OPENBLAS_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
+    parent = subprocess.Popen([sys.executable, script, way], env=environment, stdout=subprocess.PIPE, text=True)
+    ranks = [psutil.Process(int(parent.stdout.readline())) for _ in range(2)]
+    assert (ranks[0].ppid() == parent.pid) == (way == "forked")
+    parent.kill()
+    parent.wait()
+    assert not psutil.wait_procs(ranks, timeout=10)[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"backend": "mpi"}, "backend is 'mpi', allowed are gloo, nccl"),
+        ({"backend": "gloo", "device_type": "tpu"}, "device_type is 'tpu', allowed are cpu, cuda"),
+        ({"backend": "nccl"}, "nccl needs device_type cuda"),
+        ({"backend": "nccl", "device_type": "cuda"}, "2000 ranks need 2000 GPUs"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(words, message):
+    with pytest.raises(ValueError, match=message):
+        run_ranks(describe, 2000, **words)
+
+
+def test_a_function_inside_another_is_refused():
+    with pytest.raises(ValueError, match="lambda"):
+        run_ranks(lambda context: None, 2, backend="gloo")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() == 0, reason="needs a CUDA GPU")
+def test_nccl_ranks_have_each_their_gpu():
+    found = run_ranks(describe, torch.cuda.device_count(), backend="nccl", device_type="cuda")
+    assert [context.device for context, *_ in found] == [torch.device("cuda", rank) for rank in range(len(found))]
+    assert {backend for _, backend, *_ in found} == {"nccl"}

@@ -1,0 +1,87 @@
+import subprocess
+import sys
+
+import pytest
+
+from pipeline.errors import UserError
+from pipeline.stages.accounting.cell import QUESTIONS
+from pipeline.stages.accounting.report.answers import answers
+
+
+def value(text, name, column=0):
+    """Read a number out of the first line of a table that begins with a name."""
+    line = next(line for line in text.splitlines() if line.startswith(f"| {name} "))
+    return line.split("|")[2 + column].strip()
+
+
+def test_without_words_it_answers_the_assignments_model():
+    text = answers([], {})
+    assert "219,848,638,464 parameters" in text
+    assert value(text, "state") == "3,518"
+    assert value(text, "state", column=1) == "3,276"
+    assert value(text, "as given", column=2) == "396"
+    assert value(text, "as given", column=3) == "25,344"
+
+
+def test_all_questions_are_those_that_the_model_admits():
+    def asked(given):
+        return [line[4:] for line in answers([], given).splitlines() if line.startswith("### ")]
+
+    assert asked({}) == ["memory", "fsdp", "mesh", "buckets"]
+    assert asked({"size": "xl"}) == list(QUESTIONS)
+    assert "mesh" not in asked({"size": "one_head"})
+
+
+def test_given_numbers_replace_those_of_the_named_model():
+    text = answers(["memory"], {"size": "xl", "d_ff": "3200"})
+    assert "48 layers of 25 heads, d_model 1,600, d_ff 3,200" in text
+
+
+def test_heads_make_the_blocks_a_transformer():
+    text = answers(["activations"], {"num_heads": "128", "vocab_size": "0"})
+    assert "Transformer, 126 layers of 128 heads, d_model 16,384" in text
+
+
+def test_machine_options_reach_their_question():
+    assert value(answers(["memory"], {"gpu_memory_gb": "40"}), "GPUs of 40 GB") == "90"
+    assert "less than 192 GB: 23" in answers(["fsdp"], {"device_memory_gb": "192"})
+    assert "No number of devices is enough" in answers(["fsdp"], {"seq_len": "100000"})
+    assert value(answers(["buckets"], {"call_overhead_us": "80"}), "buckets") != value(
+        answers(["buckets"], {}), "buckets"
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "given", "complaint"),
+    [
+        (["memry"], {}, "unknown question 'memry'; known are memory, fsdp"),
+        ([], {"d_model": "-3"}, "d_model is -3, allowed is 1 or more"),
+        ([], {"size": "huge"}, "size is 'huge', allowed are XXL, one_head"),
+        ([], {"peak_tflops_per_s": "fast"}, "peak_tflops_per_s is 'fast', allowed is a value of type float"),
+        (["attention"], {}, "attention is about attention, which this model lacks"),
+        ([], {"num_heads": "7"}, "num_heads is 7, allowed is what divides d_model 16384"),
+    ],
+)
+def test_bad_input_is_one_line(asked, given, complaint):
+    with pytest.raises(UserError) as raised:
+        answers(asked, given)
+    assert complaint in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_the_command_reads_its_options():
+    words = ["account", "memory", "--d-model", "1000", "--d-ff", "1000", "--num-blocks", "5"]
+    ended = subprocess.run([sys.executable, "-m", "pipeline", *words], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    assert "10,000,000 parameters" in ended.stdout
+    assert value(ended.stdout, "state") == "0.160"
+
+
+@pytest.mark.parametrize(
+    "name", ["peak_tflops_per_s", "link_gbytes_per_s", "allreduce_gbytes_per_s", "call_overhead_us"]
+)
+def test_a_machine_beyond_the_range_of_floats_is_one_line_that_names_the_option(name):
+    words = ["account", "--size", "XXL", "--seq-len", "4096", f"--{name.replace('_', '-')}", "1e308"]
+    ended = subprocess.run([sys.executable, "-m", "pipeline", *words], capture_output=True, text=True, timeout=60)
+    complaint = f"pipeline: account: {name} is 1e308, allowed is what keeps every result in the range of floats\n"
+    assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", complaint)

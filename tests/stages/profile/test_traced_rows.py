@@ -1,0 +1,122 @@
+import json
+
+import pandas as pd
+import pytest
+
+from pipeline.formulas.sizes import SIZES
+from pipeline.instruments.profilers.trace import build_trace
+from pipeline.stages.profile.traced_rows import _layer_rows, attention_flops, kernel_table
+
+
+@pytest.fixture(scope="module")
+def rows(make_rows):
+    found = make_rows("h200")
+    chosen = found.query("precision == 'bf16' and size == 'large' and context_length == 256 and profiler == 'auto'")
+    return chosen.reset_index(drop=True)
+
+
+@pytest.fixture
+def two_runs():
+    """A trace of two runs of a layer, of one kernel: once for 4 µs; then for 6 and 2."""
+    work = [("gemm", 7, 5.0, 4.0, 1), ("gemm", 7, 25.0, 6.0, 2), ("gemm", 7, 32.0, 2.0, 3)]
+    launches = [(1, 1.0, 1), (2, 21.0, 1), (3, 22.0, 1)]
+    ranges = [(name, 1, start, 10.0) for start in (0.0, 20.0) for name in ("inference", "layers.0")]
+    return build_trace(
+        pd.DataFrame(work, columns=["name", "stream", "start_us", "duration_us", "correlation"]),
+        pd.DataFrame(launches, columns=["correlation", "launch_us", "thread"]),
+        pd.DataFrame(ranges, columns=["name", "thread", "start_us", "duration_us"]),
+        "by hand",
+        lambda *_: "matmul",
+    )
+
+
+def by_category(rows, path):
+    return rows[(rows["kind"] == "category") & (rows["range"] == path)].set_index("category")
+
+
+def clock(rows, path, name):
+    return rows[(rows["kind"] == "time") & (rows["range"] == path) & (rows["clock"] == name)].iloc[0]
+
+
+def test_categories_add_up_to_the_sum_of_kernels(rows):
+    for path in ("inference", "forward_backward", "train_step", "train_step/backward"):
+        shares = by_category(rows, path)
+        assert shares["share_pct"].sum() == pytest.approx(100)
+        assert shares["time_ms"].sum() == pytest.approx(clock(rows, path, "kernel_sum")["mean_ms"])
+
+
+def test_counts_and_times_are_of_one_run_however_many_were_captured(rows):
+    # Three layers of seven linear products and two inside attention; captured twice.
+    assert by_category(rows, "inference").loc["matmul", "count"] == 3 * 9
+    assert clock(rows, "inference", "span")["n"] == 2
+
+
+def test_the_backward_pass_launched_from_another_thread_is_the_steps(rows):
+    assert by_category(rows, "train_step/backward").loc["matmul", "count"] == 3 * 14
+    assert by_category(rows, "train_step").loc["matmul", "count"] == 3 * (9 + 14)
+
+
+def test_the_phases_of_a_step_add_up_to_it(rows):
+    phases = [f"train_step/{name}" for name in ("forward", "loss", "backward", "optimizer")]
+    sums = [clock(rows, path, "kernel_sum")["median_ms"] for path in phases]
+    assert sum(sums) == pytest.approx(clock(rows, "train_step", "kernel_sum")["median_ms"])
+
+
+def test_kernels_are_ranked_by_time_and_named_apart_from_each_other(rows):
+    kernels = rows[(rows["kind"] == "kernel") & (rows["range"] == "inference")]
+    assert list(kernels["rank"]) == list(range(1, len(kernels) + 1))
+    assert kernels["time_ms"].is_monotonic_decreasing
+    assert kernels.iloc[0][["kernel", "count"]].tolist() == ["nvjet_tst_128x256_64x4_v_bz_TNT", 21]
+
+
+def test_attentions_products_are_counted_without_mask_and_scaling(rows):
+    phases = rows[(rows["kind"] == "attention") & (rows["range"] == "inference")].set_index("phase")
+    scores, softmax, final = (phases.loc[name] for name in ("attention scores", "softmax", "final matmul"))
+    assert scores["matmul_ms"] == pytest.approx(final["matmul_ms"])
+    assert scores["time_ms"] > scores["matmul_ms"]
+    assert softmax["matmul_ms"] == 0
+    assert list(phases["count"]) == [6, 3, 3]
+
+
+def test_attentions_backward_is_told_from_the_forward_pass_before_it(rows):
+    phases = rows[(rows["kind"] == "attention") & (rows["range"] == "backward_by_part")].set_index("phase")
+    assert dict(phases["count"]) == {"attention scores": 2, "softmax": 1, "final matmul": 2}
+    assert phases.loc["final matmul", "matmul_ms"] == pytest.approx(0.02)
+
+
+def test_flops_of_attention_by_hand():
+    tiny = SIZES["tiny"]  # 2 layers, d_model 64, 2 heads
+    forward, backward = (attention_flops(tiny, 3, 10, direction) for direction in ("forward", "backward"))
+    assert forward["attention scores"] == forward["final matmul"] == 2 * (2 * 3 * 10 * 10 * 64)
+    assert forward["softmax"] == 2 * (5 * 3 * 2 * 10 * 10)
+    assert backward["final matmul"] == 2 * forward["final matmul"]
+    assert backward["softmax"] == 2 * (4 * 3 * 2 * 10 * 10)
+
+
+def test_a_kernels_count_and_time_are_of_a_run_and_its_mean_and_extremes_of_a_call(two_runs):
+    (kernel,) = kernel_table(two_runs, ["inference"]).to_dict("records")
+    assert (kernel["count"], kernel["time_ms"]) == (3 / 2, (4 + 6 + 2) / 2 / 1e3)
+    assert (kernel["min_us"], kernel["avg_us"], kernel["max_us"]) == (2, (4 + 6 + 2) / 3, 6)
+
+
+def test_the_layers_timeline_is_of_the_last_run(two_runs):
+    (row,) = _layer_rows(two_runs, "inference")
+    assert [duration_us for *_, duration_us in json.loads(row["events"])] == [6, 2]
+
+
+def test_the_layers_timeline_is_one_layer_of_one_run(rows):
+    layer = rows[rows["kind"] == "layer"].iloc[0]
+    events = pd.DataFrame(
+        json.loads(layer["events"]), columns=["name", "category", "path", "stream", "start_us", "duration_us"]
+    )
+    assert layer["layer"] == "layers.1"
+    assert len(events) == 13
+    assert list(events["path"][[0, 4, 7, 9, 10]]) == [
+        "attention_norm",
+        "attention",
+        "attention/attention/softmax",
+        "",
+        "feed_forward",
+    ]
+    assert events["start_us"].iloc[0] == 0
+    assert (events["start_us"].diff().dropna() > 0).all()
