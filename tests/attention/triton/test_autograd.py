@@ -10,9 +10,12 @@ import torch
 
 from pipeline.attention import ATTENTION, FlashAttentionTriton
 from pipeline.attention.reference import exact_attention
-from pipeline.attention.triton import autograd, backward_plan, forward_plan, tiles
+from pipeline.attention.triton import autograd
+from pipeline.attention.triton.autograd import planned_by
+from pipeline.attention.triton.backward_plan import backward_plan
+from pipeline.attention.triton.forward_plan import forward_plan
 from pipeline.attention.triton.problem import problem_of
-from pipeline.attention.triton.tiles import BackwardConfig, TileConfig
+from pipeline.attention.triton.tiles import IN_USE, BackwardConfig, Choices, Chunking, TileConfig
 from pipeline.formulas.sizes import SIZES, ModelSize
 from pipeline.model.step import build_training_step
 
@@ -38,21 +41,15 @@ ROUNDINGS = 2
 BF16_ROUNDINGS = 2 * ROUNDINGS
 
 
-@pytest.fixture
-def small_tiles(monkeypatch):
-    """Use tiles so small that a few hundred rows are many of them, and take no sequence for a short one."""
+# Chunks of 32 keys or queries, however few there are.
+SHORT_CHUNKS = Chunking(programs_per_sm=1_000_000, min_length=32, shortest=0)
 
-    def use(dq_has_its_own_kernel, longest_short_sequence=0):
-        backward = BackwardConfig(SMALL, SMALL if dq_has_its_own_kernel else None, SMALL)
-        monkeypatch.setattr(forward_plan, "forward_config", lambda *_problem: SMALL)
-        monkeypatch.setattr(tiles, "LONGEST_SHORT_SEQUENCE", longest_short_sequence)
-        monkeypatch.setattr(backward_plan, "backward_config", lambda *_problem: backward)
-        forward_plan.forward_plan.cache_clear()
-        backward_plan.backward_plan.cache_clear()
 
-    yield use
-    forward_plan.forward_plan.cache_clear()
-    backward_plan.backward_plan.cache_clear()
+def with_small_tiles(dq_has_its_own_kernel, **choices):
+    """Attend by tiles so small that a few hundred rows are many of them, and take no sequence for a short one."""
+    backward = BackwardConfig(SMALL, SMALL if dq_has_its_own_kernel else None, SMALL)
+    choices = {"longest_short_sequence": 0, **choices}
+    return planned_by(Choices(forward_tiles=SMALL, backward_tiles=backward, **choices)).apply
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
@@ -73,41 +70,35 @@ def test_every_head_dimension_is_as_exact_as_its_dtype_allows(head_dim):
 @pytest.mark.parametrize("dq_has_its_own_kernel", [False, True])
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("head_dim", [16, *ODD_HEAD_DIMS])
-def test_many_tiles_agree_whichever_kernel_computes_dq(small_tiles, head_dim, is_causal, dq_has_its_own_kernel):
-    small_tiles(dq_has_its_own_kernel)
+def test_many_tiles_agree_whichever_kernel_computes_dq(head_dim, is_causal, dq_has_its_own_kernel):
     inputs = random_inputs((1, 2, 49, head_dim), 70, torch.float32)
-    assert_fp32_is_exact(FlashAttentionTriton.apply, *inputs, is_causal)
+    assert_fp32_is_exact(with_small_tiles(dq_has_its_own_kernel), *inputs, is_causal)
 
 
 @pytest.mark.parametrize("dq_has_its_own_kernel", [False, True])
 @pytest.mark.parametrize(("n_queries", "n_keys"), [(32, 3000), (2000, 32)])
-def test_sums_over_many_tiles_are_kept_in_fp32(small_tiles, n_queries, n_keys, dq_has_its_own_kernel):
-    small_tiles(dq_has_its_own_kernel)
+def test_sums_over_many_tiles_are_kept_in_fp32(n_queries, n_keys, dq_has_its_own_kernel):
     inputs = uncancelled_inputs((1, 1, n_queries, 16), n_keys, torch.float16)
-    assert_rounded_at_most(ROUNDINGS, FlashAttentionTriton.apply, *inputs, False)
+    assert_rounded_at_most(ROUNDINGS, with_small_tiles(dq_has_its_own_kernel), *inputs, False)
 
 
 @pytest.mark.parametrize("dq_has_its_own_kernel", [False, True])
 @pytest.mark.parametrize("head_dim", [16, *ODD_HEAD_DIMS])
-def test_tensor_descriptors_load_the_same_tiles(small_tiles, monkeypatch, head_dim, dq_has_its_own_kernel):
+def test_tensor_descriptors_load_the_same_tiles(head_dim, dq_has_its_own_kernel):
     inputs = random_inputs((1, 2, 49, head_dim), 70, torch.float16)
-    small_tiles(dq_has_its_own_kernel)
-    through_pointers = output_and_gradients(FlashAttentionTriton.apply, *inputs, True)
-    small_tiles(dq_has_its_own_kernel)
-    monkeypatch.setattr(tiles, "MIN_LENGTH_FOR_TMA", 1)
-    through_descriptors = output_and_gradients(FlashAttentionTriton.apply, *inputs, True)
+    through_pointers = output_and_gradients(with_small_tiles(dq_has_its_own_kernel), *inputs, True)
+    always = with_small_tiles(dq_has_its_own_kernel, min_length_for_tma=1)
+    through_descriptors = output_and_gradients(always, *inputs, True)
     for a, b in zip(through_descriptors, through_pointers, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("head_dim", [16, 40])
-def test_one_kernel_for_short_sequences_gives_the_same_gradients(small_tiles, head_dim, is_causal):
+def test_one_kernel_for_short_sequences_gives_the_same_gradients(head_dim, is_causal):
     inputs = random_inputs((1, 2, 49, head_dim), 70, torch.float32)
-    small_tiles(True, longest_short_sequence=70)
-    in_one = output_and_gradients(FlashAttentionTriton.apply, *inputs, is_causal)
-    small_tiles(True)
-    in_three = output_and_gradients(FlashAttentionTriton.apply, *inputs, is_causal)
+    in_one = output_and_gradients(with_small_tiles(True, longest_short_sequence=70), *inputs, is_causal)
+    in_three = output_and_gradients(with_small_tiles(True), *inputs, is_causal)
     for a, b in zip(in_one, in_three, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
 
@@ -115,23 +106,20 @@ def test_one_kernel_for_short_sequences_gives_the_same_gradients(small_tiles, he
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("dq_has_its_own_kernel", [False, True])
 @pytest.mark.parametrize(("head_dim", "n_queries", "n_keys"), [(16, 49, 170), (40, 170, 49)])
-def test_chunks_are_put_together_to_the_whole(
-    small_tiles, monkeypatch, head_dim, n_queries, n_keys, dq_has_its_own_kernel, is_causal
-):
-    small_tiles(dq_has_its_own_kernel)
-    for plans in (forward_plan, backward_plan):
-        monkeypatch.setattr(plans, "chunk_length", lambda *_problem: 32)  # two to six: more than are loaded at once
+def test_chunks_are_put_together_to_the_whole(head_dim, n_queries, n_keys, dq_has_its_own_kernel, is_causal):
+    # Two to six: more than are loaded at once.
+    chunks = {"forward_chunks_fp32": SHORT_CHUNKS, "backward_chunks_fp32": SHORT_CHUNKS}
     inputs = random_inputs((1, 2, n_queries, head_dim), n_keys, torch.float32)
-    assert_fp32_is_exact(FlashAttentionTriton.apply, *inputs, is_causal)
-    assert forward_plan.forward_plan.cache_info().currsize == 1
+    planned_before = forward_plan.cache_info().misses
+    assert_fp32_is_exact(with_small_tiles(dq_has_its_own_kernel, **chunks), *inputs, is_causal)
+    assert forward_plan.cache_info().misses == planned_before + 1
 
 
-def test_large_negative_logits_of_missing_keys_overflow_nothing(small_tiles):
+def test_large_negative_logits_of_missing_keys_overflow_nothing():
     # 33 keys: of the second tile of 32 all but one are missing, and their zeros tower above every real score.
-    small_tiles(False)
     q, k, v, do = random_inputs((1, 1, 40, 16), 33, torch.float16)
     q, k = q.abs() * 7, -k.abs() * 7
-    assert_rounded_at_most(ROUNDINGS, FlashAttentionTriton.apply, q, k, v, do, False)
+    assert_rounded_at_most(ROUNDINGS, with_small_tiles(False), q, k, v, do, False)
 
 
 def test_strided_expanded_and_misaligned_inputs_and_gradients_give_the_same():
@@ -157,16 +145,14 @@ def test_strided_expanded_and_misaligned_inputs_and_gradients_give_the_same():
         ((2, 2, 12, 16), False, torch.float32, FP32_RELATIVE_ERROR),
     ],
 )
-def test_every_tensor_may_lie_anyhow_at_any_address(small_tiles, monkeypatch, shape, is_one_kernel, dtype, allowed):
-    if not is_one_kernel:
-        small_tiles(dq_has_its_own_kernel=True)
-        monkeypatch.setattr(tiles, "MIN_LENGTH_FOR_TMA", 1)
+def test_every_tensor_may_lie_anyhow_at_any_address(shape, is_one_kernel, dtype, allowed):
+    attend = FlashAttentionTriton.apply if is_one_kernel else with_small_tiles(True, min_length_for_tma=1)
     inputs = random_inputs(shape, 20, dtype)
     exact = exact_attention(*inputs, True)
     for first in range(len(PLACES)):  # in the end each tensor was in each place, together with others elsewhere
         places = [PLACES[(first + 4 * index) % len(PLACES)] for index in range(4)]
         laid = [laid_out(tensor, *place) for tensor, place in zip(inputs, places, strict=True)]
-        found = attention_errors(output_and_gradients(FlashAttentionTriton.apply, *laid, True), exact)
+        found = attention_errors(output_and_gradients(attend, *laid, True), exact)
         assert (found <= allowed).all(), (places, found.tolist())
 
 
@@ -218,23 +204,27 @@ def current(monkeypatch):
 
 
 @pytest.mark.parametrize("gpu", [0, 1])
-def test_kernels_are_loaded_on_the_device_of_their_inputs(current, monkeypatch, gpu):
+def test_kernels_are_loaded_on_the_device_of_their_inputs(current, gpu):
     """Making a plan loads its kernels on the current device, which may be another than the inputs'."""
 
     def plan(_problem):
         raise InterruptedError(current[-1])
 
-    monkeypatch.setattr(autograd, "forward_plan", plan)
     there = SimpleNamespace(get_device=lambda: gpu)
     with pytest.raises(InterruptedError, match=str(gpu)):
-        autograd._forward(SimpleNamespace(gpu=gpu), there, there, there)
+        autograd._forward(SimpleNamespace(gpu=gpu), there, there, there, plan)
     assert current == [0]
 
 
 def test_those_of_a_backward_pass_too_where_autograd_does_not_see_to_it(current, monkeypatch):
     """For its own calls autograd makes the device current, as the tests on two GPUs show; not for an operator's."""
-    plan, planned_on = autograd.backward_plan, []
-    monkeypatch.setattr(autograd, "backward_plan", lambda *given: planned_on.append(current[-1]) or plan(*given))
+    planned_on, backward = [], autograd._backward
+
+    def planner(*given):
+        planned_on.append(current[-1])
+        return backward_plan(*given)
+
+    monkeypatch.setattr(autograd, "_backward", partial(backward, planner=planner))
     q, k, v, do = random_inputs((1, 1, 20, 16), 20, torch.float32)
     o, lse = torch.ops.llm_systems_pipeline.flash_attention_forward(q, k, v, True)
     torch.ops.llm_systems_pipeline.flash_attention_backward(q, k, v, o, lse, do, True)
@@ -305,10 +295,10 @@ def test_gradients_cannot_be_differentiated_again():
         dq.sum().backward()
 
 
-@pytest.mark.parametrize("longest_short_sequence", [0, 64])
-def test_compiled_it_is_one_graph_and_gives_the_same(small_tiles, longest_short_sequence):
-    small_tiles(dq_has_its_own_kernel=True, longest_short_sequence=longest_short_sequence)
-    q, k, v, do = random_inputs((1, 2, 40, 16), 40, torch.float32)
+# One that is short, and one that is not.
+@pytest.mark.parametrize("n_queries", [40, IN_USE.longest_short_sequence + 1])
+def test_compiled_it_is_one_graph_and_gives_the_same(n_queries):
+    q, k, v, do = random_inputs((1, 2, n_queries, 16), 40, torch.float32)
     expected = output_and_gradients(FlashAttentionTriton.apply, q, k, v, do, True)
     torch.compiler.reset()  # it counts how often a function was compiled, and gives up after a few times
     compiled = torch.compile(FlashAttentionTriton.apply, fullgraph=True, backend="aot_eager")
@@ -334,10 +324,9 @@ def test_compiled_views_of_wider_tensors_give_the_same(offset):
         torch.testing.assert_close(a[..., offset : offset + 16], b, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("longest_short_sequence", [0, 64])
-def test_the_operators_for_compilation_describe_themselves_truly(small_tiles, longest_short_sequence):
-    small_tiles(dq_has_its_own_kernel=True, longest_short_sequence=longest_short_sequence)
-    q, k, v, do = random_inputs((1, 2, 40, 16), 50, torch.float32)
+@pytest.mark.parametrize("n_queries", [40, IN_USE.longest_short_sequence + 1])
+def test_the_operators_for_compilation_describe_themselves_truly(n_queries):
+    q, k, v, do = random_inputs((1, 2, n_queries, 16), 50, torch.float32)
     o, lse = torch.ops.llm_systems_pipeline.flash_attention_forward(q, k, v, True)
     torch.library.opcheck(torch.ops.llm_systems_pipeline.flash_attention_forward, (q, k, v, True))
     arguments = (q, k, v, o, lse, do, True)
@@ -364,16 +353,16 @@ def test_under_autocast_attention_is_computed_in_its_dtype():
 @pytest.mark.parametrize(
     "chunking",
     [
-        tiles.FORWARD_CHUNKS,
-        tiles.FORWARD_CHUNKS_FP32,
-        tiles.BACKWARD_CHUNKS,
-        tiles.BACKWARD_CHUNKS_FP32,
+        IN_USE.forward_chunks,
+        IN_USE.forward_chunks_fp32,
+        IN_USE.backward_chunks,
+        IN_USE.backward_chunks_fp32,
     ],
 )
 @pytest.mark.parametrize(("tiles", "length"), [(1, 16384), (100, 4096), (527, 65536), (1056, 65536), (3, 100)])
 def test_chunks_are_tile_aligned_and_as_few_as_fill_the_gpu(chunking, tiles, length):
     multiprocessors, block = 132, 64
-    chunk = tiles.chunk_length(chunking, tiles, length, block, multiprocessors)
+    chunk = IN_USE.chunk_length(chunking, tiles, length, block, multiprocessors)
     wanted = chunking.programs_per_sm * multiprocessors
     if tiles >= wanted or length < chunking.shortest:
         assert chunk == length
@@ -387,15 +376,15 @@ def test_chunks_are_tile_aligned_and_as_few_as_fill_the_gpu(chunking, tiles, len
     [(16, 1024, 128), (17, 1024, 256), (64, 1024, 256), (8, 2048, 256), (1, 16384, 256)],
 )
 def test_keys_are_cut_finer_only_where_that_is_one_wave_of_few_chunks(tiles, length, chunk):
-    chunking = tiles.FORWARD_CHUNKS
-    assert tiles.chunk_length(chunking, tiles, length, 64, multiprocessors=132) == chunk
+    chunking = IN_USE.forward_chunks
+    assert IN_USE.chunk_length(chunking, tiles, length, 64, multiprocessors=132) == chunk
 
 
 @pytest.mark.parametrize(
     ("n_keys", "block_keys"), [(64, 64), (65, 128), (128, 128), (129, 64), (1023, 64), (1024, 128)]
 )
 def test_few_keys_have_small_tiles_unless_one_holds_them_all(n_keys, block_keys):
-    assert tiles.forward_config(torch.bfloat16, 64, n_keys).block_keys == block_keys
+    assert IN_USE.forward(torch.bfloat16, 64, n_keys).block_keys == block_keys
 
 
 @pytest.mark.parametrize(
@@ -405,5 +394,5 @@ def test_few_keys_have_small_tiles_unless_one_holds_them_all(n_keys, block_keys)
 def test_few_rows_are_loaded_through_pointers_but_by_wide_tiles_of_the_backward_pass(
     head_dim, length, forward, backward
 ):
-    assert tiles.forward_gains_by_tma(length) == forward
-    assert tiles.backward_gains_by_tma(head_dim, length) == backward
+    assert IN_USE.forward_gains_by_tma(length) == forward
+    assert IN_USE.backward_gains_by_tma(head_dim, length) == backward

@@ -5,6 +5,8 @@ On small inputs the GPU is done before Python has launched the next kernel. So w
 `backward_plan`.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,10 +15,11 @@ from torch.accelerator import current_device_index
 from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.compiler import is_compiling, is_dynamo_compiling
 
-from pipeline.attention.triton.backward_plan import ChunkedLaunch, ShortBackwardPlan, backward_plan
-from pipeline.attention.triton.forward_plan import forward_plan
+from pipeline.attention.triton.backward_plan import BackwardPlan, ChunkedLaunch, ShortBackwardPlan, backward_plan
+from pipeline.attention.triton.forward_plan import ForwardPlan, forward_plan
 from pipeline.attention.triton.layouts import ALIGNMENT_BYTES, dense, layouts_of, ready
 from pipeline.attention.triton.problem import Problem, problem_of
+from pipeline.attention.triton.tiles import Choices
 
 
 class FlashAttentionTriton(torch.autograd.Function):
@@ -76,11 +79,34 @@ def _gradients(ctx: Any, do: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
 _gradients_once = once_differentiable(_gradients)
 
 
-def _forward(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def planned_by(choices: Choices) -> type[FlashAttentionTriton]:
+    """Return the function with its plans made by other choices than those in use; it is not for torch.compile."""
+    forward_planner = partial(forward_plan, choices=choices)
+    backward_planner = partial(backward_plan, choices=choices)
+
+    class Planned(FlashAttentionTriton):
+        @staticmethod
+        def forward(ctx: FunctionCtx, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
+            ctx.problem = problem = problem_of(q, k, v, is_causal)
+            o, lse = _forward(problem, q, k, v, forward_planner)
+            ctx.save_for_backward(q, k, v, o, lse)
+            return o
+
+        @staticmethod
+        @once_differentiable
+        def backward(ctx: Any, do: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+            return (*_backward(ctx.problem, *ctx.saved_tensors, do, backward_planner), None)
+
+    return Planned
+
+
+def _forward(
+    problem: Problem, q: Tensor, k: Tensor, v: Tensor, planner: Callable[..., ForwardPlan] = forward_plan
+) -> tuple[Tensor, Tensor]:
     if problem.gpu is not None and problem.gpu != current_device_index():
         with torch.cuda.device_of(q):  # on which a new plan loads its kernels
-            return _forward(problem, q, k, v)
-    plan = forward_plan(problem)
+            return _forward(problem, q, k, v, planner)
+    plan = planner(problem)
     if problem.copies:
         q, k, v = ready(problem.copies, q, k, v)
     o, lse = torch.empty_like(plan.like_o), torch.empty_like(plan.like_lse)
@@ -94,7 +120,14 @@ def _forward(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor,
 
 
 def _backward(
-    problem: Problem, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor
+    problem: Problem,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    do: Tensor,
+    planner: Callable[..., BackwardPlan | ShortBackwardPlan] = backward_plan,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients on the device that is now current, which autograd makes that of the forward pass."""
     layouts = q.stride(), k.stride(), v.stride(), do.stride()
@@ -102,7 +135,7 @@ def _backward(
     if addresses % ALIGNMENT_BYTES or not (o.is_contiguous() and lse.is_contiguous()):
         layouts = layouts_of(q, k, v, do)
         o, lse = dense(o, lse)  # what keeps tensors for autograd may have laid out these too
-    plan = backward_plan(problem, *layouts)
+    plan = planner(problem, *layouts)
     if plan.copies:
         q, k, v, do = ready(plan.copies, q, k, v, do)
     if isinstance(plan, ShortBackwardPlan):

@@ -30,15 +30,7 @@ from pipeline.attention.triton.kernels.chunks import ROWS_PUT_TOGETHER, sum_kern
 from pipeline.attention.triton.kernels.delta import ROW_ALIGNMENT, delta_kernel
 from pipeline.attention.triton.layouts import Layout, copies_of, strides_read
 from pipeline.attention.triton.problem import PROBLEMS_KEPT, Problem
-from pipeline.attention.triton.tiles import (
-    BackwardConfig,
-    TileConfig,
-    backward_chunking,
-    backward_config,
-    backward_gains_by_tma,
-    chunk_length,
-    is_short,
-)
+from pipeline.attention.triton.tiles import IN_USE, BackwardConfig, Choices, TileConfig
 
 
 @dataclass(frozen=True)
@@ -80,7 +72,7 @@ class ShortBackwardPlan:
 
 @dataclass(frozen=True)
 class _Common:
-    """What all kernels of a backward pass share: its inputs, scalar arguments and compile-time ones."""
+    """What all kernels of a backward pass share: inputs, scalar and compile-time arguments, and choices."""
 
     q: Traits
     k: Traits
@@ -88,6 +80,7 @@ class _Common:
     do: Traits
     scalars: list[float]
     constants: dict[str, Any]
+    choices: Choices
 
     def tiles_of(self, side: Traits, block: int) -> int:
         """Count the tiles of queries or keys over all heads."""
@@ -95,7 +88,9 @@ class _Common:
 
 
 @functools.lru_cache(PROBLEMS_KEPT)
-def backward_plan(problem: Problem, *layouts_now: Layout) -> BackwardPlan | ShortBackwardPlan:
+def backward_plan(
+    problem: Problem, *layouts_now: Layout, choices: Choices = IN_USE
+) -> BackwardPlan | ShortBackwardPlan:
     """Plan the backward pass of a problem that a forward pass has taken.
 
     layouts_now: those of q, k, v and the output's gradient: what keeps tensors for autograd, as
@@ -110,9 +105,9 @@ def backward_plan(problem: Problem, *layouts_now: Layout) -> BackwardPlan | Shor
     lengths = [heads(q), q.shape[-2], k.shape[-2], scale, scale_log2(q)]
     scalars = [*strides(q), *strides(k), *strides(v), *strides(do), *lengths]
     constants = {"CAUSAL": problem.is_causal, "HEAD_DIM": q.shape[-1], "PRECISION": precision(problem)}
-    common = _Common(q, k, v, do, scalars, constants)
-    config = backward_config(q.dtype, q.shape[-1], k.shape[-2])
-    if is_short(q.shape[-2], k.shape[-2]):
+    common = _Common(q, k, v, do, scalars, constants, choices)
+    config = choices.backward(q.dtype, q.shape[-1], k.shape[-2])
+    if choices.is_short(q.shape[-2], k.shape[-2]):
         like_q, like_k = (like(given.shape, given.dtype, given.device) for given in (q, k))
         return ShortBackwardPlan(copies_of(layouts_now), _short(config.short, common), like_q, like_k)
     return BackwardPlan(
@@ -152,8 +147,8 @@ def _key_value(config: BackwardConfig, common: _Common) -> ChunkedLaunch:
     """Plan dk and dv: a program takes a tile of keys, and all queries or a chunk of them."""
     q, k, tiles, sums_dq = common.q, common.k, config.key_value, config.query is None
     programs = common.tiles_of(k, tiles.block_keys)
-    chunking, sms = backward_chunking(q.dtype), multiprocessors(q.device)
-    chunk = chunk_length(chunking, programs, q.shape[-2], tiles.block_queries, sms)
+    chunking, sms = common.choices.backward_chunking(q.dtype), multiprocessors(q.device)
+    chunk = common.choices.chunk_length(chunking, programs, q.shape[-2], tiles.block_queries, sms)
     chunks = triton.cdiv(q.shape[-2], chunk)
     gradient = torch.float32 if chunks > 1 else k.dtype
     compute = prepare_launch(
@@ -167,7 +162,7 @@ def _key_value(config: BackwardConfig, common: _Common) -> ChunkedLaunch:
             "CHUNKED": chunks > 1,
             "MASK_KEYS": sums_dq and k.shape[-2] % tiles.block_keys != 0,
             "ADD_DQ": sums_dq,
-            "TMA": backward_gains_by_tma(q.shape[-1], q.shape[-2]) and tma_can_load(q, common.do),
+            "TMA": common.choices.backward_gains_by_tma(q.shape[-1], q.shape[-2]) and tma_can_load(q, common.do),
             "OVERLAPPED": can_overlap(q.device),
             "TMA_REDUCE": sums_dq and not knobs.runtime.interpret,  # the interpreter has no such operation
         },
@@ -180,8 +175,8 @@ def _query(tiles: TileConfig, common: _Common) -> ChunkedLaunch:
     """Plan dq: a program takes a tile of queries, and all keys or a chunk of them."""
     q, k = common.q, common.k
     programs = common.tiles_of(q, tiles.block_queries)
-    chunking, sms = backward_chunking(q.dtype), multiprocessors(q.device)
-    chunk = chunk_length(chunking, programs, k.shape[-2], tiles.block_keys, sms)
+    chunking, sms = common.choices.backward_chunking(q.dtype), multiprocessors(q.device)
+    chunk = common.choices.chunk_length(chunking, programs, k.shape[-2], tiles.block_keys, sms)
     chunks = triton.cdiv(k.shape[-2], chunk)
     compute = prepare_launch(
         query_kernel,
@@ -192,7 +187,7 @@ def _query(tiles: TileConfig, common: _Common) -> ChunkedLaunch:
             **common.constants,
             **block_sizes(tiles),
             "CHUNKED": chunks > 1,
-            "TMA": backward_gains_by_tma(q.shape[-1], k.shape[-2]) and tma_can_load(k, common.v),
+            "TMA": common.choices.backward_gains_by_tma(q.shape[-1], k.shape[-2]) and tma_can_load(k, common.v),
             "OVERLAPPED": can_overlap(q.device),
         },
         tiles,

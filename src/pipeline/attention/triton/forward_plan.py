@@ -27,14 +27,7 @@ from pipeline.attention.triton.direct_launch import (
 from pipeline.attention.triton.kernels.chunks import ROWS_PUT_TOGETHER, combine_kernel
 from pipeline.attention.triton.kernels.forward import forward_kernel
 from pipeline.attention.triton.problem import PROBLEMS_KEPT, Problem
-from pipeline.attention.triton.tiles import (
-    HEAD_DIM_MULTIPLE,
-    MAX_HEAD_DIM,
-    chunk_length,
-    forward_chunking,
-    forward_config,
-    forward_gains_by_tma,
-)
+from pipeline.attention.triton.tiles import HEAD_DIM_MULTIPLE, IN_USE, MAX_HEAD_DIM, Choices
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -55,17 +48,18 @@ class ForwardPlan:
 
 
 @functools.lru_cache(PROBLEMS_KEPT)
-def forward_plan(problem: Problem) -> ForwardPlan:
+def forward_plan(problem: Problem, choices: Choices = IN_USE) -> ForwardPlan:
     """Plan a forward pass; raises ValueError for inputs that the kernels cannot do."""
     q, k, v = problem.q, problem.k, problem.v
     _check(q, k, v)
     n_queries, head_dim, n_keys = q.shape[-2], q.shape[-1], k.shape[-2]
     matrices = math.prod(q.shape[:-2])
-    block_queries = forward_config(q.dtype, head_dim, n_keys).block_queries
+    block_queries = choices.forward(q.dtype, head_dim, n_keys).block_queries
     programs = matrices * triton.cdiv(n_queries, block_queries)
-    chunk = chunk_length(forward_chunking(q.dtype), programs, n_keys, block_queries, multiprocessors(q.device))
+    chunking, sms = choices.forward_chunking(q.dtype), multiprocessors(q.device)
+    chunk = choices.chunk_length(chunking, programs, n_keys, block_queries, sms)
     chunks = triton.cdiv(n_keys, chunk)
-    tiles = forward_config(q.dtype, head_dim, chunk)
+    tiles = choices.forward(q.dtype, head_dim, chunk)
     constants = {"CAUSAL": problem.is_causal, "HEAD_DIM": head_dim}
     part = q.dtype if chunks == 1 else torch.float32
     attend = prepare_launch(
@@ -77,7 +71,7 @@ def forward_plan(problem: Problem) -> ForwardPlan:
             **constants,
             **block_sizes(tiles),
             "CHUNKED": chunks > 1,
-            "TMA": forward_gains_by_tma(chunk) and tma_can_load(k, v),
+            "TMA": choices.forward_gains_by_tma(chunk) and tma_can_load(k, v),
             "PRECISION": precision(problem),
         },
         tiles,

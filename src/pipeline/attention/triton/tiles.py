@@ -8,23 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 import triton
 
-# With fewer keys or queries to go through, a program ends before the tensor descriptors that it has to make pay. Wide
-# tiles of the backward pass have them all the same: without, they spill.
-MIN_LENGTH_FOR_TMA = 1024
+# Wide tiles of the backward pass have tensor descriptors however little there is to go through: without, they spill.
 WIDE_BACKWARD = 128
-# Up to here the backward pass is one kernel, for which repeating some work costs less than launching another.
-LONGEST_SHORT_SEQUENCE = 1024
-# A program of the forward pass that goes through fewer keys ends sooner with smaller tiles, loaded further ahead; one
-# whose keys fill more than half a larger tile, and no more than it, with that.
-FEW_KEYS = 1024
-ONE_TILE = 128
-# As many are put together in two steps (`kernels.chunks`).
-FEW_CHUNKS = 8
-# At head_dim 64 a third program fits on a multiprocessor with one stage less. It hides how programs begin and end; from
-# this many keys a program on, that takes less than what the stage hides.
-MANY_KEYS = 16384
-# From here on the larger tiles of the backward pass at head_dim 64 gain more than the diagonal wastes of them.
-LONG_SEQUENCE = 16384
 
 
 @dataclass(frozen=True)
@@ -65,11 +50,6 @@ class Chunking:
     length_in_one_wave: int | None = None
 
 
-FORWARD_CHUNKS = Chunking(programs_per_sm=4, min_length=256, shortest=1024, length_in_one_wave=128)
-FORWARD_CHUNKS_FP32 = Chunking(programs_per_sm=8, min_length=256, shortest=512)
-BACKWARD_CHUNKS = Chunking(programs_per_sm=2, min_length=256, shortest=1024)
-BACKWARD_CHUNKS_FP32 = Chunking(programs_per_sm=8, min_length=256, shortest=1024)
-
 _FORWARD = {
     16: TileConfig(64, 128, 4, 3),
     32: TileConfig(64, 128, 4, 3),
@@ -79,7 +59,7 @@ _FORWARD = {
 }
 _FORWARD_NOT_MANY_KEYS = {64: TileConfig(64, 128, 4, 2, 168)}
 _FORWARD_FEW_KEYS = dict.fromkeys((16, 32, 64, 128), TileConfig(64, 64, 4, 3))
-_FORWARD_ONE_TILE = dict.fromkeys((16, 32, 64, 128), TileConfig(64, ONE_TILE, 4, 2))
+_FORWARD_ONE_TILE = dict.fromkeys((16, 32, 64, 128), TileConfig(64, 128, 4, 2))
 _FORWARD_FP32 = {
     16: TileConfig(64, 64, 4, 2),
     32: TileConfig(64, 64, 4, 2),
@@ -115,70 +95,101 @@ def tile_width(head_dim: int) -> int:
     return max(16, triton.next_power_of_2(head_dim))
 
 
-def forward_config(dtype: torch.dtype, head_dim: int, n_keys: int) -> TileConfig:
-    """Return the tiles of the forward kernel.
+@dataclass(frozen=True, eq=False)
+class Choices:
+    """What plans go by: the tables above or tiles in their place, and thresholds of how much work there is.
 
-    n_keys: how many keys a program goes through; block_queries does not depend on it.
+    Choices are told apart by identity, so that looking up what was planned by them costs next to nothing.
+
+    forward_tiles, backward_tiles: these tiles whatever the dtype, the width and the number of keys;
+    min_length_for_tma: with fewer keys or queries to go through, a program ends before its tensor descriptors pay;
+    longest_short_sequence: up to here the backward pass is one kernel: repeating some work costs less than launching
+    another; few_keys: a program of the forward pass that goes through fewer ends sooner with smaller tiles, loaded
+    further ahead; one_tile: one whose keys fill more than half a tile of so many, and no more than it, with that;
+    few_chunks: as many are put together in two steps (`kernels.chunks`); many_keys: at head_dim 64 a third program fits
+    on a multiprocessor with one stage less, which hides how programs begin and end: from so many keys a program on,
+    that takes less than what the stage hides; long_sequence: from here on the larger tiles of the backward pass at
+    head_dim 64 gain more than the diagonal wastes of them.
     """
-    width = tile_width(head_dim)
-    if dtype == torch.float32:
-        return _FORWARD_FP32[width]
-    exceptions = {}
-    if ONE_TILE // 2 < n_keys <= ONE_TILE:
-        exceptions = _FORWARD_ONE_TILE
-    elif n_keys < FEW_KEYS:
-        exceptions = _FORWARD_FEW_KEYS
-    elif n_keys < MANY_KEYS:
-        exceptions = _FORWARD_NOT_MANY_KEYS
-    return exceptions.get(width, _FORWARD[width])
+
+    forward_tiles: TileConfig | None = None
+    backward_tiles: BackwardConfig | None = None
+    forward_chunks: Chunking = Chunking(programs_per_sm=4, min_length=256, shortest=1024, length_in_one_wave=128)
+    forward_chunks_fp32: Chunking = Chunking(programs_per_sm=8, min_length=256, shortest=512)
+    backward_chunks: Chunking = Chunking(programs_per_sm=2, min_length=256, shortest=1024)
+    backward_chunks_fp32: Chunking = Chunking(programs_per_sm=8, min_length=256, shortest=1024)
+    min_length_for_tma: int = 1024
+    longest_short_sequence: int = 1024
+    few_keys: int = 1024
+    one_tile: int = 128
+    few_chunks: int = 8
+    many_keys: int = 16384
+    long_sequence: int = 16384
+
+    def forward(self, dtype: torch.dtype, head_dim: int, n_keys: int) -> TileConfig:
+        """Return the tiles of the forward kernel.
+
+        n_keys: how many keys a program goes through; block_queries does not depend on it.
+        """
+        if self.forward_tiles is not None:
+            return self.forward_tiles
+        width = tile_width(head_dim)
+        if dtype == torch.float32:
+            return _FORWARD_FP32[width]
+        exceptions = {}
+        if self.one_tile // 2 < n_keys <= self.one_tile:
+            exceptions = _FORWARD_ONE_TILE
+        elif n_keys < self.few_keys:
+            exceptions = _FORWARD_FEW_KEYS
+        elif n_keys < self.many_keys:
+            exceptions = _FORWARD_NOT_MANY_KEYS
+        return exceptions.get(width, _FORWARD[width])
+
+    def backward(self, dtype: torch.dtype, head_dim: int, n_keys: int) -> BackwardConfig:
+        """Return the tiles of the backward kernels."""
+        if self.backward_tiles is not None:
+            return self.backward_tiles
+        width = tile_width(head_dim)
+        if dtype == torch.float32:
+            return _BACKWARD_FP32[width]
+        return _BACKWARD_LONG.get(width, _BACKWARD[width]) if n_keys >= self.long_sequence else _BACKWARD[width]
+
+    def is_short(self, n_queries: int, n_keys: int) -> bool:
+        """Tell whether the backward pass is one kernel."""
+        return max(n_queries, n_keys) <= self.longest_short_sequence
+
+    def forward_gains_by_tma(self, n_keys: int) -> bool:
+        """Tell whether the forward kernel gains by tensor descriptors where a program goes through so many keys."""
+        return n_keys >= self.min_length_for_tma
+
+    def backward_gains_by_tma(self, head_dim: int, length: int) -> bool:
+        """Tell whether the backward kernels gain by tensor descriptors with so many queries or keys to go through."""
+        return length >= self.min_length_for_tma or tile_width(head_dim) >= WIDE_BACKWARD
+
+    def forward_chunking(self, dtype: torch.dtype) -> Chunking:
+        """Return when the forward pass cuts its keys into chunks."""
+        return self.forward_chunks_fp32 if dtype == torch.float32 else self.forward_chunks
+
+    def backward_chunking(self, dtype: torch.dtype) -> Chunking:
+        """Return when the backward pass cuts its queries and keys into chunks."""
+        return self.backward_chunks_fp32 if dtype == torch.float32 else self.backward_chunks
+
+    def chunk_length(self, chunking: Chunking, tiles: int, length: int, block: int, multiprocessors: int) -> int:
+        """Return into how long chunks to cut keys or queries: all of them in one where the grid is long enough.
+
+        tiles: those of the other side, over all heads; block: their size. A chunk is a multiple of every tile size, so
+        that the first key of a chunk that a causal tile of queries reaches is one that each of them attends to.
+        """
+        wanted = chunking.programs_per_sm * multiprocessors
+        if tiles >= wanted or length < chunking.shortest:
+            return length
+        if chunking.length_in_one_wave is not None:
+            in_one_wave = -(-length // chunking.length_in_one_wave)
+            if in_one_wave <= self.few_chunks and tiles * in_one_wave <= multiprocessors:
+                return chunking.length_in_one_wave
+        chunks = -(-wanted // tiles)
+        unit = max(chunking.min_length, block)
+        return min(length, -(-length // (chunks * unit)) * unit)
 
 
-def backward_config(dtype: torch.dtype, head_dim: int, n_keys: int) -> BackwardConfig:
-    """Return the tiles of the backward kernels."""
-    width = tile_width(head_dim)
-    if dtype == torch.float32:
-        return _BACKWARD_FP32[width]
-    return _BACKWARD_LONG.get(width, _BACKWARD[width]) if n_keys >= LONG_SEQUENCE else _BACKWARD[width]
-
-
-def is_short(n_queries: int, n_keys: int) -> bool:
-    """Tell whether the backward pass is one kernel."""
-    return max(n_queries, n_keys) <= LONGEST_SHORT_SEQUENCE
-
-
-def forward_gains_by_tma(n_keys: int) -> bool:
-    """Tell whether the forward kernel gains by tensor descriptors where a program goes through so many keys."""
-    return n_keys >= MIN_LENGTH_FOR_TMA
-
-
-def backward_gains_by_tma(head_dim: int, length: int) -> bool:
-    """Tell whether the backward kernels gain by tensor descriptors with so many queries or keys to go through."""
-    return length >= MIN_LENGTH_FOR_TMA or tile_width(head_dim) >= WIDE_BACKWARD
-
-
-def forward_chunking(dtype: torch.dtype) -> Chunking:
-    """Return when the forward pass cuts its keys into chunks."""
-    return FORWARD_CHUNKS_FP32 if dtype == torch.float32 else FORWARD_CHUNKS
-
-
-def backward_chunking(dtype: torch.dtype) -> Chunking:
-    """Return when the backward pass cuts its queries and keys into chunks."""
-    return BACKWARD_CHUNKS_FP32 if dtype == torch.float32 else BACKWARD_CHUNKS
-
-
-def chunk_length(chunking: Chunking, tiles: int, length: int, block: int, multiprocessors: int) -> int:
-    """Return into how long chunks to cut keys or queries: all of them in one where the grid is long enough.
-
-    tiles: those of the other side, over all heads; block: their size. A chunk is a multiple of every tile size, so that
-    the first key of a chunk that a causal tile of queries reaches is one that each of them attends to.
-    """
-    wanted = chunking.programs_per_sm * multiprocessors
-    if tiles >= wanted or length < chunking.shortest:
-        return length
-    if chunking.length_in_one_wave is not None:
-        in_one_wave = -(-length // chunking.length_in_one_wave)
-        if in_one_wave <= FEW_CHUNKS and tiles * in_one_wave <= multiprocessors:
-            return chunking.length_in_one_wave
-    chunks = -(-wanted // tiles)
-    unit = max(chunking.min_length, block)
-    return min(length, -(-length // (chunks * unit)) * unit)
+IN_USE = Choices()

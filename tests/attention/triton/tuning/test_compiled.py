@@ -9,7 +9,7 @@ import pytest
 
 COMPILE = """
 import dataclasses, json, torch
-from pipeline.attention.triton.tiles import LONG_SEQUENCE, MANY_KEYS, backward_config, forward_config
+from pipeline.attention.triton.tiles import IN_USE
 from pipeline.attention.triton.tuning.candidates import KERNELS, Candidate, constants
 from pipeline.attention.triton.tuning.compiled import compile_for_hopper
 
@@ -20,10 +20,10 @@ def report(kernel, head_dim, tiles):
 
 reports = []
 for head_dim in (32, 64, 80, 128):
-    for n_keys in (MANY_KEYS - 1, MANY_KEYS):
-        reports.append(report("forward", head_dim, forward_config(torch.bfloat16, head_dim, n_keys)))
-    for n_keys in (LONG_SEQUENCE - 1, LONG_SEQUENCE):
-        backward = backward_config(torch.bfloat16, head_dim, n_keys)
+    for n_keys in (IN_USE.many_keys - 1, IN_USE.many_keys):
+        reports.append(report("forward", head_dim, IN_USE.forward(torch.bfloat16, head_dim, n_keys)))
+    for n_keys in (IN_USE.long_sequence - 1, IN_USE.long_sequence):
+        backward = IN_USE.backward(torch.bfloat16, head_dim, n_keys)
         reports.append(report("key_value" if backward.query else "key_value_dq", head_dim, backward.key_value))
         if backward.query:
             reports.append(report("query", head_dim, backward.query))

@@ -4,8 +4,9 @@ import pandas as pd
 import pytest
 import torch
 
-from pipeline.attention.triton import autograd, backward_plan, forward_plan, tiles
+from pipeline.attention.triton import backward_plan, forward_plan
 from pipeline.attention.triton.problem import problem_of
+from pipeline.attention.triton.tiles import IN_USE, Chunking
 from pipeline.attention.triton.tuning import thresholds
 from pipeline.instruments.sampling.step_timing import StopRule
 
@@ -33,32 +34,34 @@ def recorded(monkeypatch):
         monkeypatch.setattr(plans, "multiprocessors", lambda _device: 132)
 
 
-def plans(tensor):
+def plans(tensor, choices):
     problem = problem_of(tensor, tensor, tensor, True)
-    return autograd.forward_plan(problem), autograd.backward_plan(problem, *[tensor.stride()] * 4)
+    layouts = [tensor.stride()] * 4
+    return (
+        forward_plan.forward_plan(problem, choices=choices),
+        backward_plan.backward_plan(problem, *layouts, choices=choices),
+    )
 
 
 @pytest.mark.parametrize("name", thresholds.THRESHOLDS)
 def test_the_value_in_use_is_tried_and_every_threshold_is_one_that_plans_go_by(recorded, name):
     values = thresholds.THRESHOLDS[name]
-    assert getattr(tiles, name) in values
+    assert getattr(IN_USE, name) in values
     made = []
     for value in values:
-        with thresholds.planned_by(name, value)():
-            made.append([plans(tensor) for tensor in INPUTS.values()])
+        choices = thresholds.choices_with(name, value)
+        made.append([plans(tensor, choices) for tensor in INPUTS.values()])
     assert any(plan != made[0] for plan in made)
 
 
-def test_plans_made_for_a_value_are_kept_for_it_and_for_nothing_else(recorded):
-    whole = thresholds.planned_by("FORWARD_CHUNKS", thresholds.NEVER)
-    cut = thresholds.planned_by("FORWARD_CHUNKS", thresholds.Chunking(8, 512, 1024))
-    in_use = autograd.forward_plan
-    for _ in range(2):
-        for within, is_cut in ((whole, False), (cut, True)):
-            with within():
-                assert (plans(INPUTS[torch.bfloat16, 16384, 64])[0].chunks > 1) == is_cut
-                assert autograd.forward_plan.cache_info().misses == 1
-    assert autograd.forward_plan is in_use
+def test_plans_made_by_some_choices_are_kept_for_them_and_for_nothing_else(recorded):
+    whole = thresholds.choices_with("forward_chunks", thresholds.NEVER)
+    cut = thresholds.choices_with("forward_chunks", Chunking(8, 512, 1024))
+    tensor = INPUTS[torch.bfloat16, 16384, 64]
+    first = [plans(tensor, choices) for choices in (whole, cut)]
+    assert [forward.chunks > 1 for forward, _ in first] == [False, True]
+    again = [plans(tensor, choices) for choices in (whole, cut)]
+    assert all(a is b for before, after in zip(first, again, strict=True) for a, b in zip(before, after, strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -66,11 +69,11 @@ def table():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(thresholds, "RULE", StopRule(min_samples=3, max_samples=3, rel_error=0.0, budget_s=0.0))
         patch.setattr(thresholds, "WARMUP_ROUNDS", 0)
-        return thresholds.sweep("LONGEST_SHORT_SEQUENCE", "bf16", (1, 2, 40, 16))
+        return thresholds.sweep("longest_short_sequence", "bf16", (1, 2, 40, 16))
 
 
 def test_each_value_gets_a_row_with_the_time_of_both_passes_beside_the_peers(table):
-    assert list(table["value"]) == [str(value) for value in thresholds.THRESHOLDS["LONGEST_SHORT_SEQUENCE"]]
+    assert list(table["value"]) == [str(value) for value in thresholds.THRESHOLDS["longest_short_sequence"]]
     assert table.loc[table["is_in_use"], "value"].tolist() == ["1024"]
     for part in thresholds.PASSES:
         peers_ms = table[f"{part}_ms"] / table[f"{part}_over_peer"]

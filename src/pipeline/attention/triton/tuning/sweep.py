@@ -2,17 +2,18 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable
-from types import ModuleType
-from unittest import mock
+from functools import partial
 
 import pandas as pd
 import torch
 import triton.testing
 from torch import Tensor
 
-from pipeline.attention.triton import autograd, backward_plan, forward_plan
+from pipeline.attention.triton import autograd
+from pipeline.attention.triton.backward_plan import backward_plan
+from pipeline.attention.triton.forward_plan import forward_plan
 from pipeline.attention.triton.problem import problem_of
-from pipeline.attention.triton.tiles import BackwardConfig, TileConfig, backward_config
+from pipeline.attention.triton.tiles import IN_USE, TileConfig
 from pipeline.attention.triton.tuning.candidates import KERNELS, Candidate, promising
 from pipeline.attention.triton.tuning.command_line import DTYPES, parsed
 
@@ -52,9 +53,8 @@ def _prepare(
     """Return a call of one kernel that returns what it computed, with the tiles in use where none are given."""
     if kernel == "forward":
         problem = problem_of(q, k, v, True)
-        with _tiles(forward_plan, "forward_config", tiles):
-            autograd._forward(problem, q, k, v)  # makes the plan, which later calls find
-        return lambda: [autograd._forward(problem, q, k, v)[0]]
+        planner = partial(forward_plan, choices=dataclasses.replace(IN_USE, forward_tiles=tiles))
+        return lambda: [autograd._forward(problem, q, k, v, planner)[0]]
     return _prepare_backward(kernel, q, k, v, do, tiles)
 
 
@@ -63,7 +63,7 @@ def _prepare_backward(
 ) -> Callable[[], list[Tensor]]:
     problem = problem_of(q, k, v, True)
     o, lse = autograd._forward(problem, q, k, v)
-    used = backward_config(q.dtype, q.shape[-1], k.shape[-2])
+    used = IN_USE.backward(q.dtype, q.shape[-1], k.shape[-2])
     other = used.query or used.key_value
     config = {
         "query": dataclasses.replace(used, query=tiles or other),
@@ -71,8 +71,8 @@ def _prepare_backward(
         # The tiles in use may not fit where dq is summed too; dk and dv are the same without.
         "key_value_dq": used if tiles is None else dataclasses.replace(used, key_value=tiles, query=None),
     }[kernel]
-    with _tiles(backward_plan, "backward_config", config):
-        plan = backward_plan.backward_plan(problem, *(tensor.stride() for tensor in (q, k, v, do)))
+    choices = dataclasses.replace(IN_USE, backward_tiles=config, longest_short_sequence=0)
+    plan = backward_plan(problem, *(tensor.stride() for tensor in (q, k, v, do)), choices=choices)
     delta, lse_log2 = torch.empty((2, *plan.delta_shape), device=q.device).unbind()
     dq, (dk, dv) = torch.empty_like(q), torch.empty((2, *k.shape), dtype=k.dtype, device=k.device)
     dq_sum = torch.empty(q.shape, device=q.device) if config.query is None else None
@@ -86,14 +86,6 @@ def _prepare_backward(
         return [dk, dv]
 
     return run
-
-
-def _tiles(plans: ModuleType, function: str, tiles: TileConfig | BackwardConfig | None) -> mock._patch:
-    """Have the next plan made with these tiles."""
-    forward_plan.forward_plan.cache_clear()
-    backward_plan.backward_plan.cache_clear()
-    chosen = getattr(plans, function)
-    return mock.patch.object(plans, function, chosen if tiles is None else lambda *_: tiles)
 
 
 def main() -> None:

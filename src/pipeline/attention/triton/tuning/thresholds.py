@@ -3,11 +3,10 @@
 import functools
 import itertools
 import statistics
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
-from unittest import mock
 
 import pandas as pd
 import torch
@@ -15,10 +14,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from pipeline.attention import FlashAttentionTriton
-from pipeline.attention.triton import autograd, backward_plan, forward_plan
-from pipeline.attention.triton import tiles as configs
-from pipeline.attention.triton.tiles import Chunking
+from pipeline.attention.triton.autograd import planned_by
+from pipeline.attention.triton.tiles import IN_USE, Choices, Chunking
 from pipeline.attention.triton.tuning.command_line import DTYPES, parsed
 from pipeline.attention.triton.tuning.sweep import largest_deviation
 from pipeline.instruments.sampling.interleaving import Work, interleave
@@ -37,19 +34,19 @@ def _chunkings(in_use: Chunking) -> tuple[Chunking, ...]:
     return (NEVER, *others)
 
 
-# Constants of `tiles`, and the values worth trying.
+# Fields of `Choices`, and the values worth trying.
 THRESHOLDS: dict[str, tuple[Any, ...]] = {
-    "FORWARD_CHUNKS": _chunkings(configs.FORWARD_CHUNKS),
-    "FORWARD_CHUNKS_FP32": _chunkings(configs.FORWARD_CHUNKS_FP32),
-    "BACKWARD_CHUNKS": _chunkings(configs.BACKWARD_CHUNKS),
-    "BACKWARD_CHUNKS_FP32": _chunkings(configs.BACKWARD_CHUNKS_FP32),
-    "LONGEST_SHORT_SEQUENCE": (0, 128, 256, 512, 1024, 2048),
-    "MIN_LENGTH_FOR_TMA": (1, 256, 512, 1024, 2048),
-    "FEW_KEYS": (0, 256, 512, 1024, 2048),
-    "ONE_TILE": (0, 128),
-    "FEW_CHUNKS": (0, 4, 8, 16, 32),
-    "MANY_KEYS": (2048, 4096, 8192, 16384, 32768, 65536),
-    "LONG_SEQUENCE": (2048, 4096, 8192, 16384, 32768, 65536),
+    "forward_chunks": _chunkings(IN_USE.forward_chunks),
+    "forward_chunks_fp32": _chunkings(IN_USE.forward_chunks_fp32),
+    "backward_chunks": _chunkings(IN_USE.backward_chunks),
+    "backward_chunks_fp32": _chunkings(IN_USE.backward_chunks_fp32),
+    "longest_short_sequence": (0, 128, 256, 512, 1024, 2048),
+    "min_length_for_tma": (1, 256, 512, 1024, 2048),
+    "few_keys": (0, 256, 512, 1024, 2048),
+    "one_tile": (0, 128),
+    "few_chunks": (0, 4, 8, 16, 32),
+    "many_keys": (2048, 4096, 8192, 16384, 32768, 65536),
+    "long_sequence": (2048, 4096, 8192, 16384, 32768, 65536),
 }
 
 
@@ -66,15 +63,15 @@ def sweep(name: str, dtype: str, shape: tuple[int, int, int, int]) -> pd.DataFra
     for tensor in qkv:
         tensor.requires_grad_()
     values = THRESHOLDS[name]
-    contexts = [planned_by(name, value) for value in values]
-    ours = [_works(lambda *qkv: FlashAttentionTriton.apply(*qkv, True), within, qkv, do) for within in contexts]
+    attentions = [functools.partial(_causal, planned_by(choices_with(name, value))) for value in values]
+    ours = [_works(attend, nullcontext, qkv, do) for attend in attentions]
     backend = SDPBackend.EFFICIENT_ATTENTION if dtype == "fp32" else SDPBackend.FLASH_ATTENTION
     sdpa = functools.partial(scaled_dot_product_attention, is_causal=True)
     peer = _works(sdpa, functools.partial(sdpa_kernel, backend), qkv, do)
     expected = _results(peer)
     deviations = [largest_deviation(_results(works), expected) for works in ours]
     peer_ms, *ours_ms = _median_ms([peer, *ours], device)
-    in_use = getattr(configs, name)
+    in_use = getattr(IN_USE, name)
     return pd.DataFrame(
         {"value": _text(value), "is_in_use": value == in_use}
         | {f"{part}_ms": found_ms[part] for part in PASSES}
@@ -84,19 +81,9 @@ def sweep(name: str, dtype: str, shape: tuple[int, int, int, int]) -> pd.DataFra
     )
 
 
-def planned_by(name: str, value: Any) -> Callable[[], AbstractContextManager]:
-    """Return a context in which calls are planned by this value; their plans are kept from one time to the next."""
-    plans = {
-        "forward_plan": functools.cache(forward_plan.forward_plan.__wrapped__),
-        "backward_plan": functools.cache(backward_plan.backward_plan.__wrapped__),
-    }
-
-    @contextmanager
-    def within() -> Iterator[None]:
-        with mock.patch.object(configs, name, value), mock.patch.multiple(autograd, **plans):
-            yield
-
-    return within
+def choices_with(name: str, value: Any) -> Choices:
+    """Return the choices in use, but for this threshold."""
+    return replace(IN_USE, **{name: value})
 
 
 def over_all_shapes(table: pd.DataFrame) -> pd.DataFrame:
@@ -112,6 +99,10 @@ def with_marks(table: pd.DataFrame) -> pd.DataFrame:
         texts = table[column].map("{:.3f}".format)
         shown[column] = texts.where(table[column] > table[column].min(), texts + " *")
     return shown.drop(columns="is_in_use")
+
+
+def _causal(function: type[torch.autograd.Function], *qkv: Tensor) -> Tensor:
+    return function.apply(*qkv, True)
 
 
 def _works(
