@@ -30,6 +30,10 @@ def test_instruments_know_neither_what_they_measure_nor_what_for():
     assert not rooms_reached("instruments") & (SUBJECTS | TOOLS - {"instruments"})
 
 
+def test_what_touches_others_private_names_knows_nothing_of_the_project():
+    assert rooms_reached("compat") == {"compat"}
+
+
 @pytest.mark.parametrize("room", ["cells", "report"])
 def test_neither_cells_nor_the_report_know_a_subject(room):
     assert not rooms_reached(room) & SUBJECTS

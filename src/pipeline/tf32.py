@@ -11,13 +11,14 @@ from contextlib import contextmanager
 
 import torch
 
+from pipeline.compat.torch_private import get_fp32_precision, set_fp32_precision
+
 BACKENDS = ("cuda", "mkldnn")  # whose products the old API sets
 
 
 def allows_tf32() -> bool:
     """Tell whether torch multiplies fp32 matrices on a GPU as TF32."""
-    # By `_get`, but for a function call less: attention asks before every launch.
-    return torch._C._get_fp32_precision_getter("cuda", "matmul") == "tf32"
+    return get_fp32_precision("cuda", "matmul") == "tf32"
 
 
 @contextmanager
@@ -28,7 +29,7 @@ def float32_products(*, tf32: bool) -> Iterator[None]:
     """
     own = {backend: _own_setting(backend) for backend in BACKENDS}
     for backend in BACKENDS:
-        _set(backend, "matmul", "ieee")  # so that the old API can be read
+        set_fp32_precision(backend, "matmul", "ieee")  # so that the old API can be read
     former = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     try:
@@ -36,25 +37,16 @@ def float32_products(*, tf32: bool) -> Iterator[None]:
     finally:
         torch.set_float32_matmul_precision(former)
         for backend, setting in own.items():
-            _set(backend, "matmul", setting)
+            set_fp32_precision(backend, "matmul", setting)
 
 
 def _own_setting(backend: str) -> str:
     """Return what was set for a backend's products themselves: "none" where they follow the settings above them."""
     above = {}
     for place in (("generic", "all"), (backend, "all")):
-        above[place] = _get(*place)
-        _set(*place, "none")
-    own = _get(backend, "matmul")
+        above[place] = get_fp32_precision(*place)
+        set_fp32_precision(*place, "none")
+    own = get_fp32_precision(backend, "matmul")
     for place, setting in above.items():
-        _set(*place, setting)
+        set_fp32_precision(*place, setting)
     return own
-
-
-# What `torch.backends` calls: its own names take 1 µs to read, and set another backend's (`mkldnn.fp32_precision`).
-def _get(backend: str, operation: str) -> str:
-    return torch._C._get_fp32_precision_getter(backend, operation)
-
-
-def _set(backend: str, operation: str, setting: str) -> None:
-    torch._C._set_fp32_precision_setter(backend, operation, setting)

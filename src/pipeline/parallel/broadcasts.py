@@ -5,7 +5,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import _coalescing_manager
+
+from pipeline.compat.torch_private import coalescing
 
 
 @torch.no_grad()
@@ -37,7 +38,7 @@ def _broadcast_all(tensors: Sequence[tuple[Tensor, int]]) -> None:
             work.wait()
         return
     # One call for all, in place: NCCL spreads them over its channels, so that the owners send at the same time.
-    with _coalescing_manager(device=tensors[0][0].device, async_ops=True) as together:
+    with coalescing(tensors[0][0].device) as together:
         for _ in _broadcasts(tensors):
             pass
     together.wait()

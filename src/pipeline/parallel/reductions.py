@@ -9,6 +9,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Parameter
 
+from pipeline.compat.torch_private import copy_all, storage_uses
+
 BYTES_PER_MB = 1024**2
 
 
@@ -40,9 +42,9 @@ def held_by_others(gradient: Tensor) -> bool:
     be a view, of a gradient that other operations are still to read, or that is another parameter's as well: of
     `x + bias.unsqueeze(0)` both inputs get the gradient of the sum, one of them a view of it.
     """
-    # Nothing public tells. Torch's own CUDA graph trees ask the same. One use is the tensor's, one that of the object
+    # One use is the tensor's, one that of the object
     # which Python makes for the storage here.
-    return torch._C._storage_Use_Count(gradient.untyped_storage()._cdata) > 2
+    return storage_uses(gradient) > 2
 
 
 class ParameterReduction:
@@ -108,7 +110,7 @@ class BucketReduction:
                 gradients.append(gradient)
             parameter.grad = view
         if views:
-            torch._foreach_copy_(views, gradients)
+            copy_all(views, gradients)
         self._work = start_mean(self._buffer)
         return without
 

@@ -20,6 +20,7 @@ from pipeline.attention.triton.forward_plan import ForwardPlan, forward_plan
 from pipeline.attention.triton.layouts import ALIGNMENT_BYTES, dense, layouts_of, ready
 from pipeline.attention.triton.problem import Problem, problem_of
 from pipeline.attention.triton.tiles import Choices
+from pipeline.compat.torch_private import are_functorch_transforms_active
 
 
 class FlashAttentionTriton(torch.autograd.Function):
@@ -45,7 +46,7 @@ class FlashAttentionTriton(torch.autograd.Function):
         """Compute the output; see the class."""
         if is_dynamo_compiling():
             return cls.apply(q, k, v, is_causal)  # which Dynamo does not take for this function, but for autograd's
-        if torch._C._are_functorch_transforms_active():
+        if are_functorch_transforms_active():
             return super().apply(q, k, v, is_causal)  # which says what they lack
         # Past what autograd's own does for those transforms alone, a tenth of a small call.
         return super(torch.autograd.Function, cls).apply(q, k, v, is_causal)

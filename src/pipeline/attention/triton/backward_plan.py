@@ -8,7 +8,6 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
-from triton import knobs
 
 from pipeline.attention.inputs import Traits
 from pipeline.attention.triton.direct_launch import (
@@ -31,6 +30,7 @@ from pipeline.attention.triton.kernels.delta import ROW_ALIGNMENT, delta_kernel
 from pipeline.attention.triton.layouts import Layout, copies_of, strides_read
 from pipeline.attention.triton.problem import PROBLEMS_KEPT, Problem
 from pipeline.attention.triton.tiles import IN_USE, BackwardConfig, Choices, TileConfig
+from pipeline.compat.triton_private import is_interpreted
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ def _key_value(config: BackwardConfig, common: _Common) -> ChunkedLaunch:
             "ADD_DQ": sums_dq,
             "TMA": common.choices.backward_gains_by_tma(q.shape[-1], q.shape[-2]) and tma_can_load(q, common.do),
             "OVERLAPPED": can_overlap(q.device),
-            "TMA_REDUCE": sums_dq and not knobs.runtime.interpret,  # the interpreter has no such operation
+            "TMA_REDUCE": sums_dq and not is_interpreted(),  # the interpreter has no such operation
         },
         tiles,
     )

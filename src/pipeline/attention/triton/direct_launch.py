@@ -6,16 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
-from triton import knobs
-from triton.compiler import CompiledKernel
-from triton.runtime import driver
 
 from pipeline.attention.inputs import Traits
 from pipeline.attention.triton.layouts import ALIGNMENT_BYTES
 from pipeline.attention.triton.problem import Problem
 from pipeline.attention.triton.tiles import TileConfig
+from pipeline.compat.triton_private import is_interpreted, launcher
 
 ELEMENTWISE = TileConfig(64, 64, num_warps=4, num_stages=1)  # kernels that only stream rows through
 
@@ -38,41 +35,12 @@ def prepare_launch(
     # By position, as a compiled kernel takes them: the compile-time ones come last.
     arguments = (*scalars, *(constants[name] for name in kernel.arg_names if name in constants))
     grid = (programs, 1, 1)
-    if knobs.runtime.interpret:
+    if is_interpreted():
         interpreted = kernel[grid]
         return lambda *tensors: interpreted(*tensors, *arguments)
     # Launching what was compiled leaves out the look-up by arguments, which takes as long as the launch.
     compiled = kernel.warmup(*dtypes, *scalars, grid=grid, **constants, **_launch_options(tiles, constants))
     return launcher(compiled, grid, arguments)
-
-
-def launcher(compiled: CompiledKernel, grid: tuple[int, int, int], arguments: Sequence[Any]) -> Launch:
-    """Return what launches a kernel on the current stream of the device that is now current, as `compiled[grid]` does.
-
-    Triton prepares every launch for hooks on it, such as its profiler's, and asks every tensor for its address and the
-    driver whether it is one of the GPU's: here that is left out, the hooks' part while there are none.
-    """
-    with_hooks = compiled[grid]  # this loads it
-    device, current_stream = driver.active.get_current_device(), driver.active.get_current_stream
-    run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
-    hooks = knobs.runtime
-    needs_memory = compiled.metadata.global_scratch_size > 0
-
-    def launch(*tensors: Tensor | None) -> None:
-        if needs_memory:
-            triton.set_allocator(_allocate)  # for this context: a thread of autograd's has one of its own
-        if hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls:
-            with_hooks(*tensors, *arguments)
-        else:
-            addresses = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
-            run(*grid, current_stream(device), function, metadata, None, None, None, *addresses, *arguments)
-
-    return launch
-
-
-def _allocate(size: int, _alignment: int, _stream: int | None) -> Tensor:
-    """Give Triton the memory in which each program makes its tensor descriptors."""
-    return torch.empty(size, dtype=torch.int8, device="cuda")
 
 
 def like(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -110,7 +78,7 @@ def multiprocessors(device: torch.device) -> int:
 def can_overlap(device: torch.device) -> bool:
     """Tell whether a kernel can be launched while the one before still runs: NVIDIA's GPUs can from Hopper on."""
     is_nvidia = device.type == "cuda" and torch.version.cuda is not None
-    return is_nvidia and not knobs.runtime.interpret and torch.cuda.get_device_capability(device) >= (9, 0)
+    return is_nvidia and not is_interpreted() and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def scale_log2(q: Traits) -> float:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 import torch
 import triton
 from torch import Tensor
-from triton import knobs
 
 from pipeline.attention.inputs import Traits, check_inputs
 from pipeline.attention.triton.direct_launch import (
@@ -28,6 +27,7 @@ from pipeline.attention.triton.kernels.chunks import ROWS_PUT_TOGETHER, combine_
 from pipeline.attention.triton.kernels.forward import forward_kernel
 from pipeline.attention.triton.problem import PROBLEMS_KEPT, Problem
 from pipeline.attention.triton.tiles import HEAD_DIM_MULTIPLE, IN_USE, MAX_HEAD_DIM, Choices
+from pipeline.compat.triton_private import is_interpreted
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -103,5 +103,5 @@ def _check(q: Traits, k: Traits, v: Traits) -> None:
     if head_dim > MAX_HEAD_DIM or head_dim % HEAD_DIM_MULTIPLE:
         allowed = f"a multiple of {HEAD_DIM_MULTIPLE} from {HEAD_DIM_MULTIPLE} to {MAX_HEAD_DIM}"
         raise ValueError(f"head_dim is {head_dim}: must be {allowed}")
-    if q.device.type != "cuda" and not knobs.runtime.interpret:
+    if q.device.type != "cuda" and not is_interpreted():
         raise ValueError(f"q is on {q.device}: Triton's kernels need a GPU")

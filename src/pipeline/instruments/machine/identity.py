@@ -103,8 +103,9 @@ def _library_versions() -> dict[str, str]:
     import torch
     import torch.distributed
 
-    # torch.backends.cudnn.version() asks each GPU for its capability, which starts CUDA.
-    cudnn = torch._C._cudnn.getVersionInt() if torch._C._has_cudnn else None
+    from pipeline.compat.torch_private import cudnn_version
+
+    cudnn = cudnn_version()
     has_nccl = torch.distributed.is_available() and torch.distributed.is_nccl_available()
     return {
         "cudnn": "absent" if cudnn is None else str(cudnn),

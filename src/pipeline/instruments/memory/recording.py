@@ -23,9 +23,9 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from pipeline.compat.torch_private import ProfilerEvent, dump_memory_snapshot, profiler_tree, record_memory_history
 from pipeline.instruments.memory.snapshot import MemoryEvent, read_events
 from pipeline.instruments.sampling.step_timing import collections_off
 
@@ -130,7 +130,7 @@ class _CudaHistory:
         # A tensor that a collection freed between the two would be in the history but not in the count.
         with collections_off():
             # Python frames only: C++ ones take far longer to look up, and none of them is ours.
-            torch.cuda.memory._record_memory_history(
+            record_memory_history(
                 "all", context="alloc", stacks="python", max_entries=self._max_entries, clear_history=True
             )
             self._before = self._count()
@@ -141,8 +141,8 @@ class _CudaHistory:
     def stop(self, path: Path) -> None:
         with collections_off():
             self._events = self._count() - self._before
-            torch.cuda.memory._dump_snapshot(str(path))
-        torch.cuda.memory._record_memory_history(None)
+            dump_memory_snapshot(str(path))
+        record_memory_history(None)
 
     def positions(self) -> list[int]:
         return self._counts
@@ -177,7 +177,7 @@ class _ProfilerHistory:
         nodes = sorted(self._nodes(), key=lambda node: node.start_time_ns)
         trace, self._positions = [], []
         for node in nodes:
-            if node.tag == _EventType.Allocation:
+            if node.tag == ProfilerEvent.Allocation:
                 trace.append(_trace_entry(node))
             else:
                 self._positions.append(len(trace))
@@ -192,14 +192,14 @@ class _ProfilerHistory:
 
     def _nodes(self) -> Iterator[Any]:
         """Yield the memory events of the CPU and the marks."""
-        todo = list(self._profile.profiler.kineto_results.experimental_event_tree())
+        todo = list(profiler_tree(self._profile))
         while todo:
             node = todo.pop()
             todo += node.children
-            if node.tag == _EventType.Allocation:
+            if node.tag == ProfilerEvent.Allocation:
                 if node.extra_fields.device.type == "cpu" and node.extra_fields.alloc_size != 0:
                     yield node
-            elif node.tag == _EventType.TorchOp and node.name == _MARK:
+            elif node.tag == ProfilerEvent.TorchOp and node.name == _MARK:
                 yield node
 
 
@@ -223,10 +223,10 @@ def _frames(node: Any) -> list[dict[str, Any]]:
     """
     calls = []
     while (node := node.parent) is not None:
-        if node.tag in (_EventType.PyCall, _EventType.PyCCall):
+        if node.tag in (ProfilerEvent.PyCall, ProfilerEvent.PyCCall):
             calls.append(node)
     states = [call.extra_fields.caller for call in calls]
-    if calls and calls[0].tag == _EventType.PyCall:
+    if calls and calls[0].tag == ProfilerEvent.PyCall:
         states.insert(0, calls[0].extra_fields.callsite)
     return [_frame(state.file_name, state.line_number, state.function_name) for state in states]
 

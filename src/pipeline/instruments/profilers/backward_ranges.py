@@ -8,10 +8,10 @@ and hooks on these nodes open a range of its name around what they launch.
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
+from pipeline.compat.torch_private import next_node_number, node_number
 from pipeline.ranges import RangeFactory
 
 
@@ -33,10 +33,10 @@ class ForwardRanges:
     def __call__(self, name: str) -> Iterator[None]:
         """Open the range, and note the nodes that are made before it closes."""
         self._path.append(name)
-        first = torch.autograd._get_sequence_nr()
+        first = next_node_number()
         with self._open_range(name):
             yield
-        for number in range(first, torch.autograd._get_sequence_nr()):
+        for number in range(first, next_node_number()):
             # Inner ranges close first: a node belongs to the innermost.
             self._made_in.setdefault(number, "/".join(self._path))
         self._path.pop()
@@ -48,7 +48,7 @@ class ForwardRanges:
         """
         for node in _graph(output.grad_fn):
             # A leaf's node, which adds to its gradient, has the largest number there is.
-            if name := self._made_in.get(node._sequence_nr()):
+            if name := self._made_in.get(node_number(node)):
                 _open_around(node, name, self._open_range)
 
 

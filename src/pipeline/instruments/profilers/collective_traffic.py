@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from pipeline.compat.torch_private import TorchDispatchMode, operator_name
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class CollectiveLog(TorchDispatchMode):
         """Note the operator where it is a collective, and run it."""
         # What has no tensor, like a split of the group, moves no data.
         if function.namespace == "c10d" and (tensors := _tensors(args)):
-            name = function._schema.name.removeprefix("c10d::").strip("_")
+            name = operator_name(function).removeprefix("c10d::").strip("_")
             self.calls.append(Collective(name, _payload_bytes(args), tensors[0].dtype))
         return function(*args, **(kwargs or {}))
 

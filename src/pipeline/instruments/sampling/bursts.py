@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import torch
 
+from pipeline.compat.torch_private import keep_gpu_busy
 from pipeline.instruments.sampling.step_timing import collections_off, synchronize
 
 # What a call's enqueueing takes at most, and a GPU's clock: together the length of the pause ahead of a burst.
@@ -25,7 +26,7 @@ def time_burst_ms(call: Callable[[], object], device: torch.device, calls: int) 
 
 def _on_gpu_ms(call: Callable[[], object], calls: int) -> float:
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    torch.cuda._sleep(int((calls + 1) * ENQUEUE_S * CLOCK_HZ))
+    keep_gpu_busy(int((calls + 1) * ENQUEUE_S * CLOCK_HZ))
     call()
     begin.record()
     for _ in range(calls):

@@ -15,6 +15,7 @@ from typing import Protocol
 
 import torch
 
+from pipeline.compat.torch_private import keep_gpu_busy
 from pipeline.instruments.sampling.interleaving import Sample, Sampler, Work
 from pipeline.instruments.sampling.step_timing import Timings, synchronize, time_once
 
@@ -69,7 +70,7 @@ class CudaQueue:
 
     def keep_busy(self, duration_ms: float) -> None:
         """Queue a kernel that counts clock cycles."""
-        torch.cuda._sleep(int(duration_ms * self._cycles_per_ms))
+        keep_gpu_busy(int(duration_ms * self._cycles_per_ms))
 
     def mark(self) -> torch.cuda.Event:
         """Record an event."""
@@ -82,9 +83,9 @@ class CudaQueue:
         torch.cuda.synchronize(self._device)
 
     def _measure_cycles_per_ms(self) -> float:
-        torch.cuda._sleep(CALIBRATION_CYCLES)  # the first loads the kernel
+        keep_gpu_busy(CALIBRATION_CYCLES)  # the first loads the kernel
         begin = self.mark()
-        torch.cuda._sleep(CALIBRATION_CYCLES)
+        keep_gpu_busy(CALIBRATION_CYCLES)
         end = self.mark()
         self.synchronize()
         return CALIBRATION_CYCLES / begin.elapsed_time(end)

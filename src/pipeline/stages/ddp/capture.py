@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, schedule
 
+from pipeline.compat.torch_private import profiler_events
 from pipeline.instruments.profilers.trace import overlap_us, span_us, union_us
 from pipeline.instruments.sampling.step_timing import synchronize
 
@@ -69,7 +70,7 @@ def capture_step(step: Callable[[], object], device: torch.device, listen: bool)
         step()
         synchronize(device)
     # The raw events: torch makes objects of them for its own tables, which takes twenty times as long as reading them.
-    return lanes(profiler.profiler.kineto_results.events(), device.type) if listen else None
+    return lanes(profiler_events(profiler), device.type) if listen else None
 
 
 def lanes(events: Iterable[Any], device_type: str) -> Lanes:

@@ -13,6 +13,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
 from pipeline.attention import FlashAttentionTiled, FlashAttentionTriton, eager_attention
+from pipeline.compat.torch_private import sdpa_choice
 from pipeline.errors import Skipped
 from pipeline.formulas.attention import Shape
 from pipeline.instruments.machine.toolchain import require_compiler
@@ -99,7 +100,7 @@ def _sdpa(shape: Shape) -> Attend:
 
 def chosen_by_sdpa(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> str | None:
     """Name the one of BACKENDS that SDPA takes for these inputs where it may choose; None if it takes another."""
-    choice = SDPBackend(torch._fused_sdp_choice(q, k, v, is_causal=is_causal))
+    choice = sdpa_choice(q, k, v, is_causal)
     return next((name for name, backend in BACKENDS.items() if backend == choice), None)
 
 

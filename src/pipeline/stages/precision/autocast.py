@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from pipeline.compat.torch_private import TorchDispatchMode
 from pipeline.stages.precision.cases import AUTOCAST_DTYPES
 from pipeline.stages.precision.dtypes import NAMES, TORCH_DTYPES
 from pipeline.stages.precision.toy import ToyModel

@@ -6,12 +6,12 @@ product, and are not stored.
 
 import triton
 import triton.language as tl
-from triton import knobs
 from triton.language.extra.cuda import gdc_wait
 
 from pipeline.attention.triton.tiles import tile_width
+from pipeline.compat.triton_private import is_interpreted
 
-INTERPRETED = tl.constexpr(knobs.runtime.interpret)
+INTERPRETED = tl.constexpr(is_interpreted())
 
 
 @triton.jit

@@ -1,0 +1,88 @@
+"""What is used of torch's private names is there: a test a name, for an upgrade may move any of them."""
+
+import importlib
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from pipeline.cells.worker.server import PRELOADED
+from pipeline.compat import torch_private
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "_C._are_functorch_transforms_active",
+        "_C._get_fp32_precision_getter",
+        "_C._has_cudnn",
+        "_C._profiler._EventType.Allocation",
+        "_C._profiler._EventType.PyCCall",
+        "_C._profiler._EventType.PyCall",
+        "_C._profiler._EventType.TorchOp",
+        "_C._set_fp32_precision_setter",
+        "_C._storage_Use_Count",
+        "_foreach_copy_",
+        "_fused_sdp_choice",
+        "autograd._get_sequence_nr",
+        "cuda._sleep",
+        "cuda.memory._dump_snapshot",
+        "cuda.memory._record_memory_history",
+        "utils._python_dispatch.TorchDispatchMode",
+    ],
+)
+def test_torch_still_has(path):
+    found = importlib.import_module("torch")
+    for name in path.split("."):
+        assert hasattr(found, name), f"torch.{path} is gone: pipeline.compat.torch_private needs another way"
+        found = getattr(found, name)
+
+
+@pytest.mark.parametrize("module", [name for name in PRELOADED if "torch._" in name])
+def test_what_the_worker_imports_ahead_of_need_is_still_there(module):
+    importlib.import_module(module)
+
+
+def test_nodes_are_numbered_in_the_order_in_which_they_are_made():
+    x = torch.ones(1, requires_grad=True)
+    first = torch_private.next_node_number()
+    assert torch_private.node_number((x + 1).grad_fn) == first
+    assert torch_private.next_node_number() == first + 1
+
+
+def test_a_view_is_another_use_of_a_storage():
+    x = torch.ones(2)
+    alone = torch_private.storage_uses(x)
+    view = x[:1]
+    assert torch_private.storage_uses(x) == torch_private.storage_uses(view) == alone + 1
+
+
+def test_many_tensors_are_copied_at_once():
+    targets = [torch.zeros(2), torch.zeros(3)]
+    torch_private.copy_all(targets, [torch.ones(2), torch.ones(3)])
+    assert all((target == 1).all() for target in targets)
+
+
+def test_an_operator_says_its_name_with_its_namespace():
+    assert torch_private.operator_name(torch.ops.aten.add.Tensor) == "aten::add"
+
+
+def test_sdpa_says_which_backend_it_takes():
+    q = torch.ones(1, 1, 8, 16)
+    assert isinstance(torch_private.sdpa_choice(q, q, q, True), torch_private.SDPBackend)
+
+
+def test_cudnns_version_is_a_number_or_none():
+    version = torch_private.cudnn_version()
+    assert version is None or version > 0
+
+
+def test_a_profile_gives_its_events_flat_and_as_a_tree():
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        torch.ones(2) + 1
+    assert "aten::add" in [event.name() for event in torch_private.profiler_events(seen)]
+    assert "aten::add" in [node.name for node in torch_private.profiler_tree(seen)]
+
+
+def test_collectives_can_be_gathered_into_one_call():
+    assert callable(torch_private.coalescing(torch.device("cpu")).__enter__)

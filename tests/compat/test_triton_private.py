@@ -1,0 +1,87 @@
+"""What is used of Triton is there and means the same: a stand-in for a kernel is launched, for there may be no GPU."""
+
+import contextvars
+import inspect
+from types import SimpleNamespace
+
+import pytest
+import torch
+import triton.compiler.compiler
+from triton import knobs
+from triton.compiler import ASTSource, CompiledKernel
+from triton.runtime import _allocation
+
+from pipeline.compat import triton_private
+
+DEVICE, STREAM, GRID = 3, 77, (5, 1, 1)
+TENSORS, ARGUMENTS = (torch.zeros(1), None, torch.zeros(2)), (64, True)
+
+
+class Kernel(CompiledKernel):
+    """A kernel already loaded, which calls its hooks as Triton's launcher does and keeps what it was called with."""
+
+    def __init__(self, global_scratch_size=0):
+        self.src = object.__new__(ASTSource)
+        self.src.fn = SimpleNamespace(launch_metadata=None)
+        self.module, self.name, self.function, self.packed_metadata = "module", "name", "function", "packed"
+        self.metadata = SimpleNamespace(global_scratch_size=global_scratch_size)
+        self.calls = []
+        self._run = self._record
+
+    def _record(self, *given):
+        *launch, metadata, enter_hook, exit_hook = given[:9]
+        for hook in (enter_hook, exit_hook):
+            if hook is not None:
+                hook(metadata)
+        self.calls.append((launch, given[9:]))
+
+
+@pytest.fixture(autouse=True)
+def device(monkeypatch):
+    """Have Triton find a device and its stream."""
+    active = SimpleNamespace(get_current_device=lambda: DEVICE, get_current_stream=lambda device: (STREAM, device))
+    for module in (triton_private, triton.compiler.compiler):
+        monkeypatch.setattr(module, "driver", SimpleNamespace(active=active))
+
+
+def test_a_launch_is_what_triton_itself_would_have_launched_with_the_tensors_addresses():
+    ours, theirs = Kernel(), Kernel()
+    addresses = (TENSORS[0].data_ptr(), None, TENSORS[2].data_ptr())
+    triton_private.launcher(ours, GRID, ARGUMENTS)(*TENSORS)
+    theirs[GRID](*addresses, *ARGUMENTS)
+    assert ours.calls == theirs.calls == [([*GRID, (STREAM, DEVICE), "function", "packed"], (*addresses, *ARGUMENTS))]
+
+
+@pytest.mark.parametrize("chain", ["launch_enter_hook", "launch_exit_hook"])
+def test_a_hook_hears_of_the_launches_after_it_was_added_until_it_is_removed(chain):
+    launch = triton_private.launcher(Kernel(), GRID, ARGUMENTS)
+    heard = []
+    hook = lambda metadata: heard.append(metadata.get()["name"])  # noqa: E731
+    launch(*TENSORS)
+    getattr(knobs.runtime, chain).add(hook)
+    try:
+        launch(*TENSORS)
+    finally:
+        getattr(knobs.runtime, chain).remove(hook)
+    launch(*TENSORS)
+    assert heard == ["name"]
+
+
+@pytest.mark.parametrize("global_scratch_size", [0, 128])
+def test_memory_for_tensor_descriptors_is_given_where_a_kernel_needs_it_in_every_thread(global_scratch_size):
+    launch = triton_private.launcher(Kernel(global_scratch_size), GRID, ARGUMENTS)
+    new_thread = contextvars.Context()  # in which nothing that another has set holds
+    new_thread.run(launch, *TENSORS)
+    is_given = new_thread.run(_allocation._allocator.get) is triton_private._allocate
+    assert is_given == (global_scratch_size > 0)
+
+
+@pytest.mark.parametrize("name", ["interpret", "launch_enter_hook", "launch_exit_hook"])
+def test_triton_still_has_this_knob(name):
+    assert hasattr(knobs.runtime, name)
+
+
+def test_triton_still_launches_a_compiled_kernel_by_these_names():
+    assert isinstance(CompiledKernel.run, property)
+    source = inspect.getsource(CompiledKernel)
+    assert all(f"self.{name}" in source for name in ("function", "packed_metadata", "metadata"))
