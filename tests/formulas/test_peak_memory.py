@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from pipeline.formulas.activations import Workload, saved_terms
-from pipeline.formulas.flops import parameter_bytes, training_state_bytes
+from pipeline.formulas.parameters import parameter_bytes, parameter_count
 from pipeline.formulas.peak_memory import MODE_PHASES, backward_moments, optimizer_moment, predict_peaks
 from pipeline.formulas.sizes import SIZES, ModelSize
+from pipeline.formulas.training_state import training_state
 from pipeline.instruments.memory.recording import record_memory
 from pipeline.instruments.memory.replay import phase_spans, replay, timeline
 from pipeline.model.step import build_training_step
@@ -96,7 +97,7 @@ LARGEST = Workload(SIZES["2.7B"], vocab_size=10_000, batch_size=4, seq_len=128)
 def test_on_cuda_the_update_needs_the_training_state_and_once_more_the_parameters():
     sizes = (LARGEST.size, LARGEST.vocab_size)
     beside_the_batch = optimizer_moment(LARGEST).total_bytes - optimizer_moment(LARGEST).bytes_by_category["other"]
-    assert beside_the_batch == training_state_bytes(*sizes) + parameter_bytes(*sizes)
+    assert beside_the_batch == training_state(parameter_count(*sizes)).total_bytes + parameter_bytes(*sizes)
 
 
 def test_at_a_short_context_the_update_is_the_peak_and_at_a_long_one_the_backward_pass():

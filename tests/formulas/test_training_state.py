@@ -1,9 +1,36 @@
-import pytest
+from dataclasses import asdict
 
-from pipeline.formulas.flops import training_state_bytes
-from pipeline.formulas.models import XXL, model_named
-from pipeline.formulas.sizes import SIZES
-from pipeline.formulas.training_state import GB, GIB, Sharded, devices_to_hold, training_state
+import pytest
+import torch
+
+from pipeline.formulas.parameters import parameter_count
+from pipeline.formulas.sizes import SIZES, ModelSize
+from pipeline.formulas.training_state import Sharded, devices_to_hold, training_state
+from pipeline.formulas.units import GB, GIB
+from pipeline.model import TransformerLM
+from pipeline.stages.accounting.models import XXL, model_named
+
+VOCAB_SIZE = 100
+SEQ_LEN = 24
+ODD_SIZE = ModelSize(d_model=24, d_ff=56, num_layers=3, num_heads=2)
+
+
+def tensor_bytes(tensors):
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def build_model(size, vocab_size=VOCAB_SIZE):
+    return TransformerLM(vocab_size=vocab_size, context_length=SEQ_LEN, **asdict(size))
+
+
+@pytest.fixture
+def stepped():
+    """A model and its optimizer after one step, with the gradients still there."""
+    model = build_model(ODD_SIZE)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.zeros(1, SEQ_LEN, dtype=torch.int64)).sum().backward()
+    optimizer.step()
+    return model, optimizer
 
 
 def test_the_xxl_state_is_3276_gib_and_3518_gb():
@@ -27,7 +54,7 @@ def test_xxl_activations_are_the_inputs_of_both_layers_of_each_block_in_bf16():
 
 def test_a_transformers_state_is_that_of_its_parameters():
     model = model_named("2.7B", vocab_size=10_000)
-    assert training_state(model.parameters).total_bytes == training_state_bytes(SIZES["2.7B"], 10_000)
+    assert training_state(model.parameters).total_bytes == 16 * parameter_count(SIZES["2.7B"], 10_000)
 
 
 @pytest.mark.parametrize("activation_bytes", [0, 10, 50, 99])
@@ -48,3 +75,22 @@ def test_activations_that_fill_a_device_leave_no_number_of_devices():
 
 def test_an_unsharded_share_stands_whole_on_every_device():
     assert Sharded(1000, 80, 0.25).bytes_per_device(10) == 1020 / 10 + 60
+
+
+def test_training_state_bytes_equal_parameters_gradients_and_moments(stepped):
+    model, optimizer = stepped
+    parameters = list(model.parameters())
+    gradients = [parameter.grad for parameter in parameters]
+    moments = [optimizer.state[p][name] for p in parameters for name in ("exp_avg", "exp_avg_sq")]
+    assert training_state(parameter_count(ODD_SIZE, VOCAB_SIZE)).total_bytes == tensor_bytes(
+        [*parameters, *gradients, *moments]
+    )
+
+
+def test_optimizer_reads_the_training_state_and_writes_it_without_the_gradients(stepped):
+    model, optimizer = stepped
+    parameters = list(model.parameters())
+    moments = [optimizer.state[p][name] for p in parameters for name in ("exp_avg", "exp_avg_sq")]
+    read = [*parameters, *(parameter.grad for parameter in parameters), *moments]
+    written = [*parameters, *moments]
+    assert training_state(parameter_count(ODD_SIZE, VOCAB_SIZE)).update_traffic_bytes == tensor_bytes([*read, *written])

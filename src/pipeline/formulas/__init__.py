@@ -1,5 +1,5 @@
-"""Memory, communication and batch sizes in closed form: no measuring, and no torch.
+"""Closed forms for memory, FLOPs and communication: nothing is measured, and nothing imports torch or another room.
 
-Symbols: D d_model, F d_ff, L blocks or layers, H heads, V vocabulary, B batch (sequences), S sequence length, T = B·S
-tokens. Bytes are exact integers; GB is 10^9 bytes and GiB 2^30, which differ by 7%.
+Symbols: D d_model, F d_ff, L layers, H heads, V vocabulary size, B batch size, S sequence length, T = B·S tokens,
+P parameters. Bytes are exact integers; GB is 10^9 bytes and GiB 2^30, which differ by 7%.
 """

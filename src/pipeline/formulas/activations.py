@@ -1,31 +1,32 @@
-"""What a forward pass keeps for its backward pass, term by term, in closed form. Imports no torch.
+"""The activations that a forward pass of the transformer saves for its backward pass, in closed form.
 
-Symbols: V vocabulary, d d_model, f d_ff, H heads, L layers, B batch, S sequence length, T = BS tokens, e bytes of
-an element that the matrix products read: 4 in fp32, 2 under autocast to bf16. Masters, the residual stream and
-what the norms keep stay in fp32. A tensor that several operations keep counts once.
+Symbols: V vocabulary size, d d_model, f d_ff, H heads, L layers, B batch size, S sequence length, T = BS tokens,
+e bytes per element that the matrix products read: 4 in fp32, 2 under autocast to bf16. Master weights, the residual
+stream and what the norms save stay in fp32. A tensor that several operations save counts once.
 
-Counted tensors of small models bear the formulas out on the CPU, and one training step of 2.7B in fp32, recorded on
-an H200, bears them out on a GPU. CUDA's kernels keep something else in two places: RMSNorm is one fused operation there
-(as that recording shows), and autocast runs softmax in fp32 (as PyTorch's autocast_mode.h says).
+Tests count the tensors of small models on a CPU; a recorded training step of 2.7B in fp32 on an H200 confirms the
+formulas on a GPU. CUDA differs in two places: RMSNorm is one fused operation there (as that recording shows), and
+autocast runs softmax in fp32 (as PyTorch's autocast_mode.h says).
 """
 
 from dataclasses import dataclass
 
+from pipeline.formulas.attention import Shape, flash_saved_bytes
+from pipeline.formulas.parameters import block_matrix_elements, head_matrix_elements
 from pipeline.formulas.sizes import ModelSize
+from pipeline.formulas.units import BF16_BYTES, FP32_BYTES
 
-FP32_BYTES = 4
-BF16_BYTES = 2
-INT64_BYTES = 8
+ATTENTIONS = ("eager", "flash")
 
 Terms = dict[str, int]
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Say what is trained and how: all that the memory of a training step depends on.
+    """All that the memory of a training step depends on.
 
-    `attention` is a name in `pipeline.attention.ATTENTION`; all but "eager" keep no score matrix. `device_type`
-    is "cpu" or "cuda".
+    `attention` is a name in `pipeline.attention.ATTENTION`; only "eager" saves score matrices. `device_type` is "cpu"
+    or "cuda".
     """
 
     size: ModelSize
@@ -44,13 +45,18 @@ class Workload:
 
     @property
     def product_bytes(self) -> int:
-        """The bytes e of an element that the matrix products read."""
+        """The bytes e per element that the matrix products read."""
         return BF16_BYTES if self.precision == "bf16" else FP32_BYTES
 
     @property
     def score_elements(self) -> int:
         """BHS², the elements of one layer's score matrices."""
-        return self.batch_size * self.size.num_heads * self.seq_len**2
+        return self.attention_shape.scores
+
+    @property
+    def attention_shape(self) -> Shape:
+        """The attention problem of one layer."""
+        return Shape(self.batch_size, self.size.num_heads, self.seq_len, self.size.head_dim, is_causal=True)
 
     @property
     def is_autocast(self) -> bool:
@@ -59,7 +65,7 @@ class Workload:
 
     @property
     def is_fused(self) -> bool:
-        """Whether attention keeps no score matrix."""
+        """Whether attention saves no score matrix."""
         return self.attention != "eager"
 
 
@@ -68,29 +74,38 @@ def residual_stream_bytes(workload: Workload) -> int:
     return FP32_BYTES * workload.tokens * workload.size.d_model
 
 
-def norm_bytes(workload: Workload) -> int:
-    """Count what one RMSNorm keeps: its input 4Td and the inverse root mean squares 4T.
+def product_tensor_bytes(workload: Workload) -> int:
+    """Count the bytes of one (T, d) tensor in the precision of the matrix products: eTd."""
+    return workload.product_bytes * workload.tokens * workload.size.d_model
 
-    On a CPU the norm is a chain of operations, whose last product keeps the normalised input too: 4Td more.
+
+def hidden_bytes(workload: Workload) -> int:
+    """Count the bytes of one hidden (T, f) tensor of SwiGLU: eTf."""
+    return workload.product_bytes * workload.tokens * workload.size.d_ff
+
+
+def norm_bytes(workload: Workload) -> int:
+    """Count what one RMSNorm saves: its input 4Td and the inverse root mean squares 4T.
+
+    On a CPU the norm is a chain of operations, and the last product saves the normalised input too: 4Td more.
     """
     inputs = 1 if workload.device_type == "cuda" else 2
     return inputs * residual_stream_bytes(workload) + FP32_BYTES * workload.tokens
 
 
 def product_input_bytes(workload: Workload, products: int) -> int:
-    """Count what is kept of one (T, d) tensor that several matrix products read.
+    """Count what is saved of one (T, d) tensor that several matrix products read.
 
-    4Td in fp32, where they share it; under autocast each makes a copy of its own: 2Td a product.
+    4Td in fp32, where they share it; under autocast each product makes its own copy of 2Td.
     """
-    copies = products if workload.is_autocast else 1
-    return copies * workload.product_bytes * workload.tokens * workload.size.d_model
+    return (products if workload.is_autocast else 1) * product_tensor_bytes(workload)
 
 
 def score_bytes(workload: Workload) -> int:
-    """Count what eager attention keeps of BHS² scores: the softmax's output, once in fp32.
+    """Count what eager attention saves of BHS² scores: the softmax's output, in fp32 4 bytes per element.
 
-    Under autocast the last product reads bf16: 2 bytes an element on a CPU, where the softmax is in bf16 too;
-    on CUDA 4 of the softmax in fp32 and 2 of the copy.
+    Under autocast the last product reads bf16: 2 bytes per element on a CPU, where the softmax is in bf16 too; on CUDA
+    4 of the softmax in fp32 and 2 of its copy.
     """
     if not workload.is_autocast:
         return FP32_BYTES * workload.score_elements
@@ -99,28 +114,25 @@ def score_bytes(workload: Workload) -> int:
 
 
 def softmax_bytes(workload: Workload) -> int:
-    """Count what attention keeps of its softmax: eager, the scores, as `score_bytes`; fused, 4BHS of log-sum-exps."""
-    if workload.is_fused:
-        return FP32_BYTES * workload.tokens * workload.size.num_heads
-    return score_bytes(workload)
+    """Count what attention saves of its softmax: eager `score_bytes`, fused the LSE of 4BHS."""
+    return flash_saved_bytes(workload.attention_shape) if workload.is_fused else score_bytes(workload)
 
 
 def attention_core_bytes(workload: Workload) -> Terms:
-    """Count what attention itself keeps: q, k and v (3eTd), and what it needs of the softmax, as `softmax_bytes`.
+    """Count what attention itself saves: q, k and v (3eTd), and `softmax_bytes`.
 
     Fused (FlashAttention-2: Dao 2023, algorithm 1), its output eTd too.
     """
-    of_width = workload.product_bytes * workload.tokens * workload.size.d_model
-    of_softmax = softmax_bytes(workload)
+    width, softmax = product_tensor_bytes(workload), softmax_bytes(workload)
     if not workload.is_fused:
-        return {"q, k, v": 3 * of_width, "attention scores": of_softmax}
-    return {"q, k, v": 3 * of_width, "attention output, log-sum-exps": of_width + of_softmax}
+        return {"q, k, v": 3 * width, "attention scores": softmax}
+    return {"q, k, v": 3 * width, "attention output, log-sum-exps": width + softmax}
 
 
 def attention_block_bytes(workload: Workload) -> Terms:
-    """Count what the attention half of a block keeps.
+    """Count what the attention half of a block saves.
 
-    Beside the attention itself: the norm, the input of the q, k and v projections, and the heads put together,
+    Beside attention itself: the norm, the input of the q, k and v projections, and the concatenated heads, which are
     the input of the output projection (eTd).
     """
     return {
@@ -132,7 +144,7 @@ def attention_block_bytes(workload: Workload) -> Terms:
 
 
 def feed_forward_block_bytes(workload: Workload) -> Terms:
-    """Count what the feed-forward half of a block keeps.
+    """Count what the feed-forward half of a block saves.
 
     The norm, the input of the gate and up projections, and 4eTf of SwiGLU: gate, silu(gate), up and their
     product, the input of the down projection.
@@ -140,20 +152,20 @@ def feed_forward_block_bytes(workload: Workload) -> Terms:
     return {
         "norms": norm_bytes(workload),
         "SwiGLU's input": product_input_bytes(workload, products=2),
-        "SwiGLU": 4 * workload.product_bytes * workload.tokens * workload.size.d_ff,
+        "SwiGLU": 4 * hidden_bytes(workload),
     }
 
 
 def block_bytes(workload: Workload) -> int:
-    """Count all that one block keeps, without the bf16 copies of its weights."""
+    """Count all that one block saves, without the bf16 copies of its weights."""
     return sum(attention_block_bytes(workload).values()) + sum(feed_forward_block_bytes(workload).values())
 
 
 def head_bytes(workload: Workload) -> Terms:
-    """Count what follows the blocks keeps.
+    """Count what everything after the blocks saves.
 
-    The last norm, the head's input, and of the loss the log-softmax in fp32, 4TV, and the total weight of the
-    mean, one number. Neither the logits nor the rotations of q and k keep anything.
+    The last norm, the head's input, and of the loss the log-softmax in fp32 (4TV) and the total weight of the mean
+    (one number). Neither the logits nor the rotations of q and k save anything.
     """
     return {
         "final norm": norm_bytes(workload),
@@ -162,40 +174,28 @@ def head_bytes(workload: Workload) -> Terms:
     }
 
 
-def block_weight_elements(size: ModelSize) -> int:
-    """Count the elements of one block's matrices: 4d² + 3df."""
-    return 4 * size.d_model**2 + 3 * size.d_model * size.d_ff
-
-
-def head_weight_elements(workload: Workload) -> int:
-    """Count the elements of the head: dV."""
-    return workload.size.d_model * workload.vocab_size
-
-
 def weight_copy_bytes(workload: Workload) -> int:
     """Count the bf16 copies that autocast makes of the matrices of all blocks and the head; none in fp32.
 
-    2(L(4d² + 3df) + dV). A copy is cached until the autocast region ends, also without gradients, and the
-    backward pass needs it again.
+    2(L(4d² + 3df) + dV). Autocast caches a copy until its region ends, also without gradients, and the backward pass
+    needs it again.
     """
-    if not workload.is_autocast:
-        return 0
-    matrices = workload.size.num_layers * block_weight_elements(workload.size) + head_weight_elements(workload)
-    return BF16_BYTES * matrices
+    return workload.size.num_layers * block_weight_copy_bytes(workload) + head_weight_copy_bytes(workload)
 
 
 def block_weight_copy_bytes(workload: Workload) -> int:
     """Count the bf16 copies of one block's matrices, 2(4d² + 3df); none in fp32."""
-    return BF16_BYTES * block_weight_elements(workload.size) if workload.is_autocast else 0
+    return BF16_BYTES * block_matrix_elements(workload.size) if workload.is_autocast else 0
 
 
 def head_weight_copy_bytes(workload: Workload) -> int:
     """Count the bf16 copy of the head, 2dV; none in fp32."""
-    return BF16_BYTES * head_weight_elements(workload) if workload.is_autocast else 0
+    elements = head_matrix_elements(workload.size, workload.vocab_size)
+    return BF16_BYTES * elements if workload.is_autocast else 0
 
 
 def segment_lengths(workload: Workload) -> list[int]:
-    """Return how many blocks are recomputed together, first segment first; without checkpointing one each."""
+    """Return the number of blocks in each recomputed segment, first to last; without checkpointing one each."""
     every, layers = workload.checkpoint_every or 1, workload.size.num_layers
     return [min(every, layers - start) for start in range(0, layers, every)]
 
@@ -203,8 +203,8 @@ def segment_lengths(workload: Workload) -> list[int]:
 def saved_terms(workload: Workload) -> Terms:
     """Count, by term, all that lives between the forward pass and its backward pass.
 
-    With checkpointing every k blocks, ⌈L/k⌉ residual-stream tensors stand for what the blocks would keep, and
-    of the weight copies only the head's outlives the forward pass.
+    With checkpointing every k blocks, ⌈L/k⌉ residual-stream tensors replace what the blocks would save, and only the
+    head's weight copy outlives the forward pass.
     """
     head = head_bytes(workload)
     if workload.checkpoint_every:
@@ -222,3 +222,36 @@ def _all_blocks(workload: Workload) -> Terms:
     attention, feed_forward = attention_block_bytes(workload), feed_forward_block_bytes(workload)
     both = attention | feed_forward | {"norms": attention["norms"] + feed_forward["norms"]}
     return {name: workload.size.num_layers * count for name, count in both.items()}
+
+
+def bytes_by_part(workload: Workload) -> dict[str, int]:
+    """Group the terms of `saved_terms` by part of the model, without checkpointing and without weight copies.
+
+    norms, attention, scores and feed_forward of all layers: scores are what attention saves of its softmax (eager: the
+    output; flash: the LSE), attention is the rest of it. head: the last norm, the head's input and the loss.
+    """
+    attention = attention_block_bytes(workload)
+    feed_forward = feed_forward_block_bytes(workload)
+    norms = attention.pop("norms") + feed_forward.pop("norms")
+    scores = softmax_bytes(workload)
+    layer = {
+        "norms": norms,
+        "attention": sum(attention.values()) - scores,
+        "scores": scores,
+        "feed_forward": sum(feed_forward.values()),
+    }
+    layers = {part: workload.size.num_layers * count for part, count in layer.items()}
+    return {**layers, "head": sum(head_bytes(workload).values())}
+
+
+def attention_bytes(workload: Workload) -> dict[str, int]:
+    """Count the bytes of one layer's attention itself in fp32: inputs, kept and most.
+
+    inputs: q, k and v. kept: what it makes and saves: eager the softmax's output, flash its output and the LSE. most:
+    the most that it has made and not freed during the forward pass: eager scores and softmax, flash only what is kept.
+    Not `attention.saved_bytes`, which counts the scaled queries beside a q that a benchmark's caller holds.
+    """
+    core = attention_core_bytes(workload)
+    inputs = core.pop("q, k, v")
+    kept = sum(core.values())
+    return {"inputs": inputs, "kept": kept, "most": kept if workload.is_fused else 2 * kept}

@@ -1,27 +1,30 @@
-"""FLOPs and bytes of attention in closed form. Imports no torch.
+"""FLOPs and bytes of attention alone in closed form, as a benchmark of it runs: q, k and v are given.
 
-Symbols: B batch, H heads, S sequence length of queries and keys, D head_dim, e bytes of an element. A multiply-add is
-2 FLOPs, and only matrix products count.
+`activations` and `peak_memory` count attention inside the model, where q is replaced by the scaled queries and the
+precision of the softmax follows autocast.
+
+Symbols: B batch size, H heads, S sequence length of queries and keys, D head_dim, e bytes per element. A multiply-add
+is 2 FLOPs, and only matrix products count.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-LSE_BYTES = 4  # the log-sum-exp is kept in fp32
+from pipeline.formulas.units import FP32_BYTES
 
-# The backward pass has five matrix products of the size of the forward's two: the scores again (or S² of memory
-# instead), dV, dP, dQ and dK. Eager attention, which keeps its weights, does four of them; the same count is used for
-# every implementation, so that their rates compare. Source: Dao 2023 (FlashAttention-2), section 4.1.
+# The backward pass has five matrix products against the forward's two: the scores again, dV, dP, dQ and dK. Eager
+# attention keeps its weights and does four of them; all implementations get the same count, so that rates compare.
+# Source: Dao 2023 (FlashAttention-2), section 4.1.
 BACKWARD_OVER_FORWARD = 2.5
 
-# Score-sized matrices that the softmax's backward pass makes beside its result. CUDA's makes the product of gradient
-# and output first, and sums its rows then; a CPU's does both in one loop. Source: PyTorch's
-# aten/src/ATen/native/cuda/SoftMax.cu, softmax_backward_cuda_out: `Tensor tmp = grad * output`.
+# Score-sized temporaries of the softmax's backward pass. CUDA stores the product of gradient and output before it sums
+# the rows; a CPU does both in one loop. Source: PyTorch's aten/src/ATen/native/cuda/SoftMax.cu,
+# softmax_backward_cuda_out: `Tensor tmp = grad * output`.
 SOFTMAX_BACKWARD_TEMPORARIES = {"cpu": 0, "cuda": 1}
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Name one attention problem: batch, heads, sequence length, head_dim, causal or not."""
+    """One attention problem."""
 
     batch_size: int
     num_heads: int
@@ -31,7 +34,7 @@ class Shape:
 
     @property
     def vectors(self) -> int:
-        """Count the elements of q, as of k, v and the output: B·H·S·D."""
+        """Count the elements of q, and of k, v or the output: B·H·S·D."""
         return self.batch_size * self.num_heads * self.seq_len * self.head_dim
 
     @property
@@ -40,9 +43,9 @@ class Shape:
         return self.batch_size * self.num_heads * self.seq_len**2
 
 
-def forward_flops(shape: Shape) -> float:
-    """Count the FLOPs of the forward pass, 4·B·H·S²·D, and half of that if causal."""
-    return 4 * shape.scores * shape.head_dim * (0.5 if shape.is_causal else 1)
+def forward_flops(shape: Shape) -> int:
+    """Count the FLOPs of the forward pass: 4·B·H·S²·D, or half of that if causal."""
+    return (2 if shape.is_causal else 4) * shape.scores * shape.head_dim
 
 
 def backward_flops(shape: Shape) -> float:
@@ -57,34 +60,33 @@ def pass_flops(shape: Shape, pass_name: str) -> float:
 
 
 def input_bytes(shape: Shape, element_bytes: int) -> int:
-    """Count the bytes of q, k, v and the gradient of the output, which are there before any pass."""
+    """Count the bytes of q, k, v and the gradient of the output, which exist before any pass."""
     return 4 * shape.vectors * element_bytes
 
 
 def saved_bytes(shape: Shape, element_bytes: int) -> int:
-    """Count the bytes that eager attention keeps for the backward pass beside its inputs: B·H·(S² + S·D)·e.
+    """Count what eager attention saves beside its inputs: the softmax's output and the scaled queries.
 
-    The softmax's output, and the scaled queries. Quadratic in S by the first.
+    B·H·(S² + S·D)·e bytes.
     """
     return (shape.scores + shape.vectors) * element_bytes
 
 
 def flash_saved_bytes(shape: Shape) -> int:
-    """Count the bytes that FlashAttention keeps beside inputs and output: the log-sum-exp, B·H·S·4."""
-    return LSE_BYTES * shape.vectors // shape.head_dim
+    """Count what FlashAttention saves beside inputs and output: the LSE in fp32, 4·B·H·S bytes."""
+    return FP32_BYTES * shape.batch_size * shape.num_heads * shape.seq_len
 
 
 def before_backward_bytes(shape: Shape, element_bytes: int) -> int:
-    """Count the bytes in use between eager forward and backward: inputs, output, and what is saved."""
+    """Count the bytes in use between eager forward and backward: inputs, output and saved tensors."""
     return input_bytes(shape, element_bytes) + shape.vectors * element_bytes + saved_bytes(shape, element_bytes)
 
 
 def peak_bytes(shape: Shape, element_bytes: int, device_type: str) -> int:
-    """Count the most bytes in use during eager forward and backward: for long S about 3·B·H·S²·e, on "cuda" 4·B·H·S²·e.
+    """Count the peak bytes of eager forward and backward: for long S about 3·B·H·S²·e, on "cuda" 4·B·H·S²·e.
 
-    The softmax's backward pass holds the weights, their gradient and the gradient of the scores at once, with dV
-    beside them, and on a GPU SOFTMAX_BACKWARD_TEMPORARIES more. Where S is far below D, the peak comes later: the
-    gradients of all three inputs and of the scores.
+    The softmax's backward pass holds the weights, their gradient, the gradient of the scores and dV, and on a GPU
+    SOFTMAX_BACKWARD_TEMPORARIES more. Where S is far below D, the peak comes later: the gradients of all three inputs.
     """
     matrices = 2 + SOFTMAX_BACKWARD_TEMPORARIES[device_type]
     in_backward = max(matrices * shape.scores + shape.vectors, 3 * shape.vectors)
@@ -94,12 +96,11 @@ def peak_bytes(shape: Shape, element_bytes: int, device_type: str) -> int:
 def longest_that_fits(shape: Shape, element_bytes: int, device_type: str, memory_bytes: int) -> int:
     """Return the longest sequence whose eager forward and backward fit into so many bytes; 0 if none does.
 
-    Of `shape` everything but the sequence length is used. peak_bytes grows with S, so the limit is found by bisection.
+    The sequence length of `shape` is ignored. peak_bytes grows with S, so bisection finds the limit.
     """
 
     def fits(seq_len: int) -> bool:
-        longer = Shape(shape.batch_size, shape.num_heads, seq_len, shape.head_dim, shape.is_causal)
-        return peak_bytes(longer, element_bytes, device_type) <= memory_bytes
+        return peak_bytes(replace(shape, seq_len=seq_len), element_bytes, device_type) <= memory_bytes
 
     low, high = 0, 1
     while fits(high):

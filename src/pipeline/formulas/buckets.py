@@ -1,45 +1,53 @@
-"""How much longer data-parallel training takes than the backward pass alone, by the number of gradient buckets.
+"""The overhead of data-parallel training over the backward pass alone, by the number of gradient buckets.
 
-Symbols: s bytes of gradients, w bytes/s of an all-reduce (its algorithm bandwidth), o seconds that a call costs
-whatever its size, n calls.
+Symbols: s bytes of gradients, n calls; an all-reduce costs o + bytes / w, with latency o and algorithm bandwidth w.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+
+from pipeline.formulas.collectives import LinearCost
 
 
-@dataclass(frozen=True)
-class Link:
-    """An all-reduce as latency and bandwidth: so many bytes take call_overhead_s + bytes / bytes_per_s."""
-
-    bytes_per_s: float
-    call_overhead_s: float
-
-
-def unhidden_s(gradient_bytes: float, num_calls: int, link: Link) -> float:
+def unhidden_s(gradient_bytes: float, num_calls: int, cost: LinearCost) -> float:
     """Return the overhead of `num_calls` all-reduces that start after the backward pass: n·o + s / w."""
-    return num_calls * link.call_overhead_s + gradient_bytes / link.bytes_per_s
+    return num_calls * cost.latency_s + gradient_bytes / cost.bytes_per_s
 
 
-def bucketed_s(gradient_bytes: float, num_buckets: float, link: Link) -> float:
+def bucketed_s(gradient_bytes: float, num_buckets: float, cost: LinearCost) -> float:
     """Return the overhead of n equal buckets sent while the backward pass goes on: n·o + s / (n·w).
 
-    Under the assumption that a bucket's gradients take as long to compute as to send, each transfer hides behind the
-    computation of the next bucket, the last one behind nothing; no call's own cost hides.
+    Assumes that a bucket's gradients take as long to compute as to send: each transfer but the last hides behind the
+    computation of the next bucket; latencies do not hide. `pipelined_s` is for any length of the backward pass.
     """
-    return num_buckets * link.call_overhead_s + gradient_bytes / (num_buckets * link.bytes_per_s)
+    return num_buckets * cost.latency_s + gradient_bytes / (num_buckets * cost.bytes_per_s)
 
 
-def best_num_buckets(gradient_bytes: float, link: Link) -> float:
+def best_num_buckets(gradient_bytes: float, cost: LinearCost) -> float:
     """Return the n, not rounded, with the least overhead: from o − s / (n²·w) = 0, n = √(s / (w·o))."""
-    return math.sqrt(gradient_bytes / (link.bytes_per_s * link.call_overhead_s))
+    return math.sqrt(gradient_bytes / (cost.bytes_per_s * cost.latency_s))
 
 
-def best_bucket_bytes(gradient_bytes: float, link: Link) -> float:
+def best_bucket_bytes(gradient_bytes: float, cost: LinearCost) -> float:
     """Return the bucket size with the least overhead, s / n = √(s·w·o)."""
-    return math.sqrt(gradient_bytes * link.bytes_per_s * link.call_overhead_s)
+    return math.sqrt(gradient_bytes * cost.bytes_per_s * cost.latency_s)
 
 
-def least_overhead_s(gradient_bytes: float, link: Link) -> float:
+def least_overhead_s(gradient_bytes: float, cost: LinearCost) -> float:
     """Return the overhead at the best bucket size: 2·√(s·o / w), half of it calls and half the last transfer."""
-    return 2 * math.sqrt(gradient_bytes * link.call_overhead_s / link.bytes_per_s)
+    return 2 * math.sqrt(gradient_bytes * cost.latency_s / cost.bytes_per_s)
+
+
+def pipelined_s(bucket_bytes: Sequence[float], backward_s: float, cost: LinearCost) -> float:
+    """Return the seconds from the end of backward to the end of the last transfer, for buckets in the order they fill.
+
+    Backward yields gradients at a constant rate over `backward_s`; the transfer of a bucket, o + bytes / w, starts when
+    the bucket is full and the previous transfer has ended.
+    """
+    total_bytes = sum(bucket_bytes)
+    filled_bytes = transfer_ends_s = 0.0
+    for size in bucket_bytes:
+        filled_bytes += size
+        ready_s = backward_s * filled_bytes / total_bytes
+        transfer_ends_s = max(ready_s, transfer_ends_s) + cost.latency_s + size / cost.bytes_per_s
+    return transfer_ends_s - backward_s

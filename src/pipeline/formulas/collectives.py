@@ -1,4 +1,4 @@
-"""What a collective costs: bus bandwidth, and the line `latency + size / bandwidth` through measured times."""
+"""The cost of collectives: bytes sent, bus bandwidth, and the fit of `latency + size / bandwidth` to times."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,18 +7,27 @@ import numpy as np
 
 
 def all_reduce_bus_factor(world_size: int) -> float:
-    """Return the bytes that each rank of a ring sends for each byte of an all-reduce: 2 (n − 1) / n.
+    """Return the bytes that each rank of a ring sends per byte of an all-reduce: 2 (n − 1) / n.
 
-    Bus bandwidth is algorithm bandwidth (bytes over time) times this factor, and can be held against the speed of the
-    links whatever the world size. Source: nccl-tests, doc/PERFORMANCE.md. An algorithm that sends less than a ring
-    (in-network reduction) may exceed the links' speed by it.
+    busbw is algbw (bytes over time) times this factor, and compares with the speed of the links at any world size.
+    Source: nccl-tests, doc/PERFORMANCE.md. An algorithm that sends less than a ring (in-network reduction) may exceed
+    the links' speed by it. A ring's count is the least without such help: Patarasuk and Yuan 2009.
     """
     return 2 * (world_size - 1) / world_size
 
 
+def all_gather_bus_factor(world_size: int) -> float:
+    """Return the bytes that each rank sends per byte of an all-gather or a reduce-scatter: (n − 1) / n.
+
+    Half of an all-reduce, which is one of each. The same, on average over the ranks, for broadcasts of one share from
+    each rank.
+    """
+    return (world_size - 1) / world_size
+
+
 @dataclass(frozen=True)
 class LinearCost:
-    """The time of a collective as `latency_s + size_bytes / bytes_per_s`."""
+    """The time of a collective as `latency_s + size_bytes / bytes_per_s`, the algorithm bandwidth."""
 
     latency_s: float
     bytes_per_s: float
@@ -35,14 +44,14 @@ class LinearCost:
 def fit_linear_cost(sizes_bytes: Sequence[float], times_s: Sequence[float]) -> LinearCost:
     """Fit latency and bandwidth by least squares on the relative error, neither of them negative.
 
-    The relative error, for the absolute one would leave the largest size alone to decide.
-    Raises ValueError for fewer than two sizes, and for times that do not grow with the size.
+    With the absolute error the largest size alone would decide. Raises ValueError for fewer than two sizes, and for
+    times that do not grow with the size.
     """
     sizes, times = np.asarray(sizes_bytes, dtype=float), np.asarray(times_s, dtype=float)
     if len(np.unique(sizes)) < 2:
         raise ValueError("a line needs the times of two sizes at least")
     relative = np.column_stack([1 / times, sizes / times])
-    # Columns of like length keep the problem well conditioned; sizes are nine orders of magnitude from one.
+    # Columns of equal length keep the problem well conditioned; sizes are nine orders of magnitude from one.
     scale = np.linalg.norm(relative, axis=0)
     latency_s, s_per_byte = np.linalg.lstsq(relative / scale, np.ones_like(times), rcond=None)[0] / scale
     if s_per_byte <= 0:

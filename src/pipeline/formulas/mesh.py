@@ -9,7 +9,7 @@ the axes of the torus that FSDP and tensor parallelism have. Times are those of 
 import math
 from dataclasses import dataclass
 
-BF16_BYTES = 2
+from pipeline.formulas.units import BF16_BYTES
 
 
 @dataclass(frozen=True)
@@ -20,12 +20,17 @@ class Block:
     d_ff: int
     matrices: int = 2
 
+    @property
+    def weights(self) -> int:
+        """Count the elements of its matrices: m·D·F."""
+        return self.matrices * self.d_model * self.d_ff
+
 
 @dataclass(frozen=True)
 class Mesh:
-    """A mesh and its devices. `axes_overlap`: the transfers along X and along Y go on at the same time."""
+    """A mesh and its devices. `axes_overlap`: transfers along X and along Y run at the same time."""
 
-    fsdp_size: int
+    fsdp_size: float
     tensor_size: float
     fsdp_axes: int
     tensor_axes: int
@@ -41,7 +46,7 @@ class Mesh:
 
     @property
     def intensity(self) -> float:
-        """Return α = C / W: the FLOPs that a device does while one byte comes in."""
+        """Return α = C / W: the FLOPs that a device does in the time of receiving one byte."""
         return self.flops_per_s / self.link_bytes_per_s
 
 
@@ -52,11 +57,11 @@ def compute_s(block: Block, tokens: float, mesh: Mesh) -> float:
 
 
 def fsdp_s(block: Block, mesh: Mesh) -> float:
-    """Return the time to gather the block's weights over X: m·w·D·F / (Y·W·M_X), w bytes a weight.
+    """Return the time to gather the block's weights over X: m·w·D·F / (Y·W·M_X), with w bytes per weight.
 
-    Each device gathers its 1/Y of them, whatever X is.
+    Each device gathers 1/Y of them, whatever X is.
     """
-    gathered_bytes = block.matrices * mesh.weight_bytes * block.d_model * block.d_ff / mesh.tensor_size
+    gathered_bytes = mesh.weight_bytes * block.weights / mesh.tensor_size
     return gathered_bytes / (mesh.link_bytes_per_s * mesh.fsdp_axes)
 
 
@@ -73,11 +78,11 @@ def communication_s(block: Block, tokens: float, mesh: Mesh) -> float:
 
 
 def least_tokens(block: Block, mesh: Mesh) -> float:
-    """Return the batch T over all devices from which computing takes as long as communicating; infinite if none.
+    """Return the batch T over all devices at which computing takes as long as communicating; infinite if none.
 
     T_math = T_fsdp + T_tensor, solved for T: T = r / (1 − t) with r = (w / 2)·X·α / M_X, and t = 2·Y·α / (m·F·M_Y), the
-    time of the tensor-parallel transfers over that of computing. Where the axes overlap, T = r as long as t ≤ 1. The
-    width D falls out. Compute bound at no batch where t reaches 1.
+    time of the tensor-parallel transfers over that of computing. If the axes overlap, T = r as long as t ≤ 1. The
+    width D cancels. If t reaches 1, no batch is compute bound.
     """
     weights_tokens = mesh.weight_bytes / 2 * mesh.fsdp_size * mesh.intensity / mesh.fsdp_axes
     tensor_share = mesh.tensor_size / _largest_tensor_size(block, mesh)
@@ -90,7 +95,7 @@ def best_tensor_size(block: Block, mesh: Mesh) -> float:
     """Return the Y for which the batch per device T / (X·Y) is least, not rounded.
 
     T / (X·Y) = (w / 2)·α / (M_X·Y·(1 − t)) is least where Y·(1 − t) is largest, at t = 1/2: Y = m·F·M_Y / (4·α).
-    Where the axes overlap, at t = 1: twice that.
+    If the axes overlap, at t = 1: twice that.
     """
     largest = _largest_tensor_size(block, mesh)
     return largest if mesh.axes_overlap else largest / 2

@@ -1,19 +1,26 @@
-"""The peak memory of a forward pass or a training step, predicted in closed form. Imports no torch.
+"""The peak memory of a forward pass or a training step, predicted in closed form.
 
-A step goes through a few moments at which memory can be at its height; each is written down as what is alive then,
-and the highest is the peak. Symbols as in `pipeline.formulas.activations`, and P the number of parameters.
+Memory can peak at a few moments of a step; each is listed with what is alive then, and the highest is the peak.
+Symbols as in `pipeline.formulas.activations`, and P the number of parameters.
 
-Left out, for they belong to the device: workspaces of the matrix-product library (of cuBLAS on an H200 32 MiB for each
-thread that multiplies: the calling one and autograd's), memory that the allocator rounds up or keeps in reserve, the
-CUDA context.
+Left out, because it depends on the device: workspaces of the matrix-product library (cuBLAS on an H200: 32 MiB for each
+thread that multiplies, the calling one and autograd's), what the allocator rounds up or reserves, the CUDA context.
 """
 
 from dataclasses import dataclass
 
 from pipeline.formulas import activations
-from pipeline.formulas.activations import BF16_BYTES, FP32_BYTES, INT64_BYTES, Workload
+from pipeline.formulas.activations import Workload
 from pipeline.formulas.attention import SOFTMAX_BACKWARD_TEMPORARIES
-from pipeline.formulas.flops import parameter_bytes
+from pipeline.formulas.parameters import (
+    block_parameter_count,
+    feed_forward_matrix_elements,
+    head_matrix_elements,
+    parameter_bytes,
+    parameter_count,
+)
+from pipeline.formulas.training_state import training_state
+from pipeline.formulas.units import BF16_BYTES, FP32_BYTES, INT64_BYTES
 
 CATEGORIES = ("parameters", "gradients", "optimizer_state", "activations", "temporaries", "other")
 MODES = ("inference", "forward", "train_step")
@@ -36,7 +43,7 @@ class Moment:
 
     @property
     def total_bytes(self) -> int:
-        """All that is alive."""
+        """The bytes of all that is alive."""
         return sum(self.bytes_by_category.values())
 
 
@@ -71,20 +78,19 @@ def _train_step_moments(workload: Workload, first_step: bool) -> list[Moment]:
 
 
 def optimizer_state_bytes(workload: Workload) -> int:
-    """Count AdamW's two moments in fp32: 8P. (Its step counts live on the host.)"""
-    return 2 * parameter_bytes(workload.size, workload.vocab_size)
+    """Count AdamW's two moments in fp32: 8P. (Its step counters live on the host.)"""
+    return training_state(parameter_count(workload.size, workload.vocab_size)).optimizer_bytes
 
 
 def other_bytes(workload: Workload) -> int:
     """Count the batch, 2T tokens of 8 bytes, and the cosines and sines of the rotations, 4S·d/H."""
-    head_dim = workload.size.d_model // workload.size.num_heads
-    return 2 * INT64_BYTES * workload.tokens + FP32_BYTES * workload.seq_len * head_dim
+    return 2 * INT64_BYTES * workload.tokens + FP32_BYTES * workload.seq_len * workload.size.head_dim
 
 
 def inference_moments(workload: Workload) -> list[Moment]:
-    """Write down the forward pass without gradients: attention and SwiGLU of the last block, and the loss.
+    """List the moments of the forward pass without gradients: attention and SwiGLU of the last block, and the loss.
 
-    Nothing is kept from block to block but x. Loss: the logits and their log-softmax in fp32 (8TV), under autocast
+    Only x passes from block to block. Loss: the logits and their log-softmax in fp32 (8TV), under autocast
     the bf16 logits too (10TV). Autocast's weight copies pile up meanwhile.
     """
     copies = activations.weight_copy_bytes(workload)
@@ -96,30 +102,30 @@ def inference_moments(workload: Workload) -> list[Moment]:
 
 
 def _passing_bytes(workload: Workload) -> Composition:
-    """Count what lives for a moment in a block that keeps nothing.
+    """Count the temporaries of a block that saves nothing.
 
     Attention: x and its norm (8Td), q, k, v (3eTd), and beside them the larger of the scores with their softmax and
     of what the last product has: scores, softmax, v's copy (made of more than one sequence) and the output. SwiGLU:
     the block's input, x and its norm (12Td), silu(gate), up and their product (3eTf).
     """
     stream = activations.residual_stream_bytes(workload)
-    width = workload.product_bytes * workload.tokens * workload.size.d_model
+    width = activations.product_tensor_bytes(workload)
     last_product = 2 * width + (0 if workload.is_fused else 2 * workload.product_bytes * workload.score_elements)
     if _is_softmax_in_fp32(workload):
         last_product += FP32_BYTES * workload.score_elements
     return {
         "attention": 2 * stream + 3 * width + max(_softmax_bytes(workload), last_product),
-        "SwiGLU": 3 * stream + 3 * workload.product_bytes * workload.tokens * workload.size.d_ff,
+        "SwiGLU": 3 * stream + 3 * activations.hidden_bytes(workload),
     }
 
 
 def forward_moments(workload: Workload, optimizer_state: int) -> list[Moment]:
-    """Write down the forward pass with gradients: the last block, and the loss.
+    """List the moments of the forward pass with gradients: the last block, and the loss.
 
-    In the last block's softmax all that the blocks keep is there, but for its feed-forward half; the scores and,
-    under autocast on CUDA, their fp32 copy live beside the softmax's output. With checkpointing a block passes as
-    without gradients, beside the checkpoints. At the loss all is there that is kept, with the logits (4TV; under
-    autocast 2TV and their fp32 copy), and with checkpointing the weight copies, cached until the pass ends.
+    At the last block's softmax, all that the blocks save is alive except its feed-forward half; the scores and, under
+    autocast on CUDA, their fp32 copy live beside the softmax's output. With checkpointing a block runs as without
+    gradients, beside the checkpoints. At the loss, all that is saved is alive, with the logits (4TV; under autocast 2TV
+    and their fp32 copy), and with checkpointing the weight copies, cached until the pass ends.
     """
     terms = activations.saved_terms(workload)
     saved, cached = sum(terms.values()), _copies_dropped_by_checkpoints(workload)
@@ -145,27 +151,27 @@ def forward_moments(workload: Workload, optimizer_state: int) -> list[Moment]:
 
 
 def _beside_saved_scores(workload: Workload) -> int:
-    """Count what eager attention has at the softmax beside what it keeps: q unscaled, v (2eTd) and the scores."""
+    """Count eager attention's temporaries at the softmax: the unscaled q, v (2eTd) and the scores."""
     if workload.is_fused:
         return 0
-    width = workload.product_bytes * workload.tokens * workload.size.d_model
+    width = activations.product_tensor_bytes(workload)
     return max(0, 2 * width + _softmax_bytes(workload) - activations.score_bytes(workload))
 
 
 def backward_moments(workload: Workload, optimizer_state: int) -> list[Moment]:
-    """Write down the backward pass: the loss, then SwiGLU and softmax of each recomputed segment's last block.
+    """List the moments of the backward pass: the loss, then SwiGLU and softmax of each segment's last block.
 
-    Loss: the gradients of the negative log-likelihood and of the log-softmax, 8TV, beside all that was kept. Then,
-    from the last segment to the first, what was kept of those before, what the segment keeps or keeps again,
-    the gradients of all parameters behind it, and what the moment needs beside them.
+    Loss: the gradients of the negative log-likelihood and of the log-softmax, 8TV, beside all that was saved. Then,
+    from the last segment to the first: what the segments before it saved, what the segment saved or recomputed, the
+    gradients of all parameters after it, and the temporaries of the moment.
     """
     saved = sum(activations.saved_terms(workload).values())
     loss_gradients = 2 * FP32_BYTES * workload.tokens * workload.vocab_size
     state = {"optimizer_state": optimizer_state}
     moments = [_moment(workload, "backward", "loss", **state, activations=saved, temporaries=loss_gradients)]
     lengths = activations.segment_lengths(workload)
-    block_gradients = FP32_BYTES * (activations.block_weight_elements(workload.size) + 2 * workload.size.d_model)
-    head_gradients = FP32_BYTES * (activations.head_weight_elements(workload) + workload.size.d_model)
+    block_gradients = FP32_BYTES * block_parameter_count(workload.size)
+    head_gradients = FP32_BYTES * (head_matrix_elements(workload.size, workload.vocab_size) + workload.size.d_model)
     for number, length in enumerate(lengths):
         kept = _kept_before(workload, number) + length * _recomputed_block_bytes(workload)
         gradients = head_gradients + sum(lengths[number + 1 :]) * block_gradients
@@ -180,7 +186,7 @@ def backward_moments(workload: Workload, optimizer_state: int) -> list[Moment]:
 
 def _swiglu_backward(workload: Workload, kept: int, gradients: int, optimizer_state: int) -> Moment:
     """At SwiGLU's product: its gradient and those of its two factors (3eTf) for the product, which is gone."""
-    hidden = workload.product_bytes * workload.tokens * workload.size.d_ff
+    hidden = activations.hidden_bytes(workload)
     return _moment(
         workload,
         "backward",
@@ -195,34 +201,34 @@ def _swiglu_backward(workload: Workload, kept: int, gradients: int, optimizer_st
 def _softmax_backward(workload: Workload, kept: int, gradients: int, optimizer_state: int) -> Moment:
     """At the softmax: gradients of its output and its input, and on CUDA its temporary; the feed-forward half is done.
 
-    The feed-forward half's gradients are there. Done with, too, are the output projection's input and eager
-    attention's v.
+    The gradients of the feed-forward matrices and of the output projection exist. The output projection's input and
+    eager attention's v are freed. (`attention.peak_bytes` is the peak of attention alone, whose inputs stay alive.)
     """
-    size = workload.size
+    matrices = feed_forward_matrix_elements(workload.size) + workload.size.d_model**2
     done = sum(activations.feed_forward_block_bytes(workload).values())
     done += activations.product_input_bytes(workload, products=1) * (1 if workload.is_fused else 2)
-    done += BF16_BYTES * (3 * size.d_model * size.d_ff + size.d_model**2) if workload.is_autocast else 0
-    made = FP32_BYTES * (3 * size.d_model * size.d_ff + size.d_model**2)
+    done += BF16_BYTES * matrices if workload.is_autocast else 0
     return _moment(
         workload,
         "backward",
         "attention",
         optimizer_state=optimizer_state,
         activations=kept - done,
-        gradients=gradients + made,
+        gradients=gradients + FP32_BYTES * matrices,
         temporaries=_attention_gradient_bytes(workload) + activations.residual_stream_bytes(workload),
     )
 
 
 def optimizer_moment(workload: Workload) -> Moment:
-    """Write down AdamW's update: parameters, gradients, both moments, and the square roots of the second.
+    """Return AdamW's update: parameters, gradients, both moments, and the square roots of the second.
 
-    On CUDA PyTorch updates all parameters together (foreach) and makes the roots of all at once: 4P. On a CPU it
-    takes one parameter after the other: root and quotient of one beside the quotient of that before it, at most
+    On CUDA PyTorch updates all parameters together (foreach) and computes all roots at once: 4P. On a CPU it updates
+    one parameter after the other: root and quotient of one beside the quotient of the one before it, at most
     4 max(2Vd, 3df) bytes.
     """
     parameters = parameter_bytes(workload.size, workload.vocab_size)
-    one_by_one = FP32_BYTES * workload.size.d_model * max(2 * workload.vocab_size, 3 * workload.size.d_ff)
+    tensors = 2 * head_matrix_elements(workload.size, workload.vocab_size), feed_forward_matrix_elements(workload.size)
+    one_by_one = FP32_BYTES * max(tensors)
     roots = parameters if workload.device_type == "cuda" else one_by_one
     return _moment(
         workload,
@@ -240,13 +246,13 @@ def _moment(workload: Workload, phase: str, what: str, **counts: int) -> Moment:
 
 
 def _logit_bytes(workload: Workload) -> int:
-    """Count what the log-softmax reads: 4TV, under autocast 2TV and their copy in fp32."""
+    """Count the logits that the log-softmax reads: 4TV, under autocast 2TV and their copy in fp32."""
     element = BF16_BYTES + FP32_BYTES if workload.is_autocast else FP32_BYTES
     return element * workload.tokens * workload.vocab_size
 
 
 def _softmax_bytes(workload: Workload) -> int:
-    """Count scores and softmax while it runs: 2e, under autocast on CUDA 2 + 4 + 4 an element; 0 when fused."""
+    """Count scores and softmax while it runs: 2e, under autocast on CUDA 2 + 4 + 4 per element; 0 when fused."""
     if workload.is_fused:
         return 0
     element = BF16_BYTES + 2 * FP32_BYTES if _is_softmax_in_fp32(workload) else 2 * workload.product_bytes
@@ -254,24 +260,24 @@ def _softmax_bytes(workload: Workload) -> int:
 
 
 def _is_softmax_in_fp32(workload: Workload) -> bool:
-    """Tell whether eager attention's softmax leaves the low precision of its neighbours."""
+    """Tell whether eager attention's softmax runs in fp32 between products in bf16."""
     return workload.is_autocast and workload.device_type == "cuda" and not workload.is_fused
 
 
 def _attention_gradient_bytes(workload: Workload) -> int:
     """Count what attention's backward pass makes.
 
-    Eager: the gradient of v (eTd), and of the softmax's output and input: 2e an element of the scores, on CUDA 3e
-    with the softmax's temporary; under autocast on CUDA all in fp32, the bf16 copy of the softmax being gone. Fused:
+    Eager: the gradient of v (eTd), and of the softmax's output and input: 2e per element of the scores, on CUDA 3e
+    with the softmax's temporary; under autocast on CUDA all in fp32, with the bf16 copy of the softmax freed. Fused:
     the gradients of the output, q, k and v (4eTd).
     """
-    width = workload.product_bytes * workload.tokens * workload.size.d_model
+    width = activations.product_tensor_bytes(workload)
     if workload.is_fused:
         return 4 * width
     matrices = 2 + SOFTMAX_BACKWARD_TEMPORARIES[workload.device_type]
     element = matrices * (FP32_BYTES if _is_softmax_in_fp32(workload) else workload.product_bytes)
-    gone = BF16_BYTES if _is_softmax_in_fp32(workload) else 0
-    return width + (element - gone) * workload.score_elements
+    freed = BF16_BYTES if _is_softmax_in_fp32(workload) else 0
+    return width + (element - freed) * workload.score_elements
 
 
 def _copies_dropped_by_checkpoints(workload: Workload) -> int:
@@ -286,9 +292,9 @@ def _recomputed_block_bytes(workload: Workload) -> int:
 
 
 def _kept_before(workload: Workload, segment: int) -> int:
-    """Count what is kept of the segments before this one: all of their blocks, or their checkpoints and its own.
+    """Count what the segments before this one saved: all of their blocks, or their checkpoints.
 
-    Its own checkpoint is its first norm's input, which the blocks' count has already.
+    Its own checkpoint is the input of its first norm, which the count of its blocks includes.
     """
     if workload.checkpoint_every:
         return segment * activations.residual_stream_bytes(workload)

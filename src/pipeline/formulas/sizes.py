@@ -1,16 +1,21 @@
-"""The sizes of model that are measured. Imports no torch: the workflow reads it."""
+"""The model sizes that are measured."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class ModelSize:
-    """Name the widths and counts that make a transformer's size."""
+    """The widths and counts of a transformer."""
 
     d_model: int
     d_ff: int
     num_layers: int
     num_heads: int
+
+    @property
+    def head_dim(self) -> int:
+        """The width of one attention head: d_model / num_heads."""
+        return self.d_model // self.num_heads
 
 
 SIZES: dict[str, ModelSize] = {

@@ -1,16 +1,16 @@
-"""How much memory training takes: the state of mixed precision, activations, and how many devices hold them."""
+"""The training state (parameters, gradients, AdamW's moments) and how many devices hold it with the activations."""
 
 import math
 from dataclasses import dataclass
 
-from pipeline.formulas.flops import FP32_BYTES
+from pipeline.formulas.units import FP32_BYTES
 
-GB, GIB = 10**9, 2**30
+ADAMW_MOMENTS = 2
 
 
 @dataclass(frozen=True)
 class TrainingState:
-    """The bytes of what a training step keeps in fp32 from one step to the next."""
+    """The bytes that a training step keeps in fp32 from one step to the next."""
 
     weights_bytes: int
     gradients_bytes: int
@@ -18,14 +18,26 @@ class TrainingState:
 
     @property
     def total_bytes(self) -> int:
-        """Add up weights, gradients and optimizer state."""
+        """Add up weights, gradients and optimizer state: 16P."""
         return self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
+
+    @property
+    def update_traffic_bytes(self) -> int:
+        """Count the bytes that one AdamW step must move at least, which bound its time: 28P.
+
+        It reads all of the state and writes weights and moments. An optimizer that is not fused passes over them more
+        than once and moves more.
+        """
+        return self.total_bytes + self.weights_bytes + self.optimizer_bytes
 
 
 def training_state(parameters: int) -> TrainingState:
-    """Count the bytes of master weights, accumulated gradients and AdamW's two moments: 4, 4 and 8 a parameter."""
+    """Count the bytes of fp32 weights, gradients and AdamW's two moments: 4, 4 and 8 per parameter.
+
+    Mixed precision with fp32 master weights and accumulated gradients has the same state.
+    """
     each = FP32_BYTES * parameters
-    return TrainingState(weights_bytes=each, gradients_bytes=each, optimizer_bytes=2 * each)
+    return TrainingState(weights_bytes=each, gradients_bytes=each, optimizer_bytes=ADAMW_MOMENTS * each)
 
 
 def devices_to_hold(total_bytes: float, device_bytes: float) -> int:
@@ -35,9 +47,9 @@ def devices_to_hold(total_bytes: float, device_bytes: float) -> int:
 
 @dataclass(frozen=True)
 class Sharded:
-    """A training run over N devices: all of the state is sharded, and a share of the activations.
+    """A training run on N devices that shards all of the state and a share of the activations.
 
-    The rest of the activations stands whole on every device: (state + share·A) / N + (1 − share)·A bytes on each.
+    Every device holds the rest of the activations: (state + share·A) / N + (1 − share)·A bytes each.
     """
 
     state_bytes: int
@@ -46,20 +58,20 @@ class Sharded:
 
     def bytes_per_device(self, num_devices: int) -> float:
         """Count the bytes on each of N devices."""
-        return self._sharded_bytes / num_devices + self._whole_bytes
+        return self._sharded_bytes / num_devices + self._replicated_bytes
 
     def least_devices(self, device_bytes: float) -> int | None:
-        """Find the least N whose devices each hold less than so many bytes; None where no N is enough.
+        """Find the least N for which each device holds less than so many bytes; None if there is none.
 
         From (state + share·A) / N + (1 − share)·A < M follows N > (state + share·A) / (M − (1 − share)·A).
         """
-        room_bytes = device_bytes - self._whole_bytes
-        return math.floor(self._sharded_bytes / room_bytes) + 1 if room_bytes > 0 else None
+        left_bytes = device_bytes - self._replicated_bytes
+        return math.floor(self._sharded_bytes / left_bytes) + 1 if left_bytes > 0 else None
 
     @property
     def _sharded_bytes(self) -> float:
         return self.state_bytes + self.sharded_share * self.activation_bytes
 
     @property
-    def _whole_bytes(self) -> float:
+    def _replicated_bytes(self) -> float:
         return (1 - self.sharded_share) * self.activation_bytes

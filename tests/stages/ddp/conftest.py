@@ -4,13 +4,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pipeline.formulas.buckets import Link
+from pipeline.formulas.buckets import pipelined_s
+from pipeline.formulas.collectives import LinearCost
 from pipeline.instruments.sampling.step_timing import Sampling, Timings
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.stages.ddp.capture import Lanes
 from pipeline.stages.ddp.cell import VARIANTS, Cell, Settings
 from pipeline.stages.ddp.measure import measure, rows_of
-from pipeline.stages.ddp.overhead import pipelined_s
 from pipeline.stages.ddp.ranks import Result
 
 H200 = "NVIDIA H200"
@@ -35,7 +35,9 @@ def left_over_ms(variant, backward_ms):
     if count == 0:
         return 0.0
     overlaps = variant.impl not in ("naive", "flat")
-    return 1e3 * pipelined_s([GRADIENT_BYTES / count] * count, overlaps * backward_ms / 1e3, Link(BANDWIDTH, CALL_S))
+    return 1e3 * pipelined_s(
+        [GRADIENT_BYTES / count] * count, overlaps * backward_ms / 1e3, LinearCost(CALL_S, BANDWIDTH)
+    )
 
 
 def result_of(rng, variant, precision, on_gpu):

@@ -4,7 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pipeline.formulas.buckets import Link, best_bucket_bytes
+from pipeline.formulas.buckets import best_bucket_bytes
+from pipeline.formulas.collectives import LinearCost
 from pipeline.report.section import FORMS, listing
 from pipeline.stages.ddp.report import baselines, bucket_model, findings, section, selection
 from pipeline.stages.ddp.report.figures import timeline
@@ -125,7 +126,7 @@ def test_the_fit_and_its_optimum_are_those_that_made_the_steps(h200, allreduce):
     assert list(fitted["timing"]) == ["burst", "single"]
     assert fitted["call_overhead_us"].to_numpy() == pytest.approx(40, rel=1e-3)
     assert fitted["gb_per_s"].to_numpy() == pytest.approx(320, rel=1e-3)
-    expected = best_bucket_bytes(h200["gradient_bytes"].max(), Link(320e9, 40e-6)) / 2**20
+    expected = best_bucket_bytes(h200["gradient_bytes"].max(), LinearCost(40e-6, 320e9)) / 2**20
     assert fitted["bucket_mb"].to_numpy() == pytest.approx(expected, rel=1e-3)
 
 

@@ -6,7 +6,7 @@ import torch
 
 from pipeline.errors import Skipped
 from pipeline.formulas.activations import Workload
-from pipeline.formulas.flops import parameter_bytes
+from pipeline.formulas.parameters import parameter_bytes
 from pipeline.formulas.peak_memory import CATEGORIES, predict_peaks
 from pipeline.formulas.sizes import SIZES
 from pipeline.instruments.memory.snapshot import read_events

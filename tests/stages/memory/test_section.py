@@ -3,7 +3,7 @@ import re
 import pandas as pd
 import pytest
 
-from pipeline.formulas.flops import parameter_bytes
+from pipeline.formulas.parameters import parameter_bytes
 from pipeline.formulas.sizes import SIZES
 from pipeline.report.reasons import brief
 from pipeline.report.section import data_size, mib

@@ -78,14 +78,6 @@ def test_the_peaks_of_known_figures():
     assert prediction.backward_peak_bytes(5000, share) == 6000
 
 
-@pytest.mark.parametrize(("world_size", "all_reduce", "share_out"), [(1, 0, 0), (2, 100, 50), (4, 150, 75)])
-def test_the_least_that_a_rank_sends(world_size, all_reduce, share_out):
-    assert prediction.all_reduce_sent_bytes(100, world_size) == all_reduce
-    assert prediction.share_out_sent_bytes(100, world_size) == share_out
-    # An all-reduce is a reduce-scatter and an all-gather.
-    assert all_reduce == 2 * share_out
-
-
 def test_storages_are_counted_once_and_as_a_whole():
     model = nn.Linear(4, 4, bias=False)
     flat = torch.zeros(100)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.cells.fields import axis
-from pipeline.formulas.models import NAMES
+from pipeline.stages.accounting.models import NAMES
 
 SPLIT_AXIS = "question"
 ROW_COLUMNS = ("case", "attention", "seq_len", "num_devices", "num_buckets", "tensor_size")

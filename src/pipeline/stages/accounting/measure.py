@@ -4,13 +4,13 @@ from collections.abc import Callable
 from typing import Any
 
 from pipeline.errors import Skipped
-from pipeline.formulas import questions
-from pipeline.formulas.buckets import Link
+from pipeline.formulas.collectives import LinearCost
 from pipeline.formulas.mesh import Mesh
-from pipeline.formulas.models import Model, model_named
-from pipeline.formulas.questions import Rows
 from pipeline.instruments.sampling.stopwatch import Stopwatch
+from pipeline.stages.accounting import questions
 from pipeline.stages.accounting.cell import Cell, Settings
+from pipeline.stages.accounting.models import Model, model_named
+from pipeline.stages.accounting.questions import Rows
 
 # One token, then contexts of the order that models of this size are trained with.
 LARGE_MODEL_SEQ_LENS = (1, 2048, 4096, 8192, 16384)
@@ -43,9 +43,9 @@ def mesh_of(settings: Settings) -> Mesh:
     )
 
 
-def link_of(settings: Settings) -> Link:
+def link_of(settings: Settings) -> LinearCost:
     """Return the all-reduce that the settings describe."""
-    return Link(1e9 * settings.allreduce_gbytes_per_s, 1e-6 * settings.call_overhead_us)
+    return LinearCost(latency_s=1e-6 * settings.call_overhead_us, bytes_per_s=1e9 * settings.allreduce_gbytes_per_s)
 
 
 ANSWERS: dict[str, Callable[[Model, Cell, Settings], list[dict[str, Any]]]] = {

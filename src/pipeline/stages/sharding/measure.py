@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from pipeline.cells.outcomes import together_or_apart
+from pipeline.formulas.collectives import all_gather_bus_factor, all_reduce_bus_factor
 from pipeline.instruments.machine.identity import gpu_count
 from pipeline.instruments.sampling.rank_timing import pooled, step_status
 from pipeline.instruments.sampling.stopwatch import Stopwatch
@@ -113,7 +114,7 @@ def _predicted(result: Result, share: Share) -> dict[tuple[str, str], int]:
 def _traffic_rows(impl: str, result: Result, world_size: int) -> list[Row]:
     """Pair the payloads of a step's collectives with the prediction, and say what each rank must send for them."""
     parameter_bytes = sum(result.parameter_bytes)
-    sent_bytes = {"allreduce": prediction.all_reduce_sent_bytes, "broadcast": prediction.share_out_sent_bytes}
+    sent_per_byte = {"allreduce": all_reduce_bus_factor(world_size), "broadcast": all_gather_bus_factor(world_size)}
     calls = Counter(call.name for call in result.collectives)
     payloads = Counter()
     for call in result.collectives:
@@ -126,7 +127,7 @@ def _traffic_rows(impl: str, result: Result, world_size: int) -> list[Row]:
             "calls": calls[name],
             "measured_bytes": payloads[name],
             "predicted_bytes": parameter_bytes if name == "allreduce" or impl != "adamw" else 0,
-            "sent_bytes": sent_bytes[name](payloads[name], world_size),
+            "sent_bytes": sent_per_byte[name] * payloads[name],
         }
         for name in ("allreduce", "broadcast")
     ]

@@ -1,4 +1,4 @@
-"""Memory and traffic of data-parallel training with AdamW, from the shapes of the parameters alone.
+"""Memory of data-parallel training with AdamW, from the shapes of the parameters alone.
 
 Symbols: s bytes of the parameters, n ranks. Gradients are as large as the parameters; AdamW keeps two moments of that
 size. Sharing its state out, a rank keeps it for its share of the parameters only, about s / n.
@@ -7,9 +7,9 @@ size. Sharing its state out, a rank keeps it for its share of the parameters onl
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pipeline.formulas.training_state import ADAMW_MOMENTS
 from pipeline.parallel.partition import least_loaded
 
-MOMENTS = 2
 STEP_COUNTER_BYTES = 4
 
 
@@ -46,7 +46,7 @@ def kinds_bytes(parameter_bytes: Sequence[int], share: Share, moment: str, count
     return {
         "parameters": total,
         "gradients": 0 if moment == "initialised" else total,
-        "optimizer_state": MOMENTS * share.bytes + counters if has_state else 0,
+        "optimizer_state": ADAMW_MOMENTS * share.bytes + counters if has_state else 0,
     }
 
 
@@ -60,20 +60,4 @@ def step_peak_bytes(parameter_bytes: Sequence[int], share: Share) -> int:
 
 def backward_peak_bytes(first_peak_bytes: int, share: Share) -> int:
     """Return the peak of a later forward and backward: that of the first, and the state, which it did not have yet."""
-    return first_peak_bytes + MOMENTS * share.bytes
-
-
-def all_reduce_sent_bytes(payload_bytes: float, world_size: int) -> float:
-    """Return what each rank sends in a ring all-reduce, the least there is: 2 (n - 1) / n of the payload.
-
-    Patarasuk and Yuan 2009; a reduce-scatter and an all-gather, each half of it.
-    """
-    return 2 * (world_size - 1) / world_size * payload_bytes
-
-
-def share_out_sent_bytes(payload_bytes: float, world_size: int) -> float:
-    """Return what each rank sends, on average, until all have what each had a share of: (n - 1) / n of the payload.
-
-    So for an all-gather, and for broadcasts of all shares: every rank receives what it lacks.
-    """
-    return (world_size - 1) / world_size * payload_bytes
+    return first_peak_bytes + ADAMW_MOMENTS * share.bytes

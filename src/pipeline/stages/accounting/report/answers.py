@@ -7,13 +7,13 @@ import pandas as pd
 
 from pipeline.cells.fields import build
 from pipeline.errors import UserError
-from pipeline.formulas import questions
-from pipeline.formulas.models import FeedForwardModel, Model, Transformer, model_named
 from pipeline.formulas.sizes import ModelSize
-from pipeline.formulas.training_state import GB, GIB
+from pipeline.formulas.units import GB, GIB
 from pipeline.report.tables import markdown, significant
+from pipeline.stages.accounting import questions
 from pipeline.stages.accounting.cell import QUESTIONS, Settings
 from pipeline.stages.accounting.measure import link_of, mesh_of
+from pipeline.stages.accounting.models import FeedForwardModel, Model, Transformer, model_named
 from pipeline.stages.accounting.report.options import OF_SIZE, Subject
 from pipeline.stages.accounting.report.words import MESH_CASES
 

@@ -6,7 +6,7 @@ from decimal import Decimal
 
 import pandas as pd
 
-from pipeline.formulas.training_state import GB, GIB
+from pipeline.formulas.units import GB, GIB
 from pipeline.report import published
 from pipeline.report.tables import significant
 from pipeline.stages.accounting.report.findings import ONE_TOKEN

@@ -5,8 +5,7 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from pipeline.formulas.questions import DEVICE_COUNTS
-from pipeline.formulas.training_state import GB
+from pipeline.formulas.units import GB
 from pipeline.report.figures import (
     COLOURS,
     LINES,
@@ -19,6 +18,7 @@ from pipeline.report.figures import (
     shared_legend,
 )
 from pipeline.report.section import counted
+from pipeline.stages.accounting.questions import DEVICE_COUNTS
 
 COMPUTED = "computed, not measured"
 TIMES = {

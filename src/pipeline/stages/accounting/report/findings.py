@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from pipeline.formulas.training_state import GB, GIB
+from pipeline.formulas.units import GB, GIB
 from pipeline.report.section import growth_exponent, growth_word
 
 ONE_TOKEN = 1

@@ -4,8 +4,8 @@ import argparse
 from dataclasses import dataclass, fields
 
 from pipeline.cells.fields import axis
-from pipeline.formulas.models import NAMES, XXL
 from pipeline.stages.accounting.cell import QUESTIONS, Settings
+from pipeline.stages.accounting.models import NAMES, XXL
 
 
 @dataclass(frozen=True)

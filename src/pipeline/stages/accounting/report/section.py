@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from pipeline.formulas.training_state import GB, GIB
+from pipeline.formulas.units import GB, GIB
 from pipeline.report.section import render
 from pipeline.report.tables import fold, markdown, markdown_folded_if_long, significant
 from pipeline.stages.accounting.report import baselines, findings

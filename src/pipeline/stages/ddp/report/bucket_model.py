@@ -2,10 +2,9 @@
 
 import pandas as pd
 
-from pipeline.formulas.buckets import Link, best_bucket_bytes, best_num_buckets, bucketed_s
+from pipeline.formulas.buckets import best_bucket_bytes, best_num_buckets, bucketed_s, pipelined_s
 from pipeline.formulas.collectives import LinearCost
 from pipeline.report.table_rows import ok
-from pipeline.stages.ddp.overhead import pipelined_s
 from pipeline.stages.ddp.report.findings import overheads
 from pipeline.stages.ddp.report.selection import BUCKETED, fitted_cost, medians, steps
 
@@ -33,17 +32,12 @@ def _optimum(cost: LinearCost, gradient_bytes: float) -> dict:
     fitted = {"call_overhead_us": cost.latency_s * 1e6, "gb_per_s": cost.bytes_per_s / 1e9}
     if cost.latency_s == 0:
         return fitted | dict.fromkeys(("buckets", "bucket_mb", "overhead_ms"), float("nan"))
-    link = _link(cost)
-    count = max(1.0, best_num_buckets(gradient_bytes, link))  # fewer than one bucket cannot be
+    count = max(1.0, best_num_buckets(gradient_bytes, cost))  # fewer than one bucket cannot be
     return fitted | {
         "buckets": count,
-        "bucket_mb": min(gradient_bytes, best_bucket_bytes(gradient_bytes, link)) / BYTES_PER_MB,
-        "overhead_ms": 1e3 * bucketed_s(gradient_bytes, count, link),
+        "bucket_mb": min(gradient_bytes, best_bucket_bytes(gradient_bytes, cost)) / BYTES_PER_MB,
+        "overhead_ms": 1e3 * bucketed_s(gradient_bytes, count, cost),
     }
-
-
-def _link(cost: LinearCost) -> Link:
-    return Link(bytes_per_s=cost.bytes_per_s, call_overhead_s=cost.latency_s)
 
 
 def beside_measured(rows: pd.DataFrame, cost: LinearCost) -> pd.DataFrame:
@@ -66,8 +60,8 @@ def beside_measured(rows: pd.DataFrame, cost: LinearCost) -> pd.DataFrame:
                 "bucket_size_mb": int(line["bucket_size_mb"]),
                 "buckets": count,
                 "measured_ms": beyond_ms[name],
-                "equal_ms": 1e3 * bucketed_s(total_bytes, count, _link(cost)),
-                "pipelined_ms": 1e3 * pipelined_s(equal_sizes, backward_ms / 1e3, _link(cost)),
+                "equal_ms": 1e3 * bucketed_s(total_bytes, count, cost),
+                "pipelined_ms": 1e3 * pipelined_s(equal_sizes, backward_ms / 1e3, cost),
             }
         )
     return pd.DataFrame(found)

@@ -2,8 +2,8 @@
 
 import pandas as pd
 
-from pipeline.formulas.activations import FP32_BYTES
 from pipeline.formulas.sizes import SIZES
+from pipeline.formulas.units import FP32_BYTES
 from pipeline.report.markup import Markdown
 from pipeline.report.section import TOLERANCE, compare
 from pipeline.report.table_rows import ok

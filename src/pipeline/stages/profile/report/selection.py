@@ -4,7 +4,7 @@ import json
 
 import pandas as pd
 
-from pipeline.formulas.flops import parameter_count
+from pipeline.formulas.parameters import parameter_count
 from pipeline.formulas.sizes import SIZES
 from pipeline.report.table_rows import ok, spread
 from pipeline.stages.profile.cell import PASSES

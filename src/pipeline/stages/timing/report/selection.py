@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from pipeline.formulas.flops import parameter_count
+from pipeline.formulas.parameters import parameter_count
 from pipeline.formulas.sizes import SIZES
 from pipeline.report.table_rows import divide, in_order, ok, spread
 

@@ -1,21 +1,21 @@
-"""What is accounted for: feed-forward blocks alone, or a whole transformer."""
+"""The models that the questions are about: feed-forward blocks alone, or a whole transformer."""
 
 from dataclasses import asdict, dataclass
 from typing import Protocol
 
-from pipeline.formulas.activation_parts import bytes_by_part
-from pipeline.formulas.activations import BF16_BYTES, Workload
-from pipeline.formulas.flops import parameter_count
+from pipeline.formulas.activations import Workload, bytes_by_part
 from pipeline.formulas.mesh import Block
+from pipeline.formulas.parameters import parameter_count
 from pipeline.formulas.sizes import SIZES, ModelSize
+from pipeline.formulas.units import BF16_BYTES
 
 
 class Model(Protocol):
-    """Anything with so many parameters and so many bytes kept from forward for backward."""
+    """A model with parameters, and activations saved for the backward pass."""
 
     @property
     def numbers(self) -> dict[str, int]:
-        """Return the widths and counts that make it."""
+        """Return its widths and counts."""
 
     @property
     def block(self) -> Block:
@@ -26,7 +26,7 @@ class Model(Protocol):
         """Count the parameters."""
 
     def activation_bytes(self, batch_size: int, seq_len: int) -> int:
-        """Count the bytes that the forward pass leaves for the backward pass, nothing recomputed."""
+        """Count the bytes saved for the backward pass, without checkpointing."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,13 @@ class FeedForwardModel:
     @property
     def parameters(self) -> int:
         """Count the parameters: 2·D·F·L."""
-        return 2 * self.d_model * self.d_ff * self.num_blocks
+        return self.num_blocks * self.block.weights
 
     def activation_bytes(self, batch_size: int, seq_len: int) -> int:
-        """Count the bytes kept for the backward pass in bf16: 2·L·(D + F)·T.
+        """Count the bytes saved for the backward pass in bf16: 2·L·(D + F)·T.
 
-        The weight gradient of a linear layer needs the layer's input: D numbers a token for the first one of a block,
-        F for the second.
+        Only the inputs of its linear layers, which the weight gradients need: per token D elements for the first layer
+        of a block, F for the second. No norm, activation function or loss, which `formulas.activations` counts.
         """
         return BF16_BYTES * self.num_blocks * (self.d_model + self.d_ff) * batch_size * seq_len
 
@@ -81,11 +81,11 @@ class Transformer:
 
     @property
     def parameters(self) -> int:
-        """Count the parameters, embedding and head among them."""
+        """Count the parameters, with embedding and head."""
         return parameter_count(self.size, self.vocab_size)
 
     def activation_bytes(self, batch_size: int, seq_len: int) -> int:
-        """Count the bytes kept for the backward pass in fp32, score matrices among them."""
+        """Count the bytes saved for the backward pass in fp32, with score matrices."""
         return sum(bytes_by_part(self.workload(batch_size, seq_len)).values())
 
     def workload(self, batch_size: int, seq_len: int, attention: str = "eager") -> Workload:

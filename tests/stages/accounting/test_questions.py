@@ -1,9 +1,9 @@
 import pytest
 
-from pipeline.formulas import questions
-from pipeline.formulas.buckets import Link
+from pipeline.formulas.collectives import LinearCost
 from pipeline.formulas.mesh import Mesh
-from pipeline.formulas.models import XXL, model_named
+from pipeline.stages.accounting import questions
+from pipeline.stages.accounting.models import XXL, model_named
 
 V5P = Mesh(16, 4, 2, 1, link_bytes_per_s=1.8e11, flops_per_s=4.6e14)
 
@@ -41,7 +41,7 @@ def test_every_mesh_has_the_given_devices_and_is_compute_bound_at_its_whole_batc
 
 
 def test_the_best_number_of_buckets_is_below_every_whole_one():
-    rows = questions.bucket_rows(model_named("xl", 10_000), Link(100e9, 20e-6))
+    rows = questions.bucket_rows(model_named("xl", 10_000), LinearCost(20e-6, 100e9))
     best = next(row["overhead_ms"] for row in rows if row["case"] == "best")
     others = [row["overhead_ms"] for row in rows if row["case"] == "buckets"]
     assert best <= min(others)
@@ -50,7 +50,9 @@ def test_the_best_number_of_buckets_is_below_every_whole_one():
 
 def test_gradients_and_scores_are_in_fp32():
     model = model_named("xl", 10_000)
-    assert {row["gradient_bytes"] for row in questions.bucket_rows(model, Link(100e9, 20e-6))} == {4 * model.parameters}
+    assert {row["gradient_bytes"] for row in questions.bucket_rows(model, LinearCost(20e-6, 100e9))} == {
+        4 * model.parameters
+    }
     scores = {row["score_matrix_bytes"] for row in questions.attention_rows(model, batch_size=2, seq_lens=(512,))}
     assert scores == {4 * 2 * 25 * 512**2}  # of 2 sequences, 25 heads each
 

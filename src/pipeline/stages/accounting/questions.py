@@ -1,4 +1,4 @@
-"""Each question's answer as rows: what the stage records and what the command line prints."""
+"""The answer to each question as rows: what the stage records and what the command line prints."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 from pipeline.formulas import buckets, mesh
-from pipeline.formulas.activation_parts import ATTENTIONS, attention_bytes, bytes_by_part
-from pipeline.formulas.buckets import Link
-from pipeline.formulas.flops import FP32_BYTES
+from pipeline.formulas.activations import ATTENTIONS, attention_bytes, bytes_by_part
+from pipeline.formulas.collectives import LinearCost
 from pipeline.formulas.mesh import Block, Mesh
-from pipeline.formulas.models import Model, Transformer
-from pipeline.formulas.training_state import GB, GIB, Sharded, devices_to_hold, training_state
+from pipeline.formulas.training_state import Sharded, devices_to_hold, training_state
+from pipeline.formulas.units import FP32_BYTES, GB, GIB
+from pipeline.stages.accounting.models import Model, Transformer
 
 Rows = list[dict[str, Any]]
 
@@ -134,12 +134,12 @@ def _mesh_row(case: str, block: Block, of: Mesh, tokens: float) -> dict[str, Any
     }
 
 
-def bucket_rows(model: Model, link: Link) -> Rows:
+def bucket_rows(model: Model, link: LinearCost) -> Rows:
     """Give the overhead of bucketed fp32 gradients by the number of buckets, of one call after backward, and the best.
 
     `case` says which: buckets, one_call, best (the number of buckets not rounded).
     """
-    gradient_bytes = FP32_BYTES * model.parameters
+    gradient_bytes = training_state(model.parameters).gradients_bytes
     best = buckets.best_num_buckets(gradient_bytes, link)
     counts = sorted({2**power for power in range(math.ceil(math.log2(max(best, 2))) + 5)})
     overheads_s = [
@@ -190,7 +190,7 @@ def attention_rows(model: Transformer, batch_size: int, seq_lens: Iterable[int])
                 {
                     "attention": attention,
                     "seq_len": seq_len,
-                    "head_dim": model.size.d_model // model.size.num_heads,
+                    "head_dim": model.size.head_dim,
                     "score_matrix_bytes": FP32_BYTES * workload.score_elements,
                     **{f"{part}_bytes": count for part, count in attention_bytes(workload).items()},
                 }

@@ -1,0 +1,38 @@
+"""Parameters of the transformer in closed form.
+
+Symbols: V vocabulary size, d d_model, f d_ff, L layers.
+"""
+
+from pipeline.formulas.sizes import ModelSize
+from pipeline.formulas.units import FP32_BYTES
+
+
+def feed_forward_matrix_elements(size: ModelSize) -> int:
+    """Count the elements of SwiGLU's three matrices in one block: 3df."""
+    return 3 * size.d_model * size.d_ff
+
+
+def block_matrix_elements(size: ModelSize) -> int:
+    """Count the elements of one block's matrices: 4d² of attention (q, k, v, output) and 3df of SwiGLU."""
+    return 4 * size.d_model**2 + feed_forward_matrix_elements(size)
+
+
+def block_parameter_count(size: ModelSize) -> int:
+    """Count the parameters of one block: its matrices and two norms, 4d² + 3df + 2d."""
+    return block_matrix_elements(size) + 2 * size.d_model
+
+
+def head_matrix_elements(size: ModelSize, vocab_size: int) -> int:
+    """Count the elements of the output projection, dV; the embedding has as many."""
+    return size.d_model * vocab_size
+
+
+def parameter_count(size: ModelSize, vocab_size: int) -> int:
+    """Count all parameters: embedding and head, the blocks, the last norm. 2Vd + L(4d² + 3df + 2d) + d."""
+    embedding_and_head = 2 * head_matrix_elements(size, vocab_size)
+    return embedding_and_head + size.num_layers * block_parameter_count(size) + size.d_model
+
+
+def parameter_bytes(size: ModelSize, vocab_size: int) -> int:
+    """Count the bytes of the parameters in fp32: 4P."""
+    return FP32_BYTES * parameter_count(size, vocab_size)
