@@ -23,3 +23,4 @@ test: env
 lint: env
 	PATH="$$PWD/$(VENV)/bin:$$PATH" ruff check . && PATH="$$PWD/$(VENV)/bin:$$PATH" ruff format --check .
 	PATH="$$PWD/$(VENV)/bin:$$PATH" snakefmt --check workflow
+	PATH="$$PWD/$(VENV)/bin:$$PATH" mypy

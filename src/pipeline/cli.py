@@ -115,7 +115,7 @@ def _brief(value: object) -> object:
     return f"{value:.4g}" if isinstance(value, float) else value
 
 
-def _command(stage: str, cell: object, settings: object, out: Path, files: Path | None) -> str:
+def _command(stage: str, cell: Any, settings: Any, out: Path, files: Path | None) -> str:
     """Return the command in full, defaults spelled out, so that it means the same to a later version."""
     from pipeline.cells import fields
 

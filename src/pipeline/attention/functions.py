@@ -21,15 +21,17 @@ def tiled_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
 
 def flash_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
     """Compute attention by FlashAttention-2 in Triton kernels, on a GPU; under autocast in its dtype."""
-    return FlashAttentionTriton.apply(*_autocast(q, k, v), is_causal)
+    q, k, v = _autocast(q, k, v)
+    return FlashAttentionTriton.apply(q, k, v, is_causal)
 
 
-def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Cast as autocast does before an operation that it runs in low precision."""
-    device_type = tensors[0].device.type
+    device_type = q.device.type
     if not torch.is_autocast_enabled(device_type):
-        return tensors
-    return tuple(tensor.to(torch.get_autocast_dtype(device_type)) for tensor in tensors)
+        return q, k, v
+    dtype = torch.get_autocast_dtype(device_type)
+    return q.to(dtype), k.to(dtype), v.to(dtype)
 
 
 ATTENTION: dict[str, AttentionFunction] = {

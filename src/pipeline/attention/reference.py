@@ -46,11 +46,11 @@ def exact_attention(
     Formulas: Dao et al. 2022 (FlashAttention), appendix B.
     """
     found = [torch.zeros(x.shape, dtype=torch.float64, device=x.device) for x in (q, q, k, v) * 2]
-    heads = [x.detach().flatten(end_dim=-3) for x in (q, k, v, output_gradient)]
+    all_q, all_k, all_v, all_gradients = (x.detach().flatten(end_dim=-3) for x in (q, k, v, output_gradient))
     results = [x.view(-1, *x.shape[-2:]) for x in found]
-    for head in range(heads[0].shape[0]):
-        inputs = [x[head].double() for x in heads]
-        _one_head(*inputs, is_causal, chunk_elements, [x[head] for x in results])
+    for head, inputs in enumerate(zip(all_q, all_k, all_v, all_gradients, strict=True)):
+        head_q, head_k, head_v, gradient = (x.double() for x in inputs)
+        _one_head(head_q, head_k, head_v, gradient, is_causal, chunk_elements, [x[head] for x in results])
     return ExactAttention(*found)
 
 

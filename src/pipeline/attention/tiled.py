@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
 
 from pipeline.attention.inputs import check_inputs, traits
 
@@ -26,7 +26,7 @@ class FlashAttentionTiled(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: FunctionCtx, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
         """Compute the output and keep what the backward pass needs."""
         check_inputs(traits(q), traits(k), traits(v), DTYPES)
         with torch.autocast(q.device.type, enabled=False):
@@ -39,8 +39,9 @@ class FlashAttentionTiled(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, do: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         """Compute the gradients of q, k and v from that of the output, recomputing the scores."""
+        q, k, v, o, lse = ctx.saved_tensors
         with torch.autocast(do.device.type, enabled=False):
-            return (*_backward(*ctx.saved_tensors, do, ctx.is_causal), None)
+            return (*_backward(q, k, v, o, lse, do, ctx.is_causal), None)
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:

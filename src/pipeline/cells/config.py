@@ -116,8 +116,8 @@ def read_yaml(path: Path) -> Any:
 class _Loader(yaml.SafeLoader):
     """Reads plain YAML, in which a key that is given twice is a mistake: PyYAML itself forgets the first."""
 
-    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
-        node = super().compose_mapping_node(anchor)
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)  # a text or None; the stubs say dict
         first: dict[tuple[str, str], yaml.Node] = {}
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and first.setdefault((key.tag, key.value), key) is not key:
@@ -130,8 +130,13 @@ class _Loader(yaml.SafeLoader):
 
 def validate(instance: Any, schema: Path, where: str) -> None:
     """Check a value against a JSON schema; raises UserError with the most telling complaint."""
+
     # A schema may refer to another in its folder.
-    registry = Registry(retrieve=lambda name: Resource.from_contents(read_yaml(schema.parent / name)))
+    def retrieve(name: str) -> Resource[Any]:
+        return Resource.from_contents(read_yaml(schema.parent / name))
+
+    # mypy does not see that attrs strips the underscore of the field _retrieve.
+    registry: Registry[Any] = Registry(retrieve=retrieve)  # type: ignore[call-arg]
     validator = Draft202012Validator(read_yaml(schema), registry=registry)
     error = best_match(validator.iter_errors(instance))
     if error is not None:
@@ -186,14 +191,17 @@ def _check_finite(values: Mapping[str, Any], where: str) -> None:
 
 def _schema_complaint(error: ValidationError) -> str:
     key = ".".join(map(str, error.absolute_path))
+    # The stubs allow for an error without either, which no validator raises.
+    schema: Any = error.schema
+    instance: Any = error.instance
     if error.validator == "additionalProperties":
-        allowed = ", ".join(error.schema.get("properties", {}))
-        unknown = ", ".join(f"'{name}'" for name in set(error.instance) - set(error.schema.get("properties", {})))
+        allowed = ", ".join(schema.get("properties", {}))
+        unknown = ", ".join(f"'{name}'" for name in set(instance) - set(schema.get("properties", {})))
         return f"unknown key {unknown}{f' under {key}' if key else ''}; known are {allowed}"
     if error.validator == "type":
-        return f"{key or 'the whole'} is {error.instance!r}, allowed is {error.validator_value}"
+        return f"{key or 'the whole'} is {instance!r}, allowed is {error.validator_value}"
     if error.validator in ("oneOf", "minItems"):
-        return f"{key} is {error.instance!r}, allowed is {error.schema['description']}"
+        return f"{key} is {instance!r}, allowed is {schema['description']}"
     return f"{key}: {error.message}" if key else error.message
 
 

@@ -5,11 +5,14 @@ import re
 import reprlib
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, field, fields
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pipeline.errors import UserError
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T", bound="DataclassInstance")
 # What a text may hold where no values are declared: it becomes part of paths and commands.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:+-]*")
 
@@ -31,12 +34,12 @@ def build(cls: type[T], values: Mapping[str, Any], where: str) -> T:
     return cls(**{key: _checked(known[key], value, where) for key, value in values.items()})
 
 
-def texts(instance: object) -> dict[str, str]:
+def texts(instance: "DataclassInstance") -> dict[str, str]:
     """Return every field as text, in their order."""
     return {item.name: text(getattr(instance, item.name)) for item in fields(instance)}
 
 
-def words(instance: object) -> list[str]:
+def words(instance: "DataclassInstance") -> list[str]:
     """Return `name=value` for every field, in their order: what `parse_words` reads back."""
     return [f"{name}={value}" for name, value in texts(instance).items()]
 

@@ -66,7 +66,7 @@ def _imported_modules(path: Path | None) -> list[str]:
     for node in ast.walk(_tree(path)):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module is not None:
             # `from package import name`: the name may be a module of its own.
             names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
     inside = [name for name in names if name.split(".")[0] == PACKAGE]

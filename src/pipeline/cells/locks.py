@@ -65,7 +65,7 @@ def try_lock(name: str, shared: bool = False) -> bool:
         return False
     except OSError as error:  # a file system that has no locks
         os.close(descriptor)
-        raise _unusable(path, error.strerror) from None
+        raise _unusable(path, error.strerror or str(error)) from None
     if not _leads_to(path, descriptor):  # a cleaner of old files took it away: the next try makes a new one
         os.close(descriptor)
         return False
@@ -140,7 +140,7 @@ def _open_folder(path: Path) -> int:
             os.mkdir(path, FOR_EVERYONE)
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
-        raise _unusable(path, error.strerror) from None
+        raise _unusable(path, error.strerror or str(error)) from None
     mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
     if mode & FOR_EVERYONE != FOR_EVERYONE:
         os.close(descriptor)
@@ -154,7 +154,7 @@ def _open_file(path: Path) -> int:
     try:
         descriptor = _open_or_make(path.name, parent)
     except OSError as error:
-        raise _unusable(path, error.strerror) from None
+        raise _unusable(path, error.strerror or str(error)) from None
     finally:
         os.close(parent)
     found = os.fstat(descriptor)

@@ -112,7 +112,7 @@ def expand(stage: str, grids: Iterable[Mapping[str, Any]], where: str) -> list[A
     An axis left out of a grid takes its default, so a study along another axis is a second grid.
     """
     cell_class = declaration(stage).Cell
-    cells = {}
+    cells: dict[Any, None] = {}
     for grid in grids:
         axes = {axis: values if isinstance(values, list) else [values] for axis, values in grid.items()}
         for point in itertools.product(*axes.values()):

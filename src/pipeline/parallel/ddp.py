@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import Parameter
 
 from pipeline.parallel.reductions import Reduction, layout, one_for_each_dtype, one_for_each_parameter
@@ -44,7 +44,7 @@ class ReplicatedModule(nn.Module):
         if not self._trained:
             raise ValueError("no parameter of the module requires a gradient")
         self._frozen = [parameter for parameter in module.parameters() if not parameter.requires_grad]
-        self._names = {parameter: name for name, parameter in module.named_parameters()}
+        self._names: dict[Tensor, str] = {parameter: name for name, parameter in module.named_parameters()}
         self._refuse_sparse_embeddings()
         self._plan = plan
         self._prepare()
@@ -114,7 +114,7 @@ class ReplicatedModule(nn.Module):
         for parameter in self._trained:
             self._refuse_sparse(parameter)
 
-    def _refuse_sparse(self, parameter: Parameter) -> None:
+    def _refuse_sparse(self, parameter: Tensor) -> None:
         """Raise RuntimeError where the parameter's gradient is sparse."""
         if parameter.grad is not None and parameter.grad.layout is not torch.strided:
             raise RuntimeError(f"{self._names[parameter]}: a sparse gradient cannot be averaged")

@@ -17,7 +17,9 @@ BYTES_PER_MB = 1024**2
 class Reduction(Protocol):
     """One all-reduce of the gradients of some parameters."""
 
-    parameters: Sequence[Parameter]
+    @property
+    def parameters(self) -> Sequence[Parameter]:
+        """The parameters, in the order of the buffer."""
 
     def launch(self) -> list[Parameter]:
         """Start the all-reduce; return the parameters that had no gradient, for which zeros are reduced."""
@@ -51,15 +53,16 @@ class ParameterReduction:
     """Reduce the gradient of one parameter where it lies, or a copy where others hold what lies there."""
 
     def __init__(self, parameter: Parameter):
-        self.parameters = (parameter,)
+        self.parameters: Sequence[Parameter] = (parameter,)
         self._work: dist.Work | None = None
 
     @torch.no_grad()
     def launch(self) -> list[Parameter]:
         """Start the all-reduce; see `Reduction`."""
         (parameter,) = self.parameters
+        # No other name for the gradient here: it would count as another holder of its storage.
         without = [parameter] if parameter.grad is None else []
-        if without:
+        if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
         elif not parameter.grad.is_contiguous() or held_by_others(parameter.grad):
             parameter.grad = parameter.grad.clone(memory_format=torch.contiguous_format)
@@ -68,6 +71,7 @@ class ParameterReduction:
 
     def wait(self) -> None:
         """Wait for the mean; see `Reduction`."""
+        assert self._work is not None, "wait() needs a launch() before it"
         self._work.wait()
         self._work = None
 
@@ -116,6 +120,7 @@ class BucketReduction:
 
     def wait(self) -> None:
         """Wait for the means; see `Reduction`."""
+        assert self._work is not None, "wait() needs a launch() before it"
         self._work.wait()
         self._work = None
 

@@ -33,7 +33,6 @@ class ShardedOptimizer(Optimizer):
     """
 
     def __init__(self, params: Iterable, optimizer_cls: type[Optimizer], **kwargs: Any):
-        self._shard: Optimizer | None = None
         self._partition = Partition.empty(dist.get_world_size())
         prepare_on_all_ranks("parameter groups", partial(self._construct, params, optimizer_cls, kwargs))
         self._sent: list[tuple[Tensor, int]] = []
@@ -43,7 +42,7 @@ class ShardedOptimizer(Optimizer):
         """Make the groups and the shard's optimizer, whose defaults they take on; return their description."""
         super().__init__(params, dict(kwargs))
         self._partition = self._partition.with_added(list(self._parameters()))
-        self._shard = optimizer_cls([self._own_part(group) for group in self.param_groups], **kwargs)
+        self._shard: Optimizer = optimizer_cls([self._own_part(group) for group in self.param_groups], **kwargs)
         self.defaults = dict(self._shard.defaults)
         self.state = self._shard.state
         copy_hyperparameters(self._shard.param_groups, self.param_groups)
@@ -64,7 +63,7 @@ class ShardedOptimizer(Optimizer):
 
         Raises as construction does; the optimizer is then what it was.
         """
-        if self._shard is None:  # so Optimizer.__init__ adds the groups of the construction
+        if not hasattr(self, "_shard"):  # so Optimizer.__init__ adds the groups of the construction
             super().add_param_group(param_group)
             return
         count, partition = len(self.param_groups), self._partition
@@ -128,13 +127,14 @@ class ShardedOptimizer(Optimizer):
         A collective. The result can be loaded into a plain optimizer of the same parameters, and into a sharded one
         of any world size.
         """
-        # As the first of the hooks, so that those of the user find all state.
-        with self.register_state_dict_post_hook(ShardedOptimizer._with_all_state, prepend=True):
-            return super().state_dict()
 
-    def _with_all_state(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        state = gather_state(list(self._parameters()), self._partition.owners, self._shard.state)
-        return {**state_dict, "state": state}
+        def with_all_state(_: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+            state = gather_state(list(self._parameters()), self._partition.owners, self._shard.state)
+            return {**state_dict, "state": state}
+
+        # As the first of the hooks, so that those of the user find all state.
+        with self.register_state_dict_post_hook(with_all_state, prepend=True):
+            return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over hyperparameters, and the state of the own share, from the state dict of a plain optimizer.

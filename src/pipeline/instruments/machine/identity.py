@@ -38,14 +38,14 @@ def cpu_model() -> str:
 
 def software_versions() -> dict[str, str]:
     """Give the versions of what changes figures: python, torch, triton, cuda (ROCm: HIP) and driver."""
-    build = torch_build()
+    build, library = torch_build(), nvml()
     return {
         "python": platform.python_version(),
         "torch": _installed_version("torch"),
         # ROCm's wheels carry Triton under a name of their own.
         "triton": _installed_version("triton", "triton-rocm", "pytorch-triton-rocm"),
         "cuda": build.get("cuda") or build.get("hip") or "none",
-        "driver": (ask(nvml().nvmlSystemGetDriverVersion) if nvml() else None) or "none",
+        "driver": (ask(library.nvmlSystemGetDriverVersion) if library else None) or "none",
     }
 
 

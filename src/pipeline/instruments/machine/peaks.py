@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     import torch
 
-Precision = Literal["fp32", "tf32", "bf16"]
+PRECISIONS = ("fp32", "tf32", "bf16")
 
 # Dense rates in TFLOP/s, never the doubled ones of structured sparsity, by the name that the driver prints.
 # fp32 is the rate without tensor cores. Sources: NVIDIA's datasheets of the V100, A100, L4, L40S and H200, the
@@ -48,7 +48,7 @@ class Peak:
     source: Literal["datasheet", "measured"]
 
 
-def peak_tflops(device: torch.device | str, precision: Precision) -> Peak:
+def peak_tflops(device: torch.device | str, precision: str) -> Peak:
     """Give the peak of a torch device: its datasheet's where that is known, otherwise measured.
 
     Raises ValueError for an unknown precision.
@@ -63,7 +63,7 @@ def peak_tflops(device: torch.device | str, precision: Precision) -> Peak:
     return Peak(measured_peak_tflops(device, precision), "measured")
 
 
-def datasheet_peak_tflops(gpu_name: str, precision: Precision) -> float | None:
+def datasheet_peak_tflops(gpu_name: str, precision: str) -> float | None:
     """Look up a GPU's dense datasheet rate in TFLOP/s by its exact name; None where it is not known.
 
     Raises ValueError for an unknown precision.
@@ -72,7 +72,7 @@ def datasheet_peak_tflops(gpu_name: str, precision: Precision) -> float | None:
     return _DATASHEET_TFLOPS.get(gpu_name, {}).get(precision)
 
 
-def measured_peak_tflops(device: torch.device | str, precision: Precision) -> float:
+def measured_peak_tflops(device: torch.device | str, precision: str) -> float:
     """Measure the best rate of a few large square matrix products, in TFLOP/s.
 
     Operands are seeded normal random numbers: zeros draw less power, and clock higher. On a CPU it is the rate
@@ -96,8 +96,8 @@ def measured_peak_tflops(device: torch.device | str, precision: Precision) -> fl
 
 
 def _check_precision(precision: str) -> None:
-    if precision not in get_args(Precision):
-        raise ValueError(f"unknown precision {precision!r}: one of {', '.join(get_args(Precision))}")
+    if precision not in PRECISIONS:
+        raise ValueError(f"unknown precision {precision!r}: one of {', '.join(PRECISIONS)}")
 
 
 def _product(size: int, dtype: torch.dtype, device: torch.device) -> Callable[[], None]:

@@ -197,7 +197,8 @@ class _ProfilerHistory:
             node = todo.pop()
             todo += node.children
             if node.tag == ProfilerEvent.Allocation:
-                if node.extra_fields.device.type == "cpu" and node.extra_fields.alloc_size != 0:
+                fields: Any = node.extra_fields  # a union; the tag says which
+                if fields.device.type == "cpu" and fields.alloc_size != 0:
                     yield node
             elif node.tag == ProfilerEvent.TorchOp and node.name == _MARK:
                 yield node

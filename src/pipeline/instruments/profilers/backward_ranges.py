@@ -46,6 +46,8 @@ class ForwardRanges:
 
         To be called once for an output. Sums of gradients, which autograd makes between nodes, stay outside of them.
         """
+        if output.grad_fn is None:
+            raise ValueError("mark_backward needs an output with a graph")
         for node in _graph(output.grad_fn):
             # A leaf's node, which adds to its gradient, has the largest number there is.
             if name := self._made_in.get(node_number(node)):

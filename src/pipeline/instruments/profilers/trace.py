@@ -7,6 +7,7 @@ correlation id leads from the kernel to the launching call, that call's thread a
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -128,10 +129,11 @@ def _nested(ranges: pd.DataFrame) -> pd.DataFrame:
     return ranges.assign(parent=parents, path=pd.Series(paths, dtype=object))
 
 
-def _by_thread(ranges: pd.DataFrame) -> list[tuple[int, np.ndarray, Nesting]]:
+def _by_thread(ranges: pd.DataFrame) -> list[tuple[Any, np.ndarray, Nesting]]:
     """Give, for each thread, the rows of its ranges and how these are nested."""
     found = []
-    for thread, rows in ranges.groupby("thread").indices.items():
+    for thread, indices in ranges.groupby("thread").indices.items():
+        rows = np.asarray(indices)
         starts = ranges["start_us"].to_numpy()[rows]
         found.append((thread, rows, nest(starts, starts + ranges["duration_us"].to_numpy()[rows])))
     return found

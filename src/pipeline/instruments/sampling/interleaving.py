@@ -1,14 +1,17 @@
 """Calls timed in turn, round by round, so that a drift of the machine falls on all of them alike."""
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from pipeline.instruments.machine.gpu_state import gpu_state, slowdown_reasons
 from pipeline.instruments.memory.out_of_memory import attempt
 from pipeline.instruments.sampling.step_timing import StopRule
+
+# What names a call.
+Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -49,10 +52,10 @@ class Taken:
 
 
 @dataclass(frozen=True)
-class Interleaving:
+class Interleaving(Generic[Key]):
     """What interleaved sampling gave, and the state of the GPU after warm-up and after the last sample."""
 
-    taken: dict[str, Taken]
+    taken: dict[Key, Taken]
     state_before: list[dict]
     state_after: list[dict]
 
@@ -62,12 +65,12 @@ class Interleaving:
 
 
 def interleave(
-    works: Mapping[str, Work],
+    works: Mapping[Key, Work],
     sampler: Sampler,
-    rules: Mapping[str, StopRule],
+    rules: Mapping[Key, StopRule],
     warmup: int,
-    warm: Collection[str] = (),
-) -> Interleaving:
+    warm: Collection[Key] = (),
+) -> Interleaving[Key]:
     """Take one sample of each call in turn, round after round, until each one's own rule ends its sampling.
 
     The first `warmup` rounds are not counted; calls that are `warm` already sit them out. A call whose rule has ended

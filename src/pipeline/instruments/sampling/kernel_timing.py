@@ -11,7 +11,7 @@ Three ways to take one sample (a `Sampler` of pipeline.instruments.sampling.inte
 """
 
 import time
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -35,8 +35,8 @@ class Event(Protocol):
     def query(self) -> bool:
         """Tell whether the device has come to it."""
 
-    def elapsed_time(self, end: "Event") -> float:
-        """Return the milliseconds from this moment to a later one."""
+    def elapsed_time(self, end: Any) -> float:
+        """Return the milliseconds from this moment to a later one of the same kind."""
 
 
 class Queue(Protocol):

@@ -115,6 +115,8 @@ def _import_from(module: str, path: str) -> None:
         for package in (".".join(names[:length]) for length in range(1, len(names))):
             sys.modules.setdefault(package, ModuleType(package))  # unpickling asks for these first
         spec = importlib.util.spec_from_file_location(module, path)
+        if spec is None or spec.loader is None:
+            raise ImportError(f"{path}: not a Python module") from None
         sys.modules[module] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(sys.modules[module])
 
@@ -130,7 +132,9 @@ def _die_with_parent() -> None:
 
 
 def _await_parents_death() -> None:
-    multiprocessing.parent_process().join()
+    parent = multiprocessing.parent_process()
+    assert parent is not None  # a rank is always started by multiprocessing
+    parent.join()
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -81,8 +81,7 @@ def run_ranks(
             for rank in range(world_size):
                 ranks.append(_start(group, rank, function, tuple(args)))
             _collect(ranks, deadline)
-            _raise_failures(ranks, group)
-            return [pickle.loads(rank.answer) for rank in ranks]
+            return [pickle.loads(answer) for answer in _results(ranks, group)]
         finally:
             _end(ranks)
 
@@ -114,14 +113,17 @@ def _threads_a_rank(world_size: int) -> int:
 
 def _start(group: Group, rank: int, function: Callable[..., Any], args: tuple) -> _Rank:
     answers, sender = multiprocessing.Pipe(duplex=False)
+    name = f"rank-{rank}"
+    process: multiprocessing.process.BaseProcess
     if _can_fork(group.device_type):
-        context, target, given = multiprocessing.get_context("fork"), be_rank, (function, args)
+        fork = multiprocessing.get_context("fork")
+        process = fork.Process(target=be_rank, args=(group, rank, sender, function, args), name=name)
     else:
-        context, target = multiprocessing.get_context("forkserver"), be_rank_afresh
+        server = multiprocessing.get_context("forkserver")
         # The main module too: every rank would import it again.
-        context.set_forkserver_preload(["__main__", "torch", "torch.distributed"])
+        server.set_forkserver_preload(["__main__", "torch", "torch.distributed"])
         given = (location(function), pickle.dumps((function, args)), dict(os.environ))
-    process = context.Process(target=target, args=(group, rank, sender, *given), name=f"rank-{rank}")
+        process = server.Process(target=be_rank_afresh, args=(group, rank, sender, *given), name=name)
     process.start()
     # Only the rank holds the writing end now, so that its death shows as the end of the pipe.
     sender.close()
@@ -155,10 +157,11 @@ def _collect(ranks: list[_Rank], deadline: float) -> None:
         ready = wait(list(waiting), max(0.0, deadline - time.monotonic()))
         if not ready:
             return
-        for answers in ready:
-            waiting[answers].answer = _read(waiting[answers])
-            if isinstance(waiting[answers].answer, Failure):
-                deadline = min(deadline, time.monotonic() + GRACE_S)
+        for answers, rank in waiting.items():
+            if answers in ready:
+                rank.answer = _read(rank)
+                if isinstance(rank.answer, Failure):
+                    deadline = min(deadline, time.monotonic() + GRACE_S)
 
 
 def _read(rank: _Rank) -> bytes | Failure:
@@ -175,25 +178,27 @@ def _last_words(exit_code: int | None) -> str:
     return f"ended with exit code {exit_code} before it gave a result"
 
 
-def _raise_failures(ranks: list[_Rank], group: Group) -> None:
-    """Raise what failed first; ranks that died without a word come before those that could still tell of it."""
+def _results(ranks: list[_Rank], group: Group) -> list[bytes]:
+    """Return the answers; raises the first failure, ranks that died silently before those that reported an error."""
     failed = sorted(
-        (rank for rank in ranks if isinstance(rank.answer, Failure)), key=lambda rank: (rank.answer.at, rank.rank)
+        ((rank.rank, rank.answer) for rank in ranks if isinstance(rank.answer, Failure)),
+        key=lambda entry: (entry[1].at, entry[0]),
     )
     hanging = [rank for rank in ranks if rank.answer is None]
     if failed:
-        first, *others = failed
-        lines = [f"rank {first.rank} of {group.world_size} {first.answer.summary}", first.answer.traceback]
-        lines += [f"then rank {other.rank} {other.answer.summary}" for other in others]
-        error = RankFailed(first.rank, "\n".join(line for line in lines if line))
-        if first.answer.outcome is not None:
-            raise first.answer.outcome from error
+        (first, failure), *others = failed
+        lines = [f"rank {first} of {group.world_size} {failure.summary}", failure.traceback]
+        lines += [f"then rank {other} {later.summary}" for other, later in others]
+        error = RankFailed(first, "\n".join(line for line in lines if line))
+        if failure.outcome is not None:
+            raise failure.outcome from error
         raise error
     if hanging:
         numbers = ", ".join(str(rank.rank) for rank in hanging)
         stacks = [f"rank {rank.rank} was at\n{_stack(rank, group)}" for rank in hanging]
         head = f"rank {numbers} of {group.world_size} gave no result within {group.timeout_s:g} s"
         raise RankFailed(hanging[0].rank, "\n".join([head, *stacks]))
+    return [rank.answer for rank in ranks if isinstance(rank.answer, bytes)]
 
 
 def _stack(rank: _Rank, group: Group) -> str:
@@ -201,6 +206,7 @@ def _stack(rank: _Rank, group: Group) -> str:
     path = group.stack_path(rank.rank)
     if not path.exists():  # it has not come as far as listening to the signal
         return "its start"
+    assert rank.process.pid is not None  # it was started
     os.kill(rank.process.pid, signal.SIGUSR1)
     give_up = time.monotonic() + STACK_S
     while path.stat().st_size == 0 and time.monotonic() < give_up:

@@ -9,7 +9,7 @@ from pipeline.formulas.mesh import Mesh
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.stages.accounting import questions
 from pipeline.stages.accounting.cell import Cell, Settings
-from pipeline.stages.accounting.models import Model, model_named
+from pipeline.stages.accounting.models import Model, as_transformer, model_named
 from pipeline.stages.accounting.questions import Rows
 
 # One token, then contexts of the order that models of this size are trained with.
@@ -57,6 +57,10 @@ ANSWERS: dict[str, Callable[[Model, Cell, Settings], list[dict[str, Any]]]] = {
     ),
     "mesh": lambda model, cell, settings: questions.mesh_rows(model, mesh_of(settings)),
     "buckets": lambda model, cell, settings: questions.bucket_rows(model, link_of(settings)),
-    "activations": lambda model, cell, settings: questions.activation_rows(model, cell.batch_size, CONTEXT_LENGTHS),
-    "attention": lambda model, cell, settings: questions.attention_rows(model, cell.batch_size, ATTENTION_SEQ_LENS),
+    "activations": lambda model, cell, settings: questions.activation_rows(
+        as_transformer(model), cell.batch_size, CONTEXT_LENGTHS
+    ),
+    "attention": lambda model, cell, settings: questions.attention_rows(
+        as_transformer(model), cell.batch_size, ATTENTION_SEQ_LENS
+    ),
 }

@@ -93,6 +93,13 @@ class Transformer:
         return Workload(self.size, self.vocab_size, batch_size, seq_len, attention=attention)
 
 
+def as_transformer(model: Model) -> Transformer:
+    """Return a model that must be a transformer; raises TypeError for another."""
+    if not isinstance(model, Transformer):
+        raise TypeError(f"needs a Transformer, got {type(model).__name__}")
+    return model
+
+
 # The model of the problem communication_accounting.
 XXL = FeedForwardModel(d_model=16384, d_ff=53248, num_blocks=126)
 

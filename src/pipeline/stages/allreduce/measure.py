@@ -57,19 +57,20 @@ def merged(reports: list[RankReport], cell: Cell, settings: Settings) -> list[Ro
 
 
 def _merged_row(rows: tuple[Row, ...], report: RankReport, cell: Cell, settings: Settings) -> Row:
-    key = {name: value for name, value in rows[0].items() if name != "samples_ms"}
+    key: Row = {name: value for name, value in rows[0].items() if name != "samples_ms"}
+    size: Any = key.get("size_bytes")  # None for a row that is about no size
     samples_ms = [max(times) for times in zip(*(row["samples_ms"] for row in rows), strict=True)]
     rank_medians_ms = [quartiles(row["samples_ms"])[1] for row in rows]
     return {
         **key,
-        **_status(samples_ms, report.slowdowns.get(key.get("size_bytes"), []), settings),
+        **_status(samples_ms, report.slowdowns.get(size, []), settings),
         **summarise(samples_ms),
         "rank_min_ms": min(rank_medians_ms),
         "rank_mean_ms": statistics.fmean(rank_medians_ms),
         "rank_max_ms": max(rank_medians_ms),
         **_rates(key, samples_ms, cell),
         **_placement_of_ranks(cell),
-        **_gpu_columns(report.states.get(key.get("size_bytes"), [])),
+        **_gpu_columns(report.states.get(size, [])),
         "rank_medians_ms": rank_medians_ms,
         "samples_ms": samples_ms,
     }

@@ -83,10 +83,10 @@ def _problems(cell: Cell, settings: Settings, device: torch.device) -> dict[str,
     """Return the same inputs with each mode's function; (batch, seq, head_dim), for there is but one head."""
     generator = torch.Generator(device).manual_seed(0)
     shape = (settings.batch_size, cell.seq_len, cell.head_dim)
-    *inputs, output_gradient = (torch.randn(shape, generator=generator, device=device) for _ in range(4))
-    inputs = tuple(tensor.requires_grad_() for tensor in inputs)
+    q, k, v, output_gradient = (torch.randn(shape, generator=generator, device=device) for _ in range(4))
+    inputs = tuple(tensor.requires_grad_() for tensor in (q, k, v))
     attend = functools.partial(ATTENTION["eager"], is_causal=settings.is_causal)
-    functions = {"eager": attend, "compiled": torch.compile(attend, dynamic=False)}
+    functions: dict[str, Callable[..., Tensor]] = {"eager": attend, "compiled": torch.compile(attend, dynamic=False)}
     return {mode: Problem(functions[mode], inputs, output_gradient) for mode in MODES}
 
 
@@ -150,7 +150,9 @@ def _model_columns(shape: Shape, device: torch.device) -> Row:
     }
 
 
-def _rows(mode: str, name: str, trial: Trial, timed: Interleaving, settings: Settings, shared: Row) -> list[Row]:
+def _rows(
+    mode: str, name: str, trial: Trial, timed: Interleaving[tuple[str, str]], settings: Settings, shared: Row
+) -> list[Row]:
     key = {"mode": mode, "phase": name}
     if name in trial.failures:
         return [{**key, "clock": "host", **trial.failures[name], **shared}]

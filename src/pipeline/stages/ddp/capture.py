@@ -41,7 +41,7 @@ class Lanes:
         # A difference of sums: to the nanosecond, which is finer than any clock, it has no rounding errors left.
         hidden_us = max(0.0, round(overlap_us(self.computation, self.communication), 3))
         both = pd.concat([self.computation, self.communication])
-        found = {
+        found: dict[str, Any] = {
             "span_ms": span_us(both) / 1e3,
             "computation_ms": union_us(self.computation) / 1e3,
             "communication_ms": communication_us / 1e3,
@@ -65,12 +65,14 @@ def capture_step(step: Callable[[], object], device: torch.device, listen: bool)
         step()
         dist.barrier()
         synchronize(device)
-        if listen:
+        if profiler is not None:
             profiler.step()
         step()
         synchronize(device)
+    if profiler is None:
+        return None
     # The raw events: torch makes objects of them for its own tables, which takes twenty times as long as reading them.
-    return lanes(profiler_events(profiler), device.type) if listen else None
+    return lanes(profiler_events(profiler), device.type)
 
 
 def lanes(events: Iterable[Any], device_type: str) -> Lanes:

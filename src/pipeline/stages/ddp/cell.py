@@ -48,7 +48,7 @@ class Cell:
 
     def row_keys(self) -> list[dict[str, str | int | None]]:
         """Return what names the whole step of each variant: the rows of a cell that could not be measured."""
-        return [variant_key(variant) | WHOLE_STEP for variant in VARIANTS]
+        return [{**variant_key(variant), **WHOLE_STEP} for variant in VARIANTS]
 
 
 def variant_key(variant: Variant) -> dict[str, str | int | None]:

@@ -56,11 +56,11 @@ def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
 def _inputs(cell: Cell, device: torch.device) -> Inputs:
     generator = torch.Generator(device).manual_seed(0)
     shape = (cell.batch_size, cell.num_heads, cell.seq_len, cell.head_dim)
-    *qkv, output_gradient = (
+    q, k, v, output_gradient = (
         torch.randn(shape, generator=generator, device=device).to(TORCH_DTYPES[cell.dtype]) for _ in range(4)
     )
-    exact = exact_attention(*qkv, output_gradient, cell.is_causal)
-    return Inputs(tuple(tensor.requires_grad_() for tensor in qkv), output_gradient, exact)
+    exact = exact_attention(q, k, v, output_gradient, cell.is_causal)
+    return Inputs((q.requires_grad_(), k.requires_grad_(), v.requires_grad_()), output_gradient, exact)
 
 
 def _rule(sample_s: float, settings: Settings) -> StopRule:
@@ -102,7 +102,7 @@ def _row(
     cell: Cell,
     key: Key,
     trial: Trial,
-    timed: Interleaving,
+    timed: Interleaving[Key],
     latencies: dict[Key, Taken],
     settings: Settings,
     shared: Row,
@@ -119,7 +119,7 @@ def _row(
         "clock": clock,
         **status_columns(samples_ms, timed.slowdowns(), settings.unstable_rel_error),
         **summarise(samples_ms),
-        **_rates(cell, part, summarise(samples_ms)["median_ms"], shared),
+        **_rates(cell, part, quartiles(samples_ms)[1], shared),
         **shared,
         "exposed_samples": taken.exposed,
         **_latency_columns(latencies.get(key)),

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -117,7 +117,7 @@ def _or_raise(name: str, function: Callable[[], T]) -> T:
         value, reason = attempt(function)
     if reason is not None:
         raise _OutOfMemory(reason)
-    return value
+    return cast(T, value)  # None without a reason is what the function returned
 
 
 def _first_call(part: str, work: Work, inputs: Inputs) -> Row:

@@ -117,4 +117,8 @@ def _see_forward(name: str, observed: Observed) -> Callable[..., None]:
 
 
 def _see_gradient(name: str, observed: Observed) -> Callable[[torch.Tensor], None]:
-    return lambda parameter: observed.add("gradients", name, parameter.grad.dtype)
+    def hook(parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None  # the hook runs once it is accumulated
+        observed.add("gradients", name, parameter.grad.dtype)
+
+    return hook

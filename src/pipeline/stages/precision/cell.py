@@ -1,5 +1,6 @@
 """What does low precision do: to running sums, to the data types under autocast, to layer normalisation?"""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipeline.cells.fields import axis
@@ -34,12 +35,13 @@ class Cell:
 
     def row_keys(self) -> list[dict[str, str | int | float]]:
         """Return what names the rows of a cell that could not be measured."""
-        return {
+        keys: dict[str, Sequence[dict[str, str | int | float]]] = {
             "accumulation": [case.keys() for case in SUMS],
             "autocast": [{"autocast_dtype": dtype} for dtype in AUTOCAST_DTYPES],
             "layer_norm": [{"dtype": dtype, "method": method} for dtype in FORMAT_NAMES for method in METHODS],
             "layer_norm_eps": [{"dtype": dtype, "eps": eps} for dtype in FORMAT_NAMES for eps in EPSILONS],
-        }[self.experiment]
+        }
+        return list(keys[self.experiment])
 
 
 @dataclass(frozen=True)

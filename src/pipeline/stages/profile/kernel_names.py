@@ -20,7 +20,8 @@ def short_name(name: str) -> str:
     text = _PREFIXES.sub("", name)
     if cutlass := _CUTLASS.match(text):
         return cutlass[1]
-    head = re.match(r"[\w:]*", text)[0]
+    # The leading name, up to the first character that none has.
+    head = re.split(r"[^\w:]", text, maxsplit=1)[0]
     arguments = text[len(head) :]
     if not arguments.startswith(("<", "(")):
         return text

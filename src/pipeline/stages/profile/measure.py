@@ -1,5 +1,6 @@
 """Measure a profile cell: the passes by the host clock without a profiler, then the same passes in one capture."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from pipeline.instruments.profilers.perfetto import write_perfetto
 from pipeline.instruments.profilers.trace import Trace
 from pipeline.instruments.sampling.step_timing import Sampling, StopRule, time_phases
 from pipeline.instruments.sampling.stopwatch import Stopwatch
-from pipeline.instruments.sampling.summary import summarise
+from pipeline.instruments.sampling.summary import rel_error, summarise
 from pipeline.model.step import TrainingStep
 from pipeline.stages.profile import workload
 from pipeline.stages.profile.cell import PASSES, Cell, Settings
@@ -72,7 +73,10 @@ def _host_clock(cell: Cell, settings: Settings, device: torch.device) -> list[Ro
 
 
 def _sample(step: TrainingStep, name: str, settings: Settings) -> Sampling:
-    phases = {name: workload.calls(step)[name], "drop gradients": partial(workload.drop_gradients, step)}
+    phases: dict[str, Callable[[], object]] = {
+        name: workload.calls(step)[name],
+        "drop gradients": partial(workload.drop_gradients, step),
+    }
     rule = StopRule(settings.steps, settings.max_steps, settings.rel_error, settings.budget_s)
     return time_phases(phases, step.tokens.device, settings.warmup_steps, rule)
 
@@ -86,8 +90,8 @@ def _host_row(name: str, sampling: Sampling, settings: Settings) -> Row:
     summary, slowdowns, outcome = summarise(samples_ms), sampling.slowdowns(), {"status": "ok"}
     if slowdowns:
         outcome = {"status": "unstable", "reason": f"GPU slowed down: {', '.join(slowdowns)}"}
-    elif summary["rel_error"] > settings.unstable_rel_error:
-        outcome = {"status": "unstable", "reason": f"median known to {summary['rel_error']:.1%} only"}
+    elif len(samples_ms) > 1 and (error := rel_error(samples_ms)) > settings.unstable_rel_error:
+        outcome = {"status": "unstable", "reason": f"median known to {error:.1%} only"}
     return {**_host_key(name), **outcome, **summary, "samples_ms": samples_ms}
 
 

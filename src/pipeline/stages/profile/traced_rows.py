@@ -108,7 +108,7 @@ def _kernel_rows(trace: Trace, path: str, top: int) -> list[Row]:
     table = table.assign(kernel=short).head(top)
     columns = ["kernel", "category", "count", "time_ms", "share_pct", "avg_us"]
     return [
-        {"kind": "kernel", "range": path, "rank": rank, **row}
+        {"kind": "kernel", "range": path, "rank": rank, **{str(name): value for name, value in row.items()}}
         for rank, row in enumerate(table[columns].to_dict("records"), start=1)
     ]
 

@@ -42,9 +42,14 @@ def calls(step: TrainingStep) -> Calls:
     """Return what runs each pass, by its name in `PASSES`."""
     return {
         "inference": lambda: _inference(step),
-        "forward_backward": lambda: (step.forward(), step.backward()),
+        "forward_backward": lambda: _forward_backward(step),
         "train_step": step.run,
     }
+
+
+def _forward_backward(step: TrainingStep) -> None:
+    step.forward()
+    step.backward()
 
 
 def _inference(step: TrainingStep) -> None:
@@ -94,8 +99,11 @@ def _run_round(step: TrainingStep, passes: Sequence[str]) -> None:
 
 def _run_backward_by_part(step: TrainingStep) -> None:
     """Run one backward pass with ranges for its parts; no clock reads it, for the hooks that open them take time."""
+    profiler = listener()
+    if profiler is None:
+        raise RuntimeError("ranges of the backward pass need a listening profiler")
     with span(BACKWARD_BY_PART):
-        with listening(forward_ranges := ForwardRanges(listener())):
+        with listening(forward_ranges := ForwardRanges(profiler)):
             loss = step.forward()
         forward_ranges.mark_backward(loss)
         step.backward()

@@ -97,7 +97,7 @@ def _predicted(result: Result, share: Share) -> dict[tuple[str, str], int]:
     """
     sizes = result.parameter_bytes
     on_gpu = ("initialised", "peak") in result.memory
-    found = {}
+    found: dict[tuple[str, str], int] = {}
     for moment in dict.fromkeys(moment for moment, _ in result.memory):
         kinds = prediction.kinds_bytes(sizes, share, moment, counters_on_device=not on_gpu)
         found |= {(moment, kind): kinds[kind] for kind in KINDS}
@@ -116,7 +116,7 @@ def _traffic_rows(impl: str, result: Result, world_size: int) -> list[Row]:
     parameter_bytes = sum(result.parameter_bytes)
     sent_per_byte = {"allreduce": all_reduce_bus_factor(world_size), "broadcast": all_gather_bus_factor(world_size)}
     calls = Counter(call.name for call in result.collectives)
-    payloads = Counter()
+    payloads: Counter[str] = Counter()
     for call in result.collectives:
         payloads[call.name] += call.payload_bytes
     return [

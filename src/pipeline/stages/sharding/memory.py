@@ -1,6 +1,6 @@
 """A rank's memory by kind at the moments of a training step."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -22,8 +22,8 @@ def kinds_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str,
     parameters = list(model.parameters())
     device = parameters[0].device
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    kinds = zip(KINDS, (parameters, gradients, _state_tensors(optimizer)), strict=True)
-    return {kind: _storage_bytes(tensors, device) for kind, tensors in kinds}
+    tensors: tuple[Sequence[Tensor], ...] = (parameters, gradients, _state_tensors(optimizer))
+    return {kind: _storage_bytes(those, device) for kind, those in zip(KINDS, tensors, strict=True)}
 
 
 def device_bytes(device: torch.device) -> dict[str, int]:

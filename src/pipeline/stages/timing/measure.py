@@ -12,7 +12,7 @@ from pipeline.instruments.machine.toolchain import require_compiler
 from pipeline.instruments.sampling.stability import gpu_columns, status_columns
 from pipeline.instruments.sampling.step_timing import Sampling, StopRule, time_call_ms, time_phases
 from pipeline.instruments.sampling.stopwatch import Stopwatch
-from pipeline.instruments.sampling.summary import summarise
+from pipeline.instruments.sampling.summary import quartiles, summarise
 from pipeline.model.step import TrainingStep, build_training_step
 from pipeline.stages.timing.cell import Cell, Settings
 
@@ -100,7 +100,7 @@ def _rates(name: str, samples_ms: list[float], cell: Cell, settings: Settings, s
     }
     if name not in flops_of:
         return {}
-    median_s = summarise(samples_ms)["median_ms"] / 1e3
+    median_s = quartiles(samples_ms)[1] / 1e3
     step_flops = flops_of[name](SIZES[cell.size], settings.vocab_size, settings.batch_size, cell.context_length)
     tflops_per_s = step_flops / median_s / 1e12
     return {

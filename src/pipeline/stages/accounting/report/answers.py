@@ -13,7 +13,7 @@ from pipeline.report.tables import markdown, significant
 from pipeline.stages.accounting import questions
 from pipeline.stages.accounting.cell import QUESTIONS, Settings
 from pipeline.stages.accounting.measure import link_of, mesh_of
-from pipeline.stages.accounting.models import FeedForwardModel, Model, Transformer, model_named
+from pipeline.stages.accounting.models import FeedForwardModel, Model, Transformer, as_transformer, model_named
 from pipeline.stages.accounting.report.options import OF_SIZE, Subject
 from pipeline.stages.accounting.report.words import MESH_CASES
 
@@ -54,7 +54,7 @@ def _describe(model: Model, subject: Subject) -> str:
     kind = (
         f"Transformer, {model.size.num_layers} layers of {model.size.num_heads} heads"
         if isinstance(model, Transformer)
-        else f"{model.num_blocks} feed-forward blocks alone"
+        else f"{model.numbers['num_blocks']} feed-forward blocks alone"
     )
     return f"{kind}, d_model {block.d_model:,}, d_ff {block.d_ff:,}: {model.parameters:,} parameters; {batch}"
 
@@ -115,12 +115,13 @@ def _buckets(model: Model, _subject: Subject, settings: Settings) -> str:
     )
 
 
-def _activations(model: Transformer, subject: Subject, _settings: Settings) -> str:
-    return _by_attention(questions.activation_rows(model, subject.batch_size, [subject.seq_len]))
+def _activations(model: Model, subject: Subject, _settings: Settings) -> str:
+    return _by_attention(questions.activation_rows(as_transformer(model), subject.batch_size, [subject.seq_len]))
 
 
-def _attention(model: Transformer, subject: Subject, _settings: Settings) -> str:
-    return "One layer:\n\n" + _by_attention(questions.attention_rows(model, subject.batch_size, [subject.seq_len]))
+def _attention(model: Model, subject: Subject, _settings: Settings) -> str:
+    rows = questions.attention_rows(as_transformer(model), subject.batch_size, [subject.seq_len])
+    return "One layer:\n\n" + _by_attention(rows)
 
 
 TABLES = {
