@@ -1,51 +1,99 @@
-"""Who may know whom: what a module reaches by import, wherever the import stands."""
+"""Who may import whom: every import, dynamic ones included, against the rooms of docs/architecture.md."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from pipeline.cells.freshness import SOURCES, reached_modules
+import pipeline
+from pipeline.cells.freshness import reached_modules
 from pipeline.stages import READING_ORDER
 
-SUBJECTS = {"accounting", "attention", "model", "parallel"}
-TOOLS = {"cells", "instruments", "report", "stages", "tuning"}
+PACKAGE = Path(pipeline.__file__).parent
+GROUND = {"compat", "errors", "formulas", "ranges", "tf32"}
+SUBJECTS = {"attention", "model", "parallel"}
+# A room is the longest of these that a module's name begins with. Each may import itself and what is listed.
+ROOMS = {
+    "compat": set(),
+    "errors": set(),
+    "ranges": set(),
+    "tf32": {"compat"},
+    "formulas": set(),
+    "attention": GROUND,
+    "attention.triton.tuning": GROUND | {"attention", "instruments"},
+    "model": GROUND | {"attention"},
+    "parallel": GROUND,
+    "instruments": GROUND,
+    "cells": {"compat", "errors", "instruments"},
+    "report": {"errors", "cells"},
+    "compare": {"errors", "cells", "report"},
+    "stages": GROUND | SUBJECTS | {"instruments", "cells"},
+    "stages.*.report": GROUND | {"cells", "instruments", "report", "stages"},
+    "doctor": {"errors", "cells", "instruments"},
+    "cli": {"errors", "cells", "report", "compare", "doctor", "stages", "stages.*.report"},
+    "__main__": {"cli"},
+}
+# These find a stage by its name, as text; a worker's child starts as the command line does.
+BY_NAME = {
+    ("cells.sweep", "stages"),
+    ("cells.run", "stages"),
+    ("report.writeup", "stages.*.report"),
+    ("cells.worker.server", "cli"),
+}
 
 
-def reached(room):
-    """Return the modules that those of a folder reach, as parts of their names."""
-    paths = [path.relative_to(SOURCES).with_suffix("") for path in (SOURCES / "pipeline" / room).rglob("*.py")]
-    assert paths
-    names = [".".join(path.parts).removesuffix(".__init__") for path in paths]
-    return [name.split(".") for name in set().union(*map(reached_modules, names))]
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
 
 
-def rooms_reached(room):
-    return {parts[1] for parts in reached(room) if len(parts) > 1}
+def room(module: str) -> str:
+    parts = module.split(".")
+    if parts[0] == "stages" and parts[2:3] == ["report"]:
+        return "stages.*.report"
+    return max((name for name in ROOMS if parts[: len(name.split("."))] == name.split(".")), key=len, default=module)
 
 
-@pytest.mark.parametrize("subject", sorted(SUBJECTS))
-def test_what_is_measured_knows_nothing_of_how(subject):
-    assert not rooms_reached(subject) & TOOLS
+def imports(path: Path) -> Iterator[str]:
+    """Yield what a module imports of the package, without `pipeline.`; of a name put together, its beginning."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            names = [ast.unparse(node.args[0]).lstrip("f").strip("'\"").replace("{stage}", "any")]
+        else:
+            continue
+        yield from (name.removeprefix("pipeline.") for name in names if name.startswith("pipeline."))
 
 
-def test_instruments_know_neither_what_they_measure_nor_what_for():
-    assert not rooms_reached("instruments") & (SUBJECTS | TOOLS - {"instruments"})
+MODULES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
-def test_what_touches_others_private_names_knows_nothing_of_the_project():
-    assert rooms_reached("compat") == {"compat"}
+@pytest.mark.parametrize("module", [name for name in MODULES if name != "__init__"])
+def test_imports_go_down_only(module):
+    allowed = {room(module), *ROOMS[room(module)]}
+    crossing = {name: room(name) for name in imports(MODULES[module]) if room(name) not in allowed}
+    assert not {name: to for name, to in crossing.items() if (module, to) not in BY_NAME}
 
 
-@pytest.mark.parametrize("room", ["cells", "report"])
-def test_neither_cells_nor_the_report_know_a_subject(room):
-    assert not rooms_reached(room) & SUBJECTS
+def test_what_is_found_by_name_is_listed_only_while_it_is():
+    found = {(module, room(name)) for module, path in MODULES.items() for name in imports(path)}
+    assert found >= BY_NAME
 
 
 @pytest.mark.parametrize("stage", READING_ORDER)
 def test_no_stage_knows_another(stage):
-    stages = {parts[2] for parts in reached(f"stages/{stage}") if parts[1:2] == ["stages"] and len(parts) > 2}
-    assert stages == {stage}
+    modules = [name for name in MODULES if name.startswith(f"stages.{stage}.")]
+    assert modules
+    reached = {name.split(".")[1] for module in modules for name in imports(MODULES[module]) if "stages." in name}
+    assert reached == {stage}
 
 
 @pytest.mark.parametrize("stage", READING_ORDER)
-def test_what_measures_does_not_know_what_runs_it(stage):
-    # Else a change to how cells are run and kept would have all of them measured again.
-    assert not reached_modules(f"pipeline.stages.{stage}.measure") & {"pipeline.cells.run", "pipeline.cells.freshness"}
+def test_measuring_reaches_neither_the_report_nor_what_runs_cells(stage):
+    # Else a change to either would have all cells measured again.
+    reached = {name.removeprefix("pipeline.") for name in reached_modules(f"pipeline.stages.{stage}.measure")}
+    assert not {name for name in reached if room(name) in ("report", "stages.*.report")}
+    assert not reached & {"cells.run", "cells.freshness"}

@@ -32,7 +32,7 @@ def state(progress: Progress, now: float) -> str:
 
 def to_do(progress: Progress, now: float) -> str:
     """Say what a run is about to make, and how long that takes."""
-    counts = {kind: _count(progress.totals, lambda rule, kind=kind: rule.startswith(kind)) for kind in PRODUCTS}
+    counts = {kind: sum(n for rule, n in progress.totals.items() if rule.startswith(kind)) for kind in PRODUCTS}
     parts = [f"{count} {PRODUCTS[kind]}{'s' if count > 1 else ''}" for kind, count in counts.items() if count]
     return f"To do: {', '.join(parts) or 'nothing'}, about {span(progress.left_s(now))}"
 

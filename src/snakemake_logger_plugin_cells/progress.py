@@ -53,7 +53,8 @@ class Progress:
         self._waiting: Counter[str] = Counter()
         self._cells_s = {rule: dict(cells) for rule, cells in plan.cells_s.items()}
         self._open_s = {rule: dict(cells) for rule, cells in plan.cells_s.items()}
-        self._pace, self._pace_of = Pace(), {}
+        self._pace = Pace()
+        self._pace_of: dict[str, Pace] = {}
         self._began_at = 0.0
 
     def begin(self, totals: Mapping[str, int], now: float) -> None:

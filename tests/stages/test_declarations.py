@@ -7,7 +7,7 @@ from pipeline.cells import sweep
 
 
 @pytest.mark.parametrize("stage", ["attention", "flash"])
-@pytest.mark.parametrize("module", ["cell", "needs", "section"])
+@pytest.mark.parametrize("module", ["cell", "needs", "report.section"])
 def test_what_the_workflow_and_the_report_read_of_a_stage_brings_no_torch(stage, module):
     code = f"import sys, pipeline.stages.{stage}.{module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -146,8 +146,11 @@ def add_folder(stages):
     ("damage", "complaint"),
     [
         (add_folder, "stages/warmth/ is no stage yet: add 'warmth' to READING_ORDER in"),
-        (lambda stages: (stages / "timing/section.md.j2").unlink(), "stages/timing/ has no section.md.j2"),
-        (lambda stages: (stages / "timing/section.py").unlink(), "stages/timing/ has no section.py"),
+        (
+            lambda stages: (stages / "timing/report/section.md.j2").unlink(),
+            "stages/timing/ has no report/section.md.j2",
+        ),
+        (lambda stages: (stages / "timing/report/section.py").unlink(), "stages/timing/ has no report/section.py"),
     ],
 )
 def test_a_stage_that_is_not_whole_is_one_line_before_anything_runs(project, damage, complaint):

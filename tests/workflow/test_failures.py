@@ -69,7 +69,7 @@ def test_a_bug_fails_its_cell_alone_and_the_write_up_names_it(project):
 def test_a_stage_without_a_cell_and_a_broken_section_leave_the_others(project):
     break_bf16(project)
     break_code(project, "accounting/measure.py", ") -> Rows:", "raise SystemExit('without a trace')")
-    break_code(project, "timing/section.py", ") -> str:", "raise ValueError('a broken section')")
+    break_code(project, "timing/report/section.py", ") -> str:", "raise ValueError('a broken section')")
     grid = "overrides={accounting: {grids: [{question: [fsdp]}]}}"
     code, output = project.snakemake("--config", grid)
     assert code == 1

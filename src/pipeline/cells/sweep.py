@@ -13,7 +13,7 @@ from pipeline.cells import fields
 from pipeline.errors import UserError
 
 # What the workflow reads of a stage before it runs anything, and what it would miss only in the middle of a run.
-FILES = ("cell.py", "measure.py", "section.py", "section.md.j2")
+FILES = ("cell.py", "measure.py", "report/section.py", "report/section.md.j2")
 NAMES = ("Cell", "Settings", "SPLIT_AXIS")
 
 

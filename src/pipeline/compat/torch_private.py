@@ -5,7 +5,7 @@ they are named are modules that the worker imports ahead of need (`cells.worker.
 """
 
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.autograd
@@ -77,7 +77,7 @@ def coalescing(device: torch.device) -> AbstractContextManager[Any]:
     return _coalescing_manager(device=device, async_ops=True)
 
 
-def record_memory_history(enabled: str | None, **options: Any) -> None:
+def record_memory_history(enabled: Literal["state", "all"] | None, **options: Any) -> None:
     """Have the allocator keep its history, or with None no longer; torch's documented way, but private by name."""
     torch.cuda.memory._record_memory_history(enabled, **options)
 
@@ -104,9 +104,14 @@ def cudnn_version() -> int | None:
 
 def profiler_tree(profile: torch.profiler.profile) -> list[Any]:
     """Return the roots of all events that a profile saw, memory's among them; `profile.events()` leaves callers out."""
-    return profile.profiler.kineto_results.experimental_event_tree()
+    return _kineto(profile).experimental_event_tree()
 
 
 def profiler_events(profile: torch.profiler.profile) -> list[Any]:
     """Return a profile's events as Kineto gives them: `profile.events()` takes twenty times as long to read."""
-    return profile.profiler.kineto_results.events()
+    return _kineto(profile).events()
+
+
+def _kineto(profile: torch.profiler.profile) -> Any:
+    assert profile.profiler is not None, "the profile has not run"
+    return profile.profiler.kineto_results
