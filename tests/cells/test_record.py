@@ -88,7 +88,7 @@ def test_a_part_of_another_type_is_named_with_what_is_allowed(part):
     ("rows", "complaint"),
     [
         ([], "it has no row"),
-        ([{"status": "ok"}, {"phase": "forward"}], "row 2 has no status"),
+        ([{"status": "ok"}, {"pass": "forward"}], "row 2 has no status"),
         ([{"status": "fine"}], f'the status of row 1 is "fine", allowed are {", ".join(STATUSES)}'),
         (["ok"], 'row 1 is "ok", allowed is an object'),
         ([{"status": "ok"}, {"status": "ok", "size": "../.."}], "row 2 has size, which the cell has"),

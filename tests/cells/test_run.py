@@ -19,7 +19,7 @@ class Cell:
     gpus: int = 1
 
     def row_keys(self):
-        return [{"phase": "forward"}, {"phase": "backward"}]
+        return [{"pass": "forward"}, {"pass": "backward"}]
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def raising(error):
 )
 def test_an_outcome_becomes_a_row_for_each_of_the_cells_rows(monkeypatch, error, status, reason):
     rows = record_of(monkeypatch, raising(error))["rows"]
-    assert [(row["phase"], row["status"]) for row in rows] == [("forward", status), ("backward", status)]
+    assert [(row["pass"], row["status"]) for row in rows] == [("forward", status), ("backward", status)]
     assert all(row["reason"].startswith(reason) and "\n" not in row["reason"] for row in rows)
 
 
@@ -83,8 +83,8 @@ def test_fewer_gpus_than_needed_is_skipped_with_the_reason(monkeypatch):
 
 def test_without_any_gpu_the_cell_runs_on_the_cpu(monkeypatch):
     monkeypatch.setattr(run.identity, "gpu_count", lambda: 0)
-    record = record_of(monkeypatch, lambda *_: [{"phase": "forward", "status": "ok"}], cell=Cell(gpus=4), granted=0)
-    assert record["rows"] == [{"phase": "forward", "status": "ok"}]
+    record = record_of(monkeypatch, lambda *_: [{"pass": "forward", "status": "ok"}], cell=Cell(gpus=4), granted=0)
+    assert record["rows"] == [{"pass": "forward", "status": "ok"}]
 
 
 def test_snakemakes_thread_variables_do_not_bind_a_cell(monkeypatch):
@@ -172,7 +172,7 @@ def test_the_host_is_taken_before_anything_is_imported_or_claimed_and_settled_be
 def test_a_stage_that_keeps_files_is_given_their_folder(monkeypatch, tmp_path):
     def measure(_cell, _settings, _stopwatch, files_dir):
         (files_dir / "capture").write_text("kept")
-        return [{"phase": "forward", "status": "ok"}]
+        return [{"pass": "forward", "status": "ok"}]
 
     monkeypatch.setattr(run, "_measure_function", lambda _stage: measure)
     folder = tmp_path / "files"

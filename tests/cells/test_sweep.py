@@ -38,7 +38,7 @@ def test_every_stage_has_its_place_in_the_reading_order():
 
 def test_rows_are_told_apart_by_the_declared_columns_or_by_those_of_the_default_cells_keys():
     assert sweep.row_columns("allreduce") == allreduce.ROW_COLUMNS
-    assert sweep.row_columns("timing") == ("phase", "clock")
+    assert sweep.row_columns("timing") == ("pass", "clock")
 
 
 @pytest.mark.parametrize("stage", sweep.stage_names())

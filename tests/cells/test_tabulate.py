@@ -8,8 +8,8 @@ from pipeline.cells.tabulate import cell_table, row_table
 
 SOFTWARE = {"python": "3.12.3", "torch": "2.11.0", "triton": "3.6.0", "cuda": "13.0", "driver": "580"}
 ROWS = [
-    {"phase": "forward", "status": "ok", "median_ms": 2.0, "samples_ms": [1.0, 2.0, 3.2512345]},
-    {"phase": "backward", "status": "oom", "reason": "CUDA out of memory"},
+    {"pass": "forward", "status": "ok", "median_ms": 2.0, "samples_ms": [1.0, 2.0, 3.2512345]},
+    {"pass": "backward", "status": "oom", "reason": "CUDA out of memory"},
 ]
 
 
@@ -34,7 +34,7 @@ def record_path(tmp_path):
 
 def test_a_row_carries_its_cell_settings_machine_and_versions(record_path):
     forward = row_table([record_path]).iloc[0]
-    assert forward[["size", "context_length", "batch_size", "phase", "machine", "torch"]].tolist() == [
+    assert forward[["size", "context_length", "batch_size", "pass", "machine", "torch"]].tolist() == [
         "xl",
         512,
         4,

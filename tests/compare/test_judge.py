@@ -27,7 +27,7 @@ PASSES = {"forward": 10.0, "backward": 20.0}
 
 def timed(name, median_ms, spread=0.02):
     quartiles = {"q1_ms": median_ms * (1 - spread / 2), "q3_ms": median_ms * (1 + spread / 2)}
-    return {"phase": name, "clock": "host", "status": "ok", "n": 10, "median_ms": median_ms, **quartiles}
+    return {"pass": name, "clock": "host", "status": "ok", "n": 10, "median_ms": median_ms, **quartiles}
 
 
 def record(size="small", **changes):
@@ -126,7 +126,7 @@ def test_cells_of_one_run_only_are_listed():
 
 
 def test_a_figure_lost_is_worse_and_one_won_is_not():
-    rows = [{"phase": name, "clock": "host", "status": "oom", "reason": "out of memory"} for name in PASSES]
+    rows = [{"pass": name, "clock": "host", "status": "oom", "reason": "out of memory"} for name in PASSES]
     lost = compare_runs(run(), run(rows=rows), tolerance=0.05)
     assert lost.is_worse
     assert lost.timed.empty
@@ -138,7 +138,7 @@ def test_a_figure_lost_is_worse_and_one_won_is_not():
 
 
 def test_a_skipped_row_is_compared_with_nothing():
-    rows = [{"phase": name, "clock": "host", "status": "skipped", "reason": "no GPU"} for name in PASSES]
+    rows = [{"pass": name, "clock": "host", "status": "skipped", "reason": "no GPU"} for name in PASSES]
     found = compare_runs(run(rows=rows), run(rows=rows), tolerance=0.05)
     assert (len(found.timed), found.untimed, found.is_worse) == (0, 4, False)
 

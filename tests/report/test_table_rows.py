@@ -29,8 +29,8 @@ def test_a_ratio_spans_what_the_quartiles_of_both_allow():
 
 
 def test_spread_values_keep_their_places_and_the_order_in_which_they_come():
-    rows = pd.DataFrame({"size": ["xl", "xl", "small"], "phase": ["step", "forward", "forward"], "ms": [3.0, 2.0, 1.0]})
-    wide = spread(rows, ["size"], "phase", "ms")
+    rows = pd.DataFrame({"size": ["xl", "xl", "small"], "pass": ["step", "forward", "forward"], "ms": [3.0, 2.0, 1.0]})
+    wide = spread(rows, ["size"], "pass", "ms")
     assert (list(wide.index), list(wide.columns)) == (["xl", "small"], ["step", "forward"])
     assert wide.loc["xl"].to_list() == [3.0, 2.0]
     assert wide.loc["small", "forward"] == 1.0

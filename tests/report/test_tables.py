@@ -10,7 +10,7 @@ def rows():
     return pd.DataFrame(
         {
             "size": ["small", "small", "2.7B", "2.7B"],
-            "phase": ["forward", "backward", "forward", "backward"],
+            "pass": ["forward", "backward", "forward", "backward"],
             "status": ["ok", "unstable", "oom", "skipped"],
             "reason": [np.nan, "noise", "CUDA out of memory", "no CUDA"],
             "median_ms": [12.34, 30.0, np.nan, np.nan],
@@ -56,7 +56,7 @@ def test_a_row_without_a_figure_shows_its_outcome(rows):
 
 
 def test_a_pivot_keeps_the_order_of_its_rows_and_leaves_gaps_empty(rows):
-    wide = tables.pivot(rows.iloc[:3], ["size"], "phase", tables.mean_std_cells(rows.iloc[:3]))
+    wide = tables.pivot(rows.iloc[:3], ["size"], "pass", tables.mean_std_cells(rows.iloc[:3]))
     assert list(wide.columns) == ["size", "forward", "backward"]
     assert list(wide["size"]) == ["small", "2.7B"]
     assert wide.loc[1, "backward"] == ""
@@ -64,7 +64,7 @@ def test_a_pivot_keeps_the_order_of_its_rows_and_leaves_gaps_empty(rows):
 
 def test_a_pivot_refuses_two_rows_for_one_cell(rows):
     with pytest.raises(ValueError, match="duplicate"):
-        tables.pivot(rows.assign(size="one"), ["size"], "phase", rows["status"])
+        tables.pivot(rows.assign(size="one"), ["size"], "pass", rows["status"])
 
 
 def test_numbers_stand_to_the_right_and_names_to_the_left():

@@ -30,7 +30,7 @@ def row(rng, head_dim, seq_len, mode, part, clock, gpu):
         "passes": 100,
         "warmup_passes": 5,
         "mode": mode,
-        "phase": part,
+        "pass": part,
         "clock": clock,
         "status": "ok",
         "reason": np.nan,

@@ -28,7 +28,7 @@ def measured(monkeypatch):
         monkeypatch.setitem(ATTENTION, "eager", eager)
         monkeypatch.setattr(torch, "compile", compile_like)
         rows = measure.measure(CELL, settings, Stopwatch())
-        return {(row["mode"], row["phase"]): row for row in rows if row["clock"] == "host"}
+        return {(row["mode"], row["pass"]): row for row in rows if row["clock"] == "host"}
 
     return run
 
@@ -108,7 +108,7 @@ def test_the_allocator_agrees_with_the_formulas_on_a_gpu():
     if not torch.cuda.is_available():
         pytest.skip("no CUDA GPU")
     rows = measure.measure(Cell(head_dim=64, seq_len=2048), Settings(passes=10), Stopwatch())
-    host = {(row["mode"], row["phase"]): row for row in rows if row["clock"] == "host"}
+    host = {(row["mode"], row["pass"]): row for row in rows if row["clock"] == "host"}
     eager = host["eager", "backward"]
     for name in ("before_backward_bytes", "peak_bytes"):
         tensors = eager[name] - eager["workspace_bytes"]

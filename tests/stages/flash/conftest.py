@@ -53,7 +53,7 @@ def row(rng, dtype, shape, impl, part, gpu):
         "is_causal": shape.is_causal,
         "min_samples": 10,
         "impl": impl,
-        "phase": part,
+        "pass": part,
         "clock": "device" if gpu else "host",
         "status": "ok",
         "reason": np.nan,

@@ -27,7 +27,7 @@ def measured(monkeypatch):
         for name, attend in replaced.items():
             monkeypatch.setitem(implementations.FUNCTIONS, name, attend)
         rows = measure.measure(cell, settings, Stopwatch())
-        return {(row["impl"], row["phase"]): row for row in rows}
+        return {(row["impl"], row["pass"]): row for row in rows}
 
     return run
 
@@ -234,7 +234,7 @@ def gpu():
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 def test_every_implementation_on_a_gpu_is_right_or_says_why_not(gpu, dtype, is_causal):
     cell = Cell(dtype=dtype, head_dim=64, seq_len=512, num_heads=2, is_causal=is_causal)
-    rows = {(row["impl"], row["phase"]): row for row in measure.measure(cell, QUICK, Stopwatch())}
+    rows = {(row["impl"], row["pass"]): row for row in measure.measure(cell, QUICK, Stopwatch())}
     refused = {"sdpa_flash", "sdpa_cudnn"} if dtype == "fp32" else set()
     for impl in implementations.names(gpu):
         row = rows[impl, "forward"]

@@ -9,7 +9,7 @@ from ..sections import drawn_figures, faults_of_parts, gaps, linked_figures, num
 
 TIMES = ["median_ms", "q1_ms", "q3_ms", "mean_ms", "std_ms", "min_ms", "max_ms"]
 KEYS = [
-    *("precision", "size", "world_size", "impl", "measures", "phase", "clock", "status", "backend", "moment", "kind"),
+    *("precision", "size", "world_size", "impl", "measures", "pass", "clock", "status", "backend", "moment", "kind"),
     *("collective", "batch_size_per_rank", "context_length", "warmup_steps", "rounds", "weight_tolerance", "n"),
 ]
 

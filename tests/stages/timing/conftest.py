@@ -54,7 +54,7 @@ def row(rng, machine, precision, size, context, warmup, mode, part, clock, gpu):
         "steps": 10,
         "max_steps": 50,
         "budget_s": 4.0,
-        "phase": part,
+        "pass": part,
         "clock": clock,
         "status": "ok",
         "reason": np.nan,
@@ -102,7 +102,7 @@ def cell(rng, machine, precision, size, context, warmup=5, mode="eager", gpu=Tru
         seconds_ms = 2e4 + 400 * SIZES[size][1]
         rows.append(
             first
-            | {"mode": mode, "phase": "compile", "n": 1, "std_ms": np.nan, "samples_ms": f"{seconds_ms}"}
+            | {"mode": mode, "pass": "compile", "n": 1, "std_ms": np.nan, "samples_ms": f"{seconds_ms}"}
             | dict.fromkeys(["median_ms", "q1_ms", "q3_ms", "mean_ms", "min_ms", "max_ms"], seconds_ms)
             | dict.fromkeys(["tokens_per_s", "model_tflops_per_s", "mfu_pct"], np.nan)
         )

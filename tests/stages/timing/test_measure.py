@@ -26,7 +26,7 @@ def measured():
         patch.setattr(measure, "build_training_step", kept)
         rows = measure.measure(CELL, SETTINGS, Stopwatch())
     (step,) = built
-    return {row["phase"]: row for row in rows}, step
+    return {row["pass"]: row for row in rows}, step
 
 
 def test_every_pass_has_a_row_with_its_samples(measured):

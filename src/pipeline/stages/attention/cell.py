@@ -27,7 +27,7 @@ class Cell:
 
     def row_keys(self) -> list[dict[str, str]]:
         """Return what names each row by the host clock: the rows of a cell that could not be measured."""
-        return [{"mode": mode, "phase": name, "clock": "host"} for mode in MODES for name in PASSES]
+        return [{"mode": mode, "pass": name, "clock": "host"} for mode in MODES for name in PASSES]
 
 
 @dataclass(frozen=True)

@@ -153,7 +153,7 @@ def _model_columns(shape: Shape, device: torch.device) -> Row:
 def _rows(
     mode: str, name: str, trial: Trial, timed: Interleaving[tuple[str, str]], settings: Settings, shared: Row
 ) -> list[Row]:
-    key = {"mode": mode, "phase": name}
+    key = {"mode": mode, "pass": name}
     if name in trial.failures:
         return [{**key, "clock": "host", **trial.failures[name], **shared}]
     taken: Taken = timed.taken[mode, name]

@@ -30,7 +30,7 @@ VARIANTS = (
 
 # Of these one step is captured: beside each other they show what starting early hides.
 CAPTURED = ("naive", "overlap")
-WHOLE_STEP = {"phase": "train_step", "clock": "host"}
+WHOLE_STEP = {"pass": "train_step", "clock": "host"}
 
 
 @dataclass(frozen=True)

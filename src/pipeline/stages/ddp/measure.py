@@ -59,11 +59,11 @@ def rows_of(variant: Variant, result: Result | MemoryError, cell: Cell, settings
     }
     timed = [
         variant_key(variant)
-        | {"phase": name, "clock": clock, **shared, **summarise(samples_ms), "samples_ms": samples_ms}
+        | {"pass": name, "clock": clock, **shared, **summarise(samples_ms), "samples_ms": samples_ms}
         for name, timings in sampling.timings.items()
         for clock, samples_ms in timings.by_clock().items()
     ]
     if result.lanes is None:
         return timed
-    captured = {"phase": "captured_step", "clock": PROFILER, "status": "ok", **result.lanes.columns()}
+    captured = {"pass": "captured_step", "clock": PROFILER, "status": "ok", **result.lanes.columns()}
     return [*timed, variant_key(variant) | captured]

@@ -41,7 +41,7 @@ class Cell:
 
     def row_keys(self) -> list[dict[str, str]]:
         """Return what names each row: the rows of a cell that could not be measured."""
-        return [{"impl": impl, "phase": name} for impl in (*OURS, *PEERS) for name in PASSES]
+        return [{"impl": impl, "pass": name} for impl in (*OURS, *PEERS) for name in PASSES]
 
 
 @dataclass(frozen=True)

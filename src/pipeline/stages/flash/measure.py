@@ -108,7 +108,7 @@ def _row(
     shared: Row,
 ) -> Row:
     name, part = key
-    row = {"impl": name, "phase": part, **trial.columns[part]}
+    row = {"impl": name, "pass": part, **trial.columns[part]}
     if part in trial.failures:
         return row | trial.failures[part]
     taken = timed.taken[key]

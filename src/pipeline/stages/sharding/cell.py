@@ -6,14 +6,14 @@ from pipeline.cells.fields import axis
 from pipeline.formulas.sizes import SIZES
 
 SPLIT_AXIS = "precision"
-ROW_COLUMNS = ("impl", "measures", "phase", "clock", "moment", "kind", "collective")
+ROW_COLUMNS = ("impl", "measures", "pass", "clock", "moment", "kind", "collective")
 
 # AdamW on every rank in full; ours, each rank with the state of its share; torch's ZeroRedundancyOptimizer.
 IMPLS = ("adamw", "sharded", "torch_zero")
 # What is counted of a rank's memory, and the allocator's two peaks: of what it gave out, of what it was asked for.
 KINDS = ("parameters", "gradients", "optimizer_state")
 PEAKS = ("peak", "requested_peak")
-WHOLE_STEP = {"measures": "time", "phase": "train_step", "clock": "host"}
+WHOLE_STEP = {"measures": "time", "pass": "train_step", "clock": "host"}
 
 
 @dataclass(frozen=True)

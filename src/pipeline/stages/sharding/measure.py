@@ -62,7 +62,7 @@ def _time_rows(result: Result, precision: str, settings: Settings) -> list[Row]:
         **status,
     }
     return [
-        {"measures": "time", "phase": name, "clock": clock, **shared, **summarise(samples), "samples_ms": samples}
+        {"measures": "time", "pass": name, "clock": clock, **shared, **summarise(samples), "samples_ms": samples}
         for name, timings in sampling.timings.items()
         for clock, samples in timings.by_clock().items()
     ]

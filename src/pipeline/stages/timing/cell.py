@@ -27,8 +27,8 @@ class Cell:
 
     def row_keys(self) -> list[dict[str, str]]:
         """Return what names each row by the host clock: the rows of a cell that could not be measured."""
-        first = [{"phase": "compile"}] if self.mode == "compiled" else []
-        return [{**key, "clock": "host"} for key in [*first, *({"phase": name} for name in PASSES)]]
+        first = [{"pass": "compile"}] if self.mode == "compiled" else []
+        return [{**key, "clock": "host"} for key in [*first, *({"pass": name} for name in PASSES)]]
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ def _compile_row(step: TrainingStep, device: torch.device, stopwatch: Stopwatch)
     torch.compiler.config.force_disable_caches = True
     with stopwatch.measuring():
         samples_ms = [time_call_ms(step.run, device)]
-    return {"phase": "compile", "clock": "host", "status": "ok", **summarise(samples_ms), "samples_ms": samples_ms}
+    return {"pass": "compile", "clock": "host", "status": "ok", **summarise(samples_ms), "samples_ms": samples_ms}
 
 
 def _shared_columns(cell: Cell, settings: Settings, device: torch.device) -> Row:
@@ -77,7 +77,7 @@ def _shared_columns(cell: Cell, settings: Settings, device: torch.device) -> Row
 def _rows(sampling: Sampling, cell: Cell, settings: Settings, shared: Row) -> list[Row]:
     return [
         {
-            "phase": name,
+            "pass": name,
             "clock": clock,
             **status_columns(samples_ms, sampling.slowdowns(), settings.unstable_rel_error),
             **summarise(samples_ms),

@@ -10,7 +10,7 @@ from pipeline.stages.attention.cell import PASSES
 from pipeline.stages.attention.report.selection import host
 
 MODES = {"no": "eager", "yes": "compiled"}
-KEYS = ["batch_size", "head_dim", "seq_len", "mode", "phase"]
+KEYS = ["batch_size", "head_dim", "seq_len", "mode", "pass"]
 
 
 def beside_ours(rows: pd.DataFrame) -> pd.DataFrame:
@@ -48,7 +48,7 @@ def _long(theirs: pd.DataFrame) -> pd.DataFrame:
     """Give each pass a line of its own."""
     theirs = theirs.assign(mode=theirs["compiled"].map(MODES))
     columns = [*KEYS[:-1], "write_up", "section", "note"]
-    lines = [theirs[columns].assign(**{"phase": name, "theirs_ms": theirs[f"{name}_ms"]}) for name in PASSES]
+    lines = [theirs[columns].assign(**{"pass": name, "theirs_ms": theirs[f"{name}_ms"]}) for name in PASSES]
     return pd.concat(lines, ignore_index=True)
 
 
@@ -58,10 +58,10 @@ def summary_table(pairs: pd.DataFrame) -> str:
         {
             "source": write_up,
             "mode": mode,
-            "phase": name,
+            "pass": name,
             **published.ratio_columns(group["ratio"], "geometric mean"),
         }
-        for (write_up, mode, name), group in pairs.groupby(["write_up", "mode", "phase"], sort=True)
+        for (write_up, mode, name), group in pairs.groupby(["write_up", "mode", "pass"], sort=True)
     ]
     return markdown(pd.DataFrame(lines))
 
@@ -72,11 +72,11 @@ def full_tables(pairs: pd.DataFrame) -> list[str]:
 
 
 def _full_table(write_up: str, pairs: pd.DataFrame) -> str:
-    pairs = pairs.sort_values(["mode", "phase", "head_dim", "seq_len"], ascending=[False, False, True, True])
+    pairs = pairs.sort_values(["mode", "pass", "head_dim", "seq_len"], ascending=[False, False, True, True])
     table = pd.DataFrame(
         {
             "mode": pairs["mode"],
-            "phase": pairs["phase"],
+            "pass": pairs["pass"],
             "head_dim": pairs["head_dim"],
             "sequence length": pairs["seq_len"],
             "their section": pairs["section"],

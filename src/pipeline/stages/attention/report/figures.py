@@ -63,14 +63,14 @@ def times(rows: pd.DataFrame) -> Figure:
     grid = eager(rows).assign(name=eager(rows)["head_dim"].map(named))
     figure, panels = new_figure(1, len(PASSES), share_y=True)
     for axes, part in zip(panels[0], PASSES, strict=True):
-        for name, line in grid[grid["phase"] == part].groupby("name", sort=False):
+        for name, line in grid[grid["pass"] == part].groupby("name", sort=False):
             quartile_line(axes, line, "seq_len", name)
         axes.set_title(f"eager, {part}")
         lengths_axis(axes, grid["seq_len"], LENGTH_LABEL)
         axes.tick_params(axis="x", labelrotation=30)
     log_values_axis(panels[0, 0], "one pass (ms)")
     for axes, part in zip(panels[0], PASSES, strict=True):
-        mark_outcomes(axes, grid[grid["phase"] == part], "seq_len", "name")
+        mark_outcomes(axes, grid[grid["pass"] == part], "seq_len", "name")
     shared_legend(figure)
     stamp(figure, grid, *_facts(grid))
     return figure
@@ -84,7 +84,7 @@ def compiled(rows: pd.DataFrame) -> Figure | None:
     gains = gains.assign(name=gains["head_dim"].map(named))
     figure, panels = new_figure(1, len(PASSES), share_y=True)
     for axes, part in zip(panels[0], PASSES, strict=True):
-        for name, line in gains[gains["phase"] == part].groupby("name", sort=False):
+        for name, line in gains[gains["pass"] == part].groupby("name", sort=False):
             quartile_line(axes, line, "seq_len", name, quantity="ratio")
         axes.axhline(1, color=BLACK, linewidth=1)
         axes.set_title(part)

@@ -45,7 +45,7 @@ def growth(rows: pd.DataFrame) -> list[dict]:
     """Give, per eager pass, its times at the longest sequence and its growth between the two longest, by head_dim."""
     found = []
     for name in PASSES:
-        times = ok(eager(rows)).query("phase == @name")
+        times = ok(eager(rows)).query("`pass` == @name")
         longest, exponents, seq_len = {}, {}, times["seq_len"].max()
         for head_dim, group in times.groupby("head_dim"):
             two = group.nlargest(2, "seq_len")
@@ -71,7 +71,7 @@ def memory_end(rows: pd.DataFrame, memory: Memory) -> dict:
         predicted[named(row["head_dim"])] = _longest_that_fits(row, memory)
     failed = out_of_memory(rows)
     seen = failed[failed["mode"] == "eager"]
-    fits = ok(eager(rows).query("phase == 'backward'"))
+    fits = ok(eager(rows).query("`pass` == 'backward'"))
     limits = pd.Series(predicted, dtype=float)
     agree = all(row["seq_len"] > predicted[named(row["head_dim"])] for _, row in seen.iterrows()) and all(
         row["seq_len"] <= predicted[named(row["head_dim"])] for _, row in fits.iterrows()
@@ -198,7 +198,7 @@ def compilation(rows: pd.DataFrame) -> list[dict]:
     """
     gains = ok(compile_gains(rows))
     found = []
-    for name, group in gains.groupby("phase", sort=False):
+    for name, group in gains.groupby("pass", sort=False):
         longest = group[group["seq_len"] == group["seq_len"].max()].set_index("head_dim")
         longest.index = longest.index.map(named)
         found.append(

@@ -69,7 +69,7 @@ def _main_table(rows: pd.DataFrame) -> str:
     if not parts.empty:
         cells = parts["median_ms"].map(significant)
         found = found.merge(
-            pivot(parts, ["cell_name", "variant"], "phase", cells), on=["cell_name", "variant"], how="left"
+            pivot(parts, ["cell_name", "variant"], "pass", cells), on=["cell_name", "variant"], how="left"
         )
     columns = {"step": "step, median [quartiles]"} | {name: name for name in PASSES if name in found}
     table = found[[*keys, *columns]].rename(columns=columns).fillna("–").replace("", "–")

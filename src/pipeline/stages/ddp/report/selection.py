@@ -49,23 +49,23 @@ def completed(rows: pd.DataFrame) -> pd.DataFrame:
 
 def steps(rows: pd.DataFrame) -> pd.DataFrame:
     """Keep the whole steps, by the host clock: a row a variant and cell, those without a figure too."""
-    return rows[(rows["phase"] == "train_step") & (rows["clock"] == "host")]
+    return rows[(rows["pass"] == "train_step") & (rows["clock"] == "host")]
 
 
 def phases(rows: pd.DataFrame) -> pd.DataFrame:
     """Keep the phases of the steps: by CUDA events on a GPU, by the host clock on a CPU."""
-    return rows[rows["phase"].isin(PASSES)]
+    return rows[rows["pass"].isin(PASSES)]
 
 
 def captures(rows: pd.DataFrame) -> pd.DataFrame:
     """Keep the captured steps."""
-    return rows[rows["phase"] == "captured_step"]
+    return rows[rows["pass"] == "captured_step"]
 
 
 def medians(rows: pd.DataFrame) -> pd.DataFrame:
     """Spread one cell's median times: a row a variant, a column a pass; NaN where a variant lacks a phase."""
     found = pd.concat([phases(ok(rows)), steps(ok(rows))])
-    return found.pivot(index="variant", columns="phase", values="median_ms").reindex(columns=[*PASSES, "train_step"])
+    return found.pivot(index="variant", columns="pass", values="median_ms").reindex(columns=[*PASSES, "train_step"])
 
 
 def fitted_cost(allreduce: pd.DataFrame, backend: str, world_size: int, timing: str) -> LinearCost | None:

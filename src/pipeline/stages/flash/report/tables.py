@@ -49,7 +49,7 @@ def against_eager(rows: pd.DataFrame) -> list[str]:
 
 
 def _by_impl_and_pass(rows: pd.DataFrame) -> str:
-    column = rows["impl"] + " " + rows["phase"].replace({"forward_backward": "both"})
+    column = rows["impl"] + " " + rows["pass"].replace({"forward_backward": "both"})
     table = pivot(rows.assign(column=column), ["head_dim", "seq_len"], "column", _short_cells(rows, "median_ms"))
     return markdown(table.rename(columns=READABLE))
 
@@ -69,7 +69,7 @@ def all_implementations(rows: pd.DataFrame) -> list[str]:
             f"{dtype}, {part.replace('_', ' + ')}: every implementation, medians in ms",
             _side_by_side(group, ["head_dim", "seq_len"], "median_ms"),
         )
-        for (dtype, part), group in grid.groupby(["dtype", "phase"], sort=False)
+        for (dtype, part), group in grid.groupby(["dtype", "pass"], sort=False)
     ]
 
 
@@ -91,7 +91,7 @@ def gains(rows: pd.DataFrame) -> str:
     table = pd.DataFrame(
         {
             "dtype": found["dtype"],
-            "phase": found["phase"].str.replace("_", " + "),
+            "pass": found["pass"].str.replace("_", " + "),
             "against": found["against"].replace({"best": "the best of these"}),
             "problems": found["problems"],
             "geometric mean": found["mean"].map(significant),
@@ -122,7 +122,7 @@ def shapes(rows: pd.DataFrame) -> list[str]:
     title = Markdown("**{}**, {}, medians in ms:")
     return [
         paragraphs(title.format(dtype, part.replace("_", " + ")), _side_by_side(group, ["shape"], "median_ms"))
-        for (dtype, part), group in beside.groupby(["dtype", "phase"], sort=False)
+        for (dtype, part), group in beside.groupby(["dtype", "pass"], sort=False)
         if len(ok(group))
     ]
 
@@ -132,7 +132,7 @@ def leaderboard_times(rows: pd.DataFrame) -> str:
     here = ok(leaderboard(rows))
     if here.empty:
         return ""
-    times = pivot(here, ["dtype", "impl"], "phase", number_cells(here, "median_ms"))
+    times = pivot(here, ["dtype", "impl"], "pass", number_cells(here, "median_ms"))
     both = of_pass(here, "forward_backward").set_index(["dtype", "impl"])
     keys = [tuple(key) for key in times[["dtype", "impl"]].to_numpy()]
     for title, column in {"TFLOP/s": "tflops_per_s", "share of peak (%)": "peak_share_pct"}.items():
@@ -142,7 +142,7 @@ def leaderboard_times(rows: pd.DataFrame) -> str:
 
 def of_pass(rows: pd.DataFrame, part: str) -> pd.DataFrame:
     """Keep one pass."""
-    return rows[rows["phase"] == part]
+    return rows[rows["pass"] == part]
 
 
 def latencies(rows: pd.DataFrame) -> list[str]:
@@ -177,7 +177,7 @@ def missing(rows: pd.DataFrame) -> str:
 
 
 def _where(rows: pd.DataFrame) -> pd.Series:
-    parts = [part for part in PASSES if part in set(rows["phase"])]
+    parts = [part for part in PASSES if part in set(rows["pass"])]
     whole = len(parts) == len(PASSES)
     return pd.Series(
         {

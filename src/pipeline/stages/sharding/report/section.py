@@ -122,7 +122,7 @@ def _time_table(rows: pd.DataFrame) -> str:
     # "optimizer" is the name of a pass too, and becomes a column.
     rows = rows.rename(columns={"optimizer": "who"})
     whole, parts, keys = steps(rows), phases(ok(rows)), ["cell_name", "who"]
-    passes = pivot(parts, keys, "phase", parts["median_ms"].map(significant))
+    passes = pivot(parts, keys, "pass", parts["median_ms"].map(significant))
     found = whole[keys].assign(step=median_cells(whole)).merge(passes, on=keys, how="left")
     titles = {"cell_name": "precision", "who": "with", "step": "step, median [quartiles]"}
     return markdown(found[[*keys, "step", *PASSES]].fillna("–").rename(columns=titles))

@@ -32,7 +32,7 @@ NUMBERS = (
     ),
     *("predicted_bytes", "calls", "sent_bytes"),
 )
-WORDS = ("reason", "backend", "phase", "clock", "moment", "kind", "collective")
+WORDS = ("reason", "backend", "pass", "clock", "moment", "kind", "collective")
 
 
 def completed(rows: pd.DataFrame) -> pd.DataFrame:
@@ -46,12 +46,12 @@ def completed(rows: pd.DataFrame) -> pd.DataFrame:
 
 def steps(rows: pd.DataFrame) -> pd.DataFrame:
     """Keep the whole steps, by the host clock: a row an optimizer and cell, those without a figure too."""
-    return rows[(rows["phase"] == "train_step") & (rows["clock"] == "host")]
+    return rows[(rows["pass"] == "train_step") & (rows["clock"] == "host")]
 
 
 def phases(rows: pd.DataFrame) -> pd.DataFrame:
     """Keep the phases of the steps: by CUDA events on a GPU, by the host clock on a CPU."""
-    return rows[rows["phase"].isin(PASSES)]
+    return rows[rows["pass"].isin(PASSES)]
 
 
 def memory(rows: pd.DataFrame) -> pd.DataFrame:
