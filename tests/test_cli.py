@@ -124,6 +124,24 @@ def test_a_deleted_working_directory_is_one_line(tmp_path):
     assert ended.stderr == "pipeline: the working directory has been deleted: change to one that exists\n"
 
 
+def test_a_cell_too_large_for_this_machine_is_refused_in_one_line_at_once(tmp_path):
+    # On a CPU every rank has its buffer; on a machine with GPUs gloo's are on the host too.
+    words = ("measure", "allreduce", "backend=gloo", "world_size=9999", "--set=max_bytes=1000000000000")
+    ended = pipeline(*words, "--out", str(tmp_path / "cell.json"))
+    assert ended.returncode == 0, ended.stderr
+    (said,) = ended.stdout.splitlines()
+    assert said.startswith("status=skipped reason=takes 9999000.0 GB of memory or more, this machine has ")
+    record = json.loads((tmp_path / "cell.json").read_text())
+    assert {row["status"] for row in record["rows"]} == {"skipped"}
+    assert "--force" not in record["command"]
+
+
+def test_a_cell_measured_by_force_says_so_in_its_command(tmp_path):
+    ended = pipeline(*MEASURE, "--force", "--out", str(tmp_path / "cell.json"))
+    assert ended.returncode == 0, ended.stderr
+    assert "--force" in json.loads((tmp_path / "cell.json").read_text())["command"].split()
+
+
 def test_an_interrupt_ends_a_command_by_that_signal_without_a_traceback():
     script = (
         "from pipeline import cli\n"

@@ -82,7 +82,6 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _measure(arguments: argparse.Namespace) -> None:
-    from pipeline.cells import sweep
     from pipeline.cells.place import record_place
     from pipeline.cells.record import write_record
     from pipeline.cells.run import ProcessStart, run_cell
@@ -92,14 +91,12 @@ def _measure(arguments: argparse.Namespace) -> None:
         raise UserError(f"--gpus is {arguments.gpus}, allowed is 0 or more")
     with record_place(arguments.out) as out:
         files = _files_folder(arguments, out.path)
-        command = _command(arguments.stage, cell, settings, out.path, files)
+        command = _command(arguments, cell, settings, out.path, files)
         start = ProcessStart(arguments.process, arguments.issued_at, command)
         with full_disk_told():
-            record = run_cell(arguments.stage, cell, settings, arguments.gpus, start, files)
+            record = run_cell(arguments.stage, cell, settings, arguments.gpus, start, files, arguments.force)
         write_record(out, record)
-    told = [*sweep.row_columns(arguments.stage), "status", "reason", "median_ms"]
-    rows = ([f"{name}={_brief(row[name])}" for name in told if row.get(name) is not None] for row in record["rows"])
-    _say(map(" ".join, rows), sys.stdout)
+    _say(_told(arguments.stage, record["rows"]), sys.stdout)
 
 
 def _asked_for(arguments: argparse.Namespace) -> tuple[Any, Any]:
@@ -111,17 +108,32 @@ def _asked_for(arguments: argparse.Namespace) -> tuple[Any, Any]:
     return cell, fields.parse_words(declaration.Settings, arguments.settings, f"{arguments.stage} settings")
 
 
+def _told(stage: str, rows: Sequence[dict[str, Any]]) -> Iterable[str]:
+    """Tell of each row what it is and what came out; of a cell without any figure why that is, once."""
+    from pipeline.cells import sweep
+    from pipeline.cells.record import WITH_FIGURES
+
+    names = [*sweep.row_columns(stage), "status", "reason", "median_ms"]
+    outcomes = [{name: row.get(name) for name in ("status", "reason")} for row in rows]
+    if outcomes[0]["status"] not in WITH_FIGURES and all(outcome == outcomes[0] for outcome in outcomes):
+        rows = outcomes[:1]
+    for row in rows:
+        yield " ".join(f"{name}={_brief(row[name])}" for name in names if row.get(name) is not None)
+
+
 def _brief(value: object) -> object:
     return f"{value:.4g}" if isinstance(value, float) else value
 
 
-def _command(stage: str, cell: Any, settings: Any, out: Path, files: Path | None) -> str:
+def _command(arguments: argparse.Namespace, cell: Any, settings: Any, out: Path, files: Path | None) -> str:
     """Return the command in full, defaults spelled out, so that it means the same to a later version."""
     from pipeline.cells import fields
 
     given = [f"--set={word}" for word in fields.words(settings)]
     places = ["--out", str(out), *(["--files", str(files)] if files else [])]
-    return shlex.join(["python", "-m", "pipeline", "measure", stage, *fields.words(cell), *given, *places])
+    force = ["--force"] if arguments.force else []
+    words = [arguments.stage, *fields.words(cell), *given, *force, *places]
+    return shlex.join(["python", "-m", "pipeline", "measure", *words])
 
 
 def _files_folder(arguments: argparse.Namespace, out: Path) -> Path | None:
@@ -204,6 +216,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     measure.add_argument("cell", nargs="*", metavar="AXIS=VALUE", help="axes left out take their default")
     measure.add_argument("--set", dest="settings", action="append", default=[], metavar="NAME=VALUE")
     measure.add_argument("--gpus", type=int, help="how many GPUs it may take (default: as many as it needs)")
+    measure.add_argument("--force", action="store_true", help="measure also what the memory here does not seem to hold")
     measure.add_argument("--out", required=True, metavar="RECORD.json")
     measure.add_argument("--files", metavar="FOLDER", help="for files kept beside the record (default: RECORD.files)")
     measure.set_defaults(run=_measure)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from torch.multiprocessing.reductions import StorageWeakRef
 
-A_MOMENT_S = 5.0
+A_MOMENT_S = 30.0
 
 
 def still_there(storages: Sequence[StorageWeakRef]) -> int:

@@ -308,7 +308,7 @@ def test_what_failed_is_named_at_the_top_with_its_log(tmp_path):
     page = (tmp_path / "writeup.md").read_text()
     top, _, _ = page.partition("| machine |")
     assert "**Missing, because it failed: 2 cells and 1 report step.** No cell of memory could be" in top
-    assert "| `timing size=xl` | `KeyError: 'a \\| b'` | `logs/timing/size=xl.log` |" in top
+    assert "| `timing size=xl` | KeyError: 'a &#124; b' | `logs/timing/size=xl.log` |" in top
     assert "| `section flash` | `ValueError: no` | `logs/flash/section.log` |" in top
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pipeline
 from pipeline.cells import freshness, sweep
+from pipeline.cells.capacity import too_large
 from pipeline.cells.devices import TooFewGPUs, claim_gpus
 from pipeline.cells.quiet_host import Host
 from pipeline.cells.record import SCHEMA_VERSION
@@ -41,30 +42,34 @@ def run_cell(
     granted_gpus: int | None,
     start: ProcessStart,
     files_folder: Path | None = None,
+    force: bool = False,
 ) -> dict[str, Any]:
     """Measure a cell and return its record.
 
     granted_gpus: how many GPUs the workflow gave, which may be fewer than asked for; None: as many as needed.
     files_folder: where a stage that keeps files beside its records leaves them (pipeline.cells.place).
+    force: measure also what this machine's memory cannot hold by the formulas.
     Out-of-memory and what the machine lacks become rows; any other exception is a bug and passes through.
     """
     gpus_present = identity.gpu_count()
-    too_few = _too_few(cell.gpus, gpus_present, granted_gpus)
+    lack: Skipped | None = _too_few(cell.gpus, gpus_present, granted_gpus)
+    if not lack and not force and not (gpus_present and cell.gpus):
+        lack = too_large(stage, cell, settings)
     # Before anything is imported or compiled: that would disturb another cell. And before its GPUs, which nobody could
     # use while it waits; whoever has GPUs waits for no other cell.
-    host = Host(alone=not too_few and not sweep.shares_host(cell, on_gpu=gpus_present > 0), command=start.command)
+    host = Host(alone=not lack and not sweep.shares_host(cell, on_gpu=gpus_present > 0), command=start.command)
     threads = pin_threads(getattr(settings, "threads", 0))
     # Asked before the claim, which hides the other GPUs from this process.
     facts = {**identity.machine_facts(), "threads": threads}
     measure = _measure_function(stage)
     if files_folder is not None:
         measure = functools.partial(measure, files_dir=files_folder)
-    claim = claim_gpus(0 if too_few or not gpus_present else cell.gpus, start.command)
+    claim = claim_gpus(0 if lack or not gpus_present else cell.gpus, start.command)
     _start_torch(threads, with_cuda=cell.gpus == 1)
     host.settle()
     waited_s = host.waited_s + claim.waited_s
     started_at, stopwatch = time.time(), Stopwatch()
-    rows = _outcome_rows(cell, "skipped", str(too_few)) if too_few else _rows(measure, cell, settings, stopwatch)
+    rows = _outcome_rows(cell, "skipped", str(lack)) if lack else _rows(measure, cell, settings, stopwatch)
     return {
         "schema_version": SCHEMA_VERSION,
         "stage": stage,

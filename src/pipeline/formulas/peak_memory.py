@@ -64,6 +64,11 @@ def predict_peaks(workload: Workload, mode: str, first_step: bool = False) -> di
     return {phase: _highest(step_moments, phase) for phase in MODE_PHASES[mode]}
 
 
+def peak_bytes(workload: Workload, mode: str) -> int:
+    """Return the bytes alive at the highest moment of a warm step; `mode` as `predict_peaks` has it."""
+    return max(moment.total_bytes for moment in predict_peaks(workload, mode).values())
+
+
 def _highest(moments: list[Moment], phase: str) -> Moment:
     return max((moment for moment in moments if moment.phase == phase), key=lambda moment: moment.total_bytes)
 

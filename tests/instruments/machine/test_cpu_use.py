@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from pipeline.instruments.machine import cpu_use
+from pipeline.instruments.machine import cgroups, cpu_use
 from pipeline.instruments.machine.cpu_use import CpuUse
 
 USER_HZ = os.sysconf("SC_CLK_TCK")
@@ -22,8 +22,8 @@ intr 5
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
     """Give a machine's files, to be written, and processes of one's own that do nothing."""
-    monkeypatch.setattr(cpu_use, "CGROUPS", tmp_path / "cgroup")
-    monkeypatch.setattr(cpu_use, "OWN_CGROUP", tmp_path / "own")
+    monkeypatch.setattr(cgroups, "CGROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(cgroups, "OWN_CGROUPS", tmp_path / "own")
     monkeypatch.setattr(cpu_use, "STATISTICS", tmp_path / "stat")
     monkeypatch.setattr(cpu_use, "_own_s", lambda: 0.0)
     (tmp_path / "cgroup/pod/container").mkdir(parents=True)

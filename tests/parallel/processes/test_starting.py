@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -19,7 +20,7 @@ from pipeline.parallel.processes.starting import RankFailed, run_ranks
 ROOT = Path(__file__).parents[3]
 ORPHANS = """
 import os, sys, time
-from pipeline.parallel.processes import starting as processes
+from pipeline.parallel.processes import starting
 
 def sleep(context):
     os.write(1, f"{os.getpid()}\\n".encode())
@@ -27,15 +28,15 @@ def sleep(context):
 
 if __name__ == "__main__":
     if sys.argv[1] == "fresh":
-        processes._can_fork = lambda _device_type: False
-    processes.run_ranks(sleep, 2, backend="gloo")
+        starting._can_fork = lambda _device_type: False
+    starting.run_ranks(sleep, 2, backend="gloo")
 """
 
 
 PROCESSES_BEFORE = set()
 JOIN = dist.init_process_group
-JOINED_AT = []  # of the rank that reads it
 LATE_S = 0.3
+PATIENCE_S = 60  # for what should happen at once
 
 
 @pytest.fixture(params=["forked", "fresh"])
@@ -100,7 +101,8 @@ def exit_on_rank_0(context):
         os._exit(3)
 
 
-def reduce_once_too_often_on_rank_0(context):
+def reduce_once_too_often_on_rank_0(context, folder):
+    (folder / str(context.rank)).touch()
     if context.rank == 0:
         dist.all_reduce(torch.zeros(1))
     else:
@@ -116,14 +118,22 @@ def use_the_thread_pool(context):
     return (torch.ones(2000, 2000) @ torch.ones(2000, 2000)).sum().item()
 
 
-def join_late_on_rank_0(*args, rank, **words):
+def wait_for(*paths):
+    deadline = time.monotonic() + PATIENCE_S
+    while not all(path.exists() for path in paths) and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def join_late_on_rank_0(folder, *args, rank, **words):
     JOIN(*args, rank=rank, **words)
-    time.sleep(LATE_S if rank == 0 else 0)
-    JOINED_AT.append(time.monotonic())
+    if rank == 0:
+        wait_for(folder / "1")
+        time.sleep(LATE_S)
+    (folder / str(rank)).touch()
 
 
-def when_joined_and_begun(context):
-    return JOINED_AT[0], time.monotonic()
+def joined(_context, folder):
+    return sorted(path.name for path in folder.iterdir())
 
 
 def tell_environment(context):
@@ -148,15 +158,12 @@ def test_a_rank_knows_its_place(start):
     assert [backend for _, backend, _ in found] == ["gloo", "gloo"]
 
 
-def test_no_rank_begins_before_all_have_joined(monkeypatch):
+def test_no_rank_begins_before_all_have_joined(monkeypatch, tmp_path):
     """One that ended first would cut off those that still connect to it."""
     monkeypatch.setattr(starting, "_can_fork", lambda _device_type: True)
     monkeypatch.setattr(starting, "_threads_a_rank", lambda _world_size: 1)
-    monkeypatch.setattr(dist, "init_process_group", join_late_on_rank_0)
-    joined_and_begun = run_ranks(when_joined_and_begun, 2, backend="gloo")
-    joined, begun = zip(*joined_and_begun, strict=True)
-    assert joined[0] - joined[1] > LATE_S / 2
-    assert min(begun) >= max(joined)
+    monkeypatch.setattr(dist, "init_process_group", partial(join_late_on_rank_0, tmp_path))
+    assert run_ranks(joined, 2, backend="gloo", args=(tmp_path,)) == [["0", "1"]] * 2
 
 
 @pytest.mark.parametrize(("cores", "threads"), [(5, 2), (2, 1), (1, 1)])
@@ -206,9 +213,17 @@ def test_a_result_that_cannot_be_pickled_is_the_ranks_failure(start):
         run_ranks(return_what_cannot_be_pickled, 2, backend="gloo")
 
 
-def test_a_hang_ends_at_the_time_out_and_says_where(start):
-    with pytest.raises(RankFailed, match="rank 0, 1 of 2 gave no result within 2 s") as failure:
-        run_ranks(reduce_once_too_often_on_rank_0, 2, backend="gloo", timeout_s=2)
+def test_a_hang_ends_at_the_time_out_and_says_where(start, monkeypatch, tmp_path):
+    def wait_until_all_hang(answers, timeout_s):
+        waited_for.append(timeout_s)
+        wait_for(tmp_path / "0", tmp_path / "1")
+        return wait(answers, 0.1)
+
+    waited_for, wait = [], starting.wait
+    monkeypatch.setattr(starting, "wait", wait_until_all_hang)
+    with pytest.raises(RankFailed, match="rank 0, 1 of 2 gave no result within 100 s") as failure:
+        run_ranks(reduce_once_too_often_on_rank_0, 2, backend="gloo", timeout_s=100, args=(tmp_path,))
+    assert 0 < waited_for[0] <= 100
     assert str(failure.value).count("in reduce_once_too_often_on_rank_0") == 2
     assert not ranks_alive()
 
@@ -268,7 +283,7 @@ def test_ranks_die_with_their_parent(tmp_path, way):
     assert (ranks[0].ppid() == parent.pid) == (way == "forked")
     parent.kill()
     parent.wait()
-    assert not psutil.wait_procs(ranks, timeout=10)[1]
+    assert not psutil.wait_procs(ranks, timeout=PATIENCE_S)[1]
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,7 @@ SETTINGS = Settings(min_bytes=4000, max_bytes=400_000, budget_s=0, samples=10, w
 @pytest.fixture(scope="module")
 def gloo():
     """Measure two gloo ranks once."""
-    stopwatch = Stopwatch()
-    return measure.measure(Cell("gloo", 2), SETTINGS, stopwatch), stopwatch
+    return measure.measure(Cell("gloo", 2), SETTINGS, Stopwatch())
 
 
 def wrong_on_rank_1(context, settings):
@@ -86,35 +85,45 @@ def report(*samples_ms, slowdowns=(), no_direct_nccl=None):
 
 
 def test_every_size_is_timed_in_bursts_and_one_by_one(gloo):
-    timed = [(row["timing"], row["size_bytes"]) for row in gloo[0] if row["timing"] in ("burst", "single")]
+    timed = [(row["timing"], row["size_bytes"]) for row in gloo if row["timing"] in ("burst", "single")]
     assert timed == [(timing, size) for size in (4000, 40_000, 400_000) for timing in ("burst", "single")]
-    assert all(row["n"] == 10 and row["status"] == "ok" for row in gloo[0] if "calls" in row)
+    assert all(row["n"] == 10 and row["status"] == "ok" for row in gloo if "calls" in row)
 
 
 def test_a_burst_says_on_how_much_memory_its_calls_were(gloo):
-    largest = max(row["size_bytes"] for row in gloo[0] if row["timing"] == "burst")
-    for row in (row for row in gloo[0] if row["timing"] == "burst"):
+    largest = max(row["size_bytes"] for row in gloo if row["timing"] == "burst")
+    for row in (row for row in gloo if row["timing"] == "burst"):
         assert row["parts"] == min(row["calls"] + 1, largest // row["size_bytes"])
 
 
 def test_the_set_up_and_the_first_call_have_rows_of_their_own(gloo):
-    assert [row["timing"] for row in gloo[0][:2]] == ["set_up", "first_call"]
-    assert all(row["n"] == 1 and row["median_ms"] > 0 for row in gloo[0][:2])
+    assert [row["timing"] for row in gloo[:2]] == ["set_up", "first_call"]
+    assert all(row["n"] == 1 and row["median_ms"] > 0 for row in gloo[:2])
 
 
 def test_bandwidths_follow_from_size_and_median(gloo):
-    for row in gloo[0][2:]:
+    for row in gloo[2:]:
         assert row["algbw_gb_per_s"] == pytest.approx(row["size_bytes"] / row["median_ms"] / 1e6)
         assert row["busbw_gb_per_s"] == row["algbw_gb_per_s"]  # two ranks send each byte once
 
 
 def test_rows_name_what_the_cell_promises(gloo):
-    kinds = {(row["timing"], row["impl"], row.get("placement")) for row in gloo[0]}
+    kinds = {(row["timing"], row["impl"], row.get("placement")) for row in gloo}
     assert {tuple(key.values()) for key in Cell("gloo", 2).row_keys()} <= kinds
 
 
-def test_measuring_is_told_from_set_up(gloo):
-    assert gloo[1].seconds()["measuring"] > gloo[1].seconds()["set_up"]
+def test_what_ranks_take_is_measuring_and_not_set_up(monkeypatch):
+    def ranks_that_take_5_s(*_args, **_words):
+        clock.now_s += 5.0
+        return [report(1.0)] * 2
+
+    clock = SimpleNamespace(now_s=0.0, perf_counter=lambda: clock.now_s)
+    monkeypatch.setattr("pipeline.instruments.stopwatch.time", clock)
+    monkeypatch.setattr(measure, "run_ranks", ranks_that_take_5_s)
+    stopwatch = Stopwatch()
+    measure.measure(Cell("gloo", 2), SETTINGS, stopwatch)
+    seconds = stopwatch.seconds()
+    assert (seconds["measuring"], seconds["set_up"]) == (5.0, 0.0)
 
 
 def test_a_wrong_sum_fails_the_cell_with_its_rank():

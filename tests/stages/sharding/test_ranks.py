@@ -11,7 +11,7 @@ from pipeline.stages.sharding.cell import IMPLS, Cell, Settings
 
 SETTINGS = Settings(batch_size_per_rank=1, context_length=8, vocab_size=100, warmup_steps=2, steps=5, rounds=2)
 
-A_MOMENT_S = 5.0
+A_MOMENT_S = 30.0
 
 
 def still_there(storages):

@@ -10,8 +10,8 @@ from time import perf_counter
 
 import psutil
 
-CGROUPS = Path("/sys/fs/cgroup")  # of version 2
-OWN_CGROUP = Path("/proc/self/cgroup")
+from pipeline.instruments.machine.cgroups import own_cgroups
+
 STATISTICS = Path("/proc/stat")
 # Columns of /proc/stat behind a core's name, in which it worked for this machine: not idle, iowait, steal, and not
 # guest, which is in user already.
@@ -48,7 +48,7 @@ def _of_limited_cgroup(fewer_than: int) -> tuple[float, float] | None:
     In a container /proc/stat is that of the whole host, on which others may work as much as they like.
     """
     limits = {}
-    for folder in _own_cgroups():
+    for folder in own_cgroups():
         with contextlib.suppress(FileNotFoundError):
             quota, period = (folder / "cpu.max").read_text().split()
             if quota != "max":
@@ -58,14 +58,6 @@ def _of_limited_cgroup(fewer_than: int) -> tuple[float, float] | None:
     folder = min(limits, key=limits.__getitem__)
     usage = dict(line.split() for line in (folder / "cpu.stat").read_text().splitlines())
     return int(usage["usage_usec"]) / 1e6, limits[folder]
-
-
-def _own_cgroups() -> list[Path]:
-    for line in OWN_CGROUP.read_text().splitlines():
-        if line.startswith("0::/"):
-            own = CGROUPS / line.removeprefix("0::/")
-            return [own, *(folder for folder in own.parents if folder.is_relative_to(CGROUPS))]
-    return []
 
 
 def _of_cores(core_ids: Collection[int]) -> float:

@@ -31,6 +31,7 @@ DEVICE_TYPES = ("cpu", "cuda")
 # How long the others may take to fail too, once one has: what the first did is often told by a later one.
 GRACE_S = 0.5
 STACK_S = 2.0
+BELOW = "in be_rank"  # of a rank's stack, the frame below the function's: what is above it is written by then
 END_S = 5.0
 
 
@@ -209,7 +210,7 @@ def _stack(rank: _Rank, group: Group) -> str:
     assert rank.process.pid is not None  # it was started
     os.kill(rank.process.pid, signal.SIGUSR1)
     give_up = time.monotonic() + STACK_S
-    while path.stat().st_size == 0 and time.monotonic() < give_up:
+    while BELOW not in path.read_text() and time.monotonic() < give_up:
         time.sleep(0.01)
     return path.read_text()
 

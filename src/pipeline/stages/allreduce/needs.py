@@ -8,3 +8,8 @@ def expected_s(cell: Cell, settings: Settings, on_gpu: bool) -> float:
     if cell.backend == "nccl" and not on_gpu:  # skipped
         return 0.5
     return 2 + 4 * settings.budget_s * len(settings.sizes_bytes())
+
+
+def needed_bytes(cell: Cell, settings: Settings) -> int:
+    """Return the least memory that a cell takes on a CPU: the largest buffer, once a rank."""
+    return cell.world_size * settings.max_bytes if cell.backend == "gloo" else 0

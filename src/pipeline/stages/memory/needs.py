@@ -1,8 +1,26 @@
 """What a cell takes, told before it is measured. Imports no torch: the workflow reads it."""
 
+from pipeline.formulas.activations import Workload
+from pipeline.formulas.peak_memory import peak_bytes
+from pipeline.formulas.sizes import SIZES
 from pipeline.stages.memory.cell import Cell, Settings
 
 
 def expected_s(cell: Cell, settings: Settings, on_gpu: bool) -> float:
     """Return about how many seconds a cell takes: only training steps are timed beside being recorded."""
     return 1.5 + (2.5 * settings.budget_s if cell.mode == "train_step" else 0)
+
+
+def needed_bytes(cell: Cell, settings: Settings) -> int:
+    """Return the least memory that a cell takes on a CPU: what its step has at its height."""
+    workload = Workload(
+        SIZES[cell.size],
+        settings.vocab_size,
+        settings.batch_size,
+        cell.context_length,
+        cell.precision,
+        cell.attention,
+        cell.checkpoint_every,
+        device_type="cpu",
+    )
+    return peak_bytes(workload, cell.mode)

@@ -1,5 +1,10 @@
 """What a cell takes, told before it is measured. Imports no torch: the workflow reads it."""
 
+from pipeline.formulas.activations import Workload
+from pipeline.formulas.parameters import parameter_count
+from pipeline.formulas.peak_memory import peak_bytes
+from pipeline.formulas.sizes import SIZES
+from pipeline.formulas.training_state import training_state
 from pipeline.stages.timing.cell import Cell, Settings
 
 COMPILING_S = 12.0
@@ -10,3 +15,17 @@ def expected_s(cell: Cell, settings: Settings, on_gpu: bool) -> float:
     if cell.precision == "tf32" and not on_gpu:  # skipped
         return 0.5
     return 2 + 2 * settings.budget_s + (COMPILING_S if cell.mode == "compiled" else 0)
+
+
+def needed_bytes(cell: Cell, settings: Settings) -> int:
+    """Return the least memory that a cell takes on a CPU: what a training step has at its height.
+
+    What a compiled step keeps of it beside weights, gradients and the optimizer's state is the compiler's choice.
+    """
+    size = SIZES[cell.size]
+    if cell.mode == "compiled":
+        return training_state(parameter_count(size, settings.vocab_size)).total_bytes
+    workload = Workload(
+        size, settings.vocab_size, settings.batch_size, cell.context_length, cell.precision, device_type="cpu"
+    )
+    return peak_bytes(workload, "train_step")
