@@ -7,7 +7,7 @@ import pytest
 from pipeline.cells import capacity, sweep
 from pipeline.cells.capacity import too_large
 from pipeline.cells.config import read_scale
-from pipeline.formulas.flops import parameter_count
+from pipeline.formulas.parameters import parameter_count
 from pipeline.formulas.sizes import SIZES
 
 ROOT = Path(__file__).parents[2]

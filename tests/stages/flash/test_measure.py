@@ -9,6 +9,7 @@ import torch
 
 from pipeline.attention.eager import eager_attention
 from pipeline.formulas.attention import Shape, pass_flops
+from pipeline.instruments.sampling import step_timing
 from pipeline.instruments.sampling.interleaving import Taken, Work
 from pipeline.instruments.sampling.kernel_timing import KernelSampler, latency_sampler
 from pipeline.instruments.sampling.stopwatch import Stopwatch
