@@ -155,10 +155,10 @@ def _parts(stage, rows):
 
 
 def with_hostile_text(rows):
-    """Put text that looks like markup behind whatever free text a table has."""
+    """Put text that looks like markup before whatever free text a table has."""
     changed = rows.copy()
     for name in FREE_TEXT & set(rows):
-        changed[name] = rows[name].map(lambda text: f"{text}{HOSTILE}", na_action="ignore")
+        changed[name] = rows[name].map(lambda text: f"{HOSTILE} {text}", na_action="ignore")
     return read_rows(io.StringIO(changed.to_csv(index=False)))
 
 

@@ -32,6 +32,7 @@ code = caller.hand_over(sys.argv[1:], time.time())
 sys.exit(99 if code is None else code)
 """
 NO_WORKER = 99
+PATIENCE_S = 60  # for what should happen at once
 IGNORED = (signal.SIGINT, signal.SIGHUP)  # by what a script runs in its background, and by what nohup runs
 IGNORING = f"import signal\nfor number in {[*map(int, IGNORED)]}: signal.signal(number, signal.SIG_IGN)\n{CALL}"
 
@@ -62,7 +63,7 @@ class Checkout:
 
     def call(self, code, text="", **options):
         process = self.start(code, stdin=subprocess.PIPE, **options)
-        stdout, stderr = process.communicate(text, timeout=30)
+        stdout, stderr = process.communicate(text, timeout=PATIENCE_S)
         return process.returncode, stdout, stderr
 
     def workers(self):
@@ -98,8 +99,8 @@ def set_constants(package, **constants):
     (package / "cells/worker/server.py").write_text(text)
 
 
-def wait_until(condition, seconds=10.0):
-    deadline = time.monotonic() + seconds
+def wait_until(condition):
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.02)
@@ -126,7 +127,7 @@ def test_the_child_keeps_to_the_callers_cores(checkout):
     checkout.call("pass")  # the worker has every core
     core = max(os.sched_getaffinity(0))
     caller = checkout.start(code, call=f"import os; os.sched_setaffinity(0, [{core}])\n{CALL}")
-    assert caller.communicate(timeout=30)[0] == f"{core}\n"
+    assert caller.communicate(timeout=PATIENCE_S)[0] == f"{core}\n"
 
 
 def test_libraries_are_loaded_without_thread_counts_and_cannot_start_cuda(checkout):
@@ -172,12 +173,12 @@ def test_a_signal_to_the_caller_reaches_the_child(checkout, number):
     code = (
         "import signal, sys, time\n"
         f"signal.signal({int(number)}, lambda *_: sys.exit(42))\n"
-        "print('ready', flush=True); time.sleep(30)"
+        "print('ready', flush=True); time.sleep(600)"
     )
     caller = checkout.start(code)
     assert caller.stdout.readline() == "ready\n"
     caller.send_signal(number)
-    assert caller.wait(10) == 42
+    assert caller.wait(PATIENCE_S) == 42
 
 
 def test_a_signal_before_the_child_is_known_reaches_it_all_the_same(checkout):
@@ -185,19 +186,19 @@ def test_a_signal_before_the_child_is_known_reaches_it_all_the_same(checkout):
     code = (
         "import signal, sys, time\n"
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(42))\n"
-        "print('ready', flush=True); time.sleep(30)"
+        "print('ready', flush=True); time.sleep(600)"
     )
     caller = checkout.start(code, call=CALL.replace("code =", f"{slow_to_read}code ="))
     assert caller.stdout.readline() == "ready\n"
     caller.send_signal(signal.SIGTERM)
-    assert caller.wait(10) == 42
+    assert caller.wait(PATIENCE_S) == 42
 
 
 def test_an_interrupt_ends_child_and_caller_by_that_signal_without_a_traceback(checkout):
-    caller = checkout.start("import time; print('ready', flush=True); time.sleep(30)")
+    caller = checkout.start("import time; print('ready', flush=True); time.sleep(600)")
     assert caller.stdout.readline() == "ready\n"
     caller.send_signal(signal.SIGINT)
-    _, stderr = caller.communicate(timeout=10)
+    _, stderr = caller.communicate(timeout=PATIENCE_S)
     assert (caller.returncode, stderr) == (-signal.SIGINT, "")
 
 
@@ -206,17 +207,17 @@ def test_a_signal_that_the_caller_ignores_ends_neither_it_nor_its_child(checkout
     assert caller.stdout.readline() == "ready\n"
     for number in IGNORED:
         caller.send_signal(number)
-    assert caller.communicate(timeout=10) == ("done\n", "")
+    assert caller.communicate(timeout=PATIENCE_S) == ("done\n", "")
     assert caller.returncode == 0
 
 
 @pytest.mark.parametrize("number", IGNORED)
 def test_a_worker_whose_first_caller_ignored_signals_serves_others_that_do_not(checkout, number):
     assert checkout.call("pass", call=IGNORING)[0] == 0
-    caller = checkout.start("import time; print('ready', flush=True); time.sleep(30)")
+    caller = checkout.start("import time; print('ready', flush=True); time.sleep(600)")
     assert caller.stdout.readline() == "ready\n"
     caller.send_signal(number)
-    caller.communicate(timeout=10)
+    caller.communicate(timeout=PATIENCE_S)
     assert caller.returncode == -number
 
 
@@ -246,7 +247,7 @@ def test_a_worker_killed_in_the_middle_fails_the_cell_and_the_next_starts_a_fres
     child = int(caller.stdout.readline())
     (worker,) = [process for process in checkout.workers() if process.pid not in (caller.pid, child)]
     worker.kill()
-    _, stderr = caller.communicate(timeout=10)
+    _, stderr = caller.communicate(timeout=PATIENCE_S)
     assert caller.returncode == 1
     assert "the worker died" in stderr
     wait_until(lambda: has_ended(child))
@@ -320,18 +321,25 @@ def test_another_version_of_the_worker_starts_another_worker(checkout):
     assert checkout.call(code)[1] != first
 
 
-def test_callers_at_once_share_one_worker_and_run_side_by_side(checkout):
-    callers = [checkout.start("import os, time; print(os.getppid()); time.sleep(1)") for _ in range(8)]
-    started = time.monotonic()
-    parents = {caller.communicate(timeout=30)[0] for caller in callers}
+def test_callers_at_once_share_one_worker_and_run_side_by_side(checkout, tmp_path):
+    """Each waits for all the others to be there: were one to wait for another's end, none would end."""
+    meet = (
+        "import os, pathlib, time\n"
+        f"here, give_up = pathlib.Path({str(tmp_path)!r}), time.monotonic() + {PATIENCE_S / 2}\n"
+        "(here / f'{os.getpid()}.here').touch()\n"
+        "while len(list(here.glob('*.here'))) < 8 and time.monotonic() < give_up: time.sleep(0.01)\n"
+        "print(os.getppid(), len(list(here.glob('*.here'))))"
+    )
+    callers = [checkout.start(meet) for _ in range(8)]
+    told = [caller.communicate(timeout=PATIENCE_S)[0].split() for caller in callers]
     assert [caller.returncode for caller in callers] == [0] * 8
-    assert len(parents) == 1
-    assert time.monotonic() - started < 8
+    assert len({parent for parent, _ in told}) == 1
+    assert [met for _, met in told] == ["8"] * 8
 
 
 def test_a_worker_without_work_ends_itself_and_leaves_no_socket(checkout):
-    set_constants(checkout.root / "pipeline", PRELOADED="()", IDLE_S="0.3")
-    assert checkout.call("import time; time.sleep(0.6)")[0] == 0
+    set_constants(checkout.root / "pipeline", PRELOADED="()", IDLE_S="1.0")
+    assert checkout.call("import time; time.sleep(1.5)")[0] == 0
     wait_until(lambda: not checkout.workers())
     assert not list(checkout.runtime.rglob("*.sock"))
 
