@@ -52,7 +52,7 @@ def run_cell(
     Out-of-memory and what the machine lacks become rows; any other exception is a bug and passes through.
     """
     gpus_present = identity.gpu_count()
-    lack: Skipped | None = _too_few(cell.gpus, gpus_present, granted_gpus)
+    lack: Exception | None = _too_few(cell.gpus, gpus_present, granted_gpus)
     if not lack and not force and not (gpus_present and cell.gpus):
         lack = too_large(stage, cell, settings)
     # Before anything is imported or compiled: that would disturb another cell. And before its GPUs, which nobody could
