@@ -93,7 +93,7 @@ def assert_rounded_at_most(roundings, function, q, k, v, do, is_causal):
     assert [tensor.dtype for tensor in actual] == [q.dtype] * 4
     allowed = allowed_errors(roundings, *inputs, is_causal)
     found = [((a.double() - e).abs() / b).max().item() for a, e, b in zip(actual, exact, allowed, strict=True)]
-    assert max(found) <= 1, found
+    assert all(error <= 1 for error in found), found  # not so where one is NaN
 
 
 def assert_fp32_is_exact(function, q, k, v, do, is_causal):
