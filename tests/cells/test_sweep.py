@@ -56,7 +56,7 @@ def test_an_unknown_stage_is_named_with_the_known_ones():
 def stages(tmp_path, monkeypatch):
     """A folder of stages with one, `warmth`, that has all its parts."""
     folder = tmp_path / "stages"
-    (folder / "warmth").mkdir(parents=True)
+    (folder / "warmth/report").mkdir(parents=True)
     for name in ("__init__.py", *sweep.FILES):
         (folder / "warmth" / name).write_text("")
     (folder / "warmth/cell.py").write_text(CELL)
