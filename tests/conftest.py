@@ -18,8 +18,13 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
-# A script's background jobs ignore interrupts, and so would all that the tests start and interrupt.
+# Compiling imports it, which fails in a process where something else has loaded the standard library's distutils.
+with contextlib.suppress(ImportError):
+    import setuptools  # noqa: F401
+
+# A script's background jobs ignore interrupts, those of nohup hang-ups, and so would all that the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(items):

@@ -75,7 +75,7 @@ def too_large(monkeypatch):
 
 @pytest.mark.usefixtures("too_large")
 def test_a_cell_that_the_host_s_memory_cannot_hold_is_skipped_without_measuring(monkeypatch):
-    monkeypatch.setattr(run.machine, "gpu_count", lambda: 0)
+    monkeypatch.setattr(run.identity, "gpu_count", lambda: 0)
     rows = record_of(monkeypatch, raising(AssertionError("measured")))["rows"]
     assert {(row["status"], row["reason"]) for row in rows} == {("skipped", "takes 34 GB, this machine has 16 GB")}
 
@@ -83,7 +83,7 @@ def test_a_cell_that_the_host_s_memory_cannot_hold_is_skipped_without_measuring(
 @pytest.mark.usefixtures("too_large")
 @pytest.mark.parametrize(("gpus", "force"), [(0, True), (1, False)])
 def test_by_force_or_on_a_gpu_whose_memory_is_another_it_is_measured(monkeypatch, gpus, force):
-    monkeypatch.setattr(run.machine, "gpu_count", lambda: gpus)
+    monkeypatch.setattr(run.identity, "gpu_count", lambda: gpus)
     monkeypatch.setattr(run, "claim_gpus", lambda *_: Claim(()))
     monkeypatch.setattr(run, "_measure_function", lambda _stage: lambda *_: ["a row"])
     assert run.run_cell("fake", Cell(), Settings(), None, START, force=force)["rows"] == ["a row"]

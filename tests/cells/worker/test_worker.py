@@ -79,8 +79,8 @@ def checkout(tmp_path):
     for name in ("__init__.py", "cells/__init__.py", "cells/worker/__init__.py"):
         (package / name).write_text("")
     (package / "cli.py").write_text(CLI)
-    for name in ("caller.py", "orphans.py"):
-        shutil.copy(CELLS / name, package / "cells")
+    for name in ("worker/client.py", "orphans.py"):
+        shutil.copy(CELLS / name, package / "cells" / name)
     shutil.copy(CELLS.with_name("errors.py"), package)
     set_constants(package, PRELOADED="()")
     runtime = Path(tempfile.mkdtemp(prefix="run", dir="/tmp"))  # a socket's path has some hundred characters at most
