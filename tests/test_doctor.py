@@ -49,7 +49,7 @@ def check(name):
     return next(check for check in doctor.findings() if check.name == name)
 
 
-def test_without_a_gpu_nothing_about_gpus_is_to_be_mended(laptop):
+def test_without_a_gpu_nothing_about_gpus_is_to_be_fixed(laptop):
     elsewhere = {"torch.compile", "snakemake"}
     lacking = {check.name: check for check in doctor.findings() if not check.ok and check.name not in elsewhere}
     assert lacking.keys() >= {"GPU timing", "Triton kernels", "nsys captures", "NCCL all-reduce"}
@@ -94,7 +94,7 @@ def test_a_broken_torch_is_the_only_finding(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     (finding,) = doctor.findings()
     assert (finding.name, finding.ok, finding.remedy) == ("torch", False, f"{doctor._PIP} install torch")
-    assert f"mend: {doctor._PIP} install torch" in doctor.report()
+    assert f"fix: {doctor._PIP} install torch" in doctor.report()
 
 
 def test_a_torch_for_the_cpu_on_a_gpu_host_is_told(gpu_host, monkeypatch):

@@ -1,4 +1,4 @@
-"""What this machine can measure, what it lacks, and the command that mends each lack."""
+"""What this machine can measure, what it lacks, and the command that fixes each lack."""
 
 import importlib.util
 import os
@@ -46,13 +46,13 @@ class Check:
 
 
 def report() -> str:
-    """Write one screen: each kind of measurement with what mends its lack, then the facts of the machine."""
+    """Write one screen: each kind of measurement with what fixes its lack, then the facts of the machine."""
     checks = findings()
     lines = ["What this machine can measure"]
     for check in checks:
         lines.append(f"  {'ok' if check.ok else 'missing':9}{check.name:16}{check.detail}")
         if check.remedy:
-            lines.append(f"{'':27}mend: {check.remedy}")
+            lines.append(f"{'':27}fix: {check.remedy}")
     if checks[0].ok:
         lines += ["", "What it is", *(f"  {name:25}{value}" for name, value in _facts())]
     return "\n".join(lines)

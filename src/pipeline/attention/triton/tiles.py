@@ -99,7 +99,7 @@ def tile_width(head_dim: int) -> int:
 class Choices:
     """What plans go by: the tables above or tiles in their place, and thresholds of how much work there is.
 
-    Choices are told apart by identity, so that looking up what was planned by them costs next to nothing.
+    Choices compare by identity, which keeps looking up their plans cheap.
 
     forward_tiles, backward_tiles: these tiles whatever the dtype, the width and the number of keys;
     min_length_for_tma: with fewer keys or queries to go through, a program ends before its tensor descriptors pay;
