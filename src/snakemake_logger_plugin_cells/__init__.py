@@ -176,10 +176,11 @@ def _disturbance(output: Sequence[str]) -> str | None:
     # Not at the top: every Snakemake of the environment imports this module, whatever it runs.
     from pipeline.cells.record import read_record
     from pipeline.errors import UserError
+    from pipeline.registry import stages
 
     for path in output:
         with contextlib.suppress(UserError):  # the folder of its files, for one
-            host = read_record(Path(path)).get("host", {})
+            host = read_record(Path(path), stages()).get("host", {})
             if host.get("busy"):
                 used = f"other processes used {host['others_cores']:.1f} of {host['cores']:g} cores"
                 return f"[measured on a busy host: {used}, see {path}]"

@@ -1,6 +1,5 @@
 """The plan of this run, and what the rules of every stage share."""
 
-import inspect
 import os
 import re
 import time
@@ -8,14 +7,16 @@ from pathlib import Path
 
 from snakemake.logging import logger
 
-from pipeline.cells import expected, fields, freshness, layout, locks, orphans, preflight, sweep
+from pipeline.cells import expected, fields, freshness, layout, locks, orphans, preflight
 from pipeline.cells.worker import client
 from pipeline.cells.config import check_something_to_write, idle_overrides, load_plan
 from pipeline.cells.disk import DISK_FULL
 from pipeline.cells.failures import Failure, Failures, how_it_ended, read_failures, write_failures
 from pipeline.cells.quiet_host import RUN_VARIABLE
+from pipeline.cells.stage import shares_host
 from pipeline.errors import or_exit
 from pipeline.instruments.machine import identity
+from pipeline.registry import stages
 from pipeline.report.publish import missing_images
 from snakemake_logger_plugin_cells.progress import RunPlan
 
@@ -38,9 +39,9 @@ def gpus_available():
 
 def checked_plan():
     """Return the plan, once it is certain that it can be carried out here."""
-    for stage in sweep.stage_names():
-        sweep.check_stage(stage)
-    plan = load_plan(config, ROOT / "config/scales", ROOT / "workflow/schemas", GPUS_PRESENT > 0)
+    for stage in stages().values():
+        stage.check(stages())
+    plan = load_plan(config, ROOT / "config/scales", ROOT / "workflow/schemas", stages(), GPUS_PRESENT > 0)
     for stage in idle_overrides(config["overrides"], plan) if plan.measure else ():
         logger.warning(
             f"overrides: {stage} is not measured, for scale '{plan.scale}' has no cell of it: give it `grids`"
@@ -48,7 +49,7 @@ def checked_plan():
     check_something_to_write(plan, RESULTS)
     # The machine that measures may then be another: its own parse of this file checks.
     if plan.measure and not FAILURES.failed and not jobs_go_to_a_scheduler():
-        preflight.check_results(RESULTS, identity.machine_kind())
+        preflight.check_results(RESULTS, identity.machine_kind(), stages())
         locks.check_folder()
     # For every target: which are asked for is not known yet, while rules are read.
     for folder in (REPORTS, REPORTS / "sections", REPORTS / "figures"):
@@ -63,18 +64,17 @@ class Stage:
     """
 
     def __init__(self, name):
-        self.declaration = sweep.declaration(name)
-        self.question = inspect.getdoc(self.declaration).splitlines()[0]
-        self.split_axis = self.declaration.SPLIT_AXIS
-        self.keeps_files = sweep.keeps_files(name)
+        self.declared = stages()[name]
+        self.question = self.declared.question
+        self.split_axis = self.declared.split_axis
         self.folder = RESULTS / name
         self.table_pattern = f"{self.folder}/{{{self.split_axis}}}.csv"
         plan = PLAN.stages[name]
-        pattern = layout.cell_pattern(self.declaration.Cell)
+        pattern = layout.cell_pattern(self.declared.Cell)
         self.record_pattern = f"{self.folder}/cells/{pattern}.json"
         self.files_pattern = f"{self.folder}/files/{pattern}"
         self.log_pattern = f"logs/{name}/{pattern}.log"
-        cells = self.planned(plan.cells) if PLAN.measure else layout.found_cells(RESULTS, name)
+        cells = self.planned(plan.cells) if PLAN.measure else layout.recorded_cells(RESULTS, self.declared)
         self.cells = {path: cells[path] for path in FAILURES.without(cells)}
         self.tables_asked_for = self.tables_of(cells.values())
         self.settings = plan.settings
@@ -90,7 +90,7 @@ class Stage:
     def outputs(self):
         """Return what measuring a cell leaves: its record and, where the stage keeps any, a folder of files."""
         record = {"record": self.record_pattern}
-        return record | {"files": directory(self.files_pattern)} if self.keeps_files else record
+        return record | {"files": directory(self.files_pattern)} if self.declared.keeps_files else record
 
     def records(self):
         """Return the records that the stage's tables are made of."""
@@ -125,20 +125,16 @@ class Stage:
 
     def expected_s(self):
         """Return about how long each cell takes, by its record."""
-        return expected.expected_s(self.folder.name, self.cells, self.settings, GPUS_PRESENT > 0)
+        return expected.expected_s(self.declared, self.cells, self.settings, GPUS_PRESENT > 0)
 
-    def tables_beside(self):
-        """Return the tables of other stages that the section reads too."""
-        return [table for name in sweep.stages_beside(self.folder.name) for table in STAGES[name].tables()]
-
-    def words_beside(self):
-        """Return those tables as words of the section's command."""
-        return [f"--beside={table}" for table in self.tables_beside()]
+    def records_of_section(self):
+        """Return the records that the section is made of: the stage's own, and those of stages that it reads too."""
+        return [record for name in (self.declared.name, *self.declared.reads) for record in STAGES[name].records()]
 
     def cell(self, wildcards):
         """Return the cell that a record's path names."""
         words = [f"{axis}={value}" for axis, value in wildcards.items()]
-        return layout.cell_named(self.folder.name, words, self.folder.name)
+        return layout.cell_named(self.declared, words, self.declared.name)
 
     def cell_words(self, wildcards):
         """Return the cell as the words of its command."""
@@ -149,7 +145,7 @@ class Stage:
 
         A scheduler's profile says how many cores its jobs get.
         """
-        shared = sweep.shares_host(self.cell(wildcards), on_gpu=GPUS_PRESENT > 0)
+        shared = shares_host(self.cell(wildcards), on_gpu=GPUS_PRESENT > 0)
         return 1 if shared or jobs_go_to_a_scheduler() else workflow.cores
 
     def gpus(self, wildcards):
@@ -178,19 +174,19 @@ def wanted(paths, by):
 
 
 def wanted_by_section(name):
-    """Return the input function of a section: its tables, and it is written again where a figure that it shows is gone.
+    """Return the input function of a section: its records; it is written again where a figure that it shows is gone.
 
     Snakemake sees the folder of figures, not what is in it.
     """
     section = REPORTS / f"sections/{name}.md"
-    tables = wanted(STAGES[name].tables(), by=str(section))
+    records = wanted(STAGES[name].records_of_section(), by=str(section))
 
-    def tables_to_have(wildcards):
+    def records_to_have(wildcards):
         if missing_images(section, REPORTS):
             workflow.dag.forcefiles.add(str(section))
-        return tables(wildcards)
+        return records(wildcards)
 
-    return tables_to_have
+    return records_to_have
 
 
 def files_words(wildcards, output):
@@ -221,6 +217,7 @@ FAILURES = or_exit("snakemake", read_failures, Path(FAILURES_FILE)) if FAILURES_
 PLAN = or_exit("snakemake", checked_plan)
 STAGES = or_exit("snakemake", lambda: {name: Stage(name) for name in PLAN.stages})
 STAGES_TO_WRITE = [name for name, stage in STAGES.items() if stage.records()]
+TABLES = [table for name in STAGES_TO_WRITE for table in STAGES[name].tables()]
 CELL_TABLES = FAILURES.without(f"results/{name}/cells.csv" for name in STAGES_TO_WRITE)
 STAGES_WITH_TABLES = [name for name in STAGES_TO_WRITE if STAGES[name].tables()]
 SECTIONS = FAILURES.without(f"reports/sections/{name}.md" for name in STAGES_WITH_TABLES)

@@ -15,9 +15,8 @@ def targets():
     """Return what is made by default: the write-up, or in a second run what the first could not make, where this can."""
     if not FAILURES.failed:
         return [WRITEUP]
-    tables = [table for name in STAGES_TO_WRITE for table in STAGES[name].tables()]
     writeup = [WRITEUP] if CELL_TABLES else []
-    return [path for path in (*tables, *CELL_TABLES, *SECTIONS, *writeup) if path in FAILURES.unmade]
+    return [path for path in (*TABLES, *CELL_TABLES, *SECTIONS, *writeup) if path in FAILURES.unmade]
 
 
 def remove_outdated():

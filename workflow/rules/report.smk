@@ -23,6 +23,7 @@ rule tabulate_cells:
 
 rule writeup:
     input:
+        tables=wanted(TABLES, by=WRITEUP),
         cells=wanted(CELL_TABLES, by=WRITEUP),
         sections=wanted(SECTIONS, by=WRITEUP),
         figures=wanted(FIGURES, by=WRITEUP),

@@ -67,8 +67,7 @@ for name in STAGES_TO_WRITE:
         name:
             f"section_{name}"
         input:
-            tables=wanted_by_section(name),
-            beside=wanted(stage.tables_beside(), by=f"reports/sections/{name}.md"),
+            wanted_by_section(name),
         output:
             section=f"reports/sections/{name}.md",
             figures=report(
@@ -83,11 +82,10 @@ for name in STAGES_TO_WRITE:
         params:
             stage=name,
             question=stage.question,
-            beside=stage.words_beside(),
             code=stage.report_code,
             template=stage.template,
         message:
             "section {params.stage}"
         shell:
-            "python -m pipeline section {params.stage:q} {input.tables:q} {params.beside:q}"
+            "python -m pipeline section {params.stage:q} {input:q}"
             " --out {output.section:q} --figures {output.figures:q} >{log:q} 2>&1"
