@@ -46,7 +46,7 @@ def pipeline(*words):
         ("measure timing --out cell.json --files f", "--files is 'f', but timing keeps no files: leave it out"),
         ("measure memory --out cell.json --files {tmp}", "where the record goes too: name a folder of its own"),
         ("tabulate rows nowhere.json --out table.csv", "cannot read nowhere.json: No such file or directory"),
-        ("section timing nowhere.csv --out s.md --figures {tmp}", "cannot read nowhere.csv"),
+        ("section timing nowhere.json --out s.md --figures {tmp}", "cannot read nowhere.json"),
         ("publish {tmp}/snapshot", "to publish: run snakemake first"),
     ],
 )

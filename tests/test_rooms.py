@@ -8,7 +8,7 @@ import pytest
 
 import pipeline
 from pipeline.cells.freshness import reached_modules
-from pipeline.stages import READING_ORDER
+from pipeline.registry import NAMES
 
 PACKAGE = Path(pipeline.__file__).parent
 GROUND = {"compat", "errors", "formulas", "ranges", "tf32"}
@@ -31,16 +31,13 @@ ROOMS = {
     "stages": GROUND | SUBJECTS | {"instruments", "cells"},
     "stages.*.report": GROUND | {"cells", "instruments", "report", "stages"},
     "doctor": {"errors", "cells", "instruments"},
-    "cli": {"errors", "cells", "report", "compare", "doctor", "stages", "stages.*.report"},
+    "describe": {"cells"},
+    "registry": {"errors", "cells", "stages", "stages.*.report"},
+    "cli": {"errors", "cells", "report", "compare", "describe", "doctor", "registry", "stages", "stages.*.report"},
     "__main__": {"cli"},
 }
-# These find a stage by its name, as text; a worker's child starts as the command line does.
-BY_NAME = {
-    ("cells.sweep", "stages"),
-    ("cells.run", "stages"),
-    ("report.writeup", "stages.*.report"),
-    ("cells.worker.server", "cli"),
-}
+# A worker's child starts as the command line does. A stage's parts are found by the package that the registry gives.
+BY_NAME = {("cells.worker.server", "cli")}
 
 
 def module_name(path: Path) -> str:
@@ -83,7 +80,7 @@ def test_what_is_found_by_name_is_listed_only_while_it_is():
     assert found >= BY_NAME
 
 
-@pytest.mark.parametrize("stage", READING_ORDER)
+@pytest.mark.parametrize("stage", NAMES)
 def test_no_stage_knows_another(stage):
     modules = [name for name in MODULES if name.startswith(f"stages.{stage}.")]
     assert modules
@@ -91,7 +88,7 @@ def test_no_stage_knows_another(stage):
     assert reached == {stage}
 
 
-@pytest.mark.parametrize("stage", READING_ORDER)
+@pytest.mark.parametrize("stage", NAMES)
 def test_measuring_reaches_neither_the_report_nor_what_runs_cells(stage):
     # Else a change to either would have all cells measured again.
     reached = {name.removeprefix("pipeline.") for name in reached_modules(f"pipeline.stages.{stage}.measure")}

@@ -12,7 +12,7 @@ from pipeline.cells.stage import SETTING, Stage
 
 
 def described(stage: Stage) -> str:
-    """Return Markdown: the stage's question, its axes and settings with ranges and defaults, its columns with meaning."""
+    """Return Markdown: the question, axes and settings with ranges and defaults, columns with their meaning."""
     axes = _table(["axis", "allowed", "default"], map(_field_line, fields(stage.Cell)))
     settings = _table(["setting", "allowed", "default"], map(_field_line, fields(stage.Settings)))
     kinds = stage.row_types.types.items()

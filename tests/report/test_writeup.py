@@ -1,18 +1,20 @@
 import io
 import re
-import sys
-import types
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 import pandas as pd
 import pytest
 
-from pipeline.cells import sweep
+from pipeline.cells.disk import WholeFile
 from pipeline.cells.failures import Failure, Failures, write_failures
+from pipeline.cells.record import write_record
+from pipeline.cells.stage import Stage
 from pipeline.errors import UserError
+from pipeline.registry import stages
 from pipeline.report.table_rows import read_rows
 from pipeline.report.writeup import findings, first_page, write_section, write_writeup
 
+from ..records import record
 from ..stages.sections import HOSTILE, obeyed_markup
 
 OUR_SUMMARY = "<details><summary>"
@@ -43,8 +45,8 @@ def line(**changes):
 def test_every_status_is_counted_by_stage():
     cells = pd.DataFrame([line(), line(status="oom"), line(stage="flash"), line(stage="flash")])
     assert first_page(cells)["counts"] == [
-        {"stage": "timing", "ok": 1, "unstable": 0, "skipped": 0, "oom": 1},
-        {"stage": "flash", "ok": 2, "unstable": 0, "skipped": 0, "oom": 0},
+        {"stage": "timing", "ok": 1, "unstable": 0, "skipped": 0, "oom": 1, "wrong": 0},
+        {"stage": "flash", "ok": 2, "unstable": 0, "skipped": 0, "oom": 0, "wrong": 0},
     ]
 
 
@@ -195,99 +197,67 @@ def test_a_section_that_cannot_be_read_is_named(tmp_path, content, complaint):
     assert not out.exists()
 
 
-@dataclass(frozen=True)
-class OneAxis:
-    x: int = 1
-
-    def row_keys(self):
-        return [{}]
-
-
-@dataclass(frozen=True)
-class NoSettings:
-    pass
-
-
 @pytest.fixture
 def stand_in(monkeypatch):
-    """Put a section's `build` in the place of that of ddp, all stages having one axis."""
-    cell = types.SimpleNamespace(READS=("allreduce", "timing"), Cell=OneAxis, Settings=NoSettings, SPLIT_AXIS="x")
-    monkeypatch.setattr("pipeline.cells.sweep.declaration", lambda _name: cell)
+    """Put a section's `build` in the place of that of the stage ddp, which reads allreduce too."""
 
     def put(build):
-        monkeypatch.setitem(sys.modules, "pipeline.stages.ddp.report.section", types.SimpleNamespace(build=build))
-        monkeypatch.setitem(sys.modules, "pipeline.stages.ddp", types.SimpleNamespace())
+        monkeypatch.setattr(Stage, "build_section", lambda _stage: build)
+        return stages()["ddp"]
 
     return put
 
 
+def leave_record(folder, stage, name="cell", **columns):
+    """Leave the record of a stage's default cell that could not be measured; return its path."""
+    cell, settings = stages()[stage].Cell(), stages()[stage].Settings()
+    rows = [{**cell.row_keys()[0], "status": "skipped", "reason": "needs 2 GPUs, 0 present", **columns}]
+    left = record(stage=stage, cell=asdict(cell), settings=asdict(settings), rows=rows)
+    write_record(WholeFile(folder / stage / f"{name}.json"), left)
+    return folder / stage / f"{name}.json"
+
+
 def test_a_section_gets_the_rows_of_the_stages_that_it_reads_apart(tmp_path, stand_in):
-    stand_in(lambda rows, _figures, others: f"{list(rows.x)} {list(others['allreduce'].x)} {others['timing'].empty}")
-    own, beside = tmp_path / "ddp/a.csv", tmp_path / "allreduce/b.csv"
-    for path, x in ((own, 1), (beside, 2)):
-        path.parent.mkdir()
-        path.write_text(f"x,status,reason\n{x},ok,\n")
-    write_section("ddp", [own], [beside], tmp_path / "out.md", tmp_path / "figures")
-    assert (tmp_path / "out.md").read_text() == "[1] [2] True"
+    ddp = stand_in(lambda rows, _figures, beside: f"{rows['impl'][0]} {beside['allreduce']['timing'][0]}")
+    records = [leave_record(tmp_path, "ddp"), leave_record(tmp_path, "allreduce")]
+    write_section(ddp, stages(), records, tmp_path / "out.md", tmp_path / "figures")
+    assert (tmp_path / "out.md").read_text() == "naive burst"
 
 
 @pytest.mark.parametrize("fails", ["the folder", "a figure"])
 def test_figures_that_cannot_be_drawn_are_one_line_and_no_section(tmp_path, stand_in, fails):
-    def build(_rows, figures, _others):
+    def build(_rows, figures, _beside):
         (figures / "nowhere/step.svg").write_text("<svg/>")
 
-    stand_in(build)
-    own, figures = tmp_path / "a.csv", tmp_path / "figures"
-    own.write_text("x,status,reason\n1,ok,\n")
+    ddp, figures = stand_in(build), tmp_path / "figures"
     if fails == "the folder":
         figures.write_text("a file")
     with pytest.raises(UserError, match=r"cannot draw figures into .*figures: ") as raised:
-        write_section("ddp", [own], [], tmp_path / "out.md", figures)
+        write_section(ddp, stages(), [leave_record(tmp_path, "ddp")], tmp_path / "out.md", figures)
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "out.md").exists()
 
 
-def rows_of(stage):
-    """Return a table of one row of a stage that could not be measured, cell and settings at their defaults."""
-    declaration = sweep.declaration(stage)
-    cell = declaration.Cell()
-    facts = asdict(cell) | asdict(declaration.Settings()) | cell.row_keys()[0]
-    return pd.DataFrame([{**facts, "status": "skipped", "reason": "needs 2 GPUs, 0 present"}])
-
-
 @pytest.mark.parametrize(
-    ("stage", "table", "complaint"),
+    ("stage", "columns", "complaint"),
     [
-        ("nope", rows_of("timing"), "unknown stage 'nope'; known are timing, "),
-        ("timing", rows_of("flash"), "no table of timing, for it has no .*: it is one of flash$"),
-        ("ddp", rows_of("sharding"), "no table of ddp, for it has no bucket_size_mb: it is one of sharding$"),
-        ("sharding", rows_of("ddp"), "no table of sharding, for it has no measures: it is one of ddp$"),
-        ("timing", rows_of("timing").drop(columns="status"), "no table of timing, for it has no status$"),
-        ("timing", rows_of("timing").drop(columns="clock"), "no table of timing, for it has no clock$"),
-        ("timing", rows_of("timing").head(0).drop(columns="size"), "no table of timing, for it has no size$"),
-        ("timing", pd.DataFrame([line()]), "is a table of cells, allowed is one of the rows of timing$"),
-        ("timing", rows_of("timing").assign(precision="fp8"), "table.csv: precision is 'fp8', allowed are"),
-        (
-            "flash",
-            pd.concat([rows_of("flash"), rows_of("flash").assign(dtype="/../../x")]),
-            r"table.csv: dtype is '/../../x', allowed are",
-        ),
+        ("flash", {}, 'cell.json is no record: stage is "flash", known are timing'),
+        ("timing", {"median_ms": 0}, "row 1: median_ms is 0, allowed is a finite number above 0"),
+        ("timing", {"clock": "sundial"}, "row 1: clock is 'sundial', allowed is host, cuda_events"),
     ],
 )
-def test_a_table_of_something_else_is_named_and_leaves_no_figures(tmp_path, stage, table, complaint):
-    path = tmp_path / "table.csv"
-    table.to_csv(path, index=False)
+def test_a_record_of_something_else_is_named_and_leaves_no_figures(tmp_path, stage, columns, complaint):
+    path = leave_record(tmp_path, stage, **columns)
     with pytest.raises(UserError, match=complaint) as raised:
-        write_section(stage, [path], [], tmp_path / "out.md", tmp_path / "figures")
+        write_section(stages()["timing"], stages(), [path], tmp_path / "out.md", tmp_path / "figures")
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "figures").exists()
 
 
-@pytest.mark.parametrize("stage", sweep.stage_names())
-def test_a_table_without_a_figure_is_one_of_its_stage(tmp_path, stage):
-    path = tmp_path / "table.csv"
-    rows_of(stage).to_csv(path, index=False)
-    write_section(stage, [path], [], tmp_path / "out.md", tmp_path / "figures")
+@pytest.mark.parametrize("stage", stages())
+def test_a_cell_without_a_figure_makes_a_section(tmp_path, stage):
+    path = leave_record(tmp_path, stage)
+    write_section(stages()[stage], stages(), [path], tmp_path / "out.md", tmp_path / "figures")
     assert (tmp_path / "out.md").read_text()
 
 

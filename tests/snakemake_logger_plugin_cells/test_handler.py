@@ -16,23 +16,12 @@ from snakemake_interface_logger_plugins.common import LogEvent
 from snakemake_interface_logger_plugins.settings import LogHandlerSettingsBase
 
 import snakemake_logger_plugin_cells as plugin
-from pipeline.cells.record import SCHEMA_VERSION, SOFTWARE
 from snakemake_logger_plugin_cells.progress import RunPlan
 
+from ..records import record
+
 PLAN = RunPlan({"measure_timing": {"a.json": 10.0, "b.json": 20.0}}, ["reports/writeup.md"])
-RECORD = {
-    "schema_version": SCHEMA_VERSION,
-    "stage": "timing",
-    "cell": {},
-    "settings": {},
-    "rows": [{"status": "ok"}],
-    "machine": {"kind": "CPU", "software": dict.fromkeys(SOFTWARE, "1.0")},
-    "code": {"digest": "abc"},
-    "command": "python -m pipeline measure timing",
-    "process": "worker",
-    "started_at": "2026-01-01T00:00:00Z",
-    "seconds": {},
-}
+RECORD = record()
 HOST = {"cores": 2.0, "others_cores": 1.73, "busy": True, "load_before": 2.0, "load_after": 2.0}
 CHATTER = ["Building DAG of jobs...", "Using shell: /usr/bin/bash", "Select jobs to execute..."]
 

@@ -41,6 +41,9 @@ class Row:
     reason: str | None = column("why there is no figure, or an unstable one")
 
 
+OUTCOME = tuple(item.name for item in fields(Row))
+
+
 @dataclass(frozen=True)
 class Column:
     """One column of a kind of row, as tables have it."""
@@ -64,7 +67,7 @@ class Column:
             words = f"{words} above 0"
         elif self.minimum is not None:
             words = f"{words}, at least {self.minimum:g}"
-        return f"a list of {words}" if self.is_list else words
+        return f"a list, each {words}" if self.is_list else words
 
     def accepts(self, value: Any) -> bool:
         """Tell whether a row may have this value, as JSON gives it, in this column."""
@@ -86,14 +89,15 @@ class Column:
 
 @cache
 def columns(row_type: type[Row]) -> Mapping[str, Column]:
-    """Return the columns of a kind of row by name, in the order of its declaration, the outcome last.
+    """Return the columns of a kind of row by name: its keys, the outcome, the figures as declared, lists at the end.
 
     Raises TypeError for a field that is no column, or of a type that tables cannot hold.
     """
     hints = get_type_hints(row_type)
-    outcome = [item.name for item in fields(Row)]
-    declared = sorted(fields(row_type), key=lambda item: item.name in outcome)
-    return {item.name: _column(item.name, hints[item.name], item.metadata) for item in declared}
+    named = {item.name: _column(item.name, hints[item.name], item.metadata) for item in fields(row_type)}
+    first = dict.fromkeys([*row_type.KEYS, *OUTCOME])
+    lists = [name for name, item in named.items() if item.is_list]
+    return {name: named[name] for name in (*first, *(name for name in named if name not in [*first, *lists]), *lists)}
 
 
 def _column(name: str, hint: Any, limits: Mapping[str, Any]) -> Column:
@@ -130,10 +134,9 @@ class RowTypes:
         return tuple(dict.fromkeys([*own, *(key for each in self.types.values() for key in each.KEYS)]))
 
     def column_names(self) -> tuple[str, ...]:
-        """Return the columns of all kinds of rows, those of the outcome last."""
-        outcome = [item.name for item in fields(Row)]
-        names = dict.fromkeys(name for each in self.types.values() for name in columns(each))
-        return (*(name for name in names if name not in outcome), *outcome)
+        """Return the columns of all kinds of rows: the keys, the outcome, the figures."""
+        names = [name for each in self.types.values() for name in columns(each)]
+        return tuple(dict.fromkeys([*self.key_columns(), *OUTCOME, *names]))
 
     def check(self, cell: Mapping[str, Any], rows: Sequence[Any]) -> None:
         """Check the rows of a cell against their declarations.

@@ -49,8 +49,8 @@ def run_cell(
     granted_gpus: how many GPUs the workflow gave, which may be fewer than asked for; None: as many as needed.
     files_folder: where a stage that keeps files beside its records leaves them (pipeline.cells.place).
     force: measure also what this machine's memory cannot hold by the formulas.
-    Out-of-memory and what the machine lacks become rows; any other exception is a bug and passes through, ValueError for
-    rows that are not as the stage declares them.
+    Out-of-memory and what the machine lacks become rows; any other exception is a bug and passes through, as does
+    ValueError for rows that are not as the stage declares them.
     """
     gpus_present = identity.gpu_count()
     lack: Exception | None = _too_few(cell.gpus, gpus_present, granted_gpus)

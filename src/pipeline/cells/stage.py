@@ -105,7 +105,7 @@ class Stage:
         return importlib.import_module(f"{self.package}.measure").measure
 
     def build_section(self) -> Callable[..., str]:
-        """Return the function that writes the stage's section: `build(rows, figures_dir)`, behind them the rows beside."""
+        """Return the function that writes the section: `build(rows, figures_dir)`, or with the rows beside behind them."""
         return importlib.import_module(f"{self.package}.report.section").build
 
     @cached_property

@@ -9,12 +9,11 @@ import pandas as pd
 
 from pipeline.cells.disk import write_text
 from pipeline.cells.failures import Failures, read_failures
-from pipeline.cells.record import read_record
+from pipeline.cells.record import SOFTWARE, read_record
 from pipeline.cells.rows import STATUSES
 from pipeline.cells.stage import Stage, Stages
 from pipeline.cells.tabulate import stage_rows
 from pipeline.errors import UserError
-from pipeline.instruments.machine.identity import SOFTWARE
 from pipeline.report.markup import Markdown
 from pipeline.report.section import counted, render
 from pipeline.report.table_rows import read_rows, readable
