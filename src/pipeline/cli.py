@@ -201,8 +201,8 @@ def _compare(arguments: argparse.Namespace) -> int:
 
     if not arguments.tolerance_pct >= 0:
         raise UserError(f"compare: tolerance_pct is {arguments.tolerance_pct:g}, allowed is 0 or more")
-    runs = [load_run(place, stages()) for place in (arguments.a, arguments.b)]
-    comparison = compare_runs(*runs, stages(), arguments.tolerance_pct / 100)
+    a, b = (load_run(place, stages()) for place in (arguments.a, arguments.b))
+    comparison = compare_runs(a, b, stages(), arguments.tolerance_pct / 100)
     print(write_comparison(comparison, str(arguments.a), str(arguments.b), arguments.all))
     return int(arguments.fail_if_slower and comparison.fails)
 

@@ -88,7 +88,7 @@ class Column:
 
 
 @cache
-def columns(row_type: type[Row]) -> Mapping[str, Column]:
+def columns(row_type: Any) -> Mapping[str, Column]:
     """Return the columns of a kind of row by name: its keys, the outcome, the figures as declared, lists at the end.
 
     Raises TypeError for a field that is no column, or of a type that tables cannot hold.

@@ -83,7 +83,7 @@ def _outcome(rows: list[dict[str, Any]]) -> dict[str, str]:
     return {"status": status, "reason": reason}
 
 
-def _machine(record: dict[str, Any]) -> dict[str, Any]:
+def _machine(record: Mapping[str, Any]) -> dict[str, Any]:
     facts = record["machine"]
     return {"machine": facts["kind"], **{name: facts["software"][name] for name in SOFTWARE}}
 
