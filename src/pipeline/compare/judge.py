@@ -197,8 +197,8 @@ def _times_only_in_first(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFr
 def _occurs(lines: pd.DataFrame, table: pd.DataFrame) -> pd.Series:
     """Tell of each line whether the table has one with the same values."""
     known = set(table[list(lines)].itertuples(index=False, name=None))
-    found = [line in known for line in lines.itertuples(index=False, name=None)]
-    return pd.Series(found, index=lines.index, dtype=bool)
+    occurs = [line in known for line in lines.itertuples(index=False, name=None)]
+    return pd.Series(occurs, index=lines.index, dtype=bool)
 
 
 def _differences(a: list[Record], b: list[Record]) -> pd.DataFrame:
@@ -220,7 +220,7 @@ def _listed(facts: dict[tuple[str, str], set[str]], name: tuple[str, str]) -> st
 
 def _circumstances(records: list[Record]) -> dict[tuple[str, str], set[str]]:
     """Collect the values of each fact over a run, by stage ("" for those of the machine) and name."""
-    found: dict[tuple[str, str], set[str]] = {}
+    values: dict[tuple[str, str], set[str]] = {}
     for record in records:
         machine, stage = record["machine"], record["stage"]
         facts = {
@@ -236,5 +236,5 @@ def _circumstances(records: list[Record]) -> dict[tuple[str, str], set[str]]:
             **{(stage, name): value for name, value in record["settings"].items()},
         }
         for name, value in facts.items():
-            found.setdefault(name, set()).add(fields.text(value))
-    return found
+            values.setdefault(name, set()).add(fields.text(value))
+    return values

@@ -114,8 +114,8 @@ def runtime_folder() -> Path:
     base = os.environ.get("XDG_RUNTIME_DIR")
     folder = Path(base or tempfile.gettempdir()) / f"llm-systems-pipeline-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) != 0o700:
+    facts = folder.lstat()
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or stat.S_IMODE(facts.st_mode) != 0o700:
         raise PermissionError(f"{folder} is not this user's alone")
     return folder
 
