@@ -6,7 +6,6 @@ is, so that each sample is the maximum over the ranks.
 """
 
 import time
-from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import TypeVar
 
@@ -15,18 +14,10 @@ import torch.distributed as dist
 
 from pipeline.instruments.machine import gpu_state
 from pipeline.instruments.sampling.step_timing import Phases, Sampling, Timings, collections_off, synchronize
-from pipeline.instruments.sampling.summary import rel_error
 
 STEP = "train_step"
 
 Key = TypeVar("Key")
-Thing = TypeVar("Thing")
-
-
-def turns(things: Sequence[Thing], rounds: int) -> Iterator[Thing]:
-    """Let things take turns, every second round in reverse, so that a slow drift of the machine falls on all alike."""
-    for number in range(rounds):
-        yield from things if number % 2 == 0 else reversed(things)
 
 
 def time_steps_over_ranks(phases: Phases, device: torch.device, warmup: int, steps: int) -> Sampling:
@@ -48,32 +39,6 @@ def time_steps_over_ranks(phases: Phases, device: torch.device, warmup: int, ste
             samples = timings[name].host_ms if clock == "host" else timings[name].cuda_events_ms
             samples.append(sample_ms)
     return Sampling(timings, state_before, gpu_state.gpu_state())
-
-
-def pooled(samplings: Sequence[Sampling]) -> Sampling:
-    """Join the samples of the same phases taken at several times, and all states of the GPUs after them."""
-    timings = {
-        name: Timings(
-            [sample for sampling in samplings for sample in sampling.timings[name].host_ms],
-            [sample for sampling in samplings for sample in sampling.timings[name].cuda_events_ms],
-        )
-        for name in samplings[0].timings
-    }
-    states_after = [state for sampling in samplings for state in sampling.state_after]
-    return Sampling(timings, samplings[0].state_before, states_after)
-
-
-def step_status(sampling: Sampling, unstable_rel_error: float) -> dict[str, str]:
-    """Judge samples by the whole step: a wait of microseconds is noise, and no reason for doubt.
-
-    Returns the columns status ("ok" or "unstable") and, where it is unstable, reason.
-    """
-    slowdowns, error = sampling.slowdowns(), rel_error(sampling.timings[STEP].host_ms)
-    if slowdowns:
-        return {"status": "unstable", "reason": f"GPU slowed down: {', '.join(slowdowns)}"}
-    if error > unstable_rel_error:
-        return {"status": "unstable", "reason": f"median known to {error:.1%} only"}
-    return {"status": "ok"}
 
 
 def _time_step(phases: Phases, device: torch.device) -> dict[tuple[str, str], float]:
