@@ -194,7 +194,6 @@ def numbers_that_stay(build, rows, keys, allowed=()):
     assert found, "there is no number in the prose"
     known = {_plain(value) for key in rows.columns.intersection(keys) for value in rows[key].dropna().unique()}
     found -= known | set(allowed)
-    # One of two digits may come back by chance, so that a few rounds do not tell.
     for _ in range(MOST_ROUNDS):
         if found:
             found &= _numbers(prose(build(_perturbed(rows, keys, rng))), rows)
@@ -205,7 +204,8 @@ def _perturbed(rows, keys, rng):
     changed = rows.copy()
     for name in rows.columns.difference(keys):
         if rows[name].dtype.kind in "if":
-            changed[name] = rows[name] * rng.uniform(0.8, 1.25, len(rows))
+            # Each row by another factor, and all by one: a mean over rows would hardly move.
+            changed[name] = rows[name] * rng.uniform(0.8, 1.25, len(rows)) * rng.uniform(0.5, 2)
         elif name.startswith("samples"):
             changed[name] = [_other_samples(samples, rng) for samples in rows[name]]
     return changed
