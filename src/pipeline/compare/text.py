@@ -29,7 +29,9 @@ def write_comparison(comparison: Comparison, name_a: str, name_b: str, show_all:
         _part("Rows only in A, of cells that both have", _row_table(short(comparison.rows_only_in_a)), show_all),
         _part("Rows only in B, of cells that both have", _row_table(short(comparison.rows_only_in_b)), show_all),
         _part("Times only in A, of rows that both have", _lost_table(short(comparison.times_only_in_a)), show_all),
-        _part("Times that differ" if not show_all else "Times", _time_table(short(comparison.timed), show_all), show_all),
+        _part(
+            "Times that differ" if not show_all else "Times", _time_table(short(comparison.timed), show_all), show_all
+        ),
         _part("Peak memory that differs", _memory_table(short(comparison.memory)), show_all),
         _part("By stage", _stage_table(comparison.timed), show_all=True),
         summary(comparison),

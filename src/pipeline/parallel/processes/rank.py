@@ -181,7 +181,9 @@ def _take_device(group: Group, rank: int) -> torch.device:
 def _loopback() -> str:
     """Name the loopback interface: the ranks are on one machine, and its host name may lead nowhere."""
     addresses = psutil.net_if_addrs()
-    return next(name for name, of_interface in addresses.items() if any(entry.address == "127.0.0.1" for entry in of_interface))
+    return next(
+        name for name, of_interface in addresses.items() if any(entry.address == "127.0.0.1" for entry in of_interface)
+    )
 
 
 def _leave(context: RankContext) -> None:
