@@ -126,6 +126,9 @@ def test_sdpas_own_choice_is_named_only_where_it_is_one(make_rows):
     rows = make_rows("h200")
     rows.loc[(rows["dtype"] == "bf16") & (rows["head_dim"] == 16), "sdpa_choice"] = "sdpa_flash"
     assert {entry["dtype"] for entry in findings.latency(rows) if "choice" in entry} == {"fp32"}
+    without = findings.latency(rows.drop(columns="sdpa_choice"))
+    assert without
+    assert not any("choice" in entry for entry in without)
 
 
 def test_sdpas_own_choice_and_the_rival_are_each_named_once_with_a_lone_call(rendered):

@@ -43,7 +43,7 @@ class ImplementationTime(GpuTimedRow):
     peak_source: str = column("where the peak comes from", allowed=("datasheet", "measured"))
     peak_of: str = column("what it is the peak of: a dtype, or 3×TF32, which is as exact as fp32")
     sdpa_choice: str | None = column(
-        "backend that SDPA takes of itself, where it is one of these", allowed=SDPA_BACKENDS
+        "backend that SDPA chooses by itself, if it is one of these", allowed=SDPA_BACKENDS
     )
     exposed_samples: int = column("samples that may hold gaps between launches", minimum=0)
     median_call_ms: float | None = column(

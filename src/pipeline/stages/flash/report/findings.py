@@ -1,7 +1,5 @@
 """What the flash tables say: every number and every comparative word of the section's prose."""
 
-from typing import Any
-
 import pandas as pd
 
 from pipeline.report.section import compare, growth_exponent
@@ -259,14 +257,15 @@ def latency(rows: pd.DataFrame) -> list[dict]:
             if others:
                 typical = calls[ours(rows)].dropna().median()
                 entry = {"dtype": dtype, "name": part, "ours_ms": typical, "others": pd.Series(others)}
-                roles = {"choice": _only(group["sdpa_choice"]), "rival": rival(group)}
+                roles = {"choice": _only_choice(group), "rival": rival(group)}
                 found.append(entry | {role: peer for role, peer in roles.items() if peer in others})
     return found
 
 
-def _only(column: pd.Series) -> Any:
-    """Return what all of a column is, or None where it is not one."""
-    return column.iloc[0] if column.nunique(dropna=False) == 1 else None
+def _only_choice(rows: pd.DataFrame) -> str | None:
+    """Return the backend that SDPA takes by itself for all rows; None where it is not one."""
+    choices = rows["sdpa_choice"].unique() if "sdpa_choice" in rows else []
+    return choices[0] if len(choices) == 1 else None
 
 
 def shapes_standing(rows: pd.DataFrame) -> list[dict]:
