@@ -106,8 +106,8 @@ def _asked_for(arguments: argparse.Namespace) -> tuple[Any, Any]:
     from pipeline.registry import stage
 
     asked = stage(arguments.stage)
-    cell = fields.parse_words(asked.Cell, arguments.cell, f"{asked.name} cell")
-    return cell, fields.parse_words(asked.Settings, arguments.settings, f"{asked.name} settings")
+    cell = fields.parse_words(asked.cell_type, arguments.cell, f"{asked.name} cell")
+    return cell, fields.parse_words(asked.settings_type, arguments.settings, f"{asked.name} settings")
 
 
 def _told(name: str, rows: Sequence[dict[str, Any]]) -> Iterable[str]:

@@ -13,14 +13,14 @@ from pipeline.cells.stage import SETTING, Stage
 
 def described(stage: Stage) -> str:
     """Return Markdown: the question, axes and settings with ranges and defaults, and each kind of row's columns."""
-    axes = _table(["axis", "allowed", "default"], map(_field_line, fields(stage.Cell)))
-    settings = _table(["setting", "allowed", "default"], map(_field_line, fields(stage.Settings)))
+    axes = _table(["axis", "allowed", "default"], map(_field_line, fields(stage.cell_type)))
+    settings = _table(["setting", "allowed", "default"], map(_field_line, fields(stage.settings_type)))
     types = stage.row_types.types
     kinds = {row_type: ", ".join(kind for kind in types if types[kind] is row_type) for row_type in types.values()}
     rows = [
         _columns_part(f"{stage.row_types.told_by}={kind}" if kind else "", row_type) for row_type, kind in kinds.items()
     ]
-    cell, shared = (inspect.getdoc(part) for part in (stage.Cell, stage.Settings))
+    cell, shared = (inspect.getdoc(part) for part in (stage.cell_type, stage.settings_type))
     parts = [
         f"## {stage.name}",
         stage.question,

@@ -58,7 +58,7 @@ def test_a_stage_that_does_not_say_is_never_refused(memory):
 
 def needed_bytes(stage, settings=None, **axes):
     declared = stages()[stage]
-    return declared.needed_bytes(declared.Cell(**axes), declared.Settings(**(settings or {})))
+    return declared.needed_bytes(declared.cell_type(**axes), declared.settings_type(**(settings or {})))
 
 
 @pytest.mark.parametrize("scale", ["laptop", "smoke"])
@@ -66,8 +66,8 @@ def test_every_cell_of_the_scales_for_a_cpu_fits_into_four_gigabytes(scale):
     asked = read_scale(ROOT / f"config/scales/{scale}.yaml", ROOT / "workflow/schemas/scale.schema.yaml")
     for name, words in asked.items():
         stage = stages()[name]
-        settings = stage.Settings(**words.get("settings", {}))
-        cells = sweep.expand(stage.Cell, words["grids"], "")
+        settings = stage.settings_type(**words.get("settings", {}))
+        cells = sweep.expand(stage.cell_type, words["grids"], "")
         assert all(stage.needed_bytes(cell, settings) < 4 * GB for cell in cells)
 
 

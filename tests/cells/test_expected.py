@@ -52,5 +52,7 @@ def test_a_stage_that_says_nothing_has_a_time_too(tmp_path):
 @pytest.mark.parametrize("stage", stages().values(), ids=stages())
 @pytest.mark.parametrize("on_gpu", [False, True])
 def test_every_stage_says_how_long_its_default_cell_takes(stage, on_gpu, tmp_path):
-    (seconds,) = expected.expected_s(stage, {tmp_path / "cell.json": stage.Cell()}, stage.Settings(), on_gpu).values()
+    (seconds,) = expected.expected_s(
+        stage, {tmp_path / "cell.json": stage.cell_type()}, stage.settings_type(), on_gpu
+    ).values()
     assert 0 < seconds < 600

@@ -26,7 +26,7 @@ def test_a_record_lies_in_a_folder_for_each_axis(tmp_path):
 
 @pytest.mark.parametrize("stage", stages())
 def test_the_pattern_of_a_stage_filled_with_a_cell_is_its_path(stage):
-    cell = stages()[stage].Cell()
+    cell = stages()[stage].cell_type()
     filled = layout.cell_pattern(type(cell)).format(**fields.texts(cell))
     assert layout.record_path(Path("results"), stage, cell) == Path(f"results/{stage}/cells/{filled}.json")
 

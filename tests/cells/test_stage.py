@@ -78,13 +78,13 @@ def test_every_stage_is_complete(stage):
 
 @pytest.mark.parametrize("stage", stages().values(), ids=stages())
 def test_the_columns_that_tell_rows_apart_hold_those_of_a_row_that_could_not_be_measured(stage):
-    keys = stage.Cell().row_keys()
+    keys = stage.cell_type().row_keys()
     assert {name for key in keys for name in key} <= set(stage.row_types.key_columns())
 
 
 @pytest.mark.parametrize("stage", stages().values(), ids=stages())
 def test_a_cell_that_could_not_be_measured_leaves_sound_rows(stage):
-    cell = stage.Cell()
+    cell = stage.cell_type()
     axes = {axis: getattr(cell, axis) for axis in stage.axes}
     stage.row_types.check(axes, [{**key, "status": "skipped", "reason": "no GPU"} for key in cell.row_keys()])
 

@@ -210,7 +210,7 @@ def stand_in(monkeypatch):
 
 def leave_record(folder, stage, name="cell", **columns):
     """Leave the record of a stage's default cell that could not be measured; return its path."""
-    cell, settings = stages()[stage].Cell(), stages()[stage].Settings()
+    cell, settings = stages()[stage].cell_type(), stages()[stage].settings_type()
     rows = [{**cell.row_keys()[0], "status": "skipped", "reason": "needs 2 GPUs, 0 present", **columns}]
     left = record(stage=stage, cell=asdict(cell), settings=asdict(settings), rows=rows)
     write_record(WholeFile(folder / stage / f"{name}.json"), left)

@@ -109,7 +109,7 @@ def keys(stage, *others):
 
 
 def _settings(stage):
-    return [SETTING + item.name for item in dataclasses.fields(stages()[stage].Settings)]
+    return [SETTING + item.name for item in dataclasses.fields(stages()[stage].settings_type)]
 
 
 def unnamed_rows(stage, rows):
@@ -176,7 +176,7 @@ def _without_empty_columns(rows):
 def _failed(stage, rows):
     """Return the rows that a cell leaves which ran out of memory before it measured anything."""
     first, axes = rows.iloc[0], stages()[stage].axes
-    cell = stages()[stage].Cell(**{name: first[name] for name in axes})
+    cell = stages()[stage].cell_type(**{name: first[name] for name in axes})
     shared = first[first.index.intersection([*axes, *_settings(stage), *RUN_COLUMNS])].to_dict()
     outcome = {"status": "oom", "reason": "CUDA out of memory. Tried to allocate 8.00 GiB."}
     return pd.DataFrame([{**shared, **key, **outcome} for key in cell.row_keys()])

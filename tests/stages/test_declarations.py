@@ -23,7 +23,7 @@ def test_a_section_of_formulas_and_tables_brings_no_torch(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_stage_s_default_cell_names_its_rows_once_by_columns_that_tell_them_apart(name):
-    keys = stage(name).Cell().row_keys()
+    keys = stage(name).cell_type().row_keys()
     assert len({tuple(key.items()) for key in keys}) == len(keys) > 0
     assert {column for key in keys for column in key} <= set(stage(name).row_types.key_columns())
 
@@ -46,5 +46,5 @@ def test_a_stage_s_declarations_are_whole(name):
     ],
 )
 def test_cells_share_the_host_where_company_changes_no_figure(name, axes, on_cpu, on_gpu):
-    cell = stage(name).Cell(**axes)
+    cell = stage(name).cell_type(**axes)
     assert (shares_host(cell, on_gpu=False), shares_host(cell, on_gpu=True)) == (on_cpu, on_gpu)

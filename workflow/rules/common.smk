@@ -70,7 +70,7 @@ class Stage:
         self.folder = RESULTS / name
         self.table_pattern = f"{self.folder}/{{{self.split_axis}}}.csv"
         plan = PLAN.stages[name]
-        pattern = layout.cell_pattern(self.declared.Cell)
+        pattern = layout.cell_pattern(self.declared.cell_type)
         self.record_pattern = f"{self.folder}/cells/{pattern}.json"
         self.files_pattern = f"{self.folder}/files/{pattern}"
         self.log_pattern = f"logs/{name}/{pattern}.log"

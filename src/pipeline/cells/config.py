@@ -167,8 +167,10 @@ def _stage_plan(stage: Stage, asked: Mapping[str, Any], source: str) -> StagePla
     where = f"{source}: {stage.name}"
     for values in (asked.get("settings", {}), *asked.get("grids", [])):
         _check_finite(values, where)
-    settings = fields.build(stage.Settings, asked.get("settings", {}), f"{where} settings")
-    return StagePlan(stage.name, tuple(sweep.expand(stage.Cell, asked.get("grids", []), f"{where} grid")), settings)
+    settings = fields.build(stage.settings_type, asked.get("settings", {}), f"{where} settings")
+    return StagePlan(
+        stage.name, tuple(sweep.expand(stage.cell_type, asked.get("grids", []), f"{where} grid")), settings
+    )
 
 
 def _check_limits(plan: StagePlan, source: str) -> None:

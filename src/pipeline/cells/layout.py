@@ -29,7 +29,7 @@ def cell_named(stage: Stage, words: Sequence[str], where: str) -> Any:
     Raises UserError, which calls the path `where`, for a word that is none of the stage's, or spelt or placed otherwise
     than in the path of that cell.
     """
-    cell = fields.parse_words(stage.Cell, list(words), where)
+    cell = fields.parse_words(stage.cell_type, list(words), where)
     if list(words) != fields.words(cell):
         raise UserError(f"{where}: the path of this cell is {'/'.join(fields.words(cell))}")
     return cell

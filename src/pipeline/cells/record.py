@@ -154,7 +154,7 @@ def _stage_complaints(record: dict[str, Any], stages: Stages) -> Iterator[str]:
         yield f"stage is {_brief(record['stage'])}, known are {', '.join(stages)}"
         return
     try:
-        fields.build(stage.Cell, record["cell"], "its cell")
+        fields.build(stage.cell_type, record["cell"], "its cell")
         stage.row_types.check(record["cell"], record["rows"])
     except (UserError, ValueError) as error:
         yield str(error)

@@ -16,8 +16,7 @@ WITH_FIGURES = ("ok", "unstable")
 def column(meaning: str, *, allowed: tuple[Any, ...] = (), minimum: float | None = None, positive: bool = False) -> Any:
     """Declare a column: what it means, in words that stand behind its name, and the values it may take.
 
-    The name carries the unit. A column of type `X | None` may be missing from a row that has figures; any but a key may
-    be missing from a row without.
+    The name carries the unit. Only a column of type `X | None` may be missing from a row that has figures.
     """
     return field(default=None, metadata=_Limits(meaning, allowed, minimum, positive).__dict__)
 

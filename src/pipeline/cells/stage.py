@@ -42,19 +42,19 @@ class Stage:
         return module
 
     @property
-    def Cell(self) -> Any:
+    def cell_type(self) -> Any:
         """The dataclass of its cells: the axes."""
         return self._cell.Cell
 
     @property
-    def Settings(self) -> Any:
+    def settings_type(self) -> Any:
         """The dataclass of its settings, which all cells of a run share."""
         return self._cell.Settings
 
     @property
     def axes(self) -> tuple[str, ...]:
         """The names of the axes, in the order of paths."""
-        return tuple(item.name for item in fields(self.Cell))
+        return tuple(item.name for item in fields(self.cell_type))
 
     @property
     def question(self) -> str:
@@ -85,7 +85,7 @@ class Stage:
     @property
     def table_columns(self) -> tuple[str, ...]:
         """The columns of its tables, in their order."""
-        settings = [SETTING + item.name for item in fields(self.Settings)]
+        settings = [SETTING + item.name for item in fields(self.settings_type)]
         return (*self.axes, *self.row_types.column_names(), *settings, *RUN_COLUMNS)
 
     @cached_property
@@ -105,7 +105,7 @@ class Stage:
         return importlib.import_module(f"{self.package}.measure").measure
 
     def build_section(self) -> Callable[..., str]:
-        """Return the function that writes the section: `build(rows, figures_dir)`, or with the rows beside behind them."""
+        """Return the function that writes the section: `build(rows, figures_dir)`, third the rows of stages it reads."""
         return importlib.import_module(f"{self.package}.report.section").build
 
     @cached_property

@@ -18,7 +18,7 @@ from pipeline.instruments.machine.identity import SOFTWARE
 def stage_rows(stage: Stage, records: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     """Return the rows of a stage's records: axes, row, settings, machine and software, lists as lists.
 
-    Its columns are those of the stage that any of these rows fills, in their declared order, and always `reason`.
+    Its columns are those of the stage that any of these rows has, in their declared order, and always `reason`.
     """
     lines = [
         {
@@ -30,9 +30,9 @@ def stage_rows(stage: Stage, records: Iterable[Mapping[str, Any]]) -> pd.DataFra
         for record in records
         for row in record["rows"]
     ]
-    filled = dict.fromkeys(name for line in lines for name, value in line.items() if value is not None)
-    order = dict.fromkeys([*stage.table_columns, *filled])
-    return pd.DataFrame(lines, columns=[name for name in order if name in filled or name == "reason"])
+    present = dict.fromkeys(["reason", *(name for line in lines for name in line)])
+    order = dict.fromkeys([*stage.table_columns, *present])
+    return pd.DataFrame(lines, columns=[name for name in order if name in present])
 
 
 def row_table(paths: Iterable[Path], stages: Stages) -> pd.DataFrame:
