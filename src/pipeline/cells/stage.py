@@ -105,7 +105,7 @@ class Stage:
         return importlib.import_module(f"{self.package}.measure").measure
 
     def build_section(self) -> Callable[..., str]:
-        """Return the function that writes the section: `build(rows, figures_dir)`, third the rows of stages it reads."""
+        """Return the function that writes the section: `build(rows, figures_dir)`, and with READS the rows beside."""
         return importlib.import_module(f"{self.package}.report.section").build
 
     @cached_property
