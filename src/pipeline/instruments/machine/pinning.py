@@ -68,7 +68,8 @@ def divide_cores(cores: Sequence[int], near: Sequence[Collection[int]], world_si
     if len(cores) < world_size:
         return [None] * world_size
     each = 2 if len(cores) >= 2 * world_size else 1
-    left, divided = list(cores), []
+    left: list[int] = list(cores)
+    divided: list[Cores | None] = []
     for rank in range(world_size):
         close = near[rank] if rank < len(near) else ()
         own = sorted(left, key=lambda core: core not in close)[:each]
