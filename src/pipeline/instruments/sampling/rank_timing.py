@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 from pipeline.instruments.machine import gpu_state
+from pipeline.instruments.sampling.stability import status_columns
 from pipeline.instruments.sampling.step_timing import Phases, Sampling, Timings, collections_off, synchronize
-from pipeline.instruments.sampling.summary import rel_error
 
 STEP = "train_step"
 
@@ -64,16 +64,8 @@ def pooled(samplings: Sequence[Sampling]) -> Sampling:
 
 
 def step_status(sampling: Sampling, unstable_rel_error: float) -> dict[str, str]:
-    """Judge samples by the whole step: a wait of microseconds is noise, and no reason for doubt.
-
-    Returns the columns status ("ok" or "unstable") and, where it is unstable, reason.
-    """
-    slowdowns, error = sampling.slowdowns(), rel_error(sampling.timings[STEP].host_ms)
-    if slowdowns:
-        return {"status": "unstable", "reason": f"GPU slowed down: {', '.join(slowdowns)}"}
-    if error > unstable_rel_error:
-        return {"status": "unstable", "reason": f"median known to {error:.1%} only"}
-    return {"status": "ok"}
+    """Judge the whole step; returns the columns of `status_columns`."""
+    return status_columns(sampling.timings[STEP].host_ms, sampling.slowdowns(), unstable_rel_error)
 
 
 def _time_step(phases: Phases, device: torch.device) -> dict[tuple[str, str], float]:
