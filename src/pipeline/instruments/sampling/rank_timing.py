@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from pipeline.instruments.machine import gpu_state
+from pipeline.instruments.machine.power import PowerWatch, pooled_power
 from pipeline.instruments.sampling.stability import status_columns
 from pipeline.instruments.sampling.step_timing import Phases, Sampling, Timings, collections_off, synchronize
 
@@ -42,12 +43,14 @@ def time_steps_over_ranks(phases: Phases, device: torch.device, warmup: int, ste
     synchronize(device)
     state_before = gpu_state.gpu_state()
     timings = {name: Timings() for name in (*phases, STEP)}
+    watch = PowerWatch(device.index)
     for _ in range(steps):
         dist.barrier()
         for (name, clock), sample_ms in max_over_ranks(_time_step(phases, device), device).items():
             samples = timings[name].host_ms if clock == "host" else timings[name].cuda_events_ms
             samples.append(sample_ms)
-    return Sampling(timings, state_before, gpu_state.gpu_state())
+        watch.poll()
+    return Sampling(timings, state_before, gpu_state.gpu_state(), watch.over(steps))
 
 
 def pooled(samplings: Sequence[Sampling]) -> Sampling:
@@ -60,7 +63,8 @@ def pooled(samplings: Sequence[Sampling]) -> Sampling:
         for name in samplings[0].timings
     }
     states_after = [state for sampling in samplings for state in sampling.state_after]
-    return Sampling(timings, samplings[0].state_before, states_after)
+    power = pooled_power(sampling.power for sampling in samplings)
+    return Sampling(timings, samplings[0].state_before, states_after, power)
 
 
 def step_status(sampling: Sampling, unstable_rel_error: float) -> dict[str, str]:
