@@ -7,17 +7,13 @@ import torch
 
 from pipeline.instruments.machine import pinning
 from pipeline.instruments.machine.gpus import Gpu
-from pipeline.instruments.machine.pinning import Cores, cores_for, divide_cores, in_order_of_use, near_cores, pinned
+from pipeline.instruments.machine.pinning import core_for, divide_cores, in_order_of_use, near_cores, pinned
 
 CUDA = torch.device("cuda")
 
 
-def test_ranks_get_two_cores_each_and_share_none():
-    assert divide_cores([1, 2, 3, 4, 5], [], 2) == [Cores(1, 2), Cores(3, 4)]
-
-
-def test_where_cores_are_scarce_a_rank_gets_one():
-    assert divide_cores([1, 2, 0], [], 2) == [Cores(1, 1), Cores(2, 2)]
+def test_each_rank_has_a_core_of_its_own_in_order_of_use():
+    assert divide_cores([3, 1, 2], [], 2) == [3, 1]
 
 
 def test_where_there_are_fewer_cores_than_ranks_none_is_pinned():
@@ -25,11 +21,11 @@ def test_where_there_are_fewer_cores_than_ranks_none_is_pinned():
 
 
 def test_ranks_get_cores_near_their_gpus():
-    assert divide_cores([1, 2, 3, 4, 5, 6, 7, 0], [{4, 5, 6, 7}, {0, 1, 2, 3}], 2) == [Cores(4, 5), Cores(1, 2)]
+    assert divide_cores([1, 2, 3, 4, 0], [{3, 4}, {0, 1, 2}], 2) == [3, 1]
 
 
 def test_where_the_near_cores_are_used_up_others_serve():
-    assert divide_cores([1, 2, 3, 4, 5, 6], [{3, 4, 5}, {3, 4, 5}], 2) == [Cores(3, 4), Cores(5, 1)]
+    assert divide_cores([1, 2, 3], [{3}, {3}, {3}], 3) == [3, 1, 2]
 
 
 def test_second_threads_and_the_core_with_interrupts_come_last(tmp_path):
@@ -56,13 +52,13 @@ def test_only_cores_that_the_process_may_use_are_given(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _thread: {5, 6, 9})
     monkeypatch.setattr(pinning, "near_cores", lambda _gpu: {0, 1, 9})
     monkeypatch.setattr(pinning, "visible_gpus", lambda: ["a GPU"])
-    assert cores_for(0, 1) == Cores(9, 5)
+    assert core_for(0, 1) == 9
 
 
 def test_on_a_cpu_nothing_is_pinned():
     before = os.sched_getaffinity(0)
-    with pinned(torch.device("cpu")) as cores:
-        assert cores is None
+    with pinned(torch.device("cpu")) as core:
+        assert core is None
         assert os.sched_getaffinity(0) == before
 
 
@@ -94,12 +90,11 @@ def autograd_thread(monkeypatch):
         yield thread
 
 
-def test_both_threads_have_a_core_each_until_the_end(autograd_thread):
+def test_both_threads_share_a_core_until_the_end(autograd_thread):
     before = os.sched_getaffinity(0)
-    with suppress(LookupError), pinned(CUDA) as cores:
-        assert os.sched_getaffinity(0) == {cores.launch}
-        assert os.sched_getaffinity(autograd_thread) == {cores.autograd}
-        assert cores.launch != cores.autograd
+    with suppress(LookupError), pinned(CUDA) as core:
+        assert core in before
+        assert os.sched_getaffinity(0) == os.sched_getaffinity(autograd_thread) == {core}
         raise LookupError
     assert os.sched_getaffinity(0) == os.sched_getaffinity(autograd_thread) == before
 
@@ -108,9 +103,9 @@ def test_threads_that_started_inside_may_leave_the_core_afterwards(autograd_thre
     before = os.sched_getaffinity(0)
     with waiting_thread() as other, ExitStack() as until_later:
         os.sched_setaffinity(other, {min(before)})
-        with pinned(CUDA) as cores:
+        with pinned(CUDA) as core:
             started = until_later.enter_context(waiting_thread())
-            assert os.sched_getaffinity(started) == {cores.launch}
+            assert os.sched_getaffinity(started) == {core}
         assert os.sched_getaffinity(started) == before
         assert os.sched_getaffinity(other) == {min(before)}
 
@@ -120,19 +115,19 @@ def test_a_system_that_forbids_it_leaves_all_as_it_was(autograd_thread, monkeypa
         raise PermissionError
 
     monkeypatch.setattr(os, "sched_setaffinity", refuse)
-    with pinned(CUDA) as cores:
-        assert cores is None
+    with pinned(CUDA) as core:
+        assert core is None
 
 
 @pytest.mark.gpu(shared=True)
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-def test_backward_runs_on_the_core_of_autograds_thread():
+def test_backward_runs_on_the_core_of_its_caller():
     found = []
     leaf = torch.ones(4, device="cuda", requires_grad=True)
     leaf.register_hook(lambda _gradient: found.append((threading.get_native_id(), os.sched_getaffinity(0))))
-    with pinned(CUDA) as cores:
+    with pinned(CUDA) as core:
         leaf.sum().backward()
     ((thread, allowed),) = found
     assert thread != threading.get_native_id()
-    assert allowed == {cores.autograd}
+    assert allowed == {core}
     assert os.sched_getaffinity(thread) == os.sched_getaffinity(0)

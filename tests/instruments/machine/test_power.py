@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pynvml
 import pytest
 import torch
@@ -17,6 +19,7 @@ class Machine:
         self.now_s, self.watts, self.clock_mhz, self.reasons = 0.0, watts, 1980, 0
         self.supported = True
         self.readings = 0
+        self.capped_s = None  # for an older driver, which does not count
 
     def perf_counter(self):
         return self.now_s
@@ -27,6 +30,10 @@ class Machine:
         if query is pynvml.nvmlDeviceGetClockInfo:
             self.readings += 1
             return self.clock_mhz - handle if self.supported else None
+        if query is pynvml.nvmlDeviceGetFieldValues:
+            if self.capped_s is None:
+                return [SimpleNamespace(nvmlReturn=pynvml.NVML_ERROR_NOT_SUPPORTED)]
+            return [SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(ullVal=int(1e9 * self.capped_s)))]
         return self.reasons if self.supported else None
 
 
@@ -97,11 +104,21 @@ def test_what_was_never_capped_is_not(machine):
     assert watch.over(steps=1).slowdowns == ()
 
 
+@pytest.mark.parametrize(("capped_s", "capped"), [(0.0, False), (0.01, False), (0.05, True)])
+def test_the_drivers_count_of_capped_time_goes_before_what_was_seen_between_steps(machine, capped_s, capped):
+    found = machine(600)
+    found.capped_s, found.reasons = 100.0, CAPPED
+    watch = PowerWatch()
+    found.now_s += 2.0
+    found.capped_s += capped_s
+    assert watch.over(steps=1).power_capped is capped
+
+
 def test_short_steps_are_not_held_up_by_readings(machine):
     found = machine(600)
     watch = PowerWatch()
     for _ in range(100):
-        found.now_s += 0.01
+        found.now_s += 0.002
         watch.poll()
     assert found.readings <= 10
 

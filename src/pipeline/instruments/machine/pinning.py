@@ -1,14 +1,14 @@
-"""Pinning: the threads that launch a GPU's work, each on a core of its own, where the scheduler leaves them.
+"""Pinning: the threads that launch a GPU's work, kept on one core of their own.
 
-Backward launches from a thread that autograd keeps for the GPU. Left alone, the scheduler moves both threads between
-cores, which makes a step of many small kernels slower and hardly repeatable.
+Backward launches from a thread that autograd keeps for the GPU, while its caller waits. Left alone, the scheduler moves
+both between cores, which makes a step of many small kernels slower and hardly repeatable. They never run at the same
+time, and share a core: with one each a core sleeps while the other works, and is slow to wake.
 """
 
 import os
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import pynvml
@@ -21,36 +21,29 @@ THREADS = Path("/proc/self/task")
 BITS_PER_WORD = 64
 
 
-@dataclass(frozen=True)
-class Cores:
-    """The cores, by the kernel's numbers, of the thread that launches and of autograd's; one for both if scarce."""
-
-    launch: int
-    autograd: int
-
-
 @contextmanager
-def pinned(device: torch.device, rank: int = 0, world_size: int = 1) -> Iterator[Cores | None]:
-    """Pin the calling thread and autograd's thread for this GPU; on leaving, let them run where they could before.
+def pinned(device: torch.device, rank: int = 0, world_size: int = 1) -> Iterator[int | None]:
+    """Pin the calling thread and autograd's thread for this GPU to a core; on leaving, let them run as before.
 
-    Yields None and pins nothing on a CPU, whose work needs all its cores, and where there are too few cores or the
-    system forbids it. Threads that start inside begin on the caller's core: compile, and start process groups, before.
+    Yields the core by the kernel's number; None, with nothing pinned, on a CPU, whose work needs all its cores, and
+    where there are too few cores or the system forbids it. Threads that start inside begin on the caller's core:
+    compile, and start process groups, before.
     """
-    cores = cores_for(rank, world_size) if device.type == "cuda" else None
-    if cores is None:
+    core = core_for(rank, world_size) if device.type == "cuda" else None
+    if core is None:
         yield None
         return
-    caller, allowed, threads = threading.get_native_id(), os.sched_getaffinity(0), _threads()
-    wanted = {_autograd_thread(device): cores.autograd, caller: cores.launch}
-    former = {thread: os.sched_getaffinity(thread) for thread in wanted}
+    allowed, threads = os.sched_getaffinity(0), _threads()
+    launching = {_autograd_thread(device), threading.get_native_id()}
+    former = {thread: os.sched_getaffinity(thread) for thread in launching}
     try:
-        yield cores if _confine({thread: {core} for thread, core in wanted.items()}) else None
+        yield core if _confine({thread: {core} for thread in launching}) else None
     finally:
-        _confine(former | dict.fromkeys(_threads() - threads - former.keys(), allowed))
+        _confine(former | dict.fromkeys(_threads() - threads - launching, allowed))
 
 
-def cores_for(rank: int, world_size: int) -> Cores | None:
-    """Return the cores of one of the ranks on this host, apart from those of the others; None where there are too few.
+def core_for(rank: int, world_size: int) -> int | None:
+    """Return the core of one of the ranks on this host, which no other rank has; None where there are too few.
 
     Only cores that this process may use, near the rank's GPU where the driver tells.
     """
@@ -60,21 +53,20 @@ def cores_for(rank: int, world_size: int) -> Cores | None:
     return divide_cores(cores, [near_cores(gpu) for gpu in visible_gpus()], world_size)[rank]
 
 
-def divide_cores(cores: Sequence[int], near: Sequence[Collection[int]], world_size: int) -> list[Cores | None]:
-    """Give each rank two cores, or one where there are not enough for two, or None; no core has two ranks.
+def divide_cores(cores: Sequence[int], near: Sequence[Collection[int]], world_size: int) -> list[int | None]:
+    """Give each rank a core of its own, or None to all where there are too few.
 
     cores: in order of use; near: for each rank those near its GPU, empty or left out where nothing tells.
     """
     if len(cores) < world_size:
         return [None] * world_size
-    each = 2 if len(cores) >= 2 * world_size else 1
-    left: list[int] = list(cores)
-    divided: list[Cores | None] = []
+    left = list(cores)
+    divided: list[int | None] = []
     for rank in range(world_size):
         close = near[rank] if rank < len(near) else ()
-        own = sorted(left, key=lambda core: core not in close)[:each]
-        left = [core for core in left if core not in own]
-        divided.append(Cores(own[0], own[-1]))
+        core = min(left, key=lambda core: core not in close)  # the first of equals
+        left.remove(core)
+        divided.append(core)
     return divided
 
 

@@ -14,10 +14,12 @@ import pynvml
 from pipeline.instruments.machine.gpu_state import slowdowns_among, throttle_reasons
 from pipeline.instruments.machine.gpus import ask, visible_gpus
 
-POLL_S = 0.1
-# The counter of energy moves in steps of some hundredths of a second's.
+POLL_S = 0.02
+# The counter of energy moves every 100 ms on an H200, so that a second's is known to 4%, four seconds' to 1%.
 LEAST_ENERGY_S = 1.0
-POWER_CAP = "sw_power_cap"
+POWER_CAP, CAPPED_TIME = "sw_power_cap", pynvml.NVML_FI_DEV_PERF_POLICY_POWER
+# The share of a stretch that the power limit held the clock down from which on the stretch counts as capped.
+CAPPED_SHARE = 0.01
 
 
 @dataclass(frozen=True)
@@ -25,8 +27,8 @@ class Power:
     """A stretch of steps: what NVML does not tell is None.
 
     energy_j: of a step, all GPUs together, idle moments between steps included; None for less than a second of steps.
-    sm_clock_mhz: the mean over the stretch, of the slowest GPU. power_capped: whether the power limit ever held the
-    clock down. slowdowns: the throttle reasons seen that make figures untrustworthy.
+    sm_clock_mhz: the mean over the stretch, of the slowest GPU. power_capped: whether the power limit held a clock down
+    for 1% of the stretch or more. slowdowns: the throttle reasons seen that make figures untrustworthy.
     """
 
     energy_j: float | None = None
@@ -43,11 +45,11 @@ class PowerWatch:
         self._gpus = gpus if index is None else gpus[index : index + 1]
         self._clocks_mhz: list[list[float]] = [[] for _ in self._gpus]
         self._reasons: set[str] | None = None
-        self._energy_before_j = self._energy_j()
+        self._energy_before_j, self._capped_before_s = self._energy_j(), self._capped_s()
         self._began_s = self._polled_s = time.perf_counter()
 
     def poll(self) -> None:
-        """Read clocks and throttle reasons, ten times a second at most; call it after each step."""
+        """Read clocks and throttle reasons, fifty times a second at most; call it after each step."""
         if self._gpus and time.perf_counter() - self._polled_s >= POLL_S:
             self._read()
 
@@ -60,13 +62,23 @@ class PowerWatch:
         energy_j = None
         if seconds >= LEAST_ENERGY_S and self._energy_before_j is not None and energy_after_j is not None:
             energy_j = (energy_after_j - self._energy_before_j) / steps
-        reasons = self._reasons
         return Power(
             energy_j=energy_j,
             sm_clock_mhz=min((fmean(clocks) for clocks in self._clocks_mhz if clocks), default=None),
-            power_capped=None if reasons is None else POWER_CAP in reasons,
-            slowdowns=tuple(slowdowns_among(reasons or ())),
+            power_capped=self._is_capped(seconds),
+            slowdowns=tuple(slowdowns_among(self._reasons or ())),
         )
+
+    def _is_capped(self, seconds: float) -> bool | None:
+        """Ask the driver's own count of capped time; where there is none, what was seen between steps."""
+        capped_s = [
+            after - before
+            for before, after in zip(self._capped_before_s, self._capped_s(), strict=True)
+            if before is not None and after is not None
+        ]
+        if capped_s:
+            return max(capped_s) >= CAPPED_SHARE * seconds
+        return None if self._reasons is None else POWER_CAP in self._reasons
 
     def _read(self) -> None:
         for gpu, clocks_mhz in zip(self._gpus, self._clocks_mhz, strict=True):
@@ -81,6 +93,12 @@ class PowerWatch:
     def _energy_j(self) -> float | None:
         energies_mj = [ask(pynvml.nvmlDeviceGetTotalEnergyConsumption, gpu.handle) for gpu in self._gpus]
         return None if None in energies_mj else sum(energies_mj) / 1e3
+
+    def _capped_s(self) -> list[float | None]:
+        """Return for how long the power limit has held each GPU's clock down since the driver started."""
+        answers = [ask(pynvml.nvmlDeviceGetFieldValues, gpu.handle, [CAPPED_TIME]) for gpu in self._gpus]
+        values = [answer[0] if answer else None for answer in answers]
+        return [value.value.ullVal / 1e9 if value and value.nvmlReturn == 0 else None for value in values]
 
 
 def pooled_power(stretches: Iterable[Power]) -> Power:

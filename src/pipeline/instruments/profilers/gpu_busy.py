@@ -58,7 +58,8 @@ def profile_gpu_busy(step: Callable[[], object], device: torch.device, steps: in
     if device.type != "cuda":
         return None
     walls_ms = []
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+    # Else torch warns that a further cycle, which there is none of, would clear the events.
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
         for _ in range(1 + steps):
             keep_gpu_busy(MARK_CYCLES)
             walls_ms.append(time_call_ms(step, device))
