@@ -11,16 +11,16 @@ class TimedRow(Row):
 
     n: int = column("samples taken", minimum=1)
     median_ms: float = column("median", positive=True)
-    q1_ms: float = column("first quartile", positive=True)
+    q1_ms: float = column("first quartile", minimum=0)
     q3_ms: float = column("third quartile", positive=True)
     mean_ms: float = column("mean", positive=True)
     std_ms: float | None = column("standard deviation; none for a single sample", minimum=0)
-    min_ms: float = column("least sample", positive=True)
+    min_ms: float = column("least sample", minimum=0)
     max_ms: float = column("largest sample", positive=True)
     rel_error: float | None = column(
         "standard error of the median over the median; none for a single sample", minimum=0
     )
-    samples_ms: list[float] = column("all samples, in the order in which they were taken", positive=True)
+    samples_ms: list[float] = column("all samples, in the order in which they were taken", minimum=0)
 
 
 @dataclass(frozen=True, kw_only=True)

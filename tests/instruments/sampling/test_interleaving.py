@@ -4,6 +4,7 @@ import itertools
 import pytest
 import torch
 
+from pipeline.instruments.machine.power import Power
 from pipeline.instruments.sampling.interleaving import Interleaving, Sample, Work, interleave
 from pipeline.instruments.sampling.kernel_timing import host_sampler
 from pipeline.instruments.sampling.step_timing import StopRule
@@ -62,9 +63,11 @@ def test_the_rule_looks_at_the_first_clock():
     assert len(found.taken["a"].times_ms["call"]) == 4
 
 
-def test_the_slow_downs_are_those_after_the_last_sample():
+def test_the_slow_downs_are_those_after_the_last_sample_and_those_seen_between():
     before, after = ([{"throttle_reasons": [reason]}] for reason in ("hw_slowdown", "hw_power_brake"))
     assert Interleaving({}, before, after).slowdowns() == ["hw_power_brake"]
+    between = Power(slowdowns=("sw_thermal_slowdown",))
+    assert Interleaving({}, before, after, between).slowdowns() == ["sw_thermal_slowdown", "hw_power_brake"]
 
 
 @pytest.mark.parametrize("fails_at", [1, 3])

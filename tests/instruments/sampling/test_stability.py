@@ -15,6 +15,21 @@ def test_noise_and_slowdowns_make_samples_unstable(samples_ms, slowdowns, status
     assert all(reason in found["reason"] for reason in slowdowns)
 
 
+def test_rounds_that_differ_are_no_single_figure_however_many_samples_they_have():
+    samples_ms = [230.0] * 50 + [292.0] * 50
+    found = status_columns(samples_ms, [], 0.05, round_medians_ms=[230.0, 292.0])
+    assert found == {"status": "unstable", "reason": "rounds lie 27% apart"}
+    assert status_columns([100.0] * 50 + [105.0] * 50, [], 0.05, round_medians_ms=[100.0, 105.0]) == {"status": "ok"}
+
+
+def test_noise_of_a_phase_that_the_step_would_not_notice_is_no_reason_for_doubt():
+    waits_ms = [0.1, 0.2] * 5
+    assert status_columns(waits_ms, [], 0.05)["status"] == "unstable"
+    assert status_columns(waits_ms, [], 0.05, step_ms=1.0)["status"] == "unstable"
+    assert status_columns(waits_ms, [], 0.05, step_ms=100.0)["status"] == "ok"
+    assert status_columns(waits_ms, [], 0.05, round_medians_ms=[0.1, 0.2], step_ms=100.0)["status"] == "ok"
+
+
 def test_the_columns_of_a_gpu_are_those_after_the_last_sample_and_the_clock_before_the_first():
     before = {"sm_clock_mhz": 1900, "temperature_c": 35, "power_w": 90.0, "throttle_reasons": []}
     after = {"sm_clock_mhz": 1500, "temperature_c": 70, "power_w": 650.0, "throttle_reasons": ["hw_power_brake"]}

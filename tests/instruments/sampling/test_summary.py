@@ -14,12 +14,23 @@ def test_one_slow_sample_hardly_moves_the_median():
     assert summarise([*steady, 900.0])["median_ms"] == pytest.approx(10.05, abs=0.01)
 
 
-def test_the_relative_error_is_the_spread_of_medians():
-    rng = np.random.default_rng(1)
-    experiments = rng.normal(100.0, 5.0, size=(4000, 60))
+@pytest.mark.parametrize("alike", [0.0, 0.5])
+@pytest.mark.parametrize("count", [10, 20, 60])
+def test_the_relative_error_is_the_spread_of_medians_also_where_samples_are_alike(alike, count):
+    steps = np.random.default_rng(1).normal(size=(1000, count))
+    noise = steps[:, :1]
+    for column in range(1, count):
+        noise = np.hstack([noise, alike * noise[:, -1:] + (1 - alike**2) ** 0.5 * steps[:, column : column + 1]])
+    experiments = 100 + noise
     observed = np.median(experiments, axis=1).std() / 100
-    predicted = np.mean([rel_error(samples.tolist()) for samples in experiments[:400]])
-    assert predicted == pytest.approx(observed, rel=0.1)
+    predicted = np.mean([rel_error(samples) for samples in experiments.tolist()])
+    assert predicted == pytest.approx(observed, rel=0.15 if count > 10 else 0.25)
+
+
+def test_few_samples_and_equal_ones_have_an_error():
+    assert rel_error([1.0]) == float("inf")
+    assert rel_error([2.0] * 10) == 0.0
+    assert 0 < rel_error([1.0, 1.1, 1.2]) < 0.1
 
 
 def test_a_single_sample_has_no_spread_rather_than_zero():

@@ -35,8 +35,23 @@ def gpu_state(device_ids: Collection[str] | None = None) -> list[dict[str, Any]]
 
 def slowdown_reasons(state: list[dict[str, Any]]) -> list[str]:
     """Name the throttle reasons in a `gpu_state` that make figures untrustworthy: heat, or failing power."""
-    active = {reason for gpu in state for reason in gpu["throttle_reasons"] or ()}
-    return [reason for reason in _SLOWDOWNS if reason in active]
+    return slowdowns_among({reason for gpu in state for reason in gpu["throttle_reasons"] or ()})
+
+
+def slowdowns_among(reasons: Collection[str]) -> list[str]:
+    """Select the throttle reasons that make figures untrustworthy."""
+    return [reason for reason in _SLOWDOWNS if reason in reasons]
+
+
+def throttle_reasons(gpu: Gpu) -> list[str] | None:
+    """Name the reasons for which a GPU's clock is below its maximum at this moment; None where NVML does not tell."""
+    bits = ask(pynvml.nvmlDeviceGetCurrentClocksEventReasons, gpu.handle)
+    if bits is None:  # drivers before 535 know the same mask by its older name
+        bits = ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, gpu.handle)
+    if bits is None:
+        return None
+    active = [1 << position for position in range(bits.bit_length()) if bits >> position & 1]
+    return [_REASON_NAMES.get(bit, hex(bit)) for bit in active]
 
 
 def _state(gpu: Gpu) -> dict[str, Any]:
@@ -51,15 +66,5 @@ def _state(gpu: Gpu) -> dict[str, Any]:
         "power_w": None if power_mw is None else power_mw / 1000,
         "utilization_percent": None if utilization is None else utilization.gpu,
         "memory_free_bytes": None if memory is None else memory.free,
-        "throttle_reasons": _throttle_reasons(gpu),
+        "throttle_reasons": throttle_reasons(gpu),
     }
-
-
-def _throttle_reasons(gpu: Gpu) -> list[str] | None:
-    bits = ask(pynvml.nvmlDeviceGetCurrentClocksEventReasons, gpu.handle)
-    if bits is None:  # drivers before 535 know the same mask by its older name
-        bits = ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, gpu.handle)
-    if bits is None:
-        return None
-    active = [1 << position for position in range(bits.bit_length()) if bits >> position & 1]
-    return [_REASON_NAMES.get(bit, hex(bit)) for bit in active]

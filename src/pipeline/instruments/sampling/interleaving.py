@@ -6,7 +6,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from pipeline.instruments.machine.gpu_state import gpu_state, slowdown_reasons
+from pipeline.instruments.machine.gpu_state import gpu_state, slowdown_reasons, slowdowns_among
+from pipeline.instruments.machine.power import Power, PowerWatch
 from pipeline.instruments.memory.out_of_memory import attempt
 from pipeline.instruments.sampling.step_timing import StopRule
 
@@ -53,15 +54,16 @@ class Taken:
 
 @dataclass(frozen=True)
 class Interleaving(Generic[Key]):
-    """What interleaved sampling gave, and the state of the GPU after warm-up and after the last sample."""
+    """What interleaved sampling gave, the state of the GPU before and after it, and its power meanwhile."""
 
     taken: dict[Key, Taken]
     state_before: list[dict]
     state_after: list[dict]
+    power: Power = field(default_factory=Power)
 
     def slowdowns(self) -> list[str]:
         """Return the reasons, if any, for which the hardware held the clock down below its own choice."""
-        return slowdown_reasons(self.state_after)
+        return slowdowns_among({*self.power.slowdowns, *slowdown_reasons(self.state_after)})
 
 
 def interleave(
@@ -83,10 +85,12 @@ def interleave(
             if name not in warm and taken[name].out_of_memory is None:
                 _sampled(works[name], sampler, taken[name])
     rotation = [name for name in works if taken[name].out_of_memory is None]
-    state_before = gpu_state()
+    state_before, watch, rounds = gpu_state(), PowerWatch(), 0
     while rotation:
         rotation = [name for name in rotation if _goes_on(works[name], sampler, taken[name], rules[name])]
-    return Interleaving(taken, state_before, gpu_state())
+        watch.poll()
+        rounds += 1
+    return Interleaving(taken, state_before, gpu_state(), watch.over(max(1, rounds)))
 
 
 def _sampled(work: Work, sampler: Sampler, taken: Taken) -> Sample | None:

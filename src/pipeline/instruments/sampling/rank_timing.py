@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from pipeline.instruments.machine import gpu_state
+from pipeline.instruments.machine.power import PowerWatch
 from pipeline.instruments.sampling.step_timing import Phases, Sampling, Timings, collections_off, synchronize
 
 STEP = "train_step"
@@ -33,12 +34,14 @@ def time_steps_over_ranks(phases: Phases, device: torch.device, warmup: int, ste
     synchronize(device)
     state_before = gpu_state.gpu_state()
     timings = {name: Timings() for name in (*phases, STEP)}
+    watch = PowerWatch(device.index)
     for _ in range(steps):
         dist.barrier()
         for (name, clock), sample_ms in max_over_ranks(_time_step(phases, device), device).items():
             samples = timings[name].host_ms if clock == "host" else timings[name].cuda_events_ms
             samples.append(sample_ms)
-    return Sampling(timings, state_before, gpu_state.gpu_state())
+        watch.poll()
+    return Sampling(timings, state_before, gpu_state.gpu_state(), watch.over(steps))
 
 
 def _time_step(phases: Phases, device: torch.device) -> dict[tuple[str, str], float]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from pipeline.instruments.machine import gpu_state
+from pipeline.instruments.machine.power import Power, PowerWatch
 from pipeline.instruments.sampling.summary import rel_error
 
 Phases = Mapping[str, Callable[[], object]]
@@ -52,15 +53,19 @@ class Timings:
 
 @dataclass(frozen=True)
 class Sampling:
-    """What sampling a set of phases gave, and the state of the GPU just before and just after it."""
+    """What sampling a set of phases gave, the state of the GPU just before and just after it, and its power meanwhile.
+
+    The power's step is a round of all phases.
+    """
 
     timings: dict[str, Timings]
     state_before: list[dict]
     state_after: list[dict]
+    power: Power = field(default_factory=Power)
 
     def slowdowns(self) -> list[str]:
         """Return the reasons, if any, for which the hardware held the clock down below its own choice."""
-        return gpu_state.slowdown_reasons(self.state_after)
+        return gpu_state.slowdowns_among({*self.power.slowdowns, *gpu_state.slowdown_reasons(self.state_after)})
 
 
 def time_phases(phases: Phases, device: torch.device, warmup: int, rule: StopRule) -> Sampling:
@@ -75,13 +80,15 @@ def time_phases(phases: Phases, device: torch.device, warmup: int, rule: StopRul
     synchronize(device)
     state_before = gpu_state.gpu_state()
     timings = {name: Timings() for name in phases}
-    started = time.perf_counter()
+    watch, started = PowerWatch(), time.perf_counter()
     while True:
         for name, phase in phases.items():
             time_once(phase, device, timings[name])
+        watch.poll()
         samples_ms = [timing.host_ms for timing in timings.values()]
         if rule.ends(samples_ms, time.perf_counter() - started):
-            return Sampling(timings, state_before, gpu_state.gpu_state())
+            power = watch.over(len(samples_ms[0]))
+            return Sampling(timings, state_before, gpu_state.gpu_state(), power)
 
 
 def time_call_ms(call: Callable[[], object], device: torch.device) -> float:

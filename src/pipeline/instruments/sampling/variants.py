@@ -1,12 +1,13 @@
 """Variants of a step side by side: they take turns in rounds, and the samples of all rounds make their rows."""
 
 from collections.abc import Iterator, Sequence
+from statistics import median
 from typing import Any, TypeVar
 
-from pipeline.instruments.machine.gpu_state import slowdown_reasons
+from pipeline.instruments.machine.gpu_state import slowdowns_among
 from pipeline.instruments.sampling.rank_timing import STEP
 from pipeline.instruments.sampling.stability import status_columns
-from pipeline.instruments.sampling.step_timing import Sampling, Timings
+from pipeline.instruments.sampling.step_timing import Sampling
 from pipeline.instruments.sampling.summary import summarise
 
 Variant = TypeVar("Variant")
@@ -25,20 +26,16 @@ def turns(variants: Sequence[Variant], rounds: int) -> Iterator[tuple[Variant, b
 def step_rows(samplings: Sequence[Sampling], unstable_rel_error: float) -> list[dict[str, Any]]:
     """Return a row per phase and clock with the samples of all turns: phase, clock, status, summary and samples_ms.
 
-    All are judged by the whole step on the host clock: a wait of microseconds is noise, and no reason for doubt.
+    Each is judged by its own samples and by how far its turns lie apart (pipeline.instruments.sampling.stability).
     """
-    slowdowns = slowdown_reasons([state for sampling in samplings for state in sampling.state_after])
-    timings = {name: _pooled([sampling.timings[name] for sampling in samplings]) for name in samplings[0].timings}
-    status = status_columns(timings[STEP].host_ms, slowdowns, unstable_rel_error)
-    return [
-        {"phase": name, "clock": clock, **status, **summarise(samples_ms), "samples_ms": samples_ms}
-        for name, timing in timings.items()
-        for clock, samples_ms in timing.by_clock().items()
-    ]
-
-
-def _pooled(timings: Sequence[Timings]) -> Timings:
-    return Timings(
-        [sample for each in timings for sample in each.host_ms],
-        [sample for each in timings for sample in each.cuda_events_ms],
-    )
+    slowdowns = slowdowns_among({reason for sampling in samplings for reason in sampling.slowdowns()})
+    step_ms = median(sample for sampling in samplings for sample in sampling.timings[STEP].host_ms)
+    rows = []
+    for name, timings in samplings[0].timings.items():
+        for clock in timings.by_clock():
+            turns_ms = [sampling.timings[name].by_clock()[clock] for sampling in samplings]
+            samples_ms = [sample for turn_ms in turns_ms for sample in turn_ms]
+            status = status_columns(samples_ms, slowdowns, unstable_rel_error, list(map(median, turns_ms)), step_ms)
+            summary = {**summarise(samples_ms), "samples_ms": samples_ms}
+            rows.append({"phase": name, "clock": clock, **status, **summary})
+    return rows

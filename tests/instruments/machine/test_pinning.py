@@ -1,0 +1,133 @@
+import os
+import threading
+from contextlib import ExitStack, contextmanager, suppress
+
+import pytest
+import torch
+
+from pipeline.instruments.machine import pinning
+from pipeline.instruments.machine.gpus import Gpu
+from pipeline.instruments.machine.pinning import core_for, divide_cores, in_order_of_use, near_cores, pinned
+
+CUDA = torch.device("cuda")
+
+
+def test_each_rank_has_a_core_of_its_own_in_order_of_use():
+    assert divide_cores([3, 1, 2], [], 2) == [3, 1]
+
+
+def test_where_there_are_fewer_cores_than_ranks_none_is_pinned():
+    assert divide_cores([1], [], 2) == [None, None]
+
+
+def test_ranks_get_cores_near_their_gpus():
+    assert divide_cores([1, 2, 3, 4, 0], [{3, 4}, {0, 1, 2}], 2) == [3, 1]
+
+
+def test_where_the_near_cores_are_used_up_others_serve():
+    assert divide_cores([1, 2, 3], [{3}, {3}, {3}], 3) == [3, 1, 2]
+
+
+def test_second_threads_and_the_core_with_interrupts_come_last(tmp_path):
+    for core in range(6):
+        folder = tmp_path / f"cpu{core}/topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(f"{core % 3},{core % 3 + 3}\n")
+    assert in_order_of_use({0, 1, 2, 3, 4, 5}, tmp_path) == [1, 2, 0, 3, 4, 5]
+    assert in_order_of_use({1, 4, 5}, tmp_path) == [1, 5, 4]
+
+
+def test_where_the_topology_is_hidden_each_core_counts(tmp_path):
+    assert in_order_of_use({0, 3, 2}, tmp_path) == [2, 3, 0]
+
+
+def test_the_driver_tells_near_cores_as_bits(monkeypatch):
+    monkeypatch.setattr(pinning, "ask", lambda _query, handle, _words: [0b1010, 0b1] if handle == "known" else None)
+    assert near_cores(Gpu("GPU-1", 0, "a GPU", None, "known")) == {1, 3, 64}
+    assert near_cores(Gpu("GPU-2", 1, "a GPU", None, "asks in vain")) == set()
+    assert near_cores(Gpu("0", 0, "AMD's", None)) == set()
+
+
+def test_only_cores_that_the_process_may_use_are_given(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _thread: {5, 6, 9})
+    monkeypatch.setattr(pinning, "near_cores", lambda _gpu: {0, 1, 9})
+    monkeypatch.setattr(pinning, "visible_gpus", lambda: ["a GPU"])
+    assert core_for(0, 1) == 9
+
+
+def test_on_a_cpu_nothing_is_pinned():
+    before = os.sched_getaffinity(0)
+    with pinned(torch.device("cpu")) as core:
+        assert core is None
+        assert os.sched_getaffinity(0) == before
+
+
+@contextmanager
+def waiting_thread():
+    """Keep a thread alive; give its id."""
+    end, ids = threading.Event(), []
+    started = threading.Event()
+
+    def wait():
+        ids.append(threading.get_native_id())
+        started.set()
+        end.wait()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    started.wait()
+    yield ids[0]
+    end.set()
+    thread.join()
+
+
+@pytest.fixture
+def autograd_thread(monkeypatch):
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("needs two cores")
+    with waiting_thread() as thread:
+        monkeypatch.setattr(pinning, "_autograd_thread", lambda _device: thread)
+        yield thread
+
+
+def test_both_threads_share_a_core_until_the_end(autograd_thread):
+    before = os.sched_getaffinity(0)
+    with suppress(LookupError), pinned(CUDA) as core:
+        assert core in before
+        assert os.sched_getaffinity(0) == os.sched_getaffinity(autograd_thread) == {core}
+        raise LookupError
+    assert os.sched_getaffinity(0) == os.sched_getaffinity(autograd_thread) == before
+
+
+def test_threads_that_started_inside_may_leave_the_core_afterwards(autograd_thread):
+    before = os.sched_getaffinity(0)
+    with waiting_thread() as other, ExitStack() as until_later:
+        os.sched_setaffinity(other, {min(before)})
+        with pinned(CUDA) as core:
+            started = until_later.enter_context(waiting_thread())
+            assert os.sched_getaffinity(started) == {core}
+        assert os.sched_getaffinity(started) == before
+        assert os.sched_getaffinity(other) == {min(before)}
+
+
+def test_a_system_that_forbids_it_leaves_all_as_it_was(autograd_thread, monkeypatch):
+    def refuse(_thread, _cores):
+        raise PermissionError
+
+    monkeypatch.setattr(os, "sched_setaffinity", refuse)
+    with pinned(CUDA) as core:
+        assert core is None
+
+
+@pytest.mark.gpu(shared=True)
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_backward_runs_on_the_core_of_its_caller():
+    found = []
+    leaf = torch.ones(4, device="cuda", requires_grad=True)
+    leaf.register_hook(lambda _gradient: found.append((threading.get_native_id(), os.sched_getaffinity(0))))
+    with pinned(CUDA) as core:
+        leaf.sum().backward()
+    ((thread, allowed),) = found
+    assert thread != threading.get_native_id()
+    assert allowed == {core}
+    assert os.sched_getaffinity(thread) == os.sched_getaffinity(0)

@@ -1,0 +1,166 @@
+from types import SimpleNamespace
+
+import pynvml
+import pytest
+import torch
+
+from pipeline.instruments.machine import gpu_state, power
+from pipeline.instruments.machine.gpus import Gpu
+from pipeline.instruments.machine.power import Power, PowerWatch, pooled_power
+from pipeline.instruments.sampling.step_timing import StopRule, time_phases
+
+CAPPED, BRAKE = pynvml.nvmlClocksEventReasonSwPowerCap, pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown
+
+
+class Machine:
+    """GPUs that draw so many watts each, at a clock and with throttle reasons that a test sets."""
+
+    def __init__(self, watts):
+        self.now_s, self.watts, self.clock_mhz, self.reasons = 0.0, watts, 1980, 0
+        self.supported = True
+        self.readings = 0
+        self.capped_s = None  # for an older driver, which does not count
+
+    def perf_counter(self):
+        return self.now_s
+
+    def ask(self, query, handle, *_arguments):
+        if query is pynvml.nvmlDeviceGetTotalEnergyConsumption:
+            return int(1e3 * self.watts[handle] * self.now_s) if self.supported else None
+        if query is pynvml.nvmlDeviceGetClockInfo:
+            self.readings += 1
+            return self.clock_mhz - handle if self.supported else None
+        if query is pynvml.nvmlDeviceGetFieldValues:
+            if self.capped_s is None:
+                return [SimpleNamespace(nvmlReturn=pynvml.NVML_ERROR_NOT_SUPPORTED)]
+            return [SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(ullVal=int(1e9 * self.capped_s)))]
+        return self.reasons if self.supported else None
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    def install(*watts):
+        found = Machine(watts)
+        gpus = [Gpu(f"GPU-{number}", number, "a GPU", None, handle=number) for number in range(len(watts))]
+        monkeypatch.setattr(power, "visible_gpus", lambda: gpus)
+        monkeypatch.setattr(power, "time", found)
+        for module in (power, gpu_state):
+            monkeypatch.setattr(module, "ask", found.ask)
+        return found
+
+    return install
+
+
+def test_energy_is_that_of_a_step_over_all_gpus(machine):
+    found = machine(600, 300)
+    found.now_s = 5.0
+    watch = PowerWatch()
+    found.now_s = 7.0
+    assert watch.over(steps=10).energy_j == pytest.approx(180.0)
+
+
+def test_a_rank_watches_its_own_gpu(machine):
+    found = machine(600, 300)
+    watch = PowerWatch(1)
+    found.now_s = 2.0
+    assert watch.over(steps=10).energy_j == pytest.approx(60.0)
+
+
+def test_less_than_a_second_says_nothing_of_energy(machine):
+    found = machine(600)
+    watch = PowerWatch()
+    found.now_s = 0.9
+    assert watch.over(steps=10).energy_j is None
+
+
+def test_the_clock_is_the_mean_over_the_stretch_of_the_slowest_gpu(machine):
+    found = machine(600, 600)
+    watch = PowerWatch()
+    for clock_mhz in (1900, 1500):
+        found.now_s += 1.0
+        found.clock_mhz = clock_mhz
+        watch.poll()
+    found.clock_mhz = 1400
+    assert watch.over(steps=2).sm_clock_mhz == pytest.approx(1600 - 1)
+
+
+def test_a_throttle_that_ended_is_seen_and_a_power_cap_is_no_slowdown(machine):
+    found = machine(600)
+    watch = PowerWatch()
+    for reasons in (CAPPED, BRAKE, 0):
+        found.now_s += 1.0
+        found.reasons = reasons
+        watch.poll()
+    seen = watch.over(steps=3)
+    assert seen.power_capped is True
+    assert seen.slowdowns == ("hw_power_brake",)
+
+
+def test_what_was_never_capped_is_not(machine):
+    found = machine(600)
+    watch = PowerWatch()
+    found.reasons = pynvml.nvmlClocksEventReasonGpuIdle
+    assert watch.over(steps=1).power_capped is False
+    assert watch.over(steps=1).slowdowns == ()
+
+
+@pytest.mark.parametrize(("capped_s", "capped"), [(0.0, False), (0.01, False), (0.05, True)])
+def test_the_drivers_count_of_capped_time_goes_before_what_was_seen_between_steps(machine, capped_s, capped):
+    found = machine(600)
+    found.capped_s, found.reasons = 100.0, CAPPED
+    watch = PowerWatch()
+    found.now_s += 2.0
+    found.capped_s += capped_s
+    assert watch.over(steps=1).power_capped is capped
+
+
+def test_short_steps_are_not_held_up_by_readings(machine):
+    found = machine(600)
+    watch = PowerWatch()
+    for _ in range(100):
+        found.now_s += 0.002
+        watch.poll()
+    assert found.readings <= 10
+
+
+def test_what_nvml_does_not_tell_is_none(machine):
+    found = machine(600)
+    found.supported = False
+    watch = PowerWatch()
+    found.now_s = 2.0
+    watch.poll()
+    assert watch.over(steps=2) == Power()
+
+
+def test_without_gpus_there_is_nothing_to_tell(machine):
+    found = machine()
+    watch = PowerWatch()
+    found.now_s = 2.0
+    watch.poll()
+    assert watch.over(steps=2) == Power()
+
+
+def test_stretches_pool_to_their_mean_and_all_their_reasons():
+    first = Power(10.0, 1900.0, False, ("hw_slowdown",))
+    second = Power(12.0, 1800.0, True, ())
+    assert pooled_power([first, second]) == Power(11.0, 1850.0, True, ("hw_slowdown",))
+    assert pooled_power([first, Power()]) == Power(None, None, False, ("hw_slowdown",))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_products_draw_more_than_an_idle_gpu_and_no_more_than_the_limit():
+    device, x = torch.device("cuda"), torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+
+    def products():
+        for _ in range(20):
+            x @ x
+
+    rule = StopRule(min_samples=10, max_samples=1000, rel_error=0.0, budget_s=2.0)
+    sampling = time_phases({"products": products}, device, 3, rule)
+    seconds = sum(sampling.timings["products"].host_ms) / 1e3
+    (limit_mw,) = [pynvml.nvmlDeviceGetEnforcedPowerLimit(gpu.handle) for gpu in power.visible_gpus()][:1]
+    watts = sampling.power.energy_j * len(sampling.timings["products"].host_ms) / seconds
+    assert 200 < watts < 1.1 * limit_mw / 1e3
+    assert 500 < sampling.power.sm_clock_mhz < 3000
+    assert sampling.power.power_capped is not None

@@ -1,0 +1,196 @@
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from pipeline.errors import Skipped
+from pipeline.instruments.sampling import cuda_graph
+from pipeline.instruments.sampling.cuda_graph import WARMUP_CALLS, captured, make_capturable
+
+CUDA = torch.device("cuda")
+
+
+def test_a_cpu_cannot_replay_graphs():
+    with pytest.raises(Skipped, match="need a GPU"), captured(lambda: pytest.fail("called"), torch.device("cpu")):
+        pass
+
+
+def test_adam_counts_its_steps_where_its_parameters_are():
+    parameter = nn.Parameter(torch.ones(2, device="meta"))
+    optimizer = torch.optim.AdamW([parameter])
+    optimizer.state[parameter] = {"step": torch.tensor(3.0)}
+    make_capturable(optimizer)
+    assert optimizer.param_groups[0]["capturable"]
+    assert optimizer.state[parameter]["step"].device.type == "meta"
+
+
+def test_an_optimizer_without_a_step_count_is_left_as_it_is():
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))])
+    before = dict(optimizer.param_groups[0])
+    make_capturable(optimizer)
+    assert optimizer.param_groups[0] == before
+
+
+@pytest.fixture
+def log(monkeypatch):
+    """Stand in for CUDA's streams and graphs; list what is done, the end of a failed capture raises as torch's does."""
+    done = []
+
+    @contextmanager
+    def graph(_graph):
+        done.append("capture")
+        try:
+            yield
+        finally:
+            if done[-1] == "fails":
+                raise RuntimeError("operation failed due to a previous error during capture")
+
+    recorded = SimpleNamespace(replay=lambda: done.append("replay"), reset=lambda: done.append("reset"))
+    stream = SimpleNamespace(wait_stream=lambda _other: None)
+    for name, stand_in in {
+        "CUDAGraph": lambda: recorded,
+        "graph": graph,
+        "Stream": lambda _device: stream,
+        "current_stream": lambda _device: stream,
+        "stream": lambda _stream: nullcontext(),
+        "synchronize": lambda _device: None,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    monkeypatch.setattr(cuda_graph, "free_memory", lambda: done.append("free"))
+    return done
+
+
+def test_a_call_is_warmed_up_captured_once_and_given_back(log):
+    with captured(lambda: log.append("call"), CUDA, clear=lambda: log.append("clear")) as replay:
+        log.append("inside")
+        replay()
+    calls = ["clear", "call"] * WARMUP_CALLS
+    assert log == [*calls, "clear", "capture", "call", "inside", "replay", "reset", "clear", "free"]
+
+
+def test_inputs_are_copied_in_before_a_replay(log):
+    own = torch.zeros(2)
+    with captured(lambda: None, CUDA, inputs=[own]) as replay:
+        replay()
+        assert own.tolist() == [0, 0]
+        replay(torch.ones(2))
+        assert own.tolist() == [1, 1]
+
+
+def test_too_few_inputs_are_refused(log):
+    inputs = [torch.zeros(2), torch.zeros(2)]
+    with captured(lambda: None, CUDA, inputs) as replay, pytest.raises(ValueError, match="zip"):
+        replay(torch.ones(2))
+
+
+@pytest.fixture
+def failing(log):
+    def during_capture(error):
+        def call():
+            if "capture" in log:
+                log.append("fails")
+                raise error
+
+        return call
+
+    return during_capture
+
+
+def test_what_cannot_be_captured_is_skipped_with_the_first_reason_in_one_line(log, failing):
+    call = failing(RuntimeError("operation not permitted when stream is capturing\nSearch for it\n"))
+    with pytest.raises(Skipped) as skipped, captured(call, CUDA):
+        pass
+    assert str(skipped.value) == "cannot be captured as a CUDA graph: operation not permitted when stream is capturing"
+    assert log[-1] == "free"
+
+
+def test_no_memory_for_a_graph_is_no_reason_to_skip_it(log, failing):
+    with pytest.raises(torch.OutOfMemoryError), captured(failing(torch.OutOfMemoryError("full")), CUDA):
+        pass
+
+
+def test_an_error_of_warm_up_is_a_bug_and_no_reason_to_skip(log):
+    def call():
+        raise RuntimeError("shapes do not fit")
+
+    with pytest.raises(RuntimeError, match="do not fit"), captured(call, CUDA):
+        pass
+
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+
+
+def training(seed=0):
+    """Return a small model's optimizer and a step on fixed data, which returns the loss."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1)).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    make_capturable(optimizer)
+    x = torch.randn(32, 64, device="cuda")
+
+    def step():
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    return model, x, step
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.filterwarnings("ignore:This instance was constructed with capturable")
+def test_replayed_steps_train_as_eager_ones_do():
+    eager_model, _, eager_step = training()
+    for _ in range(WARMUP_CALLS):
+        eager_step()
+    expected = [eager_step().item() for _ in range(5)]
+    model, _, step = training()
+    with captured(step, CUDA) as replay:
+        found = [replay().item() for _ in range(5)]
+    assert found == pytest.approx(expected, rel=1e-4)
+    for own, other in zip(model.parameters(), eager_model.parameters(), strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_gradients_are_written_anew_by_each_replay_and_new_data_counts():
+    model, x, _ = training()
+
+    def gradients():
+        model(x).square().mean().backward()
+
+    with captured(gradients, CUDA, inputs=[x], clear=model.zero_grad) as replay:
+        other = torch.randn_like(x)
+        for _ in range(3):
+            replay(other)
+        found = [parameter.grad.clone() for parameter in model.parameters()]
+    model(other).square().mean().backward()
+    for gradient, parameter in zip(found, model.parameters(), strict=True):
+        torch.testing.assert_close(gradient, parameter.grad)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_the_memory_of_a_graph_is_given_back():
+    x = torch.ones(64 * 2**20, device="cuda")
+    before = torch.cuda.memory_reserved()
+    with captured(lambda: x * 2 + x * 3, CUDA) as replay:
+        replay()
+        assert torch.cuda.memory_reserved() > before
+    assert torch.cuda.memory_reserved() <= before
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_after_a_capture_that_failed_the_gpu_works_on():
+    x = torch.ones(4, device="cuda")
+    with pytest.raises(Skipped, match=r"^cannot be captured as a CUDA graph: .*captur"), captured(x.sum().item, CUDA):
+        pass
+    assert (x * 2).sum().item() == 8
+    with captured(lambda: x * 3, CUDA) as replay:
+        assert replay().sum().item() == 12

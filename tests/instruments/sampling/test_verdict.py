@@ -1,0 +1,128 @@
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from pipeline.instruments.sampling.verdict import (
+    FASTER,
+    SAME,
+    SLOWER,
+    UNDECIDED,
+    RepeatSpread,
+    Verdict,
+    compare_samples,
+    log_median_error,
+    pooled_repeat_spread,
+)
+
+QUIET = RepeatSpread(0.001, 20)
+STEADY = [[10.0, 10.01, 9.99, 10.02, 9.98] * 4]
+
+
+def times(factor):
+    return [[factor * sample for sample in samples] for samples in STEADY]
+
+
+@pytest.mark.parametrize(
+    ("factor", "word"),
+    [(1.05, SLOWER), (0.95, FASTER), (1.0, SAME), (1.008, SAME), (0.993, SAME), (1.012, SLOWER), (0.988, FASTER)],
+)
+def test_a_difference_counts_from_one_percent_on(factor, word):
+    found = compare_samples(STEADY, times(factor), QUIET)
+    assert found.word == word
+    assert found.ratio == pytest.approx(factor)
+    assert found.low < found.ratio < found.high
+
+
+def test_the_interval_of_processes_without_noise_is_that_of_the_spread_of_repeats():
+    found = compare_samples([[10.0] * 10], [[10.3] * 10], RepeatSpread(0.01, 4))
+    margin = 2.776 * 0.01 * math.sqrt(2)  # Student's t, 4 degrees of freedom, from a table
+    assert math.log(found.high / found.ratio) == pytest.approx(margin, rel=1e-3)
+    assert math.log(found.ratio / found.low) == pytest.approx(margin, rel=1e-3)
+    assert found.word == UNDECIDED
+
+
+def test_repeats_of_a_side_narrow_the_interval():
+    def width(repeats):
+        found = compare_samples(STEADY * repeats, times(1.05) * repeats, RepeatSpread(0.02, 20))
+        return math.log(found.high / found.low)
+
+    assert width(4) == pytest.approx(width(1) / 2, rel=0.02)
+
+
+def test_without_repeats_or_with_few_samples_only_the_ratio_is_told():
+    for samples, spread in ((10, None), (4, QUIET)):
+        found = compare_samples([[10.0] * 10], [[20.0] * samples], spread)
+        assert found == Verdict(found.ratio)
+        assert found.ratio == pytest.approx(2.0)
+
+
+def test_the_spread_of_repeats_is_pooled_over_figures_of_any_size():
+    up, down = math.exp(0.01), math.exp(-0.01)
+    found = pooled_repeat_spread([[5 * up, 5 * down], [700 * up, 700, 700 * down], [1.0]])
+    assert found.log_std == pytest.approx(math.sqrt((2e-4 + 2e-4) / 3))
+    assert found.degrees == 3
+
+
+def test_figures_without_repeats_have_no_spread():
+    assert pooled_repeat_spread([[1.0], [2.0]]) is None
+
+
+def process(generator, median_ms, *, noise, between, drift, count):
+    """Draw the samples of a process, each with lag-1 autocorrelation 0.5, around a median of the process's own."""
+    steps = generator.standard_normal(count) * noise
+    logs = [steps[0]]
+    for step in steps[1:]:
+        logs.append(0.5 * logs[-1] + math.sqrt(0.75) * step)
+    slope = 1 + drift * np.linspace(-0.5, 0.5, count)
+    return list(median_ms * np.exp(between * generator.standard_normal() + np.array(logs)) * slope)
+
+
+def test_dependent_samples_are_known_to_be_worth_less():
+    generator = np.random.default_rng(7)
+    processes = [process(generator, 1.0, noise=0.01, between=0.0, drift=0.0, count=50) for _ in range(300)]
+    true_error = np.std([math.log(np.median(samples)) for samples in processes])
+    told = [log_median_error(samples)[0] for samples in processes]
+    assert np.median(told) == pytest.approx(true_error, rel=0.15)
+
+
+# Noise within a process, spread between repeats, drift within a process, samples.
+MACHINES = {
+    "quiet": (0.005, 0.003, 0.0, 20),
+    "drifting": (0.005, 0.003, 0.02, 20),
+    "noisy": (0.05, 0.0005, 0.0, 50),
+    "few samples": (0.02, 0.003, 0.02, 10),
+    "repeats far apart": (0.001, 0.01, 0.0, 20),
+    "repeats far apart and noisy": (0.02, 0.01, 0.02, 20),
+}
+TRIALS = 100
+
+
+def verdicts(machine, ratio):
+    """Judge pairs of processes of a machine, given three repeats of eight figures of its kind; count the words."""
+    noise, between, drift, count = MACHINES[machine]
+    generator = np.random.default_rng(list(MACHINES).index(machine))
+
+    def draw(median_ms=1.0):
+        return process(generator, median_ms, noise=noise, between=between, drift=drift, count=count)
+
+    def judge():
+        spread = pooled_repeat_spread([[float(np.median(draw())) for _ in range(3)] for _ in range(8)])
+        return compare_samples([draw()], [draw(ratio)], spread).word
+
+    return Counter(judge() for _ in range(TRIALS))
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize(
+    ("ratio", "wrong"), [(1.0, (FASTER, SLOWER)), (1.005, (FASTER,)), (1.03, (FASTER, SAME)), (0.97, (SLOWER, SAME))]
+)
+def test_at_most_one_verdict_in_twenty_is_wrong(machine, ratio, wrong):
+    words = verdicts(machine, ratio)
+    assert sum(words[word] for word in wrong) <= TRIALS / 20
+
+
+@pytest.mark.parametrize(("ratio", "word"), [(1.05, SLOWER), (0.95, FASTER), (1.0, SAME)])
+def test_a_quiet_machine_gets_the_right_verdict_nearly_always(ratio, word):
+    assert verdicts("quiet", ratio)[word] >= 0.8 * TRIALS
