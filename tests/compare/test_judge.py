@@ -159,14 +159,14 @@ def test_rows_are_paired_by_what_they_are_of_in_whichever_order_they_stand():
     rows = [sized(10**power, float(power), clock) for power in (6, 7, 8) for clock in ("host", "cuda_events")]
     found = compare_runs(of_sizes(*rows), of_sizes(*reversed(rows)), stages(), tolerance=0.05)
     assert list(found.timed["ratio"]) == [1] * 6
-    assert found.timed["row"].iloc[0] == "burst torch in_place host size_bytes=1000000"
+    assert found.timed["row"].iloc[0] == "burst torch host in_place size_bytes=1000000"
 
 
 def test_a_row_that_is_missing_is_named_leaves_the_others_paired_and_is_a_figure_lost():
     a, b = of_sizes(sized(10, 1.0), sized(20, 2.0), sized(30, 3.0)), of_sizes(sized(10, 1.0), sized(30, 3.0))
     found = compare_runs(a, b, stages(), tolerance=0.05)
     assert list(found.timed["ratio"]) == [1, 1]
-    assert list(found.rows_only_in_a["row"]) == ["burst torch in_place host size_bytes=20"]
+    assert list(found.rows_only_in_a["row"]) == ["burst torch host in_place size_bytes=20"]
     assert found.rows_only_in_b.empty
     assert found.is_worse
     assert "size_bytes=20 | ok" in write_comparison(found, "one", "other")
@@ -177,7 +177,7 @@ def test_a_row_that_was_added_is_named_leaves_the_others_paired_and_is_not_worse
     a, b = of_sizes(sized(10, 1.0), sized(30, 3.0)), of_sizes(sized(20, 2.0), sized(10, 1.0), sized(30, 3.0))
     found = compare_runs(a, b, stages(), tolerance=0.05)
     assert list(found.timed["ratio"]) == [1, 1]
-    assert list(found.rows_only_in_b["row"]) == ["burst torch in_place host size_bytes=20"]
+    assert list(found.rows_only_in_b["row"]) == ["burst torch host in_place size_bytes=20"]
     assert found.rows_only_in_a.empty
     assert not found.is_worse
     assert "lost" not in summary(found)

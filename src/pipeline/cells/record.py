@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -154,8 +155,8 @@ def _stage_complaints(record: dict[str, Any], stages: Stages) -> Iterator[str]:
         yield f"stage is {_brief(record['stage'])}, known are {', '.join(stages)}"
         return
     try:
-        fields.build(stage.cell_type, record["cell"], "its cell")
-        stage.row_types.check(record["cell"], record["rows"])
+        cell = fields.build(stage.cell_type, record["cell"], "its cell")
+        stage.row_types.check(asdict(cell), record["rows"])
     except (UserError, ValueError) as error:
         yield str(error)
     for name, value in record["settings"].items():

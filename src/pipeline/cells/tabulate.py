@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ def stage_rows(stage: Stage, records: Iterable[Mapping[str, Any]]) -> pd.DataFra
 
     Its columns are those of the stage that any of these rows has, in their declared order, and always `reason`.
     """
+    axes = asdict(stage.cell_type())  # records of earlier versions lack those that came later
     lines = [
         {
+            **axes,
             **record["cell"],
             **row,
             **{SETTING + name: value for name, value in record["settings"].items()},

@@ -50,8 +50,8 @@ class Memory(OptimizerRow):
 
     moment: str = column("moment of training; the first step begins without optimizer state", allowed=MOMENTS)
     kind: str = column(
-        "tensors by what they hold; or what the allocator gave out or was asked for, now or at the peak since the"
-        " moment before",
+        "tensors by what they hold, or what the allocator gave out or was asked for: now, or at the peak since the last"
+        " moment",
         allowed=(*KINDS, *ALLOCATOR_KINDS, *PEAKS),
     )
     measured_bytes: int = column("bytes counted", minimum=0)
