@@ -136,7 +136,7 @@ def test_a_bad_scale_file_is_named_with_the_place(tmp_path, text, complaint):
 
 
 @pytest.mark.parametrize(
-    ("stages", "complaint"),
+    ("words", "complaint"),
     [
         ("timming: {grids: []}", "unknown stage 'timming'; known are"),
         ("timing: {settings: {foo: 1}, grids: []}", "timing settings: unknown key 'foo'"),
@@ -147,9 +147,9 @@ def test_a_bad_scale_file_is_named_with_the_place(tmp_path, text, complaint):
         ),
     ],
 )
-def test_a_mistake_in_a_scale_is_told_with_its_file_also_where_something_is_overridden(tmp_path, stages, complaint):
+def test_a_mistake_in_a_scale_is_told_with_its_file_also_where_something_is_overridden(tmp_path, words, complaint):
     path = tmp_path / "mine.yaml"
-    path.write_text(f"stages: {{{stages}}}")
+    path.write_text(f"stages: {{{words}}}")
     with pytest.raises(UserError) as raised:
         load_plan(
             {"scale": "mine", "measure": True, "overrides": {"flash": {"grids": [{}]}}},
