@@ -201,4 +201,4 @@ def test_the_worker_makes_no_difference_to_a_record_but_for_saying_so(tmp_path, 
     assert (by_worker["process"], ordinary["process"]) == ("worker", "ordinary")
     for part in ("cell", "settings", "machine", "code", "command"):
         assert by_worker[part] == ordinary[part]
-    assert [row["pass"] for row in by_worker["rows"]] == [row["pass"] for row in ordinary["rows"]]
+    assert [row["phase"] for row in by_worker["rows"]] == [row["phase"] for row in ordinary["rows"]]
