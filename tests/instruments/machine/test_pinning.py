@@ -28,17 +28,17 @@ def test_where_the_near_cores_are_used_up_others_serve():
     assert divide_cores([1, 2, 3], [{3}, {3}, {3}], 3) == [3, 1, 2]
 
 
-def test_second_threads_and_the_core_with_interrupts_come_last(tmp_path):
+def test_second_threads_come_last_and_low_numbers_late(tmp_path):
     for core in range(6):
         folder = tmp_path / f"cpu{core}/topology"
         folder.mkdir(parents=True)
         (folder / "thread_siblings_list").write_text(f"{core % 3},{core % 3 + 3}\n")
-    assert in_order_of_use({0, 1, 2, 3, 4, 5}, tmp_path) == [1, 2, 0, 3, 4, 5]
-    assert in_order_of_use({1, 4, 5}, tmp_path) == [1, 5, 4]
+    assert in_order_of_use({0, 1, 2, 3, 4, 5}, tmp_path) == [2, 1, 0, 5, 4, 3]
+    assert in_order_of_use({1, 4, 5}, tmp_path) == [5, 1, 4]
 
 
 def test_where_the_topology_is_hidden_each_core_counts(tmp_path):
-    assert in_order_of_use({0, 3, 2}, tmp_path) == [2, 3, 0]
+    assert in_order_of_use({0, 3, 2}, tmp_path) == [3, 2, 0]
 
 
 def test_the_driver_tells_near_cores_as_bits(monkeypatch):

@@ -71,9 +71,10 @@ def divide_cores(cores: Sequence[int], near: Sequence[Collection[int]], world_si
 
 
 def in_order_of_use(cores: Collection[int], topology: Path = TOPOLOGY) -> list[int]:
-    """Sort logical cores: first threads of physical cores before second ones, core 0, which has interrupts, last.
+    """Sort logical cores: first threads of physical cores before second ones, and in both high numbers first.
 
-    Where the topology is hidden each counts as a physical core.
+    Interrupts and whatever else runs gather on the low ones. Where the topology is hidden each counts as a physical
+    core.
     """
     seen: set[str] = set()
     second = set()
@@ -83,7 +84,7 @@ def in_order_of_use(cores: Collection[int], topology: Path = TOPOLOGY) -> list[i
             if siblings in seen:
                 second.add(core)
             seen.add(siblings)
-    return sorted(cores, key=lambda core: (core in second, core == 0, core))
+    return sorted(cores, key=lambda core: (core in second, -core))
 
 
 def near_cores(gpu: Gpu) -> set[int]:
