@@ -160,7 +160,7 @@ def test_a_record_keeps_the_contract_and_its_command_measures_the_same_cell(tmp_
     first = json.loads((tmp_path / "cell.json").read_text())
     assert set(first) == CONTRACT
     assert all(len(row["samples_ms"]) == row["n"] >= 10 for row in first["rows"])
-    said = f"pass=forward clock=host status={first['rows'][0]['status']}"
+    said = f"phase=forward clock=host status={first['rows'][0]['status']}"
     assert ended.stdout.startswith(said)
     assert f"median_ms={first['rows'][0]['median_ms']:.4g}\n" in ended.stdout
 
