@@ -6,17 +6,16 @@ from typing import Any
 
 from pipeline.cells import layout
 from pipeline.cells.disk import check_free
-from pipeline.cells.record import read_record, record_paths
-from pipeline.cells.stage import Stages
+from pipeline.cells.record import read_head, record_paths
 from pipeline.errors import UserError
 
 
-def check_results(results: Path, machine_kind: str, stages: Stages) -> None:
+def check_results(results: Path, machine_kind: str) -> None:
     """Raise UserError, one line, unless this machine may and can measure into this folder."""
     for path in record_paths(results):
-        record = read_record(path, stages)
+        record = read_head(path)
         _check_owner(results, record["machine"]["kind"], machine_kind)
-        _check_cell(results, path, record, stages)
+        _check_cell(results, path, record)
     check_free(check_writable(results))
 
 
@@ -42,10 +41,10 @@ def _check_owner(results: Path, owner: str, machine_kind: str) -> None:
         )
 
 
-def _check_cell(results: Path, path: Path, record: dict[str, Any], stages: Stages) -> None:
+def _check_cell(results: Path, path: Path, record: dict[str, Any]) -> None:
     """Stop where a record lies in the place of another cell, which would not be measured and be told wrongly."""
     try:
-        layout.cell_at(results, path, stages)
+        cell = layout.cell_at(results, path)
     except UserError:
         return  # the place of no cell, of an earlier version perhaps: nothing reads it
-    layout.check_place(path, record)
+    layout.check_holds(path, path.relative_to(results).parts[0], cell, record)

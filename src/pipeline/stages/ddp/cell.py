@@ -17,9 +17,8 @@ class Variant:
     bucket_size_mb: int | None = None
 
 
-IMPLS = ("naive", "flat", "overlap", "bucketed", "torch", "none")
-# "torch" is DistributedDataParallel. "none" communicates nothing: what a variant takes beyond it is what communication
-# costs. It is last, so that its weights are compared with those of a variant that averages.
+# "torch" is DistributedDataParallel. "none" communicates nothing: what the others cost is what they take beyond it. It
+# is last, so that its weights find others to be compared with.
 VARIANTS = (
     Variant("naive"),
     Variant("flat"),
@@ -29,12 +28,9 @@ VARIANTS = (
     Variant("none"),
 )
 
-PHASES = ("forward", "backward", "communication", "optimizer")
-TRAIN_STEP = "train_step"
-WHOLE_STEP = {"phase": TRAIN_STEP, "clock": "host"}
-# Of these variants one step is captured: beside each other they show what starting early hides.
+# Of these one step is captured: beside each other they show what starting early hides.
 CAPTURED = ("naive", "overlap")
-CAPTURED_STEP, PROFILER = "captured_step", "torch.profiler"
+WHOLE_STEP = {"pass": "train_step", "clock": "host"}
 
 
 @dataclass(frozen=True)

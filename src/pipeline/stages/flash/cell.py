@@ -7,12 +7,11 @@ from pipeline.formulas.attention import Shape
 
 SPLIT_AXIS = "dtype"
 DTYPES = ("bf16", "fp32")
-PHASES = ("forward", "backward", "forward_backward")
+PASSES = ("forward", "backward", "forward_backward")
 OURS = ("triton", "tiled")
-SDPA_BACKENDS = ("sdpa_flash", "sdpa_cudnn", "sdpa_efficient")
 # On a CPU torch's own choice, `sdpa`, stands for the backends that are a GPU's.
-PEERS = ("eager", "compiled_eager", "sdpa", *SDPA_BACKENDS, "flex")
-GPU_ONLY = ("triton", *SDPA_BACKENDS, "flex")
+PEERS = ("eager", "compiled_eager", "sdpa", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "flex")
+GPU_ONLY = ("triton", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "flex")
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class Cell:
 
     def row_keys(self) -> list[dict[str, str]]:
         """Return what names each row: the rows of a cell that could not be measured."""
-        return [{"impl": impl, "phase": phase} for impl in (*OURS, *PEERS) for phase in PHASES]
+        return [{"impl": impl, "pass": name} for impl in (*OURS, *PEERS) for name in PASSES]
 
 
 @dataclass(frozen=True)

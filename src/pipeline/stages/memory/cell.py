@@ -8,6 +8,7 @@ from pipeline.formulas.sizes import SIZES
 
 SPLIT_AXIS = "precision"
 KEEPS_FILES = True
+ROW_COLUMNS = ("kind", "step", "phase", "category", "rank")
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,7 @@ from pipeline.formulas.sizes import SIZES
 from pipeline.model.precision import PRECISIONS
 
 SPLIT_AXIS = "precision"
-PHASES = ("forward", "backward", "optimizer", "train_step")
-# Of a compiled model: its first step, which compiles.
-FIRST_STEP = "compile"
+PASSES = ("forward", "backward", "optimizer", "train_step")
 
 
 @dataclass(frozen=True)
@@ -29,8 +27,8 @@ class Cell:
 
     def row_keys(self) -> list[dict[str, str]]:
         """Return what names each row by the host clock: the rows of a cell that could not be measured."""
-        first = [{"phase": FIRST_STEP}] if self.mode == "compiled" else []
-        return [{**key, "clock": "host"} for key in [*first, *({"phase": name} for name in PHASES)]]
+        first = [{"pass": "compile"}] if self.mode == "compiled" else []
+        return [{**key, "clock": "host"} for key in [*first, *({"pass": name} for name in PASSES)]]
 
 
 @dataclass(frozen=True)
