@@ -46,7 +46,7 @@ def pipeline(*words):
         ("measure timing --out cell.json --files f", "--files is 'f', but timing keeps no files: leave it out"),
         ("measure memory --out cell.json --files {tmp}", "where the record goes too: name a folder of its own"),
         ("tabulate rows nowhere.json --out table.csv", "cannot read nowhere.json: No such file or directory"),
-        ("section timing nowhere.csv --out s.md --figures {tmp}", "cannot read nowhere.csv"),
+        ("section timing nowhere.json --out s.md --figures {tmp}", "cannot read nowhere.json"),
         ("publish {tmp}/snapshot", "to publish: run snakemake first"),
     ],
 )
@@ -160,7 +160,7 @@ def test_a_record_keeps_the_contract_and_its_command_measures_the_same_cell(tmp_
     first = json.loads((tmp_path / "cell.json").read_text())
     assert set(first) == CONTRACT
     assert all(len(row["samples_ms"]) == row["n"] >= 10 for row in first["rows"])
-    said = f"pass=forward clock=host status={first['rows'][0]['status']}"
+    said = f"phase=forward clock=host status={first['rows'][0]['status']}"
     assert ended.stdout.startswith(said)
     assert f"median_ms={first['rows'][0]['median_ms']:.4g}\n" in ended.stdout
 
@@ -201,4 +201,4 @@ def test_the_worker_makes_no_difference_to_a_record_but_for_saying_so(tmp_path, 
     assert (by_worker["process"], ordinary["process"]) == ("worker", "ordinary")
     for part in ("cell", "settings", "machine", "code", "command"):
         assert by_worker[part] == ordinary[part]
-    assert [row["pass"] for row in by_worker["rows"]] == [row["pass"] for row in ordinary["rows"]]
+    assert [row["phase"] for row in by_worker["rows"]] == [row["phase"] for row in ordinary["rows"]]

@@ -7,17 +7,16 @@ from pathlib import Path
 import pytest
 
 import pipeline
-from pipeline.cells.sources import reached_modules
-from pipeline.stages import READING_ORDER
+from pipeline.cells.freshness import reached_modules
+from pipeline.registry import NAMES
 
 PACKAGE = Path(pipeline.__file__).parent
-GROUND = {"compat", "errors", "formulas", "loaded_modules", "ranges", "tf32"}
+GROUND = {"compat", "errors", "formulas", "ranges", "tf32"}
 SUBJECTS = {"attention", "model", "parallel"}
 # A room is the longest of these that a module's name begins with. Each may import itself and what is listed.
 ROOMS = {
     "compat": set(),
     "errors": set(),
-    "loaded_modules": set(),
     "ranges": set(),
     "tf32": {"compat"},
     "formulas": set(),
@@ -26,22 +25,19 @@ ROOMS = {
     "model": GROUND | {"attention"},
     "parallel": GROUND,
     "instruments": GROUND,
-    "cells": {"compat", "errors", "instruments", "loaded_modules"},
+    "cells": {"compat", "errors", "instruments"},
     "report": {"errors", "cells"},
     "compare": {"errors", "cells", "report"},
     "stages": GROUND | SUBJECTS | {"instruments", "cells"},
     "stages.*.report": GROUND | {"cells", "instruments", "report", "stages"},
     "doctor": {"errors", "cells", "instruments"},
-    "cli": {"errors", "cells", "report", "compare", "doctor", "stages", "stages.*.report"},
+    "describe": {"cells"},
+    "registry": {"errors", "cells", "stages", "stages.*.report"},
+    "cli": {"errors", "cells", "report", "compare", "describe", "doctor", "registry", "stages", "stages.*.report"},
     "__main__": {"cli"},
 }
-# These find a stage by its name, as text; a worker's child starts as the command line does.
-BY_NAME = {
-    ("cells.sweep", "stages"),
-    ("cells.run", "stages"),
-    ("report.writeup", "stages.*.report"),
-    ("cells.worker.child", "cli"),
-}
+# A worker's child starts as the command line does. A stage's parts are found by the package that the registry gives.
+BY_NAME = {("cells.worker.server", "cli")}
 
 
 def module_name(path: Path) -> str:
@@ -84,7 +80,7 @@ def test_what_is_found_by_name_is_listed_only_while_it_is():
     assert found >= BY_NAME
 
 
-@pytest.mark.parametrize("stage", READING_ORDER)
+@pytest.mark.parametrize("stage", NAMES)
 def test_no_stage_knows_another(stage):
     modules = [name for name in MODULES if name.startswith(f"stages.{stage}.")]
     assert modules
@@ -92,9 +88,9 @@ def test_no_stage_knows_another(stage):
     assert reached == {stage}
 
 
-@pytest.mark.parametrize("stage", READING_ORDER)
+@pytest.mark.parametrize("stage", NAMES)
 def test_measuring_reaches_neither_the_report_nor_what_runs_cells(stage):
     # Else a change to either would have all cells measured again.
     reached = {name.removeprefix("pipeline.") for name in reached_modules(f"pipeline.stages.{stage}.measure")}
     assert not {name for name in reached if room(name) in ("report", "stages.*.report")}
-    assert not reached & {"cells.run", "cells.freshness", "cells.sources"}
+    assert not reached & {"cells.run", "cells.freshness"}

@@ -1,4 +1,4 @@
-"""The command line: measure | tabulate | section | writeup | publish | compare | account | doctor."""
+"""The command line: describe | measure | tabulate | section | writeup | publish | compare | account | doctor."""
 
 import argparse
 import os
@@ -85,6 +85,7 @@ def _measure(arguments: argparse.Namespace) -> None:
     from pipeline.cells.place import record_place
     from pipeline.cells.record import write_record
     from pipeline.cells.run import ProcessStart, run_cell
+    from pipeline.registry import stage
 
     cell, settings = _asked_for(arguments)
     if arguments.gpus is not None and arguments.gpus < 0:
@@ -94,26 +95,27 @@ def _measure(arguments: argparse.Namespace) -> None:
         command = _command(arguments, cell, settings, out.path, files)
         start = ProcessStart(arguments.process, arguments.issued_at, command)
         with full_disk_told():
-            record = run_cell(arguments.stage, cell, settings, arguments.gpus, start, files, arguments.force)
+            record = run_cell(stage(arguments.stage), cell, settings, arguments.gpus, start, files, arguments.force)
         write_record(out, record)
     _say(_told(arguments.stage, record["rows"]), sys.stdout)
 
 
 def _asked_for(arguments: argparse.Namespace) -> tuple[Any, Any]:
     """Return the cell and the settings that the words ask for; raise UserError for what they may not be."""
-    from pipeline.cells import fields, sweep
+    from pipeline.cells import fields
+    from pipeline.registry import stage
 
-    declaration = sweep.declaration(arguments.stage)
-    cell = fields.parse_words(declaration.Cell, arguments.cell, f"{arguments.stage} cell")
-    return cell, fields.parse_words(declaration.Settings, arguments.settings, f"{arguments.stage} settings")
+    asked = stage(arguments.stage)
+    cell = fields.parse_words(asked.cell_type, arguments.cell, f"{asked.name} cell")
+    return cell, fields.parse_words(asked.settings_type, arguments.settings, f"{asked.name} settings")
 
 
-def _told(stage: str, rows: Sequence[dict[str, Any]]) -> Iterable[str]:
+def _told(name: str, rows: Sequence[dict[str, Any]]) -> Iterable[str]:
     """Tell of each row what it is and what came out; of a cell without any figure why that is, once."""
-    from pipeline.cells import sweep
-    from pipeline.cells.record import WITH_FIGURES
+    from pipeline.cells.rows import WITH_FIGURES
+    from pipeline.registry import stage
 
-    names = [*sweep.row_columns(stage), "status", "reason", "median_ms"]
+    names = [*stage(name).row_types.key_columns(), "status", "reason", "median_ms"]
     outcomes = [{name: row.get(name) for name in ("status", "reason")} for row in rows]
     if outcomes[0]["status"] not in WITH_FIGURES and all(outcome == outcomes[0] for outcome in outcomes):
         rows = outcomes[:1]
@@ -137,10 +139,10 @@ def _command(arguments: argparse.Namespace, cell: Any, settings: Any, out: Path,
 
 
 def _files_folder(arguments: argparse.Namespace, out: Path) -> Path | None:
-    from pipeline.cells import sweep
     from pipeline.cells.place import files_place
+    from pipeline.registry import stage
 
-    if sweep.keeps_files(arguments.stage):
+    if stage(arguments.stage).keeps_files:
         return files_place(arguments.files, out)
     if arguments.files is not None:
         raise UserError(f"--files is '{arguments.files}', but {arguments.stage} keeps no files: leave it out")
@@ -150,22 +152,24 @@ def _files_folder(arguments: argparse.Namespace, out: Path) -> Path | None:
 def _tabulate(arguments: argparse.Namespace) -> None:
     from pipeline.cells.disk import write_text
     from pipeline.cells.tabulate import cell_table, row_table
+    from pipeline.registry import stages
 
-    table = {"rows": row_table, "cells": cell_table}[arguments.kind](arguments.records)
+    table = {"rows": row_table, "cells": cell_table}[arguments.kind](arguments.records, stages())
     write_text(arguments.out, table.to_csv(index=False))
 
 
 def _section(arguments: argparse.Namespace) -> None:
+    from pipeline.registry import stage, stages
     from pipeline.report.writeup import write_section
 
-    write_section(arguments.stage, arguments.tables, arguments.beside, arguments.out, arguments.figures)
+    write_section(stage(arguments.stage), stages(), arguments.records, arguments.out, arguments.figures)
 
 
 def _writeup(arguments: argparse.Namespace) -> None:
     from pipeline.report.writeup import write_writeup
 
     write_writeup(
-        arguments.sections, arguments.cells, arguments.scale, arguments.outdated, arguments.out, arguments.failures
+        arguments.sections, arguments.cells, arguments.scale, dict(arguments.code), arguments.out, arguments.failures
     )
 
 
@@ -193,12 +197,21 @@ def _compare(arguments: argparse.Namespace) -> int:
     from pipeline.compare.judge import compare_runs
     from pipeline.compare.runs import load_run
     from pipeline.compare.text import write_comparison
+    from pipeline.registry import stages
 
     if not arguments.tolerance_pct >= 0:
         raise UserError(f"compare: tolerance_pct is {arguments.tolerance_pct:g}, allowed is 0 or more")
-    found = compare_runs(load_run(arguments.a), load_run(arguments.b), arguments.tolerance_pct / 100)
-    print(write_comparison(found, str(arguments.a), str(arguments.b), arguments.all))
-    return int(arguments.fail_if_slower and found.fails)
+    a, b = (load_run(place, stages()) for place in (arguments.a, arguments.b))
+    comparison = compare_runs(a, b, stages(), arguments.tolerance_pct / 100)
+    print(write_comparison(comparison, str(arguments.a), str(arguments.b), arguments.all))
+    return int(arguments.fail_if_slower and comparison.fails)
+
+
+def _describe(arguments: argparse.Namespace) -> None:
+    from pipeline.describe import described
+    from pipeline.registry import stage, stages
+
+    print("\n\n".join(map(described, [stage(arguments.stage)] if arguments.stage else stages().values())))
 
 
 def _doctor(_arguments: argparse.Namespace) -> None:
@@ -211,7 +224,12 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m pipeline", description=sys.modules["pipeline"].__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    measure = commands.add_parser("measure", help="measure one cell and leave its record")
+    describe = commands.add_parser("describe", help="print the axes, settings and columns of a stage, or of all")
+    describe.add_argument("stage", nargs="?", metavar="STAGE")
+    describe.set_defaults(run=_describe)
+
+    tells = "`python -m pipeline describe STAGE` prints its axes, settings and columns"
+    measure = commands.add_parser("measure", help="measure one cell and leave its record", epilog=tells)
     measure.add_argument("stage")
     measure.add_argument("cell", nargs="*", metavar="AXIS=VALUE", help="axes left out take their default")
     measure.add_argument("--set", dest="settings", action="append", default=[], metavar="NAME=VALUE")
@@ -227,10 +245,9 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     tabulate.add_argument("--out", type=Path, required=True, metavar="TABLE.csv")
     tabulate.set_defaults(run=_tabulate)
 
-    section = commands.add_parser("section", help="write a stage's section and figures from its tables")
+    section = commands.add_parser("section", help="write a stage's section and figures from its records")
     section.add_argument("stage")
-    section.add_argument("tables", nargs="+", type=Path, metavar="TABLE.csv")
-    section.add_argument("--beside", type=Path, action="append", default=[], metavar="TABLE.csv")
+    section.add_argument("records", nargs="+", type=Path, metavar="RECORD.json")
     section.add_argument("--out", type=Path, required=True, metavar="SECTION.md")
     section.add_argument("--figures", type=Path, required=True, metavar="FOLDER")
     section.set_defaults(run=_section)
@@ -238,8 +255,8 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     writeup = commands.add_parser("writeup", help="put a first page and the sections together")
     writeup.add_argument("sections", nargs="*", type=Path, metavar="SECTION.md")
     writeup.add_argument("--cells", nargs="+", type=Path, required=True, metavar="CELLS.csv")
-    changed = "digests of code that has changed since it measured: the first page names the cells"
-    writeup.add_argument("--outdated", nargs="+", default=[], metavar="DIGEST", help=changed)
+    of_now = "the code that measures a stage now: cells measured by other code are told of"
+    writeup.add_argument("--code", nargs=2, action="append", default=[], metavar=("STAGE", "DIGEST"), help=of_now)
     writeup.add_argument("--scale", default="", help="which cells were asked for, said on the first page")
     writeup.add_argument("--failures", type=Path, metavar="FAILURES.json", help="what failed, told on the first page")
     writeup.add_argument("--out", type=Path, required=True, metavar="WRITEUP.md")

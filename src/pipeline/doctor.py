@@ -131,26 +131,26 @@ def _check_nsys(gpus: list[Gpu]) -> Check:
     name = "nsys captures"
     if not gpus:
         return Check(name, False, "no GPU: torch.profiler takes its place")
-    found = shutil.which("nsys")
-    if found is None:
+    command = shutil.which("nsys")
+    if command is None:
         return _nsys_off_path(name)
     try:
         return Check(name, True, nsys.check())
     except nsys.CaptureFailed as failed:
-        return Check(name, False, str(failed), _nsys_remedy(Path(found)))
+        return Check(name, False, str(failed), _nsys_remedy(Path(command)))
 
 
-def _nsys_remedy(found: Path) -> str:
-    missing = nsys.libraries_lacking_to_import(found)
+def _nsys_remedy(command: Path) -> str:
+    missing = nsys.libraries_lacking_to_import(command)
     packages = [_LIBRARY_PACKAGES.get(library, (library, library)) for library in missing]
     columns = [" ".join(dict.fromkeys(column)) for column in zip(*packages, strict=True)]
     return _install_command(*columns) if columns else ""
 
 
 def _nsys_off_path(name: str) -> Check:
-    found = sorted(path for pattern in _NSYS_HOMES for path in glob(pattern))
-    if found:
-        return Check(name, False, "nsys is not on PATH", f'export PATH="{Path(found[-1]).parent}:$PATH"')
+    commands = sorted(path for pattern in _NSYS_HOMES for path in glob(pattern))
+    if commands:
+        return Check(name, False, "nsys is not on PATH", f'export PATH="{Path(commands[-1]).parent}:$PATH"')
     remedy = _install_command("nsight-systems-cli", "nsight-systems-cli")
     return Check(name, False, "nsys not found, which NVIDIA's package repository has", remedy)
 
@@ -177,7 +177,7 @@ def _check_gloo() -> Check:
 
 def _check_snakemake() -> Check:
     """Check that `snakemake` starts the one of this environment, and that it finds the plugin that sorts its words."""
-    name, found, own = "snakemake", shutil.which("snakemake"), _snakemake_script()
+    name, on_path, own = "snakemake", shutil.which("snakemake"), _snakemake_script()
     reinstall = f"{_PIP} install --force-reinstall --no-deps snakemake"
     if not any(module.name == _PLUGIN for module in pkgutil.iter_modules()):
         return Check(name, False, f"it does not find {_PLUGIN}, a part of this project", f"{_PIP} install -e .")
@@ -185,10 +185,10 @@ def _check_snakemake() -> Check:
         return Check(name, False, "no such command in this environment; `python -m snakemake` works", reinstall)
     if "snakemake.cli" not in own.read_text(errors="replace"):
         return Check(name, False, f"{own} is not Snakemake's own; `python -m snakemake` works", reinstall)
-    if found is None or not own.samefile(found):
-        detail = f"{found} is another environment's" if found else "not on PATH"
+    if on_path is None or not own.samefile(on_path):
+        detail = f"{on_path} is another environment's" if on_path else "not on PATH"
         return Check(name, False, f"{detail}; `python -m snakemake` works", f'export PATH="{own.parent}:$PATH"')
-    return Check(name, True, f"Snakemake's own command, {version(name)}: {found}")
+    return Check(name, True, f"Snakemake's own command, {version(name)}: {on_path}")
 
 
 def _snakemake_script() -> Path | None:

@@ -49,10 +49,10 @@ def table(progress: Progress, now: float) -> str:
 
 def complaint(message: str, targets: Sequence[str]) -> str | None:
     """Return in one line what is wrong with a target, or None where Snakemake's message is about something else."""
-    if (found := USER_ERROR.search(message)) is not None:
-        return f"snakemake: {found[1]}"
-    if (found := UNKNOWN_TARGET.search(message)) is not None and targets:
-        return f"snakemake: {unknown_target(found[1], targets)}"
+    if (match := USER_ERROR.search(message)) is not None:
+        return f"snakemake: {match[1]}"
+    if (match := UNKNOWN_TARGET.search(message)) is not None and targets:
+        return f"snakemake: {unknown_target(match[1], targets)}"
     return None
 
 

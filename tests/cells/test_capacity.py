@@ -7,8 +7,10 @@ import pytest
 from pipeline.cells import capacity, sweep
 from pipeline.cells.capacity import too_large
 from pipeline.cells.config import read_scale
+from pipeline.cells.stage import Stage
 from pipeline.formulas.parameters import parameter_count
 from pipeline.formulas.sizes import SIZES
+from pipeline.registry import stages
 
 ROOT = Path(__file__).parents[2]
 GB = 10**9
@@ -26,8 +28,8 @@ def memory(monkeypatch):
 
 
 def needing(monkeypatch, needed):
-    monkeypatch.setattr(sweep, "needs", lambda _stage: SimpleNamespace(needed_bytes=lambda _cell, _settings: needed))
-    return too_large("timing", None, None)
+    monkeypatch.setattr(Stage, "needed_bytes", lambda *_: needed)
+    return too_large(stages()["timing"], None, None)
 
 
 def test_what_this_machine_cannot_hold_is_refused_with_the_figures(monkeypatch, memory, capsys):
@@ -49,26 +51,24 @@ def test_what_fits_is_measured_in_silence(monkeypatch, memory, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_a_stage_that_does_not_say_is_never_refused(monkeypatch, memory):
+def test_a_stage_that_does_not_say_is_never_refused(memory):
     memory(allowed=1, free=1)
-    for needs in (None, SimpleNamespace()):
-        monkeypatch.setattr(sweep, "needs", lambda _stage, needs=needs: needs)
-        assert too_large("timing", None, None) is None
+    assert too_large(Stage("silent", "pipeline.silent"), None, None) is None
 
 
 def needed_bytes(stage, settings=None, **axes):
-    declared = sweep.declaration(stage)
-    return sweep.needs(stage).needed_bytes(declared.Cell(**axes), declared.Settings(**(settings or {})))
+    declared = stages()[stage]
+    return declared.needed_bytes(declared.cell_type(**axes), declared.settings_type(**(settings or {})))
 
 
 @pytest.mark.parametrize("scale", ["laptop", "smoke"])
 def test_every_cell_of_the_scales_for_a_cpu_fits_into_four_gigabytes(scale):
-    stages = read_scale(ROOT / f"config/scales/{scale}.yaml", ROOT / "workflow/schemas/scale.schema.yaml")
-    for stage, asked in stages.items():
-        needs = sweep.needs(stage)
-        settings = sweep.declaration(stage).Settings(**asked.get("settings", {}))
-        if hasattr(needs, "needed_bytes"):
-            assert all(needs.needed_bytes(cell, settings) < 4 * GB for cell in sweep.expand(stage, asked["grids"], ""))
+    asked = read_scale(ROOT / f"config/scales/{scale}.yaml", ROOT / "workflow/schemas/scale.schema.yaml")
+    for name, words in asked.items():
+        stage = stages()[name]
+        settings = stage.settings_type(**words.get("settings", {}))
+        cells = sweep.expand(stage.cell_type, words["grids"], "")
+        assert all(stage.needed_bytes(cell, settings) < 4 * GB for cell in cells)
 
 
 @pytest.mark.parametrize("stage", ["timing", "profile", "memory", "ddp", "sharding"])

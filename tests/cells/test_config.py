@@ -11,6 +11,7 @@ from pipeline.cells.config import (
     read_yaml,
 )
 from pipeline.errors import UserError
+from pipeline.registry import stages
 
 ROOT = Path(__file__).parents[2]
 SCALES, SCHEMAS = ROOT / "config/scales", ROOT / "workflow/schemas"
@@ -18,7 +19,7 @@ SCALES, SCHEMAS = ROOT / "config/scales", ROOT / "workflow/schemas"
 
 def plan(has_gpu=False, **changes):
     config = {"scale": "smoke", "measure": True, "overrides": {}, **changes}
-    return load_plan(config, SCALES, SCHEMAS, has_gpu)
+    return load_plan(config, SCALES, SCHEMAS, stages(), has_gpu)
 
 
 @pytest.mark.parametrize(("has_gpu", "scale"), [(True, "paper"), (False, "laptop")])
@@ -135,7 +136,7 @@ def test_a_bad_scale_file_is_named_with_the_place(tmp_path, text, complaint):
 
 
 @pytest.mark.parametrize(
-    ("stages", "complaint"),
+    ("words", "complaint"),
     [
         ("timming: {grids: []}", "unknown stage 'timming'; known are"),
         ("timing: {settings: {foo: 1}, grids: []}", "timing settings: unknown key 'foo'"),
@@ -146,11 +147,17 @@ def test_a_bad_scale_file_is_named_with_the_place(tmp_path, text, complaint):
         ),
     ],
 )
-def test_a_mistake_in_a_scale_is_told_with_its_file_also_where_something_is_overridden(tmp_path, stages, complaint):
+def test_a_mistake_in_a_scale_is_told_with_its_file_also_where_something_is_overridden(tmp_path, words, complaint):
     path = tmp_path / "mine.yaml"
-    path.write_text(f"stages: {{{stages}}}")
+    path.write_text(f"stages: {{{words}}}")
     with pytest.raises(UserError) as raised:
-        load_plan({"scale": "mine", "measure": True, "overrides": {"flash": {"grids": [{}]}}}, tmp_path, SCHEMAS, False)
+        load_plan(
+            {"scale": "mine", "measure": True, "overrides": {"flash": {"grids": [{}]}}},
+            tmp_path,
+            SCHEMAS,
+            stages(),
+            False,
+        )
     assert str(raised.value).startswith(f"{path}: {complaint}")
     assert "\n" not in str(raised.value)
 
@@ -190,7 +197,7 @@ def test_a_configuration_without_keys_is_named(tmp_path, text, found):
 def test_a_run_that_would_write_up_nothing_says_what_to_do(tmp_path):
     check_something_to_write(plan(), tmp_path)
     (tmp_path / "mine.yaml").write_text("stages: {}")
-    empty = load_plan({"scale": "mine", "measure": True, "overrides": {}}, tmp_path, SCHEMAS, False)
+    empty = load_plan({"scale": "mine", "measure": True, "overrides": {}}, tmp_path, SCHEMAS, stages(), False)
     with pytest.raises(UserError, match="scale 'mine' with its overrides asks for no cell: give a stage `grids`"):
         check_something_to_write(empty, tmp_path)
     with pytest.raises(UserError, match="holds no records to render: measure with"):
@@ -221,5 +228,5 @@ def test_keys_that_a_merge_brings_may_be_given_again(tmp_path):
 )
 def test_overrides_of_a_stage_that_is_not_measured_are_found(tmp_path, overrides, idle):
     (tmp_path / "mine.yaml").write_text("stages: {timing: {grids: [{}]}}")
-    found = load_plan({"scale": "mine", "measure": True, "overrides": overrides}, tmp_path, SCHEMAS, False)
+    found = load_plan({"scale": "mine", "measure": True, "overrides": overrides}, tmp_path, SCHEMAS, stages(), False)
     assert idle_overrides(overrides, found) == idle

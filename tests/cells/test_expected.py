@@ -1,36 +1,25 @@
 import json
 from dataclasses import asdict
-from types import SimpleNamespace
 
 import pytest
 
-from pipeline.cells import expected, sweep
-from pipeline.cells.record import SCHEMA_VERSION, SOFTWARE
+from pipeline.cells import expected
+from pipeline.cells.stage import Stage
+from pipeline.registry import stages
 from pipeline.stages.timing.cell import Cell, Settings
+
+from ..records import record
 
 SETTINGS = Settings(budget_s=3.0)
 TOLD_S = 2 + 2 * 3.0
 
 
 def expected_of(path, settings=SETTINGS):
-    return expected.expected_s("timing", {path: Cell()}, settings, on_gpu=False)[str(path)]
+    return expected.expected_s(stages()["timing"], {path: Cell()}, settings, on_gpu=False)[str(path)]
 
 
 def leave_record(path, seconds, settings=SETTINGS):
-    record = {
-        "schema_version": SCHEMA_VERSION,
-        "stage": "timing",
-        "cell": asdict(Cell()),
-        "settings": asdict(settings),
-        "rows": [{"status": "ok"}],
-        "machine": {"kind": "a CPU", "software": dict.fromkeys(SOFTWARE, "1.0")},
-        "code": {"digest": "abc"},
-        "command": "",
-        "process": "worker",
-        "started_at": "",
-        "seconds": seconds,
-    }
-    path.write_text(json.dumps(record))
+    path.write_text(json.dumps(record(settings=asdict(settings), seconds=seconds)))
 
 
 def test_a_cell_takes_what_it_took_before(tmp_path):
@@ -53,16 +42,17 @@ def test_a_damaged_record_is_passed_over(tmp_path, content):
     assert expected_of(tmp_path / "cell.json") == TOLD_S
 
 
-def test_a_stage_that_says_nothing_has_a_time_too(tmp_path, monkeypatch):
-    for needs in (None, SimpleNamespace()):
-        monkeypatch.setattr(sweep, "needs", lambda _stage, needs=needs: needs)
-        assert expected_of(tmp_path / "cell.json") == expected.UNKNOWN_S
+def test_a_stage_that_says_nothing_has_a_time_too(tmp_path):
+    silent = Stage("silent", "pipeline.silent")
+    assert expected.expected_s(silent, {tmp_path / "cell.json": None}, None, False) == {
+        str(tmp_path / "cell.json"): expected.UNKNOWN_S
+    }
 
 
-@pytest.mark.parametrize("stage", sweep.stage_names())
+@pytest.mark.parametrize("stage", stages().values(), ids=stages())
 @pytest.mark.parametrize("on_gpu", [False, True])
 def test_every_stage_says_how_long_its_default_cell_takes(stage, on_gpu, tmp_path):
-    declared = sweep.declaration(stage)
-    cells = {tmp_path / "cell.json": declared.Cell()}
-    (seconds,) = expected.expected_s(stage, cells, declared.Settings(), on_gpu).values()
+    (seconds,) = expected.expected_s(
+        stage, {tmp_path / "cell.json": stage.cell_type()}, stage.settings_type(), on_gpu
+    ).values()
     assert 0 < seconds < 600

@@ -3,30 +3,17 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cells import fields, layout, sweep
+from pipeline.cells import fields, layout
 from pipeline.cells.disk import WholeFile
-from pipeline.cells.record import SCHEMA_VERSION, SOFTWARE, write_record
+from pipeline.cells.record import write_record
 from pipeline.errors import UserError
+from pipeline.registry import stages
 from pipeline.stages.timing.cell import Cell
+
+from ..records import record
 
 CELL = Cell(precision="bf16", size="2.7B", context_length=512)
 PLACE = "precision=bf16/size=2.7B/context_length=512/warmup_steps=5/mode=eager"
-
-
-def record_of(cell, stage="timing"):
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "stage": stage,
-        "cell": cell,
-        "settings": {},
-        "rows": [{"status": "ok"}],
-        "machine": {"kind": "NVIDIA H200", "software": dict.fromkeys(SOFTWARE, "1.0")},
-        "code": {"digest": "abc"},
-        "command": "",
-        "process": "worker",
-        "started_at": "",
-        "seconds": {},
-    }
 
 
 def cell_as_json(cell):
@@ -37,9 +24,9 @@ def test_a_record_lies_in_a_folder_for_each_axis(tmp_path):
     assert layout.record_path(tmp_path, "timing", CELL) == tmp_path / f"timing/cells/{PLACE}.json"
 
 
-@pytest.mark.parametrize("stage", sweep.stage_names())
+@pytest.mark.parametrize("stage", stages())
 def test_the_pattern_of_a_stage_filled_with_a_cell_is_its_path(stage):
-    cell = sweep.declaration(stage).Cell()
+    cell = stages()[stage].cell_type()
     filled = layout.cell_pattern(type(cell)).format(**fields.texts(cell))
     assert layout.record_path(Path("results"), stage, cell) == Path(f"results/{stage}/cells/{filled}.json")
 
@@ -47,9 +34,9 @@ def test_the_pattern_of_a_stage_filled_with_a_cell_is_its_path(stage):
 @pytest.mark.parametrize("cell", [CELL, Cell()])
 def test_records_at_the_paths_of_their_cells_are_found(tmp_path, cell):
     path = layout.record_path(tmp_path, "timing", cell)
-    write_record(WholeFile(path), record_of(cell_as_json(cell)))
-    assert layout.found_cells(tmp_path, "timing") == {path: cell}
-    assert layout.found_cells(tmp_path, "flash") == {}
+    write_record(WholeFile(path), record(cell=cell_as_json(cell)))
+    assert layout.recorded_cells(tmp_path, stages()["timing"]) == {path: cell}
+    assert layout.recorded_cells(tmp_path, stages()["flash"]) == {}
 
 
 REST = "context_length=512/warmup_steps=5/mode=eager"
@@ -88,27 +75,36 @@ def test_a_path_that_is_no_cells_is_named_in_one_line(tmp_path, place):
     path.parent.mkdir(parents=True)
     path.write_text("{}")
     with pytest.raises(UserError) as raised:
-        layout.found_cells(tmp_path, "timing")
+        layout.recorded_cells(tmp_path, stages()["timing"])
     message = str(raised.value)
     assert message.startswith(f"{tmp_path}/timing/cells/")
     assert message.endswith("move it out of the results")
     assert message.isprintable()
 
 
+@pytest.mark.parametrize("size", ["xl", "small"])
+def test_a_record_in_the_place_of_another_cell_is_named_in_one_line(tmp_path, size):
+    path = layout.record_path(tmp_path, "timing", CELL)
+    write_record(WholeFile(path), record(cell={**cell_as_json(CELL), "size": size}))
+    with pytest.raises(UserError) as raised:
+        layout.recorded_cells(tmp_path, stages()["timing"])
+    assert str(raised.value).startswith(f"{path} holds the record of another cell, timing precision=bf16 size={size} ")
+    assert str(raised.value).isprintable()
+
+
 @pytest.mark.parametrize(
-    ("cell", "stage"),
+    ("parts", "complaint"),
     [
-        ({**cell_as_json(CELL), "size": "xl"}, "timing"),
-        ({**cell_as_json(CELL), "context_length": "$(touch PWNED)\n"}, "timing"),
-        ({**cell_as_json(CELL), "context_length": [[1]]}, "timing"),
-        ({}, "timing"),
-        (cell_as_json(CELL), "flash"),
+        ({"cell": {"context_length": "$(touch PWNED)\n"}}, "its cell: context_length is "),
+        ({"cell": {"context_length": [[1]]}}, "its cell: context_length is [[1]], allowed is a value of type int"),
+        ({"cell": {"seq_len": 1}}, "its cell: unknown key 'seq_len'"),
+        ({"stage": "flash"}, 'stage is "flash", known are timing'),
     ],
 )
-def test_a_record_in_the_place_of_another_cell_is_named_in_one_line(tmp_path, cell, stage):
+def test_a_record_of_something_else_is_named_in_one_line(tmp_path, parts, complaint):
     path = layout.record_path(tmp_path, "timing", CELL)
-    write_record(WholeFile(path), record_of(cell, stage))
+    write_record(WholeFile(path), record(**parts))
     with pytest.raises(UserError) as raised:
-        layout.found_cells(tmp_path, "timing")
-    assert str(raised.value).startswith(f"{path} holds the record of another cell, {stage} ")
+        layout.recorded_cells(tmp_path, stages()["timing"])
+    assert str(raised.value).startswith(f"{path} is no record: {complaint}")
     assert str(raised.value).isprintable()

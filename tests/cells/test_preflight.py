@@ -5,37 +5,28 @@ import pytest
 
 from pipeline.cells.disk import WholeFile
 from pipeline.cells.preflight import check_results, check_writable
-from pipeline.cells.record import SCHEMA_VERSION, SOFTWARE, write_record
+from pipeline.cells.record import SCHEMA_VERSION, write_record
 from pipeline.errors import UserError
+from pipeline.registry import stages
+
+from ..records import CPU, record
 
 
 def leave_record(results, machine, name="cell"):
-    record = {
-        "schema_version": SCHEMA_VERSION,
-        "stage": "timing",
-        "cell": {},
-        "settings": {},
-        "rows": [{"status": "ok"}],
-        "machine": {"kind": machine, "software": dict.fromkeys(SOFTWARE, "1.0")},
-        "code": {"digest": "abc"},
-        "command": "",
-        "process": "worker",
-        "started_at": "",
-        "seconds": {},
-    }
-    write_record(WholeFile(results / f"timing/cells/precision=bf16/{name}.json"), record)
+    left = record(machine={**CPU, "kind": machine})
+    write_record(WholeFile(results / f"timing/cells/precision=bf16/{name}.json"), left)
 
 
 def test_a_folder_of_this_machine_or_an_absent_one_may_be_measured_into(tmp_path):
-    check_results(tmp_path / "results", "NVIDIA H200")
+    check_results(tmp_path / "results", "NVIDIA H200", stages())
     leave_record(tmp_path / "results", "NVIDIA H200")
-    check_results(tmp_path / "results", "NVIDIA H200")
+    check_results(tmp_path / "results", "NVIDIA H200", stages())
 
 
 def test_records_of_another_machine_stop_the_run_and_say_how_to_go_on(tmp_path):
     leave_record(tmp_path, "NVIDIA H200")
     with pytest.raises(UserError) as raised:
-        check_results(tmp_path, "NVIDIA L4")
+        check_results(tmp_path, "NVIDIA L4", stages())
     for part in ("NVIDIA H200", "NVIDIA L4", "--config measure=false", "--directory runs/"):
         assert part in str(raised.value)
 
@@ -45,31 +36,31 @@ def test_one_foreign_record_among_many_is_found(tmp_path):
         leave_record(tmp_path, "NVIDIA H200", f"cell{index:02}")
     leave_record(tmp_path, "NVIDIA A100", "cell13")
     with pytest.raises(UserError, match="NVIDIA A100"):
-        check_results(tmp_path, "NVIDIA H200")
+        check_results(tmp_path, "NVIDIA H200", stages())
 
 
 def test_an_incomplete_record_stops_the_run_with_one_line(tmp_path):
     write_record(WholeFile(tmp_path / "timing/cells/cell.json"), {"schema_version": SCHEMA_VERSION})
     with pytest.raises(UserError, match=r"cell\.json is no record: it has no stage, "):
-        check_results(tmp_path, "NVIDIA H200")
+        check_results(tmp_path, "NVIDIA H200", stages())
 
 
 def test_a_record_in_the_place_of_another_cell_stops_the_run(tmp_path):
     leave_record(tmp_path, "NVIDIA H200", "size=tiny/context_length=16/warmup_steps=5/mode=eager")
     with pytest.raises(UserError, match=r"mode=eager\.json holds the record of another cell"):
-        check_results(tmp_path, "NVIDIA H200")
+        check_results(tmp_path, "NVIDIA H200", stages())
 
 
 def test_a_full_disk_stops_the_run_before_it_measures(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=5 * 2**20))
     with pytest.raises(UserError, match="full disk: 5 MiB free, 100 MiB needed"):
-        check_results(tmp_path / "results", "NVIDIA H200")
+        check_results(tmp_path / "results", "NVIDIA H200", stages())
 
 
 def test_a_read_only_folder_stops_the_run_before_it_measures(tmp_path, monkeypatch):
     monkeypatch.setattr("os.access", lambda _path, _mode: False)
     with pytest.raises(UserError, match="read-only"):
-        check_results(tmp_path / "results", "NVIDIA H200")
+        check_results(tmp_path / "results", "NVIDIA H200", stages())
 
 
 def test_a_folder_that_is_there_or_can_be_made_passes(tmp_path):

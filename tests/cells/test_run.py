@@ -3,12 +3,14 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from pipeline.cells import locks, quiet_host, run
 from pipeline.cells.devices import Claim, TooFewGPUs
+from pipeline.cells.rows import Row, RowTypes, column
 from pipeline.errors import Skipped
 
 START = run.ProcessStart("ordinary", 0.0, "python -m pipeline measure fake")
@@ -19,12 +21,26 @@ class Cell:
     gpus: int = 1
 
     def row_keys(self):
-        return [{"pass": "forward"}, {"pass": "backward"}]
+        return [{"phase": "forward"}, {"phase": "backward"}]
 
 
 @dataclass(frozen=True)
 class Settings:
     threads: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase(Row):
+    KEYS = ("phase",)
+    phase: str = column("which")
+
+
+def stage(measure):
+    """Return a stage of one kind of row that measures by this function."""
+    types = RowTypes.one(Phase)
+    return SimpleNamespace(
+        name="fake", package="fake", row_types=types, measure=lambda: measure, needed_bytes=lambda *_: 0
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +49,7 @@ def same_process_afterwards(monkeypatch, tmp_path):
     monkeypatch.setattr(locks, "_held", {})
     monkeypatch.setenv(locks.FOLDER_VARIABLE, str(tmp_path / "locks"))
     affinity, threads, environment = os.sched_getaffinity(0), torch.get_num_threads(), dict(os.environ)
-    monkeypatch.setattr(run.freshness, "code_facts", lambda *_: {"digest": "digest", "modules": {}})
+    monkeypatch.setattr(run.freshness, "code_digest", lambda _module: "digest")
     yield
     os.sched_setaffinity(0, affinity)
     torch.set_num_threads(threads)
@@ -41,9 +57,8 @@ def same_process_afterwards(monkeypatch, tmp_path):
     os.environ.update(environment)
 
 
-def record_of(monkeypatch, measure, cell=Cell(), settings=Settings(), granted=None):
-    monkeypatch.setattr(run, "_measure_function", lambda _stage: measure)
-    return run.run_cell("fake", cell, settings, granted, START)
+def record_of(measure, cell=Cell(), settings=Settings(), granted=None):
+    return run.run_cell(stage(measure), cell, settings, granted, START)
 
 
 def raising(error):
@@ -61,9 +76,9 @@ def raising(error):
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes"), "oom", "DefaultCPUAllocator"),
     ],
 )
-def test_an_outcome_becomes_a_row_for_each_of_the_cells_rows(monkeypatch, error, status, reason):
-    rows = record_of(monkeypatch, raising(error))["rows"]
-    assert [(row["pass"], row["status"]) for row in rows] == [("forward", status), ("backward", status)]
+def test_an_outcome_becomes_a_row_for_each_of_the_cells_rows(error, status, reason):
+    rows = record_of(raising(error))["rows"]
+    assert [(row["phase"], row["status"]) for row in rows] == [("forward", status), ("backward", status)]
     assert all(row["reason"].startswith(reason) and "\n" not in row["reason"] for row in rows)
 
 
@@ -76,7 +91,7 @@ def too_large(monkeypatch):
 @pytest.mark.usefixtures("too_large")
 def test_a_cell_that_the_host_s_memory_cannot_hold_is_skipped_without_measuring(monkeypatch):
     monkeypatch.setattr(run.identity, "gpu_count", lambda: 0)
-    rows = record_of(monkeypatch, raising(AssertionError("measured")))["rows"]
+    rows = record_of(raising(AssertionError("measured")))["rows"]
     assert {(row["status"], row["reason"]) for row in rows} == {("skipped", "takes 34 GB, this machine has 16 GB")}
 
 
@@ -85,49 +100,54 @@ def test_a_cell_that_the_host_s_memory_cannot_hold_is_skipped_without_measuring(
 def test_by_force_or_on_a_gpu_whose_memory_is_another_it_is_measured(monkeypatch, gpus, force):
     monkeypatch.setattr(run.identity, "gpu_count", lambda: gpus)
     monkeypatch.setattr(run, "claim_gpus", lambda *_: Claim(()))
-    monkeypatch.setattr(run, "_measure_function", lambda _stage: lambda *_: ["a row"])
-    assert run.run_cell("fake", Cell(), Settings(), None, START, force=force)["rows"] == ["a row"]
+    row = {"phase": "forward", "status": "ok"}
+    assert run.run_cell(stage(lambda *_: [row]), Cell(), Settings(), None, START, force=force)["rows"] == [row]
+
+
+def test_rows_that_are_not_as_their_stage_declares_them_are_a_bug():
+    with pytest.raises(ValueError, match="row 1: unknown column 'median_ms'; known are phase, status, reason"):
+        record_of(lambda *_: [{"phase": "forward", "status": "ok", "median_ms": 1.0}])
 
 
 @pytest.mark.parametrize("error", [RuntimeError("shapes differ"), KeyError("size"), ValueError("bug")])
-def test_a_bug_is_no_outcome(monkeypatch, error):
+def test_a_bug_is_no_outcome(error):
     with pytest.raises(type(error)):
-        record_of(monkeypatch, raising(error))
+        record_of(raising(error))
 
 
 def test_fewer_gpus_than_needed_is_skipped_with_the_reason(monkeypatch):
     monkeypatch.setattr(run.identity, "gpu_count", lambda: 8)
     monkeypatch.setattr(run, "claim_gpus", lambda count, _command: Claim(("0",) * count))
-    rows = record_of(monkeypatch, lambda *_: [], cell=Cell(gpus=4), granted=2)["rows"]
+    rows = record_of(lambda *_: [], cell=Cell(gpus=4), granted=2)["rows"]
     assert {row["reason"] for row in rows} == {str(TooFewGPUs(4, 2))}
     assert {row["status"] for row in rows} == {"skipped"}
 
 
 def test_without_any_gpu_the_cell_runs_on_the_cpu(monkeypatch):
     monkeypatch.setattr(run.identity, "gpu_count", lambda: 0)
-    record = record_of(monkeypatch, lambda *_: [{"pass": "forward", "status": "ok"}], cell=Cell(gpus=4), granted=0)
-    assert record["rows"] == [{"pass": "forward", "status": "ok"}]
+    record = record_of(lambda *_: [{"phase": "forward", "status": "ok"}], cell=Cell(gpus=4), granted=0)
+    assert record["rows"] == [{"phase": "forward", "status": "ok"}]
 
 
 def test_snakemakes_thread_variables_do_not_bind_a_cell(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     seen = []
     cores = len(os.sched_getaffinity(0))
-    record = record_of(monkeypatch, lambda *_: seen.append(torch.get_num_threads()) or [])
+    record = record_of(lambda *_: seen.append(torch.get_num_threads()) or [])
     assert seen == [cores]
     assert record["machine"]["threads"] == cores
     assert os.environ["OMP_NUM_THREADS"] == str(cores)
 
 
-def test_a_cell_keeps_to_the_threads_that_its_settings_name(monkeypatch):
+def test_a_cell_keeps_to_the_threads_that_its_settings_name():
     seen = []
     measure = lambda *_: seen.append((torch.get_num_threads(), len(os.sched_getaffinity(0)))) or []  # noqa: E731
-    assert record_of(monkeypatch, measure, settings=Settings(threads=1))["machine"]["threads"] == 1
+    assert record_of(measure, settings=Settings(threads=1))["machine"]["threads"] == 1
     assert seen == [(1, 1)]
 
 
-def test_the_record_says_how_and_when_the_process_was_started(monkeypatch):
-    record = record_of(monkeypatch, lambda *_: [])
+def test_the_record_says_how_and_when_the_process_was_started():
+    record = record_of(lambda *_: [])
     assert record["process"] == "ordinary"
     assert record["command"] == START.command
     assert record["seconds"]["start_up"] > 1e9  # issued in 1970
@@ -137,14 +157,14 @@ def test_the_record_says_how_and_when_the_process_was_started(monkeypatch):
 def test_the_time_waited_for_the_host_and_for_gpus_is_neither_start_up_nor_measuring(monkeypatch):
     monkeypatch.setattr(quiet_host.locks, "wait_for", lambda attempt, _announcement: (attempt(), 1e9))
     monkeypatch.setattr(run, "claim_gpus", lambda *_: Claim((), waited_s=5e8))
-    seconds = record_of(monkeypatch, lambda *_: [])["seconds"]
+    seconds = record_of(lambda *_: [])["seconds"]
     assert seconds["waiting"] == 1.5e9
     assert 0 < seconds["start_up"] < time.time() - 1.5e9 + 1
     assert seconds["set_up"] + seconds["measuring"] < 1e3
 
 
-def test_the_record_says_how_busy_the_host_was(monkeypatch):
-    host = record_of(monkeypatch, lambda *_: [])["host"]
+def test_the_record_says_how_busy_the_host_was():
+    host = record_of(lambda *_: [])["host"]
     assert set(host) == {"cores", "others_cores", "busy", "load_before", "load_after"}
     assert (host["cores"], host["busy"]) == (len(os.sched_getaffinity(0)), False)
     assert min(host["load_before"], host["load_after"]) >= 0
@@ -177,7 +197,7 @@ def test_a_cell_is_alone_unless_it_may_share_the_host_or_measures_nothing(monkey
     monkeypatch.setattr(run, "Host", take)
     monkeypatch.setattr(run.identity, "gpu_count", lambda: gpus)
     monkeypatch.setattr(run, "claim_gpus", lambda count, _command: Claim(("0",) * count))
-    record_of(monkeypatch, lambda *_: [], cell=cell, granted=granted)
+    record_of(lambda *_: [], cell=cell, granted=granted)
     assert asked == [(alone, START.command)]
 
 
@@ -185,21 +205,21 @@ def test_the_host_is_taken_before_anything_is_imported_or_claimed_and_settled_be
     order = []
     monkeypatch.setattr(quiet_host.Host, "settle", lambda _host: order.append("settle"))
     monkeypatch.setattr(quiet_host, "_take", lambda *_: order.append("take") or 0.0)
-    monkeypatch.setattr(run, "_measure_function", lambda _stage: order.append("import") or (lambda *_: []))
     monkeypatch.setattr(run, "claim_gpus", lambda *_: order.append("claim") or Claim(()))
-    run.run_cell("fake", Cell(), Settings(), None, START)
+    waiting = stage(None)
+    waiting.measure = lambda: order.append("import") or (lambda *_: [])
+    run.run_cell(waiting, Cell(), Settings(), None, START)
     assert order == ["take", "import", "claim", "settle"]
 
 
-def test_a_stage_that_keeps_files_is_given_their_folder(monkeypatch, tmp_path):
+def test_a_stage_that_keeps_files_is_given_their_folder(tmp_path):
     def measure(_cell, _settings, _stopwatch, files_dir):
         (files_dir / "capture").write_text("kept")
-        return [{"pass": "forward", "status": "ok"}]
+        return [{"phase": "forward", "status": "ok"}]
 
-    monkeypatch.setattr(run, "_measure_function", lambda _stage: measure)
     folder = tmp_path / "files"
     folder.mkdir()
-    run.run_cell("fake", Cell(), Settings(), None, START, folder)
+    run.run_cell(stage(measure), Cell(), Settings(), None, START, folder)
     assert [path.name for path in folder.iterdir()] == ["capture"]
 
 

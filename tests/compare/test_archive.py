@@ -10,24 +10,14 @@ import tarfile
 
 import pytest
 
-from pipeline.cells.record import SCHEMA_VERSION, SOFTWARE
 from pipeline.compare import archive
 from pipeline.compare.archive import archived_records
 from pipeline.errors import UserError
+from pipeline.registry import stages
 
-RECORD = {
-    "schema_version": SCHEMA_VERSION,
-    "stage": "timing",
-    "cell": {"size": "xl"},
-    "settings": {},
-    "rows": [{"status": "ok"}],
-    "machine": {"kind": "NVIDIA H200", "software": dict.fromkeys(SOFTWARE, "1.0")},
-    "code": {"digest": "abc"},
-    "command": "",
-    "process": "worker",
-    "started_at": "",
-    "seconds": {},
-}
+from ..records import record
+
+RECORD = record()
 CONTENT = json.dumps(RECORD).encode()
 
 
@@ -52,7 +42,7 @@ def packed(path, members, mode="w:xz"):
 
 def complaint(path):
     with pytest.raises(UserError) as raised:
-        list(archived_records(path))
+        list(archived_records(path, stages()))
     assert str(raised.value).isprintable()
     return str(raised.value)
 
@@ -60,7 +50,7 @@ def complaint(path):
 @pytest.mark.parametrize("mode", ["w:xz", "w:gz", "w:bz2", "w"])
 def test_records_are_read_however_they_are_packed(tmp_path, mode):
     path = packed(tmp_path / "records.tar", [("a.json", CONTENT), ("table.csv", b"a,b"), ("b/c.json", CONTENT)], mode)
-    assert list(archived_records(path)) == [(f"{path}: a.json", RECORD), (f"{path}: b/c.json", RECORD)]
+    assert list(archived_records(path, stages())) == [(f"{path}: a.json", RECORD), (f"{path}: b/c.json", RECORD)]
 
 
 def test_a_small_archive_of_a_large_record_is_refused_without_holding_it(tmp_path):
@@ -68,9 +58,9 @@ def test_a_small_archive_of_a_large_record_is_refused_without_holding_it(tmp_pat
     assert path.stat().st_size < 2**20
     code = (
         "import resource, sys; from pathlib import Path; from pipeline.compare.archive import archived_records\n"
-        "from pipeline.errors import UserError\n"
+        "from pipeline.errors import UserError; from pipeline.registry import stages\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "try: list(archived_records(Path(sys.argv[1])))\n"
+        "try: list(archived_records(Path(sys.argv[1]), stages()))\n"
         "except UserError as error: print(error)\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
     )
@@ -90,7 +80,7 @@ def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch, s
 def test_an_archive_of_too_many_members_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(archive, "MOST_ARCHIVE_MEMBERS", 3)
     members = [(f"{number}.json", CONTENT) for number in range(4)]
-    assert len(list(archived_records(packed(tmp_path / "some.tar.xz", members[:3])))) == 3
+    assert len(list(archived_records(packed(tmp_path / "some.tar.xz", members[:3]), stages()))) == 3
     path = packed(tmp_path / "more.tar.xz", members)
     assert complaint(path) == f"{path} has more than 3 members: {archive.UNPACK}"
 
@@ -111,7 +101,7 @@ def test_whatever_bytes_an_archive_has_it_is_read_or_refused_in_one_line(tmp_pat
     pack = chance.choice([bytes, lzma.compress, gzip.compress, bz2.compress])
     path.write_bytes(pack(content))
     try:
-        said = " ".join(name for name, _ in archived_records(path))
+        said = " ".join(name for name, _ in archived_records(path, stages()))
     except UserError as refusal:
         said = str(refusal)
     # What a record is called begins with its archive too; an archive cut short may have none.

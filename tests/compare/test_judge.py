@@ -12,7 +12,10 @@ from pipeline.compare.judge import compare_runs
 from pipeline.compare.runs import load_run
 from pipeline.compare.text import summary, write_comparison
 from pipeline.errors import UserError
+from pipeline.registry import stages
 from pipeline.report.publish import publish
+
+from ..records import timed_row
 
 MACHINE = {
     "kind": "NVIDIA H200",
@@ -22,12 +25,12 @@ MACHINE = {
     "gpus": [{}],
     "threads": 2,
 }
-PASSES = {"forward": 10.0, "backward": 20.0}
+PHASES = {"forward": 10.0, "backward": 20.0}
 
 
 def timed(name, median_ms, spread=0.02):
     quartiles = {"q1_ms": median_ms * (1 - spread / 2), "q3_ms": median_ms * (1 + spread / 2)}
-    return {"pass": name, "clock": "host", "status": "ok", "n": 10, "median_ms": median_ms, **quartiles}
+    return timed_row(name, [median_ms], n=10, **quartiles)
 
 
 def record(size="small", **changes):
@@ -36,7 +39,7 @@ def record(size="small", **changes):
         "stage": "timing",
         "cell": {"precision": "bf16", "size": size},
         "settings": {"batch_size": 4},
-        "rows": [timed(name, median_ms) for name, median_ms in PASSES.items()],
+        "rows": [timed(name, median_ms) for name, median_ms in PHASES.items()],
         "machine": copy.deepcopy(MACHINE),
         "code": {"digest": "abc", "commit": "123"},
         "command": "python -m pipeline measure timing",
@@ -52,16 +55,16 @@ def run(*sizes, **changes):
 
 
 def scaled(records, factor, spread=0.02):
-    rows = [timed(name, factor * median_ms, spread) for name, median_ms in PASSES.items()]
+    rows = [timed(name, factor * median_ms, spread) for name, median_ms in PHASES.items()]
     return [{**found, "rows": copy.deepcopy(rows)} for found in records]
 
 
 def verdicts(a, b):
-    return set(compare_runs(a, b, tolerance=0.05).timed["verdict"])
+    return set(compare_runs(a, b, stages(), tolerance=0.05).timed["verdict"])
 
 
 def test_the_same_records_are_the_same_in_everything():
-    found = compare_runs(run(), run(), tolerance=0.05)
+    found = compare_runs(run(), run(), stages(), tolerance=0.05)
     assert set(found.timed["verdict"]) == {"same"}
     assert not found.is_worse
     assert all(part.empty for part in (found.differences, found.outcomes, found.only_in_a, found.only_in_b))
@@ -72,7 +75,7 @@ def test_the_same_records_are_the_same_in_everything():
 
 @pytest.mark.parametrize(("factor", "verdict"), [(1.5, "slower"), (1 / 1.5, "faster"), (1.04, "same"), (0.97, "same")])
 def test_scaled_times_get_their_verdict_and_ratio(factor, verdict):
-    found = compare_runs(run(), scaled(run(), factor), tolerance=0.05)
+    found = compare_runs(run(), scaled(run(), factor), stages(), tolerance=0.05)
     assert set(found.timed["verdict"]) == {verdict}
     assert list(found.timed["ratio"]) == [pytest.approx(factor)] * 4
     assert found.is_worse == (verdict == "slower")
@@ -94,15 +97,15 @@ def test_a_difference_of_unstable_or_single_figures_is_ambiguous():
 
 def test_a_wider_tolerance_makes_more_the_same():
     slow = scaled(run(), 1.15)
-    assert set(compare_runs(run(), slow, tolerance=0.2).timed["verdict"]) == {"same"}
-    assert set(compare_runs(run(), slow, tolerance=0.1).timed["verdict"]) == {"slower"}
+    assert set(compare_runs(run(), slow, stages(), tolerance=0.2).timed["verdict"]) == {"same"}
+    assert set(compare_runs(run(), slow, stages(), tolerance=0.1).timed["verdict"]) == {"slower"}
 
 
 def test_what_differs_in_machine_software_code_and_settings_is_named_first():
     other = run(settings={"batch_size": 8}, code={"digest": "def", "commit": "456"})
     for found in other:
         found["machine"] |= {"kind": "NVIDIA A100", "software": MACHINE["software"] | {"torch": "2.13.0"}}
-    found = compare_runs(run(), other, tolerance=0.05)
+    found = compare_runs(run(), other, stages(), tolerance=0.05)
     assert found.differences.to_dict("split")["data"] == [
         ["machine", "NVIDIA H200", "NVIDIA A100"],
         ["torch", "2.11.0", "2.13.0"],
@@ -115,39 +118,32 @@ def test_what_differs_in_machine_software_code_and_settings_is_named_first():
 
 def test_code_of_a_stage_that_only_one_run_has_is_no_difference():
     more = [*run(), record(stage="flash", settings={"batch_size": 1}, code={"digest": "xyz", "commit": "123"})]
-    assert compare_runs(run(), more, tolerance=0.05).differences.empty
+    assert compare_runs(run(), more, stages(), tolerance=0.05).differences.empty
 
 
 def test_cells_of_one_run_only_are_listed():
-    found = compare_runs(run("small", "xl"), run("xl", "2.7B", "large"), tolerance=0.05)
+    found = compare_runs(run("small", "xl"), run("xl", "2.7B", "large"), stages(), tolerance=0.05)
     assert list(found.only_in_a["cell"]) == ["precision=bf16 size=small"]
     assert list(found.only_in_b["cell"]) == ["precision=bf16 size=2.7B", "precision=bf16 size=large"]
     assert "1 cell only in A; 2 cells only in B" in summary(found)
 
 
 def test_a_figure_lost_is_worse_and_one_won_is_not():
-    rows = [{"pass": name, "clock": "host", "status": "oom", "reason": "out of memory"} for name in PASSES]
-    lost = compare_runs(run(), run(rows=rows), tolerance=0.05)
+    rows = [{"phase": name, "clock": "host", "status": "oom", "reason": "out of memory"} for name in PHASES]
+    lost = compare_runs(run(), run(rows=rows), stages(), tolerance=0.05)
     assert lost.is_worse
     assert lost.timed.empty
     assert "OOM: out of memory" in write_comparison(lost, "one", "other")
     assert "; 4 figures lost; 4 outcomes changed, 4 for the worse" in summary(lost)
-    won = compare_runs(run(rows=rows), run(), tolerance=0.05)
+    won = compare_runs(run(rows=rows), run(), stages(), tolerance=0.05)
     assert not won.is_worse
     assert "4 outcomes changed, 0 for the worse" in summary(won)
 
 
 def test_a_skipped_row_is_compared_with_nothing():
-    rows = [{"pass": name, "clock": "host", "status": "skipped", "reason": "no GPU"} for name in PASSES]
-    found = compare_runs(run(rows=rows), run(rows=rows), tolerance=0.05)
+    rows = [{"phase": name, "clock": "host", "status": "skipped", "reason": "no GPU"} for name in PHASES]
+    found = compare_runs(run(rows=rows), run(rows=rows), stages(), tolerance=0.05)
     assert (len(found.timed), found.untimed, found.is_worse) == (0, 4, False)
-
-
-def test_rows_that_their_keys_do_not_tell_apart_are_paired_by_their_order():
-    rows = [timed("forward", 1.0), timed("forward", 2.0)]
-    found = compare_runs(run("xl", rows=rows), run("xl", rows=rows), tolerance=0.05)
-    assert list(found.timed["row"]) == ["forward host", "forward host #2"]
-    assert list(found.timed["ratio"]) == [1, 1]
 
 
 def sized(size_bytes, median_ms, clock="host"):
@@ -161,16 +157,16 @@ def of_sizes(*rows):
 
 def test_rows_are_paired_by_what_they_are_of_in_whichever_order_they_stand():
     rows = [sized(10**power, float(power), clock) for power in (6, 7, 8) for clock in ("host", "cuda_events")]
-    found = compare_runs(of_sizes(*rows), of_sizes(*reversed(rows)), tolerance=0.05)
+    found = compare_runs(of_sizes(*rows), of_sizes(*reversed(rows)), stages(), tolerance=0.05)
     assert list(found.timed["ratio"]) == [1] * 6
-    assert found.timed["row"].iloc[0] == "burst torch in_place host size_bytes=1000000"
+    assert found.timed["row"].iloc[0] == "burst torch host in_place size_bytes=1000000"
 
 
 def test_a_row_that_is_missing_is_named_leaves_the_others_paired_and_is_a_figure_lost():
     a, b = of_sizes(sized(10, 1.0), sized(20, 2.0), sized(30, 3.0)), of_sizes(sized(10, 1.0), sized(30, 3.0))
-    found = compare_runs(a, b, tolerance=0.05)
+    found = compare_runs(a, b, stages(), tolerance=0.05)
     assert list(found.timed["ratio"]) == [1, 1]
-    assert list(found.rows_only_in_a["row"]) == ["burst torch in_place host size_bytes=20"]
+    assert list(found.rows_only_in_a["row"]) == ["burst torch host in_place size_bytes=20"]
     assert found.rows_only_in_b.empty
     assert found.is_worse
     assert "size_bytes=20 | ok" in write_comparison(found, "one", "other")
@@ -179,9 +175,9 @@ def test_a_row_that_is_missing_is_named_leaves_the_others_paired_and_is_a_figure
 
 def test_a_row_that_was_added_is_named_leaves_the_others_paired_and_is_not_worse():
     a, b = of_sizes(sized(10, 1.0), sized(30, 3.0)), of_sizes(sized(20, 2.0), sized(10, 1.0), sized(30, 3.0))
-    found = compare_runs(a, b, tolerance=0.05)
+    found = compare_runs(a, b, stages(), tolerance=0.05)
     assert list(found.timed["ratio"]) == [1, 1]
-    assert list(found.rows_only_in_b["row"]) == ["burst torch in_place host size_bytes=20"]
+    assert list(found.rows_only_in_b["row"]) == ["burst torch host in_place size_bytes=20"]
     assert found.rows_only_in_a.empty
     assert not found.is_worse
     assert "lost" not in summary(found)
@@ -190,28 +186,28 @@ def test_a_row_that_was_added_is_named_leaves_the_others_paired_and_is_not_worse
 def test_a_row_without_a_time_that_is_missing_is_named_but_no_figure_lost():
     kernel = {"kind": "kernel", "range": "inference", "kernel": "gemm", "status": "ok", "time_ms": 1.0}
     a, b = ([record(stage="profile", rows=rows)] for rows in ([kernel, {**kernel, "kernel": "copy"}], [kernel]))
-    found = compare_runs(a, b, tolerance=0.05)
+    found = compare_runs(a, b, stages(), tolerance=0.05)
     assert list(found.rows_only_in_a["row"]) == ["kernel inference copy"]
     assert not found.is_worse
 
 
 def test_rows_of_a_cell_that_one_run_lacks_are_not_listed_beside_it():
-    found = compare_runs(run("small", "xl"), run("xl"), tolerance=0.05)
+    found = compare_runs(run("small", "xl"), run("xl"), stages(), tolerance=0.05)
     assert len(found.only_in_a) == 1
     assert found.rows_only_in_a.empty
 
 
 def test_peaks_are_paired_by_what_they_are_of():
-    phases = [{"kind": "peak", "step": 1, "phase": name, "status": "ok", "peak_bytes": 1e9} for name in PASSES]
+    phases = [{"kind": "peak", "step": 1, "phase": name, "status": "ok", "peak_bytes": 1e9} for name in PHASES]
     phases[1]["peak_bytes"] = 2e9
     a, b = ([record(stage="memory", rows=rows)] for rows in (phases, phases[::-1]))
-    assert compare_runs(a, b, tolerance=0.05).memory.empty
+    assert compare_runs(a, b, stages(), tolerance=0.05).memory.empty
 
 
 def test_each_of_a_rows_times_is_compared():
     several = {"median_latency_ms": 3.0, "q1_latency_ms": 2.9, "q3_latency_ms": 3.1}
     rows = [{**timed("forward", 1.0), **several}]
-    found = compare_runs(run("xl", rows=rows), run("xl", rows=rows), tolerance=0.05)
+    found = compare_runs(run("xl", rows=rows), run("xl", rows=rows), stages(), tolerance=0.05)
     assert list(found.timed["quantity"]) == ["ms", "latency_ms"]
 
 
@@ -220,7 +216,8 @@ def test_the_quantities_of_a_stage_are_summed_up_apart():
         quartiles = {"q1_latency_ms": 0.99 * latency_ms, "q3_latency_ms": 1.01 * latency_ms}
         return [{**timed("forward", 1.0), "median_latency_ms": latency_ms, **quartiles}]
 
-    text = write_comparison(compare_runs(run(rows=rows(3.0)), run(rows=rows(6.0)), tolerance=0.05), "one", "other")
+    comparison = compare_runs(run(rows=rows(3.0)), run(rows=rows(6.0)), stages(), tolerance=0.05)
+    text = write_comparison(comparison, "one", "other")
     lines = [line.split() for line in text.split("### By stage")[1].splitlines() if "timing" in line]
     assert [line[3] for line in lines] == ["ms", "latency_ms"]
     assert [line[-2] for line in lines] == ["1.00", "2.00"]
@@ -229,20 +226,16 @@ def test_the_quantities_of_a_stage_are_summed_up_apart():
 def test_a_time_that_a_row_no_longer_has_is_named_and_is_a_figure_lost():
     several = {"median_latency_ms": 3.0, "q1_latency_ms": 2.9, "q3_latency_ms": 3.1}
     a, b = (run("xl", rows=[{**timed("forward", 1.0), **more}]) for more in (several, {}))
-    found = compare_runs(a, b, tolerance=0.05)
+    found = compare_runs(a, b, stages(), tolerance=0.05)
     assert (list(found.timed["quantity"]), found.is_worse) == (["ms"], True)
     assert "1 figure lost" in summary(found)
     assert "forward host latency |" in write_comparison(found, "one", "other").split("### Times only in A")[1]
-    assert not compare_runs(b, a, tolerance=0.05).is_worse
-
-
-def test_a_stage_of_another_version_is_compared_too():
-    assert verdicts(run(stage="gone"), scaled(run(stage="gone"), 1.5)) == {"slower"}
+    assert not compare_runs(b, a, stages(), tolerance=0.05).is_worse
 
 
 def test_the_worst_comes_first_and_the_same_is_left_out():
     slow = [*scaled([record("small")], 1.5), *scaled([record("xl")], 2.0), *scaled([record("large")], 1.0)]
-    text = write_comparison(compare_runs(run("small", "xl", "large"), slow, tolerance=0.05), "one", "other")
+    text = write_comparison(compare_runs(run("small", "xl", "large"), slow, stages(), tolerance=0.05), "one", "other")
     times = text.split("### Times that differ")[1].split("### By stage")[0]
     assert "size=large" not in times
     assert 0 < times.index("size=xl") < times.index("size=small")
@@ -251,13 +244,13 @@ def test_the_worst_comes_first_and_the_same_is_left_out():
 
 def test_a_single_slow_cell_is_told_from_those_that_are_the_same():
     slow = [record("small"), *scaled([record("xl")], 2.0)]
-    text = write_comparison(compare_runs(run(), slow, tolerance=0.05), "one", "other")
+    text = write_comparison(compare_runs(run(), slow, stages(), tolerance=0.05), "one", "other")
     assert text.split("### Times that differ")[1].count("size=xl") == 2
 
 
 def write(folder, records):
     for found in records:
-        path = folder / "timing/cells" / f"size={found['cell']['size']}.json"
+        path = folder / "timing/cells/precision=bf16" / f"size={found['cell']['size']}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(found))
     return folder
@@ -269,7 +262,7 @@ def test_a_results_folder_its_parent_and_a_snapshot_hold_the_same_records(tmp_pa
     (tmp_path / "reports/writeup.md").write_text("# Write-up")
     publish(tmp_path, tmp_path / "snapshot")
     places = ("results", ".", "snapshot", "snapshot/records.tar.xz")
-    assert all(load_run(tmp_path / place) == run() for place in places)
+    assert all(load_run(tmp_path / place, stages()) == run() for place in places)
 
 
 @pytest.mark.parametrize(
@@ -282,9 +275,9 @@ def test_a_results_folder_its_parent_and_a_snapshot_hold_the_same_records(tmp_pa
 )
 def test_a_corrupt_record_is_named_in_one_line(tmp_path, content, complaint):
     write(tmp_path / "results", run())
-    (tmp_path / "results/timing/cells/size=xl.json").write_text(content)
+    (tmp_path / "results/timing/cells/precision=bf16/size=xl.json").write_text(content)
     with pytest.raises(UserError, match=complaint) as raised:
-        load_run(tmp_path / "results")
+        load_run(tmp_path / "results", stages())
     assert "\n" not in str(raised.value)
 
 
@@ -295,19 +288,23 @@ def test_a_corrupt_record_is_named_in_one_line(tmp_path, content, complaint):
         ("machine", {"cpu": "a CPU"}, "it has no machine.cpu.model, machine.cpu.logical_cores"),
         ("machine", {"gpus": 1}, "machine.gpus is 1, allowed is a list"),
         ("code", {"commit": None}, "it has no code.commit"),
-        ("row", {"status": None}, "status of row 1"),
-        ("row", {"median_ms": "fast"}, "median_ms of row 1 is 'fast', allowed is a number above 0"),
-        ("row", {"median_ms": 0}, "median_ms of row 1 is 0, allowed is a number above 0"),
-        ("row", {"n": [1]}, r"n of row 1 is \[1\], allowed is a number of 0 or more"),
-        ("row", {"peak_bytes": "1 GB"}, "peak_bytes of row 1 is '1 GB', allowed is a number of 0 or more"),
+        ("row", {"median_ms": "fast"}, "row 1: median_ms is 'fast', allowed is a finite number above 0"),
+        ("cell", {"precision": "fp32"}, "holds the record of another cell, timing precision=fp32 size=xl"),
     ],
 )
 def test_a_record_that_lacks_what_is_compared_is_named_in_one_line(tmp_path, part, changes, complaint):
     found = record("xl")
     (found["rows"][0] if part == "row" else found[part]).update(changes)
     with pytest.raises(UserError, match=f"size=xl.json .*{complaint}") as raised:
-        load_run(write(tmp_path / "results", [record("small"), found]))
+        load_run(write(tmp_path / "results", [record("small"), found]), stages())
     assert "\n" not in str(raised.value)
+
+
+def test_two_records_of_one_cell_are_refused(tmp_path):
+    write(tmp_path / "a/results", run("xl"))
+    write(tmp_path / "a", run("xl"))
+    with pytest.raises(UserError, match=r"size=xl.json cannot be compared: .*a holds two records of this cell"):
+        load_run(tmp_path / "a", stages())
 
 
 def damaged_archive(path):
@@ -333,7 +330,7 @@ def test_what_is_no_run_is_said_in_one_line(tmp_path):
     }
     for place, complaint in complaints.items():
         with pytest.raises(UserError, match=complaint) as raised:
-            load_run(tmp_path / place)
+            load_run(tmp_path / place, stages())
         assert "\n" not in str(raised.value)
 
 
@@ -345,7 +342,7 @@ def test_a_folder_that_cannot_be_read_is_said_in_one_line(tmp_path, monkeypatch,
     place = write(tmp_path / "results", run())
     monkeypatch.setattr(step, refuse)
     with pytest.raises(UserError, match=r"cannot read .*results: Permission denied"):
-        load_run(place)
+        load_run(place, stages())
 
 
 def compare(*words):
@@ -380,12 +377,12 @@ def test_rows_that_do_not_say_how_many_samples_they_have_are_compared():
 @pytest.mark.parametrize("ratio", [1.5, 0.5])
 def test_peaks_of_memory_that_differ_are_listed_once_a_cell(ratio):
     def with_peak(size, peak_bytes):
-        rows = [{**timed(name, median_ms), "peak_bytes": peak_bytes} for name, median_ms in PASSES.items()]
+        rows = [{**timed(name, median_ms), "peak_bytes": peak_bytes} for name, median_ms in PHASES.items()]
         return record(size, rows=rows)
 
     a = [with_peak("small", 1e9), with_peak("xl", 8e9)]
     b = [with_peak("small", 1.01e9), with_peak("xl", ratio * 8e9)]
-    found = compare_runs(a, b, tolerance=0.05)
+    found = compare_runs(a, b, stages(), tolerance=0.05)
     (line,) = found.memory[["cell", "a", "b", "ratio"]].to_numpy().tolist()
     assert line == ["precision=bf16 size=xl", 8e9, ratio * 8e9, ratio]
     assert "Peak memory that differs" in write_comparison(found, "one", "other")
@@ -395,17 +392,17 @@ def test_peaks_of_memory_that_differ_are_listed_once_a_cell(ratio):
 
 def test_peaks_of_a_cell_that_are_not_all_the_same_are_named():
     def with_peaks(factor):
-        peaks = dict(zip(PASSES, (1e9, 2e9), strict=True))
+        peaks = dict(zip(PHASES, (1e9, 2e9), strict=True))
         return record(rows=[{**timed(name, 1.0), "peak_bytes": factor * peak} for name, peak in peaks.items()])
 
-    found = compare_runs([with_peaks(1)], [with_peaks(1.5)], tolerance=0.05)
-    assert [name.split()[0] for name in found.memory["row"]] == list(PASSES)
+    found = compare_runs([with_peaks(1)], [with_peaks(1.5)], stages(), tolerance=0.05)
+    assert [name.split()[0] for name in found.memory["row"]] == list(PHASES)
     assert "peak memory apart in 1 cell" in summary(found)
 
 
 def test_a_figure_that_became_unstable_is_a_change_but_not_lost():
-    rows = [{**timed(name, median_ms), "status": "unstable", "reason": "noise"} for name, median_ms in PASSES.items()]
-    found = compare_runs(run(), run(rows=rows), tolerance=0.05)
+    rows = [{**timed(name, median_ms), "status": "unstable", "reason": "noise"} for name, median_ms in PHASES.items()]
+    found = compare_runs(run(), run(rows=rows), stages(), tolerance=0.05)
     assert len(found.outcomes) == 4
     assert not found.is_worse
     assert "unstable: noise" in write_comparison(found, "one", "other")

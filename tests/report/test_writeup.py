@@ -1,18 +1,20 @@
 import io
 import re
-import sys
-import types
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 import pandas as pd
 import pytest
 
-from pipeline.cells import sweep
+from pipeline.cells.disk import WholeFile
 from pipeline.cells.failures import Failure, Failures, write_failures
+from pipeline.cells.record import write_record
+from pipeline.cells.stage import Stage
 from pipeline.errors import UserError
+from pipeline.registry import stages
 from pipeline.report.table_rows import read_rows
 from pipeline.report.writeup import findings, first_page, write_section, write_writeup
 
+from ..records import record
 from ..stages.sections import HOSTILE, obeyed_markup
 
 OUR_SUMMARY = "<details><summary>"
@@ -43,8 +45,8 @@ def line(**changes):
 def test_every_status_is_counted_by_stage():
     cells = pd.DataFrame([line(), line(status="oom"), line(stage="flash"), line(stage="flash")])
     assert first_page(cells)["counts"] == [
-        {"stage": "timing", "ok": 1, "unstable": 0, "skipped": 0, "oom": 1},
-        {"stage": "flash", "ok": 2, "unstable": 0, "skipped": 0, "oom": 0},
+        {"stage": "timing", "ok": 1, "unstable": 0, "skipped": 0, "oom": 1, "wrong": 0},
+        {"stage": "flash", "ok": 2, "unstable": 0, "skipped": 0, "oom": 0, "wrong": 0},
     ]
 
 
@@ -92,7 +94,7 @@ def test_the_writeup_holds_machine_outcomes_and_sections(tmp_path):
     skipped = line(status="skipped", reason="needs 4 GPUs, 1 present")
     pd.DataFrame([line(), skipped]).to_csv(cells, index=False)
     section.write_text("## Timing\n\nIt is fast.\n")
-    write_writeup([section], [cells], "paper", [], out)
+    write_writeup([section], [cells], "paper", {}, out)
     text = out.read_text()
     assert "at scale `paper`, from" in text
     for part in ("NVIDIA H200", "1234567", "It is fast.", "needs 4 GPUs, 1 present", "| timing | 1 | 0 | 1 | 0 |"):
@@ -105,7 +107,7 @@ def test_text_of_records_is_shown_on_the_page_and_not_obeyed(tmp_path):
     texts = ("stage", "cell", "reason", "machine", "python", "torch", "triton", "cuda", "driver", "commit", "command")
     hostile = dict.fromkeys(texts, HOSTILE) | {"status": "skipped"}
     pd.DataFrame([line(), busy(**hostile)]).to_csv(cells, index=False)
-    write_writeup([section], [cells], HOSTILE, [], out)
+    write_writeup([section], [cells], HOSTILE, {}, out)
     text = out.read_text().removeprefix("# What this machine")
     assert text.count("alert(1)") > len(texts)  # the scale too; some stand in two places
     assert "- It is **fast**.\n" in text
@@ -114,7 +116,7 @@ def test_text_of_records_is_shown_on_the_page_and_not_obeyed(tmp_path):
 
 def test_what_nobody_asked_for_in_this_run_has_no_scale(tmp_path):
     pd.DataFrame([line()]).to_csv(tmp_path / "cells.csv", index=False)
-    write_writeup([], [tmp_path / "cells.csv"], "", [], tmp_path / "writeup.md")
+    write_writeup([], [tmp_path / "cells.csv"], "", {}, tmp_path / "writeup.md")
     assert "Measured on **NVIDIA H200**, from" in (tmp_path / "writeup.md").read_text()
 
 
@@ -125,7 +127,7 @@ def test_what_nobody_asked_for_in_this_run_has_no_scale(tmp_path):
 def test_what_was_measured_by_code_that_has_changed_since_is_told(tmp_path, digests, told):
     cells, out = tmp_path / "cells.csv", tmp_path / "writeup.md"
     pd.DataFrame([*(line(digest=digest) for digest in digests), line(stage="flash")]).to_csv(cells, index=False)
-    write_writeup([], [cells], "", ["def"], out)
+    write_writeup([], [cells], "", {"timing": "abc", "flash": "abc"}, out)
     (words,) = re.findall(r"the code that measured (.*) has changed", out.read_text()) or [None]
     assert words == told
 
@@ -141,7 +143,7 @@ def test_cells_on_a_busy_host_are_named_on_the_first_page_with_how_busy_it_was(t
     pd.DataFrame([quiet, busy(), shared]).to_csv(cells, index=False)
     section = tmp_path / "timing.md"
     section.write_text("## Timing\n")
-    write_writeup([section], [cells], "paper", [], out)
+    write_writeup([section], [cells], "paper", {}, out)
     text = out.read_text()
     assert "**Measured on a busy host: 1 of 3 cells.**" in text[: text.index("| machine |")]
     (told,) = re.findall(r"^### Cells on a busy host\n\n.*\n.*\n((?:\|.*\n)+)", text, re.MULTILINE)
@@ -154,7 +156,7 @@ def test_cells_on_a_busy_host_are_named_on_the_first_page_with_how_busy_it_was(t
 def test_a_quiet_host_and_records_that_do_not_tell_are_not_mentioned(tmp_path, lines):
     cells, out = tmp_path / "cells.csv", tmp_path / "writeup.md"
     pd.DataFrame(lines).to_csv(cells, index=False)
-    write_writeup([], [cells], "paper", [], out)
+    write_writeup([], [cells], "paper", {}, out)
     assert "busy host" not in out.read_text()
     assert "| waiting |" not in out.read_text()
 
@@ -163,14 +165,14 @@ def test_records_of_before_and_after_the_host_was_told_make_one_page(tmp_path):
     tables = [tmp_path / "old.csv", tmp_path / "new.csv"]
     for path, cell in zip(tables, (line(), busy()), strict=True):
         pd.DataFrame([cell]).to_csv(path, index=False)
-    write_writeup([], tables, "", [], tmp_path / "writeup.md")
+    write_writeup([], tables, "", {}, tmp_path / "writeup.md")
     assert "**Measured on a busy host: 1 of 2 cells.**" in (tmp_path / "writeup.md").read_text()
 
 
 def test_no_cells_is_one_line(tmp_path):
     (tmp_path / "cells.csv").write_text("")
     with pytest.raises(UserError, match=r"cells.csv is no table"):
-        write_writeup([], [tmp_path / "cells.csv"], "paper", [], tmp_path / "writeup.md")
+        write_writeup([], [tmp_path / "cells.csv"], "paper", {}, tmp_path / "writeup.md")
 
 
 @pytest.mark.parametrize("lacking", ["start_up_s", "digest", "driver", "reason"])
@@ -178,7 +180,7 @@ def test_a_table_that_is_none_of_cells_is_named_with_what_it_lacks(tmp_path, lac
     cells, out = tmp_path / "cells.csv", tmp_path / "writeup.md"
     pd.DataFrame([line()]).drop(columns=lacking).to_csv(cells, index=False)
     with pytest.raises(UserError, match=f"cells.csv is no table of cells, for it has no {lacking}$"):
-        write_writeup([], [cells], "paper", [], out)
+        write_writeup([], [cells], "paper", {}, out)
     assert not out.exists()
 
 
@@ -191,103 +193,71 @@ def test_a_section_that_cannot_be_read_is_named(tmp_path, content, complaint):
     if content is not None:
         section.write_bytes(content)
     with pytest.raises(UserError, match=complaint):
-        write_writeup([section], [cells], "paper", [], out)
+        write_writeup([section], [cells], "paper", {}, out)
     assert not out.exists()
-
-
-@dataclass(frozen=True)
-class OneAxis:
-    x: int = 1
-
-    def row_keys(self):
-        return [{}]
-
-
-@dataclass(frozen=True)
-class NoSettings:
-    pass
 
 
 @pytest.fixture
 def stand_in(monkeypatch):
-    """Put a section's `build` in the place of that of ddp, all stages having one axis."""
-    cell = types.SimpleNamespace(READS=("allreduce", "timing"), Cell=OneAxis, Settings=NoSettings, SPLIT_AXIS="x")
-    monkeypatch.setattr("pipeline.cells.sweep.declaration", lambda _name: cell)
+    """Put a section's `build` in the place of that of the stage ddp, which reads allreduce too."""
 
     def put(build):
-        monkeypatch.setitem(sys.modules, "pipeline.stages.ddp.report.section", types.SimpleNamespace(build=build))
-        monkeypatch.setitem(sys.modules, "pipeline.stages.ddp", types.SimpleNamespace())
+        monkeypatch.setattr(Stage, "build_section", lambda _stage: build)
+        return stages()["ddp"]
 
     return put
 
 
+def leave_record(folder, stage, name="cell", **columns):
+    """Leave the record of a stage's default cell that could not be measured; return its path."""
+    cell, settings = stages()[stage].cell_type(), stages()[stage].settings_type()
+    rows = [{**cell.row_keys()[0], "status": "skipped", "reason": "needs 2 GPUs, 0 present", **columns}]
+    left = record(stage=stage, cell=asdict(cell), settings=asdict(settings), rows=rows)
+    write_record(WholeFile(folder / stage / f"{name}.json"), left)
+    return folder / stage / f"{name}.json"
+
+
 def test_a_section_gets_the_rows_of_the_stages_that_it_reads_apart(tmp_path, stand_in):
-    stand_in(lambda rows, _figures, others: f"{list(rows.x)} {list(others['allreduce'].x)} {others['timing'].empty}")
-    own, beside = tmp_path / "ddp/a.csv", tmp_path / "allreduce/b.csv"
-    for path, x in ((own, 1), (beside, 2)):
-        path.parent.mkdir()
-        path.write_text(f"x,status,reason\n{x},ok,\n")
-    write_section("ddp", [own], [beside], tmp_path / "out.md", tmp_path / "figures")
-    assert (tmp_path / "out.md").read_text() == "[1] [2] True"
+    ddp = stand_in(lambda rows, _figures, beside: f"{rows['impl'][0]} {beside['allreduce']['timing'][0]}")
+    records = [leave_record(tmp_path, "ddp"), leave_record(tmp_path, "allreduce")]
+    write_section(ddp, stages(), records, tmp_path / "out.md", tmp_path / "figures")
+    assert (tmp_path / "out.md").read_text() == "naive burst"
 
 
 @pytest.mark.parametrize("fails", ["the folder", "a figure"])
 def test_figures_that_cannot_be_drawn_are_one_line_and_no_section(tmp_path, stand_in, fails):
-    def build(_rows, figures, _others):
+    def build(_rows, figures, _beside):
         (figures / "nowhere/step.svg").write_text("<svg/>")
 
-    stand_in(build)
-    own, figures = tmp_path / "a.csv", tmp_path / "figures"
-    own.write_text("x,status,reason\n1,ok,\n")
+    ddp, figures = stand_in(build), tmp_path / "figures"
     if fails == "the folder":
         figures.write_text("a file")
     with pytest.raises(UserError, match=r"cannot draw figures into .*figures: ") as raised:
-        write_section("ddp", [own], [], tmp_path / "out.md", figures)
+        write_section(ddp, stages(), [leave_record(tmp_path, "ddp")], tmp_path / "out.md", figures)
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "out.md").exists()
 
 
-def rows_of(stage):
-    """Return a table of one row of a stage that could not be measured, cell and settings at their defaults."""
-    declaration = sweep.declaration(stage)
-    cell = declaration.Cell()
-    facts = asdict(cell) | asdict(declaration.Settings()) | cell.row_keys()[0]
-    return pd.DataFrame([{**facts, "status": "skipped", "reason": "needs 2 GPUs, 0 present"}])
-
-
 @pytest.mark.parametrize(
-    ("stage", "table", "complaint"),
+    ("stage", "columns", "complaint"),
     [
-        ("nope", rows_of("timing"), "unknown stage 'nope'; known are timing, "),
-        ("timing", rows_of("flash"), "no table of timing, for it has no .*: it is one of flash$"),
-        ("ddp", rows_of("sharding"), "no table of ddp, for it has no bucket_size_mb: it is one of sharding$"),
-        ("sharding", rows_of("ddp"), "no table of sharding, for it has no measures: it is one of ddp$"),
-        ("timing", rows_of("timing").drop(columns="status"), "no table of timing, for it has no status$"),
-        ("timing", rows_of("timing").drop(columns="clock"), "no table of timing, for it has no clock$"),
-        ("timing", rows_of("timing").head(0).drop(columns="size"), "no table of timing, for it has no size$"),
-        ("timing", pd.DataFrame([line()]), "is a table of cells, allowed is one of the rows of timing$"),
-        ("timing", rows_of("timing").assign(precision="fp8"), "table.csv: precision is 'fp8', allowed are"),
-        (
-            "flash",
-            pd.concat([rows_of("flash"), rows_of("flash").assign(dtype="/../../x")]),
-            r"table.csv: dtype is '/../../x', allowed are",
-        ),
+        ("flash", {}, 'cell.json is no record: stage is "flash", known are timing'),
+        ("timing", {"median_ms": 0}, "row 1: median_ms is 0, allowed is a finite number above 0"),
+        ("timing", {"clock": "sundial"}, "row 1: clock is 'sundial', allowed is host, cuda_events"),
     ],
 )
-def test_a_table_of_something_else_is_named_and_leaves_no_figures(tmp_path, stage, table, complaint):
-    path = tmp_path / "table.csv"
-    table.to_csv(path, index=False)
+def test_a_record_of_something_else_is_named_and_leaves_no_figures(tmp_path, stage, columns, complaint):
+    path = leave_record(tmp_path, stage, **columns)
     with pytest.raises(UserError, match=complaint) as raised:
-        write_section(stage, [path], [], tmp_path / "out.md", tmp_path / "figures")
+        write_section(stages()["timing"], stages(), [path], tmp_path / "out.md", tmp_path / "figures")
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "figures").exists()
 
 
-@pytest.mark.parametrize("stage", sweep.stage_names())
-def test_a_table_without_a_figure_is_one_of_its_stage(tmp_path, stage):
-    path = tmp_path / "table.csv"
-    rows_of(stage).to_csv(path, index=False)
-    write_section(stage, [path], [], tmp_path / "out.md", tmp_path / "figures")
+@pytest.mark.parametrize("stage", stages())
+def test_a_cell_without_a_figure_makes_a_section(tmp_path, stage):
+    path = leave_record(tmp_path, stage)
+    write_section(stages()[stage], stages(), [path], tmp_path / "out.md", tmp_path / "figures")
     assert (tmp_path / "out.md").read_text()
 
 
@@ -304,7 +274,7 @@ def test_what_failed_is_named_at_the_top_with_its_log(tmp_path):
     lost = Failure("memory size=xl", "memory", ("memory.json",), "logs/memory/size=xl.log", "SIGSEGV")
     section = Failure("section flash", "", ("flash.md",), "logs/flash/section.log", "ValueError: no")
     write_failures(tmp_path / "failures.json", Failures((xl, lost, section)))
-    write_writeup([], [tmp_path / "cells.csv"], "", [], tmp_path / "writeup.md", tmp_path / "failures.json")
+    write_writeup([], [tmp_path / "cells.csv"], "", {}, tmp_path / "writeup.md", tmp_path / "failures.json")
     page = (tmp_path / "writeup.md").read_text()
     top, _, _ = page.partition("| machine |")
     assert "**Missing, because it failed: 2 cells and 1 report step.** No cell of memory could be" in top
@@ -314,5 +284,5 @@ def test_what_failed_is_named_at_the_top_with_its_log(tmp_path):
 
 def test_a_run_in_which_nothing_failed_says_nothing_of_it(tmp_path):
     pd.DataFrame([line()]).to_csv(tmp_path / "cells.csv", index=False)
-    write_writeup([], [tmp_path / "cells.csv"], "", [], tmp_path / "writeup.md")
+    write_writeup([], [tmp_path / "cells.csv"], "", {}, tmp_path / "writeup.md")
     assert "failed" not in (tmp_path / "writeup.md").read_text().partition("| machine |")[0]

@@ -6,16 +6,17 @@ import pytest
 from matplotlib.figure import Figure
 
 from pipeline.cells.disk import WholeFile
-from pipeline.cells.record import SCHEMA_VERSION, write_record
-from pipeline.cells.tabulate import row_table
-from pipeline.report.table_rows import read_rows
+from pipeline.cells.record import SCHEMA_VERSION, read_record, write_record
+from pipeline.cells.tabulate import stage_rows
+from pipeline.registry import stages
+from pipeline.report.table_rows import readable
 
 SOFTWARE = {"python": "3.12.3", "torch": "2.11.0", "triton": "3.6.0", "cuda": "13.0", "driver": "580.65"}
 
 
 @pytest.fixture(scope="session")
 def as_table(tmp_path_factory):
-    """Turn a cell's rows into what a section reads: through a record, the tabulation and a CSV file."""
+    """Turn a cell's rows into what a section reads: through a record."""
 
     def make(cell, settings, rows, machine):
         record = {
@@ -31,10 +32,9 @@ def as_table(tmp_path_factory):
             "started_at": "2026-01-01T00:00:00Z",
             "seconds": {},
         }
-        folder = tmp_path_factory.mktemp("table")
-        write_record(WholeFile(folder / "cell.json"), record)
-        row_table([folder / "cell.json"]).to_csv(folder / "rows.csv", index=False)
-        return read_rows(folder / "rows.csv")
+        path = tmp_path_factory.mktemp("record") / "cell.json"
+        write_record(WholeFile(path), record)
+        return readable(stage_rows(stages()[record["stage"]], [read_record(path, stages())]))
 
     return make
 

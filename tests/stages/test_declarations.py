@@ -3,24 +3,38 @@ import sys
 
 import pytest
 
-from pipeline.cells import sweep
+from pipeline.cells.stage import shares_host
+from pipeline.registry import NAMES, stage
 
 
-@pytest.mark.parametrize("stage", ["attention", "flash"])
-@pytest.mark.parametrize("module", ["cell", "needs", "report.section"])
-def test_what_the_workflow_and_the_report_read_of_a_stage_brings_no_torch(stage, module):
-    code = f"import sys, pipeline.stages.{stage}.{module}; sys.exit('torch' in sys.modules)"
+@pytest.mark.parametrize("name", NAMES)
+def test_what_the_workflow_reads_of_a_stage_brings_no_torch(name):
+    modules = [f"{stage(name).package}.{part}" for part in ("cell", "rows", "needs")]
+    modules = [module for module in modules if (stage(name).folder / f"{module.rpartition('.')[2]}.py").is_file()]
+    code = f"import sys, {', '.join(modules)}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.parametrize("stage", ["attention", "flash"])
-def test_a_stage_s_default_cell_names_its_rows_once(stage):
-    keys = [tuple(key.items()) for key in sweep.declaration(stage).Cell().row_keys()]
-    assert len(keys) == len(set(keys)) > 0
+@pytest.mark.parametrize("name", ["attention", "flash", "accounting"])
+def test_a_section_of_formulas_and_tables_brings_no_torch(name):
+    code = f"import sys, {stage(name).package}.report.section; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_stage_s_default_cell_names_its_rows_once_by_columns_that_tell_them_apart(name):
+    keys = stage(name).cell_type().row_keys()
+    assert len({tuple(key.items()) for key in keys}) == len(keys) > 0
+    assert {column for key in keys for column in key} <= set(stage(name).row_types.key_columns())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_stage_s_declarations_are_whole(name):
+    stage(name).check(NAMES)
 
 
 @pytest.mark.parametrize(
-    ("stage", "axes", "on_cpu", "on_gpu"),
+    ("name", "axes", "on_cpu", "on_gpu"),
     [
         ("accounting", {}, True, True),
         ("precision", {}, True, True),
@@ -28,9 +42,9 @@ def test_a_stage_s_default_cell_names_its_rows_once(stage):
         ("attention", {}, False, True),
         ("memory", {"mode": "inference"}, False, True),
         ("memory", {"mode": "train_step"}, False, False),
-        *((stage, {}, False, False) for stage in ("timing", "profile", "allreduce", "ddp", "sharding")),
+        *((name, {}, False, False) for name in ("timing", "profile", "allreduce", "ddp", "sharding")),
     ],
 )
-def test_cells_share_the_host_where_company_changes_no_figure(stage, axes, on_cpu, on_gpu):
-    cell = sweep.declaration(stage).Cell(**axes)
-    assert (sweep.shares_host(cell, on_gpu=False), sweep.shares_host(cell, on_gpu=True)) == (on_cpu, on_gpu)
+def test_cells_share_the_host_where_company_changes_no_figure(name, axes, on_cpu, on_gpu):
+    cell = stage(name).cell_type(**axes)
+    assert (shares_host(cell, on_gpu=False), shares_host(cell, on_gpu=True)) == (on_cpu, on_gpu)

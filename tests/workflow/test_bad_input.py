@@ -145,7 +145,7 @@ def add_folder(stages):
 @pytest.mark.parametrize(
     ("damage", "complaint"),
     [
-        (add_folder, "stages/warmth/ is no stage yet: add 'warmth' to READING_ORDER in"),
+        (add_folder, "stages/warmth/ is no stage yet: add 'warmth' to NAMES in"),
         (
             lambda stages: (stages / "timing/report/section.md.j2").unlink(),
             "stages/timing/ has no report/section.md.j2",

@@ -1,6 +1,5 @@
 """The plan of this run, and what the rules of every stage share."""
 
-import inspect
 import os
 import re
 import time
@@ -8,16 +7,16 @@ from pathlib import Path
 
 from snakemake.logging import logger
 
-from pipeline.cells import expected, fields, freshness, layout, locks, orphans, preflight, sources, sweep
+from pipeline.cells import expected, fields, freshness, layout, locks, orphans, preflight
 from pipeline.cells.worker import client
 from pipeline.cells.config import check_something_to_write, idle_overrides, load_plan
 from pipeline.cells.disk import DISK_FULL
 from pipeline.cells.failures import Failure, Failures, how_it_ended, read_failures, write_failures
 from pipeline.cells.quiet_host import RUN_VARIABLE
-from pipeline.cells.record import read_head
-from pipeline.compat import snakemake_private as private
+from pipeline.cells.stage import shares_host
 from pipeline.errors import or_exit
 from pipeline.instruments.machine import identity
+from pipeline.registry import stages
 from pipeline.report.publish import missing_images
 from snakemake_logger_plugin_cells.progress import RunPlan
 
@@ -27,31 +26,30 @@ ROOT = Path(workflow.basedir).parent
 GPUS_PRESENT = identity.gpu_count()
 
 
-SCHEDULED = private.uses_a_scheduler(workflow)
+def jobs_go_to_a_scheduler():
+    """Tell whether other machines run the jobs; the executor itself is not known yet, while rules are read."""
+    return workflow.resource_settings.nodes is not None
 
 
-def present():
-    """Return what cells would be measured with now, as far as it can be told where a scheduler's machines measure."""
-    limit = private.gpu_limit(workflow)
-    software = identity.software_versions()
-    if SCHEDULED:
-        del software["driver"]
-    return freshness.Present(software, GPUS_PRESENT if limit is None else min(GPUS_PRESENT, limit))
+def gpus_available():
+    """Return how many GPUs a cell can get: those present, or fewer where --resources gpu= says so."""
+    limits = workflow.global_resources
+    return min(GPUS_PRESENT, limits["gpu"].value) if "gpu" in limits else GPUS_PRESENT
 
 
 def checked_plan():
     """Return the plan, once it is certain that it can be carried out here."""
-    for stage in sweep.stage_names():
-        sweep.check_stage(stage)
-    plan = load_plan(config, ROOT / "config/scales", ROOT / "workflow/schemas", GPUS_PRESENT > 0)
+    for stage in stages().values():
+        stage.check(stages())
+    plan = load_plan(config, ROOT / "config/scales", ROOT / "workflow/schemas", stages(), GPUS_PRESENT > 0)
     for stage in idle_overrides(config["overrides"], plan) if plan.measure else ():
         logger.warning(
             f"overrides: {stage} is not measured, for scale '{plan.scale}' has no cell of it: give it `grids`"
         )
     check_something_to_write(plan, RESULTS)
     # The machine that measures may then be another: its own parse of this file checks.
-    if plan.measure and not FAILURES.failed and not SCHEDULED:
-        preflight.check_results(RESULTS, identity.machine_kind())
+    if plan.measure and not FAILURES.failed and not jobs_go_to_a_scheduler():
+        preflight.check_results(RESULTS, identity.machine_kind(), stages())
         locks.check_folder()
     # For every target: which are asked for is not known yet, while rules are read.
     for folder in (REPORTS, REPORTS / "sections", REPORTS / "figures"):
@@ -66,23 +64,24 @@ class Stage:
     """
 
     def __init__(self, name):
-        self.declaration = sweep.declaration(name)
-        self.question = inspect.getdoc(self.declaration).splitlines()[0]
-        self.split_axis = self.declaration.SPLIT_AXIS
-        self.keeps_files = sweep.keeps_files(name)
+        self.declared = stages()[name]
+        self.question = self.declared.question
+        self.split_axis = self.declared.split_axis
         self.folder = RESULTS / name
         self.table_pattern = f"{self.folder}/{{{self.split_axis}}}.csv"
         plan = PLAN.stages[name]
-        pattern = layout.cell_pattern(self.declaration.Cell)
+        pattern = layout.cell_pattern(self.declared.cell_type)
         self.record_pattern = f"{self.folder}/cells/{pattern}.json"
         self.files_pattern = f"{self.folder}/files/{pattern}"
         self.log_pattern = f"logs/{name}/{pattern}.log"
-        cells = self.planned(plan.cells) if PLAN.measure else layout.found_cells(RESULTS, name)
+        cells = self.planned(plan.cells) if PLAN.measure else layout.recorded_cells(RESULTS, self.declared)
         self.cells = {path: cells[path] for path in FAILURES.without(cells)}
         self.tables_asked_for = self.tables_of(cells.values())
         self.settings = plan.settings
         self.settings_words = [f"--set={word}" for word in fields.words(plan.settings)]
-        self.table = Made(self.table_pattern, {"records": self.records_of}, ["pipeline.cells.tabulate"])
+        self.code = freshness.code_digest(f"pipeline.stages.{name}.measure")
+        self.report_code = freshness.code_digest(f"pipeline.stages.{name}.report.section")
+        self.template = freshness.file_digest(ROOT / f"src/pipeline/stages/{name}/report/section.md.j2")
 
     def planned(self, cells):
         """Return the cells to measure by the paths of their records."""
@@ -91,7 +90,7 @@ class Stage:
     def outputs(self):
         """Return what measuring a cell leaves: its record and, where the stage keeps any, a folder of files."""
         record = {"record": self.record_pattern}
-        return record | {"files": directory(self.files_pattern)} if self.keeps_files else record
+        return record | {"files": directory(self.files_pattern)} if self.declared.keeps_files else record
 
     def records(self):
         """Return the records that the stage's tables are made of."""
@@ -126,20 +125,16 @@ class Stage:
 
     def expected_s(self):
         """Return about how long each cell takes, by its record."""
-        return expected.expected_s(self.folder.name, self.cells, self.settings, GPUS_PRESENT > 0)
+        return expected.expected_s(self.declared, self.cells, self.settings, GPUS_PRESENT > 0)
 
-    def tables_beside(self):
-        """Return the tables of other stages that the section reads too."""
-        return [table for name in sweep.stages_beside(self.folder.name) for table in STAGES[name].tables()]
-
-    def words_beside(self):
-        """Return those tables as words of the section's command."""
-        return [f"--beside={table}" for table in self.tables_beside()]
+    def records_of_section(self):
+        """Return the records that the section is made of: the stage's own, and those of stages that it reads too."""
+        return [record for name in (self.declared.name, *self.declared.reads) for record in STAGES[name].records()]
 
     def cell(self, wildcards):
         """Return the cell that a record's path names."""
         words = [f"{axis}={value}" for axis, value in wildcards.items()]
-        return layout.cell_named(self.folder.name, words, self.folder.name)
+        return layout.cell_named(self.declared, words, self.declared.name)
 
     def cell_words(self, wildcards):
         """Return the cell as the words of its command."""
@@ -150,74 +145,48 @@ class Stage:
 
         A scheduler's profile says how many cores its jobs get.
         """
-        shared = sweep.shares_host(self.cell(wildcards), on_gpu=GPUS_PRESENT > 0)
-        return 1 if shared or SCHEDULED else workflow.cores
+        shared = shares_host(self.cell(wildcards), on_gpu=GPUS_PRESENT > 0)
+        return 1 if shared or jobs_go_to_a_scheduler() else workflow.cores
 
     def gpus(self, wildcards):
         """Return how many GPUs the cell asks for."""
         return self.cell(wildcards).gpus
 
-    def measured_again_if_stale(self, wildcards):
-        """Return no input: a cell has none. Where its record is stale, have Snakemake measure it again."""
-        cell, path = self.cell(wildcards), Path(self.record_pattern.format(**wildcards))
-        if path.exists() and (why := freshness.why_stale(read_head(path), self.settings, cell.gpus, PRESENT)):
-            WHY_STALE[str(path)] = why
-            private.force(workflow, [str(path)])
-        return []
-
-    def section(self):
-        """Return the section as what is made; it is written again also where a figure that it shows is gone.
-
-        Snakemake sees the folder of figures, not what is in it.
-        """
-        name = self.folder.name
-        package = f"pipeline.stages.{name}.report"
-        own = [module for module in sources.reached_modules(f"{package}.section") if module.startswith(package)]
-        path = f"{REPORTS}/sections/{name}.md"
-        return Made(
-            path,
-            {"tables": self.tables(), "beside": self.tables_beside()},
-            [f"{package}.section", "pipeline.report.writeup"],
-            sources.data_files(own),
-            is_damaged=lambda: missing_images(Path(path), REPORTS),
-        )
+    def gpus_to_have(self, wildcards):
+        """Return how many GPUs the cell would get now: it is stale when that is more than it had."""
+        return min(self.cell(wildcards).gpus, gpus_available())
 
 
-class Made:
-    """A table or a page as its rule sees it: what it is made of, and whether it has to be made again.
+def wanted(paths, by):
+    """Return an input function that gives these files, and has Snakemake make those that have gone missing.
 
-    path: where it is; inputs: its files by name, or functions of wildcards that give them; code, data and words: the
-    modules that make it, the other files that they read, and words of their command.
+    by: the file made of them. Where that is there, Snakemake by itself would not miss them, so that a record that is
+    gone would never be measured again. Unlike --forcerun this makes only what is needed for the targets.
     """
 
-    def __init__(self, path, inputs, code, data=(), words=(), is_damaged=lambda: False):
-        self.path, self.given, self.is_damaged = path, inputs, is_damaged
-        self.code, self.data, self.words = code, data, words
-        folder, _, name = path.rpartition("/")
-        self.recipe_path = f"{folder}/.{name}.recipe"
+    def files_to_have(wildcards):
+        found = paths(wildcards) if callable(paths) else paths
+        if Path(by.format(**wildcards)).exists():
+            workflow.dag.forcefiles.update(path for path in found if not Path(path).exists())
+        return found
 
-    def inputs(self, wildcards):
-        """Return the input files, and have Snakemake make what it would not miss, or not see to be stale, by itself.
+    return files_to_have
 
-        Where this is there, Snakemake would not miss its inputs, so that a record that is gone would never be measured
-        again; nor does it know of modules and templates. Unlike --forcerun, this makes only what the targets need.
-        """
-        inputs = {name: paths(wildcards) if callable(paths) else paths for name, paths in self.given.items()}
-        made, paths = Path(self.path.format(**wildcards)), sum(inputs.values(), [])
-        if made.exists():
-            private.force(workflow, [path for path in paths if not Path(path).exists()])
-            if self.is_damaged() or self.former_recipe(wildcards) != self.recipe(wildcards, paths):
-                private.force(workflow, [str(made)])
-        return inputs
 
-    def recipe(self, wildcards, input):
-        """Return the digest of how this is made now."""
-        return freshness.recipe(sources.code_digest(*self.code), self.data, input, self.words)
+def wanted_by_section(name):
+    """Return the input function of a section: its records; it is written again where a figure that it shows is gone.
 
-    def former_recipe(self, wildcards):
-        """Return the digest of how this was made; None where that cannot be told."""
-        path = Path(self.recipe_path.format(**wildcards))
-        return path.read_text().strip() if path.is_file() else None
+    Snakemake sees the folder of figures, not what is in it.
+    """
+    section = REPORTS / f"sections/{name}.md"
+    records = wanted(STAGES[name].records_of_section(), by=str(section))
+
+    def records_to_have(wildcards):
+        if missing_images(section, REPORTS):
+            workflow.dag.forcefiles.add(str(section))
+        return records(wildcards)
+
+    return records_to_have
 
 
 def files_words(wildcards, output):
@@ -229,7 +198,7 @@ def run_plan():
     """Return what the terminal is told of this run before its first job."""
     cells_s = {f"measure_{name}": stage.expected_s() for name, stage in STAGES.items()} if PLAN.measure else {}
     targets = [target for name in STAGES_TO_WRITE for target in STAGES[name].targets()]
-    return RunPlan(cells_s, ["all", "reports/writeup.md", *targets], WHY_STALE)
+    return RunPlan(cells_s, ["all", "reports/writeup.md", *targets])
 
 
 def one_of(words):
@@ -242,37 +211,28 @@ def stage_records(wildcards):
     return STAGES[wildcards.stage].records()
 
 
-def outdated():
-    """Return the digests of the code that measured what is rendered, of all code that has changed since."""
-    if PLAN.measure:  # what such code measured is measured again
-        return []
-    heads = [read_head(path) for stage in STAGES.values() for path in stage.cells]
-    return sorted({head["code"]["digest"] for head in heads if freshness.has_changed_code(head)})
-
-
 # Given by a run in which something failed to the one that makes what can be made of the rest: see failed.smk.
 FAILURES_FILE = config.pop("failures", None)
 FAILURES = or_exit("snakemake", read_failures, Path(FAILURES_FILE)) if FAILURES_FILE else Failures()
-PRESENT = present()
-WHY_STALE = {}  # what has changed since a record was measured, by its path: filled while Snakemake plans
 PLAN = or_exit("snakemake", checked_plan)
 STAGES = or_exit("snakemake", lambda: {name: Stage(name) for name in PLAN.stages})
 STAGES_TO_WRITE = [name for name, stage in STAGES.items() if stage.records()]
+TABLES = [table for name in STAGES_TO_WRITE for table in STAGES[name].tables()]
 CELL_TABLES = FAILURES.without(f"results/{name}/cells.csv" for name in STAGES_TO_WRITE)
 STAGES_WITH_TABLES = [name for name in STAGES_TO_WRITE if STAGES[name].tables()]
 SECTIONS = FAILURES.without(f"reports/sections/{name}.md" for name in STAGES_WITH_TABLES)
 FIGURES = FAILURES.without(f"reports/figures/{name}" for name in STAGES_WITH_TABLES)
 WRITEUP = "reports/writeup.md"
-CELL_TABLE = Made("results/{stage}/cells.csv", {"records": stage_records}, ["pipeline.cells.tabulate"])
+SOFTWARE = " ".join(f"{name}={version}" for name, version in identity.software_versions().items())
 DISK_IS_FULL = "snakemake: the disk is full, nothing more is measured: make room and run the same command again"
 # Each job's own Snakemake, on another machine too, belongs to the same run.
 os.environ.setdefault(RUN_VARIABLE, f"{os.getpid()}-{time.time_ns()}")
 
 # A cell ends with the Snakemake that runs it. Where a scheduler runs the jobs, each has one of its own.
-if not SCHEDULED:
+if not jobs_go_to_a_scheduler():
     orphans.end_with_this_process()
 # Such a job is one cell: no other would use its worker.
-if private.is_a_schedulers_job(workflow):
+if workflow.remote_exec:
     os.environ.setdefault(client.OFF_VARIABLE, "off")
 
 logger.info("", extra={"run_plan": or_exit("snakemake", run_plan)})  # for our logger plugin, see workflow/profiles

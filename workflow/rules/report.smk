@@ -3,56 +3,43 @@
 
 rule tabulate_cells:
     input:
-        unpack(CELL_TABLE.inputs),
+        wanted(stage_records, by="results/{stage}/cells.csv"),
     output:
-        table=report(
-            CELL_TABLE.path,
+        report(
+            "results/{stage}/cells.csv",
             caption="../report/cells_table.rst",
             category="cells",
             labels={"kind": "table", "of": "{stage}"},
         ),
-        recipe=CELL_TABLE.recipe_path,
     log:
         "logs/{stage}/cells.csv.log",
     wildcard_constraints:
         stage=one_of(STAGES),
-    params:
-        recipe=CELL_TABLE.recipe,
     message:
         "table of the cells of {wildcards.stage}"
     shell:
-        "python -m pipeline tabulate cells {input:q} --out {output.table:q} >{log:q} 2>&1"
-        " && echo {params.recipe} >{output.recipe:q}"
-
-
-SCALE_WORDS = ["--scale", PLAN.scale] if PLAN.measure else []
-OUTDATED_WORDS = ["--outdated", *digests] if (digests := or_exit("snakemake", outdated)) else []
-FAILURES_FILES = [FAILURES_FILE] if FAILURES_FILE else []
-WRITEUP_MADE = Made(
-    WRITEUP,
-    {"cells": CELL_TABLES, "sections": SECTIONS, "figures": FIGURES, "failures": FAILURES_FILES},
-    ["pipeline.report.writeup"],
-    sources.data_files(["pipeline.report.writeup"]),
-    [*SCALE_WORDS, *OUTDATED_WORDS],
-)
+        "python -m pipeline tabulate cells {input:q} --out {output:q} >{log:q} 2>&1"
 
 
 rule writeup:
     input:
-        unpack(WRITEUP_MADE.inputs),
+        tables=wanted(TABLES, by=WRITEUP),
+        cells=wanted(CELL_TABLES, by=WRITEUP),
+        sections=wanted(SECTIONS, by=WRITEUP),
+        figures=wanted(FIGURES, by=WRITEUP),
+        failures=FAILURES_FILE or [],
     output:
-        page=report(WRITEUP, caption="../report/writeup.rst", category="write-up"),
-        recipe=WRITEUP_MADE.recipe_path,
+        report(WRITEUP, caption="../report/writeup.rst", category="write-up"),
     log:
         "logs/writeup.log",
     params:
-        scale=SCALE_WORDS,
-        outdated=OUTDATED_WORDS,
-        failures=["--failures", *FAILURES_FILES] if FAILURES_FILES else [],
-        recipe=WRITEUP_MADE.recipe,
+        scale=["--scale", PLAN.scale] if PLAN.measure else [],
+        measured_by=[word for name in STAGES_TO_WRITE for word in ("--code", name, STAGES[name].code)],
+        failures=["--failures", FAILURES_FILE] if FAILURES_FILE else [],
+        code=freshness.code_digest("pipeline.report.writeup"),
+        template=freshness.file_digest(ROOT / "src/pipeline/report/writeup.md.j2"),
     message:
         "write-up"
     shell:
         "python -m pipeline writeup {input.sections:q} --cells {input.cells:q} {params.scale:q}"
-        " {params.outdated:q} {params.failures:q} --out {output.page:q} >{log:q} 2>&1"
-        " && echo {params.recipe} >{output.recipe:q}"
+        " {params.measured_by:q} {params.failures:q} --out {output:q} >{log:q} 2>&1"

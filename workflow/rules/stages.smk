@@ -19,8 +19,6 @@ for name in STAGES_TO_WRITE:
         rule:
             name:
                 f"measure_{name}"
-            input:
-                stage.measured_again_if_stale,
             output:
                 **stage.outputs(),
             log:
@@ -34,6 +32,9 @@ for name in STAGES_TO_WRITE:
                 cell=stage.cell_words,
                 settings=stage.settings_words,
                 files=files_words,
+                code=stage.code,
+                software=SOFTWARE,
+                gpus_to_have=stage.gpus_to_have,
             message:
                 "{params.stage} {params.cell}"
             shell:
@@ -43,38 +44,32 @@ for name in STAGES_TO_WRITE:
         name:
             f"tabulate_{name}"
         input:
-            unpack(stage.table.inputs),
+            wanted(stage.records_of, by=stage.table_pattern),
         output:
-            table=report(
+            report(
                 stage.table_pattern,
                 caption="../report/table.rst",
                 category=name,
                 labels={"kind": "table", "of": f"{{{stage.split_axis}}}"},
             ),
-            recipe=stage.table.recipe_path,
         log:
             f"logs/{name}/{{{stage.split_axis}}}.csv.log",
         wildcard_constraints:
             **{stage.split_axis: one_of(stage.split_values())},
         params:
             question=stage.question,
-            recipe=stage.table.recipe,
         message:
-            "table {output.table}"
+            "table {output}"
         shell:
-            "python -m pipeline tabulate rows {input:q} --out {output.table:q} >{log:q} 2>&1"
-            " && echo {params.recipe} >{output.recipe:q}"
-
-    section = stage.section()
+            "python -m pipeline tabulate rows {input:q} --out {output:q} >{log:q} 2>&1"
 
     rule:
         name:
             f"section_{name}"
         input:
-            unpack(section.inputs),
+            wanted_by_section(name),
         output:
-            section=section.path,
-            recipe=section.recipe_path,
+            section=f"reports/sections/{name}.md",
             figures=report(
                 directory(f"reports/figures/{name}"),
                 patterns=["{figure}.svg"],
@@ -87,11 +82,10 @@ for name in STAGES_TO_WRITE:
         params:
             stage=name,
             question=stage.question,
-            beside=stage.words_beside(),
-            recipe=section.recipe,
+            code=stage.report_code,
+            template=stage.template,
         message:
             "section {params.stage}"
         shell:
-            "python -m pipeline section {params.stage:q} {input.tables:q} {params.beside:q}"
+            "python -m pipeline section {params.stage:q} {input:q}"
             " --out {output.section:q} --figures {output.figures:q} >{log:q} 2>&1"
-            " && echo {params.recipe} >{output.recipe:q}"

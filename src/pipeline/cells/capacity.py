@@ -8,17 +8,17 @@ from typing import Any
 
 import psutil
 
-from pipeline.cells import sweep
+from pipeline.cells.stage import Stage
 from pipeline.errors import Skipped
 from pipeline.instruments.machine.memory_limit import memory_limit_bytes
 
 
-def too_large(stage: str, cell: Any, settings: Any) -> Skipped | None:
+def too_large(stage: Stage, cell: Any, settings: Any) -> Skipped | None:
     """Return the reason why a cell on the CPU cannot be measured; None where it fits, or its stage does not say.
 
     What this machine has decides, so that the outcome is the same on another day. Of what is free now a line tells.
     """
-    needed_bytes = getattr(sweep.needs(stage), "needed_bytes", lambda *_: 0)(cell, settings)
+    needed_bytes = stage.needed_bytes(cell, settings)
     allowed_bytes, free_bytes = memory_limit_bytes(), psutil.virtual_memory().available
     if needed_bytes > allowed_bytes:
         told = f"takes {_gb(needed_bytes)} of memory or more, this machine has {_gb(allowed_bytes)}"

@@ -15,6 +15,7 @@ from yaml.error import MarkedYAMLError
 from yaml.reader import ReaderError
 
 from pipeline.cells import fields, record, sweep
+from pipeline.cells.stage import Stage, Stages
 from pipeline.errors import UserError
 
 
@@ -36,7 +37,7 @@ class Plan:
     stages: dict[str, StagePlan]
 
 
-def load_plan(config: Mapping[str, Any], scales: Path, schemas: Path, has_gpu: bool) -> Plan:
+def load_plan(config: Mapping[str, Any], scales: Path, schemas: Path, stages: Stages, has_gpu: bool) -> Plan:
     """Check a configuration and return its plan; the scale `auto` is `paper` on GPUs, else `laptop`.
 
     Raises UserError, one line that names the file or `overrides`, the key, its value and what is allowed.
@@ -50,12 +51,12 @@ def load_plan(config: Mapping[str, Any], scales: Path, schemas: Path, has_gpu: b
     if name not in known:
         raise UserError(f"config: scale is {name!r}, allowed are auto, {', '.join(known)}")
     path = scales / f"{name}.yaml"
-    stages, overrides = read_scale(path, schemas / "scale.schema.yaml"), config["overrides"]
+    asked, overrides = read_scale(path, schemas / "scale.schema.yaml"), config["overrides"]
     # Each by itself first, so that a complaint names the one that is to be corrected.
-    _check_stages(stages, str(path))
-    _check_stages(overrides, "overrides")
-    merged = {stage: _overridden(stages.get(stage, {}), overrides.get(stage, {})) for stage in sweep.stage_names()}
-    plans = {stage: _stage_plan(stage, asked, str(path)) for stage, asked in merged.items()}
+    _check_stages(asked, stages, str(path))
+    _check_stages(overrides, stages, "overrides")
+    merged = {stage: _overridden(asked.get(stage, {}), overrides.get(stage, {})) for stage in stages}
+    plans = {stage: _stage_plan(stages[stage], words, str(path)) for stage, words in merged.items()}
     for stage, plan in plans.items():
         _check_limits(plan, f"{path} with overrides" if stage in overrides else str(path))
     return Plan(name, config["measure"], plans)
@@ -154,20 +155,22 @@ def _overridden(stage: Mapping[str, Any], override: Mapping[str, Any]) -> dict[s
     return {"settings": settings, "grids": override.get("grids", stage.get("grids", []))}
 
 
-def _check_stages(stages: Mapping[str, Any], source: str) -> None:
+def _check_stages(asked: Mapping[str, Any], stages: Stages, source: str) -> None:
     """Raise UserError, naming the source, for a stage, an axis or a setting that is unknown or may not be so."""
-    for stage, asked in stages.items():
-        if stage not in sweep.stage_names():
-            raise UserError(f"{source}: unknown stage '{stage}'; known are {', '.join(sweep.stage_names())}")
-        _stage_plan(stage, asked, source)
+    for stage, words in asked.items():
+        if stage not in stages:
+            raise UserError(f"{source}: unknown stage '{stage}'; known are {', '.join(stages)}")
+        _stage_plan(stages[stage], words, source)
 
 
-def _stage_plan(stage: str, asked: Mapping[str, Any], source: str) -> StagePlan:
-    where = f"{source}: {stage}"
+def _stage_plan(stage: Stage, asked: Mapping[str, Any], source: str) -> StagePlan:
+    where = f"{source}: {stage.name}"
     for values in (asked.get("settings", {}), *asked.get("grids", [])):
         _check_finite(values, where)
-    settings = fields.build(sweep.declaration(stage).Settings, asked.get("settings", {}), f"{where} settings")
-    return StagePlan(stage, tuple(sweep.expand(stage, asked.get("grids", []), f"{where} grid")), settings)
+    settings = fields.build(stage.settings_type, asked.get("settings", {}), f"{where} settings")
+    return StagePlan(
+        stage.name, tuple(sweep.expand(stage.cell_type, asked.get("grids", []), f"{where} grid")), settings
+    )
 
 
 def _check_limits(plan: StagePlan, source: str) -> None:

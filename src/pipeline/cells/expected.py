@@ -6,8 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pipeline.cells import sweep
-from pipeline.cells.record import read_head
+from pipeline.cells.record import read_record
+from pipeline.cells.stage import Stage
 from pipeline.errors import UserError
 
 # Of a stage that does not say.
@@ -15,24 +15,26 @@ UNKNOWN_S = 10.0
 PARTS = ("start_up", "set_up", "measuring")
 
 
-def expected_s(stage: str, cells: Mapping[Path, Any], settings: Any, on_gpu: bool) -> dict[str, float]:
+def expected_s(stage: Stage, cells: Mapping[Path, Any], settings: Any, on_gpu: bool) -> dict[str, float]:
     """Return the seconds expected of each cell, by the path of its record.
 
     That is what it took before with these settings, where there is such a record, else what its stage says of it.
     """
-    told = getattr(sweep.needs(stage), "expected_s", lambda *_: UNKNOWN_S)
-    return {
-        str(path): before if (before := _taken_s(path, settings)) is not None else told(cell, settings, on_gpu)
-        for path, cell in cells.items()
-    }
+
+    def cell_s(path: Path, cell: Any) -> float:
+        before_s = _taken_s(path, stage, settings)
+        told_s = stage.expected_s(cell, settings, on_gpu) if before_s is None else before_s
+        return UNKNOWN_S if told_s is None else told_s
+
+    return {str(path): cell_s(path, cell) for path, cell in cells.items()}
 
 
-def _taken_s(path: Path, settings: Any) -> float | None:
+def _taken_s(path: Path, stage: Stage, settings: Any) -> float | None:
     """Return the seconds that a cell took by its record; None where there is none of use."""
     if not path.exists():
         return None
     try:
-        record = read_head(path)
+        record = read_record(path, {stage.name: stage})
     except UserError:
         return None
     parts = [record["seconds"].get(name) for name in PARTS]

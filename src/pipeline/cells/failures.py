@@ -69,9 +69,9 @@ def write_failures(path: Path, failures: Failures) -> None:
 def read_failures(path: Path) -> Failures:
     """Read what `write_failures` wrote; raises UserError, one line, for a file that is something else."""
     try:
-        found = json.loads(path.read_text())
-        failed = (Failure(**{**entry, "outputs": tuple(entry["outputs"])}) for entry in found["failed"])
-        return Failures(tuple(failed), tuple(found["unmade"]))
+        entries = json.loads(path.read_text())
+        failed = (Failure(**{**entry, "outputs": tuple(entry["outputs"])}) for entry in entries["failed"])
+        return Failures(tuple(failed), tuple(entries["unmade"]))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, RecursionError):

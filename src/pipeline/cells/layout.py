@@ -5,8 +5,9 @@ from dataclasses import fields as declared
 from pathlib import Path
 from typing import Any
 
-from pipeline.cells import fields, sweep
-from pipeline.cells.record import read_head, record_paths
+from pipeline.cells import fields
+from pipeline.cells.record import read_record, record_paths
+from pipeline.cells.stage import Stage, Stages
 from pipeline.errors import UserError
 
 REMEDY = "move it out of the results"
@@ -22,41 +23,43 @@ def record_path(results: Path, stage: str, cell: Any) -> Path:
     return results / stage / "cells" / f"{'/'.join(fields.words(cell))}.json"
 
 
-def cell_named(stage: str, words: Sequence[str], where: str) -> Any:
+def cell_named(stage: Stage, words: Sequence[str], where: str) -> Any:
     """Return the cell whose path has these words `axis=value`.
 
     Raises UserError, which calls the path `where`, for a word that is none of the stage's, or spelt or placed otherwise
     than in the path of that cell.
     """
-    cell = fields.parse_words(sweep.declaration(stage).Cell, list(words), where)
+    cell = fields.parse_words(stage.cell_type, list(words), where)
     if list(words) != fields.words(cell):
         raise UserError(f"{where}: the path of this cell is {'/'.join(fields.words(cell))}")
     return cell
 
 
-def found_cells(results: Path, stage: str) -> dict[Path, Any]:
+def recorded_cells(results: Path, stage: Stage) -> dict[Path, Any]:
     """Return the cells that the records of a stage are of, by their paths.
 
     Raises UserError, one line, for a file that is no record, whose path names no cell, or that holds another cell.
     """
-    found = {path: cell_at(results, path) for path in record_paths(results, stage)}
-    for path, cell in found.items():
-        check_holds(path, stage, cell, read_head(path))
-    return found
+    stages = {stage.name: stage}
+    cells = {path: cell_at(results, path, stages) for path in record_paths(results, stage.name)}
+    for path in cells:
+        check_place(path, read_record(path, stages))
+    return cells
 
 
-def cell_at(results: Path, path: Path) -> Any:
+def cell_at(results: Path, path: Path, stages: Stages) -> Any:
     """Return the cell that the path of a record names; raises UserError where it names none."""
-    stage, _, *words = path.relative_to(results).with_suffix("").parts
+    name, _, *words = path.relative_to(results).with_suffix("").parts
     try:
-        return cell_named(stage, words, str(path))
+        if name not in stages:
+            raise UserError(f"{path}: unknown stage '{name}'; known are {', '.join(stages)}")
+        return cell_named(stages[name], words, str(path))
     except UserError as error:
         raise UserError(f"{error}: {REMEDY}") from None
 
 
-def check_holds(path: Path, stage: str, cell: Any, record: dict[str, Any]) -> None:
-    """Raise UserError where the record at the path of a cell is of another one."""
-    texts = {axis: fields.text(value) for axis, value in record["cell"].items()}
-    if record["stage"] != stage or texts != fields.texts(cell):
-        words = " ".join(f"{axis}={value}" for axis, value in texts.items())
-        raise UserError(f"{path} holds the record of another cell, {record['stage']} {words}: {REMEDY}")
+def check_place(path: Path, record: dict[str, Any]) -> None:
+    """Raise UserError where a record lies at the path of another cell."""
+    cell = [f"{axis}={fields.text(value)}" for axis, value in record["cell"].items()]
+    if not str(path).endswith(f"{record['stage']}/cells/{'/'.join(cell)}.json"):
+        raise UserError(f"{path} holds the record of another cell, {record['stage']} {' '.join(cell)}: {REMEDY}")

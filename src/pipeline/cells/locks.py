@@ -102,13 +102,13 @@ def holder(name: str) -> str:
 def wait_for(attempt: Callable[[], T | None], announcement: Callable[[], str]) -> tuple[T, float]:
     """Try until something is found; return it and the seconds waited. A long wait is announced once on stderr."""
     began, announced = None, False
-    while (found := attempt()) is None:
+    while (taken := attempt()) is None:
         began = began or time.monotonic()
         if not announced and time.monotonic() - began > QUIET_S:
             print(announcement(), file=sys.stderr, flush=True)
             announced = True
         time.sleep(random.uniform(*POLL_S))
-    return found, time.monotonic() - began if began else 0.0
+    return taken, time.monotonic() - began if began else 0.0
 
 
 def first_time(name: str, word: str) -> bool:
@@ -157,8 +157,8 @@ def _open_file(path: Path) -> int:
         raise _unusable(path, error.strerror or str(error)) from None
     finally:
         os.close(parent)
-    found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:  # a second name may lie outside the folder
+    facts = os.fstat(descriptor)
+    if not stat.S_ISREG(facts.st_mode) or facts.st_nlink > 1:  # a second name may lie outside the folder
         os.close(descriptor)
         raise _unusable(path, "it must be a plain file with one name")
     return descriptor

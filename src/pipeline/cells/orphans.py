@@ -57,15 +57,15 @@ def _kill_all_with(token: str) -> bool:
     """Kill the processes that have the token; tell whether there was any."""
     import psutil  # here, for the callers of the worker import this module
 
-    found = [
+    orphans = [
         process
         for process in psutil.process_iter(["environ"])
         if (process.info["environ"] or {}).get(SNAKEMAKE_VARIABLE) == token
     ]
-    for process in found:
+    for process in orphans:
         with contextlib.suppress(psutil.Error):
             process.kill()
-    return bool(found)
+    return bool(orphans)
 
 
 if __name__ == "__main__":

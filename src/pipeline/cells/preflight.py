@@ -6,16 +6,17 @@ from typing import Any
 
 from pipeline.cells import layout
 from pipeline.cells.disk import check_free
-from pipeline.cells.record import read_head, record_paths
+from pipeline.cells.record import read_record, record_paths
+from pipeline.cells.stage import Stages
 from pipeline.errors import UserError
 
 
-def check_results(results: Path, machine_kind: str) -> None:
+def check_results(results: Path, machine_kind: str, stages: Stages) -> None:
     """Raise UserError, one line, unless this machine may and can measure into this folder."""
     for path in record_paths(results):
-        record = read_head(path)
+        record = read_record(path, stages)
         _check_owner(results, record["machine"]["kind"], machine_kind)
-        _check_cell(results, path, record)
+        _check_cell(results, path, record, stages)
     check_free(check_writable(results))
 
 
@@ -41,10 +42,10 @@ def _check_owner(results: Path, owner: str, machine_kind: str) -> None:
         )
 
 
-def _check_cell(results: Path, path: Path, record: dict[str, Any]) -> None:
+def _check_cell(results: Path, path: Path, record: dict[str, Any], stages: Stages) -> None:
     """Stop where a record lies in the place of another cell, which would not be measured and be told wrongly."""
     try:
-        cell = layout.cell_at(results, path)
+        layout.cell_at(results, path, stages)
     except UserError:
         return  # the place of no cell, of an earlier version perhaps: nothing reads it
-    layout.check_holds(path, path.relative_to(results).parts[0], cell, record)
+    layout.check_place(path, record)

@@ -1,26 +1,24 @@
 """The record: the JSON file that a cell leaves, written whole or not at all."""
 
-import functools
 import json
 import math
-import re
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pipeline.cells import fields
 from pipeline.cells.disk import WholeFile
+from pipeline.cells.stage import Stages
 from pipeline.errors import UserError
+from pipeline.instruments.machine.identity import SOFTWARE
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 # Limits to what is read, for it may be anyone's. Full runs on GPUs have hundreds of records, of at most 200 kB each.
 MOST_RECORD_BYTES = 16 * 2**20
 MOST_DEPTH = 10
 MOST_ARCHIVE_BYTES = 256 * 2**20
 MOST_ARCHIVE_MEMBERS = 20_000
-# From the best outcome of a row to the worst.
-STATUSES = ("ok", "unstable", "skipped", "oom")
-WITH_FIGURES = ("ok", "unstable")
-SOFTWARE = ("python", "torch", "triton", "cuda", "driver")
 # What tables and reports rely on, with the types.
 PARTS = {
     "stage": str,
@@ -42,8 +40,6 @@ HOST_PARTS = {
     "load_before": int | float,
     "load_after": int | float,
 }
-# Files of these names are read.
-MODULE_NAME = re.compile(r"pipeline(\.\w+)*", re.ASCII)
 MACHINE_PARTS = {"kind": str, "software": dict}
 REMEDY = "measure it again (delete the file and repeat the command)"
 TYPE_NAMES = {
@@ -61,32 +57,25 @@ def write_record(file: WholeFile, record: dict[str, Any]) -> None:
     file.write(json.dumps(record, indent=1, allow_nan=False) + "\n")
 
 
-def read_record(path: Path) -> dict[str, Any]:
-    """Read a record; raises UserError where it is damaged, incomplete or of another schema version."""
+def read_record(path: Path, stages: Stages) -> dict[str, Any]:
+    """Read a record of one of these stages.
+
+    Raises UserError, one line, where it is damaged, incomplete, of another schema version or of an unknown stage, or
+    where a row is not as its stage declares it.
+    """
     if path.exists() and not path.is_file():  # a pipe would be waited for, a device never ends
         raise UserError(f"{path} is no record: it is no file")
     try:
         with path.open("rb") as file:
-            return parse_record(file.read(MOST_RECORD_BYTES + 1), str(path))
+            return parse_record(file.read(MOST_RECORD_BYTES + 1), str(path), stages)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
 
 
-def read_head(path: Path) -> dict[str, Any]:
-    """Return a record without its rows, which is read once while the file stays as it is; see `read_record`."""
-    file = path.stat()
-    return _head(path, file.st_mtime_ns, file.st_size)
-
-
-@functools.cache
-def _head(path: Path, _changed_at_ns: int, _size: int) -> dict[str, Any]:
-    return {name: part for name, part in read_record(path).items() if name != "rows"}
-
-
-def parse_record(content: bytes, name: str) -> dict[str, Any]:
+def parse_record(content: bytes, name: str, stages: Stages) -> dict[str, Any]:
     """Parse a record that messages call `name`; of a file that is too large its first part is enough.
 
-    Raises UserError, one line, where it is damaged, incomplete, beyond the limits or of another schema version.
+    Raises UserError as `read_record` does.
     """
     if len(content) > MOST_RECORD_BYTES:
         raise UserError(f"{name} is no record: it is larger than {MOST_RECORD_BYTES / 2**20:.0f} MiB")
@@ -101,15 +90,26 @@ def parse_record(content: bytes, name: str) -> dict[str, Any]:
         raise too_deep
     if not isinstance(record, dict) or "schema_version" not in record:
         raise UserError(f"{name} is no record: it has no schema_version")
-    if record["schema_version"] != SCHEMA_VERSION:
+    if record["schema_version"] not in (1, SCHEMA_VERSION):
         raise UserError(
             f"{name} has schema_version {_brief(record['schema_version'])}, this version of the pipeline reads "
-            f"{SCHEMA_VERSION}: {REMEDY}"
+            f"1 and {SCHEMA_VERSION}: {REMEDY}"
         )
     complaint = next(_complaints(record), None)
+    if complaint is None:
+        if record["schema_version"] == 1:
+            _upgrade(record)
+        complaint = next(_stage_complaints(record, stages), None)
     if complaint is not None:
         raise UserError(f"{name} is no record: {complaint}: {REMEDY}")
     return record
+
+
+def _upgrade(record: dict[str, Any]) -> None:
+    """Give the rows of a record of version 1 the names that version 2 has."""
+    for row in record["rows"]:
+        if "pass" in row:
+            row["phase"] = row.pop("pass")
 
 
 def _finite(text: str) -> float:
@@ -137,7 +137,7 @@ def _complaints(record: dict[str, Any]) -> Iterator[str]:
     yield from _part_complaints(record, PARTS)
     yield from _part_complaints(record["machine"], MACHINE_PARTS, "machine.")
     yield from _part_complaints(record["machine"]["software"], dict.fromkeys(SOFTWARE, str), "machine.software.")
-    yield from _code_complaints(record["code"])
+    yield from _part_complaints(record["code"], {"digest": str}, "code.")
     if "host" in record:
         yield from _part_complaints(record, {"host": dict})
         yield from _part_complaints(record["host"], HOST_PARTS, "host.")
@@ -146,34 +146,31 @@ def _complaints(record: dict[str, Any]) -> Iterator[str]:
     for number, row in enumerate(record["rows"], start=1):
         if not isinstance(row, dict):
             yield f"row {number} is {_brief(row)}, allowed is an object"
-        elif not row.keys().isdisjoint(record["cell"]):
-            # A table would have it in the axis's place.
-            yield f"row {number} has {', '.join(row.keys() & record['cell'])}, which the cell has"
-        elif "status" not in row:
-            yield f"row {number} has no status"
-        elif row["status"] not in STATUSES:
-            yield f"the status of row {number} is {_brief(row['status'])}, allowed are {', '.join(STATUSES)}"
 
 
-def _code_complaints(code: dict[str, Any]) -> Iterator[str]:
-    yield from _part_complaints(code, {"digest": str}, "code.")
-    if "modules" not in code:  # as in records of earlier versions
+def _stage_complaints(record: dict[str, Any], stages: Stages) -> Iterator[str]:
+    """Yield where a sound record is not as its stage declares cells and rows."""
+    stage = stages.get(record["stage"])
+    if stage is None:
+        yield f"stage is {_brief(record['stage'])}, known are {', '.join(stages)}"
         return
-    yield from _part_complaints(code, {"modules": dict}, "code.")
-    for name, digest in code["modules"].items():
-        if not MODULE_NAME.fullmatch(name):
-            yield f"code.modules has {_brief(name)}, allowed are names of modules"
-        if not isinstance(digest, str):
-            yield f"code.modules.{name} is {_brief(digest)}, allowed is text"
+    try:
+        cell = fields.build(stage.cell_type, record["cell"], "its cell")
+        stage.row_types.check(asdict(cell), record["rows"])
+    except (UserError, ValueError) as error:
+        yield str(error)
+    for name, value in record["settings"].items():
+        if isinstance(value, dict | list):
+            yield f"settings.{name} is {_brief(value)}, allowed is text, a number, true or false"
 
 
-def _part_complaints(found: dict[str, Any], types: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    missing = [f"{prefix}{name}" for name in types if name not in found]
+def _part_complaints(part: dict[str, Any], types: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    missing = [f"{prefix}{name}" for name in types if name not in part]
     if missing:
         yield f"it has no {', '.join(missing)}"
     for name, kind in types.items():
-        if not isinstance(found[name], kind):
-            yield f"{prefix}{name} is {_brief(found[name])}, allowed is {TYPE_NAMES[kind]}"
+        if not isinstance(part[name], kind):
+            yield f"{prefix}{name} is {_brief(part[name])}, allowed is {TYPE_NAMES[kind]}"
 
 
 def _brief(value: Any) -> str:

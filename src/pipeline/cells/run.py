@@ -1,7 +1,6 @@
 """Run one cell in this process, from its words to its record."""
 
 import functools
-import importlib
 import os
 import time
 from collections.abc import Callable
@@ -10,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pipeline
-from pipeline.cells import freshness, sweep
+from pipeline.cells import freshness
 from pipeline.cells.capacity import too_large
 from pipeline.cells.devices import TooFewGPUs, claim_gpus
 from pipeline.cells.quiet_host import Host
 from pipeline.cells.record import SCHEMA_VERSION
-from pipeline.cells.worker.child import COMPILE_IN_PROCESS
+from pipeline.cells.stage import Stage, shares_host
+from pipeline.cells.worker.client import COMPILE_IN_PROCESS
 from pipeline.errors import Skipped
 from pipeline.instruments.machine import identity
 from pipeline.instruments.memory.out_of_memory import is_out_of_memory
@@ -36,7 +36,7 @@ class ProcessStart:
 
 
 def run_cell(
-    stage: str,
+    stage: Stage,
     cell: Any,
     settings: Any,
     granted_gpus: int | None,
@@ -49,22 +49,20 @@ def run_cell(
     granted_gpus: how many GPUs the workflow gave, which may be fewer than asked for; None: as many as needed.
     files_folder: where a stage that keeps files beside its records leaves them (pipeline.cells.place).
     force: measure also what this machine's memory cannot hold by the formulas.
-    Out-of-memory and what the machine lacks become rows; any other exception is a bug and passes through.
+    Out-of-memory and what the machine lacks become rows; any other exception is a bug and passes through, as does
+    ValueError for rows that are not as the stage declares them.
     """
     gpus_present = identity.gpu_count()
-    gpus_available = gpus_present if granted_gpus is None else min(gpus_present, granted_gpus)
-    lack: Exception | None = None
-    if gpus_present and gpus_available < cell.gpus:
-        lack = TooFewGPUs(cell.gpus, gpus_available)
+    lack: Exception | None = _too_few(cell.gpus, gpus_present, granted_gpus)
     if not lack and not force and not (gpus_present and cell.gpus):
         lack = too_large(stage, cell, settings)
     # Before anything is imported or compiled: that would disturb another cell. And before its GPUs, which nobody could
     # use while it waits; whoever has GPUs waits for no other cell.
-    host = Host(alone=not lack and not sweep.shares_host(cell, on_gpu=gpus_present > 0), command=start.command)
+    host = Host(alone=not lack and not shares_host(cell, on_gpu=gpus_present > 0), command=start.command)
     threads = pin_threads(getattr(settings, "threads", 0))
     # Asked before the claim, which hides the other GPUs from this process.
-    facts = {**identity.machine_facts(), "gpus_available": gpus_available, "threads": threads}
-    measure = _measure_function(stage)
+    facts = {**identity.machine_facts(), "threads": threads}
+    measure = stage.measure()  # brings torch, which must come after the threads are set
     if files_folder is not None:
         measure = functools.partial(measure, files_dir=files_folder)
     claim = claim_gpus(0 if lack or not gpus_present else cell.gpus, start.command)
@@ -73,16 +71,17 @@ def run_cell(
     waited_s = host.waited_s + claim.waited_s
     started_at, stopwatch = time.time(), Stopwatch()
     rows = _outcome_rows(cell, "skipped", str(lack)) if lack else _rows(measure, cell, settings, stopwatch)
+    stage.row_types.check(asdict(cell), rows)
     return {
         "schema_version": SCHEMA_VERSION,
-        "stage": stage,
+        "stage": stage.name,
         "cell": asdict(cell),
         "settings": asdict(settings),
         "rows": rows,
         "machine": {**facts, "gpus_taken": list(claim.device_ids)},
         "host": host.facts(),
         "code": {
-            **freshness.code_facts(stage, start.issued_at),
+            "digest": freshness.code_digest(f"{stage.package}.measure"),
             "commit": identity.git_commit(Path(pipeline.__file__).parent),
         },
         "command": start.command,
@@ -103,6 +102,12 @@ def pin_threads(asked: int) -> int:
     os.sched_setaffinity(0, chosen)
     os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(len(chosen))) | COMPILE_IN_PROCESS)
     return len(chosen)
+
+
+def _too_few(needed: int, present: int, granted: int | None) -> TooFewGPUs | None:
+    """Return what is to be recorded where a machine with GPUs has, or the workflow gave, fewer than are needed."""
+    available = present if granted is None else min(present, granted)
+    return TooFewGPUs(needed, available) if present and available < needed else None
 
 
 def _start_torch(threads: int, with_cuda: bool) -> None:
@@ -129,11 +134,6 @@ def _rows(measure: Callable[..., Rows], cell: Any, settings: Any, stopwatch: Sto
         if not is_out_of_memory(error):
             raise
         return _outcome_rows(cell, "oom", str(error).splitlines()[0])
-
-
-def _measure_function(stage: str) -> Callable[..., Rows]:
-    # Imported here, not at the top: it brings torch, which must come after the threads are set.
-    return importlib.import_module(f"pipeline.stages.{stage}.measure").measure
 
 
 def _outcome_rows(cell: Any, status: str, reason: str) -> Rows:

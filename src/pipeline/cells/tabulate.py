@@ -1,33 +1,58 @@
 """Records to tidy tables: one of a stage's rows, one of its cells and how they were run."""
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from pipeline.cells import fields
-from pipeline.cells.record import HOST_PARTS, SOFTWARE, STATUSES, WITH_FIGURES, read_record
+from pipeline.cells.record import HOST_PARTS, read_record
+from pipeline.cells.rows import STATUSES, WITH_FIGURES
+from pipeline.cells.stage import SETTING, Stage, Stages
+from pipeline.errors import UserError
+from pipeline.instruments.machine.identity import SOFTWARE
 
 
-def row_table(paths: Iterable[Path]) -> pd.DataFrame:
-    """Return a table with a line a row: the cell's axes and settings, the row, machine and software.
+def stage_rows(stage: Stage, records: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    """Return the rows of a stage's records: axes, row, settings, machine and software, lists as lists.
 
-    It has a column `reason` also where every row is ok.
+    Its columns are those of the stage that any of these rows has, in their declared order, and always `reason`.
     """
-    records = [read_record(path) for path in paths]
-    return pd.DataFrame(
-        [
-            {**record["cell"], **record["settings"], "reason": None, **_flat(row), **_machine(record)}
-            for record in records
-            for row in record["rows"]
-        ]
-    )
+    axes = asdict(stage.cell_type())  # records of earlier versions lack those that came later
+    lines = [
+        {
+            **axes,
+            **record["cell"],
+            **row,
+            **{SETTING + name: value for name, value in record["settings"].items()},
+            **_machine(record),
+        }
+        for record in records
+        for row in record["rows"]
+    ]
+    present = dict.fromkeys(["reason", *(name for line in lines for name in line)])
+    order = dict.fromkeys([*stage.table_columns, *present])
+    return pd.DataFrame(lines, columns=[name for name in order if name in present])
 
 
-def cell_table(paths: Iterable[Path]) -> pd.DataFrame:
+def row_table(paths: Iterable[Path], stages: Stages) -> pd.DataFrame:
+    """Return the rows of one stage's records as a CSV holds them: lists as JSON.
+
+    Raises UserError, one line, where a file is no record, or the records are of several stages.
+    """
+    records = [read_record(path, stages) for path in paths]
+    names = sorted({record["stage"] for record in records})
+    if len(names) != 1:
+        raise UserError(f"the records are of {' and '.join(names)}, allowed are those of one stage")
+    return stage_rows(stages[names[0]], records).map(_without_list)
+
+
+def cell_table(paths: Iterable[Path], stages: Stages) -> pd.DataFrame:
     """Return a table with a line a cell: its status, when, how long, on what, by which command."""
-    return pd.DataFrame([_cell_line(read_record(path)) for path in paths])
+    return pd.DataFrame([_cell_line(read_record(path, stages)) for path in paths])
 
 
 def _cell_line(record: dict[str, Any]) -> dict[str, Any]:
@@ -41,13 +66,13 @@ def _cell_line(record: dict[str, Any]) -> dict[str, Any]:
         **seconds,
         **{f"host_{name}": record.get("host", {}).get(name) for name in HOST_PARTS},
         **_machine(record),
-        **{name: record["code"].get(name) for name in ("digest", "commit")},
+        **record["code"],
         "command": record["command"],
     }
 
 
 def _outcome(rows: list[dict[str, Any]]) -> dict[str, str]:
-    """Return the status of the cell, with the reason: that of its least fortunate row that has a figure.
+    """Return the status of the cell, with the reason: the worst of its rows that have a figure.
 
     Implementations of which one cannot do what the others can are rows of one cell: only where no row has a figure is
     the cell without one. Where some figures alone are unstable, the reason says how many.
@@ -61,16 +86,10 @@ def _outcome(rows: list[dict[str, Any]]) -> dict[str, str]:
     return {"status": status, "reason": reason}
 
 
-def _machine(record: dict[str, Any]) -> dict[str, Any]:
+def _machine(record: Mapping[str, Any]) -> dict[str, Any]:
     facts = record["machine"]
     return {"machine": facts["kind"], **{name: facts["software"][name] for name in SOFTWARE}}
 
 
-def _flat(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row with its lists as space-separated text, which a CSV can hold."""
-    return {
-        name: " ".join(f"{item:.6g}" if isinstance(item, float) else str(item) for item in value)
-        if isinstance(value, list)
-        else value
-        for name, value in row.items()
-    }
+def _without_list(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, list) else value

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from pipeline.cells.record import MOST_ARCHIVE_BYTES, MOST_ARCHIVE_MEMBERS, MOST_RECORD_BYTES, parse_record
+from pipeline.cells.stage import Stages
 from pipeline.errors import UserError
 
 OPENERS = {b"\xfd7zXZ\x00": lzma.open, b"\x1f\x8b": gzip.open, b"BZh": bz2.open}
@@ -18,7 +19,7 @@ DAMAGE = (tarfile.TarError, lzma.LZMAError, zlib.error, OSError, EOFError, Value
 UNPACK = "if you trust it, unpack it and name the folder"
 
 
-def archived_records(archive: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def archived_records(archive: Path, stages: Stages) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield what messages call each record of an archive, and the record.
 
     Raises UserError, one line, where the archive is damaged, larger than the limits, or holds what is no record.
@@ -31,7 +32,7 @@ def archived_records(archive: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                     raise UserError(f"{archive} has more than {MOST_ARCHIVE_MEMBERS:,} members: {UNPACK}")
                 if member.isfile() and member.name.endswith(".json"):
                     name = f"{archive}: {member.name}"
-                    yield name, parse_record(members.extractfile(member).read(MOST_RECORD_BYTES + 1), name)
+                    yield name, parse_record(members.extractfile(member).read(MOST_RECORD_BYTES + 1), name, stages)
     except DAMAGE as error:
         first_line = str(error).partition("\n")[0].rstrip(":")
         raise UserError(f"cannot read {archive}: {first_line}") from None

@@ -1,14 +1,14 @@
 """Two runs side by side: what differs in how they came about, and row by row which is faster."""
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
-from pipeline.cells import fields, sweep
+from pipeline.cells import fields
+from pipeline.cells.stage import Stages
 from pipeline.compare.runs import Record
 from pipeline.report.section import compare_ratio
 from pipeline.report.table_rows import has_figures
@@ -64,16 +64,16 @@ class Comparison:
         return self.is_worse or self.timed.empty
 
 
-def compare_runs(a: Iterable[Record], b: Iterable[Record], tolerance: float) -> Comparison:
+def compare_runs(a: Iterable[Record], b: Iterable[Record], stages: Stages, tolerance: float) -> Comparison:
     """Compare the rows of two runs; `tolerance` is the share by which medians may differ and be the same."""
     a, b = list(a), list(b)
-    rows_a, rows_b = _rows(a), _rows(b)
+    rows_a, rows_b = _rows(a, stages), _rows(b, stages)
     both = rows_a.merge(rows_b, on=[*KEYS, "quantity"], suffixes=("_a", "_b"))
     have_times = both["median_a"].notna() & both["median_b"].notna()
     return Comparison(
         differences=_differences(a, b),
         timed=_judged(both[have_times], tolerance),
-        memory=_memory(a, b, tolerance),
+        memory=_memory(a, b, stages, tolerance),
         outcomes=_outcomes(rows_a, rows_b),
         only_in_a=_only_in_first(rows_a, rows_b),
         only_in_b=_only_in_first(rows_b, rows_a),
@@ -85,15 +85,15 @@ def compare_runs(a: Iterable[Record], b: Iterable[Record], tolerance: float) -> 
     )
 
 
-def _rows(records: list[Record]) -> pd.DataFrame:
+def _rows(records: list[Record], stages: Stages) -> pd.DataFrame:
     """Return a line for each timed quantity of each row; one with quantity "" for a row without any."""
-    lines = [line for record in records for line in _record_lines(record)]
+    lines = [line for record in records for line in _record_lines(record, stages)]
     columns = [*KEYS, "quantity", "status", "reason", "n", "median", "q1", "q3"]
     return pd.DataFrame(lines, columns=columns).astype(dict.fromkeys(["n", "median", "q1", "q3"], float))
 
 
-def _record_lines(record: Record) -> Iterator[dict[str, Any]]:
-    for name, row in _named_rows(record):
+def _record_lines(record: Record, stages: Stages) -> Iterator[dict[str, Any]]:
+    for name, row in _named_rows(record, stages):
         line = {
             "stage": record["stage"],
             "cell": _cell_words(record),
@@ -107,18 +107,11 @@ def _record_lines(record: Record) -> Iterator[dict[str, Any]]:
             yield {**line, "quantity": quantity, **statistics}
 
 
-def _named_rows(record: Record) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Name the rows of a cell by what they are of, wherever they stand; those that this does not tell apart by order.
-
-    A stage of another version of the pipeline has no columns that are known to name a row.
-    """
-    stage = record["stage"]
-    columns = sweep.row_columns(stage) if stage in sweep.stage_names() else ()
-    times: Counter[str] = Counter()
+def _named_rows(record: Record, stages: Stages) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Name the rows of a cell by what they are of, wherever they stand."""
+    columns = stages[record["stage"]].row_types.key_columns()
     for row in record["rows"]:
-        name = " ".join(_word(column, row[column]) for column in columns if row.get(column) is not None)
-        times[name] += 1
-        yield (name if times[name] == 1 else f"{name} #{times[name]}".strip()), row
+        yield " ".join(_word(column, row[column]) for column in columns if row.get(column) is not None), row
 
 
 def _word(column: str, value: Any) -> str:
@@ -146,8 +139,8 @@ def _verdict(line: dict[str, Any], tolerance: float) -> str:
     return "ambiguous" if unsure and verdict != "same" else verdict
 
 
-def _memory(a: list[Record], b: list[Record], tolerance: float) -> pd.DataFrame:
-    both = _peaks(a).merge(_peaks(b), on=[*KEYS, "quantity"], suffixes=("_a", "_b"))
+def _memory(a: list[Record], b: list[Record], stages: Stages, tolerance: float) -> pd.DataFrame:
+    both = _peaks(a, stages).merge(_peaks(b, stages), on=[*KEYS, "quantity"], suffixes=("_a", "_b"))
     both = both.rename(columns={"bytes_a": "a", "bytes_b": "b"})
     both = both.drop_duplicates([name for name in both if name != "row"])
     several = both.duplicated(["stage", "cell", "quantity"], keep=False)
@@ -156,12 +149,12 @@ def _memory(a: list[Record], b: list[Record], tolerance: float) -> pd.DataFrame:
     return both[apart].reset_index(drop=True)
 
 
-def _peaks(records: list[Record]) -> pd.DataFrame:
+def _peaks(records: list[Record], stages: Stages) -> pd.DataFrame:
     """Return a line for each peak of memory of each row."""
     lines = [
         {"stage": record["stage"], "cell": _cell_words(record), "row": name, "quantity": quantity, "bytes": value}
         for record in records
-        for name, row in _named_rows(record)
+        for name, row in _named_rows(record, stages)
         for quantity, value in row.items()
         if value and re.fullmatch(r"peak(_\w+)?_bytes", quantity)
     ]
@@ -204,8 +197,8 @@ def _times_only_in_first(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFr
 def _occurs(lines: pd.DataFrame, table: pd.DataFrame) -> pd.Series:
     """Tell of each line whether the table has one with the same values."""
     known = set(table[list(lines)].itertuples(index=False, name=None))
-    found = [line in known for line in lines.itertuples(index=False, name=None)]
-    return pd.Series(found, index=lines.index, dtype=bool)
+    occurs = [line in known for line in lines.itertuples(index=False, name=None)]
+    return pd.Series(occurs, index=lines.index, dtype=bool)
 
 
 def _differences(a: list[Record], b: list[Record]) -> pd.DataFrame:
@@ -227,7 +220,7 @@ def _listed(facts: dict[tuple[str, str], set[str]], name: tuple[str, str]) -> st
 
 def _circumstances(records: list[Record]) -> dict[tuple[str, str], set[str]]:
     """Collect the values of each fact over a run, by stage ("" for those of the machine) and name."""
-    found: dict[tuple[str, str], set[str]] = {}
+    values: dict[tuple[str, str], set[str]] = {}
     for record in records:
         machine, stage = record["machine"], record["stage"]
         facts = {
@@ -243,5 +236,5 @@ def _circumstances(records: list[Record]) -> dict[tuple[str, str], set[str]]:
             **{(stage, name): value for name, value in record["settings"].items()},
         }
         for name, value in facts.items():
-            found.setdefault(name, set()).add(fields.text(value))
-    return found
+            values.setdefault(name, set()).add(fields.text(value))
+    return values

@@ -14,44 +14,46 @@ ORDER = list(VERDICTS.values())
 MOST_LINES = 40
 
 
-def write_comparison(found: Comparison, name_a: str, name_b: str, show_all: bool = False) -> str:
+def write_comparison(comparison: Comparison, name_a: str, name_b: str, show_all: bool = False) -> str:
     """Write a comparison as Markdown that reads well in a terminal too.
 
     Without `show_all`, times that are the same are left out, and long tables are cut and say so.
     """
-    short = partial(_short, cells=found.cells)
+    short = partial(_short, cells=comparison.cells)
     parts = [
         f"A: {name_a}\nB: {name_b}",
-        _differences(found.differences),
-        _part("Outcomes that changed", _outcome_table(short(found.outcomes)), show_all),
-        _part("Cells only in A", found.only_in_a, show_all),
-        _part("Cells only in B", found.only_in_b, show_all),
-        _part("Rows only in A, of cells that both have", _row_table(short(found.rows_only_in_a)), show_all),
-        _part("Rows only in B, of cells that both have", _row_table(short(found.rows_only_in_b)), show_all),
-        _part("Times only in A, of rows that both have", _lost_table(short(found.times_only_in_a)), show_all),
-        _part("Times that differ" if not show_all else "Times", _time_table(short(found.timed), show_all), show_all),
-        _part("Peak memory that differs", _memory_table(short(found.memory)), show_all),
-        _part("By stage", _stage_table(found.timed), show_all=True),
-        summary(found),
+        _differences(comparison.differences),
+        _part("Outcomes that changed", _outcome_table(short(comparison.outcomes)), show_all),
+        _part("Cells only in A", comparison.only_in_a, show_all),
+        _part("Cells only in B", comparison.only_in_b, show_all),
+        _part("Rows only in A, of cells that both have", _row_table(short(comparison.rows_only_in_a)), show_all),
+        _part("Rows only in B, of cells that both have", _row_table(short(comparison.rows_only_in_b)), show_all),
+        _part("Times only in A, of rows that both have", _lost_table(short(comparison.times_only_in_a)), show_all),
+        _part(
+            "Times that differ" if not show_all else "Times", _time_table(short(comparison.timed), show_all), show_all
+        ),
+        _part("Peak memory that differs", _memory_table(short(comparison.memory)), show_all),
+        _part("By stage", _stage_table(comparison.timed), show_all=True),
+        summary(comparison),
     ]
     return "\n\n".join(part for part in parts if part)
 
 
-def summary(found: Comparison) -> str:
+def summary(comparison: Comparison) -> str:
     """Say in one line how B compares with A."""
-    outcomes, lost = len(found.outcomes), int(found.outcomes["worse"].sum())
-    apart = len(found.memory.drop_duplicates(["stage", "cell"]))
+    outcomes, lost = len(comparison.outcomes), int(comparison.outcomes["worse"].sum())
+    apart = len(comparison.memory.drop_duplicates(["stage", "cell"]))
     extras = {
-        f"{counted(found.figures_lost, 'figure')} lost": found.figures_lost,
+        f"{counted(comparison.figures_lost, 'figure')} lost": comparison.figures_lost,
         f"{counted(outcomes, 'outcome')} changed, {lost} for the worse": outcomes,
         f"peak memory apart in {counted(apart, 'cell')}": apart,
-        f"{counted(len(found.only_in_a), 'cell')} only in A": len(found.only_in_a),
-        f"{counted(len(found.only_in_b), 'cell')} only in B": len(found.only_in_b),
-        f"{counted(len(found.rows_only_in_a), 'row')} only in A": len(found.rows_only_in_a),
-        f"{counted(len(found.rows_only_in_b), 'row')} only in B": len(found.rows_only_in_b),
-        f"{counted(found.untimed, 'row')} without a time": found.untimed,
+        f"{counted(len(comparison.only_in_a), 'cell')} only in A": len(comparison.only_in_a),
+        f"{counted(len(comparison.only_in_b), 'cell')} only in B": len(comparison.only_in_b),
+        f"{counted(len(comparison.rows_only_in_a), 'row')} only in A": len(comparison.rows_only_in_a),
+        f"{counted(len(comparison.rows_only_in_b), 'row')} only in B": len(comparison.rows_only_in_b),
+        f"{counted(comparison.untimed, 'row')} without a time": comparison.untimed,
     }
-    told = [_compared(found.timed), *(words for words, count in extras.items() if count)]
+    told = [_compared(comparison.timed), *(words for words, count in extras.items() if count)]
     return f"B against A: {'; '.join(told)}."
 
 

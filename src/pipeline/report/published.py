@@ -20,7 +20,7 @@ def load(name: str) -> pd.DataFrame:
     """
     with (FOLDER / f"{name}.csv").open() as file:
         # Only an empty cell is missing: "n/a" is a device's way to say that nothing was measured.
-        rows = read_rows(file)
+        rows = read_rows(file).rename(columns={"pass": "phase"})
     return rows.assign(write_up=[_display(*pair) for pair in zip(rows["source"], rows["device"], strict=True)])
 
 

@@ -3,19 +3,19 @@
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import numpy as np
 import pandas as pd
 
-from pipeline.cells.record import WITH_FIGURES
+from pipeline.cells.rows import WITH_FIGURES
 from pipeline.errors import UserError
 from pipeline.report.markup import one_line
 from pipeline.report.reasons import brief
 
 
 def read_rows(table: Path | TextIO) -> pd.DataFrame:
-    """Read a table, each text in it made one line, its reasons short enough to show.
+    """Read a table of cells, each text in it made one line, its reasons short enough to show.
 
     Raises UserError, one line, where it cannot be read, is no table or is cut off.
     """
@@ -30,11 +30,23 @@ def read_rows(table: Path | TextIO) -> pd.DataFrame:
         raise UserError(f"{table} is no table: {first_line}") from None
     if not text.endswith("\n"):
         raise UserError(f"{table} is cut off: its last line has no end")
-    for name in rows.select_dtypes(exclude="number"):
-        rows[name] = rows[name].map(lambda value: one_line(value) if isinstance(value, str) else value)
-    if "reason" in rows:
-        rows["reason"] = rows["reason"].map(brief, na_action="ignore")
-    return rows
+    return readable(rows)
+
+
+def readable(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return rows fit to be shown: each text one line, reasons brief, and NaN wherever there is nothing."""
+    shown = rows.where(rows.notna(), np.nan).infer_objects()
+    for name in shown.select_dtypes(exclude=["number", "bool"]):
+        shown[name] = shown[name].map(_one_line)
+    if "reason" in shown:
+        shown["reason"] = shown["reason"].map(brief, na_action="ignore")
+    return shown
+
+
+def _one_line(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_one_line(item) for item in value]
+    return one_line(value) if isinstance(value, str) else value
 
 
 def ok(rows: pd.DataFrame) -> pd.DataFrame:

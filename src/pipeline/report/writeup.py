@@ -1,22 +1,22 @@
 """The write-up: a first page on how its figures came about, and the stages' sections under it."""
 
-import importlib
 import re
-from collections.abc import Sequence
-from dataclasses import fields as declared
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from pipeline.cells import fields, sweep
 from pipeline.cells.disk import write_text
 from pipeline.cells.failures import Failures, read_failures
-from pipeline.cells.record import SOFTWARE, STATUSES
+from pipeline.cells.record import SOFTWARE, read_record
+from pipeline.cells.rows import STATUSES
+from pipeline.cells.stage import Stage, Stages
+from pipeline.cells.tabulate import stage_rows
 from pipeline.errors import UserError
 from pipeline.report.markup import Markdown
 from pipeline.report.section import counted, render
-from pipeline.report.table_rows import read_rows
+from pipeline.report.table_rows import read_rows, readable
 
 TEMPLATE = Path(__file__).parent / "writeup.md.j2"
 # What a section wants on the first page: it stands between these, above the rest of the section.
@@ -26,73 +26,40 @@ SECONDS = ["start_up_s", "set_up_s", "measuring_s"]
 CELL_COLUMNS = ("stage", "cell", "status", "reason", "started_at", *SECONDS, "machine", *SOFTWARE, "commit", "digest")
 
 
-def write_section(stage: str, tables: Sequence[Path], beside: Sequence[Path], out: Path, figures: Path) -> None:
-    """Write a stage's section and draw its figures, from its tables and those of the stages that it reads too.
+def write_section(stage: Stage, stages: Stages, records: Sequence[Path], out: Path, figures: Path) -> None:
+    """Write a stage's section and draw its figures, from its records and those of the stages that it reads too.
 
-    beside: tables of other stages, each in the folder of its stage.
-    Raises UserError, one line, for an unknown stage, a table that is none of it, or figures that cannot be written.
+    Raises UserError, one line, for what is no record, or one of another stage, and for figures that cannot be written.
     """
-    others = {name: [path for path in beside if path.parent.name == name] for name in sweep.stages_beside(stage)}
-    rows = _read_rows(stage, tables)
-    rows_beside = [{name: _read_rows(name, paths) for name, paths in others.items()}] if others else []
-    build = importlib.import_module(f"pipeline.stages.{stage}.report.section").build
+    known = {name: stages[name] for name in (stage.name, *stage.reads)}
+    by_stage: dict[str, list[dict[str, Any]]] = {name: [] for name in known}
+    for path in records:
+        record = read_record(path, known)
+        by_stage[record["stage"]].append(record)
+    if not by_stage[stage.name]:
+        raise UserError(f"section: there is no record of {stage.name} among those given")
+    rows = {name: readable(stage_rows(known[name], found)) for name, found in by_stage.items()}
+    rows_beside = [{name: rows[name] for name in stage.reads}] if stage.reads else []
     try:
         figures.mkdir(parents=True, exist_ok=True)
-        text = build(rows, figures, *rows_beside)
+        text = stage.build_section()(rows[stage.name], figures, *rows_beside)
     except OSError as error:
         raise UserError(f"cannot draw figures into {figures}: {error}") from None
     write_text(out, text)
-
-
-def _read_rows(stage: str, tables: Sequence[Path]) -> pd.DataFrame:
-    """Read tables of a stage's rows; raises UserError for one that is something else."""
-    return _joined([_require_rows(stage, path, read_rows(path)) for path in tables])
-
-
-def _require_rows(stage: str, path: Path, rows: pd.DataFrame) -> pd.DataFrame:
-    lacking = _lacking(stage, path, rows)
-    if not lacking:
-        _check_axes(stage, path, rows)
-        return rows
-    if {"stage", "cell"} <= set(rows):
-        raise UserError(f"{path} is a table of cells, allowed is one of the rows of {stage}")
-    others = [name for name in sweep.stage_names() if name != stage and not _lacking(name, path, rows)]
-    of_other = f": it is one of {others[0]}" if len(others) == 1 else ""
-    raise UserError(f"{path} is no table of {stage}, for it has no {', '.join(lacking)}{of_other}")
-
-
-def _check_axes(stage: str, path: Path, rows: pd.DataFrame) -> None:
-    """Raise UserError for a value that an axis does not take: figures are named by them."""
-    cell_class = sweep.declaration(stage).Cell
-    for axis in declared(cell_class):
-        for value in rows[axis.name].drop_duplicates().tolist():
-            fields.build(cell_class, {axis.name: value}, str(path))
-
-
-def _lacking(stage: str, path: Path, rows: pd.DataFrame) -> list[str]:
-    """Name the columns that a table lacks of those that every row of the stage has, measured or not."""
-    declaration = sweep.declaration(stage)
-    axes = [field.name for part in (declaration.Cell, declaration.Settings) for field in declared(part)]
-    missing = [name for name in (*axes, "status", "reason") if name not in rows]
-    if missing or rows.empty:
-        return missing
-    split = declaration.SPLIT_AXIS  # a table is of one value of it, and its rows may be named by other columns
-    keys = fields.build(declaration.Cell, {split: rows[split].iloc[0]}, str(path)).row_keys()
-    return [name for name in keys[0] if all(name in key for key in keys) and name not in rows]
 
 
 def write_writeup(
     sections: Sequence[Path],
     cells: Sequence[Path],
     scale: str,
-    outdated: Sequence[str],
+    code: Mapping[str, str],
     out: Path,
     failures: Path | None = None,
 ) -> None:
     """Write the write-up from the rendered sections and the tables of cells.
 
     scale: which cells were asked for; empty where what is there is written up, whatever asked for it.
-    outdated: digests of code that has changed since it measured.
+    code: the digest of the code that measures each stage now; a stage may be left out.
     failures: the list of what failed and is missing therefore (pipeline.cells.failures), if anything did.
     Raises UserError, one line, for a section that cannot be read, a table that is none of cells, or no cells at all.
     """
@@ -102,7 +69,7 @@ def write_writeup(
     texts = [_read_text(path) for path in sections]
     facts = first_page(lines) | {
         "scale": scale,
-        "changed": changed_since(lines, outdated),
+        "changed": changed_since(lines, code),
         "sections": texts,
         "findings": findings(texts),
         **what_is_missing(lines, read_failures(failures) if failures else Failures()),
@@ -189,11 +156,11 @@ def what_is_missing(cells: pd.DataFrame, failures: Failures) -> dict[str, Any]:
     }
 
 
-def changed_since(cells: pd.DataFrame, outdated: Sequence[str]) -> list[str]:
-    """Name what was measured by code that has changed since, by its digests: stages, or a number of their cells."""
+def changed_since(cells: pd.DataFrame, code: Mapping[str, str]) -> list[str]:
+    """Name what was measured by code of another digest than its stage's has now: stages, or a number of their cells."""
     changed = []
     for stage, digests in cells.groupby("stage", sort=False)["digest"]:
-        older = digests.isin(outdated)
+        older = digests != code.get(stage, digests)
         if older.all():
             changed.append(stage)
         elif older.any():

@@ -11,8 +11,7 @@ import torch
 import torch.distributed as dist
 
 from pipeline.instruments.sampling import rank_timing
-from pipeline.instruments.sampling.rank_timing import max_over_ranks, pooled, step_status, time_steps_over_ranks, turns
-from pipeline.instruments.sampling.step_timing import Sampling, Timings
+from pipeline.instruments.sampling.rank_timing import max_over_ranks, time_steps_over_ranks
 from pipeline.parallel.processes.starting import run_ranks
 
 LATE_S, STEPS = 0.2, 3
@@ -101,42 +100,12 @@ def test_no_garbage_is_collected_while_a_step_is_timed_after_warm_up():
     assert ranks(collects) == [([True] * 2 + [False] * 3, True)] * 2
 
 
-def test_turns_go_back_and_forth():
-    assert list(turns("abc", rounds=3)) == [*"abc", *"cba", *"abc"]
-
-
 def own_values(context):
     return max_over_ranks({"a": context.rank, "b": -context.rank}, context.device)
 
 
 def test_the_maximum_is_taken_by_name():
     assert ranks(own_values) == [{"a": 1.0, "b": 0.0}] * 2
-
-
-def sampling(samples_ms, throttle_reasons=()):
-    state = [{"throttle_reasons": list(throttle_reasons)}]
-    waits = Timings([0.001, 0.01, 0.1, 0.5])
-    return Sampling({"communication": waits, "train_step": Timings(samples_ms)}, state, state)
-
-
-def test_pooled_samples_and_states_are_those_of_all():
-    joined = pooled([sampling([1.0, 2.0]), sampling([3.0], ["hw_slowdown"])])
-    assert joined.timings["train_step"].host_ms == [1.0, 2.0, 3.0]
-    assert joined.slowdowns() == ["hw_slowdown"]
-
-
-@pytest.mark.parametrize(
-    ("found", "status"),
-    [
-        (sampling([10.0, 10.1, 10.2, 10.1]), "ok"),
-        (sampling([10.0, 20.0, 30.0, 5.0]), "unstable"),
-        (sampling([10.0] * 4, ["hw_thermal_slowdown"]), "unstable"),
-    ],
-)
-def test_noise_and_slowdowns_make_a_step_unstable(found, status):
-    judged = step_status(found, unstable_rel_error=0.05)
-    assert judged["status"] == status
-    assert ("reason" in judged) == (status == "unstable")
 
 
 def multiply(context):

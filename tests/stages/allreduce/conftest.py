@@ -1,19 +1,17 @@
 """Allreduce tables by hand, from a cost model: latency and bandwidth of each backend, and what a single call adds."""
 
-import io
-
 import numpy as np
 import pandas as pd
 import pytest
 
 from pipeline.formulas.collectives import all_reduce_bus_factor
-from pipeline.report.table_rows import read_rows
+from pipeline.report.table_rows import readable
 from pipeline.stages.allreduce.cell import Cell
 
 SIZES_BYTES = (1_000_000, 10_000_000, 100_000_000, 1_000_000_000)
 # Latency and bus bandwidth in a burst, and what a single call adds by the host clock.
 COSTS = {"gloo": (300e-6, 1.2e9, 100e-6), "nccl": (15e-6, 320e9, 60e-6)}
-SHARED = {"warmup_calls": 5, "cores": 96, "torch": "2.11.0", "machine": "NVIDIA H200", "cuda": "13.0"}
+SHARED = {"setting_warmup_calls": 5, "cores": 96, "torch": "2.11.0", "machine": "NVIDIA H200", "cuda": "13.0"}
 
 
 def row(rng, cell, timing, impl, placement, clock, size_bytes, seconds, machine=None):
@@ -69,34 +67,27 @@ def outcome(cell, status, reason):
     return [base | key for key in cell.row_keys()]
 
 
-def table(rows):
-    return pd.DataFrame(rows).to_csv(index=False)
-
-
 def h200(rng):
-    gloo = [found for size in (2, 4, 6) for found in measured(rng, Cell("gloo", size))]
-    nccl = [found for size in (2, 4) for found in measured(rng, Cell("nccl", size))]
-    return [table(gloo), table(nccl + outcome(Cell("nccl", 8), "skipped", "needs 8 GPUs, 4 present"))]
+    gloo = [row for size in (2, 4, 6) for row in measured(rng, Cell("gloo", size))]
+    nccl = [row for size in (2, 4) for row in measured(rng, Cell("nccl", size))]
+    return [*gloo, *nccl, *outcome(Cell("nccl", 8), "skipped", "needs 8 GPUs, 4 present")]
 
 
 def laptop(rng):
-    rows = [found for size in (2, 4) for found in measured(rng, Cell("gloo", size))]
-    for found in rows:
-        found |= {"cores": 2, "oversubscribed": found["world_size"] == 4, "machine": "AMD EPYC"}
+    rows = [row for size in (2, 4) for row in measured(rng, Cell("gloo", size))]
+    for row in rows:
+        row |= {"cores": 2, "oversubscribed": row["world_size"] == 4, "machine": "AMD EPYC"}
     rows[2] |= {"status": "unstable", "reason": "median known to 7.0% only"}
-    return [
-        table(rows),
-        table(outcome(Cell("nccl", 2), "skipped", "NCCL needs a GPU for each of 2 ranks, none present")),
-    ]
+    return rows + nothing(rng)
 
 
 def smoke(rng):
-    rows = [found for found in measured(rng, Cell("gloo", 2)) if found["size_bytes"] in (SIZES_BYTES[0], np.nan)]
-    return [table([{**found, "machine": "AMD EPYC"} for found in rows])]
+    rows = [row for row in measured(rng, Cell("gloo", 2)) if row["size_bytes"] in (SIZES_BYTES[0], np.nan)]
+    return [{**row, "machine": "AMD EPYC"} for row in rows]
 
 
 def nothing(_rng):
-    return [table(outcome(Cell("nccl", 2), "skipped", "NCCL needs a GPU for each of 2 ranks, none present"))]
+    return outcome(Cell("nccl", 2), "skipped", "NCCL needs a GPU for each of 2 ranks, none present")
 
 
 MACHINES = {"h200": h200, "laptop": laptop, "smoke": smoke, "nothing": nothing}
@@ -104,11 +95,5 @@ MACHINES = {"h200": h200, "laptop": laptop, "smoke": smoke, "nothing": nothing}
 
 @pytest.fixture(scope="session")
 def make_rows():
-    """Make all rows of a machine by its name, as read back from its tables."""
-
-    def make(name):
-        texts = MACHINES[name](np.random.default_rng(0))
-        tables = [read_rows(io.StringIO(text)) for text in texts]
-        return pd.concat(tables, ignore_index=True)
-
-    return make
+    """Make all rows of a machine by its name, as a section gets them."""
+    return lambda name: readable(pd.DataFrame(MACHINES[name](np.random.default_rng(0))))

@@ -1,4 +1,4 @@
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +11,7 @@ from pipeline.parallel.processes.starting import RankFailed, run_ranks
 from pipeline.stages.allreduce import measure, ranks
 from pipeline.stages.allreduce.cell import Cell, Settings
 from pipeline.stages.allreduce.ranks import RankReport
+from pipeline.stages.allreduce.rows import ROW_TYPES
 
 SETTINGS = Settings(min_bytes=4000, max_bytes=400_000, budget_s=0, samples=10, warmup_calls=1, unstable_rel_error=1e9)
 
@@ -107,6 +108,10 @@ def test_bandwidths_follow_from_size_and_median(gloo):
         assert row["busbw_gb_per_s"] == row["algbw_gb_per_s"]  # two ranks send each byte once
 
 
+def test_rows_are_as_they_are_declared(gloo):
+    ROW_TYPES.check(asdict(Cell("gloo", 2)), gloo)
+
+
 def test_rows_name_what_the_cell_promises(gloo):
     kinds = {(row["timing"], row["impl"], row.get("placement")) for row in gloo}
     assert {tuple(key.values()) for key in Cell("gloo", 2).row_keys()} <= kinds
@@ -135,6 +140,7 @@ def test_a_wrong_sum_fails_the_cell_with_its_rank():
 def test_nccl_called_directly_is_measured_in_place_and_out_of_place():
     cell = Cell("nccl", 2)
     rows = measure.merged(run_ranks(called_directly, 2, backend="gloo", args=(SETTINGS,)), cell, SETTINGS)
+    ROW_TYPES.check(asdict(cell), rows)
     kinds = {(row["timing"], row["impl"], row.get("placement")) for row in rows}
     assert {tuple(key.values()) for key in cell.row_keys()} <= kinds
     assert [row["median_ms"] for row in rows if row["timing"] == "set_up" and row["impl"] == "nccl"] == [7.0]

@@ -1,6 +1,5 @@
 """Synthetic attention tables from a simple cost model: a launch, and memory traffic that grows with length squared."""
 
-import io
 import itertools
 
 import numpy as np
@@ -9,28 +8,28 @@ import pytest
 
 from pipeline.formulas import attention
 from pipeline.formulas.attention import Shape
-from pipeline.report.table_rows import read_rows
+from pipeline.report.table_rows import readable
 
 GB = 1e9
 FIGURES = ["n", "median_ms", "q1_ms", "q3_ms", "mean_ms", "std_ms", "min_ms", "max_ms", "rel_error", "samples_ms"]
 MEMORY = ["saved_bytes", "before_backward_bytes", "peak_bytes", "workspace_bytes"]
 
 
-def row(rng, head_dim, seq_len, mode, part, clock, gpu):
+def row(rng, head_dim, seq_len, mode, phase, clock, gpu):
     shape = Shape(8, 1, seq_len, head_dim, False)
     speed = 4.8e12 if gpu else 2e10
-    traffic = shape.scores * 4 * (6 if mode == "eager" else 3) * (1 if part == "forward" else 2.5)
+    traffic = shape.scores * 4 * (6 if mode == "eager" else 3) * (1 if phase == "forward" else 2.5)
     typical = (0.1 if mode == "eager" else 0.15) + traffic / speed * 1e3 * (1 + head_dim / 200)
     samples = typical * (1 + 0.01 * rng.standard_normal(100))
-    found = {
+    measured = {
         "head_dim": head_dim,
         "seq_len": seq_len,
-        "batch_size": 8,
-        "is_causal": False,
-        "passes": 100,
-        "warmup_passes": 5,
+        "setting_batch_size": 8,
+        "setting_is_causal": False,
+        "setting_passes": 100,
+        "setting_warmup_passes": 5,
         "mode": mode,
-        "pass": part,
+        "phase": phase,
         "clock": clock,
         "status": "ok",
         "reason": np.nan,
@@ -49,33 +48,33 @@ def row(rng, head_dim, seq_len, mode, part, clock, gpu):
         "model_peak_bytes": attention.peak_bytes(shape, 4, "cuda" if gpu else "cpu"),
         "device_type": "cuda" if gpu else "cpu",
         "memory_bytes": 150.1 * GB if gpu else 25 * GB,
-        "samples_ms": " ".join(f"{sample:.4f}" for sample in samples),
+        "samples_ms": samples.tolist(),
         "machine": "NVIDIA H200" if gpu else "AMD EPYC",
         "torch": "2.11.0",
     }
     if gpu:
         workspace = 33.6e6
-        found["workspace_bytes"] = workspace
-        found["before_backward_bytes"] = attention.before_backward_bytes(shape, 4) + workspace
-        found["peak_bytes"] = attention.peak_bytes(shape, 4, "cuda") * (1 if mode == "eager" else 0.7) + workspace
-    return found
+        measured["workspace_bytes"] = workspace
+        measured["before_backward_bytes"] = attention.before_backward_bytes(shape, 4) + workspace
+        measured["peak_bytes"] = attention.peak_bytes(shape, 4, "cuda") * (1 if mode == "eager" else 0.7) + workspace
+    return measured
 
 
-def with_outcome(found, status, reason):
-    blank = {name: np.nan for name in [*FIGURES, *MEMORY] if name in found}
-    return found | blank | {"status": status, "reason": reason}
+def with_outcome(measured, status, reason):
+    blank = {name: np.nan for name in [*FIGURES, *MEMORY] if name in measured}
+    return measured | blank | {"status": status, "reason": reason}
 
 
 def table(head_dim, lengths, gpu, seed, outcomes):
     rng = np.random.default_rng(seed + head_dim)
     lines = []
     clocks = ("host", "cuda_events") if gpu else ("host",)
-    for length, mode, part in itertools.product(lengths, ("eager", "compiled"), ("forward", "backward")):
+    for length, mode, phase in itertools.product(lengths, ("eager", "compiled"), ("forward", "backward")):
         outcome = outcomes(length, mode)
         if outcome:
-            lines.append(with_outcome(row(rng, head_dim, length, mode, part, "host", gpu), *outcome))
+            lines.append(with_outcome(row(rng, head_dim, length, mode, phase, "host", gpu), *outcome))
         else:
-            lines += [row(rng, head_dim, length, mode, part, clock, gpu) for clock in clocks]
+            lines += [row(rng, head_dim, length, mode, phase, clock, gpu) for clock in clocks]
     return pd.DataFrame(lines)
 
 
@@ -102,11 +101,9 @@ MACHINES = {
 
 @pytest.fixture(scope="session")
 def make_rows():
-    """Make all rows of a machine by its name (h200, laptop or smoke), as read back from its tables."""
+    """Make all rows of a machine by its name (h200, laptop or smoke), as a section gets them."""
 
     def make(name, seed=0):
-        texts = [found.to_csv(index=False) for found in MACHINES[name](seed).values()]
-        tables = [read_rows(io.StringIO(text)) for text in texts]
-        return pd.concat(tables, ignore_index=True)
+        return readable(pd.concat(MACHINES[name](seed).values(), ignore_index=True))
 
     return make

@@ -1,4 +1,4 @@
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import psutil
 import pytest
@@ -10,7 +10,8 @@ from pipeline.formulas import attention
 from pipeline.formulas.attention import Shape
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.stages.attention import measure
-from pipeline.stages.attention.cell import MODES, PASSES, Cell, Settings
+from pipeline.stages.attention.cell import MODES, PHASES, Cell, Settings
+from pipeline.stages.attention.rows import ROW_TYPES
 
 CELL = Cell(head_dim=16, seq_len=32)
 QUICK = Settings(batch_size=2, passes=10, warmup_passes=1)
@@ -28,7 +29,8 @@ def measured(monkeypatch):
         monkeypatch.setitem(ATTENTION, "eager", eager)
         monkeypatch.setattr(torch, "compile", compile_like)
         rows = measure.measure(CELL, settings, Stopwatch())
-        return {(row["mode"], row["pass"]): row for row in rows if row["clock"] == "host"}
+        ROW_TYPES.check(asdict(CELL), rows)
+        return {(row["mode"], row["phase"]): row for row in rows if row["clock"] == "host"}
 
     return run
 
@@ -54,17 +56,17 @@ class RunsOut:
             raise OOM
 
 
-def test_each_mode_and_pass_has_as_many_samples_as_asked_for(measured):
+def test_each_mode_and_phase_has_as_many_samples_as_asked_for(measured):
     rows = measured()
-    assert set(rows) == {(mode, part) for mode in MODES for part in PASSES}
+    assert set(rows) == {(mode, phase) for mode in MODES for phase in PHASES}
     assert all(row["n"] == 10 == len(row["samples_ms"]) for row in rows.values())
 
 
-def test_each_pass_is_warmed_up_before_it_counts(measured):
+def test_each_phase_is_warmed_up_before_it_counts(measured):
     less, more = RunsOut(), RunsOut()  # neither does: they count
     measured(eager=less)
     rows = measured(eager=more, settings=replace(QUICK, warmup_passes=QUICK.warmup_passes + 3))
-    assert more.forwards - less.forwards == 3 * len(PASSES)
+    assert more.forwards - less.forwards == 3 * len(PHASES)
     assert rows["eager", "forward"]["n"] == 10
 
 
@@ -84,11 +86,11 @@ def test_what_is_saved_is_what_the_formula_says(measured):
 def test_a_mode_that_runs_out_of_memory_leaves_the_other_measured(measured, failing, forward_at):
     rows = measured(**{failing: RunsOut(forward_at=forward_at)})
     (other,) = set(MODES) - {failing}
-    assert {rows[failing, part]["status"] for part in PASSES} == {"oom"}
-    assert all(rows[other, part]["n"] == 10 for part in PASSES)
+    assert {rows[failing, phase]["status"] for phase in PHASES} == {"oom"}
+    assert all(rows[other, phase]["n"] == 10 for phase in PHASES)
 
 
-def test_a_backward_pass_that_runs_out_leaves_its_forward_pass_measured(measured):
+def test_a_backward_phase_that_runs_out_leaves_its_forward_phase_measured(measured):
     rows = measured(eager=RunsOut(backward_at=1))
     assert rows["eager", "backward"]["status"] == "oom"
     assert rows["eager", "forward"]["n"] == 10
@@ -98,7 +100,7 @@ def test_a_backward_pass_that_runs_out_leaves_its_forward_pass_measured(measured
 def test_without_a_compiler_the_eager_rows_are_there(measured, monkeypatch):
     monkeypatch.setattr("shutil.which", lambda _name: None)
     rows = measured()
-    assert {rows["compiled", part]["status"] for part in PASSES} == {"skipped"}
+    assert {rows["compiled", phase]["status"] for phase in PHASES} == {"skipped"}
     assert "compiler" in rows["compiled", "forward"]["reason"]
     assert rows["eager", "backward"]["n"] == 10
 
@@ -108,7 +110,7 @@ def test_the_allocator_agrees_with_the_formulas_on_a_gpu():
     if not torch.cuda.is_available():
         pytest.skip("no CUDA GPU")
     rows = measure.measure(Cell(head_dim=64, seq_len=2048), Settings(passes=10), Stopwatch())
-    host = {(row["mode"], row["pass"]): row for row in rows if row["clock"] == "host"}
+    host = {(row["mode"], row["phase"]): row for row in rows if row["clock"] == "host"}
     eager = host["eager", "backward"]
     for name in ("before_backward_bytes", "peak_bytes"):
         tensors = eager[name] - eager["workspace_bytes"]

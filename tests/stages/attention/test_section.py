@@ -63,7 +63,7 @@ def test_the_columns_of_rows_tell_the_rows_of_a_cell_apart(make_rows, name):
 def test_no_number_of_the_prose_stays_when_every_figure_is_another(make_rows, monkeypatch, name):
     # Quartiles no longer enclose medians when all are changed, and cannot be drawn.
     monkeypatch.setattr(section, "draw_all", lambda *_: dict.fromkeys(["times", "compiled", "memory"], "link"))
-    keys = ["head_dim", "seq_len", "mode", "pass", "batch_size", "warmup_passes"]
+    keys = ["head_dim", "seq_len", "mode", "phase", "setting_batch_size", "setting_warmup_passes"]
     rows = make_rows(name)
     measured_here = lambda found: section.build(found, None).split("### Others' figures")[0]  # noqa: E731
     # What follows from the shape alone, by formula.
@@ -158,7 +158,7 @@ def test_without_a_compiler_nothing_is_said_of_compiling_but_why(rendered):
 
 def test_where_everything_is_skipped_one_line_says_so(make_rows, tmp_path):
     keys = pd.DataFrame(Cell().row_keys())
-    first = make_rows("smoke").iloc[:1].drop(columns=["mode", "pass", "clock"])
+    first = make_rows("smoke").iloc[:1].drop(columns=["mode", "phase", "clock"])
     rows = keys.merge(first, how="cross").assign(status="skipped", reason="needs 1 GPU, 0 present")
     text = section.build(rows, tmp_path)
     assert "No attention pass could be timed" in text

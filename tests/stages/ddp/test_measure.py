@@ -14,7 +14,7 @@ from pipeline.stages.ddp.report.selection import completed, medians
 @pytest.fixture(scope="module")
 def steps(smoke_rows):
     """The rows of the whole steps by variant."""
-    return {(row["impl"], row["bucket_size_mb"]): row for row in smoke_rows if row["pass"] == "train_step"}
+    return {(row["impl"], row["bucket_size_mb"]): row for row in smoke_rows if row["phase"] == "train_step"}
 
 
 def test_every_variant_has_a_figure(steps):
@@ -64,7 +64,7 @@ def test_phases_are_timed_apart_and_torchs_has_no_wait_of_its_own(smoke):
 
 
 def test_naive_communication_is_captured_and_hides_nothing(smoke_rows):
-    captured = {row["impl"]: row for row in smoke_rows if row["pass"] == "captured_step"}
+    captured = {row["impl"]: row for row in smoke_rows if row["phase"] == "captured_step"}
     assert set(captured) == set(CAPTURED)
     assert all(row["communication_ms"] > 0 and row["computation_ms"] > 0 for row in captured.values())
     assert captured["naive"]["hidden_pct"] < 1
@@ -73,7 +73,7 @@ def test_naive_communication_is_captured_and_hides_nothing(smoke_rows):
 def test_the_rows_of_a_cell_that_could_not_be_measured_name_every_variant():
     keys = pd.DataFrame(Cell().row_keys())
     assert len(keys) == len(VARIANTS)
-    assert set(keys["pass"]) == {"train_step"}
+    assert set(keys["phase"]) == {"train_step"}
 
 
 @pytest.mark.gpu
@@ -82,13 +82,13 @@ def test_on_gpus_the_same_holds_and_phases_are_told_apart_by_events():
         pytest.skip("needs 2 GPUs")
     settings = Settings(context_length=64, vocab_size=300, warmup_steps=2, steps=5, rounds=1)
     rows = pd.DataFrame(measure(Cell(size="micro"), settings, Stopwatch()))
-    whole = rows[(rows["pass"] == "train_step") & (rows["clock"] == "host")].set_index(["impl", "bucket_size_mb"])
+    whole = rows[(rows["phase"] == "train_step") & (rows["clock"] == "host")].set_index(["impl", "bucket_size_mb"])
     averaging = whole.drop(index="none", level="impl")
     assert (averaging["rank_difference"] == 0).all()
     assert (averaging["variant_difference"] <= TOLERANCE["fp32"]).all()
     assert (averaging["all_reduce_bytes"] == averaging["gradient_bytes"]).all()
     assert (whole["peak_bytes"] > 0).all()
-    assert set(rows.loc[rows["pass"] == "backward", "clock"]) == {"cuda_events"}
-    captured = rows[rows["pass"] == "captured_step"].set_index("impl")
+    assert set(rows.loc[rows["phase"] == "backward", "clock"]) == {"cuda_events"}
+    captured = rows[rows["phase"] == "captured_step"].set_index("impl")
     assert (captured["communication_ms"] > 0).all()
     assert captured.loc["naive", "hidden_pct"] < 5

@@ -10,14 +10,11 @@ from pipeline.report.section import FORMS, listing
 from pipeline.stages.ddp.report import baselines, bucket_model, findings, section, selection
 from pipeline.stages.ddp.report.figures import timeline
 
-from ..sections import drawn_figures, faults_of_parts, gaps, linked_figures, numbers_that_stay, part, unnamed_rows
+from ..sections import drawn_figures, faults_of_parts, gaps, keys, linked_figures, numbers_that_stay, part, unnamed_rows
 
 TIMES = ["median_ms", "q1_ms", "q3_ms", "mean_ms", "std_ms", "min_ms", "max_ms"]
 NOTHING = pd.DataFrame()
-KEYS = [
-    *("precision", "size", "world_size", "impl", "bucket_size_mb", "pass", "clock", "status", "backend"),
-    *("batch_size_per_rank", "context_length", "warmup_steps", "rounds", "weight_tolerance", "all_reduces", "n"),
-]
+KEYS = keys("ddp", "status", "backend", "weight_tolerance", "all_reduces", "n")
 
 
 @pytest.fixture
@@ -181,7 +178,7 @@ def test_a_skipped_cell_stands_beside_a_measured_one(h200, skipped, build):
 def test_a_captured_share_is_given_where_it_was_captured(h200, build):
     title = "ddp_overlap_individual_parameters, ddp_overlap_individual_parameters_benchmarking"
     assert "of the communication runs beside computation" in part(build(h200), title)
-    without = h200[h200["pass"] != "captured_step"]
+    without = h200[h200["phase"] != "captured_step"]
     assert "In a captured step" not in build(without)
     assert timeline(selection.completed(without)) is None
 
@@ -201,7 +198,7 @@ def test_the_gradients_are_given_in_the_unit_of_buckets(h200):
 
 def test_the_clocks_differ_by_the_largest_difference_of_any_step(h200):
     rows = selection.completed(h200)
-    one = (rows["variant"] == "flat") & (rows["pass"] == "train_step") & (rows["clock"] == "cuda_events")
+    one = (rows["variant"] == "flat") & (rows["phase"] == "train_step") & (rows["clock"] == "cuda_events")
     apart = rows.assign(median_ms=rows["median_ms"].mask(one, rows["median_ms"] / 2))
     assert findings.clocks(apart) == pytest.approx(1 / 2, abs=0.01)
 
@@ -209,8 +206,8 @@ def test_the_clocks_differ_by_the_largest_difference_of_any_step(h200):
 @pytest.mark.parametrize(("computing", "is_said"), [(1.0, False), (1.05, True)])
 def test_what_communication_takes_from_computing_is_said_where_it_is_most_of_the_cost(h200, build, computing, is_said):
     rows = h200.copy()
-    beside = (rows["pass"] == "captured_step") & (rows["impl"] == "overlap")
-    alone = (rows["pass"] == "captured_step") & (rows["impl"] == "naive")
+    beside = (rows["phase"] == "captured_step") & (rows["impl"] == "overlap")
+    alone = (rows["phase"] == "captured_step") & (rows["impl"] == "naive")
     for precision in rows["precision"].unique():
         here = rows["precision"] == precision
         rows.loc[beside & here, "computation_ms"] = computing * rows.loc[alone & here, "computation_ms"].iloc[0]
@@ -269,7 +266,7 @@ def test_the_first_page_names_what_is_as_fast_as_the_best(h200, build):
 
 def test_overheads_above_every_model_are_said_to_be(h200, build):
     assert "is above both models'" not in build(h200)
-    baselines = (h200["impl"] != "none") & (h200["pass"] == "train_step")
+    baselines = (h200["impl"] != "none") & (h200["phase"] == "train_step")
     assert build(scaled(h200, 1.5, baselines)).count("is above both models'") == 2
 
 

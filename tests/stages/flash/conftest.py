@@ -1,6 +1,5 @@
 """Synthetic flash tables from a simple cost model: a launch, and work at each implementation's rate."""
 
-import io
 import itertools
 
 import numpy as np
@@ -8,9 +7,9 @@ import pandas as pd
 import pytest
 
 from pipeline.formulas.attention import Shape, pass_flops
-from pipeline.report.table_rows import read_rows
+from pipeline.report.table_rows import readable
+from pipeline.stages.flash.cell import PHASES
 
-PASSES = ("forward", "backward", "forward_backward")
 QUANTITIES = {"forward": ("output",), "backward": ("dq", "dk", "dv"), "forward_backward": ()}
 # launches, TFLOP/s reached in bf16 and in fp32, relative error over eager's
 GPU_IMPLS = {
@@ -33,27 +32,27 @@ RATES = {"tflops_per_s", "peak_share_pct", "exposed_samples", "median_call_ms", 
 RATES |= {"samples_ms", "extra_bytes"}
 
 
-def row(rng, dtype, shape, impl, part, gpu):
+def row(rng, dtype, shape, impl, phase, gpu):
     launches, *rates, over_eager = (GPU_IMPLS if gpu else CPU_IMPLS)[impl]
     rate = rates[dtype == "fp32"] or 1.0
     launch_ms = 0.004 if gpu else 0.02
-    flops = pass_flops(shape, part)
-    typical = launches * launch_ms * (2 if part == "forward_backward" else 1) + flops / rate / 1e9
+    flops = pass_flops(shape, phase)
+    typical = launches * launch_ms * (2 if phase == "forward_backward" else 1) + flops / rate / 1e9
     samples = typical * (1 + 0.01 * rng.standard_normal(12))
     median = float(np.median(samples))
     element_bytes = 2 if dtype == "bf16" else 4
     quadratic = 3 * shape.scores * element_bytes if "eager" in impl else 0
     peak, of = PEAK[dtype] if gpu else (0.2, dtype)
-    found = {
+    measured = {
         "dtype": dtype,
         "head_dim": shape.head_dim,
         "seq_len": shape.seq_len,
         "batch_size": shape.batch_size,
         "num_heads": shape.num_heads,
         "is_causal": shape.is_causal,
-        "min_samples": 10,
+        "setting_min_samples": 10,
         "impl": impl,
-        "pass": part,
+        "phase": phase,
         "clock": "device" if gpu else "host",
         "status": "ok",
         "reason": np.nan,
@@ -73,25 +72,25 @@ def row(rng, dtype, shape, impl, part, gpu):
         "peak_of": of,
         "exposed_samples": 12 if impl == "tiled" and gpu else 0,
         "first_call_ms": 500.0,
-        "samples_ms": " ".join(f"{sample:.4f}" for sample in samples),
+        "samples_ms": samples.tolist(),
         "machine": "NVIDIA H200" if gpu else "AMD EPYC",
         "torch": "2.11.0",
     }
-    for quantity in QUANTITIES[part]:
-        found[f"{quantity}_rel_error"] = EAGER_ERROR[dtype] * over_eager
-        found[f"{quantity}_max_error"] = 5 * EAGER_ERROR[dtype] * over_eager
+    for quantity in QUANTITIES[phase]:
+        measured[f"{quantity}_rel_error"] = EAGER_ERROR[dtype] * over_eager
+        measured[f"{quantity}_max_error"] = 5 * EAGER_ERROR[dtype] * over_eager
     if gpu:
-        found["extra_bytes"] = 8 * shape.vectors * element_bytes + quadratic
-        found["median_call_ms"] = typical + 0.03 * (1 if impl == "triton" else 2)
-        found["median_enqueue_ms"] = 0.02 * launches
-        found["sdpa_choice"] = "sdpa_cudnn" if dtype == "bf16" else "sdpa_efficient"
-    return found
+        measured["extra_bytes"] = 8 * shape.vectors * element_bytes + quadratic
+        measured["median_call_ms"] = typical + 0.03 * (1 if impl == "triton" else 2)
+        measured["median_enqueue_ms"] = 0.02 * launches
+        measured["sdpa_choice"] = "sdpa_cudnn" if dtype == "bf16" else "sdpa_efficient"
+    return measured
 
 
-def with_outcome(found, status, reason):
+def with_outcome(measured, status, reason):
     figures = {} if status == "unstable" else dict.fromkeys(STATISTICS | RATES, np.nan)
-    errors = {} if status == "unstable" else {name: np.nan for name in found if name.endswith("_error")}
-    return found | figures | errors | {"status": status, "reason": reason}
+    errors = {} if status == "unstable" else {name: np.nan for name in measured if name.endswith("_error")}
+    return measured | figures | errors | {"status": status, "reason": reason}
 
 
 def gpu_outcome(dtype, shape, impl):
@@ -109,14 +108,14 @@ def gpu_outcome(dtype, shape, impl):
 def h200(seed=0):
     rng = np.random.default_rng(seed)
     grid = [Shape(1, 1, length, head_dim, True) for head_dim in (16, 64) for length in (128, 1024, 8192, 16384, 65536)]
-    others = [Shape(1, 16, 16384, 64, True), Shape(1, 16, 16384, 128, True), Shape(4, 16, 4096, 64, False)]
+    several_heads = [Shape(1, 16, 16384, 64, True), Shape(1, 16, 16384, 128, True), Shape(4, 16, 4096, 64, False)]
     tables = {}
     for dtype in ("bf16", "fp32"):
-        shapes = grid + (others if dtype == "bf16" else [])
+        shapes = grid + (several_heads if dtype == "bf16" else [])
         lines = []
-        for shape, impl, part in itertools.product(shapes, GPU_IMPLS, PASSES):
-            found, outcome = row(rng, dtype, shape, impl, part, gpu=True), gpu_outcome(dtype, shape, impl)
-            lines.append(with_outcome(found, *outcome) if outcome else found)
+        for shape, impl, phase in itertools.product(shapes, GPU_IMPLS, PHASES):
+            measured, outcome = row(rng, dtype, shape, impl, phase, gpu=True), gpu_outcome(dtype, shape, impl)
+            lines.append(with_outcome(measured, *outcome) if outcome else measured)
         tables[dtype] = pd.DataFrame(lines)
     return tables
 
@@ -126,10 +125,10 @@ def cpu(seed, lengths, dtypes):
     tables = {}
     for dtype in dtypes:
         lines = []
-        for length, part in itertools.product(lengths, PASSES):
+        for length, phase in itertools.product(lengths, PHASES):
             shape = Shape(1, 1, length, 64, True)
-            lines += [row(rng, dtype, shape, impl, part, gpu=False) for impl in CPU_IMPLS]
-            like = row(rng, dtype, shape, "sdpa", part, gpu=False)
+            lines += [row(rng, dtype, shape, impl, phase, gpu=False) for impl in CPU_IMPLS]
+            like = row(rng, dtype, shape, "sdpa", phase, gpu=False)
             lines += [with_outcome(like | {"impl": impl}, "skipped", "needs a CUDA GPU") for impl in SKIPPED_ON_CPU]
             lines.append(
                 with_outcome(like | {"impl": "compiled_eager"}, "skipped", "torch.compile needs a C++ compiler")
@@ -147,11 +146,9 @@ MACHINES = {
 
 @pytest.fixture(scope="session")
 def make_rows():
-    """Make all rows of a machine by its name (h200, laptop or smoke), as read back from its tables."""
+    """Make all rows of a machine by its name (h200, laptop or smoke), as a section gets them."""
 
     def make(name, seed=0):
-        texts = [found.to_csv(index=False) for found in MACHINES[name](seed).values()]
-        tables = [read_rows(io.StringIO(text)) for text in texts]
-        return pd.concat(tables, ignore_index=True)
+        return readable(pd.concat(MACHINES[name](seed).values(), ignore_index=True))
 
     return make

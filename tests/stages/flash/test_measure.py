@@ -14,7 +14,8 @@ from pipeline.instruments.sampling.interleaving import Taken, Work
 from pipeline.instruments.sampling.kernel_timing import KernelSampler, latency_sampler
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.stages.flash import implementations, measure, trial
-from pipeline.stages.flash.cell import GPU_ONLY, OURS, PASSES, PEERS, Cell, Settings
+from pipeline.stages.flash.cell import GPU_ONLY, OURS, PEERS, PHASES, Cell, Settings
+from pipeline.stages.flash.rows import ROW_TYPES
 
 CELL = Cell(dtype="fp32", head_dim=16, seq_len=48)
 QUICK = Settings(min_samples=3, max_samples=3, budget_s=5.0, call_limit_s=5.0)
@@ -29,7 +30,8 @@ def measured(monkeypatch):
         for name, attend in replaced.items():
             monkeypatch.setitem(implementations.FUNCTIONS, name, attend)
         rows = measure.measure(cell, settings, Stopwatch())
-        return {(row["impl"], row["pass"]): row for row in rows}
+        ROW_TYPES.check(dataclasses.asdict(cell), rows)
+        return {(row["impl"], row["phase"]): row for row in rows}
 
     return run
 
@@ -50,17 +52,17 @@ class FailsAt:
 OOM = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 16.00 GiB.")
 
 
-def test_every_implementation_and_pass_has_a_row_with_time_rate_and_samples(measured):
+def test_every_implementation_and_phase_has_a_row_with_time_rate_and_samples(measured):
     rows = measured(["tiled", "eager", "sdpa"])
-    assert set(rows) == {(impl, part) for impl in ("tiled", "eager", "sdpa") for part in PASSES}
-    for (_, part), row in rows.items():
+    assert set(rows) == {(impl, phase) for impl in ("tiled", "eager", "sdpa") for phase in PHASES}
+    for (_, phase), row in rows.items():
         assert row["n"] == 3 == len(row["samples_ms"])
-        flops = pass_flops(Shape(1, 1, 48, 16, True), part)
+        flops = pass_flops(Shape(1, 1, 48, 16, True), phase)
         assert row["tflops_per_s"] == pytest.approx(flops / row["median_ms"] / 1e9)
         assert row["peak_share_pct"] == pytest.approx(100 * row["tflops_per_s"] / row["peak_tflops_per_s"])
 
 
-def test_errors_are_those_of_the_dtype_and_stand_at_the_pass_that_makes_them(measured):
+def test_errors_are_those_of_the_dtype_and_stand_at_the_phase_that_makes_them(measured):
     rows = measured(["tiled", "eager"])
     for impl in ("tiled", "eager"):
         assert 0 < rows[impl, "forward"]["output_rel_error"] < 1e-6
@@ -88,23 +90,23 @@ def test_a_wrong_implementation_shows_in_its_errors(measured):
     assert rows["eager", "forward"]["output_rel_error"] < 1e-6
 
 
-@pytest.mark.parametrize(("call", "failing"), [(1, PASSES), (3, PASSES[1:]), (5, PASSES[2:])])
+@pytest.mark.parametrize(("call", "failing"), [(1, PHASES), (3, PHASES[1:]), (5, PHASES[2:])])
 def test_out_of_memory_while_trying_fails_what_follows_and_leaves_the_others_measured(measured, call, failing):
     rows = measured(["eager", "sdpa"], eager=FailsAt(call, OOM))
-    assert [part for part in PASSES if rows["eager", part]["status"] == "oom"] == list(failing)
-    assert all("out of memory" in rows["eager", part]["reason"] for part in failing)
-    assert all(rows["sdpa", part]["n"] == 3 for part in PASSES)
+    assert [phase for phase in PHASES if rows["eager", phase]["status"] == "oom"] == list(failing)
+    assert all("out of memory" in rows["eager", phase]["reason"] for phase in failing)
+    assert all(rows["sdpa", phase]["n"] == 3 for phase in PHASES)
 
 
 def test_out_of_memory_in_the_middle_of_sampling_leaves_the_others_measured(measured):
     rows = measured(["eager", "sdpa"], eager=FailsAt(12, OOM))
-    assert [rows["eager", part]["status"] for part in PASSES].count("oom") == 1
-    assert all(rows["sdpa", part]["n"] == 3 for part in PASSES)
+    assert [rows["eager", phase]["status"] for phase in PHASES].count("oom") == 1
+    assert all(rows["sdpa", phase]["n"] == 3 for phase in PHASES)
 
 
 def test_an_implementation_that_refuses_is_skipped_with_its_own_words(measured):
     rows = measured(["tiled", "eager"], tiled=FailsAt(1, ValueError("head_dim is 48: must be one of 16, 32")))
-    assert {rows["tiled", part]["status"] for part in PASSES} == {"skipped"}
+    assert {rows["tiled", phase]["status"] for phase in PHASES} == {"skipped"}
     assert rows["tiled", "backward"]["reason"] == "head_dim is 48: must be one of 16, 32"
     assert rows["eager", "forward"]["n"] == 3
 
@@ -121,7 +123,7 @@ def test_a_call_above_the_limit_is_skipped_with_the_time_it_takes(measured):
 
     settings = dataclasses.replace(QUICK, call_limit_s=0.05)
     rows = measured(["tiled", "sdpa"], settings=settings, tiled=slow)
-    assert {rows["tiled", part]["status"] for part in PASSES} == {"skipped"}
+    assert {rows["tiled", phase]["status"] for phase in PHASES} == {"skipped"}
     reason = rows["tiled", "forward"]["reason"]
     assert float(re.fullmatch(r"one forward call takes ([\d.]+) s, above the limit of 0\.05 s", reason)[1]) >= 0.06
     assert "above the limit of 0.05 s" in rows["tiled", "forward"]["reason"]
@@ -146,7 +148,7 @@ def test_quick_calls_are_warmed_up_and_slow_ones_only_tried(measured, monkeypatc
     monkeypatch.setattr(measure, "SLOW_S", slow_s)
     measured(["eager"], eager=counted)
     tried, sampled = 2, QUICK.min_samples
-    assert len(calls) == len(PASSES) * (tried + warm_up_calls + sampled)
+    assert len(calls) == len(PHASES) * (tried + warm_up_calls + sampled)
 
 
 def test_a_sample_of_a_backward_pass_takes_its_preparation_too(monkeypatch):
@@ -224,7 +226,7 @@ def test_a_cpu_skips_what_needs_a_gpu_and_has_torch_s_own_choice(measured):
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     rows = measured(["eager", *GPU_ONLY])
-    assert {rows[impl, part]["reason"] for impl in GPU_ONLY for part in PASSES} == {"needs a CUDA GPU"}
+    assert {rows[impl, phase]["reason"] for impl in GPU_ONLY for phase in PHASES} == {"needs a CUDA GPU"}
 
 
 @pytest.fixture
@@ -239,7 +241,7 @@ def gpu():
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 def test_every_implementation_on_a_gpu_is_right_or_says_why_not(gpu, dtype, is_causal):
     cell = Cell(dtype=dtype, head_dim=64, seq_len=512, num_heads=2, is_causal=is_causal)
-    rows = {(row["impl"], row["pass"]): row for row in measure.measure(cell, QUICK, Stopwatch())}
+    rows = {(row["impl"], row["phase"]): row for row in measure.measure(cell, QUICK, Stopwatch())}
     refused = {"sdpa_flash", "sdpa_cudnn"} if dtype == "fp32" else set()
     for impl in implementations.names(gpu):
         row = rows[impl, "forward"]

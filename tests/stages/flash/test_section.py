@@ -79,7 +79,7 @@ def test_the_columns_of_rows_tell_the_rows_of_a_cell_apart(make_rows, name):
 def test_no_number_of_the_prose_stays_when_every_figure_is_another(make_rows, monkeypatch, name):
     # Quartiles no longer enclose medians when all are changed, and cannot be drawn.
     monkeypatch.setattr(section, "draw_all", lambda *_: {"bf16": {"times": "link", "throughput": "link"}})
-    keys = [*selection.PROBLEM, "impl", "pass", "min_samples"]
+    keys = [*selection.PROBLEM, "impl", "phase", "setting_min_samples"]
     rows = make_rows(name)
     measured_here = lambda found: section.build(found, None).split("### Others' figures")[0]  # noqa: E731
     # In FlashAttention-2 and in powers of ten; then counts of problems, rows and implementations, which are no figures.
@@ -126,6 +126,9 @@ def test_sdpas_own_choice_is_named_only_where_it_is_one(make_rows):
     rows = make_rows("h200")
     rows.loc[(rows["dtype"] == "bf16") & (rows["head_dim"] == 16), "sdpa_choice"] = "sdpa_flash"
     assert {entry["dtype"] for entry in findings.latency(rows) if "choice" in entry} == {"fp32"}
+    without = findings.latency(rows.drop(columns="sdpa_choice"))
+    assert without
+    assert not any("choice" in entry for entry in without)
 
 
 def test_sdpas_own_choice_and_the_rival_are_each_named_once_with_a_lone_call(rendered):
@@ -160,7 +163,7 @@ def test_a_machine_without_a_gpu_compares_the_tiled_one_with_what_there_is(rende
 
 def test_where_everything_is_skipped_one_line_says_so(build, make_rows):
     keys = pd.DataFrame(Cell().row_keys())
-    first = make_rows("smoke").iloc[:1].drop(columns=["impl", "pass"])
+    first = make_rows("smoke").iloc[:1].drop(columns=["impl", "phase"])
     rows = keys.merge(first, how="cross").assign(status="skipped", reason="needs 1 GPU, 0 present")
     text = build(rows)
     assert "No FlashAttention of ours was timed" in text
@@ -170,8 +173,8 @@ def test_where_everything_is_skipped_one_line_says_so(build, make_rows):
 def set_times_of_ours(rows, where, factor):
     """Give ours, at some rows, the times of cuDNN's implementation times a factor."""
     mine = (rows["impl"] == "triton") & where
-    cudnn = rows[rows["impl"] == "sdpa_cudnn"].set_index([*selection.PROBLEM, "pass"])
-    keys = pd.MultiIndex.from_frame(rows.loc[mine, [*selection.PROBLEM, "pass"]])
+    cudnn = rows[rows["impl"] == "sdpa_cudnn"].set_index([*selection.PROBLEM, "phase"])
+    keys = pd.MultiIndex.from_frame(rows.loc[mine, [*selection.PROBLEM, "phase"]])
     for column in TIMES:
         rows.loc[mine, column] = cudnn.loc[keys, column].to_numpy() * factor
 
@@ -196,9 +199,9 @@ def test_the_rival_is_sdpa_s_flash_kernel_or_in_fp32_what_is_as_exact(make_rows)
 def test_every_problem_is_counted_at_which_ours_is_slower_than_the_rival_by_however_little(make_rows):
     rows = make_rows("h200")
     rows = rows[rows["dtype"] == "bf16"]
-    rival = rows[rows["impl"] == "sdpa_flash"].set_index([*selection.PROBLEM, "pass"])["median_ms"]
+    rival = rows[rows["impl"] == "sdpa_flash"].set_index([*selection.PROBLEM, "phase"])["median_ms"]
     mine = rows["impl"] == "triton"
-    keys = pd.MultiIndex.from_frame(rows.loc[mine, [*selection.PROBLEM, "pass"]])
+    keys = pd.MultiIndex.from_frame(rows.loc[mine, [*selection.PROBLEM, "phase"]])
     rows.loc[mine, "median_ms"] = rival[keys].to_numpy() * 0.99
     rows.loc[mine & (rows["seq_len"].isin([512, 8192])), "median_ms"] *= 1.02
     (entry,) = findings.against_peers(rows)
@@ -234,9 +237,9 @@ def test_at_shapes_of_real_models_ours_is_not_faster_because_it_is_with_one_head
     rows = rows[rows["dtype"] == "bf16"].copy()
     several = rows["num_heads"] > 1
     set_times_of_ours(rows, ~several, 0.5)
-    set_times_of_ours(rows, several & (rows["pass"] != "forward"), 1.25)
-    set_times_of_ours(rows, several & (rows["pass"] == "forward") & (rows["batch_size"] == 1), 0.8)
-    set_times_of_ours(rows, several & (rows["pass"] == "forward") & (rows["batch_size"] == 4), 1.25)
+    set_times_of_ours(rows, several & (rows["phase"] != "forward"), 1.25)
+    set_times_of_ours(rows, several & (rows["phase"] == "forward") & (rows["batch_size"] == 1), 0.8)
+    set_times_of_ours(rows, several & (rows["phase"] == "forward") & (rows["batch_size"] == 4), 1.25)
     (entry,) = findings.shapes_standing(rows)
     assert (entry["heads"], entry["peers"]) == ([16], ["sdpa_cudnn"])
     assert [(part["name"], part["faster"], part["slower"], part["problems"]) for part in entry["parts"]] == [
@@ -272,10 +275,10 @@ def test_growth_is_of_head_dims_that_reach_the_longest_sequence_and_said_of_each
 def test_the_best_peer_is_the_fastest_with_a_figure_at_each_problem(make_rows):
     rows = make_rows("h200")
     best = selection.best_peer(rows)
-    assert len(best) == len(rows.drop_duplicates([*selection.PROBLEM, "pass"]))
+    assert len(best) == len(rows.drop_duplicates([*selection.PROBLEM, "phase"]))
     peers = ok(rows)[~ok(rows)["impl"].isin(["triton", "tiled"])]
-    lowest = peers.groupby([*selection.PROBLEM, "pass"])["median_ms"].min()
-    assert best.set_index([*selection.PROBLEM, "pass"])["median_ms"].sort_index().equals(lowest.sort_index())
+    lowest = peers.groupby([*selection.PROBLEM, "phase"])["median_ms"].min()
+    assert best.set_index([*selection.PROBLEM, "phase"])["median_ms"].sort_index().equals(lowest.sort_index())
     assert set(best.loc[best["dtype"] == "fp32", "impl"]) <= {"sdpa_efficient", "flex", "eager", "compiled_eager"}
 
 

@@ -1,35 +1,31 @@
-"""Memory tables of a GPU, made of the predictions and a workspace on top; a small CPU's are measured."""
+"""Memory rows of a GPU, made of the predictions and a workspace on top; a small CPU's are measured."""
 
-import io
 import itertools
+from dataclasses import asdict
 
-import pandas as pd
 import pytest
 
-from pipeline.cells.tabulate import _flat
+from pipeline.cells.tabulate import stage_rows
 from pipeline.formulas.activations import Workload, residual_stream_bytes, saved_terms
 from pipeline.formulas.peak_memory import MODE_PHASES, predict_peaks
 from pipeline.formulas.sizes import SIZES
 from pipeline.instruments.sampling.stopwatch import Stopwatch
-from pipeline.report.table_rows import read_rows
+from pipeline.instruments.sampling.summary import summarise
+from pipeline.registry import stages
+from pipeline.report.table_rows import readable
 from pipeline.stages.memory.cell import Cell, Settings
 from pipeline.stages.memory.measure import measure
 
 WORKSPACE = 64 * 2**20
-SETTINGS = {"batch_size": 4, "vocab_size": 10_000}
-GPU = {"machine": "NVIDIA H200", "torch": "2.11.0", "device_type": "cuda"}
-CPU = {"machine": "AMD EPYC", "torch": "2.13.0"}
+SOFTWARE = {"python": "3.12.3", "torch": "2.11.0", "triton": "3.6.0", "cuda": "13.0", "driver": "580.65"}
+GPU = {"kind": "NVIDIA H200", "software": SOFTWARE}
+CPU = {"kind": "AMD EPYC", "software": SOFTWARE | {"cuda": "none", "driver": "none"}}
 
 
-def axes(precision="fp32", context_length=256, mode="train_step", attention="eager", checkpoint_every=0, size="2.7B"):
-    return {
-        "precision": precision,
-        "size": size,
-        "context_length": context_length,
-        "mode": mode,
-        "attention": attention,
-        "checkpoint_every": checkpoint_every,
-    }
+def record(cell, rows, machine=GPU, settings=None):
+    """Make the record of a cell, as far as tables are made of it."""
+    stages()["memory"].row_types.check(asdict(cell), rows)
+    return {"cell": asdict(cell), "settings": asdict(settings or Settings()), "rows": rows, "machine": machine}
 
 
 def peak_row(step, phase, moment):
@@ -48,14 +44,13 @@ def peak_row(step, phase, moment):
 
 
 def gpu_cell(**varied):
-    """Return the rows of a cell as an H200 could leave them."""
-    cell = axes(**varied)
-    names = ("precision", "attention", "checkpoint_every")
-    workload = Workload(SIZES[cell["size"]], 10_000, 4, cell["context_length"], **{name: cell[name] for name in names})
-    moments = {step: predict_peaks(workload, cell["mode"], first_step=step == 1) for step in (1, 2)}
+    """Return the record of a cell as an H200 could leave it."""
+    cell = Cell(**varied)
+    variant = {name: getattr(cell, name) for name in ("precision", "attention", "checkpoint_every")}
+    workload = Workload(SIZES[cell.size], Settings.vocab_size, Settings.batch_size, cell.context_length, **variant)
+    moments = {step: predict_peaks(workload, cell.mode, first_step=step == 1) for step in (1, 2)}
     rows = [
-        peak_row(step, phase, moments[step][phase])
-        for step, phase in itertools.product((1, 2), MODE_PHASES[cell["mode"]])
+        peak_row(step, phase, moments[step][phase]) for step, phase in itertools.product((1, 2), MODE_PHASES[cell.mode])
     ]
     highest = max(row["peak_bytes"] for row in rows)
     rows += [
@@ -79,80 +74,69 @@ def gpu_cell(**varied):
         {
             "kind": "allocator",
             "requested_peak_bytes": highest,
-            "allocated_peak_bytes": highest * 1.01,
-            "reserved_peak_bytes": highest * 1.03,
+            "allocated_peak_bytes": highest * 101 // 100,
+            "reserved_peak_bytes": highest * 103 // 100,
             "device_bytes": 141 * 10**9,
         },
     ]
-    kept = 0 if cell["mode"] == "inference" else sum(saved_terms(workload).values())
+    kept = 0 if cell.mode == "inference" else sum(saved_terms(workload).values())
     rows.append({"kind": "saved", "activations_bytes": kept})
-    if cell["mode"] == "train_step":
-        slower = 1.3 if cell["checkpoint_every"] else 1.0
-        time_ms = cell["context_length"] * slower * (0.8 if cell["attention"] == "flash" else 1)
-        rows.append({"kind": "time", "median_ms": time_ms, "q1_ms": time_ms * 0.99, "q3_ms": time_ms * 1.01, "n": 10})
-    return [{**cell, **SETTINGS, "status": "ok", **row, **GPU} for row in rows]
+    if cell.mode == "train_step":
+        slower = 1.3 if cell.checkpoint_every else 1.0
+        time_ms = cell.context_length * slower * (0.8 if cell.attention == "flash" else 1)
+        # The quartiles are 1% away from the median.
+        samples_ms = [time_ms * (1 + share) for share in (-0.02, -0.01, 0, 0.01, 0.02)]
+        rows.append({"kind": "time", **summarise(samples_ms), "samples_ms": samples_ms})
+    return record(cell, [{"status": "ok", **row, "device_type": "cuda"} for row in rows])
 
 
 def outcome(status, reason, machine=GPU, **varied):
-    return [{**axes(**varied), **SETTINGS, "kind": "peak", "status": status, "reason": reason, **machine}]
+    cell = Cell(**varied)
+    return record(cell, [{**key, "status": status, "reason": reason} for key in cell.row_keys()], machine)
 
 
 def h200():
-    cells = [
+    records = [
         gpu_cell(precision=precision, context_length=length, mode=mode)
         for precision, length, mode in itertools.product(("bf16", "fp32"), (128, 256, 512, 1024), MODE_PHASES)
         if (precision, length, mode) != ("fp32", 1024, "train_step")
     ]
-    cells.append(outcome("oom", "CUDA out of memory", context_length=1024))
+    records.append(outcome("oom", "CUDA out of memory", context_length=1024))
     for attention, every in (("eager", 1), ("eager", 4), ("flash", 0), ("flash", 1)):
-        cells.append(gpu_cell(precision="bf16", context_length=1024, attention=attention, checkpoint_every=every))
-    cells.append(gpu_cell(context_length=1024, attention="flash"))
-    cells.append(outcome("skipped", "flash attention needs a CUDA GPU", attention="flash", checkpoint_every=4))
-    return cells
+        records.append(gpu_cell(precision="bf16", context_length=1024, attention=attention, checkpoint_every=every))
+    records.append(gpu_cell(context_length=1024, attention="flash"))
+    records.append(outcome("skipped", "flash attention needs a CUDA GPU", attention="flash", checkpoint_every=4))
+    return records
 
 
 def measured_cell(folder, **varied):
     cell, settings = Cell(**varied), Settings(vocab_size=100, budget_s=0, warmup_steps=0)
     files_dir = folder / "_".join(map(str, varied.values()))
     files_dir.mkdir()
-    rows = measure(cell, settings, Stopwatch(), files_dir)
-    return [{**axes(**varied), "batch_size": settings.batch_size, "vocab_size": 100, **row, **CPU} for row in rows]
+    return record(cell, measure(cell, settings, Stopwatch(), files_dir), CPU, settings)
 
 
 def smoke(folder):
     tiny = {"size": "tiny", "context_length": 16}
-    cells = [
+    records = [
         measured_cell(folder, **tiny, mode=mode, precision=precision)
         for mode, precision in itertools.product(("inference", "train_step"), ("fp32", "bf16"))
     ]
-    cells.append(measured_cell(folder, **tiny, mode="train_step", checkpoint_every=1))
-    cells.append(outcome("skipped", "flash attention needs a CUDA GPU", CPU, **tiny, attention="flash"))
-    return cells
+    records.append(measured_cell(folder, **tiny, mode="train_step", checkpoint_every=1))
+    records.append(outcome("skipped", "flash attention needs a CUDA GPU", CPU, **tiny, attention="flash"))
+    return records
 
 
-def as_read_from_tables(cells):
-    """Write the rows of cells as a table and read it back, as the section gets them."""
-    text = pd.DataFrame([_flat(row) for row in itertools.chain.from_iterable(cells)]).to_csv(index=False)
-    return read_rows(io.StringIO(text))
+def table(records):
+    """Make the rows of records as the section gets them."""
+    return readable(stage_rows(stages()["memory"], records))
 
 
 @pytest.fixture(scope="session")
 def rows_of(tmp_path_factory):
     """Give the rows of h200, smoke (measured here) and skipped, which has no figure."""
     return {
-        "h200": as_read_from_tables(h200()),
-        "smoke": as_read_from_tables(smoke(tmp_path_factory.mktemp("files"))),
-        "skipped": as_read_from_tables(
-            [outcome("skipped", "flash attention needs a CUDA GPU", CPU, attention="flash")]
-        ),
+        "h200": table(h200()),
+        "smoke": table(smoke(tmp_path_factory.mktemp("files"))),
+        "skipped": table([outcome("skipped", "flash attention needs a CUDA GPU", CPU, attention="flash")]),
     }
-
-
-@pytest.fixture(scope="session")
-def make_gpu_cell():
-    return gpu_cell
-
-
-@pytest.fixture(scope="session")
-def make_table():
-    return as_read_from_tables

@@ -1,6 +1,5 @@
 """Synthetic profile tables: traces of a simulated GPU, made into rows as real ones are."""
 
-import io
 import itertools
 import sqlite3
 from contextlib import closing, contextmanager
@@ -9,12 +8,13 @@ from dataclasses import asdict, replace
 import pandas as pd
 import pytest
 
-from pipeline.cells.tabulate import _flat
+from pipeline.cells.tabulate import stage_rows
 from pipeline.formulas.sizes import SIZES
 from pipeline.instruments.profilers.kernel_categories import category
 from pipeline.instruments.profilers.trace import build_trace
 from pipeline.instruments.sampling.summary import summarise
-from pipeline.report.table_rows import read_rows
+from pipeline.registry import stages
+from pipeline.report.table_rows import readable
 from pipeline.stages.profile.cell import PASSES, Cell, Settings
 from pipeline.stages.profile.traced_rows import rows_of
 
@@ -181,39 +181,47 @@ def host_row(name, samples_ms, status="ok", reason=None):
     return row | ({"reason": reason} if reason else {}) | figures
 
 
-def records(cell, machine, outcome=None, fitting=PASSES, layers=3):
-    """Make the rows of a cell, with its axes, settings and machine, as the table has them."""
+def record(cell, machine, outcome=None, fitting=PASSES, layers=3):
+    """Make the record of a cell, as far as tables are made of it."""
     settings = Settings(captured_rounds=2)
-    software = {"machine": machine, "torch": "2.11.0", "cuda": "13.0" if "H200" in machine else "none"}
-    axes = asdict(cell) | asdict(settings) | software
-    if outcome:
-        return [axes | host_row(name, [], *outcome) for name in PASSES]
-    device = simulated(cell, settings, fitting, layers)
+    rows = [host_row(name, [], *outcome) for name in PASSES] if outcome else captured(cell, settings, fitting, layers)
+    cuda = "13.0" if "H200" in machine else "none"
+    software = {"python": "3.12.3", "torch": "2.11.0", "triton": "3.6.0", "cuda": cuda, "driver": "580.65"}
+    stages()["profile"].row_types.check(asdict(cell), rows)
+    return {
+        "cell": asdict(cell),
+        "settings": asdict(settings),
+        "rows": rows,
+        "machine": {"kind": machine, "software": software},
+    }
+
+
+def captured(cell, settings, fitting, layers):
+    """Make the rows of a cell whose passes fit into memory but for those that are not among `fitting`."""
     profiler = "torch.profiler" if cell.profiler == "torch" else "nsys"
-    trace = device.trace(profiler)
+    trace = simulated(cell, settings, fitting, layers).trace(profiler)
     rows = rows_of(trace, list(fitting), cell, settings)
     spans = {row["range"]: row["median_ms"] for row in rows if row.get("clock") == "span"}
     rows += [host_row(name, [1.01 * spans[name]] * 10) for name in fitting]
-    rows = [row | {"captured_by": profiler} for row in rows]
     rows += [host_row(name, [], "oom", "CUDA out of memory") for name in PASSES if name not in fitting]
-    return [axes | row for row in rows]
+    return [row | {"captured_by": profiler} for row in rows]
 
 
 def h200():
-    cells = []
+    records = []
     for precision, size, context in itertools.product(("bf16", "fp32"), ("small", "xl", "large"), (128, 256)):
         cell = Cell(precision=precision, size=size, context_length=context)
         fitting = ("inference",) if (precision, size, context) == ("fp32", "xl", 256) else PASSES
-        cells.append(records(cell, "NVIDIA H200", fitting=fitting))
-    cells.append(records(Cell(precision="fp32", size="small", context_length=256, profiler="torch"), "NVIDIA H200"))
+        records.append(record(cell, "NVIDIA H200", fitting=fitting))
+    records.append(record(Cell(precision="fp32", size="small", context_length=256, profiler="torch"), "NVIDIA H200"))
     too_large = Cell(precision="fp32", size="2.7B", context_length=256)
-    cells.append(records(too_large, "NVIDIA H200", outcome=("oom", "CUDA out of memory")))
-    return list(itertools.chain.from_iterable(cells))
+    records.append(record(too_large, "NVIDIA H200", outcome=("oom", "CUDA out of memory")))
+    return records
 
 
 def skipped():
     cell = Cell(size="tiny", context_length=32, profiler="nsys")
-    return records(cell, "AMD EPYC", outcome=("skipped", "nsys captures need a CUDA GPU"))
+    return [record(cell, "AMD EPYC", outcome=("skipped", "nsys captures need a CUDA GPU"))]
 
 
 MACHINES = {"h200": h200, "skipped": skipped}
@@ -221,13 +229,8 @@ MACHINES = {"h200": h200, "skipped": skipped}
 
 @pytest.fixture(scope="session")
 def make_rows():
-    """Make all rows of a machine by its name (h200 or skipped), as read back from its tables."""
-
-    def make(name):
-        text = pd.DataFrame([_flat(row) for row in MACHINES[name]()]).to_csv(index=False)
-        return read_rows(io.StringIO(text))
-
-    return make
+    """Make all rows of a machine by its name (h200 or skipped), as a section gets them."""
+    return lambda name: readable(stage_rows(stages()["profile"], MACHINES[name]()))
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 import gzip
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pandas as pd
 import pytest
@@ -12,6 +12,7 @@ from pipeline.instruments.sampling.step_timing import Sampling, Timings
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.stages.profile import measure, workload
 from pipeline.stages.profile.cell import PASSES, Cell, Settings
+from pipeline.stages.profile.rows import ROW_TYPES
 
 TINY = Cell(size="tiny", context_length=16)
 CPU = torch.device("cpu")
@@ -25,6 +26,7 @@ def measured(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "is_available", lambda: False)
         rows = measure.measure(TINY, quick, Stopwatch(), folder)
+    ROW_TYPES.check(asdict(TINY), rows)
     return pd.DataFrame(rows), folder
 
 
@@ -93,7 +95,9 @@ def test_a_pass_out_of_memory_takes_the_larger_ones_with_it_and_leaves_the_small
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(workload, "calls", lambda step: calls(step) | {"forward_backward": no_memory})
-    rows = pd.DataFrame(measure.measure(TINY, quick, Stopwatch(), tmp_path))
+    measured_rows = measure.measure(TINY, quick, Stopwatch(), tmp_path)
+    ROW_TYPES.check(asdict(TINY), measured_rows)
+    rows = pd.DataFrame(measured_rows)
     outcomes = rows[rows["clock"] == "host"].set_index("range")
     assert dict(outcomes["status"])["forward_backward"] == dict(outcomes["status"])["train_step"] == "oom"
     assert outcomes.loc["train_step", "reason"] == "CUDA out of memory. Tried to allocate 20 GiB"

@@ -13,7 +13,7 @@ def rows(smoke_rows):
 
 
 def test_every_optimizer_has_a_time_for_every_phase(rows):
-    times = rows[rows["measures"] == "time"].pivot(index="impl", columns="pass", values="median_ms")
+    times = rows[rows["measures"] == "time"].pivot(index="impl", columns="phase", values="median_ms")
     assert set(times.index) == set(IMPLS)
     assert times[["forward", "backward", "communication", "optimizer", "train_step"]].gt(0).all(axis=None)
 

@@ -5,13 +5,10 @@ import pytest
 
 from pipeline.stages.sharding.report import findings, section, selection
 
-from ..sections import drawn_figures, faults_of_parts, gaps, linked_figures, numbers_that_stay, unnamed_rows
+from ..sections import drawn_figures, faults_of_parts, gaps, keys, linked_figures, numbers_that_stay, unnamed_rows
 
 TIMES = ["median_ms", "q1_ms", "q3_ms", "mean_ms", "std_ms", "min_ms", "max_ms"]
-KEYS = [
-    *("precision", "size", "world_size", "impl", "measures", "pass", "clock", "status", "backend", "moment", "kind"),
-    *("collective", "batch_size_per_rank", "context_length", "warmup_steps", "rounds", "weight_tolerance", "n"),
-]
+KEYS = keys("sharding", "status", "backend", "weight_tolerance", "n")
 
 
 @pytest.fixture

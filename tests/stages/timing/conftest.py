@@ -1,13 +1,12 @@
 """Synthetic timing tables from a simple cost model: launches by layer, work by parameters and precision."""
 
-import io
 import itertools
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from pipeline.report.table_rows import read_rows
+from pipeline.report.table_rows import readable
 
 SIZES = {  # parameters, layers
     "nano": (1e6, 2),
@@ -50,11 +49,11 @@ def row(rng, machine, precision, size, context, warmup, mode, part, clock, gpu):
         "context_length": context,
         "warmup_steps": warmup,
         "mode": mode,
-        "batch_size": 4,
-        "steps": 10,
-        "max_steps": 50,
-        "budget_s": 4.0,
-        "pass": part,
+        "setting_batch_size": 4,
+        "setting_steps": 10,
+        "setting_max_steps": 50,
+        "setting_budget_s": 4.0,
+        "phase": part,
         "clock": clock,
         "status": "ok",
         "reason": np.nan,
@@ -73,7 +72,7 @@ def row(rng, machine, precision, size, context, warmup, mode, part, clock, gpu):
         "peak_source": "datasheet" if gpu else np.nan,
         "mfu_pct": 100 * tflops / PEAK[precision] if gpu else np.nan,
         "peak_bytes": 16 * SIZES[size][0] + 3e7 * context if gpu else np.nan,
-        "samples_ms": " ".join(f"{sample:.4f}" for sample in samples),
+        "samples_ms": [float(sample) for sample in samples],
         "machine": machine,
         "torch": "2.11.0",
         "triton": "3.6.0" if gpu else np.nan,
@@ -102,7 +101,7 @@ def cell(rng, machine, precision, size, context, warmup=5, mode="eager", gpu=Tru
         seconds_ms = 2e4 + 400 * SIZES[size][1]
         rows.append(
             first
-            | {"mode": mode, "pass": "compile", "n": 1, "std_ms": np.nan, "samples_ms": f"{seconds_ms}"}
+            | {"mode": mode, "phase": "compile", "n": 1, "std_ms": np.nan, "samples_ms": [seconds_ms]}
             | dict.fromkeys(["median_ms", "q1_ms", "q3_ms", "mean_ms", "min_ms", "max_ms"], seconds_ms)
             | dict.fromkeys(["tokens_per_s", "model_tflops_per_s", "mfu_pct"], np.nan)
         )
@@ -162,11 +161,9 @@ MACHINES = {"h200": h200, "laptop": laptop, "smoke": smoke}
 
 @pytest.fixture(scope="session")
 def make_rows():
-    """Make all rows of a machine by its name (h200, laptop or smoke), as read back from its tables."""
+    """Make all rows of a machine by its name (h200, laptop or smoke), as a section gets them."""
 
     def make(name, seed=0):
-        texts = [found.to_csv(index=False) for found in MACHINES[name](seed).values()]
-        tables = [read_rows(io.StringIO(text)) for text in texts]
-        return pd.concat(tables, ignore_index=True)
+        return readable(pd.concat(MACHINES[name](seed).values(), ignore_index=True))
 
     return make

@@ -5,7 +5,7 @@ from pipeline.formulas import flops
 from pipeline.formulas.sizes import SIZES
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.stages.timing import measure
-from pipeline.stages.timing.cell import PASSES, Cell, Settings
+from pipeline.stages.timing.cell import PHASES, Cell, Settings
 
 CELL = Cell(size="tiny", context_length=16, warmup_steps=2)
 SETTINGS = Settings(batch_size=3, vocab_size=300, steps=10, max_steps=10, budget_s=0.0)
@@ -26,12 +26,12 @@ def measured():
         patch.setattr(measure, "build_training_step", kept)
         rows = measure.measure(CELL, SETTINGS, Stopwatch())
     (step,) = built
-    return {row["pass"]: row for row in rows}, step
+    return {row["phase"]: row for row in rows}, step
 
 
 def test_every_pass_has_a_row_with_its_samples(measured):
     rows, _ = measured
-    assert tuple(rows) == PASSES
+    assert tuple(rows) == PHASES
     assert all(row["n"] == len(row["samples_ms"]) == 10 for row in rows.values())
 
 

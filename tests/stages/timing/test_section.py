@@ -52,7 +52,7 @@ def scaled(rows, factor, mask):
     rows = rows.astype(dict.fromkeys(TIMES, float))
     rows.loc[mask, TIMES] *= factor
     rows.loc[mask, "samples_ms"] = rows.loc[mask, "samples_ms"].map(
-        lambda text: " ".join(str(float(sample) * factor) for sample in str(text).split())
+        lambda samples: [sample * factor for sample in samples], na_action="ignore"
     )
     return rows
 
@@ -157,7 +157,7 @@ def test_a_precision_that_was_skipped_is_named_once_with_its_reason(rendered):
 @pytest.mark.parametrize(("size", "said"), [("small", True), ("nano", False)])
 def test_nothing_unstable_is_quoted_without_saying_so(make_rows, build, size, said):
     rows = make_rows("h200")
-    rows = rows[rows["pass"] != "compile"]
+    rows = rows[rows["phase"] != "compile"]
     texts = [build(rows.assign(status=rows["status"].replace("ok", status))) for status in ("ok", "unstable")]
     names = "|".join(rows["size"].unique())
     plain, marked = (re.findall(rf" \((?:{names})\)", prose(text)) for text in texts)
@@ -203,7 +203,7 @@ def test_an_unstable_cell_keeps_its_figure(rendered):
 def test_ratios_of_passes_are_those_of_their_medians(make_rows):
     rows = make_rows("h200")
     medians_ms = {"forward": 2.0, "backward": 3.0, "optimizer": 1.0, "train_step": 8.0}
-    for entry in findings.passes(rows.assign(median_ms=rows["pass"].map(medians_ms)), 256):
+    for entry in findings.passes(rows.assign(median_ms=rows["phase"].map(medians_ms)), 256):
         assert set(entry["backward_over_forward"]) == {3 / 2}
         assert set(entry["optimizer_share"]) == {1 / 8}
 
@@ -228,7 +228,7 @@ def test_times_apart_by_less_than_their_noise_are_not_compared(rendered, build):
 @pytest.mark.parametrize(("factor", "word"), [(0.5, "faster than eager"), (2, "slower than eager")])
 def test_the_word_on_compiling_follows_the_times(rendered, build, factor, word):
     rows, _, _ = rendered["laptop"]
-    compiled = (rows["mode"] == "compiled") & (rows["pass"] != "compile") & (rows["status"] == "ok")
+    compiled = (rows["mode"] == "compiled") & (rows["phase"] != "compile") & (rows["status"] == "ok")
     text = part(build(scaled(rows, factor, compiled)), "torch_compile (b)")
     assert word in text
     assert ("paid back after" in prose(text)) == (factor < 1)
@@ -244,8 +244,8 @@ def test_compiling_is_paid_back_after_its_time_over_the_time_saved(rendered):
 
 def test_a_cold_start_is_the_first_step_of_the_phases_together(rendered):
     rows, _, _ = rendered["laptop"]
-    cold = rows.query("warmup_steps == 0 and precision == 'fp32' and `pass` in ('forward', 'backward', 'optimizer')")
-    first_ms = sum(float(samples.split()[0]) for samples in cold["samples_ms"])
+    cold = rows.query("warmup_steps == 0 and precision == 'fp32' and `phase` in ('forward', 'backward', 'optimizer')")
+    first_ms = sum(samples[0] for samples in cold["samples_ms"])
     steps = selection.first_steps(rows).query("warmup_steps == 0")
     assert steps["step_ms"].iloc[0] == pytest.approx(first_ms)
     assert len(steps) == FIRST_STEPS
@@ -254,8 +254,8 @@ def test_a_cold_start_is_the_first_step_of_the_phases_together(rendered):
 def with_samples(rows, mask, change):
     """Change the samples, a list, of each phase of some rows."""
     rows = rows.copy()
-    texts = rows.loc[mask & rows["pass"].isin(selection.PHASES), "samples_ms"]
-    rows.loc[texts.index, "samples_ms"] = [" ".join(map(str, change([*map(float, text.split())]))) for text in texts]
+    samples = rows.loc[mask & rows["phase"].isin(selection.PHASES), "samples_ms"]
+    rows.loc[samples.index, "samples_ms"] = pd.Series(map(change, map(list, samples)), samples.index)
     return rows
 
 
@@ -347,7 +347,7 @@ def test_others_stand_beside_ours_for_the_same_thing_only(rendered):
     pairs = baselines.beside_ours(rows, context_length=256)
     pair = pairs.query(
         "write_up == 'write-up 1 (device not named)' and size == 'xl' and context_length == 512"
-        " and precision == 'fp32' and `pass` == 'forward'"
+        " and precision == 'fp32' and `phase` == 'forward'"
     )
     assert list(pair["theirs_ms"]) == [pytest.approx(580.613)]
     assert list(pair["assumed"]) == [""]
@@ -357,7 +357,7 @@ def test_others_stand_beside_ours_for_the_same_thing_only(rendered):
 def test_their_forward_and_backward_stands_beside_the_sum_of_ours(rendered):
     rows, text, _ = rendered["h200"]
     pairs = baselines.beside_ours(rows, context_length=256).query("size == 'small' and precision == 'fp32'")
-    ours = pairs.query("context_length == 256 and mode == 'eager'").groupby("pass")["ours_ms"].first()
+    ours = pairs.query("context_length == 256 and mode == 'eager'").groupby("phase")["ours_ms"].first()
     assert ours["forward_backward"] == pytest.approx(ours["forward"] + ours["backward"])
     assert "forward + backward (ours: sum)" in text
 
@@ -375,10 +375,10 @@ def test_a_guess_is_called_ours_where_it_was_made_for_the_comparison_alone(rende
 
 def test_our_unstable_figures_beside_others_say_so(make_rows):
     rows = make_rows("h200").replace({"status": {"unstable": "ok"}})
-    of_it = (rows["size"] == "xl") & (rows["pass"] == "backward") & (rows["context_length"] == 256)
+    of_it = (rows["size"] == "xl") & (rows["phase"] == "backward") & (rows["context_length"] == 256)
     pairs = baselines.beside_ours(rows.assign(status=rows["status"].mask(of_it, "unstable")), context_length=256)
     unstable = pairs[pairs["status"] == "unstable"]
-    assert set(unstable["pass"]) == {"backward", "forward_backward"}
+    assert set(unstable["phase"]) == {"backward", "forward_backward"}
     assert set(unstable["size"]) == {"xl"}
     assert sum(table.count("(unstable)") for table in baselines.full_tables(pairs)) == 2 * len(unstable)
 
@@ -406,7 +406,15 @@ def test_the_columns_of_rows_tell_the_rows_of_a_cell_apart(make_rows, name):
 @pytest.mark.parametrize("name", ALL)
 def test_no_number_of_the_prose_stays_when_every_figure_is_another(make_rows, build, monkeypatch, name):
     monkeypatch.setattr(section, "draw_all", lambda *_: dict.fromkeys(FIGURE_NAMES["h200"], ""))
-    keys = ["size", "context_length", "warmup_steps", "batch_size", "n", "max_steps", "budget_s"]
+    keys = [
+        "size",
+        "context_length",
+        "warmup_steps",
+        "setting_batch_size",
+        "n",
+        "setting_max_steps",
+        "setting_budget_s",
+    ]
     ours = lambda rows: build(rows).split("### Others' figures")[0]  # noqa: E731
     limit_pct = f"{100 * findings.SMALL_SPREAD:g}"  # of what is called a small spread
     assert numbers_that_stay(ours, make_rows(name), keys, allowed={limit_pct}) == set()

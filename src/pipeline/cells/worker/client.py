@@ -29,11 +29,10 @@ from pathlib import Path
 from typing import TextIO
 
 from pipeline.cells.orphans import without_snakemake
-from pipeline.cells.worker.child import COMPILE_IN_PROCESS
 from pipeline.errors import UserError
 
 PACKAGE = Path(__file__).parents[2]
-OWN_CODE = tuple(Path(__file__).with_name(f"{name}.py") for name in ("client", "server", "child"))
+OWN_CODE = (Path(__file__), Path(__file__).with_name("server.py"))
 # These are read when a library is loaded, which in a worker is before the caller comes.
 BINDING_VARIABLES = ("LD_", "PYTHON", "PYTORCH", "TORCH", "TRITON")
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -43,6 +42,9 @@ JOB_VARIABLES = (
     *("FLUX_JOB_ID", "OAR_JOB_ID", "_CONDOR_JOB_AD"),
 )
 OWN_PROCESS = Path("/proc/self")
+# The compiler makes its kernels in the cell's own process: it has a handful of them, and to start inductor's pool of
+# processes, each of which imports torch, takes longer than they do. Read when inductor is imported.
+COMPILE_IN_PROCESS = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
 OFF_VARIABLE = "PIPELINE_WORKER"
 START_LIMIT_S = 120.0
 FORWARDED_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
@@ -112,8 +114,8 @@ def runtime_folder() -> Path:
     base = os.environ.get("XDG_RUNTIME_DIR")
     folder = Path(base or tempfile.gettempdir()) / f"llm-systems-pipeline-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) != 0o700:
+    facts = folder.lstat()
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or stat.S_IMODE(facts.st_mode) != 0o700:
         raise PermissionError(f"{folder} is not this user's alone")
     return folder
 

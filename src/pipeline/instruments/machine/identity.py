@@ -14,6 +14,9 @@ import psutil
 
 from pipeline.instruments.machine.gpus import ask, gpu_facts, nvml, torch_build, visible_gpus
 
+# What changes figures, by the names of `software_versions`.
+SOFTWARE = ("python", "torch", "triton", "cuda", "driver")
+
 
 def machine_kind() -> str:
     """Name the kind of machine: the visible GPUs' model, or the CPU's where there is no GPU."""

@@ -6,7 +6,6 @@ is, so that each sample is the maximum over the ranks.
 """
 
 import time
-from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import TypeVar
 
@@ -14,20 +13,12 @@ import torch
 import torch.distributed as dist
 
 from pipeline.instruments.machine import gpu_state
-from pipeline.instruments.machine.power import PowerWatch, pooled_power
-from pipeline.instruments.sampling.stability import status_columns
+from pipeline.instruments.machine.power import PowerWatch
 from pipeline.instruments.sampling.step_timing import Phases, Sampling, Timings, collections_off, synchronize
 
 STEP = "train_step"
 
 Key = TypeVar("Key")
-Thing = TypeVar("Thing")
-
-
-def turns(things: Sequence[Thing], rounds: int) -> Iterator[Thing]:
-    """Let things take turns, every second round in reverse, so that a slow drift of the machine falls on all alike."""
-    for number in range(rounds):
-        yield from things if number % 2 == 0 else reversed(things)
 
 
 def time_steps_over_ranks(phases: Phases, device: torch.device, warmup: int, steps: int) -> Sampling:
@@ -51,25 +42,6 @@ def time_steps_over_ranks(phases: Phases, device: torch.device, warmup: int, ste
             samples.append(sample_ms)
         watch.poll()
     return Sampling(timings, state_before, gpu_state.gpu_state(), watch.over(steps))
-
-
-def pooled(samplings: Sequence[Sampling]) -> Sampling:
-    """Join the samples of the same phases taken at several times, and all states of the GPUs after them."""
-    timings = {
-        name: Timings(
-            [sample for sampling in samplings for sample in sampling.timings[name].host_ms],
-            [sample for sampling in samplings for sample in sampling.timings[name].cuda_events_ms],
-        )
-        for name in samplings[0].timings
-    }
-    states_after = [state for sampling in samplings for state in sampling.state_after]
-    power = pooled_power(sampling.power for sampling in samplings)
-    return Sampling(timings, samplings[0].state_before, states_after, power)
-
-
-def step_status(sampling: Sampling, unstable_rel_error: float) -> dict[str, str]:
-    """Judge the whole step; returns the columns of `status_columns`."""
-    return status_columns(sampling.timings[STEP].host_ms, sampling.slowdowns(), unstable_rel_error)
 
 
 def _time_step(phases: Phases, device: torch.device) -> dict[tuple[str, str], float]:

@@ -26,7 +26,6 @@ import torch
 import torch.distributed as dist
 
 from pipeline.errors import Skipped
-from pipeline.loaded_modules import loaded_modules
 
 PR_SET_PDEATHSIG = 1
 OUTCOMES = (Skipped, MemoryError, torch.OutOfMemoryError)
@@ -83,7 +82,7 @@ def be_rank_afresh(
         _import_from(*place)
         function, args = pickle.loads(call)
     except BaseException as error:
-        _answer(sender, _failure(error))
+        sender.send(_failure(error))
         return
     be_rank(group, rank, sender, function, args)
 
@@ -100,14 +99,9 @@ def be_rank(group: Group, rank: int, sender: Connection, function: Callable[...,
         _leave(context)
     except BaseException as error:
         # The group stays as it is: the others would fail on its end, and might be heard first.
-        _answer(sender, _failure(error))
+        sender.send(_failure(error))
     else:
-        _answer(sender, result)
-
-
-def _answer(sender: Connection, answer: bytes | Failure) -> None:
-    """Send an answer, and with it what this rank has imported: it is part of what was measured."""
-    sender.send((answer, loaded_modules()))
+        sender.send(result)
 
 
 def _import_from(module: str, path: str) -> None:
@@ -187,7 +181,9 @@ def _take_device(group: Group, rank: int) -> torch.device:
 def _loopback() -> str:
     """Name the loopback interface: the ranks are on one machine, and its host name may lead nowhere."""
     addresses = psutil.net_if_addrs()
-    return next(name for name, found in addresses.items() if any(entry.address == "127.0.0.1" for entry in found))
+    return next(
+        name for name, of_interface in addresses.items() if any(entry.address == "127.0.0.1" for entry in of_interface)
+    )
 
 
 def _leave(context: RankContext) -> None:

@@ -7,7 +7,6 @@ from pipeline.cells.fields import axis
 from pipeline.stages.accounting.models import NAMES
 
 SPLIT_AXIS = "question"
-ROW_COLUMNS = ("case", "attention", "seq_len", "num_devices", "num_buckets", "tensor_size")
 QUESTIONS = ("memory", "fsdp", "mesh", "buckets", "activations", "attention")
 
 

@@ -6,8 +6,10 @@ from pipeline.cells.fields import axis
 from pipeline.errors import UserError
 
 SPLIT_AXIS = "backend"
-ROW_COLUMNS = ("timing", "impl", "placement", "clock", "size_bytes")
 ELEMENT_BYTES = 4
+TIMINGS = ("set_up", "first_call", "burst", "single")
+IMPLS = ("torch", "nccl")
+PLACEMENTS = ("in_place", "out_of_place")
 
 
 @dataclass(frozen=True)
@@ -28,9 +30,6 @@ class Cell:
         if self.backend == "gloo":
             return timings
         return [*timings, *({"timing": "burst", "impl": "nccl", "placement": place} for place in PLACEMENTS)]
-
-
-PLACEMENTS = ("in_place", "out_of_place")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Measure an allreduce cell: its ranks in processes of their own, and what they found put together."""
+"""Measure an allreduce cell: its ranks in processes of their own, and their rows put together."""
 
 import os
 import statistics
@@ -9,8 +9,9 @@ import torch.distributed as dist
 
 from pipeline.errors import Skipped
 from pipeline.formulas.collectives import all_reduce_bus_factor
+from pipeline.instruments.sampling.stability import status_columns
 from pipeline.instruments.sampling.stopwatch import Stopwatch
-from pipeline.instruments.sampling.summary import quartiles, rel_error, summarise
+from pipeline.instruments.sampling.summary import quartiles, summarise
 from pipeline.parallel.processes.starting import run_ranks
 from pipeline.stages.allreduce.cell import Cell, Settings
 from pipeline.stages.allreduce.ranks import RankReport, measure_rank
@@ -48,22 +49,21 @@ def _require(cell: Cell) -> None:
 
 def merged(reports: list[RankReport], cell: Cell, settings: Settings) -> list[Row]:
     """Put the ranks' rows together: samples of the slowest rank, and the medians of all."""
-    rows = [
-        _merged_row(rows, reports[0], cell, settings) for rows in zip(*(found.rows for found in reports), strict=True)
-    ]
+    by_rank = zip(*(report.rows for report in reports), strict=True)
+    rows = [_merged_row(rank_rows, reports[0], cell, settings) for rank_rows in by_rank]
     reason = reports[0].no_direct_nccl
     direct = [key for key in cell.row_keys() if key["impl"] == "nccl"] if reason else []
     return rows + [{**key, "status": "skipped", "reason": reason} for key in direct]
 
 
-def _merged_row(rows: tuple[Row, ...], report: RankReport, cell: Cell, settings: Settings) -> Row:
-    key: Row = {name: value for name, value in rows[0].items() if name != "samples_ms"}
+def _merged_row(rank_rows: tuple[Row, ...], report: RankReport, cell: Cell, settings: Settings) -> Row:
+    key: Row = {name: value for name, value in rank_rows[0].items() if name != "samples_ms"}
     size: Any = key.get("size_bytes")  # None for a row that is about no size
-    samples_ms = [max(times) for times in zip(*(row["samples_ms"] for row in rows), strict=True)]
-    rank_medians_ms = [quartiles(row["samples_ms"])[1] for row in rows]
+    samples_ms = [max(times) for times in zip(*(row["samples_ms"] for row in rank_rows), strict=True)]
+    rank_medians_ms = [quartiles(row["samples_ms"])[1] for row in rank_rows]
     return {
         **key,
-        **_status(samples_ms, report.slowdowns.get(size, []), settings),
+        **status_columns(samples_ms, report.slowdowns.get(size, []), settings.unstable_rel_error),
         **summarise(samples_ms),
         "rank_min_ms": min(rank_medians_ms),
         "rank_mean_ms": statistics.fmean(rank_medians_ms),
@@ -74,14 +74,6 @@ def _merged_row(rows: tuple[Row, ...], report: RankReport, cell: Cell, settings:
         "rank_medians_ms": rank_medians_ms,
         "samples_ms": samples_ms,
     }
-
-
-def _status(samples_ms: list[float], slowdowns: list[str], settings: Settings) -> Row:
-    if slowdowns:
-        return {"status": "unstable", "reason": f"GPU slowed down: {', '.join(slowdowns)}"}
-    if len(samples_ms) > 1 and (error := rel_error(samples_ms)) > settings.unstable_rel_error:
-        return {"status": "unstable", "reason": f"median known to {error:.1%} only"}
-    return {"status": "ok"}
 
 
 def _rates(key: Row, samples_ms: list[float], cell: Cell) -> Row:

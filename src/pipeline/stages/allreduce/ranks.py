@@ -115,8 +115,8 @@ def _measure_sizes(
     _warm_up(operations, payload, sizes, settings.warmup_calls)
     report = RankReport(list(rows), {}, {})
     for size in sizes:
-        found, sampling = _measure_size(context, settings, payload, operations, size)
-        report.rows.extend(found)
+        size_rows, sampling = _measure_size(context, settings, payload, operations, size)
+        report.rows.extend(size_rows)
         report.states[size] = sampling.state_after
         report.slowdowns[size] = sampling.slowdowns()
     return report

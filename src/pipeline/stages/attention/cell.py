@@ -6,7 +6,7 @@ from pipeline.cells.fields import axis
 
 SPLIT_AXIS = "head_dim"
 MODES = ("eager", "compiled")
-PASSES = ("forward", "backward")
+PHASES = ("forward", "backward")
 
 
 @dataclass(frozen=True)
@@ -22,12 +22,12 @@ class Cell:
         return 1
 
     def shares_host(self, on_gpu: bool) -> bool:
-        """On a GPU its passes take as long as the GPU's work: docs/side-by-side.md."""
+        """On a GPU its phases take as long as the GPU's work: docs/side-by-side.md."""
         return on_gpu
 
     def row_keys(self) -> list[dict[str, str]]:
         """Return what names each row by the host clock: the rows of a cell that could not be measured."""
-        return [{"mode": mode, "pass": name, "clock": "host"} for mode in MODES for name in PASSES]
+        return [{"mode": mode, "phase": phase, "clock": "host"} for mode in MODES for phase in PHASES]
 
 
 @dataclass(frozen=True)

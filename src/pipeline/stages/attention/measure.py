@@ -1,4 +1,4 @@
-"""Measure an attention cell: memory of each mode alone, then its passes in turn with the other's."""
+"""Measure an attention cell: memory of each mode alone, then its phases in turn with the other's."""
 
 import functools
 import math
@@ -23,7 +23,7 @@ from pipeline.instruments.sampling.stability import gpu_columns, status_columns
 from pipeline.instruments.sampling.step_timing import StopRule, synchronize
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.instruments.sampling.summary import summarise
-from pipeline.stages.attention.cell import MODES, PASSES, Cell, Settings
+from pipeline.stages.attention.cell import MODES, PHASES, Cell, Settings
 
 Row = dict[str, Any]
 ELEMENT_BYTES = torch.float32.itemsize
@@ -48,30 +48,30 @@ class Problem:
 
 @dataclass
 class Trial:
-    """What each mode did when it ran alone: why a pass cannot be timed, and the memory columns of those that can."""
+    """What each mode did when it ran alone: why a phase cannot be timed, and the memory columns of those that can."""
 
     failures: dict[str, Row] = field(default_factory=dict)
     memory: Row = field(default_factory=dict)
 
 
 def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
-    """Return a row for each mode, pass and clock; a mode that runs out of memory does not keep the other from it."""
+    """Return a row for each mode, phase and clock; a mode that runs out of memory does not keep the other from it."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     problems = _problems(cell, settings, device)
     with stopwatch.measuring():
         trials = {mode: _try(problem, mode, device) for mode, problem in problems.items()}
         works = {
-            (mode, name): work
+            (mode, phase): work
             for mode, problem in problems.items()
-            for name, work in _works(problem).items()
-            if name not in trials[mode].failures
+            for phase, work in _works(problem).items()
+            if phase not in trials[mode].failures
         }
         rule = StopRule(settings.passes, settings.passes, rel_error=0.0, budget_s=math.inf)
         rules = dict.fromkeys(works, rule)
         timed = interleave(works, host_sampler(device), rules, settings.warmup_passes)
     shared = _model_columns(_shape(cell, settings), device)
     return [
-        row for mode in MODES for name in PASSES for row in _rows(mode, name, trials[mode], timed, settings, shared)
+        row for mode in MODES for phase in PHASES for row in _rows(mode, phase, trials[mode], timed, settings, shared)
     ]
 
 
@@ -103,12 +103,12 @@ def _try(problem: Problem, mode: str, device: torch.device) -> Trial:
         if mode == "compiled":
             require_compiler()
     except Skipped as skipped:
-        return Trial(failures={name: {"status": "skipped", "reason": str(skipped)} for name in PASSES})
+        return Trial(failures={phase: {"status": "skipped", "reason": str(skipped)} for phase in PHASES})
     trial = Trial()
-    for name, run in {"forward": problem.forward, "backward": lambda: problem.backward(problem.forward())}.items():
+    for phase, run in {"forward": problem.forward, "backward": lambda: problem.backward(problem.forward())}.items():
         _, reason = attempt(run)
         if reason:
-            trial.failures[name] = {"status": "oom", "reason": reason}
+            trial.failures[phase] = {"status": "oom", "reason": reason}
     if "forward" not in trial.failures:
         trial.memory["saved_bytes"], _ = attempt(saved_bytes, problem.forward, problem.inputs)
     if not trial.failures and device.type == "cuda":
@@ -151,12 +151,12 @@ def _model_columns(shape: Shape, device: torch.device) -> Row:
 
 
 def _rows(
-    mode: str, name: str, trial: Trial, timed: Interleaving[tuple[str, str]], settings: Settings, shared: Row
+    mode: str, phase: str, trial: Trial, timed: Interleaving[tuple[str, str]], settings: Settings, shared: Row
 ) -> list[Row]:
-    key = {"mode": mode, "pass": name}
-    if name in trial.failures:
-        return [{**key, "clock": "host", **trial.failures[name], **shared}]
-    taken: Taken = timed.taken[mode, name]
+    key = {"mode": mode, "phase": phase}
+    if phase in trial.failures:
+        return [{**key, "clock": "host", **trial.failures[phase], **shared}]
+    taken: Taken = timed.taken[mode, phase]
     if taken.out_of_memory:
         return [{**key, "clock": "host", "status": "oom", "reason": taken.out_of_memory, **shared}]
     return [

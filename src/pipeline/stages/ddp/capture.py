@@ -15,7 +15,6 @@ from pipeline.compat.torch_private import profiler_events
 from pipeline.instruments.profilers.trace import overlap_us, span_us, union_us
 from pipeline.instruments.sampling.step_timing import synchronize
 
-PROFILER = "torch.profiler"
 # On a GPU every kernel and copy is an event, NCCL's by their names. On a CPU operators compute, and a collective runs
 # under its backend's name on a thread of the backend's; c10d's operators only start it.
 COMMUNICATION = r"nccl|rccl|gloo:"
@@ -41,7 +40,7 @@ class Lanes:
         # A difference of sums: to the nanosecond, which is finer than any clock, it has no rounding errors left.
         hidden_us = max(0.0, round(overlap_us(self.computation, self.communication), 3))
         both = pd.concat([self.computation, self.communication])
-        found: dict[str, Any] = {
+        times: dict[str, Any] = {
             "span_ms": span_us(both) / 1e3,
             "computation_ms": union_us(self.computation) / 1e3,
             "communication_ms": communication_us / 1e3,
@@ -49,8 +48,8 @@ class Lanes:
             "hidden_pct": 100 * hidden_us / communication_us if communication_us else None,
         }
         for name, events in (("computation", self.computation), ("communication", self.communication)):
-            found[f"{name}_busy_pct"] = _busy_pct(events, both["start_us"].min(), span_us(both))
-        return found
+            times[f"{name}_busy_pct"] = _busy_pct(events, both["start_us"].min(), span_us(both))
+        return times
 
 
 def capture_step(step: Callable[[], object], device: torch.device, listen: bool) -> Lanes | None:
@@ -82,7 +81,7 @@ def lanes(events: Iterable[Any], device_type: str) -> Lanes:
     such ranges.
     """
     on_gpu = device_type == "cuda"
-    found = pd.DataFrame(
+    work = pd.DataFrame(
         [
             (event.name(), event.start_ns(), event.duration_ns() / 1e3)
             for event in events
@@ -92,10 +91,10 @@ def lanes(events: Iterable[Any], device_type: str) -> Lanes:
         columns=["name", "start_ns", "duration_us"],
     )
     # Whole nanoseconds since 1970 are more than a float holds.
-    found["start_us"] = (found["start_ns"] - found["start_ns"].min()) / 1e3
-    communicates = found["name"].str.match(COMMUNICATION).astype(bool)
-    computes = ~communicates if on_gpu else found["name"].str.match(COMPUTATION_ON_CPU).astype(bool)
-    return Lanes(found[computes], found[communicates])
+    work["start_us"] = (work["start_ns"] - work["start_ns"].min()) / 1e3
+    communicates = work["name"].str.match(COMMUNICATION).astype(bool)
+    computes = ~communicates if on_gpu else work["name"].str.match(COMPUTATION_ON_CPU).astype(bool)
+    return Lanes(work[computes], work[communicates])
 
 
 def _busy_pct(events: pd.DataFrame, begin_us: float, span_us: float) -> list[int]:

@@ -17,8 +17,9 @@ class Variant:
     bucket_size_mb: int | None = None
 
 
-# "torch" is DistributedDataParallel. "none" communicates nothing: what the others cost is what they take beyond it. It
-# is last, so that its weights find others to be compared with.
+IMPLS = ("naive", "flat", "overlap", "bucketed", "torch", "none")
+# "torch" is DistributedDataParallel. "none" communicates nothing: what a variant takes beyond it is what communication
+# costs. It is last, so that its weights are compared with those of a variant that averages.
 VARIANTS = (
     Variant("naive"),
     Variant("flat"),
@@ -28,9 +29,12 @@ VARIANTS = (
     Variant("none"),
 )
 
-# Of these one step is captured: beside each other they show what starting early hides.
+PHASES = ("forward", "backward", "communication", "optimizer")
+TRAIN_STEP = "train_step"
+WHOLE_STEP = {"phase": TRAIN_STEP, "clock": "host"}
+# Of these variants one step is captured: beside each other they show what starting early hides.
 CAPTURED = ("naive", "overlap")
-WHOLE_STEP = {"pass": "train_step", "clock": "host"}
+CAPTURED_STEP, PROFILER = "captured_step", "torch.profiler"
 
 
 @dataclass(frozen=True)

@@ -1,25 +1,21 @@
 """What a cell takes, told before it is measured. Imports no torch: the workflow reads it."""
 
-from pipeline.formulas.activations import Workload
-from pipeline.formulas.peak_memory import peak_bytes
-from pipeline.formulas.sizes import SIZES
+from pipeline.formulas.data_parallel import training_bytes, training_s
 from pipeline.stages.ddp.cell import VARIANTS, Cell, Settings
 
 
 def expected_s(cell: Cell, settings: Settings, on_gpu: bool) -> float:
-    """Return about how many seconds a cell takes: its steps are of a size chosen for the machine."""
-    steps = len(VARIANTS) * settings.rounds * (settings.warmup_steps + settings.steps)
-    return 3 + (0.4 if on_gpu else 0.05) * steps
+    """Return about how many seconds a cell takes."""
+    return training_s(len(VARIANTS) * settings.rounds * (settings.warmup_steps + settings.steps), on_gpu)
 
 
 def needed_bytes(cell: Cell, settings: Settings) -> int:
-    """Return the least memory that a cell takes on a CPU: what a training step has at its height, on every rank."""
-    workload = Workload(
-        SIZES[cell.size],
-        settings.vocab_size,
-        settings.batch_size_per_rank,
-        settings.context_length,
+    """Return the least memory that a cell takes on a CPU."""
+    return training_bytes(
+        cell.size,
         cell.precision,
-        device_type="cpu",
+        cell.world_size,
+        vocab_size=settings.vocab_size,
+        batch_size_per_rank=settings.batch_size_per_rank,
+        context_length=settings.context_length,
     )
-    return cell.world_size * peak_bytes(workload, "train_step")

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from pipeline.instruments.memory.freed_memory import make_room
 from pipeline.instruments.profilers.collective_traffic import CollectiveLog, total_bytes
 from pipeline.instruments.sampling import weight_differences
-from pipeline.instruments.sampling.rank_timing import max_over_ranks, time_steps_over_ranks, turns
+from pipeline.instruments.sampling.rank_timing import max_over_ranks, time_steps_over_ranks
 from pipeline.instruments.sampling.step_timing import Sampling
+from pipeline.instruments.sampling.variants import turns
 from pipeline.model.step import TrainingStep
 from pipeline.parallel.processes.starting import RankContext
 from pipeline.stages.ddp.capture import Lanes, capture_step
@@ -46,8 +47,8 @@ def measure_variants(
     """
     rank = _Rank(context, cell, settings)
     results = {variant: Result() for variant in variants}
-    for variant in turns(variants, settings.rounds):
-        rank.take_turn(variant, results[variant])
+    for variant, is_first_turn in turns(variants, settings.rounds):
+        rank.take_turn(variant, results[variant], is_first_turn)
     for variant in variants:
         if variant.impl in CAPTURED:
             results[variant].lanes = rank.capture(variant)
@@ -62,26 +63,25 @@ class _Rank:
         self.cell, self.settings = cell, settings
         self.reference: Tensor | None = None  # weights of the first variant that averages, on rank 0
 
-    def take_turn(self, variant: Variant, result: Result) -> None:
-        """Train for the timed steps; after them, the first time, note memory and collectives and compare the weights.
+    def take_turn(self, variant: Variant, result: Result, is_first_turn: bool) -> None:
+        """Train for the timed steps; after those of the first turn note memory and collectives and compare the weights.
 
-        Only that first turn begins with the device's memory bare, to have its own peak: to allocate all anew takes as
-        long as several steps.
+        Only that turn begins with the device's memory bare, to have its own peak: to allocate all anew takes as long as
+        several steps.
         """
-        first = not result.samplings
-        if first:
+        if is_first_turn:
             _let_go_of_finished_collectives()
             make_room(self.device)
         step = self._build_step(variant)
         sampling = time_steps_over_ranks(phases(step), self.device, self.settings.warmup_steps, self.settings.steps)
         result.samplings.append(sampling)
-        if first:
+        if is_first_turn:
             result.peak_bytes = _peak_bytes(self.device)
             self._compare(step.model, variant, result)
             _count(step, variant.impl != "none", result)
 
     def capture(self, variant: Variant) -> Lanes | None:
-        """Capture a warm step on rank 0; None on the others."""
+        """Capture a warm step on rank 0; None on other ranks."""
         step = self._build_step(variant)
         step.run()
         return capture_step(step.run, self.device, listen=self.rank == 0)

@@ -7,11 +7,12 @@ from pipeline.formulas.attention import Shape
 
 SPLIT_AXIS = "dtype"
 DTYPES = ("bf16", "fp32")
-PASSES = ("forward", "backward", "forward_backward")
+PHASES = ("forward", "backward", "forward_backward")
 OURS = ("triton", "tiled")
+SDPA_BACKENDS = ("sdpa_flash", "sdpa_cudnn", "sdpa_efficient")
 # On a CPU torch's own choice, `sdpa`, stands for the backends that are a GPU's.
-PEERS = ("eager", "compiled_eager", "sdpa", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "flex")
-GPU_ONLY = ("triton", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "flex")
+PEERS = ("eager", "compiled_eager", "sdpa", *SDPA_BACKENDS, "flex")
+GPU_ONLY = ("triton", *SDPA_BACKENDS, "flex")
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Cell:
 
     def row_keys(self) -> list[dict[str, str]]:
         """Return what names each row: the rows of a cell that could not be measured."""
-        return [{"impl": impl, "pass": name} for impl in (*OURS, *PEERS) for name in PASSES]
+        return [{"impl": impl, "phase": phase} for impl in (*OURS, *PEERS) for phase in PHASES]
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ from pipeline.instruments.sampling.step_timing import StopRule
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.instruments.sampling.summary import quartiles, summarise
 from pipeline.stages.flash import implementations
-from pipeline.stages.flash.cell import PASSES, Cell, Settings
+from pipeline.stages.flash.cell import PHASES, Cell, Settings
 from pipeline.stages.flash.trial import Inputs, Trial, try_implementation
 
 Row = dict[str, Any]
-Key = tuple[str, str]  # implementation, pass
+Key = tuple[str, str]  # implementation, phase
 
 TORCH_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 # Rounds that are not counted. Every call has been made twice before them: they are for those that a moment disturbs.
@@ -32,24 +32,24 @@ LATENCY_RULE = StopRule(min_samples=5, max_samples=50, rel_error=0.01, budget_s=
 
 
 def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
-    """Return a row for each implementation and pass; one that fails does not keep the others from it."""
+    """Return a row for each implementation and phase; one that fails does not keep the others from it."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     inputs = _inputs(cell, device)
     with stopwatch.measuring():
         trials = {
             name: try_implementation(name, cell.shape, inputs, settings) for name in implementations.names(device)
         }
-        works = {(name, part): work for name, trial in trials.items() for part, work in trial.works.items()}
-        sample_s = {(name, part): trials[name].sample_s[part] for name, part in works}
+        works = {(name, phase): work for name, trial in trials.items() for phase, work in trial.works.items()}
+        sample_s = {(name, phase): trials[name].sample_s[phase] for name, phase in works}
         rules = {key: _rule(sample_s[key], settings) for key in works}
         slow = {key for key in works if sample_s[key] > SLOW_S}
         timed = interleave(works, kernel_sampler(device), rules, WARMUP_ROUNDS, warm=slow)
         latencies = _latencies({key: work for key, work in works.items() if key not in slow}, device)
     shared = _peak_columns(cell, device) | _choice_columns(cell, inputs)
     return [
-        _row(cell, (name, part), trial, timed, latencies, settings, shared)
+        _row(cell, (name, phase), trial, timed, latencies, settings, shared)
         for name, trial in trials.items()
-        for part in PASSES
+        for phase in PHASES
     ]
 
 
@@ -107,10 +107,10 @@ def _row(
     settings: Settings,
     shared: Row,
 ) -> Row:
-    name, part = key
-    row = {"impl": name, "pass": part, **trial.columns[part]}
-    if part in trial.failures:
-        return row | trial.failures[part]
+    name, phase = key
+    row = {"impl": name, "phase": phase, **trial.columns[phase]}
+    if phase in trial.failures:
+        return row | trial.failures[phase]
     taken = timed.taken[key]
     if taken.out_of_memory:
         return row | {"status": "oom", "reason": taken.out_of_memory}
@@ -119,7 +119,7 @@ def _row(
         "clock": clock,
         **status_columns(samples_ms, timed.slowdowns(), settings.unstable_rel_error),
         **summarise(samples_ms),
-        **_rates(cell, part, quartiles(samples_ms)[1], shared),
+        **_rates(cell, phase, quartiles(samples_ms)[1], shared),
         **shared,
         "exposed_samples": taken.exposed,
         **_latency_columns(latencies.get(key)),
@@ -128,8 +128,8 @@ def _row(
     }
 
 
-def _rates(cell: Cell, part: str, median_ms: float, shared: Row) -> Row:
-    tflops_per_s = attention.pass_flops(cell.shape, part) / (median_ms / 1e3) / 1e12
+def _rates(cell: Cell, phase: str, median_ms: float, shared: Row) -> Row:
+    tflops_per_s = attention.pass_flops(cell.shape, phase) / (median_ms / 1e3) / 1e12
     return {"tflops_per_s": tflops_per_s, "peak_share_pct": 100 * tflops_per_s / shared["peak_tflops_per_s"]}
 
 

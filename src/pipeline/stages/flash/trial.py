@@ -15,7 +15,7 @@ from pipeline.instruments.memory.out_of_memory import attempt, free_memory
 from pipeline.instruments.sampling.interleaving import Work
 from pipeline.instruments.sampling.step_timing import time_call_ms
 from pipeline.stages.flash import implementations
-from pipeline.stages.flash.cell import PASSES, Settings
+from pipeline.stages.flash.cell import PHASES, Settings
 
 Row = dict[str, Any]
 T = TypeVar("T")
@@ -37,14 +37,14 @@ class Inputs:
 
 @dataclass
 class Trial:
-    """What can be timed of an implementation, how long a sample takes, what is known of each pass, and why not more.
+    """What can be timed of an implementation, how long a sample takes, what is known of each phase, and why not more.
 
     A sample is a call and its preparation.
     """
 
     works: dict[str, Work] = field(default_factory=dict)
     sample_s: dict[str, float] = field(default_factory=dict)
-    columns: dict[str, Row] = field(default_factory=lambda: {name: {} for name in PASSES})
+    columns: dict[str, Row] = field(default_factory=lambda: {phase: {} for phase in PHASES})
     failures: dict[str, Row] = field(default_factory=dict)
 
 
@@ -62,23 +62,23 @@ class _OutOfMemory(Exception):
 
 
 def try_implementation(name: str, shape: Shape, inputs: Inputs, settings: Settings) -> Trial:
-    """Try forward, then backward, then both; what follows a pass that fails is not tried and fails like it."""
+    """Try forward, then backward, then both; what follows a phase that fails is not tried and fails like it."""
     trial, status = Trial(), ""
     try:
         works = _or_raise(name, lambda: _works(implementations.build(name, shape, inputs.device), inputs))
-        for part, work in works.items():
-            _try_pass(name, part, work, trial, inputs, settings)
+        for phase, work in works.items():
+            _try_phase(name, phase, work, trial, inputs, settings)
     except Skipped as skipped:
         status, reason = "skipped", str(skipped)
     except _OutOfMemory as failed:
         status, reason = "oom", str(failed)
     if status:
-        trial.failures = {part: {"status": status, "reason": reason} for part in PASSES if part not in trial.works}
+        trial.failures = {phase: {"status": status, "reason": reason} for phase in PHASES if phase not in trial.works}
     return trial
 
 
 def _works(implementation: implementations.Implementation, inputs: Inputs) -> dict[str, Work]:
-    """Return each pass as work to time. A backward pass gets a new graph each time: none is held between samples."""
+    """Return each phase as work to time. A backward phase gets a new graph each time: none is held between samples."""
 
     def forward(_nothing: None) -> Tensor:
         return implementation.attend(*inputs.qkv)
@@ -94,21 +94,21 @@ def _works(implementation: implementations.Implementation, inputs: Inputs) -> di
     }
 
 
-def _try_pass(name: str, part: str, work: Work, trial: Trial, inputs: Inputs, settings: Settings) -> None:
-    """Run one pass twice: the first call compiles and loads, the second says how long it takes and how much memory.
+def _try_phase(name: str, phase: str, work: Work, trial: Trial, inputs: Inputs, settings: Settings) -> None:
+    """Run one phase twice: the first call compiles and loads, the second says how long it takes and how much memory.
 
     Raises Skipped where the implementation refuses the problem or is too slow, _OutOfMemory where memory ran out.
     """
-    trial.columns[part] |= _or_raise(name, lambda: _first_call(part, work, inputs))
-    if part == PASSES[0]:
+    trial.columns[phase] |= _or_raise(name, lambda: _first_call(phase, work, inputs))
+    if phase == PHASES[0]:
         free_memory()  # what compiling, and the implementation before, left in cycles; once, for it takes a while
     second, extra = _or_raise(name, lambda: _second_call(work, inputs.device))
-    trial.columns[part] |= extra
+    trial.columns[phase] |= extra
     call_s = second.call_ms / 1e3
     if call_s > settings.call_limit_s:
-        words = part.replace("_", " + ")
+        words = phase.replace("_", " + ")
         raise Skipped(f"one {words} call takes {call_s:.2g} s, above the limit of {settings.call_limit_s:g} s")
-    trial.works[part], trial.sample_s[part] = work, second.sample_s
+    trial.works[phase], trial.sample_s[phase] = work, second.sample_s
 
 
 def _or_raise(name: str, function: Callable[[], T]) -> T:
@@ -120,9 +120,9 @@ def _or_raise(name: str, function: Callable[[], T]) -> T:
     return cast(T, value)  # None without a reason is what the function returned
 
 
-def _first_call(part: str, work: Work, inputs: Inputs) -> Row:
+def _first_call(phase: str, work: Work, inputs: Inputs) -> Row:
     first = _timed_call(work, inputs.device)
-    return {"first_call_ms": first.call_ms, **_errors(part, first.result, inputs.exact)}
+    return {"first_call_ms": first.call_ms, **_errors(phase, first.result, inputs.exact)}
 
 
 def _second_call(work: Work, device: torch.device) -> tuple[_Called, Row]:
@@ -145,16 +145,16 @@ def _timed_call(work: Work, device: torch.device) -> _Called:
     return _Called(call_ms, time.perf_counter() - started, kept[0])
 
 
-def _errors(part: str, result: Any, exact: ExactAttention) -> Row:
-    """Return relative (L2) and largest absolute errors: of the output, of each gradient, nothing for both passes."""
-    if part == "forward":
-        found = {"output": result}
-    elif part == "backward":
-        found = dict(zip(("dq", "dk", "dv"), result, strict=True))
+def _errors(phase: str, result: Any, exact: ExactAttention) -> Row:
+    """Return relative (L2) and largest absolute errors: of the output, of each gradient, nothing for both phases."""
+    if phase == "forward":
+        results = {"output": result}
+    elif phase == "backward":
+        results = dict(zip(("dq", "dk", "dv"), result, strict=True))
     else:
         return {}
     columns = {}
-    for quantity, tensor in found.items():
+    for quantity, tensor in results.items():
         columns[f"{quantity}_rel_error"] = exact.relative_error(quantity, tensor)
         columns[f"{quantity}_max_error"] = (tensor.detach().double() - getattr(exact, quantity)).abs().max().item()
     return columns

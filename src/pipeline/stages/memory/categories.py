@@ -42,10 +42,10 @@ def _owned(allocations: list[Allocation], recording: Recording) -> dict[Allocati
     return owned
 
 
-def _by_phase(allocation: Allocation, spans: list[tuple[str, int, int]], place: int, event_count: int) -> str:
-    phase = spans[place][0] if place >= 0 else ""
+def _by_phase(allocation: Allocation, spans: list[tuple[str, int, int]], index: int, event_count: int) -> str:
+    phase = spans[index][0] if index >= 0 else ""
     if phase == "forward":
-        ends = [end for name, _, end in spans[place:] if name == "forward"]
+        ends = [end for name, _, end in spans[index:] if name == "forward"]
         if allocation.end >= ends[0] and (len(ends) == 1 or allocation.end < ends[1]):
             return "activations"
     if phase == "backward" and frames_within(allocation.frames, FORWARD_CODE):

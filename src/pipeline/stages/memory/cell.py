@@ -8,7 +8,6 @@ from pipeline.formulas.sizes import SIZES
 
 SPLIT_AXIS = "precision"
 KEEPS_FILES = True
-ROW_COLUMNS = ("kind", "step", "phase", "category", "rank")
 
 
 @dataclass(frozen=True)

@@ -33,12 +33,7 @@ LARGEST = 12
 
 
 def recording_rows(recording: Recording) -> list[Row]:
-    """Turn a recording into rows, each with the `kind` of thing that it tells and the status ok.
-
-    peak: a phase of a step, its peak_bytes and what they are made of (`<category>_bytes`); step 0 builds the model.
-    timeline: a category's active bytes at chosen events. largest: equal allocations made by one line. saved: the
-    activations at the end of the last forward pass. residual: the sums of the blocks, which are the residual stream.
-    """
+    """Turn a recording into rows with the status ok: peaks, timeline, largest, saved and residual, see rows.py."""
     allocations = replay(recording.events)
     categories = classify(allocations, recording)
     active = timeline(allocations, categories, len(recording.events))
@@ -54,12 +49,12 @@ def recording_rows(recording: Recording) -> list[Row]:
 
 def _numbered_phases(recording: Recording) -> list[tuple[int, str, int, int]]:
     """Return the phases with the step that each belongs to; 0 is before the first."""
-    found, step = [], 0
+    phases, step = [], 0
     for name, begin, end in phase_spans(recording):
         step += name == "forward"
         if name != "end":
-            found.append((step, name, begin, end))
-    return found
+            phases.append((step, name, begin, end))
+    return phases
 
 
 def _peak_rows(recording: Recording, active: Timeline) -> list[Row]:

@@ -77,10 +77,7 @@ def _stall(case: Sum, addend: float, accumulator: Format, device: torch.device) 
 
 
 def _curve(sums: torch.Tensor, addend: float) -> dict[str, list]:
-    """Thin the running sums and their relative errors to what a figure can show, first and last step among them.
-
-    Errors stand beside the sums because a table keeps six digits of a list's numbers: too few to find them again.
-    """
+    """Thin the running sums and their relative errors to what a figure can show, first and last step among them."""
     steps = torch.linspace(1, len(sums), CURVE_POINTS).round().long().unique()
     shown, exact = sums[steps - 1], steps.double() * addend
     errors = (shown - exact).abs() / exact

@@ -7,12 +7,6 @@ from pipeline.cells.fields import axis
 from pipeline.stages.precision.cases import AUTOCAST_DTYPES, EPSILONS, FORMAT_NAMES, METHODS, SUMS
 
 SPLIT_AXIS = "experiment"
-# Of a sum; of a part under autocast; of a layer norm.
-ROW_COLUMNS = (
-    *("accumulator", "addend_dtype", "cast", "steps", "addend"),
-    *("autocast_dtype", "component", "detail"),
-    *("dtype", "method", "input", "d_model", "magnitude", "eps"),
-)
 EXPERIMENTS = ("accumulation", "autocast", "layer_norm", "layer_norm_eps")
 DEVICES = ("cpu", "cuda")
 

@@ -116,14 +116,14 @@ def stretches(addend: float, steps: int, accumulator: Format) -> list[Stretch]:
     Raises ValueError for an addend that is not positive.
     """
     _check_positive(addend)
-    found, total, left = [], 0.0, steps
+    taken, total, left = [], 0.0, steps
     while left and math.isfinite(total):
         spacing = accumulator.spacing(total)
         step = accumulator.rounded(total + addend) - total
         count = min(left, _equal_steps(total, addend, step, spacing) if step else left)
-        found.append(Stretch(total, spacing, step, count))
-        total, left = found[-1].end, left - count
-    return found
+        taken.append(Stretch(total, spacing, step, count))
+        total, left = taken[-1].end, left - count
+    return taken
 
 
 def _equal_steps(total: float, addend: float, step: float, spacing: float) -> int:

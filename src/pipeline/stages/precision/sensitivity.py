@@ -51,8 +51,8 @@ def normalise(x: torch.Tensor, method: str, eps: float) -> tuple[Normalised | No
     if method == "kernel":
         return None, torch_layer_norm(x, eps)
     in_format = method == "in_format"
-    found = layer_norm_in_format(x, eps) if in_format else layer_norm_with_sums_in(torch.float32, x, eps)
-    return found, found.output
+    normalised = layer_norm_in_format(x, eps) if in_format else layer_norm_with_sums_in(torch.float32, x, eps)
+    return normalised, normalised.output
 
 
 def limits(unit: torch.Tensor, dtype: str, method: str) -> Limits:
@@ -132,8 +132,8 @@ def _split(
 ) -> list[tuple[Normalised | None, torch.Tensor, Normalised]]:
     """Cut a batch into equal parts."""
 
-    def cut(found: Normalised) -> list[Normalised]:
-        columns = (tensor.chunk(parts) for tensor in (found.mean, found.variance, found.output))
+    def cut(batch: Normalised) -> list[Normalised]:
+        columns = (tensor.chunk(parts) for tensor in (batch.mean, batch.variance, batch.output))
         return [Normalised(*three) for three in zip(*columns, strict=True)]
 
     shown = [None] * parts if statistics is None else cut(statistics)
@@ -145,10 +145,9 @@ def _errors(dtype: str, statistics: Normalised | None, output: torch.Tensor, ref
 
     output_half_spacing: half the format's spacing at the largest output, the error of rounding it and nothing else.
     """
-    found = {} if statistics is None else _statistics_errors(statistics, reference)
     finite = bool(output.isfinite().all())
     return {
-        **found,
+        **({} if statistics is None else _statistics_errors(statistics, reference)),
         "output_max_error": (output.double() - reference.output).abs().max().item() if finite else None,
         "output_half_spacing": FORMATS[dtype].spacing(reference.output.abs().max().item()) / 2,
         "output_zero_share": _share((output == 0).all(-1)),

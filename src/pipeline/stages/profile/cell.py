@@ -7,13 +7,19 @@ from pipeline.formulas.sizes import SIZES
 
 SPLIT_AXIS = "precision"
 KEEPS_FILES = True
-ROW_COLUMNS = ("kind", "range", "clock", "category", "kernel", "phase", "layer")
 
 # What one capture holds, each as a range of this name: the forward pass alone and without gradients; forward, loss and
 # backward; and with the optimizer.
 PASSES = ("inference", "forward_backward", "train_step")
 # A range with one more backward pass, whose parts have ranges too; captured where this pass was.
 BACKWARD_BY_PART, BACKWARD_OF = "backward_by_part", "forward_backward"
+# The parts of a training step, each with a range of its own inside it.
+BACKWARD = "train_step/backward"
+STEP_PARTS = ("train_step/forward", "train_step/loss", BACKWARD, "train_step/optimizer")
+# The host clock without a profiler, and those of the capture.
+CLOCKS = ("host", "profiled", "span", "busy", "kernel_sum")
+# The ranges inside attention.
+ATTENTION_PHASES = ("attention scores", "softmax", "final matmul")
 
 
 @dataclass(frozen=True)

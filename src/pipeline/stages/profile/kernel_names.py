@@ -28,5 +28,5 @@ def short_name(name: str) -> str:
     function = "::".join(head.split("::")[-2:]) if head.endswith("::kernel") else head.rpartition("::")[2]
     if not function.endswith(_TEMPLATES):
         return function
-    operations = [found for found in _OPERATION.findall(arguments) if found not in _WRAPPERS]
+    operations = [name for name in _OPERATION.findall(arguments) if name not in _WRAPPERS]
     return f"{function}<{operations[0]}>" if operations else function

@@ -9,33 +9,37 @@ import pandas as pd
 from pipeline.formulas.sizes import SIZES, ModelSize
 from pipeline.instruments.profilers.trace import Trace, events_of, range_times
 from pipeline.instruments.sampling.summary import summarise
-from pipeline.stages.profile.cell import BACKWARD_BY_PART, BACKWARD_OF, Cell, Settings
+from pipeline.stages.profile.cell import (
+    ATTENTION_PHASES,
+    BACKWARD,
+    BACKWARD_BY_PART,
+    BACKWARD_OF,
+    STEP_PARTS,
+    Cell,
+    Settings,
+)
 from pipeline.stages.profile.kernel_names import short_name
 
 Row = dict[str, Any]
 
-# The clocks of a trace, beside the host clock without a profiler, and the column of `range_times` that each reads.
-CLOCKS = {"profiled": "range_us", "span": "span_us", "busy": "busy_us", "kernel_sum": "kernel_sum_us"}
-# The parts of a training step, each with a range of its own.
-PHASES = tuple(f"train_step/{phase}" for phase in ("forward", "loss", "backward", "optimizer"))
-BACKWARD = "train_step/backward"
-ATTENTION_PHASES = ("attention scores", "softmax", "final matmul")
+# The column of `range_times` that each clock of a trace reads.
+CLOCK_COLUMNS = {"profiled": "range_us", "span": "span_us", "busy": "busy_us", "kernel_sum": "kernel_sum_us"}
 LAYER = re.compile(r"(.*/layers\.\d+)(?:/|$)")
 
 
 def rows_of(trace: Trace, passes: list[str], cell: Cell, settings: Settings) -> list[Row]:
     """Return every row that the trace gives of these passes."""
-    paths = [*passes, *(PHASES if "train_step" in passes else ())]
+    paths = [*passes, *(STEP_PARTS if "train_step" in passes else ())]
     with_kernels = [path for path in (*passes, BACKWARD) if path in paths]
     with_attention = ["inference", *([BACKWARD_BY_PART] if BACKWARD_OF in passes else [])]
-    found = [
+    rows = [
         *(row for path in paths for row in _time_rows(trace, path)),
         *(row for path in paths for row in _category_rows(trace, path)),
         *(row for path in with_kernels for row in _kernel_rows(trace, path, settings.top_kernels)),
         *(row for name in with_attention for row in _attention_rows(trace, name, cell, settings)),
         *_layer_rows(trace, passes[0]),
     ]
-    return [{**row, "status": "ok"} for row in found]
+    return [{**row, "status": "ok"} for row in rows]
 
 
 def kernel_table(trace: Trace, passes: list[str]) -> pd.DataFrame:
@@ -51,7 +55,7 @@ def kernel_table(trace: Trace, passes: list[str]) -> pd.DataFrame:
 def _time_rows(trace: Trace, path: str) -> list[Row]:
     times = range_times(trace, path)
     rows = []
-    for clock, column in CLOCKS.items():
+    for clock, column in CLOCK_COLUMNS.items():
         samples_ms = [float(value) / 1e3 for value in times[column]]
         # A range that launched nothing has no time on the device, and no statistics of it.
         if min(samples_ms) > 0:

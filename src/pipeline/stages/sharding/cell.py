@@ -6,14 +6,19 @@ from pipeline.cells.fields import axis
 from pipeline.formulas.sizes import SIZES
 
 SPLIT_AXIS = "precision"
-ROW_COLUMNS = ("impl", "measures", "pass", "clock", "moment", "kind", "collective")
 
 # AdamW on every rank in full; ours, each rank with the state of its share; torch's ZeroRedundancyOptimizer.
 IMPLS = ("adamw", "sharded", "torch_zero")
-# What is counted of a rank's memory, and the allocator's two peaks: of what it gave out, of what it was asked for.
+MEASURES = ("time", "memory", "traffic")
+PHASES = ("forward", "backward", "communication", "optimizer")
+TRAIN_STEP = "train_step"
+WHOLE_STEP = {"measures": "time", "phase": TRAIN_STEP, "clock": "host"}
+MOMENTS = ("initialised", "first_before_step", "first_after_step", "before_step", "after_step")
+# What is counted of a rank's memory, what the allocator gave out and was asked for, and the peaks of both.
 KINDS = ("parameters", "gradients", "optimizer_state")
+ALLOCATOR_KINDS = ("allocated", "requested")
 PEAKS = ("peak", "requested_peak")
-WHOLE_STEP = {"measures": "time", "pass": "train_step", "clock": "host"}
+COLLECTIVES = ("allreduce", "broadcast")
 
 
 @dataclass(frozen=True)

@@ -2,19 +2,17 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from pipeline.cells.outcomes import together_or_apart
 from pipeline.formulas.collectives import all_gather_bus_factor, all_reduce_bus_factor
 from pipeline.instruments.machine.identity import gpu_count
-from pipeline.instruments.sampling.rank_timing import pooled, step_status
 from pipeline.instruments.sampling.stopwatch import Stopwatch
-from pipeline.instruments.sampling.summary import summarise
+from pipeline.instruments.sampling.variants import step_rows
 from pipeline.instruments.sampling.weight_differences import TOLERANCE
 from pipeline.parallel.processes.starting import run_ranks
 from pipeline.stages.sharding import prediction
-from pipeline.stages.sharding.cell import IMPLS, KINDS, PEAKS, WHOLE_STEP, Cell, Settings
+from pipeline.stages.sharding.cell import ALLOCATOR_KINDS, COLLECTIVES, IMPLS, KINDS, PEAKS, WHOLE_STEP, Cell, Settings
 from pipeline.stages.sharding.prediction import Share
 from pipeline.stages.sharding.ranks import Result, measure_optimizers
 
@@ -23,49 +21,43 @@ Row = dict[str, Any]
 
 def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
     """Return, for each optimizer, rows of times, of memory by moment and kind, and of bytes by collective."""
-    backend = "nccl" if gpu_count() > 0 else "gloo"
+    backend, device_type = ("nccl", "cuda") if gpu_count() > 0 else ("gloo", "cpu")
+
+    def measure_together(impls: Sequence[str]) -> dict[str, Result]:
+        by_rank = run_ranks(
+            measure_optimizers,
+            cell.world_size,
+            backend=backend,
+            device_type=device_type,
+            timeout_s=settings.timeout_s,
+            args=(cell, settings, impls),
+        )
+        return by_rank[0]
+
     with stopwatch.measuring():
-        results = together_or_apart(partial(_measure_together, cell, settings, backend), IMPLS)
+        results = together_or_apart(measure_together, IMPLS)
     return [row for impl, result in results.items() for row in rows_of(impl, result, cell, settings, backend)]
-
-
-def _measure_together(cell: Cell, settings: Settings, backend: str, impls: Sequence[str]) -> dict[str, Result]:
-    results = run_ranks(
-        measure_optimizers,
-        cell.world_size,
-        backend=backend,
-        device_type="cuda" if backend == "nccl" else "cpu",
-        timeout_s=settings.timeout_s,
-        args=(cell, settings, tuple(impls)),
-    )
-    return results[0]
 
 
 def rows_of(impl: str, result: Result | MemoryError, cell: Cell, settings: Settings, backend: str) -> list[Row]:
     """Make rows of what the turns with one optimizer gave."""
     if isinstance(result, MemoryError):
         return [{"impl": impl, **WHOLE_STEP, "status": "oom", "reason": str(result)}]
-    found = [
+    rows = [
         *_time_rows(result, cell.precision, settings),
         *_memory_rows(impl, result, cell.world_size),
         *_traffic_rows(impl, result, cell.world_size),
     ]
-    return [{"impl": impl, "backend": backend, **row} for row in found]
+    return [{"impl": impl, "backend": backend, **row} for row in rows]
 
 
 def _time_rows(result: Result, precision: str, settings: Settings) -> list[Row]:
-    sampling = pooled(result.samplings)
-    status = step_status(sampling, settings.unstable_rel_error)
     shared = {
+        "measures": "time",
         "weight_difference": result.weight_difference,
         "weight_tolerance": TOLERANCE[precision],
-        **status,
     }
-    return [
-        {"measures": "time", "pass": name, "clock": clock, **shared, **summarise(samples), "samples_ms": samples}
-        for name, timings in sampling.timings.items()
-        for clock, samples in timings.by_clock().items()
-    ]
+    return [{**shared, **row} for row in step_rows(result.samplings, settings.unstable_rel_error)]
 
 
 def _memory_rows(impl: str, result: Result, world_size: int) -> list[Row]:
@@ -97,18 +89,18 @@ def _predicted(result: Result, share: Share) -> dict[tuple[str, str], int]:
     """
     sizes = result.parameter_bytes
     on_gpu = ("initialised", "peak") in result.memory
-    found: dict[tuple[str, str], int] = {}
+    predicted: dict[tuple[str, str], int] = {}
     for moment in dict.fromkeys(moment for moment, _ in result.memory):
         kinds = prediction.kinds_bytes(sizes, share, moment, counters_on_device=not on_gpu)
-        found |= {(moment, kind): kinds[kind] for kind in KINDS}
-        found |= {(moment, total): sum(kinds.values()) for total in ("allocated", "requested")}
+        predicted |= {(moment, kind): kinds[kind] for kind in KINDS}
+        predicted |= {(moment, total): sum(kinds.values()) for total in ALLOCATOR_KINDS}
     if on_gpu:
-        found |= {("initialised", peak): sum(sizes) for peak in PEAKS}
-        found |= {("first_after_step", peak): prediction.step_peak_bytes(sizes, share) for peak in PEAKS}
-        found |= {("after_step", peak): prediction.step_peak_bytes(sizes, share) for peak in PEAKS}
+        predicted |= {("initialised", peak): sum(sizes) for peak in PEAKS}
+        predicted |= {("first_after_step", peak): prediction.step_peak_bytes(sizes, share) for peak in PEAKS}
+        predicted |= {("after_step", peak): prediction.step_peak_bytes(sizes, share) for peak in PEAKS}
         first = {peak: int(result.memory["first_before_step", peak]) for peak in PEAKS}
-        found |= {("before_step", peak): prediction.backward_peak_bytes(first[peak], share) for peak in PEAKS}
-    return found
+        predicted |= {("before_step", peak): prediction.backward_peak_bytes(first[peak], share) for peak in PEAKS}
+    return predicted
 
 
 def _traffic_rows(impl: str, result: Result, world_size: int) -> list[Row]:
@@ -129,5 +121,5 @@ def _traffic_rows(impl: str, result: Result, world_size: int) -> list[Row]:
             "predicted_bytes": parameter_bytes if name == "allreduce" or impl != "adamw" else 0,
             "sent_bytes": sent_per_byte[name] * payloads[name],
         }
-        for name in ("allreduce", "broadcast")
+        for name in COLLECTIVES
     ]

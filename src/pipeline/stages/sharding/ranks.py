@@ -11,8 +11,9 @@ from pipeline.formulas.sizes import SIZES
 from pipeline.instruments.memory.freed_memory import make_room
 from pipeline.instruments.profilers.collective_traffic import Collective, CollectiveLog
 from pipeline.instruments.sampling import weight_differences
-from pipeline.instruments.sampling.rank_timing import max_over_ranks, time_steps_over_ranks, turns
+from pipeline.instruments.sampling.rank_timing import max_over_ranks, time_steps_over_ranks
 from pipeline.instruments.sampling.step_timing import Sampling
+from pipeline.instruments.sampling.variants import turns
 from pipeline.model.step import TrainingStep, build_training_step
 from pipeline.parallel import OverlapDDP, ShardedOptimizer
 from pipeline.parallel.processes.starting import RankContext
@@ -37,27 +38,29 @@ def measure_optimizers(context: RankContext, cell: Cell, settings: Settings, imp
     """Let the optimizers take turns, each from the same weights with the memory to itself."""
     results = {impl: Result() for impl in impls}
     reference: list[Tensor] = []  # weights with the first optimizer, on rank 0
-    for impl in turns(impls, settings.rounds):
-        _take_turn(impl, results[impl], cell, settings, reference, context)
+    for impl, is_first_turn in turns(impls, settings.rounds):
+        if is_first_turn:  # later turns do without: to allocate all anew takes as long as several steps
+            make_room(context.device)
+        _take_turn(impl, results[impl], cell, settings, reference, context, is_first_turn)
     return results
 
 
 def _take_turn(
-    impl: str, result: Result, cell: Cell, settings: Settings, reference: list[Tensor], context: RankContext
+    impl: str,
+    result: Result,
+    cell: Cell,
+    settings: Settings,
+    reference: list[Tensor],
+    context: RankContext,
+    is_first_turn: bool,
 ) -> None:
-    """Train for the timed steps; before them, the first time, note memory and bytes and compare the weights.
-
-    Only that first turn needs the device's memory bare: to allocate all anew takes as long as several steps.
-    """
-    first = not result.samplings
-    if first:
-        make_room(context.device)
+    """Train for the timed steps; before those of the first turn note memory and bytes and compare the weights."""
     step = _build_step(impl, cell, settings, context)
-    if first:
+    if is_first_turn:
         _note_memory(step, result, settings.warmup_steps, context.device)
         _note_collectives(step, result)
         _compare(step, result, reference, context.rank)
-    warmup_steps = 0 if first else settings.warmup_steps  # what was noted took more steps than that
+    warmup_steps = 0 if is_first_turn else settings.warmup_steps  # what was noted took more steps than that
     timed = time_steps_over_ranks(_phases(step), context.device, warmup_steps, settings.steps)
     result.samplings.append(timed)
 
@@ -94,12 +97,12 @@ def _phases(step: TrainingStep) -> dict:
 def _note_memory(step: TrainingStep, result: Result, warmup_steps: int, device: torch.device) -> None:
     """Note the memory after initialisation, and in the first and in a warm step before and after the optimizer."""
     result.parameter_bytes = [parameter.nbytes for parameter in step.model.parameters()]
-    found = _memory_at("initialised", step, device) | _memory_of_step("first_", step, device)
+    memory = _memory_at("initialised", step, device) | _memory_of_step("first_", step, device)
     for _ in range(warmup_steps):
         step.run()
     device_bytes(device)  # begins the peak anew
-    found |= _memory_of_step("", step, device)
-    result.memory = max_over_ranks(found, device)
+    memory |= _memory_of_step("", step, device)
+    result.memory = max_over_ranks(memory, device)
 
 
 def _memory_of_step(prefix: str, step: TrainingStep, device: torch.device) -> MemoryAt:
@@ -115,8 +118,8 @@ def _memory_of_step(prefix: str, step: TrainingStep, device: torch.device) -> Me
 
 
 def _memory_at(moment: str, step: TrainingStep, device: torch.device) -> MemoryAt:
-    found = device_bytes(device) | kinds_bytes(step.model, step.optimizer)
-    return {(moment, kind): float(size) for kind, size in found.items()}
+    sizes = device_bytes(device) | kinds_bytes(step.model, step.optimizer)
+    return {(moment, kind): float(size) for kind, size in sizes.items()}
 
 
 def _note_collectives(step: TrainingStep, result: Result) -> None:

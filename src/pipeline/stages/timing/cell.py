@@ -7,7 +7,9 @@ from pipeline.formulas.sizes import SIZES
 from pipeline.model.precision import PRECISIONS
 
 SPLIT_AXIS = "precision"
-PASSES = ("forward", "backward", "optimizer", "train_step")
+PHASES = ("forward", "backward", "optimizer", "train_step")
+# Of a compiled model: its first step, which compiles.
+FIRST_STEP = "compile"
 
 
 @dataclass(frozen=True)
@@ -27,8 +29,8 @@ class Cell:
 
     def row_keys(self) -> list[dict[str, str]]:
         """Return what names each row by the host clock: the rows of a cell that could not be measured."""
-        first = [{"pass": "compile"}] if self.mode == "compiled" else []
-        return [{**key, "clock": "host"} for key in [*first, *({"pass": name} for name in PASSES)]]
+        first = [{"phase": FIRST_STEP}] if self.mode == "compiled" else []
+        return [{**key, "clock": "host"} for key in [*first, *({"phase": name} for name in PHASES)]]
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,13 @@ from pipeline.instruments.sampling.step_timing import Sampling, StopRule, time_c
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.instruments.sampling.summary import quartiles, summarise
 from pipeline.model.step import TrainingStep, build_training_step
-from pipeline.stages.timing.cell import Cell, Settings
+from pipeline.stages.timing.cell import FIRST_STEP, Cell, Settings
 
 Row = dict[str, Any]
 
 
 def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
-    """Return a row for each pass and clock; raises Skipped where this machine cannot make the cell."""
+    """Return a row for each phase and clock; raises Skipped where this machine cannot make the cell."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     _require(cell, device)
     step = build_training_step(
@@ -60,7 +60,7 @@ def _compile_row(step: TrainingStep, device: torch.device, stopwatch: Stopwatch)
     torch.compiler.config.force_disable_caches = True
     with stopwatch.measuring():
         samples_ms = [time_call_ms(step.run, device)]
-    return {"pass": "compile", "clock": "host", "status": "ok", **summarise(samples_ms), "samples_ms": samples_ms}
+    return {"phase": FIRST_STEP, "clock": "host", "status": "ok", **summarise(samples_ms), "samples_ms": samples_ms}
 
 
 def _shared_columns(cell: Cell, settings: Settings, device: torch.device) -> Row:
@@ -77,7 +77,7 @@ def _shared_columns(cell: Cell, settings: Settings, device: torch.device) -> Row
 def _rows(sampling: Sampling, cell: Cell, settings: Settings, shared: Row) -> list[Row]:
     return [
         {
-            "pass": name,
+            "phase": name,
             "clock": clock,
             **status_columns(samples_ms, sampling.slowdowns(), settings.unstable_rel_error),
             **summarise(samples_ms),

@@ -112,8 +112,8 @@ def their_mesh_limit(given: pd.Series) -> float:
     2·D·F·T / C = 4·(D / W)·(F / (Y·M_X) + T / (X·M_Y)), so that T = 2·F·α / (Y·M_X) / (F − 2·α / (X·M_Y)).
     """
     alpha, width = given["intensity_flops_per_byte"], given["d_ff"]
-    gathered = 2 * width * alpha / (given["tensor_size"] * given["fsdp_axes"])
-    return gathered / (width - 2 * alpha / (given["fsdp_size"] * given["tensor_axes"]))
+    gathered = 2 * width * alpha / (given["tensor_size"] * given["setting_fsdp_axes"])
+    return gathered / (width - 2 * alpha / (given["fsdp_size"] * given["setting_tensor_axes"]))
 
 
 def table(pairs: pd.DataFrame) -> pd.DataFrame:

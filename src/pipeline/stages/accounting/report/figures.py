@@ -49,7 +49,7 @@ def per_device(rows: pd.DataFrame) -> Figure:
         line = line.sort_values("num_devices")
         label = counted(seq_len, "token")
         axes.plot(line["num_devices"], line["bytes_per_device"] / GB, label=label, **_style(place))
-    capacity = rows["device_memory_gb"].iloc[0]
+    capacity = rows["setting_device_memory_gb"].iloc[0]
     axes.axhline(capacity, color="black", linewidth=1, linestyle="--", label=f"{capacity:g} GB")
     lengths_axis(axes, DEVICE_COUNTS, "devices N")
     log_values_axis(axes, "memory of each device (GB)")

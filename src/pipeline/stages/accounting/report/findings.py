@@ -2,8 +2,10 @@
 
 import pandas as pd
 
+from pipeline.cells.rows import columns
 from pipeline.formulas.units import GB, GIB
 from pipeline.report.section import growth_exponent, growth_word
+from pipeline.stages.accounting.rows import ROW_TYPES
 
 ONE_TOKEN = 1
 # The sequence length to answer with, where the question leaves it open.
@@ -11,8 +13,10 @@ PREFERRED_SEQ_LEN = 4096
 
 
 def answered(rows: pd.DataFrame, question: str) -> pd.DataFrame:
-    """Keep the answers to one question; numbers that are whole in all of them are integers again."""
+    """Keep the answers to one question, with all of its columns; numbers that are all whole are integers again."""
     found = rows[(rows["question"] == question) & (rows["status"] == "ok")]
+    # A table has no column that is empty in all of its rows.
+    found = found.reindex(columns=list(dict.fromkeys([*rows, *columns(ROW_TYPES.types[question])])))
     numbers = found.select_dtypes("number")
     whole = numbers.columns[numbers.notna().all() & (numbers % 1 == 0).all()]
     return found.astype(dict.fromkeys(whole, int))
@@ -40,7 +44,7 @@ def memory(rows: pd.DataFrame) -> dict:
         "copy_gb": 2 * row["parameters"] / GB,
         "seq_len": row["seq_len"],
         "batch_size": row["batch_size"],
-        "gpu_memory_gb": row["gpu_memory_gb"],
+        "gpu_memory_gb": row["setting_gpu_memory_gb"],
         **row[["state_gpus", "total_gpus", "state_gpus_of_gib", "total_gpus_of_gib"]].to_dict(),
     }
 
@@ -57,8 +61,8 @@ def fsdp(rows: pd.DataFrame) -> dict:
     row = rows.iloc[0]
     per_token = row["activation_bytes"] / (row["batch_size"] * row["seq_len"])
     # Half of the activations of more tokens than this fills a device.
-    most_tokens = 2 * row["device_memory_gb"] * GB / per_token
-    facts = {"device_memory_gb": row["device_memory_gb"], "most_tokens": most_tokens}
+    most_tokens = 2 * row["setting_device_memory_gb"] * GB / per_token
+    facts = {"device_memory_gb": row["setting_device_memory_gb"], "most_tokens": most_tokens}
     possible = rows[rows["least_devices"].notna()]
     return {**facts, "enough": not possible.empty, **(_least_devices(possible) if len(possible) else {})}
 
@@ -108,8 +112,8 @@ def buckets(rows: pd.DataFrame) -> dict:
     return {
         "size": best["size"],
         "gradient_gb": best["gradient_bytes"] / GB,
-        "bandwidth": best["allreduce_gbytes_per_s"],
-        "call_overhead_us": best["call_overhead_us"],
+        "bandwidth": best["setting_allreduce_gbytes_per_s"],
+        "call_overhead_us": best["setting_call_overhead_us"],
         "num_buckets": best["num_buckets"],
         "bucket_mb": best["bucket_bytes"] / 1e6,
         "overhead_ms": best["overhead_ms"],

@@ -27,8 +27,7 @@ def build(rows: pd.DataFrame, figures_dir: Path) -> str:
     }
     figures = draw_all(found["fsdp"], found["mesh"], figures_dir)
     missing = rows[rows["status"] != "ok"]
-    # Where every cell has its answer, the tables have no column of reasons.
-    lacking = missing.reindex(columns=["question", "size", "reason"]).drop_duplicates().to_dict("records")
+    lacking = missing[["question", "size", "reason"]].drop_duplicates().to_dict("records")
     facts |= {"figures": figures, "missing": lacking, "others": _others(found)}
     return render(TEMPLATE, {**facts, "gib_over_gb": GIB / GB - 1, "mb": MB, "small_share": SMALL_SHARE})
 

@@ -18,7 +18,7 @@ def setting(rows: pd.DataFrame) -> dict:
         "backends": list(found["backend"].unique()),
         "world_sizes": sorted(found["world_size"].unique()),
         "sizes": list(timed.sort_values("size_bytes")["size"].unique()),
-        "warmup_calls": int(found["warmup_calls"].max()),
+        "warmup_calls": int(found["setting_warmup_calls"].max()),
         "fewest_calls": int(timed["calls"].min()),
         "most_calls": int(timed["calls"].max()),
         "moves_on": bool((timed["parts"] > 1).any()),

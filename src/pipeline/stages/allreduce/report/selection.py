@@ -23,7 +23,7 @@ def completed(rows: pd.DataFrame) -> pd.DataFrame:
         size_mb=rows["size_bytes"].astype(float) / 1e6,
         size=[f"{size / 1e6:g} MB" for size in rows["size_bytes"].astype(float)],
         ranks=[f"{count} ranks" for count in rows["world_size"]],
-        oversubscribed=rows["oversubscribed"].astype(str) == "True",
+        oversubscribed=rows["oversubscribed"].eq(True),
     )
     return rows.sort_values([*CELL, "size_bytes"], kind="stable", ignore_index=True)
 

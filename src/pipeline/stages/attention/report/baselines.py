@@ -6,11 +6,11 @@ from pipeline.report import published
 from pipeline.report.section import counted
 from pipeline.report.table_rows import ok
 from pipeline.report.tables import fold, markdown, significant
-from pipeline.stages.attention.cell import PASSES
+from pipeline.stages.attention.cell import PHASES
 from pipeline.stages.attention.report.selection import host
 
 MODES = {"no": "eager", "yes": "compiled"}
-KEYS = ["batch_size", "head_dim", "seq_len", "mode", "pass"]
+KEYS = ["batch_size", "head_dim", "seq_len", "mode", "phase"]
 
 
 def beside_ours(rows: pd.DataFrame) -> pd.DataFrame:
@@ -19,7 +19,7 @@ def beside_ours(rows: pd.DataFrame) -> pd.DataFrame:
     Returns KEYS, write_up, section, note, theirs_ms, ours_ms and ratio (ours over theirs).
     """
     theirs = _long(published.load("attention"))
-    ours = ok(host(rows))[[*KEYS, "mean_ms"]].rename(columns={"mean_ms": "ours_ms"})
+    ours = ok(host(rows)).rename(columns={"setting_batch_size": "batch_size", "mean_ms": "ours_ms"})[[*KEYS, "ours_ms"]]
     paired = ours.merge(theirs[theirs["theirs_ms"].notna()], on=KEYS)
     return paired.assign(ratio=paired["ours_ms"] / paired["theirs_ms"])
 
@@ -48,7 +48,7 @@ def _long(theirs: pd.DataFrame) -> pd.DataFrame:
     """Give each pass a line of its own."""
     theirs = theirs.assign(mode=theirs["compiled"].map(MODES))
     columns = [*KEYS[:-1], "write_up", "section", "note"]
-    lines = [theirs[columns].assign(**{"pass": name, "theirs_ms": theirs[f"{name}_ms"]}) for name in PASSES]
+    lines = [theirs[columns].assign(phase=name, theirs_ms=theirs[f"{name}_ms"]) for name in PHASES]
     return pd.concat(lines, ignore_index=True)
 
 
@@ -61,7 +61,7 @@ def summary_table(pairs: pd.DataFrame) -> str:
             "pass": name,
             **published.ratio_columns(group["ratio"], "geometric mean"),
         }
-        for (write_up, mode, name), group in pairs.groupby(["write_up", "mode", "pass"], sort=True)
+        for (write_up, mode, name), group in pairs.groupby(["write_up", "mode", "phase"], sort=True)
     ]
     return markdown(pd.DataFrame(lines))
 
@@ -72,11 +72,11 @@ def full_tables(pairs: pd.DataFrame) -> list[str]:
 
 
 def _full_table(write_up: str, pairs: pd.DataFrame) -> str:
-    pairs = pairs.sort_values(["mode", "pass", "head_dim", "seq_len"], ascending=[False, False, True, True])
+    pairs = pairs.sort_values(["mode", "phase", "head_dim", "seq_len"], ascending=[False, False, True, True])
     table = pd.DataFrame(
         {
             "mode": pairs["mode"],
-            "pass": pairs["pass"],
+            "pass": pairs["phase"],
             "head_dim": pairs["head_dim"],
             "sequence length": pairs["seq_len"],
             "their section": pairs["section"],

@@ -27,7 +27,7 @@ from pipeline.report.figures import (
     values_from_zero,
 )
 from pipeline.report.table_rows import known, ok
-from pipeline.stages.attention.cell import PASSES
+from pipeline.stages.attention.cell import PHASES
 from pipeline.stages.attention.report.findings import ELEMENT_BYTES
 from pipeline.stages.attention.report.selection import (
     compile_gains,
@@ -61,16 +61,16 @@ def draw_all(rows: pd.DataFrame, folder: Path) -> dict[str, str]:
 def times(rows: pd.DataFrame) -> Figure:
     """Draw eager times over length: a panel a pass, a line a head_dim; where memory ran out is marked."""
     grid = eager(rows).assign(name=eager(rows)["head_dim"].map(named))
-    figure, panels = new_figure(1, len(PASSES), share_y=True)
-    for axes, part in zip(panels[0], PASSES, strict=True):
-        for name, line in grid[grid["pass"] == part].groupby("name", sort=False):
+    figure, panels = new_figure(1, len(PHASES), share_y=True)
+    for axes, part in zip(panels[0], PHASES, strict=True):
+        for name, line in grid[grid["phase"] == part].groupby("name", sort=False):
             quartile_line(axes, line, "seq_len", name)
         axes.set_title(f"eager, {part}")
         lengths_axis(axes, grid["seq_len"], LENGTH_LABEL)
         axes.tick_params(axis="x", labelrotation=30)
     log_values_axis(panels[0, 0], "one pass (ms)")
-    for axes, part in zip(panels[0], PASSES, strict=True):
-        mark_outcomes(axes, grid[grid["pass"] == part], "seq_len", "name")
+    for axes, part in zip(panels[0], PHASES, strict=True):
+        mark_outcomes(axes, grid[grid["phase"] == part], "seq_len", "name")
     shared_legend(figure)
     stamp(figure, grid, *_facts(grid))
     return figure
@@ -82,9 +82,9 @@ def compiled(rows: pd.DataFrame) -> Figure | None:
     if ok(gains).empty:
         return None
     gains = gains.assign(name=gains["head_dim"].map(named))
-    figure, panels = new_figure(1, len(PASSES), share_y=True)
-    for axes, part in zip(panels[0], PASSES, strict=True):
-        for name, line in gains[gains["pass"] == part].groupby("name", sort=False):
+    figure, panels = new_figure(1, len(PHASES), share_y=True)
+    for axes, part in zip(panels[0], PHASES, strict=True):
+        for name, line in gains[gains["phase"] == part].groupby("name", sort=False):
             quartile_line(axes, line, "seq_len", name, quantity="ratio")
         axes.axhline(1, color=BLACK, linewidth=1)
         axes.set_title(part)
@@ -137,7 +137,7 @@ def _formulas(device_type: str) -> dict[str, Callable[[Shape, int], int]]:
 def _draw_formula(axes: Axes, shapes: pd.DataFrame, quantity: str, count_bytes: Callable, colour: str) -> None:
     first = shapes.iloc[0]
     lengths = np.geomspace(shapes["seq_len"].min(), shapes["seq_len"].max(), 50).astype(int)
-    batch_size, head_dim = int(first["batch_size"]), int(first["head_dim"])
+    batch_size, head_dim = int(first["setting_batch_size"]), int(first["head_dim"])
     counted = [count_bytes(Shape(batch_size, 1, length, head_dim, False), ELEMENT_BYTES) for length in lengths.tolist()]
     axes.plot(lengths, np.array(counted) / 1e9, color=colour, label=quantity)
 
@@ -152,4 +152,4 @@ def _draw_counted(axes: Axes, rows: pd.DataFrame, head_dim: int, column: str, co
 
 
 def _facts(rows: pd.DataFrame) -> list[str]:
-    return ["fp32", *(f"batch {size}" for size in sorted(rows["batch_size"].unique()))]
+    return ["fp32", *(f"batch {size}" for size in sorted(rows["setting_batch_size"].unique()))]

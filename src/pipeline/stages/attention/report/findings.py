@@ -9,7 +9,7 @@ from pipeline.formulas import attention
 from pipeline.formulas.attention import Shape
 from pipeline.report.section import by_word, growth_exponent, ratio_words
 from pipeline.report.table_rows import known, ok
-from pipeline.stages.attention.cell import MODES, PASSES
+from pipeline.stages.attention.cell import MODES, PHASES
 from pipeline.stages.attention.report.selection import (
     Memory,
     compile_gains,
@@ -32,11 +32,11 @@ def setting(rows: pd.DataFrame) -> dict:
         "torch": list(measured["torch"].unique()),
         "head_dims": sorted(rows["head_dim"].unique()),
         "lengths": sorted(rows["seq_len"].unique()),
-        "batch_sizes": sorted(measured["batch_size"].unique()),
-        "masks": ["causal" if causal else "not causal" for causal in sorted(measured["is_causal"].unique())],
+        "batch_sizes": sorted(measured["setting_batch_size"].unique()),
+        "masks": ["causal" if causal else "not causal" for causal in sorted(measured["setting_is_causal"].unique())],
         "fewest_passes": int(measured["n"].min()),
         "most_passes": int(measured["n"].max()),
-        "warmup_passes": int(measured["warmup_passes"].max()),
+        "warmup_passes": int(measured["setting_warmup_passes"].max()),
         "has_events": bool((rows["clock"] == "cuda_events").any()),
     }
 
@@ -44,8 +44,8 @@ def setting(rows: pd.DataFrame) -> dict:
 def growth(rows: pd.DataFrame) -> list[dict]:
     """Give, per eager pass, its times at the longest sequence and its growth between the two longest, by head_dim."""
     found = []
-    for name in PASSES:
-        times = ok(eager(rows)).query("`pass` == @name")
+    for name in PHASES:
+        times = ok(eager(rows)).query("`phase` == @name")
         longest, exponents, seq_len = {}, {}, times["seq_len"].max()
         for head_dim, group in times.groupby("head_dim"):
             two = group.nlargest(2, "seq_len")
@@ -71,7 +71,7 @@ def memory_end(rows: pd.DataFrame, memory: Memory) -> dict:
         predicted[named(row["head_dim"])] = _longest_that_fits(row, memory)
     failed = out_of_memory(rows)
     seen = failed[failed["mode"] == "eager"]
-    fits = ok(eager(rows).query("`pass` == 'backward'"))
+    fits = ok(eager(rows).query("`phase` == 'backward'"))
     limits = pd.Series(predicted, dtype=float)
     agree = all(row["seq_len"] > predicted[named(row["head_dim"])] for _, row in seen.iterrows()) and all(
         row["seq_len"] <= predicted[named(row["head_dim"])] for _, row in fits.iterrows()
@@ -147,7 +147,7 @@ def saved(rows: pd.DataFrame, mode: str) -> dict:
     if not quadratic:
         return {}
     first = measured.iloc[0]
-    derived = first["batch_size"] * ELEMENT_BYTES
+    derived = first["setting_batch_size"] * ELEMENT_BYTES
     fitted = pd.Series(quadratic)
     return {
         "mode": mode,
@@ -198,7 +198,7 @@ def compilation(rows: pd.DataFrame) -> list[dict]:
     """
     gains = ok(compile_gains(rows))
     found = []
-    for name, group in gains.groupby("pass", sort=False):
+    for name, group in gains.groupby("phase", sort=False):
         longest = group[group["seq_len"] == group["seq_len"].max()].set_index("head_dim")
         longest.index = longest.index.map(named)
         found.append(
@@ -231,4 +231,4 @@ def _longest_that_fits(row: pd.Series, memory: Memory) -> int:
 
 def _shape(row: pd.Series, seq_len: int | None = None) -> Shape:
     length = int(row["seq_len"]) if seq_len is None else seq_len
-    return Shape(int(row["batch_size"]), 1, length, int(row["head_dim"]), bool(row["is_causal"]))
+    return Shape(int(row["setting_batch_size"]), 1, length, int(row["head_dim"]), bool(row["setting_is_causal"]))

@@ -31,7 +31,7 @@ from pipeline.stages.attention.report.selection import (
 )
 
 TEMPLATE = Path(__file__).parent / "section.md.j2"
-READABLE = {"seq_len": "sequence length"}
+READABLE = {"seq_len": "sequence length", "phase": "pass"}
 PROBLEM = ["head_dim", "seq_len"]
 
 
@@ -72,7 +72,7 @@ def _facts(rows: pd.DataFrame, figures_dir: Path) -> dict:
 def _times_table(rows: pd.DataFrame, mode: str) -> str:
     """Write mean ± standard deviation of both passes, and the memory in use before and at most during backward."""
     times = host(rows)[host(rows)["mode"] == mode]
-    table = pivot(times, PROBLEM, "pass", mean_std_cells(times))
+    table = pivot(times, PROBLEM, "phase", mean_std_cells(times))
     memory = problems(rows, mode).set_index(PROBLEM)
     for title, column in {"before backward": "before_backward_bytes", "peak": "peak_bytes"}.items():
         if column in memory and memory[column].notna().any():
@@ -86,7 +86,7 @@ def _size(value: float | None) -> str:
 
 def _medians(rows: pd.DataFrame) -> str:
     times = host(rows)
-    table = pivot(times, ["mode", *PROBLEM], "pass", median_cells(times))
+    table = pivot(times, ["mode", *PROBLEM], "phase", median_cells(times))
     return fold("Medians and quartiles in ms, eager and compiled", markdown(table.rename(columns=READABLE)))
 
 
@@ -120,12 +120,12 @@ def _compiled_tables(rows: pd.DataFrame) -> str:
     gains = compile_gains(rows)
     if ok(gains).empty:
         return ""
-    times = host(rows).assign(column=lambda table: table["mode"] + " " + table["pass"])
+    times = host(rows).assign(column=lambda table: table["mode"] + " " + table["phase"])
     table = pivot(times, PROBLEM, "column", mean_std_cells(times))
     numbers = zip(gains["median_ratio"], gains["q1_ratio"], gains["q3_ratio"], strict=True)
     cells = [f"{significant(middle)} ({significant(low)}–{significant(high)})" for middle, low, high in numbers]
     ratios = with_outcomes(pd.Series(cells, index=gains.index, dtype=object), gains)
-    for name, group in gains.groupby("pass", sort=False):
+    for name, group in gains.groupby("phase", sort=False):
         by_problem = pd.Series(ratios[group.index].to_numpy(), index=pd.MultiIndex.from_frame(group[PROBLEM]))
         table[f"ratio, {name}"] = [by_problem.get(tuple(key), "") for key in table[PROBLEM].to_numpy()]
     return markdown(table.rename(columns=READABLE))
@@ -137,7 +137,7 @@ def _missing(rows: pd.DataFrame) -> str:
     if failed.empty:
         return ""
     failed = failed.assign(status=failed["status"].map(OUTCOME_WORDS), reason=without_own_numbers(failed["reason"]))
-    keys = ["mode", "pass", "head_dim", "status", "reason"]
+    keys = ["mode", "phase", "head_dim", "status", "reason"]
     table = failed.groupby(keys, sort=False)["seq_len"].agg(lambda found: ", ".join(map(str, found))).reset_index()
-    table = table[["mode", "pass", "head_dim", "seq_len", "status", "reason"]]
+    table = table[["mode", "phase", "head_dim", "seq_len", "status", "reason"]]
     return markdown_folded_if_long(table.rename(columns=READABLE), f"The {len(table)} lines of what is not ok")

@@ -5,10 +5,10 @@ from typing import NamedTuple
 import pandas as pd
 
 from pipeline.report.table_rows import divide, in_order, known, ok
-from pipeline.stages.attention.cell import MODES, PASSES
+from pipeline.stages.attention.cell import MODES, PHASES
 
-ORDERS = {"mode": MODES, "pass": PASSES}
-KEYS = ["head_dim", "seq_len", "mode", "pass"]
+ORDERS = {"mode": MODES, "phase": PHASES}
+KEYS = ["head_dim", "seq_len", "mode", "phase"]
 
 
 def ordered(rows: pd.DataFrame) -> pd.DataFrame:
@@ -34,13 +34,13 @@ def named(head_dim: int) -> str:
 def compile_gains(rows: pd.DataFrame) -> pd.DataFrame:
     """Divide eager times by compiled ones, by the host clock; above one, compiling helps."""
     compiled = host(rows)[host(rows)["mode"] == "compiled"]
-    gains = divide(eager(rows), compiled, ["head_dim", "seq_len", "pass", "machine", "torch", "n"])
-    return in_order(gains, ["head_dim", "seq_len", "pass"], ORDERS)
+    gains = divide(eager(rows), compiled, ["head_dim", "seq_len", "phase", "machine", "torch", "n"])
+    return in_order(gains, ["head_dim", "seq_len", "phase"], ORDERS)
 
 
 def problems(rows: pd.DataFrame, mode: str) -> pd.DataFrame:
     """Keep one row a problem, that of the forward pass, which has the memory columns, in one mode."""
-    found = host(rows)[(host(rows)["mode"] == mode) & (host(rows)["pass"] == "forward")]
+    found = host(rows)[(host(rows)["mode"] == mode) & (host(rows)["phase"] == "forward")]
     return found.drop_duplicates(["head_dim", "seq_len"])
 
 
@@ -68,7 +68,7 @@ def memory_of(rows: pd.DataFrame) -> Memory | None:
 def out_of_memory(rows: pd.DataFrame) -> pd.DataFrame:
     """List the problems that ran out of memory: mode, head_dim, seq_len and the passes that did."""
     failed = host(rows)[host(rows)["status"] == "oom"]
-    return failed.groupby(["mode", "head_dim", "seq_len"], sort=False)["pass"].agg(list).reset_index()
+    return failed.groupby(["mode", "head_dim", "seq_len"], sort=False)["phase"].agg(list).reset_index()
 
 
 def main_head_dim(rows: pd.DataFrame) -> int:

@@ -10,9 +10,9 @@ from matplotlib.figure import Figure
 from pipeline.report.figures import lengths_axis, new_figure, save, shared_legend, stamp, style_for
 from pipeline.report.table_rows import has_figures, ok
 from pipeline.report.tables import OUTCOME_WORDS
-from pipeline.stages.ddp.cell import CAPTURED
+from pipeline.stages.ddp.cell import CAPTURED, PHASES
 from pipeline.stages.ddp.report.findings import overheads
-from pipeline.stages.ddp.report.selection import PASSES, captures, medians, steps
+from pipeline.stages.ddp.report.selection import captures, medians, steps
 
 LANES = ("computation", "communication")
 LANE_HEIGHT = 0.8
@@ -57,7 +57,7 @@ def step_parts(rows: pd.DataFrame) -> Figure:
 def _phase_bars(axes: Axes, times: pd.DataFrame, places: dict[str, int]) -> None:
     left = pd.Series(0.0, index=times.index)
     at = [places[variant] for variant in times.index]
-    for phase in PASSES:
+    for phase in PHASES:
         widths = times[phase].fillna(0)
         axes.barh(at, widths, left=left, height=0.6, color=style_for(phase)["color"], label=phase)
         left = left + widths
@@ -119,7 +119,7 @@ def timeline(rows: pd.DataFrame) -> Figure | None:
     figure, panels = new_figure(len(found), 1, panel_height_in=1.5)
     for axes, (_, capture) in zip(panels[:, 0], found.iterrows(), strict=True):
         for height, lane in enumerate(reversed(LANES)):
-            busy = _busy_share(capture, lane)
+            busy = np.array(capture[f"{lane}_busy_pct"]) / 100
             edges_ms = np.linspace(0, capture["span_ms"], len(busy) + 1)
             axes.stairs(
                 height + LANE_HEIGHT * busy, edges_ms, baseline=height, fill=True, color=style_for(lane)["color"]
@@ -131,11 +131,6 @@ def timeline(rows: pd.DataFrame) -> Figure | None:
     panels[-1, 0].set_xlabel("time in the step (ms)")
     stamp(figure, found.assign(n=1), *found["clock"].unique(), shown="one step of rank 0")
     return figure
-
-
-def _busy_share(capture: pd.Series, lane: str) -> np.ndarray:
-    """Read a lane: the share of each part of the step in which it ran."""
-    return np.array(str(capture[f"{lane}_busy_pct"]).split(), dtype=float) / 100
 
 
 def _measured_cells(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:

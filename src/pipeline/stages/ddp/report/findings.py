@@ -16,7 +16,7 @@ def setting(rows: pd.DataFrame) -> dict:
     found = ok(rows)
     return {
         **training_setting(found),
-        "rounds": int(found["rounds"].max()),
+        "rounds": int(found["setting_rounds"].max()),
         "gradient_mb": float(found["gradient_bytes"].max() / 2**20),
     }
 
@@ -165,7 +165,7 @@ def outcomes(rows: pd.DataFrame) -> pd.DataFrame:
 
 def clocks(rows: pd.DataFrame) -> float | None:
     """Return the largest relative difference between a step by CUDA events and by the host clock; None on a CPU."""
-    both = ok(rows)[ok(rows)["pass"] == "train_step"]
+    both = ok(rows)[ok(rows)["phase"] == "train_step"]
     both = both.pivot(index=["cell_name", "variant"], columns="clock", values="median_ms")
     if "cuda_events" not in both:
         return None
@@ -174,5 +174,5 @@ def clocks(rows: pd.DataFrame) -> float | None:
 
 def waits_in_backward(rows: pd.DataFrame) -> bool:
     """Tell whether a variant has no phase of its own for what is left of its communication."""
-    have = set(phases(ok(rows)).query("`pass` == 'communication'")["variant"])
+    have = set(phases(ok(rows)).query("phase == 'communication'")["variant"])
     return any(name in set(ok(rows)["variant"]) - have for name in TORCHS)

@@ -14,9 +14,10 @@ from pipeline.report.tables import (
     pivot,
     significant,
 )
+from pipeline.stages.ddp.cell import PHASES
 from pipeline.stages.ddp.report import baselines, bucket_model, findings
 from pipeline.stages.ddp.report.figures import draw_all
-from pipeline.stages.ddp.report.selection import PASSES, captures, completed, phases, steps
+from pipeline.stages.ddp.report.selection import captures, completed, phases, steps
 
 TEMPLATE = Path(__file__).parent / "section.md.j2"
 
@@ -69,9 +70,9 @@ def _main_table(rows: pd.DataFrame) -> str:
     if not parts.empty:
         cells = parts["median_ms"].map(significant)
         found = found.merge(
-            pivot(parts, ["cell_name", "variant"], "pass", cells), on=["cell_name", "variant"], how="left"
+            pivot(parts, ["cell_name", "variant"], "phase", cells), on=["cell_name", "variant"], how="left"
         )
-    columns = {"step": "step, median [quartiles]"} | {name: name for name in PASSES if name in found}
+    columns = {"step": "step, median [quartiles]"} | {name: name for name in PHASES if name in found}
     table = found[[*keys, *columns]].rename(columns=columns).fillna("–").replace("", "–")
     return markdown(table.rename(columns={"cell_name": "precision"}))
 

@@ -5,11 +5,10 @@ import pandas as pd
 from pipeline.formulas.collectives import LinearCost, fit_linear_cost
 from pipeline.report.side_by_side import cell_names
 from pipeline.report.table_rows import ok
-from pipeline.stages.ddp.cell import VARIANTS, Variant
+from pipeline.stages.ddp.cell import CAPTURED_STEP, PHASES, TRAIN_STEP, VARIANTS, Variant
 
 CELL = ["precision", "size", "world_size"]
 PRECISIONS = ("fp32", "bf16")
-PASSES = ("forward", "backward", "communication", "optimizer")
 NAMES = {"none": "no communication", "torch": "torch DDP"}
 # What a table lacks when no row of it has a figure.
 NUMBERS = (
@@ -49,23 +48,23 @@ def completed(rows: pd.DataFrame) -> pd.DataFrame:
 
 def steps(rows: pd.DataFrame) -> pd.DataFrame:
     """Keep the whole steps, by the host clock: a row a variant and cell, those without a figure too."""
-    return rows[(rows["pass"] == "train_step") & (rows["clock"] == "host")]
+    return rows[(rows["phase"] == TRAIN_STEP) & (rows["clock"] == "host")]
 
 
 def phases(rows: pd.DataFrame) -> pd.DataFrame:
     """Keep the phases of the steps: by CUDA events on a GPU, by the host clock on a CPU."""
-    return rows[rows["pass"].isin(PASSES)]
+    return rows[rows["phase"].isin(PHASES)]
 
 
 def captures(rows: pd.DataFrame) -> pd.DataFrame:
     """Keep the captured steps."""
-    return rows[rows["pass"] == "captured_step"]
+    return rows[rows["phase"] == CAPTURED_STEP]
 
 
 def medians(rows: pd.DataFrame) -> pd.DataFrame:
-    """Spread one cell's median times: a row a variant, a column a pass; NaN where a variant lacks a phase."""
+    """Spread one cell's median times: a row a variant, a column a phase; NaN where a variant lacks a phase."""
     found = pd.concat([phases(ok(rows)), steps(ok(rows))])
-    return found.pivot(index="variant", columns="pass", values="median_ms").reindex(columns=[*PASSES, "train_step"])
+    return found.pivot(index="variant", columns="phase", values="median_ms").reindex(columns=[*PHASES, TRAIN_STEP])
 
 
 def fitted_cost(allreduce: pd.DataFrame, backend: str, world_size: int, timing: str) -> LinearCost | None:

@@ -11,7 +11,7 @@ from pipeline.stages.flash.report.selection import leaderboard, main_grid
 
 DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
 IMPLS = {"triton": "triton", "pytorch": "eager"}
-KEYS = ["dtype", "head_dim", "seq_len", "impl", "pass"]
+KEYS = ["dtype", "head_dim", "seq_len", "impl", "phase"]
 
 
 def beside_ours(rows: pd.DataFrame) -> pd.DataFrame:
@@ -31,7 +31,7 @@ def beside_ours(rows: pd.DataFrame) -> pd.DataFrame:
 
 def summary_table(pairs: pd.DataFrame) -> str:
     """Write one line a source, dtype, implementation and pass: how many compare, and our time over theirs."""
-    keys = ["write_up", "dtype", "impl", "pass"]
+    keys = ["write_up", "dtype", "impl", "phase"]
     lines = [
         {
             "source": write_up,
@@ -52,11 +52,11 @@ def full_tables(pairs: pd.DataFrame) -> list[str]:
 
 
 def _full_table(write_up: str, dtype: str, pairs: pd.DataFrame) -> str:
-    pairs = pairs.sort_values(["impl", "pass", "head_dim", "seq_len"], ascending=[False, True, True, True])
+    pairs = pairs.sort_values(["impl", "phase", "head_dim", "seq_len"], ascending=[False, True, True, True])
     table = pd.DataFrame(
         {
             "implementation": pairs["impl"],
-            "pass": pairs["pass"].str.replace("_", " + "),
+            "pass": pairs["phase"].str.replace("_", " + "),
             "head_dim": pairs["head_dim"],
             "sequence length": pairs["seq_len"],
             "theirs (ms)": pairs["theirs_ms"].map(significant),

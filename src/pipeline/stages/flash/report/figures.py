@@ -21,7 +21,7 @@ from pipeline.report.figures import (
 )
 from pipeline.report.heatmap import ratio_map
 from pipeline.report.table_rows import ok
-from pipeline.stages.flash.cell import PASSES
+from pipeline.stages.flash.cell import PHASES
 from pipeline.stages.flash.report.selection import main_grid, main_head_dim, named, of, ours, rival, speedups
 
 LENGTH_LABEL = "sequence length"
@@ -44,15 +44,15 @@ def times(rows: pd.DataFrame) -> Figure:
     """Draw times over length at one head_dim: a panel a pass, a line an implementation; OOM is marked."""
     grid = rows[rows["head_dim"] == main_head_dim(rows)]
     shown = grid[grid["impl"].isin(ok(grid)["impl"])]
-    figure, panels = new_figure(1, len(PASSES), panel_height_in=4.2, share_y=True)
-    for axes, part in zip(panels[0], PASSES, strict=True):
-        for impl, line in shown[shown["pass"] == part].groupby("impl", sort=False):
+    figure, panels = new_figure(1, len(PHASES), panel_height_in=4.2, share_y=True)
+    for axes, part in zip(panels[0], PHASES, strict=True):
+        for impl, line in shown[shown["phase"] == part].groupby("impl", sort=False):
             quartile_line(axes, line, "seq_len", impl)
         axes.set_title(part.replace("_", " + "))
         _few_lengths(axes, shown)
     log_values_axis(panels[0, 0], "time (ms)")
-    for axes, part in zip(panels[0], PASSES, strict=True):
-        out = shown[(shown["pass"] == part) & (shown["status"] == "oom")]
+    for axes, part in zip(panels[0], PHASES, strict=True):
+        out = shown[(shown["phase"] == part) & (shown["status"] == "oom")]
         mark_outcomes(axes, out, "seq_len", "impl")
     shared_legend(figure, per_row=4)
     stamp(figure, shown, *_facts(grid), named(main_head_dim(rows)))
@@ -61,7 +61,7 @@ def times(rows: pd.DataFrame) -> Figure:
 
 def throughput(rows: pd.DataFrame) -> Figure:
     """Draw TFLOP/s of forward + backward over length, a panel a head_dim, with the ceiling."""
-    both = ok(rows).query("`pass` == 'forward_backward'")
+    both = ok(rows).query("`phase` == 'forward_backward'")
     head_dims = sorted(both["head_dim"].unique())
     lines = -(-len(head_dims) // 2)
     figure, panels = new_figure(lines, min(2, len(head_dims)), panel_height_in=3.0, share_y=True)
@@ -96,7 +96,7 @@ def speedup_map(rows: pd.DataFrame) -> Figure | None:
     for line, against in zip(panels, opponents, strict=True):
         ratios = speedups(rows, ours(rows), against)
         for axes, part in zip(line, parts, strict=True):
-            here = ratios[ratios["pass"] == part]
+            here = ratios[ratios["phase"] == part]
             ratio_map(axes, here, "seq_len", "head_dim", "head_dim")
             words = "best peer" if against == "best" else against
             title = "forward" if part == "forward" else "both passes"
@@ -111,7 +111,7 @@ def memory(rows: pd.DataFrame) -> Figure | None:
     """Draw the memory that forward + backward adds to its inputs over length; None where it was not counted."""
     if "extra_bytes" not in rows:
         return None
-    grid = rows[(rows["head_dim"] == main_head_dim(rows)) & (rows["pass"] == "forward_backward")]
+    grid = rows[(rows["head_dim"] == main_head_dim(rows)) & (rows["phase"] == "forward_backward")]
     known = grid[grid["extra_bytes"].notna()]
     if known.empty:
         return None

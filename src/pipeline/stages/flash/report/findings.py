@@ -1,12 +1,10 @@
 """What the flash tables say: every number and every comparative word of the section's prose."""
 
-from typing import Any
-
 import pandas as pd
 
 from pipeline.report.section import compare, growth_exponent
 from pipeline.report.table_rows import geometric_mean, ok
-from pipeline.stages.flash.cell import PASSES, PEERS
+from pipeline.stages.flash.cell import PEERS, PHASES
 from pipeline.stages.flash.report.selection import (
     IMPL_WORDS,
     IMPLS,
@@ -44,7 +42,7 @@ def setting(rows: pd.DataFrame) -> dict:
         "on_gpu": bool((measured["clock"] == "device").any()),
         "fewest_samples": int(measured["n"].min()),
         "most_samples": int(measured["n"].max()),
-        "few": int((measured["n"] < measured["min_samples"]).sum()),
+        "few": int((measured["n"] < measured["setting_min_samples"]).sum()),
         "exposed": _exposed(measured),
     }
 
@@ -68,7 +66,7 @@ def errors(rows: pd.DataFrame) -> pd.DataFrame:
     found = []
     for quantity, part in QUANTITIES.items():
         column = f"{quantity}_rel_error"
-        known = rows[(rows["pass"] == part) & rows[column].notna()] if column in rows else rows.head(0)
+        known = rows[(rows["phase"] == part) & rows[column].notna()] if column in rows else rows.head(0)
         eager = of(known, "eager").set_index(PROBLEM)[column].rename("eager_error")
         known = known.join(eager, on=PROBLEM)
         eager_error = known["eager_error"].clip(lower=known["dtype"].map(UNIT_ROUNDOFF))
@@ -93,14 +91,14 @@ def correctness(rows: pd.DataFrame, quantities: tuple[str, ...]) -> list[dict]:
 def gains(rows: pd.DataFrame) -> pd.DataFrame:
     """Give geometric means of the others' times over ours on the assignment's grid.
 
-    Columns dtype, pass, against, problems, mean, least, most, slower: how many problems ours is slower at.
+    Columns dtype, phase, against, problems, mean, least, most, slower: how many problems ours is slower at.
     """
     grid = main_grid(rows)
     lines = []
     for against in ("best", *PEERS):
         ratios = ok(speedups(grid, ours(rows), against))
-        for (dtype, part), group in ratios.groupby(["dtype", "pass"], sort=False):
-            lines.append({"dtype": dtype, "pass": part, "against": against, **_gain(group)})
+        for (dtype, part), group in ratios.groupby(["dtype", "phase"], sort=False):
+            lines.append({"dtype": dtype, "phase": part, "against": against, **_gain(group)})
     return pd.DataFrame(lines)
 
 
@@ -149,7 +147,7 @@ def against_peers(rows: pd.DataFrame) -> list[dict]:
 
 def _gains_by_pass(rows: pd.DataFrame, mine: str, against: str) -> dict[str, dict]:
     ratios = ok(speedups(rows, mine, against))
-    return {part: _gain(group) for part, group in ratios.groupby("pass", sort=False)}
+    return {part: _gain(group) for part, group in ratios.groupby("phase", sort=False)}
 
 
 def _errors_over_ours(rows: pd.DataFrame, other: str, mine: str) -> pd.Series:
@@ -164,7 +162,7 @@ def rates(rows: pd.DataFrame) -> list[dict]:
     """Give, per dtype, the highest rate of ours and of the best peer, forward + backward, its place and its share."""
     found = []
     for dtype, group in ok(rows).groupby("dtype", sort=False):
-        both = group[group["pass"] == "forward_backward"]
+        both = group[group["phase"] == "forward_backward"]
         candidates = {"ours": of(both, ours(rows)), "peer": best_peer(both)}
         entry = {"dtype": dtype}
         for who, table in candidates.items():
@@ -178,7 +176,7 @@ def rates(rows: pd.DataFrame) -> list[dict]:
 def growth(rows: pd.DataFrame) -> list[dict]:
     """Give, per dtype, the exponent of our forward + backward time between the two longest sequences, by head_dim."""
     found = []
-    both = ok(of(main_grid(rows), ours(rows))).query("`pass` == 'forward_backward'")
+    both = ok(of(main_grid(rows), ours(rows))).query("`phase` == 'forward_backward'")
     for dtype, group in both.groupby("dtype", sort=False):
         exponents = {}
         for head_dim, line in group.groupby("head_dim"):
@@ -197,7 +195,7 @@ def backward_over_forward(rows: pd.DataFrame) -> list[dict]:
     mine = ok(of(main_grid(rows), ours(rows)))
     found = []
     for dtype, group in mine.groupby("dtype", sort=False):
-        both = group.pivot_table(index=["head_dim", "seq_len"], columns="pass", values="median_ms")
+        both = group.pivot_table(index=["head_dim", "seq_len"], columns="phase", values="median_ms")
         if not {"forward", "backward"} <= set(both):
             continue
         both = both.dropna(subset=["forward", "backward"]).reset_index()
@@ -221,7 +219,7 @@ def memory(rows: pd.DataFrame) -> dict:
     """Give what each implementation adds to its inputs' memory at the longest length that eager and ours both did."""
     if "extra_bytes" not in rows:
         return {}
-    both = main_grid(rows)[(main_grid(rows)["pass"] == "forward_backward") & main_grid(rows)["extra_bytes"].notna()]
+    both = main_grid(rows)[(main_grid(rows)["phase"] == "forward_backward") & main_grid(rows)["extra_bytes"].notna()]
     shared = of(both, "eager").merge(of(both, ours(rows)), on=PROBLEM, suffixes=("_eager", "_ours"))
     shared = shared[shared["head_dim"] == main_head_dim(rows)]
     if shared.empty:
@@ -247,8 +245,8 @@ def latency(rows: pd.DataFrame) -> list[dict]:
     short = main_grid(rows)[(main_grid(rows)["seq_len"] < LONG) & main_grid(rows)["median_call_ms"].notna()]
     found = []
     for dtype, group in short.groupby("dtype", sort=False):
-        for part in PASSES:
-            calls = group[group["pass"] == part].set_index([*PROBLEM, "impl"])["median_call_ms"].unstack("impl")
+        for part in PHASES:
+            calls = group[group["phase"] == part].set_index([*PROBLEM, "impl"])["median_call_ms"].unstack("impl")
             if ours(rows) not in calls:
                 continue
             others = {
@@ -259,14 +257,15 @@ def latency(rows: pd.DataFrame) -> list[dict]:
             if others:
                 typical = calls[ours(rows)].dropna().median()
                 entry = {"dtype": dtype, "name": part, "ours_ms": typical, "others": pd.Series(others)}
-                roles = {"choice": _only(group["sdpa_choice"]), "rival": rival(group)}
+                roles = {"choice": _only_choice(group), "rival": rival(group)}
                 found.append(entry | {role: peer for role, peer in roles.items() if peer in others})
     return found
 
 
-def _only(column: pd.Series) -> Any:
-    """Return what all of a column is, or None where it is not one."""
-    return column.iloc[0] if column.nunique(dropna=False) == 1 else None
+def _only_choice(rows: pd.DataFrame) -> str | None:
+    """Return the backend that SDPA takes by itself for all rows; None where it is not one."""
+    choices = rows["sdpa_choice"].unique() if "sdpa_choice" in rows else []
+    return choices[0] if len(choices) == 1 else None
 
 
 def shapes_standing(rows: pd.DataFrame) -> list[dict]:
@@ -275,11 +274,11 @@ def shapes_standing(rows: pd.DataFrame) -> list[dict]:
     ratios, best = ok(speedups(beside, ours(rows), "best")), best_peer(beside)
     found = []
     # Inference and training: neither has a backward pass alone.
-    ratios = ratios[ratios["pass"] != "backward"]
+    ratios = ratios[ratios["phase"] != "backward"]
     for dtype, group in ratios.groupby("dtype", sort=False):
         parts = [
             {"name": part, "peers": _impls_at(best, line), **_gain(line)}
-            for part, line in group.groupby("pass", sort=False)
+            for part, line in group.groupby("phase", sort=False)
         ]
         heads = sorted(group["num_heads"].unique())
         found.append({"dtype": dtype, "heads": heads, "peers": _impls_at(best, group), "parts": parts})
@@ -288,13 +287,13 @@ def shapes_standing(rows: pd.DataFrame) -> list[dict]:
 
 def _impls_at(rows: pd.DataFrame, ratios: pd.DataFrame) -> list[str]:
     """List the implementations that have a row at the problems and passes of ratios."""
-    names = set(rows.merge(ratios[[*PROBLEM, "pass"]])["impl"])
+    names = set(rows.merge(ratios[[*PROBLEM, "phase"]])["impl"])
     return [name for name in IMPLS if name in names]
 
 
 def leaderboard_standing(rows: pd.DataFrame) -> list[dict]:
     """Rank the implementations at the leaderboard's shape by forward + backward, per dtype; empty if not measured."""
-    both = ok(leaderboard(rows)).query("`pass` == 'forward_backward'")
+    both = ok(leaderboard(rows)).query("`phase` == 'forward_backward'")
     found = []
     for dtype, group in both.groupby("dtype", sort=False):
         times = group.set_index("impl")["median_ms"].sort_values()

@@ -3,11 +3,11 @@
 import pandas as pd
 
 from pipeline.report.table_rows import divide, in_order, ok
-from pipeline.stages.flash.cell import DTYPES, OURS, PASSES, PEERS
+from pipeline.stages.flash.cell import DTYPES, OURS, PEERS, PHASES
 
 # Ours, then the fastest of the others first.
 IMPLS = ("triton", "sdpa_cudnn", "sdpa_flash", "sdpa_efficient", "sdpa", "flex", "compiled_eager", "eager", "tiled")
-ORDERS = {"dtype": DTYPES, "impl": IMPLS, "pass": PASSES}
+ORDERS = {"dtype": DTYPES, "impl": IMPLS, "phase": PHASES}
 PROBLEM = ["dtype", "is_causal", "batch_size", "num_heads", "head_dim", "seq_len"]
 
 # What they are, for readers.
@@ -34,7 +34,7 @@ LEADERBOARD = {"batch_size": 1, "num_heads": 16, "seq_len": 16384, "head_dim": 6
 def ordered(rows: pd.DataFrame) -> pd.DataFrame:
     """Sort into reading order, single heads before several."""
     return in_order(
-        rows, ["dtype", "num_heads", "batch_size", "is_causal", "head_dim", "seq_len", "impl", "pass"], ORDERS
+        rows, ["dtype", "num_heads", "batch_size", "is_causal", "head_dim", "seq_len", "impl", "phase"], ORDERS
     )
 
 
@@ -49,7 +49,7 @@ def other_shapes(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _is_main(rows: pd.DataFrame) -> pd.Series:
-    return (rows["batch_size"] == 1) & (rows["num_heads"] == 1) & rows["is_causal"].astype(bool)
+    return (rows["batch_size"] == 1) & (rows["num_heads"] == 1) & rows["is_causal"]
 
 
 def leaderboard(rows: pd.DataFrame) -> pd.DataFrame:
@@ -90,7 +90,7 @@ def rival(rows: pd.DataFrame) -> str | None:
 def best_peer(rows: pd.DataFrame) -> pd.DataFrame:
     """Keep, of each problem and pass, the fastest of torch's implementations: those that have a figure."""
     peers = ok(rows)[ok(rows)["impl"].isin(PEERS)]
-    return peers.loc[peers.groupby([*PROBLEM, "pass"])["median_ms"].idxmin()] if len(peers) else peers
+    return peers.loc[peers.groupby([*PROBLEM, "phase"])["median_ms"].idxmin()] if len(peers) else peers
 
 
 def speedups(rows: pd.DataFrame, mine: str, against: str) -> pd.DataFrame:
@@ -99,4 +99,4 @@ def speedups(rows: pd.DataFrame, mine: str, against: str) -> pd.DataFrame:
     Status and reason are those of whichever has no figure.
     """
     other = best_peer(rows) if against == "best" else of(rows, against)
-    return in_order(divide(other, of(rows, mine), [*PROBLEM, "pass"]), [*PROBLEM, "pass"], ORDERS)
+    return in_order(divide(other, of(rows, mine), [*PROBLEM, "phase"]), [*PROBLEM, "phase"], ORDERS)

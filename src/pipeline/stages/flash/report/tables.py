@@ -15,7 +15,7 @@ from pipeline.report.tables import (
     significant,
     with_outcomes,
 )
-from pipeline.stages.flash.cell import PASSES
+from pipeline.stages.flash.cell import PHASES
 from pipeline.stages.flash.report import findings
 from pipeline.stages.flash.report.selection import (
     IMPLS,
@@ -49,7 +49,7 @@ def against_eager(rows: pd.DataFrame) -> list[str]:
 
 
 def _by_impl_and_pass(rows: pd.DataFrame) -> str:
-    column = rows["impl"] + " " + rows["pass"].replace({"forward_backward": "both"})
+    column = rows["impl"] + " " + rows["phase"].replace({"forward_backward": "both"})
     table = pivot(rows.assign(column=column), ["head_dim", "seq_len"], "column", _short_cells(rows, "median_ms"))
     return markdown(table.rename(columns=READABLE))
 
@@ -69,7 +69,7 @@ def all_implementations(rows: pd.DataFrame) -> list[str]:
             f"{dtype}, {part.replace('_', ' + ')}: every implementation, medians in ms",
             _side_by_side(group, ["head_dim", "seq_len"], "median_ms"),
         )
-        for (dtype, part), group in grid.groupby(["dtype", "pass"], sort=False)
+        for (dtype, part), group in grid.groupby(["dtype", "phase"], sort=False)
     ]
 
 
@@ -91,7 +91,7 @@ def gains(rows: pd.DataFrame) -> str:
     table = pd.DataFrame(
         {
             "dtype": found["dtype"],
-            "pass": found["pass"].str.replace("_", " + "),
+            "pass": found["phase"].str.replace("_", " + "),
             "against": found["against"].replace({"best": "the best of these"}),
             "problems": found["problems"],
             "geometric mean": found["mean"].map(significant),
@@ -117,12 +117,12 @@ def shapes(rows: pd.DataFrame) -> list[str]:
     if ok(beside).empty:
         return []
     sizes = beside[["batch_size", "num_heads", "seq_len", "head_dim"]].astype(str).agg("×".join, axis=1)
-    causal = beside["is_causal"].astype(bool).map({True: "causal", False: "full"})
+    causal = beside["is_causal"].map({True: "causal", False: "full"})
     beside = beside.assign(shape=sizes + " " + causal)
     title = Markdown("**{}**, {}, medians in ms:")
     return [
         paragraphs(title.format(dtype, part.replace("_", " + ")), _side_by_side(group, ["shape"], "median_ms"))
-        for (dtype, part), group in beside.groupby(["dtype", "pass"], sort=False)
+        for (dtype, part), group in beside.groupby(["dtype", "phase"], sort=False)
         if len(ok(group))
     ]
 
@@ -132,7 +132,7 @@ def leaderboard_times(rows: pd.DataFrame) -> str:
     here = ok(leaderboard(rows))
     if here.empty:
         return ""
-    times = pivot(here, ["dtype", "impl"], "pass", number_cells(here, "median_ms"))
+    times = pivot(here, ["dtype", "impl"], "phase", number_cells(here, "median_ms"))
     both = of_pass(here, "forward_backward").set_index(["dtype", "impl"])
     keys = [tuple(key) for key in times[["dtype", "impl"]].to_numpy()]
     for title, column in {"TFLOP/s": "tflops_per_s", "share of peak (%)": "peak_share_pct"}.items():
@@ -142,7 +142,7 @@ def leaderboard_times(rows: pd.DataFrame) -> str:
 
 def of_pass(rows: pd.DataFrame, part: str) -> pd.DataFrame:
     """Keep one pass."""
-    return rows[rows["pass"] == part]
+    return rows[rows["phase"] == part]
 
 
 def latencies(rows: pd.DataFrame) -> list[str]:
@@ -157,7 +157,7 @@ def latencies(rows: pd.DataFrame) -> list[str]:
             _side_by_side(of_pass(group, part), ["seq_len"], "median_call_ms"),
         )
         for dtype, group in short.groupby("dtype", sort=False)
-        for part in PASSES
+        for part in PHASES
         if len(ok(of_pass(group, part)))
     ]
 
@@ -177,8 +177,8 @@ def missing(rows: pd.DataFrame) -> str:
 
 
 def _where(rows: pd.DataFrame) -> pd.Series:
-    parts = [part for part in PASSES if part in set(rows["pass"])]
-    whole = len(parts) == len(PASSES)
+    parts = [part for part in PHASES if part in set(rows["phase"])]
+    whole = len(parts) == len(PHASES)
     return pd.Series(
         {
             "passes": "all" if whole else ", ".join(part.replace("_", " + ") for part in parts),

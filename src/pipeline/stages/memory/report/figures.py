@@ -30,7 +30,6 @@ from pipeline.stages.memory.report.selection import (
     PREDICTED_COMPOSITION,
     Unit,
     cell_peaks,
-    numbers,
     of_kind,
     plain,
     unit_for,
@@ -91,10 +90,10 @@ def timelines(rows: pd.DataFrame, mode: str, context_length: int) -> Figure | No
 
 
 def _stack_timeline(axes: Axes, group: pd.DataFrame, unit: Unit) -> None:
-    series = {row["category"]: np.array(numbers(row["active_bytes"])) / unit.bytes for _, row in group.iterrows()}
+    series = {row["category"]: np.array(row["active_bytes"]) / unit.bytes for _, row in group.iterrows()}
     names = [name for name in COLOURS if name in series]
     axes.stackplot(
-        numbers(group["events"].iloc[0]),
+        group["events"].iloc[0],
         [series[name] for name in names],
         labels=[CATEGORY_WORDS[name] for name in names],
         colors=[COLOURS[name] for name in names],

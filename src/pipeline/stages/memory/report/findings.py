@@ -22,7 +22,7 @@ def setting(rows: pd.DataFrame, size: str) -> dict:
         "torch": list(measured["torch"].unique()),
         "size": size,
         "contexts": sorted(measured["context_length"].unique()),
-        "batch_sizes": sorted(measured["batch_size"].unique()),
+        "batch_sizes": sorted(measured["setting_batch_size"].unique()),
         "precisions": list(measured["precision"].unique()),
         "device_type": measured["device_type"].iloc[0],
     }
@@ -130,7 +130,7 @@ def residual(rows: pd.DataFrame, size: str) -> dict:
     found = found[(found["precision"] == "fp32") & (found["size"] == size)]
     if found.empty:
         return {}
-    batch_size, contexts = int(found["batch_size"].iloc[0]), sorted(found["context_length"].unique())
+    batch_size, contexts = int(found["setting_batch_size"].iloc[0]), sorted(found["context_length"].unique())
     d_model, count = SIZES[size].d_model, 2 * SIZES[size].num_layers
     derived = FP32_BYTES * batch_size * found["context_length"] * d_model
     exact = (found["size_bytes"] == derived) & (found["smallest_bytes"] == derived) & (found["count"] == count)

@@ -45,8 +45,8 @@ def _moments(row: pd.Series, first_step: bool = False) -> dict[str, Moment]:
 def _workload(row: pd.Series) -> Workload:
     return Workload(
         SIZES[row["size"]],
-        vocab_size=int(row["vocab_size"]),
-        batch_size=int(row["batch_size"]),
+        vocab_size=int(row["setting_vocab_size"]),
+        batch_size=int(row["setting_batch_size"]),
         seq_len=int(row["context_length"]),
         precision=row["precision"],
         attention=row["attention"],

@@ -218,7 +218,7 @@ def _largest_table(largest: pd.DataFrame) -> str:
                 "what": largest["category"].map(CATEGORY_WORDS),
                 # One column: words of code do not break, and side by side they are wider than a page.
                 "made at": [
-                    Markdown(": ").join(map(code, words if isinstance(words[1], str) else words[:1]))
+                    Markdown(": ").join(map(code, words if words[1] else words[:1]))
                     for words in zip(largest["location"], largest["code"], strict=True)
                 ],
             }

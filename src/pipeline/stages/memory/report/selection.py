@@ -6,6 +6,7 @@ import pandas as pd
 
 from pipeline.formulas.peak_memory import CATEGORIES, MODES
 from pipeline.report.table_rows import has_figures, ok
+from pipeline.stages.memory.rows import ROW_TYPES
 
 AXES = ["precision", "size", "context_length", "mode", "attention", "checkpoint_every"]
 ORDERS = {
@@ -24,19 +25,9 @@ COMPOSITION = [f"{name}_bytes" for name in CATEGORIES]
 PREDICTED_COMPOSITION = [f"predicted_{name}" for name in COMPOSITION]
 
 
-# What a table lacks when none of its rows has it.
-FILLED_IN = [
-    *("reason", "device_type", "step", "phase", "peak_bytes", *COMPOSITION),
-    *("category", "events", "active_bytes", "begin_event", "end_event", "peak_event"),
-    *("size_bytes", "smallest_bytes", "count", "rank", "location", "code"),
-    *("median_ms", "q1_ms", "q3_ms"),
-    *("requested_peak_bytes", "allocated_peak_bytes", "reserved_peak_bytes", "device_bytes"),
-]
-
-
 def complete(rows: pd.DataFrame) -> pd.DataFrame:
-    """Add, empty, the columns of kinds of rows that this run has none of; reading order."""
-    missing = [name for name in FILLED_IN if name not in rows]
+    """Add, empty, the columns that no row of this run fills; reading order."""
+    missing = [name for name in ROW_TYPES.column_names() if name not in rows]
     return in_order(rows.assign(**dict.fromkeys(missing)))
 
 
@@ -63,7 +54,7 @@ def plain(rows: pd.DataFrame) -> pd.DataFrame:
 def cell_peaks(rows: pd.DataFrame, step: str = "last") -> pd.DataFrame:
     """Give the peak of one recorded step of every cell, the first or the last: a row a cell, in reading order.
 
-    Returns AXES, status, reason, batch_size, vocab_size, machine, torch, phase, peak_bytes and COMPOSITION at that
+    Returns AXES, status, reason, the settings, machine, torch, phase, peak_bytes and COMPOSITION at that
     moment, and predicted_phase, predicted_bytes and PREDICTED_COMPOSITION at the moment predicted to be the highest.
     error: predicted over measured, less one. A cell without figures has its outcome alone.
     """
@@ -93,11 +84,6 @@ def shown_context(rows: pd.DataFrame) -> int:
     """Choose the context length whose timelines are drawn: the longest that most cells have figures for."""
     lengths = ok(plain(rows)).drop_duplicates(AXES)["context_length"].value_counts()
     return int(lengths[lengths == lengths.max()].index.max())
-
-
-def numbers(text: str) -> list[int]:
-    """Read a list that a table holds as text."""
-    return [int(word) for word in str(text).split()]
 
 
 class Unit(NamedTuple):

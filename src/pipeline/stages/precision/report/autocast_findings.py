@@ -50,7 +50,7 @@ def observed(rows: pd.DataFrame) -> pd.DataFrame:
 
     A loss keeps its detail, for the losses have different types; of other components `observed` joins what it had.
     """
-    found = figures_of(rows, "autocast").fillna({"detail": ""})
+    found = figures_of(rows, "autocast")
     found["detail"] = found["detail"].where(found["component"].isin(PER_DETAIL), "")
     keys = ["device", "autocast_dtype", "component", "detail"]
     groups = found.groupby(keys, sort=False)["observed_dtype"]
@@ -115,6 +115,6 @@ def layer_norm(seen: pd.DataFrame, device: str, autocast_dtype: str) -> dict:
 
 def of_component(rows: pd.DataFrame, device: str, autocast_dtype: str, component: str, detail: str) -> set[str]:
     """Return every data type that a component had on a device, of one detail or, without one, of all."""
-    found = on_device(rows, "autocast", device).fillna({"detail": ""})
+    found = on_device(rows, "autocast", device)
     found = found[(found["autocast_dtype"] == autocast_dtype) & (found["component"] == component)]
     return set(found.loc[(found["detail"] == detail) | (detail == ""), "observed_dtype"])

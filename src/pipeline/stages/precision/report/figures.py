@@ -57,7 +57,7 @@ def accumulation(sums: pd.DataFrame) -> Figure | None:
 
 def _sum_lines(values: Axes, errors: Axes, case: dict) -> None:
     names = ("curve_steps", "curve_sums", "curve_rel_errors")
-    steps, running, off = (np.array(case[name].split(), dtype=float) for name in names)
+    steps, running, off = (np.array(case[name], dtype=float) for name in names)
     name = label(case)
     style = style_for(case["accumulator"] if case["accumulator"] == case["addend_dtype"] else name)
     values.plot(steps, running, label=name, markevery=MARKER_EVERY, **style)
@@ -139,7 +139,7 @@ def _magnitudes_axis(axes: Axes) -> None:
 
 def _finish(figure: Figure, normal: pd.DataFrame, words: str) -> None:
     shared_legend(figure)
-    stamp(figure, _stamped(normal, n=int(normal["input_rows"].iloc[0])), shown=words)
+    stamp(figure, _stamped(normal, n=int(normal["setting_input_rows"].iloc[0])), shown=words)
 
 
 def _stamped(rows: pd.DataFrame, n: int) -> pd.DataFrame:

@@ -32,7 +32,7 @@ def facts(rows: pd.DataFrame) -> dict:
         "device": found["device"].iloc[0],
         "device_name": found["device_name"].iloc[0],
         "d_model": int(normal["d_model"].iloc[0]),
-        "input_rows": int(normal["input_rows"].iloc[0]),
+        "input_rows": int(normal["setting_input_rows"].iloc[0]),
         "range_table": range_table(ranges),
         "ranges": ranges,
         "as_predicted": sum(line["as_predicted"] for line in ranges),

@@ -5,11 +5,11 @@ import pandas as pd
 from pipeline.report import published
 from pipeline.report.markup import Markdown, code
 from pipeline.report.tables import markdown, significant
+from pipeline.stages.profile.cell import BACKWARD
 from pipeline.stages.profile.kernel_names import short_name
 from pipeline.stages.profile.report.findings import MATMUL
 from pipeline.stages.profile.report.selection import kernels, shares
 from pipeline.stages.profile.report.shown_names import shown_name
-from pipeline.stages.profile.traced_rows import BACKWARD
 
 RANGES = {
     "forward": "inference",

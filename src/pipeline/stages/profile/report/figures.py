@@ -107,7 +107,7 @@ def layer(rows: pd.DataFrame, cell: dict) -> Figure | None:
     present = {category for events in timelines.values() for category in events["category"]}
     _category_legend(figure, [name for name in CATEGORIES if name in present])
     words = (cell["size"], f"context {cell['context_length']}")
-    _stamp(figure, of_cell(rows, cell).assign(captured_rounds=1), *words, shown="the middle layer")
+    _stamp(figure, of_cell(rows, cell).assign(setting_captured_rounds=1), *words, shown="the middle layer")
     return figure
 
 
@@ -194,4 +194,4 @@ def _category_legend(figure: Figure, names: list[str]) -> None:
 
 def _stamp(figure: Figure, rows: pd.DataFrame, *facts: str, shown: str = "mean") -> None:
     by = sorted(rows["captured_by"].dropna().unique())
-    stamp(figure, rows.assign(n=rows["captured_rounds"]), *facts, *by, shown=shown)
+    stamp(figure, rows.assign(n=rows["setting_captured_rounds"]), *facts, *by, shown=shown)

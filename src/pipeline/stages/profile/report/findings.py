@@ -3,7 +3,7 @@
 import pandas as pd
 
 from pipeline.report.section import compare
-from pipeline.stages.profile.cell import PASSES
+from pipeline.stages.profile.cell import ATTENTION_PHASES, BACKWARD, PASSES
 from pipeline.stages.profile.report.selection import (
     CELL,
     WORDS,
@@ -15,7 +15,6 @@ from pipeline.stages.profile.report.selection import (
     times,
 )
 from pipeline.stages.profile.report.shown_names import shown_name
-from pipeline.stages.profile.traced_rows import ATTENTION_PHASES, BACKWARD
 
 # How near the capture's span must be to the host clock to be called the same.
 SAME_TIME = 0.03
@@ -34,8 +33,8 @@ def setting(rows: pd.DataFrame) -> dict:
         "sizes": list(captured["size"].unique()),
         "contexts": sorted(captured["context_length"].unique()),
         "precisions": list(captured["precision"].unique()),
-        "batch_sizes": sorted(captured["batch_size"].unique()),
-        "rounds": sorted(captured["captured_rounds"].unique()),
+        "batch_sizes": sorted(captured["setting_batch_size"].unique()),
+        "rounds": sorted(captured["setting_captured_rounds"].unique()),
         "profilers": list(captured["captured_by"].unique()),
         "not_by_nsys": list(notes),
         "on_gpu": bool((captured["cuda"] != "none").any() and not _are_operators(rows)),

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from pipeline.report.figures import WORD_PT, new_figure, save, shared_legend, stamp, style_for
 from pipeline.report.table_rows import ok
 from pipeline.stages.sharding.cell import KINDS
-from pipeline.stages.sharding.report.selection import MOMENTS, kinds, steps
+from pipeline.stages.sharding.report.selection import MOMENT_WORDS, kinds, steps
 
 WORDS = {"optimizer_state": "optimizer state"}
 
@@ -23,7 +23,7 @@ def memory_by_moment(rows: pd.DataFrame) -> Figure:
     """Draw each optimizer's memory over a training run's moments, stacked by kind, with the peak up to the moment."""
     found = kinds(rows)
     cells = list(found.index.unique("cell_name"))
-    moments = [name for name in MOMENTS if name in found.index.unique("moment")]
+    moments = [name for name in MOMENT_WORDS if name in found.index.unique("moment")]
     figure, panels = new_figure(len(cells), 1, panel_height_in=4.4)
     unit, scale = ("GB", 1e9) if found["counted"].max() >= 1e9 else ("MB", 1e6)
     for axes, cell in zip(panels[:, 0], cells, strict=True):
@@ -35,7 +35,7 @@ def memory_by_moment(rows: pd.DataFrame) -> Figure:
             axes.text(0, top, f" {optimizer}", va="center", weight="bold", fontsize=WORD_PT)
             for place, moment in enumerate(moments, start=top + 1):
                 places.append(place)
-                labels.append(MOMENTS[moment])
+                labels.append(MOMENT_WORDS[moment])
                 _bar(axes, lines.loc[(optimizer, moment)], place)
         axes.set_yticks(places, labels)
         axes.set_ylim(places[-1] + 0.6, -0.6)

@@ -16,10 +16,10 @@ from pipeline.report.tables import (
     pivot,
     significant,
 )
-from pipeline.stages.sharding.cell import KINDS
+from pipeline.stages.sharding.cell import KINDS, PHASES
 from pipeline.stages.sharding.report import baselines, findings
 from pipeline.stages.sharding.report.figures import draw_all
-from pipeline.stages.sharding.report.selection import MOMENTS, PASSES, completed, kinds, memory, phases, steps, traffic
+from pipeline.stages.sharding.report.selection import MOMENT_WORDS, completed, kinds, memory, phases, steps, traffic
 
 TEMPLATE = Path(__file__).parent / "section.md.j2"
 SHOWN_MOMENTS = ("initialised", "before_step", "after_step")
@@ -69,7 +69,7 @@ def _memory_table(rows: pd.DataFrame, unit: str, scale: float) -> str:
     titles = KIND_TITLES | {"counted": "sum", "peak": "peak on the way there"}
     lines = found.assign(
         who=found["cell_name"] + ", " + found["optimizer"],
-        moment=found["moment"].map(MOMENTS),
+        moment=found["moment"].map(MOMENT_WORDS),
         **{column: _scaled(found[column], scale) for column in columns},
     )
     table = lines[["who", "moment", *columns]].rename(columns=titles)
@@ -88,7 +88,7 @@ def _moments_table(rows: pd.DataFrame, unit: str, scale: float) -> str:
         {
             "precision": found["cell_name"],
             "optimizer": found["optimizer"],
-            "moment": found["moment"].map(MOMENTS),
+            "moment": found["moment"].map(MOMENT_WORDS),
             "kind": found["kind"].str.replace("_", " "),
             f"predicted ({unit})": _scaled(found["predicted_bytes"], scale),
             f"measured ({unit})": _scaled(found["measured_bytes"], scale),
@@ -119,13 +119,13 @@ def _peak_table(rows: pd.DataFrame, unit: str, scale: float) -> str:
 
 
 def _time_table(rows: pd.DataFrame) -> str:
-    # "optimizer" is the name of a pass too, and becomes a column.
+    # "optimizer" is the name of a phase too, and becomes a column.
     rows = rows.rename(columns={"optimizer": "who"})
     whole, parts, keys = steps(rows), phases(ok(rows)), ["cell_name", "who"]
-    passes = pivot(parts, keys, "pass", parts["median_ms"].map(significant))
-    found = whole[keys].assign(step=median_cells(whole)).merge(passes, on=keys, how="left")
+    times = pivot(parts, keys, "phase", parts["median_ms"].map(significant))
+    found = whole[keys].assign(step=median_cells(whole)).merge(times, on=keys, how="left")
     titles = {"cell_name": "precision", "who": "with", "step": "step, median [quartiles]"}
-    return markdown(found[[*keys, "step", *PASSES]].fillna("–").rename(columns=titles))
+    return markdown(found[[*keys, "step", *PHASES]].fillna("–").rename(columns=titles))
 
 
 def _traffic_table(rows: pd.DataFrame, unit: str, scale: float) -> str:

@@ -4,13 +4,12 @@ import pandas as pd
 
 from pipeline.report.side_by_side import cell_names
 from pipeline.report.table_rows import ok
-from pipeline.stages.sharding.cell import IMPLS, KINDS
+from pipeline.stages.sharding.cell import IMPLS, KINDS, PHASES, TRAIN_STEP
 
 CELL = ["precision", "size", "world_size"]
 PRECISIONS = ("fp32", "bf16")
-PASSES = ("forward", "backward", "communication", "optimizer")
 NAMES = {"adamw": "AdamW", "sharded": "ShardedOptimizer", "torch_zero": "torch ZeroRedundancyOptimizer"}
-MOMENTS = {
+MOMENT_WORDS = {
     "initialised": "after initialisation",
     "first_before_step": "first step, before the optimizer",
     "first_after_step": "first step, after it",
@@ -32,26 +31,26 @@ NUMBERS = (
     ),
     *("predicted_bytes", "calls", "sent_bytes"),
 )
-WORDS = ("reason", "backend", "pass", "clock", "moment", "kind", "collective")
+WORDS = ("reason", "backend", "phase", "clock", "moment", "kind", "collective")
 
 
 def completed(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the rows in reading order, with every column that the section reads, names for people and a cell name."""
     rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *NUMBERS, *WORDS])))
     rows = rows.assign(optimizer=rows["impl"].map(NAMES), cell_name=cell_names(rows, CELL))
-    ranks = {name: place for place, name in enumerate((*PRECISIONS, *IMPLS, *MOMENTS))}
+    ranks = {name: place for place, name in enumerate((*PRECISIONS, *IMPLS, *MOMENT_WORDS))}
     by = ["precision", "size", "world_size", "impl", "moment"]
     return rows.sort_values(by, key=lambda column: column.map(lambda value: ranks.get(value, value)), kind="stable")
 
 
 def steps(rows: pd.DataFrame) -> pd.DataFrame:
     """Keep the whole steps, by the host clock: a row an optimizer and cell, those without a figure too."""
-    return rows[(rows["pass"] == "train_step") & (rows["clock"] == "host")]
+    return rows[(rows["phase"] == TRAIN_STEP) & (rows["clock"] == "host")]
 
 
 def phases(rows: pd.DataFrame) -> pd.DataFrame:
     """Keep the phases of the steps: by CUDA events on a GPU, by the host clock on a CPU."""
-    return rows[rows["pass"].isin(PASSES)]
+    return rows[rows["phase"].isin(PHASES)]
 
 
 def memory(rows: pd.DataFrame) -> pd.DataFrame:

@@ -11,7 +11,7 @@ from pipeline.stages.timing.report.selection import PASSES, host
 PRECISIONS = {"fp32": "fp32", "bf16_autocast": "bf16", "not_stated": "fp32"}
 MODES = {"no": "eager", "yes": "compiled"}
 SHORT_WARMUP_STEPS = 1
-KEYS = ["size", "context_length", "precision", "mode", "pass"]
+KEYS = ["size", "context_length", "precision", "mode", "phase"]
 
 
 def beside_ours(rows: pd.DataFrame, context_length: int) -> pd.DataFrame:
@@ -52,9 +52,9 @@ def _left_out(theirs: pd.DataFrame) -> pd.Series:
 def _ours(rows: pd.DataFrame) -> pd.DataFrame:
     warm = ok(host(rows[rows["warmup_steps"] == rows["warmup_steps"].max()]))
     ours = warm[[*KEYS, "mean_ms", "status", "reason"]].rename(columns={"mean_ms": "ours_ms"})
-    both = ours[ours["pass"].isin(["forward", "backward"])].groupby(KEYS[:-1], sort=False)
+    both = ours[ours["phase"].isin(["forward", "backward"])].groupby(KEYS[:-1], sort=False)
     # Of "ok" and "unstable" the latter is the greater: a sum is unstable where a part of it is.
-    sums = both.agg({"ours_ms": "sum", "status": "max"}).reset_index().assign(**{"pass": "forward_backward"})
+    sums = both.agg({"ours_ms": "sum", "status": "max"}).reset_index().assign(**{"phase": "forward_backward"})
     return pd.concat([ours, sums], ignore_index=True)
 
 
@@ -79,10 +79,10 @@ def full_tables(pairs: pd.DataFrame) -> list[str]:
 
 def _full_table(write_up: str, mode: str, pairs: pd.DataFrame) -> str:
     names = [*PASSES, "forward_backward"]
-    pairs = pairs.sort_values("pass", key=lambda column: column.map(names.index), kind="stable")
+    pairs = pairs.sort_values("phase", key=lambda column: column.map(names.index), kind="stable")
     table = pd.DataFrame(
         {
-            "pass": pairs["pass"].replace(
+            "phase": pairs["phase"].replace(
                 {"forward_backward": "forward + backward (ours: sum)", "train_step": "train step"}
             ),
             "size": pairs["size"],

@@ -16,7 +16,7 @@ def compile_gains(rows: pd.DataFrame) -> pd.DataFrame:
     Precisions in which nothing was measured are left out.
     """
     longest = host(rows)[host(rows)["warmup_steps"] == rows["warmup_steps"].max()]
-    keys = ["precision", "context_length", "size", "pass"]
+    keys = ["precision", "context_length", "size", "phase"]
     gains = ratios(longest[longest["mode"] == "eager"], longest[longest["mode"] == "compiled"], keys)
     return gains[gains["precision"].isin(ok(gains)["precision"])]
 
@@ -28,8 +28,8 @@ def payback(rows: pd.DataFrame) -> pd.DataFrame:
     """
     cell = ["precision", "context_length", "size"]
     longest = ok(host(rows)[host(rows)["warmup_steps"] == rows["warmup_steps"].max()])
-    step = longest[longest["pass"] == "train_step"].set_index([*cell, "mode"])["median_ms"].unstack("mode")
-    first = longest[longest["pass"] == "compile"].set_index(cell)["median_ms"]
+    step = longest[longest["phase"] == "train_step"].set_index([*cell, "mode"])["median_ms"].unstack("mode")
+    first = longest[longest["phase"] == "compile"].set_index(cell)["median_ms"]
     if first.empty or "eager" not in step or "compiled" not in step:
         return pd.DataFrame(columns=[*cell, "compile_ms", "saved_ms", "steps"])
     found = first.rename("compile_ms").reset_index()

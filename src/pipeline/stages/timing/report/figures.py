@@ -42,7 +42,7 @@ def draw_all(rows: pd.DataFrame, context_length: int, folder: Path) -> dict[str,
 
 def step_time(rows: pd.DataFrame) -> Figure:
     """Draw the train step over context length: a panel a precision, a line a size."""
-    grid = host(main_grid(rows)).query("`pass` == 'train_step'")
+    grid = host(main_grid(rows)).query("`phase` == 'train_step'")
     precisions = list(ok(grid)["precision"].unique())
     figure, panels = new_figure(1, len(precisions), share_y=True)
     for axes, precision in zip(panels[0], precisions, strict=True):
@@ -64,7 +64,7 @@ def precision_gain(rows: pd.DataFrame) -> Figure | None:
     gains = gains_over_fp32(rows)
     if gains.empty or ok(gains).empty:
         return None
-    gains = gains.query("`pass` == 'train_step'")
+    gains = gains.query("`phase` == 'train_step'")
     precisions = list(gains["precision"].unique())
     figure, panels = new_figure(1, len(precisions), share_y=True)
     for axes, precision in zip(panels[0], precisions, strict=True):
@@ -114,12 +114,12 @@ def compiled(rows: pd.DataFrame) -> Figure | None:
     shown = at_context(longest, context_length)
     parts = ("forward", "train_step")
     sizes = list(at_context(tried, context_length)["size"].unique())
-    shown = shown[shown["size"].isin(sizes) & shown["pass"].isin(parts)]
+    shown = shown[shown["size"].isin(sizes) & shown["phase"].isin(parts)]
     shown = shown.assign(position=shown["size"].map(sizes.index))
     figure, panels = new_figure(len(precisions), 2, panel_height_in=2.7)
     for line, precision in zip(panels, precisions, strict=True):
         for axes, part in zip(line, parts, strict=True):
-            panel = shown[(shown["precision"] == precision) & (shown["pass"] == part)]
+            panel = shown[(shown["precision"] == precision) & (shown["phase"] == part)]
             for mode, points in panel.groupby("mode", sort=False):
                 quartile_line(axes, points, "position", mode)
             axes.set_title(f"{part.replace('_', ' ')}, {precision}")
@@ -133,7 +133,7 @@ def compiled(rows: pd.DataFrame) -> Figure | None:
 
 def mfu(rows: pd.DataFrame, context_length: int) -> Figure | None:
     """Draw the MFU of the train step by size, a line a precision; None where no peak is known."""
-    grid = at_context(host(main_grid(rows)), context_length).query("`pass` == 'train_step'")
+    grid = at_context(host(main_grid(rows)), context_length).query("`phase` == 'train_step'")
     precisions = list(grid.loc[grid["mfu_pct"].notna(), "precision"].unique())
     grid = grid[grid["precision"].isin(precisions)]
     if grid.empty:

@@ -26,7 +26,7 @@ from pipeline.stages.timing.report.selection import (
 SMALL_SPREAD = 0.05
 # The share of figures that must be within it before the spread as a whole is called small.
 NEARLY_ALL = 0.9
-CELL = ["precision", "size", "context_length", "mode", "pass"]
+CELL = ["precision", "size", "context_length", "mode", "phase"]
 
 
 def setting(rows: pd.DataFrame) -> dict:
@@ -38,13 +38,13 @@ def setting(rows: pd.DataFrame) -> dict:
         "sizes": list(grid["size"].unique()),
         "contexts": sorted(grid["context_length"].unique()),
         "precisions": list(grid["precision"].unique()),
-        "batch_sizes": sorted(grid["batch_size"].unique()),
+        "batch_sizes": sorted(grid["setting_batch_size"].unique()),
         "warmup_steps": int(grid["warmup_steps"].max()),
         "fewest_steps": int(grid["n"].min()),
         "most_steps": int(grid["n"].max()),
-        "step_limit": int(grid["max_steps"].max()),
-        "at_step_limit": (grid["n"] >= grid["max_steps"]).mean(),
-        "budget_ms": 1000 * grid["budget_s"].max(),
+        "step_limit": int(grid["setting_max_steps"].max()),
+        "at_step_limit": (grid["n"] >= grid["setting_max_steps"]).mean(),
+        "budget_ms": 1000 * grid["setting_budget_s"].max(),
         "has_events": bool((grid["clock"] == "cuda_events").any()),
     }
 
@@ -101,7 +101,7 @@ def variability(rows: pd.DataFrame) -> dict:
 
 def growth(rows: pd.DataFrame) -> list[dict]:
     """Fit, per precision, how the train step grows with context length, for sizes with two lengths or more."""
-    steps = ok(host(main_grid(rows))).query("`pass` == 'train_step'")
+    steps = ok(host(main_grid(rows))).query("`phase` == 'train_step'")
     found = []
     for precision, group in steps.groupby("precision", sort=False):
         exponents = pd.Series(
@@ -127,7 +127,7 @@ def growth(rows: pd.DataFrame) -> list[dict]:
 
 def throughput(rows: pd.DataFrame, context_length: int) -> list[dict]:
     """Give, per precision, tokens per second and MFU of the train step by size at one context length."""
-    grid = at_context(ok(host(main_grid(rows))), context_length).query("`pass` == 'train_step'")
+    grid = at_context(ok(host(main_grid(rows))), context_length).query("`phase` == 'train_step'")
     found = []
     for precision, group in grid.groupby("precision", sort=False):
         group = group.set_index("size")
@@ -197,7 +197,7 @@ def _first_steps_facts(steps: pd.DataFrame, noise: pd.Series) -> dict:
 
 def sizes_by_word(gains: pd.DataFrame) -> dict[str, list[str]]:
     """Group the sizes by the word that their ratio of train steps gives."""
-    steps = gains[gains["pass"] == "train_step"]
+    steps = gains[gains["phase"] == "train_step"]
     return by_word(ratio_words(steps, steps["size"]))
 
 
@@ -225,7 +225,7 @@ def precision_gains(rows: pd.DataFrame, context_length: int) -> list[dict]:
 
 
 def _gain_over_fp32(rows: pd.DataFrame, precision: str) -> pd.DataFrame:
-    keys = ["size", "context_length", "pass"]
+    keys = ["size", "context_length", "phase"]
     return ratios(rows[rows["precision"] == "fp32"], rows[rows["precision"] == precision], keys)
 
 
@@ -262,4 +262,4 @@ def outcomes(rows: pd.DataFrame) -> pd.DataFrame:
     """
     failed = host(rows)[host(rows)["status"] != "ok"].fillna({"reason": ""})
     keys = ["precision", "mode", "size", "context_length", "warmup_steps", "status", "reason"]
-    return failed.groupby(keys, sort=False)["pass"].agg(list).reset_index()
+    return failed.groupby(keys, sort=False)["phase"].agg(list).reset_index()

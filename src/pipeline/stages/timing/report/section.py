@@ -39,7 +39,7 @@ READABLE = {
     "context_length": "context length",
     "train_step": "train step",
     "warmup_steps": "warm-up steps",
-    "pass": "passes",
+    "phase": "passes",
 }
 
 
@@ -96,8 +96,8 @@ def _measured_precisions(rows: pd.DataFrame) -> pd.DataFrame:
 def _main_table(rows: pd.DataFrame, context_length: int) -> str:
     grid = at_context(_measured_precisions(host(main_grid(rows))), context_length)
     keys = ["precision", "size"]
-    times = pivot(grid, keys, "pass", mean_std_cells(grid))
-    steps = grid[grid["pass"] == "train_step"]
+    times = pivot(grid, keys, "phase", mean_std_cells(grid))
+    steps = grid[grid["phase"] == "train_step"]
     medians = steps[keys].assign(median=number_cells(steps, "median_ms"))
     table = times.merge(medians, on=keys).rename(columns={"median": "train step, median"})
     return markdown(_readable(table))
@@ -108,14 +108,14 @@ def _tables_of_all_lengths(rows: pd.DataFrame) -> str:
     texts = []
     for precision, group in grid.groupby("precision", sort=False):
         for words, cells in (("mean ± standard deviation", mean_std_cells), ("median and quartiles", median_cells)):
-            table = pivot(group, ["size", "context_length"], "pass", cells(group))
+            table = pivot(group, ["size", "context_length"], "phase", cells(group))
             texts.append(fold(f"{precision}: every context length, {words}, in ms", markdown(_readable(table))))
     return Markdown("\n").join(texts)
 
 
 def _throughput_table(rows: pd.DataFrame, context_length: int) -> str:
     steps = at_context(_measured_precisions(host(main_grid(rows))), context_length)
-    steps = steps[steps["pass"] == "train_step"]
+    steps = steps[steps["phase"] == "train_step"]
     steps = steps.assign(peak_gb=steps["peak_bytes"] / 1e9)
     columns = {
         "tokens/s": "tokens_per_s",
@@ -159,8 +159,8 @@ def _gain_tables(rows: pd.DataFrame, context_length: int) -> dict[str, str]:
     if gains.empty:
         return {}
     here = at_context(gains, context_length)
-    here = here.assign(names=here["pass"].replace(READABLE))
-    steps = gains[gains["pass"] == "train_step"]
+    here = here.assign(names=here["phase"].replace(READABLE))
+    steps = gains[gains["phase"] == "train_step"]
     texts = {"gains": markdown(pivot(here, ["precision", "size"], "names", _ratio_cells(here)))}
     if steps["context_length"].nunique() > 1:
         table = markdown(_readable(pivot(steps, ["size", "context_length"], "precision", _ratio_cells(steps))))
@@ -173,12 +173,12 @@ def _compile_tables(rows: pd.DataFrame) -> dict[str, str]:
     if ok(gains).empty:
         return {}
     keys = ["precision", "context_length", "size"]
-    gains = ordered(gains, [*keys, "pass"])
-    ratios = pivot(gains, keys, "pass", _ratio_cells(gains))
+    gains = ordered(gains, [*keys, "phase"])
+    ratios = pivot(gains, keys, "phase", _ratio_cells(gains))
     longest = host(rows)[host(rows)["warmup_steps"] == rows["warmup_steps"].max()]
     both = longest.merge(gains[keys].drop_duplicates(), on=keys)
-    both = both[both["pass"].isin(STEP_PASSES)]
-    times = pivot(both, [*keys, "mode"], "pass", mean_std_cells(both))
+    both = both[both["phase"].isin(STEP_PASSES)]
+    times = pivot(both, [*keys, "mode"], "phase", mean_std_cells(both))
     texts = {
         "compile_ratios": markdown(_readable(ratios)),
         "compile_times": fold("Eager and compiled, mean ± standard deviation, in ms", markdown(_readable(times))),
@@ -207,11 +207,11 @@ def _missing(rows: pd.DataFrame) -> str:
     failed = findings.outcomes(rows)
     if failed.empty:
         return ""
-    whole = failed["pass"].map(lambda names: set(STEP_PASSES) <= set(names))
+    whole = failed["phase"].map(lambda names: set(STEP_PASSES) <= set(names))
     failed["status"] = failed["status"].map(OUTCOME_WORDS)
-    failed["pass"] = failed["pass"].map(", ".join).str.replace("_", " ").mask(whole, "all")
-    keys = ["precision", "size", "mode", "warmup_steps", "pass", "status", "reason"]
+    failed["phase"] = failed["phase"].map(", ".join).str.replace("_", " ").mask(whole, "all")
+    keys = ["precision", "size", "mode", "warmup_steps", "phase", "status", "reason"]
     lengths = failed.groupby(keys, sort=False)["context_length"]
     table = lengths.agg(lambda found: ", ".join(map(str, found))).reset_index()
-    table = table[["precision", "size", "mode", "context_length", "warmup_steps", "pass", "status", "reason"]]
+    table = table[["precision", "size", "mode", "context_length", "warmup_steps", "phase", "status", "reason"]]
     return markdown_folded_if_long(_readable(table), f"The {len(table)} lines of what is missing or unstable")

@@ -13,9 +13,9 @@ PRECISIONS = ("fp32", "tf32", "bf16")
 MODES = ("eager", "compiled")
 PHASES = ("forward", "backward", "optimizer")
 PASSES = (*PHASES, "train_step", "compile")
-ORDERS = {"precision": PRECISIONS, "size": BY_SIZE, "mode": MODES, "pass": PASSES}
+ORDERS = {"precision": PRECISIONS, "size": BY_SIZE, "mode": MODES, "phase": PASSES}
 
-READING_ORDER = ["precision", "size", "context_length", "warmup_steps", "mode", "pass"]
+READING_ORDER = ["precision", "size", "context_length", "warmup_steps", "mode", "phase"]
 
 # The context length at which most others report, so the one to show first.
 PREFERRED_CONTEXT = 256
@@ -64,7 +64,7 @@ def first_steps(rows: pd.DataFrame) -> pd.DataFrame:
     median which is. Empty where there is nothing to compare.
     """
     phases = ok(host(rows))
-    phases = phases[(phases["mode"] == "eager") & phases["pass"].isin(PHASES)]
+    phases = phases[(phases["mode"] == "eager") & phases["phase"].isin(PHASES)]
     cold = phases[phases["warmup_steps"] == 0]
     if cold.empty:
         return pd.DataFrame()
@@ -88,8 +88,8 @@ def first_steps(rows: pd.DataFrame) -> pd.DataFrame:
 def _steps(phases: pd.DataFrame) -> pd.DataFrame:
     """Add up the phases of each step: a row a step."""
     keys = ["precision", "context_length", "size", "warmup_steps", "machine", "torch"]
-    samples = phases.assign(step_ms=phases["samples_ms"].astype(str).str.split()).explode("step_ms")
-    samples["step"] = samples.groupby([*keys, "pass"]).cumcount() + 1
+    samples = phases.assign(step_ms=phases["samples_ms"]).explode("step_ms")
+    samples["step"] = samples.groupby([*keys, "phase"]).cumcount() + 1
     samples["step_ms"] = samples["step_ms"].astype(float)
     return samples.groupby([*keys, "step"], sort=False)["step_ms"].sum().reset_index()
 
@@ -101,7 +101,7 @@ def ratios(numerator: pd.DataFrame, denominator: pd.DataFrame, keys: list[str]) 
 
 def by_pass(rows: pd.DataFrame, column: str) -> pd.DataFrame:
     """Spread a column: a row a size, in order of appearance, and a column a pass."""
-    return spread(rows, ["size"], "pass", column)
+    return spread(rows, ["size"], "phase", column)
 
 
 def unstable_by_pass(rows: pd.DataFrame) -> pd.DataFrame:

@@ -1,0 +1,34 @@
+"""Columns that rows of every stage share: a summary of samples, and the state of the GPU that took them."""
+
+from dataclasses import dataclass
+
+from pipeline.cells.rows import Row, column
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedRow(Row):
+    """Samples of one time, and their summary (pipeline.instruments.sampling.summary)."""
+
+    n: int = column("samples taken", minimum=1)
+    median_ms: float = column("median", positive=True)
+    q1_ms: float = column("first quartile", minimum=0)
+    q3_ms: float = column("third quartile", positive=True)
+    mean_ms: float = column("mean", positive=True)
+    std_ms: float | None = column("standard deviation; none for a single sample", minimum=0)
+    min_ms: float = column("least sample", minimum=0)
+    max_ms: float = column("largest sample", positive=True)
+    rel_error: float | None = column(
+        "standard error of the median over the median; none for a single sample", minimum=0
+    )
+    samples_ms: list[float] = column("all samples, in the order in which they were taken", minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuTimedRow(TimedRow):
+    """Samples of one time, and what NVML told of the first GPU; nothing of it on a CPU."""
+
+    sm_clock_before_mhz: int | None = column("SM clock before the first sample", minimum=0)
+    sm_clock_mhz: int | None = column("SM clock after the last sample", minimum=0)
+    temperature_c: int | None = column("temperature of the GPU after the last sample")
+    power_w: float | None = column("power drawn after the last sample", minimum=0)
+    throttle_reasons: list[str] | None = column("what held the SM clock down after the last sample")

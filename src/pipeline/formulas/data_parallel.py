@@ -1,0 +1,24 @@
+"""What training on several ranks takes, told before it is measured: memory in closed form, time by rule of thumb."""
+
+from pipeline.formulas.activations import Workload
+from pipeline.formulas.peak_memory import peak_bytes
+from pipeline.formulas.sizes import SIZES
+
+START_S = 3.0
+# Of a size chosen for the machine.
+GPU_STEP_S, CPU_STEP_S = 0.4, 0.05
+
+
+def training_bytes(
+    size: str, precision: str, world_size: int, *, vocab_size: int, batch_size_per_rank: int, context_length: int
+) -> int:
+    """Return the least memory that ranks on a CPU take: on each, what a training step has at its height."""
+    workload = Workload(
+        SIZES[size], vocab_size, batch_size_per_rank, context_length, precision=precision, device_type="cpu"
+    )
+    return world_size * peak_bytes(workload, "train_step")
+
+
+def training_s(steps: int, on_gpu: bool) -> float:
+    """Return about how many seconds so many steps take, the start of the ranks included."""
+    return START_S + (GPU_STEP_S if on_gpu else CPU_STEP_S) * steps

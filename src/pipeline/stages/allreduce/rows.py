@@ -1,0 +1,64 @@
+"""What the allreduce stage leaves: times of set-up, of the first call, and of calls in bursts and alone, by size."""
+
+from dataclasses import dataclass
+
+from pipeline.cells.rows import RowTypes, column
+from pipeline.cells.timed_rows import TimedRow
+from pipeline.stages.allreduce.cell import IMPLS, PLACEMENTS, TIMINGS
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankTimes(TimedRow):
+    """Columns of every time here: each sample is that of the slowest rank."""
+
+    timing: str = column(
+        "set_up: before the first sum; first_call: the first sum; burst: calls back to back; single: one call alone",
+        allowed=TIMINGS,
+    )
+    impl: str = column("torch: torch.distributed; nccl: NCCL called directly", allowed=IMPLS)
+    clock: str = column("host: a synchronize on both sides; cuda_events: by the GPU", allowed=("host", "cuda_events"))
+    rank_min_ms: float = column("median of the fastest rank", positive=True)
+    rank_mean_ms: float = column("mean of the ranks' medians", positive=True)
+    rank_max_ms: float = column("median of the slowest rank", positive=True)
+    rank_medians_ms: list[float] = column("median of each rank", positive=True)
+    cores: int = column("CPU cores that the ranks share", minimum=1)
+    oversubscribed: bool = column("whether gloo has more ranks than cores")
+    sm_clock_mhz: int | None = column("slowest SM clock of the GPUs after the last sample", minimum=0)
+    temperature_c: int | None = column("temperature of the hottest GPU after the last sample")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetUpTime(RankTimes):
+    """Time to make the process group (impl torch) or NCCL's communicator (impl nccl)."""
+
+    KEYS = ("timing", "impl", "clock")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallTime(RankTimes):
+    """Time of one all-reduce of one size."""
+
+    KEYS = ("timing", "impl", "placement", "clock", "size_bytes")
+
+    placement: str = column("whether the sum is written over the input", allowed=PLACEMENTS)
+    size_bytes: int = column("bytes of each rank's tensor", minimum=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepeatedCallTime(CallTime):
+    """Time of one all-reduce of one size after warm-up, with its bandwidths by the median."""
+
+    calls: int = column("calls a sample; its time is divided by them", minimum=1)
+    parts: int | None = column(
+        "of a burst: parts of the buffer that its calls go through, each of this size", minimum=1
+    )
+    algbw_gb_per_s: float = column("algorithm bandwidth: size over time, in 10^9 bytes a second", positive=True)
+    busbw_gb_per_s: float = column(
+        "bus bandwidth: algorithm bandwidth times what each rank of a ring sends for each byte", positive=True
+    )
+
+
+ROW_TYPES = RowTypes(
+    {"set_up": SetUpTime, "first_call": CallTime, "burst": RepeatedCallTime, "single": RepeatedCallTime},
+    told_by="timing",
+)

@@ -1,0 +1,62 @@
+"""What the ddp stage leaves: times of each variant's step by phase and clock, and one captured step of some."""
+
+from dataclasses import dataclass
+
+from pipeline.cells.rows import Row, RowTypes, column
+from pipeline.cells.timed_rows import TimedRow
+from pipeline.stages.ddp.cell import CAPTURED_STEP, IMPLS, PHASES, PROFILER, TRAIN_STEP
+
+
+@dataclass(frozen=True, kw_only=True)
+class VariantRow(Row):
+    """Columns that name a variant."""
+
+    impl: str = column("way to average gradients; none communicates nothing, torch is torch's DDP", allowed=IMPLS)
+    bucket_size_mb: int | None = column("bucket size in MB of 2^20 bytes; none without buckets", minimum=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTime(TimedRow, VariantRow):
+    """Time of a training step or of one of its phases by one clock; each sample is that of the slowest rank."""
+
+    KEYS = ("impl", "bucket_size_mb", "phase", "clock")
+
+    phase: str = column(
+        "part of the step, or all of it; communication is what is left of it after backward",
+        allowed=(*PHASES, TRAIN_STEP),
+    )
+    clock: str = column("host: a synchronize on both sides; cuda_events: by the GPU", allowed=("host", "cuda_events"))
+    backend: str = column("backend of the process group", allowed=("gloo", "nccl"))
+    tokens: int = column("tokens a step of all ranks: batch size times context length times ranks", minimum=1)
+    peak_bytes: int | None = column("most that any rank's allocator had given out; none on a CPU", minimum=0)
+    gradient_bytes: int = column("bytes of a rank's gradients", minimum=0)
+    all_reduces: int = column("all-reduces of gradients a step", minimum=0)
+    all_reduce_bytes: int = column("bytes that those carry", minimum=0)
+    rank_difference: float = column("largest difference of a weight between ranks after the timed steps", minimum=0)
+    variant_difference: float | None = column(
+        "largest difference of a weight from the first variant that averages; none without one", minimum=0
+    )
+    weight_tolerance: float = column("largest difference that rounding may make", minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CapturedStep(VariantRow):
+    """One step of rank 0 as its profiler saw it: how long it computed, communicated, and did both."""
+
+    KEYS = ("impl", "bucket_size_mb", "phase", "clock")
+
+    phase: str = column("the captured step", allowed=(CAPTURED_STEP,))
+    clock: str = column("what saw the step", allowed=(PROFILER,))
+    span_ms: float = column("from the begin of the first event to the end of the last", minimum=0)
+    computation_ms: float = column("time in which at least one event computed", minimum=0)
+    communication_ms: float = column("time in which at least one event communicated", minimum=0)
+    hidden_ms: float = column("time in which both ran", minimum=0)
+    hidden_pct: float | None = column("hidden_ms over communication_ms; none without communication", minimum=0)
+    computation_busy_pct: list[int] = column("share of each of equal parts of the step in which it computed", minimum=0)
+    communication_busy_pct: list[int] = column("share of each of those parts in which it communicated", minimum=0)
+
+
+ROW_TYPES = RowTypes(
+    {**dict.fromkeys((TRAIN_STEP, *PHASES), StepTime), CAPTURED_STEP: CapturedStep},
+    told_by="phase",
+)

@@ -1,0 +1,59 @@
+"""What the flash stage leaves: time, rate, memory and errors by implementation and phase."""
+
+from dataclasses import dataclass
+
+from pipeline.cells.rows import RowTypes, column
+from pipeline.cells.timed_rows import GpuTimedRow
+from pipeline.stages.flash.cell import OURS, PEERS, PHASES, SDPA_BACKENDS
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImplementationTime(GpuTimedRow):
+    """One phase of one implementation. What the trial calls showed stands also where the phase could not be timed."""
+
+    KEYS = ("impl", "phase")
+
+    impl: str = column("implementation: ours, then those of torch", allowed=(*OURS, *PEERS))
+    phase: str = column(
+        "forward: the output; backward: the gradients of q, k and v; forward_backward: one after the other",
+        allowed=PHASES,
+    )
+    first_call_ms: float = column("first call, which compiles and loads, by the host clock", positive=True)
+    extra_bytes: int | None = column("most memory on the GPU that a call adds to that of its inputs", minimum=0)
+    output_rel_error: float | None = column("relative L2 error of the output, forward, against fp64", minimum=0)
+    output_max_error: float | None = column("largest absolute error of the output, forward, against fp64", minimum=0)
+    dq_rel_error: float | None = column("relative L2 error of the gradient of q, backward, against fp64", minimum=0)
+    dq_max_error: float | None = column(
+        "largest absolute error of the gradient of q, backward, against fp64", minimum=0
+    )
+    dk_rel_error: float | None = column("relative L2 error of the gradient of k, backward, against fp64", minimum=0)
+    dk_max_error: float | None = column(
+        "largest absolute error of the gradient of k, backward, against fp64", minimum=0
+    )
+    dv_rel_error: float | None = column("relative L2 error of the gradient of v, backward, against fp64", minimum=0)
+    dv_max_error: float | None = column(
+        "largest absolute error of the gradient of v, backward, against fp64", minimum=0
+    )
+    clock: str = column(
+        "device: CUDA events, L2 flushed, launches queued ahead; host: a CPU", allowed=("device", "host")
+    )
+    tflops_per_s: float = column("FLOPs of the phase, only those under the mask, over the median time", positive=True)
+    peak_share_pct: float = column("tflops_per_s over peak_tflops_per_s", positive=True)
+    peak_tflops_per_s: float = column("rate that nothing as exact can exceed", positive=True)
+    peak_source: str = column("where the peak comes from", allowed=("datasheet", "measured"))
+    peak_of: str = column("what it is the peak of: a dtype, or 3×TF32, which is as exact as fp32")
+    sdpa_choice: str | None = column(
+        "backend that SDPA chooses by itself, if it is one of these", allowed=SDPA_BACKENDS
+    )
+    exposed_samples: int = column("samples that may hold gaps between launches", minimum=0)
+    median_call_ms: float | None = column(
+        "lone call with nothing queued, by the host clock, until its work is done: median", positive=True
+    )
+    q1_call_ms: float | None = column("lone call until its work is done: first quartile", positive=True)
+    q3_call_ms: float | None = column("lone call until its work is done: third quartile", positive=True)
+    median_enqueue_ms: float | None = column("lone call until it returns to the host: median", positive=True)
+    q1_enqueue_ms: float | None = column("lone call until it returns to the host: first quartile", positive=True)
+    q3_enqueue_ms: float | None = column("lone call until it returns to the host: third quartile", positive=True)
+
+
+ROW_TYPES = RowTypes.one(ImplementationTime)

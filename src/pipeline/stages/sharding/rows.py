@@ -1,0 +1,74 @@
+"""What the sharding stage leaves, for each optimizer: times of the step, memory by moment and kind, bytes sent."""
+
+from dataclasses import dataclass
+
+from pipeline.cells.rows import Row, RowTypes, column
+from pipeline.cells.timed_rows import TimedRow
+from pipeline.stages.sharding.cell import (
+    ALLOCATOR_KINDS,
+    COLLECTIVES,
+    IMPLS,
+    KINDS,
+    MEASURES,
+    MOMENTS,
+    PEAKS,
+    PHASES,
+    TRAIN_STEP,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerRow(Row):
+    """What every row says: the optimizer, and what is measured of it."""
+
+    impl: str = column(
+        "adamw: every rank in full; sharded: ours; torch_zero: torch's ZeroRedundancyOptimizer", allowed=IMPLS
+    )
+    backend: str = column("backend of the process group", allowed=("gloo", "nccl"))
+    measures: str = column("what the row measures", allowed=MEASURES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTime(TimedRow, OptimizerRow):
+    """Time of a training step or of one of its phases by one clock; each sample is that of the slowest rank."""
+
+    KEYS = ("impl", "phase", "clock")
+
+    phase: str = column("part of the step, or all of it", allowed=(*PHASES, TRAIN_STEP))
+    clock: str = column("host: a synchronize on both sides; cuda_events: by the GPU", allowed=("host", "cuda_events"))
+    weight_difference: float = column(
+        "largest difference of a weight from the first optimizer's after as many steps", minimum=0
+    )
+    weight_tolerance: float = column("largest difference that rounding may make", minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory(OptimizerRow):
+    """Bytes of one kind on the fullest rank at one moment of training."""
+
+    KEYS = ("impl", "moment", "kind")
+
+    moment: str = column("moment of training; the first step begins without optimizer state", allowed=MOMENTS)
+    kind: str = column(
+        "tensors by what they hold, or what the allocator gave out or was asked for: now, or at the peak since the last"
+        " moment",
+        allowed=(*KINDS, *ALLOCATOR_KINDS, *PEAKS),
+    )
+    measured_bytes: int = column("bytes counted", minimum=0)
+    predicted_bytes: int | None = column("bytes by formula; none for the peak on which a later one is based", minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic(OptimizerRow):
+    """Bytes of one kind of collective in one step."""
+
+    KEYS = ("impl", "collective")
+
+    collective: str = column("collective of torch.distributed", allowed=COLLECTIVES)
+    calls: int = column("calls a step", minimum=0)
+    measured_bytes: int = column("bytes of their tensors", minimum=0)
+    predicted_bytes: int = column("those bytes by formula", minimum=0)
+    sent_bytes: float = column("least that each rank must send for them", minimum=0)
+
+
+ROW_TYPES = RowTypes(dict(zip(MEASURES, (StepTime, Memory, Traffic), strict=True)), told_by="measures")

@@ -1,0 +1,98 @@
+from dataclasses import dataclass
+
+import pytest
+
+from pipeline.cells.rows import Row, RowTypes, column, columns
+
+
+@dataclass(frozen=True, kw_only=True)
+class Time(Row):
+    """A time."""
+
+    KEYS = ("phase",)
+    phase: str = column("which", allowed=("forward", "backward"))
+    time_ms: float = column("how long", positive=True)
+    calls: int | None = column("how often", minimum=0)
+    samples_ms: list[float] | None = column("all of them")
+    on_gpu: bool | None = column("where")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peak(Row):
+    """A peak."""
+
+    peak_bytes: int = column("how much", minimum=0)
+
+
+TIME = {"phase": "forward", "status": "ok", "time_ms": 2}
+SOUND = [
+    TIME,
+    {**TIME, "calls": 3, "samples_ms": [1, 2.5], "on_gpu": False, "reason": "a word"},
+    {**TIME, "calls": None, "status": "unstable"},
+    {"phase": "forward", "status": "oom"},
+    {"status": "skipped"},
+]
+
+
+@pytest.mark.parametrize("row", SOUND)
+def test_a_row_as_declared_is_sound(row):
+    RowTypes.one(Time).check({}, [row])
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"time_ms": 0}, "time_ms is 0, allowed is a finite number above 0"),
+        ({"time_ms": -1.5}, "time_ms is -1.5, allowed is a finite number above 0"),
+        ({"time_ms": float("nan")}, "time_ms is nan, allowed is a finite number above 0"),
+        ({"time_ms": float("inf")}, "time_ms is inf, allowed is a finite number above 0"),
+        ({"time_ms": "2"}, "time_ms is '2', allowed is a finite number above 0"),
+        ({"time_ms": True}, "time_ms is True, allowed is a finite number above 0"),
+        ({"time_ms": [2.0]}, "time_ms is [2.0], allowed is a finite number above 0"),
+        ({"time_ms": None}, "time_ms is missing, allowed is a finite number above 0"),
+        ({"calls": 1.5}, "calls is 1.5, allowed is a whole number, at least 0"),
+        ({"calls": -1}, "calls is -1, allowed is a whole number, at least 0"),
+        ({"samples_ms": 1.0}, "samples_ms is 1.0, allowed is a list, each a finite number"),
+        ({"samples_ms": [1.0, None]}, "samples_ms is [1.0, None], allowed is a list, each a finite number"),
+        ({"on_gpu": 1}, "on_gpu is 1, allowed is true or false"),
+        ({"phase": "sideways"}, "phase is 'sideways', allowed is forward, backward"),
+        ({"status": "fine"}, "status is 'fine', allowed are ok, unstable, skipped, oom, wrong"),
+        ({"time_s": 2}, "unknown column 'time_s'; known are phase, status, "),
+    ],
+)
+def test_a_value_that_is_not_allowed_is_named_with_its_row_column_and_what_is(changes, complaint):
+    with pytest.raises(ValueError, match=r"^row 2: ") as raised:
+        RowTypes.one(Time).check({}, [{**TIME, "phase": "backward"}, {**TIME, **changes}])
+    assert str(raised.value).startswith(f"row 2: {complaint}")
+    assert "\n" not in str(raised.value)
+
+
+def test_two_rows_of_the_same_are_refused():
+    with pytest.raises(ValueError, match="row 3 is of the same as row 1: phase=forward"):
+        RowTypes.one(Time).check({}, [TIME, {**TIME, "phase": "backward"}, TIME])
+
+
+@pytest.mark.parametrize("told_by_axis", [True, False])
+def test_an_axis_or_a_column_tells_which_kind_a_row_is_of(told_by_axis):
+    types = RowTypes({"time": Time, "peak": Peak}, told_by="kind")
+    if told_by_axis:
+        types.check({"kind": "peak"}, [{"status": "ok", "peak_bytes": 1}])
+        with pytest.raises(ValueError, match="unknown column 'phase'"):
+            types.check({"kind": "peak"}, [TIME])
+    with pytest.raises(ValueError, match="row 1: kind is 'size', allowed are time, peak"):
+        types.check({"kind": "size"} if told_by_axis else {}, [{"kind": "size", "status": "ok"}])
+
+
+def test_columns_stand_as_keys_outcome_figures_lists():
+    assert list(columns(Time)) == ["phase", "status", "reason", "time_ms", "calls", "on_gpu", "samples_ms"]
+    both = RowTypes({"a": Time, "b": Peak}, told_by="kind").column_names()
+    assert (both[:3], both[-1]) == (("phase", "status", "reason"), "peak_bytes")
+
+
+def test_a_field_that_tables_cannot_hold_is_refused():
+    @dataclass(frozen=True, kw_only=True)
+    class Bad(Row):
+        nested: dict = column("no")
+
+    with pytest.raises(TypeError, match="nested is no column"):
+        columns(Bad)

@@ -1,0 +1,112 @@
+import sys
+
+import pytest
+
+from pipeline.cells.stage import FILES, RUN_COLUMNS, Stage
+from pipeline.errors import UserError
+from pipeline.registry import stages
+
+CELL = '''\
+"""How warm does it get?"""
+from dataclasses import dataclass
+from pipeline.cells.fields import axis
+
+SPLIT_AXIS = "size"
+
+
+@dataclass(frozen=True)
+class Cell:
+    size: str = axis("small", allowed=("small",))
+
+
+@dataclass(frozen=True)
+class Settings:
+    steps: int = axis(1)
+'''
+ROWS = """\
+from dataclasses import dataclass
+from pipeline.cells.rows import Row, RowTypes, column
+
+
+@dataclass(frozen=True, kw_only=True)
+class Warmth(Row):
+    KEYS = ("place",)
+    place: str = column("where")
+    warmth_c: float = column("how warm")
+
+
+ROW_TYPES = RowTypes.one(Warmth)
+"""
+
+
+@pytest.fixture
+def warmth(tmp_path, monkeypatch):
+    """A stage `warmth`, in a package of its own, that has all its parts."""
+    folder = tmp_path / "probes/warmth"
+    (folder / "report").mkdir(parents=True)
+    (tmp_path / "probes/__init__.py").write_text("")
+    for name in ("__init__.py", *FILES):
+        (folder / name).write_text("")
+    (folder / "cell.py").write_text(CELL)
+    (folder / "rows.py").write_text(ROWS)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield Stage("warmth", "probes.warmth")
+    for name in [name for name in sys.modules if name.split(".")[0] == "probes"]:
+        del sys.modules[name]
+
+
+def complaint(stage):
+    with pytest.raises(UserError) as raised:
+        stage.check(["warmth"])
+    assert "\n" not in str(raised.value)
+    return str(raised.value).removeprefix(f"{stage.folder}/")
+
+
+def test_a_stage_with_all_its_parts_is_complete(warmth):
+    warmth.check(["warmth"])
+    assert warmth.question == "How warm does it get?"
+    assert warmth.table_columns == (
+        *("size", "place", "status", "reason", "warmth_c", "setting_steps"),
+        *RUN_COLUMNS,
+    )
+
+
+@pytest.mark.parametrize("stage", stages().values(), ids=stages())
+def test_every_stage_is_complete(stage):
+    stage.check(stages())
+
+
+@pytest.mark.parametrize("stage", stages().values(), ids=stages())
+def test_the_columns_that_tell_rows_apart_hold_those_of_a_row_that_could_not_be_measured(stage):
+    keys = stage.cell_type().row_keys()
+    assert {name for key in keys for name in key} <= set(stage.row_types.key_columns())
+
+
+@pytest.mark.parametrize("stage", stages().values(), ids=stages())
+def test_a_cell_that_could_not_be_measured_leaves_sound_rows(stage):
+    cell = stage.cell_type()
+    axes = {axis: getattr(cell, axis) for axis in stage.axes}
+    stage.row_types.check(axes, [{**key, "status": "skipped", "reason": "no GPU"} for key in cell.row_keys()])
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_a_stage_lacks_is_named(warmth, name):
+    (warmth.folder / name).unlink()
+    assert complaint(warmth) == f" has no {name}, which every stage has"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("SPLIT_AXIS", "SPLIT", "cell.py has no SPLIT_AXIS"),
+        ("class Settings", "class Setting", "cell.py has no Settings"),
+        ('"""How warm does it get?"""', "", "cell.py has no docstring that asks its question"),
+        ('AXIS = "size"', 'AXIS = "precision"', "cell.py: SPLIT_AXIS is 'precision', allowed are size"),
+        ("SPLIT", 'READS = ("heat",)\nSPLIT', "cell.py: READS has 'heat', known stages are warmth"),
+        ("    size:", '    place: str = axis("here")\n    size:', ": two columns of its tables are called 'place'"),
+        ("    size:", '    torch: str = axis("here")\n    size:', ": two columns of its tables are called 'torch'"),
+    ],
+)
+def test_what_a_stage_does_not_declare_as_it_should_is_named(warmth, old, new, expected):
+    (warmth.folder / "cell.py").write_text(CELL.replace(old, new))
+    assert complaint(warmth).startswith(expected)

@@ -1,0 +1,57 @@
+import pytest
+
+from pipeline.instruments.sampling.step_timing import Sampling, Timings
+from pipeline.instruments.sampling.variants import step_rows, turns
+
+ROUGH_WAIT_MS = [0.001, 0.01, 0.1, 0.5]
+
+
+def sampling(step_ms, throttle_reasons=(), events_ms=()):
+    state = [{"throttle_reasons": list(throttle_reasons)}]
+    timings = {"communication": Timings(ROUGH_WAIT_MS), "train_step": Timings(step_ms, list(events_ms))}
+    return Sampling(timings, state, state)
+
+
+def by_name(rows):
+    return {(row["phase"], row["clock"]): row for row in rows}
+
+
+def test_turns_go_back_and_forth_and_the_first_round_has_the_first_turns():
+    assert list(turns("ab", rounds=3)) == [
+        *(("a", True), ("b", True)),
+        *(("b", False), ("a", False)),
+        *(("a", False), ("b", False)),
+    ]
+
+
+def test_there_is_a_row_per_phase_and_clock_with_the_samples_of_all_turns():
+    rows = by_name(step_rows([sampling([1.0, 2.0], events_ms=[0.5]), sampling([3.0], events_ms=[0.7])], 1.0))
+    assert list(rows) == [("communication", "host"), ("train_step", "host"), ("train_step", "cuda_events")]
+    assert rows["train_step", "host"]["samples_ms"] == [1.0, 2.0, 3.0]
+    assert rows["train_step", "host"]["median_ms"] == 2.0
+    assert rows["train_step", "cuda_events"]["samples_ms"] == [0.5, 0.7]
+    assert rows["communication", "host"]["n"] == 2 * len(ROUGH_WAIT_MS)
+
+
+@pytest.mark.parametrize(
+    ("samplings", "reason"),
+    [
+        ([sampling([10.0, 10.1]), sampling([10.2, 10.1])], None),
+        ([sampling([10.0, 20.0, 30.0, 5.0])], "median known to"),
+        ([sampling([10.0] * 4), sampling([15.0] * 4)], "rounds lie 50% apart"),
+        ([sampling([10.0] * 4, ["hw_thermal_slowdown"]), sampling([10.0] * 4)], "hw_thermal_slowdown"),
+    ],
+)
+def test_a_step_is_judged_by_its_samples_its_turns_and_every_turn_s_gpus(samplings, reason):
+    row = by_name(step_rows(samplings, unstable_rel_error=0.05))["train_step", "host"]
+    assert row["status"] == ("unstable" if reason else "ok")
+    assert reason in row["reason"] if reason else "reason" not in row
+
+
+def test_a_phase_is_judged_by_its_own_samples_unless_the_step_does_not_notice():
+    waits = [{"communication": Timings([wait * scale for wait in ROUGH_WAIT_MS])} for scale in (0.1, 100)]
+    samplings = [Sampling(wait | {"train_step": Timings([10.0] * 4)}, [], []) for wait in waits]
+    few, many = (by_name(step_rows([each], unstable_rel_error=0.05)) for each in samplings)
+    assert few["communication", "host"]["status"] == "ok"
+    assert many["communication", "host"]["status"] == "unstable"
+    assert many["train_step", "host"]["status"] == "ok"

@@ -1,0 +1,29 @@
+import re
+from pathlib import Path
+
+import pytest
+
+from pipeline.describe import described
+from pipeline.registry import stage, stages
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize("name", stages())
+def test_the_results_folder_explains_every_stage_as_it_is_declared(name):
+    text = (ROOT / "results/README.md").read_text()
+    assert re.sub("-+", "-", re.sub(" +", " ", described(stage(name)))) in text, "README.md there says what to run"
+
+
+def test_axes_settings_and_columns_stand_with_what_they_may_be():
+    text = " ".join(described(stage("timing")).split())
+    assert "| `mode` | eager, compiled | eager |" in text
+    assert "| `budget_s` | a number, at least 0 | 4.0 |" in text
+    assert "| `median_ms` | median | a finite number above 0 |" in text
+
+
+def test_every_column_has_a_meaning_that_no_table_breaks_on():
+    for each in stages().values():
+        lines = [line for line in described(each).splitlines() if line.startswith("|")]
+        assert all(line.count("|") == 4 for line in lines)
+        assert not [line for line in lines if line.split("|")[2].strip() == ""]

@@ -1,0 +1,42 @@
+import pytest
+
+from pipeline import registry
+from pipeline.errors import UserError
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder of stages with one, `warmth`."""
+    (tmp_path / "warmth").mkdir()
+    (tmp_path / "warmth/__init__.py").write_text("")
+    monkeypatch.setattr(registry, "FOLDER", tmp_path)
+    monkeypatch.setattr(registry, "NAMES", ("warmth",))
+    registry.stages.cache_clear()
+    yield tmp_path
+    registry.stages.cache_clear()
+
+
+def test_stages_come_in_reading_order():
+    assert tuple(registry.stages()) == registry.NAMES
+    assert registry.stage("timing") is registry.stages()["timing"]
+
+
+def test_an_unknown_stage_is_named_with_the_known_ones():
+    with pytest.raises(UserError, match=r"unknown stage 'timings'; known are timing, profile"):
+        registry.stage("timings")
+
+
+def test_a_folder_that_is_not_registered_is_named_with_what_to_do(folder):
+    assert list(registry.stages()) == ["warmth"]
+    registry.stages.cache_clear()
+    (folder / "heat").mkdir()
+    (folder / "heat/__init__.py").write_text("")
+    with pytest.raises(UserError) as raised:
+        registry.stage("warmth")
+    assert str(raised.value) == f"{folder}/heat/ is no stage yet: add 'heat' to NAMES in {registry.__file__}"
+
+
+def test_a_stage_that_is_registered_and_not_there_is_named(folder):
+    (folder / "warmth/__init__.py").unlink()
+    with pytest.raises(UserError, match=r"has 'warmth', but there is no .*/warmth/__init__\.py"):
+        registry.stages()
