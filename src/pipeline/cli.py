@@ -174,9 +174,10 @@ def _writeup(arguments: argparse.Namespace) -> None:
 
 
 def _publish(arguments: argparse.Namespace) -> None:
+    from pipeline.registry import stages
     from pipeline.report.publish import publish
 
-    publish(Path("."), arguments.folder)
+    publish(Path("."), arguments.folder, stages())
 
 
 def _account(arguments: argparse.Namespace) -> None:

@@ -260,7 +260,7 @@ def test_a_results_folder_its_parent_and_a_snapshot_hold_the_same_records(tmp_pa
     write(tmp_path / "results", run())
     (tmp_path / "reports/figures").mkdir(parents=True)
     (tmp_path / "reports/writeup.md").write_text("# Write-up")
-    publish(tmp_path, tmp_path / "snapshot")
+    publish(tmp_path, tmp_path / "snapshot", stages())
     places = ("results", ".", "snapshot", "snapshot/records.tar.xz")
     assert all(load_run(tmp_path / place, stages()) == run() for place in places)
 

@@ -1,4 +1,5 @@
 import errno
+import json
 import shutil
 import tarfile
 from pathlib import Path
@@ -6,14 +7,17 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import UserError
+from pipeline.registry import stages
 from pipeline.report.publish import ARCHIVE, EXAMPLE, publish
+
+from ..records import record, timed_row
 
 FILES = {
     "reports/writeup.md": "# Write-up\n\n![A step](figures/timing/step.svg)\n",
     "reports/figures/timing/step.svg": "<svg/>",
     "reports/figures/timing/.snakemake_timestamp": "",
     "results/timing/bf16.csv": "a,b",
-    "results/timing/cells/precision=bf16/size=xl.json": "{}",
+    "results/timing/cells/precision=bf16/size=xl.json": json.dumps(record(cell={"precision": "bf16", "size": "xl"})),
 }
 
 
@@ -35,7 +39,7 @@ def beside(folder):
 
 
 def test_a_snapshot_holds_writeup_figures_tables_and_records(run):
-    publish(run, run / "reports/h200")
+    publish(run, run / "reports/h200", stages())
     assert contents(run / "reports/h200") == [
         "figures/timing/step.svg",
         ARCHIVE,
@@ -46,16 +50,34 @@ def test_a_snapshot_holds_writeup_figures_tables_and_records(run):
         assert archive.getnames() == ["timing/cells/precision=bf16/size=xl.json"]
 
 
+@pytest.mark.parametrize(
+    ("parts", "complaint"),
+    [
+        ({"rows": [timed_row(median_ms=-1)]}, "row 1: median_ms is -1, allowed is a finite number above 0"),
+        (
+            {"cell": {"precision": "fp32", "size": "xl"}},
+            "holds the record of another cell, timing precision=fp32",
+        ),
+    ],
+)
+def test_a_record_that_is_unsound_or_in_another_s_place_is_named_and_nothing_published(run, parts, complaint):
+    (path,) = run.glob("results/timing/cells/**/*.json")
+    path.write_text(json.dumps(record(**parts)))
+    with pytest.raises(UserError, match=f"size=xl.json .*{complaint}"):
+        publish(run, run / "h200", stages())
+    assert not (run / "h200").exists()
+
+
 def test_publishing_twice_gives_the_same_bytes(run):
-    publish(run, run / "a")
-    publish(run, run / "b")
+    publish(run, run / "a", stages())
+    publish(run, run / "b", stages())
     assert (run / "a" / ARCHIVE).read_bytes() == (run / "b" / ARCHIVE).read_bytes()
 
 
 def test_a_new_snapshot_leaves_nothing_of_the_old(run):
-    publish(run, run / "h200")
+    publish(run, run / "h200", stages())
     (run / "results/timing/bf16.csv").rename(run / "results/timing/fp32.csv")
-    publish(run, run / "h200")
+    publish(run, run / "h200", stages())
     assert "tables/timing/bf16.csv" not in contents(run / "h200")
 
 
@@ -63,55 +85,55 @@ def test_a_folder_that_is_no_snapshot_is_left_alone(run):
     (run / "precious").mkdir()
     (run / "precious/notes.txt").write_text("mine")
     with pytest.raises(UserError, match="precious exists and is no snapshot"):
-        publish(run, run / "precious")
+        publish(run, run / "precious", stages())
     assert contents(run / "precious") == ["notes.txt"]
     assert not (run / ".precious.new").exists()
 
 
 def test_without_a_writeup_there_is_nothing_to_publish(tmp_path):
     with pytest.raises(UserError, match="to publish: run snakemake first"):
-        publish(tmp_path, tmp_path / "h200")
+        publish(tmp_path, tmp_path / "h200", stages())
 
 
 def test_a_writeup_without_its_figures_is_not_published_by_halves(run):
     shutil.rmtree(run / "reports/figures")
     with pytest.raises(UserError, match=r"no .*figures to publish: run snakemake first"):
-        publish(run, run / "h200")
+        publish(run, run / "h200", stages())
     assert not (run / "h200").exists()
 
 
 @pytest.mark.parametrize("name", ["NOTES.md", "figures/notes.txt", "tables/timing/notes.txt", "notes/mine.csv", ".git"])
 def test_a_snapshot_with_anything_else_in_it_is_left_as_it_is(run, name):
-    publish(run, run / "h200")
+    publish(run, run / "h200", stages())
     added = run / "h200" / name
     added.parent.mkdir(exist_ok=True)
     added.write_text("mine")
     before = contents(run / "h200")
     with pytest.raises(UserError, match=f"h200 holds {name.split('/mine')[0]}, which is no part of a snapshot"):
-        publish(run, run / "h200")
+        publish(run, run / "h200", stages())
     assert contents(run / "h200") == before
     assert added.read_text() == "mine"
     assert beside(run / "h200") == []
 
 
 def test_an_example_capture_stays_in_the_snapshot(run):
-    publish(run, run / "h200")
+    publish(run, run / "h200", stages())
     (run / "h200" / EXAMPLE).write_bytes(b"captured")
     (run / "reports/writeup.md").write_text("# Another")
-    publish(run, run / "h200")
+    publish(run, run / "h200", stages())
     assert (run / "h200" / EXAMPLE).read_bytes() == b"captured"
     assert (run / "h200/writeup.md").read_text() == "# Another"
 
 
 @pytest.mark.parametrize("lost", [[], ["mfu.svg", "step.svg"]])
 def test_a_writeup_that_shows_what_is_not_there_is_not_published(run, lost):
-    publish(run, run / "h200")
+    publish(run, run / "h200", stages())
     before = contents(run / "h200")
     links = "".join(f"![A figure](figures/lost/{name})\n" for name in ["first.svg", *lost])
     (run / "reports/writeup.md").write_text(f"![Told elsewhere](https://example.org/a.svg)\n{links}")
     more = f" and {len(lost)} more" if lost else ""
     with pytest.raises(UserError, match=rf"writeup.md shows figures/lost/first.svg{more}, but there is no such figure"):
-        publish(run, run / "h200")
+        publish(run, run / "h200", stages())
     assert contents(run / "h200") == before
     assert beside(run / "h200") == []
 
@@ -121,7 +143,7 @@ def test_a_place_that_can_hold_no_snapshot_is_told_in_one_line(run, monkeypatch,
     monkeypatch.chdir(run)
     before = contents(run)
     with pytest.raises(UserError, match=r"exists and is no snapshot|cannot publish into") as raised:
-        publish(Path("."), Path(place))
+        publish(Path("."), Path(place), stages())
     assert "\n" not in str(raised.value)
     assert contents(run) == before
 
@@ -130,7 +152,7 @@ def test_a_place_that_can_hold_no_snapshot_is_told_in_one_line(run, monkeypatch,
 @pytest.mark.parametrize("step", ["shutil.copyfile", "tarfile.TarFile.add", "pathlib.Path.mkdir"])
 def test_a_full_disk_leaves_things_as_they_were(run, monkeypatch, step, is_there):
     if is_there:
-        publish(run, run / "h200")
+        publish(run, run / "h200", stages())
     before = contents(run)
 
     def fail(*_words, **_named):
@@ -138,13 +160,13 @@ def test_a_full_disk_leaves_things_as_they_were(run, monkeypatch, step, is_there
 
     monkeypatch.setattr(step, fail)
     with pytest.raises(UserError, match=r"cannot publish into .*h200: .*No space left on device"):
-        publish(run, run / "h200")
+        publish(run, run / "h200", stages())
     assert contents(run) == before
     assert beside(run / "h200") == []
 
 
 def test_a_snapshot_that_cannot_take_its_place_leaves_the_old_one_there(run, monkeypatch):
-    publish(run, run / "h200")
+    publish(run, run / "h200", stages())
     rename = Path.rename
 
     def rename_all_but_the_new(path, target):
@@ -154,6 +176,6 @@ def test_a_snapshot_that_cannot_take_its_place_leaves_the_old_one_there(run, mon
 
     monkeypatch.setattr(Path, "rename", rename_all_but_the_new)
     with pytest.raises(UserError, match="Input/output error"):
-        publish(run, run / "h200")
+        publish(run, run / "h200", stages())
     assert ARCHIVE in contents(run / "h200")
     assert beside(run / "h200") == []

@@ -7,7 +7,9 @@ import tarfile
 from fnmatch import fnmatch
 from pathlib import Path
 
-from pipeline.cells.record import record_paths
+from pipeline.cells.layout import check_place
+from pipeline.cells.record import read_record, record_paths
+from pipeline.cells.stage import Stages
 from pipeline.errors import UserError
 
 ARCHIVE = "records.tar.xz"
@@ -18,16 +20,18 @@ FILES = ("writeup.md", "figures/*.svg", "tables/*.csv", ARCHIVE, EXAMPLE)
 IMAGE = re.compile(r"!\[[^\]]*\]\(([^)\s]+)")
 
 
-def publish(root: Path, folder: Path) -> None:
+def publish(root: Path, folder: Path, stages: Stages) -> None:
     """Copy reports/ and results/ of `root` into `folder`, in place of what an earlier snapshot left there.
 
-    Raises UserError, and changes nothing, where there is no whole write-up, where the folder holds anything but a
-    snapshot, or where it cannot be written.
+    Raises UserError, and changes nothing, where there is no whole write-up, a record is not as its stage declares it,
+    the folder holds anything but a snapshot, or it cannot be written.
     """
     writeup, results = root / "reports/writeup.md", root / "results"
     for part in (writeup, writeup.parent / "figures"):
         if not part.exists():
             raise UserError(f"there is no {part} to publish: run snakemake first")
+    for path in record_paths(results):
+        check_place(path, read_record(path, stages))
     place = Path(os.path.realpath(folder))
     try:
         if place.exists():
