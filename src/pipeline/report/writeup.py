@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from pipeline.cells import fields
 from pipeline.cells.disk import write_text
 from pipeline.cells.failures import Failures, read_failures
 from pipeline.cells.record import SOFTWARE, read_record
@@ -15,6 +16,7 @@ from pipeline.cells.stage import Stage, Stages
 from pipeline.cells.tabulate import stage_rows
 from pipeline.errors import UserError
 from pipeline.report.markup import Markdown
+from pipeline.report.page_parts import Section, WrittenSection, to_json, write
 from pipeline.report.section import counted, render
 from pipeline.report.table_rows import read_rows, readable
 
@@ -42,10 +44,20 @@ def write_section(stage: Stage, stages: Stages, records: Sequence[Path], out: Pa
     rows_beside = [{name: rows[name] for name in stage.reads}] if stage.reads else []
     try:
         figures.mkdir(parents=True, exist_ok=True)
-        text = stage.build_section()(rows[stage.name], figures, *rows_beside)
+        built = stage.build_section()(rows[stage.name], figures, *rows_beside)
+        written = _written(built, stage, rows[stage.name], figures)
     except OSError as error:
         raise UserError(f"cannot draw figures into {figures}: {error}") from None
-    write_text(out, text)
+    write_text(out, written.text)
+    write_text(out.with_suffix(".json"), to_json(written))
+
+
+def _written(built: Section | str, stage: Stage, rows: pd.DataFrame, figures: Path) -> WrittenSection:
+    if isinstance(built, str):  # of a stage whose section is not yet made of parts
+        heading = HEADING.search(built)
+        return WrittenSection(stage.name, built, "", (), (), heading[1] if heading else stage.name)
+    tables = [f"{stage.name}/{fields.text(value)}.csv" for value in rows[stage.split_axis].drop_duplicates()]
+    return write(built, stage.name, tables, figures)
 
 
 def write_writeup(

@@ -1,0 +1,141 @@
+"""What a section tells, as data: an answer, figures, short tables, what to do, answers to the assignment's problems."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure as Drawing
+
+from pipeline.report.figures import save
+from pipeline.report.markup import Markdown
+from pipeline.report.tables import markdown
+
+MOST_TABLE_ROWS = 12
+MOST_ACTIONS = 8
+
+
+def say(sentence: str, **values: Any) -> Markdown:
+    """Fill a sentence that is Markdown with values, which are escaped unless they are Markdown too."""
+    return Markdown(sentence).format(**{name: Markdown.escape(value) for name, value in values.items()})
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A drawing, whose title says what is seen; `name` is its file's."""
+
+    name: str
+    title: Markdown
+    drawing: Drawing
+
+
+@dataclass(frozen=True)
+class Table:
+    """A short table of text, and a sentence above it."""
+
+    title: Markdown
+    cells: pd.DataFrame
+
+    def __post_init__(self) -> None:
+        """Refuse a table that is too long to be read: the CSV has all rows."""
+        if len(self.cells) > MOST_TABLE_ROWS:
+            raise ValueError(
+                f"the table '{self.title}' has {len(self.cells)} rows, at most {MOST_TABLE_ROWS} can be read"
+            )
+
+
+@dataclass(frozen=True)
+class Action:
+    """Something to do on this machine, with its cause and its figure; the first screen lists them by `rank`.
+
+    rank: 1 concerns every training run, 5 a special case.
+    """
+
+    rank: int
+    what: Markdown
+    why: Markdown
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The answer to a problem of the assignment, in two sentences at most."""
+
+    name: str
+    answer: Markdown
+
+
+@dataclass(frozen=True)
+class Section:
+    """What one stage tells.
+
+    title: a plain question; exercise: the assignment's name for it; answer: one sentence, or two, with the figures that
+    answer it; parts: paragraphs, figures and tables in reading order; method: how it was measured, in two lines.
+    headline: the first screen's table, and its figure, where this stage has them.
+    """
+
+    title: str
+    exercise: str
+    answer: Markdown
+    parts: Sequence[Markdown | Figure | Table] = ()
+    method: Markdown = field(default_factory=Markdown)
+    actions: Sequence[Action] = ()
+    problems: Sequence[Problem] = ()
+    headline: Sequence[Markdown | Figure | Table] = ()
+
+
+@dataclass(frozen=True)
+class WrittenSection:
+    """A section whose figures have been drawn: what the page is put together from."""
+
+    stage: str
+    text: str
+    headline: str
+    actions: tuple[dict[str, Any], ...]
+    problems: tuple[dict[str, str], ...]
+    title: str
+
+
+def write(section: Section, stage: str, tables: Sequence[str], folder: Path) -> WrittenSection:
+    """Draw a section's figures into a folder and write its Markdown.
+
+    tables: the CSV files that have all rows, as paths below the results folder.
+    """
+    for part in (*section.headline, *section.parts):
+        if isinstance(part, Figure):
+            save(part.drawing, folder / f"{part.name}.svg")
+    links = Markdown(", ").join(say("[{name}](../results/{path})", name=Path(path).stem, path=path) for path in tables)
+    bodies = [_markdown(part, stage) for part in section.parts]
+    ends = [section.method, say("All rows: {links}.", links=links)] if tables else [section.method]
+    exercise = f" ({section.exercise})" if section.exercise else ""
+    blocks = [f"## {section.title}{exercise}", f"**{section.answer}**", *bodies, " ".join(filter(None, ends))]
+    return WrittenSection(
+        stage,
+        "\n\n".join(filter(None, blocks)) + "\n",
+        "\n\n".join(_markdown(part, stage) for part in section.headline),
+        tuple(asdict(action) for action in section.actions),
+        tuple(asdict(problem) for problem in section.problems),
+        f"{section.title}{exercise}",
+    )
+
+
+def _markdown(part: Markdown | Figure | Table, stage: str) -> str:
+    if isinstance(part, Figure):
+        return f"![{part.title}](figures/{stage}/{part.name}.svg)"
+    if isinstance(part, Table):
+        return f"{part.title}\n\n{markdown(part.cells)}"
+    return str(part)
+
+
+def to_json(section: WrittenSection) -> str:
+    """Return a written section as JSON text."""
+    return json.dumps(asdict(section), indent=1) + "\n"
+
+
+def from_json(text: str) -> WrittenSection:
+    """Read what `to_json` wrote; raises ValueError for anything else."""
+    values: Mapping[str, Any] = json.loads(text)
+    if not isinstance(values, dict) or set(values) != set(WrittenSection.__dataclass_fields__):
+        raise ValueError("not a section")
+    return WrittenSection(**{**values, "actions": tuple(values["actions"]), "problems": tuple(values["problems"])})

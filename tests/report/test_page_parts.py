@@ -1,0 +1,64 @@
+import json
+
+import pandas as pd
+import pytest
+
+from pipeline.report.figures import new_figure
+from pipeline.report.markup import Markdown
+from pipeline.report.page_parts import (
+    MOST_TABLE_ROWS,
+    Action,
+    Figure,
+    Problem,
+    Section,
+    Table,
+    from_json,
+    say,
+    to_json,
+    write,
+)
+
+SECTION = Section(
+    title="How fast does memory copy",
+    exercise="copying",
+    answer=Markdown("At 4 TB/s."),
+    parts=[
+        Markdown("A paragraph."),
+        Table(Markdown("By dtype:"), pd.DataFrame({"dtype": ["bf16"], "GB/s": ["4,000"]})),
+        Figure("copy", Markdown("bf16 copies as fast as fp32"), new_figure()[0]),
+    ],
+    method=Markdown("CUDA events, medians."),
+    actions=[Action(2, Markdown("**Copy less.**"), Markdown("It takes time."))],
+    problems=[Problem("copying (a)", Markdown("Fast."))],
+    headline=[Table(Markdown("First:"), pd.DataFrame({"size": ["xl"]}))],
+)
+
+
+def test_values_in_a_sentence_are_escaped_unless_they_are_markdown():
+    assert say("**{a}** {b}", a="x | y", b=Markdown("`z`")) == "**x &#124; y** `z`"
+
+
+def test_a_section_is_a_question_a_bold_answer_its_parts_and_how_it_was_measured(tmp_path):
+    written = write(SECTION, "copy", ["copy/bf16.csv"], tmp_path)
+    heading, answer, paragraph, title, table, figure, method = written.text.strip().split("\n\n")
+    assert heading == "## How fast does memory copy (copying)"
+    assert (answer, paragraph, title) == ("**At 4 TB/s.**", "A paragraph.", "By dtype:")
+    assert table.startswith("| dtype")
+    assert figure == "![bf16 copies as fast as fp32](figures/copy/copy.svg)"
+    assert method == "CUDA events, medians. All rows: [bf16](../results/copy/bf16.csv)."
+    assert (tmp_path / "copy.svg").is_file()
+    assert written.headline.startswith("First:")
+
+
+def test_a_written_section_is_read_back_as_it_was_and_nothing_else_is(tmp_path):
+    written = write(SECTION, "copy", [], tmp_path)
+    assert from_json(to_json(written)) == written
+    for other in ("[]", "{}", json.dumps({**json.loads(to_json(written)), "more": 1}), "x"):
+        with pytest.raises(ValueError):  # noqa: PT011
+            from_json(other)
+
+
+def test_a_table_that_nobody_reads_to_its_end_is_refused():
+    rows = pd.DataFrame({"n": map(str, range(MOST_TABLE_ROWS + 1))})
+    with pytest.raises(ValueError, match="has 13 rows, at most 12 can be read"):
+        Table(Markdown("All:"), rows)
