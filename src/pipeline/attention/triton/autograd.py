@@ -136,7 +136,10 @@ def _backward(
     if addresses % ALIGNMENT_BYTES or not (o.is_contiguous() and lse.is_contiguous()):
         layouts = layouts_of(q, k, v, do)
         o, lse = dense(o, lse)  # what keeps tensors for autograd may have laid out these too
-    plan = planner(problem, *layouts)
+    if torch.are_deterministic_algorithms_enabled():
+        plan = planner(problem, *layouts, repeatable=True)
+    else:
+        plan = planner(problem, *layouts)
     if plan.copies:
         q, k, v, do = ready(plan.copies, q, k, v, do)
     if isinstance(plan, ShortBackwardPlan):
@@ -152,7 +155,7 @@ def _backward(
     dk, dv = torch.empty((2, *k.shape), dtype=k.dtype, device=k.device)
     _compute(plan.key_value, (q, k, v, do, lse_log2, delta, dq_sum), dk, dv)
     if plan.query is None:
-        torch.mul(dq_sum, plan.scale, out=dq)
+        plan.scaled(dq_sum, dq)
     else:
         _compute(plan.query, (q, k, v, do, lse_log2, delta), dq)
     return dq, dk, dv

@@ -24,12 +24,15 @@ from pipeline.attention.triton.direct_launch import (
     strides,
     tma_can_load,
 )
+from pipeline.attention.triton.gluon.tiles import BACKWARD
+from pipeline.attention.triton.kernel_sets import backward_kernels
 from pipeline.attention.triton.kernels.backward import key_value_kernel, query_kernel, short_kernel
 from pipeline.attention.triton.kernels.chunks import ROWS_PUT_TOGETHER, sum_kernel
 from pipeline.attention.triton.kernels.delta import ROW_ALIGNMENT, delta_kernel
+from pipeline.attention.triton.kernels.scaled import ELEMENTS_SCALED, scaled_kernel
 from pipeline.attention.triton.layouts import Layout, copies_of, strides_read
 from pipeline.attention.triton.problem import PROBLEMS_KEPT, Problem
-from pipeline.attention.triton.tiles import IN_USE, BackwardConfig, Choices, TileConfig
+from pipeline.attention.triton.tiles import IN_USE, BackwardConfig, Choices, TileConfig, tile_width
 from pipeline.compat.triton_private import is_interpreted
 
 
@@ -44,7 +47,7 @@ class ChunkedLaunch:
 
 @dataclass(frozen=True)
 class BackwardPlan:
-    """A backward pass: dq has a kernel of its own, or is summed by that of dk and dv and then scaled.
+    """A backward pass: dq has a kernel of its own, or is summed by that of dk and dv and then scaled by another.
 
     copies: which of q, k, v and the output's gradient are read from copies, None if none is.
     """
@@ -54,7 +57,7 @@ class BackwardPlan:
     delta: Launch
     key_value: ChunkedLaunch
     query: ChunkedLaunch | None
-    scale: float
+    scaled: Launch | None
 
 
 @dataclass(frozen=True)
@@ -89,12 +92,13 @@ class _Common:
 
 @functools.lru_cache(PROBLEMS_KEPT)
 def backward_plan(
-    problem: Problem, *layouts_now: Layout, choices: Choices = IN_USE
+    problem: Problem, *layouts_now: Layout, choices: Choices = IN_USE, repeatable: bool = False
 ) -> BackwardPlan | ShortBackwardPlan:
     """Plan the backward pass of a problem that a forward pass has taken.
 
     layouts_now: those of q, k, v and the output's gradient: what keeps tensors for autograd, as
-    `torch.autograd.graph.save_on_cpu` does, may have laid them out anew.
+    `torch.autograd.graph.save_on_cpu` does, may have laid them out anew. repeatable: dq must be, bitwise, where plain
+    kernels have that.
     """
     tensors = (problem.q, problem.k, problem.v, problem.q)
     q, k, v, do = (
@@ -106,18 +110,41 @@ def backward_plan(
     scalars = [*strides(q), *strides(k), *strides(v), *strides(do), *lengths]
     constants = {"CAUSAL": problem.is_causal, "HEAD_DIM": q.shape[-1], "PRECISION": precision(problem)}
     common = _Common(q, k, v, do, scalars, constants, choices)
+    if choices.gluon and backward_kernels(q, k, v, do, repeatable).name == "gluon":
+        return _in_gluon(copies_of(layouts_now), problem.is_causal, scale, q, k, v, do)
     config = choices.backward(q.dtype, q.shape[-1], k.shape[-2])
     if choices.is_short(q.shape[-2], k.shape[-2]):
         like_q, like_k = (like(given.shape, given.dtype, given.device) for given in (q, k))
         return ShortBackwardPlan(copies_of(layouts_now), _short(config.short, common), like_q, like_k)
     return BackwardPlan(
         copies_of(layouts_now),
-        delta_shape=(*q.shape[:-2], triton.cdiv(q.shape[-2], ROW_ALIGNMENT.value) * ROW_ALIGNMENT.value),
+        delta_shape=_delta_shape(q),
         delta=_delta(q, do, sums_dq=config.query is None),
         key_value=_key_value(config, common),
         query=None if config.query is None else _query(config.query, common),
-        scale=scale,
+        scaled=_scaled(q, scale) if config.query is None else None,
     )
+
+
+def _in_gluon(
+    copies: tuple[bool, ...] | None, is_causal: bool, scale: float, q: Traits, k: Traits, v: Traits, do: Traits
+) -> BackwardPlan:
+    """Plan it with Gluon's kernel, which sums dq as well."""
+    from pipeline.attention.triton.gluon.launches import backward_launch  # which not every Triton has
+
+    launch = backward_launch(q, k, v, do, is_causal, scale, BACKWARD[tile_width(q.shape[-1])])
+    return BackwardPlan(
+        copies,
+        delta_shape=_delta_shape(q),
+        delta=_delta(q, do, sums_dq=True),
+        key_value=ChunkedLaunch(launch, 1, None),
+        query=None,
+        scaled=_scaled(q, scale),
+    )
+
+
+def _delta_shape(q: Traits) -> tuple[int, ...]:
+    return (*q.shape[:-2], triton.cdiv(q.shape[-2], ROW_ALIGNMENT.value) * ROW_ALIGNMENT.value)
 
 
 def _short(tiles: TileConfig, common: _Common) -> Launch:
@@ -139,6 +166,18 @@ def _delta(q: Traits, do: Traits, sums_dq: bool) -> Launch:
         [q.dtype, q.dtype, *[torch.float32] * 3, torch.float32 if sums_dq else None],
         [*strides(do), heads(q), q.shape[-2]],
         {"HEAD_DIM": q.shape[-1], "BLOCK_QUERIES": ELEMENTWISE.block_queries, "ZERO_DQ_SUM": sums_dq},
+        ELEMENTWISE,
+    )
+
+
+def _scaled(q: Traits, scale: float) -> Launch:
+    elements = math.prod(q.shape)
+    return prepare_launch(
+        scaled_kernel,
+        triton.cdiv(elements, ELEMENTS_SCALED),
+        [torch.float32, q.dtype],
+        [elements, scale],
+        {"BLOCK": ELEMENTS_SCALED},
         ELEMENTWISE,
     )
 

@@ -32,15 +32,31 @@ def prepare_launch(
 
     dtypes: those of the tensors, None for one that is not given.
     """
-    # By position, as a compiled kernel takes them: the compile-time ones come last.
-    arguments = (*scalars, *(constants[name] for name in kernel.arg_names if name in constants))
-    grid = (programs, 1, 1)
     if is_interpreted():
-        interpreted = kernel[grid]
+        interpreted = kernel[(programs, 1, 1)]
+        arguments = _arguments(kernel, scalars, constants)
         return lambda *tensors: interpreted(*tensors, *arguments)
+    return compile_launch(kernel, programs, dtypes, scalars, constants, _launch_options(tiles, constants))
+
+
+def compile_launch(
+    kernel: Any,
+    programs: int,
+    dtypes: Sequence[torch.dtype | None],
+    scalars: Sequence[float],
+    constants: dict[str, Any],
+    options: dict[str, int],
+) -> Launch:
+    """Do as `prepare_launch`, with Triton's options, for a kernel that cannot be interpreted."""
+    grid = (programs, 1, 1)
     # Launching what was compiled leaves out the look-up by arguments, which takes as long as the launch.
-    compiled = kernel.warmup(*dtypes, *scalars, grid=grid, **constants, **_launch_options(tiles, constants))
-    return launcher(compiled, grid, arguments)
+    compiled = kernel.warmup(*dtypes, *scalars, grid=grid, **constants, **options)
+    return launcher(compiled, grid, _arguments(kernel, scalars, constants))
+
+
+def _arguments(kernel: Any, scalars: Sequence[float], constants: dict[str, Any]) -> tuple[Any, ...]:
+    """Return all arguments but the tensors by position, as a compiled kernel takes them: the compile-time ones last."""
+    return (*scalars, *(constants[name] for name in kernel.arg_names if name in constants))
 
 
 def like(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

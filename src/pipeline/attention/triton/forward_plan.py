@@ -23,10 +23,12 @@ from pipeline.attention.triton.direct_launch import (
     strides,
     tma_can_load,
 )
+from pipeline.attention.triton.gluon.tiles import forward_tiles
+from pipeline.attention.triton.kernel_sets import forward_kernels
 from pipeline.attention.triton.kernels.chunks import ROWS_PUT_TOGETHER, combine_kernel
 from pipeline.attention.triton.kernels.forward import forward_kernel
 from pipeline.attention.triton.problem import PROBLEMS_KEPT, Problem
-from pipeline.attention.triton.tiles import HEAD_DIM_MULTIPLE, IN_USE, MAX_HEAD_DIM, Choices
+from pipeline.attention.triton.tiles import HEAD_DIM_MULTIPLE, IN_USE, MAX_HEAD_DIM, Choices, tile_width
 from pipeline.compat.triton_private import is_interpreted
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -52,6 +54,8 @@ def forward_plan(problem: Problem, choices: Choices = IN_USE) -> ForwardPlan:
     """Plan a forward pass; raises ValueError for inputs that the kernels cannot do."""
     q, k, v = problem.q, problem.k, problem.v
     _check(q, k, v)
+    if choices.gluon and forward_kernels(problem).name == "gluon":
+        return _in_gluon(problem)
     n_queries, head_dim, n_keys = q.shape[-2], q.shape[-1], k.shape[-2]
     matrices = math.prod(q.shape[:-2])
     block_queries = choices.forward(q.dtype, head_dim, n_keys).block_queries
@@ -95,6 +99,15 @@ def forward_plan(problem: Problem, choices: Choices = IN_USE) -> ForwardPlan:
     )
     like_parts = tuple(like((chunks, *shape), torch.float32, q.device) for shape in (q.shape, q.shape[:-1]))
     return ForwardPlan(chunks, attend, combine, like_o, like_lse, like_parts)
+
+
+def _in_gluon(problem: Problem) -> ForwardPlan:
+    from pipeline.attention.triton.gluon.launches import forward_launch  # which not every Triton has
+
+    q, k, v = problem.q, problem.k, problem.v
+    attend = forward_launch(q, k, v, problem.is_causal, forward_tiles(tile_width(q.shape[-1]), k.shape[-2]))
+    like_o, like_lse = like(q.shape, q.dtype, q.device), like(q.shape[:-1], torch.float32, q.device)
+    return ForwardPlan(1, attend, None, like_o, like_lse)
 
 
 def _check(q: Traits, k: Traits, v: Traits) -> None:

@@ -101,6 +101,7 @@ class Choices:
 
     Choices compare by identity, which keeps looking up their plans cheap.
 
+    gluon: whether the kernels in Gluon may be chosen (`kernel_sets`); all else is about the plain ones;
     forward_tiles, backward_tiles: these tiles whatever the dtype, the width and the number of keys;
     min_length_for_tma: with fewer keys or queries to go through, a program ends before its tensor descriptors pay;
     longest_short_sequence: up to here the backward pass is one kernel: repeating some work costs less than launching
@@ -112,6 +113,7 @@ class Choices:
     head_dim 64 gain more than the diagonal wastes of them.
     """
 
+    gluon: bool = False
     forward_tiles: TileConfig | None = None
     backward_tiles: BackwardConfig | None = None
     forward_chunks: Chunking = Chunking(programs_per_sm=4, min_length=256, shortest=1024, length_in_one_wave=128)
@@ -192,4 +194,5 @@ class Choices:
         return min(length, -(-length // (chunks * unit)) * unit)
 
 
-IN_USE = Choices()
+IN_USE = Choices(gluon=True)
+PLAIN = Choices()

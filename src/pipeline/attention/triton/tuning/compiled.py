@@ -52,7 +52,25 @@ def compile_for_hopper(kernel: Any, constants: dict[str, Any], tiles: TileConfig
     options = {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages}
     if tiles.max_registers is not None:
         options["maxnreg"] = tiles.max_registers
-    compiled = triton.compile(_source(kernel, constants, dtype), target=HOPPER, options=options)
+    return _report(triton.compile(_source(kernel, constants, dtype), target=HOPPER, options=options), tiles.num_warps)
+
+
+def compile_gluon_for_hopper(
+    kernel: Any, constants: dict[str, Any], options: dict[str, int], dtype: str
+) -> KernelReport:
+    """Compile one of the kernels in Gluon as its launches do and report."""
+    from triton.experimental.gluon._runtime import GluonASTSource  # which not every Triton has
+
+    signature = {name: _type(name, constants, dtype) for name in kernel.arg_names}
+    aligned = {
+        (index,): [["tt.divisibility", 16]] for index, kind in enumerate(signature.values()) if kind.startswith("*")
+    }
+    source = GluonASTSource(kernel, signature=signature, constexprs=constants, attrs=aligned)
+    compiled = triton.compile(source, target=HOPPER, options=options)
+    return _report(compiled, compiled.metadata.num_warps)
+
+
+def _report(compiled: Any, num_warps: int) -> KernelReport:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()
@@ -67,7 +85,7 @@ def compile_for_hopper(kernel: Any, constants: dict[str, Any], tiles: TileConfig
         wgmma=len(re.findall(r"\bHGMMA\b", sass)),
         wgmma_waits=len(re.findall(r"\bWARPGROUP\.DEPBAR\b", sass)),
         mma_sync=len(re.findall(r"\bHMMA\b", sass)),
-        programs_per_sm=_programs_per_sm(registers, shared_bytes, tiles.num_warps),
+        programs_per_sm=_programs_per_sm(registers, shared_bytes, num_warps),
     )
 
 

@@ -13,7 +13,7 @@ from pipeline.attention.triton import autograd
 from pipeline.attention.triton.backward_plan import backward_plan
 from pipeline.attention.triton.forward_plan import forward_plan
 from pipeline.attention.triton.problem import problem_of
-from pipeline.attention.triton.tiles import IN_USE, TileConfig
+from pipeline.attention.triton.tiles import PLAIN, TileConfig
 from pipeline.attention.triton.tuning.candidates import KERNELS, Candidate, promising
 from pipeline.attention.triton.tuning.command_line import DTYPES, parsed
 
@@ -53,7 +53,7 @@ def _prepare(
     """Return a call of one kernel that returns what it computed, with the tiles in use where none are given."""
     if kernel == "forward":
         problem = problem_of(q, k, v, True)
-        planner = partial(forward_plan, choices=dataclasses.replace(IN_USE, forward_tiles=tiles))
+        planner = partial(forward_plan, choices=dataclasses.replace(PLAIN, forward_tiles=tiles))
         return lambda: [autograd._forward(problem, q, k, v, planner)[0]]
     return _prepare_backward(kernel, q, k, v, do, tiles)
 
@@ -63,7 +63,7 @@ def _prepare_backward(
 ) -> Callable[[], list[Tensor]]:
     problem = problem_of(q, k, v, True)
     o, lse = autograd._forward(problem, q, k, v)
-    used = IN_USE.backward(q.dtype, q.shape[-1], k.shape[-2])
+    used = PLAIN.backward(q.dtype, q.shape[-1], k.shape[-2])
     other = used.query or used.key_value
     config = {
         "query": dataclasses.replace(used, query=tiles or other),
@@ -71,7 +71,7 @@ def _prepare_backward(
         # The tiles in use may not fit where dq is summed too; dk and dv are the same without.
         "key_value_dq": used if tiles is None else dataclasses.replace(used, key_value=tiles, query=None),
     }[kernel]
-    choices = dataclasses.replace(IN_USE, backward_tiles=config, longest_short_sequence=0)
+    choices = dataclasses.replace(PLAIN, backward_tiles=config, longest_short_sequence=0)
     plan = backward_plan(problem, *(tensor.stride() for tensor in (q, k, v, do)), choices=choices)
     delta, lse_log2 = torch.empty((2, *plan.delta_shape), device=q.device).unbind()
     dq, (dk, dv) = torch.empty_like(q), torch.empty((2, *k.shape), dtype=k.dtype, device=k.device)

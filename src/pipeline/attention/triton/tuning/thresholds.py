@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from pipeline.attention.triton.autograd import planned_by
-from pipeline.attention.triton.tiles import IN_USE, Choices, Chunking
+from pipeline.attention.triton.tiles import IN_USE, PLAIN, Choices, Chunking
 from pipeline.attention.triton.tuning.command_line import DTYPES, parsed
 from pipeline.attention.triton.tuning.sweep import largest_deviation
 from pipeline.instruments.sampling.interleaving import Work, interleave
@@ -82,8 +82,8 @@ def sweep(name: str, dtype: str, shape: tuple[int, int, int, int]) -> pd.DataFra
 
 
 def choices_with(name: str, value: Any) -> Choices:
-    """Return the choices in use, but for this threshold."""
-    return replace(IN_USE, **{name: value})
+    """Return the choices in use, but for this threshold, which is one of the plain kernels'."""
+    return replace(PLAIN, **{name: value})
 
 
 def over_all_shapes(table: pd.DataFrame) -> pd.DataFrame:

@@ -1,0 +1,124 @@
+"""The Gluon kernels with their arguments, ready to be launched; what imports this needs Gluon."""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from pipeline.attention.inputs import Traits
+from pipeline.attention.triton.direct_launch import Launch, compile_launch, heads, multiprocessors, scale_log2, strides
+from pipeline.attention.triton.gluon.backward import hopper_backward_kernel
+from pipeline.attention.triton.gluon.forward import hopper_forward_kernel
+from pipeline.attention.triton.gluon.forward_narrow import hopper_narrow_forward_kernel
+from pipeline.attention.triton.gluon.schedule import heads_together
+from pipeline.attention.triton.gluon.tiles import KEYS_OF_BACKWARD, BackwardTiles, ForwardTiles, NarrowForwardTiles
+from pipeline.attention.triton.tiles import tile_width
+
+OPTIONS = {"num_warps": 4}  # of the first warpgroup; the kernels say how many there are beside it
+# Of a tile, in blocks: what it takes to begin and end it.
+WORK_OF_ENDS = 1
+
+
+def forward_launch(
+    q: Traits, k: Traits, v: Traits, is_causal: bool, tiles: ForwardTiles | NarrowForwardTiles
+) -> Launch:
+    """Return what launches the forward kernel of these tiles with q, k, v, output and log-sum-exp."""
+    first_queries = np.arange(0, q.shape[-2], tiles.block_queries)
+    keys_seen = np.full(len(first_queries), k.shape[-2])
+    if is_causal:
+        keys_seen = np.minimum(keys_seen, first_queries[::-1] + tiles.block_queries)
+    work = -(-keys_seen // tiles.block_keys) + WORK_OF_ENDS
+    programs = multiprocessors(q.device)
+    if isinstance(tiles, NarrowForwardTiles):
+        programs *= tiles.programs_per_sm
+    n_programs, sizes = _programs_and_sizes(q, k, work, programs)
+    return compile_launch(
+        forward_kernel(tiles),
+        n_programs,
+        [*[q.dtype] * 4, torch.float32],
+        [*(stride for given in (q, k, v) for stride in _strides(given)), *sizes, scale_log2(q)],
+        forward_constants(tiles, is_causal, q.shape[-1]),
+        forward_options(tiles),
+    )
+
+
+def backward_launch(
+    q: Traits, k: Traits, v: Traits, do: Traits, is_causal: bool, scale: float, tiles: BackwardTiles
+) -> Launch:
+    """Return what launches the backward kernel, with q, k, v, do, lse_log2, delta, dq_sum, dk and dv."""
+    first_keys = np.arange(0, k.shape[-2], KEYS_OF_BACKWARD)
+    queries_seen = np.full(len(first_keys), q.shape[-2])
+    if is_causal:
+        queries_seen = np.maximum(queries_seen - first_keys, 0)
+    work = -(-queries_seen // tiles.block_queries) + WORK_OF_ENDS
+    n_programs, sizes = _programs_and_sizes(q, k, work, multiprocessors(q.device))
+    return compile_launch(
+        hopper_backward_kernel,
+        n_programs,
+        [*[q.dtype] * 4, *[torch.float32] * 3, q.dtype, q.dtype],
+        [*(stride for given in (q, k, v, do) for stride in _strides(given)), *sizes, scale, scale_log2(q)],
+        backward_constants(tiles, is_causal, q.shape[-1], has_part_tile=k.shape[-2] % KEYS_OF_BACKWARD != 0),
+        OPTIONS,
+    )
+
+
+def _programs_and_sizes(q: Traits, k: Traits, work: np.ndarray, programs: int) -> tuple[int, tuple[int, ...]]:
+    """Return how many programs there are, at most as many as fit, and the kernels' numbers of what they go through."""
+    matrices = math.prod(q.shape[:-2])
+    programs = min(programs, matrices * len(work))
+    together = heads_together(matrices, work, programs)
+    return programs, (heads(q), matrices, q.shape[-2], k.shape[-2], len(work), together)
+
+
+def forward_kernel(tiles: ForwardTiles | NarrowForwardTiles) -> Any:
+    """Return the forward kernel that has such tiles."""
+    return hopper_narrow_forward_kernel if isinstance(tiles, NarrowForwardTiles) else hopper_forward_kernel
+
+
+def forward_options(tiles: ForwardTiles | NarrowForwardTiles) -> dict[str, int]:
+    """Return Triton's options for the forward kernel; where it has several warpgroups, they share out registers."""
+    return {**OPTIONS, "maxnreg": tiles.registers} if isinstance(tiles, NarrowForwardTiles) else OPTIONS
+
+
+def forward_constants(
+    tiles: ForwardTiles | NarrowForwardTiles, is_causal: bool, head_dim: int
+) -> dict[str, int | bool]:
+    """Return the compile-time arguments of the forward kernel of these tiles."""
+    shared = {
+        "CAUSAL": is_causal,
+        "HEAD_DIM": head_dim,
+        "WIDTH": tile_width(head_dim),
+        "BLOCK_KEYS": tiles.block_keys,
+        "STAGES": tiles.stages,
+    }
+    if isinstance(tiles, NarrowForwardTiles):
+        return shared
+    return {
+        **shared,
+        "GROUPS": tiles.groups,
+        "REGISTERS": tiles.registers,
+        "O_IN_Q": tiles.o_in_q,
+        "SOFTMAX_FIRST": tiles.softmax_first,
+    }
+
+
+def backward_constants(
+    tiles: BackwardTiles, is_causal: bool, head_dim: int, has_part_tile: bool
+) -> dict[str, int | bool]:
+    """Return the backward kernel's compile-time arguments; has_part_tile: the last tile has keys beyond the last."""
+    return {
+        "CAUSAL": is_causal,
+        "MASK_KEYS": has_part_tile,
+        "HEAD_DIM": head_dim,
+        "WIDTH": tile_width(head_dim),
+        "BLOCK_QUERIES": tiles.block_queries,
+        "STAGES": tiles.stages,
+        "REGISTERS": tiles.registers,
+    }
+
+
+def _strides(given: Traits) -> tuple[int, int, int]:
+    """Return the strides of batch, head and row; where there is only one batch element or head, none of 0."""
+    batch, head, row = strides(given)
+    return batch or row, head or row, row

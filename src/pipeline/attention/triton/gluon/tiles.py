@@ -1,0 +1,72 @@
+"""The tiles of the Gluon kernels, by the width of a tile, which follows from head_dim.
+
+The tables are for an H200; docs/attention-kernels.md tells what was tried, and what of it was measured.
+"""
+
+from dataclasses import dataclass
+
+GROUP_ROWS = 64  # of a warpgroup: as many as one wgmma has
+KEYS_OF_BACKWARD = 128  # of a tile: two warpgroups have 64 each
+
+
+@dataclass(frozen=True)
+class ForwardTiles:
+    """The tiles of the forward kernel, whose arguments of these names its docstring explains."""
+
+    groups: int
+    block_keys: int
+    stages: int
+    registers: int
+    o_in_q: bool = False
+    softmax_first: bool = False
+
+    @property
+    def block_queries(self) -> int:
+        """Count the queries of a tile."""
+        return self.groups * GROUP_ROWS
+
+
+@dataclass(frozen=True)
+class NarrowForwardTiles:
+    """The tiles of the forward kernel of one warpgroup, of which so many programs share a multiprocessor."""
+
+    block_keys: int
+    stages: int
+    registers: int
+    programs_per_sm: int
+    block_queries: int = GROUP_ROWS
+
+
+@dataclass(frozen=True)
+class BackwardTiles:
+    """The tiles of the backward kernel."""
+
+    block_queries: int
+    stages: int
+    registers: int
+
+
+# Of the same width, and as little work as in a few thousand keys: shorter programs begin and end sooner.
+FORWARD_SHORT: dict[int, ForwardTiles | NarrowForwardTiles] = {
+    64: NarrowForwardTiles(block_keys=128, stages=2, registers=168, programs_per_sm=3),
+}
+FORWARD: dict[int, ForwardTiles | NarrowForwardTiles] = {
+    64: ForwardTiles(groups=3, block_keys=128, stages=2, registers=160, softmax_first=True),
+    128: ForwardTiles(groups=2, block_keys=128, stages=2, registers=240),
+    256: ForwardTiles(groups=2, block_keys=64, stages=2, registers=240, o_in_q=True),
+}
+BACKWARD = {
+    64: BackwardTiles(block_queries=128, stages=2, registers=240),
+    128: BackwardTiles(block_queries=64, stages=2, registers=240),
+}
+LONG_KEYS = 2048  # from so many on
+# With fewer queries or keys the plain kernels are as fast or faster.
+SHORTEST = {64: 512, 128: 256, 256: 512}
+# And with fewer tiles than so many a multiprocessor, where they cut their loops into chunks.
+LEAST_TILES_PER_SM = 0.75
+
+
+def forward_tiles(width: int, n_keys: int) -> ForwardTiles | NarrowForwardTiles | None:
+    """Return the tiles of the forward kernel for this width and number of keys; None where there are none."""
+    short = FORWARD_SHORT.get(width) if n_keys < LONG_KEYS else None
+    return short or FORWARD.get(width)

@@ -1,0 +1,126 @@
+"""Which of the two sets of kernels a problem gets, and why: those in Gluon for Hopper, or the plain ones.
+
+The plain ones, in `kernels`, run wherever Triton does, in its interpreter too. Those in `gluon` are chosen where they
+can run and were found to be faster.
+"""
+
+import functools
+import importlib.util
+import math
+import os
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from pipeline.attention.inputs import Traits
+from pipeline.attention.triton.direct_launch import multiprocessors, strides, tma_can_load
+from pipeline.attention.triton.gluon import tiles as gluon_tiles
+from pipeline.attention.triton.problem import Problem, problem_of
+from pipeline.attention.triton.tiles import tile_width
+from pipeline.compat.triton_private import is_interpreted
+
+VARIABLE = "PIPELINE_ATTENTION"  # "tl" has every problem get the plain kernels
+HOPPER = (9, 0)
+FIRST_TRITON = (3, 6)  # before, Gluon's kernels had other names for what is used here
+
+
+class KernelSet(NamedTuple):
+    """A set of kernels and why a problem gets it."""
+
+    name: Literal["gluon", "plain"]
+    reason: str
+
+
+@dataclass(frozen=True)
+class KernelSets:
+    """Those of a problem's two passes."""
+
+    forward: KernelSet
+    backward: KernelSet
+
+
+def kernels_of(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> KernelSets:
+    """Return which kernels these inputs get in either pass and why, an output's gradient being contiguous.
+
+    The backward pass depends on `torch.use_deterministic_algorithms` as it is now.
+    """
+    problem = problem_of(q, k, v, is_causal)
+    do = problem.q._replace(stride=torch.empty(problem.q.shape, device="meta").stride())
+    repeatable = torch.are_deterministic_algorithms_enabled()
+    return KernelSets(forward_kernels(problem), backward_kernels(problem.q, problem.k, problem.v, do, repeatable))
+
+
+def forward_kernels(problem: Problem) -> KernelSet:
+    """Choose those of a forward pass."""
+    q, k, v = problem.q, problem.k, problem.v
+    tiles = gluon_tiles.forward_tiles(tile_width(q.shape[-1]), k.shape[-2])
+    why_not = _why_not(q, k, tiles) or _why_not_read(q, k, v)
+    if why_not is None and tiles is not None:
+        why_not = _why_too_few(q, tiles.block_queries)
+    return _chosen(why_not)
+
+
+def backward_kernels(q: Traits, k: Traits, v: Traits, do: Traits, repeatable: bool) -> KernelSet:
+    """Choose those of a backward pass, from how what it reads lies; repeatable: dq must be, bitwise."""
+    why_not = _why_not(q, k, gluon_tiles.BACKWARD.get(tile_width(q.shape[-1]))) or _why_not_read(q, k, v, do)
+    if why_not is None and repeatable:
+        why_not = "torch.use_deterministic_algorithms is on, and Gluon's sums of dq are in no fixed order"
+    if why_not is None:
+        why_not = _why_too_few(k, gluon_tiles.KEYS_OF_BACKWARD)
+    return _chosen(why_not)
+
+
+def _chosen(why_not: str | None) -> KernelSet:
+    if why_not is not None:
+        return KernelSet("plain", why_not)
+    return KernelSet("gluon", "a Hopper GPU, and work for all of it")
+
+
+def _why_not(q: Traits, k: Traits, tiles: object | None) -> str | None:
+    """Say what of the machine or the inputs' shapes rules Gluon's kernels out; tiles: None where they have none."""
+    if os.environ.get(VARIABLE) == "tl":
+        return f"{VARIABLE}=tl"
+    if q.device.type != "cuda" or is_interpreted():
+        return "no GPU"
+    if torch.version.cuda is None or torch.cuda.get_device_capability(q.device) != HOPPER:
+        return "no Hopper GPU"
+    if not has_gluon():
+        return f"Triton {triton.__version__} has no Gluon as of {'.'.join(map(str, FIRST_TRITON))}"
+    if q.dtype == torch.float32:
+        return "fp32"
+    if tiles is None:
+        return f"head_dim {q.shape[-1]}"
+    shortest = gluon_tiles.SHORTEST[tile_width(q.shape[-1])]
+    if min(q.shape[-2], k.shape[-2]) < shortest:
+        return f"fewer than {shortest} queries or keys"
+    return None
+
+
+def _why_not_read(*read: Traits) -> str | None:
+    """Say whether the copy engine cannot read these: it wants aligned strides, none of them 0."""
+    if tma_can_load(*read) and all(_has_apart(given) for given in read):
+        return None
+    return "strides that the copy engine cannot take"
+
+
+def _has_apart(given: Traits) -> bool:
+    """Tell whether matrices lie apart, and are not one expanded."""
+    sizes = (given.shape[0], given.shape[1] if len(given.shape) == 4 else 1)
+    return all(stride > 0 or size == 1 for stride, size in zip(strides(given), sizes, strict=False))
+
+
+def _why_too_few(side: Traits, block: int) -> str | None:
+    """Say whether there are too few tiles of queries or keys for the GPU."""
+    tiles = math.prod(side.shape[:-2]) * triton.cdiv(side.shape[-2], block)
+    sms = multiprocessors(side.device)
+    return f"{tiles} tiles for {sms} multiprocessors" if tiles < gluon_tiles.LEAST_TILES_PER_SM * sms else None
+
+
+@functools.cache
+def has_gluon() -> bool:
+    """Tell whether Triton has Gluon as the kernels use it."""
+    version = tuple(int(part) for part in triton.__version__.split(".")[:2])
+    return version >= FIRST_TRITON and importlib.util.find_spec("triton.experimental.gluon") is not None

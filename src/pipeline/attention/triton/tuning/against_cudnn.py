@@ -1,0 +1,133 @@
+"""Time the Triton attention at shapes of real models beside cuDNN's, for fp32 torch's memory-efficient kernel's.
+
+`python -m pipeline.attention.triton.tuning.against_cudnn` prints a table: through autograd, forward and forward +
+backward, device time with a cold L2 cache, in turn with the peer; medians in ms and the half-width of the middle half
+of the samples in percent, and the ratio of medians. Words after it choose among the rows: those that hold all of them.
+"""
+
+import functools
+import statistics
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from pipeline.attention import FlashAttentionTriton
+from pipeline.attention.triton.kernel_sets import kernels_of
+from pipeline.attention.triton.tuning.command_line import DTYPES
+from pipeline.instruments.sampling.interleaving import Work, interleave
+from pipeline.instruments.sampling.kernel_timing import kernel_sampler
+from pipeline.instruments.sampling.step_timing import StopRule
+
+RULE = StopRule(min_samples=8, max_samples=60, rel_error=0.002, budget_s=0.25)
+WARMUP_ROUNDS = 3  # in which kernels are compiled, and the sampler learns how long queueing a call takes
+PASSES = ("forward", "both")
+
+
+class Case(NamedTuple):
+    """What is timed: a dtype, (batch, heads, sequence, head_dim), and the mask."""
+
+    dtype: str
+    shape: tuple[int, int, int, int]
+    is_causal: bool
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {','.join(map(str, self.shape))} {'causal' if self.is_causal else 'full'}"
+
+
+CASES = [
+    *(
+        Case(dtype, shape, is_causal)
+        for dtype in ("bf16", "fp16")
+        for is_causal in (True, False)
+        for shape in ((4, 16, 4096, 128), (2, 32, 8192, 128), (1, 16, 16384, 128))
+    ),
+    *(
+        Case("bf16", shape, is_causal)
+        for is_causal in (True, False)
+        for shape in ((16, 12, 1024, 64), (4, 16, 4096, 64), (1, 16, 16384, 64), (8, 25, 512, 64))
+    ),
+    *(Case("bf16", shape, True) for shape in ((2, 16, 4096, 256), (2, 32, 2048, 80), (2, 32, 2048, 96))),
+    *(
+        Case("fp32", (batch, heads, length, head_dim), is_causal)
+        for is_causal in (True, False)
+        for batch, heads, length in ((4, 12, 1024), (1, 16, 4096))
+        for head_dim in (64, 128)
+    ),
+]
+
+
+def compare(case: Case, attend: Callable[..., Tensor] = FlashAttentionTriton.apply) -> dict[str, object]:
+    """Time a case with ours and the peer in turn; return a row of the table."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    generator = torch.Generator(device).manual_seed(0)
+    *qkv, do = (torch.randn(case.shape, generator=generator, device=device).to(DTYPES[case.dtype]) for _ in range(4))
+    kernels = kernels_of(*qkv, case.is_causal)
+    for tensor in qkv:
+        tensor.requires_grad_()
+    backend = SDPBackend.EFFICIENT_ATTENTION if case.dtype == "fp32" else SDPBackend.CUDNN_ATTENTION
+    within = functools.partial(sdpa_kernel, backend) if device.type == "cuda" else nullcontext
+    peer = functools.partial(scaled_dot_product_attention, is_causal=case.is_causal)
+    ours = functools.partial(_with_mask, attend, case.is_causal)
+    works = {
+        **{("ours", part): work for part, work in _works(ours, nullcontext, qkv, do).items()},
+        **{("peer", part): work for part, work in _works(peer, within, qkv, do).items()},
+    }
+    taken = interleave(works, kernel_sampler(device), dict.fromkeys(works, RULE), WARMUP_ROUNDS).taken
+    times_ms = {key: next(iter(found.times_ms.values())) for key, found in taken.items()}
+    row: dict[str, object] = {"case": str(case), "kernels": f"{kernels.forward.name}, {kernels.backward.name}"}
+    for part in PASSES:
+        medians = {whose: statistics.median(times_ms[whose, part]) for whose in ("ours", "peer")}
+        for whose, median_ms in medians.items():
+            row[f"{part} {whose}"] = f"{median_ms:.4f} ±{_spread_pct(times_ms[whose, part]):.1f}%"
+        row[f"{part} ratio"] = medians["ours"] / medians["peer"]
+    return row
+
+
+def _spread_pct(samples_ms: list[float]) -> float:
+    low, median, high = np.quantile(samples_ms, (0.25, 0.5, 0.75))
+    return 50 * (high - low) / median
+
+
+def _with_mask(attend: Callable[..., Tensor], is_causal: bool, *qkv: Tensor) -> Tensor:
+    return attend(*qkv, is_causal)
+
+
+def _works(
+    attend: Callable[..., Tensor], within: Callable[[], AbstractContextManager], qkv: list[Tensor], do: Tensor
+) -> dict[str, Work]:
+    def forward(_nothing: None) -> Tensor:
+        return attend(*qkv)
+
+    def both(_nothing: None) -> tuple[Tensor, ...]:
+        output = attend(*qkv)
+        return output, *torch.autograd.grad(output, qkv, do)
+
+    return {"forward": Work(forward, within=within), "both": Work(both, within=within)}
+
+
+def chosen(words: Iterable[str], cases: Iterable[Case] = CASES) -> list[Case]:
+    """Return the cases whose text holds all the words."""
+    return [case for case in cases if all(word in str(case) for word in words)]
+
+
+def main() -> None:
+    """Print the table of the cases that the command line chooses, then geometric means of the ratios."""
+    cases = chosen(sys.argv[1:])
+    if not cases:
+        sys.exit(f"no case holds all of {sys.argv[1:]}; there are:\n" + "\n".join(map(str, CASES)))
+    table = pd.DataFrame([compare(case) for case in cases])
+    print(table.to_string(index=False, float_format="{:.3f}".format))
+    for part in PASSES:
+        print(f"{part}, geometric mean of the ratios: {statistics.geometric_mean(table[f'{part} ratio']):.3f}")
+
+
+if __name__ == "__main__":
+    main()

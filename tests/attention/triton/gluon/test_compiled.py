@@ -1,0 +1,78 @@
+"""The Gluon kernels at the tiles in use, compiled for Hopper: in a process of its own, for this one may interpret."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from pipeline.attention.triton.gluon.tiles import BACKWARD, FORWARD, FORWARD_SHORT
+from pipeline.attention.triton.kernel_sets import has_gluon
+from pipeline.attention.triton.tuning.candidates import MOST_SPILLS, SHARED_BYTES_PER_PROGRAM
+
+pytestmark = pytest.mark.skipif(not has_gluon(), reason="Triton has no Gluon")
+
+# Words: kernel, width of its tiles, head_dim, dtype, causal, a part of a tile at the end.
+COMPILE = """
+import dataclasses, json, sys
+from pipeline.attention.triton.gluon import launches
+from pipeline.attention.triton.gluon.tiles import BACKWARD, FORWARD, FORWARD_SHORT
+from pipeline.attention.triton.tuning.compiled import compile_gluon_for_hopper
+
+def report(kernel, width, head_dim, dtype, is_causal, has_part_tile):
+    if kernel == "backward":
+        constants = launches.backward_constants(BACKWARD[width], is_causal, head_dim, has_part_tile)
+        return compile_gluon_for_hopper(launches.hopper_backward_kernel, constants, launches.OPTIONS, dtype)
+    tiles = {"forward": FORWARD, "forward_short": FORWARD_SHORT}[kernel][width]
+    constants = launches.forward_constants(tiles, is_causal, head_dim)
+    return compile_gluon_for_hopper(launches.forward_kernel(tiles), constants, launches.forward_options(tiles), dtype)
+
+print(json.dumps([dataclasses.asdict(report(*words)) for words in json.loads(sys.argv[1])]))
+"""
+TABLES = {"forward": FORWARD, "forward_short": FORWARD_SHORT, "backward": BACKWARD}
+EVERY = [
+    (kernel, width, head_dim, dtype, is_causal, has_part_tile)
+    for kernel, table in TABLES.items()
+    for width in table
+    for head_dim in (width, width // 2 + 8)
+    for dtype in ("bf16", "fp16")
+    for is_causal in (True, False)
+    for has_part_tile in ((True, False) if kernel == "backward" else (False,))
+]
+SAMPLE = [
+    ("forward", 128, 128, "bf16", True, False),
+    ("forward_short", 64, 64, "bf16", True, False),
+    ("backward", 128, 128, "bf16", True, False),
+    ("backward", 64, 64, "bf16", True, False),
+]
+
+
+def reports_of(compiled):
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    words = [sys.executable, "-c", COMPILE, json.dumps(compiled)]
+    found = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+    return json.loads(found.stdout)
+
+
+def assert_fast(compiled):
+    """Assert that each fits, keeps the tensor cores fed, and spills at most what a tile begins and ends with."""
+    assert len(compiled) > 0
+    for words, report in zip(compiled, reports_of(compiled), strict=True):
+        assert report["shared_bytes"] <= SHARED_BYTES_PER_PROGRAM, (words, report)
+        assert report["wgmma"] > 3 * report["wgmma_waits"] > 0, (words, report)
+        assert report["mma_sync"] == 0, (words, report)
+        # Two warpgroups' of some sixty scalars, where each keeps two sums, scores and their gradients in registers.
+        most = 2 * MOST_SPILLS if words[0] == "backward" else 16
+        assert report["spill_instructions"] <= most, (words, report)
+
+
+def test_those_of_usual_models_fit_spill_next_to_nothing_and_keep_the_tensor_cores_fed():
+    assert_fast(SAMPLE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", TABLES)
+def test_so_do_all_that_the_tables_can_give(kernel):
+    assert_fast([words for words in EVERY if words[0] == kernel])

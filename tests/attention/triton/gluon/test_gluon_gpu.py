@@ -1,0 +1,187 @@
+"""The Gluon kernels on a Hopper GPU: against fp64 and against the plain kernels, wherever they are chosen."""
+
+import functools
+import itertools
+import math
+
+import pytest
+import torch
+
+from pipeline.attention import FlashAttentionTriton
+from pipeline.attention.reference import exact_attention
+from pipeline.attention.triton.autograd import planned_by
+from pipeline.attention.triton.kernel_sets import VARIABLE, has_gluon, kernels_of
+from pipeline.attention.triton.tiles import PLAIN
+
+from ...layouts import LAYOUTS, OFFSETS, laid_out
+from ...reference import (
+    assert_rounded_at_most,
+    attention_errors,
+    output_and_gradients,
+    random_inputs,
+    uncancelled_inputs,
+)
+
+IS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0) and has_gluon()
+pytestmark = [pytest.mark.gpu(shared=True), pytest.mark.skipif(not IS_HOPPER, reason="no Hopper GPU, or no Gluon")]
+
+# Multiples of every tile, of none, shorter than the other side, longer, and long enough for the tiles of many keys.
+LENGTHS = [(1024, 1024), (1030, 1035), (520, 777), (777, 520), (2050, 2050)]
+HEAD_DIMS = [40, 64, 80, 96, 128]
+DTYPES = [torch.bfloat16, torch.float16]
+REPEATS = 250
+ALLOWED = {torch.bfloat16: 2e-2, torch.float16: 2e-3}
+
+
+def inputs_of(n_queries, n_keys, head_dim, dtype=torch.bfloat16, matrices=(2, 36), draw=random_inputs):
+    """Draw inputs for which Gluon's kernels are chosen, in the forward pass at least."""
+    inputs = draw((*matrices, n_queries, head_dim), n_keys, dtype, "cuda")
+    kernels = kernels_of(*inputs[:3], True)
+    assert kernels.forward.name == "gluon", kernels
+    assert kernels.backward.name == ("gluon" if head_dim <= 128 else "plain"), kernels
+    return inputs
+
+
+def poison_free_memory():
+    """Fill memory that outputs will be allocated in with NaN."""
+    torch.cuda.empty_cache()
+    poison = [torch.full((2**25,), math.nan, device="cuda") for _ in range(8)]
+    poison += [torch.full((2**shift,), math.nan, device="cuda") for shift in range(8, 25)]
+    del poison
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [*HEAD_DIMS, 200, 256])
+def test_output_and_gradients_are_sums_in_fp32_rounded_twice(head_dim, dtype):
+    for (n_queries, n_keys), is_causal in itertools.product(LENGTHS, (False, True)):
+        inputs = inputs_of(n_queries, n_keys, head_dim, dtype, matrices=(1, 40))
+        poison_free_memory()
+        assert_rounded_at_most(2, FlashAttentionTriton.apply, *inputs, is_causal)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_sums_over_many_tiles_are_kept_in_fp32(head_dim):
+    inputs = inputs_of(8192, 8192, head_dim, torch.float16, (1, 3), uncancelled_inputs)
+    assert_rounded_at_most(2, FlashAttentionTriton.apply, *inputs, False)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_large_logits_overflow_nothing(head_dim, dtype):
+    for n_keys in (1023, 2049):
+        q, k, v, do = inputs_of(n_keys, n_keys, head_dim, dtype, (1, 16))
+        assert_rounded_at_most(2, FlashAttentionTriton.apply, 10 * q, 10 * k, v, do, True)
+        # Of keys beyond the last a score is 0, which towers above every one of these.
+        assert_rounded_at_most(2, FlashAttentionTriton.apply, 5 * q.abs(), -5 * k.abs(), v, do, False)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("operand", range(4), ids=["q", "k", "v", "do"])
+def test_every_tensor_may_lie_anyhow_at_any_address(operand, head_dim):
+    inputs = inputs_of(1030, 1035, head_dim)
+    exact = exact_attention(*inputs, True)
+    for layout, offset in itertools.product(LAYOUTS, OFFSETS):
+        laid = [laid_out(x, layout, offset) if index == operand else x for index, x in enumerate(inputs)]
+        found = attention_errors(output_and_gradients(FlashAttentionTriton.apply, *laid, True), exact)
+        assert (found <= ALLOWED[torch.bfloat16]).all(), (layout, offset, found.tolist())
+
+
+def test_three_dimensions_are_four_with_one_head():
+    inputs = inputs_of(1030, 1035, 128, matrices=(72, 1))
+    four = output_and_gradients(FlashAttentionTriton.apply, *inputs, True)
+    three = output_and_gradients(FlashAttentionTriton.apply, *(tensor[:, 0] for tensor in inputs), True)
+    for index in (0, 2, 3):  # dq is summed in no fixed order
+        assert torch.equal(three[index], four[index][:, 0])
+
+
+@pytest.mark.parametrize(("length", "head_dim"), [(1040, 64), (2050, 64), (1040, 128), (1040, 80), (1040, 256)])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_all_but_dq_is_bitwise_repeatable(length, head_dim, is_causal):
+    q, k, v, do = inputs_of(length, length, head_dim)
+    first = results(q, k, v, do, is_causal)
+    for _ in range(REPEATS):
+        again = results(q, k, v, do, is_causal)
+        assert {name for name in first if not torch.equal(first[name], again[name])} <= {"dq"}
+    plain = results(q, k, v, do, is_causal, planned_by(PLAIN).apply)
+    for name, found in first.items():
+        torch.testing.assert_close(found, plain[name], rtol=2e-2, atol=2e-2 * plain[name].abs().max().item())
+
+
+def results(q, k, v, do, is_causal, attend=FlashAttentionTriton.apply):
+    """Return output, log-sum-exp and gradients by name."""
+    inputs = [tensor.detach().requires_grad_() for tensor in (q, k, v)]
+    o = attend(*inputs, is_causal)
+    (lse,) = [kept for kept in o.grad_fn.saved_tensors if kept.shape == q.shape[:-1]]
+    dq, dk, dv = torch.autograd.grad(o, inputs, do)
+    return {"o": o.detach(), "lse": lse, "dq": dq, "dk": dk, "dv": dv}
+
+
+def test_where_all_must_be_repeatable_so_is_dq():
+    q, k, v, do = inputs_of(1040, 1040, 128)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        assert kernels_of(q, k, v, True).backward.name == "plain"
+        first = results(q, k, v, do, True)
+        assert all(torch.equal(results(q, k, v, do, True)["dq"], first["dq"]) for _ in range(20))
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_the_environment_has_every_problem_get_the_plain_kernels(monkeypatch):
+    q, k, v, _ = inputs_of(1040, 1040, 128)
+    monkeypatch.setenv(VARIABLE, "tl")
+    assert {found.name for found in vars(kernels_of(q, k, v, True)).values()} == {"plain"}
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_they_are_captured_into_a_graph_and_replayed(head_dim):
+    q, k, v, do = inputs_of(1040, 1040, head_dim)
+    expected = results(q, k, v, do, True)
+    inputs = [torch.zeros_like(tensor).requires_grad_() for tensor in (q, k, v)]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        o = FlashAttentionTriton.apply(*inputs, True)
+        gradients = torch.autograd.grad(o, inputs, do)
+    with torch.no_grad():
+        for given, tensor in zip(inputs, (q, k, v), strict=True):
+            given.copy_(tensor)
+    for _ in range(3):
+        graph.replay()
+    assert torch.equal(o, expected["o"])
+    assert torch.equal(gradients[1], expected["dk"])
+    torch.testing.assert_close(gradients[0], expected["dq"], rtol=2e-2, atol=1e-3)
+
+
+def test_streams_side_by_side_do_not_disturb_each_other():
+    cases = [inputs_of(1040, 1040, head_dim) for head_dim in (64, 128)]
+    expected = [results(*case, True) for case in cases]
+    streams = [torch.cuda.Stream() for _ in cases]
+    torch.cuda.synchronize()
+    for _ in range(20):
+        found = []
+        for stream, case in zip(streams, cases, strict=True):
+            with torch.cuda.stream(stream):
+                found.append(results(*case, True))
+        torch.cuda.synchronize()
+        for a, b in zip(found, expected, strict=True):
+            assert all(torch.equal(a[name], b[name]) for name in ("o", "lse", "dk", "dv"))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_hooks_give_back_may_lie_anyhow_output_and_log_sum_exp_included(layout):
+    inputs = inputs_of(1030, 1035, 64)
+    exact = exact_attention(*inputs, True)
+    for offset in OFFSETS:
+        pack = functools.partial(laid_out, layout=layout, offset=offset)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept):
+            found = attention_errors(output_and_gradients(FlashAttentionTriton.apply, *inputs, True), exact)
+        assert (found <= ALLOWED[torch.bfloat16]).all(), (layout, offset, found.tolist())
+
+
+def test_compiled_it_is_one_graph_and_gives_the_same():
+    q, k, v, do = inputs_of(1040, 1040, 128)
+    expected = results(q, k, v, do, True)
+    torch.compiler.reset()  # it counts how often a function was compiled, and gives up after a few times
+    compiled = torch.compile(FlashAttentionTriton.apply, fullgraph=True)
+    found = dict(zip(("o", "dq", "dk", "dv"), output_and_gradients(compiled, q, k, v, do, True), strict=True))
+    assert all(torch.equal(found[name], expected[name]) for name in ("o", "dk", "dv"))

@@ -1,0 +1,51 @@
+"""In which order the Gluon kernels go through heads and tiles: that programs have alike to do."""
+
+import numpy as np
+import pytest
+
+from pipeline.attention.triton.gluon.schedule import ENOUGH, heads_together, imbalance
+
+
+def causal_work(length, block, other_block):
+    return -(-np.arange(length, 0, -block) // other_block) + 1
+
+
+@pytest.mark.parametrize(
+    ("matrices", "length"), [(64, 4096), (64, 8192), (16, 16384), (192, 1024), (64, 2048), (32, 4096), (16, 131072)]
+)
+def test_programs_have_alike_to_do_at_the_shapes_of_models(matrices, length):
+    work = causal_work(length, 128, 64)
+    heads = heads_together(matrices, work, programs=132)
+    assert imbalance(matrices, work, 132, heads) <= 1.04
+
+
+def test_no_more_heads_are_together_than_balance_takes():
+    work = causal_work(4096, 128, 64)
+    heads = heads_together(64, work, 132)
+    assert imbalance(64, work, 132, heads) <= ENOUGH
+    assert all(imbalance(64, work, 132, fewer) > ENOUGH for fewer in range(1, heads))
+
+
+def test_where_all_tiles_have_alike_to_do_one_head_comes_after_the_other():
+    assert heads_together(64, np.full(32, 17), 132) == 1
+
+
+def test_imbalance_is_of_what_the_kernels_do():
+    """Item by item, as `pieces.work_item` and `pieces.matrix_and_tile` number them."""
+    matrices, programs, heads, work = 7, 5, 3, np.array([5, 3, 2, 1])
+    loads, seen = np.zeros(programs), set()
+    for program in range(programs):
+        for i in range(100):
+            item = i * programs + (program if i % 2 == 0 else programs - 1 - program)
+            if item >= matrices * len(work):
+                break
+            first, rank = item // (heads * len(work)) * heads, item % (heads * len(work))
+            together = min(heads, matrices - first)
+            seen.add((first + rank % together, rank // together))
+            loads[program] += work[rank // together]
+    assert len(seen) == matrices * len(work)
+    assert imbalance(matrices, work, programs, heads) == pytest.approx(loads.max() / loads.mean())
+
+
+def test_a_sequence_of_any_length_is_planned_in_no_time():
+    assert 1 <= heads_together(4096, causal_work(131072, 128, 64), 132) <= 4096

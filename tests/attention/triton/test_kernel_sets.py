@@ -1,0 +1,89 @@
+"""Which kernels a problem gets, and why, on a machine made up."""
+
+import pytest
+import torch
+
+from pipeline.attention.inputs import Traits
+from pipeline.attention.triton import kernel_sets
+from pipeline.attention.triton.kernel_sets import VARIABLE, backward_kernels, forward_kernels, kernels_of
+from pipeline.attention.triton.problem import Problem
+
+GPU = torch.device("cuda", 0)
+
+
+@pytest.fixture(autouse=True)
+def hopper(monkeypatch):
+    """Have a GPU of 132 multiprocessors, and compiled kernels."""
+    monkeypatch.setattr(kernel_sets, "is_interpreted", lambda: False)
+    monkeypatch.setattr(kernel_sets, "multiprocessors", lambda _device: 132)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (9, 0))
+    monkeypatch.delenv(VARIABLE, raising=False)
+
+
+def traits(shape=(4, 16, 4096, 128), dtype=torch.bfloat16, stride=None, device=GPU):
+    return Traits(torch.Size(shape), stride or torch.empty(shape, device="meta").stride(), dtype, device)
+
+
+def chosen(q, k=None, v=None, do=None, repeatable=False):
+    k, v, do = k or q, v or k or q, do or q
+    problem = Problem(q, k, v, None, True, False, 0)
+    return forward_kernels(problem), backward_kernels(q, k, v, do, repeatable)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("head_dim", [40, 64, 80, 128])
+@pytest.mark.parametrize("shape", [(4, 16, 4096), (16, 12, 1024), (128, 1000)])
+def test_shapes_of_models_get_gluons_kernels_in_both_passes(shape, head_dim, dtype):
+    assert [found.name for found in chosen(traits((*shape, head_dim), dtype))] == ["gluon", "gluon"]
+
+
+def test_the_widest_get_them_forward_only():
+    forward, backward = chosen(traits((4, 16, 4096, 256)))
+    assert (forward.name, backward) == ("gluon", ("plain", "head_dim 256"))
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (traits(dtype=torch.float32), "fp32"),
+        (traits((4, 16, 4096, 32)), "head_dim 32"),
+        (traits((64, 16, 200, 128)), "fewer than 256 queries or keys"),
+        (traits((1, 1, 8192, 128)), "64 tiles for 132 multiprocessors"),
+        (traits(stride=(0, 4096 * 128, 128, 1)), "strides that the copy engine cannot take"),
+        (traits(stride=(16 * 4096 * 129, 4096 * 129, 129, 1)), "strides that the copy engine cannot take"),
+        (traits(device=torch.device("cpu")), "no GPU"),
+    ],
+)
+def test_others_get_the_plain_ones_and_are_told_why(given, reason):
+    assert chosen(given) == (("plain", reason), ("plain", reason))
+
+
+def test_gradients_that_the_copy_engine_cannot_read_and_repeatable_ones_are_for_the_plain_kernels():
+    q = traits()
+    expanded = traits(stride=(16 * 4096 * 128, 0, 128, 1))
+    assert [found.name for found in chosen(q, do=expanded)] == ["gluon", "plain"]
+    forward, backward = chosen(q, repeatable=True)
+    assert (forward.name, backward.name) == ("gluon", "plain")
+    assert "torch.use_deterministic_algorithms" in backward.reason
+
+
+def test_so_do_other_gpus_other_tritons_and_those_who_ask(monkeypatch):
+    def reasons():
+        return {found.reason for found in chosen(traits())}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "get_device_capability", lambda _device: (10, 0))
+        assert reasons() == {"no Hopper GPU"}
+    with monkeypatch.context() as patch:
+        patch.setattr(kernel_sets, "has_gluon", lambda: False)
+        assert all("has no Gluon" in reason for reason in reasons())
+    with monkeypatch.context() as patch:
+        patch.setenv(VARIABLE, "tl")
+        assert reasons() == {"PIPELINE_ATTENTION=tl"}
+
+
+def test_whoever_has_the_inputs_may_ask():
+    q = torch.empty(1, 2, 64, 128)
+    found = kernels_of(q, q, q)
+    assert found.forward == found.backward == ("plain", "no GPU")
