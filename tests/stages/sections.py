@@ -10,6 +10,7 @@ import pandas as pd
 from pipeline.cells.stage import RUN_COLUMNS, SETTING
 from pipeline.instruments.machine.identity import SOFTWARE
 from pipeline.registry import stages
+from pipeline.report.page_parts import Figure, write
 from pipeline.report.table_rows import readable
 
 NUMBER = re.compile(r"(?<![\w.,])\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?(?![\w]|\.\d)")
@@ -43,6 +44,23 @@ def render(build, tables, tmp_path_factory):
     """Build a section from each of the named tables."""
     folders = {name: tmp_path_factory.mktemp(name) for name in tables}
     return {name: Rendered(rows, build(rows, folders[name]), folders[name]) for name, rows in tables.items()}
+
+
+def built(build, stage):
+    """Turn a function that builds a section of parts into one that draws its figures and returns all its words.
+
+    Those are the section's text and what other pages take of it: headline, actions, answers, titles of figures.
+    """
+
+    def text(rows, folder, *beside):
+        section = build(rows, folder, *beside)
+        written = write(section, stage, [f"{stage}/all.csv"], folder)
+        titles = [item.title for item in section.parts if isinstance(item, Figure)]
+        actions = [f"{action['what']} {action['why']}" for action in written.actions]
+        problems = [f"{problem['name']}: {problem['answer']}" for problem in written.problems]
+        return "\n\n".join(filter(None, [written.text.strip(), written.headline, *titles, *actions, *problems])) + "\n"
+
+    return text
 
 
 def part(text, title):
@@ -122,7 +140,8 @@ def obeyed_markup(text):
     """Find what a renderer would take for markup and no template has: tags, links, addresses, broken tables, spans."""
     words = without_code(text)
     tags = set(re.findall(r"<[A-Za-z/!?][^>]*>?", words)) - OUR_TAGS
-    links = [link for link in re.findall(r"\]\(([^)]*)\)", words) if not link.startswith(("figures/", "#"))]
+    ours = ("figures/", "../results/", "#")
+    links = [link for link in re.findall(r"\]\(([^)]*)\)", words) if not link.startswith(ours)]
     others = re.findall(r"://|www\.|@\w|\]:|\]\[|__|~~|\$|\\\\|^# |^```|[\u202e\x1b]", words, re.MULTILINE)
     tables = [table.splitlines() for table in re.findall(r"(?:^\|.*\n)+", words, flags=re.MULTILINE)]
     broken = [table[0] for table in tables if len({line.count("|") for line in table}) > 1]
