@@ -14,7 +14,7 @@ FOLD_OVER_ROWS = 15
 # A number, perhaps with more behind it; a name like 2.7B is none.
 NUMBER = r"^-?[\d.,]+(?![\w.,])"
 
-OUTCOME_WORDS = {"oom": "OOM", "skipped": "skipped", "unstable": "unstable"}
+OUTCOME_WORDS = {"oom": "OOM", "skipped": "skipped", "unstable": "unstable", "wrong": "wrong"}
 
 
 def significant(value: float, digits: int = 3) -> str:

@@ -1,0 +1,57 @@
+import pandas as pd
+import pytest
+
+from pipeline.report.outcomes import clear_gain, not_measured, nothing_measured
+
+
+def rows(*outcomes):
+    return pd.DataFrame(outcomes, columns=["impl", "status", "reason"])
+
+
+OK = ("ours", "ok", None)
+SKIPPED = ("flash", "skipped", "needs bf16")
+OOM = ("eager", "oom", "CUDA out of memory")
+
+
+def test_where_every_row_has_a_figure_nothing_is_said():
+    assert not_measured(rows(OK, OK), "impl") == ""
+
+
+def test_rows_without_a_figure_are_counted_with_the_most_frequent_reason():
+    said = not_measured(rows(OK, SKIPPED, SKIPPED, OOM), "impl")
+    assert said == "3 of 4 figures were not measured, most of them, 2, alike (flash): skipped, needs bf16."
+    assert "all alike (eager): OOM, CUDA out of memory." in not_measured(rows(OK, OOM), "impl")
+
+
+def test_reasons_that_differ_in_their_own_numbers_are_one():
+    slow = [("tiled", "skipped", f"one call takes {seconds} s, above the limit of 1 s") for seconds in (2.5, 3.5)]
+    assert "2 of 2 figures were not measured, all alike (tiled)" in not_measured(rows(*slow), "impl")
+
+
+def test_unstable_figures_are_counted_too():
+    said = not_measured(rows(OK, ("tiled", "unstable", "median known to 7% only")), "impl")
+    assert said == "Unstable: 1 figure, of tiled."
+
+
+def test_nothing_measured_gives_the_reason_if_there_is_one():
+    assert nothing_measured(rows(SKIPPED, SKIPPED, OOM)) == "Nothing was measured: needs bf16."
+    assert nothing_measured(rows(("a", "oom", None))) == "Nothing was measured."
+
+
+def test_a_wrong_result_is_called_that():
+    assert "(flex): wrong, off by 3." in not_measured(rows(OK, ("flex", "wrong", "off by 3")), "impl")
+
+
+def test_reasons_are_escaped():
+    assert "|" not in not_measured(rows(OK, ("a", "skipped", "x | y")), "impl")
+
+
+def timed(median, half_spread=0.01):
+    return pd.Series({"median_ms": median, "q1_ms": median - half_spread, "q3_ms": median + half_spread})
+
+
+def test_a_gain_is_clear_from_a_tenth_on_where_quartiles_do_not_overlap():
+    assert clear_gain(timed(1.2), timed(1.0)) == pytest.approx(1.2)
+    assert clear_gain(timed(1.05), timed(1.0)) is None
+    assert clear_gain(timed(1.2, 0.2), timed(1.0, 0.2)) is None
+    assert clear_gain(timed(1.0), timed(1.2)) is None
