@@ -1,6 +1,10 @@
 import pandas as pd
 
-from .sections import numbers_that_stay, wide_tables
+from pipeline.report.figures import new_figure
+from pipeline.report.markup import Markdown
+from pipeline.report.page_parts import Action, Figure, Problem, Section
+
+from .sections import built, drawn_figures, linked_figures, numbers_that_stay, wide_tables
 
 
 def rows():
@@ -38,3 +42,22 @@ def test_a_table_is_too_wide_by_the_words_that_cannot_break():
     table = "| name | time |\n|:---|---:|\n| `{}` | 1.00 |\n"
     assert wide_tables(table.format("a kernel " * 20)) == []
     assert wide_tables(table.format("kernel_" * 20)) == ["| name | time |"]
+
+
+def test_a_section_made_of_parts_becomes_all_that_it_says_with_its_figures_drawn(tmp_path):
+    text = built(lambda rows, _: made_of_parts(rows), "copy")(rows(), tmp_path)
+    assert [word for word in ("answer 12.3", "action", "cause", "(a): solved", "first") if word not in text] == []
+    assert linked_figures(text, "copy") == drawn_figures(tmp_path) == {"one", "headline"}
+
+
+def made_of_parts(rows):
+    figures = [Figure(name, Markdown("Seen"), new_figure()[0]) for name in ("one", "headline")]
+    return Section(
+        title="How fast",
+        exercise="copying",
+        answer=Markdown(f"answer {rows['median_ms'][0]}"),
+        parts=figures[:1],
+        actions=[Action(1, Markdown("action"), Markdown("cause"))],
+        problems=[Problem("copying (a)", Markdown("solved"))],
+        headline=[Markdown("first"), figures[1]],
+    )
