@@ -32,3 +32,24 @@ class GpuTimedRow(TimedRow):
     temperature_c: int | None = column("temperature of the GPU after the last sample")
     power_w: float | None = column("power drawn after the last sample", minimum=0)
     throttle_reasons: list[str] | None = column("what held the SM clock down after the last sample")
+    mean_sm_clock_mhz: float | None = column("mean SM clock over the samples", minimum=0)
+    power_capped: bool | None = column(
+        "whether the power limit held the clock down for 1% of the samples' time or more"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuStepRow(GpuTimedRow):
+    """Samples of a step, and beside its wall time what the GPU did meanwhile (pipeline.instruments)."""
+
+    gpu_busy_ms: float | None = column(
+        "time of a step in which a kernel or copy ran, in steps profiled later", minimum=0
+    )
+    gpu_idle_pct: float | None = column("share of the wall time in which none ran", minimum=0)
+    launches: int | None = column("kernels and copies a step", minimum=0)
+    limited_by: str | None = column(
+        "host: the GPU idles 20% or more; communication: nothing else runs for 20% or more; else gpu",
+        allowed=("host", "communication", "gpu"),
+    )
+    profiled_ms: float | None = column("wall time of the profiled steps", positive=True)
+    energy_j: float | None = column("energy a step, of a second of steps or more", positive=True)

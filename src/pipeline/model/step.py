@@ -62,6 +62,11 @@ class TrainingStep:
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
 
+    def discard(self) -> None:
+        """Drop the loss with its graph, and the gradients."""
+        self._loss = None
+        self.optimizer.zero_grad(set_to_none=True)
+
     def run(self) -> Tensor:
         """Run the phases in their order; return the loss before the update, detached from its graph."""
         loss = self.forward().detach()
@@ -80,11 +85,15 @@ def build_training_step(
     precision: str,
     device: str | torch.device,
     compiled: bool = False,
+    fused_optimizer: bool = False,
     attention: str | AttentionFunction = "eager",
     checkpoint_every: int = 0,
     seed: int = 0,
 ) -> TrainingStep:
-    """Build a model on `device`, AdamW in PyTorch's default implementation, and a batch of random tokens.
+    """Build a model on `device`, AdamW, and a batch of random tokens.
+
+    AdamW comes in PyTorch's default implementation (`foreach` on a GPU, a loop over tensors on a CPU), or in the fused
+    one, a kernel for many tensors.
 
     `compiled`: the blocks are, each by itself. They are alike, so that one compilation serves them all, in the time
     that one block takes (regional compilation, as torchtitan does); embedding, last norm, head and loss stay eager.
@@ -104,7 +113,7 @@ def build_training_step(
     if compiled:
         for layer in model.layers:
             layer.compile()
-    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True if fused_optimizer else None)
     tokens, targets = _random_batch(vocab_size, context_length, batch_size, seed)
     return TrainingStep(
         model=model,

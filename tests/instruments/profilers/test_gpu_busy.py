@@ -71,6 +71,16 @@ def test_what_a_step_waits_for(wall_ms, exposed_ms, idle_pct, limited_by):
     assert busy.limited_by(wall_ms) == limited_by
 
 
+def test_the_columns_beside_a_step_are_of_its_wall_time():
+    assert GpuBusy(5.0, 7, 2.0, 11.0).columns(wall_ms=10.0) == {
+        "gpu_busy_ms": 5.0,
+        "gpu_idle_pct": 50.0,
+        "launches": 7,
+        "limited_by": "host",
+        "profiled_ms": 11.0,
+    }
+
+
 def event(name, start_ns, duration_ns, device_type=DeviceType.CUDA, annotation=False):
     return SimpleNamespace(
         name=lambda: name,

@@ -1,5 +1,6 @@
 import pytest
 
+from pipeline.instruments.machine.power import Power
 from pipeline.instruments.sampling.stability import gpu_columns, status_columns
 
 STEADY, NOISY = [10.0] * 10, [10.0, 20.0] * 5
@@ -33,8 +34,10 @@ def test_noise_of_a_phase_that_the_step_would_not_notice_is_no_reason_for_doubt(
 def test_the_columns_of_a_gpu_are_those_after_the_last_sample_and_the_clock_before_the_first():
     before = {"sm_clock_mhz": 1900, "temperature_c": 35, "power_w": 90.0, "throttle_reasons": []}
     after = {"sm_clock_mhz": 1500, "temperature_c": 70, "power_w": 650.0, "throttle_reasons": ["hw_power_brake"]}
-    assert gpu_columns([before], [after]) == {"sm_clock_before_mhz": 1900, **after}
+    meanwhile = Power(sm_clock_mhz=1650.0, power_capped=True)
+    expected = {"sm_clock_before_mhz": 1900, **after, "mean_sm_clock_mhz": 1650.0, "power_capped": True}
+    assert gpu_columns([before], [after], meanwhile) == expected
 
 
 def test_without_nvml_there_are_no_gpu_columns():
-    assert gpu_columns([], []) == {}
+    assert gpu_columns([], [], Power()) == {}

@@ -49,6 +49,7 @@ def row(rng, machine, precision, size, context, warmup, mode, part, clock, gpu):
         "context_length": context,
         "warmup_steps": warmup,
         "mode": mode,
+        "optimizer": "foreach",
         "setting_batch_size": 4,
         "setting_steps": 10,
         "setting_max_steps": 50,

@@ -1,10 +1,17 @@
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, replace
+
 import pytest
 import torch
 
+from pipeline.errors import Skipped
 from pipeline.formulas import flops
 from pipeline.formulas.sizes import SIZES
+from pipeline.instruments.machine.power import Power
+from pipeline.instruments.profilers.gpu_busy import GpuBusy
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.stages.timing import measure
+from pipeline.stages.timing import rows as timing_rows
 from pipeline.stages.timing.cell import PHASES, Cell, Settings
 
 CELL = Cell(size="tiny", context_length=16, warmup_steps=2)
@@ -51,3 +58,90 @@ def test_rates_follow_from_tokens_flops_and_the_median(measured):
         assert row["model_tflops_per_s"] == pytest.approx(forwards * forward_flops / median_s / 1e12)
         assert row["mfu_pct"] == pytest.approx(100 * row["model_tflops_per_s"] / row["peak_tflops_per_s"])
     assert "tokens_per_s" not in rows["optimizer"]
+
+
+def test_a_cpu_has_no_graphs_and_says_so_before_a_model_is_built(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(measure, "build_training_step", lambda *_args, **_kwargs: pytest.fail("was built"))
+    with pytest.raises(Skipped, match="CUDA graphs need a GPU"):
+        measure.measure(replace(CELL, mode="graph"), SETTINGS, Stopwatch())
+
+
+def test_the_fused_optimizer_is_the_one_that_runs(monkeypatch):
+    built, build = [], measure.build_training_step
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(
+        measure, "build_training_step", lambda *args, **kwargs: built.append(build(*args, **kwargs)) or built[-1]
+    )
+    rows = measure.measure(replace(CELL, optimizer="fused"), SETTINGS, Stopwatch())
+    assert built[0].optimizer.defaults["fused"]
+    assert {row["status"] for row in rows} <= {"ok", "unstable"}
+
+
+@pytest.fixture
+def replayed(monkeypatch):
+    """Stand in for CUDA graphs by calls on the CPU; list what was captured."""
+    done = []
+
+    @contextmanager
+    def captured(call, _device, inputs, clear):
+        clear()
+        yield lambda *_batch: call()
+        done.append(len(inputs))
+        clear()
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(measure, "require_graphs", lambda _device: None)
+    monkeypatch.setattr(measure, "make_capturable", lambda _optimizer: None)  # which a CPU's cannot be
+    monkeypatch.setattr(measure, "captured", captured)
+    return done
+
+
+def test_a_graph_has_rows_of_what_it_holds(replayed):
+    cell = replace(CELL, mode="graph")
+    rows = measure.measure(cell, SETTINGS, Stopwatch())
+    assert [{"phase": row["phase"], "clock": row["clock"]} for row in rows] == cell.row_keys()
+    assert replayed == [2, 2, 2]  # tokens and targets
+    whole, without_optimizer = (
+        next(row for row in rows if row["phase"] == name) for name in ("train_step", "forward_backward")
+    )
+    flops_done = [row["model_tflops_per_s"] * row["median_ms"] for row in (whole, without_optimizer)]
+    assert flops_done[0] == pytest.approx(flops_done[1])
+
+
+def test_a_step_on_a_gpu_has_its_busy_time_energy_and_core_beside_its_wall_time(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(measure, "pinned", lambda _device: nullcontext(3))
+    monkeypatch.setattr(measure, "profile_gpu_busy", lambda _step, _device: GpuBusy(1e-6, 9, 0.0, 1.0))
+    time_phases = measure.time_phases
+    monkeypatch.setattr(
+        measure, "time_phases", lambda *args: replace(time_phases(*args), power=Power(energy_j=2.0, power_capped=True))
+    )
+    rows = {row["phase"]: row for row in measure.measure(CELL, SETTINGS, Stopwatch())}
+    timing_rows.ROW_TYPES.check(asdict(CELL), list(rows.values()))
+    step = rows["train_step"]
+    assert (step["launches"], step["limited_by"], step["pinned_core"]) == (9, "host", 3)
+    assert step["gpu_idle_pct"] == pytest.approx(100, abs=0.1)
+    assert (step["energy_j"], step["tokens_per_j"]) == (2.0, 3 * 16 / 2.0)
+    assert "gpu_busy_ms" not in rows["forward"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_the_gpu_is_busy_for_no_longer_than_a_graph_takes_and_that_than_the_host():
+    cells = [Cell(size="small", precision="bf16", mode=mode, optimizer="fused") for mode in ("eager", "graph")]
+    settings = Settings(budget_s=2.0)
+    found = []
+    for cell in cells:
+        rows = measure.measure(cell, settings, Stopwatch())
+        timing_rows.ROW_TYPES.check(asdict(cell), rows)
+        keys = [{"phase": row["phase"], "clock": row["clock"]} for row in rows]
+        assert all(key in keys for key in cell.row_keys())
+        found.append(next(row for row in rows if (row["phase"], row["clock"]) == ("train_step", "host")))
+    eager, graph = found
+    assert eager["gpu_busy_ms"] <= 1.03 * graph["median_ms"]
+    assert graph["median_ms"] <= 1.03 * eager["median_ms"]
+    assert graph["gpu_busy_ms"] == pytest.approx(eager["gpu_busy_ms"], rel=0.05)
+    assert graph["launches"] == pytest.approx(eager["launches"], abs=20)
+    assert graph["limited_by"] == "gpu"
+    assert eager["pinned_core"] is not None

@@ -7,6 +7,7 @@ attached to the process afterwards and makes launches slower: profile after the 
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 import pandas as pd
 import torch
@@ -48,6 +49,16 @@ class GpuBusy:
         if self.idle_pct(wall_ms) >= 100 * HOST_LIMIT:
             return "host"
         return "communication" if self.exposed_communication_ms >= COMMUNICATION_LIMIT * wall_ms else "gpu"
+
+    def columns(self, wall_ms: float) -> dict[str, Any]:
+        """Return the columns that stand beside a step of this wall time."""
+        return {
+            "gpu_busy_ms": self.busy_ms,
+            "gpu_idle_pct": self.idle_pct(wall_ms),
+            "launches": self.launches,
+            "limited_by": self.limited_by(wall_ms),
+            "profiled_ms": self.profiled_ms,
+        }
 
 
 def profile_gpu_busy(step: Callable[[], object], device: torch.device, steps: int = 3) -> GpuBusy | None:

@@ -46,8 +46,7 @@ def captured(
     not added to. An optimizer in the call must be capturable, see `make_capturable`. Raises Skipped, with the reason
     in one line, where the call cannot be captured.
     """
-    if device.type != "cuda":
-        raise Skipped("CUDA graphs need a GPU")
+    require_graphs(device)
     try:
         _warm_up(call, device, clear)
         clear()
@@ -62,6 +61,12 @@ def captured(
     finally:
         clear()
         free_memory()
+
+
+def require_graphs(device: torch.device) -> None:
+    """Raise Skipped on a CPU, which has no graphs."""
+    if device.type != "cuda":
+        raise Skipped("CUDA graphs need a GPU")
 
 
 def make_capturable(optimizer: torch.optim.Optimizer) -> None:

@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from pipeline.instruments.machine.power import Power
 from pipeline.instruments.sampling.summary import quartiles, rel_error
 
 # An error of a phase below this share of the step's own limit is no reason for doubt: a wait of microseconds is noise.
@@ -40,8 +41,11 @@ def status_columns(
     return {"status": "ok"}
 
 
-def gpu_columns(state_before: list[dict[str, Any]], state_after: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the first GPU's clocks, temperature, power and throttle reasons; nothing where NVML is not there."""
+def gpu_columns(state_before: list[dict[str, Any]], state_after: list[dict[str, Any]], power: Power) -> dict[str, Any]:
+    """Return the first GPU's clocks, temperature, power and throttle reasons; nothing where NVML is not there.
+
+    power: what was seen between the two states.
+    """
     if not state_after:
         return {}
     before, after = state_before[0], state_after[0]
@@ -51,4 +55,6 @@ def gpu_columns(state_before: list[dict[str, Any]], state_after: list[dict[str, 
         "temperature_c": after["temperature_c"],
         "power_w": after["power_w"],
         "throttle_reasons": after["throttle_reasons"],
+        "mean_sm_clock_mhz": power.sm_clock_mhz,
+        "power_capped": power.power_capped,
     }

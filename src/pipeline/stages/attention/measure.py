@@ -167,7 +167,7 @@ def _rows(
             **summarise(samples_ms),
             **trial.memory,
             **shared,
-            **gpu_columns(timed.state_before, timed.state_after),
+            **gpu_columns(timed.state_before, timed.state_after, timed.power),
             "samples_ms": samples_ms,
         }
         for clock, samples_ms in taken.times_ms.items()

@@ -123,7 +123,7 @@ def _row(
         **shared,
         "exposed_samples": taken.exposed,
         **_latency_columns(latencies.get(key)),
-        **gpu_columns(timed.state_before, timed.state_after),
+        **gpu_columns(timed.state_before, timed.state_after, timed.power),
         "samples_ms": samples_ms,
     }
 

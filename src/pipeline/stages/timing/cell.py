@@ -7,20 +7,28 @@ from pipeline.formulas.sizes import SIZES
 from pipeline.model.precision import PRECISIONS
 
 SPLIT_AXIS = "precision"
-PHASES = ("forward", "backward", "optimizer", "train_step")
 # Of a compiled model: its first step, which compiles.
 FIRST_STEP = "compile"
+PHASES = ("forward", "backward", "optimizer", "train_step")
+# What a CUDA graph holds: a backward pass needs the forward pass before it in the same graph.
+GRAPH_PHASES = ("forward", "forward_backward", "train_step")
+ALL_PHASES = tuple(dict.fromkeys((FIRST_STEP, *PHASES, *GRAPH_PHASES)))
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One model, context and precision, with so many warm-up steps, eager or compiled."""
+    """One model, context and precision, with so many warm-up steps.
+
+    mode: eager, compiled, or graph: the eager step captured as one CUDA graph and replayed, which is what the GPU could
+    do if the host were no limit. optimizer: AdamW's `foreach` implementation, a loop over tensors on a CPU, or `fused`.
+    """
 
     precision: str = axis("fp32", allowed=PRECISIONS)
     size: str = axis("small", allowed=tuple(SIZES))
     context_length: int = axis(256, minimum=1)
     warmup_steps: int = axis(5, minimum=0)
-    mode: str = axis("eager", allowed=("eager", "compiled"))
+    mode: str = axis("eager", allowed=("eager", "compiled", "graph"))
+    optimizer: str = axis("foreach", allowed=("foreach", "fused"))
 
     @property
     def gpus(self) -> int:
@@ -29,8 +37,13 @@ class Cell:
 
     def row_keys(self) -> list[dict[str, str]]:
         """Return what names each row by the host clock: the rows of a cell that could not be measured."""
-        first = [{"phase": FIRST_STEP}] if self.mode == "compiled" else []
-        return [{**key, "clock": "host"} for key in [*first, *({"phase": name} for name in PHASES)]]
+        first = (FIRST_STEP,) if self.mode == "compiled" else ()
+        return [{"phase": name, "clock": "host"} for name in (*first, *self.phases)]
+
+    @property
+    def phases(self) -> tuple[str, ...]:
+        """What is timed of a step."""
+        return GRAPH_PHASES if self.mode == "graph" else PHASES
 
 
 @dataclass(frozen=True)

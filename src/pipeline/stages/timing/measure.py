@@ -1,5 +1,6 @@
 """Measure a timing cell: phases one by one between synchronised moments, then whole steps undivided."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -8,7 +9,10 @@ from pipeline.errors import Skipped
 from pipeline.formulas import flops
 from pipeline.formulas.sizes import SIZES
 from pipeline.instruments.machine.peaks import peak_tflops
+from pipeline.instruments.machine.pinning import pinned
 from pipeline.instruments.machine.toolchain import require_compiler
+from pipeline.instruments.profilers.gpu_busy import GpuBusy, profile_gpu_busy
+from pipeline.instruments.sampling.cuda_graph import captured, make_capturable, require_graphs
 from pipeline.instruments.sampling.stability import gpu_columns, status_columns
 from pipeline.instruments.sampling.step_timing import Sampling, StopRule, time_call_ms, time_phases
 from pipeline.instruments.sampling.stopwatch import Stopwatch
@@ -31,21 +35,18 @@ def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
         precision=cell.precision,
         device=device,
         compiled=cell.mode == "compiled",
+        fused_optimizer=cell.optimizer == "fused",
     )
     rows = [_compile_row(step, device, stopwatch)] if cell.mode == "compiled" else []
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     rule = StopRule(settings.steps, settings.max_steps, settings.rel_error, settings.budget_s)
-    with stopwatch.measuring():
-        phases = {"forward": step.forward, "backward": step.backward, "optimizer": step.optimizer_step}
-        samplings = [
-            time_phases(phases, device, cell.warmup_steps, rule),
-            # Once more without the synchronisation between phases, which a real training step does not have. The steps
-            # before have warmed it up.
-            time_phases({"train_step": step.run}, device, 0, rule),
-        ]
-    shared = _shared_columns(cell, settings, device)
-    return rows + [row for sampling in samplings for row in _rows(sampling, cell, settings, shared)]
+    time_step = _time_replayed if cell.mode == "graph" else _time_launched
+    # After compiling, which takes more than one core.
+    with stopwatch.measuring(), pinned(device) as core:
+        samplings, busy = time_step(step, device, cell.warmup_steps, rule)
+    shared = _shared_columns(cell, settings, device) | {"pinned_core": core}
+    return rows + [row for sampling in samplings for row in _rows(sampling, busy, cell, settings, shared)]
 
 
 def _require(cell: Cell, device: torch.device) -> None:
@@ -53,6 +54,43 @@ def _require(cell: Cell, device: torch.device) -> None:
         raise Skipped("tf32 needs a GPU with TF32 tensor cores")
     if cell.mode == "compiled":
         require_compiler()
+    if cell.mode == "graph":
+        require_graphs(device)
+
+
+def _time_launched(
+    step: TrainingStep, device: torch.device, warmup_steps: int, rule: StopRule
+) -> tuple[list[Sampling], GpuBusy | None]:
+    """Time a step whose kernels the host launches one by one: phase by phase, then whole."""
+    phases = {"forward": step.forward, "backward": step.backward, "optimizer": step.optimizer_step}
+    samplings = [
+        time_phases(phases, device, warmup_steps, rule),
+        # Once more without the synchronisation between phases, which a real training step does not have. The steps
+        # before have warmed it up.
+        time_phases({"train_step": step.run}, device, 0, rule),
+    ]
+    return samplings, profile_gpu_busy(step.run, device)
+
+
+def _time_replayed(
+    step: TrainingStep, device: torch.device, warmup_steps: int, rule: StopRule
+) -> tuple[list[Sampling], GpuBusy | None]:
+    """Time a step, and parts of it, each captured as a CUDA graph; every replay gets its batch as a new one."""
+
+    def forward_backward() -> None:
+        step.forward()
+        step.backward()
+
+    make_capturable(step.optimizer)
+    calls = {"forward": step.forward, "forward_backward": forward_backward, "train_step": step.run}
+    batch = step.tokens.clone(), step.targets.clone()
+    samplings, busy = [], None
+    for name, call in calls.items():
+        with captured(call, device, (step.tokens, step.targets), step.discard) as replay:
+            samplings.append(time_phases({name: partial(replay, *batch)}, device, warmup_steps, rule))
+            if name == "train_step":  # the last: the profiler stays attached
+                busy = profile_gpu_busy(partial(replay, *batch), device)
+    return samplings, busy
 
 
 def _compile_row(step: TrainingStep, device: torch.device, stopwatch: Stopwatch) -> Row:
@@ -74,7 +112,7 @@ def _shared_columns(cell: Cell, settings: Settings, device: torch.device) -> Row
     }
 
 
-def _rows(sampling: Sampling, cell: Cell, settings: Settings, shared: Row) -> list[Row]:
+def _rows(sampling: Sampling, busy: GpuBusy | None, cell: Cell, settings: Settings, shared: Row) -> list[Row]:
     return [
         {
             "phase": name,
@@ -83,7 +121,8 @@ def _rows(sampling: Sampling, cell: Cell, settings: Settings, shared: Row) -> li
             **summarise(samples_ms),
             **_rates(name, samples_ms, cell, settings, shared),
             **shared,
-            **gpu_columns(sampling.state_before, sampling.state_after),
+            **gpu_columns(sampling.state_before, sampling.state_after, sampling.power),
+            **(_step_columns(sampling, busy, samples_ms, shared) if (name, clock) == ("train_step", "host") else {}),
             "samples_ms": samples_ms,
         }
         for name, timings in sampling.timings.items()
@@ -91,11 +130,22 @@ def _rows(sampling: Sampling, cell: Cell, settings: Settings, shared: Row) -> li
     ]
 
 
+def _step_columns(sampling: Sampling, busy: GpuBusy | None, samples_ms: list[float], shared: Row) -> Row:
+    """Return what the GPU did during a whole step, beside its wall time."""
+    energy_j = sampling.power.energy_j
+    return {
+        **(busy.columns(quartiles(samples_ms)[1]) if busy else {}),
+        "energy_j": energy_j,
+        "tokens_per_j": shared["tokens"] / energy_j if energy_j else None,
+    }
+
+
 def _rates(name: str, samples_ms: list[float], cell: Cell, settings: Settings, shared: Row) -> Row:
     """Return tokens/s, model TFLOP/s and MFU; the optimizer moves bytes and has none of them."""
     flops_of = {
         "forward": flops.forward_flops,
         "backward": flops.backward_flops,
+        "forward_backward": flops.train_step_flops,
         "train_step": flops.train_step_flops,
     }
     if name not in flops_of:

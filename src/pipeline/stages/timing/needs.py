@@ -5,16 +5,17 @@ from pipeline.formulas.parameters import parameter_count
 from pipeline.formulas.peak_memory import peak_bytes
 from pipeline.formulas.sizes import SIZES
 from pipeline.formulas.training_state import training_state
-from pipeline.stages.timing.cell import Cell, Settings
+from pipeline.stages.timing.cell import GRAPH_PHASES, Cell, Settings
 
 COMPILING_S = 12.0
 
 
 def expected_s(cell: Cell, settings: Settings, on_gpu: bool) -> float:
     """Return about how many seconds a cell takes."""
-    if cell.precision == "tf32" and not on_gpu:  # skipped
+    if not on_gpu and (cell.precision == "tf32" or cell.mode == "graph"):  # skipped
         return 0.5
-    return 2 + 2 * settings.budget_s + (COMPILING_S if cell.mode == "compiled" else 0)
+    samplings = len(GRAPH_PHASES) if cell.mode == "graph" else 2
+    return 2 + samplings * settings.budget_s + (COMPILING_S if cell.mode == "compiled" else 0)
 
 
 def needed_bytes(cell: Cell, settings: Settings) -> int:
@@ -22,6 +23,8 @@ def needed_bytes(cell: Cell, settings: Settings) -> int:
 
     What a compiled step keeps of it beside weights, gradients and the optimizer's state is the compiler's choice.
     """
+    if cell.mode == "graph":  # skipped
+        return 0
     size = SIZES[cell.size]
     if cell.mode == "compiled":
         return training_state(parameter_count(size, settings.vocab_size)).total_bytes

@@ -3,18 +3,19 @@
 from dataclasses import dataclass
 
 from pipeline.cells.rows import RowTypes, column
-from pipeline.cells.timed_rows import GpuTimedRow
-from pipeline.stages.timing.cell import FIRST_STEP, PHASES
+from pipeline.cells.timed_rows import GpuStepRow
+from pipeline.stages.timing.cell import ALL_PHASES
 
 
 @dataclass(frozen=True, kw_only=True)
-class PhaseTime(GpuTimedRow):
+class PhaseTime(GpuStepRow):
     """One phase of a training step, by one clock."""
 
     KEYS = ("phase", "clock")
 
     phase: str = column(
-        "part of the step, or all of it; compile is the first step, which compiles", allowed=(FIRST_STEP, *PHASES)
+        "part of the step, or all of it; compile is the first step, which compiles",
+        allowed=ALL_PHASES,
     )
     clock: str = column("host: a synchronize on both sides; cuda_events: by the GPU", allowed=("host", "cuda_events"))
     tokens: int | None = column("tokens a step: batch size times context length", minimum=1)
@@ -23,6 +24,8 @@ class PhaseTime(GpuTimedRow):
     mfu_pct: float | None = column("model FLOPs utilization: of the peak in this precision", positive=True)
     peak_tflops_per_s: float | None = column("peak in this precision", positive=True)
     peak_source: str | None = column("where the peak comes from")
+    tokens_per_j: float | None = column("tokens over the energy", positive=True)
+    pinned_core: int | None = column("core that the launching threads were kept on, where they were", minimum=0)
     peak_bytes: int | None = column("most that torch's allocator had given out on the GPU", minimum=0)
 
 

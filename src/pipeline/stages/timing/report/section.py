@@ -26,6 +26,7 @@ from pipeline.stages.timing.report.selection import (
     PHASES,
     READING_ORDER,
     at_context,
+    eager_and_compiled,
     first_steps,
     host,
     main_context,
@@ -45,7 +46,7 @@ READABLE = {
 
 def build(rows: pd.DataFrame, figures_dir: Path) -> str:
     """Write the section's Markdown from the rows of all its tables, and its figures as SVG into a folder."""
-    rows = ordered(rows, READING_ORDER)
+    rows = ordered(eager_and_compiled(rows), READING_ORDER)
     facts = {"missing": _missing(rows), "measured": not ok(host(main_grid(rows))).empty}
     if facts["measured"]:
         facts |= _facts(rows, figures_dir)

@@ -29,6 +29,11 @@ def ordered(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     return in_order(rows, keys, ORDERS)
 
 
+def eager_and_compiled(rows: pd.DataFrame) -> pd.DataFrame:
+    """Keep the steps with PyTorch's default optimizer that are launched kernel by kernel."""
+    return rows[rows["mode"].isin(MODES) & (rows["optimizer"] == "foreach")]
+
+
 def host(rows: pd.DataFrame) -> pd.DataFrame:
     """Keep what the host clock measured."""
     return rows[rows["clock"] == "host"]
