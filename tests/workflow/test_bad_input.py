@@ -147,8 +147,8 @@ def add_folder(stages):
     [
         (add_folder, "stages/warmth/ is no stage yet: add 'warmth' to NAMES in"),
         (
-            lambda stages: (stages / "timing/report/section.md.j2").unlink(),
-            "stages/timing/ has no report/section.md.j2",
+            lambda stages: (stages / "timing/rows.py").unlink(),
+            "stages/timing/ has no rows.py",
         ),
         (lambda stages: (stages / "timing/report/section.py").unlink(), "stages/timing/ has no report/section.py"),
     ],

@@ -81,7 +81,8 @@ class Stage:
         self.settings_words = [f"--set={word}" for word in fields.words(plan.settings)]
         self.code = freshness.code_digest(f"pipeline.stages.{name}.measure")
         self.report_code = freshness.code_digest(f"pipeline.stages.{name}.report.section")
-        self.template = freshness.file_digest(ROOT / f"src/pipeline/stages/{name}/report/section.md.j2")
+        template = ROOT / f"src/pipeline/stages/{name}/report/section.md.j2"
+        self.template = freshness.file_digest(template) if template.exists() else ""
 
     def planned(self, cells):
         """Return the cells to measure by the paths of their records."""

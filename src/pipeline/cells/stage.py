@@ -14,7 +14,7 @@ from pipeline.errors import UserError
 from pipeline.instruments.machine.identity import SOFTWARE
 
 # What the workflow reads of a stage before it runs anything, and what it would miss only in the middle of a run.
-FILES = ("cell.py", "rows.py", "measure.py", "report/section.py", "report/section.md.j2")
+FILES = ("cell.py", "rows.py", "measure.py", "report/section.py")
 NAMES = ("Cell", "Settings", "SPLIT_AXIS")
 # Settings stand in tables under this, so that none is taken for a column of the rows.
 SETTING = "setting_"

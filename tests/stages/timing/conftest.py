@@ -51,6 +51,7 @@ def row(rng, machine, precision, size, context, warmup, mode, part, clock, gpu):
         "mode": mode,
         "optimizer": "foreach",
         "setting_batch_size": 4,
+        "setting_vocab_size": 10_000,
         "setting_steps": 10,
         "setting_max_steps": 50,
         "setting_budget_s": 4.0,

@@ -1,158 +1,67 @@
-"""The figures of the timing section."""
+"""The figures of the timing section: work against rate, and wall time against what the GPU did."""
 
-from pathlib import Path
-
+import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pipeline.report.figures import (
-    lengths_axis,
+    GREY,
     log_values_axis,
-    mark_outcomes,
     names_axis,
     new_figure,
-    quartile_line,
-    save,
     shared_legend,
     stamp,
     style_for,
     values_from_zero,
 )
-from pipeline.report.table_rows import ok
-from pipeline.stages.timing.report import selection
-from pipeline.stages.timing.report.compile_findings import compile_gains
-from pipeline.stages.timing.report.findings import gains_over_fp32
-from pipeline.stages.timing.report.selection import FIRST_STEPS, at_context, host, main_context, main_grid
+from pipeline.stages.timing.report.steps import of_kind, step_flops, warm
+
+TERA = 1e12
 
 
-def draw_all(rows: pd.DataFrame, context_length: int, folder: Path) -> dict[str, str]:
-    """Draw every figure for which there is data; give the links by figure name, relative to the write-up."""
-    figures = {
-        "step_time": step_time(rows),
-        "precision_gain": precision_gain(rows),
-        "first_steps": first_steps(rows),
-        "compiled": compiled(rows),
-        "mfu": mfu(rows, context_length),
-    }
-    drawn = {name: figure for name, figure in figures.items() if figure is not None}
-    for name, figure in drawn.items():
-        save(figure, folder / f"{name}.svg")
-    return {name: f"figures/timing/{name}.svg" for name in drawn}
-
-
-def step_time(rows: pd.DataFrame) -> Figure:
-    """Draw the train step over context length: a panel a precision, a line a size."""
-    grid = host(main_grid(rows)).query("`phase` == 'train_step'")
-    precisions = list(ok(grid)["precision"].unique())
-    figure, panels = new_figure(1, len(precisions), share_y=True)
-    for axes, precision in zip(panels[0], precisions, strict=True):
-        panel = grid[grid["precision"] == precision]
-        for size, line in panel.groupby("size", sort=False):
-            quartile_line(axes, line, "context_length", size)
-        axes.set_title(precision)
-        lengths_axis(axes, grid["context_length"], "context length (tokens)")
-    log_values_axis(panels[0, 0], "train step (ms)")
-    for axes, precision in zip(panels[0], precisions, strict=True):
-        mark_outcomes(axes, grid[grid["precision"] == precision], "context_length", "size")
-    shared_legend(figure)
-    stamp(figure, grid)
-    return figure
-
-
-def precision_gain(rows: pd.DataFrame) -> Figure | None:
-    """Draw the fp32 time of a train step over that of each other precision; None without such a ratio."""
-    gains = gains_over_fp32(rows)
-    if gains.empty or ok(gains).empty:
-        return None
-    gains = gains.query("`phase` == 'train_step'")
-    precisions = list(gains["precision"].unique())
-    figure, panels = new_figure(1, len(precisions), share_y=True)
-    for axes, precision in zip(panels[0], precisions, strict=True):
-        for size, line in gains[gains["precision"] == precision].groupby("size", sort=False):
-            quartile_line(axes, line, "context_length", size, quantity="ratio")
-        axes.axhline(1, color="black", linewidth=1)
-        axes.set_title(f"fp32 / {precision}")
-        lengths_axis(axes, gains["context_length"], "context length (tokens)")
-    values_from_zero(panels[0, 0])
-    panels[0, 0].set_ylabel("time ratio of a train step")
-    for axes, precision in zip(panels[0], precisions, strict=True):
-        mark_outcomes(axes, gains[gains["precision"] == precision], "context_length", "size")
-    shared_legend(figure)
-    stamp(figure, host(main_grid(rows)))
-    return figure
-
-
-def first_steps(rows: pd.DataFrame) -> Figure | None:
-    """Draw the first steps after no and after the longest warm-up, over the warm median; None without them."""
-    steps = selection.first_steps(rows)
-    if steps.empty:
-        return None
-    longest = steps["warmup_steps"].max()
-    figure, panels = new_figure(1, 2, share_y=True)
-    titles = {0: "no warm-up", longest: f"after {longest} warm-up steps"}
-    for axes, (count, title) in zip(panels[0], titles.items(), strict=True):
-        for size, line in steps[steps["warmup_steps"] == count].groupby("size", sort=False):
-            axes.plot(line["step"], line["relative"], label=size, **style_for(size))
-        axes.set_title(title)
-        axes.set_xlabel("measured step")
-        axes.set_xticks(range(1, FIRST_STEPS + 1))
-    log_values_axis(panels[0, 0], "step time / warm median")
-    shared_legend(figure)
-    shown = steps.assign(n=steps["step"].max())
-    stamp(figure, shown, steps["precision"].iloc[0], f"context {steps['context_length'].iloc[0]}", shown="single steps")
-    return figure
-
-
-def compiled(rows: pd.DataFrame) -> Figure | None:
-    """Draw eager beside compiled by size, forward and train step, a row a precision; None without both."""
-    longest = host(rows)[host(rows)["warmup_steps"] == rows["warmup_steps"].max()]
-    tried = longest[longest["mode"] == "compiled"]
-    if ok(compile_gains(rows)).empty:
-        return None
-    precisions = list(ok(tried)["precision"].unique())
-    context_length = main_context(tried)
-    shown = at_context(longest, context_length)
-    parts = ("forward", "train_step")
-    sizes = list(at_context(tried, context_length)["size"].unique())
-    shown = shown[shown["size"].isin(sizes) & shown["phase"].isin(parts)]
-    shown = shown.assign(position=shown["size"].map(sizes.index))
-    figure, panels = new_figure(len(precisions), 2, panel_height_in=2.7)
-    for line, precision in zip(panels, precisions, strict=True):
-        for axes, part in zip(line, parts, strict=True):
-            panel = shown[(shown["precision"] == precision) & (shown["phase"] == part)]
-            for mode, points in panel.groupby("mode", sort=False):
-                quartile_line(axes, points, "position", mode)
-            axes.set_title(f"{part.replace('_', ' ')}, {precision}")
-            names_axis(axes, sizes, "")
-            log_values_axis(axes, "time (ms)")
-            mark_outcomes(axes, panel, "position", "mode")
-    shared_legend(figure)
-    stamp(figure, shown, f"context {context_length}")
-    return figure
-
-
-def mfu(rows: pd.DataFrame, context_length: int) -> Figure | None:
-    """Draw the MFU of the train step by size, a line a precision; None where no peak is known."""
-    grid = at_context(host(main_grid(rows)), context_length).query("`phase` == 'train_step'")
-    precisions = list(grid.loc[grid["mfu_pct"].notna(), "precision"].unique())
-    grid = grid[grid["precision"].isin(precisions)]
-    if grid.empty:
-        return None
-    sizes = list(grid["size"].unique())
-    grid = grid.assign(
-        position=grid["size"].map(sizes.index),
-        median_mfu=grid["mfu_pct"],
-        q1_mfu=grid["mfu_pct"] * grid["median_ms"] / grid["q3_ms"],
-        q3_mfu=grid["mfu_pct"] * grid["median_ms"] / grid["q1_ms"],
-    )
-    figure, panels = new_figure(1, 1)
+def achieved(rows: pd.DataFrame) -> Figure:
+    """Draw the TFLOP/s of eager steps over their work, a marker per size and context, with the peaks."""
+    steps = of_kind(warm(rows), "eager")
+    steps = steps.assign(work=[step_flops(row) / TERA for _, row in steps.iterrows()])
+    figure, panels = new_figure()
     axes = panels[0, 0]
-    for precision, line in grid.groupby("precision", sort=False):
-        quartile_line(axes, line, "position", precision, quantity="mfu")
-    names_axis(axes, sizes, "model size")
-    values_from_zero(axes)
-    axes.set_ylabel("MFU of a train step (%)")
-    mark_outcomes(axes, grid, "position", "precision")
+    for precision, group in steps.groupby("precision", sort=False):
+        group = group.sort_values("work")
+        style = style_for(precision) | {"linestyle": ""}
+        axes.plot(group["work"], group["model_tflops_per_s"], label=precision, **style)
+        _mark_peak(axes, precision, group["peak_tflops_per_s"].max())
+    axes.set_xscale("log")
+    axes.set_xlabel("work of one training step (TFLOP)")
+    log_values_axis(axes, "achieved TFLOP/s")
     shared_legend(figure)
-    stamp(figure, grid, f"context {context_length}")
+    stamp(figure, steps, "eager, one marker per model size and context length", shown="medians")
+    return figure
+
+
+def _mark_peak(axes: Axes, precision: str, peak: float) -> None:
+    if not np.isfinite(peak):
+        return
+    look = {"color": style_for(precision)["color"]}
+    axes.axhline(peak, linewidth=1, linestyle=":", **look)
+    place = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "bottom", "fontsize": 9}
+    axes.annotate(f"{precision} peak", (1, peak), **place, **look)
+
+
+def wall_and_idle(steps: pd.DataFrame) -> Figure:
+    """Draw each model's step as bars of GPU busy and idle time; `steps` has a row a size, with gpu_busy_ms."""
+    figure, panels = new_figure(panel_height_in=3.0)
+    axes, names = panels[0, 0], list(steps["size"])
+    busy = steps["gpu_busy_ms"].clip(upper=steps["median_ms"])
+    axes.bar(range(len(names)), busy, width=0.6, label="GPU busy", color=style_for("computation")["color"])
+    idle = steps["median_ms"] - busy
+    axes.bar(
+        range(len(names)), idle, width=0.6, bottom=busy, label="GPU idle", color="white", edgecolor=GREY, hatch="///"
+    )
+    names_axis(axes, names, "")
+    axes.grid(axis="x", visible=False)
+    axes.set_ylabel("training step (ms)")
+    values_from_zero(axes)
+    shared_legend(figure)
+    stamp(figure, steps, shown="median wall time; busy time of profiled steps")
     return figure

@@ -1,218 +1,195 @@
-"""The timing section: its tables and figures, and a template that says what they show."""
+"""The timing section: how fast each model size trains, what holds it back, and what to do about it."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
 
 from pipeline.report.markup import Markdown
-from pipeline.report.section import render
+from pipeline.report.page_parts import Figure, Section, Table, say
+from pipeline.report.section import count, listing, number, percent, ratio
 from pipeline.report.table_rows import ok
-from pipeline.report.tables import (
-    OUTCOME_WORDS,
-    fold,
-    markdown,
-    markdown_folded_if_long,
-    mean_std,
-    mean_std_cells,
-    median_cells,
-    number_cells,
-    pivot,
-    significant,
-    with_outcomes,
-)
-from pipeline.stages.timing.report import baselines, compile_findings, findings
-from pipeline.stages.timing.report.figures import draw_all
-from pipeline.stages.timing.report.selection import (
-    PHASES,
-    READING_ORDER,
-    at_context,
-    eager_and_compiled,
-    first_steps,
-    host,
-    main_context,
-    main_grid,
-    ordered,
+from pipeline.stages.timing.report import figures
+from pipeline.stages.timing.report.actions import actions
+from pipeline.stages.timing.report.problems import problems
+from pipeline.stages.timing.report.steps import (
+    IDLE_PCT,
+    KINDS,
+    at,
+    gains,
+    largest_context,
+    main_precision,
+    of_kind,
+    precision_gains,
+    step_flops,
+    warm,
 )
 
-TEMPLATE = Path(__file__).parent / "section.md.j2"
-STEP_PASSES = (*PHASES, "train_step")
-READABLE = {
-    "context_length": "context length",
-    "train_step": "train step",
-    "warmup_steps": "warm-up steps",
-    "phase": "passes",
+TITLE, EXERCISE = "How fast does each model train?", "benchmarking_script, torch_compile"
+METHOD = Markdown(
+    "Host clock with a synchronize on both sides; phases one by one, then whole steps; medians. GPU busy time is the"
+    " union of kernels and copies in steps profiled after the timed ones."
+)
+KIND_WORDS = {
+    "eager": "eager (ms)",
+    "fused": "fused AdamW",
+    "compiled": "compiled",
+    "graph": "CUDA graph",
+    "graph_fused": "graph, fused",
 }
 
 
-def build(rows: pd.DataFrame, figures_dir: Path) -> str:
-    """Write the section's Markdown from the rows of all its tables, and its figures as SVG into a folder."""
-    rows = ordered(eager_and_compiled(rows), READING_ORDER)
-    facts = {"missing": _missing(rows), "measured": not ok(host(main_grid(rows))).empty}
-    if facts["measured"]:
-        facts |= _facts(rows, figures_dir)
-    return render(TEMPLATE, facts)
+def build(rows: pd.DataFrame, _figures_dir: Path) -> Section:
+    """Return the section of the timing stage, from all its rows."""
+    if of_kind(warm(rows), "eager").empty:
+        reason = rows["reason"].dropna().mode()
+        words = say("Nothing was measured{why}.", why=f": {reason.iloc[0]}" if len(reason) else "")
+        return Section(TITLE, EXERCISE, words)
+    precision = main_precision(rows)
+    context_length = largest_context(rows, precision)
+    steps = at(of_kind(warm(rows), "eager"), precision, context_length)
+    return Section(
+        TITLE,
+        EXERCISE,
+        _answer(steps, rows, precision, context_length),
+        parts=[
+            *_idle_figure(steps),
+            _phases_table(rows, context_length),
+            *_kinds_table(rows, precision),
+            *_missing(rows),
+        ],
+        method=METHOD,
+        actions=actions(rows, precision),
+        problems=problems(rows, precision, context_length),
+        headline=[
+            _headline(steps, rows, context_length),
+            Figure("achieved", _achieved_title(rows), figures.achieved(rows)),
+        ],
+    )
 
 
-def _facts(rows: pd.DataFrame, figures_dir: Path) -> dict:
-    context_length = main_context(host(main_grid(rows)))
-    pairs = baselines.beside_ours(rows, context_length)
-    return {
-        "setting": findings.setting(rows),
-        "context_length": context_length,
-        "median_errors": findings.median_errors(rows),
-        "passes": findings.passes(rows, context_length),
-        "variability": findings.variability(rows),
-        "growth": findings.growth(rows),
-        "throughput": findings.throughput(rows, context_length),
-        "warmup": findings.warmup(rows),
-        "gains": findings.precision_gains(rows, context_length),
-        "compilation": compile_findings.compilation(rows),
-        "clocks": findings.clocks(rows),
-        "figures": draw_all(rows, context_length, figures_dir),
-        "tables": _tables(rows, context_length),
-        "others": [baselines.summary_table(pairs), *baselines.full_tables(pairs)] if len(pairs) else [],
-    }
+def _answer(steps: pd.DataFrame, rows: pd.DataFrame, precision: str, context_length: int) -> Markdown:
+    best = steps.loc[steps["model_tflops_per_s"].idxmax()]
+    batch = int(rows["setting_batch_size"].iloc[0])
+    return say(
+        "In {precision} with batch {batch} and context {context_length}, {size} trains {tokens} tokens/s at {tflops}"
+        " TFLOP/s, the most of the models here{mfu}.",
+        precision=precision,
+        batch=batch,
+        context_length=context_length,
+        size=best["size"],
+        tokens=count(best["tokens_per_s"]),
+        tflops=number(best["model_tflops_per_s"]),
+        mfu="" if pd.isna(best["mfu_pct"]) else f": {percent(best['mfu_pct'] / 100)} of the peak",
+    )
 
 
-def _tables(rows: pd.DataFrame, context_length: int) -> dict[str, str]:
-    return {
-        "main": _main_table(rows, context_length),
-        "all_lengths": _tables_of_all_lengths(rows),
-        "throughput": _throughput_table(rows, context_length),
-        **_warmup_tables(rows),
-        **_gain_tables(rows, context_length),
-        **_compile_tables(rows),
-    }
-
-
-def _readable(table: pd.DataFrame) -> pd.DataFrame:
-    return table.rename(columns=READABLE)
-
-
-def _measured_precisions(rows: pd.DataFrame) -> pd.DataFrame:
-    """Leave out precisions of which nothing was measured: the section says so once, not in every cell."""
-    return rows[rows["precision"].isin(ok(rows)["precision"])]
-
-
-def _main_table(rows: pd.DataFrame, context_length: int) -> str:
-    grid = at_context(_measured_precisions(host(main_grid(rows))), context_length)
-    keys = ["precision", "size"]
-    times = pivot(grid, keys, "phase", mean_std_cells(grid))
-    steps = grid[grid["phase"] == "train_step"]
-    medians = steps[keys].assign(median=number_cells(steps, "median_ms"))
-    table = times.merge(medians, on=keys).rename(columns={"median": "train step, median"})
-    return markdown(_readable(table))
-
-
-def _tables_of_all_lengths(rows: pd.DataFrame) -> str:
-    grid = _measured_precisions(host(main_grid(rows)))
-    texts = []
-    for precision, group in grid.groupby("precision", sort=False):
-        for words, cells in (("mean ± standard deviation", mean_std_cells), ("median and quartiles", median_cells)):
-            table = pivot(group, ["size", "context_length"], "phase", cells(group))
-            texts.append(fold(f"{precision}: every context length, {words}, in ms", markdown(_readable(table))))
-    return Markdown("\n").join(texts)
-
-
-def _throughput_table(rows: pd.DataFrame, context_length: int) -> str:
-    steps = at_context(_measured_precisions(host(main_grid(rows))), context_length)
-    steps = steps[steps["phase"] == "train_step"]
-    steps = steps.assign(peak_gb=steps["peak_bytes"] / 1e9)
+def _headline(steps: pd.DataFrame, rows: pd.DataFrame, context_length: int) -> Table:
+    """Make the first screen's table: a row a model, at the largest context."""
+    precision = steps["precision"].iloc[0]
+    over_fp32 = precision_gains(rows, precision)
+    over_fp32 = over_fp32[over_fp32["context_length"] == context_length].set_index("size")["ratio"]
     columns = {
-        "tokens/s": "tokens_per_s",
-        "TFLOP/s": "model_tflops_per_s",
-        "MFU (%)": "mfu_pct",
-        "peak memory (GB)": "peak_gb",
+        "model": steps["size"],
+        "tokens/s": steps["tokens_per_s"].map(count),
+        "TFLOP/s (MFU)": [
+            number(rate) if pd.isna(mfu) else f"{number(rate)} ({percent(mfu / 100)})"
+            for rate, mfu in zip(steps["model_tflops_per_s"], steps["mfu_pct"], strict=True)
+        ],
+        "× fp32": steps["size"].map(over_fp32) if precision != "fp32" else None,
+        "peak GB": steps["peak_bytes"] / 1e9 if "peak_bytes" in steps else None,
+        "GPU idle": steps.get("gpu_idle_pct"),
+        "limited by": steps.get("limited_by"),
     }
-    known = {title: column for title, column in columns.items() if steps[column].notna().any()}
-    table = steps[["precision", "size"]].assign(
-        **{title: number_cells(steps, column) for title, column in known.items()}
+    forms = {"× fp32": number, "peak GB": number, "GPU idle": lambda value: percent(value / 100)}
+    known = {name: pd.Series(list(column)) for name, column in columns.items() if column is not None}
+    shown = {name: column for name, column in known.items() if column.notna().any()}
+    cells = pd.DataFrame({name: _written(column, forms.get(name, str)) for name, column in shown.items()})
+    title = say(
+        "{precision}, batch {batch}, context {context_length}, eager:",
+        precision="bf16 autocast" if precision == "bf16" else precision,
+        batch=int(steps["setting_batch_size"].iloc[0]),
+        context_length=context_length,
     )
-    summary = f"Throughput of a train step at context length {context_length}"
-    return markdown_folded_if_long(table, summary)
+    return Table(title, cells)
 
 
-def _warmup_tables(rows: pd.DataFrame) -> dict[str, str]:
-    steps = first_steps(rows)
-    if steps.empty:
-        return {}
-    groups = steps.groupby(["size", "warmup_steps"], sort=False)
-    cells = groups.agg(mean=("step_ms", "mean"), std=("step_ms", "std"), first=("relative", "first")).reset_index()
-    times = pd.Series([mean_std(*pair) for pair in zip(cells["mean"], cells["std"], strict=True)])
-    firsts = cells["first"].map(lambda value: f"{significant(value)}×")
-    names = cells["warmup_steps"].map(lambda count: f"{count} warm-up")
-    cells = cells.assign(names=names)
-    return {
-        "warmup_means": markdown(pivot(cells, ["size"], "names", times)),
-        "warmup_firsts": markdown(pivot(cells, ["size"], "names", firsts)),
-    }
+def _written(column: pd.Series, form: Callable[..., str]) -> pd.Series:
+    return column.map(lambda value: "–" if pd.isna(value) else form(value))
 
 
-def _ratio_cells(gains: pd.DataFrame) -> pd.Series:
-    """Write ratio and range, `1.41 (1.39–1.44)`, or the outcome, for every row."""
-    numbers = zip(gains["median_ratio"], gains["q1_ratio"], gains["q3_ratio"], strict=True)
-    cells = [f"{significant(middle)} ({significant(low)}–{significant(high)})" for middle, low, high in numbers]
-    return with_outcomes(pd.Series(cells, index=gains.index, dtype=object), gains)
-
-
-def _gain_tables(rows: pd.DataFrame, context_length: int) -> dict[str, str]:
-    gains = findings.gains_over_fp32(rows)
-    if gains.empty:
-        return {}
-    here = at_context(gains, context_length)
-    here = here.assign(names=here["phase"].replace(READABLE))
-    steps = gains[gains["phase"] == "train_step"]
-    texts = {"gains": markdown(pivot(here, ["precision", "size"], "names", _ratio_cells(here)))}
-    if steps["context_length"].nunique() > 1:
-        table = markdown(_readable(pivot(steps, ["size", "context_length"], "precision", _ratio_cells(steps))))
-        texts["gains_all_lengths"] = fold("Train step: every context length", table)
-    return texts
-
-
-def _compile_tables(rows: pd.DataFrame) -> dict[str, str]:
-    gains = compile_findings.compile_gains(rows)
-    if ok(gains).empty:
-        return {}
-    keys = ["precision", "context_length", "size"]
-    gains = ordered(gains, [*keys, "phase"])
-    ratios = pivot(gains, keys, "phase", _ratio_cells(gains))
-    longest = host(rows)[host(rows)["warmup_steps"] == rows["warmup_steps"].max()]
-    both = longest.merge(gains[keys].drop_duplicates(), on=keys)
-    both = both[both["phase"].isin(STEP_PASSES)]
-    times = pivot(both, [*keys, "mode"], "phase", mean_std_cells(both))
-    texts = {
-        "compile_ratios": markdown(_readable(ratios)),
-        "compile_times": fold("Eager and compiled, mean ± standard deviation, in ms", markdown(_readable(times))),
-    }
-    back = compile_findings.payback(rows)
-    if not back.empty:
-        texts["payback"] = markdown(_payback_table(ordered(back, keys)))
-    return texts
-
-
-def _payback_table(back: pd.DataFrame) -> pd.DataFrame:
-    return pd.DataFrame(
-        {
-            "precision": back["precision"],
-            "context length": back["context_length"],
-            "size": back["size"],
-            "first compiled step (s)": (back["compile_ms"] / 1e3).map(significant),
-            "saved a step (ms)": back["saved_ms"].map(significant),
-            "paid back after (steps)": back["steps"].map(lambda steps: f"{steps:,.0f}" if steps > 0 else "never"),
-        }
+def _achieved_title(rows: pd.DataFrame) -> Markdown:
+    steps = of_kind(warm(rows), "eager")
+    idle = steps[steps["gpu_idle_pct"] >= IDLE_PCT] if "gpu_idle_pct" in steps else steps.head(0)
+    most = steps.loc[steps["model_tflops_per_s"].idxmax()]
+    if idle.empty:
+        return say(
+            "Achieved TFLOP/s against the work of one training step: at most {most}, by {size} in {precision}",
+            most=number(most["model_tflops_per_s"]),
+            size=most["size"],
+            precision=most["precision"],
+        )
+    work = max(step_flops(row) for _, row in idle.iterrows()) / figures.TERA
+    return say(
+        "Achieved TFLOP/s against the work of one training step: up to {work} TFLOP a step the GPU waits for the host",
+        work=number(work),
     )
 
 
-def _missing(rows: pd.DataFrame) -> str:
-    """List the cells that are not ok, those alike but for the context length in one line; empty if none."""
-    failed = findings.outcomes(rows)
-    if failed.empty:
-        return ""
-    whole = failed["phase"].map(lambda names: set(STEP_PASSES) <= set(names))
-    failed["status"] = failed["status"].map(OUTCOME_WORDS)
-    failed["phase"] = failed["phase"].map(", ".join).str.replace("_", " ").mask(whole, "all")
-    keys = ["precision", "size", "mode", "warmup_steps", "phase", "status", "reason"]
-    lengths = failed.groupby(keys, sort=False)["context_length"]
-    table = lengths.agg(lambda found: ", ".join(map(str, found))).reset_index()
-    table = table[["precision", "size", "mode", "context_length", "warmup_steps", "phase", "status", "reason"]]
-    return markdown_folded_if_long(_readable(table), f"The {len(table)} lines of what is missing or unstable")
+def _idle_figure(steps: pd.DataFrame) -> list[Markdown | Figure]:
+    if "gpu_busy_ms" not in steps or steps["gpu_busy_ms"].isna().any():
+        return []
+    limited = list(steps.loc[steps["limited_by"] == "host", "size"])
+    words = f"the host holds {listing(limited)} back" if limited else "the GPU is the limit of every model"
+    return [Figure("wall_and_idle", say("{words}", words=words), figures.wall_and_idle(steps))]
+
+
+def _phases_table(rows: pd.DataFrame, context_length: int) -> Table:
+    """Make a table of the phases' medians: the narrowest precision and fp32, a row a model."""
+    shown = ["fp32", main_precision(rows)]
+    phases = [of_kind(warm(rows), "eager", phase) for phase in ("forward", "backward", "optimizer", "train_step")]
+    every = pd.concat(phases)
+    every = every[(every["context_length"] == context_length) & every["precision"].isin(shown)]
+    wide = every.pivot(index=["precision", "size"], columns="phase", values="median_ms")
+    order = every.drop_duplicates(["precision", "size"]).set_index(["precision", "size"]).index
+    wide = wide.loc[order, ["forward", "backward", "optimizer", "train_step"]].rename(columns={"train_step": "step"})
+    cells = wide.map(lambda value: "–" if pd.isna(value) else number(value)).reset_index().head(12)
+    return Table(say("Median times at context {context_length}, in ms:", context_length=context_length), cells)
+
+
+def _kinds_table(rows: pd.DataFrame, precision: str) -> list[Table]:
+    """Make a table of what other ways to run the same step gain, at the context where most of them were measured."""
+    kinds = {kind: gains(rows, "eager", kind) for kind in KINDS if kind != "eager"}
+    kinds = {kind: table[table["precision"] == precision] for kind, table in kinds.items()}
+    every = pd.concat(kinds.values())
+    if every.empty:
+        return []
+    context_length = int(every["context_length"].mode().iloc[0])
+    eager = at(of_kind(warm(rows), "eager"), precision, context_length)
+    columns = {"model": eager["size"], KIND_WORDS["eager"]: eager["median_ms"].map(number)}
+    for kind, table in kinds.items():
+        factors = table[table["context_length"] == context_length].set_index("size")["ratio"]
+        if len(factors):
+            columns[KIND_WORDS[kind]] = _written(eager["size"].map(factors), ratio)
+    title = say(
+        "How much faster than eager with foreach AdamW ({precision}, context {context_length}):",
+        precision=precision,
+        context_length=context_length,
+    )
+    return [Table(title, pd.DataFrame(columns).reset_index(drop=True).head(12))]
+
+
+def _missing(rows: pd.DataFrame) -> list[Markdown]:
+    """Say how many cells have no figure, or an unstable one, and the main reason."""
+    cells = rows.drop_duplicates(["precision", "size", "context_length", "warmup_steps", "mode", "optimizer"])
+    failed = cells[~cells.index.isin(ok(cells).index)]
+    sentences = []
+    if len(failed):
+        reason = failed["reason"].fillna(failed["status"]).mode().iloc[0]
+        words = "{failed} of {cells} cells have no figure, most often: {reason}."
+        sentences.append(say(words, failed=len(failed), cells=len(cells), reason=reason))
+    times = rows[rows["clock"] == "host"]
+    unstable = times[times["status"] == "unstable"]
+    if len(unstable):
+        sentences.append(say("{unstable} of {times} times are unstable.", unstable=len(unstable), times=len(times)))
+    return [Markdown(" ").join(sentences)] if sentences else []

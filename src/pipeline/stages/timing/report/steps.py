@@ -1,0 +1,114 @@
+"""Which rows of the timing stage answer which question: whole steps, and ratios between two kinds of them."""
+
+import pandas as pd
+
+from pipeline.formulas.flops import train_step_flops
+from pipeline.formulas.parameters import parameter_count
+from pipeline.formulas.sizes import SIZES
+from pipeline.report.table_rows import in_order, ok
+
+# Smallest first, by the parameters of the layers; precisions widest first.
+BY_SIZE = tuple(sorted(SIZES, key=lambda name: parameter_count(SIZES[name], vocab_size=0)))
+PRECISIONS = ("fp32", "tf32", "bf16")
+KINDS = {
+    "eager": ("eager", "foreach"),
+    "fused": ("eager", "fused"),
+    "compiled": ("compiled", "foreach"),
+    "graph": ("graph", "foreach"),
+    "graph_fused": ("graph", "fused"),
+}
+ORDERS = {"precision": PRECISIONS, "size": BY_SIZE}
+CELL = ["precision", "size", "context_length"]
+# Below this ratio nothing is worth doing.
+WORTH_IT = 1.1
+# The share of a step from which on the host counts as its limit.
+IDLE_PCT = 20.0
+
+
+def warm(rows: pd.DataFrame) -> pd.DataFrame:
+    """Keep what the host clock measured after the longest warm-up, sizes and precisions in reading order."""
+    kept = rows[(rows["clock"] == "host") & (rows["warmup_steps"] == rows["warmup_steps"].max())]
+    return in_order(kept, CELL, ORDERS)
+
+
+def of_kind(rows: pd.DataFrame, kind: str, phase: str = "train_step") -> pd.DataFrame:
+    """Keep one phase of the steps of one kind (KINDS) that have figures."""
+    mode, optimizer = KINDS[kind]
+    return ok(rows[(rows["mode"] == mode) & (rows["optimizer"] == optimizer) & (rows["phase"] == phase)])
+
+
+def main_precision(rows: pd.DataFrame) -> str:
+    """Choose the precision in which people train: bf16 where it was measured, else the first that was."""
+    measured = set(of_kind(warm(rows), "eager")["precision"])
+    return "bf16" if "bf16" in measured else next(name for name in PRECISIONS if name in measured)
+
+
+def largest_context(rows: pd.DataFrame, precision: str) -> int:
+    """Choose the longest context of those with figures for the most sizes."""
+    steps = of_kind(warm(rows), "eager")
+    sizes = steps[steps["precision"] == precision].groupby("context_length")["size"].nunique()
+    return int(sizes[sizes == sizes.max()].index.max())
+
+
+def at(steps: pd.DataFrame, precision: str, context_length: int) -> pd.DataFrame:
+    """Keep the steps of one precision and context length."""
+    return steps[(steps["precision"] == precision) & (steps["context_length"] == context_length)]
+
+
+def step_flops(row: pd.Series) -> int:
+    """Return the FLOPs of a step by the model's mathematics."""
+    return train_step_flops(
+        SIZES[row["size"]], int(row["setting_vocab_size"]), int(row["setting_batch_size"]), int(row["context_length"])
+    )
+
+
+def gains(rows: pd.DataFrame, base: str, other: str) -> pd.DataFrame:
+    """Divide the step time of one kind by that of another, of the same precision, size and context.
+
+    Returns CELL, ratio (above 1 the other is faster), clear (whether the quartiles lie apart), base_ms and other_ms.
+    """
+    steps = warm(rows)
+    return _ratios(of_kind(steps, base), of_kind(steps, other), CELL)
+
+
+def precision_gains(rows: pd.DataFrame, precision: str) -> pd.DataFrame:
+    """Divide fp32's eager step time by that of a precision; as `gains`, without precision."""
+    steps = of_kind(warm(rows), "eager")
+    halves = [steps[steps["precision"] == name] for name in ("fp32", precision)]
+    return _ratios(*halves, ["size", "context_length"])
+
+
+def _ratios(base: pd.DataFrame, other: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    both = base.merge(other, on=keys, suffixes=("_base", "_other"), validate="one_to_one")
+    apart = (both["q1_ms_base"] > both["q3_ms_other"]) | (both["q3_ms_base"] < both["q1_ms_other"])
+    return both[keys].assign(
+        ratio=both["median_ms_base"] / both["median_ms_other"],
+        clear=apart,
+        base_ms=both["median_ms_base"],
+        other_ms=both["median_ms_other"],
+    )
+
+
+def compile_times(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return CELL, compile_ms (of the first step), and payback_steps: after how many steps it pays, if ever."""
+    first = of_kind(warm(rows), "compiled", phase="compile")[[*CELL, "median_ms"]]
+    both = first.rename(columns={"median_ms": "compile_ms"}).merge(gains(rows, "eager", "compiled"), on=CELL)
+    saved = both["base_ms"] - both["other_ms"]
+    return both.assign(payback_steps=(both["compile_ms"] / saved).where(saved > 0))
+
+
+def first_steps(rows: pd.DataFrame) -> pd.DataFrame:
+    """Give the sum of the phases of each process's first step, over the median of its later ones, by warm-up.
+
+    Returns CELL, warmup_steps and first (a ratio); of eager steps with PyTorch's default optimizer.
+    """
+    mode, optimizer = KINDS["eager"]
+    phases = ok(rows[(rows["clock"] == "host") & (rows["mode"] == mode) & (rows["optimizer"] == optimizer)])
+    phases = phases[phases["phase"].isin(["forward", "backward", "optimizer"])]
+    keys = [*CELL, "warmup_steps"]
+    steps = phases[[*keys, "phase", "samples_ms"]].explode("samples_ms").astype({"samples_ms": float})
+    steps["step"] = steps.groupby([*keys, "phase"]).cumcount()
+    sums = steps.groupby([*keys, "step"], sort=False)["samples_ms"].sum().reset_index()
+    later = sums[sums["step"] > 0].groupby(keys)["samples_ms"].median()
+    first = sums[sums["step"] == 0].set_index(keys)["samples_ms"]
+    return (first / later).rename("first").dropna().reset_index()
