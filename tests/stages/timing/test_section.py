@@ -3,10 +3,10 @@ import pandas as pd
 import pytest
 
 from pipeline.registry import stage
-from pipeline.report.page_parts import write
 from pipeline.stages.timing.report import baselines, section, steps
 
 from ..sections import (
+    built,
     contents,
     drawn_figures,
     faults_of_parts,
@@ -25,12 +25,7 @@ PROBLEMS = [
 ]
 
 
-def text_of(rows, folder):
-    """Return all that the section of these rows puts on a page."""
-    written = write(section.build(rows, folder), "timing", ["timing/fp32.csv"], folder)
-    actions = [f"{action['what']} {action['why']}" for action in written.actions]
-    answers = [f"{problem['name']}: {problem['answer']}" for problem in written.problems]
-    return "\n\n".join(filter(None, [written.headline, written.text.strip(), *actions, *answers]))
+text_of = built(section.build, "timing")
 
 
 @pytest.fixture(scope="module")
