@@ -94,7 +94,7 @@ def hopper_narrow_forward_kernel(
     slot, phase = 0, 0
     i = 0
     matrix, first_query, blocks = _tile_of(work_item(i), sizes, CAUSAL, BLOCK_KEYS)
-    # A descriptor takes a microsecond to make: what one describes is on its way while the next is made.
+    # What one descriptor describes is on its way while the next is made.
     q = matrices_at(q_ptr, n_matrices, heads, n_queries, (stride_qb, stride_qh, stride_q), HEAD_DIM, ROWS, WIDTH)
     _load_queries(q, matrix, heads, first_query, blocks, q_full, q_tile)
     k = matrices_at(k_ptr, n_matrices, heads, n_keys, (stride_kb, stride_kh, stride_k), HEAD_DIM, BLOCK_KEYS, WIDTH)

@@ -1,0 +1,32 @@
+"""The comparison with cuDNN, in Triton's interpreter beside torch's own kernel: its times mean nothing."""
+
+import sys
+
+import pytest
+
+from pipeline.attention.triton.tuning import against_cudnn
+from pipeline.attention.triton.tuning.against_cudnn import CASES, Case, chosen, compare
+from pipeline.instruments.sampling.step_timing import StopRule
+
+
+def test_a_case_is_timed_in_both_passes_with_the_kernels_it_gets(monkeypatch):
+    monkeypatch.setattr(against_cudnn, "RULE", StopRule(2, 2, 1.0, 0.0))
+    monkeypatch.setattr(against_cudnn, "WARMUP_ROUNDS", 1)
+    row = compare(Case("fp32", (1, 1, 32, 16), True))
+    assert (row["case"], row["kernels"]) == ("fp32 1,1,32,16 causal", "plain, plain")
+    for part in against_cudnn.PASSES:
+        ours, peer = (float(row[f"{part} {whose}"].split(" ")[0]) for whose in ("ours", "peer"))
+        assert row[f"{part} ratio"] == pytest.approx(ours / peer, rel=0.05)
+
+
+def test_words_choose_among_the_cases():
+    assert chosen([]) == CASES
+    found = chosen(["fp16", "full"])
+    assert {case.dtype for case in found} == {"fp16"}
+    assert not any(case.is_causal for case in found)
+
+
+def test_words_that_no_case_holds_are_refused_with_what_there_is(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["against_cudnn", "fp8"])
+    with pytest.raises(SystemExit, match="no case holds all of \\['fp8'\\]; there are:\nbf16 4,16,4096,128 causal"):
+        against_cudnn.main()
