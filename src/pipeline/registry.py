@@ -7,7 +7,19 @@ from pathlib import Path
 from pipeline.cells.stage import Stage, Stages
 from pipeline.errors import UserError
 
-NAMES = ("timing", "profile", "precision", "memory", "attention", "flash", "allreduce", "ddp", "sharding", "accounting")
+NAMES = (
+    "ceilings",
+    "timing",
+    "profile",
+    "precision",
+    "memory",
+    "attention",
+    "flash",
+    "allreduce",
+    "ddp",
+    "sharding",
+    "accounting",
+)
 FOLDER = Path(__file__).parent / "stages"
 
 

@@ -40,6 +40,8 @@ def test_a_stage_s_declarations_are_whole(name):
         ("precision", {}, True, True),
         ("flash", {}, False, True),
         ("attention", {}, False, True),
+        *(("ceilings", {"what": what}, False, True) for what in ("matmul", "memory")),
+        *(("ceilings", {"what": what}, False, False) for what in ("host_link", "peer_link", "launches")),
         ("memory", {"mode": "inference"}, False, True),
         ("memory", {"mode": "train_step"}, False, False),
         *((name, {}, False, False) for name in ("timing", "profile", "allreduce", "ddp", "sharding")),

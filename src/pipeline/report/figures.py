@@ -71,6 +71,7 @@ STYLES = {
     "tf32": (ORANGE, "s", "--"),
     "bf16": (BLUE, "^", "-"),
     "fp16": (GREEN, "D", "--"),
+    "fp8": (PURPLE, "v", "-."),
     "forward": (SKY, "o", "-"),
     "backward": (VERMILION, "s", "--"),
     "optimizer": (GREEN, "^", "-."),

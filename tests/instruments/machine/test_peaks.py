@@ -4,7 +4,12 @@ import pytest
 import torch
 
 from pipeline.instruments.machine import peaks
-from pipeline.instruments.machine.peaks import datasheet_peak_tflops, measured_peak_tflops, peak_tflops
+from pipeline.instruments.machine.peaks import (
+    datasheet_gb_per_s,
+    datasheet_peak_tflops,
+    measured_peak_tflops,
+    peak_tflops,
+)
 from pipeline.tf32 import allows_tf32
 
 PRECISIONS = ["fp32", "tf32", "bf16"]
@@ -33,10 +38,23 @@ def test_rates_are_dense_so_that_bf16_is_twice_tf32(name):
         assert rates["fp32"] < rates["tf32"]
 
 
+@pytest.mark.parametrize("name", sorted(peaks._DATASHEET_TFLOPS))
+def test_fp16_is_as_fast_as_bf16_and_fp8_twice_that(name):
+    rates = peaks._DATASHEET_TFLOPS[name]
+    assert rates["fp16"] == rates.get("bf16", rates["fp16"])
+    assert rates.get("fp8", 2 * rates["fp16"]) == pytest.approx(2 * rates["fp16"], rel=0.02)
+
+
+def test_every_known_chip_has_a_memory_bandwidth():
+    assert set(peaks._DATASHEET_GB_PER_S) == set(peaks._DATASHEET_TFLOPS)
+    assert datasheet_gb_per_s("NVIDIA H200") == 4800.0
+    assert datasheet_gb_per_s("AMD EPYC") is None
+
+
 @pytest.mark.parametrize("peak", [datasheet_peak_tflops, measured_peak_tflops, peak_tflops])
 def test_an_unknown_precision_is_refused(peak):
-    with pytest.raises(ValueError, match="fp8"):
-        peak("cpu", "fp8")
+    with pytest.raises(ValueError, match="fp4"):
+        peak("cpu", "fp4")
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

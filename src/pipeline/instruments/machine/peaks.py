@@ -1,4 +1,4 @@
-"""The arithmetic peak of a device: what its datasheet promises, or what a large matrix product reaches."""
+"""Peaks of a device: what its datasheet promises, or what a large matrix product reaches."""
 
 from __future__ import annotations
 
@@ -12,26 +12,44 @@ if TYPE_CHECKING:
     import torch
 
 PRECISIONS = ("fp32", "tf32", "bf16")
+DATASHEET_DTYPES = (*PRECISIONS, "fp16", "fp8")
 
 # Dense rates in TFLOP/s, never the doubled ones of structured sparsity, by the name that the driver prints.
 # fp32 is the rate without tensor cores. Sources: NVIDIA's datasheets of the V100, A100, L4, L40S and H200, the
 # whitepaper of the H100 and the datasheet of HGX B200 (an eighth of its figures); AMD's datasheet of the MI300X.
-_A100 = {"fp32": 19.5, "tf32": 156.0, "bf16": 312.0}
-_H100_SXM = {"fp32": 66.9, "tf32": 494.7, "bf16": 989.4}
+_V100_SXM2 = {"fp32": 15.7, "fp16": 125.0}
+_A100 = {"fp32": 19.5, "tf32": 156.0, "bf16": 312.0, "fp16": 312.0}
+_H100_SXM = {"fp32": 66.9, "tf32": 494.7, "bf16": 989.4, "fp16": 989.4, "fp8": 1978.9}
 _DATASHEET_TFLOPS: dict[str, dict[str, float]] = {
-    "Tesla V100-SXM2-16GB": {"fp32": 15.7},
-    "Tesla V100-SXM2-32GB": {"fp32": 15.7},
+    "Tesla V100-SXM2-16GB": _V100_SXM2,
+    "Tesla V100-SXM2-32GB": _V100_SXM2,
     "NVIDIA A100-SXM4-40GB": _A100,
     "NVIDIA A100-SXM4-80GB": _A100,
     "NVIDIA A100-PCIE-40GB": _A100,
     "NVIDIA A100 80GB PCIe": _A100,
     "NVIDIA H100 80GB HBM3": _H100_SXM,
-    "NVIDIA H100 PCIe": {"fp32": 51.2, "tf32": 378.0, "bf16": 756.0},
+    "NVIDIA H100 PCIe": {"fp32": 51.2, "tf32": 378.0, "bf16": 756.0, "fp16": 756.0, "fp8": 1513.0},
     "NVIDIA H200": _H100_SXM,
-    "NVIDIA L40S": {"fp32": 91.6, "tf32": 183.0, "bf16": 362.0},
-    "NVIDIA L4": {"fp32": 30.3, "tf32": 60.0, "bf16": 121.0},
-    "NVIDIA B200": {"fp32": 75.0, "tf32": 1125.0, "bf16": 2250.0},
-    "AMD Instinct MI300X": {"fp32": 163.4, "tf32": 653.7, "bf16": 1307.4},
+    "NVIDIA L40S": {"fp32": 91.6, "tf32": 183.0, "bf16": 362.0, "fp16": 362.0, "fp8": 733.0},
+    "NVIDIA L4": {"fp32": 30.3, "tf32": 60.0, "bf16": 121.0, "fp16": 121.0, "fp8": 242.5},
+    "NVIDIA B200": {"fp32": 75.0, "tf32": 1125.0, "bf16": 2250.0, "fp16": 2250.0, "fp8": 4500.0},
+    "AMD Instinct MI300X": {"fp32": 163.4, "tf32": 653.7, "bf16": 1307.4, "fp16": 1307.4, "fp8": 2614.9},
+}
+# Memory bandwidth in 10^9 bytes/s, reads and writes together. From the same sources.
+_DATASHEET_GB_PER_S: dict[str, float] = {
+    "Tesla V100-SXM2-16GB": 900.0,
+    "Tesla V100-SXM2-32GB": 900.0,
+    "NVIDIA A100-SXM4-40GB": 1555.0,
+    "NVIDIA A100-SXM4-80GB": 2039.0,
+    "NVIDIA A100-PCIE-40GB": 1555.0,
+    "NVIDIA A100 80GB PCIe": 1935.0,
+    "NVIDIA H100 80GB HBM3": 3352.0,
+    "NVIDIA H100 PCIe": 2039.0,
+    "NVIDIA H200": 4800.0,
+    "NVIDIA L40S": 864.0,
+    "NVIDIA L4": 300.0,
+    "NVIDIA B200": 8000.0,
+    "AMD Instinct MI300X": 5300.0,
 }
 
 # Large enough to fill the device, small enough that a slow one needs well under a second for all of them.
@@ -63,13 +81,19 @@ def peak_tflops(device: torch.device | str, precision: str) -> Peak:
     return Peak(measured_peak_tflops(device, precision), "measured")
 
 
-def datasheet_peak_tflops(gpu_name: str, precision: str) -> float | None:
+def datasheet_peak_tflops(gpu_name: str, dtype: str) -> float | None:
     """Look up a GPU's dense datasheet rate in TFLOP/s by its exact name; None where it is not known.
 
-    Raises ValueError for an unknown precision.
+    Raises ValueError for an unknown dtype.
     """
-    _check_precision(precision)
-    return _DATASHEET_TFLOPS.get(gpu_name, {}).get(precision)
+    if dtype not in DATASHEET_DTYPES:
+        raise ValueError(f"unknown dtype {dtype!r}: one of {', '.join(DATASHEET_DTYPES)}")
+    return _DATASHEET_TFLOPS.get(gpu_name, {}).get(dtype)
+
+
+def datasheet_gb_per_s(gpu_name: str) -> float | None:
+    """Look up a GPU's datasheet memory bandwidth in 10^9 bytes/s by its exact name; None where it is not known."""
+    return _DATASHEET_GB_PER_S.get(gpu_name)
 
 
 def measured_peak_tflops(device: torch.device | str, precision: str) -> float:

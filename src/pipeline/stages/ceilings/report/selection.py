@@ -1,0 +1,68 @@
+"""Which rows of the ceilings' tables answer which question."""
+
+import pandas as pd
+
+from pipeline.report.table_rows import in_order, ok
+from pipeline.stages.ceilings.cell import DTYPES
+
+# Bandwidths in reading order, as figure and table name them.
+BANDWIDTHS = {
+    "copy": "copies in memory",
+    "reduction": "sums over memory",
+    "l2_copy": "copies in the L2 cache",
+    "to_device": "host to GPU",
+    "to_host": "GPU to host",
+    "to_peer": "GPU to GPU",
+}
+TRAINING_DTYPES = ("bf16", "fp32")
+# The share of the best rate from which on a size is large enough.
+NEAR = 0.9
+
+
+def products(rows: pd.DataFrame) -> pd.DataFrame:
+    """Keep the products."""
+    return rows[rows["what"] == "matmul"]
+
+
+def best_products(rows: pd.DataFrame) -> pd.DataFrame:
+    """Keep the fastest product of each data type, or why there is none, in the order of DTYPES."""
+    of_dtypes = {dtype: products(rows)[products(rows)["dtype"] == dtype] for dtype in DTYPES if "dtype" in rows}
+    kept = [
+        ok(found)["tflops_per_s"].idxmax() if len(ok(found)) else found.index[0]
+        for found in of_dtypes.values()
+        if len(found)
+    ]
+    return rows.loc[kept]
+
+
+def bandwidths(rows: pd.DataFrame) -> pd.DataFrame:
+    """Keep what moves data, in the order of BANDWIDTHS."""
+    if "kind" not in rows:
+        return rows.head(0)
+    found = rows[rows["kind"].isin(list(BANDWIDTHS))]
+    return in_order(found, ["kind"], {"kind": tuple(BANDWIDTHS)})
+
+
+def promised(row: pd.Series, quantity: str) -> float | None:
+    """Return the rate that the GPU's data sheet promises; None where it promises none."""
+    rate = row.get(f"datasheet_{quantity}")
+    return None if rate is None or pd.isna(rate) else float(rate)
+
+
+def share(row: pd.Series, quantity: str) -> float | None:
+    """Return a rate's share of what the data sheet promises; None where it promises none."""
+    rate = promised(row, quantity)
+    return None if rate is None else float(row[quantity] / rate)
+
+
+def best_trained(rows: pd.DataFrame) -> pd.Series | None:
+    """Return the fastest product of a data type that models train in; None where none was measured."""
+    best = ok(best_products(rows))
+    best = best[best["dtype"].isin(TRAINING_DTYPES)] if len(best) else best
+    return best.loc[best["tflops_per_s"].idxmax()] if len(best) else None
+
+
+def least_side(rows: pd.DataFrame, product: pd.Series) -> int:
+    """Return the side of the smallest matrices of a product's data type whose rate is NEAR that of the product."""
+    alike = ok(products(rows)[products(rows)["dtype"] == product["dtype"]])
+    return int(alike.loc[alike["tflops_per_s"] >= NEAR * product["tflops_per_s"], "side"].min())

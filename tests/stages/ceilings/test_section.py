@@ -1,0 +1,84 @@
+import re
+
+import pytest
+
+from pipeline.stages.ceilings.cell import DTYPES
+from pipeline.stages.ceilings.report import section, selection
+
+from ..sections import (
+    built,
+    drawn_figures,
+    faults_of_parts,
+    gaps,
+    keys,
+    linked_figures,
+    numbers_that_stay,
+    render,
+    unnamed_rows,
+)
+
+ALL = ("NVIDIA H200", "AMD EPYC")
+BUILD = built(section.build, "ceilings")
+
+
+@pytest.fixture(scope="module")
+def rendered(make_rows, tmp_path_factory):
+    return render(BUILD, {name: make_rows(name) for name in ALL}, tmp_path_factory)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_section_is_short_whole_and_shows_its_figure(rendered, name):
+    _, text, folder = rendered[name]
+    assert gaps(text) == []
+    assert len(text.splitlines()) < 35
+    assert len(re.findall(r"^\|", text, re.MULTILINE)) - 2 <= 12
+    assert linked_figures(text, "ceilings") == drawn_figures(folder) == {"rates"}
+
+
+def test_the_answer_of_a_gpu_is_beside_its_data_sheet(rendered):
+    text = rendered["NVIDIA H200"].text
+    assert re.search(
+        r"\*\*bf16 products reach 7\d\d TFLOP/s \(7\d% of the data sheet\), copies in memory 4\.\d+ TB/s", text
+    )
+    assert re.search(r"One eager operator costs the host 4\.\d+ µs\. A lone one takes 1\d\.\d µs", text)
+    assert re.search(r"\| GPU to GPU +\| skipped: needs 2 GPUs, 1 present", text)
+
+
+def test_a_cpu_s_answer_is_its_faster_data_type_without_a_data_sheet(rendered):
+    text = rendered["AMD EPYC"].text
+    assert re.search(r"\*\*fp32 products reach 1[12]\d GFLOP/s, copies in memory 1[01].\d GB/s.\*\*", text)
+    assert "of the data sheet" not in text
+    assert "fp8 needs a GPU" in text
+
+
+def test_the_best_product_of_a_data_type_is_of_whichever_side_is_fastest(make_rows):
+    rows = make_rows("NVIDIA H200")
+    rows.loc[(rows["dtype"] == "bf16") & (rows["side"] == 4096), "tflops_per_s"] = 900.0
+    best = selection.best_products(rows)
+    assert list(best["dtype"]) == list(DTYPES)
+    assert best.iloc[0]["side"] == 4096
+    assert selection.best_trained(rows)["tflops_per_s"] == 900.0
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_no_number_of_the_prose_stays_when_every_figure_is_another(make_rows, monkeypatch, tmp_path, name):
+    # Quartiles no longer enclose medians when all are changed, and cannot be drawn.
+    monkeypatch.setattr(section.figures, "rates", lambda _: None)
+    assert numbers_that_stay(lambda rows: BUILD(rows, tmp_path), make_rows(name), keys("ceilings")) == set()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_section_of_a_part_of_the_cells_is_whole(make_rows, tmp_path_factory, name):
+    assert faults_of_parts(BUILD, "ceilings", make_rows(name), tmp_path_factory) == {}
+
+
+def test_the_columns_of_rows_tell_the_rows_of_a_cell_apart(make_rows):
+    assert unnamed_rows("ceilings", make_rows("NVIDIA H200")).empty
+
+
+def test_matrices_are_large_enough_from_where_their_rate_is_near_the_best(make_rows, rendered):
+    rows = make_rows("NVIDIA H200")
+    assert selection.least_side(rows, selection.best_trained(rows)) == 8192
+    assert (
+        "![bf16 products need matrices of 8,192 to come within 10% of their best rate]" in rendered["NVIDIA H200"].text
+    )
