@@ -169,7 +169,7 @@ def _writeup(arguments: argparse.Namespace) -> None:
     from pipeline.report.writeup import write_writeup
 
     write_writeup(
-        arguments.sections, arguments.cells, arguments.scale, dict(arguments.code), arguments.out, arguments.failures
+        arguments.sections, arguments.cells, arguments.scale, arguments.outdated, arguments.out, arguments.failures
     )
 
 
@@ -256,8 +256,8 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     writeup = commands.add_parser("writeup", help="put a first page and the sections together")
     writeup.add_argument("sections", nargs="*", type=Path, metavar="SECTION.md")
     writeup.add_argument("--cells", nargs="+", type=Path, required=True, metavar="CELLS.csv")
-    of_now = "the code that measures a stage now: cells measured by other code are told of"
-    writeup.add_argument("--code", nargs=2, action="append", default=[], metavar=("STAGE", "DIGEST"), help=of_now)
+    changed = "digests of code that has changed since it measured: the first page names the cells"
+    writeup.add_argument("--outdated", nargs="+", default=[], metavar="DIGEST", help=changed)
     writeup.add_argument("--scale", default="", help="which cells were asked for, said on the first page")
     writeup.add_argument("--failures", type=Path, metavar="FAILURES.json", help="what failed, told on the first page")
     writeup.add_argument("--out", type=Path, required=True, metavar="WRITEUP.md")

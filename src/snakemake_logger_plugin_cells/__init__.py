@@ -36,6 +36,8 @@ CHATTER = (
     "Using shell:",
     "Select jobs to execute",
 )
+# Of Snakemake's own memory, which decides nothing here.
+ABOUT_METADATA = "provenance/metadata so that it in part"
 
 # Here, because Snakemake imports its plugins before it parses the command line.
 put_targets_last()
@@ -100,7 +102,7 @@ class LogHandler(LogHandlerBase):
             return self.format(record)
         if event == LogEvent.JOB_FINISHED and (info := self.infos.get(record.job_id)) and is_cell(info.rule_name):
             return _disturbance(info.output)
-        if event in LEFT_OUT or (event is None and str(record.msg).startswith(CHATTER)):
+        if event in LEFT_OUT or (event is None and _is_chatter(str(record.msg))):
             return None
         if event == LogEvent.RUN_INFO and not settings.dryrun:
             return messages.to_do(self.progress, now)
@@ -108,7 +110,7 @@ class LogHandler(LogHandlerBase):
             self._start_reminder()
             if not record.output:  # `all`, which makes nothing
                 return None
-            return f"{messages.state(self.progress, now)} {_what(record)}{_why(record)}"
+            return f"{messages.state(self.progress, now)} {_what(record)}{_why(record, self.plan)}"
         return self.format(record)
 
     def _start_reminder(self) -> None:
@@ -161,14 +163,17 @@ class LogHandler(LogHandlerBase):
         return False
 
 
+def _is_chatter(text: str) -> bool:
+    return text.startswith(CHATTER) or ABOUT_METADATA in text
+
+
 def _what(record: LogRecord) -> str:
     return record.rule_msg or record.rule_name
 
 
-def _why(record: LogRecord) -> str:
-    """Return why a job runs though what it makes is there: what has changed since."""
-    reasons = [reason.partition(":")[0].lower() for reason in record.reason.split("; ")]
-    return "".join(f" ({reason})" for reason in reasons if "changed since" in reason)
+def _why(record: LogRecord, plan: RunPlan) -> str:
+    """Return why a cell is measured though its record is there: what has changed since."""
+    return "".join(f" ({plan.why_stale[path]})" for path in record.output if path in plan.why_stale)
 
 
 def _disturbance(output: Sequence[str]) -> str | None:

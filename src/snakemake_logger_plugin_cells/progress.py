@@ -15,10 +15,14 @@ PRIOR_S = 20.0
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What a run knows before its first job: the seconds expected of cells, by rule and record, and all targets."""
+    """What a run knows before its first job.
+
+    The seconds expected of cells, by rule and record; all targets; why records are stale, complete once all is planned.
+    """
 
     cells_s: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     targets: Sequence[str] = ()
+    why_stale: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass

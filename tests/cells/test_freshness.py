@@ -1,109 +1,158 @@
-import ast
+import copy
+import os
 import sys
+from dataclasses import dataclass
+from types import ModuleType
 
 import pytest
 
-from pipeline.cells import freshness
+from pipeline import loaded_modules
+from pipeline.cells import freshness, sources
+from pipeline.cells.freshness import Present, code_facts, why_stale
 
-PACKAGE = {
-    "__init__.py": "",
-    "measure.py": "import os\nfrom pipeline.subject import model\n\ndef measure():\n    return model.f(1)\n",
-    "subject/__init__.py": "",
-    "subject/model.py": '"""About it."""\n\ndef f(x):\n    """Add."""\n    return x + 1\n\nclass C:\n    """Hold."""\n',
-    "section.py": "TITLE = 'a'\n",
-}
+OF_STAGES = ("pipeline.stages.timing.measure", "pipeline.stages.timing.rows", "pipeline.stages.flash.cell")
+MODULES = ("pipeline", "pipeline.cli", "pipeline.model", *OF_STAGES)
+VERSIONS = {"python": "3.12.1", "torch": "2.13.0"}
+NOW = Present(VERSIONS, gpus=4)
+AFTER_ALL_EDITS = 4e9
+
+
+@dataclass(frozen=True)
+class Settings:
+    steps: int = 10
+    budget_s: float = 2.0
 
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    for name, text in PACKAGE.items():
-        path = tmp_path / "pipeline" / name
+    """A package of which a cell has imported MODULES."""
+    for name in MODULES:
+        path = tmp_path.joinpath(*name.split(".")).with_suffix(".py")
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    monkeypatch.setattr(freshness, "SOURCES", tmp_path)
-    forget()
+        path.write_text("X = 1\n")
+    monkeypatch.setattr(sources, "SOURCES", tmp_path)
+    monkeypatch.setattr(freshness, "loaded_modules", lambda: set(MODULES))
+    sources.forget()
     yield tmp_path / "pipeline"
-    forget()
+    sources.forget()
 
 
-def forget():
-    for function in (freshness._source_path, freshness._imported_modules, freshness._significant_code):
-        function.cache_clear()
+@pytest.fixture
+def record(package):
+    """A record of a cell of 2 GPUs that was measured as all is now."""
+    return {
+        "settings": {"steps": 10, "budget_s": 2.0},
+        "machine": {"software": {**VERSIONS, "cudnn": "9"}, "gpus_available": 8},
+        "code": code_facts("pipeline.stages.timing", AFTER_ALL_EDITS),
+    }
 
 
-def digest_after(path, old, new):
-    assert old in path.read_text()
-    path.write_text(path.read_text().replace(old, new))
-    forget()
-    return freshness.code_digest("pipeline.measure")
+def test_a_record_counts_what_was_imported_but_the_command_line_and_other_stages(record):
+    assert list(record["code"]["modules"]) == ["pipeline.model", "pipeline.stages.timing.measure"]
 
 
-@pytest.mark.parametrize("changed", ["x + 2", "x * 1", "x < 1"])
-def test_arithmetic_in_an_imported_module_changes_the_digest(package, changed):
-    before = freshness.code_digest("pipeline.measure")
-    assert digest_after(package / "subject/model.py", "x + 1", changed) != before
+def test_what_tells_the_memory_of_a_cell_counts_only_where_the_cell_was_skipped_for_it(package, monkeypatch):
+    for name, text in {
+        "stages/timing/needs.py": "from pipeline import model\nfrom pipeline.formulas import peak_memory\n",
+        "stages/timing/measure.py": "from pipeline import model\n",
+        "formulas/peak_memory.py": "X = 1\n",
+    }.items():
+        (package / name).parent.mkdir(exist_ok=True)
+        (package / name).write_text(text)
+    sources.forget()
+    ran = ("pipeline.model", "pipeline.stages.timing.measure")
+    told = ("pipeline.formulas.peak_memory", "pipeline.stages.timing.needs")
+    monkeypatch.setattr(freshness, "loaded_modules", lambda: {*ran, *told})
+    assert set(code_facts("pipeline.stages.timing", AFTER_ALL_EDITS)["modules"]) == {*ran}
+    assert set(code_facts("pipeline.stages.timing", AFTER_ALL_EDITS, measured=False)["modules"]) == {*ran, *told}
 
 
-def test_a_default_of_none_is_not_one_of_zero(package):
-    of_none = digest_after(package / "subject/model.py", "def f(x)", "def f(x, seed=None)")
-    assert digest_after(package / "subject/model.py", "seed=None", "seed=0") != of_none
+def test_everything_outside_is_a_module_of_the_project():
+    assert [name for name in sorted(freshness.OUTSIDE) if sources.source_path(name) is None] == []
+
+
+def test_nothing_is_stale_while_nothing_changes(record):
+    assert why_stale(record, Settings(), 2, NOW) is None
+
+
+def changed(record, *path, value):
+    other = copy.deepcopy(record)
+    part = other
+    for name in path[:-1]:
+        part = part[name]
+    part[path[-1]] = value
+    return other
 
 
 @pytest.mark.parametrize(
-    ("old", "new"),
+    ("path", "value", "why"),
     [
-        ("return x + 1", "return x + 1  # one"),
-        ('"""Add."""', '"""Add one."""'),
-        ('"""About it."""', '"""About the model."""'),
-        ('"""Hold."""', '"""Hold one."""'),
-        ("return x + 1", "return (x\n            + 1)"),
+        (("settings", "steps"), 11, "settings changed"),
+        (("settings",), {"steps": 10}, "settings changed"),
+        (("machine", "software", "torch"), "2.12.0", "another version of torch"),
+        (("machine", "gpus_available"), 1, "2 GPUs for it now"),
+        (("code", "modules"), {}, "its record does not tell the code"),
+        (("code", "modules", "pipeline.gone"), "0" * 16, "code changed: pipeline.gone"),
     ],
 )
-def test_comments_docstrings_and_layout_do_not_change_the_digest(package, old, new):
-    before = freshness.code_digest("pipeline.measure")
-    assert digest_after(package / "subject/model.py", old, new) == before
+def test_what_changed_is_why_a_cell_is_stale(record, path, value, why):
+    assert why_stale(changed(record, *path, value=value), Settings(), 2, NOW) == why
 
 
-def test_a_field_that_only_later_versions_of_python_have_does_not_change_the_digest(package, monkeypatch):
-    before = freshness.code_digest("pipeline.measure")
-    forget()
-    monkeypatch.setattr(ast.FunctionDef, "_fields", (*ast.FunctionDef._fields, "of_a_later_version"))
-    monkeypatch.setattr(ast.FunctionDef, "of_a_later_version", [], raising=False)
-    assert freshness.code_digest("pipeline.measure") == before
+def test_a_version_that_is_not_compared_and_fewer_gpus_than_there_were_change_nothing(record):
+    assert why_stale(changed(record, "machine", "software", "cudnn", value="8"), Settings(), 2, NOW) is None
+    assert why_stale(record, Settings(), 2, Present(VERSIONS, gpus=0)) is None
 
 
-def test_code_that_is_not_reached_does_not_change_the_digest(package):
-    before = freshness.code_digest("pipeline.measure")
-    assert digest_after(package / "section.py", "'a'", "'b'") == before
+def test_a_cell_that_had_all_it_asked_for_does_not_wait_for_more(record):
+    assert why_stale(changed(record, "machine", "gpus_available", value=2), Settings(), 2, NOW) is None
 
 
-def test_the_packages_around_a_reached_module_count(package):
-    before = freshness.code_digest("pipeline.measure")
-    (package / "subject/__init__.py").write_text("import torch\n")
-    forget()
-    assert freshness.code_digest("pipeline.measure") != before
+def test_edited_modules_make_stale_those_that_imported_them(record, package):
+    (package / "cli.py").write_text("X = 2\n")
+    (package / "stages/flash/cell.py").write_text("X = 2\n")
+    (package / "model.py").write_text("X = 1  # as before\n")
+    sources.forget()
+    assert why_stale(record, Settings(), 2, NOW) is None
+    for path in ("model.py", "stages/timing/measure.py"):
+        (package / path).write_text("X = 2\n")
+    sources.forget()
+    assert why_stale(record, Settings(), 2, NOW) == "code changed: pipeline.model and 1 more"
 
 
-def test_an_import_inside_a_function_is_followed(package):
-    (package / "late.py").write_text("Y = 1\n")
-    digest_after(package / "subject/model.py", "return x + 1", "from pipeline import late\n    return x + late.Y")
-    assert "pipeline.late" in freshness.reached_modules("pipeline.measure")
+def test_of_a_module_edited_while_the_cell_ran_no_version_is_believed(package):
+    edited = package / "model.py"
+    os.utime(edited, (2_000, 2_000))
+    for path in package.rglob("*.py"):
+        if path != edited:
+            os.utime(path, (1_000, 1_000))
+    modules = code_facts("pipeline.stages.timing", issued_at=1_500)["modules"]
+    assert modules["pipeline.model"] == freshness.CHANGED_MEANWHILE
+    assert modules["pipeline.stages.timing.measure"] == sources.module_digest("pipeline.stages.timing.measure")
 
 
-def test_timing_reaches_the_model_and_its_instrument_but_no_report_and_no_other_stage():
-    reached = freshness.reached_modules("pipeline.stages.timing.measure")
-    assert {"pipeline.model.transformer", "pipeline.attention.eager"} <= reached
-    assert "pipeline.instruments.sampling.step_timing" in reached
-    assert not [name for name in reached if name.startswith("pipeline.report")]
-    stages = {name for name in reached if name.startswith("pipeline.stages.")}
-    assert all(name.startswith("pipeline.stages.timing") for name in stages)
+def test_what_other_processes_imported_counts(monkeypatch):
+    monkeypatch.setattr(loaded_modules, "_loaded_elsewhere", set())
+    monkeypatch.setitem(sys.modules, "pipelines", ModuleType("pipelines"))
+    before = loaded_modules.loaded_modules()
+    assert {"pipeline", "pipeline.cells.freshness"} <= before
+    assert "pipelines" not in before
+    loaded_modules.add_loaded_elsewhere(["pipeline.of_a_rank"])
+    assert loaded_modules.loaded_modules() - before == {"pipeline.of_a_rank"}
 
 
-def test_taking_a_digest_imports_nothing():
-    import subprocess
-
-    code = (
-        "import sys; from pipeline.cells.freshness import code_digest\n"
-        "code_digest('pipeline.stages.timing.measure'); sys.exit('torch' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+def test_a_recipe_changes_with_code_data_inputs_and_words_but_not_with_their_place_or_order(tmp_path):
+    here, there = tmp_path / "page.j2", tmp_path / "moved/page.j2"
+    there.parent.mkdir()
+    here.write_text("text")
+    there.write_text("text")
+    recipe = freshness.recipe("code", [here], ["a", "b"], ["--scale", "paper"])
+    assert freshness.recipe("code", [there], ["b", "a"], ["--scale", "paper"]) == recipe
+    there.write_text("other text")
+    others = [
+        freshness.recipe("other code", [here], ["a", "b"], ["--scale", "paper"]),
+        freshness.recipe("code", [there], ["a", "b"], ["--scale", "paper"]),
+        freshness.recipe("code", [here], ["a"], ["--scale", "paper"]),
+        freshness.recipe("code", [here], ["a", "b"], ["--scale", "smoke"]),
+    ]
+    assert len({recipe, *others}) == 5

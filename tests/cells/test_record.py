@@ -151,3 +151,16 @@ def test_a_record_may_say_how_busy_the_host_was(host):
 )
 def test_what_a_record_says_of_the_host_is_checked(host, complaint):
     assert f"cell.json is no record: {complaint}: " in complaint_about({**RECORD, "host": host})
+
+
+@pytest.mark.parametrize(
+    ("modules", "complaint"),
+    [
+        (["pipeline"], 'code.modules is ["pipeline"], allowed is an object'),
+        ({"pipeline/../secrets": "abc"}, 'code.modules has "pipeline/../secrets", allowed are names of modules'),
+        ({"os.path": "abc"}, 'code.modules has "os.path", allowed are names of modules'),
+        ({"pipeline.model": 1}, "code.modules.pipeline.model is 1, allowed is text"),
+    ],
+)
+def test_modules_that_could_name_any_file_are_refused(modules, complaint):
+    assert complaint in complaint_about({**RECORD, "code": {"digest": "abc", "modules": modules}})

@@ -49,7 +49,7 @@ def same_process_afterwards(monkeypatch, tmp_path):
     monkeypatch.setattr(locks, "_held", {})
     monkeypatch.setenv(locks.FOLDER_VARIABLE, str(tmp_path / "locks"))
     affinity, threads, environment = os.sched_getaffinity(0), torch.get_num_threads(), dict(os.environ)
-    monkeypatch.setattr(run.freshness, "code_digest", lambda _module: "digest")
+    monkeypatch.setattr(run.freshness, "code_facts", lambda *_, **__: {"digest": "digest", "modules": {}})
     yield
     os.sched_setaffinity(0, affinity)
     torch.set_num_threads(threads)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from pipeline.cells.worker.server import PRELOADED
+from pipeline.cells.worker.child import PRELOADED
 from pipeline.compat import torch_private
 
 

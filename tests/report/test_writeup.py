@@ -94,7 +94,7 @@ def test_the_writeup_holds_machine_outcomes_and_sections(tmp_path):
     skipped = line(status="skipped", reason="needs 4 GPUs, 1 present")
     pd.DataFrame([line(), skipped]).to_csv(cells, index=False)
     section.write_text("## Timing\n\nIt is fast.\n")
-    write_writeup([section], [cells], "paper", {}, out)
+    write_writeup([section], [cells], "paper", [], out)
     text = out.read_text()
     assert "at scale `paper`, from" in text
     for part in ("NVIDIA H200", "1234567", "It is fast.", "needs 4 GPUs, 1 present", "| timing | 1 | 0 | 1 | 0 |"):
@@ -107,7 +107,7 @@ def test_text_of_records_is_shown_on_the_page_and_not_obeyed(tmp_path):
     texts = ("stage", "cell", "reason", "machine", "python", "torch", "triton", "cuda", "driver", "commit", "command")
     hostile = dict.fromkeys(texts, HOSTILE) | {"status": "skipped"}
     pd.DataFrame([line(), busy(**hostile)]).to_csv(cells, index=False)
-    write_writeup([section], [cells], HOSTILE, {}, out)
+    write_writeup([section], [cells], HOSTILE, [], out)
     text = out.read_text().removeprefix("# What this machine")
     assert text.count("alert(1)") > len(texts)  # the scale too; some stand in two places
     assert "- It is **fast**.\n" in text
@@ -116,7 +116,7 @@ def test_text_of_records_is_shown_on_the_page_and_not_obeyed(tmp_path):
 
 def test_what_nobody_asked_for_in_this_run_has_no_scale(tmp_path):
     pd.DataFrame([line()]).to_csv(tmp_path / "cells.csv", index=False)
-    write_writeup([], [tmp_path / "cells.csv"], "", {}, tmp_path / "writeup.md")
+    write_writeup([], [tmp_path / "cells.csv"], "", [], tmp_path / "writeup.md")
     assert "Measured on **NVIDIA H200**, from" in (tmp_path / "writeup.md").read_text()
 
 
@@ -127,7 +127,7 @@ def test_what_nobody_asked_for_in_this_run_has_no_scale(tmp_path):
 def test_what_was_measured_by_code_that_has_changed_since_is_told(tmp_path, digests, told):
     cells, out = tmp_path / "cells.csv", tmp_path / "writeup.md"
     pd.DataFrame([*(line(digest=digest) for digest in digests), line(stage="flash")]).to_csv(cells, index=False)
-    write_writeup([], [cells], "", {"timing": "abc", "flash": "abc"}, out)
+    write_writeup([], [cells], "", ["def"], out)
     (words,) = re.findall(r"the code that measured (.*) has changed", out.read_text()) or [None]
     assert words == told
 
@@ -143,7 +143,7 @@ def test_cells_on_a_busy_host_are_named_on_the_first_page_with_how_busy_it_was(t
     pd.DataFrame([quiet, busy(), shared]).to_csv(cells, index=False)
     section = tmp_path / "timing.md"
     section.write_text("## Timing\n")
-    write_writeup([section], [cells], "paper", {}, out)
+    write_writeup([section], [cells], "paper", [], out)
     text = out.read_text()
     assert "**Measured on a busy host: 1 of 3 cells.**" in text[: text.index("| machine |")]
     (told,) = re.findall(r"^### Cells on a busy host\n\n.*\n.*\n((?:\|.*\n)+)", text, re.MULTILINE)
@@ -156,7 +156,7 @@ def test_cells_on_a_busy_host_are_named_on_the_first_page_with_how_busy_it_was(t
 def test_a_quiet_host_and_records_that_do_not_tell_are_not_mentioned(tmp_path, lines):
     cells, out = tmp_path / "cells.csv", tmp_path / "writeup.md"
     pd.DataFrame(lines).to_csv(cells, index=False)
-    write_writeup([], [cells], "paper", {}, out)
+    write_writeup([], [cells], "paper", [], out)
     assert "busy host" not in out.read_text()
     assert "| waiting |" not in out.read_text()
 
@@ -165,14 +165,14 @@ def test_records_of_before_and_after_the_host_was_told_make_one_page(tmp_path):
     tables = [tmp_path / "old.csv", tmp_path / "new.csv"]
     for path, cell in zip(tables, (line(), busy()), strict=True):
         pd.DataFrame([cell]).to_csv(path, index=False)
-    write_writeup([], tables, "", {}, tmp_path / "writeup.md")
+    write_writeup([], tables, "", [], tmp_path / "writeup.md")
     assert "**Measured on a busy host: 1 of 2 cells.**" in (tmp_path / "writeup.md").read_text()
 
 
 def test_no_cells_is_one_line(tmp_path):
     (tmp_path / "cells.csv").write_text("")
     with pytest.raises(UserError, match=r"cells.csv is no table"):
-        write_writeup([], [tmp_path / "cells.csv"], "paper", {}, tmp_path / "writeup.md")
+        write_writeup([], [tmp_path / "cells.csv"], "paper", [], tmp_path / "writeup.md")
 
 
 @pytest.mark.parametrize("lacking", ["start_up_s", "digest", "driver", "reason"])
@@ -180,7 +180,7 @@ def test_a_table_that_is_none_of_cells_is_named_with_what_it_lacks(tmp_path, lac
     cells, out = tmp_path / "cells.csv", tmp_path / "writeup.md"
     pd.DataFrame([line()]).drop(columns=lacking).to_csv(cells, index=False)
     with pytest.raises(UserError, match=f"cells.csv is no table of cells, for it has no {lacking}$"):
-        write_writeup([], [cells], "paper", {}, out)
+        write_writeup([], [cells], "paper", [], out)
     assert not out.exists()
 
 
@@ -193,7 +193,7 @@ def test_a_section_that_cannot_be_read_is_named(tmp_path, content, complaint):
     if content is not None:
         section.write_bytes(content)
     with pytest.raises(UserError, match=complaint):
-        write_writeup([section], [cells], "paper", {}, out)
+        write_writeup([section], [cells], "paper", [], out)
     assert not out.exists()
 
 
@@ -274,7 +274,7 @@ def test_what_failed_is_named_at_the_top_with_its_log(tmp_path):
     lost = Failure("memory size=xl", "memory", ("memory.json",), "logs/memory/size=xl.log", "SIGSEGV")
     section = Failure("section flash", "", ("flash.md",), "logs/flash/section.log", "ValueError: no")
     write_failures(tmp_path / "failures.json", Failures((xl, lost, section)))
-    write_writeup([], [tmp_path / "cells.csv"], "", {}, tmp_path / "writeup.md", tmp_path / "failures.json")
+    write_writeup([], [tmp_path / "cells.csv"], "", [], tmp_path / "writeup.md", tmp_path / "failures.json")
     page = (tmp_path / "writeup.md").read_text()
     top, _, _ = page.partition("| machine |")
     assert "**Missing, because it failed: 2 cells and 1 report step.** No cell of memory could be" in top
@@ -284,5 +284,5 @@ def test_what_failed_is_named_at_the_top_with_its_log(tmp_path):
 
 def test_a_run_in_which_nothing_failed_says_nothing_of_it(tmp_path):
     pd.DataFrame([line()]).to_csv(tmp_path / "cells.csv", index=False)
-    write_writeup([], [tmp_path / "cells.csv"], "", {}, tmp_path / "writeup.md")
+    write_writeup([], [tmp_path / "cells.csv"], "", [], tmp_path / "writeup.md")
     assert "failed" not in (tmp_path / "writeup.md").read_text().partition("| machine |")[0]

@@ -3,7 +3,9 @@
 import inspect
 import json
 import logging
+import sys
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -23,7 +25,10 @@ from ..records import record
 PLAN = RunPlan({"measure_timing": {"a.json": 10.0, "b.json": 20.0}}, ["reports/writeup.md"])
 RECORD = record()
 HOST = {"cores": 2.0, "others_cores": 1.73, "busy": True, "load_before": 2.0, "load_after": 2.0}
-CHATTER = ["Building DAG of jobs...", "Using shell: /usr/bin/bash", "Select jobs to execute..."]
+CHATTER = [
+    *("Building DAG of jobs...", "Using shell: /usr/bin/bash", "Select jobs to execute..."),
+    "2 jobs have missing provenance/metadata so that it in part cannot be used to trigger re-runs.\nRules: a",
+]
 
 
 @pytest.fixture
@@ -81,14 +86,12 @@ def test_a_run_is_a_line_of_what_to_do_and_a_line_a_job(run, capsys):
     ]
 
 
-def test_why_a_cell_is_measured_again_stands_behind_it(run, capsys):
+def test_why_a_cell_is_measured_again_stands_behind_it(run, capsys, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "PLAN", replace(PLAN, why_stale={"a.json": "settings changed"}))
     manager = run()
-    log_jobs(manager, "Code has changed since last execution; Params have changed since last execution: before: 1")
+    log_jobs(manager)
     manager.stop()
-    line = capsys.readouterr().err.splitlines()[1]
-    assert line.endswith(
-        "timing size=tiny (code has changed since last execution) (params have changed since last execution)"
-    )
+    assert capsys.readouterr().err.splitlines()[1].endswith("timing size=tiny (settings changed)")
 
 
 def test_errors_warnings_and_what_else_snakemake_says_come_through(run, capsys):
@@ -210,5 +213,5 @@ def test_a_terminal_that_is_gone_does_not_end_the_run(run, monkeypatch):
 
 def test_the_texts_left_out_are_those_that_snakemake_has():
     sources = "".join(map(inspect.getsource, (api, dag, workflow, job_scheduler)))
-    for text in plugin.CHATTER:
+    for text in (*plugin.CHATTER, plugin.ABOUT_METADATA):
         assert f'"{text}' in sources

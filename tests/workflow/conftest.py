@@ -1,5 +1,6 @@
 """A copy of the project, small and measured once, that tests may edit and run Snakemake in."""
 
+import logging
 import os
 import re
 import shutil
@@ -9,6 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from snakemake.api import SnakemakeApi
+from snakemake.logging import logger
+from snakemake.settings.enums import Quietness, RerunTrigger
+from snakemake.settings.types import ConfigSettings, DAGSettings, OutputSettings, ResourceSettings
+from snakemake_interface_logger_plugins.common import LogEvent
+
+from pipeline.cells import orphans, sources
+from pipeline.cells.quiet_host import RUN_VARIABLE
 
 ROOT = Path(__file__).parents[2]
 CONFIG = "{scale: two_cells, measure: true, overrides: {}}"
@@ -86,3 +95,48 @@ def project(measured, tmp_path):
 def without_worker(monkeypatch):
     """Measure in ordinary processes: a single cell is done before a worker has started."""
     monkeypatch.setenv("PIPELINE_WORKER", "off")
+
+
+class _Counts(logging.Handler):
+    """Keeps how often a run would execute each rule."""
+
+    def __init__(self):
+        super().__init__()
+        self.by_rule = {}
+
+    def emit(self, record):
+        if getattr(record, "event", None) == LogEvent.RUN_INFO:
+            self.by_rule = {rule: count for rule, count in record.stats.items() if rule != "total"}
+
+
+@pytest.fixture
+def plan(monkeypatch):
+    """Return what plans a run of a project in this process, a tenth of the time of one's own: the counts by rule.
+
+    The project's files are read, but the workflow's code is this checkout's.
+    """
+
+    def planned(project, *targets, **config):
+        counts = _Counts()
+        with monkeypatch.context() as patch:
+            patch.setattr(sources, "SOURCES", project.root / "src")
+            patch.setattr(orphans, "end_with_this_process", lambda: None)
+            patch.setenv(RUN_VARIABLE, "planning")
+            sources.forget()
+            with SnakemakeApi(OutputSettings(quiet={Quietness.ALL}, dryrun=True)) as snakemake:
+                workflow = snakemake.workflow(
+                    ResourceSettings(cores=1),
+                    ConfigSettings(config=config),
+                    snakefile=project.root / "workflow/Snakefile",
+                    workdir=project.root,
+                )
+                dag = workflow.dag(DAGSettings(targets=frozenset(targets), rerun_triggers={RerunTrigger.MTIME}))
+                logger.addHandler(counts)
+                try:
+                    dag.execute_workflow("dryrun")
+                finally:
+                    logger.removeHandler(counts)
+        sources.forget()
+        return counts.by_rule
+
+    return planned

@@ -1,54 +1,131 @@
+"""What an edit makes again: counts of the jobs that a dry run plans, over one small run of three stages."""
+
+import contextlib
+import json
+import shutil
+from dataclasses import replace
+
 import pytest
+
+from pipeline.instruments.machine import identity
 
 pytestmark = pytest.mark.workflow
 
+CELLS = {
+    "flash": {
+        "settings": {"threads": 1, "max_samples": 3, "min_samples": 3, "budget_s": 0.1},
+        "grids": [{"dtype": ["fp32"], "head_dim": [16], "seq_len": [32]}],
+    },
+    "accounting": {"grids": [{"question": ["mesh"]}]},
+}
 
+
+@pytest.fixture(scope="module")
+def run(measured, tmp_path_factory):
+    """A run of two cells of timing, one of flash and one of accounting, which tests leave as it is."""
+    root = tmp_path_factory.mktemp("three_stages") / "project"
+    shutil.copytree(measured.root, root)
+    project = replace(measured, root=root)
+    code, output = project.snakemake("--config", f"overrides={json.dumps(CELLS)}")
+    assert code == 0, output
+    return project
+
+
+@contextlib.contextmanager
 def edited(project, path, old, new):
+    """Replace a text in a file for a while; its time stays new, which is to make no difference."""
     file = project.root / path
-    assert old in file.read_text()
-    file.write_text(file.read_text().replace(old, new))
-    return project.planned("reports/writeup.md")
+    before = file.read_text()
+    assert old in before
+    file.write_text(before.replace(old, new))
+    try:
+        yield
+    finally:
+        file.write_text(before)
 
 
-def test_a_comment_in_the_model_measures_nothing(project):
-    path, code = "src/pipeline/model/transformer.py", "ROPE_THETA = 10_000.0"
-    assert edited(project, path, code, f"{code}  # as in the paper") == {}
+def measured_again(**cells):
+    """Return the counts where these cells are measured again, each the only one of its table."""
+    stages = {stage: count for stage, count in cells.items() if count}
+    jobs = {f"{rule}_{stage}": count for stage, count in stages.items() for rule in ("measure", "tabulate")}
+    sections = dict.fromkeys((f"section_{stage}" for stage in stages), 1)
+    return {**jobs, **sections, "tabulate_cells": len(stages), "writeup": 1}
 
 
-def test_arithmetic_in_the_model_measures_every_cell_that_runs_it(project):
-    path, code = "src/pipeline/model/transformer.py", "ROPE_THETA = 10_000.0"
-    planned = edited(project, path, code, "ROPE_THETA = 20_000.0")
-    assert planned["measure_timing"] == 2
-    assert {"tabulate_timing", "tabulate_cells", "section_timing", "writeup"} <= set(planned)
+ALL = measured_again(timing=2, flash=1, accounting=1)
+PAGES = {rule: count for rule, count in ALL.items() if not rule.startswith("measure")}
+EDITS = {
+    "a comment in the model": ("model/transformer.py", "ROPE_THETA = 10_000.0", "ROPE_THETA = 10_000.0  # usual", {}),
+    "the command line": ("cli.py", "BAD_INPUT = 2", "BAD_INPUT = 4", {}),
+    "the model": ("model/transformer.py", "10_000.0", "20_000.0", measured_again(timing=2)),
+    "a kernel": ("attention/triton/kernels/forward.py", "tl.exp2(", "1.0 * tl.exp2(", measured_again(flash=1)),
+    "a formula": ("formulas/mesh.py", "return ", "return 1 * ", measured_again(accounting=1)),
+    "an instrument": ("instruments/sampling/kernel_timing.py", "return ", "return 1 * ", measured_again(flash=1)),
+    "how a cell is run": ("cells/run.py", "host.settle()", "host.settle(), None", ALL),
+    "what a worker imports": ("cells/worker/child.py", "gc.collect()", "gc.collect(1)", ALL),
+    "the tabulator": ("cells/tabulate.py", "STATUSES.index(", "-1 * STATUSES.index(", PAGES),
+    "a baseline": ("report/published/flash.csv", "424.439", "424.438", {"section_flash": 1, "writeup": 1}),
+    "a template": ("report/writeup.md.j2", "# ", "# On ", {"writeup": 1}),
+    "a section": ("stages/timing/report/section.py", "return ", "return 1 * ", {"section_timing": 1, "writeup": 1}),
+}
 
 
-def test_a_figure_is_drawn_again_without_measuring(project):
-    path = "src/pipeline/report/figures.py"
-    planned = edited(project, path, "import matplotlib as mpl\n", "import matplotlib as mpl\n\nUNUSED = 1\n")
-    assert "section_timing" in planned
-    assert "writeup" in planned
-    assert "measure_timing" not in planned
+def without_all(counts):
+    return {rule: count for rule, count in counts.items() if rule != "all"}
 
 
-def test_the_prose_is_rendered_again_without_measuring(project):
-    planned = edited(
-        project, "src/pipeline/stages/timing/report/section.py", 'TITLE, EXERCISE = "', 'TITLE, EXERCISE = "So: '
-    )
-    assert "section_timing" in planned
-    assert "measure_timing" not in planned
+@pytest.mark.parametrize("what", EDITS)
+def test_an_edit_makes_again_what_depends_on_it_and_nothing_else(run, plan, what):
+    path, old, new, expected = EDITS[what]
+    with edited(run, f"src/pipeline/{path}", old, new):
+        assert without_all(plan(run, overrides=CELLS)) == expected
 
 
-def test_a_changed_setting_measures_again(project):
-    settings = "overrides={timing: {settings: {batch_size: 2}}}"
-    assert project.planned("reports/writeup.md", "--config", settings)["measure_timing"] == 2
+def test_without_snakemakes_memory_the_same_is_fresh_and_the_same_stale(run, plan, tmp_path):
+    copy = replace(run, root=tmp_path / "copy")
+    shutil.copytree(run.root, copy.root)
+    shutil.rmtree(copy.root / ".snakemake")
+    assert plan(copy, overrides=CELLS) == {}
+    for what in ("a kernel", "the tabulator", "a template"):
+        path, old, new, expected = EDITS[what]
+        with edited(copy, f"src/pipeline/{path}", old, new):
+            assert without_all(plan(copy, overrides=CELLS)) == expected
 
 
-def test_a_new_cell_leaves_the_others_alone(project):
-    grid = "overrides={timing: {grids: [{size: [tiny], context_length: [16, 17], precision: [fp32, bf16]}]}}"
-    assert project.planned("reports/writeup.md", "--config", grid)["measure_timing"] == 2
+def test_results_copied_to_another_checkout_are_not_measured_again(run, plan, tmp_path):
+    copy = replace(run, root=tmp_path / "copy")
+    for folder in ("src", "workflow", "config"):
+        shutil.copytree(run.root / folder, copy.root / folder, copy_function=shutil.copy)  # as new as a clone's
+    shutil.copytree(run.root / "results", copy.root / "results")
+    assert set(without_all(plan(copy, overrides=CELLS))) == {
+        *("section_timing", "section_flash", "section_accounting", "writeup")
+    }
 
 
-def test_another_version_of_torch_measures_again(project):
-    build = project.root / "src/pipeline/instruments/machine/identity.py"
-    build.write_text(build.read_text().replace('_installed_version("torch")', '"99.0"'))
-    assert project.planned("reports/writeup.md")["measure_timing"] == 2
+def test_a_record_is_a_target_by_itself(run, plan):
+    record_path = str(run.records()[0].relative_to(run.root))
+    assert plan(run, record_path) == {}
+    with edited(run, "src/pipeline/model/transformer.py", "10_000.0", "20_000.0"):
+        assert plan(run, record_path) == {"measure_timing": 1}
+
+
+def test_a_changed_setting_measures_again(run, plan):
+    counts = plan(run, overrides={**CELLS, "timing": {"settings": {"batch_size": 2}}})
+    assert without_all(counts) == measured_again(timing=2)
+
+
+def test_a_new_cell_leaves_the_others_alone(run, plan):
+    grid = {"grids": [{"size": ["tiny"], "context_length": [16, 17], "precision": ["fp32", "bf16"]}]}
+    assert without_all(plan(run, overrides={**CELLS, "timing": grid})) == measured_again(timing=2)
+
+
+def test_a_cell_less_makes_its_table_again(run, plan):
+    grid = {"grids": [{"size": ["tiny"], "context_length": [16], "precision": ["fp32"]}]}
+    counts = without_all(plan(run, overrides={**CELLS, "timing": grid}))
+    assert counts == {"tabulate_cells": 1, "section_timing": 1, "writeup": 1}
+
+
+def test_another_version_of_torch_measures_again(run, plan, monkeypatch):
+    versions = {**identity.software_versions(), "torch": "99.0"}
+    monkeypatch.setattr(identity, "software_versions", lambda: versions)
+    assert without_all(plan(run, overrides=CELLS)) == ALL

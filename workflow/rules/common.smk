@@ -7,13 +7,15 @@ from pathlib import Path
 
 from snakemake.logging import logger
 
-from pipeline.cells import expected, fields, freshness, layout, locks, orphans, preflight
+from pipeline.cells import expected, fields, freshness, layout, locks, orphans, preflight, sources
 from pipeline.cells.worker import client
 from pipeline.cells.config import check_something_to_write, idle_overrides, load_plan
 from pipeline.cells.disk import DISK_FULL
 from pipeline.cells.failures import Failure, Failures, how_it_ended, read_failures, write_failures
 from pipeline.cells.quiet_host import RUN_VARIABLE
+from pipeline.cells.record import read_head
 from pipeline.cells.stage import shares_host
+from pipeline.compat import snakemake_private as private
 from pipeline.errors import or_exit
 from pipeline.instruments.machine import identity
 from pipeline.registry import stages
@@ -26,15 +28,16 @@ ROOT = Path(workflow.basedir).parent
 GPUS_PRESENT = identity.gpu_count()
 
 
-def jobs_go_to_a_scheduler():
-    """Tell whether other machines run the jobs; the executor itself is not known yet, while rules are read."""
-    return workflow.resource_settings.nodes is not None
+SCHEDULED = private.uses_a_scheduler(workflow)
 
 
-def gpus_available():
-    """Return how many GPUs a cell can get: those present, or fewer where --resources gpu= says so."""
-    limits = workflow.global_resources
-    return min(GPUS_PRESENT, limits["gpu"].value) if "gpu" in limits else GPUS_PRESENT
+def present():
+    """Return what cells would be measured with now, as far as it can be told where a scheduler's machines measure."""
+    limit = private.gpu_limit(workflow)
+    software = identity.software_versions()
+    if SCHEDULED:
+        del software["driver"]
+    return freshness.Present(software, GPUS_PRESENT if limit is None else min(GPUS_PRESENT, limit))
 
 
 def checked_plan():
@@ -48,7 +51,7 @@ def checked_plan():
         )
     check_something_to_write(plan, RESULTS)
     # The machine that measures may then be another: its own parse of this file checks.
-    if plan.measure and not FAILURES.failed and not jobs_go_to_a_scheduler():
+    if plan.measure and not FAILURES.failed and not SCHEDULED:
         preflight.check_results(RESULTS, identity.machine_kind(), stages())
         locks.check_folder()
     # For every target: which are asked for is not known yet, while rules are read.
@@ -79,10 +82,9 @@ class Stage:
         self.tables_asked_for = self.tables_of(cells.values())
         self.settings = plan.settings
         self.settings_words = [f"--set={word}" for word in fields.words(plan.settings)]
-        self.code = freshness.code_digest(f"pipeline.stages.{name}.measure")
-        self.report_code = freshness.code_digest(f"pipeline.stages.{name}.report.section")
-        template = ROOT / f"src/pipeline/stages/{name}/report/section.md.j2"
-        self.template = freshness.file_digest(template) if template.exists() else ""
+        package = self.declared.package
+        self.declarations = {f"{package}.cell", f"{package}.rows", "pipeline.cells.timed_rows"}
+        self.table = Made(self.table_pattern, {"records": self.records_of}, TABULATOR | self.declarations)
 
     def planned(self, cells):
         """Return the cells to measure by the paths of their records."""
@@ -147,47 +149,73 @@ class Stage:
         A scheduler's profile says how many cores its jobs get.
         """
         shared = shares_host(self.cell(wildcards), on_gpu=GPUS_PRESENT > 0)
-        return 1 if shared or jobs_go_to_a_scheduler() else workflow.cores
+        return 1 if shared or SCHEDULED else workflow.cores
 
     def gpus(self, wildcards):
         """Return how many GPUs the cell asks for."""
         return self.cell(wildcards).gpus
 
-    def gpus_to_have(self, wildcards):
-        """Return how many GPUs the cell would get now: it is stale when that is more than it had."""
-        return min(self.cell(wildcards).gpus, gpus_available())
+    def measured_again_if_stale(self, wildcards):
+        """Return no input: a cell has none. Where its record is stale, have Snakemake measure it again."""
+        cell, path = self.cell(wildcards), Path(self.record_pattern.format(**wildcards))
+        if path.exists() and (why := freshness.why_stale(read_head(path, stages()), self.settings, cell.gpus, PRESENT)):
+            WHY_STALE[str(path)] = why
+            private.force(workflow, [str(path)])
+        return []
+
+    def section(self):
+        """Return the section as what is made; it is written again also where a figure that it shows is gone.
+
+        Snakemake sees the folder of figures, not what is in it.
+        """
+        name = self.folder.name
+        package = f"{self.declared.package}.report"
+        code = sources.reached_modules(f"{package}.section", "pipeline.report.writeup") | self.declarations
+        path = f"{REPORTS}/sections/{name}.md"
+        return Made(
+            path,
+            {"records": self.records_of_section()},
+            code,
+            sources.data_files(name for name in code if name.startswith(package)),
+            is_damaged=lambda: missing_images(Path(path), REPORTS),
+        )
 
 
-def wanted(paths, by):
-    """Return an input function that gives these files, and has Snakemake make those that have gone missing.
+class Made:
+    """A table or a page as its rule sees it: what it is made of, and whether it has to be made again.
 
-    by: the file made of them. Where that is there, Snakemake by itself would not miss them, so that a record that is
-    gone would never be measured again. Unlike --forcerun this makes only what is needed for the targets.
+    path: where it is; inputs: its files by name, or functions of wildcards that give them; code, data and words: the
+    modules that make it, the other files that they read, and words of their command.
     """
 
-    def files_to_have(wildcards):
-        found = paths(wildcards) if callable(paths) else paths
-        if Path(by.format(**wildcards)).exists():
-            workflow.dag.forcefiles.update(path for path in found if not Path(path).exists())
-        return found
+    def __init__(self, path, inputs, code, data=(), words=(), is_damaged=lambda: False):
+        self.path, self.given, self.is_damaged = path, inputs, is_damaged
+        self.code, self.data, self.words = code, data, words
+        folder, _, name = path.rpartition("/")
+        self.recipe_path = f"{folder}/.{name}.recipe"
 
-    return files_to_have
+    def inputs(self, wildcards):
+        """Return the input files, and have Snakemake make what it would not miss, or not see to be stale, by itself.
 
+        Where this is there, Snakemake would not miss its inputs, so that a record that is gone would never be measured
+        again; nor does it know of modules and templates. Unlike --forcerun, this makes only what the targets need.
+        """
+        inputs = {name: paths(wildcards) if callable(paths) else paths for name, paths in self.given.items()}
+        made, paths = Path(self.path.format(**wildcards)), sum(inputs.values(), [])
+        if made.exists():
+            private.force(workflow, [path for path in paths if not Path(path).exists()])
+            if self.is_damaged() or self.former_recipe(wildcards) != self.recipe(wildcards, paths):
+                private.force(workflow, [str(made)])
+        return inputs
 
-def wanted_by_section(name):
-    """Return the input function of a section: its records; it is written again where a figure that it shows is gone.
+    def recipe(self, wildcards, input):
+        """Return the digest of how this is made now."""
+        return freshness.recipe(sources.code_digest(self.code), self.data, input, self.words)
 
-    Snakemake sees the folder of figures, not what is in it.
-    """
-    section = REPORTS / f"sections/{name}.md"
-    records = wanted(STAGES[name].records_of_section(), by=str(section))
-
-    def records_to_have(wildcards):
-        if missing_images(section, REPORTS):
-            workflow.dag.forcefiles.add(str(section))
-        return records(wildcards)
-
-    return records_to_have
+    def former_recipe(self, wildcards):
+        """Return the digest of how this was made; None where that cannot be told."""
+        path = Path(self.recipe_path.format(**wildcards))
+        return path.read_text().strip() if path.is_file() else None
 
 
 def files_words(wildcards, output):
@@ -199,7 +227,7 @@ def run_plan():
     """Return what the terminal is told of this run before its first job."""
     cells_s = {f"measure_{name}": stage.expected_s() for name, stage in STAGES.items()} if PLAN.measure else {}
     targets = [target for name in STAGES_TO_WRITE for target in STAGES[name].targets()]
-    return RunPlan(cells_s, ["all", "reports/writeup.md", *targets])
+    return RunPlan(cells_s, ["all", "reports/writeup.md", *targets], WHY_STALE)
 
 
 def one_of(words):
@@ -212,9 +240,20 @@ def stage_records(wildcards):
     return STAGES[wildcards.stage].records()
 
 
+def outdated():
+    """Return the digests of the code that measured what is rendered, of all code that has changed since."""
+    if PLAN.measure:  # what such code measured is measured again
+        return []
+    heads = [read_head(path, stages()) for stage in STAGES.values() for path in stage.cells]
+    return sorted({head["code"]["digest"] for head in heads if freshness.has_changed_code(head)})
+
+
 # Given by a run in which something failed to the one that makes what can be made of the rest: see failed.smk.
 FAILURES_FILE = config.pop("failures", None)
 FAILURES = or_exit("snakemake", read_failures, Path(FAILURES_FILE)) if FAILURES_FILE else Failures()
+PRESENT = present()
+TABULATOR = sources.reached_modules("pipeline.cells.tabulate")
+WHY_STALE = {}  # what has changed since a record was measured, by its path: filled while Snakemake plans
 PLAN = or_exit("snakemake", checked_plan)
 STAGES = or_exit("snakemake", lambda: {name: Stage(name) for name in PLAN.stages})
 STAGES_TO_WRITE = [name for name, stage in STAGES.items() if stage.records()]
@@ -224,16 +263,16 @@ STAGES_WITH_TABLES = [name for name in STAGES_TO_WRITE if STAGES[name].tables()]
 SECTIONS = FAILURES.without(f"reports/sections/{name}.md" for name in STAGES_WITH_TABLES)
 FIGURES = FAILURES.without(f"reports/figures/{name}" for name in STAGES_WITH_TABLES)
 WRITEUP = "reports/writeup.md"
-SOFTWARE = " ".join(f"{name}={version}" for name, version in identity.software_versions().items())
+CELL_TABLE = Made("results/{stage}/cells.csv", {"records": stage_records}, TABULATOR)
 DISK_IS_FULL = "snakemake: the disk is full, nothing more is measured: make room and run the same command again"
 # Each job's own Snakemake, on another machine too, belongs to the same run.
 os.environ.setdefault(RUN_VARIABLE, f"{os.getpid()}-{time.time_ns()}")
 
 # A cell ends with the Snakemake that runs it. Where a scheduler runs the jobs, each has one of its own.
-if not jobs_go_to_a_scheduler():
+if not SCHEDULED:
     orphans.end_with_this_process()
 # Such a job is one cell: no other would use its worker.
-if workflow.remote_exec:
+if private.is_a_schedulers_job(workflow):
     os.environ.setdefault(client.OFF_VARIABLE, "off")
 
 logger.info("", extra={"run_plan": or_exit("snakemake", run_plan)})  # for our logger plugin, see workflow/profiles

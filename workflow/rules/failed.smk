@@ -28,26 +28,17 @@ def remove_outdated():
             shutil.rmtree(path) if Path(path).is_dir() else Path(path).unlink(missing_ok=True)
 
 
-def failed_jobs():
-    """Return the jobs that failed, provided that all have run which do not need them: none where the run was stopped."""
-    scheduler = workflow.scheduler
-    if scheduler.running or workflow.dag.ready_jobs:
-        return []
-    return [job for entry in scheduler.failed for job in (entry.jobs if entry.is_group() else [entry])]
-
-
 def failure(job):
     """Return what there is to say of a job that failed."""
-    prefix, _, stage = job.rule.name.partition("_")
-    outputs, log = tuple(map(str, job.output)), str(job.log)
-    return Failure(job.message, stage if prefix == "measure" else "", outputs, log, how_it_ended(Path(log)))
+    prefix, _, stage = job.rule.partition("_")
+    stage = stage if prefix == "measure" else ""
+    return Failure(job.message, stage, job.outputs, job.log, how_it_ended(Path(job.log)))
 
 
 def make_the_rest(jobs):
     """Start the second run for all that was not made for want of what failed; the first run tells what that is."""
     failed = sorted(map(failure, jobs), key=lambda entry: entry.what)
-    unmade = sorted(str(path) for job in workflow.dag.needrun_jobs() if job not in jobs for path in job.output)
-    failures = Failures((*FAILURES.failed, *failed), tuple(unmade))
+    failures = Failures((*FAILURES.failed, *failed), tuple(private.unmade_outputs(workflow)))
     write_failures(Path(LIST), failures)
     if failures.unmade:
         tell(f"{len(jobs)} failed: the rest is made without")
@@ -63,10 +54,11 @@ def second_run():
     """Return the command of the second run: of the same plan, in this process's place and under its lock."""
     settings = {**config, "failures": LIST}
     return [
-        *(sys.executable, "-m", "snakemake", "--snakefile", workflow.main_snakefile, "--directory", os.getcwd()),
-        *("--workflow-profile", "none", "--executor", "local", "--cores", str(workflow.resource_settings.cores or 1)),
+        *(sys.executable, "-m", "snakemake", "--directory", os.getcwd()),
+        *("--snakefile", os.path.join(workflow.basedir, "Snakefile")),
+        *("--workflow-profile", "none", "--executor", "local", "--cores", str(private.local_cores(workflow))),
         *("--nolock", "--keep-going", "--rerun-incomplete", "--show-failed-logs", "--scheduler", "greedy"),
-        *("--logger", "cells"),
+        *("--rerun-triggers", "mtime", "--logger", "cells"),
         *("--quiet", "host", "progress", "reason", "rules"),
         *("--config", *(f"{name}={json.dumps(value)}" for name, value in settings.items())),
     ]
@@ -83,5 +75,5 @@ if FAILURES.failed:
 
 
 onerror:
-    if jobs := failed_jobs():
+    if jobs := private.failed_jobs(workflow):
         or_exit("snakemake", make_the_rest, jobs)

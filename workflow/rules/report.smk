@@ -3,43 +3,56 @@
 
 rule tabulate_cells:
     input:
-        wanted(stage_records, by="results/{stage}/cells.csv"),
+        unpack(CELL_TABLE.inputs),
     output:
-        report(
-            "results/{stage}/cells.csv",
+        table=report(
+            CELL_TABLE.path,
             caption="../report/cells_table.rst",
             category="cells",
             labels={"kind": "table", "of": "{stage}"},
         ),
+        recipe=CELL_TABLE.recipe_path,
     log:
         "logs/{stage}/cells.csv.log",
     wildcard_constraints:
         stage=one_of(STAGES),
+    params:
+        recipe=CELL_TABLE.recipe,
     message:
         "table of the cells of {wildcards.stage}"
     shell:
-        "python -m pipeline tabulate cells {input:q} --out {output:q} >{log:q} 2>&1"
+        "python -m pipeline tabulate cells {input:q} --out {output.table:q} >{log:q} 2>&1"
+        " && echo {params.recipe} >{output.recipe:q}"
+
+
+SCALE_WORDS = ["--scale", PLAN.scale] if PLAN.measure else []
+OUTDATED_WORDS = ["--outdated", *digests] if (digests := or_exit("snakemake", outdated)) else []
+FAILURES_FILES = [FAILURES_FILE] if FAILURES_FILE else []
+WRITEUP_MADE = Made(
+    WRITEUP,
+    {"tables": TABLES, "cells": CELL_TABLES, "sections": SECTIONS, "figures": FIGURES, "failures": FAILURES_FILES},
+    sources.reached_modules("pipeline.report.writeup"),
+    sources.data_files(["pipeline.report.writeup"]),
+    [*SCALE_WORDS, *OUTDATED_WORDS],
+)
 
 
 rule writeup:
     input:
-        tables=wanted(TABLES, by=WRITEUP),
-        cells=wanted(CELL_TABLES, by=WRITEUP),
-        sections=wanted(SECTIONS, by=WRITEUP),
-        figures=wanted(FIGURES, by=WRITEUP),
-        failures=FAILURES_FILE or [],
+        unpack(WRITEUP_MADE.inputs),
     output:
-        report(WRITEUP, caption="../report/writeup.rst", category="write-up"),
+        page=report(WRITEUP, caption="../report/writeup.rst", category="write-up"),
+        recipe=WRITEUP_MADE.recipe_path,
     log:
         "logs/writeup.log",
     params:
-        scale=["--scale", PLAN.scale] if PLAN.measure else [],
-        measured_by=[word for name in STAGES_TO_WRITE for word in ("--code", name, STAGES[name].code)],
-        failures=["--failures", FAILURES_FILE] if FAILURES_FILE else [],
-        code=freshness.code_digest("pipeline.report.writeup"),
-        template=freshness.file_digest(ROOT / "src/pipeline/report/writeup.md.j2"),
+        scale=SCALE_WORDS,
+        outdated=OUTDATED_WORDS,
+        failures=["--failures", *FAILURES_FILES] if FAILURES_FILES else [],
+        recipe=WRITEUP_MADE.recipe,
     message:
         "write-up"
     shell:
         "python -m pipeline writeup {input.sections:q} --cells {input.cells:q} {params.scale:q}"
-        " {params.measured_by:q} {params.failures:q} --out {output:q} >{log:q} 2>&1"
+        " {params.outdated:q} {params.failures:q} --out {output.page:q} >{log:q} 2>&1"
+        " && echo {params.recipe} >{output.recipe:q}"

@@ -19,6 +19,8 @@ for name in STAGES_TO_WRITE:
         rule:
             name:
                 f"measure_{name}"
+            input:
+                stage.measured_again_if_stale,
             output:
                 **stage.outputs(),
             log:
@@ -32,9 +34,6 @@ for name in STAGES_TO_WRITE:
                 cell=stage.cell_words,
                 settings=stage.settings_words,
                 files=files_words,
-                code=stage.code,
-                software=SOFTWARE,
-                gpus_to_have=stage.gpus_to_have,
             message:
                 "{params.stage} {params.cell}"
             shell:
@@ -44,32 +43,38 @@ for name in STAGES_TO_WRITE:
         name:
             f"tabulate_{name}"
         input:
-            wanted(stage.records_of, by=stage.table_pattern),
+            unpack(stage.table.inputs),
         output:
-            report(
+            table=report(
                 stage.table_pattern,
                 caption="../report/table.rst",
                 category=name,
                 labels={"kind": "table", "of": f"{{{stage.split_axis}}}"},
             ),
+            recipe=stage.table.recipe_path,
         log:
             f"logs/{name}/{{{stage.split_axis}}}.csv.log",
         wildcard_constraints:
             **{stage.split_axis: one_of(stage.split_values())},
         params:
             question=stage.question,
+            recipe=stage.table.recipe,
         message:
-            "table {output}"
+            "table {output.table}"
         shell:
-            "python -m pipeline tabulate rows {input:q} --out {output:q} >{log:q} 2>&1"
+            "python -m pipeline tabulate rows {input:q} --out {output.table:q} >{log:q} 2>&1"
+            " && echo {params.recipe} >{output.recipe:q}"
+
+    section = stage.section()
 
     rule:
         name:
             f"section_{name}"
         input:
-            wanted_by_section(name),
+            unpack(section.inputs),
         output:
-            section=f"reports/sections/{name}.md",
+            section=section.path,
+            recipe=section.recipe_path,
             figures=report(
                 directory(f"reports/figures/{name}"),
                 patterns=["{figure}.svg"],
@@ -82,10 +87,10 @@ for name in STAGES_TO_WRITE:
         params:
             stage=name,
             question=stage.question,
-            code=stage.report_code,
-            template=stage.template,
+            recipe=section.recipe,
         message:
             "section {params.stage}"
         shell:
             "python -m pipeline section {params.stage:q} {input:q}"
             " --out {output.section:q} --figures {output.figures:q} >{log:q} 2>&1"
+            " && echo {params.recipe} >{output.recipe:q}"

@@ -13,10 +13,23 @@ __all__ = [
 ]
 
 
-# Lazy (PEP 562): the workflow reads `pipeline.formulas.attention` and must not wait for torch.
+# Lazy (PEP 562): the workflow reads `pipeline.formulas.attention` and must not wait for torch, and a cell of eager
+# attention is not measured anew for an edit of a kernel, which it never imports.
 def __getattr__(name: str) -> Any:
-    if name in __all__:
+    if name in ("ATTENTION", "AttentionFunction"):
         from pipeline.attention import functions
 
         return getattr(functions, name)
+    if name == "eager_attention":
+        from pipeline.attention import eager
+
+        return eager.eager_attention
+    if name in ("FlashAttentionTiled", "tiled_attention"):
+        from pipeline.attention import tiled
+
+        return getattr(tiled, name)
+    if name in ("FlashAttentionTriton", "flash_attention"):
+        from pipeline.attention.triton import autograd
+
+        return getattr(autograd, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""What the attention functions accept, checked before anything is computed."""
+"""What the attention functions accept, checked before anything is computed, and what autocast makes of it."""
 
 from collections.abc import Collection
 from typing import NamedTuple
@@ -45,6 +45,15 @@ def check_inputs(q: Traits, k: Traits, v: Traits, dtypes: Collection[torch.dtype
         raise ValueError(f"v has shape {tuple(v.shape)}: must be as k, {tuple(k.shape)}")
     if (*k.shape[:-2], k.shape[-1]) != (*q.shape[:-2], q.shape[-1]):
         raise ValueError(f"k has shape {tuple(k.shape)}: must agree with q, {tuple(q.shape)}, but for the sequence")
+
+
+def under_autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Cast as autocast does before an operation that it runs in low precision."""
+    device_type = q.device.type
+    if not torch.is_autocast_enabled(device_type):
+        return q, k, v
+    dtype = torch.get_autocast_dtype(device_type)
+    return q.to(dtype), k.to(dtype), v.to(dtype)
 
 
 def _name(dtype: torch.dtype) -> str:

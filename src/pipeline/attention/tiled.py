@@ -8,10 +8,15 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from pipeline.attention.inputs import check_inputs, traits
+from pipeline.attention.inputs import check_inputs, traits, under_autocast
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 TILE = 128
+
+
+def tiled_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+    """Compute attention by FlashAttention-2 in PyTorch operations; under autocast in its dtype."""
+    return FlashAttentionTiled.apply(*under_autocast(q, k, v), is_causal)
 
 
 class FlashAttentionTiled(torch.autograd.Function):

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pipeline.cells.record import read_record
+from pipeline.cells.record import read_head
 from pipeline.cells.stage import Stage
 from pipeline.errors import UserError
 
@@ -34,7 +34,7 @@ def _taken_s(path: Path, stage: Stage, settings: Any) -> float | None:
     if not path.exists():
         return None
     try:
-        record = read_record(path, {stage.name: stage})
+        record = read_head(path, {stage.name: stage})
     except UserError:
         return None
     parts = [record["seconds"].get(name) for name in PARTS]

@@ -1,102 +1,118 @@
-"""When a cell is stale: a digest of the code that makes its figures, and of what that code runs on."""
+"""Whether what is there is what would be made now: a cell's record by what it holds, a table or page by its recipe.
 
-import ast
-import hashlib
-from functools import cache
+A record holds what could change its figures: settings, software, how many GPUs the cell could take, and each module of
+this project that was imported to measure it, in its process or in one that it started, with a digest of its code. All
+of them count but those of OUTSIDE, which read the command, find the stage and write the record.
+
+A recipe is a digest of what a table or page is made with: code, templates, published figures, the names of its inputs,
+the words of its command. Whether an input is newer is Snakemake's to see.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-import pipeline
+from pipeline.cells import sources
+from pipeline.loaded_modules import loaded_modules
 
-PACKAGE = "pipeline"
-SOURCES = Path(pipeline.__file__).parent.parent
+# Nor do another stage, should it have been imported, and `rows`, which declares the columns that are checked.
+OUTSIDE = {
+    "pipeline",
+    "pipeline.cells",
+    "pipeline.cells.disk",
+    "pipeline.cells.fields",
+    "pipeline.cells.freshness",
+    "pipeline.cells.layout",
+    "pipeline.cells.orphans",
+    "pipeline.cells.place",
+    "pipeline.cells.record",
+    "pipeline.cells.rows",
+    "pipeline.cells.sources",
+    "pipeline.cells.stage",
+    "pipeline.cells.sweep",
+    "pipeline.cells.timed_rows",
+    "pipeline.cells.worker",
+    "pipeline.cells.worker.client",
+    "pipeline.cells.worker.server",
+    "pipeline.cli",
+    "pipeline.loaded_modules",
+    "pipeline.registry",
+    "pipeline.stages",
+}
+CHANGED_MEANWHILE = "changed while it was measured"
 
 
-def code_digest(module: str) -> str:
-    """Return a digest of the code that a module reaches by import inside the package, itself included.
+@dataclass(frozen=True)
+class Present:
+    """What a cell would be measured with now: software by name, and how many GPUs it could take at most."""
 
-    Taken over the syntax trees without docstrings, so that comments, docstrings and layout do not count.
+    software: Mapping[str, str]
+    gpus: int
+
+
+def code_facts(package: str, issued_at: float, measured: bool = True) -> dict[str, Any]:
+    """Return the part of a record that tells which code measured: `modules`, a digest each, and one `digest` of all.
+
+    package: the stage's, `pipeline.stages.timing`. issued_at: when the cell's command was issued, in seconds of the
+    epoch. A module whose file is newer has no digest, for which of the two versions was imported cannot be told: its
+    cell is stale. measured: whether there was a measurement; where it was skipped, `needs`, which said so, counts too.
     """
-    digest = hashlib.sha256()
-    for name in sorted(reached_modules(module)):
-        digest.update(f"{name}\n{_significant_code(_source_path(name))}\n".encode())
-    return digest.hexdigest()[:16]
+    names = {name for name in loaded_modules() if _counts(name, package)}
+    if measured:
+        names -= _only_for_needs(package)
+    modules = {name: _digest_before(name, issued_at) for name in sorted(names)}
+    return {"digest": sources.digest(modules), "modules": modules}
 
 
-def file_digest(path: Path) -> str:
-    """Return a digest of a file's content: unlike its path and time, the same in every checkout."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+def why_stale(record: Mapping[str, Any], settings: Any, gpus: int, present: Present) -> str | None:
+    """Say in a few words what has changed since a cell was measured; None where its figures would be the same.
 
-
-def reached_modules(module: str) -> set[str]:
-    """Return the modules of the package that a module reaches by import, wherever the import stands."""
-    reached, waiting = set(), [module]
-    while waiting:
-        name = waiting.pop()
-        if name in reached:
-            continue
-        reached.add(name)
-        waiting.extend(_imported_modules(_source_path(name)))
-        # Importing a.b.c runs a and a.b first: what they do counts too.
-        waiting.extend(parent for parent in _parents(name))
-    return reached
-
-
-def _parents(name: str) -> list[str]:
-    parts = name.split(".")
-    return [".".join(parts[:length]) for length in range(1, len(parts))]
-
-
-@cache
-def _source_path(name: str) -> Path | None:
-    # Not importlib.util.find_spec: it runs the parent packages, and with them torch.
-    place = SOURCES.joinpath(*name.split("."))
-    candidates = (place.parent / f"{place.name}.py", place / "__init__.py")
-    return next((path for path in candidates if path.is_file()), None)
-
-
-def _tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(), filename=str(path))
-
-
-@cache
-def _imported_modules(path: Path | None) -> list[str]:
-    if path is None:
-        return []
-    names = []
-    for node in ast.walk(_tree(path)):
-        if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module is not None:
-            # `from package import name`: the name may be a module of its own.
-            names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-    inside = [name for name in names if name.split(".")[0] == PACKAGE]
-    return [name for name in inside if _source_path(name) is not None]
-
-
-@cache
-def _significant_code(path: Path | None) -> str:
-    if path is None:
-        return ""
-    tree = _tree(path)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            _drop_docstring(node)
-    return _text(tree)
-
-
-def _text(node: object) -> str:
-    """Write a syntax tree as text that is the same under every Python that knows its nodes.
-
-    Not with `ast.dump`, which also writes empty fields: later versions have some that earlier ones lack.
+    gpus: how many GPUs the cell asks for.
     """
-    if isinstance(node, ast.AST):
-        fields = [f"{name}={_text(value)}" for name, value in ast.iter_fields(node) if value not in (None, [])]
-        return f"{type(node).__name__}({', '.join(fields)})"
-    if isinstance(node, list):
-        return f"[{', '.join(map(_text, node))}]"
-    return repr(node)
+    if record["settings"] != asdict(settings):
+        return "settings changed"
+    versions = record["machine"]["software"]
+    changed = [name for name, version in present.software.items() if versions.get(name) != version]
+    if changed:
+        return f"another version of {', '.join(changed)}"
+    if min(gpus, present.gpus) > record["machine"].get("gpus_available", 0):
+        return f"{min(gpus, present.gpus)} GPUs for it now"
+    return _changed_code(record["code"].get("modules", {}))
 
 
-def _drop_docstring(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-    if ast.get_docstring(node, clean=False) is not None:
-        node.body = node.body[1:]
+def has_changed_code(record: Mapping[str, Any]) -> bool:
+    """Tell whether a cell was measured by other code than there is now."""
+    return _changed_code(record["code"].get("modules", {})) is not None
+
+
+def recipe(code: str, data: Iterable[Path], inputs: Iterable[str], words: Iterable[str] = ()) -> str:
+    """Return the digest of what something is made with: a digest of code, data files, input paths, command words."""
+    files = {path.name: sources.file_digest(path) for path in data}
+    return sources.digest([code, files, sorted(inputs), list(words)])
+
+
+def _counts(name: str, package: str) -> bool:
+    is_of_other_stage = name.startswith("pipeline.stages.") and not f"{name}.".startswith(f"{package}.")
+    return not (name in OUTSIDE or is_of_other_stage or name == f"{package}.rows")
+
+
+def _only_for_needs(package: str) -> set[str]:
+    """Return what tells before a measurement how much memory and time it takes, and has no other part in it."""
+    measuring = sources.reached_modules("pipeline.cells.run", f"{package}.measure", f"{package}.cell")
+    return sources.reached_modules(f"{package}.needs") - measuring
+
+
+def _digest_before(name: str, moment: float) -> str:
+    path, digest = sources.source_path(name), sources.module_digest(name)
+    return digest if path and digest and path.stat().st_mtime < moment else CHANGED_MEANWHILE
+
+
+def _changed_code(modules: Mapping[str, str]) -> str | None:
+    if not modules:
+        return "its record does not tell the code"
+    changed = [name for name, digest in modules.items() if sources.module_digest(name) != digest]
+    if not changed:
+        return None
+    more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+    return f"code changed: {changed[0]}{more}"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.cells import fields
-from pipeline.cells.record import read_record, record_paths
+from pipeline.cells.record import read_head, record_paths
 from pipeline.cells.stage import Stage, Stages
 from pipeline.errors import UserError
 
@@ -43,7 +43,7 @@ def recorded_cells(results: Path, stage: Stage) -> dict[Path, Any]:
     stages = {stage.name: stage}
     cells = {path: cell_at(results, path, stages) for path in record_paths(results, stage.name)}
     for path in cells:
-        check_place(path, read_record(path, stages))
+        check_place(path, read_head(path, stages))
     return cells
 
 

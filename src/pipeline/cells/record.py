@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -40,6 +41,8 @@ HOST_PARTS = {
     "load_before": int | float,
     "load_after": int | float,
 }
+# Files of these names are read.
+MODULE_NAME = re.compile(r"pipeline(\.\w+)*", re.ASCII)
 MACHINE_PARTS = {"kind": str, "software": dict}
 REMEDY = "measure it again (delete the file and repeat the command)"
 TYPE_NAMES = {
@@ -50,6 +53,9 @@ TYPE_NAMES = {
     int | float: "a number",
     int | float | None: "a number or null",
 }
+
+# Records without their rows, by path, time and size of the file.
+_heads: dict[tuple[Path, int, int], dict[str, Any]] = {}
 
 
 def write_record(file: WholeFile, record: dict[str, Any]) -> None:
@@ -70,6 +76,18 @@ def read_record(path: Path, stages: Stages) -> dict[str, Any]:
             return parse_record(file.read(MOST_RECORD_BYTES + 1), str(path), stages)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
+
+
+def read_head(path: Path, stages: Stages) -> dict[str, Any]:
+    """Return a record without its rows: it is read once for as long as its file stays as it is; see `read_record`."""
+    try:
+        file = path.stat()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    key = (path.absolute(), file.st_mtime_ns, file.st_size)
+    if key not in _heads:
+        _heads[key] = {name: part for name, part in read_record(path, stages).items() if name != "rows"}
+    return _heads[key]
 
 
 def parse_record(content: bytes, name: str, stages: Stages) -> dict[str, Any]:
@@ -137,7 +155,7 @@ def _complaints(record: dict[str, Any]) -> Iterator[str]:
     yield from _part_complaints(record, PARTS)
     yield from _part_complaints(record["machine"], MACHINE_PARTS, "machine.")
     yield from _part_complaints(record["machine"]["software"], dict.fromkeys(SOFTWARE, str), "machine.software.")
-    yield from _part_complaints(record["code"], {"digest": str}, "code.")
+    yield from _code_complaints(record["code"])
     if "host" in record:
         yield from _part_complaints(record, {"host": dict})
         yield from _part_complaints(record["host"], HOST_PARTS, "host.")
@@ -162,6 +180,18 @@ def _stage_complaints(record: dict[str, Any], stages: Stages) -> Iterator[str]:
     for name, value in record["settings"].items():
         if isinstance(value, dict | list):
             yield f"settings.{name} is {_brief(value)}, allowed is text, a number, true or false"
+
+
+def _code_complaints(code: dict[str, Any]) -> Iterator[str]:
+    yield from _part_complaints(code, {"digest": str}, "code.")
+    if "modules" not in code:  # as in records of earlier versions
+        return
+    yield from _part_complaints(code, {"modules": dict}, "code.")
+    for name, digest in code["modules"].items():
+        if not MODULE_NAME.fullmatch(name):
+            yield f"code.modules has {_brief(name)}, allowed are names of modules"
+        if not isinstance(digest, str):
+            yield f"code.modules.{name} is {_brief(digest)}, allowed is text"
 
 
 def _part_complaints(part: dict[str, Any], types: dict[str, Any], prefix: str = "") -> Iterator[str]:

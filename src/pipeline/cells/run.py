@@ -15,7 +15,7 @@ from pipeline.cells.devices import TooFewGPUs, claim_gpus
 from pipeline.cells.quiet_host import Host
 from pipeline.cells.record import SCHEMA_VERSION
 from pipeline.cells.stage import Stage, shares_host
-from pipeline.cells.worker.client import COMPILE_IN_PROCESS
+from pipeline.cells.worker.child import COMPILE_IN_PROCESS
 from pipeline.errors import Skipped
 from pipeline.instruments.machine import identity
 from pipeline.instruments.memory.out_of_memory import is_out_of_memory
@@ -53,7 +53,10 @@ def run_cell(
     ValueError for rows that are not as the stage declares them.
     """
     gpus_present = identity.gpu_count()
-    lack: Exception | None = _too_few(cell.gpus, gpus_present, granted_gpus)
+    gpus_available = gpus_present if granted_gpus is None else min(gpus_present, granted_gpus)
+    lack: Exception | None = None
+    if gpus_present and gpus_available < cell.gpus:
+        lack = TooFewGPUs(cell.gpus, gpus_available)
     if not lack and not force and not (gpus_present and cell.gpus):
         lack = too_large(stage, cell, settings)
     # Before anything is imported or compiled: that would disturb another cell. And before its GPUs, which nobody could
@@ -61,7 +64,7 @@ def run_cell(
     host = Host(alone=not lack and not shares_host(cell, on_gpu=gpus_present > 0), command=start.command)
     threads = pin_threads(getattr(settings, "threads", 0))
     # Asked before the claim, which hides the other GPUs from this process.
-    facts = {**identity.machine_facts(), "threads": threads}
+    facts = {**identity.machine_facts(), "gpus_available": gpus_available, "threads": threads}
     measure = stage.measure()  # brings torch, which must come after the threads are set
     if files_folder is not None:
         measure = functools.partial(measure, files_dir=files_folder)
@@ -81,7 +84,7 @@ def run_cell(
         "machine": {**facts, "gpus_taken": list(claim.device_ids)},
         "host": host.facts(),
         "code": {
-            "digest": freshness.code_digest(f"{stage.package}.measure"),
+            **freshness.code_facts(stage.package, start.issued_at, measured=lack is None),
             "commit": identity.git_commit(Path(pipeline.__file__).parent),
         },
         "command": start.command,
@@ -102,12 +105,6 @@ def pin_threads(asked: int) -> int:
     os.sched_setaffinity(0, chosen)
     os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(len(chosen))) | COMPILE_IN_PROCESS)
     return len(chosen)
-
-
-def _too_few(needed: int, present: int, granted: int | None) -> TooFewGPUs | None:
-    """Return what is to be recorded where a machine with GPUs has, or the workflow gave, fewer than are needed."""
-    available = present if granted is None else min(present, granted)
-    return TooFewGPUs(needed, available) if present and available < needed else None
 
 
 def _start_torch(threads: int, with_cuda: bool) -> None:

@@ -66,7 +66,7 @@ def _cell_line(record: dict[str, Any]) -> dict[str, Any]:
         **seconds,
         **{f"host_{name}": record.get("host", {}).get(name) for name in HOST_PARTS},
         **_machine(record),
-        **record["code"],
+        **{name: record["code"].get(name) for name in ("digest", "commit")},
         "command": record["command"],
     }
 

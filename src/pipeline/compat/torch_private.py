@@ -1,7 +1,7 @@
 """Torch's private names: all that this project uses, each with its reason and the public way that is missing.
 
 Nothing is caught here: `tests/compat/test_torch_private.py` fails by name where an upgrade has moved one. Left where
-they are named are modules that the worker imports ahead of need (`cells.worker.server`), which it may fail to import.
+they are named are modules that the worker imports ahead of need (`cells.worker.child`), which it may fail to import.
 """
 
 from contextlib import AbstractContextManager

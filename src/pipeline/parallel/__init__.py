@@ -28,8 +28,23 @@ after a backward pass that failed, `discard_gradients()` on every rank starts ov
 `run_ranks(function, world_size, ...)` starts the processes and their process group.
 """
 
-from pipeline.parallel.ddp import FlatDDP, NaiveDDP
-from pipeline.parallel.overlap import BucketedDDP, OverlapDDP
-from pipeline.parallel.sharded_optimizer import ShardedOptimizer
+from typing import Any
 
 __all__ = ["BucketedDDP", "FlatDDP", "NaiveDDP", "OverlapDDP", "ShardedOptimizer"]
+
+
+# Lazy (PEP 562): whoever imports one module of this package does not run them all.
+def __getattr__(name: str) -> Any:
+    if name in ("FlatDDP", "NaiveDDP"):
+        from pipeline.parallel import ddp
+
+        return getattr(ddp, name)
+    if name in ("BucketedDDP", "OverlapDDP"):
+        from pipeline.parallel import overlap
+
+        return getattr(overlap, name)
+    if name == "ShardedOptimizer":
+        from pipeline.parallel import sharded_optimizer
+
+        return sharded_optimizer.ShardedOptimizer
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,7 +1,7 @@
 """The write-up: a first page on how its figures came about, and the stages' sections under it."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,14 +64,14 @@ def write_writeup(
     sections: Sequence[Path],
     cells: Sequence[Path],
     scale: str,
-    code: Mapping[str, str],
+    outdated: Sequence[str],
     out: Path,
     failures: Path | None = None,
 ) -> None:
     """Write the write-up from the rendered sections and the tables of cells.
 
     scale: which cells were asked for; empty where what is there is written up, whatever asked for it.
-    code: the digest of the code that measures each stage now; a stage may be left out.
+    outdated: digests of code that has changed since it measured.
     failures: the list of what failed and is missing therefore (pipeline.cells.failures), if anything did.
     Raises UserError, one line, for a section that cannot be read, a table that is none of cells, or no cells at all.
     """
@@ -81,7 +81,7 @@ def write_writeup(
     texts = [_read_text(path) for path in sections]
     facts = first_page(lines) | {
         "scale": scale,
-        "changed": changed_since(lines, code),
+        "changed": changed_since(lines, outdated),
         "sections": texts,
         "findings": findings(texts),
         **what_is_missing(lines, read_failures(failures) if failures else Failures()),
@@ -168,11 +168,11 @@ def what_is_missing(cells: pd.DataFrame, failures: Failures) -> dict[str, Any]:
     }
 
 
-def changed_since(cells: pd.DataFrame, code: Mapping[str, str]) -> list[str]:
-    """Name what was measured by code of another digest than its stage's has now: stages, or a number of their cells."""
+def changed_since(cells: pd.DataFrame, outdated: Sequence[str]) -> list[str]:
+    """Name what was measured by code that has changed since, by its digests: stages, or a number of their cells."""
     changed = []
     for stage, digests in cells.groupby("stage", sort=False)["digest"]:
-        older = digests != code.get(stage, digests)
+        older = digests.isin(outdated)
         if older.all():
             changed.append(stage)
         elif older.any():

@@ -92,11 +92,15 @@ def checkout(tmp_path):
 
 
 def set_constants(package, **constants):
-    text = (CELLS / "worker/server.py").read_text()
-    for name, value in constants.items():
-        text, count = re.subn(rf"^{name} = .*$", f"{name} = {value}", text, flags=re.MULTILINE)
-        assert count == 1
-    (package / "cells/worker/server.py").write_text(text)
+    """Copy the worker's modules with other constants."""
+    unknown = set(constants)
+    for module in ("server.py", "child.py"):
+        text = (CELLS / "worker" / module).read_text()
+        for name, value in constants.items():
+            text, count = re.subn(rf"^{name} = .*$", f"{name} = {value}", text, flags=re.MULTILINE)
+            unknown -= {name} if count == 1 else set()
+        (package / "cells/worker" / module).write_text(text)
+    assert not unknown
 
 
 def wait_until(condition):

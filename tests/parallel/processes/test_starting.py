@@ -7,12 +7,14 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 
 import psutil
 import pytest
 import torch
 import torch.distributed as dist
 
+from pipeline import loaded_modules
 from pipeline.errors import Skipped
 from pipeline.parallel.processes import starting
 from pipeline.parallel.processes.starting import RankFailed, run_ranks
@@ -311,3 +313,17 @@ def test_nccl_ranks_have_each_their_gpu():
     found = run_ranks(describe, torch.cuda.device_count(), backend="nccl", device_type="cuda")
     assert [context.device for context, *_ in found] == [torch.device("cuda", rank) for rank in range(len(found))]
     assert {backend for _, backend, *_ in found} == {"nccl"}
+
+
+def import_alone(context):
+    sys.modules[f"pipeline.of_rank_{context.rank}"] = ModuleType("")
+    if context.rank:
+        raise Skipped("no more")
+
+
+@pytest.mark.usefixtures("start")
+def test_what_ranks_imported_is_known_to_the_caller_also_of_those_that_fail(monkeypatch):
+    monkeypatch.setattr(loaded_modules, "_loaded_elsewhere", set())
+    with pytest.raises(Skipped):
+        run_ranks(import_alone, 2, backend="gloo")
+    assert {"pipeline.of_rank_0", "pipeline.of_rank_1"} <= loaded_modules.loaded_modules()

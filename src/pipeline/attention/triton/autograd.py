@@ -15,12 +15,19 @@ from torch.accelerator import current_device_index
 from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.compiler import is_compiling, is_dynamo_compiling
 
+from pipeline.attention.inputs import under_autocast
 from pipeline.attention.triton.backward_plan import BackwardPlan, ChunkedLaunch, ShortBackwardPlan, backward_plan
 from pipeline.attention.triton.forward_plan import ForwardPlan, forward_plan
 from pipeline.attention.triton.layouts import ALIGNMENT_BYTES, dense, layouts_of, ready
 from pipeline.attention.triton.problem import Problem, problem_of
 from pipeline.attention.triton.tiles import Choices
 from pipeline.compat.torch_private import are_functorch_transforms_active
+
+
+def flash_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+    """Compute attention by FlashAttention-2 in Triton kernels, on a GPU; under autocast in its dtype."""
+    q, k, v = under_autocast(q, k, v)
+    return FlashAttentionTriton.apply(q, k, v, is_causal)
 
 
 class FlashAttentionTriton(torch.autograd.Function):

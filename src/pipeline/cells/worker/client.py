@@ -29,10 +29,11 @@ from pathlib import Path
 from typing import TextIO
 
 from pipeline.cells.orphans import without_snakemake
+from pipeline.cells.worker.child import COMPILE_IN_PROCESS
 from pipeline.errors import UserError
 
 PACKAGE = Path(__file__).parents[2]
-OWN_CODE = (Path(__file__), Path(__file__).with_name("server.py"))
+OWN_CODE = tuple(Path(__file__).with_name(f"{name}.py") for name in ("client", "server", "child"))
 # These are read when a library is loaded, which in a worker is before the caller comes.
 BINDING_VARIABLES = ("LD_", "PYTHON", "PYTORCH", "TORCH", "TRITON")
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -42,9 +43,6 @@ JOB_VARIABLES = (
     *("FLUX_JOB_ID", "OAR_JOB_ID", "_CONDOR_JOB_AD"),
 )
 OWN_PROCESS = Path("/proc/self")
-# The compiler makes its kernels in the cell's own process: it has a handful of them, and to start inductor's pool of
-# processes, each of which imports torch, takes longer than they do. Read when inductor is imported.
-COMPILE_IN_PROCESS = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
 OFF_VARIABLE = "PIPELINE_WORKER"
 START_LIMIT_S = 120.0
 FORWARDED_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)

@@ -1,14 +1,11 @@
 """A warm worker: a process that has imported torch once, and forks a child for each cell.
 
-It imports third-party packages only and never touches CUDA; the child imports the project's own code, so that it is
-never stale. Who asks, and what passes between the two, is in pipeline.cells.worker.client.
+What it imports and what its children do is in `child` beside this; who asks, and what passes between the two, in
+`client`.
 """
 
-import atexit
 import contextlib
 import ctypes
-import gc
-import importlib
 import json
 import os
 import selectors
@@ -19,17 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# Compiling imports far more than `import torch` does, much of it only at the first call.
-COMPILER = (
-    "torch._dynamo",
-    "torch._inductor.compile_fx",
-    "torch._inductor.codegen.cuda_combined_scheduling",
-    "torch.distributed.tensor.experimental",
-    "torch.nn.attention.flex_attention",
-    "torch.utils.cpp_extension",
-    "triton",
-)
-PRELOADED = ("torch", "torch.distributed", *COMPILER, "pandas", "psutil", "pynvml")
+from pipeline.cells.worker.child import end, preload, run
+
 IDLE_S = 60.0
 RECEIVE_LIMIT_S = 5.0
 REQUEST_LIMIT_BYTES = 1 << 20
@@ -49,12 +37,7 @@ class Child:
 def main(path: Path, ready: int) -> None:
     """Be the worker: import, listen, and fork until idle; in a forked child, run its command."""
     _ignore_no_signal()
-    for name in PRELOADED:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
-    # What was imported stays for good: a child's collections are not to walk it, which would also copy its pages.
-    gc.collect()
-    gc.freeze()
+    preload()
     listener = _listen(path)
     os.write(ready, b"1")
     os.close(ready)
@@ -63,7 +46,7 @@ def main(path: Path, ready: int) -> None:
         path.unlink(missing_ok=True)
         request = _serve(listener, 0.0)  # whoever connected before the path was gone
     if request is not None:  # this is a child, back from inside the loop with nothing of the worker's left open
-        _exit(_run(request))
+        end(run(request))
 
 
 def _ignore_no_signal() -> None:
@@ -194,56 +177,13 @@ def _leave_worker(sockets: list[socket.socket], siblings: dict[int, Child], stre
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != worker:  # it died before that call
         os._exit(1)
-    for end in sockets:
-        end.close()
+    for connection in sockets:
+        connection.close()
     for sibling in siblings.values():
         os.close(sibling.pidfd)
     for target, stream in enumerate(streams):
         os.dup2(stream, target)
         os.close(stream)
-
-
-def _run(request: dict[str, Any]) -> int:
-    """Run the caller's command as if this process were the one that it started; return the exit code.
-
-    It is negative for a signal that is to end the process.
-    """
-    try:
-        _take_over(request)
-        return importlib.import_module("pipeline.cli").run(request["argv"], "worker", request["issued_at"])
-    except SystemExit as ended:
-        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    except KeyboardInterrupt:
-        return -signal.SIGINT
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-        return 1
-
-
-def _take_over(request: dict[str, Any]) -> None:
-    """Put on the caller's environment, working directory, umask and cores, and forget the project's own modules."""
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)
-    os.environ.clear()
-    os.environ.update(request["environ"])
-    os.chdir(request["cwd"])
-    os.umask(request["umask"])
-    os.sched_setaffinity(0, request["affinity"])
-    sys.argv = ["pipeline", *request["argv"]]
-    for name in [name for name in sys.modules if name.partition(".")[0] == "pipeline"]:
-        del sys.modules[name]
-    importlib.invalidate_caches()
-
-
-def _exit(code: int) -> None:
-    """End as an interpreter does but for taking its modules apart, which with torch loaded takes half a second."""
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    if code < 0:
-        signal.signal(-code, signal.SIG_DFL)
-        os.kill(os.getpid(), -code)
-    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 
 from pipeline.errors import Skipped
+from pipeline.loaded_modules import loaded_modules
 
 PR_SET_PDEATHSIG = 1
 OUTCOMES = (Skipped, MemoryError, torch.OutOfMemoryError)
@@ -82,7 +83,7 @@ def be_rank_afresh(
         _import_from(*place)
         function, args = pickle.loads(call)
     except BaseException as error:
-        sender.send(_failure(error))
+        _answer(sender, _failure(error))
         return
     be_rank(group, rank, sender, function, args)
 
@@ -99,9 +100,14 @@ def be_rank(group: Group, rank: int, sender: Connection, function: Callable[...,
         _leave(context)
     except BaseException as error:
         # The group stays as it is: the others would fail on its end, and might be heard first.
-        sender.send(_failure(error))
+        _answer(sender, _failure(error))
     else:
-        sender.send(result)
+        _answer(sender, result)
+
+
+def _answer(sender: Connection, answer: bytes | Failure) -> None:
+    """Send an answer, and with it what this rank has imported: it is part of what was measured."""
+    sender.send((answer, loaded_modules()))
 
 
 def _import_from(module: str, path: str) -> None:

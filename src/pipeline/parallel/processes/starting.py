@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from pipeline.loaded_modules import add_loaded_elsewhere
 from pipeline.parallel.processes.rank import Failure, Group, RankContext, be_rank, be_rank_afresh, location
 
 __all__ = ["RankContext", "RankFailed", "run_ranks"]
@@ -167,7 +168,9 @@ def _collect(ranks: list[_Rank], deadline: float) -> None:
 
 def _read(rank: _Rank) -> bytes | Failure:
     try:
-        return rank.answers.recv()
+        answer, modules = rank.answers.recv()
+        add_loaded_elsewhere(modules)
+        return answer
     except (EOFError, OSError):
         rank.process.join(END_S)
         return Failure(0.0, _last_words(rank.process.exitcode), "", None)

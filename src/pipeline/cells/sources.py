@@ -1,0 +1,163 @@
+"""The project's own source: digests of what its modules do, and what they import and read by their text alone."""
+
+import ast
+import hashlib
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pipeline
+
+PACKAGE = "pipeline"
+SOURCES = Path(pipeline.__file__).parent.parent
+FILE_NAME = re.compile(r"[\w-]+(\.[\w-]+)+")
+# Where `published.load("timing")` reads `timing.csv`.
+PUBLISHED_FOLDER = "pipeline/report/published"
+
+
+@dataclass(frozen=True)
+class _Module:
+    """What the text of a module says: the digest of its code, the names it imports, the files that it reads."""
+
+    digest: str
+    imports: tuple[str, ...]
+    files: tuple[Path, ...]
+
+
+def module_digest(name: str) -> str | None:
+    """Return a digest of a module's code; None where there is no such module.
+
+    It is taken over the syntax tree without docstrings, so that comments, docstrings and layout do not count.
+    """
+    module = _module(name)
+    return None if module is None else module.digest
+
+
+def code_digest(modules: Iterable[str]) -> str:
+    """Return a digest of the code of modules."""
+    return digest({name: module_digest(name) for name in modules})
+
+
+def file_digest(path: Path) -> str:
+    """Return a digest of a file's content: unlike its path and time, the same in every checkout."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
+def digest(value: object) -> str:
+    """Return a digest of what JSON can hold, whatever the order of keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def reached_modules(*modules: str) -> set[str]:
+    """Return modules and what they reach by import inside the package, wherever the import stands."""
+    reached: set[str] = set()
+    waiting = list(modules)
+    while waiting:
+        name = waiting.pop()
+        if name in reached:
+            continue
+        reached.add(name)
+        source = _module(name)
+        waiting.extend(source.imports if source else ())
+        # Importing a.b.c runs a and a.b first: what they do counts too.
+        waiting.extend(_parents(name))
+    return reached
+
+
+def data_files(modules: Iterable[str]) -> list[Path]:
+    """Return the files that modules name and read: a template beside them, published figures that they load."""
+    return sorted({path for name in modules if (module := _module(name)) for path in module.files})
+
+
+@cache
+def source_path(name: str) -> Path | None:
+    """Return the file of a module of the package; None where there is none."""
+    # Not importlib.util.find_spec: it runs the parent packages, and with them torch.
+    path = SOURCES.joinpath(*name.split("."))
+    candidates = (path.with_name(f"{path.name}.py"), path / "__init__.py")
+    return next((candidate for candidate in candidates if candidate.is_file()), None)
+
+
+def forget() -> None:
+    """Forget what was read: files may have changed since."""
+    source_path.cache_clear()
+    _module.cache_clear()
+
+
+def _parents(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[:length]) for length in range(1, len(parts))]
+
+
+@cache
+def _module(name: str) -> _Module | None:
+    path = source_path(name)
+    if path is None:
+        return None
+    imports: list[str] = []
+    files: set[Path] = set()
+    tree = ast.parse(path.read_bytes(), filename=str(path))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            _drop_docstring(node)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            imports += _imported_names(node)
+        elif isinstance(node, ast.Constant | ast.Call):
+            files.update(_named_files(node, path.parent))
+    text: list[str] = []
+    _write(tree, text)
+    return _Module(
+        hashlib.sha256(" ".join(text).encode()).hexdigest()[:16],
+        tuple(name for name in imports if name.partition(".")[0] == PACKAGE and source_path(name)),
+        tuple(file for file in files if file.is_file()),
+    )
+
+
+def _imported_names(node: ast.Import | ast.ImportFrom) -> list[str]:
+    names = [alias.name for alias in node.names]
+    if isinstance(node, ast.Import):
+        return names
+    # `from package import name`: the name may be a module of its own.
+    return [node.module, *(f"{node.module}.{name}" for name in names)] if node.module and not node.level else []
+
+
+def _named_files(node: ast.Constant | ast.Call, folder: Path) -> Iterable[Path]:
+    match node:
+        case ast.Constant(value=str(word)) if FILE_NAME.fullmatch(word):
+            return [folder / word]
+        case ast.Call(func=ast.Attribute(value=ast.Name(id="published"), attr="load"), args=[chosen]):
+            # A name that is not written out may be any.
+            stem = str(chosen.value) if isinstance(chosen, ast.Constant) else "*"
+            return (SOURCES / PUBLISHED_FOLDER).glob(f"{stem}.csv")
+    return []
+
+
+def _drop_docstring(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+    match node.body:
+        case [ast.Expr(value=ast.Constant(value=str())), *rest]:
+            node.body = rest
+
+
+def _write(node: object, text: list[str]) -> None:
+    """Write a syntax tree as words that are the same under every Python that knows its nodes.
+
+    Not with `ast.dump`, which also writes empty fields: later versions have some that earlier ones lack.
+    """
+    if isinstance(node, ast.AST):
+        text += (type(node).__name__, "(")
+        for name in node._fields:
+            value = getattr(node, name, None)
+            if value is not None and value != []:
+                text += (name, "=")
+                _write(value, text)
+        text.append(")")
+    elif isinstance(node, list):
+        text.append("[")
+        for item in node:
+            _write(item, text)
+        text.append("]")
+    else:
+        text.append(repr(node))

@@ -1,0 +1,119 @@
+import ast
+import sys
+
+import pytest
+
+from pipeline.cells import sources
+
+PACKAGE = {
+    "__init__.py": "",
+    "measure.py": "import os\nfrom pipeline.subject import model\n\ndef measure():\n    return model.f(1)\n",
+    "subject/__init__.py": "",
+    "subject/model.py": '"""About it."""\n\ndef f(x):\n    """Add."""\n    return x + 1\n\nclass C:\n    """Hold."""\n',
+    "section.py": "TITLE = 'a'\n",
+}
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    for name, text in PACKAGE.items():
+        path = tmp_path / "pipeline" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    monkeypatch.setattr(sources, "SOURCES", tmp_path)
+    sources.forget()
+    yield tmp_path / "pipeline"
+    sources.forget()
+
+
+def digest_of_measure():
+    return sources.code_digest(sources.reached_modules("pipeline.measure"))
+
+
+def digest_after(path, old, new):
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+    sources.forget()
+    return digest_of_measure()
+
+
+@pytest.mark.parametrize("changed", ["x + 2", "x * 1", "x < 1"])
+def test_arithmetic_in_an_imported_module_changes_the_digest(package, changed):
+    before = digest_of_measure()
+    assert digest_after(package / "subject/model.py", "x + 1", changed) != before
+
+
+def test_a_default_of_none_is_not_one_of_zero(package):
+    of_none = digest_after(package / "subject/model.py", "def f(x)", "def f(x, seed=None)")
+    assert digest_after(package / "subject/model.py", "seed=None", "seed=0") != of_none
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("return x + 1", "return x + 1  # one"),
+        ('"""Add."""', '"""Add one."""'),
+        ('"""About it."""', '"""About the model."""'),
+        ('"""Hold."""', '"""Hold one."""'),
+        ("return x + 1", "return (x\n            + 1)"),
+    ],
+)
+def test_comments_docstrings_and_layout_do_not_change_the_digest(package, old, new):
+    before = digest_of_measure()
+    assert digest_after(package / "subject/model.py", old, new) == before
+
+
+def test_a_field_that_only_later_versions_of_python_have_does_not_change_the_digest(package, monkeypatch):
+    before = digest_of_measure()
+    sources.forget()
+    monkeypatch.setattr(ast.FunctionDef, "_fields", (*ast.FunctionDef._fields, "of_a_later_version"))
+    monkeypatch.setattr(ast.FunctionDef, "of_a_later_version", [], raising=False)
+    assert digest_of_measure() == before
+
+
+def test_code_that_is_not_reached_does_not_change_the_digest(package):
+    before = digest_of_measure()
+    assert digest_after(package / "section.py", "'a'", "'b'") == before
+
+
+def test_the_packages_around_a_reached_module_count(package):
+    before = digest_of_measure()
+    (package / "subject/__init__.py").write_text("import torch\n")
+    sources.forget()
+    assert digest_of_measure() != before
+
+
+def test_an_import_inside_a_function_is_followed(package):
+    (package / "late.py").write_text("Y = 1\n")
+    digest_after(package / "subject/model.py", "return x + 1", "from pipeline import late\n    return x + late.Y")
+    assert "pipeline.late" in sources.reached_modules("pipeline.measure")
+
+
+def test_an_empty_module_has_a_digest_and_one_that_is_not_there_has_none(package):
+    assert sources.module_digest("pipeline")
+    assert sources.module_digest("pipeline.gone") is None
+    assert sources.module_digest("pipeline.subject.model.f") is None
+
+
+def test_the_files_that_a_module_names_are_a_template_beside_it_and_the_figures_that_it_loads(package):
+    for path in ("page.md.j2", "other.md.j2", *(f"report/published/{name}.csv" for name in "abc")):
+        (package / path).parent.mkdir(parents=True, exist_ok=True)
+        (package / path).write_text("")
+
+    def named(text):
+        (package / "section.py").write_text(text)
+        sources.forget()
+        return [path.name for path in sources.data_files(["pipeline.section"])]
+
+    assert named("T = 'page.md.j2'\nX = 'missing.md.j2'\nfigures = published.load('a')\n") == ["page.md.j2", "a.csv"]
+    assert named("figures = [published.load(name) for name in NAMES]\n") == ["a.csv", "b.csv", "c.csv"]
+
+
+def test_taking_a_digest_imports_nothing():
+    import subprocess
+
+    code = (
+        "import sys; from pipeline.cells.sources import module_digest\n"
+        "module_digest('pipeline.stages.timing.measure'); sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,0 +1,136 @@
+"""What is used of Snakemake is there and means the same: small workflows run in this process."""
+
+import json
+
+import pytest
+from snakemake.api import SnakemakeApi
+from snakemake.exceptions import WorkflowError
+from snakemake.settings.enums import Quietness
+from snakemake.settings.types import (
+    ConfigSettings,
+    DAGSettings,
+    ExecutionSettings,
+    OutputSettings,
+    ResourceSettings,
+    WorkflowSettings,
+)
+from snakemake_interface_executor_plugins.settings import ExecMode
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the solver that Snakemake's scheduler uses
+BEGINNING = """
+import json
+from pathlib import Path
+from pipeline.compat import snakemake_private as private
+
+def tell(told):
+    Path("told.json").write_text(json.dumps(told))
+"""
+FAILING = """
+rule all:
+    input: "of_broken", "of_sound"
+
+rule of:
+    input: "{what}"
+    output: "of_{what}"
+    shell: "cp {input} {output}"
+
+rule broken:
+    output: "broken", "beside"
+    log: "logs/broken.log"
+    message: "something broken"
+    shell: "exit 1"
+
+rule sound:
+    output: "sound"
+    shell: "touch {output}"
+
+onerror:
+    tell([[vars(job) for job in private.failed_jobs(workflow)], private.unmade_outputs(workflow)])
+"""
+FORCING = """
+def forced(wildcards):
+    private.force(workflow, config["forced"])
+    return []
+
+rule made:
+    input: forced
+    output: "{name}.made"
+    shell: "touch {output}"
+"""
+
+
+@pytest.fixture
+def execute(tmp_path):
+    """Return what runs a workflow; it returns what the workflow told."""
+
+    def run(text, targets=(), resources=None, executor="local", configfiles=(), mode=ExecMode.DEFAULT, **config):
+        (tmp_path / "Snakefile").write_text(BEGINNING + text)
+        with SnakemakeApi(OutputSettings(quiet={Quietness.ALL})) as snakemake:
+            workflow = snakemake.workflow(
+                resources or ResourceSettings(cores=1),
+                ConfigSettings(config=config, configfiles=configfiles),
+                workflow_settings=WorkflowSettings(exec_mode=mode),
+                snakefile=tmp_path / "Snakefile",
+                workdir=tmp_path,
+            )
+            workflow.dag(DAGSettings(targets=frozenset(targets))).execute_workflow(
+                executor,
+                execution_settings=ExecutionSettings(keep_going=True),
+            )
+
+    run.told = lambda: json.loads((tmp_path / "told.json").read_text())
+    return run
+
+
+def test_failed_jobs_and_unmade_outputs_are_told_when_all_else_is_made(execute, tmp_path):
+    with pytest.raises(WorkflowError):
+        execute(FAILING)
+    failed, unmade = execute.told()
+    assert failed == [
+        {
+            "rule": "broken",
+            "message": "something broken",
+            "outputs": ["broken", "beside"],
+            "log": "logs/broken.log",
+        }
+    ]
+    assert unmade == ["of_broken"]
+    assert (tmp_path / "of_sound").exists()
+
+
+def test_force_makes_what_is_there_and_needed_and_nothing_else(execute, tmp_path):
+    for name in ("a", "b", "c"):
+        (tmp_path / f"{name}.made").write_text("before")
+    execute(FORCING, targets=["a.made", "b.made"], forced=["a.made", "c.made"])
+    kept = {name: (tmp_path / f"{name}.made").stat().st_mtime_ns for name in ("b", "c")}
+    before = (tmp_path / "a.made").stat().st_mtime_ns
+    execute(FORCING, targets=["a.made", "b.made"], forced=["a.made", "c.made"])
+    assert (tmp_path / "a.made").stat().st_mtime_ns > before
+    assert kept == {name: (tmp_path / f"{name}.made").stat().st_mtime_ns for name in kept}
+
+
+@pytest.mark.parametrize(("resources", "limit"), [({}, None), ({"gpu": 3}, 3)])
+def test_gpu_limit_is_what_the_command_line_says(execute, resources, limit):
+    text = "tell(private.gpu_limit(workflow))\nrule all:\n"
+    execute(text, resources=ResourceSettings(cores=1, resources=resources))
+    assert execute.told() == limit
+
+
+@pytest.mark.parametrize(("resources", "expected"), [({"cores": 3}, [False, 3]), ({"nodes": 2}, [True, 1])])
+def test_uses_a_scheduler_and_local_cores_follow_from_how_jobs_are_counted(execute, resources, expected):
+    text = "tell([private.uses_a_scheduler(workflow), private.local_cores(workflow)])\nrule all:\n"
+    execute(text, resources=ResourceSettings(**resources), executor="dryrun")
+    assert execute.told() == expected
+
+
+@pytest.mark.parametrize(("mode", "expected"), [(ExecMode.DEFAULT, False), (ExecMode.REMOTE, True)])
+def test_is_a_schedulers_job_only_where_a_scheduler_has_started_it(execute, mode, expected):
+    execute("tell(private.is_a_schedulers_job(workflow))\nrule all:\n", mode=mode, executor="dryrun")
+    assert execute.told() == expected
+
+
+def test_given_configfiles_are_those_of_the_command_line(execute, tmp_path):
+    given = tmp_path / "mine.yaml"
+    given.write_text("x: 1\n")
+    execute("tell(list(map(str, private.given_configfiles(workflow))))\nrule all:\n", configfiles=[given])
+    assert execute.told() == [str(given)]
