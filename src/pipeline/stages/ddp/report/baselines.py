@@ -1,13 +1,10 @@
-"""Others' data-parallel steps beside ours, variant by variant: other machines, batches and often other models."""
+"""Others' data-parallel steps beside ours of the same variant, model and number of ranks."""
 
 import pandas as pd
 
 from pipeline.report import published
-from pipeline.report.markup import paragraphs
-from pipeline.report.table_rows import ok
-from pipeline.report.tables import markdown_folded_if_long, outcome, significant
 from pipeline.stages.ddp.cell import Variant
-from pipeline.stages.ddp.report.selection import label, steps
+from pipeline.stages.ddp.report.facts import label, runs
 
 # Their words for a variant, by how they begin.
 IMPLS = {
@@ -17,53 +14,34 @@ IMPLS = {
     "overlap_per_parameter": "overlap",
     "bucketed_overlap": "bucketed",
 }
+COLUMNS = ("what", "unit", "theirs", "ours", "write_up", "note")
 
 
-def theirs() -> pd.DataFrame:
-    """Read others' figures, those that stand for all ranks, with the variant that ours calls the same.
+def pairs(rows: pd.DataFrame) -> pd.DataFrame:
+    """Pair others' step times that stand for all ranks with ours: what, unit, theirs, ours, write_up, note."""
+    found = [
+        {
+            "what": f"step of {step['size']}, {variant}, {run.world_size} ranks, {run.name}",
+            "unit": "ms",
+            "theirs": line["step_ms"],
+            "ours": step["median_ms"],
+            "write_up": line["write_up"],
+            "note": line["note"],
+        }
+        for _, line in _theirs().iterrows()
+        for run in runs(rows)
+        if (run.size, run.world_size) == (line["model"], line["world_size"])
+        for variant, step in run.steps.iterrows()
+        if variant == line["ours"]
+    ]
+    return pd.DataFrame(found, columns=COLUMNS)
 
-    The variant is empty where a source does not name it.
-    """
+
+def _theirs() -> pd.DataFrame:
     rows = published.load("ddp")
-    rows = rows[rows["rank"] == "all"]
+    rows = rows[(rows["rank"] == "all") & (rows["status"] == "ok")]
     impls = rows["variant"].map(
-        lambda name: next((impl for start, impl in IMPLS.items() if name.startswith(start)), "")
+        lambda name: next((impl for start, impl in IMPLS.items() if name.startswith(start)), None)
     )
     sizes = [None if pd.isna(size) else int(size) for size in rows["bucket_mb"]]
-    labels = [label(Variant(*pair)) if pair[0] else "" for pair in zip(impls, sizes, strict=True)]
-    return rows.assign(ours=labels)
-
-
-def beside_ours(rows: pd.DataFrame) -> str:
-    """Write others' figures as a table, with ours of the same model and number of ranks, and their doubts under it."""
-    found = theirs()
-    table = pd.DataFrame(
-        {
-            "source": found["write_up"],
-            "variant": found["variant"].str.replace("_", " "),
-            "model": found["model"],
-            "bucket (MB)": ["–" if pd.isna(value) else f"{value:g}" for value in found["bucket_mb"]],
-            "step (ms)": [_step(*pair) for pair in zip(found["step_ms"], found["status"], strict=True)],
-            "communication (ms)": [_or_dash(value) for value in found["comm_ms"]],
-            "ours, step (ms)": [_ours(rows, line) for _, line in found.iterrows()],
-        }
-    )
-    doubts = published.doubts_list(found)
-    return paragraphs(markdown_folded_if_long(table, f"{len(table)} figures of others"), doubts)
-
-
-def _step(step_ms: float, status: str) -> str:
-    return significant(step_ms) if status == "ok" else outcome(status, None)
-
-
-def _or_dash(value: float) -> str:
-    return significant(value) if pd.notna(value) else "–"
-
-
-def _ours(rows: pd.DataFrame, line: pd.Series) -> str:
-    """Write our median of the same variant, model and number of ranks, a figure a cell; a dash where there is none."""
-    same = ok(steps(rows))
-    same = same[(same["variant"] == line["ours"]) & (same["size"] == line["model"])]
-    same = same[same["world_size"] == line["world_size"]]
-    figures = [f"{significant(ms)} ({cell})" for ms, cell in zip(same["median_ms"], same["cell_name"], strict=True)]
-    return ", ".join(figures) or "–"
+    return rows.assign(ours=[label(Variant(*pair)) if pair[0] else "" for pair in zip(impls, sizes, strict=True)])

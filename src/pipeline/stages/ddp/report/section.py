@@ -1,178 +1,303 @@
-"""The ddp section: its tables and figures, and a template that says what they show."""
+"""The ddp section: which bucket size, what hides behind backward, against PyTorch's DDP and no communication."""
 
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
 
-from pipeline.report.section import render
+from pipeline.report.markup import Markdown
+from pipeline.report.outcomes import clear_gain, not_measured, nothing_measured
+from pipeline.report.page_parts import Action, Figure, Problem, Section, Table, say
+from pipeline.report.section import count, counted, data_size, listing, ms, number, percent
 from pipeline.report.table_rows import ok
-from pipeline.report.tables import (
-    OUTCOME_WORDS,
-    markdown,
-    markdown_folded_if_long,
-    median_cells,
-    pivot,
-    significant,
-)
-from pipeline.stages.ddp.cell import PHASES
-from pipeline.stages.ddp.report import baselines, bucket_model, findings
-from pipeline.stages.ddp.report.figures import draw_all
-from pipeline.stages.ddp.report.selection import captures, completed, phases, steps
+from pipeline.report.tables import median_cells, significant
+from pipeline.stages.ddp.report.facts import NO_COMMUNICATION, TORCH_DEFAULT, Run, fit, runs, whole_steps
+from pipeline.stages.ddp.report.figures import bucket_sweep, timeline
 
-TEMPLATE = Path(__file__).parent / "section.md.j2"
+TITLE = "What does averaging gradients cost a step, and which bucket size is best?"
+EXERCISE = "naive_ddp, minimal_ddp_flat, ddp_overlap_individual_parameters, ddp_bucketed"
+OURS = ("naive", "flat", "overlap", "bucketed")
+MOST_TABLE_RUNS = 2
 
 
-def build(rows: pd.DataFrame, figures_dir: Path, beside: dict[str, pd.DataFrame]) -> str:
-    """Write the section's Markdown from the rows of all its tables, and its figures as SVG into a folder.
+def build(rows: pd.DataFrame, figures_dir: Path, beside: Mapping[str, pd.DataFrame]) -> Section:
+    """Build the section from the rows of all its tables.
 
     beside: the rows of the stage allreduce, from which the overhead model takes its cost of a call and of a byte.
     """
-    rows = completed(rows)
-    facts = {"missing": _missing(rows), "measured": not ok(steps(rows)).empty}
-    if facts["measured"]:
-        facts |= _facts(rows, figures_dir, beside["allreduce"])
-    return render(TEMPLATE, facts)
+    whole, measured = whole_steps(rows), runs(rows)
+    if not measured:
+        return Section(TITLE, EXERCISE, nothing_measured(whole))
+    missing = not_measured(whole.assign(what=whole["cell_name"] + " " + whole["variant"]), "what")
+    return Section(
+        TITLE,
+        EXERCISE,
+        _answer(measured),
+        parts=[*_figures(measured), _table(measured), *([missing] if missing else [])],
+        method=_method(pd.concat([run.steps for run in measured])),
+        actions=[*_larger_buckets(measured), *_average_less_often(measured)],
+        problems=[*_problems(measured), *_model(measured, beside["allreduce"])],
+    )
 
 
-def _facts(rows: pd.DataFrame, figures_dir: Path, allreduce: pd.DataFrame) -> dict:
-    cells = findings.by_cell(rows)
-    models = {}
-    for cell in cells:
-        own = rows[rows["cell_name"] == cell["name"]]
-        cell["model"] = bucket_model.verdict(own, allreduce)
-        if cell["model"]:
-            cell["fits"] = bucket_model.fits(own, allreduce)
-            models[cell["name"]] = bucket_model.beside_measured(own, cell["fits"]["cost"].iloc[0])
-    return {
-        "setting": findings.setting(rows),
-        "cells": cells,
-        "clocks": findings.clocks(rows),
-        "profilers": captures(ok(rows))["clock"].unique(),
-        "waits_in_backward": findings.waits_in_backward(rows),
-        "figures": draw_all(rows, models, figures_dir),
-        "tables": {
-            "main": _main_table(rows),
-            "communication": _communication_table(rows),
-            "captures": _capture_table(rows),
-            "fits": _fit_table(cells),
-            "model": _model_table(models),
-        },
-        "others": baselines.beside_ours(rows),
-    }
+def _answer(measured: Sequence[Run]) -> Markdown:
+    lead = next((run for run in measured if not run.host_limited), measured[0])
+    others = [run for run in measured if run is not lead]
+    setting = say("{size} on {n} ranks, ", size=lead.size, n=lead.world_size)
+    return setting + Markdown(" ").join([_verdict(lead), *map(_verdict, others)])
 
 
-def _main_table(rows: pd.DataFrame) -> str:
-    """Write step and phases, a line a variant and cell; a phase that a variant lacks is a dash."""
-    whole = steps(rows)
-    keys = ["cell_name", "variant"]
-    found = whole[keys].assign(step=median_cells(whole))
-    parts = phases(ok(rows))
-    if not parts.empty:
-        cells = parts["median_ms"].map(significant)
-        found = found.merge(
-            pivot(parts, ["cell_name", "variant"], "phase", cells), on=["cell_name", "variant"], how="left"
+def _verdict(run: Run) -> Markdown:
+    """Say how long a step takes with the best of ours and with PyTorch's DDP, and who decides that."""
+    best, torch = run.fastest(OURS), run.fastest(["torch"])
+    host = (
+        f", where the host limits the step (the GPU idles {percent(run.idle_share)} of it)" if run.host_limited else ""
+    )
+    parts = []
+    if best is not None:
+        words = "at best {ms} a step ({variant}){cost}"
+        parts.append(say(words, ms=ms(best["median_ms"]), variant=best.name, cost=_cost(run, best)))
+    if torch is not None:
+        default_ms = run.steps["median_ms"].get(TORCH_DEFAULT)
+        default = f", {ms(default_ms)} with its default of 25 MB" if default_ms and torch.name != TORCH_DEFAULT else ""
+        words = "PyTorch's takes {ms} ({variant}){default}"
+        parts.append(say(words, ms=ms(torch["median_ms"]), variant=torch.name, default=default))
+    verdict = Markdown("; ").join(parts) if parts else Markdown("nothing that averages was measured")
+    return say("{name}{host}: {verdict}.", name=run.name, host=host, verdict=verdict)
+
+
+def _cost(run: Run, step: pd.Series) -> str:
+    """Say how a step stands to one without communication; nothing where that was not measured."""
+    if NO_COMMUNICATION not in run.steps.index:
+        return ""
+    base = run.steps.loc[NO_COMMUNICATION]
+    if step["q1_ms"] <= base["q3_ms"] and base["q1_ms"] <= step["q3_ms"]:
+        return f", within the noise of one without communication ({ms(base['median_ms'])})"
+    share = step["median_ms"] / base["median_ms"] - 1
+    more = "more" if share > 0 else "less"
+    return f", {percent(abs(share))} {more} than without communication ({ms(base['median_ms'])})"
+
+
+def _figures(measured: Sequence[Run]) -> list[Figure]:
+    figures = []
+    sweep = bucket_sweep(measured)
+    if sweep is not None:
+        words = "least with {variant}, {beyond} ({name})"
+        least = [
+            say(words, variant=run.beyond_ms.idxmin(), beyond=ms(run.beyond_ms.min()), name=run.name)
+            for run in measured
+            if len(run.beyond_ms)
+        ]
+        title = say("What averaging adds to a step: {least}", least=Markdown("; ").join(least))
+        figures.append(Figure("buckets", title, sweep))
+    drawn = timeline(measured)
+    if drawn is not None:
+        figures.append(Figure("timeline", _timeline_title(measured), drawn))
+    return figures
+
+
+def _timeline_title(measured: Sequence[Run]) -> Markdown:
+    shares = [
+        f"{percent(run.captures.loc['overlap', 'hidden_pct'] / 100)} ({run.name})"
+        for run in measured
+        if "overlap" in run.captures.index
+    ]
+    return say(
+        "One captured step, all-reduces after and during backward{hidden}",
+        hidden=f": during it, {', '.join(shares)} of the communication runs beside computation" if shares else "",
+    )
+
+
+def _table(measured: Sequence[Run]) -> Table:
+    """Write all variants, a row each, for at most two cells."""
+    shown, lead = measured[:MOST_TABLE_RUNS], measured[0]
+    variants = list(dict.fromkeys(variant for run in shown for variant in run.whole.index))
+    columns = {"variant": variants}
+    for run in shown:
+        columns[f"{run.name}, step (ms)"] = _aligned(median_cells(run.whole), variants)
+        columns[f"{run.name}, added (ms)"] = _aligned(run.beyond_ms.map(significant), variants)
+    columns["all-reduces"] = _aligned(lead.steps["all_reduces"].map(count), variants)
+    if lead.steps["peak_bytes"].notna().any():
+        columns["peak (GB)"] = _aligned((lead.steps["peak_bytes"].astype(float) / 1e9).map(significant), variants)
+    title = say(
+        "Median step [quartiles] and what it takes beyond one without communication; all-reduces a step of {name}:",
+        name=lead.name,
+    )
+    return Table(title, pd.DataFrame(columns))
+
+
+def _aligned(cells: pd.Series, variants: list[str]) -> list[str]:
+    return list(cells.reindex(variants).fillna("–"))
+
+
+def _method(timed: pd.DataFrame) -> Markdown:
+    return say(
+        "Batch {batch} a rank, context {context}, AdamW; the variants take turns in the same processes, {steps} steps "
+        "in all after {warmup} to warm up. A sample is the slowest rank's step by the host clock; the "
+        "communication of a step is what is left to wait for after backward. MB of buckets are 2^20 bytes.",
+        batch=count(timed["setting_batch_size_per_rank"].max()),
+        context=count(timed["setting_context_length"].max()),
+        steps=count(timed["n"].max()),
+        warmup=count(timed["setting_warmup_steps"].max()),
+    )
+
+
+def _larger_buckets(measured: Sequence[Run]) -> list[Action]:
+    """Advise another bucket size for PyTorch's DDP where it clearly beats the default."""
+    better = []
+    for run in measured:
+        best = run.fastest(["torch"])
+        if best is not None and TORCH_DEFAULT in run.steps.index and clear_gain(run.steps.loc[TORCH_DEFAULT], best):
+            better.append((run, best))
+    if not better:
+        return []
+    sizes = {int(best["bucket_size_mb"]) for _, best in better}
+    cases = [
+        say(
+            "{ours} instead of {default} a step ({name}{host})",
+            ours=ms(best["median_ms"]),
+            default=ms(run.steps.loc[TORCH_DEFAULT, "median_ms"]),
+            name=run.name,
+            host=", where the host limits it: fewer all-reduces to launch" if run.host_limited else "",
         )
-    columns = {"step": "step, median [quartiles]"} | {name: name for name in PHASES if name in found}
-    table = found[[*keys, *columns]].rename(columns=columns).fillna("–").replace("", "–")
-    return markdown(table.rename(columns={"cell_name": "precision"}))
+        for run, best in better
+    ]
+    what = say("**Set DDP's `bucket_cap_mb` to {sizes}.**", sizes=" or ".join(map(str, sorted(sizes))))
+    return [Action(4, what, say("{cases}.", cases=Markdown("; ").join(cases)))]
 
 
-def _communication_table(rows: pd.DataFrame) -> str:
-    """Write what each variant's communication adds, in how many all-reduces, and its memory."""
-    texts = []
-    for name, cell in rows.groupby("cell_name", sort=False):
-        whole = ok(steps(cell)).set_index("variant")
-        if whole.empty:
+def _average_less_often(measured: Sequence[Run]) -> list[Action]:
+    """Advise to accumulate gradients where even the fastest way to average costs clearly."""
+    costly = []
+    for run in measured:
+        best = run.fastest([*OURS, "torch"])
+        if (
+            best is not None
+            and NO_COMMUNICATION in run.steps.index
+            and clear_gain(best, run.steps.loc[NO_COMMUNICATION])
+        ):
+            words = "{ms} with {variant}{cost} ({name})"
+            costly.append(say(words, ms=ms(best["median_ms"]), variant=best.name, cost=_cost(run, best), name=run.name))
+    if not costly:
+        return []
+    what = say("**Average gradients less often: more work a rank between two averages.**")
+    return [Action(3, what, say("Even the fastest way takes {costly}.", costly=Markdown("; ").join(costly)))]
+
+
+def _problems(measured: Sequence[Run]) -> list[Problem]:
+    answers: dict[str, Callable[[Run], Markdown]] = {
+        "naive_ddp": _weights,
+        "naive_ddp_benchmarking": _naive,
+        "minimal_ddp_flat_benchmarking": _flat,
+        "ddp_overlap_individual_parameters_benchmarking": _overlap,
+        "ddp_bucketed_benchmarking (a)": _buckets,
+    }
+    said = {name: [text for text in map(answer, measured) if text] for name, answer in answers.items()}
+    return [Problem(name, Markdown(" ").join(texts)) for name, texts in said.items() if texts]
+
+
+def _weights(run: Run) -> Markdown:
+    averaging = run.steps.drop(index=NO_COMMUNICATION, errors="ignore")
+    differences = averaging["variant_difference"].dropna()
+    if len(differences) < 2:
+        return Markdown()
+    between_ranks, tolerance = averaging["rank_difference"].max(), averaging["weight_tolerance"].iloc[0]
+    agree = between_ranks == 0 and differences.max() <= tolerance
+    without = run.steps["variant_difference"].get(NO_COMMUNICATION)
+    return say(
+        "{name}: the weights of {n} variants {agree} after the timed steps: they differ by {ranks} between ranks "
+        "and by {variants} between variants (rounding may make {tolerance}{without}).",
+        name=run.name,
+        n=len(differences),
+        agree="agree" if agree else Markdown("**do not agree**"),
+        ranks=f"{between_ranks:.2g}",
+        variants=f"{differences.max():.2g}",
+        tolerance=f"{tolerance:.2g}",
+        without=f"; without communication it is {without:.2g}" if pd.notna(without) else "",
+    )
+
+
+def _naive(run: Run) -> Markdown:
+    if "naive" not in run.steps.index or pd.isna(run.phases_ms.loc["naive", "communication"]):
+        return Markdown()
+    step_ms, left_ms = run.steps.loc["naive", "median_ms"], run.phases_ms.loc["naive", "communication"]
+    return say(
+        "{name}: a step takes {step}, of which communication {left} ({share}).",
+        name=run.name,
+        step=ms(step_ms),
+        left=ms(left_ms),
+        share=percent(left_ms / step_ms),
+    )
+
+
+def _flat(run: Run) -> Markdown:
+    return _against_naive(run, "flat", "one all-reduce of all gradients")
+
+
+def _overlap(run: Run) -> Markdown:
+    text = _against_naive(run, "overlap", "an all-reduce during backward as soon as a gradient is there")
+    if not text or "overlap" not in run.captures.index:
+        return text
+    beside = "beside computation" if run.on_gpus else "beside computation, for the same cores"
+    share = percent(run.captures.loc["overlap", "hidden_pct"] / 100)
+    sentence = " In a captured step {share} of its communication runs {beside}."
+    return text + say(sentence, share=share, beside=beside)
+
+
+def _against_naive(run: Run, variant: str, words: str) -> Markdown:
+    if not {variant, "naive"} <= set(run.steps.index):
+        return Markdown()
+    phases, steps_ms = run.phases_ms["communication"], run.steps["median_ms"]
+    return say(
+        "{name}: with {words} a step takes {own}, with one for each after backward {naive} ({ratio}); {left} and "
+        "{naive_left} of that are waiting for communication.",
+        name=run.name,
+        words=words,
+        own=ms(steps_ms[variant]),
+        naive=ms(steps_ms["naive"]),
+        ratio=f"{significant(steps_ms['naive'] / steps_ms[variant])}×",
+        left=ms(phases[variant]),
+        naive_left=ms(phases["naive"]),
+    )
+
+
+def _buckets(run: Run) -> Markdown:
+    bucketed = ok(run.steps)[run.steps["impl"] == "bucketed"]
+    if bucketed.empty:
+        return Markdown()
+    # Sizes that give the same number of buckets are the same thing.
+    if bucketed["all_reduces"].nunique() == 1:
+        calls = counted(bucketed["all_reduces"].iloc[0], "all-reduce")
+        return say("{name}: every size gives the same {calls}: nothing to compare.", name=run.name, calls=calls)
+    best, worst = (bucketed.loc[at] for at in (bucketed["median_ms"].idxmin(), bucketed["median_ms"].idxmax()))
+    return say(
+        "{name}: {best} is the fastest ({best_ms}, {calls}), {worst} the slowest ({worst_ms}, {worst_calls}).",
+        name=run.name,
+        best=best.name,
+        best_ms=ms(best["median_ms"]),
+        calls=counted(best["all_reduces"], "all-reduce"),
+        worst=worst.name,
+        worst_ms=ms(worst["median_ms"]),
+        worst_calls=counted(worst["all_reduces"], "all-reduce"),
+    )
+
+
+def _model(measured: Sequence[Run], allreduce: pd.DataFrame) -> list[Problem]:
+    """Feed the overhead model n·o + s / (n·w) with the measured all-reduces."""
+    predictions: dict[Markdown, list[str]] = {}
+    for run in measured:
+        fitted = fit(run, allreduce)
+        if fitted is None:
             continue
-        beyond = findings.overheads(whole).reindex(whole.index)
-        base_ms = whole["median_ms"].get("no communication", float("nan"))
-        table = pd.DataFrame(
-            {
-                "precision": name,
-                "variant": whole.index,
-                "all-reduces": whole["all_reduces"].map(lambda count: f"{count:,.0f}"),
-                "MB each, mean": _mean_mb(whole),
-                "beyond no communication (ms)": beyond.map(significant),
-                "share of such a step": (beyond / base_ms).map(lambda share: f"{significant(100 * share, 2)}%"),
-                "peak memory (GB)": (whole["peak_bytes"].astype(float) / 1e9).map(significant),
-            }
+        best = fitted.best_bucket_mb
+        prediction = say(
+            "s = {gradients}, o = {o} µs, w = {w} GB/s (fitted to bursts of all-reduces): {best}",
+            gradients=data_size(run.gradient_bytes),
+            o=significant(fitted.cost.latency_s * 1e6),
+            w=number(fitted.cost.bytes_per_s / 1e9),
+            best=f"{significant(best)} MB" if best else "a call costs nothing, so that smaller is always better",
         )
-        texts.append(table)
-    table = pd.concat(texts)
-    unknown = [column for column in table if (table[column].isin(["n/a", "n/a%"])).all()]
-    table = table.drop(columns=unknown).replace({"n/a": "–", "n/a%": "–"})
-    return markdown_folded_if_long(table, "Step time beyond no communication, all-reduces and memory, by variant")
-
-
-def _mean_mb(whole: pd.DataFrame) -> pd.Series:
-    """Write the mean size of an all-reduce in MB of 2^20 bytes, as the bucket sizes are."""
-    return (whole["all_reduce_bytes"] / whole["all_reduces"].where(whole["all_reduces"] > 0) / 2**20).map(significant)
-
-
-def _capture_table(rows: pd.DataFrame) -> str:
-    found = captures(ok(rows))
-    if found.empty:
-        return ""
-    names = {
-        "communication (ms)": "communication_ms",
-        "computation (ms)": "computation_ms",
-        "both at once (ms)": "hidden_ms",
-        "hidden (%)": "hidden_pct",
-    }
-    table = found[["cell_name", "variant"]].assign(
-        **{title: found[column].map(significant) for title, column in names.items()}
-    )
-    table = table.rename(columns={"cell_name": "precision"})
-    return markdown_folded_if_long(table, "Communication and computation in one captured step, by variant")
-
-
-def _fit_table(cells: list[dict]) -> str:
-    """Write the fits and the optima that follow from them, a line a cell and timing."""
-    lines = [line.assign(cell_name=cell["name"]) for cell in cells if cell["model"] for line in [cell["fits"]]]
-    if not lines:
-        return ""
-    fits = pd.concat(lines)
-    return markdown(
-        pd.DataFrame(
-            {
-                "precision": fits["cell_name"],
-                "all-reduces timed": fits["timing"].replace({"burst": "in bursts", "single": "one by one"}),
-                "overhead a call, o (µs)": fits["call_overhead_us"].map(significant),
-                "bandwidth, w (GB/s)": fits["gb_per_s"].map(significant),
-                "best number of buckets": fits["buckets"].map(significant),
-                "best bucket size (MB)": fits["bucket_mb"].map(significant),
-                "overhead there (ms)": fits["overhead_ms"].map(significant),
-            }
-        )
-    )
-
-
-def _model_table(models: dict[str, pd.DataFrame]) -> str:
-    if not models:
-        return ""
-    found = pd.concat([model.assign(cell_name=name) for name, model in models.items()])
-    return markdown(
-        pd.DataFrame(
-            {
-                "precision": found["cell_name"],
-                "bucket size (MB)": found["bucket_size_mb"],
-                "buckets": found["buckets"],
-                "measured (ms)": found["measured_ms"].map(significant),
-                "model, equal times (ms)": found["equal_ms"].map(significant),
-                "model, measured backward (ms)": found["pipelined_ms"].map(significant),
-            }
-        )
-    )
-
-
-def _missing(rows: pd.DataFrame) -> str:
-    """List the variants that are not ok, those alike in one line; empty if none."""
-    failed = findings.outcomes(rows)
-    if failed.empty:
-        return ""
-    failed["status"] = failed["status"].map(OUTCOME_WORDS)
-    failed["variant"] = failed["variant"].map(", ".join)
-    table = failed[["cell_name", "variant", "status", "reason"]].rename(
-        columns={"cell_name": "precision", "variant": "variants"}
-    )
-    return markdown_folded_if_long(table, f"The {len(table)} lines of what is missing or unstable")
+        predictions.setdefault(prediction, []).append(run.name)
+    formula = Markdown("The overhead is n·o + s / (n·w), least with buckets of √(s·w·o).")
+    fits = [say("{names}: {fit}.", names=listing(names), fit=prediction) for prediction, names in predictions.items()]
+    return [Problem("ddp_bucketed_benchmarking (b)", Markdown(" ").join([formula, *fits]))] if fits else []
