@@ -42,6 +42,10 @@ def test_a_wrong_result_is_called_that():
     assert "(flex): wrong, off by 3." in not_measured(rows(OK, ("flex", "wrong", "off by 3")), "impl")
 
 
+def test_of_a_long_reason_the_first_sentence_is_enough():
+    assert not_measured(rows(("a", "skipped", "Expected bf16. Got fp32.")), "impl").endswith("skipped, Expected bf16.")
+
+
 def test_reasons_are_escaped():
     assert "|" not in not_measured(rows(OK, ("a", "skipped", "x | y")), "impl")
 

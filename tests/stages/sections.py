@@ -18,6 +18,8 @@ GAP = re.compile(r"\bnan\b|\bNone\b|\binf\b|Undefined|\n{3,}| \n|\(\)")
 EMPTY_TABLE = re.compile(r"^(\|.*)\n\|[ :|-]+\|\n(?!\|)", flags=re.MULTILINE)
 # A page of 896 px, as GitHub shows it: letters of its text and code, and what stands around a cell, in px.
 PAGE_PX, TEXT_PX, CODE_PX, PADDING_PX = 896, 7.5, 8.2, 27
+# What `pipeline.report.outcomes.not_measured` says: counts of rows.
+COUNTS = re.compile(r"^.*\bfigures were not measured, .*$|^Unstable: .*$", flags=re.MULTILINE)
 MOST_ROUNDS = 12
 SOME_CELLS = 2
 # Columns that may hold any text, and text that has whatever Markdown, HTML and Matplotlib's formulas take for theirs.
@@ -240,6 +242,7 @@ def _numbers(text, rows):
     """Return the numbers of a text, without thousands separators; those inside names are none."""
     names = {name for column in rows.select_dtypes(exclude="number") for name in rows[column].dropna().astype(str)}
     names = sorted((name for name in names if re.search(r"\d", name)), key=len, reverse=True)
+    text = COUNTS.sub("", text)
     without_names = re.sub("|".join(map(re.escape, names)), "", text) if names else text
     return {_plain(float(found.replace(",", ""))) for found in NUMBER.findall(without_names)}
 

@@ -12,7 +12,8 @@ from pipeline.report.tables import OUTCOME_WORDS, significant
 AROUND_ONE = LinearSegmentedColormap.from_list("around_one", [VERMILION, "#FFFFFF", BLUE])
 # Ratios this far from one, or further, have the full colour.
 FULL_COLOUR_AT = 4.0
-NUMBER_PT = WORD_PT - 2.5
+NOT_MEASURED = "#D8D8D8"
+NUMBER_PT = WORD_PT - 2
 
 
 def ratio_map(axes: Axes, rows: pd.DataFrame, x: str, y: str, y_label: str) -> None:
@@ -28,6 +29,7 @@ def ratio_map(axes: Axes, rows: pd.DataFrame, x: str, y: str, y_label: str) -> N
     axes.set_yticks(range(len(ys)), [str(value) for value in ys])
     axes.set_ylabel(y_label)
     axes.grid(visible=False)
+    axes.set_facecolor(NOT_MEASURED)
     outcomes = rows.set_index([y, x])["status"]
     for row, height in enumerate(ys):
         for column, length in enumerate(xs):

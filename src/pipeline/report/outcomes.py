@@ -35,7 +35,7 @@ def not_measured(rows: pd.DataFrame, by: str) -> Markdown:
                 figures=counted(len(rows), "figure"),
                 most="all alike" if len(main) == len(failed) else f"most of them, {count(len(main))}, alike",
                 who=listing(main[by].unique()),
-                why=f"{outcome(status, None)}, {reason}".rstrip(" ,."),
+                why=f"{outcome(status, None)}, {reason.partition('. ')[0]}".rstrip(" ,."),
             )
         )
     if len(unstable):
