@@ -1,204 +1,153 @@
 """The figures of the memory section."""
 
-from pathlib import Path
+from collections.abc import Sequence
 
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pipeline.report.figures import (
-    BLUE,
-    GREEN,
-    GREY,
     MARKERS,
-    ORANGE,
-    SKY,
-    VERMILION,
-    mark_outcomes,
+    footnote,
     names_axis,
     new_figure,
-    save,
     shared_legend,
-    stamp,
+    style_for,
+    values_from_zero,
 )
-from pipeline.report.table_rows import ok
-from pipeline.stages.memory.report.selection import (
-    CATEGORY_WORDS,
-    COMPOSITION,
-    MODE_WORDS,
-    PREDICTED_COMPOSITION,
-    Unit,
-    cell_peaks,
-    of_kind,
-    plain,
-    unit_for,
-    variant,
-)
-from pipeline.stages.memory.report.trade import trade
+from pipeline.report.section import data_size
+from pipeline.report.tables import OUTCOME_WORDS, significant
+from pipeline.stages.memory.report.facts import CATEGORY_WORDS, Recording, Unit
 
 # From the bottom up: what is always there first.
-COLOURS = {
-    "parameters": BLUE,
-    "optimizer_state": GREEN,
-    "gradients": VERMILION,
-    "activations": ORANGE,
-    "temporaries": SKY,
-    "other": GREY,
-}
-ATTENTION_COLOURS = {"eager": GREY, "tiled": ORANGE, "flash": BLUE}
-PREDICTED_HATCH = "///"
-ROOM_FOR_PHASES = 1.45
-ONE_RECORDING = "one recording a cell"
+KINDS = ("parameters", "optimizer_state", "gradients", "activations", "temporaries", "other")
+SMALL_PT = 9.5
+ROOM_FOR_PHASES = 1.55
+ROOM_FOR_LABELS = 1.15
+MOST_PANELS = 3
 
 
-def draw_all(rows: pd.DataFrame, size: str, context_length: int, folder: Path) -> dict[str, str]:
-    """Draw every figure for which there is data; give the links by figure name, relative to the write-up."""
-    rows = rows[rows["size"] == size]
-    figures = {
-        **{f"timeline_{mode}": timelines(rows, mode, context_length) for mode in MODE_WORDS},
-        "peak_composition": peak_composition(rows),
-        "trade": trade_off(rows),
+def _panels(recorded: Sequence[Recording], axis: str) -> dict[str, list[Recording]]:
+    return {
+        value: [one for one in recorded if getattr(one.cell, axis) == value]
+        for value in dict.fromkeys(getattr(one.cell, axis) for one in recorded)
     }
-    drawn = {name: figure for name, figure in figures.items() if figure is not None}
-    for name, figure in drawn.items():
-        save(figure, folder / f"{name}.svg")
-    return {name: f"figures/memory/{name}.svg" for name in drawn}
 
 
-def timelines(rows: pd.DataFrame, mode: str, context_length: int) -> Figure | None:
-    """Draw active memory by category over the allocator's events, a panel a precision; None without recordings."""
-    rows = plain(rows)
-    rows = rows[(rows["mode"] == mode) & (rows["context_length"] == context_length)]
-    shown = of_kind(rows, "timeline")
-    if shown.empty:
-        return None
-    figure, panels = new_figure(shown["precision"].nunique(), 1, panel_height_in=3.0, share_y=True)
-    peaks = of_kind(rows, "peak")
-    unit = unit_for(peaks["peak_bytes"].max())
-    for axes, (precision, group) in zip(panels[:, 0], shown.groupby("precision", sort=False), strict=True):
-        _stack_timeline(axes, group, unit)
-        _mark_phases(axes, peaks[peaks["precision"] == precision])
-        axes.set_title(precision, loc="left")
+def composition(recorded: Sequence[Recording], unit: Unit) -> Figure:
+    """Stack what the peak is made of by context, a panel a precision; the device's memory is a line."""
+    panels = _panels(recorded, "precision")
+    figure, axes = new_figure(1, len(panels), panel_height_in=3.6, share_y=True)
+    devices = {one.allocator["device_bytes"] for one in recorded if one.allocator is not None}
+    for panel, (precision, cells) in zip(axes[0], panels.items(), strict=True):
+        measured = [one for one in cells if one.measured]
+        places = [place for place, one in enumerate(cells) if one.measured]
+        bottom = np.zeros(len(measured))
+        for kind in KINDS:
+            heights = np.array([one.peak.made_of[kind] / unit.bytes for one in measured])
+            panel.bar(places, heights, 0.7, bottom, color=style_for(kind)["color"], label=CATEGORY_WORDS[kind])
+            bottom += heights
+        for place, one in enumerate(cells):
+            words, height = OUTCOME_WORDS.get(one.status, ""), 0.0
+            if one.measured:
+                height = one.peak.total_bytes / unit.bytes
+                words = significant(height)
+            panel.annotate(words, (place, height), (0, 3), textcoords="offset points", ha="center", fontsize=SMALL_PT)
+        names_axis(panel, [str(one.cell.context_length) for one in cells], "context length (tokens)")
+        panel.grid(axis="x", visible=False)
+        panel.set_title(precision)
+        for device_bytes in devices:
+            panel.axhline(device_bytes / unit.bytes, color="black", linestyle="--", linewidth=1.2)
+            place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
+            words = f"the device has {data_size(device_bytes)}"
+            panel.annotate(words, (0.02, device_bytes / unit.bytes), (0, -12), fontsize=SMALL_PT, **place)
+    values_from_zero(axes[0, 0])
+    axes[0, 0].set_ylabel(f"peak ({unit.name})")
+    shared_legend(figure, per_row=3)
+    _sign(figure, recorded[0])
+    return figure
+
+
+def timelines(recorded: Sequence[Recording], unit: Unit) -> Figure:
+    """Draw active memory by kind over the allocator's events, a panel a recording."""
+    figure, panels = new_figure(len(recorded), 1, panel_height_in=2.8, share_y=True)
+    for axes, one in zip(panels[:, 0], recorded, strict=True):
+        kinds = [kind for kind in KINDS if kind in one.timeline]
+        events, _ = one.timeline[kinds[0]]
+        heights = [np.array(one.timeline[kind][1]) / unit.bytes for kind in kinds]
+        look = {
+            "labels": [CATEGORY_WORDS[kind] for kind in kinds],
+            "colors": [style_for(kind)["color"] for kind in kinds],
+        }
+        axes.stackplot(events, heights, step="post", linewidth=0, **look)
+        for peak in one.peaks:
+            if not peak.step:  # the model is built in no time
+                continue
+            axes.axvline(peak.begin_event, color="black", linewidth=0.8)
+            place = {"textcoords": "offset points", "xycoords": ("data", "axes fraction"), "rotation": 90, "va": "top"}
+            axes.annotate(peak.phase, (peak.begin_event, 1), (3, -3), fontsize=SMALL_PT, **place)
+        axes.set_title(one.cell.precision, loc="left")
         axes.set_ylabel(f"active memory ({unit.name})")
         axes.margins(x=0)
-    panels[0, 0].set_ylim(0, peaks["peak_bytes"].max() / unit.bytes * ROOM_FOR_PHASES)
+    highest = max(peak.total_bytes for one in recorded for peak in one.peaks)
+    panels[0, 0].set_ylim(0, highest / unit.bytes * ROOM_FOR_PHASES)
     panels[-1, 0].set_xlabel("allocations and releases so far")
     shared_legend(figure, per_row=3)
-    stamp(figure, shown.assign(n=1), MODE_WORDS[mode], f"context {context_length}", shown=ONE_RECORDING)
+    _sign(figure, recorded[0])
     return figure
 
 
-def _stack_timeline(axes: Axes, group: pd.DataFrame, unit: Unit) -> None:
-    series = {row["category"]: np.array(row["active_bytes"]) / unit.bytes for _, row in group.iterrows()}
-    names = [name for name in COLOURS if name in series]
-    axes.stackplot(
-        group["events"].iloc[0],
-        [series[name] for name in names],
-        labels=[CATEGORY_WORDS[name] for name in names],
-        colors=[COLOURS[name] for name in names],
-        step="post",
-        linewidth=0,
-    )
+def trade_off(groups: Sequence[Sequence[Recording]], unit: Unit) -> Figure | None:
+    """Draw peak memory against step time, a panel a context; None where nothing was timed.
 
-
-def _mark_phases(axes: Axes, peaks: pd.DataFrame) -> None:
-    """Draw a line where each phase begins and write its name along it, at the upper edge."""
-    for _, phase in peaks.iterrows():
-        axes.axvline(phase["begin_event"], color="black", linewidth=0.8)
-        place = {"textcoords": "offset points", "xytext": (3, -3), "xycoords": ("data", "axes fraction")}
-        axes.annotate(phase["phase"], (phase["begin_event"], 1), rotation=90, va="top", ha="left", fontsize=9, **place)
-
-
-def peak_composition(rows: pd.DataFrame) -> Figure | None:
-    """Draw what the peak is made of, measured beside predicted, by context: a row a mode, a column a precision."""
-    peaks = cell_peaks(plain(rows))
-    if ok(peaks).empty:
-        return None
-    modes, precisions = list(ok(peaks)["mode"].unique()), list(ok(peaks)["precision"].unique())
-    figure, panels = new_figure(len(modes), len(precisions), panel_height_in=2.6, share_y=True)
-    unit = unit_for(peaks["peak_bytes"].max())
-    contexts = sorted(peaks["context_length"].unique())
-    peaks = peaks.assign(position=peaks["context_length"].map(contexts.index))
-    for line, mode in zip(panels, modes, strict=True):
-        for axes, precision in zip(line, precisions, strict=True):
-            panel = peaks[(peaks["mode"] == mode) & (peaks["precision"] == precision)]
-            _stack_bars(axes, ok(panel), COMPOSITION, -0.2, unit, hatch=None)
-            _stack_bars(axes, ok(panel), PREDICTED_COMPOSITION, 0.2, unit, hatch=PREDICTED_HATCH)
-            axes.set_title(f"{MODE_WORDS[mode]}, {precision}")
-            names_axis(axes, [str(length) for length in contexts], "")
-            axes.grid(axis="x", visible=False)
-        line[0].set_ylabel(f"peak ({unit.name})")
-    for axes in panels[-1]:
-        axes.set_xlabel("context length (tokens)")
-    # The panels share their limits, which are known once all are drawn.
-    for line, mode in zip(panels, modes, strict=True):
-        for axes, precision in zip(line, precisions, strict=True):
-            panel = peaks[(peaks["mode"] == mode) & (peaks["precision"] == precision)]
-            mark_outcomes(axes, panel, "position", "precision")
-    # An entry for the legend, of no height.
-    axes.bar(0, 0, color="white", edgecolor="black", hatch=PREDICTED_HATCH, label="predicted")
-    shared_legend(figure, per_row=4)
-    stamp(figure, ok(peaks).assign(n=1), shown=f"left bar measured, {ONE_RECORDING}; right bar predicted")
-    return figure
-
-
-def _stack_bars(
-    axes: Axes, peaks: pd.DataFrame, columns: list[str], shift: float, unit: Unit, hatch: str | None
-) -> None:
-    by_category = dict(zip(CATEGORY_WORDS, columns, strict=True))
-    bottom = np.zeros(len(peaks))
-    for name, colour in COLOURS.items():
-        heights = peaks[by_category[name]].to_numpy(dtype=float) / unit.bytes
-        axes.bar(
-            peaks["position"] + shift,
-            heights,
-            width=0.36,
-            bottom=bottom,
-            color=colour,
-            hatch=hatch,
-            edgecolor="white" if hatch else colour,
-            linewidth=0,
-            label=None if hatch else CATEGORY_WORDS[name],
-        )
-        bottom += heights
-
-
-def trade_off(rows: pd.DataFrame) -> Figure | None:
-    """Draw peak memory against step time, a point a variant of attention and checkpointing; None without variants.
-
-    A panel a precision and context length, two in a row.
+    The colour is the attention's, the marker the checkpoints'.
     """
-    table = trade(rows)
-    if table.empty or table["median_ms"].isna().all():
+    timed = [[one for one in group if one.step is not None] for group in groups]
+    groups = [group for group, points in zip(groups, timed, strict=True) if points][-MOST_PANELS:]
+    if not groups:
         return None
-    table = table[table["median_ms"].notna()]
-    settings = list(table.groupby(["precision", "context_length"], sort=False))
-    columns = min(2, len(settings))
-    figure, panels = new_figure(-(-len(settings) // columns), columns, panel_height_in=3.0)
-    unit = unit_for(table["peak_bytes"].max())
-    for axes, ((precision, context_length), group) in zip(panels.flat, settings, strict=False):
-        _scatter_variants(axes, group, sorted(table["checkpoint_every"].unique()), unit)
-        axes.set_title(f"{precision}, context {context_length}")
-        axes.set_xlabel("training step (ms)")
-        axes.set_ylabel(f"peak ({unit.name})")
-    for axes in panels.flat[len(settings) :]:
-        axes.set_axis_off()
-    shared_legend(figure, per_row=2)
-    stamp(figure, table.assign(n=1), shown=f"{ONE_RECORDING}; median step time")
+    figure, panels = new_figure(1, len(groups), panel_height_in=3.4)
+    intervals = sorted({one.cell.checkpoint_every for group in groups for one in group})
+    for axes, group in zip(panels[0], groups, strict=True):
+        _scatter(axes, group, intervals, unit)
+    panels[0, 0].set_ylabel(f"peak ({unit.name})")
+    _trade_legend(panels[0, 0], groups, intervals)
+    shared_legend(figure, per_row=3)
+    _sign(figure, groups[0][0])
     return figure
 
 
-def _scatter_variants(axes: Axes, table: pd.DataFrame, intervals: list[int], unit: Unit) -> None:
-    """Draw a point a variant: its colour is the attention's, its marker the checkpoints'."""
-    for _, row in table.iterrows():
-        look = {
-            "color": ATTENTION_COLOURS[row["attention"]],
-            "marker": MARKERS[intervals.index(row["checkpoint_every"])],
-            "linestyle": "",
-            "markersize": 9,
-        }
-        name = variant(row["attention"], row["checkpoint_every"])
-        axes.plot([row["median_ms"]], [row["peak_bytes"] / unit.bytes], label=name, **look)
-    axes.set_xlim(0, table["median_ms"].max() * 1.15)
-    axes.set_ylim(0, table["peak_bytes"].max() / unit.bytes * 1.15)
+def _scatter(axes: Axes, group: Sequence[Recording], intervals: Sequence[int], unit: Unit) -> None:
+    timed = [one for one in group if one.step is not None]
+    for one in timed:
+        marker = MARKERS[intervals.index(one.cell.checkpoint_every)]
+        look = {"color": style_for(one.cell.attention)["color"], "marker": marker, "markersize": 9, "linestyle": ""}
+        look["markeredgecolor"] = "white"  # variants that cost the same overlap
+        axes.plot(one.step["median_ms"], one.peak.total_bytes / unit.bytes, **look)
+    without = [one for one in group if not one.measured]
+    words = [
+        f"{_checkpoints(one.cell.checkpoint_every)}, {one.cell.attention}: {OUTCOME_WORDS[one.status]}"
+        for one in without
+    ]
+    axes.text(0.03, 0.98, "\n".join(words), transform=axes.transAxes, va="top", fontsize=SMALL_PT)
+    axes.set_xlim(0, max(one.step["median_ms"] for one in timed) * ROOM_FOR_LABELS)
+    axes.set_ylim(0, max(one.peak.total_bytes for one in timed) / unit.bytes * (ROOM_FOR_LABELS + 0.1 * len(words)))
+    axes.set_title(f"{group[0].cell.precision}, context {group[0].cell.context_length}")
+    axes.set_xlabel("training step (ms)")
+
+
+def _trade_legend(axes: Axes, groups: Sequence[Sequence[Recording]], intervals: Sequence[int]) -> None:
+    for attention in dict.fromkeys(one.cell.attention for group in groups for one in group):
+        axes.plot([], [], label=f"{attention} attention", linestyle="", marker="s", color=style_for(attention)["color"])
+    for marker, every in zip(MARKERS, intervals, strict=False):
+        axes.plot(
+            [], [], label=_checkpoints(every), linestyle="", marker=marker, color="white", markeredgecolor="black"
+        )
+
+
+def _checkpoints(every: int) -> str:
+    return {0: "no checkpoints", 1: "checkpoint every block"}.get(every, f"every {every} blocks")
+
+
+def _sign(figure: Figure, one: Recording) -> None:
+    footnote(figure, one.machine, one.cell.size, f"batch {one.batch_size}", "one recording a cell")

@@ -1,0 +1,229 @@
+"""The memory rows parsed once: a recording a cell, with its peaks, beside them what the formulas predict."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from pipeline.formulas.activations import Workload
+from pipeline.formulas.peak_memory import CATEGORIES, MODES, peak_bytes
+from pipeline.formulas.sizes import SIZES
+from pipeline.report.table_rows import in_order, ok
+from pipeline.stages.memory.cell import Cell
+from pipeline.stages.memory.rows import ROW_TYPES
+
+AXES = [field.name for field in fields(Cell)]
+ORDERS = {"precision": ("fp32", "bf16"), "mode": MODES, "attention": ("eager", "tiled", "flash")}
+MODE_WORDS = {
+    "inference": "forward without gradients",
+    "forward": "forward with gradients",
+    "train_step": "training step",
+}
+CATEGORY_WORDS = {name: name.replace("_", " ") for name in CATEGORIES}
+
+
+class Unit(NamedTuple):
+    """A unit of memory: its name, and its bytes."""
+
+    name: str
+    bytes: float
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The highest moment of one phase of a step. begin_event: allocations and releases before the phase."""
+
+    step: int
+    phase: str
+    begin_event: int
+    total_bytes: int
+    made_of: Mapping[str, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Recording:
+    """One cell; of a failed one only the axes, the settings and the outcome.
+
+    peaks: of every phase of the recorded steps. step: median_ms, q1_ms and q3_ms of a training step, if it was timed.
+    residual, allocator: those rows, if there are any. largest: rows of the largest allocations, by size.
+    """
+
+    cell: Cell
+    batch_size: int
+    vocab_size: int
+    machine: str
+    device_type: str
+    status: str
+    reason: str
+    peaks: Sequence[Peak]
+    timeline: Mapping[str, tuple[list[int], list[int]]]
+    step: pd.Series | None
+    residual: pd.Series | None
+    allocator: pd.Series | None
+    largest: pd.DataFrame
+
+    @property
+    def measured(self) -> bool:
+        """Tell whether there are peaks."""
+        return bool(self.peaks)
+
+    @property
+    def last_step(self) -> dict[str, Peak]:
+        """The peaks of the last recorded step, by phase."""
+        last = max(peak.step for peak in self.peaks)
+        return {peak.phase: peak for peak in self.peaks if peak.step == last}
+
+    @property
+    def peak(self) -> Peak:
+        """The highest moment of the last recorded step."""
+        return max(self.last_step.values(), key=lambda peak: peak.total_bytes)
+
+    @property
+    def highest_bytes(self) -> int:
+        """The highest moment of the whole recording."""
+        return max(peak.total_bytes for peak in self.peaks)
+
+    @property
+    def plain(self) -> bool:
+        """Tell whether it has eager attention and no checkpoints."""
+        return self.cell.attention == "eager" and not self.cell.checkpoint_every
+
+    @property
+    def workload(self) -> Workload:
+        """All that the formulas take."""
+        return Workload(
+            SIZES[self.cell.size],
+            self.vocab_size,
+            self.batch_size,
+            self.cell.context_length,
+            self.cell.precision,
+            self.cell.attention,
+            self.cell.checkpoint_every,
+            self.device_type,
+        )
+
+    @property
+    def predicted_bytes(self) -> int:
+        """The peak by formula. It is not kept in the record: a formula may be mended without measuring again."""
+        return peak_bytes(self.workload, self.cell.mode)
+
+    @property
+    def error(self) -> float:
+        """What the formula says over what was measured, less one."""
+        return self.predicted_bytes / self.peak.total_bytes - 1
+
+    @property
+    def variant(self) -> dict[str, Any]:
+        """Its attention and checkpoints, as axes."""
+        return {"attention": self.cell.attention, "checkpoint_every": self.cell.checkpoint_every}
+
+    def like(self, **changed: Any) -> Cell:
+        """Return the cell with other values on some axes."""
+        return Cell(**{**asdict(self.cell), **changed})
+
+
+def recordings(rows: pd.DataFrame) -> list[Recording]:
+    """Parse the rows of all tables into one recording a cell, in reading order; those that failed too."""
+    columns = dict.fromkeys([*rows.columns, *ROW_TYPES.column_names()])
+    rows = in_order(rows.reindex(columns=list(columns)), AXES, ORDERS)
+    device_types = rows["device_type"].dropna()
+    device_type = device_types.iloc[0] if len(device_types) else "cpu"
+    return [_recording(cell, device_type) for _, cell in rows.groupby(AXES, sort=False)]
+
+
+def _recording(rows: pd.DataFrame, device_type: str) -> Recording:
+    first, by_kind = rows.iloc[0], dict(tuple(ok(rows).groupby("kind")))
+    none = rows.head(0)
+    not_ok = rows[rows["status"] != "ok"]
+    values = {name: first[name] if isinstance(first[name], str) else int(first[name]) for name in AXES}
+    return Recording(
+        cell=Cell(**values),
+        batch_size=int(first["setting_batch_size"]),
+        vocab_size=int(first["setting_vocab_size"]),
+        machine=first["machine"],
+        device_type=device_type,
+        status=not_ok["status"].iloc[0] if len(not_ok) else "ok",
+        reason=not_ok["reason"].iloc[0] if len(not_ok) else "",
+        peaks=[_peak(row) for _, row in by_kind.get("peak", none).iterrows()],
+        timeline={
+            row["category"]: (row["events"], row["active_bytes"]) for _, row in by_kind.get("timeline", none).iterrows()
+        },
+        step=_only(by_kind.get("time", none)),
+        residual=_only(by_kind.get("residual", none)),
+        allocator=_only(by_kind.get("allocator", none)),
+        largest=by_kind.get("largest", none).sort_values("rank"),
+    )
+
+
+def _peak(row: pd.Series) -> Peak:
+    made_of = {name: int(row[f"{name}_bytes"]) for name in CATEGORIES}
+    return Peak(int(row["step"]), row["phase"], int(row["begin_event"]), int(row["peak_bytes"]), made_of)
+
+
+def _only(rows: pd.DataFrame) -> pd.Series | None:
+    return rows.iloc[0] if len(rows) else None
+
+
+def main_size(recorded: Sequence[Recording]) -> str:
+    """Choose the model to speak of: the one with the most recordings."""
+    return str(pd.Series([recording.cell.size for recording in recorded if recording.measured]).mode()[0])
+
+
+def headline(recorded: Sequence[Recording]) -> Recording:
+    """Choose the recording to speak of: a plain training step if there is one, at the longest context, in bf16."""
+    return max(
+        (recording for recording in recorded if recording.measured),
+        key=lambda recording: (
+            MODES.index(recording.cell.mode),
+            recording.plain,
+            recording.cell.context_length,
+            recording.cell.precision == "bf16",
+        ),
+    )
+
+
+def plain_steps(recorded: Sequence[Recording]) -> list[Recording]:
+    """Keep training steps with eager attention and no checkpoints."""
+    return [recording for recording in recorded if recording.plain and recording.cell.mode == "train_step"]
+
+
+def beside_variants(recorded: Sequence[Recording]) -> list[list[Recording]]:
+    """Group training steps alike but for attention and checkpoints, where there are several; plain eager first."""
+    groups: dict[Cell, list[Recording]] = {}
+    for recording in recorded:
+        if recording.cell.mode == "train_step":
+            groups.setdefault(recording.like(attention="eager", checkpoint_every=0), []).append(recording)
+    return [group for group in groups.values() if len(group) > 1 and any(one.measured for one in group)]
+
+
+def unit_for(recorded: Sequence[Recording]) -> Unit:
+    """Choose decimal GB, or MB where all is below one GB."""
+    highest = max(recording.peak.total_bytes for recording in recorded if recording.measured)
+    return Unit("GB", 1e9) if highest >= 1e9 else Unit("MB", 1e6)
+
+
+def variant(cell: Cell) -> str:
+    """Name a variant: `eager`, `flash, a checkpoint every 4 blocks`."""
+    if not cell.checkpoint_every:
+        return cell.attention
+    blocks = "block" if cell.checkpoint_every == 1 else f"{cell.checkpoint_every} blocks"
+    return f"{cell.attention}, a checkpoint every {blocks}"
+
+
+def setting(recording: Recording) -> str:
+    """Name what was recorded: `2.7B, bf16, batch 4, context 1024`."""
+    cell = recording.cell
+    return f"{cell.size}, {cell.precision}, batch {recording.batch_size}, context {cell.context_length}"
+
+
+def outcomes(recorded: Sequence[Recording]) -> pd.DataFrame:
+    """Return the status and reason of every recording, and `what` it is of."""
+    return pd.DataFrame(
+        {
+            "what": f"{setting(recording)}, {MODE_WORDS[recording.cell.mode]}, {variant(recording.cell)}",
+            "status": recording.status,
+            "reason": recording.reason,
+        }
+        for recording in recorded
+    )
