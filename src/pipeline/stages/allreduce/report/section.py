@@ -1,157 +1,187 @@
-"""The allreduce section: its tables and figures, and a template that says what they show."""
+"""The allreduce section: the bus bandwidth reached, from which size on, and what a call costs."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from pipeline.report.section import render
-from pipeline.report.table_rows import ok
-from pipeline.report.tables import (
-    fold,
-    markdown,
-    markdown_folded_if_long,
-    median_quartiles,
-    number_cells,
-    outcome,
-    pivot,
-    significant,
-    with_outcomes,
-)
-from pipeline.stages.allreduce.report import baselines, findings
-from pipeline.stages.allreduce.report.figures import CLOCKS, WAYS, draw_all
-from pipeline.stages.allreduce.report.selection import CELL, bursts, calls, completed, fits, most_ranks, singles
+from pipeline.formulas.collectives import all_reduce_bus_factor
+from pipeline.report.markup import Markdown
+from pipeline.report.outcomes import not_measured, nothing_measured
+from pipeline.report.page_parts import MOST_TABLE_ROWS, Action, Figure, Problem, Section, Table, say
+from pipeline.report.section import count, listing, ms, number, ratio
+from pipeline.report.tables import median_cells, number_cells, significant
+from pipeline.stages.allreduce.report.facts import Group, calls, completed, groups
+from pipeline.stages.allreduce.report.figures import busbw
 
-TEMPLATE = Path(__file__).parent / "section.md.j2"
+TITLE = "How fast is an all-reduce on one node?"
+EXERCISE = "distributed_communication_single_node"
+MOST_SIZES = 4
+WASTED = 0.5  # a call that reaches less than this share of the best bus bandwidth is too small
 
 
-def build(rows: pd.DataFrame, figures_dir: Path) -> str:
-    """Write the section's Markdown from the rows of all its tables, and its figures as SVG into a folder."""
-    rows = completed(rows)
-    facts = {"missing": _missing(rows), "measured": not bursts(ok(rows)).empty}
-    if facts["measured"]:
-        facts |= _facts(rows, figures_dir)
-    return render(TEMPLATE, facts)
+def build(rows: pd.DataFrame, figures_dir: Path) -> Section:
+    """Build the section from the rows of all its tables."""
+    asked = completed(rows)
+    asked = pd.concat([calls(asked, "burst"), calls(asked, "single")])
+    measured = groups(rows)
+    if not measured:
+        return Section(TITLE, EXERCISE, nothing_measured(asked))
+    sentences = [_own_cost(measured), _crowded(measured), not_measured(asked, "group")]
+    return Section(
+        TITLE,
+        EXERCISE,
+        _answer(measured),
+        parts=[
+            Figure("busbw", _reached("Bus bandwidth over size: {reached}", measured), busbw(measured)),
+            _table(measured),
+            *([Markdown(" ").join(filter(None, sentences))] if any(sentences) else []),
+        ],
+        method=_method(rows),
+        actions=_actions(measured),
+        problems=[Problem("distributed_communication_single_node", _problem(measured))],
+    )
 
 
-def _facts(rows: pd.DataFrame, figures_dir: Path) -> dict:
-    pairs = baselines.beside_ours(rows)
-    return {
-        "setting": findings.setting(rows),
-        "backends": findings.by_backend(rows),
-        "oversubscribed": findings.oversubscribed(rows),
-        "gloo_over_nccl": findings.backends_compared(rows),
-        "single_over_burst": findings.single_over_burst(rows),
-        "direct": findings.direct_nccl(rows),
-        "latencies": findings.latencies(rows),
-        "figures": draw_all(rows, figures_dir),
-        "tables": _tables(rows),
-        "others": [baselines.summary_table(pairs), *baselines.full_tables(pairs)] if len(pairs) else [],
-    }
+def _backends(measured: Sequence[Group]) -> dict[str, list[Group]]:
+    names = dict.fromkeys(group.backend for group in measured)
+    return {name: [group for group in measured if group.backend == name] for name in names}
 
 
-def _tables(rows: pd.DataFrame) -> dict[str, str]:
-    shown = _with_skipped_sizes(rows)
-    return {
-        "times": _by_world_size(shown, _time_cells(shown)),
-        "busbw": _by_world_size(shown, number_cells(shown, "busbw_gb_per_s")),
-        **_ways_tables(ok(rows)),
-        "set_up": _set_up_table(ok(rows)),
-        "fits": _fit_table(rows),
-        "ranks": fold("Fastest, mean and slowest rank", markdown(_ranks_table(ok(rows)))),
-    }
+def _answer(measured: Sequence[Group]) -> Markdown:
+    sentences = [_reached("The best bus bandwidth is {reached}.", measured)]
+    for backend, alike in _backends(measured).items():
+        best = _best(alike)
+        enough = best.bursts[best.bursts["busbw_gb_per_s"] >= WASTED * best.best["busbw_gb_per_s"]]
+        if len(best.bursts) > 1:
+            reached = "already at" if enough.index[0] == best.bursts.index[0] else "from"
+            sentence = "{backend} has half of that {reached} {size}{cost}."
+            cost = f" (a call costs {ms(1e3 * best.cost.latency_s)} beside its bytes)" if _has_latency(best) else ""
+            sentences.append(say(sentence, backend=backend, reached=reached, size=enough["size"].iloc[0], cost=cost))
+    return Markdown(" ").join(sentences)
 
 
-def _with_skipped_sizes(rows: pd.DataFrame) -> pd.DataFrame:
-    """Give a cell without figures a row for each size that its backend was measured with, elsewhere left out."""
-    timed = bursts(rows)
-    measured = ok(timed)
-    sizes = measured[["backend", "size_bytes", "size"]].drop_duplicates()
-    failed = timed[~timed.index.isin(measured.index)].drop(columns=["size_bytes", "size"]).merge(sizes, on="backend")
-    found = pd.concat([measured, failed])
-    return found.sort_values(["backend", "size_bytes", "world_size"], kind="stable", ignore_index=True)
+def _best(alike: Sequence[Group]) -> Group:
+    return max(alike, key=lambda group: group.best["busbw_gb_per_s"])
 
 
-def _time_cells(rows: pd.DataFrame) -> pd.Series:
-    numbers = zip(rows["median_ms"], rows["q1_ms"], rows["q3_ms"], strict=True)
-    return with_outcomes(pd.Series([median_quartiles(*three) for three in numbers], index=rows.index), rows)
+def _has_latency(group: Group) -> bool:
+    return group.cost is not None and group.cost.latency_s > 0
 
 
-def _by_world_size(rows: pd.DataFrame, cells: pd.Series) -> str:
-    wide = pivot(rows, ["backend", "size"], "ranks", cells)
-    return markdown(wide[["backend", "size", *rows.sort_values("world_size")["ranks"].unique()]])
+def _reached(sentence: str, measured: Sequence[Group]) -> Markdown:
+    bests = [
+        say(
+            "{busbw} GB/s with {backend} ({size}, {ranks} ranks)",
+            busbw=number(best.best["busbw_gb_per_s"]),
+            backend=backend,
+            size=best.best["size"],
+            ranks=best.world_size,
+        )
+        for backend, best in ((backend, _best(alike)) for backend, alike in _backends(measured).items())
+    ]
+    return say(sentence, reached=listing(bests))
 
 
-def _ways_tables(rows: pd.DataFrame) -> dict[str, str]:
-    """Write bus bandwidths of every way to time an all-reduce side by side: with the most ranks, and all."""
-    ways = {name: calls(rows, *way) for name, way in WAYS.items()}
-    ways |= {name: singles(rows, clock) for name, clock in CLOCKS.items()}
-    named = pd.concat([found.assign(way=name) for name, found in ways.items()], ignore_index=True)
-    wide = pivot(named, ["backend", "ranks", "size"], "way", number_cells(named, "busbw_gb_per_s"))
-    most = set(most_ranks(rows)[["backend", "ranks"]].itertuples(index=False, name=None))
-    first = wide[[pair in most for pair in zip(wide["backend"], wide["ranks"], strict=True)]]
-    folded = fold("Bus bandwidth with any number of ranks, in GB/s", markdown(wide))
-    return {"ways": markdown(first), "all_ways": folded if len(first) < len(wide) else ""}
-
-
-def _set_up_table(rows: pd.DataFrame) -> str:
-    ways = {
-        "process group (ms)": rows[(rows["timing"] == "set_up") & (rows["impl"] == "torch")],
-        "NCCL communicator (ms)": rows[(rows["timing"] == "set_up") & (rows["impl"] == "nccl")],
-        "first all-reduce (ms)": calls(rows, "first_call"),
-    }
-    named = pd.concat([found.assign(way=name) for name, found in ways.items()])
-    return markdown(pivot(named, ["backend", "ranks"], "way", number_cells(named, "median_ms")))
-
-
-def _fit_table(rows: pd.DataFrame) -> str:
-    table = fits(rows)
-    if table.empty:
-        return ""
-    return markdown(
-        pd.DataFrame(
+def _table(measured: Sequence[Group]) -> Table:
+    """Write times at both ends of the sizes and bus bandwidths, a row a backend and number of ranks."""
+    shown = measured[:MOST_TABLE_ROWS]
+    sizes = list(pd.concat([group.bursts for group in shown]).sort_values("size_bytes")["size"].unique())
+    some = [sizes[place] for place in sorted({*np.linspace(0, len(sizes) - 1, MOST_SIZES).round().astype(int)})]
+    lines = []
+    for group in shown:
+        by_size = group.bursts.set_index("size")
+        times, bandwidths = median_cells(by_size), number_cells(by_size, "busbw_gb_per_s")
+        lines.append(
             {
-                "backend": table["backend"],
-                "ranks": table["world_size"],
-                "timing": table["timing"].where(~table["unstable"], table["timing"] + " (unstable)"),
-                "latency (µs)": table["latency_us"].map(significant),
-                "size / time (GB/s)": table["algbw_gb_per_s"].map(significant),
-                "bus bandwidth (GB/s)": table["busbw_gb_per_s"].map(significant),
-                "latency = transfer at (MB)": table["half_mb"].map(significant),
-                "largest residual": [
-                    f"{100 * value:+.0f}% at {size}"
-                    for value, size in zip(table["worst_residual"], table["worst_size"], strict=True)
-                ],
+                "backend and ranks": group.name,
+                **{f"{size} (ms)": times.get(size, "–") for size in dict.fromkeys([sizes[0], sizes[-1]])},
+                "beside its bytes (µs)": significant(group.cost.latency_s * 1e6) if group.cost else "–",
+                **{f"{size} (GB/s)": bandwidths.get(size, "–") for size in some},
             }
         )
+    title = "Median time of a call [quartiles], what one costs beside its bytes (fitted), and bus bandwidth:"
+    return Table(Markdown(title), pd.DataFrame(lines))
+
+
+def _own_cost(measured: Sequence[Group]) -> Markdown:
+    """Say what a single call takes over one in a burst, and torch.distributed over NCCL itself, where most."""
+    sentences = []
+    single = _largest_ratio(measured, lambda group: (group.singles, group.bursts))
+    if single is not None:
+        words = "A single call takes up to {times} the time of one in a burst ({where})."
+        sentences.append(say(words, times=ratio(single["ratio"]), where=single["where"]))
+    wrapped = _largest_ratio(measured, lambda group: (group.bursts, group.nccl))
+    if wrapped is not None:
+        words = "Through torch.distributed it takes at most {times} that of NCCL called directly ({where})."
+        sentences.append(say(words, times=ratio(wrapped["ratio"]), where=wrapped["where"]))
+    return Markdown(" ").join(sentences)
+
+
+def _largest_ratio(
+    measured: Sequence[Group], sides: Callable[[Group], tuple[pd.DataFrame, pd.DataFrame]]
+) -> dict[str, Any] | None:
+    """Return `ratio` and `where` of the largest ratio of two kinds of calls of one size; unstable ones are left out."""
+    found: list[dict[str, Any]] = []
+    for group in measured:
+        above, below = (side[side["status"] == "ok"].set_index("size")["median_ms"] for side in sides(group))
+        ratios = (above / below).dropna()
+        found += [{"ratio": value, "where": f"{size}, {group.name}"} for size, value in ratios.items()]
+    return max(found, key=lambda entry: entry["ratio"], default=None)
+
+
+def _crowded(measured: Sequence[Group]) -> Markdown:
+    names = [group.name for group in measured if group.bursts["oversubscribed"].eq(True).any()]
+    return say("There were fewer cores than ranks: {names}.", names=listing(names)) if names else Markdown()
+
+
+def _method(rows: pd.DataFrame) -> Markdown:
+    return say(
+        "Ranks are processes of one node; sums of fp32 are checked before they are timed. After {warmup} calls to warm "
+        "up, a burst is calls back to back; a single call begins after a barrier and ends with a synchronisation. A "
+        "time is that of the slowest rank; bus bandwidth is size over time, times 2·(n − 1) / n (nccl-tests).",
+        warmup=count(rows["setting_warmup_calls"].max()),
     )
 
 
-def _ranks_table(rows: pd.DataFrame) -> pd.DataFrame:
-    timed = rows[rows["timing"].isin(["burst", "single"])]
-    ways = timed["timing"] + ", " + timed["impl"] + ", " + timed["placement"].str.replace("_", " ")
-    columns = {"fastest (ms)": "rank_min_ms", "mean (ms)": "rank_mean_ms", "slowest (ms)": "rank_max_ms"}
-    return (
-        timed[["backend", "world_size", "size"]]
-        .rename(columns={"world_size": "ranks"})
-        .assign(
-            way=ways,
-            clock=timed["clock"].str.replace("_", " "),
-            **{title: timed[column].map(significant) for title, column in columns.items()},
+def _actions(measured: Sequence[Group]) -> list[Action]:
+    """Advise larger messages where the smallest waste most of the bandwidth."""
+    alike = _backends(measured)
+    best = _best(alike.get("nccl", measured))
+    smallest, largest = best.bursts.iloc[0], best.best
+    if smallest["busbw_gb_per_s"] >= WASTED * largest["busbw_gb_per_s"]:
+        return []
+    enough = best.bursts[best.bursts["busbw_gb_per_s"] >= WASTED * largest["busbw_gb_per_s"]].iloc[0]
+    why = say(
+        "{name}: {small} reach {low} GB/s, {size} {enough}, {large} {high}.",
+        name=best.name,
+        small=smallest["size"],
+        low=number(smallest["busbw_gb_per_s"]),
+        size=enough["size"],
+        enough=number(enough["busbw_gb_per_s"]),
+        large=largest["size"],
+        high=number(largest["busbw_gb_per_s"]),
+    )
+    return [Action(5, say("**All-reduce {size} or more at once.**", size=enough["size"]), why)]
+
+
+def _problem(measured: Sequence[Group]) -> Markdown:
+    sentences = []
+    for backend, alike in _backends(measured).items():
+        fewest, most = alike[0], alike[-1]
+        size = fewest.bursts["size"].iloc[-1]
+        times_ms = [group.bursts.set_index("size")["median_ms"].get(size) for group in (fewest, most)]
+        more = ""
+        if most is not fewest and times_ms[1]:
+            ring = all_reduce_bus_factor(most.world_size) / all_reduce_bus_factor(fewest.world_size)
+            more = (
+                f", with {most.world_size} ranks {ratio(times_ms[1] / times_ms[0])} that (a ring over links of one "
+                f"speed: {ratio(ring)})"
+            )
+        words = "{backend}: {size} take {time} with {ranks} ranks{more}."
+        sentences.append(
+            say(words, backend=backend, size=size, time=ms(times_ms[0]), ranks=fewest.world_size, more=more)
         )
-    )
-
-
-def _missing(rows: pd.DataFrame) -> str:
-    """List what has no figure or an unstable one, a line for what is alike; empty if nothing."""
-    failed = rows[rows["status"] != "ok"]
-    if failed.empty:
-        return ""
-    failed = failed.assign(
-        outcome=[outcome(*pair) for pair in zip(failed["status"], failed["reason"], strict=True)],
-        size=failed["size"].where(failed["size_bytes"].notna(), "all"),
-    )
-    keys = ["backend", "world_size", "outcome"]
-    groups = failed.groupby(keys, sort=False)
-    table = groups.agg(rows=("status", "size"), sizes=("size", lambda sizes: ", ".join(sizes.unique()))).reset_index()
-    table = table[[*CELL, "sizes", "rows", "outcome"]].rename(columns={"world_size": "ranks"})
-    return markdown_folded_if_long(table, f"The {len(table)} lines of what is missing or unstable")
+    return Markdown(" ").join(sentences)
