@@ -1,18 +1,17 @@
 import pandas as pd
-import pytest
 
-from pipeline.report.side_by_side import against
-
-WHOLE = pd.DataFrame(
-    {"median_ms": [12.0, 10.0], "q1_ms": [11.9, 9.9], "q3_ms": [12.1, 10.1]}, index=["bucketed", "overlap"]
-)
+from pipeline.report.markup import Markdown
+from pipeline.report.side_by_side import cell_names, once_each
 
 
-def test_a_slower_thing_is_that_much_beyond_the_other():
-    found = against(WHOLE, "bucketed", "overlap", tolerance=0.05)
-    assert found["word"] == "slower than"
-    assert (found["ratio"], found["beyond"]) == (pytest.approx(10 / 12), pytest.approx(12 / 10 - 1))
+def test_cells_are_named_by_the_first_axis_and_by_what_else_varies():
+    rows = pd.DataFrame({"precision": ["fp32", "bf16"], "size": "xl", "world_size": [2, 4]})
+    axes = ["precision", "size", "world_size"]
+    assert cell_names(rows, axes) == ["fp32, 2 ranks", "bf16, 4 ranks"]
+    assert cell_names(rows.head(1), axes) == ["fp32"]
 
 
-def test_nothing_is_held_against_what_is_missing():
-    assert against(WHOLE, "bucketed", "naive", tolerance=0.05) == {}
+def test_what_is_said_of_several_stands_once():
+    said = [("fp32", Markdown("`a`.")), ("tf32", Markdown()), ("bf16", Markdown("`a`.")), ("fp16", Markdown("b."))]
+    assert once_each(said) == "fp32 and bf16: `a`. fp16: b."
+    assert once_each([]) == ""

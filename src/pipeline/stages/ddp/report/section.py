@@ -1,18 +1,18 @@
 """The ddp section: which bucket size, what hides behind backward, against PyTorch's DDP and no communication."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
 
 from pipeline.report.markup import Markdown
 from pipeline.report.outcomes import clear_gain, not_measured, nothing_measured
-from pipeline.report.page_parts import Action, Figure, Problem, Section, Table, say
-from pipeline.report.section import count, counted, data_size, listing, ms, number, percent
-from pipeline.report.table_rows import ok
+from pipeline.report.page_parts import Action, Figure, Section, Table, say
+from pipeline.report.section import count, ms, percent
 from pipeline.report.tables import median_cells, significant
-from pipeline.stages.ddp.report.facts import NO_COMMUNICATION, TORCH_DEFAULT, Run, fit, runs, whole_steps
+from pipeline.stages.ddp.report.facts import NO_COMMUNICATION, TORCH_DEFAULT, Run, runs, whole_steps
 from pipeline.stages.ddp.report.figures import bucket_sweep, timeline
+from pipeline.stages.ddp.report.problems import problems
 
 TITLE = "What does averaging gradients cost a step, and which bucket size is best?"
 EXERCISE = "naive_ddp, minimal_ddp_flat, ddp_overlap_individual_parameters, ddp_bucketed"
@@ -36,7 +36,7 @@ def build(rows: pd.DataFrame, figures_dir: Path, beside: Mapping[str, pd.DataFra
         parts=[*_figures(measured), _table(measured), *([missing] if missing else [])],
         method=_method(pd.concat([run.steps for run in measured])),
         actions=[*_larger_buckets(measured), *_average_less_often(measured)],
-        problems=[*_problems(measured), *_model(measured, beside["allreduce"])],
+        problems=problems(measured, beside["allreduce"]),
     )
 
 
@@ -182,122 +182,3 @@ def _average_less_often(measured: Sequence[Run]) -> list[Action]:
         return []
     what = say("**Average gradients less often: more work a rank between two averages.**")
     return [Action(3, what, say("Even the fastest way takes {costly}.", costly=Markdown("; ").join(costly)))]
-
-
-def _problems(measured: Sequence[Run]) -> list[Problem]:
-    answers: dict[str, Callable[[Run], Markdown]] = {
-        "naive_ddp": _weights,
-        "naive_ddp_benchmarking": _naive,
-        "minimal_ddp_flat_benchmarking": _flat,
-        "ddp_overlap_individual_parameters_benchmarking": _overlap,
-        "ddp_bucketed_benchmarking (a)": _buckets,
-    }
-    said = {name: [text for text in map(answer, measured) if text] for name, answer in answers.items()}
-    return [Problem(name, Markdown(" ").join(texts)) for name, texts in said.items() if texts]
-
-
-def _weights(run: Run) -> Markdown:
-    averaging = run.steps.drop(index=NO_COMMUNICATION, errors="ignore")
-    differences = averaging["variant_difference"].dropna()
-    if len(differences) < 2:
-        return Markdown()
-    between_ranks, tolerance = averaging["rank_difference"].max(), averaging["weight_tolerance"].iloc[0]
-    agree = between_ranks == 0 and differences.max() <= tolerance
-    without = run.steps["variant_difference"].get(NO_COMMUNICATION)
-    return say(
-        "{name}: the weights of {n} variants {agree} after the timed steps: they differ by {ranks} between ranks "
-        "and by {variants} between variants (rounding may make {tolerance}{without}).",
-        name=run.name,
-        n=len(differences),
-        agree="agree" if agree else Markdown("**do not agree**"),
-        ranks=f"{between_ranks:.2g}",
-        variants=f"{differences.max():.2g}",
-        tolerance=f"{tolerance:.2g}",
-        without=f"; without communication it is {without:.2g}" if pd.notna(without) else "",
-    )
-
-
-def _naive(run: Run) -> Markdown:
-    if "naive" not in run.steps.index or pd.isna(run.phases_ms.loc["naive", "communication"]):
-        return Markdown()
-    step_ms, left_ms = run.steps.loc["naive", "median_ms"], run.phases_ms.loc["naive", "communication"]
-    return say(
-        "{name}: a step takes {step}, of which communication {left} ({share}).",
-        name=run.name,
-        step=ms(step_ms),
-        left=ms(left_ms),
-        share=percent(left_ms / step_ms),
-    )
-
-
-def _flat(run: Run) -> Markdown:
-    return _against_naive(run, "flat", "one all-reduce of all gradients")
-
-
-def _overlap(run: Run) -> Markdown:
-    text = _against_naive(run, "overlap", "an all-reduce during backward as soon as a gradient is there")
-    if not text or "overlap" not in run.captures.index:
-        return text
-    beside = "beside computation" if run.on_gpus else "beside computation, for the same cores"
-    share = percent(run.captures.loc["overlap", "hidden_pct"] / 100)
-    sentence = " In a captured step {share} of its communication runs {beside}."
-    return text + say(sentence, share=share, beside=beside)
-
-
-def _against_naive(run: Run, variant: str, words: str) -> Markdown:
-    if not {variant, "naive"} <= set(run.steps.index):
-        return Markdown()
-    phases, steps_ms = run.phases_ms["communication"], run.steps["median_ms"]
-    return say(
-        "{name}: with {words} a step takes {own}, with one for each after backward {naive} ({ratio}); {left} and "
-        "{naive_left} of that are waiting for communication.",
-        name=run.name,
-        words=words,
-        own=ms(steps_ms[variant]),
-        naive=ms(steps_ms["naive"]),
-        ratio=f"{significant(steps_ms['naive'] / steps_ms[variant])}×",
-        left=ms(phases[variant]),
-        naive_left=ms(phases["naive"]),
-    )
-
-
-def _buckets(run: Run) -> Markdown:
-    bucketed = ok(run.steps)[run.steps["impl"] == "bucketed"]
-    if bucketed.empty:
-        return Markdown()
-    # Sizes that give the same number of buckets are the same thing.
-    if bucketed["all_reduces"].nunique() == 1:
-        calls = counted(bucketed["all_reduces"].iloc[0], "all-reduce")
-        return say("{name}: every size gives the same {calls}: nothing to compare.", name=run.name, calls=calls)
-    best, worst = (bucketed.loc[at] for at in (bucketed["median_ms"].idxmin(), bucketed["median_ms"].idxmax()))
-    return say(
-        "{name}: {best} is the fastest ({best_ms}, {calls}), {worst} the slowest ({worst_ms}, {worst_calls}).",
-        name=run.name,
-        best=best.name,
-        best_ms=ms(best["median_ms"]),
-        calls=counted(best["all_reduces"], "all-reduce"),
-        worst=worst.name,
-        worst_ms=ms(worst["median_ms"]),
-        worst_calls=counted(worst["all_reduces"], "all-reduce"),
-    )
-
-
-def _model(measured: Sequence[Run], allreduce: pd.DataFrame) -> list[Problem]:
-    """Feed the overhead model n·o + s / (n·w) with the measured all-reduces."""
-    predictions: dict[Markdown, list[str]] = {}
-    for run in measured:
-        fitted = fit(run, allreduce)
-        if fitted is None:
-            continue
-        best = fitted.best_bucket_mb
-        prediction = say(
-            "s = {gradients}, o = {o} µs, w = {w} GB/s (fitted to bursts of all-reduces): {best}",
-            gradients=data_size(run.gradient_bytes),
-            o=significant(fitted.cost.latency_s * 1e6),
-            w=number(fitted.cost.bytes_per_s / 1e9),
-            best=f"{significant(best)} MB" if best else "a call costs nothing, so that smaller is always better",
-        )
-        predictions.setdefault(prediction, []).append(run.name)
-    formula = Markdown("The overhead is n·o + s / (n·w), least with buckets of √(s·w·o).")
-    fits = [say("{names}: {fit}.", names=listing(names), fit=prediction) for prediction, names in predictions.items()]
-    return [Problem("ddp_bucketed_benchmarking (b)", Markdown(" ").join([formula, *fits]))] if fits else []

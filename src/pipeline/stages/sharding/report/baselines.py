@@ -1,43 +1,30 @@
-"""Others' memory and step time with and without sharding beside ours."""
+"""Others' memory and step time with and without sharding beside ours of as many ranks."""
 
 import pandas as pd
 
 from pipeline.report import published
-from pipeline.report.markup import paragraphs
-from pipeline.report.table_rows import ok
-from pipeline.report.tables import markdown, significant
-from pipeline.stages.sharding.report import findings
-from pipeline.stages.sharding.report.selection import steps
+from pipeline.stages.sharding.report.facts import OURS, PLAIN, runs
+
+COLUMNS = ("what", "unit", "theirs", "ours", "write_up", "note")
 
 
-def beside_ours(rows: pd.DataFrame) -> str:
-    """Write others' figures with ours of every cell under them, and their doubts."""
-    theirs = published.load("sharding")
-    lines = [
-        {
-            "source": line["write_up"],
-            "optimizer state": "shared out" if line["sharded"] == "yes" else "in full",
-            "peak memory (GB)": significant(line["peak_memory_gb"]),
-            "step (ms)": significant(line["step_ms"]),
-        }
-        for _, line in theirs.iterrows()
-    ]
-    return paragraphs(markdown(pd.DataFrame([*lines, *_ours(rows)])), published.doubts_list(theirs))
+def pairs(rows: pd.DataFrame) -> pd.DataFrame:
+    """Pair others' peaks and step times with ours of every run: what, unit, theirs, ours, write_up, note.
 
-
-def _ours(rows: pd.DataFrame) -> list[dict]:
-    lines = []
-    for name, cell in rows.groupby("cell_name", sort=False):
-        peaks = findings.peaks(cell)
-        for _, line in ok(steps(cell)).iterrows():
-            known = line["optimizer"] in peaks.index
-            peak_gb = peaks.loc[line["optimizer"], "measured_bytes"] / 1e9 if known else float("nan")
-            lines.append(
-                {
-                    "source": f"here: {line['optimizer']}, {line['size']}, {name}",
-                    "optimizer state": "in full" if line["impl"] == "adamw" else "shared out",
-                    "peak memory (GB)": significant(peak_gb),
-                    "step (ms)": significant(line["median_ms"]),
-                }
-            )
-    return lines
+    They name no model, or not the one that their figures fit: the notes say so.
+    """
+    found = []
+    for _, line in published.load("sharding").iterrows():
+        optimizer = OURS if line["sharded"] == "yes" else PLAIN
+        for run in runs(rows):
+            if run.world_size != line["world_size"] or optimizer not in run.steps.index:
+                continue
+            shared = {"write_up": line["write_up"], "note": line["note"]}
+            what = f"{optimizer}, {run.size}, {run.world_size} ranks, {run.name}"
+            step_ms = run.steps.loc[optimizer, "median_ms"]
+            found.append({"what": f"step: {what}", "unit": "ms", "theirs": line["step_ms"], "ours": step_ms, **shared})
+            if optimizer in run.peak_bytes.index:
+                peak_gb = run.peak_bytes.loc[optimizer, "measured"] / 1e9
+                memory = {"unit": "GB", "theirs": line["peak_memory_gb"], "ours": peak_gb}
+                found.append({"what": f"peak memory: {what}", **memory, **shared})
+    return pd.DataFrame(found, columns=COLUMNS)

@@ -1,157 +1,218 @@
-"""The sharding section: its tables and figure, and a template that says what they show."""
+"""The sharding section: what sharing the optimizer's state out saves in memory, and costs in time and bytes."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pandas as pd
 
-from pipeline.report.section import render
-from pipeline.report.side_by_side import training_setting
-from pipeline.report.table_rows import ok
-from pipeline.report.tables import (
-    OUTCOME_WORDS,
-    fold,
-    markdown,
-    markdown_folded_if_long,
-    median_cells,
-    pivot,
-    significant,
-)
-from pipeline.stages.sharding.cell import KINDS, PHASES
-from pipeline.stages.sharding.report import baselines, findings
-from pipeline.stages.sharding.report.figures import draw_all
-from pipeline.stages.sharding.report.selection import MOMENT_WORDS, completed, kinds, memory, phases, steps, traffic
+from pipeline.report.markup import Markdown
+from pipeline.report.outcomes import WORTH_IT, not_measured, nothing_measured
+from pipeline.report.page_parts import MOST_TABLE_ROWS, Action, Figure, Problem, Section, Table, say
+from pipeline.report.section import count, data_size, listing, ms, ratio
+from pipeline.report.side_by_side import once_each
+from pipeline.report.tables import median_cells, significant
+from pipeline.stages.sharding.cell import KINDS
+from pipeline.stages.sharding.report.facts import OURS, PLAIN, TORCHS, Run, runs, whole_steps
+from pipeline.stages.sharding.report.figures import memory
 
-TEMPLATE = Path(__file__).parent / "section.md.j2"
-SHOWN_MOMENTS = ("initialised", "before_step", "after_step")
-KIND_TITLES = {"parameters": "parameters", "gradients": "gradients", "optimizer_state": "optimizer state"}
+TITLE = "What does sharding the optimizer's state save, and what does it cost?"
+EXERCISE = "optimizer_state_sharding"
 
 
-def build(rows: pd.DataFrame, figures_dir: Path) -> str:
-    """Write the section's Markdown from the rows of all its tables, and its figure as SVG into a folder."""
-    rows = completed(rows)
-    facts = {"missing": _missing(rows), "measured": not ok(steps(rows)).empty}
-    if facts["measured"]:
-        facts |= _facts(rows, figures_dir)
-    return render(TEMPLATE, facts)
-
-
-def _facts(rows: pd.DataFrame, figures_dir: Path) -> dict:
-    unit, scale = ("GB", 1e9) if memory(ok(rows))["measured_bytes"].max() >= 1e9 else ("MB", 1e6)
-    return {
-        "setting": training_setting(ok(rows)),
-        "cells": [_in_unit(cell, unit, scale) for cell in findings.by_cell(rows)],
-        "figures": draw_all(rows, figures_dir),
-        "tables": {
-            "memory": _memory_table(rows, unit, scale),
-            "peaks": _peak_table(rows, unit, scale),
-            "moments": _moments_table(rows, unit, scale),
-            "times": _time_table(rows),
-            "traffic": _traffic_table(rows, unit, scale),
-        },
-        "others": baselines.beside_ours(rows),
-    }
-
-
-def _in_unit(cell: dict, unit: str, scale: float) -> dict:
-    """Add a way to write bytes in the section's unit to what is said of a cell."""
-    return cell | {"size": lambda byte_count: f"{significant(byte_count / scale)} {unit}"}
-
-
-def _scaled(values: pd.Series, scale: float) -> pd.Series:
-    return (values / scale).map(significant).replace("n/a", "–")
-
-
-def _memory_table(rows: pd.DataFrame, unit: str, scale: float) -> str:
-    """Write what each optimizer's rank holds at the moments that the question names, by kind."""
-    found = kinds(rows).reset_index()
-    found = found[found["moment"].isin(SHOWN_MOMENTS)]
-    columns = [*KINDS, "other", "allocated", "peak"] if found["allocated"].notna().any() else [*KINDS, "counted"]
-    titles = KIND_TITLES | {"counted": "sum", "peak": "peak on the way there"}
-    lines = found.assign(
-        who=found["cell_name"] + ", " + found["optimizer"],
-        moment=found["moment"].map(MOMENT_WORDS),
-        **{column: _scaled(found[column], scale) for column in columns},
+def build(rows: pd.DataFrame, figures_dir: Path) -> Section:
+    """Build the section from the rows of all its tables."""
+    whole, measured = whole_steps(rows), runs(rows)
+    if not measured:
+        return Section(TITLE, EXERCISE, nothing_measured(whole))
+    missing = not_measured(whole.assign(what=whole["cell_name"] + " " + whole["optimizer"]), "what")
+    return Section(
+        TITLE,
+        EXERCISE,
+        _answer(measured),
+        parts=[Figure("memory", _title(measured), memory(measured)), _table(measured), *([missing] if missing else [])],
+        method=_method(pd.concat([run.steps for run in measured])),
+        actions=_actions(measured),
+        problems=_problems(measured),
     )
-    table = lines[["who", "moment", *columns]].rename(columns=titles)
-    return markdown(table.rename(columns={"who": "optimizer", "moment": f"moment (figures in {unit})"}))
 
 
-def _moments_table(rows: pd.DataFrame, unit: str, scale: float) -> str:
-    """Write the predictions for initialisation and a warm step beside what was measured, folded."""
-    found = memory(ok(rows)).dropna(subset=["predicted_bytes"])
-    found = found[found["moment"].isin(SHOWN_MOMENTS) & found["kind"].isin([*KINDS, "allocated", "peak"])]
-    # Relative to what was counted; nothing predicted and nothing counted agree.
-    error = (found["predicted_bytes"] - found["measured_bytes"]) / found["measured_bytes"].where(
-        found["measured_bytes"] > 0, 1
+def _answer(measured: Sequence[Run]) -> Markdown:
+    lead = next((run for run in measured if (run.whole["status"] == "ok").all()), measured[0])
+    takes = [
+        say(
+            "{optimizer} {memory}takes {step} a step",
+            optimizer=name,
+            memory=_memory(lead, name),
+            step=_step_words(step),
+        )
+        for name, step in lead.steps.iterrows()
+    ]
+    return say(
+        "{size} in {name} on {n} ranks: {takes}.",
+        size=lead.size,
+        name=lead.name,
+        n=lead.world_size,
+        takes=Markdown("; ").join(takes),
     )
-    table = pd.DataFrame(
+
+
+def _memory(run: Run, optimizer: str) -> str:
+    if optimizer in run.peak_bytes.index:
+        return f"peaks at {data_size(run.peak_bytes.loc[optimizer, 'measured'])} and "
+    if optimizer in run.kinds_bytes.index:
+        return f"holds {data_size(run.kinds_bytes.loc[optimizer].sum())} and "
+    return ""
+
+
+def _step_words(step: pd.Series) -> str:
+    return f"{ms(step['median_ms'])}{' (unstable)' if step['status'] == 'unstable' else ''}"
+
+
+def _title(measured: Sequence[Run]) -> Markdown:
+    run = measured[0]
+    states = run.kinds_bytes["optimizer_state"].reindex([PLAIN, OURS]).dropna()
+    words = [f"{data_size(state)} with {name}" for name, state in states.items()]
+    return say(
+        "What a rank holds after a step{states}",
+        states=f": optimizer state {listing(words)} ({run.name})" if words else "",
+    )
+
+
+def _table(measured: Sequence[Run]) -> Table:
+    """Write an optimizer a row, for as many runs as can be read."""
+    lines = [line for run in measured for line in _lines(run)][:MOST_TABLE_ROWS]
+    table = pd.DataFrame(lines)
+    empty = [name for name in table if (table[name] == "–").all()]
+    title = "Median step [quartiles] and what the fullest rank holds and sends a step:"
+    return Table(Markdown(title), table.drop(columns=empty))
+
+
+def _lines(run: Run) -> list[dict[str, str]]:
+    steps = median_cells(run.whole)
+    return [
         {
-            "precision": found["cell_name"],
-            "optimizer": found["optimizer"],
-            "moment": found["moment"].map(MOMENT_WORDS),
-            "kind": found["kind"].str.replace("_", " "),
-            f"predicted ({unit})": _scaled(found["predicted_bytes"], scale),
-            f"measured ({unit})": _scaled(found["measured_bytes"], scale),
-            "predicted − measured": error.map(lambda share: f"{significant(100 * share, 2)}%"),
+            "precision": run.name,
+            "optimizer": name,
+            "step (ms)": steps[name],
+            "optimizer (ms)": _entry(run.phases_ms, name, "optimizer", significant),
+            "state": _entry(run.kinds_bytes, name, "optimizer_state", data_size),
+            "peak": _entry(run.peak_bytes, name, "measured", data_size),
+            "predicted peak": _entry(run.peak_bytes, name, "predicted", data_size),
+            "sent": data_size(run.sent_bytes.loc[name].sum()) if name in run.sent_bytes.index else "–",
         }
+        for name in run.whole.index
+    ]
+
+
+def _entry(table: pd.DataFrame, row: str, column: str, form: Callable[[float], str]) -> str:
+    value = table[column].get(row)
+    return "–" if value is None or pd.isna(value) else form(value)
+
+
+def _method(timed: pd.DataFrame) -> Markdown:
+    return say(
+        "Batch {batch} a rank, context {context}; gradients are averaged by an all-reduce a parameter during backward. "
+        "Parameters, gradients and state are counted tensor by tensor, the peak is the allocator's; {steps} steps are "
+        "timed, each the slowest rank's, by the host clock.",
+        batch=count(timed["setting_batch_size_per_rank"].max()),
+        context=count(timed["setting_context_length"].max()),
+        steps=count(timed["n"].max()),
     )
-    return fold(f"{len(table)} predictions beside what was measured", markdown(table))
 
 
-def _peak_table(rows: pd.DataFrame, unit: str, scale: float) -> str:
-    """Write each optimizer's peak over a warm step, predicted and measured; empty on a CPU."""
-    lines = []
-    for name, cell in rows.groupby("cell_name", sort=False):
-        for optimizer, line in findings.peaks(cell).iterrows():
-            lines.append(
-                {
-                    "precision": name,
-                    "optimizer": optimizer,
-                    f"predicted ({unit})": significant(line["predicted_bytes"] / scale),
-                    f"measured ({unit})": significant(line["measured_bytes"] / scale),
-                    "predicted − measured": f"{significant(100 * line['error'], 2)}%",
-                    f"asked for ({unit})": significant(line["requested_bytes"] / scale),
-                    "predicted − asked for": f"{significant(100 * line['requested_error'], 2)}%",
-                    "falls": "in the optimizer" if line["where"] == "after_step" else "in forward and backward",
-                }
+def _actions(measured: Sequence[Run]) -> list[Action]:
+    """Advise to share the state out where that saves clear memory, or where AdamW in full does not fit."""
+    for run in measured:
+        peaks = run.peak_bytes["measured"]
+        too_large = run.whole["status"].get(PLAIN) == "oom"
+        better = [name for name in (OURS, TORCHS) if name in peaks and (too_large or _saves(peaks, name))]
+        if better:
+            full = "runs out of memory" if too_large else f"peaks at {_peak_and_step(run, PLAIN)}"
+            why = say(
+                "AdamW in full {full}; {shared} ({size}, {name}, {ranks} ranks).",
+                full=full,
+                shared=listing([f"{name} at {_peak_and_step(run, name)}" for name in better]),
+                size=run.size,
+                name=run.name,
+                ranks=run.world_size,
             )
-    return markdown(pd.DataFrame(lines)) if lines else ""
+            return [Action(3, Markdown("**Shard the optimizer's state.**"), why)]
+    return []
 
 
-def _time_table(rows: pd.DataFrame) -> str:
-    # "optimizer" is the name of a phase too, and becomes a column.
-    rows = rows.rename(columns={"optimizer": "who"})
-    whole, parts, keys = steps(rows), phases(ok(rows)), ["cell_name", "who"]
-    times = pivot(parts, keys, "phase", parts["median_ms"].map(significant))
-    found = whole[keys].assign(step=median_cells(whole)).merge(times, on=keys, how="left")
-    titles = {"cell_name": "precision", "who": "with", "step": "step, median [quartiles]"}
-    return markdown(found[[*keys, "step", *PHASES]].fillna("–").rename(columns=titles))
+def _saves(peaks: pd.Series, name: str) -> bool:
+    return bool(peaks.get(PLAIN, 0) >= WORTH_IT * peaks[name])
 
 
-def _traffic_table(rows: pd.DataFrame, unit: str, scale: float) -> str:
-    found = traffic(rows)
-    found = found[found["calls"] > 0]
-    table = pd.DataFrame(
-        {
-            "precision": found["cell_name"],
-            "optimizer": found["optimizer"],
-            "collective": found["collective"],
-            "calls": found["calls"].map("{:,.0f}".format),
-            f"bytes predicted ({unit})": _scaled(found["predicted_bytes"], scale),
-            f"bytes counted ({unit})": _scaled(found["measured_bytes"], scale),
-            f"each rank sends at least ({unit})": _scaled(found["sent_bytes"], scale),
-        }
+def _peak_and_step(run: Run, name: str) -> str:
+    return f"{data_size(run.peak_bytes.loc[name, 'measured'])}, {_step_words(run.steps.loc[name])} a step"
+
+
+def _problems(measured: Sequence[Run]) -> list[Problem]:
+    answers: dict[str, Callable[[Run], Markdown]] = {
+        "optimizer_state_sharding": _weights,
+        "optimizer_state_sharding_accounting (a)": _moments,
+        "optimizer_state_sharding_accounting (b)": _times,
+        "optimizer_state_sharding_accounting (c)": _traffic,
+    }
+    said = {name: once_each((run.name, answer(run)) for run in measured) for name, answer in answers.items()}
+    return [Problem(name, text) for name, text in said.items() if text]
+
+
+def _weights(run: Run) -> Markdown:
+    differences = run.steps["weight_difference"].dropna()
+    if len(differences) < 2:
+        return Markdown()
+    tolerance = run.steps["weight_tolerance"].iloc[0]
+    return say(
+        "the weights of {n} optimizers {agree} after as many steps: they differ by {difference} (rounding may "
+        "make {tolerance}).",
+        n=len(differences),
+        agree="agree" if differences.max() <= tolerance else Markdown("**do not agree**"),
+        difference=f"{differences.max():.2g}",
+        tolerance=f"{tolerance:.2g}",
     )
-    return markdown(table)
 
 
-def _missing(rows: pd.DataFrame) -> str:
-    """List the optimizers that are not ok, those alike in one line; empty if none."""
-    failed = findings.outcomes(rows)
-    if failed.empty:
-        return ""
-    failed["status"] = failed["status"].map(OUTCOME_WORDS)
-    failed["optimizer"] = failed["optimizer"].map(", ".join)
-    table = failed[["cell_name", "optimizer", "status", "reason"]]
-    table = table.rename(columns={"cell_name": "precision", "optimizer": "optimizers"})
-    return markdown_folded_if_long(table, f"The {len(table)} lines of what is missing or unstable")
+def _moments(run: Run) -> Markdown:
+    sentences = [
+        say(
+            "{optimizer} peaks at {initialised} after initialisation, {before} before the optimizer's step "
+            "and {after} after it.",
+            optimizer=optimizer,
+            initialised=data_size(peaks["initialised"]),
+            before=data_size(peaks["before_step"]),
+            after=data_size(peaks["after_step"]),
+        )
+        for optimizer, peaks in run.peaks_bytes.reindex([PLAIN, OURS]).dropna().iterrows()
+    ]
+    kinds = listing([kind.replace("_", " ") for kind in KINDS])
+    fit = "have the bytes predicted" if run.exact else "do not have the bytes predicted"
+    return Markdown(" ").join([*sentences, say("The {kinds} {fit}.", kinds=kinds, fit=fit)])
+
+
+def _times(run: Run) -> Markdown:
+    if not {PLAIN, OURS} <= set(run.steps.index):
+        return Markdown()
+    plain, ours = run.steps.loc[PLAIN], run.steps.loc[OURS]
+    return say(
+        "a step takes {ours} with the state shared out, {plain} in full ({times}).",
+        ours=_step_words(ours),
+        plain=_step_words(plain),
+        times=ratio(plain["median_ms"] / ours["median_ms"]),
+    )
+
+
+def _traffic(run: Run) -> Markdown:
+    """Hold ours against ZeRO stage 1: reduce-scatter and all-gather send together what one ring all-reduce does."""
+    if OURS not in run.sent_bytes.index:
+        return Markdown()
+    ours = run.sent_bytes.loc[OURS]
+    return say(
+        "each rank sends {gradients} for gradients (all-reduced) and {parameters} for parameters (broadcast by "
+        "their owners); ZeRO stage 1, with reduce-scatter and all-gather, would send {zero}: ours sends {times} that.",
+        gradients=data_size(ours["allreduce"]),
+        parameters=data_size(ours["broadcast"]),
+        zero=data_size(ours["allreduce"]),
+        times=ratio(ours.sum() / ours["allreduce"]),
+    )
