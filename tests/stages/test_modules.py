@@ -56,6 +56,9 @@ OF_STAGE = {
         for name in ("broadcasts", "consolidation", "ddp", "groups", "partition", "sharded_optimizer")
     },
     "accounting": set(),
+    "ceilings": SAMPLING
+    | {"tf32"}
+    | {f"instruments.sampling.{name}" for name in ("bursts", "interleaving", "kernel_timing", "stability")},
 }
 MODEL_FORMULAS = {"attention", "parameters", "sizes", "units"}
 FORMULAS = {
@@ -68,6 +71,7 @@ FORMULAS = {
     "allreduce": {"collectives"},
     "ddp": {"sizes"},
     "sharding": {"collectives", "sizes", "training_state", "units"},
+    "ceilings": set(),
     "accounting": MODEL_FORMULAS | {"activations", "buckets", "collectives", "mesh", "training_state"},
 }
 
