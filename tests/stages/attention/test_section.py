@@ -3,55 +3,52 @@ import re
 import pandas as pd
 import pytest
 
-from pipeline.formulas.attention import Shape, peak_bytes
+from pipeline.formulas import attention
 from pipeline.report.section import data_size
 from pipeline.stages.attention.cell import Cell
-from pipeline.stages.attention.report import findings, section, selection
-from pipeline.stages.attention.report.selection import Memory
+from pipeline.stages.attention.report import baselines, facts, section
 
 from ..sections import (
+    built,
+    contents,
     drawn_figures,
     faults_of_parts,
     gaps,
     linked_figures,
     numbers_that_stay,
     render,
-    template_numbers,
     unnamed_rows,
 )
 
 ALL = ("h200", "laptop", "smoke")
-FIGURES = {
-    "h200": {"times", "compiled", "memory"},
-    "laptop": {"times", "compiled", "memory"},
-    "smoke": {"times", "memory"},
-}
+FIGURES = {"h200": {"memory", "compiled"}, "laptop": {"memory", "compiled"}, "smoke": {"memory"}}
+TIMES = ["median_ms", "q1_ms", "q3_ms", "mean_ms", "std_ms", "min_ms", "max_ms"]
+
+build = built(section.build, "attention")
 
 
 @pytest.fixture(scope="module")
 def rendered(make_rows, tmp_path_factory):
-    return render(section.build, {name: make_rows(name) for name in ALL}, tmp_path_factory)
+    return render(build, {name: make_rows(name) for name in ALL}, tmp_path_factory)
+
+
+def parts_of(rows):
+    return section.build(rows, None)
+
+
+def limit_of(rows):
+    return facts.limit(facts.usual(facts.host_times(rows)))
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_the_section_holds_no_gap_in_its_words(rendered, name):
-    _, text, _ = rendered[name]
-    assert gaps(text) == []
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_every_figure_drawn_is_linked_and_every_link_is_drawn(rendered, name):
+def test_the_section_has_no_gap_and_links_every_figure_that_it_draws(rendered, name):
     _, text, folder = rendered[name]
-    assert linked_figures(text, "attention") == FIGURES[name]
-    assert drawn_figures(folder) == FIGURES[name]
-
-
-def test_the_template_has_no_number_of_its_own():
-    assert template_numbers(section.TEMPLATE) == []
+    assert gaps(text) == []
+    assert linked_figures(text, "attention") == drawn_figures(folder) == FIGURES[name]
 
 
 def test_the_section_of_a_part_of_the_cells_is_whole(make_rows, tmp_path_factory):
-    assert faults_of_parts(section.build, "attention", make_rows("h200"), tmp_path_factory) == {}
+    assert faults_of_parts(build, "attention", make_rows("h200"), tmp_path_factory) == {}
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -59,139 +56,139 @@ def test_the_columns_of_rows_tell_the_rows_of_a_cell_apart(make_rows, name):
     assert unnamed_rows("attention", make_rows(name)).empty
 
 
+def test_the_same_rows_give_the_same_bytes(rendered, make_rows, tmp_path):
+    _, text, folder = rendered["h200"]
+    assert build(make_rows("h200"), tmp_path) == text
+    assert contents(tmp_path) == contents(folder)
+
+
 @pytest.mark.parametrize("name", ["h200", "laptop"])
-def test_no_number_of_the_prose_stays_when_every_figure_is_another(make_rows, monkeypatch, name):
-    # Quartiles no longer enclose medians when all are changed, and cannot be drawn.
-    monkeypatch.setattr(section, "draw_all", lambda *_: dict.fromkeys(["times", "compiled", "memory"], "link"))
-    keys = ["head_dim", "seq_len", "mode", "phase", "setting_batch_size", "setting_warmup_passes"]
+def test_no_number_stays_when_every_figure_is_another(make_rows, undrawn, tmp_path, name):
     rows = make_rows(name)
-    measured_here = lambda found: section.build(found, None).split("### Others' figures")[0]  # noqa: E731
-    # What follows from the shape alone, by formula.
-    example = findings.worked_example(selection.ordered(rows), selection.memory_of(rows))
-    sizes = [data_size(example[name]) for name in ("matrix_bytes", "saved_bytes", "flash_bytes", "peak_bytes")]
-    by_formula = {f"{float(size.split()[0]):g}" for size in sizes} | {str(4 * example["batch_size"])}
-    assert numbers_that_stay(measured_here, rows, keys, allowed=by_formula) == set()
+    keys = ["head_dim", "seq_len", "mode", "phase", "setting_batch_size"]
+    words = lambda found: build(found, tmp_path)  # noqa: E731
+    # What follows from the shape alone, by formula; and fp32.
+    end = limit_of(rows)
+    problem = end.first_too_long
+    sizes = [
+        attention.peak_bytes(problem, 4, end.device_type),
+        attention.saved_bytes(problem, 4),
+        attention.flash_saved_bytes(problem),
+        4 * problem.scores,
+    ]
+    by_formula = {f"{float(data_size(size).split()[0]):g}" for size in sizes}
+    assert numbers_that_stay(words, rows, keys, allowed=by_formula) == set()
 
 
-def test_workspaces_are_told_apart_from_what_the_formulas_count(make_rows):
-    eager = next(found for found in findings.allocated(make_rows("h200")) if found["mode"] == "eager")
-    assert (eager["workspace"] > 0).all()
-    assert eager["before_over_model"].tolist() == pytest.approx([1] * 4)
-    assert eager["peak_over_model"].tolist() == pytest.approx([1] * 4)
+def test_the_answer_gives_the_limit_by_formula_and_as_seen(make_rows):
+    end = limit_of(make_rows("h200"))
+    fits = attention.peak_bytes(end.shape.__class__(8, 1, end.longest_by_formula, 64, False), 4, "cuda")
+    assert fits <= end.memory_bytes < fits * 1.001
+    answer = parts_of(make_rows("h200")).answer
+    assert f"up to length {end.longest_by_formula:,} by formula; 16384 fitted, 65536 ran out." in answer
+    assert "and nothing tried ran out" in parts_of(make_rows("laptop")).answer
 
 
-def test_out_of_memory_shows_as_such_and_is_worked_out(rendered):
-    rows, text, _ = rendered["h200"]
-    assert re.search(r"\| +64 \| +65536 \| +OOM \| +OOM \| +– \| +– \|", text)
-    assert "Eager attention ran out of memory at length 65536" in text
-    example = findings.worked_example(selection.ordered(rows), selection.memory_of(rows))
-    assert (example["seen"], example["seq_len"], example["head_dim"]) == (True, 65536, 64)
-    peak = peak_bytes(Shape(8, 1, 65536, 64, False), 4, "cuda")
-    assert sum(example["lines"].values()) == example["peak_bytes"] == peak
+def test_memory_that_ran_out_has_no_time_and_no_size(rendered):
+    _, text, _ = rendered["h200"]
+    assert re.search(r"\| +65536 \| +OOM \| +OOM \| +OOM \| +OOM \| +\| +\| +\|", text)
 
 
-def test_where_nothing_runs_out_the_worked_example_is_the_first_power_of_two_that_would(rendered):
-    rows, text, _ = rendered["laptop"]
-    example = findings.worked_example(selection.ordered(rows), selection.memory_of(rows))
-    assert not example["seen"]
-    assert (
-        example["peak_bytes"]
-        > example["memory_bytes"]
-        >= peak_bytes(Shape(8, 1, example["seq_len"] // 2, 64, False), 4, "cpu")
-    )
-    assert "Nothing ran out of memory" in text
-
-
-def test_the_fit_finds_one_matrix_where_one_is_saved_and_two_where_two_are(make_rows):
+def test_a_formula_that_is_wrong_about_what_fits_is_said_to_be(make_rows):
     rows = make_rows("h200")
-    assert findings.saved(rows, "eager")["agrees"]
-    rows["saved_bytes"] += 8 * 4 * rows["seq_len"] ** 2
-    found = findings.saved(rows, "eager")
-    assert not found["agrees"]
-    assert found["matrices"] == pytest.approx(2, rel=0.01)
+    assert "agrees with the formula at every head_dim" in str(parts_of(rows).parts)
+    rows.loc[rows["head_dim"] == 32, "memory_bytes"] = 20e9  # of which 16384 takes 34
+    assert "The formula is wrong about what fits at head_dim 32." in str(parts_of(rows).parts)
 
 
-def test_a_prediction_that_was_not_seen_is_said_to_disagree(make_rows):
+def test_workspaces_are_not_held_against_the_formula(make_rows):
     rows = make_rows("h200")
-    assert findings.memory_end(rows, Memory("cuda", int(150e9)))["agree"]
-    assert not findings.memory_end(rows, Memory("cuda", int(20e9)))["agree"]
+    assert "counted without workspaces is 1.00× the formula's" in str(parts_of(rows).parts)
+    rows["workspace_bytes"] = 0
+    rows["peak_bytes"] *= 2
+    assert "counted without workspaces is 2.00× the formula's" in str(parts_of(rows).parts)
 
 
-@pytest.mark.parametrize(("factor", "word"), [(0.2, "faster than"), (1, "as fast as"), (5, "slower than")])
-def test_the_word_on_compiling_follows_the_times(make_rows, factor, word):
-    rows = make_rows("laptop")
-    times = [name for name in rows if name.endswith("_ms") and name != "samples_ms"]
-    eager = rows[rows["mode"] == "eager"]
-    rows.loc[rows["mode"] == "compiled", times] = eager[times].to_numpy() * factor
-    for entry in findings.compilation(rows):
-        assert entry["by_word"] == {word: {"count": 3, "lengths": [128, 512, 1024]}}
+@pytest.mark.parametrize(("name", "seen"), [("h200", True), ("laptop", False)])
+def test_the_items_of_the_accounting_sum_up_to_the_peak_of_the_first_problem_too_long(make_rows, name, seen):
+    end = limit_of(make_rows(name))
+    assert (end.shortest_oom is not None) is seen
+    problem = end.first_too_long
+    peak = attention.peak_bytes(problem, 4, end.device_type)
+    assert sum(facts.accounting(problem, end.device_type).values()) == peak > end.memory_bytes
+    assert ("CUDA" in str(facts.accounting(problem, end.device_type))) is seen
+    if not seen:
+        half = attention.peak_bytes(facts.shape_of(make_rows(name).iloc[0], problem.seq_len // 2), 4, end.device_type)
+        assert half <= end.memory_bytes
 
 
-def test_compiling_is_told_apart_by_length_and_not_averaged_over_short_and_long(make_rows, tmp_path):
-    rows = make_rows("laptop")
-    times = [name for name in rows if name.endswith("_ms") and name != "samples_ms"]
-    eager = rows[rows["mode"] == "eager"]
-    factors = eager["seq_len"].map({128: 2, 512: 1, 1024: 0.5}).to_numpy()
-    rows.loc[rows["mode"] == "compiled", times] = eager[times].to_numpy() * factors[:, None]
-    for entry in findings.compilation(rows):
-        assert {word: said_of["lengths"] for word, said_of in entry["by_word"].items()} == {
-            "slower than": [128],
-            "as fast as": [512],
-            "faster than": [1024],
-        }
-    text = section.build(rows, tmp_path)
-    for part in ("forward", "backward"):
-        assert (
-            f"At length 1024 an eager {part} pass takes 2.00× (head_dim 64) the time of a compiled one;"
-            " over the grid it takes 0.500× (length 128) to 2.00× (length 1024)."
-        ) in text
-    assert "slower than eager at 1 of 3 problems (length 128), as fast as eager at 1 (length 512)" in text
-    assert "geometric mean" not in text.split("### Others' figures")[0]
+def set_compiled(rows, factors):
+    """Give compiled attention the times of eager attention, times a factor by phase."""
+    both = rows[rows["mode"] == "eager"]
+    by_row = both["phase"].map(factors).to_numpy()[:, None]
+    rows.loc[rows["mode"] == "compiled", TIMES] = both[TIMES].to_numpy() * by_row
+    return rows
 
 
-def test_without_a_compiler_nothing_is_said_of_compiling_but_why(rendered):
-    _, text, _ = rendered["smoke"]
-    head, missing = text.split("### What was not measured, or not well")
-    assert "torch_compile" not in head
-    assert "C++ compiler" in missing
+@pytest.mark.parametrize(
+    ("forward", "backward", "advised"),
+    [(1.0, 0.5, True), (0.5, 0.5, True), (1.0, 1.0, False), (0.95, 0.95, False), (2.0, 0.5, False), (2, 2, False)],
+)
+def test_compiling_is_advised_only_where_a_phase_clearly_gains_and_none_loses(make_rows, forward, backward, advised):
+    rows = set_compiled(make_rows("laptop"), {"forward": forward, "backward": backward})
+    actions = parts_of(rows).actions
+    assert ["Compile" in action.what for action in actions] == [True] * advised
+    assert all("2.00×" in action.why for action in actions)
 
 
-def test_where_everything_is_skipped_one_line_says_so(make_rows, tmp_path):
+def test_dropping_the_score_matrix_is_advised_only_where_memory_was_seen_to_run_out(make_rows):
+    whats = {name: [action.what for action in parts_of(make_rows(name)).actions] for name in ALL}
+    assert any("score matrix" in what for what in whats["h200"])
+    assert not any("score matrix" in what for what in whats["laptop"] + whats["smoke"])
+
+
+def test_a_ratio_is_told_only_where_both_modes_have_a_time(make_rows):
+    rows = make_rows("h200")
+    without = rows[~((rows["mode"] == "compiled") & (rows["seq_len"] == 16384))]
+    (answer,) = (item.answer for item in parts_of(without).problems if item.name == "torch_compile (a)")
+    assert "at length 8192" in answer
+
+
+def test_how_saved_memory_grows_is_computed(make_rows):
+    rows = make_rows("h200")
+    assert "to the power 1.99" in str(parts_of(rows).problems)
+    rows["saved_bytes"] = rows["seq_len"] * 1000
+    assert "to the power 1.00" in str(parts_of(rows).problems)
+
+
+def test_without_a_compiler_nothing_is_said_of_compiling_but_why(make_rows):
+    found = parts_of(make_rows("smoke"))
+    assert [problem.name for problem in found.problems] == ["pytorch_attention"]
+    assert "torch.compile needs a C++ compiler" in str(found.parts[-1])
+
+
+def test_where_everything_is_skipped_one_line_says_so(make_rows):
     keys = pd.DataFrame(Cell().row_keys())
     first = make_rows("smoke").iloc[:1].drop(columns=["mode", "phase", "clock"])
     rows = keys.merge(first, how="cross").assign(status="skipped", reason="needs 1 GPU, 0 present")
-    text = section.build(rows, tmp_path)
-    assert "No attention pass could be timed" in text
-    assert "needs 1 GPU, 0 present" in text
+    nothing = parts_of(rows)
+    assert nothing.answer == "Nothing was measured: needs 1 GPU, 0 present."
+    assert not nothing.parts
 
 
-def test_others_figures_stand_beside_ours_with_their_doubts(rendered):
-    _, text, _ = rendered["h200"]
-    figures = text.split("### Others' figures")[1]
-    assert "launch time only, not synchronised" in figures
-    assert re.search(r"write-up 4 .*ran out of memory at length 16384; ours did not\.", figures)
+def test_a_machine_without_a_gpu_says_nothing_of_gpus(rendered):
+    _, text, _ = rendered["laptop"]
+    assert not re.search("GPU|CUDA", text)
 
 
-def test_a_length_that_one_head_dim_alone_reached_is_not_said_of_the_others(make_rows):
+def test_others_times_are_paired_by_batch_shape_mode_and_phase(make_rows):
     rows = make_rows("h200")
-    rows = rows[(rows["head_dim"] == 64) | (rows["seq_len"] <= 8192)]
-    for entry in findings.growth(rows):
-        assert entry["seq_len"] == 16384
-        assert list(entry["longest"].index) == ["head_dim 64"]
-        assert list(entry["exponents"].index) == ["head_dim 64"]
-    assert list(findings.saved(rows, "eager")["share"].index) == ["head_dim 64"]
-
-
-def test_where_head_dims_grow_in_different_ways_each_is_said_of_its_own(make_rows, tmp_path):
-    rows = make_rows("h200")
-    times = [name for name in rows if name.endswith("_ms") and name != "samples_ms"]
-    rows.loc[(rows["head_dim"] == 128) & (rows["seq_len"] == 16384), times] /= 2
-    growth = [
-        line for line in section.build(rows, tmp_path).splitlines() if "Between the two longest sequences" in line
-    ]
-    assert len(growth) == 4
-    for line in growth:
-        assert (
-            "grows about quadratically with length at head_dim 16, head_dim 32 and head_dim 64,"
-            " and grows about linearly at head_dim 128"
-        ) in line
+    pairs = baselines.pairs(rows)
+    assert list(pairs) == ["what", "unit", "theirs", "ours", "write_up", "note"]
+    assert not pairs[["what", "theirs", "ours", "write_up"]].isna().any().any()
+    line = pairs[(pairs["what"] == "eager forward, head_dim 16, length 256") & (pairs["theirs"] == 0.15)].iloc[0]
+    mine = rows.query(
+        "mode == 'eager' and phase == 'forward' and head_dim == 16 and seq_len == 256 and clock == 'host'"
+    )
+    assert line["ours"] == mine["mean_ms"].iloc[0]
+    assert baselines.pairs(rows.assign(setting_batch_size=3)).empty

@@ -1,155 +1,86 @@
 """The figures of the attention section."""
 
-import functools
-from collections.abc import Callable
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure as Drawing
 
 from pipeline.formulas import attention
-from pipeline.formulas.attention import Shape
 from pipeline.report.figures import (
     BLACK,
-    BLUE,
-    ORANGE,
-    VERMILION,
+    footnote,
     lengths_axis,
     log_values_axis,
     mark_outcomes,
     new_figure,
-    quartile_line,
-    save,
     shared_legend,
-    stamp,
-    values_from_zero,
+    style_for,
 )
-from pipeline.report.table_rows import known, ok
-from pipeline.stages.attention.cell import PHASES
-from pipeline.stages.attention.report.findings import ELEMENT_BYTES
-from pipeline.stages.attention.report.selection import (
+from pipeline.report.heatmap import ratio_map
+from pipeline.report.table_rows import known
+from pipeline.stages.attention.cell import MODES, PHASES
+from pipeline.stages.attention.report.facts import (
+    ELEMENT_BYTES,
+    Limit,
     compile_gains,
-    eager,
-    main_head_dim,
-    memory_of,
-    named,
     problems,
+    shape_of,
     without_workspace,
 )
 
-LENGTH_LABEL = "sequence length"
-# What is counted; the formulas of what eager attention should take have the same names.
-QUANTITIES = {
-    "saved for backward": "saved_bytes",
-    "in use before backward": "before_backward_bytes",
-    "peak": "peak_bytes",
-}
-MODE_FILLS = {"eager": None, "compiled": "white"}
+WORDS = {"peak_bytes": "peak", "saved_bytes": "saved"}
 
 
-def draw_all(rows: pd.DataFrame, folder: Path) -> dict[str, str]:
-    """Draw every figure for which there is data; give the links by figure name, relative to the write-up."""
-    figures = {"times": times(rows), "compiled": compiled(rows), "memory": memory(rows)}
-    drawn = {name: figure for name, figure in figures.items() if figure is not None}
-    for name, figure in drawn.items():
-        save(figure, folder / f"{name}.svg")
-    return {name: f"figures/attention/{name}.svg" for name in drawn}
+def memory(rows: pd.DataFrame, limit: Limit) -> Drawing:
+    """Draw bytes over length at one head_dim: lines by formula, the limit, and markers as counted.
 
-
-def times(rows: pd.DataFrame) -> Figure:
-    """Draw eager times over length: a panel a pass, a line a head_dim; where memory ran out is marked."""
-    grid = eager(rows).assign(name=eager(rows)["head_dim"].map(named))
-    figure, panels = new_figure(1, len(PHASES), share_y=True)
-    for axes, part in zip(panels[0], PHASES, strict=True):
-        for name, line in grid[grid["phase"] == part].groupby("name", sort=False):
-            quartile_line(axes, line, "seq_len", name)
-        axes.set_title(f"eager, {part}")
-        lengths_axis(axes, grid["seq_len"], LENGTH_LABEL)
-        axes.tick_params(axis="x", labelrotation=30)
-    log_values_axis(panels[0, 0], "one pass (ms)")
-    for axes, part in zip(panels[0], PHASES, strict=True):
-        mark_outcomes(axes, grid[grid["phase"] == part], "seq_len", "name")
-    shared_legend(figure)
-    stamp(figure, grid, *_facts(grid))
-    return figure
-
-
-def compiled(rows: pd.DataFrame) -> Figure | None:
-    """Draw the eager time over the compiled: a panel a pass, a line a head_dim; None without any."""
-    gains = compile_gains(rows)
-    if ok(gains).empty:
-        return None
-    gains = gains.assign(name=gains["head_dim"].map(named))
-    figure, panels = new_figure(1, len(PHASES), share_y=True)
-    for axes, part in zip(panels[0], PHASES, strict=True):
-        for name, line in gains[gains["phase"] == part].groupby("name", sort=False):
-            quartile_line(axes, line, "seq_len", name, quantity="ratio")
-        axes.axhline(1, color=BLACK, linewidth=1)
-        axes.set_title(part)
-        lengths_axis(axes, gains["seq_len"], LENGTH_LABEL)
-        axes.tick_params(axis="x", labelrotation=30)
-    panels[0, 0].set_ylabel("eager / compiled time")
-    values_from_zero(panels[0, 0])
-    shared_legend(figure)
-    stamp(figure, ok(gains), *_facts(eager(rows)))
-    return figure
-
-
-def memory(rows: pd.DataFrame) -> Figure | None:
-    """Draw bytes over length at one head_dim: the formulas as lines, what was measured as markers, and the limit.
-
-    None where no row says what memory there is.
+    Markers are of peaks, without workspaces; on a CPU, where no peak is counted, of what is saved for backward.
     """
-    available = memory_of(rows)
-    if available is None:
-        return None
-    head_dim = main_head_dim(rows)
     figure, panels = new_figure()
     axes = panels[0, 0]
     shapes = problems(rows, "eager")
-    shapes = shapes[shapes["head_dim"] == head_dim]
-    formulas = _formulas(available.device_type)
-    for (quantity, column), colour in zip(QUANTITIES.items(), (BLUE, ORANGE, VERMILION), strict=True):
-        _draw_formula(axes, shapes, quantity, formulas[column], colour)
-        _draw_counted(axes, rows, head_dim, column, colour)
-    for mode, fill in MODE_FILLS.items():
-        axes.plot([], [], marker="o", linestyle="", color=BLACK, markerfacecolor=fill, label=f"counted, {mode}")
-    axes.axhline(available.size_bytes / 1e9, color=BLACK, linewidth=1, linestyle="--", label="memory of the machine")
-    lengths_axis(axes, shapes["seq_len"], LENGTH_LABEL)
+    lengths = np.geomspace(shapes["seq_len"].min(), shapes["seq_len"].max(), 50).astype(int)
+    grid = [shape_of(shapes.iloc[0], length) for length in lengths.tolist()]
+    by_formula = {
+        "peak_bytes": [attention.peak_bytes(shape, ELEMENT_BYTES, limit.device_type) for shape in grid],
+        "saved_bytes": [attention.saved_bytes(shape, ELEMENT_BYTES) for shape in grid],
+    }
+    grey = style_for("eager")["color"]
+    for (column, sizes), line in zip(by_formula.items(), ("-", ":"), strict=True):
+        axes.plot(lengths, np.array(sizes) / 1e9, color=grey, linestyle=line, label=f"{WORDS[column]}, by formula")
+    counted = "peak_bytes" if len(known(rows, "peak_bytes")) else "saved_bytes"
+    for mode in MODES:
+        seen = known(without_workspace(problems(rows, mode)), counted)
+        if len(seen):
+            look = style_for(mode) | {"linestyle": ""}
+            axes.plot(seen["seq_len"], seen[counted] / 1e9, label=f"{WORDS[counted]}, {mode}", **look)
+    axes.axhline(limit.memory_bytes / 1e9, color=BLACK, linewidth=1, linestyle="--", label="memory of the machine")
+    lengths_axis(axes, shapes["seq_len"], "sequence length")
     log_values_axis(axes, "memory (GB)")
-    axes.set_title(f"{named(head_dim)}: formula (lines) and measured, without workspaces (markers)")
-    mark_outcomes(axes, shapes, "seq_len", "mode")
+    backward = rows[rows["phase"] == "backward"]
+    mark_outcomes(axes, backward[backward["status"] == "oom"], "seq_len", "mode")
     shared_legend(figure, per_row=3)
-    stamp(figure, shapes.assign(n=1), *_facts(shapes), shown="memory of a single pass")
+    _foot(figure, rows, f"head_dim {limit.shape.head_dim}", "saved: for backward")
     return figure
 
 
-def _formulas(device_type: str) -> dict[str, Callable[[Shape, int], int]]:
-    return {
-        "saved_bytes": attention.saved_bytes,
-        "before_backward_bytes": attention.before_backward_bytes,
-        "peak_bytes": functools.partial(attention.peak_bytes, device_type=device_type),
-    }
+def compiled(rows: pd.DataFrame) -> Drawing:
+    """Map the eager time over the compiled, over length and head_dim, a panel a phase."""
+    gains = compile_gains(rows)
+    figure, panels = new_figure(1, len(PHASES), panel_height_in=0.45 * gains["head_dim"].nunique() + 0.8)
+    for axes, phase in zip(panels[0], PHASES, strict=True):
+        ratio_map(axes, gains[gains["phase"] == phase], "seq_len", "head_dim", "head_dim")
+        axes.set_title(phase)
+        axes.set_xlabel("sequence length")
+    _foot(figure, rows)
+    return figure
 
 
-def _draw_formula(axes: Axes, shapes: pd.DataFrame, quantity: str, count_bytes: Callable, colour: str) -> None:
-    first = shapes.iloc[0]
-    lengths = np.geomspace(shapes["seq_len"].min(), shapes["seq_len"].max(), 50).astype(int)
-    batch_size, head_dim = int(first["setting_batch_size"]), int(first["head_dim"])
-    counted = [count_bytes(Shape(batch_size, 1, length, head_dim, False), ELEMENT_BYTES) for length in lengths.tolist()]
-    axes.plot(lengths, np.array(counted) / 1e9, color=colour, label=quantity)
-
-
-def _draw_counted(axes: Axes, rows: pd.DataFrame, head_dim: int, column: str, colour: str) -> None:
-    for mode, fill in MODE_FILLS.items():
-        measured = known(without_workspace(problems(rows, mode)), column)
-        measured = measured[measured["head_dim"] == head_dim]
-        if len(measured):
-            look = {"marker": "o", "linestyle": "", "color": colour, "markerfacecolor": fill or colour}
-            axes.plot(measured["seq_len"], measured[column] / 1e9, **look)
-
-
-def _facts(rows: pd.DataFrame) -> list[str]:
-    return ["fp32", *(f"batch {size}" for size in sorted(rows["setting_batch_size"].unique()))]
+def _foot(figure: Drawing, rows: pd.DataFrame, *facts: str) -> None:
+    row = rows.iloc[0]
+    footnote(
+        figure,
+        f"{row['machine']}, torch {row['torch']}",
+        "fp32",
+        f"batch {row['setting_batch_size']}, one head",
+        *facts,
+    )

@@ -1,0 +1,123 @@
+"""Which rows of the attention stage answer which question, and where memory ends by formula and as seen."""
+
+import math
+from dataclasses import dataclass
+
+import pandas as pd
+
+from pipeline.formulas import attention
+from pipeline.formulas.attention import Shape
+from pipeline.report.table_rows import divide, in_order, known, ok
+from pipeline.stages.attention.cell import MODES, PHASES
+
+ELEMENT_BYTES = 4  # fp32
+ORDERS = {"mode": MODES, "phase": PHASES}
+USUAL_HEAD_DIM = 64
+
+
+def host_times(rows: pd.DataFrame) -> pd.DataFrame:
+    """Keep what the host clock measured, in reading order."""
+    return in_order(rows[rows["clock"] == "host"], ["head_dim", "seq_len", "mode", "phase"], ORDERS)
+
+
+def eager(rows: pd.DataFrame) -> pd.DataFrame:
+    """Keep eager attention."""
+    return rows[rows["mode"] == "eager"]
+
+
+def usual(rows: pd.DataFrame) -> pd.DataFrame:
+    """Keep the head_dim to show alone: 64, else the largest with an eager time."""
+    measured = set(ok(eager(rows))["head_dim"])
+    return rows[rows["head_dim"] == (USUAL_HEAD_DIM if USUAL_HEAD_DIM in measured else max(measured))]
+
+
+def problems(rows: pd.DataFrame, mode: str) -> pd.DataFrame:
+    """Keep one row a problem, that of the forward phase, in one mode; its memory columns are of both phases."""
+    return rows[(rows["mode"] == mode) & (rows["phase"] == "forward")]
+
+
+def without_workspace(rows: pd.DataFrame) -> pd.DataFrame:
+    """Take the libraries' workspaces out of what the allocator counted, as the formulas leave them out."""
+    counted = [name for name in ("before_backward_bytes", "peak_bytes") if {name, "workspace_bytes"} <= set(rows)]
+    return rows.assign(**{name: rows[name] - rows["workspace_bytes"] for name in counted})
+
+
+def compile_gains(rows: pd.DataFrame) -> pd.DataFrame:
+    """Divide eager times by compiled ones; above one, compiling helps."""
+    return divide(eager(rows), rows[rows["mode"] == "compiled"], ["head_dim", "seq_len", "phase"])
+
+
+def longest_in_both_modes(rows: pd.DataFrame) -> pd.DataFrame:
+    """Keep the rows, by (mode, phase), of the longest sequence that both modes did in both phases; empty without."""
+    whole = ok(rows).groupby("seq_len").filter(lambda group: len(group) == len(MODES) * len(PHASES))
+    return whole[whole["seq_len"] == whole["seq_len"].max()].set_index(["mode", "phase"])
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Where eager forward and backward of one head_dim stop to fit: by formula, and as seen."""
+
+    shape: Shape  # of the longest sequence that was tried
+    device_type: str
+    memory_bytes: int
+    longest_by_formula: int
+    longest_done: int | None
+    shortest_oom: int | None
+
+    @property
+    def agrees(self) -> bool:
+        """Tell whether what fitted and what ran out are on the formula's sides."""
+        fits = self.longest_done is None or self.longest_done <= self.longest_by_formula
+        return fits and (self.shortest_oom is None or self.shortest_oom > self.longest_by_formula)
+
+    @property
+    def first_too_long(self) -> Shape:
+        """Return the shortest problem seen to run out, or else the first power of two too long by formula."""
+        beyond = 2 ** (math.floor(math.log2(max(self.longest_by_formula, 1))) + 1)
+        shape = self.shape
+        return Shape(shape.batch_size, shape.num_heads, self.shortest_oom or beyond, shape.head_dim, shape.is_causal)
+
+
+def limit(rows: pd.DataFrame) -> Limit | None:
+    """Return where the eager rows of one head_dim stop to fit; None where no row says how much memory there is."""
+    eager_rows = eager(rows)
+    said = known(eager_rows, "device_type", "memory_bytes")
+    if said.empty:
+        return None
+    row = said.loc[said["seq_len"].idxmax()]
+    shape = shape_of(row, int(eager_rows["seq_len"].max()))
+    memory_bytes = int(said["memory_bytes"].max())
+    done = ok(eager_rows[eager_rows["phase"] == "backward"])["seq_len"]
+    oom = eager_rows[eager_rows["status"] == "oom"]["seq_len"]
+    return Limit(
+        shape,
+        row["device_type"],
+        memory_bytes,
+        attention.longest_that_fits(shape, ELEMENT_BYTES, row["device_type"], memory_bytes),
+        int(done.max()) if len(done) else None,
+        int(oom.min()) if len(oom) else None,
+    )
+
+
+def shape_of(row: pd.Series, seq_len: int) -> Shape:
+    """Return the problem of a row, at another length."""
+    return Shape(int(row["setting_batch_size"]), 1, seq_len, int(row["head_dim"]), bool(row["setting_is_causal"]))
+
+
+def accounting(problem: Shape, device_type: str) -> dict[str, int]:
+    """Return the bytes of each item at the peak of eager forward and backward, which lies in softmax's backward.
+
+    Source: `pipeline.formulas.attention.peak_bytes`, whose value they sum up to.
+    """
+    vector, matrix = problem.vectors * ELEMENT_BYTES, problem.scores * ELEMENT_BYTES
+    temporaries = attention.SOFTMAX_BACKWARD_TEMPORARIES[device_type]
+    items = {
+        "q, k, v and the gradient of the output": attention.input_bytes(problem, ELEMENT_BYTES),
+        "output, and scaled queries saved for backward": 2 * vector,
+        "softmax output, saved for backward": matrix,
+        "its gradient and that of the scores": 2 * matrix,
+        "a temporary of CUDA's softmax backward": temporaries * matrix,
+    }
+    items = {item: size for item, size in items.items() if size}
+    peak = attention.peak_bytes(problem, ELEMENT_BYTES, device_type)
+    return items | {"gradients of the inputs at that moment": peak - sum(items.values())}
