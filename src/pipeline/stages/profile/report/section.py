@@ -1,241 +1,233 @@
-"""The profile section: its tables and figures, and a template that says what they show."""
+"""The profile section: where a step's time goes by kind of kernel, softmax against products, the optimizer's share."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
 
-from pipeline.report.markup import Markdown, code
-from pipeline.report.section import render
-from pipeline.report.tables import (
-    OUTCOME_WORDS,
-    fold,
-    markdown,
-    markdown_folded_if_long,
-    significant,
-)
-from pipeline.stages.profile.cell import BACKWARD_BY_PART, PASSES
-from pipeline.stages.profile.report import baselines, findings
-from pipeline.stages.profile.report.figures import draw_all
-from pipeline.stages.profile.report.selection import (
-    CELL,
-    WORDS,
-    at_context,
-    kernels,
+from pipeline.report.markup import Markdown
+from pipeline.report.outcomes import not_measured, nothing_measured
+from pipeline.report.page_parts import MOST_TABLE_ROWS, Action, Figure, Section, Table, say
+from pipeline.report.section import listing, ms, percent
+from pipeline.report.tables import significant
+from pipeline.stages.profile.cell import PASSES
+from pipeline.stages.profile.report.facts import (
+    MATMUL,
+    PASS_WORDS,
+    Capture,
+    by_precision,
+    captures,
+    complete,
+    lead,
     main_captures,
-    main_context,
-    of_cell,
-    of_kind,
-    ordered,
-    reference_cell,
-    shares,
-    times,
+    setting,
+    shown_pass,
 )
+from pipeline.stages.profile.report.figures import categories, layers
+from pipeline.stages.profile.report.problems import problems
 from pipeline.stages.profile.report.shown_names import shown_name
 
-TEMPLATE = Path(__file__).parent / "section.md.j2"
-CLOCKS = {
-    "host": "host clock",
-    "profiled": "host clock, profiled",
-    "span": "span",
-    "busy": "busy",
-    "kernel_sum": "sum of kernels",
-}
-READABLE = {"context_length": "context length", "captured_by": "profiler"}
-SHOWN_CATEGORIES = 5
+TITLE = "Where does a step's time go, kernel by kernel?"
+EXERCISE = "nsys_profile"
+WORTH_A_LOOK = 0.1  # of the kernel time
+NAMED_CATEGORIES = 4
+SHOWN_KERNELS = 6
+NAME_LENGTH = 60
 
 
-def build(rows: pd.DataFrame, figures_dir: Path) -> str:
-    """Write the section's Markdown from the rows of all its tables, and its figures as SVG into a folder."""
-    rows = ordered(rows)
-    captured = main_captures(rows)
-    facts = {"missing": _missing(rows), "measured": not of_kind(captured, "category").empty}
-    if facts["measured"]:
-        facts |= _facts(captured, rows, figures_dir)
-    return render(TEMPLATE, facts)
+def build(rows: pd.DataFrame, figures_dir: Path) -> Section:
+    """Build the section from the rows of all its tables."""
+    captured, rows = captures(rows), complete(rows)
+    if not captured:
+        return Section(TITLE, EXERCISE, nothing_measured(rows))
+    shown = main_captures(captured)
+    timed = rows[(rows["kind"] == "time") & (rows["clock"] == "host")]
+    missing = not_measured(timed.assign(what=timed["precision"] + " " + timed["size"]), "what")
+    return Section(
+        TITLE,
+        EXERCISE,
+        _answer(shown),
+        parts=[
+            _categories(shown),
+            *_layers(shown),
+            *_attention(shown),
+            _kernels(shown),
+            *filter(None, [_profilers(captured), missing]),
+        ],
+        method=_method(shown),
+        actions=[*_fuse_attention(shown), *_look_at_the_optimizer(shown)],
+        problems=problems(shown),
+    )
 
 
-def _facts(rows: pd.DataFrame, all_rows: pd.DataFrame, figures_dir: Path) -> dict:
-    context_length = main_context(rows)
-    cell = reference_cell(rows, context_length)
-    top = findings.top_kernels(rows, context_length)
-    attention = findings.attention(rows)
-    attention_backward = findings.attention(rows, BACKWARD_BY_PART)
-    by_profiler = findings.two_profilers(all_rows)
-    return {
-        "setting": findings.setting(rows),
-        "context_length": context_length,
-        "cell": cell,
-        "same_time": findings.SAME_TIME,
-        "forward": findings.forward_time(rows, context_length),
-        "top": findings.top_kernel_words(top),
-        "beside_matmul": findings.beside_matmul(rows, context_length),
-        "unknown": findings.unknown_share(rows),
-        "training": findings.training_against_inference(rows, context_length),
-        "attention": findings.attention_words(attention, context_length),
-        "attention_backward": findings.attention_words(attention_backward, context_length),
-        "profilers": findings.two_profilers_words(by_profiler),
-        "figures": draw_all(rows, context_length, cell, figures_dir),
-        "tables": {
-            "forward": _times_table(rows, "inference", context_length),
-            "times": _all_times(rows),
-            "top": _top_table(top),
-            "beside_matmul": _kernel_table(rows, cell),
-            "shares": _share_table(rows, context_length),
-            "all_shares": _all_shares(rows),
-            "attention": _attention_table(at_context(attention, context_length)),
-            "attention_backward": _attention_table(at_context(attention_backward, context_length)),
-            "all_attention": _all_attention(attention),
-            "profilers": _profiler_table(by_profiler),
-        },
-        "others": baselines.compared(rows, attention),
-    }
-
-
-def _readable(table: pd.DataFrame) -> pd.DataFrame:
-    return table.rename(columns=READABLE)
-
-
-def _ms(values: pd.Series) -> pd.Series:
-    return values.map(significant).replace("n/a", "–")
-
-
-def _percent(values: pd.Series) -> pd.Series:
-    return values.map(lambda share: f"{100 * share:.1f}%")
-
-
-def _clock_columns(table: pd.DataFrame) -> dict[str, pd.Series]:
-    columns = {f"{title} (ms)": _ms(table[clock]) for clock, title in CLOCKS.items()}
-    host = f"{CLOCKS['host']} (ms)"
-    return columns | {host: columns[host].mask(table["unstable"], columns[host] + " (unstable)")}
-
-
-def _times_table(rows: pd.DataFrame, path: str, context_length: int) -> str:
-    table = times(rows)
-    table = at_context(table[table["range"] == path], context_length)
-    difference = (table["span"] / table["host"] - 1).map(lambda share: f"{100 * share:+.1f}%")
-    return markdown(table[["precision", "size"]].assign(**_clock_columns(table), **{"span against host": difference}))
-
-
-def _all_times(rows: pd.DataFrame) -> str:
-    texts = []
-    for precision, group in times(rows).groupby("precision", sort=False):
-        group = group.assign(range=group["range"].map(WORDS))
-        written = group[["size", "context_length", "range"]].assign(**_clock_columns(group))
-        texts.append(
-            fold(f"{precision}: every pass and its parts, at every context length", markdown(_readable(written)))
-        )
-    return Markdown("\n").join(texts)
-
-
-def _top_table(top: pd.DataFrame) -> str:
-    """Write the kernel with the most time, a line a pass: the names are too long to stand side by side."""
-    lines = [
-        {
-            **{name: row[name] for name in ("precision", "size")},
-            "pass": WORDS.get(name, name),
-            "kernel": code(shown_name(row[name])),
-            "calls": f"{row[f'{name}_count']:.0f}",
-            "share": f"{100 * row[f'{name}_share']:.0f}%",
-        }
-        for row in top.to_dict("records")
-        for name in ("inference", "backward", "forward_backward")
-        if pd.notna(row[name])
-    ]
-    summary = f"The {len(lines)} kernels, by precision, size and pass"
-    return markdown_folded_if_long(pd.DataFrame(lines), summary, written=["kernel"])
-
-
-def _kernel_table(rows: pd.DataFrame, cell: dict) -> str:
-    table = of_cell(kernels(rows, "inference"), cell)
-    table = table[table["category"] != findings.MATMUL]
-    return markdown(
-        pd.DataFrame(
-            {
-                "kernel": table["kernel"].map(shown_name).map(code),
-                "category": table["category"],
-                "calls": table["count"].map("{:.0f}".format),
-                "time (ms)": _ms(table["time_ms"]),
-                "share": _percent(table["share_pct"] / 100),
-            }
+def _answer(shown: Sequence[Capture]) -> Markdown:
+    first, path = lead(shown), shown_pass(shown)
+    parts = [f"{percent(share)} {name}" for name, share in first.shares(path)[:NAMED_CATEGORIES].items() if share]
+    others = [one for one in by_precision(shown, first) if one is not first and path in one.work_ms.index]
+    return say(
+        "A {what} ({setting}) is {total} of {work}: {parts}.{others}",
+        what=PASS_WORDS[path],
+        setting=setting(first),
+        total=ms(first.total_ms(path)),
+        work=first.work,
+        parts=listing(parts),
+        others="".join(
+            f" In {one.cell.precision} it is {ms(one.total_ms(path))}, {percent(one.share(path, MATMUL))} {MATMUL}."
+            for one in others
         ),
-        written=["kernel"],
     )
 
 
-def _share_columns(table: pd.DataFrame) -> list[str]:
-    """Choose the categories with a column of their own: those with the largest shares somewhere."""
-    names = [name for name in table.columns if name not in (*CELL, "range")]
-    return sorted(names, key=lambda name: -table[name].max())[:SHOWN_CATEGORIES]
-
-
-def _written_shares(table: pd.DataFrame, keys: list[str], shown: list[str]) -> pd.DataFrame:
-    written = table[keys].assign(
-        **{"pass": table["range"].map(WORDS)}, **{name: _percent(table[name]) for name in shown}
+def _categories(shown: Sequence[Capture]) -> Figure:
+    first, path = lead(shown), shown_pass(shown)
+    alike = [one for one in by_precision(shown, first) if path in one.work_ms.index]
+    title = say(
+        "Share of each kind of {work} in the time of a {what} (batch {batch}, context {context}): of {size} {matmul} "
+        "is {shares}",
+        work=first.work,
+        what=PASS_WORDS[path],
+        batch=first.batch_size,
+        context=first.cell.context_length,
+        size=first.cell.size,
+        matmul=MATMUL,
+        shares=listing(f"{percent(one.share(path, MATMUL))} in {one.cell.precision}" for one in alike),
     )
-    return _readable(written)
+    return Figure("categories", title, categories([one for one in shown if path in one.work_ms.index], path))
 
 
-def _share_table(rows: pd.DataFrame, context_length: int) -> str:
-    table = at_context(shares(rows), context_length)
-    table = table[table["range"].isin(PASSES)]
-    written = _written_shares(table, ["precision", "size"], _share_columns(table))
-    return markdown_folded_if_long(written, f"Shares of {len(written)} passes, by precision and size")
+def _layers(shown: Sequence[Capture]) -> list[Figure]:
+    alike = [one for one in by_precision(shown, lead(shown)) if len(one.layer)]
+    if not alike:
+        return []
+    lengths = [f"{ms(_end_us(one) / 1e3)} in {one.cell.precision}" for one in alike]
+    title = say(
+        "One layer's forward pass ({size}, context {context}): {work} by kind under the ranges that launched them, "
+        "{lengths}",
+        size=alike[0].cell.size,
+        context=alike[0].cell.context_length,
+        work=alike[0].work,
+        lengths=listing(lengths),
+    )
+    return [Figure("layer", title, layers(alike))]
 
 
-def _all_shares(rows: pd.DataFrame) -> str:
-    table = shares(rows)
-    if table["context_length"].nunique() < 2:
-        return ""
-    texts = []
-    for precision, group in table[table["range"].isin(PASSES)].groupby("precision", sort=False):
-        text = markdown(_written_shares(group, ["size", "context_length"], _share_columns(table)))
-        texts.append(fold(f"{precision}: shares at every context length", text))
-    return Markdown("\n").join(texts)
+def _end_us(capture: Capture) -> float:
+    return float((capture.layer["start_us"] + capture.layer["duration_us"]).max())
 
 
-def _attention_cells(table: pd.DataFrame) -> dict[str, pd.Series]:
-    return {
-        "scores (ms)": _ms(table["scores_ms"]),
-        "softmax (ms)": _ms(table["softmax_ms"]),
-        "final matmul (ms)": _ms(table["final_ms"]),
-        "products / softmax, time": table["time_ratio"].map(lambda ratio: f"{significant(ratio)}×"),
-        "products / softmax, FLOPs": table["flops_ratio"].map(lambda ratio: f"{significant(ratio)}×"),
-    }
-
-
-def _attention_table(table: pd.DataFrame) -> str:
-    return markdown(table[["precision", "size"]].assign(**_attention_cells(table))) if len(table) else ""
-
-
-def _all_attention(table: pd.DataFrame) -> str:
-    if table["context_length"].nunique() < 2:
-        return ""
-    return Markdown("\n").join(
-        fold(
-            f"{precision}: attention at every context length",
-            markdown(_readable(group[["size", "context_length"]].assign(**_attention_cells(group)))),
+def _attention(shown: Sequence[Capture]) -> list[Table]:
+    with_parts = [one for one in shown if "inference" in one.attention][-MOST_TABLE_ROWS:]
+    if not with_parts:
+        return []
+    lines = []
+    for one in with_parts:
+        part = one.attention["inference"]
+        lines.append(
+            {
+                "precision": one.cell.precision,
+                "model": one.cell.size,
+                "attention (ms)": significant(part.total_ms),
+                "its products (ms)": significant(part.products_ms),
+                "softmax (ms)": significant(part.softmax_ms),
+                "softmax / products, time": f"{significant(part.time_ratio)}×",
+                "products / softmax, FLOPs": f"{significant(part.flops_ratio)}×",
+            }
         )
-        for precision, group in table.groupby("precision", sort=False)
+    title = say(
+        "Softmax against the two matrix products inside eager attention, all layers of a forward pass, context "
+        "{context}:",
+        context=with_parts[0].cell.context_length,
     )
+    return [Table(title, pd.DataFrame(lines))]
 
 
-def _profiler_table(table: pd.DataFrame) -> str:
-    if table.empty:
-        return ""
-    clocks = {f"{CLOCKS[clock]} (ms)": _ms(table[clock]) for clock in ("host", "profiled", "kernel_sum")}
-    table = table.assign(range=table["range"].map(WORDS))
-    return markdown(_readable(table[[*findings.CONFIGURATION, "range", "captured_by"]].assign(**clocks)))
+def _kernels(shown: Sequence[Capture]) -> Table:
+    first, path = lead(shown), shown_pass(shown)
+    top = first.top_kernels(path).head(SHOWN_KERNELS)
+    title = say(
+        "The {work} with the most time in a {what} ({setting}):",
+        work=first.work,
+        what=PASS_WORDS[path],
+        setting=setting(first),
+    )
+    cells = {
+        "name": [shown_name(name)[:NAME_LENGTH] for name in top["kernel"]],
+        "kind": list(top["category"]),
+        "calls": [f"{calls:.0f}" for calls in top["count"]],
+        "time (ms)": [significant(time_ms) for time_ms in top["time_ms"]],
+        "share": [percent(time_ms / first.total_ms(path)) for time_ms in top["time_ms"]],
+    }
+    return Table(title, pd.DataFrame(cells))
 
 
-def _missing(rows: pd.DataFrame) -> str:
-    """List the cells that are not ok, those alike but for the context length in one line; empty if none."""
-    failed = findings.outcomes(rows)
-    if failed.empty:
-        return ""
-    failed = failed.assign(status=failed["status"].map(OUTCOME_WORDS))
-    keys = ["precision", "size", "profiler", "passes", "status", "reason"]
-    lengths = failed.groupby(keys, sort=False)["context_length"]
-    table = lengths.agg(lambda found: ", ".join(map(str, found))).reset_index()
-    table = table[["precision", "size", "context_length", "profiler", "passes", "status", "reason"]]
-    table = table.rename(columns={"context_length": "context length", "profiler": "profiler asked for"})
-    return markdown_folded_if_long(table, f"The {len(table)} lines of what is missing or unstable")
+def _profilers(captured: Sequence[Capture]) -> Markdown:
+    """Say how far two profilers of the same passes lie apart; nothing where there was one."""
+    both = {}
+    for one in captured:
+        for name in one.times_ms["kernel_sum"].dropna().index.intersection(PASSES):
+            key = (one.cell.precision, one.cell.size, one.cell.context_length, name)
+            both.setdefault(key, {})[one.captured_by] = one.times_ms.loc[name, "kernel_sum"]
+    pairs = [sums for sums in both.values() if len(sums) > 1]
+    if not pairs:
+        return Markdown()
+    apart = max(max(sums.values()) / min(sums.values()) - 1 for sums in pairs)
+    names = listing(dict.fromkeys(name for sums in pairs for name in sums))
+    return say("{names} give kernel times of the same passes within {apart}.", names=names, apart=percent(apart))
+
+
+def _method(shown: Sequence[Capture]) -> Markdown:
+    first = lead(shown)
+    if first.on_gpu:
+        words = (
+            "Captured by {by} after warm-up, {rounds} rounds. A kernel belongs to the range that launched it, found by "
+            "the correlation id of the launching call. Beside each record lie the trace and a table of all kernels."
+        )
+    else:
+        words = (
+            "Captured by {by} after warm-up, {rounds} rounds. Each operator has the time in which it ran itself, not "
+            "that of those it called. Beside each record lie the trace and a table of all operators."
+        )
+    by = listing(dict.fromkeys(one.captured_by for one in shown))
+    return say(words, by=by, rounds=first.rounds)
+
+
+def _fuse_attention(shown: Sequence[Capture]) -> list[Action]:
+    """Advise fused attention where what surrounds its products takes a clear part of the forward pass."""
+    first = lead(shown)
+    part = first.attention.get("inference")
+    if part is None or not first.on_gpu:
+        return []
+    total_ms = first.total_ms("inference")
+    if part.total_ms - part.products_ms < WORTH_A_LOOK * total_ms:
+        return []
+    why = say(
+        "{setting}: eager attention takes {attention} of the {total} of a forward pass, its matrix products {products} "
+        "of that; the rest is softmax, mask, scaling and copies.",
+        setting=setting(first),
+        attention=ms(part.total_ms),
+        total=ms(total_ms),
+        products=ms(part.products_ms),
+    )
+    return [Action(2, Markdown("**Fuse attention: its products are the small part.**"), why)]
+
+
+def _look_at_the_optimizer(shown: Sequence[Capture]) -> list[Action]:
+    """Point at AdamW where it takes a clear part of a training step of the largest model."""
+    first, path = lead(shown), "train_step"
+    if path not in first.work_ms.index or first.share(path, "optimizer") < WORTH_A_LOOK:
+        return []
+    others = [
+        f"{percent(one.share(path, 'optimizer'))} in {one.cell.precision}"
+        for one in by_precision(shown, first)
+        if one is not first and path in one.work_ms.index
+    ]
+    why = say(
+        "{setting}: {optimizer} of the {total} of {work} in a training step ({share}{others}).",
+        setting=setting(first),
+        optimizer=ms(first.work_ms.loc[path, "optimizer"]),
+        total=ms(first.total_ms(path)),
+        work=first.work,
+        share=percent(first.share(path, "optimizer")),
+        others=f"; {listing(others)}" if others else "",
+    )
+    return [Action(2, say("**In {precision} look at AdamW.**", precision=first.cell.precision), why)]

@@ -1,0 +1,165 @@
+"""The profile rows parsed once: a capture a cell, with times, categories, kernels, attention and one layer."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+
+import pandas as pd
+
+from pipeline.formulas.parameters import parameter_count
+from pipeline.formulas.sizes import SIZES
+from pipeline.report.table_rows import in_order, ok
+from pipeline.stages.profile.cell import ATTENTION_PHASES, CLOCKS, PASSES, Cell
+from pipeline.stages.profile.rows import ROW_TYPES
+
+AXES = [field.name for field in fields(Cell)]
+BY_SIZE = sorted(SIZES, key=lambda name: parameter_count(SIZES[name], vocab_size=0))
+ORDERS = {"precision": ("fp32", "bf16"), "size": BY_SIZE, "profiler": ("auto", "nsys", "torch")}
+PASS_WORDS = {"inference": "forward pass", "forward_backward": "forward and backward", "train_step": "training step"}
+MATMUL = "matmul"
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Softmax beside the two matrix products inside attention, all layers of one range."""
+
+    total_ms: float
+    softmax_ms: float
+    products_ms: float
+    softmax_flops: float
+    products_flops: float
+
+    @property
+    def time_ratio(self) -> float:
+        """Time of softmax over that of the products."""
+        return self.softmax_ms / self.products_ms
+
+    @property
+    def flops_ratio(self) -> float:
+        """FLOPs of the products over those of softmax."""
+        return self.products_flops / self.softmax_flops
+
+
+@dataclass(frozen=True, eq=False)
+class Capture:
+    """One captured cell.
+
+    times_ms: median times, a row a range, a column a clock, NaN where it was not read. work_ms: a row a range, a column
+    a category. kernels: those with the most time, by range. attention: by range. layer: the events of one layer.
+    """
+
+    cell: Cell
+    batch_size: int
+    rounds: int
+    machine: str
+    captured_by: str
+    on_gpu: bool
+    times_ms: pd.DataFrame
+    work_ms: pd.DataFrame
+    kernels: pd.DataFrame
+    attention: Mapping[str, Attention]
+    layer: pd.DataFrame
+
+    def total_ms(self, path: str) -> float:
+        """Return the time of all kernels of a range."""
+        return float(self.work_ms.loc[path].sum())
+
+    def share(self, path: str, category: str) -> float:
+        """Return the part of a range's kernel time that a category takes."""
+        return float(self.work_ms.loc[path].get(category, 0.0)) / self.total_ms(path)
+
+    def shares(self, path: str) -> pd.Series:
+        """Return every category's part of a range's kernel time, the largest first."""
+        return (self.work_ms.loc[path] / self.total_ms(path)).sort_values(ascending=False, kind="stable")
+
+    def top_kernels(self, path: str) -> pd.DataFrame:
+        """Return the kernels with the most time in a range."""
+        return self.kernels[self.kernels["range"] == path].sort_values("rank")
+
+    @property
+    def work(self) -> str:
+        """What was captured: kernels, or on a CPU operators."""
+        return "kernels" if self.on_gpu else "operators"
+
+
+def captures(rows: pd.DataFrame) -> list[Capture]:
+    """Parse the rows of all tables into a capture a cell, in reading order; a cell without one is left out."""
+    rows = complete(rows)
+    cells = [cell for _, cell in ok(rows).groupby(AXES, sort=False)]
+    return [_capture(cell) for cell in cells if (cell["kind"] == "category").any()]
+
+
+def complete(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows in reading order, with the columns that no row fills."""
+    columns = dict.fromkeys([*rows.columns, *ROW_TYPES.column_names()])
+    return in_order(rows.reindex(columns=list(columns)), AXES, ORDERS)
+
+
+def _capture(rows: pd.DataFrame) -> Capture:
+    first, of_kind = rows.iloc[0], {kind: rows[rows["kind"] == kind] for kind in ROW_TYPES.types}
+    times, categories, layers = of_kind["time"], of_kind["category"], of_kind["layer"]
+    events = json.loads(layers["events"].iloc[0]) if len(layers) else []
+    cell = Cell(first["precision"], first["size"], int(first["context_length"]), first["profiler"])
+    return Capture(
+        cell=cell,
+        batch_size=int(first["setting_batch_size"]),
+        rounds=int(first["setting_captured_rounds"]),
+        machine=first["machine"],
+        captured_by=categories["captured_by"].iloc[0],
+        on_gpu=not of_kind["kernel"]["kernel"].str.startswith("aten::").any(),
+        times_ms=times.pivot(index="range", columns="clock", values="median_ms").reindex(columns=CLOCKS),
+        work_ms=categories.pivot(index="range", columns="category", values="time_ms").fillna(0.0),
+        kernels=of_kind["kernel"],
+        attention={
+            name: found
+            for name, group in of_kind["attention"].groupby("range", sort=False)
+            if (found := _attention(group.set_index("phase")))
+        },
+        layer=pd.DataFrame(events, columns=["name", "category", "path", "stream", "start_us", "duration_us"]),
+    )
+
+
+def _attention(phases: pd.DataFrame) -> Attention | None:
+    scores, softmax, final = ATTENTION_PHASES
+    if not set(ATTENTION_PHASES) <= set(phases.index):
+        return None
+    return Attention(
+        total_ms=float(phases["time_ms"].sum()),
+        softmax_ms=float(phases.loc[softmax, "time_ms"]),
+        products_ms=float(phases.loc[[scores, final], "matmul_ms"].sum()),
+        softmax_flops=float(phases.loc[softmax, "flops"]),
+        products_flops=float(phases.loc[[scores, final], "flops"].sum()),
+    )
+
+
+def main_captures(captured: Sequence[Capture]) -> list[Capture]:
+    """Keep the captures to speak of: by the profiler chosen here, at the longest context that most models have."""
+    by_choice = [one for one in captured if one.cell.profiler == "auto"] or captured
+    path = shown_pass(by_choice)
+    sizes = {(one.cell.context_length, one.cell.size) for one in by_choice if path in one.work_ms.index}
+    contexts = pd.Series([context for context, _ in sizes]).value_counts()
+    longest = contexts[contexts == contexts.max()].index.max()
+    return [one for one in by_choice if one.cell.context_length == longest]
+
+
+def shown_pass(captured: Sequence[Capture]) -> str:
+    """Choose the pass to speak of: a training step, where one was captured."""
+    return [name for name in PASSES if any(name in one.work_ms.index for one in captured)][-1]
+
+
+def lead(captured: Sequence[Capture]) -> Capture:
+    """Choose the capture to speak of: the largest model that has the shown pass, in the lowest precision."""
+    path = shown_pass(captured)
+    whole = [one for one in captured if path in one.work_ms.index]
+    return max(whole, key=lambda one: (BY_SIZE.index(one.cell.size), ORDERS["precision"].index(one.cell.precision)))
+
+
+def by_precision(captured: Sequence[Capture], like: Capture) -> list[Capture]:
+    """Keep the captures of one model, one in each precision."""
+    return [one for one in captured if one.cell.size == like.cell.size]
+
+
+def setting(capture: Capture) -> str:
+    """Name what was captured: `2.7B, bf16, batch 4, context 1024`."""
+    cell = capture.cell
+    return f"{cell.size}, {cell.precision}, batch {capture.batch_size}, context {cell.context_length}"
