@@ -87,7 +87,8 @@ def test_a_cell_is_as_the_worst_of_its_rows_that_have_a_figure(tmp_path, statuse
 
 def test_a_cell_carries_its_axes_as_a_command_takes_them_and_its_time(record_path):
     line = cell_table([record_path], stages()).iloc[0]
-    assert line["cell"] == "precision=fp32 size=small context_length=256 warmup_steps=5 mode=eager optimizer=foreach"
+    sizes = "size=small context_length=256 warmup_steps=5"
+    assert line["cell"] == f"precision=fp32 {sizes} mode=eager optimizer=foreach repeat=1"
     assert line[["start_up_s", "set_up_s", "measuring_s"]].tolist() == [3.0, 1.0, 4.0]
 
 

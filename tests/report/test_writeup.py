@@ -208,9 +208,9 @@ def stand_in(monkeypatch):
     return put
 
 
-def leave_record(folder, stage, name="cell", **columns):
-    """Leave the record of a stage's default cell that could not be measured; return its path."""
-    cell, settings = stages()[stage].cell_type(), stages()[stage].settings_type()
+def leave_record(folder, stage, name="cell", axes=None, **columns):
+    """Leave the record of a stage's cell that could not be measured, by default the default one; return its path."""
+    cell, settings = stages()[stage].cell_type(**(axes or {})), stages()[stage].settings_type()
     rows = [{**cell.row_keys()[0], "status": "skipped", "reason": "needs 2 GPUs, 0 present", **columns}]
     left = record(stage=stage, cell=asdict(cell), settings=asdict(settings), rows=rows)
     write_record(WholeFile(folder / stage / f"{name}.json"), left)
@@ -222,6 +222,13 @@ def test_a_section_gets_the_rows_of_the_stages_that_it_reads_apart(tmp_path, sta
     records = [leave_record(tmp_path, "ddp"), leave_record(tmp_path, "allreduce")]
     write_section(ddp, stages(), records, tmp_path / "out.md", tmp_path / "figures")
     assert (tmp_path / "out.md").read_text() == "naive burst"
+
+
+def test_a_section_gets_the_first_of_repeats_alone(tmp_path, stand_in):
+    ddp = stand_in(lambda rows, _figures, _beside: ", ".join(map(str, rows["repeat"])))
+    records = [leave_record(tmp_path, "ddp", f"cell{repeat}", {"repeat": repeat}) for repeat in (2, 1, 3)]
+    write_section(ddp, stages(), records, tmp_path / "out.md", tmp_path / "figures")
+    assert (tmp_path / "out.md").read_text() == "1"
 
 
 @pytest.mark.parametrize("fails", ["the folder", "a figure"])

@@ -10,8 +10,8 @@ import pytest
 
 pytestmark = pytest.mark.workflow
 
-BF16 = "timing precision=bf16 size=tiny context_length=16 warmup_steps=5 mode=eager optimizer=foreach"
-BF16_LOG = "logs/timing/precision=bf16/size=tiny/context_length=16/warmup_steps=5/mode=eager/optimizer=foreach.log"
+BF16 = "timing precision=bf16 size=tiny context_length=16 warmup_steps=5 mode=eager optimizer=foreach repeat=1"
+BF16_LOG = f"logs/{BF16.replace(' ', '/')}.log"
 
 
 def break_code(project, path, line, bug):

@@ -37,7 +37,8 @@ def write_section(stage: Stage, stages: Stages, records: Sequence[Path], out: Pa
     by_stage: dict[str, list[dict[str, Any]]] = {name: [] for name in known}
     for path in records:
         record = read_record(path, known)
-        by_stage[record["stage"]].append(record)
+        if record["cell"].get("repeat", 1) == 1:  # sections do not read repeats yet, and would count them twice
+            by_stage[record["stage"]].append(record)
     if not by_stage[stage.name]:
         raise UserError(f"section: there is no record of {stage.name} among those given")
     rows = {name: readable(stage_rows(known[name], found)) for name, found in by_stage.items()}

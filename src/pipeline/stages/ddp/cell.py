@@ -39,11 +39,15 @@ CAPTURED_STEP, PROFILER = "captured_step", "torch.profiler"
 
 @dataclass(frozen=True)
 class Cell:
-    """One model and precision, data-parallel over so many ranks; its rows are the variants."""
+    """One model and precision, data-parallel over so many ranks; its rows are the variants.
+
+    repeat: numbers cells that measure the same, each in a process of its own.
+    """
 
     precision: str = axis("fp32", allowed=("fp32", "bf16"))
     size: str = axis("xl", allowed=tuple(SIZES))
     world_size: int = axis(2, minimum=2)
+    repeat: int = axis(1, minimum=1)
 
     @property
     def gpus(self) -> int:

@@ -17,7 +17,10 @@ GPU_ONLY = ("triton", *SDPA_BACKENDS, "flex")
 
 @dataclass(frozen=True)
 class Cell:
-    """One attention problem; implementations are its rows."""
+    """One attention problem; implementations are its rows.
+
+    repeat: numbers cells that measure the same, each in a process of its own.
+    """
 
     dtype: str = axis("bf16", allowed=DTYPES)
     head_dim: int = axis(64, minimum=1)
@@ -25,6 +28,7 @@ class Cell:
     batch_size: int = axis(1, minimum=1)
     num_heads: int = axis(1, minimum=1)
     is_causal: bool = axis(True)
+    repeat: int = axis(1, minimum=1)
 
     @property
     def gpus(self) -> int:

@@ -46,4 +46,5 @@ class Settings:
     max_steps: int = axis(30, minimum=10)
     rel_error: float = axis(0.01, minimum=0)
     budget_s: float = axis(3.0, minimum=0)
+    unstable_rel_error: float = axis(0.05, minimum=0)
     threads: int = axis(0, minimum=0)

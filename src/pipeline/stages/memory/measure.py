@@ -9,6 +9,7 @@ import torch
 from pipeline.errors import Skipped
 from pipeline.formulas.sizes import SIZES
 from pipeline.instruments.memory.recording import Recorder, record_memory
+from pipeline.instruments.sampling.stability import status_columns
 from pipeline.instruments.sampling.step_timing import StopRule, time_phases
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.instruments.sampling.summary import summarise
@@ -113,6 +114,5 @@ def _time_row(step: TrainingStep, settings: Settings, device: torch.device) -> R
     rule = StopRule(settings.steps, settings.max_steps, settings.rel_error, settings.budget_s)
     sampling = time_phases({"train_step": step.run}, device, settings.warmup_steps, rule)
     samples_ms = sampling.timings["train_step"].host_ms
-    slowdowns = sampling.slowdowns()
-    outcome = {"status": "unstable", "reason": f"GPU slowed down: {', '.join(slowdowns)}"} if slowdowns else {}
-    return {"kind": "time", "status": "ok", **outcome, **summarise(samples_ms), "samples_ms": samples_ms}
+    status = status_columns(samples_ms, sampling.slowdowns(), settings.unstable_rel_error)
+    return {"kind": "time", **status, **summarise(samples_ms), "samples_ms": samples_ms}

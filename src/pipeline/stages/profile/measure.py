@@ -13,9 +13,10 @@ from pipeline.instruments.profilers import nsys, torch_profiler
 from pipeline.instruments.profilers.nsys_export import read_export
 from pipeline.instruments.profilers.perfetto import write_perfetto
 from pipeline.instruments.profilers.trace import Trace
+from pipeline.instruments.sampling.stability import status_columns
 from pipeline.instruments.sampling.step_timing import Sampling, StopRule, time_phases
 from pipeline.instruments.sampling.stopwatch import Stopwatch
-from pipeline.instruments.sampling.summary import rel_error, summarise
+from pipeline.instruments.sampling.summary import summarise
 from pipeline.model.step import TrainingStep
 from pipeline.stages.profile import workload
 from pipeline.stages.profile.cell import PASSES, Cell, Settings
@@ -87,12 +88,8 @@ def _host_key(name: str) -> Row:
 
 def _host_row(name: str, sampling: Sampling, settings: Settings) -> Row:
     samples_ms = sampling.timings[name].host_ms
-    summary, slowdowns, outcome = summarise(samples_ms), sampling.slowdowns(), {"status": "ok"}
-    if slowdowns:
-        outcome = {"status": "unstable", "reason": f"GPU slowed down: {', '.join(slowdowns)}"}
-    elif len(samples_ms) > 1 and (error := rel_error(samples_ms)) > settings.unstable_rel_error:
-        outcome = {"status": "unstable", "reason": f"median known to {error:.1%} only"}
-    return {**_host_key(name), **outcome, **summary, "samples_ms": samples_ms}
+    status = status_columns(samples_ms, sampling.slowdowns(), settings.unstable_rel_error)
+    return {**_host_key(name), **status, **summarise(samples_ms), "samples_ms": samples_ms}
 
 
 def _capture(

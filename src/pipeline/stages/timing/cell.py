@@ -21,6 +21,7 @@ class Cell:
 
     mode: eager, compiled, or graph: the eager step captured as one CUDA graph and replayed, which is what the GPU could
     do if the host were no limit. optimizer: AdamW's `foreach` implementation, a loop over tensors on a CPU, or `fused`.
+    repeat: numbers cells that measure the same, each in a process of its own.
     """
 
     precision: str = axis("fp32", allowed=PRECISIONS)
@@ -29,6 +30,7 @@ class Cell:
     warmup_steps: int = axis(5, minimum=0)
     mode: str = axis("eager", allowed=("eager", "compiled", "graph"))
     optimizer: str = axis("foreach", allowed=("foreach", "fused"))
+    repeat: int = axis(1, minimum=1)
 
     @property
     def gpus(self) -> int:
