@@ -28,7 +28,7 @@ ROOMS = {
     "instruments": GROUND,
     "cells": {"compat", "errors", "instruments", "loaded_modules"},
     "report": {"errors", "cells"},
-    "compare": {"errors", "cells", "report"},
+    "compare": {"errors", "cells", "instruments", "report"},
     "stages": GROUND | SUBJECTS | {"instruments", "cells"},
     "stages.*.report": GROUND | {"cells", "instruments", "report", "stages"},
     "doctor": {"errors", "cells", "instruments"},

@@ -278,10 +278,10 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     compare.add_argument("a", type=Path, metavar="A", help="a results folder, or a published snapshot")
     compare.add_argument("b", type=Path, metavar="B", help="another")
     compare.add_argument(
-        "--tolerance-pct", type=float, default=5.0, help="medians this close are the same (default: 5)"
+        "--tolerance-pct", type=float, default=5.0, help="differences this small fail nothing (default: 5)"
     )
-    compare.add_argument("--all", action="store_true", help="list every time, also those that are the same")
-    failing = "exit code 1 where B is slower anywhere, has lost a figure, or shares no time with A"
+    compare.add_argument("--all", action="store_true", help="list every time, also those that do not differ")
+    failing = "exit code 1 where B is slower by more than that, has lost a figure, or shares no time with A"
     compare.add_argument("--fail-if-slower", action="store_true", help=failing)
     compare.set_defaults(run=_compare)
 

@@ -11,7 +11,9 @@ from pipeline.cells.record import SCHEMA_VERSION
 from pipeline.compare.judge import compare_runs
 from pipeline.compare.runs import load_run
 from pipeline.compare.text import summary, write_comparison
+from pipeline.compare.times import WITHIN
 from pipeline.errors import UserError
+from pipeline.instruments.sampling.verdict import UNDECIDED
 from pipeline.registry import stages
 from pipeline.report.publish import publish
 
@@ -65,15 +67,15 @@ def verdicts(a, b):
 
 def test_the_same_records_are_the_same_in_everything():
     found = compare_runs(run(), run(), stages(), tolerance=0.05)
-    assert set(found.timed["verdict"]) == {"same"}
+    assert set(found.timed["verdict"]) == {WITHIN}
     assert not found.is_worse
     assert all(part.empty for part in (found.differences, found.outcomes, found.only_in_a, found.only_in_b))
     text = write_comparison(found, "one", "other")
     assert "Machine, software, code and settings are the same." in text
-    assert "4 times compared, 0 slower, 0 ambiguous, 0 faster, 4 same" in text.splitlines()[-1]
+    assert "4 times compared, 4 within the tolerance" in text.splitlines()[-1]
 
 
-@pytest.mark.parametrize(("factor", "verdict"), [(1.5, "slower"), (1 / 1.5, "faster"), (1.04, "same"), (0.97, "same")])
+@pytest.mark.parametrize(("factor", "verdict"), [(1.5, "slower"), (1 / 1.5, "faster"), (1.04, WITHIN), (0.97, WITHIN)])
 def test_scaled_times_get_their_verdict_and_ratio(factor, verdict):
     found = compare_runs(run(), scaled(run(), factor), stages(), tolerance=0.05)
     assert set(found.timed["verdict"]) == {verdict}
@@ -81,23 +83,23 @@ def test_scaled_times_get_their_verdict_and_ratio(factor, verdict):
     assert found.is_worse == (verdict == "slower")
 
 
-def test_a_difference_within_the_spread_is_ambiguous():
-    assert verdicts(run(), scaled(run(), 1.2, spread=0.5)) == {"ambiguous"}
-    assert verdicts(scaled(run(), 1, spread=0.5), scaled(run(), 1.2)) == {"ambiguous"}
+def test_a_difference_within_the_spread_is_not_distinguishable():
+    assert verdicts(run(), scaled(run(), 1.2, spread=0.5)) == {UNDECIDED}
+    assert verdicts(scaled(run(), 1, spread=0.5), scaled(run(), 1.2)) == {UNDECIDED}
 
 
-def test_a_difference_of_unstable_or_single_figures_is_ambiguous():
+def test_a_difference_of_unstable_or_single_figures_is_not_distinguishable():
     for change in ({"status": "unstable"}, {"n": 1}):
         slow = scaled(run("small"), 1.5)
         for row in slow[0]["rows"]:
             row.update(change)
-        assert verdicts(run("small"), slow) == {"ambiguous"}
-        assert verdicts(slow, slow) == {"same"}
+        assert verdicts(run("small"), slow) == {UNDECIDED}
+        assert verdicts(slow, slow) == {WITHIN}
 
 
 def test_a_wider_tolerance_makes_more_the_same():
     slow = scaled(run(), 1.15)
-    assert set(compare_runs(run(), slow, stages(), tolerance=0.2).timed["verdict"]) == {"same"}
+    assert set(compare_runs(run(), slow, stages(), tolerance=0.2).timed["verdict"]) == {WITHIN}
     assert set(compare_runs(run(), slow, stages(), tolerance=0.1).timed["verdict"]) == {"slower"}
 
 

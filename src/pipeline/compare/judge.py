@@ -1,33 +1,24 @@
 """Two runs side by side: what differs in how they came about, and row by row which is faster."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import pandas as pd
 
 from pipeline.cells import fields
 from pipeline.cells.stage import Stages
 from pipeline.compare.runs import Record
-from pipeline.report.section import compare_ratio
+from pipeline.compare.times import KEYS, cell_words, figures, judged, named_rows, repeat_spreads
 from pipeline.report.table_rows import has_figures
-
-VERDICTS = {
-    "slower than": "slower",
-    "not told apart from": "ambiguous",
-    "faster than": "faster",
-    "as fast as": "same",
-}
-KEYS = ["stage", "cell", "row"]
 
 
 @dataclass(frozen=True)
 class Comparison:
     """What comparing run B with run A found.
 
-    differences: what, a, b, of what the two runs were made with;
-    timed: KEYS, quantity, median_, q1_, q3_, n_ and status_ of a and b, ratio (b over a), low, high and verdict;
+    Repeats of a cell are one cell. differences: what, a, b, of what the two runs were made with;
+    timed: KEYS, quantity, the columns of `figures` of a and b, and those that `judged` adds (pipeline.compare.times);
     memory: KEYS, quantity, a and b in bytes and ratio, of peaks that differ by more than the tolerance; rows of a cell
     with the same peaks stand once, and without a name where that is all of them;
     outcomes: KEYS, status_ and reason_ of a and b, of rows whose outcome is not the same, and worse: figures were lost;
@@ -55,8 +46,8 @@ class Comparison:
 
     @property
     def is_worse(self) -> bool:
-        """Tell whether B is slower than A in any row, or has lost figures."""
-        return bool(self.figures_lost or (self.timed["verdict"] == "slower").any())
+        """Tell whether B is slower than A by more than the tolerance in any row, or has lost figures."""
+        return bool(self.figures_lost or self.timed["worse"].any())
 
     @property
     def fails(self) -> bool:
@@ -65,14 +56,14 @@ class Comparison:
 
 
 def compare_runs(a: Iterable[Record], b: Iterable[Record], stages: Stages, tolerance: float) -> Comparison:
-    """Compare the rows of two runs; `tolerance` is the share by which medians may differ and be the same."""
+    """Compare the rows of two runs; differences of medians by less than the share `tolerance` fail nothing."""
     a, b = list(a), list(b)
-    rows_a, rows_b = _rows(a, stages), _rows(b, stages)
+    rows_a, rows_b = figures(a, stages), figures(b, stages)
     both = rows_a.merge(rows_b, on=[*KEYS, "quantity"], suffixes=("_a", "_b"))
     have_times = both["median_a"].notna() & both["median_b"].notna()
     return Comparison(
         differences=_differences(a, b),
-        timed=_judged(both[have_times], tolerance),
+        timed=judged(both[have_times], repeat_spreads(rows_a, rows_b), tolerance),
         memory=_memory(a, b, stages, tolerance),
         outcomes=_outcomes(rows_a, rows_b),
         only_in_a=_only_in_first(rows_a, rows_b),
@@ -83,60 +74,6 @@ def compare_runs(a: Iterable[Record], b: Iterable[Record], stages: Stages, toler
         untimed=int((both["quantity"] == "").sum()),
         cells=pd.concat([rows_a, rows_b])[["stage", "cell"]].drop_duplicates(ignore_index=True),
     )
-
-
-def _rows(records: list[Record], stages: Stages) -> pd.DataFrame:
-    """Return a line for each timed quantity of each row; one with quantity "" for a row without any."""
-    lines = [line for record in records for line in _record_lines(record, stages)]
-    columns = [*KEYS, "quantity", "status", "reason", "n", "median", "q1", "q3"]
-    return pd.DataFrame(lines, columns=columns).astype(dict.fromkeys(["n", "median", "q1", "q3"], float))
-
-
-def _record_lines(record: Record, stages: Stages) -> Iterator[dict[str, Any]]:
-    for name, row in _named_rows(record, stages):
-        line = {
-            "stage": record["stage"],
-            "cell": _cell_words(record),
-            "row": name,
-            "status": row["status"],
-            "reason": row.get("reason") or "",
-            "n": row.get("n"),
-        }
-        for quantity in _timed_quantities(row) or [""]:
-            statistics = {statistic: row.get(f"{statistic}_{quantity}") for statistic in ("median", "q1", "q3")}
-            yield {**line, "quantity": quantity, **statistics}
-
-
-def _named_rows(record: Record, stages: Stages) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Name the rows of a cell by what they are of, wherever they stand."""
-    columns = stages[record["stage"]].row_types.key_columns()
-    for row in record["rows"]:
-        yield " ".join(_word(column, row[column]) for column in columns if row.get(column) is not None), row
-
-
-def _word(column: str, value: Any) -> str:
-    return value if isinstance(value, str) else f"{column}={fields.text(value)}"
-
-
-def _timed_quantities(row: dict[str, Any]) -> list[str]:
-    """Return the quantities in ms whose median and quartiles a row has: `ms`, or `forward_ms` and the like."""
-    medians = [name.removeprefix("median_") for name in row if name.startswith("median_") and name.endswith("ms")]
-    return [name for name in medians if row[f"median_{name}"] is not None and f"q1_{name}" in row]
-
-
-def _judged(both: pd.DataFrame, tolerance: float) -> pd.DataFrame:
-    ratios = both.assign(
-        ratio=both["median_b"] / both["median_a"], low=both["q1_b"] / both["q3_a"], high=both["q3_b"] / both["q1_a"]
-    )
-    verdicts = [_verdict(line, tolerance) for line in ratios.to_dict("records")]
-    return ratios.assign(verdict=verdicts).reset_index(drop=True)
-
-
-def _verdict(line: dict[str, Any], tolerance: float) -> str:
-    """Judge one row: a difference counts where quartiles do not overlap and both runs are sure of their figures."""
-    verdict = VERDICTS[compare_ratio(1 / line["ratio"], 1 / line["high"], 1 / line["low"], tolerance)]
-    unsure = "unstable" in (line["status_a"], line["status_b"]) or min(line["n_a"], line["n_b"]) < 2
-    return "ambiguous" if unsure and verdict != "same" else verdict
 
 
 def _memory(a: list[Record], b: list[Record], stages: Stages, tolerance: float) -> pd.DataFrame:
@@ -150,19 +87,17 @@ def _memory(a: list[Record], b: list[Record], stages: Stages, tolerance: float) 
 
 
 def _peaks(records: list[Record], stages: Stages) -> pd.DataFrame:
-    """Return a line for each peak of memory of each row."""
+    """Return a line for each peak of memory of each row, over its repeats the highest."""
     lines = [
-        {"stage": record["stage"], "cell": _cell_words(record), "row": name, "quantity": quantity, "bytes": value}
+        {"stage": record["stage"], "cell": cell_words(record), "row": name, "quantity": quantity, "bytes": value}
         for record in records
-        for name, row in _named_rows(record, stages)
+        for name, row in named_rows(record, stages)
         for quantity, value in row.items()
         if value and re.fullmatch(r"peak(_\w+)?_bytes", quantity)
     ]
-    return pd.DataFrame(lines, columns=[*KEYS, "quantity", "bytes"])
-
-
-def _cell_words(record: Record) -> str:
-    return " ".join(f"{axis}={fields.text(value)}" for axis, value in record["cell"].items())
+    names = [*KEYS, "quantity"]
+    peaks = pd.DataFrame(lines, columns=[*names, "bytes"])
+    return peaks.groupby(names, sort=False, as_index=False).max()
 
 
 def _outcomes(rows_a: pd.DataFrame, rows_b: pd.DataFrame) -> pd.DataFrame:

@@ -2,15 +2,17 @@
 
 import statistics
 from functools import partial
+from typing import Any
 
 import pandas as pd
 
-from pipeline.compare.judge import VERDICTS, Comparison
+from pipeline.compare.judge import Comparison
+from pipeline.compare.times import REPEATS, WITHIN, WORDS
+from pipeline.instruments.sampling.verdict import SAME
 from pipeline.report.reasons import brief
 from pipeline.report.section import counted, data_size
 from pipeline.report.tables import OUTCOME_WORDS, markdown, significant
 
-ORDER = list(VERDICTS.values())
 MOST_LINES = 40
 
 
@@ -61,7 +63,7 @@ def _compared(timed: pd.DataFrame) -> str:
     if timed.empty:
         return "no time compared, for no row has one in both"
     counts = timed["verdict"].value_counts()
-    words = [f"{counts.get(verdict, 0)} {verdict}" for verdict in ORDER]
+    words = [f"{counts[verdict]} {verdict}" for verdict in WORDS if verdict in counts]
     mean = significant(statistics.geometric_mean(timed["ratio"]))
     return f"{counted(len(timed), 'time')} compared, {', '.join(words)}; geometric mean of B / A {mean}×"
 
@@ -101,12 +103,15 @@ def _outcome(status: str, reason: str) -> str:
 
 
 def _time_table(timed: pd.DataFrame, show_all: bool) -> pd.DataFrame:
-    """List the times, slower ones first and the largest differences first; those that are the same only on demand."""
-    shown = timed if show_all else timed[timed["verdict"] != "same"]
+    """List the times, slower ones first and the largest differences first; those that are alike only on demand.
+
+    The range is the 95% interval of the ratio where repeats judge, else what the quartiles allow.
+    """
+    shown = timed if show_all else timed[~timed["verdict"].isin([SAME, WITHIN])]
     if shown.empty:
         return shown
     away = shown["ratio"].where(shown["ratio"] >= 1, 1 / shown["ratio"])
-    rank = shown["verdict"].map(ORDER.index)
+    rank = shown["verdict"].map(WORDS.index)
     shown = shown.assign(rank=rank, away=-away).sort_values(["rank", "away"], kind="stable")
     ratios = zip(shown["ratio"], shown["low"], shown["high"], strict=True)
     return pd.DataFrame(
@@ -116,12 +121,17 @@ def _time_table(timed: pd.DataFrame, show_all: bool) -> pd.DataFrame:
             "row": _time_names(shown),
             "A (ms)": shown["median_a"].map(significant),
             "B (ms)": shown["median_b"].map(significant),
-            "B / A (quartiles)": [
-                f"{significant(r)} ({significant(low)}–{significant(high)})" for r, low, high in ratios
-            ],
+            "B / A (range)": [f"{significant(r)} ({significant(low)}–{significant(high)})" for r, low, high in ratios],
             "verdict": shown["verdict"],
+            "judged by": [_rule(line) for line in shown.to_dict("records")],
         }
     )
+
+
+def _rule(line: dict[str, Any]) -> str:
+    """Say what a verdict rests on, and how many repeats each run has."""
+    counts = f", {len(line['medians_a'])} and {len(line['medians_b'])}" if line["rule"] == REPEATS else ""
+    return line["rule"] + counts
 
 
 def _lost_table(times: pd.DataFrame) -> pd.DataFrame:
@@ -174,7 +184,7 @@ def _stage_table(timed: pd.DataFrame) -> pd.DataFrame:
             "stage": stage,
             "quantity": quantity,
             "times": len(group),
-            **{verdict: int((group["verdict"] == verdict).sum()) for verdict in ORDER},
+            **{word: int((group["verdict"] == word).sum()) for word in WORDS if word in set(timed["verdict"])},
             "B / A, geometric mean": significant(statistics.geometric_mean(group["ratio"])),
         }
         for (stage, quantity), group in timed.groupby(["stage", "quantity"], sort=False)

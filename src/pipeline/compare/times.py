@@ -1,0 +1,140 @@
+"""The times of two runs: each figure over its repeats, and by which rule it is faster or slower.
+
+Where the stage has repeats, `compare_samples` judges. Elsewhere it tells the ratio alone, and a rule of thumb stands
+in: medians further apart than the tolerance, quartiles that do not overlap.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from statistics import geometric_mean
+from typing import Any
+
+import pandas as pd
+
+from pipeline.cells import fields
+from pipeline.cells.rows import STATUSES
+from pipeline.cells.stage import Stages
+from pipeline.compare.runs import Record
+from pipeline.instruments.sampling.verdict import (
+    FASTER,
+    SAME,
+    SLOWER,
+    UNDECIDED,
+    RepeatSpread,
+    compare_samples,
+    pooled_repeat_spread,
+)
+
+WITHIN = "within the tolerance"
+# In the order of tables: the worst first.
+WORDS = (SLOWER, UNDECIDED, FASTER, SAME, WITHIN)
+REPEATS, QUARTILES = "repeats", "quartiles"
+KEYS = ["stage", "cell", "row"]
+# Figures with the same values in these are of one kind: the spread of their repeats is pooled.
+KIND = ["stage", "quantity", "kind"]
+KIND_COLUMNS = ("phase", "clock")
+COLUMNS = [*KEYS, "kind", "quantity", "status", "reason", "n", "median", "q1", "q3", "medians", "samples"]
+
+Line = dict[str, Any]
+Spreads = Mapping[tuple[str, ...], RepeatSpread | None]
+
+
+def figures(records: Iterable[Record], stages: Stages) -> pd.DataFrame:
+    """Return a line for each timed quantity of each row over its repeats; one with quantity "" for a row without any.
+
+    status and reason are the worst of the repeats, n the fewest samples of one, median the geometric mean of theirs, q1
+    the least and q3 the largest quartile; medians and samples are lists of an entry a repeat that has figures.
+    """
+    repeats: dict[tuple[str, str, str], list[Line]] = {}
+    for record in records:
+        for name, row in named_rows(record, stages):
+            repeats.setdefault((record["stage"], cell_words(record), name), []).append(row)
+    lines = [line for key, rows in repeats.items() for line in _joined(dict(zip(KEYS, key, strict=True)), rows)]
+    return pd.DataFrame(lines, columns=COLUMNS).astype(dict.fromkeys(["n", "median", "q1", "q3"], float))
+
+
+def cell_words(record: Record) -> str:
+    """Name a cell by its axes, the same for all its repeats."""
+    return " ".join(f"{axis}={fields.text(value)}" for axis, value in record["cell"].items() if axis != "repeat")
+
+
+def named_rows(record: Record, stages: Stages) -> Iterator[tuple[str, Line]]:
+    """Name the rows of a cell by what they are of, wherever they stand."""
+    columns = stages[record["stage"]].row_types.key_columns()
+    for row in record["rows"]:
+        yield " ".join(_word(column, row[column]) for column in columns if row.get(column) is not None), row
+
+
+def _word(column: str, value: Any) -> str:
+    return value if isinstance(value, str) else f"{column}={fields.text(value)}"
+
+
+def _joined(key: Line, repeats: list[Line]) -> Iterator[Line]:
+    """Join the repeats of one row, each quantity apart."""
+    worst = max(repeats, key=lambda row: STATUSES.index(row["status"]))
+    kind = " ".join(row_kind for name in KIND_COLUMNS if (row_kind := worst.get(name)))
+    line = {**key, "kind": kind, "status": worst["status"], "reason": worst.get("reason") or ""}
+    timed: dict[str, list[Line]] = {}
+    for row in repeats:
+        for quantity in _timed_quantities(row):
+            timed.setdefault(quantity, []).append(row)
+    if not timed:
+        yield {**line, "quantity": "", "medians": [], "samples": []}
+    for quantity, rows in timed.items():
+        medians = [row[f"median_{quantity}"] for row in rows]
+        yield {
+            **line,
+            "quantity": quantity,
+            "n": min((row["n"] for row in rows if row.get("n") is not None), default=None),
+            "median": geometric_mean(medians),
+            "q1": min(row[f"q1_{quantity}"] for row in rows),
+            "q3": max(row[f"q3_{quantity}"] for row in rows),
+            "medians": medians,
+            "samples": [row.get(f"samples_{quantity}") or [] for row in rows],
+        }
+
+
+def _timed_quantities(row: Line) -> list[str]:
+    """Return the quantities in ms whose median and quartiles a row has: `ms`, or `forward_ms` and the like."""
+    medians = [name.removeprefix("median_") for name in row if name.startswith("median_") and name.endswith("ms")]
+    return [name for name in medians if row[f"median_{name}"] is not None and f"q1_{name}" in row]
+
+
+def repeat_spreads(*runs: pd.DataFrame) -> Spreads:
+    """Pool the spread of repeats over the `ok` figures of all runs, each kind apart; None where none has repeats."""
+    known = pd.concat(runs)
+    kinds = known[known["status"] == "ok"].groupby(KIND)["medians"]
+    return {kind: pooled_repeat_spread(medians) for kind, medians in kinds}
+
+
+def judged(both: pd.DataFrame, spreads: Spreads, tolerance: float) -> pd.DataFrame:
+    """Add to figures that both runs have: ratio (b over a), low, high, verdict, rule and worse.
+
+    rule: what the verdict rests on. low and high: by repeats the 95% interval of the ratio, else what the quartiles
+    allow. worse: slower by more than the tolerance, whichever rule found it slower.
+    """
+    lines = [_judged(line, spreads, tolerance) for line in both.to_dict("records")]
+    verdicts = pd.DataFrame(lines, columns=["ratio", "low", "high", "verdict", "rule"])
+    verdicts["worse"] = (verdicts["verdict"] == SLOWER) & (verdicts["ratio"] > 1 + tolerance)
+    return pd.concat([both.reset_index(drop=True), verdicts], axis=1)
+
+
+def _judged(line: Line, spreads: Spreads, tolerance: float) -> Line:
+    spread = spreads.get(tuple(line[f"{name}_a" if name == "kind" else name] for name in KIND))
+    if all([*line["samples_a"], *line["samples_b"]]):
+        found = compare_samples(line["samples_a"], line["samples_b"], spread)
+        if found.word is not None:
+            word = UNDECIDED if _is_unsure(line) and found.word != SAME else found.word
+            return {"ratio": found.ratio, "low": found.low, "high": found.high, "verdict": word, "rule": REPEATS}
+    ratio, low, high = (line[f"{b}_b"] / line[f"{a}_a"] for b, a in (("median", "median"), ("q1", "q3"), ("q3", "q1")))
+    if max(ratio, 1 / ratio) <= 1 + tolerance:
+        word = WITHIN
+    elif low <= 1 <= high or _is_unsure(line):
+        word = UNDECIDED
+    else:
+        word = SLOWER if ratio > 1 else FASTER
+    return {"ratio": ratio, "low": low, "high": high, "verdict": word, "rule": QUARTILES}
+
+
+def _is_unsure(line: Line) -> bool:
+    """Tell whether one of the runs is not sure of its figure: an unstable one, or a single sample."""
+    return "unstable" in (line["status_a"], line["status_b"]) or min(line["n_a"], line["n_b"]) < 2
