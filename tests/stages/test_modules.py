@@ -43,9 +43,12 @@ OF_STAGE = {
     | SAMPLING
     | {f"instruments.profilers.{name}" for name in ("gpu_busy", "kernel_categories", "trace")}
     | {"instruments.sampling.cuda_graph", "instruments.sampling.stability"},
-    "profile": MODEL | SAMPLING | {"instruments.profilers"},
+    "profile": MODEL | SAMPLING | {"instruments.profilers", "instruments.sampling.stability"},
     "precision": set(),
-    "memory": MODEL | SAMPLING | {f"instruments.memory.{name}" for name in ("recording", "replay", "snapshot")},
+    "memory": MODEL
+    | SAMPLING
+    | {f"instruments.memory.{name}" for name in ("recording", "replay", "snapshot")}
+    | {"instruments.sampling.stability"},
     "attention": ATTENTION_CALLS | {"attention.functions", "instruments.memory.saved_tensors"},
     "flash": ATTENTION_CALLS | {"attention", "tf32"},
     "allreduce": RANKS | SAMPLING | {"parallel.nccl", "instruments.sampling.bursts", "instruments.sampling.stability"},

@@ -50,6 +50,7 @@ def row(rng, dtype, shape, impl, phase, gpu):
         "batch_size": shape.batch_size,
         "num_heads": shape.num_heads,
         "is_causal": shape.is_causal,
+        "repeat": 1,
         "setting_min_samples": 10,
         "impl": impl,
         "phase": phase,
