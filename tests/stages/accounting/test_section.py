@@ -2,171 +2,152 @@ import math
 
 import pytest
 
+from pipeline.report.page_parts import Figure, Table
 from pipeline.stages.accounting.cell import QUESTIONS, Cell
-from pipeline.stages.accounting.report import baselines, findings, section
+from pipeline.stages.accounting.report import baselines, facts, section
 
-from ..sections import (
-    contents,
-    drawn_figures,
-    faults_of_parts,
-    gaps,
-    linked_figures,
-    numbers_that_stay,
-    part,
-    prose,
-    template_numbers,
-    unnamed_rows,
-)
+from ..sections import built, contents, faults_of_parts, gaps, numbers_that_stay, unnamed_rows
 
 KEYS = [
-    *("batch_size", "seq_len", "num_devices", "least_devices", "head_dim", "num_heads"),
+    *("batch_size", "seq_len", "num_devices", "least_devices", "head_dim", "num_heads", "fsdp_size", "tensor_size"),
     *("setting_gpu_memory_gb", "setting_device_memory_gb"),
     *("setting_allreduce_gbytes_per_s", "setting_call_overhead_us"),
 ]
-TITLES = {
-    "memory": "communication_accounting (a)",
-    "fsdp": "communication_accounting (b)",
-    "mesh": "communication_accounting (c)",
-    "buckets": "ddp_bucketed_benchmarking (b)",
-    "activations": "Activations of a transformer",
-    "attention": "pytorch_attention",
+PROBLEMS = {
+    "memory": ["communication_accounting (a)"],
+    "fsdp": ["communication_accounting (b)"],
+    "mesh": ["communication_accounting (c)", "communication_accounting (d)"],
+    "buckets": ["ddp_bucketed_benchmarking (b)"],
+    "activations": [],
+    "attention": ["pytorch_attention"],
 }
 
 
 @pytest.fixture
-def build(tmp_path, monkeypatch):
-    """Build the section without its figures, which take most of the time."""
-    monkeypatch.setattr(section, "draw_all", lambda *_: {})
-    return lambda rows: section.build(rows, tmp_path)
+def text(undrawn, tmp_path):
+    return lambda rows: built(section.build, "accounting")(rows, tmp_path)
 
 
-@pytest.fixture(scope="module")
-def rendered(make_rows, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("figures")
-    return section.build(make_rows(), folder), folder
+def build(rows):
+    return section.build(rows, None)
 
 
-def test_the_section_answers_every_question_without_a_gap(rendered):
-    text, _ = rendered
-    assert all(
-        f"### {title}" in text for title in (*TITLES.values(), "communication_accounting (d)", "Others' figures")
-    )
-    assert gaps(text) == []
+def problem(rows, name):
+    return next((item.answer for item in build(rows).problems if item.name == name), "")
 
 
-def test_every_figure_drawn_is_linked(rendered):
-    text, folder = rendered
-    assert linked_figures(text, "accounting") == drawn_figures(folder) == {"fsdp", "mesh"}
+def test_the_section_answers_every_question_without_a_gap(make_rows, text):
+    assert gaps(text(make_rows())) == []
+    names = [item.name for item in build(make_rows()).problems]
+    assert names == [name for found in PROBLEMS.values() for name in found]
 
 
-def test_figures_are_the_same_bytes_when_drawn_again(rendered, make_rows, tmp_path):
-    section.build(make_rows(), tmp_path)
-    assert contents(tmp_path) == contents(rendered[1])
+def test_one_figure_and_short_tables_are_shown(make_rows):
+    parts = build(make_rows()).parts
+    assert [part.name for part in parts if isinstance(part, Figure)] == ["mesh"]
+    assert [len(part.cells) for part in parts if isinstance(part, Table)] == [6, 5]
 
 
-def test_the_template_has_no_number_outside_its_formulas():
-    assert template_numbers(section.TEMPLATE, besides=r"write-up \d|arXiv [\d.]+") == []
+def test_drawn_twice_the_section_has_the_same_bytes(make_rows, tmp_path):
+    texts = [built(section.build, "accounting")(make_rows(), tmp_path / name) for name in ("a", "b")]
+    assert texts[0] == texts[1]
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
-def test_no_number_of_the_prose_stays_when_every_figure_is_another(make_rows, build):
-    # The binary unit's 7.4%, how many figures others give, write-ups by number, papers by their arXiv number.
-    allowed = {"7.4", "30", "0", "1", "2306.1", "1811.07"}
-    # What is left are others' figures.
-    assert numbers_that_stay(build, make_rows(), KEYS, allowed) == {"41", "34", "641", "879"}
+def test_no_number_of_the_prose_stays_when_every_figure_is_another(make_rows, text):
+    # Formulas and units: 16 bytes a parameter, 8 bits, powers.
+    allowed = {"1", "2", "4", "8", "9", "10", "16", "30", "32"}
+    assert numbers_that_stay(text, make_rows(), KEYS, allowed) == set()
 
 
-def test_the_section_of_a_part_of_the_cells_is_whole(make_rows, tmp_path_factory):
-    assert faults_of_parts(section.build, "accounting", make_rows(), tmp_path_factory) == {}
+def test_the_section_of_a_part_of_the_cells_is_whole(undrawn, make_rows, tmp_path_factory):
+    assert faults_of_parts(built(section.build, "accounting"), "accounting", make_rows(), tmp_path_factory) == {}
 
 
 def test_the_columns_of_rows_tell_the_rows_of_a_cell_apart(make_rows):
     assert unnamed_rows("accounting", make_rows()).empty
 
 
-def test_the_answers_of_communication_accounting(rendered):
-    a, b, c = (prose(part(rendered[0], TITLES[name])).replace("\n", " ") for name in ("memory", "fsdp", "mesh"))
-    assert "3,518 GB (3,276 GiB) of state, as much as 44 GPUs of 80 GB hold" in a
-    assert "would add 440 GB" in a  # 2 bytes for each of 219,848,638,464 parameters
-    assert "Were the GPUs' memory 80 GiB, 41 would hold the state" in a
-    assert "each device holds less than 95 GB from N = 38 on" in b
-    assert "396 whole ones, or 25,344 tokens over all 64 devices" in c
-    assert "320 tokens per device (20,480 overall) are enough" in c
+def test_the_answers_of_communication_accounting(make_rows):
+    a, b, c = (problem(make_rows(), f"communication_accounting ({part})") for part in "abc")
+    assert "3,518 GB (3,276 GiB), 44 GPUs of 80 GB (41 of 80 GiB)" in a
+    assert "less than 95 GB from N = 38 on for sequences of 1 token, from N = 61 on (94.2 GB) for 4,096 tokens" in b
+    assert "From 10,828 tokens on no number is enough." in b
+    assert "On a mesh of 16 × 4 that is from 396 tokens per device on, 25,344 overall" in c
 
 
 def test_half_of_the_activations_of_the_most_tokens_fill_a_device(make_rows):
-    rows = make_rows()
-    per_token = findings.memory(findings.answered(rows, "memory"))["activation_bytes_per_token"]
-    found = findings.fsdp(findings.answered(rows, "fsdp"))
-    assert found["most_tokens"] * per_token / 2 == pytest.approx(1e9 * found["device_memory_gb"])
+    rows = facts.by_question(make_rows())["fsdp"]
+    row = rows[rows["seq_len"] == 4096].iloc[0]
+    half_bytes = row["activation_bytes"] / 2 * facts.most_tokens(rows) / 4096
+    assert half_bytes == pytest.approx(1e9 * row["setting_device_memory_gb"])
 
 
 def test_the_best_buckets_cost_twice_the_root_of_a_transfer_times_a_call(make_rows):
-    found = findings.buckets(findings.answered(make_rows(), "buckets"))
-    transfer_ms, call_ms = 1e3 * found["gradient_gb"] / found["bandwidth"], 1e-3 * found["call_overhead_us"]
-    assert found["overhead_ms"] == pytest.approx(2 * math.sqrt(transfer_ms * call_ms))
-    assert found["one_call_ms"] == pytest.approx(transfer_ms + call_ms)
-    assert found["gain"] == pytest.approx((transfer_ms + call_ms) / (2 * math.sqrt(transfer_ms * call_ms)))
+    rows = facts.by_question(make_rows())["buckets"]
+    best = rows[rows["case"] == "best"].iloc[0]
+    transfer_ms = best["gradient_bytes"] / 1e6 / best["setting_allreduce_gbytes_per_s"]
+    overhead_ms = 2 * math.sqrt(transfer_ms * 1e-3 * best["setting_call_overhead_us"])
+    assert best["overhead_ms"] == pytest.approx(overhead_ms)
+    assert f"{overhead_ms:.2f} ms where one call" in problem(make_rows(), "ddp_bucketed_benchmarking (b)")
 
 
-def test_eager_attention_keeps_all_scores_and_flash_an_output_and_a_sum_a_query(make_rows):
-    found = findings.attention(findings.answered(make_rows(), "attention"))
-    batch_size, seq_len, head_dim = 8, 16384, 64
-    assert (found["batch_size"], found["seq_len"], found["head_dim"]) == (batch_size, seq_len, head_dim)
-    assert found["most_gib"] == 2 * 4 * batch_size * seq_len**2 / 2**30  # scores and softmax
-    assert found["gain"] == pytest.approx(seq_len / (head_dim + 1))
+def test_flash_keeps_an_output_and_a_sum_a_query_where_eager_keeps_all_scores(make_rows):
+    seq_len, head_dim = 16384, 64
+    assert f"GiB: {seq_len / (head_dim + 1):.0f}× less" in problem(make_rows(), "pytorch_attention")
 
 
-def test_answers_follow_the_settings(make_rows, build):
-    text = prose(build(make_rows(gpu_memory_gb=40.0, device_memory_gb=192.0, fsdp_size=8))).replace("\n", " ")
-    assert "as much as 88 GPUs of 40 GB hold" in text
-    assert "less than 192 GB from N = 19 on" in text
-    assert "over all 32 devices" in text
+def test_levers_are_those_that_lower_the_batch_best_first(make_rows):
+    cases = facts.mesh_levers(facts.by_question(make_rows())["mesh"])
+    assert cases.index[0] == "given"
+    assert cases["tokens"].iloc[1:].is_monotonic_increasing
+    assert "weights gathered in 8 bits (50%)" in problem(make_rows(), "communication_accounting (d)")
+    # On the best whole split no other one is better.
+    best = build(make_rows([Cell(question="mesh")], fsdp_size=8, tensor_size=8)).problems[1].answer
+    assert "split otherwise" not in best
+
+
+def test_answers_follow_the_settings(make_rows, text):
+    words = text(make_rows(gpu_memory_gb=40.0, device_memory_gb=192.0, fsdp_size=8))
+    assert "88 GPUs of 40 GB" in words
+    assert "less than 192 GB from N = 19 on" in words
+    assert "forward pass on 32 devices" in words
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
-def test_a_question_alone_renders_alone(make_rows, build, question):
+def test_a_question_alone_renders_alone(make_rows, question):
     rows = make_rows()
-    text = build(rows[rows["question"] == question])
-    assert TITLES[question] in text
-    assert not any(title in text for name, title in TITLES.items() if name != question)
+    alone = build(rows[rows["question"] == question])
+    assert [item.name for item in alone.problems] == PROBLEMS[question]
+    assert alone.answer
 
 
-def test_a_mesh_that_is_never_compute_bound_says_so(make_rows, tmp_path):
-    text = section.build(make_rows([Cell(question="mesh")], fsdp_size=2, tensor_size=32), tmp_path)
-    assert "is compute bound at no batch" in text
-    assert "](figures/accounting/mesh.svg)" not in text
+def test_a_mesh_that_is_never_compute_bound_says_so(make_rows, text):
+    rows = make_rows([Cell(question="mesh")], fsdp_size=2, tensor_size=32)
+    assert "is compute bound at no batch" in problem(rows, "communication_accounting (c)")
+    assert not any(isinstance(part, Figure) for part in build(rows).parts)
+    assert gaps(text(rows)) == []
 
 
-def test_devices_too_small_for_any_number_of_them_say_so(make_rows, build):
-    text = build(make_rows([Cell(question="fsdp")], device_memory_gb=0.001))
-    assert "none is enough" in text
-    assert "from N =" not in text
+def test_devices_too_small_for_any_number_of_them_say_so(make_rows, text):
+    words = text(make_rows([Cell(question="fsdp")], device_memory_gb=0.001))
+    assert "none is enough" in words
+    assert "from N =" not in words
 
 
-def test_what_has_no_answer_is_said_with_its_reason(make_rows, build):
-    text = build(make_rows([Cell(question="attention", size="XXL"), Cell(question="mesh", size="one_head")]))
-    assert "`attention` of XXL has no answer: XXL has no attention." in text
-    assert "`mesh` of one_head has no answer: one_head has no feed-forward layers." in text
-    assert "###" not in text
+def test_what_has_no_answer_is_said_with_its_reason(make_rows):
+    rows = make_rows([Cell(question="attention", size="XXL"), Cell(question="mesh", size="one_head")])
+    assert build(rows).answer == (
+        "`attention` of XXL has no answer: XXL has no attention. "
+        "`mesh` of one_head has no answer: one_head has no feed-forward layers."
+    )
+    assert (build(rows).parts, build(rows).problems) == ((), ())
 
 
 def test_others_are_compared_with_the_same_quantity(make_rows):
-    found = {question: findings.answered(make_rows(), question) for question in QUESTIONS}
-    pairs = baselines.beside_ours(found).set_index(["write_up", "quantity"])
-    gpus = "H100 80GB needed"
-    assert pairs.loc[("write-up 0", gpus), ["theirs", "ours", "agrees"]].tolist() == [41, 44, False]
-    assert pairs.loc[("write-up 1", gpus), ["theirs", "ours", "agrees"]].tolist() == [44, 44, True]
-    # Printed as the sum of rounded terms: one in the last place is rounding.
-    assert pairs.loc[("write-up 1", "total fp32"), "agrees"]
-    assert not pairs.loc[("write-up 0", "batch below which it is communication bound"), "agrees"]
-    assert pairs.loc[("write-up 1", "B=4, S=512"), "ratio"] == pytest.approx(20352 / 19575, rel=1e-3)
-
-
-def test_the_limit_of_641_comes_out_of_its_own_inequality(make_rows):
-    rows = make_rows([Cell(question="mesh")])
-    given = rows[rows["case"] == "given"].iloc[0]
-    assert baselines.their_mesh_limit(given) == pytest.approx(642.7, abs=0.1)
-
-
-def test_others_have_no_counterpart_where_nothing_was_asked(make_rows, build):
-    assert "Others' figures" not in build(make_rows([Cell(question="buckets", size="xl")]))
+    pairs = baselines.pairs(make_rows()).set_index(["write_up", "what"])
+    names = {name.split(": ", 1)[1] for _, name in pairs.index}
+    assert {"H100 80GB needed", "total fp32", "B=4, S=512"} <= names
+    gpus = pairs[pairs.index.get_level_values("what").str.endswith(": H100 80GB needed")]
+    assert gpus[["theirs", "ours"]].to_numpy().tolist() == [[41, 44], [44, 44]]
+    assert baselines.pairs(make_rows([Cell(question="buckets", size="xl")])).empty

@@ -1,156 +1,145 @@
-"""The accounting section: closed forms with their derivation, evaluated for the assignment's questions."""
+"""The accounting section: what closed forms say of models and machines beyond the one at hand."""
 
 from pathlib import Path
 
 import pandas as pd
 
-from pipeline.formulas.units import GB, GIB
-from pipeline.report.section import render
-from pipeline.report.tables import fold, markdown, markdown_folded_if_long, significant
-from pipeline.stages.accounting.report import baselines, findings
-from pipeline.stages.accounting.report.figures import draw_all
-from pipeline.stages.accounting.report.findings import answered
+from pipeline.formulas.units import GB
+from pipeline.report.markup import Markdown, code
+from pipeline.report.page_parts import MOST_TABLE_ROWS, Figure, Problem, Section, Table, say
+from pipeline.report.section import count
+from pipeline.report.tables import significant
+from pipeline.stages.accounting.report import problems
+from pipeline.stages.accounting.report.facts import by_question, least_devices, main_row, mesh_levers, of_one_model
+from pipeline.stages.accounting.report.figures import mesh_times
 from pipeline.stages.accounting.report.words import MESH_CASES
 
-TEMPLATE = Path(__file__).parent / "section.md.j2"
-MB = 10**6
-SMALL_SHARE = 0.01
-MODEL_PARTS = ("norms", "attention", "scores", "feed_forward", "head")
-
-
-def build(rows: pd.DataFrame, figures_dir: Path) -> str:
-    """Write the section's Markdown from the rows of all its tables, and its figures as SVG into a folder."""
-    found = {question: answered(rows, question) for question in findings.QUESTIONS}
-    facts = {
-        name: {**find(found[name]), "table": _table(name, found[name])} if len(found[name]) else {}
-        for name, find in findings.QUESTIONS.items()
-    }
-    figures = draw_all(found["fsdp"], found["mesh"], figures_dir)
-    missing = rows[rows["status"] != "ok"]
-    lacking = missing[["question", "size", "reason"]].drop_duplicates().to_dict("records")
-    facts |= {"figures": figures, "missing": lacking, "others": _others(found)}
-    return render(TEMPLATE, {**facts, "gib_over_gb": GIB / GB - 1, "mb": MB, "small_share": SMALL_SHARE})
-
-
-def _table(question: str, rows: pd.DataFrame) -> str:
-    table = TABLES[question](rows)
-    return markdown_folded_if_long(table, f"All {len(table)} lines of this table")
-
-
-def _memory_table(rows: pd.DataFrame) -> pd.DataFrame:
-    rows = rows.sort_values(["batch_size", "seq_len"])
-    return pd.DataFrame(
-        {
-            "batch": rows["batch_size"],
-            "sequence length": rows["seq_len"],
-            "activations (GB)": (rows["activation_bytes"] / GB).map(significant),
-            "with state (GB)": (rows["total_bytes"] / GB).map(significant),
-            "GPUs": rows["total_gpus"].map(_whole),
-        }
-    )
-
-
-def _fsdp_table(rows: pd.DataFrame) -> pd.DataFrame:
-    lines = []
-    for seq_len, group in rows.groupby("seq_len"):
-        by_devices = (group.set_index("num_devices")["bytes_per_device"] / GB).map(significant)
-        least = group["least_devices"].iloc[0]
-        enough = pd.notna(least)
-        lines.append(
-            {
-                "sequence length": seq_len,
-                "half of the activations (GB)": significant(group["activation_bytes"].iloc[0] / 2 / GB),
-                "least N": _whole(least) if enough else "none is enough",
-                "memory with N (GB)": by_devices[least] if enough else "–",
-                "with N − 1 (GB)": by_devices.get(least - 1, "–") if enough else "–",
-            }
-        )
-    return pd.DataFrame(lines)
-
-
-def _mesh_table(rows: pd.DataFrame) -> pd.DataFrame:
-    cases = rows[rows["case"] != "batch"]
-    never = cases["tokens"].isna()
-    given = cases.loc[cases["case"] == "given", "tokens"].iloc[0]
-    return pd.DataFrame(
-        {
-            "mesh": cases["case"].map(MESH_CASES),
-            "X": cases["fsdp_size"].map("{:.4g}".format),
-            "Y": cases["tensor_size"].map("{:.4g}".format),
-            "tokens per device": cases["tokens_per_device"].map(significant).mask(never, "never"),
-            "whole": cases["whole_tokens_per_device"].map(_whole).mask(never, "–"),
-            "tokens overall": cases["whole_tokens"].map(_whole).mask(never, "–"),
-            "of that as given": (cases["tokens"] / given).map(significant).mask(never, "–"),
-        }
-    )
-
-
-def _buckets_table(rows: pd.DataFrame) -> pd.DataFrame:
-    whole = rows[rows["case"] == "buckets"]
-    return pd.DataFrame(
-        {
-            "buckets n": whole["num_buckets"].map(_whole),
-            "bucket (MB)": (whole["bucket_bytes"] / MB).map(significant),
-            "overhead (ms)": whole["overhead_ms"].map(significant),
-        }
-    )
-
-
-def _activations_table(rows: pd.DataFrame) -> pd.DataFrame:
-    eager, flash = (rows[rows["attention"] == kind].set_index("seq_len") for kind in ("eager", "flash"))
-    table = pd.DataFrame({"context length": eager.index}, index=eager.index)
-    for part in MODEL_PARTS:
-        table[part.replace("_", "-")] = (eager[f"{part}_bytes"] / GB).map(significant)
-    table["sum, eager"] = (eager["activation_bytes"] / GB).map(significant)
-    table["sum, flash"] = (flash["activation_bytes"] / GB).map(significant)
-    return table
-
-
-def _attention_table(rows: pd.DataFrame) -> pd.DataFrame:
-    eager, flash = (rows[rows["attention"] == kind].set_index("seq_len") for kind in ("eager", "flash"))
-    columns = {
-        "q, k and v": eager["inputs_bytes"],
-        "one score matrix": eager["score_matrix_bytes"],
-        "kept, eager": eager["kept_bytes"],
-        "at most at once, eager": eager["most_bytes"],
-        "kept, flash": flash["kept_bytes"],
-    }
-    table = pd.DataFrame({"sequence length": eager.index}, index=eager.index)
-    return table.assign(**{name: (column / GIB).map(significant) for name, column in columns.items()})
-
-
-def _whole(value: float) -> str:
-    return "n/a" if pd.isna(value) else f"{value:,.0f}"
-
-
-TABLES = {
-    "memory": _memory_table,
-    "fsdp": _fsdp_table,
-    "mesh": _mesh_table,
-    "buckets": _buckets_table,
-    "activations": _activations_table,
-    "attention": _attention_table,
+TITLE = "What do closed forms say of models too large to measure?"
+EXERCISE = "communication_accounting"
+METHOD = Markdown(
+    "Nothing here is measured; a GB is 10^9 bytes, a GiB 2^30. `python -m pipeline account` answers for any model and "
+    "machine. D is the width, F that of the feed-forward layers, L the layers, H the heads, S the sequence length, T "
+    "the tokens of a batch, X and Y the mesh for FSDP and tensor parallelism, C FLOP/s, W bytes/s of a link."
+)
+PROBLEMS = {
+    "communication_accounting (a)": ("memory", problems.memory),
+    "communication_accounting (b)": ("fsdp", problems.fsdp),
+    "communication_accounting (c)": ("mesh", problems.mesh),
+    "communication_accounting (d)": ("mesh", problems.levers),
+    "ddp_bucketed_benchmarking (b)": ("buckets", problems.buckets),
+    "pytorch_attention": ("attention", problems.attention),
 }
 
 
-def _others(found: dict[str, pd.DataFrame]) -> dict:
-    pairs = baselines.beside_ours(found)
-    if pairs.empty:
-        return {}
-    apart = pairs[~pairs["agrees"]]
-    theirs = {(line["write_up"], line["quantity"]): line["theirs"] for line in apart.to_dict("records")}
-    facts = {
-        "count": len(pairs),
-        "agree": int(pairs["agrees"].sum()),
-        "gpus": theirs.get(("write-up 0", "H100 80GB needed")),
-        "limit": theirs.get(("write-up 0", "batch below which it is communication bound")),
-        "devices": theirs.get(("write-up 0", "FSDP devices so that one holds under 95 GB")),
-        "saved_gb": theirs.get(("write-up 1", "memory saved for backward")),
-        "activations": bool(apart["topic"].str.startswith("2.7B activations").any()),
-        "same_buckets": baselines.same_bucket_formula(),
-        "table": fold(f"All {len(pairs)} figures", markdown(baselines.table(pairs))),
-    }
-    if facts["limit"] is not None:
-        mesh = found["mesh"]
-        facts["limit_solved"] = baselines.their_mesh_limit(mesh[mesh["case"] == "given"].iloc[0])
-    return facts
+def build(rows: pd.DataFrame, figures_dir: Path) -> Section:
+    """Build the section from the rows of all its tables."""
+    answers = of_one_model(by_question(rows))
+    lacking = _lacking(rows)
+    if not answers:
+        return Section(TITLE, EXERCISE, lacking)
+    parts: list[Markdown | Figure | Table] = []
+    if "mesh" in answers:
+        parts += _mesh_parts(answers["mesh"])
+    if "fsdp" in answers:
+        parts.append(_fsdp_table(answers["fsdp"]))
+    if "activations" in answers:
+        parts.append(problems.activations(answers["activations"]))
+    answered = {name: answer(answers[question]) for name, (question, answer) in PROBLEMS.items() if question in answers}
+    return Section(
+        TITLE,
+        EXERCISE,
+        _answer(answers),
+        parts=[*parts, *([lacking] if lacking else [])],
+        method=METHOD,
+        problems=[Problem(name, text) for name, text in answered.items() if text],
+    )
+
+
+def _answer(answers: dict[str, pd.DataFrame]) -> Markdown:
+    sentences = []
+    if "memory" in answers:
+        row = main_row(answers["memory"])
+        sentence = "The fp32 training state of {size}, {n} parameters, takes {state} GB: {gpus} GPUs of {capacity} GB."
+        sentences.append(
+            say(
+                sentence,
+                size=row["size"],
+                n=count(row["parameters"]),
+                state=count(row["state_bytes"] / GB),
+                gpus=count(row["state_gpus"]),
+                capacity=f"{row['setting_gpu_memory_gb']:g}",
+            )
+        )
+    least = least_devices(answers["fsdp"]) if "fsdp" in answers else None
+    if least is not None:
+        sentence = "Sharded, with sequences of {seq_len} tokens, {n} devices hold it in less than {capacity} GB each."
+        capacity = f"{least['setting_device_memory_gb']:g}"
+        values = {"seq_len": count(least["seq_len"]), "n": count(least["least_devices"]), "capacity": capacity}
+        sentences.append(say(sentence, **values))
+    given = mesh_levers(answers["mesh"]).loc["given"] if "mesh" in answers else None
+    if given is not None and pd.notna(given["tokens"]):
+        sentence = "Its forward pass on {devices} devices is compute bound from {tokens} tokens per device on."
+        values = {"devices": count(given["num_devices"]), "tokens": count(given["whole_tokens_per_device"])}
+        sentences.append(say(sentence, **values))
+    return Markdown(" ").join(sentences) or say("{n} questions have answers by formula.", n=len(answers))
+
+
+def _mesh_parts(mesh: pd.DataFrame) -> list[Figure | Table]:
+    cases = mesh_levers(mesh)
+    given = cases.loc["given"]
+    never = cases["tokens"].isna()
+    table = pd.DataFrame(
+        {
+            "mesh": cases.index.map(MESH_CASES),
+            "X": cases["fsdp_size"].map("{:.4g}".format),
+            "Y": cases["tensor_size"].map("{:.4g}".format),
+            "tokens per device": cases["whole_tokens_per_device"].map(_whole).mask(never, "never"),
+            "tokens overall": cases["whole_tokens"].map(_whole).mask(never, "–"),
+            "of that as given": (cases["tokens"] / given["tokens"]).map(significant).replace("n/a", "–"),
+        }
+    )
+    parts: list[Figure | Table] = []
+    drawing = mesh_times(mesh)
+    if drawing is not None:
+        sentence = "From {tokens} tokens per device on, computing a block takes longer than both of its transfers"
+        parts.append(Figure("mesh", say(sentence, tokens=count(given["whole_tokens_per_device"])), drawing))
+    title = Markdown("Least batch with which the forward pass is compute bound; of other whole splits the best:")
+    return [*parts, Table(title, table)]
+
+
+def _fsdp_table(rows: pd.DataFrame) -> Table:
+    lines = rows.drop_duplicates(["batch_size", "seq_len"]).sort_values(["batch_size", "seq_len"]).head(MOST_TABLE_ROWS)
+    held = rows[rows["num_devices"] == rows["least_devices"]].set_index(["batch_size", "seq_len"])["bytes_per_device"]
+    table = pd.DataFrame(
+        {
+            "sequence length": lines["seq_len"],
+            "half of the activations (GB)": (lines["activation_bytes"] / 2 / GB).map(significant),
+            "least devices": lines["least_devices"].map(_whole).replace("n/a", "none is enough"),
+            "each holds (GB)": [
+                significant(held.get(key, float("nan")) / GB).replace("n/a", "–")
+                for key in zip(lines["batch_size"], lines["seq_len"], strict=True)
+            ],
+        }
+    )
+    capacity = f"{rows['setting_device_memory_gb'].iloc[0]:g}"
+    sentence = "Devices of {capacity} GB that hold state and activations, with half of these sharded:"
+    return Table(say(sentence, capacity=capacity), table)
+
+
+def _whole(value: float) -> str:
+    return count(value) if pd.notna(value) else "n/a"
+
+
+def _lacking(rows: pd.DataFrame) -> Markdown:
+    """Say which questions have no answer, and why."""
+    missing = rows[rows["status"] != "ok"].fillna({"reason": "nothing is known of why"})
+    sentences = [
+        say(
+            "{question} of {size} has no answer: {reason}.",
+            question=code(question),
+            size=size,
+            reason=reason.rstrip("."),
+        )
+        for question, size, reason in missing[["question", "size", "reason"]].drop_duplicates().itertuples(index=False)
+    ]
+    return Markdown(" ").join(sentences)
