@@ -11,13 +11,12 @@ from pipeline.cells.record import write_record
 from pipeline.cells.stage import Stage
 from pipeline.errors import UserError
 from pipeline.registry import stages
+from pipeline.report.page_parts import MOST_ACTIONS, WrittenSection, to_json
 from pipeline.report.table_rows import read_rows
-from pipeline.report.writeup import findings, first_page, write_section, write_writeup
+from pipeline.report.writeup import first_page, write_section, write_writeup
 
 from ..records import record
 from ..stages.sections import HOSTILE, obeyed_markup
-
-OUR_SUMMARY = "<details><summary>"
 
 
 def line(**changes):
@@ -85,39 +84,90 @@ def test_cells_of_several_commits_name_them_all():
 def test_what_pytorch_says_of_memory_that_ran_out_is_cut_short():
     said = "CUDA out of memory. Tried to allocate 2.00 MiB. If reserved but unallocated memory is large try setting it."
     table = pd.DataFrame([line(), line(status="oom", reason=said)]).to_csv(index=False)
-    (cell,) = first_page(read_rows(io.StringIO(table)))["not_ok"]
+    (cell,) = first_page(read_rows(io.StringIO(table)))["outcomes"]
     assert cell["reason"] == "CUDA out of memory"
 
 
+def leave_section(folder, name="timing", **parts):
+    """Leave a written section; return the path of its text."""
+    values = {
+        "text": "## How fast?\n\nIt is fast.\n",
+        "headline": "",
+        "actions": (),
+        "problems": (),
+        "title": "How fast?",
+    }
+    (folder / f"{name}.json").write_text(to_json(WrittenSection(**{"stage": name, **values, **parts})))
+    return folder / f"{name}.md"
+
+
 def test_the_writeup_holds_machine_outcomes_and_sections(tmp_path):
-    cells, section, out = tmp_path / "cells.csv", tmp_path / "timing.md", tmp_path / "writeup.md"
-    skipped = line(status="skipped", reason="needs 4 GPUs, 1 present")
-    pd.DataFrame([line(), skipped]).to_csv(cells, index=False)
-    section.write_text("## Timing\n\nIt is fast.\n")
-    write_writeup([section], [cells], "paper", [], out)
+    cells, out = tmp_path / "cells.csv", tmp_path / "writeup.md"
+    skipped = [line(status="skipped", reason="needs 4 GPUs, 1 present", cell=f"size={size}") for size in ("a", "b")]
+    pd.DataFrame([line(), *skipped]).to_csv(cells, index=False)
+    write_writeup([leave_section(tmp_path)], [cells], "paper", [], out)
     text = out.read_text()
-    assert "at scale `paper`, from" in text
-    for part in ("NVIDIA H200", "1234567", "It is fast.", "needs 4 GPUs, 1 present", "| timing | 1 | 0 | 1 | 0 |"):
+    assert "at scale `paper`, measured from" in text
+    assert "0 of them have unstable figures, 2 have none" in text
+    for part in ("# NVIDIA H200", "1234567", "It is fast.", "| timing | 1 | 2 |"):
         assert part in text
+    assert "| timing | 2 | skipped: needs 4 GPUs, 1 present | size=a |" in text
+
+
+def action(rank, what):
+    return {"rank": rank, "what": f"**{what}.**", "why": "It pays."}
+
+
+def test_what_to_do_stands_on_the_first_screen_what_concerns_most_runs_first(tmp_path):
+    cells, out = tmp_path / "cells.csv", tmp_path / "writeup.md"
+    pd.DataFrame([line()]).to_csv(cells, index=False)
+    many = tuple(action(5, f"Rare {number}") for number in range(MOST_ACTIONS))
+    sections = [
+        leave_section(tmp_path, "flash", actions=many),
+        leave_section(tmp_path, "timing", actions=(action(2, "Second"), action(1, "First")), headline="| tokens/s |"),
+    ]
+    write_writeup(sections, [cells], "paper", [], out)
+    first_screen = out.read_text().partition("\n## ")[0]
+    assert "| tokens/s |" in first_screen
+    assert re.findall(r"^(\d)\. \*\*(.*?)\.\*\* It pays\.$", first_screen, re.MULTILINE)[:3] == [
+        *(("1", "First"), ("2", "Second"), ("3", "Rare 0")),
+    ]
+    assert first_screen.count("It pays.") == MOST_ACTIONS
+
+
+def test_where_there_is_nothing_to_do_the_page_does_not_ask_for_it(tmp_path):
+    pd.DataFrame([line()]).to_csv(tmp_path / "cells.csv", index=False)
+    write_writeup([leave_section(tmp_path)], [tmp_path / "cells.csv"], "paper", [], tmp_path / "writeup.md")
+    assert "What to do" not in (tmp_path / "writeup.md").read_text()
+    assert "problems" not in (tmp_path / "writeup.md").read_text()
+
+
+def test_the_assignments_problems_lead_to_the_sections_that_answer_them(tmp_path):
+    cells, out = tmp_path / "cells.csv", tmp_path / "writeup.md"
+    pd.DataFrame([line()]).to_csv(cells, index=False)
+    problems = ({"name": "benchmarking (b)", "answer": "5 ms."},)
+    write_writeup([leave_section(tmp_path, problems=problems)], [cells], "paper", [], out)
+    assert "| [benchmarking (b)](#how-fast) | 5 ms. |" in out.read_text()
 
 
 def test_text_of_records_is_shown_on_the_page_and_not_obeyed(tmp_path):
-    cells, section, out = tmp_path / "cells.csv", tmp_path / "timing.md", tmp_path / "writeup.md"
-    section.write_text("## Timing\n\n<!-- findings -->\n- It is **fast**.\n<!-- end of findings -->\n")
+    cells, out = tmp_path / "cells.csv", tmp_path / "writeup.md"
     texts = ("stage", "cell", "reason", "machine", "python", "torch", "triton", "cuda", "driver", "commit", "command")
     hostile = dict.fromkeys(texts, HOSTILE) | {"status": "skipped"}
     pd.DataFrame([line(), busy(**hostile)]).to_csv(cells, index=False)
-    write_writeup([section], [cells], HOSTILE, [], out)
-    text = out.read_text().removeprefix("# What this machine")
-    assert text.count("alert(1)") > len(texts)  # the scale too; some stand in two places
+    write_writeup([leave_section(tmp_path, text="- It is **fast**.\n")], [cells], "", [], out)
+    text = out.read_text().removeprefix("# ")
+    assert text.count("alert(1)") > 5
     assert "- It is **fast**.\n" in text
-    assert obeyed_markup(text.replace(OUR_SUMMARY, "<summary>")) == []
+    assert obeyed_markup(text) == []
 
 
 def test_what_nobody_asked_for_in_this_run_has_no_scale(tmp_path):
     pd.DataFrame([line()]).to_csv(tmp_path / "cells.csv", index=False)
     write_writeup([], [tmp_path / "cells.csv"], "", [], tmp_path / "writeup.md")
-    assert "Measured on **NVIDIA H200**, from" in (tmp_path / "writeup.md").read_text()
+    text = (tmp_path / "writeup.md").read_text()
+    assert "1 cell, measured from" in text
+    assert "snakemake reports/writeup.md" in text
 
 
 @pytest.mark.parametrize(
@@ -141,15 +191,12 @@ def test_cells_on_a_busy_host_are_named_on_the_first_page_with_how_busy_it_was(t
     quiet = line(host_busy=False, host_others_cores=0.5, host_cores=2.0, cell="size=tiny")
     shared = line(host_busy=False, stage="accounting", cell="question=fsdp")
     pd.DataFrame([quiet, busy(), shared]).to_csv(cells, index=False)
-    section = tmp_path / "timing.md"
-    section.write_text("## Timing\n")
-    write_writeup([section], [cells], "paper", [], out)
+    write_writeup([leave_section(tmp_path)], [cells], "paper", [], out)
     text = out.read_text()
-    assert "**Measured on a busy host: 1 of 3 cells.**" in text[: text.index("| machine |")]
+    assert "**Measured on a busy host: 1 of 3 cells.**" in text[: text.index("\n## ")]
     (told,) = re.findall(r"^### Cells on a busy host\n\n.*\n.*\n((?:\|.*\n)+)", text, re.MULTILINE)
     assert told == "| timing | size=xl | 1.7 | 2.0 |\n"
-    assert "| waiting | 1.0 minutes" in text
-    assert text.index("### Cells on a busy host") < text.index("## Timing")
+    assert "They waited 1.0 minutes" in text
 
 
 @pytest.mark.parametrize("lines", [[line()], [line(host_busy=False, host_others_cores=0.1, host_cores=2.0)]])
@@ -158,7 +205,7 @@ def test_a_quiet_host_and_records_that_do_not_tell_are_not_mentioned(tmp_path, l
     pd.DataFrame(lines).to_csv(cells, index=False)
     write_writeup([], [cells], "paper", [], out)
     assert "busy host" not in out.read_text()
-    assert "| waiting |" not in out.read_text()
+    assert "They waited" not in out.read_text()
 
 
 def test_records_of_before_and_after_the_host_was_told_make_one_page(tmp_path):
@@ -184,15 +231,14 @@ def test_a_table_that_is_none_of_cells_is_named_with_what_it_lacks(tmp_path, lac
     assert not out.exists()
 
 
-@pytest.mark.parametrize(
-    ("content", "complaint"), [(None, "cannot read .*timing.md: No such file"), (b"\xfd7z", "timing.md is no text")]
-)
-def test_a_section_that_cannot_be_read_is_named(tmp_path, content, complaint):
+@pytest.mark.parametrize("content", [None, "{", "[]", '{"stage": 1}', '{"text": "x"}'])
+def test_parts_of_a_section_that_cannot_be_read_are_named(tmp_path, content):
     cells, section, out = tmp_path / "cells.csv", tmp_path / "timing.md", tmp_path / "writeup.md"
     pd.DataFrame([line()]).to_csv(cells, index=False)
     if content is not None:
-        section.write_bytes(content)
-    with pytest.raises(UserError, match=complaint):
+        section.with_suffix(".json").write_text(content)
+    complaint = "is not the parts of a section" if content else "No such file"
+    with pytest.raises(UserError, match=rf"timing\.json.*{complaint}"):
         write_writeup([section], [cells], "paper", [], out)
     assert not out.exists()
 
@@ -268,13 +314,6 @@ def test_a_cell_without_a_figure_makes_a_section(tmp_path, stage):
     assert (tmp_path / "out.md").read_text()
 
 
-def test_what_a_section_wants_on_the_first_page_stands_there_under_its_title():
-    marked = "## All-reduce, timed\n\n<!-- findings -->\n- It is fast.\n<!-- end of findings -->\n\nMore.\n"
-    silent = "## Nothing\n\n<!-- findings -->\n\n<!-- end of findings -->\n"
-    found = [{"title": "All-reduce, timed", "anchor": "all-reduce-timed", "text": "- It is fast."}]
-    assert findings([silent, marked, "## Plain\n"]) == found
-
-
 def test_what_failed_is_named_at_the_top_with_its_log(tmp_path):
     pd.DataFrame([line()]).to_csv(tmp_path / "cells.csv", index=False)
     xl = Failure("timing size=xl", "timing", ("xl.json",), "logs/timing/size=xl.log", "KeyError: 'a | b'")
@@ -283,7 +322,7 @@ def test_what_failed_is_named_at_the_top_with_its_log(tmp_path):
     write_failures(tmp_path / "failures.json", Failures((xl, lost, section)))
     write_writeup([], [tmp_path / "cells.csv"], "", [], tmp_path / "writeup.md", tmp_path / "failures.json")
     page = (tmp_path / "writeup.md").read_text()
-    top, _, _ = page.partition("| machine |")
+    top, _, _ = page.partition("\n## ")
     assert "**Missing, because it failed: 2 cells and 1 report step.** No cell of memory could be" in top
     assert "| `timing size=xl` | KeyError: 'a &#124; b' | `logs/timing/size=xl.log` |" in top
     assert "| `section flash` | `ValueError: no` | `logs/flash/section.log` |" in top
@@ -292,4 +331,4 @@ def test_what_failed_is_named_at_the_top_with_its_log(tmp_path):
 def test_a_run_in_which_nothing_failed_says_nothing_of_it(tmp_path):
     pd.DataFrame([line()]).to_csv(tmp_path / "cells.csv", index=False)
     write_writeup([], [tmp_path / "cells.csv"], "", [], tmp_path / "writeup.md")
-    assert "failed" not in (tmp_path / "writeup.md").read_text().partition("| machine |")[0]
+    assert "failed" not in (tmp_path / "writeup.md").read_text().partition("\n## ")[0]

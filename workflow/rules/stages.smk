@@ -74,6 +74,7 @@ for name in STAGES_TO_WRITE:
             unpack(section.inputs),
         output:
             section=section.path,
+            parts=f"reports/sections/{name}.json",
             recipe=section.recipe_path,
             figures=report(
                 directory(f"reports/figures/{name}"),

@@ -1,4 +1,4 @@
-"""The write-up: a first page on how its figures came about, and the stages' sections under it."""
+"""The write-up: a first screen, how far to trust it, a section per stage, the assignment's answers."""
 
 import re
 from collections.abc import Sequence
@@ -16,13 +16,12 @@ from pipeline.cells.stage import Stage, Stages
 from pipeline.cells.tabulate import stage_rows
 from pipeline.errors import UserError
 from pipeline.report.markup import Markdown
-from pipeline.report.page_parts import Section, WrittenSection, to_json, write
+from pipeline.report.page_parts import MOST_ACTIONS, Section, WrittenSection, from_json, to_json, write
 from pipeline.report.section import counted, render
-from pipeline.report.table_rows import read_rows, readable
+from pipeline.report.table_rows import has_figures, read_rows, readable
 
 TEMPLATE = Path(__file__).parent / "writeup.md.j2"
-# What a section wants on the first page: it stands between these, above the rest of the section.
-FINDINGS = re.compile(r"<!-- findings -->\n(.*?)\n<!-- end of findings -->", re.DOTALL)
+MOST_OUTCOMES = 12
 HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
 SECONDS = ["start_up_s", "set_up_s", "measuring_s"]
 CELL_COLUMNS = ("stage", "cell", "status", "reason", "started_at", *SECONDS, "machine", *SOFTWARE, "commit", "digest")
@@ -79,12 +78,14 @@ def write_writeup(
     lines = _joined([_read_cells(path) for path in cells])
     if lines.empty:
         raise UserError("there is nothing to write up: no cell has been measured")
-    texts = [_read_text(path) for path in sections]
+    written = [_read_section(path) for path in sections]
     facts = first_page(lines) | {
         "scale": scale,
         "changed": changed_since(lines, outdated),
-        "sections": texts,
-        "findings": findings(texts),
+        "sections": [Markdown(section.text) for section in written],
+        "headline": [Markdown(section.headline) for section in written if section.headline],
+        "actions": actions(written),
+        "problems": problems(written),
         **what_is_missing(lines, read_failures(failures) if failures else Failures()),
     }
     write_text(out, render(TEMPLATE, facts))
@@ -98,26 +99,36 @@ def _read_cells(path: Path) -> pd.DataFrame:
     return lines
 
 
-def _read_text(path: Path) -> Markdown:
+def _read_section(path: Path) -> WrittenSection:
+    """Read the parts of a section, which lie beside its text."""
+    parts = path.with_suffix(".json")
     try:
-        return Markdown(path.read_text())
+        return from_json(parts.read_text())
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is no text: {error}") from None
+        raise UserError(f"cannot read {parts}: {error.strerror}") from None
+    except (ValueError, TypeError, RecursionError):
+        raise UserError(f"{parts} is not the parts of a section: write the section again") from None
 
 
 def _joined(tables: list[pd.DataFrame]) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
 
 
-def findings(sections: Sequence[str]) -> list[dict[str, str]]:
-    """Return what each section wants on the first page, with its title and the anchor of its heading."""
-    found = [(HEADING.search(text), FINDINGS.search(text)) for text in sections]
+def actions(sections: Sequence[WrittenSection]) -> list[Markdown]:
+    """Return what to do on this machine, what concerns most runs first, as many as are read."""
+    every = sorted((action for section in sections for action in section.actions), key=lambda action: action["rank"])
+    return [Markdown(f"{action['what']} {action['why']}") for action in every[:MOST_ACTIONS]]
+
+
+def problems(sections: Sequence[WrittenSection]) -> list[dict[str, Markdown]]:
+    """Return the assignment's problems with their answers, and where they are told."""
     return [
-        {"title": Markdown(heading[1]), "anchor": _anchor(heading[1]), "text": Markdown(finding[1].strip())}
-        for heading, finding in found
-        if finding and finding[1].strip()
+        {
+            "name": Markdown(f"[{problem['name']}](#{_anchor(section.title)})"),
+            "answer": Markdown(problem["answer"]),
+        }
+        for section in sections
+        for problem in section.problems
     ]
 
 
@@ -136,7 +147,9 @@ def first_page(cells: pd.DataFrame) -> dict[str, Any]:
         "versions": {name: sorted(cells[name].astype(str).unique()) for name in SOFTWARE},
         "commits": sorted(cells["commit"].unique()),
         "counts": _counts(cells),
-        "statuses": STATUSES,
+        "statuses": [status for status in STATUSES if (cells["status"] == status).any() or status == "ok"],
+        "unstable": int((cells["status"] == "unstable").sum()),
+        "without_figures": int((~has_figures(cells["status"])).sum()),
         "cells": len(cells),
         "first_start": started.min().strftime("%Y-%m-%d %H:%M UTC"),
         "last_end": ended.max().strftime("%Y-%m-%d %H:%M UTC"),
@@ -144,9 +157,16 @@ def first_page(cells: pd.DataFrame) -> dict[str, Any]:
         "wall_s": _covered_s(started, ended),
         "waiting_s": float(cells["waiting_s"].sum()) if "waiting_s" in cells else 0.0,
         "shares_pct": {name: 100 * float(seconds[name].sum() / seconds.sum().sum()) for name in seconds},
-        "not_ok": cells[cells["status"] != "ok"][["stage", "cell", "status", "reason"]].to_dict("records"),
+        "outcomes": _outcomes(cells),
         "on_busy_host": _on_busy_host(cells),
     }
+
+
+def _outcomes(cells: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return what became of the cells without figures: stage, status, reason, how many, the most frequent first."""
+    failed = cells[~has_figures(cells["status"])].fillna({"reason": ""})
+    groups = failed.groupby(["stage", "status", "reason"], sort=False)["cell"].agg(["size", "first"]).reset_index()
+    return groups.sort_values("size", ascending=False, kind="stable").head(MOST_OUTCOMES).to_dict("records")
 
 
 def _on_busy_host(cells: pd.DataFrame) -> list[dict[str, Any]]:
