@@ -1,11 +1,12 @@
 # make env      the environment in .venv, from constraints.txt
 # make writeup  the environment and then everything: measure this machine, write reports/writeup.md
-# make test     the environment and then the tests
+# make test     the environment and then the tests, but for those that take minutes
+# make test-slow   those
 PYTHON ?= python3
 VENV := .venv
 TARGET := reports/writeup.md
 
-.PHONY: env writeup test lint
+.PHONY: env writeup test test-slow lint
 
 env: $(VENV)/installed
 
@@ -19,6 +20,9 @@ writeup: env
 
 test: env
 	PATH="$$PWD/$(VENV)/bin:$$PATH" pytest tests/
+
+test-slow: env
+	PATH="$$PWD/$(VENV)/bin:$$PATH" pytest -m slow tests/
 
 lint: env
 	PATH="$$PWD/$(VENV)/bin:$$PATH" ruff check . && PATH="$$PWD/$(VENV)/bin:$$PATH" ruff format --check .

@@ -1,5 +1,6 @@
 import errno
 import json
+import re
 import shutil
 import tarfile
 from pathlib import Path
@@ -66,6 +67,14 @@ def test_a_record_that_is_unsound_or_in_another_s_place_is_named_and_nothing_pub
     with pytest.raises(UserError, match=f"size=xl.json .*{complaint}"):
         publish(run, run / "h200", stages())
     assert not (run / "h200").exists()
+
+
+def test_the_page_links_to_the_tables_of_its_snapshot(run):
+    page = run / "reports/writeup.md"
+    page.write_text(page.read_text() + "\n[bf16](../results/timing/bf16.csv)\n")
+    publish(run, run / "h200", stages())
+    (link,) = re.findall(r"\[bf16\]\((.*)\)", (run / "h200/writeup.md").read_text())
+    assert (run / "h200" / link).is_file()
 
 
 def test_publishing_twice_gives_the_same_bytes(run):

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-pytestmark = pytest.mark.workflow
+pytestmark = [pytest.mark.workflow, pytest.mark.slow]
 
 BF16 = "timing precision=bf16 size=tiny context_length=16 warmup_steps=5 mode=eager optimizer=foreach repeat=1"
 BF16_LOG = f"logs/{BF16.replace(' ', '/')}.log"

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-pytestmark = pytest.mark.workflow
+pytestmark = [pytest.mark.workflow, pytest.mark.slow]
 
 TOLD = "snakemake: the disk is full, nothing more is measured: make room and run the same command again"
 # The first of them is there.

@@ -89,6 +89,7 @@ def test_one_figure_that_is_lost_is_drawn_again_and_nothing_else(project, target
 
 
 @pytest.mark.usefixtures("without_worker")
+@pytest.mark.slow
 def test_a_lost_record_is_measured_again_once(project):
     lost = next(path for path in project.records() if "precision=bf16" in path.parts)
     lost.unlink()
@@ -121,6 +122,7 @@ def test_a_cells_files_are_where_its_rule_says_whichever_stage_comes_last(projec
     assert {"kernels.csv", "perfetto.json.gz"} <= {file.name for file in kept.iterdir()}
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_and_keeps_what_was_finished(project):
     before = {path: path.stat().st_mtime_ns for path in project.records()}
     run = project.start("results/timing/cells.csv", "--config", FOUR_CELLS)
@@ -143,6 +145,7 @@ def processes_in(folder):
     return [p for p in psutil.process_iter(["cwd", "cmdline"]) if p.info["cwd"] == str(folder)]
 
 
+@pytest.mark.slow
 def test_a_killed_snakemake_takes_its_cell_along_and_the_next_run_measures_it_once(project):
     step = project.root / "src/pipeline/stages/timing/measure.py"
     sound = step.read_text()
@@ -166,6 +169,7 @@ def test_a_killed_snakemake_takes_its_cell_along_and_the_next_run_measures_it_on
     assert record_path.is_file()
 
 
+@pytest.mark.slow
 def test_a_second_run_in_the_same_folder_is_refused_by_the_lock(project):
     run = project.start("results/timing/cells.csv", "--config", FOUR_CELLS)
     for line in run.stdout:
@@ -178,6 +182,7 @@ def test_a_second_run_in_the_same_folder_is_refused_by_the_lock(project):
     assert "cannot be locked" in output
 
 
+@pytest.mark.slow
 def test_snakemakes_own_report_takes_every_caption(project):
     code, output = project.snakemake("--report", "report.html")
     assert code == 0, output

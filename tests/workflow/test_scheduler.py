@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-pytestmark = pytest.mark.workflow
+pytestmark = [pytest.mark.workflow, pytest.mark.slow]
 
 SCHEDULER = (
     *("--workflow-profile", "none", "--executor", "cluster-generic", "--cluster-generic-submit-cmd", "sh"),

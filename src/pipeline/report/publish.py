@@ -81,7 +81,8 @@ def _replace(place: Path, writeup: Path, results: Path) -> None:
 
 def _copy(writeup: Path, results: Path, folder: Path) -> None:
     folder.mkdir(parents=True)
-    shutil.copyfile(writeup, folder / writeup.name)
+    # Tables lie beside the page here.
+    (folder / writeup.name).write_text(writeup.read_text().replace("](../results/", "](tables/"))
     _copy_files(writeup.parent / "figures", "**/*.svg", folder / "figures")
     _require_images(writeup, folder)
     _copy_files(results, "*/*.csv", folder / "tables")

@@ -31,6 +31,9 @@ print(json.dumps(reports))
 """
 
 
+pytestmark = pytest.mark.slow  # it compiles every kernel at every tile
+
+
 @pytest.fixture(scope="module")
 def reports():
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
