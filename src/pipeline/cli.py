@@ -1,4 +1,4 @@
-"""The command line: describe | measure | tabulate | section | writeup | publish | compare | account | doctor."""
+"""The command line: describe, measure, tabulate, section, writeup, baselines, publish, compare, account, doctor."""
 
 import argparse
 import os
@@ -173,6 +173,13 @@ def _writeup(arguments: argparse.Namespace) -> None:
     )
 
 
+def _baselines(arguments: argparse.Namespace) -> None:
+    from pipeline.registry import stages
+    from pipeline.report.baselines import write_baselines
+
+    write_baselines(stages(), arguments.records, arguments.out, arguments.figures)
+
+
 def _publish(arguments: argparse.Namespace) -> None:
     from pipeline.registry import stages
     from pipeline.report.publish import publish
@@ -262,6 +269,12 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     writeup.add_argument("--failures", type=Path, metavar="FAILURES.json", help="what failed, told on the first page")
     writeup.add_argument("--out", type=Path, required=True, metavar="WRITEUP.md")
     writeup.set_defaults(run=_writeup)
+
+    baselines = commands.add_parser("baselines", help="write a page of others' figures beside those of these records")
+    baselines.add_argument("records", nargs="+", type=Path, metavar="RECORD.json")
+    baselines.add_argument("--out", type=Path, required=True, metavar="BASELINES.md")
+    baselines.add_argument("--figures", type=Path, required=True, metavar="FOLDER")
+    baselines.set_defaults(run=_baselines)
 
     publish = commands.add_parser("publish", help="copy write-up, figures, tables and records into a folder")
     publish.add_argument("folder", type=Path)

@@ -56,3 +56,32 @@ rule writeup:
         "python -m pipeline writeup {input.sections:q} --cells {input.cells:q} {params.scale:q}"
         " {params.outdated:q} {params.failures:q} --out {output.page:q} >{log:q} 2>&1"
         " && echo {params.recipe} >{output.recipe:q}"
+
+
+# Not part of the write-up: asked for by name.
+BASELINES_MADE = Made(
+    "reports/baselines.md",
+    {"records": [record for name in STAGES_TO_WRITE for record in STAGES[name].records()]},
+    sources.reached_modules(
+        "pipeline.report.baselines", *(f"{stages()[name].package}.report.baselines" for name in stages())
+    ),
+    sources.data_files(f"{stages()[name].package}.report.baselines" for name in stages()),
+)
+
+
+rule baselines:
+    input:
+        unpack(BASELINES_MADE.inputs),
+    output:
+        page=BASELINES_MADE.path,
+        recipe=BASELINES_MADE.recipe_path,
+        figures=directory("reports/figures/baselines"),
+    log:
+        "logs/baselines.log",
+    params:
+        recipe=BASELINES_MADE.recipe,
+    message:
+        "others' figures"
+    shell:
+        "python -m pipeline baselines {input.records:q} --out {output.page:q} --figures {output.figures:q} >{log:q} 2>&1"
+        " && echo {params.recipe} >{output.recipe:q}"

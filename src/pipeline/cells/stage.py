@@ -108,6 +108,13 @@ class Stage:
         """Return the function that writes the section: `build(rows, figures_dir)`, and with READS the rows beside."""
         return importlib.import_module(f"{self.package}.report.section").build
 
+    def baseline_pairs(self, rows: Any) -> Any:
+        """Return others' figures beside those of these rows (pipeline.report.baselines); empty where nobody has any."""
+        if not (self.folder / "report/baselines.py").is_file():
+            return []
+        pairs = getattr(importlib.import_module(f"{self.package}.report.baselines"), "pairs", None)
+        return pairs(rows) if pairs else []
+
     @cached_property
     def folder(self) -> Path:
         """The folder of its package."""

@@ -4,7 +4,7 @@ import pandas as pd
 
 from pipeline.report import published
 from pipeline.report.table_rows import ok
-from pipeline.stages.timing.report.steps import KINDS, largest_context, main_precision
+from pipeline.stages.timing.report.steps import KINDS, largest_context, main_precision, of_kind, warm
 
 PRECISIONS = {"fp32": "fp32", "bf16_autocast": "bf16", "not_stated": "fp32"}
 MODES = {"no": "eager", "yes": "compiled"}
@@ -25,6 +25,8 @@ def pairs(rows: pd.DataFrame) -> pd.DataFrame:
         & (theirs["measured_by"] == "host clock")
         & ~(theirs["warmup_steps"] <= SHORT_WARMUP_STEPS)
     ]
+    if of_kind(warm(rows), "eager").empty:
+        return pd.DataFrame()
     context_length = largest_context(rows, main_precision(rows))
     theirs = theirs.assign(
         size=theirs["model"],
