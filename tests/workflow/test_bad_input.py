@@ -114,7 +114,7 @@ def test_records_of_another_machine_are_kept_and_can_be_rendered(project):
     record_path = project.records()[0]
     foreign = json.loads(record_path.read_text())
     foreign["machine"]["kind"] = "NVIDIA Imaginary"
-    foreign["code"]["digest"] = "former"
+    foreign["code"] |= {"digest": "former", "modules": foreign["code"]["modules"] | {"pipeline.model.step": "former"}}
     record_path.write_text(json.dumps(foreign))
 
     code, output = project.snakemake()

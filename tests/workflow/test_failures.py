@@ -42,7 +42,7 @@ def test_a_bug_fails_its_cell_alone_and_the_write_up_names_it(project):
     assert f"snakemake: failed: {BF16}: AssertionError: a bug ({BF16_LOG})" in output.splitlines()[-10:]
 
     page = (project.root / "reports/writeup.md").read_text()
-    assert "| cells | 1 |" in page
+    assert "1 cell at scale" in page
     assert "**Missing, because it failed: 1 cell.**" in page
     assert f"| `{BF16}` | `AssertionError: a bug` | `{BF16_LOG}` |" in page
     # The table of bf16 from the run before, of a record that is gone, is gone too.
@@ -69,7 +69,7 @@ def test_a_bug_fails_its_cell_alone_and_the_write_up_names_it(project):
 def test_a_stage_without_a_cell_and_a_broken_section_leave_the_others(project):
     break_bf16(project)
     break_code(project, "accounting/measure.py", ") -> Rows:", "raise SystemExit('without a trace')")
-    break_code(project, "timing/report/section.py", ") -> str:", "raise ValueError('a broken section')")
+    break_code(project, "timing/report/section.py", ") -> Section:", "raise ValueError('a broken section')")
     grid = "overrides={accounting: {grids: [{question: [fsdp]}]}}"
     code, output = project.snakemake("--config", grid)
     assert code == 1

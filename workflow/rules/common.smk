@@ -172,12 +172,13 @@ class Stage:
         package = f"{self.declared.package}.report"
         code = sources.reached_modules(f"{package}.section", "pipeline.report.writeup") | self.declarations
         path = f"{REPORTS}/sections/{name}.md"
+        parts = Path(path).with_suffix(".json")  # which shows all figures, those of the first screen too
         return Made(
             path,
             {"records": self.records_of_section()},
             code,
             sources.data_files(name for name in code if name.startswith(package)),
-            is_damaged=lambda: missing_images(Path(path), REPORTS),
+            is_damaged=lambda: not parts.exists() or missing_images(parts, REPORTS),
         )
 
 
