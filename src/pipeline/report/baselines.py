@@ -8,13 +8,13 @@ from matplotlib.figure import Figure
 
 from pipeline.cells.disk import write_text
 from pipeline.cells.record import read_record
-from pipeline.cells.stage import Stages
+from pipeline.cells.stage import Stage, Stages
 from pipeline.cells.tabulate import stage_rows
 from pipeline.report.figures import footnote, log_values_axis, new_figure, save, shared_legend, style_for
 from pipeline.report.markup import Markdown
 from pipeline.report.page_parts import say
 from pipeline.report.published import doubts_list
-from pipeline.report.table_rows import geometric_mean, readable
+from pipeline.report.table_rows import geometric_mean, ok, readable
 from pipeline.report.tables import fold, markdown, significant
 
 INTRODUCTION = Markdown(
@@ -28,15 +28,12 @@ def write_baselines(stages: Stages, records: list[Path], out: Path, figures: Pat
 
     Raises UserError, one line, for what is no record.
     """
-    by_stage: dict[str, list] = {name: [] for name in stages}
+    by_stage: dict[str, list[dict]] = {name: [] for name in stages}
     for path in records:
         record = read_record(path, stages)
         by_stage[record["stage"]].append(record)
-    pairs = {
-        name: found
-        for name, group in by_stage.items()
-        if group and len(found := stages[name].baseline_pairs(readable(stage_rows(stages[name], group))))
-    }
+    pairs = {name: _pairs(stages[name], group) for name, group in by_stage.items()}
+    pairs = {name: group for name, group in pairs.items() if len(group)}
     parts: list[str] = [Markdown("# Others' figures beside ours"), INTRODUCTION]
     if not pairs:
         parts.append("None of what they published was measured here.")
@@ -45,6 +42,13 @@ def write_baselines(stages: Stages, records: list[Path], out: Path, figures: Pat
         parts.append(f"![Ours over theirs](figures/{figures.name}/theirs_and_ours.svg)")
         parts += [part for name, found in pairs.items() for part in _stage_parts(name, found)]
     write_text(out, "\n\n".join(parts) + "\n")
+
+
+def _pairs(stage: Stage, records: list[dict]) -> pd.DataFrame:
+    rows = readable(stage_rows(stage, records)) if records else pd.DataFrame({"status": []})
+    if ok(rows).empty:
+        return pd.DataFrame()
+    return stage.baseline_pairs(rows)
 
 
 def _stage_parts(name: str, pairs: pd.DataFrame) -> list[str]:
