@@ -10,6 +10,7 @@ from pipeline.errors import UserError
 NAMES = (
     "ceilings",
     "timing",
+    "levers",
     "profile",
     "precision",
     "memory",

@@ -160,3 +160,16 @@ def test_gradients_are_finished_between_backward_and_optimizer():
     assert len(seen) == 1
     assert all(torch.isfinite(grad).all() for grad in seen[0])
     assert not torch.equal(step.model.token_embedding.weight, before)
+
+
+def test_weights_gradients_and_optimizer_state_have_the_weights_dtype_and_the_angles_stay_in_fp32():
+    step = build_step(precision="bf16", weights_dtype=torch.bfloat16)
+    step.forward()
+    step.backward()
+    assert {gradient.dtype for gradient in gradients(step)} == {torch.bfloat16}
+    step.optimizer_step()
+    assert {parameter.dtype for parameter in step.model.parameters()} == {torch.bfloat16}
+    assert {state["exp_avg"].dtype for state in step.optimizer.state.values()} == {torch.bfloat16}
+    assert {buffer.dtype for buffer in step.model.buffers()} == {torch.float32}
+    wide = build_step(precision="bf16")
+    assert wide.run().item() == pytest.approx(build_step(weights_dtype=torch.bfloat16).run().item(), rel=0.01)

@@ -38,11 +38,15 @@ ATTENTION_CALLS = {
     *(SAMPLING | {"attention.eager", "ranges"}),
     *("instruments.sampling.interleaving", "instruments.sampling.kernel_timing", "instruments.sampling.stability"),
 }
-OF_STAGE = {
-    "timing": MODEL
+STEPS = (
+    MODEL
     | SAMPLING
     | {f"instruments.profilers.{name}" for name in ("gpu_busy", "kernel_categories", "trace")}
-    | {"instruments.sampling.cuda_graph", "instruments.sampling.stability"},
+    | {"instruments.sampling.cuda_graph", "instruments.sampling.stability"}
+)
+OF_STAGE = {
+    "timing": STEPS,
+    "levers": STEPS,
     "profile": MODEL | SAMPLING | {"instruments.profilers", "instruments.sampling.stability"},
     "precision": set(),
     "memory": MODEL
@@ -65,6 +69,7 @@ OF_STAGE = {
 }
 MODEL_FORMULAS = {"attention", "parameters", "sizes", "units"}
 FORMULAS = {
+    "levers": MODEL_FORMULAS | {"flops"},
     "timing": MODEL_FORMULAS | {"flops"},
     "profile": {"sizes"},
     "precision": set(),

@@ -7,7 +7,7 @@ from torch import Tensor
 # attention(q, k, v, is_causal) -> output.
 # Shapes: q and output are (..., n_queries, head_dim), k and v are (..., n_keys, head_dim).
 AttentionFunction = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
-NAMES = ("eager", "tiled", "flash")
+NAMES = ("eager", "tiled", "flash", "sdpa")
 
 
 class _Functions(Mapping[str, AttentionFunction]):
@@ -26,6 +26,10 @@ class _Functions(Mapping[str, AttentionFunction]):
             from pipeline.attention.triton.autograd import flash_attention
 
             return flash_attention
+        if name == "sdpa":
+            from pipeline.attention.sdpa import sdpa_attention
+
+            return sdpa_attention
         raise KeyError(name)
 
     def __iter__(self) -> Iterator[str]:

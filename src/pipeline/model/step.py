@@ -88,6 +88,7 @@ def build_training_step(
     fused_optimizer: bool = False,
     attention: str | AttentionFunction = "eager",
     checkpoint_every: int = 0,
+    weights_dtype: torch.dtype = torch.float32,
     seed: int = 0,
 ) -> TrainingStep:
     """Build a model on `device`, AdamW, and a batch of random tokens.
@@ -97,6 +98,9 @@ def build_training_step(
 
     `compiled`: the blocks are, each by itself. They are alike, so that one compilation serves them all, in the time
     that one block takes (regional compilation, as torchtitan does); embedding, last norm, head and loss stay eager.
+
+    `weights_dtype`: of the parameters, and so of gradients and the optimizer's state; they are drawn in fp32. Tables of
+    angles stay in fp32.
 
     The seed sets PyTorch's global generators, which draw the weights, and one of its own for the tokens.
     Raises ValueError where `TransformerLM` does.
@@ -110,6 +114,8 @@ def build_training_step(
             checkpoint_every=checkpoint_every,
             **asdict(size),
         )
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(weights_dtype)
     if compiled:
         for layer in model.layers:
             layer.compile()

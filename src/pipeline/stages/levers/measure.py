@@ -1,0 +1,163 @@
+"""Measure a cell of levers: check the loss of the first steps against the eager model's, then time whole steps."""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipeline.errors import Skipped
+from pipeline.formulas import flops
+from pipeline.formulas.sizes import SIZES
+from pipeline.instruments.machine.peaks import peak_tflops
+from pipeline.instruments.machine.pinning import pinned
+from pipeline.instruments.machine.power import LEAST_ENERGY_S
+from pipeline.instruments.machine.toolchain import require_compiler
+from pipeline.instruments.memory.out_of_memory import free_memory
+from pipeline.instruments.profilers.gpu_busy import profile_gpu_busy
+from pipeline.instruments.sampling.cuda_graph import WARMUP_CALLS, captured, make_capturable, require_graphs
+from pipeline.instruments.sampling.stability import gpu_columns, status_columns
+from pipeline.instruments.sampling.step_timing import StopRule, time_call_ms, time_phases
+from pipeline.instruments.sampling.stopwatch import Stopwatch
+from pipeline.instruments.sampling.summary import quartiles, summarise
+from pipeline.model.step import TrainingStep, build_training_step
+from pipeline.stages.levers.cell import EAGER, Cell, Settings
+
+Row = dict[str, Any]
+PRECISION = "bf16"
+# Energy is then known to 2%.
+ENERGY_S = 2 * LEAST_ENERGY_S
+
+
+def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
+    """Return the cell's one row; raises Skipped where this machine lacks what a lever takes."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    _require(cell, device)
+    with stopwatch.measuring():
+        eager = _eager_losses(cell, settings, device) if cell.names else None
+        step = _build(cell, settings, device)
+        losses: list[Tensor] = []
+        first_step_ms = time_call_ms(lambda: losses.append(step.run()), device)
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        # After the first step, which compiles and takes more than one core.
+        with pinned(device) as core, _run(step, cell, device) as (run, steps_done):
+            first, last = float(losses[0]), _loss_after(run, settings.checked_steps - 1 - steps_done)
+            eager = eager or (first, last)
+            checked = _finite(first_loss=first, eager_first_loss=eager[0], loss=last, eager_loss=eager[1])
+            wrong = _why_wrong((first, last), eager, settings)
+            if wrong:
+                return [{"status": "wrong", "reason": wrong, **checked}]
+            columns = _timed_columns(run, cell, settings, device)
+    return [{**columns, **checked, "first_step_ms": first_step_ms, "pinned_core": core}]
+
+
+def _require(cell: Cell, device: torch.device) -> None:
+    if "compile" in cell.names:
+        require_compiler()
+    if "graph" in cell.names:
+        require_graphs(device)
+    if "flash" in cell.names and device.type != "cuda":
+        raise Skipped("flash attention needs a CUDA GPU")
+
+
+def _build(cell: Cell, settings: Settings, device: torch.device) -> TrainingStep:
+    return build_training_step(
+        SIZES[cell.size],
+        vocab_size=settings.vocab_size,
+        context_length=cell.context_length,
+        batch_size=settings.batch_size,
+        precision=PRECISION,
+        device=device,
+        compiled="compile" in cell.names,
+        fused_optimizer="fused" in cell.names,
+        attention=next((name for name in ("flash", "sdpa") if name in cell.names), "eager"),
+        checkpoint_every=1 if "checkpointing" in cell.names else 0,
+        weights_dtype=torch.bfloat16 if "bf16_weights" in cell.names else torch.float32,
+    )
+
+
+def _eager_losses(cell: Cell, settings: Settings, device: torch.device) -> tuple[float, float]:
+    """Train the eager model for the checked steps; return the first and the last loss. Its memory is free again."""
+    step = _build(Cell(cell.size, cell.context_length, EAGER), settings, device)
+    losses = float(step.run()), _loss_after(step.run, settings.checked_steps - 1)
+    del step
+    free_memory()
+    return losses
+
+
+def _loss_after(run: Callable[[], Tensor], steps: int) -> float:
+    for _ in range(steps):
+        loss = run()
+    return float(loss)
+
+
+@contextmanager
+def _run(step: TrainingStep, cell: Cell, device: torch.device) -> Iterator[tuple[Callable[[], Tensor], int]]:
+    """Yield what runs a step, and how many steps preparing it has run."""
+    if "graph" not in cell.names:
+        yield step.run, 0
+        return
+    make_capturable(step.optimizer)
+    batch = step.tokens.clone(), step.targets.clone()
+    with captured(step.run, device, (step.tokens, step.targets), step.discard) as replay:
+        yield partial(replay, *batch), WARMUP_CALLS
+
+
+def _finite(**losses: float) -> Row:
+    return {name: loss if math.isfinite(loss) else None for name, loss in losses.items()}
+
+
+def _why_wrong(losses: tuple[float, float], eager: tuple[float, float], settings: Settings) -> str:
+    """Say how the first or the last loss differs from the eager one by more than allowed; empty where none does."""
+    steps, tolerances = (1, settings.checked_steps), (settings.first_loss_tolerance, settings.loss_tolerance)
+    for number, loss, other, tolerance in zip(steps, losses, eager, tolerances, strict=True):
+        if not abs(loss - other) <= tolerance * other:  # also for what is not finite
+            return f"loss {loss:.5g} in step {number}, {other:.5g} of the eager model"
+    return ""
+
+
+def _timed_columns(run: Callable[[], Tensor], cell: Cell, settings: Settings, device: torch.device) -> Row:
+    """Time whole steps, which the checked ones have warmed up; then ask what the GPU did, and for how much energy."""
+    sampling = time_phases({"step": run}, device, 0, _rule(run, settings, device))
+    peak_bytes = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+    busy = profile_gpu_busy(run, device)
+    samples_ms = sampling.timings["step"].host_ms
+    median_ms, energy_j = quartiles(samples_ms)[1], sampling.power.energy_j
+    tokens = settings.batch_size * cell.context_length
+    return {
+        **status_columns(samples_ms, sampling.slowdowns(), settings.unstable_rel_error),
+        **summarise(samples_ms),
+        **(busy.columns(median_ms) if busy else {}),
+        **_rates(median_ms, cell, settings, device),
+        **gpu_columns(sampling.state_before, sampling.state_after, sampling.power),
+        "tokens": tokens,
+        "tokens_per_s": tokens / median_ms * 1e3,
+        "energy_j": energy_j,
+        "tokens_per_j": tokens / energy_j if energy_j else None,
+        "peak_bytes": peak_bytes,
+        "samples_ms": samples_ms,
+    }
+
+
+def _rule(run: Callable[[], Tensor], settings: Settings, device: torch.device) -> StopRule:
+    """Return the stop rule; on a GPU it takes steps enough to read their energy, if that many are allowed."""
+    steps = settings.steps
+    if device.type == "cuda":
+        steps = max(steps, math.ceil(ENERGY_S * 1e3 / time_call_ms(run, device)))
+    return StopRule(min(steps, settings.max_steps), settings.max_steps, settings.rel_error, settings.budget_s)
+
+
+def _rates(median_ms: float, cell: Cell, settings: Settings, device: torch.device) -> Row:
+    peak = peak_tflops(device, PRECISION)
+    step_flops = flops.train_step_flops(SIZES[cell.size], settings.vocab_size, settings.batch_size, cell.context_length)
+    tflops_per_s = step_flops / median_ms / 1e9
+    return {
+        "model_tflops_per_s": tflops_per_s,
+        "mfu_pct": 100 * tflops_per_s / peak.tflops,
+        "peak_tflops_per_s": peak.tflops,
+        "peak_source": peak.source,
+    }

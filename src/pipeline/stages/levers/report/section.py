@@ -1,0 +1,152 @@
+"""The levers section: what each optimization buys, alone and together."""
+
+from pathlib import Path
+
+import pandas as pd
+
+from pipeline.cells.rows import WITH_FIGURES
+from pipeline.report.markup import Markdown
+from pipeline.report.outcomes import clear_gain, not_measured, nothing_measured
+from pipeline.report.page_parts import Action, Figure, Section, Table, say
+from pipeline.report.section import count, data_size, listing, ms, number, percent, ratio
+from pipeline.report.table_rows import ok
+from pipeline.report.tables import significant, with_outcomes
+from pipeline.stages.levers.cell import EAGER, LEVERS
+from pipeline.stages.levers.report import figures
+from pipeline.stages.levers.report.selection import (
+    alone,
+    eager,
+    fastest,
+    ladder,
+    largest,
+    models,
+    ordered,
+    with_gain,
+)
+
+TITLE = "What does each optimization buy, alone and together?"
+LOSS_DIGITS = 4
+METHOD = Markdown(
+    "bf16 autocast, whole steps by the host clock, medians; loss of the last checked step. Weights and batch are the"
+    " same for all: a lever that moves the loss by more than rounding does is wrong and has no times."
+)
+
+
+def build(rows: pd.DataFrame, _figures_dir: Path) -> Section:
+    """Return the section of the levers stage, from all its rows."""
+    rows = ordered(rows)
+    if not models(rows):
+        return Section(TITLE, "", nothing_measured(rows) if ok(rows).empty else _not_compared(rows))
+    model = largest(rows)
+    return Section(
+        TITLE,
+        "",
+        _answer(model),
+        parts=[
+            Figure("gains", _figure_title(rows), figures.gains(rows)),
+            _ladder_table(model),
+            *_alone_table(rows),
+            *filter(None, [not_measured(rows, "levers")]),
+        ],
+        method=METHOD,
+        actions=_actions(model),
+    )
+
+
+def _not_compared(rows: pd.DataFrame) -> Markdown:
+    return say("No lever was measured beside the eager step. {why}", why=not_measured(rows, "levers"))
+
+
+def _name(row: pd.Series) -> str:
+    return f"{row['size']} at context {int(row['context_length'])}"
+
+
+def _levers(row: pd.Series) -> str:
+    return str(row["levers"]).replace("+", " + ")
+
+
+def _answer(model: pd.DataFrame) -> Markdown:
+    """Name what buys most alone, and what the fastest combination takes."""
+    base, top = eager(model), fastest(model)
+    words = [Markdown("No lever alone makes a step faster.")]
+    single = fastest(alone(model)) if len(ok(alone(model))) else base
+    if single["median_ms"] < base["median_ms"]:
+        gain = ratio(base["median_ms"] / single["median_ms"])
+        words = [say("{levers} buys the most alone, {gain}.", levers=_levers(single), gain=gain)]
+    if top["levers"] not in (EAGER, single["levers"]):
+        words.append(_change("The fastest is {levers}: {before} become {after}{memory}.", base, top))
+    return say("{name}: {words}", name=_name(base), words=Markdown(" ").join(words))
+
+
+def _change(sentence: str, base: pd.Series, other: pd.Series) -> Markdown:
+    memory = ""
+    if pd.notna(base.get("peak_bytes")) and pd.notna(other.get("peak_bytes")):
+        memory = f", {data_size(base['peak_bytes'])} become {data_size(other['peak_bytes'])}"
+    return say(
+        sentence,
+        levers=_levers(other),
+        before=ms(base["median_ms"]),
+        after=ms(other["median_ms"]),
+        memory=memory,
+    )
+
+
+def _figure_title(rows: pd.DataFrame) -> Markdown:
+    """Say how much faster the fastest combination of each model is."""
+    found = [fastest(with_gain(model)) for model in models(rows)]
+    gains = [f"{_name(row)} {ratio(row['gain'])}" for row in found]
+    return say("The fastest combination over the eager step: {gains}", gains=listing(gains))
+
+
+def _ladder_table(model: pd.DataFrame) -> Table:
+    """Make a table of the eager step and the levers that join it, one more a row."""
+    steps = with_gain(ladder(model)).reset_index(drop=True)
+    lines = [{"with": row["levers"].split("+")[-1], **_figures(row)} for _, row in steps.iterrows()]
+    table = pd.DataFrame(lines)
+    table["ms (× eager)"] = with_outcomes(table["ms (× eager)"], steps)
+    title = say("{name}, each row with one lever more:", name=_name(steps.iloc[0]))
+    return Table(title, table.loc[:, (table != "").any()])
+
+
+def _figures(row: pd.Series) -> dict[str, str]:
+    """Write a row's figures, empty where it has none."""
+    forms = {
+        "ms (× eager)": ("median_ms", lambda value: f"{significant(value)} ({ratio(row['gain'])})"),
+        "GPU idle": ("gpu_idle_pct", lambda value: percent(value / 100)),
+        "launches": ("launches", count),
+        "peak GB": ("peak_bytes", lambda value: significant(value / 1e9)),
+        "tokens/s (MFU)": ("tokens_per_s", lambda value: f"{count(value)} ({percent(row['mfu_pct'] / 100)})"),
+        "tokens/J": ("tokens_per_j", number),
+        "loss": ("loss", lambda value: significant(value, LOSS_DIGITS)),
+    }
+    measured = row["status"] in WITH_FIGURES
+    known = {title: measured and pd.notna(row.get(column)) for title, (column, _) in forms.items()}
+    return {title: form(row[column]) if known[title] else "" for title, (column, form) in forms.items()}
+
+
+def _alone_table(rows: pd.DataFrame) -> list[Table]:
+    """Make a table of each lever alone: a row a lever, a column a model."""
+    columns = {}
+    for model in models(rows):
+        single = alone(with_gain(model))
+        gains = with_outcomes(single["gain"].map(significant), single)
+        columns[_name(eager(model))] = pd.Series(gains.to_numpy(), index=single["levers"])
+    table = pd.DataFrame(columns, index=[name for name in LEVERS if name in set(rows["levers"])]).fillna("")
+    if table.empty:
+        return []
+    title = Markdown("Each lever alone, times faster than the eager step:")
+    return [Table(title, table.rename_axis("lever").reset_index())]
+
+
+def _actions(model: pd.DataFrame) -> list[Action]:
+    """Advise the fastest combination, where it is clearly faster than the eager step.
+
+    Without weights in bf16: a few steps do not show what many small updates lose that such weights round away.
+    """
+    in_fp32 = model[~model["levers"].str.contains("bf16_weights", regex=False)]
+    base, top = eager(model), fastest(in_fp32)
+    if clear_gain(base, top) is None:
+        return []
+    why = _change("{before} become {after}{memory}", base, top)
+    what = say("**Train with {levers}.**", levers=_levers(top))
+    return [Action(1, what, say("{name}, a step: {why}.", name=_name(base), why=why))]

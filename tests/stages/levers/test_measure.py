@@ -1,0 +1,127 @@
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+
+from pipeline.errors import Skipped, UserError
+from pipeline.formulas import flops
+from pipeline.formulas.sizes import SIZES
+from pipeline.instruments.sampling.stopwatch import Stopwatch
+from pipeline.registry import stage
+from pipeline.stages.levers import measure
+from pipeline.stages.levers.cell import LEVERS, Cell, Settings
+
+CELL = Cell(size="tiny", context_length=16)
+SETTINGS = Settings(batch_size=2, vocab_size=100, max_steps=10, budget_s=0.0, checked_steps=8)
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Measure a tiny model with some levers on the CPU: its row, as declared, and the steps that were built."""
+    built, build = [], measure.build_training_step
+
+    def kept(*args, **kwargs):
+        built.append(build(*args, **kwargs))
+        return built[-1]
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(measure, "build_training_step", kept)
+
+    def row(levers, settings=SETTINGS):
+        cell = replace(CELL, levers=levers)
+        (found,) = measure.measure(cell, settings, Stopwatch())
+        stage("levers").row_types.check(asdict(cell), [found])
+        return found, built
+
+    return row
+
+
+def steps_of(step):
+    return {int(state["step"]) for state in step.optimizer.state.values()}
+
+
+def test_the_eager_step_is_its_own_baseline_and_its_rates_follow_from_its_median(measured):
+    row, (step,) = measured("eager")
+    assert (row["first_loss"], row["loss"]) == (row["eager_first_loss"], row["eager_loss"])
+    assert row["tokens_per_s"] == pytest.approx(2 * 16 / row["median_ms"] * 1e3)
+    step_flops = flops.train_step_flops(SIZES["tiny"], 100, 2, 16)
+    assert row["model_tflops_per_s"] == pytest.approx(step_flops / row["median_ms"] / 1e9)
+    assert steps_of(step) == {8 + row["n"]}
+
+
+@pytest.mark.parametrize("levers", ["fused", "sdpa", "bf16_weights", "checkpointing", "fused+sdpa+bf16_weights"])
+def test_levers_train_as_the_eager_model_does(measured, levers):
+    row, (eager, step) = measured(levers)
+    assert row["status"] in ("ok", "unstable")
+    assert row["first_loss"] == pytest.approx(row["eager_first_loss"], rel=0.001)
+    assert row["loss"] == pytest.approx(row["eager_loss"], rel=0.02)
+    assert (steps_of(eager), steps_of(step)) == ({8}, {8 + row["n"]})
+
+
+def test_each_lever_is_the_one_that_is_built(measured, monkeypatch):
+    asked = {}
+    monkeypatch.setattr(measure, "build_training_step", lambda _size, **options: asked.update(options))
+    for name in LEVERS:
+        measure._build(replace(CELL, levers=name), SETTINGS, torch.device("cpu"))
+        assert asked["fused_optimizer"] == (name == "fused")
+        assert asked["attention"] == (name if name in ("flash", "sdpa") else "eager")
+        assert asked["compiled"] == (name == "compile")
+        assert asked["weights_dtype"] == (torch.bfloat16 if name == "bf16_weights" else torch.float32)
+        assert asked["checkpoint_every"] == (1 if name == "checkpointing" else 0)
+
+
+def test_a_lever_that_changes_the_loss_is_wrong_and_has_no_times(measured):
+    row, _ = measured("bf16_weights", replace(SETTINGS, loss_tolerance=0.0))
+    assert row["status"] == "wrong"
+    assert row["reason"].endswith("of the eager model")
+    assert {"loss", "eager_loss"} <= set(row)
+    assert "median_ms" not in row
+
+
+@pytest.mark.parametrize(
+    ("losses", "wrong"),
+    [
+        ((9.01, 5.4), ""),
+        ((8.99, 4.6), ""),
+        ((9.05, 5.0), "loss 9.05 in step 1, 9 of the eager model"),
+        ((9.0, 5.6), "loss 5.6 in step 8, 5 of the eager model"),
+        ((9.0, float("nan")), "loss nan in step 8, 5 of the eager model"),
+    ],
+)
+def test_the_first_loss_is_held_to_more_than_the_last(losses, wrong):
+    assert measure._why_wrong(losses, (9.0, 5.0), SETTINGS) == wrong
+
+
+@pytest.mark.parametrize(("step_ms", "least"), [(500.0, 10), (50.0, 40), (1.0, 100)])
+def test_a_gpu_takes_steps_enough_to_read_their_energy(monkeypatch, step_ms, least):
+    monkeypatch.setattr(measure, "time_call_ms", lambda _run, _device: step_ms)
+    assert measure._rule(None, Settings(), torch.device("cuda")).min_samples == least
+
+
+@pytest.mark.parametrize(
+    ("levers", "reason"), [("flash", "flash attention needs a CUDA GPU"), ("fused+graph", "CUDA graphs need a GPU")]
+)
+def test_what_a_cpu_lacks_is_skipped(measured, levers, reason):
+    with pytest.raises(Skipped, match=reason):
+        measured(levers)
+
+
+def test_without_a_compiler_compiling_is_skipped(measured, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(Skipped, match=r"torch.compile needs a C\+\+ compiler"):
+        measured("compile")
+
+
+@pytest.mark.parametrize("levers", ["fast", "flash+fused", "fused+fused", "flash+sdpa", "eager+fused", ""])
+def test_unknown_levers_are_refused_in_one_line(levers):
+    with pytest.raises(UserError, match=r"^levers is '.*', allowed are eager or, joined by \+ in this order, fused, "):
+        Cell(levers=levers)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("levers", ["flash", "fused+sdpa+graph", "fused+sdpa+compile+graph+bf16_weights+checkpointing"])
+def test_a_gpu_s_levers_train_as_the_eager_model_does(levers):
+    (row,) = measure.measure(Cell("small", 256, levers), Settings(budget_s=0.5), Stopwatch())
+    assert row["status"] in ("ok", "unstable"), row
+    assert row["gpu_busy_ms"] <= 1.03 * row["median_ms"]

@@ -1,0 +1,94 @@
+import re
+
+import pytest
+
+from pipeline.stages.levers.report import section, selection
+
+from ..sections import (
+    built,
+    drawn_figures,
+    faults_of_parts,
+    gaps,
+    keys,
+    linked_figures,
+    numbers_that_stay,
+    render,
+    unnamed_rows,
+)
+
+ALL = ("NVIDIA H200", "AMD EPYC")
+BUILD = built(section.build, "levers")
+
+
+@pytest.fixture(scope="module")
+def rendered(make_rows, tmp_path_factory):
+    return render(BUILD, {name: make_rows(name) for name in ALL}, tmp_path_factory)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_section_is_whole_and_shows_its_figure(rendered, name):
+    _, text, folder = rendered[name]
+    assert gaps(text) == []
+    assert linked_figures(text, "levers") == drawn_figures(folder) == {"gains"}
+
+
+def test_the_answer_names_what_buys_most_alone_and_the_fastest_combination_of_the_largest_model(rendered):
+    text = rendered["NVIDIA H200"].text
+    assert re.search(r"\*\*xl at context 1024: sdpa buys the most alone, 1\.3\d×\.", text)
+    assert re.search(r"fastest is fused \+ sdpa \+ compile \+ graph \+ bf16_weights: 3\d\d ms become 1\d\d ms", text)
+
+
+def test_the_ladder_has_one_lever_more_a_row(rendered):
+    table = rendered["NVIDIA H200"].text.split("each row with one lever more:")[1].split("\n\n")[1]
+    steps = [line.split("|")[1].strip() for line in table.splitlines()[2:]]
+    assert steps == ["eager", "fused", "sdpa", "compile", "graph", "bf16_weights", "checkpointing"]
+    assert "10%" in table.splitlines()[2]
+
+
+def test_what_changes_the_loss_is_wrong_and_no_time(rendered):
+    text = rendered["NVIDIA H200"].text
+    assert re.search(r"\| flash +\| +wrong +\| +1\.2\d +\|", text)
+
+
+def test_what_a_cpu_lacks_is_skipped_and_what_it_has_is_compared(rendered):
+    text = rendered["AMD EPYC"].text
+    assert re.search(r"\| graph +\| skipped: CUDA graphs need a GPU +\|", text)
+    assert "peak GB" not in text
+
+
+@pytest.mark.parametrize(("share", "advised"), [(0.5, True), (1.2, False)])
+def test_the_fastest_combination_is_advised_where_it_is_clearly_faster(make_rows, tmp_path, share, advised):
+    rows = make_rows("AMD EPYC")
+    slow = rows["levers"] != "eager"
+    base = rows.loc[~slow, ["median_ms", "q1_ms", "q3_ms"]].iloc[0]
+    for name in base.index:
+        rows.loc[slow & rows["median_ms"].notna(), name] = base[name] * share
+    actions = section.build(rows, tmp_path).actions
+    assert bool(actions) == advised
+
+
+def test_weights_in_bf16_are_measured_and_not_advised(make_rows, tmp_path):
+    (action,) = section.build(make_rows("NVIDIA H200"), tmp_path).actions
+    assert action.what == "**Train with fused + sdpa + compile + graph.**"
+
+
+def test_the_largest_model_with_the_most_figures_is_shown_first(make_rows):
+    rows = selection.ordered(make_rows("NVIDIA H200"))
+    assert set(selection.largest(rows)["size"]) == {"xl"}
+    rows = rows[(rows["size"] == "medium") | (rows["levers"] == "eager")]
+    assert set(selection.largest(rows)["size"]) == {"medium"}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_no_number_of_the_prose_stays_when_every_figure_is_another(make_rows, undrawn, tmp_path, name):
+    rows = make_rows(name)
+    assert numbers_that_stay(lambda found: BUILD(found, tmp_path), rows, keys("levers"), {"14", "2", "28"}) == set()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_section_of_a_part_of_the_cells_is_whole(make_rows, tmp_path_factory, name):
+    assert faults_of_parts(BUILD, "levers", make_rows(name), tmp_path_factory) == {}
+
+
+def test_the_columns_of_rows_tell_the_rows_apart(make_rows):
+    assert unnamed_rows("levers", make_rows("NVIDIA H200")).empty
