@@ -1,14 +1,16 @@
 """The memory rows parsed once: a recording a cell, with its peaks, beside them what the formulas predict."""
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Any, NamedTuple
+from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
 
 import pandas as pd
 
 from pipeline.formulas.activations import Workload
 from pipeline.formulas.peak_memory import CATEGORIES, MODES, peak_bytes
 from pipeline.formulas.sizes import SIZES
+from pipeline.report.section import data_size, ms
 from pipeline.report.table_rows import in_order, ok
 from pipeline.stages.memory.cell import Cell
 from pipeline.stages.memory.rows import ROW_TYPES
@@ -80,11 +82,6 @@ class Recording:
         return max(self.last_step.values(), key=lambda peak: peak.total_bytes)
 
     @property
-    def highest_bytes(self) -> int:
-        """The highest moment of the whole recording."""
-        return max(peak.total_bytes for peak in self.peaks)
-
-    @property
     def plain(self) -> bool:
         """Tell whether it has eager attention and no checkpoints."""
         return self.cell.attention == "eager" and not self.cell.checkpoint_every
@@ -114,13 +111,36 @@ class Recording:
         return self.predicted_bytes / self.peak.total_bytes - 1
 
     @property
-    def variant(self) -> dict[str, Any]:
-        """Its attention and checkpoints, as axes."""
-        return {"attention": self.cell.attention, "checkpoint_every": self.cell.checkpoint_every}
+    def mode(self) -> str:
+        """The words for its mode."""
+        return MODE_WORDS[self.cell.mode]
 
-    def like(self, **changed: Any) -> Cell:
-        """Return the cell with other values on some axes."""
-        return Cell(**{**asdict(self.cell), **changed})
+    @property
+    def setting(self) -> str:
+        """Its model and workload: `2.7B, bf16, batch 4, context 1024`."""
+        return f"{self.cell.size}, {self.cell.precision}, batch {self.batch_size}, context {self.cell.context_length}"
+
+    @property
+    def variant(self) -> str:
+        """Its attention and checkpoints: `eager`, `flash, a checkpoint every 4 blocks`."""
+        every = self.cell.checkpoint_every
+        blocks = "block" if every == 1 else f"{every} blocks"
+        return f"{self.cell.attention}, a checkpoint every {blocks}" if every else self.cell.attention
+
+    @property
+    def size(self) -> str:
+        """Its peak in words."""
+        return data_size(self.peak.total_bytes)
+
+    @property
+    def step_ms(self) -> float:
+        """The median time of its step; NaN where it was not timed."""
+        return math.nan if self.step is None else float(self.step["median_ms"])
+
+    @property
+    def time(self) -> str:
+        """The time of its step in words; it must have been timed."""
+        return ms(self.step_ms)
 
 
 def recordings(rows: pd.DataFrame) -> list[Recording]:
@@ -193,7 +213,7 @@ def beside_variants(recorded: Sequence[Recording]) -> list[list[Recording]]:
     groups: dict[Cell, list[Recording]] = {}
     for recording in recorded:
         if recording.cell.mode == "train_step":
-            groups.setdefault(recording.like(attention="eager", checkpoint_every=0), []).append(recording)
+            groups.setdefault(replace(recording.cell, attention="eager", checkpoint_every=0), []).append(recording)
     return [group for group in groups.values() if len(group) > 1 and any(one.measured for one in group)]
 
 
@@ -203,25 +223,11 @@ def unit_for(recorded: Sequence[Recording]) -> Unit:
     return Unit("GB", 1e9) if highest >= 1e9 else Unit("MB", 1e6)
 
 
-def variant(cell: Cell) -> str:
-    """Name a variant: `eager`, `flash, a checkpoint every 4 blocks`."""
-    if not cell.checkpoint_every:
-        return cell.attention
-    blocks = "block" if cell.checkpoint_every == 1 else f"{cell.checkpoint_every} blocks"
-    return f"{cell.attention}, a checkpoint every {blocks}"
-
-
-def setting(recording: Recording) -> str:
-    """Name what was recorded: `2.7B, bf16, batch 4, context 1024`."""
-    cell = recording.cell
-    return f"{cell.size}, {cell.precision}, batch {recording.batch_size}, context {cell.context_length}"
-
-
 def outcomes(recorded: Sequence[Recording]) -> pd.DataFrame:
     """Return the status and reason of every recording, and `what` it is of."""
     return pd.DataFrame(
         {
-            "what": f"{setting(recording)}, {MODE_WORDS[recording.cell.mode]}, {variant(recording.cell)}",
+            "what": f"{recording.setting}, {recording.mode}, {recording.variant}",
             "status": recording.status,
             "reason": recording.reason,
         }

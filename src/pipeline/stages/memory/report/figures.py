@@ -13,7 +13,6 @@ from pipeline.report.figures import (
     new_figure,
     shared_legend,
     style_for,
-    values_from_zero,
 )
 from pipeline.report.section import data_size
 from pipeline.report.tables import OUTCOME_WORDS, significant
@@ -61,7 +60,8 @@ def composition(recorded: Sequence[Recording], unit: Unit) -> Figure:
             place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
             words = f"the device has {data_size(device_bytes)}"
             panel.annotate(words, (0.02, device_bytes / unit.bytes), (0, -12), fontsize=SMALL_PT, **place)
-    values_from_zero(axes[0, 0])
+    highest = max([*devices, *(one.peak.total_bytes for one in recorded if one.measured)]) / unit.bytes
+    axes[0, 0].set_ylim(0, highest * ROOM_FOR_LABELS)
     axes[0, 0].set_ylabel(f"peak ({unit.name})")
     shared_legend(figure, per_row=3)
     _sign(figure, recorded[0])

@@ -83,7 +83,7 @@ def _beside_products(shown: Sequence[Capture]) -> Markdown:
         name, time_ms = others.iloc[0][["kernel", "time_ms"]]
         largest = say("; the first of them is {name} with {time}", name=code(shown_name(name)), time=ms(time_ms))
     return say(
-        "{setting}: all but matrix products takes {share} of the forward pass's kernel time: {kinds}{largest}.",
+        "{setting}: all but matrix products takes {share} of the forward pass: {kinds}{largest}.",
         setting=setting(first),
         share=percent(shares.sum()),
         kinds=listing(kinds),

@@ -216,11 +216,8 @@ def _look_at_the_optimizer(shown: Sequence[Capture]) -> list[Action]:
     first, path = lead(shown), "train_step"
     if path not in first.work_ms.index or first.share(path, "optimizer") < WORTH_A_LOOK:
         return []
-    others = [
-        f"{percent(one.share(path, 'optimizer'))} in {one.cell.precision}"
-        for one in by_precision(shown, first)
-        if one is not first and path in one.work_ms.index
-    ]
+    others = [one for one in by_precision(shown, first) if one is not first and path in one.work_ms.index]
+    shares = [f"{percent(one.share(path, 'optimizer'))} in {one.cell.precision}" for one in others]
     why = say(
         "{setting}: {optimizer} of the {total} of {work} in a training step ({share}{others}).",
         setting=setting(first),
@@ -228,6 +225,8 @@ def _look_at_the_optimizer(shown: Sequence[Capture]) -> list[Action]:
         total=ms(first.total_ms(path)),
         work=first.work,
         share=percent(first.share(path, "optimizer")),
-        others=f"; {listing(others)}" if others else "",
+        others=f"; {listing(shares)}" if shares else "",
     )
-    return [Action(2, say("**In {precision} look at AdamW.**", precision=first.cell.precision), why)]
+    only_here = any(one.share(path, "optimizer") < WORTH_A_LOOK for one in others)
+    what = f"**In {first.cell.precision} look at AdamW.**" if only_here else "**Look at AdamW.**"
+    return [Action(2, Markdown(what), why)]
