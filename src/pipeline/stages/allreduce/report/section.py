@@ -57,7 +57,7 @@ def _answer(measured: Sequence[Group]) -> Markdown:
         enough = best.bursts[best.bursts["busbw_gb_per_s"] >= WASTED * best.best["busbw_gb_per_s"]]
         if len(best.bursts) > 1:
             reached = "already at" if enough.index[0] == best.bursts.index[0] else "from"
-            sentence = "{backend} has half of that {reached} {size}{cost}."
+            sentence = "{backend} has half of it {reached} {size}{cost}."
             cost = f" (a call costs {ms(1e3 * best.cost.latency_s)} beside its bytes)" if _has_latency(best) else ""
             sentences.append(say(sentence, backend=backend, reached=reached, size=enough["size"].iloc[0], cost=cost))
     return Markdown(" ").join(sentences)
@@ -155,7 +155,7 @@ def _actions(measured: Sequence[Group]) -> list[Action]:
         return []
     enough = best.bursts[best.bursts["busbw_gb_per_s"] >= WASTED * largest["busbw_gb_per_s"]].iloc[0]
     why = say(
-        "{name}: {small} reach {low} GB/s, {size} {enough}, {large} {high}.",
+        "{name}: {small} reaches {low} GB/s, {size} {enough}, {large} {high}.",
         name=best.name,
         small=smallest["size"],
         low=number(smallest["busbw_gb_per_s"]),

@@ -54,6 +54,11 @@ class Run:
     captures: pd.DataFrame
 
     @property
+    def label(self) -> str:
+        """The name, and whether its times are the host's rather than the GPU's."""
+        return f"{self.name} (host-limited)" if self.host_limited else self.name
+
+    @property
     def steps(self) -> pd.DataFrame:
         """The whole steps that have a figure."""
         return ok(self.whole)

@@ -31,7 +31,7 @@ def bucket_sweep(runs: Sequence[Run]) -> Figure | None:
         for _, line in averaging[averaging["bucket_size_mb"].isna()].iterrows():
             look = {"color": style_for(line["impl"])["color"], "linestyle": ":", "linewidth": 1.6}
             axes.axhline(line["median_ms"] - base_ms, label=line["impl"], **look)
-        axes.set_title(f"{run.name}{' (host-limited)' if run.host_limited else ''}")
+        axes.set_title(run.label)
         if len(with_buckets):
             lengths_axis(axes, with_buckets["bucket_size_mb"].astype(int), "bucket size (MB)")
         axes.axhline(0, color="black", linewidth=0.8)

@@ -22,7 +22,7 @@ def problems(measured: Sequence[Run], allreduce: pd.DataFrame) -> list[Problem]:
         "ddp_overlap_individual_parameters_benchmarking": _overlap,
         "ddp_bucketed_benchmarking (a)": _buckets,
     }
-    said = {name: once_each((run.name, answer(run)) for run in measured) for name, answer in answers.items()}
+    said = {name: once_each((run.label, answer(run)) for run in measured) for name, answer in answers.items()}
     said["ddp_bucketed_benchmarking (b)"] = _model(measured, allreduce)
     return [Problem(name, text) for name, text in said.items() if text]
 
@@ -60,11 +60,11 @@ def _naive(run: Run) -> Markdown:
 
 
 def _flat(run: Run) -> Markdown:
-    return _against_naive(run, "flat", "one all-reduce of all gradients")
+    return _against_naive(run, "flat", "one all-reduce of all gradients after backward")
 
 
 def _overlap(run: Run) -> Markdown:
-    text = _against_naive(run, "overlap", "an all-reduce during backward as soon as a gradient is there")
+    text = _against_naive(run, "overlap", "an all-reduce a parameter during backward")
     if not text or "overlap" not in run.captures.index:
         return text
     beside = "beside computation" if run.on_gpus else "beside computation, for the same cores"
@@ -78,8 +78,8 @@ def _against_naive(run: Run, variant: str, words: str) -> Markdown:
         return Markdown()
     phases, steps_ms = run.phases_ms["communication"], run.steps["median_ms"]
     return say(
-        "with {words} a step takes {own}, with one for each after backward {naive} ({ratio}); {left} and "
-        "{naive_left} of that are waiting for communication.",
+        "{words} makes a step of {own}, naive one of {naive} ({ratio}); of these {left} and {naive_left} are left of "
+        "communication when backward is done.",
         words=words,
         own=ms(steps_ms[variant]),
         naive=ms(steps_ms["naive"]),

@@ -8,7 +8,7 @@ import pandas as pd
 from pipeline.report.markup import Markdown
 from pipeline.report.outcomes import clear_gain, not_measured, nothing_measured
 from pipeline.report.page_parts import Action, Figure, Section, Table, say
-from pipeline.report.section import count, ms, percent
+from pipeline.report.section import count, listing, ms, percent
 from pipeline.report.tables import median_cells, significant
 from pipeline.stages.ddp.report.facts import NO_COMMUNICATION, TORCH_DEFAULT, Run, runs, whole_steps
 from pipeline.stages.ddp.report.figures import bucket_sweep, timeline
@@ -28,7 +28,7 @@ def build(rows: pd.DataFrame, figures_dir: Path, beside: Mapping[str, pd.DataFra
     whole, measured = whole_steps(rows), runs(rows)
     if not measured:
         return Section(TITLE, EXERCISE, nothing_measured(whole))
-    missing = not_measured(whole.assign(what=whole["cell_name"] + " " + whole["variant"]), "what")
+    missing = not_measured(whole, "cell_name")
     return Section(
         TITLE,
         EXERCISE,
@@ -55,15 +55,20 @@ def _verdict(run: Run) -> Markdown:
     )
     parts = []
     if best is not None:
-        words = "at best {ms} a step ({variant}){cost}"
-        parts.append(say(words, ms=ms(best["median_ms"]), variant=best.name, cost=_cost(run, best)))
+        words = "at best {takes} a step with {variant}{cost}"
+        parts.append(say(words, takes=_takes(best), variant=best.name, cost=_cost(run, best)))
     if torch is not None:
         default_ms = run.steps["median_ms"].get(TORCH_DEFAULT)
         default = f", {ms(default_ms)} with its default of 25 MB" if default_ms and torch.name != TORCH_DEFAULT else ""
-        words = "PyTorch's takes {ms} ({variant}){default}"
-        parts.append(say(words, ms=ms(torch["median_ms"]), variant=torch.name, default=default))
+        words = "PyTorch's DDP takes {takes} with buckets of {size} MB{default}"
+        size = count(torch["bucket_size_mb"])
+        parts.append(say(words, takes=_takes(torch), size=size, default=default))
     verdict = Markdown("; ").join(parts) if parts else Markdown("nothing that averages was measured")
     return say("{name}{host}: {verdict}.", name=run.name, host=host, verdict=verdict)
+
+
+def _takes(step: pd.Series) -> str:
+    return ms(step["median_ms"]) + (" (unstable)" if step["status"] == "unstable" else "")
 
 
 def _cost(run: Run, step: pd.Series) -> str:
@@ -82,13 +87,13 @@ def _figures(measured: Sequence[Run]) -> list[Figure]:
     figures = []
     sweep = bucket_sweep(measured)
     if sweep is not None:
-        words = "least with {variant}, {beyond} ({name})"
+        words = "{name} at least {beyond} ({variant})"
         least = [
-            say(words, variant=run.beyond_ms.idxmin(), beyond=ms(run.beyond_ms.min()), name=run.name)
+            say(words, variant=run.beyond_ms.idxmin(), beyond=ms(run.beyond_ms.min()), name=run.label)
             for run in measured
             if len(run.beyond_ms)
         ]
-        title = say("What averaging adds to a step: {least}", least=Markdown("; ").join(least))
+        title = say("What averaging adds to a step: {least}", least=Markdown(", ").join(least))
         figures.append(Figure("buckets", title, sweep))
     drawn = timeline(measured)
     if drawn is not None:
@@ -103,8 +108,8 @@ def _timeline_title(measured: Sequence[Run]) -> Markdown:
         if "overlap" in run.captures.index
     ]
     return say(
-        "One captured step, all-reduces after and during backward{hidden}",
-        hidden=f": during it, {', '.join(shares)} of the communication runs beside computation" if shares else "",
+        "One captured step with all-reduces after backward (naive) and during it (overlap){hidden}",
+        hidden=f": {listing(shares)} of overlap's communication runs beside computation" if shares else "",
     )
 
 
@@ -120,7 +125,8 @@ def _table(measured: Sequence[Run]) -> Table:
     if lead.steps["peak_bytes"].notna().any():
         columns["peak (GB)"] = _aligned((lead.steps["peak_bytes"].astype(float) / 1e9).map(significant), variants)
     title = say(
-        "Median step [quartiles] and what it takes beyond one without communication; all-reduces a step of {name}:",
+        "Median step [quartiles] and what it takes beyond one without communication; all-reduces and memory are those "
+        "of {name}:",
         name=lead.name,
     )
     return Table(title, pd.DataFrame(columns))
@@ -143,11 +149,14 @@ def _method(timed: pd.DataFrame) -> Markdown:
 
 
 def _larger_buckets(measured: Sequence[Run]) -> list[Action]:
-    """Advise another bucket size for PyTorch's DDP where it clearly beats the default."""
+    """Advise another bucket size for PyTorch's DDP where it clearly beats the default and makes other buckets."""
     better = []
     for run in measured:
         best = run.fastest(["torch"])
-        if best is not None and TORCH_DEFAULT in run.steps.index and clear_gain(run.steps.loc[TORCH_DEFAULT], best):
+        if best is None or TORCH_DEFAULT not in run.steps.index:
+            continue
+        default = run.steps.loc[TORCH_DEFAULT]
+        if best["all_reduces"] != default["all_reduces"] and _clearly_faster(best, default):
             better.append((run, best))
     if not better:
         return []
@@ -182,3 +191,7 @@ def _average_less_often(measured: Sequence[Run]) -> list[Action]:
         return []
     what = say("**Average gradients less often: more work a rank between two averages.**")
     return [Action(3, what, say("Even the fastest way takes {costly}.", costly=Markdown("; ").join(costly)))]
+
+
+def _clearly_faster(step: pd.Series, other: pd.Series) -> bool:
+    return step["status"] == other["status"] == "ok" and clear_gain(other, step) is not None

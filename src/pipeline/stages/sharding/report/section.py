@@ -24,7 +24,7 @@ def build(rows: pd.DataFrame, figures_dir: Path) -> Section:
     whole, measured = whole_steps(rows), runs(rows)
     if not measured:
         return Section(TITLE, EXERCISE, nothing_measured(whole))
-    missing = not_measured(whole.assign(what=whole["cell_name"] + " " + whole["optimizer"]), "what")
+    missing = not_measured(whole, "cell_name")
     return Section(
         TITLE,
         EXERCISE,
@@ -175,20 +175,20 @@ def _weights(run: Run) -> Markdown:
 
 
 def _moments(run: Run) -> Markdown:
-    sentences = [
+    peaks = [
         say(
-            "{optimizer} peaks at {initialised} after initialisation, {before} before the optimizer's step "
-            "and {after} after it.",
+            "{optimizer} peaks at {initialised} after initialisation, {before} before the optimizer's step and {after} "
+            "after it",
             optimizer=optimizer,
-            initialised=data_size(peaks["initialised"]),
-            before=data_size(peaks["before_step"]),
-            after=data_size(peaks["after_step"]),
+            initialised=data_size(moments["initialised"]),
+            before=data_size(moments["before_step"]),
+            after=data_size(moments["after_step"]),
         )
-        for optimizer, peaks in run.peaks_bytes.reindex([PLAIN, OURS]).dropna().iterrows()
+        for optimizer, moments in run.peaks_bytes.reindex([PLAIN, OURS]).dropna().iterrows()
     ]
     kinds = listing([kind.replace("_", " ") for kind in KINDS])
     fit = "have the bytes predicted" if run.exact else "do not have the bytes predicted"
-    return Markdown(" ").join([*sentences, say("The {kinds} {fit}.", kinds=kinds, fit=fit)])
+    return say("{peaks}.", peaks=Markdown("; ").join([*peaks, say("{kinds} {fit}", kinds=kinds, fit=fit)]))
 
 
 def _times(run: Run) -> Markdown:
