@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from pipeline import doctor
+from pipeline.attention.triton import kernel_sets
 from pipeline.instruments.machine.gpus import Gpu
 
 H200 = [Gpu(id=f"GPU-{index}", index=index, name="NVIDIA H200", memory_bytes=140 * 2**30) for index in range(8)]
@@ -133,6 +134,16 @@ def test_triton_needs_a_c_compiler(gpu_host, path):
     assert check("Triton kernels").remedy == "apt-get install gcc"
     path("gcc")
     assert check("Triton kernels").ok
+
+
+@pytest.mark.parametrize(
+    ("why_not", "told"),
+    [(None, "attention: those for Hopper where faster"), ("no Hopper GPU", "attention: the plain ones, no Hopper GPU")],
+)
+def test_it_says_which_kernels_of_attention_the_gpu_gets(why_not, told, gpu_host, path, monkeypatch):
+    path("gcc")
+    monkeypatch.setattr(kernel_sets, "why_not_on", lambda device: why_not if device.type == "cuda" else "no GPU")
+    assert check("Triton kernels").detail == f"Triton {version('triton')}; {told}"
 
 
 def test_nsys_off_the_path_is_found_where_nvidia_puts_it(gpu_host, path, monkeypatch, tmp_path):

@@ -31,7 +31,7 @@ ROOMS = {
     "compare": {"errors", "cells", "instruments", "report"},
     "stages": GROUND | SUBJECTS | {"instruments", "cells"},
     "stages.*.report": GROUND | {"cells", "instruments", "report", "stages"},
-    "doctor": {"errors", "cells", "instruments"},
+    "doctor": {"errors", "cells", "instruments", "attention"},
     "describe": {"cells"},
     "registry": {"errors", "cells", "stages", "stages.*.report"},
     "cli": {"errors", "cells", "report", "compare", "describe", "doctor", "registry", "stages", "stages.*.report"},

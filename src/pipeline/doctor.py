@@ -9,7 +9,7 @@ import subprocess
 import sysconfig
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from glob import glob
 from importlib.metadata import files, version
 from pathlib import Path
@@ -69,7 +69,7 @@ def findings() -> list[Check]:
         Check("CPU timing", True, cpu_model()),
         _check_gpu_timing(gpus),
         _check_compile(gpus),
-        _check_triton("Triton kernels", gpus),
+        _check_kernels(gpus),
         _check_nsys(gpus),
         _check_nccl(gpus),
         _check_gloo(),
@@ -97,6 +97,19 @@ def _check_compile(gpus: list[Gpu]) -> Check:
         return _check_triton(name, gpus)
     lack = _lacking_build_tool("CXX", ("g++", "clang++"), ("g++", "gcc-c++"))
     return Check(name, False, *lack) if lack else Check(name, True, "for the CPU, by the C++ compiler")
+
+
+def _check_kernels(gpus: list[Gpu]) -> Check:
+    import torch
+
+    check = _check_triton("Triton kernels", gpus)
+    if not (check.ok and torch.cuda.is_available()):
+        return check
+    from pipeline.attention.triton.kernel_sets import why_not_on  # which needs Triton
+
+    why_not = why_not_on(torch.device("cuda", 0))
+    attention = f"attention: the plain ones, {why_not}" if why_not else "attention: those for Hopper where faster"
+    return replace(check, detail=f"{check.detail}; {attention}")
 
 
 def _check_triton(name: str, gpus: list[Gpu]) -> Check:

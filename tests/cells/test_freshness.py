@@ -7,6 +7,7 @@ from types import ModuleType
 import pytest
 
 from pipeline import loaded_modules
+from pipeline.attention.triton import kernel_sets
 from pipeline.cells import freshness, sources
 from pipeline.cells.freshness import Present, code_facts, why_stale
 
@@ -102,6 +103,18 @@ def test_what_changed_is_why_a_cell_is_stale(record, path, value, why):
 def test_a_version_that_is_not_compared_and_fewer_gpus_than_there_were_change_nothing(record):
     assert why_stale(changed(record, "machine", "software", "cudnn", value="8"), Settings(), 2, NOW) is None
     assert why_stale(record, Settings(), 2, Present(VERSIONS, gpus=0)) is None
+
+
+def test_kernels_chosen_otherwise_make_stale_what_may_have_run_them(record, monkeypatch):
+    assert kernel_sets.__name__ == freshness.CHOOSES_KERNELS
+    monkeypatch.setenv(kernel_sets.VARIABLE, "tl")
+    plain = Present(VERSIONS, gpus=4)
+    assert why_stale(record, Settings(), 2, plain) is None
+    record["code"]["modules"] |= {freshness.CHOOSES_KERNELS: "0" * 16}
+    assert why_stale(record, Settings(), 2, plain) == "PIPELINE_ATTENTION changed"
+    record["code"]["attention"] = code_facts("pipeline.stages.timing", AFTER_ALL_EDITS)["attention"]
+    assert why_stale(record, Settings(), 2, plain) == f"code changed: {freshness.CHOOSES_KERNELS}"
+    assert why_stale(record, Settings(), 2, NOW) == "PIPELINE_ATTENTION changed"
 
 
 def test_a_cell_that_had_all_it_asked_for_does_not_wait_for_more(record):

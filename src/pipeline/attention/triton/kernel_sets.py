@@ -65,11 +65,12 @@ def forward_kernels(problem: Problem) -> KernelSet:
 
 def backward_kernels(q: Traits, k: Traits, v: Traits, do: Traits, repeatable: bool) -> KernelSet:
     """Choose those of a backward pass, from how what it reads lies; repeatable: dq must be, bitwise."""
-    why_not = _why_not(q, k, gluon_tiles.BACKWARD.get(tile_width(q.shape[-1]))) or _why_not_read(q, k, v, do)
+    tiles = gluon_tiles.BACKWARD.get(tile_width(q.shape[-1]))
+    why_not = _why_not(q, k, tiles) or _why_not_read(q, k, v, do)
     if why_not is None and repeatable:
         why_not = "torch.use_deterministic_algorithms is on, and Gluon's sums of dq are in no fixed order"
-    if why_not is None:
-        why_not = _why_too_few(k, gluon_tiles.KEYS_OF_BACKWARD)
+    if why_not is None and tiles is not None:
+        why_not = _why_too_few(k, tiles.block_keys)
     return _chosen(why_not)
 
 
@@ -79,16 +80,23 @@ def _chosen(why_not: str | None) -> KernelSet:
     return KernelSet("gluon", "a Hopper GPU, and work for all of it")
 
 
-def _why_not(q: Traits, k: Traits, tiles: object | None) -> str | None:
-    """Say what of the machine or the inputs' shapes rules Gluon's kernels out; tiles: None where they have none."""
+def why_not_on(device: torch.device) -> str | None:
+    """Say what rules Gluon's kernels out on a device, whatever the problem; None where nothing does."""
     if os.environ.get(VARIABLE) == "tl":
         return f"{VARIABLE}=tl"
-    if q.device.type != "cuda" or is_interpreted():
+    if device.type != "cuda" or is_interpreted():
         return "no GPU"
-    if torch.version.cuda is None or torch.cuda.get_device_capability(q.device) != HOPPER:
+    if torch.version.cuda is None or torch.cuda.get_device_capability(device) != HOPPER:
         return "no Hopper GPU"
     if not has_gluon():
         return f"Triton {triton.__version__} has no Gluon as of {'.'.join(map(str, FIRST_TRITON))}"
+    return None
+
+
+def _why_not(q: Traits, k: Traits, tiles: object | None) -> str | None:
+    """Say what of the machine or the inputs' shapes rules Gluon's kernels out; tiles: None where they have none."""
+    if why_not := why_not_on(q.device):
+        return why_not
     if q.dtype == torch.float32:
         return "fp32"
     if tiles is None:

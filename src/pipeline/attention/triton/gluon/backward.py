@@ -46,17 +46,17 @@ def rows_at(pointer, n_matrices, n_queries, BLOCK: gl.constexpr):
 
 
 @gluon.jit
-def first_block_of(tile, CAUSAL: gl.constexpr, BLOCK_QUERIES: gl.constexpr):
+def first_block_of(first_key, CAUSAL: gl.constexpr, BLOCK_QUERIES: gl.constexpr):
     """Return the first block of queries that see keys of a tile."""
-    return tile * BLOCK_KEYS // BLOCK_QUERIES if CAUSAL else 0
+    return first_key // BLOCK_QUERIES if CAUSAL else 0
 
 
 @gluon.jit
-def _load_keys(
+def load_keys(
     k_ptr, v_ptr, k_strides, v_strides, sizes, k_tiles, v_tiles, full, free, HEAD_DIM: gl.constexpr,
-    WIDTH: gl.constexpr,
+    WIDTH: gl.constexpr, PARTS: gl.constexpr,
 ):  # fmt: skip
-    """Load every tile of keys and values, each warpgroup's."""
+    """Load every tile of keys and values, in parts of 64."""
     heads, n_matrices, n_queries, n_keys, n_tiles, heads_together = sizes
     k = matrices_at(k_ptr, n_matrices, heads, n_keys, k_strides, HEAD_DIM, KEYS, WIDTH)
     v = matrices_at(v_ptr, n_matrices, heads, n_keys, v_strides, HEAD_DIM, KEYS, WIDTH)
@@ -65,18 +65,19 @@ def _load_keys(
     while item < n_tiles * n_matrices:
         matrix, tile = matrix_and_tile(item, n_tiles, n_matrices, heads_together)
         mbarrier.wait(free, (i & 1) ^ 1)
-        mbarrier.expect(full, GROUPS * (k.block_type.nbytes + v.block_type.nbytes))
-        for group in gl.static_range(GROUPS):
-            load(k, matrix, heads, tile * BLOCK_KEYS + group * KEYS, full, k_tiles.index(group))
-            load(v, matrix, heads, tile * BLOCK_KEYS + group * KEYS, full, v_tiles.index(group))
+        mbarrier.expect(full, PARTS * (k.block_type.nbytes + v.block_type.nbytes))
+        for part in gl.static_range(PARTS):
+            first_key = (tile * PARTS + part) * KEYS
+            load(k, matrix, heads, first_key, full, k_tiles.index(part))
+            load(v, matrix, heads, first_key, full, v_tiles.index(part))
         i += 1
         item = work_item(i)
 
 
 @gluon.jit
-def _load_queries(
+def load_queries(
     pointer, number_ptr, strides, sizes, tiles, numbers, full, free, CAUSAL: gl.constexpr, HEAD_DIM: gl.constexpr,
-    WIDTH: gl.constexpr, BLOCK_QUERIES: gl.constexpr, STAGES: gl.constexpr,
+    WIDTH: gl.constexpr, BLOCK_KEYS: gl.constexpr, BLOCK_QUERIES: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Load the queries that see a tile of keys, or the output's gradients there, and what there is a number of each."""
     heads, n_matrices, n_queries, n_keys, n_tiles, heads_together = sizes
@@ -87,7 +88,7 @@ def _load_queries(
     item = work_item(i)
     while item < n_tiles * n_matrices:
         matrix, tile = matrix_and_tile(item, n_tiles, n_matrices, heads_together)
-        for block in range(first_block_of(tile, CAUSAL, BLOCK_QUERIES), gl.cdiv(n_queries, BLOCK_QUERIES)):
+        for block in range(first_block_of(tile * BLOCK_KEYS, CAUSAL, BLOCK_QUERIES), gl.cdiv(n_queries, BLOCK_QUERIES)):
             mbarrier.wait(free.index(slot), phase)
             mbarrier.expect(full.index(slot), rows.block_type.nbytes + number.block_type.nbytes)
             load(rows, matrix, heads, block * BLOCK_QUERIES, full.index(slot), tiles.index(slot))
@@ -194,7 +195,7 @@ def _differentiate(
         dk = gl.zeros([KEYS, WIDTH], gl.float32, G_LAYOUT)
         dv = gl.zeros([KEYS, WIDTH], gl.float32, G_LAYOUT)
         mbarrier.wait(kv_full, i & 1)
-        first = first_block_of(tile, CAUSAL, BLOCK_QUERIES)
+        first = first_block_of(tile * BLOCK_KEYS, CAUSAL, BLOCK_QUERIES)
         last_masked = first
         if CAUSAL:
             last_masked += BLOCK_KEYS // BLOCK_QUERIES
@@ -272,12 +273,12 @@ def hopper_backward_kernel(
             (_differentiate, (dq_sum_ptr, dk_ptr, dv_ptr, sizes, scale, scale_log2, tiles, rows, ds_tiles, dq_tiles,
                               ring, ds_full, CAUSAL, MASK_KEYS, HEAD_DIM, WIDTH, BLOCK_QUERIES, STAGES,
                               gl.constexpr(1))),
-            (_load_keys, (k_ptr, v_ptr, k_strides, v_strides, sizes, k_tiles, v_tiles, kv_full, kv_free,
-                          HEAD_DIM, WIDTH)),
-            (_load_queries, (q_ptr, lse_log2_ptr, q_strides, sizes, q_tiles, lse_rows, q_full, q_free,
-                             CAUSAL, HEAD_DIM, WIDTH, BLOCK_QUERIES, STAGES)),
-            (_load_queries, (do_ptr, delta_ptr, do_strides, sizes, do_tiles, delta_rows, do_full, do_free,
-                             CAUSAL, HEAD_DIM, WIDTH, BLOCK_QUERIES, STAGES)),
+            (load_keys, (k_ptr, v_ptr, k_strides, v_strides, sizes, k_tiles, v_tiles, kv_full, kv_free,
+                          HEAD_DIM, WIDTH, GROUPS)),
+            (load_queries, (q_ptr, lse_log2_ptr, q_strides, sizes, q_tiles, lse_rows, q_full, q_free,
+                             CAUSAL, HEAD_DIM, WIDTH, BLOCK_KEYS, BLOCK_QUERIES, STAGES)),
+            (load_queries, (do_ptr, delta_ptr, do_strides, sizes, do_tiles, delta_rows, do_full, do_free,
+                             CAUSAL, HEAD_DIM, WIDTH, BLOCK_KEYS, BLOCK_QUERIES, STAGES)),
         ],
         [4, 1, 1, 1], [REGISTERS, LOADING_REGISTERS, LOADING_REGISTERS, LOADING_REGISTERS],
     )  # fmt: skip

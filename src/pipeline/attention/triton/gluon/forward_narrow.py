@@ -1,7 +1,7 @@
-"""The forward pass for Hopper up to head_dim 64: programs of one warpgroup, three on a multiprocessor.
+"""The forward pass for Hopper up to head_dim 64: programs of one warpgroup, several on a multiprocessor.
 
 Each loads for itself and overlaps its softmax with its products as `forward` does; and while one begins or ends a tile
-the other two compute, which short sequences gain most by.
+the others compute, which short sequences gain most by.
 """
 
 from triton.experimental import gluon

@@ -7,12 +7,25 @@ import numpy as np
 import torch
 
 from pipeline.attention.inputs import Traits
-from pipeline.attention.triton.direct_launch import Launch, compile_launch, heads, multiprocessors, scale_log2, strides
+from pipeline.attention.triton.direct_launch import (
+    Launch,
+    compile_launch,
+    heads,
+    multiprocessors,
+    scale_log2,
+    strides,
+)
 from pipeline.attention.triton.gluon.backward import hopper_backward_kernel
+from pipeline.attention.triton.gluon.backward_wide import hopper_wide_backward_kernel
 from pipeline.attention.triton.gluon.forward import hopper_forward_kernel
 from pipeline.attention.triton.gluon.forward_narrow import hopper_narrow_forward_kernel
 from pipeline.attention.triton.gluon.schedule import heads_together
-from pipeline.attention.triton.gluon.tiles import KEYS_OF_BACKWARD, BackwardTiles, ForwardTiles, NarrowForwardTiles
+from pipeline.attention.triton.gluon.tiles import (
+    BackwardTiles,
+    ForwardTiles,
+    NarrowForwardTiles,
+    WideBackwardTiles,
+)
 from pipeline.attention.triton.tiles import tile_width
 
 OPTIONS = {"num_warps": 4}  # of the first warpgroup; the kernels say how many there are beside it
@@ -24,11 +37,7 @@ def forward_launch(
     q: Traits, k: Traits, v: Traits, is_causal: bool, tiles: ForwardTiles | NarrowForwardTiles
 ) -> Launch:
     """Return what launches the forward kernel of these tiles with q, k, v, output and log-sum-exp."""
-    first_queries = np.arange(0, q.shape[-2], tiles.block_queries)
-    keys_seen = np.full(len(first_queries), k.shape[-2])
-    if is_causal:
-        keys_seen = np.minimum(keys_seen, first_queries[::-1] + tiles.block_queries)
-    work = -(-keys_seen // tiles.block_keys) + WORK_OF_ENDS
+    work = _forward_work(q, k, is_causal, tiles)
     programs = multiprocessors(q.device)
     if isinstance(tiles, NarrowForwardTiles):
         programs *= tiles.programs_per_sm
@@ -44,23 +53,32 @@ def forward_launch(
 
 
 def backward_launch(
-    q: Traits, k: Traits, v: Traits, do: Traits, is_causal: bool, scale: float, tiles: BackwardTiles
+    q: Traits, k: Traits, v: Traits, do: Traits, is_causal: bool, scale: float, tiles: BackwardTiles | WideBackwardTiles
 ) -> Launch:
     """Return what launches the backward kernel, with q, k, v, do, lse_log2, delta, dq_sum, dk and dv."""
-    first_keys = np.arange(0, k.shape[-2], KEYS_OF_BACKWARD)
+    first_keys = np.arange(0, k.shape[-2], tiles.block_keys)
     queries_seen = np.full(len(first_keys), q.shape[-2])
     if is_causal:
         queries_seen = np.maximum(queries_seen - first_keys, 0)
     work = -(-queries_seen // tiles.block_queries) + WORK_OF_ENDS
     n_programs, sizes = _programs_and_sizes(q, k, work, multiprocessors(q.device))
     return compile_launch(
-        hopper_backward_kernel,
+        backward_kernel(tiles),
         n_programs,
         [*[q.dtype] * 4, *[torch.float32] * 3, q.dtype, q.dtype],
         [*(stride for given in (q, k, v, do) for stride in _strides(given)), *sizes, scale, scale_log2(q)],
-        backward_constants(tiles, is_causal, q.shape[-1], has_part_tile=k.shape[-2] % KEYS_OF_BACKWARD != 0),
+        backward_constants(tiles, is_causal, q.shape[-1], has_part_tile=k.shape[-2] % tiles.block_keys != 0),
         OPTIONS,
     )
+
+
+def _forward_work(q: Traits, k: Traits, is_causal: bool, tiles: ForwardTiles | NarrowForwardTiles) -> np.ndarray:
+    """Return how many blocks of keys each tile of queries goes through, most first, and what its ends take."""
+    first_queries = np.arange(0, q.shape[-2], tiles.block_queries)
+    keys_seen = np.full(len(first_queries), k.shape[-2])
+    if is_causal:
+        keys_seen = np.minimum(keys_seen, first_queries[::-1] + tiles.block_queries)
+    return -(-keys_seen // tiles.block_keys) + WORK_OF_ENDS
 
 
 def _programs_and_sizes(q: Traits, k: Traits, work: np.ndarray, programs: int) -> tuple[int, tuple[int, ...]]:
@@ -103,19 +121,26 @@ def forward_constants(
     }
 
 
+def backward_kernel(tiles: BackwardTiles | WideBackwardTiles) -> Any:
+    """Return the backward kernel that has such tiles."""
+    return hopper_wide_backward_kernel if isinstance(tiles, WideBackwardTiles) else hopper_backward_kernel
+
+
 def backward_constants(
-    tiles: BackwardTiles, is_causal: bool, head_dim: int, has_part_tile: bool
+    tiles: BackwardTiles | WideBackwardTiles, is_causal: bool, head_dim: int, has_part_tile: bool
 ) -> dict[str, int | bool]:
     """Return the backward kernel's compile-time arguments; has_part_tile: the last tile has keys beyond the last."""
-    return {
+    shared = {
         "CAUSAL": is_causal,
         "MASK_KEYS": has_part_tile,
         "HEAD_DIM": head_dim,
         "WIDTH": tile_width(head_dim),
-        "BLOCK_QUERIES": tiles.block_queries,
         "STAGES": tiles.stages,
         "REGISTERS": tiles.registers,
     }
+    if isinstance(tiles, WideBackwardTiles):
+        return {**shared, "DO_STAGES": tiles.do_stages}
+    return {**shared, "BLOCK_QUERIES": tiles.block_queries}
 
 
 def _strides(given: Traits) -> tuple[int, int, int]:

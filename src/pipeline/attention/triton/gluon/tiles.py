@@ -4,9 +4,9 @@ The tables are for an H200; docs/attention-kernels.md tells what was tried, and 
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 GROUP_ROWS = 64  # of a warpgroup: as many as one wgmma has
-KEYS_OF_BACKWARD = 128  # of a tile: two warpgroups have 64 each
 
 
 @dataclass(frozen=True)
@@ -34,30 +34,43 @@ class NarrowForwardTiles:
     stages: int
     registers: int
     programs_per_sm: int
-    block_queries: int = GROUP_ROWS
+    block_queries: ClassVar[int] = GROUP_ROWS
 
 
 @dataclass(frozen=True)
 class BackwardTiles:
-    """The tiles of the backward kernel."""
+    """The tiles of the backward kernel: of 128 keys, two warpgroups having 64 each."""
 
     block_queries: int
     stages: int
     registers: int
+    block_keys: ClassVar[int] = 2 * GROUP_ROWS
 
 
-# Of the same width, and as little work as in a few thousand keys: shorter programs begin and end sooner.
+@dataclass(frozen=True)
+class WideBackwardTiles:
+    """The tiles of the backward kernel for wide heads: of 64 keys and queries."""
+
+    stages: int
+    do_stages: int
+    registers: int
+    block_queries: ClassVar[int] = GROUP_ROWS
+    block_keys: ClassVar[int] = GROUP_ROWS
+
+
+# With fewer keys than LONG_KEYS: small programs begin and end sooner.
 FORWARD_SHORT: dict[int, ForwardTiles | NarrowForwardTiles] = {
-    64: NarrowForwardTiles(block_keys=128, stages=2, registers=168, programs_per_sm=3),
+    64: NarrowForwardTiles(block_keys=64, stages=2, registers=128, programs_per_sm=4),
 }
 FORWARD: dict[int, ForwardTiles | NarrowForwardTiles] = {
     64: ForwardTiles(groups=3, block_keys=128, stages=2, registers=160, softmax_first=True),
     128: ForwardTiles(groups=2, block_keys=128, stages=2, registers=240),
     256: ForwardTiles(groups=2, block_keys=64, stages=2, registers=240, o_in_q=True),
 }
-BACKWARD = {
+BACKWARD: dict[int, BackwardTiles | WideBackwardTiles] = {
     64: BackwardTiles(block_queries=128, stages=2, registers=240),
     128: BackwardTiles(block_queries=64, stages=2, registers=240),
+    256: WideBackwardTiles(stages=2, do_stages=1, registers=240),
 }
 LONG_KEYS = 2048  # from so many on
 # With fewer queries or keys the plain kernels are as fast or faster.
