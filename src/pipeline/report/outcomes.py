@@ -26,7 +26,7 @@ def not_measured(rows: pd.DataFrame, by: str) -> Markdown:
     failed, unstable = rows[~has_figures(rows["status"])], rows[rows["status"] == "unstable"]
     sentences = []
     if len(failed):
-        alike = failed.assign(reason=without_own_numbers(failed["reason"].fillna("")))
+        alike = failed.assign(reason=without_own_numbers(failed["reason"].astype(object).fillna("")))
         (status, reason), main = max(alike.groupby(["status", "reason"], sort=False), key=lambda group: len(group[1]))
         sentences.append(
             say(

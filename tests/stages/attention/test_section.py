@@ -103,10 +103,17 @@ def test_a_formula_that_is_wrong_about_what_fits_is_said_to_be(make_rows):
 
 def test_workspaces_are_not_held_against_the_formula(make_rows):
     rows = make_rows("h200")
+    rows["peak_bytes"] += 30e9
+    rows["workspace_bytes"] += 30e9
     assert "counted without workspaces is 1.00× the formula's" in str(parts_of(rows).parts)
+    rows["peak_bytes"] -= rows["workspace_bytes"]
     rows["workspace_bytes"] = 0
     rows["peak_bytes"] *= 2
     assert "counted without workspaces is 2.00× the formula's" in str(parts_of(rows).parts)
+
+
+def test_the_accounting_is_of_the_shortest_problem_that_ran_out(make_rows):
+    assert limit_of(make_rows("h200").replace({"seq_len": {65536: 131072}})).first_too_long.seq_len == 131072
 
 
 @pytest.mark.parametrize(("name", "seen"), [("h200", True), ("laptop", False)])

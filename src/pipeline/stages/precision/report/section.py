@@ -1,52 +1,48 @@
-"""The precision section: its tables and figures, and a template that says what they show."""
+"""The precision section: what must stay in fp32 when all else is fp16 or bf16."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
-from pipeline.report.section import render
-from pipeline.report.tables import OUTCOME_WORDS
-from pipeline.stages.precision.report import (
-    accumulation_findings,
-    autocast_findings,
-    baselines,
-    epsilon_findings,
-    layer_norm_findings,
+from pipeline.report.markup import Markdown
+from pipeline.report.outcomes import not_measured, nothing_measured
+from pipeline.report.page_parts import Section
+from pipeline.stages.precision.report import autocast, layer_norm, sums
+from pipeline.stages.precision.report.facts import figures_of, shown, without_absent_devices
+
+TITLE = "What must stay in fp32?"
+EXERCISE = "mixed_precision_accumulation, benchmarking_mixed_precision (a), (b)"
+METHOD = Markdown(
+    "Sums are added step by step; errors are against exact arithmetic, those of layer norm against fp64 on the same"
+    " input. Data types are those that hooks and a dispatch mode see in one training step. Predictions need no run."
 )
-from pipeline.stages.precision.report.figures import draw_all
-from pipeline.stages.precision.report.selection import device_lines, missing
-
-TEMPLATE = Path(__file__).parent / "section.md.j2"
-TITLES = {
-    "accumulation": "running sums",
-    "autocast": "data types under autocast",
-    "layer_norm": "layer norm",
-    "layer_norm_eps": "layer norm's eps",
-}
 
 
-def build(rows: pd.DataFrame, figures_dir: Path) -> str:
-    """Write the section's Markdown from the rows of all its tables, and its figures as SVG into a folder."""
-    return render(TEMPLATE, facts(rows) | {"figures": draw_all(rows, figures_dir)})
+def build(rows: pd.DataFrame, _figures_dir: Path) -> Section:
+    """Return the section of the precision stage, from all its rows."""
+    if (rows["status"] != "ok").all():
+        return Section(TITLE, EXERCISE, nothing_measured(rows))
+    rows = without_absent_devices(rows)
+    added, norms = shown(rows, "accumulation"), shown(rows, "layer_norm")
+    dtypes, eps = figures_of(rows, "autocast"), shown(rows, "layer_norm_eps")
+    answers = [*_if(added, sums.answer), *_if(norms, layer_norm.answer)]
+    return Section(
+        TITLE,
+        EXERCISE,
+        Markdown(" ").join(answers) if answers else Markdown("Neither sums nor layer norm were measured."),
+        parts=[
+            *_if(added, sums.figure, sums.table, lambda shown_sums: sums.predictions(rows, shown_sums)),
+            *_if(dtypes, autocast.table),
+            *_if(norms, layer_norm.figure, layer_norm.table),
+            *filter(None, [not_measured(rows, "experiment")]),
+        ],
+        method=METHOD,
+        actions=layer_norm.actions(norms, eps),
+        problems=[*_if(added, sums.problem), *_if(dtypes, autocast.problem), *layer_norm.problem(norms, eps)],
+    )
 
 
-def facts(rows: pd.DataFrame) -> dict:
-    """Return all that the template fills in but the figures."""
-    return {
-        "devices": device_lines(rows),
-        "sums": accumulation_findings.facts(rows),
-        "sums_of_others": baselines.sum_facts(rows),
-        "dtypes": autocast_findings.facts(rows),
-        "dtypes_of_others": baselines.dtype_facts(rows),
-        "norms": layer_norm_findings.facts(rows),
-        "eps": epsilon_findings.facts(rows),
-        "missing": [_readable(line) for line in missing(rows)],
-    }
-
-
-def _readable(line: dict) -> dict:
-    return {
-        **line,
-        "experiments": [TITLES[name] for name in line["experiments"]],
-        "status": OUTCOME_WORDS[line["status"]],
-    }
+def _if(rows: pd.DataFrame, *makers: Callable[[pd.DataFrame], Any]) -> list[Any]:
+    return [make(rows) for make in makers] if len(rows) else []
