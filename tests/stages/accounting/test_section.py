@@ -107,6 +107,13 @@ def test_levers_are_those_that_lower_the_batch_best_first(make_rows):
     assert "split otherwise" not in best
 
 
+def test_the_table_of_devices_gives_what_each_holds_where_any_number_is_enough(make_rows):
+    table = [part.cells for part in build(make_rows()).parts if isinstance(part, Table)][1]
+    rows = table.set_index("sequence length")[["least devices", "each holds (GB)"]]
+    assert rows.loc[4096].tolist() == ["61", "94.2"]
+    assert rows.loc[16384].tolist() == ["none is enough", "–"]
+
+
 def test_answers_follow_the_settings(make_rows, text):
     words = text(make_rows(gpu_memory_gb=40.0, device_memory_gb=192.0, fsdp_size=8))
     assert "88 GPUs of 40 GB" in words
