@@ -121,7 +121,7 @@ def test_flash_attention_is_advised_where_it_saves_memory_and_time(rows_of):
 @pytest.mark.parametrize(
     ("attention", "every", "column", "factor"),
     [
-        ("flash", 0, ["median_ms", "q1_ms", "q3_ms"], 2),  # slower than eager
+        ("flash", 0, ["median_ms", "q1_ms", "q3_ms"], 1.45),  # slower than eager, not than checkpoints
         ("eager", 1, ["median_ms", "q1_ms", "q3_ms"], 0.5),  # checkpoints take less time
         ("flash", 0, ["peak_bytes"], 3),  # saves no memory
     ],
