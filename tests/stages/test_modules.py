@@ -21,11 +21,12 @@ RUNNING = {
     *("instruments.sampling.stopwatch",),
 }
 SAMPLING = {"instruments.sampling.step_timing", "instruments.sampling.summary"}
+BUSY = {f"instruments.profilers.{name}" for name in ("gpu_busy", "kernel_categories", "trace")}
 MODEL = {"attention.eager", "attention.functions", "model", "ranges", "tf32"}
 RANKS = {"parallel.processes"}
 TRAINING_RANKS = {
     *(RANKS | MODEL | SAMPLING),
-    *("cells.outcomes", "instruments.memory.freed_memory", "instruments.profilers.collective_traffic"),
+    *("cells.outcomes", "instruments.memory.freed_memory", *BUSY, "instruments.profilers.collective_traffic"),
     *(
         "instruments.sampling.rank_timing",
         "instruments.sampling.stability",
@@ -41,7 +42,7 @@ ATTENTION_CALLS = {
 STEPS = (
     MODEL
     | SAMPLING
-    | {f"instruments.profilers.{name}" for name in ("gpu_busy", "kernel_categories", "trace")}
+    | BUSY
     | {"instruments.sampling.cuda_graph", "instruments.sampling.stability"}
 )
 OF_STAGE = {
@@ -56,7 +57,7 @@ OF_STAGE = {
     "attention": ATTENTION_CALLS | {"attention.functions", "instruments.memory.saved_tensors"},
     "flash": ATTENTION_CALLS | {"attention", "tf32"},
     "allreduce": RANKS | SAMPLING | {"parallel.nccl", "instruments.sampling.bursts", "instruments.sampling.stability"},
-    "ddp": TRAINING_RANKS | {"parallel.ddp", "instruments.profilers.trace"},
+    "ddp": TRAINING_RANKS | {"parallel.ddp"},
     "sharding": TRAINING_RANKS
     | {
         f"parallel.{name}"

@@ -40,7 +40,7 @@ class GpuTimedRow(TimedRow):
 
 @dataclass(frozen=True, kw_only=True)
 class GpuStepRow(GpuTimedRow):
-    """Samples of a step, and beside its wall time what the GPU did meanwhile (pipeline.instruments)."""
+    """Samples of a step, and beside its wall time what the GPU, of several ranks the first's, did meanwhile."""
 
     gpu_busy_ms: float | None = column(
         "time of a step in which a kernel or copy ran, in steps profiled later", minimum=0
@@ -51,5 +51,10 @@ class GpuStepRow(GpuTimedRow):
         "host: the GPU idles 20% or more; communication: nothing else runs for 20% or more; else gpu",
         allowed=("host", "communication", "gpu"),
     )
+    exposed_communication_ms: float | None = column("part of gpu_busy_ms in which only collectives ran", minimum=0)
     profiled_ms: float | None = column("wall time of the profiled steps", positive=True)
-    energy_j: float | None = column("energy a step, of a second of steps or more", positive=True)
+    energy_j: float | None = column("energy a step, of a second of steps or more, all GPUs", positive=True)
+    tokens_per_j: float | None = column("tokens over the energy", positive=True)
+    pinned_core: int | None = column(
+        "core that the launching threads, of several ranks the first's, were kept on, where they were", minimum=0
+    )

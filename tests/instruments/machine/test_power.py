@@ -6,7 +6,7 @@ import torch
 
 from pipeline.instruments.machine import gpu_state, power
 from pipeline.instruments.machine.gpus import Gpu
-from pipeline.instruments.machine.power import Power, PowerWatch, pooled_power
+from pipeline.instruments.machine.power import Power, PowerWatch, pooled_power, power_of_ranks
 from pipeline.instruments.sampling.step_timing import StopRule, time_phases
 
 CAPPED, BRAKE = pynvml.nvmlClocksEventReasonSwPowerCap, pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown
@@ -164,3 +164,10 @@ def test_products_draw_more_than_an_idle_gpu_and_no_more_than_the_limit():
     assert 200 < watts < 1.1 * limit_mw / 1e3
     assert 500 < sampling.power.sm_clock_mhz < 3000
     assert sampling.power.power_capped is not None
+
+
+def test_the_energies_of_ranks_add_up_and_the_slowest_clock_is_theirs():
+    first, second = Power(10.0, 1800.0, False, ()), Power(12.0, 1900.0, True, ("hw_slowdown",))
+    assert power_of_ranks([first, second]) == Power(22.0, 1800.0, True, ("hw_slowdown",))
+    assert power_of_ranks([first, Power()]) == Power(None, 1800.0, False, ())
+    assert power_of_ranks([Power(), Power()]) == Power()

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from pipeline.instruments.machine.power import Power
 from pipeline.instruments.sampling import rank_timing
 from pipeline.instruments.sampling.rank_timing import max_over_ranks, time_steps_over_ranks
 from pipeline.parallel.processes.starting import run_ranks
@@ -44,6 +45,16 @@ def test_a_sample_is_the_time_of_the_slowest_rank_on_every_rank():
         "uneven": [750.0] * 4,
         "train_step": [875.0] * 4,
     }
+
+
+def watch_power(context):
+    watch = SimpleNamespace(poll=lambda: None, over=lambda steps: Power(steps + context.rank, 1900.0 - context.rank))
+    with mock.patch.object(rank_timing, "PowerWatch", return_value=watch):
+        return time_steps_over_ranks({"phase": lambda: None}, context.device, warmup=0, steps=STEPS).power
+
+
+def test_the_energy_is_that_of_all_ranks_and_the_clock_that_of_the_slowest():
+    assert ranks(watch_power) == [Power(2 * STEPS + 1.0, 1899.0)] * 2
 
 
 def wait_in_the_second_phase(context):

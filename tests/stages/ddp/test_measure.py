@@ -91,3 +91,11 @@ def test_on_gpus_the_same_holds_and_phases_are_told_apart_by_events():
     captured = rows[rows["phase"] == "captured_step"].set_index("impl")
     assert (captured["communication_ms"] > 0).all()
     assert captured.loc["naive", "hidden_pct"] < 5
+    assert (whole["gpu_busy_ms"] > whole["exposed_communication_ms"]).all()
+    exposed_ms = whole["exposed_communication_ms"].droplevel("bucket_size_mb")
+    assert exposed_ms["none"] == 0
+    assert exposed_ms["naive"] > 0
+    assert (whole["launches"] > 100).all()
+    assert whole["limited_by"].notna().all()
+    assert (whole["mean_sm_clock_mhz"] > 0).all()
+    assert whole["pinned_core"].nunique() == 1

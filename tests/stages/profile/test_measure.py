@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from pipeline.errors import Skipped
+from pipeline.instruments.machine.power import Power
 from pipeline.instruments.profilers import nsys, torch_profiler
+from pipeline.instruments.profilers.gpu_busy import GpuBusy
 from pipeline.instruments.sampling.step_timing import Sampling, Timings
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.stages.profile import measure, workload
@@ -122,10 +124,26 @@ def test_no_sample_adds_to_the_gradients_of_the_one_before(quick):
     ],
 )
 def test_a_host_time_that_is_noisy_or_of_a_slowed_gpu_is_unstable(samples_ms, slowdowns, status, reason):
-    state = [{"throttle_reasons": slowdowns}]
-    row = measure._host_row("inference", Sampling({"inference": Timings(samples_ms)}, [], state), Settings())
+    power = Power(slowdowns=tuple(slowdowns))
+    sampling = Sampling({"inference": Timings(samples_ms)}, [], [], power)
+    row = measure._host_row("inference", sampling, None, 1, Settings())
     assert row["status"] == status
     assert row.get("reason", "").startswith(reason or "")
+
+
+def test_what_the_gpu_did_stands_beside_the_wall_time_of_each_pass(monkeypatch, quick):
+    profiled = []
+
+    def profile_gpu_busy(run, _device):
+        profiled.append(run)
+        run()
+        return GpuBusy(1e-6, 9, 0.0, 1.0)
+
+    monkeypatch.setattr(measure, "profile_gpu_busy", profile_gpu_busy)
+    rows = measure._host_clock(TINY, quick, CPU)
+    assert [row["launches"] for row in rows] == [9] * len(PASSES) == [9] * len(profiled)
+    assert {row["limited_by"] for row in rows} == {"host"}
+    assert all(row["gpu_idle_pct"] == pytest.approx(100, abs=1) for row in rows)
 
 
 def test_a_capture_begins_when_every_pass_is_warm(monkeypatch, quick, tmp_path):

@@ -63,6 +63,9 @@ def test_on_gpus_kinds_and_peaks_are_as_predicted():
     errors = largest["predicted_bytes"] / largest["measured_bytes"] - 1
     assert errors.xs("requested_peak", level="kind").abs().max() < 0.03
     assert (rows.loc[rows["measures"] == "time", "weight_difference"] == 0).all()
+    whole = rows[(rows["phase"] == "train_step") & (rows["clock"] == "host")]
+    assert (whole["gpu_busy_ms"] > whole["exposed_communication_ms"]).all()
+    assert whole[["launches", "limited_by", "pinned_core", "mean_sm_clock_mhz"]].notna().all(axis=None)
     requested = memory[(memory["moment"] == "first_before_step") & (memory["kind"] == "requested")]["measured_bytes"]
     parameters = kinds.loc[kinds["kind"] == "parameters", "measured_bytes"].max()
     assert requested.max() - requested.min() < parameters / 2  # no turn leaves its model to the next

@@ -113,6 +113,19 @@ def pooled_power(stretches: Iterable[Power]) -> Power:
     )
 
 
+def power_of_ranks(ranks: Iterable[Power]) -> Power:
+    """Join the GPUs of ranks that made the same steps: energies added up, the slowest clock, capped where any was."""
+    found = list(ranks)
+    energies_j = [each.energy_j for each in found if each.energy_j is not None]
+    capped = [each.power_capped for each in found if each.power_capped is not None]
+    return Power(
+        energy_j=sum(energies_j) if len(energies_j) == len(found) else None,
+        sm_clock_mhz=min((each.sm_clock_mhz for each in found if each.sm_clock_mhz is not None), default=None),
+        power_capped=any(capped) if capped else None,
+        slowdowns=tuple(slowdowns_among({reason for each in found for reason in each.slowdowns})),
+    )
+
+
 def _mean(values: list[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return fmean(known) if known and len(known) == len(values) else None

@@ -15,6 +15,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from pipeline.compat.torch_private import keep_gpu_busy, profiler_events
+from pipeline.instruments.machine.power import Power
 from pipeline.instruments.profilers.kernel_categories import category
 from pipeline.instruments.profilers.trace import union_us
 from pipeline.instruments.sampling.step_timing import time_call_ms
@@ -57,8 +58,21 @@ class GpuBusy:
             "gpu_idle_pct": self.idle_pct(wall_ms),
             "launches": self.launches,
             "limited_by": self.limited_by(wall_ms),
+            "exposed_communication_ms": self.exposed_communication_ms,
             "profiled_ms": self.profiled_ms,
         }
+
+
+def step_columns(busy: GpuBusy | None, power: Power, wall_ms: float, tokens: int) -> dict[str, Any]:
+    """Return what stands beside the wall time of a whole step: what the GPU did meanwhile, and its energy.
+
+    busy: None where nothing was profiled; power: over the timed steps; tokens: of a step.
+    """
+    return {
+        **(busy.columns(wall_ms) if busy else {}),
+        "energy_j": power.energy_j,
+        "tokens_per_j": tokens / power.energy_j if power.energy_j else None,
+    }
 
 
 def profile_gpu_busy(step: Callable[[], object], device: torch.device, steps: int = 3) -> GpuBusy | None:

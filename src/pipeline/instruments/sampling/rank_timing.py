@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from pipeline.instruments.machine import gpu_state
-from pipeline.instruments.machine.power import PowerWatch
+from pipeline.instruments.machine.power import Power, PowerWatch, power_of_ranks
 from pipeline.instruments.sampling.step_timing import Phases, Sampling, Timings, collections_off, synchronize
 
 STEP = "train_step"
@@ -41,7 +41,7 @@ def time_steps_over_ranks(phases: Phases, device: torch.device, warmup: int, ste
             samples = timings[name].host_ms if clock == "host" else timings[name].cuda_events_ms
             samples.append(sample_ms)
         watch.poll()
-    return Sampling(timings, state_before, gpu_state.gpu_state(), watch.over(steps))
+    return Sampling(timings, state_before, gpu_state.gpu_state(), _power_over_ranks(watch.over(steps)))
 
 
 def _time_step(phases: Phases, device: torch.device) -> dict[tuple[str, str], float]:
@@ -61,6 +61,12 @@ def _time_step(phases: Phases, device: torch.device) -> dict[tuple[str, str], fl
     if clock.name != "host":
         times_ms[STEP, clock.name] = sum(phases_ms)
     return times_ms | {(STEP, "host"): host_ms}
+
+
+def _power_over_ranks(power: Power) -> Power:
+    ranks: list[Power] = [power] * dist.get_world_size()
+    dist.all_gather_object(ranks, power)
+    return power_of_ranks(ranks)
 
 
 def max_over_ranks(values: dict[Key, float], device: torch.device) -> dict[Key, float]:

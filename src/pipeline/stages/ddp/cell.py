@@ -17,14 +17,16 @@ class Variant:
     bucket_size_mb: int | None = None
 
 
-IMPLS = ("naive", "flat", "overlap", "bucketed", "torch", "none")
-# "torch" is DistributedDataParallel. "none" communicates nothing: what a variant takes beyond it is what communication
+IMPLS = ("naive", "flat", "overlap", "bucketed", "torch_tuned", "torch", "none")
+# "torch" is DistributedDataParallel as it comes; tuned, it sends no buffers, as ours do not, and gradients lie in its
+# buckets. "none" communicates nothing: what a variant takes beyond it is what communication
 # costs. It is last, so that its weights are compared with those of a variant that averages.
 VARIANTS = (
     Variant("naive"),
     Variant("flat"),
     Variant("overlap"),
     *(Variant("bucketed", size) for size in (1, 10, 100, 1000)),
+    Variant("torch_tuned", 25),
     *(Variant("torch", size) for size in (1, 25, 100)),
     Variant("none"),
 )

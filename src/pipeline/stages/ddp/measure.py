@@ -40,7 +40,7 @@ def rows_of(variant: Variant, result: Result | MemoryError, cell: Cell, settings
     key = variant_key(variant)
     if isinstance(result, MemoryError):
         return [{**key, **WHOLE_STEP, "status": "oom", "reason": str(result)}]
-    shared = {
+    shared: Row = {
         **key,
         "backend": backend,
         "tokens": cell.world_size * settings.batch_size_per_rank * settings.context_length,
@@ -51,8 +51,12 @@ def rows_of(variant: Variant, result: Result | MemoryError, cell: Cell, settings
         "rank_difference": result.rank_difference,
         "variant_difference": result.variant_difference,
         "weight_tolerance": TOLERANCE[cell.precision],
+        "pinned_core": result.pinned_core,
     }
-    rows = [{**shared, **row} for row in step_rows(result.samplings, settings.unstable_rel_error)]
+    rows = [
+        {**shared, **row}
+        for row in step_rows(result.samplings, settings.unstable_rel_error, shared["tokens"], result.busy)
+    ]
     if result.lanes is not None:
         step = {"phase": CAPTURED_STEP, "clock": PROFILER, "status": "ok"}
         rows.append({**key, **step, **result.lanes.columns()})

@@ -6,7 +6,10 @@ from pipeline.stages.ddp.cell import VARIANTS, Cell, Settings
 
 def expected_s(cell: Cell, settings: Settings, on_gpu: bool) -> float:
     """Return about how many seconds a cell takes."""
-    return training_s(len(VARIANTS) * settings.rounds * (settings.warmup_steps + settings.steps), on_gpu)
+    profiled_steps = 5 if on_gpu else 0
+    return training_s(
+        len(VARIANTS) * (settings.rounds * (settings.warmup_steps + settings.steps) + profiled_steps), on_gpu
+    )
 
 
 def needed_bytes(cell: Cell, settings: Settings) -> int:

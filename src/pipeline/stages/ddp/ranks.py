@@ -8,8 +8,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from pipeline.instruments.machine.pinning import pinned
 from pipeline.instruments.memory.freed_memory import make_room
 from pipeline.instruments.profilers.collective_traffic import CollectiveLog, total_bytes
+from pipeline.instruments.profilers.gpu_busy import GpuBusy, profile_gpu_busy
 from pipeline.instruments.sampling import weight_differences
 from pipeline.instruments.sampling.rank_timing import max_over_ranks, time_steps_over_ranks
 from pipeline.instruments.sampling.step_timing import Sampling
@@ -35,23 +37,26 @@ class Result:
     all_reduce_bytes: int = 0
     rank_difference: float | None = None
     variant_difference: float | None = None
+    pinned_core: int | None = None
+    busy: GpuBusy | None = None
     lanes: Lanes | None = None
 
 
 def measure_variants(
     context: RankContext, cell: Cell, settings: Settings, variants: Sequence[Variant]
 ) -> dict[Variant, Result]:
-    """Let the variants take turns, each from the same weights with the memory to itself; then capture a step of some.
+    """Let the variants take turns, each from the same weights with the memory to itself; then profile steps of each.
 
-    Captures come after all is timed: a profiler may leave its traces on what runs after it.
+    Profiles come after all is timed: a profiler may leave its traces on what runs after it.
     """
     rank = _Rank(context, cell, settings)
-    results = {variant: Result() for variant in variants}
-    for variant, is_first_turn in turns(variants, settings.rounds):
-        rank.take_turn(variant, results[variant], is_first_turn)
-    for variant in variants:
-        if variant.impl in CAPTURED:
-            results[variant].lanes = rank.capture(variant)
+    dist.barrier()  # what the first collective starts is not pinned
+    with pinned(context.device, context.rank, context.world_size) as core:
+        results = {variant: Result(pinned_core=core) for variant in variants}
+        for variant, is_first_turn in turns(variants, settings.rounds):
+            rank.take_turn(variant, results[variant], is_first_turn)
+        for variant in variants:
+            rank.profile(variant, results[variant])
     return results
 
 
@@ -80,11 +85,16 @@ class _Rank:
             self._compare(step.model, variant, result)
             _count(step, variant.impl != "none", result)
 
-    def capture(self, variant: Variant) -> Lanes | None:
-        """Capture a warm step on rank 0; None on other ranks."""
+    def profile(self, variant: Variant, result: Result) -> None:
+        """Profile warm steps for what the GPU does in them and, of some variants, capture one on rank 0."""
+        is_captured = variant.impl in CAPTURED
+        if self.device.type != "cuda" and not is_captured:
+            return
         step = self._build_step(variant)
         step.run()
-        return capture_step(step.run, self.device, listen=self.rank == 0)
+        result.busy = profile_gpu_busy(step.run, self.device)
+        if is_captured:
+            result.lanes = capture_step(step.run, self.device, listen=self.rank == 0)
 
     def _build_step(self, variant: Variant) -> TrainingStep:
         return build_step(variant, self.cell, self.settings, self.rank, self.device)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from pipeline.cells.rows import Row, RowTypes, column
-from pipeline.cells.timed_rows import TimedRow
+from pipeline.cells.timed_rows import GpuStepRow
 from pipeline.stages.ddp.cell import CAPTURED_STEP, IMPLS, PHASES, PROFILER, TRAIN_STEP
 
 
@@ -11,12 +11,16 @@ from pipeline.stages.ddp.cell import CAPTURED_STEP, IMPLS, PHASES, PROFILER, TRA
 class VariantRow(Row):
     """Columns that name a variant."""
 
-    impl: str = column("way to average gradients; none communicates nothing, torch is torch's DDP", allowed=IMPLS)
+    impl: str = column(
+        "way to average gradients; none communicates nothing; torch is torch's DDP with its defaults, torch_tuned with"
+        " broadcast_buffers=False and gradient_as_bucket_view=True",
+        allowed=IMPLS,
+    )
     bucket_size_mb: int | None = column("bucket size in MB of 2^20 bytes; none without buckets", minimum=1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepTime(TimedRow, VariantRow):
+class StepTime(GpuStepRow, VariantRow):
     """Time of a training step or of one of its phases by one clock; each sample is that of the slowest rank."""
 
     KEYS = ("impl", "bucket_size_mb", "phase", "clock")

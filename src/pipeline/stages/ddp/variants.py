@@ -1,6 +1,7 @@
 """The training step of each variant on one rank."""
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -11,6 +12,10 @@ from pipeline.parallel import BucketedDDP, FlatDDP, NaiveDDP, OverlapDDP
 from pipeline.stages.ddp.cell import Cell, Settings, Variant
 
 OURS = {"naive": NaiveDDP, "flat": FlatDDP, "overlap": OverlapDDP, "bucketed": BucketedDDP}
+TORCHS: dict[str, dict[str, Any]] = {
+    "torch": {},
+    "torch_tuned": {"broadcast_buffers": False, "gradient_as_bucket_view": True},
+}
 
 
 def build_step(variant: Variant, cell: Cell, settings: Settings, rank: int, device: torch.device) -> TrainingStep:
@@ -29,8 +34,9 @@ def build_step(variant: Variant, cell: Cell, settings: Settings, rank: int, devi
     )
     if variant.impl == "none":
         return step
-    if variant.impl == "torch":
-        return replace(step, model=DistributedDataParallel(step.model, bucket_cap_mb=variant.bucket_size_mb))
+    if variant.impl in TORCHS:
+        options = TORCHS[variant.impl]
+        return replace(step, model=DistributedDataParallel(step.model, bucket_cap_mb=variant.bucket_size_mb, **options))
     bucket_size = () if variant.bucket_size_mb is None else (variant.bucket_size_mb,)
     wrapped = OURS[variant.impl](step.model, *bucket_size)
     return replace(step, model=wrapped, finish_gradients=wrapped.finish_gradient_synchronization)

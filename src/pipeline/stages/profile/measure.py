@@ -8,15 +8,17 @@ from typing import Any
 import torch
 
 from pipeline.errors import Skipped
+from pipeline.instruments.machine.pinning import pinned
 from pipeline.instruments.memory.out_of_memory import free_memory, is_out_of_memory
 from pipeline.instruments.profilers import nsys, torch_profiler
+from pipeline.instruments.profilers.gpu_busy import GpuBusy, profile_gpu_busy, step_columns
 from pipeline.instruments.profilers.nsys_export import read_export
 from pipeline.instruments.profilers.perfetto import write_perfetto
 from pipeline.instruments.profilers.trace import Trace
-from pipeline.instruments.sampling.stability import status_columns
+from pipeline.instruments.sampling.stability import gpu_columns, status_columns
 from pipeline.instruments.sampling.step_timing import Sampling, StopRule, time_phases
 from pipeline.instruments.sampling.stopwatch import Stopwatch
-from pipeline.instruments.sampling.summary import summarise
+from pipeline.instruments.sampling.summary import quartiles, summarise
 from pipeline.model.step import TrainingStep
 from pipeline.stages.profile import workload
 from pipeline.stages.profile.cell import PASSES, Cell, Settings
@@ -58,19 +60,31 @@ def _choose_profiler(asked: str, device: torch.device) -> tuple[str, str]:
 def _host_clock(cell: Cell, settings: Settings, device: torch.device) -> list[Row]:
     """Time each pass by the host clock, smallest first; what does not fit in memory, and what is larger, is oom."""
     step = workload.build(cell, settings, device)
-    rows: list[Row] = []
-    for name in PASSES:
-        try:
-            rows.append(_host_row(name, _sample(step, name, settings), settings))
-        except RuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
-            outcome = {"status": "oom", "reason": str(error).splitlines()[0]}
-            rows += [_host_key(late) | outcome for late in PASSES[len(rows) :]]
-            break
+    samplings: dict[str, Sampling] = {}
+    failed: list[Row] = []
+    with pinned(device) as core:
+        for name in PASSES:
+            try:
+                samplings[name] = _sample(step, name, settings)
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                outcome = {"status": "oom", "reason": str(error).splitlines()[0]}
+                failed = [_host_key(late) | outcome for late in PASSES[len(samplings) :]]
+                workload.drop_gradients(step)
+                break
+        # After all that is timed: the profiler stays attached.
+        busy = {name: profile_gpu_busy(partial(_run_pass, step, name), device) for name in samplings}
     del step
     free_memory()  # the capture builds the model again, with nsys in another process
-    return rows
+    tokens = settings.batch_size * cell.context_length
+    rows = [_host_row(name, sampling, busy[name], tokens, settings) for name, sampling in samplings.items()]
+    return [row | {"pinned_core": core} for row in rows] + failed
+
+
+def _run_pass(step: TrainingStep, name: str) -> None:
+    workload.calls(step)[name]()
+    workload.drop_gradients(step)
 
 
 def _sample(step: TrainingStep, name: str, settings: Settings) -> Sampling:
@@ -86,10 +100,16 @@ def _host_key(name: str) -> Row:
     return {"kind": "time", "range": name, "clock": "host"}
 
 
-def _host_row(name: str, sampling: Sampling, settings: Settings) -> Row:
+def _host_row(name: str, sampling: Sampling, busy: GpuBusy | None, tokens: int, settings: Settings) -> Row:
     samples_ms = sampling.timings[name].host_ms
-    status = status_columns(samples_ms, sampling.slowdowns(), settings.unstable_rel_error)
-    return {**_host_key(name), **status, **summarise(samples_ms), "samples_ms": samples_ms}
+    return {
+        **_host_key(name),
+        **status_columns(samples_ms, sampling.slowdowns(), settings.unstable_rel_error),
+        **summarise(samples_ms),
+        **gpu_columns(sampling.state_before, sampling.state_after, sampling.power),
+        **step_columns(busy, sampling.power, quartiles(samples_ms)[1], tokens),
+        "samples_ms": samples_ms,
+    }
 
 
 def _capture(

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from pipeline.cells.rows import Row, RowTypes, column
-from pipeline.cells.timed_rows import TimedRow
+from pipeline.cells.timed_rows import GpuStepRow
 from pipeline.instruments.profilers.kernel_categories import CATEGORIES
 from pipeline.stages.profile.cell import ATTENTION_PHASES, BACKWARD_BY_PART, CLOCKS, PASSES, STEP_PARTS
 
@@ -27,7 +27,7 @@ class RangeRow(Row):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RangeTime(TimedRow, RangeRow):
+class RangeTime(GpuStepRow, RangeRow):
     """The time of one range, by one clock: a sample a run."""
 
     KEYS = ("range", "clock")

@@ -44,20 +44,22 @@ def rows_of(impl: str, result: Result | MemoryError, cell: Cell, settings: Setti
     if isinstance(result, MemoryError):
         return [{"impl": impl, **WHOLE_STEP, "status": "oom", "reason": str(result)}]
     rows = [
-        *_time_rows(result, cell.precision, settings),
+        *_time_rows(result, cell, settings),
         *_memory_rows(impl, result, cell.world_size),
         *_traffic_rows(impl, result, cell.world_size),
     ]
     return [{"impl": impl, "backend": backend, **row} for row in rows]
 
 
-def _time_rows(result: Result, precision: str, settings: Settings) -> list[Row]:
+def _time_rows(result: Result, cell: Cell, settings: Settings) -> list[Row]:
     shared = {
         "measures": "time",
         "weight_difference": result.weight_difference,
-        "weight_tolerance": TOLERANCE[precision],
+        "weight_tolerance": TOLERANCE[cell.precision],
+        "pinned_core": result.pinned_core,
     }
-    return [{**shared, **row} for row in step_rows(result.samplings, settings.unstable_rel_error)]
+    tokens = cell.world_size * settings.batch_size_per_rank * settings.context_length
+    return [{**shared, **row} for row in step_rows(result.samplings, settings.unstable_rel_error, tokens, result.busy)]
 
 
 def _memory_rows(impl: str, result: Result, world_size: int) -> list[Row]:

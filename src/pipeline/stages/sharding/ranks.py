@@ -4,12 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from pipeline.formulas.sizes import SIZES
+from pipeline.instruments.machine.pinning import pinned
 from pipeline.instruments.memory.freed_memory import make_room
 from pipeline.instruments.profilers.collective_traffic import Collective, CollectiveLog
+from pipeline.instruments.profilers.gpu_busy import GpuBusy, profile_gpu_busy
 from pipeline.instruments.sampling import weight_differences
 from pipeline.instruments.sampling.rank_timing import max_over_ranks, time_steps_over_ranks
 from pipeline.instruments.sampling.step_timing import Sampling
@@ -32,17 +35,33 @@ class Result:
     collectives: list[Collective] = field(default_factory=list)
     parameter_bytes: list[int] = field(default_factory=list)
     weight_difference: float | None = None
+    pinned_core: int | None = None
+    busy: GpuBusy | None = None
 
 
 def measure_optimizers(context: RankContext, cell: Cell, settings: Settings, impls: Sequence[str]) -> dict[str, Result]:
-    """Let the optimizers take turns, each from the same weights with the memory to itself."""
-    results = {impl: Result() for impl in impls}
+    """Let the optimizers take turns, each from the same weights with the memory to itself; then profile steps of each.
+
+    Profiles come after all is timed: a profiler may leave its traces on what runs after it.
+    """
     reference: list[Tensor] = []  # weights with the first optimizer, on rank 0
-    for impl, is_first_turn in turns(impls, settings.rounds):
-        if is_first_turn:  # later turns do without: to allocate all anew takes as long as several steps
-            make_room(context.device)
-        _take_turn(impl, results[impl], cell, settings, reference, context, is_first_turn)
+    dist.barrier()  # what the first collective starts is not pinned
+    with pinned(context.device, context.rank, context.world_size) as core:
+        results = {impl: Result(pinned_core=core) for impl in impls}
+        for impl, is_first_turn in turns(impls, settings.rounds):
+            if is_first_turn:  # later turns do without: to allocate all anew takes as long as several steps
+                make_room(context.device)
+            _take_turn(impl, results[impl], cell, settings, reference, context, is_first_turn)
+        if context.device.type == "cuda":
+            for impl in impls:
+                results[impl].busy = _profile(impl, cell, settings, context)
     return results
+
+
+def _profile(impl: str, cell: Cell, settings: Settings, context: RankContext) -> GpuBusy | None:
+    step = _build_step(impl, cell, settings, context)
+    step.run()
+    return profile_gpu_busy(step.run, context.device)
 
 
 def _take_turn(

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from pipeline.cells.rows import Row, RowTypes, column
-from pipeline.cells.timed_rows import TimedRow
+from pipeline.cells.timed_rows import GpuStepRow
 from pipeline.stages.sharding.cell import (
     ALLOCATOR_KINDS,
     COLLECTIVES,
@@ -29,7 +29,7 @@ class OptimizerRow(Row):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepTime(TimedRow, OptimizerRow):
+class StepTime(GpuStepRow, OptimizerRow):
     """Time of a training step or of one of its phases by one clock; each sample is that of the slowest rank."""
 
     KEYS = ("impl", "phase", "clock")

@@ -11,7 +11,7 @@ from pipeline.formulas.sizes import SIZES
 from pipeline.instruments.machine.peaks import peak_tflops
 from pipeline.instruments.machine.pinning import pinned
 from pipeline.instruments.machine.toolchain import require_compiler
-from pipeline.instruments.profilers.gpu_busy import GpuBusy, profile_gpu_busy
+from pipeline.instruments.profilers.gpu_busy import GpuBusy, profile_gpu_busy, step_columns
 from pipeline.instruments.sampling.cuda_graph import captured, make_capturable, require_graphs
 from pipeline.instruments.sampling.stability import gpu_columns, status_columns
 from pipeline.instruments.sampling.step_timing import Sampling, StopRule, time_call_ms, time_phases
@@ -122,22 +122,16 @@ def _rows(sampling: Sampling, busy: GpuBusy | None, cell: Cell, settings: Settin
             **_rates(name, samples_ms, cell, settings, shared),
             **shared,
             **gpu_columns(sampling.state_before, sampling.state_after, sampling.power),
-            **(_step_columns(sampling, busy, samples_ms, shared) if (name, clock) == ("train_step", "host") else {}),
+            **(
+                step_columns(busy, sampling.power, quartiles(samples_ms)[1], shared["tokens"])
+                if (name, clock) == ("train_step", "host")
+                else {}
+            ),
             "samples_ms": samples_ms,
         }
         for name, timings in sampling.timings.items()
         for clock, samples_ms in timings.by_clock().items()
     ]
-
-
-def _step_columns(sampling: Sampling, busy: GpuBusy | None, samples_ms: list[float], shared: Row) -> Row:
-    """Return what the GPU did during a whole step, beside its wall time."""
-    energy_j = sampling.power.energy_j
-    return {
-        **(busy.columns(quartiles(samples_ms)[1]) if busy else {}),
-        "energy_j": energy_j,
-        "tokens_per_j": shared["tokens"] / energy_j if energy_j else None,
-    }
 
 
 def _rates(name: str, samples_ms: list[float], cell: Cell, settings: Settings, shared: Row) -> Row:

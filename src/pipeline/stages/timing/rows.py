@@ -24,8 +24,6 @@ class PhaseTime(GpuStepRow):
     mfu_pct: float | None = column("model FLOPs utilization: of the peak in this precision", positive=True)
     peak_tflops_per_s: float | None = column("peak in this precision", positive=True)
     peak_source: str | None = column("where the peak comes from")
-    tokens_per_j: float | None = column("tokens over the energy", positive=True)
-    pinned_core: int | None = column("core that the launching threads were kept on, where they were", minimum=0)
     peak_bytes: int | None = column("most that torch's allocator had given out on the GPU", minimum=0)
 
 
