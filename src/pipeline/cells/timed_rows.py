@@ -51,7 +51,9 @@ class GpuStepRow(GpuTimedRow):
         "host: the GPU idles 20% or more; communication: nothing else runs for 20% or more; else gpu",
         allowed=("host", "communication", "gpu"),
     )
-    exposed_communication_ms: float | None = column("part of gpu_busy_ms in which only collectives ran", minimum=0)
+    exposed_communication_ms: float | None = column(
+        "part of gpu_busy_ms in which only collectives ran, be it to wait for another rank", minimum=0
+    )
     profiled_ms: float | None = column("wall time of the profiled steps", positive=True)
     energy_j: float | None = column("energy a step, of a second of steps or more, all GPUs", positive=True)
     tokens_per_j: float | None = column("tokens over the energy", positive=True)
