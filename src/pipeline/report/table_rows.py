@@ -33,6 +33,11 @@ def read_rows(table: Path | TextIO) -> pd.DataFrame:
     return readable(rows)
 
 
+def is_first_repeat(record: Mapping[str, Any]) -> bool:
+    """Tell whether a record is of a cell's first repeat: the report reads no other yet, and would count them twice."""
+    return record["cell"].get("repeat", 1) == 1
+
+
 def readable(rows: pd.DataFrame) -> pd.DataFrame:
     """Return rows fit to be shown: each text one line, reasons brief, and NaN wherever there is nothing."""
     shown = rows.where(rows.notna(), np.nan).infer_objects()
