@@ -51,6 +51,11 @@ def test_the_figures_of_a_stage_stand_beside_those_of_its_records(records, tmp_p
     assert "## timing" in page(records, tmp_path)
 
 
+def test_only_the_first_of_repeats_stands_beside_theirs(records, tmp_path):
+    write_record(WholeFile(records[0]), record(cell=asdict(Cell(size="xl", repeat=2)), rows=[timed_row()]))
+    assert "None of what they published was measured here." in page(records, tmp_path)
+
+
 def test_where_nobody_measured_the_same_the_page_says_so(records, tmp_path, monkeypatch):
     monkeypatch.setattr(Stage, "baseline_pairs", lambda _stage, _rows: PAIRS.head(0))
     assert "None of what they published was measured here." in page(records, tmp_path)

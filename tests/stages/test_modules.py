@@ -39,12 +39,7 @@ ATTENTION_CALLS = {
     *(SAMPLING | {"attention.eager", "ranges"}),
     *("instruments.sampling.interleaving", "instruments.sampling.kernel_timing", "instruments.sampling.stability"),
 }
-STEPS = (
-    MODEL
-    | SAMPLING
-    | BUSY
-    | {"instruments.sampling.cuda_graph", "instruments.sampling.stability"}
-)
+STEPS = MODEL | SAMPLING | BUSY | {"instruments.sampling.cuda_graph", "instruments.sampling.stability"}
 OF_STAGE = {
     "timing": STEPS,
     "levers": STEPS,

@@ -14,7 +14,7 @@ from pipeline.report.figures import footnote, log_values_axis, new_figure, save,
 from pipeline.report.markup import Markdown
 from pipeline.report.page_parts import say
 from pipeline.report.published import doubts_list
-from pipeline.report.table_rows import geometric_mean, ok, readable
+from pipeline.report.table_rows import geometric_mean, is_first_repeat, ok, readable
 from pipeline.report.tables import fold, markdown, significant
 
 INTRODUCTION = Markdown(
@@ -31,7 +31,8 @@ def write_baselines(stages: Stages, records: list[Path], out: Path, figures: Pat
     by_stage: dict[str, list[dict]] = {name: [] for name in stages}
     for path in records:
         record = read_record(path, stages)
-        by_stage[record["stage"]].append(record)
+        if is_first_repeat(record):
+            by_stage[record["stage"]].append(record)
     pairs = {name: _pairs(stages[name], group) for name, group in by_stage.items()}
     pairs = {name: group for name, group in pairs.items() if len(group)}
     parts: list[str] = [Markdown("# Others' figures beside ours"), INTRODUCTION]

@@ -18,7 +18,7 @@ from pipeline.errors import UserError
 from pipeline.report.markup import Markdown
 from pipeline.report.page_parts import MOST_ACTIONS, Section, WrittenSection, from_json, to_json, write
 from pipeline.report.section import counted, render
-from pipeline.report.table_rows import has_figures, read_rows, readable
+from pipeline.report.table_rows import has_figures, is_first_repeat, read_rows, readable
 
 TEMPLATE = Path(__file__).parent / "writeup.md.j2"
 MOST_OUTCOMES = 12
@@ -36,7 +36,7 @@ def write_section(stage: Stage, stages: Stages, records: Sequence[Path], out: Pa
     by_stage: dict[str, list[dict[str, Any]]] = {name: [] for name in known}
     for path in records:
         record = read_record(path, known)
-        if record["cell"].get("repeat", 1) == 1:  # sections do not read repeats yet, and would count them twice
+        if is_first_repeat(record):
             by_stage[record["stage"]].append(record)
     if not by_stage[stage.name]:
         raise UserError(f"section: there is no record of {stage.name} among those given")

@@ -20,11 +20,9 @@ class Step(GpuStepRow):
     mfu_pct: float = column("model FLOPs utilization: of the peak in bf16", positive=True)
     peak_tflops_per_s: float = column("peak in bf16", positive=True)
     peak_source: str = column("where the peak comes from")
-    tokens_per_j: float | None = column("tokens over the energy", positive=True)
     peak_bytes: int | None = column(
         "most that torch's allocator had given out on the GPU after the first step", minimum=0
     )
-    pinned_core: int | None = column("core that the launching threads were kept on, where they were", minimum=0)
     first_loss: float | None = column("loss of the first step, in nats; none where it is not finite")
     eager_first_loss: float | None = column("the same of the eager model, from the same weights and batch")
     loss: float | None = column("loss of the last checked step; none where it is not finite")
