@@ -136,7 +136,7 @@ def test_shapes_at_which_another_kernel_wins_are_named(make_rows):
     rows.loc[one_shape, TIMES] /= 4
     (action,) = parts_of(rows).actions
     assert action.what == "**Attention in bf16: cuDNN through SDPA.**"
-    assert "At 4×16×4096×64 full our Triton kernels is 2.00× faster than the next." in action.why
+    assert "At 4×16×4096×64 full it is our Triton kernels, 2.00× as fast as the next." in action.why
 
 
 def test_sdpa_s_own_choice_is_told(make_rows):
@@ -151,6 +151,11 @@ def test_the_answer_is_of_the_widest_causal_shape_of_real_models_and_names_the_s
         answer = parts_of(set_times(at_bf16(make_rows), "triton", "sdpa_cudnn", factor)).answer
         assert "In bf16 (batch 1, 16 heads, length 16384, head_dim 128, causal) forward + backward takes" in answer
         assert re.search(r"backward takes \S+ \S+ (.+?)(?:,| and)", answer)[1] == first
+
+
+def test_of_one_head_the_answer_is_of_the_first_dtype_and_the_longest_sequence(make_rows):
+    answer = parts_of(make_rows("laptop")).answer
+    assert "In bf16 (batch 1, one head, length 1024, head_dim 64, causal) forward + backward takes" in answer
 
 
 def test_problems_at_which_ours_is_ahead_are_counted(make_rows):

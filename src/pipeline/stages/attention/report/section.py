@@ -146,8 +146,9 @@ def _times(rows: pd.DataFrame) -> Table:
         counted = known(problems(rows, mode), name).set_index("seq_len")
         if len(counted):
             cells[title] = counted[name].map(data_size)
+    memory = ", and memory in use" if len(known(rows, "peak_bytes")) else ""
     cells = cells.fillna("").tail(MOST_ROWS).rename_axis(columns=None).reset_index()
-    title = say("head_dim {head_dim}, medians in ms, and memory in use:", head_dim=rows["head_dim"].iloc[0])
+    title = say("head_dim {n}, medians in ms{memory}:", n=rows["head_dim"].iloc[0], memory=memory)
     return Table(title, cells.rename(columns={"seq_len": "length"}))
 
 

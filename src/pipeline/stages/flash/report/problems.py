@@ -85,7 +85,7 @@ def _beside_eager(longest: pd.DataFrame) -> list[Markdown]:
     return [
         say(
             "In {dtype} at {shape} forward + backward takes {mine} with ours and {eager} with the plain formula,"
-            " {ratio}.",
+            " {ratio} as long.",
             dtype=mine["dtype"],
             shape=shape_words(mine),
             mine=ms(mine["median_ms"]),

@@ -4,7 +4,7 @@ import pandas as pd
 
 from pipeline.report import published
 from pipeline.stages.precision.report.facts import shown
-from pipeline.stages.precision.report.sums import KEYS
+from pipeline.stages.precision.report.sums import KEYS, label
 
 FORMATS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
@@ -17,6 +17,5 @@ def pairs(rows: pd.DataFrame) -> pd.DataFrame:
     )
     ours = shown(rows, "accumulation").reindex(columns=[*KEYS, "result"]).rename(columns={"result": "ours"})
     paired = ours.merge(theirs[[*KEYS, "theirs", "write_up", "note"]].astype({"cast": object}), on=KEYS)
-    counts = ", " + paired["steps"].astype(str) + " × " + paired["addend"].astype(str)
-    what = paired["accumulator"] + " + " + paired["addend_dtype"] + " (cast: " + paired["cast"] + ")" + counts
+    what = [f"{row['steps']:,.0f} × {row['addend']:g}, {label(row)}" for _, row in paired.iterrows()]
     return paired.assign(what=what, unit="sum")[["what", "unit", "theirs", "ours", "write_up", "note"]]

@@ -91,11 +91,11 @@ def problem(sums: pd.DataFrame) -> Problem:
     """Answer the assignment's problem: its four sums, and what each error mostly comes of."""
     wanted = pd.DataFrame([case.keys() for case in ASSIGNED_SUMS])
     four = wanted.merge(sums, on=KEYS)
-    results = listing(f"{plain(row['result'])} ({_label(row)})" for _, row in four.iterrows())
+    results = listing(f"{plain(row['result'])} ({label(row)})" for _, row in four.iterrows())
     by_addend = four[four["addend_error"].abs() > four["rounding_error"].abs()]
     by_sums = four.drop(by_addend.index)
     causes = [
-        f"rounding {what} in {listing(group.apply(_label, axis=1))}"
+        f"rounding {what} in {listing(group.apply(label, axis=1))}"
         for what, group in (("the addend", by_addend), ("the sums", by_sums))
         if len(group)
     ]
@@ -105,5 +105,6 @@ def problem(sums: pd.DataFrame) -> Problem:
     )
 
 
-def _label(case: pd.Series) -> str:
+def label(case: pd.Series) -> str:
+    """Name the data types of a sum, the accumulator's first: `fp32 + fp16`."""
     return f"{case['accumulator']} + {case['addend_dtype']}{CASTS[case['cast']]}"
