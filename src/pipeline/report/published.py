@@ -6,8 +6,7 @@ from importlib import resources
 import pandas as pd
 
 from pipeline.report.markup import Markdown
-from pipeline.report.table_rows import geometric_mean, read_rows
-from pipeline.report.tables import significant
+from pipeline.report.table_rows import read_rows
 
 FOLDER = resources.files("pipeline.report") / "published"
 
@@ -36,21 +35,6 @@ def doubts_list(rows: pd.DataFrame) -> Markdown:
     by_source = doubts(rows).groupby("write_up", sort=False)["note"].agg("; ".join)
     text = "\n".join(f"- {write_up}: {notes}." for write_up, notes in by_source.items())
     return Markdown(re.sub(r"source (\d+)", lambda match: f"write-up {int(match[1])}", text))
-
-
-def ratio_columns(ratios: pd.Series, typical: str, cells: pd.Series | None = None) -> dict[str, object]:
-    """Sum up our times over others': how many, the typical one (`median` or `geometric mean`), lowest and highest.
-
-    cells: how each ratio is written, by default to two digits.
-    """
-    cells = ratios.map(lambda ratio: significant(ratio, 2)) if cells is None else cells
-    middle = {"median": pd.Series.median, "geometric mean": geometric_mean}[typical](ratios)
-    return {
-        "figures compared": len(ratios),
-        f"ours / theirs, {typical}": significant(middle, 2),
-        "lowest": cells[ratios.idxmin()],
-        "highest": cells[ratios.idxmax()],
-    }
 
 
 def _display(source: str, device: str) -> str:

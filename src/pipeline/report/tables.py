@@ -9,7 +9,6 @@ from pipeline.report.markup import Markdown, paragraphs
 from pipeline.report.table_rows import spread
 
 MAX_COLUMNS = 8
-FOLD_OVER_ROWS = 15
 
 # A number, perhaps with more behind it; a name like 2.7B is none.
 NUMBER = r"^-?[\d.,]+(?![\w.,])"
@@ -65,12 +64,6 @@ def with_outcomes(cells: pd.Series, rows: pd.DataFrame) -> pd.Series:
     return pd.Series(found, index=rows.index, dtype=object)
 
 
-def mean_std_cells(rows: pd.DataFrame, unit: str = "ms") -> pd.Series:
-    """Write `mean ± std`, or the outcome, for every row (columns mean_, std_ of the unit, status, reason)."""
-    cells = [mean_std(*pair) for pair in zip(rows[f"mean_{unit}"], rows[f"std_{unit}"], strict=True)]
-    return with_outcomes(pd.Series(cells, index=rows.index, dtype=object), rows)
-
-
 def median_cells(rows: pd.DataFrame, unit: str = "ms") -> pd.Series:
     """Write `median [q1, q3]`, or the outcome, for every row (columns median_, q1_, q3_ of the unit)."""
     columns = (rows[f"{statistic}_{unit}"] for statistic in ("median", "q1", "q3"))
@@ -115,9 +108,3 @@ def fold(summary: str, *parts: str) -> Markdown:
     # In HTML no Markdown is read: the summary is text, whatever it was made as.
     block = Markdown("<details>\n<summary>{}</summary>\n\n{}\n\n</details>")
     return block.format(str(summary), paragraphs(*parts))
-
-
-def markdown_folded_if_long(table: pd.DataFrame, summary: str, written: Sequence[str] = ()) -> Markdown:
-    """Write a table as `markdown` does, behind its summary where it is long."""
-    text = markdown(table, written)
-    return fold(summary, text) if len(table) > FOLD_OVER_ROWS else text
