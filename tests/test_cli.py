@@ -35,7 +35,7 @@ def pipeline(*words):
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        ("measure timings --out cell.json", "unknown stage 'timings'; known are timing"),
+        ("measure timings --out cell.json", "unknown stage 'timings'; known are ceilings, timing"),
         ("measure timing sizes=xl --out cell.json", "timing cell: unknown key 'sizes'"),
         ("measure timing size=huge --out cell.json", "timing cell: size is 'huge', allowed are"),
         ("measure timing --set steps=-3 --out cell.json", "timing settings: steps is -3, allowed is 10 or more"),
