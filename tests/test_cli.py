@@ -35,11 +35,11 @@ def pipeline(*words):
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        ("measure timings --out cell.json", "unknown stage 'timings'; known are ceilings, timing"),
+        ("measure timings --out cell.json", "unknown stage 'timings': must be one of ceilings, timing"),
         ("measure timing sizes=xl --out cell.json", "timing cell: unknown key 'sizes'"),
         ("measure timing size=huge --out cell.json", "timing cell: size is 'huge', allowed are"),
         ("measure timing --set steps=-3 --out cell.json", "timing settings: steps is -3, allowed is 10 or more"),
-        ("measure timing --gpus -1 --out cell.json", "--gpus is -1, allowed is 0 or more"),
+        ("measure timing --gpus -1 --out cell.json", "--gpus must be at least 0, got -1"),
         ("measure timing --out=", "--out is '', allowed is a file that ends in .json"),
         ("measure timing --out cell", "--out is 'cell', allowed is a file that ends in .json"),
         ("measure timing --out /proc/x/y.json", "cannot write /proc/x/y.json: No such file or directory"),
@@ -60,13 +60,13 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, monkeypatch, words, com
 
 
 @pytest.mark.parametrize("words", ["measure timings", "measure timing size=huge", "measure timing --set steps=-3"])
-def test_no_worker_starts_for_a_cell_that_there_is_not(tmp_path, monkeypatch, words):
+def test_an_unknown_cell_fails_before_a_worker_starts(tmp_path, monkeypatch, words):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     assert pipeline(*words.split(), "--out", "cell.json").returncode == 2
     assert not list(tmp_path.iterdir())
 
 
-def test_a_cell_without_room_for_its_record_ends_before_a_worker_starts(tmp_path, monkeypatch):
+def test_a_full_disk_ends_a_cell_before_a_worker_starts(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     limited = "import resource, runpy; resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, 2**16)); "
     module = "runpy.run_module('pipeline', run_name='__main__')"
@@ -77,7 +77,7 @@ def test_a_cell_without_room_for_its_record_ends_before_a_worker_starts(tmp_path
 
 
 @pytest.mark.parametrize("worker", ["", "off"])
-def test_a_record_stays_where_nothing_more_can_be_printed(tmp_path, monkeypatch, worker):
+def test_a_record_is_kept_when_printing_fails(tmp_path, monkeypatch, worker):
     monkeypatch.setenv("PIPELINE_WORKER", worker)
     words = [sys.executable, "-m", "pipeline", *MEASURE, "--out", str(tmp_path / "cell.json")]
     with open("/dev/full", "w") as full:
@@ -86,7 +86,7 @@ def test_a_record_stays_where_nothing_more_can_be_printed(tmp_path, monkeypatch,
     assert set(json.loads((tmp_path / "cell.json").read_text())) == CONTRACT
 
 
-def test_a_wish_for_the_worker_that_is_not_known_is_one_line(tmp_path, monkeypatch):
+def test_an_unknown_value_of_the_worker_variable_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setenv("PIPELINE_WORKER", "OFF")
     ended = pipeline(*MEASURE, "--out", str(tmp_path / "cell.json"))
     assert ended.returncode == 2
@@ -154,7 +154,7 @@ def test_an_interrupt_ends_a_command_by_that_signal_without_a_traceback():
     assert (ended.returncode, ended.stderr) == (-signal.SIGINT, "")
 
 
-def test_a_record_keeps_the_contract_and_its_command_measures_the_same_cell(tmp_path):
+def test_a_record_has_every_part_and_its_command_measures_the_same_cell(tmp_path):
     ended = pipeline(*MEASURE, "--out", str(tmp_path / "cell.json"))
     assert ended.returncode == 0, ended.stderr
     first = json.loads((tmp_path / "cell.json").read_text())
@@ -169,7 +169,7 @@ def test_a_record_keeps_the_contract_and_its_command_measures_the_same_cell(tmp_
     assert (again["cell"], again["settings"], again["command"]) == (first["cell"], first["settings"], first["command"])
 
 
-def test_a_cell_waits_for_the_one_that_has_the_host_says_so_and_counts_that_apart(tmp_path, monkeypatch):
+def test_a_cell_that_waits_for_the_host_says_so_and_counts_the_wait_apart(tmp_path, monkeypatch):
     monkeypatch.setattr(locks, "_held", {})
     monkeypatch.setenv(locks.FOLDER_VARIABLE, str(tmp_path / "locks"))
     Host(alone=True, command="measure something")
@@ -183,7 +183,7 @@ def test_a_cell_waits_for_the_one_that_has_the_host_says_so_and_counts_that_apar
     assert json.loads((tmp_path / "cell.json").read_text())["seconds"]["waiting"] > locks.QUIET_S
 
 
-def test_a_folder_of_locks_that_cannot_be_had_is_one_line(tmp_path, monkeypatch):
+def test_an_unusable_folder_of_locks_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setenv(locks.FOLDER_VARIABLE, str(tmp_path / "nowhere/locks"))
     ended = pipeline(*MEASURE, "--out", str(tmp_path / "cell.json"))
     assert ended.returncode == 2
@@ -191,7 +191,7 @@ def test_a_folder_of_locks_that_cannot_be_had_is_one_line(tmp_path, monkeypatch)
     assert ended.stderr.count("\n") == 1
 
 
-def test_the_worker_makes_no_difference_to_a_record_but_for_saying_so(tmp_path, monkeypatch):
+def test_the_worker_changes_nothing_in_a_record_but_the_process(tmp_path, monkeypatch):
     words = (*MEASURE, "--out", str(tmp_path / "cell.json"))
     assert pipeline(*words).returncode == 0
     by_worker = json.loads((tmp_path / "cell.json").read_text())

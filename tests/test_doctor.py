@@ -55,7 +55,7 @@ def test_without_a_gpu_nothing_about_gpus_is_to_be_fixed(laptop):
     lacking = {check.name: check for check in doctor.findings() if not check.ok and check.name not in elsewhere}
     assert lacking.keys() >= {"GPU timing", "Triton kernels", "nsys captures", "NCCL all-reduce"}
     assert {check.remedy for check in lacking.values()} == {""}
-    assert lacking["GPU timing"].detail == "no GPU: laptop scale"
+    assert lacking["GPU timing"].detail == "no GPU: runs at laptop scale"
     assert check("CPU timing").ok
 
 
@@ -81,7 +81,7 @@ def test_the_worst_gpu_host_fits_one_screen(gpu_host, path, monkeypatch):
     assert "345 to 1980 MHz" in screen
     assert " 90 °C" in screen
     assert " 9 GiB\n" in screen
-    assert "hw_thermal_slowdown, sw_power_cap; figures not to be trusted: hw_thermal_slowdown\n" in screen
+    assert "hw_thermal_slowdown, sw_power_cap; do not trust figures measured now: hw_thermal_slowdown\n" in screen
     assert "8 x NVIDIA H200 of 140 GiB" in screen
 
 
@@ -98,7 +98,7 @@ def test_a_broken_torch_is_the_only_finding(monkeypatch):
     assert f"fix: {doctor._PIP} install torch" in doctor.report()
 
 
-def test_a_torch_for_the_cpu_on_a_gpu_host_is_told(gpu_host, monkeypatch):
+def test_a_cpu_build_of_torch_on_a_gpu_host_is_reported(gpu_host, monkeypatch):
     monkeypatch.setattr(doctor, "torch_build", lambda: {"cuda": None, "hip": None})
     timing = check("GPU timing")
     assert not timing.ok
@@ -158,7 +158,7 @@ for word; do case "$word" in --output=*) : > "${word#--output=}.nsys-rep" ;; esa
 """
 
 
-def test_an_importer_without_its_library_is_told_with_the_package(gpu_host, path, tmp_path):
+def test_a_library_missing_for_nsys_is_reported_with_its_package(gpu_host, path, tmp_path):
     path("nsys", prints="NVIDIA Nsight Systems version 2025.3")
     path("ldd", prints="\tlibdw.so.1 => not found\n\tlibm.so.6 => /lib/libm.so.6 (0x7f)\n\tlibelf.so.1 => not found")
     path("QdstrmImporter", folder=tmp_path / "root" / "host-linux-x64")
@@ -206,39 +206,39 @@ def environment(tmp_path, monkeypatch, path):
 
 
 def test_snakemakes_own_command_is_named(environment):
-    found = check("snakemake")
-    assert found.ok
-    assert found.detail == f"Snakemake's own command, {version('snakemake')}: {environment}"
+    result = check("snakemake")
+    assert result.ok
+    assert result.detail == f"Snakemake's own command, {version('snakemake')}: {environment}"
 
 
-def test_a_command_that_another_package_left_in_its_place_is_told_with_the_remedy(environment):
+def test_a_command_overwritten_by_another_package_is_reported_with_the_remedy(environment):
     environment.write_text("from pipeline.launcher import main\n")
-    found = check("snakemake")
-    assert not found.ok
-    assert found.detail == f"{environment} is not Snakemake's own; `python -m snakemake` works"
-    assert found.remedy.endswith("pip install --force-reinstall --no-deps snakemake")
+    result = check("snakemake")
+    assert not result.ok
+    assert result.detail == f"{environment} is not Snakemake's own; `python -m snakemake` works"
+    assert result.remedy.endswith("pip install --force-reinstall --no-deps snakemake")
 
 
-def test_a_command_that_is_gone_is_told_with_the_remedy(environment):
+def test_a_missing_command_is_reported_with_the_remedy(environment):
     environment.unlink()
     assert check("snakemake").remedy.endswith("pip install --force-reinstall --no-deps snakemake")
 
 
-def test_the_command_of_another_environment_is_told_with_the_path_of_this_one(environment, monkeypatch, tmp_path):
+def test_another_environments_command_is_reported_with_the_path_of_this_one(environment, monkeypatch, tmp_path):
     other = tmp_path / "other/snakemake"
     other.parent.mkdir()
     environment.rename(other)
     monkeypatch.setattr(doctor, "_snakemake_script", lambda: other)
     environment.write_text("from snakemake.cli import main\n")
     environment.chmod(0o755)
-    found = check("snakemake")
-    assert found.detail.startswith(f"{environment} is another environment's")
-    assert found.remedy == f'export PATH="{other.parent}:$PATH"'
+    result = check("snakemake")
+    assert result.detail.startswith(f"{environment} belongs to another environment")
+    assert result.remedy == f'export PATH="{other.parent}:$PATH"'
     environment.unlink()
     assert check("snakemake").detail.startswith("not on PATH")
 
 
-def test_a_snakemake_that_does_not_find_the_plugin_is_told(environment, monkeypatch):
+def test_a_missing_plugin_is_reported(environment, monkeypatch):
     monkeypatch.setattr(doctor.pkgutil, "iter_modules", lambda: iter(()))
     assert check("snakemake").remedy.endswith("pip install -e .")
 

@@ -22,7 +22,7 @@ def test_stages_come_in_reading_order():
 
 
 def test_an_unknown_stage_is_named_with_the_known_ones():
-    with pytest.raises(UserError, match=r"unknown stage 'timings'; known are ceilings, timing, levers, profile"):
+    with pytest.raises(UserError, match=r"unknown stage 'timings': must be one of ceilings, timing, levers, profile"):
         registry.stage("timings")
 
 
@@ -33,10 +33,10 @@ def test_a_folder_that_is_not_registered_is_named_with_what_to_do(folder):
     (folder / "heat/__init__.py").write_text("")
     with pytest.raises(UserError) as raised:
         registry.stage("warmth")
-    assert str(raised.value) == f"{folder}/heat/ is no stage yet: add 'heat' to NAMES in {registry.__file__}"
+    assert str(raised.value) == f"{folder}/heat/ is not registered: add 'heat' to NAMES in {registry.__file__}"
 
 
-def test_a_stage_that_is_registered_and_not_there_is_named(folder):
+def test_a_registered_stage_without_a_folder_is_named(folder):
     (folder / "warmth/__init__.py").unlink()
-    with pytest.raises(UserError, match=r"has 'warmth', but there is no .*/warmth/__init__\.py"):
+    with pytest.raises(UserError, match=r"lists 'warmth', but .*/warmth/__init__\.py does not exist"):
         registry.stages()

@@ -21,24 +21,24 @@ READ = {
 
 def settings():
     """Return what each of torch's names for the switch says, None where it refuses to."""
-    found = {}
+    values = {}
     for name, read in READ.items():
         try:
-            found[name] = read()
+            values[name] = read()
         except RuntimeError:
-            found[name] = None
-    return found
+            values[name] = None
+    return values
 
 
 def settings_and_what_follows_from_others():
     """Return the settings, and what becomes of them by changing those from which others follow."""
-    found = [settings()]
+    values = [settings()]
     for (backend, operation), setting in itertools.product(
         [("cuda", "all"), ("mkldnn", "all"), ("generic", "all")], ["ieee", "tf32", "none"]
     ):
         torch._C._set_fp32_precision_setter(backend, operation, setting)
-        found.append(settings())
-    return found
+        values.append(settings())
+    return values
 
 
 def test_the_switch_is_read_by_whichever_api_it_was_set(tf32_switch):

@@ -1,1 +1,1 @@
-"""Measure what an LLM-systems engineer needs to know of a machine, and write it up."""
+"""Benchmark a machine for training language models, and write a report."""

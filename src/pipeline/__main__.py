@@ -2,6 +2,6 @@
 
 from pipeline.cli import main
 
-# Guarded, for multiprocessing imports the main module again in a process that it starts from a fresh interpreter.
+# Guarded because multiprocessing imports the main module again in every process that it spawns.
 if __name__ == "__main__":
     main()

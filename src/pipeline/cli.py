@@ -17,7 +17,7 @@ BAD_INPUT = 2
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run one command; a cell is handed to the warm worker, everything else runs in this process."""
+    """Run one command: a cell in the warm worker, everything else in this process."""
     issued_at = client.process_started_at()
     client.open_closed_streams()
     try:
@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             exit_code = client.hand_over(words, issued_at)
         sys.exit(run(words, "ordinary", issued_at) if exit_code is None else exit_code)
     except UserError as error:
-        sys.exit(_complain(error))
+        sys.exit(_report_error(error))
     except KeyboardInterrupt:
         client.end_by(signal.SIGINT)
 
@@ -37,47 +37,46 @@ def main(argv: Sequence[str] | None = None) -> None:
 def run(words: Sequence[str], process: str, issued_at: float) -> int:
     """Run one command in this process; return its exit code.
 
-    It is 2 for input that cannot be used and 3 for a full disk, which the workflow does not measure on with: both are
-    told in one line.
+    The exit code is 2 for bad input and 3 for a full disk, after which the workflow stops. Both print one line.
     process: how this process was started, "ordinary" or by the "worker"; issued_at: when the command was issued, in
-    seconds of the epoch.
+    seconds since the epoch.
     """
     arguments = _parser(words).parse_args(words)
     arguments.process, arguments.issued_at = process, issued_at
     try:
         return arguments.run(arguments) or 0
     except UserError as error:
-        return _complain(error)
+        return _report_error(error)
 
 
-def _complain(error: UserError) -> int:
-    _say([f"pipeline: {error}"], sys.stderr)
+def _report_error(error: UserError) -> int:
+    _print_lines([f"pipeline: {error}"], sys.stderr)
     return DISK_FULL if isinstance(error, DiskFull) else BAD_INPUT
 
 
-def _say(lines: Iterable[str], stream: TextIO) -> None:
-    """Print lines where they can be printed: neither a record nor an exit code is lost for what is said of it."""
+def _print_lines(lines: Iterable[str], stream: TextIO) -> None:
+    """Print lines if possible: a failed print must cost neither the record nor the exit code."""
     try:
         for line in lines:
             print(line, file=stream)
         stream.flush()
-    except OSError:  # a full disk, or a reader that has gone; Python would try again as it exits, and fail
+    except OSError:  # a full disk or a closed pipe; Python would flush again at exit, and fail
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-# Each command imports what it needs itself: `doctor` must start where torch does not, and a cell is to
-# claim its GPUs before torch is imported.
+# Each command imports what it needs itself: `doctor` must start where torch does not, and a cell must claim its GPUs
+# before torch is imported.
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    """Raise UserError for a cell that cannot be measured, before a worker starts for it."""
+    """Raise UserError for an unknown cell or an unusable path before a worker starts."""
     from pipeline.cells.place import record_place
 
     try:
         os.getcwd()
-    except FileNotFoundError:  # where torch does not start
+    except FileNotFoundError:  # torch would fail to import
         raise UserError("the working directory has been deleted: change to one that exists") from None
-    _asked_for(arguments)
+    _cell_and_settings(arguments)
     record_place(arguments.out).close()
 
 
@@ -87,9 +86,9 @@ def _measure(arguments: argparse.Namespace) -> None:
     from pipeline.cells.run import ProcessStart, run_cell
     from pipeline.registry import stage
 
-    cell, settings = _asked_for(arguments)
+    cell, settings = _cell_and_settings(arguments)
     if arguments.gpus is not None and arguments.gpus < 0:
-        raise UserError(f"--gpus is {arguments.gpus}, allowed is 0 or more")
+        raise UserError(f"--gpus must be at least 0, got {arguments.gpus}")
     with record_place(arguments.out) as out:
         files = _files_folder(arguments, out.path)
         command = _command(arguments, cell, settings, out.path, files)
@@ -97,21 +96,21 @@ def _measure(arguments: argparse.Namespace) -> None:
         with full_disk_told():
             record = run_cell(stage(arguments.stage), cell, settings, arguments.gpus, start, files, arguments.force)
         write_record(out, record)
-    _say(_told(arguments.stage, record["rows"]), sys.stdout)
+    _print_lines(_row_lines(arguments.stage, record["rows"]), sys.stdout)
 
 
-def _asked_for(arguments: argparse.Namespace) -> tuple[Any, Any]:
-    """Return the cell and the settings that the words ask for; raise UserError for what they may not be."""
+def _cell_and_settings(arguments: argparse.Namespace) -> tuple[Any, Any]:
+    """Return the cell and the settings of the command line; raise UserError where a value is not allowed."""
     from pipeline.cells import fields
     from pipeline.registry import stage
 
-    asked = stage(arguments.stage)
-    cell = fields.parse_words(asked.cell_type, arguments.cell, f"{asked.name} cell")
-    return cell, fields.parse_words(asked.settings_type, arguments.settings, f"{asked.name} settings")
+    chosen = stage(arguments.stage)
+    cell = fields.parse_words(chosen.cell_type, arguments.cell, f"{chosen.name} cell")
+    return cell, fields.parse_words(chosen.settings_type, arguments.settings, f"{chosen.name} settings")
 
 
-def _told(name: str, rows: Sequence[dict[str, Any]]) -> Iterable[str]:
-    """Tell of each row what it is and what came out; of a cell without any figure why that is, once."""
+def _row_lines(name: str, rows: Sequence[dict[str, Any]]) -> Iterable[str]:
+    """Yield one line per row with its outcome; a single line with the reason for a cell without figures."""
     from pipeline.cells.rows import WITH_FIGURES
     from pipeline.registry import stage
 
@@ -120,21 +119,21 @@ def _told(name: str, rows: Sequence[dict[str, Any]]) -> Iterable[str]:
     if outcomes[0]["status"] not in WITH_FIGURES and all(outcome == outcomes[0] for outcome in outcomes):
         rows = outcomes[:1]
     for row in rows:
-        yield " ".join(f"{name}={_brief(row[name])}" for name in names if row.get(name) is not None)
+        yield " ".join(f"{name}={_four_digits(row[name])}" for name in names if row.get(name) is not None)
 
 
-def _brief(value: object) -> object:
+def _four_digits(value: object) -> object:
     return f"{value:.4g}" if isinstance(value, float) else value
 
 
 def _command(arguments: argparse.Namespace, cell: Any, settings: Any, out: Path, files: Path | None) -> str:
-    """Return the command in full, defaults spelled out, so that it means the same to a later version."""
+    """Return the full command with all defaults spelled out, so that a later version runs the same cell."""
     from pipeline.cells import fields
 
-    given = [f"--set={word}" for word in fields.words(settings)]
-    places = ["--out", str(out), *(["--files", str(files)] if files else [])]
+    sets = [f"--set={word}" for word in fields.words(settings)]
+    paths = ["--out", str(out), *(["--files", str(files)] if files else [])]
     force = ["--force"] if arguments.force else []
-    words = [arguments.stage, *fields.words(cell), *given, *force, *places]
+    words = [arguments.stage, *fields.words(cell), *sets, *force, *paths]
     return shlex.join(["python", "-m", "pipeline", "measure", *words])
 
 
@@ -195,10 +194,9 @@ def _account(arguments: argparse.Namespace) -> None:
     try:
         print(answers(arguments.questions, given))
     except (ZeroDivisionError, OverflowError):
-        # No option may be near zero: what takes a result out of the range of floats is the largest.
+        # Every option has a lower limit well above zero, so that the largest value is to blame.
         name = max((name for name in given if name != "size"), key=lambda name: float(given[name]))
-        allowed = "what keeps every result in the range of floats"
-        raise UserError(f"account: {name} is {given[name]}, allowed is {allowed}") from None
+        raise UserError(f"account: {name} is {given[name]}, too large: a result does not fit a float") from None
 
 
 def _compare(arguments: argparse.Namespace) -> int:
@@ -208,8 +206,8 @@ def _compare(arguments: argparse.Namespace) -> int:
     from pipeline.registry import stages
 
     if not arguments.tolerance_pct >= 0:
-        raise UserError(f"compare: tolerance_pct is {arguments.tolerance_pct:g}, allowed is 0 or more")
-    a, b = (load_run(place, stages()) for place in (arguments.a, arguments.b))
+        raise UserError(f"compare: --tolerance-pct must be at least 0, got {arguments.tolerance_pct:g}")
+    a, b = (load_run(folder, stages()) for folder in (arguments.a, arguments.b))
     comparison = compare_runs(a, b, stages(), arguments.tolerance_pct / 100)
     print(write_comparison(comparison, str(arguments.a), str(arguments.b), arguments.all))
     return int(arguments.fail_if_slower and comparison.fails)
@@ -236,18 +234,20 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     describe.add_argument("stage", nargs="?", metavar="STAGE")
     describe.set_defaults(run=_describe)
 
-    tells = "`python -m pipeline describe STAGE` prints its axes, settings and columns"
-    measure = commands.add_parser("measure", help="measure one cell and leave its record", epilog=tells)
+    hint = "`python -m pipeline describe STAGE` prints a stage's axes, settings and columns"
+    measure = commands.add_parser("measure", help="measure one cell and write its record", epilog=hint)
     measure.add_argument("stage")
     measure.add_argument("cell", nargs="*", metavar="AXIS=VALUE", help="axes left out take their default")
     measure.add_argument("--set", dest="settings", action="append", default=[], metavar="NAME=VALUE")
-    measure.add_argument("--gpus", type=int, help="how many GPUs it may take (default: as many as it needs)")
-    measure.add_argument("--force", action="store_true", help="measure also what the memory here does not seem to hold")
+    measure.add_argument("--gpus", type=int, help="GPUs the cell may use (default: as many as it needs)")
+    measure.add_argument("--force", action="store_true", help="measure even if the cell seems too large for the memory")
     measure.add_argument("--out", required=True, metavar="RECORD.json")
-    measure.add_argument("--files", metavar="FOLDER", help="for files kept beside the record (default: RECORD.files)")
+    measure.add_argument(
+        "--files", metavar="FOLDER", help="where to keep files beside the record (default: RECORD.files)"
+    )
     measure.set_defaults(run=_measure)
 
-    tabulate = commands.add_parser("tabulate", help="make a table of records: of their rows or of the cells")
+    tabulate = commands.add_parser("tabulate", help="make a CSV table from records: of rows or of cells")
     tabulate.add_argument("kind", choices=["rows", "cells"])
     tabulate.add_argument("records", nargs="+", type=Path, metavar="RECORD.json")
     tabulate.add_argument("--out", type=Path, required=True, metavar="TABLE.csv")
@@ -260,13 +260,13 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     section.add_argument("--figures", type=Path, required=True, metavar="FOLDER")
     section.set_defaults(run=_section)
 
-    writeup = commands.add_parser("writeup", help="put a first page and the sections together")
+    writeup = commands.add_parser("writeup", help="assemble the first page and the sections")
     writeup.add_argument("sections", nargs="*", type=Path, metavar="SECTION.md")
     writeup.add_argument("--cells", nargs="+", type=Path, required=True, metavar="CELLS.csv")
-    changed = "digests of code that has changed since it measured: the first page names the cells"
-    writeup.add_argument("--outdated", nargs="+", default=[], metavar="DIGEST", help=changed)
-    writeup.add_argument("--scale", default="", help="which cells were asked for, said on the first page")
-    writeup.add_argument("--failures", type=Path, metavar="FAILURES.json", help="what failed, told on the first page")
+    outdated = "digests of code that has changed since it measured cells; the first page names these cells"
+    writeup.add_argument("--outdated", nargs="+", default=[], metavar="DIGEST", help=outdated)
+    writeup.add_argument("--scale", default="", help="the scale of the run, for the first page")
+    writeup.add_argument("--failures", type=Path, metavar="FAILURES.json", help="failed jobs, for the first page")
     writeup.add_argument("--out", type=Path, required=True, metavar="WRITEUP.md")
     writeup.set_defaults(run=_writeup)
 
@@ -280,24 +280,24 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     publish.add_argument("folder", type=Path)
     publish.set_defaults(run=_publish)
 
-    account = commands.add_parser("account", help="compute memory, batch and bucket sizes of any model and machine")
+    account = commands.add_parser("account", help="compute memory, batch and bucket sizes for any model and machine")
     account.set_defaults(run=_account)
-    if words[:1] == ["account"]:  # dozens of options, for which the other commands do not wait
+    if words[:1] == ["account"]:  # dozens of options; other commands do not wait for them
         from pipeline.stages.accounting.report.options import add_options
 
         add_options(account)
 
-    compare = commands.add_parser("compare", help="tell what differs between two runs, and which is faster where")
-    compare.add_argument("a", type=Path, metavar="A", help="a results folder, or a published snapshot")
-    compare.add_argument("b", type=Path, metavar="B", help="another")
+    compare = commands.add_parser("compare", help="show what differs between two runs and which is faster")
+    compare.add_argument("a", type=Path, metavar="A", help="a results folder or a published snapshot")
+    compare.add_argument("b", type=Path, metavar="B", help="another one")
     compare.add_argument(
-        "--tolerance-pct", type=float, default=5.0, help="differences this small fail nothing (default: 5)"
+        "--tolerance-pct", type=float, default=5.0, help="with --fail-if-slower, ignore differences up to this (default: 5)"
     )
-    compare.add_argument("--all", action="store_true", help="list every time, also those that do not differ")
-    failing = "exit code 1 where B is slower by more than that, has lost a figure, or shares no time with A"
+    compare.add_argument("--all", action="store_true", help="list every time, not only those that differ")
+    failing = "exit with code 1 if B is slower by more than the tolerance, lost a figure, or shares no time with A"
     compare.add_argument("--fail-if-slower", action="store_true", help=failing)
     compare.set_defaults(run=_compare)
 
-    doctor = commands.add_parser("doctor", help="tell what this machine can measure and what it lacks")
+    doctor = commands.add_parser("doctor", help="show what this machine can measure and what it lacks")
     doctor.set_defaults(run=_doctor)
     return parser

@@ -1,4 +1,4 @@
-"""What a stage asks, takes and leaves, printed from its declarations: axes, settings, and the columns of its rows."""
+"""Print a stage's question, axes, settings and row columns from its declarations."""
 
 import inspect
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from pipeline.cells.stage import SETTING, Stage
 
 
 def described(stage: Stage) -> str:
-    """Return Markdown: the question, axes and settings with ranges and defaults, and each kind of row's columns."""
+    """Return Markdown: the question, axes and settings with ranges and defaults, and the columns of each row type."""
     axes = _table(["axis", "allowed", "default"], map(_field_line, fields(stage.cell_type)))
     settings = _table(["setting", "allowed", "default"], map(_field_line, fields(stage.settings_type)))
     types = stage.row_types.types

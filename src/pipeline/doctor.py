@@ -5,7 +5,6 @@ import os
 import pkgutil
 import platform
 import shutil
-import subprocess
 import sysconfig
 from collections import Counter
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ from pipeline.instruments.profilers import nsys
 # An environment that uv made has no pip.
 _PIP = "pip" if importlib.util.find_spec("pip") else "uv pip"
 _PLUGIN = "snakemake_logger_plugin_cells"
-# Where NVIDIA's packages put nsys. That of Nsight Compute is on nobody's PATH.
+# Where NVIDIA's packages install nsys. The copy inside Nsight Compute is never on PATH.
 _NSYS_HOMES = (
     "/opt/nvidia/nsight-systems*/*/bin/nsys",
     "/usr/local/cuda*/bin/nsys",
@@ -37,7 +36,7 @@ _LIBRARY_PACKAGES = {"libdw.so.1": ("libdw1", "elfutils-libs"), "libelf.so.1": (
 
 @dataclass(frozen=True)
 class Check:
-    """Whether this machine can make one kind of measurement; `remedy` is empty where no command would help."""
+    """Whether this machine can make one kind of measurement; `remedy` is a command, empty where none would help."""
 
     name: str
     ok: bool
@@ -46,7 +45,7 @@ class Check:
 
 
 def report() -> str:
-    """Write one screen: each kind of measurement with what fixes its lack, then the facts of the machine."""
+    """Write one screen: what can be measured, how to fix what cannot, and the facts of the machine."""
     checks = findings()
     lines = ["What this machine can measure"]
     for check in checks:
@@ -54,14 +53,14 @@ def report() -> str:
         if check.remedy:
             lines.append(f"{'':27}fix: {check.remedy}")
     if checks[0].ok:
-        lines += ["", "What it is", *(f"  {name:25}{value}" for name, value in _facts())]
+        lines += ["", "This machine", *(f"  {name:25}{value}" for name, value in _facts())]
     return "\n".join(lines)
 
 
 def findings() -> list[Check]:
-    """Check each kind of measurement; where torch does not import, that is the only finding."""
+    """Check each kind of measurement; if torch cannot be imported, that is the only finding."""
     try:
-        import torch  # noqa: F401  what every check asks
+        import torch  # noqa: F401  every check below needs it
     except (ImportError, OSError) as error:
         return [Check("torch", False, str(error).splitlines()[0], f"{_PIP} install torch")]
     gpus = visible_gpus()
@@ -82,12 +81,12 @@ def _check_gpu_timing(gpus: list[Gpu]) -> Check:
 
     name = "GPU timing"
     if not gpus:
-        return Check(name, False, "no GPU: laptop scale")
+        return Check(name, False, "no GPU: runs at laptop scale")
     if not (torch_build().get("cuda") or torch_build().get("hip")):
         remedy = f"{_PIP} install --force-reinstall torch"
-        return Check(name, False, f"torch {torch.__version__} is built for the CPU alone", remedy)
+        return Check(name, False, f"torch {torch.__version__} is built for the CPU only", remedy)
     if not torch.cuda.is_available():
-        return Check(name, False, "torch cannot use the GPU; the driver may be too old for it", "nvidia-smi")
+        return Check(name, False, "torch cannot use the GPU; its driver may be too old", "nvidia-smi")
     return Check(name, True, _by_model(gpus))
 
 
@@ -96,7 +95,7 @@ def _check_compile(gpus: list[Gpu]) -> Check:
     if gpus:
         return _check_triton(name, gpus)
     lack = _lacking_build_tool("CXX", ("g++", "clang++"), ("g++", "gcc-c++"))
-    return Check(name, False, *lack) if lack else Check(name, True, "for the CPU, by the C++ compiler")
+    return Check(name, False, *lack) if lack else Check(name, True, "for the CPU, with the C++ compiler")
 
 
 def _check_kernels(gpus: list[Gpu]) -> Check:
@@ -114,7 +113,7 @@ def _check_kernels(gpus: list[Gpu]) -> Check:
 
 def _check_triton(name: str, gpus: list[Gpu]) -> Check:
     if not gpus:
-        return Check(name, False, "no GPU: Triton's interpreter serves tests, no timing")
+        return Check(name, False, "no GPU: Triton's interpreter runs the tests, but gives no times")
     version = software_versions()["triton"]
     if version == "absent":
         return Check(name, False, "Triton is not installed", f"{_PIP} install triton")
@@ -124,10 +123,10 @@ def _check_triton(name: str, gpus: list[Gpu]) -> Check:
 
 
 def _lacking_build_tool(variable: str, compilers: tuple[str, ...], packages: tuple[str, str]) -> tuple[str, str] | None:
-    """Return what is missing to compile an extension of Python, and the command that installs it."""
+    """Return what is missing for compiling a Python extension and the command that installs it; None if nothing."""
     candidates = (os.environ[variable],) if variable in os.environ else compilers
     if not any(map(shutil.which, candidates)):
-        return f"no compiler: {' or '.join(candidates)} not found", _install_command(*packages)
+        return f"no compiler found: {' or '.join(candidates)}", _install_command(*packages)
     if not Path(sysconfig.get_path("include", "posix_prefix"), "Python.h").exists():
         version = ".".join(platform.python_version_tuple()[:2])
         return "no Python.h for the compiler", _install_command(f"python{version}-dev", f"python{version}-devel")
@@ -143,7 +142,7 @@ def _install_command(debian_package: str, fedora_package: str) -> str:
 def _check_nsys(gpus: list[Gpu]) -> Check:
     name = "nsys captures"
     if not gpus:
-        return Check(name, False, "no GPU: torch.profiler takes its place")
+        return Check(name, False, "no GPU: torch.profiler is used instead")
     command = shutil.which("nsys")
     if command is None:
         return _nsys_off_path(name)
@@ -165,7 +164,7 @@ def _nsys_off_path(name: str) -> Check:
     if commands:
         return Check(name, False, "nsys is not on PATH", f'export PATH="{Path(commands[-1]).parent}:$PATH"')
     remedy = _install_command("nsight-systems-cli", "nsight-systems-cli")
-    return Check(name, False, "nsys not found, which NVIDIA's package repository has", remedy)
+    return Check(name, False, "nsys not found; NVIDIA's package repository has it", remedy)
 
 
 def _check_nccl(gpus: list[Gpu]) -> Check:
@@ -189,23 +188,23 @@ def _check_gloo() -> Check:
 
 
 def _check_snakemake() -> Check:
-    """Check that `snakemake` starts the one of this environment, and that it finds the plugin that sorts its words."""
+    """Check that `snakemake` is this environment's own and finds this project's logger plugin."""
     name, on_path, own = "snakemake", shutil.which("snakemake"), _snakemake_script()
     reinstall = f"{_PIP} install --force-reinstall --no-deps snakemake"
     if not any(module.name == _PLUGIN for module in pkgutil.iter_modules()):
-        return Check(name, False, f"it does not find {_PLUGIN}, a part of this project", f"{_PIP} install -e .")
+        return Check(name, False, f"{_PLUGIN}, part of this project, is not installed", f"{_PIP} install -e .")
     if own is None or not own.exists():
-        return Check(name, False, "no such command in this environment; `python -m snakemake` works", reinstall)
+        return Check(name, False, "this environment has no such command; `python -m snakemake` works", reinstall)
     if "snakemake.cli" not in own.read_text(errors="replace"):
         return Check(name, False, f"{own} is not Snakemake's own; `python -m snakemake` works", reinstall)
     if on_path is None or not own.samefile(on_path):
-        detail = f"{on_path} is another environment's" if on_path else "not on PATH"
+        detail = f"{on_path} belongs to another environment" if on_path else "not on PATH"
         return Check(name, False, f"{detail}; `python -m snakemake` works", f'export PATH="{own.parent}:$PATH"')
     return Check(name, True, f"Snakemake's own command, {version(name)}: {on_path}")
 
 
 def _snakemake_script() -> Path | None:
-    """Return where this environment's installation of Snakemake has, or had, its command."""
+    """Return the path at which Snakemake was installed in this environment, even if the file is gone."""
     installed = next((file for file in files("snakemake") or () if file.match("bin/snakemake")), None)
     return Path(installed.locate()).resolve() if installed else None
 
@@ -226,7 +225,7 @@ def _facts() -> Iterator[tuple[str, str]]:
 
 
 def _state_facts(state: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Sum the GPUs up, so that eight take no more lines than one."""
+    """Summarise all GPUs: eight take no more lines than one."""
     if not state:
         yield "GPU state", "n/a"
         return
@@ -236,8 +235,8 @@ def _state_facts(state: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
     yield "GPU temperature", _span(state, "temperature_c", "°C")
     yield "GPU power", _span(state, "power_w", "W")
     reasons = sorted({reason for gpu in state for reason in gpu["throttle_reasons"] or ()})
-    verdict = f"; figures not to be trusted: {', '.join(slow)}" if (slow := slowdown_reasons(state)) else ""
-    yield "GPU clocks held by", (", ".join(reasons) or "nothing") + verdict
+    verdict = f"; do not trust figures measured now: {', '.join(slow)}" if (slow := slowdown_reasons(state)) else ""
+    yield "GPU clocks limited by", (", ".join(reasons) or "nothing") + verdict
 
 
 def _span(state: list[dict[str, Any]], key: str, unit: str, unit_size: int = 1) -> str:
@@ -255,14 +254,3 @@ def _by_model(gpus: list[Gpu]) -> str:
 
 def _gib(size_bytes: int | None) -> str:
     return "unknown size" if size_bytes is None else f"{size_bytes / 2**30:.0f} GiB"
-
-
-def _first_line(*command: str) -> str:
-    return next(iter(_output(*command).splitlines()), "")
-
-
-def _output(*command: str) -> str:
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return ""

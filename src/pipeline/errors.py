@@ -1,4 +1,4 @@
-"""The two ways in which a run ends without figures, apart from a bug."""
+"""Bad input and skipped measurements: the two expected ways to end without figures."""
 
 import sys
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from typing import Any
 class UserError(Exception):
     """Input that cannot be used; its message is one line for the person who gave it.
 
-    What cannot be printed is escaped: messages name files, whose names may hold line breaks and terminal commands.
+    Unprintable characters are escaped: messages name files, whose names may hold line breaks and terminal commands.
     """
 
     def __init__(self, message: str) -> None:
@@ -20,7 +20,7 @@ class Skipped(Exception):
 
 
 def or_exit(program: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return what a function returns; a UserError ends the process with one line on standard error."""
+    """Call a function; on a UserError, print one line on standard error and exit with code 1."""
     try:
         return function(*arguments)
     except UserError as error:
@@ -29,7 +29,7 @@ def or_exit(program: str, function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def printable(text: str) -> str:
-    r"""Return a text with whatever cannot be printed, line breaks among it, written as Python writes it: `\n`."""
+    r"""Return a text with unprintable characters, line breaks included, escaped as Python does: `\n`."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

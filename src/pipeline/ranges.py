@@ -1,7 +1,6 @@
-"""Named ranges of the code under measurement, for whichever profiler listens; free when none does.
+"""Named ranges in the measured code, for whichever profiler listens; they cost nothing when none does.
 
-What is measured marks its phases with `span` and knows no profiler. An instrument chooses what a range
-becomes:
+Measured code marks its phases with `span` and knows no profiler. An instrument decides what a range becomes:
 
     with listening(torch.cuda.nvtx.range):
         step.run()
@@ -19,16 +18,16 @@ _factory: RangeFactory | None = None
 
 
 def span(name: str) -> AbstractContextManager:
-    """Open the range `name` with the listener, or the shared no-op where nothing listens."""
-    # Compiled code has no ranges: a fused kernel has no phases. Asked first, so that the compiler does not
-    # make the compiled code depend on who listens, and a listener that comes later does not recompile it.
+    """Open the range `name` with the listener, or a shared no-op if nothing listens."""
+    # Compiled code has no ranges, because a fused kernel has no phases. Checked first: otherwise the compiled code
+    # would depend on the listener, and a new listener would recompile it.
     if torch.compiler.is_compiling() or _factory is None:
         return _SILENT
     return _factory(name)
 
 
 def listener() -> RangeFactory | None:
-    """Return what every range is sent to now, for another listener to pass ranges on to; None where nothing listens."""
+    """Return the current listener, which a new one may pass ranges on to; None if nothing listens."""
     return _factory
 
 

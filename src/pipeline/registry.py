@@ -1,4 +1,4 @@
-"""The stages there are, in one place: the order in which the assignment asks, and the write-up answers."""
+"""The list of stages, in the order of the assignment and of the write-up."""
 
 import pkgutil
 from functools import cache
@@ -28,20 +28,20 @@ FOLDER = Path(__file__).parent / "stages"
 def stages() -> Stages:
     """Return every stage by its name.
 
-    Raises UserError, one line, where the folders of pipeline.stages are not those that NAMES has.
+    Raises UserError, one line, if NAMES and the folders of pipeline.stages differ.
     """
     folders = [module.name for module in pkgutil.iter_modules([str(FOLDER)]) if module.ispkg]
     for name in folders:
         if name not in NAMES:
-            raise UserError(f"{FOLDER / name}/ is no stage yet: add '{name}' to NAMES in {__file__}")
+            raise UserError(f"{FOLDER / name}/ is not registered: add '{name}' to NAMES in {__file__}")
     for name in NAMES:
         if name not in folders:
-            raise UserError(f"NAMES in {__file__} has '{name}', but there is no {FOLDER / name}/__init__.py")
+            raise UserError(f"NAMES in {__file__} lists '{name}', but {FOLDER / name}/__init__.py does not exist")
     return {name: Stage(name, f"pipeline.stages.{name}") for name in NAMES}
 
 
 def stage(name: str) -> Stage:
-    """Return a stage by its name; raises UserError, one line, for one that is unknown."""
+    """Return a stage by its name; raises UserError, one line, for an unknown name."""
     if name not in stages():
-        raise UserError(f"unknown stage '{name}'; known are {', '.join(NAMES)}")
+        raise UserError(f"unknown stage '{name}': must be one of {', '.join(NAMES)}")
     return stages()[name]

@@ -1,9 +1,9 @@
-"""Whether fp32 matrices are multiplied as TF32: torch's switch, read and set whichever of its two APIs is in use.
+"""Read and set whether fp32 matrices are multiplied as TF32, whichever of torch's two APIs is in use.
 
-The old one is `torch.set_float32_matmul_precision` and `torch.backends.cuda.matmul.allow_tf32`, the new one
-`torch.backends.fp32_precision` and what lies below it, down to `torch.backends.cuda.matmul.fp32_precision`. Products go
-by the new one. The old one sets it too, but not the other way round: once the new one says something else, reading the
-old one raises RuntimeError. All that is so in torch 2.11 and 2.13.
+The old API is `torch.set_float32_matmul_precision` and `torch.backends.cuda.matmul.allow_tf32`. The new one is
+`torch.backends.fp32_precision` and the settings below it, down to `torch.backends.cuda.matmul.fp32_precision`. Matrix
+products follow the new API. Setting the old one also sets the new one, but not the reverse: once the new one differs,
+reading the old one raises RuntimeError. This holds for torch 2.11 and 2.13.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ import torch
 
 from pipeline.compat.torch_private import get_fp32_precision, set_fp32_precision
 
-BACKENDS = ("cuda", "mkldnn")  # whose products the old API sets
+BACKENDS = ("cuda", "mkldnn")  # the old API sets the products of both
 
 
 def allows_tf32() -> bool:
@@ -23,9 +23,9 @@ def allows_tf32() -> bool:
 
 @contextmanager
 def float32_products(*, tf32: bool) -> Iterator[None]:
-    """Multiply fp32 matrices as TF32 or else in true fp32 inside this context; put back all that was set after it.
+    """Multiply fp32 matrices as TF32, or in true fp32, inside this context; restore all settings after it.
 
-    Inside both APIs say so, for `torch.compile` reads both.
+    Both APIs are set, because `torch.compile` reads both.
     """
     own = {backend: _own_setting(backend) for backend in BACKENDS}
     for backend in BACKENDS:
@@ -41,12 +41,12 @@ def float32_products(*, tf32: bool) -> Iterator[None]:
 
 
 def _own_setting(backend: str) -> str:
-    """Return what was set for a backend's products themselves: "none" where they follow the settings above them."""
-    above = {}
-    for place in (("generic", "all"), (backend, "all")):
-        above[place] = get_fp32_precision(*place)
-        set_fp32_precision(*place, "none")
+    """Return the setting of a backend's products themselves: "none" if they inherit the settings above them."""
+    inherited = {}
+    for level in (("generic", "all"), (backend, "all")):
+        inherited[level] = get_fp32_precision(*level)
+        set_fp32_precision(*level, "none")
     own = get_fp32_precision(backend, "matmul")
-    for place, setting in above.items():
-        set_fp32_precision(*place, setting)
+    for level, setting in inherited.items():
+        set_fp32_precision(*level, setting)
     return own
