@@ -16,8 +16,8 @@ GOOD = (2, 8, 16)
         (None, torch.zeros(GOOD, dtype=torch.bfloat16), None, "k is bfloat16 on cpu: must be as q, float32 on cpu"),
         (None, None, torch.zeros(GOOD, device="meta"), "v is float32 on meta: must be as q, float32 on cpu"),
         (None, None, torch.zeros(2, 9, 16), r"v has shape \(2, 9, 16\): must be as k, \(2, 8, 16\)"),
-        (torch.zeros(3, 8, 16), None, None, r"k has shape \(2, 8, 16\): must agree with q, \(3, 8, 16\)"),
-        (torch.zeros(2, 8, 32), None, None, r"k has shape \(2, 8, 16\): must agree with q, \(2, 8, 32\)"),
+        (torch.zeros(3, 8, 16), None, None, r"k has shape \(2, 8, 16\): must be as q, \(3, 8, 16\)"),
+        (torch.zeros(2, 8, 32), None, None, r"k has shape \(2, 8, 16\): must be as q, \(2, 8, 32\)"),
     ],
 )
 def test_what_cannot_be_done_is_one_clear_error(function, q, k, v, complaint):

@@ -1,4 +1,4 @@
-"""Attention functions that can stand in for each other, by name, and the autograd functions behind two of them."""
+"""Interchangeable attention functions by name, and the autograd functions behind two of them."""
 
 from typing import Any
 
@@ -13,8 +13,7 @@ __all__ = [
 ]
 
 
-# Lazy (PEP 562): the workflow reads `pipeline.formulas.attention` and must not wait for torch, and a cell of eager
-# attention is not measured anew for an edit of a kernel, which it never imports.
+# Lazy (PEP 562), so that a cell of eager attention imports no kernel and is not measured again when one is edited.
 def __getattr__(name: str) -> Any:
     if name in ("ATTENTION", "AttentionFunction"):
         from pipeline.attention import functions

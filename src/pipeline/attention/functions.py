@@ -11,7 +11,7 @@ NAMES = ("eager", "tiled", "flash", "sdpa")
 
 
 class _Functions(Mapping[str, AttentionFunction]):
-    """Attention functions by name, each imported when it is asked for."""
+    """Attention functions by name, each imported on first use."""
 
     def __getitem__(self, name: str) -> AttentionFunction:
         if name == "eager":
@@ -39,7 +39,7 @@ class _Functions(Mapping[str, AttentionFunction]):
         return len(NAMES)
 
     def __contains__(self, name: object) -> bool:
-        return name in NAMES  # Mapping's own would import the function
+        return name in NAMES  # Mapping's default would import the function
 
 
 ATTENTION: Mapping[str, AttentionFunction] = _Functions()

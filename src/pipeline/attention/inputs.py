@@ -1,4 +1,4 @@
-"""What the attention functions accept, checked before anything is computed, and what autocast makes of it."""
+"""Check the inputs of the attention functions before anything is computed, and cast them under autocast."""
 
 from collections.abc import Collection
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class Traits(NamedTuple):
-    """All of a tensor but its numbers: what can be decided from it holds for every tensor alike."""
+    """Everything about a tensor but its numbers: a decision made from these holds for all tensors that share them."""
 
     shape: torch.Size
     stride: tuple[int, ...]
@@ -27,28 +27,28 @@ def check_inputs(q: Traits, k: Traits, v: Traits, dtypes: Collection[torch.dtype
     Shapes: q is (batch, n_queries, head_dim) or (batch, heads, n_queries, head_dim), k and v are alike with n_keys.
     Raises ValueError, one line that names the tensor, what it is and what is allowed.
     """
-    for name, given in {"q": q, "k": k, "v": v}.items():
-        if len(given.shape) not in (3, 4):
+    for name, tensor in {"q": q, "k": k, "v": v}.items():
+        if len(tensor.shape) not in (3, 4):
             raise ValueError(
-                f"{name} has shape {tuple(given.shape)}: "
+                f"{name} has shape {tuple(tensor.shape)}: "
                 "must be (batch, seq, head_dim) or (batch, heads, seq, head_dim)"
             )
-        if 0 in given.shape:
-            raise ValueError(f"{name} has shape {tuple(given.shape)}: must not be empty")
-        if given.dtype not in dtypes:
-            raise ValueError(f"{name} is {_name(given.dtype)}: must be one of {', '.join(map(_name, dtypes))}")
-        if (given.dtype, given.device) != (q.dtype, q.device):
+        if 0 in tensor.shape:
+            raise ValueError(f"{name} has shape {tuple(tensor.shape)}: must not be empty")
+        if tensor.dtype not in dtypes:
+            raise ValueError(f"{name} is {_name(tensor.dtype)}: must be one of {', '.join(map(_name, dtypes))}")
+        if (tensor.dtype, tensor.device) != (q.dtype, q.device):
             raise ValueError(
-                f"{name} is {_name(given.dtype)} on {given.device}: must be as q, {_name(q.dtype)} on {q.device}"
+                f"{name} is {_name(tensor.dtype)} on {tensor.device}: must be as q, {_name(q.dtype)} on {q.device}"
             )
     if v.shape != k.shape:
         raise ValueError(f"v has shape {tuple(v.shape)}: must be as k, {tuple(k.shape)}")
     if (*k.shape[:-2], k.shape[-1]) != (*q.shape[:-2], q.shape[-1]):
-        raise ValueError(f"k has shape {tuple(k.shape)}: must agree with q, {tuple(q.shape)}, but for the sequence")
+        raise ValueError(f"k has shape {tuple(k.shape)}: must be as q, {tuple(q.shape)}, except for the sequence")
 
 
 def under_autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Cast as autocast does before an operation that it runs in low precision."""
+    """Cast inputs as autocast does before a low-precision operation."""
     device_type = q.device.type
     if not torch.is_autocast_enabled(device_type):
         return q, k, v

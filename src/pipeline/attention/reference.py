@@ -1,4 +1,4 @@
-"""Attention and its gradients in fp64, a few rows of the score matrix at a time: what errors are measured against."""
+"""Attention and its gradients in fp64, a few rows of the score matrix at a time: the reference for errors."""
 
 import math
 from dataclasses import dataclass
@@ -6,15 +6,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# Of one score-sized fp64 matrix, of which a handful is there at once: 256 MiB each.
+# Elements of one score-sized fp64 matrix: 256 MiB. A handful of them exist at once.
 CHUNK_ELEMENTS = 2**25
-# A sum this far below its natural scale is a zero with the rounding errors of fp64.
+# A sum this far below its natural scale is zero up to fp64 rounding.
 VANISHING = 1e-12
 
 
 @dataclass(frozen=True)
 class ExactAttention:
-    """Name output and gradients, all fp64, of the shapes of q, q, k and v; and their natural scales, as `scale_*`."""
+    """Output and gradients in fp64, with the shapes of q, q, k and v, and their natural scales, `scale_*`."""
 
     output: Tensor
     dq: Tensor
@@ -25,15 +25,15 @@ class ExactAttention:
     scale_dk: Tensor
     scale_dv: Tensor
 
-    def relative_error(self, quantity: str, found: Tensor) -> float:
-        """Return the L2 norm of the error of `output`, `dq`, `dk` or `dv` over that of the quantity itself.
+    def relative_error(self, quantity: str, computed: Tensor) -> float:
+        """Return the L2 norm of the error of `output`, `dq`, `dk` or `dv` over the norm of the exact value.
 
-        Over that of its natural scale where the quantity vanishes, as dq and dk do where there is one key: its weight
-        is 1 whatever its score.
+        If the exact value vanishes, the norm of its natural scale is used. dq and dk vanish with a single key, whose
+        weight is 1 whatever its score.
         """
         exact, scale = getattr(self, quantity), getattr(self, f"scale_{quantity}")
         norm = exact.norm() if exact.norm() > VANISHING * scale.norm() else scale.norm()
-        return ((found.detach().double() - exact).norm() / norm).item()
+        return ((computed.detach().double() - exact).norm() / norm).item()
 
 
 def exact_attention(
@@ -41,26 +41,26 @@ def exact_attention(
 ) -> ExactAttention:
     """Compute attention, its gradients and their natural scales in fp64 from inputs of any floating dtype.
 
-    Shapes: q and output_gradient are (..., n_queries, head_dim), k and v (..., n_keys, head_dim). Never more than
-    `chunk_elements` of the score matrix are there at once, or one row of it. Every row counts, none is sampled.
+    Shapes: q and output_gradient are (..., n_queries, head_dim), k and v (..., n_keys, head_dim). At most
+    `chunk_elements` of the score matrix, or one row, exist at once. All rows are computed, none is sampled.
     Formulas: Dao et al. 2022 (FlashAttention), appendix B.
     """
-    found = [torch.zeros(x.shape, dtype=torch.float64, device=x.device) for x in (q, q, k, v) * 2]
+    totals = [torch.zeros(x.shape, dtype=torch.float64, device=x.device) for x in (q, q, k, v) * 2]
     all_q, all_k, all_v, all_gradients = (x.detach().flatten(end_dim=-3) for x in (q, k, v, output_gradient))
-    results = [x.view(-1, *x.shape[-2:]) for x in found]
+    results = [x.view(-1, *x.shape[-2:]) for x in totals]
     for head, inputs in enumerate(zip(all_q, all_k, all_v, all_gradients, strict=True)):
         head_q, head_k, head_v, gradient = (x.double() for x in inputs)
         _one_head(head_q, head_k, head_v, gradient, is_causal, chunk_elements, [x[head] for x in results])
-    return ExactAttention(*found)
+    return ExactAttention(*totals)
 
 
 def natural_scales(
     weights: Tensor, q: Tensor, k: Tensor, v: Tensor, output_gradient: Tensor, errors: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Sum the absolute values of the products that output, dq, dk and dv are sums of.
+    """Sum the absolute values of the products that make up output, dq, dk and dv.
 
-    A rounding error is a share of these, even where products cancel. Given `errors` of the weights (..., n_queries,
-    n_keys), return how large the errors are that they make.
+    A rounding error is a fraction of these sums, even if the products cancel. Given `errors` of the weights
+    (..., n_queries, n_keys), return the errors that they cause instead.
     """
     errors = weights if errors is None else errors
     q, k, v, gradient = (x.abs() for x in (q, k, v, output_gradient))
@@ -85,7 +85,7 @@ def _one_head(
     step = max(1, chunk_elements // k.shape[0])
     for first in range(0, q.shape[0], step):
         rows = slice(first, min(first + step, q.shape[0]))
-        # Keys that no query of these rows sees are left out.
+        # Leave out keys that no query of these rows sees.
         keys = slice(0, min(rows.stop, k.shape[0]) if is_causal else k.shape[0])
         weights = _weights(q[rows] * scale, k[keys], first if is_causal else None)
         output[rows] = weights @ v[keys]
@@ -101,7 +101,7 @@ def _one_head(
 
 
 def _weights(scaled_q: Tensor, k: Tensor, first_row: int | None) -> Tensor:
-    """Return the softmax over keys; causal, with `first_row` the index of the first query, unless that is None."""
+    """Return the softmax over keys; causal if `first_row`, the index of the first query, is given."""
     scores = scaled_q @ k.T
     if first_row is not None:
         queries = torch.arange(first_row, first_row + scores.shape[0], device=scores.device)

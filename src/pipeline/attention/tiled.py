@@ -23,16 +23,16 @@ class FlashAttentionTiled(torch.autograd.Function):
     """Compute softmax(q kᵀ / √head_dim) v tile by tile, without the score matrix in memory.
 
     `apply(q, k, v, is_causal)`. Shapes: q and the result are (batch, n_queries, head_dim) or (batch, heads, n_queries,
-    head_dim), k and v are alike with n_keys. Causal: query i attends to key j where j <= i. Tiles are computed in fp32,
-    those of fp64 inputs in fp64. Kept for the backward pass: q, k, v, the output, and the log-sum-exp of each query's
+    head_dim), k and v are alike with n_keys. Causal: query i attends to key j if j <= i. Tiles are computed in fp32, or
+    in fp64 for fp64 inputs. Kept for the backward pass: q, k, v, the output, and the log-sum-exp (LSE) of each query's
     scores (natural logarithm, shape of q without head_dim).
 
-    Raises ValueError for shapes or dtypes that it cannot do. Source: Dao 2023, FlashAttention-2, algorithms 1 and 2.
+    Raises ValueError for unsupported shapes or dtypes. Source: Dao 2023, FlashAttention-2, algorithms 1 and 2.
     """
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
-        """Compute the output and keep what the backward pass needs."""
+        """Compute the output and save what the backward pass needs."""
         check_inputs(traits(q), traits(k), traits(v), DTYPES)
         with torch.autocast(q.device.type, enabled=False):
             o, lse = _forward(q, k, v, is_causal)
@@ -56,7 +56,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, 
     for queries in _tiles(q.shape[-2]):
         q_tile = q[..., queries, :].to(working)
         o_tile = torch.zeros_like(q_tile)
-        # Of the scores seen so far: their maximum, and the sum of exp(score - maximum).
+        # Running maximum of the scores, and running sum of exp(score - maximum).
         maximum = q_tile.new_full(q_tile.shape[:-1], -math.inf)
         total = torch.zeros_like(maximum)
         for keys in _visible_tiles(queries, k.shape[-2], is_causal):
@@ -102,7 +102,7 @@ def _tiles(length: int) -> Iterator[slice]:
 
 
 def _visible_tiles(queries: slice, n_keys: int, is_causal: bool) -> Iterator[slice]:
-    """Give the tiles of keys that any of these queries attends to."""
+    """Return the tiles of keys that any of these queries attends to."""
     return _tiles(min(n_keys, queries.stop) if is_causal else n_keys)
 
 

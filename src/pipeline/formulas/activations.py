@@ -1,11 +1,11 @@
 """The activations that a forward pass of the transformer saves for its backward pass, in closed form.
 
 Symbols: V vocabulary size, d d_model, f d_ff, H heads, L layers, B batch size, S sequence length, T = BS tokens,
-e bytes per element that the matrix products read: 4 in fp32, 2 under autocast to bf16. Master weights, the residual
-stream and what the norms save stay in fp32. A tensor that several operations save counts once.
+e bytes per element of the matrix products' inputs: 4 in fp32, 2 under autocast to bf16. Master weights, the residual
+stream and the norms' saved tensors stay in fp32. A tensor that several operations save counts once.
 
 Tests count the tensors of small models on a CPU; a recorded training step of 2.7B in fp32 on an H200 confirms the
-formulas on a GPU. CUDA differs in two places: RMSNorm is one fused operation there (as that recording shows), and
+formulas on a GPU. CUDA differs in two ways: RMSNorm is one fused operation there (as that recording shows), and
 autocast runs softmax in fp32 (as PyTorch's autocast_mode.h says).
 """
 
@@ -23,7 +23,7 @@ Terms = dict[str, int]
 
 @dataclass(frozen=True)
 class Workload:
-    """All that the memory of a training step depends on.
+    """Everything that the memory of a training step depends on.
 
     `attention` is a name in `pipeline.attention.ATTENTION`; only "eager" saves score matrices. `device_type` is "cpu"
     or "cuda".
@@ -45,7 +45,7 @@ class Workload:
 
     @property
     def product_bytes(self) -> int:
-        """The bytes e per element that the matrix products read."""
+        """The bytes e per element of the matrix products' inputs."""
         return BF16_BYTES if self.precision == "bf16" else FP32_BYTES
 
     @property
@@ -85,7 +85,7 @@ def hidden_bytes(workload: Workload) -> int:
 
 
 def norm_bytes(workload: Workload) -> int:
-    """Count what one RMSNorm saves: its input 4Td and the inverse root mean squares 4T.
+    """Count the bytes that one RMSNorm saves: its input 4Td and the inverse root mean squares 4T.
 
     On a CPU the norm is a chain of operations, and the last product saves the normalised input too: 4Td more.
     """
@@ -94,7 +94,7 @@ def norm_bytes(workload: Workload) -> int:
 
 
 def product_input_bytes(workload: Workload, products: int) -> int:
-    """Count what is saved of one (T, d) tensor that several matrix products read.
+    """Count the bytes saved for one (T, d) tensor that several matrix products read.
 
     4Td in fp32, where they share it; under autocast each product makes its own copy of 2Td.
     """
@@ -102,26 +102,26 @@ def product_input_bytes(workload: Workload, products: int) -> int:
 
 
 def score_bytes(workload: Workload) -> int:
-    """Count what eager attention saves of BHS² scores: the softmax's output, in fp32 4 bytes per element.
+    """Count the bytes that eager attention saves for BHS² scores: the softmax's output, in fp32 4 bytes per element.
 
     Under autocast the last product reads bf16: 2 bytes per element on a CPU, where the softmax is in bf16 too; on CUDA
-    4 of the softmax in fp32 and 2 of its copy.
+    4 for the softmax in fp32 and 2 for its copy.
     """
     if not workload.is_autocast:
         return FP32_BYTES * workload.score_elements
-    of_softmax = FP32_BYTES if workload.device_type == "cuda" else 0
-    return (of_softmax + BF16_BYTES) * workload.score_elements
+    softmax = FP32_BYTES if workload.device_type == "cuda" else 0
+    return (softmax + BF16_BYTES) * workload.score_elements
 
 
 def softmax_bytes(workload: Workload) -> int:
-    """Count what attention saves of its softmax: eager `score_bytes`, fused the LSE of 4BHS."""
+    """Count the bytes that attention saves for its softmax: eager `score_bytes`, fused the LSE of 4BHS."""
     return flash_saved_bytes(workload.attention_shape) if workload.is_fused else score_bytes(workload)
 
 
 def attention_core_bytes(workload: Workload) -> Terms:
-    """Count what attention itself saves: q, k and v (3eTd), and `softmax_bytes`.
+    """Count the bytes that attention itself saves: q, k and v (3eTd), and `softmax_bytes`.
 
-    Fused (FlashAttention-2: Dao 2023, algorithm 1), its output eTd too.
+    Fused attention (FlashAttention-2: Dao 2023, algorithm 1) saves its output too: eTd.
     """
     width, softmax = product_tensor_bytes(workload), softmax_bytes(workload)
     if not workload.is_fused:
@@ -130,10 +130,10 @@ def attention_core_bytes(workload: Workload) -> Terms:
 
 
 def attention_block_bytes(workload: Workload) -> Terms:
-    """Count what the attention half of a block saves.
+    """Count the bytes that the attention half of a block saves.
 
-    Beside attention itself: the norm, the input of the q, k and v projections, and the concatenated heads, which are
-    the input of the output projection (eTd).
+    In addition to attention itself: the norm, the input of the q, k and v projections, and the concatenated heads,
+    which are the input of the output projection (eTd).
     """
     return {
         "norms": norm_bytes(workload),
@@ -144,10 +144,10 @@ def attention_block_bytes(workload: Workload) -> Terms:
 
 
 def feed_forward_block_bytes(workload: Workload) -> Terms:
-    """Count what the feed-forward half of a block saves.
+    """Count the bytes that the feed-forward half of a block saves.
 
-    The norm, the input of the gate and up projections, and 4eTf of SwiGLU: gate, silu(gate), up and their
-    product, the input of the down projection.
+    The norm, the input of the gate and up projections, and 4eTf for SwiGLU: gate, silu(gate), up and their product,
+    the input of the down projection.
     """
     return {
         "norms": norm_bytes(workload),
@@ -157,14 +157,14 @@ def feed_forward_block_bytes(workload: Workload) -> Terms:
 
 
 def block_bytes(workload: Workload) -> int:
-    """Count all that one block saves, without the bf16 copies of its weights."""
+    """Count all bytes that one block saves, without the bf16 copies of its weights."""
     return sum(attention_block_bytes(workload).values()) + sum(feed_forward_block_bytes(workload).values())
 
 
 def head_bytes(workload: Workload) -> Terms:
-    """Count what everything after the blocks saves.
+    """Count the bytes that everything after the blocks saves.
 
-    The last norm, the head's input, and of the loss the log-softmax in fp32 (4TV) and the total weight of the mean
+    The last norm, the head's input, and for the loss the log-softmax in fp32 (4TV) and the total weight of the mean
     (one number). Neither the logits nor the rotations of q and k save anything.
     """
     return {
@@ -175,35 +175,35 @@ def head_bytes(workload: Workload) -> Terms:
 
 
 def weight_copy_bytes(workload: Workload) -> int:
-    """Count the bf16 copies that autocast makes of the matrices of all blocks and the head; none in fp32.
+    """Count the bytes of the bf16 copies that autocast makes of all blocks' matrices and the head; none in fp32.
 
-    2(L(4d² + 3df) + dV). Autocast caches a copy until its region ends, also without gradients, and the backward pass
+    2(L(4d² + 3df) + dV). Autocast caches a copy until its region ends, even without gradients, and the backward pass
     needs it again.
     """
     return workload.size.num_layers * block_weight_copy_bytes(workload) + head_weight_copy_bytes(workload)
 
 
 def block_weight_copy_bytes(workload: Workload) -> int:
-    """Count the bf16 copies of one block's matrices, 2(4d² + 3df); none in fp32."""
+    """Count the bytes of the bf16 copies of one block's matrices, 2(4d² + 3df); none in fp32."""
     return BF16_BYTES * block_matrix_elements(workload.size) if workload.is_autocast else 0
 
 
 def head_weight_copy_bytes(workload: Workload) -> int:
-    """Count the bf16 copy of the head, 2dV; none in fp32."""
+    """Count the bytes of the bf16 copy of the head, 2dV; none in fp32."""
     elements = head_matrix_elements(workload.size, workload.vocab_size)
     return BF16_BYTES * elements if workload.is_autocast else 0
 
 
 def segment_lengths(workload: Workload) -> list[int]:
-    """Return the number of blocks in each recomputed segment, first to last; without checkpointing one each."""
+    """Return the number of blocks in each recomputed segment, first to last; without checkpointing, one each."""
     every, layers = workload.checkpoint_every or 1, workload.size.num_layers
     return [min(every, layers - start) for start in range(0, layers, every)]
 
 
 def saved_terms(workload: Workload) -> Terms:
-    """Count, by term, all that lives between the forward pass and its backward pass.
+    """Count, by term, all bytes alive between the forward pass and its backward pass.
 
-    With checkpointing every k blocks, ⌈L/k⌉ residual-stream tensors replace what the blocks would save, and only the
+    With checkpointing every k blocks, ⌈L/k⌉ residual-stream tensors replace the blocks' saved tensors, and only the
     head's weight copy outlives the forward pass.
     """
     head = head_bytes(workload)
@@ -227,8 +227,8 @@ def _all_blocks(workload: Workload) -> Terms:
 def bytes_by_part(workload: Workload) -> dict[str, int]:
     """Group the terms of `saved_terms` by part of the model, without checkpointing and without weight copies.
 
-    norms, attention, scores and feed_forward of all layers: scores are what attention saves of its softmax (eager: the
-    output; flash: the LSE), attention is the rest of it. head: the last norm, the head's input and the loss.
+    norms, attention, scores and feed_forward cover all layers. scores: what attention saves for its softmax (eager: the
+    output; flash: the LSE); attention: everything else that it saves. head: the last norm, the head's input, the loss.
     """
     attention = attention_block_bytes(workload)
     feed_forward = feed_forward_block_bytes(workload)
@@ -247,9 +247,9 @@ def bytes_by_part(workload: Workload) -> dict[str, int]:
 def attention_bytes(workload: Workload) -> dict[str, int]:
     """Count the bytes of one layer's attention itself in fp32: inputs, kept and most.
 
-    inputs: q, k and v. kept: what it makes and saves: eager the softmax's output, flash its output and the LSE. most:
-    the most that it has made and not freed during the forward pass: eager scores and softmax, flash only what is kept.
-    Not `attention.saved_bytes`, which counts the scaled queries beside a q that a benchmark's caller holds.
+    inputs: q, k and v. kept: what attention makes and saves; eager: the softmax's output, flash: the output and the
+    LSE. most: the peak of what it makes during the forward pass; eager: scores and softmax, flash: only what is kept.
+    This differs from `attention.saved_bytes`, which counts the scaled queries because a benchmark's caller holds q.
     """
     core = attention_core_bytes(workload)
     inputs = core.pop("q, k, v")

@@ -1,7 +1,7 @@
-"""FLOPs and bytes of attention alone in closed form, as a benchmark of it runs: q, k and v are given.
+"""FLOPs and bytes of attention alone in closed form, as a benchmark runs it: q, k and v exist beforehand.
 
-`activations` and `peak_memory` count attention inside the model, where q is replaced by the scaled queries and the
-precision of the softmax follows autocast.
+`activations` and `peak_memory` count attention inside the model, where the scaled queries replace q and the precision
+of the softmax follows autocast.
 
 Symbols: B batch size, H heads, S sequence length of queries and keys, D head_dim, e bytes per element. A multiply-add
 is 2 FLOPs, and only matrix products count.
@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 
 from pipeline.formulas.units import FP32_BYTES
 
-# The backward pass has five matrix products against the forward's two: the scores again, dV, dP, dQ and dK. Eager
-# attention keeps its weights and does four of them; all implementations get the same count, so that rates compare.
+# The backward pass has five matrix products, the forward pass two: the scores again, dV, dP, dQ and dK. Eager
+# attention keeps its weights and does only four, but all implementations get the same count, so that rates compare.
 # Source: Dao 2023 (FlashAttention-2), section 4.1.
 BACKWARD_OVER_FORWARD = 2.5
 
-# Score-sized temporaries of the softmax's backward pass. CUDA stores the product of gradient and output before it sums
+# Score-sized temporaries of the softmax's backward pass. CUDA stores the product of gradient and output before summing
 # the rows; a CPU does both in one loop. Source: PyTorch's aten/src/ATen/native/cuda/SoftMax.cu,
 # softmax_backward_cuda_out: `Tensor tmp = grad * output`.
 SOFTMAX_BACKWARD_TEMPORARIES = {"cpu": 0, "cuda": 1}
@@ -34,7 +34,7 @@ class Shape:
 
     @property
     def vectors(self) -> int:
-        """Count the elements of q, and of k, v or the output: B·H·S·D."""
+        """Count the elements of q, which equal those of k, v or the output: B·H·S·D."""
         return self.batch_size * self.num_heads * self.seq_len * self.head_dim
 
     @property
@@ -65,15 +65,15 @@ def input_bytes(shape: Shape, element_bytes: int) -> int:
 
 
 def saved_bytes(shape: Shape, element_bytes: int) -> int:
-    """Count what eager attention saves beside its inputs: the softmax's output and the scaled queries.
+    """Count the bytes that eager attention saves in addition to its inputs: B·H·(S² + S·D)·e.
 
-    B·H·(S² + S·D)·e bytes.
+    These are the softmax's output and the scaled queries.
     """
     return (shape.scores + shape.vectors) * element_bytes
 
 
 def flash_saved_bytes(shape: Shape) -> int:
-    """Count what FlashAttention saves beside inputs and output: the LSE in fp32, 4·B·H·S bytes."""
+    """Count the bytes that FlashAttention saves in addition to inputs and output: the LSE in fp32, 4·B·H·S."""
     return FP32_BYTES * shape.batch_size * shape.num_heads * shape.seq_len
 
 
@@ -86,7 +86,7 @@ def peak_bytes(shape: Shape, element_bytes: int, device_type: str) -> int:
     """Count the peak bytes of eager forward and backward: for long S about 3·B·H·S²·e, on "cuda" 4·B·H·S²·e.
 
     The softmax's backward pass holds the weights, their gradient, the gradient of the scores and dV, and on a GPU
-    SOFTMAX_BACKWARD_TEMPORARIES more. Where S is far below D, the peak comes later: the gradients of all three inputs.
+    SOFTMAX_BACKWARD_TEMPORARIES more. If S is far below D, the peak comes later: the gradients of all three inputs.
     """
     matrices = 2 + SOFTMAX_BACKWARD_TEMPORARIES[device_type]
     in_backward = max(matrices * shape.scores + shape.vectors, 3 * shape.vectors)
@@ -94,7 +94,7 @@ def peak_bytes(shape: Shape, element_bytes: int, device_type: str) -> int:
 
 
 def longest_that_fits(shape: Shape, element_bytes: int, device_type: str, memory_bytes: int) -> int:
-    """Return the longest sequence whose eager forward and backward fit into so many bytes; 0 if none does.
+    """Return the longest sequence whose eager forward and backward fit into `memory_bytes`; 0 if none does.
 
     The sequence length of `shape` is ignored. peak_bytes grows with S, so bisection finds the limit.
     """

@@ -1,4 +1,4 @@
-"""The overhead of data-parallel training over the backward pass alone, by the number of gradient buckets.
+"""The time that data-parallel training adds to the backward pass, by the number of gradient buckets.
 
 Symbols: s bytes of gradients, n calls; an all-reduce costs o + bytes / w, with latency o and algorithm bandwidth w.
 """
@@ -15,10 +15,10 @@ def unhidden_s(gradient_bytes: float, num_calls: int, cost: LinearCost) -> float
 
 
 def bucketed_s(gradient_bytes: float, num_buckets: float, cost: LinearCost) -> float:
-    """Return the overhead of n equal buckets sent while the backward pass goes on: n·o + s / (n·w).
+    """Return the overhead of n equal buckets sent during the backward pass: n·o + s / (n·w).
 
     Assumes that a bucket's gradients take as long to compute as to send: each transfer but the last hides behind the
-    computation of the next bucket; latencies do not hide. `pipelined_s` is for any length of the backward pass.
+    computation of the next bucket; latencies do not hide. `pipelined_s` works for any length of the backward pass.
     """
     return num_buckets * cost.latency_s + gradient_bytes / (num_buckets * cost.bytes_per_s)
 
@@ -41,8 +41,8 @@ def least_overhead_s(gradient_bytes: float, cost: LinearCost) -> float:
 def pipelined_s(bucket_bytes: Sequence[float], backward_s: float, cost: LinearCost) -> float:
     """Return the seconds from the end of backward to the end of the last transfer, for buckets in the order they fill.
 
-    Backward yields gradients at a constant rate over `backward_s`; the transfer of a bucket, o + bytes / w, starts when
-    the bucket is full and the previous transfer has ended.
+    Assumes that backward yields gradients at a constant rate over `backward_s`. A bucket's transfer, o + bytes / w,
+    starts when the bucket is full and the previous transfer has ended.
     """
     total_bytes = sum(bucket_bytes)
     filled_bytes = transfer_ends_s = 0.0

@@ -1,4 +1,4 @@
-"""The cost of collectives: bytes sent, bus bandwidth, and the fit of `latency + size / bandwidth` to times."""
+"""The cost of collectives: bytes sent, bus bandwidth, and a fit of `latency + size / bandwidth` to measured times."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ import numpy as np
 def all_reduce_bus_factor(world_size: int) -> float:
     """Return the bytes that each rank of a ring sends per byte of an all-reduce: 2 (n − 1) / n.
 
-    busbw is algbw (bytes over time) times this factor, and compares with the speed of the links at any world size.
-    Source: nccl-tests, doc/PERFORMANCE.md. An algorithm that sends less than a ring (in-network reduction) may exceed
-    the links' speed by it. A ring's count is the least without such help: Patarasuk and Yuan 2009.
+    busbw is algbw (bytes over time) times this factor and is comparable with the links' speed at any world size.
+    Source: nccl-tests, doc/PERFORMANCE.md. With in-network reduction, which sends less than a ring, busbw may exceed
+    the links' speed. Without it no algorithm sends less than a ring: Patarasuk and Yuan 2009.
     """
     return 2 * (world_size - 1) / world_size
 
@@ -19,8 +19,8 @@ def all_reduce_bus_factor(world_size: int) -> float:
 def all_gather_bus_factor(world_size: int) -> float:
     """Return the bytes that each rank sends per byte of an all-gather or a reduce-scatter: (n − 1) / n.
 
-    Half of an all-reduce, which is one of each. The same, on average over the ranks, for broadcasts of one share from
-    each rank.
+    That is half of an all-reduce, which is one of each. Broadcasts of one share from each rank send as much on average
+    over the ranks.
     """
     return (world_size - 1) / world_size
 
@@ -33,23 +33,23 @@ class LinearCost:
     bytes_per_s: float
 
     def seconds(self, size_bytes: float) -> float:
-        """Return the modelled time for so many bytes."""
+        """Return the modelled time for `size_bytes`."""
         return self.latency_s + size_bytes / self.bytes_per_s
 
     def residuals(self, sizes_bytes: Sequence[float], times_s: Sequence[float]) -> list[float]:
-        """Return the modelled over the measured time, minus one, for every size."""
+        """Return modelled over measured time, minus one, for every size."""
         return [self.seconds(size) / time - 1 for size, time in zip(sizes_bytes, times_s, strict=True)]
 
 
 def fit_linear_cost(sizes_bytes: Sequence[float], times_s: Sequence[float]) -> LinearCost:
-    """Fit latency and bandwidth by least squares on the relative error, neither of them negative.
+    """Fit a non-negative latency and bandwidth by least squares on the relative error.
 
-    With the absolute error the largest size alone would decide. Raises ValueError for fewer than two sizes, and for
-    times that do not grow with the size.
+    With absolute errors the largest size alone would decide. Raises ValueError for fewer than two sizes and for times
+    that do not grow with the size.
     """
     sizes, times = np.asarray(sizes_bytes, dtype=float), np.asarray(times_s, dtype=float)
     if len(np.unique(sizes)) < 2:
-        raise ValueError("a line needs the times of two sizes at least")
+        raise ValueError("a fit needs the times of at least two sizes")
     relative = np.column_stack([1 / times, sizes / times])
     # Columns of equal length keep the problem well conditioned; sizes are nine orders of magnitude from one.
     scale = np.linalg.norm(relative, axis=0)

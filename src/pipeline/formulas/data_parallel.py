@@ -1,18 +1,18 @@
-"""What training on several ranks takes, told before it is measured: memory in closed form, time by rule of thumb."""
+"""Estimates for training on several ranks before it is measured: memory in closed form, time by rule of thumb."""
 
 from pipeline.formulas.activations import Workload
 from pipeline.formulas.peak_memory import peak_bytes
 from pipeline.formulas.sizes import SIZES
 
 START_S = 3.0
-# Of a size chosen for the machine.
+# For a model size that suits the machine.
 GPU_STEP_S, CPU_STEP_S = 0.4, 0.05
 
 
 def training_bytes(
     size: str, precision: str, world_size: int, *, vocab_size: int, batch_size_per_rank: int, context_length: int
 ) -> int:
-    """Return the least memory that ranks on a CPU take: on each, what a training step has at its height."""
+    """Return the least memory that all ranks on a CPU need: the peak of a training step on each."""
     workload = Workload(
         SIZES[size], vocab_size, batch_size_per_rank, context_length, precision=precision, device_type="cpu"
     )
@@ -20,5 +20,5 @@ def training_bytes(
 
 
 def training_s(steps: int, on_gpu: bool) -> float:
-    """Return about how many seconds so many steps take, the start of the ranks included."""
+    """Estimate the seconds of so many steps, including the start of the ranks."""
     return START_S + (GPU_STEP_S if on_gpu else CPU_STEP_S) * steps

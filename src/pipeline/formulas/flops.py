@@ -12,8 +12,8 @@ from pipeline.formulas.sizes import ModelSize
 def forward_flops(size: ModelSize, vocab_size: int, batch_size: int, seq_len: int) -> int:
     """Count the FLOPs of the forward pass with eager attention: BS · (L(8d² + 6df + 4Sd) + 2dV).
 
-    2 FLOPs per token and matrix element, and attention over the full S × S scores: eager attention computes
-    future positions too, and masks them. A causal kernel that skips them does half of the term 4Sd.
+    2 FLOPs per token and matrix element, plus attention over the full S × S scores: eager attention computes future
+    positions too and masks them. A causal kernel that skips them does half of the term 4Sd.
     """
     shape = attention.Shape(batch_size, size.num_heads, seq_len, size.head_dim, is_causal=False)
     elements = size.num_layers * block_matrix_elements(size) + head_matrix_elements(size, vocab_size)
@@ -21,7 +21,7 @@ def forward_flops(size: ModelSize, vocab_size: int, batch_size: int, seq_len: in
 
 
 def backward_flops(size: ModelSize, vocab_size: int, batch_size: int, seq_len: int) -> int:
-    """Count the FLOPs of the backward pass: twice the forward's, one product for each factor.
+    """Count the FLOPs of the backward pass: twice the forward's, because each product needs a gradient per factor.
 
     Attention's backward pass counts 2 times its forward here, not 2.5 times as in `attention.backward_flops`: eager
     attention keeps its weights and recomputes no scores.

@@ -1,9 +1,8 @@
 """The forward pass of feed-forward blocks on a mesh of devices: X of FSDP by Y of tensor parallelism.
 
-Follows "How to Scale Your Model" (Austin et al. 2025, jax-ml.github.io/scaling-book), chapter on training, in whose
-symbols B is the batch in tokens, here T; W the bandwidth of a link in both directions; C a device's FLOP/s; M_X and M_Y
-the axes of the torus that FSDP and tensor parallelism have. Times are those of one block, of m matrices D × F, and
-α = C / W.
+Source: "How to Scale Your Model" (Austin et al. 2025, jax-ml.github.io/scaling-book), chapter on training. Its symbols:
+T (there B) the batch in tokens; W the bandwidth of a link in both directions; C a device's FLOP/s; M_X and M_Y the axes
+of the torus that FSDP and tensor parallelism have; α = C / W. Times are for one block of m matrices D × F.
 """
 
 import math
@@ -14,7 +13,7 @@ from pipeline.formulas.units import BF16_BYTES
 
 @dataclass(frozen=True)
 class Block:
-    """A feed-forward block: two matrices, D to F and back, or with SwiGLU's gate three."""
+    """A feed-forward block: two matrices, D to F and back, or three with SwiGLU's gate."""
 
     d_model: int
     d_ff: int
@@ -46,7 +45,7 @@ class Mesh:
 
     @property
     def intensity(self) -> float:
-        """Return α = C / W: the FLOPs that a device does in the time of receiving one byte."""
+        """Return α = C / W: the FLOPs that a device does while it receives one byte."""
         return self.flops_per_s / self.link_bytes_per_s
 
 
@@ -78,7 +77,7 @@ def communication_s(block: Block, tokens: float, mesh: Mesh) -> float:
 
 
 def least_tokens(block: Block, mesh: Mesh) -> float:
-    """Return the batch T over all devices at which computing takes as long as communicating; infinite if none.
+    """Return the batch T over all devices at which computing takes as long as communicating; infinite if none does.
 
     T_math = T_fsdp + T_tensor, solved for T: T = r / (1 − t) with r = (w / 2)·X·α / M_X, and t = 2·Y·α / (m·F·M_Y), the
     time of the tensor-parallel transfers over that of computing. If the axes overlap, T = r as long as t ≤ 1. The

@@ -3,8 +3,9 @@
 Memory can peak at a few moments of a step; each is listed with what is alive then, and the highest is the peak.
 Symbols as in `pipeline.formulas.activations`, and P the number of parameters.
 
-Left out, because it depends on the device: workspaces of the matrix-product library (cuBLAS on an H200: 32 MiB for each
-thread that multiplies, the calling one and autograd's), what the allocator rounds up or reserves, the CUDA context.
+Left out, because they depend on the device: workspaces of the matrix-product library (cuBLAS on an H200: 32 MiB for
+each thread that multiplies, the calling one and autograd's), memory that the allocator rounds up or reserves, and the
+CUDA context.
 """
 
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ Composition = dict[str, int]
 
 @dataclass(frozen=True)
 class Moment:
-    """One moment of a step: the phase it is in, what is being computed, and the bytes alive by category."""
+    """One moment of a step: its phase, what is being computed, and the bytes alive by category."""
 
     phase: str
     what: str
@@ -43,16 +44,16 @@ class Moment:
 
     @property
     def total_bytes(self) -> int:
-        """The bytes of all that is alive."""
+        """All bytes alive."""
         return sum(self.bytes_by_category.values())
 
 
 def predict_peaks(workload: Workload, mode: str, first_step: bool = False) -> dict[str, Moment]:
-    """Give the highest moment of each phase of a step.
+    """Return the moment with the most memory in each phase of a step.
 
-    mode: "inference" (the forward pass without gradients), "forward" (with them, so that its activations are kept)
-    or "train_step". `first_step`: AdamW makes its two moments at the end of the first step, so that forward and
-    backward do not have them yet. Raises ValueError for another mode.
+    mode: "inference" (the forward pass without gradients), "forward" (with gradients, so that activations are kept) or
+    "train_step". `first_step`: AdamW creates its two moments at the end of the first step, so that the first forward
+    and backward run without them. Raises ValueError for another mode.
     """
     if mode not in MODES:
         raise ValueError(f"mode={mode!r}: must be one of {', '.join(MODES)}")
@@ -65,7 +66,7 @@ def predict_peaks(workload: Workload, mode: str, first_step: bool = False) -> di
 
 
 def peak_bytes(workload: Workload, mode: str) -> int:
-    """Return the bytes alive at the highest moment of a warm step; `mode` as `predict_peaks` has it."""
+    """Return the peak bytes of a warm step; `mode` as in `predict_peaks`."""
     return max(moment.total_bytes for moment in predict_peaks(workload, mode).values())
 
 
@@ -83,20 +84,20 @@ def _train_step_moments(workload: Workload, first_step: bool) -> list[Moment]:
 
 
 def optimizer_state_bytes(workload: Workload) -> int:
-    """Count AdamW's two moments in fp32: 8P. (Its step counters live on the host.)"""
+    """Count the bytes of AdamW's two moments in fp32: 8P. (Its step counters live on the host.)"""
     return training_state(parameter_count(workload.size, workload.vocab_size)).optimizer_bytes
 
 
 def other_bytes(workload: Workload) -> int:
-    """Count the batch, 2T tokens of 8 bytes, and the cosines and sines of the rotations, 4S·d/H."""
+    """Count the bytes of the batch, 2T tokens of 8 bytes, and of the rotations' cosines and sines, 4S·d/H."""
     return 2 * INT64_BYTES * workload.tokens + FP32_BYTES * workload.seq_len * workload.size.head_dim
 
 
 def inference_moments(workload: Workload) -> list[Moment]:
     """List the moments of the forward pass without gradients: attention and SwiGLU of the last block, and the loss.
 
-    Only x passes from block to block. Loss: the logits and their log-softmax in fp32 (8TV), under autocast
-    the bf16 logits too (10TV). Autocast's weight copies pile up meanwhile.
+    Only x passes from block to block. Loss: the logits and their log-softmax in fp32 (8TV), under autocast the bf16
+    logits too (10TV). Meanwhile autocast's weight copies accumulate.
     """
     copies = activations.weight_copy_bytes(workload)
     before_head = copies - activations.head_weight_copy_bytes(workload)
@@ -109,9 +110,9 @@ def inference_moments(workload: Workload) -> list[Moment]:
 def _passing_bytes(workload: Workload) -> Composition:
     """Count the temporaries of a block that saves nothing.
 
-    Attention: x and its norm (8Td), q, k, v (3eTd), and beside them the larger of the scores with their softmax and
-    of what the last product has: scores, softmax, v's copy (made of more than one sequence) and the output. SwiGLU:
-    the block's input, x and its norm (12Td), silu(gate), up and their product (3eTf).
+    Attention: x and its norm (8Td), q, k, v (3eTd), plus the larger of two: the scores with their softmax; or, at the
+    last product, scores, softmax, v's copy (made for more than one sequence) and the output. SwiGLU: the block's input,
+    x and its norm (12Td), silu(gate), up and their product (3eTf).
     """
     stream = activations.residual_stream_bytes(workload)
     width = activations.product_tensor_bytes(workload)
@@ -127,10 +128,10 @@ def _passing_bytes(workload: Workload) -> Composition:
 def forward_moments(workload: Workload, optimizer_state: int) -> list[Moment]:
     """List the moments of the forward pass with gradients: the last block, and the loss.
 
-    At the last block's softmax, all that the blocks save is alive except its feed-forward half; the scores and, under
-    autocast on CUDA, their fp32 copy live beside the softmax's output. With checkpointing a block runs as without
-    gradients, beside the checkpoints. At the loss, all that is saved is alive, with the logits (4TV; under autocast 2TV
-    and their fp32 copy), and with checkpointing the weight copies, cached until the pass ends.
+    At the last block's softmax, everything that the blocks save is alive except the last feed-forward half, plus the
+    scores and, under autocast on CUDA, their fp32 copy. With checkpointing a block runs as it does without gradients,
+    while the checkpoints are alive. At the loss, everything saved is alive, plus the logits (4TV; under autocast 2TV
+    and their fp32 copy) and, with checkpointing, the weight copies, which are cached until the pass ends.
     """
     terms = activations.saved_terms(workload)
     saved, cached = sum(terms.values()), _copies_dropped_by_checkpoints(workload)
@@ -166,9 +167,9 @@ def _beside_saved_scores(workload: Workload) -> int:
 def backward_moments(workload: Workload, optimizer_state: int) -> list[Moment]:
     """List the moments of the backward pass: the loss, then SwiGLU and softmax of each segment's last block.
 
-    Loss: the gradients of the negative log-likelihood and of the log-softmax, 8TV, beside all that was saved. Then,
-    from the last segment to the first: what the segments before it saved, what the segment saved or recomputed, the
-    gradients of all parameters after it, and the temporaries of the moment.
+    Loss: the gradients of the negative log-likelihood and of the log-softmax, 8TV, plus everything saved. Then, from
+    the last segment to the first: what earlier segments saved, what this segment saved or recomputed, the gradients of
+    all parameters after it, and the temporaries of the moment.
     """
     saved = sum(activations.saved_terms(workload).values())
     loss_gradients = 2 * FP32_BYTES * workload.tokens * workload.vocab_size
@@ -190,7 +191,7 @@ def backward_moments(workload: Workload, optimizer_state: int) -> list[Moment]:
 
 
 def _swiglu_backward(workload: Workload, kept: int, gradients: int, optimizer_state: int) -> Moment:
-    """At SwiGLU's product: its gradient and those of its two factors (3eTf) for the product, which is gone."""
+    """At SwiGLU's product: its gradient and those of its two factors (3eTf); the product itself is freed."""
     hidden = activations.hidden_bytes(workload)
     return _moment(
         workload,
@@ -204,7 +205,7 @@ def _swiglu_backward(workload: Workload, kept: int, gradients: int, optimizer_st
 
 
 def _softmax_backward(workload: Workload, kept: int, gradients: int, optimizer_state: int) -> Moment:
-    """At the softmax: gradients of its output and its input, and on CUDA its temporary; the feed-forward half is done.
+    """At the softmax: gradients of its output and input, and on CUDA a temporary; the feed-forward half is done.
 
     The gradients of the feed-forward matrices and of the output projection exist. The output projection's input and
     eager attention's v are freed. (`attention.peak_bytes` is the peak of attention alone, whose inputs stay alive.)
@@ -225,10 +226,10 @@ def _softmax_backward(workload: Workload, kept: int, gradients: int, optimizer_s
 
 
 def optimizer_moment(workload: Workload) -> Moment:
-    """Return AdamW's update: parameters, gradients, both moments, and the square roots of the second.
+    """Return the moment of AdamW's update: parameters, gradients, both moments, and the square roots of the second.
 
     On CUDA PyTorch updates all parameters together (foreach) and computes all roots at once: 4P. On a CPU it updates
-    one parameter after the other: root and quotient of one beside the quotient of the one before it, at most
+    one parameter at a time: its root and quotient are alive together with the quotient of the one before, at most
     4 max(2Vd, 3df) bytes.
     """
     parameters = parameter_bytes(workload.size, workload.vocab_size)
@@ -251,13 +252,13 @@ def _moment(workload: Workload, phase: str, what: str, **counts: int) -> Moment:
 
 
 def _logit_bytes(workload: Workload) -> int:
-    """Count the logits that the log-softmax reads: 4TV, under autocast 2TV and their copy in fp32."""
+    """Count the bytes of the logits that the log-softmax reads: 4TV, under autocast 2TV and their copy in fp32."""
     element = BF16_BYTES + FP32_BYTES if workload.is_autocast else FP32_BYTES
     return element * workload.tokens * workload.vocab_size
 
 
 def _softmax_bytes(workload: Workload) -> int:
-    """Count scores and softmax while it runs: 2e, under autocast on CUDA 2 + 4 + 4 per element; 0 when fused."""
+    """Count the bytes of scores and softmax: 2e per element, under autocast on CUDA 2 + 4 + 4; 0 when fused."""
     if workload.is_fused:
         return 0
     element = BF16_BYTES + 2 * FP32_BYTES if _is_softmax_in_fp32(workload) else 2 * workload.product_bytes
@@ -270,11 +271,11 @@ def _is_softmax_in_fp32(workload: Workload) -> bool:
 
 
 def _attention_gradient_bytes(workload: Workload) -> int:
-    """Count what attention's backward pass makes.
+    """Count the bytes that attention's backward pass makes.
 
-    Eager: the gradient of v (eTd), and of the softmax's output and input: 2e per element of the scores, on CUDA 3e
-    with the softmax's temporary; under autocast on CUDA all in fp32, with the bf16 copy of the softmax freed. Fused:
-    the gradients of the output, q, k and v (4eTd).
+    Eager: the gradient of v (eTd) and those of the softmax's output and input: 2e per score, on CUDA 3e with the
+    softmax's temporary; under autocast on CUDA all are in fp32 and the softmax's bf16 copy is freed. Fused: the
+    gradients of the output, q, k and v (4eTd).
     """
     width = activations.product_tensor_bytes(workload)
     if workload.is_fused:
@@ -286,7 +287,7 @@ def _attention_gradient_bytes(workload: Workload) -> int:
 
 
 def _copies_dropped_by_checkpoints(workload: Workload) -> int:
-    """Count the weight copies that only autocast's cache holds."""
+    """Count the bytes of the weight copies that only autocast's cache holds."""
     if not workload.checkpoint_every:
         return 0
     return activations.weight_copy_bytes(workload) - activations.head_weight_copy_bytes(workload)
@@ -297,9 +298,9 @@ def _recomputed_block_bytes(workload: Workload) -> int:
 
 
 def _kept_before(workload: Workload, segment: int) -> int:
-    """Count what the segments before this one saved: all of their blocks, or their checkpoints.
+    """Count the bytes that earlier segments saved: all of their blocks, or their checkpoints.
 
-    Its own checkpoint is the input of its first norm, which the count of its blocks includes.
+    This segment's own checkpoint is the input of its first norm and counts with its blocks.
     """
     if workload.checkpoint_every:
         return segment * activations.residual_stream_bytes(workload)

@@ -23,9 +23,9 @@ class TrainingState:
 
     @property
     def update_traffic_bytes(self) -> int:
-        """Count the bytes that one AdamW step must move at least, which bound its time: 28P.
+        """Count the bytes that one AdamW step must at least move, which bound its time: 28P.
 
-        It reads all of the state and writes weights and moments. An optimizer that is not fused passes over them more
+        It reads the whole state and writes weights and moments. An optimizer that is not fused passes over them more
         than once and moves more.
         """
         return self.total_bytes + self.weights_bytes + self.optimizer_bytes
@@ -41,7 +41,7 @@ def training_state(parameters: int) -> TrainingState:
 
 
 def devices_to_hold(total_bytes: float, device_bytes: float) -> int:
-    """Count the devices whose memory together holds so many bytes."""
+    """Count the devices whose combined memory holds `total_bytes`."""
     return math.ceil(total_bytes / device_bytes)
 
 
@@ -49,7 +49,7 @@ def devices_to_hold(total_bytes: float, device_bytes: float) -> int:
 class Sharded:
     """A training run on N devices that shards all of the state and a share of the activations.
 
-    Every device holds the rest of the activations: (state + share·A) / N + (1 − share)·A bytes each.
+    Every device holds all remaining activations: (state + share·A) / N + (1 − share)·A bytes each.
     """
 
     state_bytes: int
@@ -61,7 +61,7 @@ class Sharded:
         return self._sharded_bytes / num_devices + self._replicated_bytes
 
     def least_devices(self, device_bytes: float) -> int | None:
-        """Find the least N for which each device holds less than so many bytes; None if there is none.
+        """Find the least N for which each device holds less than `device_bytes`; None if there is none.
 
         From (state + share·A) / N + (1 − share)·A < M follows N > (state + share·A) / (M − (1 − share)·A).
         """

@@ -12,9 +12,9 @@ PRECISIONS = ("fp32", "bf16", "tf32")
 def precision_context(precision: str, device_type: str) -> Iterator[None]:
     """Compute in `precision` inside this context; restore the former state after it.
 
-    fp32: matrix products in true fp32. tf32: fp32 tensors, products in TF32 where the hardware has it. bf16:
-    fp32 parameters with autocast to bf16, so meant for the forward pass and the loss, not for the backward
-    pass. Raises ValueError where the precision is none of `PRECISIONS`.
+    fp32: matrix products in true fp32. tf32: fp32 tensors, products in TF32 if the hardware has it. bf16: fp32
+    parameters with autocast to bf16; use it for the forward pass and the loss, not for the backward pass.
+    Raises ValueError if the precision is not one of `PRECISIONS`.
     """
     import torch
 
@@ -27,10 +27,10 @@ def precision_context(precision: str, device_type: str) -> Iterator[None]:
 
 @contextmanager
 def matmul_precision(precision: str) -> Iterator[None]:
-    """Multiply fp32 matrices as `precision` says, without autocast; restore the former state after it.
+    """Set how fp32 matrices are multiplied, without autocast; restore the former state after it.
 
-    This is the part of `precision_context` that holds for the backward pass too.
-    Raises ValueError where the precision is none of `PRECISIONS`.
+    This part of `precision_context` applies to the backward pass too.
+    Raises ValueError if the precision is not one of `PRECISIONS`.
     """
     from pipeline.tf32 import float32_products
 

@@ -1,4 +1,4 @@
-"""One training step of a language model, in phases that can be measured apart."""
+"""One training step of a language model, in phases that can be measured separately."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -18,9 +18,9 @@ from pipeline.ranges import span
 class TrainingStep:
     """Run forward, backward and optimizer on one fixed batch.
 
-    Shapes: `tokens` and `targets` are (batch, seq_len) int64. `finish_gradients`, where there is one, runs before the
-    optimizer: data-parallel ranks wait there for the average of their gradients. Raises ValueError in the first phase
-    where `precision` is unknown.
+    Shapes: `tokens` and `targets` are (batch, seq_len) int64. `finish_gradients`, if given, runs before the optimizer:
+    data-parallel ranks wait there for their averaged gradients. The first phase raises ValueError if `precision` is
+    unknown.
     """
 
     model: nn.Module
@@ -32,8 +32,8 @@ class TrainingStep:
     _loss: Tensor | None = field(default=None, init=False, repr=False)
 
     def forward(self) -> Tensor:
-        """Compute the logits and the mean cross-entropy in nats; return the latter, a scalar."""
-        self._loss = None  # a graph that no backward pass consumed must not live beside the new one
+        """Compute the logits and the mean cross-entropy in nats; return the loss, a scalar."""
+        self._loss = None  # free the graph of a forward pass without backward before building the next
         with precision_context(self.precision, self.tokens.device.type):
             with span("forward"):
                 logits = self.model(self.tokens)
@@ -42,16 +42,16 @@ class TrainingStep:
         return self._loss
 
     def backward(self) -> None:
-        """Add the last loss's gradients to the parameters'. Raises RuntimeError where there is no loss."""
+        """Add the last loss's gradients to the parameters'. Raises RuntimeError without a forward pass before it."""
         if self._loss is None:
             raise RuntimeError("backward() needs a forward() before it")
-        # Without autocast, as PyTorch recommends: each operation's backward runs in its forward's dtype.
+        # Without autocast, as PyTorch recommends: each operation's backward runs in the dtype of its forward.
         with span("backward"), matmul_precision(self.precision):
             self._loss.backward()
         self._loss = None
 
     def synchronize_gradients(self) -> None:
-        """Make the gradients ready for the optimizer; nothing to do where `finish_gradients` is None."""
+        """Wait until the gradients are averaged; do nothing if `finish_gradients` is None."""
         if self.finish_gradients is not None:
             with span("gradient_synchronization"):
                 self.finish_gradients()
@@ -93,17 +93,17 @@ def build_training_step(
 ) -> TrainingStep:
     """Build a model on `device`, AdamW, and a batch of random tokens.
 
-    AdamW comes in PyTorch's default implementation (`foreach` on a GPU, a loop over tensors on a CPU), or in the fused
-    one, a kernel for many tensors.
+    AdamW is PyTorch's default implementation (`foreach` on a GPU, a loop over tensors on a CPU), or the fused one,
+    which updates many tensors in one kernel.
 
-    `compiled`: the blocks are, each by itself. They are alike, so that one compilation serves them all, in the time
-    that one block takes (regional compilation, as torchtitan does); embedding, last norm, head and loss stay eager.
+    `compiled`: compile each block by itself. Equal blocks share one compilation (regional compilation, as torchtitan
+    does it); embedding, last norm, head and loss stay eager.
 
-    `weights_dtype`: of the parameters, and so of gradients and the optimizer's state; they are drawn in fp32. Tables of
+    `weights_dtype`: the dtype of parameters, gradients and optimizer state. Weights are drawn in fp32; the tables of
     angles stay in fp32.
 
-    The seed sets PyTorch's global generators, which draw the weights, and one of its own for the tokens.
-    Raises ValueError where `TransformerLM` does.
+    The seed sets PyTorch's global generators, which draw the weights, and a separate generator for the tokens.
+    Raises ValueError as `TransformerLM` does.
     """
     torch.manual_seed(seed)
     with torch.device(device):
@@ -131,7 +131,7 @@ def build_training_step(
 
 
 def _random_batch(vocab_size: int, seq_len: int, batch_size: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Draw tokens and their successors on the CPU, so that every device gets the same."""
+    """Draw tokens and their successors on the CPU: the same on every device."""
     generator = torch.Generator().manual_seed(seed)
     sequences = torch.randint(vocab_size, (batch_size, seq_len + 1), generator=generator)
     return sequences[:, :-1].contiguous(), sequences[:, 1:].contiguous()

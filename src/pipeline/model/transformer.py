@@ -1,4 +1,4 @@
-"""A decoder-only transformer: pre-norm with RMSNorm, rotary positions, SwiGLU, no biases, untied head."""
+"""A decoder-only transformer with pre-norm RMSNorm, rotary positions, SwiGLU, no biases and an untied head."""
 
 import math
 
@@ -16,14 +16,14 @@ INIT_CUTOFF_STDS = 3.0
 
 
 class TransformerLM(nn.Module):
-    """Map tokens to the logits of the token that follows each.
+    """Map each token to the logits of the next one.
 
-    `attention` is a name in `pipeline.attention.ATTENTION` or a function of that kind. With `checkpoint_every` k
-    above 0, only the input of every k-th block is kept for the backward pass, which runs those k blocks again
-    (activation checkpointing: Chen et al. 2016).
+    `attention` is a name in `pipeline.attention.ATTENTION` or such a function. With `checkpoint_every` k above 0, only
+    the input of every k-th block is kept, and the backward pass runs those k blocks again (activation checkpointing:
+    Chen et al. 2016).
 
-    Raises ValueError where `attention` is an unknown name, `num_heads` does not divide `d_model`, the head
-    dimension is odd, or `checkpoint_every` is negative.
+    Raises ValueError if `attention` is an unknown name, `num_heads` does not divide `d_model`, the head dimension is
+    odd, or `checkpoint_every` is negative.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class TransformerLM(nn.Module):
         self.context_length = context_length
         self.checkpoint_every = checkpoint_every
         self.token_embedding = Embedding(vocab_size, d_model)
-        # One table of angles for all layers.
+        # All layers share one table of angles.
         rope = RotaryEmbedding(d_model // num_heads, context_length)
         self.layers = nn.ModuleList(
             TransformerBlock(d_model, num_heads, d_ff, rope, attention_function) for _ in range(num_layers)
@@ -57,7 +57,7 @@ class TransformerLM(nn.Module):
         """Compute the logits.
 
         Shapes: tokens is (batch, seq_len) int64, the result is (batch, seq_len, vocab_size).
-        Raises ValueError where seq_len is above the context length.
+        Raises ValueError if seq_len is above the context length.
         """
         seq_len = tokens.shape[-1]
         if seq_len > self.context_length:
@@ -69,7 +69,7 @@ class TransformerLM(nn.Module):
         else:
             for start in range(0, len(self.layers), self.checkpoint_every):
                 segment = self.layers[start : start + self.checkpoint_every]
-                # Nothing in a block is random, so that there is no random state to restore.
+                # Nothing in a block is random, so there is no random state to restore.
                 x = checkpoint(_apply_in_turn, segment, x, use_reentrant=False, preserve_rng_state=False)
         return self.lm_head(self.final_norm(x))
 
@@ -98,7 +98,7 @@ class TransformerBlock(nn.Module):
 
 
 class CausalSelfAttention(nn.Module):
-    """Let each position attend to itself and those before it, in `num_heads` heads of d_model / num_heads."""
+    """Let each position attend to itself and all earlier ones, in `num_heads` heads of width d_model / num_heads."""
 
     def __init__(self, d_model: int, num_heads: int, rope: "RotaryEmbedding", attention_function: AttentionFunction):
         super().__init__()
@@ -127,9 +127,8 @@ class CausalSelfAttention(nn.Module):
 class RotaryEmbedding(nn.Module):
     """Rotate queries and keys by angles that grow with their position.
 
-    Dimension i is paired with i + head_dim / 2 and turned by position · θ^(-2i / head_dim). Formula: Su et
-    al. 2021, section 3.4.2, whose pairs are neighbours; the pairing is a permutation of the weights that make
-    q and k.
+    Dimension i is paired with i + head_dim / 2 and turned by position · θ^(-2i / head_dim). Formula: Su et al. 2021,
+    section 3.4.2, which pairs neighbours; the two pairings differ by a permutation of the weights that make q and k.
     """
 
     cos: Tensor
@@ -143,11 +142,11 @@ class RotaryEmbedding(nn.Module):
         self.register_buffer("sin", angles.sin(), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Rotate x, of shape (..., seq_len, head_dim), at positions from 0 on; the result has x's dtype."""
+        """Rotate x, of shape (..., seq_len, head_dim), by positions 0 to seq_len - 1; the result has x's dtype."""
         seq_len = x.shape[-2]
         cos, sin = self.cos[:seq_len], self.sin[:seq_len]
         first, second = x.chunk(2, dim=-1)
-        # Low-precision x is promoted by the fp32 tables: rotated in fp32, rounded once.
+        # The fp32 tables promote a low-precision x: it is rotated in fp32 and rounded once.
         rotated = torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1)
         return rotated.to(x.dtype)
 
@@ -167,7 +166,7 @@ class SwiGLU(nn.Module):
 
 
 class Linear(nn.Linear):
-    """Multiply by a matrix, without a bias, drawn with Glorot's variance 2 / (in_features + out_features)."""
+    """Multiply by a matrix without bias; weights have Glorot's variance 2 / (in_features + out_features)."""
 
     def __init__(self, in_features: int, out_features: int):
         super().__init__(in_features, out_features, bias=False)
@@ -178,7 +177,7 @@ class Linear(nn.Linear):
 
 
 class Embedding(nn.Embedding):
-    """Look up a vector for each token, drawn with variance 1."""
+    """Look up a vector for each token; weights have variance 1."""
 
     def reset_parameters(self) -> None:
         """Draw the vectors anew."""

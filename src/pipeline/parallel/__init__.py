@@ -1,7 +1,7 @@
-"""The subject: several processes that train together.
+"""Data-parallel training, the subject of the stages `ddp` and `sharding`.
 
-Data-parallel training gives every process (a *rank*) a replica of the model and a part of the batch, and averages the
-gradients, so that all replicas take the step that one process would take with the whole batch:
+Every process (a *rank*) has a replica of the model and a part of the batch. Gradients are averaged, so that all
+replicas take the step that one process would take with the whole batch:
 
     model = BucketedDDP(model, bucket_size_mb=25)
     optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
@@ -11,19 +11,19 @@ gradients, so that all replicas take the step that one process would take with t
         optimizer.step()
         optimizer.zero_grad()
 
-Four classes of one interface differ in when and in what pieces they average:
+Four classes with one interface differ in when they average and in what pieces:
 
-- `NaiveDDP(module)`: after the backward pass, an all-reduce a parameter, one after the other.
-- `FlatDDP(module)`: after it, one all-reduce of all gradients in one flat buffer (a buffer a dtype).
-- `OverlapDDP(module)`: during it, an all-reduce a parameter, as soon as its gradient is there.
-- `BucketedDDP(module, bucket_size_mb)`: during it, an all-reduce a bucket, as soon as its gradients are there; with
-  None for the size, one bucket.
+- `NaiveDDP(module)`: one all-reduce per parameter, one after the other, after the backward pass.
+- `FlatDDP(module)`: one all-reduce of all gradients in a flat buffer (one per dtype), after the backward pass.
+- `OverlapDDP(module)`: one all-reduce per parameter during the backward pass, as soon as its gradient is ready.
+- `BucketedDDP(module, bucket_size_mb)`: one all-reduce per bucket during the backward pass, as soon as its gradients
+  are ready; None means a single bucket.
 
-The last two start their all-reduces in the reverse order of the parameters: one that gets no gradient holds up all
-before it until the finish.
+The last two start all-reduces in reverse order of the parameters: a parameter without a gradient delays all earlier
+ones until `finish_gradient_synchronization()`.
 
-`no_sync()` accumulates gradients without communication, `remove_hooks()` ends the work during backward passes;
-after a backward pass that failed, `discard_gradients()` on every rank starts over.
+`no_sync()` accumulates gradients without communication. `remove_hooks()` stops communication during backward passes.
+After a failed backward pass, `discard_gradients()` on every rank starts over.
 `ShardedOptimizer(params, optimizer_cls, **kwargs)` keeps on each rank the optimizer state of a share of the parameters.
 `run_ranks(function, world_size, ...)` starts the processes and their process group.
 """

@@ -1,4 +1,4 @@
-"""Bring an optimizer's state together from the ranks that keep it."""
+"""Gather an optimizer's state from the ranks that keep it."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from pipeline.parallel.replicas import memory_as_bytes
 
 
 class TensorOutline(NamedTuple):
-    """What the other ranks must know of a tensor to receive it; its strides without gaps."""
+    """What other ranks must know to receive a tensor; strides without gaps."""
 
     shape: torch.Size
     stride: tuple[int, ...]
@@ -23,9 +23,9 @@ def gather_state(
 ) -> dict[int, dict[str, Any]]:
     """Return the state of every parameter by its position, on every rank. A collective.
 
-    Tensors are copied to the CPU one after the other, so that no device holds a copy of more than one.
+    Tensors are copied to the CPU one by one, so that no device holds more than one copy.
     """
-    # To look up a parameter in an optimizer's state gives it an entry, be it another rank's: that is no state.
+    # An optimizer's state is a defaultdict: looking up another rank's parameter leaves an empty entry, to be ignored.
     own_outlines = {
         position: {name: _outline(value) for name, value in own_state[parameter].items()}
         for position, parameter in enumerate(parameters)
@@ -45,12 +45,12 @@ def gather_state(
 
 
 def _outline(value: Any) -> Any:
-    """Stand in for a tensor, but for a single number, which travels as it is like all that is no tensor."""
+    """Return the outline of a tensor; return single numbers and all other values as they are."""
     if not isinstance(value, Tensor):
         return value
     if value.dim() == 0:
         return value.cpu()
-    # The strides of a copy: in the order of the tensor's own, which fused optimizers want to be the parameter's.
+    # The strides of a copy keep the tensor's memory order: fused optimizers require the parameter's.
     return TensorOutline(value.shape, torch.empty_like(value, device="meta").stride(), value.dtype)
 
 

@@ -1,4 +1,4 @@
-"""Data-parallel training: the common base, and the two ways that communicate after the backward pass."""
+"""Data-parallel training: the base class, and the two variants that communicate after the backward pass."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ from pipeline.parallel.replicas import broadcast_from_rank_0, check_same_on_all_
 
 Plan = Callable[[list[Parameter]], list[Reduction]]
 
-# Attributes of a wrapper that a copy of it makes anew: buffers, collectives under way, hooks.
+# Attributes that a copy of a wrapper makes anew: buffers, running collectives, hooks.
 NOT_COPIED = ("_reductions", "_order", "_hooks")
 
 
@@ -22,16 +22,16 @@ class ReplicatedModule(nn.Module):
     """A module with the same weights on every rank, whose gradients are averaged over the ranks.
 
     A step is forward, backward, `finish_gradient_synchronization()`, optimizer, on every rank of the default process
-    group. Construction copies parameters and buffers from rank 0 (buffers only then: running statistics that a
-    module keeps are each rank's own). Besides the gradients, a synchronisation sends one byte a parameter: which have
-    a gradient at all. One that has none on some ranks counts as zeros there; one that has none on any rank is left
-    without, so that an optimizer passes it over as it would in one process.
+    group. Construction copies parameters and buffers from rank 0; later each rank keeps its own buffers, such as
+    running statistics. In addition to the gradients, a synchronisation sends one byte per parameter: whether it has a
+    gradient. A gradient missing on some ranks counts as zeros there; one missing on all ranks stays None, so that the
+    optimizer skips the parameter as it would in one process.
 
-    Which parameters are trained, and of which dtype and on which device, is settled at construction. A copy, or what
-    pickle and `torch.save` make of it, is wrapped anew around the copied module, without gradients.
+    Construction fixes which parameters are trained, their dtypes and devices. A copy, also by pickle or `torch.save`,
+    wraps the copied module anew, without gradients.
 
-    Raises ValueError, on every rank, where the ranks' modules or ways to reduce differ or no parameter is trained; and
-    where an embedding is made for sparse gradients.
+    Raises ValueError, on every rank, if the ranks' modules or reductions differ, if no parameter is trained, or if an
+    embedding makes sparse gradients.
     """
 
     def __init__(self, module: nn.Module, plan: Plan):
@@ -39,7 +39,7 @@ class ReplicatedModule(nn.Module):
         self.module = module
         named_tensors = [*module.named_parameters(), *module.named_buffers()]
         check_same_on_all_ranks("parameters and buffers", describe(named_tensors))
-        # A tied weight comes once. Backward reaches the last layers first.
+        # A tied weight appears once. In reverse, because backward reaches the last layers first.
         self._trained = [parameter for parameter in module.parameters() if parameter.requires_grad][::-1]
         if not self._trained:
             raise ValueError("no parameter of the module requires a gradient")
@@ -59,7 +59,7 @@ class ReplicatedModule(nn.Module):
                 raise ValueError(f"{self._names[parameter]}: sparse gradients (sparse=True) cannot be averaged")
 
     def _prepare(self) -> None:
-        """Make what holds for this object alone, and no copy of it."""
+        """Create the attributes that a copy must not share."""
         self._reductions = self._plan(self._trained)
         self._synchronises = True
 
@@ -75,10 +75,10 @@ class ReplicatedModule(nn.Module):
         return self.module(*args, **kwargs)
 
     def finish_gradient_synchronization(self) -> None:
-        """Average all gradients over the ranks, or wait for what is under way; call it after the backward pass.
+        """Average all gradients over the ranks, or wait for running all-reduces; call it after the backward pass.
 
-        On a GPU it is the current stream that waits, not the host, but where a parameter has no gradient.
-        Raises RuntimeError inside `no_sync()`, and where a gradient is none that can be averaged.
+        On a GPU the current stream waits, not the host, unless a parameter has no gradient.
+        Raises RuntimeError inside `no_sync()`, and for gradients that cannot be averaged.
         """
         if not self._synchronises:
             raise RuntimeError("finish_gradient_synchronization() inside no_sync()")
@@ -87,12 +87,12 @@ class ReplicatedModule(nn.Module):
             parameter.grad = None
 
     def discard_gradients(self) -> None:
-        """Drop all gradients, to start over after a backward pass that failed. A collective: every rank calls it."""
+        """Drop all gradients to start over after a failed backward pass. A collective: every rank calls it."""
         self.zero_grad()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Let backward passes add to each rank's own gradients; the next one outside averages the sums."""
+        """Accumulate gradients on each rank without communication; the next backward pass outside averages the sums."""
         before = self._synchronises
         self._synchronises = False
         try:
@@ -101,26 +101,26 @@ class ReplicatedModule(nn.Module):
             self._synchronises = before
 
     def remove_hooks(self) -> None:
-        """Take the hooks off the parameters; all the communication is then left to the finish."""
+        """Remove the hooks; all communication then happens in `finish_gradient_synchronization()`."""
 
     def _check_gradients(self) -> None:
-        """Raise RuntimeError where a parameter that was frozen at construction has a gradient, or any a sparse one."""
+        """Raise RuntimeError for a gradient of a parameter frozen at construction, or for a sparse gradient."""
         for parameter in self._frozen:
             if parameter.grad is not None:
                 raise RuntimeError(
-                    f"{self._names[parameter]} has a gradient, but required none when the module was wrapped, so that "
-                    "it would not be averaged: unfreeze parameters before the module is wrapped"
+                    f"{self._names[parameter]} was frozen when the module was wrapped, so its gradient would not be "
+                    "averaged: unfreeze parameters before wrapping"
                 )
         for parameter in self._trained:
             self._refuse_sparse(parameter)
 
     def _refuse_sparse(self, parameter: Tensor) -> None:
-        """Raise RuntimeError where the parameter's gradient is sparse."""
+        """Raise RuntimeError if the parameter's gradient is sparse."""
         if parameter.grad is not None and parameter.grad.layout is not torch.strided:
             raise RuntimeError(f"{self._names[parameter]}: a sparse gradient cannot be averaged")
 
     def _launch_all(self) -> list[Parameter]:
-        """Start the reductions that are not under way; return the parameters found without a gradient."""
+        """Start all reductions that are not running yet; return the parameters without a gradient."""
         return [parameter for reduction in self._reductions for parameter in reduction.launch()]
 
     def _reduce_all(self) -> list[Parameter]:
@@ -131,10 +131,10 @@ class ReplicatedModule(nn.Module):
         return without
 
     def _used_nowhere(self, without: list[Parameter]) -> list[Parameter]:
-        """Return those of the parameters without a gradient here that have none on any rank."""
+        """Return the parameters that have a gradient on no rank; `without`: those that have none here."""
         device = self._trained[0].device
         if not without:
-            # Others may ask. Nothing is read, so that the host need not wait for the GPU.
+            # Other ranks may ask. The result is not read, so that the host need not wait for the GPU.
             dist.all_reduce(torch.ones(len(self._trained), dtype=torch.uint8, device=device), dist.ReduceOp.MAX)
             return []
         absent = set(without)
@@ -160,8 +160,8 @@ class NaiveDDP(ReplicatedModule):
 class FlatDDP(ReplicatedModule):
     """All-reduce all gradients of a dtype as one flat buffer, after the backward pass.
 
-    The gradients become views into the buffers, which live as long as the module: a gradient kept over a step is
-    overwritten by the next.
+    The gradients become views into the buffers, which live as long as the module: the next step overwrites a gradient
+    that is kept.
     """
 
     def __init__(self, module: nn.Module):

@@ -1,4 +1,4 @@
-"""Parameter groups of an optimizer: their hyperparameters, and all that ranks must agree on, in words."""
+"""Parameter groups of an optimizer: their hyperparameters, and a description that ranks compare."""
 
 from typing import Any
 
@@ -8,23 +8,23 @@ from pipeline.parallel.replicas import describe
 
 Group = dict[str, Any]
 
-# What of a parameter group is not a hyperparameter.
+# Keys of a parameter group that are not hyperparameters.
 MEMBERS = ("params", "param_names")
 
 
 def hyperparameters(group: Group) -> Group:
-    """Return the part of a group that says how to update its parameters."""
+    """Return a group's hyperparameters."""
     return {name: value for name, value in group.items() if name not in MEMBERS}
 
 
 def copy_hyperparameters(sources: list[Group], targets: list[Group]) -> None:
-    """Set in each group the hyperparameters that the group at its place has."""
+    """Copy the hyperparameters of each source group to the target group at the same position."""
     for source, target in zip(sources, targets, strict=True):
         target.update(hyperparameters(source))
 
 
 def describe_group(position: int, group: Group) -> list[str]:
-    """Say in words what the ranks must agree on: a line for the size, for each hyperparameter and each parameter."""
+    """Describe what the ranks must agree on: one line for the size, one per hyperparameter, one per parameter."""
     name, parameters = f"group {position}", group["params"]
     values = sorted(hyperparameters(group).items())
     return [
@@ -35,7 +35,7 @@ def describe_group(position: int, group: Group) -> list[str]:
 
 
 def _in_words(value: Any) -> str:
-    """Say a value in words that are the same on every rank: without addresses and devices."""
+    """Describe a value in words that are the same on every rank: without addresses and devices."""
     if isinstance(value, Tensor):
         return str(value.tolist())
     if isinstance(value, tuple | list):

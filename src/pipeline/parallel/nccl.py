@@ -1,6 +1,6 @@
-"""A communicator on NCCL's own C interface, for what torch.distributed lacks: an all-reduce out of place.
+"""Call NCCL's own C interface for an out-of-place all-reduce, which torch.distributed lacks.
 
-It calls the very library that torch has loaded (RCCL under ROCm, which has the same interface).
+The library is the one that torch has loaded (RCCL under ROCm, which has the same interface).
 """
 
 import ctypes
@@ -18,13 +18,13 @@ SUCCESS, SUM, FLOAT32 = 0, 0, 7
 
 
 class UniqueId(ctypes.Structure):
-    """ncclUniqueId: what the ranks of a communicator find each other by."""
+    """ncclUniqueId, by which the ranks of a communicator find each other."""
 
     _fields_ = (("internal", ctypes.c_ubyte * UNIQUE_ID_BYTES),)
 
 
 def loaded_library() -> ctypes.CDLL:
-    """Return the NCCL that torch has loaded; raises Skipped where it has none, or holds it inside its own library."""
+    """Return the NCCL library that torch has loaded; raises Skipped if there is none, or it is linked into torch."""
     name = "librccl.so.1" if torch.version.hip else "libnccl.so.2"
     try:
         library = ctypes.CDLL(name, mode=os.RTLD_NOW | os.RTLD_NOLOAD)
@@ -34,7 +34,7 @@ def loaded_library() -> ctypes.CDLL:
 
 
 def declare(library: ctypes.CDLL) -> ctypes.CDLL:
-    """Give the functions that are used here their types."""
+    """Declare the argument and return types of the functions used here."""
     pointer, number = ctypes.c_void_p, ctypes.c_int
     library.ncclGetUniqueId.argtypes = [ctypes.POINTER(UniqueId)]
     library.ncclCommInitRank.argtypes = [ctypes.POINTER(pointer), number, UniqueId, number]
@@ -48,17 +48,17 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
 
 
 def agree_on_id(library: ctypes.CDLL, rank: int, device: torch.device) -> UniqueId:
-    """Make an id on rank 0 and give it to every rank of the default process group."""
+    """Make an id on rank 0 and broadcast it to the default process group."""
     unique_id = UniqueId()
     if rank == 0:
         _check(library, library.ncclGetUniqueId(ctypes.byref(unique_id)), None)
-    carried = torch.tensor(list(unique_id.internal), dtype=torch.uint8, device=device)
-    dist.broadcast(carried, src=0)
-    return UniqueId((ctypes.c_ubyte * UNIQUE_ID_BYTES)(*carried.tolist()))
+    id_bytes = torch.tensor(list(unique_id.internal), dtype=torch.uint8, device=device)
+    dist.broadcast(id_bytes, src=0)
+    return UniqueId((ctypes.c_ubyte * UNIQUE_ID_BYTES)(*id_bytes.tolist()))
 
 
 class Communicator:
-    """The ranks of one communicator; made by all of them at once, on their current devices."""
+    """An NCCL communicator; all ranks construct it at once, on their current devices."""
 
     def __init__(self, library: ctypes.CDLL, unique_id: UniqueId, rank: int, world_size: int) -> None:
         self._library = library
@@ -66,9 +66,9 @@ class Communicator:
         _check(library, library.ncclCommInitRank(ctypes.byref(self._handle), world_size, unique_id, rank), None)
 
     def all_reduce(self, source: torch.Tensor, target: torch.Tensor, stream: int) -> None:
-        """Enqueue the sum of `source` over all ranks into `target`, which may be the same, on a CUDA stream.
+        """Enqueue the sum of `source` over all ranks into `target`, which may be the same tensor, on a CUDA stream.
 
-        Contiguous fp32 tensors of one length. Raises ValueError for others, RuntimeError with what NCCL says.
+        Both are contiguous fp32 tensors of one length; raises ValueError otherwise, RuntimeError with NCCL's message.
         """
         for tensor in (source, target):
             if tensor.dtype != torch.float32 or not tensor.is_contiguous() or tensor.numel() != source.numel():
@@ -78,7 +78,7 @@ class Communicator:
         _check(self._library, result, self._handle)
 
     def close(self) -> None:
-        """Give back what the communicator holds; it cannot be used after that."""
+        """Destroy the communicator."""
         _check(self._library, self._library.ncclCommDestroy(self._handle), None)
 
 

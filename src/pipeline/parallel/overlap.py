@@ -1,4 +1,4 @@
-"""Data-parallel training whose communication runs while the backward pass goes on."""
+"""Data-parallel training whose communication overlaps the backward pass."""
 
 import weakref
 from collections.abc import Callable
@@ -18,11 +18,11 @@ CHANGED_TOO_LATE = (
 
 
 class LaunchOrder:
-    """Launch reductions as soon as their gradients are ready, but always in the order given.
+    """Launch reductions as soon as their gradients are ready, but always in the given order.
 
-    The order in which gradients become ready may differ between ranks (another part of the module in use, another
-    graph); collectives that ranks start in different orders would mix up tensors or hang. So a reduction that waits
-    for a gradient holds up all behind it, and where that gradient never comes, until the rest is launched.
+    Gradients may become ready in different orders on different ranks (another part of the module in use, another
+    graph). Collectives that ranks start in different orders would mix up tensors or hang. So a reduction that waits for
+    a gradient delays all later ones; if that gradient never comes, until `launch_rest()`.
     """
 
     def __init__(self, reductions: list[Reduction]):
@@ -30,9 +30,9 @@ class LaunchOrder:
         self._start_over()
 
     def gradient_ready(self, position: int) -> None:
-        """Count a gradient of the reduction at this position; launch it, and those behind it, if they can go.
+        """Count a gradient of the reduction at this position; launch every reduction that is now ready, in order.
 
-        Raises RuntimeError where the reduction has all its gradients already: what is added now would be lost.
+        Raises RuntimeError if the reduction already has all its gradients: what is added now would be lost.
         """
         if self._awaited[position] == 0:
             raise RuntimeError(CHANGED_TOO_LATE)
@@ -41,12 +41,12 @@ class LaunchOrder:
             self._launch_next()
 
     def gradient_kept(self, position: int) -> None:
-        """Let a gradient wait for a later pass; raises RuntimeError where it went into a reduction under way."""
+        """Keep a gradient for a later pass; raises RuntimeError if its reduction is already running."""
         if position < self._next:
             raise RuntimeError(CHANGED_TOO_LATE)
 
     def launch_rest(self) -> list[Parameter]:
-        """Launch what is left, ready or not; return the parameters found without a gradient. Start over."""
+        """Launch the remaining reductions, ready or not, and start over; return the parameters without a gradient."""
         while self._next < len(self._reductions):
             self._launch_next()
         without = self._without
@@ -66,12 +66,12 @@ class LaunchOrder:
 class OverlappedModule(ReplicatedModule):
     """A replicated module that starts each all-reduce from the hook of the last gradient that it needs.
 
-    Between two calls of `finish_gradient_synchronization()` there is one backward pass outside `no_sync()`, the last;
-    one after it raises RuntimeError. The hooks do not keep it alive: once nothing else refers to it, they do nothing.
+    Only the last backward pass before `finish_gradient_synchronization()` runs outside `no_sync()`; another one after
+    it raises RuntimeError. The hooks do not keep the module alive: once nothing else refers to it, they do nothing.
 
-    All-reduces start in the reverse order of the parameters, on every rank, as backward is likely to reach them. A
-    parameter that gets no gradient (unused, or frozen after wrapping) holds up all before it until the finish: one
-    among the last of the module ends nearly all overlap.
+    On every rank all-reduces start in reverse order of the parameters, as backward is likely to reach them. A parameter
+    without a gradient (unused, or frozen after wrapping) delays all earlier ones until the finish: if it is among the
+    last of the module, almost nothing overlaps.
     """
 
     def _prepare(self) -> None:
@@ -84,23 +84,23 @@ class OverlappedModule(ReplicatedModule):
         ]
 
     def remove_hooks(self) -> None:
-        """Take the hooks off the parameters; all the communication is then left to the finish."""
+        """Remove the hooks; all communication then happens in `finish_gradient_synchronization()`."""
         for hook in self._hooks:
             hook.remove()
 
     def discard_gradients(self) -> None:
-        """Drop all gradients, and what is under way, to start over after a backward pass that failed.
+        """Drop all gradients and running all-reduces to start over after a failed backward pass.
 
-        A collective: every rank calls it, also one whose own pass did not fail.
+        A collective: every rank calls it, even if its own pass did not fail.
         """
         self.zero_grad()
-        # Ranks may have failed at different places. An all-reduce that some have begun ends only once all have.
+        # Ranks may have failed at different points. An all-reduce ends only once all ranks have started it.
         self._reduce_all()
         self.zero_grad()
 
     def _hook(self, position: int) -> Callable[[Tensor], None]:
-        # Torch holds a parameter's hooks where Python's garbage collector does not look. A hook that refers to the
-        # parameter, as this module does, would keep it, and itself, for ever.
+        # Python's garbage collector does not see a parameter's hooks. A hook that refers to its parameter, as this
+        # module does, would never be freed, nor would the parameter.
         this = weakref.ref(self)
 
         def on_gradient(parameter: Tensor) -> None:
@@ -129,10 +129,10 @@ class OverlapDDP(OverlappedModule):
 class BucketedDDP(OverlappedModule):
     """All-reduce gradients in flat buckets, filled in reverse order of the parameters, each as soon as it is full.
 
-    bucket_size_mb: the most that a bucket holds, in units of 1024² bytes; a larger parameter has one of its own. None
-    is no bound: one bucket for all gradients of a dtype.
-    The gradients become views into the buckets, which live as long as the module: a gradient kept over a step is
-    overwritten by the next. Raises ValueError where the size is not above 0.
+    bucket_size_mb: the size of a bucket in units of 1024² bytes; a larger parameter has a bucket of its own. None means
+    no limit: one bucket for all gradients of a dtype.
+    The gradients become views into the buckets, which live as long as the module: the next step overwrites a gradient
+    that is kept. Raises ValueError if the size is not above 0.
     """
 
     def __init__(self, module: nn.Module, bucket_size_mb: float | None):

@@ -1,4 +1,4 @@
-"""Share things of different sizes out evenly: in general, and an optimizer's parameters over the ranks."""
+"""Divide items of different sizes evenly: in general, and an optimizer's parameters among the ranks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,10 +8,10 @@ from torch import Tensor
 
 
 def least_loaded(sizes: list[int], loads: list[int]) -> list[int]:
-    """Give each thing, the largest first, to the bin with the smallest load; return the bin of each.
+    """Assign each item, largest first, to the bin with the smallest load; return the bin of each.
 
-    The loads are added to. Ties go to the earlier thing and the lower bin, so that the result depends on the
-    arguments alone. Largest first ends within 4/3 of the best possible greatest load (Graham 1969).
+    Adds the sizes to `loads`. Ties go to the earlier item and the lower bin, so that the result depends on the
+    arguments alone. Largest first ends within 4/3 of the smallest possible maximum load (Graham 1969).
     """
     bins = [0] * len(sizes)
     for position in sorted(range(len(sizes)), key=lambda position: -sizes[position]):
@@ -23,7 +23,7 @@ def least_loaded(sizes: list[int], loads: list[int]) -> list[int]:
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Which rank updates which parameter, and how many elements each rank has: trained and frozen ones."""
+    """Which rank updates which parameter, and how many trained and frozen elements each rank has."""
 
     owners: dict[Tensor, int]
     trained_elements: tuple[int, ...]
@@ -35,10 +35,10 @@ class Partition:
         return cls({}, (0,) * world_size, (0,) * world_size)
 
     def with_added(self, parameters: Sequence[Tensor]) -> Self:
-        """Return the partition with more parameters shared out.
+        """Return the partition with more parameters assigned.
 
-        First the trained ones, evenly by themselves, for only they have state; then the frozen ones so that all
-        together are even too, should they be trained later.
+        Trained parameters are divided evenly first, because only they have state; then the frozen ones, so that all
+        parameters together are even too if they are trained later.
         """
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         frozen = [parameter for parameter in parameters if not parameter.requires_grad]

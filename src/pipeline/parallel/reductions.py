@@ -1,4 +1,4 @@
-"""Average gradients over all ranks: the one of a parameter, or those of many as one flat buffer."""
+"""Average gradients over all ranks: one parameter's, or many as one flat buffer."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -15,42 +15,41 @@ BYTES_PER_MB = 1024**2
 
 
 class Reduction(Protocol):
-    """One all-reduce of the gradients of some parameters."""
+    """One all-reduce of some parameters' gradients."""
 
     @property
     def parameters(self) -> Sequence[Parameter]:
-        """The parameters, in the order of the buffer."""
+        """The parameters, in buffer order."""
 
     def launch(self) -> list[Parameter]:
-        """Start the all-reduce; return the parameters that had no gradient, for which zeros are reduced."""
+        """Start the all-reduce; return the parameters without a gradient, for which zeros are reduced."""
 
     def wait(self) -> None:
-        """Let what follows see the means: a CUDA stream waits, the host only where the backend needs it."""
+        """Wait for the means: a CUDA stream waits, the host only if the backend needs it."""
 
 
 def start_mean(tensor: Tensor) -> dist.Work:
     """Start an all-reduce that overwrites a contiguous tensor with the mean over all ranks."""
     if dist.get_backend() == dist.Backend.NCCL:
         return dist.all_reduce(tensor, dist.ReduceOp.AVG, async_op=True)
-    # Gloo cannot average. Division comes first, as in NCCL's own means: in fp16 the sum might be too large.
+    # Gloo cannot average. Divide first, as NCCL does: in fp16 the sum might overflow.
     tensor.div_(dist.get_world_size())
     return dist.all_reduce(tensor, dist.ReduceOp.SUM, async_op=True)
 
 
 def held_by_others(gradient: Tensor) -> bool:
-    """Say whether anything but this tensor keeps its storage: overwriting it would change what that sees.
+    """Tell whether anything else shares this tensor's storage and would see it overwritten.
 
-    Autograd makes a gradient the parameter's own, without a copy, where nothing else refers to the tensor. It may yet
-    be a view, of a gradient that other operations are still to read, or that is another parameter's as well: of
-    `x + bias.unsqueeze(0)` both inputs get the gradient of the sum, one of them a view of it.
+    Autograd gives a gradient to a parameter without a copy if nothing else refers to the tensor. It may still be a view
+    of a gradient that other operations have yet to read, or that is another parameter's too: for
+    `x + bias.unsqueeze(0)` both inputs get the gradient of the sum, one of them as a view.
     """
-    # One use is the tensor's, one that of the object
-    # which Python makes for the storage here.
+    # Two uses are expected: the tensor, and the Python object made for its storage here.
     return storage_uses(gradient) > 2
 
 
 class ParameterReduction:
-    """Reduce the gradient of one parameter where it lies, or a copy where others hold what lies there."""
+    """Reduce the gradient of one parameter in place, or a copy if its storage is shared."""
 
     def __init__(self, parameter: Parameter):
         self.parameters: Sequence[Parameter] = (parameter,)
@@ -60,7 +59,7 @@ class ParameterReduction:
     def launch(self) -> list[Parameter]:
         """Start the all-reduce; see `Reduction`."""
         (parameter,) = self.parameters
-        # No other name for the gradient here: it would count as another holder of its storage.
+        # The gradient gets no local name: it would count as another use of its storage.
         without = [parameter] if parameter.grad is None else []
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
@@ -80,9 +79,9 @@ class BucketReduction:
     """Reduce the gradients of parameters of one dtype as one flat buffer, allocated once.
 
     From the launch on, the gradients are views into the buffer, so that nothing is copied back. A gradient that
-    autograd allocated anew, as it does after `zero_grad(set_to_none=True)`, is copied in; one that is still the
-    view has accumulated in place. Copying is the cheaper of the two: it reads and writes each element once, where
-    zeroing and accumulating write twice and read twice.
+    autograd allocated anew, as after `zero_grad(set_to_none=True)`, is copied in; a gradient that is still the view has
+    accumulated in place. Copying is cheaper: it reads and writes each element once, while zeroing and accumulating read
+    and write it twice.
     """
 
     def __init__(self, parameters: Sequence[Parameter]):
@@ -95,13 +94,13 @@ class BucketReduction:
 
     @torch.no_grad()
     def launch(self) -> list[Parameter]:
-        """Start the all-reduce; see `Reduction`. Raises RuntimeError where a parameter was converted or moved."""
+        """Start the all-reduce; see `Reduction`. Raises RuntimeError if a parameter was converted or moved."""
         views, gradients, without = [], [], []
         for parameter, view in zip(self.parameters, self._views, strict=True):
             if (parameter.dtype, parameter.device) != (view.dtype, view.device):
                 raise RuntimeError(
-                    f"a parameter is {parameter.dtype} on {parameter.device}, its gradients' buffer {view.dtype} on "
-                    f"{view.device}: convert or move a module before it is wrapped"
+                    f"a parameter is {parameter.dtype} on {parameter.device}, its gradient buffer {view.dtype} on "
+                    f"{view.device}: convert or move a module before wrapping it"
                 )
             gradient = parameter.grad
             if gradient is view:
@@ -126,7 +125,7 @@ class BucketReduction:
 
 
 def layout(reductions: Iterable[Reduction]) -> list[str]:
-    """Say in words what the ranks must agree on: a line an all-reduce, in order."""
+    """Describe what the ranks must agree on: one line per all-reduce, in order."""
     return [
         f"all-reduce of {sum(parameter.numel() for parameter in reduction.parameters)} elements"
         for reduction in reductions
@@ -134,7 +133,7 @@ def layout(reductions: Iterable[Reduction]) -> list[str]:
 
 
 def one_for_each_parameter(parameters: Iterable[Parameter]) -> list[Reduction]:
-    """Reduce every parameter by itself, in the order given."""
+    """Reduce every parameter by itself, in the given order."""
     return [ParameterReduction(parameter) for parameter in parameters]
 
 
@@ -144,9 +143,9 @@ def one_for_each_dtype(parameters: Iterable[Parameter]) -> list[Reduction]:
 
 
 def in_buckets(parameters: Iterable[Parameter], size_mb: float) -> list[Reduction]:
-    """Fill buckets of at most `size_mb` (of 1024² bytes) in the order given, each of one dtype and device.
+    """Fill buckets of at most `size_mb` (of 1024² bytes) in the given order, each of one dtype and device.
 
-    A parameter larger than that has a bucket of its own. The buckets come in the order in which they are full.
+    A larger parameter has a bucket of its own. Buckets come in the order in which they fill.
     """
     buckets: list[list[Parameter]] = []
     filling: dict[tuple, list[Parameter]] = defaultdict(list)

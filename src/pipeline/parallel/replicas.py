@@ -1,4 +1,4 @@
-"""Make sure that every rank holds the same tensors before collectives rely on it."""
+"""Check that every rank holds the same tensors before collectives rely on it."""
 
 from collections.abc import Callable, Iterable
 
@@ -9,14 +9,14 @@ from torch.nn.parameter import is_lazy
 
 
 def describe(named_tensors: Iterable[tuple[str, Tensor]]) -> list[str]:
-    """Say in words what the ranks must agree on: a line a tensor, in order."""
+    """Describe what the ranks must agree on: one line per tensor, in order."""
     return [
         f"{name}: {_form(tensor)}, {'trained' if tensor.requires_grad else 'frozen'}" for name, tensor in named_tensors
     ]
 
 
 def _form(tensor: Tensor) -> str:
-    # A lazy module's tensor has no shape yet, on this rank; asking for it would be an error on this rank alone.
+    # A lazy module's tensor may have no shape yet on this rank; asking for it would raise on this rank alone.
     if is_lazy(tensor):
         return "not initialised"
     return f"{tensor.dtype}, shape {tuple(tensor.shape)}, strides {tensor.stride()}"
@@ -25,16 +25,16 @@ def _form(tensor: Tensor) -> str:
 def check_same_on_all_ranks(what: str, own: list[str]) -> None:
     """Compare the lines of all ranks. A collective.
 
-    Raises ValueError on every rank, so that none waits for another, where a rank's lines are not those of rank 0.
+    Raises ValueError on every rank, so that none waits for another, if any rank's lines differ from rank 0's.
     """
     prepare_on_all_ranks(what, lambda: own)
 
 
 def prepare_on_all_ranks(what: str, prepare: Callable[[], list[str]]) -> None:
-    """Call what each rank does without the others, and compare the lines that it returns. A collective.
+    """Call `prepare`, which must not communicate, on every rank and compare the lines that it returns. A collective.
 
-    Raises on every rank, so that none waits for another, where it raises on any: what it raised if that is the same
-    everywhere, else ValueError. Raises ValueError, too, where a rank's lines are not those of rank 0.
+    If `prepare` raises on any rank, raises on every rank, so that none waits for another: the same exception if it is
+    the same everywhere, else ValueError. Raises ValueError, too, if a rank's lines differ from rank 0's.
     """
     lines: list[str] = []
     error: Exception | None = None
@@ -61,15 +61,15 @@ def _compare(what: str, by_rank: tuple[list[str], ...]) -> None:
 
 
 def _first_difference(reference: list[str], rank: int, lines: list[str]) -> str:
-    for here, there in zip(reference, lines, strict=False):
-        if here != there:
-            return f"rank 0 has {here!r}, rank {rank} has {there!r}"
+    for expected, actual in zip(reference, lines, strict=False):
+        if expected != actual:
+            return f"rank 0 has {expected!r}, rank {rank} has {actual!r}"
     return f"rank 0 has {len(reference)}, rank {rank} has {len(lines)}"
 
 
 @torch.no_grad()
 def broadcast_from_rank_0(tensors: Iterable[Tensor]) -> None:
-    """Overwrite each tensor, in place, with the values that rank 0 holds. A collective."""
+    """Overwrite each tensor, in place, with rank 0's values. A collective."""
     for tensor in tensors:
         contiguous = tensor.detach().contiguous()
         dist.broadcast(memory_as_bytes(contiguous), src=0)
@@ -78,6 +78,6 @@ def broadcast_from_rank_0(tensors: Iterable[Tensor]) -> None:
 
 
 def memory_as_bytes(dense: Tensor) -> Tensor:
-    """View the memory of a tensor without gaps as bytes: gloo does not know every dtype."""
-    # Not by reshape(-1): a dimension of one element may have any stride, and view() refuses all but 1 for the last.
+    """View the memory of a tensor without gaps as bytes, because gloo does not support every dtype."""
+    # reshape(-1) would not do: a dimension of one element may have any stride, but view() needs 1 for the last.
     return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)

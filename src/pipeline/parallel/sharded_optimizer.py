@@ -1,4 +1,4 @@
-"""An optimizer whose state is shared out over the ranks (ZeRO stage 1, Rajbhandari et al. 2020, section 5.1)."""
+"""An optimizer whose state is sharded over the ranks (ZeRO stage 1, Rajbhandari et al. 2020, section 5.1)."""
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -17,19 +17,19 @@ from pipeline.parallel.replicas import prepare_on_all_ranks
 
 
 class ShardedOptimizer(Optimizer):
-    """Let each rank update, and keep the state of, its share of the parameters; then broadcast what it updated.
+    """Let each rank keep the state of its share of the parameters, update these, and broadcast them.
 
-    Whole parameters are shared out, the largest first, each to the rank with the fewest elements so far; every rank
-    computes the same partition. It stands in for `optimizer_cls(params, **kwargs)` wherever the update of a
+    Whole parameters are assigned, the largest first, each to the rank with the fewest elements so far; every rank
+    computes the same partition. The optimizer replaces `optimizer_cls(params, **kwargs)` wherever the update of a
     parameter depends on no other parameter (SGD, Adam, AdamW, ...; not L-BFGS). `state` holds this rank's share.
-    Every rank must hold the same parameters and gradients, as data-parallel training sees to. A step broadcasts each
-    parameter that is trained, or was before, once from its owner: of P bytes in all, a rank with a share of p sends p
-    and receives P − p.
+    Every rank must hold the same parameters and gradients, as data-parallel training ensures. A step broadcasts each
+    parameter that is or ever was trained once from its owner: of P bytes in all, a rank with a share of p sends p and
+    receives P − p.
 
-    params: parameters, or parameter groups, as any `torch.optim.Optimizer` takes them.
+    params: parameters or parameter groups, as for any `torch.optim.Optimizer`.
     Construction, `add_param_group`, `step` and `state_dict` are collectives of the default process group. Raises
-    ValueError, on every rank, where the ranks' groups differ or some ranks cannot make theirs; what `optimizer_cls`
-    raises where all cannot.
+    ValueError, on every rank, if the ranks' groups differ or only some ranks fail to make theirs; if all fail, the
+    exception of `optimizer_cls`.
     """
 
     def __init__(self, params: Iterable, optimizer_cls: type[Optimizer], **kwargs: Any):
@@ -39,7 +39,7 @@ class ShardedOptimizer(Optimizer):
         self._never_trained = list(self._partition.owners)
 
     def _construct(self, params: Iterable, optimizer_cls: type[Optimizer], kwargs: dict[str, Any]) -> list[str]:
-        """Make the groups and the shard's optimizer, whose defaults they take on; return their description."""
+        """Make the groups and the shard's optimizer, adopt its defaults, and describe the groups."""
         super().__init__(params, dict(kwargs))
         self._partition = self._partition.with_added(list(self._parameters()))
         self._shard: Optimizer = optimizer_cls([self._own_part(group) for group in self.param_groups], **kwargs)
@@ -51,7 +51,7 @@ class ShardedOptimizer(Optimizer):
 
     @property
     def shard_elements(self) -> tuple[int, ...]:
-        """The number of elements that each rank keeps state for: of the parameters trained when they were added."""
+        """The number of elements that each rank keeps state for: parameters that were trained when added."""
         return self._partition.trained_elements
 
     def owner(self, parameter: Tensor) -> int:
@@ -59,11 +59,11 @@ class ShardedOptimizer(Optimizer):
         return self._partition.owners[parameter]
 
     def add_param_group(self, param_group: Group) -> None:
-        """Share out one more group of parameters, with hyperparameters of its own. A collective.
+        """Add one more group of parameters with its own hyperparameters. A collective.
 
-        Raises as construction does; the optimizer is then what it was.
+        Raises as construction does; the optimizer is then unchanged.
         """
-        if not hasattr(self, "_shard"):  # so Optimizer.__init__ adds the groups of the construction
+        if not hasattr(self, "_shard"):  # called by Optimizer.__init__
             super().add_param_group(param_group)
             return
         count, partition = len(self.param_groups), self._partition
@@ -76,7 +76,7 @@ class ShardedOptimizer(Optimizer):
         self._never_trained += self.param_groups[-1]["params"]
 
     def _add(self, param_group: Group) -> list[str]:
-        """Add a group, and its own part, which may be empty, to the shard's optimizer; return its description."""
+        """Add a group, and this rank's part of it, which may be empty, to the shard's optimizer; describe the group."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         self._partition = self._partition.with_added(group["params"])
@@ -92,12 +92,12 @@ class ShardedOptimizer(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
-        """Update the own share, then bring every parameter up to date on every rank. A collective.
+        """Update this rank's share, then bring every parameter up to date on every rank. A collective.
 
-        closure: computes the loss anew, its gradients synchronised over the ranks; its result is returned. Keywords go
-        to the step of `optimizer_cls`.
+        closure: recomputes the loss and gradients, synchronised over the ranks; its result is returned. Keywords go to
+        the step of `optimizer_cls`.
         """
-        # A scheduler, or the user, changes the hyperparameters outside a step; some optimizers do so in it.
+        # A scheduler or the user changes hyperparameters between steps; some optimizers change them in a step.
         copy_hyperparameters(self.param_groups, self._shard.param_groups)
         loss = self._shard.step(closure and partial(self._evaluate, closure), **kwargs)
         copy_hyperparameters(self._shard.param_groups, self.param_groups)
@@ -105,16 +105,16 @@ class ShardedOptimizer(Optimizer):
         return loss
 
     def _evaluate(self, closure: Callable[[], Any]) -> Any:
-        """Call the closure; between the parts of a step it finds and may change the hyperparameters."""
+        """Call the closure, which may read and change the hyperparameters during a step."""
         copy_hyperparameters(self._shard.param_groups, self.param_groups)
         loss = closure()
         copy_hyperparameters(self.param_groups, self._shard.param_groups)
         return loss
 
     def _updated(self) -> list[tuple[Tensor, int]]:
-        """Return the parameters that a step may have changed, and their owners, in the same order on every rank."""
-        # An optimizer goes by the gradient, which a parameter may keep when it is frozen. So what has been trained once
-        # is always sent: another rank may have kept the gradient, and would wait for this one.
+        """Return the parameters that a step may have changed, with their owners, in the same order on every rank."""
+        # An optimizer updates whatever has a gradient, and a parameter may keep its gradient when frozen. So parameters
+        # that were ever trained are always sent: another rank may have kept the gradient, and would wait for this one.
         never_trained = [p for p in self._never_trained if not p.requires_grad and p.grad is None]
         if len(never_trained) < len(self._never_trained):
             self._never_trained, left_out = never_trained, set(never_trained)
@@ -132,25 +132,25 @@ class ShardedOptimizer(Optimizer):
             state = gather_state(list(self._parameters()), self._partition.owners, self._shard.state)
             return {**state_dict, "state": state}
 
-        # As the first of the hooks, so that those of the user find all state.
+        # First of the hooks, so that the user's hooks see the full state.
         with self.register_state_dict_post_hook(with_all_state, prepend=True):
             return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over hyperparameters, and the state of the own share, from the state dict of a plain optimizer.
+        """Load hyperparameters, and the state of this rank's share, from the state dict of a plain optimizer.
 
-        Raises ValueError where its groups are not of the sizes of these.
+        Raises ValueError if its groups differ in number or size.
         """
-        given: dict[str, Any] = {}
+        full_state_dict: dict[str, Any] = {}
 
         def keep_back_state(_: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-            given.update(state_dict)
-            return {**state_dict, "state": {}}  # Optimizer would copy that of all parameters to their device
+            full_state_dict.update(state_dict)
+            return {**state_dict, "state": {}}  # Optimizer would copy all parameters' state to their device
 
         def load_share(_: Optimizer) -> None:
-            self._load_share(given)
+            self._load_share(full_state_dict)
 
-        # Between the hooks of the user: the last that comes before loading, and the first after it.
+        # Innermost: after the user's hooks before loading, before the user's hooks after it.
         with (
             self.register_load_state_dict_pre_hook(keep_back_state),
             self.register_load_state_dict_post_hook(load_share, prepend=True),
@@ -171,13 +171,13 @@ class ShardedOptimizer(Optimizer):
         self.state = self._shard.state
 
     def __getstate__(self) -> NoReturn:
-        """Refuse to be copied or pickled: what other ranks would make of a rank's share is wrong.
+        """Refuse to be copied or pickled, because another rank could not use this rank's share.
 
         Raises TypeError.
         """
         raise TypeError(
-            "a ShardedOptimizer holds one rank's share and cannot be copied or pickled: construct another and load "
-            "state_dict() of this one, which is called on every rank"
+            "a ShardedOptimizer holds one rank's share and cannot be copied or pickled: construct another one and load "
+            "this one's state_dict(), called on every rank"
         )
 
     def _parameters(self) -> Iterator[Tensor]:

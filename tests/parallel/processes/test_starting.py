@@ -47,7 +47,7 @@ def start(request, monkeypatch):
     forked = request.param == "forked"
     monkeypatch.setattr(starting, "_can_fork", lambda _device_type: forked)
     if forked:
-        monkeypatch.setattr(starting, "_threads_a_rank", lambda _world_size: 1)
+        monkeypatch.setattr(starting, "_threads_per_rank", lambda _world_size: 1)
     return request.param
 
 
@@ -163,7 +163,7 @@ def test_a_rank_knows_its_place(start):
 def test_no_rank_begins_before_all_have_joined(monkeypatch, tmp_path):
     """One that ended first would cut off those that still connect to it."""
     monkeypatch.setattr(starting, "_can_fork", lambda _device_type: True)
-    monkeypatch.setattr(starting, "_threads_a_rank", lambda _world_size: 1)
+    monkeypatch.setattr(starting, "_threads_per_rank", lambda _world_size: 1)
     monkeypatch.setattr(dist, "init_process_group", partial(join_late_on_rank_0, tmp_path))
     assert run_ranks(joined, 2, backend="gloo", args=(tmp_path,)) == [["0", "1"]] * 2
 
@@ -223,7 +223,7 @@ def test_a_hang_ends_at_the_time_out_and_says_where(start, monkeypatch, tmp_path
 
     waited_for, wait = [], starting.wait
     monkeypatch.setattr(starting, "wait", wait_until_all_hang)
-    with pytest.raises(RankFailed, match="rank 0, 1 of 2 gave no result within 100 s") as failure:
+    with pytest.raises(RankFailed, match="rank 0, 1 of 2 sent no result within 100 s") as failure:
         run_ranks(reduce_once_too_often_on_rank_0, 2, backend="gloo", timeout_s=100, args=(tmp_path,))
     assert 0 < waited_for[0] <= 100
     assert str(failure.value).count("in reduce_once_too_often_on_rank_0") == 2
@@ -291,8 +291,8 @@ def test_ranks_die_with_their_parent(tmp_path, way):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ({"backend": "mpi"}, "backend is 'mpi', allowed are gloo, nccl"),
-        ({"backend": "gloo", "device_type": "tpu"}, "device_type is 'tpu', allowed are cpu, cuda"),
+        ({"backend": "mpi"}, "backend must be one of gloo, nccl, got 'mpi'"),
+        ({"backend": "gloo", "device_type": "tpu"}, "device_type must be one of cpu, cuda, got 'tpu'"),
         ({"backend": "nccl"}, "nccl needs device_type cuda"),
         ({"backend": "nccl", "device_type": "cuda"}, "2000 ranks need 2000 GPUs"),
     ],

@@ -1,4 +1,4 @@
-"""A rank's side of `run_ranks`: take a device and threads, join the process group, run the function, answer."""
+"""The rank's side of `run_ranks`: set device and threads, join the process group, run the function, send the result."""
 
 import ctypes
 import faulthandler
@@ -34,7 +34,7 @@ OUTCOMES = (Skipped, MemoryError, torch.OutOfMemoryError)
 
 @dataclass(frozen=True)
 class RankContext:
-    """What a rank is told: which it is, its device, and how long its process group took to set up."""
+    """A rank's number, group and device, and how long its process group took to set up."""
 
     rank: int
     world_size: int
@@ -45,7 +45,7 @@ class RankContext:
 
 @dataclass(frozen=True)
 class Group:
-    """What the ranks of one run share."""
+    """Settings that all ranks of one run share."""
 
     world_size: int
     backend: str
@@ -55,12 +55,12 @@ class Group:
     folder: Path
 
     def stack_path(self, rank: int) -> Path:
-        """Name the file that a rank writes its stack to when asked."""
+        """Return the path to which a rank writes its stack when asked."""
         return self.folder / f"stack-{rank}"
 
 
 class Failure(NamedTuple):
-    """How a rank failed: when (monotonic clock), one line, its traceback, and the exception if it tells an outcome."""
+    """How a rank failed: when (monotonic clock), one line, its traceback, and the exception if it is an outcome."""
 
     at: float
     summary: str
@@ -69,18 +69,18 @@ class Failure(NamedTuple):
 
 
 def location(function: Callable[..., Any]) -> tuple[str, str]:
-    """Return the name and the file of a function's module, by which `be_rank_afresh` finds it."""
+    """Return the name and the file of a function's module, from which `be_rank_afresh` imports it."""
     return function.__module__, inspect.getfile(function)
 
 
 def be_rank_afresh(
-    group: Group, rank: int, sender: Connection, place: tuple[str, str], call: bytes, environment: dict[str, str]
+    group: Group, rank: int, sender: Connection, module: tuple[str, str], call: bytes, environment: dict[str, str]
 ) -> None:
-    """Be a rank in an interpreter that knows nothing of its caller but what it is given here."""
+    """Be a rank in a fresh interpreter that shares nothing with its caller but these arguments."""
     os.environ.clear()
     os.environ.update(environment)
     try:
-        _import_from(*place)
+        _import_from(*module)
         function, args = pickle.loads(call)
     except BaseException as error:
         _answer(sender, _failure(error))
@@ -89,7 +89,7 @@ def be_rank_afresh(
 
 
 def be_rank(group: Group, rank: int, sender: Connection, function: Callable[..., Any], args: tuple) -> None:
-    """Run the function as a rank of the group and send back its pickled result or its failure."""
+    """Run the function as a rank of the group; send its pickled result or its failure."""
     _die_with_parent()
     stack = group.stack_path(rank).open("w")
     faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
@@ -99,19 +99,19 @@ def be_rank(group: Group, rank: int, sender: Connection, function: Callable[...,
         result = pickle.dumps(function(context, *args))
         _leave(context)
     except BaseException as error:
-        # The group stays as it is: the others would fail on its end, and might be heard first.
+        # The group is not destroyed: other ranks would fail because of that, and might report first.
         _answer(sender, _failure(error))
     else:
         _answer(sender, result)
 
 
 def _answer(sender: Connection, answer: bytes | Failure) -> None:
-    """Send an answer, and with it what this rank has imported: it is part of what was measured."""
+    """Send an answer with the modules that this rank has imported, for the record's freshness."""
     sender.send((answer, loaded_modules()))
 
 
 def _import_from(module: str, path: str) -> None:
-    """Import a module under its name, from its file where the name alone does not lead there (pytest's modules)."""
+    """Import a module by name, or from its file if the name cannot be imported (pytest's test modules)."""
     if module in sys.modules:
         return
     try:
@@ -119,7 +119,7 @@ def _import_from(module: str, path: str) -> None:
     except ModuleNotFoundError:
         names = module.split(".")
         for package in (".".join(names[:length]) for length in range(1, len(names))):
-            sys.modules.setdefault(package, ModuleType(package))  # unpickling asks for these first
+            sys.modules.setdefault(package, ModuleType(package))  # unpickling imports these first
         spec = importlib.util.spec_from_file_location(module, path)
         if spec is None or spec.loader is None:
             raise ImportError(f"{path}: not a Python module") from None
@@ -128,9 +128,9 @@ def _import_from(module: str, path: str) -> None:
 
 
 def _die_with_parent() -> None:
-    """Have the kernel end this process with the one that forked it, and a thread with the one that asked for it.
+    """End this process with its parent: the kernel watches the process that forked it, a thread the one that asked.
 
-    A fork server is not ended by its caller's death while its children live, for they keep its connection open.
+    Both are needed: a fork server outlives its caller while its children live, because they hold its connection open.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -150,7 +150,7 @@ def _join(group: Group, rank: int) -> RankContext:
     timeout = timedelta(seconds=group.timeout_s)
     store = dist.FileStore(str(group.folder / "store"), group.world_size)
     store.set_timeout(timeout)
-    # So that the time of the set-up holds no late start.
+    # The time of the set-up must not include waiting for ranks that start late.
     _meet(store, "here", group, rank)
     started = time.perf_counter()
     dist.init_process_group(
@@ -159,19 +159,19 @@ def _join(group: Group, rank: int) -> RankContext:
         rank=rank,
         world_size=group.world_size,
         timeout=timeout,
-        # With the device NCCL sets up its communicator now, not in the first collective: its errors come early.
+        # Given the device, NCCL sets up its communicator now, not in the first collective, and fails early.
         device_id=device if group.backend == "nccl" else None,
     )
     setup_ms = (time.perf_counter() - started) * 1e3
-    # gloo lets a rank go once its own connections stand: one that ended now would cut off those still connecting to it.
+    # gloo returns once a rank's own connections stand: a rank that ended now would cut off those still connecting.
     _meet(store, "joined", group, rank)
     return RankContext(rank, group.world_size, group.backend, device, setup_ms)
 
 
-def _meet(store: dist.Store, place: str, group: Group, rank: int) -> None:
-    """Wait until every rank has come to the place, a name used once."""
-    store.set(f"{place}/{rank}", "")
-    store.wait([f"{place}/{other}" for other in range(group.world_size)])
+def _meet(store: dist.Store, name: str, group: Group, rank: int) -> None:
+    """Wait until every rank has called this with the same name; a name is used once."""
+    store.set(f"{name}/{rank}", "")
+    store.wait([f"{name}/{other}" for other in range(group.world_size)])
 
 
 def _take_device(group: Group, rank: int) -> torch.device:
@@ -180,15 +180,16 @@ def _take_device(group: Group, rank: int) -> torch.device:
         return torch.device("cpu")
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
-    torch.cuda.synchronize(device)  # makes the context, which is no part of the group's set-up
+    torch.cuda.synchronize(device)  # creates the context, which is not part of the group's set-up
     return device
 
 
 def _loopback() -> str:
-    """Name the loopback interface: the ranks are on one machine, and its host name may lead nowhere."""
-    addresses = psutil.net_if_addrs()
+    """Name the loopback interface: all ranks are on one machine, whose host name may not resolve."""
     return next(
-        name for name, of_interface in addresses.items() if any(entry.address == "127.0.0.1" for entry in of_interface)
+        name
+        for name, addresses in psutil.net_if_addrs().items()
+        if any(entry.address == "127.0.0.1" for entry in addresses)
     )
 
 

@@ -1,8 +1,8 @@
-"""Run one function in several processes, each a rank of one process group, and give back what each returns.
+"""Run one function in several processes, each a rank of one process group, and return all results.
 
-Ranks on the CPU are forked from a caller with a single thread as it is, which takes milliseconds. One with more (a used
-OpenMP pool) cannot be forked: the child would have their locks and pools, but not the threads; neither can one that has
-started CUDA. Its ranks, and all ranks on GPUs, are forked from a fresh interpreter, a fork server that has imported
+CPU ranks are forked directly from a caller with a single thread, which takes milliseconds. A caller with more threads
+(a used OpenMP pool) cannot be forked: the child would inherit their locks, but not the threads. Nor can one that has
+started CUDA. Their ranks, and all ranks on GPUs, are forked from a fork server: a fresh interpreter that has imported
 torch and lives as long as the caller.
 """
 
@@ -29,15 +29,15 @@ __all__ = ["RankContext", "RankFailed", "run_ranks"]
 
 BACKENDS = ("gloo", "nccl")
 DEVICE_TYPES = ("cpu", "cuda")
-# How long the others may take to fail too, once one has: what the first did is often told by a later one.
+# How long other ranks may take to fail after the first: a later failure often names the cause.
 GRACE_S = 0.5
 STACK_S = 2.0
-BELOW = "in be_rank"  # of a rank's stack, the frame below the function's: what is above it is written by then
+BELOW = "in be_rank"  # the frame below the function's: once it is in the file, the frames above it are too
 END_S = 5.0
 
 
 class RankFailed(RuntimeError):
-    """A rank raised, died or hung: the message has its rank and its traceback, and a line on each other that failed."""
+    """A rank raised, died or hung: the message has its number and traceback, and one line per other failed rank."""
 
     def __init__(self, rank: int, message: str) -> None:
         super().__init__(message)
@@ -46,7 +46,7 @@ class RankFailed(RuntimeError):
 
 @dataclass
 class _Rank:
-    """The caller's end of a rank: its process, the pipe that it answers through, and its answer."""
+    """The caller's view of a rank: its process, the pipe for its answer, and the answer."""
 
     rank: int
     process: multiprocessing.process.BaseProcess
@@ -63,21 +63,21 @@ def run_ranks(
     timeout_s: float = 60.0,
     args: Sequence[Any] = (),
 ) -> list[Any]:
-    """Run `function(context, *args)` in `world_size` processes and return their results in the order of ranks.
+    """Run `function(context, *args)` in `world_size` processes and return their results in order of rank.
 
     Each process has its device set (`cuda:{rank}`, or the CPU), its share of the cores as threads, and a process group
-    of the backend (`gloo` or `nccl`). `function` is one of a module, for it may have to be found again in another
-    interpreter; arguments and results are pickled, results by value: tensors on the CPU.
-    timeout_s: seconds for the whole run, start included; also the time-out of each collective.
+    of the backend (`gloo` or `nccl`). `function` must be defined at the top level of a module, because another
+    interpreter may have to import it; arguments and results are pickled, results by value: tensors on the CPU.
+    timeout_s: seconds for the whole run, including the start; also the time-out of each collective.
 
-    Raises RankFailed as soon as one rank raises, dies or hangs past the time-out, when the others are ended. What tells
-    an outcome (Skipped, out of memory) keeps its own type and has the RankFailed as its cause. Raises ValueError for a
-    backend, device or function that cannot be.
+    Raises RankFailed as soon as one rank raises, dies or exceeds the time-out, and ends the other ranks. Outcomes
+    (Skipped, out of memory) keep their own type, with the RankFailed as their cause. Raises ValueError for an unusable
+    backend, device or function.
     """
     _check(function, world_size, backend, device_type)
     deadline = time.monotonic() + timeout_s
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
-        group = Group(world_size, backend, device_type, _threads_a_rank(world_size), timeout_s, Path(folder))
+        group = Group(world_size, backend, device_type, _threads_per_rank(world_size), timeout_s, Path(folder))
         ranks: list[_Rank] = []
         try:
             for rank in range(world_size):
@@ -90,25 +90,25 @@ def run_ranks(
 
 def _check(function: Callable[..., Any], world_size: int, backend: str, device_type: str) -> None:
     if backend not in BACKENDS:
-        raise ValueError(f"backend is {backend!r}, allowed are {', '.join(BACKENDS)}")
+        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
     if device_type not in DEVICE_TYPES:
-        raise ValueError(f"device_type is {device_type!r}, allowed are {', '.join(DEVICE_TYPES)}")
+        raise ValueError(f"device_type must be one of {', '.join(DEVICE_TYPES)}, got {device_type!r}")
     if backend == "nccl" and device_type != "cuda":
-        raise ValueError(f"backend nccl needs device_type cuda, not {device_type}")
+        raise ValueError(f"backend nccl needs device_type cuda, got {device_type}")
     if world_size < 1:
-        raise ValueError(f"world_size is {world_size}, allowed is 1 or more")
-    # device_count() asks NVML; is_available() would start the driver, in a process that needs no GPU itself.
+        raise ValueError(f"world_size must be at least 1, got {world_size}")
+    # device_count() asks NVML; is_available() would start CUDA in a process that needs no GPU itself.
     if device_type == "cuda" and torch.cuda.device_count() < world_size:
         raise ValueError(f"{world_size} ranks need {world_size} GPUs, {torch.cuda.device_count()} visible")
     if "<" in function.__qualname__:
-        raise ValueError(f"{function.__qualname__} is defined inside a function: ranks need one of a module")
+        raise ValueError(f"{function.__qualname__} is defined inside a function: define it at the top of a module")
 
 
-def _threads_a_rank(world_size: int) -> int:
-    """Share this process's cores out as threads.
+def _threads_per_rank(world_size: int) -> int:
+    """Divide this process's cores among the ranks.
 
-    No rank is kept to cores of its own: on a single core gloo's thread and the rank's would wait for each other, which
-    makes a small all-reduce several times slower; and which cores are close to which GPU is not known here.
+    Ranks are not pinned: on a single core gloo's thread and the rank's would wait for each other, which makes a small
+    all-reduce several times slower; and it is not known here which cores are close to which GPU.
     """
     return max(1, len(os.sched_getaffinity(0)) // world_size)
 
@@ -122,39 +122,39 @@ def _start(group: Group, rank: int, function: Callable[..., Any], args: tuple) -
         process = fork.Process(target=be_rank, args=(group, rank, sender, function, args), name=name)
     else:
         server = multiprocessing.get_context("forkserver")
-        # The main module too: every rank would import it again.
+        # Also the main module, which every rank would import again.
         server.set_forkserver_preload(["__main__", "torch", "torch.distributed"])
-        given = (location(function), pickle.dumps((function, args)), dict(os.environ))
-        process = server.Process(target=be_rank_afresh, args=(group, rank, sender, *given), name=name)
+        call = (location(function), pickle.dumps((function, args)), dict(os.environ))
+        process = server.Process(target=be_rank_afresh, args=(group, rank, sender, *call), name=name)
     process.start()
-    # Only the rank holds the writing end now, so that its death shows as the end of the pipe.
+    # Now only the rank holds the writing end, so that its death closes the pipe.
     sender.close()
     return _Rank(rank, process, answers)
 
 
 def _can_fork(device_type: str) -> bool:
-    """Tell whether ranks can be forked from this process: on the CPU, it having one thread and no CUDA."""
-    # Ranks on GPUs are not, however the caller stands: it has asked NVML, and a child that goes on with its parent's
-    # NVML, as NCCL would too, is not safe (https://github.com/NVIDIA/cuCascade/pull/138).
+    """Tell whether ranks can be forked from this process: on the CPU, with one thread and without CUDA."""
+    # Never for GPUs: this process has used NVML, and a child that goes on using its parent's NVML, as NCCL would, is
+    # not safe (https://github.com/NVIDIA/cuCascade/pull/138).
     return device_type == "cpu" and _has_one_thread() and not _cuda_started()
 
 
 def _has_one_thread() -> bool:
-    """Tell whether a fork would take all threads along; only Linux tells."""
+    """Tell whether this process has a single thread, which only Linux shows."""
     return sys.platform == "linux" and len(os.listdir("/proc/self/task")) == 1
 
 
 def _cuda_started() -> bool:
-    """Tell whether CUDA's driver is in use, be it for counting GPUs only, of which torch keeps no note."""
+    """Tell whether CUDA's driver is in use, even if only for counting GPUs, which torch does not record."""
     for descriptor in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # the one that listed them
+        with contextlib.suppress(FileNotFoundError):  # the descriptor of this very listing
             if os.readlink(f"/proc/self/fd/{descriptor}") == "/dev/nvidia-uvm":
                 return True
     return torch.cuda.is_initialized()
 
 
 def _collect(ranks: list[_Rank], deadline: float) -> None:
-    """Read the answers until all are there, the time is over, or one has failed and the others had time to follow."""
+    """Read answers until all are there, the deadline passes, or GRACE_S has passed since the first failure."""
     while waiting := {rank.answers: rank for rank in ranks if rank.answer is None}:
         ready = wait(list(waiting), max(0.0, deadline - time.monotonic()))
         if not ready:
@@ -179,20 +179,20 @@ def _read(rank: _Rank) -> bytes | Failure:
 def _last_words(exit_code: int | None) -> str:
     if exit_code is not None and exit_code < 0:
         return f"died by {signal.Signals(-exit_code).name}"
-    return f"ended with exit code {exit_code} before it gave a result"
+    return f"ended with exit code {exit_code} before it sent a result"
 
 
 def _results(ranks: list[_Rank], group: Group) -> list[bytes]:
-    """Return the answers; raises the first failure, ranks that died silently before those that reported an error."""
+    """Return the answers; raise the first failure, preferring ranks that died silently to those that reported one."""
     failed = sorted(
         ((rank.rank, rank.answer) for rank in ranks if isinstance(rank.answer, Failure)),
         key=lambda entry: (entry[1].at, entry[0]),
     )
     hanging = [rank for rank in ranks if rank.answer is None]
     if failed:
-        (first, failure), *others = failed
+        (first, failure), *later_failures = failed
         lines = [f"rank {first} of {group.world_size} {failure.summary}", failure.traceback]
-        lines += [f"then rank {other} {later.summary}" for other, later in others]
+        lines += [f"then rank {rank} {later.summary}" for rank, later in later_failures]
         error = RankFailed(first, "\n".join(line for line in lines if line))
         if failure.outcome is not None:
             raise failure.outcome from error
@@ -200,15 +200,15 @@ def _results(ranks: list[_Rank], group: Group) -> list[bytes]:
     if hanging:
         numbers = ", ".join(str(rank.rank) for rank in hanging)
         stacks = [f"rank {rank.rank} was at\n{_stack(rank, group)}" for rank in hanging]
-        head = f"rank {numbers} of {group.world_size} gave no result within {group.timeout_s:g} s"
+        head = f"rank {numbers} of {group.world_size} sent no result within {group.timeout_s:g} s"
         raise RankFailed(hanging[0].rank, "\n".join([head, *stacks]))
     return [rank.answer for rank in ranks if isinstance(rank.answer, bytes)]
 
 
 def _stack(rank: _Rank, group: Group) -> str:
-    """Have a rank that hangs write where it is."""
+    """Return the stack of a hanging rank, which it writes when signalled."""
     path = group.stack_path(rank.rank)
-    if not path.exists():  # it has not come as far as listening to the signal
+    if not path.exists():  # it does not handle the signal yet
         return "its start"
     assert rank.process.pid is not None  # it was started
     os.kill(rank.process.pid, signal.SIGUSR1)
@@ -219,7 +219,7 @@ def _stack(rank: _Rank, group: Group) -> str:
 
 
 def _end(ranks: list[_Rank]) -> None:
-    """End every rank that still runs; a rank that gave its result gets the time to take its process apart."""
+    """End every rank that still runs; a rank that sent its result has END_S to exit by itself."""
     for rank in ranks:
         if rank.answer is None or isinstance(rank.answer, Failure):
             rank.process.kill()

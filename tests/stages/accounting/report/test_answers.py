@@ -83,5 +83,5 @@ def test_the_command_reads_its_options():
 def test_a_machine_beyond_the_range_of_floats_is_one_line_that_names_the_option(name):
     words = ["account", "--size", "XXL", "--seq-len", "4096", f"--{name.replace('_', '-')}", "1e308"]
     ended = subprocess.run([sys.executable, "-m", "pipeline", *words], capture_output=True, text=True, timeout=60)
-    complaint = f"pipeline: account: {name} is 1e308, allowed is what keeps every result in the range of floats\n"
+    complaint = f"pipeline: account: {name} is 1e308, too large: a result does not fit a float\n"
     assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", complaint)
