@@ -1,7 +1,7 @@
-"""A Snakemake logger plugin (`--logger cells`): one line a job, with the cells done, the time left, and who disturbed.
+"""A Snakemake logger plugin (`--logger cells`): one line per job with cells done, time left, and disturbances.
 
-It writes all that Snakemake says to the terminal, so that lines do not run into each other, and leaves out what is of
-no use to whoever waits for a report; `--verbose` shows all of it, and so does the log file that Snakemake keeps.
+It replaces Snakemake's own terminal output and leaves out what is of no use while waiting for a report. `--verbose`
+shows everything, and so does Snakemake's log file.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from snakemake_logger_plugin_cells.command_line import put_targets_last
 from snakemake_logger_plugin_cells.progress import Progress, RunPlan, is_cell
 
 REMIND_S = 60.0
-# Of these events the lines of jobs say enough.
+# Events that the lines of jobs already cover.
 LEFT_OUT = {
     LogEvent.WORKFLOW_STARTED,
     LogEvent.RESOURCES_INFO,
@@ -28,7 +28,7 @@ LEFT_OUT = {
     LogEvent.JOB_FINISHED,
     LogEvent.PROGRESS,
 }
-# Messages without an event that tell of Snakemake's own work, by how they begin.
+# Beginnings of messages without an event about Snakemake's own work.
 CHATTER = (
     "Config file ",
     "Assuming unrestricted shared filesystem",
@@ -36,24 +36,24 @@ CHATTER = (
     "Using shell:",
     "Select jobs to execute",
 )
-# Of Snakemake's own memory, which decides nothing here.
+# A message about Snakemake's own metadata, which decides nothing here.
 ABOUT_METADATA = "provenance/metadata so that it in part"
 
-# Here, because Snakemake imports its plugins before it parses the command line.
+# At import, because Snakemake imports its plugins before it parses the command line.
 put_targets_last()
 
 
 class LogHandler(LogHandlerBase):
-    """Write to the terminal in Snakemake's place. Snakemake gives it the filter and the format of its own handler."""
+    """Write to the terminal instead of Snakemake, which provides the filter and the format of its own handler."""
 
     def __post_init__(self) -> None:
         self.plan = RunPlan()
         self.progress = Progress(self.plan)
-        self.infos: dict[int, LogRecord] = {}  # what Snakemake said of each job when it started
+        self.infos: dict[int, LogRecord] = {}  # Snakemake's record of each job's start
         self.reminder: threading.Timer | None = None
 
     def handle(self, record: LogRecord) -> bool:
-        """Follow every event, and write those that --quiet and its like let pass."""
+        """Follow every event; write those that options such as --quiet let pass."""
         with self.lock:
             try:
                 self._follow(record, time.monotonic())
@@ -66,11 +66,11 @@ class LogHandler(LogHandlerBase):
         try:
             if text := self._text(record, time.monotonic()):
                 self._write(text)
-        except Exception:  # as every handler does: a run does not end for what is said of it
+        except Exception:  # as every handler does: a failed message must not end the run
             self.handleError(record)
 
     def close(self) -> None:
-        """End a dry run with what it would take."""
+        """End a dry run with the table of its cells and times."""
         self._stop_reminder()
         if self.common_settings.dryrun and self.progress.totals:
             self._write(messages.table(self.progress, 0.0))
@@ -108,13 +108,13 @@ class LogHandler(LogHandlerBase):
             return messages.to_do(self.progress, now)
         if event == LogEvent.JOB_INFO and not settings.dryrun:
             self._start_reminder()
-            if not record.output:  # `all`, which makes nothing
+            if not record.output:  # the rule `all`
                 return None
             return f"{messages.state(self.progress, now)} {_what(record)}{_why(record, self.plan)}"
         return self.format(record)
 
     def _start_reminder(self) -> None:
-        """See to it that a job which takes long is named again."""
+        """Print running jobs again after a while without news."""
         self._stop_reminder()
         self.reminder = threading.Timer(REMIND_S, self._remind)
         self.reminder.daemon = True
@@ -134,7 +134,7 @@ class LogHandler(LogHandlerBase):
                 self._start_reminder()
 
     def _write(self, text: str) -> None:
-        with contextlib.suppress(OSError):  # the terminal is gone: the run goes on
+        with contextlib.suppress(OSError):  # the terminal is gone, but the run continues
             print(text, file=sys.stdout if self.common_settings.stdout else sys.stderr, flush=True)
 
     @property
@@ -144,22 +144,22 @@ class LogHandler(LogHandlerBase):
 
     @property
     def writes_to_file(self) -> bool:
-        """False: the log file is Snakemake's."""
+        """False: Snakemake writes the log file."""
         return False
 
     @property
     def has_filter(self) -> bool:
-        """False: Snakemake's own serves."""
+        """False: use Snakemake's filter."""
         return False
 
     @property
     def has_formatter(self) -> bool:
-        """False: Snakemake's own serves for what is not written here."""
+        """False: use Snakemake's format for everything not written here."""
         return False
 
     @property
     def needs_rulegraph(self) -> bool:
-        """False: counts are enough."""
+        """False: job counts are enough."""
         return False
 
 
@@ -172,19 +172,19 @@ def _what(record: LogRecord) -> str:
 
 
 def _why(record: LogRecord, plan: RunPlan) -> str:
-    """Return why a cell is measured though its record is there: what has changed since."""
+    """Return, in brackets, why a cell is measured again although its record exists."""
     return "".join(f" ({plan.why_stale[path]})" for path in record.output if path in plan.why_stale)
 
 
 def _disturbance(output: Sequence[str]) -> str | None:
-    """Say what only the cell's log holds: other processes were busy when it was measured."""
-    # Not at the top: every Snakemake of the environment imports this module, whatever it runs.
+    """Return a line if other processes were busy while the cell was measured, else None."""
+    # Not at the top, because every Snakemake of the environment imports this module, whatever it runs.
     from pipeline.cells.record import read_record
     from pipeline.errors import UserError
     from pipeline.registry import stages
 
     for path in output:
-        with contextlib.suppress(UserError):  # the folder of its files, for one
+        with contextlib.suppress(UserError):  # not a record, such as the folder of its files
             host = read_record(Path(path), stages()).get("host", {})
             if host.get("busy"):
                 used = f"other processes used {host['others_cores']:.1f} of {host['cores']:g} cores"

@@ -1,7 +1,7 @@
-"""What is put right or refused before Snakemake has parsed its command line.
+"""Fix or refuse a command line before Snakemake parses it.
 
-Its parser gives `--resources gpu=8 reports/writeup.md` both words as resources, and fails. Snakemake imports its logger
-plugins when it makes that parser, in whichever way it was started: `snakemake` or `python -m snakemake`.
+Snakemake's parser takes both words of `--resources gpu=8 reports/writeup.md` as resources, and fails. It imports its
+logger plugins when it makes that parser, whether started as `snakemake` or `python -m snakemake`.
 """
 
 import re
@@ -12,25 +12,25 @@ from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 
 from pipeline.errors import UserError, or_exit
 
-# What takes any number of NAME=VALUE words.
+# Options that take any number of NAME=VALUE words.
 OPTIONS = ("--resources", "--res", "--config", "-C")
 NAME_VALUE = re.compile(r"[\w-]+=")
 
 
 def put_targets_last() -> None:
-    """Put the targets of this process's command line behind its options, if it is Snakemake's."""
+    """Move the targets to the end of this process's command line, if this is Snakemake."""
     if is_snakemake(sys.argv[0]):
         sys.argv[1:] = with_targets_last(sys.argv[1:])
 
 
 def is_snakemake(program: str) -> bool:
-    """Tell whether a process of this name, its `sys.argv[0]`, is Snakemake's own command."""
+    """Tell whether a program, a process's `sys.argv[0]`, is Snakemake's own command."""
     path = Path(program)
     return path.stem == "snakemake" or path.parts[-2:] == ("snakemake", "__main__.py")
 
 
 def with_targets_last(words: list[str]) -> list[str]:
-    """Move words that cannot be NAME=VALUE from behind such an option to the end, after `--`.
+    """Move words after such an option that are not NAME=VALUE to the end, after `--`.
 
     A command that Snakemake understands stays as it is.
     """
@@ -47,9 +47,9 @@ def with_targets_last(words: list[str]) -> list[str]:
 
 
 def executor(name: str) -> str:
-    """Return the name of an executor, for a profile; where it is not installed, end Snakemake with one line.
+    """Return an executor's name for a profile; if it is not installed, exit with one line.
 
-    By itself it would print all of its options.
+    Snakemake itself would print all of its options.
     """
     or_exit("snakemake", _require_executor, name)
     return name
@@ -59,4 +59,4 @@ def _require_executor(name: str) -> None:
     registry = ExecutorPluginRegistry()
     if not registry.is_installed(name):
         package = registry.get_plugin_package_name(name)
-        raise UserError(f"this profile needs the executor '{name}', which is not installed: pip install {package}")
+        raise UserError(f"this profile needs the executor '{name}': pip install {package}")

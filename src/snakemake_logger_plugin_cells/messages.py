@@ -1,4 +1,4 @@
-"""What a run says: how far it is, what it is to make, and what is wrong with a target."""
+"""The messages of a run: progress, what is to be made, and what is wrong with a target."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -6,21 +6,21 @@ from pathlib import PurePosixPath
 
 from snakemake_logger_plugin_cells.progress import CELL_RULE_PREFIX, Job, Progress, is_cell
 
-# What a rule makes, by how its name begins.
+# What a rule makes, by the beginning of its name.
 PRODUCTS = {CELL_RULE_PREFIX: "cell", "tabulate_": "table", "section_": "section", "writeup": "write-up"}
 UNKNOWN_TARGET = re.compile(r"No rule to produce (.+?) \(if you use input functions")
 USER_ERROR = re.compile(r"\bUserError: (.+)")
 
 
 def span(seconds: float) -> str:
-    """Return a time to read at a glance, in seconds, minutes or hours."""
+    """Format a time in seconds, minutes or hours, rounded to be read at a glance."""
     if seconds < 99.5:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 99.5 * 60 else f"{seconds / 3600:.1f} h"
 
 
 def state(progress: Progress, now: float) -> str:
-    """Say how many cells are done, in which time, and how long the rest takes; of a run without cells the jobs."""
+    """Say how many cells are done, the time so far and the time left; count jobs in a run without cells."""
     unit, counted = ("cells", is_cell) if _count(progress.totals, is_cell) else ("jobs", lambda _rule: True)
     failed = _jobs(progress.failed, counted)
     return (
@@ -31,14 +31,14 @@ def state(progress: Progress, now: float) -> str:
 
 
 def to_do(progress: Progress, now: float) -> str:
-    """Say what a run is about to make, and how long that takes."""
+    """Say what a run is going to make, and about how long that takes."""
     counts = {kind: sum(n for rule, n in progress.totals.items() if rule.startswith(kind)) for kind in PRODUCTS}
     parts = [f"{count} {PRODUCTS[kind]}{'s' if count > 1 else ''}" for kind, count in counts.items() if count]
     return f"To do: {', '.join(parts) or 'nothing'}, about {span(progress.left_s(now))}"
 
 
 def table(progress: Progress, now: float) -> str:
-    """Return the count of cells by stage with the time they take, and what all of it takes."""
+    """Return a table of cells and expected time by stage, with the total in the last line."""
     cells = [(rule, count) for rule, count in progress.totals.items() if is_cell(rule)]
     rows = [
         f"{rule.removeprefix(CELL_RULE_PREFIX):12}{count:5}{span(count * progress.expected_s(rule)):>10}"
@@ -48,7 +48,7 @@ def table(progress: Progress, now: float) -> str:
 
 
 def complaint(message: str, targets: Sequence[str]) -> str | None:
-    """Return in one line what is wrong with a target, or None where Snakemake's message is about something else."""
+    """Return in one line what is wrong with a target, or None if Snakemake's message is about something else."""
     if (match := USER_ERROR.search(message)) is not None:
         return f"snakemake: {match[1]}"
     if (match := UNKNOWN_TARGET.search(message)) is not None and targets:
@@ -57,13 +57,13 @@ def complaint(message: str, targets: Sequence[str]) -> str | None:
 
 
 def unknown_target(asked: str, targets: Sequence[str]) -> str:
-    """Name what is allowed in place of the first part of a path that no target has."""
+    """Name the alternatives to the first part of a path that no target has."""
     known = [PurePosixPath(target).parts for target in targets]
     parts = PurePosixPath(asked).parts
     depth = next((depth for depth in range(len(parts)) if not _below(known, parts[: depth + 1])), len(parts))
     allowed = sorted({path[depth] for path in _below(known, parts[:depth]) if len(path) > depth})
     folder = f" in {'/'.join(parts[:depth])}/" if depth else ""
-    return f"no target '{asked}': allowed{folder} are {', '.join(allowed) or 'none'}"
+    return f"no target '{asked}': targets{folder} are {', '.join(allowed) or 'none'}"
 
 
 def _below(paths: Sequence[tuple[str, ...]], start: tuple[str, ...]) -> list[tuple[str, ...]]:

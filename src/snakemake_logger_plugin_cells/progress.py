@@ -1,4 +1,4 @@
-"""How far a run has come, and about how long the rest of it takes."""
+"""Track the progress of a run and estimate the time left."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 CELL_RULE_PREFIX = "measure_"
-# Seconds of the jobs that measure nothing, by the first word of their rule: most of it is starting Python.
+# Seconds of jobs that measure nothing, by the first word of their rule; most of it is starting Python.
 OTHER_JOBS_S = {"tabulate": 1.5, "section": 4.0, "writeup": 3.0, "all": 0.0}
 UNKNOWN_JOB_S = 5.0
-# What was expected weighs as much as so many seconds of what this run shows.
+# The prior estimate weighs as much as this many seconds of this run.
 PRIOR_S = 20.0
 
 
@@ -17,7 +17,7 @@ PRIOR_S = 20.0
 class RunPlan:
     """What a run knows before its first job.
 
-    The seconds expected of cells, by rule and record; all targets; why records are stale, complete once all is planned.
+    The expected seconds of cells, by rule and record; all targets; why records are stale, complete after planning.
     """
 
     cells_s: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -27,19 +27,19 @@ class RunPlan:
 
 @dataclass
 class Pace:
-    """What was expected of jobs that are done, and what they took."""
+    """The expected and the actual seconds of finished jobs."""
 
     expected_s: float = 0.0
     taken_s: float = 0.0
 
     def factor(self, prior: float, weight_s: float) -> float:
-        """Return how many times as long as expected jobs take; `prior` weighs as much as `weight_s` of experience."""
+        """Return actual over expected time; `prior` weighs as much as `weight_s` seconds of finished jobs."""
         return (self.taken_s + prior * weight_s) / (self.expected_s + weight_s)
 
 
 @dataclass(frozen=True)
 class Job:
-    """A job that has started: its rule, the seconds expected of it, and when it began."""
+    """A started job: its rule, its expected seconds, and when it began."""
 
     rule: str
     expected_s: float
@@ -47,7 +47,7 @@ class Job:
 
 
 class Progress:
-    """Follow the jobs of a run; `now` is in seconds of any clock that does not jump."""
+    """Track the jobs of a run; `now` is in seconds of a monotonic clock."""
 
     def __init__(self, plan: RunPlan) -> None:
         self.totals: Counter[str] = Counter()
@@ -62,19 +62,19 @@ class Progress:
         self._began_at = 0.0
 
     def begin(self, totals: Mapping[str, int], now: float) -> None:
-        """Take note of how many jobs each rule has."""
+        """Note how many jobs each rule has."""
         self.totals, self._waiting = Counter(totals), Counter(totals)
         self._began_at = now
 
     def start(self, number: int, rule: str, outputs: Sequence[str], now: float) -> None:
-        """Take note of a job that starts, or after it failed starts again."""
+        """Note that a job starts, or starts again after it failed."""
         before = self.failed.pop(number, None)
         if before is None:
             self._waiting[rule] -= 1
         self.running[number] = Job(rule, before.expected_s if before else self._take_s(rule, outputs), now)
 
     def finish(self, number: int, now: float) -> None:
-        """Take note of a job that is done, and of what it says of those like it."""
+        """Note that a job is done, and update the pace of its kind."""
         if number not in self.running:
             return
         job = self.done[number] = self.running.pop(number)
@@ -83,7 +83,7 @@ class Progress:
             pace.taken_s += now - job.began_at
 
     def fail(self, number: int) -> None:
-        """Take note of a job that failed."""
+        """Note that a job failed."""
         if number in self.running:
             self.failed[number] = self.running.pop(number)
 
@@ -92,27 +92,27 @@ class Progress:
         return now - self._began_at
 
     def left_s(self, now: float) -> float:
-        """Estimate how long the rest takes: by what its jobs are expected to take and what those before them took."""
+        """Estimate the time left from the expected time of waiting jobs and the pace of finished ones."""
         work_s = sum(count * self.expected_s(rule) * self._factor(rule) for rule, count in self._waiting.items())
         for job in self.running.values():
             work_s += max(0.0, job.expected_s * self._factor(job.rule) - (now - job.began_at))
-        # Jobs overlap where there are cores for it, and there is time between them.
+        # Jobs may overlap, and there is time between them.
         busy_s = self._pace.taken_s + sum(now - job.began_at for job in self.running.values())
         return work_s * (self.elapsed_s(now) + PRIOR_S) / (busy_s + PRIOR_S)
 
     def expected_s(self, rule: str) -> float:
-        """Return the seconds expected of a job to come: which of a stage's cells it will be is not known."""
+        """Return the expected seconds of a waiting job: the mean over the stage's cells that have not started."""
         cells = self._open_s.get(rule) or self._cells_s.get(rule)
         return fmean(cells.values()) if cells else OTHER_JOBS_S.get(_kind(rule), UNKNOWN_JOB_S)
 
     def _take_s(self, rule: str, outputs: Sequence[str]) -> float:
-        """Return the seconds expected of a job that starts; its cell is not to come any more."""
+        """Return the expected seconds of a job that starts, and remove its cell from those to come."""
         cells = self._open_s.get(rule, {})
         record = next((path for path in outputs if path in cells), None)
         return self.expected_s(rule) if record is None else cells.pop(record)
 
     def _factor(self, rule: str) -> float:
-        """Return how many times as long as expected the jobs of a rule take; those of its kind say so first."""
+        """Return actual over expected time of a rule's jobs: the pace of its kind, with the overall pace as prior."""
         overall = self._pace.factor(1.0, PRIOR_S)
         return self._pace_of.get(_kind(rule), Pace()).factor(overall, self.expected_s(rule) or 1.0)
 
@@ -123,5 +123,5 @@ def is_cell(rule: str) -> bool:
 
 
 def _kind(rule: str) -> str:
-    """Return what a rule shares its pace with: a stage's cells have one of their own, all tables one together."""
+    """Return the kind of a rule, which shares one pace: each stage's cells are a kind, all tables together another."""
     return rule if is_cell(rule) else rule.partition("_")[0]

@@ -114,7 +114,7 @@ def test_a_mistyped_target_is_one_line(run, capsys):
     told = "MissingRuleException:\nNo rule to produce reports/writup.md (if you use input functions make sure ...)."
     manager.logger.error(told, extra={"event": LogEvent.ERROR, "exception": "MissingRuleException"})
     manager.stop()
-    assert capsys.readouterr().err == ("snakemake: no target 'reports/writup.md': allowed in reports/ are writeup.md\n")
+    assert capsys.readouterr().err == ("snakemake: no target 'reports/writup.md': targets in reports/ are writeup.md\n")
 
 
 def test_a_quiet_run_says_nothing_of_its_progress(run, capsys):

@@ -67,13 +67,13 @@ def test_a_dry_run_counts_the_cells_of_each_stage_and_their_time():
 @pytest.mark.parametrize(
     ("asked", "complaint"),
     [
-        ("results/flash/fp64.csv", "allowed in results/flash/ are bf16.csv, cells, cells.csv, fp32.csv"),
-        ("results/flsh/bf16.csv", "allowed in results/ are flash, timing"),
-        ("reports/writup.md", "allowed in reports/ are sections, writeup.md"),
-        ("result/flash/bf16.csv", "allowed are all, reports, results"),
-        ("results/flash", "allowed in results/flash/ are bf16.csv, cells, cells.csv, fp32.csv"),
-        ("results/flash/cells/dtype=bf16.json", "allowed in results/flash/cells/ are dtype={dtype}"),
-        ("reports/writeup.md/x", "allowed in reports/writeup.md/ are none"),
+        ("results/flash/fp64.csv", "targets in results/flash/ are bf16.csv, cells, cells.csv, fp32.csv"),
+        ("results/flsh/bf16.csv", "targets in results/ are flash, timing"),
+        ("reports/writup.md", "targets in reports/ are sections, writeup.md"),
+        ("result/flash/bf16.csv", "targets are all, reports, results"),
+        ("results/flash", "targets in results/flash/ are bf16.csv, cells, cells.csv, fp32.csv"),
+        ("results/flash/cells/dtype=bf16.json", "targets in results/flash/cells/ are dtype={dtype}"),
+        ("reports/writeup.md/x", "targets in reports/writeup.md/ are none"),
     ],
 )
 def test_a_mistyped_target_names_what_is_allowed_in_its_place(asked, complaint):
@@ -85,7 +85,7 @@ def test_snakemakes_complaint_of_a_target_becomes_one_line():
         "MissingRuleException in rule x:\nNo rule to produce reports/writup.md (if you use input functions make sure "
         "that they don't raise unexpected exceptions)."
     )
-    expected = "snakemake: no target 'reports/writup.md': allowed in reports/ are sections, writeup.md"
+    expected = "snakemake: no target 'reports/writup.md': targets in reports/ are sections, writeup.md"
     assert messages.complaint(told, TARGETS) == expected
     assert messages.complaint(told, []) is None  # another workflow's
 

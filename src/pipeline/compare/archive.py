@@ -1,4 +1,4 @@
-"""The records of a snapshot's archive, which may be anyone's: what it unpacks to is limited."""
+"""Read the records of a snapshot's archive, with limits because it may come from anyone."""
 
 import bz2
 import gzip
@@ -14,18 +14,18 @@ from pipeline.cells.stage import Stages
 from pipeline.errors import UserError
 
 OPENERS = {b"\xfd7zXZ\x00": lzma.open, b"\x1f\x8b": gzip.open, b"BZh": bz2.open}
-# What the libraries raise for what is no archive, or a damaged one; ValueError also where a header holds no number.
+# Exceptions of the libraries for files that are not archives or damaged; ValueError also for a malformed header.
 DAMAGE = (tarfile.TarError, lzma.LZMAError, zlib.error, OSError, EOFError, ValueError, OverflowError, RecursionError)
 UNPACK = "if you trust it, unpack it and name the folder"
 
 
 def archived_records(archive: Path, stages: Stages) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield what messages call each record of an archive, and the record.
+    """Yield the name of each record for messages, and the record.
 
-    Raises UserError, one line, where the archive is damaged, larger than the limits, or holds what is no record.
+    Raises UserError, one line, if the archive is damaged, exceeds the limits, or holds an invalid record.
     """
     try:
-        # As a stream: what it unpacks to is then read once, through the limit, and never held as a whole.
+        # As a stream: the content is read once, through the limit, and never held as a whole.
         with _unpacked(archive) as content, tarfile.open(fileobj=_Limited(content, archive), mode="r|") as members:
             for number, member in enumerate(members, start=1):
                 if number > MOST_ARCHIVE_MEMBERS:
@@ -39,7 +39,7 @@ def archived_records(archive: Path, stages: Stages) -> Iterator[tuple[str, dict[
 
 
 class _Limited:
-    """A file that is read up to so many bytes, and no further."""
+    """A file that refuses to be read beyond MOST_ARCHIVE_BYTES."""
 
     def __init__(self, file: BinaryIO, archive: Path) -> None:
         self.file, self.archive, self.left_bytes = file, archive, MOST_ARCHIVE_BYTES
@@ -53,7 +53,7 @@ class _Limited:
 
 
 def _unpacked(archive: Path) -> BinaryIO:
-    """Open an archive for reading what it unpacks to, however it is packed."""
+    """Open an archive for reading its uncompressed content, whatever the compression."""
     with archive.open("rb") as file:
         start = file.read(6)
     opener = next((opener for magic, opener in OPENERS.items() if start.startswith(magic)), open)

@@ -1,4 +1,4 @@
-"""Two runs side by side: what differs in how they came about, and row by row which is faster."""
+"""Compare two runs: their machines, software and settings, and row by row which is faster."""
 
 import re
 from collections.abc import Iterable
@@ -15,16 +15,17 @@ from pipeline.report.table_rows import has_figures
 
 @dataclass(frozen=True)
 class Comparison:
-    """What comparing run B with run A found.
+    """The result of comparing run B with run A. All but `untimed` are tables with these columns.
 
-    Repeats of a cell are one cell. differences: what, a, b, of what the two runs were made with;
+    Repeats of a cell count as one cell.
+    differences (machine, software, code and settings that differ): what, a, b;
     timed: KEYS, quantity, the columns of `figures` of a and b, and those that `judged` adds (pipeline.compare.times);
-    memory: KEYS, quantity, a and b in bytes and ratio, of peaks that differ by more than the tolerance; rows of a cell
-    with the same peaks stand once, and without a name where that is all of them;
-    outcomes: KEYS, status_ and reason_ of a and b, of rows whose outcome is not the same, and worse: figures were lost;
-    only_in_a, only_in_b: stage and cell; rows_only_in_a, rows_only_in_b: KEYS, status and timed (whether it bears a
-    time), of cells that both have; times_only_in_a: KEYS and quantity, of rows with figures in both; untimed: how many
-    rows that both have bear no time; cells: stage and cell, of both.
+    memory (peaks that differ by more than the tolerance): KEYS, quantity, a and b in bytes, ratio; rows of a cell with
+    the same peaks appear once, without a row name if they are all of the cell's rows;
+    outcomes (rows whose outcome changed): KEYS, status_ and reason_ of a and b, worse (whether figures were lost);
+    only_in_a, only_in_b: stage and cell; rows_only_in_a, rows_only_in_b (of cells in both): KEYS, status and timed
+    (whether the row has a time); times_only_in_a (of rows with figures in both): KEYS and quantity;
+    untimed: the number of rows in both that have no time; cells: stage and cell of both runs.
     """
 
     differences: pd.DataFrame
@@ -41,7 +42,7 @@ class Comparison:
 
     @property
     def figures_lost(self) -> int:
-        """Count what A has figures of and B has not, of the cells that both have."""
+        """Count the rows and times with figures in A but not in B, in cells that both have."""
         return int(self.outcomes["worse"].sum() + self.rows_only_in_a["timed"].sum() + len(self.times_only_in_a))
 
     @property
@@ -51,12 +52,12 @@ class Comparison:
 
     @property
     def fails(self) -> bool:
-        """Tell whether B is worse than A, or cannot be told to be no worse: no time was compared."""
+        """Tell whether B is worse than A, or no time could be compared."""
         return self.is_worse or self.timed.empty
 
 
 def compare_runs(a: Iterable[Record], b: Iterable[Record], stages: Stages, tolerance: float) -> Comparison:
-    """Compare the rows of two runs; differences of medians by less than the share `tolerance` fail nothing."""
+    """Compare the rows of two runs; differences of medians below the fraction `tolerance` fail nothing."""
     a, b = list(a), list(b)
     rows_a, rows_b = figures(a, stages), figures(b, stages)
     both = rows_a.merge(rows_b, on=[*KEYS, "quantity"], suffixes=("_a", "_b"))
@@ -82,12 +83,12 @@ def _memory(a: list[Record], b: list[Record], stages: Stages, tolerance: float) 
     both = both.drop_duplicates([name for name in both if name != "row"])
     several = both.duplicated(["stage", "cell", "quantity"], keep=False)
     both = both.assign(row=both["row"].where(several, ""), ratio=both["b"] / both["a"])
-    apart = (both["ratio"] > 1 + tolerance) | (both["ratio"] * (1 + tolerance) < 1)
-    return both[apart].reset_index(drop=True)
+    differs = (both["ratio"] > 1 + tolerance) | (both["ratio"] * (1 + tolerance) < 1)
+    return both[differs].reset_index(drop=True)
 
 
 def _peaks(records: list[Record], stages: Stages) -> pd.DataFrame:
-    """Return a line for each peak of memory of each row, over its repeats the highest."""
+    """Return one line per memory peak of each row: the highest over its repeats."""
     lines = [
         {"stage": record["stage"], "cell": cell_words(record), "row": name, "quantity": quantity, "bytes": value}
         for record in records
@@ -115,14 +116,14 @@ def _only_in_first(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
 
 
 def _rows_only_in_first(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows that the second lacks, of the cells that it has."""
+    """Return the rows that the second run lacks in cells that it has."""
     rows = first.assign(timed=first["median"].notna())[[*KEYS, "status", "timed"]].drop_duplicates(KEYS)
     lacking = _occurs(rows[["stage", "cell"]], second) & ~_occurs(rows[KEYS], second)
     return rows[lacking].reset_index(drop=True)
 
 
 def _times_only_in_first(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
-    """Return the times that the second lacks, of the rows that it has with figures."""
+    """Return the times that the second run lacks in rows for which it has figures."""
     times, with_figures = first[first["median"].notna()], second[has_figures(second["status"])]
     names = [*KEYS, "quantity"]
     lacking = _occurs(times[KEYS], with_figures) & ~_occurs(times[names], second[second["median"].notna()])
@@ -130,15 +131,15 @@ def _times_only_in_first(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFr
 
 
 def _occurs(lines: pd.DataFrame, table: pd.DataFrame) -> pd.Series:
-    """Tell of each line whether the table has one with the same values."""
+    """Tell for each line whether the table has one with the same values."""
     known = set(table[list(lines)].itertuples(index=False, name=None))
     occurs = [line in known for line in lines.itertuples(index=False, name=None)]
     return pd.Series(occurs, index=lines.index, dtype=bool)
 
 
 def _differences(a: list[Record], b: list[Record]) -> pd.DataFrame:
-    """List what the runs were made with where it is not the same; code and settings of the stages that both have."""
-    facts_a, facts_b = _circumstances(a), _circumstances(b)
+    """List machine, software, code and settings that differ; code and settings only of stages that both have."""
+    facts_a, facts_b = _facts_of_run(a), _facts_of_run(b)
     shared = {record["stage"] for record in a} & {record["stage"] for record in b}
     names = [name for name in dict.fromkeys([*facts_a, *facts_b]) if name[0] in ("", *shared)]
     lines = [
@@ -153,8 +154,8 @@ def _listed(facts: dict[tuple[str, str], set[str]], name: tuple[str, str]) -> st
     return ", ".join(sorted(facts.get(name, ()))) or "–"
 
 
-def _circumstances(records: list[Record]) -> dict[tuple[str, str], set[str]]:
-    """Collect the values of each fact over a run, by stage ("" for those of the machine) and name."""
+def _facts_of_run(records: list[Record]) -> dict[tuple[str, str], set[str]]:
+    """Collect all values of each fact in a run, by stage ("" for facts of the machine) and name."""
     values: dict[tuple[str, str], set[str]] = {}
     for record in records:
         machine, stage = record["machine"], record["stage"]

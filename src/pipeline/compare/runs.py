@@ -1,4 +1,4 @@
-"""All records of one run, from wherever it lies: a results folder, a snapshot, or a snapshot's archive."""
+"""Read all records of one run: from a results folder, a snapshot, or a snapshot's archive."""
 
 import os
 import reprlib
@@ -14,7 +14,7 @@ from pipeline.errors import UserError
 from pipeline.report.publish import ARCHIVE
 
 Record = dict[str, Any]
-# What a comparison tells of beyond the parts that every record is read for.
+# What a comparison needs in addition to the parts that reading a record checks.
 FACTS = (
     "machine.cpu.model",
     "machine.cpu.logical_cores",
@@ -25,46 +25,46 @@ FACTS = (
 )
 
 
-def load_run(place: Path, stages: Stages) -> list[Record]:
+def load_run(source: Path, stages: Stages) -> list[Record]:
     """Read every record of a results folder, of a folder that holds `results`, of a snapshot or of its archive.
 
-    Raises UserError, one line, where there is no record, or one is damaged or lacks what is compared.
+    Raises UserError, one line, if there is no record, or one is damaged or lacks what is compared.
     """
     try:
-        if place.is_dir():
-            os.listdir(place)  # a search for files passes over a folder that cannot be read
-        archive = place / ARCHIVE if place.is_dir() else place
-        records = list(archived_records(archive, stages) if archive.is_file() else _in_folder(place, stages))
+        if source.is_dir():
+            os.listdir(source)  # raises for an unreadable folder, which a search for files would skip
+        archive = source / ARCHIVE if source.is_dir() else source
+        records = list(archived_records(archive, stages) if archive.is_file() else _in_folder(source, stages))
     except OSError as error:
-        raise UserError(f"cannot read {place}: {error.strerror}") from None
+        raise UserError(f"cannot read {source}: {error.strerror}") from None
     if not records:
-        raise UserError(f"{place} holds no records: neither STAGE/cells/, results/STAGE/cells/ nor {ARCHIVE}")
+        raise UserError(f"{source} holds no records: neither STAGE/cells/, results/STAGE/cells/ nor {ARCHIVE}")
     cells = set()
     for name, record in records:
-        complaint = next(_complaints(record), None)
-        if complaint is not None:
-            raise UserError(f"{name} cannot be compared: {complaint}")
+        fault = next(_faults(record), None)
+        if fault is not None:
+            raise UserError(f"{name} cannot be compared: {fault}")
         layout.check_place(Path(name), record)
         cell = (record["stage"], *record["cell"].items())
         if cell in cells:
-            raise UserError(f"{name} cannot be compared: {place} holds two records of this cell")
+            raise UserError(f"{name} cannot be compared: {source} holds two records of this cell")
         cells.add(cell)
     return [record for _, record in records]
 
 
-def _in_folder(place: Path, stages: Stages) -> Iterator[tuple[str, Record]]:
-    for folder in (place, place / "results"):
+def _in_folder(source: Path, stages: Stages) -> Iterator[tuple[str, Record]]:
+    for folder in (source, source / "results"):
         for path in record_paths(folder):
             yield str(path), read_record(path, stages)
 
 
-def _complaints(record: Record) -> Iterator[str]:
-    """Yield what keeps a sound record from being compared."""
+def _faults(record: Record) -> Iterator[str]:
+    """Yield what prevents a valid record from being compared."""
     missing = [fact for fact in FACTS if _fact(record, fact) is None]
     if missing:
         yield f"it has no {', '.join(missing)}"
     if not isinstance(record["machine"]["gpus"], list):
-        yield f"machine.gpus is {reprlib.repr(record['machine']['gpus'])}, allowed is a list"
+        yield f"machine.gpus must be a list, got {reprlib.repr(record['machine']['gpus'])}"
 
 
 def _fact(record: Record, path: str) -> Any:

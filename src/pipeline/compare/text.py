@@ -1,4 +1,4 @@
-"""A comparison of two runs as text: what differs first, then what changed, at last one line."""
+"""Write a comparison of two runs as text: how the runs differ, what changed, and a summary in one line."""
 
 import statistics
 from functools import partial
@@ -17,9 +17,9 @@ MOST_LINES = 40
 
 
 def write_comparison(comparison: Comparison, name_a: str, name_b: str, show_all: bool = False) -> str:
-    """Write a comparison as Markdown that reads well in a terminal too.
+    """Write a comparison as Markdown that is also readable in a terminal.
 
-    Without `show_all`, times that are the same are left out, and long tables are cut and say so.
+    Without `show_all`, equal times are left out, and long tables are cut and say so.
     """
     short = partial(_short, cells=comparison.cells)
     parts = [
@@ -44,24 +44,24 @@ def write_comparison(comparison: Comparison, name_a: str, name_b: str, show_all:
 def summary(comparison: Comparison) -> str:
     """Say in one line how B compares with A."""
     outcomes, lost = len(comparison.outcomes), int(comparison.outcomes["worse"].sum())
-    apart = len(comparison.memory.drop_duplicates(["stage", "cell"]))
+    differing = len(comparison.memory.drop_duplicates(["stage", "cell"]))
     extras = {
         f"{counted(comparison.figures_lost, 'figure')} lost": comparison.figures_lost,
         f"{counted(outcomes, 'outcome')} changed, {lost} for the worse": outcomes,
-        f"peak memory apart in {counted(apart, 'cell')}": apart,
+        f"peak memory differs in {counted(differing, 'cell')}": differing,
         f"{counted(len(comparison.only_in_a), 'cell')} only in A": len(comparison.only_in_a),
         f"{counted(len(comparison.only_in_b), 'cell')} only in B": len(comparison.only_in_b),
         f"{counted(len(comparison.rows_only_in_a), 'row')} only in A": len(comparison.rows_only_in_a),
         f"{counted(len(comparison.rows_only_in_b), 'row')} only in B": len(comparison.rows_only_in_b),
         f"{counted(comparison.untimed, 'row')} without a time": comparison.untimed,
     }
-    told = [_compared(comparison.timed), *(words for words, count in extras.items() if count)]
-    return f"B against A: {'; '.join(told)}."
+    parts = [_compared(comparison.timed), *(words for words, count in extras.items() if count)]
+    return f"B against A: {'; '.join(parts)}."
 
 
 def _compared(timed: pd.DataFrame) -> str:
     if timed.empty:
-        return "no time compared, for no row has one in both"
+        return "no time compared: no row has one in both"
     counts = timed["verdict"].value_counts()
     words = [f"{counts[verdict]} {verdict}" for verdict in WORDS if verdict in counts]
     mean = significant(statistics.geometric_mean(timed["ratio"]))
@@ -92,7 +92,7 @@ def _outcome_table(outcomes: pd.DataFrame) -> pd.DataFrame:
 
 
 def _row_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """List rows by cell, those that bear a time first."""
+    """List rows by cell, timed rows first."""
     shown = rows.sort_values("timed", ascending=False, kind="stable")
     return shown.assign(status=shown["status"].map(lambda status: _outcome(status, ""))).drop(columns="timed")
 
@@ -103,9 +103,9 @@ def _outcome(status: str, reason: str) -> str:
 
 
 def _time_table(timed: pd.DataFrame, show_all: bool) -> pd.DataFrame:
-    """List the times, slower ones first and the largest differences first; those that are alike only on demand.
+    """List the times, slower ones first, then by size of the difference; equal ones only with `show_all`.
 
-    The range is the 95% interval of the ratio where repeats judge, else what the quartiles allow.
+    The range is the 95% interval of the ratio if there are repeats, else what the quartiles allow.
     """
     shown = timed if show_all else timed[~timed["verdict"].isin([SAME, WITHIN])]
     if shown.empty:
@@ -139,7 +139,7 @@ def _lost_table(times: pd.DataFrame) -> pd.DataFrame:
 
 
 def _time_names(times: pd.DataFrame) -> pd.Series:
-    """Name each time by its row and, where that is not the row's time as such, by its quantity."""
+    """Name each time by its row and, unless it is the row's only kind of time, its quantity."""
     return (times["row"] + " " + times["quantity"].str.removesuffix("ms").str.rstrip("_")).str.strip()
 
 
@@ -159,9 +159,9 @@ def _memory_table(memory: pd.DataFrame) -> pd.DataFrame:
 
 
 def _short(rows: pd.DataFrame, cells: pd.DataFrame) -> pd.DataFrame:
-    """Leave out of each stage's cells the axes that have one value in all of both runs.
+    """Drop from each stage's cell names the axes that have a single value over both runs.
 
-    Not those that have one value in these rows alone: whoever reads of a slower cell must know which one.
+    An axis with a single value only in these rows stays: the name must still identify the cell.
     """
     short = dict(zip(cells.itertuples(index=False, name=None), _varying_axes(cells), strict=True))
     return rows.assign(cell=[short[pair] for pair in zip(rows["stage"], rows["cell"], strict=True)])
@@ -178,7 +178,7 @@ def _varying_axes(cells: pd.DataFrame) -> pd.Series:
 
 
 def _stage_table(timed: pd.DataFrame) -> pd.DataFrame:
-    """Sum up each stage, each quantity apart: where a GPU's times agree, those of the host's calls need not."""
+    """Summarise each stage by quantity: GPU times may agree where times of host calls do not."""
     lines = [
         {
             "stage": stage,

@@ -1,6 +1,6 @@
-"""Triton's private names: all that this project uses, each with its reason and the public way that is missing.
+"""Triton's private names that this project uses, each with its reason and the public way that is missing.
 
-`tests/compat/test_triton_private.py` fails by name where an upgrade has moved one.
+`tests/compat/test_triton_private.py` fails by name if an upgrade has moved one.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,19 +15,18 @@ from triton.runtime import driver
 
 
 def is_interpreted() -> bool:
-    """Tell whether kernels run in Triton's interpreter, which in public only an environment variable says."""
+    """Tell whether kernels run in Triton's interpreter; the only public way is an environment variable."""
     return knobs.runtime.interpret
 
 
 def launcher(compiled: CompiledKernel, grid: tuple[int, int, int], arguments: Sequence[Any]) -> Callable[..., None]:
-    """Return what launches a kernel on the current stream of the device that is now current, as `compiled[grid]` does.
+    """Return a function that launches a kernel on the current device's current stream, as `compiled[grid]` does.
 
-    Triton prepares every launch for hooks on it, such as its profiler's, and asks every tensor for its address and the
-    driver whether it is one of the GPU's: here that is left out, the hooks' part while there are none. In public there
-    is only `kernel[grid]`.
+    For every launch Triton prepares hooks, such as its profiler's, and asks the driver whether each tensor's address is
+    on the GPU. This function skips both (the hooks only while there are none). The public way is `kernel[grid]`.
 
-    Private are a compiled kernel's `run`, `function`, `packed_metadata` and `metadata`, the order in which `run` takes
-    them, the active driver, and `calls` of a chain of hooks.
+    Private are a compiled kernel's `run`, `function`, `packed_metadata` and `metadata`, the order of `run`'s arguments,
+    the active driver, and `calls` of a chain of hooks.
     """
     with_hooks = compiled[grid]  # this loads it
     device, current_stream = driver.active.get_current_device(), driver.active.get_current_stream
@@ -37,7 +36,7 @@ def launcher(compiled: CompiledKernel, grid: tuple[int, int, int], arguments: Se
 
     def launch(*tensors: Tensor | None) -> None:
         if needs_memory:
-            triton.set_allocator(_allocate)  # for this context: a thread of autograd's has one of its own
+            triton.set_allocator(_allocate)  # per context: autograd's threads have contexts of their own
         if hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls:
             with_hooks(*tensors, *arguments)
         else:
@@ -48,5 +47,5 @@ def launcher(compiled: CompiledKernel, grid: tuple[int, int, int], arguments: Se
 
 
 def _allocate(size: int, _alignment: int, _stream: int | None) -> Tensor:
-    """Give Triton the memory in which each program makes its tensor descriptors."""
+    """Allocate the memory in which each program makes its tensor descriptors."""
     return torch.empty(size, dtype=torch.int8, device="cuda")
