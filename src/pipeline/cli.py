@@ -291,7 +291,10 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     compare.add_argument("a", type=Path, metavar="A", help="a results folder or a published snapshot")
     compare.add_argument("b", type=Path, metavar="B", help="another one")
     compare.add_argument(
-        "--tolerance-pct", type=float, default=5.0, help="with --fail-if-slower, ignore differences up to this (default: 5)"
+        "--tolerance-pct",
+        type=float,
+        default=5.0,
+        help="with --fail-if-slower, ignore differences up to this (default: 5)",
     )
     compare.add_argument("--all", action="store_true", help="list every time, not only those that differ")
     failing = "exit with code 1 if B is slower by more than the tolerance, lost a figure, or shares no time with A"

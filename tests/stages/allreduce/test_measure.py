@@ -213,8 +213,8 @@ def test_nccl_without_gpus_is_skipped_with_its_reason():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (Settings(min_bytes=10), "min_bytes is 10, allowed are multiples of 4"),
-        (Settings(min_bytes=400, max_bytes=40), r"max_bytes is 40, allowed is min_bytes \(400\) or more"),
+        (Settings(min_bytes=10), "min_bytes must be a multiple of 4, got 10"),
+        (Settings(min_bytes=400, max_bytes=40), r"max_bytes must be at least min_bytes \(400\), got 40"),
     ],
 )
 def test_sizes_that_cannot_be_are_refused_in_one_line(settings, message):

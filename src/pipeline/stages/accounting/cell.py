@@ -1,4 +1,4 @@
-"""What memory, communication and batch sizes follow from arithmetic alone, for models too large to be measured here."""
+"""What do closed forms say about memory, communication and batch sizes of models too large to measure here?"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,7 @@ QUESTIONS = ("memory", "fsdp", "mesh", "buckets", "activations", "attention")
 
 @dataclass(frozen=True)
 class Cell:
-    """One question about one model; the batch (in sequences) counts where memory is asked for."""
+    """One question about one model; the batch size, in sequences, matters only for questions about memory."""
 
     question: str = axis("memory", allowed=QUESTIONS)
     size: str = axis("XXL", allowed=NAMES)
@@ -20,23 +20,23 @@ class Cell:
 
     @property
     def gpus(self) -> int:
-        """It takes no GPU: nothing is measured."""
+        """Return 0: nothing is measured."""
         return 0
 
     def shares_host(self, _on_gpu: bool) -> bool:
-        """It takes no times, and one core."""
+        """Return True: the cell measures no times and uses one core."""
         return True
 
     def row_keys(self) -> list[dict[str, Any]]:
-        """Return what names a row of a cell without answers: nothing beyond the cell."""
+        """Return the key of the single row of a cell without answers: empty."""
         return [{}]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The machines of the questions: memory, a mesh of TPU v5p as the assignment gives it, and an all-reduce.
+    """The hardware in the questions: GPU memory, the assignment's mesh of TPU v5p, and an all-reduce.
 
-    The all-reduce is an example in round figures; the stages `allreduce` and `ddp` measure one.
+    The all-reduce is an example in round figures; the stages `allreduce` and `ddp` measure a real one.
     """
 
     vocab_size: int = axis(10_000, minimum=0)

@@ -1,4 +1,4 @@
-"""Answer an accounting cell: nothing is measured, the closed forms are evaluated."""
+"""Answer an accounting cell by evaluating closed forms; nothing is measured."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,17 +12,17 @@ from pipeline.stages.accounting.cell import Cell, Settings
 from pipeline.stages.accounting.models import Model, as_transformer, model_named
 from pipeline.stages.accounting.questions import Rows
 
-# One token, then contexts of the order that models of this size are trained with.
+# One token, then typical training contexts for models of this size.
 LARGE_MODEL_SEQ_LENS = (1, 2048, 4096, 8192, 16384)
-# The assignment's contexts for its transformers, and its lengths for attention alone.
+# The assignment's context lengths for its transformers, and its sequence lengths for attention alone.
 CONTEXT_LENGTHS = (128, 256, 512, 1024)
 ATTENTION_SEQ_LENS = (256, 1024, 4096, 8192, 16384)
 
 
 def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> Rows:
-    """Return the rows that answer the cell's question; the time it takes counts as set-up.
+    """Return the rows that answer the cell's question; the time counts as set-up.
 
-    Raises Skipped where the model lacks what the question is about.
+    Raises Skipped if the model lacks what the question is about.
     """
     model = model_named(cell.size, settings.vocab_size)
     lacking = questions.lacking(cell.question, model)

@@ -15,11 +15,11 @@ class Model(Protocol):
 
     @property
     def numbers(self) -> dict[str, int]:
-        """Return its widths and counts."""
+        """Return the widths and counts that describe the model."""
 
     @property
     def block(self) -> Block:
-        """Return one of its feed-forward blocks."""
+        """Return one feed-forward block."""
 
     @property
     def parameters(self) -> int:
@@ -55,22 +55,22 @@ class FeedForwardModel:
     def activation_bytes(self, batch_size: int, seq_len: int) -> int:
         """Count the bytes saved for the backward pass in bf16: 2·L·(D + F)·T.
 
-        Only the inputs of its linear layers, which the weight gradients need: per token D elements for the first layer
-        of a block, F for the second. No norm, activation function or loss, which `formulas.activations` counts.
+        These are the inputs of the linear layers, which the weight gradients need: per token D elements for a block's
+        first layer, F for the second. There is no norm, activation function or loss, unlike in `formulas.activations`.
         """
         return BF16_BYTES * self.num_blocks * (self.d_model + self.d_ff) * batch_size * seq_len
 
 
 @dataclass(frozen=True)
 class Transformer:
-    """The measured transformer (`pipeline.model`): SwiGLU with three matrices, all of it in fp32, eager attention."""
+    """The transformer that other stages measure (`pipeline.model`), in fp32, with SwiGLU and eager attention."""
 
     size: ModelSize
     vocab_size: int
 
     @property
     def numbers(self) -> dict[str, int]:
-        """Return d_model, d_ff, num_heads, and the layers as num_blocks."""
+        """Return d_model, d_ff, num_heads, and the number of layers as num_blocks."""
         numbers = asdict(self.size)
         return {"num_blocks": numbers.pop("num_layers"), **numbers}
 
@@ -81,29 +81,29 @@ class Transformer:
 
     @property
     def parameters(self) -> int:
-        """Count the parameters, with embedding and head."""
+        """Count the parameters, including embedding and head."""
         return parameter_count(self.size, self.vocab_size)
 
     def activation_bytes(self, batch_size: int, seq_len: int) -> int:
-        """Count the bytes saved for the backward pass in fp32, with score matrices."""
+        """Count the bytes saved for the backward pass in fp32, including score matrices."""
         return sum(bytes_by_part(self.workload(batch_size, seq_len)).values())
 
     def workload(self, batch_size: int, seq_len: int, attention: str = "eager") -> Workload:
-        """Return a training step with it, in fp32 on a GPU."""
+        """Return the workload of a training step in fp32 on a GPU."""
         return Workload(self.size, self.vocab_size, batch_size, seq_len, attention=attention)
 
 
 def as_transformer(model: Model) -> Transformer:
-    """Return a model that must be a transformer; raises TypeError for another."""
+    """Return the model if it is a Transformer; raise TypeError otherwise."""
     if not isinstance(model, Transformer):
         raise TypeError(f"needs a Transformer, got {type(model).__name__}")
     return model
 
 
-# The model of the problem communication_accounting.
+# The model of the assignment's problem communication_accounting.
 XXL = FeedForwardModel(d_model=16384, d_ff=53248, num_blocks=126)
 
-# The problem pytorch_attention has no projections and no feed-forward network.
+# The assignment's problem pytorch_attention: no projections, no feed-forward network.
 ONE_HEAD = ModelSize(d_model=64, d_ff=0, num_layers=1, num_heads=1)
 
 NAMES = ("XXL", "one_head", *SIZES)

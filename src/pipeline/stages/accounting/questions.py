@@ -1,4 +1,4 @@
-"""The answer to each question as rows: what the stage records and what the command line prints."""
+"""Answer each question as rows, for the stage's record and for the command line."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -22,14 +22,14 @@ BATCH_STEPS = tuple(2 ** (step / 4) for step in range(-8, 9))
 
 
 def lacking(question: str, model: Model) -> str:
-    """Name what the model lacks that the question is about; empty where it lacks nothing."""
+    """Name what the model lacks for the question; empty if nothing."""
     if question in ("activations", "attention") and not isinstance(model, Transformer):
         return "attention"
     return "feed-forward layers" if question == "mesh" and model.block.d_ff == 0 else ""
 
 
 def memory_rows(model: Model, batch_size: int, seq_lens: Iterable[int], gpu_memory_gb: float) -> Rows:
-    """Give training state and activations by sequence length, and the GPUs that hold them, their GB read both ways."""
+    """Return training state and activations by sequence length, and the GPUs that hold them, for GB and for GiB."""
     state = training_state(model.parameters)
     rows = []
     for seq_len in seq_lens:
@@ -55,16 +55,16 @@ def memory_rows(model: Model, batch_size: int, seq_lens: Iterable[int], gpu_memo
 
 
 def fsdp_rows(model: Model, batch_size: int, seq_lens: Iterable[int], device_memory_gb: float) -> Rows:
-    """Give the memory of each of N devices that shard the state and half of the activations, and the least N.
+    """Return the memory of each of N devices that shard the state and half of the activations, and the least N.
 
-    The least N is None where the half that is not sharded fills a device.
+    The least N is None if the unsharded half alone fills a device.
     """
     state_bytes = training_state(model.parameters).total_bytes
     rows = []
     for seq_len in seq_lens:
         sharded = Sharded(state_bytes, model.activation_bytes(batch_size, seq_len), SHARDED_SHARE)
         least = sharded.least_devices(device_memory_gb * GB)
-        around = (least - 1, least) if least else ()
+        around_least = (least - 1, least) if least else ()
         rows += [
             {
                 "seq_len": seq_len,
@@ -74,19 +74,19 @@ def fsdp_rows(model: Model, batch_size: int, seq_lens: Iterable[int], device_mem
                 "num_devices": num_devices,
                 "bytes_per_device": sharded.bytes_per_device(num_devices),
             }
-            for num_devices in sorted({*DEVICE_COUNTS, *around} - {0})
+            for num_devices in sorted({*DEVICE_COUNTS, *around_least} - {0})
         ]
     return rows
 
 
 def mesh_rows(model: Model, given: Mesh) -> Rows:
-    """Give the batch from which the forward pass is compute bound: as given, by what changes it, and times around it.
+    """Return the least batch at which the forward pass is compute bound, on the given mesh and variations of it.
 
-    `case` says which: given, overlap, fp8_weights, split (the same devices, split otherwise), best_split and
-    best_split_overlap (X and Y not whole); batch rows have the times at batches around that of the mesh as given.
+    `case` names them: given, overlap, fp8_weights, split (the same devices, divided differently), best_split and
+    best_split_overlap (X and Y not whole). Rows of case batch have the times at batches around the given mesh's least.
     """
     block = model.block
-    rows = [_mesh_row(case, block, of, mesh.least_tokens(block, of)) for case, of in _cases(block, given)]
+    rows = [_mesh_row(case, block, varied, mesh.least_tokens(block, varied)) for case, varied in _cases(block, given)]
     least = mesh.least_tokens(block, given)
     if math.isfinite(least):
         rows += [_mesh_row("batch", block, given, step * least) for step in BATCH_STEPS]
@@ -109,35 +109,35 @@ def _split(given: Mesh, tensor_size: float) -> Mesh:
     return replace(given, fsdp_size=given.num_devices / tensor_size, tensor_size=tensor_size)
 
 
-def _mesh_row(case: str, block: Block, of: Mesh, tokens: float) -> dict[str, Any]:
-    """Return one mesh at one batch; tokens is None where no batch is large enough."""
+def _mesh_row(case: str, block: Block, devices: Mesh, tokens: float) -> dict[str, Any]:
+    """Return the row of one mesh at one batch; tokens is None if no batch is large enough."""
     shape = {
         "case": case,
-        "fsdp_size": of.fsdp_size,
-        "tensor_size": of.tensor_size,
-        "num_devices": of.num_devices,
-        "intensity_flops_per_byte": of.intensity,
+        "fsdp_size": devices.fsdp_size,
+        "tensor_size": devices.tensor_size,
+        "num_devices": devices.num_devices,
+        "intensity_flops_per_byte": devices.intensity,
     }
     if not math.isfinite(tokens):
         return {**shape, "tokens": None}
-    whole_per_device = math.ceil(tokens / of.num_devices)
+    whole_per_device = math.ceil(tokens / devices.num_devices)
     return {
         **shape,
         "tokens": tokens,
-        "tokens_per_device": tokens / of.num_devices,
+        "tokens_per_device": tokens / devices.num_devices,
         "whole_tokens_per_device": whole_per_device,
-        "whole_tokens": whole_per_device * of.num_devices,
-        "compute_ms": 1e3 * mesh.compute_s(block, tokens, of),
-        "fsdp_ms": 1e3 * mesh.fsdp_s(block, of),
-        "tensor_ms": 1e3 * mesh.tensor_s(block, tokens, of),
-        "communication_ms": 1e3 * mesh.communication_s(block, tokens, of),
+        "whole_tokens": whole_per_device * devices.num_devices,
+        "compute_ms": 1e3 * mesh.compute_s(block, tokens, devices),
+        "fsdp_ms": 1e3 * mesh.fsdp_s(block, devices),
+        "tensor_ms": 1e3 * mesh.tensor_s(block, tokens, devices),
+        "communication_ms": 1e3 * mesh.communication_s(block, tokens, devices),
     }
 
 
 def bucket_rows(model: Model, link: LinearCost) -> Rows:
-    """Give the overhead of bucketed fp32 gradients by the number of buckets, of one call after backward, and the best.
+    """Return the overhead of all-reducing fp32 gradients by number of buckets, in one call, and at the best number.
 
-    `case` says which: buckets, one_call, best (the number of buckets not rounded).
+    `case` names them: buckets, one_call (after the backward pass), best (number of buckets not rounded).
     """
     gradient_bytes = training_state(model.parameters).gradients_bytes
     best = buckets.best_num_buckets(gradient_bytes, link)
@@ -160,7 +160,7 @@ def bucket_rows(model: Model, link: LinearCost) -> Rows:
 
 
 def activation_rows(model: Transformer, batch_size: int, seq_lens: Iterable[int]) -> Rows:
-    """Give what a transformer's forward pass keeps in fp32, part by part, with eager and with flash attention."""
+    """Return the bytes that a transformer's forward pass keeps in fp32, by part, with eager and flash attention."""
     state_bytes = training_state(model.parameters).total_bytes
     rows = []
     for attention in ATTENTIONS:
@@ -181,7 +181,7 @@ def activation_rows(model: Transformer, batch_size: int, seq_lens: Iterable[int]
 
 
 def attention_rows(model: Transformer, batch_size: int, seq_lens: Iterable[int]) -> Rows:
-    """Give what one layer's attention keeps in fp32 for its backward pass, eager and flash."""
+    """Return the bytes that one layer's attention keeps in fp32 for its backward pass, eager and flash."""
     rows = []
     for attention in ATTENTIONS:
         for seq_len in seq_lens:

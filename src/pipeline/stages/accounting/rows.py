@@ -1,4 +1,4 @@
-"""What the accounting stage leaves: the answers to each question, by formula; nothing in them is measured."""
+"""Rows of the accounting stage: the answers to each question by formula, nothing measured."""
 
 from dataclasses import dataclass
 
@@ -9,9 +9,9 @@ from pipeline.formulas.activations import ATTENTIONS
 @dataclass(frozen=True, kw_only=True)
 class _OfModel(Row):
     d_model: int = column("width of the residual stream, D", minimum=1)
-    d_ff: int = column("width of the feed-forward layers, F; 0: it has none", minimum=0)
+    d_ff: int = column("width of the feed-forward layers, F; 0 without any", minimum=0)
     num_blocks: int = column("feed-forward blocks, or layers of a transformer, L", minimum=1)
-    num_heads: int | None = column("attention heads; none: feed-forward blocks alone", minimum=1)
+    num_heads: int | None = column("attention heads; empty for feed-forward blocks alone", minimum=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,14 +43,14 @@ class ShardedMemory(_OfModel):
     seq_len: int = column("tokens in a sequence", minimum=1)
     state_bytes: int = column("training state of the whole model", minimum=0)
     activation_bytes: int = column("activations of the whole model", minimum=0)
-    least_devices: int | None = column("least N with less on each than a device holds; none: no N is enough", minimum=1)
+    least_devices: int | None = column("least N that fits into the devices' memory; empty if none does", minimum=1)
     num_devices: int = column("devices, N", minimum=1)
     bytes_per_device: float = column("state and activations on each of N devices", minimum=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeshBatch(_OfModel):
-    """A batch on a mesh of X devices for FSDP by Y for tensor parallelism, and the times of one block with it."""
+    """A batch on a mesh of X devices for FSDP by Y for tensor parallelism, and the times of one block."""
 
     KEYS = ("case", "tensor_size", "tokens")
 
@@ -59,41 +59,41 @@ class MeshBatch(_OfModel):
         " best_split_overlap: the same with this changed; batch: other batches on the mesh of the settings",
         allowed=("given", "overlap", "fp8_weights", "split", "best_split", "best_split_overlap", "batch"),
     )
-    fsdp_size: float = column("devices along the FSDP dimension, X; whole but in the best splits", positive=True)
+    fsdp_size: float = column("devices along the FSDP dimension, X; not whole in the best splits", positive=True)
     tensor_size: float = column(
-        "devices along the tensor-parallel dimension, Y; whole but in the best splits", positive=True
+        "devices along the tensor-parallel dimension, Y; not whole in the best splits", positive=True
     )
     num_devices: float = column("X times Y", positive=True)
-    intensity_flops_per_byte: float = column("FLOPs of a device while one byte comes in", positive=True)
-    tokens: float | None = column("tokens of the batch; none: no batch is compute bound", positive=True)
+    intensity_flops_per_byte: float = column("FLOPs that a device does while it receives one byte", positive=True)
+    tokens: float | None = column("tokens of the batch; empty if no batch is compute bound", positive=True)
     tokens_per_device: float | None = column("tokens over X times Y", positive=True)
     whole_tokens_per_device: int | None = column("tokens_per_device rounded up", minimum=1)
     whole_tokens: float | None = column("whole_tokens_per_device times X times Y", positive=True)
     compute_ms: float | None = column("time of the block's products", minimum=0)
-    fsdp_ms: float | None = column("time to gather its weights over X", minimum=0)
-    tensor_ms: float | None = column("time to gather its input and scatter its output over Y", minimum=0)
+    fsdp_ms: float | None = column("time to gather the block's weights over X", minimum=0)
+    tensor_ms: float | None = column("time to gather the block's input and scatter its output over Y", minimum=0)
     communication_ms: float | None = column("time of both transfers; of the longer one where they overlap", minimum=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class BucketOverhead(_OfModel):
-    """What all-reducing fp32 gradients adds to a backward pass that they overlap with, in so many buckets."""
+    """The time that all-reducing fp32 gradients in buckets adds to the backward pass."""
 
     KEYS = ("case", "num_buckets")
 
     case: str = column(
-        "buckets: whole numbers of them; best: the best number, not rounded; one_call: all after the backward pass",
+        "buckets: a whole number of buckets; best: the best number, not rounded; one_call: all after the backward pass",
         allowed=("buckets", "one_call", "best"),
     )
     gradient_bytes: int = column("gradients in fp32", minimum=0)
-    num_buckets: float = column("buckets, a call each", positive=True)
+    num_buckets: float = column("buckets, one call each", positive=True)
     bucket_bytes: float = column("gradients in a bucket", minimum=0)
-    overhead_ms: float = column("time that no computation hides", minimum=0)
+    overhead_ms: float = column("communication time that no computation hides", minimum=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Activations(_OfModel):
-    """What a transformer's forward pass keeps for the backward pass in fp32, part by part, at one context length."""
+    """Bytes that a transformer's forward pass keeps in fp32 for the backward pass, by part, at one sequence length."""
 
     KEYS = ("attention", "seq_len")
 
@@ -101,7 +101,7 @@ class Activations(_OfModel):
     seq_len: int = column("tokens in a sequence", minimum=1)
     norms_bytes: int = column("kept by the norms of all layers", minimum=0)
     attention_bytes: int = column("kept by attention in all layers, besides scores", minimum=0)
-    scores_bytes: int = column("kept of the softmax: eager its output, flash the log-sum-exp", minimum=0)
+    scores_bytes: int = column("kept for the softmax; eager: its output, flash: the LSE", minimum=0)
     feed_forward_bytes: int = column("kept by the feed-forward layers", minimum=0)
     head_bytes: int = column("kept by the last norm, the head and the loss", minimum=0)
     activation_bytes: int = column("sum of the parts", minimum=0)
@@ -111,7 +111,7 @@ class Activations(_OfModel):
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionMemory(_OfModel):
-    """What the attention of one layer keeps for its backward pass in fp32, at one sequence length."""
+    """Bytes that one layer's attention keeps in fp32 for its backward pass, at one sequence length."""
 
     KEYS = ("attention", "seq_len")
 
@@ -120,8 +120,8 @@ class AttentionMemory(_OfModel):
     head_dim: int = column("width of a head", minimum=1)
     score_matrix_bytes: int = column("scores of all heads and sequences", minimum=0)
     inputs_bytes: int = column("q, k and v", minimum=0)
-    kept_bytes: int = column("kept beside them: eager the softmax's output, flash output and log-sum-exp", minimum=0)
-    most_bytes: int = column("most beside them at any time of the forward pass", minimum=0)
+    kept_bytes: int = column("kept in addition; eager: the softmax's output, flash: output and LSE", minimum=0)
+    most_bytes: int = column("peak in addition to the inputs during the forward pass", minimum=0)
 
 
 ROW_TYPES = RowTypes(

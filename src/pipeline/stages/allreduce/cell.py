@@ -1,4 +1,4 @@
-"""How long does an all-reduce take: by backend, number of ranks and size, alone and in a burst."""
+"""How long does an all-reduce take, by backend, number of ranks and size, back-to-back and as a single call?"""
 
 from dataclasses import dataclass
 
@@ -14,27 +14,27 @@ PLACEMENTS = ("in_place", "out_of_place")
 
 @dataclass(frozen=True)
 class Cell:
-    """One backend (gloo on the CPU, nccl on GPUs) and its number of ranks; every size is a row."""
+    """One backend (gloo on the CPU, nccl on GPUs) and number of ranks; sizes are its rows."""
 
     backend: str = axis("gloo", allowed=("gloo", "nccl"))
     world_size: int = axis(2, minimum=2)
 
     @property
     def gpus(self) -> int:
-        """The GPUs it takes on a machine that has any: one a rank, and none for gloo."""
+        """The GPUs that the cell uses if there are any: one per rank, none for gloo."""
         return self.world_size if self.backend == "nccl" else 0
 
     def row_keys(self) -> list[dict[str, str]]:
-        """Return what names each kind of row: the rows of a cell that could not be measured."""
+        """Return the keys of the rows of a cell that could not be measured: one for each kind."""
         timings = [{"timing": name, "impl": "torch", "placement": "in_place"} for name in ("burst", "single")]
         if self.backend == "gloo":
             return timings
-        return [*timings, *({"timing": "burst", "impl": "nccl", "placement": place} for place in PLACEMENTS)]
+        return [*timings, *({"timing": "burst", "impl": "nccl", "placement": name} for name in PLACEMENTS)]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What every cell of the stage shares: sizes as nccl-tests' -b, -e and -f give them, and how much to sample."""
+    """Shared by all cells: sizes, as nccl-tests' -b, -e and -f, and how much to sample."""
 
     min_bytes: int = axis(1_000_000, minimum=ELEMENT_BYTES)
     max_bytes: int = axis(1_000_000_000, minimum=ELEMENT_BYTES)
@@ -49,13 +49,11 @@ class Settings:
     threads: int = axis(0, minimum=0)
 
     def sizes_bytes(self) -> list[int]:
-        """Return the sizes, smallest first; raises UserError where they are not whole numbers of fp32 or none."""
+        """Return the sizes, smallest first; raises UserError if they are not whole fp32 numbers or there are none."""
         if self.min_bytes % ELEMENT_BYTES:
-            raise UserError(f"allreduce: min_bytes is {self.min_bytes}, allowed are multiples of {ELEMENT_BYTES}")
+            raise UserError(f"allreduce: min_bytes must be a multiple of {ELEMENT_BYTES}, got {self.min_bytes}")
         if self.max_bytes < self.min_bytes:
-            raise UserError(
-                f"allreduce: max_bytes is {self.max_bytes}, allowed is min_bytes ({self.min_bytes}) or more"
-            )
+            raise UserError(f"allreduce: max_bytes must be at least min_bytes ({self.min_bytes}), got {self.max_bytes}")
         sizes = [self.min_bytes]
         while sizes[-1] * self.factor <= self.max_bytes:
             sizes.append(sizes[-1] * self.factor)

@@ -1,4 +1,4 @@
-"""Measure an allreduce cell: its ranks in processes of their own, and their rows put together."""
+"""Measure an allreduce cell: run its ranks as processes and merge their rows."""
 
 import os
 import statistics
@@ -20,11 +20,11 @@ Row = dict[str, Any]
 
 
 def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
-    """Return a row for each size, way and timing, and for the set-up; raises Skipped where the backend cannot run.
+    """Return a row per size, implementation and timing, and for the set-up; raises Skipped if the backend cannot run.
 
-    A sample is the time of the slowest rank: an all-reduce is over when it is over on all of them.
+    A sample is the time of the slowest rank: an all-reduce ends when all ranks have ended it.
     """
-    settings.sizes_bytes()  # complains of sizes that cannot be before any process starts
+    settings.sizes_bytes()  # refuses bad sizes before any process starts
     _require(cell)
     with stopwatch.measuring():
         reports = run_ranks(
@@ -39,7 +39,7 @@ def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
 
 
 def _require(cell: Cell) -> None:
-    # device_count() asks NVML and starts no CUDA: the GPUs are the ranks'.
+    # device_count() asks NVML and does not start CUDA: the ranks need the GPUs, not this process.
     if cell.backend == "nccl" and torch.cuda.device_count() == 0:
         raise Skipped(f"NCCL needs a GPU for each of {cell.world_size} ranks, none present")
     available = {"gloo": dist.is_gloo_available, "nccl": dist.is_nccl_available}
@@ -48,17 +48,17 @@ def _require(cell: Cell) -> None:
 
 
 def merged(reports: list[RankReport], cell: Cell, settings: Settings) -> list[Row]:
-    """Put the ranks' rows together: samples of the slowest rank, and the medians of all."""
+    """Merge the ranks' rows: samples of the slowest rank, and the medians of all."""
     by_rank = zip(*(report.rows for report in reports), strict=True)
     rows = [_merged_row(rank_rows, reports[0], cell, settings) for rank_rows in by_rank]
     reason = reports[0].no_direct_nccl
-    direct = [key for key in cell.row_keys() if key["impl"] == "nccl"] if reason else []
-    return rows + [{**key, "status": "skipped", "reason": reason} for key in direct]
+    skipped_keys = [key for key in cell.row_keys() if key["impl"] == "nccl"] if reason else []
+    return rows + [{**key, "status": "skipped", "reason": reason} for key in skipped_keys]
 
 
 def _merged_row(rank_rows: tuple[Row, ...], report: RankReport, cell: Cell, settings: Settings) -> Row:
     key: Row = {name: value for name, value in rank_rows[0].items() if name != "samples_ms"}
-    size: Any = key.get("size_bytes")  # None for a row that is about no size
+    size: Any = key.get("size_bytes")  # None for the set-up
     samples_ms = [max(times) for times in zip(*(row["samples_ms"] for row in rank_rows), strict=True)]
     rank_medians_ms = [quartiles(row["samples_ms"])[1] for row in rank_rows]
     return {
@@ -77,7 +77,7 @@ def _merged_row(rank_rows: tuple[Row, ...], report: RankReport, cell: Cell, sett
 
 
 def _rates(key: Row, samples_ms: list[float], cell: Cell) -> Row:
-    """Return algorithm and bus bandwidth by the median, in 10^9 bytes a second as nccl-tests gives them."""
+    """Return algorithm and bus bandwidth from the median, in 10^9 bytes per second as in nccl-tests."""
     if key["timing"] not in ("burst", "single"):
         return {}
     algbw_gb_per_s = key["size_bytes"] / 1e6 / quartiles(samples_ms)[1]
@@ -93,7 +93,7 @@ def _placement_of_ranks(cell: Cell) -> Row:
 
 
 def _gpu_columns(states: list[Row]) -> Row:
-    """Return the slowest clock and the highest temperature of the GPUs after the last sample; nothing without NVML."""
+    """Return the slowest clock and the highest temperature of the GPUs after the last sample; None without NVML."""
     clocks = [state["sm_clock_mhz"] for state in states if state["sm_clock_mhz"] is not None]
     temperatures = [state["temperature_c"] for state in states if state["temperature_c"] is not None]
     return {"sm_clock_mhz": min(clocks, default=None), "temperature_c": max(temperatures, default=None)}

@@ -1,4 +1,4 @@
-"""The numbers that are summed: random, yet with a sum over the ranks that every rank knows exactly."""
+"""The numbers that an all-reduce sums: random, but every rank knows the exact sum."""
 
 import torch
 
@@ -8,13 +8,13 @@ SPREAD = 100
 
 
 class WrongSum(RuntimeError):
-    """An all-reduce gave another sum than that of its inputs."""
+    """The result of an all-reduce is not the sum of its inputs."""
 
 
 class Payload:
-    """Buffers on a device that hold one random block over and over, so that the largest takes no second copy.
+    """A buffer on a device that repeats one random block, so that the expected sum needs no second large buffer.
 
-    The block's numbers are whole, so that fp32 sums them exactly in whatever order.
+    The block's numbers are whole, so that fp32 sums them exactly in any order.
     """
 
     def __init__(self, rank: int, world_size: int, block_bytes: int, max_bytes: int, device: torch.device) -> None:
@@ -30,12 +30,12 @@ class Payload:
         return part
 
     def parts(self, size_bytes: int, count: int) -> list[torch.Tensor]:
-        """Write this rank's numbers into `count` parts of the buffer, or all that it has; return the parts."""
+        """Write this rank's numbers into at most `count` parts of the buffer, as many as fit; return the parts."""
         count = min(count, self._buffer.nbytes // size_bytes)
         return list(self.fill(count * size_bytes).split(size_bytes // ELEMENT_BYTES))
 
     def check(self, result: torch.Tensor, what: str) -> None:
-        """Raise WrongSum where `result` is not the sum over all ranks, to the last bit."""
+        """Raise WrongSum unless `result` is bitwise the sum over all ranks."""
         wrong = int((result.view(-1, len(self._sum)) != self._sum).sum())
         if wrong:
             raise WrongSum(f"{what}: {wrong} of {result.numel()} sums are wrong")

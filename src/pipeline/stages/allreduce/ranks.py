@@ -1,4 +1,4 @@
-"""What every rank of an allreduce cell does: warm up over all sizes, check each sum, time bursts and single calls."""
+"""Measure one rank of an allreduce cell: warm up over all sizes, check each sum, time bursts and single calls."""
 
 import ctypes
 import math
@@ -20,20 +20,20 @@ from pipeline.parallel.processes.starting import RankContext
 from pipeline.stages.allreduce.cell import ELEMENT_BYTES, PLACEMENTS, Settings
 from pipeline.stages.allreduce.payload import Payload
 
-# Sums this rank's part with the others' and returns where the result is.
+# Sums this rank's part with the other ranks' and returns the tensor that holds the result.
 AllReduce = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
 class Operation:
-    """One way to make an all-reduce."""
+    """One way to run an all-reduce."""
 
     impl: str
     placement: str
     run: AllReduce
 
     def key(self, **more: Any) -> dict[str, Any]:
-        """Return what names a row of it."""
+        """Return the key of one of its rows."""
         return {"impl": self.impl, "placement": self.placement, **more}
 
 
@@ -41,8 +41,8 @@ class Operation:
 class RankReport:
     """What a rank measured.
 
-    rows: with samples_ms, the same on every rank; states, slowdowns: of the GPUs by size in bytes, after its samples;
-    no_direct_nccl: why NCCL itself was not called.
+    rows: the same on every rank except samples_ms; states, slowdowns: of the GPUs, by size in bytes, after the samples;
+    no_direct_nccl: why NCCL was not called directly, if so.
     """
 
     rows: list[dict[str, Any]]
@@ -52,7 +52,7 @@ class RankReport:
 
 
 def measure_rank(context: RankContext, settings: Settings) -> RankReport:
-    """Measure every size on one rank; raises WrongSum where a result is not exactly the sum."""
+    """Measure every size on one rank; raises WrongSum if a result is not exactly the sum."""
     sizes = settings.sizes_bytes()
     payload = Payload(context.rank, context.world_size, sizes[0], sizes[-1], context.device)
     torch_in_place = Operation("torch", "in_place", _torch_in_place)
@@ -82,7 +82,7 @@ def _torch_in_place(part: torch.Tensor) -> torch.Tensor:
 
 
 def _communicator(context: RankContext, library: ctypes.CDLL) -> tuple[nccl.Communicator, float]:
-    """Return a communicator of NCCL's own, and the milliseconds that it took to make."""
+    """Return an NCCL communicator and the milliseconds that its construction took."""
     unique_id = nccl.agree_on_id(library, context.rank, context.device)
     dist.barrier()
     started = time.perf_counter()
@@ -91,7 +91,7 @@ def _communicator(context: RankContext, library: ctypes.CDLL) -> tuple[nccl.Comm
 
 
 def _direct_operations(context: RankContext, communicator: nccl.Communicator, max_bytes: int) -> list[Operation]:
-    """Return NCCL's own all-reduce, in place and out of place."""
+    """Return NCCL's all-reduce called directly, in place and out of place."""
     target = torch.empty(max_bytes // ELEMENT_BYTES, device=context.device)
     stream = torch.cuda.current_stream(context.device).cuda_stream
 
@@ -100,7 +100,7 @@ def _direct_operations(context: RankContext, communicator: nccl.Communicator, ma
         communicator.all_reduce(part, result, stream)
         return result
 
-    return [Operation("nccl", place, partial(run, out_of_place=place == "out_of_place")) for place in PLACEMENTS]
+    return [Operation("nccl", name, partial(run, out_of_place=name == "out_of_place")) for name in PLACEMENTS]
 
 
 def _measure_sizes(
@@ -110,7 +110,7 @@ def _measure_sizes(
     operations: list[Operation],
     rows: list[dict[str, Any]],
 ) -> RankReport:
-    """Warm up over all sizes, then measure one after the other; report after the rows that are there already."""
+    """Warm up over all sizes, then measure them one after the other; append to the given rows."""
     sizes = settings.sizes_bytes()
     _warm_up(operations, payload, sizes, settings.warmup_calls)
     report = RankReport(list(rows), {}, {})
@@ -157,10 +157,10 @@ def _measure_size(
 def _bursts(
     context: RankContext, settings: Settings, payload: Payload, operations: list[Operation], size: int
 ) -> list[tuple[int, int, list[float]]]:
-    """Time bursts of every operation in turn; return for each the calls of a burst, on how many parts, and the samples.
+    """Time bursts of every operation in turn; return for each the calls per burst, the parts used, and the samples.
 
-    Each call goes on to the next part of the buffer, as in nccl-tests: a small one would find what the call before it
-    left in the GPU's cache, and be faster than any that sums what a backward pass has written.
+    Each call uses the next part of the buffer, as in nccl-tests: otherwise a small call would hit data that the call
+    before left in the GPU's cache, and be faster than any all-reduce after a backward pass.
     """
 
     def burst_ms(operation: Operation, calls: int) -> float:
@@ -191,12 +191,12 @@ def _singles(context: RankContext, settings: Settings, payload: Payload, operati
     trial = time_phases(phases, context.device, 0, StopRule(1, 1, 0, math.inf))
     call_ms = _slowest(sum(timings.host_ms[0] for timings in trial.timings.values()), context.device)
     count = _between(settings.samples, settings.budget_s * 1e3 / call_ms, settings.max_samples)
-    # A fixed count: by a rule on its own clock a rank might stop while the others wait for it.
+    # A fixed count: with a stop rule on its own clock, one rank might stop while the others wait for it.
     return time_phases(phases, context.device, 0, StopRule(count, count, 0, math.inf))
 
 
 def _slowest(value_ms: float, device: torch.device) -> float:
-    """Agree on the longest of the ranks' times, so that all plan alike."""
+    """Agree on the longest of the ranks' times, so that all ranks make the same plan."""
     agreed = torch.tensor([value_ms], dtype=torch.float64, device=device)
     dist.all_reduce(agreed, dist.ReduceOp.MAX)
     return agreed.item()

@@ -1,4 +1,4 @@
-"""What the allreduce stage leaves: times of set-up, of the first call, and of calls in bursts and alone, by size."""
+"""Rows of the allreduce stage: times of set-up, first call, back-to-back calls and single calls, by size."""
 
 from dataclasses import dataclass
 
@@ -9,10 +9,10 @@ from pipeline.stages.allreduce.cell import IMPLS, PLACEMENTS, TIMINGS
 
 @dataclass(frozen=True, kw_only=True)
 class RankTimes(TimedRow):
-    """Columns of every time here: each sample is that of the slowest rank."""
+    """Columns of all times here; each sample is the slowest rank's."""
 
     timing: str = column(
-        "set_up: before the first sum; first_call: the first sum; burst: calls back to back; single: one call alone",
+        "set_up: before the first call; first_call; burst: back-to-back calls; single: one call after a barrier",
         allowed=TIMINGS,
     )
     impl: str = column("torch: torch.distributed; nccl: NCCL called directly", allowed=IMPLS)
@@ -41,20 +41,18 @@ class CallTime(RankTimes):
     KEYS = ("timing", "impl", "placement", "clock", "size_bytes")
 
     placement: str = column("whether the sum is written over the input", allowed=PLACEMENTS)
-    size_bytes: int = column("bytes of each rank's tensor", minimum=1)
+    size_bytes: int = column("size of each rank's tensor", minimum=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RepeatedCallTime(CallTime):
-    """Time of one all-reduce of one size after warm-up, with its bandwidths by the median."""
+    """Time of one all-reduce of one size after warm-up, with its bandwidths from the median."""
 
-    calls: int = column("calls a sample; its time is divided by them", minimum=1)
-    parts: int | None = column(
-        "of a burst: parts of the buffer that its calls go through, each of this size", minimum=1
-    )
-    algbw_gb_per_s: float = column("algorithm bandwidth: size over time, in 10^9 bytes a second", positive=True)
+    calls: int = column("calls per sample; its time is divided by them", minimum=1)
+    parts: int | None = column("burst: parts of the buffer that its calls cycle through, each of this size", minimum=1)
+    algbw_gb_per_s: float = column("algorithm bandwidth: size over time, in 10^9 bytes per second", positive=True)
     busbw_gb_per_s: float = column(
-        "bus bandwidth: algorithm bandwidth times what each rank of a ring sends for each byte", positive=True
+        "bus bandwidth: algorithm bandwidth times the bytes that each rank of a ring sends per byte", positive=True
     )
 
 

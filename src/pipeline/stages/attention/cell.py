@@ -1,4 +1,4 @@
-"""What does plain attention cost in time and memory, where does it run out, and what does torch.compile change?"""
+"""What does plain attention cost in time and memory, when does memory run out, and what does torch.compile change?"""
 
 from dataclasses import dataclass
 
@@ -18,21 +18,21 @@ class Cell:
 
     @property
     def gpus(self) -> int:
-        """The GPUs it takes on a machine that has any."""
+        """The GPUs that the cell uses if there are any."""
         return 1
 
     def shares_host(self, on_gpu: bool) -> bool:
-        """On a GPU its phases take as long as the GPU's work: docs/side-by-side.md."""
+        """Return True on a GPU, where the GPU's work alone decides the times: docs/side-by-side.md."""
         return on_gpu
 
     def row_keys(self) -> list[dict[str, str]]:
-        """Return what names each row by the host clock: the rows of a cell that could not be measured."""
+        """Return the keys of the rows of a cell that could not be measured: those by the host clock."""
         return [{"mode": mode, "phase": phase, "clock": "host"} for mode in MODES for phase in PHASES]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What every cell of the stage shares: the assignment's batch without heads, and its number of passes."""
+    """Shared by all cells: the assignment's batch, without heads, and its number of passes."""
 
     batch_size: int = axis(8, minimum=1)
     is_causal: bool = axis(False)

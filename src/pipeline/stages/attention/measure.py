@@ -1,4 +1,4 @@
-"""Measure an attention cell: memory of each mode alone, then its phases in turn with the other's."""
+"""Measure an attention cell: memory of each mode alone, then the phases of both modes in turn."""
 
 import functools
 import math
@@ -31,7 +31,7 @@ ELEMENT_BYTES = torch.float32.itemsize
 
 @dataclass(frozen=True)
 class Problem:
-    """Seeded normal inputs, the gradient of the output among them, and what computes the output of them."""
+    """A function with seeded normal inputs and a seeded gradient of its output."""
 
     attend: Callable[[Tensor, Tensor, Tensor], Tensor]
     inputs: tuple[Tensor, ...]
@@ -48,14 +48,14 @@ class Problem:
 
 @dataclass
 class Trial:
-    """What each mode did when it ran alone: why a phase cannot be timed, and the memory columns of those that can."""
+    """The result of running a mode alone: failures by phase, and memory columns."""
 
     failures: dict[str, Row] = field(default_factory=dict)
     memory: Row = field(default_factory=dict)
 
 
 def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
-    """Return a row for each mode, phase and clock; a mode that runs out of memory does not keep the other from it."""
+    """Return a row per mode, phase and clock; if one mode runs out of memory, the other is still measured."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     problems = _problems(cell, settings, device)
     with stopwatch.measuring():
@@ -80,7 +80,7 @@ def _shape(cell: Cell, settings: Settings) -> Shape:
 
 
 def _problems(cell: Cell, settings: Settings, device: torch.device) -> dict[str, Problem]:
-    """Return the same inputs with each mode's function; (batch, seq, head_dim), for there is but one head."""
+    """Return each mode's function with the same inputs of shape (batch, seq, head_dim): a single head."""
     generator = torch.Generator(device).manual_seed(0)
     shape = (settings.batch_size, cell.seq_len, cell.head_dim)
     q, k, v, output_gradient = (torch.randn(shape, generator=generator, device=device) for _ in range(4))
@@ -98,7 +98,7 @@ def _works(problem: Problem) -> dict[str, Work]:
 
 
 def _try(problem: Problem, mode: str, device: torch.device) -> Trial:
-    """Run a mode alone: once to compile and load, then for the memory it takes, and once more for what it saves."""
+    """Run a mode alone: once to compile and load, then to measure saved tensors and allocated memory."""
     try:
         if mode == "compiled":
             require_compiler()
@@ -117,9 +117,9 @@ def _try(problem: Problem, mode: str, device: torch.device) -> Trial:
 
 
 def _allocated_bytes(problem: Problem, device: torch.device) -> Row:
-    """Return the bytes that are in use between forward and backward, inputs included, and the most at any time.
+    """Return the bytes in use between forward and backward and at the peak, both including the inputs.
 
-    And those of them that are workspaces, which the library that multiplies matrices keeps from one call to the next.
+    Also returned: the part that is workspace, which the matrix-product library keeps between calls.
     """
     free_memory()
     inputs_bytes = sum(tensor.nbytes for tensor in (*problem.inputs, problem.output_gradient))
@@ -138,7 +138,7 @@ def _allocated_bytes(problem: Problem, device: torch.device) -> Row:
 
 
 def _model_columns(shape: Shape, device: torch.device) -> Row:
-    """Return what eager attention should take by the formulas, and how much memory there is."""
+    """Return the memory of eager attention by formula, and the memory of the device."""
     on_gpu = device.type == "cuda"
     memory = torch.cuda.get_device_properties(device).total_memory if on_gpu else psutil.virtual_memory().total
     return {

@@ -1,4 +1,4 @@
-"""What the attention stage leaves: time and memory by mode, phase and clock."""
+"""Rows of the attention stage: time and memory by mode, phase and clock."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from pipeline.stages.attention.cell import MODES, PHASES
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseTime(GpuTimedRow):
-    """One phase of plain attention in one mode, by one clock, and the memory that the mode takes alone."""
+    """One phase of plain attention in one mode, by one clock, and the memory that the mode needs when it runs alone."""
 
     KEYS = ("mode", "phase", "clock")
 
@@ -20,17 +20,15 @@ class PhaseTime(GpuTimedRow):
     before_backward_bytes: int | None = column(
         "in use on the GPU between forward and backward, inputs included", minimum=0
     )
-    peak_bytes: int | None = column("most in use on the GPU during forward and backward, inputs included", minimum=0)
-    workspace_bytes: int | None = column(
-        "part of both that the library which multiplies matrices keeps between calls", minimum=0
-    )
+    peak_bytes: int | None = column("peak in use on the GPU during forward and backward, inputs included", minimum=0)
+    workspace_bytes: int | None = column("part of both that the matrix-product library keeps between calls", minimum=0)
     model_saved_bytes: int = column("saved_bytes of eager attention by formula", minimum=0)
     model_before_backward_bytes: int = column(
         "before_backward_bytes of eager attention by formula, without workspaces", minimum=0
     )
     model_peak_bytes: int = column("peak_bytes of eager attention by formula, without workspaces", minimum=0)
-    memory_bytes: int = column("memory of the GPU or, on a CPU, of the host", minimum=0)
-    device_type: str = column("where it ran", allowed=("cpu", "cuda"))
+    memory_bytes: int = column("memory of the GPU or, without one, of the host", minimum=0)
+    device_type: str = column("device that it ran on", allowed=("cpu", "cuda"))
 
 
 ROW_TYPES = RowTypes.one(PhaseTime)

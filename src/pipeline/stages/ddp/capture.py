@@ -1,4 +1,4 @@
-"""One step of a rank as its profiler saw it: a lane of computation, a lane of communication, and what both share."""
+"""One profiled step of a rank: a lane of computation, a lane of communication, and their overlap."""
 
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
@@ -15,11 +15,11 @@ from pipeline.compat.torch_private import profiler_events
 from pipeline.instruments.profilers.trace import overlap_us, span_us, union_us
 from pipeline.instruments.sampling.step_timing import synchronize
 
-# On a GPU every kernel and copy is an event, NCCL's by their names. On a CPU operators compute, and a collective runs
-# under its backend's name on a thread of the backend's; c10d's operators only start it.
+# On a GPU every kernel and copy is an event, and NCCL's have telling names. On a CPU operators compute; a collective
+# runs under its backend's name on one of the backend's threads, and c10d's operators only start it.
 COMMUNICATION = r"nccl|rccl|gloo:"
 COMPUTATION_ON_CPU = r"aten::"
-# A lane is kept as how busy it was in so many equal parts of the step: a picture cannot show thousands of events.
+# A lane is stored as its busy share in this many equal parts of the step: a figure cannot show thousands of events.
 PARTS = 400
 
 
@@ -31,13 +31,13 @@ class Lanes:
     communication: pd.DataFrame
 
     def columns(self) -> dict[str, Any]:
-        """Return the times for a row, and of each lane in which share (%) of each of `PARTS` parts of the step it ran.
+        """Return the times for a row, and for each lane its busy share (%) in each of `PARTS` parts of the step.
 
-        computation_ms and communication_ms are times in which at least one event ran, hidden_ms that in which both
-        did: computation + communication − their union. hidden_pct is its share of the communication.
+        computation_ms and communication_ms are times in which at least one event ran; hidden_ms is the time in which
+        both ran: computation + communication − their union. hidden_pct is its share of the communication.
         """
         communication_us = union_us(self.communication)
-        # A difference of sums: to the nanosecond, which is finer than any clock, it has no rounding errors left.
+        # A difference of sums: rounding to nanoseconds, finer than any clock, removes its rounding errors.
         hidden_us = max(0.0, round(overlap_us(self.computation, self.communication), 3))
         both = pd.concat([self.computation, self.communication])
         times: dict[str, Any] = {
@@ -53,10 +53,10 @@ class Lanes:
 
 
 def capture_step(step: Callable[[], object], device: torch.device, listen: bool) -> Lanes | None:
-    """Run a step twice on every rank; where `listen`, return the second as a profiler saw it, else None.
+    """Run a step twice on every rank; with `listen`, return the second as a profiler saw it, else None.
 
-    On a GPU only the GPU is listened to: noting every operator on the host would slow the launches down. The first
-    step is the profiler's own warm-up. Every rank of the default process group calls it alike.
+    On a GPU only GPU events are recorded: recording every operator on the host would slow down the launches. The first
+    step is the profiler's warm-up. A collective: every rank of the default process group calls it.
     """
     activity = ProfilerActivity.CUDA if device.type == "cuda" else ProfilerActivity.CPU
     plan = schedule(wait=0, warmup=1, active=1, repeat=1)
@@ -70,15 +70,15 @@ def capture_step(step: Callable[[], object], device: torch.device, listen: bool)
         synchronize(device)
     if profiler is None:
         return None
-    # The raw events: torch makes objects of them for its own tables, which takes twenty times as long as reading them.
+    # Raw events: torch's own event objects take twenty times as long.
     return lanes(profiler_events(profiler), device.type)
 
 
 def lanes(events: Iterable[Any], device_type: str) -> Lanes:
-    """Tell computation from communication by the names of Kineto's events.
+    """Separate computation from communication by the names of Kineto's events.
 
-    Named ranges, which a profiler projects onto the GPU too, are no work of a GPU's; on a CPU gloo's collectives are
-    such ranges.
+    Named ranges, which a profiler projects onto the GPU too, are not GPU work and are left out there; on a CPU, gloo's
+    collectives are such ranges.
     """
     on_gpu = device_type == "cuda"
     work = pd.DataFrame(
@@ -90,7 +90,7 @@ def lanes(events: Iterable[Any], device_type: str) -> Lanes:
         ],
         columns=["name", "start_ns", "duration_us"],
     )
-    # Whole nanoseconds since 1970 are more than a float holds.
+    # A float cannot hold nanoseconds since 1970 exactly.
     work["start_us"] = (work["start_ns"] - work["start_ns"].min()) / 1e3
     communicates = work["name"].str.match(COMMUNICATION).astype(bool)
     computes = ~communicates if on_gpu else work["name"].str.match(COMPUTATION_ON_CPU).astype(bool)
@@ -98,7 +98,7 @@ def lanes(events: Iterable[Any], device_type: str) -> Lanes:
 
 
 def _busy_pct(events: pd.DataFrame, begin_us: float, span_us: float) -> list[int]:
-    """Cut a span into `PARTS` and return in which share of each at least one event ran."""
+    """Cut a span into `PARTS` and return, for each, the share (%) in which at least one event ran."""
     if events.empty:
         return [0] * PARTS
     starts, ends = _union(events)
@@ -110,7 +110,7 @@ def _busy_pct(events: pd.DataFrame, begin_us: float, span_us: float) -> list[int
 
 
 def _union(events: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
-    """Join events that overlap; return the starts and the ends of what that gives."""
+    """Merge overlapping events; return the starts and ends of the merged intervals."""
     events = events.sort_values("start_us")
     starts = events["start_us"].to_numpy(dtype=float)
     ends = np.maximum.accumulate(starts + events["duration_us"].to_numpy(dtype=float))

@@ -1,4 +1,4 @@
-"""What does averaging gradients over ranks cost a training step, and how much of it can backward hide."""
+"""What does averaging gradients over ranks cost a training step, and how much of it can the backward pass hide?"""
 
 from dataclasses import dataclass
 
@@ -11,16 +11,16 @@ READS = ("allreduce",)
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to average gradients, with its bucket size in MB (2^20 bytes) where it has buckets."""
+    """One way to average gradients; bucket size in MB of 2^20 bytes, None without buckets."""
 
     impl: str
     bucket_size_mb: int | None = None
 
 
 IMPLS = ("naive", "flat", "overlap", "bucketed", "torch_tuned", "torch", "none")
-# "torch" is DistributedDataParallel as it comes; tuned, it sends no buffers, as ours do not, and gradients lie in its
-# buckets. "none" communicates nothing: what a variant takes beyond it is what communication
-# costs. It is last, so that its weights are compared with those of a variant that averages.
+# "torch" is DistributedDataParallel with its defaults; "torch_tuned" sends no buffers, like ours, and keeps gradients in
+# its buckets. "none" does not communicate: the difference to it is the cost of communication. It comes last, so that
+# its weights are compared with those of a variant that averages.
 VARIANTS = (
     Variant("naive"),
     Variant("flat"),
@@ -34,16 +34,16 @@ VARIANTS = (
 PHASES = ("forward", "backward", "communication", "optimizer")
 TRAIN_STEP = "train_step"
 WHOLE_STEP = {"phase": TRAIN_STEP, "clock": "host"}
-# Of these variants one step is captured: beside each other they show what starting early hides.
+# One step of each of these is captured: together they show how much communication an early start hides.
 CAPTURED = ("naive", "overlap")
 CAPTURED_STEP, PROFILER = "captured_step", "torch.profiler"
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One model and precision, data-parallel over so many ranks; its rows are the variants.
+    """One model size, precision and number of ranks; the DDP variants are its rows.
 
-    repeat: numbers cells that measure the same, each in a process of its own.
+    repeat: the number of a cell that measures the same again, in its own process.
     """
 
     precision: str = axis("fp32", allowed=("fp32", "bf16"))
@@ -53,11 +53,11 @@ class Cell:
 
     @property
     def gpus(self) -> int:
-        """The GPUs it takes on a machine that has any: one a rank."""
+        """The GPUs that the cell uses if there are any: one per rank."""
         return self.world_size
 
     def row_keys(self) -> list[dict[str, str | int | None]]:
-        """Return what names the whole step of each variant: the rows of a cell that could not be measured."""
+        """Return the keys of the rows of a cell that could not be measured: each variant's whole step."""
         return [{**variant_key(variant), **WHOLE_STEP} for variant in VARIANTS]
 
 
@@ -68,12 +68,12 @@ def variant_key(variant: Variant) -> dict[str, str | int | None]:
 
 @dataclass(frozen=True)
 class Settings:
-    """What every cell of the stage shares. Variants take turns in `rounds`, every second one in reverse order."""
+    """Shared by all cells. Variants take turns in `rounds`; every second round runs in reverse order."""
 
     batch_size_per_rank: int = axis(2, minimum=1)
     context_length: int = axis(512, minimum=1)
     vocab_size: int = axis(10_000, minimum=2)
-    warmup_steps: int = axis(2, minimum=2)  # torch's DDP makes its buckets anew after the first step
+    warmup_steps: int = axis(2, minimum=2)  # torch's DDP rebuilds its buckets after the first step
     steps: int = axis(10, minimum=5)
     rounds: int = axis(2, minimum=1)
     unstable_rel_error: float = axis(0.05, minimum=0)

@@ -1,4 +1,4 @@
-"""Measure a ddp cell: every variant's training step on ranks of one process group, by phase and clock."""
+"""Measure a ddp cell: the training step of every variant in the same ranks, by phase and clock."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +16,7 @@ Row = dict[str, Any]
 
 
 def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
-    """Return the rows of all variants, measured in turn in the same ranks as far as all fit into memory."""
+    """Return the rows of all variants; they take turns in the same ranks unless memory runs out."""
     backend, device_type = ("nccl", "cuda") if gpu_count() > 0 else ("gloo", "cpu")
 
     def measure_together(variants: Sequence[Variant]) -> dict[Variant, Result]:
@@ -36,7 +36,7 @@ def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
 
 
 def rows_of(variant: Variant, result: Result | MemoryError, cell: Cell, settings: Settings, backend: str) -> list[Row]:
-    """Make rows of what one variant's turns gave: a row per phase and clock, and one of the captured step."""
+    """Make the rows of one variant: a row per phase and clock, and one for the captured step."""
     key = variant_key(variant)
     if isinstance(result, MemoryError):
         return [{**key, **WHOLE_STEP, "status": "oom", "reason": str(result)}]

@@ -1,11 +1,11 @@
-"""What a cell takes, told before it is measured. Imports no torch: the workflow reads it."""
+"""Estimate a cell's time and memory before it is measured. Imports no torch: the workflow reads it."""
 
 from pipeline.formulas.data_parallel import training_bytes, training_s
 from pipeline.stages.ddp.cell import VARIANTS, Cell, Settings
 
 
 def expected_s(cell: Cell, settings: Settings, on_gpu: bool) -> float:
-    """Return about how many seconds a cell takes."""
+    """Estimate the seconds that a cell takes."""
     profiled_steps = 5 if on_gpu else 0
     return training_s(
         len(VARIANTS) * (settings.rounds * (settings.warmup_steps + settings.steps) + profiled_steps), on_gpu
@@ -13,7 +13,7 @@ def expected_s(cell: Cell, settings: Settings, on_gpu: bool) -> float:
 
 
 def needed_bytes(cell: Cell, settings: Settings) -> int:
-    """Return the least memory that a cell takes on a CPU."""
+    """Return the least memory that a cell needs on a CPU."""
     return training_bytes(
         cell.size,
         cell.precision,

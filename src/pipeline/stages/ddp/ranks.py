@@ -1,4 +1,4 @@
-"""What each rank of a ddp cell does: build a variant, train it for the timed steps, compare weights, make room."""
+"""Measure one rank of a ddp cell: build a variant, time its training steps, compare weights, free the memory."""
 
 import time
 from collections.abc import Sequence
@@ -22,13 +22,13 @@ from pipeline.stages.ddp.capture import Lanes, capture_step
 from pipeline.stages.ddp.cell import CAPTURED, Cell, Settings, Variant
 from pipeline.stages.ddp.variants import build_step, phases
 
-# NCCL's process group looks for finished collectives every tenth of a second.
+# NCCL's process group checks for finished collectives every tenth of a second.
 WATCHED_WITHIN_S = 0.3
 
 
 @dataclass
 class Result:
-    """What the turns of one variant gave on a rank; times and bytes are those of the slowest, the fullest rank."""
+    """The results of one variant's turns; times are the slowest rank's, bytes the fullest rank's."""
 
     samplings: list[Sampling] = field(default_factory=list)
     peak_bytes: int | None = None
@@ -45,9 +45,9 @@ class Result:
 def measure_variants(
     context: RankContext, cell: Cell, settings: Settings, variants: Sequence[Variant]
 ) -> dict[Variant, Result]:
-    """Let the variants take turns, each from the same weights with the memory to itself; then profile steps of each.
+    """Let the variants take turns, each from the same weights and alone in memory; then profile steps of each.
 
-    Profiles come after all is timed: a profiler may leave its traces on what runs after it.
+    Profiles come last, because a profiler may disturb what runs after it.
     """
     rank = _Rank(context, cell, settings)
     dist.barrier()  # what the first collective starts is not pinned
@@ -61,7 +61,7 @@ def measure_variants(
 
 
 class _Rank:
-    """One rank, on which variants take turns; a turn's model is gone when it ends."""
+    """One rank on which variants take turns; each turn frees its model."""
 
     def __init__(self, context: RankContext, cell: Cell, settings: Settings) -> None:
         self.rank, self.device = context.rank, context.device
@@ -69,10 +69,10 @@ class _Rank:
         self.reference: Tensor | None = None  # weights of the first variant that averages, on rank 0
 
     def take_turn(self, variant: Variant, result: Result, is_first_turn: bool) -> None:
-        """Train for the timed steps; after those of the first turn note memory and collectives and compare the weights.
+        """Time training steps; after those of the first turn, note memory and collectives and compare the weights.
 
-        Only that turn begins with the device's memory bare, to have its own peak: to allocate all anew takes as long as
-        several steps.
+        Only the first turn starts with empty device memory, to measure its own peak: allocating everything anew takes
+        as long as several steps.
         """
         if is_first_turn:
             _let_go_of_finished_collectives()
@@ -102,7 +102,7 @@ class _Rank:
     def _compare(self, model: nn.Module, variant: Variant, result: Result) -> None:
         """Compare the weights after the timed steps: between ranks, and on rank 0 with the first variant's.
 
-        What communicates nothing is compared too: its weights must differ.
+        The variant without communication is compared too: its weights must differ.
         """
         result.rank_difference = weight_differences.difference_between_ranks(model)
         if self.rank != 0:
@@ -114,17 +114,18 @@ class _Rank:
 
 
 def _let_go_of_finished_collectives() -> None:
-    """Make the process group drop the tensors of collectives that are done.
+    """Make the process group release the tensors of finished collectives.
 
-    NCCL's keeps them where the host did not wait, as PyTorch's DDP does not: until its watchdog has seen the end and
-    another collective is started (`shelvesToUnstash_` in ProcessGroupNCCL). They would count for the next variant.
+    If the host did not wait for a collective, as in PyTorch's DDP, NCCL's process group keeps its tensors until the
+    watchdog has seen the end and another collective starts (`shelvesToUnstash_` in ProcessGroupNCCL). They would count
+    as memory of the next variant.
     """
     time.sleep(WATCHED_WITHIN_S)
     dist.barrier()
 
 
 def _peak_bytes(device: torch.device) -> int | None:
-    """Return the most that any rank's allocator has given out; None on a CPU, whose allocator does not count."""
+    """Return the peak of allocated bytes on any rank; None on a CPU, whose allocator does not count."""
     if device.type != "cuda":
         return None
     return int(max_over_ranks({"peak": torch.cuda.max_memory_allocated(device)}, device)["peak"])
@@ -133,12 +134,12 @@ def _peak_bytes(device: torch.device) -> int | None:
 def _count(step: TrainingStep, averages: bool, result: Result) -> None:
     """Count the gradients' bytes and the all-reduces of one step that carry them.
 
-    Raises RuntimeError where a step that averages gradients seems to carry none.
+    Raises RuntimeError if a step that averages gradients shows no all-reduce.
     """
     result.gradient_bytes = sum(weight.nbytes for weight in step.model.parameters() if weight.requires_grad)
     with CollectiveLog() as log:
         step.run()
     carrying = [call for call in log.calls if call.name == "allreduce" and call.dtype.is_floating_point]
     if averages and not carrying:
-        raise RuntimeError("no all-reduce of a step was noted: the log does not reach the thread that starts them")
+        raise RuntimeError("no all-reduce of a step was logged: the log does not reach the thread that starts them")
     result.all_reduces, result.all_reduce_bytes = len(carrying), total_bytes(carrying)

@@ -1,4 +1,4 @@
-"""What the ddp stage leaves: times of each variant's step by phase and clock, and one captured step of some."""
+"""Rows of the ddp stage: times of each variant's step by phase and clock, and one captured step of some variants."""
 
 from dataclasses import dataclass
 
@@ -12,52 +12,52 @@ class VariantRow(Row):
     """Columns that name a variant."""
 
     impl: str = column(
-        "way to average gradients; none communicates nothing; torch is torch's DDP with its defaults, torch_tuned with"
-        " broadcast_buffers=False and gradient_as_bucket_view=True",
+        "way to average gradients; none: no communication; torch: torch's DDP with its defaults; torch_tuned: the same"
+        " with broadcast_buffers=False and gradient_as_bucket_view=True",
         allowed=IMPLS,
     )
-    bucket_size_mb: int | None = column("bucket size in MB of 2^20 bytes; none without buckets", minimum=1)
+    bucket_size_mb: int | None = column("bucket size in MB of 2^20 bytes; empty without buckets", minimum=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepTime(GpuStepRow, VariantRow):
-    """Time of a training step or of one of its phases by one clock; each sample is that of the slowest rank."""
+    """Time of a training step or of one of its phases by one clock; each sample is the slowest rank's."""
 
     KEYS = ("impl", "bucket_size_mb", "phase", "clock")
 
     phase: str = column(
-        "part of the step, or all of it; communication is what is left of it after backward",
+        "part of the step, or all of it; communication: the wait that remains after backward",
         allowed=(*PHASES, TRAIN_STEP),
     )
     clock: str = column("host: a synchronize on both sides; cuda_events: by the GPU", allowed=("host", "cuda_events"))
     backend: str = column("backend of the process group", allowed=("gloo", "nccl"))
-    tokens: int = column("tokens a step of all ranks: batch size times context length times ranks", minimum=1)
-    peak_bytes: int | None = column("most that any rank's allocator had given out; none on a CPU", minimum=0)
+    tokens: int = column("tokens per step over all ranks: batch size times context length times ranks", minimum=1)
+    peak_bytes: int | None = column("peak of allocated memory on any rank; empty on a CPU", minimum=0)
     gradient_bytes: int = column("bytes of a rank's gradients", minimum=0)
-    all_reduces: int = column("all-reduces of gradients a step", minimum=0)
-    all_reduce_bytes: int = column("bytes that those carry", minimum=0)
+    all_reduces: int = column("all-reduces of gradients per step", minimum=0)
+    all_reduce_bytes: int = column("bytes that these all-reduces carry", minimum=0)
     rank_difference: float = column("largest difference of a weight between ranks after the timed steps", minimum=0)
     variant_difference: float | None = column(
-        "largest difference of a weight from the first variant that averages; none without one", minimum=0
+        "largest difference of a weight from the first variant that averages; empty without one", minimum=0
     )
-    weight_tolerance: float = column("largest difference that rounding may make", minimum=0)
+    weight_tolerance: float = column("largest difference that rounding may cause", minimum=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CapturedStep(VariantRow):
-    """One step of rank 0 as its profiler saw it: how long it computed, communicated, and did both."""
+    """One profiled step of rank 0: how long it computed, communicated, and did both."""
 
     KEYS = ("impl", "bucket_size_mb", "phase", "clock")
 
     phase: str = column("the captured step", allowed=(CAPTURED_STEP,))
-    clock: str = column("what saw the step", allowed=(PROFILER,))
-    span_ms: float = column("from the begin of the first event to the end of the last", minimum=0)
+    clock: str = column("the profiler", allowed=(PROFILER,))
+    span_ms: float = column("from the start of the first event to the end of the last", minimum=0)
     computation_ms: float = column("time in which at least one event computed", minimum=0)
     communication_ms: float = column("time in which at least one event communicated", minimum=0)
     hidden_ms: float = column("time in which both ran", minimum=0)
-    hidden_pct: float | None = column("hidden_ms over communication_ms; none without communication", minimum=0)
-    computation_busy_pct: list[int] = column("share of each of equal parts of the step in which it computed", minimum=0)
-    communication_busy_pct: list[int] = column("share of each of those parts in which it communicated", minimum=0)
+    hidden_pct: float | None = column("hidden_ms over communication_ms; empty without communication", minimum=0)
+    computation_busy_pct: list[int] = column("for equal parts of the step: share of computing time", minimum=0)
+    communication_busy_pct: list[int] = column("for equal parts of the step: share of communicating time", minimum=0)
 
 
 ROW_TYPES = RowTypes(

@@ -19,9 +19,9 @@ TORCHS: dict[str, dict[str, Any]] = {
 
 
 def build_step(variant: Variant, cell: Cell, settings: Settings, rank: int, device: torch.device) -> TrainingStep:
-    """Build a rank's step: model and tokens drawn from the rank's own seed, so that averaging makes a difference.
+    """Build a rank's step: model and tokens use the rank's own seed, so that averaging makes a difference.
 
-    The wrappers begin with rank 0's weights on every rank. torch's waits for its communication inside backward.
+    All wrappers copy rank 0's weights to every rank. torch's waits for its communication inside backward.
     """
     step = build_training_step(
         SIZES[cell.size],
@@ -43,6 +43,6 @@ def build_step(variant: Variant, cell: Cell, settings: Settings, rank: int, devi
 
 
 def phases(step: TrainingStep) -> dict:
-    """Return the step's phases in their order; `communication` is what is left of it after backward."""
+    """Return the step's phases in their order; `communication` is the wait that remains after backward."""
     waiting = {} if step.finish_gradients is None else {"communication": step.synchronize_gradients}
     return {"forward": step.forward, "backward": step.backward, **waiting, "optimizer": step.optimizer_step}

@@ -1,4 +1,4 @@
-"""How fast, how exact and how lean is FlashAttention-2, beside what torch offers, over length and head_dim?"""
+"""How do our FlashAttention-2 kernels compare with PyTorch's in speed, error and memory, by length and head_dim?"""
 
 from dataclasses import dataclass
 
@@ -10,16 +10,16 @@ DTYPES = ("bf16", "fp32")
 PHASES = ("forward", "backward", "forward_backward")
 OURS = ("triton", "tiled")
 SDPA_BACKENDS = ("sdpa_flash", "sdpa_cudnn", "sdpa_efficient")
-# On a CPU torch's own choice, `sdpa`, stands for the backends that are a GPU's.
+# On a CPU `sdpa`, torch's own choice, replaces the GPU backends.
 PEERS = ("eager", "compiled_eager", "sdpa", *SDPA_BACKENDS, "flex")
 GPU_ONLY = ("triton", *SDPA_BACKENDS, "flex")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One attention problem; implementations are its rows.
+    """One attention problem; the implementations are its rows.
 
-    repeat: numbers cells that measure the same, each in a process of its own.
+    repeat: the number of a cell that measures the same again, in its own process.
     """
 
     dtype: str = axis("bf16", allowed=DTYPES)
@@ -32,11 +32,11 @@ class Cell:
 
     @property
     def gpus(self) -> int:
-        """The GPUs it takes on a machine that has any."""
+        """The GPUs that the cell uses if there are any."""
         return 1
 
     def shares_host(self, on_gpu: bool) -> bool:
-        """On a GPU it times kernels by the GPU's clock, launches queued ahead: docs/side-by-side.md."""
+        """Return True on a GPU: kernels are timed by the GPU, with launches queued ahead: docs/side-by-side.md."""
         return on_gpu
 
     @property
@@ -45,13 +45,13 @@ class Cell:
         return Shape(self.batch_size, self.num_heads, self.seq_len, self.head_dim, self.is_causal)
 
     def row_keys(self) -> list[dict[str, str]]:
-        """Return what names each row: the rows of a cell that could not be measured."""
+        """Return the keys of the rows of a cell that could not be measured: every row."""
         return [{"impl": impl, "phase": phase} for impl in (*OURS, *PEERS) for phase in PHASES]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What every cell of the stage shares: the stop rule of each row, and when a call is too slow to be sampled."""
+    """Shared by all cells: the stop rule of each row, and the limit above which a call is too slow to be sampled."""
 
     min_samples: int = axis(10, minimum=3)
     max_samples: int = axis(100, minimum=3)

@@ -1,4 +1,4 @@
-"""The implementations to compare, each as a function of q, k and v; and what it says when it cannot do a problem."""
+"""The implementations to compare, as functions of q, k and v, and the errors by which they refuse a problem."""
 
 import functools
 import warnings
@@ -21,7 +21,7 @@ from pipeline.stages.flash.cell import GPU_ONLY, OURS, PEERS
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
-# attention(q, k, v, is_causal): the autograd functions themselves, not what casts for autocast before them in a model.
+# attention(q, k, v, is_causal): the autograd functions themselves, without the casts that a model under autocast needs.
 FUNCTIONS = {
     "triton": FlashAttentionTriton.apply,
     "tiled": FlashAttentionTiled.apply,
@@ -32,13 +32,10 @@ BACKENDS = {
     "sdpa_cudnn": SDPBackend.CUDNN_ATTENTION,
     "sdpa_efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
-# Errors by which a kernel says that the machine, or the kernel, has not what a problem needs: no SDPA kernel for it, no
-# cuDNN plan, more shared memory than there is.
+# Errors by which a kernel refuses a problem: no SDPA kernel for it, no cuDNN plan, more shared memory than there is.
 REFUSALS = ("No available kernel", "No viable backend", "cuDNN", "CUDNN", "out of resource")
-
-
-# `tiled` is there to be read: it launches a dozen kernels a pair of tiles, one after the other, and their number grows
-# with the square of the length. At this length a call takes some 0.2 s on an H200, at 65,536 256 times that.
+# `tiled` is written to be read: it launches a dozen kernels per pair of tiles, and the number of pairs grows with the
+# square of the length. At this length a call takes some 0.2 s on an H200, at 65,536 256 times that.
 LONGEST_TILED = 4096
 # FlexAttention's own choice of block, in queries and in keys.
 FLEX_BLOCK = 128
@@ -46,22 +43,22 @@ FLEX_BLOCK = 128
 
 @dataclass(frozen=True)
 class Implementation:
-    """A function (q, k, v) -> output, and the context that holds around it and its backward pass."""
+    """A function (q, k, v) -> output, and the context in which it and its backward pass run."""
 
     attend: Attend
     within: Callable[[], AbstractContextManager] = nullcontext
 
 
 def names(device: torch.device) -> list[str]:
-    """Return the implementations to measure or to skip on a device: torch's own choice stands for a CPU's only."""
+    """Return the implementations to measure or to skip on a device; `sdpa` only on a CPU."""
     everywhere = [*OURS, *PEERS]
     return everywhere if device.type == "cpu" else [name for name in everywhere if name != "sdpa"]
 
 
 def build(name: str, shape: Shape, device: torch.device) -> Implementation:
-    """Return an implementation for one shape; what it makes of the shape alone, as a block mask, is made here.
+    """Return an implementation for one shape; this builds what depends on the shape alone, such as a block mask.
 
-    Raises Skipped where this machine lacks what it needs.
+    Raises Skipped if this machine lacks what it needs.
     """
     if name in GPU_ONLY and device.type != "cuda":
         raise Skipped("needs a CUDA GPU")
@@ -91,7 +88,7 @@ def _by_formula(attention: Callable[..., Tensor], shape: Shape) -> Attend:
 def _sdpa(shape: Shape) -> Attend:
     is_causal = shape.is_causal
 
-    # A function in Python, as the others' is: a lone call shows one more or less.
+    # A Python function, as for the other implementations: it counts in the time of a single call.
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return scaled_dot_product_attention(q, k, v, is_causal=is_causal)
 
@@ -99,7 +96,7 @@ def _sdpa(shape: Shape) -> Attend:
 
 
 def chosen_by_sdpa(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> str | None:
-    """Name the one of BACKENDS that SDPA takes for these inputs where it may choose; None if it takes another."""
+    """Name the backend that SDPA chooses by itself for these inputs; None if it is not one of BACKENDS."""
     choice = sdpa_choice(q, k, v, is_causal)
     return next((name for name, backend in BACKENDS.items() if backend == choice), None)
 
@@ -113,18 +110,18 @@ def _flex(shape: Shape, device: torch.device) -> Attend:
 
 
 def causal_block_mask(seq_len: int, device: torch.device) -> BlockMask:
-    """Return FlexAttention's causal mask: of each row of blocks, those before the diagonal whole, its own by element.
+    """Return FlexAttention's causal mask: blocks before the diagonal are full, those on it are masked by element.
 
-    Written down, for `create_block_mask` finds it from all seq_len² elements: whole in memory, or by a kernel that at
-    8192 and more takes up to minutes to compile.
+    Built directly, because `create_block_mask` derives it from all seq_len² elements: in memory, or with a kernel that
+    takes up to minutes to compile at 8192 and more.
     """
     row = torch.arange(-(-seq_len // FLEX_BLOCK), dtype=torch.int32, device=device)
     every_block = row.repeat(1, 1, len(row), 1)
     return BlockMask.from_kv_blocks(
         kv_num_blocks=torch.ones_like(row)[None, None],
-        kv_indices=every_block.mT.contiguous(),  # of each row the first is read, the diagonal's
+        kv_indices=every_block.mT.contiguous(),  # only the first of each row is read: the diagonal
         full_kv_num_blocks=row[None, None],
-        full_kv_indices=every_block,  # of row i the first i
+        full_kv_indices=every_block,  # only the first i of row i are read
         BLOCK_SIZE=FLEX_BLOCK,
         mask_mod=_causal,
         seq_lengths=(seq_len, seq_len),
@@ -137,9 +134,9 @@ def _causal(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor
 
 @contextmanager
 def refusals_as_skipped(name: str) -> Iterator[None]:
-    """Turn the errors by which an implementation refuses a problem into Skipped; any other passes through.
+    """Turn errors by which an implementation refuses a problem into Skipped; let all others pass.
 
-    Ours raise ValueError before any launch. SDPA warns why none of its kernels will do before it raises.
+    Ours raise ValueError before any launch. SDPA warns why none of its kernels fits, then raises.
     """
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
@@ -156,7 +153,7 @@ def refusals_as_skipped(name: str) -> Iterator[None]:
 
 
 def _reason(error: RuntimeError, warned: list[str]) -> str:
-    """Return what SDPA warned of the backend that was asked for, else the error's own telling line."""
+    """Return SDPA's warning about the requested backend, else the line of the error that gives the reason."""
     texts = [text.split(" (Triggered internally")[0].strip() for text in warned]
     telling = [text for text in texts if "Expected" in text or "requires" in text or "must" in text]
     if "No available kernel" in str(error):

@@ -1,4 +1,4 @@
-"""Measure a flash cell: each implementation tried alone, then all of them timed in turn."""
+"""Measure a flash cell: try each implementation alone, then time all of them in turn."""
 
 import dataclasses
 from typing import Any
@@ -22,17 +22,17 @@ Row = dict[str, Any]
 Key = tuple[str, str]  # implementation, phase
 
 TORCH_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
-# Rounds that are not counted. Every call has been made twice before them: they are for those that a moment disturbs.
+# Rounds that do not count. Every call has already run twice: these absorb momentary disturbances.
 WARMUP_ROUNDS = 2
-# A call so slow that min_samples would overrun its budget is sampled this often at least.
+# The least number of samples for a call so slow that min_samples would exceed the budget.
 FEWEST_SAMPLES = 3
-# A sample that takes longer is slow: it needs no warm-up rounds, and a lone call's latency is its device time.
+# Samples above this are slow: they need no warm-up rounds, and a single call's latency is its device time.
 SLOW_S = 0.02
 LATENCY_RULE = StopRule(min_samples=5, max_samples=50, rel_error=0.01, budget_s=0.06)
 
 
 def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
-    """Return a row for each implementation and phase; one that fails does not keep the others from it."""
+    """Return a row for each implementation and phase; if one fails, the others are still measured."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     inputs = _inputs(cell, device)
     with stopwatch.measuring():
@@ -64,7 +64,7 @@ def _inputs(cell: Cell, device: torch.device) -> Inputs:
 
 
 def _rule(sample_s: float, settings: Settings) -> StopRule:
-    """Return the stop rule of a call: fewer samples where even the least number would take longer than its budget."""
+    """Return the stop rule of a call, with fewer samples if min_samples would exceed the budget."""
     rule = StopRule(settings.min_samples, settings.max_samples, settings.rel_error, settings.budget_s)
     if sample_s * rule.min_samples <= rule.budget_s:
         return rule
@@ -72,16 +72,17 @@ def _rule(sample_s: float, settings: Settings) -> StopRule:
 
 
 def _latencies(works: dict[Key, Any], device: torch.device) -> dict[Key, Taken]:
-    """Time lone calls by the host clock; on a CPU the samples are that already."""
+    """Time single calls by the host clock; on a CPU the samples already are."""
     if device.type == "cpu":
         return {}
     return interleave(works, latency_sampler(device), dict.fromkeys(works, LATENCY_RULE), warmup=0).taken
 
 
 def _peak_columns(cell: Cell, device: torch.device) -> Row:
-    """Return the rate that nothing as exact can exceed.
+    """Return the peak rate at this precision.
 
-    For fp32 on tensor cores that is three TF32 products for each, or the rate without tensor cores if that is higher.
+    For fp32 on tensor cores that is a third of the TF32 peak, because a product takes three TF32 products; or the peak
+    without tensor cores if that is higher.
     """
     peak, how = peak_tflops(device, cell.dtype), cell.dtype
     if cell.dtype == "fp32" and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0):
@@ -92,7 +93,7 @@ def _peak_columns(cell: Cell, device: torch.device) -> Row:
 
 
 def _choice_columns(cell: Cell, inputs: Inputs) -> Row:
-    """Return which of its GPU backends SDPA takes where none is asked for; on a CPU they are not measured."""
+    """Return the backend that SDPA chooses by itself; nothing on a CPU, where the backends are not measured."""
     if inputs.device.type == "cpu":
         return {}
     return {"sdpa_choice": implementations.chosen_by_sdpa(*inputs.qkv, cell.is_causal)}
@@ -134,7 +135,7 @@ def _rates(cell: Cell, phase: str, median_ms: float, shared: Row) -> Row:
 
 
 def _latency_columns(taken: Taken | None) -> Row:
-    """Return the median of a lone call until it returns (enqueue) and until its work is done (call)."""
+    """Return median and quartiles of a single call until it returns (enqueue) and until its work is done (call)."""
     if taken is None or taken.out_of_memory:
         return {}
     return {

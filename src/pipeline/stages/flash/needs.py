@@ -1,14 +1,14 @@
-"""What a cell takes, told before it is measured. Imports no torch: the workflow reads it."""
+"""Estimate a cell's time and memory before it is measured. Imports no torch: the workflow reads it."""
 
 from pipeline.formulas.attention import peak_bytes
 from pipeline.stages.flash.cell import Cell, Settings
 
 
 def expected_s(cell: Cell, settings: Settings, on_gpu: bool) -> float:
-    """Return about how many seconds a cell takes: on a CPU most of it is the C++ compiler's."""
+    """Estimate the seconds that a cell takes: on a CPU the C++ compiler takes most of it."""
     return (3 if on_gpu else 15) + 20 * settings.budget_s
 
 
 def needed_bytes(cell: Cell, settings: Settings) -> int:
-    """Return the least memory that a cell takes on a CPU: what eager attention, one of its rows, has at its height."""
+    """Return the least memory that a cell needs on a CPU: the peak of eager attention, one of its rows."""
     return peak_bytes(cell.shape, element_bytes={"bf16": 2, "fp32": 4}[cell.dtype], device_type="cpu")

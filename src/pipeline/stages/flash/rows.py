@@ -1,4 +1,4 @@
-"""What the flash stage leaves: time, rate, memory and errors by implementation and phase."""
+"""Rows of the flash stage: time, rate, memory and errors by implementation and phase."""
 
 from dataclasses import dataclass
 
@@ -9,17 +9,17 @@ from pipeline.stages.flash.cell import OURS, PEERS, PHASES, SDPA_BACKENDS
 
 @dataclass(frozen=True, kw_only=True)
 class ImplementationTime(GpuTimedRow):
-    """One phase of one implementation. What the trial calls showed stands also where the phase could not be timed."""
+    """One phase of one implementation. Columns of the trial calls are filled even if the phase could not be timed."""
 
     KEYS = ("impl", "phase")
 
-    impl: str = column("implementation: ours, then those of torch", allowed=(*OURS, *PEERS))
+    impl: str = column("implementation: ours, then torch's", allowed=(*OURS, *PEERS))
     phase: str = column(
         "forward: the output; backward: the gradients of q, k and v; forward_backward: one after the other",
         allowed=PHASES,
     )
-    first_call_ms: float = column("first call, which compiles and loads, by the host clock", positive=True)
-    extra_bytes: int | None = column("most memory on the GPU that a call adds to that of its inputs", minimum=0)
+    first_call_ms: float = column("first call, including compiling and loading, by the host clock", positive=True)
+    extra_bytes: int | None = column("peak memory on the GPU that a call needs in addition to its inputs", minimum=0)
     output_rel_error: float | None = column("relative L2 error of the output, forward, against fp64", minimum=0)
     output_max_error: float | None = column("largest absolute error of the output, forward, against fp64", minimum=0)
     dq_rel_error: float | None = column("relative L2 error of the gradient of q, backward, against fp64", minimum=0)
@@ -37,23 +37,21 @@ class ImplementationTime(GpuTimedRow):
     clock: str = column(
         "device: CUDA events, L2 flushed, launches queued ahead; host: a CPU", allowed=("device", "host")
     )
-    tflops_per_s: float = column("FLOPs of the phase, only those under the mask, over the median time", positive=True)
+    tflops_per_s: float = column("FLOPs of the phase, without masked scores, over the median time", positive=True)
     peak_share_pct: float = column("tflops_per_s over peak_tflops_per_s", positive=True)
-    peak_tflops_per_s: float = column("rate that nothing as exact can exceed", positive=True)
+    peak_tflops_per_s: float = column("peak rate at this precision", positive=True)
     peak_source: str = column("where the peak comes from", allowed=("datasheet", "measured"))
-    peak_of: str = column("what it is the peak of: a dtype, or 3×TF32, which is as exact as fp32")
-    sdpa_choice: str | None = column(
-        "backend that SDPA chooses by itself, if it is one of these", allowed=SDPA_BACKENDS
-    )
+    peak_of: str = column("what the peak is for: a dtype, or 3×TF32, which is as exact as fp32")
+    sdpa_choice: str | None = column("backend that SDPA chooses by itself; empty if another", allowed=SDPA_BACKENDS)
     exposed_samples: int = column("samples that may hold gaps between launches", minimum=0)
     median_call_ms: float | None = column(
-        "lone call with nothing queued, by the host clock, until its work is done: median", positive=True
+        "single call with nothing queued, by the host clock, until its work is done: median", positive=True
     )
-    q1_call_ms: float | None = column("lone call until its work is done: first quartile", positive=True)
-    q3_call_ms: float | None = column("lone call until its work is done: third quartile", positive=True)
-    median_enqueue_ms: float | None = column("lone call until it returns to the host: median", positive=True)
-    q1_enqueue_ms: float | None = column("lone call until it returns to the host: first quartile", positive=True)
-    q3_enqueue_ms: float | None = column("lone call until it returns to the host: third quartile", positive=True)
+    q1_call_ms: float | None = column("single call until its work is done: first quartile", positive=True)
+    q3_call_ms: float | None = column("single call until its work is done: third quartile", positive=True)
+    median_enqueue_ms: float | None = column("single call until it returns to the host: median", positive=True)
+    q1_enqueue_ms: float | None = column("single call until it returns to the host: first quartile", positive=True)
+    q3_enqueue_ms: float | None = column("single call until it returns to the host: third quartile", positive=True)
 
 
 ROW_TYPES = RowTypes.one(ImplementationTime)

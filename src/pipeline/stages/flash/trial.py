@@ -1,4 +1,4 @@
-"""Try one implementation alone: does it run, how long does a call take about, how much memory, how exact is it?"""
+"""Try one implementation alone: does it run, about how long does a call take, with how much memory, how exactly?"""
 
 import time
 from collections.abc import Callable
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Inputs:
-    """Seeded normal queries, keys, values and gradient of the output, and the exact results for them."""
+    """Seeded normal queries, keys, values and gradient of the output, with the exact results."""
 
     qkv: tuple[Tensor, Tensor, Tensor]
     output_gradient: Tensor
@@ -31,15 +31,16 @@ class Inputs:
 
     @property
     def device(self) -> torch.device:
-        """Where they are."""
+        """Return the device of the inputs."""
         return self.output_gradient.device
 
 
 @dataclass
 class Trial:
-    """What can be timed of an implementation, how long a sample takes, what is known of each phase, and why not more.
+    """The result of trying an implementation, by phase.
 
-    A sample is a call and its preparation.
+    works: phases that can be timed; sample_s: seconds of a sample, a call with its preparation; columns: what the calls
+    showed; failures: status and reason of phases that cannot be timed.
     """
 
     works: dict[str, Work] = field(default_factory=dict)
@@ -50,7 +51,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class _Called:
-    """One call: its milliseconds by the host clock, the seconds with its preparation, and what it returned."""
+    """One call: its milliseconds by the host clock, its seconds with preparation, and its result."""
 
     call_ms: float
     sample_s: float
@@ -58,11 +59,11 @@ class _Called:
 
 
 class _OutOfMemory(Exception):
-    """A call that ran out of memory; its message is the reason to record."""
+    """A call ran out of memory; the message is the reason to record."""
 
 
 def try_implementation(name: str, shape: Shape, inputs: Inputs, settings: Settings) -> Trial:
-    """Try forward, then backward, then both; what follows a phase that fails is not tried and fails like it."""
+    """Try forward, then backward, then both; after a failure the remaining phases fail with the same reason."""
     trial, status = Trial(), ""
     try:
         works = _or_raise(name, lambda: _works(implementations.build(name, shape, inputs.device), inputs))
@@ -78,7 +79,7 @@ def try_implementation(name: str, shape: Shape, inputs: Inputs, settings: Settin
 
 
 def _works(implementation: implementations.Implementation, inputs: Inputs) -> dict[str, Work]:
-    """Return each phase as work to time. A backward phase gets a new graph each time: none is held between samples."""
+    """Return each phase as work to time. Each backward sample makes a new graph: none is kept between samples."""
 
     def forward(_nothing: None) -> Tensor:
         return implementation.attend(*inputs.qkv)
@@ -95,13 +96,13 @@ def _works(implementation: implementations.Implementation, inputs: Inputs) -> di
 
 
 def _try_phase(name: str, phase: str, work: Work, trial: Trial, inputs: Inputs, settings: Settings) -> None:
-    """Run one phase twice: the first call compiles and loads, the second says how long it takes and how much memory.
+    """Run one phase twice: the first call compiles and loads, the second shows its time and memory.
 
-    Raises Skipped where the implementation refuses the problem or is too slow, _OutOfMemory where memory ran out.
+    Raises Skipped if the implementation refuses the problem or is too slow, _OutOfMemory if memory runs out.
     """
     trial.columns[phase] |= _or_raise(name, lambda: _first_call(phase, work, inputs))
     if phase == PHASES[0]:
-        free_memory()  # what compiling, and the implementation before, left in cycles; once, for it takes a while
+        free_memory()  # reference cycles left by compiling and by the previous implementation; once, because it is slow
     second, extra = _or_raise(name, lambda: _second_call(work, inputs.device))
     trial.columns[phase] |= extra
     call_s = second.call_ms / 1e3
@@ -112,12 +113,12 @@ def _try_phase(name: str, phase: str, work: Work, trial: Trial, inputs: Inputs, 
 
 
 def _or_raise(name: str, function: Callable[[], T]) -> T:
-    """Call a function; raises Skipped where the implementation refuses, _OutOfMemory where memory ran out."""
+    """Call a function; raises Skipped if the implementation refuses, _OutOfMemory if memory runs out."""
     with implementations.refusals_as_skipped(name):
         value, reason = attempt(function)
     if reason is not None:
         raise _OutOfMemory(reason)
-    return cast(T, value)  # None without a reason is what the function returned
+    return cast(T, value)  # None without a reason is the function's own result
 
 
 def _first_call(phase: str, work: Work, inputs: Inputs) -> Row:
@@ -126,7 +127,7 @@ def _first_call(phase: str, work: Work, inputs: Inputs) -> Row:
 
 
 def _second_call(work: Work, device: torch.device) -> tuple[_Called, Row]:
-    """Make a call; return also, on a GPU, the most bytes that it, preparation included, adds to its inputs'."""
+    """Make a call; on a GPU also return the peak bytes that it and its preparation need in addition to the inputs."""
     if device.type != "cuda":
         return _timed_call(work, device), {}
     torch.cuda.reset_peak_memory_stats(device)
@@ -136,7 +137,7 @@ def _second_call(work: Work, device: torch.device) -> tuple[_Called, Row]:
 
 
 def _timed_call(work: Work, device: torch.device) -> _Called:
-    """Run a work once."""
+    """Run one sample of the work."""
     kept: list[Any] = []
     started = time.perf_counter()
     with work.within():
@@ -146,7 +147,7 @@ def _timed_call(work: Work, device: torch.device) -> _Called:
 
 
 def _errors(phase: str, result: Any, exact: ExactAttention) -> Row:
-    """Return relative (L2) and largest absolute errors: of the output, of each gradient, nothing for both phases."""
+    """Return relative (L2) and largest absolute errors of the output or of each gradient; nothing for both phases."""
     if phase == "forward":
         results = {"output": result}
     elif phase == "backward":

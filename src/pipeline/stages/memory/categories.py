@@ -1,13 +1,13 @@
-"""What each allocation is: by whose tensor it holds, else by the phase that made it and how long it stayed.
+"""Classify each allocation: by the tensor that it holds, else by the phase that made it and its lifetime.
 
-The rules, the first that fits:
+The first rule that applies:
 
-1. parameters, gradients, optimizer_state: it holds such a tensor's storage, found by its address while alive.
-2. activations: made in a forward phase, alive when it ends, so kept for the backward pass, and gone when the next
-   forward phase ends, so no workspace of a library; or made in a backward phase by the code of the model's forward
-   pass, so recomputed.
-3. temporaries: anything else that is released before recording ends.
-4. other: anything else: the batch, the tables of the rotations, workspaces of libraries.
+1. parameters, gradients, optimizer_state: it holds the storage of such a tensor, matched by address while alive.
+2. activations: made in a forward phase and alive when it ends (so kept for the backward pass), but gone when the next
+   forward phase ends (so not a library's workspace); or made in a backward phase by the code of the model's forward
+   pass (so recomputed).
+3. temporaries: released before recording ends.
+4. other: everything else: the batch, the tables of the rotations, libraries' workspaces.
 """
 
 from bisect import bisect_right
@@ -26,7 +26,7 @@ def classify(allocations: list[Allocation], recording: Recording) -> dict[Alloca
     spans = phase_spans(recording)
     begins = [begin for _, begin, _ in spans]
     return {
-        # An event at index i is of the phase that begins last at or before it; what was there before has none.
+        # An event belongs to the last phase that begins at or before it; earlier events belong to none.
         allocation: owned.get(allocation)
         or _by_phase(allocation, spans, bisect_right(begins, allocation.start) - 1, len(recording.events))
         for allocation in allocations

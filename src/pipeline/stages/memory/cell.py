@@ -1,4 +1,4 @@
-"""Where does the memory go: the timeline, the peak and its composition, beside what a model of it predicts."""
+"""Where does a training step's memory go: timeline, peak and its composition, compared with a model?"""
 
 from dataclasses import dataclass
 
@@ -23,21 +23,21 @@ class Cell:
 
     @property
     def gpus(self) -> int:
-        """The GPUs it takes on a machine that has any."""
+        """The GPUs that the cell uses if there are any."""
         return 1
 
     def shares_host(self, on_gpu: bool) -> bool:
-        """Beside others a step takes longer, and the host's memory, where there is no GPU, runs out sooner."""
+        """Return True on a GPU without timed steps: company slows down a step, and on a CPU uses up memory."""
         return on_gpu and self.mode != "train_step"
 
     def row_keys(self) -> list[dict[str, str]]:
-        """Return what names the row of a cell that could not be measured."""
+        """Return the key of the single row of a cell that could not be measured."""
         return [{"kind": "peak"}]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What every cell of the stage shares: the assignment's batch, and how the step is timed afterwards."""
+    """Shared by all cells: the assignment's batch, and how the step is timed after recording."""
 
     batch_size: int = axis(4, minimum=1)
     vocab_size: int = axis(10_000, minimum=2)

@@ -1,4 +1,4 @@
-"""Measure a memory cell: record two steps from before the model is built, replay them, then time a few more."""
+"""Measure a memory cell: record building the model and two steps, replay the recording, then time a few more steps."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,14 +19,14 @@ from pipeline.stages.memory.recorded_rows import recording_rows
 
 Row = dict[str, Any]
 
-# AdamW makes its moments at the end of the first step: only the second shows how every later one looks.
+# AdamW creates its moments at the end of the first step: the second step is like all later ones.
 RECORDED_STEPS = 2
 
 
 def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch, files_dir: Path) -> list[Row]:
-    """Return the rows of one recording; raises Skipped where this machine cannot make the cell.
+    """Return the rows of one recording; raises Skipped if this machine or model cannot run the cell.
 
-    `files_dir` gets snapshot.pickle, which opens in pytorch.org/memory_viz, also where memory runs out.
+    Writes snapshot.pickle, which opens in pytorch.org/memory_viz, to `files_dir`, even if memory runs out.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     _require(cell, device)
@@ -34,7 +34,7 @@ def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch, files_dir: Pat
         torch.cuda.reset_peak_memory_stats(device)
     with stopwatch.measuring(), record_memory(device, files_dir / "snapshot.pickle") as recorder:
         step = _record_steps(recorder, cell, settings, device)
-    # Read before steps are timed, for they count into the allocator's peaks.
+    # Read before steps are timed, because these count in the allocator's peaks.
     allocator = _allocator_rows(device)
     rows = [*recording_rows(recorder.read()), *allocator]
     if cell.mode == "train_step":
@@ -87,13 +87,13 @@ def _record_training_step(recorder: Recorder, step: TrainingStep) -> None:
 
 
 def _optimizer_state(step: TrainingStep) -> Iterator[torch.Tensor]:
-    """Yield the moments. The step counts live on the host, unless the parameters do too."""
+    """Yield the moments, without step counters that live on the host beside parameters on a GPU."""
     for state in step.optimizer.state.values():
         yield from (tensor for tensor in state.values() if tensor.device == step.tokens.device)
 
 
 def _allocator_rows(device: torch.device) -> list[Row]:
-    """Give the allocator's own peaks: bytes asked for, those of whole blocks, and those taken from the device."""
+    """Return the allocator's own peaks: bytes requested, allocated in whole blocks, and reserved from the device."""
     if device.type != "cuda":
         return []
     stats = torch.cuda.memory_stats(device)
@@ -110,7 +110,7 @@ def _allocator_rows(device: torch.device) -> list[Row]:
 
 
 def _time_row(step: TrainingStep, settings: Settings, device: torch.device) -> Row:
-    """Time whole steps, undisturbed by recording."""
+    """Time whole steps without recording."""
     rule = StopRule(settings.steps, settings.max_steps, settings.rel_error, settings.budget_s)
     sampling = time_phases({"train_step": step.run}, device, settings.warmup_steps, rule)
     samples_ms = sampling.timings["train_step"].host_ms

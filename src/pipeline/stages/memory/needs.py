@@ -1,4 +1,4 @@
-"""What a cell takes, told before it is measured. Imports no torch: the workflow reads it."""
+"""Estimate a cell's time and memory before it is measured. Imports no torch: the workflow reads it."""
 
 from pipeline.formulas.activations import Workload
 from pipeline.formulas.peak_memory import peak_bytes
@@ -7,12 +7,12 @@ from pipeline.stages.memory.cell import Cell, Settings
 
 
 def expected_s(cell: Cell, settings: Settings, on_gpu: bool) -> float:
-    """Return about how many seconds a cell takes: only training steps are timed beside being recorded."""
+    """Estimate the seconds that a cell takes: only training steps are timed in addition to being recorded."""
     return 1.5 + (2.5 * settings.budget_s if cell.mode == "train_step" else 0)
 
 
 def needed_bytes(cell: Cell, settings: Settings) -> int:
-    """Return the least memory that a cell takes on a CPU: what its step has at its height."""
+    """Return the least memory that a cell needs on a CPU: the peak of its step."""
     workload = Workload(
         SIZES[cell.size],
         settings.vocab_size,

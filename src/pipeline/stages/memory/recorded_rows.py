@@ -1,4 +1,4 @@
-"""The rows of one recording: peaks and what they are made of, the timeline, the largest allocations."""
+"""Make the rows of one recording: peaks with their composition, the timeline, the largest allocations."""
 
 import linecache
 from collections import Counter
@@ -33,7 +33,7 @@ LARGEST = 12
 
 
 def recording_rows(recording: Recording) -> list[Row]:
-    """Turn a recording into rows with the status ok: peaks, timeline, largest, saved and residual, see rows.py."""
+    """Turn a recording into rows of status ok: peaks, timeline, largest, saved and residual; see rows.py."""
     allocations = replay(recording.events)
     categories = classify(allocations, recording)
     active = timeline(allocations, categories, len(recording.events))
@@ -48,7 +48,7 @@ def recording_rows(recording: Recording) -> list[Row]:
 
 
 def _numbered_phases(recording: Recording) -> list[tuple[int, str, int, int]]:
-    """Return the phases with the step that each belongs to; 0 is before the first."""
+    """Return the phases, each with the number of its step; step 0 is before the first forward phase."""
     phases, step = [], 0
     for name, begin, end in phase_spans(recording):
         step += name == "forward"
@@ -93,7 +93,7 @@ def _timeline_rows(recording: Recording, active: Timeline) -> list[Row]:
 
 
 def _largest_rows(recording: Recording, allocations: list[Allocation], categories: dict[Allocation, str]) -> list[Row]:
-    """Group equal allocations of one line that the last step makes or that outlive it; give the largest."""
+    """Group equal allocations by one line of code, of the last step or alive after it; return the largest."""
     begin = max(begin for name, begin in recording.phases if name == "forward")
     groups = Counter(
         (allocation.size_bytes, categories[allocation], *_location(allocation.frames))
@@ -117,7 +117,7 @@ def _largest_rows(recording: Recording, allocations: list[Allocation], categorie
 
 @cache
 def _location(frames: tuple[Frame, ...]) -> tuple[str, str]:
-    """Name the line of our code that asked for it, with the line that called that one, and what stands there."""
+    """Return the line of our code that allocated, with its caller, and the line's text."""
     ours = [frame for subject in SUBJECTS for frame in frames_within(frames, PACKAGE / subject)]
     ours.sort(key=frames.index)
     if not ours:
@@ -136,7 +136,7 @@ def _saved_row(recording: Recording, active: Timeline) -> Row:
 
 
 def _residual_row(recording: Recording, allocations: list[Allocation]) -> Row:
-    """Find the sums that a block's forward pass makes itself, two a block, in the last recorded forward pass."""
+    """Find the residual sums that blocks make, two per block, in the last recorded forward pass."""
     _, begin, end = [span for span in phase_spans(recording) if span[0] == "forward"][-1]
     sums = [
         allocation.size_bytes
@@ -152,7 +152,7 @@ def _residual_row(recording: Recording, allocations: list[Allocation]) -> Row:
 
 
 def _is_made_in(allocation: Allocation, code: CodeType) -> bool:
-    """Tell whether the innermost frame is a line of this function."""
+    """Tell whether the allocation's innermost frame is a line of this function."""
     if not allocation.frames:
         return False
     frame = allocation.frames[0]

@@ -1,4 +1,4 @@
-"""The accumulation experiment: running sums on a device, beside what unit roundoff predicts of them."""
+"""The accumulation experiment: running sums on a device, compared with the prediction from unit roundoff."""
 
 from typing import Any
 
@@ -11,8 +11,8 @@ from pipeline.stages.precision.roundoff import FORMATS, Format
 
 CURVE_POINTS = 200
 
-# The stall is looked for from this many spacings below where it is predicted: a sum of fp32 would take millions of
-# steps to come there from 0.
+# The search for the stall starts this many spacings below its prediction: an fp32 sum would need millions of steps to
+# get there from 0.
 APPROACH_SPACINGS = 20
 APPROACH_STEPS = 50
 
@@ -58,14 +58,14 @@ def _row(case: Sum, device: torch.device) -> dict[str, Any]:
 
 
 def _stalled_at_step(sums: torch.Tensor) -> int | None:
-    """Return the step after which the sum does not change any more; None where the last step still changes it."""
+    """Return the step after which the sum no longer changes; None if the last step still changes it."""
     if sums[-1] != sums[-2]:
         return None
     return int((sums == sums[-1]).nonzero()[0].item()) + 1
 
 
 def _stall(case: Sum, addend: float, accumulator: Format, device: torch.device) -> dict[str, float | None]:
-    """Let a sum start a little below its predicted stall; None as measured where it does not stay anywhere."""
+    """Start a sum just below its predicted stall; the measured stall is None if the sum does not stop changing."""
     predicted = roundoff.stall(addend, accumulator)
     start = predicted - APPROACH_SPACINGS * roundoff.spacing_below(predicted, accumulator)
     sums = running_sums(case, start, APPROACH_STEPS, device)
@@ -77,7 +77,7 @@ def _stall(case: Sum, addend: float, accumulator: Format, device: torch.device) 
 
 
 def _curve(sums: torch.Tensor, addend: float) -> dict[str, list]:
-    """Thin the running sums and their relative errors to what a figure can show, first and last step among them."""
+    """Thin out the running sums and their relative errors for a figure, keeping the first and the last step."""
     steps = torch.linspace(1, len(sums), CURVE_POINTS).round().long().unique()
     shown, exact = sums[steps - 1], steps.double() * addend
     errors = (shown - exact).abs() / exact

@@ -1,4 +1,4 @@
-"""The autocast experiment: which data type each part of a training step has, seen by hooks while it runs."""
+"""The autocast experiment: the data type of each part of a training step, observed by hooks while it runs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ Row = dict[str, str]
 
 @dataclass
 class Observed:
-    """Data types by component and detail, each as often as it was seen."""
+    """The data types seen, by component and detail."""
 
     dtypes: dict[tuple[str, str], set[str]] = field(default_factory=dict)
 
@@ -32,7 +32,7 @@ class Observed:
         self.dtypes.setdefault((component, detail), set()).add(NAMES[dtype])
 
     def rows(self) -> list[Row]:
-        """Return a row for each component and detail, with its data types, more than one joined by a slash."""
+        """Return a row for each component and detail; several data types are joined by a slash."""
         return [
             {"component": component, "detail": detail, "observed_dtype": "/".join(sorted(dtypes))}
             for (component, detail), dtypes in self.dtypes.items()
@@ -40,14 +40,14 @@ class Observed:
 
 
 class OperatorDtypes(TorchDispatchMode):
-    """See what reaches the kernels, after autocast: inputs of matrix products, inputs and statistics of layer norm."""
+    """Observe what kernels see after autocast: inputs of matrix products, inputs and statistics of layer norm."""
 
     def __init__(self, observed: Observed) -> None:
         super().__init__()
         self.observed = observed
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        """Run the operator and note the data types of what it takes and gives."""
+        """Run the operator and note the data types of its inputs and results."""
         results = operator(*args, **(kwargs or {}))
         if operator is torch.ops.aten.mm.default:
             for matrix in args[:2]:
@@ -89,7 +89,7 @@ def observe_training_step(autocast_dtype: torch.dtype, device: torch.device) -> 
 
 
 def _losses() -> dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]:
-    """Return what a reader of the assignment may take for "the loss", which it does not name."""
+    """Return candidates for "the loss", which the assignment does not define."""
     return {
         "cross-entropy": functional.cross_entropy,
         "mean squared error": lambda logits, targets: functional.mse_loss(logits, torch.zeros_like(logits)),
@@ -99,7 +99,7 @@ def _losses() -> dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]
 
 
 def _hook(model: nn.Module, observed: Observed) -> None:
-    """See each module's parameters and output as it runs, and gradients as they arrive."""
+    """Observe each module's parameters and output as it runs, and gradients as they arrive."""
     for name, module in model.named_children():
         module.register_forward_hook(_see_forward(name, observed))
     for name, parameter in model.named_parameters():
@@ -118,7 +118,7 @@ def _see_forward(name: str, observed: Observed) -> Callable[..., None]:
 
 def _see_gradient(name: str, observed: Observed) -> Callable[[torch.Tensor], None]:
     def hook(parameter: torch.Tensor) -> None:
-        assert parameter.grad is not None  # the hook runs once it is accumulated
+        assert parameter.grad is not None  # the hook runs after accumulation
         observed.add("gradients", name, parameter.grad.dtype)
 
     return hook

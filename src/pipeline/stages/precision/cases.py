@@ -1,4 +1,4 @@
-"""The cases that the experiments compare. Imports no torch: the workflow and the section read them."""
+"""The cases that the experiments compare. Imports no torch: the workflow and the report read it."""
 
 from dataclasses import asdict, dataclass
 
@@ -8,10 +8,10 @@ AUTOCAST_DTYPES = ("fp16", "bf16")
 
 @dataclass(frozen=True)
 class Sum:
-    """A running sum: so many steps of one addend, the data types of both, and how the addend is converted.
+    """A running sum: its addend and number of steps, the data types of both, and how the addend is converted.
 
-    cast: `none` where both types are the same; `implicit` where the addition promotes, `explicit` where the addend
-    is cast to the accumulator's type first.
+    cast: `none` if both types are the same; `implicit` if the addition promotes; `explicit` if the addend is cast to
+    the accumulator's type first.
     """
 
     accumulator: str
@@ -21,7 +21,7 @@ class Sum:
     addend: float
 
     def keys(self) -> dict[str, str | int | float]:
-        """Return what names the row of this case."""
+        """Return the key of this case's row."""
         return asdict(self)
 
 
@@ -48,16 +48,16 @@ FURTHER_SUMS = (
 
 SUMS = ASSIGNED_SUMS + FURTHER_SUMS
 
-# How layer normalisation keeps its intermediate values: written out step by step with each of them in the format of
-# the input; the same with both sums taken in fp32; torch's own kernel.
+# How layer norm keeps intermediate values. in_format: step by step, each in the format of the input; fp32_sums: the
+# same with both sums in fp32; kernel: torch's own kernel.
 METHODS = ("in_format", "fp32_sums", "kernel")
 
-# Sizes of inputs, as powers of two: past what squares can be in fp16 in small steps, in fp32 and bf16 in large ones.
+# Sizes of inputs, as powers of two: small steps beyond the range of fp16's squares, large ones for fp32 and bf16.
 MAGNITUDE_EXPONENTS = (*range(-16, 18, 2), *range(24, 72, 8))
 
-# Features of a token, for inputs of +1 and -1: every square is one, so that their sum counts them.
+# Features of a token, for inputs of +1 and -1: every square is one, so that their sum counts the features.
 WIDTHS = (64, 256, 1024, 4096)
 
-# torch's default eps of LayerNorm, larger and smaller ones that models use.
+# torch's default eps of LayerNorm, and larger and smaller ones that models use.
 DEFAULT_EPS = 1e-5
 EPSILONS = (1e-3, DEFAULT_EPS, 1e-6, 1e-8, 1e-12)

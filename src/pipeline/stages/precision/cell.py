@@ -1,4 +1,4 @@
-"""What does low precision do: to running sums, to the data types under autocast, to layer normalisation?"""
+"""What does low precision do to running sums, to data types under autocast, and to layer norm?"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,22 +13,22 @@ DEVICES = ("cpu", "cuda")
 
 @dataclass(frozen=True)
 class Cell:
-    """One experiment on one device; what it compares are its rows."""
+    """One experiment on one device; its cases are the rows."""
 
     experiment: str = axis("accumulation", allowed=EXPERIMENTS)
     device: str = axis("cpu", allowed=DEVICES)
 
     @property
     def gpus(self) -> int:
-        """The GPUs it takes on a machine that has any."""
+        """The GPUs that the cell uses if there are any."""
         return 1 if self.device == "cuda" else 0
 
     def shares_host(self, _on_gpu: bool) -> bool:
-        """It takes no times, and one core."""
+        """Return True: the cell measures no times and uses one core."""
         return True
 
     def row_keys(self) -> list[dict[str, str | int | float]]:
-        """Return what names the rows of a cell that could not be measured."""
+        """Return the keys of the rows of a cell that could not be measured."""
         keys: dict[str, Sequence[dict[str, str | int | float]]] = {
             "accumulation": [case.keys() for case in SUMS],
             "autocast": [{"autocast_dtype": dtype} for dtype in AUTOCAST_DTYPES],
@@ -40,10 +40,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Settings:
-    """What every cell of the stage shares: the inputs of layer normalisation, and the threads.
-
-    One thread, so that no reduction depends on the number of cores.
-    """
+    """Shared by all cells: the inputs of layer norm, and one thread, so that no sum depends on the number of cores."""
 
     d_model: int = axis(1024, minimum=2)
     input_rows: int = axis(16, minimum=1)

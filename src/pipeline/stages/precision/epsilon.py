@@ -1,4 +1,4 @@
-"""The eps experiment: what a format keeps of layer norm's eps, beside a variance and without one."""
+"""The eps experiment: what remains of layer norm's eps in a format, added to a variance and alone."""
 
 import math
 from typing import Any
@@ -15,15 +15,15 @@ Row = dict[str, Any]
 
 
 def measure_eps(device: torch.device, d_model: int) -> list[Row]:
-    """Return a row for each format and eps: its stored value, the variance that swallows it, a row of zeros."""
+    """Return a row for each format and eps: the stored value, the variance that swallows it, the norm of zeros."""
     return [_row(dtype, eps, device, d_model) for dtype in FORMAT_NAMES for eps in EPSILONS]
 
 
 def _row(dtype: str, eps: float, device: torch.device, d_model: int) -> Row:
-    known = FORMATS[dtype]
+    number_format = FORMATS[dtype]
     stored = torch.tensor(eps, dtype=TORCH_DTYPES[dtype], device=device)
-    predicted = known.rounded(eps)
-    # A row of zeros, a padded token for one, has no variance: eps alone keeps 0 / 0 away.
+    predicted = number_format.rounded(eps)
+    # A row of zeros, such as a padding token, has variance 0: only eps prevents 0 / 0.
     zeros = torch.zeros(1, d_model, dtype=TORCH_DTYPES[dtype], device=device)
     return {
         "dtype": dtype,
@@ -31,17 +31,17 @@ def _row(dtype: str, eps: float, device: torch.device, d_model: int) -> Row:
         "status": "ok",
         "stored_eps": stored.double().item(),
         "predicted_stored_eps": predicted,
-        "swallowed_from_variance": swallowed_from(stored, known),
-        "predicted_swallowed_from_variance": roundoff.stall(predicted, known) if predicted else 0.0,
+        "swallowed_from_variance": swallowed_from(stored, number_format),
+        "predicted_swallowed_from_variance": roundoff.stall(predicted, number_format) if predicted else 0.0,
         "zeros_nonfinite_in_format": _nonfinite_share(zeros, "in_format", eps),
         "predicted_zeros_nonfinite": float(predicted == 0),
         "zeros_nonfinite_kernel": _nonfinite_share(zeros, "kernel", eps),
     }
 
 
-def swallowed_from(stored: torch.Tensor, known: Format) -> float:
-    """Return the smallest power of two v, or 0, with v + eps == v in the format of `stored`, a tensor of no axes."""
-    lowest, highest = int(math.log2(known.smallest_subnormal)), known.max_exponent
+def swallowed_from(stored: torch.Tensor, number_format: Format) -> float:
+    """Return the smallest power of two v, or 0, with v + eps == v; `stored` is eps in the format, a scalar tensor."""
+    lowest, highest = int(math.log2(number_format.smallest_subnormal)), number_format.max_exponent
     variances = torch.tensor([0.0, *(2.0**power for power in range(lowest, highest + 1))], dtype=torch.float64)
     variances = variances.to(stored.dtype).to(stored.device)
     return variances[variances + stored == variances].min().double().item()

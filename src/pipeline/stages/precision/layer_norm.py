@@ -1,4 +1,4 @@
-"""Layer normalisation written out, so that each intermediate value has the format that its method says.
+"""Layer norm written out step by step, so that the format of each intermediate value is known.
 
 mean = sum(x) / n, variance = sum((x - mean)^2) / n, output = (x - mean) / sqrt(variance + eps): J. L. Ba, J. R. Kiros
 and G. E. Hinton, Layer Normalization, arXiv:1607.06450, without gain and bias.
@@ -26,17 +26,17 @@ def layer_norm_in_format(x: torch.Tensor, eps: float) -> Normalised:
 
 
 def layer_norm_with_sums_in(dtype: torch.dtype, x: torch.Tensor, eps: float) -> Normalised:
-    """Normalise the rows of x, (rows, features), with both sums in a format of their own, all else in x's."""
+    """Normalise the rows of x, (rows, features), with both sums in `dtype` and everything else in x's format."""
     return _layer_norm(x, eps, lambda values: values.sum(-1, keepdim=True, dtype=dtype))
 
 
 def layer_norm_in_fp64(x: torch.Tensor, eps: float) -> Normalised:
-    """Normalise the rows of x in fp64: the reference for every other way."""
+    """Normalise the rows of x in fp64: the reference for all other methods."""
     return layer_norm_with_sums_in(torch.float64, x.double(), eps)
 
 
 def torch_layer_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
-    """Normalise the rows of x by torch's kernel, output in x's format."""
+    """Normalise the rows of x with torch's kernel; the output has x's format."""
     return functional.layer_norm(x, x.shape[-1:], eps=eps)
 
 
@@ -45,13 +45,13 @@ def _layer_norm(x: torch.Tensor, eps: float, summed: Callable[[torch.Tensor], to
     mean = (summed(x) / features).to(x.dtype)
     centred = x - mean
     variance = (summed(centred.square()) / features).to(x.dtype)
-    # As a tensor: a Python number would be added in fp32 and never have x's format.
+    # A tensor, because a Python number would be added in fp32, not in x's format.
     stored_eps = torch.tensor(eps, dtype=x.dtype, device=x.device)
     return Normalised(mean, variance, centred * torch.rsqrt(variance + stored_eps))
 
 
 def _running_sum(values: torch.Tensor) -> torch.Tensor:
-    """Add up the columns one by one: torch's own sum of a half format keeps its running sum in fp32."""
+    """Add the columns one by one: torch's own sum of fp16 or bf16 keeps its running sum in fp32."""
     total = torch.zeros_like(values[:, :1])
     for column in values.split(1, dim=-1):
         total += column

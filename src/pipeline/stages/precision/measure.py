@@ -15,7 +15,7 @@ from pipeline.stages.precision.sensitivity import measure_layer_norm
 
 
 def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[dict[str, Any]]:
-    """Return the rows of the cell's experiment; raises Skipped for a GPU where there is none."""
+    """Return the rows of the cell's experiment; raises Skipped if the cell needs a GPU and there is none."""
     if cell.device == "cuda" and not torch.cuda.is_available():
         raise Skipped("no CUDA GPU")
     device = torch.device(cell.device)
@@ -27,6 +27,6 @@ def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[dict[s
     }
     with stopwatch.measuring():
         rows = experiments[cell.experiment]()
-    # The machine is named after its GPUs, also where a cell runs on its CPU.
+    # The record names the machine by its GPUs, even for a cell that runs on the CPU.
     name = torch.cuda.get_device_name(device) if cell.device == "cuda" else cpu_model()
     return [{**row, "device_name": name} for row in rows]

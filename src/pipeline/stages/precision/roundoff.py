@@ -1,10 +1,10 @@
-"""What unit roundoff predicts of a running sum: its rounding, its stall, its value and its error, without torch.
+"""Predict the rounding, stall, value and error of a running sum from unit roundoff, without torch.
 
-A binary floating-point format with p significand bits (the implicit one counted) holds in the binade
-[2^e, 2^(e+1)) the multiples of a spacing 2^(e-p+1); rounding to nearest errs by at most half of it, u = 2^-p
-relative to the value (N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., SIAM 2002, ch. 2).
-Ties go to the even multiple (IEEE 754). Python's floats have 53 bits, enough to hold without error every value
-and sum of two values that appears here.
+A binary floating-point format with p significand bits (including the implicit one) holds in the binade
+[2^e, 2^(e+1)) the multiples of a spacing 2^(e-p+1). Rounding to nearest errs by at most half of it, relative to the
+value by at most u = 2^-p (N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., SIAM 2002, ch. 2).
+Ties go to the even multiple (IEEE 754). Python's floats have 53 bits, enough to hold exactly every value and sum of two
+values that appears here.
 """
 
 import math
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Format:
-    """A binary floating-point format: significand bits with the implicit one, and the exponents of normal numbers."""
+    """A binary floating-point format: significand bits including the implicit one, and exponents of normal numbers."""
 
     name: str
     significand_bits: int
@@ -42,15 +42,15 @@ class Format:
 
     @property
     def smallest_subnormal(self) -> float:
-        """The smallest positive number, which is the spacing of all numbers below twice the smallest normal one."""
+        """The smallest positive number: the spacing of all numbers below twice the smallest normal one."""
         return 2.0 ** (self.min_exponent - self.significand_bits + 1)
 
     def spacing(self, value: float) -> float:
-        """Return the distance to the next larger number of the format, from a value of any size."""
+        """Return the distance from a value to the next larger number of the format."""
         return max(2 * self.unit_roundoff * _binade(value), self.smallest_subnormal)
 
     def rounded(self, value: float) -> float:
-        """Return the nearest number of the format, of two the even one, or an infinity."""
+        """Return the nearest number of the format, the even one of two, or an infinity."""
         if abs(value) >= self.overflow_threshold:
             return math.copysign(math.inf, value)
         spacing = self.spacing(value)
@@ -58,8 +58,8 @@ class Format:
 
 
 FORMATS = {
-    known.name: known
-    for known in (
+    number_format.name: number_format
+    for number_format in (
         Format("fp32", significand_bits=24, min_exponent=-126, max_exponent=127),
         Format("fp16", significand_bits=11, min_exponent=-14, max_exponent=15),
         Format("bf16", significand_bits=8, min_exponent=-126, max_exponent=127),
@@ -69,7 +69,7 @@ FORMATS = {
 
 @dataclass(frozen=True)
 class Stretch:
-    """Consecutive steps of a running sum that all add the same: `step`, a multiple of the spacing, to `start`."""
+    """Consecutive steps of a running sum from `start` that all add the same `step`, a multiple of the spacing."""
 
     start: float
     spacing: float
@@ -83,13 +83,13 @@ class Stretch:
 
 
 def stall(addend: float, accumulator: Format) -> float:
-    """Return the sum at which adding `addend` to a running sum from 0 changes nothing any more.
+    """Return the sum at which a running sum from 0 stops changing when `addend` is added.
 
-    The sum s stays where the addend is below half the spacing at s, or just half and s the even neighbour. In the
-    binade before, the addend is at least half a spacing and at most one, so that every step is one spacing and the
-    sum meets the edge of the next binade: s = 2^(ceil(log2 addend) + p).
+    The sum s stays if the addend is below half the spacing at s, or exactly half and s is the even neighbour. In the
+    binade before, the addend is between half a spacing and one, so that every step is one spacing and the sum meets the
+    edge of the next binade: s = 2^(ceil(log2 addend) + p).
 
-    0 where the addend is lost at once, infinite where the sum overflows first. Raises ValueError for an addend that
+    Returns 0 if the addend is lost at once, infinity if the sum overflows first. Raises ValueError for an addend that
     is not positive.
     """
     _check_positive(addend)
@@ -108,11 +108,11 @@ def spacing_below(value: float, accumulator: Format) -> float:
 
 
 def stretches(addend: float, steps: int, accumulator: Format) -> list[Stretch]:
-    """Follow a running sum from 0 through its binades, without taking every step.
+    """Follow a running sum from 0 binade by binade, without computing every step.
 
-    Inside a binade with spacing d every step adds the multiple of d nearest to the addend. Where the addend is half
-    way between two multiples the sum goes to an even multiple of d first, and by the even one of the two from there.
-    Ends with a stretch of step 0 where the sum stalls, or of an infinite step where it overflows.
+    In a binade with spacing d every step adds the multiple of d nearest to the addend. If the addend is half way
+    between two multiples, the sum first moves to an even multiple of d, and from there by the even one of the two.
+    The last stretch has step 0 if the sum stalls, or an infinite step if it overflows.
     Raises ValueError for an addend that is not positive.
     """
     _check_positive(addend)
@@ -127,7 +127,7 @@ def stretches(addend: float, steps: int, accumulator: Format) -> list[Stretch]:
 
 
 def _equal_steps(total: float, addend: float, step: float, spacing: float) -> int:
-    """Count the steps from `total` that are all alike: up to the next binade, but one towards an even neighbour."""
+    """Count the equal steps from `total` to the next binade; a step to an even neighbour counts alone."""
     if not math.isfinite(step) or total == 0:
         return 1
     half_way = (addend / spacing) % 1 == 0.5
@@ -137,32 +137,32 @@ def _equal_steps(total: float, addend: float, step: float, spacing: float) -> in
 
 
 def predicted_sum(addend: float, steps: int, accumulator: Format) -> float:
-    """Return the value of a running sum from 0 after so many steps; infinite where it overflows."""
+    """Return the value of a running sum from 0 after so many steps; infinite if it overflows."""
     return stretches(addend, steps, accumulator)[-1].end
 
 
 def stalled_at_step(addend: float, steps: int, accumulator: Format) -> int | None:
-    """Return the step after which a running sum from 0 stays where it is, or None where it grows to the end."""
+    """Return the step after which a running sum from 0 stays constant; None if it grows to the end."""
     taken = stretches(addend, steps, accumulator)
     return sum(stretch.steps for stretch in taken[:-1]) if taken[-1].step == 0 else None
 
 
 def addend_error(addend: float, steps: int, addend_format: Format) -> float:
-    """Return what rounding the addend alone does to an otherwise exact sum: steps * (fl(addend) - addend)."""
+    """Return the error from rounding the addend alone in an otherwise exact sum: steps * (fl(addend) - addend)."""
     return steps * (addend_format.rounded(addend) - addend)
 
 
 def rounding_error_bound(addend: float, steps: int, accumulator: Format) -> float:
-    """Return the most by which a running sum can differ from the exact sum of the same addends.
+    """Return the largest possible difference of a running sum from the exact sum of the same addends.
 
-    n * u * (sum of |addends|) after n additions, however many: S. M. Rump, Error estimation of floating-point
+    n * u * (sum of |addends|) after any number n of additions. Source: S. M. Rump, Error estimation of floating-point
     summation and dot product, BIT Numerical Mathematics 52, 2012.
     """
     return steps * accumulator.unit_roundoff * steps * abs(addend)
 
 
 def _binade(value: float) -> float:
-    """Return the power of two at the lower edge of a value's binade, 0 for 0."""
+    """Return the power of two at the lower edge of a value's binade; 0 for 0."""
     return math.ldexp(1.0, math.frexp(abs(value))[1] - 1) if value else 0.0
 
 

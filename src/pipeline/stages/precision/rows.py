@@ -1,4 +1,4 @@
-"""What the precision stage leaves, by experiment: sums, data types under autocast, layer norms, and their eps."""
+"""Rows of the precision stage, by experiment: sums, data types under autocast, layer norms, and their eps."""
 
 from dataclasses import dataclass
 
@@ -10,42 +10,44 @@ LOST = "share of rows whose variance"
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceRow(Row):
-    """What was seen on one device."""
+    """Columns of all rows of the stage."""
 
     device_name: str = column("model of the CPU or GPU that the cell ran on")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunningSum(DeviceRow):
-    """A running sum from 0 of one addend, beside what unit roundoff predicts of it."""
+    """A running sum from 0 of one addend, compared with the prediction from unit roundoff."""
 
     KEYS = ("accumulator", "addend_dtype", "cast", "steps", "addend")
 
     accumulator: str = column("data type of the sum", allowed=FORMAT_NAMES)
     addend_dtype: str = column("data type of the addend", allowed=FORMAT_NAMES)
     cast: str = column(
-        "none: both have one type; implicit: the addition promotes; explicit: the addend is cast first",
+        "none: both have the same type; implicit: the addition promotes; explicit: the addend is cast first",
         allowed=("none", "implicit", "explicit"),
     )
     steps: int = column("how often the addend is added", minimum=1)
-    addend: float = column("what is added, before it is rounded to its type", positive=True)
+    addend: float = column("the addend, before rounding to its type", positive=True)
     expected: float = column("steps times the addend", positive=True)
     result: float = column("the sum after the last step")
-    predicted_result: float = column("prediction of it")
-    error: float = column("result less expected")
-    rel_error: float = column("size of the error over expected", minimum=0)
-    addend_error: float = column("part of the error that comes of rounding the addend")
-    predicted_addend_error: float = column("prediction of it")
-    rounding_error: float = column("the other part, which comes of rounding the sums")
-    rounding_error_bound: float = column("most that it can be", minimum=0)
-    stalled_at_step: int | None = column("step after which the sum stays; none where it grows to the end", minimum=1)
-    predicted_stalled_at_step: int | None = column("prediction of it", minimum=0)
-    stall: float | None = column("the sum at which an addition changes nothing; none where it never stayed", minimum=0)
-    predicted_stall: float = column("prediction of it", minimum=0)
-    stall_approached_from: float = column("the sum from which the stall was looked for")
-    curve_steps: list[int] = column("some of the steps, first and last among them", minimum=1)
-    curve_sums: list[float] = column("the sum after each of these")
-    curve_rel_errors: list[float] = column("size of its relative error", minimum=0)
+    predicted_result: float = column("prediction of result")
+    error: float = column("result minus expected")
+    rel_error: float = column("absolute value of error over expected", minimum=0)
+    addend_error: float = column("part of the error caused by rounding the addend")
+    predicted_addend_error: float = column("prediction of addend_error")
+    rounding_error: float = column("part of the error caused by rounding the sums")
+    rounding_error_bound: float = column("upper bound of rounding_error", minimum=0)
+    stalled_at_step: int | None = column(
+        "step after which the sum stays constant; empty if it grows to the end", minimum=1
+    )
+    predicted_stalled_at_step: int | None = column("prediction of stalled_at_step", minimum=0)
+    stall: float | None = column("the sum at which an addition changes nothing; empty if it always changed", minimum=0)
+    predicted_stall: float = column("prediction of stall", minimum=0)
+    stall_approached_from: float = column("the sum from which the search for the stall started")
+    curve_steps: list[int] = column("selected steps, including the first and the last", minimum=1)
+    curve_sums: list[float] = column("the sum after each of these steps")
+    curve_rel_errors: list[float] = column("absolute value of its relative error", minimum=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,66 +56,66 @@ class ObservedDtype(DeviceRow):
 
     KEYS = ("autocast_dtype", "component", "detail")
 
-    autocast_dtype: str = column("data type that autocast is asked for", allowed=AUTOCAST_DTYPES)
+    autocast_dtype: str = column("data type of autocast", allowed=AUTOCAST_DTYPES)
     component: str = column("part of the step")
-    detail: str = column("which of its tensors, statistics or losses; empty where there is one")
+    detail: str = column("which of its tensors, statistics or losses; empty if there is only one")
     observed_dtype: str = column("its data type; several are joined by a slash")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerNorm(DeviceRow):
-    """Layer norm of one input in one format by one method, beside the same in fp64 and what the format predicts.
+    """Layer norm of one input in one format by one method, compared with fp64 and with predictions from the format.
 
-    The kernel shows no statistics, and nothing is predicted of it.
+    torch's kernel shows no statistics and has no predictions.
     """
 
     KEYS = ("dtype", "method", "input", "d_model", "magnitude")
 
     dtype: str = column("format of the input", allowed=FORMAT_NAMES)
     method: str = column(
-        "in_format: every value and running sum in it; fp32_sums: the sums in fp32; kernel: torch's own",
+        "in_format: every value and running sum in the format; fp32_sums: the sums in fp32; kernel: torch's own",
         allowed=METHODS,
     )
     input: str = column("normal: random numbers; alternating: +1 and -1", allowed=("normal", "alternating"))
     d_model: int = column("features of a row", minimum=1)
     magnitude: float = column("standard deviation of the input", positive=True)
-    predicted_overflow_magnitude: float | None = column("least magnitude whose variance overflows", positive=True)
+    predicted_overflow_magnitude: float | None = column("smallest magnitude whose variance overflows", positive=True)
     predicted_overflow_share: float | None = column(f"{LOST} is predicted to overflow at this magnitude", minimum=0)
     predicted_vanish_magnitude: float | None = column("largest magnitude whose variance rounds to 0", positive=True)
     predicted_vanish_share: float | None = column(f"{LOST} is predicted to round to 0 at this magnitude", minimum=0)
-    predicted_variance_ratio: float | None = column("prediction of variance_ratio, of +1 and -1", minimum=0)
+    predicted_variance_ratio: float | None = column("prediction of variance_ratio for inputs of +1 and -1", minimum=0)
     overflow_share: float | None = column(f"{LOST} is not finite", minimum=0)
     vanish_share: float | None = column(f"{LOST} is 0", minimum=0)
-    variance_ratio: float | None = column("variance over the true one, median over the rows; none if not finite")
+    variance_ratio: float | None = column("variance over the true one, median over the rows; empty if not finite")
     variance_rel_error: float | None = column(
-        "relative error of the variance, median over the rows; none if not finite", minimum=0
+        "relative error of the variance, median over the rows; empty if not finite", minimum=0
     )
     mean_error_over_std: float | None = column(
-        "error of the mean over the standard deviation, median over the rows; none if not finite", minimum=0
+        "error of the mean over the standard deviation, median over the rows; empty if not finite", minimum=0
     )
-    output_max_error: float | None = column("largest error of the output; none if not finite", minimum=0)
-    output_half_spacing: float = column("most that rounding the output alone can err", positive=True)
-    output_zero_share: float = column("share of rows that come out as zeros", minimum=0)
+    output_max_error: float | None = column("largest error of the output; empty if not finite", minimum=0)
+    output_half_spacing: float = column("largest error of rounding the output alone", positive=True)
+    output_zero_share: float = column("share of rows whose output is all zeros", minimum=0)
     output_nonfinite_share: float = column("share of rows with numbers that are not finite", minimum=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoredEps(DeviceRow):
-    """What one format keeps of one eps of layer norm."""
+    """What remains of one eps of layer norm in one format."""
 
     KEYS = ("dtype", "eps")
 
     dtype: str = column("format of the eps", allowed=FORMAT_NAMES)
     eps: float = column("eps before it is rounded", positive=True)
     stored_eps: float = column("eps in the format", minimum=0)
-    predicted_stored_eps: float = column("prediction of it", minimum=0)
-    swallowed_from_variance: float = column("least power of two, or 0, that adding eps does not change", minimum=0)
-    predicted_swallowed_from_variance: float = column("prediction of it", minimum=0)
+    predicted_stored_eps: float = column("prediction of stored_eps", minimum=0)
+    swallowed_from_variance: float = column("smallest power of two, or 0, that adding eps does not change", minimum=0)
+    predicted_swallowed_from_variance: float = column("prediction of swallowed_from_variance", minimum=0)
     zeros_nonfinite_in_format: float = column(
-        "share of what layer norm in the format makes of zeros that is not finite", minimum=0
+        "share of outputs that are not finite in the layer norm of zeros, computed in the format", minimum=0
     )
-    predicted_zeros_nonfinite: float = column("prediction of it", minimum=0)
-    zeros_nonfinite_kernel: float = column("the same share by torch's kernel", minimum=0)
+    predicted_zeros_nonfinite: float = column("prediction of zeros_nonfinite_in_format", minimum=0)
+    zeros_nonfinite_kernel: float = column("the same share with torch's kernel", minimum=0)
 
 
 ROW_TYPES = RowTypes(

@@ -1,7 +1,7 @@
 """The layer-norm experiment: where its statistics overflow, vanish or lose accuracy, by format and method.
 
-Two kinds of input. `normal`: seeded normal random rows, at magnitudes from far below to far above one. `alternating`:
-+1, -1, +1, ..., whose squares are all one, so that unit roundoff predicts their sum exactly.
+There are two kinds of input. `normal`: seeded normal random rows, at magnitudes from far below to far above one.
+`alternating`: +1, -1, +1, ..., whose squares are all one, so that unit roundoff predicts their sum exactly.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Limits:
-    """The magnitudes, of rows given at magnitude one, from which a variance overflows and up to which it is lost."""
+    """For each row, given at magnitude one: where its variance starts to overflow, and up to where it vanishes."""
 
     overflows_from: torch.Tensor
     vanishes_up_to: torch.Tensor
@@ -47,7 +47,7 @@ def measure_layer_norm(device: torch.device, input_rows: int, d_model: int) -> l
 
 
 def normalise(x: torch.Tensor, method: str, eps: float) -> tuple[Normalised | None, torch.Tensor]:
-    """Normalise rows by one of `METHODS`; return statistics, where the method shows them, and the output."""
+    """Normalise rows by one of `METHODS`; return the statistics, None for torch's kernel, and the output."""
     if method == "kernel":
         return None, torch_layer_norm(x, eps)
     in_format = method == "in_format"
@@ -56,10 +56,10 @@ def normalise(x: torch.Tensor, method: str, eps: float) -> tuple[Normalised | No
 
 
 def limits(unit: torch.Tensor, dtype: str, method: str) -> Limits:
-    """Predict from the format's range alone where the variance of rows scaled by a magnitude is lost.
+    """Predict from the format's range alone at which magnitudes the variance of scaled rows is lost.
 
-    It overflows where the largest square passes the largest number of the format, or the sum of squares that of the
-    format of the sum; it vanishes where the variance rounds to zero. Rounding on the way there is left out.
+    It overflows if the largest square exceeds the format's largest number, or if the sum of squares exceeds that of the
+    sum's format. It vanishes if the variance rounds to zero. Other rounding is ignored.
     unit: the rows at magnitude one, (rows, features), fp64.
     """
     squares = (unit - unit.mean(-1, keepdim=True)).square()
@@ -73,7 +73,7 @@ def limits(unit: torch.Tensor, dtype: str, method: str) -> Limits:
 
 
 def _magnitude_rows(unit: torch.Tensor, dtype: str, method: str, device: torch.device) -> list[Row]:
-    """Normalise the input at every magnitude that the format can hold, all in one batch."""
+    """Normalise the input, in one batch, at every magnitude that the format can hold."""
     magnitudes = [2.0**exponent for exponent in MAGNITUDE_EXPONENTS if _holds(dtype, unit, 2.0**exponent)]
     x = torch.cat([unit * magnitude for magnitude in magnitudes]).to(TORCH_DTYPES[dtype]).to(device)
     statistics, output = normalise(x, method, DEFAULT_EPS)
@@ -96,7 +96,7 @@ def _width_row(width: int, dtype: str, method: str, device: torch.device) -> Row
     x = torch.ones(1, width, dtype=TORCH_DTYPES[dtype], device=device)
     x[:, 1::2] = -1
     statistics, output = normalise(x, method, DEFAULT_EPS)
-    # The mean is exactly 0 and every square 1; in fp32 the sum of so few is exact.
+    # The mean is exactly 0 and every square 1; in fp32 the sum of so few squares is exact.
     sums = FORMATS[dtype] if method == "in_format" else FORMATS["fp32"]
     predicted = FORMATS[dtype].rounded(roundoff.predicted_sum(1.0, width, sums) / width)
     return {
@@ -112,9 +112,9 @@ def _keys(dtype: str, method: str, kind: str, d_model: int, magnitude: float) ->
 
 
 def _predicted_losses(unit: torch.Tensor, dtype: str, method: str, magnitude: float) -> Row:
-    """Return the predicted limits of the magnitude, and the shares of rows that are lost at this one.
+    """Return the predicted limits of the magnitude, and the shares of rows lost at this magnitude.
 
-    Nothing for torch's kernel, which does not say how it sums.
+    Empty for torch's kernel, which does not document how it sums.
     """
     if method == "kernel":
         return {}
@@ -141,9 +141,9 @@ def _split(
 
 
 def _errors(dtype: str, statistics: Normalised | None, output: torch.Tensor, reference: Normalised) -> Row:
-    """Compare with the reference in fp64; an error is None where something is not finite.
+    """Compare with the fp64 reference; an error is None if any value is not finite.
 
-    output_half_spacing: half the format's spacing at the largest output, the error of rounding it and nothing else.
+    output_half_spacing: half the format's spacing at the largest output, the error of rounding only the output.
     """
     finite = bool(output.isfinite().all())
     return {

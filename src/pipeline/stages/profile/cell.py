@@ -8,15 +8,15 @@ from pipeline.formulas.sizes import SIZES
 SPLIT_AXIS = "precision"
 KEEPS_FILES = True
 
-# What one capture holds, each as a range of this name: the forward pass alone and without gradients; forward, loss and
-# backward; and with the optimizer.
+# The passes of one capture, each a range of this name: the forward pass without gradients; forward, loss and backward;
+# the same with the optimizer.
 PASSES = ("inference", "forward_backward", "train_step")
-# A range with one more backward pass, whose parts have ranges too; captured where this pass was.
+# A range with one more backward pass, whose parts have ranges too; captured if BACKWARD_OF is among the passes.
 BACKWARD_BY_PART, BACKWARD_OF = "backward_by_part", "forward_backward"
 # The parts of a training step, each with a range of its own inside it.
 BACKWARD = "train_step/backward"
 STEP_PARTS = ("train_step/forward", "train_step/loss", BACKWARD, "train_step/optimizer")
-# The host clock without a profiler, and those of the capture.
+# The host clock without a profiler, and the clocks of the capture.
 CLOCKS = ("host", "profiled", "span", "busy", "kernel_sum")
 # The ranges inside attention.
 ATTENTION_PHASES = ("attention scores", "softmax", "final matmul")
@@ -24,7 +24,7 @@ ATTENTION_PHASES = ("attention scores", "softmax", "final matmul")
 
 @dataclass(frozen=True)
 class Cell:
-    """One model, context and precision, captured by nsys, by torch.profiler, or by the better one that works here."""
+    """One model size, context length and precision, captured by nsys or torch.profiler; auto: nsys if it works here."""
 
     precision: str = axis("fp32", allowed=("fp32", "bf16"))
     size: str = axis("small", allowed=tuple(SIZES))
@@ -33,20 +33,20 @@ class Cell:
 
     @property
     def gpus(self) -> int:
-        """The GPUs it takes on a machine that has any."""
+        """The GPUs that the cell uses if there are any."""
         return 1
 
     def row_keys(self) -> list[dict[str, str]]:
-        """Return what names each row by the host clock: the rows of a cell that could not be measured."""
+        """Return the keys of the rows of a cell that could not be measured: those by the host clock."""
         return [{"kind": "time", "range": name, "clock": "host"} for name in PASSES]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What every cell of the stage shares.
+    """Shared by all cells.
 
-    captured_rounds: how often each pass is in the capture; top_kernels: how many kernels of a range become rows, all
-    of them stand in the kept files. Warm-up and steps are those of the host clock, which runs without a profiler.
+    captured_rounds: runs of each pass in the capture; top_kernels: kernels per range that become rows (kernels.csv, a
+    kept file, has all). Warm-up and steps apply to the host clock, which runs without a profiler.
     """
 
     batch_size: int = axis(4, minimum=1)

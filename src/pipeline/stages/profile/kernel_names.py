@@ -1,26 +1,26 @@
-"""Kernel names short enough to read."""
+"""Shorten kernel names."""
 
 import re
 
 _PREFIXES = re.compile(r"\(anonymous namespace\)::|<unnamed>::|^void |^std::enable_if<.*?>::type ")
 _CUTLASS = re.compile(r"cutlass\w*::Kernel2?<(\w+)>")
-# PyTorch makes these templates for many operations; the template's arguments say for which.
+# PyTorch instantiates these templates for many operations; the template's arguments name the operation.
 _TEMPLATES = ("elementwise_kernel", "reduce_kernel", "multi_tensor_apply_kernel")
 _OPERATION = re.compile(r"\w+Functor\w*|\w+_functor|\w+Ops|\w+_kernel(?:_cuda|_impl)?\b")
 _WRAPPERS = ("BinaryFunctor", "UnaryFunctor", "AUnaryFunctor", "BUnaryFunctor", "gpu_kernel_impl")
 
 
 def short_name(name: str) -> str:
-    """Shorten a kernel's name to its function and, where that is a template for many operations, the operation.
+    """Shorten a kernel's name to its function and, for a template of many operations, the operation.
 
     "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, ...>(...)" becomes
-    "vectorized_elementwise_kernel<CUDAFunctor_add>". Names without arguments stay as they are: those of cuBLAS, Triton
-    and PyTorch's operators, and of the device's own copies.
+    "vectorized_elementwise_kernel<CUDAFunctor_add>". Names without arguments stay as they are: those of cuBLAS, Triton,
+    PyTorch's operators and the device's own copies.
     """
     text = _PREFIXES.sub("", name)
     if cutlass := _CUTLASS.match(text):
         return cutlass[1]
-    # The leading name, up to the first character that none has.
+    # The leading identifier.
     head = re.split(r"[^\w:]", text, maxsplit=1)[0]
     arguments = text[len(head) :]
     if not arguments.startswith(("<", "(")):

@@ -1,4 +1,4 @@
-"""Measure a profile cell: the passes by the host clock without a profiler, then the same passes in one capture."""
+"""Measure a profile cell: time the passes by the host clock without a profiler, then capture them."""
 
 from collections.abc import Callable
 from functools import partial
@@ -28,10 +28,10 @@ Row = dict[str, Any]
 
 
 def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch, files_dir: Path) -> list[Row]:
-    """Return rows of times, categories, kernels, attention's phases and one layer; keep the capture in the folder.
+    """Return rows of times, categories, kernels, attention's phases and one layer; keep the capture in `files_dir`.
 
-    A pass that runs out of memory is a row that says so, and the capture goes without it. Raises Skipped where the
-    profiler that was asked for does not work here.
+    A pass that runs out of memory becomes a row of status oom and is left out of the capture. Raises Skipped if the
+    requested profiler does not work here.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     profiler, why = _choose_profiler(cell.profiler, device)
@@ -48,7 +48,7 @@ def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch, files_dir: Pat
 
 
 def _choose_profiler(asked: str, device: torch.device) -> tuple[str, str]:
-    """Return the profiler to use, nsys or torch, and why it is not the better one."""
+    """Return the profiler to use, nsys or torch, and why nsys cannot be used, if it was wanted."""
     if asked == "torch":
         return "torch", ""
     obstacle = "nsys captures need a CUDA GPU" if device.type != "cuda" or torch.version.hip else nsys.obstacle()
@@ -58,7 +58,7 @@ def _choose_profiler(asked: str, device: torch.device) -> tuple[str, str]:
 
 
 def _host_clock(cell: Cell, settings: Settings, device: torch.device) -> list[Row]:
-    """Time each pass by the host clock, smallest first; what does not fit in memory, and what is larger, is oom."""
+    """Time each pass by the host clock, smallest first; after one that runs out of memory all larger ones are oom."""
     step = workload.build(cell, settings, device)
     samplings: dict[str, Sampling] = {}
     failed: list[Row] = []
@@ -70,13 +70,13 @@ def _host_clock(cell: Cell, settings: Settings, device: torch.device) -> list[Ro
                 if not is_out_of_memory(error):
                     raise
                 outcome = {"status": "oom", "reason": str(error).splitlines()[0]}
-                failed = [_host_key(late) | outcome for late in PASSES[len(samplings) :]]
+                failed = [_host_key(remaining) | outcome for remaining in PASSES[len(samplings) :]]
                 workload.drop_gradients(step)
                 break
-        # After all that is timed: the profiler stays attached.
+        # After all timed passes, because the profiler stays attached.
         busy = {name: profile_gpu_busy(partial(_run_pass, step, name), device) for name in samplings}
     del step
-    free_memory()  # the capture builds the model again, with nsys in another process
+    free_memory()  # the capture builds the model again; nsys in another process
     tokens = settings.batch_size * cell.context_length
     rows = [_host_row(name, sampling, busy[name], tokens, settings) for name, sampling in samplings.items()]
     return [row | {"pinned_core": core} for row in rows] + failed
@@ -132,7 +132,7 @@ def _capture_with_nsys(cell: Cell, settings: Settings, passes: list[str], folder
         nsys.export(report, database)
         trace = read_export(database)
     finally:
-        database.unlink(missing_ok=True)  # ten times the report, which it can be made of again
+        database.unlink(missing_ok=True)  # ten times as large as the report, from which it can be exported again
     write_perfetto(trace, folder / "perfetto.json.gz")
     return trace
 

@@ -1,4 +1,4 @@
-"""What the profile stage leaves: of each range its times, categories, kernels and attention; one layer's timeline."""
+"""Rows of the profile stage: times, kernel categories, kernels and attention of each range; one layer's timeline."""
 
 from dataclasses import dataclass
 
@@ -7,34 +7,34 @@ from pipeline.cells.timed_rows import GpuStepRow
 from pipeline.instruments.profilers.kernel_categories import CATEGORIES
 from pipeline.stages.profile.cell import ATTENTION_PHASES, BACKWARD_BY_PART, CLOCKS, PASSES, STEP_PARTS
 
-CATEGORY = "what kind of work it is; other is what no rule knows"
+CATEGORY = "kind of work; other if no rule matches"
 COUNT = "calls in one run of the range"
-TIME = "time on the device in one run of the range, each kernel's added up; on a CPU time in operators"
+TIME = "summed kernel time in one run of the range; on a CPU time in operators"
 SHARE = "share of the range's kernel time"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RangeRow(Row):
-    """What is of one range of the capture."""
+    """Columns of all rows of one range."""
 
-    kind: str = column("what the row tells", allowed=("time", "category", "kernel", "attention", "layer"))
+    kind: str = column("what the row is about", allowed=("time", "category", "kernel", "attention", "layer"))
     range: str = column(
         "a pass; a part of the train step; or one more backward pass, with ranges for its parts",
         allowed=(*PASSES, *STEP_PARTS, BACKWARD_BY_PART),
     )
     captured_by: str = column("profiler that made the capture", allowed=("nsys", "torch.profiler"))
-    not_by_nsys: str | None = column("why nsys did not make it, where it was to be chosen and could not")
+    not_by_nsys: str | None = column("why nsys did not make it although the profiler was auto")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RangeTime(GpuStepRow, RangeRow):
-    """The time of one range, by one clock: a sample a run."""
+    """The time of one range by one clock; one sample per run."""
 
     KEYS = ("range", "clock")
 
     clock: str = column(
-        "host: without a profiler; profiled: the host's, in the capture; span: from the first kernel's start to the"
-        " last one's end; busy: what of it any kernel ran; kernel_sum: the kernels' durations added up",
+        "host: without a profiler; profiled: by the host, in the capture; span: from the first kernel's start to the"
+        " last one's end; busy: the part in which any kernel ran; kernel_sum: the sum of the kernels' durations",
         allowed=CLOCKS,
     )
 
@@ -53,12 +53,12 @@ class RangeCategory(RangeRow):
 
 @dataclass(frozen=True, kw_only=True)
 class RangeKernel(RangeRow):
-    """One of the kernels with the most time in one range. Several can have one short name."""
+    """One of the kernels with the most time in one range. Several can have the same short name."""
 
     KEYS = ("range", "rank", "kernel")
 
-    rank: int = column("place among the range's kernels by their time, the first has the most", minimum=1)
-    kernel: str = column("short name; on a CPU that of an operator")
+    rank: int = column("rank among the range's kernels by time; 1 has the most", minimum=1)
+    kernel: str = column("short name; on a CPU an operator's")
     category: str = column(CATEGORY, allowed=CATEGORIES)
     count: float = column(COUNT, positive=True)
     time_ms: float = column(TIME, minimum=0)
@@ -68,15 +68,15 @@ class RangeKernel(RangeRow):
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionPhase(RangeRow):
-    """One phase of attention in one range, all layers together."""
+    """One phase of attention in one range, summed over all layers."""
 
     KEYS = ("range", "phase")
 
     phase: str = column("part of attention", allowed=ATTENTION_PHASES)
     count: float = column(COUNT, minimum=0)
     time_ms: float = column(TIME, minimum=0)
-    matmul_ms: float = column("of it the matrix products, without scaling, mask, copies and casts", minimum=0)
-    flops: int = column("FLOPs by formula, the scores computed in full", positive=True)
+    matmul_ms: float = column("part of time_ms in matrix products, without scaling, mask, copies and casts", minimum=0)
+    flops: int = column("FLOPs by formula, with all scores computed", positive=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +87,8 @@ class LayerTimeline(RangeRow):
 
     layer: str = column("the middle layer, in the last run of the range")
     events: str = column(
-        "JSON: for each event its short name, category, path inside the layer, stream, start in µs from the first event"
-        " on, and duration in µs"
+        "JSON: for each event its short name, category, path inside the layer, stream, start in µs after the first"
+        " event, and duration in µs"
     )
 
 

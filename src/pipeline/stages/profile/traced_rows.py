@@ -1,4 +1,4 @@
-"""The rows that a trace gives: times by clock, categories, kernels, attention's phases, one layer's timeline."""
+"""Make the rows of a trace: times by clock, categories, kernels, attention's phases, one layer's timeline."""
 
 import json
 import re
@@ -28,7 +28,7 @@ LAYER = re.compile(r"(.*/layers\.\d+)(?:/|$)")
 
 
 def rows_of(trace: Trace, passes: list[str], cell: Cell, settings: Settings) -> list[Row]:
-    """Return every row that the trace gives of these passes."""
+    """Return all rows of these passes."""
     paths = [*passes, *(STEP_PARTS if "train_step" in passes else ())]
     with_kernels = [path for path in (*passes, BACKWARD) if path in paths]
     with_attention = ["inference", *([BACKWARD_BY_PART] if BACKWARD_OF in passes else [])]
@@ -43,7 +43,7 @@ def rows_of(trace: Trace, passes: list[str], cell: Cell, settings: Settings) -> 
 
 
 def kernel_table(trace: Trace, passes: list[str]) -> pd.DataFrame:
-    """List every kernel of every pass, by its full name: count and time of one run of the pass.
+    """List every kernel of every pass by its full name, with count and time per run of the pass.
 
     Columns: range, name, category, count, time_ms, share_pct, avg_us, min_us, max_us.
     """
@@ -57,7 +57,7 @@ def _time_rows(trace: Trace, path: str) -> list[Row]:
     rows = []
     for clock, column in CLOCK_COLUMNS.items():
         samples_ms = [float(value) / 1e3 for value in times[column]]
-        # A range that launched nothing has no time on the device, and no statistics of it.
+        # A range that launched nothing has no time on the device and no statistics.
         if min(samples_ms) > 0:
             summary = summarise(samples_ms)
             rows.append({"kind": "time", "range": path, "clock": clock, **summary, "samples_ms": samples_ms})
@@ -85,7 +85,7 @@ def _category_rows(trace: Trace, path: str) -> list[Row]:
 
 
 def _by_kernel(trace: Trace, path: str) -> pd.DataFrame:
-    """Add up the events of a range by name and category, most time first, for one run of it."""
+    """Sum the events of a range by name and category, per run, most time first."""
     events, rounds = events_of(trace, path), _rounds(trace, path)
     table = (
         events.groupby(["name", "category"])
@@ -118,9 +118,9 @@ def _kernel_rows(trace: Trace, path: str, top: int) -> list[Row]:
 
 
 def _attention_rows(trace: Trace, name: str, cell: Cell, settings: Settings) -> list[Row]:
-    """Return a row a phase of attention, all layers together: of inference, or of the backward pass that has parts.
+    """Return a row per phase of attention over all layers, for inference or the backward pass with parts.
 
-    time_ms: all of the phase; matmul_ms: its matrix products alone, without scaling, masking and casts.
+    time_ms: the whole phase; matmul_ms: only its matrix products, without scaling, masking and casts.
     """
     direction = "backward" if name == BACKWARD_BY_PART else "forward"
     events = events_of(trace, name)
@@ -148,11 +148,11 @@ def _attention_rows(trace: Trace, name: str, cell: Cell, settings: Settings) -> 
 
 
 def attention_flops(size: ModelSize, batch_size: int, seq_len: int, direction: str) -> dict[str, int]:
-    """Count the FLOPs of attention's phases, forward or backward, all layers, the S × S scores computed in full.
+    """Count the FLOPs of attention's phases, forward or backward, over all layers, with all S × S scores computed.
 
-    A product: 2·B·S²·d forward, and twice that backward, once for each factor. Softmax, of B·H·S² scores: forward 5
-    each, for the maximum, the difference from it, the exponential, the sum and the division by it; backward 4 each, for
-    the product with the gradient, its sum, the difference and the product. Scaling and masking are left out.
+    A product takes 2·B·S²·d forward and twice that backward, once for each factor. The softmax of B·H·S² scores takes 5
+    per score forward (maximum, difference, exponential, sum, division) and 4 backward (product with the gradient, its
+    sum, difference, product). Scaling and masking are left out.
     """
     products, per_score = {"forward": (1, 5), "backward": (2, 4)}[direction]
     product = products * 2 * batch_size * seq_len**2 * size.d_model
@@ -162,10 +162,10 @@ def attention_flops(size: ModelSize, batch_size: int, seq_len: int, direction: s
 
 
 def _layer_rows(trace: Trace, name: str) -> list[Row]:
-    """Return one row with the events of one layer's forward pass, the middle layer of the last run of the pass.
+    """Return one row with the events of the middle layer's forward pass, in the last run of the pass.
 
-    `events` is JSON: for each event its short name, category, path inside the layer, stream, start_us from the first
-    event on, and duration_us.
+    `events` is JSON: for each event its short name, category, path inside the layer, stream, start_us after the first
+    event, and duration_us.
     """
     events = events_of(trace, name)
     events = events[events["occurrence"] == events["occurrence"].max()]

@@ -1,4 +1,4 @@
-"""What is captured: each pass as a range of its name, round by round. As a program, it is what nsys runs.
+"""Run the captured passes, each as a range of its name, round by round. nsys runs this module as a program:
 
 python -m pipeline.stages.profile.workload PASS[,PASS...] AXIS=VALUE... SETTING=VALUE...
 """
@@ -39,7 +39,7 @@ def build(cell: Cell, settings: Settings, device: torch.device) -> TrainingStep:
 
 
 def calls(step: TrainingStep) -> Calls:
-    """Return what runs each pass, by its name in `PASSES`."""
+    """Return a function for each pass, by its name in `PASSES`."""
     return {
         "inference": lambda: _inference(step),
         "forward_backward": lambda: _forward_backward(step),
@@ -58,7 +58,7 @@ def _inference(step: TrainingStep) -> None:
 
 
 def drop_gradients(step: TrainingStep) -> None:
-    """Forget the gradients, as a training step does, so that the next backward pass makes new ones."""
+    """Drop the gradients, as a training step does, so that the next backward pass allocates new ones."""
     step.optimizer.zero_grad(set_to_none=True)
 
 
@@ -72,12 +72,12 @@ def warm_up(step: TrainingStep, passes: Sequence[str], rounds: int) -> None:
 
 
 def run_in_ranges(step: TrainingStep, passes: Sequence[str], rounds: int) -> None:
-    """Run the passes in ranges, each from one synchronised moment to the next, for whichever profiler listens.
+    """Run the passes in ranges, with a synchronize before and after each, for whichever profiler listens.
 
-    A first round, the same in everything, lies in a range of its own, so that its passes do not count: it carries the
-    profiler's start-up, and can take twice the time.
+    An additional first round is wrapped in a range of its own, so that its passes do not count: the profiler's start-up
+    can double its time.
     """
-    # On this thread autograd launches inside the range that called it.
+    # Without its own threads, autograd launches kernels inside the range that called it.
     with torch.autograd.set_multithreading_enabled(False), module_ranges(step.model):
         with span(UNCOUNTED):
             _run_round(step, passes)
@@ -98,7 +98,7 @@ def _run_round(step: TrainingStep, passes: Sequence[str]) -> None:
 
 
 def _run_backward_by_part(step: TrainingStep) -> None:
-    """Run one backward pass with ranges for its parts; no clock reads it, for the hooks that open them take time."""
+    """Run one backward pass with ranges for its parts; it is not timed, because the hooks that open them take time."""
     profiler = listener()
     if profiler is None:
         raise RuntimeError("ranges of the backward pass need a listening profiler")

@@ -1,4 +1,4 @@
-"""What does sharing the optimizer's state out over ranks save in memory, and cost in time and bytes."""
+"""What does sharding the optimizer's state over ranks save in memory, and cost in time and bytes?"""
 
 from dataclasses import dataclass
 
@@ -7,14 +7,14 @@ from pipeline.formulas.sizes import SIZES
 
 SPLIT_AXIS = "precision"
 
-# AdamW on every rank in full; ours, each rank with the state of its share; torch's ZeroRedundancyOptimizer.
+# adamw: the whole state on every rank; sharded: ours, each rank with its share; torch_zero: ZeroRedundancyOptimizer.
 IMPLS = ("adamw", "sharded", "torch_zero")
 MEASURES = ("time", "memory", "traffic")
 PHASES = ("forward", "backward", "communication", "optimizer")
 TRAIN_STEP = "train_step"
 WHOLE_STEP = {"measures": "time", "phase": TRAIN_STEP, "clock": "host"}
 MOMENTS = ("initialised", "first_before_step", "first_after_step", "before_step", "after_step")
-# What is counted of a rank's memory, what the allocator gave out and was asked for, and the peaks of both.
+# Tensors counted by kind; bytes that the allocator gave out and that were requested from it; the peaks of both.
 KINDS = ("parameters", "gradients", "optimizer_state")
 ALLOCATOR_KINDS = ("allocated", "requested")
 PEAKS = ("peak", "requested_peak")
@@ -23,9 +23,9 @@ COLLECTIVES = ("allreduce", "broadcast")
 
 @dataclass(frozen=True)
 class Cell:
-    """One model and precision, data-parallel over so many ranks; its rows are the optimizers.
+    """One model size, precision and number of ranks; the optimizers are its rows.
 
-    repeat: numbers cells that measure the same, each in a process of its own.
+    repeat: the number of a cell that measures the same again, in its own process.
     """
 
     precision: str = axis("fp32", allowed=("fp32", "bf16"))
@@ -35,17 +35,17 @@ class Cell:
 
     @property
     def gpus(self) -> int:
-        """The GPUs it takes on a machine that has any: one a rank."""
+        """The GPUs that the cell uses if there are any: one per rank."""
         return self.world_size
 
     def row_keys(self) -> list[dict[str, str]]:
-        """Return what names the whole step with each optimizer: the rows of a cell that could not be measured."""
+        """Return the keys of the rows of a cell that could not be measured: the whole step with each optimizer."""
         return [{"impl": impl, **WHOLE_STEP} for impl in IMPLS]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What every cell of the stage shares. Optimizers take turns in `rounds`, every second one in reverse order."""
+    """Shared by all cells. Optimizers take turns in `rounds`; every second round runs in reverse order."""
 
     batch_size_per_rank: int = axis(2, minimum=1)
     context_length: int = axis(512, minimum=1)

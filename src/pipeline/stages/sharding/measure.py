@@ -1,4 +1,4 @@
-"""Measure a sharding cell: memory by kind, bytes sent and the step's time with each optimizer, in the same ranks."""
+"""Measure a sharding cell: memory by kind, bytes sent and step time with each optimizer, in the same ranks."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ Row = dict[str, Any]
 
 
 def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
-    """Return, for each optimizer, rows of times, of memory by moment and kind, and of bytes by collective."""
+    """Return rows of times, of memory by moment and kind, and of bytes by collective for each optimizer."""
     backend, device_type = ("nccl", "cuda") if gpu_count() > 0 else ("gloo", "cpu")
 
     def measure_together(impls: Sequence[str]) -> dict[str, Result]:
@@ -40,7 +40,7 @@ def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
 
 
 def rows_of(impl: str, result: Result | MemoryError, cell: Cell, settings: Settings, backend: str) -> list[Row]:
-    """Make rows of what the turns with one optimizer gave."""
+    """Make the rows of one optimizer."""
     if isinstance(result, MemoryError):
         return [{"impl": impl, **WHOLE_STEP, "status": "oom", "reason": str(result)}]
     rows = [
@@ -63,7 +63,7 @@ def _time_rows(result: Result, cell: Cell, settings: Settings) -> list[Row]:
 
 
 def _memory_rows(impl: str, result: Result, world_size: int) -> list[Row]:
-    """Pair what was counted with what was predicted."""
+    """Pair counted bytes with predicted bytes."""
     predicted = _predicted(result, _share(impl, result.parameter_bytes, world_size))
     return [
         {
@@ -85,9 +85,9 @@ def _share(impl: str, parameter_bytes: list[int], world_size: int) -> Share:
 
 
 def _predicted(result: Result, share: Share) -> dict[tuple[str, str], int]:
-    """Predict bytes by moment and kind, but for the first peak of forward and backward, the basis of the later one.
+    """Predict bytes by moment and kind, except for the first peak of forward and backward, the basis of the later one.
 
-    What the allocator gives out is what was asked for, rounded up: one prediction stands for both.
+    The allocator rounds requests up, so that one prediction serves for bytes requested and given out.
     """
     sizes = result.parameter_bytes
     on_gpu = ("initialised", "peak") in result.memory
@@ -106,7 +106,7 @@ def _predicted(result: Result, share: Share) -> dict[tuple[str, str], int]:
 
 
 def _traffic_rows(impl: str, result: Result, world_size: int) -> list[Row]:
-    """Pair the payloads of a step's collectives with the prediction, and say what each rank must send for them."""
+    """Pair the payloads of a step's collectives with their prediction and the bytes that each rank must send."""
     parameter_bytes = sum(result.parameter_bytes)
     sent_per_byte = {"allreduce": all_reduce_bus_factor(world_size), "broadcast": all_gather_bus_factor(world_size)}
     calls = Counter(call.name for call in result.collectives)

@@ -18,19 +18,19 @@ _ALLOCATOR_STATS = {
 
 
 def kinds_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
-    """Count the storages of parameters, gradients and optimizer state on the model's device, each storage once."""
+    """Count the bytes of parameters, gradients and optimizer state on the model's device, each storage once."""
     parameters = list(model.parameters())
     device = parameters[0].device
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     tensors: tuple[Sequence[Tensor], ...] = (parameters, gradients, _state_tensors(optimizer))
-    return {kind: _storage_bytes(those, device) for kind, those in zip(KINDS, tensors, strict=True)}
+    return {kind: _storage_bytes(group, device) for kind, group in zip(KINDS, tensors, strict=True)}
 
 
 def device_bytes(device: torch.device) -> dict[str, int]:
-    """Return what the caching allocator holds for us now, and the most since this was last asked; {} on a CPU.
+    """Return the caching allocator's bytes now, and their peaks since the last call of this; {} on a CPU.
 
-    allocated and peak: what it gave out, in blocks that may be larger than asked for; requested and requested_peak:
-    what was asked for.
+    allocated and peak: bytes given out, in blocks that may be larger than requested; requested and requested_peak:
+    bytes requested.
     """
     if device.type != "cuda":
         return {}
@@ -45,7 +45,7 @@ def _state_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 
 def _local(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Return the optimizer whose `state` is this rank's."""
+    """Return the optimizer that holds this rank's state."""
     return optimizer.optim if isinstance(optimizer, ZeroRedundancyOptimizer) else optimizer
 
 

@@ -1,16 +1,16 @@
-"""What a cell takes, told before it is measured. Imports no torch: the workflow reads it."""
+"""Estimate a cell's time and memory before it is measured. Imports no torch: the workflow reads it."""
 
 from pipeline.formulas.data_parallel import training_bytes, training_s
 from pipeline.stages.sharding.cell import IMPLS, Cell, Settings
 
 
 def expected_s(cell: Cell, settings: Settings, on_gpu: bool) -> float:
-    """Return about how many seconds a cell takes."""
+    """Estimate the seconds that a cell takes."""
     return training_s(len(IMPLS) * settings.rounds * (settings.warmup_steps + settings.steps), on_gpu)
 
 
 def needed_bytes(cell: Cell, settings: Settings) -> int:
-    """Return the least memory that a cell takes on a CPU."""
+    """Return the least memory that a cell needs on a CPU."""
     return training_bytes(
         cell.size,
         cell.precision,

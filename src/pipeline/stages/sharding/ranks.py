@@ -1,4 +1,4 @@
-"""What each rank of a sharding cell does: train with one optimizer, noting memory, bytes and times, then make room."""
+"""Measure one rank of a sharding cell: train with each optimizer, noting memory, bytes and times, then free memory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -28,7 +28,7 @@ MemoryAt = dict[tuple[str, str], float]
 
 @dataclass
 class Result:
-    """What the turns with one optimizer gave; bytes are those of the fullest rank, a kind and a moment at a time."""
+    """The results of one optimizer's turns; bytes are the fullest rank's, for each kind and moment."""
 
     samplings: list[Sampling] = field(default_factory=list)
     memory: MemoryAt = field(default_factory=dict)
@@ -40,16 +40,16 @@ class Result:
 
 
 def measure_optimizers(context: RankContext, cell: Cell, settings: Settings, impls: Sequence[str]) -> dict[str, Result]:
-    """Let the optimizers take turns, each from the same weights with the memory to itself; then profile steps of each.
+    """Let the optimizers take turns, each from the same weights and alone in memory; then profile steps of each.
 
-    Profiles come after all is timed: a profiler may leave its traces on what runs after it.
+    Profiles come last, because a profiler may disturb what runs after it.
     """
     reference: list[Tensor] = []  # weights with the first optimizer, on rank 0
     dist.barrier()  # what the first collective starts is not pinned
     with pinned(context.device, context.rank, context.world_size) as core:
         results = {impl: Result(pinned_core=core) for impl in impls}
         for impl, is_first_turn in turns(impls, settings.rounds):
-            if is_first_turn:  # later turns do without: to allocate all anew takes as long as several steps
+            if is_first_turn:  # only then: allocating everything anew takes as long as several steps
                 make_room(context.device)
             _take_turn(impl, results[impl], cell, settings, reference, context, is_first_turn)
         if context.device.type == "cuda":
@@ -73,19 +73,19 @@ def _take_turn(
     context: RankContext,
     is_first_turn: bool,
 ) -> None:
-    """Train for the timed steps; before those of the first turn note memory and bytes and compare the weights."""
+    """Time training steps; before those of the first turn, note memory and bytes and compare the weights."""
     step = _build_step(impl, cell, settings, context)
     if is_first_turn:
         _note_memory(step, result, settings.warmup_steps, context.device)
         _note_collectives(step, result)
         _compare(step, result, reference, context.rank)
-    warmup_steps = 0 if is_first_turn else settings.warmup_steps  # what was noted took more steps than that
+    warmup_steps = 0 if is_first_turn else settings.warmup_steps  # the notes took more steps than that
     timed = time_steps_over_ranks(_phases(step), context.device, warmup_steps, settings.steps)
     result.samplings.append(timed)
 
 
 def _build_step(impl: str, cell: Cell, settings: Settings, context: RankContext) -> TrainingStep:
-    """Build a rank's step: gradients are averaged where they lie, without buffers that would count as memory."""
+    """Build a rank's step: gradients are averaged in place, without buffers that would count as memory."""
     step = build_training_step(
         SIZES[cell.size],
         vocab_size=settings.vocab_size,
@@ -119,13 +119,13 @@ def _note_memory(step: TrainingStep, result: Result, warmup_steps: int, device: 
     memory = _memory_at("initialised", step, device) | _memory_of_step("first_", step, device)
     for _ in range(warmup_steps):
         step.run()
-    device_bytes(device)  # begins the peak anew
+    device_bytes(device)  # resets the peak
     memory |= _memory_of_step("", step, device)
     result.memory = max_over_ranks(memory, device)
 
 
 def _memory_of_step(prefix: str, step: TrainingStep, device: torch.device) -> MemoryAt:
-    """Run a step, but let the gradients live until the memory after the update is known."""
+    """Run a step, keeping the gradients until the memory after the update is known."""
     step.forward()
     step.backward()
     step.synchronize_gradients()
@@ -144,12 +144,12 @@ def _memory_at(moment: str, step: TrainingStep, device: torch.device) -> MemoryA
 def _note_collectives(step: TrainingStep, result: Result) -> None:
     with CollectiveLog() as log:
         step.run()
-    # Besides gradients and parameters, a synchronisation sends a byte a parameter: which have a gradient.
+    # Without the byte per parameter that says whether it has a gradient.
     result.collectives = [call for call in log.calls if call.dtype.is_floating_point]
 
 
 def _compare(step: TrainingStep, result: Result, reference: list[Tensor], rank: int) -> None:
-    """Compare the weights with those of the first optimizer after as many steps, on rank 0."""
+    """On rank 0, compare the weights with the first optimizer's after as many steps."""
     if rank != 0:
         return
     if not reference:

@@ -1,4 +1,4 @@
-"""What the sharding stage leaves, for each optimizer: times of the step, memory by moment and kind, bytes sent."""
+"""Rows of the sharding stage, for each optimizer: step times, memory by moment and kind, bytes sent."""
 
 from dataclasses import dataclass
 
@@ -19,10 +19,10 @@ from pipeline.stages.sharding.cell import (
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerRow(Row):
-    """What every row says: the optimizer, and what is measured of it."""
+    """Columns of all rows: the optimizer, and what is measured."""
 
     impl: str = column(
-        "adamw: every rank in full; sharded: ours; torch_zero: torch's ZeroRedundancyOptimizer", allowed=IMPLS
+        "adamw: whole state on every rank; sharded: ours; torch_zero: torch's ZeroRedundancyOptimizer", allowed=IMPLS
     )
     backend: str = column("backend of the process group", allowed=("gloo", "nccl"))
     measures: str = column("what the row measures", allowed=MEASURES)
@@ -30,7 +30,7 @@ class OptimizerRow(Row):
 
 @dataclass(frozen=True, kw_only=True)
 class StepTime(GpuStepRow, OptimizerRow):
-    """Time of a training step or of one of its phases by one clock; each sample is that of the slowest rank."""
+    """Time of a training step or of one of its phases by one clock; each sample is the slowest rank's."""
 
     KEYS = ("impl", "phase", "clock")
 
@@ -39,7 +39,7 @@ class StepTime(GpuStepRow, OptimizerRow):
     weight_difference: float = column(
         "largest difference of a weight from the first optimizer's after as many steps", minimum=0
     )
-    weight_tolerance: float = column("largest difference that rounding may make", minimum=0)
+    weight_tolerance: float = column("largest difference that rounding may cause", minimum=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,14 +48,16 @@ class Memory(OptimizerRow):
 
     KEYS = ("impl", "moment", "kind")
 
-    moment: str = column("moment of training; the first step begins without optimizer state", allowed=MOMENTS)
+    moment: str = column("moment of training; the first step starts without optimizer state", allowed=MOMENTS)
     kind: str = column(
-        "tensors by what they hold, or what the allocator gave out or was asked for: now, or at the peak since the last"
-        " moment",
+        "tensors by what they hold; or bytes that the allocator gave out (allocated) or that were requested: now, or at"
+        " the peak since the last moment",
         allowed=(*KINDS, *ALLOCATOR_KINDS, *PEAKS),
     )
     measured_bytes: int = column("bytes counted", minimum=0)
-    predicted_bytes: int | None = column("bytes by formula; none for the peak on which a later one is based", minimum=0)
+    predicted_bytes: int | None = column(
+        "bytes by formula; empty for the peak on which a later one is based", minimum=0
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,10 +67,10 @@ class Traffic(OptimizerRow):
     KEYS = ("impl", "collective")
 
     collective: str = column("collective of torch.distributed", allowed=COLLECTIVES)
-    calls: int = column("calls a step", minimum=0)
-    measured_bytes: int = column("bytes of their tensors", minimum=0)
-    predicted_bytes: int = column("those bytes by formula", minimum=0)
-    sent_bytes: float = column("least that each rank must send for them", minimum=0)
+    calls: int = column("calls per step", minimum=0)
+    measured_bytes: int = column("bytes of the calls' tensors", minimum=0)
+    predicted_bytes: int = column("bytes by formula", minimum=0)
+    sent_bytes: float = column("least bytes that each rank must send for these calls", minimum=0)
 
 
 ROW_TYPES = RowTypes(dict(zip(MEASURES, (StepTime, Memory, Traffic), strict=True)), told_by="measures")
