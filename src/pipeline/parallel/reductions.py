@@ -48,12 +48,26 @@ def held_by_others(gradient: Tensor) -> bool:
     return storage_uses(gradient) > 2
 
 
-class ParameterReduction:
+class _MeanReduction:
+    """The part of a reduction that starts a mean and waits for it."""
+
+    _work: dist.Work | None = None
+
+    def _start(self, tensor: Tensor) -> None:
+        self._work = start_mean(tensor)
+
+    def wait(self) -> None:
+        """Wait for the means; see `Reduction`."""
+        assert self._work is not None, "wait() needs a launch() before it"
+        self._work.wait()
+        self._work = None
+
+
+class ParameterReduction(_MeanReduction):
     """Reduce the gradient of one parameter in place, or a copy if its storage is shared."""
 
     def __init__(self, parameter: Parameter):
         self.parameters: Sequence[Parameter] = (parameter,)
-        self._work: dist.Work | None = None
 
     @torch.no_grad()
     def launch(self) -> list[Parameter]:
@@ -65,17 +79,11 @@ class ParameterReduction:
             parameter.grad = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
         elif not parameter.grad.is_contiguous() or held_by_others(parameter.grad):
             parameter.grad = parameter.grad.clone(memory_format=torch.contiguous_format)
-        self._work = start_mean(parameter.grad)
+        self._start(parameter.grad)
         return without
 
-    def wait(self) -> None:
-        """Wait for the mean; see `Reduction`."""
-        assert self._work is not None, "wait() needs a launch() before it"
-        self._work.wait()
-        self._work = None
 
-
-class BucketReduction:
+class BucketReduction(_MeanReduction):
     """Reduce the gradients of parameters of one dtype as one flat buffer, allocated once.
 
     From the launch on, the gradients are views into the buffer, so that nothing is copied back. A gradient that
@@ -90,7 +98,6 @@ class BucketReduction:
         self._buffer = torch.empty(sum(sizes), dtype=parameters[0].dtype, device=parameters[0].device)
         pieces = zip(self._buffer.split(sizes), parameters, strict=True)
         self._views = [piece.view(parameter.shape) for piece, parameter in pieces]
-        self._work: dist.Work | None = None
 
     @torch.no_grad()
     def launch(self) -> list[Parameter]:
@@ -114,14 +121,8 @@ class BucketReduction:
             parameter.grad = view
         if views:
             copy_all(views, gradients)
-        self._work = start_mean(self._buffer)
+        self._start(self._buffer)
         return without
-
-    def wait(self) -> None:
-        """Wait for the means; see `Reduction`."""
-        assert self._work is not None, "wait() needs a launch() before it"
-        self._work.wait()
-        self._work = None
 
 
 def layout(reductions: Iterable[Reduction]) -> list[str]:

@@ -1,5 +1,6 @@
 import gc
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from pipeline.formulas.parameters import parameter_bytes
 from pipeline.formulas.peak_memory import CATEGORIES, predict_peaks
 from pipeline.formulas.sizes import SIZES
 from pipeline.instruments.memory.snapshot import read_events
+from pipeline.instruments.sampling.step_timing import Sampling, Timings
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.model.step import build_training_step
 from pipeline.stages.memory.cell import Cell, Settings
@@ -103,6 +105,16 @@ def test_steps_are_warmed_up_before_they_are_timed():
     )
     row = _time_row(step, replace(SETTINGS, warmup_steps=3), device)
     assert {int(state["step"]) for state in step.optimizer.state.values()} == {3 + row["n"]}
+
+
+@pytest.mark.parametrize(
+    ("samples_ms", "slowdowns", "status"),
+    [([10.0] * 4, [], "ok"), ([5.0, 10.0, 20.0, 30.0], [], "unstable"), ([10.0] * 4, ["hw_slowdown"], "unstable")],
+)
+def test_the_time_of_a_step_that_is_noisy_or_of_a_slowed_gpu_is_unstable(monkeypatch, samples_ms, slowdowns, status):
+    sampling = Sampling({"train_step": Timings(samples_ms)}, [], [{"throttle_reasons": slowdowns}])
+    monkeypatch.setattr("pipeline.stages.memory.measure.time_phases", lambda *_: sampling)
+    assert _time_row(SimpleNamespace(run=None), SETTINGS, torch.device("cpu"))["status"] == status
 
 
 def test_recomputed_blocks_count_as_activations(tmp_path):

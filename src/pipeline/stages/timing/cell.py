@@ -21,7 +21,7 @@ class Cell:
 
     mode: eager, compiled, or graph: the eager step captured as one CUDA graph and replayed, which is what the GPU could
     do if the host were no limit. optimizer: AdamW's `foreach` implementation, a loop over tensors on a CPU, or `fused`.
-    repeat: numbers cells that measure the same, each in a process of its own.
+    repeat: the number of a cell that measures the same again, in its own process.
     """
 
     precision: str = axis("fp32", allowed=PRECISIONS)
