@@ -77,8 +77,8 @@ def test_imports_go_down_only(module):
 
 
 def test_what_is_found_by_name_is_listed_only_while_it_is():
-    found = {(module, room(name)) for module, path in MODULES.items() for name in imports(path)}
-    assert found >= BY_NAME
+    by_name = {(module, room(name)) for module, path in MODULES.items() for name in imports(path)}
+    assert by_name >= BY_NAME
 
 
 @pytest.mark.parametrize("stage", NAMES)

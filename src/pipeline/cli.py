@@ -297,7 +297,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
         help="with --fail-if-slower, ignore differences up to this (default: 5)",
     )
     compare.add_argument("--all", action="store_true", help="list every time, not only those that differ")
-    failing = "exit with code 1 if B is slower by more than the tolerance, lost a figure, or shares no time with A"
+    failing = "exit with code 1 if B is slower beyond the tolerance, lost a figure, or shares no time with A"
     compare.add_argument("--fail-if-slower", action="store_true", help=failing)
     compare.set_defaults(run=_compare)
 

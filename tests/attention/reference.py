@@ -56,8 +56,8 @@ def relative_errors(actual, exact):
 
 def attention_errors(actual, exact):
     """Return the relative errors of output and gradients, where a gradient vanishes those over its natural scale."""
-    found = zip(("output", "dq", "dk", "dv"), actual, strict=True)
-    return torch.tensor([exact.relative_error(quantity, tensor) for quantity, tensor in found])
+    pairs = zip(("output", "dq", "dk", "dv"), actual, strict=True)
+    return torch.tensor([exact.relative_error(quantity, tensor) for quantity, tensor in pairs])
 
 
 def allowed_errors(roundings, q, k, v, do, is_causal):
@@ -92,16 +92,16 @@ def assert_rounded_at_most(roundings, function, q, k, v, do, is_causal):
     actual = output_and_gradients(function, *inputs, is_causal)
     assert [tensor.dtype for tensor in actual] == [q.dtype] * 4
     allowed = allowed_errors(roundings, *inputs, is_causal)
-    found = [((a.double() - e).abs() / b).max().item() for a, e, b in zip(actual, exact, allowed, strict=True)]
-    assert all(error <= 1 for error in found), found  # not so where one is NaN
+    ratios = [((a.double() - e).abs() / b).max().item() for a, e, b in zip(actual, exact, allowed, strict=True)]
+    assert all(error <= 1 for error in ratios), ratios  # not so where one is NaN
 
 
 def assert_fp32_is_exact(function, q, k, v, do, is_causal):
     """Assert that fp32's relative errors against fp64 are small: they are of roundings, not of lower precision."""
     actual = output_and_gradients(function, q, k, v, do, is_causal)
     assert [tensor.dtype for tensor in actual] == [torch.float32] * 4
-    found = attention_errors(actual, exact_attention(q, k, v, do, is_causal))
-    assert (found <= FP32_RELATIVE_ERROR).all(), found.tolist()
+    errors = attention_errors(actual, exact_attention(q, k, v, do, is_causal))
+    assert (errors <= FP32_RELATIVE_ERROR).all(), errors.tolist()
 
 
 def assert_as_exact_as_torchs_fp32_kernel(function, q, k, v, do, is_causal, factor=1.1):
@@ -111,11 +111,11 @@ def assert_as_exact_as_torchs_fp32_kernel(function, q, k, v, do, is_causal, fact
     """
     inputs = (q, k, v, do)
     exact = exact_attention(*inputs, is_causal)
-    found, torchs = (
+    errors, torchs = (
         attention_errors(output_and_gradients(implementation, *inputs, is_causal), exact)
         for implementation in (function, _efficient_attention)
     )
-    assert (found <= factor * torchs).all(), (found / torchs).tolist()
+    assert (errors <= factor * torchs).all(), (errors / torchs).tolist()
 
 
 def _efficient_attention(q, k, v, is_causal):

@@ -22,9 +22,9 @@ def by_autograd(q, k, v, output_gradient, is_causal):
 @pytest.mark.parametrize(("n_queries", "n_keys"), [(24, 24), (9, 24), (24, 9), (1, 1)])
 def test_chunks_of_any_size_give_what_autograd_gives_of_the_whole_matrix(n_queries, n_keys, is_causal, chunk_elements):
     tensors = inputs(n_queries, n_keys, torch.float64)
-    found = exact_attention(*tensors, is_causal, chunk_elements)
+    exact = exact_attention(*tensors, is_causal, chunk_elements)
     expected = by_autograd(*tensors, is_causal)
-    for actual, wanted in zip((found.output, found.dq, found.dk, found.dv), expected, strict=True):
+    for actual, wanted in zip((exact.output, exact.dq, exact.dk, exact.dv), expected, strict=True):
         torch.testing.assert_close(actual, wanted, rtol=1e-12, atol=1e-13)
 
 
@@ -48,10 +48,10 @@ def test_natural_scales_are_sums_of_the_absolute_values_of_products(n_queries, n
         "dk": torch.einsum("ijs,id->ijsd", parts, q).abs().sum((0, 2)),
         "dv": torch.einsum("ij,id->ijd", weights, do).abs().sum(0),
     }
-    found = exact_attention(q[None], k[None], v[None], do[None], is_causal, chunk_elements)
+    exact = exact_attention(q[None], k[None], v[None], do[None], is_causal, chunk_elements)
     for quantity, wanted in expected.items():
-        torch.testing.assert_close(getattr(found, f"scale_{quantity}")[0], wanted, rtol=1e-12, atol=1e-13)
-    torch.testing.assert_close(torch.einsum("ijs,jd->id", parts, k), found.dq[0], rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(getattr(exact, f"scale_{quantity}")[0], wanted, rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(torch.einsum("ijs,jd->id", parts, k), exact.dq[0], rtol=1e-10, atol=1e-12)
 
 
 def test_errors_of_weights_make_errors_as_large_as_are_foretold():
@@ -74,9 +74,9 @@ def test_the_error_of_a_gradient_that_vanishes_is_relative_to_its_natural_scale(
 
 def test_low_precision_inputs_are_taken_as_they_are_and_computed_in_fp64():
     tensors = inputs(24, 24, torch.bfloat16)
-    found = exact_attention(*tensors, True)
-    assert found.output.dtype == found.dk.dtype == torch.float64
-    torch.testing.assert_close(found.dq, by_autograd(*tensors, True)[1], rtol=1e-12, atol=1e-13)
+    exact = exact_attention(*tensors, True)
+    assert exact.output.dtype == exact.dk.dtype == torch.float64
+    torch.testing.assert_close(exact.dq, by_autograd(*tensors, True)[1], rtol=1e-12, atol=1e-13)
 
 
 def test_no_more_of_the_score_matrix_is_there_than_was_allowed():

@@ -58,7 +58,7 @@ def run(*sizes, **changes):
 
 def scaled(records, factor, spread=0.02):
     rows = [timed(name, factor * median_ms, spread) for name, median_ms in PHASES.items()]
-    return [{**found, "rows": copy.deepcopy(rows)} for found in records]
+    return [{**entry, "rows": copy.deepcopy(rows)} for entry in records]
 
 
 def verdicts(a, b):
@@ -66,21 +66,23 @@ def verdicts(a, b):
 
 
 def test_the_same_records_are_the_same_in_everything():
-    found = compare_runs(run(), run(), stages(), tolerance=0.05)
-    assert set(found.timed["verdict"]) == {WITHIN}
-    assert not found.is_worse
-    assert all(part.empty for part in (found.differences, found.outcomes, found.only_in_a, found.only_in_b))
-    text = write_comparison(found, "one", "other")
+    comparison = compare_runs(run(), run(), stages(), tolerance=0.05)
+    assert set(comparison.timed["verdict"]) == {WITHIN}
+    assert not comparison.is_worse
+    assert all(
+        part.empty for part in (comparison.differences, comparison.outcomes, comparison.only_in_a, comparison.only_in_b)
+    )
+    text = write_comparison(comparison, "one", "other")
     assert "Machine, software, code and settings are the same." in text
     assert "4 times compared, 4 within the tolerance" in text.splitlines()[-1]
 
 
 @pytest.mark.parametrize(("factor", "verdict"), [(1.5, "slower"), (1 / 1.5, "faster"), (1.04, WITHIN), (0.97, WITHIN)])
 def test_scaled_times_get_their_verdict_and_ratio(factor, verdict):
-    found = compare_runs(run(), scaled(run(), factor), stages(), tolerance=0.05)
-    assert set(found.timed["verdict"]) == {verdict}
-    assert list(found.timed["ratio"]) == [pytest.approx(factor)] * 4
-    assert found.is_worse == (verdict == "slower")
+    comparison = compare_runs(run(), scaled(run(), factor), stages(), tolerance=0.05)
+    assert set(comparison.timed["verdict"]) == {verdict}
+    assert list(comparison.timed["ratio"]) == [pytest.approx(factor)] * 4
+    assert comparison.is_worse == (verdict == "slower")
 
 
 def test_a_difference_within_the_spread_is_not_distinguishable():
@@ -105,17 +107,17 @@ def test_a_wider_tolerance_makes_more_the_same():
 
 def test_what_differs_in_machine_software_code_and_settings_is_named_first():
     other = run(settings={"batch_size": 8}, code={"digest": "def", "commit": "456"})
-    for found in other:
-        found["machine"] |= {"kind": "NVIDIA A100", "software": MACHINE["software"] | {"torch": "2.13.0"}}
-    found = compare_runs(run(), other, stages(), tolerance=0.05)
-    assert found.differences.to_dict("split")["data"] == [
+    for entry in other:
+        entry["machine"] |= {"kind": "NVIDIA A100", "software": MACHINE["software"] | {"torch": "2.13.0"}}
+    comparison = compare_runs(run(), other, stages(), tolerance=0.05)
+    assert comparison.differences.to_dict("split")["data"] == [
         ["machine", "NVIDIA H200", "NVIDIA A100"],
         ["torch", "2.11.0", "2.13.0"],
         ["commit", "123", "456"],
         ["timing code", "abc", "def"],
         ["timing batch_size", "4", "8"],
     ]
-    assert write_comparison(found, "one", "other").index("NVIDIA A100") < 200
+    assert write_comparison(comparison, "one", "other").index("NVIDIA A100") < 200
 
 
 def test_code_of_a_stage_that_only_one_run_has_is_no_difference():
@@ -124,10 +126,10 @@ def test_code_of_a_stage_that_only_one_run_has_is_no_difference():
 
 
 def test_cells_of_one_run_only_are_listed():
-    found = compare_runs(run("small", "xl"), run("xl", "2.7B", "large"), stages(), tolerance=0.05)
-    assert list(found.only_in_a["cell"]) == ["precision=bf16 size=small"]
-    assert list(found.only_in_b["cell"]) == ["precision=bf16 size=2.7B", "precision=bf16 size=large"]
-    assert "1 cell only in A; 2 cells only in B" in summary(found)
+    comparison = compare_runs(run("small", "xl"), run("xl", "2.7B", "large"), stages(), tolerance=0.05)
+    assert list(comparison.only_in_a["cell"]) == ["precision=bf16 size=small"]
+    assert list(comparison.only_in_b["cell"]) == ["precision=bf16 size=2.7B", "precision=bf16 size=large"]
+    assert "1 cell only in A; 2 cells only in B" in summary(comparison)
 
 
 def test_a_figure_lost_is_worse_and_one_won_is_not():
@@ -144,8 +146,8 @@ def test_a_figure_lost_is_worse_and_one_won_is_not():
 
 def test_a_skipped_row_is_compared_with_nothing():
     rows = [{"phase": name, "clock": "host", "status": "skipped", "reason": "no GPU"} for name in PHASES]
-    found = compare_runs(run(rows=rows), run(rows=rows), stages(), tolerance=0.05)
-    assert (len(found.timed), found.untimed, found.is_worse) == (0, 4, False)
+    comparison = compare_runs(run(rows=rows), run(rows=rows), stages(), tolerance=0.05)
+    assert (len(comparison.timed), comparison.untimed, comparison.is_worse) == (0, 4, False)
 
 
 def sized(size_bytes, median_ms, clock="host"):
@@ -159,44 +161,44 @@ def of_sizes(*rows):
 
 def test_rows_are_paired_by_what_they_are_of_in_whichever_order_they_stand():
     rows = [sized(10**power, float(power), clock) for power in (6, 7, 8) for clock in ("host", "cuda_events")]
-    found = compare_runs(of_sizes(*rows), of_sizes(*reversed(rows)), stages(), tolerance=0.05)
-    assert list(found.timed["ratio"]) == [1] * 6
-    assert found.timed["row"].iloc[0] == "burst torch host in_place size_bytes=1000000"
+    comparison = compare_runs(of_sizes(*rows), of_sizes(*reversed(rows)), stages(), tolerance=0.05)
+    assert list(comparison.timed["ratio"]) == [1] * 6
+    assert comparison.timed["row"].iloc[0] == "burst torch host in_place size_bytes=1000000"
 
 
 def test_a_row_that_is_missing_is_named_leaves_the_others_paired_and_is_a_figure_lost():
     a, b = of_sizes(sized(10, 1.0), sized(20, 2.0), sized(30, 3.0)), of_sizes(sized(10, 1.0), sized(30, 3.0))
-    found = compare_runs(a, b, stages(), tolerance=0.05)
-    assert list(found.timed["ratio"]) == [1, 1]
-    assert list(found.rows_only_in_a["row"]) == ["burst torch host in_place size_bytes=20"]
-    assert found.rows_only_in_b.empty
-    assert found.is_worse
-    assert "size_bytes=20 | ok" in write_comparison(found, "one", "other")
-    assert "; 1 figure lost; 1 row only in A." in summary(found)
+    comparison = compare_runs(a, b, stages(), tolerance=0.05)
+    assert list(comparison.timed["ratio"]) == [1, 1]
+    assert list(comparison.rows_only_in_a["row"]) == ["burst torch host in_place size_bytes=20"]
+    assert comparison.rows_only_in_b.empty
+    assert comparison.is_worse
+    assert "size_bytes=20 | ok" in write_comparison(comparison, "one", "other")
+    assert "; 1 figure lost; 1 row only in A." in summary(comparison)
 
 
 def test_a_row_that_was_added_is_named_leaves_the_others_paired_and_is_not_worse():
     a, b = of_sizes(sized(10, 1.0), sized(30, 3.0)), of_sizes(sized(20, 2.0), sized(10, 1.0), sized(30, 3.0))
-    found = compare_runs(a, b, stages(), tolerance=0.05)
-    assert list(found.timed["ratio"]) == [1, 1]
-    assert list(found.rows_only_in_b["row"]) == ["burst torch host in_place size_bytes=20"]
-    assert found.rows_only_in_a.empty
-    assert not found.is_worse
-    assert "lost" not in summary(found)
+    comparison = compare_runs(a, b, stages(), tolerance=0.05)
+    assert list(comparison.timed["ratio"]) == [1, 1]
+    assert list(comparison.rows_only_in_b["row"]) == ["burst torch host in_place size_bytes=20"]
+    assert comparison.rows_only_in_a.empty
+    assert not comparison.is_worse
+    assert "lost" not in summary(comparison)
 
 
 def test_a_row_without_a_time_that_is_missing_is_named_but_no_figure_lost():
     kernel = {"kind": "kernel", "range": "inference", "kernel": "gemm", "status": "ok", "time_ms": 1.0}
     a, b = ([record(stage="profile", rows=rows)] for rows in ([kernel, {**kernel, "kernel": "copy"}], [kernel]))
-    found = compare_runs(a, b, stages(), tolerance=0.05)
-    assert list(found.rows_only_in_a["row"]) == ["kernel inference copy"]
-    assert not found.is_worse
+    comparison = compare_runs(a, b, stages(), tolerance=0.05)
+    assert list(comparison.rows_only_in_a["row"]) == ["kernel inference copy"]
+    assert not comparison.is_worse
 
 
 def test_rows_of_a_cell_that_one_run_lacks_are_not_listed_beside_it():
-    found = compare_runs(run("small", "xl"), run("xl"), stages(), tolerance=0.05)
-    assert len(found.only_in_a) == 1
-    assert found.rows_only_in_a.empty
+    comparison = compare_runs(run("small", "xl"), run("xl"), stages(), tolerance=0.05)
+    assert len(comparison.only_in_a) == 1
+    assert comparison.rows_only_in_a.empty
 
 
 def test_peaks_are_paired_by_what_they_are_of():
@@ -209,8 +211,8 @@ def test_peaks_are_paired_by_what_they_are_of():
 def test_each_of_a_rows_times_is_compared():
     several = {"median_latency_ms": 3.0, "q1_latency_ms": 2.9, "q3_latency_ms": 3.1}
     rows = [{**timed("forward", 1.0), **several}]
-    found = compare_runs(run("xl", rows=rows), run("xl", rows=rows), stages(), tolerance=0.05)
-    assert list(found.timed["quantity"]) == ["ms", "latency_ms"]
+    comparison = compare_runs(run("xl", rows=rows), run("xl", rows=rows), stages(), tolerance=0.05)
+    assert list(comparison.timed["quantity"]) == ["ms", "latency_ms"]
 
 
 def test_the_quantities_of_a_stage_are_summed_up_apart():
@@ -228,10 +230,10 @@ def test_the_quantities_of_a_stage_are_summed_up_apart():
 def test_a_time_that_a_row_no_longer_has_is_named_and_is_a_figure_lost():
     several = {"median_latency_ms": 3.0, "q1_latency_ms": 2.9, "q3_latency_ms": 3.1}
     a, b = (run("xl", rows=[{**timed("forward", 1.0), **more}]) for more in (several, {}))
-    found = compare_runs(a, b, stages(), tolerance=0.05)
-    assert (list(found.timed["quantity"]), found.is_worse) == (["ms"], True)
-    assert "1 figure lost" in summary(found)
-    assert "forward host latency |" in write_comparison(found, "one", "other").split("### Times only in A")[1]
+    comparison = compare_runs(a, b, stages(), tolerance=0.05)
+    assert (list(comparison.timed["quantity"]), comparison.is_worse) == (["ms"], True)
+    assert "1 figure lost" in summary(comparison)
+    assert "forward host latency |" in write_comparison(comparison, "one", "other").split("### Times only in A")[1]
     assert not compare_runs(b, a, stages(), tolerance=0.05).is_worse
 
 
@@ -251,10 +253,10 @@ def test_a_single_slow_cell_is_told_from_those_that_are_the_same():
 
 
 def write(folder, records):
-    for found in records:
-        path = folder / "timing/cells/precision=bf16" / f"size={found['cell']['size']}.json"
+    for entry in records:
+        path = folder / "timing/cells/precision=bf16" / f"size={entry['cell']['size']}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(found))
+        path.write_text(json.dumps(entry))
     return folder
 
 
@@ -295,10 +297,10 @@ def test_a_corrupt_record_is_named_in_one_line(tmp_path, content, complaint):
     ],
 )
 def test_a_record_that_lacks_what_is_compared_is_named_in_one_line(tmp_path, part, changes, complaint):
-    found = record("xl")
-    (found["rows"][0] if part == "row" else found[part]).update(changes)
+    entry = record("xl")
+    (entry["rows"][0] if part == "row" else entry[part]).update(changes)
     with pytest.raises(UserError, match=f"size=xl.json .*{complaint}") as raised:
-        load_run(write(tmp_path / "results", [record("small"), found]), stages())
+        load_run(write(tmp_path / "results", [record("small"), entry]), stages())
     assert "\n" not in str(raised.value)
 
 
@@ -384,12 +386,12 @@ def test_peaks_of_memory_that_differ_are_listed_once_a_cell(ratio):
 
     a = [with_peak("small", 1e9), with_peak("xl", 8e9)]
     b = [with_peak("small", 1.01e9), with_peak("xl", ratio * 8e9)]
-    found = compare_runs(a, b, stages(), tolerance=0.05)
-    (line,) = found.memory[["cell", "a", "b", "ratio"]].to_numpy().tolist()
+    comparison = compare_runs(a, b, stages(), tolerance=0.05)
+    (line,) = comparison.memory[["cell", "a", "b", "ratio"]].to_numpy().tolist()
     assert line == ["precision=bf16 size=xl", 8e9, ratio * 8e9, ratio]
-    assert "Peak memory that differs" in write_comparison(found, "one", "other")
-    assert "peak memory differs in 1 cell" in summary(found)
-    assert not found.is_worse
+    assert "Peak memory that differs" in write_comparison(comparison, "one", "other")
+    assert "peak memory differs in 1 cell" in summary(comparison)
+    assert not comparison.is_worse
 
 
 def test_peaks_of_a_cell_that_are_not_all_the_same_are_named():
@@ -397,14 +399,14 @@ def test_peaks_of_a_cell_that_are_not_all_the_same_are_named():
         peaks = dict(zip(PHASES, (1e9, 2e9), strict=True))
         return record(rows=[{**timed(name, 1.0), "peak_bytes": factor * peak} for name, peak in peaks.items()])
 
-    found = compare_runs([with_peaks(1)], [with_peaks(1.5)], stages(), tolerance=0.05)
-    assert [name.split()[0] for name in found.memory["row"]] == list(PHASES)
-    assert "peak memory differs in 1 cell" in summary(found)
+    comparison = compare_runs([with_peaks(1)], [with_peaks(1.5)], stages(), tolerance=0.05)
+    assert [name.split()[0] for name in comparison.memory["row"]] == list(PHASES)
+    assert "peak memory differs in 1 cell" in summary(comparison)
 
 
 def test_a_figure_that_became_unstable_is_a_change_but_not_lost():
     rows = [{**timed(name, median_ms), "status": "unstable", "reason": "noise"} for name, median_ms in PHASES.items()]
-    found = compare_runs(run(), run(rows=rows), stages(), tolerance=0.05)
-    assert len(found.outcomes) == 4
-    assert not found.is_worse
-    assert "unstable: noise" in write_comparison(found, "one", "other")
+    comparison = compare_runs(run(), run(rows=rows), stages(), tolerance=0.05)
+    assert len(comparison.outcomes) == 4
+    assert not comparison.is_worse
+    assert "unstable: noise" in write_comparison(comparison, "one", "other")

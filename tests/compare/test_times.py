@@ -90,22 +90,22 @@ def test_a_run_fails_where_a_time_is_slower_by_more_than_the_tolerance():
 def test_a_repeat_without_a_figure_is_a_figure_lost_and_the_others_are_compared():
     b = run(seed=1)
     b[0] = of_cell("small", 1, [failed_row("oom", phase="train_step")])
-    found = compared(run(), b)
-    assert found.outcomes[["status_a", "status_b"]].to_numpy().tolist() == [["ok", "oom"]]
-    assert (found.figures_lost, len(found.timed), found.untimed) == (1, len(SIZES), 0)
+    comparison = compared(run(), b)
+    assert comparison.outcomes[["status_a", "status_b"]].to_numpy().tolist() == [["ok", "oom"]]
+    assert (comparison.figures_lost, len(comparison.timed), comparison.untimed) == (1, len(SIZES), 0)
 
 
 def test_cells_are_named_without_their_repeats_and_only_once():
-    found = compared(run(repeats=2), [each for each in run() if each["cell"]["size"] != "xl"])
-    assert list(found.only_in_a["cell"]) == ["precision=bf16 size=xl"]
-    assert found.only_in_b.empty
+    comparison = compared(run(repeats=2), [each for each in run() if each["cell"]["size"] != "xl"])
+    assert list(comparison.only_in_a["cell"]) == ["precision=bf16 size=xl"]
+    assert comparison.only_in_b.empty
 
 
 def test_peaks_of_repeats_are_one_peak_the_highest():
     a, b = run(peak_bytes=10**9), run(peak_bytes=10**9)
     a[0]["rows"][0]["peak_bytes"] = 2 * 10**9
-    found = compared(a, b)
-    assert found.memory[["cell", "a", "b"]].to_numpy().tolist() == [["precision=bf16 size=small", 2e9, 1e9]]
+    comparison = compared(a, b)
+    assert comparison.memory[["cell", "a", "b"]].to_numpy().tolist() == [["precision=bf16 size=small", 2e9, 1e9]]
 
 
 def test_the_text_says_by_which_rule():

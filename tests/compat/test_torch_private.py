@@ -32,10 +32,10 @@ from pipeline.compat import torch_private
     ],
 )
 def test_torch_still_has(path):
-    found = importlib.import_module("torch")
+    part = importlib.import_module("torch")
     for name in path.split("."):
-        assert hasattr(found, name), f"torch.{path} is gone: pipeline.compat.torch_private needs another way"
-        found = getattr(found, name)
+        assert hasattr(part, name), f"torch.{path} is gone: pipeline.compat.torch_private needs another way"
+        part = getattr(part, name)
 
 
 @pytest.mark.parametrize("module", [name for name in PRELOADED if "torch._" in name])

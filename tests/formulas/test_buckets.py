@@ -57,8 +57,8 @@ def test_the_overhead_is_that_of_a_simulated_pipeline(buckets):
 @pytest.mark.parametrize("buckets", [1, 3, 40])
 def test_with_equal_times_the_measured_backward_gives_the_same(buckets):
     equal_times_s = TOTAL / BANDWIDTH
-    found = pipelined_s([TOTAL / buckets] * buckets, equal_times_s, FAST_LINK)
-    assert found == pytest.approx(bucketed_s(TOTAL, buckets, FAST_LINK))
+    overhead_s = pipelined_s([TOTAL / buckets] * buckets, equal_times_s, FAST_LINK)
+    assert overhead_s == pytest.approx(bucketed_s(TOTAL, buckets, FAST_LINK))
 
 
 def test_the_optimum_is_where_brute_force_finds_it():
@@ -70,13 +70,13 @@ def test_the_optimum_is_where_brute_force_finds_it():
 
 
 def test_a_backward_much_longer_than_the_transfers_hides_all_but_the_last():
-    found = pipelined_s([TOTAL / 10] * 10, 10.0, FAST_LINK)
-    assert found == pytest.approx(CALL_S + TOTAL / 10 / BANDWIDTH)
+    overhead_s = pipelined_s([TOTAL / 10] * 10, 10.0, FAST_LINK)
+    assert overhead_s == pytest.approx(CALL_S + TOTAL / 10 / BANDWIDTH)
 
 
 def test_without_a_backward_everything_is_left_over():
-    found = pipelined_s([TOTAL / 10] * 10, 0.0, FAST_LINK)
-    assert found == pytest.approx(10 * CALL_S + TOTAL / BANDWIDTH)
+    overhead_s = pipelined_s([TOTAL / 10] * 10, 0.0, FAST_LINK)
+    assert overhead_s == pytest.approx(10 * CALL_S + TOTAL / BANDWIDTH)
 
 
 def test_a_small_last_bucket_leaves_less_over_than_a_large_one():

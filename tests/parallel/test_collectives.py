@@ -119,12 +119,12 @@ def dtypes_by_collective(context, name):
 
 @every_way
 def test_no_collective_mixes_dtypes(on_ranks, name):
-    (found,) = on_ranks(dtypes_by_collective, 1, name)
+    (dtypes,) = on_ranks(dtypes_by_collective, 1, name)
     one = {torch.float32: 64, torch.bfloat16: 32}
     if name in ("naive", "overlap"):
-        assert found == [(torch.bfloat16, 32), (torch.float32, 64)] * 3
+        assert dtypes == [(torch.bfloat16, 32), (torch.float32, 64)] * 3
     else:  # the buckets' limit of two layers in fp32 holds all three of a kind
-        assert sorted(found, key=str) == sorted([(dtype, 3 * nbytes) for dtype, nbytes in one.items()], key=str)
+        assert sorted(dtypes, key=str) == sorted([(dtype, 3 * nbytes) for dtype, nbytes in one.items()], key=str)
 
 
 def silent_inside_no_sync(context, name):
@@ -259,19 +259,19 @@ def assert_averaged(context, gradients):
 
 
 def carried_before_each_layer(context, name):
-    link, found = Link(is_open=True), []
+    link, carried = Link(is_open=True), []
     layers_a_collective = LAYERS // COLLECTIVES[name]
 
     def wait_for_what_is_complete():
-        complete = len(found) // layers_a_collective
+        complete = len(carried) // layers_a_collective
         deadline = time.monotonic() + PATIENCE_S
         while link.carried < complete and time.monotonic() < deadline:
             time.sleep(0.001)
-        found.append(link.carried)
+        carried.append(link.carried)
 
     ddp = make_ddp(name, AnnouncedLayers(wait_for_what_is_complete))
     assert_averaged(context, synchronized(context, ddp, link))
-    return found
+    return carried
 
 
 @pytest.mark.parametrize(("name", "carried"), [("overlap", [0, 1, 2, 3, 4, 5]), ("bucketed", [0, 0, 1, 1, 2, 2])])
@@ -281,15 +281,15 @@ def test_gradients_are_carried_while_the_layers_before_are_still_to_go_backward(
 
 
 def carried_at_the_end_of_backward(context, name):
-    link, found = Link(is_open=False), []
+    link, carried = Link(is_open=False), []
 
     def note_and_open():
-        found.append(link.carried)
+        carried.append(link.carried)
         link.open()
 
     gradients = synchronized(context, make_ddp(name, layers()), link, note_and_open)
     assert_averaged(context, gradients)
-    return [*found, link.carried]
+    return [*carried, link.carried]
 
 
 @pytest.mark.parametrize("name", ["overlap", "bucketed"])

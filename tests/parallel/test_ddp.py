@@ -72,11 +72,11 @@ def gradients(module):
     return {name: parameter.grad for name, parameter in module.named_parameters()}
 
 
-def assert_same(found, wanted):
-    assert found.keys() == wanted.keys()
-    assert {name for name in found if found[name] is None} == {name for name in wanted if wanted[name] is None}
+def assert_same(actual, wanted):
+    assert actual.keys() == wanted.keys()
+    assert {name for name in actual if actual[name] is None} == {name for name in wanted if wanted[name] is None}
     torch.testing.assert_close(
-        {name: tensor for name, tensor in found.items() if tensor is not None},
+        {name: tensor for name, tensor in actual.items() if tensor is not None},
         {name: tensor for name, tensor in wanted.items() if tensor is not None},
         rtol=1e-9,
         atol=1e-12,

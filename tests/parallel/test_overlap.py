@@ -158,30 +158,30 @@ def test_a_pass_inside_no_sync_between_one_outside_and_its_finish_is_an_error(on
 def addresses(context, set_to_none):
     net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 1))
     ddp = BucketedDDP(net, bucket_size_mb=1)
-    found = []
+    by_step = []
     for step in range(3):
         ddp(torch.full((2, 4), float(step))).sum().backward()
         ddp.finish_gradient_synchronization()
-        found.append([parameter.grad.data_ptr() for parameter in net.parameters()])
+        by_step.append([parameter.grad.data_ptr() for parameter in net.parameters()])
         assert len({parameter.grad.untyped_storage().data_ptr() for parameter in net.parameters()}) == 1
         ddp.zero_grad(set_to_none=set_to_none)
-    return found
+    return by_step
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_gradients_lie_in_a_bucket_that_is_allocated_once(on_ranks, set_to_none):
     first, *later = on_ranks(addresses, 1, set_to_none)[0]
-    assert all(found == first for found in later)
+    assert all(step == first for step in later)
 
 
 def assert_averaged_however_gradients_were_dropped(context, name):
     net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
     ddp = make_ddp(name, net)
-    found = []
+    by_step = []
     for step in range(4):
         ddp((context.rank + 1) * batch(step)[:, :4]).sum().backward()
         ddp.finish_gradient_synchronization()
-        found.append([parameter.grad.clone() for parameter in net.parameters()])
+        by_step.append([parameter.grad.clone() for parameter in net.parameters()])
         if step == 0:
             ddp.zero_grad(set_to_none=False)
         elif step == 1:
@@ -191,7 +191,7 @@ def assert_averaged_however_gradients_were_dropped(context, name):
                 parameter.grad = torch.zeros_like(parameter)  # neither none nor the view
     alone = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
     alone.load_state_dict(net.state_dict())
-    for step, gradients in enumerate(found):
+    for step, gradients in enumerate(by_step):
         alone.zero_grad()
         # Gradients are linear in the input, so that their mean is that of the ranks' mean input.
         alone((context.world_size + 1) / 2 * batch(step)[:, :4]).sum().backward()

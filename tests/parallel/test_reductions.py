@@ -34,8 +34,8 @@ def test_each_parameter_is_in_one_bucket():
 def test_a_bucket_holds_one_dtype_and_comes_when_it_is_full():
     full, half = parameters(2, 2, 2), parameters(4, 4, 4, dtype=torch.bfloat16)
     mixed = [parameter for pair in zip(full, half, strict=True) for parameter in pair]
-    found = in_buckets(mixed, mb(4))
-    assert [[parameter.dtype for parameter in reduction.parameters] for reduction in found] == [
+    reductions = in_buckets(mixed, mb(4))
+    assert [[parameter.dtype for parameter in reduction.parameters] for reduction in reductions] == [
         [torch.float32] * 2,
         [torch.bfloat16] * 2,
         [torch.float32],

@@ -40,12 +40,12 @@ def assert_same(net, other):
         torch.testing.assert_close(parameter, wanted, rtol=1e-10, atol=1e-12)
 
 
-def assert_same_state(found, wanted):
+def assert_same_state(actual, wanted):
     """Compare two state dicts."""
-    assert found.keys() == wanted.keys()
-    assert found["param_groups"] == wanted["param_groups"]
-    assert found["state"].keys() == wanted["state"].keys()
+    assert actual.keys() == wanted.keys()
+    assert actual["param_groups"] == wanted["param_groups"]
+    assert actual["state"].keys() == wanted["state"].keys()
     for index, state in wanted["state"].items():
-        assert found["state"][index].keys() == state.keys()
+        assert actual["state"][index].keys() == state.keys()
         for key, value in state.items():
-            torch.testing.assert_close(found["state"][index][key], value, rtol=1e-10, atol=1e-12)
+            torch.testing.assert_close(actual["state"][index][key], value, rtol=1e-10, atol=1e-12)

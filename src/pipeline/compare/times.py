@@ -1,7 +1,7 @@
-"""The times of two runs: each figure over its repeats, and by which rule it is faster or slower.
+"""Compare the times of two runs: each figure over its repeats, faster or slower, and by which rule.
 
-Where the stage has repeats, `compare_samples` judges. Elsewhere it tells the ratio alone, and a rule of thumb stands
-in: medians further apart than the tolerance, quartiles that do not overlap.
+If the stage has repeats, `compare_samples` judges. Otherwise it gives only the ratio, and a rule of thumb judges:
+medians differ by more than the tolerance, and quartiles do not overlap.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,11 +25,11 @@ from pipeline.instruments.sampling.verdict import (
 )
 
 WITHIN = "within the tolerance"
-# In the order of tables: the worst first.
+# In table order: the worst first.
 WORDS = (SLOWER, UNDECIDED, FASTER, SAME, WITHIN)
 REPEATS, QUARTILES = "repeats", "quartiles"
 KEYS = ["stage", "cell", "row"]
-# Figures with the same values in these are of one kind: the spread of their repeats is pooled.
+# Figures with the same values in these columns pool the spread of their repeats.
 KIND = ["stage", "quantity", "kind"]
 KIND_COLUMNS = ("phase", "clock")
 COLUMNS = [*KEYS, "kind", "quantity", "status", "reason", "n", "median", "q1", "q3", "medians", "samples"]
@@ -39,10 +39,10 @@ Spreads = Mapping[tuple[str, ...], RepeatSpread | None]
 
 
 def figures(records: Iterable[Record], stages: Stages) -> pd.DataFrame:
-    """Return a line for each timed quantity of each row over its repeats; one with quantity "" for a row without any.
+    """Return one line per timed quantity of each row over its repeats; a row without any has one line, quantity "".
 
-    status and reason are the worst of the repeats, n the fewest samples of one, median the geometric mean of theirs, q1
-    the least and q3 the largest quartile; medians and samples are lists of an entry a repeat that has figures.
+    Over the repeats: status and reason are the worst, n the smallest, median the geometric mean, q1 the smallest, q3
+    the largest. medians and samples are lists with one entry per repeat that has figures.
     """
     repeats: dict[tuple[str, str, str], list[Line]] = {}
     for record in records:
@@ -58,7 +58,7 @@ def cell_words(record: Record) -> str:
 
 
 def named_rows(record: Record, stages: Stages) -> Iterator[tuple[str, Line]]:
-    """Name the rows of a cell by what they are of, wherever they stand."""
+    """Yield the rows of a cell, each named by its key columns, whatever their order."""
     columns = stages[record["stage"]].row_types.key_columns()
     for row in record["rows"]:
         yield " ".join(_word(column, row[column]) for column in columns if row.get(column) is not None), row
@@ -69,7 +69,7 @@ def _word(column: str, value: Any) -> str:
 
 
 def _joined(key: Line, repeats: list[Line]) -> Iterator[Line]:
-    """Join the repeats of one row, each quantity apart."""
+    """Join the repeats of one row, separately for each quantity."""
     worst = max(repeats, key=lambda row: STATUSES.index(row["status"]))
     kind = " ".join(row_kind for name in KIND_COLUMNS if (row_kind := worst.get(name)))
     line = {**key, "kind": kind, "status": worst["status"], "reason": worst.get("reason") or ""}
@@ -100,17 +100,17 @@ def _timed_quantities(row: Line) -> list[str]:
 
 
 def repeat_spreads(*runs: pd.DataFrame) -> Spreads:
-    """Pool the spread of repeats over the `ok` figures of all runs, each kind apart; None where none has repeats."""
+    """Pool the spread of repeats over the `ok` figures of all runs by kind; None for a kind without repeats."""
     known = pd.concat(runs)
     kinds = known[known["status"] == "ok"].groupby(KIND)["medians"]
     return {kind: pooled_repeat_spread(medians) for kind, medians in kinds}
 
 
 def judged(both: pd.DataFrame, spreads: Spreads, tolerance: float) -> pd.DataFrame:
-    """Add to figures that both runs have: ratio (b over a), low, high, verdict, rule and worse.
+    """Add columns to figures that both runs have: ratio (b over a), low, high, verdict, rule and worse.
 
-    rule: what the verdict rests on. low and high: by repeats the 95% interval of the ratio, else what the quartiles
-    allow. worse: slower by more than the tolerance, whichever rule found it slower.
+    rule: repeats or quartiles. low and high: the 95% interval of the ratio by repeats, else the range that the
+    quartiles allow. worse: slower by more than the tolerance, by either rule.
     """
     lines = [_judged(line, spreads, tolerance) for line in both.to_dict("records")]
     verdicts = pd.DataFrame(lines, columns=["ratio", "low", "high", "verdict", "rule"])
@@ -121,10 +121,10 @@ def judged(both: pd.DataFrame, spreads: Spreads, tolerance: float) -> pd.DataFra
 def _judged(line: Line, spreads: Spreads, tolerance: float) -> Line:
     spread = spreads.get(tuple(line[f"{name}_a" if name == "kind" else name] for name in KIND))
     if all([*line["samples_a"], *line["samples_b"]]):
-        found = compare_samples(line["samples_a"], line["samples_b"], spread)
-        if found.word is not None:
-            word = UNDECIDED if _is_unsure(line) and found.word != SAME else found.word
-            return {"ratio": found.ratio, "low": found.low, "high": found.high, "verdict": word, "rule": REPEATS}
+        verdict = compare_samples(line["samples_a"], line["samples_b"], spread)
+        if verdict.word is not None:
+            word = UNDECIDED if _is_unsure(line) and verdict.word != SAME else verdict.word
+            return {"ratio": verdict.ratio, "low": verdict.low, "high": verdict.high, "verdict": word, "rule": REPEATS}
     ratio, low, high = (line[f"{b}_b"] / line[f"{a}_a"] for b, a in (("median", "median"), ("q1", "q3"), ("q3", "q1")))
     if max(ratio, 1 / ratio) <= 1 + tolerance:
         word = WITHIN
@@ -136,5 +136,5 @@ def _judged(line: Line, spreads: Spreads, tolerance: float) -> Line:
 
 
 def _is_unsure(line: Line) -> bool:
-    """Tell whether one of the runs is not sure of its figure: an unstable one, or a single sample."""
+    """Tell whether either figure is unstable or a single sample."""
     return "unstable" in (line["status_a"], line["status_b"]) or min(line["n_a"], line["n_b"]) < 2

@@ -150,14 +150,14 @@ def test_results_come_in_the_order_of_ranks(start, world_size):
 
 
 def test_a_rank_knows_its_place(start):
-    found = run_ranks(describe, 2, backend="gloo")
-    contexts = [context for context, *_ in found]
+    results = run_ranks(describe, 2, backend="gloo")
+    contexts = [context for context, *_ in results]
     assert [(context.rank, context.world_size, context.backend) for context in contexts] == [
         (0, 2, "gloo"),
         (1, 2, "gloo"),
     ]
     assert all(context.device == torch.device("cpu") and context.group_setup_ms > 0 for context in contexts)
-    assert [backend for _, backend, _ in found] == ["gloo", "gloo"]
+    assert [backend for _, backend, _ in results] == ["gloo", "gloo"]
 
 
 def test_no_rank_begins_before_all_have_joined(monkeypatch, tmp_path):
@@ -241,8 +241,8 @@ def test_ranks_are_forked_where_there_is_one_thread_and_no_gpu_to_use():
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OPENBLAS_NUM_THREADS": "1"}
     command = [sys.executable, "-c", script]
-    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert found.stdout.split() == ["True", "False", "False"]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert ended.stdout.split() == ["True", "False", "False"]
 
 
 @pytest.mark.parametrize(("opened", "started"), [("/dev/nvidia-uvm", True), ("/dev/nvidiactl", False)])
@@ -310,9 +310,9 @@ def test_a_function_inside_another_is_refused():
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() == 0, reason="needs a CUDA GPU")
 def test_nccl_ranks_have_each_their_gpu():
-    found = run_ranks(describe, torch.cuda.device_count(), backend="nccl", device_type="cuda")
-    assert [context.device for context, *_ in found] == [torch.device("cuda", rank) for rank in range(len(found))]
-    assert {backend for _, backend, *_ in found} == {"nccl"}
+    results = run_ranks(describe, torch.cuda.device_count(), backend="nccl", device_type="cuda")
+    assert [context.device for context, *_ in results] == [torch.device("cuda", rank) for rank in range(len(results))]
+    assert {backend for _, backend, *_ in results} == {"nccl"}
 
 
 def import_alone(context):

@@ -167,8 +167,8 @@ def test_the_slowest_and_the_hottest_gpu_are_told_of_those_that_say_anything():
     states = [
         {"sm_clock_mhz": mhz, "temperature_c": celsius} for mhz, celsius in zip(clocks, temperatures, strict=True)
     ]
-    found = replace(report(1.0), states={10**6: states})
-    row = measure.merged([found, report(1.0)], Cell("nccl", 2), SETTINGS)[0]
+    hot = replace(report(1.0), states={10**6: states})
+    row = measure.merged([hot, report(1.0)], Cell("nccl", 2), SETTINGS)[0]
     assert (row["sm_clock_mhz"], row["temperature_c"]) == (1500, 60)
 
 

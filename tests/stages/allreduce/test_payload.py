@@ -18,20 +18,20 @@ def test_ranks_have_different_numbers_repeated_over_the_size():
 
 @pytest.mark.parametrize("order", [range(8), range(7, -1, -1)])
 def test_the_sum_is_exact_in_any_order(order):
-    found = payloads(8)
+    by_rank = payloads(8)
     total = torch.zeros(1000)
     for rank in order:
-        total += found[rank].fill(4000)
-    for payload in found:
+        total += by_rank[rank].fill(4000)
+    for payload in by_rank:
         payload.check(total, "the sum")
 
 
 def test_one_wrong_number_is_found():
-    found = payloads(2)
-    total = found[0].fill(4000) + found[1].fill(4000)
+    by_rank = payloads(2)
+    total = by_rank[0].fill(4000) + by_rank[1].fill(4000)
     total[777] += 1
     with pytest.raises(WrongSum, match="the sum: 1 of 1000 sums are wrong"):
-        found[0].check(total, "the sum")
+        by_rank[0].check(total, "the sum")
 
 
 def test_a_fill_undoes_what_a_sum_left():
@@ -41,9 +41,9 @@ def test_a_fill_undoes_what_a_sum_left():
     assert torch.equal(payload.fill(400), before)
 
 
-@pytest.mark.parametrize(("count", "found"), [(3, 3), (10, 10), (11, 10)])
-def test_parts_are_side_by_side_and_no_more_than_the_buffer_has(count, found):
+@pytest.mark.parametrize(("count", "expected"), [(3, 3), (10, 10), (11, 10)])
+def test_parts_are_side_by_side_and_no_more_than_the_buffer_has(count, expected):
     payload = payloads(2)[0]
     parts = payload.parts(400, count)
-    assert [part.storage_offset() for part in parts] == [100 * number for number in range(found)]
+    assert [part.storage_offset() for part in parts] == [100 * number for number in range(expected)]
     assert all(torch.equal(part, payload.fill(400)) for part in parts)

@@ -52,7 +52,7 @@ def result_of(rng, variant, precision, on_gpu):
     samples = {name: ms * (1 + 0.003 * rng.standard_normal(20)) for name, ms in phases.items()}
     step_ms = sum(samples.values())
     timings = {
-        name: Timings([], list(found)) if on_gpu else Timings(list(found), []) for name, found in samples.items()
+        name: Timings([], list(times)) if on_gpu else Timings(list(times), []) for name, times in samples.items()
     }
     timings["train_step"] = Timings(list(step_ms + 0.1), list(step_ms) if on_gpu else [])
     return Result(

@@ -18,26 +18,26 @@ def columns(computation, communication):
 
 
 def test_communication_after_computation_is_not_hidden():
-    found = columns([(0, 1000)], [(1000, 3000)])
-    assert found["hidden_ms"] == 0
-    assert found["hidden_pct"] == 0
-    assert found["span_ms"] == 3
+    row = columns([(0, 1000)], [(1000, 3000)])
+    assert row["hidden_ms"] == 0
+    assert row["hidden_pct"] == 0
+    assert row["span_ms"] == 3
 
 
 def test_the_hidden_share_is_what_both_have_in_common():
-    found = columns([(0, 1000), (1500, 2000)], [(800, 1600)])
-    assert found["computation_ms"] == 1.5
-    assert found["communication_ms"] == 0.8
-    assert found["hidden_ms"] == pytest.approx(0.3)
-    assert found["hidden_pct"] == pytest.approx(100 * 0.3 / 0.8)
+    row = columns([(0, 1000), (1500, 2000)], [(800, 1600)])
+    assert row["computation_ms"] == 1.5
+    assert row["communication_ms"] == 0.8
+    assert row["hidden_ms"] == pytest.approx(0.3)
+    assert row["hidden_pct"] == pytest.approx(100 * 0.3 / 0.8)
 
 
 def test_events_of_a_kind_that_overlap_count_once():
     # Two kernels on two streams, two transfers on two channels.
-    found = columns([(0, 600), (400, 1000)], [(500, 900), (500, 1500)])
-    assert found["computation_ms"] == 1
-    assert found["communication_ms"] == 1
-    assert found["hidden_ms"] == 0.5
+    row = columns([(0, 600), (400, 1000)], [(500, 900), (500, 1500)])
+    assert row["computation_ms"] == 1
+    assert row["communication_ms"] == 1
+    assert row["hidden_ms"] == 0.5
 
 
 def parts(*lengths_and_shares):
@@ -48,22 +48,22 @@ def parts(*lengths_and_shares):
 def test_a_lane_tells_how_busy_each_part_of_the_step_was():
     # 1000 us a hundred parts: busy, half busy by many short events, idle, one event over the edge of two parts.
     short = [(start, start + 1) for start in range(1100, 2100, 2)]
-    found = columns([(100, 1100), *short, (3095, 3105)], [(4000, 4100)])
-    assert found["computation_busy_pct"] == parts((100, 100), (100, 50), (99, 0), (1, 50), (1, 50), (99, 0))
-    assert found["communication_busy_pct"] == parts((390, 0), (10, 100))
+    row = columns([(100, 1100), *short, (3095, 3105)], [(4000, 4100)])
+    assert row["computation_busy_pct"] == parts((100, 100), (100, 50), (99, 0), (1, 50), (1, 50), (99, 0))
+    assert row["communication_busy_pct"] == parts((390, 0), (10, 100))
 
 
 def test_events_that_overlap_make_a_lane_no_busier():
-    found = columns([(0, 300), (100, 200), (250, 400)], [(400, 800), (400, 800)])
-    assert found["computation_busy_pct"] == parts((200, 100), (200, 0))
-    assert found["communication_busy_pct"] == parts((200, 0), (200, 100))
+    row = columns([(0, 300), (100, 200), (250, 400)], [(400, 800), (400, 800)])
+    assert row["computation_busy_pct"] == parts((200, 100), (200, 0))
+    assert row["communication_busy_pct"] == parts((200, 0), (200, 100))
 
 
 def test_a_step_without_communication_has_no_hidden_share():
-    found = columns([(0, 1000)], [])
-    assert found["communication_ms"] == 0
-    assert found["hidden_pct"] is None
-    assert set(found["communication_busy_pct"]) == {0}
+    row = columns([(0, 1000)], [])
+    assert row["communication_ms"] == 0
+    assert row["hidden_pct"] is None
+    assert set(row["communication_busy_pct"]) == {0}
 
 
 START_NS = 1_800_000_000_000_000_000
@@ -82,26 +82,26 @@ def event(name, device_type=CPU, is_user_annotation=False, start_ns=START_NS):
 
 
 def test_times_are_exact_to_the_nanosecond():
-    found = lanes([event("aten::mm", start_ns=START_NS + late_ns) for late_ns in (0, 1, 1001)], "cpu").computation
-    assert list(found["start_us"]) == [0, 0.001, 1.001]
-    assert list(found["duration_us"]) == [5, 5, 5]
+    computation = lanes([event("aten::mm", start_ns=START_NS + late_ns) for late_ns in (0, 1, 1001)], "cpu").computation
+    assert list(computation["start_us"]) == [0, 0.001, 1.001]
+    assert list(computation["duration_us"]) == [5, 5, 5]
 
 
 def test_on_a_cpu_operators_compute_and_the_backend_communicates():
     names = ["aten::mm", "gloo:all_reduce", "c10d::allreduce_", "autograd::engine", "ProfilerStep#1"]
-    found = lanes([event(name, is_user_annotation=name.startswith(("gloo", "Prof"))) for name in names], "cpu")
-    assert list(found.computation.index) == [0]
-    assert list(found.communication.index) == [1]
+    work = lanes([event(name, is_user_annotation=name.startswith(("gloo", "Prof"))) for name in names], "cpu")
+    assert list(work.computation.index) == [0]
+    assert list(work.communication.index) == [1]
 
 
 def test_on_a_gpu_kernels_are_told_apart_by_name_and_the_host_does_not_count():
     kernels = ["ampere_sgemm", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", "Memcpy DtoD (Device -> Device)"]
-    found = lanes([event("aten::mm"), *(event(name, CUDA) for name in kernels)], "cuda")
-    assert list(found.computation.index) == [0, 2]
-    assert list(found.communication.index) == [1]
+    work = lanes([event("aten::mm"), *(event(name, CUDA) for name in kernels)], "cuda")
+    assert list(work.computation.index) == [0, 2]
+    assert list(work.communication.index) == [1]
 
 
 def test_a_range_projected_onto_the_gpu_is_no_work():
     ranges = [event(name, CUDA, is_user_annotation=True) for name in ("ProfilerStep#1", "nccl:all_reduce")]
-    found = lanes([*ranges, event("ampere_sgemm", CUDA)], "cuda")
-    assert (len(found.computation), len(found.communication)) == (1, 0)
+    work = lanes([*ranges, event("ampere_sgemm", CUDA)], "cuda")
+    assert (len(work.computation), len(work.communication)) == (1, 0)

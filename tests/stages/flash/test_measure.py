@@ -76,9 +76,9 @@ def test_errors_are_figures_where_there_is_one_key_and_gradients_vanish(measured
 
     rows = measured(["tiled", "eager", "sdpa"], cell=dataclasses.replace(CELL, seq_len=1), tiled=off)
     for name in ("dq", "dk"):
-        found = {impl: rows[impl, "backward"][f"{name}_rel_error"] for impl in ("tiled", "eager", "sdpa")}
-        assert 1e-4 < found["tiled"] < 1e-2
-        assert max(found["eager"], found["sdpa"]) < 1e-6
+        errors = {impl: rows[impl, "backward"][f"{name}_rel_error"] for impl in ("tiled", "eager", "sdpa")}
+        assert 1e-4 < errors["tiled"] < 1e-2
+        assert max(errors["eager"], errors["sdpa"]) < 1e-6
 
 
 def test_a_wrong_implementation_shows_in_its_errors(measured):
@@ -206,9 +206,9 @@ def test_rows_of_a_device_bear_device_times_exposure_and_latencies(measured, mon
 
 def test_a_lone_call_s_latency_has_median_and_quartiles_of_both_kinds():
     taken = Taken({"call": [3.0, 1.0, 2.0], "enqueue": [0.5, 0.5, 0.5]})
-    found = measure._latency_columns(taken)
-    assert (found["q1_call_ms"], found["median_call_ms"], found["q3_call_ms"]) == (1.5, 2.0, 2.5)
-    assert found["median_enqueue_ms"] == 0.5
+    columns = measure._latency_columns(taken)
+    assert (columns["q1_call_ms"], columns["median_call_ms"], columns["q3_call_ms"]) == (1.5, 2.0, 2.5)
+    assert columns["median_enqueue_ms"] == 0.5
     assert measure._latency_columns(None) == {}
 
 

@@ -35,7 +35,7 @@ STEPS = {
 
 
 @pytest.fixture
-def found():
+def categories():
     """Give the category of every allocation of each address, in order."""
     events, phases = [], []
     identities = {}
@@ -58,28 +58,28 @@ def found():
     return by_address
 
 
-def test_tensors_that_are_known_are_found_by_their_address(found):
-    assert found[PARAMETER] == ["parameters"]
-    assert found[GRADIENT] == ["gradients"]
-    assert found[MOMENT] == ["optimizer_state"]
+def test_tensors_that_are_known_are_found_by_their_address(categories):
+    assert categories[PARAMETER] == ["parameters"]
+    assert categories[GRADIENT] == ["gradients"]
+    assert categories[MOMENT] == ["optimizer_state"]
 
 
-def test_what_a_forward_pass_leaves_behind_are_activations(found):
-    assert found[SAVED] == ["activations", "activations"]
+def test_what_a_forward_pass_leaves_behind_are_activations(categories):
+    assert categories[SAVED] == ["activations", "activations"]
 
 
-def test_what_is_gone_when_its_phase_ends_is_temporary_whoever_had_the_address_before(found):
-    assert found[PASSING] == ["temporaries", "temporaries", "temporaries"]
-    assert found[ROOT] == ["temporaries"]
+def test_what_is_gone_when_its_phase_ends_is_temporary_whoever_had_the_address_before(categories):
+    assert categories[PASSING] == ["temporaries", "temporaries", "temporaries"]
+    assert categories[ROOT] == ["temporaries"]
 
 
-def test_what_the_forward_code_makes_in_the_backward_pass_is_recomputed(found):
-    assert found[RECOMPUTED] == ["activations"]
+def test_what_the_forward_code_makes_in_the_backward_pass_is_recomputed(categories):
+    assert categories[RECOMPUTED] == ["activations"]
 
 
-def test_what_stays_from_step_to_step_is_no_activation(found):
-    assert found[WORKSPACE] == ["other"]
-    assert found[BATCH] == ["other"]
+def test_what_stays_from_step_to_step_is_no_activation(categories):
+    assert categories[WORKSPACE] == ["other"]
+    assert categories[BATCH] == ["other"]
 
 
 def test_an_address_is_only_its_owners_while_the_owner_lives():

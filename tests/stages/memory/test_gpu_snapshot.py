@@ -49,8 +49,8 @@ def test_what_else_cudas_allocator_notes_changes_no_figure(on_cpu, tmp_path):
     path = tmp_path / "snapshot.pickle"
     path.write_bytes(pickle.dumps(as_cuda_leaves_it(entries)))
     identities = [
-        Identity(found.name, found.position, frozenset(address + ON_DEVICE for address in found.addresses))
-        for found in recording.identities
+        Identity(identity.name, identity.position, frozenset(address + ON_DEVICE for address in identity.addresses))
+        for identity in recording.identities
     ]
     events = read_events(path, device_index=0, expected=len(recording.events))
     assert recording_rows(replace(recording, events=events, identities=identities)) == recording_rows(recording)

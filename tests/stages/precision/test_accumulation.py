@@ -24,9 +24,9 @@ def rows(request, cpu_rows_by_cell):
 
 def one(rows, accumulator, addend_dtype, steps=1000, cast=None):
     wanted = {"accumulator": accumulator, "addend_dtype": addend_dtype, "steps": steps}
-    found = [row for row in rows if wanted.items() <= row.items() and cast in (None, row["cast"])]
-    assert len(found) == 1
-    return found[0]
+    matching = [row for row in rows if wanted.items() <= row.items() and cast in (None, row["cast"])]
+    assert len(matching) == 1
+    return matching[0]
 
 
 def test_the_assigned_sums_are_what_its_own_code_prints():

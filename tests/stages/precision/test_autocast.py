@@ -11,10 +11,10 @@ GRADIENTS = {"fc1.weight", "ln.weight", "ln.bias", "fc2.weight"}
 
 
 def by_component(rows):
-    found = {}
+    dtypes = {}
     for row in rows:
-        found.setdefault(row["component"], {})[row["detail"]] = row["observed_dtype"]
-    return found
+        dtypes.setdefault(row["component"], {})[row["detail"]] = row["observed_dtype"]
+    return dtypes
 
 
 @pytest.fixture(params=sorted(TYPES))

@@ -51,8 +51,10 @@ def test_the_reference_is_fp64():
 
 @pytest.mark.parametrize("dtype", FORMAT_NAMES)
 def test_in_format_every_value_has_the_format(dtype):
-    found = layer_norm_in_format(torch.ones(2, 8, dtype=TORCH_DTYPES[dtype]), DEFAULT_EPS)
-    assert {tensor.dtype for tensor in (found.mean, found.variance, found.output)} == {TORCH_DTYPES[dtype]}
+    normalised = layer_norm_in_format(torch.ones(2, 8, dtype=TORCH_DTYPES[dtype]), DEFAULT_EPS)
+    assert {tensor.dtype for tensor in (normalised.mean, normalised.variance, normalised.output)} == {
+        TORCH_DTYPES[dtype]
+    }
 
 
 def test_in_format_the_running_sum_is_rounded_at_every_step():
@@ -72,8 +74,8 @@ def test_a_limit_is_the_size_at_which_the_largest_square_or_their_sum_leaves_the
 @pytest.mark.parametrize("method", ["in_format", "fp32_sums"])
 def test_the_variance_of_fp16_is_lost_on_both_sides_of_its_limits_and_not_between(method):
     unit = torch.tensor([[1.0, -1.0] * 32], dtype=torch.float64)
-    found = limits(unit, "fp16", method)
-    for limit, lost in ((found.overflows_from.item(), math.inf), (found.vanishes_up_to.item(), 0.0)):
+    magnitudes = limits(unit, "fp16", method)
+    for limit, lost in ((magnitudes.overflows_from.item(), math.inf), (magnitudes.vanishes_up_to.item(), 0.0)):
         for factor in (0.98, 1.02):
             statistics, _ = normalise((unit * limit * factor).half(), method, DEFAULT_EPS)
             beyond = factor > 1 if lost else factor < 1

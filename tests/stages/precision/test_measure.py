@@ -41,9 +41,9 @@ def test_every_row_is_ok_and_names_its_device(cpu_rows_by_cell, experiment):
 def test_the_keys_of_an_unmeasured_cell_are_those_of_its_rows(cpu_rows_by_cell, experiment):
     cell = Cell(experiment, "cpu")
     keys = cell.row_keys()
-    found = [{name: row[name] for name in keys[0]} for row in cpu_rows_by_cell[cell]]
-    assert all(key in found for key in keys)
-    assert all(key in keys for key in found)
+    row_keys = [{name: row[name] for name in keys[0]} for row in cpu_rows_by_cell[cell]]
+    assert all(key in row_keys for key in keys)
+    assert all(key in keys for key in row_keys)
 
 
 @pytest.mark.gpu
@@ -52,7 +52,7 @@ def test_the_keys_of_an_unmeasured_cell_are_those_of_its_rows(cpu_rows_by_cell, 
 def test_a_gpu_gives_the_rows_that_the_cpu_gives(cpu_rows_by_cell, experiment):
     names = list(Cell(experiment).row_keys()[0])
     settings = Settings(d_model=256, input_rows=4)
-    found = measure(Cell(experiment, "cuda"), settings, Stopwatch())
+    rows = measure(Cell(experiment, "cuda"), settings, Stopwatch())
     expected = cpu_rows_by_cell[Cell(experiment, "cpu")]
-    assert [[row[name] for name in names] for row in found] == [[row[name] for name in names] for row in expected]
-    assert {row["device_name"] for row in found} == {torch.cuda.get_device_name()}
+    assert [[row[name] for name in names] for row in rows] == [[row[name] for name in names] for row in expected]
+    assert {row["device_name"] for row in rows} == {torch.cuda.get_device_name()}

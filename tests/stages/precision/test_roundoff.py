@@ -125,10 +125,10 @@ def test_an_addend_below_half_the_smallest_number_is_lost_at_once():
 
 
 def test_stretches_hold_all_steps_and_join_without_a_gap():
-    found = roundoff.stretches(0.01, 1000, FORMATS["fp16"])
-    assert sum(stretch.steps for stretch in found) == 1000
-    assert [before.end for before in found[:-1]] == [after.start for after in found[1:]]
-    assert len(found) < 40
+    stretches = roundoff.stretches(0.01, 1000, FORMATS["fp16"])
+    assert sum(stretch.steps for stretch in stretches) == 1000
+    assert [before.end for before in stretches[:-1]] == [after.start for after in stretches[1:]]
+    assert len(stretches) < 40
 
 
 @pytest.mark.parametrize("name", NAMES)

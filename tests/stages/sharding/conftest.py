@@ -24,7 +24,7 @@ SMOKE = Settings(batch_size_per_rank=1, context_length=16, vocab_size=300, warmu
 def memory_of(impl, world_size):
     """Bytes by moment and kind, as the formulas would have them, but for the allocator's rounding."""
     share = TOTAL if impl == "adamw" else TOTAL / world_size
-    found = {}
+    memory = {}
     for moment in ("initialised", "first_before_step", "first_after_step", "before_step", "after_step"):
         state = 0 if moment in ("initialised", "first_before_step") else 2 * share
         gradients = 0 if moment == "initialised" else TOTAL
@@ -33,14 +33,14 @@ def memory_of(impl, world_size):
         kinds = {"parameters": TOTAL, "gradients": gradients, "optimizer_state": state}
         asked = {"requested": held, "requested_peak": held + extra}
         given = {"allocated": ROUNDING * held, "peak": ROUNDING * (held + extra)}
-        found |= {(moment, kind): float(size) for kind, size in (kinds | asked | given).items()}
-    return found
+        memory |= {(moment, kind): float(size) for kind, size in (kinds | asked | given).items()}
+    return memory
 
 
 def result_of(rng, impl, world_size):
     phases = {"forward": 40.0, "backward": 86.0, "communication": 0.5, "optimizer": OPTIMIZER_MS[impl]}
     samples = {name: ms * (1 + 0.003 * rng.standard_normal(20)) for name, ms in phases.items()}
-    timings = {name: Timings([], list(found)) for name, found in samples.items()}
+    timings = {name: Timings([], list(times)) for name, times in samples.items()}
     timings["train_step"] = Timings(list(sum(samples.values()) + 0.1), list(sum(samples.values())))
     broadcasts = [Collective("broadcast", size, torch.float32) for size in SIZES] if impl != "adamw" else []
     return Result(

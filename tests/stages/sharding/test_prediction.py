@@ -24,7 +24,7 @@ def parameter_bytes():
 def counted(context):
     """Count each optimizer's kinds on this rank at the moments of two steps."""
     optimizers = {"adamw": torch.optim.AdamW, "sharded": ShardedOptimizer, "torch_zero": ZeroRedundancyOptimizer}
-    found = {}
+    by_impl = {}
     for impl, optimizer_class in optimizers.items():
         model = OverlapDDP(small_model())
         extra = () if impl == "adamw" else (torch.optim.AdamW,)
@@ -37,8 +37,8 @@ def counted(context):
             optimizer.step()
             moments[f"{prefix}after_step"] = memory.kinds_bytes(model, optimizer)
             optimizer.zero_grad(set_to_none=True)
-        found[impl] = moments
-    return found
+        by_impl[impl] = moments
+    return by_impl
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
@@ -82,8 +82,8 @@ def test_storages_are_counted_once_and_as_a_whole():
     model = nn.Linear(4, 4, bias=False)
     flat = torch.zeros(100)
     model.weight.grad = flat[:16].view(4, 4)
-    found = memory.kinds_bytes(model, torch.optim.SGD(model.parameters()))
-    assert found == {"parameters": 64, "gradients": 400, "optimizer_state": 0}
+    kinds = memory.kinds_bytes(model, torch.optim.SGD(model.parameters()))
+    assert kinds == {"parameters": 64, "gradients": 400, "optimizer_state": 0}
 
 
 @pytest.mark.gpu
