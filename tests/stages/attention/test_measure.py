@@ -4,7 +4,6 @@ import psutil
 import pytest
 import torch
 
-from pipeline.attention import ATTENTION
 from pipeline.attention.eager import eager_attention
 from pipeline.formulas import attention
 from pipeline.formulas.attention import Shape
@@ -26,7 +25,7 @@ def measured(monkeypatch):
         def compile_like(_function, **_options):
             return lambda q, k, v: compiled(q, k, v, is_causal=False)
 
-        monkeypatch.setitem(ATTENTION, "eager", eager)
+        monkeypatch.setattr(measure, "ATTENTION", {"eager": eager})
         monkeypatch.setattr(torch, "compile", compile_like)
         rows = measure.measure(CELL, settings, Stopwatch())
         ROW_TYPES.check(asdict(CELL), rows)
