@@ -18,8 +18,8 @@ class Variant:
 
 
 IMPLS = ("naive", "flat", "overlap", "bucketed", "torch_tuned", "torch", "none")
-# "torch" is DistributedDataParallel with its defaults; "torch_tuned" sends no buffers, like ours, and keeps gradients in
-# its buckets. "none" does not communicate: the difference to it is the cost of communication. It comes last, so that
+# "torch" is DistributedDataParallel with its defaults; "torch_tuned" sends no buffers, like ours, and keeps gradients
+# in its buckets. "none" does not communicate: the difference to it is the cost of communication. It comes last, so that
 # its weights are compared with those of a variant that averages.
 VARIANTS = (
     Variant("naive"),
