@@ -205,3 +205,9 @@ def test_others_stand_beside_ours_for_the_same_thing_only(rows_of):
 def test_a_recording_gives_a_timeline_of_many_moments(rows_of):
     timeline = rows_of["smoke"].query("kind == 'timeline'").iloc[0]
     assert len(timeline["events"]) == len(timeline["active_bytes"]) > 50
+
+
+def test_of_two_precisions_at_the_longest_context_bf16_is_spoken_of(rows_of):
+    rows = rows_of["h200"]
+    cell = headline(recordings(rows[rows["context_length"] <= 512])).cell
+    assert (cell.precision, cell.context_length, cell.mode) == ("bf16", 512, "train_step")
