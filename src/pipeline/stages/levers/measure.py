@@ -17,7 +17,7 @@ from pipeline.instruments.machine.pinning import pinned
 from pipeline.instruments.machine.power import LEAST_ENERGY_S
 from pipeline.instruments.machine.toolchain import require_compiler
 from pipeline.instruments.memory.out_of_memory import free_memory
-from pipeline.instruments.profilers.gpu_busy import profile_gpu_busy
+from pipeline.instruments.profilers.gpu_busy import profile_gpu_busy, step_columns
 from pipeline.instruments.sampling.cuda_graph import WARMUP_CALLS, captured, make_capturable, require_graphs
 from pipeline.instruments.sampling.stability import gpu_columns, status_columns
 from pipeline.instruments.sampling.step_timing import StopRule, time_call_ms, time_phases
@@ -126,18 +126,16 @@ def _timed_columns(run: Callable[[], Tensor], cell: Cell, settings: Settings, de
     peak_bytes = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
     busy = profile_gpu_busy(run, device)
     samples_ms = sampling.timings["step"].host_ms
-    median_ms, energy_j = quartiles(samples_ms)[1], sampling.power.energy_j
+    median_ms = quartiles(samples_ms)[1]
     tokens = settings.batch_size * cell.context_length
     return {
         **status_columns(samples_ms, sampling.slowdowns(), settings.unstable_rel_error),
         **summarise(samples_ms),
-        **(busy.columns(median_ms) if busy else {}),
+        **step_columns(busy, sampling.power, median_ms, tokens),
         **_rates(median_ms, cell, settings, device),
         **gpu_columns(sampling.state_before, sampling.state_after, sampling.power),
         "tokens": tokens,
         "tokens_per_s": tokens / median_ms * 1e3,
-        "energy_j": energy_j,
-        "tokens_per_j": tokens / energy_j if energy_j else None,
         "peak_bytes": peak_bytes,
         "samples_ms": samples_ms,
     }

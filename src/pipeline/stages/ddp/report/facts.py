@@ -11,7 +11,9 @@ from pipeline.report.side_by_side import cell_names
 from pipeline.report.table_rows import in_order, ok
 from pipeline.stages.ddp.cell import CAPTURED_STEP, PHASES, TRAIN_STEP, VARIANTS, Variant
 
-NAMES = {"none": "no communication", "torch": "torch DDP"}
+NAMES = {"none": "no communication", "torch": "torch DDP", "torch_tuned": "torch DDP tuned"}
+# torch_tuned sends no buffers, as ours do not, and keeps gradients in its buckets: the fair peer.
+TORCH = ("torch", "torch_tuned")
 NO_COMMUNICATION = NAMES["none"]
 PRECISIONS = ("fp32", "bf16")
 HOST_LIMITED_IDLE = 0.2  # of a step: from there on the host decides how long it takes

@@ -10,7 +10,7 @@ from pipeline.report.outcomes import clear_gain, not_measured, nothing_measured
 from pipeline.report.page_parts import Action, Figure, Section, Table, say
 from pipeline.report.section import count, listing, ms, percent
 from pipeline.report.tables import median_cells, significant
-from pipeline.stages.ddp.report.facts import NO_COMMUNICATION, TORCH_DEFAULT, Run, runs, whole_steps
+from pipeline.stages.ddp.report.facts import NO_COMMUNICATION, TORCH, TORCH_DEFAULT, Run, runs, whole_steps
 from pipeline.stages.ddp.report.figures import bucket_sweep, timeline
 from pipeline.stages.ddp.report.problems import problems
 
@@ -49,7 +49,7 @@ def _answer(measured: Sequence[Run]) -> Markdown:
 
 def _verdict(run: Run) -> Markdown:
     """Say how long a step takes with the best of ours and with PyTorch's DDP, and who decides that."""
-    best, torch = run.fastest(OURS), run.fastest(["torch"])
+    best, torch = run.fastest(OURS), run.fastest(TORCH)
     host = (
         f", where the host limits the step (the GPU idles {percent(run.idle_share)} of it)" if run.host_limited else ""
     )
@@ -60,9 +60,10 @@ def _verdict(run: Run) -> Markdown:
     if torch is not None:
         default_ms = run.steps["median_ms"].get(TORCH_DEFAULT)
         default = f", {ms(default_ms)} with its default of 25 MB" if default_ms and torch.name != TORCH_DEFAULT else ""
-        words = "PyTorch's DDP takes {takes} with buckets of {size} MB{default}"
+        words = "PyTorch's DDP takes {takes} with buckets of {size} MB{tuned}{default}"
         size = count(torch["bucket_size_mb"])
-        parts.append(say(words, takes=_takes(torch), size=size, default=default))
+        tuned = ", without sending buffers and with gradients as views" if torch["impl"] == "torch_tuned" else ""
+        parts.append(say(words, takes=_takes(torch), size=size, tuned=tuned, default=default))
     verdict = Markdown("; ").join(parts) if parts else Markdown("nothing that averages was measured")
     return say("{name}{host}: {verdict}.", name=run.name, host=host, verdict=verdict)
 
@@ -179,7 +180,7 @@ def _average_less_often(measured: Sequence[Run]) -> list[Action]:
     """Advise to accumulate gradients where even the fastest way to average costs clearly."""
     costly = []
     for run in measured:
-        best = run.fastest([*OURS, "torch"])
+        best = run.fastest([*OURS, *TORCH])
         if (
             best is not None
             and NO_COMMUNICATION in run.steps.index
