@@ -66,7 +66,7 @@ def test_the_slurm_profile_without_its_plugin_is_one_line_with_the_remedy(projec
     assert code == 1
     using, told = output.splitlines()
     assert using.startswith("Using workflow specific profile")
-    assert told.endswith("'slurm', which is not installed: pip install snakemake-executor-plugin-slurm")
+    assert told.endswith("needs the executor 'slurm': pip install snakemake-executor-plugin-slurm")
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def add_folder(stages):
 @pytest.mark.parametrize(
     ("damage", "complaint"),
     [
-        (add_folder, "stages/warmth/ is no stage yet: add 'warmth' to NAMES in"),
+        (add_folder, "stages/warmth/ is not registered: add 'warmth' to NAMES in"),
         (
             lambda stages: (stages / "timing/rows.py").unlink(),
             "stages/timing/ has no rows.py",
