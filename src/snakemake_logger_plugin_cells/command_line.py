@@ -59,4 +59,4 @@ def _require_executor(name: str) -> None:
     registry = ExecutorPluginRegistry()
     if not registry.is_installed(name):
         package = registry.get_plugin_package_name(name)
-        raise UserError(f"this profile needs the executor '{name}', which is not installed: pip install {package}")
+        raise UserError(f"this profile needs the executor '{name}': pip install {package}")
