@@ -83,7 +83,7 @@ def test_a_row_that_no_table_can_hold_is_named_by_its_number(rows, complaint):
 
 
 def test_a_record_of_another_stage_or_cell_is_named():
-    assert 'stage is "timings", known are timing, ' in complaint_about(record(stage="timings"))
+    assert 'stage is "timings", known are ceilings, timing, ' in complaint_about(record(stage="timings"))
     assert "its cell: unknown key 'sizes'" in complaint_about(record(cell={"sizes": "xl"}))
     assert "settings.steps is [1], allowed is text" in complaint_about(record(settings={"steps": [1]}))
 

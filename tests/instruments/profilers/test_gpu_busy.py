@@ -76,6 +76,7 @@ def test_the_columns_beside_a_step_are_of_its_wall_time():
         "gpu_busy_ms": 5.0,
         "gpu_idle_pct": 50.0,
         "launches": 7,
+        "exposed_communication_ms": 2.0,
         "limited_by": "host",
         "profiled_ms": 11.0,
     }
