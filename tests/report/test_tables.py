@@ -30,21 +30,6 @@ def test_a_number_has_three_significant_figures_and_no_exponent(value, text):
     assert tables.significant(value) == text
 
 
-@pytest.mark.parametrize(
-    ("mean", "std", "text"),
-    [
-        (12.345, 0.123, "12.35 ± 0.12"),
-        (1183.4, 2587.2, "1,183 ± 2,587"),
-        (35.2, 5.04, "35.2 ± 5.0"),
-        (35.2, 0.996, "35.2 ± 1.0"),
-        (35.2, np.nan, "35.2"),
-        (35.2, 0.0, "35.2"),
-    ],
-)
-def test_a_mean_ends_at_the_place_of_its_deviation(mean, std, text):
-    assert tables.mean_std(mean, std) == text
-
-
 def test_a_row_without_a_figure_shows_its_outcome(rows):
     assert list(tables.number_cells(rows, "median_ms")) == ["12.3", "30.0 (unstable)", "OOM", "skipped: no CUDA"]
 

@@ -11,7 +11,9 @@ from pipeline.cells.record import write_record
 from pipeline.cells.stage import Stage
 from pipeline.errors import UserError
 from pipeline.registry import stages
-from pipeline.report.page_parts import MOST_ACTIONS, WrittenSection, to_json
+from pipeline.report.figures import new_figure
+from pipeline.report.markup import Markdown
+from pipeline.report.page_parts import MOST_ACTIONS, Figure, Section, WrittenSection, to_json
 from pipeline.report.table_rows import read_rows
 from pipeline.report.writeup import first_page, write_section, write_writeup
 
@@ -264,27 +266,28 @@ def leave_record(folder, stage, name="cell", axes=None, **columns):
 
 
 def test_a_section_gets_the_rows_of_the_stages_that_it_reads_apart(tmp_path, stand_in):
-    ddp = stand_in(lambda rows, _figures, beside: f"{rows['impl'][0]} {beside['allreduce']['timing'][0]}")
+    ddp = stand_in(lambda rows, beside: Section(rows["impl"][0], "", Markdown(beside["allreduce"]["timing"][0])))
     records = [leave_record(tmp_path, "ddp"), leave_record(tmp_path, "allreduce")]
     write_section(ddp, stages(), records, tmp_path / "out.md", tmp_path / "figures")
-    assert (tmp_path / "out.md").read_text() == "naive burst"
+    assert (tmp_path / "out.md").read_text().startswith("## naive\n\n**burst**\n")
 
 
 def test_a_section_gets_the_first_of_repeats_alone(tmp_path, stand_in):
-    ddp = stand_in(lambda rows, _figures, _beside: ", ".join(map(str, rows["repeat"])))
+    ddp = stand_in(lambda rows, _beside: Section(", ".join(map(str, rows["repeat"])), "", Markdown("So.")))
     records = [leave_record(tmp_path, "ddp", f"cell{repeat}", {"repeat": repeat}) for repeat in (2, 1, 3)]
     write_section(ddp, stages(), records, tmp_path / "out.md", tmp_path / "figures")
-    assert (tmp_path / "out.md").read_text() == "1"
+    assert (tmp_path / "out.md").read_text().startswith("## 1\n")
 
 
 @pytest.mark.parametrize("fails", ["the folder", "a figure"])
 def test_figures_that_cannot_be_drawn_are_one_line_and_no_section(tmp_path, stand_in, fails):
-    def build(_rows, figures, _beside):
-        (figures / "nowhere/step.svg").write_text("<svg/>")
-
-    ddp, figures = stand_in(build), tmp_path / "figures"
+    part = Figure("step", Markdown("A step"), new_figure()[0])
+    ddp = stand_in(lambda _rows, _beside: Section("How fast?", "", Markdown("So."), parts=[part]))
+    figures = tmp_path / "figures"
     if fails == "the folder":
         figures.write_text("a file")
+    else:
+        (figures / "step.svg").mkdir(parents=True)
     with pytest.raises(UserError, match=r"cannot draw figures into .*figures: ") as raised:
         write_section(ddp, stages(), [leave_record(tmp_path, "ddp")], tmp_path / "out.md", figures)
     assert "\n" not in str(raised.value)

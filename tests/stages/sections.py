@@ -55,7 +55,7 @@ def built(build, stage):
     """
 
     def text(rows, folder, *beside):
-        section = build(rows, folder, *beside)
+        section = build(rows, *beside)
         written = write(section, stage, [f"{stage}/all.csv"], folder)
         titles = [item.title for item in section.parts if isinstance(item, Figure)]
         actions = [f"{action['what']} {action['why']}" for action in written.actions]
@@ -115,12 +115,6 @@ def drawn_figures(folder):
 def contents(folder):
     """Return the bytes of each file in a folder."""
     return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-def template_numbers(template, besides="(?!)"):
-    """Find the numbers that a template writes itself, outside code and formulas, and besides what a pattern matches."""
-    written = re.sub(r"\{\{.*?\}\}|\{%.*?%\}", "", template.read_text(), flags=re.DOTALL)
-    return re.findall(r"\b\d[\d.]*", re.sub(besides, "", prose(written)))
 
 
 def keys(stage, *others):

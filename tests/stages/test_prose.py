@@ -45,7 +45,7 @@ def test_a_table_is_too_wide_by_the_words_that_cannot_break():
 
 
 def test_a_section_made_of_parts_becomes_all_that_it_says_with_its_figures_drawn(tmp_path):
-    text = built(lambda rows, _: made_of_parts(rows), "copy")(rows(), tmp_path)
+    text = built(made_of_parts, "copy")(rows(), tmp_path)
     assert [word for word in ("answer 12.3", "action", "cause", "(a): solved", "first") if word not in text] == []
     assert linked_figures(text, "copy") == drawn_figures(tmp_path) == {"one", "headline"}
 

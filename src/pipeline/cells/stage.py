@@ -104,16 +104,15 @@ class Stage:
         """Return the function that measures a cell; this imports torch."""
         return importlib.import_module(f"{self.package}.measure").measure
 
-    def build_section(self) -> Callable[..., str]:
-        """Return the function that writes the section: `build(rows, figures_dir)`, and with READS the rows beside."""
+    def build_section(self) -> Callable[..., Any]:
+        """Return the function that builds the section: `build(rows)`, and with READS `build(rows, beside)`."""
         return importlib.import_module(f"{self.package}.report.section").build
 
     def baseline_pairs(self, rows: Any) -> Any:
         """Return others' figures beside those of these rows (pipeline.report.baselines); empty where nobody has any."""
         if not (self.folder / "report/baselines.py").is_file():
             return []
-        pairs = getattr(importlib.import_module(f"{self.package}.report.baselines"), "pairs", None)
-        return pairs(rows) if pairs else []
+        return importlib.import_module(f"{self.package}.report.baselines").pairs(rows)
 
     @cached_property
     def folder(self) -> Path:

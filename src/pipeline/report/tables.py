@@ -27,17 +27,6 @@ def significant(value: float, digits: int = 3) -> str:
     return f"{value:,.{max(0, decimals)}f}"
 
 
-def mean_std(mean: float, std: float) -> str:
-    """Write `mean ± std`, the deviation to two significant figures and the mean to the same place.
-
-    A deviation that is zero or NaN (a single sample) is left out.
-    """
-    if not std > 0:
-        return significant(mean)
-    decimals = max(0, 1 - math.floor(math.log10(float(f"{std:.1e}"))))
-    return f"{mean:,.{decimals}f} ± {std:,.{decimals}f}"
-
-
 def median_quartiles(median: float, q1: float, q3: float) -> str:
     """Write `median [q1, q3]`, each to four significant figures."""
     return f"{significant(median, 4)} [{significant(q1, 4)}, {significant(q3, 4)}]"

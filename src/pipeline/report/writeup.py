@@ -16,13 +16,12 @@ from pipeline.cells.stage import Stage, Stages
 from pipeline.cells.tabulate import stage_rows
 from pipeline.errors import UserError
 from pipeline.report.markup import Markdown
-from pipeline.report.page_parts import MOST_ACTIONS, Section, WrittenSection, from_json, to_json, write
+from pipeline.report.page_parts import MOST_ACTIONS, WrittenSection, from_json, to_json, write
 from pipeline.report.section import counted, render
 from pipeline.report.table_rows import has_figures, is_first_repeat, read_rows, readable
 
 TEMPLATE = Path(__file__).parent / "writeup.md.j2"
 MOST_OUTCOMES = 12
-HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
 SECONDS = ["start_up_s", "set_up_s", "measuring_s"]
 CELL_COLUMNS = ("stage", "cell", "status", "reason", "started_at", *SECONDS, "machine", *SOFTWARE, "commit", "digest")
 
@@ -42,22 +41,15 @@ def write_section(stage: Stage, stages: Stages, records: Sequence[Path], out: Pa
         raise UserError(f"section: there is no record of {stage.name} among those given")
     rows = {name: readable(stage_rows(known[name], found)) for name, found in by_stage.items()}
     rows_beside = [{name: rows[name] for name in stage.reads}] if stage.reads else []
+    split_values = rows[stage.name][stage.split_axis].drop_duplicates()
+    tables = [f"{stage.name}/{fields.text(value)}.csv" for value in split_values]
     try:
         figures.mkdir(parents=True, exist_ok=True)
-        built = stage.build_section()(rows[stage.name], figures, *rows_beside)
-        written = _written(built, stage, rows[stage.name], figures)
+        written = write(stage.build_section()(rows[stage.name], *rows_beside), stage.name, tables, figures)
     except OSError as error:
         raise UserError(f"cannot draw figures into {figures}: {error}") from None
     write_text(out, written.text)
     write_text(out.with_suffix(".json"), to_json(written))
-
-
-def _written(built: Section | str, stage: Stage, rows: pd.DataFrame, figures: Path) -> WrittenSection:
-    if isinstance(built, str):  # of a stage whose section is not yet made of parts
-        heading = HEADING.search(built)
-        return WrittenSection(stage.name, built, "", (), (), heading[1] if heading else stage.name)
-    tables = [f"{stage.name}/{fields.text(value)}.csv" for value in rows[stage.split_axis].drop_duplicates()]
-    return write(built, stage.name, tables, figures)
 
 
 def write_writeup(

@@ -33,7 +33,7 @@ def rendered(make_rows, tmp_path_factory):
 
 
 def parts_of(rows):
-    return section.build(rows, None)
+    return section.build(rows)
 
 
 def limit_of(rows):

@@ -18,7 +18,7 @@ KEYS = keys("ddp", "status", "backend", "weight_tolerance", "all_reduces", "n")
 
 @pytest.fixture
 def build(allreduce):
-    return lambda rows, beside=allreduce: section.build(rows, None, {"allreduce": beside})
+    return lambda rows, beside=allreduce: section.build(rows, {"allreduce": beside})
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_no_number_of_the_prose_stays_when_the_tables_change(h200, text, monkeyp
 
 
 def test_the_section_of_a_part_of_the_cells_is_whole(undrawn, h200, allreduce, tmp_path_factory):
-    build = built(lambda rows, folder: section.build(rows, folder, {"allreduce": allreduce}), "ddp")
+    build = built(lambda rows: section.build(rows, {"allreduce": allreduce}), "ddp")
     assert faults_of_parts(build, "ddp", h200, tmp_path_factory) == {}
 
 

@@ -63,12 +63,12 @@ def test_the_fastest_combination_is_advised_where_it_is_clearly_faster(make_rows
     base = rows.loc[~slow, ["median_ms", "q1_ms", "q3_ms"]].iloc[0]
     for name in base.index:
         rows.loc[slow & rows["median_ms"].notna(), name] = base[name] * share
-    actions = section.build(rows, tmp_path).actions
+    actions = section.build(rows).actions
     assert bool(actions) == advised
 
 
 def test_weights_in_bf16_are_measured_and_not_advised(make_rows, tmp_path):
-    (action,) = section.build(make_rows("NVIDIA H200"), tmp_path).actions
+    (action,) = section.build(make_rows("NVIDIA H200")).actions
     assert action.what == "**Train with fused + sdpa + compile + graph.**"
 
 

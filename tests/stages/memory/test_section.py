@@ -92,13 +92,13 @@ def test_the_answer_is_the_plain_step_at_the_longest_context_in_bf16(rows_of, tm
     rows = rows_of["h200"]
     step = rows.query("kind == 'peak' and precision == 'bf16' and context_length == 1024 and mode == 'train_step'")
     step = step.query("attention == 'eager' and checkpoint_every == 0 and step == 2")
-    answer = build(rows, tmp_path).answer
+    answer = build(rows).answer
     assert "(2.7B, bf16, batch 4, context 1024)" in answer
     assert f"peaks at {step['peak_bytes'].max() / 1e9:.1f} GB of the device's 141 GB" in answer
 
 
 def test_a_cell_that_ran_out_of_memory_has_no_bar_ratio_or_number(rows_of, tmp_path):
-    tables = [part for part in build(rows_of["h200"], tmp_path).parts if isinstance(part, Table)]
+    tables = [part for part in build(rows_of["h200"]).parts if isinstance(part, Table)]
     peaks, trade = (table.cells for table in tables)
     assert peaks.query("precision == 'fp32' and context == 1024")["training step (GB)"].item() == "OOM"
     ran_out, flash = trade.query("precision == 'fp32' and context == 1024").to_dict("records")
@@ -107,7 +107,7 @@ def test_a_cell_that_ran_out_of_memory_has_no_bar_ratio_or_number(rows_of, tmp_p
 
 
 def test_ratios_are_to_eager_without_checkpoints(rows_of, tmp_path):
-    trade = [part for part in build(rows_of["h200"], tmp_path).parts if isinstance(part, Table)][1].cells
+    trade = [part for part in build(rows_of["h200"]).parts if isinstance(part, Table)][1].cells
     assert trade.query("precision == 'bf16' and variant == 'flash'")["time ratio"].item() == "0.800×"
 
 
@@ -151,7 +151,7 @@ def test_another_adamw_is_advised_where_its_temporaries_are_at_the_peak_of_a_gpu
 
 
 def test_every_question_is_answered(rows_of, tmp_path):
-    answers = {problem.name: problem.answer for problem in build(rows_of["h200"], tmp_path).problems}
+    answers = {problem.name: problem.answer for problem in build(rows_of["h200"]).problems}
     assert list(answers) == [f"memory_profiling ({letter})" for letter in "abcde"]
     assert "4 × 1024 × 2560 × 4 = 41,943,040 bytes = 40.0 MiB" in answers["memory_profiling (d)"]
     assert "64 tensors of just this size" in answers["memory_profiling (d)"]
@@ -161,14 +161,14 @@ def test_every_question_is_answered(rows_of, tmp_path):
 def test_a_residual_stream_that_is_not_found_is_not_claimed(rows_of, tmp_path):
     rows = rows_of["h200"]
     other = rows.assign(size_bytes=rows["size_bytes"].where(rows["kind"] != "residual", 12_345_678))
-    (answer,) = [item.answer for item in build(other, tmp_path).problems if item.name.endswith("(d)")]
+    (answer,) = [item.answer for item in build(other).problems if item.name.endswith("(d)")]
     assert "of just this size" not in answer
     assert "11.8 MiB" in answer
 
 
 def test_without_bf16_mixed_precision_is_not_spoken_of(rows_of, tmp_path):
     rows = rows_of["h200"]
-    names = [problem.name for problem in build(rows[rows["precision"] == "fp32"], tmp_path).problems]
+    names = [problem.name for problem in build(rows[rows["precision"] == "fp32"]).problems]
     assert names == [f"memory_profiling ({letter})" for letter in "abde"]
 
 

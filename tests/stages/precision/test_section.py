@@ -32,12 +32,12 @@ build = built(section.build, "precision")
 
 def words(rows):
     """Return the section's parts, actions and answers as one text, undrawn."""
-    made = section.build(rows, None)
+    made = section.build(rows)
     return str([made.answer, *made.parts, *made.actions, *made.problems])
 
 
 def answer(rows, name):
-    return next(problem.answer for problem in section.build(rows, None).problems if problem.name == name)
+    return next(problem.answer for problem in section.build(rows).problems if problem.name == name)
 
 
 def changed(rows, column, value, **where):
@@ -65,7 +65,7 @@ def test_the_section_of_a_part_of_the_cells_is_whole(tables, tmp_path_factory):
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_every_question_is_answered_and_the_columns_tell_the_rows_of_a_cell_apart(tables, name):
-    assert [problem.name for problem in section.build(tables[name], None).problems] == [SUMS, DTYPES, LAYER_NORM]
+    assert [problem.name for problem in section.build(tables[name]).problems] == [SUMS, DTYPES, LAYER_NORM]
     assert unnamed_rows("precision", tables[name]).empty
 
 
@@ -79,7 +79,7 @@ def test_no_number_stays_when_every_figure_is_another(tables, undrawn, tmp_path,
 
 
 def test_nothing_measured_gives_the_reason_alone(tables):
-    nothing = section.build(tables["nothing"], None)
+    nothing = section.build(tables["nothing"])
     assert nothing.answer == "Nothing was measured: no CUDA GPU."
     assert not nothing.parts
 
@@ -109,10 +109,10 @@ def test_the_assigned_sums_and_what_their_errors_come_of(tables):
 
 
 def test_the_answer_gives_the_sum_in_each_format_and_where_it_stalls(tables):
-    start = section.build(tables["laptop"], None).answer
+    start = section.build(tables["laptop"]).answer
     assert "gives 10.0001 in fp32, 9.95312 in fp16 and 4 in bf16 (it stalls at step 350)." in start
     rows = changed(tables["laptop"], "stalled_at_step", float("nan"), accumulator="bf16")
-    assert "stalls" not in section.build(rows, None).answer
+    assert "stalls" not in section.build(rows).answer
 
 
 def test_sums_and_stalls_that_are_not_as_predicted_are_not_counted(tables):
@@ -155,18 +155,18 @@ def in_bf16(rows, error):
 
 
 def test_sums_in_fp32_are_advised_only_where_they_are_more_exact(tables):
-    actions = [action.what for action in section.build(tables["laptop"], None).actions]
+    actions = [action.what for action in section.build(tables["laptop"]).actions]
     assert actions == ["**Sums in fp32, whatever the format.**", "**No small eps in fp16.**"]
     assert "still belong in fp32" in answer(tables["laptop"], LAYER_NORM)
     rows = in_bf16(tables["laptop"], 1e-9)
-    assert [action.what for action in section.build(rows, None).actions] == actions[1:]
+    assert [action.what for action in section.build(rows).actions] == actions[1:]
     assert "still belong in fp32" not in answer(rows, LAYER_NORM)
 
 
 def test_an_eps_is_advised_against_only_where_a_format_loses_it(tables):
     assert "An eps of 1e-08 and 1e-12 rounds to zero in fp16." in answer(tables["laptop"], LAYER_NORM)
     rows = changed(tables["laptop"], "zeros_nonfinite_in_format", 0.0, experiment="layer_norm_eps")
-    assert "eps" not in str(section.build(rows, None).actions)
+    assert "eps" not in str(section.build(rows).actions)
     assert "eps" not in answer(rows, LAYER_NORM)
 
 
@@ -183,7 +183,7 @@ def test_the_range_of_layer_norm_is_that_of_the_largest_input_without_a_lost_row
 )
 def test_an_experiment_that_did_not_run_is_not_spoken_of(tables, left_out):
     rows = tables["laptop"]
-    made = section.build(rows[~rows["experiment"].isin(left_out)], None)
+    made = section.build(rows[~rows["experiment"].isin(left_out)])
     assert made.answer
     names = {problem.name for problem in made.problems}
     assert names == {SUMS, DTYPES, LAYER_NORM} - {

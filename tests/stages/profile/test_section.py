@@ -36,11 +36,6 @@ def rendered(h200, tmp_path_factory):
 
 
 @pytest.fixture
-def section(tmp_path):
-    return lambda rows: build(rows, tmp_path)
-
-
-@pytest.fixture
 def on_a_cpu(h200):
     cpu = h200.assign(captured_by="torch.profiler", not_by_nsys="nsys captures need a CUDA GPU", cuda="none")
     cpu.loc[cpu["kind"] == "kernel", "kernel"] = "aten::mm"
@@ -106,10 +101,10 @@ def test_the_capture_to_speak_of_is_the_largest_with_a_training_step_in_the_lowe
     assert (first.cell.size, first.cell.context_length) == ("xl", 128)  # at 256 its training step did not fit
 
 
-def test_the_answer_gives_shares_of_the_sum_of_all_categories(h200, section):
+def test_the_answer_gives_shares_of_the_sum_of_all_categories(h200):
     rows = h200.query("kind == 'category' and size == 'xl' and precision == 'bf16' and context_length == 256")
     step = rows[rows["range"] == "train_step"].set_index("category")["time_ms"]
-    answer = section(h200).answer
+    answer = build(h200).answer
     assert f"is {step.sum():.2f} ms of kernels" in answer
     assert f"{100 * step['matmul'] / step.sum():.0f}% matmul" in answer
 
@@ -123,75 +118,75 @@ def test_softmax_stands_beside_the_products_alone(h200):
     assert inference.total_ms > inference.products_ms + inference.softmax_ms  # for the mask's kernel is in it
 
 
-def test_the_table_of_attention_divides_softmax_by_the_products(h200, section):
-    attention, _ = tables(section(h200))
+def test_the_table_of_attention_divides_softmax_by_the_products(h200):
+    attention, _ = tables(build(h200))
     line = attention.query("model == 'large' and precision == 'bf16'").iloc[0]
     ratio = float(line["softmax (ms)"]) / float(line["its products (ms)"])
     assert float(line["softmax / products, time"].rstrip("×")) == pytest.approx(ratio, rel=0.02)
 
 
-def test_the_kernels_shown_are_those_with_the_most_time_and_their_share_is_of_the_pass(h200, section):
-    _, kernels = tables(section(h200))
+def test_the_kernels_shown_are_those_with_the_most_time_and_their_share_is_of_the_pass(h200):
+    _, kernels = tables(build(h200))
     times_ms = [float(time_ms) for time_ms in kernels["time (ms)"]]
     assert times_ms == sorted(times_ms, reverse=True)
     assert kernels["name"][0].startswith("nvjet_tst")
 
 
-def test_fused_attention_is_advised_where_its_products_are_the_small_part(h200, section):
+def test_fused_attention_is_advised_where_its_products_are_the_small_part(h200):
     eager = "kind == 'attention' and range == 'inference' and phase == 'softmax'"
-    assert "eager attention takes" in actions(section(slower(h200, 1e3, eager)))[FUSE]
-    assert FUSE not in actions(section(slower(h200, 1e-3, "kind == 'attention'")))
+    assert "eager attention takes" in actions(build(slower(h200, 1e3, eager)))[FUSE]
+    assert FUSE not in actions(build(slower(h200, 1e-3, "kind == 'attention'")))
 
 
-def test_adamw_is_pointed_at_where_it_takes_a_tenth_of_the_step(h200, section):
+def test_adamw_is_pointed_at_where_it_takes_a_tenth_of_the_step(h200):
     optimizer = "kind == 'category' and category == 'optimizer'"
-    assert "of kernels in a training step (9" in actions(section(slower(h200, 1e3, optimizer)))[ADAMW]
-    assert ADAMW not in actions(section(slower(h200, 1e-3, optimizer)))
+    assert "of kernels in a training step (9" in actions(build(slower(h200, 1e3, optimizer)))[ADAMW]
+    assert ADAMW not in actions(build(slower(h200, 1e-3, optimizer)))
 
 
-def test_adamw_is_pointed_at_in_the_precision_in_which_it_takes_that_much(h200, section):
+def test_adamw_is_pointed_at_in_the_precision_in_which_it_takes_that_much(h200):
     rows = h200.query("size == 'large' and context_length == 256")
     optimizer = "kind == 'category' and category == 'optimizer'"
     rows = slower(rows, 1e3, f"{optimizer} and precision == 'bf16'")
-    found = actions(section(slower(rows, 1e-3, f"{optimizer} and precision == 'fp32'")))
+    found = actions(build(slower(rows, 1e-3, f"{optimizer} and precision == 'fp32'")))
     assert "**In bf16 look at AdamW.**" in found
 
 
-def test_every_question_is_answered(h200, section):
-    answers = {problem.name: problem.answer for problem in section(h200).problems}
+def test_every_question_is_answered(h200):
+    answers = {problem.name: problem.answer for problem in build(h200).problems}
     assert list(answers) == [f"nsys_profile ({letter})" for letter in "abcde"]
     assert "`nvjet_tst_128x256_64x4_v_bz_TNT`" in answers["nsys_profile (b)"]
     assert "in 21 calls" in answers["nsys_profile (b)"]
     assert "bf16 backwards" in answers["nsys_profile (e)"]
 
 
-def test_the_forward_pass_furthest_from_the_host_clock_is_named(h200, section):
+def test_the_forward_pass_furthest_from_the_host_clock_is_named(h200):
     host = h200.query("kind == 'time' and clock == 'host' and range == 'inference' and size == 'small'").index
     slow = h200.copy()
     slow.loc[host, "median_ms"] *= 2
-    (answer,) = [item.answer for item in section(slow).problems if item.name == "nsys_profile (a)"]
+    (answer,) = [item.answer for item in build(slow).problems if item.name == "nsys_profile (a)"]
     assert "(-50.5%; " in answer
     assert "for small" in answer
 
 
-def test_a_capture_without_attentions_ranges_has_no_answer_e_and_no_table(h200, section):
-    without = section(h200[h200["kind"] != "attention"])
+def test_a_capture_without_attentions_ranges_has_no_answer_e_and_no_table(h200):
+    without = build(h200[h200["kind"] != "attention"])
     assert "nsys_profile (e)" not in [problem.name for problem in without.problems]
     assert len(tables(without)) == 1
 
 
-def test_a_capture_without_a_training_step_speaks_of_the_pass_that_there_is(h200, section):
-    only = section(h200.query("size == 'xl' and precision == 'fp32' and context_length == 256"))
+def test_a_capture_without_a_training_step_speaks_of_the_pass_that_there_is(h200):
+    only = build(h200.query("size == 'xl' and precision == 'fp32' and context_length == 256"))
     assert only.answer.startswith("A forward pass (xl, fp32, batch 4, context 256) is")
     assert ADAMW not in actions(only)
 
 
-def test_two_profilers_of_one_configuration_are_compared(h200, rendered, section):
+def test_two_profilers_of_one_configuration_are_compared(h200, rendered):
     assert "nsys and torch.profiler give kernel times of the same passes within" in rendered.text
     apart = h200.copy()
     apart.loc[h200.query("profiler == 'torch' and clock == 'kernel_sum'").index, "median_ms"] *= 1.25
-    assert "within 25%" in "".join(map(str, section(apart).parts))
-    assert "of the same passes" not in "".join(map(str, section(h200[h200["profiler"] == "auto"]).parts))
+    assert "within 25%" in "".join(map(str, build(apart).parts))
+    assert "of the same passes" not in "".join(map(str, build(h200[h200["profiler"] == "auto"]).parts))
 
 
 def test_what_did_not_fit_is_counted_with_its_reason(rendered):
@@ -205,8 +200,8 @@ def test_operators_in_place_of_kernels_are_said_to_be_so(on_a_cpu, tmp_path):
     assert [word for word in ("GPU", "correlation", FUSE) if word in text] == []
 
 
-def test_nothing_captured_gives_the_reason_alone(make_rows, section):
-    nothing = section(make_rows("skipped"))
+def test_nothing_captured_gives_the_reason_alone(make_rows):
+    nothing = build(make_rows("skipped"))
     assert nothing.answer == "Nothing was measured: nsys captures need a CUDA GPU."
     assert (nothing.parts, nothing.actions, nothing.problems) == ((), (), ())
 

@@ -18,7 +18,7 @@ def text(undrawn, tmp_path):
 
 
 def build(rows):
-    return section.build(rows, None)
+    return section.build(rows)
 
 
 def problem(rows, name):

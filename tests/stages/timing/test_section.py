@@ -2,7 +2,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pipeline.registry import stage
 from pipeline.stages.timing.report import baselines, section, steps
 
 from ..sections import (
@@ -47,7 +46,7 @@ def scaled(rows, factor, mask):
 
 
 def actions(rows):
-    return [action.what for action in section.build(rows, None).actions]
+    return [action.what for action in section.build(rows).actions]
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -64,11 +63,11 @@ def test_rendering_twice_gives_the_same_bytes(make_rows, rendered, tmp_path):
 
 
 def test_every_problem_of_the_assignment_is_answered(make_rows):
-    assert [problem.name for problem in section.build(make_rows("h200"), None).problems] == PROBLEMS
+    assert [problem.name for problem in section.build(make_rows("h200")).problems] == PROBLEMS
 
 
 def test_the_first_screen_shows_each_model_at_the_longest_context_that_all_have(make_rows):
-    table, _ = section.build(make_rows("h200"), None).headline
+    table, _ = section.build(make_rows("h200")).headline
     assert list(table.cells["model"]) == ["small", "medium", "large", "xl", "2.7B"]
     assert "context 1024" in table.title
     assert "bf16" in table.title
@@ -84,7 +83,7 @@ def with_busy(rows, idle_pct):
 
 def test_where_the_gpu_waits_at_short_contexts_filling_it_comes_first(make_rows):
     rows = with_busy(make_rows("h200"), {128: 60.0, 256: 40.0, 512: 15.0, 1024: 5.0})
-    first = section.build(rows, None).actions[0]
+    first = section.build(rows).actions[0]
     assert first.what == "**Fill the GPU first.**"
     assert "at context 128 leaves it idle 60% of the time, at 1024 5.0%" in first.why
     busy = with_busy(make_rows("h200"), {128: 9.0, 256: 8.0, 512: 7.0, 1024: 5.0})
@@ -117,7 +116,7 @@ def test_another_way_to_run_the_same_step_stands_beside_eager(make_rows, tmp_pat
     rows = make_rows("h200")
     same = rows[(rows["mode"] == "eager") & (rows["warmup_steps"] == 5) & (rows["context_length"] == 256)]
     faster = scaled(same.assign(mode=mode, optimizer=optimizer), 0.5, slice(None))
-    built = section.build(pd.concat([rows, faster], ignore_index=True), tmp_path)
+    built = section.build(pd.concat([rows, faster], ignore_index=True))
     kind = {"graph": "CUDA graph", "eager": "fused AdamW"}[mode]
     assert set(built.parts[-1].cells[kind] if hasattr(built.parts[-1], "cells") else built.parts[-2].cells[kind]) == {
         "2.00×"
@@ -142,9 +141,9 @@ def test_a_cold_start_is_the_first_step_of_the_phases_together(make_rows):
 
 def test_what_ran_out_of_memory_is_counted_and_no_zero(make_rows, build):
     rows = make_rows("h200")
-    failed = rows.loc[rows["status"] == "oom"].drop_duplicates(["precision", "size", "context_length"])
-    assert f"{len(failed)} of " in build(rows)
-    assert "CUDA out of memory" in build(rows)
+    shown = steps.warm(rows)
+    assert f"{(shown['status'] == 'oom').sum()} of {len(shown)} figures were not measured" in build(rows)
+    assert "OOM, CUDA out of memory" in build(rows)
 
 
 def test_nothing_measured_gives_the_reason_alone(make_rows, build):
@@ -178,7 +177,6 @@ def test_the_columns_of_rows_tell_the_rows_of_a_cell_apart(make_rows, name):
 @pytest.mark.parametrize("name", ALL)
 def test_no_number_of_the_prose_stays_when_every_figure_is_another(make_rows, build, name):
     rows = make_rows(name)
-    cells = rows.drop_duplicates(list(stage("timing").axes))
-    failed, unstable = ~cells["status"].isin(["ok", "unstable"]), rows[rows["clock"] == "host"]["status"] == "unstable"
-    counts = {f"{count:g}" for count in (failed.sum(), len(cells), unstable.sum(), len(unstable))}
+    statuses = steps.warm(rows)["status"]
+    counts = {f"{count:g}" for count in (*statuses.value_counts(), len(statuses))}
     assert numbers_that_stay(build, rows, keys("timing"), allowed=counts) == set()

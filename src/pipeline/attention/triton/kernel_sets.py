@@ -45,7 +45,7 @@ class KernelSets:
 def kernels_of(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> KernelSets:
     """Return which kernels these inputs get in either pass and why, an output's gradient being contiguous.
 
-    The backward pass depends on `torch.use_deterministic_algorithms` as it is now.
+    For the backward pass it reads what `torch.use_deterministic_algorithms` says at the moment.
     """
     problem = problem_of(q, k, v, is_causal)
     do = problem.q._replace(stride=torch.empty(problem.q.shape, device="meta").stride())

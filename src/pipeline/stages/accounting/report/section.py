@@ -1,7 +1,5 @@
 """The accounting section: what closed forms say of models and machines beyond the one at hand."""
 
-from pathlib import Path
-
 import pandas as pd
 
 from pipeline.formulas.units import GB
@@ -31,7 +29,7 @@ PROBLEMS = {
 }
 
 
-def build(rows: pd.DataFrame, figures_dir: Path) -> Section:
+def build(rows: pd.DataFrame) -> Section:
     """Build the section from the rows of all its tables."""
     answers = of_one_model(by_question(rows))
     lacking = _lacking(rows)

@@ -10,7 +10,7 @@ from pipeline.stages.allreduce.report.facts import Group
 
 
 def busbw(groups: Sequence[Group]) -> Figure:
-    """Draw the bus bandwidth in a burst over size, a panel a backend and a line a number of ranks."""
+    """Draw busbw in bursts over size, one panel per backend and one line per number of ranks."""
     backends = list(dict.fromkeys(group.backend for group in groups))
     figure, panels = new_figure(1, len(backends))
     for axes, backend in zip(panels[0], backends, strict=True):

@@ -1,7 +1,6 @@
 """The allreduce section: the bus bandwidth reached, from which size on, and what a call costs."""
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ MOST_SIZES = 4
 WASTED = 0.5  # a call that reaches less than this share of the best bus bandwidth is too small
 
 
-def build(rows: pd.DataFrame, figures_dir: Path) -> Section:
+def build(rows: pd.DataFrame) -> Section:
     """Build the section from the rows of all its tables."""
     asked = completed(rows)
     asked = pd.concat([calls(asked, "burst"), calls(asked, "single")])

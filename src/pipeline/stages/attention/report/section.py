@@ -1,7 +1,5 @@
 """The attention section: where plain attention runs out of memory, what it takes, and what compiling changes."""
 
-from pathlib import Path
-
 import pandas as pd
 
 from pipeline.formulas import attention
@@ -35,7 +33,7 @@ METHOD = Markdown(
 )
 
 
-def build(rows: pd.DataFrame, _figures_dir: Path) -> Section:
+def build(rows: pd.DataFrame) -> Section:
     """Return the section of the attention stage, from all its rows."""
     rows = host_times(rows)
     if ok(eager(rows)).empty:
@@ -53,7 +51,7 @@ def build(rows: pd.DataFrame, _figures_dir: Path) -> Section:
             _times(shown),
             *_accounting(end),
             *_compiled_figure(rows),
-            *filter(None, [not_measured(rows, "mode")]),
+            not_measured(rows, "mode"),
         ],
         method=METHOD,
         actions=[*_use_flash(end), *_compile(compiled)],

@@ -43,7 +43,7 @@ def rates(rows: pd.DataFrame) -> Figure | None:
 
 
 def _products(axes: Axes, rows: pd.DataFrame) -> None:
-    """Draw the rate of products over the side, a line a data type; what the data sheet promises as dots."""
+    """Draw matmul TFLOP/s over the matrix side, one line per data type, with the data sheet's peaks as dots."""
     rows = _with_quartiles(rows, "tflops_per_s")
     for dtype in (name for name in DTYPES if name in set(ok(rows)["dtype"])):
         line = rows[rows["dtype"] == dtype]

@@ -1,7 +1,6 @@
 """The ceilings section: what this machine reaches at most, beside what its data sheet promises."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pandas as pd
 
@@ -31,7 +30,7 @@ METHOD = Markdown(
 )
 
 
-def build(rows: pd.DataFrame, _figures_dir: Path) -> Section:
+def build(rows: pd.DataFrame) -> Section:
     """Return the section of the ceilings stage, from all its rows."""
     if ok(rows).empty:
         return Section(TITLE, "", nothing_measured(rows))

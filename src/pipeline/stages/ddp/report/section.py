@@ -1,7 +1,6 @@
 """The ddp section: which bucket size, what hides behind backward, against PyTorch's DDP and no communication."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import pandas as pd
 
@@ -20,7 +19,7 @@ OURS = ("naive", "flat", "overlap", "bucketed")
 MOST_TABLE_RUNS = 2
 
 
-def build(rows: pd.DataFrame, figures_dir: Path, beside: Mapping[str, pd.DataFrame]) -> Section:
+def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     """Build the section from the rows of all its tables.
 
     beside: the rows of the stage allreduce, from which the overhead model takes its cost of a call and of a byte.
@@ -33,7 +32,7 @@ def build(rows: pd.DataFrame, figures_dir: Path, beside: Mapping[str, pd.DataFra
         TITLE,
         EXERCISE,
         _answer(measured),
-        parts=[*_figures(measured), _table(measured), *([missing] if missing else [])],
+        parts=[*_figures(measured), _table(measured), missing],
         method=_method(pd.concat([run.steps for run in measured])),
         actions=[*_larger_buckets(measured), *_average_less_often(measured)],
         problems=problems(measured, beside["allreduce"]),

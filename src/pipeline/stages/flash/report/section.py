@@ -1,7 +1,5 @@
 """The flash section: which attention kernel is fastest at which shapes, how exact ours is, and what it saves."""
 
-from pathlib import Path
-
 import pandas as pd
 
 from pipeline.report.markup import Markdown
@@ -39,7 +37,7 @@ GPU_METHOD = Markdown(
 CPU_METHOD = Markdown("Host clock; implementations take turns, call by call; medians.")
 
 
-def build(rows: pd.DataFrame, _figures_dir: Path) -> Section:
+def build(rows: pd.DataFrame) -> Section:
     """Return the section of the flash stage, from all its rows."""
     rows = ordered(rows)
     if ok(rows).empty:
@@ -66,7 +64,7 @@ def build(rows: pd.DataFrame, _figures_dir: Path) -> Section:
             *_shapes_table(several_heads(rows)),
             *_one_head_figure(one_head(rows)),
             *_one_head_table(one_head(rows)),
-            *filter(None, [not_measured(rows, "impl")]),
+            not_measured(rows, "impl"),
         ],
         method=GPU_METHOD if on_gpu else CPU_METHOD,
         actions=[action for dtype in rows["dtype"].unique() for action in _kernel(several_heads(rows), dtype)],

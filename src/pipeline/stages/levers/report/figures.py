@@ -14,7 +14,7 @@ LINE_IN, LABEL_COLUMNS = 0.32, 28
 
 
 def gains(rows: pd.DataFrame) -> Figure:
-    """Draw the gain over the eager step, a line a combination and a marker a model."""
+    """Draw the gain over the eager step, one line per combination and one marker per model."""
     shown = pd.concat([ok(with_gain(model)) for model in models(rows)])
     shown = shown[shown["levers"] != EAGER]
     names = sorted(shown["levers"].unique(), key=rank)

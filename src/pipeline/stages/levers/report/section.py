@@ -1,7 +1,5 @@
 """The levers section: what each optimization buys, alone and together."""
 
-from pathlib import Path
-
 import pandas as pd
 
 from pipeline.cells.rows import WITH_FIGURES
@@ -32,7 +30,7 @@ METHOD = Markdown(
 )
 
 
-def build(rows: pd.DataFrame, _figures_dir: Path) -> Section:
+def build(rows: pd.DataFrame) -> Section:
     """Return the section of the levers stage, from all its rows."""
     rows = ordered(rows)
     if not models(rows):
@@ -46,7 +44,7 @@ def build(rows: pd.DataFrame, _figures_dir: Path) -> Section:
             Figure("gains", _figure_title(rows), figures.gains(rows)),
             _ladder_table(model),
             *_alone_table(rows),
-            *filter(None, [not_measured(rows, "levers")]),
+            not_measured(rows, "levers"),
         ],
         method=METHOD,
         actions=_actions(model),

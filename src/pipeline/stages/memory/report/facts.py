@@ -102,7 +102,7 @@ class Recording:
 
     @property
     def predicted_bytes(self) -> int:
-        """The peak by formula. It is not kept in the record: a formula may be mended without measuring again."""
+        """The peak by formula, computed here and not kept in the record: a better formula needs no new measurement."""
         return peak_bytes(self.workload, self.cell.mode)
 
     @property

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pandas as pd
 
@@ -34,7 +33,7 @@ EXERCISE = "memory_profiling"
 NAMED_KINDS = 3
 
 
-def build(rows: pd.DataFrame, figures_dir: Path) -> Section:
+def build(rows: pd.DataFrame) -> Section:
     """Build the section from the rows of all its tables."""
     recorded = recordings(rows)
     if not any(recording.measured for recording in recorded):
@@ -52,7 +51,7 @@ def build(rows: pd.DataFrame, figures_dir: Path) -> Section:
             *_trade(shown, unit),
             *_timeline(lead, shown, unit),
             _predictions(recorded),
-            *filter(None, [not_measured(outcomes(recorded), "what")]),
+            not_measured(outcomes(recorded), "what"),
         ],
         method=_method(lead),
         actions=actions(shown),

@@ -12,7 +12,7 @@ STATISTICS_WORDS = {"in_format": "all in the format", "fp32_sums": "sums in fp32
 
 
 def accumulation(sums: pd.DataFrame) -> Drawing:
-    """Draw running sums over the steps, a panel for each number of steps, a line a data type."""
+    """Draw running sums over the steps, one panel per number of steps, one line per data type."""
     kinds = sums.groupby(["steps", "addend"], sort=False)
     figure, panels = new_figure(1, len(kinds), panel_height_in=3.2)
     for axes, ((steps, addend), group) in zip(panels[0], kinds, strict=True):

@@ -1,7 +1,6 @@
 """The precision section: what must stay in fp32 when all else is fp16 or bf16."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -20,7 +19,7 @@ METHOD = Markdown(
 )
 
 
-def build(rows: pd.DataFrame, _figures_dir: Path) -> Section:
+def build(rows: pd.DataFrame) -> Section:
     """Return the section of the precision stage, from all its rows."""
     if (rows["status"] != "ok").all():
         return Section(TITLE, EXERCISE, nothing_measured(rows))
@@ -36,7 +35,7 @@ def build(rows: pd.DataFrame, _figures_dir: Path) -> Section:
             *_if(added, sums.figure, sums.table, lambda shown_sums: sums.predictions(rows, shown_sums)),
             *_if(dtypes, autocast.table),
             *_if(norms, layer_norm.figure, layer_norm.table),
-            *filter(None, [not_measured(rows, "experiment")]),
+            not_measured(rows, "experiment"),
         ],
         method=METHOD,
         actions=layer_norm.actions(norms, eps),

@@ -1,7 +1,6 @@
 """The profile section: where a step's time goes by kind of kernel, softmax against products, the optimizer's share."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import pandas as pd
 
@@ -35,7 +34,7 @@ SHOWN_KERNELS = 6
 NAME_LENGTH = 60
 
 
-def build(rows: pd.DataFrame, figures_dir: Path) -> Section:
+def build(rows: pd.DataFrame) -> Section:
     """Build the section from the rows of all its tables."""
     captured, rows = captures(rows), complete(rows)
     if not captured:

@@ -1,7 +1,6 @@
 """The sharding section: what sharing the optimizer's state out saves in memory, and costs in time and bytes."""
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import pandas as pd
 
@@ -19,7 +18,7 @@ TITLE = "What does sharding the optimizer's state save, and what does it cost?"
 EXERCISE = "optimizer_state_sharding"
 
 
-def build(rows: pd.DataFrame, figures_dir: Path) -> Section:
+def build(rows: pd.DataFrame) -> Section:
     """Build the section from the rows of all its tables."""
     whole, measured = whole_steps(rows), runs(rows)
     if not measured:
@@ -29,7 +28,7 @@ def build(rows: pd.DataFrame, figures_dir: Path) -> Section:
         TITLE,
         EXERCISE,
         _answer(measured),
-        parts=[Figure("memory", _title(measured), memory(measured)), _table(measured), *([missing] if missing else [])],
+        parts=[Figure("memory", _title(measured), memory(measured)), _table(measured), missing],
         method=_method(pd.concat([run.steps for run in measured])),
         actions=_actions(measured),
         problems=_problems(measured),

@@ -3,9 +3,10 @@
 import pandas as pd
 
 from pipeline.report.markup import Markdown
+from pipeline.report.outcomes import WORTH_IT
 from pipeline.report.page_parts import Action, say
 from pipeline.report.section import count, ms, percent, ratio
-from pipeline.stages.timing.report.steps import IDLE_PCT, WORTH_IT, compile_times, gains, of_kind, precision_gains, warm
+from pipeline.stages.timing.report.steps import IDLE_PCT, compile_times, gains, of_kind, precision_gains, warm
 
 
 def actions(rows: pd.DataFrame, precision: str) -> list[Action]:

@@ -1,14 +1,13 @@
 """The timing section: how fast each model size trains, what holds it back, and what to do about it."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pandas as pd
 
 from pipeline.report.markup import Markdown
+from pipeline.report.outcomes import not_measured, nothing_measured
 from pipeline.report.page_parts import Figure, Section, Table, say
 from pipeline.report.section import count, listing, number, percent, ratio
-from pipeline.report.table_rows import ok
 from pipeline.stages.timing.report import figures
 from pipeline.stages.timing.report.actions import actions
 from pipeline.stages.timing.report.problems import problems
@@ -39,12 +38,10 @@ KIND_WORDS = {
 }
 
 
-def build(rows: pd.DataFrame, _figures_dir: Path) -> Section:
+def build(rows: pd.DataFrame) -> Section:
     """Return the section of the timing stage, from all its rows."""
     if of_kind(warm(rows), "eager").empty:
-        reason = rows["reason"].dropna().mode()
-        words = say("Nothing was measured{why}.", why=f": {reason.iloc[0]}" if len(reason) else "")
-        return Section(TITLE, EXERCISE, words)
+        return Section(TITLE, EXERCISE, nothing_measured(rows))
     precision = main_precision(rows)
     context_length = largest_context(rows, precision)
     steps = at(of_kind(warm(rows), "eager"), precision, context_length)
@@ -56,7 +53,7 @@ def build(rows: pd.DataFrame, _figures_dir: Path) -> Section:
             *_idle_figure(steps),
             _phases_table(rows, context_length),
             *_kinds_table(rows, precision),
-            *_missing(rows),
+            not_measured(warm(rows), "precision"),
         ],
         method=METHOD,
         actions=actions(rows, precision),
@@ -177,19 +174,3 @@ def _kinds_table(rows: pd.DataFrame, precision: str) -> list[Table]:
         context_length=context_length,
     )
     return [Table(title, pd.DataFrame(columns).reset_index(drop=True).head(12))]
-
-
-def _missing(rows: pd.DataFrame) -> list[Markdown]:
-    """Say how many cells have no figure, or an unstable one, and the main reason."""
-    cells = rows.drop_duplicates(["precision", "size", "context_length", "warmup_steps", "mode", "optimizer"])
-    failed = cells[~cells.index.isin(ok(cells).index)]
-    sentences = []
-    if len(failed):
-        reason = failed["reason"].fillna(failed["status"]).mode().iloc[0]
-        words = "{failed} of {cells} cells have no figure, most often: {reason}."
-        sentences.append(say(words, failed=len(failed), cells=len(cells), reason=reason))
-    times = rows[rows["clock"] == "host"]
-    unstable = times[times["status"] == "unstable"]
-    if len(unstable):
-        sentences.append(say("{unstable} of {times} times are unstable.", unstable=len(unstable), times=len(times)))
-    return [Markdown(" ").join(sentences)] if sentences else []

@@ -19,8 +19,6 @@ KINDS = {
 }
 ORDERS = {"precision": PRECISIONS, "size": BY_SIZE}
 CELL = ["precision", "size", "context_length"]
-# Below this ratio nothing is worth doing.
-WORTH_IT = 1.1
 # The share of a step from which on the host counts as its limit.
 IDLE_PCT = 20.0
 
