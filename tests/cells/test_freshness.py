@@ -8,7 +8,7 @@ import pytest
 
 from pipeline import loaded_modules
 from pipeline.attention.triton import kernel_sets
-from pipeline.cells import freshness, sources
+from pipeline.cells import freshness, locks, sources
 from pipeline.cells.freshness import Present, code_facts, why_stale
 
 OF_STAGES = ("pipeline.stages.timing.measure", "pipeline.stages.timing.rows", "pipeline.stages.flash.cell")
@@ -105,16 +105,26 @@ def test_a_version_that_is_not_compared_and_fewer_gpus_than_there_were_change_no
     assert why_stale(record, Settings(), 2, Present(VERSIONS, gpus=0)) is None
 
 
-def test_kernels_chosen_otherwise_make_stale_what_may_have_run_them(record, monkeypatch):
-    assert kernel_sets.__name__ == freshness.CHOOSES_KERNELS
-    monkeypatch.setenv(kernel_sets.VARIABLE, "tl")
-    plain = Present(VERSIONS, gpus=4)
+def test_a_variable_that_an_imported_module_names_makes_its_cell_stale_when_it_says_something_else(
+    record, package, monkeypatch
+):
+    unset, plain = (Present(VERSIONS, gpus=4, environment=said) for said in ({}, {kernel_sets.VARIABLE: "tl"}))
     assert why_stale(record, Settings(), 2, plain) is None
-    record["code"]["modules"] |= {freshness.CHOOSES_KERNELS: "0" * 16}
+    (package / "model.py").write_text(f"VARIABLE = '{kernel_sets.VARIABLE}'\n")
+    sources.forget()
+    monkeypatch.delenv(kernel_sets.VARIABLE, raising=False)
+    record["code"] = code_facts("pipeline.stages.timing", AFTER_ALL_EDITS)
+    assert why_stale(record, Settings(), 2, unset) is None
     assert why_stale(record, Settings(), 2, plain) == "PIPELINE_ATTENTION changed"
-    record["code"]["attention"] = code_facts("pipeline.stages.timing", AFTER_ALL_EDITS)["attention"]
-    assert why_stale(record, Settings(), 2, plain) == f"code changed: {freshness.CHOOSES_KERNELS}"
-    assert why_stale(record, Settings(), 2, NOW) == "PIPELINE_ATTENTION changed"
+    monkeypatch.setenv(kernel_sets.VARIABLE, "tl")
+    record["code"] = code_facts("pipeline.stages.timing", AFTER_ALL_EDITS)
+    assert why_stale(record, Settings(), 2, plain) is None
+    assert why_stale(record, Settings(), 2, unset) == "PIPELINE_ATTENTION changed"
+
+
+def test_the_variables_of_what_runs_cells_change_no_figure(monkeypatch):
+    monkeypatch.setattr(freshness, "loaded_modules", lambda: {kernel_sets.__name__, locks.__name__})
+    assert list(code_facts("pipeline.stages.flash", AFTER_ALL_EDITS)["environment"]) == [kernel_sets.VARIABLE]
 
 
 def test_a_cell_that_had_all_it_asked_for_does_not_wait_for_more(record):

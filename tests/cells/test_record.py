@@ -164,3 +164,9 @@ def test_what_a_record_says_of_the_host_is_checked(host, complaint):
 )
 def test_modules_that_could_name_any_file_are_refused(modules, complaint):
     assert complaint in complaint_about({**RECORD, "code": {"digest": "abc", "modules": modules}})
+
+
+@pytest.mark.parametrize("environment", [["PIPELINE_ATTENTION"], {"PIPELINE_ATTENTION": 1}, None])
+def test_variables_that_are_no_text_are_refused(environment):
+    code = {"digest": "abc", "environment": environment}
+    assert "is no record: code.environment" in complaint_about({**RECORD, "code": code})

@@ -1,9 +1,9 @@
 """Whether what is there is what would be made now: a cell's record by what it holds, a table or page by its recipe.
 
-A record holds what could change its figures: settings, software, how many GPUs the cell could take, what
-PIPELINE_ATTENTION said, and each module of this project that was imported to measure it, in its process or in one that
-it started, with a digest of its code. All of them count but those of OUTSIDE, which read the command, find the stage
-and write the record.
+A record holds what could change its figures: settings, software, how many GPUs the cell could take, and each module of
+this project that was imported to measure it, in its process or in one that it started, with a digest of its code, and
+the environment variables that these modules name. All of them count but those of OUTSIDE, which read the command, find
+the stage and write the record.
 
 A recipe is a digest of what a table or page is made with: code, templates, published figures, the names of its inputs,
 the words of its command. Whether an input is newer is Snakemake's to see.
@@ -43,27 +43,22 @@ OUTSIDE = {
     "pipeline.stages",
 }
 CHANGED_MEANWHILE = "changed while it was measured"
-ATTENTION_VARIABLE = "PIPELINE_ATTENTION"
-CHOOSES_KERNELS = "pipeline.attention.triton.kernel_sets"  # by that variable
-
-
-def _kernels_wanted() -> str:
-    return os.environ.get(ATTENTION_VARIABLE, "")
+RUNNING = "pipeline.cells."  # when and where a cell runs is theirs, and what their variables are about
 
 
 @dataclass(frozen=True)
 class Present:
-    """What a cell would be measured with now: software by name, how many GPUs at most, and what kernels are wanted."""
+    """What a cell would be measured with now: software by name, how many GPUs at most, and the environment."""
 
     software: Mapping[str, str]
     gpus: int
-    attention: str = field(default_factory=_kernels_wanted)
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
 
 def code_facts(package: str, issued_at: float, measured: bool = True) -> dict[str, Any]:
     """Return the part of a record that tells which code measured: `modules`, a digest each, and one `digest` of all.
 
-    And `attention`, what PIPELINE_ATTENTION says, by which the Triton attention chooses its kernels.
+    And `environment`: what the variables that these modules name said, empty where they were not set.
 
     package: the stage's, `pipeline.stages.timing`. issued_at: when the cell's command was issued, in seconds of the
     epoch. A module whose file is newer has no digest, for which of the two versions was imported cannot be told: its
@@ -73,7 +68,9 @@ def code_facts(package: str, issued_at: float, measured: bool = True) -> dict[st
     if measured:
         names -= _only_for_needs(package)
     modules = {name: _digest_before(name, issued_at) for name in sorted(names)}
-    return {"digest": sources.digest(modules), "modules": modules, "attention": _kernels_wanted()}
+    variables = sources.variables(name for name in modules if not name.startswith(RUNNING))
+    environment = {name: os.environ.get(name, "") for name in variables}
+    return {"digest": sources.digest(modules), "modules": modules, "environment": environment}
 
 
 def why_stale(record: Mapping[str, Any], settings: Any, gpus: int, present: Present) -> str | None:
@@ -89,10 +86,10 @@ def why_stale(record: Mapping[str, Any], settings: Any, gpus: int, present: Pres
         return f"another version of {', '.join(changed)}"
     if min(gpus, present.gpus) > record["machine"].get("gpus_available", 0):
         return f"{min(gpus, present.gpus)} GPUs for it now"
-    modules = record["code"].get("modules", {})
-    if CHOOSES_KERNELS in modules and record["code"].get("attention", "") != present.attention:
-        return f"{ATTENTION_VARIABLE} changed"
-    return _changed_code(modules)
+    for name, value in record["code"].get("environment", {}).items():
+        if present.environment.get(name, "") != value:
+            return f"{name} changed"
+    return _changed_code(record["code"].get("modules", {}))
 
 
 def has_changed_code(record: Mapping[str, Any]) -> bool:

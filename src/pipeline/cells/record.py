@@ -156,6 +156,7 @@ def _complaints(record: dict[str, Any]) -> Iterator[str]:
     yield from _part_complaints(record["machine"], MACHINE_PARTS, "machine.")
     yield from _part_complaints(record["machine"]["software"], dict.fromkeys(SOFTWARE, str), "machine.software.")
     yield from _code_complaints(record["code"])
+    yield from _environment_complaints(record["code"])
     if "host" in record:
         yield from _part_complaints(record, {"host": dict})
         yield from _part_complaints(record["host"], HOST_PARTS, "host.")
@@ -192,6 +193,13 @@ def _code_complaints(code: dict[str, Any]) -> Iterator[str]:
             yield f"code.modules has {_brief(name)}, allowed are names of modules"
         if not isinstance(digest, str):
             yield f"code.modules.{name} is {_brief(digest)}, allowed is text"
+
+
+def _environment_complaints(code: dict[str, Any]) -> Iterator[str]:
+    yield from _part_complaints({"environment": {}, **code}, {"environment": dict}, "code.")
+    for name, value in code.get("environment", {}).items():
+        if not isinstance(value, str):
+            yield f"code.environment.{_brief(name)} is {_brief(value)}, allowed is text"
 
 
 def _part_complaints(part: dict[str, Any], types: dict[str, Any], prefix: str = "") -> Iterator[str]:

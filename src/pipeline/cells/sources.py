@@ -16,15 +16,18 @@ SOURCES = Path(pipeline.__file__).parent.parent
 FILE_NAME = re.compile(r"[\w-]+(\.[\w-]+)+")
 # Where `published.load("timing")` reads `timing.csv`.
 PUBLISHED_FOLDER = "pipeline/report/published"
+# This project's variables of the environment.
+VARIABLE = re.compile(r"PIPELINE_[A-Z_]+")
 
 
 @dataclass(frozen=True)
 class _Module:
-    """What the text of a module says: the digest of its code, the names it imports, the files that it reads."""
+    """What the text of a module says: the digest of its code, and what it imports and reads."""
 
     digest: str
     imports: tuple[str, ...]
     files: tuple[Path, ...]
+    variables: tuple[str, ...]
 
 
 def module_digest(name: str) -> str | None:
@@ -72,6 +75,11 @@ def data_files(modules: Iterable[str]) -> list[Path]:
     return sorted({path for name in modules if (module := _module(name)) for path in module.files})
 
 
+def variables(modules: Iterable[str]) -> list[str]:
+    """Return the environment variables of this project that modules name."""
+    return sorted({name for each in modules if (module := _module(each)) for name in module.variables})
+
+
 @cache
 def source_path(name: str) -> Path | None:
     """Return the file of a module of the package; None where there is none."""
@@ -99,6 +107,7 @@ def _module(name: str) -> _Module | None:
         return None
     imports: list[str] = []
     files: set[Path] = set()
+    variables: set[str] = set()
     tree = ast.parse(path.read_bytes(), filename=str(path))
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -107,12 +116,14 @@ def _module(name: str) -> _Module | None:
             imports += _imported_names(node)
         elif isinstance(node, ast.Constant | ast.Call):
             files.update(_named_files(node, path.parent))
+            variables.update(_named_variables(node))
     text: list[str] = []
     _write(tree, text)
     return _Module(
         hashlib.sha256(" ".join(text).encode()).hexdigest()[:16],
         tuple(name for name in imports if name.partition(".")[0] == PACKAGE and source_path(name)),
         tuple(file for file in files if file.is_file()),
+        tuple(variables),
     )
 
 
@@ -132,6 +143,13 @@ def _named_files(node: ast.Constant | ast.Call, folder: Path) -> Iterable[Path]:
             # A name that is not written out may be any.
             stem = str(chosen.value) if isinstance(chosen, ast.Constant) else "*"
             return (SOURCES / PUBLISHED_FOLDER).glob(f"{stem}.csv")
+    return []
+
+
+def _named_variables(node: ast.Constant | ast.Call) -> list[str]:
+    match node:
+        case ast.Constant(value=str(word)) if VARIABLE.fullmatch(word):
+            return [word]
     return []
 
 
