@@ -201,6 +201,7 @@ def quartile_line(axes: Axes, rows: pd.DataFrame, x: str, name: str, quantity: s
     style = style_for(name)
     median = rows[f"median_{quantity}"]
     spread = [median - rows[f"q1_{quantity}"], rows[f"q3_{quantity}"] - median]
+    spread = [side.clip(lower=0) for side in spread]  # a rate derived from a time may differ in its last digit
     axes.errorbar(rows[x], median, yerr=spread, label=name, capsize=3, **style)
     unstable = rows[rows["status"] == "unstable"]
     if not unstable.empty:
