@@ -47,6 +47,8 @@ KERNELS = {
         "triton_tem_fused_add_flex_attention_mul_slice_split_with_sizes_stack_sub_transpose_view_16",
         "forward_kernel",
         "key_value_kernel",
+        "hopper_forward_kernel",
+        "hopper_wide_backward_kernel",
     ],
     "softmax": [
         "void (anonymous namespace)::softmax_warp_forward<float, float, float, 4, true, false>(float*, float const*, int)",

@@ -38,8 +38,9 @@ _KERNEL_RULES = (
     ("communication", r"nccl|rccl|nvshmem|multimem_|gloo|c10d|(one|two)_shot_all_reduce"),
     ("optimizer", r"multi_tensor_apply|FusedAdam|fused_adam"),
     ("attention", r"flash|fmha|sdpa|flex_attention|AttentionKernel|attention.*(fwd|bwd|forward|backward)"),
-    # The Triton kernels of pipeline.attention, whose names are their functions'.
-    ("attention", r"^(forward|combine|delta|key_value|query)_kernel$"),
+    # The Triton kernels of pipeline.attention and pipeline.model, whose names are their functions'.
+    ("attention", r"^((forward|combine|delta|key_value|query)_kernel$|hopper_\w+_kernel$)"),
+    ("elementwise", r"^(swiglu|rotary)_"),
     ("normalisation", r"(layer|rms|group|batch)_?norm|(Layer|RMS|Group|Batch)Norm|GammaBeta|RowwiseMoments"),
     ("softmax", r"softmax|soft_max|SoftMax"),
     # Inductor writes what a kernel fuses into its name: poi, only element by element; per and red, a reduction; tem, a

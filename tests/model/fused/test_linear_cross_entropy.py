@@ -1,0 +1,104 @@
+import math
+
+import pytest
+import torch
+from torch.nn import functional
+
+from pipeline.compat.torch_private import TorchDispatchMode
+from pipeline.model.fused.linear_cross_entropy import linear_cross_entropy
+from pipeline.model.fused.operations import in_torch, in_triton
+
+from .reference import ALLOWED, DEVICE, error, gradients, normal
+
+TOKENS, WIDTH, VOCAB = (3, 7), 16, 301
+
+
+@pytest.fixture(params=[in_triton, in_torch])
+def operations(request):
+    return request.param()
+
+
+def inputs(dtype=torch.float32):
+    x, weight = normal(*TOKENS, WIDTH, dtype=dtype), normal(VOCAB, WIDTH, dtype=dtype, seed=1) / 5
+    targets = torch.randint(VOCAB, TOKENS, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    targets[0, 2:5] = -100
+    return x, weight, targets
+
+
+def exact(x, weight, targets, upstream=1.0):
+    def loss(x, weight):
+        return functional.cross_entropy((x @ weight.T).flatten(0, -2), targets.flatten())
+
+    return gradients(loss, (x, weight), torch.tensor(upstream, device=DEVICE))
+
+
+@pytest.mark.parametrize("upstream", [1.0, 1 / 3])
+@pytest.mark.parametrize("chunk", [1, 8, 21, 4096])
+@pytest.mark.parametrize("dtype", list(ALLOWED))
+def test_loss_and_gradients_are_exact_whatever_the_chunks(operations, dtype, chunk, upstream):
+    x, weight, targets = inputs(dtype)
+    loss, (dx, dweight) = exact(x, weight, targets, upstream)
+    x.requires_grad_(), weight.requires_grad_()
+    found = linear_cross_entropy(x, weight, targets, operations, chunk=chunk)
+    (upstream * found).backward()
+    assert found.dtype == torch.float32
+    assert (x.grad.dtype, weight.grad.dtype) == (dtype, dtype)
+    assert abs(found.item() / loss.item() - 1) < ALLOWED[dtype]
+    assert error(x.grad, dx) < 2 * ALLOWED[dtype]
+    assert error(weight.grad, dweight) < 2 * ALLOWED[dtype]
+
+
+def test_in_bf16_the_loss_is_that_of_rounded_logits_to_fp32_rounding(operations):
+    x, weight, targets = inputs(torch.bfloat16)
+    logits = (x @ weight.T).float().flatten(0, -2)
+    expected = functional.cross_entropy(logits, targets.flatten())
+    found = linear_cross_entropy(x, weight, targets, operations, chunk=8)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+
+
+class Largest(TorchDispatchMode):
+    """Notes the most numbers of any tensor that an operator returned."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            self.numel = max(self.numel, result.numel())
+        return result
+
+
+def test_logits_are_never_whole(operations):
+    x, weight, targets = inputs()
+    with Largest() as largest:
+        loss = linear_cross_entropy(x.requires_grad_(), weight.requires_grad_(), targets, operations, chunk=4)
+        loss.backward()
+    assert largest.numel == weight.numel() < targets.numel() * VOCAB
+
+
+def test_without_gradients_the_same_loss_keeps_nothing(operations):
+    x, weight, targets = inputs()
+    with_gradients = linear_cross_entropy(x.requires_grad_(), weight, targets, operations)
+    with torch.no_grad():
+        loss = linear_cross_entropy(x, weight, targets, operations)
+    assert loss.grad_fn is None
+    torch.testing.assert_close(loss, with_gradients.detach(), rtol=0, atol=0)
+
+
+def test_where_no_target_counts_the_loss_is_nan_as_torch_s(operations):
+    x, weight, targets = inputs()
+    assert math.isnan(linear_cross_entropy(x, weight, torch.full_like(targets, -100), operations))
+
+
+def test_a_target_outside_the_vocabulary_is_no_number_or_an_error():
+    x, weight, targets = inputs()
+    targets[0, 0] = VOCAB
+    assert math.isnan(linear_cross_entropy(x, weight, targets, in_triton()))
+
+
+def test_a_second_backward_pass_is_refused(operations):
+    x, weight, targets = inputs()
+    loss = linear_cross_entropy(x.requires_grad_(), weight.requires_grad_(), targets, operations)
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()

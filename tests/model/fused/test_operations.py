@@ -1,0 +1,122 @@
+"""The operations, in Triton and in torch, against the same formula in float64."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from pipeline.model.fused import operations
+from pipeline.model.fused.triton.rms_norm import rms_norm
+from pipeline.model.transformer import RotaryEmbedding
+
+from .reference import ALLOWED, DEVICE, error, gradients, normal
+
+EPS = 1e-5
+DTYPES = list(ALLOWED)
+
+
+@pytest.fixture(params=["in_triton", "in_torch"])
+def kernels(request):
+    return getattr(operations, request.param)()
+
+
+def exact_norm(x, weight):
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS) * weight
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "width"), [(1, 1), (7, 17), (5, 128), (11, 1000)])
+def test_a_norm_and_its_gradients_are_exact(kernels, rows, width, dtype):
+    x, dy = (normal(rows, width, dtype=dtype, seed=seed) for seed in (0, 1))
+    weight = normal(width, dtype=dtype, seed=2)
+    y, (dx, dweight) = gradients(exact_norm, (x, weight), dy)
+    same, found = kernels.rms_norm(x, weight, EPS)
+    assert same is x
+    assert error(found, y) < ALLOWED[dtype]
+    found = kernels.rms_norm_backward(dy, x, weight, EPS)
+    assert error(found[1], dweight) < ALLOWED[dtype]
+    if width > 1:  # else the norm is a sign, and its gradient cancels out
+        assert error(found[0], dx) < 2 * ALLOWED[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_added_before_a_norm_and_behind_its_gradient_counts(kernels, dtype):
+    x, addend, dy, dtotal = (normal(6, 100, dtype=dtype, seed=seed) for seed in range(4))
+    weight = normal(100, dtype=dtype, seed=4)
+    total, y = kernels.rms_norm(x, weight, EPS, addend)
+    assert error(total, x.double() + addend.double()) < ALLOWED[dtype]
+    exact, (dx, dweight) = gradients(exact_norm, (total, weight), dy)
+    assert error(y, exact) < ALLOWED[dtype]
+    found = kernels.rms_norm_backward(dy, total, weight, EPS, dtotal)
+    assert error(found[0], dx + dtotal.double()) < 2 * ALLOWED[dtype]
+    assert error(found[1], dweight) < ALLOWED[dtype]
+
+
+def test_a_weight_s_gradient_sums_the_rows_of_many_programs(kernels):
+    x, dy = (normal(4200, 3, seed=seed) for seed in (0, 1))
+    weight = normal(3, seed=2)
+    _, (_, dweight) = gradients(exact_norm, (x, weight), dy)
+    assert error(kernels.rms_norm_backward(dy, x, weight, EPS)[1], dweight) < 1e-5
+
+
+def test_a_row_that_is_no_block_is_refused():
+    x = torch.empty(1, 65_537, device=DEVICE)
+    with pytest.raises(ValueError, match="width must be at most 65536, got 65537"):
+        rms_norm(x, x[0], EPS)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 1), (3, 683), (5, 2048)])
+def test_swiglu_and_its_gradients_are_exact(kernels, shape, dtype):
+    gate, up, dh = (normal(*shape, dtype=dtype, seed=seed) for seed in range(3))
+    h, (dgate, dup) = gradients(lambda gate, up: functional.silu(gate) * up, (gate, up), dh)
+    assert error(kernels.swiglu(gate, up), h) < ALLOWED[dtype]
+    found = kernels.swiglu_backward(dh, gate, up)
+    for tensor, exact in zip(found, (h, dgate, dup), strict=True):
+        assert error(tensor, exact) < 2 * ALLOWED[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("side_by_side", [True, False])
+@pytest.mark.parametrize(("heads", "head_dim"), [(1, 2), (3, 10), (4, 32)])
+def test_rotating_there_and_back_is_the_model_s_rotation_and_its_transpose(
+    kernels, heads, head_dim, side_by_side, dtype
+):
+    rope = RotaryEmbedding(head_dim, context_length=9).to(DEVICE)
+    given = normal(2, 7, heads, head_dim, dtype=dtype)
+    if not side_by_side:  # as attention leaves its gradients
+        given = given.transpose(1, 2).contiguous().transpose(1, 2)
+    exact = rope.double()(given.double().transpose(1, 2)).transpose(1, 2)
+    cos, sin = rope.cos.float(), rope.sin.float()
+    rotated = kernels.rotate(given, cos, sin)
+    assert error(rotated, exact) < ALLOWED[dtype]
+    assert error(kernels.rotate(rotated, cos, sin, back=True), given.double()) < 2 * ALLOWED[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("vocab_size", [1, 33, 1000, 20_000])
+def test_cross_entropy_puts_its_gradient_where_the_logits_were(kernels, vocab_size, dtype):
+    logits = 3 * normal(4, vocab_size, dtype=dtype)
+    targets = torch.tensor([0, vocab_size - 1, -7, vocab_size // 2], device=DEVICE)
+    losses, scale = torch.empty(4, device=DEVICE), torch.tensor(0.25, device=DEVICE)
+
+    def loss(logits):
+        return functional.cross_entropy(logits, targets, reduction="none", ignore_index=-7)
+
+    exact, (dlogits,) = gradients(loss, (logits,), torch.full((4,), 0.25, device=DEVICE))
+    untouched = logits.clone()
+    kernels.cross_entropy(logits, targets, -7, losses)
+    torch.testing.assert_close(logits, untouched, rtol=0, atol=0)
+    torch.testing.assert_close(losses.double(), exact, rtol=1e-5, atol=1e-6)
+    losses.fill_(torch.nan)
+    kernels.cross_entropy(logits, targets, -7, losses, scale)
+    torch.testing.assert_close(losses.double(), exact, rtol=1e-5, atol=1e-6)
+    if vocab_size > 1:
+        assert error(logits, dlogits) < ALLOWED[dtype]
+
+
+def test_logits_far_apart_overflow_nothing(kernels):
+    logits = torch.tensor([[-3e38, 3e38, 0.0], [1e4, 1e4, -1e4]], device=DEVICE)
+    losses = torch.empty(2, device=DEVICE)
+    kernels.cross_entropy(logits, torch.tensor([1, 0], device=DEVICE), -100, losses, torch.tensor(1.0, device=DEVICE))
+    torch.testing.assert_close(losses.cpu(), torch.tensor([0.0, 0.6931472]))
+    torch.testing.assert_close(logits.cpu(), torch.tensor([[0.0, 0.0, 0.0], [-0.5, 0.5, 0.0]]))
