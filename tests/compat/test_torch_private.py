@@ -14,6 +14,7 @@ from pipeline.compat import torch_private
     "path",
     [
         "_C._are_functorch_transforms_active",
+        "_C._current_graph_task_id",
         "_C._get_fp32_precision_getter",
         "_C._has_cudnn",
         "_C._profiler._EventType.Allocation",
@@ -29,6 +30,7 @@ from pipeline.compat import torch_private
         "cuda.memory._dump_snapshot",
         "cuda.memory._record_memory_history",
         "utils._python_dispatch.TorchDispatchMode",
+        "utils._pytree.tree_leaves",
     ],
 )
 def test_torch_still_has(path):
@@ -61,6 +63,27 @@ def test_many_tensors_are_copied_at_once():
     targets = [torch.zeros(2), torch.zeros(3)]
     torch_private.copy_all(targets, [torch.ones(2), torch.ones(3)])
     assert all((target == 1).all() for target in targets)
+
+
+def test_a_module_sees_what_is_put_among_its_parameters():
+    layer, other = torch.nn.Linear(2, 2), torch.ones(1)
+    torch_private.parameters_of(layer)["weight"] = other
+    assert layer.weight is other
+
+
+def test_tensors_are_found_in_nested_results():
+    x, y = torch.ones(1), torch.zeros(1)
+    assert torch_private.tensors_in({"out": (x, [1, None]), "state": {"inner": y}}) == [x, y]
+
+
+def test_a_backward_pass_is_known_as_such():
+    x = torch.ones(1, requires_grad=True)
+    y = x * 2
+    seen = []
+    y.register_hook(lambda _: seen.append(torch_private.in_backward()))
+    y.backward()
+    assert seen == [True]
+    assert not torch_private.in_backward()
 
 
 def test_an_operator_says_its_name_with_its_namespace():

@@ -15,6 +15,7 @@ from torch._C._profiler import _EventType as ProfilerEvent
 from torch.autograd.graph import Node
 from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 # Bound directly: a wrapper function would cost as much as the call, which happens at every launch.
 
@@ -40,16 +41,19 @@ __all__ = [
     "cudnn_version",
     "dump_memory_snapshot",
     "get_fp32_precision",
+    "in_backward",
     "keep_gpu_busy",
     "next_node_number",
     "node_number",
     "operator_name",
+    "parameters_of",
     "profiler_events",
     "profiler_tree",
     "record_memory_history",
     "sdpa_choice",
     "set_fp32_precision",
     "storage_uses",
+    "tensors_in",
 ]
 
 
@@ -64,6 +68,22 @@ def storage_uses(tensor: Tensor) -> int:
     Nothing public does; torch's own CUDA graph trees use the same function.
     """
     return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+
+
+def parameters_of(module: torch.nn.Module) -> dict[str, Any]:
+    """Return the dictionary in which a module looks up its own parameters, to be changed in place.
+
+    Setting an attribute does the same, but checks so much that it takes ten times as long.
+    """
+    return module._parameters
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """Return the tensors in nested lists, tuples, dictionaries and what else is registered with torch's pytrees.
+
+    Torch has them in a private module.
+    """
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def coalescing(device: torch.device) -> AbstractContextManager[Any]:
@@ -85,6 +105,11 @@ def record_memory_history(enabled: Literal["state", "all"] | None, **options: An
 def dump_memory_snapshot(path: str) -> None:
     """Write the allocator's history to a file; documented by torch, but private by name."""
     torch.cuda.memory._dump_snapshot(path)
+
+
+def in_backward() -> bool:
+    """Tell whether this thread is running a backward pass; torch's own module tracker asks the same."""
+    return torch._C._current_graph_task_id() != -1
 
 
 def operator_name(operator: Any) -> str:

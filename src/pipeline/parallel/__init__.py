@@ -1,4 +1,4 @@
-"""Data-parallel training, the subject of the stages `ddp` and `sharding`.
+"""Data-parallel training, the subject of the stages `ddp`, `sharding` and `fsdp`.
 
 Every process (a *rank*) has a replica of the model and a part of the batch. Gradients are averaged, so that all
 replicas take the step that one process would take with the whole batch:
@@ -22,6 +22,9 @@ Four classes with one interface differ in when they average and in what pieces:
 The last two start all-reduces in reverse order of the parameters: a parameter without a gradient delays all earlier
 ones until `finish_gradient_synchronization()`.
 
+`FSDP(module, compute_dtype, shard)`, with the same interface, keeps of parameters, gradients and optimizer state only a
+shard on each rank.
+
 `no_sync()` accumulates gradients without communication. `remove_hooks()` stops communication during backward passes.
 After a failed backward pass, `discard_gradients()` on every rank starts over.
 `ShardedOptimizer(params, optimizer_cls, **kwargs)` keeps on each rank the optimizer state of a share of the parameters.
@@ -30,7 +33,7 @@ After a failed backward pass, `discard_gradients()` on every rank starts over.
 
 from typing import Any
 
-__all__ = ["BucketedDDP", "FlatDDP", "NaiveDDP", "OverlapDDP", "ShardedOptimizer"]
+__all__ = ["FSDP", "BucketedDDP", "FlatDDP", "NaiveDDP", "OverlapDDP", "ShardedOptimizer"]
 
 
 # Lazy (PEP 562): whoever imports one module of this package does not run them all.
@@ -43,6 +46,10 @@ def __getattr__(name: str) -> Any:
         from pipeline.parallel import overlap
 
         return getattr(overlap, name)
+    if name == "FSDP":
+        from pipeline.parallel import fsdp
+
+        return fsdp.FSDP
     if name == "ShardedOptimizer":
         from pipeline.parallel import sharded_optimizer
 

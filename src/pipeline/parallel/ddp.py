@@ -5,12 +5,17 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import Parameter
 
 from pipeline.parallel.reductions import Reduction, layout, one_for_each_dtype, one_for_each_parameter
-from pipeline.parallel.replicas import broadcast_from_rank_0, check_same_on_all_ranks, describe
+from pipeline.parallel.replicas import (
+    broadcast_from_rank_0,
+    check_same_on_all_ranks,
+    describe,
+    refuse_sparse_embeddings,
+    used_nowhere,
+)
 
 Plan = Callable[[list[Parameter]], list[Reduction]]
 
@@ -45,18 +50,11 @@ class ReplicatedModule(nn.Module):
             raise ValueError("no parameter of the module requires a gradient")
         self._frozen = [parameter for parameter in module.parameters() if not parameter.requires_grad]
         self._names: dict[Tensor, str] = {parameter: name for name, parameter in module.named_parameters()}
-        self._refuse_sparse_embeddings()
+        refuse_sparse_embeddings(module)
         self._plan = plan
         self._prepare()
         check_same_on_all_ranks("ways to reduce", [type(self).__name__, *layout(self._reductions)])
         broadcast_from_rank_0(tensor for _, tensor in named_tensors)
-
-    def _refuse_sparse_embeddings(self) -> None:
-        embeddings = (child for child in self.module.modules() if isinstance(child, nn.Embedding | nn.EmbeddingBag))
-        sparse = {embedding.weight for embedding in embeddings if embedding.sparse}
-        for parameter in self._trained:
-            if parameter in sparse:
-                raise ValueError(f"{self._names[parameter]}: sparse gradients (sparse=True) cannot be averaged")
 
     def _prepare(self) -> None:
         """Create the attributes that a copy must not share."""
@@ -83,7 +81,7 @@ class ReplicatedModule(nn.Module):
         if not self._synchronises:
             raise RuntimeError("finish_gradient_synchronization() inside no_sync()")
         self._check_gradients()
-        for parameter in self._used_nowhere(self._reduce_all()):
+        for parameter in used_nowhere(self._trained, self._reduce_all()):
             parameter.grad = None
 
     def discard_gradients(self) -> None:
@@ -129,18 +127,6 @@ class ReplicatedModule(nn.Module):
         for reduction in self._reductions:
             reduction.wait()
         return without
-
-    def _used_nowhere(self, without: list[Parameter]) -> list[Parameter]:
-        """Return the parameters that have a gradient on no rank; `without`: those that have none here."""
-        device = self._trained[0].device
-        if not without:
-            # Other ranks may ask. The result is not read, so that the host need not wait for the GPU.
-            dist.all_reduce(torch.ones(len(self._trained), dtype=torch.uint8, device=device), dist.ReduceOp.MAX)
-            return []
-        absent = set(without)
-        used = torch.tensor([parameter not in absent for parameter in self._trained], dtype=torch.uint8, device=device)
-        dist.all_reduce(used, dist.ReduceOp.MAX)
-        return [parameter for parameter, use in zip(self._trained, used.tolist(), strict=True) if not use]
 
 
 class NaiveDDP(ReplicatedModule):

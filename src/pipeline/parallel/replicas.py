@@ -1,10 +1,10 @@
-"""Check that every rank holds the same tensors before collectives rely on it."""
+"""Check that every rank holds the same tensors, and which have gradients, before collectives rely on it."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 
@@ -13,6 +13,29 @@ def describe(named_tensors: Iterable[tuple[str, Tensor]]) -> list[str]:
     return [
         f"{name}: {_form(tensor)}, {'trained' if tensor.requires_grad else 'frozen'}" for name, tensor in named_tensors
     ]
+
+
+def refuse_sparse_embeddings(module: nn.Module) -> None:
+    """Raise ValueError if an embedding with a trained weight makes sparse gradients, which cannot be averaged."""
+    names: dict[Tensor, str] = {parameter: name for name, parameter in module.named_parameters()}
+    for child in module.modules():
+        if isinstance(child, nn.Embedding | nn.EmbeddingBag) and child.sparse and child.weight.requires_grad:
+            raise ValueError(f"{names[child.weight]}: sparse gradients (sparse=True) cannot be averaged")
+
+
+def used_nowhere(parameters: Sequence[Tensor], without: Sequence[Tensor]) -> list[Tensor]:
+    """Return the parameters that have a gradient on no rank; `without`: those that have none here. A collective."""
+    if not parameters:
+        return []
+    device = parameters[0].device
+    if not without:
+        # Other ranks may ask. The result is not read, so that the host need not wait for the GPU.
+        dist.all_reduce(torch.ones(len(parameters), dtype=torch.uint8, device=device), dist.ReduceOp.MAX)
+        return []
+    absent = set(without)
+    used = torch.tensor([parameter not in absent for parameter in parameters], dtype=torch.uint8, device=device)
+    dist.all_reduce(used, dist.ReduceOp.MAX)
+    return [parameter for parameter, use in zip(parameters, used.tolist(), strict=True) if not use]
 
 
 def _form(tensor: Tensor) -> str:

@@ -1,0 +1,116 @@
+"""Sizes, memory and traffic of fully sharded training.
+
+A unit's parameters lie one after the other in a flat buffer, padded so that each starts on a multiple of
+`ALIGNMENT` elements and every rank's piece is as long as any other. Symbols: n ranks, P elements of all flat buffers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from pipeline.formulas.training_state import ADAMW_MOMENTS
+
+# 16 bytes of a two-byte type: what vectorised loads and tensor-map descriptors need at the start of a matrix.
+ALIGNMENT = 8
+# A unit computes while the next one is gathered; a gradient is sent while the next unit's is collected.
+BUFFERS_GATHERED = BUFFERS_SENT = 2
+
+
+@dataclass(frozen=True)
+class FlatLayout:
+    """Where parameters lie in a flat buffer: their sizes and offsets in elements, and the length of a rank's piece."""
+
+    sizes: tuple[int, ...]
+    offsets: tuple[int, ...]
+    piece: int
+    world_size: int
+
+    @property
+    def elements(self) -> int:
+        """The length of the buffer, padding included."""
+        return self.piece * self.world_size
+
+    @property
+    def is_sent_as_it_is(self) -> bool:
+        """Whether the buffer is a single parameter without padding, whose gradient need not be copied to be sent."""
+        return self.sizes == (self.elements,)
+
+    def own(self, index: int, rank: int) -> tuple[int, int]:
+        """Return begin and end of the part of a parameter, in its own elements, that lies in a rank's piece."""
+        begin = self.piece * rank - self.offsets[index]
+        return tuple(min(max(edge, 0), self.sizes[index]) for edge in (begin, begin + self.piece))  # type: ignore[return-value]
+
+
+def flat_layout(sizes: Sequence[int], world_size: int) -> FlatLayout:
+    """Lay parameters of these sizes (in elements) one after the other."""
+    ends = list(accumulate(_rounded_up(size, ALIGNMENT) for size in sizes))
+    piece = _rounded_up(ends[-1], ALIGNMENT * world_size) // world_size
+    return FlatLayout(tuple(sizes), (0, *ends[:-1]), piece, world_size)
+
+
+def _rounded_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
+
+
+@dataclass(frozen=True)
+class FsdpPlan:
+    """What fully sharded training holds and sends: the layouts of its units in order, and the rest.
+
+    itemsize: bytes of an element of the shards. compute_itemsize: of an element gathered, and of a gradient sent.
+    replicated: elements of the parameters that every rank keeps whole.
+    """
+
+    units: tuple[FlatLayout, ...]
+    replicated: int
+    itemsize: int
+    compute_itemsize: int
+
+    @property
+    def persistent_bytes(self) -> int:
+        """Count the parameters between steps: the pieces and what is replicated."""
+        return self.itemsize * (self._pieces + self.replicated)
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Count the gradients before the optimizer's step: as many as the parameters."""
+        return self.persistent_bytes
+
+    @property
+    def moments_bytes(self) -> int:
+        """Count AdamW's two moments, which it keeps for parameters alone, without the padding of pieces."""
+        own = max(self._own_elements(rank) for rank in range(self._world_size))
+        return ADAMW_MOMENTS * self.itemsize * (own + self.replicated)
+
+    @property
+    def gathered_bytes(self) -> int:
+        """Count the two buffers for gathered units: units take turns, so each is as large as its largest unit."""
+        turns = [self.units[turn::BUFFERS_GATHERED] for turn in range(BUFFERS_GATHERED)]
+        return self.compute_itemsize * sum(max((unit.elements for unit in units), default=0) for units in turns)
+
+    @property
+    def sent_bytes_of_gradients(self) -> int:
+        """Count the gradients that are on their way at most: the two largest neighbours."""
+        pairs = zip(self.units, self.units[1:], strict=False)
+        largest = max((one.elements + other.elements for one, other in pairs), default=self.units[0].elements)
+        return self.compute_itemsize * largest
+
+    def collective_bytes(self, gathers: int) -> dict[str, int]:
+        """Count the payload of a step by collective, if every unit is gathered `gathers` times."""
+        flat = sum(unit.elements for unit in self.units)
+        return {
+            "allgather_base": self.compute_itemsize * flat * gathers,
+            "reduce_scatter_base": self.compute_itemsize * flat,
+            "allreduce": self.itemsize * self.replicated,
+        }
+
+    @property
+    def _world_size(self) -> int:
+        return self.units[0].world_size
+
+    @property
+    def _pieces(self) -> int:
+        return sum(unit.piece for unit in self.units)
+
+    def _own_elements(self, rank: int) -> int:
+        spans = (unit.own(index, rank) for unit in self.units for index in range(len(unit.sizes)))
+        return sum(end - begin for begin, end in spans)

@@ -1,0 +1,228 @@
+"""Fully sharded data-parallel training (ZeRO stage 3, Rajbhandari et al. 2020; FSDP, Zhao et al. 2023)."""
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from pipeline.compat.torch_private import in_backward, next_node_number, node_number, tensors_in
+from pipeline.parallel.fsdp_casts import cast_arguments, cast_replicated
+from pipeline.parallel.fsdp_gathering import Gathering
+from pipeline.parallel.fsdp_reduction import Scattering
+from pipeline.parallel.fsdp_state import full_state, load_full_state
+from pipeline.parallel.fsdp_units import Group, Rule, Unit, find_groups
+from pipeline.parallel.lanes import lane
+from pipeline.parallel.reductions import one_for_each_dtype
+from pipeline.parallel.replicas import (
+    broadcast_from_rank_0,
+    describe,
+    prepare_on_all_ranks,
+    refuse_sparse_embeddings,
+    used_nowhere,
+)
+
+
+class FSDP(nn.Module):
+    """A module of whose large parameters, gradients and optimizer state each rank keeps a shard.
+
+        model = FSDP(model, compute_dtype=torch.bfloat16, shard=lambda module: isinstance(module, TransformerBlock))
+        optimizer = torch.optim.AdamW(model.parameters())
+        loss(model(tokens), targets).backward()
+        model.finish_gradient_synchronization()
+        optimizer.step()
+
+    A *unit* is gathered before it is used, freed after that, and gathered again for its backward pass. Meanwhile the
+    next unit is gathered, but not before the unit two before it is done. Gradients are averaged and scattered as they
+    come. By default each module with a 2-D `weight` (any Linear or Embedding) is a unit, with its matrix alone. With
+    `shard`, the outermost modules for which it is true are units, each with all of its parameters in one flat buffer:
+    fewer and larger collectives. Modules that share a parameter form one unit. All other parameters are replicated, and
+    their gradients averaged after the backward pass.
+
+    Between steps `parameters()` are shards: ordinary parameters of one dimension, some of them empty, in the original's
+    dtype. After `finish_gradient_synchronization()` so are their gradients. Any optimizer works that treats elements
+    alike; construct it after wrapping. Only in its forward pass does a unit's module see the full parameters.
+
+    compute_dtype: parameters and floating-point arguments are converted to it, and units communicate in it. Use it in
+    place of autocast for weights, because autocast keeps its copies of all. None: the dtype of the parameters.
+
+    Every rank of the default process group constructs it with the whole module, whose values come from rank 0, and uses
+    the same units in the same order. Checkpointed modules are gathered again for their recomputation. Compile a unit's
+    `forward`, not the module itself, so that the hooks stay outside. Convert, move and freeze before wrapping.
+
+    Raises ValueError, on every rank, if the ranks' modules or units differ, if there is nothing to shard, if a sharded
+    parameter also belongs to a module that is not sharded, or if an embedding makes sparse gradients.
+    """
+
+    def __init__(self, module: nn.Module, compute_dtype: torch.dtype | None = None, shard: Rule | None = None):
+        super().__init__()
+        self.module, self._compute_dtype, self._synchronises = module, compute_dtype, True
+        groups = self._agree_on_groups(shard)
+        broadcast_from_rank_0([*module.parameters(), *module.buffers()])
+        names = {parameter: name for name, parameter in module.named_parameters()}
+        self._units = [Unit(group, names, compute_dtype) for group in groups]
+        self._flats = [flat for unit in self._units for flat in unit.flats]
+        sharded = {entry for flat in self._flats for entry in flat.shards}
+        self._replicated = [entry for entry in module.parameters() if entry not in sharded]
+        self._names: dict[Tensor, str] = {parameter: name for name, parameter in module.named_parameters()}
+        self._unit_of = {flat: unit for unit in self._units for flat in unit.flats}
+        self._averaged = dict.fromkeys(entry for entry in self._replicated if entry.requires_grad)
+        self._reductions = one_for_each_dtype(self._averaged)
+        partly_used = (flat for flat in self._flats if flat.is_trained and len(flat.shards) > 1)
+        self._maybe_unused = [*self._averaged, *(entry for flat in partly_used for entry in flat.shards)]
+        device = self._flats[0].piece.device
+        self._gathering = Gathering(self._units, lane(device), device)
+        self._scattering = Scattering(lane(device))
+        self._add_hooks()
+
+    def _agree_on_groups(self, shard: Rule | None) -> list[Group]:
+        groups: list[Group] = []
+
+        def find() -> list[str]:
+            refuse_sparse_embeddings(self.module)
+            groups.extend(find_groups(self.module, shard))
+            tensors = [*self.module.named_parameters(), *self.module.named_buffers()]
+            units = (f"a unit of {[tuple(entry.shape) for entry in group.members]}" for group in groups)
+            return [f"compute_dtype={self._compute_dtype}", *describe(tensors), *units]
+
+        prepare_on_all_ranks("modules", find)
+        return groups
+
+    def _add_hooks(self) -> None:
+        for unit in self._units:
+            for module in unit.modules:
+                module.register_forward_pre_hook(partial(self._before_forward, unit), with_kwargs=True)
+                module.register_forward_hook(partial(self._after_forward, unit), always_call=True)
+        if self._compute_dtype is not None:
+            cast_replicated(self.module.modules(), set(self._replicated), self._compute_dtype)
+        for position, flat in enumerate(self._flats):
+            if flat.is_trained:
+                for index, full in enumerate(flat.fulls):
+                    full.register_post_accumulate_grad_hook(self._gradient_hook(position, index))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module.
+
+        Raises RuntimeError if a sharded parameter was converted, moved, frozen or unfrozen after wrapping.
+        """
+        for flat in self._flats:
+            flat.check_unchanged()
+        if self._compute_dtype is not None:
+            args, kwargs = cast_arguments(args, kwargs, self._compute_dtype)
+        self._gathering.begin()
+        try:
+            return self.module(*args, **kwargs)
+        finally:
+            if not torch.is_grad_enabled():
+                self._gathering.end()
+
+    def finish_gradient_synchronization(self) -> None:
+        """Send what is left of the gradients and wait for all; free the buffers. Call it after the backward pass.
+
+        Without it, shards have no valid gradients. A gradient missing on some ranks counts as zeros there; one missing
+        on all ranks stays None. On a GPU the current stream waits, not the host, unless a gradient is missing.
+        Raises RuntimeError inside `no_sync()`, and for a gradient of a parameter that was frozen when wrapped.
+        """
+        if not self._synchronises:
+            raise RuntimeError("finish_gradient_synchronization() inside no_sync()")
+        self._refuse_unfrozen()
+        without = self._scattering.finish([flat for flat in self._flats if flat.is_trained])
+        for reduction in self._reductions:
+            without += reduction.launch()
+        for reduction in self._reductions:
+            reduction.wait()
+        for parameter in used_nowhere(self._maybe_unused, without):
+            parameter.grad = None
+        self._gathering.end()
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Accumulate gradients on each rank, in full, without sending them; the next pass outside sends the sums."""
+        before = self._synchronises
+        self._synchronises = False
+        try:
+            yield
+        finally:
+            self._synchronises = before
+
+    def discard_gradients(self) -> None:
+        """Drop all gradients, to start over after a backward pass that failed on every rank."""
+        self._scattering.discard()
+        self._gathering.end()
+        for flat in self._flats:
+            for full in flat.fulls:
+                full.grad = None
+        self.zero_grad()
+
+    def full_state_dict(self) -> dict[str, Any]:
+        """Return the wrapped module's state dict with full parameters, on every rank, on the CPU. A collective.
+
+        Names are the module's own, without the prefix `module.`.
+        """
+        return full_state(self.module, self._flats)
+
+    def load_full_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load a state dict of the unwrapped module: each rank copies its shards from the full tensors. A collective.
+
+        Raises ValueError, on every rank, for names or shapes that differ from the module's.
+        """
+        self._gathering.end()
+        load_full_state(self.module, self._flats, state)
+
+    def _before_forward(self, unit: Unit, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+        unit.forwards.append(next_node_number())
+        self._gathering.use(unit)
+        return None if self._compute_dtype is None else cast_arguments(args, kwargs, self._compute_dtype)
+
+    def _after_forward(self, unit: Unit, module: nn.Module, args: tuple, output: Any) -> None:
+        # Also called after an exception, with which checkpoints end a recomputation.
+        first_node = unit.forwards.pop()
+        if not unit.forwards and not in_backward():
+            unit.show(full=False)
+        if torch.is_grad_enabled():
+            for tensor in [output] if isinstance(output, Tensor) else tensors_in(output):
+                # What the module was given and returns as it is belongs to the backward pass of another one.
+                if tensor.grad_fn is not None and node_number(tensor.grad_fn) >= first_node:
+                    tensor.register_hook(partial(self._before_backward, unit))
+
+    def _before_backward(self, unit: Unit, _: Tensor) -> None:
+        self._gathering.use(unit)
+
+    def _gradient_hook(self, position: int, index: int) -> Callable[[Tensor], None]:
+        # Python's garbage collector does not see a parameter's hooks: one that refers to it would keep it for ever.
+        this = weakref.ref(self)
+
+        def on_gradient(_: Tensor) -> None:
+            model = this()
+            if model is not None:
+                model._on_gradient(position, index)
+
+        return on_gradient
+
+    def _on_gradient(self, position: int, index: int) -> None:
+        flat = self._flats[position]
+        if not self._gathering.holds(self._unit_of[flat]):
+            raise RuntimeError(
+                f"the gradient of {flat.names[index]} was computed without its unit: a unit must return its results as "
+                "tensors, or in lists, tuples and dictionaries, and use its parameters only in its forward pass"
+            )
+        if self._synchronises:
+            self._scattering.add(flat, index)
+
+    def _refuse_unfrozen(self) -> None:
+        for parameter in self._replicated:
+            if parameter.grad is not None and parameter not in self._averaged:
+                raise RuntimeError(
+                    f"{self._names[parameter]} was frozen when the module was wrapped, so its gradient would not be "
+                    "averaged: unfreeze parameters before wrapping"
+                )
+
+    def __getstate__(self) -> NoReturn:
+        """Refuse to be copied or pickled, because another process could not use this rank's shards.
+
+        Raises TypeError.
+        """
+        raise TypeError("an FSDP module holds one rank's shards and cannot be copied or pickled: use full_state_dict()")

@@ -1,0 +1,140 @@
+"""Properties of fully sharded training, shown by real processes."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from pipeline.parallel import FSDP
+
+ROWS = 12
+
+
+class CourseLinear(nn.Module):
+    """A linear layer that is none of torch's."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(outputs, inputs) / inputs**0.5)
+
+    def forward(self, x):
+        return x @ self.weight.T
+
+
+class Block(nn.Module):
+    """A block with a norm and a bias; it is given a keyword and returns a tuple, with what it was given in it."""
+
+    def __init__(self, width, hidden):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, hidden)
+        self.down = CourseLinear(hidden, width)
+
+    def forward(self, x, *, scale):
+        return {"out": x + scale * self.down(torch.tanh(self.up(self.norm(x)))), "given": scale}
+
+
+class Net(nn.Module):
+    """An embedding, blocks (the middle one larger than all else), a frozen layer, a buffer, branches, a head."""
+
+    def __init__(self, seed, tied=False, checkpointed=0, reentrant=False, dtype=torch.float64):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.checkpointed, self.reentrant = checkpointed, reentrant
+        self.embedding = nn.Embedding(11, 5)
+        self.blocks = nn.ModuleList(Block(5, hidden) for hidden in (7, 6, 160, 3, 8))
+        self.frozen = nn.Linear(5, 5, bias=False).requires_grad_(False)
+        self.branches = nn.ModuleList(nn.Linear(5, 5) for _ in range(2))
+        self.head = nn.Linear(5, 11, bias=False)
+        self.scale = nn.Parameter(torch.ones(1))
+        self.fixed = nn.Parameter(torch.ones(1), requires_grad=False)
+        self.register_buffer("offset", torch.randn(5))
+        if tied:
+            self.head.weight = self.embedding.weight
+        self.to(dtype)
+
+    def _run(self, blocks, x):
+        for block in blocks:
+            x = block(x, scale=self.scale)["out"]
+        return x
+
+    def forward(self, tokens, branches=()):
+        x = self.embedding(tokens)
+        step = self.checkpointed or len(self.blocks)
+        for start in range(0, len(self.blocks), step):
+            blocks = self.blocks[start : start + step]
+            if self.checkpointed:
+                x = checkpoint(self._run, blocks, x, use_reentrant=self.reentrant)
+            else:
+                x = self._run(blocks, x)
+        x = self.frozen(x) * self.fixed + self.offset
+        # The same layer twice.
+        for branch in (*branches, *branches):
+            x = x + self.branches[branch](x)
+        return self.head(torch.tanh(x))
+
+
+def by_block(module):
+    return isinstance(module, Block | nn.Embedding | nn.Linear)
+
+
+RULES = {"layers": None, "blocks": by_block, "whole": lambda module: isinstance(module, Net)}
+
+
+def data(step=0):
+    return torch.randint(11, (ROWS, 2), generator=torch.Generator().manual_seed(step))
+
+
+def loss(output):
+    return (output.square() + output).mean()
+
+
+def share(context, batch):
+    return batch.chunk(context.world_size)[context.rank]
+
+
+def assert_same(actual, wanted, rtol=1e-9, atol=1e-12):
+    assert actual.keys() == wanted.keys()
+    torch.testing.assert_close(dict(actual), dict(wanted), rtol=rtol, atol=atol)
+
+
+def assert_equal_at_every_step(context, rule, options, optimizer_cls):
+    alone, net = Net(seed=0, **options), Net(seed=context.rank, **options)
+    fsdp = FSDP(net, shard=RULES[rule])
+    optimizers = [optimizer_cls(module.parameters()) for module in (alone, fsdp)]
+    for step in range(4):
+        branches = [(), (0,), (0, 1)][step % 3]
+        loss(alone(data(step), branches)).backward()
+        loss(fsdp(share(context, data(step)), branches=branches)).backward()
+        fsdp.finish_gradient_synchronization()
+        for (name, parameter), wanted in zip(net.named_parameters(), alone.parameters(), strict=True):
+            assert (parameter.grad is None) == (wanted.grad is None), name
+            if wanted.grad is not None:
+                assert (parameter.grad.shape, parameter.grad.dtype) == (parameter.shape, parameter.dtype)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=step % 2 == 0)
+        assert_same(fsdp.full_state_dict(), alone.state_dict())
+
+
+def assert_equal_in_all_cases(context, cases, optimizer_cls):
+    for rule, options in cases:
+        try:
+            assert_equal_at_every_step(context, rule, options, optimizer_cls)
+        except Exception as error:
+            error.add_note(f"with units by {rule} and {options}")
+            raise
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_training_equals_one_process_with_the_full_batch_at_every_step(on_ranks, world_size):
+    cases = [(rule, {"tied": tied}) for rule in RULES for tied in (False, True)]
+    on_ranks(assert_equal_in_all_cases, world_size, cases, partial(torch.optim.AdamW, lr=0.05))
+
+
+def test_checkpointed_modules_are_gathered_again(on_ranks):
+    ways = [{"checkpointed": every, "reentrant": reentrant} for every in (1, 2, 4) for reentrant in (False, True)]
+    cases = [(rule, way) for rule in RULES for way in ways]
+    on_ranks(assert_equal_in_all_cases, 2, cases, partial(torch.optim.SGD, lr=0.05))
