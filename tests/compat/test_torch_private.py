@@ -31,6 +31,7 @@ from pipeline.compat import torch_private
         "cuda.memory._record_memory_history",
         "utils._python_dispatch.TorchDispatchMode",
         "utils._pytree.tree_leaves",
+        "utils._python_dispatch.is_in_torch_dispatch_mode",
     ],
 )
 def test_torch_still_has(path):

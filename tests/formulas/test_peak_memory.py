@@ -38,7 +38,9 @@ def measured_peaks(workload, mode, path):
             batch_size=workload.batch_size,
             precision=workload.precision,
             device=device,
+            attention=workload.attention,
             checkpoint_every=workload.checkpoint_every,
+            checkpointing=workload.checkpointing,
         )
         phases = {"forward": step.forward, "backward": step.backward, "optimizer": step.optimizer_step}
         for _ in range(2):
@@ -84,6 +86,32 @@ def test_predicted_peaks_are_the_recorded_ones(name, precision, within, mode, ch
             phase: moment.total_bytes for phase, moment in predict_peaks(workload, mode, first_step=first_step).items()
         }
         assert predicted == pytest.approx(peaks, rel=within)
+
+
+DEEP = {
+    "wide": Workload(ModelSize(32, 256, 8, 2), 60, 4, 32, device_type="cpu", checkpoint_every=1),
+    "long": Workload(ModelSize(32, 64, 8, 2), 60, 2, 192, device_type="cpu", checkpoint_every=1),
+}
+
+
+@pytest.mark.usefixtures("without_workspaces")
+@pytest.mark.parametrize(("precision", "within"), [("fp32", 0.002), ("bf16", 0.03)])
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("name", DEEP)
+def test_predicted_peaks_of_recursive_checkpoints_are_the_recorded_ones(name, every, precision, within, tmp_path):
+    workload = replace(DEEP[name], precision=precision, checkpointing="recursive", checkpoint_every=every)
+    _, second = measured_peaks(workload, "train_step", tmp_path / "snapshot.pickle")
+    predicted = {phase: moment.total_bytes for phase, moment in predict_peaks(workload, "train_step").items()}
+    assert predicted == pytest.approx(second, rel=within)
+
+
+@pytest.mark.usefixtures("without_workspaces")
+@pytest.mark.parametrize("every", [1, 3])
+def test_predicted_peaks_of_selective_checkpoints_are_the_recorded_ones(every, tmp_path):
+    workload = replace(DEEP["wide"], attention="sdpa", checkpointing="selective", checkpoint_every=every)
+    _, second = measured_peaks(workload, "train_step", tmp_path / "snapshot.pickle")
+    predicted = {phase: moment.total_bytes for phase, moment in predict_peaks(workload, "train_step").items()}
+    assert predicted == pytest.approx(second, rel=0.002)
 
 
 def test_the_chosen_workloads_peak_at_different_moments():

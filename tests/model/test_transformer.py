@@ -1,3 +1,4 @@
+from collections import Counter
 from dataclasses import asdict
 
 import pytest
@@ -5,6 +6,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import scaled_dot_product_attention
 
+from pipeline.compat.torch_private import TorchDispatchMode, operator_name
 from pipeline.formulas.sizes import SIZES
 from pipeline.model import TransformerLM
 from pipeline.model.transformer import RotaryEmbedding
@@ -223,10 +225,22 @@ def gradients_of(model):
     return [parameter.grad for parameter in model.parameters()]
 
 
+@pytest.mark.parametrize("checkpointing", ["segments", "recursive", "selective"])
 @pytest.mark.parametrize("checkpoint_every", [1, 2, 3, 9])
-def test_checkpointing_changes_no_gradient(checkpoint_every):
-    plain, checkpointed = (build_model(num_layers=4, checkpoint_every=every) for every in (0, checkpoint_every))
+def test_checkpointing_changes_no_gradient(checkpoint_every, checkpointing):
+    layout = {"num_layers": 5, "attention": "sdpa"}
+    plain = build_model(**layout)
+    checkpointed = build_model(**layout, checkpoint_every=checkpoint_every, checkpointing=checkpointing)
     torch.testing.assert_close(gradients_of(checkpointed), gradients_of(plain), rtol=0, atol=0)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="where there is a GPU, Triton runs on it alone")
+def test_selective_checkpointing_changes_no_gradient_of_flash_attention():
+    plain, selective = (
+        build_model(num_layers=1, attention="flash", **checkpoints)
+        for checkpoints in ({}, {"checkpoint_every": 1, "checkpointing": "selective"})
+    )
+    torch.testing.assert_close(gradients_of(selective), gradients_of(plain), rtol=0, atol=0)
 
 
 def test_checkpointing_keeps_less_for_the_backward_pass():
@@ -243,6 +257,56 @@ def test_checkpointed_blocks_run_again_in_the_backward_pass():
     assert runs == [0, 1, 2, 3, 2, 3, 0, 1]
 
 
-def test_a_negative_interval_of_checkpoints_is_refused():
-    with pytest.raises(ValueError, match="checkpoint_every=-1: must be 0"):
-        build_model(checkpoint_every=-1)
+def test_recursive_checkpoints_run_the_first_part_of_a_half_for_the_input_of_the_second():
+    model = build_model(num_layers=4, checkpoint_every=1, checkpointing="recursive")
+    runs = []
+    for number, layer in enumerate(model.layers):
+        layer.register_forward_pre_hook(lambda module, args, number=number: runs.append(number))
+    gradients_of(model)
+    assert runs == [0, 1, 2, 3, 2, 3, 2, 0, 1, 0]
+
+
+def test_recursive_checkpoints_keep_the_inputs_of_two_halves_however_many_blocks_there_are():
+    def kept(num_layers, checkpointing):
+        return saved_bytes(build_model(num_layers=num_layers, checkpoint_every=1, checkpointing=checkpointing))
+
+    assert kept(8, "recursive") == kept(4, "recursive")
+    assert kept(8, "segments") > kept(4, "segments")
+
+
+class Operators(TorchDispatchMode):
+    """Count the calls of operators."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = Counter()
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        self.calls[operator_name(operator)] += 1
+        return operator(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("checkpointing", "times"), [("segments", 2), ("selective", 1)])
+def test_selective_checkpoints_do_not_run_attention_again(checkpointing, times):
+    model = build_model(num_layers=3, attention="sdpa", checkpoint_every=1, checkpointing=checkpointing)
+    with Operators() as seen:
+        gradients_of(model)
+    (name,) = [name for name in seen.calls if name.startswith("aten::_scaled_dot_product") and "backward" not in name]
+    assert seen.calls[name] == 3 * times
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "message"),
+    [
+        ({"checkpoint_every": -1}, "checkpoint_every=-1: must be 0"),
+        ({"checkpoint_every": 1, "checkpointing": "some"}, "checkpointing='some': must be one of segments, recursive"),
+        ({"checkpointing": "recursive"}, "checkpoint_every=0: must be 1 or more with checkpointing='recursive'"),
+        (
+            {"checkpoint_every": 1, "checkpointing": "selective"},
+            "attention='eager': must be one of flash, sdpa with checkpointing='selective'",
+        ),
+    ],
+)
+def test_checkpoints_that_are_not_possible_are_refused(checkpoints, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        build_model(**checkpoints)

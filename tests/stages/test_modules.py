@@ -65,18 +65,18 @@ OF_STAGE = {
 }
 MODEL_FORMULAS = {"attention", "parameters", "sizes", "units"}
 FORMULAS = {
-    "levers": MODEL_FORMULAS | {"flops"},
-    "timing": MODEL_FORMULAS | {"flops"},
-    "profile": {"sizes"},
+    "levers": MODEL_FORMULAS | {"checkpointing", "flops"},
+    "timing": MODEL_FORMULAS | {"checkpointing", "flops"},
+    "profile": {"checkpointing", "sizes"},
     "precision": set(),
-    "memory": MODEL_FORMULAS | {"activations", "peak_memory", "training_state"},
+    "memory": MODEL_FORMULAS | {"activations", "checkpointing", "peak_memory", "training_state"},
     "attention": {"attention", "units"},
     "flash": {"attention", "units"},
     "allreduce": {"collectives"},
-    "ddp": {"sizes"},
-    "sharding": {"collectives", "sizes", "training_state", "units"},
+    "ddp": {"checkpointing", "sizes"},
+    "sharding": {"checkpointing", "collectives", "sizes", "training_state", "units"},
     "ceilings": set(),
-    "accounting": MODEL_FORMULAS | {"activations", "buckets", "collectives", "mesh", "training_state"},
+    "accounting": MODEL_FORMULAS | {"activations", "buckets", "checkpointing", "collectives", "mesh", "training_state"},
 }
 
 

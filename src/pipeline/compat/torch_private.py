@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._C._profiler import _EventType as ProfilerEvent
 from torch.autograd.graph import Node
 from torch.nn.attention import SDPBackend
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_in_torch_dispatch_mode
 from torch.utils._pytree import tree_leaves
 
 # Bound directly: a wrapper function would cost as much as the call, which happens at every launch.
@@ -42,6 +42,7 @@ __all__ = [
     "dump_memory_snapshot",
     "get_fp32_precision",
     "in_backward",
+    "is_in_torch_dispatch_mode",  # whether such a mode is active; in the same private module
     "keep_gpu_busy",
     "next_node_number",
     "node_number",

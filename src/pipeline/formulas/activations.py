@@ -12,6 +12,7 @@ autocast runs softmax in fp32 (as PyTorch's autocast_mode.h says).
 from dataclasses import dataclass
 
 from pipeline.formulas.attention import Shape, flash_saved_bytes
+from pipeline.formulas.checkpointing import inputs_kept_by_forward
 from pipeline.formulas.parameters import block_matrix_elements, head_matrix_elements
 from pipeline.formulas.sizes import ModelSize
 from pipeline.formulas.units import BF16_BYTES, FP32_BYTES
@@ -26,7 +27,7 @@ class Workload:
     """Everything that the memory of a training step depends on.
 
     `attention` is a name in `pipeline.attention.ATTENTION`; only "eager" saves score matrices. `device_type` is "cpu"
-    or "cuda".
+    or "cuda". `checkpointing` is one of `checkpointing.KINDS` and matters if `checkpoint_every` is above 0.
     """
 
     size: ModelSize
@@ -37,6 +38,7 @@ class Workload:
     attention: str = "eager"
     checkpoint_every: int = 0
     device_type: str = "cuda"
+    checkpointing: str = "segments"
 
     @property
     def tokens(self) -> int:
@@ -194,22 +196,29 @@ def head_weight_copy_bytes(workload: Workload) -> int:
     return BF16_BYTES * elements if workload.is_autocast else 0
 
 
-def segment_lengths(workload: Workload) -> list[int]:
-    """Return the number of blocks in each recomputed segment, first to last; without checkpointing, one each."""
-    every, layers = workload.checkpoint_every or 1, workload.size.num_layers
-    return [min(every, layers - start) for start in range(0, layers, every)]
+def kept_attention_bytes(workload: Workload, blocks: int) -> int:
+    """Count the bytes of the outputs of attention that selective checkpointing keeps: eTd + 4BHS for each block.
+
+    These are the output and the log-sum-exp of each query; only attention that is one operator can be kept.
+    """
+    if not workload.checkpoint_every or workload.checkpointing != "selective":
+        return 0
+    return blocks * (product_tensor_bytes(workload) + softmax_bytes(workload))
 
 
 def saved_terms(workload: Workload) -> Terms:
     """Count, by term, all bytes alive between the forward pass and its backward pass.
 
-    With checkpointing every k blocks, ⌈L/k⌉ residual-stream tensors replace the blocks' saved tensors, and only the
-    head's weight copy outlives the forward pass.
+    With checkpointing a few residual-stream tensors, the inputs of blocks, replace the blocks' saved tensors, and only
+    the head's weight copy outlives the forward pass.
     """
-    head = head_bytes(workload)
-    if workload.checkpoint_every:
-        checkpoints = len(segment_lengths(workload)) * residual_stream_bytes(workload)
-        blocks = {"checkpoints": checkpoints}
+    head, every, layers = head_bytes(workload), workload.checkpoint_every, workload.size.num_layers
+    if every:
+        inputs = inputs_kept_by_forward(layers, every, workload.checkpointing)
+        blocks = {
+            "checkpoints": inputs * residual_stream_bytes(workload),
+            "kept outputs of attention": kept_attention_bytes(workload, layers),
+        }
         copies = head_weight_copy_bytes(workload)
     else:
         blocks = _all_blocks(workload)

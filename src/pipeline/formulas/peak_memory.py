@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pipeline.formulas import activations
 from pipeline.formulas.activations import Workload
 from pipeline.formulas.attention import SOFTMAX_BACKWARD_TEMPORARIES
+from pipeline.formulas.checkpointing import Rerun, reruns
 from pipeline.formulas.parameters import (
     block_parameter_count,
     feed_forward_matrix_elements,
@@ -136,10 +137,8 @@ def forward_moments(workload: Workload, optimizer_state: int) -> list[Moment]:
     terms = activations.saved_terms(workload)
     saved, cached = sum(terms.values()), _copies_dropped_by_checkpoints(workload)
     if workload.checkpoint_every:
-        kept = terms["checkpoints"]
-        # A block's input is the checkpoint itself where each block has one.
-        counted_twice = activations.residual_stream_bytes(workload) if workload.checkpoint_every == 1 else 0
-        passing = {what: count + cached - counted_twice for what, count in _passing_bytes(workload).items()}
+        kept = _kept_at_last_block(workload)
+        passing = {what: count + cached for what, count in _passing_bytes(workload).items()}
     else:
         half = sum(activations.feed_forward_block_bytes(workload).values())
         kept = saved - half - sum(activations.head_bytes(workload).values())
@@ -169,22 +168,23 @@ def backward_moments(workload: Workload, optimizer_state: int) -> list[Moment]:
 
     Loss: the gradients of the negative log-likelihood and of the log-softmax, 8TV, plus everything saved. Then, from
     the last segment to the first: what earlier segments saved, what this segment saved or recomputed, the gradients of
-    all parameters after it, and the temporaries of the moment.
+    all parameters after it, and the temporaries of the moment. Recursive checkpointing also runs blocks again that save
+    nothing.
     """
     saved = sum(activations.saved_terms(workload).values())
     loss_gradients = 2 * FP32_BYTES * workload.tokens * workload.vocab_size
     state = {"optimizer_state": optimizer_state}
     moments = [_moment(workload, "backward", "loss", **state, activations=saved, temporaries=loss_gradients)]
-    lengths = activations.segment_lengths(workload)
-    block_gradients = FP32_BYTES * block_parameter_count(workload.size)
-    head_gradients = FP32_BYTES * (head_matrix_elements(workload.size, workload.vocab_size) + workload.size.d_model)
-    for number, length in enumerate(lengths):
-        kept = _kept_before(workload, number) + length * _recomputed_block_bytes(workload)
-        gradients = head_gradients + sum(lengths[number + 1 :]) * block_gradients
-        moments += [
-            _swiglu_backward(workload, kept, gradients, optimizer_state),
-            _softmax_backward(workload, kept, gradients, optimizer_state),
-        ]
+    for rerun in reruns(workload.size.num_layers, workload.checkpoint_every or 1, workload.checkpointing):
+        if rerun.is_segment:
+            kept = _kept_before(workload, rerun) + rerun.blocks * _recomputed_block_bytes(workload)
+            gradients = _gradient_bytes_after(workload, rerun)
+            moments += [
+                _swiglu_backward(workload, kept, gradients, optimizer_state),
+                _softmax_backward(workload, kept, gradients, optimizer_state),
+            ]
+        else:
+            moments += _rerun_moments(workload, rerun, optimizer_state)
     everything = parameter_bytes(workload.size, workload.vocab_size)
     stream = activations.residual_stream_bytes(workload)
     return [*moments, _moment(workload, "backward", "embedding", **state, gradients=everything, temporaries=stream)]
@@ -297,11 +297,56 @@ def _recomputed_block_bytes(workload: Workload) -> int:
     return activations.block_bytes(workload) + activations.block_weight_copy_bytes(workload)
 
 
-def _kept_before(workload: Workload, segment: int) -> int:
-    """Count the bytes that earlier segments saved: all of their blocks, or their checkpoints.
+def _kept_at_last_block(workload: Workload) -> int:
+    """Count the bytes that checkpoints hold when the forward pass runs the last block, without this block's own input.
 
-    This segment's own checkpoint is the input of its first norm and counts with its blocks.
+    The inputs are those at its backward pass: recursive checkpointing keeps fewer when the forward pass is over, but
+    until then its nested calls hold theirs.
+    """
+    layers = workload.size.num_layers
+    runs = reruns(layers, workload.checkpoint_every, workload.checkpointing)
+    last = next(rerun for rerun in runs if rerun.is_segment)
+    inputs = last.inputs + (1 if last.blocks > 1 else 0)
+    return inputs * activations.residual_stream_bytes(workload) + activations.kept_attention_bytes(workload, layers)
+
+
+def _kept_before(workload: Workload, rerun: Rerun) -> int:
+    """Count the bytes that earlier blocks saved: all of their tensors, or checkpoints and kept outputs of attention.
+
+    These blocks' own checkpoint is the input of their first norm and counts with them.
     """
     if workload.checkpoint_every:
-        return segment * activations.residual_stream_bytes(workload)
-    return segment * _recomputed_block_bytes(workload)
+        checkpoints = rerun.inputs * activations.residual_stream_bytes(workload)
+        return checkpoints + activations.kept_attention_bytes(workload, rerun.start)
+    return rerun.start * _recomputed_block_bytes(workload)
+
+
+def _gradient_bytes_after(workload: Workload, rerun: Rerun) -> int:
+    """Count the bytes of the gradients of the head, the last norm and all blocks after these."""
+    later_blocks = workload.size.num_layers - rerun.start - rerun.blocks
+    head = head_matrix_elements(workload.size, workload.vocab_size) + workload.size.d_model
+    return FP32_BYTES * (head + later_blocks * block_parameter_count(workload.size))
+
+
+def _rerun_moments(workload: Workload, rerun: Rerun, optimizer_state: int) -> list[Moment]:
+    """List the moments at which the last block of a rerun makes the next one's input, saving nothing.
+
+    As in the forward pass, and beside it the gradient of the residual stream. Autocast's weight copies accumulate until
+    the rerun ends.
+    """
+    stream = activations.residual_stream_bytes(workload)
+    copies = rerun.blocks * activations.block_weight_copy_bytes(workload)
+    # The first block's own input counts with what passes through a block.
+    kept = _kept_before(workload, rerun) + (stream if rerun.blocks > 1 else 0)
+    return [
+        _moment(
+            workload,
+            "backward",
+            f"{what} run again",
+            optimizer_state=optimizer_state,
+            activations=kept,
+            gradients=_gradient_bytes_after(workload, rerun),
+            temporaries=count + copies + stream,
+        )
+        for what, count in _passing_bytes(workload).items()
+    ]

@@ -88,6 +88,7 @@ def build_training_step(
     fused_optimizer: bool = False,
     attention: str | AttentionFunction = "eager",
     checkpoint_every: int = 0,
+    checkpointing: str = "segments",
     weights_dtype: torch.dtype = torch.float32,
     seed: int = 0,
 ) -> TrainingStep:
@@ -112,6 +113,7 @@ def build_training_step(
             context_length=context_length,
             attention=attention,
             checkpoint_every=checkpoint_every,
+            checkpointing=checkpointing,
             **asdict(size),
         )
     for parameter in model.parameters():

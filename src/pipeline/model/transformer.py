@@ -5,9 +5,9 @@ import math
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 from pipeline.attention import ATTENTION, AttentionFunction
+from pipeline.model.checkpointing import SELECTABLE_ATTENTIONS, runner
 from pipeline.ranges import span
 
 ROPE_THETA = 10_000.0
@@ -18,12 +18,15 @@ INIT_CUTOFF_STDS = 3.0
 class TransformerLM(nn.Module):
     """Map each token to the logits of the next one.
 
-    `attention` is a name in `pipeline.attention.ATTENTION` or such a function. With `checkpoint_every` k above 0, only
-    the input of every k-th block is kept, and the backward pass runs those k blocks again (activation checkpointing:
-    Chen et al. 2016).
+    `attention` is a name in `pipeline.attention.ATTENTION` or such a function. With `checkpoint_every` k above 0, the
+    backward pass runs blocks again, at most k at once (activation checkpointing; `checkpointing` says how):
+
+    segments: only the input of every k-th block is kept (Chen et al. 2016).
+    recursive: only the inputs of both halves are; when a half runs again, it does the same, down to k blocks.
+    selective: segments that keep the outputs of attention too, which does not run again.
 
     Raises ValueError if `attention` is an unknown name, `num_heads` does not divide `d_model`, the head dimension is
-    odd, or `checkpoint_every` is negative.
+    odd, or the checkpoints are not possible.
     """
 
     def __init__(
@@ -36,14 +39,16 @@ class TransformerLM(nn.Module):
         d_ff: int,
         attention: str | AttentionFunction = "eager",
         checkpoint_every: int = 0,
+        checkpointing: str = "segments",
     ):
         super().__init__()
         _check_heads(d_model, num_heads)
-        if checkpoint_every < 0:
-            raise ValueError(f"checkpoint_every={checkpoint_every}: must be 0 (never) or more")
         attention_function = _resolve_attention(attention)
+        if checkpointing == "selective" and isinstance(attention, str) and attention not in SELECTABLE_ATTENTIONS:
+            selectable = ", ".join(SELECTABLE_ATTENTIONS)
+            raise ValueError(f"attention={attention!r}: must be one of {selectable} with checkpointing='selective'")
         self.context_length = context_length
-        self.checkpoint_every = checkpoint_every
+        self.run_layers = runner(checkpoint_every, checkpointing)
         self.token_embedding = Embedding(vocab_size, d_model)
         # All layers share one table of angles.
         rope = RotaryEmbedding(d_model // num_heads, context_length)
@@ -62,15 +67,7 @@ class TransformerLM(nn.Module):
         seq_len = tokens.shape[-1]
         if seq_len > self.context_length:
             raise ValueError(f"seq_len={seq_len}: must be at most context_length={self.context_length}")
-        x = self.token_embedding(tokens)
-        if self.checkpoint_every == 0:
-            for layer in self.layers:
-                x = layer(x)
-        else:
-            for start in range(0, len(self.layers), self.checkpoint_every):
-                segment = self.layers[start : start + self.checkpoint_every]
-                # Nothing in a block is random, so there is no random state to restore.
-                x = checkpoint(_apply_in_turn, segment, x, use_reentrant=False, preserve_rng_state=False)
+        x = self.run_layers(list(self.layers), self.token_embedding(tokens))
         return self.lm_head(self.final_norm(x))
 
 
@@ -182,12 +179,6 @@ class Embedding(nn.Embedding):
     def reset_parameters(self) -> None:
         """Draw the vectors anew."""
         _init_truncated_normal(self.weight, std=1.0)
-
-
-def _apply_in_turn(layers: nn.ModuleList, x: Tensor) -> Tensor:
-    for layer in layers:
-        x = layer(x)
-    return x
 
 
 def _init_truncated_normal(weight: Tensor, std: float) -> None:

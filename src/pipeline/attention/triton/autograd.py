@@ -21,7 +21,7 @@ from pipeline.attention.triton.forward_plan import ForwardPlan, forward_plan
 from pipeline.attention.triton.layouts import ALIGNMENT_BYTES, dense, layouts_of, ready
 from pipeline.attention.triton.problem import Problem, problem_of
 from pipeline.attention.triton.tiles import Choices
-from pipeline.compat.torch_private import are_functorch_transforms_active
+from pipeline.compat.torch_private import are_functorch_transforms_active, is_in_torch_dispatch_mode
 
 
 def flash_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
@@ -61,8 +61,9 @@ class FlashAttentionTriton(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
         """Compute the output and keep what the backward pass needs."""
-        # As operators only for torch.compile: their dispatch would double the time of a call on small inputs.
-        if is_compiling():
+        # As operators only for torch.compile and for modes that must see them, as selective checkpointing does: their
+        # dispatch would double the time of a call on small inputs.
+        if is_compiling() or is_in_torch_dispatch_mode():
             ctx.problem, ctx.is_causal = None, is_causal
             o, lse = _forward_operator(q, k, v, is_causal)
         else:
