@@ -7,7 +7,7 @@ from pipeline.instruments.machine.identity import SOFTWARE
 from pipeline.instruments.sampling.summary import summarise
 from pipeline.stages.timing.cell import Cell, Settings
 
-CPU = {"kind": "a CPU", "software": dict.fromkeys(SOFTWARE, "1.0")}
+CPU = {"kind": "a CPU", "cpu": {"model": "a CPU", "logical_cores": 2}, "software": dict.fromkeys(SOFTWARE, "1.0")}
 
 
 def timed_row(phase="forward", samples_ms=(1.0, 2.0, 3.0), **columns):

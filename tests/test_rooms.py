@@ -27,7 +27,7 @@ ROOMS = {
     "parallel": GROUND,
     "instruments": GROUND,
     "cells": {"compat", "errors", "instruments", "loaded_modules"},
-    "report": {"errors", "cells"},
+    "report": {"errors", "cells", "instruments"},
     "compare": {"errors", "cells", "instruments", "report"},
     "stages": GROUND | SUBJECTS | {"instruments", "cells"},
     "stages.*.report": GROUND | {"cells", "instruments", "report", "stages"},

@@ -1,6 +1,7 @@
 import pandas as pd
 import pytest
 
+from pipeline.instruments.sampling.verdict import RepeatSpread
 from pipeline.report.outcomes import clear_gain, not_measured, nothing_measured
 
 
@@ -10,6 +11,7 @@ def rows(*outcomes):
 
 OK = ("ours", "ok", None)
 SKIPPED = ("flash", "skipped", "needs bf16")
+WRONG = ("flex", "wrong", "off by 3")
 OOM = ("eager", "oom", "CUDA out of memory")
 
 
@@ -18,19 +20,18 @@ def test_where_every_row_has_a_figure_nothing_is_said():
 
 
 def test_rows_without_a_figure_are_counted_with_the_most_frequent_reason():
-    said = not_measured(rows(OK, SKIPPED, SKIPPED, OOM), "impl")
-    assert said == "3 of 4 figures were not measured, most of them, 2, alike (flash): skipped, needs bf16."
-    assert "all alike (eager): OOM, CUDA out of memory." in not_measured(rows(OK, OOM), "impl")
+    said = not_measured(rows(OK, WRONG, WRONG, OOM), "impl")
+    assert said == "3 of 4 figures were not measured, 2 of them for one reason (flex): wrong, off by 3."
+    assert not_measured(rows(OK, OOM), "impl") == "1 of 2 figures was not measured (eager): OOM, CUDA out of memory."
 
 
 def test_reasons_that_differ_in_their_own_numbers_are_one():
-    slow = [("tiled", "skipped", f"one call takes {seconds} s, above the limit of 1 s") for seconds in (2.5, 3.5)]
-    assert "2 of 2 figures were not measured, all alike (tiled)" in not_measured(rows(*slow), "impl")
+    slow = [("tiled", "wrong", f"one call takes {seconds} s, above the limit of 1 s") for seconds in (2.5, 3.5)]
+    assert "2 of 2 figures were not measured (tiled)" in not_measured(rows(*slow), "impl")
 
 
-def test_unstable_figures_are_counted_too():
-    said = not_measured(rows(OK, ("tiled", "unstable", "median known to 7% only")), "impl")
-    assert said == "Unstable: 1 figure, of tiled."
+def test_what_is_unstable_or_what_the_machine_lacks_the_page_says_once_for_all_stages():
+    assert not_measured(rows(OK, SKIPPED, ("tiled", "unstable", "median known to 7% only")), "impl") == ""
 
 
 def test_nothing_measured_gives_the_reason_if_there_is_one():
@@ -38,16 +39,12 @@ def test_nothing_measured_gives_the_reason_if_there_is_one():
     assert nothing_measured(rows(("a", "oom", None))) == "Nothing was measured."
 
 
-def test_a_wrong_result_is_called_that():
-    assert "(flex): wrong, off by 3." in not_measured(rows(OK, ("flex", "wrong", "off by 3")), "impl")
-
-
 def test_of_a_long_reason_the_first_sentence_is_enough():
-    assert not_measured(rows(("a", "skipped", "Expected bf16. Got fp32.")), "impl").endswith("skipped, Expected bf16.")
+    assert not_measured(rows(("a", "wrong", "Expected bf16. Got fp32.")), "impl").endswith("wrong, Expected bf16.")
 
 
 def test_reasons_are_escaped():
-    assert "|" not in not_measured(rows(OK, ("a", "skipped", "x | y")), "impl")
+    assert "|" not in not_measured(rows(OK, ("a", "wrong", "x | y")), "impl")
 
 
 def timed(median, half_spread=0.01):
@@ -59,3 +56,18 @@ def test_a_gain_is_clear_from_a_tenth_on_where_quartiles_do_not_overlap():
     assert clear_gain(timed(1.05), timed(1.0)) is None
     assert clear_gain(timed(1.2, 0.2), timed(1.0, 0.2)) is None
     assert clear_gain(timed(1.0), timed(1.2)) is None
+
+
+def test_of_an_unstable_figure_no_gain_is_clear():
+    assert clear_gain(timed(1.2), timed(1.0)) is not None
+    assert clear_gain(timed(1.2), pd.concat([timed(1.0), pd.Series({"status": "unstable"})])) is None
+
+
+def test_where_there_are_repeats_the_verdict_and_not_the_quartiles_says_what_is_clear():
+    repeated = [
+        pd.concat([timed(ms), pd.Series({"samples_of_repeats": [[ms] * 10] * 3, "repeat_spread": spread})])
+        for spread in (RepeatSpread(0.001, 4), RepeatSpread(0.5, 4))
+        for ms in (1.2, 1.0)
+    ]
+    assert clear_gain(*repeated[:2]) == pytest.approx(1.2)
+    assert clear_gain(*repeated[2:]) is None

@@ -32,6 +32,7 @@ def line(**changes):
         "set_up_s": 1.0,
         "measuring_s": 6.0,
         "machine": "NVIDIA H200",
+        "cpu": "Xeon, 64 cores",
         "python": "3.12.3",
         "torch": "2.11.0",
         "triton": "3.6.0",
@@ -54,7 +55,7 @@ def test_every_status_is_counted_by_stage():
 def test_the_time_is_shared_out_between_start_set_up_and_measuring():
     page = first_page(pd.DataFrame([line(), line()]))
     assert page["total_s"] == 20
-    assert page["shares_pct"] == {"start_up_s": 30, "set_up_s": 10, "measuring_s": 60}
+    assert page["measuring"] == 0.6
 
 
 def test_the_page_says_when_the_first_cell_began_and_the_last_one_ended():
@@ -98,6 +99,7 @@ def leave_section(folder, name="timing", **parts):
         "actions": (),
         "problems": (),
         "title": "How fast?",
+        "trust": {},
     }
     (folder / f"{name}.json").write_text(to_json(WrittenSection(**{"stage": name, **values, **parts})))
     return folder / f"{name}.md"
@@ -110,14 +112,14 @@ def test_the_writeup_holds_machine_outcomes_and_sections(tmp_path):
     write_writeup([leave_section(tmp_path)], [cells], "paper", [], out)
     text = out.read_text()
     assert "at scale `paper`, measured from" in text
-    assert "0 of them have unstable figures, 2 have none" in text
-    for part in ("# NVIDIA H200", "1234567", "It is fast.", "| timing | 1 | 2 |"):
+    assert "0 cells with unstable figures, 2 without any" in text
+    for part in ("# NVIDIA H200", "host: Xeon, 64 cores.", "1234567", "It is fast.", "| timing | 1 | 2 |"):
         assert part in text
-    assert "| timing | 2 | skipped: needs 4 GPUs, 1 present | size=a |" in text
+    assert "- 2 cells of timing, skipped: needs 4 GPUs, 1 present\n" in text
 
 
-def action(rank, what):
-    return {"rank": rank, "what": f"**{what}.**", "why": "It pays."}
+def action(rank, what, topic=""):
+    return {"rank": rank, "what": f"**{what}.**", "why": "It pays.", "topic": topic}
 
 
 def test_what_to_do_stands_on_the_first_screen_what_concerns_most_runs_first(tmp_path):
@@ -135,6 +137,30 @@ def test_what_to_do_stands_on_the_first_screen_what_concerns_most_runs_first(tmp
         *(("1", "First"), ("2", "Second"), ("3", "Rare 0")),
     ]
     assert first_screen.count("It pays.") == MOST_ACTIONS
+
+
+def test_of_what_several_stages_advise_on_one_topic_the_first_screen_shows_the_first(tmp_path):
+    pd.DataFrame([line()]).to_csv(tmp_path / "cells.csv", index=False)
+    advice = {"profile": action(3, "Fuse", "attention"), "memory": action(2, "Flash", "attention")}
+    sections = [leave_section(tmp_path, name, actions=(given,)) for name, given in advice.items()]
+    write_writeup(sections, [tmp_path / "cells.csv"], "", [], tmp_path / "writeup.md")
+    text = (tmp_path / "writeup.md").read_text()
+    assert "1. **Flash.**" in text
+    assert "Fuse" not in text
+
+
+def test_how_far_repeats_lie_apart_stands_beside_the_outcomes_with_the_rule_of_verdicts(tmp_path):
+    cells, out = tmp_path / "cells.csv", tmp_path / "writeup.md"
+    pd.DataFrame([line(), line(stage="flash")]).to_csv(cells, index=False)
+    trust = {"typical_pct": 0.42, "most_pct": 1.4, "capped": 3, "clock_mhz": 1410.0}
+    write_writeup([leave_section(tmp_path, trust=trust), leave_section(tmp_path, "flash")], [cells], "", [], out)
+    text = out.read_text()
+    assert "| timing | 1 | 0.42%; 1.4% |\n| flash | 1 |  |" in text
+    assert "the same within 2%" in text
+    assert "for 3 figures of timing, to 1,410 MHz at the least" in text
+    write_writeup([leave_section(tmp_path)], [cells], "", [], out)
+    assert "No cell was repeated" in out.read_text()
+    assert "power limit" not in out.read_text()
 
 
 def test_where_there_is_nothing_to_do_the_page_does_not_ask_for_it(tmp_path):
@@ -188,17 +214,15 @@ def busy(**changes):
     return line(host_busy=True, host_others_cores=1.73, host_cores=2.0, waiting_s=60.0) | changes
 
 
-def test_cells_on_a_busy_host_are_named_on_the_first_page_with_how_busy_it_was(tmp_path):
+def test_cells_on_a_busy_host_are_counted_on_the_first_page_with_their_stages(tmp_path):
     cells, out = tmp_path / "cells.csv", tmp_path / "writeup.md"
     quiet = line(host_busy=False, host_others_cores=0.5, host_cores=2.0, cell="size=tiny")
     shared = line(host_busy=False, stage="accounting", cell="question=fsdp")
     pd.DataFrame([quiet, busy(), shared]).to_csv(cells, index=False)
     write_writeup([leave_section(tmp_path)], [cells], "paper", [], out)
     text = out.read_text()
-    assert "**Measured on a busy host: 1 of 3 cells.**" in text[: text.index("\n## ")]
-    (told,) = re.findall(r"^### Cells on a busy host\n\n.*\n.*\n((?:\|.*\n)+)", text, re.MULTILINE)
-    assert told == "| timing | size=xl | 1.7 | 2.0 |\n"
-    assert "They waited 1.0 minutes" in text
+    assert "**Measured on a busy host: 1 of 3 cells, of timing.**" in text[: text.index("\n## ")]
+    assert "They waited 1.00 minutes" in text
 
 
 @pytest.mark.parametrize("lines", [[line()], [line(host_busy=False, host_others_cores=0.1, host_cores=2.0)]])
@@ -215,7 +239,7 @@ def test_records_of_before_and_after_the_host_was_told_make_one_page(tmp_path):
     for path, cell in zip(tables, (line(), busy()), strict=True):
         pd.DataFrame([cell]).to_csv(path, index=False)
     write_writeup([], tables, "", [], tmp_path / "writeup.md")
-    assert "**Measured on a busy host: 1 of 2 cells.**" in (tmp_path / "writeup.md").read_text()
+    assert "**Measured on a busy host: 1 of 2 cells, of timing.**" in (tmp_path / "writeup.md").read_text()
 
 
 def test_no_cells_is_one_line(tmp_path):

@@ -66,6 +66,7 @@ def _cell_line(record: dict[str, Any]) -> dict[str, Any]:
         **seconds,
         **{f"host_{name}": record.get("host", {}).get(name) for name in HOST_PARTS},
         **_machine(record),
+        "cpu": _cpu(record["machine"].get("cpu")),
         **{name: record["code"].get(name) for name in ("digest", "commit")},
         "command": record["command"],
     }
@@ -84,6 +85,11 @@ def _outcome(rows: list[dict[str, Any]]) -> dict[str, str]:
     if status == "unstable" and like_it < len(with_figure):
         reason = f"{like_it} of {len(with_figure)} figures{', the first' if like_it > 1 else ''}: {reason}"
     return {"status": status, "reason": reason}
+
+
+def _cpu(facts: Any) -> str | None:
+    known = isinstance(facts, dict) and {"model", "logical_cores"} <= set(facts)
+    return f"{facts['model']}, {facts['logical_cores']} cores" if known else None
 
 
 def _machine(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,9 +2,11 @@
 
 import pandas as pd
 
+from pipeline.instruments.sampling.verdict import FASTER
 from pipeline.report.markup import Markdown
 from pipeline.report.page_parts import say
 from pipeline.report.reasons import without_own_numbers
+from pipeline.report.repeats import verdict
 from pipeline.report.section import count, counted, listing
 from pipeline.report.table_rows import has_figures
 from pipeline.report.tables import outcome
@@ -19,35 +21,36 @@ def nothing_measured(rows: pd.DataFrame) -> Markdown:
 
 
 def not_measured(rows: pd.DataFrame, by: str) -> Markdown:
-    """Say in a sentence or two how many rows have no figure, or an unstable one, and mainly why; else nothing.
+    """Say in a sentence how many rows ran out of memory or were wrong, and mainly why; else nothing.
 
+    What the machine lacks, and which figures are unstable, the page says once for all stages.
     by: the column that tells best which rows they are, such as the implementation.
     """
-    failed, unstable = rows[~has_figures(rows["status"])], rows[rows["status"] == "unstable"]
-    sentences = []
-    if len(failed):
-        alike = failed.assign(reason=without_own_numbers(failed["reason"].astype(object).fillna("")))
-        (status, reason), main = max(alike.groupby(["status", "reason"], sort=False), key=lambda group: len(group[1]))
-        sentences.append(
-            say(
-                "{failed} of {figures} were not measured, {most} ({who}): {why}.",
-                failed=count(len(failed)),
-                figures=counted(len(rows), "figure"),
-                most="all alike" if len(main) == len(failed) else f"most of them, {count(len(main))}, alike",
-                who=listing(main[by].unique()),
-                why=f"{outcome(status, None)}, {reason.partition('. ')[0]}".rstrip(" ,."),
-            )
-        )
-    if len(unstable):
-        who = listing(unstable[by].unique())
-        sentences.append(say("Unstable: {n}, of {who}.", n=counted(len(unstable), "figure"), who=who))
-    return Markdown(" ").join(sentences)
+    failed = rows[~has_figures(rows["status"]) & (rows["status"] != "skipped")]
+    if failed.empty:
+        return Markdown()
+    alike = failed.assign(reason=without_own_numbers(failed["reason"].astype(object).fillna("")))
+    (status, reason), main = max(alike.groupby(["status", "reason"], sort=False), key=lambda group: len(group[1]))
+    return say(
+        "{failed} of {figures} {were} not measured{most} ({who}): {why}.",
+        failed=count(len(failed)),
+        figures=counted(len(rows), "figure"),
+        were="was" if len(failed) == 1 else "were",
+        most="" if len(main) == len(failed) else f", {count(len(main))} of them for one reason",
+        who=listing(main[by].unique()),
+        why=f"{outcome(status, None)}, {reason.partition('. ')[0]}".rstrip(" ,."),
+    )
 
 
 def clear_gain(slower: pd.Series, faster: pd.Series) -> float | None:
-    """Return how many times faster one row is than another, where that is WORTH_IT and their quartiles do not overlap.
+    """Return how many times faster one row is than another, where that is worth acting on.
 
-    Both have median_ms, q1_ms and q3_ms; None where the gain is not clear.
+    That is WORTH_IT times at least, of two stable figures, and by the verdict faster; without repeats to judge by, the
+    quartiles must not overlap. Both have median_ms, q1_ms and q3_ms; None where the gain is not clear.
     """
     gain = slower["median_ms"] / faster["median_ms"]
-    return float(gain) if gain >= WORTH_IT and faster["q3_ms"] < slower["q1_ms"] else None
+    if not gain >= WORTH_IT or "unstable" in (slower.get("status"), faster.get("status")):
+        return None
+    word = verdict(slower, faster).word
+    clear = faster["q3_ms"] < slower["q1_ms"] if word is None else word == FASTER
+    return float(gain) if clear else None

@@ -50,12 +50,14 @@ class Table:
 class Action:
     """Something to do on this machine, with its cause and its figure; the first screen lists them by `rank`.
 
-    rank: 1 concerns every training run, 5 a special case.
+    rank: 1 concerns every training run, 5 a special case. Of several stages that advise on one topic, such as
+    `attention`, the first screen shows the first by rank.
     """
 
     rank: int
     what: Markdown
     why: Markdown
+    topic: str = ""
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,10 @@ class Section:
 
 @dataclass(frozen=True)
 class WrittenSection:
-    """A section whose figures have been drawn: what the page is put together from."""
+    """A section whose figures have been drawn: what the page is put together from.
+
+    trust: how far its repeats lie apart, and how many figures a power limit lowered (pipeline.report.trust).
+    """
 
     stage: str
     text: str
@@ -95,9 +100,12 @@ class WrittenSection:
     actions: tuple[dict[str, Any], ...]
     problems: tuple[dict[str, str], ...]
     title: str
+    trust: dict[str, Any]
 
 
-def write(section: Section, stage: str, tables: Sequence[str], folder: Path) -> WrittenSection:
+def write(
+    section: Section, stage: str, tables: Sequence[str], folder: Path, trust: Mapping[str, Any]
+) -> WrittenSection:
     """Draw a section's figures into a folder and write its Markdown.
 
     tables: the CSV files that have all rows, as paths below the results folder.
@@ -117,6 +125,7 @@ def write(section: Section, stage: str, tables: Sequence[str], folder: Path) -> 
         tuple(asdict(action) for action in section.actions),
         tuple(asdict(problem) for problem in section.problems),
         f"{section.title}{exercise}",
+        dict(trust),
     )
 
 

@@ -15,15 +15,21 @@ from pipeline.cells.rows import STATUSES
 from pipeline.cells.stage import Stage, Stages
 from pipeline.cells.tabulate import stage_rows
 from pipeline.errors import UserError
+from pipeline.report import trust
 from pipeline.report.markup import Markdown
 from pipeline.report.page_parts import MOST_ACTIONS, WrittenSection, from_json, to_json, write
+from pipeline.report.repeats import with_repeats
 from pipeline.report.section import counted, render
-from pipeline.report.table_rows import has_figures, is_first_repeat, read_rows, readable
+from pipeline.report.table_rows import has_figures, read_rows, readable
+from pipeline.report.tables import significant
 
 TEMPLATE = Path(__file__).parent / "writeup.md.j2"
 MOST_OUTCOMES = 12
 SECONDS = ["start_up_s", "set_up_s", "measuring_s"]
-CELL_COLUMNS = ("stage", "cell", "status", "reason", "started_at", *SECONDS, "machine", *SOFTWARE, "commit", "digest")
+CELL_COLUMNS = (
+    *("stage", "cell", "status", "reason", "started_at", *SECONDS, "machine", "cpu", *SOFTWARE, "commit", "digest"),
+)
+VERSIONS = ("torch", "triton", "driver")  # on the first screen; the records have all
 
 
 def write_section(stage: Stage, stages: Stages, records: Sequence[Path], out: Path, figures: Path) -> None:
@@ -35,21 +41,26 @@ def write_section(stage: Stage, stages: Stages, records: Sequence[Path], out: Pa
     by_stage: dict[str, list[dict[str, Any]]] = {name: [] for name in known}
     for path in records:
         record = read_record(path, known)
-        if is_first_repeat(record):
-            by_stage[record["stage"]].append(record)
+        by_stage[record["stage"]].append(record)
     if not by_stage[stage.name]:
         raise UserError(f"section: there is no record of {stage.name} among those given")
-    rows = {name: readable(stage_rows(known[name], found)) for name, found in by_stage.items()}
+    rows = {name: _shown_rows(known[name], found) for name, found in by_stage.items()}
     rows_beside = [{name: rows[name] for name in stage.reads}] if stage.reads else []
     split_values = rows[stage.name][stage.split_axis].drop_duplicates()
     tables = [f"{stage.name}/{fields.text(value)}.csv" for value in split_values]
+    section = stage.build_section()(rows[stage.name], *rows_beside)
     try:
         figures.mkdir(parents=True, exist_ok=True)
-        written = write(stage.build_section()(rows[stage.name], *rows_beside), stage.name, tables, figures)
+        written = write(section, stage.name, tables, figures, trust.of_rows(rows[stage.name]))
     except OSError as error:
         raise UserError(f"cannot draw figures into {figures}: {error}") from None
     write_text(out, written.text)
     write_text(out.with_suffix(".json"), to_json(written))
+
+
+def _shown_rows(stage: Stage, records: Sequence[dict[str, Any]]) -> pd.DataFrame:
+    axes = [name for name in stage.axes if name != "repeat"]
+    return with_repeats(readable(stage_rows(stage, records)), [*axes, *stage.row_types.key_columns()])
 
 
 def write_writeup(
@@ -78,6 +89,7 @@ def write_writeup(
         "headline": [Markdown(section.headline) for section in written if section.headline],
         "actions": actions(written),
         "problems": problems(written),
+        **_trusted(written),
         **what_is_missing(lines, read_failures(failures) if failures else Failures()),
     }
     write_text(out, render(TEMPLATE, facts))
@@ -107,9 +119,22 @@ def _joined(tables: list[pd.DataFrame]) -> pd.DataFrame:
 
 
 def actions(sections: Sequence[WrittenSection]) -> list[Markdown]:
-    """Return what to do on this machine, what concerns most runs first, as many as are read."""
+    """Return what to do on this machine, what concerns most runs first, as many as are read; each topic once."""
     every = sorted((action for section in sections for action in section.actions), key=lambda action: action["rank"])
-    return [Markdown(f"{action['what']} {action['why']}") for action in every[:MOST_ACTIONS]]
+    topics = [action["topic"] or action["what"] for action in every]
+    shown = [action for place, action in enumerate(every) if topics[place] not in topics[:place]]
+    return [Markdown(f"{action['what']} {action['why']}") for action in shown[:MOST_ACTIONS]]
+
+
+def _trusted(sections: Sequence[WrittenSection]) -> dict[str, Any]:
+    """Return how far repeats lie apart, by stage, and the figures that a power limit lowered."""
+    repeated = {
+        section.stage: f"{significant(section.trust['typical_pct'], 2)}%; {significant(section.trust['most_pct'], 2)}%"
+        for section in sections
+        if "typical_pct" in section.trust
+    }
+    capped = [{"stage": section.stage, **section.trust} for section in sections if "capped" in section.trust]
+    return {"repeated": repeated, "capped": capped}
 
 
 def problems(sections: Sequence[WrittenSection]) -> list[dict[str, Markdown]]:
@@ -136,7 +161,13 @@ def first_page(cells: pd.DataFrame) -> dict[str, Any]:
     ended = started + pd.to_timedelta(seconds[["set_up_s", "measuring_s"]].sum(axis=1), unit="s")
     return {
         "machines": sorted(cells["machine"].unique()),
-        "versions": {name: sorted(cells[name].astype(str).unique()) for name in SOFTWARE},
+        "versions": [
+            f"{name} {version}"
+            for name in VERSIONS
+            for version in sorted(cells[name].astype(str).unique())
+            if version not in ("none", "absent")
+        ],
+        "hosts": sorted(cells["cpu"].dropna().unique()),
         "commits": sorted(cells["commit"].unique()),
         "counts": _counts(cells),
         "statuses": [status for status in STATUSES if (cells["status"] == status).any() or status == "ok"],
@@ -148,25 +179,23 @@ def first_page(cells: pd.DataFrame) -> dict[str, Any]:
         "total_s": float(seconds.sum().sum()),
         "wall_s": _covered_s(started, ended),
         "waiting_s": float(cells["waiting_s"].sum()) if "waiting_s" in cells else 0.0,
-        "shares_pct": {name: 100 * float(seconds[name].sum() / seconds.sum().sum()) for name in seconds},
+        "measuring": float(seconds["measuring_s"].sum() / seconds.sum().sum()),
         "outcomes": _outcomes(cells),
         "on_busy_host": _on_busy_host(cells),
     }
 
 
 def _outcomes(cells: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return what became of the cells without figures: stage, status, reason, how many, the most frequent first."""
+    """Return what became of the cells without figures: status, reason, how many, of which stages; the most first."""
     failed = cells[~has_figures(cells["status"])].fillna({"reason": ""})
-    groups = failed.groupby(["stage", "status", "reason"], sort=False)["cell"].agg(["size", "first"]).reset_index()
-    return groups.sort_values("size", ascending=False, kind="stable").head(MOST_OUTCOMES).to_dict("records")
+    groups = failed.groupby(["status", "reason"], sort=False)["stage"]
+    found = groups.agg(size="size", stages=lambda stages: list(stages.unique())).reset_index()
+    return found.sort_values("size", ascending=False, kind="stable").head(MOST_OUTCOMES).to_dict("records")
 
 
-def _on_busy_host(cells: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the cells beside which other processes kept more than half of the cores busy; older tables do not tell."""
-    if "host_busy" not in cells:
-        return []
-    busy = cells[cells["host_busy"].astype(str) == "True"]
-    return busy[["stage", "cell", "host_others_cores", "host_cores"]].to_dict("records")
+def _on_busy_host(cells: pd.DataFrame) -> list[str]:
+    """Return the stage of each cell beside which other processes kept more than half of the cores busy."""
+    return list(cells.loc[cells["host_busy"].astype(str) == "True", "stage"]) if "host_busy" in cells else []
 
 
 def what_is_missing(cells: pd.DataFrame, failures: Failures) -> dict[str, Any]:
@@ -190,7 +219,7 @@ def changed_since(cells: pd.DataFrame, outdated: Sequence[str]) -> list[str]:
             changed.append(stage)
         elif older.any():
             changed.append(f"{older.sum()} of the {len(older)} cells of {stage}")
-    return changed
+    return ["all of it"] if changed == [*cells["stage"].unique()] else changed
 
 
 def _covered_s(started: pd.Series, ended: pd.Series) -> float:

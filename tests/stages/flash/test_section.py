@@ -119,8 +119,8 @@ def set_times(rows, impl, like, factor):
 )
 def test_a_kernel_is_advised_only_where_it_is_clearly_the_fastest(make_rows, factor, winner):
     actions = parts_of(set_times(at_bf16(make_rows), "triton", "sdpa_cudnn", factor)).actions
-    assert [action.what for action in actions] == ([f"**Attention in bf16: {winner}.**"] if winner else [])
-    assert all("at 3 of 3 shapes" in action.why for action in actions)
+    assert [action.what for action in actions] == ([f"**Attention in bf16: use {winner}.**"] if winner else [])
+    assert all("at all 3 shapes" in action.why for action in actions)
 
 
 def test_a_gain_within_the_quartiles_is_not_advised(make_rows):
@@ -135,13 +135,13 @@ def test_shapes_at_which_another_kernel_wins_are_named(make_rows):
     one_shape = (rows["batch_size"] == 4) & (rows["impl"] == "triton")
     rows.loc[one_shape, TIMES] /= 4
     (action,) = parts_of(rows).actions
-    assert action.what == "**Attention in bf16: cuDNN through SDPA.**"
+    assert action.what == "**Attention in bf16: use cuDNN through SDPA.**"
     assert "At 4×16×4096×64 full it is our Triton kernels, 2.00× as fast as the next." in action.why
 
 
 def test_sdpa_s_own_choice_is_told(make_rows):
     rows = set_times(at_bf16(make_rows), "triton", "sdpa_cudnn", 2.0)
-    assert "SDPA chooses it by itself." in parts_of(rows).actions[0].why
+    assert "SDPA picks it by default." in parts_of(rows).actions[0].why
     rows["sdpa_choice"] = "sdpa_flash"
     assert "ask for it with `torch.nn.attention.sdpa_kernel`" in parts_of(rows).actions[0].why
 

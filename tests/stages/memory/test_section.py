@@ -112,9 +112,9 @@ def test_ratios_are_to_eager_without_checkpoints(rows_of, tmp_path):
 
 
 def test_flash_attention_is_advised_where_it_saves_memory_and_time(rows_of):
-    why = said(rows_of["h200"])["**Flash attention before checkpointing.**"]
-    assert "1.02 s → 819 ms" in why
-    assert "at +30% time" in why
+    why = said(rows_of["h200"])["**Use flash attention before checkpointing.**"]
+    assert "from 1.02 s to 819 ms" in why
+    assert "but takes 1.33 s" in why
     assert "At context 1024 in fp32 eager attention runs out of memory" in why
 
 
@@ -130,7 +130,7 @@ def test_flash_attention_is_not_advised_where_the_data_do_not_bear_it_out(rows_o
     rows = rows_of["h200"].copy()
     rows.loc[(rows["attention"] == attention) & (rows["checkpoint_every"] == every), column] *= factor
     assert flash_and_checkpoints(recordings(rows)) is None
-    assert "**Flash attention before checkpointing.**" not in said(rows)
+    assert "**Use flash attention before checkpointing.**" not in said(rows)
 
 
 def test_checkpoints_are_advised_beside_flash_only_where_they_save_memory(rows_of):
@@ -142,9 +142,9 @@ def test_checkpoints_are_advised_beside_flash_only_where_they_save_memory(rows_o
 
 
 def test_another_adamw_is_advised_where_its_temporaries_are_at_the_peak_of_a_gpu(rows_of):
-    title = "**Fused AdamW where the update is the peak.**"
+    title = "**Use fused AdamW where the update is the peak.**"
     rows = rows_of["h200"]
-    assert "13.6 GB of it (20%) temporaries" in said(rows)[title]
+    assert "13.6 GB (20%) are temporaries" in said(rows)[title]
     assert title not in said(rows.assign(temporaries_bytes=0))
     assert title not in said(rows.assign(device_type="cpu"))
     assert title not in said(rows_of["smoke"])

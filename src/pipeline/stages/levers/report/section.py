@@ -72,14 +72,14 @@ def _answer(model: pd.DataFrame) -> Markdown:
         gain = ratio(base["median_ms"] / single["median_ms"])
         words = [say("{levers} buys the most alone, {gain}.", levers=_levers(single), gain=gain)]
     if top["levers"] not in (EAGER, single["levers"]):
-        words.append(_change("The fastest is {levers}: {before} become {after}{memory}.", base, top))
+        words.append(_change("The least time takes {levers}: {before} → {after}{memory}.", base, top))
     return say("{name}: {words}", name=_name(base), words=Markdown(" ").join(words))
 
 
 def _change(sentence: str, base: pd.Series, other: pd.Series) -> Markdown:
     memory = ""
     if pd.notna(base.get("peak_bytes")) and pd.notna(other.get("peak_bytes")):
-        memory = f", {data_size(base['peak_bytes'])} become {data_size(other['peak_bytes'])}"
+        memory = f", {data_size(base['peak_bytes'])} → {data_size(other['peak_bytes'])}"
     return say(
         sentence,
         levers=_levers(other),
@@ -145,6 +145,6 @@ def _actions(model: pd.DataFrame) -> list[Action]:
     base, top = eager(model), fastest(in_fp32)
     if clear_gain(base, top) is None:
         return []
-    why = _change("{before} become {after}{memory}", base, top)
+    why = _change("{before} → {after}{memory}", base, top)
     what = say("**Train with {levers}.**", levers=_levers(top))
     return [Action(1, what, say("{name}, a step: {why}.", name=_name(base), why=why))]

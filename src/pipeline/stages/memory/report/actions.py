@@ -60,15 +60,15 @@ def _flash_first(shown: Sequence[Recording]) -> list[Action]:
         return []
     eager, flash, checkpointed = case
     why = (
-        f"{eager.setting}: {eager.time} → {flash.time} and {eager.size} → {flash.size}; checkpointing every block "
-        f"reaches {checkpointed.size} at {_more_time(checkpointed, eager)} time."
+        f"A step of {eager.setting} goes from {eager.time} to {flash.time} and from {eager.size} to {flash.size}; "
+        f"checkpointing every block reaches {checkpointed.size}, but takes {checkpointed.time}."
     )
     for ran_out in plain_steps(shown):
         fits = _find(shown, ran_out, attention="flash")
         if ran_out.status == "oom" and fits:
             where = f"context {ran_out.cell.context_length} in {ran_out.cell.precision}"
-            why += f" At {where} eager attention runs out of memory, flash peaks at {fits.size}."
-    return [Action(2, Markdown("**Flash attention before checkpointing.**"), Markdown(why))]
+            why += f" At {where} eager attention runs out of memory and flash peaks at {fits.size}."
+    return [Action(2, Markdown("**Use flash attention before checkpointing.**"), Markdown(why), "attention")]
 
 
 def _checkpoints_with_flash(shown: Sequence[Recording]) -> list[Action]:
@@ -78,9 +78,8 @@ def _checkpoints_with_flash(shown: Sequence[Recording]) -> list[Action]:
         kept = _find(shown, without, checkpoint_every=1)
         if kept and without.peak.total_bytes >= WORTH_IT * kept.peak.total_bytes:
             why = f"{without.setting}: {without.size} → {kept.size}, at {_more_time(kept, without)} time."
-            return [
-                Action(5, Markdown("**Checkpoint every block where flash attention does not fit.**"), Markdown(why))
-            ]
+            what = Markdown("**Checkpoint every block where flash attention does not fit.**")
+            return [Action(5, what, Markdown(why))]
     return []
 
 
@@ -100,11 +99,10 @@ def _fused_adamw(shown: Sequence[Recording]) -> list[Action]:
     temporaries = largest.peak.made_of["temporaries"]
     why = (
         f"In {len(at_update)} of {len(steps)} recorded training steps the update is the peak, which neither attention "
-        f"nor checkpoints lower: {largest.size} ({largest.setting}), {data_size(temporaries)} of it "
-        f"({percent(temporaries / largest.peak.total_bytes)}) temporaries of the foreach update, which the fused one "
-        "does not make."
+        f"nor checkpoints lower. Of {largest.size} ({largest.setting}), {data_size(temporaries)} "
+        f"({percent(temporaries / largest.peak.total_bytes)}) are temporaries that only the foreach update makes."
     )
-    return [Action(4, Markdown("**Fused AdamW where the update is the peak.**"), Markdown(why))]
+    return [Action(4, Markdown("**Use fused AdamW where the update is the peak.**"), Markdown(why), "optimizer")]
 
 
 def _without_temporaries(recording: Recording) -> int:

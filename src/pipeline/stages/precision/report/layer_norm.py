@@ -3,7 +3,7 @@
 import pandas as pd
 
 from pipeline.report.markup import Markdown
-from pipeline.report.page_parts import Action, Figure, Problem, Table, say
+from pipeline.report.page_parts import Figure, Problem, Table, say
 from pipeline.report.section import listing, percent
 from pipeline.stages.precision.cases import FORMAT_NAMES
 from pipeline.stages.precision.report import figures
@@ -116,24 +116,3 @@ def lost_eps(rows: pd.DataFrame) -> dict[str, list[str]]:
         return {}
     lost = rows[rows["zeros_nonfinite_in_format"] > 0]
     return {dtype: [f"{eps:g}" for eps in group["eps"]] for dtype, group in lost.groupby("dtype", sort=False)}
-
-
-def actions(norms: pd.DataFrame, eps: pd.DataFrame) -> list[Action]:
-    """Advise sums in fp32 where they are clearly more exact, and a larger eps where a format loses one."""
-    found = []
-    dtypes = sensitive(norms) if len(norms) else []
-    if dtypes:
-        errors = {
-            method: listing(f"{percent(variance_error(norms, dtype, method))} in {dtype}" for dtype in dtypes)
-            for method in figures.STATISTICS_WORDS
-        }
-        why = say(
-            "Layer norm's variance is off by {own} without, and by {fp32} with them.",
-            own=errors["in_format"],
-            fp32=errors["fp32_sums"],
-        )
-        found.append(Action(4, Markdown("**Sums in fp32, whatever the format.**"), why))
-    for dtype, values in lost_eps(eps).items():
-        why = say("It rounds {eps} to zero, and a row of zeros then gives no finite number.", eps=listing(values))
-        found.append(Action(5, say("**No small eps in {dtype}.**", dtype=dtype), why))
-    return found

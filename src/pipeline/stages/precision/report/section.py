@@ -38,7 +38,6 @@ def build(rows: pd.DataFrame) -> Section:
             not_measured(rows, "experiment"),
         ],
         method=METHOD,
-        actions=layer_norm.actions(norms, eps),
         problems=[*_if(added, sums.problem), *_if(dtypes, autocast.problem), *layer_norm.problem(norms, eps)],
     )
 

@@ -200,14 +200,14 @@ def _fuse_attention(shown: Sequence[Capture]) -> list[Action]:
     if part.total_ms - part.products_ms < WORTH_A_LOOK * total_ms:
         return []
     why = say(
-        "{setting}: eager attention takes {attention} of the {total} of a forward pass, its matrix products {products} "
-        "of that; the rest is softmax, mask, scaling and copies.",
+        "{setting}: eager attention takes {attention} of the {total} of a forward pass, and its matrix products "
+        "only {products} of that.",
         setting=setting(first),
         attention=ms(part.total_ms),
         total=ms(total_ms),
         products=ms(part.products_ms),
     )
-    return [Action(2, Markdown("**Fuse attention: its products are the small part.**"), why)]
+    return [Action(3, Markdown("**Use fused attention.**"), why, "attention")]
 
 
 def _look_at_the_optimizer(shown: Sequence[Capture]) -> list[Action]:
@@ -218,7 +218,7 @@ def _look_at_the_optimizer(shown: Sequence[Capture]) -> list[Action]:
     others = [one for one in by_precision(shown, first) if one is not first and path in one.work_ms.index]
     shares = [f"{percent(one.share(path, 'optimizer'))} in {one.cell.precision}" for one in others]
     why = say(
-        "{setting}: {optimizer} of the {total} of {work} in a training step ({share}{others}).",
+        "{setting}: AdamW takes {optimizer} of the {total} of {work} in a training step ({share}{others}).",
         setting=setting(first),
         optimizer=ms(first.work_ms.loc[path, "optimizer"]),
         total=ms(first.total_ms(path)),
@@ -226,6 +226,4 @@ def _look_at_the_optimizer(shown: Sequence[Capture]) -> list[Action]:
         share=percent(first.share(path, "optimizer")),
         others=f"; {listing(shares)}" if shares else "",
     )
-    only_here = any(one.share(path, "optimizer") < WORTH_A_LOOK for one in others)
-    what = f"**In {first.cell.precision} look at AdamW.**" if only_here else "**Look at AdamW.**"
-    return [Action(2, Markdown(what), why)]
+    return [Action(3, Markdown("**Try another AdamW (`fused=True`).**"), why, "optimizer")]

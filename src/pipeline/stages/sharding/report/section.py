@@ -126,16 +126,15 @@ def _actions(measured: Sequence[Run]) -> list[Action]:
         too_large = run.whole["status"].get(PLAIN) == "oom"
         better = [name for name in (OURS, TORCHS) if name in peaks and (too_large or _saves(peaks, name))]
         if better:
-            full = "runs out of memory" if too_large else f"peaks at {_peak_and_step(run, PLAIN)}"
             why = say(
-                "AdamW in full {full}; {shared} ({size}, {name}, {ranks} ranks).",
-                full=full,
+                "{size}, {name}, {ranks} ranks: AdamW in full {full}, {shared}.",
+                full="runs out of memory" if too_large else f"peaks at {_peak_and_step(run, PLAIN)}",
                 shared=listing([f"{name} at {_peak_and_step(run, name)}" for name in better]),
                 size=run.size,
                 name=run.name,
                 ranks=run.world_size,
             )
-            return [Action(3, Markdown("**Shard the optimizer's state.**"), why)]
+            return [Action(3, Markdown("**Shard the optimizer's state over ranks.**"), why)]
     return []
 
 
@@ -144,7 +143,7 @@ def _saves(peaks: pd.Series, name: str) -> bool:
 
 
 def _peak_and_step(run: Run, name: str) -> str:
-    return f"{data_size(run.peak_bytes.loc[name, 'measured'])}, {_step_words(run.steps.loc[name])} a step"
+    return f"{data_size(run.peak_bytes.loc[name, 'measured'])} with steps of {_step_words(run.steps.loc[name])}"
 
 
 def _problems(measured: Sequence[Run]) -> list[Problem]:

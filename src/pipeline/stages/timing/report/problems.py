@@ -2,7 +2,6 @@
 
 import pandas as pd
 
-from pipeline.report.markup import Markdown
 from pipeline.report.page_parts import Problem, say
 from pipeline.report.section import ms, percent, ratio
 from pipeline.stages.timing.report.steps import at, first_steps, gains, of_kind, precision_gains, warm
@@ -41,9 +40,10 @@ def _warmup_problem(rows: pd.DataFrame) -> list[Problem]:
     cold, after_one = (table[table["warmup_steps"] == steps]["first"] for steps in (0, 1))
     if cold.empty:
         return []
-    then = say(" After one warm-up step it is {ratio}.", ratio=ratio(after_one.median())) if len(after_one) else ""
+    then = say(" After one warm-up step it takes {ratio}.", ratio=ratio(after_one.median())) if len(after_one) else ""
     answer = say(
-        "Without warm-up the first step takes {ratio} the later ones (median over models; {most} at most).{then}",
+        "Without warm-up the first step takes {ratio} the time of a later one (median over models; at most {most})."
+        "{then}",
         ratio=ratio(cold.median()),
         most=ratio(cold.max()),
         then=then,
@@ -73,10 +73,10 @@ def _compile_problem(rows: pd.DataFrame, precision: str) -> list[Problem]:
     table = table[table["precision"] == precision]
     if table.empty:
         return []
-    parts = [say("{size} {gain}", size=row["size"], gain=ratio(row["ratio"])) for _, row in table.iterrows()]
+    parts = [f"{row['size']} {ratio(row['ratio'])}" for _, row in table.iterrows()]
     answer = say(
-        "A compiled step ({precision}) against an eager one: {parts}.",
+        "The time of an eager step over that of a compiled one ({precision}): {parts}.",
         precision=precision,
-        parts=Markdown(", ").join(parts),
+        parts=", ".join(parts),
     )
     return [Problem("torch_compile (b)", answer)]

@@ -4,10 +4,13 @@ from collections.abc import Callable
 
 import pandas as pd
 
+from pipeline.formulas.parameters import parameter_count
+from pipeline.formulas.sizes import SIZES
 from pipeline.report.markup import Markdown
 from pipeline.report.outcomes import not_measured, nothing_measured
 from pipeline.report.page_parts import Figure, Section, Table, say
-from pipeline.report.section import count, listing, number, percent, ratio
+from pipeline.report.section import count, listing, number, percent, ratio, span
+from pipeline.report.table_rows import known
 from pipeline.stages.timing.report import figures
 from pipeline.stages.timing.report.actions import actions
 from pipeline.stages.timing.report.problems import problems
@@ -25,12 +28,10 @@ from pipeline.stages.timing.report.steps import (
 )
 
 TITLE, EXERCISE = "How fast does each model train?", "benchmarking_script, torch_compile"
-METHOD = Markdown(
-    "Host clock with a synchronize on both sides; phases one by one, then whole steps; medians. GPU busy time is the"
-    " union of kernels and copies in steps profiled after the timed ones."
-)
+METHOD = Markdown("Host clock with a synchronize on both sides; phases one by one, then whole steps; medians.")
+GPU_METHOD = Markdown(" The GPU is busy while a kernel or copy runs, in steps profiled after the timed ones.")
 KIND_WORDS = {
-    "eager": "eager (ms)",
+    "eager": "eager, foreach AdamW (ms)",
     "fused": "fused AdamW",
     "compiled": "compiled",
     "graph": "CUDA graph",
@@ -55,7 +56,7 @@ def build(rows: pd.DataFrame) -> Section:
             *_kinds_table(rows, precision),
             not_measured(warm(rows), "precision"),
         ],
-        method=METHOD,
+        method=METHOD if known(steps, "gpu_busy_ms").empty else METHOD + GPU_METHOD,
         actions=actions(rows, precision),
         problems=problems(rows, precision, context_length),
         headline=[
@@ -67,17 +68,16 @@ def build(rows: pd.DataFrame) -> Section:
 
 def _answer(steps: pd.DataFrame, rows: pd.DataFrame, precision: str, context_length: int) -> Markdown:
     best = steps.loc[steps["model_tflops_per_s"].idxmax()]
-    batch = int(rows["setting_batch_size"].iloc[0])
     return say(
-        "In {precision} with batch {batch} and context {context_length}, {size} trains {tokens} tokens/s at {tflops}"
-        " TFLOP/s, the most of the models here{mfu}.",
+        "In {precision} with batch {batch} and context {context_length}: {tokens} tokens/s. {size} has the highest"
+        " rate, {tflops} TFLOP/s{mfu}.",
         precision=precision,
-        batch=batch,
+        batch=int(rows["setting_batch_size"].iloc[0]),
         context_length=context_length,
+        tokens=span(steps.set_index("size")["tokens_per_s"], "count"),
         size=best["size"],
-        tokens=count(best["tokens_per_s"]),
         tflops=number(best["model_tflops_per_s"]),
-        mfu="" if pd.isna(best["mfu_pct"]) else f": {percent(best['mfu_pct'] / 100)} of the peak",
+        mfu="" if pd.isna(best["mfu_pct"]) else f", {percent(best['mfu_pct'] / 100)} of the peak",
     )
 
 
@@ -88,6 +88,7 @@ def _headline(steps: pd.DataFrame, rows: pd.DataFrame, context_length: int) -> T
     over_fp32 = over_fp32[over_fp32["context_length"] == context_length].set_index("size")["ratio"]
     columns = {
         "model": steps["size"],
+        "parameters": [_parameters(row) for _, row in steps.iterrows()],
         "tokens/s": steps["tokens_per_s"].map(count),
         "TFLOP/s (MFU)": [
             number(rate) if pd.isna(mfu) else f"{number(rate)} ({percent(mfu / 100)})"
@@ -97,18 +98,26 @@ def _headline(steps: pd.DataFrame, rows: pd.DataFrame, context_length: int) -> T
         "peak GB": steps["peak_bytes"] / 1e9 if "peak_bytes" in steps else None,
         "GPU idle": steps.get("gpu_idle_pct"),
         "limited by": steps.get("limited_by"),
+        "tokens/J": steps.get("tokens_per_j"),
     }
-    forms = {"× fp32": number, "peak GB": number, "GPU idle": lambda value: percent(value / 100)}
+    forms = dict.fromkeys(("× fp32", "peak GB", "tokens/J"), number)
+    forms["GPU idle"] = lambda value: percent(value / 100)
     known = {name: pd.Series(list(column)) for name, column in columns.items() if column is not None}
     shown = {name: column for name, column in known.items() if column.notna().any()}
     cells = pd.DataFrame({name: _written(column, forms.get(name, str)) for name, column in shown.items()})
     title = say(
-        "{precision}, batch {batch}, context {context_length}, eager:",
+        "Training steps in {precision}, batch {batch}, context {context_length}, eager{over}:",
         precision="bf16 autocast" if precision == "bf16" else precision,
+        over="; × fp32: how many times as fast as in fp32" if "× fp32" in shown else "",
         batch=int(steps["setting_batch_size"].iloc[0]),
         context_length=context_length,
     )
     return Table(title, cells)
+
+
+def _parameters(row: pd.Series) -> str:
+    parameters = parameter_count(SIZES[row["size"]], int(row["setting_vocab_size"]))
+    return f"{number(parameters / 1e9)}B" if parameters >= 1e9 else f"{number(parameters / 1e6)}M"
 
 
 def _written(column: pd.Series, form: Callable[..., str]) -> pd.Series:
@@ -137,8 +146,9 @@ def _idle_figure(steps: pd.DataFrame) -> list[Markdown | Figure]:
     if "gpu_busy_ms" not in steps or steps["gpu_busy_ms"].isna().any():
         return []
     limited = list(steps.loc[steps["limited_by"] == "host", "size"])
-    words = f"the host holds {listing(limited)} back" if limited else "the GPU is the limit of every model"
-    return [Figure("wall_and_idle", say("{words}", words=words), figures.wall_and_idle(steps))]
+    words = f"The host limits {listing(limited)}" if limited else "The host limits no model"
+    title = say("{words}: a training step's time, GPU busy and idle", words=words)
+    return [Figure("wall_and_idle", title, figures.wall_and_idle(steps))]
 
 
 def _phases_table(rows: pd.DataFrame, context_length: int) -> Table:
@@ -169,7 +179,8 @@ def _kinds_table(rows: pd.DataFrame, precision: str) -> list[Table]:
         if len(factors):
             columns[KIND_WORDS[kind]] = _written(eager["size"].map(factors), ratio)
     title = say(
-        "How much faster than eager with foreach AdamW ({precision}, context {context_length}):",
+        "Other ways to run the same step, and how many times as fast as eager they are ({precision}, context"
+        " {context_length}):",
         precision=precision,
         context_length=context_length,
     )

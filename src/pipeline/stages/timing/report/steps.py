@@ -5,6 +5,7 @@ import pandas as pd
 from pipeline.formulas.flops import train_step_flops
 from pipeline.formulas.parameters import parameter_count
 from pipeline.formulas.sizes import SIZES
+from pipeline.report.outcomes import clear_gain
 from pipeline.report.table_rows import in_order, ok
 
 # Smallest first, by the parameters of the layers; precisions widest first.
@@ -63,7 +64,7 @@ def step_flops(row: pd.Series) -> int:
 def gains(rows: pd.DataFrame, base: str, other: str) -> pd.DataFrame:
     """Divide the step time of one kind by that of another, of the same precision, size and context.
 
-    Returns CELL, ratio (above 1 the other is faster), clear (whether the quartiles lie apart), base_ms and other_ms.
+    Returns CELL, ratio (above 1 the other is faster), is_clear (whether it is worth acting on), base_ms and other_ms.
     """
     steps = warm(rows)
     return _ratios(of_kind(steps, base), of_kind(steps, other), CELL)
@@ -77,14 +78,12 @@ def precision_gains(rows: pd.DataFrame, precision: str) -> pd.DataFrame:
 
 
 def _ratios(base: pd.DataFrame, other: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
-    both = base.merge(other, on=keys, suffixes=("_base", "_other"), validate="one_to_one")
-    apart = (both["q1_ms_base"] > both["q3_ms_other"]) | (both["q3_ms_base"] < both["q1_ms_other"])
-    return both[keys].assign(
-        ratio=both["median_ms_base"] / both["median_ms_other"],
-        clear=apart,
-        base_ms=both["median_ms_base"],
-        other_ms=both["median_ms_other"],
-    )
+    both = base.merge(other, on=keys, suffixes=("_base", "_other"), validate="one_to_one")[keys]
+    sides = [rows.set_index(keys).loc[map(tuple, both.to_numpy())] for rows in (base, other)]
+    pairs = list(zip(*([row for _, row in side.iterrows()] for side in sides), strict=True))
+    base_ms, other_ms = (side["median_ms"].to_numpy() for side in sides)
+    is_clear = [clear_gain(before, after) is not None for before, after in pairs]
+    return both.assign(ratio=base_ms / other_ms, is_clear=is_clear, base_ms=base_ms, other_ms=other_ms)
 
 
 def compile_times(rows: pd.DataFrame) -> pd.DataFrame:

@@ -1,0 +1,60 @@
+import pandas as pd
+import pytest
+
+from pipeline.instruments.sampling.verdict import FASTER, SAME
+from pipeline.report import trust
+from pipeline.report.repeats import verdict, with_repeats
+
+KEYS = ["mode", "phase"]
+
+
+def rows(**medians_ms):
+    """Make a row per mode and repeat, of samples close to the median."""
+    lines = [
+        {"mode": mode, "phase": "step", "repeat": repeat, "status": "ok", "median_ms": median_ms}
+        | {"samples_ms": [median_ms + place / 1e4 for place in range(-5, 6)]}
+        for mode, repeats in medians_ms.items()
+        for repeat, median_ms in enumerate(repeats, start=1)
+    ]
+    return pd.DataFrame(lines)
+
+
+def by_mode(shown):
+    return shown.set_index("mode").loc
+
+
+def test_the_first_repeat_is_shown_and_all_of_them_judge():
+    shown = with_repeats(rows(eager=(10.0, 10.1, 9.9), compiled=(8.0, 8.1, 7.9), graph=(10.0, 10.1, 9.9)), KEYS)
+    assert list(shown["median_ms"]) == [10.0, 8.0, 10.0]
+    assert verdict(by_mode(shown)["eager"], by_mode(shown)["compiled"]).word == FASTER
+    assert verdict(by_mode(shown)["eager"], by_mode(shown)["graph"]).ratio == pytest.approx(1)
+
+
+def test_repeats_that_lie_close_show_that_two_times_are_the_same():
+    shown = with_repeats(rows(eager=(10.0, 10.01, 9.99), graph=(10.0, 10.01, 9.99)), KEYS)
+    assert verdict(by_mode(shown)["eager"], by_mode(shown)["graph"]).word == SAME
+
+
+@pytest.mark.parametrize("drop", [["repeat"], []])
+def test_without_repeats_there_is_a_ratio_and_no_verdict(drop):
+    shown = with_repeats(rows(eager=[10.0], compiled=[5.0]).drop(columns=drop), KEYS)
+    judged = verdict(by_mode(shown)["eager"], by_mode(shown)["compiled"])
+    assert (judged.ratio, judged.word) == (0.5, None)
+    assert trust.of_rows(shown) == {}
+
+
+def test_the_page_learns_how_far_repeats_lie_apart():
+    found = trust.of_rows(with_repeats(rows(eager=(10.0, 10.2), compiled=(8.0, 8.0)), KEYS))
+    assert found["most_pct"] == pytest.approx(2)
+    assert 0 < found["typical_pct"] < 2
+
+
+def test_an_unstable_repeat_says_nothing_of_the_spread():
+    wild = rows(eager=(10.0, 20.0), compiled=(8.0, 8.0))
+    wild.loc[wild["mode"] == "eager", "status"] = "unstable"
+    assert trust.of_rows(with_repeats(wild, KEYS))["most_pct"] == pytest.approx(0)
+
+
+def test_figures_that_a_power_limit_lowered_are_counted_with_their_clock():
+    capped = rows(eager=[1.0], compiled=[1.0]).assign(power_capped=[True, False], mean_sm_clock_mhz=[1410.0, 1980.0])
+    assert trust.of_rows(capped) == {"capped": 1, "clock_mhz": 1410.0}
