@@ -1,5 +1,6 @@
 """Properties of fully sharded training, shown by real processes."""
 
+import copy
 from functools import partial
 
 import pytest
@@ -138,3 +139,57 @@ def test_checkpointed_modules_are_gathered_again(on_ranks):
     ways = [{"checkpointed": every, "reentrant": reentrant} for every in (1, 2, 4) for reentrant in (False, True)]
     cases = [(rule, way) for rule in RULES for way in ways]
     on_ranks(assert_equal_in_all_cases, 2, cases, partial(torch.optim.SGD, lr=0.05))
+
+
+def assert_equal_in_low_precision(context, dtype, rule):
+    net, masters = Net(seed=0, dtype=torch.float32), Net(seed=0, dtype=torch.float32)
+    net.offset = net.offset.to(dtype)
+    fsdp = FSDP(net, compute_dtype=dtype, shard=RULES[rule])
+    optimizers = [torch.optim.SGD(module.parameters(), lr=0.1) for module in (masters, fsdp)]
+    branches = (0,) if context.world_size > 1 else ()  # used twice, where replicated biases are summed in fp32
+    for step in range(3):
+        alone = copy.deepcopy(masters).to(dtype)
+        loss(alone(data(step), branches)).backward()
+        for master, parameter in zip(masters.parameters(), alone.parameters(), strict=True):
+            master.grad = None if parameter.grad is None else parameter.grad.float()
+        output = fsdp(share(context, data(step)), branches)
+        assert output.dtype == dtype
+        loss(output).backward()
+        fsdp.finish_gradient_synchronization()
+        assert all(shard.grad is None or shard.grad.dtype == torch.float32 for shard in fsdp.parameters())
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    # Rounding of sums of a few hundred terms of order one; one rank has the very sums of one process.
+    tolerance = 0.0 if context.world_size == 1 else 50 * torch.finfo(dtype).eps
+    assert_same(fsdp.full_state_dict(), masters.state_dict() | {"offset": net.offset}, tolerance, tolerance)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_compute_dtype_rounds_weights_and_gradients_but_not_the_shards(on_ranks, dtype, world_size):
+    for rule in ("layers", "blocks"):
+        on_ranks(assert_equal_in_low_precision, world_size, dtype, rule)
+
+
+def assert_accumulated(context, rule):
+    net, alone = Net(seed=0), Net(seed=0)
+    fsdp = FSDP(net, shard=RULES[rule])
+    for _ in range(2):  # the second time on top of the first one's gradients
+        parts = share(context, data()).chunk(2)
+        with fsdp.no_sync():
+            loss(fsdp(parts[0], (0,))).backward()
+        loss(fsdp(parts[1])).backward()
+        fsdp.finish_gradient_synchronization()
+        for rank_part in data().chunk(context.world_size):
+            for part, branches in zip(rank_part.chunk(2), [(0,), ()], strict=True):
+                (loss(alone(part, branches)) / context.world_size).backward()
+    optimizers = [torch.optim.SGD(module.parameters(), lr=0.1) for module in (alone, fsdp)]
+    for optimizer in optimizers:
+        optimizer.step()
+    assert_same(fsdp.full_state_dict(), alone.state_dict())
+
+
+def test_passes_inside_no_sync_are_summed_and_later_gradients_added(on_ranks):
+    for rule in RULES:
+        on_ranks(assert_accumulated, 2, rule)

@@ -12,8 +12,8 @@ from pipeline.formulas.training_state import ADAMW_MOMENTS
 
 # 16 bytes of a two-byte type: what vectorised loads and tensor-map descriptors need at the start of a matrix.
 ALIGNMENT = 8
-# A unit computes while the next one is gathered; a gradient is sent while the next unit's is collected.
-BUFFERS_GATHERED = BUFFERS_SENT = 2
+# One for the unit that computes, one for the next.
+BUFFERS_GATHERED = 2
 
 
 @dataclass(frozen=True)
@@ -88,11 +88,23 @@ class FsdpPlan:
         return self.compute_itemsize * sum(max((unit.elements for unit in units), default=0) for units in turns)
 
     @property
-    def sent_bytes_of_gradients(self) -> int:
-        """Count the gradients that are on their way at most: the two largest neighbours."""
-        pairs = zip(self.units, self.units[1:], strict=False)
-        largest = max((one.elements + other.elements for one, other in pairs), default=self.units[0].elements)
-        return self.compute_itemsize * largest
+    def collecting_bytes(self) -> int:
+        """Count what gradients take at most during the backward pass, which goes through the units from last to first.
+
+        When a unit's gradients are all there, the later units' pieces have been received, and the one before it is on
+        its way: its buffer and, if it is to be converted, its piece as received. A gradient that is copied into the
+        unit's buffer exists beside it.
+        """
+        most = received = on_its_way = 0
+        for unit in reversed(self.units):
+            buffer = self.compute_itemsize * unit.elements
+            copied = 0 if unit.is_sent_as_it_is else self.compute_itemsize * max(unit.sizes)
+            as_received = self.compute_itemsize * unit.piece if self.compute_itemsize != self.itemsize else 0
+            most = max(most, received + on_its_way + buffer + copied)
+            received += self.itemsize * unit.piece
+            on_its_way = buffer + as_received
+            most = max(most, received + on_its_way)
+        return most
 
     def collective_bytes(self, gathers: int) -> dict[str, int]:
         """Count the payload of a step by collective, if every unit is gathered `gathers` times."""

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
@@ -13,6 +12,7 @@ from pipeline.parallel.replicas import (
     broadcast_from_rank_0,
     check_same_on_all_ranks,
     describe,
+    refuse_sparse,
     refuse_sparse_embeddings,
     used_nowhere,
 )
@@ -110,12 +110,7 @@ class ReplicatedModule(nn.Module):
                     "averaged: unfreeze parameters before wrapping"
                 )
         for parameter in self._trained:
-            self._refuse_sparse(parameter)
-
-    def _refuse_sparse(self, parameter: Tensor) -> None:
-        """Raise RuntimeError if the parameter's gradient is sparse."""
-        if parameter.grad is not None and parameter.grad.layout is not torch.strided:
-            raise RuntimeError(f"{self._names[parameter]}: a sparse gradient cannot be averaged")
+            refuse_sparse(parameter, self._names[parameter])
 
     def _launch_all(self) -> list[Parameter]:
         """Start all reductions that are not running yet; return the parameters without a gradient."""

@@ -21,6 +21,7 @@ from pipeline.parallel.replicas import (
     broadcast_from_rank_0,
     describe,
     prepare_on_all_ranks,
+    refuse_sparse,
     refuse_sparse_embeddings,
     used_nowhere,
 )
@@ -124,11 +125,11 @@ class FSDP(nn.Module):
 
         Without it, shards have no valid gradients. A gradient missing on some ranks counts as zeros there; one missing
         on all ranks stays None. On a GPU the current stream waits, not the host, unless a gradient is missing.
-        Raises RuntimeError inside `no_sync()`, and for a gradient of a parameter that was frozen when wrapped.
+        Raises RuntimeError inside `no_sync()`, for a sparse gradient, and for one of a parameter frozen when wrapped.
         """
         if not self._synchronises:
             raise RuntimeError("finish_gradient_synchronization() inside no_sync()")
-        self._refuse_unfrozen()
+        self._check_replicated()
         without = self._scattering.finish([flat for flat in self._flats if flat.is_trained])
         for reduction in self._reductions:
             without += reduction.launch()
@@ -204,6 +205,7 @@ class FSDP(nn.Module):
 
     def _on_gradient(self, position: int, index: int) -> None:
         flat = self._flats[position]
+        refuse_sparse(flat.fulls[index], flat.names[index])
         if not self._gathering.holds(self._unit_of[flat]):
             raise RuntimeError(
                 f"the gradient of {flat.names[index]} was computed without its unit: a unit must return its results as "
@@ -212,8 +214,9 @@ class FSDP(nn.Module):
         if self._synchronises:
             self._scattering.add(flat, index)
 
-    def _refuse_unfrozen(self) -> None:
+    def _check_replicated(self) -> None:
         for parameter in self._replicated:
+            refuse_sparse(parameter, self._names[parameter])
             if parameter.grad is not None and parameter not in self._averaged:
                 raise RuntimeError(
                     f"{self._names[parameter]} was frozen when the module was wrapped, so its gradient would not be "

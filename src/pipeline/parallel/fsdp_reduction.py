@@ -1,6 +1,5 @@
 """Average gradients over the ranks as they come, each rank receiving its piece."""
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -9,7 +8,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Parameter
 
-from pipeline.formulas.fsdp import BUFFERS_SENT
 from pipeline.parallel.fsdp_units import Flat
 from pipeline.parallel.lanes import Lane, Pending
 
@@ -17,7 +15,7 @@ from pipeline.parallel.lanes import Lane, Pending
 class Scattering:
     """Reduce-scatter a flat buffer of gradients once all of them have come; add each rank's piece to its shards'.
 
-    At most two buffers of gradients exist at a time: one that fills or has just been sent, and the one before it.
+    At most two buffers of gradients exist at a time: one that fills, and the one before it, which is on its way.
     """
 
     def __init__(self, lane: Lane):
@@ -25,19 +23,16 @@ class Scattering:
         self._filling: dict[Flat, Tensor] = {}
         self._arrived: dict[Flat, set[int]] = {}
         # What is on its way, with the tensors that must stay until it has arrived.
-        self._sent: deque[tuple[Pending, tuple[Tensor, ...]]] = deque()
+        self._sent: tuple[Pending, tuple[Tensor, ...]] | None = None
         self._absent: list[Parameter] = []
 
     @torch.no_grad()
     def add(self, flat: Flat, index: int) -> None:
         """Take the gradient of a full parameter; send the buffer if it was the last."""
-        gradient, flat.fulls[index].grad = flat.fulls[index].grad, None
-        assert gradient is not None  # called when it has one
         if flat.layout.is_sent_as_it_is:
-            self._settle(BUFFERS_SENT - 1)
-            self._send(flat, gradient.reshape(-1))
+            self._send(flat, _taken_gradient(flat, index).reshape(-1))
             return
-        self._fill(flat, index, gradient)
+        self._fill(flat, index)
         if len(self._arrived[flat]) == len(flat.fulls):
             self._send_filled(flat)
 
@@ -54,26 +49,25 @@ class Scattering:
             if flat in self._filling:
                 self._fill_up(flat)
                 self._send_filled(flat)
-        self._settle(0)
+        self._settle()
         absent, self._absent = self._absent, []
         return absent
 
     def discard(self) -> None:
         """Drop all gradients that are on their way or wait for others."""
-        self._settle(0)
+        self._settle()
         self._filling, self._arrived, self._absent = {}, {}, []
 
-    def _fill(self, flat: Flat, index: int, gradient: Tensor) -> None:
+    def _fill(self, flat: Flat, index: int) -> None:
         if flat not in self._filling:
-            self._settle(BUFFERS_SENT - 1)
             size, device = flat.layout.elements, flat.piece.device
             self._filling[flat] = torch.empty(size, dtype=flat.compute_dtype, device=device)
             self._arrived[flat] = set()
         view = flat.view_of_full(self._filling[flat], index)
         if index in self._arrived[flat]:  # from an earlier backward pass that did not complete the buffer
-            view.add_(gradient)
+            view.add_(_taken_gradient(flat, index))
         else:
-            view.copy_(gradient)
+            view.copy_(_taken_gradient(flat, index))
             self._arrived[flat].add(index)
 
     def _fill_up(self, flat: Flat) -> None:
@@ -89,6 +83,7 @@ class Scattering:
 
     def _send(self, flat: Flat, full: Tensor) -> None:
         """Start to average a flat buffer; the shards' gradients are views of the result, or it is added to them."""
+        self._settle()
         operation = dist.ReduceOp.AVG
         if dist.get_backend() != dist.Backend.NCCL:
             # Gloo divides the sum, which might overflow in fp16.
@@ -105,13 +100,20 @@ class Scattering:
                 after.append(partial(gradient.add_, view))
         collective = partial(dist.reduce_scatter_tensor, received, full, op=operation)
         pending = self._lane.start(collective, None, partial(_run_all, after) if after else None)
-        self._sent.append((pending, (full, received, result)))
+        self._sent = pending, (full, received, result)
 
-    def _settle(self, left: int) -> None:
-        """Wait until at most so many buffers are on their way."""
-        while len(self._sent) > left:
-            pending, _ = self._sent.popleft()
+    def _settle(self) -> None:
+        """Wait for the buffer that is on its way, which has had the time of a unit's backward pass."""
+        if self._sent is not None:
+            pending, _ = self._sent
             pending.wait()
+            self._sent = None
+
+
+def _taken_gradient(flat: Flat, index: int) -> Tensor:
+    gradient, flat.fulls[index].grad = flat.fulls[index].grad, None
+    assert gradient is not None, f"{flat.names[index]} has no gradient"
+    return gradient
 
 
 @torch.no_grad()

@@ -155,6 +155,7 @@ def find_groups(root: nn.Module, shard: Rule | None) -> list[Group]:
     Raises ValueError if nothing is to be sharded, if a parameter to be sharded also belongs to a module outside, or is
     not initialised, or if such parameters are on several devices.
     """
+    _refuse_uninitialised(root)
     found = [
         (module, _matrices(module) if shard is None else list(module.parameters()))
         for module in _outermost(root, shard or is_matrix_layer)
@@ -201,17 +202,21 @@ def _joined(found: Iterable[tuple[nn.Module, list[Parameter]]]) -> list[Group]:
     return groups
 
 
+def _refuse_uninitialised(root: nn.Module) -> None:
+    for name, parameter in root.named_parameters():
+        if is_lazy(parameter):
+            raise ValueError(f"{name} is not initialised: run the module once before wrapping it")
+
+
 def _check(root: nn.Module, groups: list[Group]) -> None:
     inside = {inner for entry in groups for module in entry.modules for inner in module.modules()}
     sharded = {parameter for entry in groups for parameter in entry.members}
     for path, module in root.named_modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            if is_lazy(parameter):
-                raise ValueError(f"{path}.{name} is not initialised: run the module once before wrapping it")
+        for name, parameter in module.named_parameters(path, recurse=False):
             if parameter in sharded and module not in inside:
                 raise ValueError(
-                    f"{path}.{name} is also a weight of a module that is sharded, but not of this one: let shard be "
-                    "true for a module that contains both"
+                    f"{name} is also a weight of a module that is sharded, but not of this one: let shard be true for "
+                    "a module that contains both"
                 )
     devices = {str(parameter.device) for parameter in sharded}
     if len(devices) > 1:

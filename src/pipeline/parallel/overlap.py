@@ -9,6 +9,7 @@ from torch.nn import Parameter
 
 from pipeline.parallel.ddp import ReplicatedModule
 from pipeline.parallel.reductions import Reduction, in_buckets, one_for_each_parameter
+from pipeline.parallel.replicas import refuse_sparse
 
 CHANGED_TOO_LATE = (
     "a gradient changed after its all-reduce began: call finish_gradient_synchronization() after each backward pass, "
@@ -107,7 +108,7 @@ class OverlappedModule(ReplicatedModule):
             module = this()
             if module is None:
                 return
-            module._refuse_sparse(parameter)
+            refuse_sparse(parameter, module._names[parameter])
             if module._synchronises:
                 module._order.gradient_ready(position)
             else:

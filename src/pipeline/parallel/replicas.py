@@ -23,6 +23,12 @@ def refuse_sparse_embeddings(module: nn.Module) -> None:
             raise ValueError(f"{names[child.weight]}: sparse gradients (sparse=True) cannot be averaged")
 
 
+def refuse_sparse(parameter: Tensor, name: str) -> None:
+    """Raise RuntimeError if the parameter's gradient is sparse."""
+    if parameter.grad is not None and parameter.grad.layout is not torch.strided:
+        raise RuntimeError(f"{name}: a sparse gradient cannot be averaged")
+
+
 def used_nowhere(parameters: Sequence[Tensor], without: Sequence[Tensor]) -> list[Tensor]:
     """Return the parameters that have a gradient on no rank; `without`: those that have none here. A collective."""
     if not parameters:

@@ -1,0 +1,322 @@
+"""What fully sharded training gathers, when, what it keeps, and what it refuses."""
+
+import gc
+import time
+from datetime import timedelta
+from functools import partial
+from itertools import pairwise
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.distributed_c10d import _set_pg_timeout
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn import functional
+
+from pipeline.formulas.fsdp import FsdpPlan, flat_layout
+from pipeline.parallel import FSDP
+
+from .conftest import TIMEOUT_S
+from .freed import A_MOMENT_S, still_there
+
+WIDTHS = (8, 24, 40, 16, 56, 32)
+
+
+def stack(seed=0, dtype=torch.float32):
+    """Build layers of different sizes, so that a buffer's length tells its unit."""
+    torch.manual_seed(seed)
+    return nn.Sequential(*(nn.Linear(first, second, dtype=dtype) for first, second in pairwise(WIDTHS)))
+
+
+def everything(module):
+    return isinstance(module, nn.Sequential)
+
+
+def train_step(fsdp, optimizer=None):
+    fsdp(torch.ones(2, WIDTHS[0])).square().sum().backward()
+    fsdp.finish_gradient_synchronization()
+    if optimizer is not None:
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def gathers_of_a_step(context):
+    """Log, for the second step, which unit is gathered when, and when a layer is done forward and backward."""
+    net = stack()
+    unit_of = {layer.weight.numel(): index for index, layer in enumerate(net)}
+    log = []
+    for index, layer in enumerate(net):
+        layer.register_forward_hook(lambda *_, index=index: log.append(("forward", index)))
+    original = dist.all_gather_into_tensor
+
+    def logged(output, *args, **kwargs):
+        log.append(("gather", unit_of[output.numel()]))
+        return original(output, *args, **kwargs)
+
+    dist.all_gather_into_tensor = logged
+    fsdp = FSDP(net)
+    for layer in net:  # after the wrapper's hooks; a linear layer's input gradient is the last of its operations
+        layer.register_full_backward_hook(lambda module, *_: log.append(("backward", list(net).index(module))))
+    train_step(fsdp)
+    log.clear()
+    train_step(fsdp)
+    return log
+
+
+def test_a_unit_is_gathered_while_the_one_before_it_computes_but_not_earlier(on_ranks):
+    log, other = on_ranks(gathers_of_a_step, 2)
+    assert log == other
+    last = len(WIDTHS) - 2
+    gathered = [unit for what, unit in log if what == "gather"]
+    # Forward in order; backward in reverse, but for the last two, which are still there.
+    assert gathered == [*range(last + 1), *range(last - 2, -1, -1)]
+    middle = log.index(("forward", last))
+    for position, (what, unit) in enumerate(log):
+        if what != "gather":
+            continue
+        forward = position < middle
+        phase, step = ("forward", 1) if forward else ("backward", -1)
+        before, after = log[:position], log[position:]
+        if unit - 2 * step in range(last + 1):
+            assert (phase, unit - 2 * step) in before
+        if unit - step in range(last + 1):
+            assert (phase, unit - step) in after
+
+
+def storages(tensors):
+    return {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+
+
+def bytes_of_all_tensors():
+    gc.collect()
+    return sum(storages(entry for entry in gc.get_objects() if type(entry) in (torch.Tensor, nn.Parameter)).values())
+
+
+def assert_bytes_soon(wanted):
+    deadline = time.monotonic() + A_MOMENT_S  # a thread of gloo's may hold the tensor of its last collective
+    while bytes_of_all_tensors() != wanted and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert bytes_of_all_tensors() == wanted
+
+
+def assert_kept_bytes(context, shard, compute_dtype, wanted):
+    gc.freeze()  # what was there before is neither looked at nor counted
+    fsdp = FSDP(stack(), compute_dtype=compute_dtype, shard=shard)
+    assert_bytes_soon(wanted)
+    for _ in range(2):
+        train_step(fsdp)
+        fsdp.zero_grad()
+    assert_bytes_soon(wanted)
+
+
+@pytest.mark.parametrize(("world_size", "compute_dtype"), [(2, None), (3, torch.bfloat16)])
+def test_between_steps_a_rank_keeps_the_bytes_of_the_formula(on_ranks, world_size, compute_dtype):
+    sizes = [size for layer in stack() for size in (layer.weight.numel(), layer.bias.numel())]
+    layers = FsdpPlan(tuple(flat_layout([size], world_size) for size in sizes[::2]), sum(sizes[1::2]), 4, 4)
+    whole = FsdpPlan((flat_layout(sizes, world_size),), 0, 4, 4)
+    for shard, plan in ((None, layers), (everything, whole)):
+        # The gradients of what is replicated stay in a buffer.
+        wanted = plan.persistent_bytes + 4 * plan.replicated
+        on_ranks(assert_kept_bytes, world_size, shard, compute_dtype, wanted)
+
+
+def kept_storages(context, shard):
+    fsdp = FSDP(stack(seed=context.rank), compute_dtype=torch.bfloat16, shard=shard)
+    optimizer = torch.optim.AdamW(fsdp.parameters())
+    train_step(fsdp, optimizer)
+    train_step(fsdp)
+    tensors = [*fsdp.parameters(), *(shard.grad for shard in fsdp.parameters())]
+    weak = [StorageWeakRef(tensor.untyped_storage()) for tensor in tensors]
+    del fsdp, optimizer, tensors
+    gc.collect()
+    return still_there(weak)
+
+
+@pytest.mark.parametrize("shard", [None, everything])
+def test_dropping_module_and_optimizer_frees_shards_and_gradients(on_ranks, shard):
+    assert on_ranks(kept_storages, 2, shard) == [0, 0]
+
+
+def assert_state_goes_round(context):
+    net, other = stack(seed=context.rank, dtype=torch.float64), stack(seed=7, dtype=torch.float64)
+    fsdp = FSDP(net)
+    torch.testing.assert_close(fsdp.full_state_dict(), dict(stack(dtype=torch.float64).state_dict()), rtol=0, atol=0)
+    x = torch.ones(2, WIDTHS[0], dtype=torch.float64)
+    with torch.no_grad():
+        fsdp(x)
+        fsdp.load_full_state_dict(other.state_dict())
+        torch.testing.assert_close(fsdp(x), other(x))
+    assert not any("module" in name for name in fsdp.full_state_dict())
+    other.load_state_dict(fsdp.full_state_dict())
+    state = other.state_dict()
+    with pytest.raises(ValueError, match=r"^0\.weight: must have shape \(24, 8\), got \(2, 2\)$"):
+        fsdp.load_full_state_dict(state | {"0.weight": torch.ones(2, 2)})
+    del state["0.bias"]
+    with pytest.raises(ValueError, match=r"^the state to load lacks \['0\.bias'\], and has in excess \['more'\]$"):
+        fsdp.load_full_state_dict(state | {"more": torch.ones(1)})
+
+
+def test_the_full_state_is_that_of_the_module_and_can_be_loaded(on_ranks):
+    on_ranks(assert_state_goes_round, 2)
+
+
+class Choosing(nn.Module):
+    """A unit that uses one of its weights on some ranks, and another one nowhere; parameters of two dtypes."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.always = nn.Linear(4, 3).double()
+        self.sometimes, self.never = (nn.Parameter(torch.ones(3, dtype=torch.float64)) for _ in range(2))
+        self.single = nn.Parameter(torch.full((5,), 0.5))
+        self.fixed = nn.Parameter(torch.ones(3), requires_grad=False)
+
+    def forward(self, x, use):
+        y = self.always(x) * self.single.sum() * self.fixed
+        return y * self.sometimes if use else y
+
+
+def choosing_losses(module, world_size):
+    batches = torch.arange(24, dtype=torch.float64).reshape(-1, 4).chunk(world_size)
+    return [partial(module, batch, use=rank == 0) for rank, batch in enumerate(batches)]
+
+
+def assert_partly_used(context):
+    net, alone = nn.Sequential(Choosing()), Choosing()
+    fsdp = FSDP(net[0], shard=lambda module: isinstance(module, Choosing))
+    for _ in range(2):
+        choosing_losses(fsdp, context.world_size)[context.rank]().mean().backward()
+        fsdp.finish_gradient_synchronization()
+        total = sum(call().mean() for call in choosing_losses(alone, context.world_size))
+        (total / context.world_size).backward()
+        optimizers = [torch.optim.SGD(module.parameters(), lr=0.01, weight_decay=0.1) for module in (alone, fsdp)]
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        torch.testing.assert_close(fsdp.full_state_dict(), dict(alone.state_dict()))
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_units_of_several_dtypes_with_parameters_frozen_or_used_on_some_ranks_or_nowhere(on_ranks, world_size):
+    on_ranks(assert_partly_used, world_size)
+
+
+class Lookup(nn.Module):
+    """An embedding as a function, of which nothing tells beforehand that its gradient will be sparse."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.ones(4, 2))
+
+    def forward(self, indices):
+        return functional.embedding(indices, self.table, sparse=True)
+
+
+class Boxed(nn.Module):
+    """A layer that returns its result in something that torch does not look into."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return SimpleNamespace(tensor=self.layer(x))
+
+
+class Unboxing(nn.Module):
+    """Two more layers, which need the first one's buffer in between."""
+
+    def __init__(self):
+        super().__init__()
+        self.boxed, self.rest = Boxed(), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+
+    def forward(self, x):
+        return self.rest(self.boxed(x).tensor)
+
+
+class Outer(nn.Module):
+    """A layer that calls another one, which is no part of it."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.weight, self.inner = nn.Parameter(torch.ones(4, 4)), [inner]
+
+    def forward(self, x):
+        return self.inner[0](x) @ self.weight
+
+
+def backward_twice(fsdp):
+    # The first time, each unit is expected again in the backward pass and gathered in time.
+    for _ in range(2):
+        fsdp(torch.ones(2, 4)).sum().backward()
+
+
+def assert_refused(context):
+    with pytest.raises(ValueError, match=r"^nothing to shard: no module has a 2-D weight$"):
+        FSDP(nn.LayerNorm(3))
+    with pytest.raises(ValueError, match=r"^nothing to shard: shard is true for no module with parameters$"):
+        FSDP(nn.Linear(3, 3), shard=lambda module: False)
+    with pytest.raises(ValueError, match=r"^0\.weight: sparse gradients \(sparse=True\) cannot be averaged$"):
+        FSDP(nn.Sequential(nn.Embedding(4, 2, sparse=True)))
+    with pytest.raises(ValueError, match=r"^0\.weight is not initialised: run the module once before wrapping it$"):
+        FSDP(nn.Sequential(nn.LazyLinear(3), nn.Linear(3, 3)))
+    shared = nn.Module()
+    shared.layer = nn.Linear(3, 3)
+    shared.also = shared.layer.weight
+    with pytest.raises(ValueError, match=r"^also is also a weight of a module that is sharded"):
+        FSDP(shared)
+    with pytest.raises(TypeError, match="cannot be copied or pickled"):
+        torch.save(FSDP(nn.Linear(3, 3)), "/dev/null")
+
+
+def assert_refused_while_training(context):
+    fsdp = FSDP(nn.Linear(3, 3))
+    with fsdp.no_sync(), pytest.raises(RuntimeError, match="inside no_sync"):
+        fsdp.finish_gradient_synchronization()
+    fsdp.module.weight.requires_grad_(False)
+    with pytest.raises(RuntimeError, match=r"^weight was converted, moved, frozen or unfrozen after wrapping"):
+        fsdp(torch.ones(1, 3))
+    with pytest.raises(RuntimeError, match=r"^weight was converted, moved, frozen or unfrozen after wrapping"):
+        FSDP(nn.Linear(3, 3)).double()(torch.ones(1, 3))
+    fsdp = FSDP(Lookup(), shard=lambda module: True)
+    with pytest.raises(RuntimeError, match=r"^table: a sparse gradient cannot be averaged$"):
+        fsdp(torch.tensor([0, 2])).sum().backward()
+    fsdp = FSDP(Unboxing(), shard=lambda module: isinstance(module, Boxed | nn.Linear))
+    with pytest.raises(RuntimeError, match=r"^the gradient of boxed\.layer\.\w+ was computed without its unit"):
+        backward_twice(fsdp)
+    layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+    layers.append(Outer(layers[0]))
+    fsdp = FSDP(layers)
+    with pytest.raises(RuntimeError, match=r"^the unit of 0\.weight is used during the forward pass of that of 2\."):
+        layers[2](torch.ones(1, 4))
+
+
+@pytest.mark.parametrize("case", [assert_refused, assert_refused_while_training])
+def test_what_cannot_be_sharded_is_refused_in_one_line(on_ranks, case):
+    on_ranks(case, 2)
+
+
+def assert_different_modules_are_refused(context):
+    with pytest.raises(ValueError, match=r"^modules differ between ranks: rank 0 has .* rank 1 has "):
+        FSDP(nn.Linear(3, 3 + context.rank))
+    with pytest.raises(ValueError, match=r"^modules: rank 1 raised ValueError: nothing to shard"):
+        FSDP(nn.Sequential(nn.Linear(3, 3)), shard=lambda module: context.rank == 0)
+
+
+def test_ranks_with_different_modules_or_units_all_raise(on_ranks):
+    on_ranks(assert_different_modules_are_refused, 2)
+
+
+def seconds_until_an_error(context):
+    fsdp = FSDP(stack())
+    _set_pg_timeout(timedelta(seconds=1))
+    started = time.monotonic()
+    with pytest.raises(RuntimeError):
+        train_step(fsdp) if context.rank == 0 else dist.barrier()
+    return time.monotonic() - started
+
+
+def test_a_rank_that_stays_away_makes_all_raise_within_the_timeout(on_ranks):
+    assert max(on_ranks(seconds_until_an_error, 2)) < TIMEOUT_S / 2
