@@ -154,6 +154,18 @@ def test_what_a_record_says_of_the_host_is_checked(host, complaint):
 
 
 @pytest.mark.parametrize(
+    ("scheduler", "complaint"),
+    [
+        (None, "scheduler is null, allowed is an object"),
+        ({"name": "slurm"}, "it has no scheduler.job, scheduler.nodes"),
+        ({"name": "slurm", "job": 7, "nodes": "n1"}, "scheduler.job is 7, allowed is text"),
+    ],
+)
+def test_what_a_record_says_of_its_scheduler_s_job_is_checked(scheduler, complaint):
+    assert f"cell.json is no record: {complaint}: " in complaint_about({**RECORD, "scheduler": scheduler})
+
+
+@pytest.mark.parametrize(
     ("modules", "complaint"),
     [
         (["pipeline"], 'code.modules is ["pipeline"], allowed is an object'),

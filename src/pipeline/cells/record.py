@@ -41,6 +41,8 @@ HOST_PARTS = {
     "load_before": int | float,
     "load_after": int | float,
 }
+# Of the scheduler's job, where there was one.
+SCHEDULER_PARTS = {"name": str, "job": str, "nodes": str}
 # Files of these names are read.
 MODULE_NAME = re.compile(r"pipeline(\.\w+)*", re.ASCII)
 MACHINE_PARTS = {"kind": str, "software": dict}
@@ -160,6 +162,9 @@ def _complaints(record: dict[str, Any]) -> Iterator[str]:
     if "host" in record:
         yield from _part_complaints(record, {"host": dict})
         yield from _part_complaints(record["host"], HOST_PARTS, "host.")
+    if "scheduler" in record:
+        yield from _part_complaints(record, {"scheduler": dict})
+        yield from _part_complaints(record["scheduler"], SCHEDULER_PARTS, "scheduler.")
     if not record["rows"]:
         yield "it has no row"
     for number, row in enumerate(record["rows"], start=1):

@@ -14,6 +14,7 @@ from pipeline.cells.capacity import too_large
 from pipeline.cells.devices import TooFewGPUs, claim_gpus
 from pipeline.cells.quiet_host import Host
 from pipeline.cells.record import SCHEMA_VERSION
+from pipeline.cells.scheduler import slurm_job
 from pipeline.cells.stage import Stage, shares_host
 from pipeline.cells.worker.child import COMPILE_IN_PROCESS
 from pipeline.errors import Skipped
@@ -75,6 +76,7 @@ def run_cell(
     started_at, stopwatch = time.time(), Stopwatch()
     rows = _outcome_rows(cell, "skipped", str(lack)) if lack else _rows(measure, cell, settings, stopwatch)
     stage.row_types.check(asdict(cell), rows)
+    job = slurm_job()
     return {
         "schema_version": SCHEMA_VERSION,
         "stage": stage.name,
@@ -83,6 +85,7 @@ def run_cell(
         "rows": rows,
         "machine": {**facts, "gpus_taken": list(claim.device_ids)},
         "host": host.facts(),
+        **({"scheduler": job.facts()} if job else {}),
         "code": {
             **freshness.code_facts(stage.package, start.issued_at, measured=lack is None),
             "commit": identity.git_commit(Path(pipeline.__file__).parent),

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from pipeline.cells import fields
-from pipeline.cells.record import HOST_PARTS, read_record
+from pipeline.cells.record import HOST_PARTS, SCHEDULER_PARTS, read_record
 from pipeline.cells.rows import STATUSES, WITH_FIGURES
 from pipeline.cells.stage import SETTING, Stage, Stages
 from pipeline.errors import UserError
@@ -65,6 +65,7 @@ def _cell_line(record: dict[str, Any]) -> dict[str, Any]:
         "process": record["process"],
         **seconds,
         **{f"host_{name}": record.get("host", {}).get(name) for name in HOST_PARTS},
+        **{f"scheduler_{name}": record.get("scheduler", {}).get(name) for name in SCHEDULER_PARTS},
         **_machine(record),
         "cpu": _cpu(record["machine"].get("cpu")),
         **{name: record["code"].get(name) for name in ("digest", "commit")},

@@ -1,0 +1,35 @@
+"""The scheduler's job that a cell runs in: its number and its nodes."""
+
+import os
+import subprocess
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class SlurmJob:
+    """A job of Slurm: its number, its nodes as Slurm writes them (`n[1-2]`), and how many they are."""
+
+    number: str
+    nodes: str
+    num_nodes: int
+
+    def facts(self) -> dict[str, str]:
+        """Return what a record holds of the job."""
+        return {"name": "slurm", "job": self.number, "nodes": self.nodes}
+
+
+def slurm_job() -> SlurmJob | None:
+    """Return the Slurm job that this process belongs to; None outside of one."""
+    number = os.environ.get("SLURM_JOB_ID")
+    if number is None:
+        return None
+    nodes, count = (os.environ.get(name, "") for name in ("SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES"))
+    if not count:  # Snakemake's plugin leaves only the number to a job that starts its own steps
+        nodes, count = _asked(number)
+    return SlurmJob(number, nodes, int(count))
+
+
+def _asked(number: str) -> tuple[str, str]:
+    command = ["squeue", "--noheader", "--format=%N %D", "--jobs", number]
+    nodes, count = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    return nodes, count

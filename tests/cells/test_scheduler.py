@@ -1,0 +1,29 @@
+import pytest
+
+from pipeline.cells.scheduler import SlurmJob, slurm_job
+
+
+@pytest.fixture(autouse=True)
+def outside_of_a_job(monkeypatch):
+    for name in ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_outside_of_a_job_there_is_none():
+    assert slurm_job() is None
+
+
+def test_a_job_names_its_nodes(monkeypatch):
+    for name, value in {"ID": "7", "NODELIST": "n[1-2]", "NUM_NODES": "2"}.items():
+        monkeypatch.setenv(f"SLURM_JOB_{name}", value)
+    assert slurm_job() == SlurmJob("7", "n[1-2]", 2)
+    assert slurm_job().facts() == {"name": "slurm", "job": "7", "nodes": "n[1-2]"}
+
+
+def test_a_job_that_knows_only_its_number_asks_slurm(monkeypatch, tmp_path):
+    squeue = tmp_path / "squeue"
+    squeue.write_text("#!/bin/sh\nprintf '%s\\n' 'gpu-a[3,5] 2'\n")
+    squeue.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setenv("SLURM_JOB_ID", "8")
+    assert slurm_job() == SlurmJob("8", "gpu-a[3,5]", 2)
