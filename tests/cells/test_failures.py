@@ -2,7 +2,15 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cells.failures import LONGEST, Failure, Failures, how_it_ended, read_failures, write_failures
+from pipeline.cells.failures import (
+    LONGEST,
+    Failure,
+    Failures,
+    how_it_ended,
+    read_failures,
+    told_by_scheduler,
+    write_failures,
+)
 from pipeline.errors import UserError
 
 CELL = Failure(
@@ -56,6 +64,36 @@ def test_nothing_that_failed_is_counted_on():
 def test_a_failure_is_told_by_how_its_log_ends(tmp_path, log, said):
     (tmp_path / "cell.log").write_bytes(log)
     assert how_it_ended(tmp_path / "cell.log") == said
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        (
+            "SLURM-job '7' failed, SLURM status is: 'TIMEOUT'. Detailed failure reason unavailable.",
+            "Slurm job 7 ended as TIMEOUT",
+        ),
+        (
+            "SLURM-job '8' failed due to a node failure, SLURM status is: 'NODE_FAIL'. Failed nodes will be excluded.",
+            "Slurm job 8 ended as NODE_FAIL",
+        ),
+        (
+            "SLURM sbatch failed. The error message was 'no such partition'.\n    sbatch call:\n",
+            "SLURM sbatch failed. The error message was 'no such partition'.",
+        ),
+    ],
+)
+def test_of_a_scheduler_s_message_what_happened_is_kept(message, told):
+    assert told_by_scheduler(message) == told
+
+
+def test_what_a_scheduler_says_comes_before_the_log(tmp_path):
+    log = tmp_path / "cell.log"
+    assert how_it_ended(log, "Slurm job 7 ended as FAILED").startswith("Slurm job 7 ended as FAILED: cannot read")
+    log.write_text("ended by SIGKILL\n")
+    assert how_it_ended(log, "Slurm job 7 ended as FAILED") == "Slurm job 7 ended as FAILED: ended by SIGKILL"
+    log.write_text("")
+    assert how_it_ended(log, "Slurm job 7 ended as TIMEOUT") == "Slurm job 7 ended as TIMEOUT"
 
 
 def test_a_log_that_is_not_there_is_told(tmp_path):

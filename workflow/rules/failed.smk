@@ -2,13 +2,31 @@
 
 import contextlib
 import json
+import logging
 import os
 import shutil
 import subprocess
 import sys
 
+from snakemake_interface_logger_plugins.common import LogEvent
+
+from pipeline.cells.failures import told_by_scheduler
+
 MADE_OF_TABLES = ("results/{}/cells.csv", "reports/sections/{}.md", "reports/figures/{}")
 LIST = ".snakemake/failures.json"
+
+
+class Endings(logging.Handler):
+    """Keeps what a scheduler says of jobs that failed, by the first file that each should have left."""
+
+    def __init__(self):
+        super().__init__()
+        self.told = {}
+
+    def emit(self, record):
+        """Keep the message of one record, if it is of a job that failed."""
+        if getattr(record, "event", None) == LogEvent.JOB_ERROR and record.rule_msg and record.output:
+            self.told[record.output[0]] = told_by_scheduler(record.rule_msg)
 
 
 def targets():
@@ -32,7 +50,8 @@ def failure(job):
     """Return what there is to say of a job that failed."""
     prefix, _, stage = job.rule.partition("_")
     stage = stage if prefix == "measure" else ""
-    return Failure(job.message, stage, job.outputs, job.log, how_it_ended(Path(job.log)))
+    error = how_it_ended(Path(job.log), ENDINGS.told.get(job.outputs[0], ""))
+    return Failure(job.message, stage, job.outputs, job.log, error)
 
 
 def make_the_rest(jobs):
@@ -69,6 +88,8 @@ def tell(line):
     logger.info(f"snakemake: {line}")
 
 
+ENDINGS = Endings()
+logger.addHandler(ENDINGS)
 TARGETS = targets()
 if FAILURES.failed:
     remove_outdated()

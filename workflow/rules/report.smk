@@ -16,6 +16,7 @@ rule tabulate_cells:
         "logs/{stage}/cells.csv.log",
     wildcard_constraints:
         stage=one_of(STAGES),
+    localrule: True
     params:
         recipe=CELL_TABLE.recipe,
     message:
@@ -45,6 +46,7 @@ rule writeup:
         recipe=WRITEUP_MADE.recipe_path,
     log:
         "logs/writeup.log",
+    localrule: True
     params:
         scale=SCALE_WORDS,
         outdated=OUTDATED_WORDS,
@@ -78,6 +80,7 @@ rule baselines:
         figures=directory("reports/figures/baselines"),
     log:
         "logs/baselines.log",
+    localrule: True
     params:
         recipe=BASELINES_MADE.recipe,
     message:

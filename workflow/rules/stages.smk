@@ -7,7 +7,8 @@
 MEASURE = (
     "python -m pipeline measure {params.stage:q} {params.cell:q} {params.settings:q} --gpus {resources.gpu}"
     " --out {output.record:q} {params.files:q} >{log:q} 2>&1"
-    " || {{ code=$?; if [ $code = {DISK_FULL} ]; then echo {DISK_IS_FULL:q} >&2; kill -TERM $PPID; fi; exit $code; }}"
+    " || {{ code=$?; if [ $code = {DISK_FULL} ]; then echo {DISK_IS_FULL:q} >&2; kill -TERM $PPID; fi;"
+    " if [ $code -gt 128 ]; then echo ended by SIG$(kill -l $code) >>{log:q}; fi; exit $code; }}"
 )
 
 
@@ -29,6 +30,7 @@ for name in STAGES_TO_WRITE:
             threads: stage.threads
             resources:
                 gpu=stage.gpus,
+                nodes=1,
             params:
                 stage=name,
                 cell=stage.cell_words,
@@ -56,6 +58,7 @@ for name in STAGES_TO_WRITE:
             f"logs/{name}/{{{stage.split_axis}}}.csv.log",
         wildcard_constraints:
             **{stage.split_axis: one_of(stage.split_values())},
+        localrule: True
         params:
             question=stage.question,
             recipe=stage.table.recipe,
@@ -85,6 +88,7 @@ for name in STAGES_TO_WRITE:
             ),
         log:
             f"logs/{name}/section.log",
+        localrule: True
         params:
             stage=name,
             question=stage.question,

@@ -14,6 +14,8 @@ from pipeline.errors import UserError, printable
 Place = TypeVar("Place", str, Path)
 # The line of a traceback that says what happened: more may be printed while the process ends.
 EXCEPTION = re.compile(r"[\w.]*(Error|Exception|Failed)\b")
+# What Slurm's executor says of a job; the rest of its message is advice.
+SLURM_ENDING = re.compile(r"SLURM-job '(\d+)' .*?status is: '(\w+)'")
 # Of a log only its end is read, and of a line no more than a table can show.
 END_BYTES = 2**14
 LONGEST = 200
@@ -47,18 +49,27 @@ class Failures:
         return [path for path in paths if str(path) not in lost]
 
 
-def how_it_ended(log: Path) -> str:
-    """Return the exception that a log ends with, or else its last line: short, and fit to be printed."""
+def told_by_scheduler(message: str) -> str:
+    """Return what an executor's message says of a job's end: of Slurm's the job and its state, else the first line."""
+    if (ending := SLURM_ENDING.search(message)) is not None:
+        return f"Slurm job {ending[1]} ended as {ending[2]}"
+    return message.partition("\n")[0].strip()
+
+
+def how_it_ended(log: Path, told: str = "") -> str:
+    """Return the exception that a log ends with, or else its last line: short, and fit to be printed.
+
+    told: what a scheduler says of the job; it comes first.
+    """
     try:
         with log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - END_BYTES))
             lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
     except OSError as error:
-        return f"cannot read its log: {error.strerror}"
-    if not lines:
-        return "nothing in its log"
-    said = next((line for line in reversed(lines) if EXCEPTION.match(line)), lines[-1]).strip()
-    return printable(said if len(said) <= LONGEST else f"{said[: LONGEST - 1]}…")
+        lines = [f"cannot read its log: {error.strerror}"]
+    said = next((line for line in reversed(lines) if EXCEPTION.match(line)), lines[-1] if lines else "").strip()
+    text = ": ".join(filter(None, (told, said))) or "nothing in its log"
+    return printable(text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…")
 
 
 def write_failures(path: Path, failures: Failures) -> None:
