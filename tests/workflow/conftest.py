@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -31,14 +31,15 @@ stages:
 
 @dataclass
 class Project:
-    """A checkout of its own, with the commands of this environment."""
+    """A checkout of its own, with the commands of this environment and these variables."""
 
     root: Path
+    variables: dict[str, str] = field(default_factory=dict)
 
     def environment(self):
         """Return an environment in which the copy's package comes first."""
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        return {**os.environ, "PYTHONPATH": str(self.root / "src"), "PATH": path}
+        return {**os.environ, "PYTHONPATH": str(self.root / "src"), "PATH": path, **self.variables}
 
     def start(self, *words):
         """Start `snakemake` with these words in a process group of its own."""
@@ -70,15 +71,19 @@ class Project:
         return sorted(self.root.glob("results/timing/cells/**/*.json"))
 
 
-@pytest.fixture(scope="session")
-def measured(tmp_path_factory):
-    root = tmp_path_factory.mktemp("project")
+def copied_project(root, scale):
+    """Copy this checkout to a folder, with cells of its own to measure."""
     skip = shutil.ignore_patterns("__pycache__", "*.egg-info")
     for folder in ("src", "workflow", "config"):
         shutil.copytree(ROOT / folder, root / folder, ignore=skip)
     (root / "config/config.yaml").write_text(CONFIG)
-    (root / "config/scales/two_cells.yaml").write_text(SCALE)
-    project = Project(root)
+    (root / "config/scales/two_cells.yaml").write_text(scale)
+    return Project(root)
+
+
+@pytest.fixture(scope="session")
+def measured(tmp_path_factory):
+    project = copied_project(tmp_path_factory.mktemp("project"), SCALE)
     code, output = project.snakemake("--cores", "1", "--resources", "gpu=8", "reports/writeup.md")
     assert code == 0, output
     return project

@@ -61,12 +61,14 @@ def test_a_record_of_a_cell_that_may_not_be_is_one_line(project):
     assert "Traceback" not in output
 
 
-def test_the_slurm_profile_without_its_plugin_is_one_line_with_the_remedy(project):
+def test_a_profile_without_its_plugin_is_one_line_with_the_remedy(project):
+    profile = project.root / "workflow/profiles/slurm/config.yaml"
+    profile.write_text(profile.read_text().replace('executor("slurm")', 'executor("flux")'))
     code, output = project.snakemake("--workflow-profile", "workflow/profiles/slurm", "--dry-run")
     assert code == 1
     using, told = output.splitlines()
     assert using.startswith("Using workflow specific profile")
-    assert told.endswith("needs the executor 'slurm': pip install snakemake-executor-plugin-slurm")
+    assert told.endswith("needs the executor 'flux': pip install snakemake-executor-plugin-flux")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,198 @@
+"""A Slurm of two nodes on this machine: munged, slurmctld and two slurmd, with a configuration of their own.
+
+Each node says that it has 16 CPUs, 128 GB and one GPU, a file of /dev: the profile in `workflow/profiles/slurm` asks
+for no more, and nothing binds or limits jobs. There is no accounting, so that squeue tells how jobs ended.
+"""
+
+import contextlib
+import os
+import secrets
+import shlex
+import shutil
+import socket
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
+GPUS = {"n1": "/dev/null", "n2": "/dev/zero"}
+START_S = 30.0
+END_S = 5.0
+POLL_S = 0.2
+# Which cluster a process belongs to: all that jobs start inherit it.
+MARK = "TEST_CLUSTER"
+CONFIG = """\
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ports[0]}
+SlurmUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmdParameters=config_overrides
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU_Memory
+GresTypes=gpu
+ReturnToService=2
+MpiDefault=none
+MinJobAge=600
+KillWait=2
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=16 RealMemory=131072 Gres=gpu:1
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=16 RealMemory=131072 Gres=gpu:1
+PartitionName=all Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+@dataclass
+class Cluster:
+    """A Slurm that runs, and its commands."""
+
+    folder: Path
+    daemons: dict[str, psutil.Popen] = field(default_factory=dict)
+
+    @property
+    def environment(self):
+        """The variables that make Slurm's commands speak to this cluster."""
+        return {"SLURM_CONF": str(self.folder / "slurm.conf"), MARK: str(self.folder)}
+
+    def start(self, name, *command):
+        """Start a daemon that ends with this process; it and its jobs find the configuration in its default place.
+
+        A job's own environment does not name it: the executor plugin takes SLURM_CONF out.
+        """
+        here = shlex.quote(str(self.folder))
+        shell = f'mount --bind {here} /etc/slurm && exec setpriv --pdeathsig=TERM "$@"'
+        with (self.folder / f"{name}.log").open("a") as log:
+            self.daemons[name] = psutil.Popen(
+                ["setpriv", "--pdeathsig=TERM", "unshare", "--mount", "sh", "-c", shell, "sh", *command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def start_node(self, name):
+        """Start the daemon of a node."""
+        self.start(name, "slurmd", "-D", "-N", name)
+
+    def await_nodes(self):
+        """Wait until both nodes are idle."""
+        await_true(lambda: self.nodes() == dict.fromkeys(GPUS, "idle"), f"a node is not idle: see {self.folder}/*.log")
+
+    def lose_node(self, name):
+        """End all that runs on a node, and tell the controller, which would find it out after minutes."""
+        self.daemons[name].kill()
+        for job in self.jobs():
+            if job["NodeList"] == name:
+                kill(self.processes(job["JobID"]))
+        self.run("scontrol", "update", f"NodeName={name}", "State=DOWN", "Reason=lost")
+
+    def run(self, *command, env=os.environ):
+        """Run one of Slurm's commands and return what it prints."""
+        environment = {**env, **self.environment}
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        return ended.stdout
+
+    def nodes(self):
+        """Return the state of each node; nothing before the controller answers."""
+        with contextlib.suppress(AssertionError):
+            return dict(line.split() for line in self.run("sinfo", "-N", "-h", "-o", "%N %t").splitlines())
+
+    def jobs(self):
+        """Return the facts of each job that squeue tells of, ended ones too, the newest last."""
+        names = ("JobID", "State", "NodeList", "tres-per-job", "Comment", "Name")
+        form = ",".join(f"{name}:|" for name in names)
+        lines = self.run("squeue", "--states=all", "--noheader", f"--Format={form}").splitlines()
+        jobs = [dict(zip(names, line.split("|"), strict=False)) for line in lines]
+        return sorted(jobs, key=lambda job: int(job["JobID"]))
+
+    def processes(self, job=None):
+        """Return the processes that a job of this cluster started, or that any did."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                environment = process.environ()
+                number = environment.get("SLURM_JOB_ID")
+                if environment.get(MARK) == str(self.folder) and number is not None and job in (None, number):
+                    found.append(process)
+        return found
+
+
+@contextlib.contextmanager
+def started(folder):
+    """Start a cluster whose files lie in a folder, and end it with all that its jobs left running."""
+    for name in ("state", "spool-n1", "spool-n2"):
+        (folder / name).mkdir()
+    host = socket.gethostname().partition(".")[0]
+    (folder / "slurm.conf").write_text(CONFIG.format(host=host, folder=folder, ports=free_ports(3)))
+    gres = [f"NodeName={node} Name=gpu File={file}" for node, file in GPUS.items()]
+    (folder / "gres.conf").write_text("\n".join(gres) + "\n")
+    cluster = Cluster(folder)
+    try:
+        start_daemons(cluster)
+        yield cluster
+    finally:
+        end(cluster)
+
+
+def start_daemons(cluster):
+    """Start munged and Slurm's daemons; return once both nodes are idle."""
+    folder = cluster.folder
+    key = folder / "munge.key"
+    key.touch(mode=0o600)
+    key.write_bytes(secrets.token_bytes(128))
+    files = [f"--{name}={folder}/munge.{name.partition('-')[0]}" for name in ("pid-file", "seed-file", "socket")]
+    # By force, for no other user may enter the folders of tests.
+    cluster.start("munged", "munged", "--force", "--foreground", f"--key-file={key}", *files)
+    await_true(lambda: (folder / "munge.socket").exists(), f"munged has no socket, see {folder}/*.log")
+    cluster.start("slurmctld", "slurmctld", "-D")
+    for node in GPUS:
+        cluster.start_node(node)
+    cluster.await_nodes()
+
+
+def end(cluster):
+    """End the daemons, and then what is left of jobs."""
+    for daemon in cluster.daemons.values():
+        daemon.terminate()
+    _, left = psutil.wait_procs(cluster.daemons.values(), END_S)
+    kill([*left, *cluster.processes()])
+
+
+def kill(processes):
+    """Kill processes, some of which may have ended."""
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+
+
+def await_true(condition, complaint, limit_s=START_S):
+    """Wait until a condition holds; fail with the complaint if it never does."""
+    give_up = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < give_up, complaint
+        time.sleep(POLL_S)
+
+
+def free_ports(count):
+    """Return ports that nothing listens on."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [each.getsockname()[1] for each in sockets]
+
+
+def why_not():
+    """Say why no cluster can be started here; None where one can."""
+    missing = [name for name in PROGRAMS if shutil.which(name) is None]
+    if missing:
+        return f"needs {', '.join(missing)}: apt-get install slurm-wlm munge"
+    return None if os.geteuid() == 0 else "needs root"

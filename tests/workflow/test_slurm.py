@@ -1,0 +1,191 @@
+"""Runs on a Slurm of two nodes: what goes to it, what a record says of it, what becomes of jobs that it ends."""
+
+import json
+import os
+import signal
+from dataclasses import dataclass
+
+import pytest
+
+from ..slurm import await_true, kill, started, why_not
+from .conftest import copied_project
+
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.workflow,
+    pytest.mark.skipif(why_not() is not None, reason=f"a Slurm of two nodes {why_not()}"),
+]
+
+PROFILE = ("--workflow-profile", "workflow/profiles/slurm", "--slurm-init-seconds-before-status-checks", "1")
+SCALE = """\
+stages:
+  timing:
+    settings: {max_steps: 10, budget_s: 1, threads: 1}
+    grids: [{size: [tiny], context_length: [16], precision: [fp32, bf16]}]
+  allreduce:
+    settings: {min_bytes: 4000, max_bytes: 40000, budget_s: 0.1, unstable_rel_error: 1.0e+9}
+    grids: [{backend: gloo, world_size: [2]}]
+"""
+TIMING = "timing precision={} size=tiny context_length=16 warmup_steps=5 mode=eager optimizer=foreach repeat=1"
+ENDLESS = (
+    *("--nolock", "--config"),  # for a run that is killed would leave its lock
+    "overrides={timing: {settings: {max_steps: 1000000000, budget_s: 3600, rel_error: 0}},"
+    " allreduce: {settings: {max_samples: 1000000000, budget_s: 3600}}}",
+)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    with started(tmp_path_factory.mktemp("slurm")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def unmeasured(tmp_path_factory, cluster):
+    """A copy of the project whose jobs go to the cluster."""
+    project = copied_project(tmp_path_factory.mktemp("project"), SCALE)
+    project.variables |= cluster.environment
+    return project
+
+
+class Run:
+    """A run whose cells do not end by themselves, once they measure."""
+
+    def __init__(self, project, cluster):
+        self.cluster = cluster
+        known = {job["JobID"] for job in cluster.jobs()}
+        self.process = project.start(*PROFILE, *ENDLESS)
+        await_true(lambda: len(self.measuring()) == 3, "three cells do not measure", 60)
+        self.jobs = {job["JobID"]: job for job in cluster.jobs() if job["JobID"] not in known}
+
+    def measuring(self):
+        """Return the processes that measure a cell."""
+        return [process for process in self.cluster.processes() if "measure" in process.cmdline()[:4]]
+
+    def output(self):
+        """Wait for the end of the run; return what it printed."""
+        output, _ = self.process.communicate(timeout=120)
+        assert self.process.returncode == 1, output
+        return output.splitlines()
+
+    def leaves_nothing(self):
+        """Wait until no process of any job is left."""
+        await_true(lambda: not self.cluster.processes(), "processes of jobs are left")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What a run printed at its end whose jobs were ended in three ways, by the state of each; and the job of each."""
+
+    lines: list[str]
+    jobs: dict[str, dict[str, str]]
+
+
+@pytest.fixture(scope="module")
+def ended(unmeasured, cluster):
+    """A run of which one job loses its node, one reaches its time limit, and in one the cell is killed."""
+    run = Run(unmeasured, cluster)
+    nodes = [job["NodeList"] for job in run.jobs.values()]
+    lonely = next(job for job in run.jobs.values() if nodes.count(job["NodeList"]) == 1)
+    late, killed = (job for job in run.jobs.values() if job is not lonely)
+    cluster.run("scontrol", "update", f"JobId={late['JobID']}", "EndTime=now+1")
+    cluster.lose_node(lonely["NodeList"])
+    kill(process for process in run.measuring() if process.environ()["SLURM_JOB_ID"] == killed["JobID"])
+    lines = run.output()
+    run.leaves_nothing()
+    cluster.start_node(lonely["NodeList"])
+    cluster.await_nodes()
+    return Ended(lines, {"NODE_FAIL": lonely, "TIMEOUT": late, "FAILED: ended by SIGKILL": killed})
+
+
+@pytest.fixture(scope="module")
+def finished(ended, unmeasured, cluster):
+    """The project after another run of the same cells, and the jobs that it submitted."""
+    before = {job["JobID"] for job in cluster.jobs()}
+    code, output = unmeasured.snakemake(*PROFILE)
+    assert code == 0, output
+    return unmeasured, {job["JobID"]: job for job in cluster.jobs() if job["JobID"] not in before}
+
+
+def records(project):
+    return {path: json.loads(path.read_text()) for path in project.root.glob("results/*/cells/**/*.json")}
+
+
+def test_a_job_that_slurm_ends_is_one_line_that_says_how(ended):
+    for state, job in ended.jobs.items():
+        told = [line for line in ended.lines if f": Slurm job {job['JobID']} ended as {state} (logs/" in line]
+        assert len(told) == 1
+        assert told[0].startswith(f"snakemake: failed: {job['Comment'].split('_')[2]} ")
+
+
+def test_what_slurm_ended_is_measured_by_the_next_run(finished):
+    assert len(records(finished[0])) == 3
+
+
+def test_each_cell_is_a_job_and_the_pages_are_made_where_they_are_asked_for(finished):
+    project, jobs = finished
+    assert sorted(job["Comment"].split("_wildcards")[0] for job in jobs.values()) == [
+        "rule_measure_allreduce",
+        "rule_measure_timing",
+        "rule_measure_timing",
+    ]
+    assert (project.root / "reports/writeup.md").exists()
+    assert project.planned(*PROFILE) == {}
+
+
+def test_a_job_has_the_gpus_of_its_cell(finished):
+    project, jobs = finished
+    for record in records(project).values():
+        asked = jobs[record["scheduler"]["job"]]["tres-per-job"]
+        assert asked == {"timing": "gres:gpu:1", "allreduce": "N/A"}[record["stage"]]
+
+
+def test_a_record_names_its_job_and_its_node(finished):
+    project, jobs = finished
+    named = {record["scheduler"]["job"]: record["scheduler"]["nodes"] for record in records(project).values()}
+    assert named == {number: job["NodeList"] for number, job in jobs.items()}
+
+
+def test_a_job_s_cell_uses_no_worker(finished):
+    assert {record["process"] for record in records(finished[0]).values()} == {"ordinary"}
+
+
+def test_no_worker_serves_two_jobs(cluster, unmeasured):
+    code = "from pipeline.cells.worker.client import identity; print(identity())"
+    environment = unmeasured.environment()
+    jobs = [
+        cluster.run("srun", "--ntasks=2", "--nodes=1", "--nodelist=n1", "python", "-c", code, env=environment).split()
+        for _ in range(2)
+    ]
+    assert all(first == second for first, second in jobs)
+    assert jobs[0] != jobs[1]
+
+
+def test_records_of_another_machine_do_not_stop_the_one_that_only_submits(finished):
+    project, _ = finished
+    path, record = next(iter(records(project).items()))
+    machine = {**record["machine"], "kind": "NVIDIA Imaginary"}
+    path.write_text(json.dumps({**record, "machine": machine}))
+    code, output = project.snakemake(*PROFILE, "--dry-run")
+    assert code == 0, output
+
+
+@pytest.fixture
+def endless(unmeasured, cluster):
+    run = Run(unmeasured, cluster)
+    yield run
+    if run.process.poll() is None:
+        os.killpg(run.process.pid, signal.SIGKILL)
+        run.process.communicate()
+
+
+def test_a_cancelled_run_leaves_nothing_running(endless, cluster):
+    cluster.run("scancel", *endless.jobs)
+    endless.leaves_nothing()
+    assert {job["State"] for job in cluster.jobs() if job["JobID"] in endless.jobs} == {"CANCELLED"}
+
+
+def test_an_interrupted_run_cancels_its_jobs(endless, cluster):
+    os.killpg(endless.process.pid, signal.SIGINT)
+    endless.leaves_nothing()
+    endless.output()
