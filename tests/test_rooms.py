@@ -13,12 +13,15 @@ from pipeline.registry import NAMES
 PACKAGE = Path(pipeline.__file__).parent
 GROUND = {"compat", "errors", "formulas", "loaded_modules", "ranges", "tf32"}
 SUBJECTS = {"attention", "model", "parallel"}
+# Of the user's own implementations, what reads their names and files and imports none of them.
+NAMES_OF_SUBJECTS = {"subjects.naming", "subjects.course", "subjects.files"}
 # A room is the longest of these that a module's name begins with. Each may import itself and what is listed.
 ROOMS = {
     "compat": set(),
     "errors": set(),
     "loaded_modules": set(),
     "ranges": set(),
+    "syntax": set(),
     "tf32": {"compat"},
     "formulas": set(),
     "attention": GROUND,
@@ -26,15 +29,28 @@ ROOMS = {
     "model": GROUND | {"attention"},
     "parallel": GROUND,
     "instruments": GROUND,
-    "cells": {"compat", "errors", "instruments", "loaded_modules"},
+    **dict.fromkeys(NAMES_OF_SUBJECTS, {"errors", "syntax"} | NAMES_OF_SUBJECTS),
+    "subjects": GROUND | SUBJECTS | NAMES_OF_SUBJECTS | {"instruments"},
+    "cells": {"compat", "errors", "instruments", "loaded_modules", "subjects.naming", "syntax"},
     "report": {"errors", "cells", "instruments"},
     "compare": {"errors", "cells", "instruments", "report"},
-    "stages": GROUND | SUBJECTS | {"instruments", "cells"},
+    "stages": GROUND | SUBJECTS | {"instruments", "cells", "subjects", "subjects.naming"},
     "stages.*.report": GROUND | {"cells", "instruments", "report", "stages"},
     "doctor": {"errors", "cells", "instruments", "attention"},
     "describe": {"cells"},
     "registry": {"errors", "cells", "stages", "stages.*.report"},
-    "cli": {"errors", "cells", "report", "compare", "describe", "doctor", "registry", "stages", "stages.*.report"},
+    "cli": {
+        "errors",
+        "cells",
+        "subjects.naming",
+        "report",
+        "compare",
+        "describe",
+        "doctor",
+        "registry",
+        "stages",
+        "stages.*.report",
+    },
     "__main__": {"cli"},
 }
 # A worker's child starts as the command line does. A stage's parts are found by the package that the registry gives.

@@ -77,6 +77,7 @@ def _check(arguments: argparse.Namespace) -> None:
     except FileNotFoundError:  # torch would fail to import
         raise UserError("the working directory has been deleted: change to one that exists") from None
     _cell_and_settings(arguments)
+    _subjects(arguments)
     record_place(arguments.out).close()
 
 
@@ -91,10 +92,13 @@ def _measure(arguments: argparse.Namespace) -> None:
         raise UserError(f"--gpus must be at least 0, got {arguments.gpus}")
     with record_place(arguments.out) as out:
         files = _files_folder(arguments, out.path)
-        command = _command(arguments, cell, settings, out.path, files)
+        subjects = _subjects(arguments)
+        command = _command(arguments, cell, settings, subjects, out.path, files)
         start = ProcessStart(arguments.process, arguments.issued_at, command)
         with full_disk_told():
-            record = run_cell(stage(arguments.stage), cell, settings, arguments.gpus, start, files, arguments.force)
+            record = run_cell(
+                stage(arguments.stage), cell, settings, arguments.gpus, start, files, arguments.force, subjects
+            )
         write_record(out, record)
     _print_lines(_row_lines(arguments.stage, record["rows"]), sys.stdout)
 
@@ -107,6 +111,24 @@ def _cell_and_settings(arguments: argparse.Namespace) -> tuple[Any, Any]:
     chosen = stage(arguments.stage)
     cell = fields.parse_words(chosen.cell_type, arguments.cell, f"{chosen.name} cell")
     return cell, fields.parse_words(chosen.settings_type, arguments.settings, f"{chosen.name} settings")
+
+
+def _subjects(arguments: argparse.Namespace) -> tuple[Any, ...]:
+    """Return the implementations of the user's own that the cell measures; UserError where it measures none of them."""
+    if arguments.subjects is None:
+        return ()
+    from pipeline.cells.config import yaml_value
+    from pipeline.cells.stage import taken_names
+    from pipeline.registry import stage, stages
+    from pipeline.subjects.naming import read
+
+    given = read(yaml_value(arguments.subjects, "--subjects"), "--subjects", taken_names(stages()))
+    chosen = stage(arguments.stage)
+    measured = chosen.subjects_among(given)
+    if not measured:
+        kind = chosen.subjects.kind if chosen.subjects else "none"
+        raise UserError(f"--subjects has none of the kind that {chosen.name} measures, which is {kind}")
+    return measured
 
 
 def _row_lines(name: str, rows: Sequence[dict[str, Any]]) -> Iterable[str]:
@@ -126,14 +148,17 @@ def _four_digits(value: object) -> object:
     return f"{value:.4g}" if isinstance(value, float) else value
 
 
-def _command(arguments: argparse.Namespace, cell: Any, settings: Any, out: Path, files: Path | None) -> str:
+def _command(
+    arguments: argparse.Namespace, cell: Any, settings: Any, subjects: Sequence[Any], out: Path, files: Path | None
+) -> str:
     """Return the full command with all defaults spelled out, so that a later version runs the same cell."""
     from pipeline.cells import fields
+    from pipeline.subjects import naming
 
     sets = [f"--set={word}" for word in fields.words(settings)]
     paths = ["--out", str(out), *(["--files", str(files)] if files else [])]
     force = ["--force"] if arguments.force else []
-    words = [arguments.stage, *fields.words(cell), *sets, *force, *paths]
+    words = [arguments.stage, *fields.words(cell), *sets, *naming.words(subjects), *force, *paths]
     return shlex.join(["python", "-m", "pipeline", "measure", *words])
 
 
@@ -239,6 +264,9 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     measure.add_argument("stage")
     measure.add_argument("cell", nargs="*", metavar="AXIS=VALUE", help="axes left out take their default")
     measure.add_argument("--set", dest="settings", action="append", default=[], metavar="NAME=VALUE")
+    measure.add_argument(
+        "--subjects", metavar="YAML", help="implementations of your own: '{kind: {name: module:attribute}}', or a file"
+    )
     measure.add_argument("--gpus", type=int, help="GPUs the cell may use (default: as many as it needs)")
     measure.add_argument("--force", action="store_true", help="measure even if the cell seems too large for the memory")
     measure.add_argument("--out", required=True, metavar="RECORD.json")

@@ -1,13 +1,11 @@
 """What the fused attention functions are compared with."""
 
-import math
-
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from pipeline.attention import eager_attention
-from pipeline.attention.reference import exact_attention, natural_scales
+from pipeline.attention.reference import allowed_errors, exact_attention
 
 # Three TF32 products stay below it; a single one is two hundred times as far off.
 FP32_RELATIVE_ERROR = 2e-6
@@ -58,27 +56,6 @@ def attention_errors(actual, exact):
     """Return the relative errors of output and gradients, where a gradient vanishes those over its natural scale."""
     pairs = zip(("output", "dq", "dk", "dv"), actual, strict=True)
     return torch.tensor([exact.relative_error(quantity, tensor) for quantity, tensor in pairs])
-
-
-def allowed_errors(roundings, q, k, v, do, is_causal):
-    """Bound the error of every number of the output and of the gradients, which are sums of products.
-
-    Each product may be off by `roundings` unit roundoffs of the inputs' dtype, and by what sums of n products of
-    rounded numbers are typically off by, √n unit roundoffs of the dtype of sums. A weight's products are those of the
-    scores too: it is off, relatively, by as much as its score less the mean score is absolutely.
-    """
-    dtype, sums = torch.finfo(q.dtype), torch.finfo(torch.promote_types(q.dtype, torch.float32))
-    q, k, v, do = (tensor.double() for tensor in (q, k, v, do))
-    scores, products = (a @ b.mT / math.sqrt(q.shape[-1]) for a, b in ((q, k), (q.abs(), k.abs())))
-    if is_causal:
-        future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
-        scores = scores.masked_fill(future, -math.inf)
-    weights = torch.softmax(scores, dim=-1)
-    longest = max(*scores.shape[-2:], q.shape[-1])
-    of_sums = (1 + products + (weights * products).sum(-1, keepdim=True)) * math.sqrt(longest) * sums.eps / 2
-    # A rounded number is off by half the smallest there is, where that is more.
-    errors = weights * (roundings * dtype.eps / 2 + of_sums) + roundings * dtype.smallest_normal * dtype.eps / 2
-    return natural_scales(weights, q, k, v, do, errors)
 
 
 def assert_rounded_at_most(roundings, function, q, k, v, do, is_causal):

@@ -191,7 +191,8 @@ def test_a_configuration_without_keys_is_named(tmp_path, text, found):
     path.write_text(text)
     with pytest.raises(UserError) as raised:
         read_config(path)
-    assert str(raised.value) == f"{path}: the whole is {found}, allowed are the keys scale, measure, overrides"
+    keys = "scale, measure, overrides, subjects, only"
+    assert str(raised.value) == f"{path}: the whole is {found}, allowed are the keys {keys}"
 
 
 def test_a_run_that_would_write_up_nothing_says_what_to_do(tmp_path):

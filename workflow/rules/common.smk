@@ -20,6 +20,7 @@ from pipeline.errors import or_exit
 from pipeline.instruments.machine import identity
 from pipeline.registry import stages
 from pipeline.report.publish import missing_images
+from pipeline.subjects import naming
 from snakemake_logger_plugin_cells.progress import RunPlan
 
 RESULTS = Path("results")
@@ -82,6 +83,8 @@ class Stage:
         self.tables_asked_for = self.tables_of(cells.values())
         self.settings = plan.settings
         self.settings_words = [f"--set={word}" for word in fields.words(plan.settings)]
+        self.subjects = naming.facts(plan.subjects) if PLAN.measure and plan.cells else []
+        self.subjects_words = naming.words(plan.subjects)
         package = self.declared.package
         self.declarations = {f"{package}.cell", f"{package}.rows", "pipeline.cells.timed_rows"}
         self.table = Made(self.table_pattern, {"records": self.records_of}, TABULATOR | self.declarations)
@@ -132,7 +135,8 @@ class Stage:
 
     def records_of_section(self):
         """Return the records that the section is made of: the stage's own, and those of stages that it reads too."""
-        return [record for name in (self.declared.name, *self.declared.reads) for record in STAGES[name].records()]
+        names = [name for name in (self.declared.name, *self.declared.reads) if name in STAGES]
+        return [record for name in names for record in STAGES[name].records()]
 
     def cell(self, wildcards):
         """Return the cell that a record's path names."""
@@ -158,10 +162,14 @@ class Stage:
     def measured_again_if_stale(self, wildcards):
         """Return no input: a cell has none. Where its record is stale, have Snakemake measure it again."""
         cell, path = self.cell(wildcards), Path(self.record_pattern.format(**wildcards))
-        if path.exists() and (why := freshness.why_stale(read_head(path, stages()), self.settings, cell.gpus, PRESENT)):
+        if path.exists() and (why := self.why_stale(path, cell)):
             WHY_STALE[str(path)] = why
             private.force(workflow, [str(path)])
         return []
+
+    def why_stale(self, path, cell):
+        """Return what has changed since a record was measured; None where nothing has."""
+        return freshness.why_stale(read_head(path, stages()), self.settings, cell.gpus, PRESENT, self.subjects)
 
     def section(self):
         """Return the section as what is made; it is written again also where a figure that it shows is gone.

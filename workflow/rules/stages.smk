@@ -5,7 +5,7 @@
 # A full disk ends the run, for the cells that come after could leave no record either: on SIGTERM Snakemake, the parent
 # of this shell, starts nothing more and waits for what is under way.
 MEASURE = (
-    "python -m pipeline measure {params.stage:q} {params.cell:q} {params.settings:q} --gpus {resources.gpu}"
+    "python -m pipeline measure {params.stage:q} {params.cell:q} {params.settings:q} {params.subjects:q} --gpus {resources.gpu}"
     " --out {output.record:q} {params.files:q} >{log:q} 2>&1"
     " || {{ code=$?; if [ $code = {DISK_FULL} ]; then echo {DISK_IS_FULL:q} >&2; kill -TERM $PPID; fi;"
     " if [ $code -gt 128 ]; then echo ended by SIG$(kill -l $code) >>{log:q}; fi; exit $code; }}"
@@ -35,6 +35,7 @@ for name in STAGES_TO_WRITE:
                 stage=name,
                 cell=stage.cell_words,
                 settings=stage.settings_words,
+                subjects=stage.subjects_words,
                 files=files_words,
             message:
                 "{params.stage} {params.cell}"

@@ -70,6 +70,37 @@ def natural_scales(
     return errors @ v, score_gradients @ k, score_gradients.mT @ q, errors.mT @ gradient
 
 
+def allowed_errors(
+    roundings: float,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    output_gradient: Tensor,
+    is_causal: bool,
+    product_eps: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Bound the error of every number of the output and of the gradients dq, dk and dv, which are sums of products.
+
+    Each product may be off by `roundings` unit roundoffs of the inputs' dtype (or of `product_eps`, if given: twice the
+    unit roundoff of products), and by what sums of n products of rounded numbers are typically off by, √n unit
+    roundoffs of the dtype of sums. A weight's products are those of the scores too: it is off, relatively, by as much
+    as its score less the mean score is absolutely. The whole score matrix exists at once.
+    """
+    dtype, sums = torch.finfo(q.dtype), torch.finfo(torch.promote_types(q.dtype, torch.float32))
+    eps = dtype.eps if product_eps is None else product_eps
+    q, k, v, output_gradient = (x.detach().double() for x in (q, k, v, output_gradient))
+    scores, products = (a @ b.mT / math.sqrt(q.shape[-1]) for a, b in ((q, k), (q.abs(), k.abs())))
+    if is_causal:
+        future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+        scores = scores.masked_fill(future, -math.inf)
+    weights = torch.softmax(scores, dim=-1)
+    longest = max(*scores.shape[-2:], q.shape[-1])
+    of_sums = (1 + products + (weights * products).sum(-1, keepdim=True)) * math.sqrt(longest) * sums.eps / 2
+    # A rounded number is off by half the smallest there is, where that is more.
+    errors = weights * (roundings * eps / 2 + of_sums) + roundings * dtype.smallest_normal * dtype.eps / 2
+    return natural_scales(weights, q, k, v, output_gradient, errors)
+
+
 def _one_head(
     q: Tensor,
     k: Tensor,

@@ -15,17 +15,20 @@ from yaml.error import MarkedYAMLError
 from yaml.reader import ReaderError
 
 from pipeline.cells import fields, record, sweep
-from pipeline.cells.stage import Stage, Stages
+from pipeline.cells.stage import Stage, Stages, taken_names
 from pipeline.errors import UserError
+from pipeline.subjects.naming import Subject
+from pipeline.subjects.naming import read as read_subjects
 
 
 @dataclass(frozen=True)
 class StagePlan:
-    """A stage's cells in the order to measure them, and the settings that travel with each."""
+    """A stage's cells in the order to measure them, and the settings and subjects that travel with each."""
 
     stage: str
     cells: tuple[Any, ...]
     settings: Any
+    subjects: tuple[Subject, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,8 @@ class Plan:
 def load_plan(config: Mapping[str, Any], scales: Path, schemas: Path, stages: Stages, has_gpu: bool) -> Plan:
     """Check a configuration and return its plan; the scale `auto` is `paper` on GPUs, else `laptop`.
 
+    The configuration's subjects replace the scale's. With `only`, the other stages have no cells.
+
     Raises UserError, one line that names the file or `overrides`, the key, its value and what is allowed.
     """
     config = {**config, "measure": _truth(config.get("measure"))}
@@ -51,20 +56,27 @@ def load_plan(config: Mapping[str, Any], scales: Path, schemas: Path, stages: St
     if name not in known:
         raise UserError(f"config: scale is {name!r}, allowed are auto, {', '.join(known)}")
     path = scales / f"{name}.yaml"
-    asked, overrides = read_scale(path, schemas / "scale.schema.yaml"), config["overrides"]
+    whole, overrides = _read_scale(path, schemas / "scale.schema.yaml"), config["overrides"]
+    asked, only = whole["stages"], _only(config.get("only"), stages)
     # Each by itself first, so that a complaint names the one that is to be corrected.
     _check_stages(asked, stages, str(path))
     _check_stages(overrides, stages, "overrides")
     merged = {stage: _overridden(asked.get(stage, {}), overrides.get(stage, {})) for stage in stages}
-    plans = {stage: _stage_plan(stages[stage], words, str(path)) for stage, words in merged.items()}
+    plans = {stage: _stage_plan(stages[stage], words, str(path)) for stage, words in merged.items() if stage in only}
     for stage, plan in plans.items():
         _check_limits(plan, f"{path} with overrides" if stage in overrides else str(path))
+    subjects = _subjects(config, whole, str(path), stages)
+    plans = {
+        stage: dataclasses.replace(plan, subjects=stages[stage].subjects_among(subjects))
+        for stage, plan in plans.items()
+    }
     return Plan(name, config["measure"], plans)
 
 
 def idle_overrides(overrides: Mapping[str, Any], plan: Plan) -> list[str]:
     """Return the stages whose overrides do nothing: settings alone, of a stage of which the scale has no cell."""
-    return [stage for stage, asked in overrides.items() if "grids" not in asked and not plan.stages[stage].cells]
+    planned = {stage: asked for stage, asked in overrides.items() if stage in plan.stages}
+    return [stage for stage, asked in planned.items() if "grids" not in asked and not plan.stages[stage].cells]
 
 
 def check_something_to_write(plan: Plan, results: Path) -> None:
@@ -85,15 +97,20 @@ def read_config(path: Path) -> Mapping[str, Any]:
     """Read the configuration file; raises UserError where it is no YAML or holds no keys."""
     config = read_yaml(path)
     if not isinstance(config, Mapping):
-        raise UserError(f"{path}: the whole is {config!r}, allowed are the keys scale, measure, overrides")
+        keys = "scale, measure, overrides, subjects, only"
+        raise UserError(f"{path}: the whole is {config!r}, allowed are the keys {keys}")
     return config
 
 
 def read_scale(path: Path, schema: Path) -> dict[str, Any]:
-    """Read a scale file; raises UserError where it is no YAML or does not fit its schema."""
+    """Read what a scale file asks of each stage; raises UserError where it is no YAML or does not fit its schema."""
+    return _read_scale(path, schema)["stages"]
+
+
+def _read_scale(path: Path, schema: Path) -> dict[str, Any]:
     scale = read_yaml(path)
     validate(scale, schema, str(path))
-    return scale["stages"]
+    return scale
 
 
 def read_yaml(path: Path) -> Any:
@@ -112,6 +129,15 @@ def read_yaml(path: Path) -> Any:
         raise UserError(f"{path}: no valid YAML: {_yaml_complaint(error)}") from None
     except RecursionError:
         raise UserError(f"{path}: no valid YAML: its keys and lists are nested too deep") from None
+
+
+def yaml_value(text: str, where: str) -> Any:
+    """Read a value from the command line as YAML; raises UserError where it is none."""
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        complaint = "nested too deep" if isinstance(error, RecursionError) else _yaml_complaint(error)
+        raise UserError(f"{where}: no valid YAML: {complaint}") from None
 
 
 class _Loader(yaml.SafeLoader):
@@ -147,6 +173,21 @@ def validate(instance: Any, schema: Path, where: str) -> None:
 def _truth(value: Any) -> Any:
     """Read `false` and `true` as YAML does: Snakemake's --config takes them for text unless they are capitalised."""
     return {"true": True, "false": False}.get(value, value) if isinstance(value, str) else value
+
+
+def _only(asked: Any, stages: Stages) -> set[str]:
+    """Return the stages of a run: those asked for, or all."""
+    names = [asked] if isinstance(asked, str) else asked
+    for name in names or ():
+        if name not in stages:
+            raise UserError(f"config: only has '{name}', known stages are {', '.join(stages)}")
+    return set(names or stages)
+
+
+def _subjects(config: Mapping[str, Any], scale: Mapping[str, Any], path: str, stages: Stages) -> tuple[Subject, ...]:
+    if config.get("subjects"):
+        return read_subjects(config["subjects"], "subjects", taken_names(stages))
+    return read_subjects(scale.get("subjects", {}), f"{path}: subjects", taken_names(stages))
 
 
 def _overridden(stage: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:

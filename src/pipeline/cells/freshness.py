@@ -3,20 +3,22 @@
 A record holds what could change its figures: settings, software, how many GPUs the cell could take, and each module of
 this project that was imported to measure it, in its process or in one that it started, with a digest of its code, and
 the environment variables that these modules name. All of them count but those of OUTSIDE, which read the command, find
-the stage and write the record.
+the stage and write the record. Of an implementation of the user's own it holds a digest of its source and of what that
+imports from its own project.
 
 A recipe is a digest of what a table or page is made with: code, templates, published figures, the names of its inputs,
 the words of its command. Whether an input is newer is Snakemake's to see.
 """
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pipeline.cells import sources
 from pipeline.loaded_modules import loaded_modules
+from pipeline.subjects.naming import Subject, facts
 
 # Nor do another stage, should it have been imported, and `rows`, which declares the columns that are checked.
 OUTSIDE = {
@@ -41,6 +43,11 @@ OUTSIDE = {
     "pipeline.loaded_modules",
     "pipeline.registry",
     "pipeline.stages",
+    "pipeline.subjects",
+    "pipeline.subjects.course",
+    "pipeline.subjects.files",
+    "pipeline.subjects.naming",
+    "pipeline.syntax",
 }
 CHANGED_MEANWHILE = "changed while it was measured"
 RUNNING = "pipeline.cells."  # when and where a cell runs is theirs, and what their variables are about
@@ -73,13 +80,26 @@ def code_facts(package: str, issued_at: float, measured: bool = True) -> dict[st
     return {"digest": sources.digest(modules), "modules": modules, "environment": environment}
 
 
-def why_stale(record: Mapping[str, Any], settings: Any, gpus: int, present: Present) -> str | None:
+def subject_facts(subjects: Sequence[Subject], before: Sequence[dict[str, str]]) -> list[dict[str, str]]:
+    """Return what a record holds of the user's own implementations; one edited while it was measured has no digest."""
+    after = facts(subjects)
+    return [
+        was if was == is_now else {**was, "digest": CHANGED_MEANWHILE}
+        for was, is_now in zip(before, after, strict=True)
+    ]
+
+
+def why_stale(
+    record: Mapping[str, Any], settings: Any, gpus: int, present: Present, subjects: Sequence[dict[str, str]] = ()
+) -> str | None:
     """Say in a few words what has changed since a cell was measured; None where its figures would be the same.
 
-    gpus: how many GPUs the cell asks for.
+    gpus: how many GPUs the cell asks for; subjects: the facts of the user's own implementations that it is to measure.
     """
     if record["settings"] != asdict(settings):
         return "settings changed"
+    if changed_subjects := _changed_subjects(record.get("subjects", []), subjects):
+        return f"{', '.join(changed_subjects)} changed"
     versions = record["machine"]["software"]
     changed = [name for name, version in present.software.items() if versions.get(name) != version]
     if changed:
@@ -90,6 +110,11 @@ def why_stale(record: Mapping[str, Any], settings: Any, gpus: int, present: Pres
         if present.environment.get(name, "") != value:
             return f"{name} changed"
     return _changed_code(record["code"].get("modules", {}))
+
+
+def _changed_subjects(measured: Sequence[dict[str, str]], asked: Sequence[dict[str, str]]) -> list[str]:
+    different = [subject for subject in (*asked, *measured) if not (subject in measured and subject in asked)]
+    return list(dict.fromkeys(f"{subject['kind']}.{subject['name']}" for subject in different))
 
 
 def has_changed_code(record: Mapping[str, Any]) -> bool:

@@ -159,6 +159,7 @@ def _complaints(record: dict[str, Any]) -> Iterator[str]:
     yield from _part_complaints(record["machine"]["software"], dict.fromkeys(SOFTWARE, str), "machine.software.")
     yield from _code_complaints(record["code"])
     yield from _environment_complaints(record["code"])
+    yield from _subject_complaints(record.get("subjects", []))
     if "host" in record:
         yield from _part_complaints(record, {"host": dict})
         yield from _part_complaints(record["host"], HOST_PARTS, "host.")
@@ -205,6 +206,17 @@ def _environment_complaints(code: dict[str, Any]) -> Iterator[str]:
     for name, value in code.get("environment", {}).items():
         if not isinstance(value, str):
             yield f"code.environment.{_brief(name)} is {_brief(value)}, allowed is text"
+
+
+def _subject_complaints(subjects: Any) -> Iterator[str]:
+    if not isinstance(subjects, list):
+        yield f"subjects is {_brief(subjects)}, allowed is a list"
+        return
+    for number, subject in enumerate(subjects, start=1):
+        if not isinstance(subject, dict) or not all(isinstance(each, str) for each in subject.values()):
+            yield f"subject {number} is {_brief(subject)}, allowed is an object of texts"
+        elif not {"kind", "name", "digest"} <= subject.keys():
+            yield f"subject {number} has no kind, name or digest"
 
 
 def _part_complaints(part: dict[str, Any], types: dict[str, Any], prefix: str = "") -> Iterator[str]:

@@ -8,17 +8,27 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, ClassVar, get_args, get_origin, get_type_hints
 
+from pipeline.subjects.naming import NAME
+
 # From the best outcome of a row to the worst.
 STATUSES = ("ok", "unstable", "skipped", "oom", "wrong")
 WITH_FIGURES = ("ok", "unstable")
 
 
-def column(meaning: str, *, allowed: tuple[Any, ...] = (), minimum: float | None = None, positive: bool = False) -> Any:
+def column(
+    meaning: str,
+    *,
+    allowed: tuple[Any, ...] = (),
+    minimum: float | None = None,
+    positive: bool = False,
+    or_subject: bool = False,
+) -> Any:
     """Declare a column: what it means, in words that stand behind its name, and the values it may take.
 
     The name carries the unit. Only a column of type `X | None` may be missing from a row that has figures.
+    or_subject: beside what is allowed, it may hold the name of an implementation of the user's own.
     """
-    return field(default=None, metadata=_Limits(meaning, allowed, minimum, positive).__dict__)
+    return field(default=None, metadata=_Limits(meaning, allowed, minimum, positive, or_subject).__dict__)
 
 
 @dataclass(frozen=True)
@@ -27,6 +37,7 @@ class _Limits:
     allowed: tuple[Any, ...]
     minimum: float | None
     positive: bool
+    or_subject: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,12 +66,14 @@ class Column:
     allowed: tuple[Any, ...]
     minimum: float | None
     positive: bool
+    or_subject: bool
 
     @property
     def limits(self) -> str:
         """Say what the column may hold: `a number above 0`, `forward, backward`."""
         if self.allowed:
-            return ", ".join(map(str, self.allowed))
+            own = ("or a name of your own",) if self.or_subject else ()
+            return ", ".join(map(str, (*self.allowed, *own)))
         words = {str: "text", bool: "true or false", int: "a whole number", float: "a finite number"}[self.type]
         if self.positive:
             words = f"{words} above 0"
@@ -81,9 +94,12 @@ class Column:
             return False
         else:
             sound = self.type is float or value == int(value)
-        if not sound or (self.allowed and value not in self.allowed):
+        if not sound or (self.allowed and value not in self.allowed and not self._is_subject(value)):
             return False
         return not (self.positive and value <= 0) and (self.minimum is None or value >= self.minimum)
+
+    def _is_subject(self, value: Any) -> bool:
+        return self.or_subject and NAME.fullmatch(value) is not None
 
 
 def columns(row_type: type[Row]) -> Mapping[str, Column]:
@@ -141,6 +157,11 @@ class RowTypes:
         """Return the columns of all kinds of rows: the keys, the outcome, the figures."""
         names = [name for each in self.types.values() for name in columns(each)]
         return tuple(dict.fromkeys([*self.key_columns(), *OUTCOME, *names]))
+
+    def names(self) -> frozenset[str]:
+        """Return the implementations that rows may be of, but for the user's own."""
+        every = [item for each in self.types.values() for item in columns(each).values()]
+        return frozenset(name for item in every if item.or_subject for name in item.allowed)
 
     def check(self, cell: Mapping[str, Any], rows: Sequence[Any]) -> None:
         """Check the rows of a cell against their declarations.

@@ -3,7 +3,7 @@
 import functools
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from pipeline.errors import Skipped
 from pipeline.instruments.machine import identity
 from pipeline.instruments.memory.out_of_memory import is_out_of_memory
 from pipeline.instruments.sampling.stopwatch import Stopwatch
+from pipeline.subjects import naming
+from pipeline.subjects.naming import Subject
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
@@ -44,12 +46,14 @@ def run_cell(
     start: ProcessStart,
     files_folder: Path | None = None,
     force: bool = False,
+    subjects: Sequence[Subject] = (),
 ) -> dict[str, Any]:
     """Measure a cell and return its record.
 
     granted_gpus: how many GPUs the workflow gave, which may be fewer than asked for; None: as many as needed.
     files_folder: where a stage that keeps files beside its records leaves them (pipeline.cells.place).
     force: measure also what this machine's memory cannot hold by the formulas.
+    subjects: implementations of the user's own, of kinds that the stage measures.
     Out-of-memory and what the machine lacks become rows; any other exception is a bug and passes through, as does
     ValueError for rows that are not as the stage declares them.
     """
@@ -69,6 +73,9 @@ def run_cell(
     measure = stage.measure()  # brings torch, which must come after the threads are set
     if files_folder is not None:
         measure = functools.partial(measure, files_dir=files_folder)
+    if subjects:
+        measure = functools.partial(measure, subjects=subjects)
+    asked = naming.facts(subjects)
     claim = claim_gpus(0 if lack or not gpus_present else cell.gpus, start.command)
     _start_torch(threads, with_cuda=cell.gpus == 1)
     host.settle()
@@ -90,6 +97,7 @@ def run_cell(
             **freshness.code_facts(stage.package, start.issued_at, measured=lack is None),
             "commit": identity.git_commit(Path(pipeline.__file__).parent),
         },
+        **({"subjects": freshness.subject_facts(subjects, asked)} if subjects else {}),
         "command": start.command,
         "process": start.process,
         "started_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started_at)),

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import pipeline
+from pipeline.syntax import tree_digest
 
 PACKAGE = "pipeline"
 SOURCES = Path(pipeline.__file__).parent.parent
@@ -109,18 +110,15 @@ def _module(name: str) -> _Module | None:
     files: set[Path] = set()
     variables: set[str] = set()
     tree = ast.parse(path.read_bytes(), filename=str(path))
+    digest_of_code = tree_digest(tree)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            _drop_docstring(node)
-        elif isinstance(node, ast.Import | ast.ImportFrom):
+        if isinstance(node, ast.Import | ast.ImportFrom):
             imports += _imported_names(node)
         elif isinstance(node, ast.Constant | ast.Call):
             files.update(_named_files(node, path.parent))
             variables.update(_named_variables(node))
-    text: list[str] = []
-    _write(tree, text)
     return _Module(
-        hashlib.sha256(" ".join(text).encode()).hexdigest()[:16],
+        digest_of_code,
         tuple(name for name in imports if name.partition(".")[0] == PACKAGE and source_path(name)),
         tuple(file for file in files if file.is_file()),
         tuple(variables),
@@ -151,31 +149,3 @@ def _named_variables(node: ast.Constant | ast.Call) -> list[str]:
         case ast.Constant(value=str(word)) if VARIABLE.fullmatch(word):
             return [word]
     return []
-
-
-def _drop_docstring(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-    match node.body:
-        case [ast.Expr(value=ast.Constant(value=str())), *rest]:
-            node.body = rest
-
-
-def _write(node: object, text: list[str]) -> None:
-    """Write a syntax tree as words that are the same under every Python that knows its nodes.
-
-    Not with `ast.dump`, which also writes empty fields: later versions have some that earlier ones lack.
-    """
-    if isinstance(node, ast.AST):
-        text += (type(node).__name__, "(")
-        for name in node._fields:
-            value = getattr(node, name, None)
-            if value is not None and value != []:
-                text += (name, "=")
-                _write(value, text)
-        text.append(")")
-    elif isinstance(node, list):
-        text.append("[")
-        for item in node:
-            _write(item, text)
-        text.append("]")
-    else:
-        text.append(repr(node))

@@ -12,6 +12,7 @@ from typing import Any
 from pipeline.cells.rows import RowTypes
 from pipeline.errors import UserError
 from pipeline.instruments.machine.identity import SOFTWARE
+from pipeline.subjects.naming import KINDS, Measured, Subject
 
 # What the workflow reads of a stage before it runs anything, and what it would miss only in the middle of a run.
 FILES = ("cell.py", "rows.py", "measure.py", "report/section.py")
@@ -72,6 +73,16 @@ class Stage:
         return getattr(self._cell, "KEEPS_FILES", False)
 
     @property
+    def subjects(self) -> Measured | None:
+        """How its cells measure implementations of the user's own beside the others; None where they measure none."""
+        return getattr(self._cell, "SUBJECTS", None)
+
+    def subjects_among(self, subjects: Iterable[Subject]) -> tuple[Subject, ...]:
+        """Return those of the kind that it measures."""
+        measured = self.subjects
+        return tuple(subject for subject in subjects if measured is not None and subject.kind == measured.kind)
+
+    @property
     def reads(self) -> tuple[str, ...]:
         """The other stages whose rows its section reads too."""
         return getattr(self._cell, "READS", ())
@@ -130,6 +141,9 @@ class Stage:
         for name in self.reads:
             if name not in known:
                 raise UserError(f"{self.folder}/cell.py: READS has '{name}', known stages are {', '.join(known)}")
+        if self.subjects is not None and self.subjects.kind not in KINDS:
+            known = ", ".join(KINDS)
+            raise UserError(f"{self.folder}/cell.py: SUBJECTS is of kind '{self.subjects.kind}', known are {known}")
         for name, times in Counter(self.table_columns).items():
             if times > 1:
                 raise UserError(f"{self.folder}/: two columns of its tables are called '{name}': rename one of them")
@@ -141,6 +155,15 @@ class Stage:
 
 
 Stages = Mapping[str, Stage]
+
+
+def taken_names(stages: Stages) -> dict[str, set[str]]:
+    """Return, by kind, the names that no implementation of the user's own may have: those of its stages' own."""
+    taken: dict[str, set[str]] = {kind: set() for kind in KINDS}
+    for stage in stages.values():
+        if stage.subjects is not None:
+            taken[stage.subjects.kind] |= stage.row_types.names()
+    return taken
 
 
 def shares_host(cell: Any, on_gpu: bool) -> bool:

@@ -60,12 +60,12 @@ class TrainingStep:
         """Update the parameters and drop the gradients."""
         with span("optimizer"):
             self.optimizer.step()
-            self.optimizer.zero_grad(set_to_none=True)
+            self.optimizer.zero_grad()
 
     def discard(self) -> None:
         """Drop the loss with its graph, and the gradients."""
         self._loss = None
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad()
 
     def run(self) -> Tensor:
         """Run the phases in their order; return the loss before the update, detached from its graph."""

@@ -22,6 +22,7 @@ from pipeline.report.repeats import with_repeats
 from pipeline.report.section import counted, render
 from pipeline.report.table_rows import has_figures, read_rows, readable
 from pipeline.report.tables import significant
+from pipeline.report.users_own import with_users_own
 
 TEMPLATE = Path(__file__).parent / "writeup.md.j2"
 MOST_OUTCOMES = 12
@@ -48,7 +49,7 @@ def write_section(stage: Stage, stages: Stages, records: Sequence[Path], out: Pa
     rows_beside = [{name: rows[name] for name in stage.reads}] if stage.reads else []
     split_values = rows[stage.name][stage.split_axis].drop_duplicates()
     tables = [f"{stage.name}/{fields.text(value)}.csv" for value in split_values]
-    section = stage.build_section()(rows[stage.name], *rows_beside)
+    section = with_users_own(stage.build_section()(rows[stage.name], *rows_beside), rows[stage.name], stage)
     try:
         figures.mkdir(parents=True, exist_ok=True)
         written = write(section, stage.name, tables, figures, trust.of_rows(rows[stage.name]))

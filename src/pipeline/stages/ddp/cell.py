@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from pipeline.cells.fields import axis
 from pipeline.formulas.sizes import SIZES
+from pipeline.subjects.naming import Measured
 
 SPLIT_AXIS = "precision"
 READS = ("allreduce",)
@@ -17,6 +18,7 @@ class Variant:
     bucket_size_mb: int | None = None
 
 
+BUCKET_SIZES_MB = (1, 10, 100, 1000)
 IMPLS = ("naive", "flat", "overlap", "bucketed", "torch_tuned", "torch", "none")
 # "torch" is DistributedDataParallel with its defaults; "torch_tuned" sends no buffers, like ours, and keeps gradients
 # in its buckets. "none" does not communicate: the difference to it is the cost of communication. It comes last, so that
@@ -25,7 +27,7 @@ VARIANTS = (
     Variant("naive"),
     Variant("flat"),
     Variant("overlap"),
-    *(Variant("bucketed", size) for size in (1, 10, 100, 1000)),
+    *(Variant("bucketed", size) for size in BUCKET_SIZES_MB),
     Variant("torch_tuned", 25),
     *(Variant("torch", size) for size in (1, 25, 100)),
     Variant("none"),
@@ -34,6 +36,7 @@ VARIANTS = (
 PHASES = ("forward", "backward", "communication", "optimizer")
 TRAIN_STEP = "train_step"
 WHOLE_STEP = {"phase": TRAIN_STEP, "clock": "host"}
+SUBJECTS = Measured("ddp", WHOLE_STEP, apart=("none",))
 # One step of each of these is captured: together they show how much communication an early start hides.
 CAPTURED = ("naive", "overlap")
 CAPTURED_STEP, PROFILER = "captured_step", "torch.profiler"
@@ -77,5 +80,6 @@ class Settings:
     steps: int = axis(10, minimum=5)
     rounds: int = axis(2, minimum=1)
     unstable_rel_error: float = axis(0.05, minimum=0)
+    check_timeout_s: float = axis(300.0, minimum=1)  # of an implementation of the user's own
     timeout_s: float = axis(1800.0, minimum=1)
     threads: int = axis(0, minimum=0)

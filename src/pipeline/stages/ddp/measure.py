@@ -1,7 +1,8 @@
 """Measure a ddp cell: the training step of every variant in the same ranks, by phase and clock."""
 
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from pipeline.cells.outcomes import together_or_apart
 from pipeline.instruments.machine.identity import gpu_count
@@ -12,12 +13,34 @@ from pipeline.parallel.processes.starting import run_ranks
 from pipeline.stages.ddp.cell import CAPTURED_STEP, PROFILER, VARIANTS, WHOLE_STEP, Cell, Settings, Variant, variant_key
 from pipeline.stages.ddp.ranks import Result, measure_variants
 
+if TYPE_CHECKING:
+    from pipeline.subjects.naming import Subject
+
 Row = dict[str, Any]
 
 
-def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
-    """Return the rows of all variants; they take turns in the same ranks unless memory runs out."""
-    backend, device_type = ("nccl", "cuda") if gpu_count() > 0 else ("gloo", "cpu")
+def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch, subjects: Sequence["Subject"] = ()) -> list[Row]:
+    """Return the rows of all variants; they take turns in the same ranks unless memory runs out.
+
+    Wrappers of the user's own are checked first; those that pass take turns with the others.
+    """
+    with stopwatch.measuring():
+        if subjects:
+            from pipeline.stages.ddp.users_own import measure_with
+
+            return measure_with(subjects, cell, settings)
+        return measure_in_ranks(VARIANTS, cell, settings)
+
+
+def measure_in_ranks(
+    variants: Sequence[Variant],
+    cell: Cell,
+    settings: Settings,
+    subjects: Sequence["Subject"] = (),
+    mark: Path | None = None,
+) -> list[Row]:
+    """Return the rows of these variants; subjects and mark as for `measure_variants`."""
+    backend, device_type = ranks_on()
 
     def measure_together(variants: Sequence[Variant]) -> dict[Variant, Result]:
         by_rank = run_ranks(
@@ -26,13 +49,17 @@ def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
             backend=backend,
             device_type=device_type,
             timeout_s=settings.timeout_s,
-            args=(cell, settings, variants),
+            args=(cell, settings, variants, subjects, mark),
         )
         return by_rank[0]
 
-    with stopwatch.measuring():
-        results = together_or_apart(measure_together, VARIANTS)
+    results = together_or_apart(measure_together, variants)
     return [row for variant, result in results.items() for row in rows_of(variant, result, cell, settings, backend)]
+
+
+def ranks_on() -> tuple[str, str]:
+    """Return the backend of the process group and the type of its devices."""
+    return ("nccl", "cuda") if gpu_count() > 0 else ("gloo", "cpu")
 
 
 def rows_of(variant: Variant, result: Result | MemoryError, cell: Cell, settings: Settings, backend: str) -> list[Row]:

@@ -3,6 +3,8 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -21,6 +23,9 @@ from pipeline.parallel.processes.starting import RankContext
 from pipeline.stages.ddp.capture import Lanes, capture_step
 from pipeline.stages.ddp.cell import CAPTURED, Cell, Settings, Variant
 from pipeline.stages.ddp.variants import build_step, phases
+
+if TYPE_CHECKING:
+    from pipeline.subjects.naming import Subject
 
 # NCCL's process group checks for finished collectives every tenth of a second.
 WATCHED_WITHIN_S = 0.3
@@ -43,13 +48,19 @@ class Result:
 
 
 def measure_variants(
-    context: RankContext, cell: Cell, settings: Settings, variants: Sequence[Variant]
+    context: RankContext,
+    cell: Cell,
+    settings: Settings,
+    variants: Sequence[Variant],
+    subjects: Sequence["Subject"] = (),
+    mark: Path | None = None,
 ) -> dict[Variant, Result]:
     """Let the variants take turns, each from the same weights and alone in memory; then profile steps of each.
 
-    Profiles come last, because a profiler may disturb what runs after it.
+    Profiles come last, because a profiler may disturb what runs after it. subjects: the wrappers of the variants that
+    are of the user's own; mark: where to note which of them runs, see `pipeline.subjects.checking`.
     """
-    rank = _Rank(context, cell, settings)
+    rank = _Rank(context, cell, settings, subjects, mark)
     dist.barrier()  # what the first collective starts is not pinned
     with pinned(context.device, context.rank, context.world_size) as core:
         results = {variant: Result(pinned_core=core) for variant in variants}
@@ -63,9 +74,17 @@ def measure_variants(
 class _Rank:
     """One rank on which variants take turns; each turn frees its model."""
 
-    def __init__(self, context: RankContext, cell: Cell, settings: Settings) -> None:
+    def __init__(
+        self,
+        context: RankContext,
+        cell: Cell,
+        settings: Settings,
+        subjects: Sequence["Subject"],
+        mark: Path | None,
+    ) -> None:
         self.rank, self.device = context.rank, context.device
         self.cell, self.settings = cell, settings
+        self.subjects, self.mark = {subject.name: subject for subject in subjects}, mark
         self.reference: Tensor | None = None  # weights of the first variant that averages, on rank 0
 
     def take_turn(self, variant: Variant, result: Result, is_first_turn: bool) -> None:
@@ -83,7 +102,7 @@ class _Rank:
         if is_first_turn:
             result.peak_bytes = _peak_bytes(self.device)
             self._compare(step.model, variant, result)
-            _count(step, variant.impl != "none", result)
+            _count(step, variant.impl != "none" and variant.impl not in self.subjects, result)
 
     def profile(self, variant: Variant, result: Result) -> None:
         """Profile warm steps for what the GPU does in them and, of some variants, capture one on rank 0."""
@@ -97,7 +116,12 @@ class _Rank:
             result.lanes = capture_step(step.run, self.device, listen=self.rank == 0)
 
     def _build_step(self, variant: Variant) -> TrainingStep:
-        return build_step(variant, self.cell, self.settings, self.rank, self.device)
+        subject = self.subjects.get(variant.impl)
+        if self.mark is not None and self.rank == 0:
+            from pipeline.subjects.marks import note_last
+
+            note_last(self.mark, None if subject is None else list(self.subjects).index(variant.impl))
+        return build_step(variant, self.cell, self.settings, self.rank, self.device, subject)
 
     def _compare(self, model: nn.Module, variant: Variant, result: Result) -> None:
         """Compare the weights after the timed steps: between ranks, and on rank 0 with the first variant's.

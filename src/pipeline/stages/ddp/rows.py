@@ -15,6 +15,7 @@ class VariantRow(Row):
         "way to average gradients; none: no communication; torch: torch's DDP with its defaults; torch_tuned: the same"
         " with broadcast_buffers=False and gradient_as_bucket_view=True",
         allowed=IMPLS,
+        or_subject=True,
     )
     bucket_size_mb: int | None = column("bucket size in MB of 2^20 bytes; empty without buckets", minimum=1)
 

@@ -1,7 +1,7 @@
 """The training step of each variant on one rank."""
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -11,6 +11,9 @@ from pipeline.model.step import TrainingStep, build_training_step
 from pipeline.parallel import BucketedDDP, FlatDDP, NaiveDDP, OverlapDDP
 from pipeline.stages.ddp.cell import Cell, Settings, Variant
 
+if TYPE_CHECKING:
+    from pipeline.subjects.naming import Subject
+
 OURS = {"naive": NaiveDDP, "flat": FlatDDP, "overlap": OverlapDDP, "bucketed": BucketedDDP}
 TORCHS: dict[str, dict[str, Any]] = {
     "torch": {},
@@ -18,10 +21,13 @@ TORCHS: dict[str, dict[str, Any]] = {
 }
 
 
-def build_step(variant: Variant, cell: Cell, settings: Settings, rank: int, device: torch.device) -> TrainingStep:
+def build_step(
+    variant: Variant, cell: Cell, settings: Settings, rank: int, device: torch.device, subject: "Subject | None" = None
+) -> TrainingStep:
     """Build a rank's step: model and tokens use the rank's own seed, so that averaging makes a difference.
 
     All wrappers copy rank 0's weights to every rank. torch's waits for its communication inside backward.
+    subject: the wrapper, where the variant is of the user's own.
     """
     step = build_training_step(
         SIZES[cell.size],
@@ -34,6 +40,12 @@ def build_step(variant: Variant, cell: Cell, settings: Settings, rank: int, devi
     )
     if variant.impl == "none":
         return step
+    if subject is not None:
+        from pipeline.subjects.wrapping import Wrapped
+
+        own = Wrapped(step.model, subject, variant.bucket_size_mb)
+        own.optimizer = step.optimizer
+        return replace(step, model=own, finish_gradients=own.finish_gradients)
     if variant.impl in TORCHS:
         options = TORCHS[variant.impl]
         return replace(step, model=DistributedDataParallel(step.model, bucket_cap_mb=variant.bucket_size_mb, **options))

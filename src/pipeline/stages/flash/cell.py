@@ -4,10 +4,15 @@ from dataclasses import dataclass
 
 from pipeline.cells.fields import axis
 from pipeline.formulas.attention import Shape
+from pipeline.subjects.naming import Measured
 
 SPLIT_AXIS = "dtype"
 DTYPES = ("bf16", "fp32")
-PHASES = ("forward", "backward", "forward_backward")
+BOTH_PHASES = "forward_backward"
+PHASES = ("forward", "backward", BOTH_PHASES)
+# The assignment's leaderboard: 16 heads of 64, causal.
+LEADERBOARD = {"batch_size": 1, "num_heads": 16, "seq_len": 16384, "head_dim": 64, "is_causal": True}
+SUBJECTS = Measured("attention", {"phase": BOTH_PHASES}, first=LEADERBOARD)
 OURS = ("triton", "tiled")
 SDPA_BACKENDS = ("sdpa_flash", "sdpa_cudnn", "sdpa_efficient")
 # On a CPU `sdpa`, torch's own choice, replaces the GPU backends.
@@ -51,7 +56,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class Settings:
-    """Shared by all cells: the stop rule of each row, and the limit above which a call is too slow to be sampled."""
+    """Shared by all cells: the stop rule of each row, the limit above which a call is too slow to be sampled.
+
+    check_timeout_s and timeout_s end the check of an implementation of the user's own, and the measurement with it.
+    """
 
     min_samples: int = axis(10, minimum=3)
     max_samples: int = axis(100, minimum=3)
@@ -59,4 +67,6 @@ class Settings:
     budget_s: float = axis(0.5, minimum=0)
     call_limit_s: float = axis(0.5, minimum=0)
     unstable_rel_error: float = axis(0.05, minimum=0)
+    check_timeout_s: float = axis(300.0, minimum=1)
+    timeout_s: float = axis(600.0, minimum=1)
     threads: int = axis(0, minimum=0)

@@ -76,6 +76,17 @@ def build(name: str, shape: Shape, device: torch.device) -> Implementation:
     return Implementation(_by_formula(FUNCTIONS[name], shape))
 
 
+def users_own(attend: Attend, mark: Callable[[], None]) -> Implementation:
+    """Return an implementation of the user's own; `mark` notes that it is about to run, should it end the process."""
+
+    @contextmanager
+    def marked() -> Iterator[None]:
+        mark()
+        yield
+
+    return Implementation(attend, within=marked)
+
+
 def _by_formula(attention: Callable[..., Tensor], shape: Shape) -> Attend:
     is_causal = shape.is_causal
 

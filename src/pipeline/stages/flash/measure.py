@@ -1,7 +1,9 @@
 """Measure a flash cell: try each implementation alone, then time all of them in turn."""
 
 import dataclasses
-from typing import Any
+import functools
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,6 +20,9 @@ from pipeline.stages.flash import implementations
 from pipeline.stages.flash.cell import PHASES, Cell, Settings
 from pipeline.stages.flash.trial import Inputs, Trial, try_implementation
 
+if TYPE_CHECKING:
+    from pipeline.subjects.naming import Subject
+
 Row = dict[str, Any]
 Key = tuple[str, str]  # implementation, phase
 
@@ -31,14 +36,31 @@ SLOW_S = 0.02
 LATENCY_RULE = StopRule(min_samples=5, max_samples=50, rel_error=0.01, budget_s=0.06)
 
 
-def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
-    """Return a row for each implementation and phase; if one fails, the others are still measured."""
+def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch, subjects: Sequence["Subject"] = ()) -> list[Row]:
+    """Return a row for each implementation and phase; if one fails, the others are still measured.
+
+    The user's own are checked first, and what passes is measured in a process that it may end.
+    """
+    if not subjects:
+        return measure_together(cell, settings, stopwatch, {})
+    from pipeline.stages.flash.users_own import measure_with
+
+    with stopwatch.measuring():
+        return measure_with(subjects, cell, settings)
+
+
+def measure_together(
+    cell: Cell, settings: Settings, stopwatch: Stopwatch, own: Mapping[str, implementations.Implementation]
+) -> list[Row]:
+    """Measure all implementations in this process, those of the user's own by name among them."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     inputs = _inputs(cell, device)
+    builds = {
+        name: functools.partial(implementations.build, name, cell.shape, device)
+        for name in implementations.names(device)
+    } | {name: functools.partial(lambda built: built, built) for name, built in own.items()}
     with stopwatch.measuring():
-        trials = {
-            name: try_implementation(name, cell.shape, inputs, settings) for name in implementations.names(device)
-        }
+        trials = {name: try_implementation(name, build, inputs, settings) for name, build in builds.items()}
         works = {(name, phase): work for name, trial in trials.items() for phase, work in trial.works.items()}
         sample_s = {(name, phase): trials[name].sample_s[phase] for name, phase in works}
         rules = {key: _rule(sample_s[key], settings) for key in works}

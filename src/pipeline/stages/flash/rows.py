@@ -13,7 +13,7 @@ class ImplementationTime(GpuTimedRow):
 
     KEYS = ("impl", "phase")
 
-    impl: str = column("implementation: ours, then torch's", allowed=(*OURS, *PEERS))
+    impl: str = column("implementation: ours, then torch's", allowed=(*OURS, *PEERS), or_subject=True)
     phase: str = column(
         "forward: the output; backward: the gradients of q, k and v; forward_backward: one after the other",
         allowed=PHASES,

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from pipeline.attention.reference import ExactAttention
 from pipeline.errors import Skipped
-from pipeline.formulas.attention import Shape
 from pipeline.instruments.memory.out_of_memory import attempt, free_memory
 from pipeline.instruments.sampling.interleaving import Work
 from pipeline.instruments.sampling.step_timing import time_call_ms
@@ -62,11 +61,13 @@ class _OutOfMemory(Exception):
     """A call ran out of memory; the message is the reason to record."""
 
 
-def try_implementation(name: str, shape: Shape, inputs: Inputs, settings: Settings) -> Trial:
+def try_implementation(
+    name: str, build: Callable[[], implementations.Implementation], inputs: Inputs, settings: Settings
+) -> Trial:
     """Try forward, then backward, then both; after a failure the remaining phases fail with the same reason."""
     trial, status = Trial(), ""
     try:
-        works = _or_raise(name, lambda: _works(implementations.build(name, shape, inputs.device), inputs))
+        works = _or_raise(name, lambda: _works(build(), inputs))
         for phase, work in works.items():
             _try_phase(name, phase, work, trial, inputs, settings)
     except Skipped as skipped:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from pipeline.cells.fields import axis
 from pipeline.formulas.sizes import SIZES
+from pipeline.subjects.naming import Measured
 
 SPLIT_AXIS = "precision"
 
@@ -13,6 +14,7 @@ MEASURES = ("time", "memory", "traffic")
 PHASES = ("forward", "backward", "communication", "optimizer")
 TRAIN_STEP = "train_step"
 WHOLE_STEP = {"measures": "time", "phase": TRAIN_STEP, "clock": "host"}
+SUBJECTS = Measured("optimizer", WHOLE_STEP)
 MOMENTS = ("initialised", "first_before_step", "first_after_step", "before_step", "after_step")
 # Tensors counted by kind; bytes that the allocator gave out and that were requested from it; the peaks of both.
 KINDS = ("parameters", "gradients", "optimizer_state")
@@ -54,5 +56,6 @@ class Settings:
     steps: int = axis(10, minimum=5)
     rounds: int = axis(2, minimum=1)
     unstable_rel_error: float = axis(0.05, minimum=0)
+    check_timeout_s: float = axis(300.0, minimum=1)  # of an implementation of the user's own
     timeout_s: float = axis(900.0, minimum=1)
     threads: int = axis(0, minimum=0)

@@ -2,7 +2,8 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from pipeline.cells.outcomes import together_or_apart
 from pipeline.formulas.collectives import all_gather_bus_factor, all_reduce_bus_factor
@@ -16,12 +17,34 @@ from pipeline.stages.sharding.cell import ALLOCATOR_KINDS, COLLECTIVES, IMPLS, K
 from pipeline.stages.sharding.prediction import Share
 from pipeline.stages.sharding.ranks import Result, measure_optimizers
 
+if TYPE_CHECKING:
+    from pipeline.subjects.naming import Subject
+
 Row = dict[str, Any]
 
 
-def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
-    """Return rows of times, of memory by moment and kind, and of bytes by collective for each optimizer."""
-    backend, device_type = ("nccl", "cuda") if gpu_count() > 0 else ("gloo", "cpu")
+def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch, subjects: Sequence["Subject"] = ()) -> list[Row]:
+    """Return rows of times, of memory by moment and kind, and of bytes by collective for each optimizer.
+
+    Optimizers of the user's own are checked first; those that pass take turns with the others.
+    """
+    with stopwatch.measuring():
+        if subjects:
+            from pipeline.stages.sharding.users_own import measure_with
+
+            return measure_with(subjects, cell, settings)
+        return measure_in_ranks(IMPLS, cell, settings)
+
+
+def measure_in_ranks(
+    impls: Sequence[str],
+    cell: Cell,
+    settings: Settings,
+    subjects: Sequence["Subject"] = (),
+    mark: Path | None = None,
+) -> list[Row]:
+    """Return the rows of these optimizers; subjects and mark as for `measure_optimizers`."""
+    backend, device_type = ranks_on()
 
     def measure_together(impls: Sequence[str]) -> dict[str, Result]:
         by_rank = run_ranks(
@@ -30,13 +53,17 @@ def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
             backend=backend,
             device_type=device_type,
             timeout_s=settings.timeout_s,
-            args=(cell, settings, impls),
+            args=(cell, settings, impls, subjects, mark),
         )
         return by_rank[0]
 
-    with stopwatch.measuring():
-        results = together_or_apart(measure_together, IMPLS)
+    results = together_or_apart(measure_together, impls)
     return [row for impl, result in results.items() for row in rows_of(impl, result, cell, settings, backend)]
+
+
+def ranks_on() -> tuple[str, str]:
+    """Return the backend of the process group and the type of its devices."""
+    return ("nccl", "cuda") if gpu_count() > 0 else ("gloo", "cpu")
 
 
 def rows_of(impl: str, result: Result | MemoryError, cell: Cell, settings: Settings, backend: str) -> list[Row]:
@@ -63,8 +90,8 @@ def _time_rows(result: Result, cell: Cell, settings: Settings) -> list[Row]:
 
 
 def _memory_rows(impl: str, result: Result, world_size: int) -> list[Row]:
-    """Pair counted bytes with predicted bytes."""
-    predicted = _predicted(result, _share(impl, result.parameter_bytes, world_size))
+    """Pair counted bytes with predicted bytes; how the user's own shares them out is not known."""
+    predicted = _predicted(result, _share(impl, result.parameter_bytes, world_size)) if impl in IMPLS else {}
     return [
         {
             "measures": "memory",
@@ -120,8 +147,15 @@ def _traffic_rows(impl: str, result: Result, world_size: int) -> list[Row]:
             "status": "ok",
             "calls": calls[name],
             "measured_bytes": payloads[name],
-            "predicted_bytes": parameter_bytes if name == "allreduce" or impl != "adamw" else 0,
+            "predicted_bytes": _predicted_payload(name, impl, parameter_bytes),
             "sent_bytes": sent_per_byte[name] * payloads[name],
         }
         for name in COLLECTIVES
     ]
+
+
+def _predicted_payload(collective: str, impl: str, parameter_bytes: int) -> int | None:
+    """Predict the payload of a step's collectives: all gradients are reduced, and parameters sent where sharded."""
+    if impl not in IMPLS:
+        return None
+    return parameter_bytes if collective == "allreduce" or impl != "adamw" else 0

@@ -41,12 +41,15 @@ def device_bytes(device: torch.device) -> dict[str, int]:
 
 
 def _state_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    return list(_tensors(_local(optimizer).state.values()))
+    return [tensor for each in _local(optimizer) for tensor in _tensors(each.state.values())]
 
 
-def _local(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Return the optimizer that holds this rank's state."""
-    return optimizer.optim if isinstance(optimizer, ZeroRedundancyOptimizer) else optimizer
+def _local(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
+    """Return the optimizers that hold this rank's state: it and those among its attributes, in lists too."""
+    if isinstance(optimizer, ZeroRedundancyOptimizer):
+        return [optimizer.optim]
+    values = [each for value in vars(optimizer).values() for each in (value if isinstance(value, list) else [value])]
+    return [optimizer, *(each for each in values if isinstance(each, torch.optim.Optimizer))]
 
 
 def _tensors(values: Iterable[Any]) -> Iterable[Tensor]:

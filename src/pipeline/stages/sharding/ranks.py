@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -23,6 +25,9 @@ from pipeline.parallel.processes.starting import RankContext
 from pipeline.stages.sharding.cell import Cell, Settings
 from pipeline.stages.sharding.memory import device_bytes, kinds_bytes
 
+if TYPE_CHECKING:
+    from pipeline.subjects.naming import Subject
+
 MemoryAt = dict[tuple[str, str], float]
 
 
@@ -39,11 +44,28 @@ class Result:
     busy: GpuBusy | None = None
 
 
-def measure_optimizers(context: RankContext, cell: Cell, settings: Settings, impls: Sequence[str]) -> dict[str, Result]:
+def measure_optimizers(
+    context: RankContext,
+    cell: Cell,
+    settings: Settings,
+    impls: Sequence[str],
+    subjects: Sequence["Subject"] = (),
+    mark: Path | None = None,
+) -> dict[str, Result]:
     """Let the optimizers take turns, each from the same weights and alone in memory; then profile steps of each.
 
-    Profiles come last, because a profiler may disturb what runs after it.
+    Profiles come last, because a profiler may disturb what runs after it. subjects: the optimizers that are of the
+    user's own; mark: where to note which of them runs, see `pipeline.subjects.checking`.
     """
+    own = {subject.name: subject for subject in subjects}
+
+    def build(impl: str) -> TrainingStep:
+        if mark is not None and context.rank == 0:
+            from pipeline.subjects.marks import note_last
+
+            note_last(mark, list(own).index(impl) if impl in own else None)
+        return _build_step(impl, cell, settings, context, own.get(impl))
+
     reference: list[Tensor] = []  # weights with the first optimizer, on rank 0
     dist.barrier()  # what the first collective starts is not pinned
     with pinned(context.device, context.rank, context.world_size) as core:
@@ -51,30 +73,27 @@ def measure_optimizers(context: RankContext, cell: Cell, settings: Settings, imp
         for impl, is_first_turn in turns(impls, settings.rounds):
             if is_first_turn:  # only then: allocating everything anew takes as long as several steps
                 make_room(context.device)
-            _take_turn(impl, results[impl], cell, settings, reference, context, is_first_turn)
+            _take_turn(build(impl), results[impl], settings, reference, context, is_first_turn)
         if context.device.type == "cuda":
             for impl in impls:
-                results[impl].busy = _profile(impl, cell, settings, context)
+                results[impl].busy = _profile(build(impl), context)
     return results
 
 
-def _profile(impl: str, cell: Cell, settings: Settings, context: RankContext) -> GpuBusy | None:
-    step = _build_step(impl, cell, settings, context)
+def _profile(step: TrainingStep, context: RankContext) -> GpuBusy | None:
     step.run()
     return profile_gpu_busy(step.run, context.device)
 
 
 def _take_turn(
-    impl: str,
+    step: TrainingStep,
     result: Result,
-    cell: Cell,
     settings: Settings,
     reference: list[Tensor],
     context: RankContext,
     is_first_turn: bool,
 ) -> None:
     """Time training steps; before those of the first turn, note memory and bytes and compare the weights."""
-    step = _build_step(impl, cell, settings, context)
     if is_first_turn:
         _note_memory(step, result, settings.warmup_steps, context.device)
         _note_collectives(step, result)
@@ -84,7 +103,9 @@ def _take_turn(
     result.samplings.append(timed)
 
 
-def _build_step(impl: str, cell: Cell, settings: Settings, context: RankContext) -> TrainingStep:
+def _build_step(
+    impl: str, cell: Cell, settings: Settings, context: RankContext, subject: "Subject | None"
+) -> TrainingStep:
     """Build a rank's step: gradients are averaged in place, without buffers that would count as memory."""
     step = build_training_step(
         SIZES[cell.size],
@@ -97,6 +118,10 @@ def _build_step(impl: str, cell: Cell, settings: Settings, context: RankContext)
     )
     model = OverlapDDP(step.model)
     step = replace(step, model=model, finish_gradients=model.finish_gradient_synchronization)
+    if subject is not None:
+        from pipeline.subjects.loading import load
+
+        return replace(step, optimizer=load(subject.use)(model.parameters(), torch.optim.AdamW))
     if impl == "sharded":
         return replace(step, optimizer=ShardedOptimizer(model.parameters(), torch.optim.AdamW))
     if impl == "torch_zero":
@@ -132,7 +157,7 @@ def _memory_of_step(prefix: str, step: TrainingStep, device: torch.device) -> Me
     before = _memory_at(f"{prefix}before_step", step, device)
     step.optimizer.step()
     after = _memory_at(f"{prefix}after_step", step, device)
-    step.optimizer.zero_grad(set_to_none=True)
+    step.optimizer.zero_grad()
     return before | after
 
 

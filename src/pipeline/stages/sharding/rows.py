@@ -22,7 +22,9 @@ class OptimizerRow(Row):
     """Columns of all rows: the optimizer, and what is measured."""
 
     impl: str = column(
-        "adamw: whole state on every rank; sharded: ours; torch_zero: torch's ZeroRedundancyOptimizer", allowed=IMPLS
+        "adamw: whole state on every rank; sharded: ours; torch_zero: torch's ZeroRedundancyOptimizer",
+        allowed=IMPLS,
+        or_subject=True,
     )
     backend: str = column("backend of the process group", allowed=("gloo", "nccl"))
     measures: str = column("what the row measures", allowed=MEASURES)
@@ -69,7 +71,7 @@ class Traffic(OptimizerRow):
     collective: str = column("collective of torch.distributed", allowed=COLLECTIVES)
     calls: int = column("calls per step", minimum=0)
     measured_bytes: int = column("bytes of the calls' tensors", minimum=0)
-    predicted_bytes: int = column("bytes by formula", minimum=0)
+    predicted_bytes: int | None = column("bytes by formula; empty for an optimizer of your own", minimum=0)
     sent_bytes: float = column("least bytes that each rank must send for these calls", minimum=0)
 
 

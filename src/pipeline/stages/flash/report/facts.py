@@ -4,27 +4,34 @@ import pandas as pd
 
 from pipeline.report.outcomes import clear_gain
 from pipeline.report.table_rows import in_order, known, ok
-from pipeline.stages.flash.cell import DTYPES, OURS, PEERS, PHASES
+from pipeline.stages.flash.cell import BOTH_PHASES, DTYPES, LEADERBOARD, OURS, PEERS, PHASES
 
 # Ours, then the fastest of the others first.
 IMPLS = ("triton", "sdpa_cudnn", "sdpa_flash", "sdpa_efficient", "sdpa", "flex", "compiled_eager", "eager", "tiled")
 ORDERS = {"dtype": DTYPES, "impl": IMPLS, "phase": PHASES}
 PROBLEM = ["dtype", "is_causal", "batch_size", "num_heads", "head_dim", "seq_len"]
-BOTH_PHASES = "forward_backward"
 
-WORDS = {
-    "triton": "our Triton kernels",
-    "sdpa_cudnn": "cuDNN through SDPA",
-    "sdpa_flash": "FlashAttention-2 through SDPA",
-    "sdpa_efficient": "SDPA's memory-efficient kernel",
-    "sdpa": "SDPA",
-    "flex": "FlexAttention, compiled",
-    "compiled_eager": "the plain formula, compiled",
-    "eager": "the plain formula",
-    "tiled": "our FlashAttention-2 in PyTorch operations",
-}
-# The assignment's leaderboard: 16 heads of 64, causal.
-LEADERBOARD = {"batch_size": 1, "num_heads": 16, "seq_len": 16384, "head_dim": 64, "is_causal": True}
+
+class _Words(dict[str, str]):
+    """Words for implementations; one that is not listed is the user's own."""
+
+    def __missing__(self, impl: str) -> str:
+        return f"your {impl}"
+
+
+WORDS = _Words(
+    {
+        "triton": "our Triton kernels",
+        "sdpa_cudnn": "cuDNN through SDPA",
+        "sdpa_flash": "FlashAttention-2 through SDPA",
+        "sdpa_efficient": "SDPA's memory-efficient kernel",
+        "sdpa": "SDPA",
+        "flex": "FlexAttention, compiled",
+        "compiled_eager": "the plain formula, compiled",
+        "eager": "the plain formula",
+        "tiled": "our FlashAttention-2 in PyTorch operations",
+    }
+)
 USUAL_HEAD_DIM = 64
 # Half a unit in the last place. Where eager happens to be more exact than that, the others are held to one rounding.
 UNIT_ROUNDOFF = {"bf16": 2.0**-9, "fp32": 2.0**-24}

@@ -1,0 +1,159 @@
+"""What a section says of implementations of the user's own: their place among the others, or what is wrong."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure as Drawing
+
+from pipeline.cells.fields import text
+from pipeline.cells.stage import Stage
+from pipeline.report.figures import BLACK, WORD_PT, footnote, new_figure, style_for
+from pipeline.report.markup import Markdown, code
+from pipeline.report.page_parts import MOST_TABLE_ROWS, Figure, Section, Table, say
+from pipeline.report.section import ms
+from pipeline.report.table_rows import has_figures, ok
+from pipeline.report.tables import significant
+
+MOST_PANELS = 4
+
+
+def with_users_own(section: Section, rows: pd.DataFrame, stage: Stage) -> Section:
+    """Return a section with a ranking of the user's own implementations, where its rows have any; else as it is."""
+    ranked = ranking(rows, stage)
+    if ranked.empty or not ranked["own"].any():
+        return section
+    own = ranked[ranked["own"]]
+    parts: list[Any] = [*_failures(own)]
+    if len(ok(own)):
+        timed = _first_problems(ranked)
+        parts += [Figure("users_own", _sentence(timed), _bars(timed)), _table(timed)]
+    return replace(section, parts=[*section.parts, *parts], headline=[*section.headline, *_headline(ranked, stage)])
+
+
+def ranking(rows: pd.DataFrame, stage: Stage) -> pd.DataFrame:
+    """Return the rows that rank implementations: of each problem, the user's own and what they are compared with.
+
+    Columns are those of the rows, `problem` (the axes that differ between cells, as text), `label` (implementation and,
+    say, bucket size), `own`, and among rows with figures `place` and `of`. The stage's first problem leads.
+    """
+    measured = stage.subjects
+    if measured is None or rows.empty:
+        return rows.head(0)
+    whole = rows[rows["repeat"] == 1] if "repeat" in rows else rows
+    for name, value in measured.whole.items():
+        whole = whole[whole[name] == value]
+    whole = whole[~whole["impl"].isin(measured.apart)].copy()
+    axes = [name for name in stage.axes if name != "repeat"]
+    differing = [name for name in axes if whole[name].nunique() > 1]
+    keys = [name for name in stage.row_types.key_columns() if name in whole and name not in ("impl", *measured.whole)]
+    # As lists: an empty frame would give a frame for a column.
+    whole["problem"] = [" ".join(f"{name}={text(row[name])}" for name in differing) for _, row in whole.iterrows()]
+    whole["label"] = [_label(row, keys) for _, row in whole.iterrows()]
+    whole["own"] = ~whole["impl"].isin(stage.row_types.names())
+    timed = ok(whole).groupby("problem")["median_ms"]
+    whole["place"], whole["of"] = timed.rank(method="min"), timed.transform("size")
+    leads = [all(row[name] == value for name, value in measured.first.items()) for _, row in whole.iterrows()]
+    whole["first"] = [bool(measured.first) and lead for lead in leads]
+    whole["longest_ms"] = whole.groupby("problem")["median_ms"].transform("max")
+    return whole.sort_values(["first", "longest_ms", "problem", "median_ms"], ascending=[False, False, True, True])
+
+
+def _label(row: pd.Series, keys: Sequence[str]) -> str:
+    return " ".join([row["impl"], *(text(int(row[key])) for key in keys if pd.notna(row[key]))])
+
+
+def place_words(row: pd.Series, among: pd.DataFrame) -> Markdown:
+    """Say which place an implementation takes among the timed rows of its problem, and who is first."""
+    first = among.loc[among["median_ms"].idxmin()]
+    others = among[among["label"] != row["label"]]
+    if others.empty:
+        beside = ""
+    elif first["label"] == row["label"]:
+        second = others.loc[others["median_ms"].idxmin()]
+        beside = f", the next, {second['label']}, {ms(second['median_ms'])}"
+    else:
+        beside = f", the first, {first['label']}, {ms(first['median_ms'])}"
+    return say(
+        "{name} takes place {place} of {of} with {time}{unstable}{beside}",
+        name=code(row["label"]),
+        place=int(row["place"]),
+        of=int(row["of"]),
+        time=ms(row["median_ms"]),
+        unstable=" (unstable)" if row["status"] == "unstable" else "",
+        beside=beside,
+    )
+
+
+def _headline(ranked: pd.DataFrame, stage: Stage) -> list[Markdown]:
+    own = ranked[ranked["own"]]
+    timed = _first_problems(ranked)
+    where = f"{stage.name} {timed['problem'].iloc[0]}".strip() if len(timed) else stage.name
+    words = [say("Your own in {where}: {places}.", where=where, places=_places(timed))] if len(timed) else []
+    return [Markdown(" ").join([*words, *_failures(own)])]
+
+
+def _places(timed: pd.DataFrame) -> Markdown:
+    """Say the places of the user's own at the first problem."""
+    among = timed[timed["problem"] == timed["problem"].iloc[0]]
+    return Markdown("; ").join(place_words(row, among) for _, row in among[among["own"]].iterrows())
+
+
+def _sentence(timed: pd.DataFrame) -> Markdown:
+    problem = timed["problem"].iloc[0]
+    return say("{places}{where}", places=_places(timed), where=f" ({problem})" if problem else "")
+
+
+def _first_problems(ranked: pd.DataFrame) -> pd.DataFrame:
+    """Keep the rows with figures of problems that the user's own have figures of, at most as many as a table shows."""
+    timed = ok(ranked)
+    problems = timed.loc[timed["own"], "problem"].unique()[:MOST_TABLE_ROWS]
+    return timed[timed["problem"].isin(problems)]
+
+
+def _failures(own: pd.DataFrame) -> list[Markdown]:
+    """Say of each of the user's own without figures why it has none, each reason once."""
+    failed = own[~has_figures(own["status"])]
+    return [
+        say("Your {name} is {status}: {reason}.", name=code(row["impl"]), status=row["status"], reason=row["reason"])
+        for _, row in failed.drop_duplicates(["impl", "reason"]).head(MOST_TABLE_ROWS).iterrows()
+    ]
+
+
+def _table(timed: pd.DataFrame) -> Table:
+    """Write a line a problem: for each of the user's own its time and place, and the fastest of the others."""
+    lines = []
+    for problem, group in timed.groupby("problem", sort=False):
+        others = group[~group["own"]]
+        best = others.loc[others["median_ms"].idxmin()] if len(others) else None
+        own = {
+            row["label"]: f"{significant(row['median_ms'])} ({int(row['place'])} of {int(row['of'])})"
+            for _, row in group[group["own"]].iterrows()
+        }
+        fastest = "–" if best is None else f"{best['label']} {significant(best['median_ms'])}"
+        lines.append({"problem": problem or "–", **own, "fastest of the others": fastest})
+    title = Markdown("Your own beside the others, medians in ms with their place among all that have a figure:")
+    return Table(title, pd.DataFrame(lines).fillna("–"))
+
+
+def _bars(timed: pd.DataFrame) -> Drawing:
+    """Draw a panel a problem, a bar an implementation, the fastest on top; the user's own are outlined."""
+    panels_of = list(timed.groupby("problem", sort=False))[:MOST_PANELS]
+    most = max(len(group) for _, group in panels_of)
+    figure, panels = new_figure(len(panels_of), 1, panel_height_in=0.28 * most + 0.7)
+    for axes, (problem, group) in zip(panels[:, 0], panels_of, strict=True):
+        group = group.sort_values("median_ms")
+        spread = [group["median_ms"] - group["q1_ms"], group["q3_ms"] - group["median_ms"]]
+        bars = axes.barh(
+            group["label"], group["median_ms"], xerr=spread, color=[style_for(impl)["color"] for impl in group["impl"]]
+        )
+        for bar, is_own in zip(bars, group["own"], strict=True):
+            bar.set(edgecolor=BLACK, linewidth=2.5 if is_own else 0)
+        axes.invert_yaxis()
+        axes.set_title(problem, loc="left", fontsize=WORD_PT)
+        axes.grid(visible=False, axis="y")
+    panels[-1, 0].set_xlabel("ms, median and quartiles")
+    row = timed.iloc[0]
+    footnote(figure, f"{row['machine']}, torch {row['torch']}", "outlined: your own")
+    return figure

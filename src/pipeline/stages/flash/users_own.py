@@ -1,0 +1,51 @@
+"""Attention of the user's own in a flash cell: checked alone, then timed in turn with the others."""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from pipeline.instruments.sampling.stopwatch import Stopwatch
+from pipeline.parallel.processes.starting import RankContext
+from pipeline.stages.flash.cell import PHASES, Cell, Settings
+from pipeline.stages.flash.implementations import users_own
+from pipeline.stages.flash.measure import TORCH_DTYPES, Row, measure_together
+from pipeline.subjects.attention_check import attention_of, check_attention
+from pipeline.subjects.checking import Processes, Verdict, measure_survivors, verdict
+from pipeline.subjects.marks import quick_notes
+from pipeline.subjects.naming import Subject
+
+
+def measure_with(subjects: Sequence[Subject], cell: Cell, settings: Settings) -> list[Row]:
+    """Return the rows of a cell with the user's own implementations; one that fails costs its own rows."""
+    device_type = "cuda" if torch.cuda.is_available() else "cpu"
+    checked = Processes(1, "gloo", device_type, settings.check_timeout_s)
+    problem = (TORCH_DTYPES[cell.dtype], cell.head_dim, cell.is_causal)
+    verdicts = {subject: verdict(check_attention, subject, checked, *problem) for subject in subjects}
+    ways = {subject: found.way for subject, found in verdicts.items() if found.status == "ok"}
+
+    def measure(left: Sequence[Subject], mark: Path) -> list[Row]:
+        measured = Processes(1, "gloo", device_type, settings.timeout_s)
+        return measured.run(_measure, cell, settings, [(subject, ways[subject]) for subject in left], mark)
+
+    rows, out = measure_survivors(measure, list(ways))
+    return rows + [row for subject, found in (verdicts | out).items() for row in _failed_rows(subject, found)]
+
+
+def _measure(
+    _context: RankContext, cell: Cell, settings: Settings, own: Sequence[tuple[Subject, str]], mark: Path
+) -> list[Row]:
+    with quick_notes(mark) as note:
+        built = {}
+        for number, (subject, way) in enumerate(own):
+            note(number)
+            attend = attention_of(subject, way, cell.is_causal)
+            built[subject.name] = users_own(attend, partial(note, number))
+        return measure_together(cell, settings, Stopwatch(), built)
+
+
+def _failed_rows(subject: Subject, found: Verdict) -> list[Row]:
+    if found.status == "ok":
+        return []
+    return [{"impl": subject.name, "phase": phase, **found.outcome} for phase in PHASES]

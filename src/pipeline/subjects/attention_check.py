@@ -1,0 +1,140 @@
+"""Check an attention implementation against float64: output and gradients, at even and odd lengths."""
+
+import traceback
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from pipeline.attention.reference import allowed_errors, exact_attention
+from pipeline.errors import Skipped
+from pipeline.instruments.memory.out_of_memory import is_out_of_memory
+from pipeline.parallel.processes.starting import RankContext
+from pipeline.subjects.checking import REFUSALS, Verdict
+from pipeline.subjects.loading import load
+from pipeline.subjects.naming import Subject
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+# Powers of two, which every kernel takes; and lengths that are no multiple of a tile, which one may refuse.
+EVEN, ODD = (64, 256), (113, 321)
+BATCH, HEADS = 2, 2
+# Of each product, in unit roundoffs. The plain formula, which rounds scores, weights and their gradients, makes four.
+ROUNDINGS = 8
+# TF32 has 10 bits of fraction. In it multiply a Triton kernel's fp32 products where nobody asks for more.
+TF32_EPS = 2.0**-10
+QUANTITIES = ("output", "dq", "dk", "dv")
+# How to call: with (batch · heads, length, head_dim), which is the course's way, or with (batch, heads, ...).
+WAYS = ("folded", "heads")
+
+
+def attention_of(subject: Subject, way: str, is_causal: bool) -> Attend:
+    """Import a subject and return it as a function of q, k and v of shape (batch, heads, length, head_dim).
+
+    It is an autograd function or a function of (q, k, v, is_causal).
+    """
+    loaded = load(subject.use)
+    function = loaded.apply if isinstance(loaded, type) and issubclass(loaded, torch.autograd.Function) else loaded
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return function(q, k, v, is_causal)
+
+    def attend_folded(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return function(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), is_causal).view_as(q)
+
+    return attend_folded if way == "folded" else attend
+
+
+def check_attention(
+    context: RankContext, subject: Subject, dtype: torch.dtype, head_dim: int, is_causal: bool
+) -> Verdict:
+    """Check a subject with small problems of a cell's dtype, head_dim and mask, folded and else by heads.
+
+    Raises Skipped where it refuses the even lengths too.
+    """
+    complaints = []
+    for way in WAYS:
+        complaint = _complaint(attention_of(subject, way, is_causal), dtype, head_dim, is_causal, context.device)
+        if complaint is None:
+            return Verdict("ok", way=way)
+        complaints.append(complaint)
+    # A shape that it does not take says less than numbers that are off.
+    refused = [isinstance(complaint, Skipped) for complaint in complaints]
+    if all(refused):
+        raise complaints[0]
+    return Verdict("wrong", str(next(each for each in complaints if not isinstance(each, Skipped))))
+
+
+def _complaint(
+    attend: Attend, dtype: torch.dtype, head_dim: int, is_causal: bool, device: torch.device
+) -> Exception | None:
+    """Return what is wrong with an implementation, the first length first; Skipped where it refuses an even one."""
+    for length in (*EVEN, *ODD):
+        inputs = _inputs(length, head_dim, dtype, device)
+        try:
+            results = _output_and_gradients(attend, *inputs)
+        except REFUSALS as error:
+            if length in EVEN:
+                return Skipped(f"refuses length {length}: {_told(error)}")
+            continue
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            if device.type == "cpu" and _is_of_triton(error):
+                return Skipped("needs a CUDA GPU: it is a Triton kernel")
+            return RuntimeError(f"raised {type(error).__name__} at length {length}: {_told(error)}")
+        if wrong := _wrong(results, inputs, is_causal):
+            mask = "causal" if is_causal else "no mask"
+            return RuntimeError(f"{wrong} (length {length}, head_dim {head_dim}, {mask})")
+    return None
+
+
+def _inputs(length: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
+    generator = torch.Generator(device).manual_seed(length)
+    shape = (BATCH, HEADS, length, head_dim)
+    return tuple(torch.randn(shape, generator=generator, device=device).to(dtype) for _ in range(4))
+
+
+def _output_and_gradients(attend: Attend, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> list[Tensor]:
+    inputs = [tensor.clone().requires_grad_() for tensor in (q, k, v)]
+    output = attend(*inputs)
+    return [output.detach(), *torch.autograd.grad(output, inputs, do)]
+
+
+def _wrong(results: list[Tensor], inputs: tuple[Tensor, ...], is_causal: bool) -> str | None:
+    """Say which of the results is off, how far, where, and how far rounding could bring it; None where none is."""
+    q, k, v, do = inputs
+    exact = exact_attention(q, k, v, do, is_causal)
+    eps = TF32_EPS if q.dtype == torch.float32 and q.device.type == "cuda" else None
+    allowed = allowed_errors(ROUNDINGS, q, k, v, do, is_causal, eps)
+    for name, result, bound in zip(QUANTITIES, results, allowed, strict=True):
+        if (result.shape, result.dtype) != (bound.shape, q.dtype):
+            return f"{name} is {tuple(result.shape)} of {result.dtype}, must be {tuple(bound.shape)} of {q.dtype}"
+        off = (result.double() - getattr(exact, name)).abs()
+        over = (off / bound).nan_to_num(nan=float("inf"))
+        worst = int(over.argmax())
+        if over.flatten()[worst] > 1:
+            return _told_off(name, result, off, over, worst)
+    return None
+
+
+def _told_off(name: str, result: Tensor, off: Tensor, over: Tensor, worst: int) -> str:
+    place = tuple(int(index) for index in torch.unravel_index(torch.tensor(worst), result.shape))
+    rows = (over > 1).any(-1).flatten(end_dim=-2).any(0).nonzero().flatten()
+    words = "query" if name in ("output", "dq") else "key"
+    times = over.flatten()[worst].item()
+    far = f"{off.flatten()[worst].item():.2g}, {times:.3g} times what rounding explains," if times < 1e30 else "NaN"
+    return (
+        f"{name} is off by {far} at {place} (batch, head, {words}, dimension); first at {words} {int(rows[0])}, "
+        f"at {len(rows)} of {result.shape[-2]}"
+    )
+
+
+def _told(error: Exception) -> str:
+    """Return an error's words, or where there are none the line that raised it, as of a bare assert."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return str(error).partition("\n")[0] or f"{type(error).__name__} at `{last.line}`"
+
+
+def _is_of_triton(error: Exception) -> bool:
+    return any("/triton/" in frame.filename for frame in traceback.extract_tb(error.__traceback__))

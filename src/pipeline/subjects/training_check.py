@@ -1,0 +1,128 @@
+"""Check data-parallel training of the user's own against one process that trains with the whole batch."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pipeline.parallel.processes.starting import RankContext
+from pipeline.subjects.checking import Verdict, Wrong
+from pipeline.subjects.loading import load
+from pipeline.subjects.naming import Subject
+from pipeline.subjects.wrapping import Wrapped, takes_buckets
+
+STEPS, ROWS_A_RANK, WIDTH, WORDS = 4, 6, 48, 20
+LEARNING_RATE = 0.1
+# Between sums in another order. A gradient that one rank keeps to itself moves a weight by a thousand times as much.
+TOLERANCE = 1e-5
+# So that each parameter is a bucket, that a few are, and that all are.
+BUCKET_SIZES_MB = (0.001, 0.03, 1000)
+BUCKETS = "buckets"
+
+
+def check_ddp(context: RankContext, subject: Subject) -> Verdict:
+    """Check a DDP wrapper with tied and untied weights; its way is BUCKETS where it takes a bucket size.
+
+    Raises Wrong on a rank whose weights are not those of one process.
+    """
+    buckets = takes_buckets(load(subject.use))
+    for tied in (False, True):
+        for size in BUCKET_SIZES_MB if buckets else (None,):
+            net = _net(tied, context, seed=context.rank)
+            model = Wrapped(net, subject, size)
+            words = "" if size is None else f", buckets of {size} MB"
+            _train_both(model, net.parameters(), lambda net=net: dict(net.named_parameters()), tied, context, words)
+    return Verdict("ok", way=BUCKETS if buckets else "")
+
+
+def check_fsdp(context: RankContext, subject: Subject) -> Verdict:
+    """Check an FSDP wrapper as `check_ddp` does; the weights that are compared are gathered after each step."""
+    for tied in (False, True):
+        model = Wrapped(_net(tied, context, seed=context.rank), subject)
+        parameters = model.wrapper.parameters() if isinstance(model.wrapper, nn.Module) else model.module.parameters()
+        _train_both(model, parameters, model.gather, tied, context, "")
+    return Verdict("ok")
+
+
+def check_optimizer(context: RankContext, subject: Subject) -> Verdict:
+    """Check a sharded optimizer against AdamW in full: every rank has the same gradients and keeps the same weights."""
+    for tied in (False, True):
+        nets = [_net(tied, context, seed=0) for _ in range(2)]
+        options: dict[str, Any] = {"lr": LEARNING_RATE, "weight_decay": 0.1}
+        optimizers = [
+            load(subject.use)(nets[0].parameters(), torch.optim.AdamW, **options),
+            torch.optim.AdamW(nets[1].parameters(), **options),
+        ]
+        for step in range(STEPS):
+            batch = _batch(step, context)
+            for net, optimizer in zip(nets, optimizers, strict=True):
+                _loss(net, *batch).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            _compare(dict(nets[0].named_parameters()), nets[1], step, tied, "AdamW in full")
+    return Verdict("ok")
+
+
+def _train_both(
+    model: Wrapped, parameters: Iterable[Tensor], weights: Any, tied: bool, context: RankContext, words: str
+) -> None:
+    """Train with this rank's part of each batch, and beside it one replica with the whole; compare after each step."""
+    whole = _net(tied, context, seed=0)
+    own = torch.optim.SGD(parameters, lr=LEARNING_RATE)
+    others = torch.optim.SGD(whole.parameters(), lr=LEARNING_RATE)
+    model.optimizer = own
+    for step in range(STEPS):
+        tokens, targets = _batch(step, context)
+        _loss(model, *(part[context.rank :: context.world_size] for part in (tokens, targets))).backward()
+        model.finish_gradients()
+        own.step()
+        own.zero_grad()
+        _loss(whole, tokens, targets).backward()
+        others.step()
+        others.zero_grad()
+        _compare(weights(), whole, step, tied, f"one process with the whole batch{words}")
+
+
+def _net(tied: bool, context: RankContext, seed: int) -> nn.Module:
+    """Return a small net, on each rank with the weights of its seed: a wrapper has to copy rank 0's to all."""
+    torch.manual_seed(seed)
+    net = nn.Sequential(
+        nn.Embedding(WORDS, WIDTH),
+        nn.LayerNorm(WIDTH),
+        nn.Linear(WIDTH, 2 * WIDTH),
+        nn.ReLU(),
+        nn.Linear(2 * WIDTH, WIDTH, bias=False),
+        nn.Linear(WIDTH, WORDS, bias=False),
+    )
+    if tied:
+        net[5].weight = net[0].weight
+    return net.to(context.device)
+
+
+def _batch(step: int, context: RankContext) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    shape = (2, ROWS_A_RANK * context.world_size)
+    tokens, targets = torch.randint(WORDS, shape, generator=generator).to(context.device)
+    return tokens, targets
+
+
+def _loss(model: nn.Module, tokens: Tensor, targets: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(model(tokens), targets)
+
+
+def _compare(weights: Mapping[str, Tensor], wanted: nn.Module, step: int, tied: bool, beside: str) -> None:
+    """Raise Wrong where a weight is further from the wanted one than rounding explains, the furthest first."""
+    off = {}
+    for name, weight in wanted.named_parameters():
+        if name not in weights or weights[name].shape != weight.shape:
+            raise Wrong(f"there is no full parameter {name} of shape {tuple(weight.shape)}; got {', '.join(weights)}")
+        off[name] = (weights[name].detach().float() - weight.detach()).abs().nan_to_num(nan=float("inf")).max().item()
+    worst = max(off, key=lambda name: off[name])
+    if off[worst] > TOLERANCE:
+        net = "tied" if tied else "untied"
+        bad = sum(each > TOLERANCE for each in off.values())
+        raise Wrong(
+            f"after step {step + 1} {worst} is off by {off[worst]:.2g} from {beside}, allowed is {TOLERANCE:g}; "
+            f"{bad} of {len(off)} parameters of a net with {net} weights are off"
+        )
