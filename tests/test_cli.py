@@ -4,6 +4,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -24,6 +25,7 @@ CONTRACT = {
     "started_at",
     "seconds",
 }
+ADAPTERS = Path(__file__).parent / "subjects/outside/adapters.py"
 # On one thread: other tests run beside this one.
 MEASURE = ("measure", "timing", "size=tiny", "context_length=16", "--set=threads=1", "--set=budget_s=1")
 
@@ -45,6 +47,13 @@ def pipeline(*words):
         ("measure timing --out /proc/x/y.json", "cannot write /proc/x/y.json: No such file or directory"),
         ("measure timing --out cell.json --files f", "--files is 'f', but timing keeps no files: leave it out"),
         ("measure memory --out cell.json --files {tmp}", "where the record goes too: name a folder of its own"),
+        ("measure flash --subjects {{ --out cell.json", "--subjects: no valid YAML: line 1"),
+        ("measure flash --subjects gone.py --out cell.json", "--subjects: there is no file"),
+        (
+            f"measure timing --subjects {ADAPTERS} --out cell.json",
+            "none of the kind that timing measures",
+        ),
+        (f"measure flash --subjects {ADAPTERS}:Right --out cell.json", "a .py file of adapters, got"),
         ("tabulate rows nowhere.json --out table.csv", "cannot read nowhere.json: No such file or directory"),
         ("section timing nowhere.json --out s.md --figures {tmp}", "cannot read nowhere.json"),
         ("publish {tmp}/snapshot", "to publish: run snakemake first"),

@@ -32,7 +32,7 @@ ROOMS = {
     **dict.fromkeys(NAMES_OF_SUBJECTS, {"errors", "syntax"} | NAMES_OF_SUBJECTS),
     "subjects": GROUND | SUBJECTS | NAMES_OF_SUBJECTS | {"instruments"},
     "cells": {"compat", "errors", "instruments", "loaded_modules", "subjects.naming", "syntax"},
-    "report": {"errors", "cells", "instruments"},
+    "report": {"errors", "cells", "instruments", "subjects.naming"},
     "compare": {"errors", "cells", "instruments", "report"},
     "stages": GROUND | SUBJECTS | {"instruments", "cells", "subjects", "subjects.naming"},
     "stages.*.report": GROUND | {"cells", "instruments", "report", "stages"},

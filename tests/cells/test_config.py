@@ -231,3 +231,54 @@ def test_overrides_of_a_stage_that_is_not_measured_are_found(tmp_path, overrides
     (tmp_path / "mine.yaml").write_text("stages: {timing: {grids: [{}]}}")
     found = load_plan({"scale": "mine", "measure": True, "overrides": overrides}, tmp_path, SCHEMAS, stages(), False)
     assert idle_overrides(overrides, found) == idle
+
+
+OUTSIDE = ROOT / "tests/subjects/outside"
+MINE = {"attention": {"mine": f"{OUTSIDE}/kernels/attention.py:Right"}}
+
+
+def test_the_users_own_reach_the_stage_that_measures_their_kind():
+    planned = plan(subjects=MINE)
+    assert [subject.name for subject in planned.stages["flash"].subjects] == ["mine"]
+    assert not any(stage.subjects for name, stage in planned.stages.items() if name != "flash")
+    adapters = plan(subjects=str(OUTSIDE / "adapters.py"))
+    assert [subject.name for subject in adapters.stages["ddp"].subjects] == ["my_ddp_individual", "my_ddp_bucketed"]
+
+
+def test_a_scale_may_name_the_users_own_and_the_configuration_others(tmp_path):
+    text = (SCALES / "smoke.yaml").read_text()
+    (tmp_path / "smoke.yaml").write_text(f"{text}\nsubjects: {{attention: {{mine: '{MINE['attention']['mine']}'}}}}\n")
+    config = {"scale": "smoke", "measure": True, "overrides": {}}
+    of_scale = load_plan(config, tmp_path, SCHEMAS, stages(), False)
+    assert [subject.name for subject in of_scale.stages["flash"].subjects] == ["mine"]
+    other = {"attention": {"other": MINE["attention"]["mine"]}}
+    of_config = load_plan({**config, "subjects": other}, tmp_path, SCHEMAS, stages(), False)
+    assert [subject.name for subject in of_config.stages["flash"].subjects] == ["other"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        (
+            {"subjects": 3},
+            "config: subjects is 3, allowed is a mapping of kinds (attention, ",
+        ),
+        ({"subjects": {"attention": {"mine": 3}}}, "subjects.attention.mine"),
+        ({"subjects": {"attention": {"tiled": "a:b"}}}, "subjects: attention.tiled: the pipeline's own has this name"),
+        ({"subjects": {"ddp": {"torch": "a:b"}}}, "subjects: ddp.torch: the pipeline's own has this name"),
+        ({"subjects": {"attention": {"mine": "gone.py:f"}}}, "subjects: attention.mine: there is no file"),
+        ({"only": ["timign"]}, "config: only has 'timign', known stages are ceilings, timing"),
+        ({"only": 3}, "config: only is 3, allowed is a stage or a list of stages"),
+    ],
+)
+def test_a_mistake_about_the_users_own_or_the_stages_is_one_line(changes, complaint):
+    with pytest.raises(UserError) as raised:
+        plan(**changes)
+    assert complaint in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("only", [["timing"], "timing"])
+def test_only_some_stages_are_planned(only):
+    assert list(plan(only=only).stages) == ["timing"]
+    assert list(plan(only=[]).stages) == list(stages())

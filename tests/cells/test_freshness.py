@@ -10,6 +10,8 @@ from pipeline import loaded_modules
 from pipeline.attention.triton import kernel_sets
 from pipeline.cells import freshness, locks, sources
 from pipeline.cells.freshness import Present, code_facts, why_stale
+from pipeline.subjects import naming
+from pipeline.subjects.naming import Subject
 
 OF_STAGES = ("pipeline.stages.timing.measure", "pipeline.stages.timing.rows", "pipeline.stages.flash.cell")
 MODULES = ("pipeline", "pipeline.cli", "pipeline.model", *OF_STAGES)
@@ -179,3 +181,33 @@ def test_a_recipe_changes_with_code_data_inputs_and_words_but_not_with_their_pla
         freshness.recipe("code", [here], ["a", "b"], ["--scale", "smoke"]),
     ]
     assert len({recipe, *others}) == 5
+
+
+MINE = {"kind": "attention", "name": "mine", "use": "mine:flash", "digest": "a"}
+
+
+@pytest.mark.parametrize(
+    ("measured", "asked", "why"),
+    [
+        ([MINE], [MINE], None),
+        ([MINE], [{**MINE, "digest": "b"}], "attention.mine changed"),
+        ([MINE], [{**MINE, "use": "mine:other"}], "attention.mine changed"),
+        ([MINE], [], "attention.mine changed"),
+        ([], [MINE], "attention.mine changed"),
+        ([MINE], [{**MINE, "name": "other"}], "attention.other, attention.mine changed"),
+    ],
+)
+def test_a_cell_is_stale_when_the_users_own_are_others_or_edited(record, measured, asked, why):
+    assert why_stale({**record, "subjects": measured}, Settings(), 2, NOW, asked) == why
+
+
+def test_one_of_the_users_own_that_was_edited_meanwhile_has_no_digest(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "mine.py"
+    file.write_text("def flash(): pass\n")
+    subjects = [Subject("attention", "mine", "mine.py:flash")]
+    before = naming.facts(subjects)
+    assert freshness.subject_facts(subjects, before) == before
+    file.write_text("def flash(): return 1\n")
+    (after,) = freshness.subject_facts(subjects, before)
+    assert after == {**before[0], "digest": freshness.CHANGED_MEANWHILE}

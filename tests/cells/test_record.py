@@ -182,3 +182,18 @@ def test_modules_that_could_name_any_file_are_refused(modules, complaint):
 def test_variables_that_are_no_text_are_refused(environment):
     code = {"digest": "abc", "environment": environment}
     assert "is no record: code.environment" in complaint_about({**RECORD, "code": code})
+
+
+@pytest.mark.parametrize(
+    ("subjects", "complaint"),
+    [
+        ("mine", 'subjects is "mine", allowed is a list'),
+        (["mine"], 'subject 1 is "mine", allowed is an object of texts'),
+        ([{"kind": "attention", "name": "mine", "digest": 3}], "subject 1 is"),
+        ([{"kind": "attention", "name": "mine"}], "subject 1 has no kind, name or digest"),
+    ],
+)
+def test_what_a_record_says_of_the_users_own_is_checked(subjects, complaint):
+    with pytest.raises(UserError) as raised:
+        parse_record(json.dumps(record(subjects=subjects)).encode(), "a record", stages())
+    assert f"a record is no record: {complaint}" in str(raised.value)

@@ -67,6 +67,26 @@ def test_a_value_that_is_not_allowed_is_named_with_its_row_column_and_what_is(ch
     assert "\n" not in str(raised.value)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Race(Row):
+    """A time of an implementation."""
+
+    KEYS = ("impl",)
+    impl: str = column("whose", allowed=("ours", "torch"), or_subject=True)
+
+
+@pytest.mark.parametrize("impl", ["ours", "torch", "mine", "my_flash_2"])
+def test_a_column_may_hold_a_name_of_the_users_own(impl):
+    RowTypes.one(Race).check({}, [{"impl": impl, "status": "ok"}])
+    assert RowTypes.one(Race).names() == {"ours", "torch"}
+
+
+@pytest.mark.parametrize("impl", ["Mine", "", "a" * 33, "<b>", "../x", "mine\n", 3])
+def test_a_name_that_would_not_be_allowed_is_none(impl):
+    with pytest.raises(ValueError, match="allowed is ours, torch, or a name of your own"):
+        RowTypes.one(Race).check({}, [{"impl": impl, "status": "ok"}])
+
+
 def test_two_rows_of_the_same_are_refused():
     with pytest.raises(ValueError, match="row 3 is of the same as row 1: phase=forward"):
         RowTypes.one(Time).check({}, [TIME, {**TIME, "phase": "backward"}, TIME])

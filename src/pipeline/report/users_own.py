@@ -9,46 +9,50 @@ from matplotlib.figure import Figure as Drawing
 
 from pipeline.cells.fields import text
 from pipeline.cells.stage import Stage
-from pipeline.report.figures import BLACK, WORD_PT, footnote, new_figure, style_for
+from pipeline.report.figures import WORD_PT, footnote, new_figure, style_for
 from pipeline.report.markup import Markdown, code
-from pipeline.report.page_parts import MOST_TABLE_ROWS, Figure, Section, Table, say
+from pipeline.report.page_parts import MOST_TABLE_ROWS, Figure, Problem, Section, Table, say
 from pipeline.report.section import ms
 from pipeline.report.table_rows import has_figures, ok
 from pipeline.report.tables import significant
+from pipeline.subjects.naming import Measured
 
 MOST_PANELS = 4
+FIGURES = ("median_ms", "q1_ms", "q3_ms")
 
 
 def with_users_own(section: Section, rows: pd.DataFrame, stage: Stage) -> Section:
     """Return a section with a ranking of the user's own implementations, where its rows have any; else as it is."""
-    ranked = ranking(rows, stage)
-    if ranked.empty or not ranked["own"].any():
+    if stage.subjects is None or set(rows["impl"]) <= stage.row_types.names():
         return section
+    ranked = ranking(rows, stage, stage.subjects)
     own = ranked[ranked["own"]]
     parts: list[Any] = [*_failures(own)]
     if len(ok(own)):
         timed = _first_problems(ranked)
         parts += [Figure("users_own", _sentence(timed), _bars(timed)), _table(timed)]
-    return replace(section, parts=[*section.parts, *parts], headline=[*section.headline, *_headline(ranked, stage)])
+    return replace(
+        section,
+        parts=[*section.parts, *parts],
+        headline=[*section.headline, *_headline(ranked, stage)],
+        problems=[_with_place(problem, ranked, stage) for problem in section.problems],
+    )
 
 
-def ranking(rows: pd.DataFrame, stage: Stage) -> pd.DataFrame:
+def ranking(rows: pd.DataFrame, stage: Stage, measured: Measured) -> pd.DataFrame:
     """Return the rows that rank implementations: of each problem, the user's own and what they are compared with.
 
     Columns are those of the rows, `problem` (the axes that differ between cells, as text), `label` (implementation and,
     say, bucket size), `own`, and among rows with figures `place` and `of`. The stage's first problem leads.
     """
-    measured = stage.subjects
-    if measured is None or rows.empty:
-        return rows.head(0)
-    whole = rows[rows["repeat"] == 1] if "repeat" in rows else rows
+    whole = rows[rows["repeat"] == 1]
     for name, value in measured.whole.items():
         whole = whole[whole[name] == value]
-    whole = whole[~whole["impl"].isin(measured.apart)].copy()
+    whole = whole[~whole["impl"].isin(measured.apart)].reset_index(drop=True)
+    whole = whole.reindex(columns=list(dict.fromkeys([*whole, *FIGURES])))  # of which there may be none
     axes = [name for name in stage.axes if name != "repeat"]
     differing = [name for name in axes if whole[name].nunique() > 1]
     keys = [name for name in stage.row_types.key_columns() if name in whole and name not in ("impl", *measured.whole)]
-    # As lists: an empty frame would give a frame for a column.
     whole["problem"] = [" ".join(f"{name}={text(row[name])}" for name in differing) for _, row in whole.iterrows()]
     whole["label"] = [_label(row, keys) for _, row in whole.iterrows()]
     whole["own"] = ~whole["impl"].isin(stage.row_types.names())
@@ -61,7 +65,8 @@ def ranking(rows: pd.DataFrame, stage: Stage) -> pd.DataFrame:
 
 
 def _label(row: pd.Series, keys: Sequence[str]) -> str:
-    return " ".join([row["impl"], *(text(int(row[key])) for key in keys if pd.notna(row[key]))])
+    told = ", ".join(f"{key} {text(int(row[key]))}" for key in keys if pd.notna(row[key]))
+    return f"{row['impl']} ({told})" if told else row["impl"]
 
 
 def place_words(row: pd.Series, among: pd.DataFrame) -> Markdown:
@@ -94,10 +99,24 @@ def _headline(ranked: pd.DataFrame, stage: Stage) -> list[Markdown]:
     return [Markdown(" ").join([*words, *_failures(own)])]
 
 
+def _with_place(problem: Problem, ranked: pd.DataFrame, stage: Stage) -> Problem:
+    """Add the places of the user's own to the answer of the exercise that they were measured for."""
+    timed = ok(ranked[ranked["first"]])
+    if stage.subjects is None or problem.name != stage.subjects.exercise or not timed["own"].any():
+        return problem
+    return replace(problem, answer=problem.answer + say(" {places}.", places=_places(timed)))
+
+
 def _places(timed: pd.DataFrame) -> Markdown:
     """Say the places of the user's own at the first problem."""
     among = timed[timed["problem"] == timed["problem"].iloc[0]]
-    return Markdown("; ").join(place_words(row, among) for _, row in among[among["own"]].iterrows())
+    return Markdown("; ").join(place_words(row, among) for _, row in _best_of_own(among).iterrows())
+
+
+def _best_of_own(group: pd.DataFrame) -> pd.DataFrame:
+    """Keep the fastest row of each of the user's own: one that takes a bucket size has several."""
+    own = group[group["own"]]
+    return own.loc[own.groupby("impl", sort=False)["median_ms"].idxmin()]
 
 
 def _sentence(timed: pd.DataFrame) -> Markdown:
@@ -127,18 +146,21 @@ def _table(timed: pd.DataFrame) -> Table:
     for problem, group in timed.groupby("problem", sort=False):
         others = group[~group["own"]]
         best = others.loc[others["median_ms"].idxmin()] if len(others) else None
-        own = {
-            row["label"]: f"{significant(row['median_ms'])} ({int(row['place'])} of {int(row['of'])})"
-            for _, row in group[group["own"]].iterrows()
-        }
+        own = {row["impl"]: _place_cell(row) for _, row in _best_of_own(group).iterrows()}
         fastest = "–" if best is None else f"{best['label']} {significant(best['median_ms'])}"
         lines.append({"problem": problem or "–", **own, "fastest of the others": fastest})
     title = Markdown("Your own beside the others, medians in ms with their place among all that have a figure:")
     return Table(title, pd.DataFrame(lines).fillna("–"))
 
 
+def _place_cell(row: pd.Series) -> str:
+    told = row["label"].removeprefix(row["impl"]).strip(" ()")
+    place = f"{int(row['place'])} of {int(row['of'])}"
+    return f"{significant(row['median_ms'])} ({f'{told}, ' if told else ''}{place})"
+
+
 def _bars(timed: pd.DataFrame) -> Drawing:
-    """Draw a panel a problem, a bar an implementation, the fastest on top; the user's own are outlined."""
+    """Draw a panel a problem, a bar an implementation, the fastest on top; the user's own are hatched."""
     panels_of = list(timed.groupby("problem", sort=False))[:MOST_PANELS]
     most = max(len(group) for _, group in panels_of)
     figure, panels = new_figure(len(panels_of), 1, panel_height_in=0.28 * most + 0.7)
@@ -149,11 +171,11 @@ def _bars(timed: pd.DataFrame) -> Drawing:
             group["label"], group["median_ms"], xerr=spread, color=[style_for(impl)["color"] for impl in group["impl"]]
         )
         for bar, is_own in zip(bars, group["own"], strict=True):
-            bar.set(edgecolor=BLACK, linewidth=2.5 if is_own else 0)
+            bar.set(hatch="//" if is_own else None, edgecolor="white", linewidth=0)
         axes.invert_yaxis()
         axes.set_title(problem, loc="left", fontsize=WORD_PT)
         axes.grid(visible=False, axis="y")
     panels[-1, 0].set_xlabel("ms, median and quartiles")
     row = timed.iloc[0]
-    footnote(figure, f"{row['machine']}, torch {row['torch']}", "outlined: your own")
+    footnote(figure, f"{row['machine']}, torch {row['torch']}", "hatched: your own")
     return figure

@@ -79,7 +79,7 @@ def digest(places: Iterable[str]) -> str:
     for place in places:
         source = find(split_place(place)[0])
         for path in _reached(source):
-            files[os.path.relpath(path, source.project)] = _file_digest(path)
+            files[os.path.relpath(path, source.root)] = _file_digest(path)
     return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()[:16]
 
 

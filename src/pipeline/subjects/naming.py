@@ -54,13 +54,15 @@ class Measured:
     """How a stage measures the user's own implementations, declared in its cell.py as SUBJECTS.
 
     kind: which of them. whole: the values of columns in the rows by which they are ranked. apart: implementations that
-    are not ranked with them. first: the values of axes of the problem that is told of first.
+    are not ranked with them. first: the values of axes of the problem that is told of first, and exercise: the
+    assignment's name of it, if it has one.
     """
 
     kind: str
     whole: Mapping[str, str]
     apart: tuple[str, ...] = ()
     first: Mapping[str, Any] = field(default_factory=dict)
+    exercise: str = ""
 
 
 def read(asked: Any, where: str, taken: Mapping[str, Iterable[str]]) -> tuple[Subject, ...]:

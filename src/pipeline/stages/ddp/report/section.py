@@ -9,7 +9,15 @@ from pipeline.report.outcomes import clear_gain, not_measured, nothing_measured
 from pipeline.report.page_parts import Action, Figure, Section, Table, say
 from pipeline.report.section import count, listing, ms, percent
 from pipeline.report.tables import median_cells, significant
-from pipeline.stages.ddp.report.facts import NO_COMMUNICATION, TORCH, TORCH_DEFAULT, Run, runs, whole_steps
+from pipeline.stages.ddp.report.facts import (
+    NO_COMMUNICATION,
+    READING_ORDER,
+    TORCH,
+    TORCH_DEFAULT,
+    Run,
+    runs,
+    whole_steps,
+)
 from pipeline.stages.ddp.report.figures import bucket_sweep, timeline
 from pipeline.stages.ddp.report.problems import problems
 
@@ -114,9 +122,9 @@ def _timeline_title(measured: Sequence[Run]) -> Markdown:
 
 
 def _table(measured: Sequence[Run]) -> Table:
-    """Write all variants, a row each, for at most two cells."""
+    """Write ours and torch's variants, a row each, for at most two cells; the user's own have a table of theirs."""
     shown, lead = measured[:MOST_TABLE_RUNS], measured[0]
-    variants = list(dict.fromkeys(variant for run in shown for variant in run.whole.index))
+    variants = [variant for variant in READING_ORDER if any(variant in run.whole.index for run in shown)]
     columns = {"variant": variants}
     for run in shown:
         columns[f"{run.name}, step (ms)"] = _aligned(median_cells(run.whole), variants)

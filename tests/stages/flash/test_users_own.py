@@ -1,0 +1,32 @@
+"""Attention of the user's own in a flash cell."""
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.instruments.sampling.stopwatch import Stopwatch
+from pipeline.registry import stages
+from pipeline.stages.flash.cell import PHASES, Cell, Settings
+from pipeline.stages.flash.measure import measure
+from pipeline.subjects.naming import Subject
+
+FILE = Path(__file__).parents[2] / "subjects/outside/kernels/attention.py"
+CELL = Cell(dtype="fp32", head_dim=16, seq_len=32)
+SETTINGS = Settings(min_samples=3, max_samples=3, budget_s=0.1, check_timeout_s=60, timeout_s=120)
+
+
+@pytest.mark.slow
+def test_what_passes_is_timed_with_the_rest_and_what_does_not_costs_its_own_rows():
+    names = ("Right", "off_by_one", "crashes_at_length_32")
+    subjects = [Subject("attention", name.lower(), f"{FILE}:{name}") for name in names]
+    rows = measure(CELL, SETTINGS, Stopwatch(), subjects)
+    stages()["flash"].row_types.check({}, rows)
+    by_name = {name.lower(): [row for row in rows if row["impl"] == name.lower()] for name in (*names, "tiled")}
+    assert {name: len(group) for name, group in by_name.items()} == dict.fromkeys(by_name, len(PHASES))
+    assert {row["status"] for row in by_name["right"] + by_name["tiled"]} <= {"ok", "unstable"}
+    assert all(row["output_rel_error"] < 1e-6 for row in by_name["right"] if row["phase"] == "forward")
+    for row in by_name["off_by_one"] + by_name["crashes_at_length_32"]:
+        assert row["status"] == "wrong"
+        assert "median_ms" not in row
+    assert by_name["off_by_one"][0]["reason"].startswith("output is off by ")
+    assert by_name["crashes_at_length_32"][0]["reason"] == "its process died by SIGSEGV"

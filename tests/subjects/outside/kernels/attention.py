@@ -1,0 +1,94 @@
+"""Attention functions as a user might bring them: right, subtly wrong, hanging and crashing."""
+
+import math
+import os
+import signal
+import time
+
+import torch
+
+from .masks import future
+
+BLOCK = 64
+
+
+class Right(torch.autograd.Function):
+    """The formula, with a backward pass of its own; for (batch, length, head_dim)."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, is_causal=False):
+        _batch, n_queries, head_dim = q.shape
+        scores = q.double() @ k.double().mT / math.sqrt(head_dim)
+        if is_causal:
+            scores = scores.masked_fill(future(n_queries, k.shape[-2]), -math.inf)
+        weights = scores.softmax(-1)
+        ctx.save_for_backward(q, k, v, weights)
+        return (weights @ v.double()).to(q.dtype)
+
+    @staticmethod
+    def backward(ctx, do):
+        q, k, v, weights = (tensor.double() for tensor in ctx.saved_tensors)
+        do64 = do.double()
+        products = do64 @ v.mT
+        ds = weights * (products - (products * weights).sum(-1, keepdim=True)) / math.sqrt(q.shape[-1])
+        return (ds @ k).to(do.dtype), (ds.mT @ q).to(do.dtype), (weights.mT @ do64).to(do.dtype), None
+
+
+def by_heads(q, k, v, is_causal):
+    """For (batch, heads, length, head_dim) alone."""
+    batch, heads, length, head_dim = q.shape
+    folded = (tensor.reshape(batch * heads, length, head_dim) for tensor in (q, k, v))
+    return Right.apply(*folded, is_causal).view_as(q)
+
+
+def off_by_one(q, k, v, is_causal):
+    """Each query of a block on the diagonal also sees the next key of that block."""
+    scores = q @ k.mT / math.sqrt(q.shape[-1])
+    if is_causal:
+        length = q.shape[-2]
+        mask = future(length, length)
+        block = torch.arange(length) // BLOCK
+        next_of_block = (torch.arange(length)[:, None] + 1 == torch.arange(length)) & (block[:, None] == block)
+        scores = scores.masked_fill(mask & ~next_of_block, -math.inf)
+    return scores.softmax(-1) @ v
+
+
+def without_scale_in_backward(q, k, v, is_causal):
+    """The output is right, the gradient of q is not."""
+    output = Right.apply(q, k, v, is_causal)
+    if q.requires_grad:
+        q.register_hook(lambda gradient: gradient * math.sqrt(q.shape[-1]))
+    return output
+
+
+def powers_of_two_alone(q, k, v, is_causal):
+    length = q.shape[-2]
+    if length & (length - 1):
+        raise ValueError(f"length {length}: must be a power of two")
+    return Right.apply(q, k, v, is_causal)
+
+
+def wrong_at_odd_lengths(q, k, v, is_causal):
+    """Rounds the length down to a multiple of 16, as a kernel without bounds on its blocks."""
+    length = q.shape[-2] // 16 * 16
+    output = Right.apply(q[:, :length], k[:, :length], v[:, :length], is_causal)
+    return torch.nn.functional.pad(output, (0, 0, 0, q.shape[-2] - length))
+
+
+def hangs(q, k, v, is_causal):
+    time.sleep(600)
+
+
+def crashes(q, k, v, is_causal):
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def crashes_at_length_32(q, k, v, is_causal):
+    """Passes the check, which takes other lengths."""
+    if q.shape[-2] == 32:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return Right.apply(q, k, v, is_causal)
+
+
+def unfinished(q, k, v, is_causal):
+    raise NotImplementedError

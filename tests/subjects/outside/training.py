@@ -1,0 +1,140 @@
+"""Data-parallel training as a user might bring it: right and subtly wrong."""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+class Container:
+    """Averages after backward; it is no module, and has a name of its own for what comes after backward."""
+
+    def __init__(self, module):
+        self.module = module
+        for parameter in module.parameters():
+            dist.broadcast(parameter.data, src=0)
+
+    def __call__(self, *args):
+        return self.module(*args)
+
+    def average(self):
+        self.average_of(list(self.module.parameters()))
+
+    def average_of(self, parameters):
+        for parameter in parameters:
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+
+
+class KeepsOneToItself(Container):
+    """Leaks: one gradient of each rank is not averaged."""
+
+    def finish_gradient_synchronization(self):
+        self.average_of(list(self.module.parameters())[1:])
+
+
+class WithoutBroadcast(nn.Module):
+    """Averages, but ranks begin with weights of their own."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args):
+        return self.module(*args)
+
+    def finish_gradient_synchronization(self):
+        Container.average_of(self, list(self.module.parameters()))
+
+
+class Buckets(nn.Module):
+    """Averages in buckets during the backward pass."""
+
+    def __init__(self, module, bucket_size_mb):
+        super().__init__()
+        self.module, self.most_bytes = module, bucket_size_mb * 2**20
+        self.waiting, self.works = [], []
+        for parameter in module.parameters():
+            dist.broadcast(parameter.data, src=0)
+            parameter.register_post_accumulate_grad_hook(self.add)
+
+    def forward(self, *args):
+        return self.module(*args)
+
+    def add(self, parameter):
+        self.waiting.append(parameter)
+        if sum(each.grad.nbytes for each in self.waiting) >= self.most_bytes:
+            self.send()
+
+    def send(self):
+        if self.waiting:
+            flat = torch.cat([parameter.grad.flatten() for parameter in self.waiting])
+            self.works.append((dist.all_reduce(flat, async_op=True), flat, self.waiting))
+            self.waiting = []
+
+    def finish_gradient_synchronization(self):
+        self.send()
+        for work, flat, parameters in self.works:
+            work.wait()
+            parts = (flat / dist.get_world_size()).split([parameter.numel() for parameter in parameters])
+            for parameter, part in zip(parameters, parts, strict=True):
+                parameter.grad.copy_(part.view_as(parameter))
+        self.works = []
+
+
+class ForgetsTheLastBucket(Buckets):
+    """Right where every bucket is full."""
+
+    def finish_gradient_synchronization(self):
+        self.waiting = []
+        super().finish_gradient_synchronization()
+
+
+class Shards(torch.optim.Optimizer):
+    """Each rank updates every second parameter and sends it to the others."""
+
+    def __init__(self, params, optimizer_cls, **kwargs):
+        self.every = list(params)
+        super().__init__(self.every, kwargs)
+        mine = self.every[dist.get_rank() :: dist.get_world_size()]
+        self.inner = optimizer_cls(mine, **kwargs)
+
+    def step(self):
+        self.inner.step()
+        for number, parameter in enumerate(self.every):
+            dist.broadcast(parameter.data, src=number % dist.get_world_size())
+
+    def zero_grad(self):
+        super().zero_grad()
+
+
+class ForgetsTheLastParameter(Shards):
+    """One parameter is never sent."""
+
+    def step(self):
+        self.inner.step()
+        for number, parameter in enumerate(self.every[:-1]):
+            dist.broadcast(parameter.data, src=number % dist.get_world_size())
+
+
+class WholeFSDP(nn.Module):
+    """Shards nothing, but trains as FSDP does."""
+
+    def __init__(self, module, compute_dtype=None):
+        super().__init__()
+        self.module = module
+        for parameter in module.parameters():
+            dist.broadcast(parameter.data, src=0)
+
+    def forward(self, *args):
+        return self.module(*args)
+
+    def finish_gradient_synchronization(self):
+        Container.average_of(self, list(self.module.parameters()))
+
+
+def gather(wrapper):
+    return dict(wrapper.module.named_parameters())
+
+
+def gather_all_but_one(wrapper):
+    return dict(list(wrapper.module.named_parameters())[1:])

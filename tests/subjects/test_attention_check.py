@@ -1,0 +1,59 @@
+import pytest
+import torch
+
+from pipeline.errors import Skipped
+from pipeline.parallel.processes.rank import RankContext
+from pipeline.subjects.attention_check import WAYS, check_attention
+from pipeline.subjects.naming import Subject
+
+from .outside_files import ADAPTERS, attention
+
+HERE = RankContext(rank=0, world_size=1, backend="gloo", device=torch.device("cpu"), group_setup_ms=0.0)
+
+
+def check(function, dtype=torch.float32, head_dim=16, is_causal=True):
+    subject = function if isinstance(function, Subject) else attention(function)
+    return check_attention(HERE, subject, dtype, head_dim, is_causal)
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_right_implementation_passes_and_is_called_its_way(dtype, is_causal):
+    assert check("Right", dtype, is_causal=is_causal).way == WAYS[0]
+    assert check("by_heads", dtype, is_causal=is_causal).way == WAYS[1]
+
+
+@pytest.mark.parametrize(
+    "place", ["pipeline.attention.eager:eager_attention", "pipeline.attention.tiled:FlashAttentionTiled"]
+)
+@pytest.mark.parametrize("head_dim", [16, 128])
+def test_what_rounds_scores_and_weights_to_bf16_passes_too(place, head_dim):
+    assert check(Subject("attention", "mine", place), torch.bfloat16, head_dim).status == "ok"
+
+
+def test_a_mask_off_by_one_at_the_diagonal_block_is_wrong_with_its_place():
+    found = check("off_by_one")
+    assert found.status == "wrong"
+    assert "output is off by " in found.reason
+    assert "first at query 0, at 63 of 64 (length 64, head_dim 16, causal)" in found.reason
+    # Without a mask the same function is right.
+    assert check("off_by_one", is_causal=False).status == "ok"
+
+
+def test_a_wrong_gradient_is_found_behind_a_right_output():
+    assert check("without_scale_in_backward").reason.startswith("dq is off by ")
+
+
+def test_odd_lengths_are_checked_unless_they_are_refused():
+    assert "(length 113, head_dim 16, no mask)" in check("wrong_at_odd_lengths", is_causal=False).reason
+    assert check("powers_of_two_alone").status == "ok"
+
+
+def test_what_refuses_every_length_is_skipped():
+    with pytest.raises(Skipped, match="refuses length 64: NotImplementedError"):
+        check("unfinished")
+
+
+def test_an_adapter_is_asked_for_its_function():
+    getter = Subject("attention", "mine", f"{ADAPTERS}:get_flashattention_autograd_function_pytorch")
+    assert check(getter).status == "ok"

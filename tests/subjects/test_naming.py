@@ -1,0 +1,85 @@
+import shutil
+
+import pytest
+import yaml
+
+from pipeline.errors import UserError
+from pipeline.subjects.course import ADAPTERS
+from pipeline.subjects.naming import KINDS, Subject, facts, read, words
+
+from .outside_files import ADAPTERS as FILE
+from .outside_files import OUTSIDE
+
+PLACE = f"{OUTSIDE}/kernels/attention.py:Right"
+
+
+def complaint(asked, taken=()):
+    with pytest.raises(UserError) as raised:
+        read(asked, "subjects", {"attention": taken})
+    return str(raised.value)
+
+
+def test_a_place_is_enough_and_functions_may_go_with_it():
+    hook = f"{OUTSIDE}/adapters.py:ddp_individual_parameters_on_after_backward"
+    wrapper = f"{OUTSIDE}/adapters.py:get_ddp_individual_parameters"
+    asked = {"attention": {"mine": PLACE}, "ddp": {"ours_2": {"use": wrapper, "after_backward": hook}}}
+    assert read(asked, "subjects", {}) == (
+        Subject("attention", "mine", PLACE),
+        Subject("ddp", "ours_2", wrapper, after_backward=hook),
+    )
+
+
+def test_a_command_gives_the_subjects_that_were_read():
+    subjects = read(FILE, "subjects", {})
+    option, text = words(subjects)
+    assert option == "--subjects"
+    assert read(yaml.safe_load(text), "--subjects", {}) == subjects
+    assert words(()) == []
+
+
+def test_a_file_of_the_courses_adapters_gives_what_it_defines():
+    subjects = {subject.name: subject for subject in read(FILE, "subjects", {})}
+    assert set(subjects) == {name for _, name in ADAPTERS} - {"my_ddp"}
+    assert subjects["my_pytorch"].use == f"{FILE}:get_flashattention_autograd_function_pytorch"
+    assert subjects["my_ddp_bucketed"].before_batch == f"{FILE}:ddp_bucketed_on_train_batch_start"
+    assert subjects["my_fsdp"].gather == f"{FILE}:fsdp_gather_full_params"
+    assert {subject.kind for subject in subjects.values()} < set(KINDS)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (["attention"], "subjects must be a mapping of kinds or the path of a file of adapters, got ['attention']"),
+        ({"atention": {}}, "subjects: unknown kind 'atention'; known are attention, ddp, fsdp, optimizer, model"),
+        ({"attention": PLACE}, "subjects: attention must be a mapping of names to places, got"),
+        ({"attention": {"My-Flash": PLACE}}, "subjects: attention.My-Flash: a name must be text of at most 32 of"),
+        ({"attention": {"a" * 33: PLACE}}, "a name must be text of at most 32 of a-z, 0-9 and _"),
+        ({"attention": {False: PLACE}}, "subjects: attention.False: a name must be text of"),
+        ({"attention": {"triton": PLACE}}, "subjects: attention.triton: the pipeline's own has this name; taken are"),
+        (
+            {"attention": {"mine": 3}},
+            "attention.mine.use must be module:attribute or file.py:attribute, got 3",
+        ),
+        ({"attention": {"mine": {}}}, "subjects: attention.mine has no use: name the implementation as"),
+        ({"attention": {"mine": {"use": PLACE, "gather": PLACE}}}, "mine: unknown key 'gather'; known are use"),
+        ({"attention": {"mine": "Right"}}, "subjects: attention.mine: 'Right' must be module:attribute or"),
+        ({"attention": {"mine": "no.such:Right"}}, "subjects: attention.mine: there is no Python module no.such in"),
+        ({"attention": {"mine": "no.py:Right"}}, "subjects: attention.mine: there is no file"),
+        ({"attention": {"mine": f"{FILE}:wrong"}}, "adapters.py does not define 'wrong'; it defines Right, "),
+        ("adapters", "a file of adapters, got 'adapters'"),
+        (f"{OUTSIDE}/training.py", "training.py has none of the course's adapters, which are get_flashattention"),
+    ],
+)
+def test_what_is_not_allowed_is_named_in_one_line(asked, said):
+    text = complaint(asked, taken=["triton"])
+    assert said in text.replace(".py of adapters", "file of adapters").replace("a .py file", "a file")
+    assert "\n" not in text
+
+
+def test_a_record_holds_no_path_of_this_machine_in_its_digests(tmp_path):
+    shutil.copytree(OUTSIDE, tmp_path / "elsewhere")
+    here, there = (
+        facts([Subject("attention", "mine", f"{root}/kernels/attention.py:Right")])[0]["digest"]
+        for root in (OUTSIDE, tmp_path / "elsewhere")
+    )
+    assert here == there

@@ -1,0 +1,60 @@
+import pytest
+
+from pipeline.subjects.checking import Processes, verdict
+from pipeline.subjects.naming import Subject
+from pipeline.subjects.training_check import BUCKETS, check_ddp, check_fsdp, check_optimizer
+
+from .outside_files import ADAPTERS, training
+
+TWO_RANKS = Processes(2, "gloo", "cpu", timeout_s=60)
+OURS = "pipeline.parallel"
+AFTER = {"after_backward": f"{ADAPTERS}:fsdp_on_after_backward"}
+
+
+@pytest.mark.parametrize("name", ["NaiveDDP", "FlatDDP", "OverlapDDP"])
+def test_our_wrappers_pass(name):
+    assert verdict(check_ddp, Subject("ddp", "mine", f"{OURS}:{name}"), TWO_RANKS).status == "ok"
+
+
+def test_a_wrapper_that_is_no_module_passes_with_its_own_function_after_backward():
+    subject = Subject(
+        "ddp", "mine", f"{ADAPTERS}:get_ddp_individual_parameters",
+        after_backward=f"{ADAPTERS}:ddp_individual_parameters_on_after_backward",
+    )  # fmt: skip
+    assert verdict(check_ddp, subject, TWO_RANKS).status == "ok"
+
+
+def test_a_wrapper_that_takes_a_bucket_size_says_so_and_may_have_nothing_to_do_before_a_batch():
+    before = f"{ADAPTERS}:ddp_bucketed_on_train_batch_start"
+    found = verdict(check_ddp, Subject("ddp", "mine", f"{ADAPTERS}:get_ddp_bucketed", before_batch=before), TWO_RANKS)
+    assert (found.status, found.way) == ("ok", BUCKETS)
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "said"),
+    [
+        ("KeepsOneToItself", "after step 1 0.weight is off by "),
+        ("WithoutBroadcast", "after step 1 "),
+        ("ForgetsTheLastBucket", "from one process with the whole batch, buckets of "),
+    ],
+)
+def test_a_wrapper_that_averages_wrongly_is_wrong_with_the_parameter(wrapper, said):
+    found = verdict(check_ddp, training("ddp", wrapper), TWO_RANKS)
+    assert found.status == "wrong"
+    assert said in found.reason
+    assert "allowed is 1e-05" in found.reason
+
+
+def test_a_sharded_optimizer_is_compared_with_the_whole_one():
+    assert verdict(check_optimizer, training("optimizer", "Shards"), TWO_RANKS).status == "ok"
+    assert verdict(check_optimizer, Subject("optimizer", "mine", f"{OURS}:ShardedOptimizer"), TWO_RANKS).status == "ok"
+    found = verdict(check_optimizer, training("optimizer", "ForgetsTheLastParameter"), TWO_RANKS)
+    assert found.status == "wrong"
+    assert found.reason.startswith("rank ")
+    assert "5.weight is off by" in found.reason
+
+
+def test_fsdp_is_compared_by_its_gathered_parameters():
+    assert verdict(check_fsdp, training("fsdp", "WholeFSDP", gather="gather"), TWO_RANKS).status == "ok"
+    found = verdict(check_fsdp, training("fsdp", "WholeFSDP", gather="gather_all_but_one"), TWO_RANKS)
+    assert "there is no full parameter 0.weight of shape (20, 48)" in found.reason
