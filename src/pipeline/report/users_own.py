@@ -45,9 +45,7 @@ def ranking(rows: pd.DataFrame, stage: Stage, measured: Measured) -> pd.DataFram
     Columns are those of the rows, `problem` (the axes that differ between cells, as text), `label` (implementation and,
     say, bucket size), `own`, and among rows with figures `place` and `of`. The stage's first problem leads.
     """
-    whole = rows[rows["repeat"] == 1]
-    for name, value in measured.whole.items():
-        whole = whole[whole[name] == value]
+    whole = rows[(rows[list(measured.whole)] == pd.Series(measured.whole)).all(axis=1)]
     whole = whole[~whole["impl"].isin(measured.apart)].reset_index(drop=True)
     whole = whole.reindex(columns=list(dict.fromkeys([*whole, *FIGURES])))  # of which there may be none
     axes = [name for name in stage.axes if name != "repeat"]
