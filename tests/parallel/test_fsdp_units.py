@@ -34,9 +34,13 @@ def everything(module):
     return isinstance(module, nn.Sequential)
 
 
-def train_step(fsdp, optimizer=None):
-    fsdp(torch.ones(2, WIDTHS[0])).square().sum().backward()
+def step_with(fsdp, x):
+    fsdp(x).square().sum().backward()
     fsdp.finish_gradient_synchronization()
+
+
+def train_step(fsdp, optimizer=None):
+    step_with(fsdp, torch.ones(2, WIDTHS[0]))
     if optimizer is not None:
         optimizer.step()
         optimizer.zero_grad()
@@ -247,12 +251,6 @@ class Outer(nn.Module):
         return self.inner[0](x) @ self.weight
 
 
-def backward_twice(fsdp):
-    # The first time, each unit is expected again in the backward pass and gathered in time.
-    for _ in range(2):
-        fsdp(torch.ones(2, 4)).sum().backward()
-
-
 def assert_refused(context):
     with pytest.raises(ValueError, match=r"^nothing to shard: no module has a 2-D weight$"):
         FSDP(nn.LayerNorm(3))
@@ -282,10 +280,10 @@ def assert_refused_while_training(context):
         FSDP(nn.Linear(3, 3)).double()(torch.ones(1, 3))
     fsdp = FSDP(Lookup(), shard=lambda module: True)
     with pytest.raises(RuntimeError, match=r"^table: a sparse gradient cannot be averaged$"):
-        fsdp(torch.tensor([0, 2])).sum().backward()
+        step_with(fsdp, torch.tensor([0, 2]))
     fsdp = FSDP(Unboxing(), shard=lambda module: isinstance(module, Boxed | nn.Linear))
     with pytest.raises(RuntimeError, match=r"^the gradient of boxed\.layer\.\w+ was computed without its unit"):
-        backward_twice(fsdp)
+        step_with(fsdp, torch.ones(2, 4))
     layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
     layers.append(Outer(layers[0]))
     fsdp = FSDP(layers)

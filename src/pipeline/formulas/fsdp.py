@@ -35,6 +35,12 @@ class FlatLayout:
         """Whether the buffer is a single parameter without padding, whose gradient need not be copied to be sent."""
         return self.sizes == (self.elements,)
 
+    def sizes_and_gaps(self) -> list[int]:
+        """Return lengths that cut the buffer: each parameter's, and that of the padding after it."""
+        ends = [*self.offsets[1:], self.elements]
+        pieces = zip(self.offsets, self.sizes, ends, strict=True)
+        return [length for offset, size, end in pieces for length in (size, end - offset - size)]
+
     def own(self, index: int, rank: int) -> tuple[int, int]:
         """Return begin and end of the part of a parameter, in its own elements, that lies in a rank's piece."""
         begin = self.piece * rank - self.offsets[index]
@@ -91,18 +97,18 @@ class FsdpPlan:
     def collecting_bytes(self) -> int:
         """Count what gradients take at most during the backward pass, which goes through the units from last to first.
 
-        When a unit's gradients are all there, the later units' pieces have been received, and the one before it is on
-        its way: its buffer and, if it is to be converted, its piece as received. A gradient that is copied into the
-        unit's buffer exists beside it.
+        While a unit's gradients are computed, the later units' pieces have been received, and the buffer of the unit
+        after it is on its way, with its piece as received if that is to be converted. Then they are copied into a
+        buffer, unless there is but one, and the piece is received.
         """
         most = received = on_its_way = 0
         for unit in reversed(self.units):
             buffer = self.compute_itemsize * unit.elements
-            copied = 0 if unit.is_sent_as_it_is else self.compute_itemsize * max(unit.sizes)
-            as_received = self.compute_itemsize * unit.piece if self.compute_itemsize != self.itemsize else 0
-            most = max(most, received + on_its_way + buffer + copied)
+            gradients = self.compute_itemsize * sum(unit.sizes)
+            copied = 0 if unit.is_sent_as_it_is else buffer
+            most = max(most, received + gradients + on_its_way, received + gradients + copied)
             received += self.itemsize * unit.piece
-            on_its_way = buffer + as_received
+            on_its_way = buffer + (self.compute_itemsize * unit.piece if self.compute_itemsize != self.itemsize else 0)
             most = max(most, received + on_its_way)
         return most
 

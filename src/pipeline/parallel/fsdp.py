@@ -1,7 +1,6 @@
 """Fully sharded data-parallel training (ZeRO stage 3, Rajbhandari et al. 2020; FSDP, Zhao et al. 2023)."""
 
-import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NoReturn
@@ -69,7 +68,6 @@ class FSDP(nn.Module):
         sharded = {entry for flat in self._flats for entry in flat.shards}
         self._replicated = [entry for entry in module.parameters() if entry not in sharded]
         self._names: dict[Tensor, str] = {parameter: name for name, parameter in module.named_parameters()}
-        self._unit_of = {flat: unit for unit in self._units for flat in unit.flats}
         self._averaged = dict.fromkeys(entry for entry in self._replicated if entry.requires_grad)
         self._reductions = one_for_each_dtype(self._averaged)
         partly_used = (flat for flat in self._flats if flat.is_trained and len(flat.shards) > 1)
@@ -77,6 +75,7 @@ class FSDP(nn.Module):
         device = self._flats[0].piece.device
         self._gathering = Gathering(self._units, lane(device), device)
         self._scattering = Scattering(lane(device))
+        self._in_backward: Unit | None = None
         self._add_hooks()
 
     def _agree_on_groups(self, shard: Rule | None) -> list[Group]:
@@ -99,10 +98,6 @@ class FSDP(nn.Module):
                 module.register_forward_hook(partial(self._after_forward, unit), always_call=True)
         if self._compute_dtype is not None:
             cast_replicated(self.module.modules(), set(self._replicated), self._compute_dtype)
-        for position, flat in enumerate(self._flats):
-            if flat.is_trained:
-                for index, full in enumerate(flat.fulls):
-                    full.register_post_accumulate_grad_hook(self._gradient_hook(position, index))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module.
@@ -114,6 +109,7 @@ class FSDP(nn.Module):
         if self._compute_dtype is not None:
             args, kwargs = cast_arguments(args, kwargs, self._compute_dtype)
         self._gathering.begin()
+        self._in_backward = None
         try:
             return self.module(*args, **kwargs)
         finally:
@@ -130,7 +126,10 @@ class FSDP(nn.Module):
         if not self._synchronises:
             raise RuntimeError("finish_gradient_synchronization() inside no_sync()")
         self._check_replicated()
-        without = self._scattering.finish([flat for flat in self._flats if flat.is_trained])
+        self._in_backward = None
+        without: list[Tensor] = [*self._scattering.finish(self._units)]
+        for unit in self._units:
+            unit.went_backward = False
         for reduction in self._reductions:
             without += reduction.launch()
         for reduction in self._reductions:
@@ -151,8 +150,9 @@ class FSDP(nn.Module):
 
     def discard_gradients(self) -> None:
         """Drop all gradients, to start over after a backward pass that failed on every rank."""
-        self._scattering.discard()
+        self._scattering.settle()
         self._gathering.end()
+        self._in_backward = None
         for flat in self._flats:
             for full in flat.fulls:
                 full.grad = None
@@ -191,28 +191,11 @@ class FSDP(nn.Module):
 
     def _before_backward(self, unit: Unit, _: Tensor) -> None:
         self._gathering.use(unit)
-
-    def _gradient_hook(self, position: int, index: int) -> Callable[[Tensor], None]:
-        # Python's garbage collector does not see a parameter's hooks: one that refers to it would keep it for ever.
-        this = weakref.ref(self)
-
-        def on_gradient(_: Tensor) -> None:
-            model = this()
-            if model is not None:
-                model._on_gradient(position, index)
-
-        return on_gradient
-
-    def _on_gradient(self, position: int, index: int) -> None:
-        flat = self._flats[position]
-        refuse_sparse(flat.fulls[index], flat.names[index])
-        if not self._gathering.holds(self._unit_of[flat]):
-            raise RuntimeError(
-                f"the gradient of {flat.names[index]} was computed without its unit: a unit must return its results as "
-                "tensors, or in lists, tuples and dictionaries, and use its parameters only in its forward pass"
-            )
-        if self._synchronises:
-            self._scattering.add(flat, index)
+        before, self._in_backward, unit.went_backward = self._in_backward, unit, True
+        # Autograd runs a backward pass in the reverse order of the forward pass: the unit before this one is done.
+        # Hooks of the parameters would tell the same, but take a call for each.
+        if before is not None and before is not unit and self._synchronises:
+            self._scattering.send(before)
 
     def _check_replicated(self) -> None:
         for parameter in self._replicated:

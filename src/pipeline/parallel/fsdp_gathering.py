@@ -1,13 +1,11 @@
 """Gather units into two buffers by turns, each a unit ahead of its use."""
 
 from collections.abc import Iterable, Sequence
-from functools import partial
 
 import torch
-import torch.distributed as dist
 
 from pipeline.formulas.fsdp import BUFFERS_GATHERED
-from pipeline.parallel.fsdp_units import Flat, Unit
+from pipeline.parallel.fsdp_units import Unit
 from pipeline.parallel.lanes import Lane, Pending
 
 
@@ -140,20 +138,7 @@ class Gathering:
         slot = self._slot_of[ahead]
         return slot is not used and slot.holder is not ahead and (slot.holder is None or not slot.holder.forwards)
 
-    def holds(self, unit: Unit) -> bool:
-        """Tell whether a unit's full parameters are in its buffer."""
-        return self._slot_of[unit].holder is unit
-
     def _gather(self, unit: Unit, slot: Slot) -> None:
         slot.wait()  # for a unit that was gathered in vain
         slot.allocate()
-        parts = slot.buffer[: unit.nbytes].split([flat.nbytes for flat in unit.flats])
-        slot.hold(unit, [self._gather_flat(flat, part) for flat, part in zip(unit.flats, parts, strict=True)])
-
-    def _gather_flat(self, flat: Flat, part: torch.Tensor) -> Pending:
-        full = part.view(flat.compute_dtype)
-        if flat.compute_dtype == flat.piece.dtype:
-            return self._lane.start(partial(dist.all_gather_into_tensor, full, flat.piece), None, None)
-        # In place: the rank's own part of the buffer is what it sends.
-        own = full.chunk(dist.get_world_size())[dist.get_rank()]
-        return self._lane.start(partial(dist.all_gather_into_tensor, full, own), partial(own.copy_, flat.piece), None)
+        slot.hold(unit, [self._lane.start(flat.gather, flat.fill, None) for flat in unit.flats])

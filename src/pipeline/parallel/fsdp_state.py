@@ -21,8 +21,9 @@ def full_state(module: nn.Module, flats: Sequence[Flat]) -> dict[str, Any]:
     for flat in flats:
         whole = flat.piece.new_empty(flat.layout.elements)
         dist.all_gather_into_tensor(whole, flat.piece)
-        for index, shard in enumerate(flat.shards):
-            fulls[shard] = flat.view_of_full(whole, index).to("cpu", copy=True)
+        fulls |= {
+            shard: full.to("cpu", copy=True) for shard, full in zip(flat.shards, flat.split_whole(whole), strict=True)
+        }
     return {name: _on_cpu(fulls.get(value, value)) for name, value in module.state_dict(keep_vars=True).items()}
 
 

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -32,7 +33,7 @@ class Flat:
 
     piece: this rank's part of the buffer, of shape (layout.piece,). shards: views into it, one per parameter, of one
     dimension; empty if the parameter lies on other ranks. fulls: the parameters in their shapes and in the dtype of
-    computation, in a buffer that `Gathering` fills.
+    computation, in a buffer that `fill`, if any, and then the collective `gather` fill.
     """
 
     def __init__(self, names: list[str], parameters: list[Parameter], compute_dtype: torch.dtype | None):
@@ -42,12 +43,15 @@ class Flat:
         self.compute_dtype = compute_dtype if compute_dtype and first.is_floating_point() else first.dtype
         self.piece = torch.zeros(self.layout.piece, dtype=first.dtype, device=first.device)
         self._sizes = self._split_sizes(rank)
+        self._whole_sizes = self.layout.sizes_and_gaps()
         self.shards: list[Parameter] = []
         for index, (parameter, view) in enumerate(zip(parameters, self.split(self.piece), strict=True)):
             begin, end = self.layout.own(index, rank)
             view.copy_(parameter.detach().reshape(-1)[begin:end])
             self.shards.append(Parameter(view, requires_grad=self.is_trained))
         self.fulls: list[Parameter] = []
+        self.fill: Callable[[], Tensor] | None = None
+        self.gather: Callable[..., Any]
 
     @property
     def nbytes(self) -> int:
@@ -65,20 +69,22 @@ class Flat:
             if moved or shard.requires_grad != self.is_trained:
                 raise RuntimeError(f"{name} was converted, moved, frozen or unfrozen after wrapping: do so before")
 
-    def view_of_full(self, whole: Tensor, index: int) -> Tensor:
-        """View a parameter in a whole buffer, in its shape."""
-        offset = self.layout.offsets[index]
-        return whole[offset : offset + self.layout.sizes[index]].view(self.shapes[index])
+    def split_whole(self, whole: Tensor) -> list[Tensor]:
+        """View each parameter in a whole buffer, in its shape."""
+        parts = whole.split(self._whole_sizes)[::2]
+        return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
     def place_fulls(self, buffer: Tensor) -> None:
         """Create `fulls` in a buffer of `nbytes` bytes."""
         # `.data` gives each a version counter of its own: autograd would take a gather into the buffer for a change of
         # the weights that it has saved.
         whole = buffer.view(self.compute_dtype)
-        self.fulls = [
-            Parameter(self.view_of_full(whole, index).data, requires_grad=self.is_trained)
-            for index in range(len(self.shapes))
-        ]
+        self.fulls = [Parameter(view.data, requires_grad=self.is_trained) for view in self.split_whole(whole)]
+        if self.compute_dtype == self.piece.dtype:
+            self.fill, self.gather = None, partial(dist.all_gather_into_tensor, whole, self.piece)
+        else:  # in place: what the rank sends is its own part of the buffer
+            own = whole.chunk(dist.get_world_size())[dist.get_rank()]
+            self.fill, self.gather = partial(own.copy_, self.piece), partial(dist.all_gather_into_tensor, whole, own)
 
     def _split_sizes(self, rank: int) -> list[int]:
         """Return lengths that cut a piece: a gap, the first parameter's part, a gap, the second's, ..., the rest."""
@@ -103,14 +109,16 @@ class Unit:
     """Parameters that are gathered and freed together, and the modules that use them.
 
     Construction replaces the parameters in the modules by shards. forwards: for each forward pass of the modules that
-    is in progress, the number that autograd's next node had when it began.
+    is in progress, the number that autograd's next node had when it began. went_backward: whether it was gathered for a
+    backward pass since gradients were last synchronised.
     """
 
     def __init__(self, group: Group, names: Mapping[Parameter, str], compute_dtype: torch.dtype | None):
-        self.modules, self.forwards = group.modules, list[int]()
+        self.modules, self.forwards, self.went_backward = group.modules, list[int](), False
         inside = dict.fromkeys(inner for module in group.modules for inner in module.modules())
         self._owners = [parameters_of(module) for module in inside]
         self._places: list[Place] = []
+        self._shows_full = False
         self.flats: list[Flat] = []
         for parameters in _by_kind(group.members):
             self.flats.append(Flat([names[parameter] for parameter in parameters], parameters, compute_dtype))
@@ -141,8 +149,10 @@ class Unit:
 
     def show(self, full: bool) -> None:
         """Let the modules see the full parameters, or the shards."""
-        for place in self._places:
-            place.owner[place.name] = place.full if full else place.shard
+        if full is not self._shows_full:
+            for place in self._places:
+                place.owner[place.name] = place.full if full else place.shard
+            self._shows_full = full
 
     def _replace(self, shards: Mapping[Tensor, Parameter]) -> None:
         for owner in self._owners:

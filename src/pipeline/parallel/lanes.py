@@ -35,9 +35,11 @@ def lane(device: torch.device) -> Lane:
 class _StreamLane:
     def __init__(self, device: torch.device):
         self._stream = torch.cuda.Stream(device)
+        self._ready = torch.cuda.Event()
 
     def start(self, collective: Start, before: Callable[[], Any] | None, after: Callable[[], Any] | None) -> Pending:
-        self._stream.wait_stream(torch.cuda.current_stream())
+        self._ready.record()
+        self._stream.wait_event(self._ready)
         with torch.cuda.stream(self._stream):
             if before is not None:
                 before()
