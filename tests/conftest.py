@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from .browser import executable, started
+
 # Triton has to be asked for its interpreter before a kernel is imported.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
@@ -111,6 +113,22 @@ def turn_on_the_gpu(request, tmp_path_factory, worker_id):
     with (tmp_path_factory.getbasetemp().parent / "gpu.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_SH if mark.kwargs.get("shared") else fcntl.LOCK_EX)
         yield
+
+
+@pytest.fixture(scope="session")
+def one_browser(tmp_path_factory):
+    """A headless browser for all tests of a process."""
+    if executable() is None:
+        pytest.skip("needs chromium: apt-get install chromium")
+    with started(tmp_path_factory.mktemp("browser")) as opened:
+        yield opened
+
+
+@pytest.fixture
+def browser(one_browser):
+    """The browser, of the size of a laptop and with a light page."""
+    one_browser.look()
+    return one_browser
 
 
 @dataclass(frozen=True)

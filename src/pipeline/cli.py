@@ -193,8 +193,18 @@ def _writeup(arguments: argparse.Namespace) -> None:
     from pipeline.report.writeup import write_writeup
 
     write_writeup(
-        arguments.sections, arguments.cells, arguments.scale, arguments.outdated, arguments.out, arguments.failures
+        arguments.sections,
+        arguments.cells,
+        arguments.scale,
+        arguments.outdated,
+        arguments.out,
+        arguments.failures,
+        arguments.summary,
     )
+    if arguments.html is not None:
+        from pipeline.report.html.report_page import write_report_page
+
+        write_report_page(arguments.out, arguments.sections, arguments.cells, arguments.html)
 
 
 def _baselines(arguments: argparse.Namespace) -> None:
@@ -295,6 +305,8 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     writeup.add_argument("--outdated", nargs="+", default=[], metavar="DIGEST", help=outdated)
     writeup.add_argument("--scale", default="", help="the scale of the run, for the first page")
     writeup.add_argument("--failures", type=Path, metavar="FAILURES.json", help="failed jobs, for the first page")
+    writeup.add_argument("--summary", type=Path, metavar="SUMMARY.json", help="write the first screen's figures, too")
+    writeup.add_argument("--html", type=Path, metavar="REPORT.html", help="write it as an interactive page, too")
     writeup.add_argument("--out", type=Path, required=True, metavar="WRITEUP.md")
     writeup.set_defaults(run=_writeup)
 

@@ -1,9 +1,11 @@
 import json
+from dataclasses import replace
 
 import pandas as pd
 import pytest
 
 from pipeline.report.figures import new_figure
+from pipeline.report.html.markdown_page import figure_titles
 from pipeline.report.markup import Markdown
 from pipeline.report.page_parts import (
     MOST_TABLE_ROWS,
@@ -17,6 +19,8 @@ from pipeline.report.page_parts import (
     to_json,
     write,
 )
+
+from ..stages.sections import HOSTILE
 
 SECTION = Section(
     title="How fast does memory copy",
@@ -62,3 +66,11 @@ def test_a_table_that_nobody_reads_to_its_end_is_refused():
     rows = pd.DataFrame({"n": map(str, range(MOST_TABLE_ROWS + 1))})
     with pytest.raises(ValueError, match="has 13 rows, at most 12 can be read"):
         Table(Markdown("All:"), rows)
+
+
+def test_a_figure_s_title_may_hold_anything(tmp_path):
+    figure = Figure("copy", Markdown.escape(HOSTILE), new_figure()[0])
+    text = write(replace(SECTION, parts=[figure]), "copy", [], tmp_path, {}).text
+    title = figure_titles(text)["copy/copy"]
+    assert title.startswith("</td></summary><script>alert(1)</script>")
+    assert title.endswith("[2J")

@@ -15,6 +15,8 @@ from ..records import record, timed_row
 
 FILES = {
     "reports/writeup.md": "# Write-up\n\n![A step](figures/timing/step.svg)\n",
+    "reports/report.html": "<!doctype html>",
+    "reports/summary.json": "{}",
     "reports/figures/timing/step.svg": "<svg/>",
     "reports/figures/timing/.snakemake_timestamp": "",
     "results/timing/bf16.csv": "a,b",
@@ -44,6 +46,8 @@ def test_a_snapshot_holds_writeup_figures_tables_and_records(run):
     assert contents(run / "reports/h200") == [
         "figures/timing/step.svg",
         ARCHIVE,
+        "report.html",
+        "summary.json",
         "tables/timing/bf16.csv",
         "writeup.md",
     ]

@@ -100,6 +100,7 @@ def leave_section(folder, name="timing", **parts):
         "problems": (),
         "title": "How fast?",
         "trust": {},
+        "models": (),
     }
     (folder / f"{name}.json").write_text(to_json(WrittenSection(**{"stage": name, **values, **parts})))
     return folder / f"{name}.md"

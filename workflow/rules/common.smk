@@ -19,6 +19,8 @@ from pipeline.compat import snakemake_private as private
 from pipeline.errors import or_exit
 from pipeline.instruments.machine import identity
 from pipeline.registry import stages
+from pipeline.report.captions import captions
+from pipeline.report.html import stage_parts
 from pipeline.report.publish import missing_images
 from pipeline.subjects import naming
 from snakemake_logger_plugin_cells.progress import RunPlan
@@ -178,15 +180,18 @@ class Stage:
         """
         name = self.folder.name
         package = f"{self.declared.package}.report"
-        code = sources.reached_modules(f"{package}.section", "pipeline.report.writeup") | self.declarations
+        code = self.declarations | sources.reached_modules(
+            f"{package}.section", f"{package}.charts", "pipeline.report.writeup"
+        )
         path = f"{REPORTS}/sections/{name}.md"
-        parts = Path(path).with_suffix(".json")  # which shows all figures, those of the first screen too
+        # The parts show all figures, those of the first screen too.
+        parts, html_parts = (Path(path).with_suffix(suffix) for suffix in (".json", stage_parts.SUFFIX))
         return Made(
             path,
             {"records": self.records_of_section()},
             code,
             sources.data_files(name for name in code if name.startswith(package)),
-            is_damaged=lambda: not parts.exists() or missing_images(parts, REPORTS),
+            is_damaged=lambda: not (parts.exists() and html_parts.exists()) or missing_images(parts, REPORTS),
         )
 
 
@@ -227,6 +232,11 @@ class Made:
         return path.read_text().strip() if path.is_file() else None
 
 
+def figure_captions(wildcards, output):
+    """Return the captions of a section's figures for Snakemake's own report; none before the section is written."""
+    return captions(Path(output.parts))
+
+
 def files_words(wildcards, output):
     """Return the words of the measuring command that name the folder of a cell's files, if its stage keeps any."""
     return [f"--files={output.files}"] if "files" in output.keys() else []
@@ -236,7 +246,7 @@ def run_plan():
     """Return what the terminal is told of this run before its first job."""
     cells_s = {f"measure_{name}": stage.expected_s() for name, stage in STAGES.items()} if PLAN.measure else {}
     targets = [target for name in STAGES_TO_WRITE for target in STAGES[name].targets()]
-    return RunPlan(cells_s, ["all", "reports/writeup.md", *targets], WHY_STALE)
+    return RunPlan(cells_s, ["all", WRITEUP, REPORT_PAGE, SUMMARY, *targets], WHY_STALE)
 
 
 def one_of(words):
@@ -271,7 +281,7 @@ CELL_TABLES = FAILURES.without(f"results/{name}/cells.csv" for name in STAGES_TO
 STAGES_WITH_TABLES = [name for name in STAGES_TO_WRITE if STAGES[name].tables()]
 SECTIONS = FAILURES.without(f"reports/sections/{name}.md" for name in STAGES_WITH_TABLES)
 FIGURES = FAILURES.without(f"reports/figures/{name}" for name in STAGES_WITH_TABLES)
-WRITEUP = "reports/writeup.md"
+WRITEUP, REPORT_PAGE, SUMMARY = (f"{REPORTS}/{name}" for name in ("writeup.md", "report.html", "summary.json"))
 CELL_TABLE = Made("results/{stage}/cells.csv", {"records": stage_records}, TABULATOR)
 DISK_IS_FULL = "snakemake: the disk is full, nothing more is measured: make room and run the same command again"
 # Each job's own Snakemake, on another machine too, belongs to the same run.

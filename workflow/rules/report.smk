@@ -29,12 +29,14 @@ rule tabulate_cells:
 SCALE_WORDS = ["--scale", PLAN.scale] if PLAN.measure else []
 OUTDATED_WORDS = ["--outdated", *digests] if (digests := or_exit("snakemake", outdated)) else []
 FAILURES_FILES = [FAILURES_FILE] if FAILURES_FILE else []
+WRITEUP_CODE = sources.reached_modules("pipeline.report.writeup", "pipeline.report.html.report_page")
 WRITEUP_MADE = Made(
     WRITEUP,
     {"tables": TABLES, "cells": CELL_TABLES, "sections": SECTIONS, "figures": FIGURES, "failures": FAILURES_FILES},
-    sources.reached_modules("pipeline.report.writeup"),
-    sources.data_files(["pipeline.report.writeup"]),
+    WRITEUP_CODE,
+    sources.data_files(WRITEUP_CODE),
     [*SCALE_WORDS, *OUTDATED_WORDS],
+    is_damaged=lambda: not all(Path(path).exists() for path in (REPORT_PAGE, SUMMARY)),
 )
 
 
@@ -42,7 +44,12 @@ rule writeup:
     input:
         unpack(WRITEUP_MADE.inputs),
     output:
-        page=report(WRITEUP, caption="../report/writeup.rst", category="write-up"),
+        writeup=WRITEUP,
+        # A figure before the word, so that it is the first of the report's categories.
+        page=report(
+            REPORT_PAGE, caption="../report/page.rst", category="1 report", labels={"kind": "page", "of": "all"}
+        ),
+        summary=SUMMARY,
         recipe=WRITEUP_MADE.recipe_path,
     log:
         "logs/writeup.log",
@@ -56,7 +63,8 @@ rule writeup:
         "write-up"
     shell:
         "python -m pipeline writeup {input.sections:q} --cells {input.cells:q} {params.scale:q}"
-        " {params.outdated:q} {params.failures:q} --out {output.page:q} >{log:q} 2>&1"
+        " {params.outdated:q} {params.failures:q} --out {output.writeup:q} --html {output.page:q}"
+        " --summary {output.summary:q} >{log:q} 2>&1"
         " && echo {params.recipe} >{output.recipe:q}"
 
 

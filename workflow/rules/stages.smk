@@ -79,6 +79,7 @@ for name in STAGES_TO_WRITE:
         output:
             section=section.path,
             parts=f"reports/sections/{name}.json",
+            html_parts=f"reports/sections/{name}{stage_parts.SUFFIX}",
             recipe=section.recipe_path,
             figures=report(
                 directory(f"reports/figures/{name}"),
@@ -92,6 +93,7 @@ for name in STAGES_TO_WRITE:
         localrule: True
         params:
             stage=name,
+            captions=figure_captions,
             question=stage.question,
             recipe=section.recipe,
         message:

@@ -119,6 +119,12 @@ class Stage:
         """Return the function that builds the section: `build(rows)`, and with READS `build(rows, beside)`."""
         return importlib.import_module(f"{self.package}.report.section").build
 
+    def charts(self, *rows: Any) -> Any:
+        """Return the interactive charts of these rows (pipeline.report.charts); empty where the stage has none."""
+        if not (self.folder / "report/charts.py").is_file():
+            return []
+        return importlib.import_module(f"{self.package}.report.charts").charts(*rows)
+
     def baseline_pairs(self, rows: Any) -> Any:
         """Return others' figures beside those of these rows (pipeline.report.baselines); empty where nobody has any."""
         if not (self.folder / "report/baselines.py").is_file():

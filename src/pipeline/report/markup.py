@@ -58,6 +58,11 @@ def paragraphs(*parts: str) -> Markdown:
     return Markdown("\n\n").join(parts)
 
 
+def anchor(heading: str) -> str:
+    """Return the anchor that Markdown renderers make of a heading: lower case, no punctuation, spaces to hyphens."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
 def one_line(text: str) -> str:
     """Return text as one line of characters that can be seen: spaces for line breaks, escapes for all else."""
     return printable(_LINE_BREAKS.sub(" ", text))

@@ -74,7 +74,8 @@ class Section:
 
     title: a plain question; exercise: the assignment's name for it; answer: one sentence, or two, with the figures that
     answer it; parts: paragraphs, figures and tables in reading order; method: how it was measured, in two lines.
-    headline: the first screen's table, and its figure, where this stage has them.
+    headline: the first screen's table, and its figure, where this stage has them. models: that table as numbers, as
+    summary.schema.json declares them.
     """
 
     title: str
@@ -85,6 +86,7 @@ class Section:
     actions: Sequence[Action] = ()
     problems: Sequence[Problem] = ()
     headline: Sequence[Markdown | Figure | Table] = ()
+    models: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,7 @@ class WrittenSection:
     problems: tuple[dict[str, str], ...]
     title: str
     trust: dict[str, Any]
+    models: tuple[Mapping[str, Any], ...]
 
 
 def write(
@@ -126,12 +129,14 @@ def write(
         tuple(asdict(problem) for problem in section.problems),
         f"{section.title}{exercise}",
         dict(trust),
+        tuple(section.models),
     )
 
 
 def _markdown(part: Markdown | Figure | Table, stage: str) -> str:
     if isinstance(part, Figure):
-        return f"![{part.title}](figures/{stage}/{part.name}.svg)"
+        title = str(part.title).replace("[", "&#91;")  # one without its partner would end the image
+        return f"![{title}](figures/{stage}/{part.name}.svg)"
     if isinstance(part, Table):
         return f"{part.title}\n\n{markdown(part.cells)}"
     return str(part)
@@ -147,4 +152,4 @@ def from_json(text: str) -> WrittenSection:
     values: Mapping[str, Any] = json.loads(text)
     if not isinstance(values, dict) or set(values) != set(WrittenSection.__dataclass_fields__):
         raise ValueError("not a section")
-    return WrittenSection(**{**values, "actions": tuple(values["actions"]), "problems": tuple(values["problems"])})
+    return WrittenSection(**{**values, **{name: tuple(values[name]) for name in ("actions", "problems", "models")}})

@@ -16,7 +16,8 @@ ARCHIVE = "records.tar.xz"
 # A capture that a person may put into a snapshot, to be looked at: it stays there when the next one is published.
 EXAMPLE = "example.nsys-rep"
 FOLDERS = ("figures", "tables")
-FILES = ("writeup.md", "figures/*.svg", "tables/*.csv", ARCHIVE, EXAMPLE)
+PAGES = ("report.html", "summary.json")
+FILES = ("writeup.md", *PAGES, "figures/*.svg", "tables/*.csv", ARCHIVE, EXAMPLE)
 IMAGE = re.compile(r"!\[[^\]]*\]\(([^)\s]+)")
 
 
@@ -83,6 +84,8 @@ def _copy(writeup: Path, results: Path, folder: Path) -> None:
     folder.mkdir(parents=True)
     # Tables lie beside the page here.
     (folder / writeup.name).write_text(writeup.read_text().replace("](../results/", "](tables/"))
+    for page in PAGES:
+        _copy_files(writeup.parent, page, folder)
     _copy_files(writeup.parent / "figures", "**/*.svg", folder / "figures")
     _require_images(writeup, folder)
     _copy_files(results, "*/*.csv", folder / "tables")

@@ -1,6 +1,5 @@
 """The write-up: a first screen, how far to trust it, a section per stage, the assignment's answers."""
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,13 @@ from pipeline.cells.stage import Stage, Stages
 from pipeline.cells.tabulate import stage_rows
 from pipeline.errors import UserError
 from pipeline.report import trust
-from pipeline.report.markup import Markdown
+from pipeline.report.all_rows import meanings, row_table
+from pipeline.report.html import stage_parts
+from pipeline.report.markup import Markdown, anchor
 from pipeline.report.page_parts import MOST_ACTIONS, WrittenSection, from_json, to_json, write
 from pipeline.report.repeats import with_repeats
 from pipeline.report.section import counted, render
+from pipeline.report.summary import write_summary
 from pipeline.report.table_rows import has_figures, read_rows, readable
 from pipeline.report.tables import significant
 from pipeline.report.users_own import with_users_own
@@ -34,7 +36,7 @@ VERSIONS = ("torch", "triton", "driver")  # on the first screen; the records hav
 
 
 def write_section(stage: Stage, stages: Stages, records: Sequence[Path], out: Path, figures: Path) -> None:
-    """Write a stage's section and draw its figures, from its records and those of the stages that it reads too.
+    """Write a stage's section, its charts and rows, and draw its figures, from its records and those that it reads too.
 
     Raises UserError, one line, for what is no record, or one of another stage, and for figures that cannot be written.
     """
@@ -57,6 +59,12 @@ def write_section(stage: Stage, stages: Stages, records: Sequence[Path], out: Pa
         raise UserError(f"cannot draw figures into {figures}: {error}") from None
     write_text(out, written.text)
     write_text(out.with_suffix(".json"), to_json(written))
+    every_row = row_table(readable(stage_rows(stage, by_stage[stage.name])), meanings(stage))
+    charts = stage.charts(rows[stage.name], *rows_beside)
+    write_text(
+        out.with_suffix(stage_parts.SUFFIX),
+        stage_parts.to_json(stage_parts.StageParts(stage.name, written.title, charts, every_row)),
+    )
 
 
 def _shown_rows(stage: Stage, records: Sequence[dict[str, Any]]) -> pd.DataFrame:
@@ -71,12 +79,14 @@ def write_writeup(
     outdated: Sequence[str],
     out: Path,
     failures: Path | None = None,
+    summary: Path | None = None,
 ) -> None:
     """Write the write-up from the rendered sections and the tables of cells.
 
     scale: which cells were asked for; empty where what is there is written up, whatever asked for it.
     outdated: digests of code that has changed since it measured.
     failures: the list of what failed and is missing therefore (pipeline.cells.failures), if anything did.
+    summary: where to write the first screen's figures as JSON, if anywhere.
     Raises UserError, one line, for a section that cannot be read, a table that is none of cells, or no cells at all.
     """
     lines = _joined([_read_cells(path) for path in cells])
@@ -88,12 +98,14 @@ def write_writeup(
         "changed": changed_since(lines, outdated),
         "sections": [Markdown(section.text) for section in written],
         "headline": [Markdown(section.headline) for section in written if section.headline],
-        "actions": actions(written),
+        "actions": [Markdown(f"{action['what']} {action['why']}") for action in actions(written)],
         "problems": problems(written),
         **_trusted(written),
         **what_is_missing(lines, read_failures(failures) if failures else Failures()),
     }
     write_text(out, render(TEMPLATE, facts))
+    if summary is not None:
+        write_summary(facts, lines, written, actions(written), summary)
 
 
 def _read_cells(path: Path) -> pd.DataFrame:
@@ -119,12 +131,12 @@ def _joined(tables: list[pd.DataFrame]) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
 
 
-def actions(sections: Sequence[WrittenSection]) -> list[Markdown]:
+def actions(sections: Sequence[WrittenSection]) -> list[dict[str, Any]]:
     """Return what to do on this machine, what concerns most runs first, as many as are read; each topic once."""
     every = sorted((action for section in sections for action in section.actions), key=lambda action: action["rank"])
     topics = [action["topic"] or action["what"] for action in every]
     shown = [action for place, action in enumerate(every) if topics[place] not in topics[:place]]
-    return [Markdown(f"{action['what']} {action['why']}") for action in shown[:MOST_ACTIONS]]
+    return shown[:MOST_ACTIONS]
 
 
 def _trusted(sections: Sequence[WrittenSection]) -> dict[str, Any]:
@@ -142,17 +154,12 @@ def problems(sections: Sequence[WrittenSection]) -> list[dict[str, Markdown]]:
     """Return the assignment's problems with their answers, and where they are told."""
     return [
         {
-            "name": Markdown(f"[{problem['name']}](#{_anchor(section.title)})"),
+            "name": Markdown(f"[{problem['name']}](#{anchor(section.title)})"),
             "answer": Markdown(problem["answer"]),
         }
         for section in sections
         for problem in section.problems
     ]
-
-
-def _anchor(heading: str) -> str:
-    """Return the anchor that Markdown renderers make of a heading: lower case, no punctuation, spaces to hyphens."""
-    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
 def first_page(cells: pd.DataFrame) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from pipeline.report.section import count, listing, number, percent, ratio, span
 from pipeline.report.table_rows import known
 from pipeline.stages.timing.report import figures
 from pipeline.stages.timing.report.actions import actions
+from pipeline.stages.timing.report.models import models
 from pipeline.stages.timing.report.problems import problems
 from pipeline.stages.timing.report.steps import (
     IDLE_PCT,
@@ -63,6 +64,7 @@ def build(rows: pd.DataFrame) -> Section:
             _headline(steps, rows, context_length),
             Figure("achieved", _achieved_title(rows), figures.achieved(rows)),
         ],
+        models=models(rows, precision, context_length),
     )
 
 

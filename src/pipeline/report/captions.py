@@ -1,0 +1,21 @@
+"""The titles of a section's figures as captions of Snakemake's own report, which are reStructuredText."""
+
+import re
+from pathlib import Path
+
+from pipeline.report.html.markdown_page import figure_titles
+from pipeline.report.page_parts import from_json
+
+
+def captions(parts: Path) -> dict[str, str]:
+    """Return the title of each figure by its name, from what a section leaves; nothing where that is not there yet."""
+    if not parts.is_file():
+        return {}
+    section = from_json(parts.read_text())
+    titles = figure_titles(f"{section.headline}\n\n{section.text}")
+    return {key.partition("/")[2]: as_rst(title) for key, title in titles.items()}
+
+
+def as_rst(text: str) -> str:
+    """Return text as reStructuredText that shows just its characters: a title may hold anything that a record does."""
+    return re.sub(r"([\W_])", lambda found: " " if found[1].isspace() else rf"\{found[1]}", text)

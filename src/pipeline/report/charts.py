@@ -1,0 +1,94 @@
+"""Interactive charts as data: a Vega-Lite specification and its rows, in the colours of the figures."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from pipeline.report.figures import style_for
+
+Spec = Mapping[str, Any]
+# To four digits, without exponents.
+DIGITS = ",.4~r"
+# Matplotlib's markers by the names of Vega's.
+SHAPES = {"o": "circle", "s": "square", "^": "triangle-up", "D": "diamond", "v": "triangle-down", "P": "cross"}
+BAR_STEP_PX = 13
+# The page shows it darker on a dark ground.
+IDLE_COLOUR = "#D5DBE1"
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart of one stage.
+
+    name: where the stage's section has a figure of this name, the chart takes its place and its title. title: what is
+    drawn, plain text. spec: a Vega-Lite view without data, layers or a unit. rows: its data, records of texts, finite
+    numbers, booleans and None. note: what cannot be drawn, plain text.
+    """
+
+    name: str
+    title: str
+    spec: Spec
+    rows: Sequence[Mapping[str, Any]]
+    note: str = ""
+
+
+def records(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the rows of a table as data of a chart: None where there is nothing, numbers to nine digits."""
+    return json.loads(table.to_json(orient="records", double_precision=9))
+
+
+def colours(names: Sequence[str], title: str | None = None) -> dict[str, Any]:
+    """Return scale and legend of names that have the colours of the figures."""
+    known = list(dict.fromkeys(names))
+    return {
+        "type": "nominal",
+        "scale": {"domain": known, "range": [style_for(name)["color"] for name in known]},
+        "legend": {"title": title},
+    }
+
+
+def shapes(names: Sequence[str]) -> dict[str, Any]:
+    """Return scale and legend of names that have the markers of the figures."""
+    known = list(dict.fromkeys(names))
+    markers = [SHAPES.get(style_for(name)["marker"], "circle") for name in known]
+    return {"type": "nominal", "scale": {"domain": known, "range": markers}, "legend": {"title": None}}
+
+
+def tooltip(**titles: str) -> list[dict[str, Any]]:
+    """Return a tooltip with these fields of a row under these titles; numbers to four digits."""
+    return [{"field": name, "title": title, "format": DIGITS} for name, title in titles.items()]
+
+
+def quartiles(**titles: str) -> list[dict[str, Any]]:
+    """Return a tooltip as `tooltip`, with median and quartiles of the time at its end."""
+    return tooltip(**titles, median_ms="median (ms)", q1_ms="1st quartile (ms)", q3_ms="3rd quartile (ms)")
+
+
+def picker(name: str, label: str, options: Sequence[str], first: str) -> dict[str, Any]:
+    """Return the parameter of a list to choose from; an expression names it by `name`."""
+    return {"name": name, "value": first, "bind": {"input": "select", "options": list(options), "name": f"{label} "}}
+
+
+def picked(**fields: str) -> list[dict[str, str]]:
+    """Return the transform that keeps the rows whose fields have the values of these parameters."""
+    return [{"filter": f"datum.{field} === {parameter}"} for field, parameter in fields.items()]
+
+
+def axis(field: str, title: str, log: bool = False, **more: Any) -> dict[str, Any]:
+    """Return a channel of numbers with its title and unit; logarithmic ones need not show zero."""
+    scale = {"type": "log", "nice": False, "padding": 14} if log else {"zero": True}
+    return {"field": field, "type": "quantitative", "title": title, "scale": scale, **more}
+
+
+def bars_axis(field: str, names: Sequence[str]) -> dict[str, Any]:
+    """Return the channel that puts named bars under each other, in this order, without a title."""
+    return {
+        "field": field,
+        "type": "nominal",
+        "sort": list(dict.fromkeys(names)),
+        "title": None,
+        "axis": {"grid": False, "ticks": False, "domain": False},
+    }

@@ -1,0 +1,71 @@
+"""A page of HTML in one file that asks no network: text, charts, drawings, and tables of rows."""
+
+import base64
+import gzip
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from pipeline.report.all_rows import RowTable
+from pipeline.report.charts import Chart
+from pipeline.report.html.markdown_page import Body
+from pipeline.report.html.vega import library
+
+HERE = Path(__file__).parent
+TEMPLATE, STYLE, SCRIPT = "page.html.j2", "page.css", "page.js"
+
+
+@dataclass(frozen=True)
+class Page:
+    """What a page holds: charts and drawings (SVG) by their keys in the body, tables of rows by name."""
+
+    title: str
+    body: Body
+    charts: Mapping[str, Chart] = field(default_factory=dict)
+    drawings: Mapping[str, str] = field(default_factory=dict)
+    tables: Mapping[str, RowTable] = field(default_factory=dict)
+
+
+def render(page: Page) -> str:
+    """Return the page as HTML, the same bytes for the same page.
+
+    Its content security policy lets run only the page's own scripts, told by their digests, and load nothing.
+    """
+    vega, script = library.script() if page.charts else "", (HERE / SCRIPT).read_text()
+    data = {
+        "vega": vega,
+        "charts": json.dumps({key: _with_data(chart) for key, chart in page.charts.items()}, allow_nan=False),
+        "drawings": json.dumps(page.drawings),
+        "tables": json.dumps({name: asdict(table) for name, table in page.tables.items()}, allow_nan=False),
+    }
+    environment = Environment(loader=FileSystemLoader(HERE), undefined=StrictUndefined, autoescape=True)
+    return environment.get_template(TEMPLATE).render(
+        page=page,
+        style=Markup((HERE / STYLE).read_text()),
+        script=Markup(script),
+        digests=[_digest(text) for text in (script, vega)],
+        data={name: _packed(text) for name, text in data.items()},
+    )
+
+
+def _with_data(chart: Chart) -> dict[str, Any]:
+    return {
+        "width": "container",
+        "autosize": {"type": "fit-x", "contains": "padding"},
+        "data": {"values": list(chart.rows)},
+        **chart.spec,
+    }
+
+
+def _packed(text: str) -> str:
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
+
+
+def _digest(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -1,0 +1,87 @@
+"""The interactive chart of the levers section: a training step with each combination of levers."""
+
+import pandas as pd
+
+from pipeline.report.charts import Chart, axis, bars_axis, picked, picker, quartiles, records
+from pipeline.report.figures import BLUE, GREY, ORANGE
+from pipeline.report.table_rows import ok
+from pipeline.stages.levers.cell import EAGER, LEVERS
+from pipeline.stages.levers.report.selection import ladder, largest, models, ordered, with_gain
+
+PARTS = {"eager": GREY, "one lever": ORANGE, "several levers": BLUE}
+
+
+def charts(rows: pd.DataFrame) -> list[Chart]:
+    """Return the charts of the stage, from all its rows."""
+    rows = ordered(rows)
+    return [_steps(rows)] if models(rows) else []
+
+
+def _steps(rows: pd.DataFrame) -> Chart:
+    """Draw the time of a step, a bar a combination; those of the ladder can be shown alone."""
+    shown = pd.concat([_one_model(model) for model in models(rows)])
+    first = _one_model(largest(rows))["model"].iloc[0]
+    shown = shown.reindex(
+        columns=[
+            *("model", "levers", "part", "ladder", "gain", "text", "status", "median_ms", "q1_ms", "q3_ms"),
+            *("peak_gb", "tokens_per_s", "mfu_pct", "gpu_idle_pct", "launches"),
+        ]
+    )
+    used = list(shown["part"].unique())
+    spec = {
+        "params": [
+            picker("model", "model", list(shown["model"].unique()), first),
+            picker("which", "combinations", ["all", "one lever more each"], "all"),
+        ],
+        "transform": [*picked(model="model"), {"filter": "which === 'all' || datum.ladder"}],
+        "height": {"step": 22},
+        "encoding": {"y": bars_axis("levers", list(shown["levers"]))},
+        "layer": [
+            {
+                "mark": {"type": "bar"},
+                "encoding": {
+                    "x": axis("median_ms", "training step (ms)"),
+                    "color": {
+                        "field": "part",
+                        "type": "nominal",
+                        "scale": {"domain": used, "range": [PARTS[part] for part in used]},
+                        "legend": {"title": None},
+                    },
+                    "tooltip": quartiles(
+                        levers="levers",
+                        gain="times faster than eager",
+                        peak_gb="peak (GB)",
+                        tokens_per_s="tokens/s",
+                        mfu_pct="MFU (%)",
+                        gpu_idle_pct="GPU idle (%)",
+                        launches="launches",
+                        status="status",
+                    ),
+                },
+            },
+            {"mark": {"type": "rule"}, "encoding": {"x": axis("q1_ms", ""), "x2": {"field": "q3_ms"}}},
+            {
+                "mark": {"type": "text", "align": "left", "dx": 6},
+                "encoding": {"x": axis("median_ms", ""), "text": {"field": "text"}},
+            },
+        ],
+    }
+    return Chart("gains", "One training step with each combination of levers, in ms of wall time", spec, records(shown))
+
+
+def _one_model(model: pd.DataFrame) -> pd.DataFrame:
+    """Return the steps of a model that have figures, with what the chart says of them."""
+    steps = ok(with_gain(model))
+    row = steps.iloc[0]
+    return steps.assign(
+        model=f"{row['size']}, context {row['context_length']}",
+        part=steps["levers"].map(lambda levers: levers if levers == EAGER else _part(levers)),
+        ladder=steps.index.isin(ladder(model).index),
+        text=[f"{gain:.2f}×" for gain in steps["gain"]],
+        peak_gb=steps["peak_bytes"] / 1e9 if "peak_bytes" in steps else None,
+        levers=steps["levers"].str.replace("+", " + "),
+    )
+
+
+def _part(levers: str) -> str:
+    return "one lever" if levers in LEVERS else "several levers"

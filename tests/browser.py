@@ -1,0 +1,154 @@
+"""A headless chromium, driven by the DevTools protocol over pipes: no driver, no package."""
+
+import base64
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+TIMEOUT_S = 60.0
+
+
+def executable():
+    """Return the path of a chromium; None where there is none."""
+    return next(filter(None, map(shutil.which, NAMES)), None)
+
+
+class Browser:
+    """One page of a browser. errors: what it logged as errors; requests: the addresses that it asked for."""
+
+    def __init__(self, commands, answers):
+        self.commands, self.answers = commands, answers
+        self.number, self.errors, self.requests = 0, [], []
+        self.session = None
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.call(f"{domain}.enable")
+
+    def call(self, method, **parameters):
+        """Send a command and return its result; note the events that come before it."""
+        self.number += 1
+        message = {"id": self.number, "method": method, "params": parameters}
+        if self.session:
+            message["sessionId"] = self.session
+        self.commands.write(json.dumps(message).encode() + b"\0")
+        self.commands.flush()
+        while (answer := self._read()).get("id") != self.number:
+            self._note(answer)
+        if "error" in answer:
+            raise RuntimeError(f"{method}: {answer['error']['message']}")
+        return answer["result"]
+
+    def _read(self):
+        content = bytearray()
+        while (byte := self.answers.read(1)) != b"\0":
+            if not byte:
+                raise RuntimeError("the browser has ended")
+            content += byte
+        return json.loads(content)
+
+    def _note(self, event):
+        parameters = event.get("params", {})
+        match event.get("method"):
+            case "Runtime.exceptionThrown":
+                self.errors.append(parameters["exceptionDetails"])
+            case "Runtime.consoleAPICalled" if parameters["type"] in ("error", "warning", "assert"):
+                self.errors.append(parameters["args"])
+            case "Log.entryAdded" if parameters["entry"]["level"] in ("error", "warning"):
+                self.errors.append(parameters["entry"])
+            case "Network.requestWillBeSent":
+                self.requests.append(parameters["request"]["url"])
+
+    def run(self, expression):
+        """Return what an expression of JavaScript gives, once it has settled."""
+        result = self.call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
+        if "exceptionDetails" in result:
+            raise RuntimeError(result["exceptionDetails"]["exception"].get("description"))
+        return result["result"].get("value")
+
+    def wait_for(self, expression):
+        """Wait until an expression is true."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while not self.run(expression):
+            assert time.monotonic() < deadline, f"waited in vain for {expression}"
+            time.sleep(0.05)
+
+    def look(self, width=1280, height=900, dark=False):
+        """Take a size of the window and a colour scheme."""
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.call("Emulation.setDeviceMetricsOverride", **size)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.call("Emulation.setEmulatedMedia", features=[scheme])
+
+    def open(self, path):
+        """Open a file with nothing noted yet, and wait until the page has shown all that it shows."""
+        self.errors, self.requests = [], []
+        self.call("Page.navigate", url=path.resolve().as_uri())
+        self.wait_for("document.body?.dataset.ready === 'yes'")
+
+    def marks(self, chart):
+        """Return how many bars, points and lines a chart of a page shows."""
+        counted = """(chart => ({
+            bars: chart.querySelectorAll('.mark-rect.role-mark path').length,
+            symbol: chart.querySelectorAll('.mark-symbol.role-mark path').length,
+        }))(document.querySelector('[data-chart="%s"]'))"""
+        return self.run(counted % chart)
+
+    def pick(self, chart, label, option):
+        """Choose from one of a chart's lists."""
+        self.run(
+            f"""(async chart => {{
+                const lists = [...chart.querySelectorAll('.vega-bind')];
+                const list = lists.find(one => one.textContent.startsWith('{label}')).querySelector('select');
+                list.value = '{option}';
+                list.dispatchEvent(new Event('change', {{bubbles: true}}));
+                await new Promise(done => setTimeout(done, 50));
+            }})(document.querySelector('[data-chart="{chart}"]'))"""
+        )
+
+    def screenshot(self, path, whole=False):
+        """Write a picture of what is seen, or of the whole page."""
+        picture = self.call("Page.captureScreenshot", captureBeyondViewport=whole)
+        path.write_bytes(base64.b64decode(picture["data"]))
+
+
+@contextmanager
+def started(profile) -> Iterator[Browser]:
+    """Start a browser with this folder for its profile, and end it."""
+    (to_read, commands), (answers, to_write) = os.pipe(), os.pipe()
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--remote-debugging-pipe"]
+    words = [executable(), *options, f"--user-data-dir={profile}"]
+    # The browser takes its commands from descriptor 3 and answers on 4.
+    process = subprocess.Popen(
+        [
+            "bash",
+            "-c",
+            f'exec "$@" 3<&{to_read} 4>&{to_write}',
+            "_",
+            executable(),
+            *words,
+            f"--user-data-dir={profile}",
+        ],
+        pass_fds=(to_read, to_write),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    os.close(to_read)
+    os.close(to_write)
+    try:
+        with os.fdopen(commands, "wb") as to, os.fdopen(answers, "rb") as come:
+            opened = Browser(to, come)
+            yield opened
+            opened.session = None
+            opened.call("Browser.close")
+    finally:
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
