@@ -24,6 +24,6 @@ def test_each_figure_of_a_section_has_its_own_title_for_a_caption(tmp_path):
     "text", [HOSTILE, ".. raw:: html <b>x</b>", ":raw-html:`<b>x</b>` x_ |x| [1]_ *x* ``x`` {{ x }}"]
 )
 def test_a_caption_shows_just_its_characters(text):
-    html = publish_parts(as_rst(text), writer_name="html")["body"]
+    html = publish_parts(as_rst(text), writer="html")["body"]
     assert "system-message" not in html
     assert set(re.findall(r"<(\w+)", html)) == {"p"}

@@ -15,7 +15,7 @@ def page_of(charts, path):
     """Write a page that shows charts, under one heading."""
     by_key = {f"stage/{chart.name}": chart for chart in charts}
     placed = [PlacedChart(key, "All charts", chart.title, chart.note) for key, chart in by_key.items()]
-    path.write_text(render(Page("Charts", to_html("## All charts\n\nText.\n", placed), by_key)))
+    path.write_text(render(Page(to_html("## All charts\n\nText.\n", placed), by_key)))
     return path
 
 

@@ -42,7 +42,7 @@ def test_a_typo_in_the_configuration_is_one_line_with_its_place(project):
     [
         ("results/timing/fp64.csv", "targets in results/timing/ are bf16.csv, cells, cells.csv, fp32.csv"),
         ("results/timin/bf16.csv", "targets in results/ are timing"),
-        ("reports/writup.md", "targets in reports/ are figures, sections, writeup.md"),
+        ("reports/writup.md", "targets in reports/ are figures, report.html, sections, summary.json, writeup.md"),
     ],
 )
 def test_a_mistyped_target_is_one_line_that_names_the_allowed(project, target, complaint):

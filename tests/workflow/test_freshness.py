@@ -66,6 +66,9 @@ EDITS = {
     "what a worker imports": ("cells/worker/child.py", "gc.collect()", "gc.collect(1)", ALL),
     "the tabulator": ("cells/tabulate.py", "STATUSES.index(", "-1 * STATUSES.index(", TELLING),
     "a template": ("report/writeup.md.j2", "# ", "# On ", {"writeup": 1}),
+    "the page's script": ("report/html/page.js", "const ROWS_BEYOND = 8", "const ROWS_BEYOND = 9", {"writeup": 1}),
+    "the page": ("report/html/page.py", "return ", "return 1 * ", {"writeup": 1}),
+    "a chart": ("stages/timing/report/charts.py", "return ", "return 1 * ", {"section_timing": 1, "writeup": 1}),
     "a section": ("stages/timing/report/section.py", "return ", "return 1 * ", {"section_timing": 1, "writeup": 1}),
 }
 

@@ -1,3 +1,4 @@
+import json
 import os
 import re
 import shutil
@@ -65,6 +66,9 @@ def remove(path):
         ("results/timing/cells.csv", {"tabulate_cells"}),
         ("reports/sections/timing.md", {"section_timing"}),
         ("reports/figures/timing", {"section_timing"}),
+        ("reports/sections/timing.html.json", {"section_timing"}),
+        ("reports/report.html", set()),
+        ("reports/summary.json", set()),
     ],
 )
 def test_what_is_lost_is_made_again_with_all_that_is_made_of_it(project, lost, rules):
@@ -189,6 +193,12 @@ def test_snakemakes_own_report_takes_every_caption(project):
     page = (project.root / "report.html").read_text()
     for words in ("How fast does each model size train", "The rows for fp32", "stand at the figure"):
         assert words in page
+    # Each figure has its own title for a caption, and the page is the first of the results.
+    (title,) = re.findall(r"!\[(Achieved [^\]]*)\]", (project.root / "reports/writeup.md").read_text())
+    assert title in page
+    categories = json.loads(re.search(r"var categories = (\{.*?\});?\n", page)[1])
+    first = min(categories)
+    assert [path for paths in categories[first].values() for path in paths] == ["reports/report.html"]
 
 
 THREADS = """

@@ -42,7 +42,6 @@ def page():
         }
     )
     return Page(
-        HOSTILE,
         to_html(text, [PlacedChart("a/bars", "One", "Bars", "")]),
         {"a/bars": Chart("bars", "Bars", SPEC, rows)},
         {"a/drawn": drawing("drawn")},
@@ -86,7 +85,7 @@ def test_what_a_record_holds_stands_in_the_page_escaped_or_packed():
 
 
 def test_a_page_without_charts_carries_no_library():
-    plain = Page("Plain", to_html("# Plain\n"))
+    plain = Page(to_html("# Plain\n"))
     assert len(render(plain)) < 50_000
 
 

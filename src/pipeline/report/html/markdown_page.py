@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
@@ -33,8 +34,9 @@ class PlacedChart:
 
 @dataclass(frozen=True)
 class Body:
-    """A rendered page: its HTML, its second-level headings with their anchors, and the drawings that it shows."""
+    """A rendered page: its title, its HTML, its second-level headings by anchor, and the drawings that it shows."""
 
+    title: str
     html: Markup
     contents: Sequence[tuple[str, str]]
     drawings: Sequence[str]
@@ -57,7 +59,8 @@ def to_html(text: str, charts: Sequence[PlacedChart] = ()) -> Body:
             under.setdefault(chart.heading, []).append(chart)
     contents, placed = _headings(tokens), _with_figures(tokens, by_key)
     html = parser.renderer.render(_with_more_charts(placed, under), parser.options, {})
-    return Body(Markup(html), contents, sorted(drawn - set(by_key)))
+    title = next((_plain(text) for start, text in pairwise(tokens) if start.tag == "h1"), "")
+    return Body(title, Markup(html), contents, sorted(drawn - set(by_key)))
 
 
 def figure_titles(text: str) -> dict[str, str]:
@@ -72,11 +75,12 @@ def _parser() -> MarkdownIt:
 def _headings(tokens: Sequence[Token]) -> list[tuple[str, str]]:
     """Give headings their anchors and links to tables their place in the page; return the second-level headings."""
     found = []
-    for token, text in zip(tokens, [*tokens[1:], None], strict=True):
-        if token.type == "heading_open" and text is not None:
+    for token, text in pairwise(tokens):
+        if token.type == "heading_open":
             token.attrSet("id", anchor(text.content))
             if token.tag == "h2":
-                found.append((anchor(text.content), text.content))
+                found.append((anchor(text.content), _plain(text)))
+    for token in tokens:
         for part in token.children or ():
             if part.type == "link_open" and (table := TABLE_LINK.fullmatch(str(part.attrGet("href")))):
                 part.attrSet("href", f"#rows-{table[1]}")
@@ -92,10 +96,15 @@ def _figure(token: Token) -> str | None:
     return link[1] if link else None
 
 
+def _plain(token: Token) -> str:
+    """Return text without its markup."""
+    return "".join(part.content for part in token.children or ())
+
+
 def _title(token: Token) -> str:
     """Return the title of a figure as plain text."""
     (image,) = token.children or ()
-    return "".join(part.content for part in image.children or ())
+    return _plain(image)
 
 
 def _with_figures(tokens: Sequence[Token], charts: Mapping[str, PlacedChart]) -> list[Token]:

@@ -25,7 +25,6 @@ TEMPLATE, STYLE, SCRIPT = "page.html.j2", "page.css", "page.js"
 class Page:
     """What a page holds: charts and drawings (SVG) by their keys in the body, tables of rows by name."""
 
-    title: str
     body: Body
     charts: Mapping[str, Chart] = field(default_factory=dict)
     drawings: Mapping[str, str] = field(default_factory=dict)

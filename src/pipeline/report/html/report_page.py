@@ -24,13 +24,11 @@ def write_report_page(writeup: Path, sections: Sequence[Path], cells: Sequence[P
     parts = [_read_parts(path.with_suffix(SUFFIX)) for path in sections]
     charts = {f"{each.stage}/{chart.name}": (each, chart) for each in parts for chart in each.charts}
     placed = [PlacedChart(key, each.title, chart.title, chart.note) for key, (each, chart) in charts.items()]
-    text = _read(writeup)
-    body = to_html(text, placed)
+    body = to_html(_read(writeup), placed)
     tables = {each.stage: each.rows for each in parts}
     if cells:
         tables[CELLS] = row_table(pd.concat(map(read_rows, cells), ignore_index=True), {})
     page = Page(
-        title=text.partition("\n")[0].lstrip("# "),
         body=body,
         charts={key: chart for key, (_, chart) in charts.items()},
         drawings={key: _read(writeup.parent / f"figures/{key}.svg") for key in body.drawings},
