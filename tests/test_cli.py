@@ -39,11 +39,11 @@ def pipeline(*words):
     [
         ("measure timings --out cell.json", "unknown stage 'timings': must be one of ceilings, timing"),
         ("measure timing sizes=xl --out cell.json", "timing cell: unknown key 'sizes'"),
-        ("measure timing size=huge --out cell.json", "timing cell: size is 'huge', allowed are"),
-        ("measure timing --set steps=-3 --out cell.json", "timing settings: steps is -3, allowed is 10 or more"),
+        ("measure timing size=huge --out cell.json", "timing cell: size must be one of"),
+        ("measure timing --set steps=-3 --out cell.json", "timing settings: steps must be at least 10, got -3"),
         ("measure timing --gpus -1 --out cell.json", "--gpus must be at least 0, got -1"),
-        ("measure timing --out=", "--out is '', allowed is a file that ends in .json"),
-        ("measure timing --out cell", "--out is 'cell', allowed is a file that ends in .json"),
+        ("measure timing --out=", "--out must be a file that ends in .json, got ''"),
+        ("measure timing --out cell", "--out must be a file that ends in .json, got 'cell'"),
         ("measure timing --out /proc/x/y.json", "cannot write /proc/x/y.json: No such file or directory"),
         ("measure timing --out cell.json --files f", "--files is 'f', but timing keeps no files: leave it out"),
         ("measure memory --out cell.json --files {tmp}", "where the record goes too: name a folder of its own"),
@@ -99,7 +99,7 @@ def test_an_unknown_value_of_the_worker_variable_is_one_line(tmp_path, monkeypat
     monkeypatch.setenv("PIPELINE_WORKER", "OFF")
     ended = pipeline(*MEASURE, "--out", str(tmp_path / "cell.json"))
     assert ended.returncode == 2
-    assert ended.stderr == "pipeline: PIPELINE_WORKER is 'OFF', allowed is off; leave it unset for a worker\n"
+    assert ended.stderr == "pipeline: PIPELINE_WORKER must be off or unset, got 'OFF'\n"
 
 
 def test_files_are_kept_beside_their_record_and_no_other_folder_is_touched(tmp_path):

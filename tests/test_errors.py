@@ -6,7 +6,7 @@ from pipeline.errors import UserError, or_exit
 @pytest.mark.parametrize(
     ("message", "shown"),
     [
-        ("size is 'é×–', allowed are tiny", "size is 'é×–', allowed are tiny"),
+        ("size must be one of tiny", "size must be one of tiny"),
         ("two\nlines\r\nand\ttabs", r"two\nlines\r\nand\ttabs"),
         ("clears \x1b[2J the screen", r"clears \x1b[2J the screen"),
         ("turns \u202e around", r"turns \u202e around"),

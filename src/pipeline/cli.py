@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from pipeline.cells.disk import DISK_FULL, DiskFull, full_disk_told
+from pipeline.cells.disk import DISK_FULL, DiskFull, naming_the_full_disk
 from pipeline.cells.worker import client
 from pipeline.errors import UserError
 
@@ -70,7 +70,7 @@ def _print_lines(lines: Iterable[str], stream: TextIO) -> None:
 
 def _check(arguments: argparse.Namespace) -> None:
     """Raise UserError for an unknown cell or an unusable path before a worker starts."""
-    from pipeline.cells.place import record_place
+    from pipeline.cells.output import record_place
 
     try:
         os.getcwd()
@@ -82,7 +82,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _measure(arguments: argparse.Namespace) -> None:
-    from pipeline.cells.place import record_place
+    from pipeline.cells.output import record_place
     from pipeline.cells.record import write_record
     from pipeline.cells.run import ProcessStart, run_cell
     from pipeline.registry import stage
@@ -95,7 +95,7 @@ def _measure(arguments: argparse.Namespace) -> None:
         subjects = _subjects(arguments)
         command = _command(arguments, cell, settings, subjects, out.path, files)
         start = ProcessStart(arguments.process, arguments.issued_at, command)
-        with full_disk_told():
+        with naming_the_full_disk():
             record = run_cell(
                 stage(arguments.stage), cell, settings, arguments.gpus, start, files, arguments.force, subjects
             )
@@ -163,7 +163,7 @@ def _command(
 
 
 def _files_folder(arguments: argparse.Namespace, out: Path) -> Path | None:
-    from pipeline.cells.place import files_place
+    from pipeline.cells.output import files_place
     from pipeline.registry import stage
 
     if stage(arguments.stage).keeps_files:

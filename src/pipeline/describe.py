@@ -18,7 +18,8 @@ def described(stage: Stage) -> str:
     types = stage.row_types.types
     kinds = {row_type: ", ".join(kind for kind in types if types[kind] is row_type) for row_type in types.values()}
     rows = [
-        _columns_part(f"{stage.row_types.told_by}={kind}" if kind else "", row_type) for row_type, kind in kinds.items()
+        _columns_part(f"{stage.row_types.kind_column}={kind}" if kind else "", row_type)
+        for row_type, kind in kinds.items()
     ]
     cell, shared = (inspect.getdoc(part) for part in (stage.cell_type, stage.settings_type))
     parts = [

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline.cells.disk import DiskFull, WholeFile, check_free, full_disk_told, write_text
+from pipeline.cells.disk import DiskFull, WholeFile, check_free, naming_the_full_disk, write_text
 from pipeline.errors import UserError
 
 MIB = 2**20
@@ -148,9 +148,9 @@ def test_too_little_room_is_told_with_what_is_free_and_what_is_needed(tmp_path, 
 
 
 def test_only_want_of_room_is_told_as_such():
-    with pytest.raises(DiskFull, match=r"^cannot write kernels\.csv: No space left on device$"), full_disk_told():
+    with pytest.raises(DiskFull, match=r"^cannot write kernels\.csv: No space left on device$"), naming_the_full_disk():
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "kernels.csv")
-    with pytest.raises(FileNotFoundError), full_disk_told():
+    with pytest.raises(FileNotFoundError), naming_the_full_disk():
         raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), "kernels.csv")
 
 

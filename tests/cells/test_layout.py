@@ -95,10 +95,10 @@ def test_a_record_in_the_place_of_another_cell_is_named_in_one_line(tmp_path, si
 @pytest.mark.parametrize(
     ("parts", "complaint"),
     [
-        ({"cell": {"context_length": "$(touch PWNED)\n"}}, "its cell: context_length is "),
-        ({"cell": {"context_length": [[1]]}}, "its cell: context_length is [[1]], allowed is a value of type int"),
+        ({"cell": {"context_length": "$(touch PWNED)\n"}}, "its cell: context_length must be "),
+        ({"cell": {"context_length": [[1]]}}, "its cell: context_length must be a value of type int, got [[1]]"),
         ({"cell": {"seq_len": 1}}, "its cell: unknown key 'seq_len'"),
-        ({"stage": "flash"}, 'stage is "flash", known are timing'),
+        ({"stage": "flash"}, 'stage must be one of timing, got "flash"'),
     ],
 )
 def test_a_record_of_something_else_is_named_in_one_line(tmp_path, parts, complaint):

@@ -105,7 +105,7 @@ def test_by_force_or_on_a_gpu_whose_memory_is_another_it_is_measured(monkeypatch
 
 
 def test_rows_that_are_not_as_their_stage_declares_them_are_a_bug():
-    with pytest.raises(ValueError, match="row 1: unknown column 'median_ms'; known are phase, status, reason"):
+    with pytest.raises(ValueError, match="row 1: unknown column 'median_ms': must be one of phase, status, reason"):
         record_of(lambda *_: [{"phase": "forward", "status": "ok", "median_ms": 1.0}])
 
 

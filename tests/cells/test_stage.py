@@ -101,7 +101,7 @@ def test_a_file_that_a_stage_lacks_is_named(warmth, name):
         ("SPLIT_AXIS", "SPLIT", "cell.py has no SPLIT_AXIS"),
         ("class Settings", "class Setting", "cell.py has no Settings"),
         ('"""How warm does it get?"""', "", "cell.py has no docstring that asks its question"),
-        ('AXIS = "size"', 'AXIS = "precision"', "cell.py: SPLIT_AXIS is 'precision', allowed are size"),
+        ('AXIS = "size"', 'AXIS = "precision"', "cell.py: SPLIT_AXIS must be one of size"),
         ("SPLIT", 'READS = ("heat",)\nSPLIT', "cell.py: READS has 'heat', known stages are warmth"),
         ("    size:", '    place: str = axis("here")\n    size:', ": two columns of its tables are called 'place'"),
         ("    size:", '    torch: str = axis("here")\n    size:', ": two columns of its tables are called 'torch'"),

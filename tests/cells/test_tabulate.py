@@ -59,7 +59,7 @@ def test_a_table_without_outcomes_has_a_reason_all_the_same(tmp_path):
 def test_records_of_two_stages_make_no_table(tmp_path):
     answers = {"status": "skipped", "reason": "no"}
     paths = [left(tmp_path), left(tmp_path, "other", stage="accounting", cell={}, settings={}, rows=[answers])]
-    with pytest.raises(UserError, match="the records are of accounting and timing, allowed are those of one stage"):
+    with pytest.raises(UserError, match="the records must be of one stage, got accounting and timing"):
         row_table(paths, stages())
 
 

@@ -292,7 +292,7 @@ def test_a_corrupt_record_is_named_in_one_line(tmp_path, content, complaint):
         ("machine", {"cpu": "a CPU"}, "it has no machine.cpu.model, machine.cpu.logical_cores"),
         ("machine", {"gpus": 1}, "machine.gpus must be a list, got 1"),
         ("code", {"commit": None}, "it has no code.commit"),
-        ("row", {"median_ms": "fast"}, "row 1: median_ms is 'fast', allowed is a finite number above 0"),
+        ("row", {"median_ms": "fast"}, "row 1: median_ms must be a finite number above 0, got 'fast'"),
         ("cell", {"precision": "fp32"}, "holds the record of another cell, timing precision=fp32 size=xl"),
     ],
 )

@@ -1,6 +1,11 @@
+import itertools
+import re
+from xml.etree import ElementTree
+
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.colors import to_rgb
 
 from pipeline.report import figures
 
@@ -139,3 +144,28 @@ def test_a_single_value_from_zero_lies_below_the_upper_edge():
     low, high = axes.get_ylim()
     assert low == 0
     assert high > 42
+
+
+def test_an_svg_has_its_words_as_text_short_coordinates_and_a_dark_mode(rows, tmp_path):
+    figure, axes = draw(rows)
+    axes.annotate("10.00013351", (256, 2))
+    figures.save(figure, tmp_path / "figure.svg")
+    svg = (tmp_path / "figure.svg").read_text()
+    assert ">sequence length</text>" in svg
+    assert ">10.00013351</text>" in svg
+    assert re.findall(r"\d\.\d{2,}", re.sub(r">[^<]*<", "><", svg)) == []
+    assert "prefers-color-scheme: dark" in svg
+    ElementTree.fromstring(svg)
+
+
+def test_what_means_different_things_has_colours_that_differ():
+    colours = [to_rgb(colour) for colour in figures.MEANINGS]
+    apart = min(np.abs(np.subtract(a, b)).sum() for a, b in itertools.combinations(colours, 2))
+    assert apart > 0.15
+
+
+def test_a_name_has_one_style():
+    names = [name for named in figures.MEANINGS.values() for name in named]
+    assert len(names) == len(set(names))
+    looks = [tuple(figures.style_for(name).values()) for name in names]
+    assert len(looks) == len(set(looks))

@@ -54,7 +54,7 @@ def load_plan(config: Mapping[str, Any], scales: Path, schemas: Path, stages: St
         name = "paper" if has_gpu else "laptop"
     known = sorted(path.stem for path in scales.glob("*.yaml"))
     if name not in known:
-        raise UserError(f"config: scale is {name!r}, allowed are auto, {', '.join(known)}")
+        raise UserError(f"config: scale must be one of auto, {', '.join(known)}, got {name!r}")
     path = scales / f"{name}.yaml"
     whole, overrides = _read_scale(path, schemas / "scale.schema.yaml"), config["overrides"]
     asked, only = whole["stages"], _only(config.get("only"), stages)
@@ -98,7 +98,7 @@ def read_config(path: Path) -> Mapping[str, Any]:
     config = read_yaml(path)
     if not isinstance(config, Mapping):
         keys = "scale, measure, overrides, subjects, only"
-        raise UserError(f"{path}: the whole is {config!r}, allowed are the keys {keys}")
+        raise UserError(f"{path}: must have the keys {keys}, got {config!r}")
     return config
 
 
@@ -200,7 +200,7 @@ def _check_stages(asked: Mapping[str, Any], stages: Stages, source: str) -> None
     """Raise UserError, naming the source, for a stage, an axis or a setting that is unknown or may not be so."""
     for stage, words in asked.items():
         if stage not in stages:
-            raise UserError(f"{source}: unknown stage '{stage}'; known are {', '.join(stages)}")
+            raise UserError(f"{source}: unknown stage '{stage}': must be one of {', '.join(stages)}")
         _stage_plan(stages[stage], words, source)
 
 
@@ -221,8 +221,8 @@ def _check_limits(plan: StagePlan, source: str) -> None:
         kind, _, what = limit.partition("_")
         for name in (what, f"min_{what}") if kind == "max" else ():
             if name in values and values[name] > values[limit]:
-                allowed = f"allowed is {limit} ({values[limit]}) or less"
-                raise UserError(f"{source}: {plan.stage} settings: {name} is {values[name]}, {allowed}")
+                most = f"at most {limit} ({values[limit]})"
+                raise UserError(f"{source}: {plan.stage} settings: {name} must be {most}, got {values[name]}")
 
 
 def _check_finite(values: Mapping[str, Any], where: str) -> None:
@@ -230,7 +230,7 @@ def _check_finite(values: Mapping[str, Any], where: str) -> None:
     for key, asked in values.items():
         for value in asked if isinstance(asked, list) else [asked]:
             if isinstance(value, int | float) and abs(value) > sys.float_info.max:
-                raise UserError(f"{where}: {key} is {str(value)[:20]}, allowed is a finite number")
+                raise UserError(f"{where}: {key} must be a finite number, got {str(value)[:20]}")
 
 
 def _schema_complaint(error: ValidationError) -> str:
@@ -241,11 +241,11 @@ def _schema_complaint(error: ValidationError) -> str:
     if error.validator == "additionalProperties":
         allowed = ", ".join(schema.get("properties", {}))
         unknown = ", ".join(f"'{name}'" for name in set(instance) - set(schema.get("properties", {})))
-        return f"unknown key {unknown}{f' under {key}' if key else ''}; known are {allowed}"
+        return f"unknown key {unknown}{f' under {key}' if key else ''}: must be one of {allowed}"
     if error.validator == "type":
-        return f"{key or 'the whole'} is {instance!r}, allowed is {error.validator_value}"
+        return f"{key or 'the whole'} must be {error.validator_value}, got {instance!r}"
     if error.validator in ("oneOf", "minItems"):
-        return f"{key} is {instance!r}, allowed is {schema['description']}"
+        return f"{key} must be {schema['description']}, got {instance!r}"
     return f"{key}: {error.message}" if key else error.message
 
 

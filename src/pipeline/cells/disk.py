@@ -117,7 +117,7 @@ def check_free(folder: Path, needed_bytes: int = NEEDED_BYTES) -> None:
 
 
 @contextlib.contextmanager
-def full_disk_told() -> Iterator[None]:
+def naming_the_full_disk() -> Iterator[None]:
     """Tell in one line, by DiskFull, that a file could not be written for want of room; other errors pass through."""
     try:
         yield

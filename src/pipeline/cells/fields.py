@@ -30,7 +30,7 @@ def build(cls: type[T], values: Mapping[str, Any], where: str) -> T:
     known = {item.name: item for item in fields(cls)}
     for key in values:
         if key not in known:
-            raise UserError(f"{where}: unknown key '{key}'; known are {', '.join(known)}")
+            raise UserError(f"{where}: unknown key '{key}': must be one of {', '.join(known)}")
     return cls(**{key: _checked(known[key], value, where) for key, value in values.items()})
 
 
@@ -67,11 +67,11 @@ def _checked(item: Field, value: Any, where: str) -> Any:
     allowed, minimum = item.metadata.get("allowed"), item.metadata.get("minimum")
     shown = reprlib.repr(text(typed))
     if allowed and typed not in allowed:
-        raise UserError(f"{where}: {item.name} is {shown}, allowed are {', '.join(map(text, allowed))}")
+        raise UserError(f"{where}: {item.name} must be one of {', '.join(map(text, allowed))}, got {shown}")
     if isinstance(typed, str) and not allowed and not NAME.fullmatch(typed):
-        raise UserError(f"{where}: {item.name} is {shown}, allowed are letters and digits, behind the first also ._:+-")
+        raise UserError(f"{where}: {item.name} must be letters and digits, after the first also ._:+-, got {shown}")
     if minimum is not None and typed < minimum:
-        raise UserError(f"{where}: {item.name} is {text(typed)}, allowed is {minimum} or more")
+        raise UserError(f"{where}: {item.name} must be at least {minimum}, got {text(typed)}")
     return typed
 
 
@@ -93,4 +93,4 @@ def _typed(item: Field, value: Any, where: str) -> Any:
         return converted
     except (KeyError, ValueError, TypeError, OverflowError):
         shown = reprlib.repr(value)
-        raise UserError(f"{where}: {item.name} is {shown}, allowed is a value of type {kind.__name__}") from None
+        raise UserError(f"{where}: {item.name} must be a value of type {kind.__name__}, got {shown}") from None

@@ -29,7 +29,7 @@ OUTSIDE = {
     "pipeline.cells.freshness",
     "pipeline.cells.layout",
     "pipeline.cells.orphans",
-    "pipeline.cells.place",
+    "pipeline.cells.output",
     "pipeline.cells.record",
     "pipeline.cells.rows",
     "pipeline.cells.sources",

@@ -52,7 +52,7 @@ def cell_at(results: Path, path: Path, stages: Stages) -> Any:
     name, _, *words = path.relative_to(results).with_suffix("").parts
     try:
         if name not in stages:
-            raise UserError(f"{path}: unknown stage '{name}'; known are {', '.join(stages)}")
+            raise UserError(f"{path}: unknown stage '{name}': must be one of {', '.join(stages)}")
         return cell_named(stages[name], words, str(path))
     except UserError as error:
         raise UserError(f"{error}: {REMEDY}") from None

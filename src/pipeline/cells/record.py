@@ -170,14 +170,14 @@ def _complaints(record: dict[str, Any]) -> Iterator[str]:
         yield "it has no row"
     for number, row in enumerate(record["rows"], start=1):
         if not isinstance(row, dict):
-            yield f"row {number} is {_brief(row)}, allowed is an object"
+            yield f"row {number} must be an object, got {_brief(row)}"
 
 
 def _stage_complaints(record: dict[str, Any], stages: Stages) -> Iterator[str]:
     """Yield where a sound record is not as its stage declares cells and rows."""
     stage = stages.get(record["stage"])
     if stage is None:
-        yield f"stage is {_brief(record['stage'])}, known are {', '.join(stages)}"
+        yield f"stage must be one of {', '.join(stages)}, got {_brief(record['stage'])}"
         return
     try:
         cell = fields.build(stage.cell_type, record["cell"], "its cell")
@@ -186,7 +186,7 @@ def _stage_complaints(record: dict[str, Any], stages: Stages) -> Iterator[str]:
         yield str(error)
     for name, value in record["settings"].items():
         if isinstance(value, dict | list):
-            yield f"settings.{name} is {_brief(value)}, allowed is text, a number, true or false"
+            yield f"settings.{name} must be text, a number, true or false, got {_brief(value)}"
 
 
 def _code_complaints(code: dict[str, Any]) -> Iterator[str]:
@@ -196,16 +196,16 @@ def _code_complaints(code: dict[str, Any]) -> Iterator[str]:
     yield from _part_complaints(code, {"modules": dict}, "code.")
     for name, digest in code["modules"].items():
         if not MODULE_NAME.fullmatch(name):
-            yield f"code.modules has {_brief(name)}, allowed are names of modules"
+            yield f"code.modules must name modules, got {_brief(name)}"
         if not isinstance(digest, str):
-            yield f"code.modules.{name} is {_brief(digest)}, allowed is text"
+            yield f"code.modules.{name} must be text, got {_brief(digest)}"
 
 
 def _environment_complaints(code: dict[str, Any]) -> Iterator[str]:
     yield from _part_complaints({"environment": {}, **code}, {"environment": dict}, "code.")
     for name, value in code.get("environment", {}).items():
         if not isinstance(value, str):
-            yield f"code.environment.{_brief(name)} is {_brief(value)}, allowed is text"
+            yield f"code.environment.{_brief(name)} must be text, got {_brief(value)}"
 
 
 def _subject_complaints(subjects: Any) -> Iterator[str]:
@@ -225,7 +225,7 @@ def _part_complaints(part: dict[str, Any], types: dict[str, Any], prefix: str = 
         yield f"it has no {', '.join(missing)}"
     for name, kind in types.items():
         if not isinstance(part[name], kind):
-            yield f"{prefix}{name} is {_brief(part[name])}, allowed is {TYPE_NAMES[kind]}"
+            yield f"{prefix}{name} must be {TYPE_NAMES[kind]}, got {_brief(part[name])}"
 
 
 def _brief(value: Any) -> str:

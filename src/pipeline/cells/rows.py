@@ -134,7 +134,7 @@ class RowTypes:
     """The kinds of rows of a stage, by their values in one column or axis where there are several."""
 
     types: Mapping[str, type[Row]]
-    told_by: str = ""
+    kind_column: str = ""
 
     @classmethod
     def one(cls, row_type: type[Row]) -> "RowTypes":
@@ -143,14 +143,14 @@ class RowTypes:
 
     def of(self, cell: Mapping[str, Any], row: Mapping[str, Any]) -> type[Row]:
         """Return the type of a row; raises ValueError where its kind is unknown."""
-        kind = {**cell, **row}.get(self.told_by, "")
+        kind = {**cell, **row}.get(self.kind_column, "")
         if kind not in self.types:
-            raise ValueError(f"{self.told_by} is {reprlib.repr(kind)}, allowed are {', '.join(self.types)}")
+            raise ValueError(f"{self.kind_column} must be one of {', '.join(self.types)}, got {reprlib.repr(kind)}")
         return self.types[kind]
 
     def key_columns(self) -> tuple[str, ...]:
         """Return the columns that tell the rows of a cell apart, of all its kinds."""
-        own = [self.told_by] if any(self.told_by in columns(each) for each in self.types.values()) else []
+        own = [self.kind_column] if any(self.kind_column in columns(each) for each in self.types.values()) else []
         return tuple(dict.fromkeys([*own, *(key for each in self.types.values() for key in each.KEYS)]))
 
     def column_names(self) -> tuple[str, ...]:
@@ -176,7 +176,7 @@ class RowTypes:
         first: dict[tuple, int] = {}
         for number, row in enumerate(rows, start=1):
             if not isinstance(row, dict):
-                yield f"row {number} is {reprlib.repr(row)}, allowed is an object"
+                yield f"row {number} must be an object, got {reprlib.repr(row)}"
             try:
                 row_type = self.of(cell, row)
             except ValueError as error:
@@ -192,12 +192,16 @@ class RowTypes:
 def _row_complaints(row: Mapping[str, Any], known: Mapping[str, Column], keys: Sequence[str]) -> Iterator[str]:
     status = row.get("status")
     if status not in STATUSES:
-        yield f"status is {reprlib.repr(status)}, allowed are {', '.join(STATUSES)}"
+        yield f"status must be one of {', '.join(STATUSES)}, got {reprlib.repr(status)}"
     for name, value in row.items():
         if name not in known:
-            yield f"unknown column {reprlib.repr(name)}; known are {', '.join(known)}"
+            yield f"unknown column {reprlib.repr(name)}: must be one of {', '.join(known)}"
         elif value is not None and not known[name].accepts(value):
-            yield f"{name} is {reprlib.repr(value)}, allowed is {known[name].limits}"
+            yield f"{name} must be {_one_of(known[name])}, got {reprlib.repr(value)}"
     for name, item in known.items():
         if row.get(name) is None and not item.optional and (status in WITH_FIGURES):
-            yield f"{name} is missing, allowed is {item.limits}"
+            yield f"{name} is missing: must be {_one_of(item)}"
+
+
+def _one_of(item: Column) -> str:
+    return f"one of {item.limits}" if item.allowed else item.limits

@@ -142,7 +142,7 @@ class Stage:
         self._require_files(FILES)
         if self.split_axis not in self.axes:
             raise UserError(
-                f"{self.folder}/cell.py: SPLIT_AXIS is '{self.split_axis}', allowed are {', '.join(self.axes)}"
+                f"{self.folder}/cell.py: SPLIT_AXIS must be one of {', '.join(self.axes)}, got '{self.split_axis}'"
             )
         for name in self.reads:
             if name not in known:

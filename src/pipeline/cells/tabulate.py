@@ -46,7 +46,7 @@ def row_table(paths: Iterable[Path], stages: Stages) -> pd.DataFrame:
     records = [read_record(path, stages) for path in paths]
     names = sorted({record["stage"] for record in records})
     if len(names) != 1:
-        raise UserError(f"the records are of {' and '.join(names)}, allowed are those of one stage")
+        raise UserError(f"the records must be of one stage, got {' and '.join(names)}")
     return stage_rows(stages[names[0]], records).map(_without_list)
 
 

@@ -14,18 +14,18 @@ class TimedRow(Row):
     q1_ms: float = column("first quartile", minimum=0)
     q3_ms: float = column("third quartile", positive=True)
     mean_ms: float = column("mean", positive=True)
-    std_ms: float | None = column("standard deviation; none for a single sample", minimum=0)
+    std_ms: float | None = column("standard deviation; empty for a single sample", minimum=0)
     min_ms: float = column("least sample", minimum=0)
     max_ms: float = column("largest sample", positive=True)
     rel_error: float | None = column(
-        "standard error of the median over the median; none for a single sample", minimum=0
+        "standard error of the median over the median; empty for a single sample", minimum=0
     )
     samples_ms: list[float] = column("all samples, in the order in which they were taken", minimum=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuTimedRow(TimedRow):
-    """Samples of one time, and what NVML told of the first GPU; nothing of it on a CPU."""
+    """Samples of one time, and what NVML says of the first GPU; empty on a CPU."""
 
     sm_clock_before_mhz: int | None = column("SM clock before the first sample", minimum=0)
     sm_clock_mhz: int | None = column("SM clock after the last sample", minimum=0)

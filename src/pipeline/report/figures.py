@@ -1,6 +1,7 @@
 """One look for every figure: fixed styles per name, quartile bars, outcomes at the edge, reproducible SVG."""
 
 import math
+import re
 import textwrap
 import zlib
 from collections.abc import Sequence
@@ -24,6 +25,10 @@ FONT_PT = 11.5
 WORD_PT = 11
 LINE_PT = 1.25 * WORD_PT
 FOOTER_COLUMNS = 92
+# Verdana has the widths of DejaVu Sans, which viewers may lack.
+FONTS = "'DejaVu Sans', Verdana, sans-serif"
+TAG, LONG_NUMBER = re.compile(r"<[^>]+>"), re.compile(r"-?\d+\.\d{2,}(?!\d)")
+DARK = " <style>@media (prefers-color-scheme: dark) {svg {filter: invert(0.93) hue-rotate(180deg)}}</style>\n"
 
 RC = {
     "font.family": "DejaVu Sans",
@@ -44,8 +49,8 @@ RC = {
     "grid.color": "#E3E3E3",
     "lines.linewidth": 1.8,
     "lines.markersize": 6,
-    # Glyphs as outlines look the same in every viewer; the salt makes the ids of the SVG repeatable.
-    "svg.fonttype": "path",
+    # Words as words: to be found, copied and read aloud. The salt makes the ids of the SVG repeatable.
+    "svg.fonttype": "none",
     "svg.hashsalt": "llm-systems-pipeline",
 }
 
@@ -57,72 +62,43 @@ COLOURS = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY, GREY, BLACK)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 LINES = ("-", "--", "-.", ":")
 
+# One colour, one meaning in all figures. Names that share it differ in line and marker.
+MEANINGS = {
+    BLUE: ("bucketed", "naive", "flat", "overlap", "triton", "tiled", "flash"),  # ours
+    ORANGE: ("torch", "torch_tuned", "sdpa_cudnn", "sdpa_flash", "sdpa_efficient", "sdpa", "flex"),  # PyTorch's
+    GREY: ("eager", "none"),  # the plain way
+    "#3F3F3F": ("compiled", "compiled_eager"),
+    BLACK: ("fp32",),
+    "#882255": ("bf16",),
+    "#B8860B": ("tf32",),
+    "#5E8C31": ("fp16",),
+    "#8A6FD1": ("fp8",),
+    "#332288": ("computation", "matmul"),
+    "#AA4499": ("communication",),
+    VERMILION: ("softmax",),
+    "#8C510A": ("normalisation",),
+    PURPLE: ("elementwise",),
+    "#661100": ("reduction",),
+    SKY: ("copy",),
+    "#117733": ("attention",),
+    GREEN: ("optimizer", "optimizer_state"),
+    "#64748B": ("parameters",),
+    "#E07A6E": ("gradients",),
+    "#DDCC77": ("activations",),
+    "#A6D8F0": ("temporaries",),
+    "#D0D0D0": ("other",),
+    # Of what has an order, the darker the more.
+    "#9BD1C5": ("2 ranks", "tiny"),
+    "#5FB3A3": ("4 ranks", "nano", "small"),
+    "#2E8F7E": ("micro", "medium"),
+    "#1A6F60": ("6 ranks", "large"),
+    "#0B4F44": ("8 ranks", "xl"),
+    "#06302A": ("2.35B", "2.7B"),
+}
 STYLES = {
-    "tiny": (BLACK, "v", "-."),
-    "nano": (GREY, "o", "-"),
-    "micro": (PURPLE, "s", "--"),
-    "small": (SKY, "o", "-"),
-    "medium": (GREEN, "s", "--"),
-    "large": (ORANGE, "^", "-"),
-    "xl": (VERMILION, "D", "--"),
-    "2.7B": (BLUE, "v", "-"),
-    "2.35B": (BLACK, "P", "-."),
-    "fp32": (BLACK, "o", "-"),
-    "tf32": (ORANGE, "s", "--"),
-    "bf16": (BLUE, "^", "-"),
-    "fp16": (GREEN, "D", "--"),
-    "fp8": (PURPLE, "v", "-."),
-    "forward": (SKY, "o", "-"),
-    "backward": (VERMILION, "s", "--"),
-    "optimizer": (GREEN, "^", "-."),
-    "train_step": (BLACK, "D", "-"),
-    "eager": (GREY, "o", "-"),
-    "compiled": (VERMILION, "s", "--"),
-    "tiled": (ORANGE, "^", "-."),
-    "triton": (BLUE, "D", "-"),
-    "sdpa": (GREEN, "v", "--"),
-    "compiled_eager": (VERMILION, "s", "--"),
-    "sdpa_flash": (GREEN, "v", "--"),
-    "sdpa_cudnn": (BLACK, "P", "-."),
-    "sdpa_efficient": (PURPLE, "X", ":"),
-    "flex": (SKY, "^", "-."),
-    "flash": (BLUE, "D", "-"),
-    "head_dim 16": (SKY, "o", "-"),
-    "head_dim 32": (GREEN, "s", "--"),
-    "head_dim 64": (ORANGE, "^", "-."),
-    "head_dim 128": (VERMILION, "D", ":"),
-    "naive": (GREY, "o", "-"),
-    "flat": (ORANGE, "s", "--"),
-    "overlap": (BLUE, "^", "-"),
-    "bucketed": (GREEN, "D", "-."),
-    "none": (BLACK, "o", ":"),
-    "torch": (PURPLE, "v", "--"),
-    "matmul": (BLUE, "o", "-"),
-    "attention": ("#332288", "s", "--"),
-    "softmax": (VERMILION, "^", "-."),
-    "normalisation": (BLACK, "D", "-"),
-    "elementwise": (PURPLE, "v", "--"),
-    "reduction": ("#8C510A", "P", "-."),
-    "copy": (GREY, "X", ":"),
-    "computation": (BLUE, "o", "-"),
-    "parameters": (GREY, "o", "-"),
-    "gradients": (VERMILION, "s", "--"),
-    "optimizer_state": (GREEN, "^", "-."),
-    "activations": (ORANGE, "v", "-"),
-    "temporaries": (PURPLE, "P", "--"),
-    "other": (SKY, "D", ":"),
-    "communication": (ORANGE, "s", "--"),
-    "nccl": (GREEN, "o", "-"),
-    "gloo": (PURPLE, "s", "--"),
-    "2 ranks": (BLUE, "o", "-"),
-    "4 ranks": (ORANGE, "s", "--"),
-    "6 ranks": (GREEN, "^", "-."),
-    "8 ranks": (VERMILION, "D", "-"),
-    "burst, torch": (BLUE, "o", "-"),
-    "burst, NCCL in place": (GREEN, "s", "--"),
-    "burst, NCCL out of place": (SKY, "^", "-."),
-    "single, events": (ORANGE, "D", "-"),
-    "single, host clock": (VERMILION, "v", "--"),
+    name: (colour, MARKERS[(group + place) % len(MARKERS)], LINES[place % len(LINES)])
+    for group, (colour, names) in enumerate(MEANINGS.items())
+    for place, name in enumerate(names)
 }
 
 
@@ -292,12 +268,24 @@ def _range(values: pd.Series) -> str:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write the figure as SVG on opaque white, the same bytes each time it is drawn from the same data."""
+    """Write the figure as SVG, the same bytes each time it is drawn from the same data.
+
+    Opaque: dark on white, and where the reader's screen is dark light on black, in the same hues.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     take_dollars_as_they_are(figure)
     with mpl.rc_context(RC):
         _settle_layout(figure)
         figure.savefig(path, format="svg", metadata={"Date": None})
+    path.write_text(_shorter(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def _shorter(svg: str) -> str:
+    """Round coordinates to a tenth of a point, and add a dark mode and fonts to fall back to."""
+    rounded = TAG.sub(lambda tag: LONG_NUMBER.sub(lambda number: f"{float(number[0]):.1f}", tag[0]), svg)
+    # In a path, pairs of numbers after the first are lines by themselves.
+    head, opening, body = rounded.replace(" \nL ", " ").partition(" <defs>")
+    return head + DARK + opening + body.replace("'DejaVu Sans'", FONTS)
 
 
 def _settle_layout(figure: Figure) -> None:

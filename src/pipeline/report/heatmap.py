@@ -5,11 +5,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, Normalize
 
-from pipeline.report.figures import BLUE, VERMILION, WORD_PT
+from pipeline.report.figures import BLUE, ORANGE, WORD_PT
 from pipeline.report.tables import OUTCOME_WORDS, significant
 
-# Below one in one colour, above one in the other: readable also by people who do not see red and green apart.
-AROUND_ONE = LinearSegmentedColormap.from_list("around_one", [VERMILION, "#FFFFFF", BLUE])
+# Below one in the colour of PyTorch's, above one in that of ours: whichever is the faster.
+AROUND_ONE = LinearSegmentedColormap.from_list("around_one", [ORANGE, "#FFFFFF", BLUE])
 # Ratios this far from one, or further, have the full colour.
 FULL_COLOUR_AT = 4.0
 NOT_MEASURED = "#D8D8D8"

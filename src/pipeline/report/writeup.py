@@ -28,6 +28,7 @@ from pipeline.report.users_own import with_users_own
 
 TEMPLATE = Path(__file__).parent / "writeup.md.j2"
 MOST_OUTCOMES = 12
+LACKING = "this machine lacks what they need"
 SECONDS = ["start_up_s", "set_up_s", "measuring_s"]
 CELL_COLUMNS = (
     *("stage", "cell", "status", "reason", "started_at", *SECONDS, "machine", "cpu", *SOFTWARE, "commit", "digest"),
@@ -151,15 +152,14 @@ def _trusted(sections: Sequence[WrittenSection]) -> dict[str, Any]:
 
 
 def problems(sections: Sequence[WrittenSection]) -> list[dict[str, Markdown]]:
-    """Return the assignment's problems with their answers, and where they are told."""
-    return [
-        {
-            "name": Markdown(f"[{problem['name']}](#{anchor(section.title)})"),
-            "answer": Markdown(problem["answer"]),
-        }
-        for section in sections
+    """Return the assignment's problems with their answers, and where they are told; the first answer to each."""
+    told = {
+        problem["name"]: (anchor(section.title), problem["answer"])
+        for section in reversed(sections)
         for problem in section.problems
-    ]
+    }
+    names = dict.fromkeys(problem["name"] for section in sections for problem in section.problems)
+    return [{"name": Markdown(f"[{name}](#{told[name][0]})"), "answer": Markdown(told[name][1])} for name in names]
 
 
 def first_page(cells: pd.DataFrame) -> dict[str, Any]:
@@ -196,6 +196,8 @@ def first_page(cells: pd.DataFrame) -> dict[str, Any]:
 def _outcomes(cells: pd.DataFrame) -> list[dict[str, Any]]:
     """Return what became of the cells without figures: status, reason, how many, of which stages; the most first."""
     failed = cells[~has_figures(cells["status"])].fillna({"reason": ""})
+    # What the machine lacks differs from cell to cell: their own table says it.
+    failed["reason"] = failed["reason"].mask(failed["status"] == "skipped", LACKING)
     groups = failed.groupby(["status", "reason"], sort=False)["stage"]
     found = groups.agg(size="size", stages=lambda stages: list(stages.unique())).reset_index()
     return found.sort_values("size", ascending=False, kind="stable").head(MOST_OUTCOMES).to_dict("records")

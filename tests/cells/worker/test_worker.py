@@ -404,7 +404,7 @@ def test_a_worker_does_not_end_with_the_snakemake_of_its_first_caller(checkout):
 def test_a_wish_that_is_not_known_is_refused_with_what_is_allowed(checkout, wish):
     exit_code, _, stderr = checkout.call("pass", PIPELINE_WORKER=wish)
     assert exit_code == 1
-    assert f"UserError: PIPELINE_WORKER is '{wish}', allowed is off" in stderr
+    assert f"UserError: PIPELINE_WORKER must be off or unset, got '{wish}'" in stderr
 
 
 def test_a_worker_that_cannot_start_means_no_worker(checkout):

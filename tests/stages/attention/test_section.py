@@ -21,7 +21,6 @@ from ..sections import (
 )
 
 ALL = ("h200", "laptop", "smoke")
-FIGURES = {"h200": {"memory", "compiled"}, "laptop": {"memory", "compiled"}, "smoke": {"memory"}}
 TIMES = ["median_ms", "q1_ms", "q3_ms", "mean_ms", "std_ms", "min_ms", "max_ms"]
 
 build = built(section.build, "attention")
@@ -44,7 +43,7 @@ def limit_of(rows):
 def test_the_section_has_no_gap_and_links_every_figure_that_it_draws(rendered, name):
     _, text, folder = rendered[name]
     assert gaps(text) == []
-    assert linked_figures(text, "attention") == drawn_figures(folder) == FIGURES[name]
+    assert linked_figures(text, "attention") == drawn_figures(folder) == {"memory"}
 
 
 def test_the_section_of_a_part_of_the_cells_is_whole(make_rows, tmp_path_factory):
@@ -116,19 +115,6 @@ def test_the_accounting_is_of_the_shortest_problem_that_ran_out(make_rows):
     assert limit_of(make_rows("h200").replace({"seq_len": {65536: 131072}})).first_too_long.seq_len == 131072
 
 
-@pytest.mark.parametrize(("name", "seen"), [("h200", True), ("laptop", False)])
-def test_the_items_of_the_accounting_sum_up_to_the_peak_of_the_first_problem_too_long(make_rows, name, seen):
-    end = limit_of(make_rows(name))
-    assert (end.shortest_oom is not None) is seen
-    problem = end.first_too_long
-    peak = attention.peak_bytes(problem, 4, end.device_type)
-    assert sum(facts.accounting(problem, end.device_type).values()) == peak > end.memory_bytes
-    assert ("CUDA" in str(facts.accounting(problem, end.device_type))) is seen
-    if not seen:
-        half = attention.peak_bytes(facts.shape_of(make_rows(name).iloc[0], problem.seq_len // 2), 4, end.device_type)
-        assert half <= end.memory_bytes
-
-
 def set_compiled(rows, factors):
     """Give compiled attention the times of eager attention, times a factor by phase."""
     both = rows[rows["mode"] == "eager"]
@@ -168,10 +154,9 @@ def test_how_saved_memory_grows_is_computed(make_rows):
     assert "to the power 1.00" in str(parts_of(rows).problems)
 
 
-def test_without_a_compiler_nothing_is_said_of_compiling_but_why(make_rows):
+def test_without_a_compiler_nothing_is_said_of_compiling(make_rows):
     found = parts_of(make_rows("smoke"))
     assert [problem.name for problem in found.problems] == ["pytorch_attention"]
-    assert "torch.compile needs a C++ compiler" in str(found.parts[-1])
 
 
 def test_where_everything_is_skipped_one_line_says_so(make_rows):

@@ -1,5 +1,6 @@
 import re
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -7,7 +8,7 @@ from pipeline.formulas.buckets import best_bucket_bytes
 from pipeline.formulas.collectives import LinearCost
 from pipeline.report.figures import new_figure
 from pipeline.report.page_parts import Figure, Table
-from pipeline.stages.ddp.report import baselines, facts, section
+from pipeline.stages.ddp.report import baselines, facts, figures, section
 
 from ..sections import built, contents, faults_of_parts, gaps, keys, numbers_that_stay, unnamed_rows
 
@@ -176,7 +177,7 @@ def test_without_a_measured_all_reduce_there_is_no_model(h200, build, allreduce,
 def test_what_has_no_memory_shows_as_oom_and_is_left_out_of_comparisons(small_gpu, text, build):
     words = text(small_gpu)
     assert re.search(r"\| flat +\| +OOM \|", words)
-    assert "1 of 12 figures were not measured" in words
+    assert "1 of 12 figures was not measured" in words
     assert problem(build(small_gpu), "minimal_ddp_flat_benchmarking") == ""
 
 
@@ -209,3 +210,11 @@ def test_others_stand_beside_the_same_variant_model_and_ranks(h200, smoke):
     line = pairs[pairs["what"] == "step of xl, overlap, 2 ranks, bf16"].iloc[0]
     assert (line["theirs"], line["ours"]) == (796, overlap)
     assert baselines.pairs(smoke).empty
+
+
+def test_a_coarser_timeline_covers_the_same_step_with_the_same_work():
+    busy = np.random.default_rng(0).uniform(size=501)
+    edges, means = figures._coarser(busy)
+    assert len(means) <= figures.MOST_PARTS
+    assert (edges[0], edges[-1]) == (0, 1)
+    assert np.sum(means * np.diff(edges)) == pytest.approx(busy.mean())

@@ -1,7 +1,10 @@
+import itertools
 import re
 
 import pytest
 
+from pipeline.report.page_parts import MOST_TABLE_ROWS
+from pipeline.stages.levers.cell import LEVERS
 from pipeline.stages.levers.report import section, selection
 
 from ..sections import (
@@ -34,25 +37,32 @@ def test_the_section_is_whole_and_shows_its_figure(rendered, name):
 
 def test_the_answer_names_what_buys_most_alone_and_the_fastest_combination_of_the_largest_model(rendered):
     text = rendered["NVIDIA H200"].text
-    assert re.search(r"\*\*xl at context 1024: sdpa buys the most alone, 1\.3\d×\.", text)
-    assert re.search(r"least time takes fused \+ sdpa \+ compile \+ graph \+ bf16_weights: 3\d\d ms → 1\d\d ms", text)
+    assert re.search(r"\*\*xl at context 1024: alone, sdpa gains most, 1\.3\d×\.", text)
+    assert re.search(
+        r"Together, fused \+ sdpa \+ compile \+ graph \+ bf16_weights gain most: 3\d\d ms → 1\d\d ms", text
+    )
 
 
-def test_the_ladder_has_one_lever_more_a_row(rendered):
-    table = rendered["NVIDIA H200"].text.split("each row with one lever more:")[1].split("\n\n")[1]
+def test_the_table_has_each_lever_alone_then_those_that_join_one_after_the_other(rendered):
+    table = rendered["NVIDIA H200"].text.split("how many times as fast as eager:")[1].split("\n\n")[1]
     steps = [line.split("|")[1].strip() for line in table.splitlines()[2:]]
-    assert steps == ["eager", "fused", "sdpa", "compile", "graph", "bf16_weights", "checkpointing"]
+    alone = [name for name in LEVERS if name in steps]
+    assert steps[: 1 + len(alone)] == ["eager", *alone]
+    joined = [name.split(" + ") for name in steps[1 + len(alone) :]]
+    assert [len(names) for names in joined] == [2, 3, 4, 5, 6]
+    assert all(longer[: len(shorter)] == shorter for shorter, longer in itertools.pairwise(joined))
+    assert len(steps) <= MOST_TABLE_ROWS
     assert "10%" in table.splitlines()[2]
 
 
 def test_what_changes_the_loss_is_wrong_and_no_time(rendered):
     text = rendered["NVIDIA H200"].text
-    assert re.search(r"\| flash +\| +wrong +\| +1\.2\d +\|", text)
+    assert "(flash): wrong" in text
 
 
-def test_what_a_cpu_lacks_is_skipped_and_what_it_has_is_compared(rendered):
+def test_what_a_cpu_lacks_has_no_row_and_what_it_has_is_compared(rendered):
     text = rendered["AMD EPYC"].text
-    assert re.search(r"\| graph +\| skipped: CUDA graphs need a GPU +\|", text)
+    assert "| graph " not in text
     assert "peak GB" not in text
 
 

@@ -1,10 +1,11 @@
+import numpy as np
 import pytest
 
 from pipeline.formulas.activations import residual_stream_bytes, weight_copy_bytes
 from pipeline.report.page_parts import Table
 from pipeline.report.section import data_size, mib
 from pipeline.report.table_rows import ok
-from pipeline.stages.memory.report import baselines
+from pipeline.stages.memory.report import baselines, figures
 from pipeline.stages.memory.report.actions import actions, flash_and_checkpoints
 from pipeline.stages.memory.report.facts import headline, recordings
 from pipeline.stages.memory.report.section import build
@@ -98,16 +99,14 @@ def test_the_answer_is_the_plain_step_at_the_longest_context_in_bf16(rows_of, tm
 
 
 def test_a_cell_that_ran_out_of_memory_has_no_bar_ratio_or_number(rows_of, tmp_path):
-    tables = [part for part in build(rows_of["h200"]).parts if isinstance(part, Table)]
-    peaks, trade = (table.cells for table in tables)
-    assert peaks.query("precision == 'fp32' and context == 1024")["training step (GB)"].item() == "OOM"
+    (trade,) = [part.cells for part in build(rows_of["h200"]).parts if isinstance(part, Table)]
     ran_out, flash = trade.query("precision == 'fp32' and context == 1024").to_dict("records")
     assert (ran_out["peak (GB)"], ran_out["ratio"], ran_out["step (ms)"]) == ("OOM", "", "")
     assert (flash["variant"], flash["ratio"], flash["time ratio"]) == ("flash", "", "")
 
 
 def test_ratios_are_to_eager_without_checkpoints(rows_of, tmp_path):
-    trade = [part for part in build(rows_of["h200"]).parts if isinstance(part, Table)][1].cells
+    (trade,) = [part.cells for part in build(rows_of["h200"]).parts if isinstance(part, Table)]
     assert trade.query("precision == 'bf16' and variant == 'flash'")["time ratio"].item() == "0.800×"
 
 
@@ -211,3 +210,12 @@ def test_of_two_precisions_at_the_longest_context_bf16_is_spoken_of(rows_of):
     rows = rows_of["h200"]
     cell = headline(recordings(rows[rows["context_length"] <= 512])).cell
     assert (cell.precision, cell.context_length, cell.mode) == ("bf16", 512, "train_step")
+
+
+def test_a_timeline_of_many_events_keeps_its_peak_and_its_end():
+    total = np.random.default_rng(0).uniform(size=10_001)
+    shown = figures._highest_moments(total)
+    assert len(shown) <= figures.MOST_MOMENTS + 1
+    assert total[shown].max() == total.max()
+    assert shown[-1] == len(total) - 1
+    assert list(figures._highest_moments(total[:3])) == [0, 1, 2]

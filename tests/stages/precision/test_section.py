@@ -20,7 +20,7 @@ from ..sections import (
 )
 
 MEASURED = ("laptop", "gpu", "cuda_only")
-FIGURE_NAMES = {"accumulation", "variance"}
+FIGURE_NAMES = {"accumulation"}
 SUMS, DTYPES, LAYER_NORM = (
     "mixed_precision_accumulation",
     "benchmarking_mixed_precision (a)",

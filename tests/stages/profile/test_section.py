@@ -118,15 +118,8 @@ def test_softmax_stands_beside_the_products_alone(h200):
     assert inference.total_ms > inference.products_ms + inference.softmax_ms  # for the mask's kernel is in it
 
 
-def test_the_table_of_attention_divides_softmax_by_the_products(h200):
-    attention, _ = tables(build(h200))
-    line = attention.query("model == 'large' and precision == 'bf16'").iloc[0]
-    ratio = float(line["softmax (ms)"]) / float(line["its products (ms)"])
-    assert float(line["softmax / products, time"].rstrip("×")) == pytest.approx(ratio, rel=0.02)
-
-
 def test_the_kernels_shown_are_those_with_the_most_time_and_their_share_is_of_the_pass(h200):
-    _, kernels = tables(build(h200))
+    (kernels,) = tables(build(h200))
     times_ms = [float(time_ms) for time_ms in kernels["time (ms)"]]
     assert times_ms == sorted(times_ms, reverse=True)
     assert kernels["name"][0].startswith("nvjet_tst")
@@ -161,10 +154,9 @@ def test_the_forward_pass_furthest_from_the_host_clock_is_named(h200):
     assert "for small" in answer
 
 
-def test_a_capture_without_attentions_ranges_has_no_answer_e_and_no_table(h200):
+def test_a_capture_without_attentions_ranges_has_no_answer_e(h200):
     without = build(h200[h200["kind"] != "attention"])
     assert "nsys_profile (e)" not in [problem.name for problem in without.problems]
-    assert len(tables(without)) == 1
 
 
 def test_a_capture_without_a_training_step_speaks_of_the_pass_that_there_is(h200):

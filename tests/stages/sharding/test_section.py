@@ -62,7 +62,7 @@ def test_the_answer_gives_the_peak_and_the_step_of_each_optimizer(h200):
     peak_gb = run.peak_bytes.loc[facts.PLAIN, "measured"] / 1e9
     step_ms = run.steps.loc[facts.OURS, "median_ms"]
     answer = build(h200).answer
-    assert f"AdamW in full peaks at {peak_gb:.1f} GB" in answer
+    assert f"unsharded AdamW peaks at {peak_gb:.1f} GB" in answer
     assert f"takes {step_ms:.0f} ms a step; torch" in answer
 
 
@@ -99,8 +99,8 @@ def test_sharding_is_advised_where_it_saves_memory(h200, smoke):
 
 def test_sharding_is_advised_where_adamw_in_full_does_not_fit(small_gpu, text):
     (action,) = build(small_gpu).actions
-    assert "AdamW in full runs out of memory, our" in action.why
-    assert re.search(r"\| fp32 +\| AdamW in full +\| +OOM \|", text(small_gpu))
+    assert "unsharded AdamW runs out of memory, our" in action.why
+    assert re.search(r"\| fp32 +\| unsharded AdamW +\| +OOM \|", text(small_gpu))
     assert problem(small_gpu, "optimizer_state_sharding_accounting (b)") == ""
 
 

@@ -74,7 +74,7 @@ def hand_over(argv: Sequence[str], issued_at: float) -> int | None:
 def _is_wanted() -> bool:
     wish = os.environ.get(OFF_VARIABLE, "")
     if wish not in ("", "off"):
-        raise UserError(f"{OFF_VARIABLE} is '{wish}', allowed is off; leave it unset for a worker")
+        raise UserError(f"{OFF_VARIABLE} must be off or unset, got '{wish}'")
     return not wish
 
 

@@ -133,5 +133,5 @@ ROW_TYPES = RowTypes(
         "activations": Activations,
         "attention": AttentionMemory,
     },
-    told_by="question",
+    kind_column="question",
 )

@@ -58,5 +58,5 @@ class RepeatedCallTime(CallTime):
 
 ROW_TYPES = RowTypes(
     {"set_up": SetUpTime, "first_call": CallTime, "burst": RepeatedCallTime, "single": RepeatedCallTime},
-    told_by="timing",
+    kind_column="timing",
 )

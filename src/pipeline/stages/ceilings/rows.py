@@ -52,5 +52,5 @@ class HostCost(GpuTimedRow):
 
 ROW_TYPES = RowTypes(
     {"matmul": Product, "memory": Transfer, "host_link": Transfer, "peer_link": Transfer, "launches": HostCost},
-    told_by="what",
+    kind_column="what",
 )

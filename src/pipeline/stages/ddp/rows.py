@@ -63,5 +63,5 @@ class CapturedStep(VariantRow):
 
 ROW_TYPES = RowTypes(
     {**dict.fromkeys((TRAIN_STEP, *PHASES), StepTime), CAPTURED_STEP: CapturedStep},
-    told_by="phase",
+    kind_column="phase",
 )

@@ -30,8 +30,8 @@ class Cell:
         named = self.names
         if named != [name for name in LEVERS if name in named] or {"flash", "sdpa"} <= {*named}:
             raise UserError(
-                f"levers is '{self.levers}', allowed are {EAGER} or, joined by + in this order, {', '.join(LEVERS)};"
-                " flash or sdpa, not both"
+                f"levers must be {EAGER} or, joined by + in this order, {', '.join(LEVERS)}, with flash or sdpa and not"
+                f" both, got '{self.levers}'"
             )
 
     @property

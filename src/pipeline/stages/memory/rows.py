@@ -106,5 +106,5 @@ ROW_TYPES = RowTypes(
         "allocator": AllocatorPeaks,
         "time": StepTime,
     },
-    told_by="kind",
+    kind_column="kind",
 )

@@ -125,5 +125,5 @@ ROW_TYPES = RowTypes(
         "layer_norm": LayerNorm,
         "layer_norm_eps": StoredEps,
     },
-    told_by="experiment",
+    kind_column="experiment",
 )

@@ -100,5 +100,5 @@ ROW_TYPES = RowTypes(
         "attention": AttentionPhase,
         "layer": LayerTimeline,
     },
-    told_by="kind",
+    kind_column="kind",
 )

@@ -75,4 +75,4 @@ class Traffic(OptimizerRow):
     sent_bytes: float = column("least bytes that each rank must send for these calls", minimum=0)
 
 
-ROW_TYPES = RowTypes(dict(zip(MEASURES, (StepTime, Memory, Traffic), strict=True)), told_by="measures")
+ROW_TYPES = RowTypes(dict(zip(MEASURES, (StepTime, Memory, Traffic), strict=True)), kind_column="measures")

@@ -18,4 +18,4 @@ def test_a_shape_that_is_none_is_refused_with_what_is_allowed(monkeypatch, capsy
     monkeypatch.setattr(sys, "argv", ["sweep", "forward", "bf16", shape])
     with pytest.raises(SystemExit):
         parsed("", "kernel", ["forward"])
-    assert f"'{shape}', allowed are four whole numbers from 1" in capsys.readouterr().err
+    assert f"must be four whole numbers from 1, as in 1,16,16384,64, got '{shape}'" in capsys.readouterr().err

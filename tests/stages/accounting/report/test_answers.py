@@ -54,12 +54,12 @@ def test_machine_options_reach_their_question():
 @pytest.mark.parametrize(
     ("asked", "given", "complaint"),
     [
-        (["memry"], {}, "unknown question 'memry'; known are memory, fsdp"),
-        ([], {"d_model": "-3"}, "d_model is -3, allowed is 1 or more"),
-        ([], {"size": "huge"}, "size is 'huge', allowed are XXL, one_head"),
-        ([], {"peak_tflops_per_s": "fast"}, "peak_tflops_per_s is 'fast', allowed is a value of type float"),
+        (["memry"], {}, "unknown question 'memry': must be one of memory, fsdp"),
+        ([], {"d_model": "-3"}, "d_model must be at least 1, got -3"),
+        ([], {"size": "huge"}, "size must be one of XXL, one_head"),
+        ([], {"peak_tflops_per_s": "fast"}, "peak_tflops_per_s must be a value of type float, got 'fast'"),
         (["attention"], {}, "attention is about attention, which this model lacks"),
-        ([], {"num_heads": "7"}, "num_heads is 7, allowed is what divides d_model 16384"),
+        ([], {"num_heads": "7"}, "num_heads must divide d_model 16384, got 7"),
     ],
 )
 def test_bad_input_is_one_line(asked, given, complaint):

@@ -22,5 +22,5 @@ def parsed(description: str | None, what: str, choices: Iterable[str]) -> argpar
 def _shape(text: str) -> tuple[int, ...]:
     words = text.split(",")
     if len(words) != 4 or not all(word.isdecimal() and int(word) for word in words):
-        raise argparse.ArgumentTypeError(f"{text!r}, allowed are four whole numbers from 1, as in 1,16,16384,64")
+        raise argparse.ArgumentTypeError(f"must be four whole numbers from 1, as in 1,16,16384,64, got {text!r}")
     return tuple(map(int, words))

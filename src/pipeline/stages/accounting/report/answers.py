@@ -26,7 +26,7 @@ def answers(asked: list[str], given: dict[str, str]) -> str:
     """
     for question in asked:
         if question not in QUESTIONS:
-            raise UserError(f"account: unknown question '{question}'; known are {', '.join(QUESTIONS)}")
+            raise UserError(f"account: unknown question '{question}': must be one of {', '.join(QUESTIONS)}")
     names = {field.name for field in fields(Subject)}
     subject = build(Subject, {name: value for name, value in given.items() if name in names}, "account")
     settings = build(Settings, {name: value for name, value in given.items() if name not in names}, "account")
@@ -43,9 +43,7 @@ def _model(subject: Subject, given: set[str], vocab_size: int) -> Model:
     if "num_heads" not in numbers:
         return FeedForwardModel(**numbers)
     if numbers["d_model"] % numbers["num_heads"]:
-        raise UserError(
-            f"account: num_heads is {numbers['num_heads']}, allowed is what divides d_model {numbers['d_model']}"
-        )
+        raise UserError(f"account: num_heads must divide d_model {numbers['d_model']}, got {numbers['num_heads']}")
     return Transformer(ModelSize(num_layers=numbers.pop("num_blocks"), **numbers), vocab_size)
 
 

@@ -3,13 +3,13 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
-from pipeline.report.figures import BLACK, LINES, footnote, new_figure, shared_legend, style_for, values_from_zero
+from pipeline.report.figures import BLACK, footnote, new_figure, shared_legend, style_for, values_from_zero
 
 TIMES = {
-    "compute_ms": ("computing", style_for("computation")["color"]),
-    "communication_ms": ("both transfers, one after the other", style_for("communication")["color"]),
-    "fsdp_ms": ("gathering weights (FSDP)", style_for("parameters")["color"]),
-    "tensor_ms": ("moving activations (tensor)", style_for("other")["color"]),
+    "compute_ms": ("computing", "computation", "-"),
+    "communication_ms": ("both transfers, one after the other", "communication", "-"),
+    "fsdp_ms": ("gathering weights (FSDP)", "communication", "--"),
+    "tensor_ms": ("moving activations (tensor)", "communication", ":"),
 }
 
 
@@ -20,8 +20,9 @@ def mesh_times(rows: pd.DataFrame) -> Figure | None:
         return None
     figure, panels = new_figure()
     axes = panels[0, 0]
-    for (column, (label, colour)), style in zip(TIMES.items(), LINES, strict=True):
-        axes.plot(line["tokens_per_device"], line[column], label=label, color=colour, linestyle=style)
+    for column, (label, what, style) in TIMES.items():
+        look = {"color": style_for(what)["color"], "linestyle": style}
+        axes.plot(line["tokens_per_device"], line[column], label=label, **look)
     given = rows[rows["case"] == "given"].iloc[0]
     axes.axvline(given["tokens_per_device"], color=BLACK, linewidth=1, linestyle=":")
     axes.set_xlabel("tokens per device")

@@ -4,13 +4,11 @@ import pandas as pd
 
 from pipeline.formulas.units import GB
 from pipeline.report.markup import Markdown, code
-from pipeline.report.page_parts import MOST_TABLE_ROWS, Figure, Problem, Section, Table, say
+from pipeline.report.page_parts import Figure, Problem, Section, Table, say
 from pipeline.report.section import count
-from pipeline.report.tables import significant
 from pipeline.stages.accounting.report import problems
 from pipeline.stages.accounting.report.facts import by_question, least_devices, main_row, mesh_levers, of_one_model
 from pipeline.stages.accounting.report.figures import mesh_times
-from pipeline.stages.accounting.report.words import MESH_CASES
 
 TITLE = "What do closed forms say of models too large to measure?"
 EXERCISE = "communication_accounting"
@@ -37,9 +35,7 @@ def build(rows: pd.DataFrame) -> Section:
         return Section(TITLE, EXERCISE, lacking)
     parts: list[Markdown | Figure | Table] = []
     if "mesh" in answers:
-        parts += _mesh_parts(answers["mesh"])
-    if "fsdp" in answers:
-        parts.append(_fsdp_table(answers["fsdp"]))
+        parts += _mesh_figure(answers["mesh"])
     if "activations" in answers:
         parts.append(problems.activations(answers["activations"]))
     answered = {name: answer(answers[question]) for name, (question, answer) in PROBLEMS.items() if question in answers}
@@ -82,50 +78,12 @@ def _answer(answers: dict[str, pd.DataFrame]) -> Markdown:
     return Markdown(" ").join(sentences) or say("{n} questions have answers by formula.", n=len(answers))
 
 
-def _mesh_parts(mesh: pd.DataFrame) -> list[Figure | Table]:
-    cases = mesh_levers(mesh)
-    given = cases.loc["given"]
-    never = cases["tokens"].isna()
-    table = pd.DataFrame(
-        {
-            "mesh": cases.index.map(MESH_CASES),
-            "X": cases["fsdp_size"].map("{:.4g}".format),
-            "Y": cases["tensor_size"].map("{:.4g}".format),
-            "tokens per device": cases["whole_tokens_per_device"].map(_whole).mask(never, "never"),
-            "tokens overall": cases["whole_tokens"].map(_whole).mask(never, "–"),
-            "of that as given": (cases["tokens"] / given["tokens"]).map(significant).replace("n/a", "–"),
-        }
-    )
-    parts: list[Figure | Table] = []
-    drawing = mesh_times(mesh)
-    if drawing is not None:
-        sentence = "From {tokens} tokens per device on, computing a block takes longer than both of its transfers"
-        parts.append(Figure("mesh", say(sentence, tokens=count(given["whole_tokens_per_device"])), drawing))
-    title = Markdown("Least batch with which the forward pass is compute bound; of other whole splits the best:")
-    return [*parts, Table(title, table)]
-
-
-def _fsdp_table(rows: pd.DataFrame) -> Table:
-    lines = rows.drop_duplicates(["batch_size", "seq_len"]).sort_values(["batch_size", "seq_len"]).head(MOST_TABLE_ROWS)
-    held = rows[rows["num_devices"] == rows["least_devices"]].set_index(["batch_size", "seq_len"])["bytes_per_device"]
-    table = pd.DataFrame(
-        {
-            "sequence length": lines["seq_len"],
-            "half of the activations (GB)": (lines["activation_bytes"] / 2 / GB).map(significant),
-            "least devices": lines["least_devices"].map(_whole).replace("n/a", "none is enough"),
-            "each holds (GB)": [
-                significant(held.get(key, float("nan")) / GB).replace("n/a", "–")
-                for key in zip(lines["batch_size"], lines["seq_len"], strict=True)
-            ],
-        }
-    )
-    capacity = f"{rows['setting_device_memory_gb'].iloc[0]:g}"
-    sentence = "Devices of {capacity} GB that hold state and activations, with half of these sharded:"
-    return Table(say(sentence, capacity=capacity), table)
-
-
-def _whole(value: float) -> str:
-    return count(value) if pd.notna(value) else "n/a"
+def _mesh_figure(mesh: pd.DataFrame) -> list[Figure]:
+    drawing, given = mesh_times(mesh), mesh_levers(mesh).loc["given"]
+    if drawing is None:
+        return []
+    title = "From {tokens} tokens per device on, computing a block takes longer than both of its transfers"
+    return [Figure("mesh", say(title, tokens=count(given["whole_tokens_per_device"])), drawing)]
 
 
 def _lacking(rows: pd.DataFrame) -> Markdown:

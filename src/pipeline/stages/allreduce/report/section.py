@@ -55,9 +55,9 @@ def _answer(measured: Sequence[Group]) -> Markdown:
         best = _best(alike)
         enough = best.bursts[best.bursts["busbw_gb_per_s"] >= WASTED * best.best["busbw_gb_per_s"]]
         if len(best.bursts) > 1:
-            reached = "already at" if enough.index[0] == best.bursts.index[0] else "from"
-            sentence = "{backend} has half of it {reached} {size}{cost}."
-            cost = f" (a call costs {ms(1e3 * best.cost.latency_s)} beside its bytes)" if _has_latency(best) else ""
+            reached = "at" if enough.index[0] == best.bursts.index[0] else "from"
+            sentence = "{backend} reaches half of it {reached} {size}{cost}."
+            cost = f"; a call costs {ms(1e3 * best.cost.latency_s)} plus its bytes" if _has_latency(best) else ""
             sentences.append(say(sentence, backend=backend, reached=reached, size=enough["size"].iloc[0], cost=cost))
     return Markdown(" ").join(sentences)
 
@@ -97,11 +97,11 @@ def _table(measured: Sequence[Group]) -> Table:
             {
                 "backend and ranks": group.name,
                 **{f"{size} (ms)": times.get(size, "–") for size in dict.fromkeys([sizes[0], sizes[-1]])},
-                "beside its bytes (µs)": significant(group.cost.latency_s * 1e6) if group.cost else "–",
+                "cost of a call (µs)": significant(group.cost.latency_s * 1e6) if group.cost else "–",
                 **{f"{size} (GB/s)": bandwidths.get(size, "–") for size in some},
             }
         )
-    title = "Median time of a call [quartiles], what one costs beside its bytes (fitted), and bus bandwidth:"
+    title = "Median time of a call [quartiles], its fitted cost beyond that of its bytes, and bus bandwidth:"
     return Table(Markdown(title), pd.DataFrame(lines))
 
 
@@ -138,9 +138,9 @@ def _crowded(measured: Sequence[Group]) -> Markdown:
 
 def _method(rows: pd.DataFrame) -> Markdown:
     return say(
-        "Ranks are processes of one node; sums of fp32 are checked before they are timed. After {warmup} calls to warm "
-        "up, a burst is calls back to back; a single call begins after a barrier and ends with a synchronisation. A "
-        "time is that of the slowest rank; bus bandwidth is size over time, times 2·(n − 1) / n (nccl-tests).",
+        "Sums of fp32 between processes of one node, checked, then timed after {warmup} calls: back to back (a burst), "
+        "or each between a barrier and a synchronisation (a single call). A time is that of the slowest rank; bus "
+        "bandwidth is size over time, times 2·(n − 1) / n (nccl-tests).",
         warmup=count(rows["setting_warmup_calls"].max()),
     )
 

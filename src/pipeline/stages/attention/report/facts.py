@@ -7,7 +7,7 @@ import pandas as pd
 
 from pipeline.formulas import attention
 from pipeline.formulas.attention import Shape
-from pipeline.report.table_rows import divide, in_order, known, ok
+from pipeline.report.table_rows import in_order, known, ok
 from pipeline.stages.attention.cell import MODES, PHASES
 
 ELEMENT_BYTES = 4  # fp32
@@ -40,11 +40,6 @@ def without_workspace(rows: pd.DataFrame) -> pd.DataFrame:
     """Take the libraries' workspaces out of what the allocator counted, as the formulas leave them out."""
     counted = [name for name in ("before_backward_bytes", "peak_bytes") if {name, "workspace_bytes"} <= set(rows)]
     return rows.assign(**{name: rows[name] - rows["workspace_bytes"] for name in counted})
-
-
-def compile_gains(rows: pd.DataFrame) -> pd.DataFrame:
-    """Divide eager times by compiled ones; above one, compiling helps."""
-    return divide(eager(rows), rows[rows["mode"] == "compiled"], ["head_dim", "seq_len", "phase"])
 
 
 def longest_in_both_modes(rows: pd.DataFrame) -> pd.DataFrame:
@@ -102,22 +97,3 @@ def limit(rows: pd.DataFrame) -> Limit | None:
 def shape_of(row: pd.Series, seq_len: int) -> Shape:
     """Return the problem of a row, at another length."""
     return Shape(int(row["setting_batch_size"]), 1, seq_len, int(row["head_dim"]), bool(row["setting_is_causal"]))
-
-
-def accounting(problem: Shape, device_type: str) -> dict[str, int]:
-    """Return the bytes of each item at the peak of eager forward and backward, which lies in softmax's backward.
-
-    Source: `pipeline.formulas.attention.peak_bytes`, whose value they sum up to.
-    """
-    vector, matrix = problem.vectors * ELEMENT_BYTES, problem.scores * ELEMENT_BYTES
-    temporaries = attention.SOFTMAX_BACKWARD_TEMPORARIES[device_type]
-    items = {
-        "q, k, v and the gradient of the output": attention.input_bytes(problem, ELEMENT_BYTES),
-        "output, and scaled queries saved for backward": 2 * vector,
-        "softmax output, saved for backward": matrix,
-        "its gradient and that of the scores": 2 * matrix,
-        "a temporary of CUDA's softmax backward": temporaries * matrix,
-    }
-    items = {item: size for item, size in items.items() if size}
-    peak = attention.peak_bytes(problem, ELEMENT_BYTES, device_type)
-    return items | {"gradients of the inputs at that moment": peak - sum(items.values())}

@@ -15,13 +15,11 @@ from pipeline.report.figures import (
     shared_legend,
     style_for,
 )
-from pipeline.report.heatmap import ratio_map
 from pipeline.report.table_rows import known
-from pipeline.stages.attention.cell import MODES, PHASES
+from pipeline.stages.attention.cell import MODES
 from pipeline.stages.attention.report.facts import (
     ELEMENT_BYTES,
     Limit,
-    compile_gains,
     problems,
     shape_of,
     without_workspace,
@@ -60,18 +58,6 @@ def memory(rows: pd.DataFrame, limit: Limit) -> Drawing:
     mark_outcomes(axes, backward[backward["status"] == "oom"], "seq_len", "mode")
     shared_legend(figure, per_row=3)
     _foot(figure, rows, f"head_dim {limit.shape.head_dim}", "saved: for backward")
-    return figure
-
-
-def compiled(rows: pd.DataFrame) -> Drawing:
-    """Map the eager time over the compiled, over length and head_dim, a panel a phase."""
-    gains = compile_gains(rows)
-    figure, panels = new_figure(1, len(PHASES), panel_height_in=0.45 * gains["head_dim"].nunique() + 0.8)
-    for axes, phase in zip(panels[0], PHASES, strict=True):
-        ratio_map(axes, gains[gains["phase"] == phase], "seq_len", "head_dim", "head_dim")
-        axes.set_title(phase)
-        axes.set_xlabel("sequence length")
-    _foot(figure, rows)
     return figure
 
 

@@ -13,8 +13,6 @@ from pipeline.stages.attention.report import figures
 from pipeline.stages.attention.report.facts import (
     ELEMENT_BYTES,
     Limit,
-    accounting,
-    compile_gains,
     eager,
     host_times,
     limit,
@@ -49,8 +47,6 @@ def build(rows: pd.DataFrame) -> Section:
             *_memory_figure(shown, end),
             *_agreement(rows, shown),
             _times(shown),
-            *_accounting(end),
-            *_compiled_figure(rows),
             not_measured(rows, "mode"),
         ],
         method=METHOD,
@@ -112,11 +108,11 @@ def _agreement(rows: pd.DataFrame, shown: pd.DataFrame) -> list[Markdown]:
     if not ends:
         return []
     wrong = [str(end.shape.head_dim) for end in ends if not end.agrees]
-    sentences = [
-        say("The formula is wrong about what fits at head_dim {wrong}.", wrong=", ".join(wrong))
-        if wrong
-        else Markdown("What fitted and what ran out agrees with the formula at every head_dim.")
-    ]
+    sentences = []
+    if wrong:
+        sentences.append(say("The formula is wrong about what fits at head_dim {wrong}.", wrong=", ".join(wrong)))
+    elif any(end.shortest_oom for end in ends):
+        sentences.append(Markdown("What fitted and what ran out agrees with the formula at every head_dim."))
     counted = known(without_workspace(problems(shown, "eager")), "peak_bytes")
     if len(counted):
         row = counted.loc[counted["seq_len"].idxmax()]
@@ -127,7 +123,7 @@ def _agreement(rows: pd.DataFrame, shown: pd.DataFrame) -> list[Markdown]:
                 ratio=ratio(row["peak_bytes"] / row["model_peak_bytes"]),
             )
         )
-    return [Markdown(" ").join(sentences)]
+    return [Markdown(" ").join(sentences)] if sentences else []
 
 
 def _times(rows: pd.DataFrame) -> Table:
@@ -148,40 +144,6 @@ def _times(rows: pd.DataFrame) -> Table:
     cells = cells.fillna("").tail(MOST_ROWS).rename_axis(columns=None).reset_index()
     title = say("head_dim {n}, medians in ms{memory}:", n=rows["head_dim"].iloc[0], memory=memory)
     return Table(title, cells.rename(columns={"seq_len": "length"}))
-
-
-def _accounting(end: Limit | None) -> list[Table]:
-    if end is None:
-        return []
-    problem = end.first_too_long
-    items = accounting(problem, end.device_type)
-    items["together"] = sum(items.values())
-    title = say(
-        "The peak at length {length}, {which}, by formula:",
-        length=problem.seq_len,
-        which="which ran out" if end.shortest_oom else "the first power of two that does not fit",
-    )
-    return [Table(title, pd.DataFrame({"item": list(items), "size": [data_size(size) for size in items.values()]}))]
-
-
-def _compiled_figure(rows: pd.DataFrame) -> list[Figure]:
-    gains = ok(compile_gains(rows))
-    if gains.empty:
-        return []
-    most, least = gains.loc[gains["median_ratio"].idxmax()], gains.loc[gains["median_ratio"].idxmin()]
-    title = say(
-        "The eager time is {most} the compiled one at most ({most_at}) and {least} at least ({least_at}); grey: not"
-        " measured in both",
-        most=ratio(most["median_ratio"]),
-        most_at=_at(most),
-        least=ratio(least["median_ratio"]),
-        least_at=_at(least),
-    )
-    return [Figure("compiled", title, figures.compiled(rows))]
-
-
-def _at(row: pd.Series) -> str:
-    return f"{row['phase']}, length {row['seq_len']}, head_dim {row['head_dim']}"
 
 
 def _use_flash(end: Limit | None) -> list[Action]:

@@ -25,8 +25,8 @@ from pipeline.stages.ceilings.report.selection import (
 
 TITLE = "What can this machine do at most?"
 METHOD = Markdown(
-    "Each ceiling is one call timed by itself, medians: GPU calls by device time with the L2 cache flushed, all else by"
-    " the host clock. Products are of normal numbers; a copy within a memory counts reads and writes."
+    "One call at a time, medians: on a GPU device time with the L2 cache flushed, else the host clock. Products are of"
+    " normal numbers; a copy within a memory counts reads and writes."
 )
 
 
@@ -36,7 +36,7 @@ def build(rows: pd.DataFrame) -> Section:
         return Section(TITLE, "", nothing_measured(rows))
     drawing = figures.rates(rows)
     shown = [] if drawing is None else [Figure("rates", _figure_title(rows), drawing)]
-    return Section(TITLE, "", _answer(rows), parts=[*_host_costs(rows), *shown, *_table(rows)], method=METHOD)
+    return Section(TITLE, "", _answer(rows), parts=[*shown, *_table(rows)], method=METHOD)
 
 
 def _answer(rows: pd.DataFrame) -> Markdown:
@@ -49,7 +49,8 @@ def _answer(rows: pd.DataFrame) -> Markdown:
     for _, row in moved.head(1).iterrows():
         reached = _with_share(byte_rate(row["gb_per_s"]), share(row, "gb_per_s"))
         words.append(say("{what} {reached}", what=BANDWIDTHS[row["kind"]], reached=reached))
-    return Markdown(", ").join(words) + "." if words else Markdown("No rate was measured.")
+    rates = Markdown(", ").join(words) + "." if words else Markdown("No rate was measured.")
+    return Markdown(" ").join([rates, *_host_costs(rows)])
 
 
 def _figure_title(rows: pd.DataFrame) -> Markdown:
@@ -81,6 +82,7 @@ def _host_costs(rows: pd.DataFrame) -> list[Markdown]:
 
 def _table(rows: pd.DataFrame) -> list[Table]:
     """Make a table of a row a ceiling: what was reached, with what, and what the data sheet promises."""
+    rows = rows[rows["status"] != "skipped"]
     best, moved = best_products(rows), bandwidths(rows)
     lines = [
         *(_product_line(row) for _, row in best.iterrows()),
@@ -90,7 +92,7 @@ def _table(rows: pd.DataFrame) -> list[Table]:
         return []
     cells = pd.DataFrame(lines)
     cells["measured"] = with_outcomes(cells["measured"], pd.concat([best, moved], ignore_index=True))
-    return [Table(Markdown("The fastest of each kind:"), cells)]
+    return [Table(Markdown("The highest rate of each kind:"), cells.loc[:, (cells != "").any()])]
 
 
 def _product_line(row: pd.Series) -> dict[str, str]:

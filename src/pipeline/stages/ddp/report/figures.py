@@ -12,6 +12,8 @@ from pipeline.stages.ddp.report.facts import NO_COMMUNICATION, Run
 
 LANES = ("computation", "communication")
 LANE_HEIGHT = 0.8
+BESIDE = 1.1  # on a log axis: error bars at one size stand beside each other
+MOST_PARTS = 160  # of a step: a part a few pixels wide
 
 
 def bucket_sweep(runs: Sequence[Run]) -> Figure | None:
@@ -24,13 +26,15 @@ def bucket_sweep(runs: Sequence[Run]) -> Figure | None:
         base_ms = run.steps.loc[NO_COMMUNICATION, "median_ms"]
         averaging = run.steps.drop(index=NO_COMMUNICATION)
         with_buckets = averaging[averaging["bucket_size_mb"].notna()]
-        for impl, line in with_buckets.groupby("impl", sort=False):
+        for place, (impl, line) in enumerate(with_buckets.groupby("impl", sort=False)):
             spread = [line["median_ms"] - line["q1_ms"], line["q3_ms"] - line["median_ms"]]
             above_ms = line["median_ms"] - base_ms
-            axes.errorbar(line["bucket_size_mb"], above_ms, yerr=spread, label=impl, capsize=3, **style_for(impl))
+            beside = line["bucket_size_mb"] * BESIDE**place
+            axes.errorbar(beside, above_ms, yerr=spread, label=impl, capsize=3, **style_for(impl))
         for _, line in averaging[averaging["bucket_size_mb"].isna()].iterrows():
-            look = {"color": style_for(line["impl"])["color"], "linestyle": ":", "linewidth": 1.6}
-            axes.axhline(line["median_ms"] - base_ms, label=line["impl"], **look)
+            above_ms = line["median_ms"] - base_ms
+            look = {"color": style_for(line["impl"])["color"], "linestyle": style_for(line["impl"])["linestyle"]}
+            axes.axhline(above_ms, label=line["impl"], **look)
         axes.set_title(run.label)
         if len(with_buckets):
             lengths_axis(axes, with_buckets["bucket_size_mb"].astype(int), "bucket size (MB)")
@@ -52,9 +56,8 @@ def timeline(runs: Sequence[Run]) -> Figure | None:
     figure, panels = new_figure(len(captures), 1, panel_height_in=1.5)
     for axes, (run, capture) in zip(panels[:, 0], captures, strict=True):
         for height, lane in enumerate(reversed(LANES)):
-            busy = np.array(capture[f"{lane}_busy_pct"]) / 100
-            edges_ms = np.linspace(0, capture["span_ms"], len(busy) + 1)
-            top = height + LANE_HEIGHT * busy
+            edges, busy = _coarser(np.array(capture[f"{lane}_busy_pct"]) / 100)
+            top, edges_ms = height + LANE_HEIGHT * busy, edges * capture["span_ms"]
             axes.stairs(top, edges_ms, baseline=height, fill=True, color=style_for(lane)["color"])
         axes.set_yticks(np.arange(len(LANES)) + LANE_HEIGHT / 2, reversed(LANES))
         axes.set_xlim(0, _drawable(run.captures)["span_ms"].max())
@@ -64,6 +67,13 @@ def timeline(runs: Sequence[Run]) -> Figure | None:
     drawn = pd.DataFrame([capture for _, capture in captures]).assign(n=1)
     stamp(figure, drawn, *drawn["clock"].unique(), shown="one step of rank 0")
     return figure
+
+
+def _coarser(busy: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the mean of each of at most MOST_PARTS parts of a step, and their edges as shares of the step."""
+    starts = np.arange(0, len(busy), -(-len(busy) // MOST_PARTS))
+    edges = np.append(starts, len(busy))
+    return edges / len(busy), np.add.reduceat(busy, starts) / np.diff(edges)
 
 
 def _drawable(captures: pd.DataFrame) -> pd.DataFrame:

@@ -28,7 +28,8 @@ def rates(rows: pd.DataFrame) -> Drawing:
         axes.barh(impls, by_impl["tflops_per_s"], color=[style_for(impl)["color"] for impl in impls])
         for place, (_, row) in enumerate(by_impl.iterrows()):
             text, at = _bar_label(row)
-            axes.text(at, place, f" {text}", va="center", fontsize=WORD_PT - 1)
+            beside = {"textcoords": "offset points", "va": "center", "fontsize": WORD_PT - 1}
+            axes.annotate(text, (at, place), (3, 0), **beside)
         axes.axvline(both["peak_tflops_per_s"].max(), color=BLACK, linewidth=1, linestyle="--")
         axes.set_title(shape_label(group.iloc[0]), fontsize=WORD_PT)
         axes.set_xlim(0, 1.05 * both["peak_tflops_per_s"].max())

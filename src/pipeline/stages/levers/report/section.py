@@ -5,11 +5,11 @@ import pandas as pd
 from pipeline.cells.rows import WITH_FIGURES
 from pipeline.report.markup import Markdown
 from pipeline.report.outcomes import clear_gain, not_measured, nothing_measured
-from pipeline.report.page_parts import Action, Figure, Section, Table, say
+from pipeline.report.page_parts import MOST_TABLE_ROWS, Action, Figure, Section, Table, say
 from pipeline.report.section import count, data_size, listing, ms, number, percent, ratio
 from pipeline.report.table_rows import ok
 from pipeline.report.tables import significant, with_outcomes
-from pipeline.stages.levers.cell import EAGER, LEVERS
+from pipeline.stages.levers.cell import EAGER
 from pipeline.stages.levers.report import figures
 from pipeline.stages.levers.report.selection import (
     alone,
@@ -42,8 +42,7 @@ def build(rows: pd.DataFrame) -> Section:
         _answer(model),
         parts=[
             Figure("gains", _figure_title(rows), figures.gains(rows)),
-            _ladder_table(model),
-            *_alone_table(rows),
+            _table(model),
             not_measured(rows, "levers"),
         ],
         method=METHOD,
@@ -66,13 +65,13 @@ def _levers(row: pd.Series) -> str:
 def _answer(model: pd.DataFrame) -> Markdown:
     """Name what buys most alone, and what the fastest combination takes."""
     base, top = eager(model), fastest(model)
-    words = [Markdown("No lever alone makes a step faster.")]
+    words = [Markdown("no lever alone shortens a step.")]
     single = fastest(alone(model)) if len(ok(alone(model))) else base
     if single["median_ms"] < base["median_ms"]:
         gain = ratio(base["median_ms"] / single["median_ms"])
-        words = [say("{levers} buys the most alone, {gain}.", levers=_levers(single), gain=gain)]
+        words = [say("alone, {levers} gains most, {gain}.", levers=_levers(single), gain=gain)]
     if top["levers"] not in (EAGER, single["levers"]):
-        words.append(_change("The least time takes {levers}: {before} → {after}{memory}.", base, top))
+        words.append(_change("Together, {levers} gain most: {before} → {after}{memory}.", base, top))
     return say("{name}: {words}", name=_name(base), words=Markdown(" ").join(words))
 
 
@@ -96,13 +95,14 @@ def _figure_title(rows: pd.DataFrame) -> Markdown:
     return say("The fastest combination over the eager step: {gains}", gains=listing(gains))
 
 
-def _ladder_table(model: pd.DataFrame) -> Table:
-    """Make a table of the eager step and the levers that join it, one more a row."""
-    steps = with_gain(ladder(model)).reset_index(drop=True)
-    lines = [{"with": row["levers"].split("+")[-1], **_figures(row)} for _, row in steps.iterrows()]
-    table = pd.DataFrame(lines)
-    table["ms (× eager)"] = with_outcomes(table["ms (× eager)"], steps)
-    title = say("{name}, each row with one lever more:", name=_name(steps.iloc[0]))
+def _table(model: pd.DataFrame) -> Table:
+    """Write the eager step, each lever alone, and those that join one after the other."""
+    steps, single = ladder(with_gain(model)), alone(with_gain(model))
+    shown = pd.concat([steps.head(1), single.head(MOST_TABLE_ROWS - len(steps)), steps.iloc[1:]])
+    shown = shown[shown["status"] != "skipped"].drop_duplicates("levers").reset_index(drop=True)
+    table = pd.DataFrame([{"with": _levers(row), **_figures(row)} for _, row in shown.iterrows()])
+    table["ms (× eager)"] = with_outcomes(table["ms (× eager)"], shown.assign(reason=None))
+    title = say("A step of {name}; in brackets how many times as fast as eager:", name=_name(shown.iloc[0]))
     return Table(title, table.loc[:, (table != "").any()])
 
 
@@ -120,20 +120,6 @@ def _figures(row: pd.Series) -> dict[str, str]:
     measured = row["status"] in WITH_FIGURES
     known = {title: measured and pd.notna(row.get(column)) for title, (column, _) in forms.items()}
     return {title: form(row[column]) if known[title] else "" for title, (column, form) in forms.items()}
-
-
-def _alone_table(rows: pd.DataFrame) -> list[Table]:
-    """Make a table of each lever alone: a row a lever, a column a model."""
-    columns = {}
-    for model in models(rows):
-        single = alone(with_gain(model))
-        gains = with_outcomes(single["gain"].map(significant), single)
-        columns[_name(eager(model))] = pd.Series(gains.to_numpy(), index=single["levers"])
-    table = pd.DataFrame(columns, index=[name for name in LEVERS if name in set(rows["levers"])]).fillna("")
-    if table.empty:
-        return []
-    title = Markdown("Each lever alone, times faster than the eager step:")
-    return [Table(title, table.rename_axis("lever").reset_index())]
 
 
 def _actions(model: pd.DataFrame) -> list[Action]:

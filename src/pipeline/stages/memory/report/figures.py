@@ -24,6 +24,7 @@ SMALL_PT = 9.5
 ROOM_FOR_PHASES = 1.55
 ROOM_FOR_LABELS = 1.15
 MOST_PANELS = 3
+MOST_MOMENTS = 120
 
 
 def _panels(recorded: Sequence[Recording], axis: str) -> dict[str, list[Recording]]:
@@ -47,11 +48,12 @@ def composition(recorded: Sequence[Recording], unit: Unit) -> Figure:
             panel.bar(places, heights, 0.7, bottom, color=style_for(kind)["color"], label=CATEGORY_WORDS[kind])
             bottom += heights
         for place, one in enumerate(cells):
-            words, height = OUTCOME_WORDS.get(one.status, ""), 0.0
+            words, height, look = OUTCOME_WORDS.get(one.status, ""), 0.0, {"fontweight": "bold"}
             if one.measured:
                 height = one.peak.total_bytes / unit.bytes
-                words = significant(height)
-            panel.annotate(words, (place, height), (0, 3), textcoords="offset points", ha="center", fontsize=SMALL_PT)
+                words, look = significant(height), {}
+            beside = {"textcoords": "offset points", "ha": "center", "fontsize": SMALL_PT}
+            panel.annotate(words, (place, height), (0, 3), **beside, **look)
         names_axis(panel, [str(one.cell.context_length) for one in cells], "context length (tokens)")
         panel.grid(axis="x", visible=False)
         panel.set_title(precision)
@@ -74,12 +76,13 @@ def timelines(recorded: Sequence[Recording], unit: Unit) -> Figure:
     for axes, one in zip(panels[:, 0], recorded, strict=True):
         kinds = [kind for kind in KINDS if kind in one.timeline]
         events, _ = one.timeline[kinds[0]]
-        heights = [np.array(one.timeline[kind][1]) / unit.bytes for kind in kinds]
+        heights = np.array([one.timeline[kind][1] for kind in kinds]) / unit.bytes
+        shown = _highest_moments(heights.sum(axis=0))
         look = {
             "labels": [CATEGORY_WORDS[kind] for kind in kinds],
             "colors": [style_for(kind)["color"] for kind in kinds],
         }
-        axes.stackplot(events, heights, step="post", linewidth=0, **look)
+        axes.stackplot(np.array(events)[shown], heights[:, shown], linewidth=0, **look)
         for peak in one.peaks:
             if not peak.step:  # the model is built in no time
                 continue
@@ -95,6 +98,12 @@ def timelines(recorded: Sequence[Recording], unit: Unit) -> Figure:
     shared_legend(figure, per_row=3)
     _sign(figure, recorded[0])
     return figure
+
+
+def _highest_moments(total: np.ndarray) -> np.ndarray:
+    """Choose the moments to draw: of each part of the timeline, one a few pixels wide, the highest, and the last."""
+    parts = np.array_split(np.arange(len(total)), min(MOST_MOMENTS, len(total)))
+    return np.unique([*(part[total[part].argmax()] for part in parts), len(total) - 1])
 
 
 def trade_off(groups: Sequence[Sequence[Recording]], unit: Unit) -> Figure | None:

@@ -6,16 +6,14 @@ from dataclasses import replace
 
 import pandas as pd
 
-from pipeline.formulas.peak_memory import MODES
 from pipeline.report.markup import Markdown
 from pipeline.report.outcomes import not_measured, nothing_measured
 from pipeline.report.page_parts import MOST_TABLE_ROWS, Figure, Section, Table
-from pipeline.report.section import count, data_size, percent, ratio
+from pipeline.report.section import data_size, percent, ratio
 from pipeline.report.tables import OUTCOME_WORDS, significant
 from pipeline.stages.memory.report.actions import actions, flash_and_checkpoints
 from pipeline.stages.memory.report.facts import (
     CATEGORY_WORDS,
-    MODE_WORDS,
     Recording,
     Unit,
     beside_variants,
@@ -47,7 +45,6 @@ def build(rows: pd.DataFrame) -> Section:
         _answer(lead, shown),
         parts=[
             *_composition(lead, shown, unit),
-            *_peaks(shown, unit),
             *_trade(shown, unit),
             *_timeline(lead, shown, unit),
             _predictions(recorded),
@@ -83,27 +80,6 @@ def _composition(lead: Recording, shown: Sequence[Recording], unit: Unit) -> lis
     return [Figure("composition", Markdown(title), composition(alike, unit))]
 
 
-def _peaks(shown: Sequence[Recording], unit: Unit) -> list[Table]:
-    """Write the peaks of plain cells by precision and context, the longest contexts first to stay."""
-    plain = [recording for recording in shown if recording.plain]
-    settings = list(dict.fromkeys((recording.cell.precision, recording.cell.context_length) for recording in plain))
-    if not settings:
-        return []
-    settings = sorted(sorted(settings, key=lambda key: key[1])[-MOST_TABLE_ROWS:], key=settings.index)
-    cells = {(item.cell.precision, item.cell.context_length, item.cell.mode): item for item in plain}
-    columns = {
-        f"{MODE_WORDS[mode]} ({unit.name})": [_amount(cells.get((*key, mode)), unit) for key in settings]
-        for mode in MODES
-        if any((*key, mode) in cells for key in settings)
-    }
-    steps = [cells.get((*key, "train_step")) for key in settings]
-    table = pd.DataFrame(settings, columns=["precision", "context"]).assign(**columns)
-    if any(step and step.measured for step in steps):
-        table["step's peak is in"] = [step.peak.phase if step and step.measured else "" for step in steps]
-    title = f"Peaks with eager attention and no checkpoints, {unit.name} of {count(unit.bytes)} bytes:"
-    return [Table(Markdown(title), table)]
-
-
 def _amount(recording: Recording | None, unit: Unit) -> str:
     if recording is None:
         return ""
@@ -129,9 +105,7 @@ def _trade(shown: Sequence[Recording], unit: Unit) -> list[Figure | Table]:
     while len(groups) > 1 and sum(map(len, groups)) > MOST_TABLE_ROWS:
         groups = groups[1:]
     lines = [_trade_row(one, group[0], unit) for group in groups for one in group][:MOST_TABLE_ROWS]
-    title = Markdown(
-        "Training steps with other attention or checkpoints, and their ratios to the first of each context:"
-    )
+    title = Markdown("Training steps by attention and checkpoints, and their ratios to the first of each context:")
     return [*parts, Table(title, pd.DataFrame(lines))]
 
 
@@ -186,10 +160,9 @@ def _predictions(recorded: Sequence[Recording]) -> Markdown:
 
 
 def _method(lead: Recording) -> Markdown:
-    recorder = "the caching allocator" if lead.device_type == "cuda" else "`torch.profiler`"
+    recorder = "The caching allocator" if lead.device_type == "cuda" else "`torch.profiler`"
     return Markdown(
-        f"Every allocation and release is recorded by {recorder} from before the model is built through two passes or "
-        "steps, and replayed; peaks are the second's. Activations outlive the forward pass or are recomputed in the "
-        "backward pass; temporaries are released again; other is the batch, tables and libraries' workspaces. Step "
-        "times are medians without recording. Each cell keeps `snapshot.pickle` for pytorch.org's memory_viz.",
+        f"{recorder} records every allocation of two passes or steps; peaks are the second's. Temporaries do not "
+        "outlive the forward pass; other is the batch, tables and workspaces. Step times are without recording. Each "
+        "cell keeps `snapshot.pickle` for pytorch.org's memory_viz.",
     )

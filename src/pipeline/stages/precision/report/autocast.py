@@ -3,7 +3,7 @@
 import pandas as pd
 
 from pipeline.report.markup import Markdown
-from pipeline.report.page_parts import Problem, Table, say
+from pipeline.report.page_parts import Problem, say
 from pipeline.report.section import listing
 
 # What the assignment asks for, in its order. Of the losses it means one that trains.
@@ -31,14 +31,6 @@ def observed(rows: pd.DataFrame) -> pd.DataFrame:
     )
     wide = wide.sort_index(axis="columns", ascending=False)
     return wide.reindex([name for name in ASKED if name in wide.index]).rename(index=ASKED).fillna("–")
-
-
-def table(rows: pd.DataFrame) -> Table:
-    """Write the data types that were seen."""
-    wide = observed(rows)
-    wide.columns = [f"{device}, {dtype}" for device, dtype in wide.columns]
-    title = Markdown("What the toy model's training step has under autocast, by device and autocast's data type:")
-    return Table(title, wide.rename_axis("", axis="index").reset_index())
 
 
 def problem(rows: pd.DataFrame) -> Problem:

@@ -3,15 +3,15 @@
 import pandas as pd
 
 from pipeline.report.markup import Markdown
-from pipeline.report.page_parts import Figure, Problem, Table, say
+from pipeline.report.page_parts import Problem, Table, say
 from pipeline.report.section import listing, percent
 from pipeline.stages.precision.cases import FORMAT_NAMES
-from pipeline.stages.precision.report import figures
 from pipeline.stages.precision.report.facts import brief
 
 # How many times more exact sums in fp32 must make the variance to be worth a word.
 WORTH_IT = 2.0
 LOW_FORMATS = ("fp16", "bf16")
+STATISTICS_WORDS = {"in_format": "all in the format", "fp32_sums": "sums in fp32"}
 
 
 def of_method(rows: pd.DataFrame, dtype: str, method: str) -> pd.DataFrame:
@@ -39,22 +39,13 @@ def answer(rows: pd.DataFrame) -> Markdown:
     """Say how far the variance is off with all in the format, and with its sums in fp32."""
     off = {
         method: listing(f"{percent(variance_error(rows, dtype, method))} in {dtype}" for dtype in LOW_FORMATS)
-        for method in figures.STATISTICS_WORDS
+        for method in STATISTICS_WORDS
     }
     return say(
         "Layer norm's variance is off by {own} with everything in the format, by {fp32} with its sums in fp32.",
         own=off["in_format"],
         fp32=off["fp32_sums"],
     )
-
-
-def figure(rows: pd.DataFrame) -> Figure:
-    """Show the error of the variance over the size of the input."""
-    title = say(
-        "With everything in the format the variance is finite {limits}",
-        limits=listing(f"in {dtype} up to inputs of {brief(_finite_to(rows, dtype))}" for dtype in LOW_FORMATS),
-    )
-    return Figure("variance", title, figures.variance(rows[rows["input"] == "normal"]))
 
 
 def _finite_to(rows: pd.DataFrame, dtype: str, method: str = "in_format") -> float:
@@ -66,7 +57,7 @@ def table(rows: pd.DataFrame) -> Table:
     """Write the errors at size one, and the largest input whose variance is finite, beside the prediction."""
     lines = []
     for dtype in FORMAT_NAMES:
-        for method, words in figures.STATISTICS_WORDS.items():
+        for method, words in STATISTICS_WORDS.items():
             sweep = of_method(rows, dtype, method)
             at_one = sweep[sweep["magnitude"] == 1].iloc[0]
             lines.append(
@@ -75,7 +66,7 @@ def table(rows: pd.DataFrame) -> Table:
                     "method": words,
                     "error of the variance": brief(at_one["variance_rel_error"]),
                     "largest error of the output": brief(at_one["output_max_error"]),
-                    "by rounding it": brief(at_one["output_half_spacing"]),
+                    "of that by rounding it": brief(at_one["output_half_spacing"]),
                     "finite up to": brief(_finite_to(rows, dtype, method)),
                     "predicted limit": brief(sweep["predicted_overflow_magnitude"].iloc[0]),
                 }

@@ -33,8 +33,7 @@ def build(rows: pd.DataFrame) -> Section:
         Markdown(" ").join(answers) if answers else Markdown("Neither sums nor layer norm were measured."),
         parts=[
             *_if(added, sums.figure, sums.table, lambda shown_sums: sums.predictions(rows, shown_sums)),
-            *_if(dtypes, autocast.table),
-            *_if(norms, layer_norm.figure, layer_norm.table),
+            *_if(norms, layer_norm.table),
             not_measured(rows, "experiment"),
         ],
         method=METHOD,

@@ -60,9 +60,9 @@ def table(sums: pd.DataFrame) -> Table:
             "addend": here["addend_dtype"] + here["cast"].map(CASTS),
             "sum": here["result"].map(plain),
             "error": here["error"].map(brief),
-            "by rounding the addend": here["addend_error"].map(brief),
-            "by rounding the sums": here["rounding_error"].map(brief),
-            "would stall at": here["stall"].map(plain).where(here["stall"].notna(), "–"),
+            "error from the addend": here["addend_error"].map(brief),
+            "error from the sums": here["rounding_error"].map(brief),
+            "stalls at a sum of": here["stall"].map(plain).where(here["stall"].notna(), "–"),
         }
     )
     return Table(say("{what}, on {device}:", what=f"Adding {_sum_of(sums)}", device=sums["device"].iloc[0]), cells)

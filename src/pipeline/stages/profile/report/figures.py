@@ -69,7 +69,8 @@ def layers(captured: Sequence[Capture]) -> Figure:
 def _draw_timeline(axes: Axes, events: pd.DataFrame, what: str) -> None:
     _draw_ranges(axes, events, events["path"].map(_part), height=2)
     narrow, end_us = _draw_ranges(axes, events, events["path"].map(_phase), height=1)
-    axes.text(end_us, 1, f"  {', '.join(narrow)}", va="center", fontsize=SMALL_PT)
+    beside = {"textcoords": "offset points", "va": "center", "fontsize": SMALL_PT}
+    axes.annotate(", ".join(narrow), (end_us, 1), (6, 0), **beside)
     for category, group in events.groupby("category"):
         bars = list(zip(group["start_us"], group["duration_us"], strict=True))
         look = {"facecolors": style_for(str(category))["color"], "edgecolor": "white", "linewidth": 0.4}

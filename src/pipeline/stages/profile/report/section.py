@@ -6,7 +6,7 @@ import pandas as pd
 
 from pipeline.report.markup import Markdown
 from pipeline.report.outcomes import not_measured, nothing_measured
-from pipeline.report.page_parts import MOST_TABLE_ROWS, Action, Figure, Section, Table, say
+from pipeline.report.page_parts import Action, Figure, Section, Table, say
 from pipeline.report.section import listing, ms, percent
 from pipeline.report.tables import significant
 from pipeline.stages.profile.cell import PASSES
@@ -49,7 +49,6 @@ def build(rows: pd.DataFrame) -> Section:
         parts=[
             _categories(shown),
             *_layers(shown),
-            *_attention(shown),
             _kernels(shown),
             *filter(None, [_profilers(captured), missing]),
         ],
@@ -112,32 +111,6 @@ def _layers(shown: Sequence[Capture]) -> list[Figure]:
 
 def _end_us(capture: Capture) -> float:
     return float((capture.layer["start_us"] + capture.layer["duration_us"]).max())
-
-
-def _attention(shown: Sequence[Capture]) -> list[Table]:
-    with_parts = [one for one in shown if "inference" in one.attention][-MOST_TABLE_ROWS:]
-    if not with_parts:
-        return []
-    lines = []
-    for one in with_parts:
-        part = one.attention["inference"]
-        lines.append(
-            {
-                "precision": one.cell.precision,
-                "model": one.cell.size,
-                "attention (ms)": significant(part.total_ms),
-                "its products (ms)": significant(part.products_ms),
-                "softmax (ms)": significant(part.softmax_ms),
-                "softmax / products, time": f"{significant(part.time_ratio)}×",
-                "products / softmax, FLOPs": f"{significant(part.flops_ratio)}×",
-            }
-        )
-    title = say(
-        "Softmax against the two matrix products inside eager attention, all layers of a forward pass, context "
-        "{context}:",
-        context=with_parts[0].cell.context_length,
-    )
-    return [Table(title, pd.DataFrame(lines))]
 
 
 def _kernels(shown: Sequence[Capture]) -> Table:

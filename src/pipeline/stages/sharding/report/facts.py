@@ -9,7 +9,7 @@ from pipeline.report.table_rows import in_order, ok
 from pipeline.stages.sharding.cell import COLLECTIVES, IMPLS, KINDS, PHASES, TRAIN_STEP
 
 PRECISIONS = ("fp32", "bf16")
-NAMES = {"adamw": "AdamW in full", "sharded": "our ShardedOptimizer", "torch_zero": "torch ZeroRedundancyOptimizer"}
+NAMES = {"adamw": "unsharded AdamW", "sharded": "our ShardedOptimizer", "torch_zero": "torch ZeroRedundancyOptimizer"}
 PLAIN, OURS, TORCHS = NAMES.values()
 # A training step as it goes on and on: the first one begins without optimizer state.
 WARM = ("before_step", "after_step")

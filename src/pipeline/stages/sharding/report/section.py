@@ -127,7 +127,7 @@ def _actions(measured: Sequence[Run]) -> list[Action]:
         better = [name for name in (OURS, TORCHS) if name in peaks and (too_large or _saves(peaks, name))]
         if better:
             why = say(
-                "{size}, {name}, {ranks} ranks: AdamW in full {full}, {shared}.",
+                "{size}, {name}, {ranks} ranks: unsharded AdamW {full}, {shared}.",
                 full="runs out of memory" if too_large else f"peaks at {_peak_and_step(run, PLAIN)}",
                 shared=listing([f"{name} at {_peak_and_step(run, name)}" for name in better]),
                 size=run.size,

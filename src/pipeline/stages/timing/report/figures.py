@@ -4,9 +4,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
 from pipeline.report.figures import (
     GREY,
+    WORD_PT,
     log_values_axis,
     names_axis,
     new_figure,
@@ -15,7 +17,7 @@ from pipeline.report.figures import (
     style_for,
     values_from_zero,
 )
-from pipeline.stages.timing.report.steps import of_kind, step_flops, warm
+from pipeline.stages.timing.report.steps import main_precision, of_kind, step_flops, warm
 
 TERA = 1e12
 
@@ -27,15 +29,19 @@ def achieved(rows: pd.DataFrame) -> Figure:
     figure, panels = new_figure()
     axes = panels[0, 0]
     for precision, group in steps.groupby("precision", sort=False):
-        group = group.sort_values("work")
         style = style_for(precision) | {"linestyle": ""}
         axes.plot(group["work"], group["model_tflops_per_s"], label=precision, **style)
         _mark_peak(axes, precision, group["peak_tflops_per_s"].max())
+    longest = steps[steps["precision"] == main_precision(rows)].sort_values("context_length").groupby("size").tail(1)
+    for _, step in longest.iterrows():
+        place = {"textcoords": "offset points", "ha": "center", "fontsize": WORD_PT - 1}
+        axes.annotate(step["size"], (step["work"], step["model_tflops_per_s"]), (0, 6), **place)
     axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.set_xlabel("work of one training step (TFLOP)")
     log_values_axis(axes, "achieved TFLOP/s")
     shared_legend(figure)
-    stamp(figure, steps, "eager, one marker per model size and context length", shown="medians")
+    stamp(figure, steps, "one marker per model and context, named at the longest", shown="medians")
     return figure
 
 

@@ -1,4 +1,4 @@
-"""Where a cell leaves its record and its files: tried before anything is measured, so that no figure is lost."""
+"""The files that a cell will write, its record and a folder of others: checked before anything is measured."""
 
 import os
 import shutil
@@ -18,7 +18,7 @@ def record_place(asked: str) -> WholeFile:
     """Return the record to be, its room on the disk taken; raises UserError where none can be written."""
     path = Path(asked)
     if path.suffix != ".json" or os.path.isdir(path):
-        raise UserError(f"--out is '{asked}', allowed is a file that ends in .json")
+        raise UserError(f"--out must be a file that ends in .json, got '{asked}'")
     return WholeFile(path, RECORD_ROOM_BYTES)
 
 
@@ -30,7 +30,7 @@ def files_place(asked: str | None, record: Path) -> Path:
     """
     folder = record.with_suffix(".files") if asked is None else Path(asked)
     if asked == "" or (folder.exists() and not folder.is_dir()):
-        raise UserError(f"--files is '{folder if asked is None else asked}', allowed is a folder")
+        raise UserError(f"--files must be a folder, got '{folder if asked is None else asked}'")
     owner = os.path.relpath(os.path.realpath(record), os.path.realpath(folder))
     if not owner.startswith(os.pardir + os.sep):
         raise UserError(f"--files is '{folder}', where the record goes too: name a folder of its own")

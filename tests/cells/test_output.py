@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from pipeline.cells.disk import DiskFull
-from pipeline.cells.place import RECORD_ROOM_BYTES, files_place, record_place
+from pipeline.cells.output import RECORD_ROOM_BYTES, files_place, record_place
 from pipeline.errors import UserError
 
 
@@ -26,7 +26,7 @@ def contents(folder):
 @pytest.mark.parametrize("asked", ["", ".", "..", "cell", "cell.txt", ".json", "folder.json", "folder.json/"])
 def test_a_record_is_a_json_file(asked, tmp_path):
     (tmp_path / "folder.json").mkdir()
-    with pytest.raises(UserError, match=r"^--out is '.*', allowed is a file that ends in \.json$"):
+    with pytest.raises(UserError, match=r"^--out must be a file that ends in \.json, got '.*'$"):
         record_place(asked)
 
 
@@ -110,7 +110,7 @@ def test_no_folder_of_files_holds_its_record_for_it_is_emptied(asked):
 @pytest.mark.parametrize("asked", ["", "file"])
 def test_a_file_or_nothing_is_no_folder(asked, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=f"^--files is '{asked}', allowed is a folder$"):
+    with pytest.raises(UserError, match=f"^--files must be a folder, got '{asked}'$"):
         files_place(asked, record_path("cell.json"))
 
 
