@@ -264,14 +264,14 @@ def test_a_scale_may_name_the_users_own_and_the_configuration_others(tmp_path):
     [
         (
             {"subjects": 3},
-            "config: subjects is 3, allowed is a mapping of kinds (attention, ",
+            "config: subjects must be a mapping of kinds (attention, ",
         ),
         ({"subjects": {"attention": {"mine": 3}}}, "subjects.attention.mine"),
         ({"subjects": {"attention": {"tiled": "a:b"}}}, "subjects: attention.tiled: the pipeline's own has this name"),
         ({"subjects": {"ddp": {"torch": "a:b"}}}, "subjects: ddp.torch: the pipeline's own has this name"),
         ({"subjects": {"attention": {"mine": "gone.py:f"}}}, "subjects: attention.mine: there is no file"),
         ({"only": ["timign"]}, "config: only has 'timign', known stages are ceilings, timing"),
-        ({"only": 3}, "config: only is 3, allowed is a stage or a list of stages"),
+        ({"only": 3}, "config: only must be a stage or a list of stages, got 3"),
     ],
 )
 def test_a_mistake_about_the_users_own_or_the_stages_is_one_line(changes, complaint):

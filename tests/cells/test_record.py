@@ -156,9 +156,9 @@ def test_what_a_record_says_of_the_host_is_checked(host, complaint):
 @pytest.mark.parametrize(
     ("scheduler", "complaint"),
     [
-        (None, "scheduler is null, allowed is an object"),
+        (None, "scheduler must be an object, got null"),
         ({"name": "slurm"}, "it has no scheduler.job, scheduler.nodes"),
-        ({"name": "slurm", "job": 7, "nodes": "n1"}, "scheduler.job is 7, allowed is text"),
+        ({"name": "slurm", "job": 7, "nodes": "n1"}, "scheduler.job must be text, got 7"),
     ],
 )
 def test_what_a_record_says_of_its_scheduler_s_job_is_checked(scheduler, complaint):
@@ -187,8 +187,8 @@ def test_variables_that_are_no_text_are_refused(environment):
 @pytest.mark.parametrize(
     ("subjects", "complaint"),
     [
-        ("mine", 'subjects is "mine", allowed is a list'),
-        (["mine"], 'subject 1 is "mine", allowed is an object of texts'),
+        ("mine", 'subjects must be a list, got "mine"'),
+        (["mine"], 'subject 1 must be an object of texts, got "mine"'),
         ([{"kind": "attention", "name": "mine", "digest": 3}], "subject 1 is"),
         ([{"kind": "attention", "name": "mine"}], "subject 1 has no kind, name or digest"),
     ],

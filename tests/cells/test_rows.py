@@ -83,7 +83,7 @@ def test_a_column_may_hold_a_name_of_the_users_own(impl):
 
 @pytest.mark.parametrize("impl", ["Mine", "", "a" * 33, "<b>", "../x", "mine\n", 3])
 def test_a_name_that_would_not_be_allowed_is_none(impl):
-    with pytest.raises(ValueError, match="allowed is ours, torch, or a name of your own"):
+    with pytest.raises(ValueError, match="must be one of ours, torch, or a name of your own"):
         RowTypes.one(Race).check({}, [{"impl": impl, "status": "ok"}])
 
 

@@ -50,7 +50,7 @@ def test_a_file_of_the_courses_adapters_gives_what_it_defines():
     ("asked", "said"),
     [
         (["attention"], "subjects must be a mapping of kinds or the path of a file of adapters, got ['attention']"),
-        ({"atention": {}}, "subjects: unknown kind 'atention'; known are attention, ddp, fsdp, optimizer, model"),
+        ({"atention": {}}, "subjects: unknown kind 'atention': must be one of attention, ddp, fsdp, optimizer, model"),
         ({"attention": PLACE}, "subjects: attention must be a mapping of names to places, got"),
         ({"attention": {"My-Flash": PLACE}}, "subjects: attention.My-Flash: a name must be text of at most 32 of"),
         ({"attention": {"a" * 33: PLACE}}, "a name must be text of at most 32 of a-z, 0-9 and _"),
@@ -61,7 +61,7 @@ def test_a_file_of_the_courses_adapters_gives_what_it_defines():
             "attention.mine.use must be module:attribute or file.py:attribute, got 3",
         ),
         ({"attention": {"mine": {}}}, "subjects: attention.mine has no use: name the implementation as"),
-        ({"attention": {"mine": {"use": PLACE, "gather": PLACE}}}, "mine: unknown key 'gather'; known are use"),
+        ({"attention": {"mine": {"use": PLACE, "gather": PLACE}}}, "mine: unknown key 'gather': must be one of use"),
         ({"attention": {"mine": "Right"}}, "subjects: attention.mine: 'Right' must be module:attribute or"),
         ({"attention": {"mine": "no.such:Right"}}, "subjects: attention.mine: there is no Python module no.such in"),
         ({"attention": {"mine": "no.py:Right"}}, "subjects: attention.mine: there is no file"),

@@ -210,11 +210,11 @@ def _environment_complaints(code: dict[str, Any]) -> Iterator[str]:
 
 def _subject_complaints(subjects: Any) -> Iterator[str]:
     if not isinstance(subjects, list):
-        yield f"subjects is {_brief(subjects)}, allowed is a list"
+        yield f"subjects must be a list, got {_brief(subjects)}"
         return
     for number, subject in enumerate(subjects, start=1):
         if not isinstance(subject, dict) or not all(isinstance(each, str) for each in subject.values()):
-            yield f"subject {number} is {_brief(subject)}, allowed is an object of texts"
+            yield f"subject {number} must be an object of texts, got {_brief(subject)}"
         elif not {"kind", "name", "digest"} <= subject.keys():
             yield f"subject {number} has no kind, name or digest"
 

@@ -149,7 +149,9 @@ class Stage:
                 raise UserError(f"{self.folder}/cell.py: READS has '{name}', known stages are {', '.join(known)}")
         if self.subjects is not None and self.subjects.kind not in KINDS:
             known = ", ".join(KINDS)
-            raise UserError(f"{self.folder}/cell.py: SUBJECTS is of kind '{self.subjects.kind}', known are {known}")
+            raise UserError(
+                f"{self.folder}/cell.py: SUBJECTS must be of one of the kinds {known}, got '{self.subjects.kind}'"
+            )
         for name, times in Counter(self.table_columns).items():
             if times > 1:
                 raise UserError(f"{self.folder}/: two columns of its tables are called '{name}': rename one of them")

@@ -103,7 +103,7 @@ def facts(subjects: Iterable[Subject]) -> list[dict[str, str]]:
 
 def _of_kind(kind: Any, named: Any, where: str, taken: set[str]) -> Iterable[Subject]:
     if kind not in KINDS:
-        raise UserError(f"{where}: unknown kind {_brief(kind)}; known are {', '.join(KINDS)}")
+        raise UserError(f"{where}: unknown kind {_brief(kind)}: must be one of {', '.join(KINDS)}")
     if not isinstance(named, Mapping):
         raise UserError(f"{where}: {kind} must be a mapping of names to places, got {_brief(named)}")
     for name, given in named.items():
@@ -119,7 +119,7 @@ def _places(given: Any, key: str, allowed: tuple[str, ...]) -> dict[str, str]:
     places = given if isinstance(given, Mapping) else {"use": given}
     for name, place in places.items():
         if name not in allowed:
-            raise UserError(f"{key}: unknown key {_brief(name)}; known are {', '.join(allowed)}")
+            raise UserError(f"{key}: unknown key {_brief(name)}: must be one of {', '.join(allowed)}")
         if not isinstance(place, str):
             raise UserError(f"{key}.{name} must be module:attribute or file.py:attribute, got {_brief(place)}")
     if "use" not in places:
