@@ -4,13 +4,7 @@ import pandas as pd
 import pytest
 
 from pipeline.errors import UserError
-from pipeline.report.table_rows import divide, geometric_mean, in_order, ok, read_rows, spread
-
-
-def times(status="ok", median_ms=2.0, reason=None):
-    return pd.DataFrame(
-        [{"size": "a", "median_ms": median_ms, "q1_ms": 1.0, "q3_ms": 4.0, "status": status, "reason": reason}]
-    )
+from pipeline.report.table_rows import geometric_mean, in_order, ok, read_rows
 
 
 def test_unstable_rows_carry_figures_and_the_others_do_not():
@@ -21,36 +15,6 @@ def test_unstable_rows_carry_figures_and_the_others_do_not():
 def test_names_come_in_their_order_unknown_ones_last():
     rows = pd.DataFrame({"name": ["z", "b", "a", "c"]})
     assert list(in_order(rows, ["name"], {"name": ("c", "b")})["name"]) == ["c", "b", "a", "z"]
-
-
-def test_a_ratio_spans_what_the_quartiles_of_both_allow():
-    (ratio,) = divide(times(), times(median_ms=1.0), ["size"]).to_dict("records")
-    assert (ratio["median_ratio"], ratio["q1_ratio"], ratio["q3_ratio"]) == (2.0, 0.25, 4.0)
-
-
-def test_spread_values_keep_their_places_and_the_order_in_which_they_come():
-    rows = pd.DataFrame({"size": ["xl", "xl", "small"], "pass": ["step", "forward", "forward"], "ms": [3.0, 2.0, 1.0]})
-    wide = spread(rows, ["size"], "pass", "ms")
-    assert (list(wide.index), list(wide.columns)) == (["xl", "small"], ["step", "forward"])
-    assert wide.loc["xl"].to_list() == [3.0, 2.0]
-    assert wide.loc["small", "forward"] == 1.0
-    assert pd.isna(wide.loc["small", "step"])
-
-
-@pytest.mark.parametrize("failing", [0, 1])
-@pytest.mark.parametrize("outcome", [("oom", "CUDA out of memory"), ("unstable", "noise")])
-def test_a_ratio_has_the_outcome_of_whichever_row_is_not_ok(failing, outcome):
-    status, reason = outcome
-    pair = [times(), times()]
-    pair[failing] = times(status, reason=reason)
-    (ratio,) = divide(*pair, ["size"]).to_dict("records")
-    assert (ratio["status"], ratio["reason"]) == outcome
-
-
-@pytest.mark.parametrize("statuses", [("unstable", "oom"), ("oom", "unstable")])
-def test_a_ratio_with_a_row_that_has_no_figure_has_none_either(statuses):
-    (ratio,) = divide(*map(times, statuses), ["size"]).to_dict("records")
-    assert ratio["status"] == "oom"
 
 
 def test_only_an_empty_cell_is_missing():

@@ -34,19 +34,6 @@ def test_a_row_without_a_figure_shows_its_outcome(rows):
     assert list(tables.number_cells(rows, "median_ms")) == ["12.3", "30.0 (unstable)", "OOM", "skipped: no CUDA"]
 
 
-def test_a_pivot_keeps_the_order_of_its_rows_and_leaves_gaps_empty(rows):
-    shown = rows.iloc[:3]
-    wide = tables.pivot(shown, ["size"], "pass", tables.number_cells(shown, "median_ms"))
-    assert list(wide.columns) == ["size", "forward", "backward"]
-    assert list(wide["size"]) == ["small", "2.7B"]
-    assert wide.loc[1, "backward"] == ""
-
-
-def test_a_pivot_refuses_two_rows_for_one_cell(rows):
-    with pytest.raises(ValueError, match="duplicate"):
-        tables.pivot(rows.assign(size="one"), ["size"], "pass", rows["status"])
-
-
 def test_numbers_stand_to_the_right_and_names_to_the_left():
     text = tables.markdown(pd.DataFrame({"size": ["small", "2.7B"], "time": ["OOM", "12.3 ± 0.1"]}))
     left, right = text.splitlines()[1].strip("|").split("|")

@@ -85,34 +85,6 @@ def _rank(column: pd.Series, order: Sequence[str] | None) -> pd.Series:
     return column.map({name: place for place, name in enumerate([*order, *unknown])})
 
 
-def divide(numerator: pd.DataFrame, denominator: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
-    """Divide the times of rows that agree in the keys.
-
-    Returns the keys with median_ratio, and q1_ratio and q3_ratio: the range that the quartiles of both
-    allow. Status and reason are those of whichever row has no figure, or else is unstable.
-    """
-    paired = numerator.merge(denominator, on=keys, suffixes=("", "_below"), validate="one_to_one")
-    above, below = paired["status"], paired["status_below"]
-    numerator_fails = ~has_figures(above) | ((above == "unstable") & has_figures(below))
-    return paired[keys].assign(
-        median_ratio=paired["median_ms"] / paired["median_ms_below"],
-        q1_ratio=paired["q1_ms"] / paired["q3_ms_below"],
-        q3_ratio=paired["q3_ms"] / paired["q1_ms_below"],
-        status=above.where(numerator_fails, below),
-        reason=paired["reason"].where(numerator_fails, paired["reason_below"]),
-    )
-
-
-def spread(rows: pd.DataFrame, index: list[str], columns: str, values: str) -> pd.DataFrame:
-    """Spread a column over the values of another; rows and columns keep the order of appearance, gaps are missing.
-
-    Raises ValueError where two rows fall on one place.
-    """
-    wide = rows.pivot(index=index, columns=columns, values=values)
-    # Not `unstack(sort=False)`: before pandas 3.1 it fills gaps with the values of other places.
-    return wide.reindex(index=rows.set_index(index).index.unique(), columns=rows[columns].unique())
-
-
 def geometric_mean(ratios: Sequence[float]) -> float:
     """Return the geometric mean of positive ratios; it is the same whichever way each is divided."""
     return float(np.exp(np.log(np.asarray(ratios, dtype=float)).mean()))

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 import pandas as pd
 
 from pipeline.report.markup import Markdown, paragraphs
-from pipeline.report.table_rows import spread
 
 MAX_COLUMNS = 8
 
@@ -64,15 +63,6 @@ def number_cells(rows: pd.DataFrame, column: str, digits: int = 3) -> pd.Series:
     """Write one numeric column to significant figures, or the outcome, for every row."""
     cells = rows[column].map(lambda value: significant(value, digits))
     return with_outcomes(cells, rows)
-
-
-def pivot(rows: pd.DataFrame, index: list[str], columns: str, cells: pd.Series) -> pd.DataFrame:
-    """Spread text cells over the values of one column; order of appearance is kept, gaps are empty.
-
-    Raises ValueError where two rows fall on one cell.
-    """
-    wide = spread(rows[[*index, columns]].assign(cell=cells), index, columns, "cell")
-    return wide.fillna("").reset_index().rename_axis(columns=None)
 
 
 def markdown(table: pd.DataFrame, written: Sequence[str] = ()) -> Markdown:

@@ -2,13 +2,10 @@
 
 import pandas as pd
 
-from pipeline.formulas.parameters import parameter_count
-from pipeline.formulas.sizes import SIZES
+from pipeline.formulas.size_order import BY_SIZE
 from pipeline.report.table_rows import in_order, ok
 from pipeline.stages.levers.cell import EAGER, LEVERS
 
-# Smallest first, by the parameters of the layers.
-BY_SIZE = tuple(sorted(SIZES, key=lambda name: parameter_count(SIZES[name], vocab_size=0)))
 MODEL = ["size", "context_length"]
 
 

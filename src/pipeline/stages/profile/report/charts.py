@@ -6,11 +6,12 @@ from typing import Any
 
 import pandas as pd
 
+from pipeline.formulas.size_order import BY_SIZE
 from pipeline.instruments.profilers.kernel_categories import CATEGORIES
 from pipeline.report.charts import IDLE_COLOUR, Chart, axis, bars_axis, picked, picker, tooltip
 from pipeline.report.figures import style_for
 from pipeline.stages.profile.cell import PASSES
-from pipeline.stages.profile.report.facts import BY_SIZE, PASS_WORDS, Capture, captures, lead, main_captures, shown_pass
+from pipeline.stages.profile.report.facts import PASS_WORDS, Capture, captures, lead, main_captures, shown_pass
 
 IDLE = "GPU idle"
 

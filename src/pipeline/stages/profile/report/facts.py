@@ -6,14 +6,12 @@ from dataclasses import dataclass, fields
 
 import pandas as pd
 
-from pipeline.formulas.parameters import parameter_count
-from pipeline.formulas.sizes import SIZES
+from pipeline.formulas.size_order import BY_SIZE
 from pipeline.report.table_rows import in_order, ok
 from pipeline.stages.profile.cell import ATTENTION_PHASES, CLOCKS, PASSES, Cell
 from pipeline.stages.profile.rows import ROW_TYPES
 
 AXES = [field.name for field in fields(Cell)]
-BY_SIZE = sorted(SIZES, key=lambda name: parameter_count(SIZES[name], vocab_size=0))
 ORDERS = {"precision": ("fp32", "bf16"), "size": BY_SIZE, "profiler": ("auto", "nsys", "torch")}
 PASS_WORDS = {"inference": "forward pass", "forward_backward": "forward and backward", "train_step": "training step"}
 MATMUL = "matmul"

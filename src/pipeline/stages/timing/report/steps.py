@@ -3,13 +3,11 @@
 import pandas as pd
 
 from pipeline.formulas.flops import train_step_flops
-from pipeline.formulas.parameters import parameter_count
+from pipeline.formulas.size_order import BY_SIZE
 from pipeline.formulas.sizes import SIZES
 from pipeline.report.outcomes import clear_gain
 from pipeline.report.table_rows import in_order, ok
 
-# Smallest first, by the parameters of the layers; precisions widest first.
-BY_SIZE = tuple(sorted(SIZES, key=lambda name: parameter_count(SIZES[name], vocab_size=0)))
 PRECISIONS = ("fp32", "tf32", "bf16")
 KINDS = {
     "eager": ("eager", "foreach"),
