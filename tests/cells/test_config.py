@@ -271,7 +271,7 @@ def test_a_scale_may_name_the_users_own_and_the_configuration_others(tmp_path):
         ({"subjects": {"ddp": {"torch": "a:b"}}}, "subjects: ddp.torch: the pipeline's own has this name"),
         ({"subjects": {"attention": {"mine": "gone.py:f"}}}, "subjects: attention.mine: there is no file"),
         ({"only": ["timign"]}, "config: only has 'timign', known stages are ceilings, timing"),
-        ({"only": 3}, "config: only must be a stage or a list of stages, got 3"),
+        ({"only": 3}, "config: only must be a stage or a list of stages; empty for all, got 3"),
     ],
 )
 def test_a_mistake_about_the_users_own_or_the_stages_is_one_line(changes, complaint):

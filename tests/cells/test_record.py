@@ -189,7 +189,7 @@ def test_variables_that_are_no_text_are_refused(environment):
     [
         ("mine", 'subjects must be a list, got "mine"'),
         (["mine"], 'subject 1 must be an object of texts, got "mine"'),
-        ([{"kind": "attention", "name": "mine", "digest": 3}], "subject 1 is"),
+        ([{"kind": "attention", "name": "mine", "digest": 3}], "subject 1 must be"),
         ([{"kind": "attention", "name": "mine"}], "subject 1 has no kind, name or digest"),
     ],
 )

@@ -181,7 +181,7 @@ def test_memory_that_ran_out_shows_as_such_in_figure_table_and_answer(make_rows,
     figure = next(item for item in parts_of(rows).parts if getattr(item, "name", "") == "rates")
     labels = [text.get_text() for axes in figure.drawing.axes for text in axes.texts]
     assert labels.count("OOM") >= 2
-    assert " 99.0" in labels
+    assert "99.0" in labels
 
 
 def test_the_best_peer_is_the_fastest_with_a_figure_at_each_problem(make_rows):
