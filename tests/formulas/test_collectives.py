@@ -1,7 +1,15 @@
 import numpy as np
 import pytest
 
-from pipeline.formulas.collectives import LinearCost, all_gather_bus_factor, all_reduce_bus_factor, fit_linear_cost
+from pipeline.formulas.collectives import (
+    LinearCost,
+    all_gather_bus_factor,
+    all_reduce_bus_factor,
+    fit_linear_cost,
+    whole_tensor_ring_factor,
+)
+
+from .rings import Ring
 
 SIZES_BYTES = [1e6, 1e7, 1e8, 1e9]
 
@@ -59,3 +67,20 @@ def test_times_that_give_no_line_are_refused(sizes, times):
 
 def test_a_residual_is_the_models_share_above_the_measured_time():
     assert LinearCost(latency_s=1, bytes_per_s=2).residuals([4], [2]) == [0.5]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
+def test_a_ring_that_moves_arrays_sends_the_bytes_of_the_formulas(world_size):
+    arrays = [np.arange(24.0) * (device + 1) for device in range(world_size)]
+    total = sum(arrays)
+    for collective, factor in {
+        Ring.all_reduce: all_reduce_bus_factor,
+        Ring.all_reduce_whole: whole_tensor_ring_factor,
+    }.items():
+        ring = Ring(world_size)
+        for result in collective(ring, arrays):
+            np.testing.assert_array_equal(result, total)
+        assert ring.sent == [pytest.approx(24 * factor(world_size))] * world_size
+    ring = Ring(world_size)
+    np.testing.assert_array_equal(np.concatenate(ring.reduce_scatter(arrays)), total)
+    assert ring.sent == [pytest.approx(24 * all_gather_bus_factor(world_size))] * world_size

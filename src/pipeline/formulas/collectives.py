@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 
-def all_reduce_bus_factor(world_size: int) -> float:
+def all_reduce_bus_factor(world_size: float) -> float:
     """Return the bytes that each rank of a ring sends per byte of an all-reduce: 2 (n − 1) / n.
 
     busbw is algbw (bytes over time) times this factor and is comparable with the links' speed at any world size.
@@ -16,7 +16,16 @@ def all_reduce_bus_factor(world_size: int) -> float:
     return 2 * (world_size - 1) / world_size
 
 
-def all_gather_bus_factor(world_size: int) -> float:
+def whole_tensor_ring_factor(world_size: int) -> float:
+    """Return the bytes that each rank sends per byte of an all-reduce that passes whole tensors around a ring: n − 1.
+
+    In each of n − 1 steps a rank sends the tensor that it received last, at first its own, and adds what it receives to
+    its sum. With W bytes/s that takes (n − 1)·S/W: n/2 times as long as a ring that sends shares of the tensor.
+    """
+    return world_size - 1
+
+
+def all_gather_bus_factor(world_size: float) -> float:
     """Return the bytes that each rank sends per byte of an all-gather or a reduce-scatter: (n − 1) / n.
 
     That is half of an all-reduce, which is one of each. Broadcasts of one share from each rank send as much on average

@@ -6,9 +6,10 @@ from dataclasses import asdict
 import pytest
 
 from pipeline.cells.tabulate import stage_rows
-from pipeline.formulas.activations import Workload, residual_stream_bytes, saved_terms
+from pipeline.formulas.activations import block_bytes, residual_stream_bytes, saved_terms
+from pipeline.formulas.checkpointing import KINDS
+from pipeline.formulas.parameters import block_parameter_count
 from pipeline.formulas.peak_memory import MODE_PHASES, predict_peaks
-from pipeline.formulas.sizes import SIZES
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.instruments.sampling.summary import summarise
 from pipeline.registry import stages
@@ -46,8 +47,7 @@ def peak_row(step, phase, moment):
 def gpu_cell(**varied):
     """Return the record of a cell as an H200 could leave it."""
     cell = Cell(**varied)
-    variant = {name: getattr(cell, name) for name in ("precision", "attention", "checkpoint_every")}
-    workload = Workload(SIZES[cell.size], Settings.vocab_size, Settings.batch_size, cell.context_length, **variant)
+    workload = cell.workload(Settings.vocab_size, Settings.batch_size, "cuda")
     moments = {step: predict_peaks(workload, cell.mode, first_step=step == 1) for step in (1, 2)}
     rows = [
         peak_row(step, phase, moments[step][phase]) for step, phase in itertools.product((1, 2), MODE_PHASES[cell.mode])
@@ -82,12 +82,26 @@ def gpu_cell(**varied):
     kept = 0 if cell.mode == "inference" else sum(saved_terms(workload).values())
     rows.append({"kind": "saved", "activations_bytes": kept})
     if cell.mode == "train_step":
+        if not cell.checkpoint_every:
+            rows += block_rows(workload)
         slower = 1.3 if cell.checkpoint_every else 1.0
         time_ms = cell.context_length * slower * (0.8 if cell.attention == "flash" else 1)
         # The quartiles are 1% away from the median.
         samples_ms = [time_ms * (1 + share) for share in (-0.02, -0.01, 0, 0.01, 0.02)]
         rows.append({"kind": "time", **summarise(samples_ms), "samples_ms": samples_ms})
     return record(cell, [{"status": "ok", **row, "device_type": "cuda"} for row in rows])
+
+
+def block_rows(workload):
+    saved = {
+        "kind": "block",
+        "saved_bytes": block_bytes(workload),
+        "gradients_bytes": 4 * block_parameter_count(workload.size),
+        "input_gradient_bytes": residual_stream_bytes(workload),
+    }
+    largest = {"kind": "block_saved", "size_bytes": 84 * 10**6, "operation": "Silu.self", "dtype": "bfloat16"}
+    shape = {"shape": [4, workload.seq_len, workload.size.d_ff]}
+    return [saved, *({**largest, **shape, "rank": rank, "module": f"part_{rank}"} for rank in range(1, 8))]
 
 
 def outcome(status, reason, machine=GPU, **varied):
@@ -105,6 +119,10 @@ def h200():
     for attention, every in (("eager", 1), ("eager", 4), ("flash", 0), ("flash", 1)):
         records.append(gpu_cell(precision="bf16", context_length=1024, attention=attention, checkpoint_every=every))
     records.append(gpu_cell(context_length=1024, attention="flash"))
+    deep = {"precision": "bf16", "size": "small", "context_length": 4096, "attention": "flash"}
+    for layers in (4, 16, 64):
+        records.append(gpu_cell(**deep, num_layers=layers))
+        records += [gpu_cell(**deep, num_layers=layers, checkpoint_every=1, checkpointing=kind) for kind in KINDS]
     records.append(outcome("skipped", "flash attention needs a CUDA GPU", attention="flash", checkpoint_every=4))
     return records
 

@@ -6,14 +6,15 @@ import pytest
 import torch
 
 from pipeline.errors import Skipped
-from pipeline.formulas.activations import Workload
-from pipeline.formulas.parameters import parameter_bytes
+from pipeline.formulas.activations import Workload, block_bytes, block_weight_copy_bytes, residual_stream_bytes
+from pipeline.formulas.parameters import block_parameter_count, parameter_bytes
 from pipeline.formulas.peak_memory import CATEGORIES, predict_peaks
 from pipeline.formulas.sizes import SIZES
 from pipeline.instruments.memory.snapshot import read_events
 from pipeline.instruments.sampling.step_timing import Sampling, Timings
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.model.step import build_training_step
+from pipeline.stages.memory.block_rows import block_rows
 from pipeline.stages.memory.cell import Cell, Settings
 from pipeline.stages.memory.measure import _time_row, measure
 
@@ -132,6 +133,40 @@ def test_recomputed_blocks_count_as_activations(tmp_path):
 def test_flash_attention_without_a_gpu_is_skipped_with_its_reason(tmp_path):
     with pytest.raises(Skipped, match="needs a CUDA GPU"):
         measured(tmp_path, attention="flash")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("attention", ["eager", "tiled", "sdpa"])
+def test_a_block_alone_saves_what_the_formulas_say_and_makes_its_gradients(precision, attention):
+    shape = {"vocab_size": 100, "context_length": 24, "batch_size": 3}
+    step = build_training_step(SIZES["tiny"], **shape, precision=precision, device="cpu", attention=attention)
+    block, *saved = block_rows(step, SIZES["tiny"].d_model)
+    workload = Workload(SIZES["tiny"], 100, 3, 24, precision, attention, device_type="cpu")
+    expected = block_bytes(workload) + block_weight_copy_bytes(workload)
+    assert block["saved_bytes"] == sum(row["size_bytes"] for row in saved) == expected
+    assert block["gradients_bytes"] == 4 * block_parameter_count(SIZES["tiny"])
+    assert block["input_gradient_bytes"] == residual_stream_bytes(workload)
+    assert all(parameter.grad is None for parameter in step.model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("varied", "reason"),
+    [
+        ({"checkpointing": "recursive"}, "recursive checkpointing needs a checkpoint_every of at least 1"),
+        ({"checkpointing": "selective", "checkpoint_every": 1}, "needs attention that is one operator, eager is"),
+        ({"num_layers": 4, "checkpoint_every": 5}, "fewer than 5 blocks"),
+    ],
+)
+def test_checkpoints_that_are_not_possible_are_skipped(tmp_path, varied, reason):
+    with pytest.raises(Skipped, match=reason):
+        measured(tmp_path, **varied)
+
+
+def test_a_cell_has_as_many_blocks_as_asked_for_and_its_checkpoints(tmp_path):
+    rows = measured(tmp_path, num_layers=3, attention="sdpa", checkpoint_every=1, checkpointing="selective")
+    (last,) = [row for row in rows if row.get("step") == 2 and row["phase"] == "optimizer"]
+    assert last["parameters_bytes"] == parameter_bytes(replace(SIZES["tiny"], num_layers=3), SETTINGS.vocab_size)
+    assert not [row for row in rows if row["kind"] == "block"]
 
 
 def test_more_blocks_between_checkpoints_than_there_are_is_skipped(tmp_path):

@@ -2,12 +2,13 @@ import numpy as np
 import pytest
 
 from pipeline.formulas.activations import residual_stream_bytes, weight_copy_bytes
+from pipeline.formulas.checkpointing import blocks_run_again
 from pipeline.report.page_parts import Table
-from pipeline.report.section import data_size, mib
+from pipeline.report.section import data_size, mib, number
 from pipeline.report.table_rows import ok
-from pipeline.stages.memory.report import baselines, figures
+from pipeline.stages.memory.report import baselines, checkpoints, figures
 from pipeline.stages.memory.report.actions import actions, flash_and_checkpoints
-from pipeline.stages.memory.report.facts import headline, recordings
+from pipeline.stages.memory.report.facts import headline, recordings, unit_for
 from pipeline.stages.memory.report.section import build
 
 from ..sections import (
@@ -24,7 +25,7 @@ from ..sections import (
 )
 
 FIGURES = {
-    "h200": {"composition", "timeline", "trade"},
+    "h200": {"composition", "depth", "timeline", "trade"},
     "smoke": {"composition", "timeline", "trade"},
     "skipped": set(),
 }
@@ -40,7 +41,8 @@ def rendered(rows_of, tmp_path_factory):
 
 def said(rows):
     """Return the titles of the actions by the reason that each gives."""
-    return {str(action.what): str(action.why) for action in actions(recordings(rows))}
+    shown = [one for one in recordings(rows) if not one.cell.num_layers]
+    return {str(action.what): str(action.why) for action in actions(shown)}
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -74,8 +76,13 @@ def by_formula(recorded):
     copies = [data_size(weight_copy_bytes(one.workload)) for one in recorded]
     streams = [residual_stream_bytes(one.workload) for one in recorded]
     texts = [*ran_out, *copies, *map(mib, streams)]
-    steps = [one for one in recorded if one.measured and one.cell.mode == "train_step"]
+    steps = [one for one in recorded if one.measured and one.cell.mode == "train_step" and not one.cell.num_layers]
     counts = [len(recorded), sum(one.measured for one in recorded), len(steps), *streams]
+    for one in recorded:
+        layers, cell = one.workload.size.num_layers, one.cell
+        counts += [layers, blocks_run_again(layers, cell.checkpoint_every, cell.checkpointing)]
+        counts.append(1)  # the best interval of checkpoints
+        texts.append(number(checkpoints.block_over_input(one)))
     return {f"{float(text.split()[0]):g}" for text in texts} | {f"{count:g}" for count in counts}
 
 
@@ -151,10 +158,66 @@ def test_another_adamw_is_advised_where_its_temporaries_are_at_the_peak_of_a_gpu
 
 def test_every_question_is_answered(rows_of, tmp_path):
     answers = {problem.name: problem.answer for problem in build(rows_of["h200"]).problems}
-    assert list(answers) == [f"memory_profiling ({letter})" for letter in "abcde"]
+    assert list(answers) == [
+        *(f"memory_profiling ({letter})" for letter in "abcdef"),
+        "gradient_checkpointing (a)",
+        "gradient_checkpointing (b)",
+    ]
     assert "4 × 1024 × 2560 × 4 = 41,943,040 bytes = 40.0 MiB" in answers["memory_profiling (d)"]
     assert "64 tensors of just this size" in answers["memory_profiling (d)"]
     assert "96 of parameters at `model/transformer.py:9 __init__`" in answers["memory_profiling (e)"]
+
+
+def with_peaks(rows, every, factor):
+    """Scale the peaks of training steps of 2.7B in bf16 with checkpoints every so many blocks."""
+    rows = rows.copy()
+    here = (rows["size"] == "2.7B") & (rows["checkpoint_every"] == every) & (rows["kind"] == "peak")
+    rows.loc[here, "peak_bytes"] *= factor
+    return rows
+
+
+@pytest.mark.parametrize(("factor", "best"), [(1, "1"), (3, "4")])
+def test_the_best_interval_of_checkpoints_is_that_with_the_lowest_measured_peak(rows_of, factor, best):
+    rows = with_peaks(rows_of["h200"], every=1, factor=factor)
+    answer = checkpoints.problems(recordings(rows))[1].answer
+    assert "with a checkpoint every block (1.33 s) and" in answer
+    assert f"of the measured intervals {best} is best, by formula 1 of 1 to 32" in answer
+
+
+KINDS = (
+    "no checkpoints",
+    "a checkpoint every block",
+    "recursive checkpoints",
+    "a checkpoint every block that keeps attention",
+)
+
+
+def test_the_least_peak_is_told_of_the_most_blocks_with_what_other_checkpoints_take(rows_of):
+    answer = checkpoints.problems(recordings(rows_of["h200"]))[0].answer
+    assert "At 64 blocks (small of 64 blocks, bf16, batch 4, context 4096)" in answer
+    assert "at most 7 inputs are alive and 224 run again" in answer
+    assert [words for words in KINDS if f"with {words}" not in answer] == ["recursive checkpoints"]
+
+
+def test_at_more_blocks_recursive_checkpoints_take_least(rows_of):
+    groups = checkpoints.by_depth(recordings(rows_of["h200"]))
+    assert tuple(groups) == KINDS
+    assert all([one.cell.num_layers for one in ones] == [4, 16, 64] for ones in groups.values())
+    deepest = {words: checkpoints.backward_bytes(ones[-1]) for words, ones in groups.items()}
+    assert min(deepest, key=deepest.get) == "recursive checkpoints"
+    assert max(deepest, key=deepest.get) == "no checkpoints"
+
+
+def test_one_number_of_blocks_is_no_figure(rows_of):
+    rows = rows_of["h200"]
+    recorded = recordings(rows[rows["num_layers"].isin([0, 16])])
+    assert checkpoints.depth_figure(recorded, unit_for(recorded)) == []
+
+
+def test_what_a_block_saves_is_told_of_the_longest_context_in_bf16(rows_of):
+    (answer,) = [item.answer for item in build(rows_of["h200"]).problems if item.name == "memory_profiling (f)"]
+    assert "A block (2.7B, bf16, batch 4, context 1024" in answer
+    assert answer.count("Silu.self") == 5
 
 
 def test_a_residual_stream_that_is_not_found_is_not_claimed(rows_of, tmp_path):
@@ -168,7 +231,7 @@ def test_a_residual_stream_that_is_not_found_is_not_claimed(rows_of, tmp_path):
 def test_without_bf16_mixed_precision_is_not_spoken_of(rows_of, tmp_path):
     rows = rows_of["h200"]
     names = [problem.name for problem in build(rows[rows["precision"] == "fp32"]).problems]
-    assert names == [f"memory_profiling ({letter})" for letter in "abde"]
+    assert names == [f"memory_profiling ({letter})" for letter in "abdef"]
 
 
 def test_the_formulas_error_is_that_of_the_worst_recording(rows_of, tmp_path):

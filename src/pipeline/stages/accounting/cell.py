@@ -7,7 +7,7 @@ from pipeline.cells.fields import axis
 from pipeline.stages.accounting.models import NAMES
 
 SPLIT_AXIS = "question"
-QUESTIONS = ("memory", "fsdp", "mesh", "buckets", "activations", "attention")
+QUESTIONS = ("memory", "fsdp", "mesh", "buckets", "ring", "parallel", "activations", "attention")
 
 
 @dataclass(frozen=True)
@@ -50,3 +50,5 @@ class Settings:
     peak_tflops_per_s: float = axis(460.0, minimum=0.001)
     allreduce_gbytes_per_s: float = axis(100.0, minimum=0.001)
     call_overhead_us: float = axis(20.0, minimum=0.001)
+    egress_gbytes_per_s: float = axis(90.0, minimum=0.001)
+    batch_tokens: int = axis(1_000_000, minimum=1)

@@ -5,6 +5,7 @@ from typing import Any
 
 from pipeline.errors import Skipped
 from pipeline.formulas.collectives import LinearCost
+from pipeline.formulas.feed_forward_parallel import Layer
 from pipeline.formulas.mesh import Mesh
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.stages.accounting import questions
@@ -48,6 +49,16 @@ def link_of(settings: Settings) -> LinearCost:
     return LinearCost(latency_s=1e-6 * settings.call_overhead_us, bytes_per_s=1e9 * settings.allreduce_gbytes_per_s)
 
 
+def layer_of(model: Model, settings: Settings) -> Layer:
+    """Return one feed-forward layer of the model, with the tokens and the device of the settings."""
+    return Layer(
+        block=model.block,
+        tokens=settings.batch_tokens,
+        flops_per_s=1e12 * settings.peak_tflops_per_s,
+        bytes_per_s=1e9 * settings.egress_gbytes_per_s,
+    )
+
+
 ANSWERS: dict[str, Callable[[Model, Cell, Settings], list[dict[str, Any]]]] = {
     "memory": lambda model, cell, settings: questions.memory_rows(
         model, cell.batch_size, LARGE_MODEL_SEQ_LENS, settings.gpu_memory_gb
@@ -57,6 +68,8 @@ ANSWERS: dict[str, Callable[[Model, Cell, Settings], list[dict[str, Any]]]] = {
     ),
     "mesh": lambda model, cell, settings: questions.mesh_rows(model, mesh_of(settings)),
     "buckets": lambda model, cell, settings: questions.bucket_rows(model, link_of(settings)),
+    "ring": lambda model, cell, settings: questions.ring_rows(model, 1e9 * settings.egress_gbytes_per_s),
+    "parallel": lambda model, cell, settings: questions.parallel_rows(layer_of(model, settings)),
     "activations": lambda model, cell, settings: questions.activation_rows(
         as_transformer(model), cell.batch_size, CONTEXT_LENGTHS
     ),

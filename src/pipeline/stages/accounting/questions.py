@@ -5,9 +5,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from pipeline.formulas import buckets, mesh
+from pipeline.formulas import buckets, feed_forward_parallel, mesh
 from pipeline.formulas.activations import ATTENTIONS, attention_bytes, bytes_by_part
-from pipeline.formulas.collectives import LinearCost
+from pipeline.formulas.collectives import LinearCost, all_reduce_bus_factor, whole_tensor_ring_factor
+from pipeline.formulas.feed_forward_parallel import PASSES, STRATEGIES, Layer
 from pipeline.formulas.mesh import Block, Mesh
 from pipeline.formulas.training_state import Sharded, devices_to_hold, training_state
 from pipeline.formulas.units import FP32_BYTES, GB, GIB
@@ -17,6 +18,7 @@ Rows = list[dict[str, Any]]
 
 SHARDED_SHARE = 0.5
 DEVICE_COUNTS = tuple(2**power for power in range(3, 13))
+RING_SIZES = (2, 4, 8, 64)
 TENSOR_SIZES = tuple(2**power for power in range(7))
 BATCH_STEPS = tuple(2 ** (step / 4) for step in range(-8, 9))
 
@@ -25,7 +27,7 @@ def lacking(question: str, model: Model) -> str:
     """Name what the model lacks for the question; empty if nothing."""
     if question in ("activations", "attention") and not isinstance(model, Transformer):
         return "attention"
-    return "feed-forward layers" if question == "mesh" and model.block.d_ff == 0 else ""
+    return "feed-forward layers" if question in ("mesh", "parallel") and model.block.d_ff == 0 else ""
 
 
 def memory_rows(model: Model, batch_size: int, seq_lens: Iterable[int], gpu_memory_gb: float) -> Rows:
@@ -157,6 +159,56 @@ def bucket_rows(model: Model, link: LinearCost) -> Rows:
         }
         for case, count, overhead_s in overheads_s
     ]
+
+
+def ring_rows(model: Model, bytes_per_s: float) -> Rows:
+    """Return the time to all-reduce fp32 gradients around a ring, by shares of the tensor and by whole tensors."""
+    gradient_bytes = training_state(model.parameters).gradients_bytes
+    return [
+        {
+            "case": case,
+            "num_devices": num_devices,
+            "gradient_bytes": gradient_bytes,
+            "sent_bytes": factor(num_devices) * gradient_bytes,
+            "ring_ms": 1e3 * factor(num_devices) * gradient_bytes / bytes_per_s,
+        }
+        for case, factor in {"shares": all_reduce_bus_factor, "whole": whole_tensor_ring_factor}.items()
+        for num_devices in RING_SIZES
+    ]
+
+
+def parallel_rows(layer: Layer) -> Rows:
+    """Return FLOPs, bytes and times of one feed-forward layer in each pass, over the most devices that are worth it.
+
+    Those are the most at which computing takes as long as communicating, and are not whole; data parallelism, which
+    sends nothing in the forward pass, has there as many as in the backward pass.
+    """
+    return [
+        {
+            "strategy": strategy,
+            "phase": phase,
+            "axes_overlap": overlap,
+            **_parallel_row(layer, strategy, phase, overlap),
+        }
+        for strategy in STRATEGIES
+        for phase in PASSES
+        for overlap in ((True, False) if strategy == "fsdp_tensor" else (False,))
+    ]
+
+
+def _parallel_row(layer: Layer, strategy: str, phase: str, axes_overlap: bool) -> dict[str, Any]:
+    x, y = feed_forward_parallel.most_shares(layer, strategy, phase, axes_overlap)
+    found = feed_forward_parallel.cost(layer, phase, x, y, keeps_weights=strategy == "data_parallel")
+    return {
+        "batch_shares": x,
+        "width_shares": y,
+        "most_devices": x * y,
+        "device_flops": found.flops,
+        "weight_bytes": found.weight_bytes,
+        "activation_bytes": found.activation_bytes,
+        "compute_ms": 1e3 * found.compute_s(layer),
+        "communication_ms": 1e3 * found.communication_s(layer, axes_overlap),
+    }
 
 
 def activation_rows(model: Transformer, batch_size: int, seq_lens: Iterable[int]) -> Rows:

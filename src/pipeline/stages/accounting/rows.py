@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from pipeline.cells.rows import Row, RowTypes, column
 from pipeline.formulas.activations import ATTENTIONS
+from pipeline.formulas.feed_forward_parallel import PASSES, STRATEGIES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +93,41 @@ class BucketOverhead(_OfModel):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RingAllReduce(_OfModel):
+    """All-reducing fp32 gradients around a ring of devices that each send to the next one."""
+
+    KEYS = ("case", "num_devices")
+
+    case: str = column(
+        "what a device sends in one step: shares of the tensor, 2(N-1) steps, or the whole, N-1 steps",
+        allowed=("shares", "whole"),
+    )
+    num_devices: float = column("devices in the ring, N", positive=True)
+    gradient_bytes: int = column("gradients in fp32", minimum=0)
+    sent_bytes: float = column("bytes that each device sends", minimum=0)
+    ring_ms: float = column("time at the bandwidth at which a device sends", minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelFeedForward(_OfModel):
+    """One feed-forward layer in 16 bits over the most devices at which computing takes as long as communicating."""
+
+    KEYS = ("strategy", "phase", "axes_overlap")
+
+    strategy: str = column("how the layer is divided over devices", allowed=STRATEGIES)
+    phase: str = column("pass over the layer", allowed=PASSES)
+    axes_overlap: bool = column("whether transfers of weights and of activations run at the same time")
+    batch_shares: float = column("devices among which the batch is divided, X; not whole", positive=True)
+    width_shares: float = column("devices among which each matrix is divided, Y; not whole", positive=True)
+    most_devices: float = column("X times Y; by data parallelism both passes have the backward pass's", positive=True)
+    device_flops: float = column("FLOPs of each device", minimum=0)
+    weight_bytes: float = column("bytes that each device sends for weights or their gradients", minimum=0)
+    activation_bytes: float = column("bytes that each device sends for activations or their gradients", minimum=0)
+    compute_ms: float = column("time of the products", minimum=0)
+    communication_ms: float = column("time of both transfers; of the longer one where they overlap", minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Activations(_OfModel):
     """Bytes that a transformer's forward pass keeps in fp32 for the backward pass, by part, at one sequence length."""
 
@@ -130,6 +166,8 @@ ROW_TYPES = RowTypes(
         "fsdp": ShardedMemory,
         "mesh": MeshBatch,
         "buckets": BucketOverhead,
+        "ring": RingAllReduce,
+        "parallel": ParallelFeedForward,
         "activations": Activations,
         "attention": AttentionMemory,
     },

@@ -1,10 +1,12 @@
 """Where does a training step's memory go: timeline, peak and its composition, compared with a model?"""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pipeline.cells.fields import axis
+from pipeline.formulas.activations import Workload
+from pipeline.formulas.checkpointing import KINDS
 from pipeline.formulas.peak_memory import MODES
-from pipeline.formulas.sizes import SIZES
+from pipeline.formulas.sizes import SIZES, ModelSize
 
 SPLIT_AXIS = "precision"
 KEEPS_FILES = True
@@ -12,14 +14,19 @@ KEEPS_FILES = True
 
 @dataclass(frozen=True)
 class Cell:
-    """One model, context and precision; forward only (with or without gradients) or whole training steps."""
+    """One model, context and precision; forward only (with or without gradients) or whole training steps.
+
+    `num_layers` replaces the size's number of blocks; 0 leaves it.
+    """
 
     precision: str = axis("fp32", allowed=("fp32", "bf16"))
     size: str = axis("2.7B", allowed=tuple(SIZES))
     context_length: int = axis(256, minimum=1)
     mode: str = axis("train_step", allowed=MODES)
-    attention: str = axis("eager", allowed=("eager", "tiled", "flash"))
+    attention: str = axis("eager", allowed=("eager", "tiled", "flash", "sdpa"))
     checkpoint_every: int = axis(0, minimum=0)
+    checkpointing: str = axis("segments", allowed=KINDS)
+    num_layers: int = axis(0, minimum=0)
 
     @property
     def gpus(self) -> int:
@@ -29,6 +36,26 @@ class Cell:
     def shares_host(self, on_gpu: bool) -> bool:
         """Return True on a GPU without timed steps: company slows down a step, and on a CPU uses up memory."""
         return on_gpu and self.mode != "train_step"
+
+    @property
+    def model_size(self) -> ModelSize:
+        """The size of the model, with as many blocks as the cell asks for."""
+        size = SIZES[self.size]
+        return replace(size, num_layers=self.num_layers or size.num_layers)
+
+    def workload(self, vocab_size: int, batch_size: int, device_type: str) -> Workload:
+        """Return everything that the formulas of memory take."""
+        return Workload(
+            self.model_size,
+            vocab_size,
+            batch_size,
+            self.context_length,
+            self.precision,
+            self.attention,
+            self.checkpoint_every,
+            device_type,
+            self.checkpointing,
+        )
 
     def row_keys(self) -> list[dict[str, str]]:
         """Return the key of the single row of a cell that could not be measured."""

@@ -7,13 +7,14 @@ from typing import Any
 import torch
 
 from pipeline.errors import Skipped
-from pipeline.formulas.sizes import SIZES
 from pipeline.instruments.memory.recording import Recorder, record_memory
 from pipeline.instruments.sampling.stability import status_columns
 from pipeline.instruments.sampling.step_timing import StopRule, time_phases
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.instruments.sampling.summary import summarise
+from pipeline.model.checkpointing import SELECTABLE_ATTENTIONS
 from pipeline.model.step import TrainingStep, build_training_step
+from pipeline.stages.memory.block_rows import block_rows
 from pipeline.stages.memory.cell import Cell, Settings
 from pipeline.stages.memory.recorded_rows import recording_rows
 
@@ -40,20 +41,26 @@ def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch, files_dir: Pat
     if cell.mode == "train_step":
         with stopwatch.measuring():
             rows.append(_time_row(step, settings, device))
+            if not cell.checkpoint_every:
+                rows += block_rows(step, cell.model_size.d_model)
     return [{**row, "device_type": device.type} for row in rows]
 
 
 def _require(cell: Cell, device: torch.device) -> None:
     if cell.attention == "flash" and device.type != "cuda":
         raise Skipped("flash attention needs a CUDA GPU")
-    if cell.checkpoint_every > SIZES[cell.size].num_layers:
+    if cell.checkpoint_every > cell.model_size.num_layers:
         raise Skipped(f"{cell.size} has fewer than {cell.checkpoint_every} blocks")
+    if cell.checkpointing != "segments" and not cell.checkpoint_every:
+        raise Skipped(f"{cell.checkpointing} checkpointing needs a checkpoint_every of at least 1")
+    if cell.checkpointing == "selective" and cell.attention not in SELECTABLE_ATTENTIONS:
+        raise Skipped(f"selective checkpointing needs attention that is one operator, {cell.attention} is several")
 
 
 def _record_steps(recorder: Recorder, cell: Cell, settings: Settings, device: torch.device) -> TrainingStep:
     recorder.phase("build")
     step = build_training_step(
-        SIZES[cell.size],
+        cell.model_size,
         vocab_size=settings.vocab_size,
         context_length=cell.context_length,
         batch_size=settings.batch_size,
@@ -61,6 +68,7 @@ def _record_steps(recorder: Recorder, cell: Cell, settings: Settings, device: to
         device=device,
         attention=cell.attention,
         checkpoint_every=cell.checkpoint_every,
+        checkpointing=cell.checkpointing,
     )
     recorder.identify("parameters", step.model.parameters())
     for _ in range(RECORDED_STEPS):

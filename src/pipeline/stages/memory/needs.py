@@ -1,8 +1,6 @@
 """Estimate a cell's time and memory before it is measured. Imports no torch: the workflow reads it."""
 
-from pipeline.formulas.activations import Workload
 from pipeline.formulas.peak_memory import peak_bytes
-from pipeline.formulas.sizes import SIZES
 from pipeline.stages.memory.cell import Cell, Settings
 
 
@@ -13,14 +11,5 @@ def expected_s(cell: Cell, settings: Settings, on_gpu: bool) -> float:
 
 def needed_bytes(cell: Cell, settings: Settings) -> int:
     """Return the least memory that a cell needs on a CPU: the peak of its step."""
-    workload = Workload(
-        SIZES[cell.size],
-        settings.vocab_size,
-        settings.batch_size,
-        cell.context_length,
-        cell.precision,
-        cell.attention,
-        cell.checkpoint_every,
-        device_type="cpu",
-    )
+    workload = cell.workload(settings.vocab_size, settings.batch_size, device_type="cpu")
     return peak_bytes(workload, cell.mode)

@@ -15,7 +15,8 @@ class RecordingRow(Row):
     """Columns of all rows of one recording of two steps."""
 
     kind: str = column(
-        "what the row is about", allowed=("peak", "timeline", "largest", "saved", "residual", "allocator", "time")
+        "what the row is about",
+        allowed=("peak", "timeline", "largest", "saved", "residual", "block", "block_saved", "allocator", "time"),
     )
     device_type: str = column("device that the model was on", allowed=("cpu", "cuda"))
 
@@ -82,6 +83,29 @@ class ResidualStream(RecordingRow):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Block(RecordingRow):
+    """Forward and backward of one block alone, without checkpoints."""
+
+    saved_bytes: int = column("bytes that the block saves for its backward pass", minimum=0)
+    gradients_bytes: int = column("gradients of the block's parameters", minimum=0)
+    input_gradient_bytes: int = column("gradient of the block's input", minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockSaved(RecordingRow):
+    """One tensor that a block saves for its backward pass, its parameters apart; largest first."""
+
+    KEYS = ("rank",)
+
+    rank: int = column("rank by size; 1 is the largest", minimum=1)
+    size_bytes: int = column("bytes of its storage", minimum=0)
+    module: str = column("part of the block that saves it first; empty for the block itself")
+    operation: str = column("autograd's name of the operation that saves it first, and of the operand")
+    dtype: str = column("type of its elements")
+    shape: list[int] = column("its shape", minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class AllocatorPeaks(RecordingRow):
     """The peaks counted by CUDA's caching allocator."""
 
@@ -103,6 +127,8 @@ ROW_TYPES = RowTypes(
         "largest": LargestAllocations,
         "saved": SavedActivations,
         "residual": ResidualStream,
+        "block": Block,
+        "block_saved": BlockSaved,
         "allocator": AllocatorPeaks,
         "time": StepTime,
     },

@@ -12,10 +12,10 @@ from pipeline.formulas.units import GB, GIB
 from pipeline.report.tables import markdown, significant
 from pipeline.stages.accounting import questions
 from pipeline.stages.accounting.cell import QUESTIONS, Settings
-from pipeline.stages.accounting.measure import link_of, mesh_of
+from pipeline.stages.accounting.measure import layer_of, link_of, mesh_of
 from pipeline.stages.accounting.models import FeedForwardModel, Model, Transformer, as_transformer, model_named
 from pipeline.stages.accounting.report.options import OF_SIZE, Subject
-from pipeline.stages.accounting.report.words import MESH_CASES
+from pipeline.stages.accounting.report.words import MESH_CASES, PARALLEL_CASES
 
 
 def answers(asked: list[str], given: dict[str, str]) -> str:
@@ -113,6 +113,33 @@ def _buckets(model: Model, _subject: Subject, settings: Settings) -> str:
     )
 
 
+def _ring(model: Model, _subject: Subject, settings: Settings) -> str:
+    rows = pd.DataFrame(questions.ring_rows(model, 1e9 * settings.egress_gbytes_per_s))
+    table = rows.pivot(index="num_devices", columns="case", values="ring_ms").reset_index()
+    title = f"All-reducing {significant(rows['gradient_bytes'].iloc[0] / GB)} GB of gradients around a ring:"
+    columns = {"devices": table["num_devices"], "shares (ms)": table["shares"].map(significant)}
+    return f"{title}\n\n{markdown(pd.DataFrame({**columns, 'whole tensors (ms)': table['whole'].map(significant)}))}"
+
+
+def _parallel(model: Model, _subject: Subject, settings: Settings) -> str:
+    rows = pd.DataFrame(questions.parallel_rows(layer_of(model, settings)))
+    table = pd.DataFrame(
+        {
+            "strategy": [PARALLEL_CASES[key] for key in zip(rows["strategy"], rows["axes_overlap"], strict=True)],
+            "pass": rows["phase"],
+            "most devices": rows["most_devices"].map(significant),
+            "batch shares": rows["batch_shares"].map(significant),
+            "width shares": rows["width_shares"].map(significant),
+            "FLOPs": rows["device_flops"].map("{:.3g}".format),
+            "sent (MB)": ((rows["weight_bytes"] + rows["activation_bytes"]) / 1e6).map(significant),
+            "computing (ms)": rows["compute_ms"].map(significant),
+            "communicating (ms)": rows["communication_ms"].map(significant),
+        }
+    )
+    title = f"One feed-forward layer, {settings.batch_tokens:,} tokens, on the most devices that stay compute bound:"
+    return f"{title}\n\n{markdown(table)}"
+
+
 def _activations(model: Model, subject: Subject, _settings: Settings) -> str:
     return _by_attention(questions.activation_rows(as_transformer(model), subject.batch_size, [subject.seq_len]))
 
@@ -127,6 +154,8 @@ TABLES = {
     "fsdp": _fsdp,
     "mesh": _mesh,
     "buckets": _buckets,
+    "ring": _ring,
+    "parallel": _parallel,
     "activations": _activations,
     "attention": _attention,
 }

@@ -43,6 +43,8 @@ HELP = {
     "peak_tflops_per_s": "mesh: dense peak of a device, C",
     "allreduce_gbytes_per_s": "buckets: algorithm bandwidth of the all-reduce, w",
     "call_overhead_us": "buckets: what one call costs whatever its size, o",
+    "egress_gbytes_per_s": "ring, parallel: what a device sends, W",
+    "batch_tokens": "parallel: tokens over all devices, T",
 }
 
 

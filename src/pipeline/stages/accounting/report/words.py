@@ -9,3 +9,12 @@ MESH_CASES = {
     "best_split": "best split, not whole",
     "best_split_overlap": "best split, axes overlap",
 }
+
+# By strategy, and whether transfers of weights and of activations overlap.
+PARALLEL_CASES = {
+    ("data_parallel", False): "data parallel",
+    ("fsdp", False): "FSDP",
+    ("tensor", False): "tensor parallel",
+    ("fsdp_tensor", True): "FSDP and tensor parallel, overlapping",
+    ("fsdp_tensor", False): "FSDP and tensor parallel, in turn",
+}

@@ -8,15 +8,20 @@ from typing import NamedTuple
 import pandas as pd
 
 from pipeline.formulas.activations import Workload
+from pipeline.formulas.checkpointing import KINDS
 from pipeline.formulas.peak_memory import CATEGORIES, MODES, peak_bytes
-from pipeline.formulas.sizes import SIZES
 from pipeline.report.section import data_size, ms
 from pipeline.report.table_rows import in_order, ok
 from pipeline.stages.memory.cell import Cell
 from pipeline.stages.memory.rows import ROW_TYPES
 
 AXES = [field.name for field in fields(Cell)]
-ORDERS = {"precision": ("fp32", "bf16"), "mode": MODES, "attention": ("eager", "tiled", "flash")}
+ORDERS = {
+    "precision": ("fp32", "bf16"),
+    "mode": MODES,
+    "attention": ("eager", "tiled", "flash", "sdpa"),
+    "checkpointing": KINDS,
+}
 MODE_WORDS = {
     "inference": "forward without gradients",
     "forward": "forward with gradients",
@@ -48,7 +53,8 @@ class Recording:
     """One cell; of a failed one only the axes, the settings and the outcome.
 
     peaks: of every phase of the recorded steps. step: median_ms, q1_ms and q3_ms of a training step, if it was timed.
-    residual, allocator: those rows, if there are any. largest: rows of the largest allocations, by size.
+    residual, allocator, block: those rows, if there are any. largest: rows of the largest allocations, by size.
+    block_saved: rows of the tensors that a block saves, by size.
     """
 
     cell: Cell
@@ -63,7 +69,9 @@ class Recording:
     step: pd.Series | None
     residual: pd.Series | None
     allocator: pd.Series | None
+    block: pd.Series | None
     largest: pd.DataFrame
+    block_saved: pd.DataFrame
 
     @property
     def measured(self) -> bool:
@@ -84,21 +92,12 @@ class Recording:
     @property
     def plain(self) -> bool:
         """Tell whether it has eager attention and no checkpoints."""
-        return self.cell.attention == "eager" and not self.cell.checkpoint_every
+        return self.cell.attention == "eager" and not self.cell.checkpoint_every and not self.cell.num_layers
 
     @property
     def workload(self) -> Workload:
         """All that the formulas take."""
-        return Workload(
-            SIZES[self.cell.size],
-            self.vocab_size,
-            self.batch_size,
-            self.cell.context_length,
-            self.cell.precision,
-            self.cell.attention,
-            self.cell.checkpoint_every,
-            self.device_type,
-        )
+        return self.cell.workload(self.vocab_size, self.batch_size, self.device_type)
 
     @property
     def predicted_bytes(self) -> int:
@@ -118,14 +117,24 @@ class Recording:
     @property
     def setting(self) -> str:
         """Its model and workload: `2.7B, bf16, batch 4, context 1024`."""
-        return f"{self.cell.size}, {self.cell.precision}, batch {self.batch_size}, context {self.cell.context_length}"
+        cell = self.cell
+        layers = f" of {cell.num_layers} blocks" if cell.num_layers else ""
+        return f"{cell.size}{layers}, {cell.precision}, batch {self.batch_size}, context {cell.context_length}"
 
     @property
     def variant(self) -> str:
         """Its attention and checkpoints: `eager`, `flash, a checkpoint every 4 blocks`."""
+        return f"{self.cell.attention}, {self.checkpoints}" if self.cell.checkpoint_every else self.cell.attention
+
+    @property
+    def checkpoints(self) -> str:
+        """The words for its checkpoints: `no checkpoints`, `a checkpoint every 4 blocks`."""
         every = self.cell.checkpoint_every
         blocks = "block" if every == 1 else f"{every} blocks"
-        return f"{self.cell.attention}, a checkpoint every {blocks}" if every else self.cell.attention
+        if self.cell.checkpointing == "recursive":
+            return "recursive checkpoints" + ("" if every == 1 else f" down to {blocks}")
+        kept = " that keeps attention" if self.cell.checkpointing == "selective" else ""
+        return f"a checkpoint every {blocks}{kept}" if every else "no checkpoints"
 
     @property
     def size(self) -> str:
@@ -172,7 +181,9 @@ def _recording(rows: pd.DataFrame, device_type: str) -> Recording:
         step=_only(by_kind.get("time", none)),
         residual=_only(by_kind.get("residual", none)),
         allocator=_only(by_kind.get("allocator", none)),
+        block=_only(by_kind.get("block", none)),
         largest=by_kind.get("largest", none).sort_values("rank"),
+        block_saved=by_kind.get("block_saved", none).sort_values("rank"),
     )
 
 
@@ -213,7 +224,8 @@ def beside_variants(recorded: Sequence[Recording]) -> list[list[Recording]]:
     groups: dict[Cell, list[Recording]] = {}
     for recording in recorded:
         if recording.cell.mode == "train_step":
-            groups.setdefault(replace(recording.cell, attention="eager", checkpoint_every=0), []).append(recording)
+            like = replace(recording.cell, attention="eager", checkpoint_every=0, checkpointing="segments")
+            groups.setdefault(like, []).append(recording)
     return [group for group in groups.values() if len(group) > 1 and any(one.measured for one in group)]
 
 

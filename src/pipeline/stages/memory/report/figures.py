@@ -116,7 +116,7 @@ def trade_off(groups: Sequence[Sequence[Recording]], unit: Unit) -> Figure | Non
     if not groups:
         return None
     figure, panels = new_figure(1, len(groups), panel_height_in=3.4)
-    intervals = sorted({one.cell.checkpoint_every for group in groups for one in group})
+    intervals = list(dict.fromkeys(one.checkpoints for group in groups for one in group))
     for axes, group in zip(panels[0], groups, strict=True):
         _scatter(axes, group, intervals, unit)
     panels[0, 0].set_ylabel(f"peak ({unit.name})")
@@ -126,18 +126,15 @@ def trade_off(groups: Sequence[Sequence[Recording]], unit: Unit) -> Figure | Non
     return figure
 
 
-def _scatter(axes: Axes, group: Sequence[Recording], intervals: Sequence[int], unit: Unit) -> None:
+def _scatter(axes: Axes, group: Sequence[Recording], intervals: Sequence[str], unit: Unit) -> None:
     timed = [one for one in group if one.step is not None]
     for one in timed:
-        marker = MARKERS[intervals.index(one.cell.checkpoint_every)]
+        marker = MARKERS[intervals.index(one.checkpoints)]
         look = {"color": style_for(one.cell.attention)["color"], "marker": marker, "markersize": 9, "linestyle": ""}
         look["markeredgecolor"] = "white"  # variants that cost the same overlap
         axes.plot(one.step["median_ms"], one.peak.total_bytes / unit.bytes, **look)
     without = [one for one in group if not one.measured]
-    words = [
-        f"{_checkpoints(one.cell.checkpoint_every)}, {one.cell.attention}: {OUTCOME_WORDS[one.status]}"
-        for one in without
-    ]
+    words = [f"{one.checkpoints}, {one.cell.attention}: {OUTCOME_WORDS[one.status]}" for one in without]
     axes.text(0.03, 0.98, "\n".join(words), transform=axes.transAxes, va="top", fontsize=SMALL_PT)
     axes.set_xlim(0, max(one.step["median_ms"] for one in timed) * ROOM_FOR_LABELS)
     axes.set_ylim(0, max(one.peak.total_bytes for one in timed) / unit.bytes * (ROOM_FOR_LABELS + 0.1 * len(words)))
@@ -145,17 +142,11 @@ def _scatter(axes: Axes, group: Sequence[Recording], intervals: Sequence[int], u
     axes.set_xlabel("training step (ms)")
 
 
-def _trade_legend(axes: Axes, groups: Sequence[Sequence[Recording]], intervals: Sequence[int]) -> None:
+def _trade_legend(axes: Axes, groups: Sequence[Sequence[Recording]], intervals: Sequence[str]) -> None:
     for attention in dict.fromkeys(one.cell.attention for group in groups for one in group):
         axes.plot([], [], label=f"{attention} attention", linestyle="", marker="s", color=style_for(attention)["color"])
-    for marker, every in zip(MARKERS, intervals, strict=False):
-        axes.plot(
-            [], [], label=_checkpoints(every), linestyle="", marker=marker, color="white", markeredgecolor="black"
-        )
-
-
-def _checkpoints(every: int) -> str:
-    return {0: "no checkpoints", 1: "checkpoint every block"}.get(every, f"every {every} blocks")
+    for marker, words in zip(MARKERS, intervals, strict=False):
+        axes.plot([], [], label=words, linestyle="", marker=marker, color="white", markeredgecolor="black")
 
 
 def _sign(figure: Figure, one: Recording) -> None:

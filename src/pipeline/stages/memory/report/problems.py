@@ -11,13 +11,17 @@ from pipeline.report.page_parts import Problem, say
 from pipeline.report.section import count, counted, data_size, listing, mib, ratio
 from pipeline.stages.memory.report.facts import CATEGORY_WORDS, MODE_WORDS, Recording, headline, plain_steps
 
+LARGEST_SAVED = 5
+
 
 def problems(shown: Sequence[Recording]) -> list[Problem]:
     """Answer each question for which there are recordings with eager attention and no checkpoints."""
     plain = [recording for recording in shown if recording.plain and recording.measured]
     questions = {"a": _phases, "b": _peaks, "c": _mixed_precision, "d": _residual_stream, "e": _largest}
     answers = {letter: answer(plain) for letter, answer in questions.items()}
-    return [Problem(f"memory_profiling ({letter})", Markdown(text)) for letter, text in answers.items() if text]
+    found = [Problem(f"memory_profiling ({letter})", Markdown(text)) for letter, text in answers.items() if text]
+    of_block = [one for one in shown if one.block is not None]
+    return [*found, *([Problem("memory_profiling (f)", _block(of_block))] if of_block else [])]
 
 
 def _phases(plain: Sequence[Recording]) -> str:
@@ -105,3 +109,24 @@ def _largest(plain: Sequence[Recording]) -> str:
     ]
     size = mib(top["size_bytes"].iloc[0])
     return f"The largest allocations of a {one.mode} ({one.setting}) are {size} each: {listing(lines)}."
+
+
+def _block(of_block: Sequence[Recording]) -> Markdown:
+    """Name the largest tensors that a block saves, at the longest context and rather in bf16."""
+    one = max(of_block, key=lambda one: (one.cell.context_length, one.cell.precision == "bf16"))
+    largest = one.block_saved.head(LARGEST_SAVED)
+    lines = [
+        say("{size} {what}", size=data_size(size), what=code(f"{module or 'block'} {operation}"))
+        for size, module, operation in zip(largest["size_bytes"], largest["module"], largest["operation"], strict=True)
+    ]
+    return say(
+        "A block ({setting}, {attention}) saves {saved} in {tensors}, without parameters; the largest are {largest}. "
+        "Its backward pass makes {gradients} of gradients of parameters and {of_input} for its input.",
+        setting=one.setting,
+        attention=one.cell.attention,
+        saved=data_size(one.block["saved_bytes"]),
+        tensors=counted(len(one.block_saved), "tensor"),
+        largest=Markdown(", ").join(lines),
+        gradients=data_size(one.block["gradients_bytes"]),
+        of_input=data_size(one.block["input_gradient_bytes"]),
+    )

@@ -11,6 +11,7 @@ from pipeline.report.outcomes import not_measured, nothing_measured
 from pipeline.report.page_parts import MOST_TABLE_ROWS, Figure, Section, Table
 from pipeline.report.section import data_size, percent, ratio
 from pipeline.report.tables import OUTCOME_WORDS, significant
+from pipeline.stages.memory.report import checkpoints
 from pipeline.stages.memory.report.actions import actions, flash_and_checkpoints
 from pipeline.stages.memory.report.facts import (
     CATEGORY_WORDS,
@@ -37,7 +38,7 @@ def build(rows: pd.DataFrame) -> Section:
     if not any(recording.measured for recording in recorded):
         return Section(TITLE, EXERCISE, nothing_measured(rows))
     size = main_size(recorded)
-    shown = [recording for recording in recorded if recording.cell.size == size]
+    shown = [recording for recording in recorded if recording.cell.size == size and not recording.cell.num_layers]
     lead, unit = headline(shown), unit_for(shown)
     return Section(
         TITLE,
@@ -46,13 +47,14 @@ def build(rows: pd.DataFrame) -> Section:
         parts=[
             *_composition(lead, shown, unit),
             *_trade(shown, unit),
+            *checkpoints.depth_figure(recorded, unit),
             *_timeline(lead, shown, unit),
             _predictions(recorded),
             not_measured(outcomes(recorded), "what"),
         ],
         method=_method(lead),
         actions=actions(shown),
-        problems=problems(shown),
+        problems=[*problems(shown), *checkpoints.problems(recorded)],
     )
 
 
