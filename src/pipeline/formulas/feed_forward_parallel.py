@@ -105,8 +105,8 @@ def best_split(layer: Layer, phase: str, axes_overlap: bool) -> tuple[float, flo
 def most_shares(layer: Layer, strategy: str, phase: str, axes_overlap: bool = False) -> tuple[float, float]:
     """Return the X and Y with the most devices at which computing takes as long as communicating, not rounded.
 
-    `strategy` is one of STRATEGIES, `phase` one of PASSES. Data parallelism sends nothing in the forward pass: the limit
-    is that of the backward pass.
+    `strategy` is one of STRATEGIES, `phase` one of PASSES. Data parallelism sends nothing in the forward pass: its
+    limit is that of the backward pass.
     """
     if strategy in ("data_parallel", "fsdp"):
         return most_batch_shares(layer), 1

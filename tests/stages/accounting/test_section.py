@@ -19,6 +19,8 @@ PROBLEMS = {
     "mesh": ["communication_accounting (c)", "communication_accounting (d)"],
     "buckets": ["ddp_bucketed_benchmarking (b)"],
     "activations": [],
+    "ring": ["alternate_ring_all_reduce"],
+    "parallel": ["data_parallel_calcs", "fsdp_calcs", "tp_calcs", "fsdp_tp_calcs"],
     "attention": ["pytorch_attention"],
 }
 
@@ -54,8 +56,8 @@ def test_drawn_twice_the_section_has_the_same_bytes(make_rows, tmp_path):
 
 
 def test_no_number_of_the_prose_stays_when_every_figure_is_another(make_rows, text):
-    # Formulas and units: 16 bytes a parameter, 8 bits, powers.
-    allowed = {"1", "2", "4", "8", "9", "10", "16", "30", "32"}
+    # Formulas and units: 16 bytes a parameter, 8 bits, powers, three matrices.
+    allowed = {"0", "1", "2", "3", "4", "6", "12", "8", "9", "10", "16", "30", "32"}
     assert numbers_that_stay(text, make_rows(), KEYS, allowed) == set()
 
 
@@ -89,6 +91,23 @@ def test_the_best_buckets_cost_twice_the_root_of_a_transfer_times_a_call(make_ro
     overhead_ms = 2 * math.sqrt(transfer_ms * 1e-3 * best["setting_call_overhead_us"])
     assert best["overhead_ms"] == pytest.approx(overhead_ms)
     assert f"{overhead_ms:.2f} ms where one call" in problem(make_rows(), "ddp_bucketed_benchmarking (b)")
+
+
+def test_the_limits_of_parallel_layers_are_those_of_the_settings(make_rows):
+    rows = make_rows(batch_tokens=500_000)
+    batch_limit = 1 + 500_000 * 90e9 / 460e12
+    width_limit = 1 + 1.5 * 12288 * 90e9 / 460e12
+    assert f"with T = 500,000 (C = 460 TFLOP/s, W = 90 GB/s): {batch_limit:.1f} devices" in problem(rows, "fsdp_calcs")
+    assert f"({batch_limit:.1f} × {width_limit:.2f})" in problem(rows, "fsdp_tp_calcs")
+    assert f": {width_limit:.2f} devices" in problem(rows, "tp_calcs")
+
+
+def test_whole_tensors_around_a_ring_take_half_as_many_times_as_long_as_there_are_devices(make_rows):
+    rows = facts.by_question(make_rows())["ring"].set_index(["case", "num_devices"])["ring_ms"]
+    assert rows["whole"][64] == pytest.approx(32 * rows["shares"][64])
+    assert "over 64 devices that each send 90 GB/s: 35.9 s against 1.12 s" in problem(
+        make_rows(), "alternate_ring_all_reduce"
+    )
 
 
 def test_flash_keeps_an_output_and_a_sum_a_query_where_eager_keeps_all_scores(make_rows):

@@ -184,15 +184,10 @@ def parallel_rows(layer: Layer) -> Rows:
     sends nothing in the forward pass, has there as many as in the backward pass.
     """
     return [
-        {
-            "strategy": strategy,
-            "phase": phase,
-            "axes_overlap": overlap,
-            **_parallel_row(layer, strategy, phase, overlap),
-        }
+        _parallel_row(layer, strategy, phase, axes_overlap)
         for strategy in STRATEGIES
         for phase in PASSES
-        for overlap in ((True, False) if strategy == "fsdp_tensor" else (False,))
+        for axes_overlap in ((True, False) if strategy == "fsdp_tensor" else (False,))
     ]
 
 
@@ -200,6 +195,9 @@ def _parallel_row(layer: Layer, strategy: str, phase: str, axes_overlap: bool) -
     x, y = feed_forward_parallel.most_shares(layer, strategy, phase, axes_overlap)
     found = feed_forward_parallel.cost(layer, phase, x, y, keeps_weights=strategy == "data_parallel")
     return {
+        "strategy": strategy,
+        "phase": phase,
+        "axes_overlap": axes_overlap,
         "batch_shares": x,
         "width_shares": y,
         "most_devices": x * y,

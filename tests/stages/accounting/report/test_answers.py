@@ -27,7 +27,7 @@ def test_all_questions_are_those_that_the_model_admits():
     def asked(given):
         return [line[4:] for line in answers([], given).splitlines() if line.startswith("### ")]
 
-    assert asked({}) == ["memory", "fsdp", "mesh", "buckets"]
+    assert asked({}) == ["memory", "fsdp", "mesh", "buckets", "ring", "parallel"]
     assert asked({"size": "xl"}) == list(QUESTIONS)
     assert "mesh" not in asked({"size": "one_head"})
 

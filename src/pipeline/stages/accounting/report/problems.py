@@ -8,7 +8,7 @@ from pipeline.report.page_parts import say
 from pipeline.report.section import count, data_size, ms, number, percent
 from pipeline.report.tables import significant
 from pipeline.stages.accounting.report.facts import least_devices, main_row, mesh_levers, most_tokens, of_attention
-from pipeline.stages.accounting.report.words import MESH_CASES
+from pipeline.stages.accounting.report.words import MESH_CASES, PARALLEL_CASES
 
 
 def memory(rows: pd.DataFrame) -> Markdown:
@@ -121,6 +121,86 @@ def buckets(rows: pd.DataFrame) -> Markdown:
         bucket=data_size(best["bucket_bytes"]),
         overhead=ms(best["overhead_ms"]),
         one_call=ms(one_call["overhead_ms"]),
+    )
+
+
+def ring(rows: pd.DataFrame) -> Markdown:
+    """Answer what all-reducing costs if a ring passes whole tensors around."""
+    most = rows[rows["num_devices"] == rows["num_devices"].max()].set_index("case")
+    shares, whole = most.loc["shares"], most.loc["whole"]
+    return say(
+        "Each of N − 1 steps sends a whole tensor: (N − 1)·S / W, against 2·(N − 1) / N·S / W with shares of it, N / 2 "
+        "times as long. For the gradients of {size}, {gradients}, over {n} devices that each send {w} GB/s: {whole} "
+        "against {shares}.",
+        size=shares["size"],
+        gradients=data_size(shares["gradient_bytes"]),
+        n=count(shares["num_devices"]),
+        w=f"{shares['setting_egress_gbytes_per_s']:g}",
+        whole=ms(whole["ring_ms"]),
+        shares=ms(shares["ring_ms"]),
+    )
+
+
+def data_parallel(rows: pd.DataFrame) -> Markdown:
+    """Answer up to how many devices data parallelism hides its all-reduce."""
+    return Markdown(
+        "A device does 6·T·D·F / N FLOPs forward, twice that backward, sends nothing forward and all-reduces 6·D·F "
+        "bytes of gradients backward, 12·D·F·(N − 1) / (N·W) seconds: hidden up to N = 1 + T·W / C. "
+    ) + _limit(rows, "data_parallel", "backward")
+
+
+def fully_sharded(rows: pd.DataFrame) -> Markdown:
+    """Answer up to how many devices FSDP hides its transfers."""
+    return Markdown(
+        "FLOPs are those of data parallelism. Forward gathers the weights, 6·D·F·(N − 1) / (N·W) seconds; backward "
+        "gathers them again and scatters gradients, twice that: hidden in both passes up to N = 1 + T·W / C. "
+    ) + _limit(rows, "fsdp", "forward")
+
+
+def tensor_parallel(rows: pd.DataFrame) -> Markdown:
+    """Answer up to how many devices tensor parallelism hides its transfers."""
+    return (
+        Markdown(
+            "FLOPs are the same; forward all-reduces the output, backward the input's gradient, 4·T·D·(N − 1) / (N·W) "
+            "seconds each: hidden forward up to N = 1 + 3/2·F·W / C, backward up to 1 + 3·F·W / C, whatever the batch. "
+        )
+        + _limit(rows, "tensor", "forward")
+        + Markdown(" ")
+        + _limit(rows, "tensor", "backward")
+    )
+
+
+def both_axes(rows: pd.DataFrame) -> Markdown:
+    """Answer up to how many devices both together hide their transfers, each at its best split."""
+    return (
+        Markdown(
+            "With X devices for FSDP and Y for tensor parallelism, a = T·W / C and b = 3/2·F·W / C: if the transfers "
+            "of both axes overlap, the longer one counts, and X = 1 + a, Y = 1 + b is best. If not, their sum counts: "
+            "(X − 1) / a + (Y − 1) / b ≤ 1, best at X = 1 + a·t, Y = 1 + b·(1 − t), t = 1/2 + (1/b − 1/a) / 2 within 0 "
+            "to 1. "
+        )
+        + _limit(rows, "fsdp_tensor", "forward", axes_overlap=True)
+        + Markdown(" ")
+        + _limit(rows, "fsdp_tensor", "forward", axes_overlap=False)
+    )
+
+
+def _limit(rows: pd.DataFrame, strategy: str, phase: str, axes_overlap: bool = False) -> Markdown:
+    chosen = (rows["strategy"] == strategy) & (rows["phase"] == phase) & (rows["axes_overlap"] == axes_overlap)
+    row = rows[chosen].iloc[0]
+    return say(
+        "{phase}, {case}, a layer of {size} with T = {tokens} (C = {c} TFLOP/s, W = {w} GB/s): {devices} devices "
+        "({x} × {y}), where computing and communicating take {time} each.",
+        phase=phase.capitalize(),
+        case=PARALLEL_CASES[strategy, axes_overlap],
+        size=row["size"],
+        tokens=count(row["setting_batch_tokens"]),
+        c=f"{row['setting_peak_tflops_per_s']:g}",
+        w=f"{row['setting_egress_gbytes_per_s']:g}",
+        devices=number(row["most_devices"]),
+        x=number(row["batch_shares"]),
+        y=number(row["width_shares"]),
+        time=ms(row["compute_ms"]),
     )
 
 

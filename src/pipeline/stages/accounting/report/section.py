@@ -23,6 +23,11 @@ PROBLEMS = {
     "communication_accounting (c)": ("mesh", problems.mesh),
     "communication_accounting (d)": ("mesh", problems.levers),
     "ddp_bucketed_benchmarking (b)": ("buckets", problems.buckets),
+    "alternate_ring_all_reduce": ("ring", problems.ring),
+    "data_parallel_calcs": ("parallel", problems.data_parallel),
+    "fsdp_calcs": ("parallel", problems.fully_sharded),
+    "tp_calcs": ("parallel", problems.tensor_parallel),
+    "fsdp_tp_calcs": ("parallel", problems.both_axes),
     "pytorch_attention": ("attention", problems.attention),
 }
 
