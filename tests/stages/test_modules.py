@@ -48,7 +48,7 @@ OF_STAGE = {
     "precision": set(),
     "memory": MODEL
     | SAMPLING
-    | {f"instruments.memory.{name}" for name in ("recording", "replay", "snapshot")}
+    | {f"instruments.memory.{name}" for name in ("recording", "replay", "saved_tensors", "snapshot")}
     | {"instruments.sampling.stability"},
     "attention": ATTENTION_CALLS | {"attention.functions", "instruments.memory.saved_tensors"},
     "flash": ATTENTION_CALLS | {"attention", "tf32"},
@@ -77,7 +77,8 @@ FORMULAS = {
     "ddp": {"checkpointing", "sizes"},
     "sharding": {"checkpointing", "collectives", "sizes", "training_state", "units"},
     "ceilings": set(),
-    "accounting": MODEL_FORMULAS | {"activations", "buckets", "checkpointing", "collectives", "mesh", "training_state"},
+    "accounting": MODEL_FORMULAS
+    | {"activations", "buckets", "checkpointing", "collectives", "feed_forward_parallel", "mesh", "training_state"},
 }
 
 
