@@ -117,8 +117,8 @@ def _subjects(arguments: argparse.Namespace) -> tuple[Any, ...]:
     """Return the implementations of the user's own that the cell measures; UserError where it measures none of them."""
     if arguments.subjects is None:
         return ()
-    from pipeline.cells.config import yaml_value
     from pipeline.cells.stage import taken_names
+    from pipeline.cells.yaml_files import yaml_value
     from pipeline.registry import stage, stages
     from pipeline.subjects.naming import read
 

@@ -8,8 +8,8 @@ from pipeline.cells.config import (
     load_plan,
     read_config,
     read_scale,
-    read_yaml,
 )
+from pipeline.cells.yaml_files import read_yaml
 from pipeline.errors import UserError
 from pipeline.registry import stages
 
@@ -194,7 +194,7 @@ def test_a_configuration_without_keys_is_named(tmp_path, text, found):
     path.write_text(text)
     with pytest.raises(UserError) as raised:
         read_config(path)
-    keys = "scale, measure, overrides, subjects, only"
+    keys = "scale, measure, overrides, subjects, sizes, only"
     assert str(raised.value) == f"{path}: must have the keys {keys}, got {found}"
 
 
@@ -285,3 +285,14 @@ def test_a_mistake_about_the_users_own_or_the_stages_is_one_line(changes, compla
 def test_only_some_stages_are_planned(only):
     assert list(plan(only=only).stages) == ["timing"]
     assert list(plan(only=[]).stages) == list(stages())
+
+
+def test_sizes_of_the_users_own_stand_in_grids_by_the_names_that_say_them():
+    numbers = {"d_model": 64, "d_ff": 96, "num_layers": 2, "num_heads": 2}
+    grids = {"timing": {"grids": [{"size": ["tiny", "mine"]}]}, "ddp": {"grids": [{"size": "mine"}]}}
+    planned = plan(sizes={"mine": numbers}, overrides=grids)
+    name = "mine-d64-f96-l2-h2-kv2-v0"
+    assert [cell.size for cell in planned.stages["timing"].cells] == ["tiny", name]
+    assert [cell.size for cell in planned.stages["ddp"].cells] == [name]
+    with pytest.raises(UserError, match="size is 'other', allowed are tiny"):
+        plan(sizes={"mine": numbers}, overrides={"timing": {"grids": [{"size": ["other"]}]}})

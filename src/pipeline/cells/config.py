@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError, best_match
 from referencing import Registry, Resource
-from yaml.error import MarkedYAMLError
-from yaml.reader import ReaderError
 
 from pipeline.cells import fields, record, sweep
+from pipeline.cells.own_sizes import read_sizes, with_sizes
 from pipeline.cells.stage import Stage, Stages, taken_names
+from pipeline.cells.yaml_files import read_yaml
 from pipeline.errors import UserError
 from pipeline.subjects.naming import Subject
 from pipeline.subjects.naming import read as read_subjects
@@ -56,8 +55,9 @@ def load_plan(config: Mapping[str, Any], scales: Path, schemas: Path, stages: St
     if name not in known:
         raise UserError(f"config: scale must be one of auto, {', '.join(known)}, got {name!r}")
     path = scales / f"{name}.yaml"
-    whole, overrides = _read_scale(path, schemas / "scale.schema.yaml"), config["overrides"]
-    asked, only = whole["stages"], _only(config.get("only"), stages)
+    whole, only = _read_scale(path, schemas / "scale.schema.yaml"), _only(config.get("only"), stages)
+    sizes = read_sizes(whole.get("sizes", {}), f"{path}: sizes") | read_sizes(config.get("sizes", {}), "sizes")
+    asked, overrides = (_with_sizes(words, sizes) for words in (whole["stages"], config["overrides"]))
     # Each by itself first, so that a complaint names the one that is to be corrected.
     _check_stages(asked, stages, str(path))
     _check_stages(overrides, stages, "overrides")
@@ -97,7 +97,7 @@ def read_config(path: Path) -> Mapping[str, Any]:
     """Read the configuration file; raises UserError where it is no YAML or holds no keys."""
     config = read_yaml(path)
     if not isinstance(config, Mapping):
-        keys = "scale, measure, overrides, subjects, only"
+        keys = "scale, measure, overrides, subjects, sizes, only"
         raise UserError(f"{path}: must have the keys {keys}, got {config!r}")
     return config
 
@@ -111,48 +111,6 @@ def _read_scale(path: Path, schema: Path) -> dict[str, Any]:
     scale = read_yaml(path)
     validate(scale, schema, str(path))
     return scale
-
-
-def read_yaml(path: Path) -> Any:
-    """Read a YAML file; raises UserError with the place of a typo."""
-    try:
-        return yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1
-        raise UserError(f"{path}: line {line} is no UTF-8: byte 0x{error.object[error.start]:02x}") from None
-    except ReaderError as error:
-        line = path.read_text(encoding="utf-8").count("\n", 0, error.position) + 1
-        raise UserError(f"{path}: no valid YAML: line {line}: character #x{error.character:04x}") from None
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: 2026-99-99, a date to YAML
-        raise UserError(f"{path}: no valid YAML: {_yaml_complaint(error)}") from None
-    except RecursionError:
-        raise UserError(f"{path}: no valid YAML: its keys and lists are nested too deep") from None
-
-
-def yaml_value(text: str, where: str) -> Any:
-    """Read a value from the command line as YAML; raises UserError where it is none."""
-    try:
-        return yaml.load(text, Loader=_Loader)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        complaint = "nested too deep" if isinstance(error, RecursionError) else _yaml_complaint(error)
-        raise UserError(f"{where}: no valid YAML: {complaint}") from None
-
-
-class _Loader(yaml.SafeLoader):
-    """Reads plain YAML, in which a key that is given twice is a mistake: PyYAML itself forgets the first."""
-
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        node = super().compose_mapping_node(anchor)  # a text or None; the stubs say dict
-        first: dict[tuple[str, str], yaml.Node] = {}
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and first.setdefault((key.tag, key.value), key) is not key:
-                line = first[key.tag, key.value].start_mark.line + 1
-                raise MarkedYAMLError(
-                    problem=f"'{key.value}' is given twice, first in line {line}", problem_mark=key.start_mark
-                )
-        return node
 
 
 def validate(instance: Any, schema: Path, where: str) -> None:
@@ -173,6 +131,14 @@ def validate(instance: Any, schema: Path, where: str) -> None:
 def _truth(value: Any) -> Any:
     """Read `false` and `true` as YAML does: Snakemake's --config takes them for text unless they are capitalised."""
     return {"true": True, "false": False}.get(value, value) if isinstance(value, str) else value
+
+
+def _with_sizes(asked: Mapping[str, Any], sizes: Mapping[str, str]) -> dict[str, Any]:
+    """Return what is asked of each stage with the names that say the numbers of the user's own sizes."""
+    return {
+        stage: {**words, "grids": with_sizes(words["grids"], sizes)} if "grids" in words else words
+        for stage, words in asked.items()
+    }
 
 
 def _only(asked: Any, stages: Stages) -> set[str]:
@@ -247,9 +213,3 @@ def _schema_complaint(error: ValidationError) -> str:
     if error.validator in ("oneOf", "minItems"):
         return f"{key} must be {schema['description']}, got {instance!r}"
     return f"{key}: {error.message}" if key else error.message
-
-
-def _yaml_complaint(error: yaml.YAMLError | ValueError) -> str:
-    mark = getattr(error, "problem_mark", None)
-    place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-    return f"{place}{getattr(error, 'problem', error)}"

@@ -3,7 +3,7 @@
 import math
 import re
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import MISSING, Field, field, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,7 +17,7 @@ T = TypeVar("T", bound="DataclassInstance")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:+-]*")
 
 
-def axis(default: Any, *, allowed: tuple = (), minimum: float | None = None) -> Any:
+def axis(default: Any, *, allowed: Collection = (), minimum: float | None = None) -> Any:
     """Declare a field of a cell or of its settings with the values that it may take; a text without any is a NAME."""
     return field(default=default, metadata={"allowed": allowed, "minimum": minimum})
 

@@ -40,6 +40,10 @@ class Workload:
     device_type: str = "cuda"
     checkpointing: str = "segments"
 
+    def __post_init__(self) -> None:
+        """Take the vocabulary of a size that has its own."""
+        object.__setattr__(self, "vocab_size", self.size.vocabulary(self.vocab_size))
+
     @property
     def tokens(self) -> int:
         """T = BS."""
@@ -122,6 +126,8 @@ def softmax_bytes(workload: Workload) -> int:
 
 def attention_core_bytes(workload: Workload) -> Terms:
     """Count the bytes that attention itself saves: q, k and v (3eTd), and `softmax_bytes`.
+
+    Keys and values that query heads share are repeated for each, and saved so.
 
     Fused attention (FlashAttention-2: Dao 2023, algorithm 1) saves its output too: eTd.
     """

@@ -13,8 +13,12 @@ def feed_forward_matrix_elements(size: ModelSize) -> int:
 
 
 def block_matrix_elements(size: ModelSize) -> int:
-    """Count the elements of one block's matrices: 4d² of attention (q, k, v, output) and 3df of SwiGLU."""
-    return 4 * size.d_model**2 + feed_forward_matrix_elements(size)
+    """Count the elements of one block's matrices: 4d² of attention (q, k, v, output) and 3df of SwiGLU.
+
+    Where query heads share keys and values of width w, attention has 2d² + 2dw.
+    """
+    attention = 2 * size.d_model * (size.d_model + size.kv_width)
+    return attention + feed_forward_matrix_elements(size)
 
 
 def block_parameter_count(size: ModelSize) -> int:
@@ -23,8 +27,8 @@ def block_parameter_count(size: ModelSize) -> int:
 
 
 def head_matrix_elements(size: ModelSize, vocab_size: int) -> int:
-    """Count the elements of the output projection, dV; the embedding has as many."""
-    return size.d_model * vocab_size
+    """Count the elements of the output projection, dV; the embedding has as many. A size's own vocabulary counts."""
+    return size.d_model * size.vocabulary(vocab_size)
 
 
 def parameter_count(size: ModelSize, vocab_size: int) -> int:

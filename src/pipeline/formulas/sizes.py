@@ -1,6 +1,9 @@
-"""The model sizes."""
+"""The model sizes: those of the pipeline by name, and the user's own, whose names say all of their numbers."""
 
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -17,22 +20,115 @@ class ModelSize:
         """The width of one attention head: d_model / num_heads."""
         return self.d_model // self.num_heads
 
+    @property
+    def kv_width(self) -> int:
+        """The width of all keys of a token, and of all its values: d_model, unless query heads share them."""
+        return self.d_model
 
-SIZES: dict[str, ModelSize] = {
-    # for a CPU
-    "tiny": ModelSize(d_model=64, d_ff=256, num_layers=2, num_heads=2),
-    "nano": ModelSize(d_model=128, d_ff=512, num_layers=4, num_heads=4),
-    "micro": ModelSize(d_model=256, d_ff=1024, num_layers=4, num_heads=4),
-    # for a GPU
-    "small": ModelSize(d_model=768, d_ff=3072, num_layers=12, num_heads=12),
-    "medium": ModelSize(d_model=1024, d_ff=4096, num_layers=24, num_heads=16),
-    "large": ModelSize(d_model=1280, d_ff=5120, num_layers=36, num_heads=20),
-    "xl": ModelSize(d_model=1600, d_ff=6400, num_layers=48, num_heads=25),
-    # The assignment's xl since 2026, its 2.7B before; its former xl is the one above.
-    # Named after a model with two feed-forward matrices per layer; with SwiGLU's three it has 3.4e9 parameters.
-    "2.7B": ModelSize(d_model=2560, d_ff=10240, num_layers=32, num_heads=32),
-    # Its training state in fp32, 205 GB, fits no single GPU.
-    "10B": ModelSize(d_model=4608, d_ff=12288, num_layers=50, num_heads=36),
-    # Wide and shallow: few, large matrix products.
-    "2.35B": ModelSize(d_model=3200, d_ff=25600, num_layers=8, num_heads=4),
-}
+    def vocabulary(self, asked: int) -> int:
+        """Return the number of tokens: what was asked for, unless the size has its own."""
+        return asked
+
+
+@dataclass(frozen=True)
+class OwnSize(ModelSize):
+    """A size of the user's own: with heads for keys and values that query heads share, and a vocabulary.
+
+    vocab_size: 0 for that of the stage. Its name is `NAME-d512-f1536-l6-h8-kv2-v32000`, so that a record, and whoever
+    has it, knows the size.
+    """
+
+    num_kv_heads: int
+    vocab_size: int = 0
+
+    @property
+    def kv_width(self) -> int:
+        """The width of all keys of a token, and of all its values."""
+        return self.head_dim * self.num_kv_heads
+
+    def vocabulary(self, asked: int) -> int:
+        """Return its own number of tokens, or what was asked for."""
+        return self.vocab_size or asked
+
+    def name(self, short: str) -> str:
+        """Return the name that stands for it on an axis `size`; short: what the user calls it."""
+        numbers = [self.d_model, self.d_ff, self.num_layers, self.num_heads, self.num_kv_heads, self.vocab_size]
+        return "-".join([short, *(f"{letter}{number}" for letter, number in zip(LETTERS, numbers, strict=True))])
+
+
+LETTERS = ("d", "f", "l", "h", "kv", "v")
+SHORT_NAME = re.compile(r"[a-z0-9_.]{1,24}", re.IGNORECASE | re.ASCII)
+_NUMBERS = re.compile(
+    rf"{SHORT_NAME.pattern}-" + "-".join(rf"{letter}(\d{{1,8}})" for letter in LETTERS), SHORT_NAME.flags
+)
+
+
+class Sizes(Mapping[str, Any]):
+    """Models by name; a name with numbers is that of a size of the user's own, which is not listed."""
+
+    def __init__(self, known: Mapping[str, Any]) -> None:
+        self._known = known
+
+    def __getitem__(self, name: str) -> Any:
+        if name in self._known:
+            return self._known[name]
+        match = _NUMBERS.fullmatch(name)
+        if match is None:
+            raise KeyError(name)
+        d_model, d_ff, num_layers, num_heads, num_kv_heads, vocab_size = map(int, match.groups())
+        return OwnSize(d_model, d_ff, num_layers, num_heads, num_kv_heads, vocab_size)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._known or (isinstance(name, str) and _is_sound(name))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._known)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+
+def _is_sound(name: str) -> bool:
+    match = _NUMBERS.fullmatch(name)
+    return match is not None and complaint(*map(int, match.groups())) is None
+
+
+def complaint(
+    d_model: int, d_ff: int, num_layers: int, num_heads: int, num_kv_heads: int, vocab_size: int
+) -> str | None:
+    """Say in a line why these numbers are no model; None where they are one."""
+    numbers = {"d_model": d_model, "d_ff": d_ff, "num_layers": num_layers, "num_heads": num_heads}
+    for key, value in (numbers | {"num_kv_heads": num_kv_heads}).items():
+        if value < 1:
+            return f"{key} must be at least 1, got {value}"
+    if vocab_size < 0 or vocab_size == 1:
+        return f"vocab_size must be at least 2, or 0 for that of the stage, got {vocab_size}"
+    if d_model % num_heads:
+        return f"num_heads must divide d_model {d_model}, got {num_heads}"
+    if d_model // num_heads % 2:
+        return f"head_dim, d_model / num_heads, must be even for rotary positions, got {d_model // num_heads}"
+    if num_heads % num_kv_heads:
+        return f"num_kv_heads must divide num_heads {num_heads}, got {num_kv_heads}"
+    return None
+
+
+SIZES: Mapping[str, ModelSize] = Sizes(
+    {
+        # for a CPU
+        "tiny": ModelSize(d_model=64, d_ff=256, num_layers=2, num_heads=2),
+        "nano": ModelSize(d_model=128, d_ff=512, num_layers=4, num_heads=4),
+        "micro": ModelSize(d_model=256, d_ff=1024, num_layers=4, num_heads=4),
+        # for a GPU
+        "small": ModelSize(d_model=768, d_ff=3072, num_layers=12, num_heads=12),
+        "medium": ModelSize(d_model=1024, d_ff=4096, num_layers=24, num_heads=16),
+        "large": ModelSize(d_model=1280, d_ff=5120, num_layers=36, num_heads=20),
+        "xl": ModelSize(d_model=1600, d_ff=6400, num_layers=48, num_heads=25),
+        # The assignment's xl since 2026, its 2.7B before; its former xl is the one above.
+        # Named after a model with two feed-forward matrices per layer; with SwiGLU's three it has 3.4e9 parameters.
+        "2.7B": ModelSize(d_model=2560, d_ff=10240, num_layers=32, num_heads=32),
+        # Its training state in fp32, 205 GB, fits no single GPU.
+        "10B": ModelSize(d_model=4608, d_ff=12288, num_layers=50, num_heads=36),
+        # Wide and shallow: few, large matrix products.
+        "2.35B": ModelSize(d_model=3200, d_ff=25600, num_layers=8, num_heads=4),
+    }
+)

@@ -107,6 +107,8 @@ def build_training_step(
     Raises ValueError as `TransformerLM` does.
     """
     torch.manual_seed(seed)
+    vocab_size = size.vocabulary(vocab_size)
+    widths = {name: value for name, value in asdict(size).items() if name != "vocab_size"}
     with torch.device(device):
         model = TransformerLM(
             vocab_size=vocab_size,
@@ -114,7 +116,7 @@ def build_training_step(
             attention=attention,
             checkpoint_every=checkpoint_every,
             checkpointing=checkpointing,
-            **asdict(size),
+            **widths,
         )
     for parameter in model.parameters():
         parameter.data = parameter.data.to(weights_dtype)

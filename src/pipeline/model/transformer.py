@@ -25,8 +25,10 @@ class TransformerLM(nn.Module):
     recursive: only the inputs of both halves are; when a half runs again, it does the same, down to k blocks.
     selective: segments that keep the outputs of attention too, which does not run again.
 
-    Raises ValueError if `attention` is an unknown name, `num_heads` does not divide `d_model`, the head dimension is
-    odd, or the checkpoints are not possible.
+    With `num_kv_heads`, groups of query heads share as many heads of keys and values (GQA: Ainslie et al. 2023).
+
+    Raises ValueError if `attention` is an unknown name, `num_heads` does not divide `d_model` or `num_kv_heads` not
+    `num_heads`, the head dimension is odd, or the checkpoints are not possible.
     """
 
     def __init__(
@@ -40,9 +42,11 @@ class TransformerLM(nn.Module):
         attention: str | AttentionFunction = "eager",
         checkpoint_every: int = 0,
         checkpointing: str = "segments",
+        num_kv_heads: int | None = None,
     ):
         super().__init__()
-        _check_heads(d_model, num_heads)
+        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        _check_heads(d_model, num_heads, num_kv_heads)
         attention_function = _resolve_attention(attention)
         if checkpointing == "selective" and isinstance(attention, str) and attention not in SELECTABLE_ATTENTIONS:
             selectable = ", ".join(SELECTABLE_ATTENTIONS)
@@ -53,7 +57,8 @@ class TransformerLM(nn.Module):
         # All layers share one table of angles.
         rope = RotaryEmbedding(d_model // num_heads, context_length)
         self.layers = nn.ModuleList(
-            TransformerBlock(d_model, num_heads, d_ff, rope, attention_function) for _ in range(num_layers)
+            TransformerBlock(d_model, num_heads, num_kv_heads, d_ff, rope, attention_function)
+            for _ in range(num_layers)
         )
         self.final_norm = nn.RMSNorm(d_model, eps=RMS_NORM_EPS)
         self.lm_head = Linear(d_model, vocab_size)
@@ -78,13 +83,14 @@ class TransformerBlock(nn.Module):
         self,
         d_model: int,
         num_heads: int,
+        num_kv_heads: int,
         d_ff: int,
         rope: "RotaryEmbedding",
         attention_function: AttentionFunction,
     ):
         super().__init__()
         self.attention_norm = nn.RMSNorm(d_model, eps=RMS_NORM_EPS)
-        self.attention = CausalSelfAttention(d_model, num_heads, rope, attention_function)
+        self.attention = CausalSelfAttention(d_model, num_heads, num_kv_heads, rope, attention_function)
         self.feed_forward_norm = nn.RMSNorm(d_model, eps=RMS_NORM_EPS)
         self.feed_forward = SwiGLU(d_model, d_ff)
 
@@ -95,16 +101,28 @@ class TransformerBlock(nn.Module):
 
 
 class CausalSelfAttention(nn.Module):
-    """Let each position attend to itself and all earlier ones, in `num_heads` heads of width d_model / num_heads."""
+    """Let each position attend to itself and all earlier ones, in `num_heads` heads of width d_model / num_heads.
 
-    def __init__(self, d_model: int, num_heads: int, rope: "RotaryEmbedding", attention_function: AttentionFunction):
+    Each head of keys and values serves num_heads / num_kv_heads heads of queries.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        num_kv_heads: int,
+        rope: "RotaryEmbedding",
+        attention_function: AttentionFunction,
+    ):
         super().__init__()
-        self.num_heads = num_heads
+        self.num_heads, self.head_dim = num_heads, d_model // num_heads
+        self.queries_a_key = num_heads // num_kv_heads
+        kv_width = num_kv_heads * self.head_dim
         self.rope = rope
         self.attention_function = attention_function
         self.q_proj = Linear(d_model, d_model)
-        self.k_proj = Linear(d_model, d_model)
-        self.v_proj = Linear(d_model, d_model)
+        self.k_proj = Linear(d_model, kv_width)
+        self.v_proj = Linear(d_model, kv_width)
         self.output_proj = Linear(d_model, d_model)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -112,13 +130,15 @@ class CausalSelfAttention(nn.Module):
         q = self.rope(self._split_heads(self.q_proj(x)))
         k = self.rope(self._split_heads(self.k_proj(x)))
         v = self._split_heads(self.v_proj(x))
+        if self.queries_a_key > 1:
+            k, v = (heads.repeat_interleave(self.queries_a_key, dim=-3) for heads in (k, v))
         with span("attention"):
             heads = self.attention_function(q, k, v, True)
         return self.output_proj(heads.transpose(-3, -2).flatten(-2))
 
     def _split_heads(self, x: Tensor) -> Tensor:
-        """Turn (batch, seq_len, d_model) into (batch, num_heads, seq_len, head_dim)."""
-        return x.unflatten(-1, (self.num_heads, -1)).transpose(-3, -2)
+        """Turn (batch, seq_len, width) into (batch, width / head_dim, seq_len, head_dim)."""
+        return x.unflatten(-1, (-1, self.head_dim)).transpose(-3, -2)
 
 
 class RotaryEmbedding(nn.Module):
@@ -186,7 +206,9 @@ def _init_truncated_normal(weight: Tensor, std: float) -> None:
     nn.init.trunc_normal_(weight, std=std, a=-cutoff, b=cutoff)
 
 
-def _check_heads(d_model: int, num_heads: int) -> None:
+def _check_heads(d_model: int, num_heads: int, num_kv_heads: int) -> None:
+    if num_heads % num_kv_heads != 0:
+        raise ValueError(f"num_kv_heads={num_kv_heads}: must divide num_heads={num_heads}")
     if d_model % num_heads != 0:
         raise ValueError(f"num_heads={num_heads}: must divide d_model={d_model}")
     head_dim = d_model // num_heads

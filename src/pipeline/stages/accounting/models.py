@@ -6,7 +6,7 @@ from typing import Protocol
 from pipeline.formulas.activations import Workload, bytes_by_part
 from pipeline.formulas.mesh import Block
 from pipeline.formulas.parameters import parameter_count
-from pipeline.formulas.sizes import SIZES, ModelSize
+from pipeline.formulas.sizes import SIZES, ModelSize, Sizes
 from pipeline.formulas.units import BF16_BYTES
 
 
@@ -71,8 +71,13 @@ class Transformer:
     @property
     def numbers(self) -> dict[str, int]:
         """Return d_model, d_ff, num_heads, and the number of layers as num_blocks."""
-        numbers = asdict(self.size)
-        return {"num_blocks": numbers.pop("num_layers"), **numbers}
+        size = self.size
+        return {
+            "num_blocks": size.num_layers,
+            "d_model": size.d_model,
+            "d_ff": size.d_ff,
+            "num_heads": size.num_heads,
+        }
 
     @property
     def block(self) -> Block:
@@ -106,9 +111,9 @@ XXL = FeedForwardModel(d_model=16384, d_ff=53248, num_blocks=126)
 # The assignment's problem pytorch_attention: no projections, no feed-forward network.
 ONE_HEAD = ModelSize(d_model=64, d_ff=0, num_layers=1, num_heads=1)
 
-NAMES = ("XXL", "one_head", *SIZES)
+NAMES = Sizes({"XXL": XXL, "one_head": ONE_HEAD, **SIZES})
 
 
 def model_named(name: str, vocab_size: int) -> Model:
     """Return XXL, or the transformer of a size; raises KeyError for a name not in NAMES."""
-    return XXL if name == "XXL" else Transformer({"one_head": ONE_HEAD, **SIZES}[name], vocab_size)
+    return XXL if name == "XXL" else Transformer(NAMES[name], vocab_size)

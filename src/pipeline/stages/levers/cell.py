@@ -21,7 +21,7 @@ class Cell:
     state in bf16; checkpointing: every block runs again in the backward pass.
     """
 
-    size: str = axis("medium", allowed=tuple(SIZES))
+    size: str = axis("medium", allowed=SIZES)
     context_length: int = axis(1024, minimum=1)
     levers: str = axis(EAGER)
 

@@ -20,7 +20,7 @@ class Cell:
     """
 
     precision: str = axis("fp32", allowed=("fp32", "bf16"))
-    size: str = axis("2.7B", allowed=tuple(SIZES))
+    size: str = axis("2.7B", allowed=SIZES)
     context_length: int = axis(256, minimum=1)
     mode: str = axis("train_step", allowed=MODES)
     attention: str = axis("eager", allowed=("eager", "tiled", "flash", "sdpa"))

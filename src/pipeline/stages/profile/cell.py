@@ -27,7 +27,7 @@ class Cell:
     """One model size, context length and precision, captured by nsys or torch.profiler; auto: nsys if it works here."""
 
     precision: str = axis("fp32", allowed=("fp32", "bf16"))
-    size: str = axis("small", allowed=tuple(SIZES))
+    size: str = axis("small", allowed=SIZES)
     context_length: int = axis(256, minimum=1)
     profiler: str = axis("auto", allowed=("auto", "nsys", "torch"))
 

@@ -31,7 +31,7 @@ class Cell:
     """
 
     precision: str = axis("fp32", allowed=("fp32", "bf16"))
-    size: str = axis("xl", allowed=tuple(SIZES))
+    size: str = axis("xl", allowed=SIZES)
     world_size: int = axis(2, minimum=2)
     repeat: int = axis(1, minimum=1)
 

@@ -25,7 +25,7 @@ class Cell:
     """
 
     precision: str = axis("fp32", allowed=PRECISIONS)
-    size: str = axis("small", allowed=tuple(SIZES))
+    size: str = axis("small", allowed=SIZES)
     context_length: int = axis(256, minimum=1)
     warmup_steps: int = axis(5, minimum=0)
     mode: str = axis("eager", allowed=("eager", "compiled", "graph"))

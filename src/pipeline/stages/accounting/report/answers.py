@@ -1,6 +1,6 @@
 """What `python -m pipeline account` prints: the stage's closed forms for any model on any machine."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pandas as pd
@@ -39,12 +39,15 @@ def answers(asked: list[str], given: dict[str, str]) -> str:
 def _model(subject: Subject, given: set[str], vocab_size: int) -> Model:
     """Return the named model, with the numbers that were given in place of its own."""
     replaced = {name: getattr(subject, name) for name in OF_SIZE if name in given}
-    numbers = {**model_named(subject.size, vocab_size).numbers, **replaced}
+    named = model_named(subject.size, vocab_size)
+    numbers = {**named.numbers, **replaced}
     if "num_heads" not in numbers:
         return FeedForwardModel(**numbers)
     if numbers["d_model"] % numbers["num_heads"]:
         raise UserError(f"account: num_heads must divide d_model {numbers['d_model']}, got {numbers['num_heads']}")
-    return Transformer(ModelSize(num_layers=numbers.pop("num_blocks"), **numbers), vocab_size)
+    numbers["num_layers"] = numbers.pop("num_blocks")
+    size = replace(named.size, **numbers) if isinstance(named, Transformer) else ModelSize(**numbers)
+    return Transformer(size, vocab_size)
 
 
 def _describe(model: Model, subject: Subject) -> str:

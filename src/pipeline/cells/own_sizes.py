@@ -1,0 +1,81 @@
+"""Model sizes of the user's own: from the configuration, YAML files and the config.json of Hugging Face models."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline.cells.yaml_files import read_yaml
+from pipeline.errors import UserError
+from pipeline.formulas.sizes import SHORT_NAME, SIZES, OwnSize, complaint
+
+# What a size is given by; the last two may be left out.
+KEYS = ("d_model", "d_ff", "num_layers", "num_heads", "num_kv_heads", "vocab_size")
+# The same in a config.json of the Llama or Qwen kind: transformers' LlamaConfig, Qwen2Config, Qwen3Config.
+HUGGING_FACE = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "vocab_size"),
+)
+MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+AXIS = "size"
+
+
+def read_sizes(asked: Any, where: str) -> dict[str, str]:
+    """Return the names that stand for sizes on an axis `size` by the user's names of them.
+
+    asked: a mapping of names to numbers, or to the path of a config.json; or the path of a YAML file that holds one.
+    Raises UserError, one line that names the key, its value and what is allowed.
+    """
+    if isinstance(asked, str):
+        where, asked = asked, read_yaml(Path(asked))
+    if not isinstance(asked, Mapping):
+        raise UserError(f"{where} must be a mapping of names to numbers, or the path of a YAML file, got {asked!r}")
+    return {str(name): _size(str(name), given, f"{where}: {name}").name(str(name)) for name, given in asked.items()}
+
+
+def with_sizes(grids: list[dict[str, Any]], sizes: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return grids in which the names of sizes that say their numbers stand for the user's names."""
+
+    def renamed(axis: str, value: Any) -> Any:
+        if axis != AXIS:
+            return value
+        return [sizes.get(each, each) for each in value] if isinstance(value, list) else sizes.get(value, value)
+
+    return [{axis: renamed(axis, value) for axis, value in grid.items()} for grid in grids]
+
+
+def _size(name: str, given: Any, where: str) -> OwnSize:
+    if not re.fullmatch(SHORT_NAME.pattern, name, SHORT_NAME.flags):
+        raise UserError(f"{where}: a name must be at most 24 letters, digits, _ and .")
+    if name in SIZES:
+        raise UserError(f"{where}: the pipeline has a size of this name; it has {', '.join(SIZES)}")
+    numbers = _hugging_face(Path(given)) if isinstance(given, str) else given
+    if not isinstance(numbers, Mapping):
+        raise UserError(f"{where} must be a mapping of {', '.join(KEYS)}, or the path of a config.json, got {given!r}")
+    for key, value in numbers.items():
+        if key not in KEYS:
+            raise UserError(f"{where}: unknown key '{key}'; known are {', '.join(KEYS)}")
+        if not isinstance(value, int) or isinstance(value, bool) or value >= 10**8:
+            raise UserError(f"{where}: {key} must be a whole number below 100 million, got {value!r}")
+    missing = [key for key in KEYS[:4] if key not in numbers]
+    if missing:
+        raise UserError(f"{where} has no {', '.join(missing)}")
+    whole = {"num_kv_heads": numbers["num_heads"], "vocab_size": 0, **numbers}
+    if why := complaint(**whole):
+        raise UserError(f"{where}: {why}")
+    return OwnSize(**whole)
+
+
+def _hugging_face(path: Path) -> dict[str, Any]:
+    """Read the widths and counts of a config.json; biases, tied embeddings, scaled positions are not modelled."""
+    config = read_yaml(path)  # JSON is YAML
+    if not isinstance(config, Mapping) or config.get("model_type") not in MODEL_TYPES:
+        kind = config.get("model_type") if isinstance(config, Mapping) else config
+        raise UserError(f"{path}: model_type is {kind!r}, allowed are {', '.join(MODEL_TYPES)}")
+    numbers = {ours: config[theirs] for ours, theirs in zip(KEYS, HUGGING_FACE, strict=True) if theirs in config}
+    width, heads = config.get("hidden_size"), config.get("num_attention_heads")
+    head_dim = config.get("head_dim")
+    if head_dim is not None and isinstance(width, int) and isinstance(heads, int) and head_dim * heads != width:
+        allowed = f"hidden_size / num_attention_heads, {width}/{heads}"
+        raise UserError(f"{path}: head_dim is {head_dim}, allowed is {allowed}")
+    return numbers

@@ -1,0 +1,86 @@
+import json
+
+import pytest
+
+from pipeline.cells.own_sizes import read_sizes, with_sizes
+from pipeline.errors import UserError
+from pipeline.formulas.sizes import SIZES, OwnSize
+
+NUMBERS = {"d_model": 64, "d_ff": 96, "num_layers": 2, "num_heads": 8}
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "rope_scaling": {"factor": 32.0},
+    "tie_word_embeddings": True,
+    "vocab_size": 128256,
+}
+
+
+def config_json(folder, **changes):
+    path = folder / "config.json"
+    path.write_text(json.dumps({**LLAMA, **changes}, indent=2))
+    return str(path)
+
+
+def test_numbers_a_config_json_and_a_yaml_file_give_sizes(tmp_path):
+    (tmp_path / "sizes.yaml").write_text(f"mine: {json.dumps(NUMBERS)}\nllama: {config_json(tmp_path)}\n")
+    sizes = read_sizes(str(tmp_path / "sizes.yaml"), "sizes")
+    assert SIZES[sizes["mine"]] == OwnSize(64, 96, 2, 8, num_kv_heads=8, vocab_size=0)
+    assert SIZES[sizes["llama"]] == OwnSize(2048, 8192, 16, 32, num_kv_heads=8, vocab_size=128256)
+
+
+def test_a_qwen_has_the_same_keys(tmp_path):
+    path = config_json(tmp_path, model_type="qwen2", num_attention_heads=16, num_key_value_heads=2, head_dim=None)
+    assert SIZES[read_sizes({"qwen": path}, "sizes")["qwen"]].kv_width == 256
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({**NUMBERS, "depth": 3}, "sizes: mine: unknown key 'depth'; known are d_model, d_ff, num_layers"),
+        ({"d_model": 64}, "sizes: mine has no d_ff, num_layers, num_heads"),
+        ({**NUMBERS, "d_ff": 1.5}, "sizes: mine: d_ff must be a whole number below 100 million, got 1.5"),
+        ({**NUMBERS, "d_ff": -3}, "sizes: mine: d_ff must be at least 1, got -3"),
+        ({**NUMBERS, "num_heads": 7}, "sizes: mine: num_heads must divide d_model 64, got 7"),
+        ({**NUMBERS, "num_kv_heads": 3}, "sizes: mine: num_kv_heads must divide num_heads 8, got 3"),
+        ({**NUMBERS, "vocab_size": 1}, "sizes: mine: vocab_size must be at least 2, or 0 for that of the stage, got 1"),
+        (3, "sizes: mine must be a mapping of d_model, d_ff, num_layers"),
+        ("gone.json", "cannot read gone.json: No such file or directory"),
+    ],
+)
+def test_a_mistake_is_one_line(given, said):
+    with pytest.raises(UserError) as raised:
+        read_sizes({"mine": given}, "sizes")
+    assert said in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["small", "my-model", "a" * 25, ""])
+def test_a_name_that_cannot_be_is_refused(name):
+    with pytest.raises(UserError, match=r"the pipeline has a size of this name|a name must be at most 24"):
+        read_sizes({name: NUMBERS}, "sizes")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model_type": "gpt2"}, "model_type is 'gpt2', allowed are llama, mistral, qwen2, qwen3"),
+        ({"head_dim": 128}, "head_dim is 128, allowed is hidden_size / num_attention_heads, 2048/32"),
+    ],
+)
+def test_a_model_that_is_not_of_that_kind_is_refused(tmp_path, changes, said):
+    with pytest.raises(UserError, match=said):
+        read_sizes({"mine": config_json(tmp_path, **changes)}, "sizes")
+
+
+def test_only_the_axis_of_sizes_is_renamed():
+    grids = [{"size": ["tiny", "mine"], "precision": ["mine"]}, {"size": "mine"}]
+    assert with_sizes(grids, {"mine": "mine-d1"}) == [
+        {"size": ["tiny", "mine-d1"], "precision": ["mine"]},
+        {"size": "mine-d1"},
+    ]

@@ -1,0 +1,67 @@
+import pytest
+import torch
+
+from pipeline.formulas.flops import forward_flops
+from pipeline.formulas.parameters import parameter_count
+from pipeline.formulas.sizes import SIZES, ModelSize, OwnSize
+from pipeline.model.step import build_training_step
+
+OWN = OwnSize(d_model=64, d_ff=96, num_layers=2, num_heads=8, num_kv_heads=2, vocab_size=120)
+
+
+def test_a_name_says_the_numbers_and_the_size_is_found_by_it():
+    name = OWN.name("qwen_0.5B")
+    assert name == "qwen_0.5B-d64-f96-l2-h8-kv2-v120"
+    assert name in SIZES
+    assert SIZES[name] == OWN
+    assert name not in list(SIZES)
+    assert SIZES["small"].num_layers == 12
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mine",
+        "mine-d64-f96-l2-h8",
+        "mine-d64-f96-l2-h7-kv1-v0",  # 7 does not divide 64
+        "mine-d64-f96-l2-h8-kv3-v0",  # 3 does not divide 8
+        "mine-d72-f96-l2-h8-kv8-v0",  # an odd head_dim
+        "mine-d64-f0-l2-h8-kv8-v0",
+        "mine-d64-f96-l2-h8-kv2-v120\n",
+        "../mine-d64-f96-l2-h8-kv2-v120",
+        3,
+    ],
+)
+def test_what_is_no_size_is_not_one(name):
+    assert name not in SIZES
+    if not isinstance(name, str) or "l2-h8-kv2" not in name:
+        return
+    with pytest.raises(KeyError):
+        SIZES[name]
+
+
+def test_parameters_are_those_of_the_model_whatever_vocabulary_the_stage_has():
+    step = build_training_step(OWN, vocab_size=7, context_length=8, batch_size=2, precision="fp32", device="cpu")
+    assert parameter_count(OWN, 7) == sum(parameter.numel() for parameter in step.model.parameters())
+    assert step.tokens.max() >= 7
+
+
+def test_shared_keys_and_values_save_their_projections_work_and_nothing_else():
+    whole = ModelSize(OWN.d_model, OWN.d_ff, OWN.num_layers, OWN.num_heads)
+    saved = forward_flops(whole, 120, batch_size=3, seq_len=16) - forward_flops(OWN, 120, batch_size=3, seq_len=16)
+    tokens, less = 3 * 16, whole.d_model - OWN.kv_width
+    assert saved == OWN.num_layers * 2 * tokens * 2 * OWN.d_model * less
+
+
+def test_a_group_of_heads_reads_one_head_of_keys_and_values():
+    """With keys and values repeated by hand, the model with a head for each computes the same."""
+    shared = build_training_step(OWN, vocab_size=7, context_length=8, batch_size=2, precision="fp32", device="cpu")
+    size = ModelSize(OWN.d_model, OWN.d_ff, OWN.num_layers, OWN.num_heads)
+    whole = build_training_step(size, vocab_size=120, context_length=8, batch_size=2, precision="fp32", device="cpu")
+    state = shared.model.state_dict()
+    for name, weight in state.items():
+        if "k_proj" in name or "v_proj" in name:
+            heads = weight.unflatten(0, (OWN.num_kv_heads, OWN.head_dim))
+            state[name] = heads.repeat_interleave(OWN.num_heads // OWN.num_kv_heads, dim=0).flatten(0, 1)
+    whole.model.load_state_dict(state)
+    torch.testing.assert_close(shared.model(shared.tokens), whole.model(shared.tokens))
