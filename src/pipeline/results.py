@@ -2,7 +2,6 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -13,7 +12,7 @@ from pipeline.compare.runs import load_run
 from pipeline.registry import stage, stages
 
 # The nullable types of pandas, which keep a whole number whole where another row has none.
-DTYPES = {str: "string", bool: "boolean", int: "Int64", float: "Float64"}
+DTYPES: dict[type, str] = {str: "string", bool: "boolean", int: "Int64", float: "Float64"}
 
 
 def load(name: str, source: str | Path = "results") -> pd.DataFrame:
@@ -27,20 +26,14 @@ def load(name: str, source: str | Path = "results") -> pd.DataFrame:
     chosen = stage(name)
     records = [record for record in load_run(Path(source), stages()) if record["stage"] == name]
     rows = stage_rows(chosen, records)
-    types = _types(chosen)
-    lists = _lists(chosen)
-    return rows.astype({name: DTYPES[types[name] if name in types else str] for name in rows if name not in lists})
+    dtypes = _dtypes(chosen)
+    return rows.astype({column: dtypes.get(column, DTYPES[str]) for column in rows})
 
 
-def _types(chosen: Stage) -> dict[str, Any]:
-    """Return the types of the columns that are no text."""
-    declared: dict[str, Any] = {name: type(value) for name, value in asdict(chosen.cell_type()).items()}
-    declared |= {SETTING + name: type(value) for name, value in asdict(chosen.settings_type()).items()}
+def _dtypes(chosen: Stage) -> dict[str, str]:
+    """Return the types of the columns that the stage declares; machine and software, which it does not, are text."""
+    settings = {SETTING + name: value for name, value in asdict(chosen.settings_type()).items()}
+    dtypes = {name: DTYPES[type(value)] for name, value in (asdict(chosen.cell_type()) | settings).items()}
     for row_type in chosen.row_types.types.values():
-        declared |= {name: item.type for name, item in columns(row_type).items()}
-    return declared
-
-
-def _lists(chosen: Stage) -> set[str]:
-    every = [item for row_type in chosen.row_types.types.values() for item in columns(row_type).values()]
-    return {item.name for item in every if item.is_list}
+        dtypes |= {name: "object" if item.is_list else DTYPES[item.type] for name, item in columns(row_type).items()}
+    return dtypes
