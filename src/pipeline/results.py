@@ -27,7 +27,7 @@ def load(name: str, source: str | Path = "results") -> pd.DataFrame:
     records = [record for record in load_run(Path(source), stages()) if record["stage"] == name]
     rows = stage_rows(chosen, records)
     dtypes = _dtypes(chosen)
-    return rows.astype({column: dtypes.get(column, DTYPES[str]) for column in rows})
+    return rows.astype({column: dtypes.get(str(column), DTYPES[str]) for column in rows})
 
 
 def _dtypes(chosen: Stage) -> dict[str, str]:

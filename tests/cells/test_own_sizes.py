@@ -31,6 +31,8 @@ def config_json(folder, **changes):
 def test_numbers_a_config_json_and_a_yaml_file_give_sizes(tmp_path):
     (tmp_path / "sizes.yaml").write_text(f"mine: {json.dumps(NUMBERS)}\nllama: {config_json(tmp_path)}\n")
     sizes = read_sizes(str(tmp_path / "sizes.yaml"), "sizes")
+    words = {key: str(number) for key, number in NUMBERS.items()}  # as Snakemake's --config has them
+    assert read_sizes({"mine": words}, "sizes")["mine"] == sizes["mine"]
     assert SIZES[sizes["mine"]] == OwnSize(64, 96, 2, 8, num_kv_heads=8, vocab_size=0)
     assert SIZES[sizes["llama"]] == OwnSize(2048, 8192, 16, 32, num_kv_heads=8, vocab_size=128256)
 
@@ -45,11 +47,11 @@ def test_a_qwen_has_the_same_keys(tmp_path):
     [
         ({**NUMBERS, "depth": 3}, "sizes: mine: unknown key 'depth'; known are d_model, d_ff, num_layers"),
         ({"d_model": 64}, "sizes: mine has no d_ff, num_layers, num_heads"),
-        ({**NUMBERS, "d_ff": 1.5}, "sizes: mine: d_ff must be a whole number below 100 million, got 1.5"),
-        ({**NUMBERS, "d_ff": -3}, "sizes: mine: d_ff must be at least 1, got -3"),
+        ({**NUMBERS, "d_ff": 1.5}, "sizes: mine: d_ff is 1.5, allowed is a value of type int"),
+        ({**NUMBERS, "d_ff": -3}, "sizes: mine: d_ff must be at least 1 and below 100 million, got -3"),
         ({**NUMBERS, "num_heads": 7}, "sizes: mine: num_heads must divide d_model 64, got 7"),
         ({**NUMBERS, "num_kv_heads": 3}, "sizes: mine: num_kv_heads must divide num_heads 8, got 3"),
-        ({**NUMBERS, "vocab_size": 1}, "sizes: mine: vocab_size must be at least 2, or 0 for that of the stage, got 1"),
+        ({**NUMBERS, "vocab_size": 1}, "sizes: mine: vocab_size must be at least 2 and below 100 million, or 0"),
         (3, "sizes: mine must be a mapping of d_model, d_ff, num_layers"),
         ("gone.json", "cannot read gone.json: No such file or directory"),
     ],

@@ -2,15 +2,30 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from dataclasses import fields as declared
 from pathlib import Path
 from typing import Any
 
+from pipeline.cells import fields
 from pipeline.cells.yaml_files import read_yaml
 from pipeline.errors import UserError
 from pipeline.formulas.sizes import SHORT_NAME, SIZES, OwnSize, complaint
 
-# What a size is given by; the last two may be left out.
-KEYS = ("d_model", "d_ff", "num_layers", "num_heads", "num_kv_heads", "vocab_size")
+
+@dataclass(frozen=True)
+class _Numbers:
+    """What a size is given by; 0 stands for what may be left out, the last two."""
+
+    d_model: int = fields.axis(0)
+    d_ff: int = fields.axis(0)
+    num_layers: int = fields.axis(0)
+    num_heads: int = fields.axis(0)
+    num_kv_heads: int = fields.axis(0, minimum=0)
+    vocab_size: int = fields.axis(0)
+
+
+KEYS = tuple(item.name for item in declared(_Numbers))
 # The same in a config.json of the Llama or Qwen kind: transformers' LlamaConfig, Qwen2Config, Qwen3Config.
 HUGGING_FACE = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
@@ -52,15 +67,11 @@ def _size(name: str, given: Any, where: str) -> OwnSize:
     numbers = _hugging_face(Path(given)) if isinstance(given, str) else given
     if not isinstance(numbers, Mapping):
         raise UserError(f"{where} must be a mapping of {', '.join(KEYS)}, or the path of a config.json, got {given!r}")
-    for key, value in numbers.items():
-        if key not in KEYS:
-            raise UserError(f"{where}: unknown key '{key}'; known are {', '.join(KEYS)}")
-        if not isinstance(value, int) or isinstance(value, bool) or value >= 10**8:
-            raise UserError(f"{where}: {key} must be a whole number below 100 million, got {value!r}")
     missing = [key for key in KEYS[:4] if key not in numbers]
     if missing:
         raise UserError(f"{where} has no {', '.join(missing)}")
-    whole = {"num_kv_heads": numbers["num_heads"], "vocab_size": 0, **numbers}
+    whole = asdict(fields.build(_Numbers, numbers, where))
+    whole["num_kv_heads"] = whole["num_kv_heads"] or whole["num_heads"]
     if why := complaint(**whole):
         raise UserError(f"{where}: {why}")
     return OwnSize(**whole)

@@ -99,10 +99,10 @@ def complaint(
     """Say in a line why these numbers are no model; None where they are one."""
     numbers = {"d_model": d_model, "d_ff": d_ff, "num_layers": num_layers, "num_heads": num_heads}
     for key, value in (numbers | {"num_kv_heads": num_kv_heads}).items():
-        if value < 1:
-            return f"{key} must be at least 1, got {value}"
-    if vocab_size < 0 or vocab_size == 1:
-        return f"vocab_size must be at least 2, or 0 for that of the stage, got {vocab_size}"
+        if not 1 <= value < 10**8:
+            return f"{key} must be at least 1 and below 100 million, got {value}"
+    if vocab_size < 0 or vocab_size == 1 or vocab_size >= 10**8:
+        return f"vocab_size must be at least 2 and below 100 million, or 0 for that of the stage, got {vocab_size}"
     if d_model % num_heads:
         return f"num_heads must divide d_model {d_model}, got {num_heads}"
     if d_model // num_heads % 2:
