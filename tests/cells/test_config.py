@@ -294,5 +294,5 @@ def test_sizes_of_the_users_own_stand_in_grids_by_the_names_that_say_them():
     name = "mine-d64-f96-l2-h2-kv2-v0"
     assert [cell.size for cell in planned.stages["timing"].cells] == ["tiny", name]
     assert [cell.size for cell in planned.stages["ddp"].cells] == [name]
-    with pytest.raises(UserError, match="size is 'other', allowed are tiny"):
+    with pytest.raises(UserError, match=r"size must be one of tiny, .*, got 'other'"):
         plan(sizes={"mine": numbers}, overrides={"timing": {"grids": [{"size": ["other"]}]}})

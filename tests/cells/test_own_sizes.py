@@ -45,9 +45,9 @@ def test_a_qwen_has_the_same_keys(tmp_path):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({**NUMBERS, "depth": 3}, "sizes: mine: unknown key 'depth'; known are d_model, d_ff, num_layers"),
+        ({**NUMBERS, "depth": 3}, "sizes: mine: unknown key 'depth': must be one of d_model, d_ff, num_layers"),
         ({"d_model": 64}, "sizes: mine has no d_ff, num_layers, num_heads"),
-        ({**NUMBERS, "d_ff": 1.5}, "sizes: mine: d_ff is 1.5, allowed is a value of type int"),
+        ({**NUMBERS, "d_ff": 1.5}, "sizes: mine: d_ff must be a value of type int, got 1.5"),
         ({**NUMBERS, "d_ff": -3}, "sizes: mine: d_ff must be at least 1 and below 100 million, got -3"),
         ({**NUMBERS, "num_heads": 7}, "sizes: mine: num_heads must divide d_model 64, got 7"),
         ({**NUMBERS, "num_kv_heads": 3}, "sizes: mine: num_kv_heads must divide num_heads 8, got 3"),
@@ -71,8 +71,8 @@ def test_a_name_that_cannot_be_is_refused(name):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"model_type": "gpt2"}, "model_type is 'gpt2', allowed are llama, mistral, qwen2, qwen3"),
-        ({"head_dim": 128}, "head_dim is 128, allowed is hidden_size / num_attention_heads, 2048/32"),
+        ({"model_type": "gpt2"}, "model_type must be one of llama, mistral, qwen2, qwen3, got 'gpt2'"),
+        ({"head_dim": 128}, "head_dim must be hidden_size / num_attention_heads, 2048/32, got 128"),
     ],
 )
 def test_a_model_that_is_not_of_that_kind_is_refused(tmp_path, changes, said):

@@ -82,11 +82,11 @@ def _hugging_face(path: Path) -> dict[str, Any]:
     config = read_yaml(path)  # JSON is YAML
     if not isinstance(config, Mapping) or config.get("model_type") not in MODEL_TYPES:
         kind = config.get("model_type") if isinstance(config, Mapping) else config
-        raise UserError(f"{path}: model_type is {kind!r}, allowed are {', '.join(MODEL_TYPES)}")
+        raise UserError(f"{path}: model_type must be one of {', '.join(MODEL_TYPES)}, got {kind!r}")
     numbers = {ours: config[theirs] for ours, theirs in zip(KEYS, HUGGING_FACE, strict=True) if theirs in config}
     width, heads = config.get("hidden_size"), config.get("num_attention_heads")
     head_dim = config.get("head_dim")
     if head_dim is not None and isinstance(width, int) and isinstance(heads, int) and head_dim * heads != width:
         allowed = f"hidden_size / num_attention_heads, {width}/{heads}"
-        raise UserError(f"{path}: head_dim is {head_dim}, allowed is {allowed}")
+        raise UserError(f"{path}: head_dim must be {allowed}, got {head_dim}")
     return numbers

@@ -1,6 +1,14 @@
 """The model sizes in reading order: the smallest first, by the parameters of their layers."""
 
-from pipeline.formulas.parameters import parameter_count
+from collections.abc import Iterable
+
+from pipeline.formulas.parameters import block_parameter_count
 from pipeline.formulas.sizes import SIZES
 
-BY_SIZE = tuple(sorted(SIZES, key=lambda name: parameter_count(SIZES[name], vocab_size=0)))
+
+def by_size(names: Iterable[str]) -> list[str]:
+    """Sort the names of sizes, the user's own among them."""
+    return sorted(names, key=lambda name: SIZES[name].num_layers * block_parameter_count(SIZES[name]))
+
+
+BY_SIZE = tuple(by_size(SIZES))

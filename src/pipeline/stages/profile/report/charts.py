@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from pipeline.formulas.size_order import BY_SIZE
+from pipeline.formulas.size_order import by_size
 from pipeline.instruments.profilers.kernel_categories import CATEGORIES
 from pipeline.report.charts import IDLE_COLOUR, Chart, axis, bars_axis, picked, picker, tooltip
 from pipeline.report.figures import style_for
@@ -38,7 +38,7 @@ def _categories(captured: Sequence[Capture]) -> Chart:
         "height": {"step": 30},
         "mark": {"type": "bar"},
         "encoding": {
-            "y": bars_axis("size", [size for size in BY_SIZE if size in {line["size"] for line in lines}]),
+            "y": bars_axis("size", by_size({line["size"] for line in lines})),
             "x": axis("time_ms", "time of one pass (ms)", stack="zero"),
             "color": {
                 "field": "category",

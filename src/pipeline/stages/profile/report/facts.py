@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 
 import pandas as pd
 
-from pipeline.formulas.size_order import BY_SIZE
+from pipeline.formulas.size_order import BY_SIZE, by_size
 from pipeline.report.table_rows import in_order, ok
 from pipeline.stages.profile.cell import ATTENTION_PHASES, CLOCKS, PASSES, Cell
 from pipeline.stages.profile.rows import ROW_TYPES
@@ -149,7 +149,8 @@ def lead(captured: Sequence[Capture]) -> Capture:
     """Choose the capture to speak of: the largest model that has the shown pass, in the lowest precision."""
     path = shown_pass(captured)
     whole = [one for one in captured if path in one.work_ms.index]
-    return max(whole, key=lambda one: (BY_SIZE.index(one.cell.size), ORDERS["precision"].index(one.cell.precision)))
+    sizes = by_size({one.cell.size for one in whole})
+    return max(whole, key=lambda one: (sizes.index(one.cell.size), ORDERS["precision"].index(one.cell.precision)))
 
 
 def by_precision(captured: Sequence[Capture], like: Capture) -> list[Capture]:
