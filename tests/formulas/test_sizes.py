@@ -25,6 +25,8 @@ def test_a_name_says_the_numbers_and_the_size_is_found_by_it():
         "mine-d64-f96-l2-h8",
         "mine-d64-f96-l2-h7-kv1-v0",  # 7 does not divide 64
         "mine-d64-f96-l2-h8-kv3-v0",  # 3 does not divide 8
+        "mine-D64-f96-l2-h8-kv2-v120",
+        "mine-d064-f96-l2-h8-kv2-v120",
         "mine-d72-f96-l2-h8-kv8-v0",  # an odd head_dim
         "mine-d64-f0-l2-h8-kv8-v0",
         "mine-d64-f96-l2-h8-kv2-v120\n",
@@ -34,7 +36,7 @@ def test_a_name_says_the_numbers_and_the_size_is_found_by_it():
 )
 def test_what_is_no_size_is_not_one(name):
     assert name not in SIZES
-    if not isinstance(name, str) or "l2-h8-kv2" not in name:
+    if not isinstance(name, str) or "l2-h8-kv2-v120" not in name:
         return
     with pytest.raises(KeyError):
         SIZES[name]

@@ -1,6 +1,5 @@
 """Model sizes of the user's own: from the configuration, YAML files and the config.json of Hugging Face models."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from dataclasses import fields as declared
@@ -60,7 +59,7 @@ def with_sizes(grids: list[dict[str, Any]], sizes: Mapping[str, str]) -> list[di
 
 
 def _size(name: str, given: Any, where: str) -> OwnSize:
-    if not re.fullmatch(SHORT_NAME.pattern, name, SHORT_NAME.flags):
+    if not SHORT_NAME.fullmatch(name):
         raise UserError(f"{where}: a name must be at most 24 letters, digits, _ and .")
     if name in SIZES:
         raise UserError(f"{where}: the pipeline has a size of this name; it has {', '.join(SIZES)}")

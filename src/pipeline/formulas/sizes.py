@@ -57,10 +57,9 @@ class OwnSize(ModelSize):
 
 
 LETTERS = ("d", "f", "l", "h", "kv", "v")
-SHORT_NAME = re.compile(r"[a-z0-9_.]{1,24}", re.IGNORECASE | re.ASCII)
-_NUMBERS = re.compile(
-    rf"{SHORT_NAME.pattern}-" + "-".join(rf"{letter}(\d{{1,8}})" for letter in LETTERS), SHORT_NAME.flags
-)
+SHORT_NAME = re.compile(r"[A-Za-z0-9_.]{1,24}", re.ASCII)
+# One spelling for each size.
+_NUMBERS = re.compile("-".join([SHORT_NAME.pattern, *(rf"{letter}(0|[1-9]\d{{0,7}})" for letter in LETTERS)]), re.ASCII)
 
 
 class Sizes(Mapping[str, Any]):
