@@ -122,8 +122,8 @@ SIZES: Mapping[str, ModelSize] = Sizes(
         "medium": ModelSize(d_model=1024, d_ff=4096, num_layers=24, num_heads=16),
         "large": ModelSize(d_model=1280, d_ff=5120, num_layers=36, num_heads=20),
         "xl": ModelSize(d_model=1600, d_ff=6400, num_layers=48, num_heads=25),
-        # The assignment's xl since 2026, its 2.7B before; its former xl is the one above.
         # Named after a model with two feed-forward matrices per layer; with SwiGLU's three it has 3.4e9 parameters.
+        # Since 2026 the assignment calls it xl; its former xl is the one above.
         "2.7B": ModelSize(d_model=2560, d_ff=10240, num_layers=32, num_heads=32),
         # Its training state in fp32, 205 GB, fits no single GPU.
         "10B": ModelSize(d_model=4608, d_ff=12288, num_layers=50, num_heads=36),

@@ -93,7 +93,7 @@ MEANINGS = {
     "#2E8F7E": ("micro", "medium"),
     "#1A6F60": ("6 ranks", "large"),
     "#0B4F44": ("8 ranks", "xl"),
-    "#06302A": ("2.35B", "2.7B"),
+    "#06302A": ("2.35B", "2.7B", "10B"),
 }
 STYLES = {
     name: (colour, MARKERS[(group + place) % len(MARKERS)], LINES[place % len(LINES)])
