@@ -1,3 +1,4 @@
+import itertools
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,9 @@ def test_the_paper_scale_holds_the_whole_matrix():
         for cell in cells
         if cell.mode == "eager" and cell.warmup_steps == 5
     }
-    assert len(main) == 6 * 4 * 3
+    sizes, contexts = ("small", "medium", "large", "xl", "2.7B", "2.35B"), (128, 256, 512, 1024)
+    assert set(itertools.product(sizes, contexts, ("fp32", "bf16"))) <= main
+    assert set(itertools.product(sizes, (256, 1024), ("tf32",))) <= main
     assert {cell.warmup_steps for cell in cells} == {0, 1, 2, 5}
     assert {cell.precision for cell in cells if cell.mode == "compiled"} == {"fp32", "bf16"}
 
