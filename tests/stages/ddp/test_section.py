@@ -6,6 +6,7 @@ import pytest
 
 from pipeline.formulas.buckets import best_bucket_bytes
 from pipeline.formulas.collectives import LinearCost
+from pipeline.instruments.sampling.verdict import RepeatSpread
 from pipeline.report.figures import new_figure
 from pipeline.report.page_parts import Figure, Table
 from pipeline.stages.ddp.report import baselines, facts, figures, section
@@ -93,10 +94,17 @@ def test_the_overhead_is_what_goes_beyond_no_communication(h200):
     assert without.beyond_ms.empty
 
 
-def test_a_step_within_the_noise_of_none_is_said_to_be(h200, build):
-    assert "within the noise" not in build(scaled(h200, 0.8, h200["impl"] == "none")).answer
-    noisy = h200.assign(q1_ms=h200["q1_ms"] / 2, q3_ms=h200["q3_ms"] * 2)
-    assert build(noisy).answer.count("within the noise of one without communication") == 2
+def test_beside_no_communication_stands_a_share_and_where_there_are_repeats_a_verdict(h200, build):
+    assert "more than without communication" in build(h200).answer
+    judged = h200.assign(samples_of_repeats=[[[1.0] * 10] * 3] * len(h200), repeat_spread=RepeatSpread(0.01, 4))
+    assert "not distinguishable from without communication" in build(judged).answer
+    close = judged.assign(repeat_spread=RepeatSpread(0.0001, 4))
+    assert "the same within 2% as without communication" in build(close).answer
+
+
+def test_an_unstable_step_is_not_compared(h200, build):
+    unstable = h200.assign(status=h200["status"].replace("ok", "unstable"))
+    assert not re.search(r"more than|less than|not distinguishable", build(unstable).answer)
 
 
 def test_a_gpu_that_idles_makes_the_host_the_limit(h200, smoke, build):

@@ -152,8 +152,8 @@ def _use_flash(end: Limit | None) -> list[Action]:
         return []
     problem = end.first_too_long
     why = say(
-        "With batch times heads of {batch} it runs out of {memory} beyond length {longest}. At {length} it would save"
-        " {saved} for backward, FlashAttention beside inputs and output {flash}.",
+        "With batch × heads = {batch} in fp32 plain attention runs out of {memory} beyond length {longest}. At {length} it"
+        " would keep {saved} for the backward pass, FlashAttention {flash}.",
         batch=problem.batch_size * problem.num_heads,
         memory=data_size(end.memory_bytes),
         longest=count(end.longest_by_formula),
@@ -161,7 +161,7 @@ def _use_flash(end: Limit | None) -> list[Action]:
         saved=data_size(attention.saved_bytes(problem, ELEMENT_BYTES)),
         flash=data_size(attention.flash_saved_bytes(problem)),
     )
-    return [Action(4, Markdown("**No score matrix for long sequences.**"), why)]
+    return [Action(4, Markdown("**Use flash attention for long sequences.**"), why, "attention")]
 
 
 def _compile(longest: pd.DataFrame) -> list[Action]:

@@ -99,7 +99,7 @@ def _buckets(run: Run) -> Markdown:
         return say("every size gives the same {calls}: nothing to compare.", calls=calls)
     best, worst = (bucketed.loc[at] for at in (bucketed["median_ms"].idxmin(), bucketed["median_ms"].idxmax()))
     return say(
-        "{best} is the fastest ({best_ms}, {calls}), {worst} the slowest ({worst_ms}, {worst_calls}).",
+        "the least time takes {best} ({best_ms}, {calls}), the most {worst} ({worst_ms}, {worst_calls}).",
         best=best.name,
         best_ms=ms(best["median_ms"]),
         calls=counted(best["all_reduces"], "all-reduce"),

@@ -4,9 +4,11 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
+from pipeline.instruments.sampling.verdict import SAME, UNDECIDED
 from pipeline.report.markup import Markdown
 from pipeline.report.outcomes import clear_gain, not_measured, nothing_measured
 from pipeline.report.page_parts import Action, Figure, Section, Table, say
+from pipeline.report.repeats import verdict
 from pipeline.report.section import count, listing, ms, percent
 from pipeline.report.tables import median_cells, significant
 from pipeline.stages.ddp.report.facts import (
@@ -84,8 +86,11 @@ def _cost(run: Run, step: pd.Series) -> str:
     if NO_COMMUNICATION not in run.steps.index:
         return ""
     base = run.steps.loc[NO_COMMUNICATION]
-    if step["q1_ms"] <= base["q3_ms"] and base["q1_ms"] <= step["q3_ms"]:
-        return f", within the noise of one without communication ({ms(base['median_ms'])})"
+    if "unstable" in (base["status"], step["status"]):
+        return f" ({ms(base['median_ms'])} without communication)"
+    word = verdict(base, step).word
+    if word in (SAME, UNDECIDED):
+        return f", {word} {'as' if word == SAME else 'from'} without communication ({ms(base['median_ms'])})"
     share = step["median_ms"] / base["median_ms"] - 1
     more = "more" if share > 0 else "less"
     return f", {percent(abs(share))} {more} than without communication ({ms(base['median_ms'])})"

@@ -93,7 +93,9 @@ def _answer(rows: pd.DataFrame) -> Markdown:
     )
     if models.empty or heads.empty:
         return first
-    second = say("With one head ours takes a tenth less time than any of torch's at {counts}.", counts=_ahead(heads))
+    second = say(
+        "With one head ours takes at least a tenth less time than any of torch's at {counts}.", counts=_ahead(heads)
+    )
     return Markdown(" ").join([first, second])
 
 
@@ -158,8 +160,8 @@ def _one_head_figure(rows: pd.DataFrame) -> list[Figure]:
     if pairs.empty:
         return []
     title = say(
-        "With one causal head ours takes a tenth less time than any of torch's at {counts}; numbers: the fastest of"
-        " torch's over ours; grey: not measured",
+        "With one causal head ours takes at least a tenth less time than any of torch's at {counts}; numbers: the"
+        " fastest of torch's over ours; grey: not measured",
         counts=_ahead(pairs),
     )
     return [Figure("one_head", title, figures.ratios(rows))]

@@ -15,7 +15,7 @@ TITLE = "What must stay in fp32?"
 EXERCISE = "mixed_precision_accumulation, benchmarking_mixed_precision (a), (b)"
 METHOD = Markdown(
     "Sums are added step by step; errors are against exact arithmetic, those of layer norm against fp64 on the same"
-    " input. Data types are those that hooks and a dispatch mode see in one training step. Predictions need no run."
+    " input. Data types are those that hooks and a dispatch mode see in one training step."
 )
 
 

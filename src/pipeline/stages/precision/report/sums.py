@@ -26,12 +26,12 @@ def of_one_dtype(sums: pd.DataFrame) -> pd.DataFrame:
 
 def answer(sums: pd.DataFrame) -> Markdown:
     """Say what the assignment's sum comes to in each data type."""
-    return say("Adding {what} gives {results}.", what=_sum_of(sums), results=_results(sums))
+    return say("{what} give {results}.", what=_sum_of(sums), results=_results(sums))
 
 
 def _sum_of(sums: pd.DataFrame) -> str:
     row = sums.iloc[0]
-    return f"{row['addend']:g} {row['steps']:,.0f} times"
+    return f"{row['steps']:,.0f} additions of {row['addend']:g}"
 
 
 def _results(sums: pd.DataFrame) -> str:
@@ -47,7 +47,7 @@ def _stalled(row: pd.Series) -> str:
 
 def figure(sums: pd.DataFrame) -> Figure:
     """Show the running sums of one data type each."""
-    title = say("{what}: the sums end at {results}", what=f"Adding {_sum_of(sums)}", results=_results(sums))
+    title = say("{what}: the sums end at {results}", what=_sum_of(sums), results=_results(sums))
     return Figure("accumulation", title, figures.accumulation(of_one_dtype(sums)))
 
 
@@ -65,7 +65,7 @@ def table(sums: pd.DataFrame) -> Table:
             "stalls at a sum of": here["stall"].map(plain).where(here["stall"].notna(), "–"),
         }
     )
-    return Table(say("{what}, on {device}:", what=f"Adding {_sum_of(sums)}", device=sums["device"].iloc[0]), cells)
+    return Table(say("{what}, on {device}:", what=_sum_of(sums), device=sums["device"].iloc[0]), cells)
 
 
 def predictions(rows: pd.DataFrame, sums: pd.DataFrame) -> Markdown:

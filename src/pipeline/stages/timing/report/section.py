@@ -119,7 +119,8 @@ def _headline(steps: pd.DataFrame, rows: pd.DataFrame, context_length: int) -> T
 
 def _parameters(row: pd.Series) -> str:
     parameters = parameter_count(SIZES[row["size"]], int(row["setting_vocab_size"]))
-    return f"{number(parameters / 1e9)}B" if parameters >= 1e9 else f"{number(parameters / 1e6)}M"
+    words = f"{number(parameters / 1e9)}B" if parameters >= 1e9 else f"{number(parameters / 1e6)}M"
+    return f"{words} in {SIZES[row['size']].num_layers} layers"
 
 
 def _written(column: pd.Series, form: Callable[..., str]) -> pd.Series:
