@@ -136,8 +136,8 @@ def test_compiling_is_advised_only_where_a_phase_clearly_gains_and_none_loses(ma
 
 def test_dropping_the_score_matrix_is_advised_only_where_memory_was_seen_to_run_out(make_rows):
     whats = {name: [action.what for action in parts_of(make_rows(name)).actions] for name in ALL}
-    assert any("score matrix" in what for what in whats["h200"])
-    assert not any("score matrix" in what for what in whats["laptop"] + whats["smoke"])
+    assert any("flash attention" in what for what in whats["h200"])
+    assert not any("flash attention" in what for what in whats["laptop"] + whats["smoke"])
 
 
 def test_a_ratio_is_told_only_where_both_modes_have_a_time(make_rows):

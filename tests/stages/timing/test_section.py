@@ -68,7 +68,8 @@ def test_every_problem_of_the_assignment_is_answered(make_rows):
 
 def test_the_first_screen_shows_each_model_at_the_longest_context_that_all_have(make_rows):
     table, _ = section.build(make_rows("h200")).headline
-    assert list(table.cells["model"]) == ["small", "medium", "large", "xl", "2.7B"]
+    assert [name.split(" ")[0] for name in table.cells["model"]] == ["small", "medium", "large", "xl", "2.7B"]
+    assert table.cells["model"][0] == "small (129M, 12 layers)"
     assert "context 1024" in table.title
     assert "bf16" in table.title
     assert "GPU idle" not in table.cells
@@ -95,6 +96,13 @@ def test_the_share_that_the_gpu_waits_is_drawn_and_stands_on_the_first_screen(ma
     assert "The host limits small, medium, large, xl and 2.7B" in text
     assert "| GPU idle |" in " ".join(text.split())
     assert "wall_and_idle" in drawn_figures(tmp_path)
+
+
+def test_the_first_screen_holds_all_that_newer_records_tell(make_rows, tmp_path):
+    rows = with_busy(make_rows("h200"), {128: 60.0, 256: 40.0, 512: 30.0, 1024: 25.0})
+    text = text_of(rows.assign(tokens_per_j=30.0), tmp_path)
+    shown = ("model", "tokens/s", "TFLOP/s (MFU)", "× fp32", "peak GB", "GPU idle", "limited by", "tokens/J")
+    assert "| " + " | ".join(shown) + " |" in " ".join(text.split())
 
 
 @pytest.mark.parametrize(("mode", "what"), [("compiled", "**Use `torch.compile`.**"), ("eager", "**Train in bf16.**")])

@@ -152,8 +152,8 @@ def _use_flash(end: Limit | None) -> list[Action]:
         return []
     problem = end.first_too_long
     why = say(
-        "With batch × heads = {batch} in fp32 plain attention runs out of {memory} beyond length {longest}. At {length} it"
-        " would keep {saved} for the backward pass, FlashAttention {flash}.",
+        "With batch × heads = {batch} in fp32 plain attention runs out of {memory} beyond length {longest}. At {length}"
+        " it would keep {saved} for the backward pass, FlashAttention {flash}.",
         batch=problem.batch_size * problem.num_heads,
         memory=data_size(end.memory_bytes),
         longest=count(end.longest_by_formula),

@@ -89,8 +89,7 @@ def _headline(steps: pd.DataFrame, rows: pd.DataFrame, context_length: int) -> T
     over_fp32 = precision_gains(rows, precision)
     over_fp32 = over_fp32[over_fp32["context_length"] == context_length].set_index("size")["ratio"]
     columns = {
-        "model": steps["size"],
-        "parameters": [_parameters(row) for _, row in steps.iterrows()],
+        "model": [f"{row['size']} ({_shape(row)})" for _, row in steps.iterrows()],
         "tokens/s": steps["tokens_per_s"].map(count),
         "TFLOP/s (MFU)": [
             number(rate) if pd.isna(mfu) else f"{number(rate)} ({percent(mfu / 100)})"
@@ -117,10 +116,10 @@ def _headline(steps: pd.DataFrame, rows: pd.DataFrame, context_length: int) -> T
     return Table(title, cells)
 
 
-def _parameters(row: pd.Series) -> str:
+def _shape(row: pd.Series) -> str:
     parameters = parameter_count(SIZES[row["size"]], int(row["setting_vocab_size"]))
     words = f"{number(parameters / 1e9)}B" if parameters >= 1e9 else f"{number(parameters / 1e6)}M"
-    return f"{words} in {SIZES[row['size']].num_layers} layers"
+    return f"{words}, {SIZES[row['size']].num_layers} layers"
 
 
 def _written(column: pd.Series, form: Callable[..., str]) -> pd.Series:
