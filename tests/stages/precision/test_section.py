@@ -95,7 +95,7 @@ def test_what_failed_on_a_device_that_measured_something_is_said(tables):
 
 def test_the_gpu_is_shown_where_there_is_one(tables):
     assert devices_with(tables["gpu"], "accumulation") == ["cuda", "cpu"]
-    assert "times, on cuda:" in words(tables["gpu"])
+    assert "of 0.01, on cuda:" in words(tables["gpu"])
     assert "times, on cpu:" in words(tables["laptop"])
 
 
@@ -110,7 +110,7 @@ def test_the_assigned_sums_and_what_their_errors_come_of(tables):
 
 def test_the_answer_gives_the_sum_in_each_format_and_where_it_stalls(tables):
     start = section.build(tables["laptop"]).answer
-    assert "gives 10.0001 in fp32, 9.95312 in fp16 and 4 in bf16 (it stalls at step 350)." in start
+    assert "give 10.0001 in fp32, 9.95312 in fp16 and 4 in bf16 (it stalls at step 350)." in start
     rows = changed(tables["laptop"], "stalled_at_step", float("nan"), accumulator="bf16")
     assert "stalls" not in section.build(rows).answer
 
