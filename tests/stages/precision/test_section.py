@@ -96,7 +96,7 @@ def test_what_failed_on_a_device_that_measured_something_is_said(tables):
 def test_the_gpu_is_shown_where_there_is_one(tables):
     assert devices_with(tables["gpu"], "accumulation") == ["cuda", "cpu"]
     assert "of 0.01, on cuda:" in words(tables["gpu"])
-    assert "times, on cpu:" in words(tables["laptop"])
+    assert "of 0.01, on cpu:" in words(tables["laptop"])
 
 
 def test_the_assigned_sums_and_what_their_errors_come_of(tables):
