@@ -6,6 +6,7 @@ import pytest
 from pipeline.cells.config import (
     check_something_to_write,
     idle_overrides,
+    idle_subjects,
     load_plan,
     read_config,
     read_scale,
@@ -249,6 +250,12 @@ def test_the_users_own_reach_the_stage_that_measures_their_kind():
     assert not any(stage.subjects for name, stage in planned.stages.items() if name != "flash")
     adapters = plan(subjects=str(OUTSIDE / "adapters.py"))
     assert [subject.name for subject in adapters.stages["ddp"].subjects] == ["my_ddp_individual", "my_ddp_bucketed"]
+
+
+def test_those_that_no_cell_measures_are_known():
+    assert idle_subjects(plan(subjects=MINE)) == []
+    assert idle_subjects(plan(subjects=MINE, only=["timing"])) == ["attention.mine"]
+    assert idle_subjects(plan(subjects=MINE, overrides={"flash": {"grids": []}})) == ["attention.mine"]
 
 
 def test_a_scale_may_name_the_users_own_and_the_configuration_others(tmp_path):

@@ -9,7 +9,7 @@ from snakemake.logging import logger
 
 from pipeline.cells import expected, fields, freshness, layout, locks, orphans, preflight, sources
 from pipeline.cells.worker import client
-from pipeline.cells.config import check_something_to_write, idle_overrides, load_plan
+from pipeline.cells.config import check_something_to_write, idle_overrides, idle_subjects, load_plan
 from pipeline.cells.disk import DISK_FULL
 from pipeline.cells.failures import Failure, Failures, how_it_ended, read_failures, write_failures
 from pipeline.cells.quiet_host import RUN_VARIABLE
@@ -52,6 +52,8 @@ def checked_plan():
         logger.warning(
             f"overrides: {stage} is not measured, for scale '{plan.scale}' has no cell of it: give it `grids`"
         )
+    for name in idle_subjects(plan) if plan.measure else ():
+        logger.warning(f"subjects: {name} is not measured, for this run has no cell of a stage that takes its kind")
     check_something_to_write(plan, RESULTS)
     # The machine that measures may then be another: its own parse of this file checks.
     if plan.measure and not FAILURES.failed and not SCHEDULED:

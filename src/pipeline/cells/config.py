@@ -37,6 +37,7 @@ class Plan:
     scale: str
     measure: bool
     stages: dict[str, StagePlan]
+    subjects: tuple[Subject, ...] = ()
 
 
 def load_plan(config: Mapping[str, Any], scales: Path, schemas: Path, stages: Stages, has_gpu: bool) -> Plan:
@@ -70,13 +71,19 @@ def load_plan(config: Mapping[str, Any], scales: Path, schemas: Path, stages: St
         stage: dataclasses.replace(plan, subjects=stages[stage].subjects_among(subjects))
         for stage, plan in plans.items()
     }
-    return Plan(name, config["measure"], plans)
+    return Plan(name, config["measure"], plans, subjects)
 
 
 def idle_overrides(overrides: Mapping[str, Any], plan: Plan) -> list[str]:
     """Return the stages whose overrides do nothing: settings alone, of a stage of which the scale has no cell."""
     planned = {stage: asked for stage, asked in overrides.items() if stage in plan.stages}
     return [stage for stage, asked in planned.items() if "grids" not in asked and not plan.stages[stage].cells]
+
+
+def idle_subjects(plan: Plan) -> list[str]:
+    """Return the implementations of the user's own that no cell of this run measures, as kind.name."""
+    measured = {subject for stage in plan.stages.values() if stage.cells for subject in stage.subjects}
+    return [f"{subject.kind}.{subject.name}" for subject in plan.subjects if subject not in measured]
 
 
 def check_something_to_write(plan: Plan, results: Path) -> None:
