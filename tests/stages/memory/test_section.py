@@ -208,6 +208,11 @@ def test_at_more_blocks_recursive_checkpoints_take_least(rows_of):
     assert max(deepest, key=deepest.get) == "no checkpoints"
 
 
+def test_steps_of_a_chosen_number_of_blocks_alone_are_a_section(rows_of, tmp_path):
+    rows = rows_of["h200"]
+    assert "small of 64 blocks" in text_of(rows[rows["num_layers"] > 0], tmp_path)
+
+
 def test_one_number_of_blocks_is_no_figure(rows_of):
     rows = rows_of["h200"]
     recorded = recordings(rows[rows["num_layers"].isin([0, 16])])

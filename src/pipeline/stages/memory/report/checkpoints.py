@@ -68,15 +68,15 @@ def _drawn(groups: Mapping[str, Sequence[Recording]], unit: Unit) -> Figure:
         timed = [one for one in ones if one.step is not None and _depth(one) in base_ms]
         time.plot([_depth(one) for one in timed], [one.step_ms / base_ms[_depth(one)] for one in timed], **look)
         time.plot(depths, [_predicted_time_ratio(ones[0], depth) for depth in depths], color=colour)
-    memory.set_ylabel(f"backward peak beside the state ({unit.name})")
+    memory.set_ylabel(f"backward peak ({unit.name})")
     memory.set_yscale("log")
-    time.set_ylabel("step over that without checkpoints")
+    time.set_ylabel("time over no checkpoints")
     for axes in (memory, time):
         _depth_axis(axes, sorted({_depth(one) for ones in groups.values() for one in ones}))
     shared_legend(figure, per_row=3)
     one = next(iter(groups.values()))[0]
     workload = f"{one.cell.size}, {one.cell.precision}, batch {one.batch_size}, context {one.cell.context_length}"
-    footnote(figure, one.machine, workload, "lines: by formula; of time, the FLOPs of products")
+    footnote(figure, one.machine, workload, "without parameters and moments", "lines: by formula; of time, the FLOPs")
     return figure
 
 

@@ -37,8 +37,11 @@ def build(rows: pd.DataFrame) -> Section:
     recorded = recordings(rows)
     if not any(recording.measured for recording in recorded):
         return Section(TITLE, EXERCISE, nothing_measured(rows))
-    size = main_size(recorded)
-    shown = [recording for recording in recorded if recording.cell.size == size and not recording.cell.num_layers]
+    # Steps of a chosen number of blocks have their own figure, and speak for the rest only where nothing else does.
+    whole = [recording for recording in recorded if not recording.cell.num_layers]
+    chosen = whole if any(recording.measured for recording in whole) else recorded
+    size = main_size(chosen)
+    shown = [recording for recording in chosen if recording.cell.size == size]
     lead, unit = headline(shown), unit_for(shown)
     return Section(
         TITLE,
