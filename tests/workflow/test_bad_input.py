@@ -74,7 +74,7 @@ def test_a_profile_without_its_plugin_is_one_line_with_the_remedy(project):
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (b"", "config.yaml: must have the keys scale, measure, overrides, got None"),
+        (b"", "config.yaml: must have the keys scale, measure, overrides, subjects, sizes, only, got None"),
         (b"scale: auto # caf\xe9\n", "config.yaml: line 1 is no UTF-8: byte 0xe9"),
     ],
 )
