@@ -19,6 +19,7 @@ NAMES = (
     "allreduce",
     "ddp",
     "sharding",
+    "step8b",
     "accounting",
 )
 FOLDER = Path(__file__).parent / "stages"

@@ -4,7 +4,13 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from pipeline.formulas.flops import backward_flops, forward_flops, rerun_flops, train_step_flops
+from pipeline.formulas.flops import (
+    backward_flops,
+    causal_train_step_flops,
+    forward_flops,
+    rerun_flops,
+    train_step_flops,
+)
 from pipeline.formulas.sizes import SIZES, ModelSize
 from pipeline.model import TransformerLM
 
@@ -46,3 +52,9 @@ def test_checkpoints_add_the_products_that_torch_counts(every, kind):
 def test_selective_checkpoints_spare_attention_of_every_layer():
     whole, spared = (rerun_flops(ODD_SIZE, BATCH_SIZE, SEQ_LEN, 1, kind) for kind in ("segments", "selective"))
     assert whole - spared == ODD_SIZE.num_layers * 4 * BATCH_SIZE * SEQ_LEN**2 * ODD_SIZE.d_model
+
+
+def test_causal_attention_counts_half_of_the_scores_and_all_other_products():
+    per_sequence = (SIZES["8B"], 151_936, 1, 32_768)
+    products = 6 * 32_768 * (34 * (4 * 4096**2 + 3 * 4096 * 11_008) + 4096 * 151_936)
+    assert 2 * (causal_train_step_flops(*per_sequence) - products) == train_step_flops(*per_sequence) - products

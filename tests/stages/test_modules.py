@@ -36,6 +36,7 @@ TRAINING_RANKS = {
     ),
     *("parallel.overlap", "parallel.reductions", "parallel.replicas"),
 }
+FSDP = ("fsdp", "fsdp_casts", "fsdp_gathering", "fsdp_reduction", "fsdp_state", "fsdp_units", "lanes")
 ATTENTION_CALLS = {
     *(SAMPLING | {"attention.eager", "ranges"}),
     *("instruments.sampling.interleaving", "instruments.sampling.kernel_timing", "instruments.sampling.stability"),
@@ -59,6 +60,10 @@ OF_STAGE = {
         f"parallel.{name}"
         for name in ("broadcasts", "consolidation", "ddp", "groups", "partition", "sharded_optimizer")
     },
+    "step8b": TRAINING_RANKS
+    - {"cells.outcomes", "parallel.overlap", "instruments.profilers.collective_traffic"}
+    - {"instruments.sampling.weight_differences"}
+    | {"attention.sdpa", *(f"parallel.{name}" for name in FSDP)},
     "accounting": set(),
     "ceilings": SAMPLING
     | {"tf32"}
@@ -75,6 +80,7 @@ FORMULAS = {
     "flash": {"attention", "units"},
     "allreduce": {"collectives"},
     "ddp": {"checkpointing", "sizes"},
+    "step8b": MODEL_FORMULAS | {"checkpointing", "flops", "fsdp", "training_state"},
     "sharding": {"checkpointing", "collectives", "sizes", "training_state", "units"},
     "ceilings": set(),
     "accounting": MODEL_FORMULAS

@@ -129,5 +129,7 @@ SIZES: Mapping[str, ModelSize] = Sizes(
         "10B": ModelSize(d_model=4608, d_ff=12288, num_layers=50, num_heads=36),
         # Wide and shallow: few, large matrix products.
         "2.35B": ModelSize(d_model=3200, d_ff=25600, num_layers=8, num_heads=4),
+        # The course's leaderboard: one step of it at context 32,768 on two GPUs.
+        "8B": ModelSize(d_model=4096, d_ff=11008, num_layers=34, num_heads=32),
     }
 )

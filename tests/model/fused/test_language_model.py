@@ -49,6 +49,16 @@ def test_loss_and_all_gradients_are_those_of_the_plain_model(model, batch, opera
         assert error(parameter.grad, reference.grad) < 2e-6
 
 
+def test_query_heads_may_share_keys_and_values(batch):
+    with torch.device(DEVICE):
+        model = TransformerLM(VOCAB, SEQ, WIDTH, 1, num_heads=4, d_ff=D_FF, num_kv_heads=2)
+    fused = FusedLM(copy.deepcopy(model), in_torch(), ATTENTION["sdpa"], 1)
+    fused(*batch).backward()
+    functional.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten()).backward()
+    for parameter, reference in zip(fused.parameters(), model.parameters(), strict=True):
+        assert error(parameter.grad, reference.grad.double()) < 1e-5
+
+
 @pytest.mark.skipif(DEVICE == "cuda", reason="a GPU's kernels of torch pad the log-sum-exp")
 def test_a_layer_keeps_what_it_says_and_with_its_products_so_much_more(model, batch, operations):
     fused = FusedLM(model, operations, ATTENTION["sdpa"], 0)

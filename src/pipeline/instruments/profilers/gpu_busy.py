@@ -82,14 +82,24 @@ def profile_gpu_busy(step: Callable[[], object], device: torch.device, steps: in
     """
     if device.type != "cuda":
         return None
+    works, walls_ms = profile_work(step, device, steps)
+    return summarise_work(works, walls_ms) if any(map(len, works)) else None
+
+
+def profile_work(
+    step: Callable[[], object], device: torch.device, steps: int
+) -> tuple[list[pd.DataFrame], list[float]]:
+    """Profile so many steps on a GPU, after one more; return the work of each as `gpu_work` does, and the wall times.
+
+    Work is empty where the driver tells nothing.
+    """
     walls_ms = []
     # Else torch warns that a further cycle, which there is none of, would clear the events.
     with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
         for _ in range(1 + steps):
             keep_gpu_busy(MARK_CYCLES)
             walls_ms.append(time_call_ms(step, device))
-    works = steps_between_marks(gpu_work(profiler))[1:]
-    return summarise_work(works, walls_ms[1:]) if any(map(len, works)) else None
+    return steps_between_marks(gpu_work(profiler))[1:], walls_ms[1:]
 
 
 def gpu_work(profiler: profile) -> pd.DataFrame:

@@ -12,7 +12,7 @@ from pipeline.model.fused.operations import Operations
 class AttentionInputs(torch.autograd.Function):
     """Compute rotated queries, rotated keys and values from the residual stream.
 
-    `apply(x, norm_weight, q_weight, k_weight, v_weight, cos, sin, heads, eps, operations)` returns q, k, v, and x.
+    `apply(x, norm_weight, q_weight, k_weight, v_weight, cos, sin, head_dim, eps, operations)` returns q, k, v, and x.
     Shapes: x is (batch, seq_len, width); q, k and v are (batch, heads, seq_len, head_dim), strided. Kept: x alone; its
     norm is computed again. Use the x that is returned: the gradient of its other uses then joins in the norm's kernel.
     """
@@ -27,7 +27,7 @@ class AttentionInputs(torch.autograd.Function):
         v_weight: Tensor,
         cos: Tensor,
         sin: Tensor,
-        heads: int,
+        head_dim: int,
         eps: float,
         operations: Operations,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -35,7 +35,7 @@ class AttentionInputs(torch.autograd.Function):
         ctx.save_for_backward(x, norm_weight, q_weight, k_weight, v_weight, cos, sin)
         ctx.eps, ctx.operations = eps, operations
         _, y = operations.rms_norm(x.flatten(0, 1), norm_weight, eps)
-        q, k, v = ((y @ weight.T).view(*x.shape[:2], heads, -1) for weight in (q_weight, k_weight, v_weight))
+        q, k, v = ((y @ weight.T).view(*x.shape[:2], -1, head_dim) for weight in (q_weight, k_weight, v_weight))
         q, k = (operations.rotate(heads_of_tokens, cos, sin) for heads_of_tokens in (q, k))
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), x
 
@@ -47,7 +47,7 @@ class AttentionInputs(torch.autograd.Function):
         rows = x.flatten(0, 1)
         _, y = ctx.operations.rms_norm(rows, norm_weight, ctx.eps)
         gradients = [ctx.operations.rotate(gradient.transpose(1, 2), cos, sin, back=True) for gradient in (dq, dk)]
-        gradients = [gradient.reshape(rows.shape) for gradient in (*gradients, dv.transpose(1, 2))]
+        gradients = [gradient.reshape(len(rows), -1) for gradient in (*gradients, dv.transpose(1, 2))]
         dweights = [gradient.T @ y for gradient in gradients]
         dy = y  # whose numbers are not needed any more
         torch.mm(gradients[0], weights[0], out=dy)

@@ -37,7 +37,9 @@ class FeedForward(torch.autograd.Function):
             total, norm_weight, gate_weight, up_weight, down_weight, *((gate, up) if keeps_products else ())
         )
         ctx.shape, ctx.eps, ctx.operations = x.shape, eps, operations
-        return torch.addmm(total, operations.swiglu(gate, up), down_weight.T).view_as(x)
+        output = torch.empty_like(x)  # no view of what `addmm` would return: a module's hooks may forbid them
+        torch.addmm(total, operations.swiglu(gate, up), down_weight.T, out=output.flatten(0, 1))
+        return output
 
     @staticmethod
     @once_differentiable

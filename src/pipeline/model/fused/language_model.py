@@ -79,10 +79,12 @@ class FusedBlock(nn.Module):
             attention.v_proj.weight,
             attention.rope.cos,
             attention.rope.sin,
-            attention.num_heads,
+            attention.head_dim,
             self.attention_norm.eps,
             self.operations,
         )
+        if attention.queries_a_key > 1:
+            k, v = (heads.repeat_interleave(attention.queries_a_key, dim=-3) for heads in (k, v))
         with span("attention"):
             heads = self.attention_function(q, k, v, True)
         attended = OutputProjection.apply(heads, attention.output_proj.weight)

@@ -1,0 +1,138 @@
+"""Measure a step8b cell: each implementation in processes of its own, in turn, ours between two turns of its peer."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from statistics import median
+from typing import Any
+
+from pipeline.errors import Skipped
+from pipeline.formulas import flops
+from pipeline.formulas.sizes import SIZES
+from pipeline.instruments.machine.identity import gpu_count
+from pipeline.instruments.machine.toolchain import require_compiler
+from pipeline.instruments.memory.out_of_memory import is_out_of_memory
+from pipeline.instruments.sampling.rank_timing import STEP
+from pipeline.instruments.sampling.stopwatch import Stopwatch
+from pipeline.instruments.sampling.variants import step_rows
+from pipeline.parallel.processes.starting import run_ranks
+from pipeline.stages.step8b.cell import WHOLE_STEP, Cell, Settings
+from pipeline.stages.step8b.correctness import why_wrong
+from pipeline.stages.step8b.ranks import Timed, Turn, measure_turn
+
+Row = dict[str, Any]
+ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
+
+
+def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
+    """Return rows of times, of where they go, of what fusions buy, and of the checks."""
+    settings = replace(settings, vocab_size=SIZES[cell.size].vocabulary(settings.vocab_size))
+    turns: dict[str, list[Turn]] = {}
+    failures: dict[str, Row] = {}
+    with stopwatch.measuring(), _growing_segments():
+        for impl in cell.turns:
+            try:
+                turn = _take_turn(impl, cell, settings, is_first=impl not in turns)
+                turns.setdefault(impl, []).append(turn)
+            except Skipped as skipped:
+                failures[impl] = {"status": "skipped", "reason": str(skipped)}
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                failures[impl] = {"status": "oom", "reason": str(error).splitlines()[0]}
+    rows = [{"impl": impl, **WHOLE_STEP, **failure} for impl, failure in failures.items()]
+    measured = [impl for impl in turns if impl not in failures]
+    return rows + [row for impl in measured for row in rows_of(impl, turns[impl], cell, settings)]
+
+
+@contextmanager
+def _growing_segments() -> Iterator[None]:
+    """Let the ranks' allocator grow its segments: blocks of many sizes would leave gaps of gigabytes else."""
+    before = os.environ.get(ALLOCATOR)
+    os.environ[ALLOCATOR] = before or "expandable_segments:True"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[ALLOCATOR]
+
+
+def _take_turn(impl: str, cell: Cell, settings: Settings, is_first: bool) -> Turn:
+    if impl == "torch_compiled":
+        require_compiler()
+    backend, device_type = ("nccl", "cuda") if gpu_count() > 0 else ("gloo", "cpu")
+    by_rank = run_ranks(
+        measure_turn,
+        cell.world_size,
+        backend=backend,
+        device_type=device_type,
+        timeout_s=settings.timeout_s,
+        args=(impl, cell, settings, is_first),
+    )
+    return by_rank[0]
+
+
+def rows_of(impl: str, turns: list[Turn], cell: Cell, settings: Settings) -> list[Row]:
+    """Make the rows of one implementation from its turns, of which the first has all that is measured once."""
+    first, timed = turns[0], [turn.timed for turn in turns if turn.timed]
+    wrong = why_wrong(first.errors, settings) if first.errors else ""
+    rows = [
+        {"impl": name, "measures": "check", **_outcome(wrong if name == impl else ""), **asdict(errors)}
+        for name, errors in first.errors.items()
+    ]
+    if wrong:
+        return [{"impl": impl, **WHOLE_STEP, **_outcome(wrong)}, *rows]
+    rows += [{**row, "impl": impl} for row in _time_rows(timed, first, cell, settings)]
+    rows += [{"impl": impl, "measures": "budget", "status": "ok", **item} for item in first.budget]
+    rows += _fusion_rows(impl, first, timed[0])
+    if first.losses:
+        falls = first.losses[-1] < first.losses[0]
+        reason = "" if falls else f"the loss does not fall: {first.losses[0]:.5g}, then {first.losses[-1]:.5g}"
+        losses = {"first_loss": first.losses[0], "last_loss": first.losses[-1], "losses": first.losses}
+        rows.append({"impl": impl, "measures": "descent", **_outcome(reason), **losses})
+    return rows
+
+
+def _outcome(wrong: str) -> Row:
+    return {"status": "wrong", "reason": wrong} if wrong else {"status": "ok"}
+
+
+def _time_rows(timed: list[Timed], first: Turn, cell: Cell, settings: Settings) -> list[Row]:
+    """Pool the samples of all turns: how far the turns lie apart counts in the status."""
+    tokens = cell.world_size * cell.context_length
+    samplings = [turn.sampling for turn in timed]
+    rows = step_rows(samplings, settings.unstable_rel_error, tokens, first.busy)
+    shared = {"measures": "time", "turns": len(timed)}
+    return [
+        {**shared, **row, **(_rates(row["median_ms"], timed, cell, settings) if _is_whole(row) else {})} for row in rows
+    ]
+
+
+def _is_whole(row: Row) -> bool:
+    return all(row[name] == WHOLE_STEP[name] for name in ("phase", "clock"))
+
+
+def _rates(step_ms: float, timed: list[Timed], cell: Cell, settings: Settings) -> Row:
+    step_flops = flops.causal_train_step_flops(SIZES[cell.size], settings.vocab_size, 1, cell.context_length)
+    tflops_per_s = step_flops / step_ms / 1e9
+    peaks = [turn.peak_bytes for turn in timed if turn.peak_bytes is not None]
+    return {
+        "first_step_ms": timed[0].first_step_ms,
+        "tokens_per_s": cell.world_size * cell.context_length / step_ms * 1e3,
+        "model_tflops_per_s": tflops_per_s,
+        "mfu_pct": 100 * tflops_per_s / timed[0].peak.tflops,
+        "peak_source": timed[0].peak.source,
+        "peak_bytes": max(peaks, default=None),
+        "layers_that_keep": timed[0].layers_that_keep,
+    }
+
+
+def _fusion_rows(impl: str, first: Turn, timed: Timed) -> list[Row]:
+    """Return a row a fusion; the last one's step is that which was timed with all of them."""
+    if not first.fusions:
+        return []
+    step_ms = median(timed.sampling.timings[STEP].host_ms)
+    measured = [asdict(fusion) for fusion in first.fusions]
+    measured.append({"fusion": "kept_products", "step_ms": step_ms, "peak_bytes": timed.peak_bytes})
+    return [{"impl": impl, "measures": "fusion", "status": "ok", **fusion} for fusion in measured]

@@ -1,0 +1,99 @@
+"""Rows of the step8b stage: step times, where a step's time goes, what each fusion buys, and whether it is right."""
+
+from dataclasses import dataclass
+
+from pipeline.cells.rows import Row, RowTypes, column
+from pipeline.cells.timed_rows import GpuStepRow
+from pipeline.instruments.profilers.kernel_categories import CATEGORIES
+from pipeline.stages.step8b.cell import CHECKED, FUSIONS, IMPLS, MEASURES, PHASES, TRAIN_STEP
+
+IDLE = "idle"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredRow(Row):
+    """Columns of all rows: what is measured, and of which implementation."""
+
+    measures: str = column("what the row measures", allowed=MEASURES)
+    impl: str = column(
+        "torch_eager, torch_compiled: torch's own parts; ours: the fused model under our FSDP; ours_fully_shard: under"
+        " torch's; bf16_eager: the plain model in bf16, to compare with",
+        allowed=tuple(dict.fromkeys((*IMPLS, *CHECKED))),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTime(GpuStepRow, MeasuredRow):
+    """Time of a training step or of one of its phases by one clock; each sample is the slowest rank's."""
+
+    KEYS = ("impl", "phase", "clock")
+
+    phase: str = column("part of the step, or all of it", allowed=(*PHASES, TRAIN_STEP))
+    clock: str = column("host: a synchronize on both sides; cuda_events: by the GPU", allowed=("host", "cuda_events"))
+    turns: int = column("processes that the samples come from", minimum=1)
+    first_step_ms: float | None = column("the first step, which compiles what there is to; of the first turn")
+    tokens_per_s: float | None = column("tokens of all ranks over the median time", positive=True)
+    model_tflops_per_s: float | None = column(
+        "FLOPs of the model's mathematics a rank, causal attention as half of all scores and nothing recomputed, over"
+        " the median time",
+        positive=True,
+    )
+    mfu_pct: float | None = column("model FLOPs utilization: of the peak in bf16", positive=True)
+    peak_source: str | None = column("where the peak comes from")
+    peak_bytes: int | None = column("most that torch's allocator had given out on the fullest rank", minimum=0)
+    layers_that_keep: int | None = column(
+        "layers that keep the products of gate and up; others compute them again", minimum=0
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BudgetItem(MeasuredRow):
+    """Where a step's time goes, on the first rank: the time that a kind of work adds to those listed before it."""
+
+    KEYS = ("impl", "category")
+
+    category: str = column(
+        "kind of work by kernel name, in order; communication is what no other work hides; idle: no kernel ran",
+        allowed=(*CATEGORIES, IDLE),
+    )
+    work_ms: float = column("time that it adds to a profiled step", minimum=0)
+    launches: int = column("kernels and copies a step", minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fusion(MeasuredRow):
+    """The step of the fused model with one fusion more a row, in one process, and with the same sharded weights."""
+
+    KEYS = ("impl", "fusion")
+
+    fusion: str = column("what joins those before: none, our attention, a kernel, products kept", allowed=FUSIONS)
+    step_ms: float = column("median step, the slowest rank's", positive=True)
+    peak_bytes: int | None = column("most that torch's allocator had given out on the fullest rank", minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check(MeasuredRow):
+    """Loss and gradients of few layers beside the plain model's in fp32, from the same weights."""
+
+    KEYS = ("impl",)
+
+    loss: float = column("loss, in nats")
+    loss_error: float = column("difference from the loss in fp32, over it", minimum=0)
+    gradient_error: float = column("norm of the difference of all gradients, over the norm in fp32", minimum=0)
+    worst_gradient_error: float = column("the same of the worst parameter alone", minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Descent(MeasuredRow):
+    """The loss over steps with one batch, from the first weights."""
+
+    KEYS = ("impl",)
+
+    first_loss: float = column("loss of the first step, in nats")
+    last_loss: float = column("loss of the last step")
+    losses: list[float] = column("loss of every step")
+
+
+ROW_TYPES = RowTypes(
+    dict(zip(MEASURES, (StepTime, BudgetItem, Fusion, Check, Descent), strict=True)), kind_column="measures"
+)

@@ -1,0 +1,99 @@
+"""Synthetic turns of an 8B model on GPUs, and a real cell of two processes, measured once."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from pipeline.instruments.machine.peaks import Peak
+from pipeline.instruments.profilers.gpu_busy import GpuBusy
+from pipeline.instruments.sampling.step_timing import Sampling, Timings
+from pipeline.instruments.sampling.stopwatch import Stopwatch
+from pipeline.stages.step8b.cell import FUSIONS, PHASES, Cell, Settings
+from pipeline.stages.step8b.correctness import Errors
+from pipeline.stages.step8b.fusions import Measured
+from pipeline.stages.step8b.measure import measure, rows_of
+from pipeline.stages.step8b.ranks import Timed, Turn
+
+H200 = "NVIDIA H200"
+STEP_MS = {"torch_compiled": 6000.0, "ours": 4700.0, "ours_fully_shard": 4750.0, "torch_eager": 6200.0}
+KINDS = {"matmul": 0.49, "attention": 0.44, "elementwise": 0.04, "communication": 0.02, "idle": 0.01}
+SMALL = Cell(size="tiny", context_length=64, impls="torch_eager+ours+torch_eager+ours_fully_shard")
+SMALL_SETTINGS = Settings(
+    vocab_size=500, loss_chunk=24, checked_context=32, descent_context=32, descent_steps=8, steps=2
+)
+
+
+def timed(rng, impl):
+    total = STEP_MS[impl] * (1 + 0.001 * rng.standard_normal(3))
+    timings = {name: Timings(list(total / len(PHASES)), list(total / len(PHASES))) for name in PHASES}
+    timings["train_step"] = Timings(list(total), list(total))
+    layers = 21 if impl.startswith("ours") else None
+    return Timed(
+        Sampling(timings, [], []), 2 * STEP_MS[impl], int(2e7 * STEP_MS[impl]), layers, Peak(989.4, "datasheet")
+    )
+
+
+def turn(rng, impl, worst=0.01):
+    step_ms = STEP_MS[impl]
+    errors = {"ours": Errors(11.95, 1e-6, 0.0048, worst), "bf16_eager": Errors(11.95, 2e-6, 0.0049, 0.011)}
+    fusions = [Measured(name, step_ms + 100.0 * (len(FUSIONS) - n), int(1e11)) for n, name in enumerate(FUSIONS[:-1])]
+    return Turn(
+        timed=timed(rng, impl),
+        errors=errors if impl == "ours" else {},
+        losses=[12.0, 9.0, 7.5] if impl != "torch_compiled" else [],
+        fusions=fusions if impl == "ours" else [],
+        busy=GpuBusy(step_ms, 3000, 6.0, step_ms),
+        budget=[{"category": name, "work_ms": share * step_ms, "launches": 100} for name, share in KINDS.items()],
+    )
+
+
+@pytest.fixture(scope="session")
+def synthetic_turn():
+    """Make a turn of an implementation as the GPUs would give it."""
+    return lambda impl, **options: turn(np.random.default_rng(0), impl, **options)
+
+
+@pytest.fixture(scope="session")
+def h200(as_table):
+    """The paper scale on GPUs."""
+    rng, cell = np.random.default_rng(0), Cell()
+    turns = {impl: [turn(rng, impl) for _ in range(cell.turns.count(impl))] for impl in dict.fromkeys(cell.turns)}
+    rows = [row for impl in turns for row in rows_of(impl, turns[impl], cell, Settings())]
+    return as_table(cell, Settings(), rows, H200)
+
+
+@pytest.fixture(scope="session")
+def small_gpu(as_table):
+    """GPUs whose memory holds none but torch's parts."""
+    cell, rng = Cell(impls="torch_compiled+ours"), np.random.default_rng(1)
+    rows = rows_of("torch_compiled", [turn(rng, "torch_compiled")], cell, Settings())
+    oom = {"status": "oom", "reason": "CUDA out of memory. Tried to allocate 7.44 GiB"}
+    rows += [{**key, **oom} for key in cell.row_keys() if key["impl"] == "ours"]
+    return as_table(cell, Settings(), rows, "NVIDIA A100-SXM4-40GB")
+
+
+@pytest.fixture(scope="session")
+def skipped(as_table):
+    """A machine with one GPU."""
+    reason = {"status": "skipped", "reason": "needs 2 GPUs, 1 present"}
+    return as_table(Cell(), Settings(), [{**key, **reason} for key in Cell().row_keys()], H200)
+
+
+@pytest.fixture(scope="session")
+def small_rows():
+    """A real cell on two processes of this machine, without its GPUs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pipeline.stages.step8b.measure.gpu_count", lambda: 0)
+        return measure(SMALL, SMALL_SETTINGS, Stopwatch())
+
+
+@pytest.fixture(scope="session")
+def small(as_table, small_rows):
+    """The real cell's table."""
+    return as_table(SMALL, SMALL_SETTINGS, small_rows, "AMD EPYC 7763")
+
+
+@pytest.fixture(scope="session")
+def several(h200, small):
+    """Cells of two models."""
+    return pd.concat([small.assign(machine=H200), h200], ignore_index=True)

@@ -1,0 +1,73 @@
+"""The correctness check, the budget and the ladder of fusions, each alone."""
+
+import math
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+import torch
+
+from pipeline.formulas.sizes import SIZES
+from pipeline.model.fused.operations import in_torch, in_triton
+from pipeline.stages.step8b import correctness
+from pipeline.stages.step8b.budget import budget
+from pipeline.stages.step8b.cell import FUSIONS
+from pipeline.stages.step8b.correctness import check, why_wrong
+from pipeline.stages.step8b.fusions import _ladder, layers_that_fit
+
+from .conftest import SMALL, SMALL_SETTINGS
+
+CPU = torch.device("cpu")
+
+
+def test_the_fused_model_is_as_near_to_fp32_as_the_plain_one_in_bf16():
+    errors = check(SMALL, SMALL_SETTINGS, CPU)
+    assert why_wrong(errors, SMALL_SETTINGS) == ""
+    assert 0 < errors["ours"].gradient_error < 0.02
+    assert errors["ours"].worst_gradient_error >= errors["ours"].gradient_error
+
+
+def without_the_silu_s_slope(dh, gate, up):
+    h, _, dup = in_torch().swiglu_backward(dh, gate, up)
+    return h, dh * up * torch.sigmoid(gate), dup
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"swiglu_backward": without_the_silu_s_slope},
+        {"swiglu": lambda gate, up: gate * up},
+        {"rotate": lambda x, _cos, _sin, back=False: x},
+        {"rms_norm": lambda x, weight, eps, addend=None: (math.nan * x, x)},
+    ],
+)
+def test_an_operation_that_is_wrong_is_found_out(monkeypatch, wrong):
+    monkeypatch.setattr(correctness, "best_operations", lambda _device: replace(in_torch(), **wrong))
+    assert why_wrong(check(SMALL, SMALL_SETTINGS, CPU), SMALL_SETTINGS)
+
+
+def test_the_budget_counts_what_overlaps_once_and_hidden_communication_not_at_all():
+    work = pd.DataFrame(
+        [
+            ("sm90_gemm", 0.0, 1000.0),
+            ("ncclDevKernel_AllGather", 500.0, 1000.0),  # half of it is hidden
+            ("hopper_forward_kernel", 2000.0, 3000.0),
+            ("hopper_forward_kernel", 4000.0, 2000.0),
+        ],
+        columns=["name", "start_us", "duration_us"],
+    )
+    items = {item["category"]: (item["work_ms"], item["launches"]) for item in budget(work, wall_ms=7.0)}
+    assert items == {"matmul": (1.0, 1), "attention": (4.0, 2), "communication": (0.5, 1), "idle": (1.5, 0)}
+
+
+def test_on_a_gpu_the_ladder_leads_from_torch_s_operations_to_all_of_ours():
+    names, operations, attentions = zip(*_ladder(torch.device("cuda")), strict=True)
+    assert names == FUSIONS[:-1]
+    assert (operations[0], operations[-1]) == (in_torch(), in_triton())
+    assert len({*attentions}) == 2
+
+
+@pytest.mark.parametrize(("free_gb", "layers"), [(-1, 0), (1.4, 0), (1.45, 1), (30.0, 20), (math.inf, 34)])
+def test_so_many_layers_keep_their_products_as_there_is_memory_for(free_gb, layers):
+    # 2 products of 32,768 × 11,008 numbers in bf16: 1.443 GB.
+    assert layers_that_fit(SIZES["8B"], 32_768, 1e9 * free_gb) == layers

@@ -1,0 +1,83 @@
+import re
+
+import pytest
+
+from pipeline.report.page_parts import Figure, Table
+from pipeline.stages.step8b.cell import FUSIONS
+from pipeline.stages.step8b.report import facts, figures, section
+
+from ..sections import built, contents, faults_of_parts, gaps, keys, numbers_that_stay, unnamed_rows
+
+ALL = ("h200", "small_gpu", "skipped", "small", "several")
+KEYS = keys("step8b", "status", "turns", "n", "launches", "peak_source")
+
+
+@pytest.fixture
+def text(undrawn, tmp_path):
+    return lambda rows: built(section.build, "step8b")(rows, tmp_path)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_section_holds_no_gap_in_its_words(request, text, name):
+    assert gaps(text(request.getfixturevalue(name))) == []
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_columns_of_rows_tell_the_rows_of_a_cell_apart(request, name):
+    assert unnamed_rows("step8b", request.getfixturevalue(name)).empty
+
+
+def test_the_answer_compares_ours_with_the_compiled_peer_of_the_model_with_the_most_work(several):
+    assert re.fullmatch(
+        r"8B at context 32,768 on 2 ranks: a step with ours takes 4\.70 s \(.*% MFU, 94\.0 GB at the peak\), 0\.78\d "
+        r"times the 6\.00 s \(.*% MFU, 120 GB at the peak\) with torch's compiled parts\.",
+        section.build(several).answer,
+    )
+
+
+def test_without_ours_the_answer_is_of_the_peer_alone(small_gpu):
+    built_section = section.build(small_gpu)
+    assert "a step with torch's compiled parts takes 6.00 s" in built_section.answer
+    assert "(ours): OOM" in built_section.parts[-1]
+    assert not built_section.actions
+
+
+def test_the_budget_adds_up_to_the_step_and_begins_with_what_takes_longest(h200):
+    _, budget = (part.cells for part in section.build(h200).parts if isinstance(part, Table))
+    assert list(budget["kind of work"])[:2] == ["matmul", "attention"]
+    assert budget["of each 100 ms of ours"].astype(float).sum() == pytest.approx(100, abs=0.5)
+    run = facts.runs(h200)[0]
+    saved = run.budget_ms["torch_compiled"] - run.budget_ms["ours"]
+    assert budget["saved (ms)"].str.replace(",", "").astype(float).sum() == pytest.approx(saved.sum(), rel=0.01)
+
+
+def test_the_waterfall_leads_from_the_peer_through_every_fusion_to_ours(h200):
+    run = facts.runs(h200)[0]
+    ladder = figures.ladder(run)
+    assert len(ladder) == 1 + len(FUSIONS)
+    assert ladder.iloc[0] == run.steps.loc["torch_compiled", "median_ms"]
+    assert ladder.iloc[-1] == run.steps.loc["ours", "median_ms"]
+    assert [part.name for part in section.build(h200).parts if isinstance(part, Figure)] == ["waterfall"]
+
+
+def test_ours_is_advised_where_it_is_clearly_faster(h200):
+    (action,) = section.build(h200).actions
+    assert "6.00 s become 4.70 s a step" in action.why
+    slower = h200.copy()
+    times = ["median_ms", "q1_ms", "q3_ms"]
+    slower.loc[slower["impl"] == "ours", times] *= 1.3
+    assert section.build(slower).actions == []
+
+
+def test_drawn_twice_the_section_has_the_same_bytes(h200, tmp_path):
+    texts = [built(section.build, "step8b")(h200, tmp_path / name) for name in ("a", "b")]
+    assert texts[0] == texts[1]
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+def test_no_number_of_the_prose_stays_when_the_tables_change(h200, text):
+    assert numbers_that_stay(text, h200, KEYS) == set()
+
+
+def test_the_section_of_a_part_of_the_cells_is_whole(undrawn, several, tmp_path_factory):
+    assert faults_of_parts(built(section.build, "step8b"), "step8b", several, tmp_path_factory) == {}
