@@ -9,9 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Rows that a program of the backward pass sums dw over. Fewer programs leave fewer partial sums to add up, but the last
-# of them run on a GPU that is half empty.
-LEAST_ROWS, MOST_PROGRAMS = 4, 4096
+# Rows that a program of the backward pass sums dw over: few programs leave few partial sums to add up.
+LEAST_ROWS, MOST_PROGRAMS = 4, 1024
 MAX_WIDTH = 65_536  # a row is one block
 
 

@@ -13,7 +13,7 @@ from pipeline.stages.step8b.report import figures
 from pipeline.stages.step8b.report.facts import NAMES, Run, runs, whole_steps
 
 TITLE = "How fast is a whole training step of the largest model, and where does its time go?"
-EXERCISE = "leaderboard"
+EXERCISE = "leaderboard of 2026"  # that of 2025 is of attention alone
 WITHOUT_FIGURE = "–"
 
 
@@ -30,7 +30,7 @@ def build(rows: pd.DataFrame) -> Section:
         parts=[*_figure(run), _steps_table(run), *_budget_table(run), _correctness(run), not_measured(whole, "name")],
         method=_method(run),
         actions=_actions(run),
-        problems=[Problem("leaderboard", _answer(run))],
+        problems=[Problem(EXERCISE, _answer(run))],
     )
 
 
