@@ -76,7 +76,8 @@ def test_drawn_twice_the_section_has_the_same_bytes(h200, tmp_path):
 
 
 def test_no_number_of_the_prose_stays_when_the_tables_change(h200, text):
-    assert numbers_that_stay(text, h200, KEYS) == set()
+    # 2026: the year of the leaderboard.
+    assert numbers_that_stay(text, h200, KEYS, {"2026"}) == set()
 
 
 def test_the_section_of_a_part_of_the_cells_is_whole(undrawn, several, tmp_path_factory):
