@@ -21,10 +21,11 @@ def traits(tensor: Tensor) -> Traits:
     return Traits(tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
 
 
-def check_inputs(q: Traits, k: Traits, v: Traits, dtypes: Collection[torch.dtype]) -> None:
+def check_inputs(q: Traits, k: Traits, v: Traits, dtypes: Collection[torch.dtype], enable_gqa: bool = False) -> None:
     """Check the shapes, dtypes and devices of queries, keys and values.
 
-    Shapes: q is (batch, n_queries, head_dim) or (batch, heads, n_queries, head_dim), k and v are alike with n_keys.
+    Shapes: q is (batch, n_queries, head_dim) or (batch, heads, n_queries, head_dim), k and v are alike with n_keys;
+    with enable_gqa they may have fewer heads, a number that divides q's.
     Raises ValueError, one line that names the tensor, what it is and what is allowed.
     """
     for name, tensor in {"q": q, "k": k, "v": v}.items():
@@ -43,8 +44,13 @@ def check_inputs(q: Traits, k: Traits, v: Traits, dtypes: Collection[torch.dtype
             )
     if v.shape != k.shape:
         raise ValueError(f"v has shape {tuple(v.shape)}: must be as k, {tuple(k.shape)}")
-    if (*k.shape[:-2], k.shape[-1]) != (*q.shape[:-2], q.shape[-1]):
-        raise ValueError(f"k has shape {tuple(k.shape)}: must be as q, {tuple(q.shape)}, except for the sequence")
+    wanted, but_for = list(q.shape), "the sequence"
+    if enable_gqa and len(q.shape) == len(k.shape) == 4:
+        if q.shape[1] % k.shape[1]:
+            raise ValueError(f"k has {k.shape[1]} heads: must be a number that divides q's, {q.shape[1]}")
+        wanted[1], but_for = k.shape[1], "heads and sequence"
+    if (*k.shape[:-2], k.shape[-1]) != (*wanted[:-2], wanted[-1]):
+        raise ValueError(f"k has shape {tuple(k.shape)}: must be as q, {tuple(q.shape)}, except for {but_for}")
 
 
 def under_autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

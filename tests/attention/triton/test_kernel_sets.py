@@ -6,6 +6,7 @@ import torch
 from pipeline.attention.inputs import Traits
 from pipeline.attention.triton import kernel_sets
 from pipeline.attention.triton.kernel_sets import VARIABLE, backward_kernels, forward_kernels, kernels_of
+from pipeline.attention.triton.mask import CAUSAL, FULL, Band
 from pipeline.attention.triton.problem import Problem
 
 GPU = torch.device("cuda", 0)
@@ -25,10 +26,10 @@ def traits(shape=(4, 16, 4096, 128), dtype=torch.bfloat16, stride=None, device=G
     return Traits(torch.Size(shape), stride or torch.empty(shape, device="meta").stride(), dtype, device)
 
 
-def chosen(q, k=None, v=None, do=None, repeatable=False):
+def chosen(q, k=None, v=None, do=None, repeatable=False, band=CAUSAL):
     k, v, do = k or q, v or k or q, do or q
-    problem = Problem(q, k, v, None, True, False, 0)
-    return forward_kernels(problem), backward_kernels(q, k, v, do, repeatable)
+    problem = Problem(q, k, v, None, band, q.shape[-1] ** -0.5, False, 0)
+    return forward_kernels(problem), backward_kernels(band, q, k, v, do, repeatable)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -43,6 +44,7 @@ def test_shapes_of_models_get_gluons_kernels_in_both_passes(shape, head_dim, dty
     [
         (traits(dtype=torch.float32), "fp32"),
         (traits((4, 16, 4096, 32)), "head_dim 32"),
+        (traits((4, 16, 4096, 100)), "head_dim 100"),
         (traits((64, 16, 200, 128)), "fewer than 256 queries or keys"),
         (traits((1, 1, 8192, 128)), "64 tiles for 132 multiprocessors"),
         (traits(stride=(0, 4096 * 128, 128, 1)), "strides that the copy engine cannot take"),
@@ -52,6 +54,16 @@ def test_shapes_of_models_get_gluons_kernels_in_both_passes(shape, head_dim, dty
 )
 def test_others_get_the_plain_ones_and_are_told_why(given, reason):
     assert chosen(given) == (("plain", reason), ("plain", reason))
+
+
+def test_keys_that_query_heads_share_and_full_attention_are_for_gluon_too_but_no_other_mask():
+    q, kv = traits((4, 32, 4096, 128)), traits((4, 8, 4096, 128))
+    assert [found.name for found in chosen(q, kv)] == ["gluon", "gluon"]
+    assert [found.name for found in chosen(q, band=FULL)] == ["gluon", "gluon"]
+    for band in (Band(None, 5), Band(-99, 1), Band(-99, None)):
+        assert {found.reason for found in chosen(q, band=band)} == {
+            "a mask that is neither full nor causal from the top left"
+        }
 
 
 def test_gradients_that_the_copy_engine_cannot_read_and_repeatable_ones_are_for_the_plain_kernels():

@@ -7,7 +7,7 @@ On small inputs the GPU is done before Python has launched the next kernel. So w
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -19,25 +19,71 @@ from pipeline.attention.inputs import under_autocast
 from pipeline.attention.triton.backward_plan import BackwardPlan, ChunkedLaunch, ShortBackwardPlan, backward_plan
 from pipeline.attention.triton.forward_plan import ForwardPlan, forward_plan
 from pipeline.attention.triton.layouts import ALIGNMENT_BYTES, dense, layouts_of, ready
+from pipeline.attention.triton.mask import Causal
 from pipeline.attention.triton.problem import Problem, problem_of
 from pipeline.attention.triton.tiles import Choices
 from pipeline.compat.torch_private import are_functorch_transforms_active, is_in_torch_dispatch_mode
 
 
-def flash_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
-    """Compute attention by FlashAttention-2 in Triton kernels, on a GPU; under autocast in its dtype."""
+@overload
+def flash_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    is_causal: Causal = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    window: int | None = None,
+    return_lse: Literal[False] = False,
+) -> Tensor: ...
+@overload
+def flash_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    is_causal: Causal = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    window: int | None = None,
+    *,
+    return_lse: Literal[True],
+) -> tuple[Tensor, Tensor]: ...
+def flash_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    is_causal: Causal = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    window: int | None = None,
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Compute attention by FlashAttention-2 in Triton kernels, on a GPU; under autocast in its dtype.
+
+    Names and meaning are those of `torch.nn.functional.scaled_dot_product_attention`. Shapes: as of
+    `FlashAttentionTriton`.
+
+    is_causal: query i sees the keys up to the i-th, or "bottom_right": up to the (i + n_keys - n_queries)-th, so that
+    the last query sees all keys, as in decoding and after a cached prefix. scale: of the scores, above 0;
+    1 / √head_dim by default. enable_gqa: k and v may have fewer heads than q, each for as many query heads in a row;
+    none is copied. window: a query sees only keys less than so far from its position, the key that it would be the
+    last to see if causal. return_lse: return the log-sum-exp too, which has no gradient. A query that sees no key gets
+    an output of 0 and a log-sum-exp of -∞.
+
+    Raises ValueError for what it cannot do.
+    """
     q, k, v = under_autocast(q, k, v)
-    return FlashAttentionTriton.apply(q, k, v, is_causal)
+    return FlashAttentionTriton.apply(q, k, v, is_causal, scale, enable_gqa, window, return_lse)
 
 
 class FlashAttentionTriton(torch.autograd.Function):
-    """Compute softmax(q kᵀ / √head_dim) v without the score matrix in memory, forward and backward.
+    """Compute softmax(q kᵀ · scale) v without the score matrix in memory, forward and backward.
 
-    `apply(q, k, v, is_causal)`. Shapes: q and the result are (batch, n_queries, head_dim) or (batch, heads, n_queries,
-    head_dim), k and v are alike with n_keys; head_dim is a multiple of 8 from 8 to 256, and costs what the next power
-    of two costs; fp32, bf16 or fp16, strided as they may be, but copied where a row's elements lie apart or the address
-    is no multiple of 16 bytes. Causal: query i attends to key j where j <= i. Kept for the backward pass: q, k, v, the
-    output, and the log-sum-exp of each query's scores (natural logarithm, fp32, shape of q without head_dim).
+    `apply(q, k, v, is_causal)`, and what else `flash_attention` takes. Shapes: q and the result are (batch, n_queries,
+    head_dim) or (batch, heads, n_queries, head_dim), k and v are alike with n_keys; head_dim is at most 256, and costs
+    what the next power of two costs; fp32, bf16 or fp16, strided as they may be, but copied where a row's elements lie
+    apart or the address is no multiple of 16 bytes. Kept for the backward pass: q, k, v, the output, and the
+    log-sum-exp of each query's scores (natural logarithm, fp32, shape of q without head_dim).
 
     fp32 is multiplied on a GPU as three TF32 products, which keeps the errors' L2 norm within 1.1 times that of torch's
     own fp32 kernel, `SDPBackend.EFFICIENT_ATTENTION`; as one where torch's own switch allows it, which is
@@ -49,40 +95,62 @@ class FlashAttentionTriton(torch.autograd.Function):
     """
 
     @classmethod
-    def apply(cls, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
+    def apply(cls, q: Tensor, k: Tensor, v: Tensor, is_causal: Causal = False, *others: Any) -> Any:
         """Compute the output; see the class."""
         if is_dynamo_compiling():
-            return cls.apply(q, k, v, is_causal)  # which Dynamo does not take for this function, but for autograd's
+            return cls.apply(q, k, v, is_causal, *others)  # which Dynamo takes for autograd's, not for this function
         if are_functorch_transforms_active():
-            return super().apply(q, k, v, is_causal)  # which says what they lack
+            raise RuntimeError(NO_TRANSFORMS)
         # Past what autograd's own does for those transforms alone, a tenth of a small call.
-        return super(torch.autograd.Function, cls).apply(q, k, v, is_causal)
+        return super(torch.autograd.Function, cls).apply(q, k, v, is_causal, *others)
 
     @staticmethod
-    def forward(ctx: FunctionCtx, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
+    def forward(
+        ctx: FunctionCtx,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        is_causal: Causal = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+        window: int | None = None,
+        return_lse: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """Compute the output and keep what the backward pass needs."""
         # As operators only for torch.compile and for modes that must see them, as selective checkpointing does: their
         # dispatch would double the time of a call on small inputs.
         if is_compiling() or is_in_torch_dispatch_mode():
-            ctx.problem, ctx.is_causal = None, is_causal
-            o, lse = _forward_operator(q, k, v, is_causal)
+            ctx.problem = None
+            ctx.arguments = bool(is_causal), is_causal == "bottom_right", scale, enable_gqa, window
+            o, lse = _forward_operator(q, k, v, *ctx.arguments)
         else:
-            ctx.problem = problem = problem_of(q, k, v, is_causal)
+            ctx.problem = problem = problem_of(q, k, v, is_causal, scale, enable_gqa, window)
             o, lse = _forward(problem, q, k, v)
         ctx.save_for_backward(q, k, v, o, lse)
-        return o
+        if not return_lse:
+            return o
+        ctx.mark_non_differentiable(lse)
+        return o, lse
 
     @staticmethod
-    def backward(ctx: Any, do: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Any, do: Tensor, _dlse: Tensor | None = None) -> tuple[Tensor | None, ...]:
         """Compute the gradients of q, k and v from that of the output, recomputing the scores."""
         # Where no graph of the gradients is made, what refuses to differentiate them only takes time.
         return (_gradients_once if torch.is_grad_enabled() else _gradients)(ctx, do)
 
 
-def _gradients(ctx: Any, do: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+# No other argument has a gradient.
+NO_GRADIENTS = (None,) * 5
+NO_TRANSFORMS = (
+    "FlashAttentionTriton has none of the functorch transforms (vmap, grad, jvp): "
+    "make what is mapped over part of the batch, and take gradients with torch.autograd"
+)
+
+
+def _gradients(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
     if ctx.problem is None:
-        return (*_backward_operator(*ctx.saved_tensors, do, ctx.is_causal), None)
-    return (*_backward(ctx.problem, *ctx.saved_tensors, do), None)
+        return (*_backward_operator(*ctx.saved_tensors, do, *ctx.arguments), *NO_GRADIENTS)
+    return (*_backward(ctx.problem, *ctx.saved_tensors, do), *NO_GRADIENTS)
 
 
 _gradients_once = once_differentiable(_gradients)
@@ -95,16 +163,18 @@ def planned_by(choices: Choices) -> type[FlashAttentionTriton]:
 
     class Planned(FlashAttentionTriton):
         @staticmethod
-        def forward(ctx: FunctionCtx, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
-            ctx.problem = problem = problem_of(q, k, v, is_causal)
+        def forward(ctx: FunctionCtx, q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> Tensor:
+            ctx.problem = problem = problem_of(q, k, v, *arguments)
+            ctx.arguments = arguments
             o, lse = _forward(problem, q, k, v, forward_planner)
             ctx.save_for_backward(q, k, v, o, lse)
             return o
 
         @staticmethod
         @once_differentiable
-        def backward(ctx: Any, do: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-            return (*_backward(ctx.problem, *ctx.saved_tensors, do, backward_planner), None)
+        def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
+            gradients = _backward(ctx.problem, *ctx.saved_tensors, do, backward_planner)
+            return (*gradients, *(None for _ in ctx.arguments))
 
     return Planned
 
@@ -181,27 +251,52 @@ def _compute(launch: ChunkedLaunch, inputs: tuple[Tensor | None, ...], *gradient
 
 
 @torch.library.custom_op("llm_systems_pipeline::flash_attention_forward", mutates_args=())
-def _forward_operator(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
-    return _forward(problem_of(q, k, v, is_causal), q, k, v)
+def _forward_operator(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    is_causal: bool,
+    bottom_right: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    window: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    return _forward(problem_of(q, k, v, _mask(is_causal, bottom_right), scale, enable_gqa, window), q, k, v)
 
 
 @_forward_operator.register_fake
-def _(q: Tensor, _k: Tensor, _v: Tensor, _is_causal: bool) -> tuple[Tensor, Tensor]:
+def _(q: Tensor, _k: Tensor, _v: Tensor, *_arguments: Any) -> tuple[Tensor, Tensor]:
     return q.new_empty(q.shape), q.new_empty(q.shape[:-1], dtype=torch.float32)
 
 
 @torch.library.custom_op("llm_systems_pipeline::flash_attention_backward", mutates_args=())
 def _backward_operator(
-    q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor, is_causal: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    do: Tensor,
+    is_causal: bool,
+    bottom_right: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    window: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    problem = problem_of(q, k, v, _mask(is_causal, bottom_right), scale, enable_gqa, window)
     with torch.cuda.device_of(q):
-        dq, dk, dv = _backward(problem_of(q, k, v, is_causal), q, k, v, o, lse, do)
+        dq, dk, dv = _backward(problem, q, k, v, o, lse, do)
     # Results of an operator must not share memory, and those of a long sequence are two halves of one tensor.
     return dq, dk, dv.clone() if dv.storage_offset() else dv
 
 
 @_backward_operator.register_fake
 def _(
-    q: Tensor, k: Tensor, v: Tensor, _o: Tensor, _lse: Tensor, _do: Tensor, _is_causal: bool
+    q: Tensor, k: Tensor, v: Tensor, _o: Tensor, _lse: Tensor, _do: Tensor, *_arguments: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+def _mask(is_causal: bool, bottom_right: bool) -> Causal:
+    """Return the mask of an operator's arguments, which are of one type each."""
+    return "bottom_right" if bottom_right else is_causal

@@ -13,14 +13,16 @@ from pipeline.attention.inputs import Traits
 from pipeline.attention.triton.direct_launch import (
     ELEMENTWISE,
     Launch,
+    band_bounds,
+    band_constants,
     block_sizes,
     can_overlap,
     heads,
+    heads_per_kv,
     like,
     multiprocessors,
     precision,
     prepare_launch,
-    scale_log2,
     strides,
     tma_can_load,
 )
@@ -30,7 +32,8 @@ from pipeline.attention.triton.kernels.backward import key_value_kernel, query_k
 from pipeline.attention.triton.kernels.chunks import ROWS_PUT_TOGETHER, sum_kernel
 from pipeline.attention.triton.kernels.delta import ROW_ALIGNMENT, delta_kernel
 from pipeline.attention.triton.kernels.scaled import ELEMENTS_SCALED, scaled_kernel
-from pipeline.attention.triton.layouts import Layout, copies_of, strides_read
+from pipeline.attention.triton.layouts import ALIGNMENT_BYTES, Layout, copies_of, strides_read
+from pipeline.attention.triton.mask import Band
 from pipeline.attention.triton.problem import PROBLEMS_KEPT, Problem
 from pipeline.attention.triton.tiles import IN_USE, BackwardConfig, Choices, TileConfig, tile_width
 from pipeline.compat.triton_private import is_interpreted
@@ -81,6 +84,7 @@ class _Common:
     k: Traits
     v: Traits
     do: Traits
+    band: Band
     scalars: list[float]
     constants: dict[str, Any]
     choices: Choices
@@ -88,6 +92,13 @@ class _Common:
     def tiles_of(self, side: Traits, block: int) -> int:
         """Count the tiles of queries or keys over all heads."""
         return math.prod(side.shape[:-2]) * triton.cdiv(side.shape[-2], block)
+
+    def chunk_of(self, side: Traits, block: int, tiles: int) -> int:
+        """Return into how long chunks to cut a side that so many tiles of the other side go through in blocks."""
+        if not self.band.shows_first_key:
+            return side.shape[-2]
+        chunking = self.choices.backward_chunking(side.dtype)
+        return self.choices.chunk_length(chunking, tiles, side.shape[-2], block, multiprocessors(side.device))
 
 
 @functools.lru_cache(PROBLEMS_KEPT)
@@ -105,13 +116,12 @@ def backward_plan(
         given._replace(stride=strides_read(given.shape, layout))
         for given, layout in zip(tensors, layouts_now, strict=True)
     )
-    scale = 1 / math.sqrt(q.shape[-1])
-    lengths = [heads(q), q.shape[-2], k.shape[-2], scale, scale_log2(q)]
-    scalars = [*strides(q), *strides(k), *strides(v), *strides(do), *lengths]
-    constants = {"CAUSAL": problem.is_causal, "HEAD_DIM": q.shape[-1], "PRECISION": precision(problem)}
-    common = _Common(q, k, v, do, scalars, constants, choices)
-    if choices.gluon and backward_kernels(q, k, v, do, repeatable).name == "gluon":
-        return _in_gluon(copies_of(layouts_now), problem.is_causal, scale, q, k, v, do)
+    if choices.gluon and backward_kernels(problem.band, q, k, v, do, repeatable).name == "gluon":
+        return _in_gluon(copies_of(layouts_now), problem, q, k, v, do)
+    lengths = [heads(q), heads_per_kv(q, k), q.shape[-2], k.shape[-2], *band_bounds(problem.band)]
+    scalars = [*strides(q), *strides(k), *strides(v), *strides(do), *lengths, problem.scale, problem.scale_log2]
+    constants = {**band_constants(problem.band), "HEAD_DIM": q.shape[-1], "PRECISION": precision(problem)}
+    common = _Common(q, k, v, do, problem.band, scalars, constants, choices)
     config = choices.backward(q.dtype, q.shape[-1], k.shape[-2])
     if choices.is_short(q.shape[-2], k.shape[-2]):
         like_q, like_k = (like(given.shape, given.dtype, given.device) for given in (q, k))
@@ -122,24 +132,24 @@ def backward_plan(
         delta=_delta(q, do, sums_dq=config.query is None),
         key_value=_key_value(config, common),
         query=None if config.query is None else _query(config.query, common),
-        scaled=_scaled(q, scale) if config.query is None else None,
+        scaled=_scaled(q, problem.scale) if config.query is None else None,
     )
 
 
 def _in_gluon(
-    copies: tuple[bool, ...] | None, is_causal: bool, scale: float, q: Traits, k: Traits, v: Traits, do: Traits
+    copies: tuple[bool, ...] | None, problem: Problem, q: Traits, k: Traits, v: Traits, do: Traits
 ) -> BackwardPlan:
     """Plan it with Gluon's kernel, which sums dq as well."""
     from pipeline.attention.triton.gluon.launches import backward_launch  # which not every Triton has
 
-    launch = backward_launch(q, k, v, do, is_causal, scale, BACKWARD[tile_width(q.shape[-1])])
+    launch = backward_launch(problem, q, k, v, do, BACKWARD[tile_width(q.shape[-1])])
     return BackwardPlan(
         copies,
         delta_shape=_delta_shape(q),
         delta=_delta(q, do, sums_dq=True),
         key_value=ChunkedLaunch(launch, 1, None),
         query=None,
-        scaled=_scaled(q, scale),
+        scaled=_scaled(q, problem.scale),
     )
 
 
@@ -186,8 +196,7 @@ def _key_value(config: BackwardConfig, common: _Common) -> ChunkedLaunch:
     """Plan dk and dv: a program takes a tile of keys, and all queries or a chunk of them."""
     q, k, tiles, sums_dq = common.q, common.k, config.key_value, config.query is None
     programs = common.tiles_of(k, tiles.block_keys)
-    chunking, sms = common.choices.backward_chunking(q.dtype), multiprocessors(q.device)
-    chunk = common.choices.chunk_length(chunking, programs, q.shape[-2], tiles.block_queries, sms)
+    chunk = common.chunk_of(q, tiles.block_queries, programs)
     chunks = triton.cdiv(q.shape[-2], chunk)
     gradient = torch.float32 if chunks > 1 else k.dtype
     compute = prepare_launch(
@@ -203,7 +212,8 @@ def _key_value(config: BackwardConfig, common: _Common) -> ChunkedLaunch:
             "ADD_DQ": sums_dq,
             "TMA": common.choices.backward_gains_by_tma(q.shape[-1], q.shape[-2]) and tma_can_load(q, common.do),
             "OVERLAPPED": can_overlap(q.device),
-            "TMA_REDUCE": sums_dq and not is_interpreted(),  # the interpreter has no such operation
+            # The interpreter has no such operation, and rows must begin at multiples of 16 bytes.
+            "TMA_REDUCE": sums_dq and not is_interpreted() and q.shape[-1] * 4 % ALIGNMENT_BYTES == 0,
         },
         tiles,
     )
@@ -214,8 +224,7 @@ def _query(tiles: TileConfig, common: _Common) -> ChunkedLaunch:
     """Plan dq: a program takes a tile of queries, and all keys or a chunk of them."""
     q, k = common.q, common.k
     programs = common.tiles_of(q, tiles.block_queries)
-    chunking, sms = common.choices.backward_chunking(q.dtype), multiprocessors(q.device)
-    chunk = common.choices.chunk_length(chunking, programs, k.shape[-2], tiles.block_keys, sms)
+    chunk = common.chunk_of(k, tiles.block_keys, programs)
     chunks = triton.cdiv(k.shape[-2], chunk)
     compute = prepare_launch(
         query_kernel,
@@ -244,9 +253,9 @@ def _sum(common: _Common, side: Traits, block: int, chunk: int, chunks: int, of_
         sum_kernel,
         triton.cdiv(rows, ROWS_PUT_TOGETHER),
         [torch.float32, side.dtype],
-        [rows, part_rows, side.shape[-2], chunk, chunks],
+        [rows, part_rows, side.shape[-2], band_bounds(common.band)[1], chunk, chunks],
         {
-            "CAUSAL": common.constants["CAUSAL"],
+            "HAS_END": common.band.end is not None,
             "OF_KEYS": of_keys,
             "HEAD_DIM": side.shape[-1],
             "BLOCK_TILE": block,

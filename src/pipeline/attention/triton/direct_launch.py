@@ -1,7 +1,6 @@
 """Triton kernels compiled for their arguments and launched without looking them up; and what they need of tensors."""
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from pipeline.attention.inputs import Traits
 from pipeline.attention.triton.layouts import ALIGNMENT_BYTES
+from pipeline.attention.triton.mask import Band
 from pipeline.attention.triton.problem import Problem
 from pipeline.attention.triton.tiles import TileConfig
 from pipeline.compat.triton_private import is_interpreted, launcher
@@ -97,9 +97,14 @@ def can_overlap(device: torch.device) -> bool:
     return is_nvidia and not is_interpreted() and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
-def scale_log2(q: Traits) -> float:
-    """Return what turns a product of q and k into an exponent of two."""
-    return math.log2(math.e) / math.sqrt(q.shape[-1])
+def band_bounds(band: Band) -> tuple[int, int]:
+    """Return a mask's bounds as the kernels take them: in place of one that there is not, any number."""
+    return 0 if band.start is None else band.start, 1 if band.end is None else band.end
+
+
+def band_constants(band: Band) -> dict[str, bool]:
+    """Return which bounds a mask has as the kernels name them."""
+    return {"HAS_START": band.start is not None, "HAS_END": band.end is not None}
 
 
 def precision(problem: Problem) -> str:
@@ -110,6 +115,11 @@ def precision(problem: Problem) -> str:
 def heads(given: Traits) -> int:
     """Count the heads; a tensor of three dimensions has one."""
     return given.shape[1] if len(given.shape) == 4 else 1
+
+
+def heads_per_kv(q: Traits, k: Traits) -> int:
+    """Count the query heads that share keys and values."""
+    return heads(q) // heads(k)
 
 
 def strides(given: Traits) -> tuple[int, int, int]:

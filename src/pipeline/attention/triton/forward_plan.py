@@ -8,18 +8,19 @@ import torch
 import triton
 from torch import Tensor
 
-from pipeline.attention.inputs import Traits, check_inputs
 from pipeline.attention.triton.direct_launch import (
     ELEMENTWISE,
     Launch,
+    band_bounds,
+    band_constants,
     block_sizes,
     can_overlap,
     heads,
+    heads_per_kv,
     like,
     multiprocessors,
     precision,
     prepare_launch,
-    scale_log2,
     strides,
     tma_can_load,
 )
@@ -28,10 +29,8 @@ from pipeline.attention.triton.kernel_sets import forward_kernels
 from pipeline.attention.triton.kernels.chunks import ROWS_PUT_TOGETHER, combine_kernel
 from pipeline.attention.triton.kernels.forward import forward_kernel
 from pipeline.attention.triton.problem import PROBLEMS_KEPT, Problem
-from pipeline.attention.triton.tiles import HEAD_DIM_MULTIPLE, IN_USE, MAX_HEAD_DIM, Choices, tile_width
+from pipeline.attention.triton.tiles import IN_USE, Choices, tile_width
 from pipeline.compat.triton_private import is_interpreted
-
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -52,8 +51,9 @@ class ForwardPlan:
 @functools.lru_cache(PROBLEMS_KEPT)
 def forward_plan(problem: Problem, choices: Choices = IN_USE) -> ForwardPlan:
     """Plan a forward pass; raises ValueError for inputs that the kernels cannot do."""
-    q, k, v = problem.q, problem.k, problem.v
-    _check(q, k, v)
+    q, k, v, band = problem.q, problem.k, problem.v, problem.band
+    if q.device.type != "cuda" and not is_interpreted():
+        raise ValueError(f"q is on {q.device}: Triton's kernels need a GPU")
     if choices.gluon and forward_kernels(problem).name == "gluon":
         return _in_gluon(problem)
     n_queries, head_dim, n_keys = q.shape[-2], q.shape[-1], k.shape[-2]
@@ -61,21 +61,29 @@ def forward_plan(problem: Problem, choices: Choices = IN_USE) -> ForwardPlan:
     block_queries = choices.forward(q.dtype, head_dim, n_keys).block_queries
     programs = matrices * triton.cdiv(n_queries, block_queries)
     chunking, sms = choices.forward_chunking(q.dtype), multiprocessors(q.device)
-    chunk = choices.chunk_length(chunking, programs, n_keys, block_queries, sms)
+    chunk = n_keys
+    if band.shows_first_key:  # or some queries would have no chunk that is sure to be written
+        chunk = choices.chunk_length(chunking, programs, n_keys, block_queries, sms)
     chunks = triton.cdiv(n_keys, chunk)
-    tiles = choices.forward(q.dtype, head_dim, chunk)
-    constants = {"CAUSAL": problem.is_causal, "HEAD_DIM": head_dim}
+    keys_in_reach = band.keys_in_reach(chunk, block_queries)
+    tiles = choices.forward(q.dtype, head_dim, keys_in_reach)
+    constants = {"HAS_END": band.end is not None, "HEAD_DIM": head_dim}
     part = q.dtype if chunks == 1 else torch.float32
     attend = prepare_launch(
         forward_kernel,
         programs * chunks,
         [q.dtype] * 3 + [part, torch.float32],
-        [*strides(q), *strides(k), *strides(v), heads(q), n_queries, n_keys, chunk, chunks, scale_log2(q)],
+        [
+            *(stride for given in (q, k, v) for stride in strides(given)),
+            *(heads(q), heads_per_kv(q, k), n_queries, n_keys, *band_bounds(band), chunk, chunks, problem.scale_log2),
+        ],
         {
             **constants,
+            **band_constants(band),
+            "MAY_HIDE_ALL": band.may_hide_all,
             **block_sizes(tiles),
             "CHUNKED": chunks > 1,
-            "TMA": choices.forward_gains_by_tma(chunk) and tma_can_load(k, v),
+            "TMA": choices.forward_gains_by_tma(keys_in_reach) and tma_can_load(k, v),
             "PRECISION": precision(problem),
         },
         tiles,
@@ -88,7 +96,7 @@ def forward_plan(problem: Problem, choices: Choices = IN_USE) -> ForwardPlan:
         combine_kernel,
         triton.cdiv(rows, ROWS_PUT_TOGETHER),
         [torch.float32, torch.float32, q.dtype, torch.float32],
-        [rows, n_queries, n_keys, chunk, chunks],
+        [rows, n_queries, n_keys, band_bounds(band)[1], chunk, chunks],
         {
             **constants,
             "BLOCK_QUERIES": tiles.block_queries,
@@ -104,17 +112,7 @@ def forward_plan(problem: Problem, choices: Choices = IN_USE) -> ForwardPlan:
 def _in_gluon(problem: Problem) -> ForwardPlan:
     from pipeline.attention.triton.gluon.launches import forward_launch  # which not every Triton has
 
-    q, k, v = problem.q, problem.k, problem.v
-    attend = forward_launch(q, k, v, problem.is_causal, forward_tiles(tile_width(q.shape[-1]), k.shape[-2]))
+    q, k = problem.q, problem.k
+    attend = forward_launch(problem, forward_tiles(tile_width(q.shape[-1]), k.shape[-2]))
     like_o, like_lse = like(q.shape, q.dtype, q.device), like(q.shape[:-1], torch.float32, q.device)
     return ForwardPlan(1, attend, None, like_o, like_lse)
-
-
-def _check(q: Traits, k: Traits, v: Traits) -> None:
-    check_inputs(q, k, v, DTYPES)
-    head_dim = q.shape[-1]
-    if head_dim > MAX_HEAD_DIM or head_dim % HEAD_DIM_MULTIPLE:
-        allowed = f"a multiple of {HEAD_DIM_MULTIPLE} from {HEAD_DIM_MULTIPLE} to {MAX_HEAD_DIM}"
-        raise ValueError(f"head_dim is {head_dim}: must be {allowed}")
-    if q.device.type != "cuda" and not is_interpreted():
-        raise ValueError(f"q is on {q.device}: Triton's kernels need a GPU")

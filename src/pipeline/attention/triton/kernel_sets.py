@@ -18,6 +18,8 @@ from torch import Tensor
 from pipeline.attention.inputs import Traits
 from pipeline.attention.triton.direct_launch import multiprocessors, strides, tma_can_load
 from pipeline.attention.triton.gluon import tiles as gluon_tiles
+from pipeline.attention.triton.layouts import ALIGNMENT_BYTES
+from pipeline.attention.triton.mask import CAUSAL, FULL, Band, Causal
 from pipeline.attention.triton.problem import Problem, problem_of
 from pipeline.attention.triton.tiles import tile_width
 from pipeline.compat.triton_private import is_interpreted
@@ -42,31 +44,41 @@ class KernelSets:
     backward: KernelSet
 
 
-def kernels_of(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> KernelSets:
+def kernels_of(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    is_causal: Causal = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    window: int | None = None,
+) -> KernelSets:
     """Return which kernels these inputs get in either pass and why, an output's gradient being contiguous.
 
     For the backward pass it reads what `torch.use_deterministic_algorithms` says at the moment.
     """
-    problem = problem_of(q, k, v, is_causal)
+    problem = problem_of(q, k, v, is_causal, scale, enable_gqa, window)
     do = problem.q._replace(stride=torch.empty(problem.q.shape, device="meta").stride())
     repeatable = torch.are_deterministic_algorithms_enabled()
-    return KernelSets(forward_kernels(problem), backward_kernels(problem.q, problem.k, problem.v, do, repeatable))
+    return KernelSets(
+        forward_kernels(problem), backward_kernels(problem.band, problem.q, problem.k, problem.v, do, repeatable)
+    )
 
 
 def forward_kernels(problem: Problem) -> KernelSet:
     """Choose those of a forward pass."""
     q, k, v = problem.q, problem.k, problem.v
     tiles = gluon_tiles.forward_tiles(tile_width(q.shape[-1]), k.shape[-2])
-    why_not = _why_not(q, k, tiles) or _why_not_read(q, k, v)
+    why_not = _why_not(problem.band, q, k, tiles) or _why_not_read(q, k, v)
     if why_not is None and tiles is not None:
         why_not = _why_too_few(q, tiles.block_queries)
     return _chosen(why_not)
 
 
-def backward_kernels(q: Traits, k: Traits, v: Traits, do: Traits, repeatable: bool) -> KernelSet:
+def backward_kernels(band: Band, q: Traits, k: Traits, v: Traits, do: Traits, repeatable: bool) -> KernelSet:
     """Choose those of a backward pass, from how what it reads lies; repeatable: dq must be, bitwise."""
     tiles = gluon_tiles.BACKWARD.get(tile_width(q.shape[-1]))
-    why_not = _why_not(q, k, tiles) or _why_not_read(q, k, v, do)
+    why_not = _why_not(band, q, k, tiles) or _why_not_read(q, k, v, do)
     if why_not is None and repeatable:
         why_not = "torch.use_deterministic_algorithms is on, and Gluon's sums of dq are in no fixed order"
     if why_not is None and tiles is not None:
@@ -93,13 +105,15 @@ def why_not_on(device: torch.device) -> str | None:
     return None
 
 
-def _why_not(q: Traits, k: Traits, tiles: object | None) -> str | None:
+def _why_not(band: Band, q: Traits, k: Traits, tiles: object | None) -> str | None:
     """Say what of the machine or the inputs' shapes rules Gluon's kernels out; tiles: None where they have none."""
     if why_not := why_not_on(q.device):
         return why_not
     if q.dtype == torch.float32:
         return "fp32"
-    if tiles is None:
+    if band not in (FULL, CAUSAL):
+        return "a mask that is neither full nor causal from the top left"
+    if tiles is None or q.shape[-1] * q.dtype.itemsize % ALIGNMENT_BYTES:
         return f"head_dim {q.shape[-1]}"
     shortest = gluon_tiles.SHORTEST[tile_width(q.shape[-1])]
     if min(q.shape[-2], k.shape[-2]) < shortest:

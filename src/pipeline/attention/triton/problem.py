@@ -1,21 +1,25 @@
 """What a call of the Triton attention is to compute, but for the numbers: all that its plans follow from."""
 
 import functools
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from pipeline.attention.inputs import Traits
+from pipeline.attention.inputs import Traits, check_inputs
 from pipeline.attention.triton.layouts import ALIGNMENT_BYTES, Layout, copies_of, layouts_of, strides_read
+from pipeline.attention.triton.mask import Band, Causal, band_of
+from pipeline.attention.triton.tiles import MAX_HEAD_DIM
 from pipeline.tf32 import allows_tf32
 
 PROBLEMS_KEPT = 4096
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Queries, keys and values by the traits of what is read, the mask, and whether one TF32 product is enough.
+    """Queries, keys and values by the traits of what is read, mask, scale, and whether one TF32 product is enough.
 
     Like inputs share one, so that what was worked out for it is found by its identity. copies: which of the three are
     read from copies, None if none is; gpu: the index of theirs.
@@ -25,13 +29,27 @@ class Problem:
     k: Traits
     v: Traits
     copies: tuple[bool, ...] | None
-    is_causal: bool
+    band: Band
+    scale: float
     one_tf32_product: bool
     gpu: int | None
 
+    @property
+    def scale_log2(self) -> float:
+        """Return what turns a product of q and k into an exponent of two."""
+        return math.log2(math.e) * self.scale
 
-def problem_of(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Problem:
-    """Return the problem of these inputs."""
+
+def problem_of(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    is_causal: Causal = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    window: int | None = None,
+) -> Problem:
+    """Return the problem of these inputs; raises ValueError for what no kernel can do."""
     # The strides alone where all addresses are aligned, which one test tells.
     layouts = q.stride(), k.stride(), v.stride()
     if (q.data_ptr() | k.data_ptr() | v.data_ptr()) % ALIGNMENT_BYTES:
@@ -42,6 +60,9 @@ def problem_of(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Problem:
         (q.dtype, k.dtype, v.dtype),
         (q.device, k.device, v.device),
         is_causal,
+        scale,
+        enable_gqa,
+        window,
         q.dtype == torch.float32 and allows_tf32(),
     )
 
@@ -52,8 +73,26 @@ def _problem(
     layouts: tuple[Layout, ...],
     dtypes: tuple[torch.dtype, ...],
     devices: tuple[torch.device, ...],
-    is_causal: bool,
+    is_causal: Causal,
+    scale: float | None,
+    enable_gqa: bool,
+    window: int | None,
     one_tf32_product: bool,
 ) -> Problem:
-    read = map(Traits, shapes, map(strides_read, shapes, layouts), dtypes, devices)
-    return Problem(*read, copies_of(layouts), is_causal, one_tf32_product, devices[0].index)
+    q, k, v = map(Traits, shapes, map(strides_read, shapes, layouts), dtypes, devices)
+    check_inputs(q, k, v, DTYPES, enable_gqa)
+    _check_arguments(q.shape[-1], is_causal, scale, window)
+    band = band_of(is_causal, window, q.shape[-2], k.shape[-2])
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
+    return Problem(q, k, v, copies_of(layouts), band, scale, one_tf32_product, devices[0].index)
+
+
+def _check_arguments(head_dim: int, is_causal: Causal, scale: float | None, window: int | None) -> None:
+    if head_dim > MAX_HEAD_DIM:
+        raise ValueError(f"head_dim must be at most {MAX_HEAD_DIM}, got {head_dim}")
+    if is_causal not in (False, True, "bottom_right"):
+        raise ValueError(f'is_causal must be False, True or "bottom_right", got {is_causal!r}')
+    if scale is not None and not 0 < scale < math.inf:
+        raise ValueError(f"scale must be a number above 0, got {scale}")
+    if window is not None and window < 1:
+        raise ValueError(f"window must be at least 1, got {window}")

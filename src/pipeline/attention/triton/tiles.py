@@ -84,8 +84,6 @@ _BACKWARD_FP32 = {
     128: BackwardConfig(TileConfig(32, 32, 4, 1), None, TileConfig(32, 32, 8, 1)),
     256: BackwardConfig(TileConfig(32, 16, 8, 1), TileConfig(16, 32, 8, 1), TileConfig(16, 16, 8, 1)),
 }
-# Rows of so many elements begin at multiples of 16 bytes in every dtype, as tensor descriptors want them.
-HEAD_DIM_MULTIPLE = 8
 MAX_HEAD_DIM = max(_FORWARD)
 
 

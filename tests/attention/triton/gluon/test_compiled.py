@@ -13,39 +13,41 @@ from pipeline.attention.triton.tuning.candidates import MOST_SPILLS, SHARED_BYTE
 
 pytestmark = pytest.mark.skipif(not has_gluon(), reason="Triton has no Gluon")
 
-# Words: kernel, width of its tiles, head_dim, dtype, causal, a part of a tile at the end.
+# Words: kernel, width of its tiles, head_dim, dtype, causal, query heads that share keys, a part of a tile at the end.
 COMPILE = """
 import dataclasses, json, sys
 from pipeline.attention.triton.gluon import launches
 from pipeline.attention.triton.gluon.tiles import BACKWARD, FORWARD, FORWARD_SHORT
 from pipeline.attention.triton.tuning.compiled import compile_gluon_for_hopper
 
-def report(kernel, width, head_dim, dtype, is_causal, has_part_tile):
+def report(kernel, width, head_dim, dtype, is_causal, per_kv, has_part_tile):
     if kernel == "backward":
-        constants = launches.backward_constants(BACKWARD[width], is_causal, head_dim, has_part_tile)
+        constants = launches.backward_constants(BACKWARD[width], is_causal, per_kv, head_dim, has_part_tile)
         return compile_gluon_for_hopper(launches.backward_kernel(BACKWARD[width]), constants, launches.OPTIONS, dtype)
     tiles = {"forward": FORWARD, "forward_short": FORWARD_SHORT}[kernel][width]
-    constants = launches.forward_constants(tiles, is_causal, head_dim)
+    constants = launches.forward_constants(tiles, is_causal, per_kv, head_dim)
     return compile_gluon_for_hopper(launches.forward_kernel(tiles), constants, launches.forward_options(tiles), dtype)
 
 print(json.dumps([dataclasses.asdict(report(*words)) for words in json.loads(sys.argv[1])]))
 """
 TABLES = {"forward": FORWARD, "forward_short": FORWARD_SHORT, "backward": BACKWARD}
 EVERY = [
-    (kernel, width, head_dim, dtype, is_causal, has_part_tile)
+    (kernel, width, head_dim, dtype, is_causal, per_kv, has_part_tile)
     for kernel, table in TABLES.items()
     for width in table
     for head_dim in (width, width // 2 + 8)
     for dtype in ("bf16", "fp16")
     for is_causal in (True, False)
+    for per_kv in (1, 4)
     for has_part_tile in ((True, False) if kernel == "backward" else (False,))
 ]
 SAMPLE = [
-    ("forward", 128, 128, "bf16", True, False),
-    ("forward_short", 64, 64, "bf16", True, False),
-    ("backward", 128, 128, "bf16", True, False),
-    ("backward", 64, 64, "bf16", True, False),
-    ("backward", 256, 256, "bf16", True, False),
+    ("forward", 128, 128, "bf16", True, 1, False),
+    ("forward_short", 64, 64, "bf16", True, 1, False),
+    ("backward", 128, 128, "bf16", True, 1, False),
+    ("backward", 64, 64, "bf16", True, 1, False),
+    ("backward", 256, 256, "bf16", True, 1, False),
+    ("backward", 128, 128, "bf16", True, 4, False),
 ]
 
 

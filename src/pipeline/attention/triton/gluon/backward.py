@@ -53,13 +53,14 @@ def first_block_of(first_key, CAUSAL: gl.constexpr, BLOCK_QUERIES: gl.constexpr)
 
 @gluon.jit
 def load_keys(
-    k_ptr, v_ptr, k_strides, v_strides, sizes, k_tiles, v_tiles, full, free, HEAD_DIM: gl.constexpr,
-    WIDTH: gl.constexpr, PARTS: gl.constexpr,
+    k_ptr, v_ptr, k_strides, v_strides, sizes, k_tiles, v_tiles, full, free, HEADS_PER_KV: gl.constexpr,
+    HEAD_DIM: gl.constexpr, WIDTH: gl.constexpr, PARTS: gl.constexpr,
 ):  # fmt: skip
     """Load every tile of keys and values, in parts of 64."""
     heads, n_matrices, n_queries, n_keys, n_tiles, heads_together = sizes
-    k = matrices_at(k_ptr, n_matrices, heads, n_keys, k_strides, HEAD_DIM, KEYS, WIDTH)
-    v = matrices_at(v_ptr, n_matrices, heads, n_keys, v_strides, HEAD_DIM, KEYS, WIDTH)
+    kv_heads = heads // HEADS_PER_KV
+    k = matrices_at(k_ptr, n_matrices, kv_heads, n_keys, k_strides, HEAD_DIM, KEYS, WIDTH)
+    v = matrices_at(v_ptr, n_matrices, kv_heads, n_keys, v_strides, HEAD_DIM, KEYS, WIDTH)
     i = 0
     item = work_item(i)
     while item < n_tiles * n_matrices:
@@ -68,34 +69,41 @@ def load_keys(
         mbarrier.expect(full, PARTS * (k.block_type.nbytes + v.block_type.nbytes))
         for part in gl.static_range(PARTS):
             first_key = (tile * PARTS + part) * KEYS
-            load(k, matrix, heads, first_key, full, k_tiles.index(part))
-            load(v, matrix, heads, first_key, full, v_tiles.index(part))
+            load(k, matrix, kv_heads, first_key, full, k_tiles.index(part))
+            load(v, matrix, kv_heads, first_key, full, v_tiles.index(part))
         i += 1
         item = work_item(i)
 
 
 @gluon.jit
 def load_queries(
-    pointer, number_ptr, strides, sizes, tiles, numbers, full, free, CAUSAL: gl.constexpr, HEAD_DIM: gl.constexpr,
-    WIDTH: gl.constexpr, BLOCK_KEYS: gl.constexpr, BLOCK_QUERIES: gl.constexpr, STAGES: gl.constexpr,
+    pointer, number_ptr, strides, sizes, tiles, numbers, full, free, CAUSAL: gl.constexpr, HEADS_PER_KV: gl.constexpr,
+    HEAD_DIM: gl.constexpr, WIDTH: gl.constexpr, BLOCK_KEYS: gl.constexpr, BLOCK_QUERIES: gl.constexpr,
+    STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Load the queries that see a tile of keys, or the output's gradients there, and what there is a number of each."""
+    """Load the queries that see a tile of keys, or the output's gradients there, and what there is a number of each.
+
+    They come head after head of those that share the keys.
+    """
     heads, n_matrices, n_queries, n_keys, n_tiles, heads_together = sizes
-    rows = matrices_at(pointer, n_matrices, heads, n_queries, strides, HEAD_DIM, BLOCK_QUERIES, WIDTH)
-    number = rows_at(number_ptr, n_matrices, n_queries, BLOCK_QUERIES)
+    rows = matrices_at(pointer, n_matrices * HEADS_PER_KV, heads, n_queries, strides, HEAD_DIM, BLOCK_QUERIES, WIDTH)
+    number = rows_at(number_ptr, n_matrices * HEADS_PER_KV, n_queries, BLOCK_QUERIES)
     slot, phase = 0, 1
     i = 0
     item = work_item(i)
     while item < n_tiles * n_matrices:
         matrix, tile = matrix_and_tile(item, n_tiles, n_matrices, heads_together)
-        for block in range(first_block_of(tile * BLOCK_KEYS, CAUSAL, BLOCK_QUERIES), gl.cdiv(n_queries, BLOCK_QUERIES)):
-            mbarrier.wait(free.index(slot), phase)
-            mbarrier.expect(full.index(slot), rows.block_type.nbytes + number.block_type.nbytes)
-            load(rows, matrix, heads, block * BLOCK_QUERIES, full.index(slot), tiles.index(slot))
-            tma.async_copy_global_to_shared(
-                number, [matrix, block * BLOCK_QUERIES], full.index(slot), numbers.index(slot)
-            )
-            slot, phase = next_slot(slot, phase, STAGES)
+        first = first_block_of(tile * BLOCK_KEYS, CAUSAL, BLOCK_QUERIES)
+        for member in range(HEADS_PER_KV):
+            of_queries = matrix * HEADS_PER_KV + member
+            for block in range(first, gl.cdiv(n_queries, BLOCK_QUERIES)):
+                mbarrier.wait(free.index(slot), phase)
+                mbarrier.expect(full.index(slot), rows.block_type.nbytes + number.block_type.nbytes)
+                load(rows, of_queries, heads, block * BLOCK_QUERIES, full.index(slot), tiles.index(slot))
+                tma.async_copy_global_to_shared(
+                    number, [of_queries, block * BLOCK_QUERIES], full.index(slot), numbers.index(slot)
+                )
+                slot, phase = next_slot(slot, phase, STAGES)
         i += 1
         item = work_item(i)
 
@@ -172,8 +180,8 @@ def _step(
 @gluon.jit
 def _differentiate(
     dq_sum_ptr, dk_ptr, dv_ptr, sizes, scale, scale_log2, tiles, rows, ds_tiles, dq_tiles, barriers_of, ds_full,
-    CAUSAL: gl.constexpr, MASK_KEYS: gl.constexpr, HEAD_DIM: gl.constexpr, WIDTH: gl.constexpr,
-    BLOCK_QUERIES: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
+    CAUSAL: gl.constexpr, MASK_KEYS: gl.constexpr, HEADS_PER_KV: gl.constexpr, HEAD_DIM: gl.constexpr,
+    WIDTH: gl.constexpr, BLOCK_QUERIES: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of one warpgroup's keys and values of every tile."""
     G_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
@@ -182,7 +190,7 @@ def _differentiate(
     heads, n_matrices, n_queries, n_keys, n_tiles, heads_together = sizes
     q_tiles, k_tiles, v_tiles, do_tiles = tiles
     kv_full, kv_free, q_full, q_free, do_full, do_free = barriers_of
-    dq = dense_matrices_at(dq_sum_ptr, n_matrices, n_queries, HEAD_DIM, KEYS, DQ_WIDTH)
+    dq = dense_matrices_at(dq_sum_ptr, n_matrices * HEADS_PER_KV, n_queries, HEAD_DIM, KEYS, DQ_WIDTH)
     dk_matrices = dense_matrices_at(dk_ptr, n_matrices, n_keys, HEAD_DIM, KEYS, WIDTH)
     dv_matrices = dense_matrices_at(dv_ptr, n_matrices, n_keys, HEAD_DIM, KEYS, WIDTH)
     slot, phase, step = 0, 0, 0
@@ -202,21 +210,23 @@ def _differentiate(
         if MASK_KEYS:
             last_masked = gl.where((tile + 1) * BLOCK_KEYS > n_keys, blocks, last_masked)
         last_masked = gl.minimum(last_masked, blocks)
-        if CAUSAL or MASK_KEYS:
-            for block in range(first, last_masked):
+        for member in range(HEADS_PER_KV):
+            of_queries = matrix * HEADS_PER_KV + member
+            if CAUSAL or MASK_KEYS:
+                for block in range(first, last_masked):
+                    dk, dv = _step(
+                        dk, dv, block, slot, phase, step, first_key, of_queries, n_keys, dq, scale_log2, tiles, rows,
+                        ds_tiles, dq_tiles, barriers_of, ds_full, True, CAUSAL, MASK_KEYS, WIDTH, BLOCK_QUERIES, GROUP,
+                    )  # fmt: skip
+                    step += 1
+                    slot, phase = next_slot(slot, phase, STAGES)
+            for block in range(gl.maximum(first, last_masked), blocks):
                 dk, dv = _step(
-                    dk, dv, block, slot, phase, step, first_key, matrix, n_keys, dq, scale_log2, tiles, rows, ds_tiles,
-                    dq_tiles, barriers_of, ds_full, True, CAUSAL, MASK_KEYS, WIDTH, BLOCK_QUERIES, GROUP,
+                    dk, dv, block, slot, phase, step, first_key, of_queries, n_keys, dq, scale_log2, tiles, rows,
+                    ds_tiles, dq_tiles, barriers_of, ds_full, False, CAUSAL, MASK_KEYS, WIDTH, BLOCK_QUERIES, GROUP,
                 )  # fmt: skip
                 step += 1
                 slot, phase = next_slot(slot, phase, STAGES)
-        for block in range(gl.maximum(first, last_masked), blocks):
-            dk, dv = _step(
-                dk, dv, block, slot, phase, step, first_key, matrix, n_keys, dq, scale_log2, tiles, rows, ds_tiles,
-                dq_tiles, barriers_of, ds_full, False, CAUSAL, MASK_KEYS, WIDTH, BLOCK_QUERIES, GROUP,
-            )  # fmt: skip
-            step += 1
-            slot, phase = next_slot(slot, phase, STAGES)
         # They leave by way of this warpgroup's values, which nobody needs any more.
         out = v_tiles.index(GROUP)
         out.store(dv.to(DTYPE))
@@ -238,14 +248,15 @@ def hopper_backward_kernel(
     stride_qb, stride_qh, stride_q, stride_kb, stride_kh, stride_k, stride_vb, stride_vh, stride_v,
     stride_dob, stride_doh, stride_do, heads, n_matrices, n_queries, n_keys, n_tiles, heads_together,
     scale, scale_log2,
-    CAUSAL: gl.constexpr, MASK_KEYS: gl.constexpr, HEAD_DIM: gl.constexpr, WIDTH: gl.constexpr,
-    BLOCK_QUERIES: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr,
+    CAUSAL: gl.constexpr, MASK_KEYS: gl.constexpr, HEADS_PER_KV: gl.constexpr, HEAD_DIM: gl.constexpr,
+    WIDTH: gl.constexpr, BLOCK_QUERIES: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Compute dk and dv from every tile of 128 keys and the queries that see it, and add dq / scale to dq_sum.
 
-    Shapes: q, k, v and do as their strides say; lse_log2 and delta as `delta_kernel` writes them; dq_sum (matrices,
-    n_queries, head_dim) fp32, dk and dv (matrices, n_keys, head_dim), where matrices are batch · heads. MASK_KEYS: the
-    last tile may have keys beyond the last. The sums of dq are in no fixed order.
+    Shapes: q, k, v and do as their strides say; lse_log2 and delta as `delta_kernel` writes them; dk and dv
+    (n_matrices, n_keys, head_dim), where n_matrices are batch · heads of keys; dq_sum (n_matrices · HEADS_PER_KV,
+    n_queries, head_dim) fp32. MASK_KEYS: the last tile may have keys beyond the last. The sums of dq are in no fixed
+    order.
     """
     DTYPE: gl.constexpr = q_ptr.dtype.element_ty
     q_tiles, do_tiles = tiles_of(STAGES, BLOCK_QUERIES, WIDTH, DTYPE), tiles_of(STAGES, BLOCK_QUERIES, WIDTH, DTYPE)
@@ -268,17 +279,17 @@ def hopper_backward_kernel(
     gl.warp_specialize(
         [
             (_differentiate, (dq_sum_ptr, dk_ptr, dv_ptr, sizes, scale, scale_log2, tiles, rows, ds_tiles, dq_tiles,
-                              ring, ds_full, CAUSAL, MASK_KEYS, HEAD_DIM, WIDTH, BLOCK_QUERIES, STAGES,
-                              gl.constexpr(0))),
+                              ring, ds_full, CAUSAL, MASK_KEYS, HEADS_PER_KV, HEAD_DIM, WIDTH, BLOCK_QUERIES,
+                              STAGES, gl.constexpr(0))),
             (_differentiate, (dq_sum_ptr, dk_ptr, dv_ptr, sizes, scale, scale_log2, tiles, rows, ds_tiles, dq_tiles,
-                              ring, ds_full, CAUSAL, MASK_KEYS, HEAD_DIM, WIDTH, BLOCK_QUERIES, STAGES,
-                              gl.constexpr(1))),
+                              ring, ds_full, CAUSAL, MASK_KEYS, HEADS_PER_KV, HEAD_DIM, WIDTH, BLOCK_QUERIES,
+                              STAGES, gl.constexpr(1))),
             (load_keys, (k_ptr, v_ptr, k_strides, v_strides, sizes, k_tiles, v_tiles, kv_full, kv_free,
-                          HEAD_DIM, WIDTH, GROUPS)),
+                         HEADS_PER_KV, HEAD_DIM, WIDTH, GROUPS)),
             (load_queries, (q_ptr, lse_log2_ptr, q_strides, sizes, q_tiles, lse_rows, q_full, q_free,
-                             CAUSAL, HEAD_DIM, WIDTH, BLOCK_KEYS, BLOCK_QUERIES, STAGES)),
+                            CAUSAL, HEADS_PER_KV, HEAD_DIM, WIDTH, BLOCK_KEYS, BLOCK_QUERIES, STAGES)),
             (load_queries, (do_ptr, delta_ptr, do_strides, sizes, do_tiles, delta_rows, do_full, do_free,
-                             CAUSAL, HEAD_DIM, WIDTH, BLOCK_KEYS, BLOCK_QUERIES, STAGES)),
+                            CAUSAL, HEADS_PER_KV, HEAD_DIM, WIDTH, BLOCK_KEYS, BLOCK_QUERIES, STAGES)),
         ],
         [4, 1, 1, 1], [REGISTERS, LOADING_REGISTERS, LOADING_REGISTERS, LOADING_REGISTERS],
     )  # fmt: skip

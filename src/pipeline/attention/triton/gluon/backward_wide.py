@@ -51,8 +51,8 @@ def _add_to_dq(dq, part, dq_tile, matrix, block, COLUMN: gl.constexpr):
 @gluon.jit
 def _differentiate(
     dq_sum_ptr, dk_ptr, dv_ptr, sizes, scale, scale_log2, tiles, rows, p_tiles, ds_tiles, dq_tiles, barriers_of,
-    ds_full, CAUSAL: gl.constexpr, MASK_KEYS: gl.constexpr, HEAD_DIM: gl.constexpr, WIDTH: gl.constexpr,
-    STAGES: gl.constexpr, DO_STAGES: gl.constexpr, GROUP: gl.constexpr,
+    ds_full, CAUSAL: gl.constexpr, MASK_KEYS: gl.constexpr, HEADS_PER_KV: gl.constexpr, HEAD_DIM: gl.constexpr,
+    WIDTH: gl.constexpr, STAGES: gl.constexpr, DO_STAGES: gl.constexpr, GROUP: gl.constexpr,
 ):  # fmt: skip
     """Compute one warpgroup's columns of the gradients of every tile."""
     HALF: gl.constexpr = WIDTH // 2
@@ -66,7 +66,7 @@ def _differentiate(
     q_tiles, k_tile, v_tile, do_tiles = tiles
     lse_rows, delta_rows = rows
     kv_full, kv_free, q_full, q_free, do_full, do_free = barriers_of
-    dq = dense_matrices_at(dq_sum_ptr, n_matrices, n_queries, HEAD_DIM, QUERIES, PART)
+    dq = dense_matrices_at(dq_sum_ptr, n_matrices * HEADS_PER_KV, n_queries, HEAD_DIM, QUERIES, PART)
     no_scores = gl.zeros([KEYS, SEEN], gl.float32, S_LAYOUT)
     no_dq = gl.zeros([QUERIES, PART], gl.float32, DQ_LAYOUT)
     dq_tile = dq_tiles.index(GROUP)
@@ -78,53 +78,56 @@ def _differentiate(
         dk = gl.zeros([KEYS, HALF], gl.float32, G_LAYOUT)
         dv = gl.zeros([KEYS, HALF], gl.float32, G_LAYOUT)
         mbarrier.wait(kv_full, i & 1)
-        for block in range(first_block_of(tile * KEYS, CAUSAL, QUERIES), gl.cdiv(n_queries, QUERIES)):
-            q, do = q_tiles.index(slot), do_tiles.index(do_slot)
-            buffer = step & 1
-            mbarrier.wait(q_full.index(slot), phase)
-            q_seen = q.slice(GROUP * SEEN, SEEN, 0).permute((1, 0))
-            s_coming = warpgroup_mma(k_tile, q_seen, no_scores, use_acc=False, is_async=True)
-            mbarrier.wait(do_full.index(do_slot), do_phase)
-            do_seen = do.slice(GROUP * SEEN, SEEN, 0).permute((1, 0))
-            dp_coming = warpgroup_mma(v_tile, do_seen, no_scores, use_acc=False, is_async=True)
-            s = warpgroup_mma_wait(1, deps=[s_coming])
-            lse = lse_rows.index(slot).slice(GROUP * SEEN, SEEN, 1).load(S_LAYOUT)
-            p = gl.exp2(s * scale_log2 - lse)
-            keys = (tile * KEYS + gl.arange(0, KEYS, gl.SliceLayout(1, S_LAYOUT)))[:, None]
-            if CAUSAL:
-                seen = block * QUERIES + GROUP * SEEN + gl.arange(0, SEEN, gl.SliceLayout(0, S_LAYOUT))
-                p = gl.where(keys <= seen[None, :], p, 0.0)
-            if MASK_KEYS:
-                # A score of 0 may tower above every real one, and its weight be infinite: times 0 that is no number.
-                p = gl.where(keys < n_keys, p, 0.0)
-            p_tiles.index(buffer).slice(GROUP * SEEN, SEEN, 1).store(p.to(DTYPE))
-            dp = warpgroup_mma_wait(0, deps=[dp_coming])
-            delta = delta_rows.index(do_slot).slice(GROUP * SEEN, SEEN, 1).load(S_LAYOUT)
-            ds_tiles.index(buffer).slice(GROUP * SEEN, SEEN, 1).store((p * (dp - delta)).to(DTYPE))
-            fence_async_shared()
-            mbarrier.arrive(ds_full.index(buffer), count=1)
-            mbarrier.wait(ds_full.index(buffer), (step >> 1) & 1)
-            weights, ds = p_tiles.index(buffer), ds_tiles.index(buffer)
-            ds_by_query = ds.permute((1, 0))
-            dq_coming = warpgroup_mma(
-                ds_by_query, k_tile.slice(FIRST_COLUMN, PART, 1), no_dq, use_acc=False, is_async=True
-            )
-            dv_coming = warpgroup_mma(weights, do.slice(FIRST_COLUMN, HALF, 1), dv, is_async=True)
-            dq_part = warpgroup_mma_wait(1, deps=[dq_coming])
-            _add_to_dq(dq, dq_part, dq_tile, matrix, block, FIRST_COLUMN)
-            dq_coming = warpgroup_mma(
-                ds_by_query, k_tile.slice(FIRST_COLUMN + PART, PART, 1), no_dq, use_acc=False, is_async=True
-            )
-            dv = warpgroup_mma_wait(1, deps=[dv_coming])
-            mbarrier.arrive(do_free.index(do_slot), count=1)
-            dk_coming = warpgroup_mma(ds, q.slice(FIRST_COLUMN, HALF, 1), dk, is_async=True)
-            dq_part = warpgroup_mma_wait(1, deps=[dq_coming])
-            _add_to_dq(dq, dq_part, dq_tile, matrix, block, FIRST_COLUMN + PART)
-            dk = warpgroup_mma_wait(0, deps=[dk_coming])
-            mbarrier.arrive(q_free.index(slot), count=1)
-            step += 1
-            slot, phase = next_slot(slot, phase, STAGES)
-            do_slot, do_phase = next_slot(do_slot, do_phase, DO_STAGES)
+        first = first_block_of(tile * KEYS, CAUSAL, QUERIES)
+        for member in range(HEADS_PER_KV):
+            of_queries = matrix * HEADS_PER_KV + member
+            for block in range(first, gl.cdiv(n_queries, QUERIES)):
+                q, do = q_tiles.index(slot), do_tiles.index(do_slot)
+                buffer = step & 1
+                mbarrier.wait(q_full.index(slot), phase)
+                q_seen = q.slice(GROUP * SEEN, SEEN, 0).permute((1, 0))
+                s_coming = warpgroup_mma(k_tile, q_seen, no_scores, use_acc=False, is_async=True)
+                mbarrier.wait(do_full.index(do_slot), do_phase)
+                do_seen = do.slice(GROUP * SEEN, SEEN, 0).permute((1, 0))
+                dp_coming = warpgroup_mma(v_tile, do_seen, no_scores, use_acc=False, is_async=True)
+                s = warpgroup_mma_wait(1, deps=[s_coming])
+                lse = lse_rows.index(slot).slice(GROUP * SEEN, SEEN, 1).load(S_LAYOUT)
+                p = gl.exp2(s * scale_log2 - lse)
+                keys = (tile * KEYS + gl.arange(0, KEYS, gl.SliceLayout(1, S_LAYOUT)))[:, None]
+                if CAUSAL:
+                    seen = block * QUERIES + GROUP * SEEN + gl.arange(0, SEEN, gl.SliceLayout(0, S_LAYOUT))
+                    p = gl.where(keys <= seen[None, :], p, 0.0)
+                if MASK_KEYS:
+                    # A score of 0 may tower above every real one, its weight be infinite, and that times 0 no number.
+                    p = gl.where(keys < n_keys, p, 0.0)
+                p_tiles.index(buffer).slice(GROUP * SEEN, SEEN, 1).store(p.to(DTYPE))
+                dp = warpgroup_mma_wait(0, deps=[dp_coming])
+                delta = delta_rows.index(do_slot).slice(GROUP * SEEN, SEEN, 1).load(S_LAYOUT)
+                ds_tiles.index(buffer).slice(GROUP * SEEN, SEEN, 1).store((p * (dp - delta)).to(DTYPE))
+                fence_async_shared()
+                mbarrier.arrive(ds_full.index(buffer), count=1)
+                mbarrier.wait(ds_full.index(buffer), (step >> 1) & 1)
+                weights, ds = p_tiles.index(buffer), ds_tiles.index(buffer)
+                ds_by_query = ds.permute((1, 0))
+                dq_coming = warpgroup_mma(
+                    ds_by_query, k_tile.slice(FIRST_COLUMN, PART, 1), no_dq, use_acc=False, is_async=True
+                )
+                dv_coming = warpgroup_mma(weights, do.slice(FIRST_COLUMN, HALF, 1), dv, is_async=True)
+                dq_part = warpgroup_mma_wait(1, deps=[dq_coming])
+                _add_to_dq(dq, dq_part, dq_tile, of_queries, block, FIRST_COLUMN)
+                dq_coming = warpgroup_mma(
+                    ds_by_query, k_tile.slice(FIRST_COLUMN + PART, PART, 1), no_dq, use_acc=False, is_async=True
+                )
+                dv = warpgroup_mma_wait(1, deps=[dv_coming])
+                mbarrier.arrive(do_free.index(do_slot), count=1)
+                dk_coming = warpgroup_mma(ds, q.slice(FIRST_COLUMN, HALF, 1), dk, is_async=True)
+                dq_part = warpgroup_mma_wait(1, deps=[dq_coming])
+                _add_to_dq(dq, dq_part, dq_tile, of_queries, block, FIRST_COLUMN + PART)
+                dk = warpgroup_mma_wait(0, deps=[dk_coming])
+                mbarrier.arrive(q_free.index(slot), count=1)
+                step += 1
+                slot, phase = next_slot(slot, phase, STAGES)
+                do_slot, do_phase = next_slot(do_slot, do_phase, DO_STAGES)
         mbarrier.arrive(kv_free, count=1)
         key = tile * KEYS + gl.arange(0, KEYS, gl.SliceLayout(1, G_LAYOUT))
         column = FIRST_COLUMN + gl.arange(0, HALF, gl.SliceLayout(0, G_LAYOUT))
@@ -143,8 +146,8 @@ def hopper_wide_backward_kernel(
     stride_qb, stride_qh, stride_q, stride_kb, stride_kh, stride_k, stride_vb, stride_vh, stride_v,
     stride_dob, stride_doh, stride_do, heads, n_matrices, n_queries, n_keys, n_tiles, heads_together,
     scale, scale_log2,
-    CAUSAL: gl.constexpr, MASK_KEYS: gl.constexpr, HEAD_DIM: gl.constexpr, WIDTH: gl.constexpr,
-    STAGES: gl.constexpr, DO_STAGES: gl.constexpr, REGISTERS: gl.constexpr,
+    CAUSAL: gl.constexpr, MASK_KEYS: gl.constexpr, HEADS_PER_KV: gl.constexpr, HEAD_DIM: gl.constexpr,
+    WIDTH: gl.constexpr, STAGES: gl.constexpr, DO_STAGES: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Do as `hopper_backward_kernel`, from tiles of 64 keys; DO_STAGES: those of the output's gradient."""
     DTYPE: gl.constexpr = q_ptr.dtype.element_ty
@@ -167,17 +170,17 @@ def hopper_wide_backward_kernel(
     gl.warp_specialize(
         [
             (_differentiate, (dq_sum_ptr, dk_ptr, dv_ptr, sizes, scale, scale_log2, tiles, rows, p_tiles, ds_tiles,
-                              dq_tiles, ring, ds_full, CAUSAL, MASK_KEYS, HEAD_DIM, WIDTH, STAGES, DO_STAGES,
-                              gl.constexpr(0))),
+                              dq_tiles, ring, ds_full, CAUSAL, MASK_KEYS, HEADS_PER_KV, HEAD_DIM, WIDTH, STAGES,
+                              DO_STAGES, gl.constexpr(0))),
             (_differentiate, (dq_sum_ptr, dk_ptr, dv_ptr, sizes, scale, scale_log2, tiles, rows, p_tiles, ds_tiles,
-                              dq_tiles, ring, ds_full, CAUSAL, MASK_KEYS, HEAD_DIM, WIDTH, STAGES, DO_STAGES,
-                              gl.constexpr(1))),
+                              dq_tiles, ring, ds_full, CAUSAL, MASK_KEYS, HEADS_PER_KV, HEAD_DIM, WIDTH, STAGES,
+                              DO_STAGES, gl.constexpr(1))),
             (load_keys, (k_ptr, v_ptr, k_strides, v_strides, sizes, k_tiles, v_tiles, kv_full, kv_free,
-                         HEAD_DIM, WIDTH, gl.constexpr(1))),
+                         HEADS_PER_KV, HEAD_DIM, WIDTH, gl.constexpr(1))),
             (load_queries, (q_ptr, lse_log2_ptr, q_strides, sizes, q_tiles, lse_rows, q_full, q_free,
-                            CAUSAL, HEAD_DIM, WIDTH, KEYS, QUERIES, STAGES)),
+                            CAUSAL, HEADS_PER_KV, HEAD_DIM, WIDTH, KEYS, QUERIES, STAGES)),
             (load_queries, (do_ptr, delta_ptr, do_strides, sizes, do_tiles, delta_rows, do_full, do_free,
-                            CAUSAL, HEAD_DIM, WIDTH, KEYS, QUERIES, DO_STAGES)),
+                            CAUSAL, HEADS_PER_KV, HEAD_DIM, WIDTH, KEYS, QUERIES, DO_STAGES)),
         ],
         [4, 1, 1, 1], [REGISTERS, LOADING_REGISTERS, LOADING_REGISTERS, LOADING_REGISTERS],
     )  # fmt: skip

@@ -49,8 +49,8 @@ def tile_after(rank, n_tiles, CAUSAL: gl.constexpr):
 
 @gluon.jit
 def _load(
-    q_ptr, k_ptr, v_ptr, strides, sizes, tiles, ring, CAUSAL: gl.constexpr, HEAD_DIM: gl.constexpr,
-    WIDTH: gl.constexpr, BLOCK_KEYS: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr,
+    q_ptr, k_ptr, v_ptr, strides, sizes, tiles, ring, CAUSAL: gl.constexpr, HEADS_PER_KV: gl.constexpr,
+    HEAD_DIM: gl.constexpr, WIDTH: gl.constexpr, BLOCK_KEYS: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr,
 ):  # fmt: skip
     """Load queries, keys and values ahead of the warpgroups, the last keys first."""
     q_strides, k_strides, v_strides = strides
@@ -58,8 +58,9 @@ def _load(
     q_tiles, k_tiles, v_tiles = tiles
     q_full, q_free, k_full, k_free, v_full, v_free = ring
     q = matrices_at(q_ptr, n_matrices, heads, n_queries, q_strides, HEAD_DIM, ROWS, WIDTH)
-    k = matrices_at(k_ptr, n_matrices, heads, n_keys, k_strides, HEAD_DIM, BLOCK_KEYS, WIDTH)
-    v = matrices_at(v_ptr, n_matrices, heads, n_keys, v_strides, HEAD_DIM, BLOCK_KEYS, WIDTH)
+    kv_heads, kv_matrices = heads // HEADS_PER_KV, n_matrices // HEADS_PER_KV
+    k = matrices_at(k_ptr, kv_matrices, kv_heads, n_keys, k_strides, HEAD_DIM, BLOCK_KEYS, WIDTH)
+    v = matrices_at(v_ptr, kv_matrices, kv_heads, n_keys, v_strides, HEAD_DIM, BLOCK_KEYS, WIDTH)
     slot, phase = 0, 1
     i = 0
     item = work_item(i)
@@ -75,10 +76,10 @@ def _load(
             key = (blocks - 1 - block) * BLOCK_KEYS
             mbarrier.wait(k_free.index(slot), phase)
             mbarrier.expect(k_full.index(slot), k.block_type.nbytes)
-            load(k, matrix, heads, key, k_full.index(slot), k_tiles.index(slot))
+            load(k, matrix // HEADS_PER_KV, kv_heads, key, k_full.index(slot), k_tiles.index(slot))
             mbarrier.wait(v_free.index(slot), phase)
             mbarrier.expect(v_full.index(slot), v.block_type.nbytes)
-            load(v, matrix, heads, key, v_full.index(slot), v_tiles.index(slot))
+            load(v, matrix // HEADS_PER_KV, kv_heads, key, v_full.index(slot), v_tiles.index(slot))
             slot, phase = next_slot(slot, phase, STAGES)
         i += 1
         item = work_item(i)
@@ -190,15 +191,17 @@ def hopper_forward_kernel(
     q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr,
     stride_qb, stride_qh, stride_q, stride_kb, stride_kh, stride_k, stride_vb, stride_vh, stride_v,
     heads, n_matrices, n_queries, n_keys, n_tiles, heads_together, scale_log2,
-    CAUSAL: gl.constexpr, HEAD_DIM: gl.constexpr, WIDTH: gl.constexpr, BLOCK_KEYS: gl.constexpr, STAGES: gl.constexpr,
-    GROUPS: gl.constexpr, REGISTERS: gl.constexpr, O_IN_Q: gl.constexpr, SOFTMAX_FIRST: gl.constexpr,
+    CAUSAL: gl.constexpr, HEADS_PER_KV: gl.constexpr, HEAD_DIM: gl.constexpr, WIDTH: gl.constexpr,
+    BLOCK_KEYS: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr, REGISTERS: gl.constexpr,
+    O_IN_Q: gl.constexpr, SOFTMAX_FIRST: gl.constexpr,
 ):  # fmt: skip
     """Attend from every tile of GROUPS · 64 queries to its keys.
 
     Shapes: q, k and v as their strides say, o is (matrices, n_queries, head_dim), lse (matrices, n_queries), where
-    matrices are batch · heads. GROUPS: how many warpgroups attend, 2 or 3, with REGISTERS a thread. O_IN_Q: the output
-    leaves by way of the shared memory of its queries, where there is none of its own. SOFTMAX_FIRST: a warpgroup
-    computes weights before it waits for the output of the block before, and not only while the others multiply.
+    matrices are batch · heads; HEADS_PER_KV of them in a row share keys and values. GROUPS: how many warpgroups attend,
+    2 or 3, with REGISTERS a thread. O_IN_Q: the output leaves by way of the shared memory of its queries, where there
+    is none of its own. SOFTMAX_FIRST: a warpgroup computes weights before it waits for the output of the block before,
+    and not only while the others multiply.
     """
     DTYPE: gl.constexpr = q_ptr.dtype.element_ty
     q_tiles = tiles_of(GROUPS, ROWS, WIDTH, DTYPE)
@@ -223,8 +226,8 @@ def hopper_forward_kernel(
                            STAGES, GROUPS, O_IN_Q, SOFTMAX_FIRST, gl.constexpr(0))),
                 (_attend, (o_ptr, lse_ptr, sizes, scale_log2, tiles, o_tiles, ring, CAUSAL, HEAD_DIM, WIDTH, BLOCK_KEYS,
                            STAGES, GROUPS, O_IN_Q, SOFTMAX_FIRST, gl.constexpr(1))),
-                (_load, (q_ptr, k_ptr, v_ptr, strides, sizes, tiles, ring, CAUSAL, HEAD_DIM, WIDTH, BLOCK_KEYS, STAGES,
-                         GROUPS)),
+                (_load, (q_ptr, k_ptr, v_ptr, strides, sizes, tiles, ring, CAUSAL, HEADS_PER_KV, HEAD_DIM, WIDTH,
+                         BLOCK_KEYS, STAGES, GROUPS)),
             ],
             [4, 1], [REGISTERS, LOADING_REGISTERS],
         )  # fmt: skip
@@ -237,8 +240,8 @@ def hopper_forward_kernel(
                            STAGES, GROUPS, O_IN_Q, SOFTMAX_FIRST, gl.constexpr(1))),
                 (_attend, (o_ptr, lse_ptr, sizes, scale_log2, tiles, o_tiles, ring, CAUSAL, HEAD_DIM, WIDTH, BLOCK_KEYS,
                            STAGES, GROUPS, O_IN_Q, SOFTMAX_FIRST, gl.constexpr(2))),
-                (_load, (q_ptr, k_ptr, v_ptr, strides, sizes, tiles, ring, CAUSAL, HEAD_DIM, WIDTH, BLOCK_KEYS, STAGES,
-                         GROUPS)),
+                (_load, (q_ptr, k_ptr, v_ptr, strides, sizes, tiles, ring, CAUSAL, HEADS_PER_KV, HEAD_DIM, WIDTH,
+                         BLOCK_KEYS, STAGES, GROUPS)),
             ],
             [4, 4, 1], [REGISTERS, REGISTERS, LOADING_REGISTERS],
         )  # fmt: skip

@@ -76,7 +76,8 @@ def hopper_narrow_forward_kernel(
     q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr,
     stride_qb, stride_qh, stride_q, stride_kb, stride_kh, stride_k, stride_vb, stride_vh, stride_v,
     heads, n_matrices, n_queries, n_keys, n_tiles, heads_together, scale_log2,
-    CAUSAL: gl.constexpr, HEAD_DIM: gl.constexpr, WIDTH: gl.constexpr, BLOCK_KEYS: gl.constexpr, STAGES: gl.constexpr,
+    CAUSAL: gl.constexpr, HEADS_PER_KV: gl.constexpr, HEAD_DIM: gl.constexpr, WIDTH: gl.constexpr,
+    BLOCK_KEYS: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Attend from every tile of 64 queries to its keys; shapes as of `hopper_forward_kernel`."""
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_KEYS, 16])
@@ -94,13 +95,15 @@ def hopper_narrow_forward_kernel(
     slot, phase = 0, 0
     i = 0
     matrix, first_query, blocks = _tile_of(work_item(i), sizes, CAUSAL, BLOCK_KEYS)
+    kv_heads, kv_matrices, kv_matrix = heads // HEADS_PER_KV, n_matrices // HEADS_PER_KV, matrix // HEADS_PER_KV
     # What one descriptor describes is on its way while the next is made.
     q = matrices_at(q_ptr, n_matrices, heads, n_queries, (stride_qb, stride_qh, stride_q), HEAD_DIM, ROWS, WIDTH)
     _load_queries(q, matrix, heads, first_query, blocks, q_full, q_tile)
-    k = matrices_at(k_ptr, n_matrices, heads, n_keys, (stride_kb, stride_kh, stride_k), HEAD_DIM, BLOCK_KEYS, WIDTH)
-    _load_first(k, matrix, heads, blocks, k_full, k_tiles, slot, BLOCK_KEYS, STAGES)
-    v = matrices_at(v_ptr, n_matrices, heads, n_keys, (stride_vb, stride_vh, stride_v), HEAD_DIM, BLOCK_KEYS, WIDTH)
-    _load_first(v, matrix, heads, blocks, v_full, v_tiles, slot, BLOCK_KEYS, STAGES)
+    k_strides, v_strides = (stride_kb, stride_kh, stride_k), (stride_vb, stride_vh, stride_v)
+    k = matrices_at(k_ptr, kv_matrices, kv_heads, n_keys, k_strides, HEAD_DIM, BLOCK_KEYS, WIDTH)
+    _load_first(k, kv_matrix, kv_heads, blocks, k_full, k_tiles, slot, BLOCK_KEYS, STAGES)
+    v = matrices_at(v_ptr, kv_matrices, kv_heads, n_keys, v_strides, HEAD_DIM, BLOCK_KEYS, WIDTH)
+    _load_first(v, kv_matrix, kv_heads, blocks, v_full, v_tiles, slot, BLOCK_KEYS, STAGES)
     o_matrices = dense_matrices_at(o_ptr, n_matrices, n_queries, HEAD_DIM, ROWS, WIDTH)
     while blocks > 0:
         # The last keys first: only these need a mask, and each query sees the first of them.
@@ -108,7 +111,7 @@ def hopper_narrow_forward_kernel(
         mbarrier.wait(k_full.index(slot), phase)
         s = warpgroup_mma(q_tile, k_tiles.index(slot).permute((1, 0)), no_scores, use_acc=False, is_async=True)
         s = warpgroup_mma_wait(0, deps=[s])
-        _load_block(k, matrix, heads, STAGES, blocks, k_full.index(slot), k_tiles.index(slot), BLOCK_KEYS)
+        _load_block(k, kv_matrix, kv_heads, STAGES, blocks, k_full.index(slot), k_tiles.index(slot), BLOCK_KEYS)
         keys = (blocks - 1) * BLOCK_KEYS + gl.arange(0, BLOCK_KEYS, gl.SliceLayout(0, S_LAYOUT))[None, :]
         visible = keys < n_keys
         if CAUSAL:
@@ -127,7 +130,7 @@ def hopper_narrow_forward_kernel(
             mbarrier.wait(v_full.index(slot), phase)
             o_coming = warpgroup_mma(weights, v_tiles.index(slot), o, is_async=True)
             s = warpgroup_mma_wait(1, deps=[s_coming])
-            _load_block(k, matrix, heads, block + STAGES, blocks, k_full.index(slot_after), k_after, BLOCK_KEYS)
+            _load_block(k, kv_matrix, kv_heads, block + STAGES, blocks, k_full.index(slot_after), k_after, BLOCK_KEYS)
             new_maximum = gl.maximum(maximum, gl.max(s, 1) * scale_log2)
             p = gl.exp2(s * scale_log2 - new_maximum[:, None])
             rescale = gl.exp2(maximum - new_maximum)
@@ -138,7 +141,7 @@ def hopper_narrow_forward_kernel(
             mbarrier.wait(v_full.index(slot), phase)
             o, weights, p = warpgroup_mma_wait(0, deps=[o_coming, weights, p])
             v_freed = v_tiles.index(slot)
-            _load_block(v, matrix, heads, block - 1 + STAGES, blocks, v_full.index(slot), v_freed, BLOCK_KEYS)
+            _load_block(v, kv_matrix, kv_heads, block - 1 + STAGES, blocks, v_full.index(slot), v_freed, BLOCK_KEYS)
             o = o * gl.convert_layout(rescale, O_ROW)[:, None]
             weights = gl.convert_layout(p.to(DTYPE), P_LAYOUT)
             slot, phase = slot_after, phase_after
@@ -148,12 +151,13 @@ def hopper_narrow_forward_kernel(
         slot, phase = next_slot(slot, phase, STAGES)
         i += 1
         matrix_after, first_query_after, blocks_after = _tile_of(work_item(i), sizes, CAUSAL, BLOCK_KEYS)
-        _load_first(k, matrix_after, heads, blocks_after, k_full, k_tiles, slot, BLOCK_KEYS, STAGES)
+        kv_matrix = matrix_after // HEADS_PER_KV
+        _load_first(k, kv_matrix, kv_heads, blocks_after, k_full, k_tiles, slot, BLOCK_KEYS, STAGES)
         queries = first_query + gl.arange(0, ROWS, S_ROW)
         lse = (maximum + gl.log2(total)) * LN_2
         gl.store(lse_ptr + matrix.to(gl.int64) * n_queries + queries, lse, mask=queries < n_queries)
         o, weights = warpgroup_mma_wait(0, deps=[o_coming, weights])
-        _load_first(v, matrix_after, heads, blocks_after, v_full, v_tiles, slot, BLOCK_KEYS, STAGES)
+        _load_first(v, kv_matrix, kv_heads, blocks_after, v_full, v_tiles, slot, BLOCK_KEYS, STAGES)
         q_tile.store((o * (1.0 / gl.convert_layout(total, O_ROW))[:, None]).to(DTYPE))
         fence_async_shared()
         tma.async_copy_shared_to_global(o_matrices, [0, matrix, first_query, 0], as_block(q_tile))

@@ -11,8 +11,8 @@ from pipeline.attention.triton.direct_launch import (
     Launch,
     compile_launch,
     heads,
+    heads_per_kv,
     multiprocessors,
-    scale_log2,
     strides,
 )
 from pipeline.attention.triton.gluon.backward import hopper_backward_kernel
@@ -26,6 +26,8 @@ from pipeline.attention.triton.gluon.tiles import (
     NarrowForwardTiles,
     WideBackwardTiles,
 )
+from pipeline.attention.triton.mask import CAUSAL
+from pipeline.attention.triton.problem import Problem
 from pipeline.attention.triton.tiles import tile_width
 
 OPTIONS = {"num_warps": 4}  # of the first warpgroup; the kernels say how many there are beside it
@@ -33,41 +35,46 @@ OPTIONS = {"num_warps": 4}  # of the first warpgroup; the kernels say how many t
 WORK_OF_ENDS = 1
 
 
-def forward_launch(
-    q: Traits, k: Traits, v: Traits, is_causal: bool, tiles: ForwardTiles | NarrowForwardTiles
-) -> Launch:
+def forward_launch(problem: Problem, tiles: ForwardTiles | NarrowForwardTiles) -> Launch:
     """Return what launches the forward kernel of these tiles with q, k, v, output and log-sum-exp."""
+    q, k, v, is_causal = problem.q, problem.k, problem.v, problem.band == CAUSAL
     work = _forward_work(q, k, is_causal, tiles)
     programs = multiprocessors(q.device)
     if isinstance(tiles, NarrowForwardTiles):
         programs *= tiles.programs_per_sm
-    n_programs, sizes = _programs_and_sizes(q, k, work, programs)
+    n_programs, sizes = _programs_and_sizes(q, k, math.prod(q.shape[:-2]), work, programs)
     return compile_launch(
         forward_kernel(tiles),
         n_programs,
         [*[q.dtype] * 4, torch.float32],
-        [*(stride for given in (q, k, v) for stride in _strides(given)), *sizes, scale_log2(q)],
-        forward_constants(tiles, is_causal, q.shape[-1]),
+        [*(stride for given in (q, k, v) for stride in _strides(given)), *sizes, problem.scale_log2],
+        forward_constants(tiles, is_causal, heads_per_kv(q, k), q.shape[-1]),
         forward_options(tiles),
     )
 
 
 def backward_launch(
-    q: Traits, k: Traits, v: Traits, do: Traits, is_causal: bool, scale: float, tiles: BackwardTiles | WideBackwardTiles
+    problem: Problem, q: Traits, k: Traits, v: Traits, do: Traits, tiles: BackwardTiles | WideBackwardTiles
 ) -> Launch:
-    """Return what launches the backward kernel, with q, k, v, do, lse_log2, delta, dq_sum, dk and dv."""
+    """Return what launches the backward kernel, with q, k, v, do, lse_log2, delta, dq_sum, dk and dv.
+
+    Of the problem the inputs may now lie in another way.
+    """
+    is_causal = problem.band == CAUSAL
     first_keys = np.arange(0, k.shape[-2], tiles.block_keys)
     queries_seen = np.full(len(first_keys), q.shape[-2])
     if is_causal:
         queries_seen = np.maximum(queries_seen - first_keys, 0)
-    work = -(-queries_seen // tiles.block_queries) + WORK_OF_ENDS
-    n_programs, sizes = _programs_and_sizes(q, k, work, multiprocessors(q.device))
+    work = -(-queries_seen // tiles.block_queries) * heads_per_kv(q, k) + WORK_OF_ENDS
+    n_programs, sizes = _programs_and_sizes(q, k, math.prod(k.shape[:-2]), work, multiprocessors(q.device))
     return compile_launch(
         backward_kernel(tiles),
         n_programs,
         [*[q.dtype] * 4, *[torch.float32] * 3, q.dtype, q.dtype],
-        [*(stride for given in (q, k, v, do) for stride in _strides(given)), *sizes, scale, scale_log2(q)],
-        backward_constants(tiles, is_causal, q.shape[-1], has_part_tile=k.shape[-2] % tiles.block_keys != 0),
+        [*(stride for given in (q, k, v, do) for stride in _strides(given)), *sizes, problem.scale, problem.scale_log2],
+        backward_constants(
+            tiles, is_causal, heads_per_kv(q, k), q.shape[-1], has_part_tile=k.shape[-2] % tiles.block_keys != 0
+        ),
         OPTIONS,
     )
 
@@ -81,9 +88,13 @@ def _forward_work(q: Traits, k: Traits, is_causal: bool, tiles: ForwardTiles | N
     return -(-keys_seen // tiles.block_keys) + WORK_OF_ENDS
 
 
-def _programs_and_sizes(q: Traits, k: Traits, work: np.ndarray, programs: int) -> tuple[int, tuple[int, ...]]:
-    """Return how many programs there are, at most as many as fit, and the kernels' numbers of what they go through."""
-    matrices = math.prod(q.shape[:-2])
+def _programs_and_sizes(
+    q: Traits, k: Traits, matrices: int, work: np.ndarray, programs: int
+) -> tuple[int, tuple[int, ...]]:
+    """Return how many programs there are, at most as many as fit, and the kernels' numbers of what they go through.
+
+    matrices: those that are cut into tiles, of queries or of keys.
+    """
     programs = min(programs, matrices * len(work))
     together = heads_together(matrices, work, programs)
     return programs, (heads(q), matrices, q.shape[-2], k.shape[-2], len(work), together)
@@ -100,11 +111,12 @@ def forward_options(tiles: ForwardTiles | NarrowForwardTiles) -> dict[str, int]:
 
 
 def forward_constants(
-    tiles: ForwardTiles | NarrowForwardTiles, is_causal: bool, head_dim: int
+    tiles: ForwardTiles | NarrowForwardTiles, is_causal: bool, per_kv: int, head_dim: int
 ) -> dict[str, int | bool]:
-    """Return the compile-time arguments of the forward kernel of these tiles."""
+    """Return the compile-time arguments of the forward kernel of these tiles; per_kv: query heads that share keys."""
     shared = {
         "CAUSAL": is_causal,
+        "HEADS_PER_KV": per_kv,
         "HEAD_DIM": head_dim,
         "WIDTH": tile_width(head_dim),
         "BLOCK_KEYS": tiles.block_keys,
@@ -127,12 +139,13 @@ def backward_kernel(tiles: BackwardTiles | WideBackwardTiles) -> Any:
 
 
 def backward_constants(
-    tiles: BackwardTiles | WideBackwardTiles, is_causal: bool, head_dim: int, has_part_tile: bool
+    tiles: BackwardTiles | WideBackwardTiles, is_causal: bool, per_kv: int, head_dim: int, has_part_tile: bool
 ) -> dict[str, int | bool]:
     """Return the backward kernel's compile-time arguments; has_part_tile: the last tile has keys beyond the last."""
     shared = {
         "CAUSAL": is_causal,
         "MASK_KEYS": has_part_tile,
+        "HEADS_PER_KV": per_kv,
         "HEAD_DIM": head_dim,
         "WIDTH": tile_width(head_dim),
         "STAGES": tiles.stages,

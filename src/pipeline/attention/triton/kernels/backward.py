@@ -13,6 +13,7 @@ which takes a tile of queries (7 products, bitwise repeatable). Source: Dao 2023
 import triton
 import triton.language as tl
 
+from pipeline.attention.triton.kernels.band import is_seen, keys_seen, queries_seeing
 from pipeline.attention.triton.kernels.blocks import (
     columns,
     load_rows,
@@ -34,10 +35,11 @@ def _matrices(length, BLOCK: tl.constexpr, n_chunks):
 
 @triton.jit
 def _visit_queries(
-    dk, dv, k, v, q_rows, do_rows, dq_rows, o_ptr, lse, delta, start, end, first_key, n_queries, n_keys,
-    stride_q, stride_do, scale_log2, CAUSAL: tl.constexpr, MASKED: tl.constexpr, MASK_KEYS: tl.constexpr,
-    HEAD_DIM: tl.constexpr, BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr, ADD_DQ: tl.constexpr,
-    TMA: tl.constexpr, TMA_REDUCE: tl.constexpr, PRECISION: tl.constexpr,
+    dk, dv, k, v, q_rows, do_rows, dq_rows, o, lse, delta, start, end, first_key, n_queries, n_keys,
+    band_start, band_end, stride_q, stride_do, scale_log2, HAS_START: tl.constexpr, HAS_END: tl.constexpr,
+    MASKED: tl.constexpr, MASK_KEYS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_QUERIES: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr, ADD_DQ: tl.constexpr, TMA: tl.constexpr, TMA_REDUCE: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Run over the queries from start to end; return dk, still to be scaled, and dv."""
     for query in tl.range(start, end, BLOCK_QUERIES):
@@ -50,16 +52,16 @@ def _visit_queries(
         weights = tl.exp2(scores * scale_log2 - lse_log2[None, :])
         if MASKED or MASK_KEYS:
             keys = first_key + tl.arange(0, BLOCK_KEYS)[:, None]
-            visible = keys < n_keys
-            if CAUSAL and MASKED:
-                visible &= keys <= queries[None, :]
-            weights = tl.where(visible, weights, 0.0)
+            seen = is_seen(
+                queries[None, :], keys, n_keys, band_start, band_end, HAS_START and MASKED, HAS_END and MASKED
+            )
+            weights = tl.where(seen, weights, 0.0)
         do = load_rows(do_rows, query, n_queries, stride_do, BLOCK_QUERIES, HEAD_DIM, TMA, True)
         # Kept as rounded for the product with do: in fp32 the weights would take registers that there are not.
         weights = weights.to(do.dtype)
         dv = product(weights, do, dv, PRECISION)
         dweights = product(v, tl.trans(do), None, PRECISION, TWO_SUMS=True)
-        tile_delta = load_delta(o_ptr, delta, do, query, n_queries, BLOCK_QUERIES, HEAD_DIM, TMA)
+        tile_delta = load_delta(o, delta, do, query, n_queries, BLOCK_QUERIES, HEAD_DIM, TMA)
         dscores = (weights.to(tl.float32) * (dweights - tile_delta[None, :])).to(q.dtype)
         dk = product(dscores, q, dk, PRECISION)
         if ADD_DQ:
@@ -78,57 +80,71 @@ def _key_value_program(
     program, begin, end, part_row,
     q_ptr, k_ptr, v_ptr, do_ptr, o_ptr, lse_ptr, delta_ptr, dq_sum_ptr, dk_ptr, dv_ptr,
     stride_qb, stride_qh, stride_q, stride_kb, stride_kh, stride_k, stride_vb, stride_vh, stride_v,
-    stride_dob, stride_doh, stride_do, heads, n_queries, n_keys, scale, scale_log2,
-    CAUSAL: tl.constexpr, MASK_KEYS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_QUERIES: tl.constexpr,
-    BLOCK_KEYS: tl.constexpr, ADD_DQ: tl.constexpr, TMA: tl.constexpr, TMA_REDUCE: tl.constexpr,
-    PRECISION: tl.constexpr,
+    stride_dob, stride_doh, stride_do, heads, heads_per_kv, n_queries, n_keys, band_start, band_end, scale, scale_log2,
+    HAS_START: tl.constexpr, HAS_END: tl.constexpr, MASK_KEYS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr, ADD_DQ: tl.constexpr, TMA: tl.constexpr,
+    TMA_REDUCE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute dk and dv of one tile of keys from the queries from begin to end, for the rows from part_row on."""
+    """Compute dk and dv of one tile of keys from the queries from begin to end, for the rows from part_row on.
+
+    They are summed over the query heads that share the keys, one after the other.
+    """
     n_tiles = tl.cdiv(n_keys, BLOCK_KEYS)
-    batch_head = program // n_tiles
+    kv_matrix = program // n_tiles
     first_key = program % n_tiles * BLOCK_KEYS  # where causal, the longest come first
-    q_matrix = matrix_at(q_ptr, batch_head, heads, stride_qb, stride_qh)
-    do_matrix = matrix_at(do_ptr, batch_head, heads, stride_dob, stride_doh)
-    q_rows = rows_of(q_matrix, n_queries, stride_q, BLOCK_QUERIES, HEAD_DIM, TMA)
-    do_rows = rows_of(do_matrix, n_queries, stride_do, BLOCK_QUERIES, HEAD_DIM, TMA)
-    row = batch_head.to(tl.int64) * n_queries
-    delta = None
-    if delta_ptr is None:
-        o_ptr += row * HEAD_DIM
-        lse = lse_ptr + row
-    else:
-        padded_row = batch_head.to(tl.int64) * row_length(n_queries)
-        lse = row_of(lse_ptr + padded_row, n_queries, BLOCK_QUERIES, TMA)
-        delta = row_of(delta_ptr + padded_row, n_queries, BLOCK_QUERIES, TMA)
-    dq_rows = dq_sum_ptr
-    if ADD_DQ:
-        dq_rows = rows_of(dq_sum_ptr + row * HEAD_DIM, n_queries, HEAD_DIM, BLOCK_QUERIES, HEAD_DIM, TMA_REDUCE)
-    k_matrix = matrix_at(k_ptr, batch_head, heads, stride_kb, stride_kh)
-    v_matrix = matrix_at(v_ptr, batch_head, heads, stride_vb, stride_vh)
+    k_matrix = matrix_at(k_ptr, kv_matrix, heads // heads_per_kv, stride_kb, stride_kh)
+    v_matrix = matrix_at(v_ptr, kv_matrix, heads // heads_per_kv, stride_vb, stride_vh)
     k = load_rows(k_matrix, first_key, n_keys, stride_k, BLOCK_KEYS, HEAD_DIM, False, True)
     v = load_rows(v_matrix, first_key, n_keys, stride_v, BLOCK_KEYS, HEAD_DIM, False, True)
 
-    start_unmasked = begin
+    start, start_unmasked, end_unmasked, end_seeing = queries_seeing(
+        first_key, n_queries, band_start, band_end, HAS_START, HAS_END, BLOCK_QUERIES, BLOCK_KEYS
+    )
+    start, start_unmasked = tl.maximum(begin, start), tl.maximum(begin, start_unmasked)
+    if HAS_START:
+        end = tl.minimum(end, end_seeing)
     dk = tl.zeros(k.shape, tl.float32)
     dv = tl.zeros(v.shape, tl.float32)
-    if CAUSAL:
-        # From the first tile of queries that attends to any of these keys to where every query attends to them all.
-        start = tl.maximum(begin, first_key // BLOCK_QUERIES * BLOCK_QUERIES)
-        start_unmasked = tl.maximum(begin, tl.cdiv(first_key + BLOCK_KEYS - 1, BLOCK_QUERIES) * BLOCK_QUERIES)
-        end_masked = tl.minimum(start_unmasked, end)
+    for member in range(heads_per_kv):
+        batch_head = kv_matrix * heads_per_kv + member
+        q_matrix = matrix_at(q_ptr, batch_head, heads, stride_qb, stride_qh)
+        do_matrix = matrix_at(do_ptr, batch_head, heads, stride_dob, stride_doh)
+        q_rows = rows_of(q_matrix, n_queries, stride_q, BLOCK_QUERIES, HEAD_DIM, TMA)
+        do_rows = rows_of(do_matrix, n_queries, stride_do, BLOCK_QUERIES, HEAD_DIM, TMA)
+        row = batch_head.to(tl.int64) * n_queries
+        if delta_ptr is None:
+            o, lse, delta = o_ptr + row * HEAD_DIM, lse_ptr + row, None
+        else:
+            padded_row = batch_head.to(tl.int64) * row_length(n_queries)
+            o, lse = o_ptr, row_of(lse_ptr + padded_row, n_queries, BLOCK_QUERIES, TMA)
+            delta = row_of(delta_ptr + padded_row, n_queries, BLOCK_QUERIES, TMA)
+        dq_rows = dq_sum_ptr
+        if ADD_DQ:
+            dq_rows = rows_of(dq_sum_ptr + row * HEAD_DIM, n_queries, HEAD_DIM, BLOCK_QUERIES, HEAD_DIM, TMA_REDUCE)
+        first_unmasked, last_unmasked = start_unmasked, end
+        if HAS_END:
+            first_unmasked = tl.minimum(start_unmasked, end)
+            dk, dv = _visit_queries(
+                dk, dv, k, v, q_rows, do_rows, dq_rows, o, lse, delta, start, first_unmasked, first_key, n_queries,
+                n_keys, band_start, band_end, stride_q, stride_do, scale_log2, HAS_START, HAS_END, True, MASK_KEYS,
+                HEAD_DIM, BLOCK_QUERIES, BLOCK_KEYS, ADD_DQ, TMA, TMA_REDUCE, PRECISION,
+            )  # fmt: skip
+        if HAS_START:
+            last_unmasked = tl.maximum(first_unmasked, tl.minimum(end_unmasked, end))
         dk, dv = _visit_queries(
-            dk, dv, k, v, q_rows, do_rows, dq_rows, o_ptr, lse, delta, start, end_masked, first_key,
-            n_queries, n_keys, stride_q, stride_do, scale_log2, CAUSAL, True, MASK_KEYS, HEAD_DIM, BLOCK_QUERIES,
-            BLOCK_KEYS, ADD_DQ, TMA, TMA_REDUCE, PRECISION,
+            dk, dv, k, v, q_rows, do_rows, dq_rows, o, lse, delta, first_unmasked, last_unmasked, first_key, n_queries,
+            n_keys, band_start, band_end, stride_q, stride_do, scale_log2, HAS_START, HAS_END, False, MASK_KEYS,
+            HEAD_DIM, BLOCK_QUERIES, BLOCK_KEYS, ADD_DQ, TMA, TMA_REDUCE, PRECISION,
         )  # fmt: skip
-    dk, dv = _visit_queries(
-        dk, dv, k, v, q_rows, do_rows, dq_rows, o_ptr, lse, delta, start_unmasked, end, first_key,
-        n_queries, n_keys, stride_q, stride_do, scale_log2, CAUSAL, False, MASK_KEYS, HEAD_DIM, BLOCK_QUERIES,
-        BLOCK_KEYS, ADD_DQ, TMA, TMA_REDUCE, PRECISION,
-    )  # fmt: skip
+        if HAS_START:
+            dk, dv = _visit_queries(
+                dk, dv, k, v, q_rows, do_rows, dq_rows, o, lse, delta, last_unmasked, end, first_key, n_queries,
+                n_keys, band_start, band_end, stride_q, stride_do, scale_log2, HAS_START, HAS_END, True, MASK_KEYS,
+                HEAD_DIM, BLOCK_QUERIES, BLOCK_KEYS, ADD_DQ, TMA, TMA_REDUCE, PRECISION,
+            )  # fmt: skip
 
     keys = first_key + tl.arange(0, BLOCK_KEYS)
-    offsets = (part_row + batch_head.to(tl.int64) * n_keys + keys)[:, None] * HEAD_DIM + columns(HEAD_DIM)
+    offsets = (part_row + kv_matrix.to(tl.int64) * n_keys + keys)[:, None] * HEAD_DIM + columns(HEAD_DIM)
     in_tile = within(keys < n_keys, HEAD_DIM)
     tl.store(dk_ptr + offsets, (dk * scale).to(dk_ptr.dtype.element_ty), mask=in_tile)
     tl.store(dv_ptr + offsets, dv.to(dv_ptr.dtype.element_ty), mask=in_tile)
@@ -138,16 +154,17 @@ def _key_value_program(
 def key_value_kernel(
     q_ptr, k_ptr, v_ptr, do_ptr, lse_log2_ptr, delta_ptr, dq_sum_ptr, dk_ptr, dv_ptr,
     stride_qb, stride_qh, stride_q, stride_kb, stride_kh, stride_k, stride_vb, stride_vh, stride_v,
-    stride_dob, stride_doh, stride_do, heads, n_queries, n_keys, scale, scale_log2, chunk_queries, n_chunks,
-    CAUSAL: tl.constexpr, MASK_KEYS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_QUERIES: tl.constexpr,
-    BLOCK_KEYS: tl.constexpr, CHUNKED: tl.constexpr, ADD_DQ: tl.constexpr, TMA: tl.constexpr,
-    TMA_REDUCE: tl.constexpr, PRECISION: tl.constexpr, OVERLAPPED: tl.constexpr,
+    stride_dob, stride_doh, stride_do, heads, heads_per_kv, n_queries, n_keys, band_start, band_end, scale, scale_log2,
+    chunk_queries, n_chunks, HAS_START: tl.constexpr, HAS_END: tl.constexpr, MASK_KEYS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr, CHUNKED: tl.constexpr,
+    ADD_DQ: tl.constexpr, TMA: tl.constexpr, TMA_REDUCE: tl.constexpr, PRECISION: tl.constexpr,
+    OVERLAPPED: tl.constexpr,
 ):  # fmt: skip
     """Compute dk and dv of one tile of keys; where ADD_DQ, add its share of dq, still to be scaled, to dq_sum.
 
-    Shapes: dk and dv are (batch · heads, n_keys, head_dim), dq_sum (batch · heads, n_queries, head_dim) fp32. Where
-    CHUNKED, it is from one chunk of queries, and dk and dv have a leading n_chunks, are fp32, and are written where the
-    chunk holds a query that attends to the tile.
+    Shapes: dk and dv are (batch · heads of keys, n_keys, head_dim), dq_sum (batch · heads, n_queries, head_dim) fp32.
+    Where CHUNKED, it is from one chunk of queries, and dk and dv have a leading n_chunks, are fp32, and are written
+    where the chunk holds a query that attends to the tile.
     MASK_KEYS: the last tile of keys is not full, and its missing keys must not reach dq.
     """
     wait_for_kernel_before(OVERLAPPED)
@@ -158,24 +175,26 @@ def key_value_kernel(
         part_row = (program % n_chunks).to(tl.int64) * (_matrices(n_keys, BLOCK_KEYS, n_chunks) * n_keys)
         program = program // n_chunks
         first = 0
-        if CAUSAL:
-            first = program % tl.cdiv(n_keys, BLOCK_KEYS) * BLOCK_KEYS
+        if HAS_END:
+            first = program % tl.cdiv(n_keys, BLOCK_KEYS) * BLOCK_KEYS - band_end + 1
         if begin + chunk_queries <= first:
             return
     _key_value_program(
         program, begin, end, part_row, q_ptr, k_ptr, v_ptr, do_ptr, None, lse_log2_ptr, delta_ptr, dq_sum_ptr, dk_ptr,
         dv_ptr,
         stride_qb, stride_qh, stride_q, stride_kb, stride_kh, stride_k, stride_vb, stride_vh, stride_v,
-        stride_dob, stride_doh, stride_do, heads, n_queries, n_keys, scale, scale_log2,
-        CAUSAL, MASK_KEYS, HEAD_DIM, BLOCK_QUERIES, BLOCK_KEYS, ADD_DQ, TMA, TMA_REDUCE, PRECISION,
+        stride_dob, stride_doh, stride_do, heads, heads_per_kv, n_queries, n_keys, band_start, band_end, scale,
+        scale_log2, HAS_START, HAS_END, MASK_KEYS, HEAD_DIM, BLOCK_QUERIES, BLOCK_KEYS, ADD_DQ, TMA, TMA_REDUCE,
+        PRECISION,
     )  # fmt: skip
 
 
 @triton.jit
 def _visit_keys(
-    dq, q, do, lse_log2, delta, k_rows, v_rows, start, end, first_query, n_keys, stride_k, stride_v, scale_log2,
-    CAUSAL: tl.constexpr, MASKED: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_QUERIES: tl.constexpr,
-    BLOCK_KEYS: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr,
+    dq, q, do, lse_log2, delta, k_rows, v_rows, start, end, first_query, n_keys, band_start, band_end,
+    stride_k, stride_v, scale_log2, HAS_START: tl.constexpr, HAS_END: tl.constexpr, MASKED: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr, TMA: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Run over the keys from start to end; return dq, still to be scaled."""
     for key in tl.range(start, end, BLOCK_KEYS):
@@ -184,11 +203,9 @@ def _visit_keys(
         scores = product(q, tl.trans(k), None, PRECISION)
         weights = tl.exp2(scores * scale_log2 - lse_log2[:, None])
         if MASKED:
-            keys = key + tl.arange(0, BLOCK_KEYS)[None, :]
-            visible = keys < n_keys
-            if CAUSAL:
-                visible &= keys <= first_query + tl.arange(0, BLOCK_QUERIES)[:, None]
-            weights = tl.where(visible, weights, 0.0)
+            queries, keys = first_query + tl.arange(0, BLOCK_QUERIES), key + tl.arange(0, BLOCK_KEYS)
+            seen = is_seen(queries[:, None], keys[None, :], n_keys, band_start, band_end, HAS_START, HAS_END)
+            weights = tl.where(seen, weights, 0.0)
         dweights = product(do, tl.trans(v), None, PRECISION, TWO_SUMS=True)
         dscores = weights * (dweights - delta[:, None])
         dq = product(dscores.to(k.dtype), k, dq, PRECISION)
@@ -199,25 +216,26 @@ def _visit_keys(
 def _query_program(
     program, begin, end, part_row, q_ptr, k_ptr, v_ptr, do_ptr, o_ptr, lse_ptr, delta_ptr, dq_ptr,
     stride_qb, stride_qh, stride_q, stride_kb, stride_kh, stride_k, stride_vb, stride_vh, stride_v,
-    stride_dob, stride_doh, stride_do, heads, n_queries, n_keys, scale, scale_log2,
-    CAUSAL: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr,
-    TMA: tl.constexpr, PRECISION: tl.constexpr,
+    stride_dob, stride_doh, stride_do, heads, heads_per_kv, n_queries, n_keys, band_start, band_end, scale, scale_log2,
+    HAS_START: tl.constexpr, HAS_END: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_QUERIES: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute dq of one tile of queries from the keys from begin to end, for the rows from part_row on."""
     n_tiles = tl.cdiv(n_queries, BLOCK_QUERIES)
     batch_head, tile = program // n_tiles, program % n_tiles
-    end_unmasked = n_keys // BLOCK_KEYS * BLOCK_KEYS
-    if CAUSAL:
+    if HAS_END and not HAS_START:
         tile = n_tiles - 1 - tile  # the longest first
     first_query = tile * BLOCK_QUERIES
-    if CAUSAL:
-        end = tl.minimum(end, first_query + BLOCK_QUERIES)
-        end_unmasked = tl.minimum(end_unmasked, (first_query + 1) // BLOCK_KEYS * BLOCK_KEYS)
-    end_unmasked = tl.maximum(begin, tl.minimum(end_unmasked, end))
+    start, start_unmasked, end_unmasked, end_seen = keys_seen(
+        first_query, n_keys, band_start, band_end, HAS_START, HAS_END, BLOCK_QUERIES, BLOCK_KEYS
+    )
+    start, end = tl.maximum(begin, start), tl.minimum(end, end_seen)
+    start_unmasked = tl.maximum(start, tl.minimum(start_unmasked, end))
+    end_unmasked = tl.maximum(start_unmasked, tl.minimum(end_unmasked, end))
     q_matrix = matrix_at(q_ptr, batch_head, heads, stride_qb, stride_qh)
     do_matrix = matrix_at(do_ptr, batch_head, heads, stride_dob, stride_doh)
-    k_matrix = matrix_at(k_ptr, batch_head, heads, stride_kb, stride_kh)
-    v_matrix = matrix_at(v_ptr, batch_head, heads, stride_vb, stride_vh)
+    k_matrix = matrix_at(k_ptr, batch_head // heads_per_kv, heads // heads_per_kv, stride_kb, stride_kh)
+    v_matrix = matrix_at(v_ptr, batch_head // heads_per_kv, heads // heads_per_kv, stride_vb, stride_vh)
     k_rows = rows_of(k_matrix, n_keys, stride_k, BLOCK_KEYS, HEAD_DIM, TMA)
     v_rows = rows_of(v_matrix, n_keys, stride_v, BLOCK_KEYS, HEAD_DIM, TMA)
     q = load_rows(q_matrix, first_query, n_queries, stride_q, BLOCK_QUERIES, HEAD_DIM, False, True)
@@ -236,13 +254,20 @@ def _query_program(
     lse_log2 = load_lse_log2(lse_ptr, delta_ptr, first_query, n_queries, BLOCK_QUERIES, False)
     delta = load_delta(o_ptr, delta_ptr, do, first_query, n_queries, BLOCK_QUERIES, HEAD_DIM, False)
     dq = tl.zeros(q.shape, tl.float32)
+    if HAS_START:
+        dq = _visit_keys(
+            dq, q, do, lse_log2, delta, k_rows, v_rows, start, start_unmasked, first_query, n_keys, band_start,
+            band_end, stride_k, stride_v, scale_log2, HAS_START, HAS_END, True, HEAD_DIM, BLOCK_QUERIES, BLOCK_KEYS,
+            TMA, PRECISION,
+        )  # fmt: skip
     dq = _visit_keys(
-        dq, q, do, lse_log2, delta, k_rows, v_rows, begin, end_unmasked, first_query, n_keys, stride_k, stride_v,
-        scale_log2, CAUSAL, False, HEAD_DIM, BLOCK_QUERIES, BLOCK_KEYS, TMA, PRECISION,
+        dq, q, do, lse_log2, delta, k_rows, v_rows, start_unmasked, end_unmasked, first_query, n_keys, band_start,
+        band_end, stride_k, stride_v, scale_log2, HAS_START, HAS_END, False, HEAD_DIM, BLOCK_QUERIES, BLOCK_KEYS,
+        TMA, PRECISION,
     )  # fmt: skip
     dq = _visit_keys(
-        dq, q, do, lse_log2, delta, k_rows, v_rows, end_unmasked, end, first_query, n_keys, stride_k, stride_v,
-        scale_log2, CAUSAL, True, HEAD_DIM, BLOCK_QUERIES, BLOCK_KEYS, TMA, PRECISION,
+        dq, q, do, lse_log2, delta, k_rows, v_rows, end_unmasked, end, first_query, n_keys, band_start, band_end,
+        stride_k, stride_v, scale_log2, HAS_START, HAS_END, True, HEAD_DIM, BLOCK_QUERIES, BLOCK_KEYS, TMA, PRECISION,
     )  # fmt: skip
     offsets = (part_row + row + queries)[:, None] * HEAD_DIM + columns(HEAD_DIM)
     tl.store(dq_ptr + offsets, (dq * scale).to(dq_ptr.dtype.element_ty), mask=within(exists, HEAD_DIM))
@@ -252,9 +277,10 @@ def _query_program(
 def query_kernel(
     q_ptr, k_ptr, v_ptr, do_ptr, lse_log2_ptr, delta_ptr, dq_ptr,
     stride_qb, stride_qh, stride_q, stride_kb, stride_kh, stride_k, stride_vb, stride_vh, stride_v,
-    stride_dob, stride_doh, stride_do, heads, n_queries, n_keys, scale, scale_log2, chunk_keys, n_chunks,
-    CAUSAL: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr,
-    CHUNKED: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, OVERLAPPED: tl.constexpr,
+    stride_dob, stride_doh, stride_do, heads, heads_per_kv, n_queries, n_keys, band_start, band_end, scale, scale_log2,
+    chunk_keys, n_chunks, HAS_START: tl.constexpr, HAS_END: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr, CHUNKED: tl.constexpr, TMA: tl.constexpr,
+    PRECISION: tl.constexpr, OVERLAPPED: tl.constexpr,
 ):  # fmt: skip
     """Compute dq, of shape (batch · heads, n_queries, head_dim), of one tile of queries.
 
@@ -269,16 +295,16 @@ def query_kernel(
         part_row = (program % n_chunks).to(tl.int64) * (_matrices(n_queries, BLOCK_QUERIES, n_chunks) * n_queries)
         program = program // n_chunks
         reach = n_keys
-        if CAUSAL:
+        if HAS_END:
             n_tiles = tl.cdiv(n_queries, BLOCK_QUERIES)
-            reach = (n_tiles - program % n_tiles) * BLOCK_QUERIES
+            reach = (n_tiles - program % n_tiles) * BLOCK_QUERIES - 1 + band_end
         if begin >= reach:
             return
     _query_program(
         program, begin, end, part_row, q_ptr, k_ptr, v_ptr, do_ptr, None, lse_log2_ptr, delta_ptr, dq_ptr,
         stride_qb, stride_qh, stride_q, stride_kb, stride_kh, stride_k, stride_vb, stride_vh, stride_v,
-        stride_dob, stride_doh, stride_do, heads, n_queries, n_keys, scale, scale_log2,
-        CAUSAL, HEAD_DIM, BLOCK_QUERIES, BLOCK_KEYS, TMA, PRECISION,
+        stride_dob, stride_doh, stride_do, heads, heads_per_kv, n_queries, n_keys, band_start, band_end, scale,
+        scale_log2, HAS_START, HAS_END, HEAD_DIM, BLOCK_QUERIES, BLOCK_KEYS, TMA, PRECISION,
     )  # fmt: skip
 
 
@@ -286,9 +312,9 @@ def query_kernel(
 def short_kernel(
     q_ptr, k_ptr, v_ptr, do_ptr, o_ptr, lse_ptr, dq_ptr, dk_ptr, dv_ptr,
     stride_qb, stride_qh, stride_q, stride_kb, stride_kh, stride_k, stride_vb, stride_vh, stride_v,
-    stride_dob, stride_doh, stride_do, heads, n_queries, n_keys, scale, scale_log2, query_programs,
-    CAUSAL: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    stride_dob, stride_doh, stride_do, heads, heads_per_kv, n_queries, n_keys, band_start, band_end, scale, scale_log2,
+    query_programs, HAS_START: tl.constexpr, HAS_END: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute the whole backward pass in one launch: the first programs take tiles of queries, the others of keys.
 
@@ -299,14 +325,14 @@ def short_kernel(
         _query_program(
             program, 0, n_keys, 0, q_ptr, k_ptr, v_ptr, do_ptr, o_ptr, lse_ptr, None, dq_ptr,
             stride_qb, stride_qh, stride_q, stride_kb, stride_kh, stride_k, stride_vb, stride_vh, stride_v,
-            stride_dob, stride_doh, stride_do, heads, n_queries, n_keys, scale, scale_log2,
-            CAUSAL, HEAD_DIM, BLOCK_QUERIES, BLOCK_KEYS, False, PRECISION,
+            stride_dob, stride_doh, stride_do, heads, heads_per_kv, n_queries, n_keys, band_start, band_end, scale,
+            scale_log2, HAS_START, HAS_END, HEAD_DIM, BLOCK_QUERIES, BLOCK_KEYS, False, PRECISION,
         )  # fmt: skip
     else:
         _key_value_program(
             program - query_programs, 0, n_queries, 0,
             q_ptr, k_ptr, v_ptr, do_ptr, o_ptr, lse_ptr, None, None, dk_ptr, dv_ptr,
             stride_qb, stride_qh, stride_q, stride_kb, stride_kh, stride_k, stride_vb, stride_vh, stride_v,
-            stride_dob, stride_doh, stride_do, heads, n_queries, n_keys, scale, scale_log2,
-            CAUSAL, False, HEAD_DIM, BLOCK_QUERIES, BLOCK_KEYS, False, False, False, PRECISION,
+            stride_dob, stride_doh, stride_do, heads, heads_per_kv, n_queries, n_keys, band_start, band_end, scale,
+            scale_log2, HAS_START, HAS_END, False, HEAD_DIM, BLOCK_QUERIES, BLOCK_KEYS, False, False, False, PRECISION,
         )  # fmt: skip

@@ -31,8 +31,8 @@ def _load_chunk(chunk_o_ptr, chunk_lse_ptr, chunk, chunk_keys, rows, n_rows, end
 
 @triton.jit
 def combine_kernel(
-    chunk_o_ptr, chunk_lse_ptr, o_ptr, lse_ptr, n_rows, n_queries, n_keys, chunk_keys, n_chunks,
-    CAUSAL: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_QUERIES: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    chunk_o_ptr, chunk_lse_ptr, o_ptr, lse_ptr, n_rows, n_queries, n_keys, band_end, chunk_keys, n_chunks,
+    HAS_END: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_QUERIES: tl.constexpr, BLOCK_ROWS: tl.constexpr,
     OVERLAPPED: tl.constexpr,
 ):  # fmt: skip
     """Combine the chunks of keys: o = Σ exp(lse_c - lse) o_c, with exp(lse) = Σ exp(lse_c).
@@ -44,8 +44,8 @@ def combine_kernel(
     rows = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     exists = rows < n_rows
     end = tl.zeros([BLOCK_ROWS], tl.int32) + n_keys
-    if CAUSAL:  # a chunk was written if it holds a key that any query of the row's tile attends to
-        tile_end = ((rows % n_queries) // BLOCK_QUERIES + 1) * BLOCK_QUERIES
+    if HAS_END:  # a chunk was written if it holds a key that any query of the row's tile attends to
+        tile_end = ((rows % n_queries) // BLOCK_QUERIES + 1) * BLOCK_QUERIES - 1 + band_end
         end = tl.minimum(end, tile_end.to(tl.int32))
     maximum = tl.full([BLOCK_ROWS], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_ROWS], tl.float32)
@@ -71,8 +71,8 @@ def combine_kernel(
 
 @triton.jit
 def sum_kernel(
-    parts_ptr, sum_ptr, n_rows, part_rows, length, chunk_length, n_chunks,
-    CAUSAL: tl.constexpr, OF_KEYS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_TILE: tl.constexpr,
+    parts_ptr, sum_ptr, n_rows, part_rows, length, band_end, chunk_length, n_chunks,
+    HAS_END: tl.constexpr, OF_KEYS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_TILE: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, OVERLAPPED: tl.constexpr,
 ):  # fmt: skip
     """Sum gradients over chunks: of keys (OF_KEYS, from chunks of queries) or of queries (from chunks of keys).
@@ -87,12 +87,12 @@ def sum_kernel(
     total = tl.zeros([BLOCK_ROWS, tile_width(HEAD_DIM)], tl.float32)
     # Up to which chunk, and from which on, the row's tile was written.
     begin, end = tl.zeros([BLOCK_ROWS], tl.int32), tl.zeros([BLOCK_ROWS], tl.int32) + n_chunks
-    if CAUSAL:
+    if HAS_END:
         first_of_tile = (rows % length // BLOCK_TILE * BLOCK_TILE).to(tl.int32)
         if OF_KEYS:
-            begin = first_of_tile // chunk_length
+            begin = tl.maximum(0, first_of_tile - band_end + 1) // chunk_length
         else:
-            end = tl.minimum(end, tl.cdiv(first_of_tile + BLOCK_TILE, chunk_length))
+            end = tl.minimum(end, tl.cdiv(first_of_tile + BLOCK_TILE - 1 + band_end, chunk_length))
     begin, end = tl.where(exists, begin, n_chunks), tl.where(exists, end, 0)
     row = rows // part_rows * n_chunks * part_rows + rows % part_rows
     for chunk in range(0, n_chunks, AT_ONCE):

@@ -55,7 +55,10 @@ def promising(kernel: str, dtype: str, head_dim: int) -> list[Candidate]:
 def constants(kernel: str, dtype: str, head_dim: int, tiles: TileConfig) -> dict[str, Any]:
     """Return a kernel's compile-time arguments as a long causal sequence has them."""
     shared = {
-        "CAUSAL": True,
+        "HAS_START": False,
+        "HAS_END": True,
+        "band_end": 1,
+        "heads_per_kv": 1,
         "HEAD_DIM": head_dim,
         "BLOCK_QUERIES": tiles.block_queries,
         "BLOCK_KEYS": tiles.block_keys,
@@ -64,7 +67,7 @@ def constants(kernel: str, dtype: str, head_dim: int, tiles: TileConfig) -> dict
         "PRECISION": "tf32x3" if dtype == "fp32" else "tf32",
     }
     if kernel == "forward":
-        return shared
+        return {**shared, "MAY_HIDE_ALL": False}
     shared["OVERLAPPED"] = True
     if kernel == "query":
         return shared

@@ -1,0 +1,188 @@
+"""What `flash_attention` takes beside queries, keys and values: masks, scale, shared keys, the log-sum-exp."""
+
+import dataclasses
+import inspect
+import math
+from functools import partial
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from pipeline.attention import FlashAttentionTriton, flash_attention
+from pipeline.attention.triton.autograd import planned_by
+from pipeline.attention.triton.tiles import BackwardConfig, Choices, Chunking, TileConfig
+
+from ..formula import MASKS, assert_as_exact_as_the_formula, by_formula, inputs_of, results
+
+SMALL = TileConfig(block_queries=16, block_keys=32, num_warps=4, num_stages=1)
+SHORT_CHUNKS = Chunking(programs_per_sm=1_000_000, min_length=32, shortest=0)
+MANY_TILES = Choices(forward_tiles=SMALL, backward_tiles=BackwardConfig(SMALL, SMALL, SMALL), longest_short_sequence=0)
+IN_CHUNKS = dataclasses.replace(
+    MANY_TILES,
+    **{f"{part}_chunks{of}": SHORT_CHUNKS for part in ("forward", "backward") for of in ("", "_fp32")},
+)
+DQ_SUMMED = dataclasses.replace(MANY_TILES, backward_tiles=BackwardConfig(SMALL, None, SMALL))
+WAYS = {
+    "as planned": FlashAttentionTriton.apply,
+    "many tiles": planned_by(MANY_TILES).apply,
+    "dq summed": planned_by(DQ_SUMMED).apply,
+    "chunks": planned_by(IN_CHUNKS).apply,
+}
+
+
+def by_position(apply, q, k, v, is_causal=False, scale=None, enable_gqa=False, window=None):
+    return apply(q, k, v, is_causal, scale, enable_gqa, window)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("n_queries", "n_keys", "is_causal", "window"), MASKS)
+def test_masks_hide_what_their_definition_hides(n_queries, n_keys, is_causal, window, way):
+    inputs = inputs_of(n_queries, n_keys, heads=1)
+    assert_as_exact_as_the_formula(partial(by_position, WAYS[way]), *inputs, is_causal=is_causal, window=window)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (6, 1)])
+@pytest.mark.parametrize("is_causal", [False, True, "bottom_right"])
+def test_query_heads_may_share_keys_and_values(heads, kv_heads, is_causal, way):
+    inputs = inputs_of(49, 70, heads=heads, kv_heads=kv_heads, dtype=torch.float16)
+    attend = partial(by_position, WAYS[way])
+    assert_as_exact_as_the_formula(attend, *inputs, is_causal=is_causal, enable_gqa=True)
+
+
+def test_shared_keys_are_not_copied_and_their_gradients_are_bitwise_repeatable():
+    q, k, v, do = inputs_of(40, 50, heads=4, kv_heads=2)
+    q, k, v = (tensor.requires_grad_() for tensor in (q, k, v))
+    output = flash_attention(q, k, v, enable_gqa=True)
+    kept = {tensor.data_ptr() for tensor in output.grad_fn.saved_tensors}
+    assert {k.data_ptr(), v.data_ptr()} < kept
+    first = torch.autograd.grad(output, (q, k, v), do)
+    for a, b in zip(results(flash_attention, q, k, v, do, enable_gqa=True)[1:], first, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("way", ["as planned", "many tiles", "chunks"])
+@pytest.mark.parametrize("head_dim", [1, 7, 33, 100, 250])
+def test_any_head_dimension_up_to_256_has_a_kernel(head_dim, way):
+    inputs = inputs_of(40, 70, head_dim)
+    assert_as_exact_as_the_formula(partial(by_position, WAYS[way]), *inputs, is_causal=True)
+
+
+@pytest.mark.parametrize("scale", [0.01, 0.5, 1])
+def test_scores_are_scaled_as_asked(scale):
+    assert_as_exact_as_the_formula(flash_attention, *inputs_of(40, 70), is_causal=True, scale=scale)
+
+
+@pytest.mark.parametrize(("n_queries", "n_keys", "is_causal", "window"), [*MASKS[:2], MASKS[6], (20, 30, False, None)])
+def test_the_log_sum_exp_is_returned_on_request_and_has_no_gradient(n_queries, n_keys, is_causal, window):
+    q, k, v, do = inputs_of(n_queries, n_keys)
+    arguments = {"is_causal": is_causal, "window": window}
+    inputs = [tensor.requires_grad_() for tensor in (q, k, v)]
+    output, lse = flash_attention(*inputs, **arguments, return_lse=True)
+    assert not lse.requires_grad
+    exact = by_formula(q.double(), k.double(), v.double(), **arguments)[1].detach()
+    torch.testing.assert_close(lse.double(), exact, rtol=1e-5, atol=1e-5)
+    without = results(flash_attention, q, k, v, do, **arguments)
+    for a, b in zip((output, *torch.autograd.grad(output, inputs, do)), without, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_query_that_sees_no_key_gets_zeros_and_gives_none():
+    q, k, v, do = inputs_of(113, 70)
+    output, dq, _, _ = results(flash_attention, q, k, v, do, is_causal="bottom_right")
+    unseeing = 113 - 70
+    assert (output[..., :unseeing, :] == 0).all()
+    assert (dq[..., :unseeing, :] == 0).all()
+    assert (output[..., unseeing:, :] != 0).all()
+
+
+def test_the_parts_of_a_cut_sequence_are_put_together_by_their_log_sum_exps():
+    q, k, v, _ = inputs_of(30, 80)
+    whole = flash_attention(q, k, v)
+    parts = [
+        flash_attention(q, k[..., part, :], v[..., part, :], return_lse=True) for part in (slice(50), slice(50, 80))
+    ]
+    outputs, lses = zip(*parts, strict=True)
+    shares = torch.softmax(torch.stack(lses), 0)[..., None]
+    torch.testing.assert_close((shares * torch.stack(outputs)).sum(0), whole)
+
+
+def test_names_and_meaning_are_those_of_torchs_function():
+    q, k, v, _ = inputs_of(40, 40, heads=4, kv_heads=2)
+    arguments = {"is_causal": True, "scale": 0.3, "enable_gqa": True}
+    torch.testing.assert_close(
+        flash_attention(q, k, v, **arguments), scaled_dot_product_attention(q, k, v, **arguments)
+    )
+    names = list(inspect.signature(flash_attention).parameters)
+    assert names == ["q", "k", "v", "is_causal", "scale", "enable_gqa", "window", "return_lse"]
+
+
+def test_under_autocast_attention_is_computed_in_its_dtype():
+    q, k, v, _ = inputs_of(20, 20, heads=4, kv_heads=2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output, lse = flash_attention(q, k, v, enable_gqa=True, return_lse=True)
+    assert (output.dtype, lse.dtype) == (torch.bfloat16, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ({"is_causal": "top_left"}, "is_causal must be False, True or \"bottom_right\", got 'top_left'"),
+        ({"scale": -1.0}, "scale must be a number above 0, got -1.0"),
+        ({"scale": math.nan}, "scale must be a number above 0, got nan"),
+        ({"window": 0}, "window must be at least 1, got 0"),
+        ({"enable_gqa": True}, "k has 3 heads: must be a number that divides q's, 4"),
+        ({}, r"k has shape \(1, 3, 8, 16\): must be as q, \(1, 4, 8, 16\), except for the sequence"),
+    ],
+)
+def test_what_it_cannot_do_is_refused_in_one_line(arguments, complaint):
+    q, k, v, _ = inputs_of(8, 8, heads=4, kv_heads=4 if {"is_causal", "scale", "window"} & set(arguments) else 3)
+    with pytest.raises(ValueError, match=complaint) as refused:
+        flash_attention(q, k, v, **arguments)
+    assert "\n" not in str(refused.value)
+
+
+def test_vmap_and_other_transforms_of_functions_are_refused_with_what_to_do_instead():
+    q = torch.randn(3, 2, 8, 16)
+    for transformed in (
+        torch.vmap(flash_attention),
+        lambda *qkv: torch.func.grad(lambda q: flash_attention(q, q, q).sum())(q),
+    ):
+        with pytest.raises(RuntimeError, match=r"functorch transforms.*part of the batch"):
+            transformed(q, q, q)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"is_causal": "bottom_right", "scale": 0.3, "enable_gqa": True},
+        {"is_causal": True, "window": 9, "enable_gqa": True},
+    ],
+)
+def test_compiled_it_is_one_graph_and_gives_the_same(arguments):
+    q, k, v, do = inputs_of(40, 50, heads=4, kv_heads=2)
+
+    def attend(q, k, v):
+        output, lse = flash_attention(q, k, v, **arguments, return_lse=True)
+        return output * 2, lse
+
+    torch.compiler.reset()  # it counts how often a function was compiled, and gives up after a few times
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    inputs = [tensor.requires_grad_() for tensor in (q, k, v)]
+    for a, b in zip(_with_gradients(compiled, inputs, do), _with_gradients(attend, inputs, do), strict=True):
+        assert torch.equal(a, b)
+
+
+def _with_gradients(attend, inputs, do):
+    output, lse = attend(*inputs)
+    return output, lse, *torch.autograd.grad(output, inputs, do)
+
+
+def test_the_operators_for_compilation_describe_themselves_truly():
+    q, k, v, do = inputs_of(40, 50, heads=4, kv_heads=2)
+    arguments = (True, True, 0.3, True, 20)
+    o, lse = torch.ops.llm_systems_pipeline.flash_attention_forward(q, k, v, *arguments)
+    torch.library.opcheck(torch.ops.llm_systems_pipeline.flash_attention_forward, (q, k, v, *arguments))
+    given = (q, k, v, o, lse, do, *arguments)
+    torch.library.opcheck(torch.ops.llm_systems_pipeline.flash_attention_backward, given)
