@@ -3,13 +3,15 @@
 `python -m pipeline.attention.triton.tuning.against_cudnn` prints a table: through autograd, forward and forward +
 backward, device time with a cold L2 cache, in turn with the peer; medians in ms and the half-width of the middle half
 of the samples in percent, and the ratio of medians. Words after it choose among the rows: those that hold all of them.
+`--out FILE` writes each row there too, as a line of JSON.
 """
 
+import argparse
 import functools
 import statistics
-import sys
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +21,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from pipeline.attention import FlashAttentionTriton
+from pipeline.attention import flash_attention
 from pipeline.attention.triton.kernel_sets import kernels_of
 from pipeline.attention.triton.tuning.command_line import DTYPES
 from pipeline.instruments.sampling.interleaving import Work, interleave
@@ -32,14 +34,25 @@ PASSES = ("forward", "both")
 
 
 class Case(NamedTuple):
-    """What is timed: a dtype, (batch, heads, sequence, head_dim), and the mask."""
+    """What is timed: a dtype, (batch, heads, sequence, head_dim), the mask, and the heads of keys if they are fewer."""
 
     dtype: str
     shape: tuple[int, int, int, int]
     is_causal: bool
+    kv_heads: int | None = None
 
     def __str__(self) -> str:
-        return f"{self.dtype} {','.join(map(str, self.shape))} {'causal' if self.is_causal else 'full'}"
+        batch, heads, *rest = self.shape
+        heads_words = str(heads) if self.kv_heads is None else f"{heads}:{self.kv_heads}"
+        return (
+            f"{self.dtype} {','.join(map(str, (batch, heads_words, *rest)))} {'causal' if self.is_causal else 'full'}"
+        )
+
+    @property
+    def kv_shape(self) -> tuple[int, int, int, int]:
+        """Return the shape of keys and values."""
+        batch, heads, *rest = self.shape
+        return batch, self.kv_heads or heads, *rest
 
 
 CASES = [
@@ -49,6 +62,7 @@ CASES = [
         for is_causal in (True, False)
         for shape in ((4, 16, 4096, 128), (2, 32, 8192, 128), (1, 16, 16384, 128))
     ),
+    *(Case("bf16", (2, 32, 8192, 128), is_causal, kv_heads=8) for is_causal in (True, False)),
     *(
         Case("bf16", shape, is_causal)
         for is_causal in (True, False)
@@ -64,18 +78,20 @@ CASES = [
 ]
 
 
-def compare(case: Case, attend: Callable[..., Tensor] = FlashAttentionTriton.apply) -> dict[str, object]:
+def compare(case: Case, attend: Callable[..., Tensor] = flash_attention) -> dict[str, object]:
     """Time a case with ours and the peer in turn; return a row of the table."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     generator = torch.Generator(device).manual_seed(0)
-    *qkv, do = (torch.randn(case.shape, generator=generator, device=device).to(DTYPES[case.dtype]) for _ in range(4))
-    kernels = kernels_of(*qkv, case.is_causal)
+    shapes = (case.shape, case.kv_shape, case.kv_shape, case.shape)
+    *qkv, do = (torch.randn(shape, generator=generator, device=device).to(DTYPES[case.dtype]) for shape in shapes)
+    arguments = {"is_causal": case.is_causal, "enable_gqa": case.kv_heads is not None}
+    kernels = kernels_of(*qkv, **arguments)
     for tensor in qkv:
         tensor.requires_grad_()
     backend = SDPBackend.EFFICIENT_ATTENTION if case.dtype == "fp32" else SDPBackend.CUDNN_ATTENTION
     within = functools.partial(sdpa_kernel, backend) if device.type == "cuda" else nullcontext
-    peer = functools.partial(scaled_dot_product_attention, is_causal=case.is_causal)
-    ours = functools.partial(_with_mask, attend, case.is_causal)
+    peer = functools.partial(scaled_dot_product_attention, **arguments)
+    ours = functools.partial(attend, **arguments)
     works = {
         **{("ours", part): work for part, work in _works(ours, nullcontext, qkv, do).items()},
         **{("peer", part): work for part, work in _works(peer, within, qkv, do).items()},
@@ -94,10 +110,6 @@ def compare(case: Case, attend: Callable[..., Tensor] = FlashAttentionTriton.app
 def _spread_pct(samples_ms: list[float]) -> float:
     low, median, high = np.quantile(samples_ms, (0.25, 0.5, 0.75))
     return 50 * (high - low) / median
-
-
-def _with_mask(attend: Callable[..., Tensor], is_causal: bool, *qkv: Tensor) -> Tensor:
-    return attend(*qkv, is_causal)
 
 
 def _works(
@@ -120,13 +132,19 @@ def chosen(words: Iterable[str], cases: Iterable[Case] = CASES) -> list[Case]:
 
 def main() -> None:
     """Print the table of the cases that the command line chooses, then geometric means of the ratios."""
-    cases = chosen(sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*", metavar="WORD")
+    parser.add_argument("--out", type=Path, metavar="FILE")
+    arguments = parser.parse_args()
+    cases = chosen(arguments.words)
     if not cases:
-        sys.exit(f"no case holds all of {sys.argv[1:]}; there are:\n" + "\n".join(map(str, CASES)))
+        parser.error(f"no case holds all of {arguments.words}; there are:\n" + "\n".join(map(str, CASES)))
     table = pd.DataFrame([compare(case) for case in cases])
     print(table.to_string(index=False, float_format="{:.3f}".format))
     for part in PASSES:
         print(f"{part}, geometric mean of the ratios: {statistics.geometric_mean(table[f'{part} ratio']):.3f}")
+    if arguments.out:
+        table.to_json(arguments.out, orient="records", lines=True, force_ascii=False)
 
 
 if __name__ == "__main__":
