@@ -1,4 +1,4 @@
-"""The forward pass for Hopper up to head_dim 64: programs of one or two warpgroups, several on a multiprocessor.
+"""The forward pass for Hopper up to head_dim 64: programs of one warpgroup, several on a multiprocessor.
 
 Each loads for itself and overlaps its softmax with its products as `forward` does; and while one begins or ends a tile
 the others compute, which short sequences gain most by.
@@ -14,8 +14,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from pipeline.attention.triton.gluon.forward import LN_2, blocks_of, tile_after
-from pipeline.attention.triton.gluon.forward import ROWS as ROWS_OF_GROUP
+from pipeline.attention.triton.gluon.forward import LN_2, ROWS, blocks_of, tile_after
 from pipeline.attention.triton.gluon.pieces import (
     SIZES,
     as_block,
@@ -30,7 +29,7 @@ from pipeline.attention.triton.gluon.pieces import (
 
 
 @gluon.jit
-def _tile_of(item, sizes, CAUSAL: gl.constexpr, ROWS: gl.constexpr, BLOCK_KEYS: gl.constexpr):
+def _tile_of(item, sizes, CAUSAL: gl.constexpr, BLOCK_KEYS: gl.constexpr):
     """Return an item's matrix, its first query, and how many blocks of keys its queries attend to; none after the last.
 
     Past the last item all is as of item 0 but that there are no blocks.
@@ -78,15 +77,11 @@ def hopper_narrow_forward_kernel(
     stride_qb, stride_qh, stride_q, stride_kb, stride_kh, stride_k, stride_vb, stride_vh, stride_v,
     heads, n_matrices, n_queries, n_keys, n_tiles, heads_together, scale_log2,
     CAUSAL: gl.constexpr, HEADS_PER_KV: gl.constexpr, HEAD_DIM: gl.constexpr, WIDTH: gl.constexpr,
-    BLOCK_KEYS: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr,
+    BLOCK_KEYS: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Attend from every tile of GROUPS · 64 queries to its keys; shapes as of `hopper_forward_kernel`.
-
-    GROUPS: how many warpgroups share what is loaded.
-    """
-    ROWS: gl.constexpr = GROUPS * ROWS_OF_GROUP
-    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4 * GROUPS, 1], [16, BLOCK_KEYS, 16])
-    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4 * GROUPS, 1], [16, WIDTH, 16])
+    """Attend from every tile of 64 queries to its keys; shapes as of `hopper_forward_kernel`."""
+    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_KEYS, 16])
+    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)  # weights stay in registers
     S_ROW: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
     O_ROW: gl.constexpr = gl.SliceLayout(1, O_LAYOUT)
@@ -99,7 +94,7 @@ def hopper_narrow_forward_kernel(
     no_scores = gl.zeros([ROWS, BLOCK_KEYS], gl.float32, S_LAYOUT)
     slot, phase = 0, 0
     i = 0
-    matrix, first_query, blocks = _tile_of(work_item(i), sizes, CAUSAL, ROWS, BLOCK_KEYS)
+    matrix, first_query, blocks = _tile_of(work_item(i), sizes, CAUSAL, BLOCK_KEYS)
     kv_heads, kv_matrices, kv_matrix = heads // HEADS_PER_KV, n_matrices // HEADS_PER_KV, matrix // HEADS_PER_KV
     # What one descriptor describes is on its way while the next is made.
     q = matrices_at(q_ptr, n_matrices, heads, n_queries, (stride_qb, stride_qh, stride_q), HEAD_DIM, ROWS, WIDTH)
@@ -155,7 +150,7 @@ def hopper_narrow_forward_kernel(
         # What the next tile begins with is loaded while this one ends.
         slot, phase = next_slot(slot, phase, STAGES)
         i += 1
-        matrix_after, first_query_after, blocks_after = _tile_of(work_item(i), sizes, CAUSAL, ROWS, BLOCK_KEYS)
+        matrix_after, first_query_after, blocks_after = _tile_of(work_item(i), sizes, CAUSAL, BLOCK_KEYS)
         kv_matrix = matrix_after // HEADS_PER_KV
         _load_first(k, kv_matrix, kv_heads, blocks_after, k_full, k_tiles, slot, BLOCK_KEYS, STAGES)
         queries = first_query + gl.arange(0, ROWS, S_ROW)

@@ -107,9 +107,7 @@ def forward_kernel(tiles: ForwardTiles | NarrowForwardTiles) -> Any:
 
 def forward_options(tiles: ForwardTiles | NarrowForwardTiles) -> dict[str, int]:
     """Return Triton's options for the forward kernel; where it has several warpgroups, they share out registers."""
-    if isinstance(tiles, NarrowForwardTiles):
-        return {"num_warps": 4 * tiles.groups, "maxnreg": tiles.registers}
-    return OPTIONS
+    return {**OPTIONS, "maxnreg": tiles.registers} if isinstance(tiles, NarrowForwardTiles) else OPTIONS
 
 
 def forward_constants(
@@ -123,12 +121,12 @@ def forward_constants(
         "WIDTH": tile_width(head_dim),
         "BLOCK_KEYS": tiles.block_keys,
         "STAGES": tiles.stages,
-        "GROUPS": tiles.groups,
     }
     if isinstance(tiles, NarrowForwardTiles):
         return shared
     return {
         **shared,
+        "GROUPS": tiles.groups,
         "REGISTERS": tiles.registers,
         "O_IN_Q": tiles.o_in_q,
         "SOFTMAX_FIRST": tiles.softmax_first,

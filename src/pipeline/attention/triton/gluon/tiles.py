@@ -28,18 +28,13 @@ class ForwardTiles:
 
 @dataclass(frozen=True)
 class NarrowForwardTiles:
-    """The tiles of the forward kernel without loading warps, of which so many programs share a multiprocessor."""
+    """The tiles of the forward kernel of one warpgroup, of which so many programs share a multiprocessor."""
 
-    groups: int
     block_keys: int
     stages: int
     registers: int
     programs_per_sm: int
-
-    @property
-    def block_queries(self) -> int:
-        """Count the queries of a tile."""
-        return self.groups * GROUP_ROWS
+    block_queries: ClassVar[int] = GROUP_ROWS
 
 
 @dataclass(frozen=True)
@@ -65,7 +60,7 @@ class WideBackwardTiles:
 
 # With fewer keys than LONG_KEYS: small programs begin and end sooner.
 FORWARD_SHORT: dict[int, ForwardTiles | NarrowForwardTiles] = {
-    64: NarrowForwardTiles(groups=1, block_keys=64, stages=2, registers=128, programs_per_sm=4),
+    64: NarrowForwardTiles(block_keys=64, stages=2, registers=128, programs_per_sm=4),
 }
 FORWARD: dict[int, ForwardTiles | NarrowForwardTiles] = {
     64: ForwardTiles(groups=3, block_keys=128, stages=2, registers=160, softmax_first=True),
