@@ -38,7 +38,7 @@ def by_position(apply, q, k, v, is_causal=False, scale=None, enable_gqa=False, w
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("n_queries", "n_keys", "is_causal", "window"), MASKS)
 def test_masks_hide_what_their_definition_hides(n_queries, n_keys, is_causal, window, way):
-    inputs = inputs_of(n_queries, n_keys, heads=1)
+    inputs = inputs_of(n_queries, n_keys)
     assert_as_exact_as_the_formula(partial(by_position, WAYS[way]), *inputs, is_causal=is_causal, window=window)
 
 
