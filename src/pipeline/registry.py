@@ -19,6 +19,7 @@ NAMES = (
     "allreduce",
     "ddp",
     "sharding",
+    "fsdp",
     "step8b",
     "accounting",
 )

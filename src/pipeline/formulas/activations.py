@@ -28,6 +28,8 @@ class Workload:
 
     `attention` is a name in `pipeline.attention.ATTENTION`; only "eager" saves score matrices. `device_type` is "cpu"
     or "cuda". `checkpointing` is one of `checkpointing.KINDS` and matters if `checkpoint_every` is above 0.
+    `has_bf16_weights`: the forward pass sees weights in bf16, so that the residual stream is too, and autocast copies
+    nothing for products.
     """
 
     size: ModelSize
@@ -39,6 +41,7 @@ class Workload:
     checkpoint_every: int = 0
     device_type: str = "cuda"
     checkpointing: str = "segments"
+    has_bf16_weights: bool = False
 
     def __post_init__(self) -> None:
         """Take the vocabulary of a size that has its own."""
@@ -70,14 +73,20 @@ class Workload:
         return self.precision == "bf16"
 
     @property
+    def copies_for_products(self) -> bool:
+        """Whether each matrix product makes its own low-precision copies of what it reads."""
+        return self.is_autocast and not self.has_bf16_weights
+
+    @property
     def is_fused(self) -> bool:
         """Whether attention saves no score matrix."""
         return self.attention != "eager"
 
 
 def residual_stream_bytes(workload: Workload) -> int:
-    """Count the bytes of one tensor of the residual stream: 4Td."""
-    return FP32_BYTES * workload.tokens * workload.size.d_model
+    """Count the bytes of one tensor of the residual stream: 4Td, with bf16 weights 2Td."""
+    element = BF16_BYTES if workload.has_bf16_weights else FP32_BYTES
+    return element * workload.tokens * workload.size.d_model
 
 
 def product_tensor_bytes(workload: Workload) -> int:
@@ -104,7 +113,7 @@ def product_input_bytes(workload: Workload, products: int) -> int:
 
     4Td in fp32, where they share it; under autocast each product makes its own copy of 2Td.
     """
-    return (products if workload.is_autocast else 1) * product_tensor_bytes(workload)
+    return (products if workload.copies_for_products else 1) * product_tensor_bytes(workload)
 
 
 def score_bytes(workload: Workload) -> int:
@@ -193,13 +202,13 @@ def weight_copy_bytes(workload: Workload) -> int:
 
 def block_weight_copy_bytes(workload: Workload) -> int:
     """Count the bytes of the bf16 copies of one block's matrices, 2(4d² + 3df); none in fp32."""
-    return BF16_BYTES * block_matrix_elements(workload.size) if workload.is_autocast else 0
+    return BF16_BYTES * block_matrix_elements(workload.size) if workload.copies_for_products else 0
 
 
 def head_weight_copy_bytes(workload: Workload) -> int:
     """Count the bytes of the bf16 copy of the head, 2dV; none in fp32."""
     elements = head_matrix_elements(workload.size, workload.vocab_size)
-    return BF16_BYTES * elements if workload.is_autocast else 0
+    return BF16_BYTES * elements if workload.copies_for_products else 0
 
 
 def kept_attention_bytes(workload: Workload, blocks: int) -> int:

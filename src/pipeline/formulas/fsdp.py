@@ -112,11 +112,17 @@ class FsdpPlan:
             most = max(most, received + on_its_way)
         return most
 
-    def collective_bytes(self, gathers: int) -> dict[str, int]:
-        """Count the payload of a step by collective, if every unit is gathered `gathers` times."""
+    @property
+    def collective_bytes(self) -> dict[str, int]:
+        """Count the payload of a step by collective.
+
+        Each unit is gathered for the forward pass and again for the backward pass, but the last two of the forward
+        pass, which are still there. Gradients are sent once; those of replicated parameters are all-reduced.
+        """
         flat = sum(unit.elements for unit in self.units)
+        still_there = sum(unit.elements for unit in self.units[-BUFFERS_GATHERED:])
         return {
-            "allgather_base": self.compute_itemsize * flat * gathers,
+            "allgather_base": self.compute_itemsize * (2 * flat - still_there),
             "reduce_scatter_base": self.compute_itemsize * flat,
             "allreduce": self.itemsize * self.replicated,
         }

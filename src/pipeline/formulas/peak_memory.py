@@ -213,7 +213,7 @@ def _softmax_backward(workload: Workload, kept: int, gradients: int, optimizer_s
     matrices = feed_forward_matrix_elements(workload.size) + workload.size.d_model**2
     done = sum(activations.feed_forward_block_bytes(workload).values())
     done += activations.product_input_bytes(workload, products=1) * (1 if workload.is_fused else 2)
-    done += BF16_BYTES * matrices if workload.is_autocast else 0
+    done += BF16_BYTES * matrices if workload.copies_for_products else 0
     return _moment(
         workload,
         "backward",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pipeline.formulas.units import FP32_BYTES
 
 ADAMW_MOMENTS = 2
+KINDS = ("parameters", "gradients", "optimizer_state")
 
 
 @dataclass(frozen=True)

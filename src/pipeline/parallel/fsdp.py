@@ -73,8 +73,9 @@ class FSDP(nn.Module):
         partly_used = (flat for flat in self._flats if flat.is_trained and len(flat.shards) > 1)
         self._maybe_unused = [*self._averaged, *(entry for flat in partly_used for entry in flat.shards)]
         device = self._flats[0].piece.device
-        self._gathering = Gathering(self._units, lane(device), device)
-        self._scattering = Scattering(lane(device))
+        self._lanes = lane(device), lane(device)
+        self._gathering = Gathering(self._units, self._lanes[0], device)
+        self._scattering = Scattering(self._lanes[1])
         self._in_backward: Unit | None = None
         self._add_hooks()
 
@@ -108,6 +109,8 @@ class FSDP(nn.Module):
             flat.check_unchanged()
         if self._compute_dtype is not None:
             args, kwargs = cast_arguments(args, kwargs, self._compute_dtype)
+        for each in self._lanes:
+            each.begin()
         self._gathering.begin()
         self._in_backward = None
         try:

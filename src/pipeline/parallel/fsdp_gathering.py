@@ -103,7 +103,6 @@ class Gathering:
         for slot in self._slots:
             slot.free()
 
-    @torch.no_grad()
     def use(self, unit: Unit) -> None:
         """Let the unit's modules and the computation that follows use the full parameters, and gather the next unit's.
 

@@ -24,7 +24,6 @@ class Scattering:
         # What is on its way, with the tensors that must stay until it has arrived.
         self._sent: tuple[Pending, tuple[Tensor, ...]] | None = None
 
-    @torch.no_grad()
     def send(self, unit: Unit) -> None:
         """Send the gradients of a unit whose backward pass is over.
 
@@ -35,7 +34,6 @@ class Scattering:
             if all(full.grad is not None for full in flat.fulls):
                 self._send(unit, flat)
 
-    @torch.no_grad()
     def finish(self, units: Iterable[Unit]) -> list[Parameter]:
         """Send all gradients that are left, and wait until all have arrived; return shards that had none to send.
 
@@ -111,7 +109,6 @@ def _added(flat: Flat, result: Tensor) -> list[Callable[[], object]]:
     return additions
 
 
-@torch.no_grad()
 def _run_all(calls: Sequence[Callable[[], object]]) -> None:
     for call in calls:
         call()

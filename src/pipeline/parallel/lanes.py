@@ -20,6 +20,9 @@ class Pending(Protocol):
 class Lane(Protocol):
     """A place where collectives run in the order of their start."""
 
+    def begin(self) -> None:
+        """Note where the computation runs from now on: on a GPU, the current stream."""
+
     def start(self, collective: Start, before: Callable[[], Any] | None, after: Callable[[], Any] | None) -> Pending:
         """Run `before`, the collective and `after`, in this order, after all computation launched so far.
 
@@ -35,29 +38,40 @@ def lane(device: torch.device) -> Lane:
 class _StreamLane:
     def __init__(self, device: torch.device):
         self._stream = torch.cuda.Stream(device)
+        self._computation = torch.cuda.current_stream(device)
         self._ready = torch.cuda.Event()
 
+    def begin(self) -> None:
+        # Asked for once a step: the answer takes as long as the launch of a kernel.
+        self._computation = torch.cuda.current_stream(self._stream.device)
+
     def start(self, collective: Start, before: Callable[[], Any] | None, after: Callable[[], Any] | None) -> Pending:
-        self._ready.record()
+        self._ready.record(self._computation)
         self._stream.wait_event(self._ready)
-        with torch.cuda.stream(self._stream):
+        torch.cuda.set_stream(self._stream)
+        try:
             if before is not None:
                 before()
             collective(async_op=False)  # on this stream, without the host waiting
             if after is not None:
                 after()
-            return _OnStream(self._stream.record_event())
+        finally:
+            torch.cuda.set_stream(self._computation)
+        return _OnStream(self._stream.record_event(), self._computation)
 
 
 class _OnStream:
-    def __init__(self, event: torch.Event):
-        self._event = event
+    def __init__(self, event: torch.Event, waiting: torch.cuda.Stream):
+        self._event, self._waiting = event, waiting
 
     def wait(self) -> None:
-        torch.cuda.current_stream().wait_event(self._event)
+        self._waiting.wait_event(self._event)
 
 
 class _ThreadLane:
+    def begin(self) -> None:
+        pass
+
     def start(self, collective: Start, before: Callable[[], Any] | None, after: Callable[[], Any] | None) -> Pending:
         if before is not None:
             before()

@@ -6,9 +6,9 @@ import pytest
 
 from pipeline.formulas.buckets import pipelined_s
 from pipeline.formulas.collectives import LinearCost
+from pipeline.instruments.profilers.lanes import Lanes
 from pipeline.instruments.sampling.step_timing import Sampling, Timings
 from pipeline.instruments.sampling.stopwatch import Stopwatch
-from pipeline.stages.ddp.capture import Lanes
 from pipeline.stages.ddp.cell import VARIANTS, Cell, Settings
 from pipeline.stages.ddp.measure import measure, rows_of
 from pipeline.stages.ddp.ranks import Result

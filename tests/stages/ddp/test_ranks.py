@@ -56,12 +56,12 @@ def allocated_when_turns_begin(context):
     """Return the bytes that are allocated when a variant's first turn has made room for itself."""
     allocated = []
 
-    def make_room(device):
-        room(device)
+    def begin_anew(device):
+        begin(device)
         allocated.append(torch.cuda.memory_allocated(device))
 
-    room = ranks.make_room
-    with mock.patch.object(ranks, "make_room", make_room):
+    begin = ranks.begin_anew
+    with mock.patch.object(ranks, "begin_anew", begin_anew):
         ranks.measure_variants(context, Cell(size="small"), SETTINGS, ONE_OF_EACH)
     return allocated
 

@@ -2,8 +2,9 @@ import pandas as pd
 import pytest
 import torch
 
+from pipeline.formulas.training_state import KINDS
 from pipeline.instruments.sampling.stopwatch import Stopwatch
-from pipeline.stages.sharding.cell import IMPLS, KINDS, Cell, Settings
+from pipeline.stages.sharding.cell import IMPLS, Cell, Settings
 from pipeline.stages.sharding.measure import measure
 
 

@@ -5,9 +5,10 @@ import torch
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
+from pipeline.instruments.memory.training_kinds import device_bytes, kinds_bytes
 from pipeline.parallel import OverlapDDP, ShardedOptimizer
 from pipeline.parallel.processes.starting import run_ranks
-from pipeline.stages.sharding import memory, prediction
+from pipeline.stages.sharding import prediction
 
 # Of sizes that no number of ranks shares out evenly.
 WIDTHS = (7, 50, 3, 11)
@@ -29,13 +30,13 @@ def counted(context):
         model = OverlapDDP(small_model())
         extra = () if impl == "adamw" else (torch.optim.AdamW,)
         optimizer = optimizer_class(model.parameters(), *extra)
-        moments = {"initialised": memory.kinds_bytes(model, optimizer)}
+        moments = {"initialised": kinds_bytes(model, optimizer)}
         for prefix in ("first_", ""):
             model(torch.randn(4, WIDTHS[0])).sum().backward()
             model.finish_gradient_synchronization()
-            moments[f"{prefix}before_step"] = memory.kinds_bytes(model, optimizer)
+            moments[f"{prefix}before_step"] = kinds_bytes(model, optimizer)
             optimizer.step()
-            moments[f"{prefix}after_step"] = memory.kinds_bytes(model, optimizer)
+            moments[f"{prefix}after_step"] = kinds_bytes(model, optimizer)
             optimizer.zero_grad(set_to_none=True)
         by_impl[impl] = moments
     return by_impl
@@ -82,7 +83,7 @@ def test_storages_are_counted_once_and_as_a_whole():
     model = nn.Linear(4, 4, bias=False)
     flat = torch.zeros(100)
     model.weight.grad = flat[:16].view(4, 4)
-    kinds = memory.kinds_bytes(model, torch.optim.SGD(model.parameters()))
+    kinds = kinds_bytes(model, torch.optim.SGD(model.parameters()))
     assert kinds == {"parameters": 64, "gradients": 400, "optimizer_state": 0}
 
 
@@ -95,11 +96,11 @@ def test_the_foreach_step_peaks_as_predicted():
     optimizer = torch.optim.AdamW(model.parameters())
     sizes = [parameter.nbytes for parameter in model.parameters()]
     model(torch.randn(1, 2048, device=device)).sum().backward()
-    workspace = memory.device_bytes(device)["requested"] - 2 * sum(sizes)  # of the matrix product library
+    workspace = device_bytes(device)["requested"] - 2 * sum(sizes)  # of the matrix product library
     for _ in range(2):
         model(torch.randn(1, 2048, device=device)).sum().backward()
-        memory.device_bytes(device)
+        device_bytes(device)
         optimizer.step()
-        peak = memory.device_bytes(device)["requested_peak"]
+        peak = device_bytes(device)["requested_peak"]
         optimizer.zero_grad()
     assert peak - workspace == pytest.approx(prediction.step_peak_bytes(sizes, prediction.whole(sizes)), rel=0.03)

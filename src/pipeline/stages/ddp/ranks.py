@@ -1,34 +1,29 @@
 """Measure one rank of a ddp cell: build a variant, time its training steps, compare weights, free the memory."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from pipeline.instruments.machine.pinning import pinned
-from pipeline.instruments.memory.freed_memory import make_room
+from pipeline.instruments.memory.rank_memory import begin_anew, peak_bytes_over_ranks
 from pipeline.instruments.profilers.collective_traffic import CollectiveLog, total_bytes
 from pipeline.instruments.profilers.gpu_busy import GpuBusy, profile_gpu_busy
+from pipeline.instruments.profilers.lanes import Lanes, capture_step
 from pipeline.instruments.sampling import weight_differences
-from pipeline.instruments.sampling.rank_timing import max_over_ranks, time_steps_over_ranks
+from pipeline.instruments.sampling.rank_timing import time_steps_over_ranks
 from pipeline.instruments.sampling.step_timing import Sampling
 from pipeline.instruments.sampling.variants import turns
 from pipeline.model.step import TrainingStep
 from pipeline.parallel.processes.starting import RankContext
-from pipeline.stages.ddp.capture import Lanes, capture_step
 from pipeline.stages.ddp.cell import CAPTURED, Cell, Settings, Variant
 from pipeline.stages.ddp.variants import build_step, phases
 
 if TYPE_CHECKING:
     from pipeline.subjects.naming import Subject
-
-# NCCL's process group checks for finished collectives every tenth of a second.
-WATCHED_WITHIN_S = 0.3
 
 
 @dataclass
@@ -94,13 +89,12 @@ class _Rank:
         as long as several steps.
         """
         if is_first_turn:
-            _let_go_of_finished_collectives()
-            make_room(self.device)
+            begin_anew(self.device)
         step = self._build_step(variant)
         sampling = time_steps_over_ranks(phases(step), self.device, self.settings.warmup_steps, self.settings.steps)
         result.samplings.append(sampling)
         if is_first_turn:
-            result.peak_bytes = _peak_bytes(self.device)
+            result.peak_bytes = peak_bytes_over_ranks(self.device)
             self._compare(step.model, variant, result)
             _count(step, variant.impl != "none" and variant.impl not in self.subjects, result)
 
@@ -135,24 +129,6 @@ class _Rank:
             self.reference = weight_differences.sample(model)
         if self.reference is not None:
             result.variant_difference = weight_differences.difference_from(model, self.reference)
-
-
-def _let_go_of_finished_collectives() -> None:
-    """Make the process group release the tensors of finished collectives.
-
-    If the host did not wait for a collective, as in PyTorch's DDP, NCCL's process group keeps its tensors until the
-    watchdog has seen the end and another collective starts (`shelvesToUnstash_` in ProcessGroupNCCL). They would count
-    as memory of the next variant.
-    """
-    time.sleep(WATCHED_WITHIN_S)
-    dist.barrier()
-
-
-def _peak_bytes(device: torch.device) -> int | None:
-    """Return the peak of allocated bytes on any rank; None on a CPU, whose allocator does not count."""
-    if device.type != "cuda":
-        return None
-    return int(max_over_ranks({"peak": torch.cuda.max_memory_allocated(device)}, device)["peak"])
 
 
 def _count(step: TrainingStep, averages: bool, result: Result) -> None:

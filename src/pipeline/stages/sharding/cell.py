@@ -16,8 +16,7 @@ TRAIN_STEP = "train_step"
 WHOLE_STEP = {"measures": "time", "phase": TRAIN_STEP, "clock": "host"}
 SUBJECTS = Measured("optimizer", WHOLE_STEP)
 MOMENTS = ("initialised", "first_before_step", "first_after_step", "before_step", "after_step")
-# Tensors counted by kind; bytes that the allocator gave out and that were requested from it; the peaks of both.
-KINDS = ("parameters", "gradients", "optimizer_state")
+# Beside the KINDS of tensors: bytes that the allocator gave out and that were requested from it; the peaks of both.
 ALLOCATOR_KINDS = ("allocated", "requested")
 PEAKS = ("peak", "requested_peak")
 COLLECTIVES = ("allreduce", "broadcast")

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.cells.outcomes import together_or_apart
 from pipeline.formulas.collectives import all_gather_bus_factor, all_reduce_bus_factor
+from pipeline.formulas.training_state import KINDS
 from pipeline.instruments.machine.identity import gpu_count
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.instruments.sampling.variants import step_rows
 from pipeline.instruments.sampling.weight_differences import TOLERANCE
 from pipeline.parallel.processes.starting import run_ranks
 from pipeline.stages.sharding import prediction
-from pipeline.stages.sharding.cell import ALLOCATOR_KINDS, COLLECTIVES, IMPLS, KINDS, PEAKS, WHOLE_STEP, Cell, Settings
+from pipeline.stages.sharding.cell import ALLOCATOR_KINDS, COLLECTIVES, IMPLS, PEAKS, WHOLE_STEP, Cell, Settings
 from pipeline.stages.sharding.prediction import Share
 from pipeline.stages.sharding.ranks import Result, measure_optimizers
 

@@ -13,6 +13,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from pipeline.formulas.sizes import SIZES
 from pipeline.instruments.machine.pinning import pinned
 from pipeline.instruments.memory.freed_memory import make_room
+from pipeline.instruments.memory.training_kinds import device_bytes, kinds_bytes
 from pipeline.instruments.profilers.collective_traffic import Collective, CollectiveLog
 from pipeline.instruments.profilers.gpu_busy import GpuBusy, profile_gpu_busy
 from pipeline.instruments.sampling import weight_differences
@@ -23,7 +24,6 @@ from pipeline.model.step import TrainingStep, build_training_step
 from pipeline.parallel import OverlapDDP, ShardedOptimizer
 from pipeline.parallel.processes.starting import RankContext
 from pipeline.stages.sharding.cell import Cell, Settings
-from pipeline.stages.sharding.memory import device_bytes, kinds_bytes
 
 if TYPE_CHECKING:
     from pipeline.subjects.naming import Subject

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from pipeline.cells.rows import Row, RowTypes, column
 from pipeline.cells.timed_rows import GpuStepRow
+from pipeline.formulas.training_state import KINDS
 from pipeline.stages.sharding.cell import (
     ALLOCATOR_KINDS,
     COLLECTIVES,
     IMPLS,
-    KINDS,
     MEASURES,
     MOMENTS,
     PEAKS,

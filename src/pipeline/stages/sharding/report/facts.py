@@ -4,9 +4,10 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from pipeline.formulas.training_state import KINDS
 from pipeline.report.side_by_side import cell_names
 from pipeline.report.table_rows import in_order, ok
-from pipeline.stages.sharding.cell import COLLECTIVES, IMPLS, KINDS, PHASES, TRAIN_STEP
+from pipeline.stages.sharding.cell import COLLECTIVES, IMPLS, PHASES, TRAIN_STEP
 
 PRECISIONS = ("fp32", "bf16")
 NAMES = {"adamw": "unsharded AdamW", "sharded": "our ShardedOptimizer", "torch_zero": "torch ZeroRedundancyOptimizer"}

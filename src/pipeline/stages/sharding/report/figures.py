@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import pandas as pd
 from matplotlib.figure import Figure
 
+from pipeline.formulas.training_state import KINDS
 from pipeline.report.figures import new_figure, shared_legend, stamp, style_for
-from pipeline.stages.sharding.cell import KINDS
 from pipeline.stages.sharding.report.facts import Run
 
 

@@ -4,13 +4,13 @@ from collections.abc import Callable, Sequence
 
 import pandas as pd
 
+from pipeline.formulas.training_state import KINDS
 from pipeline.report.markup import Markdown
 from pipeline.report.outcomes import WORTH_IT, not_measured, nothing_measured
 from pipeline.report.page_parts import MOST_TABLE_ROWS, Action, Figure, Problem, Section, Table, say
 from pipeline.report.section import count, data_size, listing, ms, ratio
 from pipeline.report.side_by_side import once_each
 from pipeline.report.tables import median_cells, significant
-from pipeline.stages.sharding.cell import KINDS
 from pipeline.stages.sharding.report.facts import OURS, PLAIN, TORCHS, Run, runs, whole_steps
 from pipeline.stages.sharding.report.figures import memory
 

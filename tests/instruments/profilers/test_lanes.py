@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 import torch
 
-from pipeline.stages.ddp.capture import Lanes, lanes
+from pipeline.instruments.profilers.lanes import Lanes, lanes
 
 CPU, CUDA = torch.autograd.DeviceType.CPU, torch.autograd.DeviceType.CUDA
 
@@ -64,6 +64,18 @@ def test_a_step_without_communication_has_no_hidden_share():
     assert row["communication_ms"] == 0
     assert row["hidden_pct"] is None
     assert set(row["communication_busy_pct"]) == {0}
+
+
+def test_collectives_are_told_apart_by_name_and_exposed_where_nothing_computes():
+    names = ["ncclDevKernel_AllGather_RING_LL", "ncclDevKernel_ReduceScatter_Sum_bf16"]
+    communication = events((500, 1500), (1500, 2000)).assign(name=names)
+    row = Lanes(events((0, 1000), (1900, 2000)), communication).columns_by_collective(
+        {"gather": "all_?gather", "scatter": "reduce_?scatter"}
+    )
+    assert (row["span_ms"], row["computation_ms"]) == (2, 1.1)
+    assert (row["gather_ms"], row["gather_exposed_ms"]) == (1, 0.5)
+    assert (row["scatter_ms"], row["scatter_exposed_ms"]) == (0.5, 0.4)
+    assert row["scatter_busy_pct"] == parts((300, 0), (100, 100))
 
 
 START_NS = 1_800_000_000_000_000_000

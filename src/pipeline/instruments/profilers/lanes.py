@@ -1,6 +1,6 @@
 """One profiled step of a rank: a lane of computation, a lane of communication, and their overlap."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -50,6 +50,22 @@ class Lanes:
         for name, events in (("computation", self.computation), ("communication", self.communication)):
             times[f"{name}_busy_pct"] = _busy_pct(events, both["start_us"].min(), span_us(both))
         return times
+
+    def columns_by_collective(self, patterns: Mapping[str, str]) -> dict[str, Any]:
+        """Return the times and busy shares of the computation and of collectives by the pattern that their name has.
+
+        For a pattern called gather: gather_ms, gather_exposed_ms (nothing computed meanwhile) and gather_busy_pct.
+        """
+        whole = self.columns()
+        columns = {name: whole[name] for name in ("span_ms", "computation_ms", "computation_busy_pct")}
+        both = pd.concat([self.computation, self.communication])
+        for name, pattern in patterns.items():
+            events = self.communication[self.communication["name"].str.contains(pattern, case=False)]
+            columns[f"{name}_ms"] = union_us(events) / 1e3
+            exposed_us = union_us(events) - overlap_us(self.computation, events)
+            columns[f"{name}_exposed_ms"] = max(0.0, round(exposed_us, 3)) / 1e3
+            columns[f"{name}_busy_pct"] = _busy_pct(events, both["start_us"].min(), span_us(both))
+        return columns
 
 
 def capture_step(step: Callable[[], object], device: torch.device, listen: bool) -> Lanes | None:

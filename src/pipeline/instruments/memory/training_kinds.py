@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
-from pipeline.stages.sharding.cell import KINDS
+from pipeline.formulas.training_state import KINDS
 
 _ALLOCATOR_STATS = {
     "allocated": "allocated_bytes.all.current",
@@ -62,8 +62,13 @@ def _tensors(values: Iterable[Any]) -> Iterable[Tensor]:
 
 def _storage_bytes(tensors: Iterable[Tensor], device: torch.device) -> int:
     storages = {
-        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
-        for tensor in tensors
-        if tensor.device == device
+        local.untyped_storage().data_ptr(): local.untyped_storage().nbytes()
+        for local in map(_own_part, tensors)
+        if local.device == device
     }
     return sum(storages.values())
+
+
+def _own_part(tensor: Tensor) -> Tensor:
+    """Return what this rank holds of a tensor, which may be a DTensor."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor

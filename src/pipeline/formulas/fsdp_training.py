@@ -1,0 +1,50 @@
+"""What fully sharded training of the transformer holds: its units, and the peak of a training step."""
+
+from dataclasses import replace
+
+from pipeline.formulas.activations import Workload
+from pipeline.formulas.fsdp import FlatLayout, FsdpPlan, flat_layout
+from pipeline.formulas.parameters import head_matrix_elements
+from pipeline.formulas.peak_memory import backward_moments, forward_moments
+from pipeline.formulas.sizes import ModelSize
+from pipeline.formulas.units import BF16_BYTES, FP32_BYTES
+
+
+def sharded_by_block(size: ModelSize, vocab_size: int, world_size: int, compute_itemsize: int) -> FsdpPlan:
+    """Plan units of whole blocks, the embedding and the head; the last norm is replicated."""
+    d, f = size.d_model, size.d_ff
+    block = flat_layout([d, *[d * d] * 4, d, *[d * f] * 3], world_size)
+    ends = flat_layout([head_matrix_elements(size, vocab_size)], world_size)
+    units = (ends, *[block] * size.num_layers, ends)
+    return FsdpPlan(units, replicated=d, itemsize=FP32_BYTES, compute_itemsize=compute_itemsize)
+
+
+def sharded_by_layer(size: ModelSize, vocab_size: int, world_size: int, compute_itemsize: int) -> FsdpPlan:
+    """Plan units of single matrices; all norms are replicated."""
+    d, f = size.d_model, size.d_ff
+    square, wide = (flat_layout([elements], world_size) for elements in (d * d, d * f))
+    ends = flat_layout([head_matrix_elements(size, vocab_size)], world_size)
+    block: list[FlatLayout] = [square] * 4 + [wide] * 3
+    units = (ends, *block * size.num_layers, ends)
+    norms = (2 * size.num_layers + 1) * d
+    return FsdpPlan(units, replicated=norms, itemsize=FP32_BYTES, compute_itemsize=compute_itemsize)
+
+
+def peak_bytes(workload: Workload, plan: FsdpPlan) -> int:
+    """Predict the peak of a warm step with AdamW on CUDA, with the moments of `pipeline.formulas.peak_memory`.
+
+    Forward and backward pass: shards, both moments, the two gathered units, activations and temporaries as without
+    sharding, and of the gradients so far a share; but those of a block, and of the one before it, are there in full.
+    Optimizer: shards, gradients, both moments, and the square roots of the second. The largest is the peak.
+    """
+    seen = replace(workload, has_bf16_weights=plan.compute_itemsize == BF16_BYTES)
+    state = plan.persistent_bytes + plan.moments_bytes
+    world_size = plan.units[0].world_size
+    in_full = 2 * plan.compute_itemsize * max(unit.elements for unit in plan.units[1:-1])
+    peaks = [state + plan.gradient_bytes + plan.moments_bytes // 2]
+    for moment in (*forward_moments(seen, optimizer_state=0), *backward_moments(seen, optimizer_state=0)):
+        counts = moment.bytes_by_category
+        gradients = counts["gradients"] // world_size + in_full if counts["gradients"] else 0
+        others = counts["activations"] + counts["temporaries"] + counts["other"]
+        peaks.append(state + plan.gathered_bytes + others + gradients)
+    return max(peaks)

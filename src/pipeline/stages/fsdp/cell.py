@@ -1,0 +1,57 @@
+"""What does sharding parameters, gradients and optimizer state over ranks save in memory, and cost in time?"""
+
+from dataclasses import dataclass
+
+from pipeline.cells.fields import axis
+from pipeline.formulas.sizes import SIZES
+
+SPLIT_AXIS = "precision"
+
+# none: no communication, each rank for itself. ddp: an all-reduce a parameter during backward. ddp_sharded: the same,
+# with the optimizer's state shared out. fsdp: ours with a unit a block. fsdp_layers: ours with a unit a matrix.
+# torch_fsdp: torch's fully_shard, by block.
+IMPLS = ("none", "ddp", "ddp_sharded", "fsdp", "fsdp_layers", "torch_fsdp")
+FULLY_SHARDED = ("fsdp", "fsdp_layers", "torch_fsdp")
+MEASURES = ("time", "memory", "traffic", "capture")
+PHASES = ("forward", "backward", "communication", "optimizer")
+TRAIN_STEP = "train_step"
+WHOLE_STEP = {"measures": "time", "phase": TRAIN_STEP, "clock": "host"}
+COLLECTIVES = ("allreduce", "broadcast", "allgather_base", "reduce_scatter_base")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One model size, precision, batch and number of ranks; the ways to train are its rows.
+
+    Under bf16 the fully sharded ways compute with bf16 parameters and send bf16; all run under autocast.
+    repeat: the number of a cell that measures the same again, in its own process.
+    """
+
+    precision: str = axis("fp32", allowed=("fp32", "bf16"))
+    size: str = axis("xl", allowed=tuple(SIZES))
+    batch_size_per_rank: int = axis(2, minimum=1)
+    context_length: int = axis(512, minimum=1)
+    world_size: int = axis(2, minimum=2)
+    repeat: int = axis(1, minimum=1)
+
+    @property
+    def gpus(self) -> int:
+        """The GPUs that the cell uses if there are any: one per rank."""
+        return self.world_size
+
+    def row_keys(self) -> list[dict[str, str]]:
+        """Return the keys of the rows of a cell that could not be measured: the whole step each way."""
+        return [{"impl": impl, **WHOLE_STEP} for impl in IMPLS]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Shared by all cells. The ways take turns in `rounds`; every second round runs in reverse order."""
+
+    vocab_size: int = axis(10_000, minimum=2)
+    warmup_steps: int = axis(3, minimum=2)  # the order of the first step tells what to gather ahead in the second
+    steps: int = axis(10, minimum=5)
+    rounds: int = axis(2, minimum=1)
+    unstable_rel_error: float = axis(0.05, minimum=0)
+    timeout_s: float = axis(1800.0, minimum=1)
+    threads: int = axis(0, minimum=0)

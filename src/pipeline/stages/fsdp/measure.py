@@ -1,0 +1,99 @@
+"""Measure an fsdp cell: memory by kind, bytes sent and step time of each way to train, in the same ranks."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from pipeline.cells.outcomes import together_or_apart
+from pipeline.formulas.collectives import all_gather_bus_factor, all_reduce_bus_factor
+from pipeline.instruments.machine.identity import gpu_count
+from pipeline.instruments.sampling.stopwatch import Stopwatch
+from pipeline.instruments.sampling.variants import step_rows
+from pipeline.parallel.processes.starting import run_ranks
+from pipeline.stages.fsdp import prediction
+from pipeline.stages.fsdp.cell import COLLECTIVES, IMPLS, WHOLE_STEP, Cell, Settings
+from pipeline.stages.fsdp.ranks import Result, measure_ways
+
+Row = dict[str, Any]
+# Of NCCL's kernels and gloo's ranges.
+PATTERNS = {"gather": "all_?gather", "scatter": "reduce_?scatter"}
+
+
+def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
+    """Return rows of times, memory by kind, bytes by collective and the captured step of each way."""
+    backend, device_type = ("nccl", "cuda") if gpu_count() > 0 else ("gloo", "cpu")
+
+    def measure_together(impls: Sequence[str]) -> dict[str, Result]:
+        by_rank = run_ranks(
+            measure_ways,
+            cell.world_size,
+            backend=backend,
+            device_type=device_type,
+            timeout_s=settings.timeout_s,
+            args=(cell, settings, impls),
+        )
+        return by_rank[0]
+
+    with stopwatch.measuring():
+        results = together_or_apart(measure_together, IMPLS)
+    return [row for impl, result in results.items() for row in rows_of(impl, result, cell, settings, backend)]
+
+
+def rows_of(impl: str, result: Result | MemoryError, cell: Cell, settings: Settings, backend: str) -> list[Row]:
+    """Make the rows of one way to train."""
+    if isinstance(result, MemoryError):
+        return [{"impl": impl, **WHOLE_STEP, "status": "oom", "reason": str(result)}]
+    rows = [
+        *_time_rows(result, cell, settings),
+        *_memory_rows(impl, result, cell, settings),
+        *_traffic_rows(impl, result, cell, settings),
+    ]
+    if result.lanes is not None:
+        rows.append({"measures": "capture", "status": "ok", **result.lanes.columns_by_collective(PATTERNS)})
+    return [{"impl": impl, "backend": backend, **row} for row in rows]
+
+
+def _time_rows(result: Result, cell: Cell, settings: Settings) -> list[Row]:
+    tokens = cell.world_size * cell.batch_size_per_rank * cell.context_length
+    shared = {"measures": "time", "tokens": tokens, "loss": result.loss, "pinned_core": result.pinned_core}
+    return [{**shared, **row} for row in step_rows(result.samplings, settings.unstable_rel_error, tokens, result.busy)]
+
+
+def _memory_rows(impl: str, result: Result, cell: Cell, settings: Settings) -> list[Row]:
+    """Pair counted bytes with predicted bytes."""
+    predicted = prediction.memory_bytes(impl, cell, settings)
+    if "peak" not in result.memory and "optimizer_state" in predicted:  # on a CPU, where the step counters count too
+        del predicted["optimizer_state"]
+    return [
+        {
+            "measures": "memory",
+            "kind": kind,
+            "status": "ok",
+            "measured_bytes": size,
+            "predicted_bytes": predicted.get(kind),
+        }
+        for kind, size in result.memory.items()
+    ]
+
+
+def _traffic_rows(impl: str, result: Result, cell: Cell, settings: Settings) -> list[Row]:
+    """Pair the payloads of a step's collectives with their prediction and the bytes that each rank must send."""
+    predicted = prediction.collective_bytes(impl, cell, settings)
+    one_way = all_gather_bus_factor(cell.world_size)
+    sent_per_byte = dict.fromkeys(COLLECTIVES, one_way) | {"allreduce": all_reduce_bus_factor(cell.world_size)}
+    calls = Counter(call.name for call in result.collectives)
+    payloads: Counter[str] = Counter()
+    for call in result.collectives:
+        payloads[call.name] += call.payload_bytes
+    return [
+        {
+            "measures": "traffic",
+            "collective": name,
+            "status": "ok",
+            "calls": calls[name],
+            "measured_bytes": payloads[name],
+            "predicted_bytes": predicted.get(name),
+            "sent_bytes": sent_per_byte[name] * payloads[name],
+        }
+        for name in COLLECTIVES
+    ]

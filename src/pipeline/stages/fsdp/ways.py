@@ -1,0 +1,66 @@
+"""The training step of each way on one rank."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+from pipeline.formulas.sizes import SIZES
+from pipeline.model.step import TrainingStep, build_training_step
+from pipeline.model.transformer import Embedding, Linear, TransformerBlock
+from pipeline.parallel import FSDP, OverlapDDP, ShardedOptimizer
+from pipeline.parallel.processes.starting import RankContext
+from pipeline.parallel.replicas import broadcast_from_rank_0
+from pipeline.stages.fsdp.cell import FULLY_SHARDED, Cell, Settings
+
+
+def build_step(impl: str, cell: Cell, settings: Settings, context: RankContext) -> TrainingStep:
+    """Build a rank's step: weights and tokens use the rank's own seed; all ways but `none` take rank 0's weights.
+
+    Optimizers are made last, of the shards where there are any.
+    """
+    step = build_training_step(
+        SIZES[cell.size],
+        vocab_size=settings.vocab_size,
+        context_length=cell.context_length,
+        batch_size=cell.batch_size_per_rank,
+        precision=cell.precision,
+        device=context.device,
+        seed=context.rank,
+    )
+    if impl == "none":
+        return step
+    if impl in FULLY_SHARDED:
+        compute_dtype = torch.bfloat16 if cell.precision == "bf16" else None
+        model = _fully_sharded(impl, step.model, compute_dtype)
+        step = replace(step, model=model, optimizer=torch.optim.AdamW(model.parameters()))
+    else:
+        step = replace(step, model=OverlapDDP(step.model))
+    if impl == "ddp_sharded":
+        step = replace(step, optimizer=ShardedOptimizer(step.model.parameters(), torch.optim.AdamW))
+    # torch's waits for its communication inside backward.
+    return replace(step, finish_gradients=getattr(step.model, "finish_gradient_synchronization", None))
+
+
+def is_block_or_end(module: nn.Module) -> bool:
+    """Tell whether a module of the transformer is a unit: a block, the embedding or the head."""
+    return isinstance(module, TransformerBlock | Embedding | Linear)
+
+
+def _fully_sharded(impl: str, model: nn.Module, compute_dtype: torch.dtype | None) -> nn.Module:
+    if impl == "torch_fsdp":
+        broadcast_from_rank_0(model.parameters())
+        policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=compute_dtype)
+        for layer in model.layers:  # type: ignore[union-attr]
+            fully_shard(layer, mp_policy=policy)
+        fully_shard(model, mp_policy=policy)
+        return model
+    return FSDP(model, compute_dtype, is_block_or_end if impl == "fsdp" else None)
+
+
+def phases(step: TrainingStep) -> dict[str, Any]:
+    """Return the step's phases in their order; `communication` is the wait that remains after backward."""
+    waiting = {} if step.finish_gradients is None else {"communication": step.synchronize_gradients}
+    return {"forward": step.forward, "backward": step.backward, **waiting, "optimizer": step.optimizer_step}
