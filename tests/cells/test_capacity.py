@@ -71,9 +71,9 @@ def test_every_cell_of_the_scales_for_a_cpu_fits_into_four_gigabytes(scale):
         assert all(stage.needed_bytes(cell, settings) < 4 * GB for cell in cells)
 
 
-@pytest.mark.parametrize("stage", ["timing", "profile", "memory", "ddp", "sharding"])
+@pytest.mark.parametrize("stage", ["timing", "profile", "memory", "ddp", "sharding", "fsdp"])
 def test_training_takes_sixteen_bytes_a_parameter_and_what_the_forward_pass_keeps(stage):
-    ranks = 2 if stage in ("ddp", "sharding") else 1
+    ranks = 2 if stage in ("ddp", "sharding", "fsdp") else 1
     state = 16 * parameter_count(SIZES["xl"], vocab_size=10_000) * ranks
     assert state < needed_bytes(stage, size="xl") < 2 * state
     if ranks == 1:

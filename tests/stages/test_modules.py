@@ -54,12 +54,20 @@ OF_STAGE = {
     "attention": ATTENTION_CALLS | {"attention.functions", "instruments.memory.saved_tensors"},
     "flash": ATTENTION_CALLS | {"attention", "tf32"},
     "allreduce": RANKS | SAMPLING | {"parallel.nccl", "instruments.sampling.bursts", "instruments.sampling.stability"},
-    "ddp": TRAINING_RANKS | {"parallel.ddp"},
+    "ddp": TRAINING_RANKS | {"parallel.ddp", "instruments.memory.rank_memory", "instruments.profilers.lanes"},
     "sharding": TRAINING_RANKS
     | {
         f"parallel.{name}"
         for name in ("broadcasts", "consolidation", "ddp", "groups", "partition", "sharded_optimizer")
-    },
+    }
+    | {"instruments.memory.training_kinds"},
+    "fsdp": TRAINING_RANKS - {"instruments.sampling.weight_differences"}
+    | {
+        f"parallel.{name}"
+        for name in ("broadcasts", "consolidation", "ddp", "groups", "partition", "sharded_optimizer", *FSDP)
+    }
+    | {f"instruments.memory.{name}" for name in ("rank_memory", "training_kinds")}
+    | {"instruments.profilers.lanes"},
     "step8b": TRAINING_RANKS
     - {"cells.outcomes", "parallel.overlap", "instruments.profilers.collective_traffic"}
     - {"instruments.sampling.weight_differences"}
@@ -82,6 +90,8 @@ FORMULAS = {
     "ddp": {"checkpointing", "sizes"},
     "step8b": MODEL_FORMULAS | {"checkpointing", "flops", "fsdp", "training_state"},
     "sharding": {"checkpointing", "collectives", "sizes", "training_state", "units"},
+    "fsdp": MODEL_FORMULAS
+    | {"activations", "checkpointing", "collectives", "fsdp", "fsdp_training", "peak_memory", "training_state"},
     "ceilings": set(),
     "accounting": MODEL_FORMULAS
     | {"activations", "buckets", "checkpointing", "collectives", "feed_forward_parallel", "mesh", "training_state"},

@@ -28,7 +28,7 @@ class Cell:
     """
 
     precision: str = axis("fp32", allowed=("fp32", "bf16"))
-    size: str = axis("xl", allowed=tuple(SIZES))
+    size: str = axis("xl", allowed=SIZES)
     batch_size_per_rank: int = axis(2, minimum=1)
     context_length: int = axis(512, minimum=1)
     world_size: int = axis(2, minimum=2)

@@ -83,4 +83,4 @@ class Capture(WayRow):
     scatter_busy_pct: list[int] = column("for equal parts of the step: share of scattering time", minimum=0)
 
 
-ROW_TYPES = RowTypes(dict(zip(MEASURES, (StepTime, Memory, Traffic, Capture), strict=True)), told_by="measures")
+ROW_TYPES = RowTypes(dict(zip(MEASURES, (StepTime, Memory, Traffic, Capture), strict=True)), kind_column="measures")

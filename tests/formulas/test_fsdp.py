@@ -1,0 +1,70 @@
+import pytest
+
+from pipeline.formulas import fsdp_training
+from pipeline.formulas.activations import Workload
+from pipeline.formulas.fsdp import ALIGNMENT, FsdpPlan, flat_layout
+from pipeline.formulas.sizes import SIZES
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
+@pytest.mark.parametrize("sizes", [[1], [8], [5, 100, 3], [24, 8], [7, 1000, 7]])
+def test_pieces_hold_every_element_once_and_each_parameter_begins_aligned(sizes, world_size):
+    layout = flat_layout(sizes, world_size)
+    assert all(offset % ALIGNMENT == 0 for offset in layout.offsets)
+    assert layout.elements == world_size * layout.piece >= sum(sizes)
+    assert layout.elements - sum(sizes) < ALIGNMENT * (len(sizes) + world_size)
+    for index, size in enumerate(sizes):
+        spans = [layout.own(index, rank) for rank in range(world_size)]
+        assert [element for begin, end in spans for element in range(begin, end)] == list(range(size))
+    assert sum(layout.sizes_and_gaps()) == layout.elements
+    assert layout.sizes_and_gaps()[::2] == sizes
+
+
+def test_a_single_parameter_without_padding_is_sent_as_it_is():
+    assert flat_layout([32], 2).is_sent_as_it_is
+    assert not flat_layout([30], 2).is_sent_as_it_is
+    assert not flat_layout([16, 16], 2).is_sent_as_it_is
+
+
+def plan_of(elements, itemsize=4, compute_itemsize=4, replicated=0):
+    units = tuple(flat_layout([count], 2) for count in elements)
+    return FsdpPlan(units, replicated, itemsize, compute_itemsize)
+
+
+def test_kept_bytes_are_a_share_of_what_is_sharded_and_all_of_what_is_not():
+    plan = plan_of([160, 320], replicated=10)
+    assert plan.persistent_bytes == plan.gradient_bytes == 4 * (240 + 10)
+    assert plan.moments_bytes == 8 * (240 + 10)
+
+
+def test_units_take_turns_in_two_buffers_each_as_large_as_its_largest_unit():
+    assert plan_of([160, 320, 480, 16]).gathered_bytes == 4 * (480 + 320)
+    assert plan_of([160], compute_itemsize=2).gathered_bytes == 2 * 160
+
+
+def test_gradients_peak_where_the_most_have_been_received_or_are_under_way():
+    # The first unit's gradients, the second's buffer on its way, the pieces of the second and third.
+    assert plan_of([160, 160, 160]).collecting_bytes == 4 * (160 + 160 + 80 + 80)
+    # Where a piece is converted, it has also arrived as it was sent.
+    assert plan_of([160, 160], compute_itemsize=2).collecting_bytes == 2 * (160 + 160 + 80) + 4 * 80
+
+
+def test_the_last_two_units_are_not_gathered_again():
+    sent = plan_of([160, 320, 480], replicated=10).collective_bytes
+    assert sent == {
+        "allgather_base": 4 * (2 * 960 - 800),
+        "reduce_scatter_base": 4 * 960,
+        "allreduce": 40,
+    }
+
+
+def test_with_more_ranks_the_peak_falls_towards_activations_and_buffers():
+    workload = Workload(SIZES["xl"], 10_000, 2, 512)
+    peaks = [
+        fsdp_training.peak_bytes(workload, fsdp_training.sharded_by_block(workload.size, 10_000, ranks, 4))
+        for ranks in (1, 2, 4, 64)
+    ]
+    assert peaks == sorted(peaks, reverse=True)
+    state_bytes = 16 * 1_998_235_200  # parameters, gradients and moments of xl in fp32
+    assert peaks[0] > state_bytes
+    assert peaks[-1] < state_bytes / 2

@@ -1,0 +1,59 @@
+import math
+
+import pytest
+
+from pipeline.formulas import fsdp_training
+from pipeline.formulas.sizes import SIZES
+from pipeline.model.transformer import TransformerLM
+from pipeline.parallel.fsdp_units import find_groups
+from pipeline.stages.fsdp.cell import FULLY_SHARDED, IMPLS, PHASES
+from pipeline.stages.fsdp.ways import is_block_or_end
+
+
+def rows_by(rows, measures, column):
+    return {(row["impl"], row[column]): row for row in rows if row["measures"] == measures}
+
+
+def test_every_way_has_a_figure_and_all_but_the_first_the_same_loss(smoke_rows):
+    steps = {row["impl"]: row for row in smoke_rows if row.get("phase") == "train_step"}
+    assert list(steps) == list(IMPLS)
+    assert all(row["n"] == 5 and math.isfinite(row["median_ms"]) for row in steps.values())
+    assert {row["tokens"] for row in steps.values()} == {2 * 1 * 16}  # ranks, batch, context
+    together = [row["loss"] for impl, row in steps.items() if impl != "none"]
+    assert together == pytest.approx([together[0]] * len(together), rel=1e-5)
+    assert abs(steps["none"]["loss"] / together[0] - 1) > 1e-2
+
+
+def test_phases_are_timed_apart(smoke_rows):
+    phases = {row["phase"] for row in smoke_rows if row["measures"] == "time" and row["impl"] == "fsdp"}
+    assert phases == {*PHASES, "train_step"}
+
+
+def test_bytes_held_and_sent_are_those_of_the_formulas(smoke_rows):
+    memory, traffic = rows_by(smoke_rows, "memory", "kind"), rows_by(smoke_rows, "traffic", "collective")
+    for row in (*memory.values(), *traffic.values()):
+        if row["predicted_bytes"] is not None:
+            assert row["measured_bytes"] == row["predicted_bytes"], row
+    assert memory["fsdp", "parameters"]["predicted_bytes"] < 0.51 * memory["ddp", "parameters"]["predicted_bytes"]
+    assert traffic["fsdp", "allgather_base"]["calls"] == 2 * 4 - 2  # embedding, two blocks, head
+    assert all(traffic[impl, "reduce_scatter_base"]["measured_bytes"] > 0 for impl in FULLY_SHARDED)
+
+
+def test_gathers_of_the_fully_sharded_ways_are_captured(smoke_rows):
+    captures = {row["impl"]: row for row in smoke_rows if row["measures"] == "capture"}
+    assert set(captures) == set(FULLY_SHARDED)
+    assert all(row["gather_ms"] > 0 and row["computation_ms"] > 0 for row in captures.values())
+
+
+@pytest.mark.parametrize(
+    ("plan_of", "rule"),
+    [(fsdp_training.sharded_by_block, is_block_or_end), (fsdp_training.sharded_by_layer, None)],
+)
+def test_planned_units_are_those_of_the_model(plan_of, rule):
+    size = SIZES["tiny"]
+    model = TransformerLM(300, 16, size.d_model, size.num_layers, size.num_heads, size.d_ff)
+    groups = find_groups(model, rule)
+    plan = plan_of(size, 300, 2, 4)
+    assert [unit.sizes for unit in plan.units] == [tuple(p.numel() for p in group.members) for group in groups]
+    sharded = {parameter for group in groups for parameter in group.members}
+    assert plan.replicated == sum(p.numel() for p in model.parameters() if p not in sharded)
