@@ -34,7 +34,7 @@ def plan_of(elements, itemsize=4, compute_itemsize=4, replicated=0):
 def test_kept_bytes_are_a_share_of_what_is_sharded_and_all_of_what_is_not():
     plan = plan_of([160, 320], replicated=10)
     assert plan.persistent_bytes == plan.gradient_bytes == 4 * (240 + 10)
-    assert plan.moments_bytes == 8 * (240 + 10)
+    assert fsdp_training.moments_bytes(plan) == 8 * (240 + 10)
 
 
 def test_units_take_turns_in_two_buffers_each_as_large_as_its_largest_unit():

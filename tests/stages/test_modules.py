@@ -88,7 +88,7 @@ FORMULAS = {
     "flash": {"attention", "units"},
     "allreduce": {"collectives"},
     "ddp": {"checkpointing", "sizes"},
-    "step8b": MODEL_FORMULAS | {"checkpointing", "flops", "fsdp", "training_state"},
+    "step8b": MODEL_FORMULAS | {"checkpointing", "flops", "fsdp"},
     "sharding": {"checkpointing", "collectives", "sizes", "training_state", "units"},
     "fsdp": MODEL_FORMULAS
     | {"activations", "checkpointing", "collectives", "fsdp", "fsdp_training", "peak_memory", "training_state"},

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from pipeline.formulas.training_state import ADAMW_MOMENTS
-
 # 16 bytes of a two-byte type: what vectorised loads and tensor-map descriptors need at the start of a matrix.
 ALIGNMENT = 8
 # One for the unit that computes, one for the next.
@@ -82,10 +80,10 @@ class FsdpPlan:
         return self.persistent_bytes
 
     @property
-    def moments_bytes(self) -> int:
-        """Count AdamW's two moments, which it keeps for parameters alone, without the padding of pieces."""
-        own = max(self._own_elements(rank) for rank in range(self._world_size))
-        return ADAMW_MOMENTS * self.itemsize * (own + self.replicated)
+    def own_elements(self) -> int:
+        """Count the elements of parameters on the fullest rank, without the padding of pieces."""
+        world_size = self.units[0].world_size
+        return self.replicated + max(self._own_elements(rank) for rank in range(world_size))
 
     @property
     def gathered_bytes(self) -> int:
@@ -126,10 +124,6 @@ class FsdpPlan:
             "reduce_scatter_base": self.compute_itemsize * flat,
             "allreduce": self.itemsize * self.replicated,
         }
-
-    @property
-    def _world_size(self) -> int:
-        return self.units[0].world_size
 
     @property
     def _pieces(self) -> int:

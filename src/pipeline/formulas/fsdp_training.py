@@ -7,6 +7,7 @@ from pipeline.formulas.fsdp import FlatLayout, FsdpPlan, flat_layout
 from pipeline.formulas.parameters import head_matrix_elements
 from pipeline.formulas.peak_memory import backward_moments, forward_moments
 from pipeline.formulas.sizes import ModelSize
+from pipeline.formulas.training_state import ADAMW_MOMENTS
 from pipeline.formulas.units import BF16_BYTES, FP32_BYTES
 
 
@@ -30,6 +31,11 @@ def sharded_by_layer(size: ModelSize, vocab_size: int, world_size: int, compute_
     return FsdpPlan(units, replicated=norms, itemsize=FP32_BYTES, compute_itemsize=compute_itemsize)
 
 
+def moments_bytes(plan: FsdpPlan) -> int:
+    """Count AdamW's two moments on the fullest rank, which it keeps for parameters alone, not for padding."""
+    return ADAMW_MOMENTS * plan.itemsize * plan.own_elements
+
+
 def peak_bytes(workload: Workload, plan: FsdpPlan) -> int:
     """Predict the peak of a warm step with AdamW on CUDA, with the moments of `pipeline.formulas.peak_memory`.
 
@@ -38,10 +44,10 @@ def peak_bytes(workload: Workload, plan: FsdpPlan) -> int:
     Optimizer: shards, gradients, both moments, and the square roots of the second. The largest is the peak.
     """
     seen = replace(workload, has_bf16_weights=plan.compute_itemsize == BF16_BYTES)
-    state = plan.persistent_bytes + plan.moments_bytes
+    state = plan.persistent_bytes + moments_bytes(plan)
     world_size = plan.units[0].world_size
     in_full = 2 * plan.compute_itemsize * max(unit.elements for unit in plan.units[1:-1])
-    peaks = [state + plan.gradient_bytes + plan.moments_bytes // 2]
+    peaks = [state + plan.gradient_bytes + moments_bytes(plan) // ADAMW_MOMENTS]
     for moment in (*forward_moments(seen, optimizer_state=0), *backward_moments(seen, optimizer_state=0)):
         counts = moment.bytes_by_category
         gradients = counts["gradients"] // world_size + in_full if counts["gradients"] else 0

@@ -30,7 +30,7 @@ def memory_bytes(impl: str, cell: Cell, settings: Settings) -> dict[str, int]:
         return {
             "parameters": sharded.persistent_bytes,
             "gradients": sharded.gradient_bytes,
-            "optimizer_state": sharded.moments_bytes,
+            "optimizer_state": fsdp_training.moments_bytes(sharded),
             "peak": fsdp_training.peak_bytes(workload, sharded),
         }
     if impl == "torch_fsdp":
