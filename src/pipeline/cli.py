@@ -244,6 +244,11 @@ def _compare(arguments: argparse.Namespace) -> int:
         raise UserError(f"compare: --tolerance-pct must be at least 0, got {arguments.tolerance_pct:g}")
     a, b = (load_run(folder, stages()) for folder in (arguments.a, arguments.b))
     comparison = compare_runs(a, b, stages(), arguments.tolerance_pct / 100)
+    if arguments.html is not None:
+        from pipeline.cells.disk import write_text
+        from pipeline.compare.page import comparison_page
+
+        write_text(arguments.html, comparison_page(comparison, str(arguments.a), str(arguments.b)))
     print(write_comparison(comparison, str(arguments.a), str(arguments.b), arguments.all))
     return int(arguments.fail_if_slower and comparison.fails)
 
@@ -336,6 +341,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
         default=5.0,
         help="with --fail-if-slower, ignore differences up to this (default: 5)",
     )
+    compare.add_argument("--html", type=Path, metavar="PAGE.html", help="write it as an interactive page, too")
     compare.add_argument("--all", action="store_true", help="list every time, not only those that differ")
     failing = "exit with code 1 if B is slower beyond the tolerance, lost a figure, or shares no time with A"
     compare.add_argument("--fail-if-slower", action="store_true", help=failing)

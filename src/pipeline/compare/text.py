@@ -21,9 +21,14 @@ def write_comparison(comparison: Comparison, name_a: str, name_b: str, show_all:
 
     Without `show_all`, equal times are left out, and long tables are cut and say so.
     """
+    parts = [f"A: {name_a}\nB: {name_b}", *comparison_parts(comparison, show_all), summary(comparison)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def comparison_parts(comparison: Comparison, show_all: bool = False) -> list[str]:
+    """Return what differs and what changed, a Markdown text each; empty ones where there is nothing to say."""
     short = partial(_short, cells=comparison.cells)
-    parts = [
-        f"A: {name_a}\nB: {name_b}",
+    return [
         _differences(comparison.differences),
         _part("Outcomes that changed", _outcome_table(short(comparison.outcomes)), show_all),
         _part("Cells only in A", comparison.only_in_a, show_all),
@@ -31,14 +36,10 @@ def write_comparison(comparison: Comparison, name_a: str, name_b: str, show_all:
         _part("Rows only in A, of cells that both have", _row_table(short(comparison.rows_only_in_a)), show_all),
         _part("Rows only in B, of cells that both have", _row_table(short(comparison.rows_only_in_b)), show_all),
         _part("Times only in A, of rows that both have", _lost_table(short(comparison.times_only_in_a)), show_all),
-        _part(
-            "Times that differ" if not show_all else "Times", _time_table(short(comparison.timed), show_all), show_all
-        ),
+        _part("Times that differ" if not show_all else "Times", time_table(comparison, show_all), show_all),
         _part("Peak memory that differs", _memory_table(short(comparison.memory)), show_all),
         _part("By stage", _stage_table(comparison.timed), show_all=True),
-        summary(comparison),
     ]
-    return "\n\n".join(part for part in parts if part)
 
 
 def summary(comparison: Comparison) -> str:
@@ -102,11 +103,12 @@ def _outcome(status: str, reason: str) -> str:
     return f"{word}: {brief(reason)}" if reason else word
 
 
-def _time_table(timed: pd.DataFrame, show_all: bool) -> pd.DataFrame:
+def time_table(comparison: Comparison, show_all: bool) -> pd.DataFrame:
     """List the times, slower ones first, then by size of the difference; equal ones only with `show_all`.
 
     The range is the 95% interval of the ratio if there are repeats, else what the quartiles allow.
     """
+    timed = _short(comparison.timed, comparison.cells)
     shown = timed if show_all else timed[~timed["verdict"].isin([SAME, WITHIN])]
     if shown.empty:
         return shown

@@ -18,24 +18,25 @@ LONGEST_TEXT = 400
 class RowTable:
     """A table of rows: columns in order, each with its values; what is the same in every row stands in `same`.
 
-    meanings: what a column holds, where its stage declares it.
+    meanings: what a column holds, where its stage declares it. told_by: the column whose values rows are chosen by.
     """
 
     columns: Mapping[str, list[Any]]
     same: Mapping[str, Any]
     meanings: Mapping[str, str]
+    told_by: str
 
 
-def row_table(rows: pd.DataFrame, meanings: Mapping[str, str]) -> RowTable:
+def row_table(rows: pd.DataFrame, meanings: Mapping[str, str], told_by: str = "status") -> RowTable:
     """Make a table of rows with numbers to DIGITS; lists, such as samples, and empty columns are left out."""
     short = pd.DataFrame(
         {name: rows[name].map(_short, na_action="ignore") for name in rows if not _is_list(rows[name])}
     )
     short = short.dropna(axis="columns", how="all")
     values = {name: json.loads(short[name].to_json(orient="values")) for name in short}
-    same = {name: found[0] for name, found in values.items() if name != "status" and len(found) > 1 and _alike(found)}
+    same = {name: found[0] for name, found in values.items() if name != told_by and len(found) > 1 and _alike(found)}
     varying = {name: found for name, found in values.items() if name not in same}
-    return RowTable(varying, same, {name: text for name, text in meanings.items() if name in short})
+    return RowTable(varying, same, {name: text for name, text in meanings.items() if name in short}, told_by)
 
 
 def meanings(stage: Stage) -> dict[str, str]:

@@ -3,7 +3,7 @@
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const narrow = matchMedia("(max-width: 35rem)");
 const wide = matchMedia("(min-width: 84rem)");
-const MOST_COLUMN_CH = 34;
+const MOST_COLUMN_CH = 48;
 // Colours that some names have in every figure, and that are not seen on black, or too well.
 const ON_DARK = { '"#000000"': '"#e4e7eb"', '"#D5DBE1"': '"#3a434d"' };
 const ROWS_BEYOND = 8; // rendered above and below what is seen
@@ -129,13 +129,15 @@ class Rows {
 
   open(name) {
     this.table.value = name;
-    const { columns, same, meanings } = this.tables[name];
+    const { columns, same, meanings, told_by } = this.tables[name];
+    this.toldBy = told_by;
+    document.getElementById("told-by").textContent = told_by;
     this.names = Object.keys(columns);
     this.columns = Object.values(columns);
     this.texts = this.columns.map((column) => column.map(shownText));
     this.count = this.columns[0]?.length ?? 0;
     this.sorted = { column: -1, down: false };
-    const found = [...new Set(columns.status ?? [])].sort();
+    const found = [...new Set(columns[told_by] ?? [])].sort();
     this.status.replaceChildren(...["all", ...found].map((word) => new Option(word)));
     this.filter.value = "";
     this.same.replaceChildren(...Object.entries(same).flatMap(([name, value]) => [element("dt", name), element("dd", shownText(value))]));
@@ -176,7 +178,7 @@ class Rows {
 
   choose() {
     const words = this.filter.value.toLowerCase().split(/\s+/).filter(Boolean);
-    const statuses = this.columns[this.names.indexOf("status")];
+    const statuses = this.columns[this.names.indexOf(this.toldBy)];
     const wanted = this.status.value;
     this.chosen = [];
     for (let row = 0; row < this.count; row++) {

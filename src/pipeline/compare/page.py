@@ -1,0 +1,94 @@
+"""A comparison of two runs as one HTML file: its text, every ratio in a chart, and every time to sort and filter."""
+
+import re
+
+import pandas as pd
+
+from pipeline.compare.judge import Comparison
+from pipeline.compare.text import comparison_parts, summary, time_table
+from pipeline.compare.times import WITHIN, WORDS
+from pipeline.instruments.sampling.verdict import FASTER, SAME, SLOWER, UNDECIDED
+from pipeline.report.all_rows import row_table
+from pipeline.report.charts import Chart, axis, bars_axis, records, tooltip
+from pipeline.report.figures import BLUE, GREY, ORANGE, SKY, VERMILION
+from pipeline.report.html.markdown_page import PlacedChart, to_html
+from pipeline.report.html.page import Page, render
+from pipeline.report.markup import Markdown
+from pipeline.report.page_parts import say
+
+COLOURS = {SLOWER: VERMILION, UNDECIDED: ORANGE, FASTER: BLUE, SAME: GREY, WITHIN: SKY}
+KEY, HEADING = "compare/ratios", "Every time"
+MEANINGS = {
+    "A (ms)": "median over the repeats of A",
+    "B (ms)": "median over the repeats of B",
+    "B / A": "above 1 B is slower",
+    "low": "lower end of the ratio's range",
+    "high": "upper end of the ratio's range",
+    "judged by": "repeats: a 95% interval of the ratio; quartiles: a rule of thumb",
+}
+
+
+def comparison_page(comparison: Comparison, name_a: str, name_b: str) -> str:
+    """Return a comparison as an HTML page, from whatever runs it is."""
+    charts = {} if comparison.timed.empty else {KEY: _ratios(comparison.timed)}
+    tables = {"times": _times(comparison)} if charts else {}
+    head = say("# Two runs compared\n\n**A** {a}\\\n**B** {b}\n\n{all}", a=name_a, b=name_b, all=summary(comparison))
+    times = [f"## {HEADING}\n\nAbove a ratio of 1 B is slower."] if charts else []
+    parts = [re.sub(r"^###", "##", part) for part in comparison_parts(comparison)]
+    placed = [PlacedChart(key, HEADING, chart.title, chart.note) for key, chart in charts.items()]
+    text = "\n\n".join([head, *times, *filter(None, parts)])
+    return render(Page(to_html(Markdown(text), placed), charts, tables=tables))
+
+
+def _times(comparison: Comparison):
+    """Return all times that both runs have, with numbers as numbers."""
+    timed = comparison.timed
+    words = time_table(comparison, show_all=True).loc[timed.index, ["stage", "cell", "row", "verdict", "judged by"]]
+    numbers = timed[["median_a", "median_b", "ratio", "low", "high"]].set_axis(list(MEANINGS)[:5], axis="columns")
+    return row_table(pd.concat([words, numbers], axis="columns"), MEANINGS, told_by="verdict")
+
+
+def _ratios(timed: pd.DataFrame) -> Chart:
+    """Draw each ratio of B to A, a line a stage and quantity, in the colour of its verdict."""
+    drawn = timed[["stage", "cell", "row", "quantity", "median_a", "median_b", "ratio", "low", "high", "verdict"]]
+    drawn = drawn.assign(line=drawn["stage"] + ", " + drawn["quantity"])
+    verdicts = [word for word in WORDS if word in set(drawn["verdict"])]
+    y = bars_axis("line", list(drawn["line"]))
+    x = axis("ratio", "B / A", log=True)
+    spec = {
+        "height": {"step": 26},
+        "layer": [
+            {
+                "data": {"values": [{"same": 1}]},
+                "mark": {"type": "rule", "strokeDash": [4, 4]},
+                "encoding": {"x": {**x, "field": "same"}},
+            },
+            {
+                "params": [{"name": "shown", "select": {"type": "point", "fields": ["verdict"]}, "bind": "legend"}],
+                "mark": {"type": "point", "filled": True, "size": 50},
+                "encoding": {
+                    "x": x,
+                    "y": y,
+                    "color": {
+                        "field": "verdict",
+                        "type": "nominal",
+                        "scale": {"domain": verdicts, "range": [COLOURS[word] for word in verdicts]},
+                        "legend": {"title": None},
+                    },
+                    "opacity": {"condition": {"param": "shown", "value": 0.6}, "value": 0.04},
+                    "tooltip": tooltip(
+                        stage="stage",
+                        cell="cell",
+                        row="row",
+                        median_a="A (ms)",
+                        median_b="B (ms)",
+                        ratio="B / A",
+                        low="from",
+                        high="to",
+                        verdict="verdict",
+                    ),
+                },
+            },
+        ],
+    }
+    return Chart("ratios", "Time of B over that of A, a point a time that both have", spec, records(drawn))
