@@ -5,7 +5,7 @@ const narrow = matchMedia("(max-width: 35rem)");
 const wide = matchMedia("(min-width: 84rem)");
 const MOST_COLUMN_CH = 48;
 // Colours that some names have in every figure, and that are not seen on black, or too well.
-const ON_DARK = { '"#000000"': '"#e4e7eb"', '"#D5DBE1"': '"#3a434d"' };
+const ON_DARK = { '"#000000"': '"#e4e7eb"', '"#D5DBE1"': '"#3a434d"', '"#0072B2"': '"#2f8fd6"' };
 const ROWS_BEYOND = 8; // rendered above and below what is seen
 
 async function unpacked(name) {
@@ -40,8 +40,10 @@ function look() {
       labelColor: ink,
       orient: "top",
       columns: narrow.matches ? 2 : 5,
-      labelLimit: narrow.matches ? 140 : 260,
+      labelLimit: narrow.matches ? 90 : 260,
       symbolSize: 80,
+      symbolBaseFillColor: ink,
+      symbolBaseStrokeColor: ink,
     },
     bar: { cornerRadiusEnd: 2 },
     line: { strokeWidth: 2 },
@@ -60,7 +62,7 @@ async function drawCharts(charts) {
     const pickers = figure.querySelector(".pickers");
     pickers.replaceChildren();
     const text = JSON.stringify(charts[figure.dataset.chart]);
-    const spec = JSON.parse(dark.matches ? text.replace(/"#(000000|D5DBE1)"/g, (colour) => ON_DARK[colour]) : text);
+    const spec = JSON.parse(dark.matches ? text.replace(/"#(000000|D5DBE1|0072B2)"/g, (colour) => ON_DARK[colour]) : text);
     await vegaEmbed(figure.querySelector(".plot"), spec, {
       mode: "vega-lite",
       renderer: "svg",
