@@ -15,8 +15,8 @@ DIGITS = ",.4~r"
 # Matplotlib's markers by the names of Vega's.
 SHAPES = {"o": "circle", "s": "square", "^": "triangle-up", "D": "diamond", "v": "triangle-down", "P": "cross"}
 BAR_STEP_PX = 13
-# The page shows it darker on a dark ground.
-IDLE_COLOUR = "#D5DBE1"
+# What has no meaning of its own (pipeline.report.figures.MEANINGS), the lighter the less.
+IDLE_COLOUR, NEUTRAL, STRONG = "#D5DBE1", "#94A3B8", "#334155"
 
 
 @dataclass(frozen=True)

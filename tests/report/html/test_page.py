@@ -174,11 +174,15 @@ class TestInABrowser:
         for element in ("main > p:not(.note)", ".note", "#failure", "a", "th", "figcaption"):
             assert contrast(opened, element) >= 4.5, element
 
-    def test_a_plot_is_drawn_anew_when_the_scheme_changes(self, opened):
-        label = "document.querySelector('.role-axis-label text').getAttribute('fill')"
-        light = opened.run(label)
+    def test_a_plot_exchanges_light_and_dark_with_the_page(self, opened):
+        shown = "getComputedStyle(document.querySelector('.chart-wrapper svg')).filter"
+        assert opened.run(shown) == "none"
         opened.look(dark=True)
-        opened.wait_for(f"{label} !== '{light}'")
+        opened.wait_for(f"{shown} === 'invert(0.93) hue-rotate(180deg)'")
+
+    def test_a_plot_is_drawn_anew_for_a_phone(self, opened):
+        opened.look(390, 844)
+        opened.wait_for("document.querySelector('.plot svg').getBoundingClientRect().right <= 390")
         assert opened.errors == []
 
 

@@ -39,7 +39,7 @@ def _rates(rows: pd.DataFrame) -> Chart:
         words=rows["impl"].map(WORDS),
         is_fastest=rows.index.isin(fastest(rows[rows["impl"] != mine]).index),
         rate=rows["tflops_per_s"].where(has_figures(rows["status"]), 0),
-        text=number_cells(rows.assign(reason=None), "tflops_per_s"),
+        text=number_cells(rows.assign(reason=None), "tflops_per_s") + " " + rows["impl"],
         extra_mb=rows["extra_bytes"] / 1e6,
     )
     drawn = drawn.reindex(
@@ -51,7 +51,7 @@ def _rates(rows: pd.DataFrame) -> Chart:
     peaks = known(drawn, "peak_tflops_per_s").drop_duplicates("dtype")
     dtypes = list(drawn["dtype"].unique())
     y = bars_axis("shape", list(drawn["shape"]))
-    lane = {"field": "impl", "sort": impls}
+    lane = {"field": "impl", "sort": impls, "scale": {"paddingInner": 0.12}}
     spec = {
         "params": [
             picker("dtype", "data type", dtypes, dtypes[0]),
@@ -67,7 +67,7 @@ def _rates(rows: pd.DataFrame) -> Chart:
                     "y": y,
                     "yOffset": lane,
                     "x": axis("rate", "TFLOP/s"),
-                    "color": {"field": "impl", **colours(impls)},
+                    "color": {"field": "impl", **colours(impls), "legend": None},
                     "tooltip": quartiles(
                         words="implementation",
                         shape="batch×heads×length×head_dim",

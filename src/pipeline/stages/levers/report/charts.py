@@ -2,13 +2,23 @@
 
 import pandas as pd
 
-from pipeline.report.charts import Chart, axis, bars_axis, picked, picker, quartiles, records
-from pipeline.report.figures import BLUE, GREY, ORANGE
+from pipeline.report.charts import (
+    IDLE_COLOUR,
+    NEUTRAL,
+    STRONG,
+    Chart,
+    axis,
+    bars_axis,
+    picked,
+    picker,
+    quartiles,
+    records,
+)
 from pipeline.report.table_rows import ok
 from pipeline.stages.levers.cell import EAGER, LEVERS
 from pipeline.stages.levers.report.selection import ladder, largest, models, ordered, with_gain
 
-PARTS = {"eager": GREY, "one lever": ORANGE, "several levers": BLUE}
+PARTS = {"eager": IDLE_COLOUR, "one lever": NEUTRAL, "several levers": STRONG}
 
 
 def charts(rows: pd.DataFrame) -> list[Chart]:

@@ -93,7 +93,7 @@ def _points(group: Sequence[Recording]) -> list[dict[str, Any]]:
 
 
 def _checkpoints(one: Recording) -> str:
-    return one.variant.partition(", ")[2] or "none"
+    return one.variant.partition(", a checkpoint ")[2] or "none"
 
 
 def _not_drawn(groups: Sequence[Sequence[Recording]]) -> str:

@@ -7,6 +7,7 @@ import pandas as pd
 from pipeline.report.charts import (
     DIGITS,
     IDLE_COLOUR,
+    NEUTRAL,
     Chart,
     axis,
     bars_axis,
@@ -18,7 +19,7 @@ from pipeline.report.charts import (
     shapes,
     tooltip,
 )
-from pipeline.report.figures import BLUE, SKY
+from pipeline.report.figures import style_for
 from pipeline.report.table_rows import known
 from pipeline.stages.timing.report.figures import TERA
 from pipeline.stages.timing.report.steps import CELL, largest_context, main_precision, of_kind, step_flops, warm
@@ -31,7 +32,7 @@ KIND_WORDS = {
     "graph": "CUDA graph",
     "graph_fused": "graph, fused AdamW",
 }
-PARTS = {"GPU busy": BLUE, "GPU idle": IDLE_COLOUR, "wall time": SKY}
+PARTS = {"GPU busy": style_for("computation")["color"], "GPU idle": IDLE_COLOUR, "wall time": NEUTRAL}
 
 
 def charts(rows: pd.DataFrame) -> list[Chart]:
