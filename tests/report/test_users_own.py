@@ -29,7 +29,7 @@ def parts(frame, kind):
 
 def test_a_section_without_any_stays_as_it_is():
     assert with_users_own(SECTION, rows(triton=1.0, eager=2.0), FLASH) is SECTION
-    assert with_users_own(SECTION, rows(mine=1.0), stages()["timing"]) is SECTION
+    assert with_users_own(SECTION, rows(mine=1.0), stages()["attention"]) is SECTION
 
 
 def test_places_count_all_that_have_a_figure_at_the_same_problem_and_phase():

@@ -123,6 +123,30 @@ def build_training_step(
     if compiled:
         for layer in model.layers:
             layer.compile()
+    return step_of(
+        model,
+        vocab_size=vocab_size,
+        context_length=context_length,
+        batch_size=batch_size,
+        precision=precision,
+        device=device,
+        fused_optimizer=fused_optimizer,
+        seed=seed,
+    )
+
+
+def step_of(
+    model: nn.Module,
+    *,
+    vocab_size: int,
+    context_length: int,
+    batch_size: int,
+    precision: str,
+    device: str | torch.device,
+    fused_optimizer: bool = False,
+    seed: int = 0,
+) -> TrainingStep:
+    """Return the training step of a model on `device` with AdamW and a batch of random tokens."""
     optimizer = torch.optim.AdamW(model.parameters(), fused=True if fused_optimizer else None)
     tokens, targets = _random_batch(vocab_size, context_length, batch_size, seed)
     return TrainingStep(

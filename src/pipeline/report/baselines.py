@@ -16,6 +16,7 @@ from pipeline.report.page_parts import say
 from pipeline.report.published import doubts_list
 from pipeline.report.table_rows import geometric_mean, is_first_repeat, ok, readable
 from pipeline.report.tables import fold, markdown, significant
+from pipeline.report.users_own import without_users_own
 
 INTRODUCTION = Markdown(
     "Figures that five write-ups of the same assignment published, each beside ours for the same model, shape and"
@@ -47,6 +48,7 @@ def write_baselines(stages: Stages, records: list[Path], out: Path, figures: Pat
 
 def _pairs(stage: Stage, records: list[dict]) -> pd.DataFrame:
     rows = readable(stage_rows(stage, records)) if records else pd.DataFrame({"status": []})
+    rows = without_users_own(rows, stage)
     if ok(rows).empty:
         return pd.DataFrame()
     return stage.baseline_pairs(rows)

@@ -24,7 +24,7 @@ from pipeline.report.section import counted, render
 from pipeline.report.summary import write_summary
 from pipeline.report.table_rows import has_figures, read_rows, readable
 from pipeline.report.tables import significant
-from pipeline.report.users_own import with_users_own
+from pipeline.report.users_own import with_users_own, without_users_own
 
 TEMPLATE = Path(__file__).parent / "writeup.md.j2"
 MOST_OUTCOMES = 12
@@ -48,11 +48,12 @@ def write_section(stage: Stage, stages: Stages, records: Sequence[Path], out: Pa
         by_stage[record["stage"]].append(record)
     if not by_stage[stage.name]:
         raise UserError(f"section: there is no record of {stage.name} among those given")
-    rows = {name: _shown_rows(known[name], found) for name, found in by_stage.items()}
+    every = _shown_rows(stage, by_stage[stage.name])
+    rows = {name: without_users_own(_shown_rows(known[name], found), known[name]) for name, found in by_stage.items()}
     rows_beside = [{name: rows[name] for name in stage.reads}] if stage.reads else []
     split_values = rows[stage.name][stage.split_axis].drop_duplicates()
     tables = [f"{stage.name}/{fields.text(value)}.csv" for value in split_values]
-    section = with_users_own(stage.build_section()(rows[stage.name], *rows_beside), rows[stage.name], stage)
+    section = with_users_own(stage.build_section()(rows[stage.name], *rows_beside), every, stage)
     try:
         figures.mkdir(parents=True, exist_ok=True)
         written = write(section, stage.name, tables, figures, trust.of_rows(rows[stage.name]))

@@ -108,7 +108,7 @@ def _verdict_of(failed: RankFailed) -> Verdict:
     if "raised NotImplementedError" in first:
         return Verdict("skipped", "not implemented")
     if WRONG in first:
-        return Verdict("wrong", _brief(first.replace(f" raised {WRONG}", "")))
+        return Verdict("wrong", _brief(first.replace(f" raised {WRONG}", "").removeprefix(f"{ONLY_RANK}: ")))
     # A stack of a rank that hangs begins with the innermost frame, a traceback ends with it.
     frames = FRAME.findall(str(failed))
     file, line = ("", "") if not frames else frames[0] if HANGS in first else frames[-1]

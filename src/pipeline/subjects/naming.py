@@ -55,7 +55,8 @@ class Measured:
 
     kind: which of them. whole: the values of columns in the rows by which they are ranked. apart: implementations that
     are not ranked with them. first: the values of axes of the problem that is told of first, and exercise: the
-    assignment's name of it, if it has one.
+    assignment's name of it, if it has one. pipelines: where rows of the pipeline's own implementation have no `impl`,
+    what it is called; the user's own then stand in the ranking alone.
     """
 
     kind: str
@@ -63,6 +64,7 @@ class Measured:
     apart: tuple[str, ...] = ()
     first: Mapping[str, Any] = field(default_factory=dict)
     exercise: str = ""
+    pipelines: str = ""
 
 
 def read(asked: Any, where: str, taken: Mapping[str, Iterable[str]]) -> tuple[Subject, ...]:

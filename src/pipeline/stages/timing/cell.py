@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pipeline.cells.fields import axis
 from pipeline.formulas.sizes import SIZES
 from pipeline.model.precision import PRECISIONS
+from pipeline.subjects.naming import Measured
 
 SPLIT_AXIS = "precision"
 # Of a compiled model: its first step, which compiles.
@@ -13,6 +14,9 @@ PHASES = ("forward", "backward", "optimizer", "train_step")
 # What a CUDA graph holds: a backward pass needs the forward pass before it in the same graph.
 GRAPH_PHASES = ("forward", "forward_backward", "train_step")
 ALL_PHASES = tuple(dict.fromkeys((FIRST_STEP, *PHASES, *GRAPH_PHASES)))
+
+
+SUBJECTS = Measured("model", {"phase": "train_step", "clock": "host"}, pipelines="TransformerLM")
 
 
 @dataclass(frozen=True)
@@ -59,4 +63,6 @@ class Settings:
     rel_error: float = axis(0.005, minimum=0)
     budget_s: float = axis(4.0, minimum=0)
     unstable_rel_error: float = axis(0.05, minimum=0)
+    check_timeout_s: float = axis(300.0, minimum=1)  # of a model of the user's own
+    timeout_s: float = axis(1800.0, minimum=1)
     threads: int = axis(0, minimum=0)

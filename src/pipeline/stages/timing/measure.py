@@ -1,7 +1,8 @@
 """Measure a timing cell: phases one by one between synchronised moments, then whole steps undivided."""
 
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,14 +21,30 @@ from pipeline.instruments.sampling.summary import quartiles, summarise
 from pipeline.model.step import TrainingStep, build_training_step
 from pipeline.stages.timing.cell import FIRST_STEP, Cell, Settings
 
+if TYPE_CHECKING:
+    from pipeline.subjects.naming import Subject
+
 Row = dict[str, Any]
 
 
-def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
-    """Return a row for each phase and clock; raises Skipped where this machine cannot make the cell."""
+def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch, subjects: Sequence["Subject"] = ()) -> list[Row]:
+    """Return a row for each phase and clock; raises Skipped where this machine cannot make the cell.
+
+    Models of the user's own are measured after ours.
+    """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     _require(cell, device)
-    step = build_training_step(
+    rows = measure_step(_build_step(cell, settings, device), cell, settings, device, stopwatch)
+    if subjects:
+        from pipeline.stages.timing.users_own import measure_models
+
+        with stopwatch.measuring():
+            rows += measure_models(subjects, cell, settings, device)
+    return rows
+
+
+def _build_step(cell: Cell, settings: Settings, device: torch.device) -> TrainingStep:
+    return build_training_step(
         SIZES[cell.size],
         vocab_size=settings.vocab_size,
         context_length=cell.context_length,
@@ -37,6 +54,12 @@ def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
         compiled=cell.mode == "compiled",
         fused_optimizer=cell.optimizer == "fused",
     )
+
+
+def measure_step(
+    step: TrainingStep, cell: Cell, settings: Settings, device: torch.device, stopwatch: Stopwatch
+) -> list[Row]:
+    """Return a row for each phase and clock of a model's training step."""
     rows = [_compile_row(step, device, stopwatch)] if cell.mode == "compiled" else []
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
