@@ -56,5 +56,6 @@ def test_a_sharded_optimizer_is_compared_with_the_whole_one():
 
 def test_fsdp_is_compared_by_its_gathered_parameters():
     assert verdict(check_fsdp, training("fsdp", "WholeFSDP", gather="gather"), TWO_RANKS).status == "ok"
+    assert verdict(check_fsdp, Subject("fsdp", "ours", f"{OURS}:FSDP"), TWO_RANKS).status == "ok"
     found = verdict(check_fsdp, training("fsdp", "WholeFSDP", gather="gather_all_but_one"), TWO_RANKS)
     assert "there is no full parameter 0.weight of shape (20, 48)" in found.reason

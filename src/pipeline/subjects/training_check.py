@@ -40,8 +40,7 @@ def check_fsdp(context: RankContext, subject: Subject) -> Verdict:
     """Check an FSDP wrapper as `check_ddp` does; the weights that are compared are gathered after each step."""
     for tied in (False, True):
         model = Wrapped(_net(tied, context, seed=context.rank), subject)
-        parameters = model.wrapper.parameters() if isinstance(model.wrapper, nn.Module) else model.module.parameters()
-        _train_both(model, parameters, model.gather, tied, context, "")
+        _train_both(model, model.parameters(), model.gather, tied, context, "")
     return Verdict("ok")
 
 
@@ -117,7 +116,7 @@ def _compare(weights: Mapping[str, Tensor], wanted: nn.Module, step: int, tied: 
     for name, weight in wanted.named_parameters():
         if name not in weights or weights[name].shape != weight.shape:
             raise Wrong(f"there is no full parameter {name} of shape {tuple(weight.shape)}; got {', '.join(weights)}")
-        off[name] = (weights[name].detach().float() - weight.detach()).abs().nan_to_num(nan=float("inf")).max().item()
+        off[name] = (weights[name].detach().to(weight) - weight.detach()).abs().nan_to_num(nan=float("inf")).max().item()
     worst = max(off, key=lambda name: off[name])
     if off[worst] > TOLERANCE:
         net = "tied" if tied else "untied"

@@ -19,16 +19,25 @@ def takes_buckets(wrapper: Callable[..., Any]) -> bool:
 class Wrapped(nn.Module):
     """A module whose forward pass is that of the user's wrapper around it.
 
-    The wrapper is made by `subject.use(module)` or, with a bucket size in MB, `subject.use(module, bucket_size_mb)`. It
-    need be no module itself. Raises whatever the wrapper raises.
+    The wrapper is made by `subject.use(module)` or, with a bucket size in MB, `subject.use(module, bucket_size_mb)`, or
+    with a dtype to compute in, `subject.use(module, compute_dtype=...)`. It need be no module itself. Parameters are
+    those of the wrapped module; of an FSDP wrapper that is a module its own, which may be shards. Raises whatever the
+    wrapper raises.
     """
 
-    def __init__(self, module: nn.Module, subject: Subject, bucket_size_mb: float | None = None):
+    def __init__(
+        self,
+        module: nn.Module,
+        subject: Subject,
+        bucket_size_mb: float | None = None,
+        compute_dtype: torch.dtype | None = None,
+    ):
         super().__init__()
         size = () if bucket_size_mb is None else (bucket_size_mb,)
+        dtype = {} if compute_dtype is None else {"compute_dtype": compute_dtype}
         # In a tuple: a wrapper that is a module would be registered, and its parameters listed, twice.
-        self._wrapper = (load(subject.use)(module, *size),)
-        self.module = module
+        self._wrapper = (load(subject.use)(module, *size, **dtype),)
+        self.module = self.wrapper if subject.kind == "fsdp" and isinstance(self.wrapper, nn.Module) else module
         self._before, self._after, self._gather = (
             load(place) if place else None for place in (subject.before_batch, subject.after_backward, subject.gather)
         )
@@ -56,5 +65,5 @@ class Wrapped(nn.Module):
             self.wrapper.finish_gradient_synchronization()
 
     def gather(self) -> dict[str, torch.Tensor]:
-        """Return all parameters in full by name: by the user's function, or the wrapper's own `gather_full_params`."""
-        return self._gather(self.wrapper) if self._gather is not None else self.wrapper.gather_full_params()
+        """Return all parameters in full by name: by the user's function, or the wrapper's own `full_state_dict`."""
+        return self._gather(self.wrapper) if self._gather is not None else self.wrapper.full_state_dict()

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from pipeline.cells.fields import axis
 from pipeline.formulas.sizes import SIZES
+from pipeline.subjects.naming import Measured
 
 SPLIT_AXIS = "precision"
 
@@ -16,6 +17,7 @@ MEASURES = ("time", "memory", "traffic", "capture")
 PHASES = ("forward", "backward", "communication", "optimizer")
 TRAIN_STEP = "train_step"
 WHOLE_STEP = {"measures": "time", "phase": TRAIN_STEP, "clock": "host"}
+SUBJECTS = Measured("fsdp", WHOLE_STEP, apart=("none",))
 COLLECTIVES = ("allreduce", "broadcast", "allgather_base", "reduce_scatter_base")
 
 
@@ -53,5 +55,6 @@ class Settings:
     steps: int = axis(10, minimum=5)
     rounds: int = axis(2, minimum=1)
     unstable_rel_error: float = axis(0.05, minimum=0)
+    check_timeout_s: float = axis(300.0, minimum=1)  # of an implementation of the user's own
     timeout_s: float = axis(1800.0, minimum=1)
     threads: int = axis(0, minimum=0)

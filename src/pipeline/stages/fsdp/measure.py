@@ -2,7 +2,8 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from pipeline.cells.outcomes import together_or_apart
 from pipeline.formulas.collectives import all_gather_bus_factor, all_reduce_bus_factor
@@ -14,14 +15,36 @@ from pipeline.stages.fsdp import prediction
 from pipeline.stages.fsdp.cell import COLLECTIVES, IMPLS, WHOLE_STEP, Cell, Settings
 from pipeline.stages.fsdp.ranks import Result, measure_ways
 
+if TYPE_CHECKING:
+    from pipeline.subjects.naming import Subject
+
 Row = dict[str, Any]
 # Of NCCL's kernels and gloo's ranges.
 PATTERNS = {"gather": "all_?gather", "scatter": "reduce_?scatter"}
 
 
-def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
-    """Return rows of times, memory by kind, bytes by collective and the captured step of each way."""
-    backend, device_type = ("nccl", "cuda") if gpu_count() > 0 else ("gloo", "cpu")
+def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch, subjects: Sequence["Subject"] = ()) -> list[Row]:
+    """Return rows of times, memory by kind, bytes by collective and the captured step of each way.
+
+    FSDP wrappers of the user's own are checked first; those that pass take turns with the others.
+    """
+    with stopwatch.measuring():
+        if subjects:
+            from pipeline.stages.fsdp.users_own import measure_with
+
+            return measure_with(subjects, cell, settings)
+        return measure_in_ranks(IMPLS, cell, settings)
+
+
+def measure_in_ranks(
+    impls: Sequence[str],
+    cell: Cell,
+    settings: Settings,
+    subjects: Sequence["Subject"] = (),
+    mark: Path | None = None,
+) -> list[Row]:
+    """Return the rows of these ways; subjects and mark as for `measure_ways`."""
+    backend, device_type = ranks_on()
 
     def measure_together(impls: Sequence[str]) -> dict[str, Result]:
         by_rank = run_ranks(
@@ -30,13 +53,17 @@ def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
             backend=backend,
             device_type=device_type,
             timeout_s=settings.timeout_s,
-            args=(cell, settings, impls),
+            args=(cell, settings, impls, subjects, mark),
         )
         return by_rank[0]
 
-    with stopwatch.measuring():
-        results = together_or_apart(measure_together, IMPLS)
+    results = together_or_apart(measure_together, impls)
     return [row for impl, result in results.items() for row in rows_of(impl, result, cell, settings, backend)]
+
+
+def ranks_on() -> tuple[str, str]:
+    """Return the backend of the process group and the type of its devices."""
+    return ("nccl", "cuda") if gpu_count() > 0 else ("gloo", "cpu")
 
 
 def rows_of(impl: str, result: Result | MemoryError, cell: Cell, settings: Settings, backend: str) -> list[Row]:

@@ -11,6 +11,9 @@ from pipeline.stages.fsdp.cell import COLLECTIVES, Cell, Settings
 
 PLANS = {"fsdp": fsdp_training.sharded_by_block, "fsdp_layers": fsdp_training.sharded_by_layer}
 
+# The ways that are not fully sharded, whatever their communication.
+PREDICTED = ("none", "ddp", "ddp_sharded")
+
 
 def plan(impl: str, cell: Cell, settings: Settings) -> FsdpPlan | None:
     """Return what our FSDP holds and sends; None for any other way."""
@@ -33,7 +36,7 @@ def memory_bytes(impl: str, cell: Cell, settings: Settings) -> dict[str, int]:
             "optimizer_state": fsdp_training.moments_bytes(sharded),
             "peak": fsdp_training.peak_bytes(workload, sharded),
         }
-    if impl == "torch_fsdp":
+    if impl not in PREDICTED:
         return {}
     state = training_state(parameter_count(workload.size, workload.vocab_size))
     whole = {"parameters": state.weights_bytes, "gradients": state.gradients_bytes}
@@ -44,11 +47,11 @@ def memory_bytes(impl: str, cell: Cell, settings: Settings) -> dict[str, int]:
 
 
 def collective_bytes(impl: str, cell: Cell, settings: Settings) -> dict[str, int]:
-    """Return the payload of a step by collective; {} for torch's, which has its own units."""
+    """Return the payload of a step by collective; {} for torch's and the user's own, which have units of theirs."""
     sharded = plan(impl, cell, settings)
     if sharded is not None:
         return dict.fromkeys(COLLECTIVES, 0) | sharded.collective_bytes
-    if impl == "torch_fsdp":
+    if impl not in PREDICTED:
         return {}
     weights = parameter_bytes(SIZES[cell.size], settings.vocab_size)
     allreduce = 0 if impl == "none" else weights

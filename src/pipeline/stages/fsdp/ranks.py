@@ -1,8 +1,11 @@
 """Measure one rank of an fsdp cell: train each way, note memory, bytes and times, capture a step, free the memory."""
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -21,6 +24,9 @@ from pipeline.parallel.processes.starting import RankContext
 from pipeline.stages.fsdp.cell import FULLY_SHARDED, Cell, Settings
 from pipeline.stages.fsdp.ways import build_step, phases
 
+if TYPE_CHECKING:
+    from pipeline.subjects.naming import Subject
+
 
 @dataclass
 class Result:
@@ -35,23 +41,41 @@ class Result:
     lanes: Lanes | None = None
 
 
-def measure_ways(context: RankContext, cell: Cell, settings: Settings, impls: Sequence[str]) -> dict[str, Result]:
+def measure_ways(
+    context: RankContext,
+    cell: Cell,
+    settings: Settings,
+    impls: Sequence[str],
+    subjects: Sequence["Subject"] = (),
+    mark: Path | None = None,
+) -> dict[str, Result]:
     """Let the ways take turns, each from the same weights and alone in memory; then profile steps of each.
 
-    Profiles come last, because a profiler may disturb what runs after it.
+    Profiles come last, because a profiler may disturb what runs after it. subjects: the wrappers of the ways that are
+    of the user's own; mark: where to note which of them runs, see `pipeline.subjects.checking`.
     """
+    own = {subject.name: subject for subject in subjects}
+
+    def build(impl: str) -> TrainingStep:
+        if mark is not None and context.rank == 0:
+            from pipeline.subjects.marks import note_last
+
+            note_last(mark, list(own).index(impl) if impl in own else None)
+        return build_step(impl, cell, settings, context, own.get(impl))
+
     dist.barrier()  # what the first collective starts is not pinned
     with pinned(context.device, context.rank, context.world_size) as core:
         results = {impl: Result(pinned_core=core) for impl in impls}
         for impl, is_first_turn in turns(impls, settings.rounds):
-            _take_turn(impl, results[impl], cell, settings, context, is_first_turn)
+            _take_turn(partial(build, impl), results[impl], settings, context, is_first_turn)
         for impl in impls:
-            _profile(impl, results[impl], cell, settings, context)
+            is_captured = impl in FULLY_SHARDED or impl in own
+            _profile(partial(build, impl), results[impl], settings, context, is_captured)
     return results
 
 
 def _take_turn(
-    impl: str, result: Result, cell: Cell, settings: Settings, context: RankContext, is_first_turn: bool
+    build: Callable[[], TrainingStep], result: Result, settings: Settings, context: RankContext, is_first_turn: bool
 ) -> None:
     """Time training steps; before those of the first turn, note memory and bytes, and after them the loss.
 
@@ -60,7 +84,7 @@ def _take_turn(
     if is_first_turn:
         begin_anew(context.device)
     gc.collect()  # hooks refer to the module that has them: counting references alone would keep the turn before
-    step = build_step(impl, cell, settings, context)
+    step = build()
     if is_first_turn:
         for _ in range(settings.warmup_steps):
             step.run()
@@ -98,13 +122,14 @@ def _note_collectives(step: TrainingStep, result: Result) -> None:
     result.collectives = [call for call in log.calls if call.dtype.is_floating_point]
 
 
-def _profile(impl: str, result: Result, cell: Cell, settings: Settings, context: RankContext) -> None:
+def _profile(
+    build: Callable[[], TrainingStep], result: Result, settings: Settings, context: RankContext, is_captured: bool
+) -> None:
     """Profile warm steps for what the GPU does in them and, of the fully sharded ways, capture one on rank 0."""
-    is_captured = impl in FULLY_SHARDED
     if context.device.type != "cuda" and not is_captured:
         return
     gc.collect()
-    step = build_step(impl, cell, settings, context)
+    step = build()
     for _ in range(settings.warmup_steps):
         step.run()
     result.busy = profile_gpu_busy(step.run, context.device)

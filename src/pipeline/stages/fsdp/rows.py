@@ -16,6 +16,7 @@ class WayRow(Row):
         "none: no communication; ddp: gradients all-reduced; ddp_sharded: and the optimizer's state shared out; fsdp:"
         " our FSDP with a unit a block; fsdp_layers: with a unit a matrix; torch_fsdp: torch's fully_shard by block",
         allowed=IMPLS,
+        or_subject=True,
     )
     backend: str = column("backend of the process group", allowed=("gloo", "nccl"))
     measures: str = column("what the row measures", allowed=MEASURES)
@@ -48,7 +49,8 @@ class Memory(WayRow):
     )
     measured_bytes: int = column("bytes counted", minimum=0)
     predicted_bytes: int | None = column(
-        "bytes by formula; empty where there is none: torch's, the shared-out optimizer state, the peak under it",
+        "bytes by formula; empty where there is none: torch's and your own, the shared-out optimizer state, the peak"
+        " under it",
         minimum=0,
     )
 
@@ -62,7 +64,7 @@ class Traffic(WayRow):
     collective: str = column("collective of torch.distributed", allowed=COLLECTIVES)
     calls: int = column("calls per step", minimum=0)
     measured_bytes: int = column("bytes of the calls' tensors", minimum=0)
-    predicted_bytes: int | None = column("bytes by formula; empty for torch's fully_shard", minimum=0)
+    predicted_bytes: int | None = column("bytes by formula; empty for torch's fully_shard and your own", minimum=0)
     sent_bytes: float = column("least bytes that each rank must send for these calls", minimum=0)
 
 

@@ -1,7 +1,7 @@
 """The training step of each way on one rank."""
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -15,11 +15,16 @@ from pipeline.parallel.processes.starting import RankContext
 from pipeline.parallel.replicas import broadcast_from_rank_0
 from pipeline.stages.fsdp.cell import FULLY_SHARDED, Cell, Settings
 
+if TYPE_CHECKING:
+    from pipeline.subjects.naming import Subject
 
-def build_step(impl: str, cell: Cell, settings: Settings, context: RankContext) -> TrainingStep:
+
+def build_step(
+    impl: str, cell: Cell, settings: Settings, context: RankContext, subject: "Subject | None" = None
+) -> TrainingStep:
     """Build a rank's step: weights and tokens use the rank's own seed; all ways but `none` take rank 0's weights.
 
-    Optimizers are made last, of the shards where there are any.
+    Optimizers are made last, of the shards where there are any. subject: the wrapper, if it is one of the user's own.
     """
     step = build_training_step(
         SIZES[cell.size],
@@ -32,8 +37,14 @@ def build_step(impl: str, cell: Cell, settings: Settings, context: RankContext) 
     )
     if impl == "none":
         return step
+    compute_dtype = torch.bfloat16 if cell.precision == "bf16" else None
+    if subject is not None:
+        from pipeline.subjects.wrapping import Wrapped
+
+        own = Wrapped(step.model, subject, compute_dtype=compute_dtype)
+        own.optimizer = torch.optim.AdamW(own.parameters())
+        return replace(step, model=own, optimizer=own.optimizer, finish_gradients=own.finish_gradients)
     if impl in FULLY_SHARDED:
-        compute_dtype = torch.bfloat16 if cell.precision == "bf16" else None
         model = _fully_sharded(impl, step.model, compute_dtype)
         step = replace(step, model=model, optimizer=torch.optim.AdamW(model.parameters()))
     else:

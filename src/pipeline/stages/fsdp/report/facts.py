@@ -74,6 +74,7 @@ def runs(rows: pd.DataFrame) -> list[Run]:
 def _named(rows: pd.DataFrame) -> pd.DataFrame:
     rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *COLUMNS])))
     rows = rows.assign(way=rows["impl"].map(NAMES), cell_name=cell_names(rows, AXES))
+    rows["way"] = rows["way"].fillna("your " + rows["impl"])
     return in_order(rows, [*AXES, "impl"], {"precision": PRECISIONS, "impl": IMPLS})
 
 

@@ -1,0 +1,23 @@
+"""FSDP wrappers of the user's own in an fsdp cell: checked alone, then timed in turn with the others."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline.stages.fsdp.cell import IMPLS, WHOLE_STEP, Cell, Settings
+from pipeline.stages.fsdp.measure import Row, measure_in_ranks, ranks_on
+from pipeline.subjects.checking import Processes, measure_survivors, verdict
+from pipeline.subjects.naming import Subject
+from pipeline.subjects.training_check import check_fsdp
+
+
+def measure_with(subjects: Sequence[Subject], cell: Cell, settings: Settings) -> list[Row]:
+    """Return the rows of a cell with the user's own wrappers; one that fails costs its own rows."""
+    processes = Processes(cell.world_size, *ranks_on(), settings.check_timeout_s)
+    verdicts = {subject: verdict(check_fsdp, subject, processes) for subject in subjects}
+
+    def measure(left: Sequence[Subject], mark: Path) -> list[Row]:
+        return measure_in_ranks([*IMPLS, *(subject.name for subject in left)], cell, settings, left, mark)
+
+    rows, out = measure_survivors(measure, [subject for subject in subjects if verdicts[subject].status == "ok"])
+    failed = {subject: found for subject, found in (verdicts | out).items() if found.status != "ok"}
+    return rows + [{"impl": subject.name, **WHOLE_STEP, **found.outcome} for subject, found in failed.items()]
