@@ -116,7 +116,8 @@ def _compare(weights: Mapping[str, Tensor], wanted: nn.Module, step: int, tied: 
     for name, weight in wanted.named_parameters():
         if name not in weights or weights[name].shape != weight.shape:
             raise Wrong(f"there is no full parameter {name} of shape {tuple(weight.shape)}; got {', '.join(weights)}")
-        off[name] = (weights[name].detach().to(weight) - weight.detach()).abs().nan_to_num(nan=float("inf")).max().item()
+        difference = (weights[name].detach().to(weight) - weight.detach()).abs()
+        off[name] = difference.nan_to_num(nan=float("inf")).max().item()
     worst = max(off, key=lambda name: off[name])
     if off[worst] > TOLERANCE:
         net = "tied" if tied else "untied"
