@@ -195,7 +195,7 @@ def test_what_nobody_asked_for_in_this_run_has_no_scale(tmp_path):
     pd.DataFrame([line()]).to_csv(tmp_path / "cells.csv", index=False)
     write_writeup([], [tmp_path / "cells.csv"], "", [], tmp_path / "writeup.md")
     text = (tmp_path / "writeup.md").read_text()
-    assert "1 cell, each a process of its own, measured from" in text
+    assert "1 cell, measured from" in text
     assert "snakemake reports/writeup.md" in text
 
 

@@ -42,7 +42,7 @@ def test_a_bug_fails_its_cell_alone_and_the_write_up_names_it(project):
     assert f"snakemake: failed: {BF16}: AssertionError: a bug ({BF16_LOG})" in output.splitlines()[-10:]
 
     page = (project.root / "reports/writeup.md").read_text()
-    assert "1 cell at scale" in page
+    assert "1 cell, at scale" in page
     assert "**Missing, because it failed: 1 cell.**" in page
     assert f"| `{BF16}` | `AssertionError: a bug` | `{BF16_LOG}` |" in page
     # The table of bf16 from the run before, of a record that is gone, is gone too.
