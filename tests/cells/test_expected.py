@@ -55,4 +55,6 @@ def test_every_stage_says_how_long_its_default_cell_takes(stage, on_gpu, tmp_pat
     (seconds,) = expected.expected_s(
         stage, {tmp_path / "cell.json": stage.cell_type()}, stage.settings_type(), on_gpu
     ).values()
-    assert 0 < seconds < 600
+    assert seconds > 0
+    if on_gpu:  # a CPU would take weeks for one of an 8B model
+        assert seconds < 600

@@ -159,7 +159,8 @@ class _CudaHistory:
 class _ProfilerHistory:
     """The CPU allocator's events as torch.profiler sees them. Its clock orders them and the marks.
 
-    The profiler leaves out the release of memory from before it started, so such memory does not show at all.
+    The profiler knows only memory that it saw allocated, in this recording or an earlier one, so other memory from
+    before it started does not show at all.
     """
 
     device_index = 0
