@@ -54,6 +54,22 @@ def test_a_section_is_a_question_a_bold_answer_its_parts_and_how_it_was_measured
     assert written.headline.startswith("First:")
 
 
+def test_text_is_escaped_wherever_it_stands_unless_it_is_markdown(tmp_path):
+    section = replace(
+        SECTION,
+        answer="a | b",
+        parts=["c | d", Figure("copy", "e | f", new_figure()[0]), Table("g | h", pd.DataFrame({"size": ["i | j"]}))],
+        method="k | l",
+        actions=[Action(1, Markdown("**m**"), "n | o")],
+        problems=[Problem("copying (a)", "p | q")],
+    )
+    written = write(section, "copy", [], tmp_path, trust={})
+    text = "\n".join([written.text, written.actions[0]["why"], written.problems[0]["answer"]])
+    assert " | " not in text.replace("| size   |", "").replace("| i ", "")
+    assert text.count(" &#124; ") == 8
+    assert written.actions[0]["what"] == "**m**"
+
+
 def test_a_written_section_is_read_back_as_it_was_and_nothing_else_is(tmp_path):
     written = write(SECTION, "copy", [], tmp_path, trust={"capped": 2})
     assert from_json(to_json(written)) == written

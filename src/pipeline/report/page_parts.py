@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ class Figure:
     """A drawing, whose title says what is seen; `name` is its file's."""
 
     name: str
-    title: Markdown
+    title: str
     drawing: Drawing
 
 
@@ -35,7 +35,7 @@ class Figure:
 class Table:
     """A short table of text, and a sentence above it."""
 
-    title: Markdown
+    title: str
     cells: pd.DataFrame
 
     def __post_init__(self) -> None:
@@ -55,8 +55,8 @@ class Action:
     """
 
     rank: int
-    what: Markdown
-    why: Markdown
+    what: str
+    why: str
     topic: str = ""
 
 
@@ -65,27 +65,28 @@ class Problem:
     """The answer to a problem of the assignment, in two sentences at most."""
 
     name: str
-    answer: Markdown
+    answer: str
 
 
 @dataclass(frozen=True)
 class Section:
     """What one stage tells.
 
-    title: a plain question; exercise: the assignment's name for it; answer: one sentence, or two, with the figures that
-    answer it; parts: paragraphs, figures and tables in reading order; method: how it was measured, in two lines.
+    All text is escaped but what is Markdown. title: a plain question; exercise: the assignment's name for it; answer:
+    one sentence, or two, with the figures that answer it; parts: paragraphs, figures and tables in reading order;
+    method: how it was measured, in two lines.
     headline: the first screen's table, and its figure, where this stage has them. models: that table as numbers, as
     summary.schema.json declares them.
     """
 
     title: str
     exercise: str
-    answer: Markdown
-    parts: Sequence[Markdown | Figure | Table] = ()
-    method: Markdown = field(default_factory=Markdown)
+    answer: str
+    parts: Sequence[str | Figure | Table] = ()
+    method: str = ""
     actions: Sequence[Action] = ()
     problems: Sequence[Problem] = ()
-    headline: Sequence[Markdown | Figure | Table] = ()
+    headline: Sequence[str | Figure | Table] = ()
     models: Sequence[Mapping[str, Any]] = ()
 
 
@@ -118,28 +119,33 @@ def write(
             save(part.drawing, folder / f"{part.name}.svg")
     links = Markdown(", ").join(say("[{name}](../results/{path})", name=Path(path).stem, path=path) for path in tables)
     bodies = [_markdown(part, stage) for part in section.parts]
-    ends = [section.method, say("All rows: {links}.", links=links)] if tables else [section.method]
+    ends = [Markdown.escape(section.method), *([say("All rows: {links}.", links=links)] if tables else [])]
     exercise = f" ({section.exercise})" if section.exercise else ""
-    blocks = [f"## {section.title}{exercise}", f"**{section.answer}**", *bodies, " ".join(filter(None, ends))]
+    answer = f"**{Markdown.escape(section.answer)}**"
+    blocks = [f"## {section.title}{exercise}", answer, *bodies, " ".join(filter(None, ends))]
     return WrittenSection(
         stage,
         "\n\n".join(filter(None, blocks)) + "\n",
         "\n\n".join(_markdown(part, stage) for part in section.headline),
-        tuple(asdict(action) for action in section.actions),
-        tuple(asdict(problem) for problem in section.problems),
+        tuple(_escaped(action, "what", "why") for action in section.actions),
+        tuple(_escaped(problem, "answer") for problem in section.problems),
         f"{section.title}{exercise}",
         dict(trust),
         tuple(section.models),
     )
 
 
-def _markdown(part: Markdown | Figure | Table, stage: str) -> str:
+def _escaped(part: Action | Problem, *names: str) -> dict[str, Any]:
+    return asdict(part) | {name: Markdown.escape(getattr(part, name)) for name in names}
+
+
+def _markdown(part: str | Figure | Table, stage: str) -> str:
     if isinstance(part, Figure):
-        title = str(part.title).replace("[", "&#91;")  # one without its partner would end the image
+        title = str(Markdown.escape(part.title)).replace("[", "&#91;")  # one without its partner would end the image
         return f"![{title}](figures/{stage}/{part.name}.svg)"
     if isinstance(part, Table):
-        return f"{part.title}\n\n{markdown(part.cells)}"
-    return str(part)
+        return f"{Markdown.escape(part.title)}\n\n{markdown(part.cells)}"
+    return Markdown.escape(part)
 
 
 def to_json(section: WrittenSection) -> str:
