@@ -6,12 +6,13 @@ import pytest
 from pipeline.cells import expected
 from pipeline.cells.stage import Stage
 from pipeline.registry import stages
+from pipeline.stages.timing import needs
 from pipeline.stages.timing.cell import Cell, Settings
 
 from ..records import record
 
 SETTINGS = Settings(budget_s=3.0)
-TOLD_S = 2 + 2 * 3.0
+TOLD_S = needs.expected_s(Cell(), SETTINGS, on_gpu=False)
 
 
 def expected_of(path, settings=SETTINGS):
@@ -27,7 +28,15 @@ def test_a_cell_takes_what_it_took_before(tmp_path):
     assert expected_of(path) == TOLD_S
     leave_record(path, {"start_up": 1.5, "set_up": 0.5, "measuring": 40.0, "cpu_stolen": 3.0})
     assert expected_of(path) == 42.0
-    assert expected_of(path, Settings(budget_s=1.0)) == 4.0  # with other settings it takes another time
+    others = Settings(budget_s=1.0)  # with other settings it takes another time
+    assert expected_of(path, others) == needs.expected_s(Cell(), others, on_gpu=False)
+
+
+def test_a_cell_that_does_not_fit_into_memory_takes_no_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(expected, "memory_limit_bytes", lambda: 1000)
+    assert expected_of(tmp_path / "cell.json") == expected.SKIPPED_S
+    (on_gpu_s,) = expected.expected_s(stages()["timing"], {tmp_path: Cell()}, SETTINGS, on_gpu=True).values()
+    assert on_gpu_s > expected.SKIPPED_S
 
 
 @pytest.mark.parametrize("seconds", [{}, {"start_up": "x", "set_up": 1, "measuring": 1}])

@@ -9,9 +9,12 @@ from typing import Any
 from pipeline.cells.record import read_head
 from pipeline.cells.stage import Stage
 from pipeline.errors import UserError
+from pipeline.instruments.machine.memory_limit import memory_limit_bytes
 
 # Of a stage that does not say.
 UNKNOWN_S = 10.0
+# Of one that does not fit into the host's memory.
+SKIPPED_S = 0.5
 PARTS = ("start_up", "set_up", "measuring")
 
 
@@ -22,6 +25,8 @@ def expected_s(stage: Stage, cells: Mapping[Path, Any], settings: Any, on_gpu: b
     """
 
     def cell_s(path: Path, cell: Any) -> float:
+        if not on_gpu and stage.needed_bytes(cell, settings) > memory_limit_bytes():
+            return SKIPPED_S
         before_s = _taken_s(path, stage, settings)
         told_s = stage.expected_s(cell, settings, on_gpu) if before_s is None else before_s
         return UNKNOWN_S if told_s is None else told_s

@@ -83,6 +83,20 @@ def test_sampling_ends_when_known_well_enough_or_at_its_limits(samples_ms, elaps
     assert rule.ends(samples_ms, elapsed_s) is ends
 
 
+@pytest.mark.parametrize(
+    ("samples", "elapsed_s", "ends"),
+    [
+        (20, 0.9, False),  # known well enough, but for too short a time
+        (20, 1.0, True),
+        (100, 0.9, True),  # max_samples
+        (9, 1.0, False),
+    ],
+)
+def test_sampling_lasts_as_long_as_is_asked_unless_there_are_samples_enough(samples, elapsed_s, ends):
+    rule = StopRule(min_samples=10, max_samples=100, rel_error=0.005, budget_s=0.5, least_s=1.0)
+    assert rule.ends([[10.0] * samples], elapsed_s) is ends
+
+
 @pytest.mark.gpu
 def test_cuda_events_and_host_clock_agree_on_a_long_kernel():
     if not torch.cuda.is_available():

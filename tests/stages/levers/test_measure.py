@@ -92,10 +92,9 @@ def test_the_first_loss_is_held_to_more_than_the_last(losses, wrong):
     assert measure._why_wrong(losses, (9.0, 5.0), SETTINGS) == wrong
 
 
-@pytest.mark.parametrize(("step_ms", "least"), [(500.0, 10), (50.0, 40), (1.0, 100)])
-def test_a_gpu_takes_steps_enough_to_read_their_energy(monkeypatch, step_ms, least):
-    monkeypatch.setattr(measure, "time_call_ms", lambda _run, _device: step_ms)
-    assert measure._rule(None, Settings(), torch.device("cuda")).min_samples == least
+@pytest.mark.parametrize(("device", "least_s"), [("cuda", measure.ENERGY_S), ("cpu", 0.0)])
+def test_a_gpu_takes_steps_enough_to_read_their_energy(device, least_s):
+    assert measure._rule(Settings(), torch.device(device)).least_s == least_s
 
 
 @pytest.mark.parametrize(

@@ -19,23 +19,24 @@ Phases = Mapping[str, Callable[[], object]]
 class StopRule:
     """When to stop sampling: enough samples and a median known well enough, or the budget spent.
 
-    min_samples are always taken. After that sampling ends as soon as every phase's median is known to
-    within `rel_error` (standard error over median), at max_samples, or after budget_s seconds.
+    min_samples are always taken, and sampling lasts least_s seconds, or max_samples. After that it ends as soon as
+    every phase's median is known to within `rel_error` (standard error over median), or after budget_s seconds.
     """
 
     min_samples: int
     max_samples: int
     rel_error: float
     budget_s: float
+    least_s: float = 0.0
 
     def ends(self, samples_ms: list[list[float]], elapsed_s: float) -> bool:
         """Tell whether sampling ends, given the samples of each phase and the seconds it has taken."""
         taken = min(map(len, samples_ms))
-        if taken < self.min_samples:
-            return False
-        if taken >= self.max_samples or elapsed_s >= self.budget_s:
+        if taken >= self.max_samples:
             return True
-        return all(rel_error(samples) <= self.rel_error for samples in samples_ms)
+        if taken < self.min_samples or elapsed_s < self.least_s:
+            return False
+        return elapsed_s >= self.budget_s or all(rel_error(samples) <= self.rel_error for samples in samples_ms)
 
 
 @dataclass

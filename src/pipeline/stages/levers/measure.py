@@ -122,7 +122,7 @@ def _why_wrong(losses: tuple[float, float], eager: tuple[float, float], settings
 
 def _timed_columns(run: Callable[[], Tensor], cell: Cell, settings: Settings, device: torch.device) -> Row:
     """Time whole steps, which the checked ones have warmed up; then ask what the GPU did, and for how much energy."""
-    sampling = time_phases({"step": run}, device, 0, _rule(run, settings, device))
+    sampling = time_phases({"step": run}, device, 0, _rule(settings, device))
     peak_bytes = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
     busy = profile_gpu_busy(run, device)
     samples_ms = sampling.timings["step"].host_ms
@@ -141,12 +141,10 @@ def _timed_columns(run: Callable[[], Tensor], cell: Cell, settings: Settings, de
     }
 
 
-def _rule(run: Callable[[], Tensor], settings: Settings, device: torch.device) -> StopRule:
+def _rule(settings: Settings, device: torch.device) -> StopRule:
     """Return the stop rule; on a GPU it takes steps enough to read their energy, if that many are allowed."""
-    steps = settings.steps
-    if device.type == "cuda":
-        steps = max(steps, math.ceil(ENERGY_S * 1e3 / time_call_ms(run, device)))
-    return StopRule(min(steps, settings.max_steps), settings.max_steps, settings.rel_error, settings.budget_s)
+    least_s = ENERGY_S if device.type == "cuda" else 0.0
+    return StopRule(settings.steps, settings.max_steps, settings.rel_error, settings.budget_s, least_s)
 
 
 def _rates(median_ms: float, cell: Cell, settings: Settings, device: torch.device) -> Row:

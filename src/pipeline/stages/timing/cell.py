@@ -58,8 +58,8 @@ class Settings:
 
     batch_size: int = axis(4, minimum=1)
     vocab_size: int = axis(10_000, minimum=2)
-    steps: int = axis(10, minimum=10)
-    max_steps: int = axis(50, minimum=10)
+    steps: int = axis(10, minimum=5)
+    max_steps: int = axis(50, minimum=5)
     rel_error: float = axis(0.005, minimum=0)
     budget_s: float = axis(4.0, minimum=0)
     unstable_rel_error: float = axis(0.05, minimum=0)

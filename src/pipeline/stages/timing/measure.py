@@ -11,6 +11,7 @@ from pipeline.formulas import flops
 from pipeline.formulas.sizes import SIZES
 from pipeline.instruments.machine.peaks import peak_tflops
 from pipeline.instruments.machine.pinning import pinned
+from pipeline.instruments.machine.power import LEAST_ENERGY_S
 from pipeline.instruments.machine.toolchain import require_compiler
 from pipeline.instruments.profilers.gpu_busy import GpuBusy, profile_gpu_busy, step_columns
 from pipeline.instruments.sampling.cuda_graph import captured, make_capturable, require_graphs
@@ -63,7 +64,9 @@ def measure_step(
     rows = [_compile_row(step, device, stopwatch)] if cell.mode == "compiled" else []
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    rule = StopRule(settings.steps, settings.max_steps, settings.rel_error, settings.budget_s)
+    # The energy of a step is read over a second of steps or more.
+    least_s = LEAST_ENERGY_S if device.type == "cuda" else 0.0
+    rule = StopRule(settings.steps, settings.max_steps, settings.rel_error, settings.budget_s, least_s)
     time_step = _time_replayed if cell.mode == "graph" else _time_launched
     # After compiling, which takes more than one core.
     with stopwatch.measuring(), pinned(device) as core:
