@@ -322,7 +322,7 @@ def test_figures_that_cannot_be_drawn_are_one_line_and_no_section(tmp_path, stan
 @pytest.mark.parametrize(
     ("stage", "columns", "complaint"),
     [
-        ("flash", {}, 'cell.json is no record: stage must be one of timing, got "flash"'),
+        ("flash", {}, 'cell.json is no record: stage must be one of timing, ceilings, got "flash"'),
         ("timing", {"median_ms": 0}, "row 1: median_ms must be a finite number above 0, got 0"),
         ("timing", {"clock": "sundial"}, "row 1: clock must be one of host, cuda_events"),
     ],

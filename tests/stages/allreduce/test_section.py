@@ -49,7 +49,7 @@ def test_drawn_twice_the_section_has_the_same_bytes(make_rows, tmp_path):
 
 @pytest.mark.parametrize("name", ["h200", "laptop"])
 def test_no_number_of_the_prose_stays_when_every_figure_is_another(make_rows, text, monkeypatch, name):
-    monkeypatch.setattr(section, "busbw", lambda _: new_figure()[0])  # quartiles change apart from medians
+    monkeypatch.setattr(section, "busbw", lambda *_: new_figure()[0])  # quartiles change apart from medians
     # Sizes and ranks; how many figures failed; the formula of bus bandwidth and what it makes of a ring.
     allowed = {"1", "2", "4", "6", "8", "10", "100", "1000", "18", "50", "1.67", "1.5"}
     assert numbers_that_stay(text, make_rows(name), keys("allreduce", "calls"), allowed) == set()
@@ -155,3 +155,11 @@ def test_others_stand_beside_ours_for_the_same_ranks_and_size_only(make_rows):
     odd = make_rows("h200").assign(size_bytes=lambda rows: rows["size_bytes"] * 3)
     assert isinstance(baselines.pairs(odd), pd.DataFrame)
     assert baselines.pairs(odd).empty
+
+
+def test_the_link_is_drawn_beside_nccl_alone_where_it_was_measured(make_rows):
+    link = pd.DataFrame({"kind": ["to_peer", "to_host"], "gb_per_s": [380.0, 50.0]})
+    for beside, lines in ((None, 0), ({"ceilings": pd.DataFrame({"reason": []})}, 0), ({"ceilings": link}, 1)):
+        (figure,) = [part for part in section.build(make_rows("h200"), beside).parts if isinstance(part, Figure)]
+        labels = [axes.get_legend_handles_labels()[1] for axes in figure.drawing.axes]
+        assert sum(found.count("copy from GPU to GPU") for found in labels) == lines

@@ -85,10 +85,12 @@ def with_busy(rows, idle_pct):
 def test_where_the_gpu_waits_at_short_contexts_filling_it_comes_first(make_rows):
     rows = with_busy(make_rows("h200"), {128: 60.0, 256: 40.0, 512: 15.0, 1024: 5.0})
     first = section.build(rows).actions[0]
-    assert first.what == "**Fill the GPU first.**"
-    assert "at context 128 it idles 60% of the time, at 1024 5.0%" in first.why
+    assert first.what == "**Fill the GPU: more tokens a step.**"
+    assert "At context 128 a step of" in first.why
+    assert "leaves it idle 60% of the time" in first.why
+    assert "at context 1024 5.0%." in first.why
     busy = with_busy(make_rows("h200"), {128: 9.0, 256: 8.0, 512: 7.0, 1024: 5.0})
-    assert "**Fill the GPU first.**" not in actions(busy)
+    assert "**Fill the GPU: more tokens a step.**" not in actions(busy)
 
 
 def test_the_share_that_the_gpu_waits_is_drawn_and_stands_on_the_first_screen(make_rows, tmp_path):
@@ -187,3 +189,50 @@ def test_no_number_of_the_prose_stays_when_every_figure_is_another(make_rows, bu
     statuses = steps.warm(rows)["status"]
     counts = {f"{count:g}" for count in (*statuses.value_counts(), len(statuses))}
     assert numbers_that_stay(build, rows, keys("timing"), allowed=counts) == set()
+
+
+def test_what_a_product_alone_reaches_is_named_with_the_highest_rate_and_drawn(make_rows, tmp_path):
+    products = pd.DataFrame(
+        {"what": "matmul", "dtype": ["bf16", "bf16", "fp8"], "tflops_per_s": [700.0, 742.0, 1500.0]}
+    )
+    (_, figure) = section.build(make_rows("h200"), {"ceilings": products}).headline
+    assert "in bf16, where a matrix product alone reaches 742" in figure.title
+    texts = [text.get_text() for text in figure.drawing.axes[0].texts]
+    assert {"bf16 data sheet", "fp32 data sheet", "bf16 product"} <= set(texts)
+    assert "fp32 product" not in texts
+    assert "alone" not in section.build(make_rows("h200"), {"ceilings": pd.DataFrame({"reason": []})}).headline[1].title
+
+
+def test_the_first_screen_says_that_its_context_is_the_longest_or_why_not(make_rows):
+    rows = make_rows("h200")
+    assert "context 1024 (the longest measured)" in section.build(rows).headline[0].title
+    longer = rows[(rows["context_length"] == 1024) & (rows["size"] == "small")].assign(context_length=2048)
+    table, _ = section.build(pd.concat([rows, longer], ignore_index=True)).headline
+    assert "context 1024 (the longest that all of these fit)" in table.title
+
+
+def test_a_model_named_after_a_smaller_one_says_why_it_is_larger(make_rows):
+    models = list(section.build(make_rows("h200")).headline[0].cells["model"])
+    assert "2.7B (3.41B with SwiGLU, 32 layers)" in models
+    assert "xl (2.00B, 48 layers)" in models
+
+
+def test_an_unstable_step_is_marked_on_the_first_screen(make_rows):
+    rows = make_rows("h200")
+    step = (rows["size"] == "xl") & (rows["context_length"] == 1024) & (rows["precision"] == "bf16")
+    rows.loc[step, "status"] = "unstable"
+    cells = section.build(rows).headline[0].cells.set_index("model")["tokens/s"]
+    assert cells["xl (2.00B, 48 layers)"].endswith(" (unstable)")
+    assert not cells["large (969M, 36 layers)"].endswith(" (unstable)")
+
+
+def test_an_action_tells_how_long_the_gpu_idles_in_the_step_that_gains_most_and_the_one_that_gains_least(make_rows):
+    rows = with_busy(make_rows("h200"), {128: 60.0, 256: 9.0, 512: 5.0, 1024: 5.0})
+    rows = scaled(
+        rows, 50.0, (rows["size"] == "small") & (rows["context_length"] == 128) & (rows["precision"] == "bf16")
+    )
+    (advice,) = [action for action in section.build(rows).actions if "Train in bf16" in action.what]
+    assert "small at context 128 gains nothing" in advice.why
+    assert ", the GPU then idles 60%)" in advice.why
+    assert "The peak is 990 TFLOP/s in bf16, 67.0 in fp32." in advice.why
+    assert "of which the GPU idles" not in advice.why

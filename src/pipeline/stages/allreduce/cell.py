@@ -6,6 +6,7 @@ from pipeline.cells.fields import axis
 from pipeline.errors import UserError
 
 SPLIT_AXIS = "backend"
+READS = ("ceilings",)
 ELEMENT_BYTES = 4
 TIMINGS = ("set_up", "first_call", "burst", "single")
 IMPLS = ("torch", "nccl")

@@ -5,8 +5,7 @@ from collections.abc import Mapping
 import pandas as pd
 
 from pipeline.report.charts import Chart, axis, colours, picked, picker, quartiles, records
-from pipeline.report.table_rows import known, ok
-from pipeline.stages.allreduce.report.facts import groups
+from pipeline.stages.allreduce.report.facts import groups, link_gb_per_s
 
 
 def charts(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame] | None = None) -> list[Chart]:
@@ -15,11 +14,10 @@ def charts(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame] | None = None)
     if not measured:
         return []
     bursts = pd.concat([group.bursts for group in measured])
-    links = known(ok((beside or {}).get("ceilings", rows.head(0))), "gb_per_s", "kind")
-    return [_busbw(bursts, links[links["kind"] == "to_peer"] if len(links) else links)]
+    return [_busbw(bursts, link_gb_per_s(beside))]
 
 
-def _busbw(bursts: pd.DataFrame, links: pd.DataFrame) -> Chart:
+def _busbw(bursts: pd.DataFrame, link_gb_per_s: float | None) -> Chart:
     """Draw busbw over size, a line a number of ranks; its range is that of the quartiles of the time."""
     work = bursts["busbw_gb_per_s"] * bursts["median_ms"]
     drawn = bursts.assign(
@@ -56,10 +54,10 @@ def _busbw(bursts: pd.DataFrame, links: pd.DataFrame) -> Chart:
             "encoding": {"x": x, "y": y, "color": colour, "tooltip": told},
         },
     ]
-    if len(links):
+    if link_gb_per_s:
         layers.append(
             {
-                "data": {"values": records(links[["gb_per_s"]].head(1).assign(backend="nccl"))},
+                "data": {"values": [{"gb_per_s": link_gb_per_s, "backend": "nccl"}]},
                 "transform": picked(backend="backend"),
                 "mark": {"type": "rule", "strokeDash": [4, 4]},
                 "encoding": {

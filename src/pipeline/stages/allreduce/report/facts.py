@@ -1,12 +1,12 @@
 """The rows of the allreduce stage, parsed once."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import pandas as pd
 
 from pipeline.formulas.collectives import LinearCost, fit_linear_cost
-from pipeline.report.table_rows import in_order, ok
+from pipeline.report.table_rows import in_order, known, ok
 
 BACKENDS = ("nccl", "gloo")
 CELL = ["backend", "world_size"]
@@ -63,6 +63,13 @@ def calls(rows: pd.DataFrame, timing: str, impl: str = "torch") -> pd.DataFrame:
 def groups(rows: pd.DataFrame) -> list[Group]:
     """Parse the rows of all tables: a group for every backend and number of ranks that has a burst."""
     return list(_groups(ok(completed(rows))))
+
+
+def link_gb_per_s(beside: Mapping[str, pd.DataFrame] | None) -> float | None:
+    """Return the bandwidth of a copy to another GPU, from the rows of the stage ceilings; None without one."""
+    links = known((beside or {}).get("ceilings", pd.DataFrame()), "kind", "gb_per_s")
+    copies = links[links["kind"] == "to_peer"] if len(links) else links
+    return float(copies["gb_per_s"].iloc[0]) if len(copies) else None
 
 
 def _groups(timed: pd.DataFrame) -> Iterator[Group]:

@@ -5,12 +5,20 @@ from collections.abc import Sequence
 import pandas as pd
 from matplotlib.figure import Figure
 
-from pipeline.report.figures import lengths_axis, new_figure, quartile_line, shared_legend, stamp, values_from_zero
+from pipeline.report.figures import (
+    BLACK,
+    lengths_axis,
+    new_figure,
+    quartile_line,
+    shared_legend,
+    stamp,
+    values_from_zero,
+)
 from pipeline.stages.allreduce.report.facts import Group
 
 
-def busbw(groups: Sequence[Group]) -> Figure:
-    """Draw busbw in bursts over size, one panel per backend and one line per number of ranks."""
+def busbw(groups: Sequence[Group], link_gb_per_s: float | None) -> Figure:
+    """Draw busbw in bursts over size, one panel per backend and one line per number of ranks; and the link's rate."""
     backends = list(dict.fromkeys(group.backend for group in groups))
     figure, panels = new_figure(1, len(backends))
     for axes, backend in zip(panels[0], backends, strict=True):
@@ -18,6 +26,8 @@ def busbw(groups: Sequence[Group]) -> Figure:
         for group in here:
             quartile_line(axes, _with_bandwidth(group.bursts), "size_mb", f"{group.world_size} ranks", "busbw")
         sizes = pd.concat([group.bursts["size_mb"] for group in here]).unique()
+        if backend == "nccl" and link_gb_per_s is not None:
+            axes.axhline(link_gb_per_s, linestyle="--", linewidth=1, color=BLACK, label="copy from GPU to GPU")
         axes.set_title(backend)
         lengths_axis(axes, [int(size) if size.is_integer() else size for size in sizes], "size (MB of 10⁶ bytes)")
         values_from_zero(axes)

@@ -1,6 +1,6 @@
 """The allreduce section: the bus bandwidth reached, from which size on, and what a call costs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from pipeline.report.outcomes import not_measured, nothing_measured
 from pipeline.report.page_parts import MOST_TABLE_ROWS, Action, Figure, Problem, Section, Table, say
 from pipeline.report.section import count, listing, ms, number, ratio
 from pipeline.report.tables import median_cells, number_cells, significant
-from pipeline.stages.allreduce.report.facts import Group, calls, completed, groups
+from pipeline.stages.allreduce.report.facts import Group, calls, completed, groups, link_gb_per_s
 from pipeline.stages.allreduce.report.figures import busbw
 
 TITLE = "How fast is an all-reduce on one node?"
@@ -21,8 +21,8 @@ MOST_SIZES = 4
 WASTED = 0.5  # a call that reaches less than this share of the best bus bandwidth is too small
 
 
-def build(rows: pd.DataFrame) -> Section:
-    """Build the section from the rows of all its tables."""
+def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame] | None = None) -> Section:
+    """Build the section from the rows of all its tables; beside: those of the stage ceilings."""
     asked = completed(rows)
     asked = pd.concat([calls(asked, "burst"), calls(asked, "single")])
     measured = groups(rows)
@@ -34,7 +34,11 @@ def build(rows: pd.DataFrame) -> Section:
         EXERCISE,
         _answer(measured),
         parts=[
-            Figure("busbw", _reached("Bus bandwidth over size: {reached}", measured), busbw(measured)),
+            Figure(
+                "busbw",
+                _reached("Bus bandwidth over size: {reached}", measured),
+                busbw(measured, link_gb_per_s(beside)),
+            ),
             _table(measured),
             *([Markdown(" ").join(filter(None, sentences))] if any(sentences) else []),
         ],

@@ -4,20 +4,20 @@ import pandas as pd
 
 from pipeline.report.markup import Markdown
 from pipeline.report.page_parts import Action, say
-from pipeline.report.section import count, ms, percent, ratio
+from pipeline.report.section import count, ms, number, percent, ratio
 from pipeline.report.table_rows import known
 from pipeline.stages.timing.report.steps import IDLE_PCT, compile_times, gains, of_kind, precision_gains, warm
 
 
 def actions(rows: pd.DataFrame, precision: str) -> list[Action]:
     """Return what to do on this machine, each only where the rows bear it out."""
-    over_fp32 = precision_gains(rows, precision) if precision != "fp32" else None
+    kinds = {kind: _of(rows, precision, kind) for kind in ("compiled", "graph", "fused")}
     return [
         *_fill_the_gpu(rows, precision),
-        *([] if over_fp32 is None else _advise(over_fp32, 1, f"Train in {precision}", "precision")),
-        *_advise(_of(rows, precision, "compiled"), 2, "Use `torch.compile`", "compile", _payback(rows, precision)),
-        *_advise(_of(rows, precision, "graph"), 2, "Capture the step as a CUDA graph", "graph"),
-        *_advise(_of(rows, precision, "fused"), 2, "Use fused AdamW (`fused=True`)", "optimizer"),
+        *_train_in(rows, precision),
+        *_advise(kinds["compiled"], 2, "Use `torch.compile`", "compile", _payback(rows, precision)),
+        *_advise(kinds["graph"], 2, "Capture the step as a CUDA graph", "graph"),
+        *_advise(kinds["fused"], 2, "Use fused AdamW (`fused=True`)", "optimizer"),
     ]
 
 
@@ -40,33 +40,60 @@ def _fill_the_gpu(rows: pd.DataFrame, precision: str) -> list[Action]:
         return []
     best = better.loc[better["gpu_idle_pct"].idxmin()]
     why = say(
-        "With {size} at context {short} it idles {idle} of the time, at {long} {less}: put more tokens into a step.",
+        "At context {short} a step of {size} leaves it idle {idle} of the time, for the host cannot launch kernels as"
+        " fast as they run; at context {long} {less}.",
         size=worst["size"],
         short=int(worst["context_length"]),
         idle=percent(worst["gpu_idle_pct"] / 100),
         long=int(best["context_length"]),
         less=percent(best["gpu_idle_pct"] / 100),
     )
-    return [Action(1, Markdown("**Fill the GPU first.**"), why, "idle")]
+    return [Action(1, Markdown("**Fill the GPU: more tokens a step.**"), why, "idle")]
 
 
-def _advise(table: pd.DataFrame, rank: int, what: str, topic: str, more: str = "") -> list[Action]:
+def _train_in(rows: pd.DataFrame, precision: str) -> list[Action]:
+    """Advise the precision where it clearly gains over fp32, with the peaks of both as the cause."""
+    if precision == "fp32":
+        return []
+    table = precision_gains(rows, precision)
+    peaks = table[["base_tflops_per_s", "other_tflops_per_s"]].max()
+    cause = Markdown()
+    if peaks.notna().all():
+        peak, fp32 = number(peaks["other_tflops_per_s"]), number(peaks["base_tflops_per_s"])
+        words = " The peak is {peak} TFLOP/s in {precision}, {fp32} in fp32."
+        cause = say(words, peak=peak, precision=precision, fp32=fp32)
+    return _advise(table, 1, f"Train in {precision}", "precision", cause, than=" in fp32")
+
+
+def _advise(table: pd.DataFrame, rank: int, what: str, topic: str, more: str = "", than: str = "") -> list[Action]:
     """Advise what clearly gains for some model; name where it gains most, and where least."""
     clear = table[table["is_clear"]]
     if clear.empty:
         return []
     best, least = table.loc[clear["ratio"].idxmax()], table.loc[table["ratio"].idxmin()]
     why = say(
-        "A step of {size} at context {length} takes {other} instead of {base}, {gain}{least}.{more}",
-        size=best["size"],
-        length=int(best["context_length"]),
+        "A step of {where}{idle} takes {other} instead of {base}{than} ({gain}){least}.{more}",
+        where=_at(best),
+        idle=_idle(best["base_idle_pct"], ", of which the GPU idles {},"),
         base=ms(best["base_ms"]),
         other=ms(best["other_ms"]),
         gain=ratio(best["ratio"]),
-        least="" if least.name == best.name else f"; for {_at(least)} it is {ratio(least['ratio'])}",
+        than=than,
+        least="" if least.name == best.name else _least(least),
         more=more,
     )
     return [Action(rank, Markdown(f"**{what}.**"), why, topic)]
+
+
+def _least(row: pd.Series) -> str:
+    idle = _idle(row["other_idle_pct"], ", the GPU then idles {}")
+    gain = f"{_at(row)} gains nothing" if row["ratio"] < 1 else f"{_at(row)} gains least"
+    return f"; {gain} ({ratio(row['ratio'])}{idle})"
+
+
+def _idle(idle_pct: float, words: str) -> str:
+    """Say how long the GPU idles where the host limits a step; nothing elsewhere."""
+    return words.format(percent(idle_pct / 100)) if idle_pct >= IDLE_PCT else ""
 
 
 def _at(row: pd.Series) -> str:

@@ -1,5 +1,6 @@
 """The interactive charts of the timing section: rate over work, and a step by model and way to run it."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -21,8 +22,16 @@ from pipeline.report.charts import (
 )
 from pipeline.report.figures import style_for
 from pipeline.report.table_rows import known
-from pipeline.stages.timing.report.figures import TERA
-from pipeline.stages.timing.report.steps import CELL, largest_context, main_precision, of_kind, step_flops, warm
+from pipeline.stages.timing.report.figures import PEAK_WORDS, TERA
+from pipeline.stages.timing.report.steps import (
+    CELL,
+    largest_context,
+    main_precision,
+    of_kind,
+    reached_tflops_per_s,
+    step_flops,
+    warm,
+)
 
 STEP = ["size", "context_length", "precision", "status", "median_ms", "q1_ms", "q3_ms"]
 KIND_WORDS = {
@@ -35,14 +44,14 @@ KIND_WORDS = {
 PARTS = {"GPU busy": style_for("computation")["color"], "GPU idle": IDLE_COLOUR, "wall time": NEUTRAL}
 
 
-def charts(rows: pd.DataFrame) -> list[Chart]:
-    """Return the charts of the stage, from all its rows."""
+def charts(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame] | None = None) -> list[Chart]:
+    """Return the charts of the stage, from all its rows; beside: those of the stage ceilings."""
     steps = of_kind(warm(rows), "eager")
-    return [] if steps.empty else [_achieved(steps), _ways(rows)]
+    return [] if steps.empty else [_achieved(steps, reached_tflops_per_s(beside)), _ways(rows)]
 
 
-def _achieved(steps: pd.DataFrame) -> Chart:
-    """Draw the rate of eager steps over their work, with quartiles and the peaks."""
+def _achieved(steps: pd.DataFrame, reached: Mapping[str, float]) -> Chart:
+    """Draw the rate of eager steps over their work, with quartiles, the peaks and what products alone reach."""
     work = pd.Series([step_flops(row) / TERA for _, row in steps.iterrows()], index=steps.index)
     drawn = steps.reindex(columns=[*STEP, "tokens_per_s", "mfu_pct", "gpu_idle_pct"]).assign(
         work=work,
@@ -68,7 +77,7 @@ def _achieved(steps: pd.DataFrame) -> Chart:
         "height": 380,
         "encoding": {"x": axis("work", "work of one training step (TFLOP)", log=True)},
         "layer": [
-            *_peaks(steps, y, colour),
+            *_ceilings(steps, reached, y, colour),
             {
                 "mark": {"type": "rule"},
                 "encoding": {"y": {**y, "field": "low"}, "y2": {"field": "high"}, "color": colour},
@@ -90,16 +99,23 @@ def _achieved(steps: pd.DataFrame) -> Chart:
     return Chart("achieved", title, spec, records(drawn))
 
 
-def _peaks(steps: pd.DataFrame, y: dict[str, Any], colour: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the layers of the peaks, a line and its name each; none where no peak is known."""
+def _ceilings(
+    steps: pd.DataFrame, reached: Mapping[str, float], y: dict[str, Any], colour: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """Return the layers of peaks and of products alone, a line and its name each; none where none is known."""
     peaks = known(steps, "peak_tflops_per_s").sort_values("peak_tflops_per_s").drop_duplicates("precision", keep="last")
     lines = [
         {
             "precision": row["precision"],
             "peak": row["peak_tflops_per_s"],
-            "text": f"{row['precision']} peak, {row['peak_source']}",
+            "text": f"{row['precision']} {PEAK_WORDS[row['peak_source']]}",
         }
         for row in peaks.to_dict("records")
+    ]
+    lines += [
+        {"precision": precision, "peak": reached[precision], "text": f"{precision} matrix product alone"}
+        for precision in steps["precision"].unique()
+        if precision in reached
     ]
     shared = {"x": None, "y": {**y, "field": "peak"}, "color": colour}
     line = {"type": "rule", "strokeDash": [4, 4]}

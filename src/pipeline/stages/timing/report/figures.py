@@ -1,5 +1,7 @@
 """The figures of the timing section: work against rate, and wall time against what the GPU did."""
 
+from collections.abc import Mapping
+
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -17,13 +19,18 @@ from pipeline.report.figures import (
     style_for,
     values_from_zero,
 )
+from pipeline.report.table_rows import known
 from pipeline.stages.timing.report.steps import main_precision, of_kind, step_flops, warm
 
 TERA = 1e12
+PEAK_WORDS = {"datasheet": "data sheet", "measured": "peak, measured"}
 
 
-def achieved(rows: pd.DataFrame) -> Figure:
-    """Draw the TFLOP/s of eager steps over their work, a marker per size and context, with the peaks."""
+def achieved(rows: pd.DataFrame, reached: Mapping[str, float]) -> Figure:
+    """Draw the TFLOP/s of eager steps over their work, a marker per size and context, with the ceilings.
+
+    Those are the peaks of the rows, and in `reached`, by precision, the rate of a matrix product alone.
+    """
     steps = of_kind(warm(rows), "eager")
     steps = steps.assign(work=[step_flops(row) / TERA for _, row in steps.iterrows()])
     figure, panels = new_figure()
@@ -31,7 +38,9 @@ def achieved(rows: pd.DataFrame) -> Figure:
     for precision, group in steps.groupby("precision", sort=False):
         style = style_for(precision) | {"linestyle": ""}
         axes.plot(group["work"], group["model_tflops_per_s"], label=precision, **style)
-        _mark_peak(axes, precision, group["peak_tflops_per_s"].max())
+        source = known(group, "peak_source")["peak_source"].max()
+        _mark_ceiling(axes, precision, PEAK_WORDS.get(source, "peak"), group["peak_tflops_per_s"].max(), ":")
+        _mark_ceiling(axes, precision, "product", reached.get(precision, np.nan), "--")
     longest = steps[steps["precision"] == main_precision(rows)].sort_values("context_length").groupby("size").tail(1)
     for _, step in longest.iterrows():
         place = {"textcoords": "offset points", "ha": "center", "fontsize": WORD_PT - 1}
@@ -45,13 +54,13 @@ def achieved(rows: pd.DataFrame) -> Figure:
     return figure
 
 
-def _mark_peak(axes: Axes, precision: str, peak: float) -> None:
-    if not np.isfinite(peak):
+def _mark_ceiling(axes: Axes, precision: str, what: str, tflops_per_s: float, line: str) -> None:
+    if not np.isfinite(tflops_per_s):
         return
     look = {"color": style_for(precision)["color"]}
-    axes.axhline(peak, linewidth=1, linestyle=":", **look)
+    axes.axhline(tflops_per_s, linewidth=1, linestyle=line, **look)
     place = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "bottom", "fontsize": 9}
-    axes.annotate(f"{precision} peak", (1, peak), **place, **look)
+    axes.annotate(f"{precision} {what}", (1, tflops_per_s), **place, **look)
 
 
 def wall_and_idle(steps: pd.DataFrame) -> Figure:

@@ -1,6 +1,6 @@
 """The timing section: how fast each model size trains, what holds it back, and what to do about it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
 import pandas as pd
 
@@ -11,6 +11,7 @@ from pipeline.report.outcomes import not_measured, nothing_measured
 from pipeline.report.page_parts import Figure, Section, Table, say
 from pipeline.report.section import count, listing, number, percent, ratio, span
 from pipeline.report.table_rows import known
+from pipeline.report.tables import with_outcomes
 from pipeline.stages.timing.report import figures
 from pipeline.stages.timing.report.actions import actions
 from pipeline.stages.timing.report.models import models
@@ -24,6 +25,7 @@ from pipeline.stages.timing.report.steps import (
     main_precision,
     of_kind,
     precision_gains,
+    reached_tflops_per_s,
     step_flops,
     warm,
 )
@@ -31,6 +33,8 @@ from pipeline.stages.timing.report.steps import (
 TITLE, EXERCISE = "How fast does each model train?", "benchmarking_script, torch_compile"
 METHOD = Markdown("Host clock with a synchronize on both sides; phases one by one, then whole steps; medians.")
 GPU_METHOD = Markdown(" The GPU is busy while a kernel or copy runs, in steps profiled after the timed ones.")
+# Named after a model with two feed-forward matrices a layer, where SwiGLU has three (pipeline.formulas.sizes).
+NAMED_WITHOUT_SWIGLU = ("2.7B", "10B")
 KIND_WORDS = {
     "eager": "eager, foreach AdamW (ms)",
     "fused": "fused AdamW",
@@ -40,13 +44,14 @@ KIND_WORDS = {
 }
 
 
-def build(rows: pd.DataFrame) -> Section:
-    """Return the section of the timing stage, from all its rows."""
+def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame] | None = None) -> Section:
+    """Return the section of the timing stage, from all its rows; beside: those of the stage ceilings."""
     if of_kind(warm(rows), "eager").empty:
         return Section(TITLE, EXERCISE, nothing_measured(rows))
     precision = main_precision(rows)
     context_length = largest_context(rows, precision)
     steps = at(of_kind(warm(rows), "eager"), precision, context_length)
+    reached = reached_tflops_per_s(beside)
     return Section(
         TITLE,
         EXERCISE,
@@ -62,7 +67,7 @@ def build(rows: pd.DataFrame) -> Section:
         problems=problems(rows, precision, context_length),
         headline=[
             _headline(steps, rows, context_length),
-            Figure("achieved", _achieved_title(rows), figures.achieved(rows)),
+            Figure("achieved", _achieved_title(rows, reached), figures.achieved(rows, reached)),
         ],
         models=models(rows, precision, context_length),
     )
@@ -90,7 +95,7 @@ def _headline(steps: pd.DataFrame, rows: pd.DataFrame, context_length: int) -> T
     over_fp32 = over_fp32[over_fp32["context_length"] == context_length].set_index("size")["ratio"]
     columns = {
         "model": [f"{row['size']} ({_shape(row)})" for _, row in steps.iterrows()],
-        "tokens/s": steps["tokens_per_s"].map(count),
+        "tokens/s": with_outcomes(steps["tokens_per_s"].map(count), steps),
         "TFLOP/s (MFU)": [
             number(rate) if pd.isna(mfu) else f"{number(rate)} ({percent(mfu / 100)})"
             for rate, mfu in zip(steps["model_tflops_per_s"], steps["mfu_pct"], strict=True)
@@ -106,41 +111,59 @@ def _headline(steps: pd.DataFrame, rows: pd.DataFrame, context_length: int) -> T
     known = {name: pd.Series(list(column)) for name, column in columns.items() if column is not None}
     shown = {name: column for name, column in known.items() if column.notna().any()}
     cells = pd.DataFrame({name: _written(column, forms.get(name, str)) for name, column in shown.items()})
-    title = say(
-        "Training steps in {precision}, batch {batch}, context {context_length}, eager{over}:",
-        precision="bf16 autocast" if precision == "bf16" else precision,
-        over="; × fp32: how many times as fast as in fp32" if "× fp32" in shown else "",
-        batch=int(steps["setting_batch_size"].iloc[0]),
-        context_length=context_length,
+    return Table(_headline_title(steps, rows, shown), cells)
+
+
+def _headline_title(steps: pd.DataFrame, rows: pd.DataFrame, shown: Iterable[str]) -> Markdown:
+    """Say what the first screen's table is of, and what its columns mean that do not say it themselves."""
+    first, longest = steps.iloc[0], rows["context_length"].max()
+    peak = known(steps, "peak_tflops_per_s", "peak_source")
+    legend = {
+        "× fp32": "how many times as fast as in fp32",
+        "GPU idle": "share of the step in which no kernel runs",
+        "limited by": f"host where the GPU idles {IDLE_PCT:g}% or more",
+    }
+    legend = {name: words for name, words in legend.items() if name in shown}
+    if len(peak):
+        of = "data sheet's" if peak["peak_source"].iloc[0] == "datasheet" else "measured"
+        legend = {"MFU": f"share of the {of} {number(peak['peak_tflops_per_s'].max())} TFLOP/s", **legend}
+    return say(
+        "Training steps in plain PyTorch (eager, attention by its formula), {precision}, batch {batch}, context"
+        " {context} ({longest}).{legend}",
+        precision="bf16 autocast" if first["precision"] == "bf16" else first["precision"],
+        batch=int(first["setting_batch_size"]),
+        context=int(first["context_length"]),
+        longest="the longest measured" if first["context_length"] == longest else "the longest that all of these fit",
+        legend=Markdown("").join([Markdown(" {}: {}.").format(name, words) for name, words in legend.items()]),
     )
-    return Table(title, cells)
 
 
 def _shape(row: pd.Series) -> str:
     parameters = parameter_count(SIZES[row["size"]], int(row["setting_vocab_size"]))
     words = f"{number(parameters / 1e9)}B" if parameters >= 1e9 else f"{number(parameters / 1e6)}M"
-    return f"{words}, {SIZES[row['size']].num_layers} layers"
+    swiglu = " with SwiGLU" if row["size"] in NAMED_WITHOUT_SWIGLU else ""
+    return f"{words}{swiglu}, {SIZES[row['size']].num_layers} layers"
 
 
 def _written(column: pd.Series, form: Callable[..., str]) -> pd.Series:
     return column.map(lambda value: "–" if pd.isna(value) else form(value))
 
 
-def _achieved_title(rows: pd.DataFrame) -> Markdown:
+def _achieved_title(rows: pd.DataFrame, reached: Mapping[str, float]) -> Markdown:
+    """Say which rate is the highest, what a matrix product alone reaches, and where the GPU waits for the host."""
     steps = of_kind(warm(rows), "eager")
-    idle = steps[steps["gpu_idle_pct"] >= IDLE_PCT] if "gpu_idle_pct" in steps else steps.head(0)
     most = steps.loc[steps["model_tflops_per_s"].idxmax()]
-    if idle.empty:
-        return say(
-            "Achieved TFLOP/s against the work of one training step: at most {most}, by {size} in {precision}",
-            most=number(most["model_tflops_per_s"]),
-            size=most["size"],
-            precision=most["precision"],
-        )
-    work = max(step_flops(row) for _, row in idle.iterrows()) / figures.TERA
+    alone = reached.get(most["precision"])
+    idle = known(steps, "gpu_idle_pct")
+    idle = idle[idle["gpu_idle_pct"] >= IDLE_PCT] if len(idle) else idle
+    work = max((step_flops(row) for _, row in idle.iterrows()), default=0) / figures.TERA
     return say(
-        "Achieved TFLOP/s against the work of one training step: up to {work} TFLOP a step the GPU waits for the host",
-        work=number(work),
+        "Achieved TFLOP/s against the work of one training step: at most {most}, by {size} in {precision}{alone}{host}",
+        most=number(most["model_tflops_per_s"]),
+        size=most["size"],
+        precision=most["precision"],
+        alone=f", where a matrix product alone reaches {number(alone)}" if alone else "",
+        host=f"; up to {number(work)} TFLOP a step the GPU may wait for the host" if work else "",
     )
 
 

@@ -1,12 +1,14 @@
 """Which rows of the timing stage answer which question: whole steps, and ratios between two kinds of them."""
 
+from collections.abc import Mapping
+
 import pandas as pd
 
 from pipeline.formulas.flops import train_step_flops
 from pipeline.formulas.size_order import BY_SIZE
 from pipeline.formulas.sizes import SIZES
 from pipeline.report.outcomes import clear_gain
-from pipeline.report.table_rows import in_order, ok
+from pipeline.report.table_rows import in_order, known, ok
 
 PRECISIONS = ("fp32", "tf32", "bf16")
 KINDS = {
@@ -62,7 +64,8 @@ def step_flops(row: pd.Series) -> int:
 def gains(rows: pd.DataFrame, base: str, other: str) -> pd.DataFrame:
     """Divide the step time of one kind by that of another, of the same precision, size and context.
 
-    Returns CELL, ratio (above 1 the other is faster), is_clear (whether it is worth acting on), base_ms and other_ms.
+    Returns CELL, ratio (above 1 the other is faster), is_clear (whether it is worth acting on), and of each side
+    median_ms, gpu_idle_pct and peak_tflops_per_s as base_ms, base_idle_pct, base_tflops_per_s, and so on with other_.
     """
     steps = warm(rows)
     return _ratios(of_kind(steps, base), of_kind(steps, other), CELL)
@@ -79,9 +82,17 @@ def _ratios(base: pd.DataFrame, other: pd.DataFrame, keys: list[str]) -> pd.Data
     both = base.merge(other, on=keys, suffixes=("_base", "_other"), validate="one_to_one")[keys]
     sides = [rows.set_index(keys).loc[map(tuple, both.to_numpy())] for rows in (base, other)]
     pairs = list(zip(*([row for _, row in side.iterrows()] for side in sides), strict=True))
-    base_ms, other_ms = (side["median_ms"].to_numpy() for side in sides)
+    for name, side in zip(("base", "other"), sides, strict=True):
+        told = side.reindex(columns=["median_ms", "gpu_idle_pct", "peak_tflops_per_s"]).to_numpy(dtype=float)
+        both[[f"{name}_ms", f"{name}_idle_pct", f"{name}_tflops_per_s"]] = told
     is_clear = [clear_gain(before, after) is not None for before, after in pairs]
-    return both.assign(ratio=base_ms / other_ms, is_clear=is_clear, base_ms=base_ms, other_ms=other_ms)
+    return both.assign(ratio=both["base_ms"] / both["other_ms"], is_clear=is_clear)
+
+
+def reached_tflops_per_s(beside: Mapping[str, pd.DataFrame] | None) -> dict[str, float]:
+    """Return the highest rate of a matrix product alone by its data type, from the rows of the stage ceilings."""
+    products = known((beside or {}).get("ceilings", pd.DataFrame()), "dtype", "tflops_per_s")
+    return {} if products.empty else products.groupby("dtype")["tflops_per_s"].max().to_dict()
 
 
 def compile_times(rows: pd.DataFrame) -> pd.DataFrame:
