@@ -8,7 +8,7 @@ from pipeline.report.section import data_size, mib, number
 from pipeline.report.table_rows import ok
 from pipeline.stages.memory.report import baselines, checkpoints, figures
 from pipeline.stages.memory.report.actions import actions, flash_and_checkpoints
-from pipeline.stages.memory.report.facts import headline, recordings, unit_for
+from pipeline.stages.memory.report.facts import headline, recordings
 from pipeline.stages.memory.report.section import build
 
 from ..sections import (
@@ -25,8 +25,8 @@ from ..sections import (
 )
 
 FIGURES = {
-    "h200": {"composition", "depth", "timeline", "trade"},
-    "smoke": {"composition", "timeline", "trade"},
+    "h200": {"composition", "timeline"},
+    "smoke": {"composition", "timeline"},
     "skipped": set(),
 }
 # Found or derived by formula from the axes: they are no column of the table.
@@ -108,7 +108,7 @@ def test_the_answer_is_the_plain_step_at_the_longest_context_in_bf16(rows_of, tm
 def test_a_cell_that_ran_out_of_memory_has_no_bar_ratio_or_number(rows_of, tmp_path):
     (trade,) = [part.cells for part in build(rows_of["h200"]).parts if isinstance(part, Table)]
     ran_out, flash = trade.query("precision == 'fp32' and context == 1024").to_dict("records")
-    assert (ran_out["peak (GB)"], ran_out["ratio"], ran_out["step (ms)"]) == ("OOM", "", "")
+    assert (ran_out["peak"], ran_out["ratio"], ran_out["step (ms)"]) == ("OOM", "", "")
     assert (flash["variant"], flash["ratio"], flash["time ratio"]) == ("flash", "", "")
 
 
@@ -200,23 +200,16 @@ def test_the_least_peak_is_told_of_the_most_blocks_with_what_other_checkpoints_t
 
 
 def test_at_more_blocks_recursive_checkpoints_take_least(rows_of):
-    groups = checkpoints.by_depth(recordings(rows_of["h200"]))
-    assert tuple(groups) == KINDS
-    assert all([one.cell.num_layers for one in ones] == [4, 16, 64] for ones in groups.values())
-    deepest = {words: checkpoints.backward_bytes(ones[-1]) for words, ones in groups.items()}
-    assert min(deepest, key=deepest.get) == "recursive checkpoints"
-    assert max(deepest, key=deepest.get) == "no checkpoints"
+    deepest = {one.checkpoints: one for one in recordings(rows_of["h200"]) if one.cell.num_layers == 64}
+    taken = {words: checkpoints.backward_bytes(one) for words, one in deepest.items()}
+    assert set(taken) == set(KINDS)
+    assert min(taken, key=taken.get) == "recursive checkpoints"
+    assert max(taken, key=taken.get) == "no checkpoints"
 
 
 def test_steps_of_a_chosen_number_of_blocks_alone_are_a_section(rows_of, tmp_path):
     rows = rows_of["h200"]
     assert "small of 64 blocks" in text_of(rows[rows["num_layers"] > 0], tmp_path)
-
-
-def test_one_number_of_blocks_is_no_figure(rows_of):
-    rows = rows_of["h200"]
-    recorded = recordings(rows[rows["num_layers"].isin([0, 16])])
-    assert checkpoints.depth_figure(recorded, unit_for(recorded)) == []
 
 
 def test_what_a_block_saves_is_told_of_the_longest_context_in_bf16(rows_of):

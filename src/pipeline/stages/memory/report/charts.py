@@ -9,7 +9,7 @@ from pipeline.report.charts import SHAPES, Chart, axis, colours, picked, picker,
 from pipeline.report.figures import MARKERS
 from pipeline.report.tables import OUTCOME_WORDS
 from pipeline.stages.memory.report.actions import flash_and_checkpoints
-from pipeline.stages.memory.report.facts import Recording, beside_variants, main_size, recordings
+from pipeline.stages.memory.report.facts import Recording, beside_variants, of_main_size, recordings
 
 
 def charts(rows: pd.DataFrame) -> list[Chart]:
@@ -17,9 +17,7 @@ def charts(rows: pd.DataFrame) -> list[Chart]:
     recorded = recordings(rows)
     if not any(one.measured for one in recorded):
         return []
-    size = main_size(recorded)
-    groups = beside_variants([one for one in recorded if one.cell.size == size])
-    groups = [group for group in groups if any(map(_timed, group))]
+    groups = [group for group in beside_variants(of_main_size(recorded)) if any(map(_timed, group))]
     case = flash_and_checkpoints([one for group in groups for one in group])
     return [_trade(groups, case.flash.setting if case else groups[-1][0].setting)] if groups else []
 

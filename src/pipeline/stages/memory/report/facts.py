@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import NamedTuple
 
 import pandas as pd
 
@@ -30,13 +29,6 @@ MODE_WORDS = {
 CATEGORY_WORDS = {name: name.replace("_", " ") for name in CATEGORIES}
 
 
-class Unit(NamedTuple):
-    """A unit of memory: its name, and its bytes."""
-
-    name: str
-    bytes: float
-
-
 @dataclass(frozen=True)
 class Peak:
     """The highest moment of one phase of a step. begin_event: allocations and releases before the phase."""
@@ -50,33 +42,45 @@ class Peak:
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """One cell; of a failed one only the axes, the settings and the outcome.
-
-    peaks: of every phase of the recorded steps. step: median_ms, q1_ms and q3_ms of a training step, if it was timed.
-    residual, allocator, block: those rows, if there are any. largest: rows of the largest allocations, by size.
-    block_saved: rows of the tensors that a block saves, by size.
-    """
+    """One cell with its rows. peaks: of every phase of the recorded steps; none of a cell that failed."""
 
     cell: Cell
-    batch_size: int
-    vocab_size: int
-    machine: str
     device_type: str
-    status: str
-    reason: str
+    rows: pd.DataFrame
     peaks: Sequence[Peak]
-    timeline: Mapping[str, tuple[list[int], list[int]]]
-    step: pd.Series | None
-    residual: pd.Series | None
-    allocator: pd.Series | None
-    block: pd.Series | None
-    largest: pd.DataFrame
-    block_saved: pd.DataFrame
+
+    def of(self, kind: str) -> pd.DataFrame:
+        """Return the rows of one kind that have figures."""
+        return ok(self.rows[self.rows["kind"] == kind])
+
+    def only(self, kind: str) -> pd.Series | None:
+        """Return the single row of a kind; None where there is none."""
+        return next((row for _, row in self.of(kind).iterrows()), None)
 
     @property
     def measured(self) -> bool:
         """Tell whether there are peaks."""
         return bool(self.peaks)
+
+    @property
+    def batch_size(self) -> int:
+        """The sequences of a batch."""
+        return int(self.rows["setting_batch_size"].iloc[0])
+
+    @property
+    def machine(self) -> str:
+        """What it ran on."""
+        return str(self.rows["machine"].iloc[0])
+
+    @property
+    def status(self) -> str:
+        """What became of it: that of the first row that is not ok, if any."""
+        return next((status for status in self.rows["status"] if status != "ok"), "ok")
+
+    @property
+    def step(self) -> pd.Series | None:
+        """The time of a training step: median_ms, q1_ms and q3_ms; None where it was not timed."""
+        return self.only("time")
 
     @property
     def last_step(self) -> dict[str, Peak]:
@@ -97,7 +101,7 @@ class Recording:
     @property
     def workload(self) -> Workload:
         """All that the formulas take."""
-        return self.cell.workload(self.vocab_size, self.batch_size, self.device_type)
+        return self.cell.workload(int(self.rows["setting_vocab_size"].iloc[0]), self.batch_size, self.device_type)
 
     @property
     def predicted_bytes(self) -> int:
@@ -156,35 +160,14 @@ def recordings(rows: pd.DataFrame) -> list[Recording]:
     """Parse the rows of all tables into one recording a cell, in reading order; those that failed too."""
     columns = dict.fromkeys([*rows.columns, *ROW_TYPES.column_names()])
     rows = in_order(rows.reindex(columns=list(columns)), AXES, ORDERS)
-    device_types = rows["device_type"].dropna()
-    device_type = device_types.iloc[0] if len(device_types) else "cpu"
+    device_type = next(iter(rows["device_type"].dropna()), "cpu")
     return [_recording(cell, device_type) for _, cell in rows.groupby(AXES, sort=False)]
 
 
 def _recording(rows: pd.DataFrame, device_type: str) -> Recording:
-    first, by_kind = rows.iloc[0], dict(tuple(ok(rows).groupby("kind")))
-    none = rows.head(0)
-    not_ok = rows[rows["status"] != "ok"]
-    values = {name: first[name] if isinstance(first[name], str) else int(first[name]) for name in AXES}
-    return Recording(
-        cell=Cell(**values),
-        batch_size=int(first["setting_batch_size"]),
-        vocab_size=int(first["setting_vocab_size"]),
-        machine=first["machine"],
-        device_type=device_type,
-        status=not_ok["status"].iloc[0] if len(not_ok) else "ok",
-        reason=not_ok["reason"].iloc[0] if len(not_ok) else "",
-        peaks=[_peak(row) for _, row in by_kind.get("peak", none).iterrows()],
-        timeline={
-            row["category"]: (row["events"], row["active_bytes"]) for _, row in by_kind.get("timeline", none).iterrows()
-        },
-        step=_only(by_kind.get("time", none)),
-        residual=_only(by_kind.get("residual", none)),
-        allocator=_only(by_kind.get("allocator", none)),
-        block=_only(by_kind.get("block", none)),
-        largest=by_kind.get("largest", none).sort_values("rank"),
-        block_saved=by_kind.get("block_saved", none).sort_values("rank"),
-    )
+    first, peaks = rows.iloc[0], ok(rows[rows["kind"] == "peak"])
+    cell = Cell(**{name: first[name] if isinstance(first[name], str) else int(first[name]) for name in AXES})
+    return Recording(cell, device_type, rows, [_peak(row) for _, row in peaks.iterrows()])
 
 
 def _peak(row: pd.Series) -> Peak:
@@ -192,56 +175,32 @@ def _peak(row: pd.Series) -> Peak:
     return Peak(int(row["step"]), row["phase"], int(row["begin_event"]), int(row["peak_bytes"]), made_of)
 
 
-def _only(rows: pd.DataFrame) -> pd.Series | None:
-    return rows.iloc[0] if len(rows) else None
-
-
-def main_size(recorded: Sequence[Recording]) -> str:
-    """Choose the model to speak of: the one with the most recordings."""
-    return str(pd.Series([recording.cell.size for recording in recorded if recording.measured]).mode()[0])
+def of_main_size(recorded: Sequence[Recording]) -> list[Recording]:
+    """Keep the model to speak of: the one with the most recordings."""
+    size = pd.Series([one.cell.size for one in recorded if one.measured]).mode()[0]
+    return [one for one in recorded if one.cell.size == size]
 
 
 def headline(recorded: Sequence[Recording]) -> Recording:
     """Choose the recording to speak of: a plain training step if there is one, at the longest context, in bf16."""
-    return max(
-        (recording for recording in recorded if recording.measured),
-        key=lambda recording: (
-            MODES.index(recording.cell.mode),
-            recording.plain,
-            recording.cell.context_length,
-            recording.cell.precision == "bf16",
-        ),
-    )
+
+    def preference(one: Recording) -> tuple:
+        cell = one.cell
+        return MODES.index(cell.mode), one.plain, cell.context_length, cell.precision == "bf16"
+
+    return max((one for one in recorded if one.measured), key=preference)
 
 
 def plain_steps(recorded: Sequence[Recording]) -> list[Recording]:
     """Keep training steps with eager attention and no checkpoints."""
-    return [recording for recording in recorded if recording.plain and recording.cell.mode == "train_step"]
+    return [one for one in recorded if one.plain and one.cell.mode == "train_step"]
 
 
 def beside_variants(recorded: Sequence[Recording]) -> list[list[Recording]]:
     """Group training steps alike but for attention and checkpoints, where there are several; plain eager first."""
     groups: dict[Cell, list[Recording]] = {}
-    for recording in recorded:
-        if recording.cell.mode == "train_step":
-            like = replace(recording.cell, attention="eager", checkpoint_every=0, checkpointing="segments")
-            groups.setdefault(like, []).append(recording)
+    for one in recorded:
+        if one.cell.mode == "train_step":
+            like = replace(one.cell, attention="eager", checkpoint_every=0, checkpointing="segments")
+            groups.setdefault(like, []).append(one)
     return [group for group in groups.values() if len(group) > 1 and any(one.measured for one in group)]
-
-
-def unit_for(recorded: Sequence[Recording]) -> Unit:
-    """Choose decimal GB, or MB where all is below one GB."""
-    highest = max(recording.peak.total_bytes for recording in recorded if recording.measured)
-    return Unit("GB", 1e9) if highest >= 1e9 else Unit("MB", 1e6)
-
-
-def outcomes(recorded: Sequence[Recording]) -> pd.DataFrame:
-    """Return the status and reason of every recording, and `what` it is of."""
-    return pd.DataFrame(
-        {
-            "what": f"{recording.setting}, {recording.mode}, {recording.variant}",
-            "status": recording.status,
-            "reason": recording.reason,
-        }
-        for recording in recorded
-    )

@@ -7,7 +7,7 @@ from pipeline.formulas.activations import residual_stream_bytes, weight_copy_byt
 from pipeline.formulas.peak_memory import MODES
 from pipeline.formulas.units import FP32_BYTES
 from pipeline.report.markup import Markdown, code
-from pipeline.report.page_parts import Problem, say
+from pipeline.report.page_parts import Problem
 from pipeline.report.section import count, counted, data_size, listing, mib, ratio
 from pipeline.stages.memory.report.facts import CATEGORY_WORDS, MODE_WORDS, Recording, headline, plain_steps
 
@@ -15,17 +15,20 @@ LARGEST_SAVED = 5
 
 
 def problems(shown: Sequence[Recording]) -> list[Problem]:
-    """Answer each question for which there are recordings with eager attention and no checkpoints."""
-    plain = [recording for recording in shown if recording.plain and recording.measured]
-    questions = {"a": _phases, "b": _peaks, "c": _mixed_precision, "d": _residual_stream, "e": _largest}
-    answers = {letter: answer(plain) for letter, answer in questions.items()}
-    found = [Problem(f"memory_profiling ({letter})", Markdown(text)) for letter, text in answers.items() if text]
-    of_block = [one for one in shown if one.block is not None]
-    return [*found, *([Problem("memory_profiling (f)", _block(of_block))] if of_block else [])]
+    """Answer each question that the recordings bear on: all but the last from eager attention without checkpoints."""
+    plain = [one for one in shown if one.plain and one.measured]
+    answers = {
+        "a": _phases(plain_steps(plain)),
+        "b": _peaks(plain),
+        "c": _mixed_precision(plain),
+        "d": _residual_stream([one for one in plain if one.cell.precision == "fp32" and len(one.of("residual"))]),
+        "e": _largest([one for one in plain if one.cell.precision == "fp32" and len(one.of("largest"))]),
+        "f": _block([one for one in shown if len(one.of("block"))]),
+    }
+    return [Problem(f"memory_profiling ({letter})", text) for letter, text in answers.items() if text]
 
 
-def _phases(plain: Sequence[Recording]) -> str:
-    steps = plain_steps(plain)
+def _phases(steps: Sequence[Recording]) -> str:
     if not steps:
         return ""
     lead = headline(steps)
@@ -47,8 +50,7 @@ def _peaks(plain: Sequence[Recording]) -> str:
     modes = []
     for mode in MODES:
         of_mode = [one for one in alike if one.cell.mode == mode]
-        shortest_and_longest = of_mode if len(of_mode) < 2 else [of_mode[0], of_mode[-1]]
-        ends = [f"{one.size} at context {one.cell.context_length}" for one in shortest_and_longest]
+        ends = [f"{one.size} at context {one.cell.context_length}" for one in dict.fromkeys(of_mode[:1] + of_mode[-1:])]
         modes += [f"{MODE_WORDS[mode]} {listing(ends)}"] if ends else []
     contexts = [one.cell.context_length for one in plain_steps(alike) if one.peak.phase == "optimizer"]
     words = f" At {listing(contexts)} the step's peak is AdamW's update, which no context changes." if contexts else ""
@@ -58,35 +60,32 @@ def _peaks(plain: Sequence[Recording]) -> str:
 def _mixed_precision(plain: Sequence[Recording]) -> str:
     """Set the peak in bf16 over that in fp32, at the longest context of each mode that has both."""
     fp32 = {one.cell: one for one in plain if one.cell.precision == "fp32"}
-    pairs = {
-        one.mode: (one, fp32[replace(one.cell, precision="fp32")])
-        for one in plain
-        if one.cell.precision == "bf16" and replace(one.cell, precision="fp32") in fp32
-    }
-    if not pairs:
-        return ""
+    bf16 = [one for one in plain if one.cell.precision == "bf16"]
+    pairs = {one.mode: (one, fp32.get(replace(one.cell, precision="fp32"))) for one in bf16}
     ratios = [
-        f"{mode} {ratio(bf16.peak.total_bytes / base.peak.total_bytes)} at context {bf16.cell.context_length}"
-        for mode, (bf16, base) in pairs.items()
+        f"{mode} {ratio(one.peak.total_bytes / base.peak.total_bytes)} at context {one.cell.context_length}"
+        for mode, (one, base) in pairs.items()
+        if base
     ]
-    copies = max(weight_copy_bytes(bf16.workload) for bf16, _ in pairs.values())
+    if not ratios:
+        return ""
+    copies = max(weight_copy_bytes(one.workload) for one in bf16)
     return (
         f"The peak in bf16 autocast over that in fp32: {'; '.join(ratios)}. Parameters, gradients and moments stay in "
         f"fp32, and autocast caches bf16 copies of the weights ({data_size(copies)} by formula)."
     )
 
 
-def _residual_stream(plain: Sequence[Recording]) -> str:
-    seen = [one for one in plain if one.residual is not None and one.cell.precision == "fp32"]
+def _residual_stream(seen: Sequence[Recording]) -> str:
     if not seen:
         return ""
-    one = seen[-1]
+    one, sums = seen[-1], seen[-1].of("residual").iloc[0]
     size, expected = one.workload.size, residual_stream_bytes(one.workload)
-    recorded = {one.residual["smallest_bytes"], one.residual["size_bytes"]}
-    if recorded == {expected} and one.residual["count"] == 2 * size.num_layers:
-        held = f"The recording has {counted(one.residual['count'], 'tensor')} of just this size, two a block."
-    elif one.residual["count"]:
-        held = f"The recorded sums of the blocks have {listing(mib(seen_bytes) for seen_bytes in sorted(recorded))}."
+    recorded = {sums["smallest_bytes"], sums["size_bytes"]}
+    if recorded == {expected} and sums["count"] == 2 * size.num_layers:
+        held = f"The recording has {counted(sums['count'], 'tensor')} of just this size, two a block."
+    elif sums["count"]:
+        held = f"The recorded sums of the blocks have {listing(map(mib, sorted(recorded)))}."
     else:
         held = "The recording shows no such tensor."
     return (
@@ -95,38 +94,34 @@ def _residual_stream(plain: Sequence[Recording]) -> str:
     )
 
 
-def _largest(plain: Sequence[Recording]) -> str:
+def _largest(seen: Sequence[Recording]) -> Markdown | None:
     """Name the largest allocations of a forward pass alone, in fp32, at the longest context."""
-    with_rows = [one for one in plain if len(one.largest) and one.cell.precision == "fp32"]
-    if not with_rows:
-        return ""
-    first_mode = min(MODES.index(one.cell.mode) for one in with_rows)
-    one = [recording for recording in with_rows if MODES.index(recording.cell.mode) == first_mode][-1]
-    top = one.largest[one.largest["size_bytes"] == one.largest["size_bytes"].max()]
-    lines = [
-        say("{n} of {what} at {where}", n=count(n), what=CATEGORY_WORDS[name], where=code(location))
-        for n, name, location in zip(top["count"], top["category"], top["location"], strict=True)
-    ]
+    if not seen:
+        return None
+    one = min(reversed(seen), key=lambda one: MODES.index(one.cell.mode))
+    largest = one.of("largest").sort_values("rank")
+    top = largest[largest["size_bytes"] == largest["size_bytes"].max()]
+    lines = listing(
+        Markdown(f"{count(row.count_)} of {CATEGORY_WORDS[row.category]} at {code(row.location)}")
+        for row in top.rename(columns={"count": "count_"}).itertuples()
+    )
     size = mib(top["size_bytes"].iloc[0])
-    return f"The largest allocations of a {one.mode} ({one.setting}) are {size} each: {listing(lines)}."
+    return Markdown(f"The largest allocations of a {one.mode} ({one.setting}) are {size} each: {lines}.")
 
 
-def _block(of_block: Sequence[Recording]) -> Markdown:
+def _block(of_block: Sequence[Recording]) -> Markdown | None:
     """Name the largest tensors that a block saves, at the longest context and rather in bf16."""
+    if not of_block:
+        return None
     one = max(of_block, key=lambda one: (one.cell.context_length, one.cell.precision == "bf16"))
-    largest = one.block_saved.head(LARGEST_SAVED)
-    lines = [
-        say("{size} {what}", size=data_size(size), what=code(f"{module or 'block'} {operation}"))
-        for size, module, operation in zip(largest["size_bytes"], largest["module"], largest["operation"], strict=True)
-    ]
-    return say(
-        "A block ({setting}, {attention}) saves {saved} in {tensors}, without parameters; the largest are {largest}. "
-        "Its backward pass makes {gradients} of gradients of parameters and {of_input} for its input.",
-        setting=one.setting,
-        attention=one.cell.attention,
-        saved=data_size(one.block["saved_bytes"]),
-        tensors=counted(len(one.block_saved), "tensor"),
-        largest=Markdown(", ").join(lines),
-        gradients=data_size(one.block["gradients_bytes"]),
-        of_input=data_size(one.block["input_gradient_bytes"]),
+    block, tensors = one.of("block").iloc[0], one.of("block_saved").sort_values("rank")
+    largest = ", ".join(
+        data_size(row.size_bytes) + " " + code(f"{row.module or 'block'} {row.operation}")
+        for row in tensors.head(LARGEST_SAVED).itertuples()
+    )
+    return Markdown(
+        f"A block ({one.setting}, {one.cell.attention}) saves {data_size(block['saved_bytes'])} in "
+        f"{counted(len(tensors), 'tensor')}, without parameters; the largest are {largest}. Its backward pass makes "
+        f"{data_size(block['gradients_bytes'])} of gradients of parameters and "
+        f"{data_size(block['input_gradient_bytes'])} for its input."
     )

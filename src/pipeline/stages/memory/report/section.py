@@ -11,20 +11,16 @@ from pipeline.report.outcomes import not_measured, nothing_measured
 from pipeline.report.page_parts import MOST_TABLE_ROWS, Figure, Section, Table
 from pipeline.report.section import data_size, percent, ratio
 from pipeline.report.tables import OUTCOME_WORDS, significant
-from pipeline.stages.memory.report import checkpoints
+from pipeline.stages.memory.report import checkpoints, figures
 from pipeline.stages.memory.report.actions import actions, flash_and_checkpoints
 from pipeline.stages.memory.report.facts import (
     CATEGORY_WORDS,
     Recording,
-    Unit,
     beside_variants,
     headline,
-    main_size,
-    outcomes,
+    of_main_size,
     recordings,
-    unit_for,
 )
-from pipeline.stages.memory.report.figures import composition, timelines, trade_off
 from pipeline.stages.memory.report.problems import problems
 
 TITLE = "What fills the memory, and what makes room?"
@@ -35,25 +31,30 @@ NAMED_KINDS = 3
 def build(rows: pd.DataFrame) -> Section:
     """Build the section from the rows of all its tables."""
     recorded = recordings(rows)
-    if not any(recording.measured for recording in recorded):
+    if not any(one.measured for one in recorded):
         return Section(TITLE, EXERCISE, nothing_measured(rows))
-    # Steps of a chosen number of blocks have their own figure, and speak for the rest only where nothing else does.
-    whole = [recording for recording in recorded if not recording.cell.num_layers]
-    chosen = whole if any(recording.measured for recording in whole) else recorded
-    size = main_size(chosen)
-    shown = [recording for recording in chosen if recording.cell.size == size]
-    lead, unit = headline(shown), unit_for(shown)
+    # Steps of a chosen number of blocks speak for the rest only where nothing else does.
+    whole = [one for one in recorded if not one.cell.num_layers]
+    shown = of_main_size(whole if any(one.measured for one in whole) else recorded)
+    lead = headline(shown)
+    outcomes = [
+        {
+            "what": f"{one.setting}, {one.mode}, {one.variant}",
+            "status": one.status,
+            "reason": next(iter(one.rows["reason"].dropna()), ""),
+        }
+        for one in recorded
+    ]
     return Section(
         TITLE,
         EXERCISE,
         _answer(lead, shown),
         parts=[
-            *_composition(lead, shown, unit),
-            *_trade(shown, unit),
-            *checkpoints.depth_figure(recorded, unit),
-            *_timeline(lead, shown, unit),
+            _composition(lead, shown),
+            *_trade(shown),
+            *_timeline(lead, shown),
             _predictions(recorded),
-            not_measured(outcomes(recorded), "what"),
+            not_measured(pd.DataFrame(outcomes), "what"),
         ],
         method=_method(lead),
         actions=actions(shown),
@@ -61,17 +62,18 @@ def build(rows: pd.DataFrame) -> Section:
     )
 
 
-def _answer(lead: Recording, shown: Sequence[Recording]) -> Markdown:
-    device = "" if lead.allocator is None else f" of the device's {data_size(lead.allocator['device_bytes'])}"
+def _answer(lead: Recording, shown: Sequence[Recording]) -> str:
+    counted = lead.only("allocator")
+    device = "" if counted is None else f" of the device's {data_size(counted['device_bytes'])}"
     kinds = sorted(lead.peak.made_of.items(), key=lambda kind: kind[1], reverse=True)[:NAMED_KINDS]
     made_of = ", ".join(f"{data_size(size)} {CATEGORY_WORDS[name]}" for name, size in kinds if size)
     variant = "" if lead.plain else f", {lead.variant}"
     case = flash_and_checkpoints(shown)
     flash = f" With flash attention it peaks at {case.flash.size}." if case and case.eager is lead else ""
-    return Markdown(f"A {lead.mode} ({lead.setting}{variant}) peaks at {lead.size}{device}: {made_of}.{flash}")
+    return f"A {lead.mode} ({lead.setting}{variant}) peaks at {lead.size}{device}: {made_of}.{flash}"
 
 
-def _composition(lead: Recording, shown: Sequence[Recording], unit: Unit) -> list[Figure]:
+def _composition(lead: Recording, shown: Sequence[Recording]) -> Figure:
     cell = lead.cell
     alike = [
         one for one in shown if replace(one.cell, precision=cell.precision, context_length=cell.context_length) == cell
@@ -82,58 +84,38 @@ def _composition(lead: Recording, shown: Sequence[Recording], unit: Unit) -> lis
         f"{cell.context_length} in {cell.precision} {percent(size / lead.peak.total_bytes)} of it is "
         f"{CATEGORY_WORDS[kind]}"
     )
-    return [Figure("composition", Markdown(title), composition(alike, unit))]
+    return Figure("composition", title, figures.composition(alike))
 
 
-def _amount(recording: Recording | None, unit: Unit) -> str:
-    if recording is None:
-        return ""
-    if not recording.measured:
-        return OUTCOME_WORDS[recording.status]
-    return significant(recording.peak.total_bytes / unit.bytes)
-
-
-def _trade(shown: Sequence[Recording], unit: Unit) -> list[Figure | Table]:
+def _trade(shown: Sequence[Recording]) -> list[Table]:
     groups = beside_variants(shown)
-    if not groups:
-        return []
-    parts: list[Figure | Table] = []
-    case, drawing = flash_and_checkpoints(shown), trade_off(groups, unit)
-    if drawing is not None:
-        words = "Peak memory against the time of a training step, by attention and checkpoints"
-        if case:
-            words += (
-                f": {case.flash.size} and {case.flash.time} with flash attention, {case.checkpointed.size} and "
-                f"{case.checkpointed.time} with checkpoints ({case.flash.setting})"
-            )
-        parts.append(Figure("trade", Markdown(words), drawing))
     while len(groups) > 1 and sum(map(len, groups)) > MOST_TABLE_ROWS:
         groups = groups[1:]
-    lines = [_trade_row(one, group[0], unit) for group in groups for one in group][:MOST_TABLE_ROWS]
-    title = Markdown("Training steps by attention and checkpoints, and their ratios to the first of each context:")
-    return [*parts, Table(title, pd.DataFrame(lines))]
+    lines = [_trade_row(one, group[0]) for group in groups for one in group][:MOST_TABLE_ROWS]
+    title = "Training steps by attention and checkpoints, and their ratios to the first of each context:"
+    return [Table(title, pd.DataFrame(lines))] if lines else []
 
 
-def _trade_row(one: Recording, base: Recording, unit: Unit) -> dict[str, object]:
-    sizes = [recording.peak.total_bytes if recording.measured else math.nan for recording in (one, base)]
+def _trade_row(one: Recording, base: Recording) -> dict[str, object]:
+    both = one.measured and base.measured
     return {
         "precision": one.cell.precision,
         "context": one.cell.context_length,
         "variant": one.variant,
-        f"peak ({unit.name})": _amount(one, unit),
-        "ratio": _ratio(*sizes),
+        "peak": one.size if one.measured else OUTCOME_WORDS[one.status],
+        "ratio": ratio(one.peak.total_bytes / base.peak.total_bytes) if both else "",
         "peak is in": one.peak.phase if one.measured else "",
         "step (ms)": "" if one.step is None else significant(one.step_ms),
-        "time ratio": _ratio(one.step_ms, base.step_ms),
+        "time ratio": "" if math.isnan(one.step_ms / base.step_ms) else ratio(one.step_ms / base.step_ms),
     }
 
 
-def _ratio(value: float, base: float) -> str:
-    return "" if math.isnan(value / base) else ratio(value / base)
-
-
-def _timeline(lead: Recording, shown: Sequence[Recording], unit: Unit) -> list[Figure]:
-    alike = [one for one in shown if one.timeline and replace(one.cell, precision=lead.cell.precision) == lead.cell]
+def _timeline(lead: Recording, shown: Sequence[Recording]) -> list[Figure]:
+    alike = [
+        one
+        for one in shown
+        if len(one.of("timeline")) and replace(one.cell, precision=lead.cell.precision) == lead.cell
+    ]
     if not alike or lead.cell.mode != "train_step":
         return []
     peaks = ", ".join(data_size(peak.total_bytes) for peak in lead.last_step.values())
@@ -141,7 +123,7 @@ def _timeline(lead: Recording, shown: Sequence[Recording], unit: Unit) -> list[F
         f"Active memory over the first two training steps ({lead.setting}): forward, backward and optimizer of the "
         f"second peak at {peaks}"
     )
-    return [Figure("timeline", Markdown(title), timelines(alike, unit))]
+    return [Figure("timeline", title, figures.timelines(alike))]
 
 
 def _predictions(recorded: Sequence[Recording]) -> Markdown:
@@ -157,9 +139,9 @@ def _predictions(recorded: Sequence[Recording]) -> Markdown:
         if one.status == "oom":
             what = f"a {one.mode} that ran out of memory ({one.setting}, {one.variant})"
             sentences.append(f"They give {data_size(one.predicted_bytes)} for {what}.")
-    counted = [one.allocator for one in measured if one.allocator is not None]
-    if counted:
-        more = max(own["reserved_peak_bytes"] / own["requested_peak_bytes"] - 1 for own in counted)
+    counted = pd.concat([one.of("allocator") for one in measured])
+    if len(counted):
+        more = (counted["reserved_peak_bytes"] / counted["requested_peak_bytes"]).max() - 1
         sentences.append(f"The caching allocator reserved up to {percent(more)} more than was active.")
     return Markdown(" ".join(sentences))
 
@@ -169,5 +151,5 @@ def _method(lead: Recording) -> Markdown:
     return Markdown(
         f"{recorder} records every allocation of two passes or steps; peaks are the second's. Temporaries do not "
         "outlive the forward pass; other is the batch, tables and workspaces. Step times are without recording. Each "
-        "cell keeps `snapshot.pickle` for pytorch.org's memory_viz.",
+        "cell keeps `snapshot.pickle` for pytorch.org's memory_viz."
     )
