@@ -112,8 +112,8 @@ def test_the_writeup_holds_machine_outcomes_and_sections(tmp_path):
     pd.DataFrame([line(), *skipped]).to_csv(cells, index=False)
     write_writeup([leave_section(tmp_path)], [cells], "paper", [], out)
     text = out.read_text()
-    assert "at scale `paper`, measured from" in text
-    assert "0 cells with unstable figures, 2 without any" in text
+    assert "3 cells (a process for each setting), at scale `paper`, measured from" in text
+    assert "UTC. 2 cells could not be measured. [How far to trust it](#how-far-to-trust-it).\n" in text
     for part in ("# NVIDIA H200", "host: Xeon, 64 cores.", "1234567", "It is fast.", "| timing | 1 | 2 |"):
         assert part in text
     assert "- 2 cells of timing, skipped: this machine lacks what they need\n" in text
@@ -148,6 +148,31 @@ def test_of_what_several_stages_advise_on_one_topic_the_first_screen_shows_the_f
     text = (tmp_path / "writeup.md").read_text()
     assert "1. **Flash.**" in text
     assert "Fuse" not in text
+
+
+@pytest.mark.parametrize(
+    ("status", "sizes", "told"),
+    [("unstable", ["xl"], ", in the table below xl"), ("ok", ["xl"], ", in the table below none"), ("ok", [], "")],
+)
+def test_how_many_times_are_unstable_stands_on_the_first_screen_and_which_of_its_table(tmp_path, status, sizes, told):
+    pd.DataFrame([line()]).to_csv(tmp_path / "cells.csv", index=False)
+    trusts = ({"times": 900, "unstable": 12, "limit_pct": 5.0}, {"times": 300, "unstable": 0, "limit_pct": 10.0}, {})
+    models = tuple({"size": size, "status": status} for size in sizes)
+    sections = [
+        leave_section(tmp_path, name, trust=trust, models=models if name == "timing" else ())
+        for name, trust in zip(("timing", "flash", "accounting"), trusts, strict=True)
+    ]
+    write_writeup(sections, [tmp_path / "cells.csv"], "", [], tmp_path / "writeup.md")
+    text = (tmp_path / "writeup.md").read_text()
+    assert f"Of 1,200 times 12 are too noisy to compare closely (*unstable*){told}. [How far" in text
+    assert "(5% to 10% of the median)" in text
+
+
+def test_where_every_time_is_stable_the_first_screen_says_nothing_of_it(tmp_path):
+    pd.DataFrame([line()]).to_csv(tmp_path / "cells.csv", index=False)
+    trust = {"times": 900, "unstable": 0, "limit_pct": 5.0}
+    write_writeup([leave_section(tmp_path, trust=trust)], [tmp_path / "cells.csv"], "", [], tmp_path / "writeup.md")
+    assert "nstable" not in (tmp_path / "writeup.md").read_text().partition("\n## ")[0]
 
 
 def test_how_far_repeats_lie_apart_stands_beside_the_outcomes_with_the_rule_of_verdicts(tmp_path):

@@ -1,4 +1,4 @@
-"""How far a stage's figures can be trusted: the spread between repeats, and clocks that a power limit lowered."""
+"""How far figures can be trusted: unstable times, the spread between repeats, clocks that a power limit lowered."""
 
 from typing import Any
 
@@ -6,15 +6,25 @@ import numpy as np
 import pandas as pd
 
 from pipeline.instruments.sampling.verdict import pooled_repeat_spread
+from pipeline.report.table_rows import known
 
 
 def of_rows(rows: pd.DataFrame) -> dict[str, Any]:
     """Return what the rows of a stage, from `with_repeats`, say of themselves; nothing where they say nothing.
 
+    times: how many medians of times there are; unstable: how many of them are; limit_pct: of their standard error.
     typical_pct: standard deviation between the medians of repeats; most_pct: the highest over the lowest of a figure.
     capped: the figures that were measured at a clock below the power limit's; clock_mhz: the lowest such mean clock.
     """
-    return {**_between_repeats(rows), **_power_capped(rows)}
+    return {**_stability(rows), **_between_repeats(rows), **_power_capped(rows)}
+
+
+def _stability(rows: pd.DataFrame) -> dict[str, float]:
+    times = known(rows, "median_ms", "setting_unstable_rel_error")
+    if times.empty:
+        return {}
+    limit_pct = 100 * float(times["setting_unstable_rel_error"].max())
+    return {"times": len(times), "unstable": int((times["status"] == "unstable").sum()), "limit_pct": limit_pct}
 
 
 def _between_repeats(rows: pd.DataFrame) -> dict[str, float]:

@@ -142,14 +142,27 @@ def actions(sections: Sequence[WrittenSection]) -> list[dict[str, Any]]:
 
 
 def _trusted(sections: Sequence[WrittenSection]) -> dict[str, Any]:
-    """Return how far repeats lie apart, by stage, and the figures that a power limit lowered."""
+    """Return how many times are unstable, how far repeats lie apart, by stage, and what a power limit lowered.
+
+    unstable_models: those of the first screen's table whose step is unstable; None without that table.
+    """
+    timed = [section.trust for section in sections if "times" in section.trust]
+    limits_pct = sorted({trust["limit_pct"] for trust in timed})
+    models = [model for section in sections for model in section.models]
     repeated = {
         section.stage: f"{significant(section.trust['typical_pct'], 2)}%; {significant(section.trust['most_pct'], 2)}%"
         for section in sections
         if "typical_pct" in section.trust
     }
     capped = [{"stage": section.stage, **section.trust} for section in sections if "capped" in section.trust]
-    return {"repeated": repeated, "capped": capped}
+    return {
+        "times": sum(trust["times"] for trust in timed),
+        "unstable_times": sum(trust["unstable"] for trust in timed),
+        "limits": " to ".join(f"{limit:g}%" for limit in (limits_pct[:1] + limits_pct[1:][-1:])),
+        "unstable_models": [model["size"] for model in models if model["status"] == "unstable"] if models else None,
+        "repeated": repeated,
+        "capped": capped,
+    }
 
 
 def problems(sections: Sequence[WrittenSection]) -> list[dict[str, Markdown]]:
@@ -180,7 +193,6 @@ def first_page(cells: pd.DataFrame) -> dict[str, Any]:
         "commits": sorted(cells["commit"].unique()),
         "counts": _counts(cells),
         "statuses": [status for status in STATUSES if (cells["status"] == status).any() or status == "ok"],
-        "unstable": int((cells["status"] == "unstable").sum()),
         "without_figures": int((~has_figures(cells["status"])).sum()),
         "cells": len(cells),
         "first_start": started.min().strftime("%Y-%m-%d %H:%M UTC"),
