@@ -1,4 +1,5 @@
 import pytest
+import torch
 
 from pipeline.subjects.checking import Processes, verdict
 from pipeline.subjects.naming import Subject
@@ -54,8 +55,20 @@ def test_a_sharded_optimizer_is_compared_with_the_whole_one():
     assert "5.weight is off by" in found.reason
 
 
-def test_fsdp_is_compared_by_its_gathered_parameters():
-    assert verdict(check_fsdp, training("fsdp", "WholeFSDP", gather="gather"), TWO_RANKS).status == "ok"
-    assert verdict(check_fsdp, Subject("fsdp", "ours", f"{OURS}:FSDP"), TWO_RANKS).status == "ok"
-    found = verdict(check_fsdp, training("fsdp", "WholeFSDP", gather="gather_all_but_one"), TWO_RANKS)
+@pytest.mark.parametrize("compute_dtype", [None, torch.bfloat16])
+def test_fsdp_is_compared_by_its_gathered_parameters(compute_dtype):
+    for subject in (training("fsdp", "WholeFSDP", gather="gather"), Subject("fsdp", "ours", f"{OURS}:FSDP")):
+        assert verdict(check_fsdp, subject, TWO_RANKS, compute_dtype).status == "ok"
+
+
+def test_fsdp_without_one_of_its_parameters_is_wrong():
+    found = verdict(check_fsdp, training("fsdp", "WholeFSDP", gather="gather_all_but_one"), TWO_RANKS, None)
     assert "there is no full parameter 0.weight of shape (20, 48)" in found.reason
+
+
+def test_fsdp_that_is_right_in_fp32_only_is_wrong_in_bf16():
+    subject = training("fsdp", "SumsInBf16", gather="gather")
+    assert verdict(check_fsdp, subject, TWO_RANKS, None).status == "ok"
+    found = verdict(check_fsdp, subject, TWO_RANKS, torch.bfloat16)
+    assert found.status == "wrong"
+    assert "whole batch, computing in bfloat16, allowed is 0.2" in found.reason

@@ -132,6 +132,19 @@ class WholeFSDP(nn.Module):
         Container.average_of(self, list(self.module.parameters()))
 
 
+class SumsInBf16(WholeFSDP):
+    """Forgets to divide by the number of ranks where it computes in bf16."""
+
+    def __init__(self, module, compute_dtype=None):
+        super().__init__(module)
+        self.sums = compute_dtype is not None
+
+    def finish_gradient_synchronization(self):
+        super().finish_gradient_synchronization()
+        for parameter in self.module.parameters():
+            parameter.grad *= dist.get_world_size() if self.sums else 1
+
+
 def gather(wrapper):
     return dict(wrapper.module.named_parameters())
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from pipeline.stages.fsdp.cell import IMPLS, WHOLE_STEP, Cell, Settings
 from pipeline.stages.fsdp.measure import Row, measure_in_ranks, ranks_on
+from pipeline.stages.fsdp.ways import compute_dtype_of
 from pipeline.subjects.checking import Processes, measure_survivors, verdict
 from pipeline.subjects.naming import Subject
 from pipeline.subjects.training_check import check_fsdp
@@ -13,7 +14,7 @@ from pipeline.subjects.training_check import check_fsdp
 def measure_with(subjects: Sequence[Subject], cell: Cell, settings: Settings) -> list[Row]:
     """Return the rows of a cell with the user's own wrappers; one that fails costs its own rows."""
     processes = Processes(cell.world_size, *ranks_on(), settings.check_timeout_s)
-    verdicts = {subject: verdict(check_fsdp, subject, processes) for subject in subjects}
+    verdicts = {subject: verdict(check_fsdp, subject, processes, compute_dtype_of(cell)) for subject in subjects}
 
     def measure(left: Sequence[Subject], mark: Path) -> list[Row]:
         return measure_in_ranks([*IMPLS, *(subject.name for subject in left)], cell, settings, left, mark)

@@ -37,7 +37,7 @@ def build_step(
     )
     if impl == "none":
         return step
-    compute_dtype = torch.bfloat16 if cell.precision == "bf16" else None
+    compute_dtype = compute_dtype_of(cell)
     if subject is not None:
         from pipeline.subjects.wrapping import Wrapped
 
@@ -53,6 +53,11 @@ def build_step(
         step = replace(step, optimizer=ShardedOptimizer(step.model.parameters(), torch.optim.AdamW))
     # torch's waits for its communication inside backward.
     return replace(step, finish_gradients=getattr(step.model, "finish_gradient_synchronization", None))
+
+
+def compute_dtype_of(cell: Cell) -> torch.dtype | None:
+    """Return the dtype in which a sharded model computes; None for that of its weights."""
+    return torch.bfloat16 if cell.precision == "bf16" else None
 
 
 def is_block_or_end(module: nn.Module) -> bool:
