@@ -179,7 +179,7 @@ def _tabulate(arguments: argparse.Namespace) -> None:
     from pipeline.registry import stages
 
     table = {"rows": row_table, "cells": cell_table}[arguments.kind](arguments.records, stages())
-    write_text(arguments.out, table.to_csv(index=False))
+    write_text(arguments.out, table)
 
 
 def _section(arguments: argparse.Namespace) -> None:

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from pipeline.cells.disk import WholeFile
 from pipeline.cells.record import SCHEMA_VERSION, read_record, write_record
-from pipeline.cells.tabulate import stage_rows
+from pipeline.cells.stage_rows import stage_rows
 from pipeline.registry import stages
 from pipeline.report.table_rows import readable
 

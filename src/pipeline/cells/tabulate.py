@@ -1,12 +1,12 @@
 """Records to tidy tables: one of a stage's rows, one of its cells and how they were run."""
 
+import csv
+import io
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-
-import pandas as pd
 
 from pipeline.cells import fields
 from pipeline.cells.record import HOST_PARTS, SCHEDULER_PARTS, read_record
@@ -15,11 +15,13 @@ from pipeline.cells.stage import SETTING, Stage, Stages
 from pipeline.errors import UserError
 from pipeline.instruments.machine.identity import SOFTWARE
 
+# Without pandas: a run makes tens of tables, each in a process of its own, and its import takes longer than a table.
 
-def stage_rows(stage: Stage, records: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
-    """Return the rows of a stage's records: axes, row, settings, machine and software, lists as lists.
 
-    Its columns are those of the stage that any of these rows has, in their declared order, and always `reason`.
+def stage_lines(stage: Stage, records: Iterable[Mapping[str, Any]]) -> tuple[list[str], list[dict[str, Any]]]:
+    """Return the columns and the rows of a stage's records: axes, row, settings, machine and software, lists as lists.
+
+    The columns are those of the stage that any of these rows has, in their declared order, and always `reason`.
     """
     axes = asdict(stage.cell_type())  # records of earlier versions lack those that came later
     lines = [
@@ -35,11 +37,11 @@ def stage_rows(stage: Stage, records: Iterable[Mapping[str, Any]]) -> pd.DataFra
     ]
     present = dict.fromkeys(["reason", *(name for line in lines for name in line)])
     order = dict.fromkeys([*stage.table_columns, *present])
-    return pd.DataFrame(lines, columns=[name for name in order if name in present])
+    return [name for name in order if name in present], lines
 
 
-def row_table(paths: Iterable[Path], stages: Stages) -> pd.DataFrame:
-    """Return the rows of one stage's records as a CSV holds them: lists as JSON.
+def row_table(paths: Iterable[Path], stages: Stages) -> str:
+    """Return the rows of one stage's records as CSV: lists as JSON.
 
     Raises UserError, one line, where a file is no record, or the records are of several stages.
     """
@@ -47,12 +49,21 @@ def row_table(paths: Iterable[Path], stages: Stages) -> pd.DataFrame:
     names = sorted({record["stage"] for record in records})
     if len(names) != 1:
         raise UserError(f"the records must be of one stage, got {' and '.join(names)}")
-    return stage_rows(stages[names[0]], records).map(_without_list)
+    return _csv(*stage_lines(stages[names[0]], records))
 
 
-def cell_table(paths: Iterable[Path], stages: Stages) -> pd.DataFrame:
-    """Return a table with a line a cell: its status, when, how long, on what, by which command."""
-    return pd.DataFrame([_cell_line(read_record(path, stages)) for path in paths])
+def cell_table(paths: Iterable[Path], stages: Stages) -> str:
+    """Return, as CSV, a line a cell: its status, when, how long, on what, by which command."""
+    lines = [_cell_line(read_record(path, stages)) for path in paths]
+    return _csv(list(dict.fromkeys(name for line in lines for name in line)), lines)
+
+
+def _csv(columns: Sequence[str], lines: Iterable[Mapping[str, Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: _without_list(value) for name, value in line.items()} for line in lines)
+    return text.getvalue()
 
 
 def _cell_line(record: dict[str, Any]) -> dict[str, Any]:

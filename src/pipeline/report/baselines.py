@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from pipeline.cells.disk import write_text
 from pipeline.cells.record import read_record
 from pipeline.cells.stage import Stage, Stages
-from pipeline.cells.tabulate import stage_rows
+from pipeline.cells.stage_rows import stage_rows
 from pipeline.report.figures import footnote, log_values_axis, new_figure, save, shared_legend, style_for
 from pipeline.report.markup import Markdown
 from pipeline.report.page_parts import say

@@ -12,7 +12,7 @@ from pipeline.cells.failures import Failures, read_failures
 from pipeline.cells.record import SOFTWARE, read_record
 from pipeline.cells.rows import STATUSES
 from pipeline.cells.stage import Stage, Stages
-from pipeline.cells.tabulate import stage_rows
+from pipeline.cells.stage_rows import stage_rows
 from pipeline.errors import UserError
 from pipeline.report import trust
 from pipeline.report.all_rows import meanings, row_table

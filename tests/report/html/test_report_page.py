@@ -45,7 +45,7 @@ def run(tmp_path_factory):
     section, cells = root / "reports/sections/timing.md", root / "cells.csv"
     section.parent.mkdir(parents=True)
     write_section(stages()["timing"], stages(), paths, section, root / "reports/figures/timing")
-    cell_table(paths, stages()).to_csv(cells, index=False)
+    cells.write_text(cell_table(paths, stages()))
     write_writeup([section], [cells], "paper", [], root / "reports/writeup.md")
     return root
 

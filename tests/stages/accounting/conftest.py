@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.cells import config, sweep
-from pipeline.cells.tabulate import stage_rows
+from pipeline.cells.stage_rows import stage_rows
 from pipeline.errors import Skipped
 from pipeline.instruments.machine.identity import SOFTWARE
 from pipeline.registry import stage

@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 import pytest
 
-from pipeline.cells.tabulate import stage_rows
+from pipeline.cells.stage_rows import stage_rows
 from pipeline.formulas.activations import block_bytes, residual_stream_bytes, saved_terms
 from pipeline.formulas.checkpointing import KINDS
 from pipeline.formulas.parameters import block_parameter_count

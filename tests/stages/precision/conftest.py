@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 import pytest
 
-from pipeline.cells.tabulate import stage_rows
+from pipeline.cells.stage_rows import stage_rows
 from pipeline.instruments.machine.identity import SOFTWARE
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.registry import stages

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 import pandas as pd
 import pytest
 
-from pipeline.cells.tabulate import stage_rows
+from pipeline.cells.stage_rows import stage_rows
 from pipeline.formulas.sizes import SIZES
 from pipeline.instruments.profilers.kernel_categories import category
 from pipeline.instruments.profilers.trace import build_trace
