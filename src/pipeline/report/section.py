@@ -104,8 +104,8 @@ def span(values: pd.Series, form: str) -> str:
 
 
 def listing(names: Iterable) -> str:
-    """Write names as `a, b and c`; as Markdown where they are."""
-    *most, last = [name if isinstance(name, Markdown) else str(name) for name in names]
+    """Write names as `a, b and c`; as Markdown where they are; nothing where there are none."""
+    *most, last = [name if isinstance(name, Markdown) else str(name) for name in names] or [""]
     comma = type(last)(", ")
     return comma.join(most) + " and " + last if most else last
 

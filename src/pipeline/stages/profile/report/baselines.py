@@ -41,10 +41,10 @@ def pairs(rows: pd.DataFrame) -> pd.DataFrame:
                 found.append([what, "%", share["share_pct"], 100 * one.share(path, MATMUL), *_source(group.loc[[at]])])
         parts = group[group["kind"] == "attention_part"]
         times_ms = parts.groupby("part")["total_ms"].sum()
-        if "softmax" in times_ms and "inference" in one.attention:
+        if "softmax" in times_ms and "inference" in one.attention.index:
             ratio = times_ms[times_ms.index.isin(PRODUCTS)].sum() / times_ms["softmax"]
             what = f"attention's products over softmax, forward, {setting}"
-            found.append([what, "×", ratio, 1 / one.attention["inference"].time_ratio, *_source(parts)])
+            found.append([what, "×", ratio, 1 / one.attention.loc["inference", "time_ratio"], *_source(parts)])
     return pd.DataFrame(found, columns=COLUMNS)
 
 

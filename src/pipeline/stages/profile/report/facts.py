@@ -1,7 +1,6 @@
-"""The profile rows parsed once: a capture a cell, with times, categories, kernels, attention and one layer."""
+"""The profile rows parsed once: a capture a cell, with times, categories, kernels and attention of each range."""
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import pandas as pd
@@ -17,33 +16,12 @@ PASS_WORDS = {"inference": "forward pass", "forward_backward": "forward and back
 MATMUL = "matmul"
 
 
-@dataclass(frozen=True)
-class Attention:
-    """Softmax beside the two matrix products inside attention, all layers of one range."""
-
-    total_ms: float
-    softmax_ms: float
-    products_ms: float
-    softmax_flops: float
-    products_flops: float
-
-    @property
-    def time_ratio(self) -> float:
-        """Time of softmax over that of the products."""
-        return self.softmax_ms / self.products_ms
-
-    @property
-    def flops_ratio(self) -> float:
-        """FLOPs of the products over those of softmax."""
-        return self.products_flops / self.softmax_flops
-
-
 @dataclass(frozen=True, eq=False)
 class Capture:
     """One captured cell.
 
     times_ms: median times, a row a range, a column a clock, NaN where it was not read. work_ms: a row a range, a column
-    a category. kernels: those with the most time, by range. attention: by range. layer: the events of one layer.
+    a category. kernels: those with the most time, by range. attention: a row a range, as `_attention` gives it.
     """
 
     cell: Cell
@@ -55,8 +33,7 @@ class Capture:
     times_ms: pd.DataFrame
     work_ms: pd.DataFrame
     kernels: pd.DataFrame
-    attention: Mapping[str, Attention]
-    layer: pd.DataFrame
+    attention: pd.DataFrame
 
     def total_ms(self, path: str) -> float:
         """Return the time of all kernels of a range."""
@@ -64,7 +41,7 @@ class Capture:
 
     def share(self, path: str, category: str) -> float:
         """Return the part of a range's kernel time that a category takes."""
-        return float(self.work_ms.loc[path].get(category, 0.0)) / self.total_ms(path)
+        return float(self.shares(path).get(category, 0.0))
 
     def shares(self, path: str) -> pd.Series:
         """Return every category's part of a range's kernel time, the largest first."""
@@ -79,11 +56,15 @@ class Capture:
         """What was captured: kernels, or on a CPU operators."""
         return "kernels" if self.on_gpu else "operators"
 
+    @property
+    def setting(self) -> str:
+        """What was captured: `2.7B, bf16, batch 4, context 1024`."""
+        return f"{self.cell.size}, {self.cell.precision}, batch {self.batch_size}, context {self.cell.context_length}"
+
 
 def captures(rows: pd.DataFrame) -> list[Capture]:
     """Parse the rows of all tables into a capture a cell, in reading order; a cell without one is left out."""
-    rows = complete(rows)
-    cells = [cell for _, cell in ok(rows).groupby(AXES, sort=False)]
+    cells = [cell for _, cell in ok(complete(rows)).groupby(AXES, sort=False)]
     return [_capture(cell) for cell in cells if (cell["kind"] == "category").any()]
 
 
@@ -95,38 +76,36 @@ def complete(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _capture(rows: pd.DataFrame) -> Capture:
     first, of_kind = rows.iloc[0], {kind: rows[rows["kind"] == kind] for kind in ROW_TYPES.types}
-    times, categories, layers = of_kind["time"], of_kind["category"], of_kind["layer"]
-    events = json.loads(layers["events"].iloc[0]) if len(layers) else []
-    cell = Cell(first["precision"], first["size"], int(first["context_length"]), first["profiler"])
+    categories = of_kind["category"]
     return Capture(
-        cell=cell,
+        cell=Cell(first["precision"], first["size"], int(first["context_length"]), first["profiler"]),
         batch_size=int(first["setting_batch_size"]),
         rounds=int(first["setting_captured_rounds"]),
         machine=first["machine"],
         captured_by=categories["captured_by"].iloc[0],
         on_gpu=not of_kind["kernel"]["kernel"].str.startswith("aten::").any(),
-        times_ms=times.pivot(index="range", columns="clock", values="median_ms").reindex(columns=CLOCKS),
+        times_ms=of_kind["time"].pivot(index="range", columns="clock", values="median_ms").reindex(columns=CLOCKS),
         work_ms=categories.pivot(index="range", columns="category", values="time_ms").fillna(0.0),
         kernels=of_kind["kernel"],
-        attention={
-            name: found
-            for name, group in of_kind["attention"].groupby("range", sort=False)
-            if (found := _attention(group.set_index("phase")))
-        },
-        layer=pd.DataFrame(events, columns=["name", "category", "path", "stream", "start_us", "duration_us"]),
+        attention=_attention(of_kind["attention"]),
     )
 
 
-def _attention(phases: pd.DataFrame) -> Attention | None:
+def _attention(rows: pd.DataFrame) -> pd.DataFrame:
+    """Set softmax beside the two matrix products of attention, of all layers, a row a range that has all its phases.
+
+    time_ratio: softmax's time over that of the products; flops_ratio: the FLOPs of the products over those of softmax.
+    """
     scores, softmax, final = ATTENTION_PHASES
-    if not set(ATTENTION_PHASES) <= set(phases.index):
-        return None
-    return Attention(
-        total_ms=float(phases["time_ms"].sum()),
-        softmax_ms=float(phases.loc[softmax, "time_ms"]),
-        products_ms=float(phases.loc[[scores, final], "matmul_ms"].sum()),
-        softmax_flops=float(phases.loc[softmax, "flops"]),
-        products_flops=float(phases.loc[[scores, final], "flops"].sum()),
+    time, matmul, flops = (
+        rows.pivot(index="range", columns="phase", values=name).reindex(columns=ATTENTION_PHASES).dropna().astype(float)
+        for name in ("time_ms", "matmul_ms", "flops")
+    )
+    found = pd.DataFrame({"total_ms": time.sum(axis=1), "softmax_ms": time[softmax], "softmax_flops": flops[softmax]})
+    found = found.assign(products_ms=matmul[scores] + matmul[final], products_flops=flops[scores] + flops[final])
+    return found.assign(
+        time_ratio=found["softmax_ms"] / found["products_ms"],
+        flops_ratio=found["products_flops"] / found["softmax_flops"],
     )
 
 
@@ -147,18 +126,12 @@ def shown_pass(captured: Sequence[Capture]) -> str:
 
 def lead(captured: Sequence[Capture]) -> Capture:
     """Choose the capture to speak of: the largest model that has the shown pass, in the lowest precision."""
-    path = shown_pass(captured)
-    whole = [one for one in captured if path in one.work_ms.index]
+    whole = having(captured, shown_pass(captured))
     sizes = by_size({one.cell.size for one in whole})
     return max(whole, key=lambda one: (sizes.index(one.cell.size), ORDERS["precision"].index(one.cell.precision)))
 
 
-def by_precision(captured: Sequence[Capture], like: Capture) -> list[Capture]:
-    """Keep the captures of one model, one in each precision."""
-    return [one for one in captured if one.cell.size == like.cell.size]
-
-
-def setting(capture: Capture) -> str:
-    """Name what was captured: `2.7B, bf16, batch 4, context 1024`."""
-    cell = capture.cell
-    return f"{cell.size}, {cell.precision}, batch {capture.batch_size}, context {cell.context_length}"
+def having(captured: Sequence[Capture], path: str, like: Capture | None = None) -> list[Capture]:
+    """Keep the captures of a range, of one model only where one like it is given: one in each precision."""
+    of_size = [one for one in captured if like is None or one.cell.size == like.cell.size]
+    return [one for one in of_size if path in one.work_ms.index]
