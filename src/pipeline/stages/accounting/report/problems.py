@@ -4,233 +4,169 @@ import pandas as pd
 
 from pipeline.formulas.units import GB, GIB
 from pipeline.report.markup import Markdown
-from pipeline.report.page_parts import say
-from pipeline.report.section import count, data_size, ms, number, percent
+from pipeline.report.section import counted, data_size, ms, number, percent
 from pipeline.report.tables import significant
 from pipeline.stages.accounting.report.facts import least_devices, main_row, mesh_levers, most_tokens, of_attention
 from pipeline.stages.accounting.report.words import MESH_CASES, PARALLEL_CASES
 
 
-def memory(rows: pd.DataFrame) -> Markdown:
+def memory(rows: pd.DataFrame) -> str:
     """Answer how much memory the state takes, and how many GPUs hold it."""
     row = main_row(rows)
     capacity = f"{row['setting_gpu_memory_gb']:g}"
-    return say(
-        "{size} has 2·D·F·L = {parameters} parameters: at 16 bytes each (fp32 weights, gradients and AdamW's moments) "
-        "{state} GB ({gib} GiB), {gpus} GPUs of {capacity} GB ({gib_gpus} of {capacity} GiB). Activations in bf16, "
-        "2·L·(D + F) bytes a token, add {activations} for {batch} × {seq_len} tokens: {total} GPUs.",
-        size=row["size"],
-        parameters=count(row["parameters"]),
-        state=count(row["state_bytes"] / GB),
-        gib=count(row["state_bytes"] / GIB),
-        gpus=count(row["state_gpus"]),
-        gib_gpus=count(row["state_gpus_of_gib"]),
-        capacity=capacity,
-        activations=data_size(row["activation_bytes"]),
-        batch=count(row["batch_size"]),
-        seq_len=count(row["seq_len"]),
-        total=count(row["total_gpus"]),
-    )
-
-
-def fsdp(rows: pd.DataFrame) -> Markdown:
-    """Answer how many devices hold the sharded state and activations."""
-    capacity, least = f"{rows['setting_device_memory_gb'].iloc[0]:g}", least_devices(rows)
-    formula = Markdown("With state and half of the activations A sharded a device holds (16·P + A/2) / N + A/2. ")
-    limit = say(" From {tokens} tokens on no number is enough.", tokens=count(most_tokens(rows)))
-    if least is None:
-        return formula + say("No number of devices is enough for {capacity} GB.", capacity=capacity) + limit
-    shortest = rows[rows["least_devices"].notna()].sort_values(["batch_size", "seq_len"]).iloc[0]
-    sentence = (
-        "That is less than {capacity} GB from N = {shortest} on for sequences of {short}, from N = {least} on "
-        "({held} GB) for {seq_len} tokens."
-    )
     return (
-        formula
-        + say(
-            sentence,
-            capacity=capacity,
-            shortest=count(shortest["least_devices"]),
-            short=f"{count(shortest['seq_len'])} token{'s' if shortest['seq_len'] > 1 else ''}",
-            least=count(least["least_devices"]),
-            held=significant(least["bytes_per_device"] / GB),
-            seq_len=count(least["seq_len"]),
+        f"{row['size']} has 2·D·F·L = {row['parameters']:,} parameters: at 16 bytes each (fp32 weights, gradients and "
+        f"AdamW's moments) {row['state_bytes'] / GB:,.0f} GB ({row['state_bytes'] / GIB:,.0f} GiB), "
+        f"{row['state_gpus']:,} GPUs of {capacity} GB ({row['state_gpus_of_gib']:,} of {capacity} GiB). Activations in "
+        f"bf16, 2·L·(D + F) bytes a token, add {data_size(row['activation_bytes'])} for {row['batch_size']} × "
+        f"{row['seq_len']:,} tokens: {row['total_gpus']:,} GPUs."
+    )
+
+
+def fsdp(rows: pd.DataFrame) -> str:
+    """Answer how many devices hold the sharded state and activations."""
+    capacity, least = f"{rows['setting_device_memory_gb'].iloc[0]:g} GB", least_devices(rows)
+    if least is None:
+        devices = f"No number of devices is enough for {capacity}."
+    else:
+        shortest = rows[rows["least_devices"].notna()].sort_values(["batch_size", "seq_len"]).iloc[0]
+        devices = (
+            f"That is less than {capacity} from N = {shortest['least_devices']:,.0f} on for sequences of "
+            f"{counted(shortest['seq_len'], 'token')}, from N = {least['least_devices']:,.0f} on "
+            f"({significant(least['bytes_per_device'] / GB)} GB) for {least['seq_len']:,} tokens."
         )
-        + limit
+    return (
+        f"With state and half of the activations A sharded a device holds (16·P + A/2) / N + A/2. {devices} From "
+        f"{most_tokens(rows):,.0f} tokens on no number is enough."
     )
 
 
 def mesh(rows: pd.DataFrame) -> Markdown:
     """Answer from which batch on the forward pass is compute bound."""
     given = mesh_levers(rows).loc["given"]
-    formula = say(
-        "Compute bound means 4·T·D·F / (X·Y·C) ≥ 4·D·F / (Y·W·M_X) + 4·T·D / (X·W·M_Y) "
-        "(*How to Scale Your Model*, Austin et al.); C / W is {alpha} FLOPs a byte. ",
-        alpha=count(given["intensity_flops_per_byte"]),
-    )
-    shape = f"{given['fsdp_size']:g} × {given['tensor_size']:g}"
+    shape = f"On a mesh of {given['fsdp_size']:g} × {given['tensor_size']:g}"
     if pd.isna(given["tokens"]):
-        return formula + say("On a mesh of {shape} the forward pass is compute bound at no batch.", shape=shape)
-    sentence = (
-        "On a mesh of {shape} that is from {tokens} tokens per device on, {overall} overall; there a block takes "
-        "{block}, gathering its weights {gathering} and moving its activations {moving}."
-    )
-    return formula + say(
-        sentence,
-        shape=shape,
-        tokens=count(given["whole_tokens_per_device"]),
-        overall=count(given["whole_tokens"]),
-        block=ms(given["compute_ms"]),
-        gathering=ms(given["fsdp_ms"]),
-        moving=ms(given["tensor_ms"]),
+        bound = f"{shape} the forward pass is compute bound at no batch."
+    else:
+        bound = (
+            f"{shape} that is from {given['whole_tokens_per_device']:,.0f} tokens per device on, "
+            f"{given['whole_tokens']:,.0f} overall; there a block takes {ms(given['compute_ms'])}, gathering its "
+            f"weights {ms(given['fsdp_ms'])} and moving its activations {ms(given['tensor_ms'])}."
+        )
+    return Markdown(
+        "Compute bound means 4·T·D·F / (X·Y·C) ≥ 4·D·F / (Y·W·M_X) + 4·T·D / (X·W·M_Y) (*How to Scale Your Model*, "
+        f"Austin et al.); C / W is {given['intensity_flops_per_byte']:,.0f} FLOPs a byte. {bound}"
     )
 
 
-def levers(rows: pd.DataFrame) -> Markdown:
+def levers(rows: pd.DataFrame) -> str:
     """Answer what lowers the least compute-bound batch, best first."""
-    cases = mesh_levers(rows)
-    given = cases.loc["given", "tokens"]
-    if pd.isna(given):
-        return Markdown()
-    lower = cases.drop(index="given")
-    lower = lower[lower["tokens"] < given]
-    ways = [
-        say("{way} ({share})", way=MESH_CASES[case], share=percent(row["tokens"] / given))
-        for case, row in lower.iterrows()
-    ]
-    told = say("Of the batch per device it takes: {ways}. ", ways=Markdown("; ").join(ways)) if ways else Markdown()
-    return told + Markdown(
-        "Pipeline stages take devices from X and gather nothing over one another, against a bubble of "
-        "(p − 1) / (m + p − 1); micro-batches that share gathered weights count together; longer sequences "
-        "change nothing."
+    cases = mesh_levers(rows)["tokens"]
+    if pd.isna(cases["given"]):
+        return ""
+    lower = cases[cases < cases["given"]] / cases["given"]
+    ways = "; ".join(f"{MESH_CASES[case]} ({percent(share)})" for case, share in lower.items())
+    return (
+        f"{f'Of the batch per device it takes: {ways}. ' if ways else ''}Pipeline stages take devices from X and "
+        "gather nothing over one another, against a bubble of (p − 1) / (m + p − 1); micro-batches that share gathered "
+        "weights count together; longer sequences change nothing."
     )
 
 
-def buckets(rows: pd.DataFrame) -> Markdown:
+def buckets(rows: pd.DataFrame) -> str:
     """Answer which number of buckets has the least overhead."""
     best, one_call = (rows[rows["case"] == case].iloc[0] for case in ("best", "one_call"))
-    return say(
+    return (
         "Where computing a bucket's gradients takes as long as sending them, n buckets add n·o + s / (n·w), least at "
-        "n = √(s / (w·o)). For {size} ({gradients} of gradients, w = {w} GB/s, o = {o} µs) that is {n} buckets of "
-        "{bucket}, {overhead} where one call after backward adds {one_call}.",
-        size=best["size"],
-        gradients=data_size(best["gradient_bytes"]),
-        w=f"{best['setting_allreduce_gbytes_per_s']:g}",
-        o=f"{best['setting_call_overhead_us']:g}",
-        n=number(best["num_buckets"]),
-        bucket=data_size(best["bucket_bytes"]),
-        overhead=ms(best["overhead_ms"]),
-        one_call=ms(one_call["overhead_ms"]),
+        f"n = √(s / (w·o)). For {best['size']} ({data_size(best['gradient_bytes'])} of gradients, w = "
+        f"{best['setting_allreduce_gbytes_per_s']:g} GB/s, o = {best['setting_call_overhead_us']:g} µs) that is "
+        f"{number(best['num_buckets'])} buckets of {data_size(best['bucket_bytes'])}, {ms(best['overhead_ms'])} where "
+        f"one call after backward adds {ms(one_call['overhead_ms'])}."
     )
 
 
-def ring(rows: pd.DataFrame) -> Markdown:
+def ring(rows: pd.DataFrame) -> str:
     """Answer what all-reducing costs if a ring passes whole tensors around."""
     most = rows[rows["num_devices"] == rows["num_devices"].max()].set_index("case")
-    shares, whole = most.loc["shares"], most.loc["whole"]
-    return say(
+    shares = most.loc["shares"]
+    return (
         "Each of N − 1 steps sends a whole tensor: (N − 1)·S / W, against 2·(N − 1) / N·S / W with shares of it, N / 2 "
-        "times as long. For the gradients of {size}, {gradients}, over {n} devices that each send {w} GB/s: {whole} "
-        "against {shares}.",
-        size=shares["size"],
-        gradients=data_size(shares["gradient_bytes"]),
-        n=count(shares["num_devices"]),
-        w=f"{shares['setting_egress_gbytes_per_s']:g}",
-        whole=ms(whole["ring_ms"]),
-        shares=ms(shares["ring_ms"]),
+        f"times as long. For the gradients of {shares['size']}, {data_size(shares['gradient_bytes'])}, over "
+        f"{shares['num_devices']} devices that each send {shares['setting_egress_gbytes_per_s']:g} GB/s: "
+        f"{ms(most.loc['whole', 'ring_ms'])} against {ms(shares['ring_ms'])}."
     )
 
 
-def data_parallel(rows: pd.DataFrame) -> Markdown:
+def data_parallel(rows: pd.DataFrame) -> str:
     """Answer up to how many devices data parallelism hides its all-reduce."""
-    return Markdown(
+    return (
         "A device does 6·T·D·F / N FLOPs forward, twice that backward, sends nothing forward and all-reduces 6·D·F "
         "bytes of gradients backward, 12·D·F·(N − 1) / (N·W) seconds: hidden up to N = 1 + T·W / C. "
-    ) + _limit(rows, "data_parallel", "backward")
+        + _limit(rows, "data_parallel", "backward")
+    )
 
 
-def fully_sharded(rows: pd.DataFrame) -> Markdown:
+def fully_sharded(rows: pd.DataFrame) -> str:
     """Answer up to how many devices FSDP hides its transfers."""
-    return Markdown(
+    return (
         "FLOPs are those of data parallelism. Forward gathers the weights, 6·D·F·(N − 1) / (N·W) seconds; backward "
         "gathers them again and scatters gradients, twice that: hidden in both passes up to N = 1 + T·W / C. "
-    ) + _limit(rows, "fsdp", "forward")
+        + _limit(rows, "fsdp", "forward")
+    )
 
 
-def tensor_parallel(rows: pd.DataFrame) -> Markdown:
+def tensor_parallel(rows: pd.DataFrame) -> str:
     """Answer up to how many devices tensor parallelism hides its transfers."""
     return (
-        Markdown(
-            "FLOPs are the same; forward all-reduces the output, backward the input's gradient, 4·T·D·(N − 1) / (N·W) "
-            "seconds each: hidden forward up to N = 1 + 3/2·F·W / C, backward up to 1 + 3·F·W / C, whatever the batch. "
-        )
-        + _limit(rows, "tensor", "forward")
-        + Markdown(" ")
-        + _limit(rows, "tensor", "backward")
+        "FLOPs are the same; forward all-reduces the output, backward the input's gradient, 4·T·D·(N − 1) / (N·W) "
+        "seconds each: hidden forward up to N = 1 + 3/2·F·W / C, backward up to 1 + 3·F·W / C, whatever the batch. "
+        f"{_limit(rows, 'tensor', 'forward')} {_limit(rows, 'tensor', 'backward')}"
     )
 
 
-def both_axes(rows: pd.DataFrame) -> Markdown:
+def both_axes(rows: pd.DataFrame) -> str:
     """Answer up to how many devices both together hide their transfers, each at its best split."""
+    overlapping, in_turn = (_limit(rows, "fsdp_tensor", "forward", overlap) for overlap in (True, False))
     return (
-        Markdown(
-            "With X devices for FSDP and Y for tensor parallelism, a = T·W / C and b = 3/2·F·W / C: if the transfers "
-            "of both axes overlap, the longer one counts, and X = 1 + a, Y = 1 + b is best. If not, their sum counts: "
-            "(X − 1) / a + (Y − 1) / b ≤ 1, best at X = 1 + a·t, Y = 1 + b·(1 − t), t = 1/2 + (1/b − 1/a) / 2 within 0 "
-            "to 1. "
-        )
-        + _limit(rows, "fsdp_tensor", "forward", axes_overlap=True)
-        + Markdown(" ")
-        + _limit(rows, "fsdp_tensor", "forward", axes_overlap=False)
+        "With X devices for FSDP and Y for tensor parallelism, a = T·W / C and b = 3/2·F·W / C: if the transfers of "
+        "both axes overlap, the longer one counts, and X = 1 + a, Y = 1 + b is best. If not, their sum counts: "
+        "(X − 1) / a + (Y − 1) / b ≤ 1, best at X = 1 + a·t, Y = 1 + b·(1 − t), t = 1/2 + (1/b − 1/a) / 2 within 0 to "
+        f"1. {overlapping} {in_turn}"
     )
 
 
-def _limit(rows: pd.DataFrame, strategy: str, phase: str, axes_overlap: bool = False) -> Markdown:
+def _limit(rows: pd.DataFrame, strategy: str, phase: str, axes_overlap: bool = False) -> str:
     chosen = (rows["strategy"] == strategy) & (rows["phase"] == phase) & (rows["axes_overlap"] == axes_overlap)
     row = rows[chosen].iloc[0]
-    return say(
-        "{phase}, {case}, a layer of {size} with T = {tokens} (C = {c} TFLOP/s, W = {w} GB/s): {devices} devices "
-        "({x} × {y}), where computing and communicating take {time} each.",
-        phase=phase.capitalize(),
-        case=PARALLEL_CASES[strategy, axes_overlap],
-        size=row["size"],
-        tokens=count(row["setting_batch_tokens"]),
-        c=f"{row['setting_peak_tflops_per_s']:g}",
-        w=f"{row['setting_egress_gbytes_per_s']:g}",
-        devices=number(row["most_devices"]),
-        x=number(row["batch_shares"]),
-        y=number(row["width_shares"]),
-        time=ms(row["compute_ms"]),
+    return (
+        f"{phase.capitalize()}, {PARALLEL_CASES[strategy, axes_overlap]}, a layer of {row['size']} with T = "
+        f"{row['setting_batch_tokens']:,} (C = {row['setting_peak_tflops_per_s']:g} TFLOP/s, W = "
+        f"{row['setting_egress_gbytes_per_s']:g} GB/s): {number(row['most_devices'])} devices "
+        f"({number(row['batch_shares'])} × {number(row['width_shares'])}), where computing and communicating take "
+        f"{ms(row['compute_ms'])} each."
     )
 
 
-def attention(rows: pd.DataFrame) -> Markdown:
+def attention(rows: pd.DataFrame) -> str:
     """Answer what attention keeps for its backward pass."""
     eager, flash = of_attention(rows, "eager"), of_attention(rows, "flash")
-    return say(
+    kept, most, flash_kept = (
+        significant(size / GIB) for size in (*eager[["kept_bytes", "most_bytes"]], flash["kept_bytes"])
+    )
+    return (
         "Eager attention keeps the softmax's output, 4·B·H·S² bytes, and has twice that at once; a flash kernel keeps "
-        "its output and a log-sum-exp, 4·B·H·S·(h + 1). At {seq_len} tokens (batch {batch}, heads of {head_dim}) that "
-        "is {eager} GiB, {most} at once, and {flash} GiB: {times}× less.",
-        seq_len=count(eager["seq_len"]),
-        batch=count(eager["batch_size"]),
-        head_dim=count(eager["head_dim"]),
-        eager=significant(eager["kept_bytes"] / GIB),
-        most=significant(eager["most_bytes"] / GIB),
-        flash=significant(flash["kept_bytes"] / GIB),
-        times=number(eager["kept_bytes"] / flash["kept_bytes"]),
+        f"its output and a log-sum-exp, 4·B·H·S·(h + 1). At {eager['seq_len']:,} tokens (batch {eager['batch_size']}, "
+        f"heads of {eager['head_dim']}) that is {kept} GiB, {most} at once, and {flash_kept} GiB: "
+        f"{number(eager['kept_bytes'] / flash['kept_bytes'])}× less."
     )
 
 
-def activations(rows: pd.DataFrame) -> Markdown:
+def activations(rows: pd.DataFrame) -> str:
     """Say what a transformer keeps from forward to backward, and the scores' share of it."""
     eager, flash = of_attention(rows, "eager"), of_attention(rows, "flash")
-    return say(
-        "A layer of {size} keeps (8·D + 4·F + H·S + 2) numbers a token from forward to backward: at batch {batch} and "
-        "context {seq_len} {eager}, of which the scores {share}; with a flash kernel {flash}.",
-        size=eager["size"],
-        batch=count(eager["batch_size"]),
-        seq_len=count(eager["seq_len"]),
-        eager=data_size(eager["activation_bytes"]),
-        share=percent(eager["scores_bytes"] / eager["activation_bytes"]),
-        flash=data_size(flash["activation_bytes"]),
+    return (
+        f"A layer of {eager['size']} keeps (8·D + 4·F + H·S + 2) numbers a token from forward to backward: at batch "
+        f"{eager['batch_size']} and context {eager['seq_len']:,} {data_size(eager['activation_bytes'])}, of which the "
+        f"scores {percent(eager['scores_bytes'] / eager['activation_bytes'])}; with a flash kernel "
+        f"{data_size(flash['activation_bytes'])}."
     )

@@ -4,8 +4,7 @@ import pandas as pd
 
 from pipeline.formulas.units import GB
 from pipeline.report.markup import Markdown, code
-from pipeline.report.page_parts import Figure, Problem, Section, Table, say
-from pipeline.report.section import count
+from pipeline.report.page_parts import Figure, Problem, Section, say
 from pipeline.stages.accounting.report import problems
 from pipeline.stages.accounting.report.facts import by_question, least_devices, main_row, mesh_levers, of_one_model
 from pipeline.stages.accounting.report.figures import mesh_times
@@ -38,69 +37,64 @@ def build(rows: pd.DataFrame) -> Section:
     lacking = _lacking(rows)
     if not answers:
         return Section(TITLE, EXERCISE, lacking)
-    parts: list[Markdown | Figure | Table] = []
-    if "mesh" in answers:
-        parts += _mesh_figure(answers["mesh"])
-    if "activations" in answers:
-        parts.append(problems.activations(answers["activations"]))
     answered = {name: answer(answers[question]) for name, (question, answer) in PROBLEMS.items() if question in answers}
     return Section(
         TITLE,
         EXERCISE,
         _answer(answers),
-        parts=[*parts, *([lacking] if lacking else [])],
+        parts=[
+            *(_mesh_figure(answers["mesh"]) if "mesh" in answers else []),
+            problems.activations(answers["activations"]) if "activations" in answers else "",
+            lacking,
+        ],
         method=METHOD,
         problems=[Problem(name, text) for name, text in answered.items() if text],
     )
 
 
-def _answer(answers: dict[str, pd.DataFrame]) -> Markdown:
+def _answer(answers: dict[str, pd.DataFrame]) -> str:
     sentences = []
     if "memory" in answers:
         row = main_row(answers["memory"])
-        sentence = "The fp32 training state of {size}, {n} parameters, takes {state} GB: {gpus} GPUs of {capacity} GB."
         sentences.append(
-            say(
-                sentence,
-                size=row["size"],
-                n=count(row["parameters"]),
-                state=count(row["state_bytes"] / GB),
-                gpus=count(row["state_gpus"]),
-                capacity=f"{row['setting_gpu_memory_gb']:g}",
-            )
+            f"The fp32 training state of {row['size']}, {row['parameters']:,} parameters, takes "
+            f"{row['state_bytes'] / GB:,.0f} GB: {row['state_gpus']:,} GPUs of {row['setting_gpu_memory_gb']:g} GB."
         )
     least = least_devices(answers["fsdp"]) if "fsdp" in answers else None
     if least is not None:
-        sentence = "Sharded, with sequences of {seq_len} tokens, {n} devices hold it in less than {capacity} GB each."
-        capacity = f"{least['setting_device_memory_gb']:g}"
-        values = {"seq_len": count(least["seq_len"]), "n": count(least["least_devices"]), "capacity": capacity}
-        sentences.append(say(sentence, **values))
+        sentences.append(
+            f"Sharded, with sequences of {least['seq_len']:,} tokens, {least['least_devices']:,.0f} devices hold it in "
+            f"less than {least['setting_device_memory_gb']:g} GB each."
+        )
     given = mesh_levers(answers["mesh"]).loc["given"] if "mesh" in answers else None
     if given is not None and pd.notna(given["tokens"]):
-        sentence = "Its forward pass on {devices} devices is compute bound from {tokens} tokens per device on."
-        values = {"devices": count(given["num_devices"]), "tokens": count(given["whole_tokens_per_device"])}
-        sentences.append(say(sentence, **values))
-    return Markdown(" ").join(sentences) or say("{n} questions have answers by formula.", n=len(answers))
+        sentences.append(
+            f"Its forward pass on {given['num_devices']:,.0f} devices is compute bound from "
+            f"{given['whole_tokens_per_device']:,.0f} tokens per device on."
+        )
+    return " ".join(sentences) or f"{len(answers)} questions have answers by formula."
 
 
 def _mesh_figure(mesh: pd.DataFrame) -> list[Figure]:
     drawing, given = mesh_times(mesh), mesh_levers(mesh).loc["given"]
     if drawing is None:
         return []
-    title = "From {tokens} tokens per device on, computing a block takes longer than both of its transfers"
-    return [Figure("mesh", say(title, tokens=count(given["whole_tokens_per_device"])), drawing)]
+    tokens = f"From {given['whole_tokens_per_device']:,.0f} tokens per device on"
+    return [Figure("mesh", f"{tokens}, computing a block takes longer than both of its transfers", drawing)]
 
 
 def _lacking(rows: pd.DataFrame) -> Markdown:
     """Say which questions have no answer, and why."""
     missing = rows[rows["status"] != "ok"].fillna({"reason": "nothing is known of why"})
-    sentences = [
+    return Markdown(" ").join(
         say(
-            "{question} of {size} has no answer: {reason}.",
-            question=code(question),
-            size=size,
-            reason=reason.rstrip("."),
+            "{asked} of {size} has no answer: {why}.",
+            asked=code(row.question),
+            size=row.size_,
+            why=row.reason.rstrip("."),
         )
-        for question, size, reason in missing[["question", "size", "reason"]].drop_duplicates().itertuples(index=False)
-    ]
-    return Markdown(" ").join(sentences)
+        for row in missing[["question", "size", "reason"]]
+        .drop_duplicates()
+        .rename(columns={"size": "size_"})
+        .itertuples()
+    )
