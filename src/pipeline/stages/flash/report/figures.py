@@ -1,19 +1,19 @@
-"""The figures of the flash section."""
+"""The figure of the flash section."""
 
 import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
+from pipeline.cells.rows import WITH_FIGURES
 from pipeline.report.figures import BLACK, WORD_PT, footnote, new_figure, style_for
-from pipeline.report.heatmap import ratio_map
-from pipeline.report.table_rows import has_figures, ok
+from pipeline.report.table_rows import ok
 from pipeline.report.tables import OUTCOME_WORDS, significant
-from pipeline.stages.flash.report.facts import BOTH_PHASES, IMPLS, PROBLEM, beside_peers, shape_label
+from pipeline.stages.flash.report.facts import BOTH_PHASES, IMPLS, PROBLEM, shape_label
 
 MOST_PANELS, PANELS_A_LINE = 6, 3
 
 
 def rates(rows: pd.DataFrame) -> Drawing:
-    """Draw TFLOP/s of forward + backward at the shapes of real models, in one dtype: a panel a shape, a bar a kernel.
+    """Draw TFLOP/s of forward + backward in one dtype: a panel a shape, a bar a kernel.
 
     The dashed line is the peak. A kernel without a figure has its outcome in place of a bar.
     """
@@ -50,26 +50,8 @@ def rates(rows: pd.DataFrame) -> Drawing:
 
 
 def _bar_label(row: pd.Series) -> tuple[str, float]:
-    if not isinstance(row["status"], str):
-        return "not measured", 0.0
-    if not has_figures(pd.Series([row["status"]]))[0]:
-        return OUTCOME_WORDS[row["status"]], 0.0
+    """Return what stands beside a bar, and where the bar ends."""
+    if row["status"] not in WITH_FIGURES:
+        return OUTCOME_WORDS.get(row["status"], "not measured"), 0.0
     mark = f" {OUTCOME_WORDS['unstable']}" if row["status"] == "unstable" else ""
     return f"{significant(row['tflops_per_s'])}{mark}", row["tflops_per_s"]
-
-
-def ratios(rows: pd.DataFrame) -> Drawing:
-    """Map the fastest peer's time over ours, forward + backward, over length and head_dim, a panel a dtype."""
-    pairs = beside_peers(rows)
-    pairs = pairs[pairs["phase"] == BOTH_PHASES]
-    dtypes = list(pairs["dtype"].unique())
-    head_dims = pairs["head_dim"].nunique()
-    figure, panels = new_figure(1, len(dtypes), panel_height_in=0.45 * head_dims + 0.8)
-    for axes, dtype in zip(panels[0], dtypes, strict=True):
-        ratio_map(axes, pairs[pairs["dtype"] == dtype], "seq_len", "head_dim", "head_dim")
-        axes.set_title(dtype)
-        axes.set_xlabel("sequence length")
-        axes.tick_params(labelsize=WORD_PT - 2)
-    machine = pairs.iloc[0]
-    footnote(figure, f"{machine['machine']}, torch {machine['torch']}", "batch 1, one head, causal, forward + backward")
-    return figure

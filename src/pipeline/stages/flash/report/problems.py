@@ -2,8 +2,7 @@
 
 import pandas as pd
 
-from pipeline.report.markup import Markdown
-from pipeline.report.page_parts import Problem, say
+from pipeline.report.page_parts import Problem
 from pipeline.report.section import data_size, ms, number, ratio
 from pipeline.report.table_rows import known, ok
 from pipeline.stages.flash.cell import PHASES
@@ -25,109 +24,73 @@ def problems(rows: pd.DataFrame) -> list[Problem]:
     longest = _longest(one_head(rows))
     answers = {
         "flash_forward": [_errors(rows, "output", ("output",), "forward")],
-        "flash_backward": [_errors(rows, "gradients", ("dq", "dk", "dv"), "backward"), *_backward(longest)],
-        "flash_benchmarking": [*_beside_eager(longest), *_memory(longest, one_head(rows))],
-        "leaderboard": _leaderboard(leaderboard(rows)),
+        "flash_backward": [_errors(rows, "gradients", ("dq", "dk", "dv"), "backward"), _backward(longest)],
+        "flash_benchmarking": [_beside_eager(longest), _memory(longest, one_head(rows))],
+        "leaderboard": [_leaderboard(beside_peers(leaderboard(rows)))],
     }
-    return [Problem(name, Markdown(" ").join(filter(None, said))) for name, said in answers.items() if any(said)]
+    return [Problem(name, " ".join(filter(None, said))) for name, said in answers.items() if any(said)]
 
 
-def _errors(rows: pd.DataFrame, what: str, quantities: tuple[str, ...], phase: str) -> Markdown:
+def _errors(rows: pd.DataFrame, what: str, quantities: tuple[str, ...], phase: str) -> str:
     lines = [
-        say(
-            "{error} in {dtype}{over}",
-            error=f"{error:.1e}",
-            dtype=dtype,
-            over=f" (at most {ratio(over)} that of the plain formula on the same problem)" if over is not None else "",
-        )
+        f"{error:.1e} in {dtype}"
+        + ("" if over is None else f" (at most {ratio(over)} that of the plain formula on the same problem)")
         for dtype, error, over in largest_errors(rows, quantities, phase)
     ]
-    if not lines:
-        return Markdown()
-    return say(
-        "The largest relative error of the {what} against fp64, with {words}, is {errors}.",
-        what=what,
-        words=WORDS[ours(rows)],
-        errors=Markdown(" and ").join(lines),
-    )
+    words = f"The largest relative error of the {what} against fp64, with {WORDS[ours(rows)]}, is "
+    return f"{words}{' and '.join(lines)}." if lines else ""
 
 
 def _longest(rows: pd.DataFrame) -> pd.DataFrame:
-    """Keep ours and eager, by impl and phase, at the longest sequence that both did: first dtype, usual head_dim."""
+    """Keep ours and eager, by "ours" or "eager" and phase, at the longest sequence that both did.
+
+    Of the first dtype and the usual head_dim.
+    """
     timed = ok(rows[rows["impl"].isin([ours(rows), "eager"])])
     if timed.empty:
         return timed
     timed = timed[timed["dtype"] == timed["dtype"].iloc[0]]
     timed = timed[timed["head_dim"] == usual_head_dim(timed)]
     whole = timed.groupby("seq_len").filter(lambda group: len(group) == 2 * len(PHASES))
-    mine_first = whole[whole["seq_len"] == whole["seq_len"].max()].sort_values("impl", key=lambda impl: impl == "eager")
-    return mine_first.set_index(["impl", "phase"])
+    whole = whole.assign(who=whole["impl"].where(whole["impl"] == "eager", "ours"))
+    return whole[whole["seq_len"] == whole["seq_len"].max()].set_index(["who", "phase"])
 
 
-def _backward(longest: pd.DataFrame) -> list[Markdown]:
+def _backward(longest: pd.DataFrame) -> str:
     if longest.empty:
-        return []
-    mine = longest.loc[longest.index[0][0]]
-    return [
-        say(
-            "In {dtype} at {shape} the backward phase takes {ratio} the time of the forward.",
-            dtype=mine["dtype"].iloc[0],
-            shape=shape_words(mine.iloc[0]),
-            ratio=ratio(mine["median_ms"]["backward"] / mine["median_ms"]["forward"]),
-        )
-    ]
+        return ""
+    forward, backward = (longest.loc[("ours", phase)] for phase in ("forward", "backward"))
+    gain = ratio(backward["median_ms"] / forward["median_ms"])
+    return f"In {forward['dtype']} at {shape_words(forward)} the backward phase takes {gain} the time of the forward."
 
 
-def _beside_eager(longest: pd.DataFrame) -> list[Markdown]:
+def _beside_eager(longest: pd.DataFrame) -> str:
     if longest.empty:
-        return []
-    mine, eager = (longest.loc[impl, BOTH_PHASES] for impl in (longest.index[0][0], "eager"))
-    return [
-        say(
-            "In {dtype} at {shape} forward + backward takes {mine} with ours and {eager} with the plain formula,"
-            " {ratio} as long.",
-            dtype=mine["dtype"],
-            shape=shape_words(mine),
-            mine=ms(mine["median_ms"]),
-            eager=ms(eager["median_ms"]),
-            ratio=ratio(eager["median_ms"] / mine["median_ms"]),
-        )
-    ]
+        return ""
+    mine, eager = (longest.loc[(who, BOTH_PHASES)] for who in ("ours", "eager"))
+    return (
+        f"In {mine['dtype']} at {shape_words(mine)} forward + backward takes {ms(mine['median_ms'])} with ours and "
+        f"{ms(eager['median_ms'])} with the plain formula, {ratio(eager['median_ms'] / mine['median_ms'])} as long."
+    )
 
 
-def _memory(longest: pd.DataFrame, rows: pd.DataFrame) -> list[Markdown]:
+def _memory(longest: pd.DataFrame, rows: pd.DataFrame) -> str:
     """Say what ours and eager add to the memory of their inputs, and at which length eager ran out of memory."""
     if known(longest, "extra_bytes").empty:
-        return []
-    mine, eager = (longest.loc[impl, BOTH_PHASES] for impl in (longest.index[0][0], "eager"))
+        return ""
+    mine, eager = (data_size(longest.loc[(who, BOTH_PHASES), "extra_bytes"]) for who in ("ours", "eager"))
     out = rows[(rows["impl"] == "eager") & (rows["status"] == "oom")]
-    return [
-        say(
-            "Ours adds {mine} to its inputs and the plain formula {eager}{out}.",
-            mine=data_size(mine["extra_bytes"]),
-            eager=data_size(eager["extra_bytes"]),
-            out=f", which runs out of memory at length {out['seq_len'].min()}" if len(out) else "",
-        )
-    ]
+    ran_out = f", which runs out of memory at length {out['seq_len'].min()}" if len(out) else ""
+    return f"Ours adds {mine} to its inputs and the plain formula {eager}{ran_out}."
 
 
-def _leaderboard(rows: pd.DataFrame) -> list[Markdown]:
+def _leaderboard(pairs: pd.DataFrame) -> str:
     """Put ours beside the fastest peer at the leaderboard's shape, in the first dtype with both."""
-    pairs = beside_peers(rows)
     if pairs.empty:
-        return []
+        return ""
     row = pairs.iloc[0]
-    return [
-        say(
-            "In {dtype} at {shape} forward + backward of ours takes {time} ({rate} TFLOP/s).",
-            dtype=row["dtype"],
-            shape=shape_words(row),
-            time=ms(row["median_ms"]),
-            rate=number(row["tflops_per_s"]),
-        ),
-        say(
-            "The fastest of torch's, {words}, takes {time}.",
-            words=WORDS[row["impl_peer"]],
-            time=ms(row["median_ms_peer"]),
-        ),
-    ]
+    return (
+        f"In {row['dtype']} at {shape_words(row)} forward + backward of ours takes {ms(row['median_ms'])} "
+        f"({number(row['tflops_per_s'])} TFLOP/s). The fastest of torch's, {WORDS[row['impl_peer']]}, takes "
+        f"{ms(row['median_ms_peer'])}."
+    )
