@@ -89,6 +89,49 @@ def test_a_unit_is_gathered_while_the_one_before_it_computes_but_not_earlier(on_
             assert (phase, unit - step) in after
 
 
+class EverySecond(nn.Module):
+    """Layers of which every second one is used, so that units of the same buffer follow each other."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(5))
+
+    def forward(self, x):
+        return self.layers[4](self.layers[2](self.layers[0](x).relu()).relu())
+
+
+def wait_before_backward(layer, args, output):
+    output.register_hook(lambda _: time.sleep(0.05))
+
+
+def outputs_of_steps(context):
+    """Train with and without FSDP; a layer's backward pass begins when what is gathered ahead has come."""
+    outputs = []
+    for wrap in (FSDP, nn.Module.train):
+        net = EverySecond()
+        model = wrap(net)
+        for layer in net.layers:
+            layer.register_forward_hook(wait_before_backward)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        outputs.append([])
+        for _ in range(4):
+            out = model(torch.ones(2, 8))
+            out.square().sum().backward()
+            if wrap is FSDP:
+                model.finish_gradient_synchronization()
+            optimizer.step()
+            optimizer.zero_grad()
+            outputs[-1].append(out.detach())
+    return outputs
+
+
+def test_a_unit_is_not_gathered_ahead_into_the_buffer_in_use(on_ranks):
+    for sharded, plain in on_ranks(outputs_of_steps, 2):
+        for mine, other in zip(sharded, plain, strict=True):
+            torch.testing.assert_close(mine, other)
+
+
 def storages(tensors):
     return {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
 
