@@ -119,8 +119,8 @@ def test_the_writeup_holds_machine_outcomes_and_sections(tmp_path):
     assert "- 2 cells of timing, skipped: this machine lacks what they need\n" in text
 
 
-def action(rank, what, topic=""):
-    return {"rank": rank, "what": f"**{what}.**", "why": "It pays.", "topic": topic}
+def action(rank, what, topic="", covers=()):
+    return {"rank": rank, "what": f"**{what}.**", "why": "It pays.", "topic": topic, "covers": covers}
 
 
 def test_what_to_do_stands_on_the_first_screen_what_concerns_most_runs_first(tmp_path):
@@ -148,6 +148,16 @@ def test_of_what_several_stages_advise_on_one_topic_the_first_screen_shows_the_f
     text = (tmp_path / "writeup.md").read_text()
     assert "1. **Flash.**" in text
     assert "Fuse" not in text
+
+
+def test_advice_that_settles_topics_takes_the_place_of_advice_on_them_alone(tmp_path):
+    pd.DataFrame([line()]).to_csv(tmp_path / "cells.csv", index=False)
+    advice = {"timing": action(2, "Compile", "compile"), "levers": action(1, "All", covers=("compile", "graph"))}
+    sections = [leave_section(tmp_path, name, actions=(given,)) for name, given in advice.items()]
+    write_writeup(sections, [tmp_path / "cells.csv"], "", [], tmp_path / "writeup.md")
+    text = (tmp_path / "writeup.md").read_text()
+    assert "1. **All.**" in text
+    assert "Compile" not in text
 
 
 @pytest.mark.parametrize(

@@ -51,13 +51,14 @@ class Action:
     """Something to do on this machine, with its cause and its figure; the first screen lists them by `rank`.
 
     rank: 1 concerns every training run, 5 a special case. Of several stages that advise on one topic, such as
-    `attention`, the first screen shows the first by rank.
+    `attention`, the first screen shows the first by rank. covers: further topics that this advice settles.
     """
 
     rank: int
     what: str
     why: str
     topic: str = ""
+    covers: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

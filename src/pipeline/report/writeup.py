@@ -136,8 +136,12 @@ def _joined(tables: list[pd.DataFrame]) -> pd.DataFrame:
 def actions(sections: Sequence[WrittenSection]) -> list[dict[str, Any]]:
     """Return what to do on this machine, what concerns most runs first, as many as are read; each topic once."""
     every = sorted((action for section in sections for action in section.actions), key=lambda action: action["rank"])
-    topics = [action["topic"] or action["what"] for action in every]
-    shown = [action for place, action in enumerate(every) if topics[place] not in topics[:place]]
+    shown, settled = [], set()
+    for action in every:
+        topic = action["topic"] or action["what"]
+        if topic not in settled:
+            shown.append(action)
+            settled |= {topic, *action["covers"]}
     return shown[:MOST_ACTIONS]
 
 

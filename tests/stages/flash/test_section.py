@@ -119,7 +119,7 @@ def set_times(rows, impl, like, factor):
 )
 def test_a_kernel_is_advised_only_where_it_is_clearly_the_fastest(make_rows, factor, winner):
     actions = parts_of(set_times(at_bf16(make_rows), "triton", "sdpa_cudnn", factor)).actions
-    assert [action.what for action in actions] == ([f"**Attention in bf16: use {winner}.**"] if winner else [])
+    assert [action.what for action in actions] == ([f"**Attention: use {winner} in bf16.**"] if winner else [])
     assert all("at all 3 shapes" in action.why for action in actions)
 
 
@@ -135,7 +135,7 @@ def test_shapes_at_which_another_kernel_wins_are_named(make_rows):
     one_shape = (rows["batch_size"] == 4) & (rows["impl"] == "triton")
     rows.loc[one_shape, TIMES] /= 4
     (action,) = parts_of(rows).actions
-    assert action.what == "**Attention in bf16: use cuDNN through SDPA.**"
+    assert action.what == "**Attention: use cuDNN through SDPA in bf16.**"
     assert "At 4×16×4096×64 full it is our Triton kernels, 2.00× as fast as the next." in action.why
 
 

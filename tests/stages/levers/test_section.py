@@ -79,7 +79,8 @@ def test_the_fastest_combination_is_advised_where_it_is_clearly_faster(make_rows
 
 def test_weights_in_bf16_are_measured_and_not_advised(make_rows, tmp_path):
     (action,) = section.build(make_rows("NVIDIA H200")).actions
-    assert action.what == "**Train with fused + sdpa + compile + graph.**"
+    assert action.what == "**Train with fused AdamW, SDPA, torch.compile and a CUDA graph.**"
+    assert set(action.covers) == {"optimizer", "compile", "graph"}
 
 
 def test_the_largest_model_with_the_most_figures_is_shown_first(make_rows):

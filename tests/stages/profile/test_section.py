@@ -20,7 +20,7 @@ from ..sections import (
 )
 
 FUSE = "**Use fused attention.**"
-ADAMW = "**Try another AdamW (`fused=True`).**"
+ADAMW = "**Try fused AdamW (`fused=True`).**"
 text_of = built(build, "profile")
 
 

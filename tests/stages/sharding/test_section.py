@@ -87,7 +87,7 @@ def test_the_peak_is_the_larger_one_of_a_warm_step(h200):
 
 def test_sharding_is_advised_where_it_saves_memory(h200, smoke):
     (action,) = build(h200).actions
-    assert action.what == "**Shard the optimizer's state over ranks.**"
+    assert action.what == "**On several GPUs, shard the optimizer's state.**"
     assert facts.OURS in action.why
     assert facts.TORCHS in action.why
     level = h200.copy()

@@ -176,16 +176,21 @@ def _larger_buckets(measured: Sequence[Run]) -> list[Action]:
     sizes = {int(best["bucket_size_mb"]) for _, best in better}
     cases = [
         say(
-            "{ours} instead of {default} a step ({name}{host})",
-            ours=ms(best["median_ms"]),
-            default=ms(run.steps.loc[TORCH_DEFAULT, "median_ms"]),
+            "a step of {size} on {n} ranks in {name}{host} takes {ours} with {few} all-reduces instead of {default}"
+            " with the {many} of 25 MB, the default",
+            size=run.size,
+            n=run.world_size,
             name=run.name,
-            host=", where the host limits it: fewer all-reduces to launch" if run.host_limited else "",
+            host=", which the host limits," if run.host_limited else "",
+            ours=ms(best["median_ms"]),
+            few=count(best["all_reduces"]),
+            default=ms(run.steps.loc[TORCH_DEFAULT, "median_ms"]),
+            many=count(run.steps.loc[TORCH_DEFAULT, "all_reduces"]),
         )
         for run, best in better
     ]
     what = say("**Set DDP's `bucket_cap_mb` to {sizes}.**", sizes=" or ".join(map(str, sorted(sizes))))
-    return [Action(4, what, say("{cases}.", cases=Markdown("; ").join(cases)))]
+    return [Action(4, what, say("Then {cases}.", cases=Markdown("; ").join(cases)))]
 
 
 def _average_less_often(measured: Sequence[Run]) -> list[Action]:
@@ -198,8 +203,9 @@ def _average_less_often(measured: Sequence[Run]) -> list[Action]:
             and NO_COMMUNICATION in run.steps.index
             and clear_gain(best, run.steps.loc[NO_COMMUNICATION])
         ):
-            words = "{ms} with {variant}{cost} ({name})"
-            costly.append(say(words, ms=ms(best["median_ms"]), variant=best.name, cost=_cost(run, best), name=run.name))
+            words = "{ms} a step of {size} on {n} ranks ({name}, {variant}){cost}"
+            told = {"ms": ms(best["median_ms"]), "size": run.size, "n": run.world_size, "variant": best.name}
+            costly.append(say(words, cost=_cost(run, best), name=run.name, **told))
     if not costly:
         return []
     what = say("**Average gradients less often: more work a rank between two averages.**")

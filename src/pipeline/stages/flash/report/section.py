@@ -65,7 +65,7 @@ def build(rows: pd.DataFrame) -> Section:
             not_measured(rows, "impl"),
         ],
         method=GPU_METHOD if on_gpu else CPU_METHOD,
-        actions=[action for dtype in rows["dtype"].unique() for action in _kernel(models, dtype)],
+        actions=_kernels(models),
         problems=answered,
     )
 
@@ -158,12 +158,20 @@ def _one_head_table(rows: pd.DataFrame) -> list[Table]:
     return [Table(title, cells.reset_index().rename(columns={"seq_len": "length"}))]
 
 
-def _kernel(rows: pd.DataFrame, dtype: str) -> list[Action]:
-    """Advise, for one dtype, the kernel that is clearly fastest at most shapes of real models, and name exceptions."""
-    both = rows[(rows["dtype"] == dtype) & (rows["phase"] == BOTH_PHASES)]
-    winners = clear_winners(both)
-    if winners.empty:
+def _kernels(rows: pd.DataFrame) -> list[Action]:
+    """Advise, for each dtype, the kernel that is clearly fastest at most shapes of real models."""
+    both = rows[rows["phase"] == BOTH_PHASES]
+    winners = {dtype: clear_winners(both[both["dtype"] == dtype]) for dtype in both["dtype"].unique()}
+    winners = {dtype: found for dtype, found in winners.items() if len(found)}
+    if not winners:
         return []
+    uses = listing(f"{WORDS[found['impl'].mode()[0]]} in {dtype}" for dtype, found in winners.items())
+    why = [_why_fastest(dtype, found, both[both["dtype"] == dtype]) for dtype, found in winners.items()]
+    return [Action(2, say("**Attention: use {uses}.**", uses=uses), Markdown(" ").join(why))]
+
+
+def _why_fastest(dtype: str, winners: pd.DataFrame, both: pd.DataFrame) -> Markdown:
+    """Say at how many shapes the kernel leads that does at most, with one of them, and name exceptions."""
     impl, shapes = winners["impl"].mode()[0], len(ok(both).drop_duplicates(PROBLEM))
     won, lost = winners[winners["impl"] == impl], winners[winners["impl"] != impl]
     first = won.iloc[0]
@@ -177,11 +185,11 @@ def _kernel(rows: pd.DataFrame, dtype: str) -> list[Action]:
         for _, row in lost.iterrows()
     ]
     why = (
-        f"Forward + backward takes {ms(first['median_ms'])}, with the next best, {WORDS[first['next_impl']]}, "
-        f"{ms(first['next_ms'])} ({shape_words(first)}). It leads by a tenth or more at {at} of real models."
+        f"In {dtype} it leads by a tenth or more at {at} of real models: forward + backward takes "
+        f"{ms(first['median_ms'])}, with the next best, {WORDS[first['next_impl']]}, {ms(first['next_ms'])} "
+        f"({shape_words(first)})."
     )
-    what = say("**Attention in {dtype}: use {words}.**", dtype=dtype, words=WORDS[impl])
-    return [Action(2, what, Markdown.escape(why) + _choice(impl, known(won, "sdpa_choice")) + "".join(others))]
+    return Markdown.escape(why) + _choice(impl, known(won, "sdpa_choice")) + "".join(others)
 
 
 def _choice(impl: str, winners: pd.DataFrame) -> Markdown:

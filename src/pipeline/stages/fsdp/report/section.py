@@ -117,14 +117,16 @@ def _actions(measured: Sequence[Run]) -> list[Action]:
         ddp, ours = run.fullest_bytes(DDP), run.fullest_bytes(OURS)
         if too_large or (ddp and ours and ddp >= WORTH_IT * ours):
             why = say(
-                "{size}, {name}, {ranks} ranks: DDP {ddp}; our FSDP {ours}.",
+                "{size} in {name} on {ranks} ranks: DDP {ddp}; our FSDP {ours}.",
                 size=run.size,
                 name=run.name,
                 ranks=run.world_size,
                 ddp="runs out of memory" if too_large else _words(run, DDP),
                 ours=_words(run, OURS),
             )
-            return [Action(3, Markdown("**Shard parameters and gradients too.**"), why)]
+            return [
+                Action(3, Markdown("**On several GPUs, shard parameters and gradients where memory is short.**"), why)
+            ]
     return []
 
 

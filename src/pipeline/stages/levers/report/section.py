@@ -24,6 +24,15 @@ from pipeline.stages.levers.report.selection import (
 
 TITLE = "What does each optimization buy, alone and together?"
 LOSS_DIGITS = 4
+WORDS = {
+    "fused": "fused AdamW",
+    "flash": "our flash attention",
+    "sdpa": "SDPA",
+    "compile": "torch.compile",
+    "graph": "a CUDA graph",
+    "checkpointing": "checkpoints",
+}
+TOPICS = {"fused": "optimizer", "compile": "compile", "graph": "graph"}  # of other stages' actions
 METHOD = Markdown(
     "bf16 autocast, whole steps by the host clock, medians; loss of the last checked step. Weights and batch are the"
     " same for all: a lever that moves the loss by more than rounding does is wrong and has no times."
@@ -131,6 +140,15 @@ def _actions(model: pd.DataFrame) -> list[Action]:
     base, top = eager(model), fastest(in_fp32)
     if clear_gain(base, top) is None:
         return []
-    why = _change("{before} → {after}{memory}", base, top)
-    what = say("**Train with {levers}.**", levers=_levers(top))
-    return [Action(1, what, say("{name}, a step: {why}.", name=_name(base), why=why))]
+    names = top["levers"].split("+")
+    single = ok(alone(with_gain(model))).set_index("levers")["gain"]
+    gains = [f"{WORDS[name]} gains {ratio(single[name])}" for name in names if name in single]
+    why = say(
+        "A step of {name}: {change}, {gain}.{alone}",
+        name=_name(base),
+        change=_change("{before} → {after}{memory}", base, top),
+        gain=ratio(base["median_ms"] / top["median_ms"]),
+        alone=f" Alone {listing(gains)}." if len(names) > 1 and gains else "",
+    )
+    what = say("**Train with {levers}.**", levers=listing(WORDS[name] for name in names))
+    return [Action(1, what, why, covers=[TOPICS[name] for name in names if name in TOPICS])]

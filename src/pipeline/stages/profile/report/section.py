@@ -135,7 +135,8 @@ def _look_at_the_optimizer(shown: Sequence[Capture], first: Capture) -> list[Act
     others = [one for one in having(shown, path, first) if one is not first]
     shares = listing(f"{percent(one.share(path, 'optimizer'))} in {one.cell.precision}" for one in others)
     why = (
-        f"{first.setting}: AdamW takes {ms(first.work_ms.loc[path, 'optimizer'])} of the {ms(first.total_ms(path))} of "
-        f"{first.work} in a training step ({percent(first.share(path, 'optimizer'))}{'; ' if others else ''}{shares})."
+        f"{first.setting}: the default AdamW takes {ms(first.work_ms.loc[path, 'optimizer'])} of the "
+        f"{ms(first.total_ms(path))} of {first.work} in a training step ({percent(first.share(path, 'optimizer'))}"
+        f"{'; ' if others else ''}{shares}), the most that another can save."
     )
-    return [Action(3, Markdown("**Try another AdamW (`fused=True`).**"), why, "optimizer")]
+    return [Action(3, Markdown("**Try fused AdamW (`fused=True`).**"), why, "optimizer")]

@@ -127,14 +127,14 @@ def _actions(measured: Sequence[Run]) -> list[Action]:
         better = [name for name in (OURS, TORCHS) if name in peaks and (too_large or _saves(peaks, name))]
         if better:
             why = say(
-                "{size}, {name}, {ranks} ranks: unsharded AdamW {full}, {shared}.",
+                "{size} in {name} on {ranks} ranks: unsharded AdamW {full}, {shared}.",
                 full="runs out of memory" if too_large else f"peaks at {_peak_and_step(run, PLAIN)}",
                 shared=listing([f"{name} at {_peak_and_step(run, name)}" for name in better]),
                 size=run.size,
                 name=run.name,
                 ranks=run.world_size,
             )
-            return [Action(3, Markdown("**Shard the optimizer's state over ranks.**"), why)]
+            return [Action(3, Markdown("**On several GPUs, shard the optimizer's state.**"), why)]
     return []
 
 
@@ -143,7 +143,7 @@ def _saves(peaks: pd.Series, name: str) -> bool:
 
 
 def _peak_and_step(run: Run, name: str) -> str:
-    return f"{data_size(run.peak_bytes.loc[name, 'measured'])} with steps of {_step_words(run.steps.loc[name])}"
+    return f"{data_size(run.peak_bytes.loc[name, 'measured'])} ({_step_words(run.steps.loc[name])} a step)"
 
 
 def _problems(measured: Sequence[Run]) -> list[Problem]:

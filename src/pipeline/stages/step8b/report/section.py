@@ -153,9 +153,10 @@ def _actions(run: Run) -> list[Action]:
     """Advise the fused model where it is clearly faster than torch's parts."""
     if not run.ours or not run.peer or clear_gain(run.steps.loc[run.peer], run.steps.loc[run.ours]) is None:
         return []
-    what = Markdown("**Keep attention's output, and compute norms, rotations and SwiGLU again in fused kernels.**")
+    what = Markdown("**For long contexts, do not checkpoint whole blocks.**")
     why = say(
-        "{model}: {before} become {after} a step beside checkpoints of whole blocks.",
+        "{model}: {before} become {after} a step where attention's output is kept, and norms, rotations and SwiGLU are"
+        " computed again in fused kernels.",
         model=_model(run),
         before=ms(run.steps.loc[run.peer, "median_ms"]),
         after=ms(run.steps.loc[run.ours, "median_ms"]),
