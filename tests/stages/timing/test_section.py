@@ -198,8 +198,8 @@ def test_what_a_product_alone_reaches_is_named_with_the_highest_rate_and_drawn(m
     (_, figure) = section.build(make_rows("h200"), {"ceilings": products}).headline
     assert "in bf16, where a matrix product alone reaches 742" in figure.title
     texts = [text.get_text() for text in figure.drawing.axes[0].texts]
-    assert {"bf16 data sheet", "fp32 data sheet", "bf16 product"} <= set(texts)
-    assert "fp32 product" not in texts
+    assert {"bf16 data sheet", "fp32 data sheet", "bf16 matmul"} <= set(texts)
+    assert "fp32 matmul" not in texts
     assert "alone" not in section.build(make_rows("h200"), {"ceilings": pd.DataFrame({"reason": []})}).headline[1].title
 
 

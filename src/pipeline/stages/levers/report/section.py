@@ -80,20 +80,24 @@ def _answer(model: pd.DataFrame) -> Markdown:
         gain = ratio(base["median_ms"] / single["median_ms"])
         words = [say("alone, {levers} gains most, {gain}.", levers=_levers(single), gain=gain)]
     if top["levers"] not in (EAGER, single["levers"]):
-        words.append(_change("Together, {levers} gain most: {before} → {after}{memory}.", base, top))
+        words.append(_change("Together, {levers} gain most: {before} → {after}{more}.", base, top))
     return say("{name}: {words}", name=_name(base), words=Markdown(" ").join(words))
 
 
 def _change(sentence: str, base: pd.Series, other: pd.Series) -> Markdown:
-    memory = ""
-    if pd.notna(base.get("peak_bytes")) and pd.notna(other.get("peak_bytes")):
-        memory = f", {data_size(base['peak_bytes'])} → {data_size(other['peak_bytes'])}"
+    forms = {"peak_bytes": data_size, "tokens_per_j": lambda value: f"{number(value)} tokens/J"}
+    both = {name: (base.get(name), other.get(name)) for name in forms}
+    more = [
+        ", " + " → ".join(map(forms[name], values))
+        for name, values in both.items()
+        if pd.notna(pd.Series(values)).all()
+    ]
     return say(
         sentence,
         levers=_levers(other),
         before=ms(base["median_ms"]),
         after=ms(other["median_ms"]),
-        memory=memory,
+        more="".join(more),
     )
 
 
@@ -142,13 +146,13 @@ def _actions(model: pd.DataFrame) -> list[Action]:
         return []
     names = top["levers"].split("+")
     single = ok(alone(with_gain(model))).set_index("levers")["gain"]
-    gains = [f"{WORDS[name]} gains {ratio(single[name])}" for name in names if name in single]
+    gains = [f"{WORDS[name]} {ratio(single[name])}" for name in names if name in single]
     why = say(
-        "A step of {name}: {change}, {gain}.{alone}",
+        "A step of {name} is {gain} as fast: {change}.{alone}",
         name=_name(base),
-        change=_change("{before} → {after}{memory}", base, top),
+        change=_change("{before} → {after}{more}", base, top),
         gain=ratio(base["median_ms"] / top["median_ms"]),
-        alone=f" Alone {listing(gains)}." if len(names) > 1 and gains else "",
+        alone=f" Alone: {', '.join(gains)}." if len(names) > 1 and gains else "",
     )
     what = say("**Train with {levers}.**", levers=listing(WORDS[name] for name in names))
     return [Action(1, what, why, covers=[TOPICS[name] for name in names if name in TOPICS])]

@@ -40,7 +40,7 @@ def achieved(rows: pd.DataFrame, reached: Mapping[str, float]) -> Figure:
         axes.plot(group["work"], group["model_tflops_per_s"], label=precision, **style)
         source = known(group, "peak_source")["peak_source"].max()
         _mark_ceiling(axes, precision, PEAK_WORDS.get(source, "peak"), group["peak_tflops_per_s"].max(), ":")
-        _mark_ceiling(axes, precision, "product", reached.get(precision, np.nan), "--")
+        _mark_ceiling(axes, precision, "matmul", reached.get(precision, np.nan), "--")
     longest = steps[steps["precision"] == main_precision(rows)].sort_values("context_length").groupby("size").tail(1)
     for _, step in longest.iterrows():
         place = {"textcoords": "offset points", "ha": "center", "fontsize": WORD_PT - 1}

@@ -103,7 +103,7 @@ def _headline(steps: pd.DataFrame, rows: pd.DataFrame, context_length: int) -> T
         "× fp32": steps["size"].map(over_fp32) if precision != "fp32" else None,
         "peak GB": steps["peak_bytes"] / 1e9 if "peak_bytes" in steps else None,
         "GPU idle": steps.get("gpu_idle_pct"),
-        "limited by": steps.get("limited_by"),
+        "limited by": steps["limited_by"].replace("gpu", "GPU") if "limited_by" in steps else None,
         "tokens/J": steps.get("tokens_per_j"),
     }
     forms = dict.fromkeys(("× fp32", "peak GB", "tokens/J"), number)
