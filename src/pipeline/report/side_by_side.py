@@ -1,12 +1,77 @@
-"""Cells beside each other: names for them, and what is said of them."""
+"""Cells that measure several ways to do the same: their rows as runs, and what is said of several of them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
 import pandas as pd
 
+from pipeline.cells.rows import RowTypes
 from pipeline.report.markup import Markdown
-from pipeline.report.page_parts import say
-from pipeline.report.section import listing
+from pipeline.report.page_parts import Problem, say
+from pipeline.report.section import listing, ms
+from pipeline.report.table_rows import complete, in_order, ok
+
+PRECISIONS = ("fp32", "bf16")
+NONE = "–"
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One cell of several ways to train; every table has a row a way, by its words.
+
+    name: the precision, and what else tells it from other cells. rows: those with figures. whole: the whole steps by
+    the host clock, those without a figure too.
+    """
+
+    name: str
+    rows: pd.DataFrame
+    whole: pd.DataFrame
+
+    @property
+    def steps(self) -> pd.DataFrame:
+        """The whole steps that have a figure."""
+        return ok(self.whole)
+
+    @property
+    def size(self) -> str:
+        """The model."""
+        return str(self.whole["size"].iloc[0])
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return int(self.whole["world_size"].iloc[0])
+
+    @property
+    def label(self) -> str:
+        """The name, with what must be known to read its times."""
+        return self.name
+
+
+AnyRun = TypeVar("AnyRun", bound=Run)
+
+
+def named(rows: pd.DataFrame, row_types: RowTypes, axes: Sequence[str], ways: Sequence[str]) -> pd.DataFrame:
+    """Return rows in reading order with the columns that none of them fills, and `cell_name`.
+
+    rows: with the words for what they are of in `way`. ways: these words in reading order.
+    """
+    rows = complete(rows, row_types)
+    rows = rows.assign(cell_name=cell_names(rows, axes))
+    return in_order(rows, [*axes, "way"], {"precision": PRECISIONS, "way": ways})
+
+
+def whole_steps(rows: pd.DataFrame) -> pd.DataFrame:
+    """Keep whole steps by the host clock; those without a figure too."""
+    return rows[(rows["phase"] == "train_step") & (rows["clock"] == "host")]
+
+
+def runs(rows: pd.DataFrame, kind: type[AnyRun]) -> list[AnyRun]:
+    """Make a run of each cell of `named` rows; a cell without any figure is left out."""
+    cells = [(name, cell.set_index("way")) for name, cell in rows.groupby("cell_name", sort=False)]
+    made = [kind(str(name), ok(cell), whole_steps(cell)) for name, cell in cells]
+    return [run for run in made if len(run.steps)]
 
 
 def cell_names(rows: pd.DataFrame, axes: Sequence[str]) -> list[str]:
@@ -18,10 +83,39 @@ def cell_names(rows: pd.DataFrame, axes: Sequence[str]) -> list[str]:
     return list(values.agg(", ".join, axis=1))
 
 
-def once_each(texts: Iterable[tuple[str, Markdown]]) -> Markdown:
+def once_each(texts: Iterable[tuple[str, str]]) -> Markdown:
     """Join what is said of named things, `fp32: ...`; what is said of several stands once: `fp32 and bf16: ...`."""
-    names: dict[Markdown, list[str]] = {}
+    names: dict[str, list[str]] = {}
     for name, text in texts:
         if text:
             names.setdefault(text, []).append(name)
     return Markdown(" ").join(say("{names}: {text}", names=listing(alike), text=text) for text, alike in names.items())
+
+
+def problems(measured: Sequence[AnyRun], answers: Mapping[str, Callable[[AnyRun], str]]) -> list[Problem]:
+    """Answer each problem that the runs bear on, by what is said of each of them."""
+    said = {name: once_each((run.label, answer(run)) for run in measured) for name, answer in answers.items()}
+    return [Problem(name, text) for name, text in said.items() if text]
+
+
+def agree(what: str, differences: str, do_agree: bool) -> Markdown:
+    """Say whether weights agree after the same number of steps, and by how much they differ."""
+    verdict = Markdown("agree" if do_agree else "**do not agree**")
+    words = "the weights of {what} {verdict} after as many steps: they differ by {how}."
+    return say(words, what=what, verdict=verdict, how=differences)
+
+
+def step_words(step: pd.Series) -> str:
+    """Write the time of a step: `391 ms`, or `391 ms (unstable)`."""
+    return f"{ms(step['median_ms'])}{' (unstable)' if step['status'] == 'unstable' else ''}"
+
+
+def text_cells(values: pd.Series, form: Callable[[float], str], ways: Iterable[str]) -> list[str]:
+    """Write a value a way, and a dash where there is none."""
+    shown = values.astype(float).reindex(list(ways))
+    return [NONE if pd.isna(value) else form(value) for value in shown]
+
+
+def without_empty(table: pd.DataFrame) -> pd.DataFrame:
+    """Leave out the columns that have nothing in any row."""
+    return table.loc[:, (table != NONE).any()]

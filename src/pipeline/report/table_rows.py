@@ -8,7 +8,7 @@ from typing import Any, TextIO
 import numpy as np
 import pandas as pd
 
-from pipeline.cells.rows import WITH_FIGURES
+from pipeline.cells.rows import WITH_FIGURES, RowTypes
 from pipeline.errors import UserError
 from pipeline.report.markup import one_line
 from pipeline.report.reasons import brief
@@ -69,6 +69,11 @@ def known(rows: pd.DataFrame, *columns: str) -> pd.DataFrame:
     if not set(columns) <= set(rows):
         return rows.head(0)
     return rows[rows[list(columns)].notna().all(axis=1)]
+
+
+def complete(rows: pd.DataFrame, row_types: RowTypes) -> pd.DataFrame:
+    """Return rows with the columns that a stage declares and none of them fills."""
+    return rows.reindex(columns=list(dict.fromkeys([*rows.columns, *row_types.column_names()])))
 
 
 def in_order(rows: pd.DataFrame, keys: list[str], orders: Mapping[str, Sequence[str]]) -> pd.DataFrame:

@@ -1,6 +1,5 @@
 import re
 
-import numpy as np
 import pandas as pd
 import pytest
 
@@ -9,7 +8,7 @@ from pipeline.formulas.collectives import LinearCost
 from pipeline.instruments.sampling.verdict import RepeatSpread
 from pipeline.report.figures import new_figure
 from pipeline.report.page_parts import Figure, Table
-from pipeline.stages.ddp.report import baselines, facts, figures, section
+from pipeline.stages.ddp.report import baselines, facts, section
 
 from ..sections import built, contents, faults_of_parts, gaps, keys, numbers_that_stay, unnamed_rows
 
@@ -48,9 +47,9 @@ def test_the_section_holds_no_gap_in_its_words(request, text, name):
 
 
 @pytest.mark.parametrize("name", ["h200", "small_gpu", "smoke"])
-def test_two_figures_and_a_short_table_are_shown(request, build, name):
+def test_a_figure_and_a_short_table_are_shown(request, build, name):
     parts = build(request.getfixturevalue(name)).parts
-    assert [part.name for part in parts if isinstance(part, Figure)] == ["buckets", "timeline"]
+    assert [part.name for part in parts if isinstance(part, Figure)] == ["buckets"]
     assert [len(part.cells) for part in parts if isinstance(part, Table)] == [12]
 
 
@@ -201,7 +200,6 @@ def test_a_captured_share_is_given_where_it_was_captured(h200, smoke, build):
     assert "for the same cores" in problem(build(smoke), name)
     without = h200[h200["phase"] != "captured_step"]
     assert "captured" not in problem(build(without), name)
-    assert [part.name for part in build(without).parts if isinstance(part, Figure)] == ["buckets"]
 
 
 def test_what_is_left_after_backward_was_not_hidden(h200):
@@ -218,11 +216,3 @@ def test_others_stand_beside_the_same_variant_model_and_ranks(h200, smoke):
     line = pairs[pairs["what"] == "step of xl, overlap, 2 ranks, bf16"].iloc[0]
     assert (line["theirs"], line["ours"]) == (796, overlap)
     assert baselines.pairs(smoke).empty
-
-
-def test_a_coarser_timeline_covers_the_same_step_with_the_same_work():
-    busy = np.random.default_rng(0).uniform(size=501)
-    edges, means = figures._coarser(busy)
-    assert len(means) <= figures.MOST_PARTS
-    assert (edges[0], edges[-1]) == (0, 1)
-    assert np.sum(means * np.diff(edges)) == pytest.approx(busy.mean())

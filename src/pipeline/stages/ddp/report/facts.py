@@ -1,4 +1,4 @@
-"""The rows of the ddp stage, parsed once: a run for every cell of which something was measured."""
+"""The rows of the ddp stage: a run for every cell of which something was measured."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,22 +7,16 @@ import pandas as pd
 
 from pipeline.formulas.buckets import best_bucket_bytes
 from pipeline.formulas.collectives import LinearCost, fit_linear_cost
-from pipeline.report.side_by_side import cell_names
-from pipeline.report.table_rows import in_order, ok
-from pipeline.stages.ddp.cell import CAPTURED_STEP, PHASES, TRAIN_STEP, VARIANTS, Variant
+from pipeline.report import side_by_side
+from pipeline.report.table_rows import ok
+from pipeline.stages.ddp.cell import CAPTURED_STEP, PHASES, VARIANTS, Variant
+from pipeline.stages.ddp.rows import ROW_TYPES
 
 NAMES = {"none": "no communication", "torch": "torch DDP", "torch_tuned": "torch DDP tuned"}
 # torch_tuned sends no buffers, as ours do not, and keeps gradients in its buckets: the fair peer.
 TORCH = ("torch", "torch_tuned")
 NO_COMMUNICATION = NAMES["none"]
-PRECISIONS = ("fp32", "bf16")
 HOST_LIMITED_IDLE = 0.2  # of a step: from there on the host decides how long it takes
-# What a table lacks when no row of it has a figure.
-COLUMNS = (
-    *("reason", "backend", "n", "median_ms", "q1_ms", "q3_ms", "peak_bytes", "gradient_bytes", "all_reduces"),
-    *("rank_difference", "variant_difference", "weight_tolerance", "span_ms", "computation_ms", "communication_ms"),
-    *("hidden_ms", "hidden_pct", "computation_busy_pct", "communication_busy_pct"),
-)
 
 
 def label(variant: Variant) -> str:
@@ -36,24 +30,8 @@ READING_ORDER = tuple(label(variant) for variant in (VARIANTS[-1], *VARIANTS[:-1
 TORCH_DEFAULT = label(Variant("torch", 25))  # of torch.nn.parallel.DistributedDataParallel's bucket_cap_mb
 
 
-@dataclass(frozen=True)
-class Run:
-    """One cell: its variants side by side.
-
-    name: the precision, and what else tells it from other cells. whole: the whole steps by the host clock, a row a
-    variant, as its index; those without a figure too. phases_ms: median times, a row a variant, a column a phase, NaN
-    where a variant lacks it. captures: the captured steps, a row a variant.
-    """
-
-    name: str
-    size: str
-    world_size: int
-    on_gpus: bool
-    backend: str
-    gradient_bytes: float
-    whole: pd.DataFrame
-    phases_ms: pd.DataFrame
-    captures: pd.DataFrame
+class Run(side_by_side.Run):
+    """One cell: its variants side by side."""
 
     @property
     def label(self) -> str:
@@ -61,9 +39,20 @@ class Run:
         return f"{self.name} (host-limited)" if self.host_limited else self.name
 
     @property
-    def steps(self) -> pd.DataFrame:
-        """The whole steps that have a figure."""
-        return ok(self.whole)
+    def on_gpus(self) -> bool:
+        """Tell whether it ran on GPUs."""
+        return bool((self.rows["clock"] == "cuda_events").any())
+
+    @property
+    def captures(self) -> pd.DataFrame:
+        """The captured steps that communicate."""
+        return self.rows[self.rows["phase"] == CAPTURED_STEP].dropna(subset=["hidden_pct"])
+
+    @property
+    def phases_ms(self) -> pd.DataFrame:
+        """The median times, a row a variant, a column a phase; NaN where a variant lacks it."""
+        phases = self.rows[self.rows["phase"].isin(PHASES)]
+        return phases.pivot(columns="phase", values="median_ms").reindex(self.steps.index, columns=PHASES)
 
     def fastest(self, impls: Sequence[str]) -> pd.Series | None:
         """Return the step with the least median of these implementations; its name is the variant."""
@@ -93,43 +82,16 @@ class Run:
         return (self.idle_share or 0) >= HOST_LIMITED_IDLE
 
 
-def whole_steps(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the whole steps in reading order, with the variant's and the cell's name; those without a figure too."""
-    named = _named(rows)
-    return named[(named["phase"] == TRAIN_STEP) & (named["clock"] == "host")]
+def named(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows in reading order, with the names of their variant and cell."""
+    sizes = [None if pd.isna(size) else int(size) for size in rows.get("bucket_size_mb", [None] * len(rows))]
+    variants = [label(Variant(*pair)) for pair in zip(rows["impl"], sizes, strict=True)]
+    return side_by_side.named(rows.assign(way=variants), ROW_TYPES, ["precision", "size", "world_size"], READING_ORDER)
 
 
 def runs(rows: pd.DataFrame) -> list[Run]:
-    """Parse the rows of all tables; fp32 comes first. A cell without any figure is left out."""
-    cells = [cell for _, cell in _named(rows).groupby("cell_name", sort=False)]
-    return [_run(cell) for cell in cells if not ok(whole_steps(cell)).empty]
-
-
-def _named(rows: pd.DataFrame) -> pd.DataFrame:
-    rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *COLUMNS])))
-    sizes = [None if pd.isna(size) else int(size) for size in rows["bucket_size_mb"]]
-    rows["variant"] = [label(Variant(*pair)) for pair in zip(rows["impl"], sizes, strict=True)]
-    rows["cell_name"] = cell_names(rows, ["precision", "size", "world_size"])
-    keys = ["precision", "size", "world_size", "variant"]
-    return in_order(rows, keys, {"precision": PRECISIONS, "variant": READING_ORDER})
-
-
-def _run(cell: pd.DataFrame) -> Run:
-    whole = whole_steps(cell).set_index("variant")
-    timed = ok(cell)
-    first = ok(whole).iloc[0]
-    phases_ms = timed[timed["phase"].isin(PHASES)].pivot(index="variant", columns="phase", values="median_ms")
-    return Run(
-        name=first["cell_name"],
-        size=first["size"],
-        world_size=int(first["world_size"]),
-        on_gpus=bool((timed["clock"] == "cuda_events").any()),
-        backend=first["backend"],
-        gradient_bytes=float(first["gradient_bytes"]),
-        whole=whole,
-        phases_ms=phases_ms.reindex(columns=PHASES),
-        captures=timed[timed["phase"] == CAPTURED_STEP].dropna(subset=["hidden_pct"]).set_index("variant"),
-    )
+    """Make a run of every cell of which something was measured; fp32 comes first."""
+    return side_by_side.runs(named(rows), Run)
 
 
 @dataclass(frozen=True)
@@ -137,6 +99,7 @@ class Fit:
     """The measured cost of an all-reduce, and the bucket size that the overhead model makes of it."""
 
     cost: LinearCost
+    gradient_bytes: float
     best_bucket_mb: float | None  # of 2^20 bytes; None where a call costs nothing beside its bytes
 
 
@@ -144,13 +107,15 @@ def fit(run: Run, allreduce: pd.DataFrame) -> Fit | None:
     """Fit the bursts of all-reduces of this run's backend and ranks; None where there are none to fit."""
     if allreduce.empty or "median_ms" not in allreduce:
         return None
+    step = run.steps.iloc[0]
     alike = ok(allreduce).query(
-        "backend == @run.backend and world_size == @run.world_size and timing == 'burst'"
+        "backend == @step.backend and world_size == @run.world_size and timing == 'burst'"
         " and impl == 'torch' and placement == 'in_place'"
     )
     try:
         cost = fit_linear_cost(alike["size_bytes"].astype(float), alike["median_ms"] / 1e3)
     except ValueError:
         return None
-    best_bytes = min(run.gradient_bytes, best_bucket_bytes(run.gradient_bytes, cost)) if cost.latency_s else None
-    return Fit(cost, None if best_bytes is None else best_bytes / 2**20)
+    gradient_bytes = float(step["gradient_bytes"])
+    best_bytes = min(gradient_bytes, best_bucket_bytes(gradient_bytes, cost)) if cost.latency_s else None
+    return Fit(cost, gradient_bytes, None if best_bytes is None else best_bytes / 2**20)

@@ -1,130 +1,102 @@
 """What the ddp stage answers to the assignment's problems."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pandas as pd
 
-from pipeline.report.markup import Markdown
+from pipeline.report import side_by_side
 from pipeline.report.page_parts import Problem, say
-from pipeline.report.section import counted, data_size, ms, number, percent
-from pipeline.report.side_by_side import once_each
-from pipeline.report.table_rows import ok
+from pipeline.report.section import counted, data_size, ms, number, percent, ratio
+from pipeline.report.side_by_side import agree, once_each
 from pipeline.report.tables import significant
 from pipeline.stages.ddp.report.facts import NO_COMMUNICATION, Run, fit
 
 
 def problems(measured: Sequence[Run], allreduce: pd.DataFrame) -> list[Problem]:
     """Answer each problem that the rows bear on; allreduce: the rows of that stage, for the overhead model."""
-    answers: dict[str, Callable[[Run], Markdown]] = {
+    answers = {
         "naive_ddp": _weights,
         "naive_ddp_benchmarking": _naive,
         "minimal_ddp_flat_benchmarking": _flat,
         "ddp_overlap_individual_parameters_benchmarking": _overlap,
         "ddp_bucketed_benchmarking (a)": _buckets,
     }
-    said = {name: once_each((run.label, answer(run)) for run in measured) for name, answer in answers.items()}
-    said["ddp_bucketed_benchmarking (b)"] = _model(measured, allreduce)
-    return [Problem(name, text) for name, text in said.items() if text]
+    predicted = once_each((run.name, _prediction(run, allreduce)) for run in measured)
+    words = "The overhead is n·o + s / (n·w), least with buckets of √(s·w·o). {predicted}"
+    model = [Problem("ddp_bucketed_benchmarking (b)", say(words, predicted=predicted))] if predicted else []
+    return [*side_by_side.problems(measured, answers), *model]
 
 
-def _weights(run: Run) -> Markdown:
+def _weights(run: Run) -> str:
     averaging = run.steps.drop(index=NO_COMMUNICATION, errors="ignore")
     differences = averaging["variant_difference"].dropna()
     if len(differences) < 2:
-        return Markdown()
+        return ""
     between_ranks, tolerance = averaging["rank_difference"].max(), averaging["weight_tolerance"].iloc[0]
-    agree = between_ranks == 0 and differences.max() <= tolerance
     without = run.steps["variant_difference"].get(NO_COMMUNICATION)
-    return say(
-        "the weights of {n} variants {agree} after the timed steps: they differ by {ranks} between ranks "
-        "and by {variants} between variants (rounding may make {tolerance}{without}).",
-        n=len(differences),
-        agree="agree" if agree else Markdown("**do not agree**"),
-        ranks=f"{between_ranks:.2g}",
-        variants=f"{differences.max():.2g}",
-        tolerance=f"{tolerance:.2g}",
-        without=f"; without communication it is {without:.2g}" if pd.notna(without) else "",
+    but = f"; without communication it is {without:.2g}" if pd.notna(without) else ""
+    return agree(
+        f"{len(differences)} variants",
+        f"{between_ranks:.2g} between ranks and by {differences.max():.2g} between variants (rounding may make "
+        f"{tolerance:.2g}{but})",
+        bool(between_ranks == 0 and differences.max() <= tolerance),
     )
 
 
-def _naive(run: Run) -> Markdown:
-    if "naive" not in run.steps.index or pd.isna(run.phases_ms.loc["naive", "communication"]):
-        return Markdown()
-    step_ms, left_ms = run.steps.loc["naive", "median_ms"], run.phases_ms.loc["naive", "communication"]
-    return say(
-        "a step takes {step}, of which communication {left} ({share}).",
-        step=ms(step_ms),
-        left=ms(left_ms),
-        share=percent(left_ms / step_ms),
-    )
+def _naive(run: Run) -> str:
+    left_ms = run.phases_ms["communication"].get("naive")
+    if left_ms is None or pd.isna(left_ms):
+        return ""
+    step_ms = run.steps.loc["naive", "median_ms"]
+    return f"a step takes {ms(step_ms)}, of which communication {ms(left_ms)} ({percent(left_ms / step_ms)})."
 
 
-def _flat(run: Run) -> Markdown:
+def _flat(run: Run) -> str:
     return _against_naive(run, "flat", "one all-reduce of all gradients after backward")
 
 
-def _overlap(run: Run) -> Markdown:
+def _overlap(run: Run) -> str:
     text = _against_naive(run, "overlap", "an all-reduce a parameter during backward")
     if not text or "overlap" not in run.captures.index:
         return text
     beside = "beside computation" if run.on_gpus else "beside computation, for the same cores"
     share = percent(run.captures.loc["overlap", "hidden_pct"] / 100)
-    sentence = " In a captured step {share} of its communication runs {beside}."
-    return text + say(sentence, share=share, beside=beside)
+    return f"{text} In a captured step {share} of its communication runs {beside}."
 
 
-def _against_naive(run: Run, variant: str, words: str) -> Markdown:
+def _against_naive(run: Run, variant: str, words: str) -> str:
     if not {variant, "naive"} <= set(run.steps.index):
-        return Markdown()
-    phases, steps_ms = run.phases_ms["communication"], run.steps["median_ms"]
-    return say(
-        "{words} makes a step of {own}, naive one of {naive} ({ratio}); of these {left} and {naive_left} are left of "
-        "communication when backward is done.",
-        words=words,
-        own=ms(steps_ms[variant]),
-        naive=ms(steps_ms["naive"]),
-        ratio=f"{significant(steps_ms['naive'] / steps_ms[variant])}×",
-        left=ms(phases[variant]),
-        naive_left=ms(phases["naive"]),
+        return ""
+    left, steps_ms = run.phases_ms["communication"].dropna().map(ms), run.steps["median_ms"]
+    return (
+        f"{words} makes a step of {ms(steps_ms[variant])}, naive one of {ms(steps_ms['naive'])} "
+        f"({ratio(steps_ms['naive'] / steps_ms[variant])}); of these {left[variant]} and {left['naive']} are left of "
+        "communication when backward is done."
     )
 
 
-def _buckets(run: Run) -> Markdown:
-    bucketed = ok(run.steps)[run.steps["impl"] == "bucketed"]
+def _buckets(run: Run) -> str:
+    bucketed = run.steps[run.steps["impl"] == "bucketed"]
     if bucketed.empty:
-        return Markdown()
+        return ""
+    calls = bucketed["all_reduces"].map(lambda number: counted(number, "all-reduce"))
     # Sizes that give the same number of buckets are the same thing.
-    if bucketed["all_reduces"].nunique() == 1:
-        calls = counted(bucketed["all_reduces"].iloc[0], "all-reduce")
-        return say("every size gives the same {calls}: nothing to compare.", calls=calls)
-    best, worst = (bucketed.loc[at] for at in (bucketed["median_ms"].idxmin(), bucketed["median_ms"].idxmax()))
-    return say(
-        "the least time takes {best} ({best_ms}, {calls}), the most {worst} ({worst_ms}, {worst_calls}).",
-        best=best.name,
-        best_ms=ms(best["median_ms"]),
-        calls=counted(best["all_reduces"], "all-reduce"),
-        worst=worst.name,
-        worst_ms=ms(worst["median_ms"]),
-        worst_calls=counted(worst["all_reduces"], "all-reduce"),
+    if calls.nunique() == 1:
+        return f"every size gives the same {calls.iloc[0]}: nothing to compare."
+    best, worst = (
+        f"{name} ({ms(bucketed.loc[name, 'median_ms'])}, {calls[name]})"
+        for name in (bucketed["median_ms"].idxmin(), bucketed["median_ms"].idxmax())
     )
+    return f"the least time takes {best}, the most {worst}."
 
 
-def _model(measured: Sequence[Run], allreduce: pd.DataFrame) -> Markdown:
-    """Feed the overhead model n·o + s / (n·w) with the measured all-reduces."""
-    predictions = once_each((run.name, _prediction(run, allreduce)) for run in measured)
-    formula = Markdown("The overhead is n·o + s / (n·w), least with buckets of √(s·w·o). ")
-    return formula + predictions if predictions else Markdown()
-
-
-def _prediction(run: Run, allreduce: pd.DataFrame) -> Markdown:
+def _prediction(run: Run, allreduce: pd.DataFrame) -> str:
     fitted = fit(run, allreduce)
     if fitted is None:
-        return Markdown()
+        return ""
     best = fitted.best_bucket_mb
-    return say(
-        "s = {gradients}, o = {o} µs, w = {w} GB/s (fitted to bursts of all-reduces): {best}.",
-        gradients=data_size(run.gradient_bytes),
-        o=significant(fitted.cost.latency_s * 1e6),
-        w=number(fitted.cost.bytes_per_s / 1e9),
-        best=f"{significant(best)} MB" if best else "a call costs nothing, so that smaller is always better",
+    return (
+        f"s = {data_size(fitted.gradient_bytes)}, o = {significant(fitted.cost.latency_s * 1e6)} µs, w = "
+        f"{number(fitted.cost.bytes_per_s / 1e9)} GB/s (fitted to bursts of all-reduces): "
+        f"{f'{significant(best)} MB' if best else 'a call costs nothing, so that smaller is always better'}."
     )

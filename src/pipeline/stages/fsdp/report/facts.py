@@ -1,15 +1,11 @@
-"""The rows of the fsdp stage, parsed once: a run for every cell of which something was measured."""
-
-from dataclasses import dataclass
+"""The rows of the fsdp stage: a run for every cell of which something was measured."""
 
 import pandas as pd
 
 from pipeline.formulas.training_state import KINDS
-from pipeline.report.side_by_side import cell_names
-from pipeline.report.table_rows import in_order, ok
-from pipeline.stages.fsdp.cell import COLLECTIVES, IMPLS, TRAIN_STEP
+from pipeline.report import side_by_side
+from pipeline.stages.fsdp.rows import ROW_TYPES
 
-PRECISIONS = ("fp32", "bf16")
 NAMES = {
     "none": "no communication",
     "ddp": "DDP",
@@ -20,79 +16,58 @@ NAMES = {
 }
 NOTHING, DDP, DDP_SHARDED, OURS, _, TORCHS = NAMES.values()
 AXES = ["precision", "size", "batch_size_per_rank", "context_length", "world_size"]
-# What a table lacks when no row of it has a figure.
-COLUMNS = (
-    *("reason", "phase", "clock", "kind", "collective", "n", "median_ms", "q1_ms", "q3_ms", "loss"),
-    *("measured_bytes", "predicted_bytes", "sent_bytes", "exposed_communication_ms", "gather_ms", "gather_exposed_ms"),
-)
 
 
-@dataclass(frozen=True)
-class Run:
-    """One cell: its ways to train side by side; every table has a row a way.
-
-    name: the precision, and what else tells it from other cells. whole: the whole steps by the host clock, those
-    without a figure too. kinds_bytes: bytes of KINDS after a warm step. peak_bytes: columns measured and predicted;
-    empty on a CPU. sent_bytes: least that a rank sends a step. captures: the captured steps. exact: whether all counts
-    of bytes held and sent are those predicted, where there is a prediction.
-    """
-
-    name: str
-    size: str
-    world_size: int
-    whole: pd.DataFrame
-    kinds_bytes: pd.DataFrame
-    peak_bytes: pd.DataFrame
-    sent_bytes: pd.Series
-    captures: pd.DataFrame
-    exact: bool
+class Run(side_by_side.Run):
+    """One cell: its ways to train side by side."""
 
     @property
-    def steps(self) -> pd.DataFrame:
-        """The whole steps that have a figure."""
-        return ok(self.whole)
+    def held_bytes(self) -> pd.Series:
+        """The bytes of KINDS together after a warm step."""
+        return self._held.groupby(level=0, sort=False)["measured_bytes"].sum()
+
+    @property
+    def peak_bytes(self) -> pd.DataFrame:
+        """The peak, columns measured and predicted; none on a CPU."""
+        peaks = self.rows.loc[self.rows["kind"] == "peak", ["measured_bytes", "predicted_bytes"]]
+        return peaks.set_axis(["measured", "predicted"], axis="columns")
+
+    @property
+    def sent_bytes(self) -> pd.Series:
+        """The least bytes that a rank sends a step."""
+        return self._traffic.groupby(level=0, sort=False)["sent_bytes"].sum()
+
+    @property
+    def captures(self) -> pd.DataFrame:
+        """The captured steps."""
+        return self.rows[self.rows["measures"] == "capture"]
+
+    @property
+    def exact(self) -> bool:
+        """Tell whether all counts of bytes held and sent are those predicted, where there is a prediction."""
+        counted = pd.concat([self._held, self._traffic]).dropna(subset="predicted_bytes")
+        return bool((counted["measured_bytes"] == counted["predicted_bytes"]).all())
+
+    @property
+    def _held(self) -> pd.DataFrame:
+        return self.rows[self.rows["kind"].isin(KINDS)]
+
+    @property
+    def _traffic(self) -> pd.DataFrame:
+        return self.rows[self.rows["measures"] == "traffic"]
 
     def fullest_bytes(self, way: str) -> float | None:
         """Return a way's peak, on a CPU what it holds after a step; None if it has no figure."""
-        if way in self.peak_bytes.index:
-            return float(self.peak_bytes.loc[way, "measured"])
-        return float(self.kinds_bytes.loc[way].sum()) if way in self.kinds_bytes.index else None
+        found = self.peak_bytes["measured"].get(way, self.held_bytes.get(way))
+        return None if found is None else float(found)
 
 
-def whole_steps(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the whole steps in reading order, with names for people; those without a figure too."""
-    named = _named(rows)
-    return named[(named["phase"] == TRAIN_STEP) & (named["clock"] == "host")]
+def named(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows in reading order, with the names of their way and cell."""
+    ways = rows["impl"].map(NAMES).fillna("your " + rows["impl"])
+    return side_by_side.named(rows.assign(way=ways), ROW_TYPES, AXES, list(NAMES.values()))
 
 
 def runs(rows: pd.DataFrame) -> list[Run]:
-    """Parse the rows of all tables; fp32 comes first. A cell without any figure is left out."""
-    cells = [cell for _, cell in _named(rows).groupby("cell_name", sort=False)]
-    return [_run(cell) for cell in cells if not ok(whole_steps(cell)).empty]
-
-
-def _named(rows: pd.DataFrame) -> pd.DataFrame:
-    rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *COLUMNS])))
-    rows = rows.assign(way=rows["impl"].map(NAMES), cell_name=cell_names(rows, AXES))
-    rows["way"] = rows["way"].fillna("your " + rows["impl"])
-    return in_order(rows, [*AXES, "impl"], {"precision": PRECISIONS, "impl": IMPLS})
-
-
-def _run(cell: pd.DataFrame) -> Run:
-    whole, measured = whole_steps(cell).set_index("way"), ok(cell).set_index("way")
-    first = ok(whole).iloc[0]
-    memory, traffic = (measured[measured["measures"] == what] for what in ("memory", "traffic"))
-    counted = memory[memory["kind"].isin(KINDS)]
-    peaks = memory.loc[memory["kind"] == "peak", ["measured_bytes", "predicted_bytes"]]
-    predicted = pd.concat([counted, traffic[traffic["collective"].isin(COLLECTIVES)]]).dropna(subset="predicted_bytes")
-    return Run(
-        name=first["cell_name"],
-        size=first["size"],
-        world_size=int(first["world_size"]),
-        whole=whole,
-        kinds_bytes=counted.pivot(columns="kind", values="measured_bytes").reindex(columns=KINDS),
-        peak_bytes=peaks.set_axis(["measured", "predicted"], axis="columns"),
-        sent_bytes=traffic.groupby(level=0, sort=False)["sent_bytes"].sum(),
-        captures=measured[measured["measures"] == "capture"],
-        exact=bool((predicted["measured_bytes"] == predicted["predicted_bytes"]).all()),
-    )
+    """Make a run of every cell of which something was measured; fp32 comes first."""
+    return side_by_side.runs(named(rows), Run)

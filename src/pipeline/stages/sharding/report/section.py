@@ -1,17 +1,18 @@
 """The sharding section: what sharing the optimizer's state out saves in memory, and costs in time and bytes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pandas as pd
 
 from pipeline.formulas.training_state import KINDS
+from pipeline.report import side_by_side
 from pipeline.report.markup import Markdown
 from pipeline.report.outcomes import WORTH_IT, not_measured, nothing_measured
-from pipeline.report.page_parts import MOST_TABLE_ROWS, Action, Figure, Problem, Section, Table, say
-from pipeline.report.section import count, data_size, listing, ms, ratio
-from pipeline.report.side_by_side import once_each
+from pipeline.report.page_parts import MOST_TABLE_ROWS, Action, Figure, Section, Table
+from pipeline.report.section import count, data_size, listing, ratio
+from pipeline.report.side_by_side import agree, step_words, text_cells, whole_steps, without_empty
 from pipeline.report.tables import median_cells, significant
-from pipeline.stages.sharding.report.facts import OURS, PLAIN, TORCHS, Run, runs, whole_steps
+from pipeline.stages.sharding.report.facts import OURS, PLAIN, TORCHS, Run, named, runs
 from pipeline.stages.sharding.report.figures import memory
 
 TITLE = "What does sharding the optimizer's state save, and what does it cost?"
@@ -20,102 +21,78 @@ EXERCISE = "optimizer_state_sharding"
 
 def build(rows: pd.DataFrame) -> Section:
     """Build the section from the rows of all its tables."""
-    whole, measured = whole_steps(rows), runs(rows)
+    whole, measured = whole_steps(named(rows)), runs(rows)
     if not measured:
         return Section(TITLE, EXERCISE, nothing_measured(whole))
-    missing = not_measured(whole, "cell_name")
+    answers = {
+        "optimizer_state_sharding": _weights,
+        "optimizer_state_sharding_accounting (a)": _moments,
+        "optimizer_state_sharding_accounting (b)": _times,
+        "optimizer_state_sharding_accounting (c)": _traffic,
+    }
     return Section(
         TITLE,
         EXERCISE,
         _answer(measured),
-        parts=[Figure("memory", _title(measured), memory(measured)), _table(measured), missing],
+        parts=[
+            Figure("memory", _title(measured[0]), memory(measured)),
+            _table(measured),
+            not_measured(whole, "cell_name"),
+        ],
         method=_method(pd.concat([run.steps for run in measured])),
         actions=_actions(measured),
-        problems=_problems(measured),
+        problems=side_by_side.problems(measured, answers),
     )
 
 
-def _answer(measured: Sequence[Run]) -> Markdown:
+def _answer(measured: Sequence[Run]) -> str:
     lead = next((run for run in measured if (run.whole["status"] == "ok").all()), measured[0])
-    takes = [
-        say(
-            "{optimizer} {memory}takes {step} a step",
-            optimizer=name,
-            memory=_memory(lead, name),
-            step=_step_words(step),
-        )
-        for name, step in lead.steps.iterrows()
-    ]
-    return say(
-        "{size} in {name} on {n} ranks: {takes}.",
-        size=lead.size,
-        name=lead.name,
-        n=lead.world_size,
-        takes=Markdown("; ").join(takes),
-    )
+    takes = [f"{name} {_memory(lead, name)}takes {step_words(step)} a step" for name, step in lead.steps.iterrows()]
+    return f"{lead.size} in {lead.name} on {lead.world_size} ranks: {'; '.join(takes)}."
 
 
 def _memory(run: Run, optimizer: str) -> str:
-    if optimizer in run.peak_bytes.index:
-        return f"peaks at {data_size(run.peak_bytes.loc[optimizer, 'measured'])} and "
-    if optimizer in run.kinds_bytes.index:
-        return f"holds {data_size(run.kinds_bytes.loc[optimizer].sum())} and "
-    return ""
+    peaks, held = run.peak_bytes["measured"], run.kinds_bytes.sum(axis=1)
+    if optimizer in peaks.index:
+        return f"peaks at {data_size(peaks[optimizer])} and "
+    return f"holds {data_size(held[optimizer])} and " if optimizer in held.index else ""
 
 
-def _step_words(step: pd.Series) -> str:
-    return f"{ms(step['median_ms'])}{' (unstable)' if step['status'] == 'unstable' else ''}"
-
-
-def _title(measured: Sequence[Run]) -> Markdown:
-    run = measured[0]
+def _title(run: Run) -> str:
     states = run.kinds_bytes["optimizer_state"].reindex([PLAIN, OURS]).dropna()
-    words = [f"{data_size(state)} with {name}" for name, state in states.items()]
-    return say(
-        "What a rank holds after a step{states}",
-        states=f": optimizer state {listing(words)} ({run.name})" if words else "",
-    )
+    words = listing(f"{data_size(state)} with {name}" for name, state in states.items())
+    return f"What a rank holds after a step{f': optimizer state {words} ({run.name})' if words else ''}"
 
 
 def _table(measured: Sequence[Run]) -> Table:
     """Write an optimizer a row, for as many runs as can be read."""
-    lines = [line for run in measured for line in _lines(run)][:MOST_TABLE_ROWS]
-    table = pd.DataFrame(lines)
-    empty = [name for name in table if (table[name] == "–").all()]
+    table = without_empty(pd.concat([_lines(run) for run in measured], ignore_index=True))
     title = "Median step [quartiles] and what the fullest rank holds and sends a step:"
-    return Table(Markdown(title), table.drop(columns=empty))
+    return Table(title, table.head(MOST_TABLE_ROWS))
 
 
-def _lines(run: Run) -> list[dict[str, str]]:
-    steps = median_cells(run.whole)
-    return [
+def _lines(run: Run) -> pd.DataFrame:
+    names = run.whole.index
+    return pd.DataFrame(
         {
             "precision": run.name,
-            "optimizer": name,
-            "step (ms)": steps[name],
-            "optimizer (ms)": _entry(run.phases_ms, name, "optimizer", significant),
-            "state": _entry(run.kinds_bytes, name, "optimizer_state", data_size),
-            "peak": _entry(run.peak_bytes, name, "measured", data_size),
-            "predicted peak": _entry(run.peak_bytes, name, "predicted", data_size),
-            "sent": data_size(run.sent_bytes.loc[name].sum()) if name in run.sent_bytes.index else "–",
+            "optimizer": names,
+            "step (ms)": list(median_cells(run.whole)),
+            "optimizer (ms)": text_cells(run.optimizer_ms, significant, names),
+            "state": text_cells(run.kinds_bytes["optimizer_state"], data_size, names),
+            "peak": text_cells(run.peak_bytes["measured"], data_size, names),
+            "predicted peak": text_cells(run.peak_bytes["predicted"], data_size, names),
+            "sent": text_cells(run.sent_bytes.sum(axis=1), data_size, names),
         }
-        for name in run.whole.index
-    ]
+    )
 
 
-def _entry(table: pd.DataFrame, row: str, column: str, form: Callable[[float], str]) -> str:
-    value = table[column].get(row)
-    return "–" if value is None or pd.isna(value) else form(value)
-
-
-def _method(timed: pd.DataFrame) -> Markdown:
-    return say(
-        "Batch {batch} a rank, context {context}; gradients are averaged by an all-reduce a parameter during backward. "
-        "Parameters, gradients and state are counted tensor by tensor, the peak is the allocator's; {steps} steps are "
-        "timed, each the slowest rank's, by the host clock.",
-        batch=count(timed["setting_batch_size_per_rank"].max()),
-        context=count(timed["setting_context_length"].max()),
-        steps=count(timed["n"].max()),
+def _method(timed: pd.DataFrame) -> str:
+    return (
+        f"Batch {timed['setting_batch_size_per_rank'].max()} a rank, context {timed['setting_context_length'].max()}; "
+        "gradients are averaged by an all-reduce a parameter during backward. Parameters, gradients and state are "
+        f"counted tensor by tensor, the peak is the allocator's; {count(timed['n'].max())} steps are timed, each the "
+        "slowest rank's, by the host clock."
     )
 
 
@@ -124,93 +101,56 @@ def _actions(measured: Sequence[Run]) -> list[Action]:
     for run in measured:
         peaks = run.peak_bytes["measured"]
         too_large = run.whole["status"].get(PLAIN) == "oom"
-        better = [name for name in (OURS, TORCHS) if name in peaks and (too_large or _saves(peaks, name))]
-        if better:
-            why = say(
-                "{size} in {name} on {ranks} ranks: unsharded AdamW {full}, {shared}.",
-                full="runs out of memory" if too_large else f"peaks at {_peak_and_step(run, PLAIN)}",
-                shared=listing([f"{name} at {_peak_and_step(run, name)}" for name in better]),
-                size=run.size,
-                name=run.name,
-                ranks=run.world_size,
-            )
+        saves = [name for name in (OURS, TORCHS) if name in peaks]
+        saves = [name for name in saves if too_large or peaks.get(PLAIN, 0) >= WORTH_IT * peaks[name]]
+        if saves:
+            took = {
+                name: f"{data_size(peak)} ({step_words(run.steps.loc[name])} a step)" for name, peak in peaks.items()
+            }
+            full = "runs out of memory" if too_large else f"peaks at {took[PLAIN]}"
+            shared = listing(f"{name} at {took[name]}" for name in saves)
+            why = f"{run.size} in {run.name} on {run.world_size} ranks: unsharded AdamW {full}, {shared}."
             return [Action(3, Markdown("**On several GPUs, shard the optimizer's state.**"), why)]
     return []
 
 
-def _saves(peaks: pd.Series, name: str) -> bool:
-    return bool(peaks.get(PLAIN, 0) >= WORTH_IT * peaks[name])
-
-
-def _peak_and_step(run: Run, name: str) -> str:
-    return f"{data_size(run.peak_bytes.loc[name, 'measured'])} ({_step_words(run.steps.loc[name])} a step)"
-
-
-def _problems(measured: Sequence[Run]) -> list[Problem]:
-    answers: dict[str, Callable[[Run], Markdown]] = {
-        "optimizer_state_sharding": _weights,
-        "optimizer_state_sharding_accounting (a)": _moments,
-        "optimizer_state_sharding_accounting (b)": _times,
-        "optimizer_state_sharding_accounting (c)": _traffic,
-    }
-    said = {name: once_each((run.name, answer(run)) for run in measured) for name, answer in answers.items()}
-    return [Problem(name, text) for name, text in said.items() if text]
-
-
-def _weights(run: Run) -> Markdown:
+def _weights(run: Run) -> str:
     differences = run.steps["weight_difference"].dropna()
     if len(differences) < 2:
-        return Markdown()
+        return ""
     tolerance = run.steps["weight_tolerance"].iloc[0]
-    return say(
-        "the weights of {n} optimizers {agree} after as many steps: they differ by {difference} (rounding may "
-        "make {tolerance}).",
-        n=len(differences),
-        agree="agree" if differences.max() <= tolerance else Markdown("**do not agree**"),
-        difference=f"{differences.max():.2g}",
-        tolerance=f"{tolerance:.2g}",
-    )
+    words = f"{differences.max():.2g} (rounding may make {tolerance:.2g})"
+    return agree(f"{len(differences)} optimizers", words, bool(differences.max() <= tolerance))
 
 
-def _moments(run: Run) -> Markdown:
+def _moments(run: Run) -> str:
+    moments = run.peaks_bytes.reindex([PLAIN, OURS]).dropna().map(data_size)
     peaks = [
-        say(
-            "{optimizer} peaks at {initialised} after initialisation, {before} before the optimizer's step and {after} "
-            "after it",
-            optimizer=optimizer,
-            initialised=data_size(moments["initialised"]),
-            before=data_size(moments["before_step"]),
-            after=data_size(moments["after_step"]),
-        )
-        for optimizer, moments in run.peaks_bytes.reindex([PLAIN, OURS]).dropna().iterrows()
+        f"{name} peaks at {at['initialised']} after initialisation, {at['before_step']} before the optimizer's step "
+        f"and {at['after_step']} after it"
+        for name, at in moments.iterrows()
     ]
-    kinds = listing([kind.replace("_", " ") for kind in KINDS])
-    fit = "have the bytes predicted" if run.exact else "do not have the bytes predicted"
-    return say("{peaks}.", peaks=Markdown("; ").join([*peaks, say("{kinds} {fit}", kinds=kinds, fit=fit)]))
+    kinds = listing(kind.replace("_", " ") for kind in KINDS)
+    return "; ".join([*peaks, f"{kinds} {'' if run.exact else 'do not '}have the bytes predicted"]) + "."
 
 
-def _times(run: Run) -> Markdown:
+def _times(run: Run) -> str:
     if not {PLAIN, OURS} <= set(run.steps.index):
-        return Markdown()
+        return ""
     plain, ours = run.steps.loc[PLAIN], run.steps.loc[OURS]
-    return say(
-        "a step takes {ours} with the state shared out, {plain} in full ({times}).",
-        ours=_step_words(ours),
-        plain=_step_words(plain),
-        times=ratio(plain["median_ms"] / ours["median_ms"]),
+    return (
+        f"a step takes {step_words(ours)} with the state shared out, {step_words(plain)} in full "
+        f"({ratio(plain['median_ms'] / ours['median_ms'])})."
     )
 
 
-def _traffic(run: Run) -> Markdown:
+def _traffic(run: Run) -> str:
     """Hold ours against ZeRO stage 1: reduce-scatter and all-gather send together what one ring all-reduce does."""
     if OURS not in run.sent_bytes.index:
-        return Markdown()
-    ours = run.sent_bytes.loc[OURS]
-    return say(
-        "each rank sends {gradients} for gradients (all-reduced) and {parameters} for parameters (broadcast by "
-        "their owners); ZeRO stage 1, with reduce-scatter and all-gather, would send {zero}: ours sends {times} that.",
-        gradients=data_size(ours["allreduce"]),
-        parameters=data_size(ours["broadcast"]),
-        zero=data_size(ours["allreduce"]),
-        times=ratio(ours.sum() / ours["allreduce"]),
+        return ""
+    gradients, parameters = run.sent_bytes.loc[OURS, ["allreduce", "broadcast"]]
+    return (
+        f"each rank sends {data_size(gradients)} for gradients (all-reduced) and {data_size(parameters)} for "
+        "parameters (broadcast by their owners); ZeRO stage 1, with reduce-scatter and all-gather, would send "
+        f"{data_size(gradients)}: ours sends {ratio((gradients + parameters) / gradients)} that."
     )
