@@ -5,7 +5,7 @@ import pytest
 
 from pipeline.report import published
 from pipeline.stages.precision.report import baselines, section
-from pipeline.stages.precision.report.facts import devices_with
+from pipeline.stages.precision.report.selection import devices_with
 
 from ..sections import (
     built,

@@ -1,4 +1,4 @@
-"""The figures of the attention section."""
+"""The figure of the attention section."""
 
 import numpy as np
 import pandas as pd
@@ -57,16 +57,7 @@ def memory(rows: pd.DataFrame, limit: Limit) -> Drawing:
     backward = rows[rows["phase"] == "backward"]
     mark_outcomes(axes, backward[backward["status"] == "oom"], "seq_len", "mode")
     shared_legend(figure, per_row=3)
-    _foot(figure, rows, f"head_dim {limit.shape.head_dim}", "saved: for backward")
-    return figure
-
-
-def _foot(figure: Drawing, rows: pd.DataFrame, *facts: str) -> None:
     row = rows.iloc[0]
-    footnote(
-        figure,
-        f"{row['machine']}, torch {row['torch']}",
-        "fp32",
-        f"batch {row['setting_batch_size']}, one head",
-        *facts,
-    )
+    setting = f"batch {row['setting_batch_size']}, one head of {limit.shape.head_dim}"
+    footnote(figure, f"{row['machine']}, torch {row['torch']}", "fp32", setting, "saved: for backward")
+    return figure

@@ -3,7 +3,6 @@
 import pandas as pd
 
 from pipeline.cells.rows import WITH_FIGURES
-from pipeline.report.markup import Markdown
 from pipeline.report.outcomes import clear_gain, not_measured, nothing_measured
 from pipeline.report.page_parts import MOST_TABLE_ROWS, Action, Figure, Section, Table, say
 from pipeline.report.section import count, data_size, listing, ms, number, percent, ratio
@@ -33,7 +32,7 @@ WORDS = {
     "checkpointing": "checkpoints",
 }
 TOPICS = {"fused": "optimizer", "compile": "compile", "graph": "graph"}  # of other stages' actions
-METHOD = Markdown(
+METHOD = (
     "bf16 autocast, whole steps by the host clock, medians; loss of the last checked step. Weights and batch are the"
     " same for all: a lever that moves the loss by more than rounding does is wrong and has no times."
 )
@@ -42,25 +41,21 @@ METHOD = Markdown(
 def build(rows: pd.DataFrame) -> Section:
     """Return the section of the levers stage, from all its rows."""
     rows = ordered(rows)
-    if not models(rows):
-        return Section(TITLE, "", nothing_measured(rows) if ok(rows).empty else _not_compared(rows))
+    found, missing = models(rows), not_measured(rows, "levers")
+    if not found:
+        nothing = "No lever was measured beside the eager step. " + missing
+        return Section(TITLE, "", nothing_measured(rows) if ok(rows).empty else nothing)
     model = largest(rows)
+    gains = listing(f"{_name(top)} {ratio(top['gain'])}" for top in (fastest(with_gain(each)) for each in found))
+    title = f"The fastest combination over the eager step: {gains}"
     return Section(
         TITLE,
         "",
         _answer(model),
-        parts=[
-            Figure("gains", _figure_title(rows), figures.gains(rows)),
-            _table(model),
-            not_measured(rows, "levers"),
-        ],
+        parts=[Figure("gains", title, figures.gains(rows)), _table(model), missing],
         method=METHOD,
         actions=_actions(model),
     )
-
-
-def _not_compared(rows: pd.DataFrame) -> Markdown:
-    return say("No lever was measured beside the eager step. {why}", why=not_measured(rows, "levers"))
 
 
 def _name(row: pd.Series) -> str:
@@ -71,41 +66,22 @@ def _levers(row: pd.Series) -> str:
     return str(row["levers"]).replace("+", " + ")
 
 
-def _answer(model: pd.DataFrame) -> Markdown:
+def _answer(model: pd.DataFrame) -> str:
     """Name what buys most alone, and what the fastest combination takes."""
     base, top = eager(model), fastest(model)
-    words = [Markdown("no lever alone shortens a step.")]
     single = fastest(alone(model)) if len(ok(alone(model))) else base
+    words = "no lever alone shortens a step."
     if single["median_ms"] < base["median_ms"]:
-        gain = ratio(base["median_ms"] / single["median_ms"])
-        words = [say("alone, {levers} gains most, {gain}.", levers=_levers(single), gain=gain)]
+        words = f"alone, {_levers(single)} gains most, {ratio(base['median_ms'] / single['median_ms'])}."
     if top["levers"] not in (EAGER, single["levers"]):
-        words.append(_change("Together, {levers} gain most: {before} → {after}{more}.", base, top))
-    return say("{name}: {words}", name=_name(base), words=Markdown(" ").join(words))
+        words += f" Together, {_levers(top)} gain most: {_change(base, top)}."
+    return f"{_name(base)}: {words}"
 
 
-def _change(sentence: str, base: pd.Series, other: pd.Series) -> Markdown:
-    forms = {"peak_bytes": data_size, "tokens_per_j": lambda value: f"{number(value)} tokens/J"}
-    both = {name: (base.get(name), other.get(name)) for name in forms}
-    more = [
-        ", " + " → ".join(map(forms[name], values))
-        for name, values in both.items()
-        if pd.notna(pd.Series(values)).all()
-    ]
-    return say(
-        sentence,
-        levers=_levers(other),
-        before=ms(base["median_ms"]),
-        after=ms(other["median_ms"]),
-        more="".join(more),
-    )
-
-
-def _figure_title(rows: pd.DataFrame) -> Markdown:
-    """Say how much faster the fastest combination of each model is."""
-    found = [fastest(with_gain(model)) for model in models(rows)]
-    gains = [f"{_name(row)} {ratio(row['gain'])}" for row in found]
-    return say("The fastest combination over the eager step: {gains}", gains=listing(gains))
+def _change(base: pd.Series, other: pd.Series) -> str:
+    forms = {"median_ms": ms, "peak_bytes": data_size, "tokens_per_j": lambda value: f"{number(value)} tokens/J"}
+    both = {name: [row.get(name) for row in (base, other)] for name in forms}
+    return ", ".join(" → ".join(map(forms[name], pair)) for name, pair in both.items() if pd.notna(pair).all())
 
 
 def _table(model: pd.DataFrame) -> Table:
@@ -115,7 +91,7 @@ def _table(model: pd.DataFrame) -> Table:
     shown = shown[shown["status"] != "skipped"].drop_duplicates("levers").reset_index(drop=True)
     table = pd.DataFrame([{"with": _levers(row), **_figures(row)} for _, row in shown.iterrows()])
     table["ms (× eager)"] = with_outcomes(table["ms (× eager)"], shown.assign(reason=None))
-    title = say("A step of {name}; in brackets how many times as fast as eager:", name=_name(shown.iloc[0]))
+    title = f"A step of {_name(shown.iloc[0])}; in brackets how many times as fast as eager:"
     return Table(title, table.loc[:, (table != "").any()])
 
 
@@ -130,9 +106,8 @@ def _figures(row: pd.Series) -> dict[str, str]:
         "tokens/J": ("tokens_per_j", number),
         "loss": ("loss", lambda value: significant(value, LOSS_DIGITS)),
     }
-    measured = row["status"] in WITH_FIGURES
-    known = {title: measured and pd.notna(row.get(column)) for title, (column, _) in forms.items()}
-    return {title: form(row[column]) if known[title] else "" for title, (column, form) in forms.items()}
+    known = {name: row["status"] in WITH_FIGURES and pd.notna(row.get(column)) for name, (column, _) in forms.items()}
+    return {name: form(row[column]) if known[name] else "" for name, (column, form) in forms.items()}
 
 
 def _actions(model: pd.DataFrame) -> list[Action]:
@@ -146,13 +121,9 @@ def _actions(model: pd.DataFrame) -> list[Action]:
         return []
     names = top["levers"].split("+")
     single = ok(alone(with_gain(model))).set_index("levers")["gain"]
-    gains = [f"{WORDS[name]} {ratio(single[name])}" for name in names if name in single]
-    why = say(
-        "A step of {name} is {gain} as fast: {change}.{alone}",
-        name=_name(base),
-        change=_change("{before} → {after}{more}", base, top),
-        gain=ratio(base["median_ms"] / top["median_ms"]),
-        alone=f" Alone: {', '.join(gains)}." if len(names) > 1 and gains else "",
-    )
+    gains = ", ".join(f"{WORDS[name]} {ratio(single[name])}" for name in names if name in single)
+    gain = ratio(base["median_ms"] / top["median_ms"])
+    why = f"A step of {_name(base)} is {gain} as fast: {_change(base, top)}."
+    why += f" Alone: {gains}." if len(names) > 1 and gains else ""
     what = say("**Train with {levers}.**", levers=listing(WORDS[name] for name in names))
     return [Action(1, what, why, covers=[TOPICS[name] for name in names if name in TOPICS])]

@@ -3,8 +3,8 @@
 import pandas as pd
 
 from pipeline.report import published
-from pipeline.stages.precision.report.facts import shown
-from pipeline.stages.precision.report.sums import KEYS, label
+from pipeline.stages.precision.report.selection import shown
+from pipeline.stages.precision.report.sums import CASTS, KEYS
 
 FORMATS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
@@ -17,5 +17,6 @@ def pairs(rows: pd.DataFrame) -> pd.DataFrame:
     )
     ours = shown(rows, "accumulation").reindex(columns=[*KEYS, "result"]).rename(columns={"result": "ours"})
     paired = ours.merge(theirs[[*KEYS, "theirs", "write_up", "note"]].astype({"cast": object}), on=KEYS)
-    what = [f"{row['steps']:,.0f} × {row['addend']:g}, {label(row)}" for _, row in paired.iterrows()]
+    what = paired["steps"].map("{:,.0f} × ".format) + paired["addend"].map("{:g}, ".format) + paired["accumulator"]
+    what += " + " + paired["addend_dtype"] + paired["cast"].map(CASTS)
     return paired.assign(what=what, unit="sum")[["what", "unit", "theirs", "ours", "write_up", "note"]]

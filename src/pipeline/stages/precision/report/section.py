@@ -1,19 +1,15 @@
 """The precision section: what must stay in fp32 when all else is fp16 or bf16."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pandas as pd
 
-from pipeline.report.markup import Markdown
 from pipeline.report.outcomes import not_measured, nothing_measured
 from pipeline.report.page_parts import Section
-from pipeline.stages.precision.report import autocast, layer_norm, sums
-from pipeline.stages.precision.report.facts import figures_of, shown, without_absent_devices
+from pipeline.stages.precision.report import formats, sums
+from pipeline.stages.precision.report.selection import figures_of, shown
 
 TITLE = "What must stay in fp32?"
 EXERCISE = "mixed_precision_accumulation, benchmarking_mixed_precision (a), (b)"
-METHOD = Markdown(
+METHOD = (
     "Sums are added step by step; errors are against exact arithmetic, those of layer norm against fp64 on the same"
     " input. Data types are those that hooks and a dispatch mode see in one training step."
 )
@@ -23,23 +19,22 @@ def build(rows: pd.DataFrame) -> Section:
     """Return the section of the precision stage, from all its rows."""
     if (rows["status"] != "ok").all():
         return Section(TITLE, EXERCISE, nothing_measured(rows))
-    rows = without_absent_devices(rows)
-    added, norms = shown(rows, "accumulation"), shown(rows, "layer_norm")
-    dtypes, eps = figures_of(rows, "autocast"), shown(rows, "layer_norm_eps")
-    answers = [*_if(added, sums.answer), *_if(norms, layer_norm.answer)]
+    # What was skipped on a device without any figure, such as a GPU where there is none, is not missing.
+    present = rows["device"].isin(rows.loc[rows["status"] == "ok", "device"])
+    rows = rows[present | (rows["status"] != "skipped")]
+    added, norms, dtypes = shown(rows, "accumulation"), shown(rows, "layer_norm"), figures_of(rows, "autocast")
+    answers = [f"{sums.sum_of(added)} give {sums.results(added)}."] if len(added) else []
+    answers += [formats.layer_norm_answer(norms)] if len(norms) else []
+    parts = [sums.figure(added), sums.table(added), sums.predictions(rows, added)] if len(added) else []
     return Section(
         TITLE,
         EXERCISE,
-        Markdown(" ").join(answers) if answers else Markdown("Neither sums nor layer norm were measured."),
-        parts=[
-            *_if(added, sums.figure, sums.table, lambda shown_sums: sums.predictions(rows, shown_sums)),
-            *_if(norms, layer_norm.table),
-            not_measured(rows, "experiment"),
-        ],
+        " ".join(answers) or "Neither sums nor layer norm were measured.",
+        parts=[*parts, not_measured(rows, "experiment")],
         method=METHOD,
-        problems=[*_if(added, sums.problem), *_if(dtypes, autocast.problem), *layer_norm.problem(norms, eps)],
+        problems=[
+            *([sums.problem(added)] if len(added) else []),
+            *([formats.autocast_problem(dtypes)] if len(dtypes) else []),
+            *formats.layer_norm_problem(norms, shown(rows, "layer_norm_eps")),
+        ],
     )
-
-
-def _if(rows: pd.DataFrame, *makers: Callable[[pd.DataFrame], Any]) -> list[Any]:
-    return [make(rows) for make in makers] if len(rows) else []

@@ -2,21 +2,15 @@
 
 import pandas as pd
 
-from pipeline.report.markup import Markdown
-from pipeline.report.page_parts import Figure, Problem, Table, say
+from pipeline.report.figures import BLACK, footnote, new_figure, shared_legend, style_for
+from pipeline.report.page_parts import Figure, Problem, Table
 from pipeline.report.section import listing
 from pipeline.stages.precision.cases import ASSIGNED_SUMS
-from pipeline.stages.precision.report import figures
-from pipeline.stages.precision.report.facts import brief, devices_with, figures_of, plain
+from pipeline.stages.precision.report.selection import devices_with, figures_of
 
 KEYS = ["accumulator", "addend_dtype", "cast", "steps", "addend"]
-PREDICTED = (("result", "predicted_result"), ("stall", "predicted_stall"))
 CASTS = {"none": "", "implicit": "", "explicit": ", cast first"}
-
-
-def assigned(sums: pd.DataFrame) -> pd.DataFrame:
-    """Keep as many steps of as large an addend as the assignment asks for, of all data types."""
-    return sums[(sums["steps"] == ASSIGNED_SUMS[0].steps) & (sums["addend"] == ASSIGNED_SUMS[0].addend)]
+MARKER_EVERY = 25
 
 
 def of_one_dtype(sums: pd.DataFrame) -> pd.DataFrame:
@@ -24,87 +18,79 @@ def of_one_dtype(sums: pd.DataFrame) -> pd.DataFrame:
     return sums[sums["accumulator"] == sums["addend_dtype"]]
 
 
-def answer(sums: pd.DataFrame) -> Markdown:
+def assigned(sums: pd.DataFrame) -> pd.DataFrame:
+    """Keep as many steps of as large an addend as the assignment asks for, of all data types."""
+    return sums[(sums["steps"] == ASSIGNED_SUMS[0].steps) & (sums["addend"] == ASSIGNED_SUMS[0].addend)]
+
+
+def sum_of(sums: pd.DataFrame) -> str:
+    """Name what is added: `1,000 additions of 0.01`."""
+    return f"{sums['steps'].iloc[0]:,.0f} additions of {sums['addend'].iloc[0]:g}"
+
+
+def results(sums: pd.DataFrame) -> str:
     """Say what the assignment's sum comes to in each data type."""
-    return say("{what} give {results}.", what=_sum_of(sums), results=_results(sums))
-
-
-def _sum_of(sums: pd.DataFrame) -> str:
-    row = sums.iloc[0]
-    return f"{row['steps']:,.0f} additions of {row['addend']:g}"
-
-
-def _results(sums: pd.DataFrame) -> str:
     return listing(
-        f"{row['result']:g} in {row['accumulator']}{_stalled(row)}"
-        for _, row in of_one_dtype(assigned(sums)).iterrows()
+        f"{case['result']:g} in {case['accumulator']}"
+        + ("" if pd.isna(case["stalled_at_step"]) else f" (it stalls at step {case['stalled_at_step']:,.0f})")
+        for case in of_one_dtype(assigned(sums)).to_dict("records")
     )
 
 
-def _stalled(row: pd.Series) -> str:
-    return "" if pd.isna(row["stalled_at_step"]) else f" (it stalls at step {row['stalled_at_step']:,.0f})"
-
-
 def figure(sums: pd.DataFrame) -> Figure:
-    """Show the running sums of one data type each."""
-    title = say("{what}: the sums end at {results}", what=_sum_of(sums), results=_results(sums))
-    return Figure("accumulation", title, figures.accumulation(of_one_dtype(sums)))
+    """Draw running sums over the steps, one panel per number of steps, one line per data type."""
+    kinds = of_one_dtype(sums).groupby(["steps", "addend"], sort=False)
+    drawing, panels = new_figure(1, len(kinds), panel_height_in=3.2)
+    for axes, ((steps, addend), group) in zip(panels[0], kinds, strict=True):
+        axes.plot([0, steps], [0, steps * addend], color=BLACK, linewidth=0.8, linestyle=":", label="exact")
+        for case in group.to_dict("records"):
+            look = style_for(case["accumulator"]) | {"label": case["accumulator"], "markevery": MARKER_EVERY}
+            axes.plot(case["curve_steps"], case["curve_sums"], **look)
+        axes.set_title(f"{steps:,.0f} × {addend:g}")
+        axes.set_xlabel("step")
+    panels[0, 0].set_ylabel("running sum")
+    shared_legend(drawing)
+    footnote(drawing, str(sums["device_name"].iloc[0]), f"torch {sums['torch'].iloc[0]}")
+    return Figure("accumulation", f"{sum_of(sums)}: the sums end at {results(sums)}", drawing)
 
 
 def table(sums: pd.DataFrame) -> Table:
     """Write the assignment's sums in all data types, with the two sources of their errors."""
     here = assigned(sums)
-    cells = pd.DataFrame(
-        {
-            "accumulator": here["accumulator"],
-            "addend": here["addend_dtype"] + here["cast"].map(CASTS),
-            "sum": here["result"].map(plain),
-            "error": here["error"].map(brief),
-            "error from the addend": here["addend_error"].map(brief),
-            "error from the sums": here["rounding_error"].map(brief),
-            "stalls at a sum of": here["stall"].map(plain).where(here["stall"].notna(), "–"),
-        }
-    )
-    return Table(say("{what}, on {device}:", what=_sum_of(sums), device=sums["device"].iloc[0]), cells)
+    errors = {"error": "error", "error from the addend": "addend_error", "error from the sums": "rounding_error"}
+    cells = {
+        "accumulator": here["accumulator"],
+        "addend": here["addend_dtype"] + here["cast"].map(CASTS),
+        "sum": here["result"].map("{:.10g}".format),
+        **{title: here[column].map("{:.3g}".format) for title, column in errors.items()},
+        "stalls at a sum of": here["stall"].map("{:.10g}".format).where(here["stall"].notna(), "–"),
+    }
+    return Table(f"{sum_of(sums)}, on {sums['device'].iloc[0]}:", pd.DataFrame(cells))
 
 
-def predictions(rows: pd.DataFrame, sums: pd.DataFrame) -> Markdown:
+def predictions(rows: pd.DataFrame, sums: pd.DataFrame) -> str:
     """Say how many sums and stalls came out as unit roundoff predicts, and in how many the devices agree."""
-    right = [int((sums[seen] == sums[predicted]).sum()) for seen, predicted in PREDICTED]
-    first = say(
-        "Unit roundoff alone predicts {sums} of {of} sums and {stalls} of {of} stalls to the last bit.",
-        sums=right[0],
-        stalls=right[1],
-        of=len(sums),
-    )
-    devices = devices_with(rows, "accumulation")
+    right = (sums["result"] == sums["predicted_result"]).sum()
+    stalls = (sums["stall"] == sums["predicted_stall"]).sum()
+    total = len(sums)
+    first = f"Unit roundoff alone predicts {right} of {total} sums and {stalls} of {total} stalls to the last bit."
+    devices, measured = devices_with(rows, "accumulation"), figures_of(rows, "accumulation")
     if len(devices) < 2:
         return first
-    measured = figures_of(rows, "accumulation")
-    both = [measured[measured["device"] == device].set_index(KEYS)["result"] for device in devices]
-    agree = int((both[0] == both[1].reindex(both[0].index)).sum())
-    second = say("{devices} agree in {n} sums.", devices=listing(devices), n=agree)
-    return Markdown(" ").join([first, second])
+    own, other = (measured[measured["device"] == device].set_index(KEYS)["result"] for device in devices)
+    return f"{first} {listing(devices)} agree in {(own == other.reindex(own.index)).sum()} sums."
 
 
 def problem(sums: pd.DataFrame) -> Problem:
     """Answer the assignment's problem: its four sums, and what each error mostly comes of."""
-    wanted = pd.DataFrame([case.keys() for case in ASSIGNED_SUMS])
-    four = wanted.merge(sums, on=KEYS)
-    results = listing(f"{plain(row['result'])} ({label(row)})" for _, row in four.iterrows())
-    by_addend = four[four["addend_error"].abs() > four["rounding_error"].abs()]
-    by_sums = four.drop(by_addend.index)
+    four = pd.DataFrame([case.keys() for case in ASSIGNED_SUMS]).merge(sums, on=KEYS)
+    four["label"] = four["accumulator"] + " + " + four["addend_dtype"] + four["cast"].map(CASTS)
+    by_addend = four["addend_error"].abs() > four["rounding_error"].abs()
     causes = [
-        f"rounding {what} in {listing(group.apply(label, axis=1))}"
-        for what, group in (("the addend", by_addend), ("the sums", by_sums))
-        if len(group)
+        f"rounding {what} in {listing(labels)}"
+        for what, labels in (("the addend", four.loc[by_addend, "label"]), ("the sums", four.loc[~by_addend, "label"]))
+        if len(labels)
     ]
-    return Problem(
-        "mixed_precision_accumulation",
-        say("The sums end at {results}. Errors come mostly of {causes}.", results=results, causes=listing(causes)),
-    )
-
-
-def label(case: pd.Series) -> str:
-    """Name the data types of a sum, the accumulator's first: `fp32 + fp16`."""
-    return f"{case['accumulator']} + {case['addend_dtype']}{CASTS[case['cast']]}"
+    ends = listing(f"{result:.10g} ({label})" for result, label in zip(four["result"], four["label"], strict=True))
+    words = f"The sums end at {ends}. Errors come mostly of {listing(causes)}."
+    return Problem("mixed_precision_accumulation", words)

@@ -1,4 +1,4 @@
-"""The rows of the step8b stage, parsed once: a run for every cell in which a whole step was timed."""
+"""The rows of the step8b stage: a run for every cell in which a whole step was timed."""
 
 from dataclasses import dataclass
 
@@ -6,8 +6,9 @@ import pandas as pd
 
 from pipeline.formulas.flops import causal_train_step_flops
 from pipeline.formulas.sizes import SIZES
-from pipeline.report.table_rows import in_order, ok
+from pipeline.report.table_rows import complete, in_order, ok
 from pipeline.stages.step8b.cell import FUSIONS, IMPLS, TRAIN_STEP
+from pipeline.stages.step8b.rows import ROW_TYPES
 
 NAMES = {
     "torch_eager": "torch's parts",
@@ -16,15 +17,9 @@ NAMES = {
     "ours_fully_shard": "ours under torch's FSDP",
 }
 PEERS, OURS = ("torch_compiled", "torch_eager"), ("ours", "ours_fully_shard")
-# What a table lacks when no row of it has a figure.
-COLUMNS = (
-    *("reason", "phase", "clock", "median_ms", "q1_ms", "q3_ms", "n", "mfu_pct", "peak_bytes", "layers_that_keep"),
-    *("first_step_ms", "category", "work_ms", "fusion", "step_ms", "loss", "loss_error", "gradient_error"),
-    *("first_loss", "last_loss"),
-)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Run:
     """One cell. All tables but `fusions` are by implementation.
 
@@ -56,41 +51,45 @@ class Run:
         """The fused model that was timed, under our FSDP if it can be."""
         return next((impl for impl in OURS if impl in self.steps.index), None)
 
+    @property
+    def model(self) -> str:
+        """What trains: `8B at context 32,768 on 2 ranks`."""
+        return f"{self.size} at context {self.context_length:,} on {self.world_size} ranks"
+
+    @property
+    def work(self) -> float:
+        """The FLOPs of a step."""
+        vocab_size = int(self.steps["setting_vocab_size"].iloc[0])
+        return causal_train_step_flops(SIZES[self.size], vocab_size, self.world_size, self.context_length)
+
 
 def whole_steps(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the whole steps, with names for people; those without a figure too."""
-    rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *COLUMNS])))
+    rows = complete(rows, ROW_TYPES)
     whole = rows[(rows["phase"] == TRAIN_STEP) & (rows["clock"] == "host")]
-    whole = whole.assign(name=whole["impl"].map(NAMES))
-    return in_order(whole, ["impl"], {"impl": IMPLS})
+    return in_order(whole.assign(name=whole["impl"].map(NAMES)), ["impl"], {"impl": IMPLS})
 
 
 def runs(rows: pd.DataFrame) -> list[Run]:
     """Parse the rows of all tables, the most work a step first. A cell without any timed step is left out."""
     cells = [cell for _, cell in rows.groupby(["size", "context_length", "world_size", "impls"], sort=False)]
     found = [_run(cell) for cell in cells if not ok(whole_steps(cell)).empty]
-    return sorted(found, key=_work, reverse=True)
-
-
-def _work(run: Run) -> float:
-    vocab_size = int(run.steps["setting_vocab_size"].iloc[0])
-    return causal_train_step_flops(SIZES[run.size], vocab_size, run.world_size, run.context_length)
+    return sorted(found, key=lambda run: run.work, reverse=True)
 
 
 def _run(cell: pd.DataFrame) -> Run:
-    whole = whole_steps(cell)
-    cell = cell.reindex(columns=list(dict.fromkeys([*cell.columns, *COLUMNS])))
-    measured = dict(iter(ok(cell).groupby("measures")))
-    nothing = cell.iloc[:0]
+    whole, measured = whole_steps(cell), ok(complete(cell, ROW_TYPES))
+    budget, fusions, checks, descents = (
+        measured[measured["measures"] == what] for what in ("budget", "fusion", "check", "descent")
+    )
     first = whole.iloc[0]
-    fusions = in_order(measured.get("fusion", nothing), ["fusion"], {"fusion": FUSIONS})
     return Run(
         size=first["size"],
         context_length=int(first["context_length"]),
         world_size=int(first["world_size"]),
         whole=whole.set_index("impl"),
-        budget_ms=measured.get("budget", nothing).pivot(index="category", columns="impl", values="work_ms"),
-        fusions=fusions,
-        checks=measured.get("check", nothing).set_index("impl"),
-        descents=measured.get("descent", nothing).set_index("impl"),
+        budget_ms=budget.pivot(index="category", columns="impl", values="work_ms"),
+        fusions=in_order(fusions, ["fusion"], {"fusion": FUSIONS}),
+        checks=checks.set_index("impl"),
+        descents=descents.set_index("impl"),
     )

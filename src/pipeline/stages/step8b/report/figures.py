@@ -48,5 +48,5 @@ def waterfall(run: Run) -> Figure:
     axes.set_xlim(0, 1.12 * steps.max())
     axes.set_xlabel("training step (s), one fusion more a line")
     timed = run.steps.loc[[run.ours]] if run.ours else run.steps
-    stamp(figure, timed, f"{run.size}, context {run.context_length:,}", f"{run.world_size} ranks", shown="medians")
+    stamp(figure, timed, run.model, shown="medians")
     return figure
