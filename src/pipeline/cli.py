@@ -200,6 +200,7 @@ def _writeup(arguments: argparse.Namespace) -> None:
         arguments.out,
         arguments.failures,
         arguments.summary,
+        arguments.config,
     )
     if arguments.html is not None:
         from pipeline.report.html.report_page import write_report_page
@@ -309,6 +310,9 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     outdated = "digests of code that has changed since it measured cells; the first page names these cells"
     writeup.add_argument("--outdated", nargs="+", default=[], metavar="DIGEST", help=outdated)
     writeup.add_argument("--scale", default="", help="the scale of the run, for the first page")
+    writeup.add_argument(
+        "--config", nargs="+", default=[], metavar="KEY=VALUE", help="what Snakemake was asked for, to do it again"
+    )
     writeup.add_argument("--failures", type=Path, metavar="FAILURES.json", help="failed jobs, for the first page")
     writeup.add_argument("--summary", type=Path, metavar="SUMMARY.json", help="write the first screen's figures, too")
     writeup.add_argument("--html", type=Path, metavar="REPORT.html", help="write it as an interactive page, too")

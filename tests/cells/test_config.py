@@ -5,13 +5,14 @@ import pytest
 
 from pipeline.cells.config import (
     check_something_to_write,
+    config_words,
     idle_overrides,
     idle_subjects,
     load_plan,
     read_config,
     read_scale,
 )
-from pipeline.cells.yaml_files import read_yaml
+from pipeline.cells.yaml_files import read_yaml, yaml_value
 from pipeline.errors import UserError
 from pipeline.registry import stages
 
@@ -51,6 +52,22 @@ def test_the_paper_scale_holds_the_whole_matrix():
 def test_measure_can_be_switched_off_in_yaml_and_on_the_command_line():
     assert plan(measure=False).measure is plan(measure="false").measure is False
     assert plan(measure="true").measure is True
+
+
+def test_the_words_of_a_configuration_ask_for_the_same_cells():
+    config = {
+        "scale": "auto",
+        "measure": True,
+        "overrides": {"timing": {"grids": [{"size": ["mine"]}]}},
+        "only": "timing",
+        "sizes": {"mine": {"d_model": 64, "d_ff": 128, "num_layers": 2, "num_heads": 2}},
+        "subjects": {},
+    }
+    asked = plan(**config)
+    words = config_words(config, asked)
+    assert [word.partition("=")[0] for word in words] == ["scale", "only", "sizes", "overrides"]
+    again = {key: yaml_value(value, key) for key, _, value in (word.partition("=") for word in words)}
+    assert plan(has_gpu=True, **again) == asked
 
 
 def test_an_override_replaces_grids_and_merges_settings():

@@ -59,8 +59,14 @@ def test_the_leaderboards_problem_comes_first_and_its_answer_tells_the_place():
     section = with_users_own(SECTION, frame, FLASH)
     (answer,) = [problem.answer for problem in section.problems]
     assert answer == "Ours takes 2 ms. `mine` takes place 2 of 2 with 2.00 ms, the first, triton, 1.00 ms."
-    assert section.headline == [
-        "Your own in flash seq_len=16384: `mine` takes place 2 of 2 with 2.00 ms, the first, triton, 1.00 ms."
+    assert section.users_own == [
+        {
+            "your own": "mine",
+            "measured in": "flash seq_len=16384",
+            "median": "2.00 ms",
+            "place": "2 of 2",
+            "fastest of the others": "triton, 1.00 ms",
+        }
     ]
     (figure,) = parts(frame, Figure)
     assert figure.title.startswith("`mine` takes place 2 of 2")
@@ -73,6 +79,7 @@ def test_a_wrong_one_is_told_once_with_its_reason_and_is_not_ranked():
     section = with_users_own(SECTION, frame, FLASH)
     assert section.headline == [Markdown("Your `mine` is wrong: dq is off by 3&#124;1.")]
     assert not parts(frame, Table) + parts(frame, Figure)
+    assert not section.users_own
 
 
 @pytest.mark.parametrize("sizes", [(1, 10), (1, 1000)])
@@ -90,5 +97,6 @@ def test_of_one_with_buckets_the_fastest_is_told(sizes):
     cell = {"precision": "fp32", "size": "xl", "world_size": 2, "repeat": 1, "phase": "train_step", "clock": "host"}
     frame = pd.DataFrame(lines).assign(**cell, status="ok", reason=None, machine="a GPU", torch="2.13")
     section = with_users_own(SECTION, frame, ddp)
-    said = f"`mine (bucket_size_mb {sizes[1]})` takes place 1 of 3 with 2.00 ms, the next, flat, 2.50 ms"
-    assert section.headline == [f"Your own in ddp: {said}."]
+    (row,) = section.users_own
+    assert (row["your own"], row["place"]) == (f"mine (bucket_size_mb {sizes[1]})", "1 of 3")
+    assert (row["median"], row["fastest of the others"]) == ("2.00 ms", "flat, 2.50 ms")

@@ -1,5 +1,6 @@
 import io
 import re
+import shlex
 from dataclasses import asdict
 
 import pandas as pd
@@ -101,6 +102,7 @@ def leave_section(folder, name="timing", **parts):
         "title": "How fast?",
         "trust": {},
         "models": (),
+        "users_own": (),
     }
     (folder / f"{name}.json").write_text(to_json(WrittenSection(**{"stage": name, **values, **parts})))
     return folder / f"{name}.md"
@@ -176,6 +178,25 @@ def test_how_many_times_are_unstable_stands_on_the_first_screen_and_which_of_its
     text = (tmp_path / "writeup.md").read_text()
     assert f"Of 1,200 times 12 are too noisy to compare closely (*unstable*){told}. [How far" in text
     assert "(5% to 10% of the median)" in text
+
+
+def test_the_user_s_own_of_all_stages_stand_in_one_table_of_the_first_screen(tmp_path):
+    pd.DataFrame([line()]).to_csv(tmp_path / "cells.csv", index=False)
+    sections = [
+        leave_section(tmp_path, stage, users_own=({"your own": name, "median": "2.00 ms"},))
+        for stage, name in (("flash", "my_triton"), ("ddp", "my_ddp"))
+    ]
+    write_writeup(sections, [tmp_path / "cells.csv"], "", [], tmp_path / "writeup.md")
+    first_screen = (tmp_path / "writeup.md").read_text().partition("\n## ")[0]
+    assert re.search(r"\| my_triton +\| +2.00 ms \|\n\| my_ddp +\| +2.00 ms \|", first_screen)
+
+
+def test_the_page_says_how_to_run_it_again_in_words_that_a_shell_takes(tmp_path):
+    pd.DataFrame([line()]).to_csv(tmp_path / "cells.csv", index=False)
+    config = ["scale=smoke", 'only=["flash"]', 'subjects={"attention": {"mine": "my *kernels*.py:F"}}']
+    write_writeup([], [tmp_path / "cells.csv"], "smoke", [], tmp_path / "writeup.md", config=config)
+    (command,) = re.findall(r"^    (snakemake .*)$", (tmp_path / "writeup.md").read_text(), re.MULTILINE)
+    assert shlex.split(command) == ["snakemake", "reports/writeup.md", "--config", *config]
 
 
 def test_where_every_time_is_stable_the_first_screen_says_nothing_of_it(tmp_path):

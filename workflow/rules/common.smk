@@ -9,7 +9,7 @@ from snakemake.logging import logger
 
 from pipeline.cells import expected, fields, freshness, layout, locks, orphans, preflight, sources
 from pipeline.cells.worker import client
-from pipeline.cells.config import check_something_to_write, idle_overrides, idle_subjects, load_plan
+from pipeline.cells.config import check_something_to_write, config_words, idle_overrides, idle_subjects, load_plan
 from pipeline.cells.disk import DISK_FULL
 from pipeline.cells.failures import Failure, Failures, how_it_ended, read_failures, write_failures
 from pipeline.cells.quiet_host import RUN_VARIABLE

@@ -26,7 +26,7 @@ rule tabulate_cells:
         " && echo {params.recipe} >{output.recipe:q}"
 
 
-SCALE_WORDS = ["--scale", PLAN.scale] if PLAN.measure else []
+SCALE_WORDS = ["--scale", PLAN.scale, "--config", *config_words(config, PLAN)] if PLAN.measure else []
 OUTDATED_WORDS = ["--outdated", *digests] if (digests := or_exit("snakemake", outdated)) else []
 FAILURES_FILES = [FAILURES_FILE] if FAILURES_FILE else []
 WRITEUP_CODE = sources.reached_modules("pipeline.report.writeup", "pipeline.report.html.report_page")

@@ -1,6 +1,7 @@
 """The plan: what the configuration and a scale ask to be measured, checked against their schemas."""
 
 import dataclasses
+import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -72,6 +73,12 @@ def load_plan(config: Mapping[str, Any], scales: Path, schemas: Path, stages: St
         for stage, plan in plans.items()
     }
     return Plan(name, config["measure"], plans, subjects)
+
+
+def config_words(config: Mapping[str, Any], plan: Plan) -> list[str]:
+    """Return the words after `--config` that ask for the same cells: the scale, and whatever else is asked for."""
+    more = {key: json.dumps(config[key]) for key in ("only", "sizes", "subjects", "overrides") if config.get(key)}
+    return [f"{key}={value}" for key, value in {"scale": plan.scale, **more}.items()]
 
 
 def idle_overrides(overrides: Mapping[str, Any], plan: Plan) -> list[str]:

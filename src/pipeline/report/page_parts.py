@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ class Action:
     what: str
     why: str
     topic: str = ""
-    covers: Sequence[str] = ()
+    covers: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Section:
     one sentence, or two, with the figures that answer it; parts: paragraphs, figures and tables in reading order;
     method: how it was measured, in two lines.
     headline: the first screen's table, and its figure, where this stage has them. models: that table as numbers, as
-    summary.schema.json declares them.
+    summary.schema.json declares them. users_own: the rows of the first screen's table of the user's own.
     """
 
     title: str
@@ -89,6 +89,7 @@ class Section:
     problems: Sequence[Problem] = ()
     headline: Sequence[str | Figure | Table] = ()
     models: Sequence[Mapping[str, Any]] = ()
+    users_own: Sequence[Mapping[str, str]] = ()
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,7 @@ class WrittenSection:
     title: str
     trust: dict[str, Any]
     models: tuple[Mapping[str, Any], ...]
+    users_own: tuple[Mapping[str, str], ...]
 
 
 def write(
@@ -133,6 +135,7 @@ def write(
         f"{section.title}{exercise}",
         dict(trust),
         tuple(section.models),
+        tuple(section.users_own),
     )
 
 
@@ -159,4 +162,6 @@ def from_json(text: str) -> WrittenSection:
     values: Mapping[str, Any] = json.loads(text)
     if not isinstance(values, dict) or set(values) != set(WrittenSection.__dataclass_fields__):
         raise ValueError("not a section")
-    return WrittenSection(**{**values, **{name: tuple(values[name]) for name in ("actions", "problems", "models")}})
+    return WrittenSection(
+        **{**values, **{name: tuple(values[name]) for name in ("actions", "problems", "models", "users_own")}}
+    )

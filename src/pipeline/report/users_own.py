@@ -37,15 +37,15 @@ def with_users_own(section: Section, rows: pd.DataFrame, stage: Stage) -> Sectio
     if set(rows["impl"]) <= stage.row_types.names():
         return section
     ranked = ranking(rows, stage, stage.subjects)
-    own = ranked[ranked["own"]]
-    parts: list[Any] = [*_failures(own)]
-    if len(ok(own)):
-        timed = _first_problems(ranked)
+    failures, timed = _failures(ranked[ranked["own"]]), _first_problems(ranked)
+    parts: list[Any] = [*failures]
+    if len(timed):
         parts += [Figure("users_own", _sentence(timed), _bars(timed)), _table(timed)]
     return replace(
         section,
         parts=[*section.parts, *parts],
-        headline=[*section.headline, *_headline(ranked, stage)],
+        headline=[*section.headline, *failures],
+        users_own=_rows(timed, stage),
         problems=[_with_place(problem, ranked, stage) for problem in section.problems],
     )
 
@@ -100,12 +100,23 @@ def place_words(row: pd.Series, among: pd.DataFrame) -> Markdown:
     )
 
 
-def _headline(ranked: pd.DataFrame, stage: Stage) -> list[Markdown]:
-    own = ranked[ranked["own"]]
-    timed = _first_problems(ranked)
-    where = f"{stage.name} {timed['problem'].iloc[0]}".strip() if len(timed) else stage.name
-    words = [say("Your own in {where}: {places}.", where=where, places=_places(timed))] if len(timed) else []
-    return [Markdown(" ").join([*words, *_failures(own)])]
+def _rows(timed: pd.DataFrame, stage: Stage) -> list[dict[str, str]]:
+    """Write the first screen's rows: each of the user's own at the first problem, beside the fastest of the others."""
+    if timed.empty:
+        return []
+    among = timed[timed["problem"] == timed["problem"].iloc[0]]
+    others = among[~among["own"]].nsmallest(1, "median_ms")
+    beside = "".join(f"{row['label']}, {ms(row['median_ms'])}" for _, row in others.iterrows())
+    return [
+        {
+            "your own": row["label"],
+            "measured in": f"{stage.name} {row['problem']}".strip(),
+            "median": ms(row["median_ms"]) + (" (unstable)" if row["status"] == "unstable" else ""),
+            "place": f"{int(row['place'])} of {int(row['of'])}",
+            "fastest of the others": beside or "–",
+        }
+        for _, row in _best_of_own(among).iterrows()
+    ]
 
 
 def _with_place(problem: Problem, ranked: pd.DataFrame, stage: Stage) -> Problem:

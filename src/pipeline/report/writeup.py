@@ -1,6 +1,7 @@
 """The write-up: a first screen, how far to trust it, a section per stage, the assignment's answers."""
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,13 @@ from pipeline.errors import UserError
 from pipeline.report import trust
 from pipeline.report.all_rows import meanings, row_table
 from pipeline.report.html import stage_parts
-from pipeline.report.markup import Markdown, anchor
+from pipeline.report.markup import Markdown, anchor, one_line
 from pipeline.report.page_parts import MOST_ACTIONS, WrittenSection, from_json, to_json, write
 from pipeline.report.repeats import with_repeats
 from pipeline.report.section import counted, render
 from pipeline.report.summary import write_summary
 from pipeline.report.table_rows import has_figures, read_rows, readable
-from pipeline.report.tables import significant
+from pipeline.report.tables import markdown, significant
 from pipeline.report.users_own import with_users_own, without_users_own
 
 TEMPLATE = Path(__file__).parent / "writeup.md.j2"
@@ -82,6 +83,7 @@ def write_writeup(
     out: Path,
     failures: Path | None = None,
     summary: Path | None = None,
+    config: Sequence[str] = (),
 ) -> None:
     """Write the write-up from the rendered sections and the tables of cells.
 
@@ -89,6 +91,7 @@ def write_writeup(
     outdated: digests of code that has changed since it measured.
     failures: the list of what failed and is missing therefore (pipeline.cells.failures), if anything did.
     summary: where to write the first screen's figures as JSON, if anywhere.
+    config: the words after Snakemake's `--config` that ask for the same run.
     Raises UserError, one line, for a section that cannot be read, a table that is none of cells, or no cells at all.
     """
     lines = _joined([_read_cells(path) for path in cells])
@@ -97,10 +100,12 @@ def write_writeup(
     written = [_read_section(path) for path in sections]
     facts = first_page(lines) | {
         "scale": scale,
+        "command": _command(["snakemake", "reports/writeup.md", *(["--config", *config] if config else [])]),
         "changed": changed_since(lines, outdated),
         "sections": [Markdown(section.text) for section in written],
         "headline": [Markdown(section.headline) for section in written if section.headline],
         "actions": [Markdown(f"{action['what']} {action['why']}") for action in actions(written)],
+        "users_own": _table_of([row for section in written for row in section.users_own]),
         "problems": problems(written),
         **_trusted(written),
         **what_is_missing(lines, read_failures(failures) if failures else Failures()),
@@ -108,6 +113,11 @@ def write_writeup(
     write_text(out, render(TEMPLATE, facts))
     if summary is not None:
         write_summary(facts, lines, written, actions(written), summary)
+
+
+def _command(words: Sequence[str]) -> Markdown:
+    """Write a command for a shell as a line of a block of code, in which nothing is markup."""
+    return Markdown(one_line(shlex.join(words)))
 
 
 def _read_cells(path: Path) -> pd.DataFrame:
@@ -167,6 +177,10 @@ def _trusted(sections: Sequence[WrittenSection]) -> dict[str, Any]:
         "repeated": repeated,
         "capped": capped,
     }
+
+
+def _table_of(rows: Sequence[Mapping[str, str]]) -> str:
+    return markdown(pd.DataFrame(rows)) if rows else ""
 
 
 def problems(sections: Sequence[WrittenSection]) -> list[dict[str, Markdown]]:
