@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from pipeline.errors import UserError
-from pipeline.report.table_rows import geometric_mean, in_order, ok, read_rows
+from pipeline.report.table_rows import geometric_mean, in_order, ok, read_rows, with_rate_quartiles
 
 
 def test_unstable_rows_carry_figures_and_the_others_do_not():
@@ -56,3 +56,9 @@ def test_texts_become_one_line_each_and_figures_stay(tmp_path):
     assert rows["kernel"].tolist()[::2] == ["two lines", r"\x1b[2J"]
     assert rows["kernel"].isna().tolist() == [False, True, False]
     assert (rows["ms"].dtype, rows["causal"].dtype) == (float, bool)
+
+
+def test_a_rate_is_highest_where_the_time_is_shortest():
+    rows = pd.DataFrame({"median_ms": [4.0], "q1_ms": [2.0], "q3_ms": [8.0], "rate": [10.0]})
+    rates = with_rate_quartiles(rows, "rate").iloc[0]
+    assert (rates["q1_rate"], rates["median_rate"], rates["q3_rate"]) == (5.0, 10.0, 20.0)

@@ -17,6 +17,8 @@ SHAPES = {"o": "circle", "s": "square", "^": "triangle-up", "D": "diamond", "v":
 BAR_STEP_PX = 13
 # What has no meaning of its own (pipeline.report.figures.MEANINGS), the lighter the less.
 IDLE_COLOUR, NEUTRAL, STRONG = "#D5DBE1", "#94A3B8", "#334155"
+# Looks of marks.
+POINTS, LABELS, DASHED = {"filled": True, "size": 70}, {"align": "left", "dx": 6}, {"strokeDash": [4, 4]}
 
 
 @dataclass(frozen=True)
@@ -40,21 +42,26 @@ def records(table: pd.DataFrame) -> list[dict[str, Any]]:
     return json.loads(table.to_json(orient="records", double_precision=9))
 
 
-def colours(names: Sequence[str], title: str | None = None) -> dict[str, Any]:
-    """Return scale and legend of names that have the colours of the figures."""
-    known = list(dict.fromkeys(names))
-    return {
-        "type": "nominal",
-        "scale": {"domain": known, "range": [style_for(name)["color"] for name in known]},
-        "legend": {"title": title},
-    }
+def mark(kind: str, look: Mapping[str, Any] | None = None, **channels: Any) -> dict[str, Any]:
+    """Return a layer of marks of one kind: their look, and what each channel shows."""
+    return {"mark": {"type": kind, **(look or {})}, "encoding": channels}
 
 
-def shapes(names: Sequence[str]) -> dict[str, Any]:
-    """Return scale and legend of names that have the markers of the figures."""
-    known = list(dict.fromkeys(names))
-    markers = [SHAPES.get(style_for(name)["marker"], "circle") for name in known]
-    return {"type": "nominal", "scale": {"domain": known, "range": markers}, "legend": {"title": None}}
+def colours(field: str, names: Sequence[str], title: str | None = None, legend: bool = True) -> dict[str, Any]:
+    """Return the channel that gives the names in a field the colours of the figures."""
+    return coloured(field, {name: style_for(name)["color"] for name in names}, title, legend)
+
+
+def coloured(field: str, by_name: Mapping[str, str], title: str | None = None, legend: bool = True) -> dict[str, Any]:
+    """Return the channel that gives the names in a field these colours."""
+    scale = {"domain": list(by_name), "range": list(by_name.values())}
+    return {"field": field, "type": "nominal", "scale": scale, "legend": {"title": title} if legend else None}
+
+
+def shapes(field: str, markers: Mapping[str, str], title: str | None = None) -> dict[str, Any]:
+    """Return the channel that gives the names in a field these of Matplotlib's markers."""
+    scale = {"domain": list(markers), "range": [SHAPES.get(marker, "circle") for marker in markers.values()]}
+    return {"field": field, "type": "nominal", "scale": scale, "legend": {"title": title}}
 
 
 def tooltip(**titles: str) -> list[dict[str, Any]]:

@@ -90,6 +90,13 @@ def _rank(column: pd.Series, order: Sequence[str] | None) -> pd.Series:
     return column.map({name: place for place, name in enumerate([*order, *unknown])})
 
 
+def with_rate_quartiles(rows: pd.DataFrame, quantity: str) -> pd.DataFrame:
+    """Add median, q1 and q3 of a rate, which is inversely proportional to the time (median_ms, q1_ms, q3_ms)."""
+    work = rows[quantity] * rows["median_ms"]
+    rates = {"median": rows[quantity], "q1": work / rows["q3_ms"], "q3": work / rows["q1_ms"]}
+    return rows.assign(**{f"{name}_{quantity}": rate for name, rate in rates.items()})
+
+
 def geometric_mean(ratios: Sequence[float]) -> float:
     """Return the geometric mean of positive ratios; it is the same whichever way each is divided."""
     return float(np.exp(np.log(np.asarray(ratios, dtype=float)).mean()))

@@ -21,7 +21,7 @@ from ..sections import (
 )
 
 ALL = ("h200", "laptop", "smoke")
-FIGURES = dict.fromkeys(ALL, {"rates"})
+FIGURES = {name: {"rates"} for name in ALL}
 TIMES = ["median_ms", "q1_ms", "q3_ms", "mean_ms", "std_ms", "min_ms", "max_ms"]
 PROBLEMS = ["flash_forward", "flash_backward", "flash_benchmarking"]
 

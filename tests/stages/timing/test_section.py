@@ -78,7 +78,7 @@ def test_the_first_screen_shows_each_model_at_the_longest_context_that_all_have(
 def with_busy(rows, idle_pct):
     """Add what the GPU did: idle so many per cent, by context length."""
     idle = rows["context_length"].map(idle_pct)
-    limits = np.where(idle >= section.IDLE_PCT, "host", "gpu")
+    limits = np.where(idle >= steps.IDLE_PCT, "host", "gpu")
     return rows.assign(gpu_idle_pct=idle, gpu_busy_ms=rows["median_ms"] * (1 - idle / 100), limited_by=limits)
 
 
@@ -91,13 +91,6 @@ def test_where_the_gpu_waits_at_short_contexts_filling_it_comes_first(make_rows)
     assert "at context 1024 5.0%." in first.why
     busy = with_busy(make_rows("h200"), {128: 9.0, 256: 8.0, 512: 7.0, 1024: 5.0})
     assert "**Fill the GPU: more tokens a step.**" not in actions(busy)
-
-
-def test_the_share_that_the_gpu_waits_is_drawn_and_stands_on_the_first_screen(make_rows, tmp_path):
-    text = text_of(with_busy(make_rows("h200"), {128: 60.0, 256: 40.0, 512: 30.0, 1024: 25.0}), tmp_path)
-    assert "The host limits small, medium, large, xl and 2.7B" in text
-    assert "| GPU idle |" in " ".join(text.split())
-    assert "wall_and_idle" in drawn_figures(tmp_path)
 
 
 def test_the_first_screen_holds_all_that_newer_records_tell(make_rows, tmp_path):

@@ -1,10 +1,12 @@
 """The interactive chart of the allreduce section: bus bandwidth over size, with the link's."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import pandas as pd
 
-from pipeline.report.charts import Chart, axis, colours, picked, picker, quartiles, records
+from pipeline.report.charts import DASHED, POINTS, Chart, axis, colours, mark, picked, picker, quartiles, records
+from pipeline.report.table_rows import with_rate_quartiles
 from pipeline.stages.allreduce.report.facts import groups, link_gb_per_s
 
 
@@ -19,20 +21,16 @@ def charts(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame] | None = None)
 
 def _busbw(bursts: pd.DataFrame, link_gb_per_s: float | None) -> Chart:
     """Draw busbw over size, a line a number of ranks; its range is that of the quartiles of the time."""
-    work = bursts["busbw_gb_per_s"] * bursts["median_ms"]
-    drawn = bursts.assign(
-        ranks=bursts["world_size"].astype(str) + " ranks",
-        low=work / bursts["q3_ms"],
-        high=work / bursts["q1_ms"],
-    ).reindex(
+    drawn = with_rate_quartiles(bursts, "busbw_gb_per_s").assign(ranks=bursts["world_size"].astype(str) + " ranks")
+    drawn = drawn.reindex(
         columns=[
-            *("backend", "ranks", "size", "size_mb", "busbw_gb_per_s", "algbw_gb_per_s", "low", "high"),
-            *("status", "median_ms", "q1_ms", "q3_ms"),
+            *("backend", "ranks", "size", "size_mb", "busbw_gb_per_s", "q1_busbw_gb_per_s", "q3_busbw_gb_per_s"),
+            *("algbw_gb_per_s", "status", "median_ms", "q1_ms", "q3_ms"),
         ]
     )
     ranks = sorted(drawn["ranks"].unique(), key=lambda words: int(words.split()[0]))
     backends = list(drawn["backend"].unique())
-    colour = {"field": "ranks", **colours(ranks)}
+    colour = colours("ranks", ranks)
     x = axis("size_mb", "size (MB of 10⁶ bytes)", log=True)
     y = axis("busbw_gb_per_s", "bus bandwidth (GB/s)")
     told = quartiles(
@@ -43,29 +41,16 @@ def _busbw(bursts: pd.DataFrame, link_gb_per_s: float | None) -> Chart:
         algbw_gb_per_s="algbw (GB/s)",
         status="status",
     )
-    layers = [
-        {"mark": {"type": "line"}, "encoding": {"x": x, "y": y, "color": colour}},
-        {
-            "mark": {"type": "rule"},
-            "encoding": {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, "color": colour},
-        },
-        {
-            "mark": {"type": "point", "filled": True, "size": 70, "opacity": 1},
-            "encoding": {"x": x, "y": y, "color": colour, "tooltip": told},
-        },
+    low_high = {"y": {**y, "field": "q1_busbw_gb_per_s"}, "y2": {"field": "q3_busbw_gb_per_s"}}
+    layers: list[dict[str, Any]] = [
+        mark("line", x=x, y=y, color=colour),
+        mark("rule", x=x, color=colour, **low_high),
+        mark("point", {**POINTS, "opacity": 1}, x=x, y=y, color=colour, tooltip=told),
     ]
     if link_gb_per_s:
-        layers.append(
-            {
-                "data": {"values": [{"gb_per_s": link_gb_per_s, "backend": "nccl"}]},
-                "transform": picked(backend="backend"),
-                "mark": {"type": "rule", "strokeDash": [4, 4]},
-                "encoding": {
-                    "y": axis("gb_per_s", ""),
-                    "tooltip": [{"field": "gb_per_s", "title": "GPU to GPU, copy (GB/s)"}],
-                },
-            }
-        )
+        link = [{"field": "gb_per_s", "title": "GPU to GPU, copy (GB/s)"}]
+        values = [{"gb_per_s": link_gb_per_s, "backend": "nccl"}]
+        layers.append({"data": {"values": values}, **mark("rule", DASHED, y=axis("gb_per_s", ""), tooltip=link)})
     spec = {
         "params": [picker("backend", "backend", backends, backends[0])],
         "height": 300,

@@ -1,42 +1,54 @@
 """The rows of the allreduce stage, parsed once."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pandas as pd
 
 from pipeline.formulas.collectives import LinearCost, fit_linear_cost
-from pipeline.report.table_rows import in_order, known, ok
+from pipeline.report.table_rows import complete, in_order, known, ok
+from pipeline.stages.allreduce.rows import ROW_TYPES
 
 BACKENDS = ("nccl", "gloo")
 CELL = ["backend", "world_size"]
-# What a table lacks when no row of it has a figure.
-COLUMNS = (
-    *("size_bytes", "impl", "placement", "clock", "reason", "n", "median_ms", "q1_ms", "q3_ms", "mean_ms"),
-    *("busbw_gb_per_s", "oversubscribed"),
-)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Group:
-    """One backend and number of ranks.
-
-    bursts: torch's all-reduce in place, back to back, a row a size, smallest first. cost: latency and algorithm
-    bandwidth fitted to them; None with fewer than two sizes. singles: the same calls one by one, by the host clock.
-    nccl: NCCL called directly, in place, in bursts.
-    """
+    """One backend and number of ranks, and its rows with figures."""
 
     backend: str
     world_size: int
-    bursts: pd.DataFrame
-    singles: pd.DataFrame
-    nccl: pd.DataFrame
-    cost: LinearCost | None
+    rows: pd.DataFrame
 
     @property
     def name(self) -> str:
         """What the group is called: `nccl on 2 ranks`."""
-        return str(self.bursts["group"].iloc[0])
+        return f"{self.backend} on {self.world_size} ranks"
+
+    @property
+    def bursts(self) -> pd.DataFrame:
+        """The all-reduce of torch in place, back to back, a row a size, smallest first."""
+        return calls(self.rows, "burst")
+
+    @property
+    def singles(self) -> pd.DataFrame:
+        """The same calls one by one, by the host clock."""
+        singles = calls(self.rows, "single")
+        return singles[singles["clock"] == "host"]
+
+    @property
+    def nccl(self) -> pd.DataFrame:
+        """NCCL called directly, in place, in bursts."""
+        return calls(self.rows, "burst", "nccl")
+
+    @property
+    def cost(self) -> LinearCost | None:
+        """Latency and algorithm bandwidth fitted to the bursts; None with fewer than two sizes."""
+        try:
+            return fit_linear_cost(self.bursts["size_bytes"].astype(float), self.bursts["median_ms"] / 1e3)
+        except ValueError:
+            return None
 
     @property
     def best(self) -> pd.Series:
@@ -45,12 +57,12 @@ class Group:
 
 
 def completed(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows in reading order with every column that the section reads, and size and group as words."""
-    rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *COLUMNS])))
+    """Return the rows in reading order with all columns, and size and group as words."""
+    rows = complete(rows, ROW_TYPES)
     rows = rows.assign(
         size_mb=rows["size_bytes"].astype(float) / 1e6,
         size=[f"{size / 1e6:g} MB" for size in rows["size_bytes"].astype(float)],
-        group=[f"{name} on {ranks} ranks" for name, ranks in zip(rows["backend"], rows["world_size"], strict=True)],
+        group=rows["backend"] + " on " + rows["world_size"].astype(str) + " ranks",
     )
     return in_order(rows, [*CELL, "size_bytes"], {"backend": BACKENDS})
 
@@ -61,8 +73,10 @@ def calls(rows: pd.DataFrame, timing: str, impl: str = "torch") -> pd.DataFrame:
 
 
 def groups(rows: pd.DataFrame) -> list[Group]:
-    """Parse the rows of all tables: a group for every backend and number of ranks that has a burst."""
-    return list(_groups(ok(completed(rows))))
+    """Make a group of every backend and number of ranks that has a burst."""
+    cells = ok(completed(rows)).groupby(CELL, sort=False)
+    found = [Group(backend, int(world_size), cell) for (backend, world_size), cell in cells]
+    return [group for group in found if len(group.bursts)]
 
 
 def link_gb_per_s(beside: Mapping[str, pd.DataFrame] | None) -> float | None:
@@ -70,25 +84,3 @@ def link_gb_per_s(beside: Mapping[str, pd.DataFrame] | None) -> float | None:
     links = known((beside or {}).get("ceilings", pd.DataFrame()), "kind", "gb_per_s")
     copies = links[links["kind"] == "to_peer"] if len(links) else links
     return float(copies["gb_per_s"].iloc[0]) if len(copies) else None
-
-
-def _groups(timed: pd.DataFrame) -> Iterator[Group]:
-    for (backend, world_size), cell in timed.groupby(CELL, sort=False):
-        bursts, singles = calls(cell, "burst"), calls(cell, "single")
-        if bursts.empty:
-            continue
-        yield Group(
-            backend,
-            int(world_size),
-            bursts,
-            singles[singles["clock"] == "host"],
-            calls(cell, "burst", "nccl"),
-            _cost(bursts),
-        )
-
-
-def _cost(bursts: pd.DataFrame) -> LinearCost | None:
-    try:
-        return fit_linear_cost(bursts["size_bytes"].astype(float), bursts["median_ms"] / 1e3)
-    except ValueError:
-        return None

@@ -14,6 +14,7 @@ from pipeline.report.figures import (
     stamp,
     values_from_zero,
 )
+from pipeline.report.table_rows import with_rate_quartiles
 from pipeline.stages.allreduce.report.facts import Group
 
 
@@ -24,7 +25,8 @@ def busbw(groups: Sequence[Group], link_gb_per_s: float | None) -> Figure:
     for axes, backend in zip(panels[0], backends, strict=True):
         here = [group for group in groups if group.backend == backend]
         for group in here:
-            quartile_line(axes, _with_bandwidth(group.bursts), "size_mb", f"{group.world_size} ranks", "busbw")
+            bursts = with_rate_quartiles(group.bursts, "busbw_gb_per_s")
+            quartile_line(axes, bursts, "size_mb", f"{group.world_size} ranks", "busbw_gb_per_s")
         sizes = pd.concat([group.bursts["size_mb"] for group in here]).unique()
         if backend == "nccl" and link_gb_per_s is not None:
             axes.axhline(link_gb_per_s, linestyle="--", linewidth=1, color=BLACK, label="copy from GPU to GPU")
@@ -35,11 +37,3 @@ def busbw(groups: Sequence[Group], link_gb_per_s: float | None) -> Figure:
     shared_legend(figure)
     stamp(figure, pd.concat([group.bursts for group in groups]), "torch, in place, bursts")
     return figure
-
-
-def _with_bandwidth(rows: pd.DataFrame) -> pd.DataFrame:
-    """Add median, q1 and q3 of the bus bandwidth: the quartiles of the time, the other way round."""
-    bytes_ms = rows["busbw_gb_per_s"] * rows["median_ms"]
-    return rows.assign(
-        median_busbw=rows["busbw_gb_per_s"], q1_busbw=bytes_ms / rows["q3_ms"], q3_busbw=bytes_ms / rows["q1_ms"]
-    )

@@ -17,7 +17,7 @@ from pipeline.report.figures import (
     stamp,
     style_for,
 )
-from pipeline.report.table_rows import known, ok
+from pipeline.report.table_rows import known, ok, with_rate_quartiles
 from pipeline.stages.ceilings.cell import DTYPES
 from pipeline.stages.ceilings.report.selection import BANDWIDTHS, bandwidths, products, promised
 
@@ -25,11 +25,7 @@ from pipeline.stages.ceilings.report.selection import BANDWIDTHS, bandwidths, pr
 def rates(rows: pd.DataFrame) -> Figure | None:
     """Draw products over their sides beside bandwidths, each with what the data sheet promises; None without data."""
     sweep, moved = known(products(rows), "side"), ok(bandwidths(rows))
-    draws = {}
-    if len(ok(sweep)):
-        draws[_products] = sweep
-    if len(moved):
-        draws[_bandwidths] = moved
+    draws = {draw: shown for draw, shown in ((_products, sweep), (_bandwidths, moved)) if len(ok(shown))}
     if not draws:
         return None
     figure, panels = new_figure(1, len(draws))
@@ -44,7 +40,7 @@ def rates(rows: pd.DataFrame) -> Figure | None:
 
 def _products(axes: Axes, rows: pd.DataFrame) -> None:
     """Draw matmul TFLOP/s over the matrix side, one line per data type, with the data sheet's peaks as dots."""
-    rows = _with_quartiles(rows, "tflops_per_s")
+    rows = with_rate_quartiles(rows, "tflops_per_s")
     for dtype in (name for name in DTYPES if name in set(ok(rows)["dtype"])):
         line = rows[rows["dtype"] == dtype]
         quartile_line(axes, line, "side", dtype, quantity="tflops_per_s")
@@ -76,15 +72,3 @@ def _bandwidths(axes: Axes, rows: pd.DataFrame) -> None:
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("GB/s")
     axes.set_title("bandwidths")
-
-
-def _with_quartiles(rows: pd.DataFrame, quantity: str) -> pd.DataFrame:
-    """Add median, q1 and q3 of a rate, which is inversely proportional to the time."""
-    work = rows[quantity] * rows["median_ms"]
-    return rows.assign(
-        **{
-            f"median_{quantity}": rows[quantity],
-            f"q1_{quantity}": work / rows["q3_ms"],
-            f"q3_{quantity}": work / rows["q1_ms"],
-        }
-    )

@@ -5,9 +5,8 @@ from collections.abc import Callable
 import pandas as pd
 
 from pipeline.cells.rows import WITH_FIGURES
-from pipeline.report.markup import Markdown
 from pipeline.report.outcomes import nothing_measured
-from pipeline.report.page_parts import Figure, Section, Table, say
+from pipeline.report.page_parts import Figure, Section, Table
 from pipeline.report.section import count, data_size, ms, percent
 from pipeline.report.table_rows import known, ok
 from pipeline.report.tables import significant, with_outcomes
@@ -24,7 +23,7 @@ from pipeline.stages.ceilings.report.selection import (
 )
 
 TITLE = "What can this machine do at most?"
-METHOD = Markdown(
+METHOD = (
     "One call at a time, medians: on a GPU device time with the L2 cache flushed, else the host clock. Products are of"
     " normal numbers; a copy within a memory counts reads and writes."
 )
@@ -39,45 +38,34 @@ def build(rows: pd.DataFrame) -> Section:
     return Section(TITLE, "", _answer(rows), parts=[*shown, *_table(rows)], method=METHOD)
 
 
-def _answer(rows: pd.DataFrame) -> Markdown:
-    """Say what products and copies reach, or whatever else was measured."""
-    product, moved = best_trained(rows), ok(bandwidths(rows))
-    words = []
+def _answer(rows: pd.DataFrame) -> str:
+    """Say what products and copies reach, or whatever else was measured, and what an operator costs the host."""
+    product, words = best_trained(rows), []
     if product is not None:
-        reached = _with_share(flop_rate(product["tflops_per_s"]), share(product, "tflops_per_s"))
-        words.append(say("{dtype} products reach {reached}", dtype=product["dtype"], reached=reached))
-    for _, row in moved.head(1).iterrows():
-        reached = _with_share(byte_rate(row["gb_per_s"]), share(row, "gb_per_s"))
-        words.append(say("{what} {reached}", what=BANDWIDTHS[row["kind"]], reached=reached))
-    rates = Markdown(", ").join(words) + "." if words else Markdown("No rate was measured.")
-    return Markdown(" ").join([rates, *_host_costs(rows)])
+        words.append(f"{product['dtype']} products reach {_with_share(product, 'tflops_per_s', flop_rate)}")
+    for _, row in ok(bandwidths(rows)).head(1).iterrows():
+        words.append(f"{BANDWIDTHS[row['kind']]} {_with_share(row, 'gb_per_s', byte_rate)}")
+    sentences = [f"{', '.join(words)}." if words else "No rate was measured."]
+    costs = {row["kind"]: ms(row["median_ms"]) for _, row in known(ok(rows), "kind").iterrows()}
+    # A kernel that is shorter than that leaves the GPU waiting.
+    if "operator" in costs:
+        sentences.append(f"One eager operator costs the host {costs['operator']}.")
+    if "launch" in costs:
+        sentences.append(f"A lone one takes {costs['launch']} until the GPU has done it.")
+    return " ".join(sentences)
 
 
-def _figure_title(rows: pd.DataFrame) -> Markdown:
+def _with_share(row: pd.Series, quantity: str, write: Callable[[float], str]) -> str:
+    of_datasheet = share(row, quantity)
+    return write(row[quantity]) + ("" if of_datasheet is None else f" ({percent(of_datasheet)} of the data sheet)")
+
+
+def _figure_title(rows: pd.DataFrame) -> str:
     product = best_trained(rows)
     if product is None:
-        return Markdown("Bandwidths")
-    return say(
-        "{dtype} products need matrices of {side} to come within {within} of their best rate",
-        dtype=product["dtype"],
-        side=count(least_side(rows, product)),
-        within=percent(1 - NEAR),
-    )
-
-
-def _with_share(rate: str, of_datasheet: float | None) -> str:
-    return rate if of_datasheet is None else f"{rate} ({percent(of_datasheet)} of the data sheet)"
-
-
-def _host_costs(rows: pd.DataFrame) -> list[Markdown]:
-    """Say what an operator costs the host: a kernel that is shorter leaves the GPU waiting."""
-    costs = {row["kind"]: ms(row["median_ms"]) for _, row in known(ok(rows), "kind").iterrows()}
-    found = []
-    if "operator" in costs:
-        found.append(say("One eager operator costs the host {time}.", time=costs["operator"]))
-    if "launch" in costs:
-        found.append(say("A lone one takes {time} until the GPU has done it.", time=costs["launch"]))
-    return [Markdown(" ").join(found)] if found else []
+        return "Bandwidths"
+    side = count(least_side(rows, product))
+    return f"{product['dtype']} products need matrices of {side} to come within {percent(1 - NEAR)} of their best rate"
 
 
 def _table(rows: pd.DataFrame) -> list[Table]:
@@ -85,34 +73,26 @@ def _table(rows: pd.DataFrame) -> list[Table]:
     rows = rows[rows["status"] != "skipped"]
     best, moved = best_products(rows), bandwidths(rows)
     lines = [
-        *(_product_line(row) for _, row in best.iterrows()),
-        *(_bandwidth_line(row) for _, row in moved.iterrows()),
+        *(_line(row, f"{row['dtype']} product", "tflops_per_s", flop_rate) for _, row in best.iterrows()),
+        *(_line(row, BANDWIDTHS[row["kind"]], "gb_per_s", byte_rate) for _, row in moved.iterrows()),
     ]
     if not lines:
         return []
     cells = pd.DataFrame(lines)
     cells["measured"] = with_outcomes(cells["measured"], pd.concat([best, moved], ignore_index=True))
-    return [Table(Markdown("The highest rate of each kind:"), cells.loc[:, (cells != "").any()])]
+    return [Table("The highest rate of each kind:", cells.loc[:, (cells != "").any()])]
 
 
-def _product_line(row: pd.Series) -> dict[str, str]:
-    used = f"matrices of {count(row['side'])}" if row["status"] in WITH_FIGURES else ""
-    return {"ceiling": f"{row['dtype']} product", **_rates(row, "tflops_per_s", flop_rate), "with": used}
-
-
-def _bandwidth_line(row: pd.Series) -> dict[str, str]:
-    used = data_size(row["tensor_bytes"]) if row["status"] in WITH_FIGURES else ""
-    return {"ceiling": BANDWIDTHS[row["kind"]], **_rates(row, "gb_per_s", byte_rate), "with": used}
-
-
-def _rates(row: pd.Series, quantity: str, write: Callable[[float], str]) -> dict[str, str]:
+def _line(row: pd.Series, ceiling: str, quantity: str, write: Callable[[float], str]) -> dict[str, str]:
     if row["status"] not in WITH_FIGURES:
-        return dict.fromkeys(("measured", "data sheet", "share"), "")
+        return {"ceiling": ceiling, **dict.fromkeys(("measured", "data sheet", "share", "with"), "")}
     rate, of_datasheet = promised(row, quantity), share(row, quantity)
     return {
+        "ceiling": ceiling,
         "measured": write(row[quantity]),
         "data sheet": "" if rate is None else write(rate),
         "share": "" if of_datasheet is None else percent(of_datasheet),
+        "with": f"matrices of {count(row['side'])}" if quantity == "tflops_per_s" else data_size(row["tensor_bytes"]),
     }
 
 

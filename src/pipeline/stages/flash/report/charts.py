@@ -2,7 +2,19 @@
 
 import pandas as pd
 
-from pipeline.report.charts import BAR_STEP_PX, Chart, axis, bars_axis, colours, picked, picker, quartiles, records
+from pipeline.report.charts import (
+    BAR_STEP_PX,
+    DASHED,
+    Chart,
+    axis,
+    bars_axis,
+    colours,
+    mark,
+    picked,
+    picker,
+    quartiles,
+    records,
+)
 from pipeline.report.table_rows import has_figures, known, ok
 from pipeline.report.tables import number_cells
 from pipeline.stages.flash.cell import OURS
@@ -52,6 +64,21 @@ def _rates(rows: pd.DataFrame) -> Chart:
     dtypes = list(drawn["dtype"].unique())
     y = bars_axis("shape", list(drawn["shape"]))
     lane = {"field": "impl", "sort": impls, "scale": {"paddingInner": 0.12}}
+    told = quartiles(
+        words="implementation",
+        shape="batch×heads×length×head_dim",
+        rate="TFLOP/s",
+        peak_share_pct="share of the peak (%)",
+        extra_mb="memory beside the inputs (MB)",
+        status="status",
+    )
+    words = {"peak_tflops_per_s": "peak (TFLOP/s)", "peak_of": "of", "peak_source": "source"}
+    of_peak = [{"field": name, "title": title} for name, title in words.items()]
+    bars = mark(
+        "bar", y=y, yOffset=lane, x=axis("rate", "TFLOP/s"), color=colours("impl", impls, legend=False), tooltip=told
+    )
+    small = {"align": "left", "dx": 4, "fontSize": 10}
+    labels = mark("text", small, y=y, yOffset=lane, x=axis("rate", ""), text={"field": "text"})
     spec = {
         "params": [
             picker("dtype", "data type", dtypes, dtypes[0]),
@@ -60,41 +87,11 @@ def _rates(rows: pd.DataFrame) -> Chart:
         ],
         "height": {"step": BAR_STEP_PX, "for": "offset"},
         "layer": [
+            *({"transform": _chosen(mine), **layer} for layer in (bars, labels)),
             {
-                "transform": _chosen(mine),
-                "mark": {"type": "bar"},
-                "encoding": {
-                    "y": y,
-                    "yOffset": lane,
-                    "x": axis("rate", "TFLOP/s"),
-                    "color": {"field": "impl", **colours(impls), "legend": None},
-                    "tooltip": quartiles(
-                        words="implementation",
-                        shape="batch×heads×length×head_dim",
-                        rate="TFLOP/s",
-                        peak_share_pct="share of the peak (%)",
-                        extra_mb="memory beside the inputs (MB)",
-                        status="status",
-                    ),
-                },
-            },
-            {
-                "transform": _chosen(mine),
-                "mark": {"type": "text", "align": "left", "dx": 4, "fontSize": 10},
-                "encoding": {"y": y, "yOffset": lane, "x": axis("rate", ""), "text": {"field": "text"}},
-            },
-            {
-                "data": {"values": records(peaks[["dtype", "peak_tflops_per_s", "peak_of", "peak_source"]])},
+                "data": {"values": records(peaks[["dtype", *words]])},
                 "transform": picked(dtype="dtype"),
-                "mark": {"type": "rule", "strokeDash": [4, 4]},
-                "encoding": {
-                    "x": axis("peak_tflops_per_s", ""),
-                    "tooltip": [
-                        {"field": "peak_tflops_per_s", "title": "peak (TFLOP/s)"},
-                        {"field": "peak_of", "title": "of"},
-                        {"field": "peak_source", "title": "source"},
-                    ],
-                },
+                **mark("rule", DASHED, x=axis("peak_tflops_per_s", ""), tooltip=of_peak),
             },
         ],
     }

@@ -4,11 +4,14 @@ import pandas as pd
 
 from pipeline.report.charts import (
     IDLE_COLOUR,
+    LABELS,
     NEUTRAL,
     STRONG,
     Chart,
     axis,
     bars_axis,
+    coloured,
+    mark,
     picked,
     picker,
     quartiles,
@@ -37,7 +40,17 @@ def _steps(rows: pd.DataFrame) -> Chart:
             *("peak_gb", "tokens_per_s", "mfu_pct", "gpu_idle_pct", "launches"),
         ]
     )
-    used = list(shown["part"].unique())
+    told = quartiles(
+        levers="levers",
+        gain="times faster than eager",
+        peak_gb="peak (GB)",
+        tokens_per_s="tokens/s",
+        mfu_pct="MFU (%)",
+        gpu_idle_pct="GPU idle (%)",
+        launches="launches",
+        status="status",
+    )
+    colour = coloured("part", {part: PARTS[part] for part in shown["part"].unique()})
     spec = {
         "params": [
             picker("model", "model", list(shown["model"].unique()), first),
@@ -47,33 +60,9 @@ def _steps(rows: pd.DataFrame) -> Chart:
         "height": {"step": 22},
         "encoding": {"y": bars_axis("levers", list(shown["levers"]))},
         "layer": [
-            {
-                "mark": {"type": "bar"},
-                "encoding": {
-                    "x": axis("median_ms", "training step (ms)"),
-                    "color": {
-                        "field": "part",
-                        "type": "nominal",
-                        "scale": {"domain": used, "range": [PARTS[part] for part in used]},
-                        "legend": {"title": None},
-                    },
-                    "tooltip": quartiles(
-                        levers="levers",
-                        gain="times faster than eager",
-                        peak_gb="peak (GB)",
-                        tokens_per_s="tokens/s",
-                        mfu_pct="MFU (%)",
-                        gpu_idle_pct="GPU idle (%)",
-                        launches="launches",
-                        status="status",
-                    ),
-                },
-            },
-            {"mark": {"type": "rule"}, "encoding": {"x": axis("q1_ms", ""), "x2": {"field": "q3_ms"}}},
-            {
-                "mark": {"type": "text", "align": "left", "dx": 6},
-                "encoding": {"x": axis("median_ms", ""), "text": {"field": "text"}},
-            },
+            mark("bar", x=axis("median_ms", "training step (ms)"), color=colour, tooltip=told),
+            mark("rule", x=axis("q1_ms", ""), x2={"field": "q3_ms"}),
+            mark("text", LABELS, x=axis("median_ms", ""), text={"field": "text"}),
         ],
     }
     return Chart("gains", "One training step with each combination of levers, in ms of wall time", spec, records(shown))
@@ -85,13 +74,12 @@ def _one_model(model: pd.DataFrame) -> pd.DataFrame:
     row = steps.iloc[0]
     return steps.assign(
         model=f"{row['size']}, context {row['context_length']}",
-        part=steps["levers"].map(lambda levers: levers if levers == EAGER else _part(levers)),
+        part=[
+            EAGER if levers == EAGER else "one lever" if levers in LEVERS else "several levers"
+            for levers in steps["levers"]
+        ],
         ladder=steps.index.isin(ladder(model).index),
         text=[f"{gain:.2f}×" for gain in steps["gain"]],
         peak_gb=steps["peak_bytes"] / 1e9 if "peak_bytes" in steps else None,
         levers=steps["levers"].str.replace("+", " + "),
     )
-
-
-def _part(levers: str) -> str:
-    return "one lever" if levers in LEVERS else "several levers"

@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from pipeline.report.charts import SHAPES, Chart, axis, colours, picked, picker, quartiles
+from pipeline.report.charts import Chart, axis, colours, mark, picked, picker, quartiles, shapes
 from pipeline.report.figures import MARKERS
 from pipeline.report.tables import OUTCOME_WORDS
 from pipeline.stages.memory.report.actions import flash_and_checkpoints
@@ -30,13 +30,16 @@ def _trade(groups: Sequence[Sequence[Recording]], first: str) -> Chart:
     """Draw variants of a step by time and peak, first of one setting; the line joins those that none beats in both."""
     lines = [line for group in groups for line in _points(group)]
     settings = [group[0].setting for group in groups]
-    checkpoints = list(dict.fromkeys(line["checkpoints"] for line in lines))
-    markers = [SHAPES[marker] for marker, _ in zip(MARKERS, checkpoints, strict=False)]
+    checkpoints = dict.fromkeys(line["checkpoints"] for line in lines)
+    markers = dict(zip(checkpoints, MARKERS, strict=False))
     x, y = (
         {**axis(field, title), "scale": {"zero": False, "padding": 24}}
         for field, title in (("median_ms", "training step (ms)"), ("peak_gb", "peak memory (GB)"))
     )
     told = quartiles(attention="attention", checkpoints="checkpoints", peak_gb="peak (GB)", phase="the peak is in")
+    stepped = {"interpolate": "step-after", "strokeDash": [5, 4], "color": "#8A929C"}
+    colour = colours("attention", list(dict.fromkeys(line["attention"] for line in lines)), "attention")
+    shape = shapes("checkpoints", markers, "checkpoints")
     spec = {
         "params": [picker("setting", "model and workload", settings, first)],
         "transform": picked(setting="setting"),
@@ -44,25 +47,12 @@ def _trade(groups: Sequence[Sequence[Recording]], first: str) -> Chart:
         "layer": [
             {
                 "transform": [{"filter": "datum.unbeaten"}],
-                "mark": {"type": "line", "interpolate": "step-after", "strokeDash": [5, 4], "color": "#8A929C"},
-                "encoding": {"x": x, "y": y, "order": {"field": "median_ms"}},
+                **mark("line", stepped, x=x, y=y, order={"field": "median_ms"}),
             },
-            {"mark": {"type": "rule"}, "encoding": {"x": {**x, "field": "q1_ms"}, "x2": {"field": "q3_ms"}, "y": y}},
-            {
-                "mark": {"type": "point", "filled": True, "size": 130, "opacity": 1},
-                "encoding": {
-                    "x": x,
-                    "y": y,
-                    "color": {"field": "attention", **colours([line["attention"] for line in lines], "attention")},
-                    "shape": {
-                        "field": "checkpoints",
-                        "type": "nominal",
-                        "scale": {"domain": checkpoints, "range": markers},
-                        "legend": {"title": "checkpoints"},
-                    },
-                    "tooltip": told,
-                },
-            },
+            mark("rule", x={**x, "field": "q1_ms"}, x2={"field": "q3_ms"}, y=y),
+            mark(
+                "point", {"filled": True, "size": 130, "opacity": 1}, x=x, y=y, color=colour, shape=shape, tooltip=told
+            ),
         ],
     }
     title = (

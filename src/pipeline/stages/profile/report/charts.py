@@ -8,7 +8,7 @@ import pandas as pd
 
 from pipeline.formulas.size_order import by_size
 from pipeline.instruments.profilers.kernel_categories import CATEGORIES
-from pipeline.report.charts import IDLE_COLOUR, Chart, axis, bars_axis, picked, picker, tooltip
+from pipeline.report.charts import IDLE_COLOUR, Chart, axis, bars_axis, coloured, mark, picked, picker, tooltip
 from pipeline.report.figures import style_for
 from pipeline.stages.profile.cell import PASSES
 from pipeline.stages.profile.report.facts import PASS_WORDS, Capture, captures, lead, main_captures, shown_pass
@@ -29,6 +29,14 @@ def _categories(captured: Sequence[Capture]) -> Chart:
     names = [name for name in CATEGORIES if name in {line["category"] for line in lines}]
     first = lead(shown)
     settings, passes = (list(dict.fromkeys(line[name] for line in lines)) for name in ("setting", "what"))
+    told = tooltip(
+        size="model",
+        category="kind of work",
+        time_ms="time (ms)",
+        share_pct="share of the kernel time (%)",
+        wall_ms="wall time, no profiler (ms)",
+        captured_by="captured by",
+    )
     spec = {
         "params": [
             picker("what", "pass", passes, PASS_WORDS[shown_pass(shown)]),
@@ -36,29 +44,14 @@ def _categories(captured: Sequence[Capture]) -> Chart:
         ],
         "transform": picked(what="what", setting="setting"),
         "height": {"step": 30},
-        "mark": {"type": "bar"},
-        "encoding": {
-            "y": bars_axis("size", by_size({line["size"] for line in lines})),
-            "x": axis("time_ms", "time of one pass (ms)", stack="zero"),
-            "color": {
-                "field": "category",
-                "type": "nominal",
-                "scale": {
-                    "domain": [*names, IDLE],
-                    "range": [*(style_for(name)["color"] for name in names), IDLE_COLOUR],
-                },
-                "legend": {"title": None},
-            },
-            "order": {"field": "place"},
-            "tooltip": tooltip(
-                size="model",
-                category="kind of work",
-                time_ms="time (ms)",
-                share_pct="share of the kernel time (%)",
-                wall_ms="wall time, no profiler (ms)",
-                captured_by="captured by",
-            ),
-        },
+        **mark(
+            "bar",
+            y=bars_axis("size", by_size({line["size"] for line in lines})),
+            x=axis("time_ms", "time of one pass (ms)", stack="zero"),
+            color=coloured("category", {name: style_for(name)["color"] for name in names} | {IDLE: IDLE_COLOUR}),
+            order={"field": "place"},
+            tooltip=told,
+        ),
     }
     title = "Time of one pass by kind of work, and what the GPU idles of its wall time"
     return Chart("categories", title, spec, lines)

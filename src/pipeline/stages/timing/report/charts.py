@@ -6,13 +6,18 @@ from typing import Any
 import pandas as pd
 
 from pipeline.report.charts import (
+    DASHED,
     DIGITS,
     IDLE_COLOUR,
+    LABELS,
     NEUTRAL,
+    POINTS,
     Chart,
     axis,
     bars_axis,
+    coloured,
     colours,
+    mark,
     picked,
     picker,
     quartiles,
@@ -60,8 +65,7 @@ def _achieved(steps: pd.DataFrame, reached: Mapping[str, float]) -> Chart:
         high=1e3 * work / steps["q1_ms"],
     )
     precisions = list(steps["precision"].unique())
-    colour = {"field": "precision", **colours(precisions)}
-    y = axis("rate", "achieved TFLOP/s", log=True)
+    colour, y = colours("precision", precisions), axis("rate", "achieved TFLOP/s", log=True)
     told = quartiles(
         precision="precision",
         size="model",
@@ -73,58 +77,35 @@ def _achieved(steps: pd.DataFrame, reached: Mapping[str, float]) -> Chart:
         gpu_idle_pct="GPU idle (%)",
         status="status",
     )
+    shape = shapes("precision", {name: style_for(name)["marker"] for name in precisions})
+    faint = {"condition": {"param": "shown", "value": 1}, "value": 0.12}
+    by_legend = [{"name": "shown", "select": {"type": "point", "fields": ["precision"]}, "bind": "legend"}]
+    points = mark("point", POINTS, y=y, color=colour, shape=shape, opacity=faint, tooltip=told)
+    lines = _ceilings(steps, reached)
+    line = {"x": None, "y": {**y, "field": "peak"}, "color": colour}
+    name = {"align": "left", "baseline": "bottom", "dx": 4, "dy": -2, "x": 0}
+    ceilings = [mark("rule", DASHED, **line), mark("text", name, **line, text={"field": "text"})]
     spec = {
         "height": 380,
         "encoding": {"x": axis("work", "work of one training step (TFLOP)", log=True)},
         "layer": [
-            *_ceilings(steps, reached, y, colour),
-            {
-                "mark": {"type": "rule"},
-                "encoding": {"y": {**y, "field": "low"}, "y2": {"field": "high"}, "color": colour},
-            },
-            {
-                "params": [{"name": "shown", "select": {"type": "point", "fields": ["precision"]}, "bind": "legend"}],
-                "mark": {"type": "point", "filled": True, "size": 70},
-                "encoding": {
-                    "y": y,
-                    "color": colour,
-                    "shape": {"field": "precision", **shapes(precisions)},
-                    "opacity": {"condition": {"param": "shown", "value": 1}, "value": 0.12},
-                    "tooltip": told,
-                },
-            },
+            *({"data": {"values": lines}, **layer} for layer in ceilings if lines),
+            mark("rule", y={**y, "field": "low"}, y2={"field": "high"}, color=colour),
+            {"params": by_legend, **points},
         ],
     }
     title = "Achieved TFLOP/s of eager training steps over the work of a step, by model, context and precision"
     return Chart("achieved", title, spec, records(drawn))
 
 
-def _ceilings(
-    steps: pd.DataFrame, reached: Mapping[str, float], y: dict[str, Any], colour: dict[str, Any]
-) -> list[dict[str, Any]]:
-    """Return the layers of peaks and of products alone, a line and its name each; none where none is known."""
+def _ceilings(steps: pd.DataFrame, reached: Mapping[str, float]) -> list[dict[str, Any]]:
+    """Return the rates and names of peaks and of products alone; none where none is known."""
     peaks = known(steps, "peak_tflops_per_s").sort_values("peak_tflops_per_s").drop_duplicates("precision", keep="last")
-    lines = [
-        {
-            "precision": row["precision"],
-            "peak": row["peak_tflops_per_s"],
-            "text": f"{row['precision']} {PEAK_WORDS[row['peak_source']]}",
-        }
-        for row in peaks.to_dict("records")
+    named = [
+        (row["precision"], row["peak_tflops_per_s"], PEAK_WORDS[row["peak_source"]]) for _, row in peaks.iterrows()
     ]
-    lines += [
-        {"precision": precision, "peak": reached[precision], "text": f"{precision} matrix product alone"}
-        for precision in steps["precision"].unique()
-        if precision in reached
-    ]
-    shared = {"x": None, "y": {**y, "field": "peak"}, "color": colour}
-    line = {"type": "rule", "strokeDash": [4, 4]}
-    name = {"type": "text", "align": "left", "baseline": "bottom", "dx": 4, "dy": -2, "x": 0}
-    layers = [
-        {"mark": line, "encoding": shared},
-        {"mark": name, "encoding": {**shared, "text": {"field": "text"}}},
-    ]
-    return [{"data": {"values": lines}, **layer} for layer in layers if lines]
+    named += [(one, reached[one], "matrix product alone") for one in steps["precision"].unique() if one in reached]
+    return [{"precision": precision, "peak": rate, "text": f"{precision} {words}"} for precision, rate, words in named]
 
 
 def _ways(rows: pd.DataFrame) -> Chart:
@@ -144,54 +125,34 @@ def _ways(rows: pd.DataFrame) -> Chart:
     drawn = pd.concat([steps.assign(part=part, part_ms=part_ms) for part, part_ms in parts.items()])
     drawn = known(drawn, "part_ms")
     settings = list(steps.drop_duplicates("setting").sort_values(CELL[::2])["setting"])
+    present = {part: colour for part, colour in PARTS.items() if part in set(drawn["part"])}
+    told = quartiles(
+        size="model",
+        kind="run",
+        part="part",
+        part_ms="of it (ms)",
+        gpu_idle_pct="GPU idle (%)",
+        launches="launches",
+        limited_by="limited by",
+        status="status",
+    )
+    colour = coloured("part", present, legend=len(present) > 1)
+    x, order = axis("part_ms", "training step (ms)", stack="zero"), {"field": "part"}
+    number = {"field": "median_ms", "format": DIGITS}
+    bars = [f"{size}, {kind}" for size in steps["size"].drop_duplicates() for kind in KIND_WORDS.values()]
     spec = {
         "params": [picker("setting", "precision and context", settings, _first_setting(rows, steps))],
         "transform": picked(setting="setting"),
         "height": {"step": 20},
-        "encoding": {"y": bars_axis("bar", _bars(steps))},
+        "encoding": {"y": bars_axis("bar", bars)},
         "layer": [
-            {
-                "mark": {"type": "bar"},
-                "encoding": {
-                    "x": axis("part_ms", "training step (ms)", stack="zero"),
-                    "color": _part_colours(list(drawn["part"].unique())),
-                    "order": {"field": "part"},
-                    "tooltip": quartiles(
-                        size="model",
-                        kind="run",
-                        part="part",
-                        part_ms="of it (ms)",
-                        gpu_idle_pct="GPU idle (%)",
-                        launches="launches",
-                        limited_by="limited by",
-                        status="status",
-                    ),
-                },
-            },
-            {
-                "mark": {"type": "rule"},
-                "encoding": {"x": axis("q1_ms", ""), "x2": {"field": "q3_ms"}, "tooltip": tooltip(bar="step")},
-            },
-            {
-                "mark": {"type": "text", "align": "left", "dx": 6},
-                "encoding": {"x": axis("median_ms", ""), "text": {"field": "median_ms", "format": DIGITS}},
-            },
+            mark("bar", x=x, color=colour, order=order, tooltip=told),
+            mark("rule", x=axis("q1_ms", ""), x2={"field": "q3_ms"}, tooltip=tooltip(bar="step")),
+            mark("text", LABELS, x=axis("median_ms", ""), text=number),
         ],
     }
-    return Chart(
-        "wall_and_idle", "One training step by model and way to run it, in ms of wall time", spec, records(drawn)
-    )
-
-
-def _part_colours(parts: list[str]) -> dict:
-    scale = {"domain": parts, "range": [PARTS[part] for part in parts]}
-    return {"field": "part", "type": "nominal", "scale": scale, "legend": {"title": None} if len(parts) > 1 else None}
-
-
-def _bars(steps: pd.DataFrame) -> list[str]:
-    """Return the names of the bars: by model, then by way to run it."""
-    sizes = steps["size"].drop_duplicates()
-    return [f"{size}, {kind}" for size in sizes for kind in KIND_WORDS.values()]
+    title = "One training step by model and way to run it, in ms of wall time"
+    return Chart("wall_and_idle", title, spec, records(drawn))
 
 
 def _first_setting(rows: pd.DataFrame, steps: pd.DataFrame) -> str:

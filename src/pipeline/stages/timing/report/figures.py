@@ -1,4 +1,4 @@
-"""The figures of the timing section: work against rate, and wall time against what the GPU did."""
+"""The figure of the timing section: the rate of training steps against their work."""
 
 from collections.abc import Mapping
 
@@ -9,15 +9,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from pipeline.report.figures import (
-    GREY,
     WORD_PT,
     log_values_axis,
-    names_axis,
     new_figure,
     shared_legend,
     stamp,
     style_for,
-    values_from_zero,
 )
 from pipeline.report.table_rows import known
 from pipeline.stages.timing.report.steps import main_precision, of_kind, step_flops, warm
@@ -61,22 +58,3 @@ def _mark_ceiling(axes: Axes, precision: str, what: str, tflops_per_s: float, li
     axes.axhline(tflops_per_s, linewidth=1, linestyle=line, **look)
     place = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "bottom", "fontsize": 9}
     axes.annotate(f"{precision} {what}", (1, tflops_per_s), **place, **look)
-
-
-def wall_and_idle(steps: pd.DataFrame) -> Figure:
-    """Draw each model's step as bars of GPU busy and idle time; `steps` has a row a size, with gpu_busy_ms."""
-    figure, panels = new_figure(panel_height_in=3.0)
-    axes, names = panels[0, 0], list(steps["size"])
-    busy = steps["gpu_busy_ms"].clip(upper=steps["median_ms"])
-    axes.bar(range(len(names)), busy, width=0.6, label="GPU busy", color=style_for("computation")["color"])
-    idle = steps["median_ms"] - busy
-    axes.bar(
-        range(len(names)), idle, width=0.6, bottom=busy, label="GPU idle", color="white", edgecolor=GREY, hatch="///"
-    )
-    names_axis(axes, names, "")
-    axes.grid(axis="x", visible=False)
-    axes.set_ylabel("training step (ms)")
-    values_from_zero(axes)
-    shared_legend(figure)
-    stamp(figure, steps, shown="median wall time; busy time of profiled steps")
-    return figure
