@@ -42,6 +42,13 @@ def test_a_qwen_has_the_same_keys(tmp_path):
     assert SIZES[read_sizes({"qwen": path}, "sizes")["qwen"]].kv_width == 256
 
 
+def test_a_qwen3_says_the_width_of_its_heads(tmp_path):
+    small = {"model_type": "qwen3", "hidden_size": 1024, "num_attention_heads": 16, "head_dim": 128}
+    name = read_sizes({"qwen": config_json(tmp_path, **small)}, "sizes")["qwen"]
+    assert name.endswith("-h16-kv8-v128256-hd128")
+    assert SIZES[name].attention_width == 2048
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -49,7 +56,10 @@ def test_a_qwen_has_the_same_keys(tmp_path):
         ({"d_model": 64}, "sizes: mine has no d_ff, num_layers, num_heads"),
         ({**NUMBERS, "d_ff": 1.5}, "sizes: mine: d_ff must be a value of type int, got 1.5"),
         ({**NUMBERS, "d_ff": -3}, "sizes: mine: d_ff must be at least 1 and below 100 million, got -3"),
-        ({**NUMBERS, "num_heads": 7}, "sizes: mine: num_heads must divide d_model 64, got 7"),
+        (
+            {**NUMBERS, "num_heads": 7},
+            "sizes: mine: num_heads must divide d_model 64 where no head_dim is given, got 7",
+        ),
         ({**NUMBERS, "num_kv_heads": 3}, "sizes: mine: num_kv_heads must divide num_heads 8, got 3"),
         ({**NUMBERS, "vocab_size": 1}, "sizes: mine: vocab_size must be at least 2 and below 100 million, or 0"),
         (3, "sizes: mine must be a mapping of d_model, d_ff, num_layers"),
@@ -72,7 +82,8 @@ def test_a_name_that_cannot_be_is_refused(name):
     ("changes", "said"),
     [
         ({"model_type": "gpt2"}, "model_type must be one of llama, mistral, qwen2, qwen3, got 'gpt2'"),
-        ({"head_dim": 128}, "head_dim must be hidden_size / num_attention_heads, 2048/32, got 128"),
+        ({"head_dim": 127}, "head_dim must be even for rotary positions, got 127"),
+        ({"head_dim": "wide"}, "head_dim must be a value of type int, got 'wide'"),
     ],
 )
 def test_a_model_that_is_not_of_that_kind_is_refused(tmp_path, changes, said):

@@ -20,6 +20,7 @@ SHAPES = {
     "wide": Workload(ModelSize(d_model=32, d_ff=96, num_layers=2, num_heads=2), 50, 3, 8),
     "deep": Workload(ModelSize(d_model=16, d_ff=24, num_layers=5, num_heads=4), 70, 2, 12),
     "shared keys and values": Workload(OwnSize(32, 48, 2, num_heads=8, num_kv_heads=2), 40, 2, 12),
+    "wide heads": Workload(OwnSize(32, 48, 2, num_heads=4, num_kv_heads=2, head_dim=12), 40, 2, 12),
     "long": Workload(ModelSize(d_model=24, d_ff=56, num_layers=1, num_heads=2), 30, 1, 40),
 }
 

@@ -6,7 +6,7 @@ import torch
 from pipeline.formulas.activations import Workload, saved_terms
 from pipeline.formulas.parameters import parameter_bytes, parameter_count
 from pipeline.formulas.peak_memory import MODE_PHASES, backward_moments, optimizer_moment, predict_peaks
-from pipeline.formulas.sizes import SIZES, ModelSize
+from pipeline.formulas.sizes import SIZES, ModelSize, OwnSize
 from pipeline.formulas.training_state import training_state
 from pipeline.instruments.memory.recording import record_memory
 from pipeline.instruments.memory.replay import phase_spans, replay, timeline
@@ -18,6 +18,7 @@ WORKLOADS = {
     "wide feed-forward": Workload(ModelSize(32, 256, 2, 2), 60, 4, 32, device_type="cpu"),
     "long context": Workload(ModelSize(32, 64, 2, 2), 60, 2, 192, device_type="cpu"),
 }
+WIDE_HEADS = {"wide heads": Workload(OwnSize(32, 64, 2, 2, num_kv_heads=2, head_dim=64), 60, 2, 96, device_type="cpu")}
 
 
 @pytest.fixture
@@ -77,9 +78,9 @@ def test_predicted_peaks_of_a_gpu_are_those_recorded_there_but_for_workspaces():
 @pytest.mark.usefixtures("without_workspaces")
 @pytest.mark.parametrize(("mode", "checkpoint_every"), [("inference", 0), ("train_step", 0), ("train_step", 1)])
 @pytest.mark.parametrize(("precision", "within"), [("fp32", 0.002), ("bf16", 0.03)])
-@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize("name", WORKLOADS | WIDE_HEADS)
 def test_predicted_peaks_are_the_recorded_ones(name, precision, within, mode, checkpoint_every, tmp_path):
-    workload = replace(WORKLOADS[name], precision=precision, checkpoint_every=checkpoint_every)
+    workload = replace((WORKLOADS | WIDE_HEADS)[name], precision=precision, checkpoint_every=checkpoint_every)
     first, second = measured_peaks(workload, mode, tmp_path / "snapshot.pickle")
     for peaks, first_step in ((first, True), (second, False)):
         predicted = {

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -18,10 +20,21 @@ def test_a_name_says_the_numbers_and_the_size_is_found_by_it():
     assert SIZES["small"].num_layers == 12
 
 
+def test_heads_of_another_width_are_part_of_the_name():
+    name = "qwen3-d1024-f3072-l28-h16-kv8-v151936-hd128"
+    assert SIZES[name] == OwnSize(1024, 3072, 28, 16, 8, 151936, head_dim=128)
+    assert (SIZES[name].attention_width, SIZES[name].kv_width) == (2048, 1024)
+    assert SIZES[name].name("qwen3") == name
+    assert "mine-d66-f96-l2-h4-kv2-v0-hd16" in SIZES  # 4 does not divide 66, and need not
+
+
 @pytest.mark.parametrize(
     "name",
     [
         "mine",
+        "mine-d64-f96-l2-h8-kv2-v120-hd8",  # as without it: one spelling
+        "mine-d64-f96-l2-h8-kv2-v120-hd7",
+        "mine-d64-f96-l2-h8-kv2-v120-hd0",
         "mine-d64-f96-l2-h8",
         "mine-d64-f96-l2-h7-kv1-v0",  # 7 does not divide 64
         "mine-d64-f96-l2-h8-kv3-v0",  # 3 does not divide 8
@@ -36,15 +49,16 @@ def test_a_name_says_the_numbers_and_the_size_is_found_by_it():
 )
 def test_what_is_no_size_is_not_one(name):
     assert name not in SIZES
-    if not isinstance(name, str) or "l2-h8-kv2-v120" not in name:
+    if not isinstance(name, str) or "l2-h8-kv2-v120" not in name or "hd8" in name or "hd7" in name:
         return
     with pytest.raises(KeyError):
         SIZES[name]
 
 
-def test_parameters_are_those_of_the_model_whatever_vocabulary_the_stage_has():
-    step = build_training_step(OWN, vocab_size=7, context_length=8, batch_size=2, precision="fp32", device="cpu")
-    assert parameter_count(OWN, 7) == sum(parameter.numel() for parameter in step.model.parameters())
+@pytest.mark.parametrize("size", [OWN, replace(OWN, head_dim=12)])
+def test_parameters_are_those_of_the_model_whatever_vocabulary_the_stage_has(size):
+    step = build_training_step(size, vocab_size=7, context_length=8, batch_size=2, precision="fp32", device="cpu")
+    assert parameter_count(size, 7) == sum(parameter.numel() for parameter in step.model.parameters())
     assert step.tokens.max() >= 7
 
 

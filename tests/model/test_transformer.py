@@ -192,7 +192,7 @@ def test_model_is_one_graph_for_the_compiler():
     ("overrides", "message"),
     [
         ({"num_heads": 5}, "num_heads=5: must divide d_model=32"),
-        ({"num_heads": 32}, "head_dim=1 (d_model / num_heads): must be even for rotary positions"),
+        ({"num_heads": 32}, "head_dim=1: must be even for rotary positions"),
         ({"attention": "flesh"}, "attention='flesh': must be one of eager"),
     ],
 )

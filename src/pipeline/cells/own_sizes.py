@@ -14,7 +14,7 @@ from pipeline.formulas.sizes import SHORT_NAME, SIZES, OwnSize, complaint
 
 @dataclass(frozen=True)
 class _Numbers:
-    """What a size is given by; 0 stands for what may be left out, the last two."""
+    """What a size is given by; 0 stands for what may be left out, the last three."""
 
     d_model: int = fields.axis(0)
     d_ff: int = fields.axis(0)
@@ -22,13 +22,14 @@ class _Numbers:
     num_heads: int = fields.axis(0)
     num_kv_heads: int = fields.axis(0, minimum=0)
     vocab_size: int = fields.axis(0)
+    head_dim: int = fields.axis(0)
 
 
 KEYS = tuple(item.name for item in declared(_Numbers))
 # The same in a config.json of the Llama or Qwen kind: transformers' LlamaConfig, Qwen2Config, Qwen3Config.
 HUGGING_FACE = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
-    *("num_key_value_heads", "vocab_size"),
+    *("num_key_value_heads", "vocab_size", "head_dim"),
 )
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 AXIS = "size"
@@ -82,10 +83,5 @@ def _hugging_face(path: Path) -> dict[str, Any]:
     if not isinstance(config, Mapping) or config.get("model_type") not in MODEL_TYPES:
         kind = config.get("model_type") if isinstance(config, Mapping) else config
         raise UserError(f"{path}: model_type must be one of {', '.join(MODEL_TYPES)}, got {kind!r}")
-    numbers = {ours: config[theirs] for ours, theirs in zip(KEYS, HUGGING_FACE, strict=True) if theirs in config}
-    width, heads = config.get("hidden_size"), config.get("num_attention_heads")
-    head_dim = config.get("head_dim")
-    if head_dim is not None and isinstance(width, int) and isinstance(heads, int) and head_dim * heads != width:
-        allowed = f"hidden_size / num_attention_heads, {width}/{heads}"
-        raise UserError(f"{path}: head_dim must be {allowed}, got {head_dim}")
-    return numbers
+    given = {ours: config.get(theirs) for ours, theirs in zip(KEYS, HUGGING_FACE, strict=True)}
+    return {name: value for name, value in given.items() if value is not None}

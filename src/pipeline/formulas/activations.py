@@ -94,6 +94,14 @@ def product_tensor_bytes(workload: Workload) -> int:
     return workload.product_bytes * workload.tokens * workload.size.d_model
 
 
+def attention_tensor_bytes(workload: Workload) -> int:
+    """Count the bytes of all heads' queries, or keys as the heads see them, in the products' precision: eTd.
+
+    eT·H·head_dim where a head has another width than d/H.
+    """
+    return workload.product_bytes * workload.tokens * workload.size.attention_width
+
+
 def hidden_bytes(workload: Workload) -> int:
     """Count the bytes of one hidden (T, f) tensor of SwiGLU: eTf."""
     return workload.product_bytes * workload.tokens * workload.size.d_ff
@@ -140,7 +148,7 @@ def attention_core_bytes(workload: Workload) -> Terms:
 
     Fused attention (FlashAttention-2: Dao 2023, algorithm 1) saves its output too: eTd.
     """
-    width, softmax = product_tensor_bytes(workload), softmax_bytes(workload)
+    width, softmax = attention_tensor_bytes(workload), softmax_bytes(workload)
     if not workload.is_fused:
         return {"q, k, v": 3 * width, "attention scores": softmax}
     return {"q, k, v": 3 * width, "attention output, log-sum-exps": width + softmax}
@@ -156,7 +164,7 @@ def attention_block_bytes(workload: Workload) -> Terms:
         "norms": norm_bytes(workload),
         "q, k, v projections' input": product_input_bytes(workload, products=3),
         **attention_core_bytes(workload),
-        "output projection's input": product_input_bytes(workload, products=1),
+        "output projection's input": attention_tensor_bytes(workload),
     }
 
 
@@ -218,7 +226,7 @@ def kept_attention_bytes(workload: Workload, blocks: int) -> int:
     """
     if not workload.checkpoint_every or workload.checkpointing != "selective":
         return 0
-    return blocks * (product_tensor_bytes(workload) + softmax_bytes(workload))
+    return blocks * (attention_tensor_bytes(workload) + softmax_bytes(workload))
 
 
 def saved_terms(workload: Workload) -> Terms:

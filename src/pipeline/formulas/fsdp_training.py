@@ -13,8 +13,8 @@ from pipeline.formulas.units import BF16_BYTES, FP32_BYTES
 
 def sharded_by_block(size: ModelSize, vocab_size: int, world_size: int, compute_itemsize: int) -> FsdpPlan:
     """Plan units of whole blocks, the embedding and the head; the last norm is replicated."""
-    d, f = size.d_model, size.d_ff
-    block = flat_layout([d, *[d * d] * 4, d, *[d * f] * 3], world_size)
+    d, (attention, feed_forward) = size.d_model, _matrices(size)
+    block = flat_layout([d, *attention, d, *feed_forward], world_size)
     ends = flat_layout([head_matrix_elements(size, vocab_size)], world_size)
     units = (ends, *[block] * size.num_layers, ends)
     return FsdpPlan(units, replicated=d, itemsize=FP32_BYTES, compute_itemsize=compute_itemsize)
@@ -22,13 +22,18 @@ def sharded_by_block(size: ModelSize, vocab_size: int, world_size: int, compute_
 
 def sharded_by_layer(size: ModelSize, vocab_size: int, world_size: int, compute_itemsize: int) -> FsdpPlan:
     """Plan units of single matrices; all norms are replicated."""
-    d, f = size.d_model, size.d_ff
-    square, wide = (flat_layout([elements], world_size) for elements in (d * d, d * f))
+    attention, feed_forward = _matrices(size)
+    block: list[FlatLayout] = [flat_layout([elements], world_size) for elements in (*attention, *feed_forward)]
     ends = flat_layout([head_matrix_elements(size, vocab_size)], world_size)
-    block: list[FlatLayout] = [square] * 4 + [wide] * 3
     units = (ends, *block * size.num_layers, ends)
-    norms = (2 * size.num_layers + 1) * d
+    norms = (2 * size.num_layers + 1) * size.d_model
     return FsdpPlan(units, replicated=norms, itemsize=FP32_BYTES, compute_itemsize=compute_itemsize)
+
+
+def _matrices(size: ModelSize) -> tuple[list[int], list[int]]:
+    """Return the elements of a block's matrices: of q, k, v and output projection, and of SwiGLU's three."""
+    queries, keys = size.d_model * size.attention_width, size.d_model * size.kv_width
+    return [queries, keys, keys, queries], [size.d_model * size.d_ff] * 3
 
 
 def moments_bytes(plan: FsdpPlan) -> int:

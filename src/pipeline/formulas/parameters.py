@@ -15,9 +15,9 @@ def feed_forward_matrix_elements(size: ModelSize) -> int:
 def block_matrix_elements(size: ModelSize) -> int:
     """Count the elements of one block's matrices: 4d² of attention (q, k, v, output) and 3df of SwiGLU.
 
-    Where query heads share keys and values of width w, attention has 2d² + 2dw.
+    Where all heads of queries have width q and of keys k, attention has 2dq + 2dk.
     """
-    attention = 2 * size.d_model * (size.d_model + size.kv_width)
+    attention = 2 * size.d_model * (size.attention_width + size.kv_width)
     return attention + feed_forward_matrix_elements(size)
 
 

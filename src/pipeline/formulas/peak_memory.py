@@ -116,7 +116,7 @@ def _passing_bytes(workload: Workload) -> Composition:
     x and its norm (12Td), silu(gate), up and their product (3eTf).
     """
     stream = activations.residual_stream_bytes(workload)
-    width = activations.product_tensor_bytes(workload)
+    width = activations.attention_tensor_bytes(workload)
     last_product = 2 * width + (0 if workload.is_fused else 2 * workload.product_bytes * workload.score_elements)
     if _is_softmax_in_fp32(workload):
         last_product += FP32_BYTES * workload.score_elements
@@ -159,7 +159,7 @@ def _beside_saved_scores(workload: Workload) -> int:
     """Count eager attention's temporaries at the softmax: the unscaled q, v (2eTd) and the scores."""
     if workload.is_fused:
         return 0
-    width = activations.product_tensor_bytes(workload)
+    width = activations.attention_tensor_bytes(workload)
     return max(0, 2 * width + _softmax_bytes(workload) - activations.score_bytes(workload))
 
 
@@ -210,9 +210,9 @@ def _softmax_backward(workload: Workload, kept: int, gradients: int, optimizer_s
     The gradients of the feed-forward matrices and of the output projection exist. The output projection's input and
     eager attention's v are freed. (`attention.peak_bytes` is the peak of attention alone, whose inputs stay alive.)
     """
-    matrices = feed_forward_matrix_elements(workload.size) + workload.size.d_model**2
+    matrices = feed_forward_matrix_elements(workload.size) + workload.size.d_model * workload.size.attention_width
     done = sum(activations.feed_forward_block_bytes(workload).values())
-    done += activations.product_input_bytes(workload, products=1) * (1 if workload.is_fused else 2)
+    done += activations.attention_tensor_bytes(workload) * (1 if workload.is_fused else 2)
     done += BF16_BYTES * matrices if workload.copies_for_products else 0
     return _moment(
         workload,
@@ -230,10 +230,12 @@ def optimizer_moment(workload: Workload) -> Moment:
 
     On CUDA PyTorch updates all parameters together (foreach) and computes all roots at once: 4P. On a CPU it updates
     one parameter at a time: its root and quotient are alive together with the quotient of the one before, at most
-    4 max(2Vd, 3df) bytes.
+    4 max(2Vd, 3df, 2dq + dk) bytes, where all heads of queries have width q and of keys and values k.
     """
-    parameters = parameter_bytes(workload.size, workload.vocab_size)
-    tensors = 2 * head_matrix_elements(workload.size, workload.vocab_size), feed_forward_matrix_elements(workload.size)
+    size = workload.size
+    parameters = parameter_bytes(size, workload.vocab_size)
+    attention = size.d_model * (2 * size.attention_width + size.kv_width)
+    tensors = 2 * head_matrix_elements(size, workload.vocab_size), feed_forward_matrix_elements(size), attention
     one_by_one = FP32_BYTES * max(tensors)
     roots = parameters if workload.device_type == "cuda" else one_by_one
     return _moment(
@@ -277,7 +279,7 @@ def _attention_gradient_bytes(workload: Workload) -> int:
     softmax's temporary; under autocast on CUDA all are in fp32 and the softmax's bf16 copy is freed. Fused: the
     gradients of the output, q, k and v (4eTd).
     """
-    width = activations.product_tensor_bytes(workload)
+    width = activations.attention_tensor_bytes(workload)
     if workload.is_fused:
         return 4 * width
     matrices = 2 + SOFTMAX_BACKWARD_TEMPORARIES[workload.device_type]

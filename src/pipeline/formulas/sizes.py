@@ -21,9 +21,14 @@ class ModelSize:
         return self.d_model // self.num_heads
 
     @property
+    def attention_width(self) -> int:
+        """The width of all queries of a token, and of what its heads give: d_model, unless heads have another width."""
+        return self.head_dim * self.num_heads
+
+    @property
     def kv_width(self) -> int:
-        """The width of all keys of a token, and of all its values: d_model, unless query heads share them."""
-        return self.d_model
+        """The width of all keys of a token, and of all its values: as of queries, unless query heads share them."""
+        return self.attention_width
 
     def vocabulary(self, asked: int) -> int:
         """Return the number of tokens: what was asked for, unless the size has its own."""
@@ -32,14 +37,20 @@ class ModelSize:
 
 @dataclass(frozen=True)
 class OwnSize(ModelSize):
-    """A size of the user's own: with heads for keys and values that query heads share, and a vocabulary.
+    """A size of the user's own: with heads for keys and values that query heads share, their width, and a vocabulary.
 
-    vocab_size: 0 for that of the stage. Its name is `NAME-d512-f1536-l6-h8-kv2-v32000`, so that a record, and whoever
-    has it, knows the size.
+    vocab_size: 0 for that of the stage; head_dim: 0 for d_model / num_heads. Its name is
+    `NAME-d512-f1536-l6-h8-kv2-v32000`, with `-hd128` where head_dim is another, so that a record, and whoever has it,
+    knows the size.
     """
 
     num_kv_heads: int
     vocab_size: int = 0
+    head_dim: int = 0
+
+    def __post_init__(self) -> None:
+        """Take the usual width of a head where none is given."""
+        object.__setattr__(self, "head_dim", self.head_dim or self.d_model // self.num_heads)
 
     @property
     def kv_width(self) -> int:
@@ -53,13 +64,16 @@ class OwnSize(ModelSize):
     def name(self, short: str) -> str:
         """Return the name that stands for it on an axis `size`; short: what the user calls it."""
         numbers = [self.d_model, self.d_ff, self.num_layers, self.num_heads, self.num_kv_heads, self.vocab_size]
-        return "-".join([short, *(f"{letter}{number}" for letter, number in zip(LETTERS, numbers, strict=True))])
+        usual = self.attention_width == self.d_model
+        words = [f"{letter}{number}" for letter, number in zip(LETTERS, numbers, strict=True)]
+        return "-".join([short, *words, *([] if usual else [f"hd{self.head_dim}"])])
 
 
 LETTERS = ("d", "f", "l", "h", "kv", "v")
 SHORT_NAME = re.compile(r"[A-Za-z0-9_.]{1,24}", re.ASCII)
 # One spelling for each size.
-_NUMBERS = re.compile("-".join([SHORT_NAME.pattern, *(rf"{letter}(0|[1-9]\d{{0,7}})" for letter in LETTERS)]), re.ASCII)
+_WORDS = "-".join([SHORT_NAME.pattern, *(rf"{letter}(0|[1-9]\d{{0,7}})" for letter in LETTERS)])
+_NUMBERS = re.compile(_WORDS + r"(?:-hd([1-9]\d{0,7}))?", re.ASCII)
 
 
 class Sizes(Mapping[str, Any]):
@@ -74,8 +88,7 @@ class Sizes(Mapping[str, Any]):
         match = _NUMBERS.fullmatch(name)
         if match is None:
             raise KeyError(name)
-        d_model, d_ff, num_layers, num_heads, num_kv_heads, vocab_size = map(int, match.groups())
-        return OwnSize(d_model, d_ff, num_layers, num_heads, num_kv_heads, vocab_size)
+        return OwnSize(*map(int, match.groups(default="0")))
 
     def __contains__(self, name: object) -> bool:
         return name in self._known or (isinstance(name, str) and _is_sound(name))
@@ -89,11 +102,14 @@ class Sizes(Mapping[str, Any]):
 
 def _is_sound(name: str) -> bool:
     match = _NUMBERS.fullmatch(name)
-    return match is not None and complaint(*map(int, match.groups())) is None
+    if match is None or complaint(*map(int, match.groups(default="0"))) is not None:
+        return False
+    size = SIZES[name]
+    return isinstance(size, OwnSize) and name == size.name(name.partition("-")[0])
 
 
 def complaint(
-    d_model: int, d_ff: int, num_layers: int, num_heads: int, num_kv_heads: int, vocab_size: int
+    d_model: int, d_ff: int, num_layers: int, num_heads: int, num_kv_heads: int, vocab_size: int, head_dim: int = 0
 ) -> str | None:
     """Say in a line why these numbers are no model; None where they are one."""
     numbers = {"d_model": d_model, "d_ff": d_ff, "num_layers": num_layers, "num_heads": num_heads}
@@ -102,10 +118,13 @@ def complaint(
             return f"{key} must be at least 1 and below 100 million, got {value}"
     if vocab_size < 0 or vocab_size == 1 or vocab_size >= 10**8:
         return f"vocab_size must be at least 2 and below 100 million, or 0 for that of the stage, got {vocab_size}"
-    if d_model % num_heads:
-        return f"num_heads must divide d_model {d_model}, got {num_heads}"
-    if d_model // num_heads % 2:
-        return f"head_dim, d_model / num_heads, must be even for rotary positions, got {d_model // num_heads}"
+    if not 0 <= head_dim < 10**8:
+        return f"head_dim must be below 100 million, or 0 for d_model / num_heads, got {head_dim}"
+    if not head_dim and d_model % num_heads:
+        return f"num_heads must divide d_model {d_model} where no head_dim is given, got {num_heads}"
+    head_dim = head_dim or d_model // num_heads
+    if head_dim % 2:
+        return f"head_dim must be even for rotary positions, got {head_dim}"
     if num_heads % num_kv_heads:
         return f"num_kv_heads must divide num_heads {num_heads}, got {num_kv_heads}"
     return None

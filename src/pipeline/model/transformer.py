@@ -26,9 +26,10 @@ class TransformerLM(nn.Module):
     selective: segments that keep the outputs of attention too, which does not run again.
 
     With `num_kv_heads`, groups of query heads share as many heads of keys and values (GQA: Ainslie et al. 2023).
+    `head_dim` is the width of a head, by default d_model / num_heads.
 
-    Raises ValueError if `attention` is an unknown name, `num_heads` does not divide `d_model` or `num_kv_heads` not
-    `num_heads`, the head dimension is odd, or the checkpoints are not possible.
+    Raises ValueError if `attention` is an unknown name, `num_kv_heads` does not divide `num_heads` or, without
+    `head_dim`, `num_heads` not `d_model`, the head dimension is odd, or the checkpoints are not possible.
     """
 
     def __init__(
@@ -43,10 +44,11 @@ class TransformerLM(nn.Module):
         checkpoint_every: int = 0,
         checkpointing: str = "segments",
         num_kv_heads: int | None = None,
+        head_dim: int | None = None,
     ):
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        _check_heads(d_model, num_heads, num_kv_heads)
+        head_dim = _checked_head_dim(d_model, num_heads, num_kv_heads, head_dim)
         attention_function = _resolve_attention(attention)
         if checkpointing == "selective" and isinstance(attention, str) and attention not in SELECTABLE_ATTENTIONS:
             selectable = ", ".join(SELECTABLE_ATTENTIONS)
@@ -55,9 +57,9 @@ class TransformerLM(nn.Module):
         self.run_layers = runner(checkpoint_every, checkpointing)
         self.token_embedding = Embedding(vocab_size, d_model)
         # All layers share one table of angles.
-        rope = RotaryEmbedding(d_model // num_heads, context_length)
+        rope = RotaryEmbedding(head_dim, context_length)
         self.layers = nn.ModuleList(
-            TransformerBlock(d_model, num_heads, num_kv_heads, d_ff, rope, attention_function)
+            TransformerBlock(d_model, num_heads, num_kv_heads, head_dim, d_ff, rope, attention_function)
             for _ in range(num_layers)
         )
         self.final_norm = nn.RMSNorm(d_model, eps=RMS_NORM_EPS)
@@ -84,13 +86,14 @@ class TransformerBlock(nn.Module):
         d_model: int,
         num_heads: int,
         num_kv_heads: int,
+        head_dim: int,
         d_ff: int,
         rope: "RotaryEmbedding",
         attention_function: AttentionFunction,
     ):
         super().__init__()
         self.attention_norm = nn.RMSNorm(d_model, eps=RMS_NORM_EPS)
-        self.attention = CausalSelfAttention(d_model, num_heads, num_kv_heads, rope, attention_function)
+        self.attention = CausalSelfAttention(d_model, num_heads, num_kv_heads, head_dim, rope, attention_function)
         self.feed_forward_norm = nn.RMSNorm(d_model, eps=RMS_NORM_EPS)
         self.feed_forward = SwiGLU(d_model, d_ff)
 
@@ -101,7 +104,7 @@ class TransformerBlock(nn.Module):
 
 
 class CausalSelfAttention(nn.Module):
-    """Let each position attend to itself and all earlier ones, in `num_heads` heads of width d_model / num_heads.
+    """Let each position attend to itself and all earlier ones, in `num_heads` heads of width `head_dim`.
 
     Each head of keys and values serves num_heads / num_kv_heads heads of queries.
     """
@@ -111,19 +114,20 @@ class CausalSelfAttention(nn.Module):
         d_model: int,
         num_heads: int,
         num_kv_heads: int,
+        head_dim: int,
         rope: "RotaryEmbedding",
         attention_function: AttentionFunction,
     ):
         super().__init__()
-        self.num_heads, self.head_dim = num_heads, d_model // num_heads
+        self.num_heads, self.head_dim = num_heads, head_dim
         self.queries_a_key = num_heads // num_kv_heads
-        kv_width = num_kv_heads * self.head_dim
+        width, kv_width = num_heads * head_dim, num_kv_heads * head_dim
         self.rope = rope
         self.attention_function = attention_function
-        self.q_proj = Linear(d_model, d_model)
+        self.q_proj = Linear(d_model, width)
         self.k_proj = Linear(d_model, kv_width)
         self.v_proj = Linear(d_model, kv_width)
-        self.output_proj = Linear(d_model, d_model)
+        self.output_proj = Linear(width, d_model)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, seq_len, d_model) to the same shape."""
@@ -206,14 +210,16 @@ def _init_truncated_normal(weight: Tensor, std: float) -> None:
     nn.init.trunc_normal_(weight, std=std, a=-cutoff, b=cutoff)
 
 
-def _check_heads(d_model: int, num_heads: int, num_kv_heads: int) -> None:
+def _checked_head_dim(d_model: int, num_heads: int, num_kv_heads: int, head_dim: int | None) -> int:
     if num_heads % num_kv_heads != 0:
         raise ValueError(f"num_kv_heads={num_kv_heads}: must divide num_heads={num_heads}")
-    if d_model % num_heads != 0:
-        raise ValueError(f"num_heads={num_heads}: must divide d_model={d_model}")
-    head_dim = d_model // num_heads
+    if head_dim is None:
+        if d_model % num_heads != 0:
+            raise ValueError(f"num_heads={num_heads}: must divide d_model={d_model}")
+        head_dim = d_model // num_heads
     if head_dim % 2 != 0:
-        raise ValueError(f"head_dim={head_dim} (d_model / num_heads): must be even for rotary positions")
+        raise ValueError(f"head_dim={head_dim}: must be even for rotary positions")
+    return head_dim
 
 
 def _resolve_attention(attention: str | AttentionFunction) -> AttentionFunction:

@@ -3,8 +3,8 @@ import math
 import pytest
 
 from pipeline.formulas import fsdp_training
-from pipeline.formulas.sizes import SIZES
-from pipeline.model.transformer import TransformerLM
+from pipeline.formulas.sizes import SIZES, OwnSize
+from pipeline.model.step import build_training_step
 from pipeline.parallel.fsdp_units import find_groups
 from pipeline.stages.fsdp.cell import FULLY_SHARDED, IMPLS, PHASES
 from pipeline.stages.fsdp.ways import is_block_or_end
@@ -45,13 +45,14 @@ def test_gathers_of_the_fully_sharded_ways_are_captured(smoke_rows):
     assert all(row["gather_ms"] > 0 and row["computation_ms"] > 0 for row in captures.values())
 
 
+@pytest.mark.parametrize("size", [SIZES["tiny"], OwnSize(64, 96, 2, num_heads=4, num_kv_heads=2, head_dim=24)])
 @pytest.mark.parametrize(
     ("plan_of", "rule"),
     [(fsdp_training.sharded_by_block, is_block_or_end), (fsdp_training.sharded_by_layer, None)],
 )
-def test_planned_units_are_those_of_the_model(plan_of, rule):
-    size = SIZES["tiny"]
-    model = TransformerLM(300, 16, size.d_model, size.num_layers, size.num_heads, size.d_ff)
+def test_planned_units_are_those_of_the_model(plan_of, rule, size):
+    step = build_training_step(size, vocab_size=300, context_length=16, batch_size=1, precision="fp32", device="cpu")
+    model = step.model
     groups = find_groups(model, rule)
     plan = plan_of(size, 300, 2, 4)
     assert [unit.sizes for unit in plan.units] == [tuple(p.numel() for p in group.members) for group in groups]

@@ -155,7 +155,7 @@ def attention_flops(size: ModelSize, batch_size: int, seq_len: int, direction: s
     sum, difference, product). Scaling and masking are left out.
     """
     products, per_score = {"forward": (1, 5), "backward": (2, 4)}[direction]
-    product = products * 2 * batch_size * seq_len**2 * size.d_model
+    product = products * 2 * batch_size * seq_len**2 * size.attention_width
     softmax = per_score * batch_size * size.num_heads * seq_len**2
     phases = dict(zip(ATTENTION_PHASES, (product, softmax, product), strict=True))
     return {phase: size.num_layers * flops for phase, flops in phases.items()}
