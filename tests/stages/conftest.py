@@ -3,7 +3,6 @@
 from dataclasses import asdict
 
 import pytest
-from matplotlib.figure import Figure
 
 from pipeline.cells.disk import WholeFile
 from pipeline.cells.record import SCHEMA_VERSION, read_record, write_record
@@ -37,10 +36,3 @@ def as_table(tmp_path_factory):
         return readable(stage_rows(stages()[record["stage"]], [read_record(path, stages())]))
 
     return make
-
-
-@pytest.fixture
-def undrawn(monkeypatch):
-    """Leave figures undrawn, which takes most of a section's time: their files are there, and empty."""
-    monkeypatch.setattr(Figure, "draw_without_rendering", lambda _figure: None)
-    monkeypatch.setattr(Figure, "savefig", lambda _figure, path, **_options: path.touch())
