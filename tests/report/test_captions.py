@@ -6,7 +6,8 @@ from docutils.core import publish_parts
 from pipeline.report.captions import as_rst, captions
 from pipeline.report.figures import new_figure
 from pipeline.report.markup import Markdown
-from pipeline.report.page_parts import Figure, Section, to_json, write
+from pipeline.report.page_parts import Figure, Section, write
+from pipeline.report.written_section import to_json
 
 from ..stages.sections import HOSTILE
 

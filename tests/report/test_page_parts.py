@@ -14,11 +14,10 @@ from pipeline.report.page_parts import (
     Problem,
     Section,
     Table,
-    from_json,
     say,
-    to_json,
     write,
 )
+from pipeline.report.written_section import from_json, to_json
 
 from ..stages.sections import HOSTILE
 

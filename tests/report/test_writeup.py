@@ -14,9 +14,10 @@ from pipeline.errors import UserError
 from pipeline.registry import stages
 from pipeline.report.figures import new_figure
 from pipeline.report.markup import Markdown
-from pipeline.report.page_parts import MOST_ACTIONS, Figure, Section, WrittenSection, to_json
+from pipeline.report.page_parts import MOST_ACTIONS, Figure, Section
 from pipeline.report.table_rows import read_rows
 from pipeline.report.writeup import first_page, write_section, write_writeup
+from pipeline.report.written_section import WrittenSection, to_json
 
 from ..records import record
 from ..stages.sections import HOSTILE, obeyed_markup

@@ -20,8 +20,8 @@ from pipeline.errors import or_exit
 from pipeline.instruments.machine import identity
 from pipeline.registry import stages
 from pipeline.report.captions import captions
-from pipeline.report.html import stage_parts
 from pipeline.report.publish import missing_images
+from pipeline.report.written_section import HTML_SUFFIX
 from pipeline.subjects import naming
 from snakemake_logger_plugin_cells.progress import RunPlan
 
@@ -187,7 +187,7 @@ class Stage:
         )
         path = f"{REPORTS}/sections/{name}.md"
         # The parts show all figures, those of the first screen too.
-        parts, html_parts = (Path(path).with_suffix(suffix) for suffix in (".json", stage_parts.SUFFIX))
+        parts, html_parts = (Path(path).with_suffix(suffix) for suffix in (".json", HTML_SUFFIX))
         return Made(
             path,
             {"records": self.records_of_section()},

@@ -79,7 +79,7 @@ for name in STAGES_TO_WRITE:
         output:
             section=section.path,
             parts=f"reports/sections/{name}.json",
-            html_parts=f"reports/sections/{name}{stage_parts.SUFFIX}",
+            html_parts=f"reports/sections/{name}{HTML_SUFFIX}",
             recipe=section.recipe_path,
             figures=report(
                 directory(f"reports/figures/{name}"),

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from pipeline.report.html.markdown_page import figure_titles
-from pipeline.report.page_parts import from_json
+from pipeline.report.written_section import from_json
 
 
 def captions(parts: Path) -> dict[str, str]:

@@ -1,6 +1,5 @@
 """What a section tells, as data: an answer, figures, short tables, what to do, answers to the assignment's problems."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,6 +11,7 @@ from matplotlib.figure import Figure as Drawing
 from pipeline.report.figures import save
 from pipeline.report.markup import Markdown
 from pipeline.report.tables import markdown
+from pipeline.report.written_section import WrittenSection
 
 MOST_TABLE_ROWS = 12
 MOST_ACTIONS = 8
@@ -92,24 +92,6 @@ class Section:
     users_own: Sequence[Mapping[str, str]] = ()
 
 
-@dataclass(frozen=True)
-class WrittenSection:
-    """A section whose figures have been drawn: what the page is put together from.
-
-    trust: how far its repeats lie apart, and how many figures a power limit lowered (pipeline.report.trust).
-    """
-
-    stage: str
-    text: str
-    headline: str
-    actions: tuple[dict[str, Any], ...]
-    problems: tuple[dict[str, str], ...]
-    title: str
-    trust: dict[str, Any]
-    models: tuple[Mapping[str, Any], ...]
-    users_own: tuple[Mapping[str, str], ...]
-
-
 def write(
     section: Section, stage: str, tables: Sequence[str], folder: Path, trust: Mapping[str, Any]
 ) -> WrittenSection:
@@ -150,18 +132,3 @@ def _markdown(part: str | Figure | Table, stage: str) -> str:
     if isinstance(part, Table):
         return f"{Markdown.escape(part.title)}\n\n{markdown(part.cells)}"
     return Markdown.escape(part)
-
-
-def to_json(section: WrittenSection) -> str:
-    """Return a written section as JSON text."""
-    return json.dumps(asdict(section), indent=1) + "\n"
-
-
-def from_json(text: str) -> WrittenSection:
-    """Read what `to_json` wrote; raises ValueError for anything else."""
-    values: Mapping[str, Any] = json.loads(text)
-    if not isinstance(values, dict) or set(values) != set(WrittenSection.__dataclass_fields__):
-        raise ValueError("not a section")
-    return WrittenSection(
-        **{**values, **{name: tuple(values[name]) for name in ("actions", "problems", "models", "users_own")}}
-    )

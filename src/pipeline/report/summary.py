@@ -11,7 +11,7 @@ from jsonschema import validate
 from pipeline.cells.disk import write_text
 from pipeline.cells.record import SOFTWARE
 from pipeline.cells.rows import STATUSES
-from pipeline.report.page_parts import WrittenSection
+from pipeline.report.written_section import WrittenSection
 
 VERSION = 1
 SCHEMA = Path(__file__).parent / "summary.schema.json"

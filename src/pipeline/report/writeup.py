@@ -19,13 +19,14 @@ from pipeline.report import trust
 from pipeline.report.all_rows import meanings, row_table
 from pipeline.report.html import stage_parts
 from pipeline.report.markup import Markdown, anchor, one_line
-from pipeline.report.page_parts import MOST_ACTIONS, WrittenSection, from_json, to_json, write
+from pipeline.report.page_parts import MOST_ACTIONS, write
 from pipeline.report.repeats import with_repeats
 from pipeline.report.section import counted, render
 from pipeline.report.summary import write_summary
 from pipeline.report.table_rows import has_figures, read_rows, readable
 from pipeline.report.tables import markdown, significant
 from pipeline.report.users_own import with_users_own, without_users_own
+from pipeline.report.written_section import HTML_SUFFIX, WrittenSection, from_json, to_json
 
 TEMPLATE = Path(__file__).parent / "writeup.md.j2"
 MOST_OUTCOMES = 12
@@ -65,7 +66,7 @@ def write_section(stage: Stage, stages: Stages, records: Sequence[Path], out: Pa
     every_row = row_table(readable(stage_rows(stage, by_stage[stage.name])), meanings(stage))
     charts = stage.charts(rows[stage.name], *rows_beside)
     write_text(
-        out.with_suffix(stage_parts.SUFFIX),
+        out.with_suffix(HTML_SUFFIX),
         stage_parts.to_json(stage_parts.StageParts(stage.name, written.title, charts, every_row)),
     )
 

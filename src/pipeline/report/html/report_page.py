@@ -10,8 +10,9 @@ from pipeline.errors import UserError
 from pipeline.report.all_rows import row_table
 from pipeline.report.html.markdown_page import PlacedChart, to_html
 from pipeline.report.html.page import Page, render
-from pipeline.report.html.stage_parts import SUFFIX, StageParts, from_json
+from pipeline.report.html.stage_parts import StageParts, from_json
 from pipeline.report.table_rows import read_rows
+from pipeline.report.written_section import HTML_SUFFIX
 
 CELLS = "cells"
 
@@ -21,7 +22,7 @@ def write_report_page(writeup: Path, sections: Sequence[Path], cells: Sequence[P
 
     Figures are looked for where the write-up shows them. Raises UserError, one line, for what cannot be read.
     """
-    parts = [_read_parts(path.with_suffix(SUFFIX)) for path in sections]
+    parts = [_read_parts(path.with_suffix(HTML_SUFFIX)) for path in sections]
     charts = {f"{each.stage}/{chart.name}": (each, chart) for each in parts for chart in each.charts}
     placed = [PlacedChart(key, each.title, chart.title, chart.note) for key, (each, chart) in charts.items()]
     body = to_html(_read(writeup), placed)

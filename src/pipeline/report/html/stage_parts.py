@@ -8,9 +8,6 @@ from typing import Any
 from pipeline.report.all_rows import RowTable
 from pipeline.report.charts import Chart
 
-# Of the file beside the section's.
-SUFFIX = ".html.json"
-
 
 @dataclass(frozen=True)
 class StageParts:
