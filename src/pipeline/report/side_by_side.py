@@ -98,11 +98,15 @@ def problems(measured: Sequence[AnyRun], answers: Mapping[str, Callable[[AnyRun]
     return [Problem(name, text) for name, text in said.items() if text]
 
 
-def agree(what: str, differences: str, do_agree: bool) -> Markdown:
-    """Say whether weights agree after the same number of steps, and by how much they differ."""
-    verdict = Markdown("agree" if do_agree else "**do not agree**")
+def agree(what: str, differences: str, do_agree: bool, tolerance: float) -> Markdown:
+    """Say whether weights agree after the same number of steps, and by how much they differ.
+
+    tolerance: the largest difference that rounding may make, told of those that do not agree.
+    """
     words = "the weights of {what} {verdict} after as many steps: they differ by {how}."
-    return say(words, what=what, verdict=verdict, how=differences)
+    verdict = Markdown("agree" if do_agree else "**do not agree**")
+    beyond = "" if do_agree else f", where rounding may make {tolerance:.2g}"
+    return say(words, what=what, verdict=verdict, how=differences + beyond)
 
 
 def step_words(step: pd.Series) -> str:

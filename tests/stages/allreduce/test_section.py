@@ -80,14 +80,6 @@ def test_the_size_that_reaches_half_of_the_best_is_named(make_rows):
     assert "nccl reaches half of it from 100 MB" in build(slow).answer
 
 
-def test_larger_messages_are_advised_where_small_ones_waste_the_links(make_rows):
-    rows = make_rows("h200")
-    (action,) = build(rows).actions
-    assert action.what == "**All-reduce 10 MB or more at once.**"
-    even = scaled(rows, 0.2, rows["size_bytes"] == 1e6)
-    assert build(even).actions == []
-
-
 def test_the_fit_is_the_cost_that_made_the_rows(make_rows):
     for group in facts.groups(make_rows("h200")):
         latency_s, bus_bytes_per_s = {"gloo": (300e-6, 1.2e9), "nccl": (15e-6, 320e9)}[group.backend]

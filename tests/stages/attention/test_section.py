@@ -21,7 +21,6 @@ from ..sections import (
 )
 
 ALL = ("h200", "laptop", "smoke")
-TIMES = ["median_ms", "q1_ms", "q3_ms", "mean_ms", "std_ms", "min_ms", "max_ms"]
 
 build = built(section.build, "attention")
 
@@ -113,31 +112,6 @@ def test_workspaces_are_not_held_against_the_formula(make_rows):
 
 def test_the_accounting_is_of_the_shortest_problem_that_ran_out(make_rows):
     assert limit_of(make_rows("h200").replace({"seq_len": {65536: 131072}})).first_too_long.seq_len == 131072
-
-
-def set_compiled(rows, factors):
-    """Give compiled attention the times of eager attention, times a factor by phase."""
-    both = rows[rows["mode"] == "eager"]
-    by_row = both["phase"].map(factors).to_numpy()[:, None]
-    rows.loc[rows["mode"] == "compiled", TIMES] = both[TIMES].to_numpy() * by_row
-    return rows
-
-
-@pytest.mark.parametrize(
-    ("forward", "backward", "advised"),
-    [(1.0, 0.5, True), (0.5, 0.5, True), (1.0, 1.0, False), (0.95, 0.95, False), (2.0, 0.5, False), (2, 2, False)],
-)
-def test_compiling_is_advised_only_where_a_phase_clearly_gains_and_none_loses(make_rows, forward, backward, advised):
-    rows = set_compiled(make_rows("laptop"), {"forward": forward, "backward": backward})
-    actions = parts_of(rows).actions
-    assert ["Compile" in action.what for action in actions] == [True] * advised
-    assert all("2.00×" in action.why for action in actions)
-
-
-def test_dropping_the_score_matrix_is_advised_only_where_memory_was_seen_to_run_out(make_rows):
-    whats = {name: [action.what for action in parts_of(make_rows(name)).actions] for name in ALL}
-    assert any("flash attention" in what for what in whats["h200"])
-    assert not any("flash attention" in what for what in whats["laptop"] + whats["smoke"])
 
 
 def test_a_ratio_is_told_only_where_both_modes_have_a_time(make_rows):

@@ -115,15 +115,12 @@ def test_a_gain_within_the_quartiles_is_not_advised(make_rows):
 
 
 @pytest.mark.parametrize(("mode", "optimizer"), [("graph", "foreach"), ("eager", "fused")])
-def test_another_way_to_run_the_same_step_stands_beside_eager(make_rows, tmp_path, mode, optimizer):
+def test_another_way_to_run_the_same_step_is_advised_where_it_is_faster(make_rows, tmp_path, mode, optimizer):
     rows = make_rows("h200")
     same = rows[(rows["mode"] == "eager") & (rows["warmup_steps"] == 5) & (rows["context_length"] == 256)]
     faster = scaled(same.assign(mode=mode, optimizer=optimizer), 0.5, slice(None))
     built = section.build(pd.concat([rows, faster], ignore_index=True))
     kind = {"graph": "CUDA graph", "eager": "fused AdamW"}[mode]
-    assert set(built.parts[-1].cells[kind] if hasattr(built.parts[-1], "cells") else built.parts[-2].cells[kind]) == {
-        "2.00×"
-    }
     assert any(kind in action.what for action in built.actions)
 
 

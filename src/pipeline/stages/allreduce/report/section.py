@@ -7,7 +7,7 @@ import pandas as pd
 
 from pipeline.formulas.collectives import all_reduce_bus_factor
 from pipeline.report.outcomes import not_measured, nothing_measured
-from pipeline.report.page_parts import MOST_TABLE_ROWS, Action, Figure, Problem, Section, Table, say
+from pipeline.report.page_parts import MOST_TABLE_ROWS, Figure, Problem, Section, Table
 from pipeline.report.section import listing, ms, number, ratio
 from pipeline.report.tables import median_cells, number_cells, significant
 from pipeline.stages.allreduce.report.facts import Group, calls, completed, groups, link_gb_per_s
@@ -16,7 +16,6 @@ from pipeline.stages.allreduce.report.figures import busbw
 TITLE = "How fast is an all-reduce on one node?"
 EXERCISE = "distributed_communication_single_node"
 MOST_SIZES = 4
-WASTED = 0.5  # a call that reaches less than this share of the best bus bandwidth is too small
 
 
 def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame] | None = None) -> Section:
@@ -46,7 +45,6 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame] | None = None) 
             "synchronisation (a single call). A time is that of the slowest rank; bus bandwidth is size over time, "
             "times 2·(n − 1) / n (nccl-tests)."
         ),
-        actions=_actions(measured),
         problems=[Problem(EXERCISE, " ".join(map(_growth, _backends(measured))))],
     )
 
@@ -61,17 +59,13 @@ def _best(alike: Sequence[Group]) -> Group:
     return max(alike, key=lambda group: group.best["busbw_gb_per_s"])
 
 
-def _enough(group: Group) -> pd.Series:
-    """Return the smallest size that reaches WASTED of the best bandwidth."""
-    return group.bursts[group.bursts["busbw_gb_per_s"] >= WASTED * group.best["busbw_gb_per_s"]].iloc[0]
-
-
 def _half(alike: Sequence[Group]) -> str:
     """Say from which size on a backend reaches half of its best bandwidth, and what a call costs."""
     best = _best(alike)
     if len(best.bursts) < 2:
         return ""
-    enough, latency_s = _enough(best), best.cost.latency_s if best.cost else 0
+    enough = best.bursts[best.bursts["busbw_gb_per_s"] >= best.best["busbw_gb_per_s"] / 2].iloc[0]
+    latency_s = best.cost.latency_s if best.cost else 0
     at = "at" if enough.name == best.bursts.index[0] else "from"
     cost = f"; a call costs {ms(1e3 * latency_s)} plus its bytes" if latency_s else ""
     return f"{best.backend} reaches half of it {at} {enough['size']}{cost}."
@@ -126,17 +120,6 @@ def _largest_ratio(
 def _crowded(measured: Sequence[Group]) -> str:
     names = [group.name for group in measured if group.bursts["oversubscribed"].eq(True).any()]
     return f"There were fewer cores than ranks: {listing(names)}." if names else ""
-
-
-def _actions(measured: Sequence[Group]) -> list[Action]:
-    """Advise larger messages where the smallest waste most of the bandwidth."""
-    best = _best([group for group in measured if group.backend == "nccl"] or measured)
-    smallest, enough, largest = best.bursts.iloc[0], _enough(best), best.best
-    if enough.name == smallest.name:
-        return []
-    low, middle, high = (number(row["busbw_gb_per_s"]) for row in (smallest, enough, largest))
-    why = f"{best.name}: {smallest['size']} reaches {low} GB/s, {enough['size']} {middle}, {largest['size']} {high}."
-    return [Action(5, say("**All-reduce {size} or more at once.**", size=enough["size"]), why)]
 
 
 def _growth(alike: Sequence[Group]) -> str:

@@ -3,12 +3,11 @@
 import pandas as pd
 
 from pipeline.formulas import attention
-from pipeline.report.markup import Markdown
-from pipeline.report.outcomes import clear_gain, not_measured, nothing_measured
-from pipeline.report.page_parts import MOST_TABLE_ROWS, Action, Figure, Problem, Section, Table
+from pipeline.report.outcomes import not_measured, nothing_measured
+from pipeline.report.page_parts import MOST_TABLE_ROWS, Figure, Problem, Section, Table
 from pipeline.report.section import data_size, growth_exponent, ms, number, ratio
 from pipeline.report.table_rows import known, ok
-from pipeline.report.tables import significant, with_outcomes
+from pipeline.report.tables import times_by
 from pipeline.stages.attention.report import figures
 from pipeline.stages.attention.report.facts import (
     ELEMENT_BYTES,
@@ -43,7 +42,6 @@ def build(rows: pd.DataFrame) -> Section:
         f"{_where_it_ends(end)} {_cost(shown)}".strip(),
         parts=[*_memory_figure(shown, end), _agreement(rows, shown), _times(shown), not_measured(rows, "mode")],
         method=METHOD,
-        actions=[*_use_flash(end), *_compile(both)],
         problems=[*_attention_problem(shown, end), *_compile_problem(both)],
     )
 
@@ -96,10 +94,7 @@ def _agreement(rows: pd.DataFrame, shown: pd.DataFrame) -> str:
 
 def _times(rows: pd.DataFrame) -> Table:
     """Write medians of both phases and modes, and memory, over length at one head_dim."""
-    times = with_outcomes(rows["median_ms"].map(significant), rows.assign(reason=None))
-    column = rows["mode"] + " " + rows["phase"]
-    cells = rows.assign(cell=times, column=column).pivot(index="seq_len", columns="column", values="cell")
-    cells = cells.reindex(columns=column.unique())
+    cells = times_by(rows, "seq_len", rows["mode"] + " " + rows["phase"])
     for title, mode, name in (
         ("before backward", "eager", "before_backward_bytes"),
         ("peak", "eager", "peak_bytes"),
@@ -109,40 +104,9 @@ def _times(rows: pd.DataFrame) -> Table:
         if len(counted):
             cells[title] = counted[name].map(data_size)
     memory = ", and memory in use" if len(known(rows, "peak_bytes")) else ""
-    cells = cells.fillna("").tail(MOST_TABLE_ROWS).rename_axis(columns=None).reset_index()
+    cells = cells.fillna("").tail(MOST_TABLE_ROWS).reset_index()
     title = f"head_dim {rows['head_dim'].iloc[0]}, medians in ms{memory}:"
     return Table(title, cells.rename(columns={"seq_len": "length"}))
-
-
-def _use_flash(end: Limit | None) -> list[Action]:
-    """Advise against the whole score matrix where it was seen to run out."""
-    if end is None or not end.shortest_oom:
-        return []
-    problem = end.first_too_long
-    why = (
-        f"With batch × heads = {problem.batch_size * problem.num_heads} in fp32 plain attention runs out of "
-        f"{data_size(end.memory_bytes)} beyond length {end.longest_by_formula:,}. At {problem.seq_len} it would keep "
-        f"{data_size(attention.saved_bytes(problem, ELEMENT_BYTES))} for the backward pass, FlashAttention "
-        f"{data_size(attention.flash_saved_bytes(problem))}."
-    )
-    return [Action(4, Markdown("**Use flash attention for long sequences.**"), why, "attention")]
-
-
-def _compile(longest: pd.DataFrame) -> list[Action]:
-    """Advise to compile plain attention where that clearly shortens a phase at the longest sequence and none grows."""
-    if longest.empty:
-        return []
-    pairs = {phase: (longest.loc["eager", phase], longest.loc["compiled", phase]) for phase in ("forward", "backward")}
-    gains = {phase: gain for phase, pair in pairs.items() if (gain := clear_gain(*pair))}
-    if not gains or any(clear_gain(after, before) for before, after in pairs.values()):
-        return []
-    phase = max(gains, key=gains.__getitem__)
-    before, after = pairs[phase]
-    why = (
-        f"At length {before['seq_len']}, head_dim {before['head_dim']}, {phase} takes {ms(after['median_ms'])} instead "
-        f"of {ms(before['median_ms'])}, {ratio(gains[phase])}{_peaks(longest)}."
-    )
-    return [Action(5, Markdown("**Compile plain attention where you keep it for long sequences.**"), why)]
 
 
 def _peaks(longest: pd.DataFrame) -> str:

@@ -34,12 +34,12 @@ def _weights(run: Run) -> str:
         return ""
     between_ranks, tolerance = averaging["rank_difference"].max(), averaging["weight_tolerance"].iloc[0]
     without = run.steps["variant_difference"].get(NO_COMMUNICATION)
-    but = f"; without communication it is {without:.2g}" if pd.notna(without) else ""
+    apart = f"; without communication by {without:.2g}" if pd.notna(without) else ""
     return agree(
         f"{len(differences)} variants",
-        f"{between_ranks:.2g} between ranks and by {differences.max():.2g} between variants (rounding may make "
-        f"{tolerance:.2g}{but})",
+        f"{between_ranks:.2g} between ranks and by {differences.max():.2g} between variants{apart}",
         bool(between_ranks == 0 and differences.max() <= tolerance),
+        tolerance,
     )
 
 

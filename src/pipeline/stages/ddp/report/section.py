@@ -30,21 +30,17 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     whole, measured = whole_steps(named(rows)), runs(rows)
     if not measured:
         return Section(TITLE, EXERCISE, nothing_measured(whole))
+    lead = next((run for run in measured if not run.host_limited), measured[0])
+    others = " ".join(_verdict(run) for run in measured if run is not lead)
     return Section(
         TITLE,
         EXERCISE,
-        _answer(measured),
-        parts=[*_figure(measured), _table(measured), not_measured(whole, "cell_name")],
+        f"{lead.size} on {lead.world_size} ranks, {_verdict(lead)}",
+        parts=[others, *_figure(measured), _table(measured), not_measured(whole, "cell_name")],
         method=_method(pd.concat([run.steps for run in measured])),
         actions=[*_larger_buckets(measured), *_average_less_often(measured)],
         problems=problems(measured, beside["allreduce"]),
     )
-
-
-def _answer(measured: Sequence[Run]) -> str:
-    lead = next((run for run in measured if not run.host_limited), measured[0])
-    others = [run for run in measured if run is not lead]
-    return f"{lead.size} on {lead.world_size} ranks, {' '.join(map(_verdict, [lead, *others]))}"
 
 
 def _verdict(run: Run) -> str:

@@ -7,6 +7,7 @@ from pipeline.cells.rows import WITH_FIGURES
 from pipeline.report.figures import BLACK, WORD_PT, footnote, new_figure, style_for
 from pipeline.report.table_rows import ok
 from pipeline.report.tables import OUTCOME_WORDS, significant
+from pipeline.stages.flash.cell import OURS
 from pipeline.stages.flash.report.facts import BOTH_PHASES, IMPLS, PROBLEM, shape_label
 
 MOST_PANELS, PANELS_A_LINE = 6, 3
@@ -44,6 +45,7 @@ def rates(rows: pd.DataFrame) -> Drawing:
         figure,
         f"{peak['machine']}, torch {peak['torch']}",
         "batch × heads × length × head_dim",
+        *(f"ours: {impl}" for impl in impls if impl in OURS),
         f"dashed: peak of {peak['peak_of']}, {significant(peak['peak_tflops_per_s'])} ({peak['peak_source']})",
     )
     return figure

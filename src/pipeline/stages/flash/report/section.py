@@ -9,7 +9,7 @@ from pipeline.report.outcomes import clear_gain, not_measured, nothing_measured
 from pipeline.report.page_parts import MOST_TABLE_ROWS, Action, Figure, Section, Table, say
 from pipeline.report.section import counted, listing, ms, number, ratio
 from pipeline.report.table_rows import known, ok
-from pipeline.report.tables import significant, with_outcomes
+from pipeline.report.tables import significant, times_by
 from pipeline.stages.flash.cell import GPU_ONLY, OURS, PEERS
 from pipeline.stages.flash.report import figures
 from pipeline.stages.flash.report.facts import (
@@ -50,15 +50,11 @@ def build(rows: pd.DataFrame) -> Section:
         mine = not_measured(rows[rows["impl"].isin(OURS)], "impl")
         return Section(TITLE, EXERCISE, "Ours was not measured.", [mine])
     answered, models = problems(rows), several_heads(rows)
-    backends = " by one of its backends" if on_gpu else ""
     return Section(
         TITLE,
         ", ".join(problem.name for problem in answered) or EXERCISE,
         _answer(rows),
         parts=[
-            Markdown(
-                f"`{ours(rows)}` is {WORDS[ours(rows)]}, `sdpa` torch's `scaled_dot_product_attention`{backends}."
-            ),
             *_figure(rows),
             *_shapes_table(models),
             *_one_head_table(one_head(rows)),
@@ -113,9 +109,10 @@ def _figure(rows: pd.DataFrame) -> list[Figure]:
         return []
     here = both[both["dtype"] == ok(both)["dtype"].iloc[0]]
     best = fastest(here).iloc[0]
+    rate, peak = best["tflops_per_s"], best["peak_tflops_per_s"]
     title = (
-        f"{WORDS[best['impl']]} does {number(best['tflops_per_s'])} TFLOP/s forward + backward in {best['dtype']} "
-        f"({shape_words(best)}), of a peak of {number(best['peak_tflops_per_s'])}"
+        f"Forward + backward in {best['dtype']} ({shape_words(best)}) is fastest with {WORDS[best['impl']]}: "
+        f"{number(rate)} TFLOP/s{f', of a peak of {number(peak)}' if rate <= peak else ''}"
     )
     return [Figure("rates", title, figures.rates(here))]
 
@@ -133,10 +130,10 @@ def _shapes_table(rows: pd.DataFrame) -> list[Table]:
         "batch×heads×length×head_dim": both.apply(shape_label, axis=1),
         "ours": both["median_ms"].map(significant),
         "fastest of torch's": both["median_ms_peer"].map(significant),
-        "which": both["impl_peer"],
+        "which": both["impl_peer"].map(WORDS),
         "ratio": both["median_ratio"].map(significant),
         "ratio, forward": [significant(forward.get(key, math.nan)) for key in keys],
-        "eager": [significant(eager.get(key, math.nan)) for key in keys],
+        "plain formula": [significant(eager.get(key, math.nan)) for key in keys],
     }
     title = "Shapes of real models, forward + backward in ms; above a ratio of one ours takes less time:"
     return [Table(title, pd.DataFrame(cells))]
@@ -150,12 +147,10 @@ def _one_head_table(rows: pd.DataFrame) -> list[Table]:
     dtype = timed["dtype"].iloc[0]
     head_dim = usual_head_dim(timed[timed["dtype"] == dtype])
     here = rows[(rows["dtype"] == dtype) & (rows["head_dim"] == head_dim) & rows["impl"].isin([ours(rows), "eager"])]
-    times = with_outcomes(here["median_ms"].map(significant), here.assign(reason=None))
-    column = here["impl"] + " " + here["phase"].replace({BOTH_PHASES: "both"})
-    cells = here.assign(cell=times, column=column).pivot(index="seq_len", columns="column", values="cell")
-    cells = cells.reindex(columns=column.unique()).fillna("").tail(MOST_TABLE_ROWS).rename_axis(columns=None)
+    who = here["impl"].where(here["impl"] == "eager", "ours").replace({"eager": "plain formula"})
+    cells = times_by(here, "seq_len", who + " " + here["phase"].replace({BOTH_PHASES: "both"}))
     title = f"One causal head of {head_dim} in {dtype}, medians in ms, ours and the plain formula:"
-    return [Table(title, cells.reset_index().rename(columns={"seq_len": "length"}))]
+    return [Table(title, cells.fillna("").tail(MOST_TABLE_ROWS).rename_axis("length").reset_index())]
 
 
 def _kernels(rows: pd.DataFrame) -> list[Action]:

@@ -59,7 +59,7 @@ def build(rows: pd.DataFrame) -> Section:
             rounds=first.rounds,
             what=OF_KERNELS if first.on_gpu else OF_OPERATORS,
         ),
-        actions=[*_fuse_attention(first), *_look_at_the_optimizer(shown, first)],
+        actions=_look_at_the_optimizer(shown, first),
         problems=problems(shown),
     )
 
@@ -105,26 +105,13 @@ def _profilers(captured: Sequence[Capture]) -> str:
         for path, sum_ms in one.times_ms["kernel_sum"].dropna().items()
         if path in PASSES
     ]
-    sums = pd.DataFrame(lines, columns=["of", "by", "ms"]).groupby("of", sort=False).filter(lambda same: len(same) > 1)
+    every = pd.DataFrame(lines, columns=["of", "by", "ms"])
+    sums = every.groupby("of", sort=False).filter(lambda same: same["by"].nunique() > 1)
     if sums.empty:
         return ""
     of_passes = sums.groupby("of")["ms"]
     apart = (of_passes.max() / of_passes.min()).max() - 1
     return f"{listing(sums['by'].unique())} give kernel times of the same passes within {percent(apart)}."
-
-
-def _fuse_attention(first: Capture) -> list[Action]:
-    """Advise fused attention where what surrounds its products takes a clear part of the forward pass."""
-    if not first.on_gpu or "inference" not in first.attention.index:
-        return []
-    part, total_ms = first.attention.loc["inference"], first.total_ms("inference")
-    if part["total_ms"] - part["products_ms"] < WORTH_A_LOOK * total_ms:
-        return []
-    why = (
-        f"{first.setting}: eager attention takes {ms(part['total_ms'])} of the {ms(total_ms)} of a forward pass, and "
-        f"its matrix products only {ms(part['products_ms'])} of that."
-    )
-    return [Action(3, Markdown("**Use fused attention.**"), why, "attention")]
 
 
 def _look_at_the_optimizer(shown: Sequence[Capture], first: Capture) -> list[Action]:

@@ -119,8 +119,8 @@ def _weights(run: Run) -> str:
     if len(differences) < 2:
         return ""
     tolerance = run.steps["weight_tolerance"].iloc[0]
-    words = f"{differences.max():.2g} (rounding may make {tolerance:.2g})"
-    return agree(f"{len(differences)} optimizers", words, bool(differences.max() <= tolerance))
+    do_agree = bool(differences.max() <= tolerance)
+    return agree(f"{len(differences)} optimizers", f"{differences.max():.2g}", do_agree, tolerance)
 
 
 def _moments(run: Run) -> str:

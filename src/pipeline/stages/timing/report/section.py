@@ -6,15 +6,13 @@ import pandas as pd
 
 from pipeline.report.outcomes import not_measured, nothing_measured
 from pipeline.report.page_parts import MOST_TABLE_ROWS, Figure, Section, Table
-from pipeline.report.section import number, percent, ratio, span
+from pipeline.report.section import number, percent, span
 from pipeline.report.table_rows import known
 from pipeline.stages.timing.report import figures, headline
 from pipeline.stages.timing.report.actions import actions
 from pipeline.stages.timing.report.problems import problems
 from pipeline.stages.timing.report.steps import (
-    KINDS,
     at,
-    gains,
     largest_context,
     main_precision,
     of_kind,
@@ -26,13 +24,6 @@ TITLE, EXERCISE = "How fast does each model train?", "benchmarking_script, torch
 METHOD = "Host clock with a synchronize on both sides; phases one by one, then whole steps; medians."
 GPU_METHOD = " The GPU is busy while a kernel or copy runs, in steps profiled after the timed ones."
 PHASES = {"forward": "forward", "backward": "backward", "optimizer": "optimizer", "train_step": "step"}
-KIND_WORDS = {
-    "eager": "eager, foreach AdamW (ms)",
-    "fused": "fused AdamW",
-    "compiled": "compiled",
-    "graph": "CUDA graph",
-    "graph_fused": "graph, fused",
-}
 
 
 def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame] | None = None) -> Section:
@@ -49,7 +40,6 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame] | None = None) 
         _answer(steps),
         parts=[
             _phases_table(rows, precision, context_length),
-            *_kinds_table(rows, precision),
             not_measured(warm(rows), "precision"),
         ],
         method=METHOD if known(steps, "gpu_busy_ms").empty else METHOD + GPU_METHOD,
@@ -82,24 +72,3 @@ def _phases_table(rows: pd.DataFrame, precision: str, context_length: int) -> Ta
     wide = wide.loc[every.drop_duplicates(lines).set_index(lines).index].rename(columns=PHASES)
     cells = wide.map(headline.written).rename_axis(columns=None).reset_index().head(MOST_TABLE_ROWS)
     return Table(f"Median times at context {context_length}, in ms:", cells)
-
-
-def _kinds_table(rows: pd.DataFrame, precision: str) -> list[Table]:
-    """Make a table of what other ways to run the same step gain, at the context where most of them were measured."""
-    kinds = {kind: gains(rows, "eager", kind) for kind in KINDS if kind != "eager"}
-    kinds = {kind: found[found["precision"] == precision] for kind, found in kinds.items()}
-    contexts = pd.concat(kinds.values())["context_length"]
-    if contexts.empty:
-        return []
-    context_length = int(contexts.mode().iloc[0])
-    eager = at(of_kind(warm(rows), "eager"), precision, context_length)
-    columns = {"model": eager["size"], KIND_WORDS["eager"]: eager["median_ms"].map(number)}
-    for kind, found in kinds.items():
-        factors = found[found["context_length"] == context_length].set_index("size")["ratio"]
-        if len(factors):
-            columns[KIND_WORDS[kind]] = eager["size"].map(factors).map(lambda gain: headline.written(gain, ratio))
-    title = (
-        f"Other ways to run the same step, and how many times as fast as eager they are ({precision}, context "
-        f"{context_length}):"
-    )
-    return [Table(title, pd.DataFrame(columns).reset_index(drop=True).head(MOST_TABLE_ROWS))]
