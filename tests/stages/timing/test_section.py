@@ -222,7 +222,7 @@ def test_an_action_tells_how_long_the_gpu_idles_in_the_step_that_gains_most_and_
         rows, 50.0, (rows["size"] == "small") & (rows["context_length"] == 128) & (rows["precision"] == "bf16")
     )
     (advice,) = [action for action in section.build(rows).actions if "Train in bf16" in action.what]
-    assert "small at context 128 gains nothing" in advice.why
+    assert "small at context 128 gets slower" in advice.why
     assert ", the GPU then idles 60%)" in advice.why
     assert "The peak is 990 TFLOP/s in bf16, 67.0 in fp32." in advice.why
     assert "of which the GPU idles" not in advice.why

@@ -180,15 +180,17 @@ def _why_fastest(dtype: str, winners: pd.DataFrame, both: pd.DataFrame) -> Markd
         for _, row in lost.iterrows()
     ]
     why = (
-        f"In {dtype} it leads by a tenth or more at {at} of real models: forward + backward takes "
-        f"{ms(first['median_ms'])}, with the next best, {WORDS[first['next_impl']]}, {ms(first['next_ms'])} "
+        f"In {dtype}: fastest by a tenth or more at {at} of real models; forward + backward takes "
+        f"{ms(first['median_ms'])}, with {WORDS[first['next_impl']]}, the next best, {ms(first['next_ms'])} "
         f"({shape_words(first)})."
     )
     return Markdown.escape(why) + _choice(impl, known(won, "sdpa_choice")) + "".join(others)
 
 
 def _choice(impl: str, winners: pd.DataFrame) -> Markdown:
-    """Say whether SDPA takes this backend by itself."""
+    """Say whether SDPA takes this backend by itself, and where ours is."""
+    if impl == "triton":
+        return Markdown(" It is `FlashAttentionTriton` of `pipeline.attention`.")
     if not impl.startswith("sdpa_") or impl not in PEERS or winners.empty:
         return Markdown()
     if (winners["sdpa_choice"] == impl).all():

@@ -87,7 +87,7 @@ def _advise(table: pd.DataFrame, rank: int, what: str, topic: str, more: str = "
 
 def _least(row: pd.Series) -> str:
     idle = _idle(row["other_idle_pct"], ", the GPU then idles {}")
-    gain = f"{_at(row)} gains nothing" if row["ratio"] < 1 else f"{_at(row)} gains least"
+    gain = f"{_at(row)} {'gets slower' if row['ratio'] < 1 else 'gains least'}"
     return f"; {gain} ({ratio(row['ratio'])}{idle})"
 
 
