@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -8,7 +9,8 @@ import pytest
 import torch
 
 from pipeline import doctor
-from pipeline.attention.triton import kernel_sets
+from pipeline.attention.triton import gpu, kernel_sets
+from pipeline.attention.triton.tuning.every_gpu import GPUS
 from pipeline.instruments.machine.gpus import Gpu
 
 H200 = [Gpu(id=f"GPU-{index}", index=index, name="NVIDIA H200", memory_bytes=140 * 2**30) for index in range(8)]
@@ -137,13 +139,28 @@ def test_triton_needs_a_c_compiler(gpu_host, path):
 
 
 @pytest.mark.parametrize(
-    ("why_not", "told"),
-    [(None, "attention: those for Hopper where faster"), ("no Hopper GPU", "attention: the plain ones, no Hopper GPU")],
+    ("name", "told"),
+    [
+        ("sm_90", "Gluon's kernels where faster, else plain ones, tiles for 227 KB"),
+        ("sm_86", "the plain kernels (no Hopper GPU), tiles for 99 KB"),
+        ("gfx942", "the plain kernels (no Hopper GPU), tiles for 64 KB"),
+    ],
 )
-def test_it_says_which_kernels_of_attention_the_gpu_gets(why_not, told, gpu_host, path, monkeypatch):
+def test_it_says_which_kernels_of_attention_the_gpu_gets(name, told, gpu_host, path, monkeypatch):
     path("gcc")
-    monkeypatch.setattr(kernel_sets, "why_not_on", lambda device: why_not if device.type == "cuda" else "no GPU")
-    assert check("Triton kernels").detail == f"Triton {version('triton')}; {told}"
+    monkeypatch.setattr(kernel_sets, "is_interpreted", lambda: False)
+    for module in (gpu, kernel_sets):
+        monkeypatch.setattr(module, "gpu_of", lambda device: GPUS[name] if device.type == "cuda" else None)
+    found = check("Triton kernels")
+    assert (found.ok, found.detail) == (True, f"Triton {version('triton')}; attention: {told}")
+
+
+def test_a_gpu_too_old_for_the_kernels_of_attention_lacks_them(gpu_host, path, monkeypatch):
+    path("gcc")
+    too_old = replace(GPUS["sm_80"], name="Tesla V100", capability=(7, 0))
+    monkeypatch.setattr(gpu, "gpu_of", lambda _device: too_old)
+    found = check("Triton kernels")
+    assert (found.ok, found.detail) == (False, too_old.why_refused)
 
 
 def test_nsys_off_the_path_is_found_where_nvidia_puts_it(gpu_host, path, monkeypatch, tmp_path):

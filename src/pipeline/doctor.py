@@ -104,11 +104,16 @@ def _check_kernels(gpus: list[Gpu]) -> Check:
     check = _check_triton("Triton kernels", gpus)
     if not (check.ok and torch.cuda.is_available()):
         return check
-    from pipeline.attention.triton.kernel_sets import why_not_on  # which needs Triton
+    from pipeline.attention.triton import gpu, kernel_sets, tile_tables  # which need Triton
 
-    why_not = why_not_on(torch.device("cuda", 0))
-    attention = f"attention: the plain ones, {why_not}" if why_not else "attention: those for Hopper where faster"
-    return replace(check, detail=f"{check.detail}; {attention}")
+    first = torch.device("cuda", 0)
+    found = gpu.gpu_of(first)
+    if found.why_refused:
+        return replace(check, ok=False, detail=found.why_refused)
+    why_not = kernel_sets.why_not_on(first)
+    kernels = f"the plain kernels ({why_not})" if why_not else "Gluon's kernels where faster, else plain ones"
+    budget = f"tiles for {tile_tables.tables_for(found).shared_bytes // gpu.KIB} KB"
+    return replace(check, detail=f"{check.detail}; attention: {kernels}, {budget}")
 
 
 def _check_triton(name: str, gpus: list[Gpu]) -> Check:

@@ -76,6 +76,21 @@ def test_memory_for_tensor_descriptors_is_given_where_a_kernel_needs_it_in_every
     assert is_given == (global_scratch_size > 0)
 
 
+def test_a_kernel_for_amds_gpus_which_does_not_say_what_memory_it_needs_needs_none():
+    kernel = Kernel()
+    del kernel.metadata.global_scratch_size
+    triton_private.launcher(kernel, GRID, ARGUMENTS)(*TENSORS)
+    assert len(kernel.calls) == 1
+
+
+def test_the_shared_memory_of_a_program_is_what_triton_refuses_kernels_by(monkeypatch):
+    utils = SimpleNamespace(get_device_properties=lambda gpu: {"max_shared_mem": 1000 + gpu})
+    active = SimpleNamespace(active=SimpleNamespace(utils=utils))
+    monkeypatch.setattr(triton.compiler.compiler, "driver", active)
+    assert triton_private.shared_bytes_of(3) == 1003
+    assert "max_shared_mem(device)" in inspect.getsource(CompiledKernel._init_handles)
+
+
 @pytest.mark.parametrize("name", ["interpret", "launch_enter_hook", "launch_exit_hook"])
 def test_triton_still_has_this_knob(name):
     assert hasattr(knobs.runtime, name)

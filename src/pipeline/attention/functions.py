@@ -2,12 +2,24 @@
 
 from collections.abc import Callable, Iterator, Mapping
 
+import torch
 from torch import Tensor
 
 # attention(q, k, v, is_causal) -> output.
 # Shapes: q and output are (..., n_queries, head_dim), k and v are (..., n_keys, head_dim).
 AttentionFunction = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
 NAMES = ("eager", "tiled", "flash", "sdpa")
+
+
+def why_not(name: str, device: torch.device) -> str | None:
+    """Say in a line why a device cannot run an attention function, but in an interpreter; None where it can."""
+    if name != "flash":
+        return None
+    if device.type != "cuda":
+        return "flash attention needs a CUDA GPU"
+    from pipeline.attention.triton.gpu import gpu_of
+
+    return gpu_of(device).why_refused
 
 
 class _Functions(Mapping[str, AttentionFunction]):

@@ -11,12 +11,21 @@ import triton
 from torch import Tensor
 from triton import knobs
 from triton.compiler import CompiledKernel
+from triton.compiler.compiler import max_shared_mem
 from triton.runtime import driver
 
 
 def is_interpreted() -> bool:
     """Tell whether kernels run in Triton's interpreter; the only public way is an environment variable."""
     return knobs.runtime.interpret
+
+
+def shared_bytes_of(gpu: int) -> int:
+    """Return how much shared memory a program may have on a GPU: what Triton itself refuses kernels by.
+
+    `torch.cuda.get_device_properties` tells it of NVIDIA's GPUs only.
+    """
+    return max_shared_mem(gpu)
 
 
 def launcher(compiled: CompiledKernel, grid: tuple[int, int, int], arguments: Sequence[Any]) -> Callable[..., None]:
@@ -27,12 +36,13 @@ def launcher(compiled: CompiledKernel, grid: tuple[int, int, int], arguments: Se
 
     Private are a compiled kernel's `run`, `function`, `packed_metadata` and `metadata`, the order of `run`'s arguments,
     the active driver, and `calls` of a chain of hooks.
+    Kernels for AMD's GPUs have no `global_scratch_size`, and need no such memory.
     """
     with_hooks = compiled[grid]  # this loads it
     device, current_stream = driver.active.get_current_device(), driver.active.get_current_stream
     run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
     hooks = knobs.runtime
-    needs_memory = compiled.metadata.global_scratch_size > 0
+    needs_memory = getattr(compiled.metadata, "global_scratch_size", 0) > 0
 
     def launch(*tensors: Tensor | None) -> None:
         if needs_memory:

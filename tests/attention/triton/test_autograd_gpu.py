@@ -11,7 +11,10 @@ from triton import knobs
 from pipeline.attention import FlashAttentionTriton
 from pipeline.attention.reference import exact_attention
 from pipeline.attention.triton import backward_plan, forward_plan
+from pipeline.attention.triton.autograd import planned_by
 from pipeline.attention.triton.problem import problem_of
+from pipeline.attention.triton.tile_tables import SMALL_TILES
+from pipeline.attention.triton.tiles import PLAIN
 from pipeline.formulas.sizes import SIZES
 from pipeline.model.step import build_training_step
 
@@ -150,6 +153,19 @@ def test_compiled_views_of_wider_tensors_are_as_exact(seq_len, offset, dtype):
 def _inputs_and_exact_results(shape, n_keys, dtype):
     inputs = random_inputs(shape, n_keys, dtype, "cuda")
     return inputs, exact_attention(*inputs, True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_the_tiles_of_gpus_with_99_kb_of_shared_memory_are_as_exact(head_dim, dtype):
+    attend = planned_by(replace(PLAIN, tables=SMALL_TILES)).apply
+    # One kernel, few of many, in chunks, and with descriptors.
+    for (n_queries, n_keys), is_causal in itertools.product([(113, 203), (33, 1500), (1040, 1040)], (False, True)):
+        inputs = random_inputs((2, 2, n_queries, head_dim), n_keys, dtype, "cuda")
+        if dtype == torch.float32:
+            assert_fp32_is_exact(attend, *inputs, is_causal)
+        else:
+            assert_rounded_at_most(2, attend, *inputs, is_causal)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

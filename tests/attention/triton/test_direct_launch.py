@@ -1,9 +1,13 @@
 """What the Triton attention's launches are made of."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from pipeline.attention.triton import direct_launch
+from pipeline.attention.triton.problem import problem_of
+from pipeline.attention.triton.tuning.every_gpu import GPUS
 
 
 @pytest.mark.parametrize("shape", [(128,), (1, 1, 128), (2, 3, 1, 16), (1, 1, 1, 8), (4, 1, 5, 1)])
@@ -14,3 +18,18 @@ def test_what_is_allocated_like_one_number_is_a_contiguous_tensor_of_the_shape(s
     assert (found.shape, found.stride(), found.dtype) == (shape, expected.stride(), dtype)
     assert found.is_contiguous()
     assert found.untyped_storage().nbytes() == expected.untyped_storage().nbytes()
+
+
+@pytest.mark.parametrize(("name", "products"), [("sm_86", ("tf32x3", "tf32")), ("gfx942", ("ieee", "ieee"))])
+def test_fp32_is_three_tf32_products_or_one_but_on_amd_what_it_is(monkeypatch, name, products):
+    monkeypatch.setattr(direct_launch, "gpu_of", lambda _device: GPUS[name])
+    q = torch.empty(1, 8, 16)
+    exact = replace(problem_of(q, q, q), one_tf32_product=False)
+    found = tuple(map(direct_launch.precision, (exact, replace(exact, one_tf32_product=True))))
+    assert found == products
+
+
+@pytest.mark.parametrize(("name", "loads"), [("sm_86", False), ("sm_90", True), ("sm_120", False)])
+def test_aligned_matrices_are_loaded_through_descriptors_where_the_gpu_is_for_them(monkeypatch, name, loads):
+    monkeypatch.setattr(direct_launch, "gpu_of", lambda _device: GPUS[name])
+    assert direct_launch.tma_can_load(problem_of(*[torch.empty(1, 8, 16)] * 3).q) == loads

@@ -4,21 +4,21 @@ import pytest
 import torch
 
 from pipeline.attention.inputs import Traits
-from pipeline.attention.triton import kernel_sets
+from pipeline.attention.triton import direct_launch, kernel_sets
 from pipeline.attention.triton.kernel_sets import VARIABLE, backward_kernels, forward_kernels, kernels_of
 from pipeline.attention.triton.mask import CAUSAL, FULL, Band
 from pipeline.attention.triton.problem import Problem
+from pipeline.attention.triton.tuning.every_gpu import GPUS
 
 GPU = torch.device("cuda", 0)
 
 
 @pytest.fixture(autouse=True)
 def hopper(monkeypatch):
-    """Have a GPU of 132 multiprocessors, and compiled kernels."""
+    """Have an H200, and compiled kernels."""
     monkeypatch.setattr(kernel_sets, "is_interpreted", lambda: False)
-    monkeypatch.setattr(kernel_sets, "multiprocessors", lambda _device: 132)
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (9, 0))
+    for module in (kernel_sets, direct_launch):
+        monkeypatch.setattr(module, "gpu_of", lambda _device: GPUS["sm_90"])
     monkeypatch.delenv(VARIABLE, raising=False)
 
 
@@ -80,7 +80,7 @@ def test_so_do_other_gpus_other_tritons_and_those_who_ask(monkeypatch):
         return {found.reason for found in chosen(traits())}
 
     with monkeypatch.context() as patch:
-        patch.setattr(torch.cuda, "get_device_capability", lambda _device: (10, 0))
+        patch.setattr(kernel_sets, "gpu_of", lambda _device: GPUS["sm_100"])
         assert reasons() == {"no Hopper GPU"}
     with monkeypatch.context() as patch:
         patch.setattr(kernel_sets, "has_gluon", lambda: False)

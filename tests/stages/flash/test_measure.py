@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from pipeline.attention.eager import eager_attention
+from pipeline.attention.triton import forward_plan
+from pipeline.attention.triton.gpu import Gpu
 from pipeline.formulas.attention import Shape, pass_flops
 from pipeline.instruments.sampling import step_timing
 from pipeline.instruments.sampling.interleaving import Taken, Work
@@ -49,7 +51,17 @@ class FailsAt:
         return eager_attention(q, k, v, is_causal)
 
 
+V100 = Gpu("Tesla V100", "nvidia", (7, 0), 80, 96 * 1024)
 OOM = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 16.00 GiB.")
+
+
+def test_a_gpu_too_old_for_the_kernels_is_the_reason_for_which_they_are_skipped(measured, monkeypatch):
+    monkeypatch.setattr(implementations, "GPU_ONLY", ())
+    monkeypatch.setattr(forward_plan, "gpu_of", lambda _device: V100)
+    rows = measured(["triton", "eager"], cell=dataclasses.replace(CELL, seq_len=47))  # of which there is no plan yet
+    assert {rows["triton", phase]["status"] for phase in PHASES} == {"skipped"}
+    assert {rows["triton", phase]["reason"] for phase in PHASES} == {V100.why_refused}
+    assert {rows["eager", phase]["status"] for phase in PHASES} <= {"ok", "unstable"}
 
 
 def test_every_implementation_and_phase_has_a_row_with_time_rate_and_samples(measured):

@@ -3,6 +3,8 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
+from pipeline.attention.triton import gpu
+from pipeline.attention.triton.gpu import Gpu
 from pipeline.errors import Skipped, UserError
 from pipeline.formulas import flops
 from pipeline.formulas.sizes import SIZES
@@ -103,6 +105,13 @@ def test_a_gpu_takes_steps_enough_to_read_their_energy(device, least_s):
 def test_what_a_cpu_lacks_is_skipped(measured, levers, reason):
     with pytest.raises(Skipped, match=reason):
         measured(levers)
+
+
+def test_a_gpu_too_old_for_flash_attention_is_a_reason_too(monkeypatch):
+    too_old = Gpu("Tesla V100", "nvidia", (7, 0), 80, 96 * 1024)
+    monkeypatch.setattr(gpu, "gpu_of", lambda _device: too_old)
+    with pytest.raises(Skipped, match="Tesla V100 has compute capability 7"):
+        measure._require(replace(CELL, levers="flash"), torch.device("cuda", 0))
 
 
 def test_without_a_compiler_compiling_is_skipped(measured, monkeypatch):

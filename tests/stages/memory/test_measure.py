@@ -5,6 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from pipeline.attention.triton import gpu
+from pipeline.attention.triton.gpu import Gpu
 from pipeline.errors import Skipped
 from pipeline.formulas.activations import Workload, block_bytes, block_weight_copy_bytes, residual_stream_bytes
 from pipeline.formulas.parameters import block_parameter_count, parameter_bytes
@@ -16,7 +18,7 @@ from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.model.step import build_training_step
 from pipeline.stages.memory.block_rows import block_rows
 from pipeline.stages.memory.cell import Cell, Settings
-from pipeline.stages.memory.measure import _time_row, measure
+from pipeline.stages.memory.measure import _require, _time_row, measure
 
 SETTINGS = Settings(vocab_size=300, warmup_steps=0, budget_s=0)
 TINY = {"size": "tiny", "context_length": 24}
@@ -133,6 +135,13 @@ def test_recomputed_blocks_count_as_activations(tmp_path):
 def test_flash_attention_without_a_gpu_is_skipped_with_its_reason(tmp_path):
     with pytest.raises(Skipped, match="needs a CUDA GPU"):
         measured(tmp_path, attention="flash")
+
+
+def test_so_is_that_of_a_gpu_too_old_for_it(monkeypatch):
+    too_old = Gpu("Tesla V100", "nvidia", (7, 0), 80, 96 * 1024)
+    monkeypatch.setattr(gpu, "gpu_of", lambda _device: too_old)
+    with pytest.raises(Skipped, match="Tesla V100 has compute capability 7"):
+        _require(Cell(**TINY, attention="flash"), torch.device("cuda", 0))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

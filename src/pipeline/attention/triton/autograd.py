@@ -87,11 +87,12 @@ class FlashAttentionTriton(torch.autograd.Function):
 
     fp32 is multiplied on a GPU as three TF32 products, which keeps the errors' L2 norm within 1.1 times that of torch's
     own fp32 kernel, `SDPBackend.EFFICIENT_ATTENTION`; as one where torch's own switch allows it, which is
-    `torch.backends.cuda.matmul.fp32_precision` or the older `torch.set_float32_matmul_precision`. Everything but dq is
-    bitwise repeatable; dq is where it has a kernel of its own, else it is summed in fp32 in no fixed order
-    (`tiles`).
+    `torch.backends.cuda.matmul.fp32_precision` or the older `torch.set_float32_matmul_precision`; on AMD's GPUs as it
+    is. Everything but dq is bitwise repeatable; dq is where it has a kernel of its own, else it is summed in fp32 in no
+    fixed order (`tiles`).
 
-    Raises ValueError for a shape, dtype or device that it cannot do. Source: Dao 2023, FlashAttention-2.
+    Raises ValueError for a shape, dtype or device that it cannot do, an old GPU among them (`gpu`). Source: Dao 2023,
+    FlashAttention-2.
     """
 
     @classmethod

@@ -16,17 +16,16 @@ from pipeline.attention.triton.direct_launch import (
     band_bounds,
     band_constants,
     block_sizes,
-    can_overlap,
     heads,
     heads_per_kv,
     like,
-    multiprocessors,
     precision,
     prepare_launch,
     strides,
     tma_can_load,
 )
 from pipeline.attention.triton.gluon.tiles import BACKWARD
+from pipeline.attention.triton.gpu import gpu_of
 from pipeline.attention.triton.kernel_sets import backward_kernels
 from pipeline.attention.triton.kernels.backward import key_value_kernel, query_kernel, short_kernel
 from pipeline.attention.triton.kernels.chunks import ROWS_PUT_TOGETHER, sum_kernel
@@ -35,6 +34,7 @@ from pipeline.attention.triton.kernels.scaled import ELEMENTS_SCALED, scaled_ker
 from pipeline.attention.triton.layouts import ALIGNMENT_BYTES, Layout, copies_of, strides_read
 from pipeline.attention.triton.mask import Band
 from pipeline.attention.triton.problem import PROBLEMS_KEPT, Problem
+from pipeline.attention.triton.tile_tables import tables_for
 from pipeline.attention.triton.tiles import IN_USE, BackwardConfig, Choices, TileConfig, tile_width
 from pipeline.compat.triton_private import is_interpreted
 
@@ -98,7 +98,7 @@ class _Common:
         if not self.band.shows_first_key:
             return side.shape[-2]
         chunking = self.choices.backward_chunking(side.dtype)
-        return self.choices.chunk_length(chunking, tiles, side.shape[-2], block, multiprocessors(side.device))
+        return self.choices.chunk_length(chunking, tiles, side.shape[-2], block, gpu_of(side.device).multiprocessors)
 
 
 @functools.lru_cache(PROBLEMS_KEPT)
@@ -122,7 +122,7 @@ def backward_plan(
     scalars = [*strides(q), *strides(k), *strides(v), *strides(do), *lengths, problem.scale, problem.scale_log2]
     constants = {**band_constants(problem.band), "HEAD_DIM": q.shape[-1], "PRECISION": precision(problem)}
     common = _Common(q, k, v, do, problem.band, scalars, constants, choices)
-    config = choices.backward(q.dtype, q.shape[-1], k.shape[-2])
+    config = choices.backward(q.dtype, q.shape[-1], k.shape[-2], tables_for(gpu_of(q.device)))
     if choices.is_short(q.shape[-2], k.shape[-2]):
         like_q, like_k = (like(given.shape, given.dtype, given.device) for given in (q, k))
         return ShortBackwardPlan(copies_of(layouts_now), _short(config.short, common), like_q, like_k)
@@ -211,13 +211,18 @@ def _key_value(config: BackwardConfig, common: _Common) -> ChunkedLaunch:
             "MASK_KEYS": sums_dq and k.shape[-2] % tiles.block_keys != 0,
             "ADD_DQ": sums_dq,
             "TMA": common.choices.backward_gains_by_tma(q.shape[-1], q.shape[-2]) and tma_can_load(q, common.do),
-            "OVERLAPPED": can_overlap(q.device),
-            # The interpreter has no such operation, and rows must begin at multiples of 16 bytes.
-            "TMA_REDUCE": sums_dq and not is_interpreted() and q.shape[-1] * 4 % ALIGNMENT_BYTES == 0,
+            "OVERLAPPED": gpu_of(q.device).is_hopper_or_later,
+            "TMA_REDUCE": sums_dq and _can_reduce(q),
         },
         tiles,
     )
     return ChunkedLaunch(compute, chunks, _sum(common, k, tiles.block_keys, chunk, chunks, of_keys=True))
+
+
+def _can_reduce(q: Traits) -> bool:
+    """Tell whether the copy engine can add to rows of dq, which must begin at multiples of 16 bytes."""
+    can_copy = gpu_of(q.device).has_descriptors and not is_interpreted()  # the interpreter has no such operation
+    return can_copy and q.shape[-1] * 4 % ALIGNMENT_BYTES == 0
 
 
 def _query(tiles: TileConfig, common: _Common) -> ChunkedLaunch:
@@ -236,7 +241,7 @@ def _query(tiles: TileConfig, common: _Common) -> ChunkedLaunch:
             **block_sizes(tiles),
             "CHUNKED": chunks > 1,
             "TMA": common.choices.backward_gains_by_tma(q.shape[-1], k.shape[-2]) and tma_can_load(k, common.v),
-            "OVERLAPPED": can_overlap(q.device),
+            "OVERLAPPED": gpu_of(q.device).is_hopper_or_later,
         },
         tiles,
     )
@@ -260,7 +265,7 @@ def _sum(common: _Common, side: Traits, block: int, chunk: int, chunks: int, of_
             "HEAD_DIM": side.shape[-1],
             "BLOCK_TILE": block,
             "BLOCK_ROWS": ROWS_PUT_TOGETHER,
-            "OVERLAPPED": can_overlap(side.device),
+            "OVERLAPPED": gpu_of(side.device).is_hopper_or_later,
         },
         ELEMENTWISE,
     )

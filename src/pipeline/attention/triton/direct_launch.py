@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pipeline.attention.inputs import Traits
+from pipeline.attention.triton.gpu import gpu_of
 from pipeline.attention.triton.layouts import ALIGNMENT_BYTES
 from pipeline.attention.triton.mask import Band
 from pipeline.attention.triton.problem import Problem
@@ -36,7 +37,7 @@ def prepare_launch(
         interpreted = kernel[(programs, 1, 1)]
         arguments = _arguments(kernel, scalars, constants)
         return lambda *tensors: interpreted(*tensors, *arguments)
-    return compile_launch(kernel, programs, dtypes, scalars, constants, _launch_options(tiles, constants))
+    return compile_launch(kernel, programs, dtypes, scalars, constants, launch_options(tiles, constants))
 
 
 def compile_launch(
@@ -72,7 +73,8 @@ def _number(dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.empty(1, dtype=dtype, device=device)
 
 
-def _launch_options(tiles: TileConfig, constants: dict[str, Any]) -> dict[str, int]:
+def launch_options(tiles: TileConfig, constants: dict[str, Any]) -> dict[str, int]:
+    """Return Triton's options for a kernel of these tiles and compile-time arguments."""
     options = {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages}
     if tiles.max_registers is not None:
         options["maxnreg"] = tiles.max_registers
@@ -86,17 +88,6 @@ def block_sizes(tiles: TileConfig) -> dict[str, int]:
     return {"BLOCK_QUERIES": tiles.block_queries, "BLOCK_KEYS": tiles.block_keys}
 
 
-def multiprocessors(device: torch.device) -> int:
-    """Count a GPU's multiprocessors; 1 stands for the interpreter."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-
-
-def can_overlap(device: torch.device) -> bool:
-    """Tell whether a kernel can be launched while the one before still runs: NVIDIA's GPUs can from Hopper on."""
-    is_nvidia = device.type == "cuda" and torch.version.cuda is not None
-    return is_nvidia and not is_interpreted() and torch.cuda.get_device_capability(device) >= (9, 0)
-
-
 def band_bounds(band: Band) -> tuple[int, int]:
     """Return a mask's bounds as the kernels take them: in place of one that there is not, any number."""
     return 0 if band.start is None else band.start, 1 if band.end is None else band.end
@@ -108,7 +99,9 @@ def band_constants(band: Band) -> dict[str, bool]:
 
 
 def precision(problem: Problem) -> str:
-    """Name how tensor cores multiply fp32: as three TF32 products, or as one where that is allowed."""
+    """Name how tensor cores multiply fp32: as three TF32 products, or as one where that is allowed; AMD's as it is."""
+    if gpu_of(problem.q.device).vendor == "amd":
+        return "ieee"
     return "tf32x3" if problem.q.dtype == torch.float32 and not problem.one_tf32_product else "tf32"
 
 
@@ -129,5 +122,7 @@ def strides(given: Traits) -> tuple[int, int, int]:
 
 def tma_can_load(*read: Traits) -> bool:
     """Tell whether tensor descriptors can describe these matrices: they want alignment, and rows that lie apart."""
+    if not gpu_of(read[0].device).has_descriptors:
+        return False
     aligned = all(stride * given.dtype.itemsize % ALIGNMENT_BYTES == 0 for given in read for stride in strides(given))
     return aligned and all(strides(given)[-1] > 0 for given in read)

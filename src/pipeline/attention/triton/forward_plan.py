@@ -14,23 +14,22 @@ from pipeline.attention.triton.direct_launch import (
     band_bounds,
     band_constants,
     block_sizes,
-    can_overlap,
     heads,
     heads_per_kv,
     like,
-    multiprocessors,
     precision,
     prepare_launch,
     strides,
     tma_can_load,
 )
 from pipeline.attention.triton.gluon.tiles import forward_tiles
+from pipeline.attention.triton.gpu import gpu_of
 from pipeline.attention.triton.kernel_sets import forward_kernels
 from pipeline.attention.triton.kernels.chunks import ROWS_PUT_TOGETHER, combine_kernel
 from pipeline.attention.triton.kernels.forward import forward_kernel
 from pipeline.attention.triton.problem import PROBLEMS_KEPT, Problem
+from pipeline.attention.triton.tile_tables import tables_for
 from pipeline.attention.triton.tiles import IN_USE, Choices, tile_width
-from pipeline.compat.triton_private import is_interpreted
 
 
 @dataclass(frozen=True)
@@ -52,21 +51,23 @@ class ForwardPlan:
 def forward_plan(problem: Problem, choices: Choices = IN_USE) -> ForwardPlan:
     """Plan a forward pass; raises ValueError for inputs that the kernels cannot do."""
     q, k, v, band = problem.q, problem.k, problem.v, problem.band
-    if q.device.type != "cuda" and not is_interpreted():
-        raise ValueError(f"q is on {q.device}: Triton's kernels need a GPU")
+    gpu = gpu_of(q.device)
+    if gpu.why_refused:
+        raise ValueError(gpu.why_refused)
     if choices.gluon and forward_kernels(problem).name == "gluon":
         return _in_gluon(problem)
     n_queries, head_dim, n_keys = q.shape[-2], q.shape[-1], k.shape[-2]
     matrices = math.prod(q.shape[:-2])
-    block_queries = choices.forward(q.dtype, head_dim, n_keys).block_queries
+    tables = tables_for(gpu)
+    block_queries = choices.forward(q.dtype, head_dim, n_keys, tables).block_queries
     programs = matrices * triton.cdiv(n_queries, block_queries)
-    chunking, sms = choices.forward_chunking(q.dtype), multiprocessors(q.device)
+    chunking = choices.forward_chunking(q.dtype)
     chunk = n_keys
     if band.shows_first_key:  # or some queries would have no chunk that is sure to be written
-        chunk = choices.chunk_length(chunking, programs, n_keys, block_queries, sms)
+        chunk = choices.chunk_length(chunking, programs, n_keys, block_queries, gpu.multiprocessors)
     chunks = triton.cdiv(n_keys, chunk)
     keys_in_reach = band.keys_in_reach(chunk, block_queries)
-    tiles = choices.forward(q.dtype, head_dim, keys_in_reach)
+    tiles = choices.forward(q.dtype, head_dim, keys_in_reach, tables)
     constants = {"HAS_END": band.end is not None, "HEAD_DIM": head_dim}
     part = q.dtype if chunks == 1 else torch.float32
     attend = prepare_launch(
@@ -101,7 +102,7 @@ def forward_plan(problem: Problem, choices: Choices = IN_USE) -> ForwardPlan:
             **constants,
             "BLOCK_QUERIES": tiles.block_queries,
             "BLOCK_ROWS": ROWS_PUT_TOGETHER,
-            "OVERLAPPED": can_overlap(q.device),
+            "OVERLAPPED": gpu.is_hopper_or_later,
         },
         ELEMENTWISE,
     )

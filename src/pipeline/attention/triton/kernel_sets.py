@@ -16,8 +16,9 @@ import triton
 from torch import Tensor
 
 from pipeline.attention.inputs import Traits
-from pipeline.attention.triton.direct_launch import multiprocessors, strides, tma_can_load
+from pipeline.attention.triton.direct_launch import strides, tma_can_load
 from pipeline.attention.triton.gluon import tiles as gluon_tiles
+from pipeline.attention.triton.gpu import HOPPER, gpu_of
 from pipeline.attention.triton.layouts import ALIGNMENT_BYTES
 from pipeline.attention.triton.mask import CAUSAL, FULL, Band, Causal
 from pipeline.attention.triton.problem import Problem, problem_of
@@ -25,7 +26,6 @@ from pipeline.attention.triton.tiles import tile_width
 from pipeline.compat.triton_private import is_interpreted
 
 VARIABLE = "PIPELINE_ATTENTION"  # "tl" has every problem get the plain kernels
-HOPPER = (9, 0)
 FIRST_TRITON = (3, 6)  # before, Gluon's kernels had other names for what is used here
 
 
@@ -55,8 +55,11 @@ def kernels_of(
 ) -> KernelSets:
     """Return which kernels these inputs get in either pass and why, an output's gradient being contiguous.
 
-    For the backward pass it reads what `torch.use_deterministic_algorithms` says at the moment.
+    For the backward pass it reads what `torch.use_deterministic_algorithms` says at the moment. Raises ValueError for a
+    GPU that gets none.
     """
+    if q.is_cuda and (refused := gpu_of(q.device).why_refused):
+        raise ValueError(refused)
     problem = problem_of(q, k, v, is_causal, scale, enable_gqa, window)
     do = problem.q._replace(stride=torch.empty(problem.q.shape, device="meta").stride())
     repeatable = torch.are_deterministic_algorithms_enabled()
@@ -98,7 +101,8 @@ def why_not_on(device: torch.device) -> str | None:
         return f"{VARIABLE}=tl"
     if device.type != "cuda" or is_interpreted():
         return "no GPU"
-    if torch.version.cuda is None or torch.cuda.get_device_capability(device) != HOPPER:
+    gpu = gpu_of(device)
+    if gpu.vendor != "nvidia" or gpu.capability != HOPPER:
         return "no Hopper GPU"
     if not has_gluon():
         return f"Triton {triton.__version__} has no Gluon as of {'.'.join(map(str, FIRST_TRITON))}"
@@ -137,7 +141,7 @@ def _has_apart(given: Traits) -> bool:
 def _why_too_few(side: Traits, block: int) -> str | None:
     """Say whether there are too few tiles of queries or keys for the GPU."""
     tiles = math.prod(side.shape[:-2]) * triton.cdiv(side.shape[-2], block)
-    sms = multiprocessors(side.device)
+    sms = gpu_of(side.device).multiprocessors
     return f"{tiles} tiles for {sms} multiprocessors" if tiles < gluon_tiles.LEAST_TILES_PER_SM * sms else None
 
 

@@ -1,38 +1,18 @@
-"""Which tiles the Triton kernels use: by dtype and width, which follows from head_dim, and by how much work there is.
+"""Which tiles the Triton kernels use: by shared memory, dtype and width, which follows from head_dim, and by how much
+work there is.
 
-The tables are for an H200; docs/attention-kernels.md tells what was tried, and what of it was measured.
+The thresholds are for an H200; docs/attention-kernels.md tells what was tried, and what of it was measured.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import triton
 
+from pipeline.attention.triton.tile_tables import HOPPER_TILES, BackwardConfig, Table, TileConfig, TileTables
+
 # Wide tiles of the backward pass have tensor descriptors however little there is to go through: without, they spill.
 WIDE_BACKWARD = 128
-
-
-@dataclass(frozen=True)
-class TileConfig:
-    """Tile sizes and launch options of one kernel."""
-
-    block_queries: int
-    block_keys: int
-    num_warps: int
-    num_stages: int
-    max_registers: int | None = None
-
-
-@dataclass(frozen=True)
-class BackwardConfig:
-    """The kernels of a backward pass: where `query` is None, the kernel of dk and dv sums dq too.
-
-    short: the tiles of the one kernel for short sequences.
-    """
-
-    key_value: TileConfig
-    query: TileConfig | None
-    short: TileConfig
 
 
 @dataclass(frozen=True)
@@ -50,41 +30,7 @@ class Chunking:
     length_in_one_wave: int | None = None
 
 
-_FORWARD = {
-    16: TileConfig(64, 128, 4, 3),
-    32: TileConfig(64, 128, 4, 3),
-    64: TileConfig(64, 128, 4, 3, 168),
-    128: TileConfig(64, 128, 4, 1, 168),
-    256: TileConfig(128, 64, 8, 2),
-}
-_FORWARD_NOT_MANY_KEYS = {64: TileConfig(64, 128, 4, 2, 168)}
-_FORWARD_FEW_KEYS = dict.fromkeys((16, 32, 64, 128), TileConfig(64, 64, 4, 3))
-_FORWARD_ONE_TILE = dict.fromkeys((16, 32, 64, 128), TileConfig(64, 128, 4, 2))
-_FORWARD_FP32 = {
-    16: TileConfig(64, 64, 4, 2),
-    32: TileConfig(64, 64, 4, 2),
-    64: TileConfig(128, 64, 8, 3),
-    128: TileConfig(128, 64, 8, 1),
-    256: TileConfig(64, 32, 4, 1),
-}
-_BACKWARD = {
-    16: BackwardConfig(TileConfig(64, 64, 4, 3), None, TileConfig(64, 64, 4, 2)),
-    32: BackwardConfig(TileConfig(64, 64, 4, 2, 128), None, TileConfig(64, 64, 4, 2)),
-    64: BackwardConfig(TileConfig(64, 64, 4, 3, 168), TileConfig(64, 64, 4, 3), TileConfig(64, 64, 4, 2)),
-    128: BackwardConfig(TileConfig(64, 64, 4, 2), TileConfig(128, 64, 8, 3), TileConfig(64, 64, 8, 2)),
-    256: BackwardConfig(TileConfig(32, 64, 8, 2), TileConfig(64, 32, 8, 2), TileConfig(32, 64, 8, 1)),
-}
-_BACKWARD_LONG = {
-    64: replace(_BACKWARD[64], key_value=TileConfig(128, 64, 4, 2), query=TileConfig(128, 64, 4, 3)),
-}
-_BACKWARD_FP32 = {
-    16: BackwardConfig(TileConfig(64, 64, 4, 2), None, TileConfig(32, 32, 4, 1)),
-    32: BackwardConfig(TileConfig(64, 64, 4, 2), None, TileConfig(32, 32, 4, 1)),
-    64: BackwardConfig(TileConfig(64, 32, 4, 2), None, TileConfig(32, 32, 4, 1)),
-    128: BackwardConfig(TileConfig(32, 32, 4, 1), None, TileConfig(32, 32, 8, 1)),
-    256: BackwardConfig(TileConfig(32, 16, 8, 1), TileConfig(16, 32, 8, 1), TileConfig(16, 16, 8, 1)),
-}
-MAX_HEAD_DIM = max(_FORWARD)
+MAX_HEAD_DIM = max(HOPPER_TILES.forward)
 
 
 @triton.constexpr_function
@@ -95,11 +41,12 @@ def tile_width(head_dim: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Choices:
-    """What plans go by: the tables above or tiles in their place, and thresholds of how much work there is.
+    """What plans go by: the tables or tiles in their place, and thresholds of how much work there is.
 
     Choices compare by identity, which keeps looking up their plans cheap.
 
     gluon: whether the kernels in Gluon may be chosen (`kernel_sets`); all else is about the plain ones;
+    tables: these instead of the GPU's own;
     forward_tiles, backward_tiles: these tiles whatever the dtype, the width and the number of keys;
     min_length_for_tma: with fewer keys or queries to go through, a program ends before its tensor descriptors pay;
     longest_short_sequence: up to here the backward pass is one kernel: repeating some work costs less than launching
@@ -112,6 +59,7 @@ class Choices:
     """
 
     gluon: bool = False
+    tables: TileTables | None = None
     forward_tiles: TileConfig | None = None
     backward_tiles: BackwardConfig | None = None
     forward_chunks: Chunking = Chunking(programs_per_sm=4, min_length=256, shortest=1024, length_in_one_wave=128)
@@ -126,33 +74,36 @@ class Choices:
     many_keys: int = 16384
     long_sequence: int = 16384
 
-    def forward(self, dtype: torch.dtype, head_dim: int, n_keys: int) -> TileConfig:
+    def forward(self, dtype: torch.dtype, head_dim: int, n_keys: int, tables: TileTables = HOPPER_TILES) -> TileConfig:
         """Return the tiles of the forward kernel.
 
-        n_keys: how many keys a program goes through; block_queries does not depend on it.
+        n_keys: how many keys a program goes through; block_queries does not depend on it. tables: the GPU's.
         """
         if self.forward_tiles is not None:
             return self.forward_tiles
-        width = tile_width(head_dim)
+        width, tables = tile_width(head_dim), self.tables or tables
         if dtype == torch.float32:
-            return _FORWARD_FP32[width]
-        exceptions = {}
+            return tables.forward_fp32[width]
+        exceptions: Table = {}
         if self.one_tile // 2 < n_keys <= self.one_tile:
-            exceptions = _FORWARD_ONE_TILE
+            exceptions = tables.forward_one_tile
         elif n_keys < self.few_keys:
-            exceptions = _FORWARD_FEW_KEYS
+            exceptions = tables.forward_few_keys
         elif n_keys < self.many_keys:
-            exceptions = _FORWARD_NOT_MANY_KEYS
-        return exceptions.get(width, _FORWARD[width])
+            exceptions = tables.forward_not_many_keys
+        return exceptions.get(width, tables.forward[width])
 
-    def backward(self, dtype: torch.dtype, head_dim: int, n_keys: int) -> BackwardConfig:
+    def backward(
+        self, dtype: torch.dtype, head_dim: int, n_keys: int, tables: TileTables = HOPPER_TILES
+    ) -> BackwardConfig:
         """Return the tiles of the backward kernels."""
         if self.backward_tiles is not None:
             return self.backward_tiles
-        width = tile_width(head_dim)
+        width, tables = tile_width(head_dim), self.tables or tables
         if dtype == torch.float32:
-            return _BACKWARD_FP32[width]
-        return _BACKWARD_LONG.get(width, _BACKWARD[width]) if n_keys >= self.long_sequence else _BACKWARD[width]
+            return tables.backward_fp32[width]
+        exceptions = tables.backward_long if n_keys >= self.long_sequence else {}
+        return exceptions.get(width, tables.backward[width])
 
     def is_short(self, n_queries: int, n_keys: int) -> bool:
         """Tell whether the backward pass is one kernel."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pipeline.attention.functions import why_not
 from pipeline.errors import Skipped
 from pipeline.formulas import flops
 from pipeline.formulas.sizes import SIZES
@@ -60,8 +61,8 @@ def _require(cell: Cell, device: torch.device) -> None:
         require_compiler()
     if "graph" in cell.names:
         require_graphs(device)
-    if "flash" in cell.names and device.type != "cuda":
-        raise Skipped("flash attention needs a CUDA GPU")
+    if "flash" in cell.names and (lack := why_not("flash", device)):
+        raise Skipped(lack)
 
 
 def _build(cell: Cell, settings: Settings, device: torch.device) -> TrainingStep:

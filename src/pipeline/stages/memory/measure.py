@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from pipeline.attention.functions import why_not
 from pipeline.errors import Skipped
 from pipeline.instruments.memory.recording import Recorder, record_memory
 from pipeline.instruments.sampling.stability import status_columns
@@ -47,8 +48,8 @@ def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch, files_dir: Pat
 
 
 def _require(cell: Cell, device: torch.device) -> None:
-    if cell.attention == "flash" and device.type != "cuda":
-        raise Skipped("flash attention needs a CUDA GPU")
+    if lack := why_not(cell.attention, device):
+        raise Skipped(lack)
     if cell.checkpoint_every > cell.model_size.num_layers:
         raise Skipped(f"{cell.size} has fewer than {cell.checkpoint_every} blocks")
     if cell.checkpointing != "segments" and not cell.checkpoint_every:

@@ -10,6 +10,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from pipeline.attention import ATTENTION, AttentionFunction
+from pipeline.attention.functions import why_not
 from pipeline.formulas.sizes import SIZES, ModelSize
 from pipeline.model.fused.language_model import FusedBlock, FusedLM, LossHead
 from pipeline.model.fused.operations import Operations, in_torch, in_triton
@@ -139,5 +140,5 @@ def best_operations(device: torch.device) -> Operations:
 
 
 def best_attention(device: torch.device) -> AttentionFunction:
-    """Return our attention where there is a GPU, else torch's."""
-    return ATTENTION["flash" if device.type == "cuda" else "sdpa"]
+    """Return our attention where there is a GPU that has it, else torch's."""
+    return ATTENTION["sdpa" if why_not("flash", device) else "flash"]

@@ -1,10 +1,13 @@
 """The sweep of thresholds, in Triton's interpreter: its times mean nothing, what it compares is what it says."""
 
+from dataclasses import replace
+
 import pandas as pd
 import pytest
 import torch
 
 from pipeline.attention.triton import backward_plan, forward_plan
+from pipeline.attention.triton.gpu import INTERPRETER
 from pipeline.attention.triton.problem import problem_of
 from pipeline.attention.triton.tiles import IN_USE, Chunking
 from pipeline.attention.triton.tuning import thresholds
@@ -32,7 +35,7 @@ class RecordedLaunch:
 def recorded(monkeypatch):
     for plans in (forward_plan, backward_plan):
         monkeypatch.setattr(plans, "prepare_launch", RecordedLaunch)
-        monkeypatch.setattr(plans, "multiprocessors", lambda _device: 132)
+        monkeypatch.setattr(plans, "gpu_of", lambda _device: replace(INTERPRETER, multiprocessors=132))
 
 
 def plans(tensor, choices):

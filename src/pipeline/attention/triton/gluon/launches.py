@@ -12,7 +12,6 @@ from pipeline.attention.triton.direct_launch import (
     compile_launch,
     heads,
     heads_per_kv,
-    multiprocessors,
     strides,
 )
 from pipeline.attention.triton.gluon.backward import hopper_backward_kernel
@@ -26,6 +25,7 @@ from pipeline.attention.triton.gluon.tiles import (
     NarrowForwardTiles,
     WideBackwardTiles,
 )
+from pipeline.attention.triton.gpu import gpu_of
 from pipeline.attention.triton.mask import CAUSAL
 from pipeline.attention.triton.problem import Problem
 from pipeline.attention.triton.tiles import tile_width
@@ -39,7 +39,7 @@ def forward_launch(problem: Problem, tiles: ForwardTiles | NarrowForwardTiles) -
     """Return what launches the forward kernel of these tiles with q, k, v, output and log-sum-exp."""
     q, k, v, is_causal = problem.q, problem.k, problem.v, problem.band == CAUSAL
     work = _forward_work(q, k, is_causal, tiles)
-    programs = multiprocessors(q.device)
+    programs = gpu_of(q.device).multiprocessors
     if isinstance(tiles, NarrowForwardTiles):
         programs *= tiles.programs_per_sm
     n_programs, sizes = _programs_and_sizes(q, k, math.prod(q.shape[:-2]), work, programs)
@@ -66,7 +66,7 @@ def backward_launch(
     if is_causal:
         queries_seen = np.maximum(queries_seen - first_keys, 0)
     work = -(-queries_seen // tiles.block_queries) * heads_per_kv(q, k) + WORK_OF_ENDS
-    n_programs, sizes = _programs_and_sizes(q, k, math.prod(k.shape[:-2]), work, multiprocessors(q.device))
+    n_programs, sizes = _programs_and_sizes(q, k, math.prod(k.shape[:-2]), work, gpu_of(q.device).multiprocessors)
     return compile_launch(
         backward_kernel(tiles),
         n_programs,

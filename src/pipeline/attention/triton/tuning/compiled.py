@@ -5,10 +5,7 @@ falls back on mma.sync, the tensor cores' older and slower instruction.
 """
 
 import re
-import subprocess
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import triton
@@ -16,9 +13,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from pipeline.attention.triton.tiles import TileConfig
+from pipeline.attention.triton.tuning.machine_code import machine_code
 
 HOPPER = GPUTarget("cuda", 90, 32)
-TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 REGISTERS_PER_SM, REGISTER_GRANULE = 65536, 8
 SHARED_BYTES_PER_SM, SHARED_BYTES_RESERVED_PER_PROGRAM = 228 * 1024, 1024
 # Arguments by the beginnings and ends of their names, as all kernels here spell them.
@@ -71,21 +68,15 @@ def compile_gluon_for_hopper(
 
 
 def _report(compiled: Any, num_warps: int) -> KernelReport:
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(compiled.asm["cubin"])
-        file.flush()
-        usage = _run("cuobjdump", "-res-usage", file.name)
-        sass = _run("nvdisasm", file.name)
-    registers = int(re.search(r"REG:(\d+)", usage)[1])
-    shared_bytes = compiled.metadata.shared
+    code, shared_bytes = machine_code(compiled), compiled.metadata.shared
     return KernelReport(
-        registers=registers,
+        registers=code.registers,
         shared_bytes=shared_bytes,
-        spill_instructions=len(re.findall(r"\b(?:LDL|STL)\b", sass)),
-        wgmma=len(re.findall(r"\bHGMMA\b", sass)),
-        wgmma_waits=len(re.findall(r"\bWARPGROUP\.DEPBAR\b", sass)),
-        mma_sync=len(re.findall(r"\bHMMA\b", sass)),
-        programs_per_sm=_programs_per_sm(registers, shared_bytes, num_warps),
+        spill_instructions=code.spills,
+        wgmma=code.count("HGMMA"),
+        wgmma_waits=code.count("WARPGROUP.DEPBAR"),
+        mma_sync=code.count("HMMA"),
+        programs_per_sm=_programs_per_sm(code.registers, shared_bytes, num_warps),
     )
 
 
@@ -113,7 +104,3 @@ def _programs_per_sm(registers: int, shared_bytes: int, num_warps: int) -> int:
     granted = -(-registers // REGISTER_GRANULE) * REGISTER_GRANULE
     by_registers = REGISTERS_PER_SM // (granted * 32 * num_warps)
     return min(by_registers, SHARED_BYTES_PER_SM // (shared_bytes + SHARED_BYTES_RESERVED_PER_PROGRAM))
-
-
-def _run(tool: str, *words: str) -> str:
-    return subprocess.run([TOOLS / tool, *words], capture_output=True, text=True, check=True).stdout

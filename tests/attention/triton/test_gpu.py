@@ -1,0 +1,76 @@
+"""What is known of a GPU, and which gets no kernels."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from pipeline.attention.functions import why_not
+from pipeline.attention.triton import forward_plan, gpu, kernel_sets
+from pipeline.attention.triton.gpu import INTERPRETER, Gpu
+from pipeline.attention.triton.problem import problem_of
+from pipeline.attention.triton.tuning.every_gpu import GPUS
+
+V100 = Gpu("Tesla V100-SXM2-16GB", "nvidia", (7, 0), 80, 96 * 1024)
+REFUSAL = (
+    "Tesla V100-SXM2-16GB has compute capability 7.0, the Triton attention needs 8.0: "
+    "use torch.nn.functional.scaled_dot_product_attention"
+)
+
+
+@pytest.mark.parametrize("given", [*GPUS.values(), INTERPRETER], ids=lambda given: given.name)
+def test_every_gpu_that_the_tiles_are_compiled_for_gets_kernels(given):
+    assert given.why_refused is None
+
+
+@pytest.mark.parametrize(("capability", "is_refused"), [((7, 0), True), ((7, 5), True), ((8, 0), False)])
+def test_a_gpu_whose_tensor_cores_triton_cannot_use_is_refused(capability, is_refused):
+    assert (replace(V100, capability=capability).why_refused is not None) == is_refused
+
+
+def test_a_refusal_names_gpu_capability_requirement_and_what_to_use_instead(monkeypatch):
+    q = torch.empty(1, 1, 8, 16)
+    problem = problem_of(q, q, q)
+    monkeypatch.setattr(forward_plan, "gpu_of", lambda _device: V100)
+    with pytest.raises(ValueError, match="V100") as refused:
+        forward_plan.forward_plan.__wrapped__(problem)
+    assert str(refused.value) == V100.why_refused == REFUSAL
+
+
+def test_so_is_the_question_which_kernels_it_gets(monkeypatch):
+    monkeypatch.setattr(kernel_sets, "gpu_of", lambda _device: V100)
+    with pytest.raises(ValueError, match="V100"):
+        kernel_sets.kernels_of(*[SimpleNamespace(is_cuda=True, device=torch.device("cuda", 0))] * 3)
+
+
+def test_a_gpu_is_what_torch_and_triton_say_of_it(monkeypatch):
+    said = SimpleNamespace(name="NVIDIA A10", major=8, minor=6, multi_processor_count=72)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: said)
+    monkeypatch.setattr(gpu, "shared_bytes_of", {3: 101376}.__getitem__)
+    monkeypatch.setattr(gpu, "is_interpreted", lambda: False)
+    found = gpu.gpu_of.__wrapped__(torch.device("cuda", 3))
+    assert found == Gpu("NVIDIA A10", "nvidia", (8, 6), 72, 101376)
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    assert gpu.gpu_of.__wrapped__(torch.device("cuda", 3)).vendor == "amd"
+
+
+def test_a_cpu_is_none_but_in_the_interpreter(monkeypatch):
+    monkeypatch.setattr(gpu, "is_interpreted", lambda: False)
+    with pytest.raises(ValueError, match="q is on cpu: Triton's kernels need a GPU"):
+        gpu.gpu_of.__wrapped__(torch.device("cpu"))
+
+
+def test_stages_are_told_why_flash_attention_cannot_run_and_of_no_other(monkeypatch):
+    monkeypatch.setattr(gpu, "gpu_of", lambda _device: V100)
+    assert why_not("flash", torch.device("cuda", 0)) == REFUSAL
+    assert why_not("flash", torch.device("cpu")) == "flash attention needs a CUDA GPU"
+    assert why_not("sdpa", torch.device("cuda", 0)) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "has_descriptors"),
+    [("sm_80", False), ("sm_90", True), ("sm_100", True), ("sm_120", False), ("gfx942", False)],
+)
+def test_descriptors_are_for_tensor_cores_that_read_shared_memory(name, has_descriptors):
+    assert GPUS[name].has_descriptors == has_descriptors

@@ -1,0 +1,56 @@
+"""The plain kernels as the plans of every GPU ask for them, compiled for it: in a process of its own for each."""
+
+import os
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+
+from pipeline.attention.triton.gpu import KIB
+from pipeline.attention.triton.tuning.candidates import MOST_SPILLS
+from pipeline.attention.triton.tuning.every_gpu import GPUS
+
+TENSOR_MEMORY_COLUMNS = 512
+
+
+def compiled(name, folder, *words):
+    """Return a row for each kernel."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    out = folder / "kernels.csv"
+    module = "pipeline.attention.triton.tuning.every_gpu"
+    found = subprocess.run(
+        [sys.executable, "-m", module, name, *words, "--out", out],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr
+    print(found.stdout)
+    return pd.read_csv(out, keep_default_na=False)
+
+
+def assert_fit(name, kernels):
+    """Assert that each fits into the GPU, and that in bf16 nothing of a loop is kept in memory."""
+    assert (kernels["shared_bytes"] <= GPUS[name].shared_bytes).all(), kernels.to_string()
+    assert (kernels["tensor_memory_columns"] <= TENSOR_MEMORY_COLUMNS).all(), kernels.to_string()
+    bf16 = kernels[kernels["dtype"] == "bf16"]
+    # Masks of windows take registers of their own.
+    most = bf16["flags"].str.contains("HAS_START").map({True: MOST_SPILLS, False: 0})
+    spilling = bf16[bf16["spills_in_loops"] > most]
+    assert spilling.empty, spilling.to_string()
+
+
+@pytest.mark.parametrize("name", ["sm_86", "gfx942"])
+def test_those_of_usual_models_fit_gpus_of_little_shared_memory(name, tmp_path):
+    kernels = compiled(name, tmp_path, "--sample")
+    assert {"forward", "key_value", "query"} <= set(kernels["kernel"])
+    assert kernels["shared_bytes"].max() > 32 * KIB
+    assert_fit(name, kernels)
+
+
+@pytest.mark.slow  # minutes a GPU
+@pytest.mark.parametrize("name", GPUS)
+def test_all_that_the_tables_can_give_fit_and_keep_what_loops_need_in_registers(name, tmp_path):
+    kernels = compiled(name, tmp_path)
+    kinds = {"forward", "key_value", "query", "short", "delta", "scaled", "sum", "combine"}
+    assert set(kernels["kernel"]) == kinds
+    assert_fit(name, kernels)
