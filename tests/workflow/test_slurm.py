@@ -1,13 +1,17 @@
 """Runs on a Slurm of two nodes: what goes to it, what a record says of it, what becomes of jobs that it ends."""
 
+import contextlib
 import json
 import os
+import shutil
 import signal
-from dataclasses import dataclass
+from collections import defaultdict
+from dataclasses import dataclass, replace
 
+import psutil
 import pytest
 
-from ..slurm import await_true, kill, started, why_not
+from ..slurm import LIMIT_S, await_true, kill, started, why_not
 from .conftest import copied_project
 
 pytestmark = [
@@ -49,28 +53,60 @@ def unmeasured(tmp_path_factory, cluster):
 
 
 class Run:
-    """A run whose cells do not end by themselves, once they measure."""
+    """A run whose cells do not end by themselves."""
 
     def __init__(self, project, cluster):
         self.cluster = cluster
-        known = {job["JobID"] for job in cluster.jobs()}
+        self.known = {job["JobID"] for job in cluster.jobs()}
         self.process = project.start(*PROFILE, *ENDLESS)
-        await_true(lambda: len(self.measuring()) == 3, "three cells do not measure", 60)
-        self.jobs = {job["JobID"]: job for job in cluster.jobs() if job["JobID"] not in known}
+
+    def await_cells(self):
+        """Wait until all cells measure."""
+        await_true(lambda: len(self.measuring()) == 3 or self.process.poll() is not None, "the cells do not measure")
+        assert self.process.poll() is None, self.process.communicate()[0]
+
+    @property
+    def jobs(self):
+        """The jobs of the run by their numbers."""
+        return {job["JobID"]: job for job in self.cluster.jobs() if job["JobID"] not in self.known}
 
     def measuring(self):
-        """Return the processes that measure a cell."""
-        return [process for process in self.cluster.processes() if "measure" in process.cmdline()[:4]]
+        """Return the processes that measure a cell, its ranks too, by their job."""
+        found = defaultdict(list)
+        for process in self.cluster.processes():
+            with contextlib.suppress(psutil.Error):
+                if "measure" in process.cmdline()[:4]:
+                    found[process.environ()["SLURM_JOB_ID"]].append(process)
+        return found
 
     def output(self):
-        """Wait for the end of the run; return what it printed."""
-        output, _ = self.process.communicate(timeout=120)
+        """Wait for the end of the run, which fails; return what it printed."""
+        output, _ = self.process.communicate(timeout=LIMIT_S)
         assert self.process.returncode == 1, output
         return output.splitlines()
 
     def leaves_nothing(self):
         """Wait until no process of any job is left."""
         await_true(lambda: not self.cluster.processes(), "processes of jobs are left")
+
+    def end(self):
+        """End what is left of the run and of its jobs."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.communicate()
+        self.cluster.run("scancel", "--user=root")
+        self.leaves_nothing()
+
+
+@contextlib.contextmanager
+def endless_run(project, cluster):
+    """A run whose cells measure until something ends them."""
+    run = Run(project, cluster)
+    try:
+        run.await_cells()
+        yield run
+    finally:
+        run.end()
 
 
 @dataclass(frozen=True)
@@ -84,15 +120,15 @@ class Ended:
 @pytest.fixture(scope="module")
 def ended(unmeasured, cluster):
     """A run of which one job loses its node, one reaches its time limit, and in one the cell is killed."""
-    run = Run(unmeasured, cluster)
-    nodes = [job["NodeList"] for job in run.jobs.values()]
-    lonely = next(job for job in run.jobs.values() if nodes.count(job["NodeList"]) == 1)
-    late, killed = (job for job in run.jobs.values() if job is not lonely)
-    cluster.run("scontrol", "update", f"JobId={late['JobID']}", "EndTime=now+1")
-    cluster.lose_node(lonely["NodeList"])
-    kill(process for process in run.measuring() if process.environ()["SLURM_JOB_ID"] == killed["JobID"])
-    lines = run.output()
-    run.leaves_nothing()
+    with endless_run(unmeasured, cluster) as run:
+        jobs = list(run.jobs.values())
+        nodes = [job["NodeList"] for job in jobs]
+        lonely = next(job for job in jobs if nodes.count(job["NodeList"]) == 1)
+        late, killed = (job for job in jobs if job is not lonely)
+        cluster.run("scontrol", "update", f"JobId={late['JobID']}", "EndTime=now+1")
+        cluster.lose_node(lonely["NodeList"])
+        kill(run.measuring()[killed["JobID"]])
+        lines = run.output()
     cluster.start_node(lonely["NodeList"])
     cluster.await_nodes()
     return Ended(lines, {"NODE_FAIL": lonely, "TIMEOUT": late, "FAILED: ended by SIGKILL": killed})
@@ -161,8 +197,9 @@ def test_no_worker_serves_two_jobs(cluster, unmeasured):
     assert jobs[0] != jobs[1]
 
 
-def test_records_of_another_machine_do_not_stop_the_one_that_only_submits(finished):
-    project, _ = finished
+def test_records_of_another_machine_do_not_stop_the_one_that_only_submits(finished, tmp_path):
+    measured, _ = finished
+    project = replace(measured, root=shutil.copytree(measured.root, tmp_path / "project"))
     path, record = next(iter(records(project).items()))
     machine = {**record["machine"], "kind": "NVIDIA Imaginary"}
     path.write_text(json.dumps({**record, "machine": machine}))
@@ -172,17 +209,14 @@ def test_records_of_another_machine_do_not_stop_the_one_that_only_submits(finish
 
 @pytest.fixture
 def endless(unmeasured, cluster):
-    run = Run(unmeasured, cluster)
-    yield run
-    if run.process.poll() is None:
-        os.killpg(run.process.pid, signal.SIGKILL)
-        run.process.communicate()
+    with endless_run(unmeasured, cluster) as run:
+        yield run
 
 
 def test_a_cancelled_run_leaves_nothing_running(endless, cluster):
     cluster.run("scancel", *endless.jobs)
     endless.leaves_nothing()
-    assert {job["State"] for job in cluster.jobs() if job["JobID"] in endless.jobs} == {"CANCELLED"}
+    await_true(lambda: {job["State"] for job in endless.jobs.values()} == {"CANCELLED"}, "a job is not cancelled")
 
 
 def test_an_interrupted_run_cancels_its_jobs(endless, cluster):
