@@ -47,7 +47,7 @@ def start(request, monkeypatch):
     forked = request.param == "forked"
     monkeypatch.setattr(starting, "_can_fork", lambda _device_type: forked)
     if forked:
-        monkeypatch.setattr(starting, "_threads_per_rank", lambda _world_size: 1)
+        monkeypatch.setattr(starting, "threads_per_rank", lambda _world_size: 1)
     return request.param
 
 
@@ -163,7 +163,7 @@ def test_a_rank_knows_its_place(start):
 def test_no_rank_begins_before_all_have_joined(monkeypatch, tmp_path):
     """One that ended first would cut off those that still connect to it."""
     monkeypatch.setattr(starting, "_can_fork", lambda _device_type: True)
-    monkeypatch.setattr(starting, "_threads_per_rank", lambda _world_size: 1)
+    monkeypatch.setattr(starting, "threads_per_rank", lambda _world_size: 1)
     monkeypatch.setattr(dist, "init_process_group", partial(join_late_on_rank_0, tmp_path))
     assert run_ranks(joined, 2, backend="gloo", args=(tmp_path,)) == [["0", "1"]] * 2
 

@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import socket
 import sys
 import threading
 import time
@@ -29,6 +30,7 @@ from pipeline.errors import Skipped
 from pipeline.loaded_modules import loaded_modules
 
 PR_SET_PDEATHSIG = 1
+LOOPBACK = ("127.0.0.1", 9)  # any port does
 OUTCOMES = (Skipped, MemoryError, torch.OutOfMemoryError)
 
 
@@ -45,7 +47,11 @@ class RankContext:
 
 @dataclass(frozen=True)
 class Group:
-    """Settings that all ranks of one run share."""
+    """Settings that all ranks of one run share, on one node.
+
+    first_rank: the lowest rank on this node, which has the first device; store_at: host and port of the store through
+    which ranks of several nodes meet; None: they meet through a file, all on this machine.
+    """
 
     world_size: int
     backend: str
@@ -53,6 +59,17 @@ class Group:
     threads: int
     timeout_s: float
     folder: Path
+    first_rank: int = 0
+    store_at: tuple[str, int] | None = None
+
+    def store(self) -> dist.Store:
+        """Return the store through which the ranks meet."""
+        timeout = timedelta(seconds=self.timeout_s)
+        if self.store_at is not None:
+            return dist.TCPStore(*self.store_at, is_master=False, timeout=timeout)
+        store = dist.FileStore(str(self.folder / "store"), self.world_size)
+        store.set_timeout(timeout)
+        return store
 
     def stack_path(self, rank: int) -> Path:
         """Return the path to which a rank writes its stack when asked."""
@@ -60,7 +77,7 @@ class Group:
 
 
 class Failure(NamedTuple):
-    """How a rank failed: when (monotonic clock), one line, its traceback, and the exception if it is an outcome."""
+    """How a rank failed: when (Unix time), one line, its traceback, and the exception if it is an outcome."""
 
     at: float
     summary: str
@@ -80,7 +97,7 @@ def be_rank_afresh(
     os.environ.clear()
     os.environ.update(environment)
     try:
-        _import_from(*module)
+        import_from(*module)
         function, args = pickle.loads(call)
     except BaseException as error:
         _answer(sender, _failure(error))
@@ -110,7 +127,7 @@ def _answer(sender: Connection, answer: bytes | Failure) -> None:
     sender.send((answer, loaded_modules()))
 
 
-def _import_from(module: str, path: str) -> None:
+def import_from(module: str, path: str) -> None:
     """Import a module by name, or from its file if the name cannot be imported (pytest's test modules)."""
     if module in sys.modules:
         return
@@ -146,10 +163,8 @@ def _await_parents_death() -> None:
 
 def _join(group: Group, rank: int) -> RankContext:
     device = _take_device(group, rank)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback())
-    timeout = timedelta(seconds=group.timeout_s)
-    store = dist.FileStore(str(group.folder / "store"), group.world_size)
-    store.set_timeout(timeout)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", _interface_to(group.store_at or LOOPBACK))
+    store = group.store()
     # The time of the set-up must not include waiting for ranks that start late.
     _meet(store, "here", group, rank)
     started = time.perf_counter()
@@ -158,7 +173,7 @@ def _join(group: Group, rank: int) -> RankContext:
         store=store,
         rank=rank,
         world_size=group.world_size,
-        timeout=timeout,
+        timeout=timedelta(seconds=group.timeout_s),
         # Given the device, NCCL sets up its communicator now, not in the first collective, and fails early.
         device_id=device if group.backend == "nccl" else None,
     )
@@ -178,18 +193,19 @@ def _take_device(group: Group, rank: int) -> torch.device:
     torch.set_num_threads(group.threads)
     if group.device_type == "cpu":
         return torch.device("cpu")
-    device = torch.device("cuda", rank)
+    device = torch.device("cuda", rank - group.first_rank)
     torch.cuda.set_device(device)
     torch.cuda.synchronize(device)  # creates the context, which is not part of the group's set-up
     return device
 
 
-def _loopback() -> str:
-    """Name the loopback interface: all ranks are on one machine, whose host name may not resolve."""
+def _interface_to(address: tuple[str, int]) -> str:
+    """Name the network interface through which this machine reaches an address: its own host name may not resolve."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)  # sends nothing
+        own = probe.getsockname()[0]
     return next(
-        name
-        for name, addresses in psutil.net_if_addrs().items()
-        if any(entry.address == "127.0.0.1" for entry in addresses)
+        name for name, addresses in psutil.net_if_addrs().items() if any(entry.address == own for entry in addresses)
     )
 
 
@@ -202,4 +218,4 @@ def _leave(context: RankContext) -> None:
 def _failure(error: BaseException) -> Failure:
     summary = traceback.format_exception_only(error)[-1].strip()
     outcome = error if isinstance(error, OUTCOMES) else None
-    return Failure(time.monotonic(), f"raised {summary}", "".join(traceback.format_exception(error)).rstrip(), outcome)
+    return Failure(time.time(), f"raised {summary}", "".join(traceback.format_exception(error)).rstrip(), outcome)

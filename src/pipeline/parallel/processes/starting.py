@@ -14,11 +14,11 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -42,6 +42,16 @@ class RankFailed(RuntimeError):
     def __init__(self, rank: int, message: str) -> None:
         super().__init__(message)
         self.rank = rank
+
+
+class Hang(NamedTuple):
+    """A rank that has not answered: its stack, where that is known."""
+
+    stack: str
+
+
+# What each rank of a group sent: its pickled result or how it failed.
+Answers = dict[int, bytes | Failure | Hang]
 
 
 @dataclass
@@ -74,21 +84,30 @@ def run_ranks(
     (Skipped, out of memory) keep their own type, with the RankFailed as their cause. Raises ValueError for an unusable
     backend, device or function.
     """
-    _check(function, world_size, backend, device_type)
+    check(function, world_size, backend, device_type)
     deadline = time.monotonic() + timeout_s
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
-        group = Group(world_size, backend, device_type, _threads_per_rank(world_size), timeout_s, Path(folder))
-        ranks: list[_Rank] = []
-        try:
-            for rank in range(world_size):
-                ranks.append(_start(group, rank, function, tuple(args)))
-            _collect(ranks, deadline)
-            return [pickle.loads(answer) for answer in _results(ranks, group)]
-        finally:
-            _end(ranks)
+        group = Group(world_size, backend, device_type, threads_per_rank(world_size), timeout_s, Path(folder))
+        return results(answers_of(group, range(world_size), function, args, deadline), group.timeout_s)
 
 
-def _check(function: Callable[..., Any], world_size: int, backend: str, device_type: str) -> None:
+def answers_of(
+    group: Group, ranks: Iterable[int], function: Callable[..., Any], args: Sequence[Any], deadline: float
+) -> Answers:
+    """Start these ranks of a group here and return their answers; ends those that have none by the deadline."""
+    started: list[_Rank] = []
+    try:
+        for rank in ranks:
+            started.append(_start(group, rank, function, tuple(args)))
+        _collect(started, deadline)
+        failed = any(isinstance(rank.answer, Failure) for rank in started)
+        return {rank.rank: rank.answer or Hang("" if failed else _stack(rank, group)) for rank in started}
+    finally:
+        _end(started)
+
+
+def check(function: Callable[..., Any], world_size: int, backend: str, device_type: str) -> None:
+    """Raise ValueError for a backend, a device or a function that cannot be used."""
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
     if device_type not in DEVICE_TYPES:
@@ -104,13 +123,13 @@ def _check(function: Callable[..., Any], world_size: int, backend: str, device_t
         raise ValueError(f"{function.__qualname__} is defined inside a function: define it at the top of a module")
 
 
-def _threads_per_rank(world_size: int) -> int:
-    """Divide this process's cores among the ranks.
+def threads_per_rank(num_ranks: int) -> int:
+    """Divide this process's cores among so many ranks.
 
     Ranks are not pinned: on a single core gloo's thread and the rank's would wait for each other, which makes a small
     all-reduce several times slower; and it is not known here which cores are close to which GPU.
     """
-    return max(1, len(os.sched_getaffinity(0)) // world_size)
+    return max(1, len(os.sched_getaffinity(0)) // num_ranks)
 
 
 def _start(group: Group, rank: int, function: Callable[..., Any], args: tuple) -> _Rank:
@@ -182,27 +201,28 @@ def _last_words(exit_code: int | None) -> str:
     return f"ended with exit code {exit_code} before it sent a result"
 
 
-def _results(ranks: list[_Rank], group: Group) -> list[bytes]:
-    """Return the answers; raise the first failure, preferring ranks that died silently to those that reported one."""
-    failed = sorted(
-        ((rank.rank, rank.answer) for rank in ranks if isinstance(rank.answer, Failure)),
-        key=lambda entry: (entry[1].at, entry[0]),
-    )
-    hanging = [rank for rank in ranks if rank.answer is None]
-    if failed:
-        (first, failure), *later_failures = failed
-        lines = [f"rank {first} of {group.world_size} {failure.summary}", failure.traceback]
+def results(answers: Answers, timeout_s: float) -> list[Any]:
+    """Return what all ranks of a group returned, in order of rank.
+
+    Raises the first failure, preferring ranks that died silently to those that reported one, or else names those that
+    have not answered within the time.
+    """
+    world_size = len(answers)
+    failures = {rank: answer for rank, answer in answers.items() if isinstance(answer, Failure)}
+    hanging = {rank: answer for rank, answer in sorted(answers.items()) if isinstance(answer, Hang)}
+    if failures:
+        (first, failure), *later_failures = sorted(failures.items(), key=lambda entry: (entry[1].at, entry[0]))
+        lines = [f"rank {first} of {world_size} {failure.summary}", failure.traceback]
         lines += [f"then rank {rank} {later.summary}" for rank, later in later_failures]
         error = RankFailed(first, "\n".join(line for line in lines if line))
         if failure.outcome is not None:
             raise failure.outcome from error
         raise error
     if hanging:
-        numbers = ", ".join(str(rank.rank) for rank in hanging)
-        stacks = [f"rank {rank.rank} was at\n{_stack(rank, group)}" for rank in hanging]
-        head = f"rank {numbers} of {group.world_size} sent no result within {group.timeout_s:g} s"
-        raise RankFailed(hanging[0].rank, "\n".join([head, *stacks]))
-    return [rank.answer for rank in ranks if isinstance(rank.answer, bytes)]
+        stacks = [f"rank {rank} was at\n{hang.stack}" for rank, hang in hanging.items()]
+        head = f"rank {', '.join(map(str, hanging))} of {world_size} sent no result within {timeout_s:g} s"
+        raise RankFailed(next(iter(hanging)), "\n".join([head, *stacks]))
+    return [pickle.loads(answer) for _, answer in sorted(answers.items()) if isinstance(answer, bytes)]
 
 
 def _stack(rank: _Rank, group: Group) -> str:
