@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 import psutil
 import pytest
 
+from pipeline.parallel.processes import one_node
+
 from ..slurm import LIMIT_S, await_true, kill, started, why_not
 from .conftest import copied_project
 
@@ -28,13 +30,15 @@ stages:
     grids: [{size: [tiny], context_length: [16], precision: [fp32, bf16]}]
   allreduce:
     settings: {min_bytes: 4000, max_bytes: 40000, budget_s: 0.1, unstable_rel_error: 1.0e+9}
-    grids: [{backend: gloo, world_size: [2]}]
+    grids: [{backend: gloo, world_size: [2], nodes: [1, 2]}]
 """
 TIMING = "timing precision={} size=tiny context_length=16 warmup_steps=5 mode=eager optimizer=foreach repeat=1"
+# A run that is killed would leave its lock.
 ENDLESS = (
-    *("--nolock", "--config"),  # for a run that is killed would leave its lock
-    "overrides={timing: {settings: {max_steps: 1000000000, budget_s: 3600, rel_error: 0}},"
-    " allreduce: {settings: {max_samples: 1000000000, budget_s: 3600}}}",
+    *("--nolock", "--config"),
+    "overrides={{timing: {{settings: {{max_steps: 1000000000, budget_s: 3600, rel_error: 0}}}},"
+    " allreduce: {{settings: {{max_samples: 1000000000, budget_s: 3600, timeout_s: 3600}},"
+    " grids: [{{backend: gloo, world_size: [2], nodes: [{nodes}]}}]}}}}",
 )
 
 
@@ -53,17 +57,18 @@ def unmeasured(tmp_path_factory, cluster):
 
 
 class Run:
-    """A run whose cells do not end by themselves."""
+    """A run whose cells do not end by themselves: of a target or all, all-reduce on as many nodes."""
 
-    def __init__(self, project, cluster):
+    def __init__(self, project, cluster, nodes, *targets):
         self.cluster = cluster
         self.known = {job["JobID"] for job in cluster.jobs()}
-        self.process = project.start(*PROFILE, *ENDLESS)
+        self.process = project.start(*targets, *PROFILE, *(word.format(nodes=nodes) for word in ENDLESS))
 
-    def await_cells(self):
-        """Wait until all cells measure."""
-        await_true(lambda: len(self.measuring()) == 3 or self.process.poll() is not None, "the cells do not measure")
-        assert self.process.poll() is None, self.process.communicate()[0]
+    def await_cells(self, count):
+        """Wait until so many cells measure."""
+        ended = self.process.poll
+        await_true(lambda: len(self.measuring()) == count or ended() is not None, "the cells do not measure")
+        assert ended() is None, self.process.communicate()[0]
 
     @property
     def jobs(self):
@@ -78,6 +83,11 @@ class Run:
                 if "measure" in process.cmdline()[:4]:
                     found[process.environ()["SLURM_JOB_ID"]].append(process)
         return found
+
+    def nodes_of_ranks(self):
+        """Return the nodes on which ranks of a cell over several nodes run."""
+        ranks = [process for process in self.cluster.processes() if one_node.__name__ in process.cmdline()]
+        return {process.environ()["SLURMD_NODENAME"] for process in ranks}
 
     def output(self):
         """Wait for the end of the run, which fails; return what it printed."""
@@ -99,11 +109,11 @@ class Run:
 
 
 @contextlib.contextmanager
-def endless_run(project, cluster):
-    """A run whose cells measure until something ends them."""
-    run = Run(project, cluster)
+def endless_run(project, cluster, cells, nodes, *targets):
+    """A run of so many cells that measure until something ends them."""
+    run = Run(project, cluster, nodes, *targets)
     try:
-        run.await_cells()
+        run.await_cells(cells)
         yield run
     finally:
         run.end()
@@ -120,7 +130,7 @@ class Ended:
 @pytest.fixture(scope="module")
 def ended(unmeasured, cluster):
     """A run of which one job loses its node, one reaches its time limit, and in one the cell is killed."""
-    with endless_run(unmeasured, cluster) as run:
+    with endless_run(unmeasured, cluster, 3, 1) as run:
         jobs = list(run.jobs.values())
         nodes = [job["NodeList"] for job in jobs]
         lonely = next(job for job in jobs if nodes.count(job["NodeList"]) == 1)
@@ -144,6 +154,7 @@ def finished(ended, unmeasured, cluster):
 
 
 def records(project):
+    """Return the records by their paths."""
     return {path: json.loads(path.read_text()) for path in project.root.glob("results/*/cells/**/*.json")}
 
 
@@ -155,15 +166,14 @@ def test_a_job_that_slurm_ends_is_one_line_that_says_how(ended):
 
 
 def test_what_slurm_ended_is_measured_by_the_next_run(finished):
-    assert len(records(finished[0])) == 3
+    assert len(records(finished[0])) == 4
 
 
 def test_each_cell_is_a_job_and_the_pages_are_made_where_they_are_asked_for(finished):
     project, jobs = finished
     assert sorted(job["Comment"].split("_wildcards")[0] for job in jobs.values()) == [
-        "rule_measure_allreduce",
-        "rule_measure_timing",
-        "rule_measure_timing",
+        *["rule_measure_allreduce"] * 2,
+        *["rule_measure_timing"] * 2,
     ]
     assert (project.root / "reports/writeup.md").exists()
     assert project.planned(*PROFILE) == {}
@@ -180,6 +190,14 @@ def test_a_record_names_its_job_and_its_node(finished):
     project, jobs = finished
     named = {record["scheduler"]["job"]: record["scheduler"]["nodes"] for record in records(project).values()}
     assert named == {number: job["NodeList"] for number, job in jobs.items()}
+
+
+def test_a_cell_over_two_nodes_is_measured_on_both(finished):
+    path = finished[0].root / "results/allreduce/cells/backend=gloo/world_size=2/nodes=2.json"
+    record = json.loads(path.read_text())
+    assert record["scheduler"]["nodes"] == "n[1-2]"
+    assert {row["status"] for row in record["rows"]} == {"ok"}
+    assert "pipeline.parallel.processes.one_node" in record["code"]["modules"]
 
 
 def test_a_job_s_cell_uses_no_worker(finished):
@@ -209,7 +227,9 @@ def test_records_of_another_machine_do_not_stop_the_one_that_only_submits(finish
 
 @pytest.fixture
 def endless(unmeasured, cluster):
-    with endless_run(unmeasured, cluster) as run:
+    """A run of one cell, whose ranks on both nodes measure."""
+    with endless_run(unmeasured, cluster, 1, 2, "results/allreduce/gloo.csv") as run:
+        await_true(lambda: run.nodes_of_ranks() == {"n1", "n2"}, "ranks do not run on both nodes")
         yield run
 
 

@@ -159,9 +159,17 @@ class Stage:
         shared = shares_host(self.cell(wildcards), on_gpu=GPUS_PRESENT > 0)
         return 1 if shared or SCHEDULED else workflow.cores
 
-    def gpus(self, wildcards):
-        """Return how many GPUs the cell asks for."""
-        return self.cell(wildcards).gpus
+    def resources(self):
+        """Return the resources that a cell asks for, as functions of its wildcards."""
+        names = ("gpu", "nodes", *over_nodes(2, 1))
+        return {name: lambda wildcards, name=name: self.resource(wildcards, name) for name in names}
+
+    def resource(self, wildcards, name):
+        """Return how much of one resource the cell asks for; None: it says nothing of it."""
+        cell = self.cell(wildcards)
+        nodes = getattr(cell, "nodes", 1)
+        asked = {"gpu": cell.gpus * nodes, "nodes": nodes, **(over_nodes(nodes, cell.gpus) if nodes > 1 else {})}
+        return asked.get(name)
 
     def measured_again_if_stale(self, wildcards):
         """Return no input: a cell has none. Where its record is stale, have Snakemake measure it again."""
@@ -195,6 +203,21 @@ class Stage:
             sources.data_files(name for name in code if name.startswith(package)),
             is_damaged=lambda: not (parts.exists() and html_parts.exists()) or missing_images(parts, REPORTS),
         )
+
+
+def over_nodes(nodes, gpus):
+    """Return what a cell over several nodes asks of Slurm too, as Snakemake's executor for it names it.
+
+    With `mpi` the job's command starts steps itself. It has one task on each node, as many GPUs on each, and the nodes
+    to itself: it holds the lock of the first one's host only.
+    """
+    return {
+        "mpi": "srun",
+        "tasks": nodes,
+        "tasks_per_gpu": 0,
+        "gres": f"gpu:{gpus}" if gpus else None,
+        "slurm_extra": "--exclusive",
+    }
 
 
 class Made:

@@ -29,8 +29,7 @@ for name in STAGES_TO_WRITE:
             priority: 1
             threads: stage.threads
             resources:
-                gpu=stage.gpus,
-                nodes=1,
+                **stage.resources(),
             params:
                 stage=name,
                 cell=stage.cell_words,

@@ -1,5 +1,7 @@
 """Allreduce tables by hand, from a cost model: latency and bandwidth of each backend, and what a single call adds."""
 
+from dataclasses import asdict
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -21,6 +23,7 @@ def row(rng, cell, timing, impl, placement, clock, size_bytes, seconds, machine=
     return {
         "backend": cell.backend,
         "world_size": cell.world_size,
+        "nodes": cell.nodes,
         "timing": timing,
         "impl": impl,
         "placement": placement,
@@ -63,7 +66,7 @@ def measured(rng, cell):
 
 
 def outcome(cell, status, reason):
-    base = {"backend": cell.backend, "world_size": cell.world_size, "status": status, "reason": reason, **SHARED}
+    base = {**asdict(cell), "status": status, "reason": reason, **SHARED}
     return [base | key for key in cell.row_keys()]
 
 
@@ -71,6 +74,14 @@ def h200(rng):
     gloo = [row for size in (2, 4, 6) for row in measured(rng, Cell("gloo", size))]
     nccl = [row for size in (2, 4) for row in measured(rng, Cell("nccl", size))]
     return [*gloo, *nccl, *outcome(Cell("nccl", 8), "skipped", "needs 8 GPUs, 4 present")]
+
+
+def cluster(rng):
+    within, across = h200(rng), measured(rng, Cell("nccl", 4, 2))
+    for line in across:  # a tenth of the bandwidth within a node
+        line |= {name: line[name] * 10 for name in ("median_ms", "q1_ms", "q3_ms", "mean_ms")}
+        line |= {name: line[name] / 10 for name in ("algbw_gb_per_s", "busbw_gb_per_s")}
+    return within + across
 
 
 def laptop(rng):
@@ -90,7 +101,7 @@ def nothing(_rng):
     return outcome(Cell("nccl", 2), "skipped", "NCCL needs a GPU for each of 2 ranks, none present")
 
 
-MACHINES = {"h200": h200, "laptop": laptop, "smoke": smoke, "nothing": nothing}
+MACHINES = {"h200": h200, "cluster": cluster, "laptop": laptop, "smoke": smoke, "nothing": nothing}
 
 
 @pytest.fixture(scope="session")

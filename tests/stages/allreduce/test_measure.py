@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from pipeline.cells.scheduler import SlurmJob
 from pipeline.errors import Skipped, UserError
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.parallel.processes.starting import RankFailed, run_ranks
@@ -182,6 +183,7 @@ def test_more_ranks_than_cores_are_marked(monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _pid: {0, 1})
     rows = {size: measure.merged([report(1.0)] * size, Cell("gloo", size), SETTINGS)[0] for size in (2, 3)}
     assert [(row["cores"], row["oversubscribed"]) for row in rows.values()] == [(2, False), (2, True)]
+    assert not measure.merged([report(1.0)] * 4, Cell("gloo", 4, 2), SETTINGS)[0]["oversubscribed"]
 
 
 @pytest.mark.parametrize(
@@ -222,8 +224,26 @@ def test_sizes_that_cannot_be_are_refused_in_one_line(settings, message):
         measure.measure(Cell("gloo", 2), settings, Stopwatch())
 
 
-def test_a_cell_takes_a_gpu_for_each_nccl_rank_and_none_for_gloo():
-    assert (Cell("nccl", 6).gpus, Cell("gloo", 6).gpus) == (6, 0)
+def test_a_cell_takes_a_gpu_for_each_nccl_rank_of_a_node_and_none_for_gloo():
+    assert (Cell("nccl", 6).gpus, Cell("nccl", 6, 3).gpus, Cell("gloo", 6).gpus) == (6, 2, 0)
+
+
+def test_nodes_share_the_ranks_evenly():
+    with pytest.raises(UserError, match=r"^world_size must be a multiple of nodes \(2\), got 3$"):
+        Cell("gloo", 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("job", "reason"),
+    [
+        (None, "2 nodes need a job of Slurm, this is none"),
+        (SlurmJob("7", "n1", 1), "needs 2 nodes, Slurm job 7 has 1"),
+    ],
+)
+def test_nodes_that_no_scheduler_gives_are_skipped(monkeypatch, job, reason):
+    monkeypatch.setattr(measure, "slurm_job", lambda: job)
+    with pytest.raises(Skipped, match=f"^{reason}$"):
+        measure.measure(Cell("gloo", 4, 2), SETTINGS, Stopwatch())
 
 
 @pytest.mark.gpu

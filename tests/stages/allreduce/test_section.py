@@ -8,7 +8,7 @@ from pipeline.stages.allreduce.report import baselines, facts, section
 
 from ..sections import built, contents, faults_of_parts, gaps, keys, numbers_that_stay, unnamed_rows
 
-MEASURED = ("h200", "laptop", "smoke")
+MEASURED = ("h200", "cluster", "laptop", "smoke")
 TIMES = ["median_ms", "q1_ms", "q3_ms"]
 
 
@@ -47,7 +47,7 @@ def test_drawn_twice_the_section_has_the_same_bytes(make_rows, tmp_path):
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
-@pytest.mark.parametrize("name", ["h200", "laptop"])
+@pytest.mark.parametrize("name", ["h200", "cluster", "laptop"])
 def test_no_number_of_the_prose_stays_when_every_figure_is_another(make_rows, text, monkeypatch, name):
     monkeypatch.setattr(section, "busbw", lambda *_: new_figure()[0])  # quartiles change apart from medians
     # Sizes and ranks; how many figures failed; the formula of bus bandwidth and what it makes of a ring.
@@ -123,6 +123,22 @@ def test_more_ranks_are_held_against_a_ring(make_rows):
     times = {ranks: rows[(rows["backend"] == "gloo") & (rows["world_size"] == ranks)] for ranks in (2, 6)}
     doubled.loc[times[6].index, TIMES] = 2 * times[2][TIMES].to_numpy()
     assert "with 6 ranks 2.00× that (a ring over links of one speed: 1.67×)" in build(doubled).problems[0].answer
+
+
+def test_several_nodes_are_held_against_the_best_within_one(make_rows, text):
+    rows = make_rows("cluster")
+    nccl = rows.query("backend == 'nccl' and timing == 'burst' and impl == 'torch'")
+    within, across = nccl.groupby("nodes")["busbw_gb_per_s"].max()
+    said = f"nccl reaches {across:.1f} GB/s (1000 MB, 4 ranks of 2 nodes), {across / within:.3f}× its best within one."
+    assert f"Over 2 nodes {said}" in text(rows)
+    assert "nccl on 4 ranks of 2 nodes |" in text(rows)
+    assert "nodes" not in text(make_rows("h200"))
+
+
+def test_the_problem_and_others_figures_are_of_one_node(make_rows):
+    one_node, cluster = make_rows("h200"), make_rows("cluster")
+    assert build(cluster).problems == build(one_node).problems
+    assert len(baselines.pairs(cluster)) == len(baselines.pairs(one_node))
 
 
 def test_nccl_that_could_not_be_called_leaves_the_rest(make_rows, text):

@@ -1,4 +1,4 @@
-"""How long does an all-reduce take, by backend, number of ranks and size, back-to-back and as a single call?"""
+"""How long does an all-reduce take, by backend, ranks, nodes and size, back-to-back and as a single call?"""
 
 from dataclasses import dataclass
 
@@ -15,15 +15,26 @@ PLACEMENTS = ("in_place", "out_of_place")
 
 @dataclass(frozen=True)
 class Cell:
-    """One backend (gloo on the CPU, nccl on GPUs) and number of ranks; sizes are its rows."""
+    """One backend (gloo on the CPU, nccl on GPUs), number of ranks and nodes that share them; sizes are its rows."""
 
     backend: str = axis("gloo", allowed=("gloo", "nccl"))
     world_size: int = axis(2, minimum=2)
+    nodes: int = axis(1, minimum=1)
+
+    def __post_init__(self) -> None:
+        """Raise UserError, one line, where the nodes cannot have as many ranks each."""
+        if self.world_size % self.nodes:
+            raise UserError(f"world_size must be a multiple of nodes ({self.nodes}), got {self.world_size}")
+
+    @property
+    def ranks_per_node(self) -> int:
+        """The ranks on each node."""
+        return self.world_size // self.nodes
 
     @property
     def gpus(self) -> int:
-        """The GPUs that the cell uses if there are any: one per rank, none for gloo."""
-        return self.world_size if self.backend == "nccl" else 0
+        """The GPUs that the cell uses on each node if there are any: one per rank, none for gloo."""
+        return self.ranks_per_node if self.backend == "nccl" else 0
 
     def row_keys(self) -> list[dict[str, str]]:
         """Return the keys of the rows of a cell that could not be measured: one for each kind."""

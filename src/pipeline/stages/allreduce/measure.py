@@ -2,11 +2,14 @@
 
 import os
 import statistics
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from pipeline.cells.scheduler import slurm_job
 from pipeline.errors import Skipped
 from pipeline.formulas.collectives import all_reduce_bus_factor
 from pipeline.instruments.sampling.stability import status_columns
@@ -27,7 +30,7 @@ def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
     settings.sizes_bytes()  # refuses bad sizes before any process starts
     _require(cell)
     with stopwatch.measuring():
-        reports = run_ranks(
+        reports = _run(cell)(
             measure_rank,
             cell.world_size,
             backend=cell.backend,
@@ -38,13 +41,33 @@ def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
     return merged(reports, cell, settings)
 
 
+def _run(cell: Cell) -> Callable[..., list[RankReport]]:
+    """Return what runs the cell's ranks: cells of one node do not depend on the code for several."""
+    if cell.nodes == 1:
+        return run_ranks
+    from pipeline.parallel.processes.over_nodes import run_ranks_over_nodes
+
+    return partial(run_ranks_over_nodes, nodes=cell.nodes)
+
+
 def _require(cell: Cell) -> None:
+    _require_nodes(cell.nodes)
     # device_count() asks NVML and does not start CUDA: the ranks need the GPUs, not this process.
     if cell.backend == "nccl" and torch.cuda.device_count() == 0:
         raise Skipped(f"NCCL needs a GPU for each of {cell.world_size} ranks, none present")
     available = {"gloo": dist.is_gloo_available, "nccl": dist.is_nccl_available}
     if not available[cell.backend]():
         raise Skipped(f"this build of torch has no {cell.backend}")
+
+
+def _require_nodes(nodes: int) -> None:
+    if nodes == 1:
+        return
+    job = slurm_job()
+    if job is None:
+        raise Skipped(f"{nodes} nodes need a job of Slurm, this is none")
+    if job.num_nodes < nodes:
+        raise Skipped(f"needs {nodes} nodes, Slurm job {job.number} has {job.num_nodes}")
 
 
 def merged(reports: list[RankReport], cell: Cell, settings: Settings) -> list[Row]:
@@ -89,7 +112,7 @@ def _rates(key: Row, samples_ms: list[float], cell: Cell) -> Row:
 
 def _placement_of_ranks(cell: Cell) -> Row:
     cores = len(os.sched_getaffinity(0))
-    return {"cores": cores, "oversubscribed": cell.backend == "gloo" and cell.world_size > cores}
+    return {"cores": cores, "oversubscribed": cell.backend == "gloo" and cell.ranks_per_node > cores}
 
 
 def _gpu_columns(states: list[Row]) -> Row:

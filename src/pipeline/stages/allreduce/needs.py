@@ -11,5 +11,5 @@ def expected_s(cell: Cell, settings: Settings, on_gpu: bool) -> float:
 
 
 def needed_bytes(cell: Cell, settings: Settings) -> int:
-    """Return the least memory that a cell needs on a CPU: the largest buffer for each rank."""
-    return cell.world_size * settings.max_bytes if cell.backend == "gloo" else 0
+    """Return the least memory that a cell needs on a CPU: the largest buffer for each rank of a node."""
+    return cell.ranks_per_node * settings.max_bytes if cell.backend == "gloo" else 0

@@ -21,8 +21,8 @@ class RankTimes(TimedRow):
     rank_mean_ms: float = column("mean of the ranks' medians", positive=True)
     rank_max_ms: float = column("median of the slowest rank", positive=True)
     rank_medians_ms: list[float] = column("median of each rank", positive=True)
-    cores: int = column("CPU cores that the ranks share", minimum=1)
-    oversubscribed: bool = column("whether gloo has more ranks than cores")
+    cores: int = column("CPU cores that the ranks of a node share", minimum=1)
+    oversubscribed: bool = column("whether gloo has more ranks on a node than cores")
     sm_clock_mhz: int | None = column("slowest SM clock of the GPUs after the last sample", minimum=0)
     temperature_c: int | None = column("temperature of the hottest GPU after the last sample")
 

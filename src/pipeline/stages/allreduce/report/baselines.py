@@ -1,4 +1,4 @@
-"""Others' all-reduce times beside ours of the same backend, ranks and size."""
+"""Others' all-reduce times beside ours of the same backend, ranks on one node and size."""
 
 import pandas as pd
 
@@ -28,7 +28,7 @@ def pairs(rows: pd.DataFrame) -> pd.DataFrame:
         }
         for _, line in theirs.iterrows()
         for group in groups(rows)
-        if (group.backend, group.world_size) == (line["backend"], line["world_size"])
+        if (group.backend, group.world_size, group.nodes) == (line["backend"], line["world_size"], 1)
         for _, call in group.singles.iterrows()
         if abs(call["size_mb"] / line["size_mb"] - 1) <= SIZE_TOLERANCE
     ]

@@ -20,15 +20,14 @@ def charts(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame] | None = None)
 
 
 def _busbw(bursts: pd.DataFrame, link_gb_per_s: float | None) -> Chart:
-    """Draw busbw over size, a line a number of ranks; its range is that of the quartiles of the time."""
-    drawn = with_rate_quartiles(bursts, "busbw_gb_per_s").assign(ranks=bursts["world_size"].astype(str) + " ranks")
-    drawn = drawn.reindex(
+    """Draw busbw over size, a line a number of ranks and nodes; its range is that of the quartiles of the time."""
+    drawn = with_rate_quartiles(bursts, "busbw_gb_per_s").reindex(
         columns=[
             *("backend", "ranks", "size", "size_mb", "busbw_gb_per_s", "q1_busbw_gb_per_s", "q3_busbw_gb_per_s"),
             *("algbw_gb_per_s", "status", "median_ms", "q1_ms", "q3_ms"),
         ]
     )
-    ranks = sorted(drawn["ranks"].unique(), key=lambda words: int(words.split()[0]))
+    ranks = list(bursts.sort_values(["nodes", "world_size"])["ranks"].unique())
     backends = list(drawn["backend"].unique())
     colour = colours("ranks", ranks)
     x = axis("size_mb", "size (MB of 10⁶ bytes)", log=True)

@@ -10,21 +10,27 @@ from pipeline.report.table_rows import complete, in_order, known, ok
 from pipeline.stages.allreduce.rows import ROW_TYPES
 
 BACKENDS = ("nccl", "gloo")
-CELL = ["backend", "world_size"]
+CELL = ["backend", "nodes", "world_size"]
 
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """One backend and number of ranks, and its rows with figures."""
+    """One backend, number of nodes and of ranks on them all, and its rows with figures."""
 
     backend: str
+    nodes: int
     world_size: int
     rows: pd.DataFrame
 
     @property
+    def ranks(self) -> str:
+        """Its ranks in words: `2 ranks`, or `16 ranks of 2 nodes`."""
+        return str(self.rows["ranks"].iloc[0])
+
+    @property
     def name(self) -> str:
         """What the group is called: `nccl on 2 ranks`."""
-        return f"{self.backend} on {self.world_size} ranks"
+        return f"{self.backend} on {self.ranks}"
 
     @property
     def bursts(self) -> pd.DataFrame:
@@ -57,12 +63,15 @@ class Group:
 
 
 def completed(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows in reading order with all columns, and size and group as words."""
+    """Return the rows in reading order with all columns, and size, ranks and group as words."""
     rows = complete(rows, ROW_TYPES)
+    of_nodes = (" of " + rows["nodes"].astype(str) + " nodes").where(rows["nodes"] > 1, "")
+    ranks = rows["world_size"].astype(str) + " ranks" + of_nodes
     rows = rows.assign(
         size_mb=rows["size_bytes"].astype(float) / 1e6,
         size=[f"{size / 1e6:g} MB" for size in rows["size_bytes"].astype(float)],
-        group=rows["backend"] + " on " + rows["world_size"].astype(str) + " ranks",
+        ranks=ranks,
+        group=rows["backend"] + " on " + ranks,
     )
     return in_order(rows, [*CELL, "size_bytes"], {"backend": BACKENDS})
 
@@ -73,9 +82,9 @@ def calls(rows: pd.DataFrame, timing: str, impl: str = "torch") -> pd.DataFrame:
 
 
 def groups(rows: pd.DataFrame) -> list[Group]:
-    """Make a group of every backend and number of ranks that has a burst."""
+    """Make a group of every backend, number of nodes and of ranks that has a burst."""
     cells = ok(completed(rows)).groupby(CELL, sort=False)
-    found = [Group(backend, int(world_size), cell) for (backend, world_size), cell in cells]
+    found = [Group(backend, int(nodes), int(world_size), cell) for (backend, nodes, world_size), cell in cells]
     return [group for group in found if len(group.bursts)]
 
 

@@ -19,14 +19,14 @@ from pipeline.stages.allreduce.report.facts import Group
 
 
 def busbw(groups: Sequence[Group], link_gb_per_s: float | None) -> Figure:
-    """Draw busbw in bursts over size, one panel per backend and one line per number of ranks; and the link's rate."""
+    """Draw busbw in bursts over size, a panel a backend, a line a number of ranks and nodes; and the link's rate."""
     backends = list(dict.fromkeys(group.backend for group in groups))
     figure, panels = new_figure(1, len(backends))
     for axes, backend in zip(panels[0], backends, strict=True):
         here = [group for group in groups if group.backend == backend]
         for group in here:
             bursts = with_rate_quartiles(group.bursts, "busbw_gb_per_s")
-            quartile_line(axes, bursts, "size_mb", f"{group.world_size} ranks", "busbw_gb_per_s")
+            quartile_line(axes, bursts, "size_mb", group.ranks, "busbw_gb_per_s")
         sizes = pd.concat([group.bursts["size_mb"] for group in here]).unique()
         if backend == "nccl" and link_gb_per_s is not None:
             axes.axhline(link_gb_per_s, linestyle="--", linewidth=1, color=BLACK, label="copy from GPU to GPU")

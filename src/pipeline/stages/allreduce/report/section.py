@@ -13,7 +13,7 @@ from pipeline.report.tables import median_cells, number_cells, significant
 from pipeline.stages.allreduce.report.facts import Group, calls, completed, groups, link_gb_per_s
 from pipeline.stages.allreduce.report.figures import busbw
 
-TITLE = "How fast is an all-reduce on one node?"
+TITLE = "How fast is an all-reduce?"
 EXERCISE = "distributed_communication_single_node"
 MOST_SIZES = 4
 
@@ -26,9 +26,10 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame] | None = None) 
     if not measured:
         return Section(TITLE, EXERCISE, nothing_measured(asked))
     reached = listing(
-        f"{number(best.best['busbw_gb_per_s'])} GB/s with {best.backend} ({best.best['size']}, {best.world_size} ranks)"
+        f"{number(best.best['busbw_gb_per_s'])} GB/s with {best.backend} ({best.best['size']}, {best.ranks})"
         for best in map(_best, _backends(measured))
     )
+    place = "one node" if measured == _within(measured) else "one node or several"
     return Section(
         TITLE,
         EXERCISE,
@@ -36,16 +37,16 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame] | None = None) 
         parts=[
             Figure("busbw", f"Bus bandwidth over size: {reached}", busbw(measured, link_gb_per_s(beside))),
             _table(measured),
-            " ".join(filter(None, [_own_cost(measured), _crowded(measured)])),
+            " ".join(filter(None, [*map(_across, _backends(measured)), _own_cost(measured), _crowded(measured)])),
             not_measured(asked, "group"),
         ],
         method=(
-            "Sums of fp32 between processes of one node, checked, then timed after "
+            f"Sums of fp32 between processes of {place}, checked, then timed after "
             f"{rows['setting_warmup_calls'].max()} calls: back to back (a burst), or each between a barrier and a "
             "synchronisation (a single call). A time is that of the slowest rank; bus bandwidth is size over time, "
             "times 2·(n − 1) / n (nccl-tests)."
         ),
-        problems=[Problem(EXERCISE, " ".join(map(_growth, _backends(measured))))],
+        problems=[Problem(EXERCISE, " ".join(map(_growth, _backends(_within(measured)))))],
     )
 
 
@@ -57,6 +58,25 @@ def _backends(measured: Sequence[Group]) -> list[list[Group]]:
 
 def _best(alike: Sequence[Group]) -> Group:
     return max(alike, key=lambda group: group.best["busbw_gb_per_s"])
+
+
+def _within(measured: Sequence[Group]) -> list[Group]:
+    """Return the groups of one node."""
+    return [group for group in measured if group.nodes == 1]
+
+
+def _across(alike: Sequence[Group]) -> str:
+    """Say what a backend reaches over several nodes, beside its best within one; empty without both."""
+    within, across = _within(alike), [group for group in alike if group.nodes > 1]
+    if not within or not across:
+        return ""
+    over, inside = (_best(groups).best["busbw_gb_per_s"] for groups in (across, within))
+    best = _best(across)
+    where = f"({best.best['size']}, {best.ranks})"
+    return (
+        f"Over {best.nodes} nodes {best.backend} reaches {number(over)} GB/s {where}, {ratio(over / inside)} its best "
+        "within one."
+    )
 
 
 def _half(alike: Sequence[Group]) -> str:

@@ -109,7 +109,7 @@ def fit(run: Run, allreduce: pd.DataFrame) -> Fit | None:
         return None
     step = run.steps.iloc[0]
     alike = ok(allreduce).query(
-        "backend == @step.backend and world_size == @run.world_size and timing == 'burst'"
+        "backend == @step.backend and world_size == @run.world_size and nodes == 1 and timing == 'burst'"
         " and impl == 'torch' and placement == 'in_place'"
     )
     try:
