@@ -117,9 +117,15 @@ def test_the_writeup_holds_machine_outcomes_and_sections(tmp_path):
     text = out.read_text()
     assert "3 cells (a process for each setting), at scale `paper`, measured from" in text
     assert "UTC. 2 cells could not be measured. [How far to trust it](#how-far-to-trust-it).\n" in text
-    for part in ("# NVIDIA H200", "host: Xeon, 64 cores.", "1234567", "It is fast.", "| timing | 1 | 2 |"):
+    for part in (
+        "# NVIDIA H200",
+        "host: Xeon, 64 cores.",
+        "1234567",
+        "It is fast.",
+        "| ok | timing 1 |\n| skipped | timing 2 |",
+    ):
         assert part in text
-    assert "- 2 cells of timing, skipped: this machine lacks what they need\n" in text
+    assert "2 cells of timing not measured, skipped: this machine lacks what they need.\n" in text
 
 
 def action(rank, what, topic="", covers=()):
@@ -213,7 +219,7 @@ def test_how_far_repeats_lie_apart_stands_beside_the_outcomes_with_the_rule_of_v
     trust = {"typical_pct": 0.42, "most_pct": 1.4, "capped": 3, "clock_mhz": 1410.0}
     write_writeup([leave_section(tmp_path, trust=trust), leave_section(tmp_path, "flash")], [cells], "", [], out)
     text = out.read_text()
-    assert "| timing | 1 | 0.42%; 1.4% |\n| flash | 1 |  |" in text
+    assert "| ok | timing 1, flash 1 |\n| repeats apart | timing 0.42% (1.4%) |" in text
     assert "the same within 2%" in text
     assert "for 3 figures of timing, to 1,410 MHz at the least" in text
     write_writeup([leave_section(tmp_path)], [cells], "", [], out)

@@ -165,7 +165,7 @@ def _trusted(sections: Sequence[WrittenSection]) -> dict[str, Any]:
     limits_pct = sorted({trust["limit_pct"] for trust in timed})
     models = [model for section in sections for model in section.models]
     repeated = {
-        section.stage: f"{significant(section.trust['typical_pct'], 2)}%; {significant(section.trust['most_pct'], 2)}%"
+        section.stage: f"{significant(section.trust['typical_pct'], 2)}% ({significant(section.trust['most_pct'], 2)}%)"
         for section in sections
         if "typical_pct" in section.trust
     }

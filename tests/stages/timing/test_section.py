@@ -67,7 +67,7 @@ def test_every_problem_of_the_assignment_is_answered(make_rows):
 
 
 def test_the_first_screen_shows_each_model_at_the_longest_context_that_all_have(make_rows):
-    table, _ = section.build(make_rows("h200")).headline
+    table, *_ = section.build(make_rows("h200")).headline
     assert [name.split(" ")[0] for name in table.cells["model"]] == ["small", "medium", "large", "xl", "2.7B"]
     assert table.cells["model"][0] == "small (129M, 12 layers)"
     assert "context 1024" in table.title
@@ -185,7 +185,8 @@ def test_what_a_product_alone_reaches_is_named_with_the_highest_rate_and_drawn(m
     products = pd.DataFrame(
         {"what": "matmul", "dtype": ["bf16", "bf16", "fp8"], "tflops_per_s": [700.0, 742.0, 1500.0]}
     )
-    (_, figure) = section.build(make_rows("h200"), {"ceilings": products}).headline
+    _, figure, legend = section.build(make_rows("h200"), {"ceilings": products}).headline
+    assert legend.endswith("; dotted: the peaks that MFU is a share of; dashed: what a matrix product alone reaches.")
     assert "in bf16, where a matrix product alone reaches 742" in figure.title
     texts = [text.get_text() for text in figure.drawing.axes[0].texts]
     assert {"bf16 data sheet", "fp32 data sheet", "bf16 matmul"} <= set(texts)
@@ -197,7 +198,7 @@ def test_the_first_screen_says_that_its_context_is_the_longest_or_why_not(make_r
     rows = make_rows("h200")
     assert "context 1024 (the longest measured)" in section.build(rows).headline[0].title
     longer = rows[(rows["context_length"] == 1024) & (rows["size"] == "small")].assign(context_length=2048)
-    table, _ = section.build(pd.concat([rows, longer], ignore_index=True)).headline
+    table, *_ = section.build(pd.concat([rows, longer], ignore_index=True)).headline
     assert "context 1024 (the longest that all of these fit)" in table.title
 
 

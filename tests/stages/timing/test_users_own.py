@@ -32,7 +32,9 @@ def test_a_model_has_all_rows_of_ours_and_the_section_of_ours_stays_without_it(a
     assert list(ours["phase"]) == phases[None]
     section = Section("How fast?", "", Markdown("So."))
     assert with_users_own(section, ours, TIMING) is section
-    (told,) = with_users_own(section, table, TIMING).headline
-    assert told.startswith("Your own in timing: `mine` takes place ")
-    assert "TransformerLM" in told
-    assert "Your `odd` is wrong: logits of the first 12 tokens change by " in told
+    told = with_users_own(section, table, TIMING)
+    (row,) = told.users_own
+    assert (row["your own"], row["measured in"]) == ("mine", "timing")
+    assert row["fastest of the others"].startswith("TransformerLM, ")
+    (failure,) = told.headline
+    assert failure.startswith("Your `odd` is wrong: logits of the first 12 tokens change by ")

@@ -105,3 +105,11 @@ def figure_title(steps: pd.DataFrame, reached: Mapping[str, float]) -> str:
         + (f", where a matrix product alone reaches {number(product)}" if product else "")
         + (f"; up to {number(max(waits) / TERA)} TFLOP a step the GPU may wait for the host" if waits else "")
     )
+
+
+def figure_legend(steps: pd.DataFrame, reached: Mapping[str, float]) -> str:
+    """Say what the figure's markers and lines are: the title says what is seen."""
+    lines = {"dotted": len(known(steps, "peak_tflops_per_s")), "dashed": len(reached)}
+    words = {"dotted": "the peaks that MFU is a share of", "dashed": "what a matrix product alone reaches"}
+    told = "".join(f"; {line}: {words[line]}" for line, drawn in lines.items() if drawn)
+    return f"One marker per model and context length, named at the longest{told}."

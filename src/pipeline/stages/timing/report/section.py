@@ -48,6 +48,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame] | None = None) 
         headline=[
             headline.table(steps, rows),
             Figure("achieved", headline.figure_title(eager, reached), figures.achieved(rows, reached)),
+            headline.figure_legend(eager, reached),
         ],
         models=headline.models(steps, rows),
     )
