@@ -3,7 +3,7 @@
 import pandas as pd
 
 from pipeline.formulas.training_state import KINDS
-from pipeline.report import side_by_side
+from pipeline.report import memory_and_time, side_by_side
 from pipeline.stages.fsdp.rows import ROW_TYPES
 
 NAMES = {
@@ -18,48 +18,10 @@ NOTHING, DDP, DDP_SHARDED, OURS, _, TORCHS = NAMES.values()
 AXES = ["precision", "size", "batch_size_per_rank", "context_length", "world_size"]
 
 
-class Run(side_by_side.Run):
+class Run(memory_and_time.Run):
     """One cell: its ways to train side by side."""
 
-    @property
-    def held_bytes(self) -> pd.Series:
-        """The bytes of KINDS together after a warm step."""
-        return self._held.groupby(level=0, sort=False)["measured_bytes"].sum()
-
-    @property
-    def peak_bytes(self) -> pd.DataFrame:
-        """The peak, columns measured and predicted; none on a CPU."""
-        peaks = self.rows.loc[self.rows["kind"] == "peak", ["measured_bytes", "predicted_bytes"]]
-        return peaks.set_axis(["measured", "predicted"], axis="columns")
-
-    @property
-    def sent_bytes(self) -> pd.Series:
-        """The least bytes that a rank sends a step."""
-        return self._traffic.groupby(level=0, sort=False)["sent_bytes"].sum()
-
-    @property
-    def captures(self) -> pd.DataFrame:
-        """The captured steps."""
-        return self.rows[self.rows["measures"] == "capture"]
-
-    @property
-    def exact(self) -> bool:
-        """Tell whether all counts of bytes held and sent are those predicted, where there is a prediction."""
-        counted = pd.concat([self._held, self._traffic]).dropna(subset="predicted_bytes")
-        return bool((counted["measured_bytes"] == counted["predicted_bytes"]).all())
-
-    @property
-    def _held(self) -> pd.DataFrame:
-        return self.rows[self.rows["kind"].isin(KINDS)]
-
-    @property
-    def _traffic(self) -> pd.DataFrame:
-        return self.rows[self.rows["measures"] == "traffic"]
-
-    def fullest_bytes(self, way: str) -> float | None:
-        """Return a way's peak, on a CPU what it holds after a step; None if it has no figure."""
-        found = self.peak_bytes["measured"].get(way, self.held_bytes.get(way))
-        return None if found is None else float(found)
+    KINDS = KINDS
 
 
 def named(rows: pd.DataFrame) -> pd.DataFrame:
