@@ -1,4 +1,4 @@
-"""The first screen's table, as text and as numbers, and the title of its figure."""
+"""The first screen's table, as text and as numbers, and what its figure shows."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -91,7 +91,7 @@ def _shape(row: pd.Series) -> str:
     return f"{words}{swiglu}, {SIZES[row['size']].num_layers} layers"
 
 
-def figure_title(steps: pd.DataFrame, reached: Mapping[str, float]) -> str:
+def finding(steps: pd.DataFrame, reached: Mapping[str, float]) -> str:
     """Say which rate of eager steps is the highest, what a product alone reaches, where the GPU waits for the host.
 
     reached: that of a matrix product alone, by precision.
@@ -100,16 +100,8 @@ def figure_title(steps: pd.DataFrame, reached: Mapping[str, float]) -> str:
     product, idle = reached.get(most["precision"]), known(steps, "gpu_idle_pct")
     waits = [step_flops(row) for _, row in idle.iterrows() if row["gpu_idle_pct"] >= IDLE_PCT]
     return (
-        f"Achieved TFLOP/s against the work of one training step: at most {number(most['model_tflops_per_s'])}, by "
-        f"{most['size']} in {most['precision']}"
+        f"The highest rate is {number(most['model_tflops_per_s'])} TFLOP/s, by {most['size']} in {most['precision']}"
         + (f", where a matrix product alone reaches {number(product)}" if product else "")
         + (f"; up to {number(max(waits) / TERA)} TFLOP a step the GPU may wait for the host" if waits else "")
+        + "."
     )
-
-
-def figure_legend(steps: pd.DataFrame, reached: Mapping[str, float]) -> str:
-    """Say what the figure's markers and lines are: the title says what is seen."""
-    lines = {"dotted": len(known(steps, "peak_tflops_per_s")), "dashed": len(reached)}
-    words = {"dotted": "the peaks that MFU is a share of", "dashed": "what a matrix product alone reaches"}
-    told = "".join(f"; {line}: {words[line]}" for line, drawn in lines.items() if drawn)
-    return f"One marker per model and context length, named at the longest{told}."

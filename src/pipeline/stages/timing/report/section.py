@@ -20,6 +20,7 @@ from pipeline.stages.timing.report.steps import (
     warm,
 )
 
+ACHIEVED = "Achieved TFLOP/s against the work of one training step"
 TITLE, EXERCISE = "How fast does each model train?", "benchmarking_script, torch_compile"
 METHOD = "Host clock with a synchronize on both sides; phases one by one, then whole steps; medians."
 GPU_METHOD = " The GPU is busy while a kernel or copy runs, in steps profiled after the timed ones."
@@ -47,8 +48,8 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame] | None = None) 
         problems=problems(rows, precision, context_length),
         headline=[
             headline.table(steps, rows),
-            Figure("achieved", headline.figure_title(eager, reached), figures.achieved(rows, reached)),
-            headline.figure_legend(eager, reached),
+            Figure("achieved", ACHIEVED, figures.achieved(rows, reached)),
+            headline.finding(eager, reached),
         ],
         models=headline.models(steps, rows),
     )
