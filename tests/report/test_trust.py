@@ -1,0 +1,24 @@
+import pandas as pd
+
+from pipeline.report.trust import of_rows
+
+
+def test_of_all_times_the_unstable_are_counted_and_what_has_no_time_is_not():
+    rows = pd.DataFrame(
+        {
+            "status": ["ok", "unstable", "oom", "ok"],
+            "median_ms": [1.0, 2.0, None, 3.0],
+            "setting_unstable_rel_error": 0.05,
+        }
+    )
+    assert of_rows(rows) == {"times": 3, "unstable": 1, "limit_pct": 5.0}
+
+
+def test_rows_without_times_say_nothing_of_themselves():
+    assert of_rows(pd.DataFrame({"status": ["ok"], "sum": [10.0]})) == {}
+    assert of_rows(pd.DataFrame({"status": ["oom"], "median_ms": [None], "setting_unstable_rel_error": 0.05})) == {}
+
+
+def test_figures_at_a_clock_that_a_power_limit_lowered_are_counted_with_the_lowest():
+    capped = {"power_capped": [True, False, True], "mean_sm_clock_mhz": [1500.0, 1980.0, 1410.0]}
+    assert of_rows(pd.DataFrame({"status": "ok", **capped})) == {"capped": 2, "clock_mhz": 1410.0}
