@@ -102,6 +102,6 @@ def finding(steps: pd.DataFrame, reached: Mapping[str, float]) -> str:
     return (
         f"The highest rate is {number(most['model_tflops_per_s'])} TFLOP/s, by {most['size']} in {most['precision']}"
         + (f", where a matrix product alone reaches {number(product)}" if product else "")
-        + (f"; up to {number(max(waits) / TERA)} TFLOP a step the GPU may wait for the host" if waits else "")
+        + (f"; in steps of up to {number(max(waits) / TERA)} TFLOP the GPU may wait for the host" if waits else "")
         + "."
     )
