@@ -96,7 +96,7 @@ SMALL_TILES = TileTables(
         16: TileConfig(128, 64, 4, 2),
         32: TileConfig(128, 64, 4, 2),
         64: TileConfig(64, 64, 4, 3),
-        128: TileConfig(128, 64, 8, 2),
+        128: TileConfig(128, 32, 8, 2),
         256: TileConfig(64, 64, 8, 1),
     },
     forward_fp32={
