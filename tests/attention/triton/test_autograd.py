@@ -71,12 +71,12 @@ def test_every_head_dimension_is_as_exact_as_its_dtype_allows(head_dim):
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("head_dim", [16, *ODD_HEAD_DIMS])
 def test_many_tiles_agree_whichever_kernel_computes_dq(head_dim, is_causal, dq_has_its_own_kernel):
-    inputs = random_inputs((1, 2, 49, head_dim), 70, torch.float32)
+    inputs = random_inputs((1, 2, 33, head_dim), 40, torch.float32)
     assert_fp32_is_exact(with_small_tiles(dq_has_its_own_kernel), *inputs, is_causal)
 
 
 @pytest.mark.parametrize("dq_has_its_own_kernel", [False, True])
-@pytest.mark.parametrize(("n_queries", "n_keys"), [(32, 3000), (2000, 32)])
+@pytest.mark.parametrize(("n_queries", "n_keys"), [(32, 3000), (1000, 32)])
 def test_sums_over_many_tiles_are_kept_in_fp32(n_queries, n_keys, dq_has_its_own_kernel):
     inputs = uncancelled_inputs((1, 1, n_queries, 16), n_keys, torch.float16)
     assert_rounded_at_most(ROUNDINGS, with_small_tiles(dq_has_its_own_kernel), *inputs, False)
@@ -85,7 +85,7 @@ def test_sums_over_many_tiles_are_kept_in_fp32(n_queries, n_keys, dq_has_its_own
 @pytest.mark.parametrize("dq_has_its_own_kernel", [False, True])
 @pytest.mark.parametrize("head_dim", [16, *ODD_HEAD_DIMS])
 def test_tensor_descriptors_load_the_same_tiles(head_dim, dq_has_its_own_kernel):
-    inputs = random_inputs((1, 2, 49, head_dim), 70, torch.float16)
+    inputs = random_inputs((1, 2, 33, head_dim), 40, torch.float16)
     through_pointers = output_and_gradients(with_small_tiles(dq_has_its_own_kernel), *inputs, True)
     always = with_small_tiles(dq_has_its_own_kernel, min_length_for_tma=1)
     through_descriptors = output_and_gradients(always, *inputs, True)
@@ -96,8 +96,8 @@ def test_tensor_descriptors_load_the_same_tiles(head_dim, dq_has_its_own_kernel)
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("head_dim", [16, 40])
 def test_one_kernel_for_short_sequences_gives_the_same_gradients(head_dim, is_causal):
-    inputs = random_inputs((1, 2, 49, head_dim), 70, torch.float32)
-    in_one = output_and_gradients(with_small_tiles(True, longest_short_sequence=70), *inputs, is_causal)
+    inputs = random_inputs((1, 2, 33, head_dim), 40, torch.float32)
+    in_one = output_and_gradients(with_small_tiles(True, longest_short_sequence=40), *inputs, is_causal)
     in_three = output_and_gradients(with_small_tiles(True), *inputs, is_causal)
     for a, b in zip(in_one, in_three, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
@@ -105,7 +105,7 @@ def test_one_kernel_for_short_sequences_gives_the_same_gradients(head_dim, is_ca
 
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("dq_has_its_own_kernel", [False, True])
-@pytest.mark.parametrize(("head_dim", "n_queries", "n_keys"), [(16, 49, 170), (40, 170, 49)])
+@pytest.mark.parametrize(("head_dim", "n_queries", "n_keys"), [(16, 33, 170), (40, 170, 33)])
 def test_chunks_are_put_together_to_the_whole(head_dim, n_queries, n_keys, dq_has_its_own_kernel, is_causal):
     # Two to six: more than are loaded at once.
     chunks = {"forward_chunks_fp32": SHORT_CHUNKS, "backward_chunks_fp32": SHORT_CHUNKS}
@@ -298,7 +298,7 @@ def test_gradients_cannot_be_differentiated_again():
 # One that is short, and one that is not.
 @pytest.mark.parametrize("n_queries", [40, IN_USE.longest_short_sequence + 1])
 def test_compiled_it_is_one_graph_and_gives_the_same(n_queries):
-    q, k, v, do = random_inputs((1, 2, n_queries, 16), 40, torch.float32)
+    q, k, v, do = random_inputs((1, 1, n_queries, 16), 20, torch.float32)
     expected = output_and_gradients(FlashAttentionTriton.apply, q, k, v, do, True)
     torch.compiler.reset()  # it counts how often a function was compiled, and gives up after a few times
     compiled = torch.compile(FlashAttentionTriton.apply, fullgraph=True, backend="aot_eager")
@@ -326,7 +326,7 @@ def test_compiled_views_of_wider_tensors_give_the_same(offset):
 
 @pytest.mark.parametrize("n_queries", [40, IN_USE.longest_short_sequence + 1])
 def test_the_operators_for_compilation_describe_themselves_truly(n_queries):
-    q, k, v, do = random_inputs((1, 2, n_queries, 16), 50, torch.float32)
+    q, k, v, do = random_inputs((1, 1, n_queries, 16), 20, torch.float32)
     o, lse = torch.ops.llm_systems_pipeline.flash_attention_forward(q, k, v, True)
     torch.library.opcheck(torch.ops.llm_systems_pipeline.flash_attention_forward, (q, k, v, True))
     arguments = (q, k, v, o, lse, do, True)

@@ -31,22 +31,31 @@ WAYS = {
 }
 
 
+# Of their tiles half as many rows are as many; Triton's interpreter takes a quarter of the time.
+HALF_MASKS = [(-(-n // 2), -(-m // 2), is_causal, window and -(-window // 2)) for n, m, is_causal, window in MASKS]
+MASKS_BY_WAY = [
+    pytest.param(way, mask, id=f"{way}-{mask}")
+    for way in WAYS
+    for mask in (MASKS if way == "as planned" else HALF_MASKS)
+]
+
+
 def by_position(apply, q, k, v, is_causal=False, scale=None, enable_gqa=False, window=None):
     return apply(q, k, v, is_causal, scale, enable_gqa, window)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(("n_queries", "n_keys", "is_causal", "window"), MASKS)
-def test_masks_hide_what_their_definition_hides(n_queries, n_keys, is_causal, window, way):
+@pytest.mark.parametrize(("way", "mask"), MASKS_BY_WAY)
+def test_masks_hide_what_their_definition_hides(way, mask):
+    n_queries, n_keys, is_causal, window = mask
     inputs = inputs_of(n_queries, n_keys)
     assert_as_exact_as_the_formula(partial(by_position, WAYS[way]), *inputs, is_causal=is_causal, window=window)
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (6, 1)])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (3, 1)])
 @pytest.mark.parametrize("is_causal", [False, True, "bottom_right"])
 def test_query_heads_may_share_keys_and_values(heads, kv_heads, is_causal, way):
-    inputs = inputs_of(49, 70, heads=heads, kv_heads=kv_heads, dtype=torch.float16)
+    inputs = inputs_of(33, 40, heads=heads, kv_heads=kv_heads, dtype=torch.float16)
     attend = partial(by_position, WAYS[way])
     assert_as_exact_as_the_formula(attend, *inputs, is_causal=is_causal, enable_gqa=True)
 
@@ -65,7 +74,7 @@ def test_shared_keys_are_not_copied_and_their_gradients_are_bitwise_repeatable()
 @pytest.mark.parametrize("way", ["as planned", "many tiles", "chunks"])
 @pytest.mark.parametrize("head_dim", [1, 7, 33, 100, 250])
 def test_any_head_dimension_up_to_256_has_a_kernel(head_dim, way):
-    inputs = inputs_of(40, 70, head_dim)
+    inputs = inputs_of(33, 40, head_dim)
     assert_as_exact_as_the_formula(partial(by_position, WAYS[way]), *inputs, is_causal=True)
 
 
