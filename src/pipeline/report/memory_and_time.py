@@ -11,11 +11,12 @@ from pipeline.report import side_by_side
 from pipeline.report.figures import new_figure, shared_legend, stamp, style_for
 from pipeline.report.outcomes import WORTH_IT
 from pipeline.report.page_parts import MOST_TABLE_ROWS, Table
-from pipeline.report.section import count, data_size, listing
+from pipeline.report.section import count, data_size
 from pipeline.report.side_by_side import step_words, text_cells, without_empty
 from pipeline.report.tables import median_cells, significant
 
 PANELS_A_LINE = 2
+ROOM = 1.12  # beside the furthest marker
 
 
 class Run(side_by_side.Run):
@@ -116,7 +117,7 @@ def saved(measured: Sequence[Run], base: str, others: Sequence[str]) -> str:
         better = [way for way in better if too_large or peaks.get(base, 0) >= WORTH_IT * peaks[way]]
         if better:
             full = f"{base} {'runs out of memory' if too_large else run.takes(base)}"
-            shared = listing(f"{way} {run.takes(way)}" for way in better)
+            shared = "; ".join(f"{way} {run.takes(way)}" for way in better)
             return f"{run.size} in {run.name} on {run.world_size} ranks: {full}; {shared}."
     return ""
 
@@ -136,12 +137,12 @@ def time_and_memory(runs: Sequence[Run], impls: dict[str, str]) -> Drawing:
             if size is not None and way in run.steps.index:
                 look = {**style_for(impl), "linestyle": "", "markersize": 9}
                 axes.plot(run.steps.loc[way, "median_ms"], size / 1e9, label=way, **look)
-        axes.set_ylim(bottom=0)
-        axes.set_xlim(left=0)
+        axes.set_xlim(0, ROOM * run.steps["median_ms"].max())
+        axes.set_ylim(0, ROOM * max((run.fullest_bytes(way) or 0 for way in run.steps.index), default=0) / 1e9 or 1)
         axes.set_title(run.name, loc="left")
         axes.set_xlabel("step (ms)")
     for axes in panels[:, 0]:
         axes.set_ylabel(f"{'peak' if len(runs[0].peak_bytes) else 'held after a step'} (GB)")
     shared_legend(figure)
-    stamp(figure, pd.concat([run.steps for run in runs]))
+    stamp(figure, pd.concat([run.steps for run in runs]), shown="medians")
     return figure

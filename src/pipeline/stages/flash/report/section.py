@@ -170,11 +170,7 @@ def _why_fastest(dtype: str, winners: pd.DataFrame, both: pd.DataFrame) -> Markd
     impl, shapes = winners["impl"].mode()[0], len(ok(both).drop_duplicates(PROBLEM))
     won, lost = winners[winners["impl"] == impl], winners[winners["impl"] != impl]
     first = won.iloc[0]
-    at = (
-        "the one shape"
-        if shapes == 1
-        else f"{f'all {shapes}' if len(won) == shapes else f'{len(won)} of {shapes}'} shapes"
-    )
+    at = "the one shape" if shapes == 1 else f"{'all' if len(won) == shapes else f'{len(won)} of'} {shapes} shapes"
     others = [
         f" At {shape_label(row)} it is {WORDS[row['impl']]}, {ratio(row['gain'])} as fast as the next."
         for _, row in lost.iterrows()

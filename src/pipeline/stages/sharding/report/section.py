@@ -43,7 +43,10 @@ def build(rows: pd.DataFrame) -> Section:
             memory_and_time.table(measured, "optimizer"),
             not_measured(whole, "cell_name"),
         ],
-        method=f"{setting}; an all-reduce a parameter during backward. {memory_and_time.method(measured)}",
+        method=(
+            f"{setting}; gradients are all-reduced parameter by parameter during backward. "
+            f"{memory_and_time.method(measured)}"
+        ),
         actions=[Action(3, Markdown("**On several GPUs, shard the optimizer's state.**"), saved)] if saved else [],
         problems=side_by_side.problems(measured, answers),
     )
