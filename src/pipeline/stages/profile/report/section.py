@@ -31,7 +31,7 @@ WORTH_A_LOOK = 0.1  # of the kernel time
 NAMED_CATEGORIES = 4
 SHOWN_KERNELS = 6
 NAME_LENGTH = 60
-METHOD = "Captured by {by} after warm-up, {rounds} rounds. {what} Beside each record lie the trace and a table of all {work}."
+METHOD = "By {by} after warm-up, {rounds} rounds. {what} Beside each record lie the trace and a table of all {work}."
 OF_KERNELS = "A kernel belongs to the range that launched it, found by the correlation id of the launching call."
 OF_OPERATORS = "Each operator has the time in which it ran itself, not that of those it called."
 
