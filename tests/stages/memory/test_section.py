@@ -140,7 +140,7 @@ def test_flash_attention_is_not_advised_where_the_data_do_not_bear_it_out(rows_o
 
 
 def test_checkpoints_are_advised_beside_flash_only_where_they_save_memory(rows_of):
-    title = "**Checkpoint every block where flash attention does not fit.**"
+    title = "**Where flash attention alone takes too much memory, checkpoint every block too.**"
     rows = rows_of["h200"].copy()
     assert title not in said(rows)
     rows.loc[(rows["attention"] == "flash") & (rows["checkpoint_every"] == 0), "peak_bytes"] *= 2

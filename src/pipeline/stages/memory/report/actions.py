@@ -78,7 +78,7 @@ def _checkpoints_with_flash(shown: Sequence[Recording]) -> list[Action]:
         kept = _find(shown, without, checkpoint_every=1)
         if kept and without.peak.total_bytes >= WORTH_IT * kept.peak.total_bytes:
             why = f"{without.setting}: {without.size} → {kept.size}, at {_more_time(kept, without)} time."
-            what = Markdown("**Checkpoint every block where flash attention does not fit.**")
+            what = Markdown("**Where flash attention alone takes too much memory, checkpoint every block too.**")
             return [Action(5, what, Markdown(why))]
     return []
 
