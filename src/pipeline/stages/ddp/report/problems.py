@@ -69,9 +69,9 @@ def _against_naive(run: Run, variant: str, words: str) -> str:
         return ""
     left, steps_ms = run.phases_ms["communication"].dropna().map(ms), run.steps["median_ms"]
     return (
-        f"{words} makes a step of {ms(steps_ms[variant])}, naive one of {ms(steps_ms['naive'])} "
-        f"({ratio(steps_ms['naive'] / steps_ms[variant])}); of these {left[variant]} and {left['naive']} are left of "
-        "communication when backward is done."
+        f"a step takes {ms(steps_ms[variant])} with {words}, {ms(steps_ms['naive'])} with naive DDP "
+        f"({ratio(steps_ms['naive'] / steps_ms[variant])}); when backward is done, {left[variant]} and {left['naive']} "
+        "of communication are left."
     )
 
 
@@ -87,7 +87,7 @@ def _buckets(run: Run) -> str:
         f"{name} ({ms(bucketed.loc[name, 'median_ms'])}, {calls[name]})"
         for name in (bucketed["median_ms"].idxmin(), bucketed["median_ms"].idxmax())
     )
-    return f"the least time takes {best}, the most {worst}."
+    return f"{best} takes the least time, {worst} the most."
 
 
 def _prediction(run: Run, allreduce: pd.DataFrame) -> str:

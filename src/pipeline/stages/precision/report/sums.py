@@ -92,5 +92,5 @@ def problem(sums: pd.DataFrame) -> Problem:
         if len(labels)
     ]
     ends = listing(f"{result:.10g} ({label})" for result, label in zip(four["result"], four["label"], strict=True))
-    words = f"The sums end at {ends}. Errors come mostly of {listing(causes)}."
+    words = f"The sums end at {ends}. Errors come mostly from {listing(causes)}."
     return Problem("mixed_precision_accumulation", words)
