@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import itertools
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from matplotlib.figure import Figure
+from xdist.scheduler import LoadFileScheduling
 
 from .browser import executable, started
 
@@ -33,6 +35,18 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 def pytest_collection_modifyitems(items):
     """Begin with the files that take longest, those that run Snakemake: at the end no process waits for another."""
     items.sort(key=lambda item: item.get_closest_marker("workflow") is None)
+
+
+class _ByWhatIsShared(LoadFileScheduling):
+    """Give one process all files of a folder whose tests share a measured run, so that it is measured once."""
+
+    def _split_scope(self, nodeid):
+        return re.match(r"tests/workflow/|tests/stages/\w+/|[^:]*", nodeid)[0]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    return _ByWhatIsShared(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -9,24 +9,13 @@ def last_line(output):
     return output.strip().splitlines()[-1]
 
 
-@pytest.mark.parametrize(
-    ("config", "complaint"),
-    [
-        ("scale=papre", "snakemake: config: scale must be one of auto, laptop, paper, smoke, two_cells"),
-        (
-            "overrides={timing: {grids: [{size: [huge]}]}}",
-            "snakemake: overrides: timing grid: size must be one of tiny",
-        ),
-        (
-            "overrides={timing: {settings: {steps: -3}}}",
-            "snakemake: overrides: timing settings: steps must be at least 10",
-        ),
-    ],
-)
-def test_a_bad_value_is_one_line_and_an_exit_code(project, config, complaint):
-    code, output = project.snakemake("--config", config)
+# Every bad value takes the way of these; which there are is tested where they are found.
+
+
+def test_a_bad_value_is_one_line_and_an_exit_code(project):
+    code, output = project.snakemake("--config", "scale=papre")
     assert code == 1
-    assert last_line(output).startswith(complaint)
+    assert last_line(output).startswith("snakemake: config: scale must be one of auto, laptop, paper, smoke, two_cells")
     assert "Traceback" not in output
 
 
@@ -37,20 +26,13 @@ def test_a_typo_in_the_configuration_is_one_line_with_its_place(project):
     assert "no valid YAML: line 2" in last_line(output)
 
 
-@pytest.mark.parametrize(
-    ("target", "complaint"),
-    [
-        ("results/timing/fp64.csv", "targets in results/timing/ are bf16.csv, cells, cells.csv, fp32.csv"),
-        ("results/timin/bf16.csv", "targets in results/ are timing"),
-        ("reports/writup.md", "targets in reports/ are figures, report.html, sections, summary.json, writeup.md"),
-    ],
-)
-def test_a_mistyped_target_is_one_line_that_names_the_allowed(project, target, complaint):
-    code, output = project.snakemake("--dry-run", target)
+def test_a_mistyped_target_is_one_line_that_names_the_allowed(project):
+    code, output = project.snakemake("--dry-run", "results/timing/fp64.csv")
     assert code == 1
     using, told = output.splitlines()
     assert using.startswith("Using workflow specific profile")
-    assert told == f"snakemake: no target '{target}': {complaint}"
+    allowed = "targets in results/timing/ are bf16.csv, cells, cells.csv, fp32.csv"
+    assert told == f"snakemake: no target 'results/timing/fp64.csv': {allowed}"
 
 
 def test_a_record_of_a_cell_that_may_not_be_is_one_line(project):
@@ -72,24 +54,8 @@ def test_a_profile_without_its_plugin_is_one_line_with_the_remedy(project):
 
 
 @pytest.mark.parametrize(
-    ("content", "complaint"),
-    [
-        (b"", "config.yaml: must have the keys scale, measure, overrides, subjects, sizes, only, got None"),
-        (b"scale: auto # caf\xe9\n", "config.yaml: line 1 is no UTF-8: byte 0xe9"),
-    ],
-)
-def test_a_configuration_that_cannot_be_used_is_named(project, content, complaint):
-    (project.root / "config/config.yaml").write_bytes(content)
-    code, output = project.snakemake()
-    assert code == 1
-    assert last_line(output).endswith(complaint)
-    assert "Traceback" not in output
-
-
-@pytest.mark.parametrize(
     ("config", "complaint"),
     [
-        (["overrides={timing: {grids: [{size: []}]}}"], "overrides.timing.grids.0.size must be a value"),
         (["overrides={timing: {grids: []}}"], "scale 'two_cells' with its overrides asks for no cell"),
         (["measure=false", "--directory", "runs/empty"], "runs/empty/results/ holds no records to render"),
     ],
@@ -148,10 +114,6 @@ def add_folder(stages):
     ("damage", "complaint"),
     [
         (add_folder, "stages/warmth/ is not registered: add 'warmth' to NAMES in"),
-        (
-            lambda stages: (stages / "timing/rows.py").unlink(),
-            "stages/timing/ has no rows.py",
-        ),
         (lambda stages: (stages / "timing/report/section.py").unlink(), "stages/timing/ has no report/section.py"),
     ],
 )
