@@ -95,8 +95,9 @@ def load_row(source, start, length, BLOCK: tl.constexpr, TMA: tl.constexpr):
 def product(a, b, accumulator, PRECISION: tl.constexpr, TWO_SUMS: tl.constexpr = False):
     """Return a b, plus the accumulator where that is not None, in fp32.
 
-    PRECISION: "tf32x3" takes fp32 as three TF32 products, "tf32" as one; for 16 bits it makes no difference. TWO_SUMS:
-    of the three, the large one may be summed apart from the small ones, which does not give the same bits.
+    PRECISION: "tf32x3" takes fp32 as three TF32 products, "tf32" as one, "ieee" as it is; for 16 bits it makes no
+    difference. TWO_SUMS: of the three, the large one may be summed apart from the small ones, which does not give the
+    same bits.
     """
     if PRECISION == "tf32x3":
         # Of less than 64 rows mma.sync makes products, not wgmma: those of one sum wait for each other.
