@@ -103,8 +103,9 @@ def method(measured: Sequence[Run]) -> str:
     """Say how bytes and times were taken."""
     steps = pd.concat([run.steps for run in measured])
     exposed = " Exposed: only collectives ran, in profiled steps." if steps["exposed_communication_ms"].any() else ""
+    peak = "; the peak is the allocator's" if any(len(run.peak_bytes) for run in measured) else ""
     return (
-        "Held: parameters, gradients and optimizer state, tensor by tensor; the peak is the allocator's."
+        f"Held: parameters, gradients and optimizer state, tensor by tensor{peak}."
         f"{exposed} {count(steps['n'].max())} steps are timed, each the slowest rank's, by the host clock."
     )
 

@@ -158,6 +158,12 @@ def test_of_one_head_the_answer_is_of_the_first_dtype_and_the_longest_sequence(m
     assert "In bf16 (batch 1, one head, length 1024, head_dim 64, causal) forward + backward takes" in answer
 
 
+@pytest.mark.parametrize("name", ALL)
+def test_the_table_of_one_head_has_ours_before_the_plain_formula(make_rows, name):
+    table = parts_of(make_rows(name)).parts[-2].cells
+    assert [title.rsplit(" ", 1)[0] for title in table][1:] == ["ours"] * 3 + ["plain formula"] * 3
+
+
 def test_problems_at_which_ours_is_ahead_are_counted(make_rows):
     rows = at_bf16(make_rows)
     rows.loc[rows["impl"] == "triton", TIMES] *= 1000

@@ -147,6 +147,7 @@ def _one_head_table(rows: pd.DataFrame) -> list[Table]:
     dtype = timed["dtype"].iloc[0]
     head_dim = usual_head_dim(timed[timed["dtype"] == dtype])
     here = rows[(rows["dtype"] == dtype) & (rows["head_dim"] == head_dim) & rows["impl"].isin([ours(rows), "eager"])]
+    here = here.sort_values("impl", key=lambda impl: impl == "eager", kind="stable")
     who = here["impl"].where(here["impl"] == "eager", "ours").replace({"eager": "plain formula"})
     cells = times_by(here, "seq_len", who + " " + here["phase"].replace({BOTH_PHASES: "both"}))
     title = f"One causal head of {head_dim} in {dtype}, medians in ms, ours and the plain formula:"

@@ -7,7 +7,7 @@ import pandas as pd
 from pipeline.report.markup import Markdown
 from pipeline.report.outcomes import not_measured, nothing_measured
 from pipeline.report.page_parts import Action, Figure, Section, Table
-from pipeline.report.section import listing, ms, percent
+from pipeline.report.section import counted, listing, ms, percent
 from pipeline.report.tables import significant
 from pipeline.stages.profile.cell import PASSES
 from pipeline.stages.profile.report.facts import (
@@ -31,7 +31,7 @@ WORTH_A_LOOK = 0.1  # of the kernel time
 NAMED_CATEGORIES = 4
 SHOWN_KERNELS = 6
 NAME_LENGTH = 60
-METHOD = "By {by} after warm-up, {rounds} rounds. {what} Beside each record lie the trace and a table of all {work}."
+METHOD = "By {by} after warm-up, {rounds}. {what} Beside each record lie the trace and a table of all {work}."
 OF_KERNELS = "A kernel belongs to the range that launched it, found by the correlation id of the launching call."
 OF_OPERATORS = "Each operator has the time in which it ran itself, not that of those it called."
 
@@ -56,7 +56,7 @@ def build(rows: pd.DataFrame) -> Section:
         ],
         method=METHOD.format(
             by=listing(dict.fromkeys(one.captured_by for one in shown)),
-            rounds=first.rounds,
+            rounds=counted(first.rounds, "round"),
             work=first.work,
             what=OF_KERNELS if first.on_gpu else OF_OPERATORS,
         ),
