@@ -46,8 +46,8 @@ def _precision(gained: pd.DataFrame) -> str:
     low, high = gained.loc[gained["ratio"].idxmin()], gained.loc[gained["ratio"].idxmax()]
     least = f", and {low['size']} at {low['context_length']} {ratio(low['ratio'])}" if low.name != high.name else ""
     return (
-        f"bf16 autocast trains {high['size']} at context {high['context_length']} {ratio(high['ratio'])} as fast as fp32"
-        f"{least}."
+        f"bf16 autocast trains {high['size']} at context {high['context_length']} {ratio(high['ratio'])} as fast as "
+        f"fp32{least}."
     )
 
 
