@@ -71,6 +71,7 @@ def assert_fast(compiled):
         assert report["spill_instructions"] <= most, (words, report)
 
 
+@pytest.mark.slow
 def test_those_of_usual_models_fit_spill_next_to_nothing_and_keep_the_tensor_cores_fed():
     assert_fast(SAMPLE)
 
