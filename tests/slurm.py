@@ -22,7 +22,7 @@ PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
 GPUS = {"n1": "/dev/null", "n2": "/dev/zero"}
 NAMESPACES = ("unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child")
 # No test waits this long on any machine where it passes, however loaded: conditions are polled.
-LIMIT_S = 120.0
+LIMIT_S = 600.0
 POLL_S = 0.2
 # Which cluster a process belongs to: all that jobs start inherit it.
 MARK = "TEST_CLUSTER"
@@ -90,10 +90,16 @@ class Cluster:
         """Wait until both nodes are idle."""
         await_true(lambda: self.nodes() == dict.fromkeys(GPUS, "idle"), f"a node is not idle: see {self.folder}/*.log")
 
-    def lose_node(self, name):
-        """End all that runs on a node, and tell the controller, which would find it out after minutes."""
+    @contextlib.contextmanager
+    def without_node(self, name):
+        """End all on a node and tell the controller, which would find it out after minutes; bring it back in the end."""
         kill([self.daemons[name]])
         self.run("scontrol", "update", f"NodeName={name}", "State=DOWN", "Reason=lost")
+        try:
+            yield
+        finally:
+            self.start_node(name)
+            self.await_nodes()
 
     def run(self, *command, env=os.environ):
         """Run one of Slurm's commands and return what it prints."""
@@ -109,7 +115,7 @@ class Cluster:
 
     def jobs(self):
         """Return the facts of each job that squeue tells of, ended ones too, the newest last."""
-        names = ("JobID", "State", "NodeList", "tres-per-job", "Comment", "Name")
+        names = ("JobID", "State", "NodeList", "tres-per-job", "OverSubscribe", "Comment", "Name")
         form = ",".join(f"{name}:|" for name in names)
         lines = self.run("squeue", "--states=all", "--noheader", f"--Format={form}").splitlines()
         jobs = [dict(zip(names, line.split("|"), strict=False)) for line in lines]

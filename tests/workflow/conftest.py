@@ -56,7 +56,7 @@ class Project:
     def snakemake(self, *words):
         """Run `snakemake` to its end; return its exit code and all that it printed."""
         process = self.start(*words)
-        output, _ = process.communicate(timeout=240)
+        output, _ = process.communicate(timeout=600)
         return process.returncode, output
 
     def planned(self, *words):

@@ -136,11 +136,9 @@ def ended(unmeasured, cluster):
         lonely = next(job for job in jobs if nodes.count(job["NodeList"]) == 1)
         late, killed = (job for job in jobs if job is not lonely)
         cluster.run("scontrol", "update", f"JobId={late['JobID']}", "EndTime=now+1")
-        cluster.lose_node(lonely["NodeList"])
-        kill(run.measuring()[killed["JobID"]])
-        lines = run.output()
-    cluster.start_node(lonely["NodeList"])
-    cluster.await_nodes()
+        with cluster.without_node(lonely["NodeList"]):
+            kill(run.measuring()[killed["JobID"]])
+            lines = run.output()
     return Ended(lines, {"NODE_FAIL": lonely, "TIMEOUT": late, "FAILED: ended by SIGKILL": killed})
 
 
@@ -192,12 +190,14 @@ def test_a_record_names_its_job_and_its_node(finished):
     assert named == {number: job["NodeList"] for number, job in jobs.items()}
 
 
-def test_a_cell_over_two_nodes_is_measured_on_both(finished):
-    path = finished[0].root / "results/allreduce/cells/backend=gloo/world_size=2/nodes=2.json"
+def test_a_cell_over_two_nodes_is_measured_on_both_and_has_them_to_itself(finished):
+    project, jobs = finished
+    path = project.root / "results/allreduce/cells/backend=gloo/world_size=2/nodes=2.json"
     record = json.loads(path.read_text())
     assert record["scheduler"]["nodes"] == "n[1-2]"
     assert {row["status"] for row in record["rows"]} == {"ok"}
     assert "pipeline.parallel.processes.one_node" in record["code"]["modules"]
+    assert [job["JobID"] for job in jobs.values() if job["OverSubscribe"] == "NO"] == [record["scheduler"]["job"]]
 
 
 def test_a_job_s_cell_uses_no_worker(finished):
