@@ -92,7 +92,7 @@ class Cluster:
 
     @contextlib.contextmanager
     def without_node(self, name):
-        """End all on a node and tell the controller, which would find it out after minutes; bring it back in the end."""
+        """End all on a node and tell the controller, which would find out after minutes; bring it back in the end."""
         kill([self.daemons[name]])
         self.run("scontrol", "update", f"NodeName={name}", "State=DOWN", "Reason=lost")
         try:

@@ -161,7 +161,7 @@ class Stage:
 
     def resources(self):
         """Return the resources that a cell asks for, as functions of its wildcards."""
-        names = ("gpu", "nodes", *over_nodes(2, 1))
+        names = ("gpu", "nodes", *(over_nodes(2, 1) if "nodes" in self.declared.axes else ()))
         return {name: lambda wildcards, name=name: self.resource(wildcards, name) for name in names}
 
     def resource(self, wildcards, name):
@@ -208,16 +208,9 @@ class Stage:
 def over_nodes(nodes, gpus):
     """Return what a cell over several nodes asks of Slurm too, as Snakemake's executor for it names it.
 
-    With `mpi` the job's command starts steps itself. It has one task on each node, as many GPUs on each, and the nodes
-    to itself: it holds the lock of the first one's host only.
+    With `mpi` the job's command starts steps itself. It has one task on each node, and as many GPUs on each.
     """
-    return {
-        "mpi": "srun",
-        "tasks": nodes,
-        "tasks_per_gpu": 0,
-        "gres": f"gpu:{gpus}" if gpus else None,
-        "slurm_extra": "--exclusive",
-    }
+    return {"mpi": "srun", "tasks": nodes, "tasks_per_gpu": 0, "gres": f"gpu:{gpus}" if gpus else None}
 
 
 class Made:
