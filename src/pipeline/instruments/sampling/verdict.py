@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import stdtrit
 
 FASTER, SLOWER, SAME, UNDECIDED = "faster", "slower", "the same within 2%", "not distinguishable"
 CONFIDENCE = 0.95
@@ -92,6 +91,8 @@ def _margin(sides: Sequence[Sequence[Sequence[float]]], spread: RepeatSpread) ->
     total = sum(variance for variance, _ in variances)
     if total == 0:
         return 0.0
+    from scipy.special import stdtrit  # its import takes a quarter of a second, and without repeats nothing asks for it
+
     degrees = total**2 / sum(variance**2 / degrees for variance, degrees in variances)
     return float(stdtrit(degrees, (1 + CONFIDENCE) / 2)) * math.sqrt(total)
 
