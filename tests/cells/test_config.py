@@ -68,6 +68,9 @@ def test_the_words_of_a_configuration_ask_for_the_same_cells():
     assert [word.partition("=")[0] for word in words] == ["scale", "only", "sizes", "overrides"]
     again = {key: yaml_value(value, key) for key, _, value in (word.partition("=") for word in words)}
     assert plan(has_gpu=True, **again) == asked
+    # Snakemake hands on numbers inside of a command's values as text.
+    told = {**config, "sizes": {"mine": {key: str(number) for key, number in config["sizes"]["mine"].items()}}}
+    assert config_words(told, plan(**told)) == words
 
 
 def test_an_override_replaces_grids_and_merges_settings():

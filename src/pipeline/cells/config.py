@@ -1,5 +1,6 @@
 """The plan: what the configuration and a scale ask to be measured, checked against their schemas."""
 
+import contextlib
 import dataclasses
 import json
 import sys
@@ -77,8 +78,21 @@ def load_plan(config: Mapping[str, Any], scales: Path, schemas: Path, stages: St
 
 def config_words(config: Mapping[str, Any], plan: Plan) -> list[str]:
     """Return the words after `--config` that ask for the same cells: the scale, and whatever else is asked for."""
-    more = {key: json.dumps(config[key]) for key in ("only", "sizes", "subjects", "overrides") if config.get(key)}
+    keys = [key for key in ("only", "sizes", "subjects", "overrides") if config.get(key)]
+    more = {key: json.dumps(_with_numbers(config[key]), sort_keys=True) for key in keys}
     return [f"{key}={value}" for key, value in {"scale": plan.scale, **more}.items()]
+
+
+def _with_numbers(value: Any) -> Any:
+    """Return a value whose numbers are numbers: inside of what its command line gives, Snakemake makes them text."""
+    if isinstance(value, Mapping):
+        return {str(key): _with_numbers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_with_numbers(item) for item in value]
+    for kind in (int, float) if isinstance(value, str) else ():
+        with contextlib.suppress(ValueError):
+            return kind(value)
+    return value
 
 
 def idle_overrides(overrides: Mapping[str, Any], plan: Plan) -> list[str]:
