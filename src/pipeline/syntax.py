@@ -7,19 +7,17 @@ _Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def tree_digest(tree: ast.Module) -> str:
-    """Return a digest of a syntax tree; this removes the docstrings from the tree."""
-    for node in ast.walk(tree):
-        if isinstance(node, _Documented):
-            _drop_docstring(node)
+    """Return a digest of a syntax tree without its docstrings."""
     text: list[str] = []
     _write(tree, text)
     return hashlib.sha256(" ".join(text).encode()).hexdigest()[:16]
 
 
-def _drop_docstring(node: _Documented) -> None:
-    match node.body:
+def _without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
+    match body:
         case [ast.Expr(value=ast.Constant(value=str())), *rest]:
-            node.body = rest
+            return rest
+    return body
 
 
 def _write(node: object, text: list[str]) -> None:
@@ -31,6 +29,8 @@ def _write(node: object, text: list[str]) -> None:
         text += (type(node).__name__, "(")
         for name in node._fields:
             value = getattr(node, name, None)
+            if name == "body" and isinstance(node, _Documented):
+                value = _without_docstring(node.body)
             if value is not None and value != []:
                 text += (name, "=")
                 _write(value, text)
