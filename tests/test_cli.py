@@ -40,7 +40,7 @@ def pipeline(*words):
         ("measure timings --out cell.json", "unknown stage 'timings': must be one of ceilings, timing"),
         ("measure timing sizes=xl --out cell.json", "timing cell: unknown key 'sizes'"),
         ("measure timing size=huge --out cell.json", "timing cell: size must be one of"),
-        ("measure timing --set steps=-3 --out cell.json", "timing settings: steps must be at least 10, got -3"),
+        ("measure timing --set steps=-3 --out cell.json", "timing settings: steps must be at least 5, got -3"),
         ("measure timing --gpus -1 --out cell.json", "--gpus must be at least 0, got -1"),
         ("measure timing --out=", "--out must be a file that ends in .json, got ''"),
         ("measure timing --out cell", "--out must be a file that ends in .json, got 'cell'"),

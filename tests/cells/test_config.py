@@ -103,7 +103,7 @@ def test_an_override_replaces_grids_and_merges_settings():
         ),
         (
             {"overrides": {"timing": {"settings": {"steps": -3}}}},
-            "overrides: timing settings: steps must be at least 10, got -3",
+            "overrides: timing settings: steps must be at least 5, got -3",
         ),
         (
             {"overrides": {"timing": {"settings": {"batch_size": float("inf")}}}},
