@@ -19,6 +19,8 @@ def test_each_figure_of_a_section_has_its_own_title_for_a_caption(tmp_path):
     assert captions(parts) == {}
     parts.write_text(to_json(write(section, "timing", [], tmp_path, {})))
     assert captions(parts) == {name: f"{name} is fast" for name in ("three", "one", "two")}
+    parts.write_text('{"stage": "as an earlier version wrote it"}')
+    assert captions(parts) == {}
 
 
 @pytest.mark.parametrize(

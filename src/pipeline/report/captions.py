@@ -8,10 +8,14 @@ from pipeline.report.written_section import from_json
 
 
 def captions(parts: Path) -> dict[str, str]:
-    """Return the title of each figure by its name, from what a section leaves; nothing where that is not there yet."""
-    if not parts.is_file():
+    """Return the title of each figure by its name, from what a section leaves.
+
+    Nothing where that is not there yet, or was left by another version, whose section is about to be written again.
+    """
+    try:
+        section = from_json(parts.read_text())
+    except (FileNotFoundError, ValueError):
         return {}
-    section = from_json(parts.read_text())
     titles = figure_titles(f"{section.headline}\n\n{section.text}")
     return {key.partition("/")[2]: as_rst(title) for key, title in titles.items()}
 
