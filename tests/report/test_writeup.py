@@ -115,7 +115,7 @@ def test_the_writeup_holds_machine_outcomes_and_sections(tmp_path):
     pd.DataFrame([line(), *skipped]).to_csv(cells, index=False)
     write_writeup([leave_section(tmp_path)], [cells], "paper", [], out)
     text = out.read_text()
-    assert "3 cells (a process for each setting), at scale `paper`, measured from" in text
+    assert "3 cells, each a setting measured in a process of its own, at scale `paper`, measured from" in text
     assert "UTC. 2 cells could not be measured. [How far to trust it](#how-far-to-trust-it).\n" in text
     for part in (
         "# NVIDIA H200",
@@ -171,7 +171,7 @@ def test_advice_that_settles_topics_takes_the_place_of_advice_on_them_alone(tmp_
 
 @pytest.mark.parametrize(
     ("status", "sizes", "told"),
-    [("unstable", ["xl"], ", in the table below xl"), ("ok", ["xl"], ", in the table below none"), ("ok", [], "")],
+    [("unstable", ["xl"], "; in the table below: xl"), ("ok", ["xl"], "; in the table below: none"), ("ok", [], "")],
 )
 def test_how_many_times_are_unstable_stands_on_the_first_screen_and_which_of_its_table(tmp_path, status, sizes, told):
     pd.DataFrame([line()]).to_csv(tmp_path / "cells.csv", index=False)
@@ -183,7 +183,7 @@ def test_how_many_times_are_unstable_stands_on_the_first_screen_and_which_of_its
     ]
     write_writeup(sections, [tmp_path / "cells.csv"], "", [], tmp_path / "writeup.md")
     text = (tmp_path / "writeup.md").read_text()
-    assert f"Of 1,200 times 12 are too noisy to compare closely (*unstable*){told}. [How far" in text
+    assert f"12 of 1,200 times are *unstable*, too noisy to compare closely{told}. [How far" in text
     assert "(5% to 10% of the median)" in text
 
 

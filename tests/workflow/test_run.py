@@ -22,7 +22,7 @@ def wait_until(condition, seconds=60.0):
 
 def test_the_one_command_writes_it_all_up(measured):
     text = (measured.root / "reports/writeup.md").read_text()
-    assert "2 cells (a process for each setting), at scale `two_cells`" in text
+    assert "2 cells, each a setting measured in a process of its own, at scale `two_cells`" in text
     assert "at scale <code>two_cells</code>" in (measured.root / "reports/report.html").read_text()
     assert json.loads((measured.root / "reports/summary.json").read_text())["scale"] == "two_cells"
     assert sorted(path.name for path in (measured.root / "results/timing").glob("*.csv")) == [

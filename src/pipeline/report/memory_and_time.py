@@ -119,7 +119,7 @@ def saved(measured: Sequence[Run], base: str, others: Sequence[str]) -> str:
         if better:
             full = f"{base} {'runs out of memory' if too_large else run.takes(base)}"
             shared = "; ".join(f"{way} {run.takes(way)}" for way in better)
-            return f"{run.size} in {run.name} on {run.world_size} ranks: {full}; {shared}."
+            return f"{run.size} in {run.name} on {run.world_size} ranks ({run.batch}): {full}; {shared}."
     return ""
 
 

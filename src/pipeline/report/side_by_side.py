@@ -44,6 +44,15 @@ class Run:
         return int(self.whole["world_size"].iloc[0])
 
     @property
+    def batch(self) -> str:
+        """The batch of a rank, in words; axis or setting."""
+        first = self.whole.iloc[0]
+        batch, context = (
+            first.get(f"setting_{name}", first.get(name)) for name in ("batch_size_per_rank", "context_length")
+        )
+        return f"batch {int(batch)} a rank, context {int(context)}"
+
+    @property
     def label(self) -> str:
         """The name, with what must be known to read its times."""
         return self.name

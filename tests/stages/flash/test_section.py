@@ -141,7 +141,7 @@ def test_shapes_at_which_another_kernel_wins_are_named(make_rows):
 
 def test_sdpa_s_own_choice_is_told(make_rows):
     rows = set_times(at_bf16(make_rows), "triton", "sdpa_cudnn", 2.0)
-    assert "SDPA picks it by default." in parts_of(rows).actions[0].why
+    assert "SDPA picks it by default: there is nothing to change." in parts_of(rows).actions[0].why
     rows["sdpa_choice"] = "sdpa_flash"
     assert "ask for it with `torch.nn.attention.sdpa_kernel`" in parts_of(rows).actions[0].why
 

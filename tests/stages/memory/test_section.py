@@ -121,7 +121,7 @@ def test_flash_attention_is_advised_where_it_saves_memory_and_time(rows_of):
     why = said(rows_of["h200"])["**Use flash attention before checkpointing.**"]
     assert "from 1.02 s to 819 ms" in why
     assert "but takes 1.33 s" in why
-    assert "At context 1024 in fp32 eager attention runs out of memory" in why
+    assert "At context 1024 in fp32 naive attention runs out of memory" in why
 
 
 @pytest.mark.parametrize(

@@ -122,8 +122,9 @@ def _larger_buckets(measured: Sequence[Run]) -> list[Action]:
         if best["all_reduces"] != default["all_reduces"] and clear_gain(default, best):
             host = ", which the host limits," if run.host_limited else ""
             cases.append(
-                f"a step of {run.size} on {run.world_size} ranks in {run.name}{host} takes {ms(best['median_ms'])} "
-                f"with {count(best['all_reduces'])} all-reduces instead of {ms(default['median_ms'])} with the "
+                f"a step of {run.size} on {run.world_size} ranks ({run.batch}) in {run.name}{host} takes "
+                f"{ms(best['median_ms'])} with {count(best['all_reduces'])} all-reduces instead of "
+                f"{ms(default['median_ms'])} with the "
                 f"{count(default['all_reduces'])} of 25 MB, the default"
             )
             sizes.add(int(best["bucket_size_mb"]))

@@ -187,9 +187,9 @@ def _why_fastest(dtype: str, winners: pd.DataFrame, both: pd.DataFrame) -> Markd
 def _choice(impl: str, winners: pd.DataFrame) -> Markdown:
     """Say whether SDPA takes this backend by itself, and where ours is."""
     if impl == "triton":
-        return Markdown(" It is `FlashAttentionTriton` of `pipeline.attention`.")
+        return Markdown(" Ours are `FlashAttentionTriton` of `pipeline.attention`.")
     if not impl.startswith("sdpa_") or impl not in PEERS or winners.empty:
         return Markdown()
     if (winners["sdpa_choice"] == impl).all():
-        return Markdown(" SDPA picks it by default.")
+        return Markdown(" SDPA picks it by default: there is nothing to change.")
     return Markdown(" SDPA picks another by default: ask for it with `torch.nn.attention.sdpa_kernel`.")

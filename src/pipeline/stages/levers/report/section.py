@@ -81,7 +81,8 @@ def _answer(model: pd.DataFrame) -> str:
 def _change(base: pd.Series, other: pd.Series) -> str:
     forms = {"median_ms": ms, "peak_bytes": data_size, "tokens_per_j": lambda value: f"{number(value)} tokens/J"}
     both = {name: [row.get(name) for row in (base, other)] for name in forms}
-    return ", ".join(" → ".join(map(forms[name], pair)) for name, pair in both.items() if pd.notna(pair).all())
+    written = [[*map(forms[name], pair)] for name, pair in both.items() if pd.notna(pair).all()]
+    return ", ".join(f"{before} → {after}" if before != after else f"{after} as before" for before, after in written)
 
 
 def _table(model: pd.DataFrame) -> Table:
@@ -123,7 +124,7 @@ def _actions(model: pd.DataFrame) -> list[Action]:
     single = ok(alone(with_gain(model))).set_index("levers")["gain"]
     gains = ", ".join(f"{WORDS[name]} {ratio(single[name])}" for name in names if name in single)
     gain = ratio(base["median_ms"] / top["median_ms"])
-    why = f"A step of {_name(base)} is {gain} as fast: {_change(base, top)}."
+    why = f"A step of {_name(base)} (bf16, batch {base['setting_batch_size']}) is {gain} as fast: {_change(base, top)}."
     why += f" Alone: {gains}." if len(names) > 1 and gains else ""
     what = say("**Train with {levers}.**", levers=listing(WORDS[name] for name in names))
     return [Action(1, what, why, covers=[TOPICS[name] for name in names if name in TOPICS])]

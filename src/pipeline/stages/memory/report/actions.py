@@ -67,7 +67,7 @@ def _flash_first(shown: Sequence[Recording]) -> list[Action]:
         fits = _find(shown, ran_out, attention="flash")
         if ran_out.status == "oom" and fits:
             where = f"context {ran_out.cell.context_length} in {ran_out.cell.precision}"
-            why += f" At {where} eager attention runs out of memory and flash peaks at {fits.size}."
+            why += f" At {where} naive attention runs out of memory and flash attention peaks at {fits.size}."
     return [Action(2, Markdown("**Use flash attention before checkpointing.**"), Markdown(why), "attention")]
 
 
@@ -79,7 +79,7 @@ def _checkpoints_with_flash(shown: Sequence[Recording]) -> list[Action]:
         if kept and without.peak.total_bytes >= WORTH_IT * kept.peak.total_bytes:
             why = f"{without.setting}: {without.size} → {kept.size}, at {_more_time(kept, without)} time."
             what = Markdown("**Where flash attention alone takes too much memory, checkpoint every block too.**")
-            return [Action(5, what, Markdown(why))]
+            return [Action(2, what, Markdown(why))]
     return []
 
 

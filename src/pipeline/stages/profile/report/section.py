@@ -125,6 +125,6 @@ def _look_at_the_optimizer(shown: Sequence[Capture], first: Capture) -> list[Act
     why = (
         f"{first.setting}: the default AdamW takes {ms(first.work_ms.loc[path, 'optimizer'])} of the "
         f"{ms(first.total_ms(path))} of {first.work} in a training step ({percent(first.share(path, 'optimizer'))}"
-        f"{'; ' if others else ''}{shares}), the most that another can save."
+        f"{'; ' if others else ''}{shares}). A faster update saves a part of that."
     )
     return [Action(3, Markdown("**Try fused AdamW (`fused=True`).**"), why, "optimizer")]

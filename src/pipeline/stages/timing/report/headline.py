@@ -67,7 +67,7 @@ def _title(steps: pd.DataFrame, rows: pd.DataFrame, shown: Iterable[str]) -> str
     first, longest = steps.iloc[0], rows["context_length"].max()
     peak = known(steps, "peak_tflops_per_s", "peak_source")
     legend = {
-        "× fp32": "how many times as fast as in fp32",
+        "× fp32": "times as fast as in fp32 without TF32",
         "GPU idle": "share of the step in which no kernel runs",
         "limited by": f"host where the GPU idles {IDLE_PCT:g}% or more",
     }
@@ -76,10 +76,10 @@ def _title(steps: pd.DataFrame, rows: pd.DataFrame, shown: Iterable[str]) -> str
         of = "data sheet's" if peak["peak_source"].iloc[0] == "datasheet" else "measured"
         legend = {"MFU": f"share of the {of} {number(peak['peak_tflops_per_s'].max())} TFLOP/s", **legend}
     precision = "bf16 autocast" if first["precision"] == "bf16" else first["precision"]
-    longest = "the longest measured" if first["context_length"] == longest else "the longest that all of these fit"
+    longest = "" if first["context_length"] == longest else ", the longest that all of these fit"
     return (
-        f"Training steps in plain PyTorch (eager, attention by its formula), {precision}, batch "
-        f"{first['setting_batch_size']}, context {first['context_length']} ({longest})."
+        f"Whole training steps in plain PyTorch, before any of the advice below (eager, naive attention), {precision}, "
+        f"batch {first['setting_batch_size']}, context {first['context_length']}{longest}."
         + "".join(f" {name}: {words}." for name, words in legend.items())
     )
 
@@ -100,8 +100,8 @@ def finding(steps: pd.DataFrame, reached: Mapping[str, float]) -> str:
     product, idle = reached.get(most["precision"]), known(steps, "gpu_idle_pct")
     waits = [step_flops(row) for _, row in idle.iterrows() if row["gpu_idle_pct"] >= IDLE_PCT]
     return (
-        f"The highest rate is {number(most['model_tflops_per_s'])} TFLOP/s, by {most['size']} in {most['precision']}"
-        + (f", where a matrix product alone reaches {number(product)}" if product else "")
-        + (f"; in steps of up to {number(max(waits) / TERA)} TFLOP the GPU may wait for the host" if waits else "")
+        f"Such steps reach {number(most['model_tflops_per_s'])} TFLOP/s at most ({most['size']} in {most['precision']})"
+        + (f"; a matrix product alone reaches {number(product)}" if product else "")
+        + (f". The host limits some steps of up to {number(max(waits) / TERA)} TFLOP of work" if waits else "")
         + "."
     )
