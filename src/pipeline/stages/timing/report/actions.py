@@ -73,7 +73,7 @@ def _advise(table: pd.DataFrame, rank: int, what: str, topic: str, more: str = "
     best, least = table.loc[clear["ratio"].idxmax()], table.loc[table["ratio"].idxmin()]
     why = say(
         "A step of {where}{idle} takes {other} instead of {base}{than} ({gain}){least}.{more}",
-        where=_at(best),
+        where=_at(best) + ("" if than else f" in {best['precision']}"),
         idle=_idle(best["base_idle_pct"], ", of which the GPU idles {},"),
         base=ms(best["base_ms"]),
         other=ms(best["other_ms"]),
