@@ -120,12 +120,11 @@ def _larger_buckets(measured: Sequence[Run]) -> list[Action]:
             continue
         default = run.steps.loc[TORCH_DEFAULT]
         if best["all_reduces"] != default["all_reduces"] and clear_gain(default, best):
-            host = ", which the host limits," if run.host_limited else ""
+            host = ". The host, which launches them, limits this step" if run.host_limited else ""
             cases.append(
-                f"a step of {run.size} on {run.world_size} ranks ({run.batch}) in {run.name}{host} takes "
-                f"{ms(best['median_ms'])} with {count(best['all_reduces'])} all-reduces instead of "
-                f"{ms(default['median_ms'])} with the "
-                f"{count(default['all_reduces'])} of 25 MB, the default"
+                f"a step of {run.size} on {run.world_size} ranks ({run.batch}) in {run.name} takes "
+                f"{ms(best['median_ms'])} instead of {ms(default['median_ms'])} with the default of 25 MB, with "
+                f"{count(best['all_reduces'])} all-reduces instead of {count(default['all_reduces'])}{host}"
             )
             sizes.add(int(best["bucket_size_mb"]))
     what = say("**Set DDP's `bucket_cap_mb` to {sizes}.**", sizes=" or ".join(map(str, sorted(sizes))))

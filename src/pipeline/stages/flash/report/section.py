@@ -177,7 +177,7 @@ def _why_fastest(dtype: str, winners: pd.DataFrame, both: pd.DataFrame) -> Markd
         for _, row in lost.iterrows()
     ]
     why = (
-        f"In {dtype}: fastest by a tenth or more at {at} of real models; forward + backward takes "
+        f"In {dtype} the fastest, by a tenth or more at {at} of real models: {WORDS[impl]}. Forward + backward takes "
         f"{ms(first['median_ms'])}, with {WORDS[first['next_impl']]}, the next best, {ms(first['next_ms'])} "
         f"({shape_words(first)})."
     )

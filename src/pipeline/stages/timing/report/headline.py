@@ -78,7 +78,7 @@ def _title(steps: pd.DataFrame, rows: pd.DataFrame, shown: Iterable[str]) -> str
     precision = "bf16 autocast" if first["precision"] == "bf16" else first["precision"]
     longest = "" if first["context_length"] == longest else ", the longest that all of these fit"
     return (
-        f"Whole training steps in plain PyTorch, before any of the advice below (eager, naive attention), {precision}, "
+        f"Whole training steps in {precision}, otherwise plain PyTorch (eager, naive attention, the default AdamW), "
         f"batch {first['setting_batch_size']}, context {first['context_length']}{longest}."
         + "".join(f" {name}: {words}." for name, words in legend.items())
     )
