@@ -28,7 +28,7 @@ MODEL = {"attention.eager", "attention.functions", "model", "ranges", "tf32"}
 RANKS = {"parallel.processes"}
 TRAINING_RANKS = {
     *(RANKS | MODEL | SAMPLING),
-    *("cells.outcomes", "instruments.memory.freed_memory", *BUSY, "instruments.profilers.collective_traffic"),
+    *("cells.on_ranks", "instruments.memory.freed_memory", *BUSY, "instruments.profilers.collective_traffic"),
     *(
         "instruments.sampling.rank_timing",
         "instruments.sampling.stability",
@@ -70,7 +70,7 @@ OF_STAGE = {
     | {f"instruments.memory.{name}" for name in ("rank_memory", "training_kinds")}
     | {"instruments.profilers.lanes"},
     "step8b": TRAINING_RANKS
-    - {"cells.outcomes", "parallel.overlap", "instruments.profilers.collective_traffic"}
+    - {"parallel.overlap", "instruments.profilers.collective_traffic"}
     - {"instruments.sampling.weight_differences"}
     | {"attention.sdpa", *(f"parallel.{name}" for name in FSDP)},
     "accounting": set(),

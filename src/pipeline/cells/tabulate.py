@@ -53,7 +53,7 @@ def row_table(paths: Iterable[Path], stages: Stages) -> str:
 
 
 def cell_table(paths: Iterable[Path], stages: Stages) -> str:
-    """Return, as CSV, a line a cell: its status, when, how long, on what, by which command."""
+    """Return, as CSV, one line per cell: its status, when, how long, on what, by which command."""
     lines = [_cell_line(read_record(path, stages)) for path in paths]
     return _csv(list(dict.fromkeys(name for line in lines for name in line)), lines)
 

@@ -49,7 +49,7 @@ def _times(comparison: Comparison):
 
 
 def _ratios(timed: pd.DataFrame) -> Chart:
-    """Draw each ratio of B to A, a line a stage and quantity, in the colour of its verdict."""
+    """Draw each ratio of B to A, one line per stage and quantity, in the colour of its verdict."""
     drawn = timed[["stage", "cell", "row", "quantity", "median_a", "median_b", "ratio", "low", "high", "verdict"]]
     drawn = drawn.assign(line=drawn["stage"] + ", " + drawn["quantity"])
     verdicts = [word for word in WORDS if word in set(drawn["verdict"])]
@@ -91,4 +91,4 @@ def _ratios(timed: pd.DataFrame) -> Chart:
             },
         ],
     }
-    return Chart("ratios", "Time of B over that of A, a point a time that both have", spec, records(drawn))
+    return Chart("ratios", "Time of B over that of A, one point per time that both have", spec, records(drawn))

@@ -20,7 +20,7 @@ ROOM = 1.12  # beside the furthest marker
 
 
 class Run(side_by_side.Run):
-    """One cell whose rows measure time, memory (`kind`) and traffic; every table has a row a way.
+    """One cell whose rows measure time, memory (`kind`) and traffic; every table has one row per way.
 
     KINDS: the kinds of memory that are held after a step.
     """
@@ -77,7 +77,7 @@ def answer(run: Run, ways: Sequence[str]) -> str:
 
 
 def table(measured: Sequence[Run], what: str) -> Table:
-    """Write a way a row, under the title `what`, for as many runs as can be read."""
+    """Write one row per way, under the title `what`, for as many runs as can be read."""
     lines = without_empty(pd.concat([_lines(run, what) for run in measured], ignore_index=True))
     title = "Median step [quartiles]; what the fullest rank holds after it, its peak, and what a rank sends a step:"
     return Table(title, lines.head(MOST_TABLE_ROWS))
@@ -124,7 +124,7 @@ def saved(measured: Sequence[Run], base: str, others: Sequence[str]) -> str:
 
 
 def time_and_memory(runs: Sequence[Run], impls: dict[str, str]) -> Drawing:
-    """Draw the memory of the fullest rank over the time of a step, a marker a way, a panel a run.
+    """Draw the memory of the fullest rank over the time of a step, one marker per way, one panel per run.
 
     impls: the words of each way by the name that gives its style.
     """

@@ -18,7 +18,7 @@ NONE = "–"
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One cell of several ways to train; every table has a row a way, by its words.
+    """One cell of several ways to train; every table has one row per way, by its words.
 
     name: the precision, and what else tells it from other cells. rows: those with figures. whole: the whole steps by
     the host clock, those without a figure too.

@@ -66,7 +66,7 @@ def number_cells(rows: pd.DataFrame, column: str, digits: int = 3) -> pd.Series:
 
 
 def times_by(rows: pd.DataFrame, line: str, column: pd.Series) -> pd.DataFrame:
-    """Spread the median times of rows, or their outcomes: a line a value of one column, a column a name in `column`."""
+    """Spread median times, or outcomes: one line per value of `line`, one column per name in `column`."""
     cells = with_outcomes(rows["median_ms"].map(significant), rows.assign(reason=None))
     wide = rows.assign(cell=cells, column=column).pivot(index=line, columns="column", values="cell")
     return wide.reindex(columns=column.unique()).rename_axis(columns=None)

@@ -161,7 +161,7 @@ def _failures(own: pd.DataFrame) -> list[Markdown]:
 
 
 def _table(timed: pd.DataFrame) -> Table:
-    """Write a line a problem: for each of the user's own its time and place, and the fastest of the others."""
+    """Write one line per problem: for each of the user's own its time and place, and the fastest of the others."""
     lines = []
     for problem, group in timed.groupby("problem", sort=False):
         others = group[~group["own"]]
@@ -180,7 +180,7 @@ def _place_cell(row: pd.Series) -> str:
 
 
 def _bars(timed: pd.DataFrame) -> Drawing:
-    """Draw a panel a problem, a bar an implementation, the fastest on top; the user's own are hatched."""
+    """Draw one panel per problem, one bar per implementation, the fastest on top; the user's own are hatched."""
     panels_of = list(timed.groupby("problem", sort=False))[:MOST_PANELS]
     most = max(len(group) for _, group in panels_of)
     figure, panels = new_figure(len(panels_of), 1, panel_height_in=0.28 * most + 0.7)

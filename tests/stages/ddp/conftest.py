@@ -120,7 +120,7 @@ def skipped(as_table):
 def smoke_rows():
     """A real cell on two processes of this machine, without its GPUs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pipeline.stages.ddp.measure.gpu_count", lambda: 0)
+        patch.setattr("pipeline.cells.on_ranks.gpu_count", lambda: 0)
         return measure(Cell(size="tiny"), SMOKE, Stopwatch())
 
 

@@ -19,7 +19,7 @@ EVENT_COLUMNS = (
     "stream",  # where it ran, in order with what else ran there; on a CPU the thread
     "start_us",  # by the device's clock, from the first event or range of the capture on
     "duration_us",
-    "calls",  # 1; of an operator that others interrupted, which has a row a piece, 0 in all pieces but the first
+    "calls",  # 1; of an operator that others interrupted, which has one row per piece, 0 in all pieces but the first
     "correlation",  # the id that it shares with the call that launched it, -1 where there is none
     "range_id",  # the innermost range that launched it: a row of the ranges, -1 outside of any
     "path",  # that range and those around it, outermost first: "train_step/forward/attention/softmax"
@@ -174,7 +174,7 @@ def events_of(trace: Trace, path: str) -> pd.DataFrame:
 
 
 def range_times(trace: Trace, path: str) -> pd.DataFrame:
-    """Give the times of each range of this path, a row an occurrence, in microseconds.
+    """Give the times of each range of this path, one row per occurrence, in microseconds.
 
     kernel_sum_us: the durations of what it launched, added up; busy_us: the time in which any of that ran, work that
     overlaps counted once; span_us: from the first start to the last end of it, the range as projected onto the

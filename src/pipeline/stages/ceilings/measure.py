@@ -35,7 +35,7 @@ def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
 
 
 def _products(dtype: str, settings: Settings, device: torch.device) -> Iterator[Row]:
-    """Yield a row a side, smallest first; where nothing of a data type can be measured, one row that says why."""
+    """Yield one row per side, smallest first; where nothing of a data type can be measured, one row that says why."""
     longest_ms = 0.0
     for side in settings.sides():
         key = {"dtype": dtype, "side": side}

@@ -4,12 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.cells.outcomes import together_or_apart
-from pipeline.instruments.machine.identity import gpu_count
+from pipeline.cells.on_ranks import measure_on_ranks, ranks_on
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.instruments.sampling.variants import step_rows
 from pipeline.instruments.sampling.weight_differences import TOLERANCE
-from pipeline.parallel.processes.starting import run_ranks
 from pipeline.stages.ddp.cell import CAPTURED_STEP, PROFILER, VARIANTS, WHOLE_STEP, Cell, Settings, Variant, variant_key
 from pipeline.stages.ddp.ranks import Result, measure_variants
 
@@ -40,26 +38,9 @@ def measure_in_ranks(
     mark: Path | None = None,
 ) -> list[Row]:
     """Return the rows of these variants; subjects and mark as for `measure_variants`."""
-    backend, device_type = ranks_on()
-
-    def measure_together(variants: Sequence[Variant]) -> dict[Variant, Result]:
-        by_rank = run_ranks(
-            measure_variants,
-            cell.world_size,
-            backend=backend,
-            device_type=device_type,
-            timeout_s=settings.timeout_s,
-            args=(cell, settings, variants, subjects, mark),
-        )
-        return by_rank[0]
-
-    results = together_or_apart(measure_together, variants)
+    backend, _ = ranks_on()
+    results = measure_on_ranks(measure_variants, cell, settings, variants, subjects, mark)
     return [row for variant, result in results.items() for row in rows_of(variant, result, cell, settings, backend)]
-
-
-def ranks_on() -> tuple[str, str]:
-    """Return the backend of the process group and the type of its devices."""
-    return ("nccl", "cuda") if gpu_count() > 0 else ("gloo", "cpu")
 
 
 def rows_of(variant: Variant, result: Result | MemoryError, cell: Cell, settings: Settings, backend: str) -> list[Row]:

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from pipeline.cells.on_ranks import ranks_on
 from pipeline.stages.ddp.cell import BUCKET_SIZES_MB, VARIANTS, WHOLE_STEP, Cell, Settings, Variant, variant_key
-from pipeline.stages.ddp.measure import Row, measure_in_ranks, ranks_on
+from pipeline.stages.ddp.measure import Row, measure_in_ranks
 from pipeline.subjects.checking import Processes, Verdict, measure_survivors, verdict
 from pipeline.subjects.naming import Subject
 from pipeline.subjects.training_check import BUCKETS, check_ddp

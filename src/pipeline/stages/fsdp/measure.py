@@ -5,12 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.cells.outcomes import together_or_apart
+from pipeline.cells.on_ranks import measure_on_ranks, ranks_on
 from pipeline.formulas.collectives import all_gather_bus_factor, all_reduce_bus_factor
-from pipeline.instruments.machine.identity import gpu_count
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.instruments.sampling.variants import step_rows
-from pipeline.parallel.processes.starting import run_ranks
 from pipeline.stages.fsdp import prediction
 from pipeline.stages.fsdp.cell import COLLECTIVES, IMPLS, WHOLE_STEP, Cell, Settings
 from pipeline.stages.fsdp.ranks import Result, measure_ways
@@ -44,26 +42,9 @@ def measure_in_ranks(
     mark: Path | None = None,
 ) -> list[Row]:
     """Return the rows of these ways; subjects and mark as for `measure_ways`."""
-    backend, device_type = ranks_on()
-
-    def measure_together(impls: Sequence[str]) -> dict[str, Result]:
-        by_rank = run_ranks(
-            measure_ways,
-            cell.world_size,
-            backend=backend,
-            device_type=device_type,
-            timeout_s=settings.timeout_s,
-            args=(cell, settings, impls, subjects, mark),
-        )
-        return by_rank[0]
-
-    results = together_or_apart(measure_together, impls)
+    backend, _ = ranks_on()
+    results = measure_on_ranks(measure_ways, cell, settings, impls, subjects, mark)
     return [row for impl, result in results.items() for row in rows_of(impl, result, cell, settings, backend)]
-
-
-def ranks_on() -> tuple[str, str]:
-    """Return the backend of the process group and the type of its devices."""
-    return ("nccl", "cuda") if gpu_count() > 0 else ("gloo", "cpu")
 
 
 def rows_of(impl: str, result: Result | MemoryError, cell: Cell, settings: Settings, backend: str) -> list[Row]:

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from pipeline.cells.on_ranks import ranks_on
 from pipeline.stages.fsdp.cell import IMPLS, WHOLE_STEP, Cell, Settings
-from pipeline.stages.fsdp.measure import Row, measure_in_ranks, ranks_on
+from pipeline.stages.fsdp.measure import Row, measure_in_ranks
 from pipeline.stages.fsdp.ways import compute_dtype_of
 from pipeline.subjects.checking import Processes, measure_survivors, verdict
 from pipeline.subjects.naming import Subject

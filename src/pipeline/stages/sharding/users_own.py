@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from pipeline.cells.on_ranks import ranks_on
 from pipeline.stages.sharding.cell import IMPLS, WHOLE_STEP, Cell, Settings
-from pipeline.stages.sharding.measure import Row, measure_in_ranks, ranks_on
+from pipeline.stages.sharding.measure import Row, measure_in_ranks
 from pipeline.subjects.checking import Processes, measure_survivors, verdict
 from pipeline.subjects.naming import Subject
 from pipeline.subjects.training_check import check_optimizer

@@ -7,10 +7,10 @@ from dataclasses import asdict, replace
 from statistics import median
 from typing import Any
 
+from pipeline.cells.on_ranks import ranks_on
 from pipeline.errors import Skipped
 from pipeline.formulas import flops
 from pipeline.formulas.sizes import SIZES
-from pipeline.instruments.machine.identity import gpu_count
 from pipeline.instruments.machine.toolchain import require_compiler
 from pipeline.instruments.memory.out_of_memory import is_out_of_memory
 from pipeline.instruments.sampling.rank_timing import STEP
@@ -61,7 +61,7 @@ def _growing_segments() -> Iterator[None]:
 def _take_turn(impl: str, cell: Cell, settings: Settings, is_first: bool) -> Turn:
     if impl == "torch_compiled":
         require_compiler()
-    backend, device_type = ("nccl", "cuda") if gpu_count() > 0 else ("gloo", "cpu")
+    backend, device_type = ranks_on()
     by_rank = run_ranks(
         measure_turn,
         cell.world_size,
@@ -129,7 +129,7 @@ def _rates(step_ms: float, timed: list[Timed], cell: Cell, settings: Settings) -
 
 
 def _fusion_rows(impl: str, first: Turn, timed: Timed) -> list[Row]:
-    """Return a row a fusion; the last one's step is that which was timed with all of them."""
+    """Return one row per fusion; the last one's step is that which was timed with all of them."""
     if not first.fusions:
         return []
     step_ms = median(timed.sampling.timings[STEP].host_ms)

@@ -53,7 +53,7 @@ def most_tokens(fsdp: pd.DataFrame) -> float:
 
 
 def mesh_levers(mesh: pd.DataFrame) -> pd.DataFrame:
-    """Return the mesh as given, each change of it, and of other whole splits the best: a row a case, as its index."""
+    """Return one row per case, by name: the mesh as given, each change of it, and of other whole splits the best."""
     cases = mesh[mesh["case"] != "batch"].sort_values("tokens", kind="stable").drop_duplicates("case")
     given = cases["case"] == "given"
     return pd.concat([cases[given], cases[~given]]).set_index("case")

@@ -20,7 +20,7 @@ def charts(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame] | None = None)
 
 
 def _busbw(bursts: pd.DataFrame, link_gb_per_s: float | None) -> Chart:
-    """Draw busbw over size, a line a number of ranks and nodes; its range is that of the quartiles of the time."""
+    """Draw busbw over size, one line per number of ranks and nodes; its range is that of the quartiles of the time."""
     drawn = with_rate_quartiles(bursts, "busbw_gb_per_s").reindex(
         columns=[
             *("backend", "ranks", "size", "size_mb", "busbw_gb_per_s", "q1_busbw_gb_per_s", "q3_busbw_gb_per_s"),

@@ -34,7 +34,7 @@ class Group:
 
     @property
     def bursts(self) -> pd.DataFrame:
-        """The all-reduce of torch in place, back to back, a row a size, smallest first."""
+        """The all-reduce of torch in place, back to back, one row per size, smallest first."""
         return calls(self.rows, "burst")
 
     @property

@@ -19,7 +19,7 @@ from pipeline.stages.allreduce.report.facts import Group
 
 
 def busbw(groups: Sequence[Group], link_gb_per_s: float | None) -> Figure:
-    """Draw busbw in bursts over size, a panel a backend, a line a number of ranks and nodes; and the link's rate."""
+    """Draw busbw in bursts over size and the link's rate: one panel per backend, one line per ranks and nodes."""
     backends = list(dict.fromkeys(group.backend for group in groups))
     figure, panels = new_figure(1, len(backends))
     for axes, backend in zip(panels[0], backends, strict=True):

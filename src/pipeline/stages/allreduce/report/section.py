@@ -92,7 +92,7 @@ def _half(alike: Sequence[Group]) -> str:
 
 
 def _table(measured: Sequence[Group]) -> Table:
-    """Write times at both ends of the sizes and bus bandwidths, a row a backend and number of ranks."""
+    """Write times at both ends of the sizes and bus bandwidths, one row per backend and number of ranks."""
     shown = measured[:MOST_TABLE_ROWS]
     sizes = list(pd.concat([group.bursts for group in shown]).sort_values("size_bytes")["size"].unique())
     some = [sizes[place] for place in sorted({*np.linspace(0, len(sizes) - 1, MOST_SIZES).round().astype(int)})]

@@ -69,7 +69,7 @@ def _figure_title(rows: pd.DataFrame) -> str:
 
 
 def _table(rows: pd.DataFrame) -> list[Table]:
-    """Make a table of a row a ceiling: what was reached, with what, and what the data sheet promises."""
+    """Make a table of one row per ceiling: what was reached, with what, and what the data sheet promises."""
     rows = rows[rows["status"] != "skipped"]
     best, moved = best_products(rows), bandwidths(rows)
     lines = [

@@ -50,7 +50,7 @@ class Run(side_by_side.Run):
 
     @property
     def phases_ms(self) -> pd.DataFrame:
-        """The median times, a row a variant, a column a phase; NaN where a variant lacks it."""
+        """The median times, one row per variant, one column per phase; NaN where a variant lacks it."""
         phases = self.rows[self.rows["phase"].isin(PHASES)]
         return phases.pivot(columns="phase", values="median_ms").reindex(self.steps.index, columns=PHASES)
 

@@ -12,7 +12,7 @@ BESIDE = 1.1  # on a log axis: error bars at one size stand beside each other
 
 
 def bucket_sweep(runs: Sequence[Run]) -> Figure:
-    """Draw what a step takes beyond one without communication over the bucket size, a panel a run."""
+    """Draw what a step takes beyond one without communication over the bucket size, one panel per run."""
     figure, panels = new_figure(1, len(runs), panel_height_in=3.6)
     for axes, run in zip(panels[0], runs, strict=True):
         base_ms = run.steps.loc[NO_COMMUNICATION, "median_ms"]

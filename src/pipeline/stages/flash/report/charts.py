@@ -40,7 +40,7 @@ def charts(rows: pd.DataFrame) -> list[Chart]:
 
 
 def _rates(rows: pd.DataFrame) -> Chart:
-    """Draw TFLOP/s, a group of bars a shape, a bar an implementation; a chosen peer stands beside ours alone."""
+    """Draw TFLOP/s, a group of bars a shape, one bar per implementation; a chosen peer stands beside ours alone."""
     mine = ours(rows)
     rows = rows[rows["impl"].isin(ok(rows)["impl"]) & ((rows["impl"] == mine) | ~rows["impl"].isin(OURS))]
     impls = [impl for impl in IMPLS if impl in set(rows["impl"])]

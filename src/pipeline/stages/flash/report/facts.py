@@ -80,7 +80,7 @@ def fastest(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def beside_peers(rows: pd.DataFrame) -> pd.DataFrame:
-    """Put ours beside the fastest of torch's implementations: a row a problem and phase at which both have figures.
+    """Put ours beside the fastest of torch's implementations: one row per problem and phase at which both have figures.
 
     The columns are those of ours, and with `_peer` of the other; median_ratio is the peer's time over ours.
     """

@@ -14,7 +14,7 @@ MOST_PANELS, PANELS_A_LINE = 6, 3
 
 
 def rates(rows: pd.DataFrame) -> Drawing:
-    """Draw TFLOP/s of forward + backward in one dtype: a panel a shape, a bar a kernel.
+    """Draw TFLOP/s of forward + backward in one dtype: one panel per shape, one bar per kernel.
 
     The dashed line is the peak. A kernel without a figure has its outcome in place of a bar.
     """

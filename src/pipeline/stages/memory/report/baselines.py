@@ -12,7 +12,7 @@ COLUMNS = ["what", "unit", "theirs", "ours", "write_up", "note"]
 
 
 def pairs(rows: pd.DataFrame) -> pd.DataFrame:
-    """Pair others' peaks of a forward pass or a training step with ours, a row a reading of theirs.
+    """Pair others' peaks of a forward pass or a training step with ours, one row per reading of theirs.
 
     Returns what, unit, theirs, ours, write_up and note. Precision that a source calls mixed stands beside our bf16.
     """

@@ -21,7 +21,7 @@ MOST_MOMENTS = 120
 
 
 def composition(recorded: Sequence[Recording]) -> Figure:
-    """Stack what the peak is made of by context, a panel a precision; the device's memory is a line."""
+    """Stack what the peak is made of by context, one panel per precision; the device's memory is a line."""
     precisions = list(dict.fromkeys(one.cell.precision for one in recorded))
     figure, panels = new_figure(1, len(precisions), panel_height_in=3.6, share_y=True)
     devices = {size for one in recorded for size in one.of("allocator")["device_bytes"]}
@@ -59,7 +59,7 @@ def _stacks(axes: Axes, cells: Sequence[Recording]) -> None:
 
 
 def timelines(recorded: Sequence[Recording]) -> Figure:
-    """Draw active memory by kind over the allocator's events, a panel a recording."""
+    """Draw active memory by kind over the allocator's events, one panel per recording."""
     figure, panels = new_figure(len(recorded), 1, panel_height_in=2.8, share_y=True)
     for axes, one in zip(panels[:, 0], recorded, strict=True):
         by_kind = one.of("timeline").set_index("category")

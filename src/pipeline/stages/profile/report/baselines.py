@@ -19,7 +19,7 @@ COLUMNS = ["what", "unit", "theirs", "ours", "write_up", "note"]
 def pairs(rows: pd.DataFrame) -> pd.DataFrame:
     """Pair others' share of matrix products, and time of attention's products over softmax, with ours.
 
-    Returns what, unit, theirs, ours, write_up and note, a row a pair.
+    Returns what, unit, theirs, ours, write_up and note, one row per pair.
     """
     theirs = published.load("nsys")
     named = theirs[theirs["model"].notna() & theirs["context_length"].notna()]

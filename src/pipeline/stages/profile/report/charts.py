@@ -23,7 +23,7 @@ def charts(rows: pd.DataFrame) -> list[Chart]:
 
 
 def _categories(captured: Sequence[Capture]) -> Chart:
-    """Stack the kernel time of a pass by category, and the rest of its wall time, a bar a model."""
+    """Stack the kernel time of a pass by category, and the rest of its wall time, one bar per model."""
     shown = main_captures(captured)
     lines = [line for one in captured for path in PASSES if path in one.work_ms.index for line in _lines(one, path)]
     names = [name for name in CATEGORIES if name in {line["category"] for line in lines}]

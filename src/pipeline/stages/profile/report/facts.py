@@ -20,8 +20,9 @@ MATMUL = "matmul"
 class Capture:
     """One captured cell.
 
-    times_ms: median times, a row a range, a column a clock, NaN where it was not read. work_ms: a row a range, a column
-    a category. kernels: those with the most time, by range. attention: a row a range, as `_attention` gives it.
+    times_ms: median times, one row per range, one column per clock, NaN where it was not read. work_ms: one row per
+    range, one column per category. kernels: those with the most time, by range. attention: one row per range, as
+    `_attention` gives it.
     """
 
     cell: Cell
@@ -92,7 +93,7 @@ def _capture(rows: pd.DataFrame) -> Capture:
 
 
 def _attention(rows: pd.DataFrame) -> pd.DataFrame:
-    """Set softmax beside the two matrix products of attention, of all layers, a row a range that has all its phases.
+    """Set softmax beside the two matrix products of attention, of all layers: one row per range with all its phases.
 
     time_ratio: softmax's time over that of the products; flops_ratio: the FLOPs of the products over those of softmax.
     """

@@ -17,7 +17,7 @@ OTHER = "other"
 
 
 def categories(captured: Sequence[Capture], path: str) -> Figure:
-    """Stack the categories' shares of a range's kernel time, a bar a model, a panel a precision.
+    """Stack the categories' shares of a range's kernel time, one bar per model, one panel per precision.
 
     Over each bar stands the time of all its kernels.
     """

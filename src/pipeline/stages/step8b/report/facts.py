@@ -23,8 +23,8 @@ PEERS, OURS = ("torch_compiled", "torch_eager"), ("ours", "ours_fully_shard")
 class Run:
     """One cell. All tables but `fusions` are by implementation.
 
-    whole: the whole steps by the host clock, those without a figure too. budget_ms: a column an implementation, a row a
-    kind of work. fusions: in the order in which they join.
+    whole: the whole steps by the host clock, those without a figure too. budget_ms: one column per implementation, one
+    row per kind of work. fusions: in the order in which they join.
     """
 
     size: str

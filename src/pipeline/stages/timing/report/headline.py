@@ -24,7 +24,7 @@ COLUMNS = [
 
 
 def models(steps: pd.DataFrame, rows: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return what these steps, a row a model, reach, as summary.schema.json declares it; None where it is not known."""
+    """Return what each model reaches, by its row of `steps`, as summary.schema.json declares it; None for unknowns."""
     told = {"batch_size": steps["setting_batch_size"], "times_fp32": _over_fp32(steps, rows)}
     return json.loads(steps.reindex(columns=COLUMNS).assign(**told).to_json(orient="records", double_precision=9))
 
@@ -38,7 +38,7 @@ def _over_fp32(steps: pd.DataFrame, rows: pd.DataFrame) -> pd.Series:
 
 
 def table(steps: pd.DataFrame, rows: pd.DataFrame) -> Table:
-    """Make the first screen's table of these steps, a row a model."""
+    """Make the first screen's table of these steps, one row per model."""
     rates = zip(steps["model_tflops_per_s"].map(number), steps["mfu_pct"], strict=True)
     columns = {
         "model": [f"{row['size']} ({_shape(row)})" for _, row in steps.iterrows()],

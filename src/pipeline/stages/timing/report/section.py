@@ -66,7 +66,7 @@ def _answer(steps: pd.DataFrame) -> str:
 
 
 def _phases_table(rows: pd.DataFrame, precision: str, context_length: int) -> Table:
-    """Make a table of the phases' medians: the narrowest precision and fp32, a row a model."""
+    """Make a table of the phases' medians: the narrowest precision and fp32, one row per model."""
     every = pd.concat([of_kind(warm(rows), "eager", phase) for phase in PHASES])
     every = every[(every["context_length"] == context_length) & every["precision"].isin(["fp32", precision])]
     lines = ["precision", "size"]

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from pipeline.cells.outcomes import together_or_apart
+from pipeline.cells.on_ranks import together_or_apart
 
 
 def test_what_fits_together_is_measured_together():
