@@ -54,6 +54,21 @@ def test_natural_scales_are_sums_of_the_absolute_values_of_products(n_queries, n
     torch.testing.assert_close(torch.einsum("ijs,jd->id", parts, k), exact.dq[0], rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("kv_heads", [1, 2, 3])
+def test_heads_of_keys_that_queries_share_give_what_copies_of_them_give(kv_heads, is_causal):
+    q, _, _, do = inputs(24, 24, torch.float64, leading=(2, 6))
+    _, k, v, _ = inputs(24, 24, torch.float64, leading=(2, kv_heads))
+    exact = exact_attention(q, k, v, do, is_causal)
+    copies = [x.repeat_interleave(6 // kv_heads, dim=1) for x in (k, v)]
+    of_copies = exact_attention(q, *copies, do, is_causal)
+    for name in ("output", "dq", "scale_output", "scale_dq"):
+        torch.testing.assert_close(getattr(exact, name), getattr(of_copies, name), rtol=1e-12, atol=1e-13)
+    for name in ("dk", "dv", "scale_dk", "scale_dv"):
+        summed = getattr(of_copies, name).unflatten(1, (kv_heads, -1)).sum(2)
+        torch.testing.assert_close(getattr(exact, name), summed, rtol=1e-12, atol=1e-13)
+
+
 def test_errors_of_weights_make_errors_as_large_as_are_foretold():
     q, k, v, do = (x[0, 0] for x in inputs(9, 24, torch.float64))
     v, do = v.abs(), do.abs()  # whose products do not cancel

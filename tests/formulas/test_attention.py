@@ -13,6 +13,7 @@ from pipeline.formulas import attention
 from pipeline.formulas.attention import Shape
 
 SHAPES = [Shape(2, 3, 48, 16, False), Shape(2, 3, 48, 16, True), Shape(1, 1, 16, 64, False), Shape(8, 1, 64, 8, True)]
+SHAPES += [Shape(2, 6, 48, 16, True, 3), Shape(1, 4, 16, 64, False, 4), Shape(2, 4, 64, 64, True, 2)]
 BYTES = {torch.float32: 4, torch.float64: 8}
 
 
@@ -39,8 +40,15 @@ class LiveBytes(TorchDispatchMode):
 
 
 def inputs(shape, dtype):
-    tensors = torch.randn(4, shape.batch_size, shape.num_heads, shape.seq_len, shape.head_dim, dtype=dtype).unbind()
-    return [tensor.clone() for tensor in tensors]
+    heads = (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads, shape.num_heads)
+    return [torch.randn(shape.batch_size, each, shape.seq_len, shape.head_dim, dtype=dtype) for each in heads]
+
+
+def eager(q, k, v, shape):
+    """Compute the plain formula, keys and values repeated where heads of queries share them."""
+    if shape.has_shared_keys:
+        k, v = (x.repeat_interleave(shape.query_heads_per_kv_head, dim=1) for x in (k, v))
+    return eager_attention(q, k, v, shape.is_causal)
 
 
 @pytest.mark.parametrize("dtype", BYTES)
@@ -50,7 +58,7 @@ def test_bytes_are_those_that_an_eager_pass_allocates(shape, dtype):
         q, k, v, gradient = inputs(shape, dtype)
         assert counted.now() == attention.input_bytes(shape, BYTES[dtype])
         leaves = [x.requires_grad_() for x in (q, k, v)]
-        output = eager_attention(*leaves, shape.is_causal)
+        output = eager(*leaves, shape)
         assert counted.now() == attention.before_backward_bytes(shape, BYTES[dtype])
         torch.autograd.grad(output, leaves, gradient)
     assert counted.peak == attention.peak_bytes(shape, BYTES[dtype], "cpu")
@@ -77,7 +85,7 @@ def test_saved_bytes_are_those_of_the_tensors_that_autograd_saves_beside_the_inp
         return tensor
 
     with saved_tensors_hooks(pack, lambda tensor: tensor):
-        output = eager_attention(*leaves, shape.is_causal)
+        output = eager(*leaves, shape)
     assert output.requires_grad
     assert sum(saved.values()) == attention.saved_bytes(shape, 4)
 
@@ -102,6 +110,14 @@ def test_the_longest_sequence_that_fits_is_the_last_one_whose_peak_does():
     peaks = [attention.peak_bytes(Shape(8, 1, length, 64, False), 4, "cuda") for length in (longest, longest + 1)]
     assert peaks[0] <= 10**9 < peaks[1]
     assert attention.longest_that_fits(shape, 4, "cuda", memory_bytes=10) == 0
+
+
+def test_shared_keys_and_values_take_their_share_of_the_bytes_and_all_of_the_flops():
+    alone, shared = Shape(2, 32, 128, 64, True), Shape(2, 32, 128, 64, True, 4)
+    assert shared.num_kv_heads == 8
+    assert attention.input_bytes(shared, 2) == 2 * (2 * 32 + 2 * 8) * 2 * 128 * 64
+    assert attention.pass_flops(shared, "backward") == attention.pass_flops(alone, "backward")
+    assert attention.flash_saved_bytes(shared) == attention.flash_saved_bytes(alone)
 
 
 def test_what_flash_attention_keeps_grows_linearly():

@@ -41,16 +41,19 @@ def exact_attention(
 ) -> ExactAttention:
     """Compute attention, its gradients and their natural scales in fp64 from inputs of any floating dtype.
 
-    Shapes: q and output_gradient are (..., n_queries, head_dim), k and v (..., n_keys, head_dim). At most
-    `chunk_elements` of the score matrix, or one row, exist at once. All rows are computed, none is sampled.
-    Formulas: Dao et al. 2022 (FlashAttention), appendix B.
+    Shapes: q and output_gradient are (..., heads, n_queries, head_dim), k and v (..., kv_heads, n_keys, head_dim), each
+    head of which serves heads / kv_heads of queries in a row. At most `chunk_elements` of the score matrix, or one row,
+    exist at once. All rows are computed, none is sampled. Formulas: Dao et al. 2022 (FlashAttention), appendix B.
     """
     totals = [torch.zeros(x.shape, dtype=torch.float64, device=x.device) for x in (q, q, k, v) * 2]
     all_q, all_k, all_v, all_gradients = (x.detach().flatten(end_dim=-3) for x in (q, k, v, output_gradient))
     results = [x.view(-1, *x.shape[-2:]) for x in totals]
-    for head, inputs in enumerate(zip(all_q, all_k, all_v, all_gradients, strict=True)):
-        head_q, head_k, head_v, gradient = (x.double() for x in inputs)
-        _one_head(head_q, head_k, head_v, gradient, is_causal, chunk_elements, [x[head] for x in results])
+    group = len(all_q) // len(all_k)
+    for head in range(len(all_q)):
+        kv_head = head // group
+        inputs = (x.double() for x in (all_q[head], all_k[kv_head], all_v[kv_head], all_gradients[head]))
+        of_head = [x[place] for x, place in zip(results, (head, head, kv_head, kv_head) * 2, strict=True)]
+        _one_head(*inputs, is_causal, chunk_elements, of_head)
     return ExactAttention(*totals)
 
 
@@ -110,7 +113,7 @@ def _one_head(
     chunk_elements: int,
     results: list[Tensor],
 ) -> None:
-    """Fill in the results (output, dq, dk, dv and their scales) of one head, some rows at a time."""
+    """Fill in output and dq of one head, and add to its dk and dv, and likewise to the scales, some rows at a time."""
     output, dq, dk, dv, *scales = results
     scale = 1 / math.sqrt(q.shape[-1])
     step = max(1, chunk_elements // k.shape[0])

@@ -3,8 +3,9 @@
 `activations` and `peak_memory` count attention inside the model, where the scaled queries replace q and the precision
 of the softmax follows autocast.
 
-Symbols: B batch size, H heads, S sequence length of queries and keys, D head_dim, e bytes per element. A multiply-add
-is 2 FLOPs, and only matrix products count.
+Symbols: B batch size, H heads of queries, K heads of keys and values (H, but for grouped-query attention, GQA), S
+sequence length of queries and keys, D head_dim, e bytes per element. A multiply-add is 2 FLOPs, and only matrix products
+count.
 """
 
 from dataclasses import dataclass, replace
@@ -24,18 +25,34 @@ SOFTMAX_BACKWARD_TEMPORARIES = {"cpu": 0, "cuda": 1}
 
 @dataclass(frozen=True)
 class Shape:
-    """One attention problem."""
+    """One attention problem; num_heads, of queries, is a multiple of query_heads_per_kv_head."""
 
     batch_size: int
     num_heads: int
     seq_len: int
     head_dim: int
     is_causal: bool
+    query_heads_per_kv_head: int = 1
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Count the heads of keys and of values."""
+        return self.num_heads // self.query_heads_per_kv_head
+
+    @property
+    def has_shared_keys(self) -> bool:
+        """Tell whether several heads of queries share one of keys and values."""
+        return self.query_heads_per_kv_head > 1
 
     @property
     def vectors(self) -> int:
-        """Count the elements of q, which equal those of k, v or the output: B·H·S·D."""
+        """Count the elements of q, which equal those of the output: B·H·S·D."""
         return self.batch_size * self.num_heads * self.seq_len * self.head_dim
+
+    @property
+    def kv_vectors(self) -> int:
+        """Count the elements of k, which equal those of v: B·K·S·D."""
+        return self.vectors // self.query_heads_per_kv_head
 
     @property
     def scores(self) -> int:
@@ -61,15 +78,17 @@ def pass_flops(shape: Shape, pass_name: str) -> float:
 
 def input_bytes(shape: Shape, element_bytes: int) -> int:
     """Count the bytes of q, k, v and the gradient of the output, which exist before any pass."""
-    return 4 * shape.vectors * element_bytes
+    return 2 * (shape.vectors + shape.kv_vectors) * element_bytes
 
 
 def saved_bytes(shape: Shape, element_bytes: int) -> int:
     """Count the bytes that eager attention saves in addition to its inputs: B·H·(S² + S·D)·e.
 
-    These are the softmax's output and the scaled queries.
+    These are the softmax's output and the scaled queries. With GQA k and v are repeated for every head of queries, and
+    both copies are saved too: B·H·2·S·D·e more.
     """
-    return (shape.scores + shape.vectors) * element_bytes
+    copies = 2 if shape.has_shared_keys else 0
+    return (shape.scores + (1 + copies) * shape.vectors) * element_bytes
 
 
 def flash_saved_bytes(shape: Shape) -> int:
@@ -87,10 +106,12 @@ def peak_bytes(shape: Shape, element_bytes: int, device_type: str) -> int:
 
     The softmax's backward pass holds the weights, their gradient, the gradient of the scores and dV, and on a GPU
     SOFTMAX_BACKWARD_TEMPORARIES more. If S is far below D, the peak comes later: the gradients of all three inputs.
+    With GQA the copy of v is freed before either.
     """
     matrices = 2 + SOFTMAX_BACKWARD_TEMPORARIES[device_type]
     in_backward = max(matrices * shape.scores + shape.vectors, 3 * shape.vectors)
-    return before_backward_bytes(shape, element_bytes) + in_backward * element_bytes
+    freed = shape.vectors if shape.has_shared_keys else 0
+    return before_backward_bytes(shape, element_bytes) + (in_backward - freed) * element_bytes
 
 
 def longest_that_fits(shape: Shape, element_bytes: int, device_type: str, memory_bytes: int) -> int:

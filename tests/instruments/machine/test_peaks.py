@@ -57,7 +57,7 @@ def test_an_unknown_precision_is_refused(peak):
         peak("cpu", "fp4")
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", [*PRECISIONS, "fp16"])
 def test_a_cpu_is_measured_within_a_second(precision):
     torch.mm(torch.ones(2, 2), torch.ones(2, 2))
     started = time.process_time()  # of this process alone, whatever runs beside it

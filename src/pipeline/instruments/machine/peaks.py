@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     import torch
 
-PRECISIONS = ("fp32", "tf32", "bf16")
-DATASHEET_DTYPES = (*PRECISIONS, "fp16", "fp8")
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+DATASHEET_DTYPES = (*PRECISIONS, "fp8")
 
 # Dense rates in TFLOP/s, never the doubled ones of structured sparsity, by the name that the driver prints.
 # fp32 is the rate without tensor cores. Sources: NVIDIA's datasheets of the V100, A100, L4, L40S and H200, the
@@ -109,7 +109,7 @@ def measured_peak_tflops(device: torch.device | str, precision: str) -> float:
     _check_precision(precision)
     device = torch.device(device)
     on_gpu = device.type == "cuda"
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
     samples, time_products_ms = (_GPU_SAMPLES, _gpu_times_ms) if on_gpu else (_CPU_SAMPLES, _host_times_ms)
     with float32_products(tf32=precision == "tf32"):
         size = _GPU_SIZE if on_gpu else _cpu_size(dtype)
