@@ -93,7 +93,7 @@ def test_an_operator_says_its_name_with_its_namespace():
 
 def test_sdpa_says_which_backend_it_takes():
     q = torch.ones(1, 1, 8, 16)
-    assert isinstance(torch_private.sdpa_choice(q, q, q, True), torch_private.SDPBackend)
+    assert isinstance(torch_private.sdpa_choice(q, q, q, True, False), torch_private.SDPBackend)
 
 
 def test_cudnns_version_is_a_number_or_none():

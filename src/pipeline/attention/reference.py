@@ -51,9 +51,10 @@ def exact_attention(
     group = len(all_q) // len(all_k)
     for head in range(len(all_q)):
         kv_head = head // group
-        inputs = (x.double() for x in (all_q[head], all_k[kv_head], all_v[kv_head], all_gradients[head]))
+        inputs = (all_q[head], all_k[kv_head], all_v[kv_head], all_gradients[head])
+        head_q, head_k, head_v, gradient = (x.double() for x in inputs)
         of_head = [x[place] for x, place in zip(results, (head, head, kv_head, kv_head) * 2, strict=True)]
-        _one_head(*inputs, is_causal, chunk_elements, of_head)
+        _one_head(head_q, head_k, head_v, gradient, is_causal, chunk_elements, of_head)
     return ExactAttention(*totals)
 
 

@@ -118,9 +118,9 @@ def operator_name(operator: Any) -> str:
     return operator._schema.name
 
 
-def sdpa_choice(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> SDPBackend:
+def sdpa_choice(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, enable_gqa: bool) -> SDPBackend:
     """Return the backend that SDPA chooses for these inputs; nothing public does."""
-    return SDPBackend(torch._fused_sdp_choice(q, k, v, is_causal=is_causal))
+    return SDPBackend(torch._fused_sdp_choice(q, k, v, is_causal=is_causal, enable_gqa=enable_gqa))
 
 
 def cudnn_version() -> int | None:

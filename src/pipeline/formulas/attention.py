@@ -3,9 +3,9 @@
 `activations` and `peak_memory` count attention inside the model, where the scaled queries replace q and the precision
 of the softmax follows autocast.
 
-Symbols: B batch size, H heads of queries, K heads of keys and values (H, but for grouped-query attention, GQA), S
-sequence length of queries and keys, D head_dim, e bytes per element. A multiply-add is 2 FLOPs, and only matrix products
-count.
+Symbols: B batch size, H heads of queries, K heads of keys and values (fewer than H in grouped-query attention, GQA), S
+sequence length of queries and keys, D head_dim, e bytes per element. A multiply-add is 2 FLOPs, and only matrix
+products count.
 """
 
 from dataclasses import dataclass, replace

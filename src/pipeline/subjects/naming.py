@@ -60,7 +60,7 @@ class Measured:
     """
 
     kind: str
-    whole: Mapping[str, str]
+    whole: Mapping[str, Any]
     apart: tuple[str, ...] = ()
     first: Mapping[str, Any] = field(default_factory=dict)
     exercise: str = ""

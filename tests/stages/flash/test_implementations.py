@@ -5,6 +5,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask
 
+from pipeline.attention.eager import eager_attention
+from pipeline.formulas.attention import Shape
 from pipeline.stages.flash import implementations
 
 
@@ -52,4 +54,38 @@ def test_shared_memory_that_a_kernel_lacks_is_a_lack_of_the_machine():
 def test_sdpas_own_choice_is_what_it_takes_of_those_that_it_may(allowed, name):
     q = torch.randn(1, 1, 32, 16)
     with sdpa_kernel(allowed):
-        assert implementations.chosen_by_sdpa(q, q, q, True) == name
+        assert implementations.chosen_by_sdpa(q, q, q, Shape(1, 1, 32, 16, True)) == name
+
+
+def test_sdpas_own_choice_is_that_for_shared_keys_where_there_are_any():
+    q, k = torch.randn(1, 4, 32, 16), torch.randn(1, 2, 32, 16)
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
+        assert implementations.chosen_by_sdpa(q, k, k, Shape(1, 4, 32, 16, True, 2)) == "sdpa_flash"
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize("name", ["eager", "sdpa"])
+def test_heads_of_queries_that_share_keys_are_neighbours(name, is_causal):
+    shape = Shape(2, 6, 16, 8, is_causal, 3)
+    q, k, v = torch.randn(2, 6, 16, 8), torch.randn(2, 2, 16, 8), torch.randn(2, 2, 16, 8)
+    output = implementations.build(name, shape, torch.device("cpu")).attend(q, k, v)
+    for head in range(6):
+        alone = eager_attention(q[:, head], k[:, head // 3], v[:, head // 3], is_causal)
+        torch.testing.assert_close(output[:, head], alone)
+
+
+def test_our_kernels_are_asked_to_share_keys_and_copy_none(monkeypatch):
+    seen = []
+    monkeypatch.setattr(implementations, "GPU_ONLY", ())
+    monkeypatch.setitem(implementations.FUNCTIONS, "triton", lambda *arguments: seen.append(arguments))
+    shape = Shape(1, 4, 16, 8, True, 2)
+    q, k = torch.randn(1, 4, 16, 8), torch.randn(1, 2, 16, 8)
+    implementations.build("triton", shape, torch.device("cpu")).attend(q, k, k)
+    ((*tensors, is_causal, scale, enable_gqa),) = seen
+    assert all(one is other for one, other in zip(tensors, (q, k, k), strict=True))
+    assert (is_causal, scale, enable_gqa) == (True, None, True)
+
+
+def test_the_tiled_reference_refuses_shared_keys():
+    with pytest.raises(implementations.Skipped, match=r"^needs as many heads of keys as of queries$"):
+        implementations.build("tiled", Shape(1, 4, 16, 8, True, 2), torch.device("cpu"))

@@ -1,11 +1,13 @@
 """Attention of the user's own in a flash cell."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.registry import stages
+from pipeline.stages.flash import implementations
 from pipeline.stages.flash.cell import PHASES, Cell, Settings
 from pipeline.stages.flash.measure import measure
 from pipeline.subjects.naming import Subject
@@ -30,3 +32,17 @@ def test_what_passes_is_timed_with_the_rest_and_what_does_not_costs_its_own_rows
         assert "median_ms" not in row
     assert by_name["off_by_one"][0]["reason"].startswith("output is off by ")
     assert by_name["crashes_at_length_32"][0]["reason"] == "its process died by SIGSEGV"
+
+
+def test_where_queries_share_keys_they_are_skipped_with_the_reason_and_the_others_measured(monkeypatch):
+    monkeypatch.setattr(implementations, "names", lambda _device: ["eager"])
+    cell = replace(CELL, num_heads=4, query_heads_per_kv_head=2)
+    rows = measure(cell, SETTINGS, Stopwatch(), [Subject("attention", "mine", f"{FILE}:Right")])
+    stages()["flash"].row_types.check({}, rows)
+    own = [row for row in rows if row["impl"] == "mine"]
+    assert [row["phase"] for row in own] == list(PHASES)
+    assert {row["status"] for row in own} == {"skipped"}
+    assert {row["reason"] for row in own} == {
+        "implementations of your own are measured where query_heads_per_kv_head is 1"
+    }
+    assert {row["status"] for row in rows if row["impl"] == "eager"} <= {"ok", "unstable"}

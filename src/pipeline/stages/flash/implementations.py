@@ -62,18 +62,22 @@ def build(name: str, shape: Shape, device: torch.device) -> Implementation:
     """
     if name in GPU_ONLY and device.type != "cuda":
         raise Skipped("needs a CUDA GPU")
+    if name == "tiled" and shape.has_shared_keys:
+        raise Skipped("needs as many heads of keys as of queries")
     if name == "tiled" and shape.seq_len > LONGEST_TILED:
         raise Skipped(f"its launches take too long above a length of {LONGEST_TILED}")
     if name == "flex":
         return Implementation(_flex(shape, device))
     if name == "compiled_eager":
         require_compiler()
-        return Implementation(torch.compile(_by_formula(eager_attention, shape), dynamic=False))
+        return Implementation(torch.compile(_plain(eager_attention, shape), dynamic=False))
     if name in BACKENDS:
         return Implementation(_sdpa(shape), within=functools.partial(sdpa_kernel, BACKENDS[name]))
     if name == "sdpa":
         return Implementation(_sdpa(shape))
-    return Implementation(_by_formula(FUNCTIONS[name], shape))
+    if name == "triton":
+        return Implementation(_triton(shape))
+    return Implementation(_plain(FUNCTIONS[name], shape))
 
 
 def users_own(attend: Attend, mark: Callable[[], None]) -> Implementation:
@@ -87,34 +91,47 @@ def users_own(attend: Attend, mark: Callable[[], None]) -> Implementation:
     return Implementation(attend, within=marked)
 
 
-def _by_formula(attention: Callable[..., Tensor], shape: Shape) -> Attend:
-    is_causal = shape.is_causal
+def _triton(shape: Shape) -> Attend:
+    function, is_causal, enable_gqa = FUNCTIONS["triton"], shape.is_causal, shape.has_shared_keys
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return function(q, k, v, is_causal, None, enable_gqa)
+
+    return attend
+
+
+def _plain(attention: Callable[..., Tensor], shape: Shape) -> Attend:
+    """Return a function without shared keys and values: every head of queries gets a copy of them, as users do."""
+    is_causal, group = shape.is_causal, shape.query_heads_per_kv_head
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attention(q, k, v, is_causal)
 
-    return attend
+    def attend_copies(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(q, k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1))
+
+    return attend_copies if shape.has_shared_keys else attend
 
 
 def _sdpa(shape: Shape) -> Attend:
-    is_causal = shape.is_causal
+    is_causal, enable_gqa = shape.is_causal, shape.has_shared_keys
 
     # A Python function, as for the other implementations: it counts in the time of a single call.
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+        return scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=enable_gqa)
 
     return attend
 
 
-def chosen_by_sdpa(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> str | None:
+def chosen_by_sdpa(q: Tensor, k: Tensor, v: Tensor, shape: Shape) -> str | None:
     """Name the backend that SDPA chooses by itself for these inputs; None if it is not one of BACKENDS."""
-    choice = sdpa_choice(q, k, v, is_causal)
+    choice = sdpa_choice(q, k, v, shape.is_causal, shape.has_shared_keys)
     return next((name for name, backend in BACKENDS.items() if backend == choice), None)
 
 
 def _flex(shape: Shape, device: torch.device) -> Attend:
     require_compiler()
-    compiled = torch.compile(flex_attention, dynamic=False)
+    compiled = functools.partial(torch.compile(flex_attention, dynamic=False), enable_gqa=shape.has_shared_keys)
     if not shape.is_causal:
         return compiled
     return functools.partial(compiled, block_mask=causal_block_mask(shape.seq_len, device))
@@ -166,7 +183,7 @@ def refusals_as_skipped(name: str) -> Iterator[None]:
 def _reason(error: RuntimeError, warned: list[str]) -> str:
     """Return SDPA's warning about the requested backend, else the line of the error that gives the reason."""
     texts = [text.split(" (Triggered internally")[0].strip() for text in warned]
-    telling = [text for text in texts if "Expected" in text or "requires" in text or "must" in text]
+    telling = [text for text in texts if "Expected" in text or "require" in text or "must" in text]
     if "No available kernel" in str(error):
         return telling[0] if telling else "torch has no kernel for this problem"
     lines = [line for line in str(error).splitlines() if any(text in line for text in REFUSALS)]

@@ -10,23 +10,25 @@ import torch
 from pipeline.attention.reference import exact_attention
 from pipeline.formulas import attention
 from pipeline.instruments.machine.peaks import peak_tflops
-from pipeline.instruments.sampling.interleaving import Interleaving, Taken, interleave
+from pipeline.instruments.memory.out_of_memory import attempt
+from pipeline.instruments.sampling.interleaving import Interleaving, Taken, Work, interleave
 from pipeline.instruments.sampling.kernel_timing import kernel_sampler, latency_sampler
 from pipeline.instruments.sampling.stability import gpu_columns, status_columns
 from pipeline.instruments.sampling.step_timing import StopRule
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.instruments.sampling.summary import quartiles, summarise
 from pipeline.stages.flash import implementations
-from pipeline.stages.flash.cell import PHASES, Cell, Settings
+from pipeline.stages.flash.cell import PHASES, SUSTAINED, Cell, Settings
 from pipeline.stages.flash.trial import Inputs, Trial, try_implementation
 
 if TYPE_CHECKING:
+    from pipeline.instruments.sampling.sustained import Sustained
     from pipeline.subjects.naming import Subject
 
 Row = dict[str, Any]
 Key = tuple[str, str]  # implementation, phase
 
-TORCH_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 # Rounds that do not count. Every call has already run twice: these absorb momentary disturbances.
 WARMUP_ROUNDS = 2
 # The least number of samples for a call so slow that min_samples would exceed the budget.
@@ -67,9 +69,10 @@ def measure_together(
         slow = {key for key in works if sample_s[key] > SLOW_S}
         timed = interleave(works, kernel_sampler(device), rules, WARMUP_ROUNDS, warm=slow)
         latencies = _latencies({key: work for key, work in works.items() if key not in slow}, device)
+        held = _held(cell, works, timed.taken, settings, device)
     shared = _peak_columns(cell, device) | _choice_columns(cell, inputs)
     return [
-        _row(cell, (name, phase), trial, timed, latencies, settings, shared)
+        _row(cell, (name, phase), trial, timed, latencies, held, settings, shared)
         for name, trial in trials.items()
         for phase in PHASES
     ]
@@ -77,9 +80,12 @@ def measure_together(
 
 def _inputs(cell: Cell, device: torch.device) -> Inputs:
     generator = torch.Generator(device).manual_seed(0)
-    shape = (cell.batch_size, cell.num_heads, cell.seq_len, cell.head_dim)
+    heads, kv_heads = cell.num_heads, cell.shape.num_kv_heads
     q, k, v, output_gradient = (
-        torch.randn(shape, generator=generator, device=device).to(TORCH_DTYPES[cell.dtype]) for _ in range(4)
+        torch.randn(cell.batch_size, each, cell.seq_len, cell.head_dim, generator=generator, device=device).to(
+            TORCH_DTYPES[cell.dtype]
+        )
+        for each in (heads, kv_heads, kv_heads, heads)
     )
     exact = exact_attention(q, k, v, output_gradient, cell.is_causal)
     return Inputs((q.requires_grad_(), k.requires_grad_(), v.requires_grad_()), output_gradient, exact)
@@ -100,6 +106,22 @@ def _latencies(works: dict[Key, Any], device: torch.device) -> dict[Key, Taken]:
     return interleave(works, latency_sampler(device), dict.fromkeys(works, LATENCY_RULE), warmup=0).taken
 
 
+def _held(
+    cell: Cell, works: Mapping[Key, Work], taken: Mapping[Key, Taken], settings: Settings, device: torch.device
+) -> dict[Key, "Sustained"]:
+    """Run what is SUSTAINED back to back, last of all, for it heats the GPU; nothing of what ran out of memory."""
+    if device.type == "cpu" or cell.num_heads == 1 or not settings.sustained_s:
+        return {}
+    from pipeline.instruments.sampling.sustained import hold
+
+    found = {}
+    for key in SUSTAINED:
+        if key in works and taken[key].out_of_memory is None:
+            call_ms = quartiles(taken[key].times_ms["device"])[1]
+            found[key], _reason = attempt(hold, works[key], call_ms, settings.sustained_s)
+    return {key: sustained for key, sustained in found.items() if sustained is not None}
+
+
 def _peak_columns(cell: Cell, device: torch.device) -> Row:
     """Return the peak rate at this precision.
 
@@ -118,7 +140,7 @@ def _choice_columns(cell: Cell, inputs: Inputs) -> Row:
     """Return the backend that SDPA chooses by itself; nothing on a CPU, where the backends are not measured."""
     if inputs.device.type == "cpu":
         return {}
-    return {"sdpa_choice": implementations.chosen_by_sdpa(*inputs.qkv, cell.is_causal)}
+    return {"sdpa_choice": implementations.chosen_by_sdpa(*inputs.qkv, cell.shape)}
 
 
 def _row(
@@ -127,6 +149,7 @@ def _row(
     trial: Trial,
     timed: Interleaving[Key],
     latencies: dict[Key, Taken],
+    held: dict[Key, "Sustained"],
     settings: Settings,
     shared: Row,
 ) -> Row:
@@ -143,6 +166,7 @@ def _row(
         **status_columns(samples_ms, timed.slowdowns(), settings.unstable_rel_error),
         **summarise(samples_ms),
         **_rates(cell, phase, quartiles(samples_ms)[1], shared),
+        **_sustained_columns(cell, phase, held.get(key)),
         **shared,
         "exposed_samples": taken.exposed,
         **_latency_columns(latencies.get(key)),
@@ -152,8 +176,22 @@ def _row(
 
 
 def _rates(cell: Cell, phase: str, median_ms: float, shared: Row) -> Row:
-    tflops_per_s = attention.pass_flops(cell.shape, phase) / (median_ms / 1e3) / 1e12
+    tflops_per_s = _tflops_per_s(cell, phase, median_ms)
     return {"tflops_per_s": tflops_per_s, "peak_share_pct": 100 * tflops_per_s / shared["peak_tflops_per_s"]}
+
+
+def _sustained_columns(cell: Cell, phase: str, held: "Sustained | None") -> Row:
+    if held is None:
+        return {}
+    return {
+        "sustained_ms": held.median_ms,
+        "sustained_tflops_per_s": _tflops_per_s(cell, phase, held.median_ms),
+        "sustained_sm_clock_mhz": held.sm_clock_mhz,
+    }
+
+
+def _tflops_per_s(cell: Cell, phase: str, time_ms: float) -> float:
+    return attention.pass_flops(cell.shape, phase) / (time_ms / 1e3) / 1e12
 
 
 def _latency_columns(taken: Taken | None) -> Row:

@@ -1,14 +1,17 @@
 """Estimate a cell's time and memory before it is measured. Imports no torch: the workflow reads it."""
 
 from pipeline.formulas.attention import peak_bytes
-from pipeline.stages.flash.cell import Cell, Settings
+from pipeline.stages.flash.cell import SUSTAINED, Cell, Settings
+
+ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
 def expected_s(cell: Cell, settings: Settings, on_gpu: bool) -> float:
     """Estimate the seconds that a cell takes: on a CPU the C++ compiler takes most of it."""
-    return (3 if on_gpu else 15) + 20 * settings.budget_s
+    held = len(SUSTAINED) if on_gpu and cell.num_heads > 1 else 0
+    return (3 if on_gpu else 15) + 20 * settings.budget_s + held * settings.sustained_s
 
 
 def needed_bytes(cell: Cell, settings: Settings) -> int:
     """Return the least memory that a cell needs on a CPU: the peak of eager attention, one of its rows."""
-    return peak_bytes(cell.shape, element_bytes={"bf16": 2, "fp32": 4}[cell.dtype], device_type="cpu")
+    return peak_bytes(cell.shape, element_bytes=ELEMENT_BYTES[cell.dtype], device_type="cpu")

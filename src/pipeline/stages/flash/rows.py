@@ -42,6 +42,13 @@ class ImplementationTime(GpuTimedRow):
     peak_tflops_per_s: float = column("peak rate at this precision", positive=True)
     peak_source: str = column("where the peak comes from", allowed=("datasheet", "measured"))
     peak_of: str = column("what the peak is for: a dtype, or 3×TF32, which is as exact as fp32")
+    sustained_ms: float | None = column(
+        "run back to back for sustained_s on a GPU, L2 not flushed: median over the second half; only of our Triton "
+        "kernels and cuDNN at several heads, and empty where the GPU waited for its host",
+        positive=True,
+    )
+    sustained_tflops_per_s: float | None = column("FLOPs of the phase over sustained_ms", positive=True)
+    sustained_sm_clock_mhz: float | None = column("mean SM clock meanwhile", minimum=0)
     sdpa_choice: str | None = column("backend that SDPA chooses by itself; empty if another", allowed=SDPA_BACKENDS)
     exposed_samples: int = column("samples that may hold gaps between launches", minimum=0)
     median_call_ms: float | None = column(

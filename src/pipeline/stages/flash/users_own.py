@@ -1,4 +1,8 @@
-"""Attention of the user's own in a flash cell: checked alone, then timed in turn with the others."""
+"""Attention of the user's own in a flash cell: checked alone, then timed in turn with the others.
+
+Where heads of queries share keys and values it is skipped: a function of (q, k, v, is_causal) does not say whether it
+knows of them, and copies made for it would count in its time.
+"""
 
 from collections.abc import Sequence
 from functools import partial
@@ -8,7 +12,7 @@ import torch
 
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.parallel.processes.starting import RankContext
-from pipeline.stages.flash.cell import PHASES, Cell, Settings
+from pipeline.stages.flash.cell import GROUP_AXIS, PHASES, Cell, Settings
 from pipeline.stages.flash.implementations import users_own
 from pipeline.stages.flash.measure import TORCH_DTYPES, Row, measure_together
 from pipeline.subjects.attention_check import attention_of, check_attention
@@ -16,9 +20,15 @@ from pipeline.subjects.checking import Processes, Verdict, measure_survivors, ve
 from pipeline.subjects.marks import quick_notes
 from pipeline.subjects.naming import Subject
 
+NO_GQA = f"implementations of your own are measured where {GROUP_AXIS} is 1"
+
 
 def measure_with(subjects: Sequence[Subject], cell: Cell, settings: Settings) -> list[Row]:
     """Return the rows of a cell with the user's own implementations; one that fails costs its own rows."""
+    if cell.shape.has_shared_keys:
+        skipped = Verdict("skipped", NO_GQA)
+        rows = measure_together(cell, settings, Stopwatch(), {})
+        return rows + [row for subject in subjects for row in _failed_rows(subject, skipped)]
     device_type = "cuda" if torch.cuda.is_available() else "cpu"
     checked = Processes(1, "gloo", device_type, settings.check_timeout_s)
     problem = (TORCH_DTYPES[cell.dtype], cell.head_dim, cell.is_causal)

@@ -1,0 +1,22 @@
+import dataclasses
+
+import pytest
+
+from pipeline.stages.flash.cell import SUSTAINED, Cell, Settings
+from pipeline.stages.flash.needs import expected_s, needed_bytes
+
+SETTINGS = Settings(sustained_s=2.0)
+OFF = dataclasses.replace(SETTINGS, sustained_s=0.0)
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "on_gpu", "held"), [(16, True, len(SUSTAINED)), (1, True, 0), (16, False, 0), (1, False, 0)]
+)
+def test_only_several_heads_on_a_gpu_take_the_time_of_running_back_to_back(num_heads, on_gpu, held):
+    cell = Cell(num_heads=num_heads)
+    assert expected_s(cell, SETTINGS, on_gpu) - expected_s(cell, OFF, on_gpu) == held * 2.0
+
+
+def test_fp16_needs_as_much_memory_as_bf16_and_half_of_fp32():
+    fp16, bf16, fp32 = (needed_bytes(Cell(dtype=dtype), SETTINGS) for dtype in ("fp16", "bf16", "fp32"))
+    assert 2 * fp16 == 2 * bf16 == fp32
