@@ -149,7 +149,7 @@ def test_a_set_up_of_half_a_second_is_time_enough_for_the_sample(others):
 def test_a_busy_host_is_waited_for_until_it_is_quiet(others, capsys):
     others(3.0, 2.5, 4.0, 0.5)
     host = settled()
-    assert (host.others_cores, host.is_busy, host.waited_s) == (0.5, False, 1.5)
+    assert (host.others_cores, host.is_busy, host.waited_s) == (0.5, False, 3 * quiet_host.SAMPLE_S)
     assert capsys.readouterr().err == "other processes use 3.0 of 4 cores: waiting up to 60 s, once a run\n"
 
 

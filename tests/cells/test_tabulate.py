@@ -15,6 +15,7 @@ from pipeline.registry import stages
 
 from ..records import failed_row, record, timed_row
 
+MACHINE = record()["machine"]
 SAMPLES_MS = [1.0, 2.0, 3.2512345]
 
 
@@ -114,6 +115,21 @@ def test_a_cell_carries_how_busy_the_host_was_where_its_record_tells(record_path
     assert untold["host_busy"] == untold["host_load_before"] == ""
     names = ("host_cores", "host_busy", "host_load_before", "host_load_after")
     assert [told[name] for name in names] == ["2.0", "False", "0.25", "0.5"]
+
+
+@pytest.mark.parametrize(
+    ("facts", "told"),
+    [
+        ({"memory_bytes": 8, "gpus": [{"memory_bytes": 5}, {"memory_bytes": 6}]}, ("8", "5")),
+        ({"memory_bytes": 8, "gpus": []}, ("8", "")),
+        ({"memory_bytes": "8 GB", "gpus": [{"memory_bytes": "much"}]}, ("", "")),
+        ({"gpus": ["H200"]}, ("", "")),
+        ({}, ("", "")),
+    ],
+)
+def test_a_cell_carries_the_memory_of_the_host_and_of_its_first_gpu_where_the_record_tells(tmp_path, facts, told):
+    (line,) = cell_table(left(tmp_path, machine=MACHINE | facts))
+    assert (line["memory_bytes"], line["gpu_memory_bytes"]) == told
 
 
 def test_a_table_is_made_without_the_import_of_pandas(record_path, tmp_path):

@@ -26,6 +26,8 @@ MODEL = {
     "peak_bytes": 77_600_000_000,
     "gpu_idle_pct": None,
     "limited_by": None,
+    "tuned_tokens_per_s": 29_800.0,
+    "tuned_with": "fused+sdpa+compile+graph",
 }
 
 

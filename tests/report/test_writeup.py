@@ -54,6 +54,20 @@ def test_every_status_is_counted_by_stage():
     ]
 
 
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        ([{"gpu_memory_bytes": 150_754_820_096, "memory_bytes": 540_908_769_280}], "151 GB of GPU memory"),
+        ([{"gpu_memory_bytes": None, "memory_bytes": 25_276_502_016}], "25.3 GB of memory"),
+        ([{"memory_bytes": 25_276_502_016}, {"memory_bytes": 25_276_501_900}], "25.3 GB of memory"),
+        ([{"gpu_memory_bytes": 8e10}, {"gpu_memory_bytes": 4e10}], "40.0 GB or 80.0 GB of GPU memory"),
+        ([{}], ""),
+    ],
+)
+def test_the_first_line_says_how_much_memory_a_gpu_has_or_else_the_host(told, words):
+    assert first_page(pd.DataFrame([line(**each) for each in told]))["memory"] == words
+
+
 def test_the_time_is_shared_out_between_start_set_up_and_measuring():
     page = first_page(pd.DataFrame([line(), line()]))
     assert page["total_s"] == 20
@@ -385,7 +399,7 @@ def test_figures_that_cannot_be_drawn_are_one_line_and_no_section(tmp_path, stan
 @pytest.mark.parametrize(
     ("stage", "columns", "complaint"),
     [
-        ("flash", {}, 'cell.json is no record: stage must be one of timing, ceilings, got "flash"'),
+        ("flash", {}, 'cell.json is no record: stage must be one of timing, ceilings, levers, got "flash"'),
         ("timing", {"median_ms": 0}, "row 1: median_ms must be a finite number above 0, got 0"),
         ("timing", {"clock": "sundial"}, "row 1: clock must be one of host, cuda_events"),
     ],

@@ -14,7 +14,7 @@ from pipeline.cells import locks
 from pipeline.errors import UserError
 from pipeline.instruments.machine.cpu_use import CpuUse, cpu_use
 
-SAMPLE_S = 0.5
+SAMPLE_S = 0.25
 BUSY_SHARE = 0.5
 PATIENCE_S = 60.0
 # For tests, whose machine is busy with other tests.

@@ -79,6 +79,7 @@ def _cell_line(record: dict[str, Any]) -> dict[str, Any]:
         **{f"scheduler_{name}": record.get("scheduler", {}).get(name) for name in SCHEDULER_PARTS},
         **_machine(record),
         "cpu": _cpu(record["machine"].get("cpu")),
+        **_memory(record["machine"]),
         **{name: record["code"].get(name) for name in ("digest", "commit")},
         "command": record["command"],
     }
@@ -102,6 +103,14 @@ def _outcome(rows: list[dict[str, Any]]) -> dict[str, str]:
 def _cpu(facts: Any) -> str | None:
     known = isinstance(facts, dict) and {"model", "logical_cores"} <= set(facts)
     return f"{facts['model']}, {facts['logical_cores']} cores" if known else None
+
+
+def _memory(facts: Mapping[str, Any]) -> dict[str, int | None]:
+    """Return the bytes of memory of the host and of its first GPU, None where the record does not tell."""
+    gpus = facts.get("gpus")
+    first = gpus[0] if isinstance(gpus, list) and gpus and isinstance(gpus[0], dict) else {}
+    told = {"memory_bytes": facts.get("memory_bytes"), "gpu_memory_bytes": first.get("memory_bytes")}
+    return {name: value if isinstance(value, int) else None for name, value in told.items()}
 
 
 def _machine(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,9 +21,9 @@ from pipeline.report.html import stage_parts
 from pipeline.report.markup import Markdown, anchor, one_line
 from pipeline.report.page_parts import MOST_ACTIONS, write
 from pipeline.report.repeats import with_repeats
-from pipeline.report.section import counted, render
+from pipeline.report.section import counted, data_size, render
 from pipeline.report.summary import write_summary
-from pipeline.report.table_rows import has_figures, read_rows, readable
+from pipeline.report.table_rows import has_figures, known, read_rows, readable
 from pipeline.report.tables import markdown, significant
 from pipeline.report.users_own import with_users_own, without_users_own
 from pipeline.report.written_section import HTML_SUFFIX, WrittenSection, from_json, to_json
@@ -35,6 +35,7 @@ SECONDS = ["start_up_s", "set_up_s", "measuring_s"]
 CELL_COLUMNS = (
     *("stage", "cell", "status", "reason", "started_at", *SECONDS, "machine", "cpu", *SOFTWARE, "commit", "digest"),
 )
+MEMORY = {"gpu_memory_bytes": "GPU memory", "memory_bytes": "memory"}
 VERSIONS = ("torch", "triton", "driver")  # on the first screen; the records have all
 
 
@@ -209,6 +210,7 @@ def first_page(cells: pd.DataFrame) -> dict[str, Any]:
             if version not in ("none", "absent")
         ],
         "hosts": sorted(cells["cpu"].dropna().unique()),
+        "memory": _memory(cells),
         "commits": sorted(cells["commit"].unique()),
         "counts": _counts(cells),
         "statuses": [status for status in STATUSES if (cells["status"] == status).any() or status == "ok"],
@@ -225,9 +227,18 @@ def first_page(cells: pd.DataFrame) -> dict[str, Any]:
     }
 
 
+def _memory(cells: pd.DataFrame) -> str:
+    """Write how much memory each GPU has, or else the host; several where machines differ, nothing where unknown."""
+    for name, words in MEMORY.items():
+        if len(told := known(cells, name)):
+            sizes = told[name].sort_values().map(data_size).unique()
+            return f"{' or '.join(sizes)} of {words}"
+    return ""
+
+
 def _outcomes(cells: pd.DataFrame) -> list[dict[str, Any]]:
     """Return what became of the cells without figures: status, reason, how many, of which stages; the most first."""
-    failed = cells[~has_figures(cells["status"])].fillna({"reason": ""})
+    failed = cells[~has_figures(cells["status"])].astype({"reason": object}).fillna({"reason": ""})
     # What the machine lacks differs from cell to cell: their own table says it.
     failed["reason"] = failed["reason"].mask(failed["status"] == "skipped", LACKING)
     groups = failed.groupby(["status", "reason"], sort=False)["stage"]

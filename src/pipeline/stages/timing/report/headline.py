@@ -1,7 +1,7 @@
 """The first screen's table, as text and as numbers, and what its figure shows."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -23,9 +23,14 @@ COLUMNS = [
 ]
 
 
-def models(steps: pd.DataFrame, rows: pd.DataFrame) -> list[dict[str, Any]]:
+def models(steps: pd.DataFrame, rows: pd.DataFrame, tuned: pd.DataFrame) -> list[dict[str, Any]]:
     """Return what each model reaches, by its row of `steps`, as summary.schema.json declares it; None for unknowns."""
-    told = {"batch_size": steps["setting_batch_size"], "times_fp32": _over_fp32(steps, rows)}
+    told = {
+        "batch_size": steps["setting_batch_size"],
+        "times_fp32": _over_fp32(steps, rows),
+        "tuned_tokens_per_s": tuned["tokens_per_s"],
+        "tuned_with": tuned["levers"],
+    }
     return json.loads(steps.reindex(columns=COLUMNS).assign(**told).to_json(orient="records", double_precision=9))
 
 
@@ -37,12 +42,13 @@ def _over_fp32(steps: pd.DataFrame, rows: pd.DataFrame) -> pd.Series:
     )
 
 
-def table(steps: pd.DataFrame, rows: pd.DataFrame) -> Table:
-    """Make the first screen's table of these steps, one row per model."""
+def table(steps: pd.DataFrame, rows: pd.DataFrame, tuned: pd.DataFrame) -> Table:
+    """Make the first screen's table of these steps, one row per model; tuned: what each reaches with levers."""
     rates = zip(steps["model_tflops_per_s"].map(number), steps["mfu_pct"], strict=True)
     columns = {
         "model": [f"{row['size']} ({_shape(row)})" for _, row in steps.iterrows()],
         "tokens/s": with_outcomes(steps["tokens_per_s"].map(count), steps),
+        "tuned": tuned["tokens_per_s"],
         "TFLOP/s (MFU)": [rate if pd.isna(mfu) else f"{rate} ({percent(mfu / 100)})" for rate, mfu in rates],
         "× fp32": _over_fp32(steps, rows) if steps["precision"].iloc[0] != "fp32" else None,
         "peak GB": steps["peak_bytes"] / 1e9 if "peak_bytes" in steps else None,
@@ -50,11 +56,11 @@ def table(steps: pd.DataFrame, rows: pd.DataFrame) -> Table:
         "limited by": steps["limited_by"].replace("gpu", "GPU") if "limited_by" in steps else None,
         "tokens/J": steps.get("tokens_per_j"),
     }
-    forms = {**dict.fromkeys(("× fp32", "peak GB", "tokens/J"), number), "GPU idle": percent}
+    forms = {**dict.fromkeys(("× fp32", "peak GB", "tokens/J"), number), "GPU idle": percent, "tuned": count}
     filled = {name: pd.Series(list(column)) for name, column in columns.items() if column is not None}
     shown = {name: column for name, column in filled.items() if column.notna().any()}
     cells = {name: [written(value, forms.get(name, str)) for value in column] for name, column in shown.items()}
-    return Table(_title(steps, rows, shown), pd.DataFrame(cells))
+    return Table(_title(steps, rows, shown, list(tuned["levers"].dropna().unique())), pd.DataFrame(cells))
 
 
 def written(value: Any, form: Callable[..., str] = number) -> str:
@@ -62,11 +68,12 @@ def written(value: Any, form: Callable[..., str] = number) -> str:
     return "–" if pd.isna(value) else form(value)
 
 
-def _title(steps: pd.DataFrame, rows: pd.DataFrame, shown: Iterable[str]) -> str:
+def _title(steps: pd.DataFrame, rows: pd.DataFrame, shown: Iterable[str], tuned_with: Sequence[str]) -> str:
     """Say what the first screen's table is of, and what its columns mean that do not say it themselves."""
     first, longest = steps.iloc[0], rows["context_length"].max()
     peak = known(steps, "peak_tflops_per_s", "peak_source")
     legend = {
+        "tuned": f"tokens/s with {' or '.join(names.replace('+', ' + ') for names in tuned_with)}",
         "× fp32": "times as fast as in fp32 without TF32",
         "GPU idle": "share of the step in which no kernel runs",
         "limited by": f"host where the GPU idles {IDLE_PCT:g}% or more",

@@ -19,6 +19,7 @@ from pipeline.stages.timing.report.steps import (
     reached_tflops_per_s,
     warm,
 )
+from pipeline.stages.timing.report.tuned import tuned_steps
 
 ACHIEVED = "Achieved TFLOP/s against the work of one training step"
 TITLE, EXERCISE = "How fast does each model train?", "benchmarking_script, torch_compile"
@@ -28,13 +29,14 @@ PHASES = {"forward": "forward", "backward": "backward", "optimizer": "optimizer"
 
 
 def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame] | None = None) -> Section:
-    """Return the section of the timing stage, from all its rows; beside: those of the stage ceilings."""
+    """Return the section of the timing stage, from all its rows; beside: those of the stages ceilings and levers."""
     eager = of_kind(warm(rows), "eager")
     if eager.empty:
         return Section(TITLE, EXERCISE, nothing_measured(rows))
     precision = main_precision(rows)
     context_length = largest_context(rows, precision)
     steps, reached = at(eager, precision, context_length), reached_tflops_per_s(beside)
+    tuned = tuned_steps(steps, (beside or {}).get("levers", pd.DataFrame()))
     return Section(
         TITLE,
         EXERCISE,
@@ -47,11 +49,11 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame] | None = None) 
         actions=actions(rows, precision),
         problems=problems(rows, precision, context_length),
         headline=[
-            headline.table(steps, rows),
+            headline.table(steps, rows, tuned),
             Figure("achieved", ACHIEVED, figures.achieved(rows, reached)),
             headline.finding(eager, reached),
         ],
-        models=headline.models(steps, rows),
+        models=headline.models(steps, rows, tuned),
     )
 
 

@@ -1,0 +1,57 @@
+import pandas as pd
+import pytest
+
+from pipeline.stages.timing.report import section
+from pipeline.stages.timing.report.tuned import tuned_steps
+
+BEST = "fused+sdpa+compile+graph"
+
+
+def lever(levers, median_ms, size="large", context_length=1024, status="ok", **more):
+    cell = {"size": size, "context_length": context_length, "levers": levers, "status": status}
+    same = {"setting_batch_size": 4, "setting_vocab_size": 10_000}
+    return {**cell, **same, "median_ms": median_ms, "tokens_per_s": 4 * context_length / median_ms * 1e3, **more}
+
+
+LEVERS = pd.DataFrame(
+    [
+        lever("eager", 100.0),
+        lever(BEST, 40.0),
+        lever(BEST + "+bf16_weights", 20.0),
+        lever("fused+sdpa", 10.0, status="wrong"),
+        lever("compile", 5.0, context_length=512),
+        lever("compile", 5.0, setting_batch_size=8),
+        lever("eager", 200.0, size="small"),
+        lever("graph", 300.0, size="small"),
+    ]
+)
+
+
+def step(size, precision="bf16"):
+    same = {"context_length": 1024, "setting_batch_size": 4, "setting_vocab_size": 10_000}
+    return {"size": size, "precision": precision, **same}
+
+
+def test_the_fastest_combination_that_keeps_fp32_weights_is_taken_at_the_same_batch_and_context():
+    steps = pd.DataFrame([step("xl"), step("large"), step("small")], index=[7, 3, 5])
+    found = tuned_steps(steps, LEVERS)
+    assert found.loc[3].to_dict() == {"levers": BEST, "tokens_per_s": pytest.approx(4 * 1024 / 0.04)}
+    assert found.loc[[7, 5]].isna().all(axis=None)  # not measured; nothing faster than eager
+
+
+def test_levers_are_of_bf16_steps_only():
+    assert tuned_steps(pd.DataFrame([step("large", "fp32")]), LEVERS).isna().all(axis=None)
+
+
+def test_the_first_screen_has_a_column_of_tuned_steps_where_they_were_measured(make_rows):
+    rows = make_rows("h200")
+    built = section.build(rows, {"ceilings": pd.DataFrame({"reason": []}), "levers": LEVERS})
+    table = built.headline[0]
+    tuned = table.cells.set_index(table.cells["model"].str.split().str[0])["tuned"]
+    assert tuned["large"] == "102,400"
+    assert set(tuned.drop("large")) == {"–"}
+    assert " tuned: tokens/s with fused + sdpa + compile + graph." in table.title
+    assert {model["size"]: model["tuned_with"] for model in built.models}["large"] == BEST
+    without = section.build(rows, {"ceilings": pd.DataFrame({"reason": []}), "levers": pd.DataFrame()}).headline[0]
+    assert "tuned" not in without.cells
+    assert "tuned" not in without.title
