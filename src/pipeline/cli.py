@@ -1,17 +1,16 @@
 """The command line: describe, measure, tabulate, section, writeup, baselines, publish, compare, account, doctor."""
 
 import argparse
-import os
-import shlex
 import signal
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TextIO
 
-from pipeline.cells.disk import DISK_FULL, DiskFull, naming_the_full_disk
+from pipeline.cells.disk import DISK_FULL, DiskFull
 from pipeline.cells.worker import client
 from pipeline.errors import UserError
+from pipeline.measure_command import check, measure
+from pipeline.printing import print_lines
 
 BAD_INPUT = 2
 
@@ -24,8 +23,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         words = sys.argv[1:] if argv is None else list(argv)
         arguments = _parser(words).parse_args(words)
         exit_code = None
-        if arguments.run is _measure:
-            _check(arguments)
+        if arguments.run is measure:
+            check(arguments)
             exit_code = client.hand_over(words, issued_at)
         sys.exit(run(words, "ordinary", issued_at) if exit_code is None else exit_code)
     except UserError as error:
@@ -50,127 +49,11 @@ def run(words: Sequence[str], process: str, issued_at: float) -> int:
 
 
 def _report_error(error: UserError) -> int:
-    _print_lines([f"pipeline: {error}"], sys.stderr)
+    print_lines([f"pipeline: {error}"], sys.stderr)
     return DISK_FULL if isinstance(error, DiskFull) else BAD_INPUT
 
 
-def _print_lines(lines: Iterable[str], stream: TextIO) -> None:
-    """Print lines if possible: a failed print must cost neither the record nor the exit code."""
-    try:
-        for line in lines:
-            print(line, file=stream)
-        stream.flush()
-    except OSError:  # a full disk or a closed pipe; Python would flush again at exit, and fail
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
-# Each command imports what it needs itself: `doctor` must start where torch does not, and a cell must claim its GPUs
-# before torch is imported.
-
-
-def _check(arguments: argparse.Namespace) -> None:
-    """Raise UserError for an unknown cell or an unusable path before a worker starts."""
-    from pipeline.cells.output import record_place
-
-    try:
-        os.getcwd()
-    except FileNotFoundError:  # torch would fail to import
-        raise UserError("the working directory has been deleted: change to one that exists") from None
-    _cell_and_settings(arguments)
-    _subjects(arguments)
-    record_place(arguments.out).close()
-
-
-def _measure(arguments: argparse.Namespace) -> None:
-    from pipeline.cells.output import record_place
-    from pipeline.cells.record import write_record
-    from pipeline.cells.run import ProcessStart, run_cell
-    from pipeline.registry import stage
-
-    cell, settings = _cell_and_settings(arguments)
-    if arguments.gpus is not None and arguments.gpus < 0:
-        raise UserError(f"--gpus must be at least 0, got {arguments.gpus}")
-    with record_place(arguments.out) as out:
-        files = _files_folder(arguments, out.path)
-        subjects = _subjects(arguments)
-        command = _command(arguments, cell, settings, subjects, out.path, files)
-        start = ProcessStart(arguments.process, arguments.issued_at, command)
-        with naming_the_full_disk():
-            record = run_cell(
-                stage(arguments.stage), cell, settings, arguments.gpus, start, files, arguments.force, subjects
-            )
-        write_record(out, record)
-    _print_lines(_row_lines(arguments.stage, record["rows"]), sys.stdout)
-
-
-def _cell_and_settings(arguments: argparse.Namespace) -> tuple[Any, Any]:
-    """Return the cell and the settings of the command line; raise UserError where a value is not allowed."""
-    from pipeline.cells import fields
-    from pipeline.registry import stage
-
-    chosen = stage(arguments.stage)
-    cell = fields.parse_words(chosen.cell_type, arguments.cell, f"{chosen.name} cell")
-    return cell, fields.parse_words(chosen.settings_type, arguments.settings, f"{chosen.name} settings")
-
-
-def _subjects(arguments: argparse.Namespace) -> tuple[Any, ...]:
-    """Return the implementations of the user's own that the cell measures; UserError where it measures none of them."""
-    if arguments.subjects is None:
-        return ()
-    from pipeline.cells.stage import taken_names
-    from pipeline.cells.yaml_files import yaml_value
-    from pipeline.registry import stage, stages
-    from pipeline.subjects.naming import read
-
-    given = read(yaml_value(arguments.subjects, "--subjects"), "--subjects", taken_names(stages()))
-    chosen = stage(arguments.stage)
-    measured = chosen.subjects_among(given)
-    if not measured:
-        kind = chosen.subjects.kind if chosen.subjects else "none"
-        raise UserError(f"--subjects has none of the kind that {chosen.name} measures, which is {kind}")
-    return measured
-
-
-def _row_lines(name: str, rows: Sequence[dict[str, Any]]) -> Iterable[str]:
-    """Yield one line per row with its outcome; a single line with the reason for a cell without figures."""
-    from pipeline.cells.rows import WITH_FIGURES
-    from pipeline.registry import stage
-
-    names = [*stage(name).row_types.key_columns(), "status", "reason", "median_ms"]
-    outcomes = [{name: row.get(name) for name in ("status", "reason")} for row in rows]
-    if outcomes[0]["status"] not in WITH_FIGURES and all(outcome == outcomes[0] for outcome in outcomes):
-        rows = outcomes[:1]
-    for row in rows:
-        yield " ".join(f"{name}={_four_digits(row[name])}" for name in names if row.get(name) is not None)
-
-
-def _four_digits(value: object) -> object:
-    return f"{value:.4g}" if isinstance(value, float) else value
-
-
-def _command(
-    arguments: argparse.Namespace, cell: Any, settings: Any, subjects: Sequence[Any], out: Path, files: Path | None
-) -> str:
-    """Return the full command with all defaults spelled out, so that a later version runs the same cell."""
-    from pipeline.cells import fields
-    from pipeline.subjects import naming
-
-    sets = [f"--set={word}" for word in fields.words(settings)]
-    paths = ["--out", str(out), *(["--files", str(files)] if files else [])]
-    force = ["--force"] if arguments.force else []
-    words = [arguments.stage, *fields.words(cell), *sets, *naming.words(subjects), *force, *paths]
-    return shlex.join(["python", "-m", "pipeline", "measure", *words])
-
-
-def _files_folder(arguments: argparse.Namespace, out: Path) -> Path | None:
-    from pipeline.cells.output import files_place
-    from pipeline.registry import stage
-
-    if stage(arguments.stage).keeps_files:
-        return files_place(arguments.files, out)
-    if arguments.files is not None:
-        raise UserError(f"--files is '{arguments.files}', but {arguments.stage} keeps no files: leave it out")
-    return None
+# Each command imports what it needs itself: `doctor` must start where torch does not.
 
 
 def _tabulate(arguments: argparse.Namespace) -> None:
@@ -276,20 +159,22 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     describe.set_defaults(run=_describe)
 
     hint = "`python -m pipeline describe STAGE` prints a stage's axes, settings and columns"
-    measure = commands.add_parser("measure", help="measure one cell and write its record", epilog=hint)
-    measure.add_argument("stage")
-    measure.add_argument("cell", nargs="*", metavar="AXIS=VALUE", help="axes left out take their default")
-    measure.add_argument("--set", dest="settings", action="append", default=[], metavar="NAME=VALUE")
-    measure.add_argument(
+    one_cell = commands.add_parser("measure", help="measure one cell and write its record", epilog=hint)
+    one_cell.add_argument("stage")
+    one_cell.add_argument("cell", nargs="*", metavar="AXIS=VALUE", help="axes left out take their default")
+    one_cell.add_argument("--set", dest="settings", action="append", default=[], metavar="NAME=VALUE")
+    one_cell.add_argument(
         "--subjects", metavar="YAML", help="implementations of your own: '{kind: {name: module:attribute}}', or a file"
     )
-    measure.add_argument("--gpus", type=int, help="GPUs the cell may use (default: as many as it needs)")
-    measure.add_argument("--force", action="store_true", help="measure even if the cell seems too large for the memory")
-    measure.add_argument("--out", required=True, metavar="RECORD.json")
-    measure.add_argument(
+    one_cell.add_argument("--gpus", type=int, help="GPUs the cell may use (default: as many as it needs)")
+    one_cell.add_argument(
+        "--force", action="store_true", help="measure even if the cell seems too large for the memory"
+    )
+    one_cell.add_argument("--out", required=True, metavar="RECORD.json")
+    one_cell.add_argument(
         "--files", metavar="FOLDER", help="where to keep files beside the record (default: RECORD.files)"
     )
-    measure.set_defaults(run=_measure)
+    one_cell.set_defaults(run=measure)
 
     tabulate = commands.add_parser("tabulate", help="make a CSV table from records: of rows or of cells")
     tabulate.add_argument("kind", choices=["rows", "cells"])

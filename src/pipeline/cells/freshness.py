@@ -41,6 +41,8 @@ OUTSIDE = {
     "pipeline.cells.worker.server",
     "pipeline.cli",
     "pipeline.loaded_modules",
+    "pipeline.measure_command",
+    "pipeline.printing",
     "pipeline.registry",
     "pipeline.stages",
     "pipeline.subjects",

@@ -1,0 +1,15 @@
+"""Printing that fails without harm."""
+
+import os
+from collections.abc import Iterable
+from typing import TextIO
+
+
+def print_lines(lines: Iterable[str], stream: TextIO) -> None:
+    """Print lines if possible: a failed print must cost neither the record nor the exit code."""
+    try:
+        for line in lines:
+            print(line, file=stream)
+        stream.flush()
+    except OSError:  # a full disk or a closed pipe; Python would flush again at exit, and fail
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
