@@ -10,9 +10,8 @@ CUDA context.
 
 from dataclasses import dataclass
 
-from pipeline.formulas import activations
+from pipeline.formulas import activations, temporaries
 from pipeline.formulas.activations import Workload
-from pipeline.formulas.attention import SOFTMAX_BACKWARD_TEMPORARIES
 from pipeline.formulas.checkpointing import Rerun, reruns
 from pipeline.formulas.parameters import (
     block_parameter_count,
@@ -103,27 +102,9 @@ def inference_moments(workload: Workload) -> list[Moment]:
     copies = activations.weight_copy_bytes(workload)
     before_head = copies - activations.head_weight_copy_bytes(workload)
     log_softmax = FP32_BYTES * workload.tokens * workload.vocab_size
-    temporaries = {what: count + before_head for what, count in _passing_bytes(workload).items()}
-    temporaries["loss"] = _logit_bytes(workload) + log_softmax + copies
-    return [_moment(workload, "forward", what, temporaries=count) for what, count in temporaries.items()]
-
-
-def _passing_bytes(workload: Workload) -> Composition:
-    """Count the temporaries of a block that saves nothing.
-
-    Attention: x and its norm (8Td), q, k, v (3eTd), plus the larger of two: the scores with their softmax; or, at the
-    last product, scores, softmax, v's copy (made for more than one sequence) and the output. SwiGLU: the block's input,
-    x and its norm (12Td), silu(gate), up and their product (3eTf).
-    """
-    stream = activations.residual_stream_bytes(workload)
-    width = activations.attention_tensor_bytes(workload)
-    last_product = 2 * width + (0 if workload.is_fused else 2 * workload.product_bytes * workload.score_elements)
-    if _is_softmax_in_fp32(workload):
-        last_product += FP32_BYTES * workload.score_elements
-    return {
-        "attention": 2 * stream + 3 * width + max(_softmax_bytes(workload), last_product),
-        "SwiGLU": 3 * stream + 3 * activations.hidden_bytes(workload),
-    }
+    passing = {what: count + before_head for what, count in temporaries.passing_bytes(workload).items()}
+    passing["loss"] = temporaries.logit_bytes(workload) + log_softmax + copies
+    return [_moment(workload, "forward", what, temporaries=count) for what, count in passing.items()]
 
 
 def forward_moments(workload: Workload, optimizer_state: int) -> list[Moment]:
@@ -138,14 +119,14 @@ def forward_moments(workload: Workload, optimizer_state: int) -> list[Moment]:
     saved, cached = sum(terms.values()), _copies_dropped_by_checkpoints(workload)
     if workload.checkpoint_every:
         kept = _kept_at_last_block(workload)
-        passing = {what: count + cached for what, count in _passing_bytes(workload).items()}
+        passing = {what: count + cached for what, count in temporaries.passing_bytes(workload).items()}
     else:
         half = sum(activations.feed_forward_block_bytes(workload).values())
         kept = saved - half - sum(activations.head_bytes(workload).values())
         kept -= activations.head_weight_copy_bytes(workload)
-        passing = {"attention": _beside_saved_scores(workload)}
+        passing = {"attention": temporaries.beside_saved_scores_bytes(workload)}
     state = {"optimizer_state": optimizer_state}
-    at_loss = {"activations": saved, "temporaries": _logit_bytes(workload) + cached}
+    at_loss = {"activations": saved, "temporaries": temporaries.logit_bytes(workload) + cached}
     return [
         *(
             _moment(workload, "forward", what, **state, activations=kept, temporaries=count)
@@ -153,14 +134,6 @@ def forward_moments(workload: Workload, optimizer_state: int) -> list[Moment]:
         ),
         _moment(workload, "forward", "loss", **state, **at_loss),
     ]
-
-
-def _beside_saved_scores(workload: Workload) -> int:
-    """Count eager attention's temporaries at the softmax: the unscaled q, v (2eTd) and the scores."""
-    if workload.is_fused:
-        return 0
-    width = activations.attention_tensor_bytes(workload)
-    return max(0, 2 * width + _softmax_bytes(workload) - activations.score_bytes(workload))
 
 
 def backward_moments(workload: Workload, optimizer_state: int) -> list[Moment]:
@@ -221,7 +194,7 @@ def _softmax_backward(workload: Workload, kept: int, gradients: int, optimizer_s
         optimizer_state=optimizer_state,
         activations=kept - done,
         gradients=gradients + FP32_BYTES * matrices,
-        temporaries=_attention_gradient_bytes(workload) + activations.residual_stream_bytes(workload),
+        temporaries=temporaries.attention_gradient_bytes(workload) + activations.residual_stream_bytes(workload),
     )
 
 
@@ -251,41 +224,6 @@ def optimizer_moment(workload: Workload) -> Moment:
 def _moment(workload: Workload, phase: str, what: str, **counts: int) -> Moment:
     always = {"parameters": parameter_bytes(workload.size, workload.vocab_size), "other": other_bytes(workload)}
     return Moment(phase, what, {name: (always | counts).get(name, 0) for name in CATEGORIES})
-
-
-def _logit_bytes(workload: Workload) -> int:
-    """Count the bytes of the logits that the log-softmax reads: 4TV, under autocast 2TV and their copy in fp32."""
-    element = BF16_BYTES + FP32_BYTES if workload.is_autocast else FP32_BYTES
-    return element * workload.tokens * workload.vocab_size
-
-
-def _softmax_bytes(workload: Workload) -> int:
-    """Count the bytes of scores and softmax: 2e per element, under autocast on CUDA 2 + 4 + 4; 0 when fused."""
-    if workload.is_fused:
-        return 0
-    element = BF16_BYTES + 2 * FP32_BYTES if _is_softmax_in_fp32(workload) else 2 * workload.product_bytes
-    return element * workload.score_elements
-
-
-def _is_softmax_in_fp32(workload: Workload) -> bool:
-    """Tell whether eager attention's softmax runs in fp32 between products in bf16."""
-    return workload.is_autocast and workload.device_type == "cuda" and not workload.is_fused
-
-
-def _attention_gradient_bytes(workload: Workload) -> int:
-    """Count the bytes that attention's backward pass makes.
-
-    Eager: the gradient of v (eTd) and those of the softmax's output and input: 2e per score, on CUDA 3e with the
-    softmax's temporary; under autocast on CUDA all are in fp32 and the softmax's bf16 copy is freed. Fused: the
-    gradients of the output, q, k and v (4eTd).
-    """
-    width = activations.attention_tensor_bytes(workload)
-    if workload.is_fused:
-        return 4 * width
-    matrices = 2 + SOFTMAX_BACKWARD_TEMPORARIES[workload.device_type]
-    element = matrices * (FP32_BYTES if _is_softmax_in_fp32(workload) else workload.product_bytes)
-    freed = BF16_BYTES if _is_softmax_in_fp32(workload) else 0
-    return width + (element - freed) * workload.score_elements
 
 
 def _copies_dropped_by_checkpoints(workload: Workload) -> int:
@@ -350,5 +288,5 @@ def _rerun_moments(workload: Workload, rerun: Rerun, optimizer_state: int) -> li
             gradients=_gradient_bytes_after(workload, rerun),
             temporaries=count + copies + stream,
         )
-        for what, count in _passing_bytes(workload).items()
+        for what, count in temporaries.passing_bytes(workload).items()
     ]
