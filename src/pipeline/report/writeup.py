@@ -19,6 +19,7 @@ from pipeline.report import trust
 from pipeline.report.all_rows import meanings, row_table
 from pipeline.report.html import stage_parts
 from pipeline.report.markup import Markdown, anchor, one_line
+from pipeline.report.one_peak import with_one_peak
 from pipeline.report.page_parts import MOST_ACTIONS, write
 from pipeline.report.repeats import with_repeats
 from pipeline.report.section import counted, data_size, render
@@ -74,7 +75,8 @@ def write_section(stage: Stage, stages: Stages, records: Sequence[Path], out: Pa
 
 def _shown_rows(stage: Stage, records: Sequence[dict[str, Any]]) -> pd.DataFrame:
     axes = [name for name in stage.axes if name != "repeat"]
-    return with_repeats(readable(stage_rows(stage, records)), [*axes, *stage.row_types.key_columns()])
+    rows = with_one_peak(readable(stage_rows(stage, records)))
+    return with_repeats(rows, [*axes, *stage.row_types.key_columns()])
 
 
 def write_writeup(

@@ -218,11 +218,64 @@ def test_an_unstable_step_is_marked_on_the_first_screen(make_rows):
 
 def test_an_action_tells_how_long_the_gpu_idles_in_the_step_that_gains_most_and_the_one_that_gains_least(make_rows):
     rows = with_busy(make_rows("h200"), {128: 60.0, 256: 9.0, 512: 5.0, 1024: 5.0})
-    rows = scaled(
-        rows, 50.0, (rows["size"] == "small") & (rows["context_length"] == 128) & (rows["precision"] == "bf16")
-    )
+    slow = (rows["size"] == "small") & (rows["context_length"] == 128) & (rows["precision"] == "bf16")
+    rows = scaled(rows, 50.0, slow)
+    rows.loc[rows["size"] == "small", "status"] = "ok"
     (advice,) = [action for action in section.build(rows).actions if "Train in bf16" in action.what]
-    assert "small at context 128 gets slower" in advice.why
+    assert "least for small at context 128" in advice.why
     assert ", the GPU then idles 60%)" in advice.why
     assert "The peak is 990 TFLOP/s in bf16, 67.0 in fp32." in advice.why
     assert "of which the GPU idles" not in advice.why
+
+
+def unstable_in_fp32(rows, size):
+    """Make all figures of a model in fp32 unstable."""
+    rows.loc[(rows["size"] == size) & (rows["precision"] == "fp32") & (rows["status"] == "ok"), "status"] = "unstable"
+    return rows
+
+
+def test_no_ratio_to_an_unstable_step_is_told(make_rows):
+    rows = make_rows("h200").query("status == 'ok'")
+    slow = (rows["size"] == "small") & (rows["precision"] == "bf16")
+    built = section.build(unstable_in_fp32(scaled(rows, 50.0, slow), "small"))
+    gained = built.headline[0].cells.set_index("model")["× fp32"]
+    assert gained["small (129M, 12 layers)"] == "–"
+    assert gained["medium (423M, 24 layers)"] != "–"
+    (advice,) = [action for action in built.actions if "Train in bf16" in action.what]
+    assert "small" not in advice.why
+    answers = {problem.name: problem.answer for problem in built.problems}
+    assert "small" not in answers["benchmarking_mixed_precision (c)"]
+
+
+def test_the_table_of_phases_marks_unstable_ones(make_rows):
+    table = section.build(unstable_in_fp32(make_rows("h200"), "small")).parts[0].cells.set_index(["precision", "size"])
+    assert table.loc["fp32", "small"].str.endswith(" (unstable)").all()
+    assert not table.loc["fp32", "medium"].str.contains("unstable").any()
+
+
+def test_a_step_far_from_the_sum_of_its_phases_is_told(make_rows):
+    rows = make_rows("h200")
+    assert section.build(rows).parts[1] == ""
+    step = (rows["phase"] == "train_step") & (rows["size"] == "small") & (rows["precision"] == "bf16")
+    assert section.build(scaled(rows, 1.2, step)).parts[1].startswith("A step of small in bf16 takes 1.")
+    assert section.build(scaled(rows, 0.8, step)).parts[1].startswith("A step of small in bf16 takes 0.")
+
+
+def test_beside_a_measured_peak_no_other_product_is_named(make_rows):
+    products = pd.DataFrame({"what": "matmul", "dtype": ["bf16", "fp32"], "tflops_per_s": [700.0, 50.0]})
+    rows = make_rows("h200").assign(peak_source="measured")
+    table, figure, finding = section.build(rows, {"ceilings": products}).headline
+    assert "share of the fastest measured product's 990 TFLOP/s" in table.title
+    assert "alone" not in finding
+    assert not any("matmul" in text.get_text() for text in figure.drawing.axes[0].texts)
+
+
+def test_the_cold_start_of_one_model_is_no_median_over_models(make_rows):
+    rows = make_rows("h200")
+    answers = {problem.name: problem.answer for problem in section.build(rows).problems}
+    assert "(median over models; at most" in answers["benchmarking_script (c)"]
+    warm, cold = (rows[rows["warmup_steps"] == warmup] for warmup in (5, 0))
+    one = cold[(cold[steps.CELL] == cold[steps.CELL].iloc[0]).all(axis=1)]
+    answers = {problem.name: problem.answer for problem in section.build(pd.concat([warm, one])).problems}
+    assert answers["benchmarking_script (c)"].endswith("the time of a later one.")
+    assert "median" not in answers["benchmarking_script (c)"]

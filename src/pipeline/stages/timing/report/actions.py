@@ -70,7 +70,8 @@ def _advise(table: pd.DataFrame, rank: int, what: str, topic: str, more: str = "
     clear = table[table["is_clear"]]
     if clear.empty:
         return []
-    best, least = table.loc[clear["ratio"].idxmax()], table.loc[table["ratio"].idxmin()]
+    best = table.loc[clear["ratio"].idxmax()]
+    least = table.loc[table.loc[table["is_stable"], "ratio"].idxmin()]
     why = say(
         "A step of {where}{idle} takes {other} instead of {base}{than} ({gain}){least}.{more}",
         where=_at(best) + ("" if than else f" in {best['precision']}"),
@@ -87,8 +88,7 @@ def _advise(table: pd.DataFrame, rank: int, what: str, topic: str, more: str = "
 
 def _least(row: pd.Series) -> str:
     idle = _idle(row["other_idle_pct"], ", the GPU then idles {}")
-    gain = f"{_at(row)} {'gets slower' if row['ratio'] < 1 else 'gains least'}"
-    return f"; {gain} ({ratio(row['ratio'])}{idle})"
+    return f"; least for {_at(row)} ({ratio(row['ratio'])}{idle})"
 
 
 def _idle(idle_pct: float, words: str) -> str:

@@ -52,7 +52,7 @@ PARTS = {"GPU busy": style_for("computation")["color"], "GPU idle": IDLE_COLOUR,
 def charts(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame] | None = None) -> list[Chart]:
     """Return the charts of the stage, from all its rows; beside: those of the stage ceilings."""
     steps = of_kind(warm(rows), "eager")
-    return [] if steps.empty else [_achieved(steps, reached_tflops_per_s(beside)), _ways(rows)]
+    return [] if steps.empty else [_achieved(steps, reached_tflops_per_s(steps, beside)), _ways(rows)]
 
 
 def _achieved(steps: pd.DataFrame, reached: Mapping[str, float]) -> Chart:

@@ -35,11 +35,10 @@ def models(steps: pd.DataFrame, rows: pd.DataFrame, tuned: pd.DataFrame) -> list
 
 
 def _over_fp32(steps: pd.DataFrame, rows: pd.DataFrame) -> pd.Series:
-    """Return how many times as fast as in fp32 each step is."""
+    """Return how many times as fast as in fp32 each step is; NaN where either time is missing or unstable."""
     gains = precision_gains(rows, steps["precision"].iloc[0])
-    return steps["size"].map(
-        gains[gains["context_length"] == steps["context_length"].iloc[0]].set_index("size")["ratio"]
-    )
+    here = gains["is_stable"] & (gains["context_length"] == steps["context_length"].iloc[0])
+    return steps["size"].map(gains[here].set_index("size")["ratio"])
 
 
 def table(steps: pd.DataFrame, rows: pd.DataFrame, tuned: pd.DataFrame) -> Table:
@@ -74,13 +73,13 @@ def _title(steps: pd.DataFrame, rows: pd.DataFrame, shown: Iterable[str], tuned_
     peak = known(steps, "peak_tflops_per_s", "peak_source")
     legend = {
         "tuned": f"tokens/s with {' or '.join(names.replace('+', ' + ') for names in tuned_with)}",
-        "× fp32": "times as fast as in fp32 without TF32",
+        "× fp32": "times as fast as in fp32 without TF32, of two stable times",
         "GPU idle": "share of the step in which no kernel runs",
         "limited by": f"host where the GPU idles {IDLE_PCT:g}% or more",
     }
     legend = {name: words for name, words in legend.items() if name in shown}
     if len(peak):
-        of = "data sheet's" if peak["peak_source"].iloc[0] == "datasheet" else "measured"
+        of = "data sheet's" if peak["peak_source"].iloc[0] == "datasheet" else "fastest measured product's"
         legend = {"MFU": f"share of the {of} {number(peak['peak_tflops_per_s'].max())} TFLOP/s", **legend}
     precision = "bf16 autocast" if first["precision"] == "bf16" else first["precision"]
     longest = "" if first["context_length"] == longest else ", the longest that all of these fit"

@@ -3,7 +3,8 @@
 import pandas as pd
 
 from pipeline.report.page_parts import Problem
-from pipeline.report.section import ms, percent, ratio
+from pipeline.report.section import percent, ratio
+from pipeline.report.side_by_side import step_words
 from pipeline.stages.timing.report.steps import at, first_steps, gains, of_kind, precision_gains, warm
 
 
@@ -21,7 +22,7 @@ def problems(rows: pd.DataFrame, precision: str, context_length: int) -> list[Pr
 def _phases(rows: pd.DataFrame, precision: str, context_length: int) -> str:
     phases = [at(of_kind(warm(rows), "eager", name), precision, context_length) for name in ("forward", "backward")]
     size = phases[0]["size"].iloc[-1]
-    forward, backward = (ms(found.set_index("size").loc[size, "median_ms"]) for found in phases)
+    forward, backward = (step_words(found.set_index("size").loc[size]) for found in phases)
     deviation = of_kind(warm(rows), "eager").eval("std_ms / mean_ms").median()
     return (
         f"{size} ({precision}, context {context_length}): forward {forward}, backward {backward}. The standard "
@@ -34,13 +35,12 @@ def _warmup(first: pd.DataFrame) -> str:
     if cold.empty:
         return ""
     then = f" After one warm-up step it takes {ratio(after_one.median())}." if len(after_one) else ""
-    return (
-        f"Without warm-up the first step takes {ratio(cold.median())} the time of a later one (median over models; at "
-        f"most {ratio(cold.max())}).{then}"
-    )
+    several = f" (median over models; at most {ratio(cold.max())})" if len(cold) > 1 else ""
+    return f"Without warm-up the first step takes {ratio(cold.median())} the time of a later one{several}.{then}"
 
 
 def _precision(gained: pd.DataFrame) -> str:
+    gained = gained[gained["is_stable"]]
     if gained.empty:
         return ""
     low, high = gained.loc[gained["ratio"].idxmin()], gained.loc[gained["ratio"].idxmax()]
@@ -53,5 +53,6 @@ def _precision(gained: pd.DataFrame) -> str:
 
 def _compile(gained: pd.DataFrame, precision: str) -> str:
     gained = gained[gained["precision"] == precision]
-    parts = ", ".join(f"{row['size']} {ratio(row['ratio'])}" for _, row in gained.iterrows())
+    unstable = gained["is_stable"].map({True: "", False: " (unstable)"})
+    parts = ", ".join(gained["size"] + " " + gained["ratio"].map(ratio) + unstable)
     return f"The time of an eager step over that of a compiled one ({precision}): {parts}." if parts else ""

@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 
+import numpy as np
 import pandas as pd
 
-from pipeline.report.outcomes import not_measured, nothing_measured
+from pipeline.report.outcomes import WORTH_IT, not_measured, nothing_measured
 from pipeline.report.page_parts import MOST_TABLE_ROWS, Figure, Section, Table
-from pipeline.report.section import number, percent, span
+from pipeline.report.section import number, percent, ratio, span
 from pipeline.report.table_rows import known
+from pipeline.report.tables import with_outcomes
 from pipeline.stages.timing.report import figures, headline
 from pipeline.stages.timing.report.actions import actions
 from pipeline.stages.timing.report.problems import problems
@@ -35,14 +37,14 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame] | None = None) 
         return Section(TITLE, EXERCISE, nothing_measured(rows))
     precision = main_precision(rows)
     context_length = largest_context(rows, precision)
-    steps, reached = at(eager, precision, context_length), reached_tflops_per_s(beside)
+    steps, reached = at(eager, precision, context_length), reached_tflops_per_s(eager, beside)
     tuned = tuned_steps(steps, (beside or {}).get("levers", pd.DataFrame()))
     return Section(
         TITLE,
         EXERCISE,
         _answer(steps),
         parts=[
-            _phases_table(rows, precision, context_length),
+            *_phases(rows, precision, context_length),
             not_measured(warm(rows), "precision"),
         ],
         method=METHOD if known(steps, "gpu_busy_ms").empty else METHOD + GPU_METHOD,
@@ -67,12 +69,30 @@ def _answer(steps: pd.DataFrame) -> str:
     )
 
 
-def _phases_table(rows: pd.DataFrame, precision: str, context_length: int) -> Table:
-    """Make a table of the phases' medians: the narrowest precision and fp32, one row per model."""
+def _phases(rows: pd.DataFrame, precision: str, context_length: int) -> list[Table | str]:
+    """Make a table of the phases' medians, the narrowest precision and fp32, one row per model; say if they disagree."""
     every = pd.concat([of_kind(warm(rows), "eager", phase) for phase in PHASES])
     every = every[(every["context_length"] == context_length) & every["precision"].isin(["fp32", precision])]
     lines = ["precision", "size"]
-    wide = every.pivot(index=lines, columns="phase", values="median_ms").reindex(columns=PHASES)
-    wide = wide.loc[every.drop_duplicates(lines).set_index(lines).index].rename(columns=PHASES)
-    cells = wide.map(headline.written).rename_axis(columns=None).reset_index().head(MOST_TABLE_ROWS)
-    return Table(f"Median times at context {context_length}, in ms:", cells)
+    order = every.drop_duplicates(lines).set_index(lines).index
+    medians, texts = (
+        every.assign(cell=cells).pivot(index=lines, columns="phase", values="cell").reindex(columns=PHASES).loc[order]
+        for cells in (every["median_ms"], with_outcomes(every["median_ms"].map(number), every.assign(reason=None)))
+    )
+    shown = texts.fillna("–").rename(columns=PHASES).rename_axis(columns=None).reset_index().head(MOST_TABLE_ROWS)
+    return [Table(f"Median times at context {context_length}, in ms:", shown), _disagreement(medians)]
+
+
+def _disagreement(medians: pd.DataFrame) -> str:
+    """Say which whole step is furthest from the sum of its phases; nothing where none is far from it."""
+    apart = (medians["train_step"] / medians.drop(columns="train_step").sum(axis=1, skipna=False)).dropna()
+    if apart.empty:
+        return ""
+    precision, size = np.log(apart).abs().idxmax()
+    most = apart[precision, size]
+    if 1 / WORTH_IT < most < WORTH_IT:
+        return ""
+    return (
+        f"A step of {size} in {precision} takes {ratio(most)} the sum of its phases, which ran just before it: trust no "
+        "smaller difference between rows."
+    )

@@ -64,8 +64,8 @@ def step_flops(row: pd.Series) -> int:
 def gains(rows: pd.DataFrame, base: str, other: str) -> pd.DataFrame:
     """Divide the step time of one kind by that of another, of the same precision, size and context.
 
-    Returns CELL, ratio (above 1 the other is faster), is_clear (whether it is worth acting on), and of each side
-    median_ms, gpu_idle_pct and peak_tflops_per_s as base_ms, base_idle_pct, base_tflops_per_s, and so on with other_.
+    Returns CELL, ratio (above 1 the other is faster), is_stable (whether both are), is_clear (whether it is worth
+    acting on), and of each side median_ms, gpu_idle_pct and peak_tflops_per_s as base_ms, base_idle_pct, base_tflops_per_s, and so on with other_.
     """
     steps = warm(rows)
     return _ratios(of_kind(steps, base), of_kind(steps, other), CELL)
@@ -85,14 +85,22 @@ def _ratios(base: pd.DataFrame, other: pd.DataFrame, keys: list[str]) -> pd.Data
     for name, side in zip(("base", "other"), sides, strict=True):
         told = side.reindex(columns=["median_ms", "gpu_idle_pct", "peak_tflops_per_s"]).to_numpy(dtype=float)
         both[[f"{name}_ms", f"{name}_idle_pct", f"{name}_tflops_per_s"]] = told
+    is_stable = [before["status"] == after["status"] == "ok" for before, after in pairs]
     is_clear = [clear_gain(before, after) is not None for before, after in pairs]
-    return both.assign(ratio=both["base_ms"] / both["other_ms"], is_clear=is_clear)
+    return both.assign(ratio=both["base_ms"] / both["other_ms"], is_stable=is_stable, is_clear=is_clear)
 
 
-def reached_tflops_per_s(beside: Mapping[str, pd.DataFrame] | None) -> dict[str, float]:
-    """Return the highest rate of a matrix product alone by its data type, from the rows of the stage ceilings."""
+def reached_tflops_per_s(steps: pd.DataFrame, beside: Mapping[str, pd.DataFrame] | None) -> dict[str, float]:
+    """Return the highest rate of a matrix product alone by its data type, from the rows of the stage ceilings.
+
+    Without those for which the peak of `steps` is not a data sheet's: it is the rate of such a product already.
+    """
     products = known((beside or {}).get("ceilings", pd.DataFrame()), "dtype", "tflops_per_s")
-    return {} if products.empty else products.groupby("dtype")["tflops_per_s"].max().to_dict()
+    if products.empty:
+        return {}
+    peaks = known(steps, "peak_source")
+    measured = peaks.loc[peaks["peak_source"] == "measured", "precision"] if len(peaks) else []
+    return products[~products["dtype"].isin(measured)].groupby("dtype")["tflops_per_s"].max().to_dict()
 
 
 def compile_times(rows: pd.DataFrame) -> pd.DataFrame:
