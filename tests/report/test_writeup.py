@@ -198,7 +198,7 @@ def test_how_many_times_are_unstable_stands_on_the_first_screen_and_which_of_its
     write_writeup(sections, [tmp_path / "cells.csv"], "", [], tmp_path / "writeup.md")
     text = (tmp_path / "writeup.md").read_text()
     assert f"12 of 1,200 times are *unstable*, too noisy to compare closely{told}. [How far" in text
-    assert "(5% to 10% of the median)" in text
+    assert "between samples or between rounds, is above the limit (5% to 10% of the median) and, in a phase," in text
 
 
 def test_the_user_s_own_of_all_stages_stand_in_one_table_of_the_first_screen(tmp_path):
@@ -379,6 +379,16 @@ def test_a_section_gets_the_first_of_repeats_alone(tmp_path, stand_in):
     records = [leave_record(tmp_path, "ddp", f"cell{repeat}", {"repeat": repeat}) for repeat in (2, 1, 3)]
     write_section(ddp, stages(), records, tmp_path / "out.md", tmp_path / "figures")
     assert (tmp_path / "out.md").read_text().startswith("## 1\n")
+
+
+def test_a_section_gets_rates_held_against_one_peak(tmp_path, stand_in):
+    stand_in(lambda rows: Section(", ".join(f"{share:g}" for share in rows["mfu_pct"]), "", Markdown("So.")))
+    records = [
+        leave_record(tmp_path, "levers", name, {"levers": name}, model_tflops_per_s=1.0, mfu_pct=mfu_pct)
+        for name, mfu_pct in (("fused", 25.0), ("sdpa", 50.0))
+    ]
+    write_section(stages()["levers"], stages(), records, tmp_path / "out.md", tmp_path / "figures")
+    assert (tmp_path / "out.md").read_text().startswith("## 25, 25\n")
 
 
 @pytest.mark.parametrize("fails", ["the folder", "a figure"])

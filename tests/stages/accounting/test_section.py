@@ -1,4 +1,5 @@
 import math
+import re
 
 import pytest
 
@@ -113,6 +114,15 @@ def test_whole_tensors_around_a_ring_take_half_as_many_times_as_long_as_there_ar
 def test_flash_keeps_an_output_and_a_sum_a_query_where_eager_keeps_all_scores(make_rows):
     seq_len, head_dim = 16384, 64
     assert f"GiB: {seq_len / (head_dim + 1):.0f}× less" in problem(make_rows(), "pytorch_attention")
+
+
+def test_what_a_layer_keeps_of_a_token_adds_up_to_what_the_model_keeps(make_rows):
+    d, f, heads, seq_len, layers, batch = 2560, 10240, 32, 1024, 32, 4
+    layers_bytes = 4 * layers * batch * seq_len * (8 * d + 4 * f + heads * seq_len + 2)
+    (kept,) = [str(part) for part in build(make_rows()).parts if "numbers a token" in str(part)]
+    assert kept.startswith("Each of the 32 layers of 2.7B keeps (8·D + 4·F + H·S + 2) numbers a token")
+    told_bytes = 1e9 * float(re.search(r"context 1,024 the model keeps ([\d.]+) GB", kept)[1])
+    assert layers_bytes < told_bytes < 1.01 * layers_bytes
 
 
 def test_levers_are_those_that_lower_the_batch_best_first(make_rows):

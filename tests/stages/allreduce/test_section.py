@@ -1,3 +1,5 @@
+import re
+
 import pandas as pd
 import pytest
 
@@ -100,6 +102,14 @@ def test_ranks_for_which_there_are_too_few_gpus_have_no_row(make_rows, text):
 
 def test_an_unstable_figure_says_so(make_rows, text):
     assert "(unstable)" in text(make_rows("laptop"))
+
+
+def test_a_best_bandwidth_that_is_unstable_is_called_so(make_rows):
+    rows = make_rows("h200")
+    assert "unstable" not in build(rows).answer
+    rows.loc[(rows["backend"] == "nccl") & (rows["status"] == "ok"), "status"] = "unstable"
+    told = build(rows)
+    assert re.search(r"GB/s with nccl \(.*, unstable\) and .* GB/s with gloo \([^)]*ranks\)", told.answer)
 
 
 def test_a_laptop_hears_nothing_of_nccl_but_that_it_is_missing(make_rows):

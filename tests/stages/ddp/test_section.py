@@ -159,6 +159,29 @@ def test_sizes_with_the_same_buckets_are_not_compared(smoke, h200, build):
     assert problem(build(slow), "ddp_bucketed_benchmarking (a)").count("the least time, bucketed 10 MB (") == 2
 
 
+def test_a_difference_between_sizes_with_the_same_buckets_is_called_noise(h200, build):
+    rows = scaled(h200, 1.5, h200["bucket_size_mb"] == 1000)
+    assert "noise" not in problem(build(rows), "ddp_bucketed_benchmarking (a)")
+    of_ours = rows["impl"] == "bucketed"
+    rows.loc[of_ours & rows["bucket_size_mb"].isin([10, 100, 1000]), "all_reduces"] = 1
+    rows = scaled(rows, 0.5, of_ours & (rows["bucket_size_mb"] == 10))
+    said = problem(build(rows), "ddp_bucketed_benchmarking (a)")
+    assert said.count("bucketed 1000 MB") == said.count("that difference is noise") == 2
+
+
+def test_answers_mark_unstable_steps(h200, build):
+    names = ["naive_ddp_benchmarking", "minimal_ddp_flat_benchmarking", "ddp_bucketed_benchmarking (a)"]
+    assert not any("unstable" in problem(build(h200), name) for name in names)
+    unstable = h200.assign(status=h200["status"].replace("ok", "unstable"))
+    assert all("(unstable" in problem(build(unstable), name) for name in names)
+
+
+def test_an_optimum_beyond_all_gradients_is_one_bucket(h200, build):
+    name = "ddp_bucketed_benchmarking (b)"
+    assert "in one bucket" not in problem(build(h200), name)
+    assert "2.00 MB, all of them in one bucket." in problem(build(h200.assign(gradient_bytes=2 * 2**20)), name)
+
+
 def test_the_fit_and_its_optimum_are_those_that_made_the_steps(h200, allreduce):
     fitted = facts.fit(facts.runs(h200)[0], allreduce)
     assert fitted.cost.latency_s == pytest.approx(40e-6, rel=1e-3)

@@ -103,3 +103,26 @@ def test_the_section_of_a_part_of_the_cells_is_whole(make_rows, tmp_path_factory
 
 def test_the_columns_of_rows_tell_the_rows_apart(make_rows):
     assert unnamed_rows("levers", make_rows("NVIDIA H200")).empty
+
+
+def test_nothing_is_gained_over_an_unstable_step(make_rows):
+    rows = make_rows("AMD EPYC")
+    rows.loc[rows["levers"] == "eager", "status"] = "unstable"
+    told = section.build(rows)
+    assert "is unstable, so what each lever gains is not known; the fastest that is stable" in told.answer
+    assert "gains most" not in told.answer
+    assert told.parts[0].title.endswith("× (unstable)")
+    assert "is unstable" not in section.build(make_rows("AMD EPYC")).answer
+
+
+def test_an_unstable_lever_is_not_the_one_that_gains_most(make_rows):
+    rows = make_rows("AMD EPYC")
+    rows.loc[rows["levers"] == "sdpa", "status"] = "unstable"
+    assert "alone, fused gains most" in section.build(rows).answer
+
+
+def test_a_combination_within_the_quartiles_of_the_best_lever_gains_hardly_more(make_rows):
+    rows = make_rows("AMD EPYC")
+    assert "gain most" in section.build(rows).answer
+    rows.loc[rows["levers"] == "sdpa", "q1_ms"] = 0.1
+    assert "gain hardly more" in section.build(rows).answer

@@ -117,6 +117,20 @@ def test_ratios_are_to_eager_without_checkpoints(rows_of, tmp_path):
     assert trade.query("precision == 'bf16' and variant == 'flash'")["time ratio"].item() == "0.800×"
 
 
+def test_an_unstable_step_is_marked_in_the_table_and_in_words(rows_of, tmp_path):
+    rows = rows_of["h200"].copy()
+    marks = [
+        part.cells["step (ms)"].str.endswith("(unstable)") for part in build(rows).parts if isinstance(part, Table)
+    ]
+    assert not marks[0].any()
+    rows.loc[rows["kind"] == "time", "status"] = "unstable"
+    built = build(rows)
+    (trade,) = [part.cells for part in built.parts if isinstance(part, Table)]
+    assert trade.loc[trade["step (ms)"] != "", "step (ms)"].str.endswith(" (unstable)").all()
+    answers = {problem.name: problem.answer for problem in built.problems}
+    assert "(unstable)" in answers["gradient_checkpointing (b)"]
+
+
 def test_flash_attention_is_advised_where_it_saves_memory_and_time(rows_of):
     why = said(rows_of["h200"])["**Use flash attention before checkpointing.**"]
     assert "from 1.02 s to 819 ms" in why

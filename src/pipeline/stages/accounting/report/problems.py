@@ -90,8 +90,8 @@ def ring(rows: pd.DataFrame) -> str:
     most = rows[rows["num_devices"] == rows["num_devices"].max()].set_index("case")
     shares = most.loc["shares"]
     return (
-        "Each of N − 1 steps sends a whole tensor: (N − 1)·S / W, against 2·(N − 1) / N·S / W with shares of it, N / 2 "
-        f"times as long. For the gradients of {shares['size']}, {data_size(shares['gradient_bytes'])}, over "
+        "Each of N − 1 steps sends a whole tensor of s bytes: (N − 1)·s / W, against 2·(N − 1) / N·s / W with shares, "
+        f"N / 2 times as long. For the gradients of {shares['size']}, {data_size(shares['gradient_bytes'])}, over "
         f"{shares['num_devices']} devices that each send {shares['setting_egress_gbytes_per_s']:g} GB/s: "
         f"{ms(most.loc['whole', 'ring_ms'])} against {ms(shares['ring_ms'])}."
     )
@@ -165,8 +165,9 @@ def activations(rows: pd.DataFrame) -> str:
     """Say what a transformer keeps from forward to backward, and the scores' share of it."""
     eager, flash = of_attention(rows, "eager"), of_attention(rows, "flash")
     return (
-        f"A layer of {eager['size']} keeps (8·D + 4·F + H·S + 2) numbers a token from forward to backward: at batch "
-        f"{eager['batch_size']} and context {eager['seq_len']:,} {data_size(eager['activation_bytes'])}, of which the "
-        f"scores {percent(eager['scores_bytes'] / eager['activation_bytes'])}; with a flash kernel "
+        f"Each of the {eager['num_blocks']} layers of {eager['size']} keeps (8·D + 4·F + H·S + 2) numbers a token from "
+        f"forward to backward. At batch {eager['batch_size']} and context {eager['seq_len']:,} the model keeps "
+        f"{data_size(eager['activation_bytes'])}, of which the scores "
+        f"{percent(eager['scores_bytes'] / eager['activation_bytes'])}; with a flash kernel "
         f"{data_size(flash['activation_bytes'])}."
     )

@@ -25,10 +25,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame] | None = None) 
     measured = groups(rows)
     if not measured:
         return Section(TITLE, EXERCISE, nothing_measured(asked))
-    reached = listing(
-        f"{number(best.best['busbw_gb_per_s'])} GB/s with {best.backend} ({best.best['size']}, {best.ranks})"
-        for best in map(_best, _backends(measured))
-    )
+    reached = listing(map(_reached, map(_best, _backends(measured))))
     place = "one node" if measured == _within(measured) else "one node or several"
     return Section(
         TITLE,
@@ -58,6 +55,12 @@ def _backends(measured: Sequence[Group]) -> list[list[Group]]:
 
 def _best(alike: Sequence[Group]) -> Group:
     return max(alike, key=lambda group: group.best["busbw_gb_per_s"])
+
+
+def _reached(group: Group) -> str:
+    best = group.best
+    how = [best["size"], group.ranks, *(["unstable"] if best["status"] == "unstable" else [])]
+    return f"{number(best['busbw_gb_per_s'])} GB/s with {group.backend} ({', '.join(how)})"
 
 
 def _within(measured: Sequence[Group]) -> list[Group]:

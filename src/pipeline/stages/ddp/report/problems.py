@@ -7,7 +7,7 @@ import pandas as pd
 from pipeline.report import side_by_side
 from pipeline.report.page_parts import Problem, say
 from pipeline.report.section import counted, data_size, ms, number, percent, ratio
-from pipeline.report.side_by_side import agree, once_each
+from pipeline.report.side_by_side import agree, once_each, step_words
 from pipeline.report.tables import significant
 from pipeline.stages.ddp.report.facts import NO_COMMUNICATION, Run, fit
 
@@ -47,8 +47,9 @@ def _naive(run: Run) -> str:
     left_ms = run.phases_ms["communication"].get("naive")
     if left_ms is None or pd.isna(left_ms):
         return ""
-    step_ms = run.steps.loc["naive", "median_ms"]
-    return f"a step takes {ms(step_ms)}, of which communication {ms(left_ms)} ({percent(left_ms / step_ms)})."
+    step = run.steps.loc["naive"]
+    share = percent(left_ms / step["median_ms"])
+    return f"a step takes {step_words(step)}, of which communication {ms(left_ms)} ({share})."
 
 
 def _flat(run: Run) -> str:
@@ -67,11 +68,11 @@ def _overlap(run: Run) -> str:
 def _against_naive(run: Run, variant: str, words: str) -> str:
     if not {variant, "naive"} <= set(run.steps.index):
         return ""
-    left, steps_ms = run.phases_ms["communication"].dropna().map(ms), run.steps["median_ms"]
+    left, step, naive = run.phases_ms["communication"].dropna().map(ms), run.steps.loc[variant], run.steps.loc["naive"]
     return (
-        f"a step takes {ms(steps_ms[variant])} with {words}, {ms(steps_ms['naive'])} with naive DDP "
-        f"({ratio(steps_ms['naive'] / steps_ms[variant])}); when backward is done, {left[variant]} and {left['naive']} "
-        "of communication are left."
+        f"a step takes {step_words(step)} with {words}, {step_words(naive)} with naive DDP "
+        f"({ratio(naive['median_ms'] / step['median_ms'])}); when backward is done, {left[variant]} and "
+        f"{left['naive']} of communication are left."
     )
 
 
@@ -83,11 +84,10 @@ def _buckets(run: Run) -> str:
     # Sizes that give the same number of buckets are the same thing.
     if calls.nunique() == 1:
         return f"every size gives the same {calls.iloc[0]}: nothing to compare."
-    best, worst = (
-        f"{name} ({ms(bucketed.loc[name, 'median_ms'])}, {calls[name]})"
-        for name in (bucketed["median_ms"].idxmin(), bucketed["median_ms"].idxmax())
-    )
-    return f"{best} takes the least time, {worst} the most."
+    least, most = bucketed["median_ms"].idxmin(), bucketed["median_ms"].idxmax()
+    best, worst = (f"{name} ({step_words(bucketed.loc[name])}, {calls[name]})" for name in (least, most))
+    alike = " Both make the same buckets: that difference is noise." if calls[least] == calls[most] else ""
+    return f"{best} takes the least time, {worst} the most.{alike}"
 
 
 def _prediction(run: Run, allreduce: pd.DataFrame) -> str:
@@ -95,8 +95,10 @@ def _prediction(run: Run, allreduce: pd.DataFrame) -> str:
     if fitted is None:
         return ""
     best = fitted.best_bucket_mb
+    size = "a call costs nothing, so that smaller is always better" if best is None else f"{significant(best)} MB"
+    if best is not None and best * 2**20 >= fitted.gradient_bytes:
+        size += ", all of them in one bucket"
     return (
         f"s = {data_size(fitted.gradient_bytes)}, o = {significant(fitted.cost.latency_s * 1e6)} µs, w = "
-        f"{number(fitted.cost.bytes_per_s / 1e9)} GB/s (fitted to bursts of all-reduces): "
-        f"{f'{significant(best)} MB' if best else 'a call costs nothing, so that smaller is always better'}."
+        f"{number(fitted.cost.bytes_per_s / 1e9)} GB/s (fitted to bursts of all-reduces): {size}."
     )

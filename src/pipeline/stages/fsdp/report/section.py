@@ -47,7 +47,7 @@ def _title(run: Run) -> str:
     ours, ddp = run.fullest_bytes(OURS), run.fullest_bytes(DDP)
     if not ours or not ddp:
         return "Memory of the fullest rank over the time of a step"
-    return f"Our FSDP takes {ratio(ours / ddp)} of the memory of DDP ({run.name})"
+    return f"Our FSDP takes {ratio(ours / ddp)} the memory of DDP ({run.name})"
 
 
 def _losses(run: Run) -> str:

@@ -46,7 +46,7 @@ def build(rows: pd.DataFrame) -> Section:
         nothing = "No lever was measured beside the eager step. " + missing
         return Section(TITLE, "", nothing_measured(rows) if ok(rows).empty else nothing)
     model = largest(rows)
-    gains = listing(f"{_name(top)} {ratio(top['gain'])}" for top in (fastest(with_gain(each)) for each in found))
+    gains = listing(_most_gained(each) for each in found)
     title = f"The fastest combination over the eager step: {gains}"
     return Section(
         TITLE,
@@ -66,15 +66,27 @@ def _levers(row: pd.Series) -> str:
     return str(row["levers"]).replace("+", " + ")
 
 
+def _most_gained(model: pd.DataFrame) -> str:
+    base, top = eager(model), fastest(with_gain(model))
+    unstable = " (unstable)" if "unstable" in (base["status"], top["status"]) else ""
+    return f"{_name(top)} {ratio(top['gain'])}{unstable}"
+
+
 def _answer(model: pd.DataFrame) -> str:
-    """Name what buys most alone, and what the fastest combination takes."""
-    base, top = eager(model), fastest(model)
-    single = fastest(alone(model)) if len(ok(alone(model))) else base
+    """Name what buys most alone, and what the fastest combination takes; of stable times."""
+    base, stable = eager(model), model[model["status"] == "ok"]
+    if base["status"] == "unstable":
+        words = f"the eager step, {ms(base['median_ms'])}, is unstable, so what each lever gains is not known"
+        best = f"; the fastest that is stable, {_levers(fastest(stable))}, takes {ms(fastest(stable)['median_ms'])}"
+        return f"{_name(base)}: {words}{best if len(stable) else ''}."
+    top, single = fastest(stable), fastest(alone(stable)) if len(alone(stable)) else base
     words = "no lever alone shortens a step."
     if single["median_ms"] < base["median_ms"]:
         words = f"alone, {_levers(single)} gains most, {ratio(base['median_ms'] / single['median_ms'])}."
     if top["levers"] not in (EAGER, single["levers"]):
-        words += f" Together, {_levers(top)} gain most: {_change(base, top)}."
+        clear = top["q3_ms"] < single["q1_ms"]
+        together = "gain most" if clear else "gain hardly more"
+        words += f" Together, {_levers(top)} {together}: {_change(base, top)}."
     return f"{_name(base)}: {words}"
 
 

@@ -9,7 +9,8 @@ import pandas as pd
 from pipeline.formulas.activations import Workload
 from pipeline.formulas.checkpointing import KINDS
 from pipeline.formulas.peak_memory import CATEGORIES, MODES, peak_bytes
-from pipeline.report.section import data_size, ms
+from pipeline.report.section import data_size
+from pipeline.report.side_by_side import step_words
 from pipeline.report.table_rows import in_order, ok
 from pipeline.stages.memory.cell import Cell
 from pipeline.stages.memory.rows import ROW_TYPES
@@ -152,8 +153,8 @@ class Recording:
 
     @property
     def time(self) -> str:
-        """The time of its step in words; it must have been timed."""
-        return ms(self.step_ms)
+        """The time of its step in words, with a mark where it is unstable; it must have been timed."""
+        return step_words(self.step)
 
 
 def recordings(rows: pd.DataFrame) -> list[Recording]:

@@ -26,6 +26,7 @@ from pipeline.stages.memory.report.problems import problems
 TITLE = "What fills the memory, and what makes room?"
 EXERCISE = "memory_profiling"
 NAMED_KINDS = 3
+UNSTABLE = {"unstable": " (unstable)"}
 
 
 def build(rows: pd.DataFrame) -> Section:
@@ -105,7 +106,7 @@ def _trade_row(one: Recording, base: Recording) -> dict[str, object]:
         "peak": one.size if one.measured else OUTCOME_WORDS[one.status],
         "ratio": ratio(one.peak.total_bytes / base.peak.total_bytes) if both else "",
         "peak is in": one.peak.phase if one.measured else "",
-        "step (ms)": "" if one.step is None else significant(one.step_ms),
+        "step (ms)": "" if one.step is None else significant(one.step_ms) + UNSTABLE.get(one.step["status"], ""),
         "time ratio": "" if math.isnan(one.step_ms / base.step_ms) else ratio(one.step_ms / base.step_ms),
     }
 

@@ -70,7 +70,7 @@ def _answer(steps: pd.DataFrame) -> str:
 
 
 def _phases(rows: pd.DataFrame, precision: str, context_length: int) -> list[Table | str]:
-    """Make a table of the phases' medians, the narrowest precision and fp32, one row per model; say if they disagree."""
+    """Make a table of the phases' medians, fp32 and the main precision, one row per model; say if they disagree."""
     every = pd.concat([of_kind(warm(rows), "eager", phase) for phase in PHASES])
     every = every[(every["context_length"] == context_length) & every["precision"].isin(["fp32", precision])]
     lines = ["precision", "size"]
@@ -93,6 +93,6 @@ def _disagreement(medians: pd.DataFrame) -> str:
     if 1 / WORTH_IT < most < WORTH_IT:
         return ""
     return (
-        f"A step of {size} in {precision} takes {ratio(most)} the sum of its phases, which ran just before it: trust no "
-        "smaller difference between rows."
+        f"A step of {size} in {precision} takes {ratio(most)} the sum of its phases, which ran just before it: trust "
+        "no smaller difference between rows."
     )

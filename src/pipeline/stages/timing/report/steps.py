@@ -65,7 +65,8 @@ def gains(rows: pd.DataFrame, base: str, other: str) -> pd.DataFrame:
     """Divide the step time of one kind by that of another, of the same precision, size and context.
 
     Returns CELL, ratio (above 1 the other is faster), is_stable (whether both are), is_clear (whether it is worth
-    acting on), and of each side median_ms, gpu_idle_pct and peak_tflops_per_s as base_ms, base_idle_pct, base_tflops_per_s, and so on with other_.
+    acting on), and of each side median_ms, gpu_idle_pct and peak_tflops_per_s as base_ms, base_idle_pct,
+    base_tflops_per_s, and so on with other_.
     """
     steps = warm(rows)
     return _ratios(of_kind(steps, base), of_kind(steps, other), CELL)
