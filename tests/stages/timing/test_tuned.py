@@ -19,6 +19,7 @@ LEVERS = pd.DataFrame(
         lever(BEST, 40.0),
         lever(BEST + "+bf16_weights", 20.0),
         lever("fused+sdpa", 10.0, status="wrong"),
+        lever("fused", 10.0, status="unstable"),
         lever("compile", 5.0, context_length=512),
         lever("compile", 5.0, setting_batch_size=8),
         lever("eager", 200.0, size="small"),
@@ -37,6 +38,10 @@ def test_the_fastest_combination_that_keeps_fp32_weights_is_taken_at_the_same_ba
     found = tuned_steps(steps, LEVERS)
     assert found.loc[3].to_dict() == {"levers": BEST, "tokens_per_s": pytest.approx(4 * 1024 / 0.04)}
     assert found.loc[[7, 5]].isna().all(axis=None)  # not measured; nothing faster than eager
+
+
+def test_without_a_stable_combination_nothing_is_tuned():
+    assert tuned_steps(pd.DataFrame([step("large")]), LEVERS.assign(status="unstable")).isna().all(axis=None)
 
 
 def test_levers_are_of_bf16_steps_only():

@@ -2,8 +2,6 @@
 
 import pandas as pd
 
-from pipeline.report.table_rows import ok
-
 EAGER = "eager"
 # A few steps do not show what weights in bf16 lose over many small updates.
 NOT_ADVISED = "bf16_weights"
@@ -11,14 +9,16 @@ SAME = ["size", "context_length", "setting_batch_size", "setting_vocab_size"]
 
 
 def tuned_steps(steps: pd.DataFrame, levers: pd.DataFrame) -> pd.DataFrame:
-    """Return levers and tokens_per_s of the fastest combination for each row of `steps`, in bf16, at the same batch.
+    """Return levers and tokens_per_s of the fastest stable combination for each row of `steps`, at the same batch.
 
-    levers: rows of the stage levers. A step has NaN where none was measured or eager was fastest, and unless in bf16.
+    levers: rows of the stage levers, which are in bf16. A step has NaN where none was measured or eager was fastest, and
+    unless in bf16.
     """
     nothing = pd.DataFrame({"levers": None, "tokens_per_s": float("nan")}, index=steps.index)
     if levers.empty or steps["precision"].iloc[0] != "bf16":
         return nothing
-    advised = ok(levers)[~ok(levers)["levers"].str.contains(NOT_ADVISED, regex=False)]
+    stable = levers[levers["status"] == "ok"]
+    advised = stable[~stable["levers"].str.contains(NOT_ADVISED, regex=False)]
     fastest = advised.loc[advised.groupby(SAME)["median_ms"].idxmin()]
     faster = fastest[fastest["levers"] != EAGER]
     joined = steps[SAME].merge(faster, on=SAME, how="left").set_index(steps.index)
