@@ -73,7 +73,7 @@ def _title(steps: pd.DataFrame, rows: pd.DataFrame, shown: Iterable[str], tuned_
     peak = known(steps, "peak_tflops_per_s", "peak_source")
     legend = {
         "tuned": f"tokens/s with {' or '.join(names.replace('+', ' + ') for names in tuned_with)}",
-        "× fp32": "times as fast as in fp32 without TF32, of two stable times",
+        "× fp32": "times as fast as in fp32 without TF32, where both times are stable",
         "GPU idle": "share of the step in which no kernel runs",
         "limited by": f"host where the GPU idles {IDLE_PCT:g}% or more",
     }

@@ -93,6 +93,6 @@ def _disagreement(medians: pd.DataFrame) -> str:
     if 1 / WORTH_IT < most < WORTH_IT:
         return ""
     return (
-        f"A step of {size} in {precision} takes {ratio(most)} the sum of its phases, which ran just before it: trust "
-        "no smaller difference between rows."
+        f"A step of {size} in {precision} takes {ratio(most)} the sum of its phases, which ran just before it: its "
+        "times are known no better than that."
     )

@@ -11,8 +11,8 @@ SAME = ["size", "context_length", "setting_batch_size", "setting_vocab_size"]
 def tuned_steps(steps: pd.DataFrame, levers: pd.DataFrame) -> pd.DataFrame:
     """Return levers and tokens_per_s of the fastest stable combination for each row of `steps`, at the same batch.
 
-    levers: rows of the stage levers, which are in bf16. A step has NaN where none was measured or eager was fastest, and
-    unless in bf16.
+    levers: rows of the stage levers, which are in bf16. A step has NaN unless it is in bf16, where none was measured
+    and where eager was fastest.
     """
     nothing = pd.DataFrame({"levers": None, "tokens_per_s": float("nan")}, index=steps.index)
     if levers.empty or steps["precision"].iloc[0] != "bf16":
