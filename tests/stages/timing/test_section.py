@@ -279,3 +279,13 @@ def test_the_cold_start_of_one_model_is_no_median_over_models(make_rows):
     answers = {problem.name: problem.answer for problem in section.build(pd.concat([warm, one])).problems}
     assert answers["benchmarking_script (c)"].endswith("the time of a later one.")
     assert "median" not in answers["benchmarking_script (c)"]
+
+
+def test_a_gain_by_compiling_of_an_unstable_step_is_marked(make_rows):
+    rows = make_rows("h200")
+    steps_of_small = (rows["size"] == "small") & (rows["mode"] == "compiled") & (rows["phase"] == "train_step")
+    rows.loc[steps_of_small, "status"] = "unstable"
+    answers = {problem.name: problem.answer for problem in section.build(rows).problems}
+    first, second, *_ = answers["torch_compile (b)"].split(", ")
+    assert first.endswith("× (unstable)")
+    assert second.endswith("×")
