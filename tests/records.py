@@ -17,6 +17,15 @@ def timed_row(phase="forward", samples_ms=(1.0, 2.0, 3.0), **columns):
     return {**named, **summarise(samples_ms), "samples_ms": samples_ms, **columns}
 
 
+def attention_row(impl="triton", samples_ms=(1.0, 2.0, 3.0), **columns):
+    """Return a row of the flash stage that has figures, as a GPU gives it."""
+    samples_ms = list(samples_ms)
+    named = {"impl": impl, "phase": "forward", "status": "ok", "clock": "device", "first_call_ms": 5.0}
+    rates = {"tflops_per_s": 1.0, "peak_share_pct": 50.0, "peak_tflops_per_s": 2.0, "peak_source": "measured"}
+    others = {"peak_of": "bf16", "exposed_samples": 0, "samples_ms": samples_ms}
+    return {**named, **summarise(samples_ms), **rates, **others, **columns}
+
+
 def failed_row(status="oom", reason="out of memory", phase="forward"):
     """Return a row of the timing stage that has none."""
     return {"phase": phase, "clock": "host", "status": status, "reason": reason}

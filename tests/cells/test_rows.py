@@ -1,4 +1,5 @@
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 
@@ -116,3 +117,17 @@ def test_a_field_that_tables_cannot_hold_is_refused():
 
     with pytest.raises(TypeError, match="nested is no column"):
         columns(Bad)
+
+
+def test_a_row_is_of_a_reference_where_it_has_all_the_values_that_its_kind_names():
+    @dataclass(frozen=True, kw_only=True)
+    class Timed(Time):
+        """A time, of a reference forward on a GPU."""
+
+        REFERENCE: ClassVar = {"phase": "forward", "on_gpu": True}
+
+    types = RowTypes.one(Timed)
+    assert types.is_reference({**TIME, "on_gpu": True})
+    assert not types.is_reference({**TIME, "on_gpu": False})
+    assert not types.is_reference(TIME)
+    assert not RowTypes.one(Time).is_reference({**TIME, "on_gpu": True})

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import asdict
 
 import pytest
 
@@ -13,7 +14,7 @@ from pipeline.cells.record import write_record
 from pipeline.errors import UserError
 from pipeline.registry import stages
 
-from ..records import failed_row, record, timed_row
+from ..records import attention_row, failed_row, record, timed_row
 
 MACHINE = record()["machine"]
 SAMPLES_MS = [1.0, 2.0, 3.2512345]
@@ -99,6 +100,26 @@ def test_a_cell_is_as_the_worst_of_its_rows_that_have_a_figure(tmp_path, statuse
         for status, phase in zip(statuses, phases, strict=False)
     ]
     (line,) = cell_table(left(tmp_path, rows=rows))
+    assert (line["status"], line["reason"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("statuses", "clock", "expected"),
+    [
+        ({"triton": "ok", "tiled": "unstable"}, "device", ("ok", "")),
+        ({"triton": "unstable", "tiled": "ok"}, "device", ("unstable", "why unstable")),
+        ({"tiled": "unstable"}, "device", ("unstable", "why unstable")),
+        ({"eager": "ok", "tiled": "unstable"}, "host", ("unstable", "1 of 2 figures: why unstable")),
+    ],
+)
+def test_no_cell_is_judged_by_a_reference_beside_others(tmp_path, statuses, clock, expected):
+    rows = [
+        attention_row(impl, clock=clock, status=status, **({} if status == "ok" else {"reason": f"why {status}"}))
+        for impl, status in statuses.items()
+    ]
+    flash = stages()["flash"]
+    cell, settings = asdict(flash.cell_type()), asdict(flash.settings_type())
+    (line,) = cell_table(left(tmp_path, stage="flash", cell=cell, settings=settings, rows=rows))
     assert (line["status"], line["reason"]) == expected
 
 

@@ -1,4 +1,5 @@
 import io
+import json
 import re
 import shlex
 from dataclasses import asdict
@@ -19,7 +20,7 @@ from pipeline.report.table_rows import read_rows
 from pipeline.report.writeup import first_page, write_section, write_writeup
 from pipeline.report.written_section import WrittenSection, to_json
 
-from ..records import record
+from ..records import attention_row, record
 from ..stages.sections import HOSTILE, obeyed_markup
 
 
@@ -389,6 +390,20 @@ def test_a_section_gets_rates_held_against_one_peak(tmp_path, stand_in):
     ]
     write_section(stages()["levers"], stages(), records, tmp_path / "out.md", tmp_path / "figures")
     assert (tmp_path / "out.md").read_text().startswith("## 25, 25\n")
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_times_of_a_reference_are_neither_counted_nor_doubted(tmp_path):
+    flash = stages()["flash"]
+    error = {"output_rel_error": 1e-3}
+    rows = [attention_row(impl, **error) for impl in ("triton", "eager")]
+    rows.append(attention_row("tiled", status="unstable", reason="so", **error))
+    cell, settings = asdict(flash.cell_type()), asdict(flash.settings_type())
+    path = tmp_path / "cell.json"
+    write_record(WholeFile(path), record(stage="flash", cell=cell, settings=settings, rows=rows))
+    write_section(flash, stages(), [path], tmp_path / "out.md", tmp_path / "figures")
+    trust = json.loads((tmp_path / "out.json").read_text())["trust"]
+    assert (trust["times"], trust["unstable"]) == (2, 0)
 
 
 @pytest.mark.parametrize("fails", ["the folder", "a figure"])

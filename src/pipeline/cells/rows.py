@@ -46,6 +46,8 @@ class Row:
 
     # The columns that tell the rows of a cell apart.
     KEYS: ClassVar[tuple[str, ...]] = ()
+    # Rows with these values are of a reference to read: nobody compares their times, and cells are not judged by them.
+    REFERENCE: ClassVar[Mapping[str, Any]] = {}
 
     status: str = column("what came of it", allowed=STATUSES)
     reason: str | None = column("why there is no figure, or an unstable one")
@@ -162,6 +164,11 @@ class RowTypes:
         """Return the implementations that rows may be of, but for the user's own."""
         every = [item for each in self.types.values() for item in columns(each).values()]
         return frozenset(name for item in every if item.or_subject for name in item.allowed)
+
+    def is_reference(self, row: Mapping[str, Any]) -> bool:
+        """Tell whether a row is of a reference, by which no cell is judged."""
+        references = [each.REFERENCE for each in self.types.values() if each.REFERENCE]
+        return any(all(row.get(name) == value for name, value in marks.items()) for marks in references)
 
     def check(self, cell: Mapping[str, Any], rows: Sequence[Any]) -> None:
         """Check the rows of a cell against their declarations.

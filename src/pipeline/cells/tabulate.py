@@ -10,7 +10,7 @@ from typing import Any
 
 from pipeline.cells import fields
 from pipeline.cells.record import HOST_PARTS, SCHEDULER_PARTS, read_record
-from pipeline.cells.rows import STATUSES, WITH_FIGURES
+from pipeline.cells.rows import STATUSES, WITH_FIGURES, RowTypes
 from pipeline.cells.stage import SETTING, Stage, Stages
 from pipeline.errors import UserError
 from pipeline.instruments.machine.identity import SOFTWARE
@@ -54,7 +54,8 @@ def row_table(paths: Iterable[Path], stages: Stages) -> str:
 
 def cell_table(paths: Iterable[Path], stages: Stages) -> str:
     """Return, as CSV, one line per cell: its status, when, how long, on what, by which command."""
-    lines = [_cell_line(read_record(path, stages)) for path in paths]
+    records = [read_record(path, stages) for path in paths]
+    lines = [_cell_line(record, stages[record["stage"]].row_types) for record in records]
     return _csv(list(dict.fromkeys(name for line in lines for name in line)), lines)
 
 
@@ -66,12 +67,12 @@ def _csv(columns: Sequence[str], lines: Iterable[Mapping[str, Any]]) -> str:
     return text.getvalue()
 
 
-def _cell_line(record: dict[str, Any]) -> dict[str, Any]:
+def _cell_line(record: dict[str, Any], row_types: RowTypes) -> dict[str, Any]:
     seconds = {f"{name}_s": value for name, value in record["seconds"].items()}
     return {
         "stage": record["stage"],
         "cell": " ".join(f"{axis}={fields.text(value)}" for axis, value in record["cell"].items()),
-        **_outcome(record["rows"]),
+        **_outcome(record["rows"], row_types),
         "started_at": record["started_at"],
         "process": record["process"],
         **seconds,
@@ -85,13 +86,15 @@ def _cell_line(record: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _outcome(rows: list[dict[str, Any]]) -> dict[str, str]:
+def _outcome(rows: list[dict[str, Any]], row_types: RowTypes) -> dict[str, str]:
     """Return the status of the cell, with the reason: the worst of its rows that have a figure.
 
     Implementations of which one cannot do what the others can are rows of one cell: only where no row has a figure is
-    the cell without one. Where some figures alone are unstable, the reason says how many.
+    the cell without one. Where some figures alone are unstable, the reason says how many. A reference counts only where
+    nothing else has a figure.
     """
-    with_figure = [row for row in rows if row["status"] in WITH_FIGURES]
+    timed = [row for row in rows if row["status"] in WITH_FIGURES]
+    with_figure = [row for row in timed if not row_types.is_reference(row)] or timed
     worst = max(with_figure or rows, key=lambda row: STATUSES.index(row["status"]))
     status, reason = worst["status"], worst.get("reason", "")
     like_it = sum(row["status"] == status for row in with_figure)

@@ -60,7 +60,7 @@ def write_section(stage: Stage, stages: Stages, records: Sequence[Path], out: Pa
     section = with_users_own(stage.build_section()(rows[stage.name], *rows_beside), every, stage)
     try:
         figures.mkdir(parents=True, exist_ok=True)
-        written = write(section, stage.name, tables, figures, trust.of_rows(rows[stage.name]))
+        written = write(section, stage.name, tables, figures, trust.of_rows(_compared(rows[stage.name], stage)))
     except OSError as error:
         raise UserError(f"cannot draw figures into {figures}: {error}") from None
     write_text(out, written.text)
@@ -71,6 +71,12 @@ def write_section(stage: Stage, stages: Stages, records: Sequence[Path], out: Pa
         out.with_suffix(HTML_SUFFIX),
         stage_parts.to_json(stage_parts.StageParts(stage.name, written.title, charts, every_row)),
     )
+
+
+def _compared(rows: pd.DataFrame, stage: Stage) -> pd.DataFrame:
+    """Drop the rows of a reference, whose times nobody compares."""
+    is_reference = [stage.row_types.is_reference(row) for row in rows.to_dict("records")]
+    return rows[~pd.Series(is_reference, index=rows.index, dtype=bool)]
 
 
 def _shown_rows(stage: Stage, records: Sequence[dict[str, Any]]) -> pd.DataFrame:

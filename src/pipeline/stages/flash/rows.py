@@ -1,6 +1,7 @@
 """Rows of the flash stage: time, rate, memory and errors by implementation and phase."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from pipeline.cells.rows import RowTypes, column
 from pipeline.cells.timed_rows import GpuTimedRow
@@ -12,6 +13,8 @@ class ImplementationTime(GpuTimedRow):
     """One phase of one implementation. Columns of the trial calls are filled even if the phase could not be timed."""
 
     KEYS = ("impl", "phase")
+    # On a CPU it is what is compared: Triton needs a GPU.
+    REFERENCE: ClassVar = {"impl": "tiled", "clock": "device"}
 
     impl: str = column("implementation: ours, then torch's", allowed=(*OURS, *PEERS), or_subject=True)
     phase: str = column(
