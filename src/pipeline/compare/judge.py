@@ -90,7 +90,13 @@ def _memory(a: list[Record], b: list[Record], stages: Stages, tolerance: float) 
 def _peaks(records: list[Record], stages: Stages) -> pd.DataFrame:
     """Return one line per memory peak of each row: the highest over its repeats."""
     lines = [
-        {"stage": record["stage"], "cell": cell_words(record), "row": name, "quantity": quantity, "bytes": value}
+        {
+            "stage": record["stage"],
+            "cell": cell_words(record, stages),
+            "row": name,
+            "quantity": quantity,
+            "bytes": value,
+        }
         for record in records
         for name, row in named_rows(record, stages)
         for quantity, value in row.items()

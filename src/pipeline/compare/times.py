@@ -5,6 +5,7 @@ medians differ by more than the tolerance, and quartiles do not overlap.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
 from statistics import geometric_mean
 from typing import Any
 
@@ -47,14 +48,15 @@ def figures(records: Iterable[Record], stages: Stages) -> pd.DataFrame:
     repeats: dict[tuple[str, str, str], list[Line]] = {}
     for record in records:
         for name, row in named_rows(record, stages):
-            repeats.setdefault((record["stage"], cell_words(record), name), []).append(row)
+            repeats.setdefault((record["stage"], cell_words(record, stages), name), []).append(row)
     lines = [line for key, rows in repeats.items() for line in _joined(dict(zip(KEYS, key, strict=True)), rows)]
     return pd.DataFrame(lines, columns=COLUMNS).astype(dict.fromkeys(["n", "median", "q1", "q3"], float))
 
 
-def cell_words(record: Record) -> str:
-    """Name a cell by its axes, the same for all its repeats."""
-    return " ".join(f"{axis}={fields.text(value)}" for axis, value in record["cell"].items() if axis != "repeat")
+def cell_words(record: Record, stages: Stages) -> str:
+    """Name a cell by its axes, the same for all its repeats and for versions that lack some of the axes."""
+    cell = asdict(stages[record["stage"]].cell_type()) | record["cell"]
+    return " ".join(f"{axis}={fields.text(value)}" for axis, value in cell.items() if axis != "repeat")
 
 
 def named_rows(record: Record, stages: Stages) -> Iterator[tuple[str, Line]]:
