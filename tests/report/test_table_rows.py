@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from pipeline.errors import UserError
-from pipeline.report.table_rows import geometric_mean, in_order, ok, read_rows, with_rate_quartiles
+from pipeline.report.table_rows import geometric_mean, highest, in_order, ok, read_rows, with_rate_quartiles
 
 
 def test_unstable_rows_carry_figures_and_the_others_do_not():
@@ -62,3 +62,9 @@ def test_a_rate_is_highest_where_the_time_is_shortest():
     rows = pd.DataFrame({"median_ms": [4.0], "q1_ms": [2.0], "q3_ms": [8.0], "rate": [10.0]})
     rates = with_rate_quartiles(rows, "rate").iloc[0]
     assert (rates["q1_rate"], rates["median_rate"], rates["q3_rate"]) == (5.0, 10.0, 20.0)
+
+
+def test_the_highest_figure_is_that_of_rows_that_have_one():
+    rows = pd.DataFrame({"dtype": ["bf16", "bf16", "fp32", None], "rate": [700.0, 777.0, None, 900.0]})
+    assert highest(rows, "rate", by="dtype") == {"bf16": 777.0}
+    assert highest(rows, "speed", by="dtype") == highest(pd.DataFrame(), "rate", by="dtype") == {}

@@ -73,6 +73,13 @@ def test_the_leaderboards_problem_comes_first_and_its_answer_tells_the_place():
     assert [bar.get_text() for bar in figure.drawing.axes[0].get_yticklabels()] == ["triton", "mine"]
 
 
+def test_where_keys_are_shared_none_is_ranked_nor_called_a_failure():
+    shared = rows(mine=float("nan"), status="skipped", reason="no").assign(query_heads_per_kv_head=4)
+    section = with_users_own(SECTION, pd.concat([rows(triton=1.0, mine=2.0), shared]), FLASH)
+    assert not section.headline
+    assert [row["place"] for row in section.users_own] == ["2 of 2"]
+
+
 def test_a_wrong_one_is_told_once_with_its_reason_and_is_not_ranked():
     wrong = [rows(mine=float("nan"), seq_len=length, status="wrong", reason="dq is off by 3|1") for length in (16, 32)]
     frame = pd.concat([rows(triton=1.0, eager=2.0, seq_len=16), *wrong])

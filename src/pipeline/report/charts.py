@@ -18,7 +18,8 @@ BAR_STEP_PX = 13
 # What has no meaning of its own (pipeline.report.figures.MEANINGS), the lighter the less.
 IDLE_COLOUR, NEUTRAL, STRONG = "#D5DBE1", "#94A3B8", "#334155"
 # Looks of marks.
-POINTS, LABELS, DASHED = {"filled": True, "size": 70}, {"align": "left", "dx": 6}, {"strokeDash": [4, 4]}
+POINTS, LABELS = {"filled": True, "size": 70}, {"align": "left", "dx": 6}
+DASHED, DOTTED = {"strokeDash": [4, 4]}, {"strokeDash": [1, 3]}
 
 
 @dataclass(frozen=True)

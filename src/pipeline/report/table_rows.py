@@ -71,6 +71,12 @@ def known(rows: pd.DataFrame, *columns: str) -> pd.DataFrame:
     return rows[rows[list(columns)].notna().all(axis=1)]
 
 
+def highest(rows: pd.DataFrame, quantity: str, by: str) -> dict[str, float]:
+    """Return the highest figure of a quantity by the values of another column; nothing where no row has both."""
+    found = known(rows, by, quantity)
+    return {} if found.empty else found.groupby(by)[quantity].max().to_dict()
+
+
 def complete(rows: pd.DataFrame, row_types: RowTypes) -> pd.DataFrame:
     """Return rows with the columns that a stage declares and none of them fills."""
     return rows.reindex(columns=list(dict.fromkeys([*rows.columns, *row_types.column_names()])))

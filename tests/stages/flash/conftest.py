@@ -25,11 +25,13 @@ GPU_IMPLS = {
 CPU_IMPLS = {"tiled": (50, 0.1, 0.1, 1.0), "eager": (8, 0.15, 0.15, 1.0), "sdpa": (3, 0.3, 0.3, 0.9)}
 SKIPPED_ON_CPU = ("triton", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "flex")
 NO_FP32 = "Expected query, key and value to all be of dtype: {Half, BFloat16}. Got Query dtype: float instead."
-EAGER_ERROR = {"bf16": 3e-3, "fp32": 2e-7}
-PEAK = {"bf16": (989.4, "bf16"), "fp32": (164.9, "3×TF32")}
+EAGER_ERROR = {"bf16": 3e-3, "fp16": 4e-4, "fp32": 2e-7}
+PEAK = {"bf16": (989.4, "bf16"), "fp16": (989.4, "fp16"), "fp32": (164.9, "3×TF32")}
+# Back to back over in turn.
+HELD = {"triton": 1.05, "sdpa_cudnn": 1.11}
 STATISTICS = {"clock", "n", "median_ms", "q1_ms", "q3_ms", "mean_ms", "std_ms", "min_ms", "max_ms", "rel_error"}
 RATES = {"tflops_per_s", "peak_share_pct", "exposed_samples", "median_call_ms", "median_enqueue_ms"}
-RATES |= {"samples_ms", "extra_bytes"}
+RATES |= {"samples_ms", "extra_bytes", "sustained_ms", "sustained_tflops_per_s", "sustained_sm_clock_mhz"}
 
 
 def row(rng, dtype, shape, impl, phase, gpu):
@@ -40,7 +42,7 @@ def row(rng, dtype, shape, impl, phase, gpu):
     typical = launches * launch_ms * (2 if phase == "forward_backward" else 1) + flops / rate / 1e9
     samples = typical * (1 + 0.01 * rng.standard_normal(12))
     median = float(np.median(samples))
-    element_bytes = 2 if dtype == "bf16" else 4
+    element_bytes = 4 if dtype == "fp32" else 2
     quadratic = 3 * shape.scores * element_bytes if "eager" in impl else 0
     peak, of = PEAK[dtype] if gpu else (0.2, dtype)
     measured = {
@@ -49,6 +51,7 @@ def row(rng, dtype, shape, impl, phase, gpu):
         "seq_len": shape.seq_len,
         "batch_size": shape.batch_size,
         "num_heads": shape.num_heads,
+        "query_heads_per_kv_head": shape.query_heads_per_kv_head,
         "is_causal": shape.is_causal,
         "repeat": 1,
         "setting_min_samples": 10,
@@ -84,7 +87,10 @@ def row(rng, dtype, shape, impl, phase, gpu):
         measured["extra_bytes"] = 8 * shape.vectors * element_bytes + quadratic
         measured["median_call_ms"] = typical + 0.03 * (1 if impl == "triton" else 2)
         measured["median_enqueue_ms"] = 0.02 * launches
-        measured["sdpa_choice"] = "sdpa_cudnn" if dtype == "bf16" else "sdpa_efficient"
+        measured["sdpa_choice"] = "sdpa_efficient" if dtype == "fp32" else "sdpa_cudnn"
+    if gpu and impl in HELD and shape.num_heads > 1 and phase != "backward":
+        held = {"sustained_ms": HELD[impl] * median, "sustained_tflops_per_s": flops / median / 1e9 / HELD[impl]}
+        measured |= held | {"sustained_sm_clock_mhz": 1700.0}
     return measured
 
 
@@ -97,6 +103,8 @@ def with_outcome(measured, status, reason):
 def gpu_outcome(dtype, shape, impl):
     if dtype == "fp32" and impl in ("sdpa_flash", "sdpa_cudnn"):
         return ("skipped", NO_FP32)
+    if impl in ("tiled", "sdpa_efficient") and shape.has_shared_keys:
+        return ("skipped", "needs as many heads of keys as of queries")
     if impl == "tiled" and shape.seq_len >= 65536:
         return ("skipped", "one forward call takes 9.3 s, above the limit of 1 s")
     if "eager" in impl and shape.scores >= 2**32:
@@ -109,10 +117,17 @@ def gpu_outcome(dtype, shape, impl):
 def h200(seed=0):
     rng = np.random.default_rng(seed)
     grid = [Shape(1, 1, length, head_dim, True) for head_dim in (16, 64) for length in (128, 1024, 8192, 16384, 65536)]
-    several_heads = [Shape(1, 16, 16384, 64, True), Shape(1, 16, 16384, 128, True), Shape(4, 16, 4096, 64, False)]
+    shapes_of = {
+        "bf16": [
+            *grid,
+            *(Shape(1, 16, 16384, 64, True), Shape(1, 16, 16384, 128, True), Shape(4, 16, 4096, 64, False)),
+            Shape(1, 32, 8192, 128, True, 4),
+        ],
+        "fp16": [Shape(4, 16, 4096, 64, False)],
+        "fp32": grid,
+    }
     tables = {}
-    for dtype in ("bf16", "fp32"):
-        shapes = grid + (several_heads if dtype == "bf16" else [])
+    for dtype, shapes in shapes_of.items():
         lines = []
         for shape, impl, phase in itertools.product(shapes, GPU_IMPLS, PHASES):
             measured, outcome = row(rng, dtype, shape, impl, phase, gpu=True), gpu_outcome(dtype, shape, impl)

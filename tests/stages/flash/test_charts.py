@@ -1,3 +1,4 @@
+import pandas as pd
 import pytest
 
 from pipeline.stages.flash.report.charts import ALL, FASTEST, charts
@@ -39,6 +40,18 @@ def test_the_fastest_peer_is_the_one_with_the_least_time(chart):
     for rows in groups.values():
         (fastest,) = [row for row in rows if row["is_fastest"]]
         assert fastest["median_ms"] == min(row["median_ms"] for row in rows)
+
+
+def test_a_matrix_products_rate_is_a_line_where_it_was_measured(make_rows):
+    ceilings = pd.DataFrame({"dtype": ["bf16", "tf32"], "tflops_per_s": [777.0, 450.0]})
+    without, (made,) = (charts(make_rows("h200"), {"ceilings": found}) for found in (pd.DataFrame(), ceilings))
+    assert len(made.spec["layer"]) == len(without[0].spec["layer"]) + 1
+    assert made.spec["layer"][-1]["data"]["values"] == [{"dtype": "bf16", "product_rate": 777.0}]
+    assert missing_fields(made) == set()
+
+
+def test_shared_keys_are_a_shape_of_their_own(chart):
+    assert {"1×32:8×8192×128 causal"} < {row["shape"] for row in chart.rows}
 
 
 @pytest.mark.browser

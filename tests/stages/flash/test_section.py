@@ -1,9 +1,11 @@
+import dataclasses
 import re
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from pipeline.report.page_parts import Table
 from pipeline.report.table_rows import ok
 from pipeline.stages.flash.cell import Cell
 from pipeline.stages.flash.report import baselines, facts, section
@@ -120,7 +122,7 @@ def set_times(rows, impl, like, factor):
 def test_a_kernel_is_advised_only_where_it_is_clearly_the_fastest(make_rows, factor, winner):
     actions = parts_of(set_times(at_bf16(make_rows), "triton", "sdpa_cudnn", factor)).actions
     assert [action.what for action in actions] == ([f"**Attention: use {winner} in bf16.**"] if winner else [])
-    assert all("at all 3 shapes" in action.why for action in actions)
+    assert all("at all 4 shapes" in action.why for action in actions)
 
 
 def test_a_gain_within_the_quartiles_is_not_advised(make_rows):
@@ -137,6 +139,77 @@ def test_shapes_at_which_another_kernel_wins_are_named(make_rows):
     (action,) = parts_of(rows).actions
     assert action.what == "**Attention: use cuDNN through SDPA in bf16.**"
     assert "At 4×16×4096×64 full it is our Triton kernels, 2.00× as fast as the next." in action.why
+
+
+def test_several_shapes_at_which_one_other_kernel_wins_are_named_together(make_rows):
+    rows = set_times(at_bf16(make_rows), "triton", "sdpa_cudnn", 2.0)
+    rows.loc[(rows["seq_len"] == 16384) & (rows["impl"] == "triton"), TIMES] /= 4
+    rows.loc[(rows["num_heads"] == 32) & (rows["impl"] == "triton"), TIMES] *= 2
+    (action,) = parts_of(rows).actions
+    together = "At 1×16×16384×128 causal and 1×16×16384×64 causal it is our Triton kernels, up to 2.00× as fast as"
+    assert together in action.why
+
+
+def test_fp16_is_told_apart_from_bf16_only_where_another_kernel_wins(make_rows):
+    rows = make_rows("h200")
+    for dtype in ("bf16", "fp16"):
+        here = rows["dtype"] == dtype
+        rows.loc[here] = set_times(rows[here].copy(), "triton", "sdpa_cudnn", 0.5)
+    (action,) = parts_of(rows).actions
+    assert action.what == "**Attention: use our Triton kernels in bf16 and fp16.**"
+    assert "In fp16" not in action.why
+    rows.loc[here] = set_times(rows[here].copy(), "triton", "sdpa_cudnn", 2.0)
+    rows.loc[rows["dtype"] == "fp16"] = set_times(rows[rows["dtype"] == "fp16"].copy(), "triton", "sdpa_cudnn", 2.0)
+    (action,) = parts_of(rows).actions
+    assert action.what == "**Attention: use our Triton kernels in bf16 and cuDNN through SDPA in fp16.**"
+    assert "In fp16 the fastest" in action.why
+
+
+def test_shared_keys_show_in_a_problems_name():
+    row = pd.Series(dataclasses.asdict(Cell(num_heads=32, query_heads_per_kv_head=4)))
+    assert facts.shape_label(row) == "1×32:8×1024×64 causal"
+    assert "batch 1, 32 heads sharing 8 of keys and values, length 1024" in facts.shape_words(row)
+    assert facts.shape_label(row.replace({4: 1})) == "1×32×1024×64 causal"
+
+
+def test_the_reference_in_pytorch_operations_is_no_peer_at_the_shapes_of_real_models(make_rows):
+    rows = make_rows("h200")
+    rows.loc[rows["impl"] == "tiled", TIMES] /= 1e6  # were it the fastest
+    found = parts_of(rows)
+    figure = next(item for item in found.parts if getattr(item, "name", "") == "rates")
+    assert "tiled" not in {label.get_text() for axes in figure.drawing.axes for label in axes.get_yticklabels()}
+    table = next(item for item in found.parts if isinstance(item, Table))
+    assert not table.cells["fastest of torch's"].str.contains("our FlashAttention").any()
+    assert not any("our FlashAttention" in action.what for action in found.actions)
+
+
+def test_the_rate_of_a_matrix_product_alone_stands_in_the_figure_where_it_was_measured(make_rows):
+    def lines(*beside):
+        section_of_it = section.build(make_rows("h200"), *beside)
+        figure = next(item for item in section_of_it.parts if getattr(item, "name", "") == "rates")
+        return [line.get_xdata()[0] for line in figure.drawing.axes[0].lines]
+
+    assert lines() == lines({"ceilings": pd.DataFrame()}) == [989.4]
+    ceilings = pd.DataFrame({"dtype": ["bf16", "bf16", "fp32"], "tflops_per_s": [700.0, 777.0, 60.0]})
+    assert lines({"ceilings": ceilings}) == [989.4, 777.0]
+
+
+def test_what_was_measured_most_often_comes_first(make_rows):
+    rows = at_bf16(make_rows)
+    assert facts.shape_label(facts.several_heads(facts.ordered(rows)).iloc[0]) != "1×16×16384×64 causal"
+    thrice = (rows["num_heads"] > 1) & (rows["head_dim"] == 64)
+    rows["samples_of_repeats"] = [[[1.0]] * (3 if more else 1) for more in thrice]
+    rows.loc[rows["status"] != "ok", "samples_of_repeats"] = np.nan
+    ordered = facts.several_heads(facts.ordered(rows))
+    labels = list(dict.fromkeys(facts.shape_label(row) for _, row in ordered.iterrows()))
+    assert (labels[0], labels[-1]) == ("1×16×16384×64 causal", "4×16×4096×64 full")
+    assert set(ordered) == set(rows)
+
+
+def test_the_leaderboard_has_no_shared_keys(make_rows):
+    rows = make_rows("h200")
+    shared = rows[(rows["num_heads"] == 16) & (rows["seq_len"] == 16384)].assign(query_heads_per_kv_head=4)
+    assert len(facts.leaderboard(pd.concat([rows, shared]))) == len(facts.leaderboard(rows)) > 0
 
 
 def test_sdpa_s_own_choice_is_told(make_rows):

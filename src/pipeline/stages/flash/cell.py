@@ -11,6 +11,8 @@ from pipeline.subjects.naming import Measured
 SPLIT_AXIS = "dtype"
 READS = ("ceilings",)
 DTYPES = ("bf16", "fp16", "fp32")
+# What fp32 is multiplied as on tensor cores: three products in TF32, which are as exact.
+THREE_TF32 = "3×TF32"
 BOTH_PHASES = "forward_backward"
 PHASES = ("forward", "backward", BOTH_PHASES)
 GROUP_AXIS = "query_heads_per_kv_head"

@@ -18,7 +18,7 @@ from pipeline.instruments.sampling.step_timing import StopRule
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.instruments.sampling.summary import quartiles, summarise
 from pipeline.stages.flash import implementations
-from pipeline.stages.flash.cell import PHASES, SUSTAINED, Cell, Settings
+from pipeline.stages.flash.cell import PHASES, SUSTAINED, THREE_TF32, Cell, Settings
 from pipeline.stages.flash.trial import Inputs, Trial, try_implementation
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def _peak_columns(cell: Cell, device: torch.device) -> Row:
     if cell.dtype == "fp32" and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0):
         tf32 = peak_tflops(device, "tf32")
         if tf32.tflops / 3 > peak.tflops:
-            peak, how = dataclasses.replace(tf32, tflops=tf32.tflops / 3), "3×TF32"
+            peak, how = dataclasses.replace(tf32, tflops=tf32.tflops / 3), THREE_TF32
     return {"peak_tflops_per_s": peak.tflops, "peak_source": peak.source, "peak_of": how}
 
 

@@ -1,10 +1,14 @@
 """The interactive chart of the flash section: rates at the shapes of real models, ours beside chosen peers."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import pandas as pd
 
 from pipeline.report.charts import (
     BAR_STEP_PX,
     DASHED,
+    DOTTED,
     Chart,
     axis,
     bars_axis,
@@ -14,17 +18,20 @@ from pipeline.report.charts import (
     picker,
     quartiles,
     records,
+    tooltip,
 )
 from pipeline.report.table_rows import has_figures, known, ok
 from pipeline.report.tables import number_cells
-from pipeline.stages.flash.cell import OURS
 from pipeline.stages.flash.report.facts import (
     BOTH_PHASES,
     IMPLS,
     WORDS,
+    compared,
     fastest,
     ordered,
     ours,
+    products_tflops_per_s,
+    rate_below_peak,
     several_heads,
     shape_label,
 )
@@ -33,16 +40,17 @@ ALL, FASTEST = "all peers", "the fastest peer"
 PHASE_WORDS = {"forward": "forward", "backward": "backward", BOTH_PHASES: "forward + backward"}
 
 
-def charts(rows: pd.DataFrame) -> list[Chart]:
-    """Return the charts of the stage, from all its rows."""
+def charts(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame] | None = None) -> list[Chart]:
+    """Return the charts of the stage, from all its rows; beside: those of the stage ceilings."""
     rows = several_heads(ordered(rows))
-    return [] if ok(rows).empty or ours(rows) is None else [_rates(rows)]
+    return [] if ok(rows).empty or ours(rows) is None else [_rates(rows, products_tflops_per_s(beside))]
 
 
-def _rates(rows: pd.DataFrame) -> Chart:
+def _rates(rows: pd.DataFrame, products: Mapping[str, float]) -> Chart:
     """Draw TFLOP/s, a group of bars a shape, one bar per implementation; a chosen peer stands beside ours alone."""
     mine = ours(rows)
-    rows = rows[rows["impl"].isin(ok(rows)["impl"]) & ((rows["impl"] == mine) | ~rows["impl"].isin(OURS))]
+    rows = compared(rows)
+    rows = rows[rows["impl"].isin(ok(rows)["impl"])]
     impls = [impl for impl in IMPLS if impl in set(rows["impl"])]
     peers = [impl for impl in impls if impl != mine]
     drawn = rows.assign(
@@ -58,9 +66,11 @@ def _rates(rows: pd.DataFrame) -> Chart:
         columns=[
             *("dtype", "what", "shape", "impl", "words", "is_fastest", "rate", "text", "status", "extra_mb"),
             *("median_ms", "q1_ms", "q3_ms", "peak_share_pct", "peak_tflops_per_s", "peak_of", "peak_source"),
+            "sustained_tflops_per_s",
         ]
     )
     peaks = known(drawn, "peak_tflops_per_s").drop_duplicates("dtype")
+    peaks = peaks.assign(product_rate=[rate_below_peak(row, products) for _, row in peaks.iterrows()])
     dtypes = list(drawn["dtype"].unique())
     y = bars_axis("shape", list(drawn["shape"]))
     lane = {"field": "impl", "sort": impls, "scale": {"paddingInner": 0.12}}
@@ -69,16 +79,22 @@ def _rates(rows: pd.DataFrame) -> Chart:
         shape="batch×heads×length×head_dim",
         rate="TFLOP/s",
         peak_share_pct="share of the peak (%)",
+        sustained_tflops_per_s="back to back (TFLOP/s)",
         extra_mb="memory beside the inputs (MB)",
         status="status",
     )
     words = {"peak_tflops_per_s": "peak (TFLOP/s)", "peak_of": "of", "peak_source": "source"}
     of_peak = [{"field": name, "title": title} for name, title in words.items()]
+    of_product = tooltip(product_rate="a matrix product alone (TFLOP/s)")
     bars = mark(
         "bar", y=y, yOffset=lane, x=axis("rate", "TFLOP/s"), color=colours("impl", impls, legend=False), tooltip=told
     )
     small = {"align": "left", "dx": 4, "fontSize": 10}
     labels = mark("text", small, y=y, yOffset=lane, x=axis("rate", ""), text={"field": "text"})
+    lines = [_line(peaks[["dtype", *words]], "peak_tflops_per_s", DASHED, of_peak)]
+    below = known(peaks, "product_rate")[["dtype", "product_rate"]]
+    if len(below):
+        lines.append(_line(below, "product_rate", DOTTED, of_product))
     spec = {
         "params": [
             picker("dtype", "data type", dtypes, dtypes[0]),
@@ -88,15 +104,21 @@ def _rates(rows: pd.DataFrame) -> Chart:
         "height": {"step": BAR_STEP_PX, "for": "offset"},
         "layer": [
             *({"transform": _chosen(mine), **layer} for layer in (bars, labels)),
-            {
-                "data": {"values": records(peaks[["dtype", *words]])},
-                "transform": picked(dtype="dtype"),
-                **mark("rule", DASHED, x=axis("peak_tflops_per_s", ""), tooltip=of_peak),
-            },
+            *lines,
         ],
     }
-    title = "Attention at the shapes of real models, batch×heads×length×head_dim; dashed: the peak"
+    dotted = "; dotted: a matrix product alone" if len(below) else ""
+    title = f"Attention at the shapes of real models, batch×heads×length×head_dim; dashed: the peak{dotted}"
     return Chart("rates", title, spec, records(drawn))
+
+
+def _line(rates: pd.DataFrame, field: str, look: Mapping[str, Any], told: list[dict[str, str]]) -> dict[str, Any]:
+    """Return the layer of a line at the chosen data type's rate."""
+    return {
+        "data": {"values": records(rates)},
+        "transform": picked(dtype="dtype"),
+        **mark("rule", look, x=axis(field, ""), tooltip=told),
+    }
 
 
 def _chosen(mine: str) -> list[dict[str, str]]:

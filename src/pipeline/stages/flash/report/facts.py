@@ -1,15 +1,28 @@
 """Which rows of the flash stage answer which question."""
 
+import math
+from collections.abc import Mapping
+
 import pandas as pd
 
 from pipeline.report.outcomes import clear_gain
-from pipeline.report.table_rows import in_order, known, ok
-from pipeline.stages.flash.cell import BOTH_PHASES, DTYPES, LEADERBOARD, OURS, PEERS, PHASES
+from pipeline.report.table_rows import highest, in_order, known, ok
+from pipeline.stages.flash.cell import (
+    BOTH_PHASES,
+    DTYPES,
+    GROUP_AXIS,
+    LEADERBOARD,
+    OURS,
+    PEERS,
+    PHASES,
+    THREE_TF32,
+)
 
 # Ours, then the fastest of the others first.
 IMPLS = ("triton", "sdpa_cudnn", "sdpa_flash", "sdpa_efficient", "sdpa", "flex", "compiled_eager", "eager", "tiled")
 ORDERS = {"dtype": DTYPES, "impl": IMPLS, "phase": PHASES}
-PROBLEM = ["dtype", "is_causal", "batch_size", "num_heads", "head_dim", "seq_len"]
+SHAPE = ["is_causal", "batch_size", "num_heads", GROUP_AXIS, "head_dim", "seq_len"]
+PROBLEM = ["dtype", *SHAPE]
 
 
 class _Words(dict[str, str]):
@@ -34,21 +47,35 @@ WORDS = _Words(
 )
 USUAL_HEAD_DIM = 64
 # Half a unit in the last place. Where eager happens to be more exact than that, the others are held to one rounding.
-UNIT_ROUNDOFF = {"bf16": 2.0**-9, "fp32": 2.0**-24}
+UNIT_ROUNDOFF = {"bf16": 2.0**-9, "fp16": 2.0**-12, "fp32": 2.0**-24}
 
 
 def ordered(rows: pd.DataFrame) -> pd.DataFrame:
-    """Sort into reading order: of several heads causal problems first, wide heads first."""
-    rows = in_order(rows, ["dtype", "num_heads", "batch_size", "seq_len", "impl", "phase"], ORDERS)
-    return rows.sort_values(
-        ["dtype", "is_causal", "batch_size", "head_dim"], ascending=[True, False, False, False], kind="stable"
+    """Sort into reading order: causal problems first, of them what was measured most often, then large batches."""
+    rows = in_order(rows, ["dtype", "num_heads", GROUP_AXIS, "batch_size", "seq_len", "impl", "phase"], ORDERS)
+    rows = rows.assign(repeats=_repeats(rows)).sort_values(
+        ["dtype", "is_causal", "repeats", "batch_size", "head_dim"], ascending=[True, *[False] * 4], kind="stable"
     )
+    return rows.drop(columns="repeats")
+
+
+def _repeats(rows: pd.DataFrame) -> pd.Series | int:
+    """Count for each row the repeats of its problem (pipeline.report.repeats)."""
+    if "samples_of_repeats" not in rows:
+        return 1
+    counts = rows["samples_of_repeats"].map(len, na_action="ignore").astype(float)
+    return counts.groupby([rows[name] for name in PROBLEM]).transform("max").fillna(1)
 
 
 def ours(rows: pd.DataFrame) -> str | None:
     """Name our implementation to compare: Triton where it has figures, else the tiled one; None without either."""
     measured = set(ok(rows)["impl"])
     return next((name for name in OURS if name in measured), None)
+
+
+def compared(rows: pd.DataFrame) -> pd.DataFrame:
+    """Drop what is ours but not to be compared: the tiled one, a reference to read, where Triton has figures."""
+    return rows[(rows["impl"] == ours(rows)) | ~rows["impl"].isin(OURS)]
 
 
 def one_head(rows: pd.DataFrame) -> pd.DataFrame:
@@ -126,14 +153,37 @@ def largest_errors(
     return found
 
 
+def products_tflops_per_s(beside: Mapping[str, pd.DataFrame] | None) -> dict[str, float]:
+    """Return the highest rate of a matrix product alone by its data type, from the rows of the stage ceilings."""
+    return highest((beside or {}).get("ceilings", pd.DataFrame()), "tflops_per_s", by="dtype")
+
+
+def product_rate(row: pd.Series, products: Mapping[str, float]) -> float:
+    """Return the rate of a matrix product alone at a row's precision; NaN where none was measured."""
+    if row["peak_of"] == THREE_TF32:
+        return products.get("tf32", math.nan) / 3
+    return products.get(row["dtype"], math.nan)
+
+
+def rate_below_peak(row: pd.Series, products: Mapping[str, float]) -> float:
+    """Return the rate to draw beside a row's peak: a product's, NaN where the peak is the measured rate of one already."""
+    return math.nan if row["peak_source"] == "measured" else product_rate(row, products)
+
+
 def shape_words(row: pd.Series) -> str:
     """Name a problem in a sentence: `batch 4, 16 heads, length 4096, head_dim 128, causal`."""
     heads = f"{row['num_heads']} heads" if row["num_heads"] > 1 else "one head"
+    if row[GROUP_AXIS] > 1:
+        heads += f" sharing {row['num_heads'] // row[GROUP_AXIS]} of keys and values"
     mask = "causal" if row["is_causal"] else "no mask"
     return f"batch {row['batch_size']}, {heads}, length {row['seq_len']}, head_dim {row['head_dim']}, {mask}"
 
 
 def shape_label(row: pd.Series) -> str:
-    """Name a problem in a table or figure, batch × heads × length × head_dim: `4×16×4096×128 causal`."""
-    sizes = "×".join(str(row[name]) for name in ("batch_size", "num_heads", "seq_len", "head_dim"))
-    return f"{sizes} {'causal' if row['is_causal'] else 'full'}"
+    """Name a problem in a table or figure, batch × heads × length × head_dim: `4×16×4096×128 causal`.
+
+    Of heads that share keys and values, 8 of 32 say: `32:8`.
+    """
+    shared = f":{row['num_heads'] // row[GROUP_AXIS]}" if row[GROUP_AXIS] > 1 else ""
+    sizes = (row["batch_size"], f"{row['num_heads']}{shared}", row["seq_len"], row["head_dim"])
+    return f"{'×'.join(map(str, sizes))} {'causal' if row['is_causal'] else 'full'}"

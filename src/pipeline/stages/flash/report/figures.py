@@ -1,5 +1,8 @@
 """The figure of the flash section."""
 
+import math
+from collections.abc import Mapping
+
 import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
@@ -8,21 +11,24 @@ from pipeline.report.figures import BLACK, WORD_PT, footnote, new_figure, style_
 from pipeline.report.table_rows import ok
 from pipeline.report.tables import OUTCOME_WORDS, significant
 from pipeline.stages.flash.cell import OURS
-from pipeline.stages.flash.report.facts import BOTH_PHASES, IMPLS, PROBLEM, shape_label
+from pipeline.stages.flash.report.facts import BOTH_PHASES, IMPLS, PROBLEM, rate_below_peak, shape_label
 
 MOST_PANELS, PANELS_A_LINE = 6, 3
 
 
-def rates(rows: pd.DataFrame) -> Drawing:
+def rates(rows: pd.DataFrame, products: Mapping[str, float]) -> Drawing:
     """Draw TFLOP/s of forward + backward in one dtype: one panel per shape, one bar per kernel.
 
-    The dashed line is the peak. A kernel without a figure has its outcome in place of a bar.
+    The dashed line is the peak, the dotted one the rate of a matrix product alone, of `products` by data type. A kernel
+    without a figure has its outcome in place of a bar.
     """
     both = rows[rows["phase"] == BOTH_PHASES]
     impls = [impl for impl in IMPLS if impl in set(ok(both)["impl"])]
     shapes = list(both.groupby(PROBLEM, sort=False))[:MOST_PANELS]
     columns = min(PANELS_A_LINE, len(shapes))
     lines = -(-len(shapes) // columns)
+    peak = both.loc[both["peak_tflops_per_s"].idxmax()]
+    product = rate_below_peak(peak, products)
     figure, panels = new_figure(lines, columns, panel_height_in=0.3 * len(impls) + 0.6, share_y=True)
     for axes, (_, group) in zip(panels.flat, shapes, strict=False):
         by_impl = group.set_index("impl").reindex(impls)
@@ -31,22 +37,24 @@ def rates(rows: pd.DataFrame) -> Drawing:
             text, at = _bar_label(row)
             beside = {"textcoords": "offset points", "va": "center", "fontsize": WORD_PT - 1}
             axes.annotate(text, (at, place), (3, 0), **beside)
-        axes.axvline(both["peak_tflops_per_s"].max(), color=BLACK, linewidth=1, linestyle="--")
+        for rate, line in ((peak["peak_tflops_per_s"], "--"), (product, ":")):
+            if math.isfinite(rate):
+                axes.axvline(rate, color=BLACK, linewidth=1, linestyle=line)
         axes.set_title(shape_label(group.iloc[0]), fontsize=WORD_PT)
-        axes.set_xlim(0, 1.05 * both["peak_tflops_per_s"].max())
+        axes.set_xlim(0, 1.05 * peak["peak_tflops_per_s"])
         axes.grid(visible=False, axis="y")
     panels[0, 0].invert_yaxis()
     for axes in panels[-1]:
         axes.set_xlabel("TFLOP/s")
     for axes in panels.flat[len(shapes) :]:
         axes.set_visible(False)
-    peak = both.loc[both["peak_tflops_per_s"].idxmax()]
     footnote(
         figure,
         f"{peak['machine']}, torch {peak['torch']}",
         "batch × heads × length × head_dim",
         *(f"ours: {impl}" for impl in impls if impl in OURS),
         f"dashed: peak of {peak['peak_of']}, {significant(peak['peak_tflops_per_s'])} ({peak['peak_source']})",
+        *([f"dotted: a matrix product alone, {significant(product)}"] if math.isfinite(product) else []),
     )
     return figure
 

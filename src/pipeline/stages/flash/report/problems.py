@@ -3,7 +3,7 @@
 import pandas as pd
 
 from pipeline.report.page_parts import Problem
-from pipeline.report.section import data_size, ms, number, ratio
+from pipeline.report.section import data_size, listing, ms, number, ratio
 from pipeline.report.table_rows import known, ok
 from pipeline.stages.flash.cell import PHASES
 from pipeline.stages.flash.report.facts import (
@@ -38,7 +38,7 @@ def _errors(rows: pd.DataFrame, what: str, quantities: tuple[str, ...], phase: s
         for dtype, error, over in largest_errors(rows, quantities, phase)
     ]
     words = f"The largest relative error of the {what} against fp64, with {WORDS[ours(rows)]}, is "
-    return f"{words}{' and '.join(lines)}." if lines else ""
+    return f"{words}{listing(lines)}." if lines else ""
 
 
 def _longest(rows: pd.DataFrame) -> pd.DataFrame:

@@ -1,6 +1,6 @@
 """The flash section: which attention kernel is fastest at which shapes, how exact ours is, and what it saves."""
 
-import math
+from collections.abc import Mapping
 
 import pandas as pd
 
@@ -9,7 +9,7 @@ from pipeline.report.outcomes import clear_gain, not_measured, nothing_measured
 from pipeline.report.page_parts import MOST_TABLE_ROWS, Action, Figure, Section, Table, say
 from pipeline.report.section import counted, listing, ms, number, ratio
 from pipeline.report.table_rows import known, ok
-from pipeline.report.tables import significant, times_by
+from pipeline.report.tables import times_by
 from pipeline.stages.flash.cell import GPU_ONLY, OURS, PEERS
 from pipeline.stages.flash.report import figures
 from pipeline.stages.flash.report.facts import (
@@ -18,16 +18,19 @@ from pipeline.stages.flash.report.facts import (
     WORDS,
     beside_peers,
     clear_winners,
+    compared,
     fastest,
     one_head,
     ordered,
     ours,
+    products_tflops_per_s,
     several_heads,
     shape_label,
     shape_words,
     usual_head_dim,
 )
 from pipeline.stages.flash.report.problems import problems
+from pipeline.stages.flash.report.shapes import shapes
 
 TITLE = "Which attention kernel is fastest?"
 EXERCISE = "flash_forward, flash_backward, flash_benchmarking"
@@ -38,8 +41,8 @@ GPU_METHOD = (
 CPU_METHOD = "Host clock; implementations take turns, call by call; medians."
 
 
-def build(rows: pd.DataFrame) -> Section:
-    """Return the section of the flash stage, from all its rows."""
+def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame] | None = None) -> Section:
+    """Return the section of the flash stage, from all its rows; beside: those of the stage ceilings."""
     rows = ordered(rows)
     if ok(rows).empty:
         return Section(TITLE, EXERCISE, nothing_measured(rows))
@@ -49,14 +52,14 @@ def build(rows: pd.DataFrame) -> Section:
     if ours(rows) is None:
         mine = not_measured(rows[rows["impl"].isin(OURS)], "impl")
         return Section(TITLE, EXERCISE, "Ours was not measured.", [mine])
-    answered, models = problems(rows), several_heads(rows)
+    answered, models, products = problems(rows), several_heads(rows), products_tflops_per_s(beside)
     return Section(
         TITLE,
         ", ".join(problem.name for problem in answered) or EXERCISE,
         _answer(rows),
         parts=[
-            *_figure(rows),
-            *_shapes_table(models),
+            *_figure(rows, products),
+            *shapes(models, products),
             *_one_head_table(one_head(rows)),
             not_measured(rows, "impl"),
         ],
@@ -100,11 +103,12 @@ def _is_ahead(pair: pd.Series) -> bool:
     return clear_gain(peer, pair) is not None
 
 
-def _figure(rows: pd.DataFrame) -> list[Figure]:
+def _figure(rows: pd.DataFrame, products: Mapping[str, float]) -> list[Figure]:
     """Show the shapes of real models, else of one head the longest; the title is of the fastest kernel at the first."""
     models, heads = several_heads(rows), one_head(rows)
     both = models if len(ok(models)) else heads[heads["head_dim"] == usual_head_dim(rows)].iloc[::-1]
-    both = both[(both["phase"] == BOTH_PHASES) & (both["impl"] != "tiled" if len(ok(models)) else True)]
+    both = compared(both) if len(ok(models)) else both
+    both = both[both["phase"] == BOTH_PHASES]
     if ok(both).empty:
         return []
     here = both[both["dtype"] == ok(both)["dtype"].iloc[0]]
@@ -114,29 +118,7 @@ def _figure(rows: pd.DataFrame) -> list[Figure]:
         f"Forward + backward in {best['dtype']} ({shape_words(best)}) is fastest with {WORDS[best['impl']]}: "
         f"{number(rate)} TFLOP/s{f', of a peak of {number(peak)}' if rate <= peak else ''}"
     )
-    return [Figure("rates", title, figures.rates(here))]
-
-
-def _shapes_table(rows: pd.DataFrame) -> list[Table]:
-    pairs = beside_peers(rows)
-    if pairs.empty:
-        return []
-    forward = pairs[pairs["phase"] == "forward"].set_index(PROBLEM)["median_ratio"]
-    both = pairs[pairs["phase"] == BOTH_PHASES].head(MOST_TABLE_ROWS)
-    eager = rows[(rows["impl"] == "eager") & (rows["phase"] == BOTH_PHASES)].set_index(PROBLEM)["median_ms"]
-    keys = [tuple(key) for key in both[PROBLEM].to_numpy()]
-    cells = {
-        "dtype": both["dtype"],
-        "batch×heads×length×head_dim": both.apply(shape_label, axis=1),
-        "ours": both["median_ms"].map(significant),
-        "fastest of torch's": both["median_ms_peer"].map(significant),
-        "which": both["impl_peer"].map(WORDS),
-        "ratio": both["median_ratio"].map(significant),
-        "ratio, forward": [significant(forward.get(key, math.nan)) for key in keys],
-        "plain formula": [significant(eager.get(key, math.nan)) for key in keys],
-    }
-    title = "Shapes of real models, forward + backward in ms; above a ratio of one ours takes less time:"
-    return [Table(title, pd.DataFrame(cells))]
+    return [Figure("rates", title, figures.rates(here, products))]
 
 
 def _one_head_table(rows: pd.DataFrame) -> list[Table]:
@@ -155,14 +137,18 @@ def _one_head_table(rows: pd.DataFrame) -> list[Table]:
 
 
 def _kernels(rows: pd.DataFrame) -> list[Action]:
-    """Advise, for each dtype, the kernel that is clearly fastest at most shapes of real models."""
-    both = rows[rows["phase"] == BOTH_PHASES]
+    """Advise, for each dtype, the kernel that is clearly fastest at most shapes of real models; why, once of a kind."""
+    both = compared(rows[rows["phase"] == BOTH_PHASES])
     winners = {dtype: clear_winners(both[both["dtype"] == dtype]) for dtype in both["dtype"].unique()}
     winners = {dtype: found for dtype, found in winners.items() if len(found)}
     if not winners:
         return []
-    uses = listing(f"{WORDS[found['impl'].mode()[0]]} in {dtype}" for dtype, found in winners.items())
-    why = [_why_fastest(dtype, found, both[both["dtype"] == dtype]) for dtype, found in winners.items()]
+    best = pd.Series({dtype: found["impl"].mode()[0] for dtype, found in winners.items()})
+    uses = listing(
+        f"{WORDS[impl]} in {listing(dtypes)}" for impl, dtypes in best.groupby(best, sort=False).groups.items()
+    )
+    told = [dtype for dtype in winners if dtype != "fp16" or best.get("bf16") != best["fp16"]]
+    why = [_why_fastest(dtype, winners[dtype], both[both["dtype"] == dtype]) for dtype in told]
     return [Action(2, say("**Attention: use {uses}.**", uses=uses), Markdown(" ").join(why))]
 
 
@@ -172,16 +158,19 @@ def _why_fastest(dtype: str, winners: pd.DataFrame, both: pd.DataFrame) -> Markd
     won, lost = winners[winners["impl"] == impl], winners[winners["impl"] != impl]
     first = won.iloc[0]
     at = "the one shape" if shapes == 1 else f"{'all' if len(won) == shapes else f'{len(won)} of'} {shapes} shapes"
-    others = [
-        f" At {shape_label(row)} it is {WORDS[row['impl']]}, {ratio(row['gain'])} as fast as the next."
-        for _, row in lost.iterrows()
-    ]
+    others = [_exceptions(other, found) for other, found in lost.groupby("impl", sort=False)]
     why = (
         f"In {dtype} the fastest, by a tenth or more at {at} of real models: {WORDS[impl]}. Forward + backward takes "
         f"{ms(first['median_ms'])}, with {WORDS[first['next_impl']]}, the next best, {ms(first['next_ms'])} "
         f"({shape_words(first)})."
     )
     return Markdown.escape(why) + _choice(impl, known(won, "sdpa_choice")) + "".join(others)
+
+
+def _exceptions(impl: str, found: pd.DataFrame) -> str:
+    labels = [shape_label(row) for _, row in found.iterrows()]
+    most = f"{'up to ' if len(found) > 1 else ''}{ratio(found['gain'].max())}"
+    return f" At {listing(labels)} it is {WORDS[impl]}, {most} as fast as the next."
 
 
 def _choice(impl: str, winners: pd.DataFrame) -> Markdown:

@@ -8,7 +8,7 @@ from pipeline.formulas.flops import train_step_flops
 from pipeline.formulas.size_order import BY_SIZE
 from pipeline.formulas.sizes import SIZES
 from pipeline.report.outcomes import clear_gain
-from pipeline.report.table_rows import in_order, known, ok
+from pipeline.report.table_rows import highest, in_order, known, ok
 
 PRECISIONS = ("fp32", "tf32", "bf16")
 KINDS = {
@@ -96,12 +96,10 @@ def reached_tflops_per_s(steps: pd.DataFrame, beside: Mapping[str, pd.DataFrame]
 
     Without those for which the peak of `steps` is not a data sheet's: it is the rate of such a product already.
     """
-    products = known((beside or {}).get("ceilings", pd.DataFrame()), "dtype", "tflops_per_s")
-    if products.empty:
-        return {}
+    reached = highest((beside or {}).get("ceilings", pd.DataFrame()), "tflops_per_s", by="dtype")
     peaks = known(steps, "peak_source")
-    measured = peaks.loc[peaks["peak_source"] == "measured", "precision"] if len(peaks) else []
-    return products[~products["dtype"].isin(measured)].groupby("dtype")["tflops_per_s"].max().to_dict()
+    measured = set(peaks.loc[peaks["peak_source"] == "measured", "precision"]) if len(peaks) else set()
+    return {dtype: rate for dtype, rate in reached.items() if dtype not in measured}
 
 
 def compile_times(rows: pd.DataFrame) -> pd.DataFrame:

@@ -1,0 +1,114 @@
+"""The table of the shapes of real models: ours beside the fastest of torch's, in turn and back to back."""
+
+from collections.abc import Mapping
+
+import pandas as pd
+
+from pipeline.report.page_parts import MOST_TABLE_ROWS, Table
+from pipeline.report.section import counted, listing, percent, ratio
+from pipeline.report.table_rows import known
+from pipeline.report.tables import MAX_COLUMNS, significant
+from pipeline.stages.flash.report.facts import (
+    BOTH_PHASES,
+    PROBLEM,
+    SHAPE,
+    WORDS,
+    beside_peers,
+    product_rate,
+    shape_label,
+)
+
+# fp16 has rows of its own where it is so many times as fast or as slow as bf16.
+TELLING = 1.1
+
+
+def shapes(rows: pd.DataFrame, products: Mapping[str, float]) -> list[Table | str]:
+    """Return the table, and what it leaves out; nothing where ours or all of torch's have no figures.
+
+    products: the rate of a matrix product alone by its data type.
+    """
+    pairs = beside_peers(rows)
+    both = pairs[pairs["phase"] == BOTH_PHASES]
+    if both.empty:
+        return []
+    alike = _fp16_as_bf16(both)
+    shown = _chosen(both.drop(index=alike.index))
+    table = Table(_title(shown, products), _cells(shown, pairs, rows, products))
+    return [table, *filter(None, [_said_of_fp16(alike), _said_of_held(rows)])]
+
+
+def _fp16_as_bf16(both: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows in fp16 whose times are those in bf16 to within TELLING, with both ratios to bf16."""
+    bf16 = both[both["dtype"] == "bf16"].set_index(SHAPE)[["median_ms", "median_ms_peer"]].add_suffix("_bf16")
+    found = both[both["dtype"] == "fp16"].join(bf16, on=SHAPE, how="inner")
+    found = found.assign(
+        ours=found["median_ms"] / found["median_ms_bf16"], peers=found["median_ms_peer"] / found["median_ms_peer_bf16"]
+    )
+    is_alike = found[["ours", "peers"]].apply(lambda ratios: ratios.between(1 / TELLING, TELLING, inclusive="neither"))
+    return found[is_alike.all(axis=1)]
+
+
+def _chosen(both: pd.DataFrame) -> pd.DataFrame:
+    """Keep as many rows as a table may have, the first of each dtype and mask among them."""
+    first = ~both.duplicated(["dtype", "is_causal"])
+    kept = [*both.index[first], *both.index[~first]][:MOST_TABLE_ROWS]
+    return both[both.index.isin(kept)]
+
+
+def _cells(both: pd.DataFrame, pairs: pd.DataFrame, rows: pd.DataFrame, products: Mapping[str, float]) -> pd.DataFrame:
+    """Write a row per problem: times in ms, then rates; the plain formula where there is room for it."""
+    forward = pairs[pairs["phase"] == "forward"].set_index(PROBLEM)["median_ratio"]
+    eager = rows[(rows["impl"] == "eager") & (rows["phase"] == BOTH_PHASES)].set_index(PROBLEM)["median_ms"]
+    problems = pd.MultiIndex.from_frame(both[PROBLEM])
+    cells = {
+        "dtype": both["dtype"],
+        "batch×heads×length×head_dim": both.apply(shape_label, axis=1),
+        "ours": both["median_ms"].map(significant),
+        "fastest of torch's": both["median_ms_peer"].map(significant) + " (" + both["impl_peer"].map(WORDS) + ")",
+        "ratio": both["median_ratio"].map(significant),
+        "ratio, forward": [significant(value) for value in forward.reindex(problems)],
+    }
+    if _is_held(both):
+        cells["ours sustained, TFLOP/s"] = both["sustained_tflops_per_s"].map(significant)
+    if products:
+        shares = both["tflops_per_s"] / both.apply(product_rate, axis=1, products=products)
+        cells["of a matmul's rate"] = ["n/a" if pd.isna(share) else percent(share) for share in shares]
+    cells["plain formula"] = [significant(value) for value in eager.reindex(problems)]
+    return pd.DataFrame(dict(list(cells.items())[:MAX_COLUMNS]))
+
+
+def _title(both: pd.DataFrame, products: Mapping[str, float]) -> str:
+    words = ["Shapes of real models, forward + backward in ms; above a ratio of one ours takes less time"]
+    if _is_held(both):
+        words.append("sustained: back to back for seconds, L2 not flushed")
+    if products:
+        words.append("the last column: the rate of ours over that of the fastest matrix product in that dtype")
+    return f"{'; '.join(words)}:"
+
+
+def _is_held(rows: pd.DataFrame) -> bool:
+    return not known(rows, "sustained_tflops_per_s").empty
+
+
+def _said_of_fp16(alike: pd.DataFrame) -> str:
+    if alike.empty:
+        return ""
+    return (
+        f"fp16 ({counted(len(alike), 'shape')}) is left out: ours takes {_span(alike['ours'])} its time in bf16, the "
+        f"fastest of torch's {_span(alike['peers'])}."
+    )
+
+
+def _said_of_held(rows: pd.DataFrame) -> str:
+    """Say how much longer calls take back to back than in turn, by implementation."""
+    held = known(rows[rows["phase"] == BOTH_PHASES], "sustained_ms", "median_ms")
+    if held.empty:
+        return ""
+    longer = (held["sustained_ms"] / held["median_ms"]).groupby(held["impl"], sort=False).median()
+    words = listing(f"{ratio(value)} ({WORDS[str(impl)]})" for impl, value in longer.items())
+    return f"Back to back, forward + backward takes {words} its time in turn with the others; medians over shapes."
+
+
+def _span(ratios: pd.Series) -> str:
+    low, high = ratio(ratios.min()), ratio(ratios.max())
+    return low if low == high else f"{low} to {high}"

@@ -1,0 +1,100 @@
+import math
+
+import pandas as pd
+import pytest
+
+from pipeline.report.page_parts import MOST_TABLE_ROWS
+from pipeline.report.tables import MAX_COLUMNS
+from pipeline.stages.flash.report import facts
+from pipeline.stages.flash.report.shapes import _chosen, shapes
+
+TIMES = ["median_ms", "q1_ms", "q3_ms"]
+SHARE, HELD, PLAIN = "of a matmul's rate", "ours sustained, TFLOP/s", "plain formula"
+
+
+@pytest.fixture
+def rows(make_rows):
+    return facts.several_heads(facts.ordered(make_rows("h200")))
+
+
+def table_of(rows, **products):
+    return shapes(rows, products)[0].cells
+
+
+def said(rows, **products):
+    return shapes(rows, products)[1:]
+
+
+def test_a_table_of_many_problems_has_the_first_of_every_dtype_and_mask():
+    problems = pd.DataFrame({"dtype": "bf16", "is_causal": [True] * 14 + [False] * 2})
+    problems = pd.concat([problems, problems.head(1).assign(dtype="fp32")], ignore_index=True)
+    kept = _chosen(problems)
+    assert len(kept) == MOST_TABLE_ROWS
+    assert list(kept.index) == [*range(10), 14, 16]
+
+
+def test_shared_keys_are_marked_in_the_shape(rows):
+    assert "1×32:8×8192×128 causal" in set(table_of(rows)["batch×heads×length×head_dim"])
+
+
+def test_fp16_is_a_sentence_where_it_differs_from_bf16_by_less_than_a_tenth(rows):
+    fp16 = rows["dtype"] == "fp16"
+    at_bf16 = rows[(rows["dtype"] == "bf16") & (rows["batch_size"] == 4)].set_index(["impl", "phase"])
+    like = at_bf16.loc[pd.MultiIndex.from_frame(rows.loc[fp16, ["impl", "phase"]]), TIMES].to_numpy()
+    rows.loc[fp16, TIMES] = 1.05 * like
+    assert set(table_of(rows)["dtype"]) == {"bf16"}
+    assert said(rows)[0] == (
+        "fp16 (1 shape) is left out: ours takes 1.05× its time in bf16, the fastest of torch's 1.05×."
+    )
+    for impl in ("triton", "sdpa_cudnn"):  # ours, and the fastest of torch's
+        apart = rows.copy()
+        apart.loc[fp16, TIMES] = 1.05 * like
+        apart.loc[fp16 & (rows["impl"] == impl), TIMES] *= 0.8
+        assert list(table_of(apart)["dtype"]).count("fp16") == 1
+        assert not any("fp16" in sentence for sentence in said(apart))
+
+
+def test_fp16_alone_is_shown(rows):
+    assert list(table_of(rows[rows["dtype"] == "fp16"])["dtype"]) == ["fp16"]
+
+
+def test_the_share_of_a_matmul_is_that_of_its_own_precision(rows):
+    cells = table_of(rows, bf16=800.0, tf32=450.0, fp32=60.0)
+    at = rows[(rows["impl"] == "triton") & (rows["phase"] == "forward_backward") & (rows["dtype"] == "bf16")]
+    assert cells.loc[cells["dtype"] == "bf16", SHARE].iloc[0] == f"{100 * at['tflops_per_s'].iloc[0] / 800:.0f}%"
+    assert SHARE not in table_of(rows)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "peak_of", "rate"), [("bf16", "bf16", 800.0), ("fp32", "3×TF32", 150.0), ("fp32", "fp32", 60.0)]
+)
+def test_fp32_by_three_products_in_tf32_is_held_to_a_third_of_their_rate(dtype, peak_of, rate):
+    products = {"bf16": 800.0, "tf32": 450.0, "fp32": 60.0}
+    assert facts.product_rate(pd.Series({"dtype": dtype, "peak_of": peak_of}), products) == rate
+    assert math.isnan(facts.product_rate(pd.Series({"dtype": dtype, "peak_of": peak_of}), {}))
+
+
+def test_what_was_held_has_a_column_and_a_sentence(rows):
+    (sentence,) = [words for words in said(rows) if words.startswith("Back to back")]
+    assert "takes 1.05× (our Triton kernels) and 1.11× (cuDNN through SDPA) its time in turn" in sentence
+    first = rows[(rows["impl"] == "triton") & (rows["phase"] == "forward_backward")].iloc[0]
+    assert table_of(rows)[HELD].iloc[0] == f"{first['sustained_tflops_per_s']:.0f}"
+
+
+def test_rows_of_a_run_that_held_nothing_have_no_such_column(rows):
+    before = rows.drop(columns=[name for name in rows if name.startswith("sustained")])
+    assert HELD not in table_of(before)
+    assert not any(words.startswith("Back to back") for words in said(before))
+
+
+def test_the_plain_formula_stands_where_there_is_room(rows):
+    assert PLAIN in table_of(rows)
+    full = table_of(rows, bf16=800.0)
+    assert {HELD, SHARE} <= set(full)
+    assert PLAIN not in full
+    assert len(full.columns) == MAX_COLUMNS
+
+
+def test_without_ours_or_without_a_peer_there_is_no_table(rows):
+    assert shapes(rows[rows["impl"] == "triton"], {}) == []
+    assert shapes(rows[rows["impl"] != "triton"].query("impl != 'tiled'"), {}) == []
