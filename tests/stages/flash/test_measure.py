@@ -240,6 +240,14 @@ def test_shared_keys_are_measured_and_their_gradients_are_those_of_the_shared(me
         assert rows["tiled", phase]["reason"] == "needs as many heads of keys as of queries"
 
 
+def test_our_kernels_share_keys_as_the_reference_does(measured, monkeypatch):
+    monkeypatch.setattr(implementations, "GPU_ONLY", ())  # they run in Triton's interpreter
+    cell = Cell(dtype="fp32", head_dim=16, seq_len=48, num_heads=4, query_heads_per_kv_head=2)
+    rows = measured(["triton", "eager"], cell=cell)
+    assert rows["triton", "forward"]["output_rel_error"] < 1e-5
+    assert all(rows["triton", "backward"][f"{name}_rel_error"] < 1e-5 for name in ("dq", "dk", "dv"))
+
+
 def test_fp16_is_measured_and_as_exact_as_it_can_be(measured):
     rows = measured(["tiled", "eager", "sdpa"], cell=dataclasses.replace(CELL, dtype="fp16"))
     for impl in ("tiled", "eager", "sdpa"):

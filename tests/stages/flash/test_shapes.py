@@ -33,8 +33,10 @@ def test_a_table_of_many_problems_has_the_first_of_every_dtype_and_mask():
     assert list(kept.index) == [*range(10), 14, 16]
 
 
-def test_shared_keys_are_marked_in_the_shape(rows):
-    assert "1×32:8×8192×128 causal" in set(table_of(rows)["batch×heads×length×head_dim"])
+def test_shared_keys_are_a_problem_of_their_own_and_marked_in_its_shape(rows):
+    alone = rows[rows["num_heads"] == 32].assign(query_heads_per_kv_head=1)
+    labels = list(table_of(pd.concat([rows, alone], ignore_index=True))["batch×heads×length×head_dim"])
+    assert labels.count("1×32:8×8192×128 causal") == labels.count("1×32×8192×128 causal") == 1
 
 
 def test_fp16_is_a_sentence_where_it_differs_from_bf16_by_less_than_a_tenth(rows):

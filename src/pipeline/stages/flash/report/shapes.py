@@ -8,6 +8,7 @@ from pipeline.report.page_parts import MOST_TABLE_ROWS, Table
 from pipeline.report.section import counted, listing, percent, ratio
 from pipeline.report.table_rows import known
 from pipeline.report.tables import MAX_COLUMNS, significant
+from pipeline.stages.flash.cell import THREE_TF32
 from pipeline.stages.flash.report.facts import (
     BOTH_PHASES,
     PROBLEM,
@@ -82,7 +83,10 @@ def _title(both: pd.DataFrame, products: Mapping[str, float]) -> str:
     if _is_held(both):
         words.append("sustained: back to back for seconds, L2 not flushed")
     if products:
-        words.append("the last column: the rate of ours over that of the fastest matrix product in that dtype")
+        third = ", for fp32 of a third of TF32's" if (both["peak_of"] == THREE_TF32).any() else ""
+        words.append(
+            f"a matmul's rate: that of the fastest product that the stage ceilings measured in the dtype{third}"
+        )
     return f"{'; '.join(words)}:"
 
 
