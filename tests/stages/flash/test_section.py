@@ -184,14 +184,15 @@ def test_the_reference_in_pytorch_operations_is_no_peer_at_the_shapes_of_real_mo
 
 
 def test_the_rate_of_a_matrix_product_alone_stands_in_the_figure_where_it_was_measured(make_rows):
-    def lines(*beside):
-        section_of_it = section.build(make_rows("h200"), *beside)
+    def lines(*beside, peak_source="datasheet"):
+        section_of_it = section.build(make_rows("h200").assign(peak_source=peak_source), *beside)
         figure = next(item for item in section_of_it.parts if getattr(item, "name", "") == "rates")
         return [line.get_xdata()[0] for line in figure.drawing.axes[0].lines]
 
     assert lines() == lines({"ceilings": pd.DataFrame()}) == [989.4]
     ceilings = pd.DataFrame({"dtype": ["bf16", "bf16", "fp32"], "tflops_per_s": [700.0, 777.0, 60.0]})
     assert lines({"ceilings": ceilings}) == [989.4, 777.0]
+    assert lines({"ceilings": ceilings}, peak_source="measured") == [989.4]  # of such a product already
 
 
 def test_what_was_measured_most_often_comes_first(make_rows):

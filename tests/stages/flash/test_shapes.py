@@ -97,6 +97,18 @@ def test_the_plain_formula_stands_where_there_is_room(rows):
     assert len(full.columns) == MAX_COLUMNS
 
 
+def test_unstable_times_are_marked_and_tell_no_ratio(rows):
+    cells = table_of(rows)
+    rows.loc[(rows["impl"] == "triton") & (rows["seq_len"] == 8192), "status"] = "unstable"
+    rows.loc[(rows["impl"] == "eager") & (rows["seq_len"] == 4096), "status"] = "unstable"
+    marked = table_of(rows)
+    is_8192 = marked["batch×heads×length×head_dim"].str.contains("8192")
+    assert list(marked.loc[is_8192, "ours"]) == list(cells.loc[is_8192, "ours"] + " (unstable)")
+    assert set(marked.loc[is_8192, "ratio"]) == set(marked.loc[is_8192, "ratio, forward"]) == {"n/a"}
+    assert "n/a" not in set(marked.loc[~is_8192, "ratio"])
+    assert marked[PLAIN].iloc[-1].endswith(" (unstable)")
+
+
 def test_without_ours_or_without_a_peer_there_is_no_table(rows):
     assert shapes(rows[rows["impl"] == "triton"], {}) == []
     assert shapes(rows[rows["impl"] != "triton"].query("impl != 'tiled'"), {}) == []

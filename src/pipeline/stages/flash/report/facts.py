@@ -109,12 +109,14 @@ def fastest(rows: pd.DataFrame) -> pd.DataFrame:
 def beside_peers(rows: pd.DataFrame) -> pd.DataFrame:
     """Put ours beside the fastest of torch's implementations: one row per problem and phase at which both have figures.
 
-    The columns are those of ours, and with `_peer` of the other; median_ratio is the peer's time over ours.
+    The columns are those of ours, and with `_peer` of the other; median_ratio is the peer's time over ours, NaN where
+    either is unstable.
     """
     mine = ok(rows[rows["impl"] == ours(rows)])
     peers = fastest(rows[rows["impl"].isin(PEERS)])
     pairs = mine.merge(peers, on=[*PROBLEM, "phase"], suffixes=("", "_peer"), validate="one_to_one")
-    return pairs.assign(median_ratio=pairs["median_ms_peer"] / pairs["median_ms"])
+    is_stable = (pairs["status"] == "ok") & (pairs["status_peer"] == "ok")
+    return pairs.assign(median_ratio=(pairs["median_ms_peer"] / pairs["median_ms"]).where(is_stable))
 
 
 def clear_winners(rows: pd.DataFrame) -> pd.DataFrame:
@@ -166,7 +168,7 @@ def product_rate(row: pd.Series, products: Mapping[str, float]) -> float:
 
 
 def rate_below_peak(row: pd.Series, products: Mapping[str, float]) -> float:
-    """Return the rate to draw beside a row's peak: a product's, NaN where the peak is the measured rate of one already."""
+    """Return the rate of a product to draw beside a row's peak; NaN where that peak is such a measured rate already."""
     return math.nan if row["peak_source"] == "measured" else product_rate(row, products)
 
 

@@ -7,7 +7,7 @@ import pandas as pd
 from pipeline.report.page_parts import MOST_TABLE_ROWS, Table
 from pipeline.report.section import counted, listing, percent, ratio
 from pipeline.report.table_rows import known
-from pipeline.report.tables import MAX_COLUMNS, significant
+from pipeline.report.tables import MAX_COLUMNS, number_cells, significant
 from pipeline.stages.flash.cell import THREE_TF32
 from pipeline.stages.flash.report.facts import (
     BOTH_PHASES,
@@ -59,13 +59,14 @@ def _chosen(both: pd.DataFrame) -> pd.DataFrame:
 def _cells(both: pd.DataFrame, pairs: pd.DataFrame, rows: pd.DataFrame, products: Mapping[str, float]) -> pd.DataFrame:
     """Write a row per problem: times in ms, then rates; the plain formula where there is room for it."""
     forward = pairs[pairs["phase"] == "forward"].set_index(PROBLEM)["median_ratio"]
-    eager = rows[(rows["impl"] == "eager") & (rows["phase"] == BOTH_PHASES)].set_index(PROBLEM)["median_ms"]
+    eager = rows[(rows["impl"] == "eager") & (rows["phase"] == BOTH_PHASES)].assign(reason=None).set_index(PROBLEM)
+    peers = pd.DataFrame({"median_ms": both["median_ms_peer"], "status": both["status_peer"], "reason": None})
     problems = pd.MultiIndex.from_frame(both[PROBLEM])
     cells = {
         "dtype": both["dtype"],
         "batch×heads×length×head_dim": both.apply(shape_label, axis=1),
-        "ours": both["median_ms"].map(significant),
-        "fastest of torch's": both["median_ms_peer"].map(significant) + " (" + both["impl_peer"].map(WORDS) + ")",
+        "ours": number_cells(both, "median_ms"),
+        "fastest of torch's": number_cells(peers, "median_ms") + ", " + both["impl_peer"].map(WORDS),
         "ratio": both["median_ratio"].map(significant),
         "ratio, forward": [significant(value) for value in forward.reindex(problems)],
     }
@@ -74,7 +75,7 @@ def _cells(both: pd.DataFrame, pairs: pd.DataFrame, rows: pd.DataFrame, products
     if products:
         shares = both["tflops_per_s"] / both.apply(product_rate, axis=1, products=products)
         cells["of a matmul's rate"] = ["n/a" if pd.isna(share) else percent(share) for share in shares]
-    cells["plain formula"] = [significant(value) for value in eager.reindex(problems)]
+    cells["plain formula"] = number_cells(eager, "median_ms").reindex(problems).fillna("n/a").to_list()
     return pd.DataFrame(dict(list(cells.items())[:MAX_COLUMNS]))
 
 
