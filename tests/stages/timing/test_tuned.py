@@ -1,6 +1,7 @@
 import pandas as pd
 import pytest
 
+from pipeline.report.tables import MAX_COLUMNS
 from pipeline.stages.timing.report import section
 from pipeline.stages.timing.report.tuned import tuned_steps
 
@@ -49,12 +50,13 @@ def test_levers_are_of_bf16_steps_only():
 
 
 def test_the_first_screen_has_a_column_of_tuned_steps_where_they_were_measured(make_rows):
-    rows = make_rows("h200")
+    rows = make_rows("h200").assign(gpu_idle_pct=10.0, limited_by="gpu")  # all columns that there are
     built = section.build(rows, {"ceilings": pd.DataFrame({"reason": []}), "levers": LEVERS})
     table = built.headline[0]
     tuned = table.cells.set_index(table.cells["model"].str.split().str[0])["tuned"]
     assert tuned["large"] == "102,400"
     assert set(tuned.drop("large")) == {"–"}
+    assert len(table.cells.columns) == MAX_COLUMNS
     assert " tuned: tokens/s with fused + sdpa + compile + graph." in table.title
     assert {model["size"]: model["tuned_with"] for model in built.models}["large"] == BEST
     without = section.build(rows, {"ceilings": pd.DataFrame({"reason": []}), "levers": pd.DataFrame()}).headline[0]

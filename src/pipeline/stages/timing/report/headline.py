@@ -53,9 +53,8 @@ def table(steps: pd.DataFrame, rows: pd.DataFrame, tuned: pd.DataFrame) -> Table
         "peak GB": steps["peak_bytes"] / 1e9 if "peak_bytes" in steps else None,
         "GPU idle": steps["gpu_idle_pct"] / 100 if "gpu_idle_pct" in steps else None,
         "limited by": steps["limited_by"].replace("gpu", "GPU") if "limited_by" in steps else None,
-        "tokens/J": steps.get("tokens_per_j"),
     }
-    forms = {**dict.fromkeys(("× fp32", "peak GB", "tokens/J"), number), "GPU idle": percent, "tuned": count}
+    forms = {**dict.fromkeys(("× fp32", "peak GB"), number), "GPU idle": percent, "tuned": count}
     filled = {name: pd.Series(list(column)) for name, column in columns.items() if column is not None}
     shown = {name: column for name, column in filled.items() if column.notna().any()}
     cells = {name: [written(value, forms.get(name, str)) for value in column] for name, column in shown.items()}
