@@ -84,7 +84,7 @@ FORMULAS = {
     "timing": MODEL_FORMULAS | {"checkpointing", "flops"},
     "profile": {"checkpointing", "sizes"},
     "precision": set(),
-    "memory": MODEL_FORMULAS | {"activations", "checkpointing", "peak_memory", "training_state"},
+    "memory": MODEL_FORMULAS | {"activations", "checkpointing", "peak_memory", "temporaries", "training_state"},
     "attention": {"attention", "units"},
     "flash": {"attention", "units"},
     "allreduce": {"collectives"},
@@ -92,7 +92,8 @@ FORMULAS = {
     "step8b": MODEL_FORMULAS | {"checkpointing", "flops", "fsdp"},
     "sharding": {"checkpointing", "collectives", "sizes", "training_state", "units"},
     "fsdp": MODEL_FORMULAS
-    | {"activations", "checkpointing", "collectives", "fsdp", "fsdp_training", "peak_memory", "training_state"},
+    | {"activations", "checkpointing", "collectives", "fsdp", "fsdp_training", "peak_memory", "temporaries"}
+    | {"training_state"},
     "ceilings": set(),
     "accounting": MODEL_FORMULAS
     | {"activations", "buckets", "checkpointing", "collectives", "feed_forward_parallel", "mesh", "training_state"},
