@@ -53,9 +53,10 @@ class Cell:
 class Settings:
     """What every cell of the stage shares: the batch, the stop rule, and how the result is checked.
 
-    The loss of the first step, from the same weights, may differ from eager's by `first_loss_tolerance`, that of step
-    `checked_steps` by `loss_tolerance`, both as a share of it: AdamW turns rounding errors of small gradients into
-    whole updates, so that losses of a few percent apart are no sign of an error by then.
+    The loss of the first step, from the same weights, may differ from eager's by `first_loss_tolerance`, as a share of
+    it. That of step `checked_steps` may differ by `loss_tolerance`, as a share of what eager's has fallen by. The
+    learning rate is small, because at AdamW's default of 1e-3 large models jump so far in each of the first steps that
+    rounding alone decides where they land.
     """
 
     batch_size: int = axis(4, minimum=1)
@@ -65,6 +66,7 @@ class Settings:
     rel_error: float = axis(0.005, minimum=0)
     budget_s: float = axis(2.0, minimum=0)
     unstable_rel_error: float = axis(0.05, minimum=0)
+    learning_rate: float = axis(1e-4, minimum=0)
     checked_steps: int = axis(20, minimum=8)
     first_loss_tolerance: float = axis(0.002, minimum=0)
     loss_tolerance: float = axis(0.1, minimum=0)

@@ -34,7 +34,8 @@ WORDS = {
 TOPICS = {"fused": "optimizer", "compile": "compile", "graph": "graph"}  # of other stages' actions
 METHOD = (
     "bf16 autocast, whole steps by the host clock, medians; loss of the last checked step. Weights and batch are the"
-    " same for all: a lever that moves the loss by more than rounding does is wrong and has no times."
+    " same for all: a lever that moves the loss by more than rounding does is wrong and has no times. Weights in bf16"
+    " round small updates away; their loss shows how many."
 )
 
 
