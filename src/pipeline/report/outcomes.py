@@ -12,6 +12,7 @@ from pipeline.report.table_rows import has_figures
 from pipeline.report.tables import outcome
 
 WORTH_IT = 1.1
+MOST_REASONS = 2
 
 
 def nothing_measured(rows: pd.DataFrame) -> Markdown:
@@ -30,16 +31,28 @@ def not_measured(rows: pd.DataFrame, by: str) -> Markdown:
     if failed.empty:
         return Markdown()
     alike = failed.assign(reason=without_own_numbers(failed["reason"].astype(object).fillna("")))
-    (status, reason), main = max(alike.groupby(["status", "reason"], sort=False), key=lambda group: len(group[1]))
+    groups = sorted(alike.groupby(["status", "reason"], sort=False), key=lambda group: -len(group[1]))
+    told, left = groups[:MOST_REASONS], sum(len(group) for _, group in groups[MOST_REASONS:])
+    whys = [
+        say("{why} ({who}){times}", why=_why(*key), who=listing(group[by].unique()), times=_times(len(group)))
+        for key, group in told
+    ]
     return say(
-        "{failed} of {figures} {were} not measured{most} ({who}): {why}.",
+        "{failed} of {figures} {were} not measured: {whys}{left}.",
         failed=count(len(failed)),
         figures=counted(len(rows), "figure"),
         were="was" if len(failed) == 1 else "were",
-        most="" if len(main) == len(failed) else f", {count(len(main))} of them for one reason",
-        who=listing(main[by].unique()),
-        why=f"{outcome(status, None)}, {reason.partition('. ')[0]}".rstrip(" ,."),
+        whys=Markdown("; ").join(whys),
+        left=f"; {count(left)} for other reasons" if left else "",
     )
+
+
+def _why(status: str, reason: str) -> str:
+    return f"{outcome(status, None)}, {reason.partition('. ')[0]}".rstrip(" ,.")
+
+
+def _times(number: int) -> str:
+    return f", {count(number)} times" if number > 1 else ""
 
 
 def clear_gain(slower: pd.Series, faster: pd.Series) -> float | None:

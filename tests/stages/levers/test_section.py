@@ -43,6 +43,17 @@ def test_the_answer_names_what_buys_most_alone_and_the_fastest_combination_of_th
     )
 
 
+def test_without_levers_alone_nothing_is_said_of_them(make_rows):
+    rows = make_rows("NVIDIA H200")
+    answer = section.build(rows[(rows["levers"] == "eager") | rows["levers"].str.contains("+", regex=False)]).answer
+    assert answer.startswith("xl at context 1024: together, fused + ")
+
+
+def test_the_figure_s_title_names_a_context_once(make_rows):
+    title = section.build(make_rows("NVIDIA H200")).parts[0].title
+    assert re.fullmatch(r"The fastest combination over the eager step: medium .*× and xl .*× at context 1024", title)
+
+
 def test_the_table_has_each_lever_alone_then_those_that_join_one_after_the_other(rendered):
     table = rendered["NVIDIA H200"].text.split("how many times as fast as eager:")[1].split("\n\n")[1]
     steps = [line.split("|")[1].strip() for line in table.splitlines()[2:]]
@@ -57,7 +68,7 @@ def test_the_table_has_each_lever_alone_then_those_that_join_one_after_the_other
 
 def test_what_changes_the_loss_is_wrong_and_no_time(rendered):
     text = rendered["NVIDIA H200"].text
-    assert "(flash): wrong" in text
+    assert "with flash)" in text
 
 
 def test_what_a_cpu_lacks_has_no_row_and_what_it_has_is_compared(rendered):
@@ -111,7 +122,7 @@ def test_nothing_is_gained_over_an_unstable_step(make_rows):
     told = section.build(rows)
     assert "is unstable, so what each lever gains is not known; the fastest that is stable" in told.answer
     assert "gains most" not in told.answer
-    assert told.parts[0].title.endswith("× (unstable)")
+    assert told.parts[0].title.endswith("× (unstable) at context 128")
     assert "is unstable" not in section.build(make_rows("AMD EPYC")).answer
 
 

@@ -1,5 +1,7 @@
 """The levers section: what each optimization buys, alone and together."""
 
+from collections.abc import Sequence
+
 import pandas as pd
 
 from pipeline.cells.rows import WITH_FIGURES
@@ -42,13 +44,15 @@ METHOD = (
 def build(rows: pd.DataFrame) -> Section:
     """Return the section of the levers stage, from all its rows."""
     rows = ordered(rows)
-    found, missing = models(rows), not_measured(rows, "levers")
+    found = models(rows)
+    missing = not_measured(
+        rows.assign(what=[f"{row['size']} with {_levers(row)}" for _, row in rows.iterrows()]), "what"
+    )
     if not found:
         nothing = "No lever was measured beside the eager step. " + missing
         return Section(TITLE, "", nothing_measured(rows) if ok(rows).empty else nothing)
     model = largest(rows)
-    gains = listing(_most_gained(each) for each in found)
-    title = f"The fastest combination over the eager step: {gains}"
+    title = f"The fastest combination over the eager step: {_most_gained(found)}"
     return Section(
         TITLE,
         "",
@@ -67,10 +71,17 @@ def _levers(row: pd.Series) -> str:
     return str(row["levers"]).replace("+", " + ")
 
 
-def _most_gained(model: pd.DataFrame) -> str:
-    base, top = eager(model), fastest(with_gain(model))
-    unstable = " (unstable)" if "unstable" in (base["status"], top["status"]) else ""
-    return f"{_name(top)} {ratio(top['gain'])}{unstable}"
+def _most_gained(found: Sequence[pd.DataFrame]) -> str:
+    """List by how much each model's fastest combination gains; the context once where it is the same for all."""
+    tops = [(eager(model), fastest(with_gain(model))) for model in found]
+    contexts = {int(base["context_length"]) for base, _ in tops}
+    same = f" at context {contexts.pop()}" if len(contexts) == 1 else ""
+    gains = [
+        f"{base['size'] if same else _name(base)} {ratio(top['gain'])}"
+        + (" (unstable)" if "unstable" in (base["status"], top["status"]) else "")
+        for base, top in tops
+    ]
+    return listing(gains) + same
 
 
 def _answer(model: pd.DataFrame) -> str:
@@ -80,15 +91,18 @@ def _answer(model: pd.DataFrame) -> str:
         words = f"the eager step, {ms(base['median_ms'])}, is unstable, so what each lever gains is not known"
         best = f"; the fastest that is stable, {_levers(fastest(stable))}, takes {ms(fastest(stable)['median_ms'])}"
         return f"{_name(base)}: {words}{best if len(stable) else ''}."
-    top, single = fastest(stable), fastest(alone(stable)) if len(alone(stable)) else base
-    words = "no lever alone shortens a step."
+    top, singles = fastest(stable), alone(stable)
+    single = fastest(singles) if len(singles) else base
+    words = []
     if single["median_ms"] < base["median_ms"]:
-        words = f"alone, {_levers(single)} gains most, {ratio(base['median_ms'] / single['median_ms'])}."
+        words.append(f"alone, {_levers(single)} gains most, {ratio(base['median_ms'] / single['median_ms'])}.")
+    elif len(singles):
+        words.append("no lever alone shortens a step.")
     if top["levers"] not in (EAGER, single["levers"]):
         clear = top["q3_ms"] < single["q1_ms"]
         together = "gain most" if clear else "gain hardly more"
-        words += f" Together, {_levers(top)} {together}: {_change(base, top)}."
-    return f"{_name(base)}: {words}"
+        words.append(f"{'Together' if words else 'together'}, {_levers(top)} {together}: {_change(base, top)}.")
+    return f"{_name(base)}: {' '.join(words) or 'nothing shortens a step.'}"
 
 
 def _change(base: pd.Series, other: pd.Series) -> str:
