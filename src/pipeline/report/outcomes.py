@@ -1,5 +1,7 @@
 """What rows without a figure say in a section, and how far apart two figures must lie to act on them."""
 
+from collections.abc import Sequence
+
 import pandas as pd
 
 from pipeline.instruments.sampling.verdict import FASTER
@@ -34,7 +36,7 @@ def not_measured(rows: pd.DataFrame, by: str) -> Markdown:
     groups = sorted(alike.groupby(["status", "reason"], sort=False), key=lambda group: -len(group[1]))
     told, left = groups[:MOST_REASONS], sum(len(group) for _, group in groups[MOST_REASONS:])
     whys = [
-        say("{why} ({who}){times}", why=_why(*key), who=listing(group[by].unique()), times=_times(len(group)))
+        say("{times}{why} ({who})", times=_times(group, groups), why=_why(*key), who=listing(group[by].unique()))
         for key, group in told
     ]
     return say(
@@ -51,8 +53,8 @@ def _why(status: str, reason: str) -> str:
     return f"{outcome(status, None)}, {reason.partition('. ')[0]}".rstrip(" ,.")
 
 
-def _times(number: int) -> str:
-    return f", {count(number)} times" if number > 1 else ""
+def _times(group: pd.DataFrame, groups: Sequence[object]) -> str:
+    return f"{count(len(group))} times " if len(group) > 1 and len(groups) > 1 else ""
 
 
 def clear_gain(slower: pd.Series, faster: pd.Series) -> float | None:
