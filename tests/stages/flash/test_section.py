@@ -157,12 +157,12 @@ def test_fp16_is_told_apart_from_bf16_only_where_another_kernel_wins(make_rows):
         rows.loc[here] = set_times(rows[here].copy(), "triton", "sdpa_cudnn", 0.5)
     (action,) = parts_of(rows).actions
     assert action.what == "**Attention: use our Triton kernels in bf16 and fp16.**"
-    assert "In fp16" not in action.why
+    assert "Fastest in fp16" not in action.why
     rows.loc[here] = set_times(rows[here].copy(), "triton", "sdpa_cudnn", 2.0)
     rows.loc[rows["dtype"] == "fp16"] = set_times(rows[rows["dtype"] == "fp16"].copy(), "triton", "sdpa_cudnn", 2.0)
     (action,) = parts_of(rows).actions
     assert action.what == "**Attention: use our Triton kernels in bf16 and cuDNN through SDPA in fp16.**"
-    assert "In fp16 the fastest" in action.why
+    assert "Fastest in fp16, by" in action.why
 
 
 def test_shared_keys_show_in_a_problems_name():

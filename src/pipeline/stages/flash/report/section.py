@@ -149,6 +149,8 @@ def _kernels(rows: pd.DataFrame) -> list[Action]:
     )
     told = [dtype for dtype in winners if dtype != "fp16" or best.get("bf16") != best["fp16"]]
     why = [_why_fastest(dtype, winners[dtype], both[both["dtype"] == dtype]) for dtype in told]
+    if "triton" in set(best):
+        why.append(Markdown("Ours are `FlashAttentionTriton` of `pipeline.attention`."))
     return [Action(2, say("**Attention: use {uses}.**", uses=uses), Markdown(" ").join(why))]
 
 
@@ -160,9 +162,9 @@ def _why_fastest(dtype: str, winners: pd.DataFrame, both: pd.DataFrame) -> Markd
     at = "the one shape" if shapes == 1 else f"{'all' if len(won) == shapes else f'{len(won)} of'} {shapes} shapes"
     others = [_exceptions(other, found) for other, found in lost.groupby("impl", sort=False)]
     why = (
-        f"In {dtype} the fastest, by a tenth or more at {at} of real models: {WORDS[impl]}. Forward + backward takes "
-        f"{ms(first['median_ms'])}, with {WORDS[first['next_impl']]}, the next best, {ms(first['next_ms'])} "
-        f"({shape_words(first)})."
+        f"Fastest in {dtype}, by a tenth or more at {at} of real models: {WORDS[impl]}. Forward + backward "
+        f"({shape_words(first)}) takes {ms(first['median_ms'])}; with the next best, {WORDS[first['next_impl']]}, it "
+        f"takes {ms(first['next_ms'])}."
     )
     return Markdown.escape(why) + _choice(impl, known(won, "sdpa_choice")) + "".join(others)
 
@@ -174,9 +176,7 @@ def _exceptions(impl: str, found: pd.DataFrame) -> str:
 
 
 def _choice(impl: str, winners: pd.DataFrame) -> Markdown:
-    """Say whether SDPA takes this backend by itself, and where ours is."""
-    if impl == "triton":
-        return Markdown(" Ours are `FlashAttentionTriton` of `pipeline.attention`.")
+    """Say whether SDPA takes this backend by itself."""
     if not impl.startswith("sdpa_") or impl not in PEERS or winners.empty:
         return Markdown()
     if (winners["sdpa_choice"] == impl).all():
