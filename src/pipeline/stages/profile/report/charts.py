@@ -1,4 +1,4 @@
-"""The interactive chart of the profile section: a step's time by kind of kernel, and what the GPU idles."""
+"""The interactive charts of the profile section: a step's time by kind of kernel, and what the GPU idles."""
 
 import math
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ from pipeline.report.charts import IDLE_COLOUR, Chart, axis, bars_axis, coloured
 from pipeline.report.figures import style_for
 from pipeline.stages.profile.cell import PASSES
 from pipeline.stages.profile.report.facts import PASS_WORDS, Capture, captures, lead, main_captures, shown_pass
+from pipeline.stages.profile.report.layer_chart import layer_charts
 
 IDLE = "GPU idle"
 
@@ -19,7 +20,7 @@ IDLE = "GPU idle"
 def charts(rows: pd.DataFrame) -> list[Chart]:
     """Return the charts of the stage, from all its rows."""
     captured = captures(rows)
-    return [_categories(captured)] if captured else []
+    return [_categories(captured), *layer_charts(rows)] if captured else []
 
 
 def _categories(captured: Sequence[Capture]) -> Chart:
