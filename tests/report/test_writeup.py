@@ -69,6 +69,14 @@ def test_the_first_line_says_how_much_memory_a_gpu_has_or_else_the_host(told, wo
     assert first_page(pd.DataFrame([line(**each) for each in told]))["memory"] == words
 
 
+def test_hosts_of_one_model_are_told_once_with_their_cores():
+    cpus = ["Xeon, 64 cores", "Xeon, 16 cores", "EPYC, 2 cores", "Xeon, 16 cores", None]
+    assert first_page(pd.DataFrame([line(cpu=cpu) for cpu in cpus]))["hosts"] == [
+        "EPYC, 2 cores",
+        "Xeon, 16 and 64 cores",
+    ]
+
+
 def test_the_time_is_shared_out_between_start_set_up_and_measuring():
     page = first_page(pd.DataFrame([line(), line()]))
     assert page["total_s"] == 20
@@ -239,7 +247,7 @@ def test_how_far_repeats_lie_apart_stands_beside_the_outcomes_with_the_rule_of_v
     assert "for 3 figures of timing, to 1,410 MHz at the least" in text
     write_writeup([leave_section(tmp_path)], [cells], "", [], out)
     assert "No cell was repeated" in out.read_text()
-    assert "power limit" not in out.read_text()
+    assert "A power limit lowered" not in out.read_text()
 
 
 def test_where_there_is_nothing_to_do_the_page_does_not_ask_for_it(tmp_path):

@@ -40,7 +40,7 @@ def not_measured(rows: pd.DataFrame, by: str) -> Markdown:
         for key, group in told
     ]
     return say(
-        "{failed} of {figures} {were} not measured: {whys}{left}.",
+        "{failed} of {figures} {were} missing: {whys}{left}.",
         failed=count(len(failed)),
         figures=counted(len(rows), "figure"),
         were="was" if len(failed) == 1 else "were",

@@ -22,7 +22,7 @@ from pipeline.report.markup import Markdown, anchor, one_line
 from pipeline.report.one_peak import with_one_peak
 from pipeline.report.page_parts import MOST_ACTIONS, write
 from pipeline.report.repeats import with_repeats
-from pipeline.report.section import counted, data_size, render
+from pipeline.report.section import counted, data_size, listing, render
 from pipeline.report.summary import write_summary
 from pipeline.report.table_rows import has_figures, known, read_rows, readable
 from pipeline.report.tables import markdown, significant
@@ -217,7 +217,7 @@ def first_page(cells: pd.DataFrame) -> dict[str, Any]:
             for version in sorted(cells[name].astype(str).unique())
             if version not in ("none", "absent")
         ],
-        "hosts": sorted(cells["cpu"].dropna().unique()),
+        "hosts": _hosts(cells),
         "memory": _memory(cells),
         "commits": sorted(cells["commit"].unique()),
         "counts": _counts(cells),
@@ -233,6 +233,15 @@ def first_page(cells: pd.DataFrame) -> dict[str, Any]:
         "outcomes": _outcomes(cells),
         "on_busy_host": _on_busy_host(cells),
     }
+
+
+def _hosts(cells: pd.DataFrame) -> list[str]:
+    """Name the models of the hosts' CPUs, each with the numbers of cores that it had."""
+    cores: dict[str, list[str]] = {}
+    for cpu in sorted(cells["cpu"].dropna().unique(), key=lambda cpu: (len(cpu), cpu)):
+        model, _, count_of_cores = cpu.rpartition(", ")
+        cores.setdefault(model, []).append(count_of_cores.removesuffix(" cores"))
+    return [f"{model}, {listing(counts)} cores" for model, counts in sorted(cores.items())]
 
 
 def _memory(cells: pd.DataFrame) -> str:

@@ -78,7 +78,7 @@ def test_fp32_by_three_products_in_tf32_is_held_to_a_third_of_their_rate(dtype, 
 
 def test_what_was_held_has_a_column_and_a_sentence(rows):
     (sentence,) = [words for words in said(rows) if words.startswith("Back to back")]
-    assert "takes 1.05× (our Triton kernels) and 1.11× (cuDNN through SDPA) its time in turn" in sentence
+    assert "takes 1.05× (our Triton kernels) and 1.11× (cuDNN through SDPA) as long as in turn" in sentence
     first = rows[(rows["impl"] == "triton") & (rows["phase"] == "forward_backward")].iloc[0]
     assert table_of(rows)[HELD].iloc[0] == f"{first['sustained_tflops_per_s']:.0f}"
 

@@ -94,6 +94,13 @@ def test_weights_in_bf16_are_measured_and_not_advised(make_rows, tmp_path):
     assert set(action.covers) == {"optimizer", "compile", "graph"}
 
 
+def test_the_advice_names_models_for_which_the_combination_is_wrong(make_rows):
+    rows = make_rows("NVIDIA H200")
+    assert "fails the check" not in section.build(rows).actions[0].why
+    rows.loc[(rows["size"] == "medium") & (rows["levers"] == "fused+sdpa+compile+graph"), "status"] = "wrong"
+    assert section.build(rows).actions[0].why.endswith(" For medium its loss fails the check.")
+
+
 def test_the_largest_model_with_the_most_figures_is_shown_first(make_rows):
     rows = selection.ordered(make_rows("NVIDIA H200"))
     assert set(selection.largest(rows)["size"]) == {"xl"}

@@ -90,7 +90,7 @@ def test_a_machine_without_a_gpu_says_nothing_of_gpus(tables):
 
 def test_what_failed_on_a_device_that_measured_something_is_said(tables):
     rows = changed(tables["gpu"], "status", "oom", device="cuda", experiment="layer_norm_eps")
-    assert re.search(r"not measured: OOM[^.]*\(layer_norm_eps\)", words(rows))
+    assert re.search(r"missing: OOM[^.]*\(layer_norm_eps\)", words(rows))
 
 
 def test_the_gpu_is_shown_where_there_is_one(tables):

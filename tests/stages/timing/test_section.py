@@ -86,9 +86,8 @@ def test_where_the_gpu_waits_at_short_contexts_filling_it_comes_first(make_rows)
     rows = with_busy(make_rows("h200"), {128: 60.0, 256: 40.0, 512: 15.0, 1024: 5.0})
     first = section.build(rows).actions[0]
     assert first.what == "**Fill the GPU: more tokens a step.**"
-    assert "At context 128 a step of" in first.why
-    assert "leaves it idle 60% of the time" in first.why
-    assert "at context 1024 5.0%." in first.why
+    assert "The GPU idles 60% of a step of " in first.why
+    assert "; at context 1024 it idles 5.0%." in first.why
     busy = with_busy(make_rows("h200"), {128: 9.0, 256: 8.0, 512: 7.0, 1024: 5.0})
     assert "**Fill the GPU: more tokens a step.**" not in actions(busy)
 
@@ -142,7 +141,7 @@ def test_a_cold_start_is_the_first_step_of_the_phases_together(make_rows):
 def test_what_ran_out_of_memory_is_counted_and_no_zero(make_rows, build):
     rows = make_rows("h200")
     shown = steps.warm(rows)
-    assert f"{(shown['status'] == 'oom').sum()} of {len(shown)} figures were not measured" in build(rows)
+    assert f"{(shown['status'] == 'oom').sum()} of {len(shown)} figures were missing" in build(rows)
     assert "OOM, CUDA out of memory" in build(rows)
 
 
@@ -186,7 +185,7 @@ def test_what_a_product_alone_reaches_is_named_with_the_highest_rate_and_drawn(m
         {"what": "matmul", "dtype": ["bf16", "bf16", "fp8"], "tflops_per_s": [700.0, 742.0, 1500.0]}
     )
     _, figure, finding = section.build(make_rows("h200"), {"ceilings": products}).headline
-    assert "in bf16); a matrix product alone reaches 742" in finding
+    assert ", bf16); a matrix product alone reaches 742" in finding
     texts = [text.get_text() for text in figure.drawing.axes[0].texts]
     assert {"bf16 data sheet", "fp32 data sheet", "bf16 matmul"} <= set(texts)
     assert "fp32 matmul" not in texts
@@ -222,8 +221,8 @@ def test_an_action_tells_how_long_the_gpu_idles_in_the_step_that_gains_most_and_
     rows = scaled(rows, 50.0, slow)
     rows.loc[rows["size"] == "small", "status"] = "ok"
     (advice,) = [action for action in section.build(rows).actions if "Train in bf16" in action.what]
-    assert "least for small at context 128" in advice.why
-    assert ", the GPU then idles 60%)" in advice.why
+    assert "; the least gain is " in advice.why
+    assert ", of small at context 128, where the GPU then idles 60%. The" in advice.why
     assert "The peak is 990 TFLOP/s in bf16, 67.0 in fp32." in advice.why
     assert "of which the GPU idles" not in advice.why
 

@@ -37,16 +37,31 @@ def step(size, precision="bf16"):
 def test_the_fastest_combination_that_keeps_fp32_weights_is_taken_at_the_same_batch_and_context():
     steps = pd.DataFrame([step("xl"), step("large"), step("small")], index=[7, 3, 5])
     found = tuned_steps(steps, LEVERS)
-    assert found.loc[3].to_dict() == {"levers": BEST, "tokens_per_s": pytest.approx(4 * 1024 / 0.04)}
-    assert found.loc[[7, 5]].isna().all(axis=None)  # not measured; nothing faster than eager
+    assert found.loc[3].to_dict() == {
+        "levers": BEST,
+        "tokens_per_s": pytest.approx(4 * 1024 / 0.04),
+        "is_wrong": False,
+    }
+    assert found.loc[[7, 5], "levers"].isna().all()  # not measured; nothing faster than eager
+    assert not found["is_wrong"].any()
 
 
 def test_without_a_stable_combination_nothing_is_tuned():
-    assert tuned_steps(pd.DataFrame([step("large")]), LEVERS.assign(status="unstable")).isna().all(axis=None)
+    found = tuned_steps(pd.DataFrame([step("large")]), LEVERS.assign(status="unstable"))
+    assert found[["levers", "tokens_per_s"]].isna().all(axis=None)
 
 
 def test_levers_are_of_bf16_steps_only():
-    assert tuned_steps(pd.DataFrame([step("large", "fp32")]), LEVERS).isna().all(axis=None)
+    found = tuned_steps(pd.DataFrame([step("large", "fp32")]), LEVERS)
+    assert found[["levers", "tokens_per_s"]].isna().all(axis=None)
+
+
+def test_where_only_wrong_combinations_are_left_the_column_says_so(make_rows):
+    wrong = LEVERS[LEVERS["levers"] != BEST]
+    assert tuned_steps(pd.DataFrame([step("large")]), wrong)["is_wrong"].all()
+    built = section.build(make_rows("h200"), {"ceilings": pd.DataFrame({"reason": []}), "levers": wrong})
+    cells = built.headline[0].cells
+    assert list(cells.loc[cells["model"].str.startswith("large"), "tuned"]) == ["wrong"]
 
 
 def test_the_first_screen_has_a_column_of_tuned_steps_where_they_were_measured(make_rows):

@@ -9,7 +9,7 @@ from pipeline.stages.accounting.report import problems
 from pipeline.stages.accounting.report.facts import by_question, least_devices, main_row, mesh_levers, of_one_model
 from pipeline.stages.accounting.report.figures import mesh_times
 
-TITLE = "What do closed forms say of models too large to measure?"
+TITLE = "What do closed forms say about models too large to measure?"
 EXERCISE = "communication_accounting"
 METHOD = Markdown(
     "Nothing here is measured; a GB is 10^9 bytes, a GiB 2^30. `python -m pipeline account` answers for any model and "

@@ -50,7 +50,7 @@ def _verdict(run: Run) -> str:
     host = f", where the host limits the step (the GPU idles {idle} of it)" if run.host_limited else ""
     parts = []
     if best is not None:
-        parts.append(f"at best {step_words(best)} a step with {best.name}{_cost(run, best)}")
+        parts.append(f"our best takes {step_words(best)} a step with {best.name}{_cost(run, best)}")
     if torch is not None:
         default_ms = run.steps["median_ms"].get(TORCH_DEFAULT)
         tuned = ", without sending buffers and with gradients as views" if torch["impl"] == "torch_tuned" else ""
@@ -107,7 +107,7 @@ def _method(timed: pd.DataFrame) -> str:
         f"Batch {timed['setting_batch_size_per_rank'].max()} a rank, context {timed['setting_context_length'].max()}, "
         f"AdamW; the variants take turns in the same processes, {count(timed['n'].max())} steps in all after "
         f"{timed['setting_warmup_steps'].max()} to warm up. A sample is the slowest rank's step by the host clock; the "
-        "communication of a step is what is left to wait for after backward. MB of buckets are 2^20 bytes."
+        "communication of a step is the time it still waits after backward. MB of buckets are 2^20 bytes."
     )
 
 

@@ -80,14 +80,12 @@ def _cells(both: pd.DataFrame, pairs: pd.DataFrame, rows: pd.DataFrame, products
 
 
 def _title(both: pd.DataFrame, products: Mapping[str, float]) -> str:
-    words = ["Shapes of real models, forward + backward in ms; above a ratio of one ours takes less time"]
+    words = ["Shapes of real models, forward + backward in ms; ratio: the time of torch's over ours"]
     if _is_held(both):
-        words.append("sustained: back to back for seconds, L2 not flushed")
+        words.append("sustained: back to back for seconds, without flushing L2, where the host keeps up")
     if products:
-        third = ", for fp32 of a third of TF32's" if (both["peak_of"] == THREE_TF32).any() else ""
-        words.append(
-            f"a matmul's rate: that of the fastest product that the stage ceilings measured in the dtype{third}"
-        )
+        third = " (fp32: a third of TF32's)" if (both["peak_of"] == THREE_TF32).any() else ""
+        words.append(f"a matmul's rate: the highest that the stage ceilings measured in that dtype{third}")
     return f"{'; '.join(words)}:"
 
 
@@ -111,7 +109,7 @@ def _said_of_held(rows: pd.DataFrame) -> str:
         return ""
     longer = (held["sustained_ms"] / held["median_ms"]).groupby(held["impl"], sort=False).median()
     words = listing(f"{ratio(value)} ({WORDS[str(impl)]})" for impl, value in longer.items())
-    return f"Back to back, forward + backward takes {words} its time in turn with the others; medians over shapes."
+    return f"Back to back, forward + backward takes {words} as long as in turn with the others; medians over shapes."
 
 
 def _span(ratios: pd.Series) -> str:

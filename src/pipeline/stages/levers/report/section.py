@@ -59,7 +59,7 @@ def build(rows: pd.DataFrame) -> Section:
         _answer(model),
         parts=[Figure("gains", title, figures.gains(rows)), _table(model), missing],
         method=METHOD,
-        actions=_actions(model),
+        actions=_actions(model, rows),
     )
 
 
@@ -138,10 +138,11 @@ def _figures(row: pd.Series) -> dict[str, str]:
     return {name: form(row[column]) if known[name] else "" for name, (column, form) in forms.items()}
 
 
-def _actions(model: pd.DataFrame) -> list[Action]:
+def _actions(model: pd.DataFrame, rows: pd.DataFrame) -> list[Action]:
     """Advise the fastest combination, where it is clearly faster than the eager step.
 
-    Without weights in bf16: a few steps do not show what many small updates lose that such weights round away.
+    Without weights in bf16: a few steps do not show what many small updates lose that such weights round away. Of all
+    rows, those of other models tell where the same combination is wrong.
     """
     in_fp32 = model[~model["levers"].str.contains("bf16_weights", regex=False)]
     base, top = eager(model), fastest(in_fp32)
@@ -153,5 +154,7 @@ def _actions(model: pd.DataFrame) -> list[Action]:
     gain = ratio(base["median_ms"] / top["median_ms"])
     why = f"A step of {_name(base)} (bf16, batch {base['setting_batch_size']}) is {gain} as fast: {_change(base, top)}."
     why += f" Alone: {gains}." if len(names) > 1 and gains else ""
+    wrong = rows[(rows["levers"] == top["levers"]) & (rows["status"] == "wrong")]
+    why += f" For {listing(wrong['size'].unique())} its loss fails the check." if len(wrong) else ""
     what = say("**Train with {levers}.**", levers=listing(WORDS[name] for name in names))
     return [Action(1, what, why, covers=[TOPICS[name] for name in names if name in TOPICS])]

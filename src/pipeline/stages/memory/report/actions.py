@@ -77,7 +77,11 @@ def _checkpoints_with_flash(shown: Sequence[Recording]) -> list[Action]:
     for without in _longest_first(flash):
         kept = _find(shown, without, checkpoint_every=1)
         if kept and without.peak.total_bytes >= WORTH_IT * kept.peak.total_bytes:
-            least = ", the least there is: the peak is then AdamW's update" if kept.peak.phase == "optimizer" else ""
+            least = (
+                "; the peak is then the default AdamW's update, which checkpoints cannot lower"
+                if kept.peak.phase == "optimizer"
+                else ""
+            )
             why = f"{without.setting}: {without.size} → {kept.size} at {_more_time(kept, without)} time{least}."
             what = Markdown("**Where flash attention alone takes too much memory, checkpoint every block too.**")
             return [Action(2, what, Markdown(why))]

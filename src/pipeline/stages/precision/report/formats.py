@@ -54,7 +54,7 @@ def layer_norm_answer(norms: pd.DataFrame) -> str:
         listing(f"{percent(_variance_error(norms, dtype, method))} in {dtype}" for dtype in LOW_FORMATS)
         for method in ("in_format", "fp32_sums")
     )
-    return f"Layer norm's variance is off by {own} with everything in the format, by {summed} with its sums in fp32."
+    return f"Layer norm's variance is off by {own} with everything in that format, by {summed} with its sums in fp32."
 
 
 def layer_norm_problem(norms: pd.DataFrame, eps: pd.DataFrame) -> list[Problem]:

@@ -40,8 +40,8 @@ def _fill_the_gpu(rows: pd.DataFrame, precision: str) -> list[Action]:
         return []
     best = better.loc[better["gpu_idle_pct"].idxmin()]
     why = say(
-        "At context {short} a step of {size} leaves it idle {idle} of the time, for the host cannot launch kernels as"
-        " fast as they run; at context {long} {less}.",
+        "The GPU idles {idle} of a step of {size} at context {short}, because the host cannot launch kernels as fast as"
+        " they run; at context {long} it idles {less}.",
         size=worst["size"],
         short=int(worst["context_length"]),
         idle=percent(worst["gpu_idle_pct"] / 100),
@@ -87,8 +87,8 @@ def _advise(table: pd.DataFrame, rank: int, what: str, topic: str, more: str = "
 
 
 def _least(row: pd.Series) -> str:
-    idle = _idle(row["other_idle_pct"], ", the GPU then idles {}")
-    return f"; least for {_at(row)} ({ratio(row['ratio'])}{idle})"
+    idle = _idle(row["other_idle_pct"], ", where the GPU then idles {}")
+    return f"; the least gain is {ratio(row['ratio'])}, of {_at(row)}{idle}"
 
 
 def _idle(idle_pct: float, words: str) -> str:

@@ -47,14 +47,14 @@ def table(steps: pd.DataFrame, rows: pd.DataFrame, tuned: pd.DataFrame) -> Table
     columns = {
         "model": [f"{row['size']} ({_shape(row)})" for _, row in steps.iterrows()],
         "tokens/s": with_outcomes(steps["tokens_per_s"].map(count), steps),
-        "tuned": tuned["tokens_per_s"],
+        "tuned": tuned["tokens_per_s"].map(count, na_action="ignore").mask(tuned["is_wrong"], "wrong"),
         "TFLOP/s (MFU)": [rate if pd.isna(mfu) else f"{rate} ({percent(mfu / 100)})" for rate, mfu in rates],
         "× fp32": _over_fp32(steps, rows) if steps["precision"].iloc[0] != "fp32" else None,
         "peak GB": steps["peak_bytes"] / 1e9 if "peak_bytes" in steps else None,
         "GPU idle": steps["gpu_idle_pct"] / 100 if "gpu_idle_pct" in steps else None,
         "limited by": steps["limited_by"].replace("gpu", "GPU") if "limited_by" in steps else None,
     }
-    forms = {**dict.fromkeys(("× fp32", "peak GB"), number), "GPU idle": percent, "tuned": count}
+    forms = {**dict.fromkeys(("× fp32", "peak GB"), number), "GPU idle": percent}
     filled = {name: pd.Series(list(column)) for name, column in columns.items() if column is not None}
     shown = {name: column for name, column in filled.items() if column.notna().any()}
     cells = {name: [written(value, forms.get(name, str)) for value in column] for name, column in shown.items()}
@@ -105,7 +105,7 @@ def finding(steps: pd.DataFrame, reached: Mapping[str, float]) -> str:
     product, idle = reached.get(most["precision"]), known(steps, "gpu_idle_pct")
     waits = [step_flops(row) for _, row in idle.iterrows() if row["gpu_idle_pct"] >= IDLE_PCT]
     return (
-        f"Such steps reach {number(most['model_tflops_per_s'])} TFLOP/s at most ({most['size']} in {most['precision']})"
+        f"Eager steps reach {number(most['model_tflops_per_s'])} TFLOP/s at most ({most['size']}, {most['precision']})"
         + (f"; a matrix product alone reaches {number(product)}" if product else "")
         + (f". The host limits some steps of up to {number(max(waits) / TERA)} TFLOP of work" if waits else "")
         + "."

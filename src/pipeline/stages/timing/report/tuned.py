@@ -12,14 +12,16 @@ def tuned_steps(steps: pd.DataFrame, levers: pd.DataFrame) -> pd.DataFrame:
     """Return levers and tokens_per_s of the fastest stable combination for each row of `steps`, at the same batch.
 
     levers: rows of the stage levers, which are in bf16. A step has NaN unless it is in bf16, where none was measured
-    and where eager was fastest.
+    and where eager was fastest. is_wrong: some combination, and none that is faster than eager was right.
     """
-    nothing = pd.DataFrame({"levers": None, "tokens_per_s": float("nan")}, index=steps.index)
+    nothing = pd.DataFrame({"levers": None, "tokens_per_s": float("nan"), "is_wrong": False}, index=steps.index)
     if levers.empty or steps["precision"].iloc[0] != "bf16":
         return nothing
-    stable = levers[levers["status"] == "ok"]
-    advised = stable[~stable["levers"].str.contains(NOT_ADVISED, regex=False)]
-    fastest = advised.loc[advised.groupby(SAME)["median_ms"].idxmin()]
+    advised = levers[~levers["levers"].str.contains(NOT_ADVISED, regex=False)]
+    stable = advised[advised["status"] == "ok"]
+    fastest = stable.loc[stable.groupby(SAME)["median_ms"].idxmin()]
     faster = fastest[fastest["levers"] != EAGER]
     joined = steps[SAME].merge(faster, on=SAME, how="left").set_index(steps.index)
-    return joined[list(nothing)]
+    wrong = pd.MultiIndex.from_frame(advised.loc[advised["status"] == "wrong", SAME])
+    is_wrong = pd.MultiIndex.from_frame(steps[SAME]).isin(wrong) & joined["levers"].isna()
+    return joined.assign(is_wrong=is_wrong)[list(nothing)]
