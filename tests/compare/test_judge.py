@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import tarfile
+from dataclasses import replace
 
 import pytest
 
@@ -11,7 +12,7 @@ from pipeline.cells.record import SCHEMA_VERSION
 from pipeline.compare.judge import compare_runs
 from pipeline.compare.runs import load_run
 from pipeline.compare.text import summary, write_comparison
-from pipeline.compare.times import WITHIN
+from pipeline.compare.times import WITHIN, WORDS
 from pipeline.errors import UserError
 from pipeline.instruments.sampling.verdict import UNDECIDED
 from pipeline.registry import stages
@@ -228,8 +229,16 @@ def test_the_quantities_of_a_stage_are_summed_up_apart():
     comparison = compare_runs(run(rows=rows(3.0)), run(rows=rows(6.0)), stages(), tolerance=0.05)
     text = write_comparison(comparison, "one", "other")
     lines = [line.split() for line in text.split("### By stage")[1].splitlines() if "timing" in line]
-    assert [line[3] for line in lines] == ["ms", "latency_ms"]
+    assert [line[1:3] for line in lines] == [["timing,", "ms"], ["timing,", "latency_ms"]]
     assert [line[-2] for line in lines] == ["1.00", "2.00"]
+
+
+def test_a_stage_is_summed_up_whatever_the_verdicts():
+    comparison = compare_runs(run(rows=[timed("forward", 1.0)]), run(rows=[timed("forward", 1.0)]), stages(), 0.05)
+    every = comparison.timed.iloc[[0] * len(WORDS)].assign(verdict=WORDS)
+    text = write_comparison(replace(comparison, timed=every), "one", "other")
+    header = text.split("### By stage")[1].strip().splitlines()[0]
+    assert all(f" {word} |" in header for word in WORDS)
 
 
 def test_a_time_that_a_row_no_longer_has_is_named_and_is_a_figure_lost():

@@ -183,8 +183,7 @@ def _stage_table(timed: pd.DataFrame) -> pd.DataFrame:
     """Summarise each stage by quantity: GPU times may agree where times of host calls do not."""
     lines = [
         {
-            "stage": stage,
-            "quantity": quantity,
+            "stage, quantity": f"{stage}, {quantity}",
             "times": len(group),
             **{word: int((group["verdict"] == word).sum()) for word in WORDS if word in set(timed["verdict"])},
             "B / A, geometric mean": significant(statistics.geometric_mean(group["ratio"])),
