@@ -41,11 +41,6 @@ def test_numbers_stand_to_the_right_and_names_to_the_left():
     assert right.endswith(":")
 
 
-def test_a_table_too_wide_to_read_is_refused():
-    with pytest.raises(ValueError, match="at most 8"):
-        tables.markdown(pd.DataFrame([range(9)]))
-
-
 def test_cells_and_heads_are_escaped_unless_they_are_written_already():
     table = pd.DataFrame({"a|b": ["<b>", "x"], "kernel": ["`f<int>`", "–"]})
     lines = tables.markdown(table, written=["kernel"]).splitlines()

@@ -12,6 +12,7 @@ from pipeline.instruments.machine.identity import SOFTWARE
 from pipeline.registry import stages
 from pipeline.report.page_parts import Figure, write
 from pipeline.report.table_rows import readable
+from pipeline.report.tables import MAX_COLUMNS
 
 NUMBER = re.compile(r"(?<![\w.,])\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?(?![\w]|\.\d)")
 GAP = re.compile(r"\bnan\b|\bNone\b|\binf\b|Undefined|\n{3,}| \n|\(\)")
@@ -87,9 +88,12 @@ def gaps(text):
 
 
 def wide_tables(text):
-    """Return the heads of tables that no page holds: cells break at spaces, words do not."""
+    """Return the heads of tables that no page holds or nobody reads: cells break at spaces, words do not."""
     tables = re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE)
-    return [table.splitlines()[0] for table in tables if _least_width_px(table) > PAGE_PX]
+    heads = {table.splitlines()[0]: table for table in tables}
+    return [
+        head for head, table in heads.items() if _least_width_px(table) > PAGE_PX or head.count("|") - 1 > MAX_COLUMNS
+    ]
 
 
 def _least_width_px(table):

@@ -44,6 +44,11 @@ def test_a_table_is_too_wide_by_the_words_that_cannot_break():
     assert wide_tables(table.format("kernel_" * 20)) == ["| name | time |"]
 
 
+def test_a_table_is_too_wide_by_its_columns_too():
+    assert wide_tables("|a" * 8 + "|\n") == []
+    assert wide_tables("|a" * 9 + "|\n") == ["|a" * 9 + "|"]
+
+
 def test_a_section_made_of_parts_becomes_all_that_it_says_with_its_figures_drawn(tmp_path):
     text = built(made_of_parts, "copy")(rows(), tmp_path)
     assert [word for word in ("answer 12.3", "action", "cause", "(a): solved", "first") if word not in text] == []

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure as Drawing
 
 from pipeline.report.figures import save
 from pipeline.report.markup import Markdown
+from pipeline.report.section import counted
 from pipeline.report.tables import markdown
 from pipeline.report.written_section import WrittenSection
 
@@ -33,17 +34,10 @@ class Figure:
 
 @dataclass(frozen=True)
 class Table:
-    """A short table of text, and a sentence above it."""
+    """A short table of text, and a sentence above it. The page shows its first MOST_TABLE_ROWS rows."""
 
     title: str
     cells: pd.DataFrame
-
-    def __post_init__(self) -> None:
-        """Refuse a table that is too long to be read: the CSV has all rows."""
-        if len(self.cells) > MOST_TABLE_ROWS:
-            raise ValueError(
-                f"the table '{self.title}' has {len(self.cells)} rows, at most {MOST_TABLE_ROWS} can be read"
-            )
 
 
 @dataclass(frozen=True)
@@ -130,5 +124,7 @@ def _markdown(part: str | Figure | Table, stage: str) -> str:
         title = str(Markdown.escape(part.title)).replace("[", "&#91;")  # one without its partner would end the image
         return f"![{title}](figures/{stage}/{part.name}.svg)"
     if isinstance(part, Table):
-        return f"{Markdown.escape(part.title)}\n\n{markdown(part.cells)}"
+        left_out = len(part.cells) - MOST_TABLE_ROWS
+        more = f"\n\n… and {counted(left_out, 'row')} more." if left_out > 0 else ""
+        return f"{Markdown.escape(part.title)}\n\n{markdown(part.cells.head(MOST_TABLE_ROWS))}{more}"
     return Markdown.escape(part)

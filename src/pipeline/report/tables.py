@@ -7,6 +7,7 @@ import pandas as pd
 
 from pipeline.report.markup import Markdown, paragraphs
 
+# As many as can be read.
 MAX_COLUMNS = 8
 
 # A number, perhaps with more behind it; a name like 2.7B is none.
@@ -76,10 +77,7 @@ def markdown(table: pd.DataFrame, written: Sequence[str] = ()) -> Markdown:
     """Write a table of text as Markdown, columns with numbers to the right.
 
     written: the columns whose cells are Markdown already (`code`, say); all others are escaped.
-    Raises ValueError for a table too wide to read.
     """
-    if len(table.columns) > MAX_COLUMNS:
-        raise ValueError(f"{len(table.columns)} columns, at most {MAX_COLUMNS} can be read: {list(table.columns)}")
     text = table.astype(str)
     align = ["right" if text[column].str.match(NUMBER).any() else "left" for column in text]
     cells = text.set_axis([Markdown.escape(name) for name in text], axis="columns")
