@@ -1,6 +1,6 @@
 # make env      the environment in .venv, from constraints.txt
 # make writeup  the environment and then everything: measure this machine, write reports/writeup.md
-# make test     the environment and then the tests, but for those that take minutes
+# make test     the environment and then the tests, except the slow ones
 # make test-slow   those
 PYTHON ?= python3
 VENV := .venv
