@@ -37,7 +37,7 @@ def test_a_frame_has_the_types_that_the_stage_declares(results):
         "samples_ms": "object",
     }
     assert {name: dtypes[name] for name in expected} == expected
-    assert dtypes["setting_batch_size"] == "Int64"
+    assert dtypes["setting_vocab_size"] == "Int64"
     assert dtypes["machine"] == "string"
     assert rows["median_ms"][0] == 2.0
     assert rows["samples_ms"][0] == [1.0, 2.0, 3.0]

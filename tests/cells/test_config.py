@@ -74,10 +74,10 @@ def test_the_words_of_a_configuration_ask_for_the_same_cells():
 
 
 def test_an_override_replaces_grids_and_merges_settings():
-    changed = plan(overrides={"timing": {"grids": [{"size": ["micro"]}], "settings": {"batch_size": 2}}})
+    changed = plan(overrides={"timing": {"grids": [{"size": ["micro"]}], "settings": {"vocab_size": 2}}})
     timing = changed.stages["timing"]
     assert [cell.size for cell in timing.cells] == ["micro"]
-    assert timing.settings.batch_size == 2
+    assert timing.settings.vocab_size == 2
     assert timing.settings.max_steps == plan().stages["timing"].settings.max_steps
 
 
@@ -106,8 +106,8 @@ def test_an_override_replaces_grids_and_merges_settings():
             "overrides: timing settings: steps must be at least 5, got -3",
         ),
         (
-            {"overrides": {"timing": {"settings": {"batch_size": float("inf")}}}},
-            "overrides: timing: batch_size must be a finite number, got inf",
+            {"overrides": {"timing": {"settings": {"vocab_size": float("inf")}}}},
+            "overrides: timing: vocab_size must be a finite number, got inf",
         ),
         (
             {"overrides": {"timing": {"grids": [{"context_length": [16, -float("inf")]}]}}},
@@ -249,7 +249,7 @@ def test_keys_that_a_merge_brings_may_be_given_again(tmp_path):
     [
         ({"flash": {"settings": {"max_samples": 50}}}, ["flash"]),
         ({"flash": {}}, ["flash"]),
-        ({"timing": {"settings": {"batch_size": 8}}}, []),
+        ({"timing": {"settings": {"vocab_size": 8}}}, []),
         ({"flash": {"settings": {"max_samples": 50}, "grids": [{}]}}, []),
         ({"flash": {"grids": []}}, []),  # asked for: this stage is to be left out
     ],

@@ -43,8 +43,8 @@ def record_path(tmp_path):
 
 def test_a_row_carries_its_cell_settings_machine_and_versions(record_path):
     forward, _ = row_table(record_path)
-    columns = ["size", "context_length", "setting_batch_size", "phase", "machine", "torch"]
-    assert [forward[name] for name in columns] == ["small", "256", "4", "forward", "a CPU", "1.0"]
+    columns = ["size", "context_length", "setting_vocab_size", "phase", "machine", "torch"]
+    assert [forward[name] for name in columns] == ["small", "256", "10000", "forward", "a CPU", "1.0"]
 
 
 def test_no_setting_fills_the_place_of_a_figure(record_path):
@@ -125,7 +125,7 @@ def test_no_cell_is_judged_by_a_reference_beside_others(tmp_path, statuses, cloc
 
 def test_a_cell_carries_its_axes_as_a_command_takes_them_and_its_time(record_path):
     (line,) = cell_table(record_path)
-    sizes = "size=small context_length=256 warmup_steps=5"
+    sizes = "size=small context_length=256 batch_size=4 warmup_steps=5"
     assert line["cell"] == f"precision=fp32 {sizes} mode=eager optimizer=foreach repeat=1"
     assert [line[name] for name in ("start_up_s", "set_up_s", "measuring_s")] == ["3.0", "1.0", "4.0"]
 

@@ -41,7 +41,7 @@ def record(size="small", **changes):
         "schema_version": SCHEMA_VERSION,
         "stage": "timing",
         "cell": {"precision": "bf16", "size": size},
-        "settings": {"batch_size": 4},
+        "settings": {"vocab_size": 4},
         "rows": [timed(name, median_ms) for name, median_ms in PHASES.items()],
         "machine": copy.deepcopy(MACHINE),
         "code": {"digest": "abc", "commit": "123"},
@@ -55,7 +55,7 @@ def record(size="small", **changes):
 
 def named(size):
     """Name the cell of a record, which lacks the axes of later versions."""
-    return f"precision=bf16 size={size} context_length=256 warmup_steps=5 mode=eager optimizer=foreach"
+    return f"precision=bf16 size={size} context_length=256 batch_size=4 warmup_steps=5 mode=eager optimizer=foreach"
 
 
 def run(*sizes, **changes):
@@ -112,7 +112,7 @@ def test_a_wider_tolerance_makes_more_the_same():
 
 
 def test_what_differs_in_machine_software_code_and_settings_is_named_first():
-    other = run(settings={"batch_size": 8}, code={"digest": "def", "commit": "456"})
+    other = run(settings={"vocab_size": 8}, code={"digest": "def", "commit": "456"})
     for entry in other:
         entry["machine"] |= {"kind": "NVIDIA A100", "software": MACHINE["software"] | {"torch": "2.13.0"}}
     comparison = compare_runs(run(), other, stages(), tolerance=0.05)
@@ -121,13 +121,13 @@ def test_what_differs_in_machine_software_code_and_settings_is_named_first():
         ["torch", "2.11.0", "2.13.0"],
         ["commit", "123", "456"],
         ["timing code", "abc", "def"],
-        ["timing batch_size", "4", "8"],
+        ["timing vocab_size", "4", "8"],
     ]
     assert write_comparison(comparison, "one", "other").index("NVIDIA A100") < 200
 
 
 def test_code_of_a_stage_that_only_one_run_has_is_no_difference():
-    more = [*run(), record(stage="flash", settings={"batch_size": 1}, code={"digest": "xyz", "commit": "123"})]
+    more = [*run(), record(stage="flash", settings={"vocab_size": 1}, code={"digest": "xyz", "commit": "123"})]
     assert compare_runs(run(), more, stages(), tolerance=0.05).differences.empty
 
 

@@ -118,7 +118,7 @@ def test_a_record_is_a_target_by_itself(run, plan):
 
 
 def test_a_changed_setting_measures_again(run, plan):
-    counts = plan(run, overrides={**CELLS, "timing": {"settings": {"batch_size": 2}}})
+    counts = plan(run, overrides={**CELLS, "timing": {"settings": {"vocab_size": 200}}})
     assert without_all(counts) == measured_again(timing=2)
 
 

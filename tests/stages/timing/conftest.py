@@ -51,7 +51,7 @@ def row(rng, machine, precision, size, context, warmup, mode, part, clock, gpu):
         "mode": mode,
         "optimizer": "foreach",
         "repeat": 1,
-        "setting_batch_size": 4,
+        "batch_size": 4,
         "setting_vocab_size": 10_000,
         "setting_steps": 10,
         "setting_max_steps": 50,

@@ -14,8 +14,8 @@ from pipeline.stages.timing import measure
 from pipeline.stages.timing import rows as timing_rows
 from pipeline.stages.timing.cell import PHASES, Cell, Settings
 
-CELL = Cell(size="tiny", context_length=16, warmup_steps=2)
-SETTINGS = Settings(batch_size=3, vocab_size=300, steps=10, max_steps=10, budget_s=0.0)
+CELL = Cell(size="tiny", context_length=16, batch_size=3, warmup_steps=2)
+SETTINGS = Settings(vocab_size=300, steps=10, max_steps=10, budget_s=0.0)
 
 
 @pytest.fixture(scope="module")

@@ -92,6 +92,20 @@ def test_where_the_gpu_waits_at_short_contexts_filling_it_comes_first(make_rows)
     assert "**Fill the GPU: more tokens a step.**" not in actions(busy)
 
 
+def test_a_larger_batch_is_advised_by_what_it_trains_a_second(make_rows):
+    rows = make_rows("h200")
+    same = (rows["size"] == "small") & (rows["context_length"] == 1024) & (rows["warmup_steps"] == 5)
+    larger = rows[same].assign(batch_size=16, tokens_per_s=2 * rows["tokens_per_s"])
+    both = pd.concat([rows, larger], ignore_index=True)
+    (action,) = [action for action in section.build(both).actions if action.what.startswith("**Fill")]
+    assert action.why.startswith("At context 1024 small trains ")
+    assert " tokens/s with batch 16, " in action.why
+    assert action.why.endswith(" with batch 4 (2.00×).")
+    assert section.build(both).headline[0].cells.equals(section.build(rows).headline[0].cells)
+    unchanged = pd.concat([rows, larger.assign(tokens_per_s=larger["tokens_per_s"] / 2)], ignore_index=True)
+    assert "**Fill the GPU: more tokens a step.**" not in actions(unchanged)
+
+
 def test_the_first_screen_holds_all_that_newer_records_tell(make_rows, tmp_path):
     rows = with_busy(make_rows("h200"), {128: 60.0, 256: 40.0, 512: 30.0, 1024: 25.0})
     text = text_of(rows, tmp_path)

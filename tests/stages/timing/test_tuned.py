@@ -30,7 +30,7 @@ LEVERS = pd.DataFrame(
 
 
 def step(size, precision="bf16"):
-    same = {"context_length": 1024, "setting_batch_size": 4, "setting_vocab_size": 10_000}
+    same = {"context_length": 1024, "batch_size": 4, "setting_vocab_size": 10_000}
     return {"size": size, "precision": precision, **same}
 
 

@@ -22,7 +22,7 @@ SUBJECTS = Measured("model", {"phase": "train_step", "clock": "host"}, pipelines
 
 @dataclass(frozen=True)
 class Cell:
-    """One model, context and precision, with so many warm-up steps.
+    """One model, context, batch and precision, with so many warm-up steps.
 
     mode: eager, compiled, or graph: the eager step captured as one CUDA graph and replayed, which is what the GPU could
     do if the host were no limit. optimizer: AdamW's `foreach` implementation, a loop over tensors on a CPU, or `fused`.
@@ -32,6 +32,7 @@ class Cell:
     precision: str = axis("fp32", allowed=PRECISIONS)
     size: str = axis("small", allowed=SIZES)
     context_length: int = axis(256, minimum=1)
+    batch_size: int = axis(4, minimum=1)
     warmup_steps: int = axis(5, minimum=0)
     mode: str = axis("eager", allowed=("eager", "compiled", "graph"))
     optimizer: str = axis("foreach", allowed=("foreach", "fused"))
@@ -55,9 +56,8 @@ class Cell:
 
 @dataclass(frozen=True)
 class Settings:
-    """What every cell of the stage shares: the assignment's batch and steps, and the stop rule."""
+    """What every cell of the stage shares: the assignment's steps, and the stop rule."""
 
-    batch_size: int = axis(4, minimum=1)
     vocab_size: int = axis(10_000, minimum=2)
     steps: int = axis(10, minimum=5)
     max_steps: int = axis(50, minimum=5)

@@ -49,7 +49,7 @@ def _build_step(cell: Cell, settings: Settings, device: torch.device) -> Trainin
         SIZES[cell.size],
         vocab_size=settings.vocab_size,
         context_length=cell.context_length,
-        batch_size=settings.batch_size,
+        batch_size=cell.batch_size,
         precision=cell.precision,
         device=device,
         compiled=cell.mode == "compiled",
@@ -134,7 +134,7 @@ def _shared_columns(cell: Cell, settings: Settings, device: torch.device) -> Row
         "peak_tflops_per_s": peak.tflops,
         "peak_source": peak.source,
         "peak_bytes": torch.cuda.max_memory_allocated(device) if on_gpu else None,
-        "tokens": settings.batch_size * cell.context_length,
+        "tokens": cell.batch_size * cell.context_length,
     }
 
 
@@ -171,7 +171,7 @@ def _rates(name: str, samples_ms: list[float], cell: Cell, settings: Settings, s
     if name not in flops_of:
         return {}
     median_s = quartiles(samples_ms)[1] / 1e3
-    step_flops = flops_of[name](SIZES[cell.size], settings.vocab_size, settings.batch_size, cell.context_length)
+    step_flops = flops_of[name](SIZES[cell.size], settings.vocab_size, cell.batch_size, cell.context_length)
     tflops_per_s = step_flops / median_s / 1e12
     return {
         "tokens_per_s": shared["tokens"] / median_s,

@@ -19,7 +19,7 @@ def expected_s(cell: Cell, settings: Settings, on_gpu: bool) -> float:
     if not on_gpu and (cell.precision == "tf32" or cell.mode == "graph"):  # skipped
         return 0.5
     samplings = len(GRAPH_PHASES) if cell.mode == "graph" else 2
-    step_flops = train_step_flops(SIZES[cell.size], settings.vocab_size, settings.batch_size, cell.context_length)
+    step_flops = train_step_flops(SIZES[cell.size], settings.vocab_size, cell.batch_size, cell.context_length)
     step_s = step_flops / (GPU_RATES[cell.precision] if on_gpu else CPU_RATE)
     sampling_s = max(settings.budget_s, settings.steps * step_s)
     other_steps = cell.warmup_steps + (PROFILED_STEPS if on_gpu else 0)
@@ -37,6 +37,6 @@ def needed_bytes(cell: Cell, settings: Settings) -> int:
     if cell.mode == "compiled":
         return training_state(parameter_count(size, settings.vocab_size)).total_bytes
     workload = Workload(
-        size, settings.vocab_size, settings.batch_size, cell.context_length, cell.precision, device_type="cpu"
+        size, settings.vocab_size, cell.batch_size, cell.context_length, cell.precision, device_type="cpu"
     )
     return peak_bytes(workload, "train_step")

@@ -49,7 +49,7 @@ def _timed(context: RankContext, subject: Subject, cell: Cell, settings: Setting
         model,
         vocab_size=size.vocabulary(settings.vocab_size),
         context_length=cell.context_length,
-        batch_size=settings.batch_size,
+        batch_size=cell.batch_size,
         precision=cell.precision,
         device=context.device,
         fused_optimizer=cell.optimizer == "fused",

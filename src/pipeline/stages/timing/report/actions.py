@@ -1,12 +1,23 @@
 """What to do on this machine, by the times of training steps."""
 
+from typing import Any
+
 import pandas as pd
 
 from pipeline.report.markup import Markdown
+from pipeline.report.outcomes import WORTH_IT
 from pipeline.report.page_parts import Action, say
 from pipeline.report.section import count, ms, number, percent, ratio
 from pipeline.report.table_rows import known
-from pipeline.stages.timing.report.steps import IDLE_PCT, compile_times, gains, of_kind, precision_gains, warm
+from pipeline.stages.timing.report.steps import (
+    IDLE_PCT,
+    compile_times,
+    every_batch,
+    gains,
+    of_kind,
+    precision_gains,
+    usual_batch,
+)
 
 
 def actions(rows: pd.DataFrame, precision: str) -> list[Action]:
@@ -27,28 +38,64 @@ def _of(rows: pd.DataFrame, precision: str, kind: str) -> pd.DataFrame:
 
 
 def _fill_the_gpu(rows: pd.DataFrame, precision: str) -> list[Action]:
-    """Advise more work a step where the GPU idles at a short context, and less at a longer one."""
-    steps = known(of_kind(warm(rows), "eager"), "gpu_idle_pct")
+    """Advise more work a step where the GPU idles with little of it, or where a larger batch trains clearly faster."""
+    steps = of_kind(every_batch(rows), "eager")
     steps = steps[steps["precision"] == precision]
+    why = [*_idle_with_little_work(known(steps, "gpu_idle_pct")), *_faster_with_a_larger_batch(steps)]
+    return (
+        [Action(1, Markdown("**Fill the GPU: more tokens a step.**"), Markdown(" ").join(why), "idle")] if why else []
+    )
+
+
+def _idle_with_little_work(steps: pd.DataFrame) -> list[Markdown]:
+    """Say where the GPU idles most, and how little it does in the same model with more tokens a step."""
     short = steps[steps["gpu_idle_pct"] >= IDLE_PCT] if len(steps) else steps
     if short.empty:
         return []
     worst = short.loc[short["gpu_idle_pct"].idxmax()]
-    longer = steps[(steps["size"] == worst["size"]) & (steps["context_length"] > worst["context_length"])]
-    better = longer[longer["gpu_idle_pct"] < worst["gpu_idle_pct"]]
+    fuller = steps[(steps["size"] == worst["size"]) & (_tokens(steps) > _tokens(worst))]
+    better = fuller[fuller["gpu_idle_pct"] < worst["gpu_idle_pct"]]
     if better.empty:
         return []
     best = better.loc[better["gpu_idle_pct"].idxmin()]
     why = say(
-        "The GPU idles {idle} of a step of {size} at context {short}, because the host cannot launch kernels as fast as"
-        " they run; at context {long} it idles {less}.",
+        "The GPU idles {idle} of a step of {size} at {little}, because the host cannot launch kernels as fast as they"
+        " run; at {much} it idles {less}.",
         size=worst["size"],
-        short=int(worst["context_length"]),
+        little=f"context {int(worst['context_length'])}",
         idle=percent(worst["gpu_idle_pct"] / 100),
-        long=int(best["context_length"]),
+        much=f"context {int(best['context_length'])}"
+        + (f" and batch {int(best['batch_size'])}" if best["batch_size"] != worst["batch_size"] else ""),
         less=percent(best["gpu_idle_pct"] / 100),
     )
-    return [Action(1, Markdown("**Fill the GPU: more tokens a step.**"), why, "idle")]
+    return [why]
+
+
+def _faster_with_a_larger_batch(steps: pd.DataFrame) -> list[Markdown]:
+    """Say how many more tokens a second a larger batch trains than the usual one, where it gains most."""
+    stable = steps[steps["status"] == "ok"]
+    keys = ["size", "context_length"]
+    both = usual_batch(stable).merge(stable, on=keys, suffixes=("", "_more"))
+    both = both[both["batch_size_more"] > both["batch_size"]] if len(both) else both
+    both = both.assign(gain=both["tokens_per_s_more"] / both["tokens_per_s"])
+    if both.empty or both["gain"].max() < WORTH_IT:
+        return []
+    best = both.loc[both["gain"].idxmax()]
+    why = say(
+        "At context {context} {size} trains {more} tokens/s with batch {large}, {usual} with batch {small} ({gain}).",
+        size=best["size"],
+        context=int(best["context_length"]),
+        more=count(best["tokens_per_s_more"]),
+        large=int(best["batch_size_more"]),
+        usual=count(best["tokens_per_s"]),
+        small=int(best["batch_size"]),
+        gain=ratio(best["gain"]),
+    )
+    return [why]
+
+
+def _tokens(step: pd.Series | pd.DataFrame) -> Any:
+    return step["batch_size"] * step["context_length"]
 
 
 def _train_in(rows: pd.DataFrame, precision: str) -> list[Action]:

@@ -46,7 +46,7 @@ def _mode_words(mode: str) -> str:
 
 
 def _ours(rows: pd.DataFrame) -> pd.DataFrame:
-    mine = ok(rows[(rows["clock"] == "host") & (rows["warmup_steps"] == rows["warmup_steps"].max())])
+    mine = ok(warm(rows))
     mine = mine[mine["optimizer"] == KINDS["eager"][1]][[*KEYS, "mean_ms"]].rename(columns={"mean_ms": "ours"})
     both = mine[mine["phase"].isin(["forward", "backward"])].groupby(KEYS[:-1], sort=False)
     sums = both["ours"].sum().reset_index().assign(phase="forward_backward")

@@ -30,6 +30,7 @@ from pipeline.report.table_rows import known
 from pipeline.stages.timing.report.figures import PEAK_WORDS, TERA
 from pipeline.stages.timing.report.steps import (
     CELL,
+    every_batch,
     largest_context,
     main_precision,
     of_kind,
@@ -38,7 +39,7 @@ from pipeline.stages.timing.report.steps import (
     warm,
 )
 
-STEP = ["size", "context_length", "precision", "status", "median_ms", "q1_ms", "q3_ms"]
+STEP = ["size", "context_length", "batch_size", "precision", "status", "median_ms", "q1_ms", "q3_ms"]
 KIND_WORDS = {
     "eager": "eager",
     "fused": "fused AdamW",
@@ -51,7 +52,7 @@ PARTS = {"GPU busy": style_for("computation")["color"], "GPU idle": IDLE_COLOUR,
 
 def charts(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame] | None = None) -> list[Chart]:
     """Return the charts of the stage, from all its rows; beside: those of the stage ceilings."""
-    steps = of_kind(warm(rows), "eager")
+    steps = of_kind(every_batch(rows), "eager")
     return [] if steps.empty else [_achieved(steps, reached_tflops_per_s(steps, beside)), _ways(rows)]
 
 
@@ -70,6 +71,7 @@ def _achieved(steps: pd.DataFrame, reached: Mapping[str, float]) -> Chart:
         precision="precision",
         size="model",
         context_length="context",
+        batch_size="batch",
         work="TFLOP a step",
         rate="TFLOP/s",
         mfu_pct="MFU (%)",

@@ -17,18 +17,18 @@ from pipeline.report.figures import (
     style_for,
 )
 from pipeline.report.table_rows import known
-from pipeline.stages.timing.report.steps import main_precision, of_kind, step_flops, warm
+from pipeline.stages.timing.report.steps import every_batch, main_precision, of_kind, step_flops
 
 TERA = 1e12
 PEAK_WORDS = {"datasheet": "data sheet", "measured": "peak, measured"}
 
 
 def achieved(rows: pd.DataFrame, reached: Mapping[str, float]) -> Figure:
-    """Draw the TFLOP/s of eager steps over their work, a marker per size and context, with the ceilings.
+    """Draw the TFLOP/s of eager steps over their work, a marker per size, context and batch, with the ceilings.
 
     Those are the peaks of the rows, and in `reached`, by precision, the rate of a matrix product alone.
     """
-    steps = of_kind(warm(rows), "eager")
+    steps = of_kind(every_batch(rows), "eager")
     steps = steps.assign(work=[step_flops(row) / TERA for _, row in steps.iterrows()])
     figure, panels = new_figure()
     axes = panels[0, 0]
@@ -38,8 +38,8 @@ def achieved(rows: pd.DataFrame, reached: Mapping[str, float]) -> Figure:
         source = known(group, "peak_source")["peak_source"].max()
         _mark_ceiling(axes, precision, PEAK_WORDS.get(source, "peak"), group["peak_tflops_per_s"].max(), ":")
         _mark_ceiling(axes, precision, "matmul", reached.get(precision, np.nan), "--")
-    longest = steps[steps["precision"] == main_precision(rows)].sort_values("context_length").groupby("size").tail(1)
-    for _, step in longest.iterrows():
+    most_work = steps[steps["precision"] == main_precision(rows)].sort_values("work").groupby("size").tail(1)
+    for _, step in most_work.iterrows():
         place = {"textcoords": "offset points", "ha": "center", "fontsize": WORD_PT - 1}
         axes.annotate(step["size"], (step["work"], step["model_tflops_per_s"]), (0, 6), **place)
     axes.set_xscale("log")
@@ -47,7 +47,7 @@ def achieved(rows: pd.DataFrame, reached: Mapping[str, float]) -> Figure:
     axes.set_xlabel("work of one training step (TFLOP)")
     log_values_axis(axes, "achieved TFLOP/s")
     shared_legend(figure)
-    stamp(figure, steps, "one marker per model and context, named at the longest", shown="medians")
+    stamp(figure, steps, "one marker per model, context and batch, named at the most work", shown="medians")
     return figure
 
 

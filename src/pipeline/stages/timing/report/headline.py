@@ -26,7 +26,7 @@ COLUMNS = [
 def models(steps: pd.DataFrame, rows: pd.DataFrame, tuned: pd.DataFrame) -> list[dict[str, Any]]:
     """Return what each model reaches, by its row of `steps`, as summary.schema.json declares it; None for unknowns."""
     told = {
-        "batch_size": steps["setting_batch_size"],
+        "batch_size": steps["batch_size"],
         "times_fp32": _over_fp32(steps, rows),
         "tuned_tokens_per_s": tuned["tokens_per_s"],
         "tuned_with": tuned["levers"],
@@ -84,7 +84,7 @@ def _title(steps: pd.DataFrame, rows: pd.DataFrame, shown: Iterable[str], tuned_
     longest = "" if first["context_length"] == longest else ", the longest that all of these fit"
     return (
         f"Whole training steps in {precision}, otherwise plain PyTorch (eager, naive attention, the default AdamW), "
-        f"batch {first['setting_batch_size']}, context {first['context_length']}{longest}."
+        f"batch {first['batch_size']}, context {first['context_length']}{longest}."
         + "".join(f" {name}: {words}." for name, words in legend.items())
     )
 

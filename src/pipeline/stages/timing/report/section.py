@@ -63,7 +63,7 @@ def _answer(steps: pd.DataFrame) -> str:
     first, best = steps.iloc[0], steps.loc[steps["model_tflops_per_s"].idxmax()]
     mfu = "" if pd.isna(best["mfu_pct"]) else f", {percent(best['mfu_pct'] / 100)} of the peak"
     return (
-        f"In {first['precision']} with batch {first['setting_batch_size']} and context {first['context_length']}: "
+        f"In {first['precision']} with batch {first['batch_size']} and context {first['context_length']}: "
         f"{span(steps.set_index('size')['tokens_per_s'], 'count')} tokens/s. {best['size']} has the highest rate, "
         f"{number(best['model_tflops_per_s'])} TFLOP/s{mfu}."
     )

@@ -24,10 +24,20 @@ CELL = ["precision", "size", "context_length"]
 IDLE_PCT = 20.0
 
 
-def warm(rows: pd.DataFrame) -> pd.DataFrame:
+def every_batch(rows: pd.DataFrame) -> pd.DataFrame:
     """Keep what the host clock measured after the longest warm-up, sizes and precisions in reading order."""
     kept = rows[(rows["clock"] == "host") & (rows["warmup_steps"] == rows["warmup_steps"].max())]
-    return in_order(kept, CELL, ORDERS)
+    return in_order(kept, [*CELL, "batch_size"], ORDERS)
+
+
+def usual_batch(rows: pd.DataFrame) -> pd.DataFrame:
+    """Keep the batch of most rows."""
+    return rows[rows["batch_size"] == rows["batch_size"].mode().min()]
+
+
+def warm(rows: pd.DataFrame) -> pd.DataFrame:
+    """Keep of `every_batch` the usual one."""
+    return usual_batch(every_batch(rows))
 
 
 def of_kind(rows: pd.DataFrame, kind: str, phase: str = "train_step") -> pd.DataFrame:
@@ -57,7 +67,7 @@ def at(steps: pd.DataFrame, precision: str, context_length: int) -> pd.DataFrame
 def step_flops(row: pd.Series) -> int:
     """Return the FLOPs of a step by the model's mathematics."""
     return train_step_flops(
-        SIZES[row["size"]], int(row["setting_vocab_size"]), int(row["setting_batch_size"]), int(row["context_length"])
+        SIZES[row["size"]], int(row["setting_vocab_size"]), int(row["batch_size"]), int(row["context_length"])
     )
 
 
@@ -116,7 +126,8 @@ def first_steps(rows: pd.DataFrame) -> pd.DataFrame:
     Returns CELL, warmup_steps and first (a ratio); of eager steps with PyTorch's default optimizer.
     """
     mode, optimizer = KINDS["eager"]
-    phases = ok(rows[(rows["clock"] == "host") & (rows["mode"] == mode) & (rows["optimizer"] == optimizer)])
+    of_kind_rows = rows[(rows["clock"] == "host") & (rows["mode"] == mode) & (rows["optimizer"] == optimizer)]
+    phases = ok(usual_batch(of_kind_rows))
     phases = phases[phases["phase"].isin(["forward", "backward", "optimizer"])]
     keys = [*CELL, "warmup_steps"]
     steps = phases[[*keys, "phase", "samples_ms"]].explode("samples_ms").astype({"samples_ms": float})

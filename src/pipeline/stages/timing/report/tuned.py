@@ -5,7 +5,7 @@ import pandas as pd
 EAGER = "eager"
 # A few steps do not show what weights in bf16 lose over many small updates.
 NOT_ADVISED = "bf16_weights"
-SAME = ["size", "context_length", "setting_batch_size", "setting_vocab_size"]
+SAME = ["size", "context_length", "batch_size", "setting_vocab_size"]
 
 
 def tuned_steps(steps: pd.DataFrame, levers: pd.DataFrame) -> pd.DataFrame:
@@ -17,6 +17,7 @@ def tuned_steps(steps: pd.DataFrame, levers: pd.DataFrame) -> pd.DataFrame:
     nothing = pd.DataFrame({"levers": None, "tokens_per_s": float("nan"), "is_wrong": False}, index=steps.index)
     if levers.empty or steps["precision"].iloc[0] != "bf16":
         return nothing
+    levers = levers.rename(columns={"setting_batch_size": "batch_size"})
     advised = levers[~levers["levers"].str.contains(NOT_ADVISED, regex=False)]
     stable = advised[advised["status"] == "ok"]
     fastest = stable.loc[stable.groupby(SAME)["median_ms"].idxmin()]
