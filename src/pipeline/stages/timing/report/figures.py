@@ -56,5 +56,7 @@ def _mark_ceiling(axes: Axes, precision: str, what: str, tflops_per_s: float, li
         return
     look = {"color": style_for(precision)["color"]}
     axes.axhline(tflops_per_s, linewidth=1, linestyle=line, **look)
-    place = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "bottom", "fontsize": 9}
-    axes.annotate(f"{precision} {what}", (1, tflops_per_s), **place, **look)
+    # On the left, where steps are far below; a peak's name above its line, that of what is reached below.
+    place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "fontsize": 8}
+    offset, side = (-2, "top") if line == "--" else (1, "bottom")
+    axes.annotate(f"{precision} {what}", (0, tflops_per_s), (3, offset), va=side, **place, **look)
