@@ -22,6 +22,9 @@ from .browser import executable, started
 # Triton has to be asked for its interpreter before a kernel is imported.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+    from .interpreter import hasten
+
+    hasten()
 
 # Compiling imports it, which fails in a process where something else has loaded the standard library's distutils.
 with contextlib.suppress(ImportError):
