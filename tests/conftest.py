@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import gc
 import itertools
 import os
 import re
@@ -10,6 +11,7 @@ import signal
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -40,6 +42,13 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.get_closest_marker("workflow") is None)
 
 
+@pytest.hookimpl(tryfirst=True)  # before ranks are forked
+def pytest_collection_finish():
+    """Let no collection of garbage look at what was imported, again and again: that takes a quarter of a second."""
+    gc.collect()
+    gc.freeze()
+
+
 class _ByWhatIsShared(LoadFileScheduling):
     """Give one process all files of a folder whose tests share a measured run, so that it is measured once."""
 
@@ -57,6 +66,13 @@ def own_host(tmp_path_factory):
     """Let cells of these tests wait neither for those of other processes and checkouts, nor for a machine at rest."""
     os.environ["PIPELINE_LOCKS"] = str(tmp_path_factory.getbasetemp() / "locks")
     os.environ["PIPELINE_HOST_CHECK"] = "off"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def fork_server():
+    """Start the fork server of fresh ranks with what each of them would import in its optimizer's first step."""
+    forkserver.set_forkserver_preload(["__main__", "torch._dynamo"])
+    forkserver.ensure_running()
 
 
 @pytest.fixture(autouse=True)

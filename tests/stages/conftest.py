@@ -1,5 +1,6 @@
 """Tables of a stage as its section reads them."""
 
+import functools
 from dataclasses import asdict
 
 import pytest
@@ -7,10 +8,20 @@ import pytest
 from pipeline.cells.disk import WholeFile
 from pipeline.cells.record import SCHEMA_VERSION, read_record, write_record
 from pipeline.cells.stage_rows import stage_rows
+from pipeline.instruments.machine import peaks
 from pipeline.registry import stages
 from pipeline.report.table_rows import readable
 
 SOFTWARE = {"python": "3.12.3", "torch": "2.11.0", "triton": "3.6.0", "cuda": "13.0", "driver": "580.65"}
+
+
+_peak_tflops = functools.cache(peaks.measured_peak_tflops)
+
+
+@pytest.fixture(autouse=True)
+def peaks_measured_once(monkeypatch):
+    """Measure a CPU's peaks once in a process: what cells do with them is the same."""
+    monkeypatch.setattr(peaks, "measured_peak_tflops", _peak_tflops)
 
 
 @pytest.fixture(scope="session")
