@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import pipeline
-from pipeline.syntax import tree_digest
+from pipeline.syntax import digest_and_nodes
 
 PACKAGE = "pipeline"
 SOURCES = Path(pipeline.__file__).parent.parent
@@ -106,22 +106,16 @@ def _module(name: str) -> _Module | None:
     path = source_path(name)
     if path is None:
         return None
-    imports: list[str] = []
-    files: set[Path] = set()
-    variables: set[str] = set()
-    tree = ast.parse(path.read_bytes(), filename=str(path))
-    digest_of_code = tree_digest(tree)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            imports += _imported_names(node)
-        elif isinstance(node, ast.Constant | ast.Call):
-            files.update(_named_files(node, path.parent))
-            variables.update(_named_variables(node))
+    digest_of_code, nodes = digest_and_nodes(ast.parse(path.read_bytes(), filename=str(path)))
+    imports = [name for node in (*nodes[ast.Import], *nodes[ast.ImportFrom]) for name in _imported_names(node)]
+    words = {node.value for node in nodes[ast.Constant] if isinstance(node.value, str)}
+    files = {path.parent / word for word in words if FILE_NAME.fullmatch(word)}
+    files.update(file for node in nodes[ast.Call] for file in _loaded_files(node))
     return _Module(
         digest_of_code,
         tuple(name for name in imports if name.partition(".")[0] == PACKAGE and source_path(name)),
         tuple(file for file in files if file.is_file()),
-        tuple(variables),
+        tuple(word for word in words if VARIABLE.fullmatch(word)),
     )
 
 
@@ -133,19 +127,11 @@ def _imported_names(node: ast.Import | ast.ImportFrom) -> list[str]:
     return [node.module, *(f"{node.module}.{name}" for name in names)] if node.module and not node.level else []
 
 
-def _named_files(node: ast.Constant | ast.Call, folder: Path) -> Iterable[Path]:
+def _loaded_files(node: ast.Call) -> Iterable[Path]:
+    """Return the published figures that a call loads."""
     match node:
-        case ast.Constant(value=str(word)) if FILE_NAME.fullmatch(word):
-            return [folder / word]
         case ast.Call(func=ast.Attribute(value=ast.Name(id="published"), attr="load"), args=[chosen]):
             # A name that is not written out may be any.
             stem = str(chosen.value) if isinstance(chosen, ast.Constant) else "*"
             return (SOURCES / PUBLISHED_FOLDER).glob(f"{stem}.csv")
-    return []
-
-
-def _named_variables(node: ast.Constant | ast.Call) -> list[str]:
-    match node:
-        case ast.Constant(value=str(word)) if VARIABLE.fullmatch(word):
-            return [word]
     return []
