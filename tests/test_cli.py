@@ -27,7 +27,7 @@ CONTRACT = {
 }
 ADAPTERS = Path(__file__).parent / "subjects/outside/adapters.py"
 # On one thread: other tests run beside this one.
-MEASURE = ("measure", "timing", "size=tiny", "context_length=16", "--set=threads=1", "--set=budget_s=1")
+MEASURE = ("measure", "timing", "size=tiny", "context_length=16", "--set=threads=1", "--set=max_steps=10")
 
 
 def pipeline(*words):

@@ -1,6 +1,7 @@
 """What the tests of every section share: its parts, its prose, its gaps, and numbers that its tables do not hold."""
 
 import dataclasses
+import functools
 import re
 from typing import NamedTuple
 
@@ -41,6 +42,12 @@ class Rendered(NamedTuple):
     rows: pd.DataFrame
     text: str
     folder: object
+
+
+def made_once(make):
+    """Keep the rows that a function makes; each test gets a copy of them, which it may change."""
+    made = functools.cache(make)
+    return lambda *what: made(*what).copy()
 
 
 def render(build, tables, tmp_path_factory):

@@ -10,6 +10,8 @@ from pipeline.formulas.attention import Shape, pass_flops
 from pipeline.report.table_rows import readable
 from pipeline.stages.flash.cell import PHASES
 
+from ..sections import made_once
+
 QUANTITIES = {"forward": ("output",), "backward": ("dq", "dk", "dv"), "forward_backward": ()}
 # launches, TFLOP/s reached in bf16 and in fp32, relative error over eager's
 GPU_IMPLS = {
@@ -167,4 +169,4 @@ def make_rows():
     def make(name, seed=0):
         return readable(pd.concat(MACHINES[name](seed).values(), ignore_index=True))
 
-    return make
+    return made_once(make)

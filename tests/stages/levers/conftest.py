@@ -7,6 +7,8 @@ import pytest
 from pipeline.instruments.sampling.summary import summarise
 from pipeline.stages.levers.cell import LEVERS, Cell, Settings
 
+from ..sections import made_once
+
 SHARES = {  # of the eager step's time that stays
     "fused": 0.82,
     "flash": 0.8,
@@ -70,4 +72,4 @@ def make_rows(as_table):
         rows = [(cell, outcome(cell, on_gpu) or step(rng, cell, on_gpu)) for cell in cells]
         return pd.concat([as_table(cell, Settings(), [row], machine) for cell, row in rows], ignore_index=True)
 
-    return make
+    return made_once(make)

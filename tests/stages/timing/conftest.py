@@ -8,6 +8,8 @@ import pytest
 
 from pipeline.report.table_rows import readable
 
+from ..sections import made_once
+
 SIZES = {  # parameters, layers
     "nano": (1e6, 2),
     "micro": (5e6, 4),
@@ -169,4 +171,4 @@ def make_rows():
     def make(name, seed=0):
         return readable(pd.concat(MACHINES[name](seed).values(), ignore_index=True))
 
-    return make
+    return made_once(make)

@@ -17,6 +17,7 @@ def pairs(rows: pd.DataFrame) -> pd.DataFrame:
     """
     theirs = published.load("allreduce")
     theirs = theirs[(theirs["rank"] == "all") & theirs["ms"].notna()]
+    ours = [(group, group.singles) for group in groups(rows) if group.nodes == 1]
     found = [
         {
             "what": f"all-reduce of {line['size_mb']:g} MB, {group.backend}, {group.world_size} ranks, single call",
@@ -27,9 +28,9 @@ def pairs(rows: pd.DataFrame) -> pd.DataFrame:
             "note": line["note"],
         }
         for _, line in theirs.iterrows()
-        for group in groups(rows)
-        if (group.backend, group.world_size, group.nodes) == (line["backend"], line["world_size"], 1)
-        for _, call in group.singles.iterrows()
+        for group, singles in ours
+        if (group.backend, group.world_size) == (line["backend"], line["world_size"])
+        for _, call in singles.iterrows()
         if abs(call["size_mb"] / line["size_mb"] - 1) <= SIZE_TOLERANCE
     ]
     return pd.DataFrame(found, columns=COLUMNS)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 
 import pandas as pd
 
@@ -78,7 +79,7 @@ class Recording:
         """What became of it: that of the first row that is not ok, if any."""
         return next((status for status in self.rows["status"] if status != "ok"), "ok")
 
-    @property
+    @cached_property
     def step(self) -> pd.Series | None:
         """The time of a training step: median_ms, q1_ms and q3_ms; None where it was not timed."""
         return self.only("time")
