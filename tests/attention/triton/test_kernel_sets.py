@@ -75,6 +75,10 @@ def test_gradients_that_the_copy_engine_cannot_read_and_repeatable_ones_are_for_
     assert "torch.use_deterministic_algorithms" in backward.reason
 
 
+def test_repeatable_gradients_of_wide_heads_are_gluons_where_dq_is_summed_in_a_fixed_order():
+    assert [found.name for found in chosen(traits((4, 16, 4096, 256)), repeatable=True)] == ["gluon", "gluon"]
+
+
 def test_so_do_other_gpus_other_tritons_and_those_who_ask(monkeypatch):
     def reasons():
         return {found.reason for found in chosen(traits())}

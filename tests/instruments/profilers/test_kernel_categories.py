@@ -48,7 +48,7 @@ KERNELS = {
         "forward_kernel",
         "key_value_kernel",
         "hopper_forward_kernel",
-        "hopper_wide_backward_kernel",
+        "hopper_wide_key_value_kernel",
     ],
     "softmax": [
         "void (anonymous namespace)::softmax_warp_forward<float, float, float, 4, true, false>(float*, float const*, int)",

@@ -24,7 +24,7 @@ from pipeline.attention.triton.direct_launch import (
     strides,
     tma_can_load,
 )
-from pipeline.attention.triton.gluon.tiles import BACKWARD
+from pipeline.attention.triton.gluon.tiles import BACKWARD, QUERY
 from pipeline.attention.triton.gpu import gpu_of
 from pipeline.attention.triton.kernel_sets import backward_kernels
 from pipeline.attention.triton.kernels.backward import key_value_kernel, query_kernel, short_kernel
@@ -139,17 +139,19 @@ def backward_plan(
 def _in_gluon(
     copies: tuple[bool, ...] | None, problem: Problem, q: Traits, k: Traits, v: Traits, do: Traits
 ) -> BackwardPlan:
-    """Plan it with Gluon's kernel, which sums dq as well."""
-    from pipeline.attention.triton.gluon.launches import backward_launch  # which not every Triton has
+    """Plan it with Gluon's kernels: one that sums dq as well, or for wide heads two."""
+    from pipeline.attention.triton.gluon.launches import backward_launch, query_launch  # which not every Triton has
 
-    launch = backward_launch(problem, q, k, v, do, BACKWARD[tile_width(q.shape[-1])])
+    width = tile_width(q.shape[-1])
+    tiles = QUERY.get(width)
+    query = None if tiles is None else ChunkedLaunch(query_launch(problem, q, k, v, do, tiles), 1, None)
     return BackwardPlan(
         copies,
         delta_shape=_delta_shape(q),
-        delta=_delta(q, do, sums_dq=True),
-        key_value=ChunkedLaunch(launch, 1, None),
-        query=None,
-        scaled=_scaled(q, problem.scale),
+        delta=_delta(q, do, sums_dq=query is None),
+        key_value=ChunkedLaunch(backward_launch(problem, q, k, v, do, BACKWARD[width]), 1, None),
+        query=query,
+        scaled=_scaled(q, problem.scale) if query is None else None,
     )
 
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from pipeline.attention.triton.gluon.tiles import BACKWARD, FORWARD, FORWARD_SHORT
+from pipeline.attention.triton.gluon.tiles import BACKWARD, FORWARD, FORWARD_SHORT, QUERY
 from pipeline.attention.triton.kernel_sets import has_gluon
 from pipeline.attention.triton.tuning.candidates import MOST_SPILLS, SHARED_BYTES_PER_PROGRAM
 
@@ -17,20 +17,25 @@ pytestmark = pytest.mark.skipif(not has_gluon(), reason="Triton has no Gluon")
 COMPILE = """
 import dataclasses, json, sys
 from pipeline.attention.triton.gluon import launches
-from pipeline.attention.triton.gluon.tiles import BACKWARD, FORWARD, FORWARD_SHORT
+from pipeline.attention.triton.gluon.tiles import BACKWARD, FORWARD, FORWARD_SHORT, QUERY
 from pipeline.attention.triton.tuning.compiled import compile_gluon_for_hopper
 
 def report(kernel, width, head_dim, dtype, is_causal, per_kv, has_part_tile):
     if kernel == "backward":
         constants = launches.backward_constants(BACKWARD[width], is_causal, per_kv, head_dim, has_part_tile)
+        if width in QUERY:
+            constants["dq_sum_ptr"] = None
         return compile_gluon_for_hopper(launches.backward_kernel(BACKWARD[width]), constants, launches.OPTIONS, dtype)
+    if kernel == "query":
+        constants = launches.query_constants(QUERY[width], is_causal, per_kv, head_dim)
+        return compile_gluon_for_hopper(launches.hopper_wide_query_kernel, constants, launches.OPTIONS, dtype)
     tiles = {"forward": FORWARD, "forward_short": FORWARD_SHORT}[kernel][width]
     constants = launches.forward_constants(tiles, is_causal, per_kv, head_dim)
     return compile_gluon_for_hopper(launches.forward_kernel(tiles), constants, launches.forward_options(tiles), dtype)
 
 print(json.dumps([dataclasses.asdict(report(*words)) for words in json.loads(sys.argv[1])]))
 """
-TABLES = {"forward": FORWARD, "forward_short": FORWARD_SHORT, "backward": BACKWARD}
+TABLES = {"forward": FORWARD, "forward_short": FORWARD_SHORT, "backward": BACKWARD, "query": QUERY}
 EVERY = [
     (kernel, width, head_dim, dtype, is_causal, per_kv, has_part_tile)
     for kernel, table in TABLES.items()
@@ -47,6 +52,7 @@ SAMPLE = [
     ("backward", 128, 128, "bf16", True, 1, False),
     ("backward", 64, 64, "bf16", True, 1, False),
     ("backward", 256, 256, "bf16", True, 1, False),
+    ("query", 256, 256, "bf16", True, 1, False),
     ("backward", 128, 128, "bf16", True, 4, False),
 ]
 
@@ -67,7 +73,7 @@ def assert_fast(compiled):
         assert report["wgmma"] > 3 * report["wgmma_waits"] > 0, (words, report)
         assert report["mma_sync"] == 0, (words, report)
         # Scalars of two warpgroups, which each keep two sums, scores and their gradients in registers.
-        most = 3 * MOST_SPILLS if words[0] == "backward" else 16
+        most = 3 * MOST_SPILLS if words[0] in ("backward", "query") else 16
         assert report["spill_instructions"] <= most, (words, report)
 
 

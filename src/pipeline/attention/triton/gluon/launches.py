@@ -15,15 +15,17 @@ from pipeline.attention.triton.direct_launch import (
     strides,
 )
 from pipeline.attention.triton.gluon.backward import hopper_backward_kernel
-from pipeline.attention.triton.gluon.backward_wide import hopper_wide_backward_kernel
 from pipeline.attention.triton.gluon.forward import hopper_forward_kernel
 from pipeline.attention.triton.gluon.forward_narrow import hopper_narrow_forward_kernel
+from pipeline.attention.triton.gluon.key_value_wide import hopper_wide_key_value_kernel
+from pipeline.attention.triton.gluon.query_wide import hopper_wide_query_kernel
 from pipeline.attention.triton.gluon.schedule import heads_together
 from pipeline.attention.triton.gluon.tiles import (
     BackwardTiles,
     ForwardTiles,
+    KeyValueTiles,
     NarrowForwardTiles,
-    WideBackwardTiles,
+    QueryTiles,
 )
 from pipeline.attention.triton.gpu import gpu_of
 from pipeline.attention.triton.mask import CAUSAL
@@ -38,7 +40,7 @@ WORK_OF_ENDS = 1
 def forward_launch(problem: Problem, tiles: ForwardTiles | NarrowForwardTiles) -> Launch:
     """Return what launches the forward kernel of these tiles with q, k, v, output and log-sum-exp."""
     q, k, v, is_causal = problem.q, problem.k, problem.v, problem.band == CAUSAL
-    work = _forward_work(q, k, is_causal, tiles)
+    work = _work_by_queries(q, k, is_causal, tiles)
     programs = gpu_of(q.device).multiprocessors
     if isinstance(tiles, NarrowForwardTiles):
         programs *= tiles.programs_per_sm
@@ -54,13 +56,14 @@ def forward_launch(problem: Problem, tiles: ForwardTiles | NarrowForwardTiles) -
 
 
 def backward_launch(
-    problem: Problem, q: Traits, k: Traits, v: Traits, do: Traits, tiles: BackwardTiles | WideBackwardTiles
+    problem: Problem, q: Traits, k: Traits, v: Traits, do: Traits, tiles: BackwardTiles | KeyValueTiles
 ) -> Launch:
     """Return what launches the backward kernel, with q, k, v, do, lse_log2, delta, dq_sum, dk and dv.
 
-    Of the problem the inputs may now lie in another way.
+    Of the problem the inputs may now lie in another way. dq_sum is None where dq has a kernel of its own.
     """
     is_causal = problem.band == CAUSAL
+    dq_sum = None if isinstance(tiles, KeyValueTiles) else torch.float32
     first_keys = np.arange(0, k.shape[-2], tiles.block_keys)
     queries_seen = np.full(len(first_keys), q.shape[-2])
     if is_causal:
@@ -70,7 +73,7 @@ def backward_launch(
     return compile_launch(
         backward_kernel(tiles),
         n_programs,
-        [*[q.dtype] * 4, *[torch.float32] * 3, q.dtype, q.dtype],
+        [*[q.dtype] * 4, *[torch.float32] * 2, dq_sum, q.dtype, q.dtype],
         [*(stride for given in (q, k, v, do) for stride in _strides(given)), *sizes, problem.scale, problem.scale_log2],
         backward_constants(
             tiles, is_causal, heads_per_kv(q, k), q.shape[-1], has_part_tile=k.shape[-2] % tiles.block_keys != 0
@@ -79,7 +82,24 @@ def backward_launch(
     )
 
 
-def _forward_work(q: Traits, k: Traits, is_causal: bool, tiles: ForwardTiles | NarrowForwardTiles) -> np.ndarray:
+def query_launch(problem: Problem, q: Traits, k: Traits, v: Traits, do: Traits, tiles: QueryTiles) -> Launch:
+    """Return what launches the kernel for dq alone, with q, k, v, do, lse_log2, delta and dq."""
+    is_causal = problem.band == CAUSAL
+    work = _work_by_queries(q, k, is_causal, tiles)
+    n_programs, sizes = _programs_and_sizes(q, k, math.prod(q.shape[:-2]), work, gpu_of(q.device).multiprocessors)
+    return compile_launch(
+        hopper_wide_query_kernel,
+        n_programs,
+        [*[q.dtype] * 4, *[torch.float32] * 2, q.dtype],
+        [*(stride for given in (q, k, v, do) for stride in _strides(given)), *sizes, problem.scale, problem.scale_log2],
+        query_constants(tiles, is_causal, heads_per_kv(q, k), q.shape[-1]),
+        OPTIONS,
+    )
+
+
+def _work_by_queries(
+    q: Traits, k: Traits, is_causal: bool, tiles: ForwardTiles | NarrowForwardTiles | QueryTiles
+) -> np.ndarray:
     """Return how many blocks of keys each tile of queries goes through, most first, and what its ends take."""
     first_queries = np.arange(0, q.shape[-2], tiles.block_queries)
     keys_seen = np.full(len(first_queries), k.shape[-2])
@@ -133,13 +153,13 @@ def forward_constants(
     }
 
 
-def backward_kernel(tiles: BackwardTiles | WideBackwardTiles) -> Any:
+def backward_kernel(tiles: BackwardTiles | KeyValueTiles) -> Any:
     """Return the backward kernel that has such tiles."""
-    return hopper_wide_backward_kernel if isinstance(tiles, WideBackwardTiles) else hopper_backward_kernel
+    return hopper_wide_key_value_kernel if isinstance(tiles, KeyValueTiles) else hopper_backward_kernel
 
 
 def backward_constants(
-    tiles: BackwardTiles | WideBackwardTiles, is_causal: bool, per_kv: int, head_dim: int, has_part_tile: bool
+    tiles: BackwardTiles | KeyValueTiles, is_causal: bool, per_kv: int, head_dim: int, has_part_tile: bool
 ) -> dict[str, int | bool]:
     """Return the backward kernel's compile-time arguments; has_part_tile: the last tile has keys beyond the last."""
     shared = {
@@ -151,9 +171,20 @@ def backward_constants(
         "STAGES": tiles.stages,
         "REGISTERS": tiles.registers,
     }
-    if isinstance(tiles, WideBackwardTiles):
-        return {**shared, "DO_STAGES": tiles.do_stages}
+    if isinstance(tiles, KeyValueTiles):
+        return shared
     return {**shared, "BLOCK_QUERIES": tiles.block_queries}
+
+
+def query_constants(tiles: QueryTiles, is_causal: bool, per_kv: int, head_dim: int) -> dict[str, int | bool]:
+    """Return the compile-time arguments of the kernel for dq."""
+    return {
+        "CAUSAL": is_causal,
+        "HEADS_PER_KV": per_kv,
+        "HEAD_DIM": head_dim,
+        "WIDTH": tile_width(head_dim),
+        "REGISTERS": tiles.registers,
+    }
 
 
 def _strides(given: Traits) -> tuple[int, int, int]:

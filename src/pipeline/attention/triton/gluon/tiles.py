@@ -48,13 +48,21 @@ class BackwardTiles:
 
 
 @dataclass(frozen=True)
-class WideBackwardTiles:
-    """The tiles of the backward kernel for wide heads: of 64 keys and queries."""
+class KeyValueTiles:
+    """The tiles of the kernel for dk and dv alone: of 64 keys and queries."""
 
     stages: int
-    do_stages: int
     registers: int
     block_queries: ClassVar[int] = GROUP_ROWS
+    block_keys: ClassVar[int] = GROUP_ROWS
+
+
+@dataclass(frozen=True)
+class QueryTiles:
+    """The tiles of the kernel for dq alone: of 128 queries, two warpgroups having 64 each, and 64 keys."""
+
+    registers: int
+    block_queries: ClassVar[int] = 2 * GROUP_ROWS
     block_keys: ClassVar[int] = GROUP_ROWS
 
 
@@ -67,11 +75,13 @@ FORWARD: dict[int, ForwardTiles | NarrowForwardTiles] = {
     128: ForwardTiles(groups=2, block_keys=128, stages=2, registers=240),
     256: ForwardTiles(groups=2, block_keys=64, stages=2, registers=240, o_in_q=True),
 }
-BACKWARD: dict[int, BackwardTiles | WideBackwardTiles] = {
+BACKWARD: dict[int, BackwardTiles | KeyValueTiles] = {
     64: BackwardTiles(block_queries=128, stages=2, registers=240),
     128: BackwardTiles(block_queries=64, stages=2, registers=240),
-    256: WideBackwardTiles(stages=2, do_stages=1, registers=240),
+    256: KeyValueTiles(stages=2, registers=240),
 }
+# Where dq has a kernel of its own.
+QUERY = {256: QueryTiles(registers=240)}
 LONG_KEYS = 2048  # from so many on
 # With fewer queries or keys the plain kernels are as fast or faster.
 SHORTEST = {64: 512, 128: 256, 256: 512}
