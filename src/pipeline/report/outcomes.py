@@ -15,6 +15,7 @@ from pipeline.report.tables import outcome
 
 WORTH_IT = 1.1
 MOST_REASONS = 2
+OUT_OF_MEMORY = "CUDA out of memory"
 
 
 def nothing_measured(rows: pd.DataFrame) -> Markdown:
@@ -40,17 +41,18 @@ def not_measured(rows: pd.DataFrame, by: str) -> Markdown:
         for key, group in told
     ]
     return say(
-        "{failed} of {figures} {were} missing: {whys}{left}.",
+        "{failed} of {figures} {are} missing: {whys}{left}.",
         failed=count(len(failed)),
         figures=counted(len(rows), "figure"),
-        were="was" if len(failed) == 1 else "were",
+        are="is" if len(failed) == 1 else "are",
         whys=Markdown("; ").join(whys),
         left=f"; {count(left)} for other reasons" if left else "",
     )
 
 
 def _why(status: str, reason: str) -> str:
-    return f"{outcome(status, None)}, {reason.partition('. ')[0]}".rstrip(" ,.")
+    why = reason.partition(". ")[0].rstrip(".")
+    return why if why.startswith(OUT_OF_MEMORY) else f"{outcome(status, None)}: {why}".rstrip(" :")
 
 
 def _times(group: pd.DataFrame, groups: Sequence[object]) -> str:

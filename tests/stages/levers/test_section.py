@@ -3,6 +3,7 @@ import re
 
 import pytest
 
+from pipeline.report.lever_words import WORDS
 from pipeline.report.page_parts import MOST_TABLE_ROWS
 from pipeline.stages.levers.cell import LEVERS
 from pipeline.stages.levers.report import section, selection
@@ -37,16 +38,25 @@ def test_the_section_is_whole_and_shows_its_figure(rendered, name):
 
 def test_the_answer_names_what_buys_most_alone_and_the_fastest_combination_of_the_largest_model(rendered):
     text = rendered["NVIDIA H200"].text
-    assert re.search(r"\*\*xl at context 1024: alone, sdpa gains most, 1\.3\d×\.", text)
+    assert re.search(r"\*\*xl at context 1024: alone, SDPA gains most, 1\.3\d×\.", text)
     assert re.search(
-        r"Together, fused \+ sdpa \+ compile \+ graph \+ bf16_weights gain most: 3\d\d ms → 1\d\d ms", text
+        r"Together, fused AdamW, SDPA, torch.compile, a CUDA graph and bf16 weights gain most: 3\d\d ms → 1\d\d ms", text
     )
 
 
 def test_without_levers_alone_nothing_is_said_of_them(make_rows):
     rows = make_rows("NVIDIA H200")
     answer = section.build(rows[(rows["levers"] == "eager") | rows["levers"].str.contains("+", regex=False)]).answer
-    assert answer.startswith("xl at context 1024: together, fused + ")
+    assert answer.startswith("xl at context 1024: together, fused AdamW, ")
+    assert answer.endswith("None of them was measured alone.")
+
+
+def test_the_method_says_what_is_wrong_and_speaks_of_bf16_weights_only_where_they_are(make_rows):
+    rows = make_rows("NVIDIA H200")
+    assert "where it differs from eager's by more than 10% of what eager's has fallen by. Weights in bf16" in (
+        section.build(rows).method
+    )
+    assert "Weights in bf16" not in section.build(rows[~rows["levers"].str.contains("bf16_weights")]).method
 
 
 def test_the_figure_s_title_names_a_context_once(make_rows):
@@ -57,7 +67,7 @@ def test_the_figure_s_title_names_a_context_once(make_rows):
 def test_the_table_has_each_lever_alone_then_those_that_join_one_after_the_other(rendered):
     table = rendered["NVIDIA H200"].text.split("how many times as fast as eager:")[1].split("\n\n")[1]
     steps = [line.split("|")[1].strip() for line in table.splitlines()[2:]]
-    alone = [name for name in LEVERS if name in steps]
+    alone = [WORDS[name] for name in LEVERS if WORDS[name] in steps]
     assert steps[: 1 + len(alone)] == ["eager", *alone]
     joined = [name.split(" + ") for name in steps[1 + len(alone) :]]
     assert [len(names) for names in joined] == [2, 3, 4, 5, 6]
@@ -68,12 +78,12 @@ def test_the_table_has_each_lever_alone_then_those_that_join_one_after_the_other
 
 def test_what_changes_the_loss_is_wrong_and_no_time(rendered):
     text = rendered["NVIDIA H200"].text
-    assert "with flash)" in text
+    assert "with our flash attention)" in text
 
 
 def test_what_a_cpu_lacks_has_no_row_and_what_it_has_is_compared(rendered):
     text = rendered["AMD EPYC"].text
-    assert "| graph " not in text
+    assert "| a CUDA graph " not in text
     assert "peak GB" not in text
 
 
@@ -136,7 +146,7 @@ def test_nothing_is_gained_over_an_unstable_step(make_rows):
 def test_an_unstable_lever_is_not_the_one_that_gains_most(make_rows):
     rows = make_rows("AMD EPYC")
     rows.loc[rows["levers"] == "sdpa", "status"] = "unstable"
-    assert "alone, fused gains most" in section.build(rows).answer
+    assert "alone, fused AdamW gains most" in section.build(rows).answer
 
 
 def test_a_combination_within_the_quartiles_of_the_best_lever_gains_hardly_more(make_rows):

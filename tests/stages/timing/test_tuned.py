@@ -61,6 +61,7 @@ def test_where_only_wrong_combinations_are_left_the_column_says_so(make_rows):
     assert tuned_steps(pd.DataFrame([step("large")]), wrong)["is_wrong"].all()
     built = section.build(make_rows("h200"), {"ceilings": pd.DataFrame({"reason": []}), "levers": wrong})
     cells = built.headline[0].cells
+    assert "; wrong: its loss is then too far from the eager one." in built.headline[0].title
     assert list(cells.loc[cells["model"].str.startswith("large"), "tuned"]) == ["wrong"]
 
 
@@ -72,7 +73,7 @@ def test_the_first_screen_has_a_column_of_tuned_steps_where_they_were_measured(m
     assert tuned["large"] == "102,400"
     assert set(tuned.drop("large")) == {"–"}
     assert len(table.cells.columns) == MAX_COLUMNS
-    assert " tuned: tokens/s with fused + sdpa + compile + graph." in table.title
+    assert " tuned: tokens/s with fused AdamW, SDPA, torch.compile and a CUDA graph." in table.title
     assert {model["size"]: model["tuned_with"] for model in built.models}["large"] == BEST
     without = section.build(rows, {"ceilings": pd.DataFrame({"reason": []}), "levers": pd.DataFrame()}).headline[0]
     assert "tuned" not in without.cells

@@ -17,6 +17,7 @@ from pipeline.report.charts import (
     quartiles,
     records,
 )
+from pipeline.report.lever_words import joined
 from pipeline.report.table_rows import ok
 from pipeline.stages.levers.cell import EAGER, LEVERS
 from pipeline.stages.levers.report.selection import ladder, largest, models, ordered, with_gain
@@ -81,5 +82,5 @@ def _one_model(model: pd.DataFrame) -> pd.DataFrame:
         ladder=steps.index.isin(ladder(model).index),
         text=[f"{gain:.2f}×" for gain in steps["gain"]],
         peak_gb=steps["peak_bytes"] / 1e9 if "peak_bytes" in steps else None,
-        levers=steps["levers"].str.replace("+", " + "),
+        levers=steps["levers"].map(joined),
     )

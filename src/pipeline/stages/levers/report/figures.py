@@ -6,6 +6,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from pipeline.report.figures import BLACK, new_figure, shared_legend, stamp, style_for
+from pipeline.report.lever_words import joined
 from pipeline.report.table_rows import ok
 from pipeline.stages.levers.cell import EAGER
 from pipeline.stages.levers.report.selection import models, rank, with_gain
@@ -24,7 +25,7 @@ def gains(rows: pd.DataFrame) -> Figure:
         style = style_for(size) | {"linestyle": ""}
         axes.plot(model["gain"], model["levers"].map(names.index), label=f"{size}, {context_length}", **style)
     axes.axvline(1, color=BLACK, linewidth=1)
-    axes.set_yticks(range(len(names)), [fill(name.replace("+", " + "), LABEL_COLUMNS) for name in names], fontsize=9)
+    axes.set_yticks(range(len(names)), [fill(joined(name), LABEL_COLUMNS) for name in names], fontsize=9)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.set_xlim(left=0)
     axes.set_xlabel("times faster than the eager step")

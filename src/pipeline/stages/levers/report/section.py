@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from pipeline.cells.rows import WITH_FIGURES
+from pipeline.report.lever_words import WORDS, joined, listed
 from pipeline.report.outcomes import clear_gain, not_measured, nothing_measured
 from pipeline.report.page_parts import MOST_TABLE_ROWS, Action, Figure, Section, Table, say
 from pipeline.report.section import count, data_size, listing, ms, number, percent, ratio
@@ -25,20 +26,7 @@ from pipeline.stages.levers.report.selection import (
 
 TITLE = "What does each optimization buy, alone and together?"
 LOSS_DIGITS = 4
-WORDS = {
-    "fused": "fused AdamW",
-    "flash": "our flash attention",
-    "sdpa": "SDPA",
-    "compile": "torch.compile",
-    "graph": "a CUDA graph",
-    "checkpointing": "checkpoints",
-}
 TOPICS = {"fused": "optimizer", "compile": "compile", "graph": "graph"}  # of other stages' actions
-METHOD = (
-    "bf16 autocast, whole steps by the host clock, medians; loss of the last checked step. Weights and batch are the"
-    " same for all: a lever that moves the loss by more than rounding does is wrong and has no times. Weights in bf16"
-    " round small updates away; their loss shows how many."
-)
 
 
 def build(rows: pd.DataFrame) -> Section:
@@ -46,7 +34,7 @@ def build(rows: pd.DataFrame) -> Section:
     rows = ordered(rows)
     found = models(rows)
     missing = not_measured(
-        rows.assign(what=[f"{row['size']} with {_levers(row)}" for _, row in rows.iterrows()]), "what"
+        rows.assign(what=[f"{row['size']} with {listed(row['levers'])}" for _, row in rows.iterrows()]), "what"
     )
     if not found:
         nothing = "No lever was measured beside the eager step. " + missing
@@ -58,17 +46,25 @@ def build(rows: pd.DataFrame) -> Section:
         "",
         _answer(model),
         parts=[Figure("gains", title, figures.gains(rows)), _table(model), missing],
-        method=METHOD,
+        method=_method(rows),
         actions=_actions(model, rows),
     )
 
 
+def _method(rows: pd.DataFrame) -> str:
+    words = (
+        "bf16 autocast, whole steps by the host clock, medians. All start from the same weights and train on the same "
+        f"batch. The loss is that of step {rows['setting_checked_steps'].max()}: a combination is wrong, and has no "
+        f"times, where it differs from eager's by more than {percent(rows['setting_loss_tolerance'].max())} of what "
+        "eager's has fallen by."
+    )
+    if rows["levers"].str.contains("bf16_weights", regex=False).any():
+        words += " Weights in bf16 round small updates away: their loss shows how many, and does not make them wrong."
+    return words
+
+
 def _name(row: pd.Series) -> str:
     return f"{row['size']} at context {int(row['context_length'])}"
-
-
-def _levers(row: pd.Series) -> str:
-    return str(row["levers"]).replace("+", " + ")
 
 
 def _most_gained(found: Sequence[pd.DataFrame]) -> str:
@@ -89,19 +85,22 @@ def _answer(model: pd.DataFrame) -> str:
     base, stable = eager(model), model[model["status"] == "ok"]
     if base["status"] == "unstable":
         words = f"the eager step, {ms(base['median_ms'])}, is unstable, so what each lever gains is not known"
-        best = f"; the fastest that is stable, {_levers(fastest(stable))}, takes {ms(fastest(stable)['median_ms'])}"
+        best = f"; the fastest that is stable, {listed(fastest(stable)['levers'])}, takes {ms(fastest(stable)['median_ms'])}"
         return f"{_name(base)}: {words}{best if len(stable) else ''}."
     top, singles = fastest(stable), alone(stable)
     single = fastest(singles) if len(singles) else base
     words = []
     if single["median_ms"] < base["median_ms"]:
-        words.append(f"alone, {_levers(single)} gains most, {ratio(base['median_ms'] / single['median_ms'])}.")
+        words.append(f"alone, {listed(single['levers'])} gains most, {ratio(base['median_ms'] / single['median_ms'])}.")
     elif len(singles):
         words.append("no lever alone shortens a step.")
     if top["levers"] not in (EAGER, single["levers"]):
         clear = top["q3_ms"] < single["q1_ms"]
         together = "gain most" if clear else "gain hardly more"
-        words.append(f"{'Together' if words else 'together'}, {_levers(top)} {together}: {_change(base, top)}.")
+        start = "Together, " if words else "together, "
+        words.append(f"{start}{listed(top['levers'])} {together}: {_change(base, top)}.")
+        if alone(model).empty:
+            words.append("None of them was measured alone.")
     return f"{_name(base)}: {' '.join(words) or 'nothing shortens a step.'}"
 
 
@@ -117,7 +116,7 @@ def _table(model: pd.DataFrame) -> Table:
     steps, single = ladder(with_gain(model)), alone(with_gain(model))
     shown = pd.concat([steps.head(1), single.head(MOST_TABLE_ROWS - len(steps)), steps.iloc[1:]])
     shown = shown[shown["status"] != "skipped"].drop_duplicates("levers").reset_index(drop=True)
-    table = pd.DataFrame([{"with": _levers(row), **_figures(row)} for _, row in shown.iterrows()])
+    table = pd.DataFrame([{"with": joined(row["levers"]), **_figures(row)} for _, row in shown.iterrows()])
     table["ms (× eager)"] = with_outcomes(table["ms (× eager)"], shown.assign(reason=None))
     title = f"A step of {_name(shown.iloc[0])}; in brackets how many times as fast as eager:"
     return Table(title, table.loc[:, (table != "").any()])
@@ -156,5 +155,5 @@ def _actions(model: pd.DataFrame, rows: pd.DataFrame) -> list[Action]:
     why += f" Alone: {gains}." if len(names) > 1 and gains else ""
     wrong = rows[(rows["levers"] == top["levers"]) & (rows["status"] == "wrong")]
     why += f" For {listing(wrong['size'].unique())} its loss fails the check." if len(wrong) else ""
-    what = say("**Train with {levers}.**", levers=listing(WORDS[name] for name in names))
+    what = say("**Train with {levers}.**", levers=listed(top["levers"]))
     return [Action(1, what, why, covers=[TOPICS[name] for name in names if name in TOPICS])]

@@ -134,8 +134,9 @@ def _advise(table: pd.DataFrame, rank: int, what: str, topic: str, more: str = "
 
 
 def _least(row: pd.Series) -> str:
-    idle = _idle(row["other_idle_pct"], ", where the GPU then idles {}")
-    return f"; the least gain is {ratio(row['ratio'])}, of {_at(row)}{idle}"
+    idle = _idle(row["other_idle_pct"], ", for the GPU then idles {} of the time")
+    what = "gains least" if row["ratio"] >= 1 else "gets slower"
+    return f"; {_at(row)} {what} ({ratio(row['ratio'])}){idle}"
 
 
 def _idle(idle_pct: float, words: str) -> str:

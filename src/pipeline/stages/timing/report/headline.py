@@ -8,6 +8,7 @@ import pandas as pd
 
 from pipeline.formulas.parameters import parameter_count
 from pipeline.formulas.sizes import SIZES
+from pipeline.report.lever_words import listed
 from pipeline.report.page_parts import Table
 from pipeline.report.section import count, number, percent
 from pipeline.report.table_rows import known
@@ -66,12 +67,12 @@ def written(value: Any, form: Callable[..., str] = number) -> str:
     return "–" if pd.isna(value) else form(value)
 
 
-def _title(steps: pd.DataFrame, rows: pd.DataFrame, shown: Iterable[str], tuned_with: Sequence[str]) -> str:
+def _title(steps: pd.DataFrame, rows: pd.DataFrame, shown: Mapping[str, pd.Series], tuned_with: Sequence[str]) -> str:
     """Say what the first screen's table is of, and what its columns mean that do not say it themselves."""
     first, longest = steps.iloc[0], rows["context_length"].max()
     peak = known(steps, "peak_tflops_per_s", "peak_source")
     legend = {
-        "tuned": f"tokens/s with {' or '.join(names.replace('+', ' + ') for names in tuned_with)}",
+        "tuned": _tuned(shown.get("tuned", []), tuned_with),
         "× fp32": "times as fast as in fp32 without TF32, where both times are stable",
         "GPU idle": "share of the step in which no kernel runs",
         "limited by": f"host where the GPU idles {IDLE_PCT:g}% or more",
@@ -83,10 +84,15 @@ def _title(steps: pd.DataFrame, rows: pd.DataFrame, shown: Iterable[str], tuned_
     precision = "bf16 autocast" if first["precision"] == "bf16" else first["precision"]
     longest = "" if first["context_length"] == longest else ", the longest that all of these fit"
     return (
-        f"Whole training steps in {precision}, otherwise plain PyTorch (eager, naive attention, the default AdamW), "
+        f"Whole training steps in {precision}, otherwise plain PyTorch (eager, plain attention, the default AdamW), "
         f"batch {first['batch_size']}, context {first['context_length']}{longest}."
         + "".join(f" {name}: {words}." for name, words in legend.items())
     )
+
+
+def _tuned(cells: Iterable[str], levers: Sequence[str]) -> str:
+    words = f"tokens/s with {' or '.join(map(listed, levers)) or 'the best optimizations'}"
+    return f"{words}; wrong: its loss is then too far from the eager one" if "wrong" in set(cells) else words
 
 
 def _shape(row: pd.Series) -> str:
@@ -107,6 +113,6 @@ def finding(steps: pd.DataFrame, reached: Mapping[str, float]) -> str:
     return (
         f"Eager steps reach {number(most['model_tflops_per_s'])} TFLOP/s at most ({most['size']}, {most['precision']})"
         + (f"; a matrix product alone reaches {number(product)}" if product else "")
-        + (f". The host limits some steps of up to {number(max(waits) / TERA)} TFLOP of work" if waits else "")
+        + (f". The host limits some of the steps with up to {number(max(waits) / TERA)} TFLOP of work" if waits else "")
         + "."
     )

@@ -54,5 +54,8 @@ def _precision(gained: pd.DataFrame) -> str:
 def _compile(gained: pd.DataFrame, precision: str) -> str:
     gained = gained[gained["precision"] == precision]
     unstable = gained["is_stable"].map({True: "", False: " (unstable)"})
-    parts = ", ".join(gained["size"] + " " + gained["ratio"].map(ratio) + unstable)
-    return f"The time of an eager step over that of a compiled one ({precision}): {parts}." if parts else ""
+    contexts = gained["context_length"].unique()
+    at = f", context {contexts[0]}" if len(contexts) == 1 else ""
+    names = gained["size"] + ("" if at else " at context " + gained["context_length"].astype(str))
+    parts = ", ".join(names + " " + gained["ratio"].map(ratio) + unstable)
+    return f"The time of an eager step over that of a compiled one ({precision}{at}): {parts}." if parts else ""

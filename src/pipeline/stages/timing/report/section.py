@@ -25,7 +25,9 @@ from pipeline.stages.timing.report.tuned import tuned_steps
 
 ACHIEVED = "Achieved TFLOP/s against the work of one training step"
 TITLE, EXERCISE = "How fast does each model train?", "benchmarking_script, torch_compile"
-METHOD = "Host clock with a synchronize on both sides; phases one by one, then whole steps; medians."
+METHOD = (
+    "Host clock with a synchronize on both sides, medians: of each phase, then of whole steps, which wait only once."
+)
 GPU_METHOD = " The GPU is busy while a kernel or copy runs, in steps profiled after the timed ones."
 PHASES = {"forward": "forward", "backward": "backward", "optimizer": "optimizer", "train_step": "step"}
 
@@ -45,7 +47,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame] | None = None) 
         _answer(steps),
         parts=[
             *_phases(rows, precision, context_length),
-            not_measured(warm(rows), "precision"),
+            not_measured(warm(rows).assign(what=lambda shown: shown["size"] + " in " + shown["precision"]), "what"),
         ],
         method=METHOD if known(steps, "gpu_busy_ms").empty else METHOD + GPU_METHOD,
         actions=actions(rows, precision),

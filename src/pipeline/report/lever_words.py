@@ -1,0 +1,27 @@
+"""What the optimizations of a training step are called: rows name them in code, `fused+sdpa`."""
+
+from pipeline.report.section import listing
+
+WORDS = {
+    "fused": "fused AdamW",
+    "flash": "our flash attention",
+    "sdpa": "SDPA",
+    "compile": "torch.compile",
+    "graph": "a CUDA graph",
+    "bf16_weights": "bf16 weights",
+    "checkpointing": "checkpoints",
+}
+
+
+def joined(levers: str) -> str:
+    """Write a combination for a table: `fused AdamW + SDPA`; `eager` stays."""
+    return " + ".join(_words(levers))
+
+
+def listed(levers: str) -> str:
+    """Write a combination for a sentence: `fused AdamW, SDPA and a CUDA graph`."""
+    return listing(_words(levers))
+
+
+def _words(levers: str) -> list[str]:
+    return [WORDS.get(name, name) for name in levers.split("+")]
