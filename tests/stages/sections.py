@@ -21,7 +21,7 @@ EMPTY_TABLE = re.compile(r"^(\|.*)\n\|[ :|-]+\|\n(?!\|)", flags=re.MULTILINE)
 # A page of 896 px, as GitHub shows it: letters of its text and code, and what stands around a cell, in px.
 PAGE_PX, TEXT_PX, CODE_PX, PADDING_PX = 896, 7.5, 8.2, 27
 # What `pipeline.report.outcomes.not_measured` says: counts of rows.
-COUNTS = re.compile(r"^.*\bfigures? (?:was|were) missing\b.*$", flags=re.MULTILINE)
+COUNTS = re.compile(r"^.*\bfigures? (?:is|are) missing\b.*$", flags=re.MULTILINE)
 MOST_ROUNDS = 12
 SOME_CELLS = 2
 # Columns that may hold any text, and text that has whatever Markdown, HTML and Matplotlib's formulas take for theirs.

@@ -40,7 +40,8 @@ def test_the_answer_names_what_buys_most_alone_and_the_fastest_combination_of_th
     text = rendered["NVIDIA H200"].text
     assert re.search(r"\*\*xl at context 1024: alone, SDPA gains most, 1\.3\d×\.", text)
     assert re.search(
-        r"Together, fused AdamW, SDPA, torch.compile, a CUDA graph and bf16 weights gain most: 3\d\d ms → 1\d\d ms", text
+        r"Together, fused AdamW, SDPA, torch.compile, a CUDA graph and bf16 weights gain most: 3\d\d ms → 1\d\d ms",
+        text,
     )
 
 

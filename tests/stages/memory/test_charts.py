@@ -30,7 +30,7 @@ def test_the_line_joins_the_variants_that_none_beats_in_both(chart):
 
 
 def test_what_ran_out_of_memory_is_named_and_not_drawn(chart):
-    assert "eager: OOM" in chart.note
+    assert "plain attention: OOM" in chart.note
     assert all(row["peak_gb"] > 0 for row in chart.rows)
 
 

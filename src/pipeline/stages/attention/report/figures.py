@@ -22,7 +22,6 @@ from pipeline.stages.attention.report.facts import (
     Limit,
     problems,
     shape_of,
-    without_workspace,
 )
 
 WORDS = {"peak_bytes": "peak", "saved_bytes": "saved"}
@@ -31,7 +30,7 @@ WORDS = {"peak_bytes": "peak", "saved_bytes": "saved"}
 def memory(rows: pd.DataFrame, limit: Limit) -> Drawing:
     """Draw bytes over length at one head_dim: lines by formula, the limit, and markers as counted.
 
-    Markers are of peaks, without workspaces; on a CPU, where no peak is counted, of what is saved for backward.
+    Markers are of peaks; on a CPU, where no peak is counted, of what is saved for backward.
     """
     figure, panels = new_figure()
     axes = panels[0, 0]
@@ -47,11 +46,11 @@ def memory(rows: pd.DataFrame, limit: Limit) -> Drawing:
         axes.plot(lengths, np.array(sizes) / 1e9, color=grey, linestyle=line, label=f"{WORDS[column]}, by formula")
     counted = "peak_bytes" if len(known(rows, "peak_bytes")) else "saved_bytes"
     for mode in MODES:
-        seen = known(without_workspace(problems(rows, mode)), counted)
+        seen = known(problems(rows, mode), counted)
         if len(seen):
             look = style_for(mode) | {"linestyle": ""}
             axes.plot(seen["seq_len"], seen[counted] / 1e9, label=f"{WORDS[counted]}, {mode}", **look)
-    axes.axhline(limit.memory_bytes / 1e9, color=BLACK, linewidth=1, linestyle="--", label="memory of the machine")
+    axes.axhline(limit.memory_bytes / 1e9, color=BLACK, linewidth=1, linestyle="--", label="can be allocated")
     lengths_axis(axes, shapes["seq_len"], "sequence length")
     log_values_axis(axes, "memory (GB)")
     backward = rows[rows["phase"] == "backward"]

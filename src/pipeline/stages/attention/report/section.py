@@ -25,13 +25,14 @@ TITLE = "Where does plain attention run out of memory?"
 EXERCISE = "pytorch_attention, torch_compile (a)"
 METHOD = (
     "softmax(q kᵀ / √head_dim) v with the whole score matrix in memory, in fp32. Host clock, from one synchronised"
-    " moment to the next; eager and compiled take turns; medians. The formula leaves out libraries' workspaces."
+    " moment to the next; eager and compiled take turns; medians. Memory is without the libraries' workspaces, as it is"
+    " in the formula."
 )
 
 
 def build(rows: pd.DataFrame) -> Section:
     """Return the section of the attention stage, from all its rows."""
-    rows = host_times(rows)
+    rows = without_workspace(host_times(rows))
     if ok(eager(rows)).empty:
         return Section(TITLE, EXERCISE, nothing_measured(rows))
     shown = usual(rows)
@@ -53,7 +54,7 @@ def _where_it_ends(end: Limit | None) -> str:
     seen = f"{end.shortest_oom} ran out" if end.shortest_oom else "and nothing tried ran out"
     return (
         f"Eager forward and backward (batch {end.shape.batch_size}, one head of {end.shape.head_dim}, fp32) fit into "
-        f"this machine's {data_size(end.memory_bytes)} up to length {end.longest_by_formula:,} by formula; {done}, "
+        f"the {data_size(end.memory_bytes)} that can be allocated up to length {end.longest_by_formula} by formula; {done}, "
         f"{seen}."
     )
 
@@ -71,8 +72,8 @@ def _memory_figure(rows: pd.DataFrame, end: Limit | None) -> list[Figure]:
     if end is None:
         return []
     title = (
-        f"Eager attention's peak passes this machine's {data_size(end.memory_bytes)} at length "
-        f"{end.longest_by_formula:,}, for it grows with the square of the length"
+        f"Eager attention's peak passes the {data_size(end.memory_bytes)} that can be allocated at length "
+        f"{end.longest_by_formula}, for it grows with the square of the length"
     )
     return [Figure("memory", title, figures.memory(rows, end))]
 
@@ -86,9 +87,9 @@ def _agreement(rows: pd.DataFrame, shown: pd.DataFrame) -> str:
         sentences.append(f"The formula is wrong about what fits at head_dim {wrong}.")
     elif any(end.shortest_oom for end in ends):
         sentences.append("What fitted and what ran out agrees with the formula at every head_dim.")
-    for _, row in known(without_workspace(problems(shown, "eager")), "peak_bytes").tail(1).iterrows():
+    for _, row in known(problems(shown, "eager"), "peak_bytes").tail(1).iterrows():
         over = ratio(row["peak_bytes"] / row["model_peak_bytes"])
-        sentences.append(f"At length {row['seq_len']} the peak counted without workspaces is {over} the formula's.")
+        sentences.append(f"At length {row['seq_len']} the peak is {over} the formula's.")
     return " ".join(sentences)
 
 
@@ -130,8 +131,7 @@ def _attention_problem(rows: pd.DataFrame, end: Limit | None) -> list[Problem]:
         f"{', which ran out,' if end.shortest_oom else ''} the peak is "
         f"{data_size(attention.peak_bytes(problem, ELEMENT_BYTES, end.device_type))}, of which each score matrix is "
         f"{data_size(problem.scores * ELEMENT_BYTES)}. {growth}FlashAttention keeps the log-sum-exp of each query "
-        f"instead: {data_size(attention.flash_saved_bytes(problem))} in place of "
-        f"{data_size(attention.saved_bytes(problem, ELEMENT_BYTES))}."
+        f"in place of the scores, {data_size(attention.flash_saved_bytes(problem))}."
     )
     return [Problem("pytorch_attention", answer)]
 

@@ -67,7 +67,7 @@ def _flash_first(shown: Sequence[Recording]) -> list[Action]:
         fits = _find(shown, ran_out, attention="flash")
         if ran_out.status == "oom" and fits:
             where = f"context {ran_out.cell.context_length} in {ran_out.cell.precision}"
-            why += f" At {where} naive attention runs out of memory and flash attention peaks at {fits.size}."
+            why += f" At {where} plain attention runs out of memory and flash attention peaks at {fits.size}."
     return [Action(2, Markdown("**Use flash attention before checkpointing.**"), Markdown(why), "attention")]
 
 

@@ -9,7 +9,7 @@ from pipeline.formulas.peak_memory import predict_peaks
 from pipeline.report.page_parts import Problem
 from pipeline.report.section import counted, data_size, listing, number
 from pipeline.stages.memory.cell import Cell
-from pipeline.stages.memory.report.facts import Recording
+from pipeline.stages.memory.report.facts import ATTENTION_WORDS, Recording
 
 
 def problems(recorded: Sequence[Recording]) -> list[Problem]:
@@ -83,7 +83,8 @@ def _best_interval(steps: Sequence[Recording]) -> str:
     predicted = min(range(1, layers + 1), key=lambda every: _predicted_before_update(ones[0], every))
     named = listing(f"{data_size(peaks[n])} with {ones[n].checkpoints} ({ones[n].time})" for n in shown)
     return (
-        f"{ones[0].setting}, {ones[0].cell.attention}: forward and backward peak at {named}; of the measured intervals "
+        f"{ones[0].setting}, {ATTENTION_WORDS[ones[0].cell.attention]}: forward and backward peak at {named}; of the "
+        "measured intervals "
         f"{ones[best].cell.checkpoint_every} is best, by formula {predicted} of 1 to {layers}. One level of "
         "checkpoints costs N/k inputs and k blocks' tensors; here a block saves as much as "
         f"{number(block_over_input(ones[0]))} inputs."

@@ -28,6 +28,7 @@ MODE_WORDS = {
     "forward": "forward with gradients",
     "train_step": "training step",
 }
+ATTENTION_WORDS = {"eager": "plain attention", "tiled": "tiled attention", "flash": "flash attention", "sdpa": "SDPA"}
 CATEGORY_WORDS = {name: name.replace("_", " ") for name in CATEGORIES}
 
 
@@ -129,8 +130,9 @@ class Recording:
 
     @property
     def variant(self) -> str:
-        """Its attention and checkpoints: `eager`, `flash, a checkpoint every 4 blocks`."""
-        return f"{self.cell.attention}, {self.checkpoints}" if self.cell.checkpoint_every else self.cell.attention
+        """Its attention and checkpoints: `plain attention`, `flash attention, a checkpoint every 4 blocks`."""
+        attention = ATTENTION_WORDS[self.cell.attention]
+        return f"{attention}, {self.checkpoints}" if self.cell.checkpoint_every else attention
 
     @property
     def checkpoints(self) -> str:

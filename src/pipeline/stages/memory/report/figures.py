@@ -37,7 +37,9 @@ def composition(recorded: Sequence[Recording]) -> Figure:
         for size in devices:
             axes.axhline(size / GB, color="black", linestyle="--", linewidth=1.2)
             place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
-            axes.annotate(f"the device has {data_size(size)}", (0.02, size / GB), (0, -12), fontsize=SMALL_PT, **place)
+            axes.annotate(
+                f"{data_size(size)} can be allocated", (0.02, size / GB), (0, -12), fontsize=SMALL_PT, **place
+            )
     shared_legend(figure, per_row=3)
     _sign(figure, recorded[0])
     return figure

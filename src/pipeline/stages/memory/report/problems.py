@@ -9,7 +9,14 @@ from pipeline.formulas.units import FP32_BYTES
 from pipeline.report.markup import Markdown, code
 from pipeline.report.page_parts import Problem
 from pipeline.report.section import count, counted, data_size, listing, mib, ratio
-from pipeline.stages.memory.report.facts import CATEGORY_WORDS, MODE_WORDS, Recording, headline, plain_steps
+from pipeline.stages.memory.report.facts import (
+    ATTENTION_WORDS,
+    CATEGORY_WORDS,
+    MODE_WORDS,
+    Recording,
+    headline,
+    plain_steps,
+)
 
 LARGEST_SAVED = 5
 
@@ -120,7 +127,7 @@ def _block(of_block: Sequence[Recording]) -> Markdown | None:
         for row in tensors.head(LARGEST_SAVED).itertuples()
     )
     return Markdown(
-        f"A block ({one.setting}, {one.cell.attention}) saves {data_size(block['saved_bytes'])} in "
+        f"A block ({one.setting}, {ATTENTION_WORDS[one.cell.attention]}) saves {data_size(block['saved_bytes'])} in "
         f"{counted(len(tensors), 'tensor')}, without parameters; the largest are {largest}. Its backward pass makes "
         f"{data_size(block['gradients_bytes'])} of gradients of parameters and "
         f"{data_size(block['input_gradient_bytes'])} for its input."

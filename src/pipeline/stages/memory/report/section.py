@@ -65,7 +65,7 @@ def build(rows: pd.DataFrame) -> Section:
 
 def _answer(lead: Recording, shown: Sequence[Recording]) -> str:
     counted = lead.only("allocator")
-    device = "" if counted is None else f" of the device's {data_size(counted['device_bytes'])}"
+    device = "" if counted is None else f" of the {data_size(counted['device_bytes'])} that can be allocated"
     kinds = sorted(lead.peak.made_of.items(), key=lambda kind: kind[1], reverse=True)[:NAMED_KINDS]
     made_of = ", ".join(f"{data_size(size)} {CATEGORY_WORDS[name]}" for name, size in kinds if size)
     variant = "" if lead.plain else f", {lead.variant}"
@@ -142,8 +142,14 @@ def _predictions(recorded: Sequence[Recording]) -> Markdown:
             sentences.append(f"They give {data_size(one.predicted_bytes)} for {what}.")
     counted = pd.concat([one.of("allocator") for one in measured])
     if len(counted):
-        more = (counted["reserved_peak_bytes"] / counted["requested_peak_bytes"]).max() - 1
-        sentences.append(f"The caching allocator reserved up to {percent(more)} more than was active.")
+        given, reserved = (
+            percent((counted[f"{name}_peak_bytes"] / counted["requested_peak_bytes"]).max() - 1)
+            for name in ("allocated", "reserved")
+        )
+        sentences.append(
+            f"Peaks here are of the bytes asked for; what the allocator gives, which other sections show, is up to "
+            f"{given} more, and what it reserves up to {reserved}."
+        )
     return Markdown(" ".join(sentences))
 
 
