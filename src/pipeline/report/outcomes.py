@@ -15,7 +15,6 @@ from pipeline.report.tables import outcome
 
 WORTH_IT = 1.1
 MOST_REASONS = 2
-OUT_OF_MEMORY = "CUDA out of memory"
 
 
 def nothing_measured(rows: pd.DataFrame) -> Markdown:
@@ -52,7 +51,7 @@ def not_measured(rows: pd.DataFrame, by: str) -> Markdown:
 
 def _why(status: str, reason: str) -> str:
     why = reason.partition(". ")[0].rstrip(".")
-    return why if why.startswith(OUT_OF_MEMORY) else f"{outcome(status, None)}: {why}".rstrip(" :")
+    return why if status == "oom" and why else f"{outcome(status, None)}, {why}".rstrip(" ,")
 
 
 def _times(group: pd.DataFrame, groups: Sequence[object]) -> str:

@@ -54,8 +54,8 @@ def _where_it_ends(end: Limit | None) -> str:
     seen = f"{end.shortest_oom} ran out" if end.shortest_oom else "and nothing tried ran out"
     return (
         f"Eager forward and backward (batch {end.shape.batch_size}, one head of {end.shape.head_dim}, fp32) fit into "
-        f"the {data_size(end.memory_bytes)} that can be allocated up to length {end.longest_by_formula} by formula; {done}, "
-        f"{seen}."
+        f"the {data_size(end.memory_bytes)} that can be allocated up to length {end.longest_by_formula} by formula; "
+        f"{done}, {seen}."
     )
 
 

@@ -40,8 +40,8 @@ WORDS = _Words(
         "sdpa_efficient": "SDPA's memory-efficient kernel",
         "sdpa": "SDPA",
         "flex": "FlexAttention, compiled",
-        "compiled_eager": "the plain formula, compiled",
-        "eager": "the plain formula",
+        "compiled_eager": "plain attention, compiled",
+        "eager": "plain attention",
         "tiled": "our FlashAttention-2 in PyTorch operations",
     }
 )

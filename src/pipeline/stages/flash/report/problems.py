@@ -34,7 +34,7 @@ def problems(rows: pd.DataFrame) -> list[Problem]:
 def _errors(rows: pd.DataFrame, what: str, quantities: tuple[str, ...], phase: str) -> str:
     lines = [
         f"{error:.1e} in {dtype}"
-        + ("" if over is None else f" (at most {ratio(over)} that of the plain formula on the same problem)")
+        + ("" if over is None else f" (at most {ratio(over)} that of plain attention on the same problem)")
         for dtype, error, over in largest_errors(rows, quantities, phase)
     ]
     words = f"The largest relative error of the {what} against fp64, with {WORDS[ours(rows)]}, is "
@@ -70,7 +70,7 @@ def _beside_eager(longest: pd.DataFrame) -> str:
     mine, eager = (longest.loc[(who, BOTH_PHASES)] for who in ("ours", "eager"))
     return (
         f"In {mine['dtype']} at {shape_words(mine)} forward + backward takes {ms(mine['median_ms'])} with ours and "
-        f"{ms(eager['median_ms'])} with the plain formula, {ratio(eager['median_ms'] / mine['median_ms'])} as long."
+        f"{ms(eager['median_ms'])} with plain attention, {ratio(eager['median_ms'] / mine['median_ms'])} as long."
     )
 
 
@@ -81,7 +81,7 @@ def _memory(longest: pd.DataFrame, rows: pd.DataFrame) -> str:
     mine, eager = (data_size(longest.loc[(who, BOTH_PHASES), "extra_bytes"]) for who in ("ours", "eager"))
     out = rows[(rows["impl"] == "eager") & (rows["status"] == "oom")]
     ran_out = f", which runs out of memory at length {out['seq_len'].min()}" if len(out) else ""
-    return f"Ours adds {mine} to its inputs and the plain formula {eager}{ran_out}."
+    return f"Ours adds {mine} to its inputs and plain attention {eager}{ran_out}."
 
 
 def _leaderboard(pairs: pd.DataFrame) -> str:

@@ -130,9 +130,9 @@ def _one_head_table(rows: pd.DataFrame) -> list[Table]:
     head_dim = usual_head_dim(timed[timed["dtype"] == dtype])
     here = rows[(rows["dtype"] == dtype) & (rows["head_dim"] == head_dim) & rows["impl"].isin([ours(rows), "eager"])]
     here = here.sort_values("impl", key=lambda impl: impl == "eager", kind="stable")
-    who = here["impl"].where(here["impl"] == "eager", "ours").replace({"eager": "plain formula"})
+    who = here["impl"].where(here["impl"] == "eager", "ours").replace({"eager": "plain"})
     cells = times_by(here, "seq_len", who + " " + here["phase"].replace({BOTH_PHASES: "both"}))
-    title = f"One causal head of {head_dim} in {dtype}, medians in ms, ours and the plain formula:"
+    title = f"One causal head of {head_dim} in {dtype}, medians in ms, ours and plain attention:"
     return [Table(title, cells.fillna("").tail(MOST_TABLE_ROWS).rename_axis("length").reset_index())]
 
 
@@ -149,6 +149,7 @@ def _kernels(rows: pd.DataFrame) -> list[Action]:
     )
     told = [dtype for dtype in winners if dtype != "fp16" or best.get("bf16") != best["fp16"]]
     why = [_why_fastest(dtype, winners[dtype], both[both["dtype"] == dtype]) for dtype in told]
+    why.append(Markdown("Shapes are batch × heads × length × head_dim."))
     if "triton" in set(best):
         why.append(Markdown("Ours are `FlashAttentionTriton` of `pipeline.attention`."))
     return [Action(2, say("**Attention: use {uses}.**", uses=uses), Markdown(" ").join(why))]
@@ -162,9 +163,9 @@ def _why_fastest(dtype: str, winners: pd.DataFrame, both: pd.DataFrame) -> Markd
     at = "the one shape" if shapes == 1 else f"{'all' if len(won) == shapes else f'{len(won)} of'} {shapes} shapes"
     others = [_exceptions(other, found) for other, found in lost.groupby("impl", sort=False)]
     why = (
-        f"Fastest in {dtype}, by a tenth or more at {at} of real models: {WORDS[impl]}. Forward + backward "
-        f"({shape_words(first)}) takes {ms(first['median_ms'])}; with the next best, {WORDS[first['next_impl']]}, it "
-        f"takes {ms(first['next_ms'])}."
+        f"In {dtype} that is fastest by a tenth or more at {at} of real models: forward + backward at "
+        f"{shape_label(first)} takes {ms(first['median_ms'])}, and {ms(first['next_ms'])} with the next best, "
+        f"{WORDS[first['next_impl']]}."
     )
     return Markdown.escape(why) + _choice(impl, known(won, "sdpa_choice")) + "".join(others)
 

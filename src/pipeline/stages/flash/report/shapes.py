@@ -7,7 +7,7 @@ import pandas as pd
 from pipeline.report.page_parts import MOST_TABLE_ROWS, Table
 from pipeline.report.section import counted, listing, percent, ratio
 from pipeline.report.table_rows import known
-from pipeline.report.tables import MAX_COLUMNS, number_cells, significant
+from pipeline.report.tables import number_cells, significant
 from pipeline.stages.flash.cell import THREE_TF32
 from pipeline.stages.flash.report.facts import (
     BOTH_PHASES,
@@ -34,7 +34,7 @@ def shapes(rows: pd.DataFrame, products: Mapping[str, float]) -> list[Table | st
         return []
     alike = _fp16_as_bf16(both)
     shown = _chosen(both.drop(index=alike.index))
-    table = Table(_title(shown, products), _cells(shown, pairs, rows, products))
+    table = Table(_title(shown, products), _cells(shown, pairs, products))
     return [table, *filter(None, [_said_of_fp16(alike), _said_of_held(rows)])]
 
 
@@ -56,10 +56,9 @@ def _chosen(both: pd.DataFrame) -> pd.DataFrame:
     return both[both.index.isin(kept)]
 
 
-def _cells(both: pd.DataFrame, pairs: pd.DataFrame, rows: pd.DataFrame, products: Mapping[str, float]) -> pd.DataFrame:
-    """Write a row per problem: times in ms, then rates; the plain formula where there is room for it."""
+def _cells(both: pd.DataFrame, pairs: pd.DataFrame, products: Mapping[str, float]) -> pd.DataFrame:
+    """Write a row per problem: times in ms, their ratios, and our rate."""
     forward = pairs[pairs["phase"] == "forward"].set_index(PROBLEM)["median_ratio"]
-    eager = rows[(rows["impl"] == "eager") & (rows["phase"] == BOTH_PHASES)].assign(reason=None).set_index(PROBLEM)
     peers = pd.DataFrame({"median_ms": both["median_ms_peer"], "status": both["status_peer"], "reason": None})
     problems = pd.MultiIndex.from_frame(both[PROBLEM])
     cells = {
@@ -71,12 +70,13 @@ def _cells(both: pd.DataFrame, pairs: pd.DataFrame, rows: pd.DataFrame, products
         "ratio, forward": [significant(value) for value in forward.reindex(problems)],
     }
     if _is_held(both):
-        cells["ours sustained, TFLOP/s"] = both["sustained_tflops_per_s"].map(significant)
+        cells["ratio, sustained"] = (both["sustained_ms_peer"] / both["sustained_ms"]).map(significant)
+    rates = both["tflops_per_s"].map(significant)
     if products:
         shares = both["tflops_per_s"] / both.apply(product_rate, axis=1, products=products)
-        cells["of a matmul's rate"] = ["n/a" if pd.isna(share) else percent(share) for share in shares]
-    cells["plain formula"] = number_cells(eager, "median_ms").reindex(problems).fillna("n/a").to_list()
-    return pd.DataFrame(dict(list(cells.items())[:MAX_COLUMNS]))
+        rates += [f" ({percent(share)})" if pd.notna(share) else "" for share in shares]
+    cells["ours, TFLOP/s"] = rates
+    return pd.DataFrame(cells)
 
 
 def _title(both: pd.DataFrame, products: Mapping[str, float]) -> str:
@@ -85,7 +85,7 @@ def _title(both: pd.DataFrame, products: Mapping[str, float]) -> str:
         words.append("sustained: back to back for seconds, without flushing L2, where the host keeps up")
     if products:
         third = " (fp32: a third of TF32's)" if (both["peak_of"] == THREE_TF32).any() else ""
-        words.append(f"a matmul's rate: the highest that the stage ceilings measured in that dtype{third}")
+        words.append(f"in brackets the share of a matmul's highest rate in that dtype{third}")
     return f"{'; '.join(words)}:"
 
 

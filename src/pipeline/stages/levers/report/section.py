@@ -85,8 +85,10 @@ def _answer(model: pd.DataFrame) -> str:
     base, stable = eager(model), model[model["status"] == "ok"]
     if base["status"] == "unstable":
         words = f"the eager step, {ms(base['median_ms'])}, is unstable, so what each lever gains is not known"
-        best = f"; the fastest that is stable, {listed(fastest(stable)['levers'])}, takes {ms(fastest(stable)['median_ms'])}"
-        return f"{_name(base)}: {words}{best if len(stable) else ''}."
+        if len(stable):
+            best = fastest(stable)
+            words += f"; the fastest that is stable, {listed(best['levers'])}, takes {ms(best['median_ms'])}"
+        return f"{_name(base)}: {words}."
     top, singles = fastest(stable), alone(stable)
     single = fastest(singles) if len(singles) else base
     words = []
