@@ -132,7 +132,7 @@ def test_levers_are_those_that_lower_the_batch_best_first(make_rows):
     assert "weights gathered in 8 bits (50%)" in problem(make_rows(), "communication_accounting (d)")
     # On the best whole split no other one is better.
     best = build(make_rows([Cell(question="mesh")], fsdp_size=8, tensor_size=8)).problems[1].answer
-    assert "split otherwise" not in best
+    assert "whole split" not in best
 
 
 def test_answers_follow_the_settings(make_rows, text):

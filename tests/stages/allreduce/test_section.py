@@ -77,9 +77,9 @@ def test_the_best_bandwidth_is_the_highest_of_any_ranks_and_size(make_rows):
 
 def test_the_size_that_reaches_half_of_the_best_is_named(make_rows):
     rows = make_rows("h200")
-    assert "nccl reaches half of it from 10 MB" in build(rows).answer
+    assert "nccl reaches half of it from 10 MB on" in build(rows).answer
     slow = scaled(rows, 3, (rows["backend"] == "nccl") & (rows["size_bytes"] == 1e7))
-    assert "nccl reaches half of it from 100 MB" in build(slow).answer
+    assert "nccl reaches half of it from 100 MB on" in build(slow).answer
 
 
 def test_the_fit_is_the_cost_that_made_the_rows(make_rows):

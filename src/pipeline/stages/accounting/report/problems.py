@@ -66,10 +66,11 @@ def levers(rows: pd.DataFrame) -> str:
         return ""
     lower = cases[cases < cases["given"]] / cases["given"]
     ways = "; ".join(f"{MESH_CASES[case]} ({percent(share)})" for case, share in lower.items())
+    enough = f"A share of that batch is enough with one of these: {ways}. " if ways else ""
     return (
-        f"{f'Of the batch per device it takes: {ways}. ' if ways else ''}Pipeline stages take devices from X and "
-        "gather nothing over one another, against a bubble of (p − 1) / (m + p − 1); micro-batches that share gathered "
-        "weights count together; longer sequences change nothing."
+        f"{enough}Pipeline stages take devices from X and gather nothing over one another, against a bubble of "
+        "(p − 1) / (m + p − 1); micro-batches that share gathered weights count together; longer sequences change "
+        "nothing."
     )
 
 
@@ -167,7 +168,7 @@ def activations(rows: pd.DataFrame) -> str:
     return (
         f"Each of the {eager['num_blocks']} layers of {eager['size']} keeps (8·D + 4·F + H·S + 2) numbers a token from "
         f"forward to backward. At batch {eager['batch_size']} and context {eager['seq_len']:,} the model keeps "
-        f"{data_size(eager['activation_bytes'])}, of which the scores "
+        f"{data_size(eager['activation_bytes'])} in fp32, of which the scores "
         f"{percent(eager['scores_bytes'] / eager['activation_bytes'])}; with a flash kernel "
         f"{data_size(flash['activation_bytes'])}."
     )

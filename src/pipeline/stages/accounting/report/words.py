@@ -3,11 +3,11 @@
 # The ways to put the feed-forward blocks on a mesh, as `mesh_rows` calls them.
 MESH_CASES = {
     "given": "as given",
-    "overlap": "transfers of the axes overlap",
+    "overlap": "transfers of both axes overlapping",
     "fp8_weights": "weights gathered in 8 bits",
-    "split": "same devices, split otherwise",
-    "best_split": "best split, not whole",
-    "best_split_overlap": "best split, axes overlap",
+    "split": "the best whole split of the devices",
+    "best_split": "the best split, whole or not",
+    "best_split_overlap": "the best split and overlapping transfers",
 }
 
 # By strategy, and whether transfers of weights and of activations overlap.

@@ -89,9 +89,11 @@ def _half(alike: Sequence[Group]) -> str:
         return ""
     enough = best.bursts[best.bursts["busbw_gb_per_s"] >= best.best["busbw_gb_per_s"] / 2].iloc[0]
     latency_s = best.cost.latency_s if best.cost else 0
-    at = "at" if enough.name == best.bursts.index[0] else "from"
+    size = f"{enough['size']} on"
+    if enough.name == best.bursts.index[0]:
+        size = f"the smallest size on, {enough['size']}"
     cost = f"; a call costs {ms(1e3 * latency_s)} plus its bytes" if latency_s else ""
-    return f"{best.backend} reaches half of it {at} {enough['size']}{cost}."
+    return f"{best.backend} reaches half of it from {size}{cost}."
 
 
 def _table(measured: Sequence[Group]) -> Table:

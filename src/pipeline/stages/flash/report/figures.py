@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from textwrap import fill
 
 import pandas as pd
 from matplotlib.figure import Figure as Drawing
@@ -10,10 +11,10 @@ from pipeline.cells.rows import WITH_FIGURES
 from pipeline.report.figures import BLACK, WORD_PT, footnote, new_figure, style_for
 from pipeline.report.table_rows import ok
 from pipeline.report.tables import OUTCOME_WORDS, significant
-from pipeline.stages.flash.cell import OURS
-from pipeline.stages.flash.report.facts import BOTH_PHASES, IMPLS, PROBLEM, rate_below_peak, shape_label
+from pipeline.stages.flash.report.facts import BOTH_PHASES, IMPLS, PROBLEM, WORDS, rate_below_peak, shape_label
 
 MOST_PANELS, PANELS_A_LINE = 6, 3
+LABEL_COLUMNS = 22
 
 
 def rates(rows: pd.DataFrame, products: Mapping[str, float]) -> Drawing:
@@ -29,10 +30,10 @@ def rates(rows: pd.DataFrame, products: Mapping[str, float]) -> Drawing:
     lines = -(-len(shapes) // columns)
     peak = both.loc[both["peak_tflops_per_s"].idxmax()]
     product = rate_below_peak(peak, products)
-    figure, panels = new_figure(lines, columns, panel_height_in=0.3 * len(impls) + 0.6, share_y=True)
+    figure, panels = new_figure(lines, columns, panel_height_in=0.34 * len(impls) + 0.6, share_y=True)
     for axes, (_, group) in zip(panels.flat, shapes, strict=False):
         by_impl = group.set_index("impl").reindex(impls)
-        axes.barh(impls, by_impl["tflops_per_s"], color=[style_for(impl)["color"] for impl in impls])
+        axes.barh(range(len(impls)), by_impl["tflops_per_s"], color=[style_for(impl)["color"] for impl in impls])
         for place, (_, row) in enumerate(by_impl.iterrows()):
             text, at = _bar_label(row)
             beside = {"textcoords": "offset points", "va": "center", "fontsize": WORD_PT - 1}
@@ -43,6 +44,8 @@ def rates(rows: pd.DataFrame, products: Mapping[str, float]) -> Drawing:
         axes.set_title(shape_label(group.iloc[0]), fontsize=WORD_PT)
         axes.set_xlim(0, 1.05 * peak["peak_tflops_per_s"])
         axes.grid(visible=False, axis="y")
+    names = [fill(WORDS[impl], LABEL_COLUMNS) for impl in impls]
+    panels[0, 0].set_yticks(range(len(impls)), names, fontsize=WORD_PT - 1)
     panels[0, 0].invert_yaxis()
     for axes in panels[-1]:
         axes.set_xlabel("TFLOP/s")
@@ -52,7 +55,6 @@ def rates(rows: pd.DataFrame, products: Mapping[str, float]) -> Drawing:
         figure,
         f"{peak['machine']}, torch {peak['torch']}",
         "batch × heads × length × head_dim",
-        *(f"ours: {impl}" for impl in impls if impl in OURS),
         f"dashed: peak of {peak['peak_of']}, {significant(peak['peak_tflops_per_s'])} ({peak['peak_source']})",
         *([f"dotted: a matrix product alone, {significant(product)}"] if math.isfinite(product) else []),
     )

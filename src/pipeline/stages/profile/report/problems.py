@@ -89,4 +89,5 @@ def _softmax(shown: Sequence[Capture]) -> str:
         for path, part in one.attention.reindex(words).dropna().iterrows()
     ]
     size = lead(shown).cell.size
-    return f"Softmax against the two products of attention ({size}): {'; '.join(said)}." if said else ""
+    words = f"Softmax with its casts against the two products of attention ({size})"
+    return f"{words}: {'; '.join(said)}." if said else ""
