@@ -139,7 +139,7 @@ def test_the_writeup_holds_machine_outcomes_and_sections(tmp_path):
     write_writeup([leave_section(tmp_path)], [cells], "paper", [], out)
     text = out.read_text()
     assert "3 cells, each a setting measured in a process of its own, at scale `paper`, measured from" in text
-    assert "UTC. 2 cells could not be measured. [How far to trust it](#how-far-to-trust-it).\n" in text
+    assert "UTC. 2 cells have no figures. [How far to trust it](#how-far-to-trust-it).\n" in text
     for part in (
         "# NVIDIA H200",
         "host: Xeon, 64 cores.",
@@ -148,7 +148,7 @@ def test_the_writeup_holds_machine_outcomes_and_sections(tmp_path):
         "| ok | timing 1 |\n| skipped | timing 2 |",
     ):
         assert part in text
-    assert "2 cells of timing not measured, skipped: this machine lacks what they need.\n" in text
+    assert "2 cells of timing without figures, skipped: this machine lacks what they need.\n" in text
 
 
 def action(rank, what, topic="", covers=()):
@@ -207,7 +207,7 @@ def test_how_many_times_are_unstable_stands_on_the_first_screen_and_which_of_its
     write_writeup(sections, [tmp_path / "cells.csv"], "", [], tmp_path / "writeup.md")
     text = (tmp_path / "writeup.md").read_text()
     assert f"12 of 1,200 times are *unstable*, too noisy to compare closely{told}. [How far" in text
-    assert "between samples or between rounds, is above the limit (5% to 10% of the median) and, in a phase," in text
+    assert "between samples or between rounds, is above the limit (5% to 10% of the median; a phase's" in text
 
 
 def test_the_user_s_own_of_all_stages_stand_in_one_table_of_the_first_screen(tmp_path):
@@ -240,11 +240,13 @@ def test_how_far_repeats_lie_apart_stands_beside_the_outcomes_with_the_rule_of_v
     cells, out = tmp_path / "cells.csv", tmp_path / "writeup.md"
     pd.DataFrame([line(), line(stage="flash")]).to_csv(cells, index=False)
     trust = {"typical_pct": 0.42, "most_pct": 1.4, "capped": 3, "clock_mhz": 1410.0}
-    write_writeup([leave_section(tmp_path, trust=trust), leave_section(tmp_path, "flash")], [cells], "", [], out)
+    others = {"capped": 12, "clock_mhz": 1300.0}
+    sections = [leave_section(tmp_path, trust=trust), leave_section(tmp_path, "flash", trust=others)]
+    write_writeup(sections, [cells], "", [], out)
     text = out.read_text()
     assert "| ok | timing 1, flash 1 |\n| repeats apart | timing 0.42% (1.4%) |" in text
     assert "the same within 2%" in text
-    assert "for 3 figures of timing, to 1,410 MHz at the least" in text
+    assert "for 3 figures of timing and 12 of flash, to 1,300 MHz at the least.\n" in text
     write_writeup([leave_section(tmp_path)], [cells], "", [], out)
     assert "No cell was repeated" in out.read_text()
     assert "A power limit lowered" not in out.read_text()
