@@ -32,6 +32,7 @@ from pipeline.report.written_section import HTML_SUFFIX, WrittenSection, from_js
 TEMPLATE = Path(__file__).parent / "writeup.md.j2"
 MOST_OUTCOMES = 12
 LACKING = "this machine lacks what they need"
+FAILED_CHECK = "the result failed its check"
 SECONDS = ["start_up_s", "set_up_s", "measuring_s"]
 CELL_COLUMNS = (
     *("stage", "cell", "status", "reason", "started_at", *SECONDS, "machine", "cpu", *SOFTWARE, "commit", "digest"),
@@ -256,8 +257,9 @@ def _memory(cells: pd.DataFrame) -> str:
 def _outcomes(cells: pd.DataFrame) -> list[dict[str, Any]]:
     """Return what became of the cells without figures: status, reason, how many, of which stages; the most first."""
     failed = cells[~has_figures(cells["status"])].astype({"reason": object}).fillna({"reason": ""})
-    # What the machine lacks differs from cell to cell: their own table says it.
-    failed["reason"] = failed["reason"].mask(failed["status"] == "skipped", LACKING)
+    # These differ from cell to cell: their own section or table says them.
+    for status, reason in (("skipped", LACKING), ("wrong", FAILED_CHECK)):
+        failed["reason"] = failed["reason"].mask(failed["status"] == status, reason)
     groups = failed.groupby(["status", "reason"], sort=False)["stage"]
     found = groups.agg(size="size", stages=lambda stages: list(stages.unique())).reset_index()
     return found.sort_values("size", ascending=False, kind="stable").head(MOST_OUTCOMES).to_dict("records")

@@ -209,7 +209,7 @@ def test_without_a_measured_all_reduce_there_is_no_model(h200, build, allreduce,
 def test_what_has_no_memory_shows_as_oom_and_is_left_out_of_comparisons(small_gpu, text, build):
     words = text(small_gpu)
     assert re.search(r"\| flat +\| +OOM \|", words)
-    assert "1 of 12 figures was missing" in words
+    assert "1 of 12 figures is missing" in words
     assert problem(build(small_gpu), "minimal_ddp_flat_benchmarking") == ""
 
 

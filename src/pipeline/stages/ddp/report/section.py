@@ -105,9 +105,11 @@ def _table(measured: Sequence[Run]) -> Table:
 def _method(timed: pd.DataFrame) -> str:
     return (
         f"Batch {timed['setting_batch_size_per_rank'].max()} a rank, context {timed['setting_context_length'].max()}, "
-        f"AdamW; the variants take turns in the same processes, {count(timed['n'].max())} steps in all after "
-        f"{timed['setting_warmup_steps'].max()} to warm up. A sample is the slowest rank's step by the host clock; the "
-        "communication of a step is the time it still waits after backward. MB of buckets are 2^20 bytes."
+        "AdamW. Naive: an all-reduce per parameter after backward; flat: one for all; overlap: per parameter during "
+        "backward; bucketed, as torch's: per bucket. The variants take turns in the same processes, "
+        f"{count(timed['n'].max())} steps in all after {timed['setting_warmup_steps'].max()} to warm up. A sample is the "
+        "slowest rank's step by the host clock; the communication of a step is the time it still waits after backward. "
+        "MB of buckets are 2^20 bytes."
     )
 
 

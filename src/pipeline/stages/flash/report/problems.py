@@ -32,13 +32,13 @@ def problems(rows: pd.DataFrame) -> list[Problem]:
 
 
 def _errors(rows: pd.DataFrame, what: str, quantities: tuple[str, ...], phase: str) -> str:
-    lines = [
-        f"{error:.1e} in {dtype}"
-        + ("" if over is None else f" (at most {ratio(over)} that of plain attention on the same problem)")
-        for dtype, error, over in largest_errors(rows, quantities, phase)
-    ]
-    words = f"The largest relative error of the {what} against fp64, with {WORDS[ours(rows)]}, is "
-    return f"{words}{listing(lines)}." if lines else ""
+    errors = largest_errors(rows, quantities, phase)
+    if not errors:
+        return ""
+    largest = listing(f"{error:.1e} in {dtype}" for dtype, error, _ in errors)
+    over_plain = listing(f"{ratio(over)} in {dtype}" for dtype, _, over in errors if over is not None)
+    beside = f", at most {over_plain} that of plain attention on the same problem" if over_plain else ""
+    return f"The largest relative error of the {what} against fp64, with {WORDS[ours(rows)]}, is {largest}{beside}."
 
 
 def _longest(rows: pd.DataFrame) -> pd.DataFrame:
