@@ -30,7 +30,7 @@ def rates(rows: pd.DataFrame, products: Mapping[str, float]) -> Drawing:
     lines = -(-len(shapes) // columns)
     peak = both.loc[both["peak_tflops_per_s"].idxmax()]
     product = rate_below_peak(peak, products)
-    figure, panels = new_figure(lines, columns, panel_height_in=0.34 * len(impls) + 0.6, share_y=True)
+    figure, panels = new_figure(lines, columns, panel_height_in=0.38 * len(impls) + 0.6, share_y=True)
     for axes, (_, group) in zip(panels.flat, shapes, strict=False):
         by_impl = group.set_index("impl").reindex(impls)
         axes.barh(range(len(impls)), by_impl["tflops_per_s"], color=[style_for(impl)["color"] for impl in impls])
@@ -45,8 +45,10 @@ def rates(rows: pd.DataFrame, products: Mapping[str, float]) -> Drawing:
         axes.set_xlim(0, 1.05 * peak["peak_tflops_per_s"])
         axes.grid(visible=False, axis="y")
     names = [fill(WORDS[impl], LABEL_COLUMNS) for impl in impls]
-    panels[0, 0].set_yticks(range(len(impls)), names, fontsize=WORD_PT - 1)
+    panels[0, 0].set_yticks(range(len(impls)), names)
     panels[0, 0].invert_yaxis()
+    for axes in panels[:, 0]:
+        axes.tick_params(axis="y", labelsize=WORD_PT - 2)
     for axes in panels[-1]:
         axes.set_xlabel("TFLOP/s")
     for axes in panels.flat[len(shapes) :]:
