@@ -138,7 +138,7 @@ def test_shapes_at_which_another_kernel_wins_are_named(make_rows):
     rows.loc[one_shape, TIMES] /= 4
     (action,) = parts_of(rows).actions
     assert action.what == "**Attention: use cuDNN through SDPA in bf16.**"
-    assert "At 4×16×4096×64 full it is our Triton kernels, 2.00× as fast as the next." in action.why
+    assert "At 4×16×4096×64 full the fastest is our Triton kernels, 2.00× as fast as the next." in action.why
 
 
 def test_several_shapes_at_which_one_other_kernel_wins_are_named_together(make_rows):
@@ -146,7 +146,9 @@ def test_several_shapes_at_which_one_other_kernel_wins_are_named_together(make_r
     rows.loc[(rows["seq_len"] == 16384) & (rows["impl"] == "triton"), TIMES] /= 4
     rows.loc[(rows["num_heads"] == 32) & (rows["impl"] == "triton"), TIMES] *= 2
     (action,) = parts_of(rows).actions
-    together = "At 1×16×16384×128 causal and 1×16×16384×64 causal it is our Triton kernels, up to 2.00× as fast as"
+    together = (
+        "At 1×16×16384×128 causal and 1×16×16384×64 causal the fastest is our Triton kernels, up to 2.00× as fast as"
+    )
     assert together in action.why
 
 
@@ -157,12 +159,12 @@ def test_fp16_is_told_apart_from_bf16_only_where_another_kernel_wins(make_rows):
         rows.loc[here] = set_times(rows[here].copy(), "triton", "sdpa_cudnn", 0.5)
     (action,) = parts_of(rows).actions
     assert action.what == "**Attention: use our Triton kernels in bf16 and fp16.**"
-    assert "In fp16 that" not in action.why
+    assert "In fp16 the gain" not in action.why
     rows.loc[here] = set_times(rows[here].copy(), "triton", "sdpa_cudnn", 2.0)
     rows.loc[rows["dtype"] == "fp16"] = set_times(rows[rows["dtype"] == "fp16"].copy(), "triton", "sdpa_cudnn", 2.0)
     (action,) = parts_of(rows).actions
     assert action.what == "**Attention: use our Triton kernels in bf16 and cuDNN through SDPA in fp16.**"
-    assert "In fp16 that is fastest by a tenth or more at " in action.why
+    assert "In fp16 the gain is a tenth or more at " in action.why
 
 
 def test_shared_keys_show_in_a_problems_name():

@@ -51,7 +51,7 @@ def _answer(rows: pd.DataFrame) -> str:
     if "operator" in costs:
         sentences.append(f"One eager operator costs the host {costs['operator']}.")
     if "launch" in costs:
-        sentences.append(f"One alone takes {costs['launch']} from the call until the GPU has done it.")
+        sentences.append(f"Alone it takes {costs['launch']} from the call until the GPU has done it.")
     return " ".join(sentences)
 
 

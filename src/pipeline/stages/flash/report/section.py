@@ -163,7 +163,7 @@ def _why_fastest(dtype: str, winners: pd.DataFrame, both: pd.DataFrame) -> Markd
     at = "the one shape" if shapes == 1 else f"{'all' if len(won) == shapes else f'{len(won)} of'} {shapes} shapes"
     others = [_exceptions(other, found) for other, found in lost.groupby("impl", sort=False)]
     why = (
-        f"In {dtype} that is fastest by a tenth or more at {at} of real models: forward + backward at "
+        f"In {dtype} the gain is a tenth or more at {at} of real models: forward + backward at "
         f"{shape_label(first)} takes {ms(first['median_ms'])}, and {ms(first['next_ms'])} with the next best, "
         f"{WORDS[first['next_impl']]}."
     )
@@ -173,7 +173,7 @@ def _why_fastest(dtype: str, winners: pd.DataFrame, both: pd.DataFrame) -> Markd
 def _exceptions(impl: str, found: pd.DataFrame) -> str:
     labels = [shape_label(row) for _, row in found.iterrows()]
     most = f"{'up to ' if len(found) > 1 else ''}{ratio(found['gain'].max())}"
-    return f" At {listing(labels)} it is {WORDS[impl]}, {most} as fast as the next."
+    return f" At {listing(labels)} the fastest is {WORDS[impl]}, {most} as fast as the next."
 
 
 def _choice(impl: str, winners: pd.DataFrame) -> Markdown:
