@@ -151,6 +151,14 @@ def test_the_writeup_holds_machine_outcomes_and_sections(tmp_path):
     assert "2 cells of timing without figures, skipped: this machine lacks what they need.\n" in text
 
 
+def test_results_that_failed_their_check_are_counted_in_one_line_whatever_each_says(tmp_path):
+    cells, out = tmp_path / "cells.csv", tmp_path / "writeup.md"
+    wrong = [line(status="wrong", reason=f"loss {loss}", cell=f"size={loss}") for loss in (4.6, 7.5)]
+    pd.DataFrame([line(), *wrong]).to_csv(cells, index=False)
+    write_writeup([leave_section(tmp_path)], [cells], "paper", [], out)
+    assert "2 cells of timing without figures, wrong: the result failed its check.\n" in out.read_text()
+
+
 def action(rank, what, topic="", covers=()):
     return {"rank": rank, "what": f"**{what}.**", "why": "It pays.", "topic": topic, "covers": covers}
 
