@@ -123,7 +123,9 @@ def _own_cost(measured: Sequence[Group]) -> str:
     wrapped = _largest_ratio(measured, lambda group: (group.bursts, group.nccl))
     sentences = []
     if single:
-        sentences.append("A single call takes up to {} the time of one in a burst ({}).".format(*single))
+        sentences.append(
+            "A single call, by the host clock, takes up to {} the time of one in a burst ({}).".format(*single)
+        )
     if wrapped:
         words = "Through torch.distributed it takes at most {} that of NCCL called directly ({})."
         sentences.append(words.format(*wrapped))

@@ -100,9 +100,9 @@ def _answer(model: pd.DataFrame) -> str:
         clear = top["q3_ms"] < single["q1_ms"]
         together = "gain most" if clear else "gain hardly more"
         start = "Together, " if words else "together, "
-        words.append(f"{start}{listed(top['levers'])} {together}: {_change(base, top)}.")
         if alone(model).empty:
-            words.append("None of them was measured alone.")
+            together = "(none of them measured alone) gain"
+        words.append(f"{start}{listed(top['levers'])} {together}: {_change(base, top)}.")
     return f"{_name(base)}: {' '.join(words) or 'nothing shortens a step.'}"
 
 

@@ -147,7 +147,7 @@ def _predictions(recorded: Sequence[Recording]) -> Markdown:
             for name in ("allocated", "reserved")
         )
         sentences.append(
-            f"Peaks here are of the bytes asked for; what the allocator gives, which other sections show, is up to "
+            "Peaks here are of the bytes asked for; what the allocator gives, which other sections show, is up to "
             f"{given} more, and what it reserves up to {reserved}."
         )
     return Markdown(" ".join(sentences))
@@ -156,7 +156,8 @@ def _predictions(recorded: Sequence[Recording]) -> Markdown:
 def _method(lead: Recording) -> Markdown:
     recorder = "The caching allocator" if lead.device_type == "cuda" else "`torch.profiler`"
     return Markdown(
-        f"{recorder} records every allocation of two passes or steps; peaks are the second's. Temporaries do not "
-        "outlive the forward pass; other is the batch, tables and workspaces. Step times are without recording. Each "
-        "cell keeps `snapshot.pickle` for pytorch.org's memory_viz."
+        f"{recorder} records every allocation of two passes or steps; peaks are the second's. Activations are "
+        "what the forward pass keeps, or backward makes again; temporaries all else that is released; other is the "
+        "batch, tables and workspaces. Step times are without recording. Each cell keeps `snapshot.pickle` for "
+        "pytorch.org's memory_viz."
     )

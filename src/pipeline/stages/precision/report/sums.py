@@ -78,7 +78,7 @@ def predictions(rows: pd.DataFrame, sums: pd.DataFrame) -> str:
     if len(devices) < 2:
         return first
     own, other = (measured[measured["device"] == device].set_index(KEYS)["result"] for device in devices)
-    return f"{first} {listing(devices)} agree in {(own == other.reindex(own.index)).sum()} sums."
+    return f"{first} {listing(devices)} agree in {(own == other.reindex(own.index)).sum()} of {len(own)} sums."
 
 
 def problem(sums: pd.DataFrame) -> Problem:
