@@ -44,21 +44,37 @@ def test_so_is_the_question_which_kernels_it_gets(monkeypatch):
         kernel_sets.kernels_of(*[SimpleNamespace(is_cuda=True, device=torch.device("cuda", 0))] * 3)
 
 
-def test_a_gpu_is_what_torch_and_triton_say_of_it(monkeypatch):
+@pytest.fixture
+def a10(monkeypatch):
+    """Have a fourth GPU, which is the current one."""
     said = SimpleNamespace(name="NVIDIA A10", major=8, minor=6, multi_processor_count=72)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: said)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", {torch.device("cuda", 3): said}.__getitem__)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     monkeypatch.setattr(gpu, "shared_bytes_of", {3: 101376}.__getitem__)
     monkeypatch.setattr(gpu, "is_interpreted", lambda: False)
-    found = gpu.gpu_of.__wrapped__(torch.device("cuda", 3))
-    assert found == Gpu("NVIDIA A10", "nvidia", (8, 6), 72, 101376)
+    gpu._gpu_of.cache_clear()
+    yield Gpu("NVIDIA A10", "nvidia", (8, 6), 72, 101376)
+    gpu._gpu_of.cache_clear()
+
+
+@pytest.mark.parametrize("device", ["cuda:3", "cuda"])
+def test_a_gpu_is_what_torch_and_triton_say_of_it_and_without_a_number_the_current_one(a10, device):
+    assert gpu.gpu_of(torch.device(device)) == a10
+
+
+def test_flash_attention_may_run_on_the_current_gpu(a10):
+    assert why_not("flash", torch.device("cuda")) is None
+
+
+def test_amds_gpus_are_told_from_nvidias(a10, monkeypatch):
     monkeypatch.setattr(torch.version, "hip", "7.0")
-    assert gpu.gpu_of.__wrapped__(torch.device("cuda", 3)).vendor == "amd"
+    assert gpu.gpu_of(torch.device("cuda", 3)) == replace(a10, vendor="amd")
 
 
 def test_a_cpu_is_none_but_in_the_interpreter(monkeypatch):
     monkeypatch.setattr(gpu, "is_interpreted", lambda: False)
     with pytest.raises(ValueError, match="q is on cpu: Triton's kernels need a GPU"):
-        gpu.gpu_of.__wrapped__(torch.device("cpu"))
+        gpu._gpu_of.__wrapped__(torch.device("cpu"))
 
 
 def test_stages_are_told_why_flash_attention_cannot_run_and_of_no_other(monkeypatch):

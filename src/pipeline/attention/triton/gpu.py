@@ -52,9 +52,18 @@ class Gpu:
 INTERPRETER = Gpu("Triton's interpreter", "interpreter", (0, 0), multiprocessors=1, shared_bytes=227 * KIB)
 
 
-@functools.cache
 def gpu_of(device: torch.device) -> Gpu:
-    """Return what is to be known of a device; raises ValueError where Triton has none to run on."""
+    """Return what is to be known of a device, of the current one where it has no number.
+
+    Raises ValueError where Triton has none to run on.
+    """
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    return _gpu_of(device)
+
+
+@functools.cache
+def _gpu_of(device: torch.device) -> Gpu:
     if is_interpreted():
         return INTERPRETER
     if device.type != "cuda":
