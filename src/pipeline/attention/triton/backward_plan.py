@@ -27,10 +27,12 @@ from pipeline.attention.triton.direct_launch import (
 from pipeline.attention.triton.gluon.tiles import BACKWARD, QUERY
 from pipeline.attention.triton.gpu import gpu_of
 from pipeline.attention.triton.kernel_sets import backward_kernels
-from pipeline.attention.triton.kernels.backward import key_value_kernel, query_kernel, short_kernel
 from pipeline.attention.triton.kernels.chunks import ROWS_PUT_TOGETHER, sum_kernel
 from pipeline.attention.triton.kernels.delta import ROW_ALIGNMENT, delta_kernel
+from pipeline.attention.triton.kernels.key_value import key_value_kernel
+from pipeline.attention.triton.kernels.query import query_kernel
 from pipeline.attention.triton.kernels.scaled import ELEMENTS_SCALED, scaled_kernel
+from pipeline.attention.triton.kernels.short_backward import short_kernel
 from pipeline.attention.triton.layouts import ALIGNMENT_BYTES, Layout, copies_of, strides_read
 from pipeline.attention.triton.mask import Band
 from pipeline.attention.triton.problem import PROBLEMS_KEPT, Problem

@@ -9,15 +9,15 @@ from typing import Any
 from triton.compiler.errors import CompilationError
 from triton.runtime.errors import OutOfResources, PTXASError
 
-from pipeline.attention.triton.kernels import backward, forward
+from pipeline.attention.triton.kernels import forward, key_value, query
 from pipeline.attention.triton.tiles import TileConfig
 from pipeline.attention.triton.tuning.compiled import KernelReport, compile_for_hopper
 
 KERNELS = {
     "forward": forward.forward_kernel,
-    "key_value": backward.key_value_kernel,
-    "key_value_dq": backward.key_value_kernel,
-    "query": backward.query_kernel,
+    "key_value": key_value.key_value_kernel,
+    "key_value_dq": key_value.key_value_kernel,
+    "query": query.query_kernel,
 }
 SHARED_BYTES_PER_PROGRAM = 227 * 1024
 MOST_SPILLS = 60
