@@ -173,7 +173,9 @@ def backward_constants(
     }
     if isinstance(tiles, KeyValueTiles):
         return shared
-    return {**shared, "BLOCK_QUERIES": tiles.block_queries}
+    # Without the mask ptxas has every wgmma wait for the one before at head_dim 40 to 56 (Triton 3.6 and 3.7).
+    masks_keys = has_part_tile or (is_causal and head_dim < tile_width(head_dim))
+    return {**shared, "MASK_KEYS": masks_keys, "BLOCK_QUERIES": tiles.block_queries}
 
 
 def query_constants(tiles: QueryTiles, is_causal: bool, per_kv: int, head_dim: int) -> dict[str, int | bool]:
