@@ -8,6 +8,7 @@ from pipeline.formulas.parameters import parameter_bytes, parameter_count
 from pipeline.formulas.peak_memory import MODE_PHASES, backward_moments, optimizer_moment, predict_peaks
 from pipeline.formulas.sizes import SIZES, ModelSize, OwnSize
 from pipeline.formulas.training_state import training_state
+from pipeline.instruments.memory import recording
 from pipeline.instruments.memory.recording import record_memory
 from pipeline.instruments.memory.replay import phase_spans, replay, timeline
 from pipeline.model.step import build_training_step
@@ -25,6 +26,16 @@ WIDE_HEADS = {"wide heads": Workload(OwnSize(32, 64, 2, 2, num_kv_heads=2, head_
 def without_workspaces(monkeypatch):
     """Multiply without oneDNN, which takes memory of its own: how much depends on the CPU."""
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+
+
+@pytest.fixture(autouse=True)
+def without_stacks(monkeypatch):
+    """Record without the code that allocates, which takes most of a recording's time: sizes are what counts here."""
+
+    def profile_without_stacks(**options):
+        return torch.profiler.profile(**{**options, "with_stack": False})
+
+    monkeypatch.setattr(recording, "profile", profile_without_stacks)
 
 
 def measured_peaks(workload, mode, path):
@@ -50,12 +61,12 @@ def measured_peaks(workload, mode, path):
                 with torch.set_grad_enabled(mode != "inference"):
                     phases[name]()
         recorder.phase("end")
-    recording = recorder.read()
-    allocations = replay(recording.events)
-    active = timeline(allocations, dict.fromkeys(allocations, "all"), len(recording.events))
+    seen = recorder.read()
+    allocations = replay(seen.events)
+    active = timeline(allocations, dict.fromkeys(allocations, "all"), len(seen.events))
     peaks = [
         (name, int(active.total_bytes[active.peak(begin, end)]))
-        for name, begin, end in phase_spans(recording)
+        for name, begin, end in phase_spans(seen)
         if name in MODE_PHASES[mode]
     ]
     return dict(peaks[: len(peaks) // 2]), dict(peaks[len(peaks) // 2 :])
