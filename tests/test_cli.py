@@ -28,6 +28,7 @@ CONTRACT = {
 ADAPTERS = Path(__file__).parent / "subjects/outside/adapters.py"
 # On one thread: other tests run beside this one.
 MEASURE = ("measure", "timing", "size=tiny", "context_length=16", "--set=threads=1", "--set=max_steps=10")
+CALCULATE = ("measure", "accounting", "question=fsdp")  # a cell of formulas, for what holds whatever a cell does
 
 
 def pipeline(*words):
@@ -88,7 +89,7 @@ def test_a_full_disk_ends_a_cell_before_a_worker_starts(tmp_path, monkeypatch):
 @pytest.mark.parametrize("worker", ["", "off"])
 def test_a_record_is_kept_when_printing_fails(tmp_path, monkeypatch, worker):
     monkeypatch.setenv("PIPELINE_WORKER", worker)
-    words = [sys.executable, "-m", "pipeline", *MEASURE, "--out", str(tmp_path / "cell.json")]
+    words = [sys.executable, "-m", "pipeline", *CALCULATE, "--out", str(tmp_path / "cell.json")]
     with open("/dev/full", "w") as full:
         ended = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
     assert (ended.returncode, ended.stderr) == (0, "")
@@ -118,7 +119,7 @@ def test_files_are_kept_beside_their_record_and_no_other_folder_is_touched(tmp_p
 @pytest.mark.parametrize("wish", ["", "off"])
 def test_a_cell_is_measured_without_standard_streams(tmp_path, monkeypatch, wish):
     monkeypatch.setenv("PIPELINE_WORKER", wish)
-    command = shlex.join([sys.executable, "-m", "pipeline", *MEASURE, "--out", str(tmp_path / "cell.json")])
+    command = shlex.join([sys.executable, "-m", "pipeline", *CALCULATE, "--out", str(tmp_path / "cell.json")])
     ended = subprocess.run(["sh", "-c", f"{command} <&- >&- 2>&-"], timeout=120)
     assert ended.returncode == 0
     record = json.loads((tmp_path / "cell.json").read_text())
@@ -146,7 +147,7 @@ def test_a_cell_too_large_for_this_machine_is_refused_in_one_line_at_once(tmp_pa
 
 
 def test_a_cell_measured_by_force_says_so_in_its_command(tmp_path):
-    ended = pipeline(*MEASURE, "--force", "--out", str(tmp_path / "cell.json"))
+    ended = pipeline(*CALCULATE, "--force", "--out", str(tmp_path / "cell.json"))
     assert ended.returncode == 0, ended.stderr
     assert "--force" in json.loads((tmp_path / "cell.json").read_text())["command"].split()
 
