@@ -27,6 +27,8 @@ if not torch.cuda.is_available():
     from .interpreter import hasten
 
     hasten()
+    # Compile for the CPU without vectors: whether its compiler has them is tried for seconds, and speed shows nothing.
+    os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = "0"
 
 # Compiling imports it, which fails in a process where something else has loaded the standard library's distutils.
 with contextlib.suppress(ImportError):

@@ -9,6 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ..processes import assert_ended, has_ended
+
 ROOT = Path(__file__).parents[2]
 # Prints the processes that it started: the watcher, which ends too, one of its own group, one of a session of its own,
 # and one that nobody waits for, as nsys has them.
@@ -42,14 +44,10 @@ def start(script):
     return parent, [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
 
 
-def assert_ended(processes):
-    assert not psutil.wait_procs(processes, timeout=20)[1]
-
-
 @pytest.mark.parametrize("kill", [os.kill, os.killpg])
 def test_what_a_killed_process_started_ends_wherever_it_went(kill):
     parent, started = start(WAITING)
-    assert all(process.is_running() for process in started)
+    assert not any(map(has_ended, started))
     kill(parent.pid, signal.SIGKILL)
     parent.wait()
     assert_ended(started)
@@ -82,7 +80,7 @@ def test_what_others_started_goes_on():
     first.wait()
     assert_ended(started_by_first)
     assert bystander.poll() is None
-    assert all(process.is_running() for process in started_by_second)
+    assert not any(map(has_ended, started_by_second))
     bystander.kill()
     bystander.wait()
     second.kill()

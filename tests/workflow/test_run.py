@@ -4,9 +4,13 @@ import re
 import shutil
 import signal
 import time
+from pathlib import Path
 
 import psutil
 import pytest
+
+from pipeline.cells import layout
+from pipeline.stages.memory.cell import Cell
 
 pytestmark = pytest.mark.workflow
 
@@ -109,14 +113,14 @@ def test_a_lost_record_is_measured_again_once(project):
 
 @pytest.mark.usefixtures("without_worker")
 def test_a_cells_files_are_where_its_rule_says_whichever_stage_comes_last(project):
-    after = "precision: {grids: [{experiment: [accumulation], device: [cpu]}]}"
-    quick = "settings: {threads: 1, max_steps: 10}, grids: [{size: [tiny], context_length: [16]}]"
-    config = f"overrides={{profile: {{{quick}}}, {after}}}"
-    path = "precision=fp32/size=tiny/context_length=16/profiler=auto"
-    code, output = project.snakemake(f"results/profile/cells/{path}.json", "--config", config)
+    after = "accounting: {grids: [{question: [fsdp]}]}"
+    quick = "settings: {threads: 1, budget_s: 0.1}, grids: [{size: [tiny], context_length: [16], mode: [inference]}]"
+    cell = Cell(size="tiny", context_length=16, mode="inference")
+    record = layout.record_path(Path("results"), "memory", cell)
+    code, output = project.snakemake(str(record), "--config", f"overrides={{memory: {{{quick}}}, {after}}}")
     assert code == 0, output
-    kept = project.root / "results/profile/files" / path
-    assert {"kernels.csv", "perfetto.json.gz"} <= {file.name for file in kept.iterdir()}
+    kept = project.root / str(record.with_suffix("")).replace("cells", "files")
+    assert (kept / "snapshot.pickle").is_file()
 
 
 @pytest.mark.slow

@@ -42,10 +42,10 @@ def readable(rows: pd.DataFrame) -> pd.DataFrame:
     """Return rows fit to be shown: each text one line, reasons brief, and NaN wherever there is nothing."""
     shown = rows.where(rows.notna(), np.nan).infer_objects()
     for name in shown.select_dtypes(exclude=["number", "bool"]):
-        shown[name] = shown[name].map(_one_line)
+        shown[name] = pd.Series(map(_one_line, shown[name]), shown.index, dtype=object)
     if "reason" in shown:
-        shown["reason"] = shown["reason"].map(brief, na_action="ignore")
-    return shown
+        shown["reason"] = shown["reason"].map(brief, na_action="ignore").astype(object)
+    return shown.copy()  # as few blocks, of which sections take rows again and again
 
 
 def _one_line(value: Any) -> Any:

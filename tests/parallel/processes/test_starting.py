@@ -19,6 +19,8 @@ from pipeline.errors import Skipped
 from pipeline.parallel.processes import starting
 from pipeline.parallel.processes.starting import RankFailed, run_ranks
 
+from ...processes import assert_ended
+
 ROOT = Path(__file__).parents[3]
 ORPHANS = """
 import os, sys, time
@@ -285,7 +287,7 @@ def test_ranks_die_with_their_parent(tmp_path, way):
     assert (ranks[0].ppid() == parent.pid) == (way == "forked")
     parent.kill()
     parent.wait()
-    assert not psutil.wait_procs(ranks, timeout=PATIENCE_S)[1]
+    assert_ended(ranks)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,23 @@
+"""Whether processes that a test started, or made others start, have ended."""
+
+import time
+
+import psutil
+
+PATIENCE_S = 60.0  # for what should happen at once
+
+
+def has_ended(process):
+    """Tell whether a process is gone, or has ended and its new parent, the first of all processes, has yet to note it."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def assert_ended(processes):
+    """Wait until all of them have ended."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not all(map(has_ended, processes)):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
