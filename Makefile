@@ -12,11 +12,13 @@ env: $(VENV)/installed
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	@# Python compiles by itself what is imported, a small part of all modules.
+	$(VENV)/bin/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[test]'
 	touch $@
 
+# Two jobs at a time: tables and sections, and cells that leave the host to others.
 writeup: env
-	PATH="$$PWD/$(VENV)/bin:$$PATH" python -m snakemake $(TARGET)
+	PATH="$$PWD/$(VENV)/bin:$$PATH" python -m snakemake --cores 2 $(TARGET)
 
 test: env
 	PATH="$$PWD/$(VENV)/bin:$$PATH" pytest tests/
