@@ -1,5 +1,5 @@
-# make env      the environment in .venv, from constraints.txt
-# make writeup  the environment and then everything: measure this machine, write reports/writeup.md
+# make env      the environment in .venv, from constraints.txt, with what tests and checks need
+# make writeup  an environment without those and then everything: measure this machine, write reports/writeup.md
 # make test     the environment and then the tests, except the slow ones
 # make test-slow   those
 PYTHON ?= python3
@@ -8,16 +8,23 @@ TARGET := reports/writeup.md
 
 .PHONY: env writeup test test-slow lint
 
-env: $(VENV)/installed
+env: $(VENV)/with-tests
+
+# Python compiles by itself what is imported, a small part of all modules.
+INSTALL = $(VENV)/bin/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	@# Python compiles by itself what is imported, a small part of all modules.
-	$(VENV)/bin/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[test]'
+	$(INSTALL) -e .
 	touch $@
 
+$(VENV)/with-tests: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) -e '.[test]'
+	touch $(VENV)/installed $@
+
 # Two jobs at a time: tables and sections, and cells that leave the host to others.
-writeup: env
+writeup: $(VENV)/installed
 	PATH="$$PWD/$(VENV)/bin:$$PATH" python -m snakemake --cores 2 $(TARGET)
 
 test: env

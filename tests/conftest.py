@@ -39,9 +39,13 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+# Those whose tests start many processes.
+LONG_FILES = ("test_cli.py", "test_modules.py", "test_starting.py", "test_worker.py")
+
+
 def pytest_collection_modifyitems(items):
-    """Begin with the files that take longest, those that run Snakemake: at the end no process waits for another."""
-    items.sort(key=lambda item: item.get_closest_marker("workflow") is None)
+    """Begin with the files that take longest, those that run Snakemake first: at the end no process waits long."""
+    items.sort(key=lambda item: 0 if item.get_closest_marker("workflow") else 1 + (item.path.name not in LONG_FILES))
 
 
 @pytest.hookimpl(tryfirst=True)  # before ranks are forked
