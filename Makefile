@@ -6,6 +6,9 @@ PYTHON ?= python3
 VENV := .venv
 TARGET := reports/writeup.md
 
+# Where it is set every process of the many would compile its modules anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: env writeup test test-slow lint
 
 env: $(VENV)/with-tests

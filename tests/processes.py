@@ -8,7 +8,7 @@ PATIENCE_S = 60.0  # for what should happen at once
 
 
 def has_ended(process):
-    """Tell whether a process is gone, or has ended and its parent, now the first of all processes, has yet to note it."""
+    """Tell whether a process has ended, whether or not its parent, now the first of all processes, has noted it."""
     try:
         return process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
