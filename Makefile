@@ -13,17 +13,20 @@ unexport PYTHONDONTWRITEBYTECODE
 
 env: $(VENV)/with-tests
 
-# Python compiles by itself what is imported, a small part of all modules.
+# Of all modules few are ever imported: what commands import is compiled here, the rest where it is.
 INSTALL = $(VENV)/bin/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
+COMPILE = $(VENV)/bin/python -c "import matplotlib.pyplot, pandas, snakemake.cli, torch._inductor.compile_fx, triton"
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) -e .
+	$(COMPILE)
 	touch $@
 
 $(VENV)/with-tests: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) -e '.[test]'
+	$(COMPILE)
 	touch $(VENV)/installed $@
 
 # Two jobs at a time: tables and sections, and cells that leave the host to others.
