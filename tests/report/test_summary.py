@@ -23,10 +23,12 @@ MODEL = {
     "model_tflops_per_s": 171.0,
     "mfu_pct": 17.0,
     "times_fp32": 4.33,
+    "times_tf32": None,
     "peak_bytes": 77_600_000_000,
     "gpu_idle_pct": None,
     "limited_by": None,
     "tuned_tokens_per_s": 29_800.0,
+    "tuned_peak_bytes": 43_100_000_000,
     "tuned_with": "fused+sdpa+compile+graph",
 }
 

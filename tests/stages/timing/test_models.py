@@ -15,13 +15,14 @@ def test_models_are_as_the_summary_declares_them(make_rows, name):
     validate(found, {**schema["properties"]["models"], "$defs": schema["$defs"]})
 
 
-def test_a_model_has_the_figures_of_its_eager_step_and_its_gain_over_fp32(make_rows):
+def test_a_model_has_the_figures_of_its_eager_step_and_its_gains_over_fp32_with_and_without_tf32(make_rows):
     rows = make_rows("h200")
     (model,) = [model for model in build(rows).models if model["size"] == "large"]
     steps = rows[(rows["size"] == "large") & (rows["phase"] == "train_step") & (rows["clock"] == "host")]
     steps = steps[(steps["mode"] == "eager") & (steps["warmup_steps"] == 5)].set_index(["precision", "context_length"])
-    own, fp32 = (steps.loc[(precision, 1024)] for precision in ("bf16", "fp32"))
+    own, fp32, tf32 = (steps.loc[(precision, 1024)] for precision in ("bf16", "fp32", "tf32"))
     assert (model["precision"], model["context_length"], model["batch_size"]) == ("bf16", 1024, 4)
     assert model["median_ms"] == pytest.approx(own["median_ms"])
     assert model["tokens_per_s"] == pytest.approx(own["tokens_per_s"])
     assert model["times_fp32"] == pytest.approx(fp32["median_ms"] / own["median_ms"])
+    assert model["times_tf32"] == pytest.approx(tf32["median_ms"] / own["median_ms"])

@@ -1,7 +1,10 @@
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
 
+from pipeline.report.tables import significant
 from pipeline.stages.timing.report import baselines, section, steps
 
 from ..sections import (
@@ -109,8 +112,23 @@ def test_a_larger_batch_is_advised_by_what_it_trains_a_second(make_rows):
 def test_the_first_screen_holds_all_that_newer_records_tell(make_rows, tmp_path):
     rows = with_busy(make_rows("h200"), {128: 60.0, 256: 40.0, 512: 30.0, 1024: 25.0})
     text = text_of(rows, tmp_path)
-    shown = ("model", "tokens/s", "TFLOP/s (MFU)", "× fp32", "peak GB", "GPU idle", "limited by")
+    shown = ("model", "tokens/s", "TFLOP/s (MFU)", "× tf32", "limited by (GPU idle)", "peak GB")
     assert "| " + " | ".join(shown) + " |" in " ".join(text.split())
+    assert "| host (25%) " in text
+    busy = with_busy(make_rows("h200"), {128: 60.0, 256: 40.0, 512: 30.0, 1024: 7.8})
+    assert set(section.build(busy).headline[0].cells["limited by (GPU idle)"]) == {"GPU (7.8%)"}
+
+
+def test_the_first_screen_compares_with_tf32_where_it_has_that_at_its_context_else_with_fp32(make_rows):
+    rows = make_rows("h200")
+    ratios = steps.precision_gains(rows, "bf16", "tf32").set_index(["size", "context_length"])["ratio"]
+    shown = section.build(rows).headline[0]
+    assert shown.cells.set_index("model")["× tf32"]["small (129M, 12 layers)"] == f"{ratios['small', 1024]:.2f}"
+    assert "× fp32" not in shown.cells
+    assert " × tf32: times as fast as in fp32 with TF32, where both are stable." in shown.title
+    short = section.build(rows[(rows["precision"] != "tf32") | (rows["context_length"] < 1024)]).headline[0]
+    assert "× tf32" not in short.cells
+    assert "× fp32" in short.cells
 
 
 @pytest.mark.parametrize(("mode", "what"), [("compiled", "**Use `torch.compile`.**"), ("eager", "**Train in bf16.**")])
@@ -235,15 +253,30 @@ def test_an_action_tells_how_long_the_gpu_idles_in_the_step_that_gains_most_and_
     rows = scaled(rows, 50.0, slow)
     rows.loc[rows["size"] == "small", "status"] = "ok"
     (advice,) = [action for action in section.build(rows).actions if "Train in bf16" in action.what]
-    assert "; small at context 128 gets slower (0.0" in advice.why
+    assert "; small at context 128 gets slower than in tf32 (0.0" in advice.why
     assert "×), for the GPU then idles 60% of the time. The" in advice.why
-    assert "The peak is 990 TFLOP/s in bf16, 67.0 in fp32." in advice.why
+    assert advice.why.endswith("The peaks are 990, 494 and 67.0 TFLOP/s.")
     assert "of which the GPU idles" not in advice.why
 
 
+def test_the_advised_precision_is_beside_fp32_with_and_without_tf32(make_rows):
+    rows = make_rows("h200")
+    (advice,) = [action for action in section.build(rows).actions if "Train in bf16" in action.what]
+    told = r"A step of (\S+) at context (\d+) takes .*?, in tf32 .*? \((.*?)×\) and in fp32 .*? \((.*?)×\)"
+    size, context, *gains = re.match(told, advice.why).groups()
+    for base, gain in zip(("tf32", "fp32"), gains, strict=True):
+        ratios = steps.precision_gains(rows, "bf16", base).set_index(["size", "context_length"])["ratio"]
+        assert gain == significant(ratios[size, int(context)])
+    without = section.build(rows[rows["precision"] != "tf32"]).actions
+    (advice,) = [action for action in without if "Train in bf16" in action.what]
+    assert "tf32" not in advice.why
+    assert ", in fp32 " in advice.why
+
+
 def unstable_in_fp32(rows, size):
-    """Make all figures of a model in fp32 unstable."""
-    rows.loc[(rows["size"] == size) & (rows["precision"] == "fp32") & (rows["status"] == "ok"), "status"] = "unstable"
+    """Make all figures of a model in fp32, with TF32 and without, unstable."""
+    full = rows["precision"].isin(["fp32", "tf32"])
+    rows.loc[(rows["size"] == size) & full & (rows["status"] == "ok"), "status"] = "unstable"
     return rows
 
 
@@ -251,7 +284,7 @@ def test_no_ratio_to_an_unstable_step_is_told(make_rows):
     rows = make_rows("h200").query("status == 'ok'")
     slow = (rows["size"] == "small") & (rows["precision"] == "bf16")
     built = section.build(unstable_in_fp32(scaled(rows, 50.0, slow), "small"))
-    gained = built.headline[0].cells.set_index("model")["× fp32"]
+    gained = built.headline[0].cells.set_index("model")["× tf32"]
     assert gained["small (129M, 12 layers)"] == "–"
     assert gained["medium (423M, 24 layers)"] != "–"
     (advice,) = [action for action in built.actions if "Train in bf16" in action.what]

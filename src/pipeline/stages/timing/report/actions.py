@@ -1,5 +1,6 @@
 """What to do on this machine, by the times of training steps."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -7,10 +8,11 @@ import pandas as pd
 from pipeline.report.markup import Markdown
 from pipeline.report.outcomes import WORTH_IT
 from pipeline.report.page_parts import Action, say
-from pipeline.report.section import count, ms, number, percent, ratio
+from pipeline.report.section import count, listing, ms, number, percent, ratio
 from pipeline.report.table_rows import known
 from pipeline.stages.timing.report.steps import (
     IDLE_PCT,
+    bases,
     compile_times,
     every_batch,
     gains,
@@ -99,20 +101,44 @@ def _tokens(step: pd.Series | pd.DataFrame) -> Any:
 
 
 def _train_in(rows: pd.DataFrame, precision: str) -> list[Action]:
-    """Advise the precision where it clearly gains over fp32, with the peaks of both as the cause."""
-    if precision == "fp32":
+    """Advise the precision where it clearly gains over fp32, with TF32 where that was timed; with the peaks."""
+    tables = {base: precision_gains(rows, precision, base) for base in bases(precision)}
+    tables = {base: table for base, table in tables.items() if table["is_stable"].any()}
+    table = next(iter(tables.values()), pd.DataFrame())
+    if table.empty or not table["is_clear"].any():
         return []
-    table = precision_gains(rows, precision)
-    peaks = table[["base_tflops_per_s", "other_tflops_per_s"]].max()
-    cause = Markdown()
-    if peaks.notna().all():
-        peak, fp32 = number(peaks["other_tflops_per_s"]), number(peaks["base_tflops_per_s"])
-        words = " The peak is {peak} TFLOP/s in {precision}, {fp32} in fp32."
-        cause = say(words, peak=peak, precision=precision, fp32=fp32)
-    return _advise(table, 1, f"Train in {precision}", "precision", cause, than=" in fp32")
+    best = table.loc[table.loc[table["is_clear"], "ratio"].idxmax()]
+    least = table.loc[table.loc[table["is_stable"], "ratio"].idxmin()]
+    why = say(
+        "A step of {where} takes {time}, {others}{least}.{peaks}",
+        where=_at(best),
+        time=ms(best["other_ms"]),
+        others=listing(_beside(best, base, gained) for base, gained in tables.items() if _same(best, gained).any()),
+        least="" if least.name == best.name else _least(least, f" than in {next(iter(tables))}"),
+        peaks=_peaks(tables),
+    )
+    return [Action(1, say("**Train in {precision}.**", precision=precision), why, "precision")]
 
 
-def _advise(table: pd.DataFrame, rank: int, what: str, topic: str, more: str = "", than: str = "") -> list[Action]:
+def _same(step: pd.Series, table: pd.DataFrame) -> pd.Series:
+    """Tell which rows are of the same step and stable."""
+    keys = ["size", "context_length"]
+    return (table[keys] == step[keys]).all(axis=1) & table["is_stable"]
+
+
+def _beside(step: pd.Series, base: str, table: pd.DataFrame) -> str:
+    row = table[_same(step, table)].iloc[0]
+    return f"in {base} {ms(row['base_ms'])} ({ratio(row['ratio'])})"
+
+
+def _peaks(tables: Mapping[str, pd.DataFrame]) -> str:
+    """Say what the peaks of the precisions are, in the order in which their times were told; nothing if unknown."""
+    own = next(iter(tables.values()))["other_tflops_per_s"].max()
+    peaks = [own, *(table["base_tflops_per_s"].max() for table in tables.values())]
+    return "" if pd.isna(peaks).any() else f" The peaks are {listing(map(number, peaks))} TFLOP/s."
+
+
+def _advise(table: pd.DataFrame, rank: int, what: str, topic: str, more: str = "") -> list[Action]:
     """Advise what clearly gains for some model; name where it gains most, and where least."""
     clear = table[table["is_clear"]]
     if clear.empty:
@@ -120,22 +146,22 @@ def _advise(table: pd.DataFrame, rank: int, what: str, topic: str, more: str = "
     best = table.loc[clear["ratio"].idxmax()]
     least = table.loc[table.loc[table["is_stable"], "ratio"].idxmin()]
     why = say(
-        "A step of {where}{idle} takes {other} instead of {base}{than} ({gain}){least}.{more}",
-        where=_at(best) + ("" if than else f" in {best['precision']}"),
+        "A step of {where} in {precision}{idle} takes {other} instead of {base} ({gain}){least}.{more}",
+        where=_at(best),
+        precision=best["precision"],
         idle=_idle(best["base_idle_pct"], ", of which the GPU idles {},"),
         base=ms(best["base_ms"]),
         other=ms(best["other_ms"]),
         gain=ratio(best["ratio"]),
-        than=than,
         least="" if least.name == best.name else _least(least),
         more=more,
     )
     return [Action(rank, Markdown(f"**{what}.**"), why, topic)]
 
 
-def _least(row: pd.Series) -> str:
+def _least(row: pd.Series, than: str = "") -> str:
     idle = _idle(row["other_idle_pct"], ", for the GPU then idles {} of the time")
-    what = "gains least" if row["ratio"] >= 1 else "gets slower"
+    what = "gains least" if row["ratio"] >= 1 else f"gets slower{than}"
     return f"; {_at(row)} {what} ({ratio(row['ratio'])}){idle}"
 
 

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from pipeline.formulas.parameters import parameter_count
@@ -14,8 +15,9 @@ from pipeline.report.section import count, number, percent
 from pipeline.report.table_rows import known
 from pipeline.report.tables import with_outcomes
 from pipeline.stages.timing.report.figures import TERA
-from pipeline.stages.timing.report.steps import IDLE_PCT, precision_gains, step_flops
+from pipeline.stages.timing.report.steps import IDLE_PCT, bases, precision_gains, step_flops
 
+LIMITED_BY = "limited by (GPU idle)"
 # Named after a model with two feed-forward matrices a layer, where SwiGLU has three (pipeline.formulas.sizes).
 NAMED_WITHOUT_SWIGLU = ("2.7B", "10B")
 COLUMNS = [
@@ -28,16 +30,18 @@ def models(steps: pd.DataFrame, rows: pd.DataFrame, tuned: pd.DataFrame) -> list
     """Return what each model reaches, by its row of `steps`, as summary.schema.json declares it; None for unknowns."""
     told = {
         "batch_size": steps["batch_size"],
-        "times_fp32": _over_fp32(steps, rows),
+        "times_fp32": _over("fp32", steps, rows),
+        "times_tf32": _over("tf32", steps, rows),
         "tuned_tokens_per_s": tuned["tokens_per_s"],
+        "tuned_peak_bytes": tuned["peak_bytes"],
         "tuned_with": tuned["levers"],
     }
     return json.loads(steps.reindex(columns=COLUMNS).assign(**told).to_json(orient="records", double_precision=9))
 
 
-def _over_fp32(steps: pd.DataFrame, rows: pd.DataFrame) -> pd.Series:
-    """Return how many times as fast as in fp32 each step is; NaN where either time is missing or unstable."""
-    gains = precision_gains(rows, steps["precision"].iloc[0])
+def _over(base: str, steps: pd.DataFrame, rows: pd.DataFrame) -> pd.Series:
+    """Return how many times as fast as in a precision each step is; NaN where either time is missing or unstable."""
+    gains = precision_gains(rows, steps["precision"].iloc[0], base)
     here = gains["is_stable"] & (gains["context_length"] == steps["context_length"].iloc[0])
     return steps["size"].map(gains[here].set_index("size")["ratio"])
 
@@ -45,21 +49,31 @@ def _over_fp32(steps: pd.DataFrame, rows: pd.DataFrame) -> pd.Series:
 def table(steps: pd.DataFrame, rows: pd.DataFrame, tuned: pd.DataFrame) -> Table:
     """Make the first screen's table of these steps, one row per model; tuned: what each reaches with levers."""
     rates = zip(steps["model_tflops_per_s"].map(number), steps["mfu_pct"], strict=True)
+    over = {f"× {base}": _over(base, steps, rows) for base in bases(steps["precision"].iloc[0])}
+    gained = [name for name, ratios in over.items() if ratios.notna().any()][:1]
     columns = {
         "model": [f"{row['size']} ({_shape(row)})" for _, row in steps.iterrows()],
         "tokens/s": with_outcomes(steps["tokens_per_s"].map(count), steps),
-        "tuned": tuned["tokens_per_s"].map(count, na_action="ignore").mask(tuned["is_wrong"], "wrong"),
         "TFLOP/s (MFU)": [rate if pd.isna(mfu) else f"{rate} ({percent(mfu / 100)})" for rate, mfu in rates],
-        "× fp32": _over_fp32(steps, rows) if steps["precision"].iloc[0] != "fp32" else None,
+        **{name: over[name] for name in gained},
+        LIMITED_BY: _limits(steps),
         "peak GB": steps["peak_bytes"] / 1e9 if "peak_bytes" in steps else None,
-        "GPU idle": steps["gpu_idle_pct"] / 100 if "gpu_idle_pct" in steps else None,
-        "limited by": steps["limited_by"].replace("gpu", "GPU") if "limited_by" in steps else None,
+        "tuned tokens/s": tuned["tokens_per_s"].map(count, na_action="ignore").mask(tuned["is_wrong"], "wrong"),
+        "tuned peak GB": tuned["peak_bytes"] / 1e9,
     }
-    forms = {**dict.fromkeys(("× fp32", "peak GB"), number), "GPU idle": percent}
+    forms = dict.fromkeys((*gained, "peak GB", "tuned peak GB"), number)
     filled = {name: pd.Series(list(column)) for name, column in columns.items() if column is not None}
     shown = {name: column for name, column in filled.items() if column.notna().any()}
     cells = {name: [written(value, forms.get(name, str)) for value in column] for name, column in shown.items()}
     return Table(_title(steps, rows, shown, list(tuned["levers"].dropna().unique())), pd.DataFrame(cells))
+
+
+def _limits(steps: pd.DataFrame) -> list[str] | None:
+    """Write what limits each step, and in brackets how long the GPU idles; None where that is not known."""
+    if not {"limited_by", "gpu_idle_pct"} <= {*steps}:
+        return None
+    pairs = zip(steps["limited_by"].replace("gpu", "GPU"), steps["gpu_idle_pct"], strict=True)
+    return [np.nan if pd.isna([limit, idle]).any() else f"{limit} ({percent(idle / 100)})" for limit, idle in pairs]
 
 
 def written(value: Any, form: Callable[..., str] = number) -> str:
@@ -72,12 +86,13 @@ def _title(steps: pd.DataFrame, rows: pd.DataFrame, shown: Mapping[str, pd.Serie
     first, longest = steps.iloc[0], rows["context_length"].max()
     peak = known(steps, "peak_tflops_per_s", "peak_source")
     legend = {
-        "tuned": _tuned(shown.get("tuned", []), tuned_with),
-        "× fp32": "times as fast as in fp32 without TF32, where both times are stable",
-        "GPU idle": "share of the step in which no kernel runs",
-        "limited by": f"host where the GPU idles {IDLE_PCT:g}% or more",
+        "× tf32": "times as fast as in fp32 with TF32, where both are stable",
+        "× fp32": "times as fast as in fp32 without TF32, where both are stable",
+        LIMITED_BY: f"the host where no kernel runs for {IDLE_PCT:g}% of the step or more",
     }
     legend = {name: words for name, words in legend.items() if name in shown}
+    if "tuned tokens/s" in shown:
+        legend["tuned"] = _tuned(shown["tuned tokens/s"], tuned_with)
     if len(peak):
         of = "data sheet's" if peak["peak_source"].iloc[0] == "datasheet" else "fastest measured product's"
         legend = {"MFU": f"share of the {of} {number(peak['peak_tflops_per_s'].max())} TFLOP/s", **legend}
@@ -91,7 +106,7 @@ def _title(steps: pd.DataFrame, rows: pd.DataFrame, shown: Mapping[str, pd.Serie
 
 
 def _tuned(cells: Iterable[str], levers: Sequence[str]) -> str:
-    words = f"tokens/s with {' or '.join(map(listed, levers)) or 'the best optimizations'}"
+    words = f"with {' or '.join(map(listed, levers)) or 'the best optimizations'}"
     return f"{words}; wrong: its loss is then too far from the eager one" if "wrong" in set(cells) else words
 
 
@@ -113,6 +128,6 @@ def finding(steps: pd.DataFrame, reached: Mapping[str, float]) -> str:
     return (
         f"Eager steps reach {number(most['model_tflops_per_s'])} TFLOP/s at most ({most['size']}, {most['precision']})"
         + (f"; a matrix product alone reaches {number(product)}" if product else "")
-        + (f". The host limits some of the steps with up to {number(max(waits) / TERA)} TFLOP of work" if waits else "")
+        + (f". Up to {number(max(waits) / TERA)} TFLOP a step the host can be the limit" if waits else "")
         + "."
     )

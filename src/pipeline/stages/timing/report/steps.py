@@ -82,10 +82,15 @@ def gains(rows: pd.DataFrame, base: str, other: str) -> pd.DataFrame:
     return _ratios(of_kind(steps, base), of_kind(steps, other), CELL)
 
 
-def precision_gains(rows: pd.DataFrame, precision: str) -> pd.DataFrame:
-    """Divide fp32's eager step time by that of a precision; as `gains`, without precision."""
+def bases(precision: str) -> list[str]:
+    """Return the precisions to compare one with: those of more bits, the nearest first."""
+    return list(reversed(PRECISIONS[: PRECISIONS.index(precision)]))
+
+
+def precision_gains(rows: pd.DataFrame, precision: str, base: str = "fp32") -> pd.DataFrame:
+    """Divide the eager step time of one precision, `base`, by that of another; as `gains`, without precision."""
     steps = of_kind(warm(rows), "eager")
-    halves = [steps[steps["precision"] == name] for name in ("fp32", precision)]
+    halves = [steps[steps["precision"] == name] for name in (base, precision)]
     return _ratios(*halves, ["size", "context_length"])
 
 

@@ -6,21 +6,22 @@ EAGER = "eager"
 # A few steps do not show what weights in bf16 lose over many small updates.
 NOT_ADVISED = "bf16_weights"
 SAME = ["size", "context_length", "batch_size", "setting_vocab_size"]
+TOLD = ["levers", "tokens_per_s", "peak_bytes"]
 
 
 def tuned_steps(steps: pd.DataFrame, levers: pd.DataFrame) -> pd.DataFrame:
-    """Return levers and tokens_per_s of the fastest stable combination for each row of `steps`, at the same batch.
+    """Return TOLD of the fastest stable combination for each row of `steps`, at the same batch.
 
-    levers: rows of the stage levers, which are in bf16. A step has NaN unless it is in bf16, where none was measured
-    and where eager was fastest. is_wrong: some combination, and none that is faster than eager was right.
+    levers: rows of the stage levers, which are in bf16. A step has None and NaN unless it is in bf16, where none was
+    measured and where eager was fastest. is_wrong: some combination, and none that is faster than eager was right.
     """
-    nothing = pd.DataFrame({"levers": None, "tokens_per_s": float("nan"), "is_wrong": False}, index=steps.index)
+    nothing = pd.DataFrame({**dict.fromkeys(TOLD, float("nan")), "levers": None, "is_wrong": False}, index=steps.index)
     if levers.empty or steps["precision"].iloc[0] != "bf16":
         return nothing
     levers = levers.rename(columns={"setting_batch_size": "batch_size"})
     advised = levers[~levers["levers"].str.contains(NOT_ADVISED, regex=False)]
     stable = advised[advised["status"] == "ok"]
-    fastest = stable.loc[stable.groupby(SAME)["median_ms"].idxmin()]
+    fastest = stable.loc[stable.groupby(SAME)["median_ms"].idxmin()].reindex(columns=[*SAME, *TOLD])
     faster = fastest[fastest["levers"] != EAGER]
     joined = steps[SAME].merge(faster, on=SAME, how="left").set_index(steps.index)
     wrong = pd.MultiIndex.from_frame(advised.loc[advised["status"] == "wrong", SAME])
