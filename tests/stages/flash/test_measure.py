@@ -18,7 +18,7 @@ from pipeline.instruments.sampling.kernel_timing import KernelSampler, latency_s
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.instruments.sampling.sustained import Sustained
 from pipeline.stages.flash import implementations, measure, trial
-from pipeline.stages.flash.cell import GPU_ONLY, OURS, PEERS, PHASES, SUSTAINED, Cell, Settings
+from pipeline.stages.flash.cell import COMPILED, GPU_ONLY, OURS, PEERS, PHASES, SUSTAINED, Cell, Settings
 from pipeline.stages.flash.rows import ROW_TYPES
 
 CELL = Cell(dtype="fp32", head_dim=16, seq_len=48)
@@ -30,7 +30,7 @@ def measured(monkeypatch):
     """Measure a cell with some implementations, others' functions put in their place."""
 
     def run(names, cell=CELL, settings=QUICK, **replaced):
-        monkeypatch.setattr(implementations, "names", lambda _device: list(names))
+        monkeypatch.setattr(implementations, "names", lambda _cell, _device: list(names))
         for name, attend in replaced.items():
             monkeypatch.setitem(implementations.FUNCTIONS, name, attend)
         rows = measure.measure(cell, settings, Stopwatch())
@@ -324,11 +324,20 @@ def test_inputs_are_seeded_and_the_same_for_every_cell_of_a_shape():
     assert first.qkv[0].std().item() == pytest.approx(1, abs=0.1)
 
 
+def test_what_torch_compiles_for_every_shape_is_measured_at_several_heads_only():
+    for device in ("cpu", "cuda"):
+        one, two = (
+            implementations.names(dataclasses.replace(CELL, num_heads=heads), torch.device(device)) for heads in (1, 2)
+        )
+        assert set(two) - set(one) == set(COMPILED)
+    assert {key["impl"] for key in CELL.row_keys()}.isdisjoint(COMPILED)
+
+
 def test_a_cpu_skips_what_needs_a_gpu_and_has_torch_s_own_choice(measured):
     cpu = torch.device("cpu")
-    everywhere = [*OURS, *PEERS]
-    assert implementations.names(cpu) == everywhere
-    assert "sdpa" not in implementations.names(torch.device("cuda"))
+    several_heads = dataclasses.replace(CELL, num_heads=2)
+    assert implementations.names(several_heads, cpu) == [*OURS, *PEERS]
+    assert "sdpa" not in implementations.names(several_heads, torch.device("cuda"))
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     rows = measured(["eager", *GPU_ONLY])
@@ -349,7 +358,7 @@ def test_every_implementation_on_a_gpu_is_right_or_says_why_not(gpu, dtype, is_c
     cell = Cell(dtype=dtype, head_dim=64, seq_len=512, num_heads=2, is_causal=is_causal)
     rows = {(row["impl"], row["phase"]): row for row in measure.measure(cell, QUICK, Stopwatch())}
     refused = {"sdpa_flash", "sdpa_cudnn"} if dtype == "fp32" else set()
-    for impl in implementations.names(gpu):
+    for impl in implementations.names(cell, gpu):
         row = rows[impl, "forward"]
         if impl in refused:
             assert row["status"] == "skipped"

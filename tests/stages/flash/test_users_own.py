@@ -35,7 +35,7 @@ def test_what_passes_is_timed_with_the_rest_and_what_does_not_costs_its_own_rows
 
 
 def test_where_queries_share_keys_they_are_skipped_with_the_reason_and_the_others_measured(monkeypatch):
-    monkeypatch.setattr(implementations, "names", lambda _device: ["eager"])
+    monkeypatch.setattr(implementations, "names", lambda _cell, _device: ["eager"])
     cell = replace(CELL, num_heads=4, query_heads_per_kv_head=2)
     rows = measure(cell, SETTINGS, Stopwatch(), [Subject("attention", "mine", f"{FILE}:Right")])
     stages()["flash"].row_types.check({}, rows)

@@ -25,6 +25,9 @@ SDPA_BACKENDS = ("sdpa_flash", "sdpa_cudnn", "sdpa_efficient")
 # On a CPU `sdpa`, torch's own choice, replaces the GPU backends.
 PEERS = ("eager", "compiled_eager", "sdpa", *SDPA_BACKENDS, "flex")
 GPU_ONLY = ("triton", *SDPA_BACKENDS, "flex")
+# torch compiles these for every shape anew, which takes longer than timing all: only at several heads, as models have.
+# The stage `attention` has compiled attention at one head.
+COMPILED = ("compiled_eager", "flex")
 # What also runs back to back for `sustained_s`, on a GPU at the shapes of real models: implementation and phase.
 SUSTAINED = tuple(product(("triton", "sdpa_cudnn"), ("forward", BOTH_PHASES)))
 
@@ -74,9 +77,14 @@ class Cell:
             self.query_heads_per_kv_head,
         )
 
+    @property
+    def impls(self) -> tuple[str, ...]:
+        """The implementations to compare, on any device."""
+        return tuple(impl for impl in (*OURS, *PEERS) if self.num_heads > 1 or impl not in COMPILED)
+
     def row_keys(self) -> list[dict[str, str]]:
         """Return the keys of the rows of a cell that could not be measured: every row."""
-        return [{"impl": impl, "phase": phase} for impl in (*OURS, *PEERS) for phase in PHASES]
+        return [{"impl": impl, "phase": phase} for impl in self.impls for phase in PHASES]
 
 
 @dataclass(frozen=True)

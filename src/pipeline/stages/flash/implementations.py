@@ -17,7 +17,7 @@ from pipeline.compat.torch_private import sdpa_choice
 from pipeline.errors import Skipped
 from pipeline.formulas.attention import Shape
 from pipeline.instruments.machine.toolchain import require_compiler
-from pipeline.stages.flash.cell import GPU_ONLY, OURS, PEERS
+from pipeline.stages.flash.cell import GPU_ONLY, OURS, Cell
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -49,10 +49,9 @@ class Implementation:
     within: Callable[[], AbstractContextManager] = nullcontext
 
 
-def names(device: torch.device) -> list[str]:
-    """Return the implementations to measure or to skip on a device; `sdpa` only on a CPU."""
-    everywhere = [*OURS, *PEERS]
-    return everywhere if device.type == "cpu" else [name for name in everywhere if name != "sdpa"]
+def names(cell: Cell, device: torch.device) -> list[str]:
+    """Return a cell's implementations to measure or to skip on a device; `sdpa` only on a CPU."""
+    return [name for name in cell.impls if device.type == "cpu" or name != "sdpa"]
 
 
 def build(name: str, shape: Shape, device: torch.device) -> Implementation:

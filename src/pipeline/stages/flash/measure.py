@@ -59,7 +59,7 @@ def measure_together(
     inputs = _inputs(cell, device)
     builds = {
         name: functools.partial(implementations.build, name, cell.shape, device)
-        for name in implementations.names(device)
+        for name in implementations.names(cell, device)
     } | {name: functools.partial(lambda built: built, built) for name, built in own.items()}
     with stopwatch.measuring():
         trials = {name: try_implementation(name, build, inputs, settings) for name, build in builds.items()}

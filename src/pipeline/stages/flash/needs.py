@@ -7,9 +7,11 @@ ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
 def expected_s(cell: Cell, settings: Settings, on_gpu: bool) -> float:
-    """Estimate the seconds that a cell takes: on a CPU the C++ compiler takes most of it."""
-    held = len(SUSTAINED) if on_gpu and cell.num_heads > 1 else 0
-    return (3 if on_gpu else 15) + 20 * settings.budget_s + held * settings.sustained_s
+    """Estimate the seconds that a cell takes: at several heads most of it to compile."""
+    if cell.num_heads == 1:
+        return 2 + 8 * settings.budget_s
+    held = len(SUSTAINED) if on_gpu else 0
+    return (10 if on_gpu else 15) + 20 * settings.budget_s + held * settings.sustained_s
 
 
 def needed_bytes(cell: Cell, settings: Settings) -> int:
