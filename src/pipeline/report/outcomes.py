@@ -14,6 +14,8 @@ from pipeline.report.table_rows import has_figures
 from pipeline.report.tables import outcome
 
 WORTH_IT = 1.1
+# The share of a step in which the GPU idles from which on the host counts as its limit.
+IDLE_PCT = 20.0
 MOST_REASONS = 2
 
 

@@ -72,6 +72,7 @@ class Section:
     method: how it was measured, in two lines.
     headline: the first screen's table, and its figure, where this stage has them. models: that table as numbers, as
     summary.schema.json declares them. users_own: the rows of the first screen's table of the user's own.
+    eager_steps: what other sections time too (pipeline.report.same_steps).
     """
 
     title: str
@@ -84,6 +85,7 @@ class Section:
     headline: Sequence[str | Figure | Table] = ()
     models: Sequence[Mapping[str, Any]] = ()
     users_own: Sequence[Mapping[str, str]] = ()
+    eager_steps: Sequence[Mapping[str, Any]] = ()
 
 
 def write(
@@ -112,6 +114,7 @@ def write(
         dict(trust),
         tuple(section.models),
         tuple(section.users_own),
+        tuple(section.eager_steps),
     )
 
 

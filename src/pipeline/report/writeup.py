@@ -22,6 +22,7 @@ from pipeline.report.markup import Markdown, anchor, one_line
 from pipeline.report.one_peak import with_one_peak
 from pipeline.report.page_parts import MOST_ACTIONS, write
 from pipeline.report.repeats import with_repeats
+from pipeline.report.same_steps import how_far_apart
 from pipeline.report.section import counted, data_size, listing, render
 from pipeline.report.summary import write_summary
 from pipeline.report.table_rows import has_figures, known, read_rows, readable
@@ -119,6 +120,7 @@ def write_writeup(
         "users_own": _table_of([row for section in written for row in section.users_own]),
         "problems": problems(written),
         **_trusted(written),
+        "apart": how_far_apart(written),
         **what_is_missing(lines, read_failures(failures) if failures else Failures()),
     }
     write_text(out, render(TEMPLATE, facts))

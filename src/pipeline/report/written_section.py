@@ -25,6 +25,7 @@ class WrittenSection:
     trust: dict[str, Any]
     models: tuple[Mapping[str, Any], ...]
     users_own: tuple[Mapping[str, str], ...]
+    eager_steps: tuple[Mapping[str, Any], ...]
 
 
 def to_json(section: WrittenSection) -> str:
@@ -37,6 +38,5 @@ def from_json(text: str) -> WrittenSection:
     values: Mapping[str, Any] = json.loads(text)
     if not isinstance(values, dict) or set(values) != set(WrittenSection.__dataclass_fields__):
         raise ValueError("not a section")
-    return WrittenSection(
-        **{**values, **{name: tuple(values[name]) for name in ("actions", "problems", "models", "users_own")}}
-    )
+    lists = ("actions", "problems", "models", "users_own", "eager_steps")
+    return WrittenSection(**{**values, **{name: tuple(values[name]) for name in lists}})

@@ -155,3 +155,13 @@ def test_a_combination_within_the_quartiles_of_the_best_lever_gains_hardly_more(
     assert "gain most" in section.build(rows).answer
     rows.loc[rows["levers"] == "sdpa", "q1_ms"] = 0.1
     assert "gain hardly more" in section.build(rows).answer
+
+
+def test_the_eager_steps_are_handed_over_to_be_compared_with_other_sections(make_rows):
+    rows = make_rows("NVIDIA H200")
+    eager = rows[rows["levers"] == "eager"].set_index("size")["median_ms"]
+    found = {step["size"]: step for step in section.build(rows).eager_steps}
+    assert {size: step["median_ms"] for size, step in found.items()} == pytest.approx(eager.to_dict())
+    assert found["xl"]["precision"] == "bf16"
+    rows.loc[rows["levers"] == "eager", "status"] = "unstable"
+    assert not section.build(rows).eager_steps

@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from pipeline.report.outcomes import IDLE_PCT
 from pipeline.report.tables import significant
 from pipeline.stages.timing.report import baselines, section, steps
 
@@ -81,7 +82,7 @@ def test_the_first_screen_shows_each_model_at_the_longest_context_that_all_have(
 def with_busy(rows, idle_pct):
     """Add what the GPU did: idle so many per cent, by context length."""
     idle = rows["context_length"].map(idle_pct)
-    limits = np.where(idle >= steps.IDLE_PCT, "host", "gpu")
+    limits = np.where(idle >= IDLE_PCT, "host", "gpu")
     return rows.assign(gpu_idle_pct=idle, gpu_busy_ms=rows["median_ms"] * (1 - idle / 100), limited_by=limits)
 
 
@@ -335,3 +336,11 @@ def test_a_gain_by_compiling_of_an_unstable_step_is_marked(make_rows):
     first, second, *_ = answers["torch_compile (b)"].partition("(bf16, context 256): ")[2].split(", ")
     assert first.endswith("× (unstable)")
     assert second.endswith("×")
+
+
+def test_the_warm_eager_steps_are_handed_over_to_be_compared_with_other_sections(make_rows):
+    rows = make_rows("h200")
+    found = {(one["size"], one["precision"], one["context_length"]): one for one in section.build(rows).eager_steps}
+    own = steps.at(steps.of_kind(steps.warm(rows), "eager"), "bf16", 1024).set_index("size")
+    assert found["xl", "bf16", 1024]["median_ms"] == pytest.approx(own.loc["xl", "median_ms"])
+    assert len(found) == (steps.of_kind(steps.warm(rows), "eager")["status"] == "ok").sum()

@@ -8,6 +8,7 @@ from pipeline.cells.rows import WITH_FIGURES
 from pipeline.report.lever_words import WORDS, joined, listed
 from pipeline.report.outcomes import clear_gain, not_measured, nothing_measured
 from pipeline.report.page_parts import MOST_TABLE_ROWS, Action, Figure, Section, Table, say
+from pipeline.report.same_steps import eager_steps
 from pipeline.report.section import count, data_size, listing, ms, number, percent, ratio
 from pipeline.report.table_rows import ok
 from pipeline.report.tables import significant, with_outcomes
@@ -48,6 +49,7 @@ def build(rows: pd.DataFrame) -> Section:
         parts=[Figure("gains", title, figures.gains(rows)), _table(model), missing],
         method=_method(rows),
         actions=_actions(model, rows),
+        eager_steps=eager_steps(rows[rows["levers"] == EAGER].assign(precision="bf16")),
     )
 
 

@@ -7,6 +7,7 @@ import pandas as pd
 from pipeline.report.markup import Markdown
 from pipeline.report.outcomes import not_measured, nothing_measured
 from pipeline.report.page_parts import Action, Figure, Section, Table
+from pipeline.report.same_steps import eager_steps
 from pipeline.report.section import counted, listing, ms, percent
 from pipeline.report.tables import significant
 from pipeline.stages.profile.cell import PASSES
@@ -62,6 +63,7 @@ def build(rows: pd.DataFrame) -> Section:
         ),
         actions=_look_at_the_optimizer(shown, first),
         problems=problems(shown),
+        eager_steps=eager_steps(timed[timed["range"] == "train_step"]),
     )
 
 

@@ -6,12 +6,11 @@ from typing import Any
 import pandas as pd
 
 from pipeline.report.markup import Markdown
-from pipeline.report.outcomes import WORTH_IT
+from pipeline.report.outcomes import IDLE_PCT, WORTH_IT
 from pipeline.report.page_parts import Action, say
 from pipeline.report.section import count, listing, ms, number, percent, ratio
 from pipeline.report.table_rows import known
 from pipeline.stages.timing.report.steps import (
-    IDLE_PCT,
     bases,
     compile_times,
     every_batch,

@@ -10,12 +10,13 @@ import pandas as pd
 from pipeline.formulas.parameters import parameter_count
 from pipeline.formulas.sizes import SIZES
 from pipeline.report.lever_words import listed
+from pipeline.report.outcomes import IDLE_PCT
 from pipeline.report.page_parts import Table
 from pipeline.report.section import count, number, percent
 from pipeline.report.table_rows import known
 from pipeline.report.tables import with_outcomes
 from pipeline.stages.timing.report.figures import TERA
-from pipeline.stages.timing.report.steps import IDLE_PCT, bases, precision_gains, step_flops
+from pipeline.stages.timing.report.steps import bases, precision_gains, step_flops
 
 LIMITED_BY = "limited by (GPU idle)"
 # Named after a model with two feed-forward matrices a layer, where SwiGLU has three (pipeline.formulas.sizes).

@@ -7,6 +7,7 @@ import pandas as pd
 
 from pipeline.report.outcomes import WORTH_IT, not_measured, nothing_measured
 from pipeline.report.page_parts import MOST_TABLE_ROWS, Figure, Section, Table
+from pipeline.report.same_steps import eager_steps
 from pipeline.report.section import number, percent, ratio, span
 from pipeline.report.table_rows import known
 from pipeline.report.tables import with_outcomes
@@ -58,6 +59,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame] | None = None) 
             headline.finding(eager, reached),
         ],
         models=headline.models(steps, rows, tuned),
+        eager_steps=eager_steps(eager),
     )
 
 

@@ -20,8 +20,6 @@ KINDS = {
 }
 ORDERS = {"precision": PRECISIONS, "size": BY_SIZE}
 CELL = ["precision", "size", "context_length"]
-# The share of a step from which on the host counts as its limit.
-IDLE_PCT = 20.0
 
 
 def every_batch(rows: pd.DataFrame) -> pd.DataFrame:
