@@ -19,8 +19,6 @@ from pipeline.errors import Skipped
 from pipeline.parallel.processes import starting
 from pipeline.parallel.processes.starting import RankFailed, run_ranks
 
-from ...processes import assert_ended
-
 ROOT = Path(__file__).parents[3]
 ORPHANS = """
 import os, sys, time
@@ -278,6 +276,8 @@ def test_nothing_is_left_behind(start, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("way", ["forked", "fresh"])
 def test_ranks_die_with_their_parent(tmp_path, way):
+    from ...processes import assert_ended  # here, for fresh ranks import this module without its package
+
     script = tmp_path / "orphans.py"
     script.write_text(ORPHANS)
     # numpy's own threads would keep the parent from being forked.
