@@ -58,3 +58,10 @@ def test_an_unstable_repeat_says_nothing_of_the_spread():
 def test_figures_that_a_power_limit_lowered_are_counted_with_their_clock():
     capped = rows(eager=[1.0], compiled=[1.0]).assign(power_capped=[True, False], mean_sm_clock_mhz=[1410.0, 1980.0])
     assert trust.of_rows(capped) == {"capped": 1, "clock_mhz": 1410.0}
+
+
+def test_what_has_no_clock_because_it_was_skipped_disturbs_no_other():
+    timed = rows(eager=(10.0, 10.1, 9.9), graph=(8.0, 8.1, 7.9)).assign(clock="host")
+    skipped = rows(compiled=(5.0, 5.0, 5.0)).assign(status="skipped", clock=None, samples_ms=None, median_ms=None)
+    shown = with_repeats(pd.concat([timed, skipped], ignore_index=True), [*KEYS, "clock"])
+    assert verdict(by_mode(shown)["eager"], by_mode(shown)["graph"]).word == FASTER

@@ -35,9 +35,13 @@ def test_a_mask_off_by_one_at_the_diagonal_block_is_wrong_with_its_place():
     found = check("off_by_one")
     assert found.status == "wrong"
     assert "output is off by " in found.reason
-    assert "first at query 0, at 63 of 64 (length 64, head_dim 16, causal)" in found.reason
+    assert "first at query 0, at 63 of 64 queries (length 64, head_dim 16, causal)" in found.reason
     # Without a mask the same function is right.
     assert check("off_by_one", is_causal=False).status == "ok"
+
+
+def test_a_forgotten_mask_is_called_that():
+    assert "; that is what attention without the causal mask gives (" in check("without_mask").reason
 
 
 def test_a_wrong_gradient_is_found_behind_a_right_output():

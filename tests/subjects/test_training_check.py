@@ -35,7 +35,8 @@ def test_a_wrapper_that_takes_a_bucket_size_says_so_and_may_have_nothing_to_do_b
     ("wrapper", "said"),
     [
         ("KeepsOneToItself", "after step 1 0.weight is off by "),
-        ("WithoutBroadcast", "after step 1 "),
+        ("Sums", "; gradients are those of the ranks summed, not averaged"),
+        ("WithoutBroadcast", "; a rank began with weights of its own, not with rank 0's"),
         ("ForgetsTheLastBucket", "from one process with the whole batch, buckets of "),
     ],
 )

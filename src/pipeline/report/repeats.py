@@ -30,7 +30,9 @@ def with_repeats(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
 
 def _joined(rows: pd.DataFrame, columns: Sequence[str]) -> pd.Series:
     present = [name for name in columns if name in rows]
-    return rows[present].astype(str).agg(" ".join, axis=1) if present else pd.Series("", index=rows.index)
+    if not present:
+        return pd.Series("", index=rows.index)
+    return rows[present].astype("string").fillna("").agg(" ".join, axis=1)  # a skipped row has no clock
 
 
 def verdict(base: pd.Series, other: pd.Series) -> Verdict:

@@ -114,19 +114,30 @@ def _wrong(results: list[Tensor], inputs: tuple[Tensor, ...], is_causal: bool) -
         over = (off / bound).nan_to_num(nan=float("inf"))
         worst = int(over.argmax())
         if over.flatten()[worst] > 1:
-            return _told_off(name, result, off, over, worst)
+            return _told_off(name, result, off, over, worst) + _without_mask(name, result, inputs, is_causal, eps)
     return None
+
+
+def _without_mask(name: str, result: Tensor, inputs: tuple[Tensor, ...], is_causal: bool, eps: float | None) -> str:
+    """Say whether a result that is off is right for attention without the causal mask."""
+    if not is_causal:
+        return ""
+    q, k, v, do = inputs
+    wanted = getattr(exact_attention(q, k, v, do, False), name)
+    allowed = allowed_errors(ROUNDINGS, q, k, v, do, False, eps)[QUANTITIES.index(name)]
+    is_right = ((result.double() - wanted).abs() <= allowed).all()
+    return "; that is what attention without the causal mask gives" if is_right else ""
 
 
 def _told_off(name: str, result: Tensor, off: Tensor, over: Tensor, worst: int) -> str:
     place = tuple(int(index) for index in torch.unravel_index(torch.tensor(worst), result.shape))
     rows = (over > 1).any(-1).flatten(end_dim=-2).any(0).nonzero().flatten()
-    words = "query" if name in ("output", "dq") else "key"
+    words, plural = ("query", "queries") if name in ("output", "dq") else ("key", "keys")
     times = over.flatten()[worst].item()
     far = f"{off.flatten()[worst].item():.2g}, {times:.3g} times what rounding explains," if times < 1e30 else "NaN"
     return (
         f"{name} is off by {far} at {place} (batch, head, {words}, dimension); first at {words} {int(rows[0])}, "
-        f"at {len(rows)} of {result.shape[-2]}"
+        f"at {len(rows)} of {result.shape[-2]} {plural}"
     )
 
 

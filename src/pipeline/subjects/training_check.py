@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from pipeline.parallel.processes.starting import RankContext
@@ -22,6 +23,11 @@ BF16_TOLERANCE = 0.2
 # So that each parameter is a bucket, that a few are, and that all are.
 BUCKET_SIZES_MB = (0.001, 0.03, 1000)
 BUCKETS = "buckets"
+CAUSES = (
+    "",
+    "; gradients are those of the ranks summed, not averaged",
+    "; a rank began with weights of its own, not with rank 0's",
+)
 
 
 def check_ddp(context: RankContext, subject: Subject) -> Verdict:
@@ -87,7 +93,7 @@ def _train_both(
     in_part: compare by how far a weight has moved.
     """
     whole = _net(tied, context, seed=0)
-    start = {name: weight.detach().clone() for name, weight in whole.named_parameters()} if in_part else None
+    start, own_start = (_copies(net.named_parameters()) for net in (whole, _net(tied, context, seed=context.rank)))
     own = torch.optim.SGD(parameters, lr=LEARNING_RATE)
     others = torch.optim.SGD(whole.parameters(), lr=LEARNING_RATE)
     model.optimizer = own
@@ -100,7 +106,52 @@ def _train_both(
         _loss(whole, tokens, targets).backward()
         others.step()
         others.zero_grad()
-        _compare(weights(), whole, step, tied, f"one process with the whole batch{words}", start)
+        found, beside = weights(), f"one process with the whole batch{words}"
+        complaint: Wrong | None = None
+        try:
+            _compare(found, whole, step, tied, beside, start if in_part else None)
+        except Wrong as wrong:
+            complaint = wrong
+        if step == 0:
+            cause = _likely_cause(found, whole, start, own_start, context) if complaint else 0
+            complaint = _with_cause(complaint, cause, context)
+        if complaint:
+            raise complaint
+
+
+def _with_cause(complaint: Wrong | None, cause: int, context: RankContext) -> Wrong | None:
+    """Add what any rank took for the cause to what this one complains of; all ranks call it."""
+    causes = torch.tensor(cause, device=context.device)
+    dist.all_reduce(causes, dist.ReduceOp.MAX)
+    return Wrong(f"{complaint}{CAUSES[int(causes)]}") if complaint else None
+
+
+def _copies(named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in named}
+
+
+def _likely_cause(
+    found: Mapping[str, Tensor],
+    whole: nn.Module,
+    start: Mapping[str, Tensor],
+    own_start: Mapping[str, Tensor],
+    context: RankContext,
+) -> int:
+    """Tell two usual mistakes by the first step; return their place in CAUSES.
+
+    start, own_start: the weights before it of rank 0 and of this rank, which the wrapper was given.
+    """
+    wanted = dict(whole.named_parameters())
+    if any(name not in found or found[name].shape != weight.shape for name, weight in wanted.items()):
+        return 0
+
+    def moved(to: Mapping[str, Tensor], since: Mapping[str, Tensor]) -> Tensor:
+        return torch.cat([(to[name].detach().to(since[name]) - since[name]).flatten() for name in wanted])
+
+    by, right = moved(found, start), moved(wanted, start)
+    if moved(found, own_start).norm() < by.norm() / 2:
+        return 2
+    return int((by - context.world_size * right).norm() < 0.1 * by.norm())
 
 
 def _net(tied: bool, context: RankContext, seed: int) -> nn.Module:

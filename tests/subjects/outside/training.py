@@ -32,6 +32,14 @@ class KeepsOneToItself(Container):
         self.average_of(list(self.module.parameters())[1:])
 
 
+class Sums(Container):
+    """Forgets to divide by the number of ranks."""
+
+    def finish_gradient_synchronization(self):
+        for parameter in self.module.parameters():
+            dist.all_reduce(parameter.grad)
+
+
 class WithoutBroadcast(nn.Module):
     """Averages, but ranks begin with weights of their own."""
 

@@ -99,18 +99,24 @@ def _works(implementation: implementations.Implementation, inputs: Inputs) -> di
 def _try_phase(name: str, phase: str, work: Work, trial: Trial, inputs: Inputs, settings: Settings) -> None:
     """Run one phase twice: the first call compiles and loads, the second shows its time and memory.
 
-    Raises Skipped if the implementation refuses the problem or is too slow, _OutOfMemory if memory runs out.
+    One that is too slow is called once more: a busy host may have been the cause. Raises Skipped if the implementation
+    refuses the problem or is too slow, _OutOfMemory if memory runs out.
     """
     trial.columns[phase] |= _or_raise(name, lambda: _first_call(phase, work, inputs))
     if phase == PHASES[0]:
         free_memory()  # reference cycles left by compiling and by the previous implementation; once, because it is slow
     second, extra = _or_raise(name, lambda: _second_call(work, inputs.device))
     trial.columns[phase] |= extra
-    call_s = second.call_ms / 1e3
+    called = second
+    if called.call_ms / 1e3 > settings.call_limit_s:
+        third = _or_raise(name, lambda: _timed_call(work, inputs.device))
+        called = min(second, third, key=lambda each: each.call_ms)
+    call_s = called.call_ms / 1e3
     if call_s > settings.call_limit_s:
         words = phase.replace("_", " + ")
-        raise Skipped(f"one {words} call takes {call_s:.2g} s, above the limit of {settings.call_limit_s:g} s")
-    trial.works[phase], trial.sample_s[phase] = work, second.sample_s
+        limit = f"the limit of {settings.call_limit_s:g} s (call_limit_s)"
+        raise Skipped(f"one {words} call takes {call_s:.2g} s, above {limit}")
+    trial.works[phase], trial.sample_s[phase] = work, called.sample_s
 
 
 def _or_raise(name: str, function: Callable[[], T]) -> T:

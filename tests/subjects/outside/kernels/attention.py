@@ -53,6 +53,10 @@ def off_by_one(q, k, v, is_causal):
     return scores.softmax(-1) @ v
 
 
+def without_mask(q, k, v, is_causal):
+    return Right.apply(q, k, v)
+
+
 def without_scale_in_backward(q, k, v, is_causal):
     """The output is right, the gradient of q is not."""
     output = Right.apply(q, k, v, is_causal)
