@@ -73,6 +73,18 @@ def test_the_leaderboards_problem_comes_first_and_its_answer_tells_the_place():
     assert [bar.get_text() for bar in figure.drawing.axes[0].get_yticklabels()] == ["triton", "mine"]
 
 
+def test_unstable_times_are_marked_wherever_a_place_is_told():
+    section = with_users_own(SECTION, rows(triton=1.0, mine=2.0, status="unstable", seq_len=16384), FLASH)
+    (row,) = section.users_own
+    assert (row["median"], row["fastest of the others"]) == ("2.00 ms (unstable)", "triton, 1.00 ms (unstable)")
+    (problem,) = section.problems
+    assert problem.answer.endswith("place 2 of 2 with 2.00 ms (unstable), the first, triton, 1.00 ms (unstable).")
+    (table,) = [part for part in section.parts if isinstance(part, Table)]
+    assert table.cells.to_dict("records") == [
+        {"problem": "–", "mine": "2.00 (unstable, 2 of 2)", "fastest of the others": "triton 1.00 (unstable)"}
+    ]
+
+
 def test_where_keys_are_shared_none_is_ranked_nor_called_a_failure():
     shared = rows(mine=float("nan"), status="skipped", reason="no").assign(query_heads_per_kv_head=4)
     section = with_users_own(SECTION, pd.concat([rows(triton=1.0, mine=2.0), shared]), FLASH)

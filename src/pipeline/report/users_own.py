@@ -86,18 +86,26 @@ def place_words(row: pd.Series, among: pd.DataFrame) -> Markdown:
         beside = ""
     elif first["label"] == row["label"]:
         second = others.loc[others["median_ms"].idxmin()]
-        beside = f", the next, {second['label']}, {ms(second['median_ms'])}"
+        beside = f", the next, {second['label']}, {_time(second)}"
     else:
-        beside = f", the first, {first['label']}, {ms(first['median_ms'])}"
+        beside = f", the first, {first['label']}, {_time(first)}"
     return say(
-        "{name} takes place {place} of {of} with {time}{unstable}{beside}",
+        "{name} takes place {place} of {of} with {time}{beside}",
         name=code(row["label"]),
         place=int(row["place"]),
         of=int(row["of"]),
-        time=ms(row["median_ms"]),
-        unstable=" (unstable)" if row["status"] == "unstable" else "",
+        time=_time(row),
         beside=beside,
     )
+
+
+def _time(row: pd.Series) -> str:
+    """Write a row's time, and whether it is unstable: a place that rests on it is then one by chance."""
+    return ms(row["median_ms"]) + _unstable(row)
+
+
+def _unstable(row: pd.Series) -> str:
+    return " (unstable)" if row["status"] == "unstable" else ""
 
 
 def _rows(timed: pd.DataFrame, stage: Stage) -> list[dict[str, str]]:
@@ -106,12 +114,12 @@ def _rows(timed: pd.DataFrame, stage: Stage) -> list[dict[str, str]]:
         return []
     among = timed[timed["problem"] == timed["problem"].iloc[0]]
     others = among[~among["own"]].nsmallest(1, "median_ms")
-    beside = "".join(f"{row['label']}, {ms(row['median_ms'])}" for _, row in others.iterrows())
+    beside = "".join(f"{row['label']}, {_time(row)}" for _, row in others.iterrows())
     return [
         {
             "your own": row["label"],
             "measured in": f"{stage.name} {row['problem']}".strip(),
-            "median": ms(row["median_ms"]) + (" (unstable)" if row["status"] == "unstable" else ""),
+            "median": _time(row),
             "place": f"{int(row['place'])} of {int(row['of'])}",
             "fastest of the others": beside or "–",
         }
@@ -167,16 +175,17 @@ def _table(timed: pd.DataFrame) -> Table:
         others = group[~group["own"]]
         best = others.loc[others["median_ms"].idxmin()] if len(others) else None
         own = {row["impl"]: _place_cell(row) for _, row in _best_of_own(group).iterrows()}
-        fastest = "–" if best is None else f"{best['label']} {significant(best['median_ms'])}"
+        fastest = "–" if best is None else f"{best['label']} {significant(best['median_ms'])}{_unstable(best)}"
         lines.append({"problem": problem or "–", **own, "fastest of the others": fastest})
     title = Markdown("Your own beside the others, medians in ms with their place among all that have a figure:")
     return Table(title, pd.DataFrame(lines).fillna("–"))
 
 
 def _place_cell(row: pd.Series) -> str:
-    told = row["label"].removeprefix(row["impl"]).strip(" ()")
-    place = f"{int(row['place'])} of {int(row['of'])}"
-    return f"{significant(row['median_ms'])} ({f'{told}, ' if told else ''}{place})"
+    label = row["label"].removeprefix(row["impl"]).strip(" ()")
+    unstable = "unstable" if row["status"] == "unstable" else ""
+    told = ", ".join(filter(None, (label, unstable, f"{int(row['place'])} of {int(row['of'])}")))
+    return f"{significant(row['median_ms'])} ({told})"
 
 
 def _bars(timed: pd.DataFrame) -> Drawing:
