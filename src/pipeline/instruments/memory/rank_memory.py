@@ -19,7 +19,8 @@ def begin_anew(device: torch.device) -> None:
     watchdog has seen the end and another collective starts (`shelvesToUnstash_` in ProcessGroupNCCL). They would count
     as memory of what is measured next.
     """
-    time.sleep(WATCHED_WITHIN_S)
+    if device.type == "cuda":
+        time.sleep(WATCHED_WITHIN_S)
     dist.barrier()
     make_room(device)
 
