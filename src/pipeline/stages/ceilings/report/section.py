@@ -7,17 +7,18 @@ import pandas as pd
 from pipeline.cells.rows import WITH_FIGURES
 from pipeline.report.outcomes import nothing_measured
 from pipeline.report.page_parts import Figure, Section, Table
-from pipeline.report.section import count, data_size, ms, percent
+from pipeline.report.section import count, data_size, listing, ms, percent
 from pipeline.report.table_rows import known, ok
 from pipeline.report.tables import significant, with_outcomes
 from pipeline.stages.ceilings.report import figures
 from pipeline.stages.ceilings.report.selection import (
     BANDWIDTHS,
     NEAR,
+    alike,
     bandwidths,
     best_products,
     best_trained,
-    least_side,
+    capped,
     promised,
     share,
 )
@@ -46,6 +47,13 @@ def _answer(rows: pd.DataFrame) -> str:
     for _, row in ok(bandwidths(rows)).head(1).iterrows():
         words.append(f"{BANDWIDTHS[row['kind']]} {_with_share(row, 'gb_per_s', byte_rate)}")
     sentences = [f"{', '.join(words)}." if words else "No rate was measured."]
+    slowed = None if product is None else capped(rows, product)
+    if slowed is not None:
+        sentences.append(
+            f"With matrices of {count(slowed['side'])} a power limit lowers the clock from "
+            f"{count(product['mean_sm_clock_mhz'])} to {count(slowed['mean_sm_clock_mhz'])} MHz and the rate to "
+            f"{flop_rate(slowed['tflops_per_s'])}."
+        )
     costs = {row["kind"]: ms(row["median_ms"]) for _, row in known(ok(rows), "kind").iterrows()}
     # A kernel that is shorter than that leaves the GPU waiting.
     if "operator" in costs:
@@ -64,8 +72,13 @@ def _figure_title(rows: pd.DataFrame) -> str:
     product = best_trained(rows)
     if product is None:
         return "Bandwidths"
-    side = count(least_side(rows, product))
-    return f"{product['dtype']} products need matrices of {side} to come within {percent(1 - NEAR)} of their best rate"
+    found, near = alike(rows, product), f"come within {percent(1 - NEAR)} of their best rate"
+    sides = found.loc[found["share"] >= NEAR, "side"]
+    slower = found[(found["side"] > sides.min()) & (found["share"] < NEAR)]
+    if slower.empty:
+        return f"{product['dtype']} products need matrices of {count(sides.min())} to {near}"
+    others = listing(f"{percent(row['share'])} of it with {count(row['side'])}" for _, row in slower.iterrows())
+    return f"{product['dtype']} products {near} with matrices of {listing(sides.map(count))}, and reach {others}"
 
 
 def _table(rows: pd.DataFrame) -> list[Table]:

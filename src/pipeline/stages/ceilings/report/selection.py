@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from pipeline.report.table_rows import in_order, ok
+from pipeline.report.table_rows import in_order, known, ok
 from pipeline.stages.ceilings.cell import DTYPES
 
 # Bandwidths in reading order, as figure and table name them.
@@ -62,7 +62,16 @@ def best_trained(rows: pd.DataFrame) -> pd.Series | None:
     return best.loc[best["tflops_per_s"].idxmax()] if len(best) else None
 
 
-def least_side(rows: pd.DataFrame, product: pd.Series) -> int:
-    """Return the side of the smallest matrices of a product's data type whose rate is NEAR that of the product."""
-    alike = ok(products(rows)[products(rows)["dtype"] == product["dtype"]])
-    return int(alike.loc[alike["tflops_per_s"] >= NEAR * product["tflops_per_s"], "side"].min())
+def alike(rows: pd.DataFrame, product: pd.Series) -> pd.DataFrame:
+    """Return the products of a product's data type, the smallest matrices first, with their share of its rate."""
+    found = ok(products(rows)[products(rows)["dtype"] == product["dtype"]]).sort_values("side")
+    return found.assign(share=found["tflops_per_s"] / product["tflops_per_s"])
+
+
+def capped(rows: pd.DataFrame, product: pd.Series) -> pd.Series | None:
+    """Return the largest product of a product's data type if a power limit made it slower; None otherwise."""
+    clocked = known(alike(rows, product), "power_capped", "mean_sm_clock_mhz")
+    if product.name not in clocked.index:
+        return None
+    largest = clocked.iloc[-1]
+    return largest if largest["power_capped"] and largest["share"] < 1 else None
