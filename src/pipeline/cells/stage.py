@@ -125,6 +125,15 @@ class Stage:
             return []
         return importlib.import_module(f"{self.package}.report.charts").charts(*rows)
 
+    def models(self) -> Callable[..., Any] | None:
+        """Return the function that gives the first screen's models as numbers; None where the stage has no such table.
+
+        It takes what `build_section`'s takes.
+        """
+        if not (self.folder / "report/models.py").is_file():
+            return None
+        return importlib.import_module(f"{self.package}.report.models").models
+
     def baseline_pairs(self, rows: Any) -> Any:
         """Return others' figures beside those of these rows (pipeline.report.baselines); empty where nobody has any."""
         if not (self.folder / "report/baselines.py").is_file():

@@ -19,15 +19,14 @@ from pipeline.report import trust
 from pipeline.report.all_rows import meanings, row_table
 from pipeline.report.html import stage_parts
 from pipeline.report.markup import Markdown, anchor, one_line
-from pipeline.report.one_peak import with_one_peak
 from pipeline.report.page_parts import MOST_ACTIONS, write
-from pipeline.report.repeats import with_repeats
 from pipeline.report.same_steps import how_far_apart
 from pipeline.report.section import counted, data_size, listing, render
+from pipeline.report.section_rows import section_rows, shown_rows
 from pipeline.report.summary import write_summary
 from pipeline.report.table_rows import has_figures, known, read_rows, readable
 from pipeline.report.tables import markdown, significant
-from pipeline.report.users_own import with_users_own, without_users_own
+from pipeline.report.users_own import with_users_own
 from pipeline.report.written_section import HTML_SUFFIX, WrittenSection, from_json, to_json
 
 TEMPLATE = Path(__file__).parent / "writeup.md.j2"
@@ -54,21 +53,20 @@ def write_section(stage: Stage, stages: Stages, records: Sequence[Path], out: Pa
         by_stage[record["stage"]].append(record)
     if not by_stage[stage.name]:
         raise UserError(f"section: there is no record of {stage.name} among those given")
-    every = _shown_rows(stage, by_stage[stage.name])
-    rows = {name: without_users_own(_shown_rows(known[name], found), known[name]) for name, found in by_stage.items()}
-    rows_beside = [{name: rows[name] for name in stage.reads}] if stage.reads else []
-    split_values = rows[stage.name][stage.split_axis].drop_duplicates()
+    every = shown_rows(stage, by_stage[stage.name])
+    rows, *rows_beside = section_rows(stage, stages, by_stage)
+    split_values = rows[stage.split_axis].drop_duplicates()
     tables = [f"{stage.name}/{fields.text(value)}.csv" for value in split_values]
-    section = with_users_own(stage.build_section()(rows[stage.name], *rows_beside), every, stage)
+    section = with_users_own(stage.build_section()(rows, *rows_beside), every, stage)
     try:
         figures.mkdir(parents=True, exist_ok=True)
-        written = write(section, stage.name, tables, figures, trust.of_rows(_compared(rows[stage.name], stage)))
+        written = write(section, stage.name, tables, figures, trust.of_rows(_compared(rows, stage)))
     except OSError as error:
         raise UserError(f"cannot draw figures into {figures}: {error}") from None
     write_text(out, written.text)
     write_text(out.with_suffix(".json"), to_json(written))
     every_row = row_table(readable(stage_rows(stage, by_stage[stage.name])), meanings(stage))
-    charts = stage.charts(rows[stage.name], *rows_beside)
+    charts = stage.charts(rows, *rows_beside)
     write_text(
         out.with_suffix(HTML_SUFFIX),
         stage_parts.to_json(stage_parts.StageParts(stage.name, written.title, charts, every_row)),
@@ -79,12 +77,6 @@ def _compared(rows: pd.DataFrame, stage: Stage) -> pd.DataFrame:
     """Drop the rows of a reference, whose times nobody compares."""
     is_reference = [stage.row_types.is_reference(row) for row in rows.to_dict("records")]
     return rows[~pd.Series(is_reference, index=rows.index, dtype=bool)]
-
-
-def _shown_rows(stage: Stage, records: Sequence[dict[str, Any]]) -> pd.DataFrame:
-    axes = [name for name in stage.axes if name != "repeat"]
-    rows = with_one_peak(readable(stage_rows(stage, records)))
-    return with_repeats(rows, [*axes, *stage.row_types.key_columns()])
 
 
 def write_writeup(
@@ -120,7 +112,7 @@ def write_writeup(
         "users_own": _table_of([row for section in written for row in section.users_own]),
         "problems": problems(written),
         **_trusted(written),
-        "sections_apart": how_far_apart(written),
+        "apart": how_far_apart(written),
         **what_is_missing(lines, read_failures(failures) if failures else Failures()),
     }
     write_text(out, render(TEMPLATE, facts))

@@ -15,9 +15,7 @@ from pipeline.stages.timing.report import figures, headline
 from pipeline.stages.timing.report.actions import actions
 from pipeline.stages.timing.report.problems import problems
 from pipeline.stages.timing.report.steps import (
-    at,
-    largest_context,
-    main_precision,
+    first_screen_steps,
     of_kind,
     reached_tflops_per_s,
     warm,
@@ -38,9 +36,8 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame] | None = None) 
     eager = of_kind(warm(rows), "eager")
     if eager.empty:
         return Section(TITLE, EXERCISE, nothing_measured(rows))
-    precision = main_precision(rows)
-    context_length = largest_context(rows, precision)
-    steps, reached = at(eager, precision, context_length), reached_tflops_per_s(eager, beside)
+    steps, reached = first_screen_steps(rows), reached_tflops_per_s(eager, beside)
+    precision, context_length = steps[["precision", "context_length"]].iloc[0]
     tuned = tuned_steps(steps, (beside or {}).get("levers", pd.DataFrame()))
     return Section(
         TITLE,

@@ -57,6 +57,15 @@ def largest_context(rows: pd.DataFrame, precision: str) -> int:
     return int(sizes[sizes == sizes.max()].index.max())
 
 
+def first_screen_steps(rows: pd.DataFrame) -> pd.DataFrame:
+    """Keep the eager steps of the first screen's table: those in which people train, at the largest context.
+
+    Some eager step has to have figures.
+    """
+    precision = main_precision(rows)
+    return at(of_kind(warm(rows), "eager"), precision, largest_context(rows, precision))
+
+
 def at(steps: pd.DataFrame, precision: str, context_length: int) -> pd.DataFrame:
     """Keep the steps of one precision and context length."""
     return steps[(steps["precision"] == precision) & (steps["context_length"] == context_length)]

@@ -1,0 +1,35 @@
+"""The rows that a stage's section is built from, from records."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from pipeline.cells.stage import Stage, Stages
+from pipeline.cells.stage_rows import stage_rows
+from pipeline.report.one_peak import with_one_peak
+from pipeline.report.repeats import with_repeats
+from pipeline.report.table_rows import readable
+from pipeline.report.users_own import without_users_own
+
+Records = Sequence[Mapping[str, Any]]
+
+
+def section_rows(stage: Stage, stages: Stages, records: Mapping[str, Records]) -> list[Any]:
+    """Return the arguments of a stage's section: its rows and, if it reads other stages, theirs by name.
+
+    records: by the name of their stage.
+    """
+    rows = {name: _without_users_own(stages[name], records.get(name, ())) for name in (stage.name, *stage.reads)}
+    return [rows[stage.name], *([{name: rows[name] for name in stage.reads}] if stage.reads else [])]
+
+
+def shown_rows(stage: Stage, records: Records) -> pd.DataFrame:
+    """Return the rows of a stage's records as they are shown, each the first of its repeats."""
+    axes = [name for name in stage.axes if name != "repeat"]
+    rows = with_one_peak(readable(stage_rows(stage, records)))
+    return with_repeats(rows, [*axes, *stage.row_types.key_columns()])
+
+
+def _without_users_own(stage: Stage, records: Records) -> pd.DataFrame:
+    return without_users_own(shown_rows(stage, records), stage)
