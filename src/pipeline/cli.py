@@ -228,7 +228,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
         "--tolerance-pct",
         type=float,
         default=5.0,
-        help="with --fail-if-slower, ignore differences up to this (default: 5)",
+        help="least difference that counts: of times without repeats, of memory, for --fail-if-slower (default: 5)",
     )
     compare.add_argument("--html", type=Path, metavar="PAGE.html", help="write it as an interactive page, too")
     compare.add_argument("--all", action="store_true", help="list every time, not only those that differ")

@@ -8,6 +8,7 @@ import pandas as pd
 
 from pipeline.cells import fields
 from pipeline.cells.stage import Stages
+from pipeline.compare.models import models_of_both
 from pipeline.compare.runs import Record
 from pipeline.compare.times import KEYS, cell_words, figures, judged, named_rows, repeat_spreads
 from pipeline.report.table_rows import has_figures
@@ -15,9 +16,11 @@ from pipeline.report.table_rows import has_figures
 
 @dataclass(frozen=True)
 class Comparison:
-    """The result of comparing run B with run A. All but `untimed` are tables with these columns.
+    """The result of comparing run B with run A, most of it tables with these columns.
 
     Repeats of a cell count as one cell.
+    machines: the names of A's machine and of B's; tolerance: the fraction given;
+    models: those of the first screen, as `models_of_both` returns them (pipeline.compare.models);
     differences (machine, software, code and settings that differ): what, a, b;
     timed: KEYS, quantity, the columns of `figures` of a and b, and those that `judged` adds (pipeline.compare.times);
     memory (peaks that differ by more than the tolerance): KEYS, quantity, a and b in bytes, ratio; rows of a cell with
@@ -25,9 +28,12 @@ class Comparison:
     outcomes (rows whose outcome changed): KEYS, status_ and reason_ of a and b, worse (whether figures were lost);
     only_in_a, only_in_b: stage and cell; rows_only_in_a, rows_only_in_b (of cells in both): KEYS, status and timed
     (whether the row has a time); times_only_in_a (of rows with figures in both): KEYS and quantity;
-    untimed: the number of rows in both that have no time; cells: stage and cell of both runs.
+    cells: stage and cell of both runs.
     """
 
+    machines: tuple[str, str]
+    tolerance: float
+    models: pd.DataFrame
     differences: pd.DataFrame
     timed: pd.DataFrame
     memory: pd.DataFrame
@@ -37,7 +43,6 @@ class Comparison:
     rows_only_in_a: pd.DataFrame
     rows_only_in_b: pd.DataFrame
     times_only_in_a: pd.DataFrame
-    untimed: int
     cells: pd.DataFrame
 
     @property
@@ -63,6 +68,9 @@ def compare_runs(a: Iterable[Record], b: Iterable[Record], stages: Stages, toler
     both = rows_a.merge(rows_b, on=[*KEYS, "quantity"], suffixes=("_a", "_b"))
     have_times = both["median_a"].notna() & both["median_b"].notna()
     return Comparison(
+        machines=(_machine(a), _machine(b)),
+        tolerance=tolerance,
+        models=models_of_both(a, b, stages),
         differences=_differences(a, b),
         timed=judged(both[have_times], repeat_spreads(rows_a, rows_b), tolerance),
         memory=_memory(a, b, stages, tolerance),
@@ -72,7 +80,6 @@ def compare_runs(a: Iterable[Record], b: Iterable[Record], stages: Stages, toler
         rows_only_in_a=_rows_only_in_first(rows_a, rows_b),
         rows_only_in_b=_rows_only_in_first(rows_b, rows_a),
         times_only_in_a=_times_only_in_first(rows_a, rows_b),
-        untimed=int((both["quantity"] == "").sum()),
         cells=pd.concat([rows_a, rows_b])[["stage", "cell"]].drop_duplicates(ignore_index=True),
     )
 
@@ -141,6 +148,10 @@ def _occurs(lines: pd.DataFrame, table: pd.DataFrame) -> pd.Series:
     known = set(table[list(lines)].itertuples(index=False, name=None))
     occurs = [line in known for line in lines.itertuples(index=False, name=None)]
     return pd.Series(occurs, index=lines.index, dtype=bool)
+
+
+def _machine(records: list[Record]) -> str:
+    return ", ".join(sorted({record["machine"]["kind"] for record in records}))
 
 
 def _differences(a: list[Record], b: list[Record]) -> pd.DataFrame:

@@ -5,8 +5,9 @@ import re
 import pandas as pd
 
 from pipeline.compare.judge import Comparison
-from pipeline.compare.text import comparison_parts, summary, time_table
-from pipeline.compare.times import WITHIN, WORDS
+from pipeline.compare.models import models_table
+from pipeline.compare.text import comparison_parts, summary, time_table, verdict_words
+from pipeline.compare.times import WITHIN
 from pipeline.instruments.sampling.verdict import FASTER, SAME, SLOWER, UNDECIDED
 from pipeline.report.all_rows import row_table
 from pipeline.report.charts import IDLE_COLOUR, NEUTRAL, Chart, axis, bars_axis, records, tooltip
@@ -22,17 +23,27 @@ MEANINGS = {
     "A (ms)": "median over the repeats of A",
     "B (ms)": "median over the repeats of B",
     "B / A": "above 1 B is slower",
-    "low": "lower end of the ratio's range",
-    "high": "upper end of the ratio's range",
-    "judged by": "repeats: a 95% interval of the ratio; quartiles: a rule of thumb",
+    "low": "lower end of the interval, or what the quartiles allow",
+    "high": "upper end of it",
+    "judged by": "95% interval of the ratio, or a rule of thumb by quartiles",
 }
 
 
 def comparison_page(comparison: Comparison, name_a: str, name_b: str) -> str:
     """Return a comparison as an HTML page, from whatever runs it is."""
-    charts = {} if comparison.timed.empty else {KEY: _ratios(comparison.timed)}
+    charts = {} if comparison.timed.empty else {KEY: _ratios(comparison)}
     tables = {"times": _times(comparison)} if charts else {}
-    head = say("# Two runs compared\n\n**A** {a}\\\n**B** {b}\n\n{all}", a=name_a, b=name_b, all=summary(comparison))
+    machine_a, machine_b = comparison.machines
+    head = say(
+        "# {title} compared\n\n**A** {a}, {machine_a}\\\n**B** {b}, {machine_b}\n\n{models}\n\n{all}",
+        title=f"{machine_a} and {machine_b}" if machine_a != machine_b else f"Two runs of {machine_a}",
+        a=name_a,
+        b=name_b,
+        machine_a=machine_a,
+        machine_b=machine_b,
+        models=models_table(comparison.models, comparison.machines),
+        all=summary(comparison),
+    )
     times = [f"## {HEADING}\n\nAbove a ratio of 1 B is slower."] if charts else []
     parts = [re.sub(r"^###", "##", part) for part in comparison_parts(comparison)]
     placed = [PlacedChart(key, HEADING, chart.title, chart.note) for key, chart in charts.items()]
@@ -48,11 +59,12 @@ def _times(comparison: Comparison):
     return row_table(pd.concat([words, numbers], axis="columns"), MEANINGS, told_by="verdict")
 
 
-def _ratios(timed: pd.DataFrame) -> Chart:
+def _ratios(comparison: Comparison) -> Chart:
     """Draw each ratio of B to A, one line per stage and quantity, in the colour of its verdict."""
+    timed, words = comparison.timed, verdict_words(comparison.tolerance)
     drawn = timed[["stage", "cell", "row", "quantity", "median_a", "median_b", "ratio", "low", "high", "verdict"]]
-    drawn = drawn.assign(line=drawn["stage"] + ", " + drawn["quantity"])
-    verdicts = [word for word in WORDS if word in set(drawn["verdict"])]
+    drawn = drawn.assign(line=drawn["stage"] + ", " + drawn["quantity"], verdict=drawn["verdict"].map(words))
+    colours = {word: COLOURS[verdict] for verdict, word in words.items() if verdict in set(timed["verdict"])}
     y = bars_axis("line", list(drawn["line"]))
     x = axis("ratio", "B / A", log=True)
     spec = {
@@ -72,7 +84,7 @@ def _ratios(timed: pd.DataFrame) -> Chart:
                     "color": {
                         "field": "verdict",
                         "type": "nominal",
-                        "scale": {"domain": verdicts, "range": [COLOURS[word] for word in verdicts]},
+                        "scale": {"domain": list(colours), "range": list(colours.values())},
                         "legend": {"title": None},
                     },
                     "opacity": {"condition": {"param": "shown", "value": 0.6}, "value": 0.04},

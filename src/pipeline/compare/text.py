@@ -7,10 +7,12 @@ from typing import Any
 import pandas as pd
 
 from pipeline.compare.judge import Comparison
-from pipeline.compare.times import REPEATS, WITHIN, WORDS
-from pipeline.instruments.sampling.verdict import SAME
+from pipeline.compare.models import models_table
+from pipeline.compare.times import QUARTILES, REPEATS, WITHIN, WORDS
+from pipeline.instruments.sampling.verdict import FASTER, SAME, SLOWER, UNDECIDED
+from pipeline.report.markup import Markdown
 from pipeline.report.reasons import brief
-from pipeline.report.section import counted, data_size
+from pipeline.report.section import count, counted, data_size
 from pipeline.report.tables import OUTCOME_WORDS, markdown, significant
 
 MOST_LINES = 40
@@ -19,9 +21,15 @@ MOST_LINES = 40
 def write_comparison(comparison: Comparison, name_a: str, name_b: str, show_all: bool = False) -> str:
     """Write a comparison as Markdown that is also readable in a terminal.
 
-    Without `show_all`, equal times are left out, and long tables are cut and say so.
+    Without `show_all`, only faster and slower times are listed, and long tables are cut and say so.
     """
-    parts = [f"A: {name_a}\nB: {name_b}", *comparison_parts(comparison, show_all), summary(comparison)]
+    machine_a, machine_b = map(Markdown.escape, comparison.machines)
+    parts = [
+        f"A: {name_a}, {machine_a}\nB: {name_b}, {machine_b}",
+        models_table(comparison.models, comparison.machines),
+        *comparison_parts(comparison, show_all),
+        summary(comparison),
+    ]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -37,8 +45,9 @@ def comparison_parts(comparison: Comparison, show_all: bool = False) -> list[str
         _part("Rows only in B, of cells that both have", _row_table(short(comparison.rows_only_in_b)), show_all),
         _part("Times only in A, of rows that both have", _lost_table(short(comparison.times_only_in_a)), show_all),
         _part("Times that differ" if not show_all else "Times", time_table(comparison, show_all), show_all),
+        _how_sure(comparison),
         _part("Peak memory that differs", _memory_table(short(comparison.memory)), show_all),
-        _part("By stage", _stage_table(comparison.timed), show_all=True),
+        _part("By stage", _stage_table(comparison), show_all=True),
     ]
 
 
@@ -54,19 +63,56 @@ def summary(comparison: Comparison) -> str:
         f"{counted(len(comparison.only_in_b), 'cell')} only in B": len(comparison.only_in_b),
         f"{counted(len(comparison.rows_only_in_a), 'row')} only in A": len(comparison.rows_only_in_a),
         f"{counted(len(comparison.rows_only_in_b), 'row')} only in B": len(comparison.rows_only_in_b),
-        f"{counted(comparison.untimed, 'row')} without a time": comparison.untimed,
     }
-    parts = [_compared(comparison.timed), *(words for words, count in extras.items() if count)]
+    parts = [_compared(comparison), *(words for words, count in extras.items() if count)]
     return f"B against A: {'; '.join(parts)}."
 
 
-def _compared(timed: pd.DataFrame) -> str:
+def _compared(comparison: Comparison) -> str:
+    if comparison.timed.empty:
+        return "no time is in both"
+    counts, words = comparison.timed["verdict"].value_counts(), verdict_words(comparison.tolerance)
+    verdicts = [f"{count(counts[verdict])} {word}" for verdict, word in words.items() if verdict in counts]
+    mean = significant(statistics.geometric_mean(comparison.timed["ratio"]))
+    every = counted(len(comparison.timed), "median time")
+    return f"{every} in both, {', '.join(verdicts)}; geometric mean of B / A {mean}×"
+
+
+def verdict_words(tolerance: float) -> dict[str, str]:
+    """Return how to write each verdict, in table order."""
+    return {verdict: f"within {_pct(tolerance)}" if verdict == WITHIN else verdict for verdict in WORDS}
+
+
+def _pct(fraction: float) -> str:
+    return f"{100 * fraction:g}%"
+
+
+def _how_sure(comparison: Comparison) -> str:
+    """Say whether no time differs, how many may, and how many differences a host could have made."""
+    timed = comparison.timed
     if timed.empty:
-        return "no time compared: no row has one in both"
-    counts = timed["verdict"].value_counts()
-    words = [f"{counts[verdict]} {verdict}" for verdict in WORDS if verdict in counts]
-    mean = significant(statistics.geometric_mean(timed["ratio"]))
-    return f"{counted(len(timed), 'time')} compared, {', '.join(words)}; geometric mean of B / A {mean}×"
+        return ""
+    differing, unclear = (timed[timed["verdict"].isin(words)] for words in ([FASTER, SLOWER], [UNDECIDED]))
+    parts = ["No time is faster or slower."] if differing.empty else [_of_one_process(differing)]
+    why = {
+        REPEATS: f"known too loosely to call {SAME}",
+        QUARTILES: f"more than {_pct(comparison.tolerance)} apart, but known too loosely to call faster or slower",
+    }
+    counts = unclear["rule"].value_counts()
+    parts += [f"{_are(counts[rule])} {words} (--all lists them)." for rule, words in why.items() if rule in counts]
+    return " ".join(filter(None, parts))
+
+
+def _are(times: int) -> str:
+    return f"{counted(times, 'time')} {'is' if times == 1 else 'are'}"
+
+
+def _of_one_process(differing: pd.DataFrame) -> str:
+    alone = int(((differing["medians_a"].map(len) == 1) & (differing["medians_b"].map(len) == 1)).sum())
+    if not alone:
+        return ""
+    which = "all" if alone == len(differing) else count(alone)
+    return f"One process in each run measured {which} of these: an effect of the host would look the same as a change."
 
 
 def _differences(table: pd.DataFrame) -> str:
@@ -104,12 +150,9 @@ def _outcome(status: str, reason: str) -> str:
 
 
 def time_table(comparison: Comparison, show_all: bool) -> pd.DataFrame:
-    """List the times, slower ones first, then by size of the difference; equal ones only with `show_all`.
-
-    The range is the 95% interval of the ratio if there are repeats, else what the quartiles allow.
-    """
+    """List faster and slower times, or all of them; slower ones first, then by size of the difference."""
     timed = _short(comparison.timed, comparison.cells)
-    shown = timed if show_all else timed[~timed["verdict"].isin([SAME, WITHIN])]
+    shown = timed if show_all else timed[timed["verdict"].isin([FASTER, SLOWER])]
     if shown.empty:
         return shown
     away = shown["ratio"].where(shown["ratio"] >= 1, 1 / shown["ratio"])
@@ -123,17 +166,21 @@ def time_table(comparison: Comparison, show_all: bool) -> pd.DataFrame:
             "row": _time_names(shown),
             "A (ms)": shown["median_a"].map(significant),
             "B (ms)": shown["median_b"].map(significant),
-            "B / A (range)": [f"{significant(r)} ({significant(low)}–{significant(high)})" for r, low, high in ratios],
-            "verdict": shown["verdict"],
+            "B / A (from–to)": [
+                f"{significant(r)} ({significant(low)}–{significant(high)})" for r, low, high in ratios
+            ],
+            "verdict": shown["verdict"].map(verdict_words(comparison.tolerance)),
             "judged by": [_rule(line) for line in shown.to_dict("records")],
         }
     )
 
 
 def _rule(line: dict[str, Any]) -> str:
-    """Say what a verdict rests on, and how many repeats each run has."""
-    counts = f", {len(line['medians_a'])} and {len(line['medians_b'])}" if line["rule"] == REPEATS else ""
-    return line["rule"] + counts
+    """Say what a verdict rests on, and how many processes measured the time in each run."""
+    if line["rule"] != REPEATS:
+        return line["rule"]
+    a, b = len(line["medians_a"]), len(line["medians_b"])
+    return f"95% interval, {a} and {b} processes" if (a, b) != (1, 1) else "95% interval, 1 process each"
 
 
 def _lost_table(times: pd.DataFrame) -> pd.DataFrame:
@@ -179,13 +226,19 @@ def _varying_axes(cells: pd.DataFrame) -> pd.Series:
     return cells.groupby("stage", sort=False)["cell"].transform(varying)
 
 
-def _stage_table(timed: pd.DataFrame) -> pd.DataFrame:
+def _stage_table(comparison: Comparison) -> pd.DataFrame:
     """Summarise each stage by quantity: GPU times may agree where times of host calls do not."""
+    timed = comparison.timed
+    found = {
+        verdict: word
+        for verdict, word in verdict_words(comparison.tolerance).items()
+        if verdict in set(timed["verdict"])
+    }
     lines = [
         {
             "stage, quantity": f"{stage}, {quantity}",
-            "times": len(group),
-            **{word: int((group["verdict"] == word).sum()) for word in WORDS if word in set(timed["verdict"])},
+            "times": count(len(group)),
+            **{word: count((group["verdict"] == verdict).sum()) for verdict, word in found.items()},
             "B / A, geometric mean": significant(statistics.geometric_mean(group["ratio"])),
         }
         for (stage, quantity), group in timed.groupby(["stage", "quantity"], sort=False)
