@@ -4,7 +4,10 @@ import pytest
 from jsonschema import validate
 
 from pipeline.report.summary import SCHEMA
+from pipeline.stages.timing.report.models import models
 from pipeline.stages.timing.report.section import build
+
+from .test_tuned import LEVERS
 
 
 @pytest.mark.parametrize("name", ["h200", "laptop", "smoke"])
@@ -26,3 +29,15 @@ def test_a_model_has_the_figures_of_its_eager_step_and_its_gains_over_fp32_with_
     assert model["tokens_per_s"] == pytest.approx(own["tokens_per_s"])
     assert model["times_fp32"] == pytest.approx(fp32["median_ms"] / own["median_ms"])
     assert model["times_tf32"] == pytest.approx(tf32["median_ms"] / own["median_ms"])
+
+
+def test_they_are_the_same_without_the_rest_of_the_section(make_rows):
+    beside = {"levers": LEVERS}
+    found = models(make_rows("h200"), beside)
+    assert found == build(make_rows("h200"), beside).models
+    assert any(model["tuned_tokens_per_s"] for model in found)
+
+
+def test_without_an_eager_step_there_are_none(make_rows):
+    rows = make_rows("h200")
+    assert models(rows[rows["mode"] == "compiled"], {"levers": LEVERS}) == []
