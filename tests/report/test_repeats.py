@@ -57,7 +57,7 @@ def test_an_unstable_repeat_says_nothing_of_the_spread():
 
 def test_figures_that_a_power_limit_lowered_are_counted_with_their_clock():
     capped = rows(eager=[1.0], compiled=[1.0]).assign(power_capped=[True, False], mean_sm_clock_mhz=[1410.0, 1980.0])
-    assert trust.of_rows(capped) == {"capped": 1, "clock_mhz": 1410.0}
+    assert trust.of_rows(capped) == {"capped": 1, "clock_mhz": 1410.0, "full_clock_mhz": 1980.0}
 
 
 def test_what_has_no_clock_because_it_was_skipped_disturbs_no_other():

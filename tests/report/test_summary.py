@@ -27,8 +27,10 @@ MODEL = {
     "peak_bytes": 77_600_000_000,
     "gpu_idle_pct": None,
     "limited_by": None,
+    "power_capped": False,
     "tuned_tokens_per_s": 29_800.0,
     "tuned_peak_bytes": 43_100_000_000,
+    "tuned_power_capped": True,
     "tuned_with": "fused+sdpa+compile+graph",
 }
 

@@ -19,6 +19,9 @@ def test_rows_without_times_say_nothing_of_themselves():
     assert of_rows(pd.DataFrame({"status": ["oom"], "median_ms": [None], "setting_unstable_rel_error": 0.05})) == {}
 
 
-def test_figures_at_a_clock_that_a_power_limit_lowered_are_counted_with_the_lowest():
-    capped = {"power_capped": [True, False, True], "mean_sm_clock_mhz": [1500.0, 1980.0, 1410.0]}
-    assert of_rows(pd.DataFrame({"status": "ok", **capped})) == {"capped": 2, "clock_mhz": 1410.0}
+def test_figures_at_a_clock_that_a_power_limit_lowered_are_counted_with_the_lowest_and_the_full_clock():
+    capped = {"power_capped": [True, False, True, False], "mean_sm_clock_mhz": [1500.0, 1980.0, 1410.0, 1700.0]}
+    rows = pd.DataFrame({"status": "ok", **capped})
+    assert of_rows(rows) == {"capped": 2, "clock_mhz": 1410.0, "full_clock_mhz": 1980.0}
+    assert of_rows(rows[rows["power_capped"]])["full_clock_mhz"] is None
+    assert of_rows(rows[~rows["power_capped"]]) == {}

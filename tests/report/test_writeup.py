@@ -208,7 +208,8 @@ def test_advice_that_settles_topics_takes_the_place_of_advice_on_them_alone(tmp_
 def test_how_many_times_are_unstable_stands_on_the_first_screen_and_which_of_its_table(tmp_path, status, sizes, told):
     pd.DataFrame([line()]).to_csv(tmp_path / "cells.csv", index=False)
     trusts = ({"times": 900, "unstable": 12, "limit_pct": 5.0}, {"times": 300, "unstable": 0, "limit_pct": 10.0}, {})
-    models = tuple({"size": size, "status": status} for size in sizes)
+    capped = {"power_capped": None, "tuned_power_capped": None}
+    models = tuple({"size": size, "status": status, **capped} for size in sizes)
     sections = [
         leave_section(tmp_path, name, trust=trust, models=models if name == "timing" else ())
         for name, trust in zip(("timing", "flash", "accounting"), trusts, strict=True)
@@ -248,17 +249,42 @@ def test_where_every_time_is_stable_the_first_screen_says_nothing_of_it(tmp_path
 def test_how_far_repeats_lie_apart_stands_beside_the_outcomes_with_the_rule_of_verdicts(tmp_path):
     cells, out = tmp_path / "cells.csv", tmp_path / "writeup.md"
     pd.DataFrame([line(), line(stage="flash")]).to_csv(cells, index=False)
-    trust = {"typical_pct": 0.42, "most_pct": 1.4, "capped": 3, "clock_mhz": 1410.0}
-    others = {"capped": 12, "clock_mhz": 1300.0}
+    trust = {"typical_pct": 0.42, "most_pct": 1.4, "capped": 3, "clock_mhz": 1410.0, "full_clock_mhz": 1965.0}
+    others = {"capped": 12, "clock_mhz": 1300.0, "full_clock_mhz": 1980.0}
     sections = [leave_section(tmp_path, trust=trust), leave_section(tmp_path, "flash", trust=others)]
     write_writeup(sections, [cells], "", [], out)
     text = out.read_text()
     assert "| ok | timing 1, flash 1 |\n| repeats apart | timing 0.42% (1.4%) |" in text
     assert "the same within 2%" in text
-    assert "for 3 figures of timing and 12 of flash, to 1,300 MHz at the least.\n" in text
+    capped = "clock of 1,980 MHz for 3 figures of timing and 12 of flash, to 1,300 MHz at the least.\n"
+    assert f"\nA power limit lowered the GPU's {capped}" in text
     write_writeup([leave_section(tmp_path)], [cells], "", [], out)
     assert "No cell was repeated" in out.read_text()
     assert "A power limit lowered" not in out.read_text()
+
+
+@pytest.mark.parametrize(
+    ("capped", "told"),
+    [
+        ([("small", False, True), ("xl", True, True)], "eager xl; tuned small and xl"),
+        ([("small", False, True), ("xl", None, None)], "tuned small"),
+        ([("small", False, False)], "none"),
+    ],
+)
+def test_steps_of_the_first_screen_at_a_lowered_clock_are_named(tmp_path, capped, told):
+    pd.DataFrame([line()]).to_csv(tmp_path / "cells.csv", index=False)
+    trust = {"capped": 3, "clock_mhz": 1410.0, "full_clock_mhz": None}
+    models = [
+        {"size": size, "status": "ok", "power_capped": eager, "tuned_power_capped": tuned}
+        for size, eager, tuned in capped
+    ]
+    section = leave_section(tmp_path, trust=trust, models=tuple(models))
+    write_writeup([section], [tmp_path / "cells.csv"], "", [], tmp_path / "writeup.md")
+    page = (tmp_path / "writeup.md").read_text()
+    assert (
+        f"clock for 3 figures of timing, to 1,410 MHz at the least. Among them, in the first screen's table: {told}.\n"
+        in page
+    )
 
 
 def test_where_there_is_nothing_to_do_the_page_does_not_ask_for_it(tmp_path):

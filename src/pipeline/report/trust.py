@@ -1,11 +1,13 @@
 """How far figures can be trusted: unstable times, the spread between repeats, clocks that a power limit lowered."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from pipeline.instruments.sampling.verdict import pooled_repeat_spread
+from pipeline.report.section import listing
 from pipeline.report.table_rows import known
 
 
@@ -14,7 +16,8 @@ def of_rows(rows: pd.DataFrame) -> dict[str, Any]:
 
     times: how many medians of times there are; unstable: how many of them are; limit_pct: of their standard error.
     typical_pct: standard deviation between the medians of repeats; most_pct: the highest over the lowest of a figure.
-    capped: the figures that were measured at a clock below the power limit's; clock_mhz: the lowest such mean clock.
+    capped: the figures at a clock that a power limit lowered; clock_mhz: the lowest such mean clock.
+    full_clock_mhz: the highest mean clock of the other figures; None where there are none.
     """
     return {**_stability(rows), **_between_repeats(rows), **_power_capped(rows)}
 
@@ -39,6 +42,19 @@ def _between_repeats(rows: pd.DataFrame) -> dict[str, float]:
     return {"typical_pct": 100 * spread.log_std, "most_pct": 100 * (most - 1)}
 
 
-def _power_capped(rows: pd.DataFrame) -> dict[str, float]:
-    capped = rows[rows["power_capped"].eq(True)] if "power_capped" in rows else rows.head(0)
-    return {"capped": len(capped), "clock_mhz": float(capped["mean_sm_clock_mhz"].min())} if len(capped) else {}
+def _power_capped(rows: pd.DataFrame) -> dict[str, float | None]:
+    clocked = known(rows, "power_capped", "mean_sm_clock_mhz")
+    if clocked.empty or not clocked["power_capped"].any():
+        return {}
+    is_capped = clocked["power_capped"].eq(True)
+    lowered, others = clocked.loc[is_capped, "mean_sm_clock_mhz"], clocked.loc[~is_capped, "mean_sm_clock_mhz"]
+    full = float(others.max()) if len(others) else None
+    return {"capped": len(lowered), "clock_mhz": float(lowered.min()), "full_clock_mhz": full}
+
+
+def capped_models(models: Sequence[Mapping[str, Any]]) -> str:
+    """Name the steps of the first screen's table at a clock that a power limit lowered; nothing without that table."""
+    kinds = {"eager": "power_capped", "tuned": "tuned_power_capped"}
+    sizes = {kind: [model["size"] for model in models if model[column]] for kind, column in kinds.items()}
+    told = "; ".join(f"{kind} {listing(found)}" for kind, found in sizes.items() if found)
+    return (told or "none") if models else ""

@@ -181,6 +181,8 @@ def _trusted(sections: Sequence[WrittenSection]) -> dict[str, Any]:
         "unstable_models": [model["size"] for model in models if model["status"] == "unstable"] if models else None,
         "repeated": repeated,
         "capped": capped,
+        "full_clock_mhz": max((line["full_clock_mhz"] or 0 for line in capped), default=0),
+        "capped_models": trust.capped_models(models),
     }
 
 

@@ -23,7 +23,7 @@ LIMITED_BY = "limited by (GPU idle)"
 NAMED_WITHOUT_SWIGLU = ("2.7B", "10B")
 COLUMNS = [
     *("size", "precision", "context_length", "tokens_per_s", "model_tflops_per_s", "mfu_pct", "peak_bytes"),
-    *("gpu_idle_pct", "limited_by", "median_ms", "q1_ms", "q3_ms", "status"),
+    *("gpu_idle_pct", "limited_by", "power_capped", "median_ms", "q1_ms", "q3_ms", "status"),
 ]
 
 
@@ -35,6 +35,7 @@ def models(steps: pd.DataFrame, rows: pd.DataFrame, tuned: pd.DataFrame) -> list
         "times_tf32": _over("tf32", steps, rows),
         "tuned_tokens_per_s": tuned["tokens_per_s"],
         "tuned_peak_bytes": tuned["peak_bytes"],
+        "tuned_power_capped": tuned["power_capped"],
         "tuned_with": tuned["levers"],
     }
     return json.loads(steps.reindex(columns=COLUMNS).assign(**told).to_json(orient="records", double_precision=9))

@@ -1,12 +1,13 @@
 """What the first screen's models reach with the best optimizations, from the rows of the stage levers."""
 
+import numpy as np
 import pandas as pd
 
 EAGER = "eager"
 # A few steps do not show what weights in bf16 lose over many small updates.
 NOT_ADVISED = "bf16_weights"
 SAME = ["size", "context_length", "batch_size", "setting_vocab_size"]
-TOLD = ["levers", "tokens_per_s", "peak_bytes"]
+TOLD = ["levers", "tokens_per_s", "peak_bytes", "power_capped"]
 
 
 def tuned_steps(steps: pd.DataFrame, levers: pd.DataFrame) -> pd.DataFrame:
@@ -15,7 +16,9 @@ def tuned_steps(steps: pd.DataFrame, levers: pd.DataFrame) -> pd.DataFrame:
     levers: rows of the stage levers, which are in bf16. A step has None and NaN unless it is in bf16, where none was
     measured and where eager was fastest. is_wrong: some combination, and none that is faster than eager was right.
     """
-    nothing = pd.DataFrame({**dict.fromkeys(TOLD, float("nan")), "levers": None, "is_wrong": False}, index=steps.index)
+    nothing = pd.DataFrame(
+        {**dict.fromkeys(TOLD), "tokens_per_s": np.nan, "peak_bytes": np.nan, "is_wrong": False}, index=steps.index
+    )
     if levers.empty or steps["precision"].iloc[0] != "bf16":
         return nothing
     levers = levers.rename(columns={"setting_batch_size": "batch_size"})
