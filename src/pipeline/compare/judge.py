@@ -187,6 +187,7 @@ def _facts_of_run(records: list[Record]) -> dict[tuple[str, str], set[str]]:
             ("", "commit"): record["code"]["commit"],
             (stage, "code"): record["code"]["digest"],
             **{(stage, name): value for name, value in record["settings"].items()},
+            **{(stage, f"{own['kind']}.{own['name']}"): own["digest"] for own in record.get("subjects", [])},
         }
         for name, value in facts.items():
             values.setdefault(name, set()).add(fields.text(value))
