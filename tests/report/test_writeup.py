@@ -58,10 +58,13 @@ def test_every_status_is_counted_by_stage():
 @pytest.mark.parametrize(
     ("told", "words"),
     [
-        ([{"gpu_memory_bytes": 150_754_820_096, "memory_bytes": 540_908_769_280}], "151 GB of GPU memory"),
-        ([{"gpu_memory_bytes": None, "memory_bytes": 25_276_502_016}], "25.3 GB of memory"),
-        ([{"memory_bytes": 25_276_502_016}, {"memory_bytes": 25_276_501_900}], "25.3 GB of memory"),
-        ([{"gpu_memory_bytes": 8e10}, {"gpu_memory_bytes": 4e10}], "40.0 GB or 80.0 GB of GPU memory"),
+        ([{"gpu_memory_bytes": 150_754_820_096, "memory_bytes": 540_908_769_280}], "151 GB (140 GiB) of GPU memory"),
+        ([{"gpu_memory_bytes": None, "memory_bytes": 25_276_502_016}], "25.3 GB (23.5 GiB) of memory"),
+        ([{"memory_bytes": 25_276_502_016}, {"memory_bytes": 25_276_501_900}], "25.3 GB (23.5 GiB) of memory"),
+        (
+            [{"gpu_memory_bytes": 8e10}, {"gpu_memory_bytes": 4e10}],
+            "40.0 GB (37.3 GiB) or 80.0 GB (74.5 GiB) of GPU memory",
+        ),
         ([{}], ""),
     ],
 )
@@ -69,12 +72,11 @@ def test_the_first_line_says_how_much_memory_a_gpu_has_or_else_the_host(told, wo
     assert first_page(pd.DataFrame([line(**each) for each in told]))["memory"] == words
 
 
-def test_hosts_of_one_model_are_told_once_with_their_cores():
+def test_hosts_are_counted_and_those_of_one_model_told_once_with_their_cores():
     cpus = ["Xeon, 64 cores", "Xeon, 16 cores", "EPYC, 2 cores", "Xeon, 16 cores", None]
-    assert first_page(pd.DataFrame([line(cpu=cpu) for cpu in cpus]))["hosts"] == [
-        "EPYC, 2 cores",
-        "Xeon, 16 and 64 cores",
-    ]
+    told = first_page(pd.DataFrame([line(cpu=cpu) for cpu in cpus]))["hosts"]
+    assert told == "hosts of 3 kinds: EPYC with 2 cores / Xeon with 16 and 64 cores"
+    assert first_page(pd.DataFrame([line(), line()]))["hosts"] == "host: Xeon with 64 cores"
 
 
 def test_the_time_is_shared_out_between_start_set_up_and_measuring():
@@ -143,7 +145,7 @@ def test_the_writeup_holds_machine_outcomes_and_sections(tmp_path):
     assert "UTC. 2 cells have no figures. [How far to trust it](#how-far-to-trust-it).\n" in text
     for part in (
         "# NVIDIA H200",
-        "host: Xeon, 64 cores.",
+        "host: Xeon with 64 cores.",
         "1234567",
         "It is fast.",
         "| ok | timing 1 |\n| skipped | timing 2 |",

@@ -21,7 +21,7 @@ from pipeline.report.html import stage_parts
 from pipeline.report.markup import Markdown, anchor, one_line
 from pipeline.report.page_parts import MOST_ACTIONS, write
 from pipeline.report.same_steps import how_far_apart
-from pipeline.report.section import counted, data_size, listing, render
+from pipeline.report.section import counted, data_size, listing, number, render
 from pipeline.report.section_rows import section_rows, shown_rows
 from pipeline.report.summary import write_summary
 from pipeline.report.table_rows import has_figures, known, read_rows, readable
@@ -232,21 +232,23 @@ def first_page(cells: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def _hosts(cells: pd.DataFrame) -> list[str]:
-    """Name the models of the hosts' CPUs, each with the numbers of cores that it had."""
+def _hosts(cells: pd.DataFrame) -> str:
+    """Name the models of the hosts' CPUs, each with the numbers of cores that it had; how many kinds if several."""
     cores: dict[str, list[str]] = {}
-    for cpu in sorted(cells["cpu"].dropna().unique(), key=lambda cpu: (len(cpu), cpu)):
+    cpus = sorted(cells["cpu"].dropna().unique(), key=lambda cpu: (len(cpu), cpu))
+    for cpu in cpus:
         model, _, count_of_cores = cpu.rpartition(", ")
         cores.setdefault(model, []).append(count_of_cores.removesuffix(" cores"))
-    return [f"{model}, {listing(counts)} cores" for model, counts in sorted(cores.items())]
+    named = " / ".join(f"{model} with {listing(counts)} cores" for model, counts in sorted(cores.items()))
+    return f"hosts of {len(cpus)} kinds: {named}" if len(cpus) > 1 else f"host: {named}" if cpus else ""
 
 
 def _memory(cells: pd.DataFrame) -> str:
     """Write how much memory each GPU has, or else the host; several where machines differ, nothing where unknown."""
     for name, words in MEMORY.items():
         if len(told := known(cells, name)):
-            sizes = told[name].sort_values().map(data_size).unique()
-            return f"{' or '.join(sizes)} of {words}"
+            sizes = [f"{data_size(size)} ({number(size / 2**30)} GiB)" for size in told[name].sort_values()]
+            return f"{' or '.join(dict.fromkeys(sizes))} of {words}"
     return ""
 
 

@@ -158,7 +158,7 @@ def test_fp16_is_told_apart_from_bf16_only_where_another_kernel_wins(make_rows):
         here = rows["dtype"] == dtype
         rows.loc[here] = set_times(rows[here].copy(), "triton", "sdpa_cudnn", 0.5)
     (action,) = parts_of(rows).actions
-    assert action.what == "**Attention: use our Triton kernels in bf16 and fp16.**"
+    assert action.what == "**Attention: use our Triton kernels in bf16.**"
     assert "In fp16 the gain" not in action.why
     rows.loc[here] = set_times(rows[here].copy(), "triton", "sdpa_cudnn", 2.0)
     rows.loc[rows["dtype"] == "fp16"] = set_times(rows[rows["dtype"] == "fp16"].copy(), "triton", "sdpa_cudnn", 2.0)

@@ -143,14 +143,15 @@ def _kernels(rows: pd.DataFrame) -> list[Action]:
     winners = {dtype: found for dtype, found in winners.items() if len(found)}
     if not winners:
         return []
-    best = pd.Series({dtype: found["impl"].mode()[0] for dtype, found in winners.items()})
+    best = {dtype: found["impl"].mode()[0] for dtype, found in winners.items()}
+    # What holds in bf16 holds in fp16.
+    told = pd.Series({dtype: impl for dtype, impl in best.items() if dtype != "fp16" or best.get("bf16") != impl})
     uses = listing(
-        f"{WORDS[impl]} in {listing(dtypes)}" for impl, dtypes in best.groupby(best, sort=False).groups.items()
+        f"{WORDS[impl]} in {listing(dtypes)}" for impl, dtypes in told.groupby(told, sort=False).groups.items()
     )
-    told = [dtype for dtype in winners if dtype != "fp16" or best.get("bf16") != best["fp16"]]
-    why = [_why_fastest(dtype, winners[dtype], both[both["dtype"] == dtype]) for dtype in told]
+    why = [_why_fastest(dtype, winners[dtype], both[both["dtype"] == dtype]) for dtype in told.index]
     why.append(Markdown("Shapes are batch × heads × length × head_dim."))
-    if "triton" in set(best):
+    if "triton" in set(told):
         why.append(Markdown("Ours are `FlashAttentionTriton` of `pipeline.attention`."))
     return [Action(2, say("**Attention: use {uses}.**", uses=uses), Markdown(" ").join(why))]
 
