@@ -112,7 +112,7 @@ def write_writeup(
         "users_own": _table_of([row for section in written for row in section.users_own]),
         "problems": problems(written),
         **_trusted(written),
-        "apart": how_far_apart(written),
+        "sections_apart": how_far_apart(written),
         **what_is_missing(lines, read_failures(failures) if failures else Failures()),
     }
     write_text(out, render(TEMPLATE, facts))

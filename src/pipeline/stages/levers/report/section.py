@@ -15,6 +15,7 @@ from pipeline.report.tables import significant, with_outcomes
 from pipeline.stages.levers.cell import EAGER
 from pipeline.stages.levers.report import figures
 from pipeline.stages.levers.report.selection import (
+    advised,
     alone,
     eager,
     fastest,
@@ -41,12 +42,12 @@ def build(rows: pd.DataFrame) -> Section:
         nothing = "No lever was measured beside the eager step. " + missing
         return Section(TITLE, "", nothing_measured(rows) if ok(rows).empty else nothing)
     model = largest(rows)
-    title = f"The fastest combination over the eager step: {_most_gained(found)}"
+    top = advised(model)["levers"]
     return Section(
         TITLE,
         "",
         _answer(model),
-        parts=[Figure("gains", title, figures.gains(rows)), _table(model), missing],
+        parts=[Figure("gains", _figure_title(found, top), figures.gains(rows, top)), _table(model), missing],
         method=_method(rows),
         actions=_actions(model, rows),
         eager_steps=eager_steps(rows[rows["levers"] == EAGER].assign(precision="bf16")),
@@ -61,7 +62,10 @@ def _method(rows: pd.DataFrame) -> str:
         "eager's has fallen by."
     )
     if rows["levers"].str.contains("bf16_weights", regex=False).any():
-        words += " Weights in bf16 round small updates away: their loss shows how many, and does not make them wrong."
+        words += (
+            " Weights in bf16 round small updates away and may differ: after so few steps on one batch of random tokens"
+            " the loss says nothing of their quality."
+        )
     return words
 
 
@@ -69,17 +73,22 @@ def _name(row: pd.Series) -> str:
     return f"{row['size']} at context {int(row['context_length'])}"
 
 
-def _most_gained(found: Sequence[pd.DataFrame]) -> str:
-    """List by how much each model's fastest combination gains; the context once where it is the same for all."""
-    tops = [(eager(model), fastest(with_gain(model))) for model in found]
-    contexts = {int(base["context_length"]) for base, _ in tops}
+def _figure_title(found: Sequence[pd.DataFrame], levers: str) -> str:
+    """List what one combination gains for each model that has it; the context once where it is the same for all."""
+    if levers == EAGER:
+        return "No combination is faster than the eager step"
+    having = [ok(with_gain(model)) for model in found if levers in set(ok(model)["levers"])]
+    pairs = [(eager(model), model[model["levers"] == levers].iloc[0]) for model in having]
+    contexts = {int(base["context_length"]) for base, _ in pairs}
     same = f" at context {contexts.pop()}" if len(contexts) == 1 else ""
     gains = [
-        f"{base['size'] if same else _name(base)} {ratio(top['gain'])}"
-        + (" (unstable)" if "unstable" in (base["status"], top["status"]) else "")
-        for base, top in tops
+        f"{base['size'] if same else _name(base)} {ratio(row['gain'])}"
+        + (" (unstable)" if "unstable" in (base["status"], row["status"]) else "")
+        for base, row in pairs
     ]
-    return listing(gains) + same
+    by_host = [base["size"] for base, _ in pairs if base.get("limited_by") == "host"]
+    host = f"; the host limits the eager step of {listing(by_host)}" if by_host else ""
+    return f"Gain of {listed(levers)} over the eager step{same}: {listing(gains)}{host}"
 
 
 def _answer(model: pd.DataFrame) -> str:
@@ -144,20 +153,33 @@ def _figures(row: pd.Series) -> dict[str, str]:
 def _actions(model: pd.DataFrame, rows: pd.DataFrame) -> list[Action]:
     """Advise the fastest combination, where it is clearly faster than the eager step.
 
-    Without weights in bf16: a few steps do not show what many small updates lose that such weights round away. Of all
-    rows, those of other models tell where the same combination is wrong.
+    Of all rows, those of other models tell where the same combination is wrong.
     """
-    in_fp32 = model[~model["levers"].str.contains("bf16_weights", regex=False)]
-    base, top = eager(model), fastest(in_fp32)
+    base, top = eager(model), advised(model)
     if clear_gain(base, top) is None:
         return []
     names = top["levers"].split("+")
-    single = ok(alone(with_gain(model))).set_index("levers")["gain"]
-    gains = ", ".join(f"{WORDS[name]} {ratio(single[name])}" for name in names if name in single)
     gain = ratio(base["median_ms"] / top["median_ms"])
     why = f"A step of {_name(base)} (bf16, batch {base['setting_batch_size']}) is {gain} as fast: {_change(base, top)}."
-    why += f" Alone: {gains}." if len(names) > 1 and gains else ""
+    why += _parts_of(names, ok(with_gain(model)).set_index("levers")["gain"])
     wrong = rows[(rows["levers"] == top["levers"]) & (rows["status"] == "wrong")]
     why += f" For {listing(wrong['size'].unique())} its loss fails the check." if len(wrong) else ""
     what = say("**Train with {levers}.**", levers=listed(top["levers"]))
     return [Action(1, what, why, covers=[TOPICS[name] for name in names if name in TOPICS])]
+
+
+def _parts_of(names: Sequence[str], gains: pd.Series) -> str:
+    """Say what each lever of a combination gains alone; of one that gains nothing, what it adds to the others.
+
+    gains: over the eager step, by combination.
+    """
+    if len(names) < 2:
+        return ""
+    alone = [f"{WORDS[name]} {ratio(gains[name])}" for name in names if gains.get(name, 0) > 1]
+    others = {name: "+".join(other for other in names if other != name) for name in names if gains.get(name, 2) <= 1}
+    added = [
+        f"{WORDS[name]} {ratio(gains['+'.join(names)] / gains[rest])}" for name, rest in others.items() if rest in gains
+    ]
+    told = {"alone": alone, "on top of the others": added}
+    words = "; ".join(f"{how}: {', '.join(parts)}" for how, parts in told.items() if parts)
+    return f" {words[0].upper()}{words[1:]}." if words else ""

@@ -44,6 +44,14 @@ def largest(rows: pd.DataFrame) -> pd.DataFrame:
     return [model for model in found if len(ok(model)) == most][-1]
 
 
+def advised(model: pd.DataFrame) -> pd.Series:
+    """Return the fastest step of a model without weights in bf16, be it the eager one.
+
+    A few steps do not show what many small updates lose that such weights round away.
+    """
+    return fastest(model[~model["levers"].str.contains("bf16_weights", regex=False)])
+
+
 def ladder(model: pd.DataFrame) -> pd.DataFrame:
     """Keep the eager step, the longest combination, and those between in which one lever more joins at a time."""
     top = max(ok(model)["levers"], key=lambda levers: len(rank(levers)[1]))
