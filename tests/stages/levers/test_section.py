@@ -1,10 +1,12 @@
 import itertools
 import re
 
+import pandas as pd
 import pytest
 
 from pipeline.report.lever_words import WORDS
 from pipeline.report.page_parts import MOST_TABLE_ROWS
+from pipeline.report.section import ratio
 from pipeline.stages.levers.cell import LEVERS
 from pipeline.stages.levers.report import section, selection
 
@@ -54,15 +56,73 @@ def test_without_levers_alone_nothing_is_said_of_them(make_rows):
 
 def test_the_method_says_what_is_wrong_and_speaks_of_bf16_weights_only_where_they_are(make_rows):
     rows = make_rows("NVIDIA H200")
-    assert "where it differs from eager's by more than 10% of what eager's has fallen by. Weights in bf16" in (
-        section.build(rows).method
-    )
+    method = section.build(rows).method
+    assert "where it differs from eager's by more than 10% of what eager's has fallen by. Weights in bf16" in method
+    assert method.endswith("the loss says nothing of their quality.")
     assert "Weights in bf16" not in section.build(rows[~rows["levers"].str.contains("bf16_weights")]).method
 
 
-def test_the_figure_s_title_names_a_context_once(make_rows):
-    title = section.build(make_rows("NVIDIA H200")).parts[0].title
-    assert re.fullmatch(r"The fastest combination over the eager step: medium .*× and xl .*× at context 1024", title)
+def test_the_figure_s_title_is_of_the_advised_combination_for_every_model_that_has_it(make_rows):
+    rows = make_rows("NVIDIA H200")
+    title = section.build(rows).parts[0].title
+    advised = "Gain of fused AdamW, SDPA, torch.compile and a CUDA graph over the eager step at context 1024: "
+    medium, xl = (gain_of(rows, size, "fused+sdpa+compile+graph") for size in ("medium", "xl"))
+    assert title == f"{advised}medium {ratio(medium)} and xl {ratio(xl)}"
+    only_xl = rows[(rows["size"] == "xl") | (rows["levers"] != "fused+sdpa+compile+graph")]
+    assert section.build(only_xl).parts[0].title == f"{advised}xl {ratio(xl)}"
+    slow = rows.assign(limited_by=rows["size"].map({"medium": "host", "xl": "gpu"}))
+    assert section.build(slow).parts[0].title.endswith("×; the host limits the eager step of medium")
+
+
+def gain_of(rows, size, levers, base="eager"):
+    median_ms = rows[rows["size"] == size].set_index("levers")["median_ms"]
+    return median_ms[base] / median_ms[levers]
+
+
+def test_the_figure_s_title_names_each_context_where_they_differ(make_rows):
+    rows = make_rows("NVIDIA H200")
+    rows.loc[rows["size"] == "medium", "context_length"] = 512
+    title = section.build(rows).parts[0].title
+    assert re.search(r"over the eager step: medium at context 512 .*× and xl at context 1024 .*×$", title)
+
+
+def test_where_no_combination_is_faster_the_figure_says_so(make_rows):
+    rows = make_rows("AMD EPYC")
+    rows.loc[rows["levers"] == "eager", "median_ms"] /= 1000
+    assert section.build(rows).parts[0].title == "No combination is faster than the eager step"
+
+
+def test_the_figure_has_a_line_per_combination_and_the_advised_one_in_bold(make_rows):
+    axes = section.build(make_rows("NVIDIA H200")).parts[0].drawing.axes[0]
+    labels = {" ".join(label.get_text().split()): label.get_fontweight() for label in axes.get_yticklabels()}
+    assert [label for label, weight in labels.items() if weight == "bold"] == [
+        "fused AdamW + SDPA + torch.compile + a CUDA graph"
+    ]
+
+
+def test_no_words_of_the_figure_overlap_or_are_cut_off(make_rows):
+    xl = make_rows("NVIDIA H200").query("size == 'xl'")
+    rows = pd.concat([xl.assign(size=size) for size in ("small", "medium", "large", "xl", "2.35B", "2.7B")])
+    for contexts in (1024, rows["size"].map(len) + 1000):
+        drawing = section.build(rows.assign(context_length=contexts)).parts[0].drawing
+        drawing.draw_without_rendering()
+        words = [label.get_window_extent() for label in drawing.axes[0].get_yticklabels()]
+        legend = drawing.legends[0].get_window_extent()
+        assert all(drawing.bbox.x0 <= box.x0 and box.x1 <= drawing.bbox.x1 for box in [*words, legend])
+        assert not any(one.overlaps(other) for one, other in itertools.combinations(words, 2))
+
+
+def test_the_advice_says_what_a_lever_adds_to_the_others_where_it_gains_nothing_alone(make_rows):
+    rows = make_rows("NVIDIA H200")
+    assert re.search(r" Alone: .*, a CUDA graph 1\.0\d×\.", section.build(rows).actions[0].why)
+    graph = (rows["size"] == "xl") & (rows["levers"] == "graph")
+    rows.loc[graph, "median_ms"] *= 1.1
+    added = gain_of(rows, "xl", "fused+sdpa+compile+graph", "fused+sdpa+compile")
+    why = section.build(rows).actions[0].why
+    assert why.endswith(f"; on top of the others: a CUDA graph {ratio(added)}.")
+    assert "a CUDA graph 0." not in why
+    without = rows[(rows["size"] != "xl") | (rows["levers"] != "fused+sdpa+compile")]
+    assert re.search(r" Alone: fused AdamW \S+, SDPA \S+, torch.compile \S+×\.", section.build(without).actions[0].why)
 
 
 def test_the_table_has_each_lever_alone_then_those_that_join_one_after_the_other(rendered):
@@ -140,7 +200,7 @@ def test_nothing_is_gained_over_an_unstable_step(make_rows):
     told = section.build(rows)
     assert "is unstable, so what each lever gains is not known; the fastest that is stable" in told.answer
     assert "gains most" not in told.answer
-    assert told.parts[0].title.endswith("× (unstable) at context 128")
+    assert told.parts[0].title.endswith("× (unstable)")
     assert "is unstable" not in section.build(make_rows("AMD EPYC")).answer
 
 
