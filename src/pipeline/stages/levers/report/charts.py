@@ -43,7 +43,7 @@ def _steps(rows: pd.DataFrame) -> Chart:
     )
     told = quartiles(
         levers="levers",
-        gain="times faster than eager",
+        gain="times as fast as eager",
         peak_gb="peak (GB)",
         tokens_per_s="tokens/s",
         mfu_pct="MFU (%)",
