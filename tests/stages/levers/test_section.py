@@ -210,6 +210,17 @@ def test_an_unstable_lever_is_not_the_one_that_gains_most(make_rows):
     assert "alone, fused AdamW gains most" in section.build(rows).answer
 
 
+@pytest.mark.parametrize(
+    ("status", "said"), [("ok", "no lever alone shortens"), ("unstable", "no lever alone whose time is stable")]
+)
+def test_where_no_lever_alone_gains_it_is_told_whether_all_times_are_stable(make_rows, status, said):
+    rows = make_rows("NVIDIA H200")
+    is_alone = rows["levers"].isin(LEVERS)
+    rows.loc[is_alone, "median_ms"] *= 10
+    rows.loc[rows["levers"] == "sdpa", "status"] = status
+    assert said in section.build(rows).answer
+
+
 def test_a_combination_within_the_quartiles_of_the_best_lever_gains_hardly_more(make_rows):
     rows = make_rows("AMD EPYC")
     assert "gain most" in section.build(rows).answer

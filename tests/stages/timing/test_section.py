@@ -101,13 +101,13 @@ def test_a_larger_batch_is_advised_by_what_it_trains_a_second(make_rows):
     same = (rows["size"] == "small") & (rows["context_length"] == 1024) & (rows["warmup_steps"] == 5)
     larger = rows[same].assign(batch_size=16, tokens_per_s=2 * rows["tokens_per_s"])
     both = pd.concat([rows, larger], ignore_index=True)
-    (action,) = [action for action in section.build(both).actions if action.what.startswith("**Fill")]
+    (action,) = [action for action in section.build(both).actions if action.what == "**Train with a larger batch.**"]
     assert action.why.startswith("At context 1024 small trains ")
     assert " tokens/s with batch 16, " in action.why
     assert action.why.endswith(" with batch 4 (2.00×).")
     assert section.build(both).headline[0].cells.equals(section.build(rows).headline[0].cells)
     unchanged = pd.concat([rows, larger.assign(tokens_per_s=larger["tokens_per_s"] / 2)], ignore_index=True)
-    assert "**Fill the GPU: more tokens a step.**" not in actions(unchanged)
+    assert "**Train with a larger batch.**" not in actions(unchanged)
 
 
 def test_the_first_screen_holds_all_that_newer_records_tell(make_rows, tmp_path):

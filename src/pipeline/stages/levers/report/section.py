@@ -106,7 +106,8 @@ def _answer(model: pd.DataFrame) -> str:
     if single["median_ms"] < base["median_ms"]:
         words.append(f"alone, {listed(single['levers'])} gains most, {ratio(base['median_ms'] / single['median_ms'])}.")
     elif len(singles):
-        words.append("no lever alone shortens a step.")
+        among = " whose time is stable" if (alone(model)["status"] == "unstable").any() else ""
+        words.append(f"no lever alone{among} shortens a step.")
     if top["levers"] not in (EAGER, single["levers"]):
         clear = top["q3_ms"] < single["q1_ms"]
         together = "gain most" if clear else "gain hardly more"

@@ -42,10 +42,9 @@ def _fill_the_gpu(rows: pd.DataFrame, precision: str) -> list[Action]:
     """Advise more work a step where the GPU idles with little of it, or where a larger batch trains clearly faster."""
     steps = of_kind(every_batch(rows), "eager")
     steps = steps[steps["precision"] == precision]
-    why = [*_idle_with_little_work(known(steps, "gpu_idle_pct")), *_faster_with_a_larger_batch(steps)]
-    return (
-        [Action(1, Markdown("**Fill the GPU: more tokens a step.**"), Markdown(" ").join(why), "idle")] if why else []
-    )
+    idle, faster = _idle_with_little_work(known(steps, "gpu_idle_pct")), _faster_with_a_larger_batch(steps)
+    what = Markdown("**Fill the GPU: more tokens a step.**" if idle else "**Train with a larger batch.**")
+    return [Action(1, what, Markdown(" ").join([*idle, *faster]), "idle")] if idle or faster else []
 
 
 def _idle_with_little_work(steps: pd.DataFrame) -> list[Markdown]:
