@@ -20,7 +20,7 @@ def archived(folder):
         return [json.load(file) for file in files]
 
 
-@pytest.mark.parametrize("folder", ["reports/h200", "docs/serial-h200", "docs/side-by-side-h200"])
+@pytest.mark.parametrize("folder", ["reports/h200", "reports/laptop", "docs/serial-h200", "docs/side-by-side-h200"])
 def test_every_published_record_is_read_whatever_version_left_it(folder):
     left = archived(ROOT / folder)
     read = load_run(ROOT / folder, stages())
