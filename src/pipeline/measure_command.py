@@ -80,16 +80,27 @@ def _subjects(arguments: argparse.Namespace) -> tuple[Any, ...]:
 
 
 def _row_lines(name: str, rows: Sequence[dict[str, Any]]) -> Iterable[str]:
-    """Yield one line per row with its outcome; a single line with the reason for a cell without figures."""
+    """Yield one line per row with figures, then one per reason for which others have none."""
     from pipeline.cells.rows import WITH_FIGURES
     from pipeline.registry import stage
 
-    names = [*stage(name).row_types.key_columns(), "status", "reason", "median_ms"]
-    outcomes = [{name: row.get(name) for name in ("status", "reason")} for row in rows]
-    if outcomes[0]["status"] not in WITH_FIGURES and all(outcome == outcomes[0] for outcome in outcomes):
-        rows = outcomes[:1]
+    keys = stage(name).row_types.key_columns()
+    without: dict[tuple[str, str | None], list[dict[str, Any]]] = {}
     for row in rows:
-        yield " ".join(f"{name}={_four_digits(row[name])}" for name in names if row.get(name) is not None)
+        if row["status"] in WITH_FIGURES:
+            yield _line(row, [*keys, "status", "reason", "median_ms"])
+        else:
+            without.setdefault((row["status"], row.get("reason")), []).append(row)
+    for alike in without.values():
+        if len(alike) == 1 < len(rows):
+            yield _line(alike[0], [*keys, "status", "reason"])
+        else:
+            number = {} if len(alike) == len(rows) else {"rows": len(alike)}
+            yield _line(alike[0] | number, ["rows", "status", "reason"])
+
+
+def _line(row: dict[str, Any], names: Sequence[str]) -> str:
+    return " ".join(f"{name}={_four_digits(row[name])}" for name in names if row.get(name) is not None)
 
 
 def _four_digits(value: object) -> object:
