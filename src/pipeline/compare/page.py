@@ -10,12 +10,13 @@ from pipeline.compare.text import comparison_parts, summary, time_table, verdict
 from pipeline.compare.times import WITHIN
 from pipeline.instruments.sampling.verdict import FASTER, SAME, SLOWER, UNDECIDED
 from pipeline.report.all_rows import row_table
-from pipeline.report.charts import IDLE_COLOUR, NEUTRAL, Chart, axis, bars_axis, records, tooltip
+from pipeline.report.charts import IDLE_COLOUR, NEUTRAL, Chart, axis, bars_axis, tooltip
 from pipeline.report.figures import BLUE, VERMILION
 from pipeline.report.html.markdown_page import PlacedChart, to_html
 from pipeline.report.html.page import Page, render
 from pipeline.report.markup import Markdown
 from pipeline.report.page_parts import say
+from pipeline.report.table_rows import records
 
 COLOURS = {SLOWER: VERMILION, UNDECIDED: NEUTRAL, FASTER: BLUE, SAME: IDLE_COLOUR, WITHIN: IDLE_COLOUR}
 KEY, HEADING = "compare/ratios", "Every time"

@@ -1,11 +1,8 @@
 """Interactive charts as data: a Vega-Lite specification and its rows, in the colours of the figures."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import pandas as pd
 
 from pipeline.report.figures import style_for
 
@@ -36,11 +33,6 @@ class Chart:
     spec: Spec
     rows: Sequence[Mapping[str, Any]]
     note: str = ""
-
-
-def records(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the rows of a table as data of a chart: None where there is nothing, numbers to nine digits."""
-    return json.loads(table.to_json(orient="records", double_precision=9))
 
 
 def mark(kind: str, look: Mapping[str, Any] | None = None, **channels: Any) -> dict[str, Any]:

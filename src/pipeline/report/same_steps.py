@@ -1,6 +1,5 @@
 """Training steps that several sections time, each in a process of its own: how far apart their times lie."""
 
-import json
 from collections.abc import Iterable
 from typing import Any
 
@@ -8,7 +7,7 @@ import pandas as pd
 
 from pipeline.report.outcomes import IDLE_PCT
 from pipeline.report.section import ms, ratio
-from pipeline.report.table_rows import known
+from pipeline.report.table_rows import known, records
 from pipeline.report.written_section import WrittenSection
 
 STEP = ["size", "precision", "batch_size", "context_length", "vocab_size"]
@@ -22,7 +21,7 @@ def eager_steps(rows: pd.DataFrame) -> list[dict[str, Any]]:
     stable = rows[rows["status"] == "ok"]
     settings = {name: stable[f"setting_{name}"] for name in ("batch_size", "vocab_size") if name not in stable}
     told = stable.assign(**settings).reindex(columns=[*STEP, "median_ms", "gpu_busy_ms"]).drop_duplicates(STEP)
-    return json.loads(told.to_json(orient="records", double_precision=9))
+    return records(told)
 
 
 def how_far_apart(sections: Iterable[WrittenSection]) -> str:

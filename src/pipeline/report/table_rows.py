@@ -1,6 +1,7 @@
 """Rows of any stage's tables: read, those with figures, in reading order, divided by each other."""
 
 import io
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
@@ -31,6 +32,11 @@ def read_rows(table: Path | TextIO) -> pd.DataFrame:
     if not text.endswith("\n"):
         raise UserError(f"{table} is cut off: its last line has no end")
     return readable(rows)
+
+
+def records(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the rows of a table as data for JSON: None where there is nothing, numbers to nine digits."""
+    return json.loads(table.to_json(orient="records", double_precision=9))
 
 
 def is_first_repeat(record: Mapping[str, Any]) -> bool:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pandas as pd
 
-from pipeline.report.charts import DASHED, POINTS, Chart, axis, colours, mark, picked, picker, quartiles, records
-from pipeline.report.table_rows import with_rate_quartiles
+from pipeline.report.charts import DASHED, POINTS, Chart, axis, colours, mark, picked, picker, quartiles
+from pipeline.report.table_rows import records, with_rate_quartiles
 from pipeline.stages.allreduce.report.facts import groups, link_gb_per_s
 
 

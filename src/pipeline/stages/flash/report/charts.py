@@ -17,10 +17,9 @@ from pipeline.report.charts import (
     picked,
     picker,
     quartiles,
-    records,
     tooltip,
 )
-from pipeline.report.table_rows import has_figures, known, ok
+from pipeline.report.table_rows import has_figures, known, ok, records
 from pipeline.report.tables import number_cells
 from pipeline.stages.flash.report.facts import (
     BOTH_PHASES,

@@ -15,10 +15,9 @@ from pipeline.report.charts import (
     picked,
     picker,
     quartiles,
-    records,
 )
 from pipeline.report.lever_words import joined
-from pipeline.report.table_rows import ok
+from pipeline.report.table_rows import ok, records
 from pipeline.stages.levers.cell import EAGER, LEVERS
 from pipeline.stages.levers.report.selection import ladder, largest, models, ordered, with_gain
 

@@ -21,12 +21,11 @@ from pipeline.report.charts import (
     picked,
     picker,
     quartiles,
-    records,
     shapes,
     tooltip,
 )
 from pipeline.report.figures import style_for
-from pipeline.report.table_rows import known
+from pipeline.report.table_rows import known, records
 from pipeline.stages.timing.report.figures import PEAK_WORDS, TERA
 from pipeline.stages.timing.report.steps import (
     CELL,

@@ -1,6 +1,5 @@
 """The first screen's table, as text and as numbers, and what its figure shows."""
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from pipeline.report.lever_words import listed
 from pipeline.report.outcomes import IDLE_PCT
 from pipeline.report.page_parts import Table
 from pipeline.report.section import count, number, percent
-from pipeline.report.table_rows import known
+from pipeline.report.table_rows import known, records
 from pipeline.report.tables import with_outcomes
 from pipeline.stages.timing.report.figures import TERA
 from pipeline.stages.timing.report.steps import bases, precision_gains, step_flops
@@ -38,7 +37,7 @@ def models(steps: pd.DataFrame, rows: pd.DataFrame, tuned: pd.DataFrame) -> list
         "tuned_power_capped": tuned["power_capped"],
         "tuned_with": tuned["levers"],
     }
-    return json.loads(steps.reindex(columns=COLUMNS).assign(**told).to_json(orient="records", double_precision=9))
+    return records(steps.reindex(columns=COLUMNS).assign(**told))
 
 
 def _over(base: str, steps: pd.DataFrame, rows: pd.DataFrame) -> pd.Series:
