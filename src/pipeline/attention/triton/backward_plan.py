@@ -24,7 +24,7 @@ from pipeline.attention.triton.direct_launch import (
     strides,
     tma_can_load,
 )
-from pipeline.attention.triton.gluon.tiles import BACKWARD, QUERY
+from pipeline.attention.triton.gluon.tiles import BACKWARD
 from pipeline.attention.triton.gpu import gpu_of
 from pipeline.attention.triton.kernel_sets import backward_kernels
 from pipeline.attention.triton.kernels.chunks import ROWS_PUT_TOGETHER, sum_kernel
@@ -144,14 +144,13 @@ def _in_gluon(
     """Plan it with Gluon's kernels: one that sums dq as well, or for wide heads two."""
     from pipeline.attention.triton.gluon.launches import backward_launch, query_launch  # which not every Triton has
 
-    width = tile_width(q.shape[-1])
-    tiles = QUERY.get(width)
-    query = None if tiles is None else ChunkedLaunch(query_launch(problem, q, k, v, do, tiles), 1, None)
+    tiles = BACKWARD[tile_width(q.shape[-1])]
+    query = ChunkedLaunch(query_launch(problem, q, k, v, do, tiles.query), 1, None) if tiles.query else None
     return BackwardPlan(
         copies,
         delta_shape=_delta_shape(q),
         delta=_delta(q, do, sums_dq=query is None),
-        key_value=ChunkedLaunch(backward_launch(problem, q, k, v, do, BACKWARD[width]), 1, None),
+        key_value=ChunkedLaunch(backward_launch(problem, q, k, v, do, tiles), 1, None),
         query=query,
         scaled=_scaled(q, problem.scale) if query is None else None,
     )

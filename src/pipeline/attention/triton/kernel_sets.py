@@ -82,10 +82,11 @@ def backward_kernels(band: Band, q: Traits, k: Traits, v: Traits, do: Traits, re
     """Choose those of a backward pass, from how what it reads lies; repeatable: dq must be, bitwise."""
     tiles = gluon_tiles.BACKWARD.get(tile_width(q.shape[-1]))
     why_not = _why_not(band, q, k, tiles) or _why_not_read(q, k, v, do)
-    if why_not is None and repeatable and tile_width(q.shape[-1]) not in gluon_tiles.QUERY:
-        why_not = "torch.use_deterministic_algorithms is on, and Gluon's sums of dq are in no fixed order"
     if why_not is None and tiles is not None:
-        why_not = _why_too_few(k, tiles.block_keys)
+        if repeatable and not tiles.query:
+            why_not = "torch.use_deterministic_algorithms is on, and Gluon's sums of dq are in no fixed order"
+        else:
+            why_not = _why_too_few(k, tiles.block_keys)
     return _chosen(why_not)
 
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from pipeline.attention.triton.gluon.tiles import BACKWARD, FORWARD, FORWARD_SHORT, QUERY
+from pipeline.attention.triton.gluon.tiles import BACKWARD, FORWARD, FORWARD_SHORT
 from pipeline.attention.triton.kernel_sets import has_gluon
 from pipeline.attention.triton.tuning.candidates import MOST_SPILLS, SHARED_BYTES_PER_PROGRAM
 
@@ -17,17 +17,17 @@ pytestmark = pytest.mark.skipif(not has_gluon(), reason="Triton has no Gluon")
 COMPILE = """
 import dataclasses, json, sys
 from pipeline.attention.triton.gluon import launches
-from pipeline.attention.triton.gluon.tiles import BACKWARD, FORWARD, FORWARD_SHORT, QUERY
+from pipeline.attention.triton.gluon.tiles import BACKWARD, FORWARD, FORWARD_SHORT
 from pipeline.attention.triton.tuning.compiled import compile_gluon_for_hopper
 
 def report(kernel, width, head_dim, dtype, is_causal, per_kv, has_part_tile):
     if kernel == "backward":
         constants = launches.backward_constants(BACKWARD[width], is_causal, per_kv, head_dim, has_part_tile)
-        if width in QUERY:
+        if BACKWARD[width].query:
             constants["dq_sum_ptr"] = None
         return compile_gluon_for_hopper(launches.backward_kernel(BACKWARD[width]), constants, launches.OPTIONS, dtype)
     if kernel == "query":
-        constants = launches.query_constants(QUERY[width], is_causal, per_kv, head_dim)
+        constants = launches.query_constants(BACKWARD[width].query, is_causal, per_kv, head_dim)
         return compile_gluon_for_hopper(launches.hopper_wide_query_kernel, constants, launches.OPTIONS, dtype)
     tiles = {"forward": FORWARD, "forward_short": FORWARD_SHORT}[kernel][width]
     constants = launches.forward_constants(tiles, is_causal, per_kv, head_dim)
@@ -35,7 +35,12 @@ def report(kernel, width, head_dim, dtype, is_causal, per_kv, has_part_tile):
 
 print(json.dumps([dataclasses.asdict(report(*words)) for words in json.loads(sys.argv[1])]))
 """
-TABLES = {"forward": FORWARD, "forward_short": FORWARD_SHORT, "backward": BACKWARD, "query": QUERY}
+TABLES = {
+    "forward": FORWARD,
+    "forward_short": FORWARD_SHORT,
+    "backward": BACKWARD,
+    "query": [width for width, tiles in BACKWARD.items() if tiles.query],
+}
 EVERY = [
     (kernel, width, head_dim, dtype, is_causal, per_kv, has_part_tile)
     for kernel, table in TABLES.items()

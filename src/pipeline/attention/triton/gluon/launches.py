@@ -63,7 +63,7 @@ def backward_launch(
     Of the problem the inputs may now lie in another way. dq_sum is None where dq has a kernel of its own.
     """
     is_causal = problem.band == CAUSAL
-    dq_sum = None if isinstance(tiles, KeyValueTiles) else torch.float32
+    dq_sum = None if tiles.query else torch.float32
     first_keys = np.arange(0, k.shape[-2], tiles.block_keys)
     queries_seen = np.full(len(first_keys), q.shape[-2])
     if is_causal:

@@ -45,16 +45,7 @@ class BackwardTiles:
     stages: int
     registers: int
     block_keys: ClassVar[int] = 2 * GROUP_ROWS
-
-
-@dataclass(frozen=True)
-class KeyValueTiles:
-    """The tiles of the kernel for dk and dv alone: of 64 keys and queries."""
-
-    stages: int
-    registers: int
-    block_queries: ClassVar[int] = GROUP_ROWS
-    block_keys: ClassVar[int] = GROUP_ROWS
+    query: ClassVar[None] = None  # it sums dq as well, in memory
 
 
 @dataclass(frozen=True)
@@ -63,6 +54,17 @@ class QueryTiles:
 
     registers: int
     block_queries: ClassVar[int] = 2 * GROUP_ROWS
+    block_keys: ClassVar[int] = GROUP_ROWS
+
+
+@dataclass(frozen=True)
+class KeyValueTiles:
+    """The tiles of the kernel for dk and dv alone, of 64 keys and queries, and of that for dq."""
+
+    stages: int
+    registers: int
+    query: QueryTiles
+    block_queries: ClassVar[int] = GROUP_ROWS
     block_keys: ClassVar[int] = GROUP_ROWS
 
 
@@ -78,10 +80,8 @@ FORWARD: dict[int, ForwardTiles | NarrowForwardTiles] = {
 BACKWARD: dict[int, BackwardTiles | KeyValueTiles] = {
     64: BackwardTiles(block_queries=128, stages=2, registers=240),
     128: BackwardTiles(block_queries=64, stages=2, registers=240),
-    256: KeyValueTiles(stages=2, registers=240),
+    256: KeyValueTiles(stages=2, registers=240, query=QueryTiles(registers=240)),
 }
-# Where dq has a kernel of its own.
-QUERY = {256: QueryTiles(registers=240)}
 LONG_KEYS = 2048  # from so many on
 # With fewer queries or keys the plain kernels are as fast or faster.
 SHORTEST = {64: 512, 128: 256, 256: 512}

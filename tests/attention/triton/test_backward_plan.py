@@ -1,0 +1,59 @@
+"""Which kernels a backward pass launches on a Hopper GPU made up, and with how many arguments."""
+
+import pytest
+import torch
+
+from pipeline.attention.inputs import Traits
+from pipeline.attention.triton import backward_plan, direct_launch, kernel_sets
+from pipeline.attention.triton.kernel_sets import has_gluon
+from pipeline.attention.triton.mask import CAUSAL
+from pipeline.attention.triton.problem import Problem
+from pipeline.attention.triton.tuning.every_gpu import GPUS
+
+pytestmark = pytest.mark.skipif(not has_gluon(), reason="Triton has no Gluon")
+
+
+@pytest.fixture
+def planned(monkeypatch):
+    """Plan the backward pass of a head_dim; return the plan and the names of its kernels."""
+    from pipeline.attention.triton.gluon import launches
+
+    names = []
+
+    def launch(kernel, _programs, dtypes, scalars, constants, *_options):
+        assert len([*dtypes, *scalars]) == len([name for name in kernel.arg_names if name not in constants])
+        names.append(kernel.fn.__name__)
+
+    for module in (kernel_sets, direct_launch, backward_plan, launches):
+        monkeypatch.setattr(module, "gpu_of", lambda _device: GPUS["sm_90"])
+    monkeypatch.setattr(kernel_sets, "is_interpreted", lambda: False)
+    monkeypatch.setattr(launches, "compile_launch", launch)
+    monkeypatch.setattr(backward_plan, "prepare_launch", launch)
+    monkeypatch.delenv(kernel_sets.VARIABLE, raising=False)
+
+    def plan(head_dim, repeatable=False):
+        names.clear()
+        shape = torch.Size((4, 16, 4096, head_dim))
+        q = Traits(shape, torch.empty(shape, device="meta").stride(), torch.bfloat16, torch.device("cuda", 0))
+        problem = Problem(q, q, q, None, CAUSAL, head_dim**-0.5, False, 0)
+        return backward_plan.backward_plan.__wrapped__(problem, *[q.stride] * 4, repeatable=repeatable), {*names}
+
+    return plan
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_one_kernel_sums_dq_as_well_which_is_then_scaled_unless_it_must_be_repeatable(planned, head_dim):
+    plan, names = planned(head_dim)
+    assert names == {"delta_kernel", "hopper_backward_kernel", "scaled_kernel"}
+    assert plan.query is None
+    plan, names = planned(head_dim, repeatable=True)
+    assert names == {"delta_kernel", "key_value_kernel", "query_kernel"}
+    assert plan.query is not None
+
+
+@pytest.mark.parametrize("head_dim", [136, 256])
+@pytest.mark.parametrize("repeatable", [False, True])
+def test_of_wide_heads_dq_has_a_kernel_of_its_own_and_nothing_is_scaled(planned, head_dim, repeatable):
+    plan, names = planned(head_dim, repeatable)
+    assert names == {"delta_kernel", "hopper_wide_key_value_kernel", "hopper_wide_query_kernel"}
+    assert plan.query is not None
