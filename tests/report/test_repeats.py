@@ -55,6 +55,22 @@ def test_an_unstable_repeat_says_nothing_of_the_spread():
     assert trust.of_rows(with_repeats(wild, KEYS))["most_pct"] == pytest.approx(0)
 
 
+@pytest.mark.parametrize(("highest", "status"), [(10.4, "ok"), (10.6, "unstable")])
+def test_a_figure_whose_repeats_lie_further_apart_than_the_limit_is_unstable(highest, status):
+    shown = with_repeats(rows(eager=(10.0, highest, 10.2)).assign(setting_unstable_rel_error=0.05), KEYS)
+    assert list(shown["status"]) == [status]
+    if status == "unstable":
+        assert list(shown["reason"]) == ["repeats take 10.0 ms to 10.6 ms"]
+
+
+def test_repeats_that_contradict_each_other_do_not_blur_the_other_figures():
+    wild = rows(eager=(10.0, 14.0, 10.0), compiled=(5.0, 5.01, 4.99), graph=(6.0, 6.01, 5.99))
+    shown = with_repeats(wild.assign(setting_unstable_rel_error=0.05), KEYS)
+    assert verdict(by_mode(shown)["graph"], by_mode(shown)["compiled"]).word == FASTER
+    assert trust.of_rows(shown)["unstable"] == 1
+    assert trust.of_rows(shown)["most_pct"] < 1
+
+
 def test_figures_that_a_power_limit_lowered_are_counted_with_their_clock():
     capped = rows(eager=[1.0], compiled=[1.0]).assign(power_capped=[True, False], mean_sm_clock_mhz=[1410.0, 1980.0])
     assert trust.of_rows(capped) == {"capped": 1, "clock_mhz": 1410.0, "full_clock_mhz": 1980.0}

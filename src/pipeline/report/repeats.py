@@ -6,16 +6,20 @@ import pandas as pd
 
 from pipeline.cells.rows import WITH_FIGURES
 from pipeline.instruments.sampling.verdict import RepeatSpread, Verdict, compare_samples, pooled_repeat_spread
+from pipeline.report.section import ms
 
 # Figures with the same values in these columns pool the spread of their repeats.
 KIND_COLUMNS = ("phase", "clock")
+LIMIT = "setting_unstable_rel_error"
 
 
 def with_repeats(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     """Keep the first repeat of each cell, each timed row beside what all of its repeats measured.
 
-    keys: the axes but `repeat`, and the columns that name a row of a cell. Adds samples_of_repeats (a list of samples
-    per repeat with figures) and repeat_spread (of the rows' phase and clock); without repeats, nothing.
+    A figure is unstable, too, where the stable medians of its repeats lie further apart than the limit of the standard
+    error within one. keys: the axes but `repeat`, and the columns that name a row of a cell. Adds samples_of_repeats
+    and medians_of_repeats_ms (lists, of repeats with figures and of stable ones) and repeat_spread (of the stable
+    figures of the rows' phase and clock); without repeats, nothing.
     """
     first = rows[rows["repeat"] == rows["repeat"].min()] if "repeat" in rows else rows
     if len(first) == len(rows) or "samples_ms" not in rows:
@@ -23,9 +27,28 @@ def with_repeats(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     names, kinds = _joined(rows, keys), _joined(rows, KIND_COLUMNS)
     timed = rows["status"].isin(WITH_FIGURES) & rows["samples_ms"].notna()
     samples = rows[timed].groupby(names)["samples_ms"].agg(list)
-    medians = rows[timed & (rows["status"] == "ok")].groupby([kinds, names])["median_ms"].agg(list)
-    spreads = {kind: pooled_repeat_spread(group) for kind, group in medians.groupby(level=0)}
-    return first.assign(samples_of_repeats=names.map(samples), repeat_spread=kinds.map(spreads))
+    medians = rows[timed & (rows["status"] == "ok")].groupby(names)["median_ms"].agg(list)
+    shown = _without_disagreement(
+        first.assign(samples_of_repeats=names.map(samples), medians_of_repeats_ms=names.map(medians))
+    )
+    stable = shown.loc[shown["status"] == "ok", "medians_of_repeats_ms"].dropna()
+    spreads = {kind: pooled_repeat_spread(group) for kind, group in stable.groupby(kinds)}
+    return shown.assign(repeat_spread=kinds.map(spreads))
+
+
+def _without_disagreement(rows: pd.DataFrame) -> pd.DataFrame:
+    """Mark as unstable the rows whose repeats contradict each other, and give the two furthest as the reason."""
+    if LIMIT not in rows:
+        return rows
+    ends = pd.DataFrame(
+        {end.__name__: rows["medians_of_repeats_ms"].map(end, na_action="ignore") for end in (min, max)}, dtype=float
+    )
+    apart = (rows["status"] == "ok") & (ends["max"] > (1 + rows[LIMIT].astype(float)) * ends["min"])
+    reasons = [f"repeats take {ms(low)} to {ms(high)}" for low, high in ends[apart].to_numpy()]
+    marked = rows.assign(reason=rows["reason"].astype(object) if "reason" in rows else None)
+    marked.loc[apart, "status"] = "unstable"
+    marked.loc[apart, "reason"] = reasons
+    return marked
 
 
 def _joined(rows: pd.DataFrame, columns: Sequence[str]) -> pd.Series:

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from pipeline.instruments.sampling.verdict import pooled_repeat_spread
@@ -31,10 +30,10 @@ def _stability(rows: pd.DataFrame) -> dict[str, float]:
 
 
 def _between_repeats(rows: pd.DataFrame) -> dict[str, float]:
-    if "samples_of_repeats" not in rows:
+    if "medians_of_repeats_ms" not in rows:
         return {}
-    stable = rows.loc[rows["status"] == "ok", "samples_of_repeats"].dropna()
-    medians = [[float(np.median(samples)) for samples in repeats] for repeats in stable if len(repeats) > 1]
+    stable = rows.loc[rows["status"] == "ok", "medians_of_repeats_ms"].dropna()
+    medians = [repeats for repeats in stable if len(repeats) > 1]
     spread = pooled_repeat_spread(medians)
     if spread is None:
         return {}

@@ -128,12 +128,12 @@ def test_the_advice_says_what_a_lever_adds_to_the_others_where_it_gains_nothing_
 def test_the_table_has_each_lever_alone_then_those_that_join_one_after_the_other(rendered):
     table = rendered["NVIDIA H200"].text.split("how many times as fast as eager:")[1].split("\n\n")[1]
     steps = [line.split("|")[1].strip() for line in table.splitlines()[2:]]
-    alone = [WORDS[name] for name in LEVERS if WORDS[name] in steps]
+    alone = [WORDS[name] for name in LEVERS[:-1]]  # one more does not fit
     assert steps[: 1 + len(alone)] == ["eager", *alone]
     joined = [name.split(" + ") for name in steps[1 + len(alone) :]]
     assert [len(names) for names in joined] == [2, 3, 4, 5, 6]
     assert all(longer[: len(shorter)] == shorter for shorter, longer in itertools.pairwise(joined))
-    assert len(steps) <= MOST_TABLE_ROWS
+    assert len(steps) == MOST_TABLE_ROWS
     assert "10%" in table.splitlines()[2]
 
 

@@ -127,9 +127,12 @@ def _change(base: pd.Series, other: pd.Series) -> str:
 
 def _table(model: pd.DataFrame) -> Table:
     """Write the eager step, each lever alone, and those that join one after the other."""
-    steps, single = ladder(with_gain(model)), alone(with_gain(model))
-    shown = pd.concat([steps.head(1), single.head(MOST_TABLE_ROWS - len(steps)), steps.iloc[1:]])
-    shown = shown[shown["status"] != "skipped"].drop_duplicates("levers").reset_index(drop=True)
+    gained = with_gain(model)
+    steps, single = ladder(gained), alone(gained)
+    together = ~steps["levers"].isin([EAGER, *single["levers"]])
+    others = single[~single["levers"].isin(steps["levers"])].head(MOST_TABLE_ROWS - len(steps))
+    shown = pd.concat([steps[~together], others, steps[together]])
+    shown = shown[shown["status"] != "skipped"].reset_index(drop=True)
     table = pd.DataFrame([{"with": joined(row["levers"]), **_figures(row)} for _, row in shown.iterrows()])
     table["ms (× eager)"] = with_outcomes(table["ms (× eager)"], shown.assign(reason=None))
     title = f"A step of {_name(shown.iloc[0])}; in brackets how many times as fast as eager:"
