@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter
 
 from pipeline.report.figures import (
@@ -17,18 +18,20 @@ from pipeline.report.figures import (
     style_for,
 )
 from pipeline.report.table_rows import known
-from pipeline.stages.timing.report.steps import every_batch, main_precision, of_kind, step_flops
+from pipeline.stages.timing.report.steps import main_precision, of_kind, step_flops, warm
 
 TERA = 1e12
+# A name is read where a marker lies below it.
+HALO = withStroke(linewidth=2, foreground="white")
 PEAK_WORDS = {"datasheet": "data sheet", "measured": "peak, measured"}
 
 
 def achieved(rows: pd.DataFrame, reached: Mapping[str, float]) -> Figure:
-    """Draw the TFLOP/s of eager steps over their work, a marker per size, context and batch, with the ceilings.
+    """Draw the TFLOP/s of eager steps of the usual batch over their work, a marker per context, with the ceilings.
 
     Those are the peaks of the rows, and in `reached`, by precision, the rate of a matrix product alone.
     """
-    steps = of_kind(every_batch(rows), "eager")
+    steps = of_kind(warm(rows), "eager")
     steps = steps.assign(work=[step_flops(row) / TERA for _, row in steps.iterrows()])
     figure, panels = new_figure()
     axes = panels[0, 0]
@@ -40,14 +43,15 @@ def achieved(rows: pd.DataFrame, reached: Mapping[str, float]) -> Figure:
         _mark_ceiling(axes, precision, "matmul", reached.get(precision, np.nan), "--")
     most_work = steps[steps["precision"] == main_precision(rows)].sort_values("work").groupby("size").tail(1)
     for _, step in most_work.iterrows():
-        place = {"textcoords": "offset points", "ha": "center", "fontsize": WORD_PT - 1}
+        place = {"textcoords": "offset points", "ha": "center", "fontsize": WORD_PT - 1, "path_effects": [HALO]}
         axes.annotate(step["size"], (step["work"], step["model_tflops_per_s"]), (0, 6), **place)
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.set_xlabel("work of one training step (TFLOP)")
     log_values_axis(axes, "achieved TFLOP/s")
     shared_legend(figure)
-    stamp(figure, steps, "one marker per model, context and batch, named at the most work", shown="medians")
+    batch = f"batch {steps['batch_size'].iloc[0]}"
+    stamp(figure, steps, f"{batch}, one marker per model and context, named at the most work", shown="medians")
     return figure
 
 
