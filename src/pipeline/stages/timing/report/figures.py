@@ -6,7 +6,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter
 
 from pipeline.report.figures import (
@@ -21,8 +20,6 @@ from pipeline.report.table_rows import known
 from pipeline.stages.timing.report.steps import main_precision, of_kind, step_flops, warm
 
 TERA = 1e12
-# A name is read where a marker lies below it.
-HALO = withStroke(linewidth=2, foreground="white")
 PEAK_WORDS = {"datasheet": "data sheet", "measured": "peak, measured"}
 
 
@@ -43,7 +40,7 @@ def achieved(rows: pd.DataFrame, reached: Mapping[str, float]) -> Figure:
         _mark_ceiling(axes, precision, "matmul", reached.get(precision, np.nan), "--")
     most_work = steps[steps["precision"] == main_precision(rows)].sort_values("work").groupby("size").tail(1)
     for _, step in most_work.iterrows():
-        place = {"textcoords": "offset points", "ha": "center", "fontsize": WORD_PT - 1, "path_effects": [HALO]}
+        place = {"textcoords": "offset points", "ha": "center", "fontsize": WORD_PT - 1}
         axes.annotate(step["size"], (step["work"], step["model_tflops_per_s"]), (0, 6), **place)
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
