@@ -77,6 +77,26 @@ def test_times_whose_samples_are_not_kept_are_judged_by_the_tolerance():
     assert set(timed["ms"]) == {REPEATS}
 
 
+def test_a_figure_whose_repeats_contradict_each_other_is_unstable_and_blurs_no_other():
+    base, other = run(), run(1.03, seed=1)
+    for key in ("median_ms", "q1_ms", "q3_ms"):
+        base[0]["rows"][0][key] *= 1.5
+    both = compared(base, other)
+    assert dict(zip(both.timed["cell"].str.contains("size=small"), both.timed["verdict"], strict=True)) == {
+        True: UNDECIDED,
+        False: SLOWER,
+    }
+    assert both.outcomes["reason_a"].str.fullmatch(r"repeats take 10\.0 ms to 15\.0 ms").all()
+
+
+def test_the_gpu_s_work_is_compared_beside_the_wall_time():
+    base, other = run(repeats=1, gpu_busy_ms=7.0), run(1.3, repeats=1, seed=1, gpu_busy_ms=7.01)
+    verdicts = compared(base, other).timed.groupby("quantity")["verdict"].agg(set)
+    assert dict(verdicts) == {"ms": {SLOWER}, "gpu_busy_ms": {WITHIN}}
+    slower = compared(base, run(repeats=1, gpu_busy_ms=8.0)).timed.query("quantity == 'gpu_busy_ms'")
+    assert set(slower["verdict"]) == {SLOWER}
+
+
 def test_unstable_figures_are_neither_faster_nor_slower():
     assert set(compared(run(), run(1.03, seed=1, status="unstable")).timed["verdict"]) == {UNDECIDED}
 

@@ -4,6 +4,7 @@ If the stage has repeats, `compare_samples` judges. Otherwise it gives only the 
 medians differ by more than the tolerance, and quartiles do not overlap.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from statistics import geometric_mean
@@ -24,15 +25,19 @@ from pipeline.instruments.sampling.verdict import (
     compare_samples,
     pooled_repeat_spread,
 )
+from pipeline.report.repeats import contradict, contradiction
 
 WITHIN = "within the tolerance"
 # In table order: the worst first.
 WORDS = (SLOWER, UNDECIDED, FASTER, SAME, WITHIN)
 REPEATS, QUARTILES = "repeats", "quartiles"
+# How long the GPU works in a step: one number, where a time has a median and quartiles.
+GPU_BUSY = "gpu_busy_ms"
 KEYS = ["stage", "cell", "row"]
 # Figures with the same values in these columns pool the spread of their repeats.
 KIND = ["stage", "quantity", "kind"]
 KIND_COLUMNS = ("phase", "clock")
+LIMIT = "unstable_rel_error"  # a setting, put beside each row
 COLUMNS = [*KEYS, "kind", "quantity", "status", "reason", "n", "median", "q1", "q3", "medians", "samples"]
 
 Line = dict[str, Any]
@@ -42,13 +47,16 @@ Spreads = Mapping[tuple[str, ...], RepeatSpread | None]
 def figures(records: Iterable[Record], stages: Stages) -> pd.DataFrame:
     """Return one line per timed quantity of each row over its repeats; a row without any has one line, quantity "".
 
-    Over the repeats: status and reason are the worst, n the smallest, median the geometric mean, q1 the smallest, q3
-    the largest. medians and samples are lists with one entry per repeat that has figures.
+    Over the repeats: status and reason are the worst, unstable where the repeats contradict each other, n the smallest,
+    median the geometric mean, q1 the smallest, q3 the largest. medians and samples are lists with one entry per repeat
+    that has figures.
     """
     repeats: dict[tuple[str, str, str], list[Line]] = {}
     for record in records:
+        limit = record["settings"].get(LIMIT, math.inf)
         for name, row in named_rows(record, stages):
-            repeats.setdefault((record["stage"], cell_words(record, stages), name), []).append(row)
+            key = record["stage"], cell_words(record, stages), name
+            repeats.setdefault(key, []).append({**row, LIMIT: limit})
     lines = [line for key, rows in repeats.items() for line in _joined(dict(zip(KEYS, key, strict=True)), rows)]
     return pd.DataFrame(lines, columns=COLUMNS).astype(dict.fromkeys(["n", "median", "q1", "q3"], float))
 
@@ -82,23 +90,33 @@ def _joined(key: Line, repeats: list[Line]) -> Iterator[Line]:
     if not timed:
         yield {**line, "quantity": "", "medians": [], "samples": []}
     for quantity, rows in timed.items():
-        medians = [row[f"median_{quantity}"] for row in rows]
+        medians, firsts, thirds = zip(*(_quartiles(row, quantity) for row in rows), strict=True)
+        if line["status"] == "ok" and contradict(medians, rows[0][LIMIT]):
+            line |= {"status": "unstable", "reason": contradiction(medians)}
         yield {
             **line,
             "quantity": quantity,
             "n": min((row["n"] for row in rows if row.get("n") is not None), default=None),
             "median": geometric_mean(medians),
-            "q1": min(row[f"q1_{quantity}"] for row in rows),
-            "q3": max(row[f"q3_{quantity}"] for row in rows),
-            "medians": medians,
+            "q1": min(firsts),
+            "q3": max(thirds),
+            "medians": list(medians),
             "samples": [row.get(f"samples_{quantity}") or [] for row in rows],
         }
 
 
+def _quartiles(row: Line, quantity: str) -> tuple[float, float, float]:
+    """Return the median and the two quartiles beside it; of GPU_BUSY it is one number."""
+    names = [GPU_BUSY] * 3 if quantity == GPU_BUSY else [f"{part}_{quantity}" for part in ("median", "q1", "q3")]
+    median, first, third = (row[name] for name in names)
+    return median, first, third
+
+
 def _timed_quantities(row: Line) -> list[str]:
-    """Return the quantities in ms whose median and quartiles a row has: `ms`, or `forward_ms` and the like."""
+    """Return what a row has in ms: GPU_BUSY, and `ms`, `forward_ms` and the like with median and quartiles."""
     medians = [name.removeprefix("median_") for name in row if name.startswith("median_") and name.endswith("ms")]
-    return [name for name in medians if row[f"median_{name}"] is not None and f"q1_{name}" in row]
+    busy = [GPU_BUSY] if row.get(GPU_BUSY) else []
+    return [name for name in medians if row[f"median_{name}"] is not None and f"q1_{name}" in row] + busy
 
 
 def repeat_spreads(*runs: pd.DataFrame) -> Spreads:

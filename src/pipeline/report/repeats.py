@@ -36,18 +36,25 @@ def with_repeats(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     return shown.assign(repeat_spread=kinds.map(spreads))
 
 
+def contradict(medians: Sequence[float], limit: float) -> bool:
+    """Tell whether the medians of repeats lie further apart than the limit, a fraction: none is then to be trusted."""
+    return max(medians) > (1 + limit) * min(medians)
+
+
+def contradiction(medians_ms: Sequence[float]) -> str:
+    """Say why a figure whose repeats contradict each other is unstable."""
+    return f"repeats take {ms(min(medians_ms))} to {ms(max(medians_ms))}"
+
+
 def _without_disagreement(rows: pd.DataFrame) -> pd.DataFrame:
     """Mark as unstable the rows whose repeats contradict each other, and give the two furthest as the reason."""
     if LIMIT not in rows:
         return rows
-    ends = pd.DataFrame(
-        {end.__name__: rows["medians_of_repeats_ms"].map(end, na_action="ignore") for end in (min, max)}, dtype=float
-    )
-    apart = (rows["status"] == "ok") & (ends["max"] > (1 + rows[LIMIT].astype(float)) * ends["min"])
-    reasons = [f"repeats take {ms(low)} to {ms(high)}" for low, high in ends[apart].to_numpy()]
+    medians = rows.loc[rows["status"] == "ok", "medians_of_repeats_ms"].dropna()
+    apart = [place for place, repeats in medians.items() if contradict(repeats, rows.at[place, LIMIT])]
     marked = rows.assign(reason=rows["reason"].astype(object) if "reason" in rows else None)
     marked.loc[apart, "status"] = "unstable"
-    marked.loc[apart, "reason"] = reasons
+    marked.loc[apart, "reason"] = [contradiction(repeats) for repeats in medians[apart]]
     return marked
 
 
