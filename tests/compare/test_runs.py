@@ -11,6 +11,7 @@ from pipeline.results import load
 
 ROOT = Path(__file__).parents[2]
 VERSION_1 = ROOT / "docs/serial-h200"
+PUBLISHED = sorted([*ROOT.glob(f"reports/*/{ARCHIVE}"), *ROOT.glob(f"docs/*/{ARCHIVE}")])
 
 
 def archived(folder):
@@ -20,10 +21,10 @@ def archived(folder):
         return [json.load(file) for file in files]
 
 
-@pytest.mark.parametrize("folder", ["reports/h200", "reports/laptop", "docs/serial-h200", "docs/side-by-side-h200"])
-def test_every_published_record_is_read_whatever_version_left_it(folder):
-    left = archived(ROOT / folder)
-    read = load_run(ROOT / folder, stages())
+@pytest.mark.parametrize("archive", PUBLISHED, ids=lambda archive: archive.parent.name)
+def test_every_published_record_is_read_whatever_version_left_it(archive):
+    left = archived(archive.parent)
+    read = load_run(archive.parent, stages())
     assert [(record["stage"], record["cell"]) for record in read] == [(each["stage"], each["cell"]) for each in left]
     assert [len(record["rows"]) for record in read] == [len(each["rows"]) for each in left]
 

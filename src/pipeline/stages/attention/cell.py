@@ -22,7 +22,7 @@ class Cell:
         return 1
 
     def shares_host(self, on_gpu: bool) -> bool:
-        """Return True on a GPU, where the GPU's work alone decides the times: docs/side-by-side.md."""
+        """Return True on a GPU, where the GPU's work alone decides the times: docs/quiet-host.md."""
         return on_gpu
 
     def row_keys(self) -> list[dict[str, str]]:

@@ -27,7 +27,7 @@ class Cell:
         return 2 if self.what == "peer_link" else 1
 
     def shares_host(self, on_gpu: bool) -> bool:
-        """On a GPU products and its memory take as long as the GPU's work: docs/side-by-side.md."""
+        """On a GPU products and its memory take as long as the GPU's work: docs/quiet-host.md."""
         return on_gpu and self.what in ("matmul", "memory")
 
     def row_keys(self) -> list[dict[str, str]]:

@@ -62,7 +62,7 @@ class Cell:
         return 1
 
     def shares_host(self, on_gpu: bool) -> bool:
-        """Return True on a GPU: kernels are timed by the GPU, with launches queued ahead: docs/side-by-side.md."""
+        """Return True on a GPU: kernels are timed by the GPU, with launches queued ahead: docs/quiet-host.md."""
         return on_gpu
 
     @property
