@@ -170,3 +170,19 @@ def test_a_name_has_one_style():
     assert len(names) == len(set(names))
     looks = [tuple(figures.style_for(name).values()) for name in names]
     assert len(looks) == len(set(looks))
+
+
+@pytest.mark.parametrize("words", ["$\\frac{$", "$x^2$", "US$ 5", "a $ b $ c", r"\$ $"])
+def test_dollars_are_no_formulas_wherever_they_stand(tmp_path, words):
+    figure, panels = figures.new_figure()
+    axes = panels[0, 0]
+    axes.plot([0, 1], [1, 2], label=words)
+    axes.set_title(words)
+    axes.annotate(words, (0, 1))
+    figures.names_axis(axes, [words, "b"], words)
+    figures.shared_legend(figure)
+    figures.stamp(figure, pd.DataFrame({"machine": [words], "torch": "2.13.0", "n": 10}))
+    figures.save(figure, tmp_path / "figure.svg")
+    drawn = ElementTree.parse(tmp_path / "figure.svg").iter("{http://www.w3.org/2000/svg}text")
+    # title, label, tick, words beside a point, legend, foot
+    assert sum(words in "".join(text.itertext()) for text in drawn) == 6

@@ -83,8 +83,7 @@ def scatter(pairs: Mapping[str, pd.DataFrame]) -> Figure:
     for name, group in pairs.items():
         axes.plot(group["theirs"], group["ours"] / group["theirs"], label=name, **style_for(name) | {"linestyle": ""})
     axes.axhline(1, color="black", linewidth=0.8)
-    axes.set_xscale("log")
-    axes.set_xlabel("theirs, in the unit of the figure")
+    log_values_axis(axes, "theirs, in the unit of the figure", "x")
     log_values_axis(axes, "ours / theirs")
     shared_legend(figure)
     footnote(figure, f"{sum(map(len, pairs.values()))} figures")

@@ -6,17 +6,19 @@ import textwrap
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 from matplotlib.transforms import Bbox
 
-from pipeline.report.figure_text import take_dollars_as_they_are
 from pipeline.report.table_rows import has_figures
 from pipeline.report.tables import OUTCOME_WORDS
 
@@ -49,6 +51,8 @@ RC = {
     "grid.color": "#E3E3E3",
     "lines.linewidth": 1.8,
     "lines.markersize": 6,
+    # A GPU's name or a reason may hold dollars, which are no formulas.
+    "text.parse_math": False,
     # Words as words: to be found, copied and read aloud. The salt makes the ids of the SVG repeatable.
     "svg.fonttype": "none",
     "svg.hashsalt": "llm-systems-pipeline",
@@ -148,24 +152,22 @@ def _fixed_ticks(axes: Axes, positions: list, labels: list[str]) -> None:
     axes.set_xticks(positions, labels)
 
 
-def log_values_axis(axes: Axes, label: str) -> None:
-    """Make the y axis logarithmic, with plain numbers at 1, 2, 5, 10, ..."""
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if _decades(axes) < 2 else (1,)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.set_ylabel(label)
+def log_values_axis(axes: Axes, label: str, which: Literal["x", "y"] = "y") -> None:
+    """Make an axis logarithmic, with plain numbers at 1, 2, 5, 10, ..."""
+    axes.set(**{f"{which}scale": "log", f"{which}label": label})
+    axis: Axis = getattr(axes, f"{which}axis")
+    low, high = getattr(axes.dataLim, f"interval{which}")
+    # Below each other there is room for more numbers than side by side.
+    few = high < {"x": 20, "y": 100}[which] * low
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if few else (1,)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def values_from_zero(axes: Axes) -> None:
     """Start the y axis at zero, with room over the highest value: a single one would lie on the edge."""
     axes.autoscale_view()
     axes.set_ylim(0, max(axes.get_ylim()[1], 1.08 * axes.dataLim.y1))
-
-
-def _decades(axes: Axes) -> float:
-    low, high = axes.dataLim.intervaly
-    return float(np.log10(high / low)) if 0 < low < high < np.inf else 0.0
 
 
 def quartile_line(axes: Axes, rows: pd.DataFrame, x: str, name: str, quantity: str = "ms") -> None:
@@ -274,7 +276,8 @@ def save(figure: Figure, path: Path) -> None:
     Opaque: dark on white, and where the reader's screen is dark light on black, in the same hues.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    take_dollars_as_they_are(figure)
+    for text in figure.findobj(Text):
+        text.set_parse_math(RC["text.parse_math"])
     with mpl.rc_context(RC):
         _settle_layout(figure)
         figure.savefig(path, format="svg", metadata={"Date": None})

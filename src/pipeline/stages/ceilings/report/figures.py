@@ -3,7 +3,6 @@
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from pipeline.report.figures import (
     BLACK,
@@ -63,12 +62,6 @@ def _bandwidths(axes: Axes, rows: pd.DataFrame) -> None:
             axes.plot(rate, line, marker="|", markersize=14, color=BLACK)
     axes.set_yticks(list(lines), [BANDWIDTHS[kind] for kind in rows["kind"]])
     axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_xscale("log")
-    low, high = rows["gb_per_s"].min() / 2, rows["gb_per_s"].max() * 2
-    wide = high > 100 * low
-    axes.set_xlim(low, high)
-    axes.xaxis.set_major_locator(LogLocator(subs=(1,) if wide else (1, 2, 5)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.set_xlabel("GB/s")
+    log_values_axis(axes, "GB/s", "x")
+    axes.set_xlim(rows["gb_per_s"].min() / 2, rows["gb_per_s"].max() * 2)
     axes.set_title("bandwidths")

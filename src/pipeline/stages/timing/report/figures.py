@@ -6,7 +6,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
 
 from pipeline.report.figures import (
     WORD_PT,
@@ -42,9 +41,7 @@ def achieved(rows: pd.DataFrame, reached: Mapping[str, float]) -> Figure:
     for _, step in most_work.iterrows():
         place = {"textcoords": "offset points", "ha": "center", "fontsize": WORD_PT - 1}
         axes.annotate(step["size"], (step["work"], step["model_tflops_per_s"]), (0, 6), **place)
-    axes.set_xscale("log")
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.set_xlabel("work of one training step (TFLOP)")
+    log_values_axis(axes, "work of one training step (TFLOP)", "x")
     log_values_axis(axes, "achieved TFLOP/s")
     shared_legend(figure)
     batch = f"batch {steps['batch_size'].iloc[0]}"
