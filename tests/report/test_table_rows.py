@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from pipeline.errors import UserError
-from pipeline.report.table_rows import geometric_mean, highest, in_order, ok, read_rows, with_rate_quartiles
+from pipeline.report.table_rows import highest, in_order, ok, read_rows, with_rate_quartiles
 
 
 def test_unstable_rows_carry_figures_and_the_others_do_not():
@@ -21,11 +21,6 @@ def test_only_an_empty_cell_is_missing():
     rows = read_rows(io.StringIO("device,implementation,note\nn/a,None,\n"))
     assert rows.loc[0, ["device", "implementation"]].tolist() == ["n/a", "None"]
     assert rows["note"].isna().all()
-
-
-def test_the_geometric_mean_of_ratios_and_of_their_inverses_agree():
-    assert geometric_mean([2.0, 8.0]) == pytest.approx(4.0)
-    assert geometric_mean([0.5, 0.125]) == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 
 from pipeline.cells import fields
@@ -143,11 +144,10 @@ def _times_only_in_first(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFr
     return times.loc[lacking, names].reset_index(drop=True)
 
 
-def _occurs(lines: pd.DataFrame, table: pd.DataFrame) -> pd.Series:
+def _occurs(lines: pd.DataFrame, table: pd.DataFrame) -> np.ndarray:
     """Tell for each line whether the table has one with the same values."""
-    known = set(table[list(lines)].itertuples(index=False, name=None))
-    occurs = [line in known for line in lines.itertuples(index=False, name=None)]
-    return pd.Series(occurs, index=lines.index, dtype=bool)
+    lines, known = (pd.MultiIndex.from_frame(rows[list(lines)]) for rows in (lines, table))
+    return lines.isin(known)
 
 
 def _machine(records: list[Record]) -> str:

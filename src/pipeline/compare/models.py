@@ -1,6 +1,6 @@
 """The models of the reports' first screens, of two runs beside each other."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import pandas as pd
@@ -10,7 +10,7 @@ from pipeline.compare.runs import Record
 from pipeline.report.markup import Markdown
 from pipeline.report.page_parts import say
 from pipeline.report.section import count, number, ratio
-from pipeline.report.section_rows import section_rows
+from pipeline.report.section_rows import by_stage, section_rows
 from pipeline.report.table_rows import has_figures
 from pipeline.report.tables import markdown, with_outcomes
 
@@ -34,16 +34,9 @@ def models_of_both(a: list[Record], b: list[Record], stages: Stages) -> pd.DataF
     """
     for stage in stages.values():
         if models := stage.models():
-            runs = [section_rows(stage, stages, _by_stage(records)) for records in (a, b)]
+            runs = [section_rows(stage, stages, by_stage(records)) for records in (a, b)]
             return pd.DataFrame() if any(rows.empty for rows, *_ in runs) else _beside(models, runs)
     return pd.DataFrame()
-
-
-def _by_stage(records: Iterable[Record]) -> dict[str, list[Record]]:
-    found: dict[str, list[Record]] = {}
-    for record in records:
-        found.setdefault(record["stage"], []).append(record)
-    return found
 
 
 def _beside(models: Models, runs: list[list[Any]]) -> pd.DataFrame:

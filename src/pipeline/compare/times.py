@@ -25,7 +25,7 @@ from pipeline.instruments.sampling.verdict import (
     compare_samples,
     pooled_repeat_spread,
 )
-from pipeline.report.repeats import contradict, contradiction
+from pipeline.report.repeats import KIND_COLUMNS, contradict, contradiction
 
 WITHIN = "within the tolerance"
 # In table order: the worst first.
@@ -34,9 +34,7 @@ REPEATS, QUARTILES = "repeats", "quartiles"
 # How long the GPU works in a step: one number, where a time has a median and quartiles.
 GPU_BUSY = "gpu_busy_ms"
 KEYS = ["stage", "cell", "row"]
-# Figures with the same values in these columns pool the spread of their repeats.
 KIND = ["stage", "quantity", "kind"]
-KIND_COLUMNS = ("phase", "clock")
 LIMIT = "unstable_rel_error"  # a setting, put beside each row
 COLUMNS = [*KEYS, "kind", "quantity", "status", "reason", "n", "median", "q1", "q3", "medians", "samples"]
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import geometric_mean
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -14,10 +15,13 @@ from pipeline.report.figures import footnote, log_values_axis, new_figure, save,
 from pipeline.report.markup import Markdown
 from pipeline.report.page_parts import say
 from pipeline.report.published import doubts_list
-from pipeline.report.table_rows import geometric_mean, is_first_repeat, ok, readable
+from pipeline.report.section_rows import by_stage
+from pipeline.report.table_rows import ok, readable
 from pipeline.report.tables import fold, markdown, significant
 from pipeline.report.users_own import without_users_own
 
+# Of the pairs that a stage returns.
+COLUMNS = ["what", "unit", "theirs", "ours", "write_up", "note"]
 INTRODUCTION = Markdown(
     "Figures that five write-ups of the same assignment published, each beside ours for the same model, shape and"
     " setting. They were measured on other machines, by hand. A ratio below 1 means that ours is the smaller figure."
@@ -29,12 +33,9 @@ def write_baselines(stages: Stages, records: list[Path], out: Path, figures: Pat
 
     Raises UserError, one line, for what is no record.
     """
-    by_stage: dict[str, list[dict]] = {name: [] for name in stages}
-    for path in records:
-        record = read_record(path, stages)
-        if is_first_repeat(record):
-            by_stage[record["stage"]].append(record)
-    pairs = {name: _pairs(stages[name], group) for name, group in by_stage.items()}
+    every = (read_record(path, stages) for path in records)
+    found = by_stage(record for record in every if record["cell"].get("repeat", 1) == 1)  # a write-up has no other
+    pairs = {name: _pairs(stage, found[name]) for name, stage in stages.items() if name in found}
     pairs = {name: group for name, group in pairs.items() if len(group)}
     parts: list[str] = [Markdown("# Others' figures beside ours"), INTRODUCTION]
     if not pairs:
@@ -47,11 +48,9 @@ def write_baselines(stages: Stages, records: list[Path], out: Path, figures: Pat
 
 
 def _pairs(stage: Stage, records: list[dict]) -> pd.DataFrame:
-    rows = readable(stage_rows(stage, records)) if records else pd.DataFrame({"status": []})
-    rows = without_users_own(rows, stage)
-    if ok(rows).empty:
-        return pd.DataFrame()
-    return stage.baseline_pairs(rows)
+    rows = without_users_own(readable(stage_rows(stage, records)), stage)
+    pairs = pd.DataFrame() if ok(rows).empty else stage.baseline_pairs(rows)
+    return pd.DataFrame(pairs).reindex(columns=COLUMNS)
 
 
 def _stage_parts(name: str, pairs: pd.DataFrame) -> list[str]:

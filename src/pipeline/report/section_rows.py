@@ -1,6 +1,6 @@
 """The rows that a stage's section is built from, from records."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -12,7 +12,16 @@ from pipeline.report.repeats import with_repeats
 from pipeline.report.table_rows import readable
 from pipeline.report.users_own import without_users_own
 
-Records = Sequence[Mapping[str, Any]]
+Record = Mapping[str, Any]
+Records = Sequence[Record]
+
+
+def by_stage(records: Iterable[Record]) -> dict[str, list[Record]]:
+    """Group records by the name of their stage."""
+    found: dict[str, list[Record]] = {}
+    for record in records:
+        found.setdefault(record["stage"], []).append(record)
+    return found
 
 
 def section_rows(stage: Stage, stages: Stages, records: Mapping[str, Records]) -> list[Any]:

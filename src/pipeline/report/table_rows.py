@@ -39,11 +39,6 @@ def records(table: pd.DataFrame) -> list[dict[str, Any]]:
     return json.loads(table.to_json(orient="records", double_precision=9))
 
 
-def is_first_repeat(record: Mapping[str, Any]) -> bool:
-    """Tell whether a record is of a cell's first repeat: the report reads no other yet, and would count them twice."""
-    return record["cell"].get("repeat", 1) == 1
-
-
 def readable(rows: pd.DataFrame) -> pd.DataFrame:
     """Return rows fit to be shown: each text one line, reasons brief, and NaN wherever there is nothing."""
     shown = rows.where(rows.notna(), np.nan).infer_objects()
@@ -107,8 +102,3 @@ def with_rate_quartiles(rows: pd.DataFrame, quantity: str) -> pd.DataFrame:
     work = rows[quantity] * rows["median_ms"]
     rates = {"median": rows[quantity], "q1": work / rows["q3_ms"], "q3": work / rows["q1_ms"]}
     return rows.assign(**{f"{name}_{quantity}": rate for name, rate in rates.items()})
-
-
-def geometric_mean(ratios: Sequence[float]) -> float:
-    """Return the geometric mean of positive ratios; it is the same whichever way each is divided."""
-    return float(np.exp(np.log(np.asarray(ratios, dtype=float)).mean()))

@@ -22,7 +22,7 @@ from pipeline.report.markup import Markdown, anchor, one_line
 from pipeline.report.page_parts import MOST_ACTIONS, write
 from pipeline.report.same_steps import how_far_apart
 from pipeline.report.section import counted, data_size, listing, number, render
-from pipeline.report.section_rows import section_rows, shown_rows
+from pipeline.report.section_rows import by_stage, section_rows, shown_rows
 from pipeline.report.summary import write_summary
 from pipeline.report.table_rows import has_figures, known, read_rows, readable
 from pipeline.report.tables import markdown, significant
@@ -47,14 +47,11 @@ def write_section(stage: Stage, stages: Stages, records: Sequence[Path], out: Pa
     Raises UserError, one line, for what is no record, or one of another stage, and for figures that cannot be written.
     """
     known = {name: stages[name] for name in (stage.name, *stage.reads)}
-    by_stage: dict[str, list[dict[str, Any]]] = {name: [] for name in known}
-    for path in records:
-        record = read_record(path, known)
-        by_stage[record["stage"]].append(record)
-    if not by_stage[stage.name]:
+    found = by_stage(read_record(path, known) for path in records)
+    if stage.name not in found:
         raise UserError(f"section: there is no record of {stage.name} among those given")
-    every = shown_rows(stage, by_stage[stage.name])
-    rows, *rows_beside = section_rows(stage, stages, by_stage)
+    every = shown_rows(stage, found[stage.name])
+    rows, *rows_beside = section_rows(stage, stages, found)
     split_values = rows[stage.split_axis].drop_duplicates()
     tables = [f"{stage.name}/{fields.text(value)}.csv" for value in split_values]
     section = with_users_own(stage.build_section()(rows, *rows_beside), every, stage)
@@ -65,7 +62,7 @@ def write_section(stage: Stage, stages: Stages, records: Sequence[Path], out: Pa
         raise UserError(f"cannot draw figures into {figures}: {error}") from None
     write_text(out, written.text)
     write_text(out.with_suffix(".json"), to_json(written))
-    every_row = row_table(readable(stage_rows(stage, by_stage[stage.name])), meanings(stage))
+    every_row = row_table(readable(stage_rows(stage, found[stage.name])), meanings(stage))
     charts = stage.charts(rows, *rows_beside)
     write_text(
         out.with_suffix(HTML_SUFFIX),

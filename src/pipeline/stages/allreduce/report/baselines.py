@@ -7,7 +7,6 @@ from pipeline.stages.allreduce.report.facts import groups
 
 # 1024 MB of 2^20 bytes beside 1 GB of 10^9: nearer than that no two write-ups are.
 SIZE_TOLERANCE = 0.1
-COLUMNS = ("what", "unit", "theirs", "ours", "write_up", "note")
 
 
 def pairs(rows: pd.DataFrame) -> pd.DataFrame:
@@ -33,4 +32,4 @@ def pairs(rows: pd.DataFrame) -> pd.DataFrame:
         for _, call in singles.iterrows()
         if abs(call["size_mb"] / line["size_mb"] - 1) <= SIZE_TOLERANCE
     ]
-    return pd.DataFrame(found, columns=COLUMNS)
+    return pd.DataFrame(found)

@@ -21,4 +21,4 @@ def pairs(rows: pd.DataFrame) -> pd.DataFrame:
     paired = mine[[*PROBLEM, "phase", "ours"]].merge(theirs, on=[*PROBLEM, "phase"])
     sizes = ", head_dim " + paired["head_dim"].astype(str) + ", length " + paired["seq_len"].astype(str)
     what = paired["mode"] + " " + paired["phase"] + sizes
-    return paired.assign(what=what, unit="ms")[["what", "unit", "theirs", "ours", "write_up", "note"]]
+    return paired.assign(what=what, unit="ms")

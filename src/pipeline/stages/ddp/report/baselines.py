@@ -14,7 +14,6 @@ IMPLS = {
     "overlap_per_parameter": "overlap",
     "bucketed_overlap": "bucketed",
 }
-COLUMNS = ("what", "unit", "theirs", "ours", "write_up", "note")
 
 
 def pairs(rows: pd.DataFrame) -> pd.DataFrame:
@@ -34,7 +33,7 @@ def pairs(rows: pd.DataFrame) -> pd.DataFrame:
         for variant, step in run.steps.iterrows()
         if variant == line["ours"]
     ]
-    return pd.DataFrame(found, columns=COLUMNS)
+    return pd.DataFrame(found)
 
 
 def _theirs() -> pd.DataFrame:

@@ -9,7 +9,6 @@ from pipeline.stages.flash.report.facts import leaderboard, one_head, ours
 DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
 IMPLS = {"triton": "triton", "pytorch": "eager"}
 KEYS = ["dtype", "head_dim", "seq_len", "impl", "phase"]
-COLUMNS = ["what", "unit", "theirs", "ours", "write_up", "note"]
 
 
 def pairs(rows: pd.DataFrame) -> pd.DataFrame:
@@ -27,7 +26,7 @@ def _one_head(rows: pd.DataFrame) -> pd.DataFrame:
     paired = ok(one_head(rows))[[*KEYS, "median_ms"]].merge(theirs[[*KEYS, "theirs", "write_up", "note"]], on=KEYS)
     sizes = ", head_dim " + paired["head_dim"].astype(str) + ", length " + paired["seq_len"].astype(str)
     what = paired["phase"].str.replace("_", " + ") + ", " + paired["impl"] + ", " + paired["dtype"] + sizes
-    return paired.assign(what=what, unit="ms", ours=paired["median_ms"])[COLUMNS]
+    return paired.assign(what=what, unit="ms", ours=paired["median_ms"])
 
 
 def _leaderboard(rows: pd.DataFrame) -> pd.DataFrame:
@@ -36,4 +35,4 @@ def _leaderboard(rows: pd.DataFrame) -> pd.DataFrame:
     theirs = published.load("leaderboard")
     theirs = theirs[theirs["status"] == "ok"] if len(here) else theirs.head(0)
     what = "leaderboard's shape, tile size " + theirs["tile_size"].astype(str)
-    return theirs.assign(what=what, unit="ms", theirs=theirs["ms"], ours=here["median_ms"].min())[COLUMNS]
+    return theirs.assign(what=what, unit="ms", theirs=theirs["ms"], ours=here["median_ms"].min())

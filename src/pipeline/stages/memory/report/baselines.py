@@ -8,7 +8,6 @@ from pipeline.stages.memory.report.facts import Recording, recordings
 PRECISIONS = {"fp32": "fp32", "bf16_autocast": "bf16", "mixed_not_named": "bf16"}
 KEYS = ["size", "context_length", "precision"]
 MODES = ("forward", "train_step")
-COLUMNS = ["what", "unit", "theirs", "ours", "write_up", "note"]
 
 
 def pairs(rows: pd.DataFrame) -> pd.DataFrame:
@@ -35,7 +34,7 @@ def pairs(rows: pd.DataFrame) -> pd.DataFrame:
         unit="GB",
         theirs=paired["peak_gb"],
         note=(assumed + paired["note"].fillna("")).str.removesuffix("; "),
-    )[COLUMNS]
+    )
 
 
 def _ours(recorded: list[Recording]) -> list[tuple]:

@@ -19,4 +19,4 @@ def pairs(rows: pd.DataFrame) -> pd.DataFrame:
     paired = ours.merge(theirs[[*KEYS, "theirs", "write_up", "note"]].astype({"cast": object}), on=KEYS)
     what = paired["steps"].map("{:,.0f} × ".format) + paired["addend"].map("{:g}, ".format) + paired["accumulator"]
     what += " + " + paired["addend_dtype"] + paired["cast"].map(CASTS)
-    return paired.assign(what=what, unit="sum")[["what", "unit", "theirs", "ours", "write_up", "note"]]
+    return paired.assign(what=what, unit="sum")

@@ -13,7 +13,6 @@ RANGES = {
     "train_step": "train_step",
 }
 PRODUCTS = ("qk_scores", "pv_matmul", "attention_matmuls")
-COLUMNS = ["what", "unit", "theirs", "ours", "write_up", "note"]
 
 
 def pairs(rows: pd.DataFrame) -> pd.DataFrame:
@@ -45,7 +44,7 @@ def pairs(rows: pd.DataFrame) -> pd.DataFrame:
             ratio = times_ms[times_ms.index.isin(PRODUCTS)].sum() / times_ms["softmax"]
             what = f"attention's products over softmax, forward, {setting}"
             found.append([what, "×", ratio, 1 / one.attention.loc["inference", "time_ratio"], *_source(parts)])
-    return pd.DataFrame(found, columns=COLUMNS)
+    return pd.DataFrame(found, columns=["what", "unit", "theirs", "ours", "write_up", "note"])
 
 
 def _source(theirs: pd.DataFrame) -> tuple[str, str]:

@@ -5,8 +5,6 @@ import pandas as pd
 from pipeline.report import published
 from pipeline.stages.sharding.report.facts import OURS, PLAIN, runs
 
-COLUMNS = ("what", "unit", "theirs", "ours", "write_up", "note")
-
 
 def pairs(rows: pd.DataFrame) -> pd.DataFrame:
     """Pair others' peaks and step times with ours of every run: what, unit, theirs, ours, write_up, note.
@@ -27,4 +25,4 @@ def pairs(rows: pd.DataFrame) -> pd.DataFrame:
                 peak_gb = run.peak_bytes.loc[optimizer, "measured"] / 1e9
                 memory = {"unit": "GB", "theirs": line["peak_memory_gb"], "ours": peak_gb}
                 found.append({"what": f"peak memory: {what}", **memory, **shared})
-    return pd.DataFrame(found, columns=COLUMNS)
+    return pd.DataFrame(found)

@@ -38,7 +38,7 @@ def pairs(rows: pd.DataFrame) -> pd.DataFrame:
     paired = theirs[[*KEYS, "theirs", "write_up", "note"]].merge(_ours(rows), on=KEYS)
     words = paired["phase"].str.replace("_", " ") + ", " + paired["size"] + " " + paired["precision"]
     what = words + ", context " + paired["context_length"].astype(str) + paired["mode"].map(_mode_words)
-    return paired.assign(what=what, unit="ms")[["what", "unit", "theirs", "ours", "write_up", "note"]]
+    return paired.assign(what=what, unit="ms")
 
 
 def _mode_words(mode: str) -> str:
