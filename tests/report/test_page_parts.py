@@ -73,7 +73,7 @@ def test_a_written_section_is_read_back_as_it_was_and_nothing_else_is(tmp_path):
     written = write(SECTION, "copy", [], tmp_path, trust={"capped": 2})
     assert from_json(to_json(written)) == written
     for other in ("[]", "{}", json.dumps({**json.loads(to_json(written)), "more": 1}), "x"):
-        with pytest.raises(ValueError):  # noqa: PT011
+        with pytest.raises((ValueError, TypeError)):
             from_json(other)
 
 

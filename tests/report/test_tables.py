@@ -3,6 +3,7 @@ import pandas as pd
 import pytest
 
 from pipeline.report import tables
+from pipeline.report.markup import Markdown
 
 
 @pytest.fixture
@@ -41,9 +42,9 @@ def test_numbers_stand_to_the_right_and_names_to_the_left():
     assert right.endswith(":")
 
 
-def test_cells_and_heads_are_escaped_unless_they_are_written_already():
-    table = pd.DataFrame({"a|b": ["<b>", "x"], "kernel": ["`f<int>`", "–"]})
-    lines = tables.markdown(table, written=["kernel"]).splitlines()
+def test_cells_and_heads_are_escaped_unless_they_are_markdown_already():
+    table = pd.DataFrame({"a|b": ["<b>", "x"], "kernel": [Markdown("`f<int>`"), "–"]})
+    lines = tables.markdown(table).splitlines()
     assert [line.split("|")[1].strip() for line in lines[::2]] == ["a&#124;b", "&#60;b>"]
     assert "| `f<int>` |" in lines[2]
     assert {line.count("|") for line in lines} == {3}

@@ -14,7 +14,7 @@ def captions(parts: Path) -> dict[str, str]:
     """
     try:
         section = from_json(parts.read_text())
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, ValueError, TypeError):
         return {}
     titles = figure_titles(f"{section.headline}\n\n{section.text}")
     return {key.partition("/")[2]: as_rst(title) for key, title in titles.items()}

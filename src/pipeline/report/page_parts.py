@@ -108,13 +108,13 @@ def write(
         stage,
         "\n\n".join(filter(None, blocks)) + "\n",
         "\n\n".join(_markdown(part, stage) for part in section.headline),
-        tuple(_escaped(action, "what", "why") for action in section.actions),
-        tuple(_escaped(problem, "answer") for problem in section.problems),
+        [_escaped(action, "what", "why") for action in section.actions],
+        [_escaped(problem, "answer") for problem in section.problems],
         f"{section.title}{exercise}",
         dict(trust),
-        tuple(section.models),
-        tuple(section.users_own),
-        tuple(section.eager_steps),
+        list(section.models),
+        list(section.users_own),
+        list(section.eager_steps),
     )
 
 

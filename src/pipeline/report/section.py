@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,8 +26,7 @@ def render(template_path: Path, facts: dict) -> Markdown:
         autoescape=True,  # what a macro returns is then taken as it is
         finalize=Markdown.escape,
     )
-    words = {"span": span, "listing": listing, "counted": counted, "code": code}
-    environment.filters |= FORMS | words
+    environment.filters |= {word.__name__: word for word in (code, count, counted, listing, number, percent)}
     text = environment.get_template(template_path.name).render(facts)
     # Sentences that were not printed leave their blank lines behind.
     return Markdown(re.sub(r"\n{3,}", "\n\n", text).strip() + "\n")
@@ -84,20 +83,9 @@ def _finite(value: float) -> float:
     return value
 
 
-FORMS = {
-    "ms": ms,
-    "ratio": ratio,
-    "percent": percent,
-    "count": count,
-    "number": number,
-    "bytes": data_size,
-    "mib": mib,
-}
-
-
-def span(values: pd.Series, form: str) -> str:
+def span(values: pd.Series, form: Callable[[float], str]) -> str:
     """Write the lowest and the highest of named values: `12.3 ms (small) to 456 ms (xl)`."""
-    low, high = (FORMS[form](values[name]) for name in (values.idxmin(), values.idxmax()))
+    low, high = (form(values[name]) for name in (values.idxmin(), values.idxmax()))
     if len(values) == 1:
         return f"{low} ({values.index[0]})"
     return low if low == high else f"{low} ({values.idxmin()}) to {high} ({values.idxmax()})"

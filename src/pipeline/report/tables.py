@@ -1,7 +1,6 @@
 """DataFrames to Markdown: numbers by significant figures, outcomes as words, long tables folded."""
 
 import math
-from collections.abc import Sequence
 
 import pandas as pd
 
@@ -27,11 +26,6 @@ def significant(value: float, digits: int = 3) -> str:
     return f"{value:,.{max(0, decimals)}f}"
 
 
-def median_quartiles(median: float, q1: float, q3: float) -> str:
-    """Write `median [q1, q3]`, each to four significant figures."""
-    return f"{significant(median, 4)} [{significant(q1, 4)}, {significant(q3, 4)}]"
-
-
 def outcome(status: str, reason: str | None) -> str:
     """Write what became of a cell without a figure: `OOM`, `skipped: no CUDA`."""
     word = OUTCOME_WORDS[status]
@@ -53,17 +47,16 @@ def with_outcomes(cells: pd.Series, rows: pd.DataFrame) -> pd.Series:
     return pd.Series(found, index=rows.index, dtype=object)
 
 
-def median_cells(rows: pd.DataFrame, unit: str = "ms") -> pd.Series:
-    """Write `median [q1, q3]`, or the outcome, for every row (columns median_, q1_, q3_ of the unit)."""
-    columns = (rows[f"{statistic}_{unit}"] for statistic in ("median", "q1", "q3"))
-    cells = [median_quartiles(*three) for three in zip(*columns, strict=True)]
+def median_cells(rows: pd.DataFrame) -> pd.Series:
+    """Write `median [q1, q3]` of the times, or the outcome, for every row."""
+    times = rows[["median_ms", "q1_ms", "q3_ms"]].to_numpy(dtype=float)
+    cells = ["{} [{}, {}]".format(*(significant(time, 4) for time in three)) for three in times]
     return with_outcomes(pd.Series(cells, index=rows.index, dtype=object), rows)
 
 
-def number_cells(rows: pd.DataFrame, column: str, digits: int = 3) -> pd.Series:
+def number_cells(rows: pd.DataFrame, column: str) -> pd.Series:
     """Write one numeric column to significant figures, or the outcome, for every row."""
-    cells = rows[column].map(lambda value: significant(value, digits))
-    return with_outcomes(cells, rows)
+    return with_outcomes(rows[column].map(significant), rows)
 
 
 def times_by(rows: pd.DataFrame, line: str, column: pd.Series) -> pd.DataFrame:
@@ -73,17 +66,11 @@ def times_by(rows: pd.DataFrame, line: str, column: pd.Series) -> pd.DataFrame:
     return wide.reindex(columns=column.unique()).rename_axis(columns=None)
 
 
-def markdown(table: pd.DataFrame, written: Sequence[str] = ()) -> Markdown:
-    """Write a table of text as Markdown, columns with numbers to the right.
-
-    written: the columns whose cells are Markdown already (`code`, say); all others are escaped.
-    """
+def markdown(table: pd.DataFrame) -> Markdown:
+    """Write a table of text as Markdown, columns with numbers to the right."""
     text = table.astype(str)
     align = ["right" if text[column].str.match(NUMBER).any() else "left" for column in text]
-    cells = text.set_axis([Markdown.escape(name) for name in text], axis="columns")
-    for place, name in enumerate(text):
-        if name not in written:
-            cells.isetitem(place, text.iloc[:, place].map(Markdown.escape))
+    cells = text.map(Markdown.escape).set_axis([Markdown.escape(name) for name in text], axis="columns")
     return Markdown(cells.to_markdown(index=False, disable_numparse=True, colalign=align))
 
 

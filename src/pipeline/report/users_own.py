@@ -12,7 +12,7 @@ from pipeline.cells.stage import Stage
 from pipeline.report.figures import WORD_PT, footnote, new_figure, style_for
 from pipeline.report.markup import Markdown, code
 from pipeline.report.page_parts import MOST_TABLE_ROWS, Figure, Problem, Section, Table, say
-from pipeline.report.section import ms
+from pipeline.report.side_by_side import step_words
 from pipeline.report.table_rows import has_figures, ok
 from pipeline.report.tables import significant
 from pipeline.subjects.naming import Measured
@@ -86,22 +86,17 @@ def place_words(row: pd.Series, among: pd.DataFrame) -> Markdown:
         beside = ""
     elif first["label"] == row["label"]:
         second = others.loc[others["median_ms"].idxmin()]
-        beside = f", the next, {second['label']}, {_time(second)}"
+        beside = f", the next, {second['label']}, {step_words(second)}"
     else:
-        beside = f", the first, {first['label']}, {_time(first)}"
+        beside = f", the first, {first['label']}, {step_words(first)}"
     return say(
         "{name} takes place {place} of {of} with {time}{beside}",
         name=code(row["label"]),
         place=int(row["place"]),
         of=int(row["of"]),
-        time=_time(row),
+        time=step_words(row),
         beside=beside,
     )
-
-
-def _time(row: pd.Series) -> str:
-    """Write a row's time, and whether it is unstable: a place that rests on it is then one by chance."""
-    return ms(row["median_ms"]) + _unstable(row)
 
 
 def _unstable(row: pd.Series) -> str:
@@ -114,12 +109,12 @@ def _rows(timed: pd.DataFrame, stage: Stage) -> list[dict[str, str]]:
         return []
     among = timed[timed["problem"] == timed["problem"].iloc[0]]
     others = among[~among["own"]].nsmallest(1, "median_ms")
-    beside = "".join(f"{row['label']}, {_time(row)}" for _, row in others.iterrows())
+    beside = "".join(f"{row['label']}, {step_words(row)}" for _, row in others.iterrows())
     return [
         {
             "your own": row["label"],
             "measured in": f"{stage.name} {row['problem']}".strip(),
-            "median": _time(row),
+            "median": step_words(row),
             "place": f"{int(row['place'])} of {int(row['of'])}",
             "fastest of the others": beside or "–",
         }

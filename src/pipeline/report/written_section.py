@@ -19,13 +19,13 @@ class WrittenSection:
     stage: str
     text: str
     headline: str
-    actions: tuple[dict[str, Any], ...]
-    problems: tuple[dict[str, str], ...]
+    actions: list[dict[str, Any]]
+    problems: list[dict[str, str]]
     title: str
     trust: dict[str, Any]
-    models: tuple[Mapping[str, Any], ...]
-    users_own: tuple[Mapping[str, str], ...]
-    eager_steps: tuple[Mapping[str, Any], ...]
+    models: list[Mapping[str, Any]]
+    users_own: list[Mapping[str, str]]
+    eager_steps: list[Mapping[str, Any]]
 
 
 def to_json(section: WrittenSection) -> str:
@@ -34,9 +34,5 @@ def to_json(section: WrittenSection) -> str:
 
 
 def from_json(text: str) -> WrittenSection:
-    """Read what `to_json` wrote; raises ValueError for anything else."""
-    values: Mapping[str, Any] = json.loads(text)
-    if not isinstance(values, dict) or set(values) != set(WrittenSection.__dataclass_fields__):
-        raise ValueError("not a section")
-    lists = ("actions", "problems", "models", "users_own", "eager_steps")
-    return WrittenSection(**{**values, **{name: tuple(values[name]) for name in lists}})
+    """Read what `to_json` wrote; raises ValueError or TypeError for anything else."""
+    return WrittenSection(**json.loads(text))

@@ -8,6 +8,7 @@ import pandas as pd
 from pipeline.formulas.buckets import best_bucket_bytes
 from pipeline.formulas.collectives import LinearCost, fit_linear_cost
 from pipeline.report import side_by_side
+from pipeline.report.outcomes import IDLE_PCT
 from pipeline.report.table_rows import ok
 from pipeline.stages.ddp.cell import CAPTURED_STEP, PHASES, VARIANTS, Variant
 from pipeline.stages.ddp.rows import ROW_TYPES
@@ -16,7 +17,6 @@ NAMES = {"none": "no communication", "torch": "torch DDP", "torch_tuned": "torch
 # torch_tuned sends no buffers, as ours do not, and keeps gradients in its buckets: the fair peer.
 TORCH = ("torch", "torch_tuned")
 NO_COMMUNICATION = NAMES["none"]
-HOST_LIMITED_IDLE = 0.2  # of a step: from there on the host decides how long it takes
 
 
 def label(variant: Variant) -> str:
@@ -79,7 +79,7 @@ class Run(side_by_side.Run):
     @property
     def host_limited(self) -> bool:
         """Tell whether the host and not the GPU decides how long a step takes."""
-        return (self.idle_share or 0) >= HOST_LIMITED_IDLE
+        return 100 * (self.idle_share or 0) >= IDLE_PCT
 
 
 def named(rows: pd.DataFrame) -> pd.DataFrame:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 import pandas as pd
 
 from pipeline.formulas.size_order import BY_SIZE, by_size
+from pipeline.report import table_rows
 from pipeline.report.table_rows import in_order, ok
 from pipeline.stages.profile.cell import ATTENTION_PHASES, CLOCKS, PASSES, Cell
 from pipeline.stages.profile.rows import ROW_TYPES
@@ -71,8 +72,7 @@ def captures(rows: pd.DataFrame) -> list[Capture]:
 
 def complete(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the rows in reading order, with the columns that no row fills."""
-    columns = dict.fromkeys([*rows.columns, *ROW_TYPES.column_names()])
-    return in_order(rows.reindex(columns=list(columns)), AXES, ORDERS)
+    return in_order(table_rows.complete(rows, ROW_TYPES), AXES, ORDERS)
 
 
 def _capture(rows: pd.DataFrame) -> Capture:

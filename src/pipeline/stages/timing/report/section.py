@@ -8,7 +8,7 @@ import pandas as pd
 from pipeline.report.outcomes import WORTH_IT, not_measured, nothing_measured
 from pipeline.report.page_parts import MOST_TABLE_ROWS, Figure, Section, Table
 from pipeline.report.same_steps import eager_steps
-from pipeline.report.section import number, percent, ratio, span
+from pipeline.report.section import count, number, percent, ratio, span
 from pipeline.report.table_rows import known
 from pipeline.report.tables import with_outcomes
 from pipeline.stages.timing.report import figures, headline
@@ -65,7 +65,7 @@ def _answer(steps: pd.DataFrame) -> str:
     mfu = "" if pd.isna(best["mfu_pct"]) else f", {percent(best['mfu_pct'] / 100)} of the peak"
     return (
         f"In {first['precision']} with batch {first['batch_size']} and context {first['context_length']}: "
-        f"{span(steps.set_index('size')['tokens_per_s'], 'count')} tokens/s. {best['size']} has the highest rate, "
+        f"{span(steps.set_index('size')['tokens_per_s'], count)} tokens/s. {best['size']} has the highest rate, "
         f"{number(best['model_tflops_per_s'])} TFLOP/s{mfu}."
     )
 
