@@ -61,6 +61,8 @@ def assert_sparse_embedding_is_refused(context):
             NaiveDDP(net)
         embedding.requires_grad_(False)
         NaiveDDP(net)
+    with pytest.raises(ValueError, match=r"^parameters and buffers: rank 1 raised ValueError: 0\.weight: sparse"):
+        NaiveDDP(nn.Sequential(nn.Embedding(4, 2, sparse=context.rank == 1)))
 
 
 def test_a_sparse_embedding_is_refused_at_once_unless_it_is_frozen(on_ranks):

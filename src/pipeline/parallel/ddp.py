@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from pipeline.parallel.replicas import (
     broadcast_from_rank_0,
     check_same_on_all_ranks,
     describe,
+    prepare_on_all_ranks,
     refuse_sparse,
     refuse_sparse_embeddings,
     used_nowhere,
@@ -43,14 +45,13 @@ class ReplicatedModule(nn.Module):
         super().__init__()
         self.module = module
         named_tensors = [*module.named_parameters(), *module.named_buffers()]
-        check_same_on_all_ranks("parameters and buffers", describe(named_tensors))
+        prepare_on_all_ranks("parameters and buffers", partial(_checked, module))
         # A tied weight appears once. In reverse, because backward reaches the last layers first.
         self._trained = [parameter for parameter in module.parameters() if parameter.requires_grad][::-1]
         if not self._trained:
             raise ValueError("no parameter of the module requires a gradient")
         self._frozen = [parameter for parameter in module.parameters() if not parameter.requires_grad]
         self._names: dict[Tensor, str] = {parameter: name for name, parameter in module.named_parameters()}
-        refuse_sparse_embeddings(module)
         self._plan = plan
         self._prepare()
         check_same_on_all_ranks("ways to reduce", [type(self).__name__, *layout(self._reductions)])
@@ -122,6 +123,12 @@ class ReplicatedModule(nn.Module):
         for reduction in self._reductions:
             reduction.wait()
         return without
+
+
+def _checked(module: nn.Module) -> list[str]:
+    """Describe what the ranks must agree on; raises ValueError for sparse gradients."""
+    refuse_sparse_embeddings(module)
+    return describe([*module.named_parameters(), *module.named_buffers()])
 
 
 class NaiveDDP(ReplicatedModule):
