@@ -1,5 +1,6 @@
 """The whole weights of a sharded module: gathered by name, and loaded into the shards."""
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,18 +18,18 @@ def full_state(module: nn.Module, flats: Sequence[Flat]) -> dict[str, Any]:
 
     One flat buffer is gathered at a time, so that the device need not hold all.
     """
-    fulls: dict[Tensor, Tensor] = {}
+    fulls: dict[int, Tensor] = {}  # by identity: extra state may be of any kind
     for flat in flats:
         whole = flat.piece.new_empty(flat.layout.elements)
         dist.all_gather_into_tensor(whole, flat.piece)
-        fulls |= {
-            shard: full.to("cpu", copy=True) for shard, full in zip(flat.shards, flat.split_whole(whole), strict=True)
-        }
-    return {name: _on_cpu(fulls.get(value, value)) for name, value in module.state_dict(keep_vars=True).items()}
+        fulls |= {id(shard): _copied(full) for shard, full in zip(flat.shards, flat.split_whole(whole), strict=True)}
+    own = module.state_dict(keep_vars=True)
+    return {name: fulls[id(value)] if id(value) in fulls else _copied(value) for name, value in own.items()}
 
 
-def _on_cpu(value: Any) -> Any:
-    return value.detach().to("cpu", copy=True) if isinstance(value, Tensor) and value.device.type != "cpu" else value
+def _copied(value: Any) -> Any:
+    """Copy to the CPU: training must not change what was saved."""
+    return value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else copy.deepcopy(value)
 
 
 @torch.no_grad()
@@ -37,29 +38,28 @@ def load_full_state(module: nn.Module, flats: Sequence[Flat], state: Mapping[str
 
     Raises ValueError, on every rank, for names or shapes that differ from the module's.
     """
-    homes: dict[Tensor, tuple[Flat, int]] = {
-        shard: (flat, index) for flat in flats for index, shard in enumerate(flat.shards)
-    }
+    homes = {id(shard): (flat, index) for flat in flats for index, shard in enumerate(flat.shards)}
     own = module.state_dict(keep_vars=True)
     prepare_on_all_ranks("states to load", lambda: _check(own, homes, state))
-    rank = dist.get_rank()
-    for name, value in own.items():
-        if value in homes:
-            flat, index = homes[value]
-            begin, end = flat.layout.own(index, rank)
-            value.copy_(state[name].reshape(-1)[begin:end])
-        elif isinstance(value, Tensor):
-            value.copy_(state[name])
+
+    def own_part(name: str) -> Any:
+        if id(own[name]) not in homes:
+            return state[name]
+        flat, index = homes[id(own[name])]
+        return state[name].reshape(-1)[slice(*flat.layout.own(index, dist.get_rank()))]
+
+    module.load_state_dict({name: own_part(name) for name in own})
 
 
-def _check(own: Mapping[str, Any], homes: Mapping[Tensor, tuple[Flat, int]], state: Mapping[str, Any]) -> list[str]:
+def _check(own: Mapping[str, Any], homes: Mapping[int, tuple[Flat, int]], state: Mapping[str, Any]) -> list[str]:
     """Describe a state to load; raises ValueError if it does not fit."""
     if own.keys() != state.keys():
         missing, unknown = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
         raise ValueError(f"the state to load lacks {missing or 'nothing'}, and has in excess {unknown or 'nothing'}")
     for name, value in own.items():
         if isinstance(value, Tensor):
-            wanted = homes[value][0].shapes[homes[value][1]] if value in homes else value.shape
+            flat, index = homes.get(id(value), (None, 0))
+            wanted = value.shape if flat is None else flat.shapes[index]
             if state[name].shape != wanted:
                 raise ValueError(f"{name}: must have shape {tuple(wanted)}, got {tuple(state[name].shape)}")
     return list(own)
