@@ -6,7 +6,9 @@ from functools import partial
 from typing import Any, NoReturn
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from pipeline.compat.torch_private import in_backward, next_node_number, node_number, tensors_in
 from pipeline.parallel.fsdp_casts import cast_arguments, cast_replicated
@@ -44,7 +46,9 @@ class FSDP(nn.Module):
 
     Between steps `parameters()` are shards: ordinary parameters of one dimension, some of them empty, in the original's
     dtype. After `finish_gradient_synchronization()` so are their gradients. Any optimizer works that treats elements
-    alike; construct it after wrapping. Only in its forward pass does a unit's module see the full parameters.
+    alike; construct it after wrapping. `clip_grad_norm_` clips gradients by the norm of all ranks'. Only in its forward
+    pass does a unit's module see the full parameters, and only gradients that come through the tensors it returns are
+    right: return an auxiliary loss, do not keep it in an attribute.
 
     compute_dtype: parameters and floating-point arguments are converted to it, and units communicate in it. Use it in
     place of autocast for weights, because autocast keeps its copies of all. None: the dtype of the parameters.
@@ -70,8 +74,8 @@ class FSDP(nn.Module):
         self._names: dict[Tensor, str] = {parameter: name for name, parameter in module.named_parameters()}
         self._averaged = dict.fromkeys(entry for entry in self._replicated if entry.requires_grad)
         self._reductions = one_for_each_dtype(self._averaged)
-        partly_used = (flat for flat in self._flats if flat.is_trained and len(flat.shards) > 1)
-        self._maybe_unused = [*self._averaged, *(entry for flat in partly_used for entry in flat.shards)]
+        trained = (flat for flat in self._flats if flat.is_trained)
+        self._maybe_unused = [*self._averaged, *(shard for flat in trained for shard in flat.shards)]
         device = self._flats[0].piece.device
         self._lanes = lane(device), lane(device)
         self._gathering = Gathering(self._units, self._lanes[0], device)
@@ -109,6 +113,9 @@ class FSDP(nn.Module):
             flat.check_unchanged()
         if self._compute_dtype is not None:
             args, kwargs = cast_arguments(args, kwargs, self._compute_dtype)
+        if not in_backward():
+            for unit in self._units:
+                unit.forwards.clear()  # of a pass that was interrupted, after which torch calls no hooks
         for each in self._lanes:
             each.begin()
         self._gathering.begin()
@@ -132,7 +139,7 @@ class FSDP(nn.Module):
         self._in_backward = None
         without: list[Tensor] = [*self._scattering.finish(self._units)]
         for unit in self._units:
-            unit.went_backward = False
+            unit.awaited.clear()
         for reduction in self._reductions:
             without += reduction.launch()
         for reduction in self._reductions:
@@ -153,13 +160,32 @@ class FSDP(nn.Module):
 
     def discard_gradients(self) -> None:
         """Drop all gradients, to start over after a backward pass that failed on every rank."""
-        self._scattering.settle()
         self._gathering.end()
         self._in_backward = None
-        for flat in self._flats:
-            for full in flat.fulls:
-                full.grad = None
         self.zero_grad()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop all gradients, or set them to zero; also those of passes inside `no_sync()`, which no optimizer sees."""
+        self._scattering.discard()
+        for unit in self._units:
+            unit.drop_gradients()
+        super().zero_grad(set_to_none)
+
+    @torch.no_grad()
+    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+        """Scale all gradients so that their 2-norm, over all ranks, is at most `max_norm`; return the norm before.
+
+        A collective, to be called after `finish_gradient_synchronization()`. `torch.nn.utils.clip_grad_norm_` would
+        find another norm on each rank, that of its shards.
+        """
+        replicated = [entry.grad for entry in self._replicated if entry.grad is not None]
+        sharded = [shard.grad for flat in self._flats for shard in flat.shards if shard.grad is not None]
+        device = self._flats[0].piece.device
+        squares = [get_total_norm(gradients).to(device).square() for gradients in (replicated, sharded)]
+        dist.all_reduce(squares[1])
+        norm = (squares[0] + squares[1]).sqrt()
+        clip_grads_with_norm_(self.parameters(), max_norm, norm)
+        return norm
 
     def full_state_dict(self) -> dict[str, Any]:
         """Return the wrapped module's state dict with full parameters, on every rank, on the CPU. A collective.
@@ -190,14 +216,20 @@ class FSDP(nn.Module):
             for tensor in [output] if isinstance(output, Tensor) else tensors_in(output):
                 # What the module was given and returns as it is belongs to the backward pass of another one.
                 if tensor.grad_fn is not None and node_number(tensor.grad_fn) >= first_node:
-                    tensor.register_hook(partial(self._before_backward, unit))
+                    tensor.register_hook(partial(self._before_backward, unit, first_node))
+                    if not in_backward():  # else it may be a checkpoint's, through which no gradients come
+                        unit.awaited.add(first_node)
 
-    def _before_backward(self, unit: Unit, _: Tensor) -> None:
+    def _before_backward(self, unit: Unit, first_node: int, _: Tensor) -> None:
+        if not unit.went_backward:
+            unit.refuse_gradients()
         self._gathering.use(unit)
+        unit.awaited.discard(first_node)
         before, self._in_backward, unit.went_backward = self._in_backward, unit, True
         # Autograd runs a backward pass in the reverse order of the forward pass: the unit before this one is done.
-        # Hooks of the parameters would tell the same, but take a call for each.
-        if before is not None and before is not unit and self._synchronises:
+        # Hooks of the parameters would tell the same, but take a call for each. If the unit was used several times,
+        # gradients come with the first use, the last to go backward.
+        if before is not None and before is not unit and self._synchronises and not before.awaited:
             self._scattering.send(before)
 
     def _check_replicated(self) -> None:

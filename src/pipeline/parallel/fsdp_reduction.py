@@ -23,30 +23,35 @@ class Scattering:
         self._operation = dist.ReduceOp.AVG if self._backend_averages else dist.ReduceOp.SUM
         # What is on its way, with the tensors that must stay until it has arrived.
         self._sent: tuple[Pending, tuple[Tensor, ...]] | None = None
+        # Shards whose gradient is nothing but zeros sent for one that was missing.
+        self._absent: dict[Parameter, None] = {}
 
     def send(self, unit: Unit) -> None:
-        """Send the gradients of a unit whose backward pass is over.
+        """Send the gradients of a unit whose backward pass is over, and zeros for those that are missing here.
 
-        If some are missing, all are kept: they may still come, as those of a weight that is used again, or `finish`
-        sends them.
+        Other ranks may have these, and ranks must start the same collectives in the same order.
         """
+        unit.went_backward = False
         for flat in unit.flats:
-            if all(full.grad is not None for full in flat.fulls):
-                self._send(unit, flat)
+            if flat.is_trained:
+                self._note_absent(flat)
+                self._send(flat)
 
     def finish(self, units: Iterable[Unit]) -> list[Parameter]:
-        """Send all gradients that are left, and wait until all have arrived; return shards that had none to send.
-
-        Those got a gradient of zeros here, because the rest of their buffer was sent.
-        """
-        absent = []
+        """Send all gradients that are left, wait until all have arrived, and return shards that had none to send."""
         for unit in units:
-            for flat in unit.flats:
-                if any(full.grad is not None for full in flat.fulls):
-                    absent += self._fill_up(flat)
-                    self._send(unit, flat)
+            if unit.went_backward:
+                self.send(unit)
+            else:
+                unit.refuse_gradients()
         self.settle()
+        absent, self._absent = list(self._absent), {}
         return absent
+
+    def discard(self) -> None:
+        """Wait for what is on its way, and forget it."""
+        self.settle()
+        self._absent = {}
 
     def settle(self) -> None:
         """Wait for the buffer that is on its way, which has had the time of a unit's backward pass."""
@@ -55,21 +60,14 @@ class Scattering:
             pending.wait()
             self._sent = None
 
-    def _fill_up(self, flat: Flat) -> list[Parameter]:
-        absent = []
+    def _note_absent(self, flat: Flat) -> None:
         for full, shard in zip(flat.fulls, flat.shards, strict=True):
-            if full.grad is None:
-                full.grad = torch.zeros_like(full)
-                if shard.grad is None:
-                    absent.append(shard)
-        return absent
+            if full.grad is not None:
+                self._absent.pop(shard, None)
+            elif shard.grad is None:
+                self._absent[shard] = None
 
-    def _send(self, unit: Unit, flat: Flat) -> None:
-        if not unit.went_backward:
-            raise RuntimeError(
-                f"the gradient of {flat.names[0]} was computed without its unit: a unit must return its results as "
-                "tensors, or in lists, tuples and dictionaries, and use its parameters only in its forward pass"
-            )
+    def _send(self, flat: Flat) -> None:
         self.settle()
         whole = _taken_gradients(flat)
         if not self._backend_averages:  # gloo would divide the sum, which might overflow in fp16
@@ -84,12 +82,11 @@ class Scattering:
 
 
 def _taken_gradients(flat: Flat) -> Tensor:
-    """Take the full parameters' gradients, as one flat buffer."""
+    """Take the full parameters' gradients, zeros for those that are missing, as one flat buffer."""
     gradients: list[Tensor] = []
     for name, full in zip(flat.names, flat.fulls, strict=True):
         refuse_sparse(full, name)
-        assert full.grad is not None  # none is missing
-        gradients.append(full.grad)
+        gradients.append(torch.zeros_like(full) if full.grad is None else full.grad)
         full.grad = None
     if flat.layout.is_sent_as_it_is:
         return gradients[0].reshape(-1)

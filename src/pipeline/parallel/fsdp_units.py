@@ -109,12 +109,13 @@ class Unit:
     """Parameters that are gathered and freed together, and the modules that use them.
 
     Construction replaces the parameters in the modules by shards. forwards: for each forward pass of the modules that
-    is in progress, the number that autograd's next node had when it began. went_backward: whether it was gathered for a
-    backward pass since gradients were last synchronised.
+    is in progress, the number that autograd's next node had when it began. awaited: these numbers of the forward passes
+    since gradients were last synchronised whose backward pass has not begun. went_backward: whether the unit was
+    gathered for a backward pass whose gradients were not sent yet.
     """
 
     def __init__(self, group: Group, names: Mapping[Parameter, str], compute_dtype: torch.dtype | None):
-        self.modules, self.forwards, self.went_backward = group.modules, list[int](), False
+        self.modules, self.forwards, self.awaited, self.went_backward = group.modules, list[int](), set[int](), False
         inside = dict.fromkeys(inner for module in group.modules for inner in module.modules())
         self._owners = [parameters_of(module) for module in inside]
         self._places: list[Place] = []
@@ -153,6 +154,24 @@ class Unit:
             for place in self._places:
                 place.owner[place.name] = place.full if full else place.shard
             self._shows_full = full
+
+    def refuse_gradients(self) -> None:
+        """Raise RuntimeError for a gradient that was computed while the unit was not gathered: it may be wrong."""
+        for flat in self.flats:
+            for name, full in zip(flat.names, flat.fulls, strict=True):
+                if full.grad is not None:
+                    raise RuntimeError(
+                        f"the gradient of {name} was computed without its unit: a unit must return its results as "
+                        "tensors, or in lists, tuples and dictionaries, and use its parameters only in its forward pass"
+                    )
+
+    def drop_gradients(self) -> None:
+        """Drop the full gradients that were not sent, and expect no backward pass."""
+        self.awaited.clear()
+        self.went_backward = False
+        for flat in self.flats:
+            for full in flat.fulls:
+                full.grad = None
 
     def _replace(self, shards: Mapping[Tensor, Parameter]) -> None:
         for owner in self._owners:
