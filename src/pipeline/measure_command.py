@@ -80,7 +80,7 @@ def _subjects(arguments: argparse.Namespace) -> tuple[Any, ...]:
 
 
 def _row_lines(name: str, rows: Sequence[dict[str, Any]]) -> Iterable[str]:
-    """Yield one line per row with figures, then one per reason for which others have none."""
+    """Yield one line per row with figures, then one per reason for which others have none, with what they share."""
     from pipeline.cells.rows import WITH_FIGURES
     from pipeline.registry import stage
 
@@ -96,7 +96,8 @@ def _row_lines(name: str, rows: Sequence[dict[str, Any]]) -> Iterable[str]:
             yield _line(alike[0], [*keys, "status", "reason"])
         else:
             number = {} if len(alike) == len(rows) else {"rows": len(alike)}
-            yield _line(alike[0] | number, ["rows", "status", "reason"])
+            shared = [key for key in keys if len({row.get(key) for row in alike}) == 1] if number else []
+            yield _line(alike[0] | number, ["rows", *shared, "status", "reason"])
 
 
 def _line(row: dict[str, Any], names: Sequence[str]) -> str:

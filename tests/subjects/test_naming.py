@@ -53,6 +53,7 @@ def test_a_file_of_the_courses_adapters_gives_what_it_defines():
         ({"atention": {}}, "subjects: unknown kind 'atention': must be one of attention, ddp, fsdp, optimizer, model"),
         ({"attention": PLACE}, "subjects: attention must be a mapping of names to places, got"),
         ({"attention": {"My-Flash": PLACE}}, "subjects: attention.My-Flash: a name must be text of at most 32 of"),
+        ({"attention": {"mine:my:f": None}}, "of at most 32 of a-z, 0-9 and _; is there no space after its colon?"),
         ({"attention": {"a" * 33: PLACE}}, "a name must be text of at most 32 of a-z, 0-9 and _"),
         ({"attention": {False: PLACE}}, "subjects: attention.False: a name must be text of"),
         ({"attention": {"triton": PLACE}}, "subjects: attention.triton: the pipeline's own has this name; taken are"),
