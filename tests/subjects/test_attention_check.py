@@ -4,6 +4,7 @@ import torch
 from pipeline.errors import Skipped
 from pipeline.parallel.processes.rank import RankContext
 from pipeline.subjects.attention_check import WAYS, check_attention
+from pipeline.subjects.checking import Wrong
 from pipeline.subjects.naming import Subject
 
 from .outside_files import ADAPTERS, attention
@@ -61,3 +62,25 @@ def test_what_refuses_every_length_is_skipped():
 def test_an_adapter_is_asked_for_its_function():
     getter = Subject("attention", "mine", f"{ADAPTERS}:get_flashattention_autograd_function_pytorch")
     assert check(getter).status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("scales_q_in_place", "changes q in place, which the caller still needs"),
+        ("returns_lse_too", "returns a tuple, must return the output alone, a tensor"),
+        ("without_dk", "backward gives no dk"),
+    ],
+)
+def test_what_breaks_its_contract_is_wrong_and_told_how(function, said):
+    assert (check(function).status, check(function).reason) == ("wrong", said)
+
+
+def test_a_class_that_is_no_autograd_function_is_called_that():
+    with pytest.raises(Wrong, match=r"^Module is a class, but no torch\.autograd\.Function: name a function$"):
+        check("Module")
+
+
+def test_a_missing_backward_pass_is_not_taken_for_a_refused_length():
+    with pytest.raises(Skipped, match=r"^its backward pass raises NotImplementedError"):
+        check("ForwardAlone")

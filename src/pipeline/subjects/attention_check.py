@@ -10,7 +10,7 @@ from pipeline.attention.reference import allowed_errors, exact_attention
 from pipeline.errors import Skipped
 from pipeline.instruments.memory.out_of_memory import is_out_of_memory
 from pipeline.parallel.processes.starting import RankContext
-from pipeline.subjects.checking import REFUSALS, Verdict
+from pipeline.subjects.checking import REFUSALS, Verdict, Wrong
 from pipeline.subjects.loading import load
 from pipeline.subjects.naming import Subject
 
@@ -31,16 +31,20 @@ WAYS = ("folded", "heads")
 def attention_of(subject: Subject, way: str, is_causal: bool) -> Attend:
     """Import a subject and return it as a function of q, k and v of shape (batch, heads, length, head_dim).
 
-    It is an autograd function or a function of (q, k, v, is_causal).
+    It is an autograd function or a function of (q, k, v, is_causal). Raises Wrong where it is another class.
     """
-    loaded = load(subject.use)
-    function = loaded.apply if isinstance(loaded, type) and issubclass(loaded, torch.autograd.Function) else loaded
+    function = load(subject.use)
+    if isinstance(function, type):
+        if not issubclass(function, torch.autograd.Function):
+            raise Wrong(f"{function.__name__} is a class, but no torch.autograd.Function: name a function")
+        function = function.apply
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return function(q, k, v, is_causal)
 
     def attend_folded(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return function(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), is_causal).view_as(q)
+        output = function(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), is_causal)
+        return output.view_as(q) if isinstance(output, Tensor) else output
 
     return attend_folded if way == "folded" else attend
 
@@ -73,6 +77,8 @@ def _complaint(
         inputs = _inputs(length, head_dim, dtype, device)
         try:
             results = _output_and_gradients(attend, *inputs)
+        except (Wrong, Skipped) as found:
+            return found
         except REFUSALS as error:
             if length in EVEN:
                 return Skipped(f"refuses length {length}: {_told(error)}")
@@ -96,9 +102,25 @@ def _inputs(length: int, head_dim: int, dtype: torch.dtype, device: torch.device
 
 
 def _output_and_gradients(attend: Attend, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> list[Tensor]:
-    inputs = [tensor.clone().requires_grad_() for tensor in (q, k, v)]
+    """Call forward and backward; raises Wrong where that gives no tensors, or changes what it was given."""
+    inputs, gradient = [tensor.clone().requires_grad_() for tensor in (q, k, v)], do.clone()
     output = attend(*inputs)
-    return [output.detach(), *torch.autograd.grad(output, inputs, do)]
+    if not isinstance(output, Tensor):
+        raise Wrong(f"returns a {type(output).__name__}, must return the output alone, a tensor")
+    kept = output.detach().clone()
+    try:
+        gradients = torch.autograd.grad(output, inputs, gradient, allow_unused=True)
+    except NotImplementedError as error:
+        raise Skipped(f"its backward pass raises {_told(error)}") from error
+    for name, each in zip(QUANTITIES[1:], gradients, strict=True):
+        if each is None:
+            raise Wrong(f"backward gives no {name}")
+    for name, given, each in zip(
+        ("q", "k", "v", "the output's gradient"), (q, k, v, do), (*inputs, gradient), strict=True
+    ):
+        if not torch.equal(given, each):
+            raise Wrong(f"changes {name} in place, which the caller still needs")
+    return [kept, *gradients]
 
 
 def _wrong(results: list[Tensor], inputs: tuple[Tensor, ...], is_causal: bool) -> str | None:

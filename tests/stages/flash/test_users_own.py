@@ -34,6 +34,24 @@ def test_what_passes_is_timed_with_the_rest_and_what_does_not_costs_its_own_rows
     assert by_name["crashes_at_length_32"][0]["reason"] == "its process died by SIGSEGV"
 
 
+def test_what_is_far_off_at_the_cells_own_length_only_is_wrong_and_costs_its_own_rows(monkeypatch):
+    monkeypatch.setattr(implementations, "names", lambda _cell, _device: ["eager"])
+    names = ("right", "nan_at_length_32", "doubled_at_length_32")
+    places = ("Right", *names[1:])
+    subjects = [Subject("attention", name, f"{FILE}:{place}") for name, place in zip(names, places, strict=True)]
+    rows = measure(CELL, SETTINGS, Stopwatch(), subjects)
+    stages()["flash"].row_types.check({}, rows)
+    by_name = {name: [row for row in rows if row["impl"] == name] for name in ("eager", *names)}
+    assert {name: len(group) for name, group in by_name.items()} == dict.fromkeys(by_name, len(PHASES))
+    assert {row["status"] for row in by_name["right"] + by_name["eager"]} <= {"ok", "unstable"}
+    for name, error in ((names[1], "nan"), (names[2], "1")):
+        assert {row["status"] for row in by_name[name]} == {"wrong"}
+        assert all("median_ms" not in row for row in by_name[name])
+        assert by_name[name][0]["reason"].startswith(
+            f"output has a relative error of {error} at length 32, allowed is "
+        )
+
+
 def test_where_queries_share_keys_they_are_skipped_with_the_reason_and_the_others_measured(monkeypatch):
     monkeypatch.setattr(implementations, "names", lambda _cell, _device: ["eager"])
     cell = replace(CELL, num_heads=4, query_heads_per_kv_head=2)
