@@ -43,6 +43,15 @@ def test_a_measurement_is_repeated_without_the_one_that_ran_last():
     assert out == {SECOND: Verdict("wrong", "its process died by SIGSEGV")}
 
 
+def test_a_rank_that_gloo_aborts_is_told_why():
+    def measure(left, mark):
+        if left:
+            raise RankFailed(0, "rank 1 of 2 died by SIGABRT")
+
+    _result, out = measure_survivors(measure, [FIRST])
+    assert out[FIRST].reason.startswith("rank 1 of 2 died by SIGABRT: gloo aborts where ranks begin collectives in ")
+
+
 def test_where_none_is_to_blame_all_are_left_out_and_then_it_is_our_own_failure():
     def measure(left, mark):
         raise RankFailed(0, f"rank 0 of 1 raised ValueError: with {len(left)}")

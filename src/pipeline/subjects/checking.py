@@ -20,6 +20,7 @@ LONGEST_REASON = 300
 FRAME = re.compile(r'^  File "(.+)", line (\d+)', re.MULTILINE)
 ONLY_RANK, HANGS = "rank 0 of 1", "sent no result"
 WRONG = f"{__name__}.Wrong"
+GLOO_ABORTS = ": gloo aborts where ranks begin collectives in different orders or of different sizes"
 
 
 class Wrong(Exception):
@@ -113,7 +114,8 @@ def _verdict_of(failed: RankFailed) -> Verdict:
     frames = FRAME.findall(str(failed))
     file, line = ("", "") if not frames else frames[0] if HANGS in first else frames[-1]
     place = f" ({Path(file).name}:{line})" if file else ""
-    return Verdict("wrong", _brief(first.replace(ONLY_RANK, "its process")) + place)
+    hint = GLOO_ABORTS if "SIGABRT" in first and ONLY_RANK not in first else ""
+    return Verdict("wrong", _brief(first.replace(ONLY_RANK, "its process")) + place + hint)
 
 
 def _brief(text: str) -> str:

@@ -27,6 +27,7 @@ CAUSES = (
     "",
     "; gradients are those of the ranks summed, not averaged",
     "; a rank began with weights of its own, not with rank 0's",
+    "; nothing was called after backward: there is no finish_gradient_synchronization() and no after_backward",
 )
 
 
@@ -114,6 +115,7 @@ def _train_both(
             complaint = wrong
         if step == 0:
             cause = _likely_cause(found, whole, start, own_start, context) if complaint else 0
+            cause = 3 if complaint and not cause and not model.finishes else cause
             complaint = _with_cause(complaint, cause, context)
         if complaint:
             raise complaint

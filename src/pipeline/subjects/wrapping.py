@@ -57,11 +57,16 @@ class Wrapped(nn.Module):
                 self._before = None
         return self.wrapper(*args, **kwargs)
 
+    @property
+    def finishes(self) -> bool:
+        """Whether there is anything to call after backward."""
+        return self._after is not None or hasattr(self.wrapper, "finish_gradient_synchronization")
+
     def finish_gradients(self) -> None:
         """Wait for averaged gradients: by the user's function, the wrapper's own, or not at all."""
         if self._after is not None:
             self._after(self.wrapper, self.optimizer)
-        elif hasattr(self.wrapper, "finish_gradient_synchronization"):
+        elif self.finishes:
             self.wrapper.finish_gradient_synchronization()
 
     def gather(self) -> dict[str, torch.Tensor]:
