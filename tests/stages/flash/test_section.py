@@ -5,6 +5,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from pipeline.report.baselines import COLUMNS
 from pipeline.report.page_parts import Table
 from pipeline.report.table_rows import ok
 from pipeline.stages.flash.cell import Cell
@@ -295,7 +296,7 @@ def test_where_eager_is_exact_by_chance_ours_is_held_to_one_rounding(make_rows):
 
 def test_others_times_are_paired_by_dtype_shape_and_phase(make_rows):
     pairs = baselines.pairs(make_rows("h200"))
-    assert list(pairs) == ["what", "unit", "theirs", "ours", "write_up", "note"]
+    assert {*COLUMNS} <= {*pairs}
     assert not pairs[["what", "theirs", "ours", "write_up"]].isna().any().any()
     assert pairs["what"].str.startswith("leaderboard").sum() == 4
     mine = ok(make_rows("h200")).query("impl == 'triton' and phase == 'forward' and dtype == 'fp32' and num_heads == 1")

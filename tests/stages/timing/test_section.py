@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from pipeline.report.baselines import COLUMNS
 from pipeline.report.outcomes import IDLE_PCT
 from pipeline.report.tables import significant
 from pipeline.stages.timing.report import baselines, section, steps
@@ -190,7 +191,7 @@ def test_a_cpu_is_told_nothing_of_gpus(rendered):
 
 def test_others_stand_beside_ours_for_the_same_thing_only(make_rows):
     pairs = baselines.pairs(make_rows("h200"))
-    assert list(pairs) == ["what", "unit", "theirs", "ours", "write_up", "note"]
+    assert {*COLUMNS} <= {*pairs}
     assert len(pairs) > 50
     assert pairs[["theirs", "ours"]].gt(0).all(axis=None)
     assert baselines.pairs(make_rows("smoke")).empty
