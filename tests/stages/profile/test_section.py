@@ -19,7 +19,6 @@ from ..sections import (
     unnamed_rows,
 )
 
-ADAMW = "**Try fused AdamW (`fused=True`).**"
 text_of = built(build, "profile")
 
 
@@ -40,19 +39,8 @@ def on_a_cpu(h200):
     return cpu
 
 
-def actions(section):
-    return {str(action.what): str(action.why) for action in section.actions}
-
-
 def tables(section):
     return [item.cells for item in section.parts if isinstance(item, Table)]
-
-
-def slower(rows, factor, query):
-    """Return the rows with the figures of those that a query finds changed."""
-    changed = rows.copy()
-    changed.loc[rows.query(query).index, ["time_ms", "matmul_ms"]] *= factor
-    return changed
 
 
 def test_the_section_is_whole_and_every_figure_drawn_is_linked(rendered):
@@ -116,12 +104,6 @@ def test_the_kernels_shown_are_those_with_the_most_time_and_their_share_is_of_th
     assert kernels["name"][0].startswith("nvjet_tst")
 
 
-def test_adamw_is_pointed_at_where_it_takes_a_tenth_of_the_step(h200):
-    optimizer = "kind == 'category' and category == 'optimizer'"
-    assert "of kernels in a training step (9" in actions(build(slower(h200, 1e3, optimizer)))[ADAMW]
-    assert ADAMW not in actions(build(slower(h200, 1e-3, optimizer)))
-
-
 def test_every_question_is_answered(h200):
     answers = {problem.name: problem.answer for problem in build(h200).problems}
     assert list(answers) == [f"nsys_profile ({letter})" for letter in "abcde"]
@@ -147,7 +129,6 @@ def test_a_capture_without_attentions_ranges_has_no_answer_e(h200):
 def test_a_capture_without_a_training_step_speaks_of_the_pass_that_there_is(h200):
     only = build(h200.query("size == 'xl' and precision == 'fp32' and context_length == 256"))
     assert only.answer.startswith("A forward pass (xl, fp32, batch 4, context 256) is")
-    assert ADAMW not in actions(only)
 
 
 def test_two_profilers_of_one_configuration_are_compared(h200, rendered):

@@ -22,17 +22,18 @@ def categories(captured: Sequence[Capture], path: str) -> Figure:
     Over each bar stands the time of all its kernels.
     """
     precisions = list(dict.fromkeys(one.cell.precision for one in captured))
-    present = {name for one in captured for name, share in one.shares(path).items() if share}
-    frequent = {name for one in captured for name, share in one.shares(path).items() if share > RARE}
-    names = [name for name in CATEGORIES if name in frequent or (name == OTHER and present - frequent)]
+    shares = pd.DataFrame({one: one.shares(path) for one in captured}).reindex(CATEGORIES).fillna(0)
+    rare = shares[(shares <= RARE).all(axis=1)].drop(OTHER, errors="ignore")
+    shares = shares.drop(rare.index)
+    shares.loc[OTHER] += rare.sum()
+    shares = shares[shares.any(axis=1)]
     figure, panels = new_figure(1, len(precisions), panel_height_in=3.6, share_y=True)
     for axes, precision in zip(panels[0], precisions, strict=True):
         bars = [one for one in captured if one.cell.precision == precision]
         bottom = np.zeros(len(bars))
-        for name in names:
-            heights = np.array([100 * _share(one.shares(path), name, names) for one in bars])
+        for name, heights in (100 * shares[bars]).iterrows():
             axes.bar(range(len(bars)), heights, 0.75, bottom, color=style_for(name)["color"], label=name)
-            bottom += heights
+            bottom += heights.to_numpy()
         for place, one in enumerate(bars):
             axes.annotate(ms(one.total_ms(path)), (place, 101), ha="center", fontsize=SMALL_PT, rotation=30)
         names_axis(axes, [one.cell.size for one in bars], "")
@@ -46,9 +47,3 @@ def categories(captured: Sequence[Capture], path: str) -> Figure:
     one = captured[0]
     footnote(figure, one.machine, f"batch {one.batch_size}", f"context {one.cell.context_length}", one.captured_by)
     return figure
-
-
-def _share(shares: pd.Series, name: str, names: Sequence[str]) -> float:
-    if name == OTHER:
-        return float(shares[[one for one in shares.index if one == OTHER or one not in names]].sum())
-    return float(shares.get(name, 0.0))

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from pipeline.report.markup import Markdown
 from pipeline.report.outcomes import not_measured, nothing_measured
-from pipeline.report.page_parts import Action, Figure, Section, Table
+from pipeline.report.page_parts import Figure, Section, Table
 from pipeline.report.same_steps import eager_steps
 from pipeline.report.section import counted, listing, ms, percent
 from pipeline.report.tables import significant
@@ -28,7 +27,6 @@ from pipeline.stages.profile.report.shown_names import shown_name
 
 TITLE = "Where does a step's time go, kernel by kernel?"
 EXERCISE = "nsys_profile"
-WORTH_A_LOOK = 0.1  # of the kernel time
 NAMED_CATEGORIES = 4
 SHOWN_KERNELS = 6
 NAME_LENGTH = 60
@@ -61,7 +59,6 @@ def build(rows: pd.DataFrame) -> Section:
             work=first.work,
             what=OF_KERNELS if first.on_gpu else OF_OPERATORS,
         ),
-        actions=_look_at_the_optimizer(shown, first),
         problems=problems(shown),
         eager_steps=eager_steps(timed[timed["range"] == "train_step"]),
     )
@@ -115,18 +112,3 @@ def _profilers(captured: Sequence[Capture]) -> str:
     of_passes = sums.groupby("of")["ms"]
     apart = (of_passes.max() / of_passes.min()).max() - 1
     return f"{listing(sums['by'].unique())} give kernel times of the same passes within {percent(apart)}."
-
-
-def _look_at_the_optimizer(shown: Sequence[Capture], first: Capture) -> list[Action]:
-    """Point at AdamW where it takes a clear part of a training step of the largest model."""
-    path = "train_step"
-    if first not in having(shown, path) or first.share(path, "optimizer") < WORTH_A_LOOK:
-        return []
-    others = [one for one in having(shown, path, first) if one is not first]
-    shares = listing(f"{percent(one.share(path, 'optimizer'))} in {one.cell.precision}" for one in others)
-    why = (
-        f"{first.setting}: the default AdamW takes {ms(first.work_ms.loc[path, 'optimizer'])} of the "
-        f"{ms(first.total_ms(path))} of {first.work} in a training step ({percent(first.share(path, 'optimizer'))}"
-        f"{'; ' if others else ''}{shares}). A faster update saves a part of that."
-    )
-    return [Action(3, Markdown("**Try fused AdamW (`fused=True`).**"), why, "optimizer")]
