@@ -21,10 +21,6 @@ def table_of(rows, **products):
     return shapes(rows, products)[0].cells
 
 
-def said(rows, **products):
-    return shapes(rows, products)[1:]
-
-
 def test_a_table_of_many_problems_has_the_first_of_every_dtype_and_mask():
     problems = pd.DataFrame({"dtype": "bf16", "is_causal": [True] * 14 + [False] * 2})
     problems = pd.concat([problems, problems.head(1).assign(dtype="fp32")], ignore_index=True)
@@ -37,23 +33,6 @@ def test_shared_keys_are_a_problem_of_their_own_and_marked_in_its_shape(rows):
     alone = rows[rows["num_heads"] == 32].assign(query_heads_per_kv_head=1)
     labels = list(table_of(pd.concat([rows, alone], ignore_index=True))["batch×heads×length×head_dim"])
     assert labels.count("1×32:8×8192×128 causal") == labels.count("1×32×8192×128 causal") == 1
-
-
-def test_fp16_is_a_sentence_where_it_differs_from_bf16_by_less_than_a_tenth(rows):
-    fp16 = rows["dtype"] == "fp16"
-    at_bf16 = rows[(rows["dtype"] == "bf16") & (rows["batch_size"] == 4)].set_index(["impl", "phase"])
-    like = at_bf16.loc[pd.MultiIndex.from_frame(rows.loc[fp16, ["impl", "phase"]]), TIMES].to_numpy()
-    rows.loc[fp16, TIMES] = 1.05 * like
-    assert set(table_of(rows)["dtype"]) == {"bf16"}
-    assert said(rows)[0] == (
-        "fp16 (1 shape) is left out: ours takes 1.05× its time in bf16, the fastest of torch's 1.05×."
-    )
-    for impl in ("triton", "sdpa_cudnn"):  # ours, and the fastest of torch's
-        apart = rows.copy()
-        apart.loc[fp16, TIMES] = 1.05 * like
-        apart.loc[fp16 & (rows["impl"] == impl), TIMES] *= 0.8
-        assert list(table_of(apart)["dtype"]).count("fp16") == 1
-        assert not any("fp16" in sentence for sentence in said(apart))
 
 
 def test_fp16_alone_is_shown(rows):
@@ -77,9 +56,7 @@ def test_fp32_by_three_products_in_tf32_is_held_to_a_third_of_their_rate(dtype, 
     assert math.isnan(facts.product_rate(pd.Series({"dtype": dtype, "peak_of": peak_of}), {}))
 
 
-def test_what_was_held_has_a_column_and_a_sentence(rows):
-    (sentence,) = [words for words in said(rows) if words.startswith("Back to back")]
-    assert "takes 1.05× (our Triton kernels) and 1.11× (cuDNN through SDPA) as long as in turn" in sentence
+def test_what_was_held_has_a_column(rows):
     both = rows[rows["phase"] == "forward_backward"].groupby("impl")["sustained_ms"].first()
     assert table_of(rows)[HELD].iloc[0] == f"{both['sdpa_cudnn'] / both['triton']:.2f}"
 
@@ -87,7 +64,6 @@ def test_what_was_held_has_a_column_and_a_sentence(rows):
 def test_rows_of_a_run_that_held_nothing_have_no_such_column(rows):
     before = rows.drop(columns=[name for name in rows if name.startswith("sustained")])
     assert HELD not in table_of(before)
-    assert not any(words.startswith("Back to back") for words in said(before))
 
 
 def test_the_fullest_table_is_not_too_wide(rows):
