@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.errors import UserError
 from pipeline.registry import stages
-from pipeline.report.publish import ARCHIVE, EXAMPLE, publish
+from pipeline.report.publish import ARCHIVE, publish
 
 from ..records import record, timed_row
 
@@ -127,15 +127,6 @@ def test_a_snapshot_with_anything_else_in_it_is_left_as_it_is(run, name):
     assert contents(run / "h200") == before
     assert added.read_text() == "mine"
     assert beside(run / "h200") == []
-
-
-def test_an_example_capture_stays_in_the_snapshot(run):
-    publish(run, run / "h200", stages())
-    (run / "h200" / EXAMPLE).write_bytes(b"captured")
-    (run / "reports/writeup.md").write_text("# Another")
-    publish(run, run / "h200", stages())
-    assert (run / "h200" / EXAMPLE).read_bytes() == b"captured"
-    assert (run / "h200/writeup.md").read_text() == "# Another"
 
 
 @pytest.mark.parametrize("lost", [[], ["mfu.svg", "step.svg"]])

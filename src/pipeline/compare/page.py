@@ -10,7 +10,7 @@ from pipeline.compare.text import comparison_parts, summary, time_table, verdict
 from pipeline.compare.times import WITHIN
 from pipeline.instruments.sampling.verdict import FASTER, SAME, SLOWER, UNDECIDED
 from pipeline.report.all_rows import row_table
-from pipeline.report.charts import IDLE_COLOUR, NEUTRAL, Chart, axis, bars_axis, tooltip
+from pipeline.report.charts import DASHED, IDLE_COLOUR, NEUTRAL, POINTS, Chart, axis, bars_axis, coloured, mark, tooltip
 from pipeline.report.figures import BLUE, VERMILION
 from pipeline.report.html.markdown_page import PlacedChart, to_html
 from pipeline.report.html.page import Page, render
@@ -65,43 +65,29 @@ def _ratios(comparison: Comparison) -> Chart:
     timed, words = comparison.timed, verdict_words(comparison.tolerance)
     drawn = timed[["stage", "cell", "row", "quantity", "median_a", "median_b", "ratio", "low", "high", "verdict"]]
     drawn = drawn.assign(line=drawn["stage"] + ", " + drawn["quantity"], verdict=drawn["verdict"].map(words))
-    colours = {word: COLOURS[verdict] for verdict, word in words.items() if verdict in set(timed["verdict"])}
-    y = bars_axis("line", list(drawn["line"]))
-    x = axis("ratio", "B / A", log=True)
+    looks = {word: COLOURS[verdict] for verdict, word in words.items() if verdict in set(timed["verdict"])}
+    x, y = axis("ratio", "B / A", log=True), bars_axis("line", list(drawn["line"]))
+    told = tooltip(
+        stage="stage",
+        cell="cell",
+        row="row",
+        median_a="A (ms)",
+        median_b="B (ms)",
+        ratio="B / A",
+        low="from",
+        high="to",
+        verdict="verdict",
+    )
+    faint = {"condition": {"param": "shown", "value": 0.6}, "value": 0.04}
+    points = mark(
+        "point", {**POINTS, "size": 50}, x=x, y=y, color=coloured("verdict", looks), opacity=faint, tooltip=told
+    )
+    by_legend = [{"name": "shown", "select": {"type": "point", "fields": ["verdict"]}, "bind": "legend"}]
     spec = {
         "height": {"step": 26},
         "layer": [
-            {
-                "data": {"values": [{"same": 1}]},
-                "mark": {"type": "rule", "strokeDash": [4, 4]},
-                "encoding": {"x": {**x, "field": "same"}},
-            },
-            {
-                "params": [{"name": "shown", "select": {"type": "point", "fields": ["verdict"]}, "bind": "legend"}],
-                "mark": {"type": "point", "filled": True, "size": 50},
-                "encoding": {
-                    "x": x,
-                    "y": y,
-                    "color": {
-                        "field": "verdict",
-                        "type": "nominal",
-                        "scale": {"domain": list(colours), "range": list(colours.values())},
-                        "legend": {"title": None},
-                    },
-                    "opacity": {"condition": {"param": "shown", "value": 0.6}, "value": 0.04},
-                    "tooltip": tooltip(
-                        stage="stage",
-                        cell="cell",
-                        row="row",
-                        median_a="A (ms)",
-                        median_b="B (ms)",
-                        ratio="B / A",
-                        low="from",
-                        high="to",
-                        verdict="verdict",
-                    ),
-                },
-            },
+            {"data": {"values": [{"same": 1}]}, **mark("rule", DASHED, x={**x, "field": "same"})},
+            {"params": by_legend, **points},
         ],
     }
     return Chart("ratios", "Time of B over that of A, one point per time that both have", spec, records(drawn))

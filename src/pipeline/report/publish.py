@@ -13,11 +13,9 @@ from pipeline.cells.stage import Stages
 from pipeline.errors import UserError
 
 ARCHIVE = "records.tar.xz"
-# A capture that a person may put into a snapshot, to be looked at: it stays there when the next one is published.
-EXAMPLE = "example.nsys-rep"
 FOLDERS = ("figures", "tables")
 PAGES = ("report.html", "summary.json")
-FILES = ("writeup.md", *PAGES, "figures/*.svg", "tables/*.csv", ARCHIVE, EXAMPLE)
+FILES = ("writeup.md", *PAGES, "figures/*.svg", "tables/*.csv", ARCHIVE)
 IMAGE = re.compile(r"!\[[^\]]*\]\(([^)\s]+)")
 
 
@@ -67,8 +65,6 @@ def _replace(place: Path, writeup: Path, results: Path) -> None:
         shutil.rmtree(left_over, ignore_errors=True)
     try:
         _copy(writeup, results, fresh)
-        if (place / EXAMPLE).exists():
-            shutil.copyfile(place / EXAMPLE, fresh / EXAMPLE)
         if place.exists():
             place.rename(old)
         fresh.rename(place)

@@ -8,8 +8,7 @@ from pipeline.formulas.checkpointing import blocks_run_again, reruns
 from pipeline.formulas.peak_memory import predict_peaks
 from pipeline.report.page_parts import Problem
 from pipeline.report.section import counted, data_size, listing, number
-from pipeline.stages.memory.cell import Cell
-from pipeline.stages.memory.report.facts import ATTENTION_WORDS, Recording
+from pipeline.stages.memory.report.facts import ATTENTION_WORDS, Recording, alike
 
 
 def problems(recorded: Sequence[Recording]) -> list[Problem]:
@@ -33,20 +32,12 @@ def block_over_input(one: Recording) -> float:
     return (block_bytes(one.workload) + block_weight_copy_bytes(one.workload)) / residual_stream_bytes(one.workload)
 
 
-def _alike(steps: Sequence[Recording], **any_of: int | str) -> list[list[Recording]]:
-    """Group steps whose cells differ at most in these axes."""
-    groups: dict[Cell, list[Recording]] = {}
-    for one in steps:
-        groups.setdefault(replace(one.cell, **any_of), []).append(one)
-    return list(groups.values())
-
-
 def _least_peak(steps: Sequence[Recording]) -> str:
     """Tell of the steps with the most blocks, of the workload with the most such steps."""
-    workloads = _alike(steps, num_layers=0, checkpoint_every=0, checkpointing="segments")
-    alike = max(workloads, key=len, default=[])
-    layers = max((one.cell.num_layers for one in alike if one.cell.checkpointing == "recursive"), default=0)
-    deepest = [one for one in alike if one.cell.num_layers == layers]
+    workloads = alike(steps, num_layers=0, checkpoint_every=0, checkpointing="segments")
+    most = max(workloads, key=len, default=[])
+    layers = max((one.cell.num_layers for one in most if one.cell.checkpointing == "recursive"), default=0)
+    deepest = [one for one in most if one.cell.num_layers == layers]
     halved = next((one for one in deepest if one.cell.checkpointing == "recursive"), None)
     if halved is None:
         return ""
@@ -71,7 +62,7 @@ def _backward(one: Recording) -> str:
 def _best_interval(steps: Sequence[Recording]) -> str:
     """Compare the measured numbers of blocks between checkpoints at the longest context that has several."""
     checkpointed = [one for one in steps if one.cell.checkpoint_every and one.cell.checkpointing == "segments"]
-    several = [ones for ones in _alike(checkpointed, checkpoint_every=0) if len(ones) > 1]
+    several = [ones for ones in alike(checkpointed, checkpoint_every=0) if len(ones) > 1]
     if not several:
         return ""
     ones = max(several, key=lambda ones: (ones[0].cell.context_length, len(ones)))

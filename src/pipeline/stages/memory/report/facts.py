@@ -201,9 +201,14 @@ def plain_steps(recorded: Sequence[Recording]) -> list[Recording]:
 
 def beside_variants(recorded: Sequence[Recording]) -> list[list[Recording]]:
     """Group training steps alike but for attention and checkpoints, where there are several; plain eager first."""
+    steps = [one for one in recorded if one.cell.mode == "train_step"]
+    groups = alike(steps, attention="eager", checkpoint_every=0, checkpointing="segments")
+    return [group for group in groups if len(group) > 1 and any(one.measured for one in group)]
+
+
+def alike(recorded: Sequence[Recording], **any_of: int | str) -> list[list[Recording]]:
+    """Group recordings whose cells differ at most in these axes."""
     groups: dict[Cell, list[Recording]] = {}
     for one in recorded:
-        if one.cell.mode == "train_step":
-            like = replace(one.cell, attention="eager", checkpoint_every=0, checkpointing="segments")
-            groups.setdefault(like, []).append(one)
-    return [group for group in groups.values() if len(group) > 1 and any(one.measured for one in group)]
+        groups.setdefault(replace(one.cell, **any_of), []).append(one)
+    return list(groups.values())
