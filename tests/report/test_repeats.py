@@ -63,6 +63,15 @@ def test_a_figure_whose_repeats_lie_further_apart_than_the_limit_is_unstable(hig
         assert list(shown["reason"]) == ["repeats take 10.0 ms to 10.6 ms"]
 
 
+def test_an_unstable_repeat_contradicts_stable_ones():
+    wild = rows(eager=(10.0, 10.0, 14.0), compiled=(5.0, 5.01, 4.99)).assign(setting_unstable_rel_error=0.05)
+    wild.loc[wild["median_ms"] == 14.0, "status"] = "unstable"
+    shown = with_repeats(wild, KEYS)
+    assert by_mode(shown)["eager"]["reason"] == "repeats take 10.0 ms to 14.0 ms"
+    assert list(shown["status"]) == ["unstable", "ok"]
+    assert trust.of_rows(shown)["unstable_most_pct"] == pytest.approx(40)
+
+
 def test_repeats_that_contradict_each_other_do_not_blur_the_other_figures():
     wild = rows(eager=(10.0, 14.0, 10.0), compiled=(5.0, 5.01, 4.99), graph=(6.0, 6.01, 5.99))
     shown = with_repeats(wild.assign(setting_unstable_rel_error=0.05), KEYS)

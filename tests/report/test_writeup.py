@@ -251,12 +251,19 @@ def test_where_every_time_is_stable_the_first_screen_says_nothing_of_it(tmp_path
 def test_how_far_repeats_lie_apart_stands_beside_the_outcomes_with_the_rule_of_verdicts(tmp_path):
     cells, out = tmp_path / "cells.csv", tmp_path / "writeup.md"
     pd.DataFrame([line(), line(stage="flash")]).to_csv(cells, index=False)
-    trust = {"typical_pct": 0.42, "most_pct": 1.4, "capped": 3, "clock_mhz": 1410.0, "full_clock_mhz": 1965.0}
+    trust = {
+        "typical_pct": 0.42,
+        "most_pct": 1.4,
+        "unstable_most_pct": 35.2,
+        "capped": 3,
+        "clock_mhz": 1410.0,
+        "full_clock_mhz": 1965.0,
+    }
     others = {"capped": 12, "clock_mhz": 1300.0, "full_clock_mhz": 1980.0}
     sections = [leave_section(tmp_path, trust=trust), leave_section(tmp_path, "flash", trust=others)]
     write_writeup(sections, [cells], "", [], out)
     text = out.read_text()
-    assert "| ok | timing 1, flash 1 |\n| repeats apart | timing 0.42% (1.4%) |" in text
+    assert "| ok | timing 1, flash 1 |\n| repeats apart | timing 0.42% (1.4%; unstable ones 35%) |" in text
     assert "the same within 2%" in text
     capped = "clock of 1,980 MHz for 3 figures of timing and 12 of flash, to 1,300 MHz at the least.\n"
     assert f"\nA power limit lowered the GPU's {capped}" in text

@@ -16,8 +16,8 @@ LIMIT = "setting_unstable_rel_error"
 def with_repeats(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     """Keep the first repeat of each cell, each timed row beside what all of its repeats measured.
 
-    A figure is unstable, too, where the stable medians of its repeats lie further apart than the limit of the standard
-    error within one. keys: the axes but `repeat`, and the columns that name a row of a cell. Adds samples_of_repeats
+    A figure is unstable, too, where the medians of its repeats lie further apart than the limit of the standard error
+    within one. keys: the axes but `repeat`, and the columns that name a row of a cell. Adds samples_of_repeats
     and medians_of_repeats_ms (lists, of repeats with figures and of stable ones) and repeat_spread (of the stable
     figures of the rows' phase and clock); without repeats, nothing.
     """
@@ -28,9 +28,9 @@ def with_repeats(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     timed = rows["status"].isin(WITH_FIGURES) & rows["samples_ms"].notna()
     samples = rows[timed].groupby(names)["samples_ms"].agg(list)
     medians = rows[timed & (rows["status"] == "ok")].groupby(names)["median_ms"].agg(list)
-    shown = _without_disagreement(
-        first.assign(samples_of_repeats=names.map(samples), medians_of_repeats_ms=names.map(medians))
-    )
+    every = names.map(rows[timed].groupby(names)["median_ms"].agg(list))
+    told = first.assign(samples_of_repeats=names.map(samples), medians_of_repeats_ms=names.map(medians))
+    shown = _without_disagreement(told, every.loc[first.index])
     stable = shown.loc[shown["status"] == "ok", "medians_of_repeats_ms"].dropna()
     spreads = {kind: pooled_repeat_spread(group) for kind, group in stable.groupby(kinds)}
     return shown.assign(repeat_spread=kinds.map(spreads))
@@ -46,11 +46,14 @@ def contradiction(medians_ms: Sequence[float]) -> str:
     return f"repeats take {ms(min(medians_ms))} to {ms(max(medians_ms))}"
 
 
-def _without_disagreement(rows: pd.DataFrame) -> pd.DataFrame:
-    """Mark as unstable the rows whose repeats contradict each other, and give the two furthest as the reason."""
+def _without_disagreement(rows: pd.DataFrame, medians_ms: pd.Series) -> pd.DataFrame:
+    """Mark as unstable the rows whose repeats contradict each other, and give the two furthest as the reason.
+
+    medians_ms: of the repeats with figures of each row.
+    """
     if LIMIT not in rows:
         return rows
-    medians = rows.loc[rows["status"] == "ok", "medians_of_repeats_ms"].dropna()
+    medians = medians_ms[rows["status"] == "ok"].dropna()
     apart = [place for place, repeats in medians.items() if contradict(repeats, rows.at[place, LIMIT])]
     marked = rows.assign(reason=rows["reason"].astype(object) if "reason" in rows else None)
     marked.loc[apart, "status"] = "unstable"

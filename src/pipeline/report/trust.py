@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from pipeline.instruments.sampling.verdict import pooled_repeat_spread
@@ -14,7 +15,8 @@ def of_rows(rows: pd.DataFrame) -> dict[str, Any]:
     """Return what the rows of a stage, from `with_repeats`, say of themselves; nothing where they say nothing.
 
     times: how many medians of times there are; unstable: how many of them are; limit_pct: of their standard error.
-    typical_pct: standard deviation between the medians of repeats; most_pct: the highest over the lowest of a figure.
+    typical_pct: standard deviation between the medians of repeats; most_pct: the highest over the lowest of a figure;
+    unstable_most_pct: that of the unstable figures, if any has repeats.
     capped: the figures at a clock that a power limit lowered; clock_mhz: the lowest such mean clock.
     full_clock_mhz: the highest mean clock of the other figures; None where there are none.
     """
@@ -37,8 +39,14 @@ def _between_repeats(rows: pd.DataFrame) -> dict[str, float]:
     spread = pooled_repeat_spread(medians)
     if spread is None:
         return {}
-    most = max(max(each) / min(each) for each in medians)
-    return {"typical_pct": 100 * spread.log_std, "most_pct": 100 * (most - 1)}
+    found = {"typical_pct": 100 * spread.log_std, "most_pct": _most_apart_pct(medians)}
+    repeated = rows.loc[rows["status"] == "unstable", "samples_of_repeats"].dropna()
+    unstable = [[float(np.median(samples)) for samples in repeats] for repeats in repeated if len(repeats) > 1]
+    return found | ({"unstable_most_pct": _most_apart_pct(unstable)} if unstable else {})
+
+
+def _most_apart_pct(medians: Sequence[Sequence[float]]) -> float:
+    return 100 * (max(max(each) / min(each) for each in medians) - 1)
 
 
 def _power_capped(rows: pd.DataFrame) -> dict[str, float | None]:

@@ -165,11 +165,7 @@ def _trusted(sections: Sequence[WrittenSection]) -> dict[str, Any]:
     timed = [section.trust for section in sections if "times" in section.trust]
     limits_pct = sorted({trust["limit_pct"] for trust in timed})
     models = [model for section in sections for model in section.models]
-    repeated = {
-        section.stage: f"{significant(section.trust['typical_pct'], 2)}% ({significant(section.trust['most_pct'], 2)}%)"
-        for section in sections
-        if "typical_pct" in section.trust
-    }
+    repeated = {section.stage: _spread(section.trust) for section in sections if "typical_pct" in section.trust}
     capped = [{"stage": section.stage, **section.trust} for section in sections if "capped" in section.trust]
     return {
         "times": sum(trust["times"] for trust in timed),
@@ -181,6 +177,13 @@ def _trusted(sections: Sequence[WrittenSection]) -> dict[str, Any]:
         "full_clock_mhz": max((line["full_clock_mhz"] or 0 for line in capped), default=0),
         "capped_models": trust.capped_models(models),
     }
+
+
+def _spread(trust: Mapping[str, float]) -> str:
+    """Write how far apart repeats of stable figures lie, typically and at most, and at most those of unstable ones."""
+    typical, most = (significant(trust[name], 2) for name in ("typical_pct", "most_pct"))
+    unstable = trust.get("unstable_most_pct")
+    return f"{typical}% ({most}%" + (f"; unstable ones {significant(unstable, 2)}%)" if unstable else ")")
 
 
 def _table_of(rows: Sequence[Mapping[str, str]]) -> str:
@@ -278,15 +281,15 @@ def what_is_missing(cells: pd.DataFrame, failures: Failures) -> dict[str, Any]:
 
 
 def changed_since(cells: pd.DataFrame, outdated: Sequence[str]) -> list[str]:
-    """Name what was measured by code that has changed since, by its digests: stages, or a number of their cells."""
-    changed = []
+    """Name what was measured by code that has changed since, by its digests: stages, then parts of others."""
+    changed, parts = [], []
     for stage, digests in cells.groupby("stage", sort=False)["digest"]:
         older = digests.isin(outdated)
         if older.all():
             changed.append(stage)
         elif older.any():
-            changed.append(f"{older.sum()} of the {len(older)} cells of {stage}")
-    return ["all of it"] if changed == [*cells["stage"].unique()] else changed
+            parts.append(f"{older.sum()} of the {len(older)} cells of {stage}")
+    return ["all of it"] if changed == [*cells["stage"].unique()] else [*changed, *parts]
 
 
 def _covered_s(started: pd.Series, ended: pd.Series) -> float:
