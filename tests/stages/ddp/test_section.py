@@ -120,6 +120,10 @@ def test_larger_buckets_are_advised_where_they_clearly_win(h200, build):
     assert "bucket_cap_mb" not in actions(build(h200))
     wins = scaled(h200, 0.8, (h200["impl"] == "torch") & (h200["bucket_size_mb"] == 100))
     assert actions(build(wins)).count("**Set DDP's `bucket_cap_mb` to 100.**") == 1
+    assert "limits this step" not in actions(build(wins))
+    in_bf16 = wins["precision"] == "bf16"
+    idle = wins.assign(computation_ms=wins["computation_ms"].mask(in_bf16, wins["computation_ms"] / 2))
+    assert "limits this step; in fp32, where the GPU does, it takes" in actions(build(idle))
     noisy = wins.assign(q1_ms=wins["q1_ms"] / 2, q3_ms=wins["q3_ms"] * 2)
     unstable = wins.assign(status="unstable")
     same_buckets = wins.assign(all_reduces=1)

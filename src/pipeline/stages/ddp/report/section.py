@@ -122,15 +122,25 @@ def _larger_buckets(measured: Sequence[Run]) -> list[Action]:
             continue
         default = run.steps.loc[TORCH_DEFAULT]
         if best["all_reduces"] != default["all_reduces"] and clear_gain(default, best):
-            host = ". The host, which launches them, limits this step" if run.host_limited else ""
+            host = ". The host, which launches them, limits this step" + _elsewhere(measured, best.name)
             cases.append(
                 f"a step of {run.size} on {run.world_size} ranks ({run.batch}) in {run.name} takes "
                 f"{ms(best['median_ms'])} instead of {ms(default['median_ms'])} with the default of 25 MB, with "
-                f"{count(best['all_reduces'])} all-reduces instead of {count(default['all_reduces'])}{host}"
+                f"{count(best['all_reduces'])} all-reduces instead of {count(default['all_reduces'])}"
+                f"{host if run.host_limited else ''}"
             )
             sizes.add(int(best["bucket_size_mb"]))
     what = say("**Set DDP's `bucket_cap_mb` to {sizes}.**", sizes=" or ".join(map(str, sorted(sizes))))
     return [Action(4, what, f"Then {'; '.join(cases)}.")] if cases else []
+
+
+def _elsewhere(measured: Sequence[Run], variant: str) -> str:
+    """Say what a variant gains over torch's default where the GPU limits the step; nothing where that was not timed."""
+    for run in measured:
+        if not run.host_limited and {variant, TORCH_DEFAULT} <= {*run.steps.index}:
+            best_ms, default_ms = run.steps.loc[[variant, TORCH_DEFAULT], "median_ms"]
+            return f"; in {run.name}, where the GPU does, it takes {ms(best_ms)} instead of {ms(default_ms)}"
+    return ""
 
 
 def _average_less_often(measured: Sequence[Run]) -> list[Action]:
