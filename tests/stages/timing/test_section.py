@@ -249,14 +249,13 @@ def test_an_unstable_step_is_marked_on_the_first_screen(make_rows):
     assert not cells["large (969M, 36 layers)"].endswith(" (unstable)")
 
 
-def test_an_action_tells_how_long_the_gpu_idles_in_the_step_that_gains_most_and_the_one_that_gains_least(make_rows):
+def test_a_step_that_the_host_limits_says_nothing_of_a_precision(make_rows):
     rows = with_busy(make_rows("h200"), {128: 60.0, 256: 9.0, 512: 5.0, 1024: 5.0})
     slow = (rows["size"] == "small") & (rows["context_length"] == 128) & (rows["precision"] == "bf16")
     rows = scaled(rows, 50.0, slow)
     rows.loc[rows["size"] == "small", "status"] = "ok"
     (advice,) = [action for action in section.build(rows).actions if "Train in bf16" in action.what]
-    assert "; small at context 128 gets slower than in tf32 (0.0" in advice.why
-    assert "×), for the GPU then idles 60% of the time. The" in advice.why
+    assert "; where the GPU is the limit, small at context 256 gets slower than in tf32 (0.9" in advice.why
     assert advice.why.endswith("The peaks are 990, 494 and 67.0 TFLOP/s.")
     assert "of which the GPU idles" not in advice.why
 
@@ -280,6 +279,41 @@ def unstable_in_fp32(rows, size):
     full = rows["precision"].isin(["fp32", "tf32"])
     rows.loc[(rows["size"] == size) & full & (rows["status"] == "ok"), "status"] = "unstable"
     return rows
+
+
+def host_speed_told(rows):
+    return [part for part in section.build(rows).parts if "the host limits vary" in str(part)]
+
+
+def test_steps_of_as_many_kernels_show_how_much_the_speed_of_the_host_varied(make_rows):
+    rows = with_busy(make_rows("h200"), {128: 60.0, 256: 60.0, 512: 5.0, 1024: 5.0}).assign(launches=1000.0)
+    here = (rows["size"] == "xl") & (rows["precision"] == "bf16")
+    rows = scaled(rows, 90.0, here & (rows["context_length"] == 128))
+    (told,) = host_speed_told(rows)
+    assert "xl in bf16 launches 1,000 kernels at contexts 256 and 128, and takes" in told
+    others = rows.assign(launches=rows["launches"] * rows["context_length"])
+    unstable = rows.assign(status=rows["status"].replace("ok", "unstable"))
+    gpu_limited = rows.assign(gpu_idle_pct=5.0)
+    for silent in (others, unstable, gpu_limited):
+        assert not host_speed_told(silent)
+
+
+def test_a_gain_by_compiling_that_the_host_limits_is_marked_beside_that_of_the_kernels(make_rows):
+    rows = with_busy(make_rows("h200"), {128: 60.0, 256: 60.0, 512: 5.0, 1024: 5.0})
+    rows["gpu_idle_pct"] = rows["gpu_idle_pct"].mask(rows["mode"] == "compiled", 80.0)
+    answer = {problem.name: problem.answer for problem in section.build(rows).problems}["torch_compile (b)"]
+    wall, kernels = answer.split(" Of their kernels alone: ")
+    gained = steps.gains(rows, "eager", "compiled").query("precision == 'bf16' and size == 'xl'")["ratio"].item()
+    assert f"xl {significant(gained)}× (host-limited)" in wall
+    assert f"xl {significant(gained * 2)}×" in kernels
+
+
+def test_what_ran_out_of_memory_at_a_larger_batch_is_told(make_rows):
+    rows = make_rows("h200")
+    larger = rows[(rows["size"] == "xl") & (rows["context_length"] == 1024) & (rows["precision"] == "bf16")]
+    larger = larger.assign(batch_size=64, status="oom", reason="CUDA out of memory", median_ms=float("nan"))
+    parts = section.build(pd.concat([rows, larger], ignore_index=True)).parts
+    assert "xl in bf16 at context 1024 and batch 64" in str(parts[-1])
 
 
 def test_no_ratio_to_an_unstable_step_is_told(make_rows):

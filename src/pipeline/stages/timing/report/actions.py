@@ -106,13 +106,13 @@ def _train_in(rows: pd.DataFrame, precision: str) -> list[Action]:
     if table.empty or not table["is_clear"].any():
         return []
     best = table.loc[table.loc[table["is_clear"], "ratio"].idxmax()]
-    least = table.loc[table.loc[table["is_stable"], "ratio"].idxmin()]
+    least = _least(table, best, f" than in {next(iter(tables))}")
     why = say(
         "A step of {where} takes {time}, {others}{least}.{peaks}",
         where=_at(best),
         time=ms(best["other_ms"]),
         others=listing(_beside(best, base, gained) for base, gained in tables.items() if _same(best, gained).any()),
-        least="" if least.name == best.name else _least(least, f" than in {next(iter(tables))}"),
+        least=least,
         peaks=_peaks(tables),
     )
     return [Action(1, say("**Train in {precision}.**", precision=precision), why, "precision")]
@@ -142,7 +142,6 @@ def _advise(table: pd.DataFrame, rank: int, what: str, topic: str, more: str = "
     if clear.empty:
         return []
     best = table.loc[clear["ratio"].idxmax()]
-    least = table.loc[table.loc[table["is_stable"], "ratio"].idxmin()]
     why = say(
         "A step of {where} in {precision}{idle} takes {other} instead of {base} ({gain}){least}.{more}",
         where=_at(best),
@@ -151,16 +150,20 @@ def _advise(table: pd.DataFrame, rank: int, what: str, topic: str, more: str = "
         base=ms(best["base_ms"]),
         other=ms(best["other_ms"]),
         gain=ratio(best["ratio"]),
-        least="" if least.name == best.name else _least(least),
+        least=_least(table, best),
         more=more,
     )
     return [Action(rank, Markdown(f"**{what}.**"), why, topic)]
 
 
-def _least(row: pd.Series, than: str = "") -> str:
-    idle = _idle(row["other_idle_pct"], ", for the GPU then idles {} of the time")
+def _least(table: pd.DataFrame, best: pd.Series, than: str = "") -> str:
+    """Say which stable step gains least, of those that the GPU limits: the host's speed is no precision's or mode's."""
+    by_host = table[["base_idle_pct", "other_idle_pct"]].max(axis=1) >= IDLE_PCT
+    told = table[table["is_stable"] & ~by_host]
+    if told.empty or (row := told.loc[told["ratio"].idxmin()]).name == best.name:
+        return ""
     what = "gains least" if row["ratio"] >= 1 else f"gets slower{than}"
-    return f"; {_at(row)} {what} ({ratio(row['ratio'])}){idle}"
+    return f"; {'where the GPU is the limit, ' if by_host.any() else ''}{_at(row)} {what} ({ratio(row['ratio'])})"
 
 
 def _idle(idle_pct: float, words: str) -> str:

@@ -2,6 +2,7 @@
 
 import pandas as pd
 
+from pipeline.report.outcomes import IDLE_PCT
 from pipeline.report.page_parts import Problem
 from pipeline.report.section import percent, ratio
 from pipeline.report.side_by_side import step_words
@@ -44,7 +45,11 @@ def _precision(gained: pd.DataFrame) -> str:
     if gained.empty:
         return ""
     low, high = gained.loc[gained["ratio"].idxmin()], gained.loc[gained["ratio"].idxmax()]
-    least = f", and {low['size']} at {low['context_length']} {ratio(low['ratio'])}" if low.name != high.name else ""
+    least = (
+        f", and {low['size']} at {low['context_length']} {ratio(low['ratio'])}{_host(low)}"
+        if low.name != high.name
+        else ""
+    )
     return (
         f"bf16 autocast trains {high['size']} at context {high['context_length']} {ratio(high['ratio'])} as fast as "
         f"fp32{least}."
@@ -53,9 +58,23 @@ def _precision(gained: pd.DataFrame) -> str:
 
 def _compile(gained: pd.DataFrame, precision: str) -> str:
     gained = gained[gained["precision"] == precision]
-    unstable = gained["is_stable"].map({True: "", False: " (unstable)"})
+    marks = gained["is_stable"].map({True: "", False: " (unstable)"}) + gained.apply(_host, axis=1)
     contexts = gained["context_length"].unique()
     at = f", context {contexts[0]}" if len(contexts) == 1 else ""
     names = gained["size"] + ("" if at else " at context " + gained["context_length"].astype(str))
-    parts = ", ".join(names + " " + gained["ratio"].map(ratio) + unstable)
-    return f"The time of an eager step over that of a compiled one ({precision}{at}): {parts}." if parts else ""
+    parts = ", ".join(names + " " + gained["ratio"].map(ratio) + marks)
+    if not parts:
+        return ""
+    busy = {side: gained[f"{side}_ms"] * (1 - gained[f"{side}_idle_pct"] / 100) for side in ("base", "other")}
+    of_kernels = (busy["base"] / busy["other"]).dropna()
+    kernels = (
+        f" Of their kernels alone: {', '.join(names[of_kernels.index] + ' ' + of_kernels.map(ratio))}."
+        if len(of_kernels)
+        else ""
+    )
+    return f"The time of an eager step over that of a compiled one ({precision}{at}): {parts}.{kernels}"
+
+
+def _host(gained: pd.Series) -> str:
+    """Mark a ratio of two times of which the host limits one or both."""
+    return " (host-limited)" if gained[["base_idle_pct", "other_idle_pct"]].max() >= IDLE_PCT else ""

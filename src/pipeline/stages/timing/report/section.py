@@ -8,14 +8,16 @@ import pandas as pd
 from pipeline.report.outcomes import WORTH_IT, not_measured, nothing_measured
 from pipeline.report.page_parts import MOST_TABLE_ROWS, Figure, Section, Table
 from pipeline.report.same_steps import eager_steps
-from pipeline.report.section import count, number, percent, ratio, span
+from pipeline.report.section import count, ms, number, percent, ratio, span
 from pipeline.report.table_rows import known
 from pipeline.report.tables import with_outcomes
 from pipeline.stages.timing.report import figures, headline
 from pipeline.stages.timing.report.actions import actions
 from pipeline.stages.timing.report.problems import problems
 from pipeline.stages.timing.report.steps import (
+    every_batch,
     first_screen_steps,
+    host_apart,
     of_kind,
     reached_tflops_per_s,
     warm,
@@ -45,7 +47,8 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame] | None = None) 
         _answer(steps),
         parts=[
             *_phases(rows, precision, context_length),
-            not_measured(warm(rows).assign(what=lambda shown: shown["size"] + " in " + shown["precision"]), "what"),
+            _host_speed(eager),
+            not_measured(every_batch(rows).assign(what=_what), "what"),
         ],
         method=METHOD if known(steps, "gpu_busy_ms").empty else METHOD + GPU_METHOD,
         actions=actions(rows, precision),
@@ -82,6 +85,25 @@ def _phases(rows: pd.DataFrame, precision: str, context_length: int) -> list[Tab
     )
     shown = texts.fillna("–").rename(columns=PHASES).rename_axis(columns=None).reset_index().head(MOST_TABLE_ROWS)
     return [Table(f"Median times at context {context_length}, in ms:", shown), _disagreement(medians)]
+
+
+def _what(rows: pd.DataFrame) -> pd.Series:
+    """Name the cell of each row as far as memory goes."""
+    numbers = " at context " + rows["context_length"].astype(str) + " and batch " + rows["batch_size"].astype(str)
+    return rows["size"] + " in " + rows["precision"] + numbers
+
+
+def _host_speed(eager: pd.DataFrame) -> str:
+    """Say how much the host's own speed varied, by two stable steps that launch as many kernels; else nothing."""
+    apart = host_apart(eager)
+    if apart is None or apart["ratio"] < WORTH_IT:
+        return ""
+    contexts = f"{apart['fast_context']} and {apart['slow_context']}"
+    return (
+        f"Times that the host limits vary with its speed: a step of {apart['size']} in {apart['precision']} launches "
+        f"{count(apart['launches'])} kernels at contexts {contexts}, and takes "
+        f"{ms(apart['fast_ms'])} and {ms(apart['slow_ms'])} ({ratio(apart['ratio'])})."
+    )
 
 
 def _disagreement(medians: pd.DataFrame) -> str:
