@@ -9,7 +9,7 @@ import pytest
 from pipeline import loaded_modules
 from pipeline.attention.triton import kernel_sets
 from pipeline.cells import freshness, locks, sources
-from pipeline.cells.freshness import Present, code_facts, why_stale
+from pipeline.cells.freshness import Present, code_facts, has_changed_code, why_stale
 from pipeline.subjects import naming
 from pipeline.subjects.naming import Subject
 
@@ -139,10 +139,12 @@ def test_edited_modules_make_stale_those_that_imported_them(record, package):
     (package / "model.py").write_text("X = 1  # as before\n")
     sources.forget()
     assert why_stale(record, Settings(), 2, NOW) is None
+    assert not has_changed_code(record)
     for path in ("model.py", "stages/timing/measure.py"):
         (package / path).write_text("X = 2\n")
     sources.forget()
     assert why_stale(record, Settings(), 2, NOW) == "code changed: pipeline.model and 1 more"
+    assert has_changed_code(record)
 
 
 def test_of_a_module_edited_while_the_cell_ran_no_version_is_believed(package):

@@ -11,6 +11,7 @@ import pytest
 from pipeline.cells import tabulate
 from pipeline.cells.disk import WholeFile
 from pipeline.cells.record import write_record
+from pipeline.cells.rows import WITH_FIGURES
 from pipeline.errors import UserError
 from pipeline.registry import stages
 
@@ -109,12 +110,15 @@ def test_a_cell_is_as_the_worst_of_its_rows_that_have_a_figure(tmp_path, statuse
         ({"triton": "ok", "tiled": "unstable"}, "device", ("ok", "")),
         ({"triton": "unstable", "tiled": "ok"}, "device", ("unstable", "why unstable")),
         ({"tiled": "unstable"}, "device", ("unstable", "why unstable")),
+        ({"triton": "oom", "tiled": "ok"}, "device", ("ok", "")),
         ({"eager": "ok", "tiled": "unstable"}, "host", ("unstable", "1 of 2 figures: why unstable")),
     ],
 )
 def test_no_cell_is_judged_by_a_reference_beside_others(tmp_path, statuses, clock, expected):
     rows = [
         attention_row(impl, clock=clock, status=status, **({} if status == "ok" else {"reason": f"why {status}"}))
+        if status in WITH_FIGURES
+        else {"impl": impl, **failed_row(status)}
         for impl, status in statuses.items()
     ]
     flash = stages()["flash"]

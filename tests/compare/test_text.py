@@ -29,6 +29,7 @@ def test_a_run_beside_itself_differs_in_nothing_however_loosely_its_times_are_kn
         in text
     )
     assert "### Times" not in text
+    assert "\nMachine, software, code and settings are the same.\n" in text
     assert part_of(text_of(loose, loose, show_all=True), "Times").count(UNDECIDED) == 4
 
 
@@ -41,6 +42,15 @@ def test_only_faster_and_slower_times_are_listed():
     assert (
         "2 times are more than 5% apart, but known too loosely to call faster or slower (--all lists them)." in listed
     )
+
+
+def test_a_long_table_is_cut_unless_all_is_asked_for(monkeypatch):
+    monkeypatch.setattr("pipeline.compare.text.MOST_LINES", 2)
+    sides = run("small"), run("small", "medium", "large", "xl")
+    cut, whole = (part_of(text_of(*sides, show_all=show_all), "Cells only in B") for show_all in (False, True))
+    assert ("size=large" in cut, "size=xl" in cut, "size=xl" in whole) == (True, False, True)
+    assert "… and 1 more; --all shows them." in cut
+    assert "more" not in whole
 
 
 def test_equal_times_are_told_in_one_line():

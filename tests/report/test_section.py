@@ -20,7 +20,7 @@ def render(tmp_path):
 def test_numbers_have_their_units():
     assert [section.ms(12.345), section.ms(3456.7), section.ms(0.0456)] == ["12.3 ms", "3.46 s", "45.6 µs"]
     assert [section.ratio(1.4142), section.percent(0.1234), section.count(12345.0)] == ["1.41×", "12%", "12,345"]
-    assert [section.data_size(999e6), section.data_size(68.17e9)] == ["999 MB", "68.2 GB"]
+    assert [section.data_size(size) for size in (2500, 999e6, 68.17e9)] == ["2.50 kB", "999 MB", "68.2 GB"]
     assert section.mib(5 * 2**20) == "5.00 MiB"
 
 

@@ -4,7 +4,16 @@ import pandas as pd
 import pytest
 
 from pipeline.errors import UserError
-from pipeline.report.table_rows import highest, in_order, ok, read_rows, with_rate_quartiles
+from pipeline.registry import stages
+from pipeline.report.table_rows import (
+    complete,
+    highest,
+    in_order,
+    ok,
+    read_rows,
+    readable,
+    with_rate_quartiles,
+)
 
 
 def test_unstable_rows_carry_figures_and_the_others_do_not():
@@ -13,8 +22,8 @@ def test_unstable_rows_carry_figures_and_the_others_do_not():
 
 
 def test_names_come_in_their_order_unknown_ones_last():
-    rows = pd.DataFrame({"name": ["z", "b", "a", "c"]})
-    assert list(in_order(rows, ["name"], {"name": ("c", "b")})["name"]) == ["c", "b", "a", "z"]
+    rows = pd.DataFrame({"name": [*"zbacyx"]})
+    assert list(in_order(rows, ["name"], {"name": ("c", "b")})["name"]) == [*"cbaxyz"]
 
 
 def test_only_an_empty_cell_is_missing():
@@ -51,6 +60,16 @@ def test_texts_become_one_line_each_and_figures_stay(tmp_path):
     assert rows["kernel"].tolist()[::2] == ["two lines", r"\x1b[2J"]
     assert rows["kernel"].isna().tolist() == [False, True, False]
     assert (rows["ms"].dtype, rows["causal"].dtype) == (float, bool)
+
+
+def test_texts_of_a_list_become_one_line_each():
+    assert readable(pd.DataFrame({"reasons": [["two\nlines", 3]]}))["reasons"].tolist() == [["two lines", 3]]
+
+
+def test_columns_that_a_stage_declares_are_there_though_no_row_fills_them():
+    rows = complete(pd.DataFrame({"size": ["small"]}), stages()["timing"].row_types)
+    assert {"size", "median_ms"} <= {*rows}
+    assert rows["median_ms"].isna().all()
 
 
 def test_a_rate_is_highest_where_the_time_is_shortest():

@@ -33,10 +33,16 @@ def test_a_number_has_three_significant_figures_and_no_exponent(value, text):
 
 def test_a_row_without_a_figure_shows_its_outcome(rows):
     assert list(tables.number_cells(rows, "median_ms")) == ["12.3", "30.0 (unstable)", "OOM", "skipped: no CUDA"]
+    assert set(tables.number_cells(rows.assign(status="skipped", reason=np.nan), "median_ms")) == {"skipped"}
+
+
+def test_a_time_has_its_quartiles_beside_it_to_four_figures(rows):
+    assert list(tables.median_cells(rows))[:2] == ["12.34 [12.00, 12.50]", "30.00 [29.00, 31.00] (unstable)"]
 
 
 def test_numbers_stand_to_the_right_and_names_to_the_left():
     text = tables.markdown(pd.DataFrame({"size": ["small", "2.7B"], "time": ["OOM", "12.3 ± 0.1"]}))
+    assert "1.50" in tables.markdown(pd.DataFrame({"time": ["1.50"]}))
     left, right = text.splitlines()[1].strip("|").split("|")
     assert left.startswith(":")
     assert right.endswith(":")

@@ -1,4 +1,7 @@
+import math
+
 import pandas as pd
+import pytest
 
 from pipeline.report.trust import of_rows
 
@@ -17,6 +20,16 @@ def test_of_all_times_the_unstable_are_counted_and_what_has_no_time_is_not():
 def test_rows_without_times_say_nothing_of_themselves():
     assert of_rows(pd.DataFrame({"status": ["ok"], "sum": [10.0]})) == {}
     assert of_rows(pd.DataFrame({"status": ["oom"], "median_ms": [None], "setting_unstable_rel_error": 0.05})) == {}
+
+
+def test_stable_figures_say_how_far_their_repeats_lie_apart():
+    medians_ms = [[10.0, 10.2], [8.0, 8.0], [7.0], [10.0, 20.0], None]
+    rows = pd.DataFrame(
+        {"status": ["ok", "ok", "ok", "unstable", "skipped"], "medians_of_repeats_ms": medians_ms}, dtype=object
+    )
+    of_two = math.log(10.2 / 10.0) / math.sqrt(2)  # the standard deviation of two figures
+    assert of_rows(rows) == pytest.approx({"typical_pct": 100 * of_two / math.sqrt(2), "most_pct": 2.0})
+    assert of_rows(rows[2:]) == {}
 
 
 def test_figures_at_a_clock_that_a_power_limit_lowered_are_counted_with_the_lowest_and_the_full_clock():

@@ -306,9 +306,13 @@ def test_where_there_is_nothing_to_do_the_page_does_not_ask_for_it(tmp_path):
 def test_the_assignments_problems_lead_to_the_sections_that_answer_them(tmp_path):
     cells, out = tmp_path / "cells.csv", tmp_path / "writeup.md"
     pd.DataFrame([line()]).to_csv(cells, index=False)
-    problems = ({"name": "benchmarking (b)", "answer": "5 ms."},)
-    write_writeup([leave_section(tmp_path, problems=problems)], [cells], "paper", [], out)
+    answered = [
+        leave_section(tmp_path, stage, title=title, problems=({"name": "benchmarking (b)", "answer": answer},))
+        for stage, title, answer in [("timing", "How fast?", "5 ms."), ("flash", "How long?", "6 ms.")]
+    ]
+    write_writeup(answered, [cells], "paper", [], out)
     assert "| [benchmarking (b)](#how-fast) | 5 ms. |" in out.read_text()
+    assert "6 ms." not in out.read_text()
 
 
 def test_text_of_records_is_shown_on_the_page_and_not_obeyed(tmp_path):
@@ -321,6 +325,12 @@ def test_text_of_records_is_shown_on_the_page_and_not_obeyed(tmp_path):
     assert text.count("alert(1)") > 5
     assert "- It is **fast**.\n" in text
     assert obeyed_markup(text) == []
+
+
+def test_a_section_needs_a_record_of_its_own_stage(tmp_path):
+    path = leave_record(tmp_path, "ceilings")
+    with pytest.raises(UserError, match="no record of timing among those given"):
+        write_section(stages()["timing"], stages(), [path], tmp_path / "out.md", tmp_path / "figures")
 
 
 def test_what_nobody_asked_for_in_this_run_has_no_scale(tmp_path):

@@ -34,8 +34,7 @@ def _stability(rows: pd.DataFrame) -> dict[str, float]:
 def _between_repeats(rows: pd.DataFrame) -> dict[str, float]:
     if "medians_of_repeats_ms" not in rows:
         return {}
-    stable = rows.loc[rows["status"] == "ok", "medians_of_repeats_ms"].dropna()
-    medians = [repeats for repeats in stable if len(repeats) > 1]
+    medians = rows.loc[rows["status"] == "ok", "medians_of_repeats_ms"].dropna()
     spread = pooled_repeat_spread(medians)
     if spread is None:
         return {}
