@@ -27,6 +27,11 @@ def test_the_relative_error_is_the_spread_of_medians_also_where_samples_are_alik
     assert predicted == pytest.approx(observed, rel=0.15 if count > 10 else 0.25)
 
 
+def test_samples_that_only_rise_count_as_a_ninth_of_their_number():
+    rising = np.linspace(10.0, 11.0, 1001)  # quartiles 0.5 apart, the median 10.5
+    assert rel_error(rising) == pytest.approx(1.2533 / 1.349 * 0.5 / 10.5 / (1001 / 9) ** 0.5, rel=0.01)
+
+
 def test_few_samples_and_equal_ones_have_an_error():
     assert rel_error([1.0]) == float("inf")
     assert rel_error([2.0] * 10) == 0.0
@@ -38,6 +43,7 @@ def test_a_single_sample_has_no_spread_rather_than_zero():
     assert summary["median_ms"] == 3.0
     assert summary["std_ms"] is None
     assert summary["rel_error"] is None
+    assert None not in summarise([3.0, 4.0]).values()
 
 
 def test_each_statistic_is_the_one_that_its_name_says():

@@ -13,7 +13,7 @@ def sampling(step_ms, throttle_reasons=(), events_ms=(), power=NO_POWER):
     known = dict.fromkeys(("sm_clock_mhz", "temperature_c", "power_w"), 1980)
     state = [{**known, "throttle_reasons": list(throttle_reasons)}]
     timings = {"communication": Timings(ROUGH_WAIT_MS), "train_step": Timings(step_ms, list(events_ms))}
-    return Sampling(timings, state, state, power)
+    return Sampling(timings, [{**state[0], "sm_clock_mhz": 1500}], state, power)
 
 
 def by_name(rows):
@@ -33,6 +33,7 @@ def test_there_is_a_row_per_phase_and_clock_with_the_samples_of_all_turns():
     assert list(rows) == [("communication", "host"), ("train_step", "host"), ("train_step", "cuda_events")]
     assert rows["train_step", "host"]["samples_ms"] == [1.0, 2.0, 3.0]
     assert rows["train_step", "host"]["median_ms"] == 2.0
+    assert [rows["train_step", "host"][name] for name in ("sm_clock_before_mhz", "sm_clock_mhz")] == [1500, 1980]
     assert rows["train_step", "cuda_events"]["samples_ms"] == [0.5, 0.7]
     assert rows["communication", "host"]["n"] == 2 * len(ROUGH_WAIT_MS)
 

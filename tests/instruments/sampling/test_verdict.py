@@ -85,6 +85,7 @@ def test_dependent_samples_are_known_to_be_worth_less():
     true_error = np.std([math.log(np.median(samples)) for samples in processes])
     told = [log_median_error(samples)[0] for samples in processes]
     assert np.median(told) == pytest.approx(true_error, rel=0.15)
+    assert log_median_error(processes[0])[1] == 50 / 5 - 1  # in blocks of 5
 
 
 # Noise within a process, spread between repeats, drift within a process, samples.
