@@ -22,13 +22,16 @@ def test_rows_without_times_say_nothing_of_themselves():
     assert of_rows(pd.DataFrame({"status": ["oom"], "median_ms": [None], "setting_unstable_rel_error": 0.05})) == {}
 
 
-def test_stable_figures_say_how_far_their_repeats_lie_apart():
+def test_figures_say_how_far_their_repeats_lie_apart_unstable_ones_by_themselves():
     medians_ms = [[10.0, 10.2], [8.0, 8.0], [7.0], [10.0, 20.0], None]
-    rows = pd.DataFrame(
-        {"status": ["ok", "ok", "ok", "unstable", "skipped"], "medians_of_repeats_ms": medians_ms}, dtype=object
-    )
+    samples_ms = [None, None, None, [[9.0, 10.0, 12.0], [20.0]], None]
+    status = ["ok", "ok", "ok", "unstable", "skipped"]
+    columns = {"status": status, "medians_of_repeats_ms": medians_ms, "samples_of_repeats": samples_ms}
+    rows = pd.DataFrame(columns, dtype=object)
     of_two = math.log(10.2 / 10.0) / math.sqrt(2)  # the standard deviation of two figures
-    assert of_rows(rows) == pytest.approx({"typical_pct": 100 * of_two / math.sqrt(2), "most_pct": 2.0})
+    stable = {"typical_pct": 100 * of_two / math.sqrt(2), "most_pct": 2.0}
+    assert of_rows(rows) == pytest.approx({**stable, "unstable_most_pct": 100.0})
+    assert of_rows(rows[:3]) == pytest.approx(stable)
     assert of_rows(rows[2:]) == {}
 
 
