@@ -49,7 +49,7 @@ def test_places_count_all_that_have_a_figure_at_the_same_problem_and_phase():
     (table,) = parts(frame, Table)
     assert table.cells.to_dict("list") == {
         "problem": ["seq_len=2048", "seq_len=1024"],
-        "mine": ["4.00 (1 of 2)", "2.00 (2 of 3)"],
+        "mine": ["4.00 (1 of 2, 0.800×)", "2.00 (2 of 3, 2.00×)"],
         "fastest of the others": ["triton 5.00", "triton 1.00"],
     }
 
@@ -66,6 +66,7 @@ def test_the_leaderboards_problem_comes_first_and_its_answer_tells_the_place():
             "median": "2.00 ms",
             "place": "2 of 2",
             "fastest of the others": "triton, 1.00 ms",
+            "your time over its": "2.00×",
         }
     ]
     (figure,) = parts(frame, Figure)
@@ -81,7 +82,7 @@ def test_unstable_times_are_marked_wherever_a_place_is_told():
     assert problem.answer.endswith("place 2 of 2 with 2.00 ms (unstable), the first, triton, 1.00 ms (unstable).")
     (table,) = [part for part in section.parts if isinstance(part, Table)]
     assert table.cells.to_dict("records") == [
-        {"problem": "–", "mine": "2.00 (unstable, 2 of 2)", "fastest of the others": "triton 1.00 (unstable)"}
+        {"problem": "–", "mine": "2.00 (unstable, 2 of 2, 2.00×)", "fastest of the others": "triton 1.00 (unstable)"}
     ]
 
 

@@ -12,6 +12,7 @@ from pipeline.cells.stage import Stage
 from pipeline.report.figures import WORD_PT, footnote, new_figure, style_for
 from pipeline.report.markup import Markdown, code
 from pipeline.report.page_parts import MOST_TABLE_ROWS, Figure, Problem, Section, Table, say
+from pipeline.report.section import ratio
 from pipeline.report.side_by_side import step_words
 from pipeline.report.table_rows import has_figures, ok
 from pipeline.report.tables import significant
@@ -108,15 +109,15 @@ def _rows(timed: pd.DataFrame, stage: Stage) -> list[dict[str, str]]:
     if timed.empty:
         return []
     among = timed[timed["problem"] == timed["problem"].iloc[0]]
-    others = among[~among["own"]].nsmallest(1, "median_ms")
-    beside = "".join(f"{row['label']}, {step_words(row)}" for _, row in others.iterrows())
+    best = _best_of_others(among)
     return [
         {
             "your own": row["label"],
             "measured in": f"{stage.name} {row['problem']}".strip(),
             "median": step_words(row),
             "place": f"{int(row['place'])} of {int(row['of'])}",
-            "fastest of the others": beside or "–",
+            "fastest of the others": "–" if best is None else f"{best['label']}, {step_words(best)}",
+            "your time over its": "–" if best is None else ratio(row["median_ms"] / best["median_ms"]),
         }
         for _, row in _best_of_own(among).iterrows()
     ]
@@ -140,6 +141,11 @@ def _best_of_own(group: pd.DataFrame) -> pd.DataFrame:
     """Keep the fastest row of each of the user's own: one that takes a bucket size has several."""
     own = group[group["own"]]
     return own.loc[own.groupby("impl", sort=False)["median_ms"].idxmin()]
+
+
+def _best_of_others(group: pd.DataFrame) -> pd.Series | None:
+    others = group[~group["own"]]
+    return others.loc[others["median_ms"].idxmin()] if len(others) else None
 
 
 def _sentence(timed: pd.DataFrame) -> Markdown:
@@ -167,19 +173,22 @@ def _table(timed: pd.DataFrame) -> Table:
     """Write one line per problem: for each of the user's own its time and place, and the fastest of the others."""
     lines = []
     for problem, group in timed.groupby("problem", sort=False):
-        others = group[~group["own"]]
-        best = others.loc[others["median_ms"].idxmin()] if len(others) else None
-        own = {row["impl"]: _place_cell(row) for _, row in _best_of_own(group).iterrows()}
+        best = _best_of_others(group)
+        own = {row["impl"]: _place_cell(row, best) for _, row in _best_of_own(group).iterrows()}
         fastest = "–" if best is None else f"{best['label']} {significant(best['median_ms'])}{_unstable(best)}"
         lines.append({"problem": problem or "–", **own, "fastest of the others": fastest})
-    title = Markdown("Your own beside the others, medians in ms with their place among all that have a figure:")
+    title = Markdown(
+        "Your own beside the others, medians in ms; in brackets the place among all that have a figure, and the time over "
+        "that of the fastest of the others:"
+    )
     return Table(title, pd.DataFrame(lines).fillna("–"))
 
 
-def _place_cell(row: pd.Series) -> str:
+def _place_cell(row: pd.Series, best: pd.Series | None) -> str:
     label = row["label"].removeprefix(row["impl"]).strip(" ()")
     unstable = "unstable" if row["status"] == "unstable" else ""
-    told = ", ".join(filter(None, (label, unstable, f"{int(row['place'])} of {int(row['of'])}")))
+    over = "" if best is None else ratio(row["median_ms"] / best["median_ms"])
+    told = ", ".join(filter(None, (label, unstable, f"{int(row['place'])} of {int(row['of'])}", over)))
     return f"{significant(row['median_ms'])} ({told})"
 
 
