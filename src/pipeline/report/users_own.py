@@ -178,8 +178,8 @@ def _table(timed: pd.DataFrame) -> Table:
         fastest = "–" if best is None else f"{best['label']} {significant(best['median_ms'])}{_unstable(best)}"
         lines.append({"problem": problem or "–", **own, "fastest of the others": fastest})
     title = Markdown(
-        "Your own beside the others, medians in ms; in brackets the place among all that have a figure, and the time over "
-        "that of the fastest of the others:"
+        "Your own beside the others, medians in ms; in brackets the place among all that have a figure, and the time "
+        "over that of the fastest of the others:"
     )
     return Table(title, pd.DataFrame(lines).fillna("–"))
 
