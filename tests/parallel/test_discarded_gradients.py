@@ -8,6 +8,8 @@ from torch import nn
 
 from pipeline.parallel import BucketedDDP, FlatDDP, NaiveDDP, OverlapDDP
 
+from .failing import Breaks
+
 SMALL_MB = 150 / 1024**2  # some buckets are ready before the pass fails
 WAYS = {
     "naive": NaiveDDP,
@@ -15,18 +17,6 @@ WAYS = {
     "overlap": OverlapDDP,
     "bucketed": partial(BucketedDDP, bucket_size_mb=SMALL_MB),
 }
-
-
-class Breaks(torch.autograd.Function):
-    """Passes its input on; its backward pass fails."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        raise MemoryError("halfway")
 
 
 class MayBreak(nn.Module):

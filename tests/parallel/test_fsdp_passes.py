@@ -7,7 +7,10 @@ from torch import nn
 
 from pipeline.parallel import FSDP
 
+from .failing import Breaks
+
 WIDTH = 4
+ROUNDING = 1e-12
 
 
 class Gated(nn.Module):
@@ -57,12 +60,19 @@ def optimizers_of(*modules):
     return [torch.optim.SGD(module.parameters(), lr=0.1, weight_decay=0.1) for module in modules]
 
 
-def assert_same_step(fsdp, alone, optimizers):
+def apart(fsdp, alone):
+    """Return how far the sharded weights lie from those of one process."""
+    sharded, whole = fsdp.full_state_dict(), alone.state_dict()
+    assert sharded.keys() == whole.keys()
+    return max(float((sharded[name] - weight).abs().max()) for name, weight in whole.items())
+
+
+def after_step(fsdp, alone, optimizers):
     fsdp.finish_gradient_synchronization()
     for optimizer in optimizers:
         optimizer.step()
         optimizer.zero_grad()
-    torch.testing.assert_close(fsdp.full_state_dict(), dict(alone.state_dict()))
+    return apart(fsdp, alone)
 
 
 def train_with_each_rank_its_own_parameters(context):
@@ -70,21 +80,24 @@ def train_with_each_rank_its_own_parameters(context):
     optimizers = optimizers_of(fsdp, alone)
     batches = parts(context)
     used = [3, 0, 2][: context.world_size]
+    found = []
     for _ in range(2):
         fsdp(batches[context.rank], used[context.rank]).square().mean().backward()
         losses = [alone(batch, index).square().mean() for batch, index in zip(batches, used, strict=True)]
         (sum(losses) / context.world_size).backward()
-        assert_same_step(fsdp, alone, optimizers)
+        found.append(after_step(fsdp, alone, optimizers))
+    return max(found)
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_ranks_that_use_different_parameters_of_several_units_start_the_same_collectives(on_ranks, world_size):
-    on_ranks(train_with_each_rank_its_own_parameters, world_size)
+    assert max(on_ranks(train_with_each_rank_its_own_parameters, world_size)) < ROUNDING
 
 
 def train_with_several_passes(context):
     fsdp, alone = sharded_and_alone()
     optimizers = optimizers_of(fsdp, alone)
+    found = []
     for step in range(3):
         first, second = parts(context, step), parts(context, step + 9)
         one = fsdp(first[context.rank]).square().mean()
@@ -95,11 +108,12 @@ def train_with_several_passes(context):
         (fsdp(first[context.rank]).mean() + fsdp(second[context.rank]).mean()).backward()
         whole = alone(torch.cat(first))
         (2 * whole.square().mean() + whole.mean() + alone(torch.cat(second)).mean()).backward()
-        assert_same_step(fsdp, alone, optimizers)
+        found.append(after_step(fsdp, alone, optimizers))
+    return max(found)
 
 
 def test_several_forward_and_backward_passes_are_summed(on_ranks):
-    on_ranks(train_with_several_passes, 2)
+    assert max(on_ranks(train_with_several_passes, 2)) < ROUNDING
 
 
 def count_reduce_scatters(context):
@@ -117,18 +131,6 @@ def test_a_unit_used_twice_is_sent_once_and_all_but_the_first_during_the_backwar
     assert on_ranks(count_reduce_scatters, 2) == [(2, 3)] * 2
 
 
-class Breaks(torch.autograd.Function):
-    """Passes its input on; its backward pass fails."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        raise MemoryError("halfway")
-
-
 def interrupt(*_):
     raise KeyboardInterrupt
 
@@ -142,6 +144,7 @@ def train_after_failures(context):
     optimizers = optimizers_of(fsdp, alone)
     batches = parts(context)
     broken = fsdp.module.layers[1]
+    found = []
     for _ in range(2):
         hook = broken.always.register_forward_hook(interrupt)
         with pytest.raises(KeyboardInterrupt):
@@ -156,11 +159,12 @@ def train_after_failures(context):
         fsdp.zero_grad()
         fsdp(batches[context.rank]).square().mean().backward()
         alone(torch.cat(batches)).square().mean().backward()
-        assert_same_step(fsdp, alone, optimizers)
+        found.append(after_step(fsdp, alone, optimizers))
+    return max(found)
 
 
 def test_zero_grad_drops_what_failed_and_unsynchronised_passes_left(on_ranks):
-    on_ranks(train_after_failures, 2)
+    assert max(on_ranks(train_after_failures, 2)) < ROUNDING
 
 
 def clip(context):
@@ -170,15 +174,18 @@ def clip(context):
     fsdp(batches[context.rank]).square().mean().backward()
     alone(torch.cat(batches)).square().mean().backward()
     fsdp.finish_gradient_synchronization()
-    torch.testing.assert_close(fsdp.clip_grad_norm_(0.01), nn.utils.clip_grad_norm_(alone.parameters(), 0.01))
+    norms = [float(fsdp.clip_grad_norm_(0.01)), float(nn.utils.clip_grad_norm_(alone.parameters(), 0.01))]
     for optimizer in optimizers:
         optimizer.step()
-    torch.testing.assert_close(fsdp.full_state_dict(), dict(alone.state_dict()))
+    return norms, apart(fsdp, alone)
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_gradients_are_clipped_by_the_norm_over_all_ranks(on_ranks, world_size):
-    on_ranks(clip, world_size)
+    for (found, wanted), difference in on_ranks(clip, world_size):
+        assert found == pytest.approx(wanted)
+        assert found > 0.01
+        assert difference < ROUNDING
 
 
 class Noting(nn.Linear):
@@ -199,12 +206,10 @@ def save_and_change(context):
     bias = saved["bias"].clone()
     with torch.no_grad():
         fsdp.module.bias.add_(1)
-    torch.testing.assert_close(saved["bias"], bias, rtol=0, atol=0)
-    assert not saved["bias"].requires_grad
+    kept = torch.equal(saved["bias"], bias) and not saved["bias"].requires_grad
     fsdp.load_full_state_dict(saved | {"_extra_state": {"noted": 7}})
-    torch.testing.assert_close(fsdp.module.bias.detach(), bias, rtol=0, atol=0)
-    assert fsdp.module.noted == 7
+    return kept, torch.equal(fsdp.module.bias.detach(), bias), fsdp.module.noted
 
 
 def test_training_does_not_change_a_saved_state_and_extra_state_goes_round(on_ranks):
-    on_ranks(save_and_change, 2)
+    assert on_ranks(save_and_change, 2) == [(True, True, 7)] * 2

@@ -235,13 +235,22 @@ def endless(unmeasured, cluster):
         yield run
 
 
+def assert_cancelled(run):
+    def states():
+        return {job["State"] for job in run.jobs.values()}
+
+    await_true(lambda: not states() & {"RUNNING", "COMPLETING"}, "a job goes on")
+    assert states() == {"CANCELLED"}
+
+
 def test_a_cancelled_run_leaves_nothing_running(endless, cluster):
     cluster.run("scancel", *endless.jobs)
     endless.leaves_nothing()
-    await_true(lambda: {job["State"] for job in endless.jobs.values()} == {"CANCELLED"}, "a job is not cancelled")
+    assert_cancelled(endless)
 
 
 def test_an_interrupted_run_cancels_its_jobs(endless, cluster):
     os.killpg(endless.process.pid, signal.SIGINT)
     endless.leaves_nothing()
+    assert_cancelled(endless)
     endless.output()

@@ -23,12 +23,15 @@ BF16_TOLERANCE = 0.2
 # So that each parameter is a bucket, that a few are, and that all are.
 BUCKET_SIZES_MB = (0.001, 0.03, 1000)
 BUCKETS = "buckets"
-CAUSES = (
-    "",
-    "; gradients are those of the ranks summed, not averaged",
-    "; a rank began with weights of its own, not with rank 0's",
-    "; nothing was called after backward: there is no finish_gradient_synchronization() and no after_backward",
-)
+# Of the first step's complaint, by number: ranks must agree on one, and the highest that any rank found is told.
+UNKNOWN, NOT_AVERAGED, OWN_WEIGHTS, NOTHING_CALLED = range(4)
+CAUSES = {
+    UNKNOWN: "",
+    NOT_AVERAGED: "; gradients are those of the ranks summed, not averaged",
+    OWN_WEIGHTS: "; a rank began with weights of its own, not with rank 0's",
+    NOTHING_CALLED: "; nothing was called after backward: there is neither finish_gradient_synchronization() nor"
+    " after_backward",
+}
 
 
 def check_ddp(context: RankContext, subject: Subject) -> Verdict:
@@ -114,8 +117,9 @@ def _train_both(
         except Wrong as wrong:
             complaint = wrong
         if step == 0:
-            cause = _likely_cause(found, whole, start, own_start, context) if complaint else 0
-            cause = 3 if complaint and not cause and not model.finishes else cause
+            cause = _likely_cause(found, whole, start, own_start, context) if complaint else UNKNOWN
+            if complaint and cause == UNKNOWN and not model.finishes:
+                cause = NOTHING_CALLED
             complaint = _with_cause(complaint, cause, context)
         if complaint:
             raise complaint
@@ -139,21 +143,22 @@ def _likely_cause(
     own_start: Mapping[str, Tensor],
     context: RankContext,
 ) -> int:
-    """Tell two usual mistakes by the first step; return their place in CAUSES.
+    """Tell two usual mistakes by the first step; return a key of CAUSES.
 
     start, own_start: the weights before it of rank 0 and of this rank, which the wrapper was given.
     """
     wanted = dict(whole.named_parameters())
     if any(name not in found or found[name].shape != weight.shape for name, weight in wanted.items()):
-        return 0
+        return UNKNOWN
 
     def moved(to: Mapping[str, Tensor], since: Mapping[str, Tensor]) -> Tensor:
         return torch.cat([(to[name].detach().to(since[name]) - since[name]).flatten() for name in wanted])
 
     by, right = moved(found, start), moved(wanted, start)
     if moved(found, own_start).norm() < by.norm() / 2:
-        return 2
-    return int((by - context.world_size * right).norm() < 0.1 * by.norm())
+        return OWN_WEIGHTS
+    is_summed = (by - context.world_size * right).norm() < 0.1 * by.norm()
+    return NOT_AVERAGED if is_summed else UNKNOWN
 
 
 def _net(tied: bool, context: RankContext, seed: int) -> nn.Module:
