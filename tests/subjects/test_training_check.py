@@ -37,7 +37,10 @@ def test_a_wrapper_that_takes_a_bucket_size_says_so_and_may_have_nothing_to_do_b
         ("KeepsOneToItself", "after step 1 0.weight is off by "),
         ("Sums", "; gradients are those of the ranks summed, not averaged"),
         ("WithoutBroadcast", "; a rank began with weights of its own, not with rank 0's"),
-        ("Container", "; nothing was called after backward: there is neither finish_gradient_synchronization() nor after_backward"),
+        (
+            "Container",
+            "nothing was called after backward: there is neither finish_gradient_synchronization() nor after_backward",
+        ),
         ("ForgetsTheLastBucket", "from one process with the whole batch, buckets of "),
     ],
 )
