@@ -49,6 +49,24 @@ def test_only_the_inputs_the_output_and_the_log_sum_exp_are_kept():
     torch.testing.assert_close(lse, scores.logsumexp(-1).float())
 
 
+@pytest.mark.parametrize("loss", [torch.sum, torch.norm])
+def test_gradients_cannot_be_differentiated_again(loss):
+    q, k, v, _ = random_inputs((2, 8, 16), 8, torch.float32)
+    output = FlashAttentionTiled.apply(q.requires_grad_(), k, v, True)
+    (dq,) = torch.autograd.grad(loss(output), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        dq.sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("mask", "shown"), [("bottom_right", "'bottom_right'"), (None, "None"), (torch.ones(8, 8).bool(), "a tensor")]
+)
+def test_other_masks_are_refused(mask, shown):
+    q, k, v, _ = random_inputs((2, 8, 16), 8, torch.float32)
+    with pytest.raises(ValueError, match=f"^is_causal must be False or True, got {shown}$"):
+        FlashAttentionTiled.apply(q, k, v, mask)
+
+
 def test_three_dimensions_are_four_with_one_head():
     q, k, v, do = random_inputs((2, 1, 50, 16), 50, torch.float32)
     four = output_and_gradients(FlashAttentionTiled.apply, q, k, v, do, True)

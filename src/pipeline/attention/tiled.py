@@ -27,13 +27,16 @@ class FlashAttentionTiled(torch.autograd.Function):
     in fp64 for fp64 inputs. Kept for the backward pass: q, k, v, the output, and the log-sum-exp (LSE) of each query's
     scores (natural logarithm, shape of q without head_dim).
 
-    Raises ValueError for unsupported shapes or dtypes. Source: Dao 2023, FlashAttention-2, algorithms 1 and 2.
+    Raises ValueError for unsupported shapes, dtypes or masks. Source: Dao 2023, FlashAttention-2, algorithms 1 and 2.
     """
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
         """Compute the output and save what the backward pass needs."""
         check_inputs(traits(q), traits(k), traits(v), DTYPES)
+        if not isinstance(is_causal, bool):
+            given = "a tensor" if isinstance(is_causal, Tensor) else repr(is_causal)
+            raise ValueError(f"is_causal must be False or True, got {given}")
         with torch.autocast(q.device.type, enabled=False):
             o, lse = _forward(q, k, v, is_causal)
         ctx.save_for_backward(q, k, v, o, lse)
@@ -41,12 +44,18 @@ class FlashAttentionTiled(torch.autograd.Function):
         return o
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, do: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         """Compute the gradients of q, k and v from that of the output, recomputing the scores."""
-        q, k, v, o, lse = ctx.saved_tensors
-        with torch.autocast(do.device.type, enabled=False):
-            return (*_backward(q, k, v, o, lse, do, ctx.is_causal), None)
+        return _gradients(ctx, do, *ctx.saved_tensors)
+
+
+# With all that the gradients depend on as arguments: of a loss that is linear in the output, `do` has no graph.
+@once_differentiable
+def _gradients(
+    ctx: Any, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor
+) -> tuple[Tensor, Tensor, Tensor, None]:
+    with torch.autocast(do.device.type, enabled=False):
+        return (*_backward(q, k, v, o, lse, do, ctx.is_causal), None)
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
