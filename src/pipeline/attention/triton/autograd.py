@@ -60,15 +60,16 @@ def flash_attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Compute attention by FlashAttention-2 in Triton kernels, on a GPU; under autocast in its dtype.
 
-    Names and meaning are those of `torch.nn.functional.scaled_dot_product_attention`. Shapes: as of
+    `is_causal`, `scale` and `enable_gqa` mean what they mean in `torch.nn.functional.scaled_dot_product_attention`.
+    Name them: torch's fourth argument by position is a mask, which there is not here. Shapes: as of
     `FlashAttentionTriton`.
 
     is_causal: query i sees the keys up to the i-th, or "bottom_right": up to the (i + n_keys - n_queries)-th, so that
-    the last query sees all keys, as in decoding and after a cached prefix. scale: of the scores, above 0;
-    1 / √head_dim by default. enable_gqa: k and v may have fewer heads than q, each for as many query heads in a row;
-    none is copied. window: a query sees only keys less than so far from its position, the key that it would be the
-    last to see if causal. return_lse: return the log-sum-exp too, which has no gradient. A query that sees no key gets
-    an output of 0 and a log-sum-exp of -∞.
+    the last query sees all keys, as in decoding and after a cached prefix. scale: of the scores, a number above 0, not
+    a tensor; 1 / √head_dim by default. enable_gqa: k and v may have fewer heads than q, each for as many query heads in
+    a row; none is copied. window: a query sees only keys less than so far from its position, the key that it would be
+    the last to see if causal; an int. return_lse: return the log-sum-exp too, which has no gradient. A query that sees
+    no key gets an output of 0 and a log-sum-exp of -∞.
 
     Raises ValueError for what it cannot do.
     """
@@ -80,16 +81,17 @@ class FlashAttentionTriton(torch.autograd.Function):
     """Compute softmax(q kᵀ · scale) v without the score matrix in memory, forward and backward.
 
     `apply(q, k, v, is_causal)`, and what else `flash_attention` takes. Shapes: q and the result are (batch, n_queries,
-    head_dim) or (batch, heads, n_queries, head_dim), k and v are alike with n_keys; head_dim is at most 256, and costs
-    what the next power of two costs; fp32, bf16 or fp16, strided as they may be, but copied where a row's elements lie
-    apart or the address is no multiple of 16 bytes. Kept for the backward pass: q, k, v, the output, and the
-    log-sum-exp of each query's scores (natural logarithm, fp32, shape of q without head_dim).
+    head_dim) or (batch, heads, n_queries, head_dim), k and v are alike with n_keys, and none is empty; head_dim is at
+    most 256, and costs what the next power of two costs; fp32, bf16 or fp16, strided as they may be, but copied where a
+    row's elements lie apart or the address is no multiple of 16 bytes. Kept for the backward pass: q, k, v, the output,
+    and the log-sum-exp of each query's scores (natural logarithm, fp32, shape of q without head_dim).
 
     fp32 is multiplied on a GPU as three TF32 products, which keeps the errors' L2 norm within 1.1 times that of torch's
     own fp32 kernel, `SDPBackend.EFFICIENT_ATTENTION`; as one where torch's own switch allows it, which is
     `torch.backends.cuda.matmul.fp32_precision` or the older `torch.set_float32_matmul_precision`; on AMD's GPUs as it
-    is. Everything but dq is bitwise repeatable; dq is where it has a kernel of its own, else it is summed in fp32 in no
-    fixed order (`tiles`).
+    is. Of an infinite fp32 key or value the three products are NaN, so NaN comes where torch has an infinity or a
+    number. Everything but dq is bitwise repeatable; dq is where it has a kernel of its own, else it is summed in fp32
+    in no fixed order (`tiles`).
 
     Raises ValueError for a shape, dtype or device that it cannot do, an old GPU among them (`gpu`). Source: Dao 2023,
     FlashAttention-2.
