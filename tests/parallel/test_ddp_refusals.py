@@ -120,3 +120,13 @@ def mismatched(context, case):
 def test_ranks_that_would_reduce_in_different_pieces_are_an_error_on_every_rank(on_ranks, case, difference):
     for message in on_ranks(mismatched, 2, case, timeout_s=15):
         assert message.endswith(difference)
+
+
+def assert_uninitialised_is_refused(context, name):
+    with pytest.raises(ValueError, match=r"^1\.weight is not initialised: run the module once before wrapping it$"):
+        WAYS[name](nn.Sequential(nn.Linear(3, 3), nn.LazyLinear(3)))
+
+
+@every_way
+def test_a_lazy_module_that_has_not_run_is_an_error_that_names_the_parameter(on_ranks, name):
+    on_ranks(assert_uninitialised_is_refused, 2, name)

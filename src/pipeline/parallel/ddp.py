@@ -15,7 +15,7 @@ from pipeline.parallel.replicas import (
     describe,
     prepare_on_all_ranks,
     refuse_sparse,
-    refuse_sparse_embeddings,
+    refuse_unfit,
     used_nowhere,
 )
 
@@ -37,8 +37,8 @@ class ReplicatedModule(nn.Module):
     Construction fixes which parameters are trained, their dtypes and devices. A copy, also by pickle or `torch.save`,
     wraps the copied module anew, without gradients.
 
-    Raises ValueError, on every rank, if the ranks' modules or reductions differ, if no parameter is trained, or if an
-    embedding makes sparse gradients.
+    Raises ValueError, on every rank, if the ranks' modules or reductions differ, if no parameter is trained, if one is
+    not initialised or a shard of an FSDP module, or if an embedding makes sparse gradients.
     """
 
     def __init__(self, module: nn.Module, plan: Plan):
@@ -126,8 +126,8 @@ class ReplicatedModule(nn.Module):
 
 
 def _checked(module: nn.Module) -> list[str]:
-    """Describe what the ranks must agree on; raises ValueError for sparse gradients."""
-    refuse_sparse_embeddings(module)
+    """Describe what the ranks must agree on; raises ValueError for a module that cannot be wrapped."""
+    refuse_unfit(module)
     return describe([*module.named_parameters(), *module.named_buffers()])
 
 

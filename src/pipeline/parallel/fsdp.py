@@ -1,5 +1,6 @@
 """Fully sharded data-parallel training (ZeRO stage 3, Rajbhandari et al. 2020; FSDP, Zhao et al. 2023)."""
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from pipeline.compat.torch_private import in_backward, next_node_number, node_number, tensors_in
+from pipeline.compat.torch_tensors import base_of
 from pipeline.parallel.fsdp_casts import cast_arguments, cast_replicated
 from pipeline.parallel.fsdp_gathering import Gathering
 from pipeline.parallel.fsdp_reduction import Scattering
@@ -23,7 +25,7 @@ from pipeline.parallel.replicas import (
     describe,
     prepare_on_all_ranks,
     refuse_sparse,
-    refuse_sparse_embeddings,
+    refuse_unfit,
     used_nowhere,
 )
 
@@ -46,9 +48,12 @@ class FSDP(nn.Module):
 
     Between steps `parameters()` are shards: ordinary parameters of one dimension, some of them empty, in the original's
     dtype. After `finish_gradient_synchronization()` so are their gradients. Any optimizer works that treats elements
-    alike; construct it after wrapping. `clip_grad_norm_` clips gradients by the norm of all ranks'. Only in its forward
-    pass does a unit's module see the full parameters, and only gradients that come through the tensors it returns are
-    right: return an auxiliary loss, do not keep it in an attribute.
+    alike; construct it after wrapping, and choose parameter groups by name, because shards have no shape. Only in its
+    forward pass does a unit's module see the full parameters, and only gradients that come through the tensors it
+    returns are right: return an auxiliary loss, do not keep it in an attribute. There are no second derivatives.
+
+    `clip_grad_norm_` clips gradients by the norm of all ranks'. Scale an fp16 loss with torch's `ShardedGradScaler`
+    (`torch.distributed.fsdp.sharded_grad_scaler`): with `GradScaler` only ranks that see an infinity skip the step.
 
     compute_dtype: parameters and floating-point arguments are converted to it, and units communicate in it. Use it in
     place of autocast for weights, because autocast keeps its copies of all. None: the dtype of the parameters.
@@ -58,7 +63,8 @@ class FSDP(nn.Module):
     `forward`, not the module itself, so that the hooks stay outside. Convert, move and freeze before wrapping.
 
     Raises ValueError, on every rank, if the ranks' modules or units differ, if there is nothing to shard, if a sharded
-    parameter also belongs to a module that is not sharded, or if an embedding makes sparse gradients.
+    parameter has gradient hooks or also belongs to a module that is not sharded, if a parameter is a shard already or
+    not initialised, or if an embedding makes sparse gradients.
     """
 
     def __init__(self, module: nn.Module, compute_dtype: torch.dtype | None = None, shard: Rule | None = None):
@@ -87,7 +93,7 @@ class FSDP(nn.Module):
         groups: list[Group] = []
 
         def find() -> list[str]:
-            refuse_sparse_embeddings(self.module)
+            refuse_unfit(self.module)
             groups.extend(find_groups(self.module, shard))
             tensors = [*self.module.named_parameters(), *self.module.named_buffers()]
             units = (f"a unit of {[tuple(entry.shape) for entry in group.members]}" for group in groups)
@@ -99,7 +105,8 @@ class FSDP(nn.Module):
     def _add_hooks(self) -> None:
         for unit in self._units:
             for module in unit.modules:
-                module.register_forward_pre_hook(partial(self._before_forward, unit), with_kwargs=True)
+                # Around the user's hooks from before wrapping, which may use the parameters.
+                module.register_forward_pre_hook(partial(self._before_forward, unit), prepend=True, with_kwargs=True)
                 module.register_forward_hook(partial(self._after_forward, unit), always_call=True)
         if self._compute_dtype is not None:
             cast_replicated(self.module.modules(), set(self._replicated), self._compute_dtype)
@@ -107,7 +114,8 @@ class FSDP(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module.
 
-        Raises RuntimeError if a sharded parameter was converted, moved, frozen or unfrozen after wrapping.
+        Raises RuntimeError if a sharded parameter was converted, moved, frozen, unfrozen or given a gradient hook after
+        wrapping.
         """
         for flat in self._flats:
             flat.check_unchanged()
@@ -213,7 +221,7 @@ class FSDP(nn.Module):
         if not unit.forwards and not in_backward():
             unit.show(full=False)
         if torch.is_grad_enabled():
-            for tensor in [output] if isinstance(output, Tensor) else tensors_in(output):
+            for tensor in dict.fromkeys(map(_source, [output] if isinstance(output, Tensor) else _tensors_in(output))):
                 # What the module was given and returns as it is belongs to the backward pass of another one.
                 if tensor.grad_fn is not None and node_number(tensor.grad_fn) >= first_node:
                     tensor.register_hook(partial(self._before_backward, unit, first_node))
@@ -221,6 +229,10 @@ class FSDP(nn.Module):
                         unit.awaited.add(first_node)
 
     def _before_backward(self, unit: Unit, first_node: int, _: Tensor) -> None:
+        if torch.is_grad_enabled():
+            raise RuntimeError("FSDP cannot go backward with create_graph=True: it has no second derivatives")
+        if self._in_backward is None:
+            self._scattering.refuse_unfinished()
         if not unit.went_backward:
             unit.refuse_gradients()
         self._gathering.use(unit)
@@ -247,3 +259,19 @@ class FSDP(nn.Module):
         Raises TypeError.
         """
         raise TypeError("an FSDP module holds one rank's shards and cannot be copied or pickled: use full_state_dict()")
+
+
+def _tensors_in(output: Any) -> list[Tensor]:
+    """Return the tensors in a dataclass, or in nested lists, tuples and dictionaries."""
+    if dataclasses.is_dataclass(output):  # a leaf to torch's pytrees, unless it is registered
+        return [tensor for field in dataclasses.fields(output) for tensor in _tensors_in(getattr(output, field.name))]
+    return tensors_in(output)
+
+
+def _source(tensor: Tensor) -> Tensor:
+    """Return a tensor through which this one's gradients come even if this one is changed in place later.
+
+    A view that is changed in place loses its hooks, its base does not.
+    """
+    base = base_of(tensor)
+    return tensor if tensor.grad_fn is None or base.grad_fn is None else base

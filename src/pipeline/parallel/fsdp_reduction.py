@@ -25,6 +25,8 @@ class Scattering:
         self._sent: tuple[Pending, tuple[Tensor, ...]] | None = None
         # Shards whose gradient is nothing but zeros sent for one that was missing.
         self._absent: dict[Parameter, None] = {}
+        # One of the shards that got a gradient since the last finish.
+        self._received: Parameter | None = None
 
     def send(self, unit: Unit) -> None:
         """Send the gradients of a unit whose backward pass is over, and zeros for those that are missing here.
@@ -45,13 +47,21 @@ class Scattering:
             else:
                 unit.refuse_gradients()
         self.settle()
-        absent, self._absent = list(self._absent), {}
+        absent, self._absent, self._received = list(self._absent), {}, None
         return absent
 
     def discard(self) -> None:
         """Wait for what is on its way, and forget it."""
         self.settle()
-        self._absent = {}
+        self._absent, self._received = {}, None
+
+    def refuse_unfinished(self) -> None:
+        """Raise RuntimeError if an optimizer dropped gradients of which others were not sent yet."""
+        if self._received is not None and self._received.grad is None:
+            raise RuntimeError(
+                "gradients were dropped before finish_gradient_synchronization(): call it between the backward pass "
+                "and the optimizer's step, or discard_gradients() to start over"
+            )
 
     def settle(self) -> None:
         """Wait for the buffer that is on its way, which has had the time of a unit's backward pass."""
@@ -78,7 +88,7 @@ class Scattering:
         after += _added(flat, result)
         collective = partial(dist.reduce_scatter_tensor, received, whole, op=self._operation)
         pending = self._lane.start(collective, None, partial(_run_all, after) if after else None)
-        self._sent = pending, (whole, received, result)
+        self._sent, self._received = (pending, (whole, received, result)), flat.shards[0]
 
 
 def _taken_gradients(flat: Flat) -> Tensor:

@@ -11,12 +11,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import Parameter
-from torch.nn.parameter import is_lazy
 
 from pipeline.compat.torch_private import parameters_of
+from pipeline.compat.torch_tensors import has_gradient_hooks
 from pipeline.formulas.fsdp import flat_layout
+from pipeline.parallel.replicas import mark_as_shard
 
 Rule = Callable[[nn.Module], bool]
+
+HOOKS_NOT_CALLED = "has a gradient hook, which FSDP would not call: remove it"
 
 
 class Place(NamedTuple):
@@ -49,6 +52,7 @@ class Flat:
             begin, end = self.layout.own(index, rank)
             view.copy_(parameter.detach().reshape(-1)[begin:end])
             self.shards.append(Parameter(view, requires_grad=self.is_trained))
+            mark_as_shard(self.shards[-1])
         self.fulls: list[Parameter] = []
         self.fill: Callable[[], Tensor] | None = None
         self.gather: Callable[..., Any]
@@ -63,11 +67,13 @@ class Flat:
         return list(piece.split(self._sizes)[1::2])
 
     def check_unchanged(self) -> None:
-        """Raise RuntimeError if shards are no longer what the optimizer updates and this buffer holds."""
+        """Raise RuntimeError if shards are not what the optimizer updates and this buffer holds, or have hooks."""
         moved = self.shards[0].untyped_storage().data_ptr() != self.piece.untyped_storage().data_ptr()
         for name, shard in zip(self.names, self.shards, strict=True):
             if moved or shard.requires_grad != self.is_trained:
                 raise RuntimeError(f"{name} was converted, moved, frozen or unfrozen after wrapping: do so before")
+            if has_gradient_hooks(shard):
+                raise RuntimeError(f"{name} {HOOKS_NOT_CALLED}")
 
     def split_whole(self, whole: Tensor) -> list[Tensor]:
         """View each parameter in a whole buffer, in its shape."""
@@ -162,7 +168,8 @@ class Unit:
                 if full.grad is not None:
                     raise RuntimeError(
                         f"the gradient of {name} was computed without its unit: a unit must return its results as "
-                        "tensors, or in lists, tuples and dictionaries, and use its parameters only in its forward pass"
+                        "tensors, or in lists, tuples, dictionaries and dataclasses, and use its parameters only in "
+                        "its forward pass"
                     )
 
     def drop_gradients(self) -> None:
@@ -181,10 +188,9 @@ class Unit:
 def find_groups(root: nn.Module, shard: Rule | None) -> list[Group]:
     """Return what becomes a unit each, in the order of the module's definition.
 
-    Raises ValueError if nothing is to be sharded, if a parameter to be sharded also belongs to a module outside, or is
-    not initialised, or if such parameters are on several devices.
+    Raises ValueError if nothing is to be sharded, if a parameter to be sharded has hooks or also belongs to a module
+    outside, or if such parameters are on several devices.
     """
-    _refuse_uninitialised(root)
     found = [
         (module, _matrices(module) if shard is None else list(module.parameters()))
         for module in _outermost(root, shard or is_matrix_layer)
@@ -231,17 +237,13 @@ def _joined(found: Iterable[tuple[nn.Module, list[Parameter]]]) -> list[Group]:
     return groups
 
 
-def _refuse_uninitialised(root: nn.Module) -> None:
-    for name, parameter in root.named_parameters():
-        if is_lazy(parameter):
-            raise ValueError(f"{name} is not initialised: run the module once before wrapping it")
-
-
 def _check(root: nn.Module, groups: list[Group]) -> None:
     inside = {inner for entry in groups for module in entry.modules for inner in module.modules()}
     sharded = {parameter for entry in groups for parameter in entry.members}
     for path, module in root.named_modules():
         for name, parameter in module.named_parameters(path, recurse=False):
+            if parameter in sharded and has_gradient_hooks(parameter):
+                raise ValueError(f"{name} {HOOKS_NOT_CALLED}")
             if parameter in sharded and module not in inside:
                 raise ValueError(
                     f"{name} is also a weight of a module that is sharded, but not of this one: let shard be true for "

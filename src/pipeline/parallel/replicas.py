@@ -15,8 +15,27 @@ def describe(named_tensors: Iterable[tuple[str, Tensor]]) -> list[str]:
     ]
 
 
-def refuse_sparse_embeddings(module: nn.Module) -> None:
-    """Raise ValueError if an embedding with a trained weight makes sparse gradients, which cannot be averaged."""
+def mark_as_shard(parameter: Tensor) -> None:
+    """Note that a parameter is a rank's part of another one, so that other ranks' values differ."""
+    parameter.is_shard_of_fsdp = True  # type: ignore[attr-defined]
+
+
+def is_shard(parameter: Tensor) -> bool:
+    """Tell whether a parameter is a rank's part of another one."""
+    return getattr(parameter, "is_shard_of_fsdp", False)
+
+
+def refuse_unfit(module: nn.Module) -> None:
+    """Raise ValueError for a module that cannot be wrapped.
+
+    That is one with a parameter that is not initialised or a shard, or with a trained embedding that makes sparse
+    gradients, which cannot be averaged.
+    """
+    for name, parameter in module.named_parameters():
+        if is_lazy(parameter):
+            raise ValueError(f"{name} is not initialised: run the module once before wrapping it")
+        if is_shard(parameter):
+            raise ValueError(f"{name} is a shard of an FSDP module: wrap a module once")
     names: dict[Tensor, str] = {parameter: name for name, parameter in module.named_parameters()}
     for child in module.modules():
         if isinstance(child, nn.Embedding | nn.EmbeddingBag) and child.sparse and child.weight.requires_grad:

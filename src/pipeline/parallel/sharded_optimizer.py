@@ -13,7 +13,7 @@ from pipeline.parallel.broadcasts import broadcast_from_owners
 from pipeline.parallel.consolidation import gather_state
 from pipeline.parallel.groups import Group, copy_hyperparameters, describe_group, hyperparameters
 from pipeline.parallel.partition import Partition
-from pipeline.parallel.replicas import prepare_on_all_ranks
+from pipeline.parallel.replicas import is_shard, prepare_on_all_ranks
 
 
 class ShardedOptimizer(Optimizer):
@@ -28,8 +28,8 @@ class ShardedOptimizer(Optimizer):
 
     params: parameters or parameter groups, as for any `torch.optim.Optimizer`.
     Construction, `add_param_group`, `step` and `state_dict` are collectives of the default process group. Raises
-    ValueError, on every rank, if the ranks' groups differ or only some ranks fail to make theirs; if all fail, the
-    exception of `optimizer_cls`.
+    ValueError, on every rank, for parameters of an FSDP module, and if the ranks' groups differ or only some ranks fail
+    to make theirs; if all fail, the exception of `optimizer_cls`.
     """
 
     def __init__(self, params: Iterable, optimizer_cls: type[Optimizer], **kwargs: Any):
@@ -41,6 +41,7 @@ class ShardedOptimizer(Optimizer):
     def _construct(self, params: Iterable, optimizer_cls: type[Optimizer], kwargs: dict[str, Any]) -> list[str]:
         """Make the groups and the shard's optimizer, adopt its defaults, and describe the groups."""
         super().__init__(params, dict(kwargs))
+        _refuse_shards(self._parameters())
         self._partition = self._partition.with_added(list(self._parameters()))
         self._shard: Optimizer = optimizer_cls([self._own_part(group) for group in self.param_groups], **kwargs)
         self.defaults = dict(self._shard.defaults)
@@ -79,6 +80,7 @@ class ShardedOptimizer(Optimizer):
         """Add a group, and this rank's part of it, which may be empty, to the shard's optimizer; describe the group."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
+        _refuse_shards(group["params"])
         self._partition = self._partition.with_added(group["params"])
         self._shard.add_param_group(self._own_part(group))
         group.update(hyperparameters(self._shard.param_groups[-1]))
@@ -183,3 +185,8 @@ class ShardedOptimizer(Optimizer):
     def _parameters(self) -> Iterator[Tensor]:
         for group in self.param_groups:
             yield from group["params"]
+
+
+def _refuse_shards(parameters: Iterable[Tensor]) -> None:
+    if any(map(is_shard, parameters)):
+        raise ValueError("the parameters of an FSDP module are shards already: use optimizer_cls itself")
