@@ -21,7 +21,7 @@ FUSION_NAMES = {
 
 def ladder(run: Run) -> pd.Series:
     """Return the median steps from torch's parts, where they were timed, through each fusion, by name, in ms."""
-    steps = run.fusions.set_index("fusion")["step_ms"].rename(FUSION_NAMES)
+    steps = run.of("fusion").set_index("fusion")["step_ms"].reindex(FUSION_NAMES).dropna().rename(FUSION_NAMES)
     if run.peer is None:
         return steps
     return pd.concat([pd.Series({NAMES[run.peer]: run.steps.loc[run.peer, "median_ms"]}), steps])

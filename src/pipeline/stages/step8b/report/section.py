@@ -6,10 +6,10 @@ from pipeline.report.markup import Markdown
 from pipeline.report.outcomes import clear_gain, not_measured, nothing_measured
 from pipeline.report.page_parts import Action, Figure, Problem, Section, Table
 from pipeline.report.section import count, data_size, listing, ms, number, percent
-from pipeline.report.side_by_side import text_cells, without_empty
+from pipeline.report.side_by_side import text_cells, whole_steps, without_empty
 from pipeline.report.tables import median_cells, significant
 from pipeline.stages.step8b.report import figures
-from pipeline.stages.step8b.report.facts import NAMES, Run, runs, whole_steps
+from pipeline.stages.step8b.report.facts import NAMES, Run, named, runs
 
 TITLE = "How fast is a whole training step of the largest model, and where does its time go?"
 EXERCISE = "leaderboard of 2026"  # that of 2025 is of attention alone
@@ -17,7 +17,7 @@ EXERCISE = "leaderboard of 2026"  # that of 2025 is of attention alone
 
 def build(rows: pd.DataFrame) -> Section:
     """Build the section from the rows of all its tables; it tells of the cell with the most work a step."""
-    whole, measured = whole_steps(rows), runs(rows)
+    whole, measured = whole_steps(named(rows)), runs(rows)
     if not measured:
         return Section(TITLE, EXERCISE, nothing_measured(whole))
     run = measured[0]
@@ -56,7 +56,7 @@ def _words(step: pd.Series) -> str:
 
 
 def _figure(run: Run) -> list[Figure]:
-    if run.fusions.empty:
+    if run.of("fusion").empty:
         return []
     saved = -figures.ladder(run).diff().dropna()
     most = f": {saved.idxmax()} the most, {ms(saved.max())}" if saved.max() > 0 else ""
@@ -97,17 +97,17 @@ def _budget_table(run: Run) -> list[Table]:
 
 
 def _correctness(run: Run) -> str:
-    sentences = []
-    if {"ours", "bf16_eager"} <= {*run.checks.index}:
-        ours, plain = run.checks.loc["ours"], run.checks.loc["bf16_eager"]
+    sentences, checks, descents = [], run.of("check"), run.of("descent")
+    if {"ours", "bf16_eager"} <= {*checks.index}:
+        ours, plain = checks.loc["ours"], checks.loc["bf16_eager"]
         sentences.append(
             f"With {ours['setting_checked_layers']} layers at context "
             f"{min(ours['setting_checked_context'], run.context_length):,} the loss is {ours['loss_error']:.1g} from "
             f"that in fp32, as a share of it, and the gradients {ours['gradient_error']:.2g}; the plain model's in "
             f"bf16 are {plain['loss_error']:.1g} and {plain['gradient_error']:.2g}."
         )
-    if run.ours in run.descents.index:
-        descent = run.descents.loc[run.ours]
+    if run.ours in descents.index:
+        descent = descents.loc[run.ours]
         sentences.append(
             f"Over {descent['setting_descent_steps']} steps with one batch the loss falls from "
             f"{number(descent['first_loss'])} to {number(descent['last_loss'])}."
