@@ -3,8 +3,9 @@
 import pandas as pd
 
 from pipeline.report import published
-from pipeline.stages.ddp.cell import Variant
-from pipeline.stages.ddp.report.facts import label, runs
+from pipeline.report.side_by_side import whole_steps
+from pipeline.report.table_rows import ok
+from pipeline.stages.ddp.report.facts import label, named
 
 # Their words for a variant, by how they begin.
 IMPLS = {
@@ -18,29 +19,15 @@ IMPLS = {
 
 def pairs(rows: pd.DataFrame) -> pd.DataFrame:
     """Pair others' step times that stand for all ranks with ours: what, unit, theirs, ours, write_up, note."""
-    found = [
-        {
-            "what": f"step of {step['size']}, {variant}, {run.world_size} ranks, {run.name}",
-            "unit": "ms",
-            "theirs": line["step_ms"],
-            "ours": step["median_ms"],
-            "write_up": line["write_up"],
-            "note": line["note"],
-        }
-        for _, line in _theirs().iterrows()
-        for run in runs(rows)
-        if (run.size, run.world_size) == (line["model"], line["world_size"])
-        for variant, step in run.steps.iterrows()
-        if variant == line["ours"]
-    ]
-    return pd.DataFrame(found)
+    ours = ok(whole_steps(named(rows)))[["size", "world_size", "way", "cell_name", "median_ms"]]
+    paired = _theirs().merge(ours, on=["size", "world_size", "way"])
+    cells = paired["world_size"].astype(str) + " ranks, " + paired["cell_name"]
+    what = "step of " + paired["size"] + ", " + paired["way"] + ", " + cells
+    return paired.assign(what=what, unit="ms", theirs=paired["step_ms"], ours=paired["median_ms"])
 
 
 def _theirs() -> pd.DataFrame:
-    rows = published.load("ddp")
-    rows = rows[(rows["rank"] == "all") & (rows["status"] == "ok")]
-    impls = rows["variant"].map(
-        lambda name: next((impl for start, impl in IMPLS.items() if name.startswith(start)), None)
-    )
-    sizes = [None if pd.isna(size) else int(size) for size in rows["bucket_mb"]]
-    return rows.assign(ours=[label(Variant(*pair)) if pair[0] else "" for pair in zip(impls, sizes, strict=True)])
+    rows = published.load("ddp").rename(columns={"model": "size"})
+    impls = rows["variant"].str.extract(f"^({'|'.join(IMPLS)})", expand=False).map(IMPLS)
+    rows = rows.assign(way=[label(*pair) for pair in zip(impls, rows["bucket_mb"], strict=True)])
+    return rows[(rows["rank"] == "all") & (rows["status"] == "ok")]

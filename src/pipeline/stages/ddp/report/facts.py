@@ -1,16 +1,15 @@
 """The rows of the ddp stage: a run for every cell of which something was measured."""
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import pandas as pd
 
-from pipeline.formulas.buckets import best_bucket_bytes
 from pipeline.formulas.collectives import LinearCost, fit_linear_cost
 from pipeline.report import side_by_side
 from pipeline.report.outcomes import IDLE_PCT
 from pipeline.report.table_rows import ok
-from pipeline.stages.ddp.cell import CAPTURED_STEP, PHASES, VARIANTS, Variant
+from pipeline.stages.ddp.cell import CAPTURED_STEP, PHASES, VARIANTS
 from pipeline.stages.ddp.rows import ROW_TYPES
 
 NAMES = {"none": "no communication", "torch": "torch DDP", "torch_tuned": "torch DDP tuned"}
@@ -19,15 +18,15 @@ TORCH = ("torch", "torch_tuned")
 NO_COMMUNICATION = NAMES["none"]
 
 
-def label(variant: Variant) -> str:
-    """Name a variant for people: `bucketed 10 MB`."""
-    name = NAMES.get(variant.impl, variant.impl)
-    return name if variant.bucket_size_mb is None else f"{name} {variant.bucket_size_mb} MB"
+def label(impl: str, bucket_size_mb: float | None) -> str:
+    """Name a variant for people: `bucketed 10 MB`; without buckets the size is None or NaN."""
+    name = NAMES.get(impl, impl)
+    return name if pd.isna(bucket_size_mb) else f"{name} {bucket_size_mb:.0f} MB"
 
 
 # What communicates nothing comes first: the others are held against it.
-READING_ORDER = tuple(label(variant) for variant in (VARIANTS[-1], *VARIANTS[:-1]))
-TORCH_DEFAULT = label(Variant("torch", 25))  # of torch.nn.parallel.DistributedDataParallel's bucket_cap_mb
+READING_ORDER = tuple(label(variant.impl, variant.bucket_size_mb) for variant in (VARIANTS[-1], *VARIANTS[:-1]))
+TORCH_DEFAULT = label("torch", 25)  # of torch.nn.parallel.DistributedDataParallel's bucket_cap_mb
 
 
 class Run(side_by_side.Run):
@@ -68,10 +67,10 @@ class Run(side_by_side.Run):
         return (steps_ms - steps_ms[NO_COMMUNICATION]).drop(NO_COMMUNICATION)
 
     @property
-    def idle_share(self) -> float | None:
-        """The part of the captured naive step in which the GPU neither computed nor communicated; None on a CPU."""
+    def idle_share(self) -> float:
+        """The part of the captured naive step in which the GPU neither computed nor communicated; NaN on a CPU."""
         if not self.on_gpus or "naive" not in self.captures.index:
-            return None
+            return math.nan
         captured = self.captures.loc["naive"]
         busy_ms = captured["computation_ms"] + captured["communication_ms"] - captured["hidden_ms"]
         return float(max(0.0, 1 - busy_ms / captured["span_ms"]))
@@ -79,13 +78,13 @@ class Run(side_by_side.Run):
     @property
     def host_limited(self) -> bool:
         """Tell whether the host and not the GPU decides how long a step takes."""
-        return 100 * (self.idle_share or 0) >= IDLE_PCT
+        return 100 * self.idle_share >= IDLE_PCT
 
 
 def named(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the rows in reading order, with the names of their variant and cell."""
-    sizes = [None if pd.isna(size) else int(size) for size in rows.get("bucket_size_mb", [None] * len(rows))]
-    variants = [label(Variant(*pair)) for pair in zip(rows["impl"], sizes, strict=True)]
+    sizes_mb = rows.get("bucket_size_mb", [None] * len(rows))
+    variants = [label(*pair) for pair in zip(rows["impl"], sizes_mb, strict=True)]
     return side_by_side.named(rows.assign(way=variants), ROW_TYPES, ["precision", "size", "world_size"], READING_ORDER)
 
 
@@ -94,28 +93,15 @@ def runs(rows: pd.DataFrame) -> list[Run]:
     return side_by_side.runs(named(rows), Run)
 
 
-@dataclass(frozen=True)
-class Fit:
-    """The measured cost of an all-reduce, and the bucket size that the overhead model makes of it."""
-
-    cost: LinearCost
-    gradient_bytes: float
-    best_bucket_mb: float | None  # of 2^20 bytes; None where a call costs nothing beside its bytes
-
-
-def fit(run: Run, allreduce: pd.DataFrame) -> Fit | None:
+def all_reduce_cost(run: Run, allreduce: pd.DataFrame) -> LinearCost | None:
     """Fit the bursts of all-reduces of this run's backend and ranks; None where there are none to fit."""
     if allreduce.empty or "median_ms" not in allreduce:
         return None
-    step = run.steps.iloc[0]
-    alike = ok(allreduce).query(
-        "backend == @step.backend and world_size == @run.world_size and nodes == 1 and timing == 'burst'"
-        " and impl == 'torch' and placement == 'in_place'"
-    )
+    burst = {"backend": run.steps["backend"].iloc[0], "world_size": run.world_size, "nodes": 1}
+    burst |= {"timing": "burst", "impl": "torch", "placement": "in_place"}
+    alike = ok(allreduce)
+    alike = alike[(alike[list(burst)] == pd.Series(burst)).all(axis=1)]
     try:
-        cost = fit_linear_cost(alike["size_bytes"].astype(float), alike["median_ms"] / 1e3)
+        return fit_linear_cost(alike["size_bytes"].astype(float), alike["median_ms"] / 1e3)
     except ValueError:
         return None
-    gradient_bytes = float(step["gradient_bytes"])
-    best_bytes = min(gradient_bytes, best_bucket_bytes(gradient_bytes, cost)) if cost.latency_s else None
-    return Fit(cost, gradient_bytes, None if best_bytes is None else best_bytes / 2**20)

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from pipeline.formulas.buckets import best_bucket_bytes
 from pipeline.report import side_by_side
 from pipeline.report.page_parts import Problem, say
 from pipeline.report.section import counted, data_size, ms, number, percent, ratio
 from pipeline.report.side_by_side import agree, once_each, step_words
 from pipeline.report.tables import significant
-from pipeline.stages.ddp.report.facts import NO_COMMUNICATION, Run, fit
+from pipeline.stages.ddp.report.facts import NO_COMMUNICATION, Run, all_reduce_cost
 
 
 def problems(measured: Sequence[Run], allreduce: pd.DataFrame) -> list[Problem]:
@@ -91,14 +92,15 @@ def _buckets(run: Run) -> str:
 
 
 def _prediction(run: Run, allreduce: pd.DataFrame) -> str:
-    fitted = fit(run, allreduce)
-    if fitted is None:
+    cost, gradient_bytes = all_reduce_cost(run, allreduce), float(run.steps["gradient_bytes"].iloc[0])
+    if cost is None:
         return ""
-    best = fitted.best_bucket_mb
-    size = "a call costs nothing, so that smaller is always better" if best is None else f"{significant(best)} MB"
-    if best is not None and best * 2**20 >= fitted.gradient_bytes:
-        size += ", all of them in one bucket"
+    size = "a call costs nothing, so that smaller is always better"
+    if cost.latency_s:
+        best_bytes = best_bucket_bytes(gradient_bytes, cost)
+        size = f"{significant(min(best_bytes, gradient_bytes) / 2**20)} MB"
+        size += ", all of them in one bucket" if best_bytes >= gradient_bytes else ""
     return (
-        f"s = {data_size(fitted.gradient_bytes)}, o = {significant(fitted.cost.latency_s * 1e6)} µs, w = "
-        f"{number(fitted.cost.bytes_per_s / 1e9)} GB/s (fitted to bursts of all-reduces): {size}."
+        f"s = {data_size(gradient_bytes)}, o = {significant(cost.latency_s * 1e6)} µs, w = "
+        f"{number(cost.bytes_per_s / 1e9)} GB/s (fitted to bursts of all-reduces): {size}."
     )

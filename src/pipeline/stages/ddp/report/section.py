@@ -46,9 +46,9 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
 def _verdict(run: Run) -> str:
     """Say how long a step takes with the best of ours and with PyTorch's DDP, and who decides that."""
     best, torch = run.fastest(OURS), run.fastest(TORCH)
-    idle = percent(run.idle_share or 0)
-    host = f", where the host limits the step (the GPU idles {idle} of it)" if run.host_limited else ""
-    parts = []
+    host, parts = "", []
+    if run.host_limited:
+        host = f", where the host limits the step (the GPU idles {percent(run.idle_share)} of it)"
     if best is not None:
         parts.append(f"our best takes {step_words(best)} a step with {best.name}{_cost(run, best)}")
     if torch is not None:

@@ -24,9 +24,6 @@ def build(rows: pd.DataFrame) -> Section:
         return Section(TITLE, EXERCISE, nothing_measured(whole))
     lead = next((run for run in measured if (run.whole["status"] == "ok").all()), measured[0])
     timed = pd.concat([run.steps for run in measured])
-    setting = (
-        f"Batch {timed['setting_batch_size_per_rank'].max()} a rank, context {timed['setting_context_length'].max()}"
-    )
     saved = memory_and_time.saved(measured, PLAIN, (OURS, TORCHS))
     answers = {
         "optimizer_state_sharding": _weights,
@@ -44,8 +41,9 @@ def build(rows: pd.DataFrame) -> Section:
             not_measured(whole, "cell_name"),
         ],
         method=(
-            f"{setting}; gradients are all-reduced parameter by parameter during backward. "
-            f"{memory_and_time.method(measured)}"
+            f"Batch {timed['setting_batch_size_per_rank'].max()} a rank, context "
+            f"{timed['setting_context_length'].max()}; gradients are all-reduced parameter by parameter during "
+            f"backward. {memory_and_time.method(measured)}"
         ),
         actions=[Action(3, Markdown("**On several GPUs, shard the optimizer's state.**"), saved)] if saved else [],
         problems=side_by_side.problems(measured, answers),
