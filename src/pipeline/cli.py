@@ -106,8 +106,8 @@ def _publish(arguments: argparse.Namespace) -> None:
 
 
 def _account(arguments: argparse.Namespace) -> None:
+    from pipeline.stages.accounting.options import given_options
     from pipeline.stages.accounting.report.answers import answers
-    from pipeline.stages.accounting.report.options import given_options
 
     given = given_options(arguments)
     try:
@@ -217,7 +217,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     account = commands.add_parser("account", help="compute memory, batch and bucket sizes for any model and machine")
     account.set_defaults(run=_account)
     if words[:1] == ["account"]:  # dozens of options; other commands do not wait for them
-        from pipeline.stages.accounting.report.options import add_options
+        from pipeline.stages.accounting.options import add_options
 
         add_options(account)
 

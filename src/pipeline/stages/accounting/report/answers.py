@@ -14,7 +14,7 @@ from pipeline.stages.accounting import questions
 from pipeline.stages.accounting.cell import QUESTIONS, Settings
 from pipeline.stages.accounting.measure import layer_of, link_of, mesh_of
 from pipeline.stages.accounting.models import FeedForwardModel, Model, Transformer, as_transformer, model_named
-from pipeline.stages.accounting.report.options import OF_SIZE, Subject
+from pipeline.stages.accounting.options import OF_SIZE, Subject
 from pipeline.stages.accounting.report.words import MESH_CASES, PARALLEL_CASES
 
 
@@ -69,12 +69,9 @@ def _answer(question: str, model: Model, subject: Subject, settings: Settings) -
 
 def _memory(model: Model, subject: Subject, settings: Settings) -> str:
     [row] = questions.memory_rows(model, subject.batch_size, [subject.seq_len], settings.gpu_memory_gb)
-    capacity = f"{settings.gpu_memory_gb:g}"
-    gpus = {
-        f"GPUs of {capacity} GB": row["total_gpus"],
-        f"GPUs of {capacity} GiB": row["total_gpus_of_gib"],
-    }
-    return f"{_sizes(row)}\n\n{_lines(gpus)}"
+    gpus = f"GPUs of {settings.gpu_memory_gb:g}"
+    counts = {f"{gpus} GB": row["total_gpus"], f"{gpus} GiB": row["total_gpus_of_gib"]}
+    return f"{_sizes(row)}\n\n{_lines(counts)}"
 
 
 def _fsdp(model: Model, subject: Subject, settings: Settings) -> str:
@@ -118,10 +115,10 @@ def _buckets(model: Model, _subject: Subject, settings: Settings) -> str:
 
 def _ring(model: Model, _subject: Subject, settings: Settings) -> str:
     rows = pd.DataFrame(questions.ring_rows(model, 1e9 * settings.egress_gbytes_per_s))
-    table = rows.pivot(index="num_devices", columns="case", values="ring_ms").reset_index()
+    times = rows.pivot(index="num_devices", columns="case", values="ring_ms").map(significant).reset_index()
+    times.columns = ["devices", "shares (ms)", "whole tensors (ms)"]
     title = f"All-reducing {significant(rows['gradient_bytes'].iloc[0] / GB)} GB of gradients around a ring:"
-    columns = {"devices": table["num_devices"], "shares (ms)": table["shares"].map(significant)}
-    return f"{title}\n\n{markdown(pd.DataFrame({**columns, 'whole tensors (ms)': table['whole'].map(significant)}))}"
+    return f"{title}\n\n{markdown(times)}"
 
 
 def _parallel(model: Model, _subject: Subject, settings: Settings) -> str:
@@ -174,19 +171,11 @@ def _byte_columns(row: dict[str, Any]) -> dict[str, float]:
 
 
 def _sizes(row: dict[str, Any]) -> str:
-    columns = _byte_columns(row)
-    table = pd.DataFrame(
-        {
-            "": list(columns),
-            "GB": [significant(value / GB) for value in columns.values()],
-            "GiB": [significant(value / GIB) for value in columns.values()],
-        }
-    )
-    return markdown(table)
+    sizes = pd.Series(_byte_columns(row))
+    columns = {name: (sizes / unit).map(significant) for name, unit in {"GB": GB, "GiB": GIB}.items()}
+    return markdown(pd.DataFrame(columns).reset_index(names=""))
 
 
 def _by_attention(rows: list[dict[str, Any]]) -> str:
-    table = pd.DataFrame({"": list(_byte_columns(rows[0]))})
-    for row in rows:
-        table[f"{row['attention']} (GB)"] = [significant(value / GB) for value in _byte_columns(row).values()]
-    return markdown(table)
+    sizes = pd.DataFrame({f"{row['attention']} (GB)": _byte_columns(row) for row in rows})
+    return markdown((sizes / GB).map(significant).reset_index(names=""))

@@ -13,11 +13,9 @@ TIMES = {
 }
 
 
-def mesh_times(rows: pd.DataFrame) -> Figure | None:
+def mesh_times(rows: pd.DataFrame) -> Figure:
     """Draw the times of one block over the batch of a device: computing, either transfer, and both in turn."""
     line = rows[rows["case"] == "batch"].sort_values("tokens")
-    if line.empty:
-        return None
     figure, panels = new_figure()
     axes = panels[0, 0]
     for column, (label, what, style) in TIMES.items():

@@ -76,25 +76,17 @@ def _answer(answers: dict[str, pd.DataFrame]) -> str:
 
 
 def _mesh_figure(mesh: pd.DataFrame) -> list[Figure]:
-    drawing, given = mesh_times(mesh), mesh_levers(mesh).loc["given"]
-    if drawing is None:
+    if not (mesh["case"] == "batch").any():  # no batch is compute bound
         return []
-    tokens = f"From {given['whole_tokens_per_device']:,.0f} tokens per device on"
-    return [Figure("mesh", f"{tokens}, computing a block takes longer than both of its transfers", drawing)]
+    tokens = f"From {mesh_levers(mesh).loc['given', 'whole_tokens_per_device']:,.0f} tokens per device on"
+    return [Figure("mesh", f"{tokens}, computing a block takes longer than both of its transfers", mesh_times(mesh))]
 
 
 def _lacking(rows: pd.DataFrame) -> Markdown:
     """Say which questions have no answer, and why."""
     missing = rows[rows["status"] != "ok"].fillna({"reason": "nothing is known of why"})
+    told = missing[["question", "size", "reason"]].drop_duplicates().itertuples(index=False, name=None)
     return Markdown(" ").join(
-        say(
-            "{asked} of {size} has no answer: {why}.",
-            asked=code(row.question),
-            size=row.size_,
-            why=row.reason.rstrip("."),
-        )
-        for row in missing[["question", "size", "reason"]]
-        .drop_duplicates()
-        .rename(columns={"size": "size_"})
-        .itertuples()
+        say("{asked} of {size} has no answer: {why}.", asked=code(question), size=size, why=reason.rstrip("."))
+        for question, size, reason in told
     )
