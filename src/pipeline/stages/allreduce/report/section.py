@@ -1,6 +1,6 @@
 """The allreduce section: the bus bandwidth reached, from which size on, and what a call costs."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -119,27 +119,24 @@ def _table(measured: Sequence[Group]) -> Table:
 
 def _own_cost(measured: Sequence[Group]) -> str:
     """Say what a single call takes over one in a burst, and torch.distributed over NCCL itself, where most."""
-    single = _largest_ratio(measured, lambda group: (group.singles, group.bursts))
-    wrapped = _largest_ratio(measured, lambda group: (group.bursts, group.nccl))
-    sentences = []
-    if single:
-        sentences.append(
-            "A single call, by the host clock, takes up to {} the time of one in a burst ({}).".format(*single)
-        )
-    if wrapped:
-        words = "Through torch.distributed it takes at most {} that of NCCL called directly ({})."
-        sentences.append(words.format(*wrapped))
-    return " ".join(sentences)
+    single = _largest_ratio((group.name, group.singles, group.bursts) for group in measured)
+    wrapped = _largest_ratio((group.name, group.bursts, group.nccl) for group in measured)
+    sentences = {
+        "A single call, by the host clock, takes up to {} the time of one in a burst ({}).": single,
+        "Through torch.distributed it takes at most {} that of NCCL called directly ({}).": wrapped,
+    }
+    return " ".join(words.format(*found) for words, found in sentences.items() if found)
 
 
-def _largest_ratio(
-    measured: Sequence[Group], sides: Callable[[Group], tuple[pd.DataFrame, pd.DataFrame]]
-) -> tuple[str, str] | None:
-    """Return the largest ratio of two kinds of calls of one size, and where; unstable ones are left out."""
+def _largest_ratio(sides: Iterable[tuple[str, pd.DataFrame, pd.DataFrame]]) -> tuple[str, str] | None:
+    """Return the largest ratio of two kinds of calls of one size, and where; unstable ones are left out.
+
+    sides: a group's name, and its calls of either kind.
+    """
     found: list[tuple[float, str]] = []
-    for group in measured:
-        above, below = (side[side["status"] == "ok"].set_index("size")["median_ms"] for side in sides(group))
-        found += [(value, f"{size}, {group.name}") for size, value in (above / below).dropna().items()]
+    for name, *kinds in sides:
+        above, below = (kind[kind["status"] == "ok"].set_index("size")["median_ms"] for kind in kinds)
+        found += [(value, f"{size}, {name}") for size, value in (above / below).dropna().items()]
     value, where = max(found, default=(0.0, ""))
     return (ratio(value), where) if where else None
 

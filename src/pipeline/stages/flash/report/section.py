@@ -106,8 +106,7 @@ def _is_ahead(pair: pd.Series) -> bool:
 def _figure(rows: pd.DataFrame, products: Mapping[str, float]) -> list[Figure]:
     """Show the shapes of real models, else of one head the longest; the title is of the fastest kernel at the first."""
     models, heads = several_heads(rows), one_head(rows)
-    both = models if len(ok(models)) else heads[heads["head_dim"] == usual_head_dim(rows)].iloc[::-1]
-    both = compared(both) if len(ok(models)) else both
+    both = compared(models) if len(ok(models)) else heads[heads["head_dim"] == usual_head_dim(rows)].iloc[::-1]
     both = both[both["phase"] == BOTH_PHASES]
     if ok(both).empty:
         return []

@@ -77,19 +77,13 @@ def _checkpoints_with_flash(shown: Sequence[Recording]) -> list[Action]:
     for without in _longest_first(flash):
         kept = _find(shown, without, checkpoint_every=1)
         if kept and without.peak.total_bytes >= WORTH_IT * kept.peak.total_bytes:
-            least = (
-                "; the peak is then the default AdamW's update, which checkpoints cannot lower"
-                if kept.peak.phase == "optimizer"
-                else ""
-            )
-            why = f"{without.setting}: {without.size} → {kept.size} at {_more_time(kept, without)} time{least}."
+            time = f"{kept.step_ms / without.step_ms - 1:+.0%} time"
+            why = f"{without.setting}: {without.size} → {kept.size} at {time}"
+            if kept.peak.phase == "optimizer":
+                why += "; the peak is then the default AdamW's update, which checkpoints cannot lower"
             what = Markdown("**Where flash attention alone takes too much memory, checkpoint every block too.**")
-            return [Action(2, what, Markdown(why))]
+            return [Action(2, what, Markdown(f"{why}."))]
     return []
-
-
-def _more_time(recording: Recording, base: Recording) -> str:
-    return f"{recording.step_ms / base.step_ms - 1:+.0%}"
 
 
 def _fused_adamw(shown: Sequence[Recording]) -> list[Action]:
@@ -97,7 +91,11 @@ def _fused_adamw(shown: Sequence[Recording]) -> list[Action]:
     steps = [one for one in shown if one.measured and one.cell.mode == "train_step"]
     # On a CPU parameters are updated one after the other.
     at_update = [one for one in steps if one.peak.phase == "optimizer" and one.device_type == "cuda"]
-    at_update = [one for one in at_update if one.peak.total_bytes >= WORTH_IT * _without_temporaries(one)]
+    at_update = [
+        one
+        for one in at_update
+        if one.peak.total_bytes >= WORTH_IT * (one.peak.total_bytes - one.peak.made_of["temporaries"])
+    ]
     if not at_update:
         return []
     largest = max(at_update, key=lambda one: one.peak.total_bytes)
@@ -108,7 +106,3 @@ def _fused_adamw(shown: Sequence[Recording]) -> list[Action]:
         f"({percent(temporaries / largest.peak.total_bytes)}) are temporaries that only the foreach update makes."
     )
     return [Action(4, Markdown("**Use fused AdamW where the update is the peak.**"), Markdown(why), "optimizer")]
-
-
-def _without_temporaries(recording: Recording) -> int:
-    return recording.peak.total_bytes - recording.peak.made_of["temporaries"]

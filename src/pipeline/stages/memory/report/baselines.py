@@ -24,7 +24,13 @@ def pairs(rows: pd.DataFrame) -> pd.DataFrame:
         is_assumed=theirs["precision"] == "mixed_not_named",
         precision=theirs["precision"].map(PRECISIONS),
     )
-    ours = pd.DataFrame(_ours(recordings(rows)), columns=[*KEYS, "mode", "reading", "ours"])
+    found = [
+        (one.cell.size, one.cell.context_length, one.cell.precision, *reading)
+        for one in recordings(rows)
+        if one.plain and one.measured
+        for reading in _readings(one)
+    ]
+    ours = pd.DataFrame(found, columns=[*KEYS, "mode", "reading", "ours"])
     paired = theirs.merge(ours, on=[*KEYS, "mode"])
     names = paired["mode"].str.replace("_", " ") + " (" + paired["reading"] + "), " + paired["size"]
     names += ", " + paired["precision"] + ", context " + paired["context_length"].astype(str)
@@ -35,15 +41,6 @@ def pairs(rows: pd.DataFrame) -> pd.DataFrame:
         theirs=paired["peak_gb"],
         note=(assumed + paired["note"].fillna("")).str.removesuffix("; "),
     )
-
-
-def _ours(recorded: list[Recording]) -> list[tuple]:
-    return [
-        (one.cell.size, one.cell.context_length, one.cell.precision, *reading)
-        for one in recorded
-        if one.plain and one.measured
-        for reading in _readings(one)
-    ]
 
 
 def _readings(one: Recording) -> list[tuple[str, str, float]]:

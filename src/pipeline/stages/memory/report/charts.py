@@ -28,37 +28,34 @@ def _timed(one: Recording) -> bool:
 
 def _trade(groups: Sequence[Sequence[Recording]], first: str) -> Chart:
     """Draw variants of a step by time and peak, first of one setting; the line joins those that none beats in both."""
-    lines = [line for group in groups for line in _points(group)]
+    points = [point for group in groups for point in _points(group)]
     settings = [group[0].setting for group in groups]
-    checkpoints = dict.fromkeys(line["checkpoints"] for line in lines)
+    checkpoints = dict.fromkeys(point["checkpoints"] for point in points)
     markers = dict(zip(checkpoints, MARKERS, strict=False))
     x, y = (
         {**axis(field, title), "scale": {"zero": False, "padding": 24}}
         for field, title in (("median_ms", "training step (ms)"), ("peak_gb", "peak memory (GB)"))
     )
     told = quartiles(attention="attention", checkpoints="checkpoints", peak_gb="peak (GB)", phase="the peak is in")
+    dots = {"filled": True, "size": 130, "opacity": 1}
     stepped = {"interpolate": "step-after", "strokeDash": [5, 4], "color": "#8A929C"}
-    colour = colours("attention", list(dict.fromkeys(line["attention"] for line in lines)), "attention")
+    line = mark("line", stepped, x=x, y=y, order={"field": "median_ms"})
+    colour = colours("attention", list(dict.fromkeys(point["attention"] for point in points)), "attention")
     shape = shapes("checkpoints", markers, "checkpoints")
     spec = {
         "params": [picker("setting", "model and workload", settings, first)],
         "transform": picked(setting="setting"),
         "height": 320,
         "layer": [
-            {
-                "transform": [{"filter": "datum.unbeaten"}],
-                **mark("line", stepped, x=x, y=y, order={"field": "median_ms"}),
-            },
+            {"transform": [{"filter": "datum.unbeaten"}], **line},
             mark("rule", x={**x, "field": "q1_ms"}, x2={"field": "q3_ms"}, y=y),
-            mark(
-                "point", {"filled": True, "size": 130, "opacity": 1}, x=x, y=y, color=colour, shape=shape, tooltip=told
-            ),
+            mark("point", dots, x=x, y=y, color=colour, shape=shape, tooltip=told),
         ],
     }
     title = (
         "Peak memory against the time of a training step, by attention and checkpoints; the line is what no other beats"
     )
-    return Chart("trade", title, spec, lines, _not_drawn(groups))
+    return Chart("trade", title, spec, points, _not_drawn(groups))
 
 
 def _points(group: Sequence[Recording]) -> list[dict[str, Any]]:
@@ -70,7 +67,7 @@ def _points(group: Sequence[Recording]) -> list[dict[str, Any]]:
             {
                 "setting": one.setting,
                 "attention": one.cell.attention,
-                "checkpoints": _checkpoints(one),
+                "checkpoints": one.variant.partition(", a checkpoint ")[2] or "none",
                 "peak_gb": one.peak.total_bytes / 1e9,
                 "phase": one.peak.phase,
                 **{name: float(one.step[name]) for name in ("median_ms", "q1_ms", "q3_ms")},
@@ -78,10 +75,6 @@ def _points(group: Sequence[Recording]) -> list[dict[str, Any]]:
             }
         )
     return points
-
-
-def _checkpoints(one: Recording) -> str:
-    return one.variant.partition(", a checkpoint ")[2] or "none"
 
 
 def _not_drawn(groups: Sequence[Sequence[Recording]]) -> str:

@@ -43,7 +43,11 @@ def _least_peak(steps: Sequence[Recording]) -> str:
         return ""
     every = halved.cell.checkpoint_every
     inputs = 1 + max(rerun.inputs for rerun in reruns(layers, every, "recursive"))
-    others = [f"; {_backward(one)} with {one.checkpoints}" for one in deepest if one is not halved]
+    others = [
+        f"; {data_size(backward_bytes(one))} in {one.time} with {one.checkpoints}"
+        for one in deepest
+        if one is not halved
+    ]
     return (
         "Least memory if computing costs nothing: keep no input but the model's and run all blocks before each block "
         "again, O(1) inputs and O(N²) blocks. Recursive halving needs hardly more: keep the inputs of both halves, and "
@@ -53,10 +57,6 @@ def _least_peak(steps: Sequence[Recording]) -> str:
         f"{data_size(backward_bytes(halved))} beside parameters and moments in a step of {halved.time}"
         f"{''.join(others)}."
     )
-
-
-def _backward(one: Recording) -> str:
-    return f"{data_size(backward_bytes(one))} in {one.time}"
 
 
 def _best_interval(steps: Sequence[Recording]) -> str:

@@ -71,11 +71,6 @@ class Recording:
         return int(self.rows["setting_batch_size"].iloc[0])
 
     @property
-    def machine(self) -> str:
-        """What it ran on."""
-        return str(self.rows["machine"].iloc[0])
-
-    @property
     def status(self) -> str:
         """What became of it: that of the first row that is not ok, if any."""
         return next((status for status in self.rows["status"] if status != "ok"), "ok")

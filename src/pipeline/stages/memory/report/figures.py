@@ -97,4 +97,4 @@ def _highest_moments(total: np.ndarray) -> np.ndarray:
 
 
 def _sign(figure: Figure, one: Recording) -> None:
-    footnote(figure, one.machine, one.cell.size, f"batch {one.batch_size}", "one recording a cell")
+    footnote(figure, str(one.rows["machine"].iloc[0]), one.cell.size, f"batch {one.batch_size}", "one recording a cell")

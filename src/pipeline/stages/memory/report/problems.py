@@ -109,8 +109,8 @@ def _largest(seen: Sequence[Recording]) -> Markdown | None:
     largest = one.of("largest").sort_values("rank")
     top = largest[largest["size_bytes"] == largest["size_bytes"].max()]
     lines = listing(
-        Markdown(f"{count(row.count_)} of {CATEGORY_WORDS[row.category]} at {code(row.location)}")
-        for row in top.rename(columns={"count": "count_"}).itertuples()
+        Markdown(f"{count(times)} of {CATEGORY_WORDS[category]} at {code(location)}")
+        for times, category, location in zip(top["count"], top["category"], top["location"], strict=True)
     )
     size = mib(top["size_bytes"].iloc[0])
     return Markdown(f"The largest allocations of a {one.mode} ({one.setting}) are {size} each: {lines}.")
