@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from pipeline.report.markup import Markdown, code, one_line, paragraphs
+from pipeline.report.markup import Markdown, code, one_line
 
 HARMLESS = (
     "train_step",
@@ -68,7 +68,7 @@ def test_what_is_markdown_already_is_not_escaped_again():
 
 
 def test_parts_put_together_are_escaped_unless_they_are_markdown():
-    assert paragraphs("*a*", Markdown("*b*")) == "&#42;a&#42;\n\n*b*"
+    assert Markdown("\n\n").join(["*a*", Markdown("*b*")]) == "&#42;a&#42;\n\n*b*"
     assert Markdown("**{}**: {}").format("a|b", Markdown("`c`")) == "**a&#124;b**: `c`"
     assert isinstance(Markdown("**") + "|", Markdown)
 

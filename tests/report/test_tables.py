@@ -54,10 +54,3 @@ def test_cells_and_heads_are_escaped_unless_they_are_markdown_already():
     assert [line.split("|")[1].strip() for line in lines[::2]] == ["a&#124;b", "&#60;b>"]
     assert "| `f<int>` |" in lines[2]
     assert {line.count("|") for line in lines} == {3}
-
-
-def test_a_folded_part_has_its_summary_as_text():
-    table = tables.markdown(pd.DataFrame({"a": ["1"]}))
-    text = tables.fold("</summary>`<b>`", table, "*x*")
-    assert text.startswith("<details>\n<summary>&#60;/summary>&#96;&#60;b>&#96;</summary>\n\n")
-    assert f"\n\n{table}\n\n&#42;x&#42;\n\n</details>" in text

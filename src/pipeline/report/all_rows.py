@@ -29,12 +29,11 @@ class RowTable:
 
 def row_table(rows: pd.DataFrame, meanings: Mapping[str, str], told_by: str = "status") -> RowTable:
     """Make a table of rows with numbers to DIGITS; lists, such as samples, and empty columns are left out."""
-    short = pd.DataFrame(
-        {name: rows[name].map(_short, na_action="ignore") for name in rows if not _is_list(rows[name])}
-    )
-    short = short.dropna(axis="columns", how="all")
+    is_list = rows.map(lambda value: isinstance(value, list)).any()
+    short = rows.loc[:, ~is_list].map(_short, na_action="ignore").dropna(axis="columns", how="all")
     values = {name: json.loads(short[name].to_json(orient="values")) for name in short}
-    same = {name: found[0] for name, found in values.items() if name != told_by and len(found) > 1 and _alike(found)}
+    alike = [name for name in short if name != told_by and len(short) > 1 and short[name].nunique(dropna=False) == 1]
+    same = {name: values[name][0] for name in alike}
     varying = {name: found for name, found in values.items() if name not in same}
     return RowTable(varying, same, {name: text for name, text in meanings.items() if name in short}, told_by)
 
@@ -45,17 +44,9 @@ def meanings(stage: Stage) -> dict[str, str]:
     return {name: item.meaning for each in reversed(declared) for name, item in each.items()}
 
 
-def _is_list(column: pd.Series) -> bool:
-    return bool(column.map(lambda value: isinstance(value, list)).any())
-
-
 def _short(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.{DIGITS}g}")
     if isinstance(value, str) and len(value) > LONGEST_TEXT:
         return f"{value[:LONGEST_TEXT]}…"
     return value
-
-
-def _alike(values: list[Any]) -> bool:
-    return all(value == values[0] for value in values)

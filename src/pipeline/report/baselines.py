@@ -17,7 +17,7 @@ from pipeline.report.page_parts import say
 from pipeline.report.published import doubts_list
 from pipeline.report.section_rows import by_stage
 from pipeline.report.table_rows import ok, readable
-from pipeline.report.tables import fold, markdown, significant
+from pipeline.report.tables import markdown, significant
 from pipeline.report.users_own import without_users_own
 
 # Of the pairs that a stage returns.
@@ -68,7 +68,8 @@ def _stage_parts(name: str, pairs: pd.DataFrame) -> list[str]:
         for (write_up, unit), group in ratios.groupby(["write_up", "unit"], sort=True)
     ]
     doubts = doubts_list(pairs)
-    return [say("## {name}", name=name), markdown(pd.DataFrame(lines)), *([fold("Doubts", doubts)] if doubts else [])]
+    folded = Markdown(f"<details>\n<summary>Doubts</summary>\n\n{doubts}\n\n</details>")
+    return [say("## {name}", name=name), markdown(pd.DataFrame(lines)), *([folded] if doubts else [])]
 
 
 def _named(pair: pd.Series) -> str:

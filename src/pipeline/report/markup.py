@@ -53,11 +53,6 @@ def code(text: str) -> Markdown:
     return Markdown.escape(plain) if re.search(r"[`|]|^\s*$", plain) else Markdown(f"`{plain}`")
 
 
-def paragraphs(*parts: str) -> Markdown:
-    """Put paragraphs and tables under each other."""
-    return Markdown("\n\n").join(parts)
-
-
 def anchor(heading: str) -> str:
     """Return the anchor that Markdown renderers make of a heading: lower case, no punctuation, spaces to hyphens."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")

@@ -29,8 +29,11 @@ def section_rows(stage: Stage, stages: Stages, records: Mapping[str, Records]) -
 
     records: by the name of their stage.
     """
-    rows = {name: _without_users_own(stages[name], records.get(name, ())) for name in (stage.name, *stage.reads)}
-    return [rows[stage.name], *([{name: rows[name] for name in stage.reads}] if stage.reads else [])]
+    rows, *beside = (
+        without_users_own(shown_rows(stages[name], records.get(name, ())), stages[name])
+        for name in (stage.name, *stage.reads)
+    )
+    return [rows, dict(zip(stage.reads, beside, strict=True))] if stage.reads else [rows]
 
 
 def shown_rows(stage: Stage, records: Records) -> pd.DataFrame:
@@ -38,7 +41,3 @@ def shown_rows(stage: Stage, records: Records) -> pd.DataFrame:
     axes = [name for name in stage.axes if name != "repeat"]
     rows = with_one_peak(readable(stage_rows(stage, records)))
     return with_repeats(rows, [*axes, *stage.row_types.key_columns()])
-
-
-def _without_users_own(stage: Stage, records: Records) -> pd.DataFrame:
-    return without_users_own(shown_rows(stage, records), stage)

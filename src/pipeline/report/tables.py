@@ -4,7 +4,7 @@ import math
 
 import pandas as pd
 
-from pipeline.report.markup import Markdown, paragraphs
+from pipeline.report.markup import Markdown
 
 # As many as can be read.
 MAX_COLUMNS = 8
@@ -72,10 +72,3 @@ def markdown(table: pd.DataFrame) -> Markdown:
     align = ["right" if text[column].str.match(NUMBER).any() else "left" for column in text]
     cells = text.map(Markdown.escape).set_axis([Markdown.escape(name) for name in text], axis="columns")
     return Markdown(cells.to_markdown(index=False, disable_numparse=True, colalign=align))
-
-
-def fold(summary: str, *parts: str) -> Markdown:
-    """Hide paragraphs and tables behind a line to click on."""
-    # In HTML no Markdown is read: the summary is text, whatever it was made as.
-    block = Markdown("<details>\n<summary>{}</summary>\n\n{}\n\n</details>")
-    return block.format(str(summary), paragraphs(*parts))

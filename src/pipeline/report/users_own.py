@@ -60,16 +60,15 @@ def ranking(rows: pd.DataFrame, stage: Stage, measured: Measured) -> pd.DataFram
     whole = rows[(rows[list(measured.whole)] == pd.Series(measured.whole)).all(axis=1)]
     whole = whole[~whole["impl"].isin(measured.apart)].reset_index(drop=True)
     whole = whole.reindex(columns=list(dict.fromkeys([*whole, *FIGURES])))  # of which there may be none
-    axes = [name for name in stage.axes if name != "repeat"]
-    differing = [name for name in axes if whole[name].nunique() > 1]
+    differing = [name for name in stage.axes if whole[name].nunique() > 1]
     keys = [name for name in stage.row_types.key_columns() if name in whole and name not in ("impl", *measured.whole)]
     whole["problem"] = [" ".join(f"{name}={text(row[name])}" for name in differing) for _, row in whole.iterrows()]
     whole["label"] = [_label(row, keys) for _, row in whole.iterrows()]
     whole["own"] = ~whole["impl"].isin(stage.row_types.names())
     timed = ok(whole).groupby("problem")["median_ms"]
     whole["place"], whole["of"] = timed.rank(method="min"), timed.transform("size")
-    leads = [all(row[name] == value for name, value in measured.first.items()) for _, row in whole.iterrows()]
-    whole["first"] = [bool(measured.first) and lead for lead in leads]
+    leads = whole[list(measured.first)] == pd.Series(measured.first, dtype=object)
+    whole["first"] = leads.all(axis=1) if measured.first else False
     whole["longest_ms"] = whole.groupby("problem")["median_ms"].transform("max")
     return whole.sort_values(["first", "longest_ms", "problem", "median_ms"], ascending=[False, False, True, True])
 
@@ -81,15 +80,11 @@ def _label(row: pd.Series, keys: Sequence[str]) -> str:
 
 def place_words(row: pd.Series, among: pd.DataFrame) -> Markdown:
     """Say which place an implementation takes among the timed rows of its problem, and who is first."""
-    first = among.loc[among["median_ms"].idxmin()]
-    others = among[among["label"] != row["label"]]
-    if others.empty:
-        beside = ""
-    elif first["label"] == row["label"]:
-        second = others.loc[others["median_ms"].idxmin()]
-        beside = f", the next, {second['label']}, {step_words(second)}"
-    else:
-        beside = f", the first, {first['label']}, {step_words(first)}"
+    is_first = among.loc[among["median_ms"].idxmin(), "label"] == row["label"]
+    others, beside = among[among["label"] != row["label"]], ""
+    if len(others):
+        fastest = others.loc[others["median_ms"].idxmin()]
+        beside = f", the {'next' if is_first else 'first'}, {fastest['label']}, {step_words(fastest)}"
     return say(
         "{name} takes place {place} of {of} with {time}{beside}",
         name=code(row["label"]),

@@ -95,18 +95,19 @@ def write_writeup(
     config: the words after Snakemake's `--config` that ask for the same run.
     Raises UserError, one line, for a section that cannot be read, a table that is none of cells, or no cells at all.
     """
-    lines = _joined([_read_cells(path) for path in cells])
+    lines = pd.concat(map(_read_cells, cells), ignore_index=True) if cells else pd.DataFrame()
     if lines.empty:
         raise UserError("there is nothing to write up: no cell has been measured")
     written = [_read_section(path) for path in sections]
+    advice, users_own = actions(written), [row for section in written for row in section.users_own]
     facts = first_page(lines) | {
         "scale": scale,
         "command": _command(["snakemake", "reports/writeup.md", *(["--config", *config] if config else [])]),
         "changed": changed_since(lines, outdated),
         "sections": [Markdown(section.text) for section in written],
         "headline": [Markdown(section.headline) for section in written if section.headline],
-        "actions": [Markdown(f"{action['what']} {action['why']}") for action in actions(written)],
-        "users_own": _table_of([row for section in written for row in section.users_own]),
+        "actions": [Markdown(f"{action['what']} {action['why']}") for action in advice],
+        "users_own": markdown(pd.DataFrame(users_own)) if users_own else "",
         "problems": problems(written),
         **_trusted(written),
         "sections_apart": how_far_apart(written),
@@ -114,7 +115,7 @@ def write_writeup(
     }
     write_text(out, render(TEMPLATE, facts))
     if summary is not None:
-        write_summary(facts, lines, written, actions(written), summary)
+        write_summary(facts, lines, written, advice, summary)
 
 
 def _command(words: Sequence[str]) -> Markdown:
@@ -139,10 +140,6 @@ def _read_section(path: Path) -> WrittenSection:
         raise UserError(f"cannot read {parts}: {error.strerror}") from None
     except (ValueError, TypeError, RecursionError):
         raise UserError(f"{parts} is not the parts of a section: write the section again") from None
-
-
-def _joined(tables: list[pd.DataFrame]) -> pd.DataFrame:
-    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
 
 
 def actions(sections: Sequence[WrittenSection]) -> list[dict[str, Any]]:
@@ -186,19 +183,14 @@ def _spread(trust: Mapping[str, float]) -> str:
     return f"{typical}% ({most}%" + (f"; unstable ones {significant(unstable, 2)}%)" if unstable else ")")
 
 
-def _table_of(rows: Sequence[Mapping[str, str]]) -> str:
-    return markdown(pd.DataFrame(rows)) if rows else ""
-
-
 def problems(sections: Sequence[WrittenSection]) -> list[dict[str, Markdown]]:
     """Return the assignment's problems with their answers, and where they are told; the first answer to each."""
-    told = {
-        problem["name"]: (anchor(section.title), problem["answer"])
-        for section in reversed(sections)
-        for problem in section.problems
-    }
-    names = dict.fromkeys(problem["name"] for section in sections for problem in section.problems)
-    return [{"name": Markdown(f"[{name}](#{told[name][0]})"), "answer": Markdown(told[name][1])} for name in names]
+    told: dict[str, dict[str, Markdown]] = {}
+    for section in sections:
+        for problem in section.problems:
+            link = Markdown(f"[{problem['name']}](#{anchor(section.title)})")
+            told.setdefault(problem["name"], {"name": link, "answer": Markdown(problem["answer"])})
+    return list(told.values())
 
 
 def first_page(cells: pd.DataFrame) -> dict[str, Any]:
@@ -301,6 +293,6 @@ def _covered_s(started: pd.Series, ended: pd.Series) -> float:
 
 
 def _counts(cells: pd.DataFrame) -> list[dict[str, Any]]:
-    counted = cells.groupby("stage")["status"].value_counts().unstack(fill_value=0)
-    counted = counted.reindex(index=cells["stage"].unique(), columns=list(STATUSES), fill_value=0)
-    return [{"stage": stage, **line.astype(int).to_dict()} for stage, line in counted.iterrows()]
+    counts = pd.crosstab(cells["stage"], cells["status"])
+    counts = counts.reindex(index=cells["stage"].unique(), columns=list(STATUSES), fill_value=0)
+    return counts.reset_index().to_dict("records")

@@ -1,7 +1,7 @@
 """Which rows of the attention stage answer which question, and where memory ends by formula and as seen."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
@@ -69,8 +69,7 @@ class Limit:
     def first_too_long(self) -> Shape:
         """Return the shortest problem seen to run out, or else the first power of two too long by formula."""
         beyond = 2 ** (math.floor(math.log2(max(self.longest_by_formula, 1))) + 1)
-        shape = self.shape
-        return Shape(shape.batch_size, shape.num_heads, self.shortest_oom or beyond, shape.head_dim, shape.is_causal)
+        return replace(self.shape, seq_len=self.shortest_oom or beyond)
 
 
 def limit(rows: pd.DataFrame) -> Limit | None:

@@ -17,12 +17,7 @@ from pipeline.report.figures import (
 )
 from pipeline.report.table_rows import known
 from pipeline.stages.attention.cell import MODES
-from pipeline.stages.attention.report.facts import (
-    ELEMENT_BYTES,
-    Limit,
-    problems,
-    shape_of,
-)
+from pipeline.stages.attention.report.facts import ELEMENT_BYTES, Limit, problems, shape_of
 
 WORDS = {"peak_bytes": "peak", "saved_bytes": "saved"}
 

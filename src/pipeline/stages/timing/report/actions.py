@@ -23,19 +23,13 @@ from pipeline.stages.timing.report.steps import (
 
 def actions(rows: pd.DataFrame, precision: str) -> list[Action]:
     """Return what to do on this machine, each only where the rows bear it out."""
-    kinds = {kind: _of(rows, precision, kind) for kind in ("compiled", "graph", "fused")}
     return [
         *_fill_the_gpu(rows, precision),
         *_train_in(rows, precision),
-        *_advise(kinds["compiled"], 2, "Use `torch.compile`", "compile", _payback(rows, precision)),
-        *_advise(kinds["graph"], 2, "Capture the step as a CUDA graph", "graph"),
-        *_advise(kinds["fused"], 2, "Use fused AdamW (`fused=True`)", "optimizer"),
+        *_advise(rows, precision, "compiled", "Use `torch.compile`", "compile", _payback(rows, precision)),
+        *_advise(rows, precision, "graph", "Capture the step as a CUDA graph", "graph"),
+        *_advise(rows, precision, "fused", "Use fused AdamW (`fused=True`)", "optimizer"),
     ]
-
-
-def _of(rows: pd.DataFrame, precision: str, kind: str) -> pd.DataFrame:
-    table = gains(rows, "eager", kind)
-    return table[table["precision"] == precision]
 
 
 def _fill_the_gpu(rows: pd.DataFrame, precision: str) -> list[Action]:
@@ -44,54 +38,41 @@ def _fill_the_gpu(rows: pd.DataFrame, precision: str) -> list[Action]:
     steps = steps[steps["precision"] == precision]
     idle, faster = _idle_with_little_work(known(steps, "gpu_idle_pct")), _faster_with_a_larger_batch(steps)
     what = Markdown("**Fill the GPU: more tokens a step.**" if idle else "**Train with a larger batch.**")
-    return [Action(1, what, Markdown(" ").join([*idle, *faster]), "idle")] if idle or faster else []
+    return [Action(1, what, f"{idle} {faster}".strip(), "idle")] if idle or faster else []
 
 
-def _idle_with_little_work(steps: pd.DataFrame) -> list[Markdown]:
-    """Say where the GPU idles most, and how little it does in the same model with more tokens a step."""
-    short = steps[steps["gpu_idle_pct"] >= IDLE_PCT] if len(steps) else steps
-    if short.empty:
-        return []
-    worst = short.loc[short["gpu_idle_pct"].idxmax()]
+def _idle_with_little_work(steps: pd.DataFrame) -> str:
+    """Say where the GPU idles most, and how little it does in the same model with more tokens a step; else nothing."""
+    if steps.empty or steps["gpu_idle_pct"].max() < IDLE_PCT:
+        return ""
+    worst = steps.loc[steps["gpu_idle_pct"].idxmax()]
     fuller = steps[(steps["size"] == worst["size"]) & (_tokens(steps) > _tokens(worst))]
     better = fuller[fuller["gpu_idle_pct"] < worst["gpu_idle_pct"]]
     if better.empty:
-        return []
+        return ""
     best = better.loc[better["gpu_idle_pct"].idxmin()]
-    why = say(
-        "The GPU idles {idle} of a step of {size} at {little}, because the host cannot launch kernels as fast as they"
-        " run; at {much} it idles {less}.",
-        size=worst["size"],
-        little=f"context {int(worst['context_length'])}",
-        idle=percent(worst["gpu_idle_pct"] / 100),
-        much=f"context {int(best['context_length'])}"
-        + (f" and batch {int(best['batch_size'])}" if best["batch_size"] != worst["batch_size"] else ""),
-        less=percent(best["gpu_idle_pct"] / 100),
+    batch = f" and batch {int(best['batch_size'])}" if best["batch_size"] != worst["batch_size"] else ""
+    return (
+        f"The GPU idles {percent(worst['gpu_idle_pct'] / 100)} of a step of {_at(worst)}, because the host cannot "
+        f"launch kernels as fast as they run; at context {int(best['context_length'])}{batch} it idles "
+        f"{percent(best['gpu_idle_pct'] / 100)}."
     )
-    return [why]
 
 
-def _faster_with_a_larger_batch(steps: pd.DataFrame) -> list[Markdown]:
-    """Say how many more tokens a second a larger batch trains than the usual one, where it gains most."""
+def _faster_with_a_larger_batch(steps: pd.DataFrame) -> str:
+    """Say how many more tokens a second a larger batch trains than the usual one, where it gains most; else nothing."""
     stable = steps[steps["status"] == "ok"]
-    keys = ["size", "context_length"]
-    both = usual_batch(stable).merge(stable, on=keys, suffixes=("", "_more"))
-    both = both[both["batch_size_more"] > both["batch_size"]] if len(both) else both
+    both = usual_batch(stable).merge(stable, on=["size", "context_length"], suffixes=("", "_more"))
+    both = both[both["batch_size_more"] > both["batch_size"]]
     both = both.assign(gain=both["tokens_per_s_more"] / both["tokens_per_s"])
     if both.empty or both["gain"].max() < WORTH_IT:
-        return []
+        return ""
     best = both.loc[both["gain"].idxmax()]
-    why = say(
-        "At context {context} {size} trains {more} tokens/s with batch {large}, {usual} with batch {small} ({gain}).",
-        size=best["size"],
-        context=int(best["context_length"]),
-        more=count(best["tokens_per_s_more"]),
-        large=int(best["batch_size_more"]),
-        usual=count(best["tokens_per_s"]),
-        small=int(best["batch_size"]),
-        gain=ratio(best["gain"]),
+    return (
+        f"At context {int(best['context_length'])} {best['size']} trains {count(best['tokens_per_s_more'])} tokens/s "
+        f"with batch {int(best['batch_size_more'])}, {count(best['tokens_per_s'])} with batch "
+        f"{int(best['batch_size'])} ({ratio(best['gain'])})."
     )
-    return [why]
 
 
 def _tokens(step: pd.Series | pd.DataFrame) -> Any:
@@ -107,14 +88,8 @@ def _train_in(rows: pd.DataFrame, precision: str) -> list[Action]:
         return []
     best = table.loc[table.loc[table["is_clear"], "ratio"].idxmax()]
     least = _least(table, best, f" than in {next(iter(tables))}")
-    why = say(
-        "A step of {where} takes {time}, {others}{least}.{peaks}",
-        where=_at(best),
-        time=ms(best["other_ms"]),
-        others=listing(_beside(best, base, gained) for base, gained in tables.items() if _same(best, gained).any()),
-        least=least,
-        peaks=_peaks(tables),
-    )
+    others = listing(_beside(best, base, gained) for base, gained in tables.items() if _same(best, gained).any())
+    why = f"A step of {_at(best)} takes {ms(best['other_ms'])}, {others}{least}.{_peaks(tables)}"
     return [Action(1, say("**Train in {precision}.**", precision=precision), why, "precision")]
 
 
@@ -136,24 +111,21 @@ def _peaks(tables: Mapping[str, pd.DataFrame]) -> str:
     return "" if pd.isna(peaks).any() else f" The peaks are {listing(map(number, peaks))} TFLOP/s."
 
 
-def _advise(table: pd.DataFrame, rank: int, what: str, topic: str, more: str = "") -> list[Action]:
-    """Advise what clearly gains for some model; name where it gains most, and where least."""
+def _advise(rows: pd.DataFrame, precision: str, kind: str, what: str, topic: str, more: str = "") -> list[Action]:
+    """Advise a kind of step that clearly gains over the eager one; name where it gains most, and where least."""
+    table = gains(rows, "eager", kind)
+    table = table[table["precision"] == precision]
     clear = table[table["is_clear"]]
     if clear.empty:
         return []
     best = table.loc[clear["ratio"].idxmax()]
-    why = say(
-        "A step of {where} in {precision}{idle} takes {other} instead of {base} ({gain}){least}.{more}",
-        where=_at(best),
-        precision=best["precision"],
-        idle=_idle(best["base_idle_pct"], ", of which the GPU idles {},"),
-        base=ms(best["base_ms"]),
-        other=ms(best["other_ms"]),
-        gain=ratio(best["ratio"]),
-        least=_least(table, best),
-        more=more,
+    idle_pct = best["base_idle_pct"]
+    idle = f", of which the GPU idles {percent(idle_pct / 100)}," if idle_pct >= IDLE_PCT else ""
+    why = (
+        f"A step of {_at(best)} in {precision}{idle} takes {ms(best['other_ms'])} instead of {ms(best['base_ms'])} "
+        f"({ratio(best['ratio'])}){_least(table, best)}.{more}"
     )
-    return [Action(rank, Markdown(f"**{what}.**"), why, topic)]
+    return [Action(2, Markdown(f"**{what}.**"), why, topic)]
 
 
 def _least(table: pd.DataFrame, best: pd.Series, than: str = "") -> str:
@@ -166,24 +138,15 @@ def _least(table: pd.DataFrame, best: pd.Series, than: str = "") -> str:
     return f"; {'where the GPU is the limit, ' if by_host.any() else ''}{_at(row)} {what} ({ratio(row['ratio'])})"
 
 
-def _idle(idle_pct: float, words: str) -> str:
-    """Say how long the GPU idles where the host limits a step; nothing elsewhere."""
-    return words.format(percent(idle_pct / 100)) if idle_pct >= IDLE_PCT else ""
-
-
 def _at(row: pd.Series) -> str:
     return f"{row['size']} at context {int(row['context_length'])}"
 
 
-def _payback(rows: pd.DataFrame, precision: str) -> Markdown:
+def _payback(rows: pd.DataFrame, precision: str) -> str:
     times = compile_times(rows)
     times = times[(times["precision"] == precision) & times["payback_steps"].notna()]
     if times.empty:
-        return Markdown()
+        return ""
     best = times.loc[times["ratio"].idxmax()]
-    return say(
-        " Compiling {size} takes {compile}, paid back after {steps} steps.",
-        size=best["size"],
-        compile=ms(best["compile_ms"]),
-        steps=count(best["payback_steps"]),
-    )
+    steps = count(best["payback_steps"])
+    return f" Compiling {best['size']} takes {ms(best['compile_ms'])}, paid back after {steps} steps."

@@ -8,6 +8,7 @@ from pipeline.stages.timing.report.steps import KINDS, largest_context, main_pre
 
 PRECISIONS = {"fp32": "fp32", "bf16_autocast": "bf16", "not_stated": "fp32"}
 MODES = {"no": "eager", "yes": "compiled"}
+MODE_WORDS = {"eager": "", "compiled": ", compiled"}
 SHORT_WARMUP_STEPS = 1
 KEYS = ["size", "context_length", "precision", "mode", "phase"]
 
@@ -37,12 +38,8 @@ def pairs(rows: pd.DataFrame) -> pd.DataFrame:
     )
     paired = theirs[[*KEYS, "theirs", "write_up", "note"]].merge(_ours(rows), on=KEYS)
     words = paired["phase"].str.replace("_", " ") + ", " + paired["size"] + " " + paired["precision"]
-    what = words + ", context " + paired["context_length"].astype(str) + paired["mode"].map(_mode_words)
+    what = words + ", context " + paired["context_length"].astype(str) + paired["mode"].map(MODE_WORDS)
     return paired.assign(what=what, unit="ms")
-
-
-def _mode_words(mode: str) -> str:
-    return "" if mode == "eager" else f", {mode}"
 
 
 def _ours(rows: pd.DataFrame) -> pd.DataFrame:

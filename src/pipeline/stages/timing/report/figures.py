@@ -7,14 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from pipeline.report.figures import (
-    WORD_PT,
-    log_values_axis,
-    new_figure,
-    shared_legend,
-    stamp,
-    style_for,
-)
+from pipeline.report.figures import WORD_PT, log_values_axis, new_figure, shared_legend, stamp, style_for
 from pipeline.report.table_rows import known
 from pipeline.stages.timing.report.steps import main_precision, of_kind, step_flops, warm
 

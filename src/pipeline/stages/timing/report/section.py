@@ -98,11 +98,13 @@ def _host_speed(eager: pd.DataFrame) -> str:
     apart = host_apart(eager)
     if apart is None or apart["ratio"] < WORTH_IT:
         return ""
-    contexts = f"{apart['fast_context']} and {apart['slow_context']}"
+    contexts, times = (
+        f"{form(apart[f'{column}_fast'])} and {form(apart[f'{column}_slow'])}"
+        for column, form in (("context_length", int), ("median_ms", ms))
+    )
     return (
         f"Times that the host limits vary with its speed: a step of {apart['size']} in {apart['precision']} launches "
-        f"{count(apart['launches'])} kernels at contexts {contexts}, and takes "
-        f"{ms(apart['fast_ms'])} and {ms(apart['slow_ms'])} ({ratio(apart['ratio'])})."
+        f"{count(apart['launches_fast'])} kernels at contexts {contexts}, and takes {times} ({ratio(apart['ratio'])})."
     )
 
 

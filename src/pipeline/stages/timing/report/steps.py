@@ -1,7 +1,6 @@
 """Which rows of the timing stage answer which question: whole steps, and ratios between two kinds of them."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import pandas as pd
 
@@ -153,11 +152,11 @@ def first_steps(rows: pd.DataFrame) -> pd.DataFrame:
     return (first / later).rename("first").dropna().reset_index()
 
 
-def host_apart(steps: pd.DataFrame) -> dict[str, Any] | None:
+def host_apart(steps: pd.DataFrame) -> pd.Series | None:
     """Return the two stable steps of one model that the host limits and that differ most though they launch alike.
 
-    Alike: within ALIKE, at different contexts. Returns size, precision, launches, of both steps context and ms, and
-    ratio; None where there are no two such steps.
+    Alike: within ALIKE, at different contexts. Returns size, precision, ratio, and the columns of both steps with _fast
+    and _slow; None where there are no two such steps.
     """
     limited = known(steps, "gpu_idle_pct", "launches")
     if limited.empty:
@@ -169,10 +168,4 @@ def host_apart(steps: pd.DataFrame) -> dict[str, Any] | None:
     if pairs.empty:
         return None
     pairs = pairs.assign(ratio=pairs["median_ms_slow"] / pairs["median_ms_fast"])
-    most = pairs.loc[pairs["ratio"].idxmax()]
-    return {
-        **most[["size", "precision", "ratio"]],
-        "launches": int(most["launches_fast"]),
-        **{f"{side}_context": int(most[f"context_length_{side}"]) for side in ("fast", "slow")},
-        **{f"{side}_ms": float(most[f"median_ms_{side}"]) for side in ("fast", "slow")},
-    }
+    return pairs.loc[pairs["ratio"].idxmax()]
