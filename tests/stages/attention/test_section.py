@@ -36,7 +36,7 @@ def parts_of(rows):
 
 
 def limit_of(rows):
-    return facts.limit(facts.usual(facts.host_times(rows)))
+    return facts.limit(facts.eager(facts.usual(facts.host_times(rows))))
 
 
 @pytest.mark.parametrize("name", ALL)

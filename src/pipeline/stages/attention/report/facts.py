@@ -72,12 +72,9 @@ class Limit:
         return replace(self.shape, seq_len=self.shortest_oom or beyond)
 
 
-def limit(rows: pd.DataFrame) -> Limit | None:
-    """Return where the eager rows of one head_dim stop to fit; None where no row says how much memory there is."""
-    eager_rows = eager(rows)
-    said = known(eager_rows, "device_type", "memory_bytes")
-    if said.empty:
-        return None
+def limit(eager_rows: pd.DataFrame) -> Limit:
+    """Return where the eager rows of one head_dim stop to fit; one of them has to say how much memory there is."""
+    said = known(eager_rows, "memory_bytes")
     row = said.loc[said["seq_len"].idxmax()]
     shape = shape_of(row, int(eager_rows["seq_len"].max()))
     memory_bytes = int(said["memory_bytes"].max())

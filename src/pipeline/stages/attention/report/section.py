@@ -36,20 +36,18 @@ def build(rows: pd.DataFrame) -> Section:
     if ok(eager(rows)).empty:
         return Section(TITLE, EXERCISE, nothing_measured(rows))
     shown = usual(rows)
-    end, both = limit(shown), longest_in_both_modes(shown)
+    end, both = limit(eager(shown)), longest_in_both_modes(shown)
     return Section(
         TITLE,
         EXERCISE,
-        f"{_where_it_ends(end)} {_cost(shown)}".strip(),
-        parts=[*_memory_figure(shown, end), _agreement(rows, shown), _times(shown), not_measured(rows, "mode")],
+        f"{_where_it_ends(end)} {_cost(shown)}",
+        parts=[_memory_figure(shown, end), _agreement(rows, shown), _times(shown), not_measured(rows, "mode")],
         method=METHOD,
-        problems=[*_attention_problem(shown, end), *_compile_problem(both)],
+        problems=[_attention_problem(shown, end), *_compile_problem(both)],
     )
 
 
-def _where_it_ends(end: Limit | None) -> str:
-    if end is None:
-        return ""
+def _where_it_ends(end: Limit) -> str:
     done = f"{end.longest_done} fitted" if end.longest_done else "no backward phase was measured"
     seen = f"{end.shortest_oom} ran out" if end.shortest_oom else "and nothing tried ran out"
     return (
@@ -68,19 +66,17 @@ def _cost(rows: pd.DataFrame) -> str:
     return f"At length {longest['seq_len'].iloc[0]} it takes {times}{''.join(peaks)}."
 
 
-def _memory_figure(rows: pd.DataFrame, end: Limit | None) -> list[Figure]:
-    if end is None:
-        return []
+def _memory_figure(rows: pd.DataFrame, end: Limit) -> Figure:
     title = (
         f"Eager attention's peak passes the {data_size(end.memory_bytes)} that can be allocated at length "
         f"{end.longest_by_formula}, for it grows with the square of the length"
     )
-    return [Figure("memory", title, figures.memory(rows, end))]
+    return Figure("memory", title, figures.memory(rows, end))
 
 
 def _agreement(rows: pd.DataFrame, shown: pd.DataFrame) -> str:
     """Say whether the formula has every head_dim right, and how far the counted peak is from it."""
-    ends = [end for _, group in rows.groupby("head_dim") if (end := limit(group))]
+    ends = [limit(group) for _, group in eager(rows).groupby("head_dim") if len(known(group, "memory_bytes"))]
     wrong = ", ".join(str(end.shape.head_dim) for end in ends if not end.agrees)
     sentences = []
     if wrong:
@@ -118,9 +114,7 @@ def _peaks(longest: pd.DataFrame) -> str:
     return f", and the peak is {after} instead of {before}"
 
 
-def _attention_problem(rows: pd.DataFrame, end: Limit | None) -> list[Problem]:
-    if end is None:
-        return []
+def _attention_problem(rows: pd.DataFrame, end: Limit) -> Problem:
     problem, growth = end.first_too_long, ""
     saved = known(problems(rows, "eager"), "saved_bytes").nlargest(2, "seq_len")
     if len(saved) > 1:
@@ -133,7 +127,7 @@ def _attention_problem(rows: pd.DataFrame, end: Limit | None) -> list[Problem]:
         f"{data_size(problem.scores * ELEMENT_BYTES)}. {growth}FlashAttention keeps the log-sum-exp of each query "
         f"in place of the scores, {data_size(attention.flash_saved_bytes(problem))}."
     )
-    return [Problem("pytorch_attention", answer)]
+    return Problem("pytorch_attention", answer)
 
 
 def _compile_problem(longest: pd.DataFrame) -> list[Problem]:

@@ -26,27 +26,20 @@ def products(rows: pd.DataFrame) -> pd.DataFrame:
 
 def best_products(rows: pd.DataFrame) -> pd.DataFrame:
     """Keep the fastest product of each data type, or why there is none, in the order of DTYPES."""
-    of_dtypes = {dtype: products(rows)[products(rows)["dtype"] == dtype] for dtype in DTYPES if "dtype" in rows}
-    kept = [
-        ok(found)["tflops_per_s"].idxmax() if len(ok(found)) else found.index[0]
-        for found in of_dtypes.values()
-        if len(found)
-    ]
-    return rows.loc[kept]
+    best = products(rows).sort_values("tflops_per_s", ascending=False, kind="stable").drop_duplicates("dtype")
+    return best.sort_values("dtype", key=lambda dtypes: dtypes.map(DTYPES.index))
 
 
 def bandwidths(rows: pd.DataFrame) -> pd.DataFrame:
     """Keep what moves data, in the order of BANDWIDTHS."""
-    if "kind" not in rows:
-        return rows.head(0)
     found = rows[rows["kind"].isin(list(BANDWIDTHS))]
     return in_order(found, ["kind"], {"kind": tuple(BANDWIDTHS)})
 
 
 def promised(row: pd.Series, quantity: str) -> float | None:
     """Return the rate that the GPU's data sheet promises; None where it promises none."""
-    rate = row.get(f"datasheet_{quantity}")
-    return None if rate is None or pd.isna(rate) else float(rate)
+    rate = row[f"datasheet_{quantity}"]
+    return None if pd.isna(rate) else float(rate)
 
 
 def share(row: pd.Series, quantity: str) -> float | None:
@@ -58,7 +51,7 @@ def share(row: pd.Series, quantity: str) -> float | None:
 def best_trained(rows: pd.DataFrame) -> pd.Series | None:
     """Return the fastest product of a data type that models train in; None where none was measured."""
     best = ok(best_products(rows))
-    best = best[best["dtype"].isin(TRAINING_DTYPES)] if len(best) else best
+    best = best[best["dtype"].isin(TRAINING_DTYPES)]
     return best.loc[best["tflops_per_s"].idxmax()] if len(best) else None
 
 

@@ -32,7 +32,7 @@ def charts(rows: pd.DataFrame) -> list[Chart]:
 
 def _steps(rows: pd.DataFrame) -> Chart:
     """Draw the time of a step, one bar per combination; those of the ladder can be shown alone."""
-    shown = pd.concat([_one_model(model) for model in models(rows)])
+    shown = pd.concat(map(_one_model, models(rows)))
     first = _one_model(largest(rows))["model"].iloc[0]
     shown = shown.reindex(
         columns=[

@@ -39,9 +39,7 @@ def fastest(model: pd.DataFrame) -> pd.Series:
 
 def largest(rows: pd.DataFrame) -> pd.DataFrame:
     """Choose the model to show first: the largest that has figures for the most combinations."""
-    found = models(rows)
-    most = max(len(ok(model)) for model in found)
-    return [model for model in found if len(ok(model)) == most][-1]
+    return max(reversed(models(rows)), key=lambda model: len(ok(model)))
 
 
 def advised(model: pd.DataFrame) -> pd.Series:
