@@ -1,6 +1,7 @@
 import pandas as pd
 import pytest
 
+from pipeline.errors import UserError
 from pipeline.report import published
 
 
@@ -17,7 +18,7 @@ def test_a_source_is_named_with_its_device():
 
 
 def test_an_unknown_name_is_an_error():
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(UserError, match=r"nothing\.csv"):
         published.load("nothing")
 
 
@@ -29,4 +30,3 @@ def test_a_doubt_is_listed_once_a_source():
         }
     )
     assert published.doubts_list(rows) == "- write-up 0: no unit; near write-up 1.\n- write-up 1: no unit."
-    assert list(published.doubts(rows)["note"]) == ["no unit", "near source 001", "no unit"]

@@ -1,5 +1,3 @@
-import io
-
 import pandas as pd
 import pytest
 
@@ -26,8 +24,10 @@ def test_names_come_in_their_order_unknown_ones_last():
     assert list(in_order(rows, ["name"], {"name": ("c", "b")})["name"]) == [*"cbaxyz"]
 
 
-def test_only_an_empty_cell_is_missing():
-    rows = read_rows(io.StringIO("device,implementation,note\nn/a,None,\n"))
+def test_only_an_empty_cell_is_missing(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text("device,implementation,note\nn/a,None,\n")
+    rows = read_rows(path)
     assert rows.loc[0, ["device", "implementation"]].tolist() == ["n/a", "None"]
     assert rows["note"].isna().all()
 

@@ -1,4 +1,3 @@
-import io
 import json
 import re
 import shlex
@@ -111,10 +110,10 @@ def test_cells_of_several_commits_name_them_all():
     assert first_page(cells)["commits"] == ["aaa", "bbb"]
 
 
-def test_what_pytorch_says_of_memory_that_ran_out_is_cut_short():
+def test_what_pytorch_says_of_memory_that_ran_out_is_cut_short(tmp_path):
     said = "CUDA out of memory. Tried to allocate 2.00 MiB. If reserved but unallocated memory is large try setting it."
-    table = pd.DataFrame([line(), line(status="oom", reason=said)]).to_csv(index=False)
-    (cell,) = first_page(read_rows(io.StringIO(table)))["outcomes"]
+    pd.DataFrame([line(), line(status="oom", reason=said)]).to_csv(tmp_path / "cells.csv", index=False)
+    (cell,) = first_page(read_rows(tmp_path / "cells.csv"))["outcomes"]
     assert cell["reason"] == "CUDA out of memory"
 
 

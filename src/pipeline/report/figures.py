@@ -16,7 +16,7 @@ from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 from matplotlib.transforms import Bbox
 
 from pipeline.report.table_rows import has_figures
@@ -147,7 +147,6 @@ def names_axis(axes: Axes, names: Sequence[str], label: str) -> None:
 
 
 def _fixed_ticks(axes: Axes, positions: list, labels: list[str]) -> None:
-    axes.xaxis.set_major_locator(FixedLocator(positions))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xticks(positions, labels)
 

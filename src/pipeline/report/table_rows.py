@@ -4,7 +4,7 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,13 +15,13 @@ from pipeline.report.markup import one_line
 from pipeline.report.reasons import brief
 
 
-def read_rows(table: Path | TextIO) -> pd.DataFrame:
+def read_rows(table: Path) -> pd.DataFrame:
     """Read a table of cells, each text in it made one line, its reasons short enough to show.
 
     Raises UserError, one line, where it cannot be read, is no table or is cut off.
     """
     try:
-        text = table.read_text() if isinstance(table, Path) else table.read()
+        text = table.read_text()
         # Words like "none" and "n/a" are values here: only an empty cell is missing.
         rows = pd.read_csv(io.StringIO(text), keep_default_na=False, na_values=[""])
     except OSError as error:

@@ -53,12 +53,9 @@ def to_html(text: str, charts: Sequence[PlacedChart] = ()) -> Body:
     tokens = parser.parse(text)
     by_key = {chart.key: chart for chart in charts}
     drawn = {key for token in tokens if (key := _figure(token))}
-    under: dict[str, list[PlacedChart]] = {}
-    for chart in charts:
-        if chart.key not in drawn:
-            under.setdefault(chart.heading, []).append(chart)
+    more = [chart for chart in charts if chart.key not in drawn]
     contents, placed = _headings(tokens), _with_figures(tokens, by_key)
-    html = parser.renderer.render(_with_more_charts(placed, under), parser.options, {})
+    html = parser.renderer.render(_with_more_charts(placed, more), parser.options, {})
     title = next((_plain(text) for start, text in pairwise(tokens) if start.tag == "h1"), "")
     return Body(title, Markup(html), contents, sorted(drawn - set(by_key)))
 
@@ -123,14 +120,14 @@ def _with_figures(tokens: Sequence[Token], charts: Mapping[str, PlacedChart]) ->
     return kept
 
 
-def _with_more_charts(tokens: Sequence[Token], under: Mapping[str, Sequence[PlacedChart]]) -> list[Token]:
+def _with_more_charts(tokens: Sequence[Token], charts: Sequence[PlacedChart]) -> list[Token]:
     """Put charts behind the first paragraph under their heading."""
     kept: list[Token] = []
     waiting: Sequence[PlacedChart] = ()
     for token in tokens:
         kept.append(token)
         if token.type == "inline" and len(kept) > 1 and kept[-2].type == "heading_open":
-            waiting = under.get(token.content, ())
+            waiting = [chart for chart in charts if chart.heading == token.content]
         elif token.type == "paragraph_close" and waiting:
             kept += [_block(_chart(chart, chart.title)) for chart in waiting]
             waiting = ()
