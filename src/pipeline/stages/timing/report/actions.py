@@ -9,7 +9,6 @@ from pipeline.report.markup import Markdown
 from pipeline.report.outcomes import IDLE_PCT, WORTH_IT
 from pipeline.report.page_parts import Action, say
 from pipeline.report.section import count, listing, ms, number, percent, ratio
-from pipeline.report.table_rows import known
 from pipeline.stages.timing.report.steps import (
     bases,
     compile_times,
@@ -36,14 +35,14 @@ def _fill_the_gpu(rows: pd.DataFrame, precision: str) -> list[Action]:
     """Advise more work a step where the GPU idles with little of it, or where a larger batch trains clearly faster."""
     steps = of_kind(every_batch(rows), "eager")
     steps = steps[steps["precision"] == precision]
-    idle, faster = _idle_with_little_work(known(steps, "gpu_idle_pct")), _faster_with_a_larger_batch(steps)
+    idle, faster = _idle_with_little_work(steps), _faster_with_a_larger_batch(steps)
     what = Markdown("**Fill the GPU: more tokens a step.**" if idle else "**Train with a larger batch.**")
     return [Action(1, what, f"{idle} {faster}".strip(), "idle")] if idle or faster else []
 
 
 def _idle_with_little_work(steps: pd.DataFrame) -> str:
     """Say where the GPU idles most, and how little it does in the same model with more tokens a step; else nothing."""
-    if steps.empty or steps["gpu_idle_pct"].max() < IDLE_PCT:
+    if not steps["gpu_idle_pct"].max() >= IDLE_PCT:  # NaN where it is not known
         return ""
     worst = steps.loc[steps["gpu_idle_pct"].idxmax()]
     fuller = steps[(steps["size"] == worst["size"]) & (_tokens(steps) > _tokens(worst))]

@@ -58,7 +58,7 @@ def charts(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame] | None = None)
 def _achieved(steps: pd.DataFrame, reached: Mapping[str, float]) -> Chart:
     """Draw the rate of eager steps over their work, with quartiles, the peaks and what products alone reach."""
     work = pd.Series([step_flops(row) / TERA for _, row in steps.iterrows()], index=steps.index)
-    drawn = steps.reindex(columns=[*STEP, "tokens_per_s", "mfu_pct", "gpu_idle_pct"]).assign(
+    drawn = steps[[*STEP, "tokens_per_s", "mfu_pct", "gpu_idle_pct"]].assign(
         work=work,
         rate=1e3 * work / steps["median_ms"],
         low=1e3 * work / steps["q3_ms"],
@@ -112,7 +112,7 @@ def _ceilings(steps: pd.DataFrame, reached: Mapping[str, float]) -> list[dict[st
 def _ways(rows: pd.DataFrame) -> Chart:
     """Draw a training step by model and way to run it, split into GPU busy and idle where that is known."""
     steps = pd.concat([of_kind(warm(rows), kind).assign(kind=words) for kind, words in KIND_WORDS.items()])
-    steps = steps.reindex(columns=[*STEP, "kind", "gpu_busy_ms", "gpu_idle_pct", "launches", "limited_by"])
+    steps = steps[[*STEP, "kind", "gpu_busy_ms", "gpu_idle_pct", "launches", "limited_by"]]
     steps = steps.assign(
         setting=[f"{row['precision']}, context {row['context_length']}" for _, row in steps.iterrows()],
         bar=steps["size"] + ", " + steps["kind"],

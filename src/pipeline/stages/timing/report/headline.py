@@ -1,6 +1,6 @@
 """The first screen's table, as text and as numbers, and what its figure shows."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,7 @@ def models(steps: pd.DataFrame, rows: pd.DataFrame, tuned: pd.DataFrame) -> list
         "tuned_power_capped": tuned["power_capped"],
         "tuned_with": tuned["levers"],
     }
-    return records(steps.reindex(columns=COLUMNS).assign(**told))
+    return records(steps[COLUMNS].assign(**told))
 
 
 def _over(base: str, steps: pd.DataFrame, rows: pd.DataFrame) -> pd.Series:
@@ -58,28 +58,21 @@ def table(steps: pd.DataFrame, rows: pd.DataFrame, tuned: pd.DataFrame) -> Table
         "TFLOP/s (MFU)": [rate if pd.isna(mfu) else f"{rate} ({percent(mfu / 100)})" for rate, mfu in rates],
         **{name: over[name] for name in gained},
         LIMITED_BY: _limits(steps),
-        "peak GB": steps["peak_bytes"] / 1e9 if "peak_bytes" in steps else None,
+        "peak GB": steps["peak_bytes"] / 1e9,
         "tuned tokens/s": tuned["tokens_per_s"].map(count, na_action="ignore").mask(tuned["is_wrong"], "wrong"),
         "tuned peak GB": tuned["peak_bytes"] / 1e9,
     }
     forms = dict.fromkeys((*gained, "peak GB", "tuned peak GB"), number)
-    filled = {name: pd.Series(list(column)) for name, column in columns.items() if column is not None}
+    filled = {name: pd.Series(list(column)) for name, column in columns.items()}
     shown = {name: column for name, column in filled.items() if column.notna().any()}
-    cells = {name: [written(value, forms.get(name, str)) for value in column] for name, column in shown.items()}
+    cells = {name: column.map(forms.get(name, str), na_action="ignore").fillna("–") for name, column in shown.items()}
     return Table(_title(steps, rows, shown, list(tuned["levers"].dropna().unique())), pd.DataFrame(cells))
 
 
-def _limits(steps: pd.DataFrame) -> list[str] | None:
-    """Write what limits each step, and in brackets how long the GPU idles; None where that is not known."""
-    if not {"limited_by", "gpu_idle_pct"} <= {*steps}:
-        return None
+def _limits(steps: pd.DataFrame) -> list[str]:
+    """Write what limits each step, and in brackets how long the GPU idles; NaN where that is not known."""
     pairs = zip(steps["limited_by"].replace("gpu", "GPU"), steps["gpu_idle_pct"], strict=True)
     return [np.nan if pd.isna([limit, idle]).any() else f"{limit} ({percent(idle / 100)})" for limit, idle in pairs]
-
-
-def written(value: Any, form: Callable[..., str] = number) -> str:
-    """Write a value, and a dash where there is none."""
-    return "–" if pd.isna(value) else form(value)
 
 
 def _title(steps: pd.DataFrame, rows: pd.DataFrame, shown: Mapping[str, pd.Series], tuned_with: Sequence[str]) -> str:

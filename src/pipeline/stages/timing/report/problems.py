@@ -45,11 +45,9 @@ def _precision(gained: pd.DataFrame) -> str:
     if gained.empty:
         return ""
     low, high = gained.loc[gained["ratio"].idxmin()], gained.loc[gained["ratio"].idxmax()]
-    least = (
-        f", and {low['size']} at {low['context_length']} {ratio(low['ratio'])}{_host(low)}"
-        if low.name != high.name
-        else ""
-    )
+    least = ""
+    if low.name != high.name:
+        least = f", and {low['size']} at {low['context_length']} {ratio(low['ratio'])}{_host(low)}"
     return (
         f"bf16 autocast trains {high['size']} at context {high['context_length']} {ratio(high['ratio'])} as fast as "
         f"fp32{least}."
@@ -67,12 +65,9 @@ def _compile(gained: pd.DataFrame, precision: str) -> str:
         return ""
     busy = {side: gained[f"{side}_ms"] * (1 - gained[f"{side}_idle_pct"] / 100) for side in ("base", "other")}
     of_kernels = (busy["base"] / busy["other"]).dropna()
-    kernels = (
-        f" Of their kernels alone: {', '.join(names[of_kernels.index] + ' ' + of_kernels.map(ratio))}."
-        if len(of_kernels)
-        else ""
-    )
-    return f"The time of an eager step over that of a compiled one ({precision}{at}): {parts}.{kernels}"
+    kernels = ", ".join(names[of_kernels.index] + " " + of_kernels.map(ratio))
+    alone = f" Of their kernels alone: {kernels}." if kernels else ""
+    return f"The time of an eager step over that of a compiled one ({precision}{at}): {parts}.{alone}"
 
 
 def _host(gained: pd.Series) -> str:

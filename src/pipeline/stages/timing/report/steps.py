@@ -8,7 +8,8 @@ from pipeline.formulas.flops import train_step_flops
 from pipeline.formulas.size_order import BY_SIZE
 from pipeline.formulas.sizes import SIZES
 from pipeline.report.outcomes import IDLE_PCT, clear_gain
-from pipeline.report.table_rows import highest, in_order, known, ok
+from pipeline.report.table_rows import complete, highest, in_order, known, ok
+from pipeline.stages.timing.rows import ROW_TYPES
 
 PRECISIONS = ("fp32", "tf32", "bf16")
 KINDS = {
@@ -25,9 +26,9 @@ ALIKE = 1.02
 
 
 def every_batch(rows: pd.DataFrame) -> pd.DataFrame:
-    """Keep what the host clock measured after the longest warm-up, sizes and precisions in reading order."""
+    """Keep what the host clock measured after the longest warm-up, in reading order, with all columns of the stage."""
     kept = rows[(rows["clock"] == "host") & (rows["warmup_steps"] == rows["warmup_steps"].max())]
-    return in_order(kept, [*CELL, "batch_size"], ORDERS)
+    return in_order(complete(kept, ROW_TYPES), [*CELL, "batch_size"], ORDERS)
 
 
 def usual_batch(rows: pd.DataFrame) -> pd.DataFrame:
@@ -108,7 +109,7 @@ def _ratios(base: pd.DataFrame, other: pd.DataFrame, keys: list[str]) -> pd.Data
     sides = [rows.set_index(keys).loc[map(tuple, both.to_numpy())] for rows in (base, other)]
     pairs = list(zip(*([row for _, row in side.iterrows()] for side in sides), strict=True))
     for name, side in zip(("base", "other"), sides, strict=True):
-        told = side.reindex(columns=["median_ms", "gpu_idle_pct", "peak_tflops_per_s"]).to_numpy(dtype=float)
+        told = side[["median_ms", "gpu_idle_pct", "peak_tflops_per_s"]].to_numpy(dtype=float)
         both[[f"{name}_ms", f"{name}_idle_pct", f"{name}_tflops_per_s"]] = told
     is_stable = [before["status"] == after["status"] == "ok" for before, after in pairs]
     is_clear = [clear_gain(before, after) is not None for before, after in pairs]
@@ -121,8 +122,7 @@ def reached_tflops_per_s(steps: pd.DataFrame, beside: Mapping[str, pd.DataFrame]
     Without those for which the peak of `steps` is not a data sheet's: it is the rate of such a product already.
     """
     reached = highest((beside or {}).get("ceilings", pd.DataFrame()), "tflops_per_s", by="dtype")
-    peaks = known(steps, "peak_source")
-    measured = set(peaks.loc[peaks["peak_source"] == "measured", "precision"]) if len(peaks) else set()
+    measured = set(steps.loc[steps["peak_source"] == "measured", "precision"])
     return {dtype: rate for dtype, rate in reached.items() if dtype not in measured}
 
 
@@ -159,8 +159,6 @@ def host_apart(steps: pd.DataFrame) -> pd.Series | None:
     and _slow; None where there are no two such steps.
     """
     limited = known(steps, "gpu_idle_pct", "launches")
-    if limited.empty:
-        return None
     limited = limited[(limited["gpu_idle_pct"] >= IDLE_PCT) & (limited["status"] == "ok")]
     pairs = limited.merge(limited, on=["size", "precision"], suffixes=("_fast", "_slow"))
     alike = (pairs["launches_slow"] / pairs["launches_fast"]).between(1 / ALIKE, ALIKE)
