@@ -3,6 +3,7 @@ import pytest
 
 from pipeline.instruments.sampling.verdict import RepeatSpread
 from pipeline.report.outcomes import clear_gain, not_measured, nothing_measured
+from pipeline.report.page_parts import Section, write
 
 
 def rows(*outcomes):
@@ -48,8 +49,12 @@ def test_of_a_long_reason_the_first_sentence_is_enough():
     assert not_measured(rows(("a", "wrong", "Expected bf16. Got fp32.")), "impl").endswith("wrong, Expected bf16 (a).")
 
 
-def test_reasons_are_escaped():
-    assert "|" not in not_measured(rows(OK, ("a", "wrong", "x | y")), "impl")
+def test_reasons_are_escaped_on_the_page(tmp_path):
+    failed = rows(OK, ("a", "wrong", "x | y"))
+    section = Section("Which?", "", nothing_measured(failed), parts=[not_measured(failed, "impl")])
+    text = write(section, "flash", [], tmp_path, trust={}).text
+    assert text.count("x &#124; y") == 2
+    assert "|" not in text
 
 
 def timed(median, half_spread=0.01):

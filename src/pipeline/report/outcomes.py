@@ -5,8 +5,6 @@ from collections.abc import Sequence
 import pandas as pd
 
 from pipeline.instruments.sampling.verdict import FASTER
-from pipeline.report.markup import Markdown
-from pipeline.report.page_parts import say
 from pipeline.report.reasons import without_own_numbers
 from pipeline.report.repeats import verdict
 from pipeline.report.section import count, counted, listing
@@ -19,13 +17,13 @@ IDLE_PCT = 20.0
 MOST_REASONS = 2
 
 
-def nothing_measured(rows: pd.DataFrame) -> Markdown:
+def nothing_measured(rows: pd.DataFrame) -> str:
     """Say that no row has a figure, and the most frequent reason."""
     reasons = rows["reason"].dropna()
-    return say("Nothing was measured{why}.", why=f": {reasons.mode()[0]}" if len(reasons) else "")
+    return f"Nothing was measured: {reasons.mode()[0]}." if len(reasons) else "Nothing was measured."
 
 
-def not_measured(rows: pd.DataFrame, by: str) -> Markdown:
+def not_measured(rows: pd.DataFrame, by: str) -> str:
     """Say in a sentence how many rows ran out of memory or were wrong, and mainly why; else nothing.
 
     What the machine lacks, and which figures are unstable, the page says once for all stages.
@@ -33,22 +31,14 @@ def not_measured(rows: pd.DataFrame, by: str) -> Markdown:
     """
     failed = rows[~has_figures(rows["status"]) & (rows["status"] != "skipped")]
     if failed.empty:
-        return Markdown()
+        return ""
     alike = failed.assign(reason=without_own_numbers(failed["reason"].astype(object).fillna("")))
     groups = sorted(alike.groupby(["status", "reason"], sort=False), key=lambda group: -len(group[1]))
     told, left = groups[:MOST_REASONS], sum(len(group) for _, group in groups[MOST_REASONS:])
-    whys = [
-        say("{times}{why} ({who})", times=_times(group, groups), why=_why(*key), who=listing(group[by].unique()))
-        for key, group in told
-    ]
-    return say(
-        "{failed} of {figures} {are} missing: {whys}{left}.",
-        failed=count(len(failed)),
-        figures=counted(len(rows), "figure"),
-        are="is" if len(failed) == 1 else "are",
-        whys=Markdown("; ").join(whys),
-        left=f"; {count(left)} for other reasons" if left else "",
-    )
+    whys = [f"{_times(group, groups)}{_why(*key)} ({listing(group[by].unique())})" for key, group in told]
+    whys += [f"{count(left)} for other reasons"] if left else []
+    are = "is" if len(failed) == 1 else "are"
+    return f"{count(len(failed))} of {counted(len(rows), 'figure')} {are} missing: {'; '.join(whys)}."
 
 
 def _why(status: str, reason: str) -> str:

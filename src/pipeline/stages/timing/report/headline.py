@@ -22,14 +22,13 @@ LIMITED_BY = "limited by (GPU idle)"
 NAMED_WITHOUT_SWIGLU = ("2.7B", "10B")
 COLUMNS = [
     *("size", "precision", "context_length", "tokens_per_s", "model_tflops_per_s", "mfu_pct", "peak_bytes"),
-    *("gpu_idle_pct", "limited_by", "power_capped", "median_ms", "q1_ms", "q3_ms", "status"),
+    *("gpu_idle_pct", "limited_by", "power_capped", "median_ms", "q1_ms", "q3_ms", "status", "batch_size"),
 ]
 
 
 def models(steps: pd.DataFrame, rows: pd.DataFrame, tuned: pd.DataFrame) -> list[dict[str, Any]]:
     """Return what each model reaches, by its row of `steps`, as summary.schema.json declares it; None for unknowns."""
     told = {
-        "batch_size": steps["batch_size"],
         "times_fp32": _over("fp32", steps, rows),
         "times_tf32": _over("tf32", steps, rows),
         "tuned_tokens_per_s": tuned["tokens_per_s"],
