@@ -133,6 +133,12 @@ def test_a_cell_that_had_all_it_asked_for_does_not_wait_for_more(record):
     assert why_stale(changed(record, "machine", "gpus_available", value=2), Settings(), 2, NOW) is None
 
 
+def test_a_cell_that_asks_for_more_gpus_than_there_are_waits_for_those_that_there_are(record):
+    measured_on_one = changed(record, "machine", "gpus_available", value=1)
+    assert why_stale(measured_on_one, Settings(), 4, Present(VERSIONS, gpus=1)) is None
+    assert why_stale(measured_on_one, Settings(), 4, Present(VERSIONS, gpus=2)) == "2 GPUs for it now"
+
+
 def test_edited_modules_make_stale_those_that_imported_them(record, package):
     (package / "cli.py").write_text("X = 2\n")
     (package / "stages/flash/cell.py").write_text("X = 2\n")

@@ -110,6 +110,17 @@ def test_columns_stand_as_keys_outcome_figures_lists():
     assert (both[:3], both[-1]) == (("phase", "status", "reason"), "peak_bytes")
 
 
+def test_what_a_row_is_of_is_a_key_where_it_is_a_column_and_not_an_axis():
+    @dataclass(frozen=True, kw_only=True)
+    class Named(Time):
+        """A time that says that it is one."""
+
+        kind: str = column("what", allowed=("a", "b"))
+
+    assert RowTypes({"a": Named, "b": Peak}, kind_column="kind").key_columns() == ("kind", "phase")
+    assert RowTypes({"a": Time, "b": Peak}, kind_column="kind").key_columns() == ("phase",)
+
+
 def test_a_field_that_tables_cannot_hold_is_refused():
     @dataclass(frozen=True, kw_only=True)
     class Bad(Row):

@@ -76,9 +76,11 @@ def test_code_that_is_not_reached_does_not_change_the_digest(package):
     assert digest_after(package / "section.py", "'a'", "'b'") == before
 
 
-def test_the_packages_around_a_reached_module_count(package):
-    before = digest_of_measure()
-    (package / "subject/__init__.py").write_text("import torch\n")
+@pytest.mark.parametrize("around", ["__init__.py", "subject/__init__.py"])
+@pytest.mark.parametrize("how", ["import pipeline.subject.model as model", "from pipeline.subject import model"])
+def test_the_packages_around_a_reached_module_count(package, how, around):
+    before = digest_after(package / "measure.py", "from pipeline.subject import model", how)
+    (package / around).write_text("import torch\n")
     sources.forget()
     assert digest_of_measure() != before
 
@@ -87,6 +89,18 @@ def test_an_import_inside_a_function_is_followed(package):
     (package / "late.py").write_text("Y = 1\n")
     digest_after(package / "subject/model.py", "return x + 1", "from pipeline import late\n    return x + late.Y")
     assert "pipeline.late" in sources.reached_modules("pipeline.measure")
+
+
+def test_modules_that_import_each_other_are_reached_once(package):
+    (package / "section.py").write_text("from pipeline import measure, other\n")
+    (package / "other.py").write_text("from pipeline import section\n")
+    sources.forget()
+    reached = {"pipeline", *(f"pipeline.{name}" for name in ("section", "other", "measure", "subject"))}
+    assert sources.reached_modules("pipeline.section") == reached | {"pipeline.subject.model"}
+
+
+def test_a_digest_is_that_of_the_values_and_not_of_their_order():
+    assert sources.digest({"a": 1, "b": [2]}) == sources.digest({"b": [2], "a": 1}) != sources.digest({"a": 1, "b": [3]})
 
 
 def test_an_empty_module_has_a_digest_and_one_that_is_not_there_has_none(package):

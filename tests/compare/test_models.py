@@ -17,7 +17,8 @@ SETTINGS = {"vocab_size": 10_000}
 def step(size, ms, context_length=1024, machine=H200, **columns):
     """Return the record of an eager step of 4 sequences, which peaks at 1 GB for each of its ms."""
     tokens_per_s = 4 * context_length / ms * 1e3
-    row = timed_row("train_step", [ms] * 10, tokens_per_s=tokens_per_s, peak_bytes=int(ms * 1e9), **columns)
+    figures = {"tokens_per_s": tokens_per_s, "peak_bytes": int(ms * 1e9), **columns}
+    row = timed_row("train_step", [ms] * 10, **figures)
     return out_of(size, row, context_length, machine)
 
 
@@ -62,6 +63,8 @@ def test_two_runs_of_one_machine_are_a_and_b_and_what_no_run_has_is_left_out():
     head, rows = cells_of([step("small", 20.0)], [step("small", 20.0)], (H200, H200))
     assert head == ["model", "tokens/s A", "tokens/s B", "×", "peak GB"]
     assert rows == [["small", "204,800", "204,800", "1.00×", "20.0"]]
+    on_cpu = [step("small", 20.0, peak_bytes=None)]
+    assert cells_of(on_cpu, on_cpu, (H200, H200))[0] == head[:-1]
 
 
 def test_the_figures_are_those_of_the_first_screen():

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pipeline.formulas.activations import Workload, saved_terms
-from pipeline.formulas.parameters import parameter_bytes, parameter_count
+from pipeline.formulas.parameters import block_parameter_count, parameter_bytes, parameter_count
 from pipeline.formulas.peak_memory import MODE_PHASES, backward_moments, optimizer_moment, predict_peaks
 from pipeline.formulas.sizes import SIZES, ModelSize, OwnSize
 from pipeline.formulas.training_state import training_state
@@ -147,6 +147,13 @@ def test_at_a_short_context_the_update_is_the_peak_and_at_a_long_one_the_backwar
 
     assert highest(128) == "optimizer"
     assert highest(1024) == "backward"
+
+
+def test_at_the_first_block_all_gradients_exist_but_the_embedding_s_and_most_of_the_block_s_own():
+    size, vocab_size = LARGEST.size, LARGEST.vocab_size
+    at_first_block = [moment for moment in backward_moments(LARGEST, optimizer_state=0) if moment.what == "SwiGLU"][-1]
+    to_come = vocab_size * size.d_model + block_parameter_count(size) - size.d_model * size.d_ff
+    assert at_first_block.bytes_by_category["gradients"] == parameter_bytes(size, vocab_size) - 4 * to_come
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from pipeline.instruments.machine.power import Power
+from pipeline.instruments.sampling import interleaving
 from pipeline.instruments.sampling.interleaving import Interleaving, Sample, Work, interleave
 from pipeline.instruments.sampling.kernel_timing import host_sampler
 from pipeline.instruments.sampling.step_timing import StopRule
@@ -45,6 +46,23 @@ def test_a_warm_call_sits_the_warm_up_rounds_out():
     works = {name: noting(calls, name) for name in "abc"}
     interleave(works, plain, rules(works), warmup=2, warm={"b"})
     assert "".join(calls) == "ac" * 2 + "abc" * 3
+
+
+def test_the_power_is_that_of_one_counted_round(monkeypatch):
+    class Watch:
+        polls = 0
+
+        def poll(self):
+            self.polls += 1
+
+        def over(self, steps):
+            return Power(energy_j=600.0 / steps, sm_clock_mhz=self.polls)
+
+    monkeypatch.setattr(interleaving, "PowerWatch", Watch)
+    works = {name: Work(lambda _: None) for name in "ab"}
+    assert interleave(works, plain, rules(works), warmup=2).power == Power(energy_j=200.0, sm_clock_mhz=3)
+    one = dataclasses.replace(THREE, min_samples=1, max_samples=1)
+    assert interleave(works, plain, rules(works, one), warmup=2).power == Power(energy_j=600.0, sm_clock_mhz=1)
 
 
 def test_a_call_leaves_the_round_when_its_own_rule_ends():

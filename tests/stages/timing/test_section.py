@@ -6,6 +6,7 @@ import pytest
 
 from pipeline.report.baselines import COLUMNS
 from pipeline.report.outcomes import IDLE_PCT
+from pipeline.report.section import count
 from pipeline.report.tables import significant
 from pipeline.stages.timing.report import baselines, section, steps
 
@@ -140,6 +141,17 @@ def test_what_gains_nothing_is_not_advised(make_rows, mode, what):
     assert what not in actions(scaled(rows, 20.0, (rows["mode"] == mode) & (rows["precision"] == "bf16")))
 
 
+def test_compiling_is_advised_with_the_gpu_s_idling_and_what_it_takes_in_the_same_precision(make_rows):
+    rows = with_busy(make_rows("h200"), {128: 60.0, 256: 40.0, 512: 15.0, 1024: 5.0})
+    rows = scaled(rows, 0.5, (rows["mode"] == "compiled") & (rows["phase"] != "compile"))
+    (advice,) = [action for action in section.build(rows).actions if "torch.compile" in action.what]
+    assert " in bf16, of which the GPU idles 40%, takes " in advice.why
+    times = steps.compile_times(rows).query("precision == 'bf16'")
+    best = times.loc[times["ratio"].idxmax()]
+    assert f"Compiling {best['size']} takes " in advice.why
+    assert advice.why.endswith(f", paid back after {count(best['payback_steps'])} steps.")
+
+
 def test_a_gain_within_the_quartiles_is_not_advised(make_rows):
     rows = scaled(make_rows("h200"), 0.5, make_rows("h200")["mode"] == "compiled")
     wide = rows["mode"] == "compiled"
@@ -210,7 +222,7 @@ def test_the_columns_of_rows_tell_the_rows_of_a_cell_apart(make_rows, name):
 def test_no_number_of_the_prose_stays_when_every_figure_is_another(make_rows, build, name):
     rows = make_rows(name)
     statuses = steps.warm(rows)["status"]
-    counts = {f"{count:g}" for count in (*statuses.value_counts(), len(statuses))}
+    counts = {f"{rows:g}" for rows in (*statuses.value_counts(), len(statuses))}
     assert numbers_that_stay(build, rows, keys("timing"), allowed=counts) == set()
 
 
