@@ -100,7 +100,9 @@ def test_modules_that_import_each_other_are_reached_once(package):
 
 
 def test_a_digest_is_that_of_the_values_and_not_of_their_order():
-    assert sources.digest({"a": 1, "b": [2]}) == sources.digest({"b": [2], "a": 1}) != sources.digest({"a": 1, "b": [3]})
+    assert (
+        sources.digest({"a": 1, "b": [2]}) == sources.digest({"b": [2], "a": 1}) != sources.digest({"a": 1, "b": [3]})
+    )
 
 
 def test_an_empty_module_has_a_digest_and_one_that_is_not_there_has_none(package):

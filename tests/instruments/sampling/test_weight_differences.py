@@ -41,8 +41,9 @@ def differ_on_last_rank(context):
     model = nn.Linear(3, 2)
     with torch.no_grad():
         for weight in model.parameters():
-            weight.zero_()
-        model.weight[0, 0] = 0.75 if context.rank == context.world_size - 1 else 0
+            weight.fill_(-1)
+        if context.rank == context.world_size - 1:
+            model.weight[0, 0] = -0.25
     return weight_differences.difference_between_ranks(model)
 
 

@@ -36,7 +36,7 @@ def test_weights_of_all_variants_that_average_agree(steps):
 def test_weights_without_communication_differ(steps):
     without = steps["none", None]
     assert without["rank_difference"] > 0.1
-    assert without["variant_difference"] > 100 * TOLERANCE["fp32"]
+    assert without["variant_difference"] > 10 * max(TOLERANCE.values())
 
 
 def test_the_number_of_all_reduces_is_that_of_the_variant(steps):
