@@ -79,7 +79,7 @@ def test_a_phase_lasts_until_the_next():
 @pytest.mark.parametrize("buckets", [1, 7, 100])
 def test_thinning_out_keeps_every_peak(buckets):
     series = np.random.default_rng(0).integers(0, 1000, 500)
-    series[[3, 250, 251, 499]] = [5000, 6000, 0, 7000]
+    series[[3, 250, 251, 497]] = [5000, 6000, 0, 7000]
     chosen = thin_out(series, buckets, keep=[123])
     assert len(chosen) <= 2 * buckets + 3
     assert {0, 123, 499} <= set(chosen)

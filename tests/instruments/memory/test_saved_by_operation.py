@@ -32,6 +32,25 @@ def test_each_storage_is_named_once_by_its_first_module_and_operation():
     torch.testing.assert_close(output, module(x))
 
 
+class Doubled(torch.autograd.Function):
+    """Save what it gets and twice that."""
+
+    @staticmethod
+    def forward(ctx, x, _y):
+        doubled = 2 * x
+        ctx.save_for_backward(x, doubled)
+        return doubled.clone()
+
+
+def test_what_a_function_of_ones_own_saves_is_named_by_its_number():
+    class Doubling(nn.Module):
+        def forward(self, x):
+            return Doubled.apply(torch.sigmoid(x), torch.ones(3))  # the second operand has no gradient
+
+    _, saved = saved_by_operation(Doubling(), torch.randn(3, requires_grad=True))
+    assert [one.operation for one in saved] == ["Sigmoid.result", "Doubled.1"]
+
+
 def test_nothing_stays_alive_or_hooked_afterwards():
     module, x = Gated(), torch.randn(3, 4, requires_grad=True)
     output, _ = saved_by_operation(module, x)
