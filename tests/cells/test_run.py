@@ -91,8 +91,14 @@ def too_large(monkeypatch):
 @pytest.mark.usefixtures("too_large")
 def test_a_cell_that_the_host_s_memory_cannot_hold_is_skipped_without_measuring(monkeypatch):
     monkeypatch.setattr(run.identity, "gpu_count", lambda: 0)
-    rows = record_of(raising(AssertionError("measured")))["rows"]
-    assert {(row["status"], row["reason"]) for row in rows} == {("skipped", "takes 34 GB, this machine has 16 GB")}
+    monkeypatch.setattr(run.freshness, "code_facts", lambda *_, measured: {"modules": {}, "measured": measured})
+    record = record_of(raising(AssertionError("measured")))
+    outcomes = {(row["status"], row["reason"]) for row in record["rows"]}
+    assert outcomes == {("skipped", "takes 34 GB, this machine has 16 GB")}
+    # The code that told its memory counts then, and only then.
+    assert not record["code"]["measured"]
+    monkeypatch.setattr(run, "too_large", lambda *_: None)
+    assert record_of(lambda *_: [])["code"]["measured"]
 
 
 @pytest.mark.usefixtures("too_large")
@@ -118,9 +124,10 @@ def test_a_bug_is_no_outcome(error):
 def test_fewer_gpus_than_needed_is_skipped_with_the_reason(monkeypatch):
     monkeypatch.setattr(run.identity, "gpu_count", lambda: 8)
     monkeypatch.setattr(run, "claim_gpus", lambda count, _command: Claim(("0",) * count))
-    rows = record_of(lambda *_: [], cell=Cell(gpus=4), granted=2)["rows"]
-    assert {row["reason"] for row in rows} == {str(TooFewGPUs(4, 2))}
-    assert {row["status"] for row in rows} == {"skipped"}
+    record = record_of(lambda *_: [], cell=Cell(gpus=4), granted=2)
+    assert {row["reason"] for row in record["rows"]} == {str(TooFewGPUs(4, 2))}
+    assert {row["status"] for row in record["rows"]} == {"skipped"}
+    assert record["machine"]["gpus_taken"] == []
 
 
 def test_without_any_gpu_the_cell_runs_on_the_cpu(monkeypatch):
