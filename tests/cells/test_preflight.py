@@ -1,3 +1,4 @@
+import os
 import shutil
 from types import SimpleNamespace
 
@@ -70,8 +71,9 @@ def test_a_folder_that_is_there_or_can_be_made_passes(tmp_path):
     assert not (tmp_path / "reports").exists()
 
 
-def test_a_read_only_folder_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr("os.access", lambda _path, _mode: False)  # root may write anywhere
+@pytest.mark.parametrize("refused", [os.W_OK, os.X_OK])
+def test_a_read_only_folder_is_named(tmp_path, monkeypatch, refused):
+    monkeypatch.setattr("os.access", lambda _path, mode: not mode & refused)  # root may write anywhere
     with pytest.raises(UserError) as raised:
         check_writable(tmp_path / "reports")
     assert str(raised.value) == f"{tmp_path}/reports/ cannot be written: {tmp_path} is read-only for this user"

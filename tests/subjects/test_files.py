@@ -33,6 +33,13 @@ def test_a_module_is_found_in_pythonpath_and_among_what_is_installed(project, mo
     assert find("yaml").module == "yaml"
 
 
+def test_what_has_no_source_of_python_is_no_module(project):
+    (project / "folder").mkdir()
+    for name in ("math", "folder", "kernels.attention.Right", "nowhere.at.all"):
+        with pytest.raises(UserError, match=f"there is no Python module {name} in "):
+            find(name)
+
+
 def test_a_file_in_packages_is_a_module_of_them(project):
     assert find("kernels/attention.py").module == "kernels.attention"
     assert find("training.py").module == "training"
