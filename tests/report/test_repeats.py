@@ -5,7 +5,7 @@ from pipeline.instruments.sampling.verdict import FASTER, SAME
 from pipeline.report import trust
 from pipeline.report.repeats import verdict, with_repeats
 
-KEYS = ["mode", "phase"]
+AXES, KEYS = ["mode"], ["phase"]
 
 
 def rows(**medians_ms):
@@ -23,26 +23,40 @@ def by_mode(shown):
     return shown.set_index("mode").loc
 
 
-def test_the_first_repeat_is_shown_and_all_of_them_judge():
-    shown = with_repeats(rows(eager=(10.0, 10.1, 9.9), compiled=(8.0, 8.1, 7.9), graph=(10.0, 10.1, 9.9)), KEYS)
+def test_the_middle_repeat_is_shown_and_all_of_them_judge():
+    shown = with_repeats(rows(eager=(10.1, 10.0, 9.9), compiled=(8.0, 8.1, 7.9), graph=(9.9, 10.1, 10.0)), AXES, KEYS)
     assert list(shown["median_ms"]) == [10.0, 8.0, 10.0]
     assert verdict(by_mode(shown)["eager"], by_mode(shown)["compiled"]).word == FASTER
     assert verdict(by_mode(shown)["eager"], by_mode(shown)["graph"]).ratio == pytest.approx(1)
 
 
+def test_all_rows_of_a_cell_are_of_one_repeat_with_times():
+    step = rows(eager=(12.0, 10.0, 11.0), graph=(7.0, 6.0)).assign(phase="step")
+    forward = step.assign(phase="forward", median_ms=[1.0, 1.1, 1.2, 2.0, 2.1])
+    every = pd.concat([step, forward], ignore_index=True)
+    every.loc[(every["mode"] == "graph") & (every["repeat"] == 1), ["status", "median_ms"]] = ["skipped", None]
+    shown = with_repeats(every, AXES, KEYS).set_index(["mode", "phase"])
+    assert shown["repeat"].to_dict() == {
+        ("eager", "step"): 3,
+        ("eager", "forward"): 3,
+        ("graph", "step"): 2,
+        ("graph", "forward"): 2,
+    }
+
+
 def test_repeats_that_lie_close_show_that_two_times_are_the_same():
-    shown = with_repeats(rows(eager=(10.0, 10.01, 9.99), graph=(10.0, 10.01, 9.99)), KEYS)
+    shown = with_repeats(rows(eager=(10.0, 10.01, 9.99), graph=(10.0, 10.01, 9.99)), AXES, KEYS)
     assert verdict(by_mode(shown)["eager"], by_mode(shown)["graph"]).word == SAME
 
 
 def test_rows_without_a_phase_or_a_clock_pool_the_spread_of_their_repeats():
-    shown = with_repeats(rows(eager=(10.0, 10.1, 9.9), compiled=(8.0, 8.1, 7.9)).drop(columns="phase"), ["mode"])
+    shown = with_repeats(rows(eager=(10.0, 10.1, 9.9), compiled=(8.0, 8.1, 7.9)).drop(columns="phase"), AXES, [])
     assert verdict(by_mode(shown)["eager"], by_mode(shown)["compiled"]).word == FASTER
 
 
 @pytest.mark.parametrize("drop", [["repeat"], []])
 def test_without_repeats_there_is_a_ratio_and_no_verdict(drop):
-    shown = with_repeats(rows(eager=[10.0], compiled=[5.0]).drop(columns=drop), KEYS)
+    shown = with_repeats(rows(eager=[10.0], compiled=[5.0]).drop(columns=drop), AXES, KEYS)
     judged = verdict(by_mode(shown)["eager"], by_mode(shown)["compiled"])
     assert (judged.ratio, judged.word) == (0.5, None)
     assert trust.of_rows(shown) == {}
@@ -50,7 +64,7 @@ def test_without_repeats_there_is_a_ratio_and_no_verdict(drop):
 
 @pytest.mark.parametrize(("highest", "status"), [(10.4, "ok"), (10.6, "unstable")])
 def test_a_figure_whose_repeats_lie_further_apart_than_the_limit_is_unstable(highest, status):
-    shown = with_repeats(rows(eager=(10.0, highest, 10.2)).assign(setting_unstable_rel_error=0.05), KEYS)
+    shown = with_repeats(rows(eager=(10.0, highest, 10.2)).assign(setting_unstable_rel_error=0.05), AXES, KEYS)
     assert list(shown["status"]) == [status]
     if status == "unstable":
         assert list(shown["reason"]) == ["repeats take 10.0 ms to 10.6 ms"]
@@ -59,7 +73,7 @@ def test_a_figure_whose_repeats_lie_further_apart_than_the_limit_is_unstable(hig
 def test_an_unstable_repeat_contradicts_stable_ones():
     wild = rows(eager=(10.0, 10.0, 14.0), compiled=(5.0, 5.01, 4.99)).assign(setting_unstable_rel_error=0.05)
     wild.loc[wild["median_ms"] == 14.0, "status"] = "unstable"
-    shown = with_repeats(wild, KEYS)
+    shown = with_repeats(wild, AXES, KEYS)
     assert by_mode(shown)["eager"]["reason"] == "repeats take 10.0 ms to 14.0 ms"
     assert list(shown["status"]) == ["unstable", "ok"]
     assert trust.of_rows(shown)["unstable_most_pct"] == pytest.approx(40)
@@ -67,7 +81,7 @@ def test_an_unstable_repeat_contradicts_stable_ones():
 
 def test_repeats_that_contradict_each_other_do_not_blur_the_other_figures():
     wild = rows(eager=(10.0, 14.0, 10.0), compiled=(5.0, 5.01, 4.99), graph=(6.0, 6.01, 5.99))
-    shown = with_repeats(wild.assign(setting_unstable_rel_error=0.05), KEYS)
+    shown = with_repeats(wild.assign(setting_unstable_rel_error=0.05), AXES, KEYS)
     assert verdict(by_mode(shown)["graph"], by_mode(shown)["compiled"]).word == FASTER
     assert trust.of_rows(shown)["unstable"] == 1
     assert trust.of_rows(shown)["most_pct"] < 1
@@ -77,5 +91,5 @@ def test_what_has_no_clock_because_it_was_skipped_disturbs_no_other():
     timed = rows(eager=(10.0, 10.1, 9.9), graph=(8.0, 8.1, 7.9)).assign(clock="host")
     skipped = rows(compiled=(5.0, 5.0, 5.0)).assign(status="skipped", clock=None, samples_ms=None, median_ms=None)
     both = pd.concat([timed, skipped], ignore_index=True).assign(setting_unstable_rel_error=0.05)
-    shown = with_repeats(both, [*KEYS, "clock"])
+    shown = with_repeats(both, AXES, [*KEYS, "clock"])
     assert verdict(by_mode(shown)["eager"], by_mode(shown)["graph"]).word == FASTER

@@ -1,4 +1,4 @@
-"""Repeats of a cell in a report: the first one's figures are shown, all of them decide which of two is faster."""
+"""Repeats of a cell in a report: the middle one's figures are shown, all of them decide which of two is faster."""
 
 from collections.abc import Sequence
 
@@ -13,27 +13,39 @@ KIND_COLUMNS = ("phase", "clock")
 LIMIT = "setting_unstable_rel_error"
 
 
-def with_repeats(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
-    """Keep the first repeat of each cell, each timed row beside what all of its repeats measured.
+def with_repeats(rows: pd.DataFrame, axes: Sequence[str], keys: Sequence[str]) -> pd.DataFrame:
+    """Keep the middle repeat of each cell, each timed row beside what all of its repeats measured.
 
     A figure is unstable, too, where the medians of its repeats lie further apart than the limit of the standard error
-    within one. keys: the axes but `repeat`, and the columns that name a row of a cell. Adds samples_of_repeats
+    within one. axes: those of the cell but `repeat`; keys: the columns that name a row of a cell. Adds samples_of_repeats
     and medians_of_repeats_ms (lists, of repeats with figures and of stable ones) and repeat_spread (of the stable
     figures of the rows' phase and clock); without repeats, nothing.
     """
-    first = rows[rows["repeat"] == rows["repeat"].min()] if "repeat" in rows else rows
-    if len(first) == len(rows) or "samples_ms" not in rows:
-        return first
-    names, kinds = _joined(rows, keys), _joined(rows, KIND_COLUMNS)
+    if "repeat" not in rows or "samples_ms" not in rows or rows["repeat"].nunique() < 2:
+        return rows
     timed = rows["status"].isin(WITH_FIGURES) & rows["samples_ms"].notna()
+    names, kinds = _joined(rows, [*axes, *keys]), _joined(rows, KIND_COLUMNS)
     samples = rows[timed].groupby(names)["samples_ms"].agg(list)
     medians = rows[timed & (rows["status"] == "ok")].groupby(names)["median_ms"].agg(list)
     every = names.map(rows[timed].groupby(names)["median_ms"].agg(list))
-    told = first.assign(samples_of_repeats=names.map(samples), medians_of_repeats_ms=names.map(medians))
-    shown = _without_disagreement(told, every.loc[first.index])
+    middle = rows[_is_of_the_middle_repeat(rows, _joined(rows, axes), timed)]
+    told = middle.assign(samples_of_repeats=names.map(samples), medians_of_repeats_ms=names.map(medians))
+    shown = _without_disagreement(told, every.loc[middle.index])
     stable = shown.loc[shown["status"] == "ok", "medians_of_repeats_ms"].dropna()
     spreads = {kind: pooled_repeat_spread(group) for kind, group in stable.groupby(kinds)}
     return shown.assign(repeat_spread=kinds.map(spreads))
+
+
+def _is_of_the_middle_repeat(rows: pd.DataFrame, cells: pd.Series, timed: pd.Series) -> pd.Series:
+    """Tell which rows are of the repeat of their cell that took neither least nor most time, all its rows together.
+
+    Of two that is the faster one. A cell without times has its first repeat.
+    """
+    medians_ms = rows["median_ms"].where(timed).astype(float).groupby([cells, rows["repeat"]])
+    repeats_ms = medians_ms.sum(min_count=1)  # NaN: without times, sorted last
+    ranked = repeats_ms.sort_values(kind="stable").groupby(level=0)
+    middle = ranked.agg(lambda level: level.index[max(level.count() - 1, 0) // 2][1])
+    return rows["repeat"] == cells.map(middle)
 
 
 def contradict(medians: Sequence[float], limit: float) -> bool:

@@ -37,7 +37,7 @@ def section_rows(stage: Stage, stages: Stages, records: Mapping[str, Records]) -
 
 
 def shown_rows(stage: Stage, records: Records) -> pd.DataFrame:
-    """Return the rows of a stage's records as they are shown, each the first of its repeats."""
+    """Return the rows of a stage's records as they are shown, each of the middle one of its cell's repeats."""
     axes = [name for name in stage.axes if name != "repeat"]
     rows = with_one_peak(readable(stage_rows(stage, records)))
-    return with_repeats(rows, [*axes, *stage.row_types.key_columns()])
+    return with_repeats(rows, axes, stage.row_types.key_columns())
