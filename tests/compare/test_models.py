@@ -107,17 +107,23 @@ def test_an_unstable_step_and_a_model_of_one_run_are_marked():
 @pytest.mark.parametrize(
     "other",
     [
-        [lever("small", 10.0)],
         [out_of("small", failed_row("oom", phase="train_step"))],
         [out_of("small", timed_row("train_step", [20.0] * 10))],
         [step("large", 20.0)],
     ],
 )
-def test_without_a_step_in_both_there_is_no_table(other):
+def test_without_a_step_in_both_the_runs_have_no_model_in_common(other):
     runs = [step("small", 20.0)], other
     for a, b in (runs, runs[::-1]):
         assert of_both(a, b).empty
-        assert "first screen" not in write_comparison(compare_runs(a, b, stages(), 0.05), "a", "b")
+        text = write_comparison(compare_runs(a, b, stages(), 0.05), "a", "b")
+        assert "no model in common at the same precision, context and batch" in text
+        assert "first screen" not in text
+
+
+def test_of_a_run_that_timed_no_steps_nothing_is_said_of_models():
+    comparison = compare_runs([step("small", 20.0)], [lever("small", 10.0)], stages(), 0.05)
+    assert "model" not in write_comparison(comparison, "a", "b").split("###")[0]
 
 
 def test_text_and_page_begin_with_the_table():

@@ -21,22 +21,24 @@ TITLE = (
     "Training steps as on a report's first screen: {precision}, batch {batch}, context {context}. "
     "×: times as fast as {a}.{tuned}"
 )
+NONE_IN_BOTH = Markdown("The two runs have no model in common at the same precision, context and batch.")
 TUNED = " tuned: with the fastest optimizations that each run measured."
 
 Models = Callable[..., list[dict[str, Any]]]
 
 
-def models_of_both(a: list[Record], b: list[Record], stages: Stages) -> pd.DataFrame:
+def models_of_both(a: list[Record], b: list[Record], stages: Stages) -> pd.DataFrame | None:
     """Return STEP and, as NAME_a and NAME_b, FIGURES and status of each model.
 
     At the larger context of both first screens, if both runs have figures there, or else at the smaller one; empty
-    without either. status: NaN for a model that a run has not measured.
+    where they have no model in common. None where a run has no first screen. status: NaN for a model that a run has not
+    measured.
     """
     for stage in stages.values():
         if models := stage.models():
             runs = [section_rows(stage, stages, by_stage(records)) for records in (a, b)]
-            return pd.DataFrame() if any(rows.empty for rows, *_ in runs) else _beside(models, runs)
-    return pd.DataFrame()
+            return None if any(rows.empty for rows, *_ in runs) else _beside(models, runs)
+    return None
 
 
 def _beside(models: Models, runs: list[list[Any]]) -> pd.DataFrame:
@@ -67,13 +69,15 @@ def _failed(rows: pd.DataFrame) -> pd.Series:
     return rows[~has_figures(rows["status"])].groupby("size")["status"].first()
 
 
-def models_table(models: pd.DataFrame, machines: tuple[str, str]) -> Markdown:
+def models_table(models: pd.DataFrame | None, machines: tuple[str, str]) -> Markdown:
     """Write the models of two runs as a table, which calls the runs by their machines where these differ.
 
-    Nothing where there are none.
+    Nothing where a run has no first screen.
     """
-    if models.empty:
+    if models is None:
         return Markdown()
+    if models.empty:
+        return NONE_IN_BOTH
     a, b = machines if machines[0] != machines[1] else "AB"
     columns = {
         "model": models["size"],

@@ -21,8 +21,8 @@ from pipeline.report.table_rows import records
 COLOURS = {SLOWER: VERMILION, UNDECIDED: NEUTRAL, FASTER: BLUE, SAME: IDLE_COLOUR, WITHIN: IDLE_COLOUR}
 KEY, HEADING = "compare/ratios", "Every time"
 MEANINGS = {
-    "A (ms)": "median over the repeats of A",
-    "B (ms)": "median over the repeats of B",
+    "A (ms)": "median of A, over its repeats their geometric mean",
+    "B (ms)": "median of B, over its repeats their geometric mean",
     "B / A": "above 1 B is slower",
     "low": "lower end of the interval, or what the quartiles allow",
     "high": "upper end of it",
