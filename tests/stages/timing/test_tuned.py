@@ -41,6 +41,7 @@ def test_the_fastest_combination_that_keeps_fp32_weights_is_taken_at_the_same_ba
     assert found.loc[3].to_dict() == {
         "levers": BEST,
         "tokens_per_s": pytest.approx(4 * 1024 / 0.04),
+        "gain": pytest.approx(2.5),
         "peak_bytes": 40e9,
         "power_capped": True,
         "is_wrong": False,
@@ -65,7 +66,7 @@ def test_where_only_wrong_combinations_are_left_the_column_says_so(make_rows):
     built = section.build(make_rows("h200"), {"ceilings": pd.DataFrame({"reason": []}), "levers": wrong})
     cells = built.headline[0].cells
     assert "; wrong: its loss is then too far from the eager one." in built.headline[0].title
-    assert list(cells.loc[cells["model"].str.startswith("large"), "tuned tokens/s"]) == ["wrong"]
+    assert list(cells.loc[cells["model"].str.startswith("large"), "tuned tokens/s (gain)"]) == ["wrong"]
 
 
 def test_the_first_screen_has_a_column_of_tuned_steps_where_they_were_measured(make_rows):
@@ -73,11 +74,11 @@ def test_the_first_screen_has_a_column_of_tuned_steps_where_they_were_measured(m
     built = section.build(rows, {"ceilings": pd.DataFrame({"reason": []}), "levers": LEVERS})
     table = built.headline[0]
     cells = table.cells.set_index(table.cells["model"].str.split().str[0])
-    tuned = cells[["tuned tokens/s", "tuned peak GB"]]
-    assert list(tuned.loc["large"]) == ["102,400", "40.0"]
+    tuned = cells[["tuned tokens/s (gain)", "tuned peak GB"]]
+    assert list(tuned.loc["large"]) == ["102,400 (2.50×)", "40.0"]
     assert set(tuned.drop("large").stack()) == {"–"}
     assert len(table.cells.columns) == MAX_COLUMNS
-    assert " tuned: with fused AdamW, SDPA, torch.compile and a CUDA graph." in table.title
+    assert " tuned: with fused AdamW, SDPA, torch.compile and a CUDA graph, in brackets times as" in table.title
     large = next(model for model in built.models if model["size"] == "large")
     assert (large["tuned_with"], large["tuned_peak_bytes"], large["tuned_power_capped"]) == (BEST, 40e9, True)
     without = section.build(rows, {"ceilings": pd.DataFrame({"reason": []}), "levers": pd.DataFrame()}).headline[0]

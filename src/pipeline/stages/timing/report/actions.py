@@ -34,7 +34,7 @@ def actions(rows: pd.DataFrame, precision: str) -> list[Action]:
 def _fill_the_gpu(rows: pd.DataFrame, precision: str) -> list[Action]:
     """Advise more work a step where the GPU idles with little of it, or where a larger batch trains clearly faster."""
     steps = of_kind(every_batch(rows), "eager")
-    steps = steps[steps["precision"] == precision]
+    steps = steps[(steps["precision"] == precision) & (steps["status"] == "ok")]
     idle, faster = _idle_with_little_work(steps), _faster_with_a_larger_batch(steps)
     what = Markdown("**Fill the GPU: more tokens a step.**" if idle else "**Train with a larger batch.**")
     return [Action(1, what, f"{idle} {faster}".strip(), "idle")] if idle or faster else []
@@ -52,16 +52,15 @@ def _idle_with_little_work(steps: pd.DataFrame) -> str:
     best = better.loc[better["gpu_idle_pct"].idxmin()]
     batch = f" and batch {int(best['batch_size'])}" if best["batch_size"] != worst["batch_size"] else ""
     return (
-        f"The GPU idles {percent(worst['gpu_idle_pct'] / 100)} of a step of {_at(worst)}, because the host cannot "
-        f"launch kernels as fast as they run; at context {int(best['context_length'])}{batch} it idles "
+        f"The GPU idles {percent(worst['gpu_idle_pct'] / 100)} of a step of {_at(worst)} in {worst['precision']}, because "
+        f"the host cannot launch kernels as fast as they run; at context {int(best['context_length'])}{batch} it idles "
         f"{percent(best['gpu_idle_pct'] / 100)}."
     )
 
 
 def _faster_with_a_larger_batch(steps: pd.DataFrame) -> str:
     """Say how many more tokens a second a larger batch trains than the usual one, where it gains most; else nothing."""
-    stable = steps[steps["status"] == "ok"]
-    both = usual_batch(stable).merge(stable, on=["size", "context_length"], suffixes=("", "_more"))
+    both = usual_batch(steps).merge(steps, on=["size", "context_length"], suffixes=("", "_more"))
     both = both[both["batch_size_more"] > both["batch_size"]]
     both = both.assign(gain=both["tokens_per_s_more"] / both["tokens_per_s"])
     if both.empty or both["gain"].max() < WORTH_IT:

@@ -11,13 +11,13 @@ from pipeline.formulas.sizes import SIZES
 from pipeline.report.lever_words import listed
 from pipeline.report.outcomes import IDLE_PCT
 from pipeline.report.page_parts import Table
-from pipeline.report.section import count, number, percent
+from pipeline.report.section import count, number, percent, ratio
 from pipeline.report.table_rows import known, records
 from pipeline.report.tables import with_outcomes
 from pipeline.stages.timing.report.figures import TERA
 from pipeline.stages.timing.report.steps import bases, precision_gains, step_flops
 
-LIMITED_BY = "limited by (GPU idle)"
+LIMITED_BY, TUNED = "limited by (GPU idle)", "tuned tokens/s (gain)"
 # Named after a model with two feed-forward matrices a layer, where SwiGLU has three (pipeline.formulas.sizes).
 NAMED_WITHOUT_SWIGLU = ("2.7B", "10B")
 COLUMNS = [
@@ -58,7 +58,7 @@ def table(steps: pd.DataFrame, rows: pd.DataFrame, tuned: pd.DataFrame) -> Table
         **{name: over[name] for name in gained},
         LIMITED_BY: _limits(steps),
         "peak GB": steps["peak_bytes"] / 1e9,
-        "tuned tokens/s": tuned["tokens_per_s"].map(count, na_action="ignore").mask(tuned["is_wrong"], "wrong"),
+        TUNED: _tuned_rates(tuned),
         "tuned peak GB": tuned["peak_bytes"] / 1e9,
     }
     forms = dict.fromkeys((*gained, "peak GB", "tuned peak GB"), number)
@@ -84,22 +84,30 @@ def _title(steps: pd.DataFrame, rows: pd.DataFrame, shown: Mapping[str, pd.Serie
         LIMITED_BY: f"the host where no kernel runs for {IDLE_PCT:g}% of the step or more",
     }
     legend = {name: words for name, words in legend.items() if name in shown}
-    if "tuned tokens/s" in shown:
-        legend["tuned"] = _tuned(shown["tuned tokens/s"], tuned_with)
+    if TUNED in shown:
+        legend["tuned"] = _tuned(shown[TUNED], tuned_with)
     if len(peak):
         of = "data sheet's" if peak["peak_source"].iloc[0] == "datasheet" else "fastest measured product's"
-        legend = {"MFU": f"share of the {of} {number(peak['peak_tflops_per_s'].max())} TFLOP/s", **legend}
+        share = f"share of the {of} {number(peak['peak_tflops_per_s'].max())} TFLOP/s"
+        legend = {"MFU": f"{share}, masked attention scores counted too", **legend}
     precision = "bf16 autocast" if first["precision"] == "bf16" else first["precision"]
     longest = "" if first["context_length"] == longest else ", the longest that all of these fit"
     return (
         f"Whole training steps in {precision}, otherwise plain PyTorch (eager, plain attention, the default AdamW), "
-        f"batch {first['batch_size']}, context {first['context_length']}{longest}."
+        f"vocabulary {count(first['setting_vocab_size'])}, batch {first['batch_size']}, context "
+        f"{first['context_length']}{longest}."
         + "".join(f" {name}: {words}." for name, words in legend.items())
     )
 
 
+def _tuned_rates(tuned: pd.DataFrame) -> pd.Series:
+    rates = tuned["tokens_per_s"].map(count, na_action="ignore")
+    gains = tuned["gain"].map(lambda gain: f" ({ratio(gain)})", na_action="ignore").astype(object).fillna("")
+    return (rates.astype(object) + gains).mask(tuned["is_wrong"], "wrong")
+
+
 def _tuned(cells: Iterable[str], levers: Sequence[str]) -> str:
-    words = f"with {' or '.join(map(listed, levers)) or 'the best optimizations'}"
+    words = f"with {' or '.join(map(listed, levers)) or 'the best optimizations'}, in brackets times as fast as the eager step measured beside it"
     return f"{words}; wrong: its loss is then too far from the eager one" if "wrong" in set(cells) else words
 
 
@@ -121,6 +129,6 @@ def finding(steps: pd.DataFrame, reached: Mapping[str, float]) -> str:
     return (
         f"Eager steps reach {number(most['model_tflops_per_s'])} TFLOP/s at most ({most['size']}, {most['precision']})"
         + (f"; a matrix product alone reaches {number(product)}" if product else "")
-        + (f". Up to {number(max(waits) / TERA)} TFLOP a step the host can be the limit" if waits else "")
+        + (f". The host limits steps of up to {number(max(waits) / TERA)} TFLOP" if waits else "")
         + "."
     )

@@ -4,7 +4,7 @@ import pandas as pd
 
 from pipeline.report.outcomes import IDLE_PCT
 from pipeline.report.page_parts import Problem
-from pipeline.report.section import percent, ratio
+from pipeline.report.section import percent, ratio, span
 from pipeline.report.side_by_side import step_words
 from pipeline.stages.timing.report.steps import at, first_steps, gains, of_kind, precision_gains, warm
 
@@ -32,12 +32,13 @@ def _phases(rows: pd.DataFrame, precision: str, context_length: int) -> str:
 
 
 def _warmup(first: pd.DataFrame) -> str:
-    cold, after_one = (first[first["warmup_steps"] == steps]["first"] for steps in (0, 1))
-    if cold.empty:
+    names = first["size"] + " in " + first["precision"] + " at context " + first["context_length"].astype(str)
+    ratios = first.set_index(names).groupby("warmup_steps")["first"]
+    told = {steps: span(found, ratio) for steps, found in ratios}
+    if 0 not in told:
         return ""
-    then = f" After one warm-up step it takes {ratio(after_one.median())}." if len(after_one) else ""
-    several = f" (median over models; at most {ratio(cold.max())})" if len(cold) > 1 else ""
-    return f"Without warm-up the first step takes {ratio(cold.median())} the time of a later one{several}.{then}"
+    after_one = f" After one warm-up step it takes {told[1]}." if 1 in told else ""
+    return f"Without warm-up the first step takes {told[0]} the time of a later one.{after_one}"
 
 
 def _precision(gained: pd.DataFrame) -> str:

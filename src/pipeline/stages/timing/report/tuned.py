@@ -7,24 +7,28 @@ EAGER = "eager"
 # A few steps do not show what weights in bf16 lose over many small updates.
 NOT_ADVISED = "bf16_weights"
 SAME = ["size", "context_length", "batch_size", "setting_vocab_size"]
-TOLD = ["levers", "tokens_per_s", "peak_bytes", "power_capped"]
+TOLD = ["levers", "tokens_per_s", "gain", "peak_bytes", "power_capped"]
 
 
 def tuned_steps(steps: pd.DataFrame, levers: pd.DataFrame) -> pd.DataFrame:
     """Return TOLD of the fastest stable combination for each row of `steps`, at the same batch.
 
     levers: rows of the stage levers, which are in bf16. A step has None and NaN unless it is in bf16, where none was
-    measured and where eager was fastest. is_wrong: some combination, and none that is faster than eager was right.
+    measured and where eager was fastest. gain: times as fast as the eager step of levers itself, NaN where that is
+    unstable. is_wrong: some combination, and none that is faster than eager was right.
     """
     nothing = pd.DataFrame(
-        {**dict.fromkeys(TOLD), "tokens_per_s": np.nan, "peak_bytes": np.nan, "is_wrong": False}, index=steps.index
+        {**dict.fromkeys(TOLD), **dict.fromkeys(["tokens_per_s", "gain", "peak_bytes"], np.nan), "is_wrong": False},
+        index=steps.index,
     )
     if levers.empty or steps["precision"].iloc[0] != "bf16":
         return nothing
     levers = levers.rename(columns={"setting_batch_size": "batch_size"})
     advised = levers[~levers["levers"].str.contains(NOT_ADVISED, regex=False)]
     stable = advised[advised["status"] == "ok"]
-    fastest = stable.loc[stable.groupby(SAME)["median_ms"].idxmin()].reindex(columns=[*SAME, *TOLD])
+    eager_ms = stable[stable["levers"] == EAGER].set_index(SAME)["median_ms"].rename("eager_ms")
+    fastest = stable.loc[stable.groupby(SAME)["median_ms"].idxmin()].join(eager_ms, on=SAME)
+    fastest = fastest.assign(gain=fastest["eager_ms"] / fastest["median_ms"]).reindex(columns=[*SAME, *TOLD])
     faster = fastest[fastest["levers"] != EAGER]
     joined = steps[SAME].merge(faster, on=SAME, how="left").set_index(steps.index)
     wrong = pd.MultiIndex.from_frame(advised.loc[advised["status"] == "wrong", SAME])
