@@ -1,7 +1,8 @@
 import pytest
 import torch
+from torch.testing._internal.two_tensor import TwoTensor
 
-from pipeline.attention import FlashAttentionTiled, FlashAttentionTriton
+from pipeline.attention import FlashAttentionTiled, FlashAttentionTriton, flash_attention, tiled_attention
 
 GOOD = (2, 8, 16)
 
@@ -26,7 +27,26 @@ def test_what_cannot_be_done_is_one_clear_error(function, q, k, v, complaint):
         function.apply(*tensors, True)
 
 
+@pytest.mark.parametrize("attend", [tiled_attention, flash_attention])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float64])
+def test_autocast_casts_neither_integers_nor_fp64(attend, dtype):
+    tensors = [torch.zeros(GOOD, dtype=dtype)] * 3
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        if attend is tiled_attention and dtype == torch.float64:
+            assert attend(*tensors, True).dtype == dtype
+        else:
+            with pytest.raises(ValueError, match=f"q is {str(dtype).removeprefix('torch.')}: must be one of"):
+                attend(*tensors, True)
+
+
 def test_a_head_dimension_without_a_kernel_is_named_with_the_largest_that_has_one():
     tensors = [torch.zeros(2, 8, 257)] * 3
     with pytest.raises(ValueError, match="head_dim must be at most 256, got 257"):
         FlashAttentionTriton.apply(*tensors, True)
+
+
+def test_wrappers_of_tensors_have_no_memory_that_a_kernel_could_read():
+    """A wrapper, such as a DTensor, says that it lies at address 0: there a GPU's kernel would end the process."""
+    good = torch.zeros(GOOD)
+    with pytest.raises(ValueError, match=r"^q is a Tensor, k is a TwoTensor, v is a Tensor: all"):
+        FlashAttentionTriton.apply(good, TwoTensor(good, good), good, True)

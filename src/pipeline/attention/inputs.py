@@ -54,12 +54,13 @@ def check_inputs(q: Traits, k: Traits, v: Traits, dtypes: Collection[torch.dtype
 
 
 def under_autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Cast inputs as autocast does before a low-precision operation."""
+    """Cast inputs as autocast does before a low-precision operation: floating-point ones that are not fp64."""
     device_type = q.device.type
     if not torch.is_autocast_enabled(device_type):
         return q, k, v
     dtype = torch.get_autocast_dtype(device_type)
-    return q.to(dtype), k.to(dtype), v.to(dtype)
+    q, k, v = (x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in (q, k, v))
+    return q, k, v
 
 
 def _name(dtype: torch.dtype) -> str:

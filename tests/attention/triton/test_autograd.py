@@ -287,10 +287,11 @@ def test_transforms_of_functions_are_refused_in_torch_s_own_words():
         torch.func.grad(lambda q: FlashAttentionTriton.apply(q, q, q, True).sum())(q)
 
 
-def test_gradients_cannot_be_differentiated_again():
+@pytest.mark.parametrize("loss", [torch.sum, torch.norm])
+def test_gradients_cannot_be_differentiated_again(loss):
     q, k, v, _ = random_inputs((1, 8, 16), 8, torch.float32)
-    loss = FlashAttentionTriton.apply(q.requires_grad_(), k, v, True).square().sum()
-    (dq,) = torch.autograd.grad(loss, q, create_graph=True)
+    output = FlashAttentionTriton.apply(q.requires_grad_(), k, v, True)
+    (dq,) = torch.autograd.grad(loss(output), q, create_graph=True)
     with pytest.raises(RuntimeError, match="differentiate twice"):
         dq.sum().backward()
 

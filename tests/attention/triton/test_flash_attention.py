@@ -5,9 +5,11 @@ import inspect
 import math
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.flop_counter import FlopCounterMode
 
 from pipeline.attention import FlashAttentionTriton, flash_attention
 from pipeline.attention.triton.autograd import planned_by
@@ -140,7 +142,11 @@ def test_under_autocast_attention_is_computed_in_its_dtype():
         ({"is_causal": "top_left"}, "is_causal must be False, True or \"bottom_right\", got 'top_left'"),
         ({"scale": -1.0}, "scale must be a number above 0, got -1.0"),
         ({"scale": math.nan}, "scale must be a number above 0, got nan"),
+        ({"is_causal": torch.ones(8, 8).bool()}, 'is_causal must be False, True or "bottom_right", got a tensor$'),
+        ({"scale": torch.tensor(0.5)}, "scale must be a number above 0, got a tensor$"),
+        ({"scale": "0.5"}, "scale must be a number above 0, got '0.5'"),
         ({"window": 0}, "window must be at least 1, got 0"),
+        ({"window": 3.0}, "window must be an int, got 3.0"),
         ({"enable_gqa": True}, "k has 3 heads: must be a number that divides q's, 4"),
         ({}, r"k has shape \(1, 3, 8, 16\): must be as q, \(1, 4, 8, 16\), except for the sequence"),
     ],
@@ -150,6 +156,21 @@ def test_what_it_cannot_do_is_refused_in_one_line(arguments, complaint):
     with pytest.raises(ValueError, match=complaint) as refused:
         flash_attention(q, k, v, **arguments)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "argument", [{"is_causal": "top_left"}, {"is_causal": None}, {"scale": torch.tensor(0.5)}, {"window": 3.0}]
+)
+def test_a_mode_that_sees_operators_has_the_same_refused(argument):
+    q, k, v, _ = inputs_of(8, 8)
+    with FlopCounterMode(display=False), pytest.raises(ValueError, match=f"{next(iter(argument))} must be"):
+        flash_attention(q, k, v, **argument)
+
+
+def test_numbers_of_numpy_are_as_good_as_python_s():
+    q, k, v, _ = inputs_of(20, 20)
+    found = flash_attention(q, k, v, scale=np.float32(0.5), window=np.int64(3))
+    assert torch.equal(found, flash_attention(q, k, v, scale=0.5, window=3))
 
 
 def test_vmap_and_other_transforms_of_functions_are_refused_with_what_to_do_instead():

@@ -20,7 +20,7 @@ from pipeline.attention.triton.backward_plan import BackwardPlan, ChunkedLaunch,
 from pipeline.attention.triton.forward_plan import ForwardPlan, forward_plan
 from pipeline.attention.triton.layouts import ALIGNMENT_BYTES, dense, layouts_of, ready
 from pipeline.attention.triton.mask import Causal
-from pipeline.attention.triton.problem import Problem, problem_of
+from pipeline.attention.triton.problem import Problem, check_kinds, problem_of
 from pipeline.attention.triton.tiles import Choices
 from pipeline.compat.torch_private import are_functorch_transforms_active, is_in_torch_dispatch_mode
 
@@ -123,6 +123,7 @@ class FlashAttentionTriton(torch.autograd.Function):
         # As operators only for torch.compile and for modes that must see them, as selective checkpointing does: their
         # dispatch would double the time of a call on small inputs.
         if is_compiling() or is_in_torch_dispatch_mode():
+            check_kinds(is_causal, scale, window)  # whose kinds an operator's arguments would hide
             ctx.problem = None
             ctx.arguments = bool(is_causal), is_causal == "bottom_right", scale, enable_gqa, window
             o, lse = _forward_operator(q, k, v, *ctx.arguments)
@@ -139,7 +140,7 @@ class FlashAttentionTriton(torch.autograd.Function):
     def backward(ctx: Any, do: Tensor, _dlse: Tensor | None = None) -> tuple[Tensor | None, ...]:
         """Compute the gradients of q, k and v from that of the output, recomputing the scores."""
         # Where no graph of the gradients is made, what refuses to differentiate them only takes time.
-        return (_gradients_once if torch.is_grad_enabled() else _gradients)(ctx, do)
+        return (_gradients_once if torch.is_grad_enabled() else _gradients)(ctx, do, *ctx.saved_tensors)
 
 
 # No other argument has a gradient.
@@ -150,10 +151,11 @@ NO_TRANSFORMS = (
 )
 
 
-def _gradients(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
+def _gradients(ctx: Any, do: Tensor, *saved: Tensor) -> tuple[Tensor | None, ...]:
+    # With all that the gradients depend on as arguments: of a loss that is linear in the output, `do` has no graph.
     if ctx.problem is None:
-        return (*_backward_operator(*ctx.saved_tensors, do, *ctx.arguments), *NO_GRADIENTS)
-    return (*_backward(ctx.problem, *ctx.saved_tensors, do), *NO_GRADIENTS)
+        return (*_backward_operator(*saved, do, *ctx.arguments), *NO_GRADIENTS)
+    return (*_backward(ctx.problem, *saved, do), *NO_GRADIENTS)
 
 
 _gradients_once = once_differentiable(_gradients)

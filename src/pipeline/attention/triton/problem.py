@@ -3,6 +3,8 @@
 import functools
 import math
 from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,9 +54,11 @@ def problem_of(
     """Return the problem of these inputs; raises ValueError for what no kernel can do."""
     # The strides alone where all addresses are aligned, which one test tells.
     layouts = q.stride(), k.stride(), v.stride()
-    if (q.data_ptr() | k.data_ptr() | v.data_ptr()) % ALIGNMENT_BYTES:
+    at_q, at_k, at_v = q.data_ptr(), k.data_ptr(), v.data_ptr()
+    if (at_q | at_k | at_v) % ALIGNMENT_BYTES:
         layouts = layouts_of(q, k, v)
-    return _problem(  # Plain tuples: with `traits` the look-up of a problem seen before would take half as long again.
+    # Plain tuples: with `traits` the look-up of a problem seen before would take half as long again.
+    problem = _problem(
         (q.shape, k.shape, v.shape),
         layouts,
         (q.dtype, k.dtype, v.dtype),
@@ -65,6 +69,10 @@ def problem_of(
         window,
         q.dtype == torch.float32 and allows_tf32(),
     )
+    if not (at_q and at_k and at_v) and q.device.type != "meta":
+        kinds = ", ".join(f"{name} is a {type(tensor).__name__}" for name, tensor in {"q": q, "k": k, "v": v}.items())
+        raise ValueError(f"{kinds}: all must have memory of their own, as what a DTensor's to_local() returns")
+    return problem
 
 
 @functools.lru_cache(PROBLEMS_KEPT)
@@ -81,18 +89,35 @@ def _problem(
 ) -> Problem:
     q, k, v = map(Traits, shapes, map(strides_read, shapes, layouts), dtypes, devices)
     check_inputs(q, k, v, DTYPES, enable_gqa)
-    _check_arguments(q.shape[-1], is_causal, scale, window)
-    band = band_of(is_causal, window, q.shape[-2], k.shape[-2])
+    check_kinds(is_causal, scale, window)
+    _check_values(q.shape[-1], scale, window)
+    band = band_of(is_causal, None if window is None else int(window), q.shape[-2], k.shape[-2])
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
     return Problem(q, k, v, copies_of(layouts), band, scale, one_tf32_product, devices[0].index)
 
 
-def _check_arguments(head_dim: int, is_causal: Causal, scale: float | None, window: int | None) -> None:
+def check_kinds(is_causal: Causal, scale: float | None, window: int | None) -> None:
+    """Check that these are no tensors and no masks that there are not; raises ValueError.
+
+    A tensor is looked up by identity: what it held at first would be taken for what it holds, and it would get no
+    gradient.
+    """
+    if isinstance(is_causal, Tensor) or is_causal not in (False, True, "bottom_right"):
+        raise ValueError(f'is_causal must be False, True or "bottom_right", got {_shown(is_causal)}')
+    if scale is not None and not isinstance(scale, Real):
+        raise ValueError(f"scale must be a number above 0, got {_shown(scale)}")
+    if window is not None and not isinstance(window, Integral):
+        raise ValueError(f"window must be an int, got {_shown(window)}")
+
+
+def _check_values(head_dim: int, scale: float | None, window: int | None) -> None:
     if head_dim > MAX_HEAD_DIM:
         raise ValueError(f"head_dim must be at most {MAX_HEAD_DIM}, got {head_dim}")
-    if is_causal not in (False, True, "bottom_right"):
-        raise ValueError(f'is_causal must be False, True or "bottom_right", got {is_causal!r}')
     if scale is not None and not 0 < scale < math.inf:
         raise ValueError(f"scale must be a number above 0, got {scale}")
     if window is not None and window < 1:
         raise ValueError(f"window must be at least 1, got {window}")
+
+
+def _shown(argument: Any) -> str:
+    return "a tensor" if isinstance(argument, Tensor) else repr(argument)
