@@ -8,9 +8,10 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from logging import LogRecord
 from pathlib import Path
+from typing import Any
 
 from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
@@ -101,7 +102,7 @@ class LogHandler(LogHandlerBase):
         if settings.verbose:
             return self.format(record)
         if event == LogEvent.JOB_FINISHED and (info := self.infos.get(record.job_id)) and is_cell(info.rule_name):
-            return _disturbance(info.output)
+            return _news(info.output)
         if event in LEFT_OUT or (event is None and _is_chatter(str(record.msg))):
             return None
         if event == LogEvent.RUN_INFO and not settings.dryrun:
@@ -176,8 +177,11 @@ def _why(record: LogRecord, plan: RunPlan) -> str:
     return "".join(f" ({plan.why_stale[path]})" for path in record.output if path in plan.why_stale)
 
 
-def _disturbance(output: Sequence[str]) -> str | None:
-    """Return a line if other processes were busy while the cell was measured, else None."""
+def _news(output: Sequence[str]) -> str | None:
+    """Return a line if other processes were busy while the cell was measured, and one per implementation found wrong.
+
+    None without either. Only of the user's own: no other is checked.
+    """
     # Not at the top, because every Snakemake of the environment imports this module, whatever it runs.
     from pipeline.cells.record import read_record
     from pipeline.errors import UserError
@@ -185,8 +189,20 @@ def _disturbance(output: Sequence[str]) -> str | None:
 
     for path in output:
         with contextlib.suppress(UserError):  # not a record, such as the folder of its files
-            host = read_record(Path(path), stages()).get("host", {})
-            if host.get("busy"):
-                used = f"other processes used {host['others_cores']:.1f} of {host['cores']:g} cores"
-                return f"[measured on a busy host: {used}, see {path}]"
+            record = read_record(Path(path), stages())
+            return "\n".join([*_disturbances(record, path), *_wrong(record)]) or None
     return None
+
+
+def _disturbances(record: Mapping[str, Any], path: str) -> Iterator[str]:
+    host = record.get("host", {})
+    if host.get("busy"):
+        used = f"other processes used {host['others_cores']:.1f} of {host['cores']:g} cores"
+        yield f"[measured on a busy host: {used}, see {path}]"
+
+
+def _wrong(record: Mapping[str, Any]) -> Iterator[str]:
+    for subject in record.get("subjects", ()):
+        rows = [row for row in record["rows"] if row["status"] == "wrong" and row.get("impl") == subject["name"]]
+        if rows:
+            yield f"[your {subject['name']} is wrong: {rows[0]['reason']}]"

@@ -364,7 +364,7 @@ def test_cells_on_a_busy_host_are_counted_on_the_first_page_with_their_stages(tm
     write_writeup([leave_section(tmp_path)], [cells], "paper", [], out)
     text = out.read_text()
     assert "**Measured on a busy host: 1 of 3 cells, of timing.**" in text[: text.index("\n## ")]
-    assert "They waited 1.00 minutes" in text
+    assert "They waited 60.0 s" in text
 
 
 @pytest.mark.parametrize("lines", [[line()], [line(host_busy=False, host_others_cores=0.1, host_cores=2.0)]])
@@ -438,7 +438,7 @@ def test_a_section_gets_the_rows_of_the_stages_that_it_reads_apart(tmp_path, sta
     assert (tmp_path / "out.md").read_text().startswith("## naive\n\n**burst**\n")
 
 
-def test_a_section_gets_the_first_of_repeats_alone(tmp_path, stand_in):
+def test_of_repeats_without_times_a_section_gets_the_first_alone(tmp_path, stand_in):
     ddp = stand_in(lambda rows, _beside: Section(", ".join(map(str, rows["repeat"])), "", Markdown("So.")))
     records = [leave_record(tmp_path, "ddp", f"cell{repeat}", {"repeat": repeat}) for repeat in (2, 1, 3)]
     write_section(ddp, stages(), records, tmp_path / "out.md", tmp_path / "figures")

@@ -20,7 +20,7 @@ from snakemake_interface_logger_plugins.settings import LogHandlerSettingsBase
 import snakemake_logger_plugin_cells as plugin
 from snakemake_logger_plugin_cells.progress import RunPlan
 
-from ..records import record
+from ..records import failed_row, record
 
 PLAN = RunPlan({"measure_timing": {"a.json": 10.0, "b.json": 20.0}}, ["reports/writeup.md"])
 RECORD = record()
@@ -173,6 +173,14 @@ def said_of(run, tmp_path, capsys):
 def test_a_cell_measured_on_a_busy_host_is_told_in_the_terminal(said_of, tmp_path):
     told = f"[measured on a busy host: other processes used 1.7 of 2 cores, see {tmp_path}/cell.json]"
     assert said_of({**RECORD, "host": HOST})[1:] == [told]
+
+
+def test_an_implementation_of_ones_own_that_is_wrong_is_told_once_with_the_reason(said_of):
+    failed = [failed_row("wrong", "logits depend on later tokens", phase) for phase in ("forward", "train_step")]
+    rows = [*RECORD["rows"], *({**row, "impl": "mine"} for row in failed)]
+    subjects = [{"kind": "model", "name": name, "digest": "abc"} for name in ("mine", "right")]
+    told = said_of({**RECORD, "rows": rows, "subjects": subjects})[1:]
+    assert told == ["[your mine is wrong: logits depend on later tokens]"]
 
 
 @pytest.mark.parametrize(

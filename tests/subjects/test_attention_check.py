@@ -1,3 +1,5 @@
+import re
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from pipeline.subjects.naming import Subject
 
 from .outside_files import ADAPTERS, attention
 
+WHERE = " (length 64, head_dim 16, causal)"
 HERE = RankContext(rank=0, world_size=1, backend="gloo", device=torch.device("cpu"), group_setup_ms=0.0)
 
 
@@ -36,9 +39,21 @@ def test_a_mask_off_by_one_at_the_diagonal_block_is_wrong_with_its_place():
     found = check("off_by_one")
     assert found.status == "wrong"
     assert "output is off by " in found.reason
-    assert "first at query 0, at 63 of 64 queries (length 64, head_dim 16, causal)" in found.reason
+    assert "first at query 0, at 63 of 64 queries; " in found.reason
+    assert found.reason.endswith("; each query sees one key after its own: the causal mask is off by one" + WHERE)
     # Without a mask the same function is right.
     assert check("off_by_one", is_causal=False).status == "ok"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_mask_that_hides_each_querys_own_key_is_called_that(dtype):
+    found = check("sees_the_past_alone", dtype)
+    assert found.reason.endswith("; no query sees its own key: the causal mask is off by one" + WHERE)
+
+
+def test_an_error_is_told_with_the_line_that_raised_it():
+    told = r"raised RuntimeError at length 64: my kernel is not ready \(attention.py:\d+\)"
+    assert re.fullmatch(told, check("raises_at_length_64").reason)
 
 
 def test_a_forgotten_mask_is_called_that():

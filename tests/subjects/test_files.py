@@ -88,6 +88,8 @@ def test_a_name_may_be_defined_in_a_branch_or_come_by_a_star(project):
     check_location("mine:masks.future", "mine")
     with pytest.raises(UserError, match="mine: mine does not define 'attention'; it defines flash, masks"):
         check_location("mine:attention", "mine")
+    with pytest.raises(UserError, match=r"does not define 'flahs'; did you mean 'flash'\?"):
+        check_location("mine:flahs", "mine")
     (project / "mine.py").write_text("from kernels.attention import *\n")
     check_location("mine:attention", "mine")
 

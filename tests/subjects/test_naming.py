@@ -55,7 +55,7 @@ def test_a_file_of_the_courses_adapters_gives_what_it_defines():
         ({"attention": {"My-Flash": PLACE}}, "subjects: attention.My-Flash: a name must be text of at most 32 of"),
         ({"attention": {"mine:my:f": None}}, "of at most 32 of a-z, 0-9 and _; is there no space after its colon?"),
         ({"attention": {"a" * 33: PLACE}}, "a name must be text of at most 32 of a-z, 0-9 and _"),
-        ({"attention": {False: PLACE}}, "subjects: attention.False: a name must be text of"),
+        ({"attention": {False: PLACE}}, "0-9 and _; YAML reads on, off, yes and no as true and false: quote it"),
         ({"attention": {"triton": PLACE}}, "subjects: attention.triton: the pipeline's own has this name; taken are"),
         (
             {"attention": {"mine": 3}},

@@ -17,18 +17,20 @@ def with_repeats(rows: pd.DataFrame, axes: Sequence[str], keys: Sequence[str]) -
     """Keep the middle repeat of each cell, each timed row beside what all of its repeats measured.
 
     A figure is unstable, too, where the medians of its repeats lie further apart than the limit of the standard error
-    within one. axes: those of the cell but `repeat`; keys: the columns that name a row of a cell. Adds samples_of_repeats
-    and medians_of_repeats_ms (lists, of repeats with figures and of stable ones) and repeat_spread (of the stable
-    figures of the rows' phase and clock); without repeats, nothing.
+    within one. axes: those of the cell but `repeat`; keys: the columns that name a row of a cell. Adds
+    samples_of_repeats and medians_of_repeats_ms (lists, of repeats with figures and of stable ones) and repeat_spread
+    (of the stable figures of the rows' phase and clock); without repeats, nothing.
     """
-    if "repeat" not in rows or "samples_ms" not in rows or rows["repeat"].nunique() < 2:
+    if "repeat" not in rows or rows["repeat"].nunique() < 2:
         return rows
+    middle = rows[_is_of_the_middle_repeat(rows, _joined(rows, axes))]
+    if "samples_ms" not in rows:
+        return middle
     timed = rows["status"].isin(WITH_FIGURES) & rows["samples_ms"].notna()
     names, kinds = _joined(rows, [*axes, *keys]), _joined(rows, KIND_COLUMNS)
     samples = rows[timed].groupby(names)["samples_ms"].agg(list)
     medians = rows[timed & (rows["status"] == "ok")].groupby(names)["median_ms"].agg(list)
     every = names.map(rows[timed].groupby(names)["median_ms"].agg(list))
-    middle = rows[_is_of_the_middle_repeat(rows, _joined(rows, axes), timed)]
     told = middle.assign(samples_of_repeats=names.map(samples), medians_of_repeats_ms=names.map(medians))
     shown = _without_disagreement(told, every.loc[middle.index])
     stable = shown.loc[shown["status"] == "ok", "medians_of_repeats_ms"].dropna()
@@ -36,13 +38,13 @@ def with_repeats(rows: pd.DataFrame, axes: Sequence[str], keys: Sequence[str]) -
     return shown.assign(repeat_spread=kinds.map(spreads))
 
 
-def _is_of_the_middle_repeat(rows: pd.DataFrame, cells: pd.Series, timed: pd.Series) -> pd.Series:
+def _is_of_the_middle_repeat(rows: pd.DataFrame, cells: pd.Series) -> pd.Series:
     """Tell which rows are of the repeat of their cell that took neither least nor most time, all its rows together.
 
     Of two that is the faster one. A cell without times has its first repeat.
     """
-    medians_ms = rows["median_ms"].where(timed).astype(float).groupby([cells, rows["repeat"]])
-    repeats_ms = medians_ms.sum(min_count=1)  # NaN: without times, sorted last
+    timed_ms = rows.reindex(columns=["median_ms"])["median_ms"].where(rows["status"].isin(WITH_FIGURES)).astype(float)
+    repeats_ms = timed_ms.groupby([cells, rows["repeat"]]).sum(min_count=1)  # NaN: without times, sorted last
     ranked = repeats_ms.sort_values(kind="stable").groupby(level=0)
     middle = ranked.agg(lambda level: level.index[max(level.count() - 1, 0) // 2][1])
     return rows["repeat"] == cells.map(middle)

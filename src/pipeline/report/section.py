@@ -26,7 +26,7 @@ def render(template_path: Path, facts: dict) -> Markdown:
         autoescape=True,  # what a macro returns is then taken as it is
         finalize=Markdown.escape,
     )
-    environment.filters |= {word.__name__: word for word in (code, count, counted, listing, number, percent)}
+    environment.filters |= {word.__name__: word for word in (code, count, counted, duration, listing, number, percent)}
     text = environment.get_template(template_path.name).render(facts)
     # Sentences that were not printed leave their blank lines behind.
     return Markdown(re.sub(r"\n{3,}", "\n\n", text).strip() + "\n")
@@ -37,6 +37,11 @@ def ms(value: float) -> str:
     if _finite(value) >= 1000:
         return f"{significant(value / 1000)} s"
     return f"{significant(value)} ms" if value >= 0.1 or value <= 0 else f"{significant(1000 * value)} µs"
+
+
+def duration(seconds: float) -> str:
+    """Write seconds: from two minutes on as minutes."""
+    return f"{number(seconds / 60)} minutes" if seconds >= 120 else f"{number(seconds)} s"
 
 
 def ratio(value: float) -> str:

@@ -1,7 +1,9 @@
 """Check an attention implementation against float64: output and gradients, at even and odd lengths."""
 
+import math
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -24,6 +26,8 @@ ROUNDINGS = 8
 # TF32 has 10 bits of fraction. In it multiply a Triton kernel's fp32 products where nobody asks for more.
 TF32_EPS = 2.0**-10
 QUANTITIES = ("output", "dq", "dk", "dv")
+# How far an output may lie from that of another mask to be taken for it: bf16 rounds to less, a key makes far more.
+ABOUT = 0.03
 # How to call: with (batch · heads, length, head_dim), which is the course's way, or with (batch, heads, ...).
 WAYS = ("folded", "heads")
 
@@ -88,7 +92,7 @@ def _complaint(
                 raise
             if device.type == "cpu" and _is_of_triton(error):
                 return Skipped("needs a CUDA GPU: it is a Triton kernel")
-            return RuntimeError(f"raised {type(error).__name__} at length {length}: {_told(error)}")
+            return RuntimeError(f"raised {type(error).__name__} at length {length}: {_told(error)}{_place(error)}")
         if wrong := _wrong(results, inputs, is_causal):
             mask = "causal" if is_causal else "no mask"
             return RuntimeError(f"{wrong} (length {length}, head_dim {head_dim}, {mask})")
@@ -136,7 +140,9 @@ def _wrong(results: list[Tensor], inputs: tuple[Tensor, ...], is_causal: bool) -
         over = (off / bound).nan_to_num(nan=float("inf"))
         worst = int(over.argmax())
         if over.flatten()[worst] > 1:
-            return _told_off(name, result, off, over, worst) + _without_mask(name, result, inputs, is_causal, eps)
+            said = _told_off(name, result, off, over, worst)
+            shifted = _other_diagonal(result, inputs) if is_causal and name == "output" else ""
+            return said + (shifted or _without_mask(name, result, inputs, is_causal, eps))
     return None
 
 
@@ -149,6 +155,19 @@ def _without_mask(name: str, result: Tensor, inputs: tuple[Tensor, ...], is_caus
     allowed = allowed_errors(ROUNDINGS, q, k, v, do, False, eps)[QUANTITIES.index(name)]
     is_right = ((result.double() - wanted).abs() <= allowed).all()
     return "; that is what attention without the causal mask gives" if is_right else ""
+
+
+def _other_diagonal(output: Tensor, inputs: tuple[Tensor, ...]) -> str:
+    """Say whether an output is about that of a causal mask which ends a key too early or too late."""
+    q, k, v = (tensor.double() for tensor in inputs[:3])
+    scores = q @ k.mT / math.sqrt(q.shape[-1])
+    sees = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device)
+    for diagonal, words in ((1, "each query sees one key after its own"), (-1, "no query sees its own key")):
+        wanted = scores.masked_fill(~sees.tril(diagonal), -math.inf).softmax(-1) @ v
+        # The first query may see no key, and then gives anything.
+        if torch.allclose(output.double()[..., 1:, :], wanted[..., 1:, :], ABOUT, ABOUT):
+            return f"; {words}: the causal mask is off by one"
+    return ""
 
 
 def _told_off(name: str, result: Tensor, off: Tensor, over: Tensor, worst: int) -> str:
@@ -167,6 +186,12 @@ def _told(error: Exception) -> str:
     """Return an error's words, or where there are none the line that raised it, as of a bare assert."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return str(error).partition("\n")[0] or f"{type(error).__name__} at `{last.line}`"
+
+
+def _place(error: Exception) -> str:
+    """Return the file and line that raised an error, in brackets."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f" ({Path(last.filename).name}:{last.lineno})"
 
 
 def _is_of_triton(error: Exception) -> bool:

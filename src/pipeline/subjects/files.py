@@ -1,6 +1,7 @@
 """The source files of an implementation, found and read without running it."""
 
 import ast
+import difflib
 import hashlib
 import importlib.util
 import json
@@ -57,7 +58,9 @@ def check_location(place: str, where: str) -> None:
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
     if names is not None and attribute.partition(".")[0] not in names:
-        raise UserError(f"{where}: {target} does not define '{attribute}'; it defines {', '.join(sorted(names))}")
+        close = difflib.get_close_matches(attribute, names, 1)
+        known = f"did you mean '{close[0]}'?" if close else f"it defines {', '.join(sorted(names))}"
+        raise UserError(f"{where}: {target} does not define '{attribute}'; {known}")
 
 
 def defined_names(file: str, where: str) -> set[str]:

@@ -111,7 +111,11 @@ def _of_kind(kind: Any, named: Any, where: str, taken: set[str]) -> Iterable[Sub
     for name, given in named.items():
         key = f"{where}: {kind}.{reprlib.repr(name).strip(chr(39))}"
         if not isinstance(name, str) or not NAME.fullmatch(name):
-            hint = "; is there no space after its colon?" if isinstance(name, str) and ":" in name else ""
+            hint = ""
+            if isinstance(name, bool):
+                hint = "; YAML reads on, off, yes and no as true and false: quote it"
+            elif isinstance(name, str) and ":" in name:
+                hint = "; is there no space after its colon?"
             raise UserError(f"{key}: a name must be {ALLOWED_NAME}{hint}")
         if name in taken:
             raise UserError(f"{key}: the pipeline's own has this name; taken are {', '.join(sorted(taken))}")

@@ -11,7 +11,7 @@ from pipeline.parallel.processes.starting import RankContext
 from pipeline.subjects.checking import Verdict, Wrong
 from pipeline.subjects.loading import load
 from pipeline.subjects.naming import Subject
-from pipeline.subjects.wrapping import Wrapped, takes_buckets
+from pipeline.subjects.wrapping import Wrapped, bucket_argument
 
 STEPS, ROWS_A_RANK, WIDTH, WORDS = 4, 6, 48, 20
 LEARNING_RATE = 0.1
@@ -39,7 +39,7 @@ def check_ddp(context: RankContext, subject: Subject) -> Verdict:
 
     Raises Wrong on a rank whose weights are not those of one process.
     """
-    buckets = takes_buckets(load(subject.use))
+    buckets = bucket_argument(load(subject.use)) is not None
     for tied in (False, True):
         for size in BUCKET_SIZES_MB if buckets else (None,):
             net = _net(tied, context, seed=context.rank)

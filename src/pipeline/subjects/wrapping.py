@@ -7,22 +7,23 @@ from typing import Any
 import torch
 from torch import nn
 
+from pipeline.subjects.checking import Wrong
 from pipeline.subjects.loading import load
 from pipeline.subjects.naming import Subject
 
 
-def takes_buckets(wrapper: Callable[..., Any]) -> bool:
-    """Tell whether a wrapper takes a bucket size: whether it has an argument with `bucket` in its name."""
-    return any("bucket" in name for name in inspect.signature(wrapper).parameters)
+def bucket_argument(wrapper: Callable[..., Any]) -> str | None:
+    """Return the argument of a wrapper that is a bucket size, the first with `bucket` in its name; None without one."""
+    return next((name for name in inspect.signature(wrapper).parameters if "bucket" in name), None)
 
 
 class Wrapped(nn.Module):
     """A module whose forward pass is that of the user's wrapper around it.
 
-    The wrapper is made by `subject.use(module)` or, with a bucket size in MB, `subject.use(module, bucket_size_mb)`, or
-    with a dtype to compute in, `subject.use(module, compute_dtype=...)`. It need be no module itself. Parameters are
-    those of the wrapped module; of an FSDP wrapper that is a module its own, which may be shards. Raises whatever the
-    wrapper raises.
+    The wrapper is made by `subject.use(module)`, with a bucket size in MB as the argument that `bucket_argument` finds,
+    or with a dtype to compute in, `subject.use(module, compute_dtype=...)`. It need be no module itself. Parameters are
+    those of the wrapped module; of an FSDP wrapper that is a module its own, which may be shards. Raises Wrong where it
+    cannot be called so, and whatever the wrapper raises.
     """
 
     def __init__(
@@ -33,10 +34,13 @@ class Wrapped(nn.Module):
         compute_dtype: torch.dtype | None = None,
     ):
         super().__init__()
-        size = () if bucket_size_mb is None else (bucket_size_mb,)
-        dtype = {} if compute_dtype is None else {"compute_dtype": compute_dtype}
+        make = load(subject.use)
+        options: dict[str, Any] = {} if compute_dtype is None else {"compute_dtype": compute_dtype}
+        if bucket_size_mb is not None:
+            options[bucket_argument(make) or "bucket_size_mb"] = bucket_size_mb
+        _check_call(make, subject, options)
         # In a tuple: a wrapper that is a module would be registered, and its parameters listed, twice.
-        self._wrapper = (load(subject.use)(module, *size, **dtype),)
+        self._wrapper = (make(module, **options),)
         self.module = self.wrapper if subject.kind == "fsdp" and isinstance(self.wrapper, nn.Module) else module
         self._before, self._after, self._gather = (
             load(place) if place else None for place in (subject.before_batch, subject.after_backward, subject.gather)
@@ -72,3 +76,12 @@ class Wrapped(nn.Module):
     def gather(self) -> dict[str, torch.Tensor]:
         """Return all parameters in full by name: by the user's function, or the wrapper's own `full_state_dict`."""
         return self._gather(self.wrapper) if self._gather is not None else self.wrapper.full_state_dict()
+
+
+def _check_call(make: Callable[..., Any], subject: Subject, options: dict[str, Any]) -> None:
+    signature = inspect.signature(make)
+    try:
+        signature.bind(None, **options)
+    except TypeError as error:
+        called = ", ".join(["module", *(f"{name}=..." for name in options)])
+        raise Wrong(f"is called as {subject.name}({called}), but takes {signature}: {error}") from None

@@ -78,7 +78,7 @@ def test_the_first_screen_has_a_column_of_tuned_steps_where_they_were_measured(m
     assert list(tuned.loc["large"]) == ["102,400 (2.50×)", "40.0"]
     assert set(tuned.drop("large").stack()) == {"–"}
     assert len(table.cells.columns) == MAX_COLUMNS
-    assert " tuned: with fused AdamW, SDPA, torch.compile and a CUDA graph, in brackets times as" in table.title
+    assert " tuned: with fused AdamW, SDPA, torch.compile and a CUDA graph; in brackets times as" in table.title
     large = next(model for model in built.models if model["size"] == "large")
     assert (large["tuned_with"], large["tuned_peak_bytes"], large["tuned_power_capped"]) == (BEST, 40e9, True)
     without = section.build(rows, {"ceilings": pd.DataFrame({"reason": []}), "levers": pd.DataFrame()}).headline[0]

@@ -1,5 +1,6 @@
 """The training step of each variant on one rank."""
 
+import inspect
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +16,15 @@ if TYPE_CHECKING:
     from pipeline.subjects.naming import Subject
 
 OURS = {"naive": NaiveDDP, "flat": FlatDDP, "overlap": OverlapDDP, "bucketed": BucketedDDP}
+# Not to send buffers before each forward pass has another name from torch 2.13 on.
+SEND_BUFFERS = (
+    "forward_sync_buffers"
+    if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    else "broadcast_buffers"
+)
 TORCHS: dict[str, dict[str, Any]] = {
     "torch": {},
-    "torch_tuned": {"broadcast_buffers": False, "gradient_as_bucket_view": True},
+    "torch_tuned": {SEND_BUFFERS: False, "gradient_as_bucket_view": True},
 }
 
 

@@ -53,6 +53,17 @@ def off_by_one(q, k, v, is_causal):
     return scores.softmax(-1) @ v
 
 
+def sees_the_past_alone(q, k, v, is_causal):
+    scores = q @ k.mT / math.sqrt(q.shape[-1])
+    if is_causal:
+        scores = scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool).tril(-1), -math.inf)
+    return scores.softmax(-1) @ v
+
+
+def raises_at_length_64(q, k, v, is_causal):
+    raise RuntimeError("my kernel is not ready")
+
+
 def without_mask(q, k, v, is_causal):
     return Right.apply(q, k, v)
 

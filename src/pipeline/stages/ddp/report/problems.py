@@ -50,7 +50,10 @@ def _naive(run: Run) -> str:
         return ""
     step = run.steps.loc["naive"]
     share = percent(left_ms / step["median_ms"])
-    return f"a step takes {step_words(step)}, of which communication {ms(left_ms)} ({share})."
+    return (
+        f"a step takes {step_words(step)}, {ms(left_ms)} of it ({share}) from the end of backward until all gradients "
+        "are averaged."
+    )
 
 
 def _flat(run: Run) -> str:

@@ -4,6 +4,7 @@ import pandas as pd
 
 from pipeline.report.page_parts import Problem
 from pipeline.report.section import data_size, listing, ms, number, ratio
+from pipeline.report.side_by_side import step_words
 from pipeline.report.table_rows import known, ok
 from pipeline.stages.flash.cell import PHASES
 from pipeline.stages.flash.report.facts import (
@@ -69,8 +70,8 @@ def _beside_eager(longest: pd.DataFrame) -> str:
         return ""
     mine, eager = (longest.loc[(who, BOTH_PHASES)] for who in ("ours", "eager"))
     return (
-        f"In {mine['dtype']} at {shape_words(mine)} forward + backward takes {ms(mine['median_ms'])} with ours and "
-        f"{ms(eager['median_ms'])} with plain attention, {ratio(eager['median_ms'] / mine['median_ms'])} as long."
+        f"In {mine['dtype']} at {shape_words(mine)} forward + backward takes {step_words(mine)} with ours; plain "
+        f"attention takes {step_words(eager)}, {ratio(eager['median_ms'] / mine['median_ms'])} as long."
     )
 
 
@@ -90,7 +91,7 @@ def _leaderboard(pairs: pd.DataFrame) -> str:
         return ""
     row = pairs.iloc[0]
     return (
-        f"In {row['dtype']} at {shape_words(row)} forward + backward of ours takes {ms(row['median_ms'])} "
+        f"In {row['dtype']} at {shape_words(row)} forward + backward of ours takes {step_words(row)} "
         f"({number(row['tflops_per_s'])} TFLOP/s). The fastest of torch's, {WORDS[row['impl_peer']]}, takes "
         f"{ms(row['median_ms_peer'])}."
     )

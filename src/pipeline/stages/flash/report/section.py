@@ -8,6 +8,7 @@ from pipeline.report.markup import Markdown
 from pipeline.report.outcomes import clear_gain, not_measured, nothing_measured
 from pipeline.report.page_parts import MOST_TABLE_ROWS, Action, Figure, Section, Table, say
 from pipeline.report.section import counted, listing, ms, number, ratio
+from pipeline.report.side_by_side import step_words
 from pipeline.report.table_rows import known, ok
 from pipeline.report.tables import times_by
 from pipeline.stages.flash.cell import GPU_ONLY, OURS, PEERS
@@ -81,26 +82,26 @@ def _answer(rows: pd.DataFrame) -> str:
     row = shown[shown["dtype"] == shown["dtype"].iloc[0]].iloc[0 if len(models) else -1]
     here = ok(both)[(ok(both)[PROBLEM] == row[PROBLEM]).all(axis=1)]
     here = here[here["impl"].isin([row["impl"], row["impl_peer"], "eager"])].sort_values("median_ms")
-    times = listing(
-        f"{ms(time)} with {WORDS[impl]}" for impl, time in zip(here["impl"], here["median_ms"], strict=True)
-    )
+    times = listing(f"{step_words(each)} with {WORDS[each['impl']]}" for _, each in here.iterrows())
     first = f"In {row['dtype']} ({shape_words(row)}) forward + backward takes {times}."
     if models.empty or heads.empty:
         return first
-    return f"{first} With one head ours takes at least a tenth less time than any of torch's at {_ahead(heads)}."
+    return f"{first} With one head ours is a tenth or more faster than the best of torch's at {_ahead(heads)}."
 
 
 def _ahead(pairs: pd.DataFrame) -> str:
-    """Count, for each dtype, the problems at which ours is clearly faster than the fastest peer."""
-    return listing(
-        f"{sum(_is_ahead(pair) for _, pair in lines.iterrows())} of {counted(len(lines), 'problem')} in {dtype}"
-        for dtype, lines in pairs.groupby("dtype", sort=False)
-    )
+    """Count, for each dtype, the problems at which ours is clearly faster than the fastest peer, and clearly slower."""
+    return listing(_ahead_and_behind(dtype, lines) for dtype, lines in pairs.groupby("dtype", sort=False))
 
 
-def _is_ahead(pair: pd.Series) -> bool:
-    peer = pd.Series({name: pair[f"{name}_peer"] for name in ("median_ms", "q1_ms", "q3_ms")})
-    return clear_gain(peer, pair) is not None
+def _ahead_and_behind(dtype: str, pairs: pd.DataFrame) -> str:
+    columns = ["median_ms", "q1_ms", "q3_ms", "status"]
+    peers = pairs[[f"{name}_peer" for name in columns]].set_axis(columns, axis="columns")
+    both = [(pair, peer) for (_, pair), (_, peer) in zip(pairs.iterrows(), peers.iterrows(), strict=True)]
+    ahead = sum(clear_gain(peer, pair) is not None for pair, peer in both)
+    behind = sum(clear_gain(pair, peer) is not None for pair, peer in both)
+    slower = f" (as much slower at {behind})" if behind else ""
+    return f"{ahead} of {counted(len(pairs), 'problem')} in {dtype}{slower}"
 
 
 def _figure(rows: pd.DataFrame, products: Mapping[str, float]) -> list[Figure]:

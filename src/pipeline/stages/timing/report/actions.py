@@ -52,9 +52,9 @@ def _idle_with_little_work(steps: pd.DataFrame) -> str:
     best = better.loc[better["gpu_idle_pct"].idxmin()]
     batch = f" and batch {int(best['batch_size'])}" if best["batch_size"] != worst["batch_size"] else ""
     return (
-        f"The GPU idles {percent(worst['gpu_idle_pct'] / 100)} of a step of {_at(worst)} in {worst['precision']}, because "
-        f"the host cannot launch kernels as fast as they run; at context {int(best['context_length'])}{batch} it idles "
-        f"{percent(best['gpu_idle_pct'] / 100)}."
+        f"The GPU idles {percent(worst['gpu_idle_pct'] / 100)} of a step of {_at(worst)} in {worst['precision']}, "
+        f"because the host cannot launch kernels as fast as they run; at context {int(best['context_length'])}{batch} "
+        f"it idles {percent(best['gpu_idle_pct'] / 100)}."
     )
 
 

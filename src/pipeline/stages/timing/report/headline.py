@@ -86,6 +86,8 @@ def _title(steps: pd.DataFrame, rows: pd.DataFrame, shown: Mapping[str, pd.Serie
     legend = {name: words for name, words in legend.items() if name in shown}
     if TUNED in shown:
         legend["tuned"] = _tuned(shown[TUNED], tuned_with)
+        if any("sdpa" in levers for levers in tuned_with):
+            legend["SDPA"] = "PyTorch's scaled_dot_product_attention"
     if len(peak):
         of = "data sheet's" if peak["peak_source"].iloc[0] == "datasheet" else "fastest measured product's"
         share = f"share of the {of} {number(peak['peak_tflops_per_s'].max())} TFLOP/s"
@@ -95,8 +97,7 @@ def _title(steps: pd.DataFrame, rows: pd.DataFrame, shown: Mapping[str, pd.Serie
     return (
         f"Whole training steps in {precision}, otherwise plain PyTorch (eager, plain attention, the default AdamW), "
         f"vocabulary {count(first['setting_vocab_size'])}, batch {first['batch_size']}, context "
-        f"{first['context_length']}{longest}."
-        + "".join(f" {name}: {words}." for name, words in legend.items())
+        f"{first['context_length']}{longest}." + "".join(f" {name}: {words}." for name, words in legend.items())
     )
 
 
@@ -107,7 +108,10 @@ def _tuned_rates(tuned: pd.DataFrame) -> pd.Series:
 
 
 def _tuned(cells: Iterable[str], levers: Sequence[str]) -> str:
-    words = f"with {' or '.join(map(listed, levers)) or 'the best optimizations'}, in brackets times as fast as the eager step measured beside it"
+    words = (
+        f"with {' or '.join(map(listed, levers)) or 'the best optimizations'}; in brackets times as fast as the eager "
+    )
+    words += "step measured beside it"
     return f"{words}; wrong: its loss is then too far from the eager one" if "wrong" in set(cells) else words
 
 
