@@ -7,10 +7,9 @@ import pytest
 
 from pipeline.cells.disk import WholeFile
 from pipeline.cells.record import SCHEMA_VERSION, read_record, write_record
-from pipeline.cells.stage_rows import stage_rows
 from pipeline.instruments.machine import peaks
 from pipeline.registry import stages
-from pipeline.report.table_rows import readable
+from pipeline.report.section_rows import shown_rows
 
 SOFTWARE = {"python": "3.12.3", "torch": "2.11.0", "triton": "3.6.0", "cuda": "13.0", "driver": "580.65"}
 
@@ -44,6 +43,6 @@ def as_table(tmp_path_factory):
         }
         path = tmp_path_factory.mktemp("record") / "cell.json"
         write_record(WholeFile(path), record)
-        return readable(stage_rows(stages()[record["stage"]], [read_record(path, stages())]))
+        return shown_rows(stages()[record["stage"]], [read_record(path, stages())])
 
     return make

@@ -12,7 +12,7 @@ from pipeline.cells.stage import RUN_COLUMNS, SETTING
 from pipeline.instruments.machine.identity import SOFTWARE
 from pipeline.registry import stages
 from pipeline.report.page_parts import Figure, write
-from pipeline.report.table_rows import readable
+from pipeline.report.table_rows import complete, readable
 from pipeline.report.tables import MAX_COLUMNS
 
 NUMBER = re.compile(r"(?<![\w.,])\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?(?![\w]|\.\d)")
@@ -42,6 +42,11 @@ class Rendered(NamedTuple):
     rows: pd.DataFrame
     text: str
     folder: object
+
+
+def as_read(stage, rows):
+    """Return made-up rows as a section reads a stage's."""
+    return complete(readable(rows), stages()[stage].row_types)
 
 
 def made_once(make):
@@ -170,7 +175,7 @@ def faults_of_parts(build, stage, rows, tmp_path_factory):
 def _parts(stage, rows):
     """Return tables with some cells alone, with the first and last, with the first failed, with all others failed."""
     axes = list(stages()[stage].axes)
-    cells = [_without_empty_columns(cell) for _, cell in rows.groupby(axes, sort=False, dropna=False)]
+    cells = [cell for _, cell in rows.groupby(axes, sort=False, dropna=False)]
     failed = [_failed(stage, cell) for cell in cells]
     some = {*range(0, len(cells), -(-len(cells) // SOME_CELLS)), len(cells) - 1}
     return {
@@ -194,18 +199,13 @@ def _hostile(value):
     return [_hostile(item) for item in value] if isinstance(value, list) else f"{HOSTILE} {value}"
 
 
-def _without_empty_columns(rows):
-    """Leave out the columns that other cells alone fill; `row_table` gives every table one of reasons."""
-    return rows.drop(columns=[name for name in rows if name != "reason" and rows[name].isna().all()])
-
-
 def _failed(stage, rows):
     """Return the rows that a cell leaves which ran out of memory before it measured anything."""
     first, axes = rows.iloc[0], stages()[stage].axes
     cell = stages()[stage].cell_type(**{name: first[name] for name in axes})
     shared = first[first.index.intersection([*axes, *_settings(stage), *RUN_COLUMNS])].to_dict()
     outcome = {"status": "oom", "reason": "CUDA out of memory. Tried to allocate 8.00 GiB."}
-    return pd.DataFrame([{**shared, **key, **outcome} for key in cell.row_keys()])
+    return as_read(stage, pd.DataFrame([{**shared, **key, **outcome} for key in cell.row_keys()]))
 
 
 def numbers_that_stay(build, rows, keys, allowed=()):

@@ -10,13 +10,12 @@ from matplotlib.figure import Figure
 from pipeline.cells.disk import write_text
 from pipeline.cells.record import read_record
 from pipeline.cells.stage import Stage, Stages
-from pipeline.cells.stage_rows import stage_rows
 from pipeline.report.figures import footnote, log_values_axis, new_figure, save, shared_legend, style_for
 from pipeline.report.markup import Markdown
 from pipeline.report.page_parts import say
 from pipeline.report.published import doubts_list
-from pipeline.report.section_rows import by_stage
-from pipeline.report.table_rows import ok, readable
+from pipeline.report.section_rows import by_stage, shown_rows
+from pipeline.report.table_rows import ok
 from pipeline.report.tables import markdown, significant
 from pipeline.report.users_own import without_users_own
 
@@ -48,7 +47,7 @@ def write_baselines(stages: Stages, records: list[Path], out: Path, figures: Pat
 
 
 def _pairs(stage: Stage, records: list[dict]) -> pd.DataFrame:
-    rows = without_users_own(readable(stage_rows(stage, records)), stage)
+    rows = without_users_own(shown_rows(stage, records), stage)
     pairs = pd.DataFrame() if ok(rows).empty else stage.baseline_pairs(rows)
     return pd.DataFrame(pairs).reindex(columns=COLUMNS)
 

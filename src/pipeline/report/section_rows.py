@@ -9,7 +9,7 @@ from pipeline.cells.stage import Stage, Stages
 from pipeline.cells.stage_rows import stage_rows
 from pipeline.report.one_peak import with_one_peak
 from pipeline.report.repeats import with_repeats
-from pipeline.report.table_rows import readable
+from pipeline.report.table_rows import complete, readable
 from pipeline.report.users_own import without_users_own
 
 Record = Mapping[str, Any]
@@ -37,7 +37,10 @@ def section_rows(stage: Stage, stages: Stages, records: Mapping[str, Records]) -
 
 
 def shown_rows(stage: Stage, records: Records) -> pd.DataFrame:
-    """Return the rows of a stage's records as they are shown, each of the middle one of its cell's repeats."""
+    """Return the rows of a stage's records as they are shown, each of the middle one of its cell's repeats.
+
+    They have all columns that the stage declares, also those that no row fills.
+    """
     axes = [name for name in stage.axes if name != "repeat"]
-    rows = with_one_peak(readable(stage_rows(stage, records)))
+    rows = with_one_peak(complete(readable(stage_rows(stage, records)), stage.row_types))
     return with_repeats(rows, axes, stage.row_types.key_columns())

@@ -6,11 +6,10 @@ from typing import TypeVar
 
 import pandas as pd
 
-from pipeline.cells.rows import RowTypes
 from pipeline.report.markup import Markdown
 from pipeline.report.page_parts import Problem, say
 from pipeline.report.section import listing, ms
-from pipeline.report.table_rows import complete, in_order, ok
+from pipeline.report.table_rows import in_order, ok
 
 PRECISIONS = ("fp32", "bf16")
 NONE = "–"
@@ -61,12 +60,11 @@ class Run:
 AnyRun = TypeVar("AnyRun", bound=Run)
 
 
-def named(rows: pd.DataFrame, row_types: RowTypes, axes: Sequence[str], ways: Sequence[str]) -> pd.DataFrame:
-    """Return rows in reading order with the columns that none of them fills, and `cell_name`.
+def named(rows: pd.DataFrame, axes: Sequence[str], ways: Sequence[str]) -> pd.DataFrame:
+    """Return rows in reading order, with `cell_name`.
 
     rows: with the words for what they are of in `way`. ways: these words in reading order.
     """
-    rows = complete(rows, row_types)
     rows = rows.assign(cell_name=cell_names(rows, axes))
     return in_order(rows, [*axes, "way"], {"precision": PRECISIONS, "way": ways})
 

@@ -24,17 +24,17 @@ FIGURES = ("median_ms", "q1_ms", "q3_ms")
 
 def without_users_own(rows: pd.DataFrame, stage: Stage) -> pd.DataFrame:
     """Drop the rows of the user's own where the stage compares no implementations otherwise."""
-    if stage.subjects is None or not stage.subjects.pipelines or "impl" not in rows:
+    if stage.subjects is None or not stage.subjects.pipelines:
         return rows
     return rows[rows["impl"].isna()].reset_index(drop=True)
 
 
 def with_users_own(section: Section, rows: pd.DataFrame, stage: Stage) -> Section:
     """Return a section with a ranking of the user's own implementations, where its rows have any; else as it is."""
-    if stage.subjects is None or "impl" not in rows:
+    if stage.subjects is None:
         return section
     if stage.subjects.pipelines:
-        rows = rows.assign(impl=rows["impl"].fillna(stage.subjects.pipelines))
+        rows = rows.assign(impl=rows["impl"].astype(object).fillna(stage.subjects.pipelines))
     if set(rows["impl"]) <= stage.row_types.names():
         return section
     ranked = ranking(rows, stage, stage.subjects)

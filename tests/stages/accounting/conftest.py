@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 
 from pipeline.cells import config, sweep
-from pipeline.cells.stage_rows import stage_rows
 from pipeline.errors import Skipped
 from pipeline.instruments.machine.identity import SOFTWARE
 from pipeline.registry import stage
-from pipeline.report.table_rows import readable
+from pipeline.report.section_rows import shown_rows
 from pipeline.stages.accounting.cell import Cell, Settings
 from pipeline.stages.accounting.measure import measure
 
@@ -35,6 +34,6 @@ def make_rows():
         scale = config.read_scale(ROOT / "config/scales/paper.yaml", ROOT / "workflow/schemas/scale.schema.yaml")
         cells = cells or sweep.expand(Cell, scale["accounting"]["grids"], "accounting")
         changed = replace(Settings(), **settings)
-        return readable(stage_rows(stage("accounting"), [record(cell, changed) for cell in cells]))
+        return shown_rows(stage("accounting"), [record(cell, changed) for cell in cells])
 
     return make

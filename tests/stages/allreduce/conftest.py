@@ -7,8 +7,9 @@ import pandas as pd
 import pytest
 
 from pipeline.formulas.collectives import all_reduce_bus_factor
-from pipeline.report.table_rows import readable
 from pipeline.stages.allreduce.cell import Cell
+
+from ..sections import as_read
 
 SIZES_BYTES = (1_000_000, 10_000_000, 100_000_000, 1_000_000_000)
 # Latency and bus bandwidth in a burst, and what a single call adds by the host clock.
@@ -107,4 +108,4 @@ MACHINES = {"h200": h200, "cluster": cluster, "laptop": laptop, "smoke": smoke, 
 @pytest.fixture(scope="session")
 def make_rows():
     """Make all rows of a machine by its name, as a section gets them."""
-    return lambda name: readable(pd.DataFrame(MACHINES[name](np.random.default_rng(0))))
+    return lambda name: as_read("allreduce", pd.DataFrame(MACHINES[name](np.random.default_rng(0))))

@@ -8,7 +8,8 @@ import pytest
 
 from pipeline.formulas import attention
 from pipeline.formulas.attention import Shape
-from pipeline.report.table_rows import readable
+
+from ..sections import as_read
 
 GB = 1e9
 FIGURES = ["n", "median_ms", "q1_ms", "q3_ms", "mean_ms", "std_ms", "min_ms", "max_ms", "rel_error", "samples_ms"]
@@ -104,6 +105,6 @@ def make_rows():
     """Make all rows of a machine by its name (h200, laptop or smoke), as a section gets them."""
 
     def make(name, seed=0):
-        return readable(pd.concat(MACHINES[name](seed).values(), ignore_index=True))
+        return as_read("attention", pd.concat(MACHINES[name](seed).values(), ignore_index=True))
 
     return make

@@ -7,10 +7,9 @@ import pandas as pd
 import pytest
 
 from pipeline.formulas.attention import Shape, pass_flops
-from pipeline.report.table_rows import readable
 from pipeline.stages.flash.cell import PHASES
 
-from ..sections import made_once
+from ..sections import as_read, made_once
 
 QUANTITIES = {"forward": ("output",), "backward": ("dq", "dk", "dv"), "forward_backward": ()}
 # launches, TFLOP/s reached in bf16 and in fp32, relative error over eager's
@@ -167,6 +166,6 @@ def make_rows():
     """Make all rows of a machine by its name (h200, laptop or smoke), as a section gets them."""
 
     def make(name, seed=0):
-        return readable(pd.concat(MACHINES[name](seed).values(), ignore_index=True))
+        return as_read("flash", pd.concat(MACHINES[name](seed).values(), ignore_index=True))
 
     return made_once(make)

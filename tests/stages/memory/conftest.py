@@ -5,7 +5,6 @@ from dataclasses import asdict
 
 import pytest
 
-from pipeline.cells.stage_rows import stage_rows
 from pipeline.formulas.activations import block_bytes, residual_stream_bytes, saved_terms
 from pipeline.formulas.checkpointing import KINDS
 from pipeline.formulas.parameters import block_parameter_count
@@ -13,7 +12,7 @@ from pipeline.formulas.peak_memory import MODE_PHASES, predict_peaks
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.instruments.sampling.summary import summarise
 from pipeline.registry import stages
-from pipeline.report.table_rows import readable
+from pipeline.report.section_rows import shown_rows
 from pipeline.stages.memory.cell import Cell, Settings
 from pipeline.stages.memory.measure import measure
 
@@ -147,7 +146,7 @@ def smoke(folder):
 
 def table(records):
     """Make the rows of records as the section gets them."""
-    return readable(stage_rows(stages()["memory"], records))
+    return shown_rows(stages()["memory"], records)
 
 
 @pytest.fixture(scope="session")

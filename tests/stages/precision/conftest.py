@@ -4,11 +4,10 @@ from dataclasses import asdict
 
 import pytest
 
-from pipeline.cells.stage_rows import stage_rows
 from pipeline.instruments.machine.identity import SOFTWARE
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.registry import stages
-from pipeline.report.table_rows import readable
+from pipeline.report.section_rows import shown_rows
 from pipeline.stages.precision.cell import EXPERIMENTS, Cell, Settings
 from pipeline.stages.precision.measure import measure
 
@@ -24,7 +23,7 @@ def record(cell, rows):
 
 def table(rows_by_cell):
     """Make the rows of cells as the section gets them."""
-    return readable(stage_rows(stages()["precision"], [record(*each) for each in rows_by_cell.items()]))
+    return shown_rows(stages()["precision"], [record(*each) for each in rows_by_cell.items()])
 
 
 def skipped(cell):

@@ -8,13 +8,12 @@ from dataclasses import asdict, replace
 import pandas as pd
 import pytest
 
-from pipeline.cells.stage_rows import stage_rows
 from pipeline.formulas.sizes import SIZES
 from pipeline.instruments.profilers.kernel_categories import category
 from pipeline.instruments.profilers.trace import build_trace
 from pipeline.instruments.sampling.summary import summarise
 from pipeline.registry import stages
-from pipeline.report.table_rows import readable
+from pipeline.report.section_rows import shown_rows
 from pipeline.stages.profile.cell import PASSES, Cell, Settings
 from pipeline.stages.profile.traced_rows import rows_of
 
@@ -230,7 +229,7 @@ MACHINES = {"h200": h200, "skipped": skipped}
 @pytest.fixture(scope="session")
 def make_rows():
     """Make all rows of a machine by its name (h200 or skipped), as a section gets them."""
-    return lambda name: readable(stage_rows(stages()["profile"], MACHINES[name]()))
+    return lambda name: shown_rows(stages()["profile"], MACHINES[name]())
 
 
 @pytest.fixture

@@ -6,9 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pipeline.report.table_rows import readable
-
-from ..sections import made_once
+from ..sections import as_read, made_once
 
 SIZES = {  # parameters, layers
     "nano": (1e6, 2),
@@ -169,6 +167,6 @@ def make_rows():
     """Make all rows of a machine by its name (h200, laptop or smoke), as a section gets them."""
 
     def make(name, seed=0):
-        return readable(pd.concat(MACHINES[name](seed).values(), ignore_index=True))
+        return as_read("timing", pd.concat(MACHINES[name](seed).values(), ignore_index=True))
 
     return made_once(make)

@@ -96,5 +96,5 @@ def _row(found: dict[str, pd.DataFrame], question: str, **keys: object) -> pd.Se
         return None
     rows = found[question]
     for column, value in keys.items():
-        rows = rows[rows[column] == value] if column in rows else rows.iloc[:0]
+        rows = rows[rows[column] == value]
     return rows.iloc[0] if len(rows) else None

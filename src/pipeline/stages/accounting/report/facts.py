@@ -2,10 +2,8 @@
 
 import pandas as pd
 
-from pipeline.cells.rows import columns
 from pipeline.formulas.units import GB
 from pipeline.stages.accounting.cell import QUESTIONS
-from pipeline.stages.accounting.rows import ROW_TYPES
 
 # The sequence length to answer with, where the question leaves it open.
 PREFERRED_SEQ_LEN = 4096
@@ -25,8 +23,6 @@ def of_one_model(answers: dict[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
 def _answered(rows: pd.DataFrame, question: str) -> pd.DataFrame:
     """Keep the answers to one question; numbers that are all whole are integers again."""
     found = rows[(rows["question"] == question) & (rows["status"] == "ok")]
-    # A table has no column that is empty in all of its rows.
-    found = found.reindex(columns=list(dict.fromkeys([*rows, *columns(ROW_TYPES.types[question])])))
     numbers = found.select_dtypes("number")
     whole = numbers.columns[numbers.notna().all() & (numbers % 1 == 0).all()]
     return found.astype(dict.fromkeys(whole, int))

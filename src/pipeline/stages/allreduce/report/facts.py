@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from pipeline.formulas.collectives import LinearCost, fit_linear_cost
-from pipeline.report.table_rows import complete, in_order, known, ok
-from pipeline.stages.allreduce.rows import ROW_TYPES
+from pipeline.report.table_rows import in_order, known, ok
 
 BACKENDS = ("nccl", "gloo")
 CELL = ["backend", "nodes", "world_size"]
@@ -62,9 +61,8 @@ class Group:
         return self.bursts.loc[self.bursts["busbw_gb_per_s"].idxmax()]
 
 
-def completed(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows in reading order with all columns, and size, ranks and group as words."""
-    rows = complete(rows, ROW_TYPES)
+def named(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows in reading order, with size, ranks and group as words."""
     of_nodes = (" of " + rows["nodes"].astype(str) + " nodes").where(rows["nodes"] > 1, "")
     ranks = rows["world_size"].astype(str) + " ranks" + of_nodes
     rows = rows.assign(
@@ -83,7 +81,7 @@ def calls(rows: pd.DataFrame, timing: str, impl: str = "torch") -> pd.DataFrame:
 
 def groups(rows: pd.DataFrame) -> list[Group]:
     """Make a group of every backend, number of nodes and of ranks that has a burst."""
-    cells = ok(completed(rows)).groupby(CELL, sort=False)
+    cells = ok(named(rows)).groupby(CELL, sort=False)
     found = [Group(backend, int(nodes), int(world_size), cell) for (backend, nodes, world_size), cell in cells]
     return [group for group in found if len(group.bursts)]
 

@@ -10,7 +10,7 @@ from pipeline.report.outcomes import not_measured, nothing_measured
 from pipeline.report.page_parts import MOST_TABLE_ROWS, Figure, Problem, Section, Table
 from pipeline.report.section import listing, ms, number, ratio
 from pipeline.report.tables import median_cells, number_cells, significant
-from pipeline.stages.allreduce.report.facts import Group, calls, completed, groups, link_gb_per_s
+from pipeline.stages.allreduce.report.facts import Group, calls, groups, link_gb_per_s, named
 from pipeline.stages.allreduce.report.figures import busbw
 
 TITLE = "How fast is an all-reduce?"
@@ -20,7 +20,7 @@ MOST_SIZES = 4
 
 def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame] | None = None) -> Section:
     """Build the section from the rows of all its tables; beside: those of the stage ceilings."""
-    asked = completed(rows)
+    asked = named(rows)
     asked = pd.concat([calls(asked, "burst"), calls(asked, "single")])
     measured = groups(rows)
     if not measured:

@@ -8,7 +8,7 @@ from pipeline.cells.rows import WITH_FIGURES
 from pipeline.report.outcomes import nothing_measured
 from pipeline.report.page_parts import Figure, Section, Table
 from pipeline.report.section import count, data_size, listing, ms, percent
-from pipeline.report.table_rows import complete, known, ok
+from pipeline.report.table_rows import known, ok
 from pipeline.report.tables import significant, with_outcomes
 from pipeline.stages.ceilings.report import figures
 from pipeline.stages.ceilings.report.selection import (
@@ -22,7 +22,6 @@ from pipeline.stages.ceilings.report.selection import (
     promised,
     share,
 )
-from pipeline.stages.ceilings.rows import ROW_TYPES
 
 TITLE = "What can this machine do at most?"
 METHOD = (
@@ -33,7 +32,6 @@ METHOD = (
 
 def build(rows: pd.DataFrame) -> Section:
     """Return the section of the ceilings stage, from all its rows."""
-    rows = complete(rows, ROW_TYPES)
     if ok(rows).empty:
         return Section(TITLE, "", nothing_measured(rows))
     drawing = figures.rates(rows)

@@ -10,7 +10,6 @@ from pipeline.report import side_by_side
 from pipeline.report.outcomes import IDLE_PCT
 from pipeline.report.table_rows import ok
 from pipeline.stages.ddp.cell import CAPTURED_STEP, PHASES, VARIANTS
-from pipeline.stages.ddp.rows import ROW_TYPES
 
 NAMES = {"none": "no communication", "torch": "torch DDP", "torch_tuned": "torch DDP tuned"}
 # torch_tuned sends no buffers, as ours do not, and keeps gradients in its buckets: the fair peer.
@@ -83,9 +82,8 @@ class Run(side_by_side.Run):
 
 def named(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the rows in reading order, with the names of their variant and cell."""
-    sizes_mb = rows.get("bucket_size_mb", [None] * len(rows))
-    variants = [label(*pair) for pair in zip(rows["impl"], sizes_mb, strict=True)]
-    return side_by_side.named(rows.assign(way=variants), ROW_TYPES, ["precision", "size", "world_size"], READING_ORDER)
+    variants = [label(*pair) for pair in zip(rows["impl"], rows["bucket_size_mb"], strict=True)]
+    return side_by_side.named(rows.assign(way=variants), ["precision", "size", "world_size"], READING_ORDER)
 
 
 def runs(rows: pd.DataFrame) -> list[Run]:

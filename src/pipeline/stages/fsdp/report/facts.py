@@ -4,7 +4,6 @@ import pandas as pd
 
 from pipeline.formulas.training_state import KINDS
 from pipeline.report import memory_and_time, side_by_side
-from pipeline.stages.fsdp.rows import ROW_TYPES
 
 NAMES = {
     "none": "no communication",
@@ -27,7 +26,7 @@ class Run(memory_and_time.Run):
 def named(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the rows in reading order, with the names of their way and cell."""
     ways = rows["impl"].map(NAMES).fillna("your " + rows["impl"])
-    return side_by_side.named(rows.assign(way=ways), ROW_TYPES, AXES, list(NAMES.values()))
+    return side_by_side.named(rows.assign(way=ways), AXES, list(NAMES.values()))
 
 
 def runs(rows: pd.DataFrame) -> list[Run]:

@@ -12,9 +12,8 @@ from pipeline.formulas.checkpointing import KINDS
 from pipeline.formulas.peak_memory import CATEGORIES, MODES, peak_bytes
 from pipeline.report.section import data_size
 from pipeline.report.side_by_side import step_words
-from pipeline.report.table_rows import complete, in_order, ok
+from pipeline.report.table_rows import in_order, ok
 from pipeline.stages.memory.cell import Cell
-from pipeline.stages.memory.rows import ROW_TYPES
 
 AXES = [field.name for field in fields(Cell)]
 ORDERS = {
@@ -157,7 +156,7 @@ class Recording:
 
 def recordings(rows: pd.DataFrame) -> list[Recording]:
     """Parse the rows of all tables into one recording a cell, in reading order; those that failed too."""
-    rows = in_order(complete(rows, ROW_TYPES), AXES, ORDERS)
+    rows = in_order(rows, AXES, ORDERS)
     device_type = next(iter(rows["device_type"].dropna()), "cpu")
     return [_recording(cell, device_type) for _, cell in rows.groupby(AXES, sort=False)]
 

@@ -6,10 +6,8 @@ from dataclasses import dataclass, fields
 import pandas as pd
 
 from pipeline.formulas.size_order import BY_SIZE, by_size
-from pipeline.report import table_rows
 from pipeline.report.table_rows import in_order, ok
 from pipeline.stages.profile.cell import ATTENTION_PHASES, CLOCKS, PASSES, Cell
-from pipeline.stages.profile.rows import ROW_TYPES
 
 AXES = [field.name for field in fields(Cell)]
 ORDERS = {"precision": ("fp32", "bf16"), "size": BY_SIZE, "profiler": ("auto", "nsys", "torch")}
@@ -66,29 +64,31 @@ class Capture:
 
 def captures(rows: pd.DataFrame) -> list[Capture]:
     """Parse the rows of all tables into a capture a cell, in reading order; a cell without one is left out."""
-    cells = [cell for _, cell in ok(complete(rows)).groupby(AXES, sort=False)]
+    cells = [cell for _, cell in ok(sorted_rows(rows)).groupby(AXES, sort=False)]
     return [_capture(cell) for cell in cells if (cell["kind"] == "category").any()]
 
 
-def complete(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows in reading order, with the columns that no row fills."""
-    return in_order(table_rows.complete(rows, ROW_TYPES), AXES, ORDERS)
+def sorted_rows(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows in reading order."""
+    return in_order(rows, AXES, ORDERS)
 
 
 def _capture(rows: pd.DataFrame) -> Capture:
-    first, of_kind = rows.iloc[0], {kind: rows[rows["kind"] == kind] for kind in ROW_TYPES.types}
-    categories = of_kind["category"]
+    first = rows.iloc[0]
+    times, categories, kernels, attention = (
+        rows[rows["kind"] == kind] for kind in ("time", "category", "kernel", "attention")
+    )
     return Capture(
         cell=Cell(first["precision"], first["size"], int(first["context_length"]), first["profiler"]),
         batch_size=int(first["setting_batch_size"]),
         rounds=int(first["setting_captured_rounds"]),
         machine=first["machine"],
         captured_by=categories["captured_by"].iloc[0],
-        on_gpu=not of_kind["kernel"]["kernel"].str.startswith("aten::").any(),
-        times_ms=of_kind["time"].pivot(index="range", columns="clock", values="median_ms").reindex(columns=CLOCKS),
+        on_gpu=not kernels["kernel"].str.startswith("aten::").any(),
+        times_ms=times.pivot(index="range", columns="clock", values="median_ms").reindex(columns=CLOCKS),
         work_ms=categories.pivot(index="range", columns="category", values="time_ms").fillna(0.0),
-        kernels=of_kind["kernel"],
-        attention=_attention(of_kind["attention"]),
+        kernels=kernels,
+        attention=_attention(attention),
     )
 
 

@@ -8,7 +8,7 @@ import pandas as pd
 from pipeline.instruments.profilers.kernel_categories import CATEGORIES
 from pipeline.report.charts import Chart, axis, bars_axis, colours, mark, picked, picker, tooltip
 from pipeline.report.table_rows import known
-from pipeline.stages.profile.report.facts import complete
+from pipeline.stages.profile.report.facts import sorted_rows
 
 # What launches kernels of a layer under no name of its own: the sums of the residual stream.
 UNNAMED = "residual sums"
@@ -16,7 +16,7 @@ UNNAMED = "residual sums"
 
 def layer_charts(rows: pd.DataFrame) -> list[Chart]:
     """Return the chart of the middle layers of all models, each at its longest context; none without such a row."""
-    layers = known(complete(rows), "events")
+    layers = known(sorted_rows(rows), "events")
     if layers.empty:
         return []
     longest = layers.groupby(["precision", "size"])["context_length"].transform("max")

@@ -15,11 +15,11 @@ from pipeline.stages.profile.report.facts import (
     PASS_WORDS,
     Capture,
     captures,
-    complete,
     having,
     lead,
     main_captures,
     shown_pass,
+    sorted_rows,
 )
 from pipeline.stages.profile.report.figures import categories
 from pipeline.stages.profile.report.problems import problems
@@ -37,7 +37,7 @@ OF_OPERATORS = "Each operator has the time in which it ran itself, not that of t
 
 def build(rows: pd.DataFrame) -> Section:
     """Build the section from the rows of all its tables."""
-    captured, rows = captures(rows), complete(rows)
+    captured, rows = captures(rows), sorted_rows(rows)
     if not captured:
         return Section(TITLE, EXERCISE, nothing_measured(rows))
     shown = main_captures(captured)

@@ -6,7 +6,6 @@ import pandas as pd
 
 from pipeline.formulas.training_state import KINDS
 from pipeline.report import memory_and_time, side_by_side
-from pipeline.stages.sharding.rows import ROW_TYPES
 
 NAMES = {"adamw": "unsharded AdamW", "sharded": "our ShardedOptimizer", "torch_zero": "torch ZeroRedundancyOptimizer"}
 PLAIN, OURS, TORCHS = NAMES.values()
@@ -36,7 +35,7 @@ def named(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the rows in reading order, with the names of their optimizer and cell."""
     ways = rows["impl"].map(NAMES).fillna("your " + rows["impl"])
     axes = ["precision", "size", "world_size"]
-    return side_by_side.named(rows.assign(way=ways), ROW_TYPES, axes, list(NAMES.values()))
+    return side_by_side.named(rows.assign(way=ways), axes, list(NAMES.values()))
 
 
 def runs(rows: pd.DataFrame) -> list[Run]:

@@ -6,7 +6,6 @@ from pipeline.formulas.flops import causal_train_step_flops
 from pipeline.formulas.sizes import SIZES
 from pipeline.report import side_by_side
 from pipeline.stages.step8b.cell import IMPLS
-from pipeline.stages.step8b.rows import ROW_TYPES
 
 NAMES = {
     "torch_eager": "torch's parts",
@@ -60,7 +59,7 @@ class Run(side_by_side.Run):
 def named(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the rows in reading order, with the names of their implementation and cell."""
     rows = rows.assign(way=rows["impl"], name=rows["impl"].map(NAMES))
-    return side_by_side.named(rows, ROW_TYPES, AXES, IMPLS)
+    return side_by_side.named(rows, AXES, IMPLS)
 
 
 def runs(rows: pd.DataFrame) -> list[Run]:

@@ -60,7 +60,8 @@ def _idle_with_little_work(steps: pd.DataFrame) -> str:
 
 def _faster_with_a_larger_batch(steps: pd.DataFrame) -> str:
     """Say how many more tokens a second a larger batch trains than the usual one, where it gains most; else nothing."""
-    both = usual_batch(steps).merge(steps, on=["size", "context_length"], suffixes=("", "_more"))
+    rates = steps[["size", "context_length", "batch_size", "tokens_per_s"]]
+    both = usual_batch(rates).merge(rates, on=["size", "context_length"], suffixes=("", "_more"))
     both = both[both["batch_size_more"] > both["batch_size"]]
     both = both.assign(gain=both["tokens_per_s_more"] / both["tokens_per_s"])
     if both.empty or both["gain"].max() < WORTH_IT:

@@ -8,8 +8,7 @@ from pipeline.formulas.flops import train_step_flops
 from pipeline.formulas.size_order import BY_SIZE
 from pipeline.formulas.sizes import SIZES
 from pipeline.report.outcomes import IDLE_PCT, clear_gain
-from pipeline.report.table_rows import complete, highest, in_order, known, ok
-from pipeline.stages.timing.rows import ROW_TYPES
+from pipeline.report.table_rows import highest, in_order, known, ok
 
 PRECISIONS = ("fp32", "tf32", "bf16")
 KINDS = {
@@ -26,9 +25,9 @@ ALIKE = 1.02
 
 
 def every_batch(rows: pd.DataFrame) -> pd.DataFrame:
-    """Keep what the host clock measured after the longest warm-up, in reading order, with all columns of the stage."""
+    """Keep what the host clock measured after the longest warm-up, in reading order."""
     kept = rows[(rows["clock"] == "host") & (rows["warmup_steps"] == rows["warmup_steps"].max())]
-    return in_order(complete(kept, ROW_TYPES), [*CELL, "batch_size"], ORDERS)
+    return in_order(kept, [*CELL, "batch_size"], ORDERS)
 
 
 def usual_batch(rows: pd.DataFrame) -> pd.DataFrame:
@@ -155,11 +154,12 @@ def first_steps(rows: pd.DataFrame) -> pd.DataFrame:
 def host_apart(steps: pd.DataFrame) -> pd.Series | None:
     """Return the two stable steps of one model that the host limits and that differ most though they launch alike.
 
-    Alike: within ALIKE, at different contexts. Returns size, precision, ratio, and the columns of both steps with _fast
-    and _slow; None where there are no two such steps.
+    Alike: within ALIKE, at different contexts. Returns size, precision, ratio, and context_length, launches and
+    median_ms with _fast and _slow; None where there are no two such steps.
     """
     limited = known(steps, "gpu_idle_pct", "launches")
     limited = limited[(limited["gpu_idle_pct"] >= IDLE_PCT) & (limited["status"] == "ok")]
+    limited = limited[["size", "precision", "context_length", "launches", "median_ms"]]
     pairs = limited.merge(limited, on=["size", "precision"], suffixes=("_fast", "_slow"))
     alike = (pairs["launches_slow"] / pairs["launches_fast"]).between(1 / ALIKE, ALIKE)
     pairs = pairs[alike & (pairs["context_length_fast"] != pairs["context_length_slow"])]
