@@ -217,7 +217,7 @@ def test_how_many_times_are_unstable_stands_on_the_first_screen_and_which_of_its
     ]
     write_writeup(sections, [tmp_path / "cells.csv"], "", [], tmp_path / "writeup.md")
     text = (tmp_path / "writeup.md").read_text()
-    assert f"12 of 1,200 times are *unstable*, too noisy to compare closely{told}. [How far" in text
+    assert f"Of 1,200 medians 12 are *unstable*, too noisy to compare closely{told}. [How far" in text
     assert "between samples or between rounds, is above the limit (5% to 10% of the median; a phase's" in text
 
 
