@@ -1,6 +1,7 @@
 import copy
 import errno
 import json
+import re
 import subprocess
 import sys
 import tarfile
@@ -12,7 +13,7 @@ from pipeline.cells.record import SCHEMA_VERSION
 from pipeline.compare.judge import compare_runs
 from pipeline.compare.runs import load_run
 from pipeline.compare.text import summary, verdict_words, write_comparison
-from pipeline.compare.times import WITHIN, WORDS
+from pipeline.compare.times import UNJUDGED, WITHIN, WORDS
 from pipeline.errors import UserError
 from pipeline.instruments.sampling.verdict import UNDECIDED
 from pipeline.registry import stages
@@ -91,17 +92,17 @@ def test_scaled_times_get_their_verdict_and_ratio(factor, verdict):
     assert comparison.is_worse == (verdict == "slower")
 
 
-def test_a_difference_within_the_spread_is_not_distinguishable():
+def test_a_difference_within_the_spread_is_not_judged():
     assert verdicts(run(), scaled(run(), 1.2, spread=0.5)) == {UNDECIDED}
     assert verdicts(scaled(run(), 1, spread=0.5), scaled(run(), 1.2)) == {UNDECIDED}
 
 
-def test_a_difference_of_unstable_or_single_figures_is_not_distinguishable():
+def test_a_difference_of_unstable_or_single_figures_is_not_judged():
     for change in ({"status": "unstable"}, {"n": 1}):
         slow = scaled(run("small"), 1.5)
         for row in slow[0]["rows"]:
             row.update(change)
-        assert verdicts(run("small"), slow) == {UNDECIDED}
+        assert verdicts(run("small"), slow) == {UNJUDGED}
         assert verdicts(slow, slow) == {WITHIN}
 
 
@@ -117,21 +118,24 @@ def test_what_differs_in_machine_software_code_and_settings_is_named_first():
         entry["machine"] |= {"kind": "NVIDIA A100", "software": MACHINE["software"] | {"torch": "2.13.0"}}
     comparison = compare_runs(run(), other, stages(), tolerance=0.05)
     assert comparison.differences.to_dict("split")["data"] == [
-        ["machine", "NVIDIA H200", "NVIDIA A100"],
-        ["torch", "2.11.0", "2.13.0"],
-        ["commit", "123", "456"],
-        ["timing code", "abc", "def"],
-        ["timing vocab_size", "4", "8"],
-        ["timing seed", "–", "1"],
+        ["", "machine", "NVIDIA H200", "NVIDIA A100"],
+        ["", "torch", "2.11.0", "2.13.0"],
+        ["", "commit", "123", "456"],
+        ["timing", "code", "abc", "def"],
+        ["timing", "vocab_size", "4", "8"],
+        ["timing", "seed", "–", "1"],
     ]
-    assert write_comparison(comparison, "one", "other").index("NVIDIA A100") < 200
+    text = write_comparison(comparison, "one", "other")
+    assert text.index("NVIDIA A100") < 200
+    assert "\nThe code differs of timing.\n" in text
+    assert re.search(r"\| timing +\| vocab_size=4 seed=– \| vocab_size=8 seed=1 \|", text)
 
 
 def test_an_implementation_of_ones_own_that_was_edited_is_named():
     a, b = (run(subjects=[{"kind": "attention", "name": "mine", "digest": digest}]) for digest in ("abc", "def"))
-    assert compare_runs(a, b, stages(), tolerance=0.05).differences.to_numpy().tolist() == [
-        ["timing attention.mine", "abc", "def"]
-    ]
+    comparison = compare_runs(a, b, stages(), tolerance=0.05)
+    assert comparison.differences.to_numpy().tolist() == [["timing", "code of mine", "abc", "def"]]
+    assert "\nThe code differs of timing of mine.\n" in write_comparison(comparison, "one", "other")
     assert compare_runs(a, a, stages(), tolerance=0.05).differences.empty
 
 
@@ -238,7 +242,8 @@ def test_the_quantities_of_a_stage_are_summed_up_apart():
 
     comparison = compare_runs(run(rows=rows(3.0)), run(rows=rows(6.0)), stages(), tolerance=0.05)
     text = write_comparison(comparison, "one", "other")
-    lines = [line.split() for line in text.split("### By stage")[1].splitlines() if "timing" in line]
+    table = text.split("### Times by stage")[1].split("###")[0]
+    lines = [line.split() for line in table.splitlines() if "timing" in line]
     assert [line[1:3] for line in lines] == [["timing,", "ms"], ["timing,", "latency_ms"]]
     assert [line[-2] for line in lines] == ["1.00", "2.00"]
 
@@ -247,7 +252,7 @@ def test_a_stage_is_summed_up_whatever_the_verdicts():
     comparison = compare_runs(run(rows=[timed("forward", 1.0)]), run(rows=[timed("forward", 1.0)]), stages(), 0.05)
     every = comparison.timed.iloc[[0] * len(WORDS)].assign(verdict=WORDS)
     text = write_comparison(replace(comparison, timed=every), "one", "other")
-    header = text.split("### By stage")[1].strip().splitlines()[0]
+    header = text.split("### Times by stage")[1].strip().splitlines()[0]
     assert all(f" {word} |" in header for word in verdict_words(0.05).values())
 
 

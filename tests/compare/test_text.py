@@ -16,7 +16,7 @@ def text_of(a, b, tolerance=0.05, **how):
 
 
 def part_of(text, title):
-    return text.split(f"### {title}\n")[1].split("###")[0]
+    return text.split(f"### {title}\n")[1].split("###")[0].split("\nB against A")[0]
 
 
 def test_a_run_beside_itself_differs_in_nothing_however_loosely_its_times_are_known():
@@ -28,7 +28,7 @@ def test_a_run_beside_itself_differs_in_nothing_however_loosely_its_times_are_kn
         "\nNo time is faster or slower. 4 times are known too loosely to call the same within 2% (--all lists them).\n"
         in text
     )
-    assert "### Times" not in text
+    assert "### Times that differ" not in text
     assert "\nMachine, software, code and settings are the same.\n" in text
     assert part_of(text_of(loose, loose, show_all=True), "Times").count(UNDECIDED) == 4
 
@@ -45,12 +45,27 @@ def test_only_faster_and_slower_times_are_listed():
 
 
 def test_a_long_table_is_cut_unless_all_is_asked_for(monkeypatch):
-    monkeypatch.setattr("pipeline.compare.text.MOST_LINES", 2)
+    monkeypatch.setattr("pipeline.compare.text.MOST_LINES", 1)
+    sides = run("small"), scaled(run("small"), 2)
+    cut, whole = (
+        part_of(text_of(*sides, show_all=show_all), title)
+        for show_all, title in ((False, "Times that differ"), (True, "Times"))
+    )
+    assert (cut.count("| slower "), whole.count("| slower ")) == (1, 2)
+    assert "--all shows them." in cut
+
+
+def test_a_long_list_is_counted_by_stage_unless_all_is_asked_for(monkeypatch):
+    monkeypatch.setattr("pipeline.compare.text.MOST_LISTED", 2)
     sides = run("small"), run("small", "medium", "large", "xl")
-    cut, whole = (part_of(text_of(*sides, show_all=show_all), "Cells only in B") for show_all in (False, True))
-    assert ("size=large" in cut, "size=xl" in cut, "size=xl" in whole) == (True, False, True)
-    assert "… and 1 more; --all shows them." in cut
-    assert "more" not in whole
+    assert "\nCells only in B: timing 3 (--all lists them).\n" in text_of(*sides)
+    assert part_of(text_of(*sides, show_all=True), "Cells only in B").count("| timing ") == 3
+    failed = run("small", "medium", "large", "xl")
+    for each in failed[1:]:
+        for row in each["rows"]:
+            row["status"] = "unstable"
+    changed = f"Outcomes that changed: timing ok → unstable {3 * len(failed[0]['rows'])} (--all lists them)."
+    assert changed in text_of(run("small", "medium", "large", "xl"), failed)
 
 
 def test_equal_times_are_told_in_one_line():
@@ -63,7 +78,7 @@ def test_equal_times_are_told_in_one_line():
 def test_the_tolerance_is_a_number_wherever_it_judges(tolerance, words):
     text = text_of(run(), run(), tolerance, show_all=True)
     assert part_of(text, "Times").count(f"| {words} ") == 4
-    assert words in part_of(text, "By stage")
+    assert words in part_of(text, "Times by stage")
     assert f"4 {words}" in text.splitlines()[-1]
     assert "tolerance" not in text
 

@@ -4,8 +4,8 @@ import pytest
 from pipeline.cells.record import SCHEMA_VERSION
 from pipeline.compare.judge import compare_runs
 from pipeline.compare.text import summary, write_comparison
-from pipeline.compare.times import QUARTILES, REPEATS, WITHIN
-from pipeline.instruments.sampling.verdict import FASTER, SAME, SLOWER, UNDECIDED
+from pipeline.compare.times import QUARTILES, REPEATS, UNJUDGED, WITHIN
+from pipeline.instruments.sampling.verdict import FASTER, SAME, SLOWER
 from pipeline.registry import stages
 
 from ..records import CPU, failed_row, record, timed_row
@@ -83,7 +83,7 @@ def test_a_figure_whose_repeats_contradict_each_other_is_unstable_and_blurs_no_o
         base[0]["rows"][0][key] *= 1.5
     both = compared(base, other)
     assert dict(zip(both.timed["cell"].str.contains("size=small"), both.timed["verdict"], strict=True)) == {
-        True: UNDECIDED,
+        True: UNJUDGED,
         False: SLOWER,
     }
     assert both.outcomes["reason_a"].str.fullmatch(r"repeats take 10\.0 ms to 15\.0 ms").all()
@@ -98,7 +98,7 @@ def test_the_gpu_s_work_is_compared_beside_the_wall_time():
 
 
 def test_unstable_figures_are_neither_faster_nor_slower():
-    assert set(compared(run(), run(1.03, seed=1, status="unstable")).timed["verdict"]) == {UNDECIDED}
+    assert set(compared(run(), run(1.03, seed=1, status="unstable")).timed["verdict"]) == {UNJUDGED}
 
 
 def test_a_run_fails_where_a_time_is_slower_by_more_than_the_tolerance():

@@ -9,10 +9,14 @@ import pandas as pd
 
 from pipeline.cells import fields
 from pipeline.cells.stage import Stages
+from pipeline.compare.ceilings import ceilings_of_both
 from pipeline.compare.models import models_of_both
 from pipeline.compare.runs import Record
 from pipeline.compare.times import KEYS, cell_words, figures, judged, named_rows, repeat_spreads
 from pipeline.report.table_rows import has_figures
+
+# A stage's code as a fact; `code of mine` is that of an implementation of the user's own.
+CODE = "code"
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,8 @@ class Comparison:
     Repeats of a cell count as one cell.
     machines: the names of A's machine and of B's; tolerance: the fraction given;
     models: those of the first screen, as `models_of_both` returns them (pipeline.compare.models);
-    differences (machine, software, code and settings that differ): what, a, b;
+    ceilings: what both machines do at most, as `ceilings_of_both` returns it (pipeline.compare.ceilings);
+    differences (machine, software, code and settings that differ): stage ("" for the machine's), what, a, b;
     timed: KEYS, quantity, the columns of `figures` of a and b, and those that `judged` adds (pipeline.compare.times);
     memory (peaks that differ by more than the tolerance): KEYS, quantity, a and b in bytes, ratio; rows of a cell with
     the same peaks appear once, without a row name if they are all of the cell's rows;
@@ -35,6 +40,7 @@ class Comparison:
     machines: tuple[str, str]
     tolerance: float
     models: pd.DataFrame
+    ceilings: pd.DataFrame
     differences: pd.DataFrame
     timed: pd.DataFrame
     memory: pd.DataFrame
@@ -72,6 +78,7 @@ def compare_runs(a: Iterable[Record], b: Iterable[Record], stages: Stages, toler
         machines=(_machine(a), _machine(b)),
         tolerance=tolerance,
         models=models_of_both(a, b, stages),
+        ceilings=ceilings_of_both(a, b, stages),
         differences=_differences(a, b),
         timed=judged(both[have_times], repeat_spreads(rows_a, rows_b), tolerance),
         memory=_memory(a, b, stages, tolerance),
@@ -159,11 +166,8 @@ def _differences(a: list[Record], b: list[Record]) -> pd.DataFrame:
     facts_a, facts_b = _facts_of_run(a), _facts_of_run(b)
     shared = {record["stage"] for record in a} & {record["stage"] for record in b}
     names = [name for name in dict.fromkeys([*facts_a, *facts_b]) if name[0] in ("", *shared)]
-    lines = [
-        {"what": f"{stage} {what}".strip(), "a": _listed(facts_a, (stage, what)), "b": _listed(facts_b, (stage, what))}
-        for stage, what in names
-    ]
-    table = pd.DataFrame(lines, columns=["what", "a", "b"])
+    lines = [(*name, _listed(facts_a, name), _listed(facts_b, name)) for name in names]
+    table = pd.DataFrame(lines, columns=["stage", "what", "a", "b"])
     return table[table["a"] != table["b"]].reset_index(drop=True)
 
 
@@ -185,9 +189,9 @@ def _facts_of_run(records: list[Record]) -> dict[tuple[str, str], set[str]]:
             ("", "os"): machine["os"],
             **{("", name): version for name, version in machine["software"].items()},
             ("", "commit"): record["code"]["commit"],
-            (stage, "code"): record["code"]["digest"],
+            (stage, CODE): record["code"]["digest"],
             **{(stage, name): value for name, value in record["settings"].items()},
-            **{(stage, f"{own['kind']}.{own['name']}"): own["digest"] for own in record.get("subjects", [])},
+            **{(stage, f"{CODE} of {own['name']}"): own["digest"] for own in record.get("subjects", [])},
         }
         for name, value in facts.items():
             values.setdefault(name, set()).add(fields.text(value))

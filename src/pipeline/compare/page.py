@@ -4,10 +4,11 @@ import re
 
 import pandas as pd
 
+from pipeline.compare.ceilings import ceilings_table
 from pipeline.compare.judge import Comparison
 from pipeline.compare.models import models_table
 from pipeline.compare.text import comparison_parts, summary, time_table, verdict_words
-from pipeline.compare.times import WITHIN
+from pipeline.compare.times import UNJUDGED, WITHIN
 from pipeline.instruments.sampling.verdict import FASTER, SAME, SLOWER, UNDECIDED
 from pipeline.report.all_rows import row_table
 from pipeline.report.charts import DASHED, IDLE_COLOUR, NEUTRAL, POINTS, Chart, axis, bars_axis, coloured, mark, tooltip
@@ -18,7 +19,7 @@ from pipeline.report.markup import Markdown
 from pipeline.report.page_parts import say
 from pipeline.report.table_rows import records
 
-COLOURS = {SLOWER: VERMILION, UNDECIDED: NEUTRAL, FASTER: BLUE, SAME: IDLE_COLOUR, WITHIN: IDLE_COLOUR}
+COLOURS = {SLOWER: VERMILION, UNDECIDED: NEUTRAL, FASTER: BLUE} | dict.fromkeys((UNJUDGED, SAME, WITHIN), IDLE_COLOUR)
 KEY, HEADING = "compare/ratios", "Every time"
 MEANINGS = {
     "A (ms)": "median of A, over its repeats their geometric mean",
@@ -36,13 +37,14 @@ def comparison_page(comparison: Comparison, name_a: str, name_b: str) -> str:
     tables = {"times": _times(comparison)} if charts else {}
     machine_a, machine_b = comparison.machines
     head = say(
-        "# {title} compared\n\n**A** {a}, {machine_a}\\\n**B** {b}, {machine_b}\n\n{models}\n\n{all}",
+        "# {title} compared\n\n**A** {a}, {machine_a}\\\n**B** {b}, {machine_b}\n\n{models}\n\n{ceilings}\n\n{all}",
         title=f"{machine_a} and {machine_b}" if machine_a != machine_b else f"Two runs of {machine_a}",
         a=name_a,
         b=name_b,
         machine_a=machine_a,
         machine_b=machine_b,
         models=models_table(comparison.models, comparison.machines),
+        ceilings=ceilings_table(comparison.ceilings, comparison.machines),
         all=summary(comparison),
     )
     times = [f"## {HEADING}\n\nAbove a ratio of 1 B is slower."] if charts else []

@@ -1,32 +1,36 @@
 """Write a comparison of two runs as text: how the runs differ, what changed, and a summary in one line."""
 
 import statistics
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import pandas as pd
 
-from pipeline.compare.judge import Comparison
+from pipeline.compare.ceilings import ceilings_table
+from pipeline.compare.judge import CODE, Comparison
 from pipeline.compare.models import models_table
-from pipeline.compare.times import QUARTILES, REPEATS, WITHIN, WORDS
+from pipeline.compare.times import QUARTILES, REPEATS, UNJUDGED, WITHIN, WORDS
 from pipeline.instruments.sampling.verdict import FASTER, SAME, SLOWER, UNDECIDED
 from pipeline.report.markup import Markdown
 from pipeline.report.reasons import brief
-from pipeline.report.section import count, counted, data_size
+from pipeline.report.section import count, counted, data_size, listing
 from pipeline.report.tables import OUTCOME_WORDS, markdown, significant
 
-MOST_LINES = 40
+# Of a table in order of importance, and of a list.
+MOST_LINES, MOST_LISTED = 20, 10
 
 
 def write_comparison(comparison: Comparison, name_a: str, name_b: str, show_all: bool = False) -> str:
     """Write a comparison as Markdown that is also readable in a terminal.
 
-    Without `show_all`, only faster and slower times are listed, and long tables are cut and say so.
+    Without `show_all`, only faster and slower times are listed, and long lists are counted by stage.
     """
     machine_a, machine_b = map(Markdown.escape, comparison.machines)
     parts = [
         f"A: {name_a}, {machine_a}\nB: {name_b}, {machine_b}",
         models_table(comparison.models, comparison.machines),
+        ceilings_table(comparison.ceilings, comparison.machines),
         *comparison_parts(comparison, show_all),
         summary(comparison),
     ]
@@ -37,17 +41,17 @@ def comparison_parts(comparison: Comparison, show_all: bool = False) -> list[str
     """Return what differs and what changed, a Markdown text each; empty ones where there is nothing to say."""
     short = partial(_short, cells=comparison.cells)
     return [
-        _differences(comparison.differences),
-        _part("Outcomes that changed", _outcome_table(short(comparison.outcomes)), show_all),
-        _part("Cells only in A", comparison.only_in_a, show_all),
-        _part("Cells only in B", comparison.only_in_b, show_all),
-        _part("Rows only in A, of cells that both have", _row_table(short(comparison.rows_only_in_a)), show_all),
-        _part("Rows only in B, of cells that both have", _row_table(short(comparison.rows_only_in_b)), show_all),
-        _part("Times only in A, of rows that both have", _lost_table(short(comparison.times_only_in_a)), show_all),
+        *_differences(comparison.differences),
+        _part("Times by stage", _stage_table(comparison), show_all=True),
         _part("Times that differ" if not show_all else "Times", time_table(comparison, show_all), show_all),
         _how_sure(comparison),
         _part("Peak memory that differs", _memory_table(short(comparison.memory)), show_all),
-        _part("By stage", _stage_table(comparison), show_all=True),
+        _list("Outcomes that changed", _outcome_table(short(comparison.outcomes)), show_all, by=["change"]),
+        _list("Cells only in A", comparison.only_in_a, show_all),
+        _list("Cells only in B", comparison.only_in_b, show_all),
+        _list("Rows only in A, of cells that both have", _row_table(short(comparison.rows_only_in_a)), show_all),
+        _list("Rows only in B, of cells that both have", _row_table(short(comparison.rows_only_in_b)), show_all),
+        _list("Times only in A, of rows that both have", _lost_table(short(comparison.times_only_in_a)), show_all),
     ]
 
 
@@ -93,6 +97,7 @@ def _how_sure(comparison: Comparison) -> str:
     if timed.empty:
         return ""
     differing, unclear = (timed[timed["verdict"].isin(words)] for words in ([FASTER, SLOWER], [UNDECIDED]))
+    unjudged = int((timed["verdict"] == UNJUDGED).sum())
     parts = ["No time is faster or slower."] if differing.empty else [_of_one_process(differing)]
     why = {
         REPEATS: f"known too loosely to call {SAME}",
@@ -100,6 +105,8 @@ def _how_sure(comparison: Comparison) -> str:
     }
     counts = unclear["rule"].value_counts()
     parts += [f"{_are(counts[rule])} {words} (--all lists them)." for rule, words in why.items() if rule in counts]
+    if unjudged:
+        parts.append(f"{_are(unjudged)} not judged: one side is unstable or a single sample (--all lists them).")
     return " ".join(filter(None, parts))
 
 
@@ -115,10 +122,36 @@ def _of_one_process(differing: pd.DataFrame) -> str:
     return f"One process in each run measured {which} of these: an effect of the host would look the same as a change."
 
 
-def _differences(table: pd.DataFrame) -> str:
+def _differences(table: pd.DataFrame) -> list[str]:
+    """Tell differences of machine and software line by line, of code in a sentence, of settings in a line per stage."""
     if table.empty:
-        return "Machine, software, code and settings are the same."
-    return f"### What differs\n\n{markdown(table.rename(columns={'what': '', 'a': 'A', 'b': 'B'}))}"
+        return ["Machine, software, code and settings are the same."]
+    of_machine, is_code = table["stage"] == "", table["what"].str.startswith(CODE)
+    shown = table[of_machine].drop(columns="stage").set_axis(["", "A", "B"], axis="columns")
+    code = table[is_code]
+    other_code = listing(code["stage"] + code["what"].str.removeprefix(CODE))
+    return [
+        "### What differs",
+        "" if shown.empty else markdown(shown),
+        f"The code differs of {other_code}." if other_code else "",
+        _setting_table(table[~of_machine & ~is_code]),
+    ]
+
+
+def _setting_table(settings: pd.DataFrame) -> str:
+    if settings.empty:
+        return ""
+    words = settings.assign(**{run.upper(): settings["what"] + "=" + settings[run] for run in "ab"})
+    return markdown(words.groupby("stage", sort=False)[["A", "B"]].agg(" ".join).rename_axis("settings").reset_index())
+
+
+def _list(title: str, table: pd.DataFrame, show_all: bool, by: Sequence[str] = ()) -> str:
+    """Write a list whole, or where it is long how many lines it has by stage and the columns `by`."""
+    if show_all or len(table) <= MOST_LISTED:
+        return _part(title, table.drop(columns=[*by]), show_all=True)
+    counts = table[["stage", *by]].agg(" ".join, axis="columns").value_counts(sort=False)
+    told = ", ".join(f"{name} {count(lines)}" for name, lines in counts.items())
+    return f"{title}: {told} (--all lists them)."
 
 
 def _part(title: str, table: pd.DataFrame, show_all: bool) -> str:
@@ -135,7 +168,8 @@ def _outcome_table(outcomes: pd.DataFrame) -> pd.DataFrame:
         run: [_outcome(*pair) for pair in zip(outcomes[f"status_{run}"], outcomes[f"reason_{run}"], strict=True)]
         for run in "ab"
     }
-    return outcomes[["stage", "cell", "row"]].assign(A=words["a"], B=words["b"])
+    change = [" → ".join(map(_outcome, pair, ("", ""))) for pair in outcomes[["status_a", "status_b"]].to_numpy()]
+    return outcomes[["stage", "cell", "row"]].assign(change=change, A=words["a"], B=words["b"])
 
 
 def _row_table(rows: pd.DataFrame) -> pd.DataFrame:

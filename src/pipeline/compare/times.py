@@ -27,9 +27,9 @@ from pipeline.instruments.sampling.verdict import (
 )
 from pipeline.report.repeats import KIND_COLUMNS, contradict, contradiction
 
-WITHIN = "within the tolerance"
+WITHIN, UNJUDGED = "within the tolerance", "not judged"
 # In table order: the worst first.
-WORDS = (SLOWER, UNDECIDED, FASTER, SAME, WITHIN)
+WORDS = (SLOWER, UNDECIDED, UNJUDGED, FASTER, SAME, WITHIN)
 REPEATS, QUARTILES = "repeats", "quartiles"
 # How long the GPU works in a step: one number, where a time has a median and quartiles.
 GPU_BUSY = "gpu_busy_ms"
@@ -141,12 +141,14 @@ def _judged(line: Line, spreads: Spreads, tolerance: float) -> Line:
     if all([*line["samples_a"], *line["samples_b"]]):
         verdict = compare_samples(line["samples_a"], line["samples_b"], spread)
         if verdict.word is not None:
-            word = UNDECIDED if _is_unsure(line) and verdict.word != SAME else verdict.word
+            word = UNJUDGED if _is_unsure(line) and verdict.word != SAME else verdict.word
             return {"ratio": verdict.ratio, "low": verdict.low, "high": verdict.high, "verdict": word, "rule": REPEATS}
     ratio, low, high = (line[f"{b}_b"] / line[f"{a}_a"] for b, a in (("median", "median"), ("q1", "q3"), ("q3", "q1")))
     if max(ratio, 1 / ratio) <= 1 + tolerance:
         word = WITHIN
-    elif low <= 1 <= high or _is_unsure(line):
+    elif _is_unsure(line):
+        word = UNJUDGED
+    elif low <= 1 <= high:
         word = UNDECIDED
     else:
         word = SLOWER if ratio > 1 else FASTER

@@ -7,8 +7,10 @@ from typing import Any
 from pipeline.report.figures import style_for
 
 Spec = Mapping[str, Any]
-# To four digits, without exponents.
+# Numbers to four digits, without exponents.
 DIGITS = ",.4~r"
+# The page's function (page.js) that tells a text as it is and a number to four digits.
+TELL = "tell"
 # Matplotlib's markers by the names of Vega's.
 SHAPES = {"o": "circle", "s": "square", "^": "triangle-up", "D": "diamond", "v": "triangle-down", "P": "cross"}
 BAR_STEP_PX = 13
@@ -58,8 +60,8 @@ def shapes(field: str, markers: Mapping[str, str], title: str | None = None) -> 
 
 
 def tooltip(**titles: str) -> list[dict[str, Any]]:
-    """Return a tooltip with these fields of a row under these titles; numbers to four digits."""
-    return [{"field": name, "title": title, "format": DIGITS} for name, title in titles.items()]
+    """Return a tooltip with these fields of a row, texts or numbers, under these titles."""
+    return [{"field": name, "title": title, "formatType": TELL} for name, title in titles.items()]
 
 
 def quartiles(**titles: str) -> list[dict[str, Any]]:

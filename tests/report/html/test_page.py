@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from pipeline.report.all_rows import row_table
-from pipeline.report.charts import Chart
+from pipeline.report.charts import Chart, tooltip
 from pipeline.report.html.markdown_page import PlacedChart, to_html
 from pipeline.report.html.page import Page, render
 
@@ -17,7 +17,7 @@ SPEC = {
     "encoding": {
         "x": {"field": "ms", "type": "quantitative"},
         "y": {"field": "name", "type": "nominal"},
-        "tooltip": [{"field": "name"}],
+        "tooltip": tooltip(name="model", ms="median (ms)", missing="idle (%)"),
     },
 }
 COUNT = 5000
@@ -29,7 +29,7 @@ def drawing(name):
 
 
 def page():
-    rows = [{"name": HOSTILE, "ms": 2.0}, {"name": "b", "ms": 1.0}]
+    rows = [{"name": HOSTILE, "ms": 2.0}, {"name": "b", "ms": 1234.5678, "missing": None}]
     wide = f"| {'wide ' * 60} | x |\n|---|---|\n| {'x' * 400} | y |\n"
     text = f"# A machine\n\nText.\n\n## One\n\nAnswer.\n\n![Drawn](figures/a/drawn.svg)\n\n{wide}"
     numbers = [(7 * place) % COUNT for place in range(COUNT)]
@@ -100,6 +100,13 @@ class TestInABrowser:
         assert opened.marks("a/bars")["bars"] == 2
         assert opened.run("document.querySelector('img[data-figure]').naturalWidth") == 90
         assert opened.run("document.getElementById('failure').hidden")
+
+    def test_a_mark_tells_texts_and_numbers_when_pointed_at(self, opened):
+        bars = "[...document.querySelectorAll('.mark-rect.role-mark path')]"
+        assert opened.run(f"{bars}.map(bar => bar.__data__.tooltip)") == [
+            {"model": HOSTILE, "median (ms)": "2", "idle (%)": ""},
+            {"model": "b", "median (ms)": "1,235", "idle (%)": ""},
+        ]
 
     def test_a_script_that_is_not_the_page_s_does_not_run(self, opened):
         opened.run(

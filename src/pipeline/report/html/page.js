@@ -27,6 +27,7 @@ function look() {
   const labels = { labelFontSize: 12, titleFontSize: 12, titleFontWeight: "normal", titleColor: muted };
   return {
     background: "transparent",
+    customFormatTypes: true,
     font: getComputedStyle(document.body).fontFamily,
     view: { stroke: null },
     axis: { ...labels, labelColor: muted, gridColor: line, domainColor: line, tickColor: line, titlePadding: 8 },
@@ -78,6 +79,7 @@ async function showCharts() {
   const script = document.createElement("script");
   script.textContent = await unpacked("vega");
   document.head.append(script);
+  vega.expressionFunction("tell", (value) => shownText(value, 4));
   let drawing = drawCharts(charts);
   narrow.addEventListener("change", () => (drawing = drawing.then(() => drawCharts(charts))));
   await drawing;
@@ -85,10 +87,10 @@ async function showCharts() {
 
 // Tables of rows
 
-function shownText(value) {
-  if (value === null) return "";
+function shownText(value, digits = 6) {
+  if (value === null || value === undefined) return "";
   if (typeof value !== "number") return String(value);
-  return value.toLocaleString("en-US", { maximumSignificantDigits: 6 });
+  return value.toLocaleString("en-US", { maximumSignificantDigits: digits });
 }
 
 // What has no value comes last, whichever way is sorted.
@@ -129,7 +131,7 @@ class Rows {
     document.getElementById("told-by").textContent = told_by;
     this.names = Object.keys(columns);
     this.columns = Object.values(columns);
-    this.texts = this.columns.map((column) => column.map(shownText));
+    this.texts = this.columns.map((column) => column.map((value) => shownText(value)));
     this.count = this.columns[0]?.length ?? 0;
     this.sorted = { column: -1, down: false };
     const found = [...new Set(columns[told_by] ?? [])].sort();

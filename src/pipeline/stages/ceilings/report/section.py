@@ -1,7 +1,5 @@
 """The ceilings section: what this machine reaches at most, beside what its data sheet promises."""
 
-from collections.abc import Callable
-
 import pandas as pd
 
 from pipeline.cells.rows import WITH_FIGURES
@@ -9,18 +7,21 @@ from pipeline.report.outcomes import nothing_measured
 from pipeline.report.page_parts import Figure, Section, Table
 from pipeline.report.section import count, data_size, listing, ms, percent
 from pipeline.report.table_rows import known, ok
-from pipeline.report.tables import significant, with_outcomes
+from pipeline.report.tables import with_outcomes
 from pipeline.stages.ceilings.report import figures
 from pipeline.stages.ceilings.report.selection import (
     BANDWIDTHS,
+    BYTE_RATE,
+    FLOP_RATE,
     NEAR,
     alike,
     bandwidths,
-    best_products,
     best_trained,
     capped,
+    highest,
     promised,
     share,
+    written,
 )
 
 TITLE = "What can this machine do at most?"
@@ -43,16 +44,16 @@ def _answer(rows: pd.DataFrame) -> str:
     """Say what products and copies reach, or whatever else was measured, and what an operator costs the host."""
     product, words = best_trained(rows), []
     if product is not None:
-        words.append(f"{product['dtype']} products reach {_with_share(product, 'tflops_per_s', flop_rate)}")
+        words.append(f"{product['dtype']} products reach {_with_share(product, FLOP_RATE)}")
     for _, row in ok(bandwidths(rows)).head(1).iterrows():
-        words.append(f"{BANDWIDTHS[row['kind']]} {_with_share(row, 'gb_per_s', byte_rate)}")
+        words.append(f"{BANDWIDTHS[row['kind']]} {_with_share(row, BYTE_RATE)}")
     sentences = [f"{', '.join(words)}." if words else "No rate was measured."]
     slowed = None if product is None else capped(rows, product)
     if slowed is not None:
         sentences.append(
             f"With matrices of {count(slowed['side'])} a power limit lowers the clock from "
             f"{count(product['mean_sm_clock_mhz'])} to {count(slowed['mean_sm_clock_mhz'])} MHz and the rate to "
-            f"{flop_rate(slowed['tflops_per_s'])}."
+            f"{written(slowed[FLOP_RATE], FLOP_RATE)}."
         )
     costs = {row["kind"]: ms(row["median_ms"]) for _, row in known(ok(rows), "kind").iterrows()}
     # A kernel that is shorter than that leaves the GPU waiting.
@@ -63,9 +64,11 @@ def _answer(rows: pd.DataFrame) -> str:
     return " ".join(sentences)
 
 
-def _with_share(row: pd.Series, quantity: str, write: Callable[[float], str]) -> str:
+def _with_share(row: pd.Series, quantity: str) -> str:
     of_datasheet = share(row, quantity)
-    return write(row[quantity]) + ("" if of_datasheet is None else f" ({percent(of_datasheet)} of the data sheet)")
+    return written(row[quantity], quantity) + (
+        "" if of_datasheet is None else f" ({percent(of_datasheet)} of the data sheet)"
+    )
 
 
 def _figure_title(rows: pd.DataFrame) -> str:
@@ -83,39 +86,23 @@ def _figure_title(rows: pd.DataFrame) -> str:
 
 def _table(rows: pd.DataFrame) -> list[Table]:
     """Make a table of one row per ceiling: what was reached, with what, and what the data sheet promises."""
-    rows = rows[rows["status"] != "skipped"]
-    best, moved = best_products(rows), bandwidths(rows)
-    lines = [
-        *(_line(row, f"{row['dtype']} product", "tflops_per_s", flop_rate) for _, row in best.iterrows()),
-        *(_line(row, BANDWIDTHS[row["kind"]], "gb_per_s", byte_rate) for _, row in moved.iterrows()),
-    ]
-    if not lines:
+    found = highest(rows)
+    if found.empty:
         return []
-    cells = pd.DataFrame(lines)
-    cells["measured"] = with_outcomes(cells["measured"], pd.concat([best, moved], ignore_index=True))
+    cells = pd.DataFrame([_line(row) for _, row in found.iterrows()])
+    cells["measured"] = with_outcomes(cells["measured"], found)
     return [Table("The highest rate of each kind:", cells.loc[:, (cells != "").any()])]
 
 
-def _line(row: pd.Series, ceiling: str, quantity: str, write: Callable[[float], str]) -> dict[str, str]:
+def _line(row: pd.Series) -> dict[str, str]:
     if row["status"] not in WITH_FIGURES:
-        return {"ceiling": ceiling, **dict.fromkeys(("measured", "data sheet", "share", "with"), "")}
+        return {"ceiling": row["ceiling"], **dict.fromkeys(("measured", "data sheet", "share", "with"), "")}
+    quantity = row["quantity"]
     rate, of_datasheet = promised(row, quantity), share(row, quantity)
     return {
-        "ceiling": ceiling,
-        "measured": write(row[quantity]),
-        "data sheet": "" if rate is None else write(rate),
+        "ceiling": row["ceiling"],
+        "measured": written(row["rate"], quantity),
+        "data sheet": "" if rate is None else written(rate, quantity),
         "share": "" if of_datasheet is None else percent(of_datasheet),
-        "with": f"matrices of {count(row['side'])}" if quantity == "tflops_per_s" else data_size(row["tensor_bytes"]),
+        "with": f"matrices of {count(row['side'])}" if quantity == FLOP_RATE else data_size(row["tensor_bytes"]),
     }
-
-
-def flop_rate(tflops_per_s: float) -> str:
-    """Write a rate of floating-point operations: 742 TFLOP/s, or 98.2 GFLOP/s below one."""
-    if tflops_per_s < 1:
-        return f"{significant(1e3 * tflops_per_s)} GFLOP/s"
-    return f"{significant(tflops_per_s)} TFLOP/s"
-
-
-def byte_rate(gb_per_s: float) -> str:
-    """Write a bandwidth: 4.20 TB/s, or 55.1 GB/s below a thousand."""
-    return f"{significant(gb_per_s / 1e3)} TB/s" if gb_per_s >= 1000 else f"{significant(gb_per_s)} GB/s"

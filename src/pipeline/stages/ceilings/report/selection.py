@@ -3,6 +3,7 @@
 import pandas as pd
 
 from pipeline.report.table_rows import in_order, known, ok
+from pipeline.report.tables import significant
 from pipeline.stages.ceilings.cell import DTYPES
 
 # Bandwidths in reading order, as figure and table name them.
@@ -14,6 +15,7 @@ BANDWIDTHS = {
     "to_host": "GPU to host",
     "to_peer": "GPU to GPU",
 }
+FLOP_RATE, BYTE_RATE = "tflops_per_s", "gb_per_s"
 TRAINING_DTYPES = ("bf16", "fp32")
 # The share of the best rate from which on a size is large enough.
 NEAR = 0.9
@@ -34,6 +36,27 @@ def bandwidths(rows: pd.DataFrame) -> pd.DataFrame:
     """Keep what moves data, in the order of BANDWIDTHS."""
     found = rows[rows["kind"].isin(list(BANDWIDTHS))]
     return in_order(found, ["kind"], {"kind": tuple(BANDWIDTHS)})
+
+
+def highest(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the fastest product of each data type and what moves data, in reading order, without what was skipped.
+
+    With its words in `ceiling`, the column of its rate in `quantity`, and the rate in `rate`.
+    """
+    rows = rows[rows["status"] != "skipped"]
+    best, moved = best_products(rows), bandwidths(rows)
+    found = [
+        best.assign(ceiling=best["dtype"] + " product", quantity=FLOP_RATE, rate=best[FLOP_RATE]),
+        moved.assign(ceiling=moved["kind"].map(BANDWIDTHS), quantity=BYTE_RATE, rate=moved[BYTE_RATE]),
+    ]
+    return pd.concat(found, ignore_index=True)
+
+
+def written(rate: float, quantity: str) -> str:
+    """Write a rate with its unit: 742 TFLOP/s, 98.2 GFLOP/s, 4.20 TB/s or 55.1 GB/s."""
+    if quantity == FLOP_RATE:
+        return f"{significant(1e3 * rate)} GFLOP/s" if rate < 1 else f"{significant(rate)} TFLOP/s"
+    return f"{significant(rate / 1e3)} TB/s" if rate >= 1000 else f"{significant(rate)} GB/s"
 
 
 def promised(row: pd.Series, quantity: str) -> float | None:
