@@ -56,8 +56,8 @@ def test_a_quartile_that_equals_the_median_but_for_rounding_is_drawn(rows):
 def test_the_columns_of_a_legend_are_of_one_height():
     figure, panels = figures.new_figure()
     for name in "abcdefg":
-        panels[0, 0].plot([1, 2], label=name)
-    figures.shared_legend(figure, per_row=6)
+        panels[0, 0].plot([1, 2], label=10 * name)
+    figures.shared_legend(figure)
     figure.canvas.draw()
     lefts = [round(text.get_window_extent().x0) for text in figure.legends[0].get_texts()]
     assert [lefts.count(left) for left in sorted(set(lefts))] == [2, 2, 2, 1]
@@ -67,7 +67,20 @@ def test_a_figure_in_which_nothing_has_a_name_is_drawn(tmp_path):
     figure, _ = figures.new_figure()
     figures.shared_legend(figure)
     figures.save(figure, tmp_path / "figure.svg")
-    assert not figure.legends[0].get_texts()
+    assert not figure.legends
+
+
+@pytest.mark.parametrize("letters", [3, 10, 25, 200])
+def test_a_legend_has_as_few_lines_as_fit_the_figure(letters):
+    figure, panels = figures.new_figure()
+    for name in "abcdefg":
+        panels[0, 0].plot([1, 2], label=letters * name)
+    figures.shared_legend(figure)
+    figure.canvas.draw()
+    [legend] = figure.legends
+    lines = len({round(text.get_window_extent().y0) for text in legend.get_texts()})
+    assert lines == {3: 1, 10: 2, 25: 4, 200: 7}[letters]
+    assert letters == 200 or (legend.get_window_extent().x0 >= 0 and legend.get_window_extent().x1 <= figure.bbox.x1)
 
 
 def test_the_background_is_opaque_white(rows, tmp_path):

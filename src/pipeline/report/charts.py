@@ -15,7 +15,7 @@ TELL = "tell"
 SHAPES = {"o": "circle", "s": "square", "^": "triangle-up", "D": "diamond", "v": "triangle-down", "P": "cross"}
 BAR_STEP_PX = 13
 # What has no meaning of its own (pipeline.report.figures.MEANINGS), the lighter the less.
-IDLE_COLOUR, NEUTRAL, STRONG = "#D5DBE1", "#94A3B8", "#334155"
+IDLE_COLOUR, NEUTRAL, STRONG = "#BCC5CE", "#7F8FA6", "#334155"
 # Looks of marks.
 POINTS, LABELS = {"filled": True, "size": 70}, {"align": "left", "dx": 6}
 DASHED, DOTTED = {"strokeDash": [4, 4]}, {"strokeDash": [1, 3]}

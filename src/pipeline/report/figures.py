@@ -27,6 +27,8 @@ FONT_PT = 11.5
 WORD_PT = 11
 LINE_PT = 1.25 * WORD_PT
 FOOTER_COLUMNS = 92
+# Of the width, since glyphs in an SVG are a little wider than those that the layout measures.
+LEGEND_SHARE = 0.95
 # Verdana has the widths of DejaVu Sans, which viewers may lack.
 FONTS = "'DejaVu Sans', Verdana, sans-serif"
 TAG, LONG_NUMBER = re.compile(r"<[^>]+>"), re.compile(r"-?\d+\.\d{2,}(?!\d)")
@@ -230,19 +232,22 @@ def _make_room(axes: Axes, lines: int) -> None:
     axes.set_ylim(top=float(scale.inverted().transform(np.array([top]))[0]))
 
 
-def shared_legend(figure: Figure, per_row: int = 6) -> None:
-    """Put one legend over all panels, each name once, in the order of drawing, outcomes last."""
+def shared_legend(figure: Figure) -> None:
+    """Put one legend over all panels: each name once, as drawn, outcomes last, in as few lines as fit."""
     entries = {}
     for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)
     # Axes list lines before error bars, whatever was drawn first.
     entries = dict(sorted(entries.items(), key=lambda entry: entry[0] in OUTCOME_WORDS.values()))
-    # Matplotlib fills columns from the top: seven entries in six columns would be read 1, 3, 4, 5, 6, 7, then 2.
-    lines = max(1, math.ceil(len(entries) / per_row))
-    columns = math.ceil(len(entries) / lines)
-    with mpl.rc_context(RC):
-        figure.legend(entries.values(), entries.keys(), loc="outside upper center", ncols=columns)
+    for lines in range(1, len(entries) + 1):
+        # Matplotlib fills columns from the top: seven entries in six columns would be read 1, 3, 4, 5, 6, 7, then 2.
+        columns = math.ceil(len(entries) / lines)
+        with mpl.rc_context(RC):
+            legend = figure.legend(entries.values(), entries.keys(), loc="outside upper center", ncols=columns)
+        if columns == 1 or legend.get_window_extent().width <= LEGEND_SHARE * figure.bbox.width:
+            return
+        legend.remove()
 
 
 def stamp(figure: Figure, rows: pd.DataFrame, *facts: str, shown: str = "median and quartiles") -> None:

@@ -24,6 +24,17 @@ def test_a_wrong_step_has_no_bar_and_the_ladder_has_one_lever_more_each(make_row
         assert rungs == [0, *range(len(rungs) - 1)]  # eager, one lever, ...
 
 
+def test_a_bar_is_named_by_what_it_adds_where_the_others_have_a_bar(make_rows):
+    (chart,) = charts(make_rows("NVIDIA H200"))
+    names = {(row["model"], row["bar"]): row["levers"] for row in chart.rows}
+    assert len(names) == len(chart.rows)
+    for (model, bar), levers in names.items():
+        others, _, last = levers.rpartition(" + ")
+        assert bar in (levers, f"… + {last}")
+        assert bar == levers or others in {row["levers"] for row in chart.rows if row["model"] == model}
+    assert any(bar.startswith("…") for _, bar in names)
+
+
 @pytest.mark.browser
 def test_the_ladder_can_be_shown_alone(make_rows, browser, tmp_path):
     (chart,) = charts(make_rows("NVIDIA H200"))

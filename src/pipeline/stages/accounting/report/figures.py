@@ -27,7 +27,7 @@ def mesh_times(rows: pd.DataFrame) -> Figure:
     axes.set_ylabel("time of one block (ms)")
     axes.set_xlim(line["tokens_per_device"].min(), line["tokens_per_device"].max())
     values_from_zero(axes)
-    shared_legend(figure, per_row=2)
+    shared_legend(figure)
     shape = f"X = {given['fsdp_size']:g} (FSDP), Y = {given['tensor_size']:g} (tensor)"
     footnote(figure, "computed, not measured", given["size"], shape, "dotted: the least batch")
     return figure

@@ -50,7 +50,7 @@ def memory(rows: pd.DataFrame, limit: Limit) -> Drawing:
     log_values_axis(axes, "memory (GB)")
     backward = rows[rows["phase"] == "backward"]
     mark_outcomes(axes, backward[backward["status"] == "oom"], "seq_len", "mode")
-    shared_legend(figure, per_row=3)
+    shared_legend(figure)
     row = rows.iloc[0]
     setting = f"batch {row['setting_batch_size']}, one head of {limit.shape.head_dim}"
     footnote(figure, f"{row['machine']}, torch {row['torch']}", "fp32", setting, "saved: for backward")

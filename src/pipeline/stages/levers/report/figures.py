@@ -37,7 +37,7 @@ def gains(rows: pd.DataFrame, advised: str) -> Figure:
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.set_xlim(left=0)
     axes.set_xlabel("times as fast as the eager step")
-    shared_legend(figure, per_row=6 if len(contexts) == 1 else 4)
+    shared_legend(figure)
     facts = ["bf16 autocast", f"batch {shown['setting_batch_size'].iloc[0]}"]
     stamp(figure, shown, *facts, *(f"context {one}" for one in contexts if len(contexts) == 1), shown="medians")
     return figure

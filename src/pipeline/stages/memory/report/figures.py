@@ -40,7 +40,7 @@ def composition(recorded: Sequence[Recording]) -> Figure:
             axes.annotate(
                 f"{data_size(size)} can be allocated", (0.02, size / GB), (0, -12), fontsize=SMALL_PT, **place
             )
-    shared_legend(figure, per_row=3)
+    shared_legend(figure)
     _sign(figure, recorded[0])
     return figure
 
@@ -85,7 +85,7 @@ def timelines(recorded: Sequence[Recording]) -> Figure:
     highest = max(peak.total_bytes for one in recorded for peak in one.peaks)
     panels[0, 0].set_ylim(0, highest / GB * ROOM_FOR_PHASES)
     panels[-1, 0].set_xlabel("allocations and releases so far")
-    shared_legend(figure, per_row=3)
+    shared_legend(figure)
     _sign(figure, recorded[0])
     return figure
 

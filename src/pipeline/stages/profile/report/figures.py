@@ -43,7 +43,7 @@ def categories(captured: Sequence[Capture], path: str) -> Figure:
         axes.grid(axis="x", visible=False)
         axes.set_title(precision)
     panels[0, 0].set_ylabel("share of kernel time (%)" if captured[0].on_gpu else "share of the time (%)")
-    shared_legend(figure, per_row=4)
+    shared_legend(figure)
     one = captured[0]
     footnote(figure, one.machine, f"batch {one.batch_size}", f"context {one.cell.context_length}", one.captured_by)
     return figure
