@@ -93,6 +93,11 @@ def test_two_rows_of_the_same_are_refused():
         RowTypes.one(Time).check({}, [TIME, {**TIME, "phase": "backward"}, TIME])
 
 
+def test_two_rows_without_keys_are_refused_by_what_is_missing():
+    with pytest.raises(ValueError, match=r"row 2 is of the same as row 1: Peak has no KEYS to tell rows apart$"):
+        RowTypes.one(Peak).check({}, [{"status": "ok", "peak_bytes": 1}] * 2)
+
+
 @pytest.mark.parametrize("told_by_axis", [True, False])
 def test_an_axis_or_a_column_tells_which_kind_a_row_is_of(told_by_axis):
     types = RowTypes({"time": Time, "peak": Peak}, kind_column="kind")

@@ -17,6 +17,10 @@ SPLIT_AXIS = "size"
 @dataclass(frozen=True)
 class Cell:
     size: str = axis("small", allowed=("small",))
+    gpus = 1
+
+    def row_keys(self):
+        return [{}]
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,11 @@ def test_a_file_that_a_stage_lacks_is_named(warmth, name):
         ("SPLIT_AXIS", "SPLIT", "cell.py has no SPLIT_AXIS"),
         ("class Settings", "class Setting", "cell.py has no Settings"),
         ('"""How warm does it get?"""', "", "cell.py has no docstring that asks its question"),
+        ("gpus = 1", "gpu = 1", "cell.py: Cell has no gpus, how many GPUs a cell uses where there are any"),
+        (
+            *("row_keys", "keys"),
+            "cell.py: Cell has no row_keys, the keys of the rows of a cell that could not be measured",
+        ),
         ('AXIS = "size"', 'AXIS = "precision"', "cell.py: SPLIT_AXIS must be one of size"),
         ("SPLIT", 'READS = ("heat",)\nSPLIT', "cell.py: READS has 'heat', known stages are warmth"),
         ("    size:", '    place: str = axis("here")\n    size:', ": two columns of its tables are called 'place'"),
@@ -109,4 +118,17 @@ def test_a_file_that_a_stage_lacks_is_named(warmth, name):
 )
 def test_what_a_stage_does_not_declare_as_it_should_is_named(warmth, old, new, expected):
     (warmth.folder / "cell.py").write_text(CELL.replace(old, new))
+    assert complaint(warmth).startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ('("place",)', '("town",)', "rows.py: Warmth: KEYS has 'town', which is no column of it"),
+        ('column("how warm")', "0.0", "rows.py: Warmth: warmth_c is no column: declare"),
+        ("ROW_TYPES =", "ROWS =", "rows.py has no ROW_TYPES"),
+    ],
+)
+def test_what_rows_do_not_declare_as_they_should_is_named(warmth, old, new, expected):
+    (warmth.folder / "rows.py").write_text(ROWS.replace(old, new))
     assert complaint(warmth).startswith(expected)

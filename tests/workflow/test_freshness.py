@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from pipeline.cells import freshness
 from pipeline.instruments.machine import identity
 
 pytestmark = pytest.mark.workflow
@@ -115,6 +116,16 @@ def test_a_record_is_a_target_by_itself(run, plan):
     assert plan(run, record_path) == {}
     with edited(run, "src/pipeline/model/transformer.py", "10_000.0", "20_000.0"):
         assert plan(run, record_path) == {"measure_timing": 1}
+
+
+def test_an_error_while_freshness_is_told_ends_the_run(run, plan, monkeypatch, capfd):
+    def fail(*_):
+        raise RuntimeError("nobody can tell")
+
+    monkeypatch.setattr(freshness, "why_stale", fail)
+    with pytest.raises(SystemExit):
+        plan(run, overrides=CELLS)
+    assert "nobody can tell" in capfd.readouterr().err
 
 
 def test_a_changed_setting_measures_again(run, plan):

@@ -1,8 +1,11 @@
 """The plan of this run, and what the rules of every stage share."""
 
+import functools
 import os
 import re
+import sys
 import time
+import traceback
 from pathlib import Path
 
 from snakemake.logging import logger
@@ -41,6 +44,20 @@ def present():
     if SCHEDULED:
         del software["driver"]
     return freshness.Present(software, GPUS_PRESENT if limit is None else min(GPUS_PRESENT, limit))
+
+
+def ends_the_run(function):
+    """Have an error of an input function end the run: Snakemake itself would take what is there for up to date."""
+
+    @functools.wraps(function)
+    def called(*arguments):
+        try:
+            return or_exit("snakemake", function, *arguments)
+        except Exception:
+            traceback.print_exc()
+            sys.exit(1)
+
+    return called
 
 
 def checked_plan():
@@ -171,6 +188,7 @@ class Stage:
         asked = {"gpu": cell.gpus * nodes, "nodes": nodes, **(over_nodes(nodes, cell.gpus) if nodes > 1 else {})}
         return asked.get(name)
 
+    @ends_the_run
     def measured_again_if_stale(self, wildcards):
         """Return no input: a cell has none. Where its record is stale, have Snakemake measure it again."""
         cell, path = self.cell(wildcards), Path(self.record_pattern.format(**wildcards))
@@ -226,6 +244,7 @@ class Made:
         folder, _, name = path.rpartition("/")
         self.recipe_path = f"{folder}/.{name}.recipe"
 
+    @ends_the_run
     def inputs(self, wildcards):
         """Return the input files, and have Snakemake make what it would not miss, or not see to be stale, by itself.
 

@@ -193,7 +193,8 @@ class RowTypes:
             key = (row_type, *(row.get(name) for name in row_type.KEYS))
             if first.setdefault(key, number) != number:
                 named = " ".join(f"{name}={row.get(name)}" for name in row_type.KEYS)
-                yield f"row {number} is of the same as row {first[key]}: {named}"
+                why = named or f"{row_type.__name__} has no KEYS to tell rows apart"
+                yield f"row {number} is of the same as row {first[key]}: {why}"
 
 
 def _row_complaints(row: Mapping[str, Any], known: Mapping[str, Column], keys: Sequence[str]) -> Iterator[str]:

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pipeline.cells.rows import RowTypes
+from pipeline.cells.rows import RowTypes, columns
 from pipeline.errors import UserError
 from pipeline.instruments.machine.identity import SOFTWARE
 from pipeline.subjects.naming import KINDS, Measured, Subject
@@ -17,6 +17,10 @@ from pipeline.subjects.naming import KINDS, Measured, Subject
 # What the workflow reads of a stage before it runs anything, and what it would miss only in the middle of a run.
 FILES = ("cell.py", "rows.py", "measure.py", "report/section.py")
 NAMES = ("Cell", "Settings", "SPLIT_AXIS")
+OF_CELL = {
+    "gpus": "how many GPUs a cell uses where there are any",
+    "row_keys": "the keys of the rows of a cell that could not be measured",
+}
 # Settings stand in tables under this, so that none is taken for a column of the rows.
 SETTING = "setting_"
 # The columns of every table that say what a row was measured on.
@@ -91,7 +95,10 @@ class Stage:
     def row_types(self) -> RowTypes:
         """The kinds of rows that its cells leave."""
         self._require_files(["rows.py"])
-        return importlib.import_module(f"{self.package}.rows").ROW_TYPES
+        module = importlib.import_module(f"{self.package}.rows")
+        if not hasattr(module, "ROW_TYPES"):
+            raise UserError(f"{module.__file__} has no ROW_TYPES")
+        return module.ROW_TYPES
 
     @property
     def table_columns(self) -> tuple[str, ...]:
@@ -149,6 +156,11 @@ class Stage:
     def check(self, known: Iterable[str]) -> None:
         """Raise UserError, one line, where the stage lacks a part, or two columns of its tables have one name."""
         self._require_files(FILES)
+        for name, meaning in OF_CELL.items():
+            if not hasattr(self.cell_type, name):
+                raise UserError(f"{self.folder}/cell.py: Cell has no {name}, {meaning}")
+        for row_type in self.row_types.types.values():
+            self._check_columns(row_type)
         if self.split_axis not in self.axes:
             raise UserError(
                 f"{self.folder}/cell.py: SPLIT_AXIS must be one of {', '.join(self.axes)}, got '{self.split_axis}'"
@@ -164,6 +176,16 @@ class Stage:
         for name, times in Counter(self.table_columns).items():
             if times > 1:
                 raise UserError(f"{self.folder}/: two columns of its tables are called '{name}': rename one of them")
+
+    def _check_columns(self, row_type: Any) -> None:
+        declared, where = {item.name for item in fields(row_type)}, f"{self.folder}/rows.py: {row_type.__name__}"
+        for key in row_type.KEYS:
+            if key not in declared:
+                raise UserError(f"{where}: KEYS has '{key}', which is no column of it")
+        try:
+            columns(row_type)
+        except TypeError as error:
+            raise UserError(f"{where}: {error}") from None
 
     def _require_files(self, names: Iterable[str]) -> None:
         for name in names:
