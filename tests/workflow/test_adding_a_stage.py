@@ -1,0 +1,41 @@
+"""What the guide to adding a stage says, done to the letter."""
+
+import re
+
+import pytest
+
+from pipeline.cells.stage import FILES
+
+from .conftest import ROOT, copied_project
+
+pytestmark = pytest.mark.workflow
+
+GUIDE = (ROOT / "docs/architecture.md").read_text().split("## Adding a stage")[1]
+SCALE = "stages:\n  copy: {settings: {elements: 1000, samples: 3}, grids: [{dtype: [fp32, bf16]}]}\n"
+
+
+@pytest.fixture
+def project(tmp_path):
+    project = copied_project(tmp_path / "project", SCALE)
+    folder = project.root / "src/pipeline/stages/copy"
+    (folder / "report").mkdir(parents=True)
+    blocks = re.findall(r"```python\n(.*?)```", GUIDE, flags=re.DOTALL)
+    for name, code in zip(FILES, blocks, strict=True):
+        (folder / name).write_text(code)
+    for name in ("__init__.py", "report/__init__.py"):
+        (folder / name).write_text("")
+    registry = project.root / "src/pipeline/registry.py"
+    registry.write_text(registry.read_text().replace("NAMES = (", 'NAMES = (\n    "copy",'))
+    return project
+
+
+def test_the_stage_of_the_guide_is_measured_and_written_up(project):
+    code, output = project.snakemake("--cores", "1", "reports/writeup.md")
+    assert code == 0, output
+    text = (project.root / "reports/writeup.md").read_text()
+    section = text.split("## How fast does memory copy?")[1]
+    assert re.search(r"Up to [\d.,]+ GB/s, by a (copy|fill) in (fp32|bf16)\.", section)
+    assert re.findall(r"\| (fp32|bf16) +\| (copy|fill) +\| +[\d.,]+", section) == [
+        *(("fp32", "copy"), ("fp32", "fill")),
+        *(("bf16", "copy"), ("bf16", "fill")),
+    ]
