@@ -137,9 +137,19 @@ class Stage:
 
         It takes what `build_section`'s takes.
         """
-        if not (self.folder / "report/models.py").is_file():
+        return self._function_of_report("models")
+
+    def rates(self) -> Callable[..., Any] | None:
+        """Return the function that gives the machine's highest rates as a table; None where the stage measures none.
+
+        It takes what `build_section`'s takes.
+        """
+        return self._function_of_report("rates")
+
+    def _function_of_report(self, name: str) -> Callable[..., Any] | None:
+        if not (self.folder / f"report/{name}.py").is_file():
             return None
-        return importlib.import_module(f"{self.package}.report.models").models
+        return getattr(importlib.import_module(f"{self.package}.report.{name}"), name)
 
     def baseline_pairs(self, rows: Any) -> Any:
         """Return others' figures beside those of these rows (pipeline.report.baselines); empty where nobody has any."""

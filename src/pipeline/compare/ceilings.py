@@ -1,4 +1,6 @@
-"""What two machines do at most, beside each other: the tables of the stage ceilings."""
+"""What two machines do at most, beside each other: the highest rates of the stage that measures them."""
+
+from collections.abc import Callable
 
 import pandas as pd
 
@@ -8,26 +10,27 @@ from pipeline.report.markup import Markdown
 from pipeline.report.page_parts import say
 from pipeline.report.section import ratio
 from pipeline.report.section_rows import by_stage, section_rows
-from pipeline.report.table_rows import ok
 from pipeline.report.tables import markdown
-from pipeline.stages.ceilings.report.selection import highest, written
 
-STAGE = "ceilings"
 TITLE = "What both machines do at most. ×: times the rate of {a}."
 
 
 def ceilings_of_both(a: list[Record], b: list[Record], stages: Stages) -> pd.DataFrame:
-    """Return ceiling, quantity, rate_a and rate_b of what either run reached; empty unless both measured some."""
-    tables = [_reached(records, stages) for records in (a, b)]
-    if any(table.empty for table in tables):
-        return pd.DataFrame()
-    names = pd.concat(tables)[["ceiling", "quantity"]].drop_duplicates()
-    return names.merge(tables[0], "left").merge(tables[1], "left", on=[*names], suffixes=("_a", "_b"))
+    """Return ceiling and, as NAME_a and NAME_b, rate and words of what either run reached.
+
+    words: the rate with its unit. Empty unless both runs measured some.
+    """
+    for stage in stages.values():
+        if rates := stage.rates():
+            runs = [section_rows(stage, stages, by_stage(records)) for records in (a, b)]
+            return pd.DataFrame() if any(rows.empty for rows, *_ in runs) else _beside(rates, runs)
+    return pd.DataFrame()
 
 
-def _reached(records: list[Record], stages: Stages) -> pd.DataFrame:
-    [rows] = section_rows(stages[STAGE], stages, by_stage(records))
-    return pd.DataFrame() if rows.empty else ok(highest(rows))[["ceiling", "quantity", "rate"]]
+def _beside(rates: Callable[..., pd.DataFrame], runs: list[list[pd.DataFrame]]) -> pd.DataFrame:
+    own = [rates(*run) for run in runs]
+    names = pd.concat(own)[["ceiling"]].drop_duplicates()
+    return names.merge(own[0], "left").merge(own[1], "left", on="ceiling", suffixes=("_a", "_b"))
 
 
 def ceilings_table(ceilings: pd.DataFrame, machines: tuple[str, str]) -> Markdown:
@@ -35,13 +38,6 @@ def ceilings_table(ceilings: pd.DataFrame, machines: tuple[str, str]) -> Markdow
     if ceilings.empty:
         return Markdown()
     a, b = machines if machines[0] != machines[1] else "AB"
-    rates = {
-        name: [
-            written(rate, quantity) if pd.notna(rate) else "–"
-            for rate, quantity in zip(ceilings[column], ceilings["quantity"], strict=True)
-        ]
-        for name, column in ((a, "rate_a"), (b, "rate_b"))
-    }
-    gains = (ceilings["rate_b"] / ceilings["rate_a"]).map(ratio, na_action="ignore").fillna("–")
-    table = pd.DataFrame({"ceiling": ceilings["ceiling"], **rates, "×": gains})
-    return Markdown("\n\n").join([say(TITLE, a=a), markdown(table)])
+    gains = (ceilings["rate_b"] / ceilings["rate_a"]).map(ratio, na_action="ignore")
+    columns = {"ceiling": ceilings["ceiling"], a: ceilings["words_a"], b: ceilings["words_b"], "×": gains}
+    return Markdown("\n\n").join([say(TITLE, a=a), markdown(pd.DataFrame(columns).fillna("–"))])
