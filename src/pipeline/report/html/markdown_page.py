@@ -12,7 +12,7 @@ from markupsafe import Markup
 from pipeline.report.markup import anchor
 
 # Where the Markdown links to a stage's table, be it beside the page or in a snapshot.
-TABLE_LINK = re.compile(r"(?:\.\./results|tables)/([\w-]+)/[^/]+\.csv")
+TABLE_LINK = re.compile(r"(?:\.\./results|tables)/([\w-]+)/([^/]+)\.csv")
 FIGURE_LINK = re.compile(r"figures/([\w-]+/[\w-]+)\.svg")
 CHART = Markup(
     '<figure class="chart" data-chart="{key}"><figcaption>{title}</figcaption>'
@@ -80,7 +80,7 @@ def _headings(tokens: Sequence[Token]) -> list[tuple[str, str]]:
     for token in tokens:
         for part in token.children or ():
             if part.type == "link_open" and (table := TABLE_LINK.fullmatch(str(part.attrGet("href")))):
-                part.attrSet("href", f"#rows-{table[1]}")
+                part.attrSet("href", f"#rows-{table[1]}/{table[2]}")
     return found
 
 

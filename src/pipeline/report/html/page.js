@@ -118,13 +118,14 @@ class Rows {
   }
 
   follow() {
-    const name = decodeURIComponent(location.hash).replace(/^#rows-/, "");
+    const [name, words] = decodeURIComponent(location.hash).replace(/^#rows-/, "").split("/");
     if (!Object.hasOwn(this.tables, name)) return;
-    this.open(name);
+    this.open(name, words);
     document.getElementById("rows").scrollIntoView();
   }
 
-  open(name) {
+  // words: what its rows have in one of the files, where those of all files do not
+  open(name, words = "") {
     this.table.value = name;
     const { columns, same, meanings, told_by } = this.tables[name];
     this.toldBy = told_by;
@@ -136,7 +137,7 @@ class Rows {
     this.sorted = { column: -1, down: false };
     const found = [...new Set(columns[told_by] ?? [])].sort();
     this.status.replaceChildren(...["all", ...found].map((word) => new Option(word)));
-    this.filter.value = "";
+    this.filter.value = Object.values(same).map(String).includes(words) ? "" : words;
     this.same.replaceChildren(...Object.entries(same).flatMap(([name, value]) => [element("dt", name), element("dd", shownText(value))]));
     this.same.parentElement.hidden = !Object.keys(same).length;
     this.drawHead(meanings);
