@@ -50,12 +50,12 @@ class LogHandler(LogHandlerBase):
     def __post_init__(self) -> None:
         self.plan = RunPlan()
         self.progress = Progress(self.plan)
-        self.infos: dict[int, LogRecord] = {}  # Snakemake's record of each job's start
+        self.infos: dict[int, Any] = {}  # Snakemake's record of each job's start, which has its fields as attributes
         self.reminder: threading.Timer | None = None
 
     def handle(self, record: LogRecord) -> bool:
         """Follow every event; write those that options such as --quiet let pass."""
-        with self.lock:
+        with self.lock:  # type: ignore[union-attr]  # logging makes one
             try:
                 self._follow(record, time.monotonic())
             except Exception:
@@ -78,7 +78,7 @@ class LogHandler(LogHandlerBase):
             self.progress.totals.clear()
         super().close()
 
-    def _follow(self, record: LogRecord, now: float) -> None:
+    def _follow(self, record: Any, now: float) -> None:
         event = getattr(record, "event", None)
         if (plan := getattr(record, "run_plan", None)) is not None:
             self.plan, self.progress = plan, Progress(plan)
@@ -95,7 +95,7 @@ class LogHandler(LogHandlerBase):
         elif event == LogEvent.JOB_ERROR:
             self.progress.fail(record.jobid)
 
-    def _text(self, record: LogRecord, now: float) -> str | None:
+    def _text(self, record: Any, now: float) -> str | None:
         event, settings = getattr(record, "event", None), self.common_settings
         if event == LogEvent.ERROR and (line := messages.complaint(record.getMessage(), self.plan.targets)):
             return line
@@ -126,7 +126,7 @@ class LogHandler(LogHandlerBase):
             self.reminder.cancel()
 
     def _remind(self) -> None:
-        with self.lock:
+        with self.lock:  # type: ignore[union-attr]  # logging makes one
             now = time.monotonic()
             for number, job in self.progress.running.items():
                 taken = messages.span(now - job.began_at)
@@ -168,11 +168,11 @@ def _is_chatter(text: str) -> bool:
     return text.startswith(CHATTER) or ABOUT_METADATA in text
 
 
-def _what(record: LogRecord) -> str:
+def _what(record: Any) -> str:
     return record.rule_msg or record.rule_name
 
 
-def _why(record: LogRecord, plan: RunPlan) -> str:
+def _why(record: Any, plan: RunPlan) -> str:
     """Return, in brackets, why a cell is measured again although its record exists."""
     return "".join(f" ({plan.why_stale[path]})" for path in record.output if path in plan.why_stale)
 

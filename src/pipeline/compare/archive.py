@@ -5,7 +5,7 @@ import gzip
 import lzma
 import tarfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -13,7 +13,7 @@ from pipeline.cells.record import MOST_ARCHIVE_BYTES, MOST_ARCHIVE_MEMBERS, MOST
 from pipeline.cells.stage import Stages
 from pipeline.errors import UserError
 
-OPENERS = {b"\xfd7zXZ\x00": lzma.open, b"\x1f\x8b": gzip.open, b"BZh": bz2.open}
+OPENERS: Mapping[bytes, Callable[..., Any]] = {b"\xfd7zXZ\x00": lzma.open, b"\x1f\x8b": gzip.open, b"BZh": bz2.open}
 # Exceptions of the libraries for files that are not archives or damaged; ValueError also for a malformed header.
 DAMAGE = (tarfile.TarError, lzma.LZMAError, zlib.error, OSError, EOFError, ValueError, OverflowError, RecursionError)
 UNPACK = "if you trust it, unpack it and name the folder"
@@ -26,13 +26,14 @@ def archived_records(archive: Path, stages: Stages) -> Iterator[tuple[str, dict[
     """
     try:
         # As a stream: the content is read once, through the limit, and never held as a whole.
-        with _unpacked(archive) as content, tarfile.open(fileobj=_Limited(content, archive), mode="r|") as members:
+        with _unpacked(archive) as content, _members(_Limited(content, archive)) as members:
             for number, member in enumerate(members, start=1):
                 if number > MOST_ARCHIVE_MEMBERS:
                     raise UserError(f"{archive} has more than {MOST_ARCHIVE_MEMBERS:,} members: {UNPACK}")
                 if member.isfile() and member.name.endswith(".json"):
                     name = f"{archive}: {member.name}"
-                    yield name, parse_record(members.extractfile(member).read(MOST_RECORD_BYTES + 1), name, stages)
+                    file: Any = members.extractfile(member)
+                    yield name, parse_record(file.read(MOST_RECORD_BYTES + 1), name, stages)
     except DAMAGE as error:
         first_line = str(error).partition("\n")[0].rstrip(":")
         raise UserError(f"cannot read {archive}: {first_line}") from None
@@ -50,6 +51,10 @@ class _Limited:
         if self.left_bytes < 0:
             raise UserError(f"{self.archive} unpacks to more than {MOST_ARCHIVE_BYTES / 2**20:.0f} MiB: {UNPACK}")
         return content
+
+
+def _members(content: Any) -> tarfile.TarFile:
+    return tarfile.open(fileobj=content, mode="r|")
 
 
 def _unpacked(archive: Path) -> BinaryIO:

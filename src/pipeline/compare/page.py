@@ -10,7 +10,7 @@ from pipeline.compare.models import models_table
 from pipeline.compare.text import comparison_parts, summary, time_table, verdict_words
 from pipeline.compare.times import UNJUDGED, WITHIN
 from pipeline.instruments.sampling.verdict import FASTER, SAME, SLOWER, UNDECIDED
-from pipeline.report.all_rows import row_table
+from pipeline.report.all_rows import RowTable, row_table
 from pipeline.report.charts import DASHED, IDLE_COLOUR, NEUTRAL, POINTS, Chart, axis, bars_axis, coloured, mark, tooltip
 from pipeline.report.figures import BLUE, VERMILION
 from pipeline.report.html.markdown_page import PlacedChart, to_html
@@ -54,7 +54,7 @@ def comparison_page(comparison: Comparison, name_a: str, name_b: str) -> str:
     return render(Page(to_html(Markdown(text), placed), charts, tables=tables))
 
 
-def _times(comparison: Comparison):
+def _times(comparison: Comparison) -> RowTable:
     """Return all times that both runs have, with numbers as numbers."""
     timed = comparison.timed
     words = time_table(comparison, show_all=True).loc[timed.index, ["stage", "cell", "row", "verdict", "judged by"]]

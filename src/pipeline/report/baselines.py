@@ -14,7 +14,7 @@ from pipeline.report.figures import footnote, log_values_axis, new_figure, save,
 from pipeline.report.markup import Markdown
 from pipeline.report.page_parts import say
 from pipeline.report.published import doubts_list
-from pipeline.report.section_rows import by_stage, shown_rows
+from pipeline.report.section_rows import Records, by_stage, shown_rows
 from pipeline.report.table_rows import ok
 from pipeline.report.tables import markdown, significant
 from pipeline.report.users_own import without_users_own
@@ -46,7 +46,7 @@ def write_baselines(stages: Stages, records: list[Path], out: Path, figures: Pat
     write_text(out, "\n\n".join(parts) + "\n")
 
 
-def _pairs(stage: Stage, records: list[dict]) -> pd.DataFrame:
+def _pairs(stage: Stage, records: Records) -> pd.DataFrame:
     rows = without_users_own(shown_rows(stage, records), stage)
     pairs = pd.DataFrame() if ok(rows).empty else stage.baseline_pairs(rows)
     return pd.DataFrame(pairs).reindex(columns=COLUMNS)

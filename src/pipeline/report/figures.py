@@ -6,7 +6,7 @@ import textwrap
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import matplotlib as mpl
 import numpy as np
@@ -234,7 +234,7 @@ def _make_room(axes: Axes, lines: int) -> None:
 
 def shared_legend(figure: Figure) -> None:
     """Put one legend over all panels: each name once, as drawn, outcomes last, in as few lines as fit."""
-    entries = {}
+    entries: dict[str, Any] = {}
     for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)

@@ -100,7 +100,7 @@ def _plain(token: Token) -> str:
 
 def _title(token: Token) -> str:
     """Return the title of a figure as plain text."""
-    (image,) = token.children or ()
+    [image] = token.children or []
     return _plain(image)
 
 

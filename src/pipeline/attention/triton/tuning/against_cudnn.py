@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -51,8 +51,8 @@ class Case(NamedTuple):
     @property
     def kv_shape(self) -> tuple[int, int, int, int]:
         """Return the shape of keys and values."""
-        batch, heads, *rest = self.shape
-        return batch, self.kv_heads or heads, *rest
+        batch, heads, length, head_dim = self.shape
+        return batch, self.kv_heads or heads, length, head_dim
 
 
 CASES = [
@@ -84,8 +84,8 @@ def compare(case: Case, attend: Callable[..., Tensor] = flash_attention) -> dict
     generator = torch.Generator(device).manual_seed(0)
     shapes = (case.shape, case.kv_shape, case.kv_shape, case.shape)
     *qkv, do = (torch.randn(shape, generator=generator, device=device).to(DTYPES[case.dtype]) for shape in shapes)
-    arguments = {"is_causal": case.is_causal, "enable_gqa": case.kv_heads is not None}
-    kernels = kernels_of(*qkv, **arguments)
+    arguments: dict[str, Any] = {"is_causal": case.is_causal, "enable_gqa": case.kv_heads is not None}
+    kernels = kernels_of(qkv[0], qkv[1], qkv[2], **arguments)
     for tensor in qkv:
         tensor.requires_grad_()
     backend = SDPBackend.EFFICIENT_ATTENTION if case.dtype == "fp32" else SDPBackend.CUDNN_ATTENTION

@@ -136,9 +136,10 @@ def _pretend(name: str, asked_for: list[Asked]) -> None:
             get_current_stream=lambda _device: 0,
         )
     )
-    for module in (direct_launch, forward_plan, backward_plan):
+    planning: tuple[Any, ...] = (forward_plan, backward_plan)
+    for module in (direct_launch, *planning):
         module.gpu_of = lambda _device: made_up
-    for module in (forward_plan, backward_plan):
+    for module in planning:
         module.prepare_launch = lambda *asked: asked_for.append(Asked(*asked))
         module.like = lambda *_traits: None
 

@@ -53,12 +53,12 @@ def machine_code(compiled: Any) -> MachineCode:
     """Return the machine code of what `triton.compile` gives, for an NVIDIA or an AMD GPU."""
     if "amdgcn" in compiled.asm:
         text = compiled.asm["amdgcn"]
-        return MachineCode(text, int(re.search(r"\.vgpr_count:\s+(\d+)", text)[1]))
+        return MachineCode(text, int(re.findall(r"\.vgpr_count:\s+(\d+)", text)[0]))
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()
         usage = _run("cuobjdump", "-res-usage", file.name)
-        return MachineCode(_run("nvdisasm", file.name), int(re.search(r"REG:(\d+)", usage)[1]))
+        return MachineCode(_run("nvdisasm", file.name), int(re.findall(r"REG:(\d+)", usage)[0]))
 
 
 def _run(tool: str, *words: str) -> str:

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Any
 
 import pandas as pd
 import torch
@@ -72,7 +73,7 @@ def _prepare_backward(
         "key_value_dq": used if tiles is None else dataclasses.replace(used, key_value=tiles, query=None),
     }[kernel]
     choices = dataclasses.replace(PLAIN, backward_tiles=config, longest_short_sequence=0)
-    plan = backward_plan(problem, *(tensor.stride() for tensor in (q, k, v, do)), choices=choices)
+    plan: Any = backward_plan(problem, *(tensor.stride() for tensor in (q, k, v, do)), choices=choices)
     delta, lse_log2 = torch.empty((2, *plan.delta_shape), device=q.device).unbind()
     dq, (dk, dv) = torch.empty_like(q), torch.empty((2, *k.shape), dtype=k.dtype, device=k.device)
     dq_sum = torch.empty(q.shape, device=q.device) if config.query is None else None

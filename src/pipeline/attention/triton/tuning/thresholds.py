@@ -123,7 +123,8 @@ def _works(
 def _results(works: dict[str, Work]) -> tuple[Tensor, ...]:
     work = works["forward_backward"]
     with work.within():
-        return work.call(work.prepare())
+        results: Any = work.call(work.prepare())
+    return results
 
 
 def _median_ms(of_all: list[dict[str, Work]], device: torch.device) -> list[dict[str, float]]:

@@ -48,8 +48,7 @@ def _answer(rows: pd.DataFrame) -> str:
     for _, row in ok(bandwidths(rows)).head(1).iterrows():
         words.append(f"{BANDWIDTHS[row['kind']]} {_with_share(row, BYTE_RATE)}")
     sentences = [f"{', '.join(words)}." if words else "No rate was measured."]
-    slowed = None if product is None else capped(rows, product)
-    if slowed is not None:
+    if product is not None and (slowed := capped(rows, product)) is not None:
         sentences.append(
             f"With matrices of {count(slowed['side'])} a power limit lowers the clock from "
             f"{count(product['mean_sm_clock_mhz'])} to {count(slowed['mean_sm_clock_mhz'])} MHz and the rate to "

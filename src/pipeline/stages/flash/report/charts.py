@@ -42,12 +42,12 @@ PHASE_WORDS = {"forward": "forward", "backward": "backward", BOTH_PHASES: "forwa
 def charts(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame] | None = None) -> list[Chart]:
     """Return the charts of the stage, from all its rows; beside: those of the stage ceilings."""
     rows = several_heads(ordered(rows))
-    return [] if ok(rows).empty or ours(rows) is None else [_rates(rows, products_tflops_per_s(beside))]
-
-
-def _rates(rows: pd.DataFrame, products: Mapping[str, float]) -> Chart:
-    """Draw TFLOP/s, a group of bars a shape, one bar per implementation; a chosen peer stands beside ours alone."""
     mine = ours(rows)
+    return [] if mine is None else [_rates(rows, mine, products_tflops_per_s(beside))]
+
+
+def _rates(rows: pd.DataFrame, mine: str, products: Mapping[str, float]) -> Chart:
+    """Draw TFLOP/s, a group of bars a shape, one bar per implementation; a chosen peer stands beside ours alone."""
     rows = compared(rows)
     rows = rows[rows["impl"].isin(ok(rows)["impl"])]
     impls = [impl for impl in IMPLS if impl in set(rows["impl"])]

@@ -33,13 +33,13 @@ def problems(rows: pd.DataFrame) -> list[Problem]:
 
 
 def _errors(rows: pd.DataFrame, what: str, quantities: tuple[str, ...], phase: str) -> str:
-    errors = largest_errors(rows, quantities, phase)
-    if not errors:
+    errors, mine = largest_errors(rows, quantities, phase), ours(rows)
+    if not errors or mine is None:
         return ""
     largest = listing(f"{error:.1e} in {dtype}" for dtype, error, _ in errors)
     over_plain = listing(f"{ratio(over)} in {dtype}" for dtype, _, over in errors if over is not None)
     beside = f", at most {over_plain} that of plain attention on the same problem" if over_plain else ""
-    return f"The largest relative error of the {what} against fp64, with {WORDS[ours(rows)]}, is {largest}{beside}."
+    return f"The largest relative error of the {what} against fp64, with {WORDS[mine]}, is {largest}{beside}."
 
 
 def _longest(rows: pd.DataFrame) -> pd.DataFrame:

@@ -102,20 +102,21 @@ def _answer(model: pd.DataFrame) -> str:
         return f"{_name(base)}: {words}."
     top, singles = fastest(stable), alone(stable)
     single = fastest(singles) if len(singles) else base
-    words = []
+    sentences: list[str] = []
     if single["median_ms"] < base["median_ms"]:
-        words.append(f"alone, {listed(single['levers'])} gains most, {ratio(base['median_ms'] / single['median_ms'])}.")
+        gain = ratio(base["median_ms"] / single["median_ms"])
+        sentences.append(f"alone, {listed(single['levers'])} gains most, {gain}.")
     elif len(singles):
         among = " whose time is stable" if (alone(model)["status"] == "unstable").any() else ""
-        words.append(f"no lever alone{among} shortens a step.")
+        sentences.append(f"no lever alone{among} shortens a step.")
     if top["levers"] not in (EAGER, single["levers"]):
         clear = top["q3_ms"] < single["q1_ms"]
         together = "gain most" if clear else "gain hardly more"
-        start = "Together, " if words else "together, "
+        start = "Together, " if sentences else "together, "
         if alone(model).empty:
             together = "(none of them measured alone) gain"
-        words.append(f"{start}{listed(top['levers'])} {together}: {_change(base, top)}.")
-    return f"{_name(base)}: {' '.join(words) or 'nothing shortens a step.'}"
+        sentences.append(f"{start}{listed(top['levers'])} {together}: {_change(base, top)}.")
+    return f"{_name(base)}: {' '.join(sentences) or 'nothing shortens a step.'}"
 
 
 def _change(base: pd.Series, other: pd.Series) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pipeline.report.markup import Markdown
 from pipeline.report.outcomes import WORTH_IT, clear_gain
@@ -49,7 +49,7 @@ def _longest_first(recorded: Sequence[Recording]) -> list[Recording]:
     return sorted(timed, key=lambda one: one.cell.context_length, reverse=True)
 
 
-def _find(shown: Sequence[Recording], like: Recording, **changed: str | int) -> Recording | None:
+def _find(shown: Sequence[Recording], like: Recording, **changed: Any) -> Recording | None:
     wanted = replace(like.cell, **changed)
     return next((one for one in _longest_first(shown) if one.cell == wanted), None)
 

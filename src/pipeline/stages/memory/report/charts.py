@@ -61,6 +61,7 @@ def _trade(groups: Sequence[Sequence[Recording]], first: str) -> Chart:
 def _points(group: Sequence[Recording]) -> list[dict[str, Any]]:
     least_bytes, points = float("inf"), []
     for one in sorted(filter(_timed, group), key=lambda one: (one.step_ms, one.peak.total_bytes)):
+        assert one.step is not None
         unbeaten = one.peak.total_bytes < least_bytes
         least_bytes = min(least_bytes, one.peak.total_bytes)
         points.append(

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from typing import Any
 
 import pandas as pd
 
@@ -163,7 +164,8 @@ def recordings(rows: pd.DataFrame) -> list[Recording]:
 
 def _recording(rows: pd.DataFrame, device_type: str) -> Recording:
     first, peaks = rows.iloc[0], ok(rows[rows["kind"] == "peak"])
-    cell = Cell(**{name: first[name] if isinstance(first[name], str) else int(first[name]) for name in AXES})
+    values: dict[str, Any] = {name: first[name] if isinstance(first[name], str) else int(first[name]) for name in AXES}
+    cell = Cell(**values)
     return Recording(cell, device_type, rows, [_peak(row) for _, row in peaks.iterrows()])
 
 
@@ -200,7 +202,7 @@ def beside_variants(recorded: Sequence[Recording]) -> list[list[Recording]]:
     return [group for group in groups if len(group) > 1 and any(one.measured for one in group)]
 
 
-def alike(recorded: Sequence[Recording], **any_of: int | str) -> list[list[Recording]]:
+def alike(recorded: Sequence[Recording], **any_of: Any) -> list[list[Recording]]:
     """Group recordings whose cells differ at most in these axes."""
     groups: dict[Cell, list[Recording]] = {}
     for one in recorded:

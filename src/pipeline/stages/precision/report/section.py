@@ -1,5 +1,7 @@
 """The precision section: what must stay in fp32 when all else is fp16 or bf16."""
 
+from typing import Any
+
 import pandas as pd
 
 from pipeline.report.outcomes import not_measured, nothing_measured
@@ -25,7 +27,7 @@ def build(rows: pd.DataFrame) -> Section:
     added, norms, dtypes = shown(rows, "accumulation"), shown(rows, "layer_norm"), figures_of(rows, "autocast")
     answers = [f"{sums.sum_of(added)} give {sums.results(added)}."] if len(added) else []
     answers += [formats.layer_norm_answer(norms)] if len(norms) else []
-    parts = [sums.figure(added), sums.table(added), sums.predictions(rows, added)] if len(added) else []
+    parts: list[Any] = [sums.figure(added), sums.table(added), sums.predictions(rows, added)] if len(added) else []
     return Section(
         TITLE,
         EXERCISE,

@@ -80,13 +80,13 @@ def _training(shown: Sequence[Capture]) -> str:
 
 
 def _softmax(shown: Sequence[Capture]) -> str:
-    words = {"inference": "", BACKWARD_BY_PART: " backwards"}
+    passes = {"inference": "", BACKWARD_BY_PART: " backwards"}
     said = [
-        f"{one.cell.precision}{words[path]} {ms(part['softmax_ms'])} against {ms(part['products_ms'])}, "
+        f"{one.cell.precision}{passes[path]} {ms(part['softmax_ms'])} against {ms(part['products_ms'])}, "
         f"{ratio(part['time_ratio'])} the time for 1/{part['flops_ratio']:.0f} of the FLOPs"
         for one in shown
         if one.cell.size == lead(shown).cell.size
-        for path, part in one.attention.reindex(words).dropna().iterrows()
+        for path, part in one.attention.reindex(list(passes)).dropna().iterrows()
     ]
     size = lead(shown).cell.size
     words = f"Softmax with its casts against the two products of attention ({size})"

@@ -81,7 +81,7 @@ def _steps_table(run: Run) -> Table:
 
 def _budget_table(run: Run) -> list[Table]:
     """Make a table of where the time of ours goes, beside its peer's: one row per kind of work, the longest first."""
-    shown = [impl for impl in (run.ours, run.peer) if impl in run.budget_ms]
+    shown = [impl for impl in (run.ours, run.peer) if impl is not None and impl in run.budget_ms]
     if not shown:
         return []
     items = run.budget_ms[shown].fillna(0).sort_values(shown[0], ascending=False)

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from pipeline.formulas.parameters import parameter_count
@@ -68,10 +67,10 @@ def table(steps: pd.DataFrame, rows: pd.DataFrame, tuned: pd.DataFrame) -> Table
     return Table(_title(steps, rows, shown, list(tuned["levers"].dropna().unique())), pd.DataFrame(cells))
 
 
-def _limits(steps: pd.DataFrame) -> list[str]:
-    """Write what limits each step, and in brackets how long the GPU idles; NaN where that is not known."""
+def _limits(steps: pd.DataFrame) -> list[str | None]:
+    """Write what limits each step, and in brackets how long the GPU idles; None where that is not known."""
     pairs = zip(steps["limited_by"].replace("gpu", "GPU"), steps["gpu_idle_pct"], strict=True)
-    return [np.nan if pd.isna([limit, idle]).any() else f"{limit} ({percent(idle / 100)})" for limit, idle in pairs]
+    return [None if pd.isna([limit, idle]).any() else f"{limit} ({percent(idle / 100)})" for limit, idle in pairs]
 
 
 def _title(steps: pd.DataFrame, rows: pd.DataFrame, shown: Mapping[str, pd.Series], tuned_with: Sequence[str]) -> str:

@@ -99,8 +99,8 @@ def bases(precision: str) -> list[str]:
 def precision_gains(rows: pd.DataFrame, precision: str, base: str = "fp32") -> pd.DataFrame:
     """Divide the eager step time of one precision, `base`, by that of another; as `gains`, without precision."""
     steps = of_kind(warm(rows), "eager")
-    halves = [steps[steps["precision"] == name] for name in (base, precision)]
-    return _ratios(*halves, ["size", "context_length"])
+    slower, faster = (steps[steps["precision"] == name] for name in (base, precision))
+    return _ratios(slower, faster, ["size", "context_length"])
 
 
 def _ratios(base: pd.DataFrame, other: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
