@@ -65,7 +65,7 @@ def _steps(rows: pd.DataFrame) -> Chart:
         "layer": [
             mark("bar", x=axis("median_ms", "training step (ms)"), color=colour, tooltip=told),
             mark("rule", x=axis("q1_ms", ""), x2={"field": "q3_ms"}),
-            mark("text", LABELS, x=axis("median_ms", ""), text={"field": "text"}),
+            mark("text", LABELS, x=axis("q3_ms", ""), text={"field": "text"}),
         ],
     }
     return Chart("gains", "One training step with each combination of levers, in ms of wall time", spec, records(shown))

@@ -149,7 +149,7 @@ def _ways(rows: pd.DataFrame) -> Chart:
         "layer": [
             mark("bar", x=x, color=colour, order=order, tooltip=told),
             mark("rule", x=axis("q1_ms", ""), x2={"field": "q3_ms"}, tooltip=tooltip(bar="step")),
-            mark("text", LABELS, x=axis("median_ms", ""), text=number),
+            mark("text", LABELS, x=axis("q3_ms", ""), text=number),
         ],
     }
     title = "One training step by model and way to run it, in ms of wall time"
