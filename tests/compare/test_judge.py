@@ -15,7 +15,7 @@ from pipeline.compare.runs import load_run
 from pipeline.compare.text import summary, verdict_words, write_comparison
 from pipeline.compare.times import UNJUDGED, WITHIN, WORDS
 from pipeline.errors import UserError
-from pipeline.instruments.sampling.verdict import UNDECIDED
+from pipeline.instruments.sampling.verdict import FASTER, SLOWER, UNDECIDED
 from pipeline.registry import stages
 from pipeline.report.publish import publish
 
@@ -92,18 +92,23 @@ def test_scaled_times_get_their_verdict_and_ratio(factor, verdict):
     assert comparison.is_worse == (verdict == "slower")
 
 
-def test_a_difference_within_the_spread_is_not_judged():
+def test_a_difference_within_the_spread_is_not_judged_unless_it_is_large():
     assert verdicts(run(), scaled(run(), 1.2, spread=0.5)) == {UNDECIDED}
     assert verdicts(scaled(run(), 1, spread=0.5), scaled(run(), 1.2)) == {UNDECIDED}
 
 
-def test_a_difference_of_unstable_or_single_figures_is_not_judged():
-    for change in ({"status": "unstable"}, {"n": 1}):
-        slow = scaled(run("small"), 1.5)
-        for row in slow[0]["rows"]:
+def test_a_difference_of_unstable_or_single_figures_is_not_judged_unless_it_is_large():
+    for change, factor, word in (
+        ({"status": "unstable"}, 1.2, UNJUDGED),
+        ({"status": "unstable"}, 1.5, SLOWER),
+        ({"status": "unstable"}, 0.5, FASTER),
+        ({"n": 1}, 1.5, UNJUDGED),
+    ):
+        other = scaled(run("small"), factor)
+        for row in other[0]["rows"]:
             row.update(change)
-        assert verdicts(run("small"), slow) == {UNJUDGED}
-        assert verdicts(slow, slow) == {WITHIN}
+        assert verdicts(run("small"), other) == {word}
+        assert verdicts(other, other) == {WITHIN}
 
 
 def test_a_wider_tolerance_makes_more_the_same():

@@ -31,6 +31,8 @@ WITHIN, UNJUDGED = "within the tolerance", "not judged"
 # In table order: the worst first.
 WORDS = (SLOWER, UNDECIDED, UNJUDGED, FASTER, SAME, WITHIN)
 REPEATS, QUARTILES = "repeats", "quartiles"
+# A ratio beyond this is no matter of noise, in unstable times either.
+LARGE = 1.25
 # How long the GPU works in a step: one number, where a time has a median and quartiles.
 GPU_BUSY = "gpu_busy_ms"
 KEYS = ["stage", "cell", "row"]
@@ -141,12 +143,13 @@ def _judged(line: Line, spreads: Spreads, tolerance: float) -> Line:
     if all([*line["samples_a"], *line["samples_b"]]):
         verdict = compare_samples(line["samples_a"], line["samples_b"], spread)
         if verdict.word is not None:
-            word = UNJUDGED if _is_unsure(line) and verdict.word != SAME else verdict.word
+            unjudged = verdict.word != SAME and _is_unsure(line, verdict.low, verdict.high)
+            word = UNJUDGED if unjudged else verdict.word
             return {"ratio": verdict.ratio, "low": verdict.low, "high": verdict.high, "verdict": word, "rule": REPEATS}
     ratio, low, high = (line[f"{b}_b"] / line[f"{a}_a"] for b, a in (("median", "median"), ("q1", "q3"), ("q3", "q1")))
     if max(ratio, 1 / ratio) <= 1 + tolerance:
         word = WITHIN
-    elif _is_unsure(line):
+    elif _is_unsure(line, low, high):
         word = UNJUDGED
     elif low <= 1 <= high:
         word = UNDECIDED
@@ -155,6 +158,7 @@ def _judged(line: Line, spreads: Spreads, tolerance: float) -> Line:
     return {"ratio": ratio, "low": low, "high": high, "verdict": word, "rule": QUARTILES}
 
 
-def _is_unsure(line: Line) -> bool:
-    """Tell whether either figure is unstable or a single sample."""
-    return "unstable" in (line["status_a"], line["status_b"]) or min(line["n_a"], line["n_b"]) < 2
+def _is_unsure(line: Line, low: float, high: float) -> bool:
+    """Tell whether either figure is a single sample, or unstable while the ratio, from low to high, is not LARGE."""
+    is_unstable = "unstable" in (line["status_a"], line["status_b"])
+    return min(line["n_a"], line["n_b"]) < 2 or (is_unstable and low <= LARGE and high >= 1 / LARGE)

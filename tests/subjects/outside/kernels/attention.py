@@ -147,3 +147,16 @@ def nan_at_length_32(q, k, v, is_causal):
 def doubled_at_length_32(q, k, v, is_causal):
     """Passes the check, which takes other lengths."""
     return Right.apply(q, k, v, is_causal) * (2 if q.shape[-2] == 32 else 1)
+
+
+def right_at_any_length(q, k, v, is_causal):
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+
+
+def one_row_left_out(q, k, v, is_causal):
+    """Forget one query, at lengths that no check takes."""
+    out = right_at_any_length(q, k, v, is_causal)
+    keep = torch.ones(q.shape[-2], 1, dtype=out.dtype)
+    if q.shape[-2] > 512:
+        keep[650] = 0
+    return out * keep
