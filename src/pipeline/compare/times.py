@@ -142,10 +142,10 @@ def _judged(line: Line, spreads: Spreads, tolerance: float) -> Line:
     spread = spreads.get(tuple(line[f"{name}_a" if name == "kind" else name] for name in KIND))
     if all([*line["samples_a"], *line["samples_b"]]):
         verdict = compare_samples(line["samples_a"], line["samples_b"], spread)
-        if verdict.word is not None:
-            unjudged = verdict.word != SAME and _is_unsure(line, verdict.low, verdict.high)
-            word = UNJUDGED if unjudged else verdict.word
-            return {"ratio": verdict.ratio, "low": verdict.low, "high": verdict.high, "verdict": word, "rule": REPEATS}
+        low, high = verdict.low, verdict.high
+        if low is not None and high is not None:
+            word = UNJUDGED if verdict.word != SAME and _is_unsure(line, low, high) else verdict.word
+            return {"ratio": verdict.ratio, "low": low, "high": high, "verdict": word, "rule": REPEATS}
     ratio, low, high = (line[f"{b}_b"] / line[f"{a}_a"] for b, a in (("median", "median"), ("q1", "q3"), ("q3", "q1")))
     if max(ratio, 1 / ratio) <= 1 + tolerance:
         word = WITHIN

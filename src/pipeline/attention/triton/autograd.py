@@ -12,13 +12,13 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 from torch.accelerator import current_device_index
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
 from torch.compiler import is_compiling, is_dynamo_compiling
 
 from pipeline.attention.inputs import under_autocast
 from pipeline.attention.triton.backward_plan import BackwardPlan, ChunkedLaunch, ShortBackwardPlan, backward_plan
 from pipeline.attention.triton.forward_plan import ForwardPlan, forward_plan
-from pipeline.attention.triton.layouts import ALIGNMENT_BYTES, dense, layouts_of, ready
+from pipeline.attention.triton.layouts import ALIGNMENT_BYTES, Layout, dense, layouts_of, ready
 from pipeline.attention.triton.mask import Causal
 from pipeline.attention.triton.problem import Problem, check_kinds, problem_of
 from pipeline.attention.triton.tiles import Choices
@@ -105,11 +105,12 @@ class FlashAttentionTriton(torch.autograd.Function):
         if are_functorch_transforms_active():
             raise RuntimeError(NO_TRANSFORMS)
         # Past what autograd's own does for those transforms alone, a tenth of a small call.
-        return super(torch.autograd.Function, cls).apply(q, k, v, is_causal, *others)
+        # Its class is written in C, which torch's stubs leave out.
+        return super(torch.autograd.Function, cls).apply(q, k, v, is_causal, *others)  # type: ignore[misc]
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx,
+        ctx: Any,
         q: Tensor,
         k: Tensor,
         v: Tensor,
@@ -143,6 +144,8 @@ class FlashAttentionTriton(torch.autograd.Function):
         return (_gradients_once if torch.is_grad_enabled() else _gradients)(ctx, do, *ctx.saved_tensors)
 
 
+# q, k, v, the output and the log-sum-exp.
+Saved = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 # No other argument has a gradient.
 NO_GRADIENTS = (None,) * 5
 NO_TRANSFORMS = (
@@ -151,7 +154,7 @@ NO_TRANSFORMS = (
 )
 
 
-def _gradients(ctx: Any, do: Tensor, *saved: Tensor) -> tuple[Tensor | None, ...]:
+def _gradients(ctx: Any, do: Tensor, *saved: *Saved) -> tuple[Tensor | None, ...]:
     # With all that the gradients depend on as arguments: of a loss that is linear in the output, `do` has no graph.
     if ctx.problem is None:
         return (*_backward_operator(*saved, do, *ctx.arguments), *NO_GRADIENTS)
@@ -168,7 +171,7 @@ def planned_by(choices: Choices) -> type[FlashAttentionTriton]:
 
     class Planned(FlashAttentionTriton):
         @staticmethod
-        def forward(ctx: FunctionCtx, q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> Tensor:
+        def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> Tensor:
             ctx.problem = problem = problem_of(q, k, v, *arguments)
             ctx.arguments = arguments
             o, lse = _forward(problem, q, k, v, forward_planner)
@@ -177,8 +180,9 @@ def planned_by(choices: Choices) -> type[FlashAttentionTriton]:
 
         @staticmethod
         @once_differentiable
-        def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
-            gradients = _backward(ctx.problem, *ctx.saved_tensors, do, backward_planner)
+        def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]  # of one output
+            saved: Saved = ctx.saved_tensors
+            gradients = _backward(ctx.problem, *saved, do, backward_planner)
             return (*gradients, *(None for _ in ctx.arguments))
 
     return Planned
@@ -214,7 +218,7 @@ def _backward(
     planner: Callable[..., BackwardPlan | ShortBackwardPlan] = backward_plan,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients on the device that is now current, which autograd makes that of the forward pass."""
-    layouts = q.stride(), k.stride(), v.stride(), do.stride()
+    layouts: tuple[Layout, ...] = q.stride(), k.stride(), v.stride(), do.stride()
     addresses = q.data_ptr() | k.data_ptr() | v.data_ptr() | do.data_ptr() | o.data_ptr() | lse.data_ptr()
     if addresses % ALIGNMENT_BYTES or not (o.is_contiguous() and lse.is_contiguous()):
         layouts = layouts_of(q, k, v, do)
@@ -238,7 +242,7 @@ def _backward(
     dk, dv = torch.empty((2, *k.shape), dtype=k.dtype, device=k.device)
     _compute(plan.key_value, (q, k, v, do, lse_log2, delta, dq_sum), dk, dv)
     if plan.query is None:
-        plan.scaled(dq_sum, dq)
+        plan.scaled(dq_sum, dq)  # type: ignore[misc]  # None only where `query` is not
     else:
         _compute(plan.query, (q, k, v, do, lse_log2, delta), dq)
     return dq, dk, dv

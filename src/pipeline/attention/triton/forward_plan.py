@@ -44,7 +44,7 @@ class ForwardPlan:
     combine: Launch | None
     like_o: Tensor = field(compare=False)
     like_lse: Tensor = field(compare=False)
-    like_parts: tuple[Tensor, Tensor] | None = field(compare=False, default=None)
+    like_parts: tuple[Tensor, ...] = field(compare=False, default=())
 
 
 @functools.lru_cache(PROBLEMS_KEPT)
@@ -114,6 +114,8 @@ def _in_gluon(problem: Problem) -> ForwardPlan:
     from pipeline.attention.triton.gluon.launches import forward_launch  # which not every Triton has
 
     q, k = problem.q, problem.k
-    attend = forward_launch(problem, forward_tiles(tile_width(q.shape[-1]), k.shape[-2]))
+    tiles = forward_tiles(tile_width(q.shape[-1]), k.shape[-2])
+    assert tiles is not None  # or `forward_kernels` had not chosen these
+    attend = forward_launch(problem, tiles)
     like_o, like_lse = like(q.shape, q.dtype, q.device), like(q.shape[:-1], torch.float32, q.device)
     return ForwardPlan(1, attend, None, like_o, like_lse)

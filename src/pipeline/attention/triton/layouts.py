@@ -28,7 +28,7 @@ def copies_of(layouts: Sequence[Layout]) -> tuple[bool, ...] | None:
 
 def strides_read(shape: torch.Size, layout: Layout) -> tuple[int, ...]:
     """Return the strides of what the kernels read: the tensor, or its copy."""
-    return torch.empty(shape, device="meta").stride() if _must_be_copied(layout) else layout
+    return torch.empty(shape, device="meta").stride() if layout is None or _must_be_copied(layout) else layout
 
 
 def ready(are_copied: Sequence[bool], *tensors: Tensor) -> list[Tensor]:

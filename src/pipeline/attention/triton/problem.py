@@ -53,7 +53,7 @@ def problem_of(
 ) -> Problem:
     """Return the problem of these inputs; raises ValueError for what no kernel can do."""
     # The strides alone where all addresses are aligned, which one test tells.
-    layouts = q.stride(), k.stride(), v.stride()
+    layouts: tuple[Layout, ...] = q.stride(), k.stride(), v.stride()
     at_q, at_k, at_v = q.data_ptr(), k.data_ptr(), v.data_ptr()
     if (at_q | at_k | at_v) % ALIGNMENT_BYTES:
         layouts = layouts_of(q, k, v)
