@@ -37,9 +37,12 @@ def how_far_apart(sections: Iterable[WrittenSection]) -> str:
     every = pd.DataFrame(same)
     most, by_gpu = every.loc[every["ratio"].idxmax()], every[every["idle_pct"] < IDLE_PCT]
     by_host = most["idle_pct"] >= IDLE_PCT
-    words = f"It differs most for {most['step']}{', which the host limits' if by_host else ''}: {most['times']}."
+    limit = ", which the host limits" if by_host else ""
+    words = f"Of stable times it differs most for {most['step']}{limit}: {most['times']}."
     if by_host and len(by_gpu):
-        words += f" Steps that the GPU limits differ by at most {ratio(by_gpu['ratio'].max())}."
+        words += (
+            f" Steps in which the GPU hardly idles in any section differ by at most {ratio(by_gpu['ratio'].max())}."
+        )
     return words
 
 

@@ -40,7 +40,7 @@ def test_the_answer_of_a_gpu_is_beside_its_data_sheet(rendered):
     assert re.search(
         r"\*\*bf16 products reach 7\d\d TFLOP/s \(7\d% of the data sheet\), copies in memory 4\.\d+ TB/s", text
     )
-    assert re.search(r"One eager operator costs the host 4\.\d+ µs\. Alone it takes 1\d\.\d µs", text)
+    assert re.search(r"One eager operator costs the host 4\.\d+ µs\. On an idle GPU it takes 1\d\.\d µs", text)
     assert "| GPU to GPU" not in text  # there is one
 
 

@@ -82,7 +82,7 @@ def _agreement(rows: pd.DataFrame, shown: pd.DataFrame) -> str:
     if wrong:
         sentences.append(f"The formula is wrong about what fits at head_dim {wrong}.")
     elif any(end.shortest_oom for end in ends):
-        sentences.append("What fitted and what ran out agrees with the formula at every head_dim.")
+        sentences.append("What fitted and what ran out of memory agrees with the formula.")
     for _, row in known(problems(shown, "eager"), "peak_bytes").tail(1).iterrows():
         over = ratio(row["peak_bytes"] / row["model_peak_bytes"])
         sentences.append(f"At length {row['seq_len']} the peak is {over} the formula's.")

@@ -59,7 +59,7 @@ def _answer(rows: pd.DataFrame) -> str:
     if "operator" in costs:
         sentences.append(f"One eager operator costs the host {costs['operator']}.")
     if "launch" in costs:
-        sentences.append(f"Alone it takes {costs['launch']} from the call until the GPU has done it.")
+        sentences.append(f"On an idle GPU it takes {costs['launch']} from the call until it is done.")
     return " ".join(sentences)
 
 

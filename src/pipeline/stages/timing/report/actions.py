@@ -86,7 +86,7 @@ def _train_in(rows: pd.DataFrame, precision: str) -> list[Action]:
     if table.empty or not table["is_clear"].any():
         return []
     best = table.loc[table.loc[table["is_clear"], "ratio"].idxmax()]
-    least = _least(table, best, f" than in {next(iter(tables))}")
+    least = _least(table, best, next(iter(tables)))
     others = listing(_beside(best, base, gained) for base, gained in tables.items() if _same(best, gained).any())
     why = f"A step of {_at(best)} takes {ms(best['other_ms'])}, {others}{least}.{_peaks(tables)}"
     return [Action(1, say("**Train in {precision}.**", precision=precision), why, "precision")]
@@ -127,13 +127,17 @@ def _advise(rows: pd.DataFrame, precision: str, kind: str, what: str, topic: str
     return [Action(2, Markdown(f"**{what}.**"), why, topic)]
 
 
-def _least(table: pd.DataFrame, best: pd.Series, than: str = "") -> str:
-    """Say which stable step gains least, of those that the GPU limits: the host's speed is no precision's or mode's."""
+def _least(table: pd.DataFrame, best: pd.Series, base: str = "") -> str:
+    """Say which stable step gains least, of those that the GPU limits: the host's speed is no precision's or mode's.
+
+    base: the precision over which; empty where modes are compared.
+    """
     by_host = table[["base_idle_pct", "other_idle_pct"]].max(axis=1) >= IDLE_PCT
     told = table[table["is_stable"] & ~by_host]
     if told.empty or (row := told.loc[told["ratio"].idxmin()]).name == best.name:
         return ""
-    what = "gains least" if row["ratio"] >= 1 else f"gets slower{than}"
+    over, than = (f" over {base}", f" than in {base}") if base else ("", "")
+    what = f"gains least{over}" if row["ratio"] >= 1 else f"gets slower{than}"
     return f"; {'where the GPU is the limit, ' if by_host.any() else ''}{_at(row)} {what} ({ratio(row['ratio'])})"
 
 

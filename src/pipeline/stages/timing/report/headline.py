@@ -80,7 +80,7 @@ def _title(steps: pd.DataFrame, rows: pd.DataFrame, shown: Mapping[str, pd.Serie
     legend = {
         "× tf32": "times as fast as in fp32 with TF32, where both are stable",
         "× fp32": "times as fast as in fp32 without TF32, where both are stable",
-        LIMITED_BY: f"the host where no kernel runs for {IDLE_PCT:g}% of the step or more",
+        LIMITED_BY: f"the host if the GPU idles for {IDLE_PCT:g}% of the step or more",
     }
     legend = {name: words for name, words in legend.items() if name in shown}
     if TUNED in shown:
@@ -132,6 +132,6 @@ def finding(steps: pd.DataFrame, reached: Mapping[str, float]) -> str:
     return (
         f"Eager steps reach {number(most['model_tflops_per_s'])} TFLOP/s at most ({most['size']}, {most['precision']})"
         + (f"; a matrix product alone reaches {number(product)}" if product else "")
-        + (f". The host limits steps of up to {number(max(waits) / TERA)} TFLOP" if waits else "")
+        + (f". The largest step that the host limits has {number(max(waits) / TERA)} TFLOP" if waits else "")
         + "."
     )

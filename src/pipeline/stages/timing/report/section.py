@@ -103,8 +103,8 @@ def _host_speed(eager: pd.DataFrame) -> str:
         for column, form in (("context_length", int), ("median_ms", ms))
     )
     return (
-        f"Times that the host limits vary with its speed: a step of {apart['size']} in {apart['precision']} launches "
-        f"{count(apart['launches_fast'])} kernels at contexts {contexts}, and takes {times} ({ratio(apart['ratio'])})."
+        f"Host-limited times vary with the host's speed: a step of {apart['size']} in {apart['precision']} launches "
+        f"{count(apart['launches_fast'])} kernels at contexts {contexts}, but takes {times} ({ratio(apart['ratio'])})."
     )
 
 
