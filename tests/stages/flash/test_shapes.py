@@ -29,6 +29,14 @@ def test_a_table_of_many_problems_has_the_first_of_every_dtype_and_mask():
     assert list(kept.index) == [*range(10), 14, 16]
 
 
+def test_the_title_says_how_many_were_measured_where_not_all_are_shown(rows):
+    problems = [rows.assign(batch_size=size) for size in range(1, MOST_TABLE_ROWS + 2)]
+    (table,) = shapes(pd.concat(problems, ignore_index=True), {})
+    measured = len({tuple(row) for row in pd.concat(problems)[facts.PROBLEM].to_numpy()})
+    assert table.title.startswith(f"Shapes of real models, {MOST_TABLE_ROWS} of {measured}: ")
+    assert shapes(rows, {})[0].title.startswith("Shapes of real models: ")
+
+
 def test_shared_keys_are_a_problem_of_their_own_and_marked_in_its_shape(rows):
     alone = rows[rows["num_heads"] == 32].assign(query_heads_per_kv_head=1)
     labels = list(table_of(pd.concat([rows, alone], ignore_index=True))["batch×heads×length×head_dim"])

@@ -100,6 +100,18 @@ def test_where_the_gpu_waits_at_short_contexts_filling_it_comes_first(make_rows)
     assert "**Fill the GPU: more tokens a step.**" not in actions(busy)
 
 
+def test_a_step_too_small_for_the_gpu_is_told_as_a_cuda_graph_where_that_is_clearly_faster(make_rows):
+    rows = with_busy(make_rows("h200"), {128: 60.0, 256: 40.0, 512: 15.0, 1024: 5.0})
+    eager = steps.of_kind(steps.warm(rows), "eager")
+    times = ["median_ms", "q1_ms", "q3_ms"]
+    captured = eager.assign(mode="graph", **eager[times] / 2)
+    why = section.build(pd.concat([rows, captured], ignore_index=True)).actions[0].why
+    assert "capture it as a CUDA graph: it then takes " in why
+    assert " (2.00×)." in why
+    unchanged = pd.concat([rows, captured.assign(**eager[times])], ignore_index=True)
+    assert "CUDA graph" not in section.build(unchanged).actions[0].why
+
+
 def test_a_larger_batch_is_advised_by_what_it_trains_a_second(make_rows):
     rows = make_rows("h200")
     same = (rows["size"] == "small") & (rows["context_length"] == 1024) & (rows["warmup_steps"] == 5)

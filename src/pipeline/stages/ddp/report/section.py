@@ -125,8 +125,7 @@ def _larger_buckets(measured: Sequence[Run]) -> list[Action]:
             host = ". The host, which launches them, limits this step" + _elsewhere(measured, best.name)
             cases.append(
                 f"a step of {run.size} on {run.world_size} ranks ({run.batch}) in {run.name} takes "
-                f"{ms(best['median_ms'])} instead of {ms(default['median_ms'])} with the default of 25 MB, with "
-                f"{count(best['all_reduces'])} all-reduces instead of {count(default['all_reduces'])}"
+                f"{ms(best['median_ms'])} instead of {ms(default['median_ms'])} with the default of 25 MB"
                 f"{host if run.host_limited else ''}"
             )
             sizes.add(int(best["bucket_size_mb"]))

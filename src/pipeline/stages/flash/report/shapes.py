@@ -29,7 +29,7 @@ def shapes(rows: pd.DataFrame, products: Mapping[str, float]) -> list[Table]:
     if both.empty:
         return []
     shown = _chosen(both)
-    return [Table(_title(shown, products), _cells(shown, pairs, products))]
+    return [Table(_title(shown, len(both), products), _cells(shown, pairs, products))]
 
 
 def _chosen(both: pd.DataFrame) -> pd.DataFrame:
@@ -62,13 +62,15 @@ def _cells(both: pd.DataFrame, pairs: pd.DataFrame, products: Mapping[str, float
     return pd.DataFrame(cells)
 
 
-def _title(both: pd.DataFrame, products: Mapping[str, float]) -> str:
-    words = ["Shapes of real models, forward + backward in ms; ratio: the time of torch's over ours"]
-    if _is_held(both):
+def _title(shown: pd.DataFrame, measured: int, products: Mapping[str, float]) -> str:
+    some = f", {len(shown)} of {measured}" if len(shown) < measured else ""
+    words = [f"Shapes of real models{some}: forward + backward in ms; ratio: the time of torch's over ours"]
+    if _is_held(shown):
         words.append("sustained: back to back for seconds, without flushing L2, where the host keeps up")
     if products:
-        third = " (fp32: a third of TF32's)" if (both["peak_of"] == THREE_TF32).any() else ""
-        words.append(f"in brackets the share of a matmul's highest rate in that dtype{third}")
+        words.append("in brackets the share of a matmul's highest rate in that dtype")
+        if (shown["peak_of"] == THREE_TF32).any():
+            words[-1] += " (fp32: of a third of TF32's, since each product takes three)"
     return f"{'; '.join(words)}:"
 
 

@@ -10,6 +10,7 @@ from pipeline.report.outcomes import IDLE_PCT, WORTH_IT
 from pipeline.report.page_parts import Action, say
 from pipeline.report.section import count, listing, ms, number, percent, ratio
 from pipeline.stages.timing.report.steps import (
+    CELL,
     bases,
     compile_times,
     every_batch,
@@ -35,13 +36,16 @@ def _fill_the_gpu(rows: pd.DataFrame, precision: str) -> list[Action]:
     """Advise more work a step where the GPU idles with little of it, or where a larger batch trains clearly faster."""
     steps = of_kind(every_batch(rows), "eager")
     steps = steps[(steps["precision"] == precision) & (steps["status"] == "ok")]
-    idle, faster = _idle_with_little_work(steps), _faster_with_a_larger_batch(steps)
+    idle, faster = _idle_with_little_work(steps, gains(rows, "eager", "graph")), _faster_with_a_larger_batch(steps)
     what = Markdown("**Fill the GPU: more tokens a step.**" if idle else "**Train with a larger batch.**")
     return [Action(1, what, f"{idle} {faster}".strip(), "idle")] if idle or faster else []
 
 
-def _idle_with_little_work(steps: pd.DataFrame) -> str:
-    """Say where the GPU idles most, and how little it does in the same model with more tokens a step; else nothing."""
+def _idle_with_little_work(steps: pd.DataFrame, captured: pd.DataFrame) -> str:
+    """Say where the GPU idles most, and how little it does in the same model with more tokens a step; else nothing.
+
+    captured: what steps gain as CUDA graphs; what that one gains is said too.
+    """
     if not steps["gpu_idle_pct"].max() >= IDLE_PCT:  # NaN where it is not known
         return ""
     worst = steps.loc[steps["gpu_idle_pct"].idxmax()]
@@ -54,7 +58,19 @@ def _idle_with_little_work(steps: pd.DataFrame) -> str:
     return (
         f"The GPU idles {percent(worst['gpu_idle_pct'] / 100)} of a step of {_at(worst)} in {worst['precision']}, "
         f"because the host cannot launch kernels as fast as they run; at context {int(best['context_length'])}{batch} "
-        f"it idles {percent(best['gpu_idle_pct'] / 100)}."
+        f"it idles {percent(best['gpu_idle_pct'] / 100)}.{_captured(worst, captured)}"
+    )
+
+
+def _captured(step: pd.Series, gained: pd.DataFrame) -> str:
+    """Say how long the step takes as a CUDA graph, which the host launches at once; nothing if not clearly less."""
+    same = gained[(gained[CELL] == step[CELL]).all(axis=1) & gained["is_clear"]]
+    if same.empty:
+        return ""
+    row = same.iloc[0]
+    return (
+        f" If a step must be that small, capture it as a CUDA graph: it then takes {ms(row['other_ms'])} instead of "
+        f"{ms(row['base_ms'])} ({ratio(row['ratio'])})."
     )
 
 
