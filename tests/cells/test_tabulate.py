@@ -162,3 +162,11 @@ def test_a_table_is_made_without_the_import_of_pandas(record_path, tmp_path):
     made = subprocess.run([sys.executable, "-X", "importtime", *words], capture_output=True, text=True, check=True)
     assert "pipeline.cells.tabulate" in made.stderr
     assert not re.search(r"\| *(pandas|numpy|matplotlib)$", made.stderr, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("taken", "told"), [(["GPU-b", "GPU-a"], "GPU-a GPU-b"), ([], ""), (None, ""), ({"0": "GPU-a"}, "")]
+)
+def test_a_cell_names_the_gpus_that_it_had_and_nothing_where_that_is_no_list(tmp_path, taken, told):
+    (line,) = cell_table(left(tmp_path, machine=MACHINE | {"gpus_taken": taken}))
+    assert line["gpus"] == told

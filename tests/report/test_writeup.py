@@ -15,106 +15,12 @@ from pipeline.registry import stages
 from pipeline.report.figures import new_figure
 from pipeline.report.markup import Markdown
 from pipeline.report.page_parts import MOST_ACTIONS, Figure, Section
-from pipeline.report.table_rows import read_rows
-from pipeline.report.writeup import first_page, write_section, write_writeup
+from pipeline.report.writeup import write_section, write_writeup
 from pipeline.report.written_section import WrittenSection, to_json
 
 from ..records import attention_row, record
 from ..stages.sections import HOSTILE, obeyed_markup
-
-
-def line(**changes):
-    return {
-        "stage": "timing",
-        "cell": "size=xl",
-        "status": "ok",
-        "reason": "",
-        "started_at": "2026-01-01T10:00:00Z",
-        "start_up_s": 3.0,
-        "set_up_s": 1.0,
-        "measuring_s": 6.0,
-        "machine": "NVIDIA H200",
-        "cpu": "Xeon, 64 cores",
-        "python": "3.12.3",
-        "torch": "2.11.0",
-        "triton": "3.6.0",
-        "cuda": "13.0",
-        "driver": "580",
-        "digest": "abc",
-        "commit": "1234567",
-        "command": "python",
-    } | changes
-
-
-def test_every_status_is_counted_by_stage():
-    cells = pd.DataFrame([line(), line(status="oom"), line(stage="flash"), line(stage="flash")])
-    assert first_page(cells)["counts"] == [
-        {"stage": "timing", "ok": 1, "unstable": 0, "skipped": 0, "oom": 1, "wrong": 0},
-        {"stage": "flash", "ok": 2, "unstable": 0, "skipped": 0, "oom": 0, "wrong": 0},
-    ]
-
-
-@pytest.mark.parametrize(
-    ("told", "words"),
-    [
-        ([{"gpu_memory_bytes": 150_754_820_096, "memory_bytes": 540_908_769_280}], "151 GB (140 GiB) of GPU memory"),
-        ([{"gpu_memory_bytes": None, "memory_bytes": 25_276_502_016}], "25.3 GB (23.5 GiB) of memory"),
-        ([{"memory_bytes": 25_276_502_016}, {"memory_bytes": 25_276_501_900}], "25.3 GB (23.5 GiB) of memory"),
-        (
-            [{"gpu_memory_bytes": 8e10}, {"gpu_memory_bytes": 4e10}],
-            "40.0 GB (37.3 GiB) or 80.0 GB (74.5 GiB) of GPU memory",
-        ),
-        ([{}], ""),
-    ],
-)
-def test_the_first_line_says_how_much_memory_a_gpu_has_or_else_the_host(told, words):
-    assert first_page(pd.DataFrame([line(**each) for each in told]))["memory"] == words
-
-
-def test_hosts_are_counted_and_those_of_one_model_told_once_with_their_cores():
-    cpus = ["Xeon, 64 cores", "Xeon, 16 cores", "EPYC, 2 cores", "Xeon, 16 cores", None]
-    told = first_page(pd.DataFrame([line(cpu=cpu) for cpu in cpus]))["hosts"]
-    assert told == "hosts of 3 kinds: EPYC with 2 cores / Xeon with 16 and 64 cores"
-    assert first_page(pd.DataFrame([line(), line()]))["hosts"] == "host: Xeon with 64 cores"
-
-
-def test_the_time_is_shared_out_between_start_set_up_and_measuring():
-    page = first_page(pd.DataFrame([line(), line()]))
-    assert page["total_s"] == 20
-    assert page["measuring"] == 0.6
-
-
-def test_the_page_says_when_the_first_cell_began_and_the_last_one_ended():
-    late = line(started_at="2026-01-01T11:00:00Z", measuring_s=119.0)  # after a second to set up
-    page = first_page(pd.DataFrame([late, line()]))
-    assert (page["first_start"], page["last_end"]) == ("2026-01-01 10:00 UTC", "2026-01-01 11:02 UTC")
-
-
-@pytest.mark.parametrize(
-    ("starts", "wall_s"),
-    [(["10:00:00", "10:00:05"], 12), (["10:00:05", "10:00:00", "11:00:00"], 19), (["10:00:00", "10:00:00"], 7)],
-)
-def test_wall_time_leaves_pauses_out_and_counts_cells_side_by_side_once(starts, wall_s):
-    cells = pd.DataFrame([line(started_at=f"2026-01-01T{start}Z") for start in starts])
-    assert first_page(cells)["wall_s"] == wall_s
-
-
-def test_a_short_cell_inside_a_long_one_ends_no_time():
-    times = {"10:00:00": 20.0, "10:00:02": 1.0, "10:00:15": 6.0}
-    cells = [line(started_at=f"2026-01-01T{start}Z", measuring_s=seconds) for start, seconds in times.items()]
-    assert first_page(pd.DataFrame(cells))["wall_s"] == 22
-
-
-def test_cells_of_several_commits_name_them_all():
-    cells = pd.DataFrame([line(commit="bbb"), line(commit="aaa"), line(commit="bbb")])
-    assert first_page(cells)["commits"] == ["aaa", "bbb"]
-
-
-def test_what_pytorch_says_of_memory_that_ran_out_is_cut_short(tmp_path):
-    said = "CUDA out of memory. Tried to allocate 2.00 MiB. If reserved but unallocated memory is large try setting it."
-    pd.DataFrame([line(), line(status="oom", reason=said)]).to_csv(tmp_path / "cells.csv", index=False)
-    (cell,) = first_page(read_rows(tmp_path / "cells.csv"))["outcomes"]
-    assert cell["reason"] == "CUDA out of memory"
+from .cell_lines import line
 
 
 def leave_section(folder, name="timing", **parts):

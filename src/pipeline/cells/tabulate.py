@@ -81,6 +81,7 @@ def _cell_line(record: dict[str, Any], row_types: RowTypes) -> dict[str, Any]:
         **_machine(record),
         "cpu": _cpu(record["machine"].get("cpu")),
         **_memory(record["machine"]),
+        "gpus": _gpus(record["machine"].get("gpus_taken")),
         **{name: record["code"].get(name) for name in ("digest", "commit")},
         "command": record["command"],
     }
@@ -114,6 +115,11 @@ def _memory(facts: Mapping[str, Any]) -> dict[str, int | None]:
     first = gpus[0] if isinstance(gpus, list) and gpus and isinstance(gpus[0], dict) else {}
     told = {"memory_bytes": facts.get("memory_bytes"), "gpu_memory_bytes": first.get("memory_bytes")}
     return {name: value if isinstance(value, int) else None for name, value in told.items()}
+
+
+def _gpus(taken: Any) -> str | None:
+    """Return the identities of the GPUs that the cell had to itself; None where it had none or does not tell."""
+    return " ".join(sorted(map(str, taken))) if isinstance(taken, list) and taken else None
 
 
 def _machine(record: Mapping[str, Any]) -> dict[str, Any]:
