@@ -43,9 +43,11 @@ ROOMS = {
     "registry": {"errors", "cells", "stages", "stages.*.report"},
     "printing": set(),
     "measure_command": {"errors", "cells", "printing", "registry", "subjects.naming"},
+    "check_command": {"errors", "cells", "printing", "registry", "subjects", "subjects.naming"},
     "cli": {
         "errors",
         "cells",
+        "check_command",
         "report",
         "compare",
         "describe",

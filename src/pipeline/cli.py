@@ -1,4 +1,4 @@
-"""The command line: describe, measure, tabulate, section, writeup, baselines, publish, compare, account, doctor."""
+"""The command line: each command reads its words and calls the function that does the work."""
 
 import argparse
 import signal
@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pipeline.cells.disk import DISK_FULL, DiskFull
 from pipeline.cells.worker import client
+from pipeline.check_command import check_right
 from pipeline.errors import UserError
 from pipeline.measure_command import check, measure
 from pipeline.printing import print_lines
@@ -175,6 +176,11 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
         "--files", metavar="FOLDER", help="where to keep files beside the record (default: RECORD.files)"
     )
     one_cell.set_defaults(run=measure)
+
+    right = commands.add_parser("check", help="check implementations of your own, without measuring them")
+    right.add_argument("subjects", metavar="YAML", help="'{kind: {name: module:attribute}}', or a file of adapters")
+    right.add_argument("--timeout-s", type=float, default=300.0, help="for each of them (default: 300)")
+    right.set_defaults(run=check_right)
 
     tabulate = commands.add_parser("tabulate", help="make a CSV table from records: of rows or of cells")
     tabulate.add_argument("kind", choices=["rows", "cells"])

@@ -90,6 +90,9 @@ def test_a_name_may_be_defined_in_a_branch_or_come_by_a_star(project):
         check_location("mine:attention", "mine")
     with pytest.raises(UserError, match=r"does not define 'flahs'; did you mean 'flash'\?"):
         check_location("mine:flahs", "mine")
+    (project / "mine.py").write_text("import torch\ndef flash(): ...\nclass Attention: ...\nSIZE = 1\n")
+    with pytest.raises(UserError, match=r"does not define 'nope'; it defines flash, Attention$"):
+        check_location("mine:nope", "mine")
     (project / "mine.py").write_text("from kernels.attention import *\n")
     check_location("mine:attention", "mine")
 

@@ -58,45 +58,54 @@ def check_attention(
 ) -> Verdict:
     """Check a subject with small problems of a cell's dtype, head_dim and mask, folded and else by heads.
 
-    Raises Skipped where it refuses the even lengths too.
+    The reason of a right one says which lengths it refuses. Raises Skipped where it refuses the even ones too.
     """
-    complaints = []
+    complaints: list[Exception] = []
     for way in WAYS:
-        complaint = _complaint(attention_of(subject, way, is_causal), dtype, head_dim, is_causal, context.device)
-        if complaint is None:
-            return Verdict("ok", way=way)
-        complaints.append(complaint)
+        attend = attention_of(subject, way, is_causal)
+        try:
+            refused = _refused_lengths(attend, dtype, head_dim, is_causal, context.device)
+        except (Wrong, Skipped) as complaint:
+            complaints.append(complaint)
+        else:
+            return Verdict("ok", f"refuses lengths like {refused[0]}" if refused else "", way)
     # A shape that it does not take says less than numbers that are off.
-    refused = [isinstance(complaint, Skipped) for complaint in complaints]
-    if all(refused):
+    told = next((each for each in complaints if isinstance(each, Wrong)), None)
+    if told is None:
         raise complaints[0]
-    return Verdict("wrong", str(next(each for each in complaints if not isinstance(each, Skipped))))
+    return Verdict("wrong", str(told))
 
 
-def _complaint(
+def _refused_lengths(
     attend: Attend, dtype: torch.dtype, head_dim: int, is_causal: bool, device: torch.device
-) -> Exception | None:
-    """Return what is wrong with an implementation, the first length first; Skipped where it refuses an even one."""
+) -> list[int]:
+    """Return the odd lengths that an implementation refuses.
+
+    Raises Wrong where it is, the first length first, and Skipped where it refuses an even one.
+    """
+    refused = []
     for length in (*EVEN, *ODD):
         inputs = _inputs(length, head_dim, dtype, device)
         try:
             results = _output_and_gradients(attend, *inputs)
-        except (Wrong, Skipped) as found:
-            return found
+        except (Wrong, Skipped):
+            raise
         except REFUSALS as error:
             if length in EVEN:
-                return Skipped(f"refuses length {length}: {_told(error)}")
+                raise Skipped(f"refuses length {length}: {_told(error)}") from error
+            refused.append(length)
             continue
         except Exception as error:
             if is_out_of_memory(error):
                 raise
             if device.type == "cpu" and _is_of_triton(error):
-                return Skipped("needs a CUDA GPU: it is a Triton kernel")
-            return RuntimeError(f"raised {type(error).__name__} at length {length}: {_told(error)}{_place(error)}")
+                raise Skipped("needs a CUDA GPU: it is a Triton kernel") from error
+            what = f"raised {type(error).__name__} at length {length}: {_told(error)}{_place(error)}"
+            raise Wrong(what) from error
         if wrong := _wrong(results, inputs, is_causal):
             mask = "causal" if is_causal else "no mask"
-            return RuntimeError(f"{wrong} (length {length}, head_dim {head_dim}, {mask})")
-    return None
+            raise Wrong(f"{wrong} (length {length}, head_dim {head_dim}, {mask})")
+    return refused
 
 
 def _inputs(length: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:

@@ -54,12 +54,13 @@ def check_location(place: str, where: str) -> None:
     """Raise UserError, one line, where a place has no file, its file is no Python, or does not define the attribute."""
     try:
         target, attribute = split_place(place)
-        names = _names(_tree(find(target).file))
+        tree = _tree(find(target).file)
+        names = _names(tree)
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
     if names is not None and attribute.partition(".")[0] not in names:
         close = difflib.get_close_matches(attribute, names, 1)
-        known = f"did you mean '{close[0]}'?" if close else f"it defines {', '.join(sorted(names))}"
+        known = f"did you mean '{close[0]}'?" if close else f"it defines {', '.join(_own_names(tree) or sorted(names))}"
         raise UserError(f"{where}: {target} does not define '{attribute}'; {known}")
 
 
@@ -158,6 +159,11 @@ def _names(tree: ast.Module) -> set[str] | None:
                 names.add(node.id)
         waiting.extend(ast.iter_child_nodes(node))
     return None if "*" in names else names
+
+
+def _own_names(tree: ast.Module) -> list[str]:
+    """Return the functions and classes that stand at the top of a module, in its order."""
+    return [each.name for each in tree.body if isinstance(each, ast.FunctionDef | ast.ClassDef)]
 
 
 def _reached(source: Source) -> Iterator[Path]:

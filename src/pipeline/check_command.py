@@ -1,0 +1,36 @@
+"""The command `check`: whether implementations of the user's own are right, without measuring them."""
+
+import argparse
+import sys
+
+from pipeline.errors import UserError
+from pipeline.printing import print_lines
+
+# Functions import what they need themselves: the command line must start where torch does not.
+
+
+def check_right(arguments: argparse.Namespace) -> int:
+    """Check every implementation that is named and print a line for each; return 1 if any is wrong, else 0.
+
+    Raises UserError where none is named, or one that is nowhere.
+    """
+    from pipeline.cells.stage import taken_names
+    from pipeline.cells.yaml_files import yaml_value
+    from pipeline.registry import stages
+    from pipeline.subjects.naming import read
+
+    if not arguments.timeout_s > 0:
+        raise UserError(f"check: --timeout-s must be above 0, got {arguments.timeout_s:g}")
+    subjects = read(yaml_value(arguments.subjects, "check"), "check", taken_names(stages()))
+    if not subjects:
+        raise UserError("check: no implementation is named: give '{kind: {name: place}}' or a file of adapters")
+
+    from pipeline.subjects.verdicts import verdict_on
+
+    is_wrong = False
+    for subject in subjects:
+        found = verdict_on(subject, arguments.timeout_s)
+        is_wrong |= found.status not in ("ok", "skipped")
+        word = "right" if found.status == "ok" else found.status
+        print_lines([f"{subject.kind} {subject.name}: {word}{f', {found.reason}' if found.reason else ''}"], sys.stdout)
+    return int(is_wrong)

@@ -1,0 +1,47 @@
+import pytest
+
+from pipeline import cli
+from pipeline.subjects import verdicts
+from pipeline.subjects.checking import Verdict
+
+from .subjects.outside_files import OUTSIDE
+
+KERNELS = f"{OUTSIDE}/kernels/attention.py"
+BOTH = f"{{attention: {{mine: '{KERNELS}:Right', other: '{KERNELS}:without_mask'}}}}"
+
+
+def checked(monkeypatch, words, **found):
+    monkeypatch.setattr(verdicts, "verdict_on", lambda subject, _timeout_s: found[subject.name])
+    with pytest.raises(SystemExit) as end:
+        cli.main(["check", *words])
+    return end.value.code
+
+
+def test_each_has_a_line_and_one_that_is_wrong_fails_the_command(monkeypatch, capsys):
+    wrong = Verdict("wrong", "in fp32 output is off by 2")
+    assert checked(monkeypatch, [BOTH], mine=Verdict("ok"), other=wrong) == 1
+    assert capsys.readouterr().out == "attention mine: right\nattention other: wrong, in fp32 output is off by 2\n"
+
+
+def test_what_is_right_or_not_written_yet_fails_nothing(monkeypatch, capsys):
+    found = {"mine": Verdict("ok", "refuses lengths like 113"), "other": Verdict("skipped", "not implemented")}
+    assert checked(monkeypatch, [BOTH], **found) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "attention mine: right, refuses lengths like 113",
+        "attention other: skipped, not implemented",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["{}"], "check: no implementation is named"),
+        (["{attention: {mine: 'no.py:Right'}}"], "check: attention.mine: there is no file"),
+        ([BOTH, "--timeout-s", "0"], "check: --timeout-s must be above 0, got 0"),
+        (["{attention"], "check: no valid YAML"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(monkeypatch, capsys, words, complaint):
+    assert checked(monkeypatch, words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert complaint in line
