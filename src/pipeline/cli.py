@@ -135,7 +135,10 @@ def _compare(arguments: argparse.Namespace) -> int:
 
         write_text(arguments.html, comparison_page(comparison, str(arguments.a), str(arguments.b)))
     print(write_comparison(comparison, str(arguments.a), str(arguments.b), arguments.all))
-    return int(arguments.fail_if_slower and comparison.fails)
+    failure = comparison.failure if arguments.fail_if_slower else ""
+    if failure:
+        print_lines([f"compare: --fail-if-slower fails: {failure}"], sys.stderr)
+    return int(bool(failure))
 
 
 def _describe(arguments: argparse.Namespace) -> None:

@@ -391,7 +391,9 @@ def compare(*words):
 def test_the_exit_code_is_1_on_request_only(tmp_path):
     a, b = write(tmp_path / "a", run()), write(tmp_path / "b", scaled(run(), 1.5))
     assert compare(a, b).returncode == 0
-    assert compare(a, b, "--fail-if-slower").returncode == 1
+    slower = compare(a, b, "--fail-if-slower")
+    assert slower.returncode == 1
+    assert re.fullmatch(r"compare: --fail-if-slower fails: \d+ times? slower by more than 5%\n", slower.stderr)
     assert compare(b, a, "--fail-if-slower").returncode == 0
     assert compare(a, tmp_path / "nowhere", "--fail-if-slower").returncode == 2
     ended = compare(a, b, "--tolerance-pct", "-3")
@@ -403,6 +405,7 @@ def test_a_run_of_which_nothing_can_be_compared_fails_and_says_so(tmp_path):
     ended = compare(a, b, "--fail-if-slower")
     assert ended.returncode == 1
     assert "no time is in both; 1 cell only in A; 1 cell only in B" in ended.stdout
+    assert ended.stderr == "compare: --fail-if-slower fails: no time is in both\n"
     assert compare(a, b).returncode == 0
 
 

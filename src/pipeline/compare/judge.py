@@ -13,6 +13,7 @@ from pipeline.compare.ceilings import ceilings_of_both
 from pipeline.compare.models import models_of_both
 from pipeline.compare.runs import Record
 from pipeline.compare.times import KEYS, cell_words, figures, judged, named_rows, repeat_spreads
+from pipeline.report.section import counted
 from pipeline.report.table_rows import has_figures
 
 # A stage's code as a fact; `code of mine` is that of an implementation of the user's own.
@@ -63,9 +64,15 @@ class Comparison:
         return bool(self.figures_lost or self.timed["worse"].any())
 
     @property
-    def fails(self) -> bool:
-        """Tell whether B is worse than A, or no time could be compared."""
-        return self.is_worse or self.timed.empty
+    def failure(self) -> str:
+        """Say why `--fail-if-slower` fails: B is worse than A, or no time could be compared; empty where it passes."""
+        slower = int(self.timed["worse"].sum())
+        reasons = {
+            f"{counted(slower, 'time')} slower by more than {100 * self.tolerance:g}%": slower,
+            f"{counted(self.figures_lost, 'figure')} lost": self.figures_lost,
+            "no time is in both": self.timed.empty,
+        }
+        return ", ".join(reason for reason, holds in reasons.items() if holds)
 
 
 def compare_runs(a: Iterable[Record], b: Iterable[Record], stages: Stages, tolerance: float) -> Comparison:
