@@ -8,7 +8,6 @@ from pathlib import Path
 
 from pipeline.cells.disk import DISK_FULL, DiskFull
 from pipeline.cells.worker import client
-from pipeline.check_command import check_right
 from pipeline.errors import UserError
 from pipeline.measure_command import check, measure
 from pipeline.printing import print_lines
@@ -55,6 +54,12 @@ def _report_error(error: UserError) -> int:
 
 
 # Each command imports what it needs itself: `doctor` must start where torch does not.
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from pipeline.check_command import check_right
+
+    return check_right(arguments)
 
 
 def _tabulate(arguments: argparse.Namespace) -> None:
@@ -183,7 +188,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     right = commands.add_parser("check", help="check implementations of your own, without measuring them")
     right.add_argument("subjects", metavar="YAML", help="'{kind: {name: module:attribute}}', or a file of adapters")
     right.add_argument("--timeout-s", type=float, default=300.0, help="for each of them (default: 300)")
-    right.set_defaults(run=check_right)
+    right.set_defaults(run=_check)
 
     tabulate = commands.add_parser("tabulate", help="make a CSV table from records: of rows or of cells")
     tabulate.add_argument("kind", choices=["rows", "cells"])

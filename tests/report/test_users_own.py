@@ -48,10 +48,21 @@ def test_places_count_all_that_have_a_figure_at_the_same_problem_and_phase():
     ]
     (table,) = parts(frame, Table)
     assert table.cells.to_dict("list") == {
-        "problem": ["seq_len=2048", "seq_len=1024"],
-        "mine": ["4.00 (1 of 2, 0.800×)", "2.00 (2 of 3, 2.00×)"],
-        "fastest of the others": ["triton 5.00", "triton 1.00"],
+        "problem": ["seq_len=2048", "seq_len=1024", "seq_len=1024"],
+        "phase": ["forward_backward", "forward_backward", "forward"],
+        "mine": ["4.00 (1 of 2, 0.800×)", "2.00 (2 of 3, 2.00×)", "0.100 (1 of 1)"],
+        "fastest of the others": ["triton 5.00", "triton 1.00", "–"],
     }
+
+
+def test_each_phase_is_compared_with_the_fastest_of_the_others_in_that_phase_and_rates_are_told():
+    whole = rows(triton=3.0, eager=9.0, mine=6.0).assign(tflops_per_s=[400.0, 100.0, 200.0])
+    forward = rows(phase="forward", triton=2.0, eager=1.0, mine=1.5)
+    others_alone = rows(phase="backward", triton=2.0, eager=1.0)
+    (table,) = parts(pd.concat([whole, forward, others_alone], ignore_index=True), Table)
+    assert list(table.cells["phase"]) == ["forward_backward", "forward"]
+    assert list(table.cells["mine"]) == ["6.00 (2 of 3, 2.00×, 200 TFLOP/s)", "1.50 (2 of 3, 1.50×)"]
+    assert list(table.cells["fastest of the others"]) == ["triton 3.00", "eager 1.00"]
 
 
 def test_the_leaderboards_problem_comes_first_and_its_answer_tells_the_place():

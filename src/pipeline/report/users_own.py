@@ -1,6 +1,6 @@
 """What a section says of implementations of the user's own: their place among the others, or what is wrong."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -41,7 +41,7 @@ def with_users_own(section: Section, rows: pd.DataFrame, stage: Stage) -> Sectio
     failures, timed = _failures(ranked[ranked["own"]]), _first_problems(ranked)
     parts: list[Any] = [*failures]
     if len(timed):
-        parts += [Figure("users_own", _sentence(timed), _bars(timed)), _table(timed)]
+        parts += [Figure("users_own", _sentence(timed), _bars(timed)), _table(timed, _by_phase(rows, stage, timed))]
     return replace(
         section,
         parts=[*section.parts, *parts],
@@ -57,10 +57,12 @@ def ranking(rows: pd.DataFrame, stage: Stage, measured: Measured) -> pd.DataFram
     Columns are those of the rows, `problem` (the axes that differ between cells, as text), `label` (implementation and,
     say, bucket size), `own`, and among rows with figures `place` and `of`. The stage's first problem leads.
     """
-    whole = rows[(rows[list(measured.whole)] == pd.Series(measured.whole)).all(axis=1)]
+    cells = {name: value for name, value in measured.whole.items() if name != "phase"}
+    every = rows[(rows[list(cells)] == pd.Series(cells, dtype=object)).all(axis=1)]
+    differing = [name for name in stage.axes if every[name].nunique() > 1]
+    whole = every[every["phase"] == measured.whole["phase"]]
     whole = whole[~whole["impl"].isin(measured.apart)].reset_index(drop=True)
     whole = whole.reindex(columns=list(dict.fromkeys([*whole, *FIGURES])))  # of which there may be none
-    differing = [name for name in stage.axes if whole[name].nunique() > 1]
     keys = [name for name in stage.row_types.key_columns() if name in whole and name not in ("impl", *measured.whole)]
     whole["problem"] = [" ".join(f"{name}={text(row[name])}" for name in differing) for _, row in whole.iterrows()]
     whole["label"] = [_label(row, keys) for _, row in whole.iterrows()]
@@ -164,26 +166,51 @@ def _failures(own: pd.DataFrame) -> list[Markdown]:
     ]
 
 
-def _table(timed: pd.DataFrame) -> Table:
-    """Write one line per problem: for each of the user's own its time and place, and the fastest of the others."""
+def _by_phase(rows: pd.DataFrame, stage: Stage, timed: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Return what is ranked by phase: first the whole, then each of its phases that the user's own have figures of."""
+    measured = stage.subjects
+    assert measured is not None
+    whole = measured.whole["phase"]
+    tables = {whole: timed}
+    for phase in rows["phase"].dropna().unique():
+        if phase != whole:
+            of_phase = replace(measured, whole={**measured.whole, "phase": phase})
+            part = ok(ranking(rows, stage, of_phase))
+            with_own = part.loc[part["own"], "problem"]
+            tables[phase] = part[part["problem"].isin(with_own) & part["problem"].isin(timed["problem"])]
+    return {phase: table for phase, table in tables.items() if len(table)}
+
+
+def _table(timed: pd.DataFrame, by_phase: Mapping[str, pd.DataFrame]) -> Table:
+    """Write one line per problem and phase: for each of the user's own its time and place, and the fastest other."""
     lines = []
-    for problem, group in timed.groupby("problem", sort=False):
-        best = _best_of_others(group)
-        own = {row["impl"]: _place_cell(row, best) for _, row in _best_of_own(group).iterrows()}
-        fastest = "–" if best is None else f"{best['label']} {significant(best['median_ms'])}{_unstable(best)}"
-        lines.append({"problem": problem or "–", **own, "fastest of the others": fastest})
+    for problem in timed["problem"].unique():
+        for phase, ranked in by_phase.items():
+            group = ranked[ranked["problem"] == problem]
+            if len(group):
+                phases = {"phase": phase} if len(by_phase) > 1 else {}
+                lines.append({"problem": problem or "–", **phases, **_cells(group)})
     title = Markdown(
-        "Your own beside the others, medians in ms; in brackets the place among all that have a figure, and the time "
-        "over that of the fastest of the others:"
+        "Your own beside the others, medians in ms; in brackets the place among all that have a figure, the time "
+        "over that of the fastest of the others, and the rate where one is known:"
     )
-    return Table(title, pd.DataFrame(lines).fillna("–"))
+    return Table(title, pd.DataFrame(lines[:MOST_TABLE_ROWS]).fillna("–"))
+
+
+def _cells(group: pd.DataFrame) -> dict[str, str]:
+    best = _best_of_others(group)
+    own = {row["impl"]: _place_cell(row, best) for _, row in _best_of_own(group).iterrows()}
+    fastest = "–" if best is None else f"{best['label']} {significant(best['median_ms'])}{_unstable(best)}"
+    return {**own, "fastest of the others": fastest}
 
 
 def _place_cell(row: pd.Series, best: pd.Series | None) -> str:
     label = row["label"].removeprefix(row["impl"]).strip(" ()")
     unstable = "unstable" if row["status"] == "unstable" else ""
     over = "" if best is None else ratio(row["median_ms"] / best["median_ms"])
-    told = ", ".join(filter(None, (label, unstable, f"{int(row['place'])} of {int(row['of'])}", over)))
+    rate = row.get("tflops_per_s")
+    reached = f"{significant(rate)} TFLOP/s" if pd.notna(rate) else ""
+    told = ", ".join(filter(None, (label, unstable, f"{int(row['place'])} of {int(row['of'])}", over, reached)))
     return f"{significant(row['median_ms'])} ({told})"
 
 
