@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.cells.rows import columns
 from pipeline.describe import described
 from pipeline.registry import stage, stages
 
@@ -27,3 +28,13 @@ def test_every_column_has_a_meaning_that_no_table_breaks_on():
         lines = [line for line in described(each).splitlines() if line.startswith("|")]
         assert all(line.count("|") == 4 for line in lines)
         assert not [line for line in lines if line.split("|")[2].strip() == ""]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_in_a_terminal_no_table_is_wider_than_it_and_every_column_is_there(width):
+    for each in stages().values():
+        docs = {line for part in described(each).split("\n\n") if "|" not in part for line in part.splitlines()}
+        lines = described(each, width).splitlines()
+        assert [line for line in lines if len(line) > width and line not in docs] == []
+        for row_type in each.row_types.types.values():
+            assert set(columns(row_type)) <= {line.split(" ")[0] for line in lines}

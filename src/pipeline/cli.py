@@ -147,10 +147,14 @@ def _compare(arguments: argparse.Namespace) -> int:
 
 
 def _describe(arguments: argparse.Namespace) -> None:
+    import shutil
+
     from pipeline.describe import described
     from pipeline.registry import stage, stages
 
-    print("\n\n".join(map(described, [stage(arguments.stage)] if arguments.stage else stages().values())))
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    told = [stage(arguments.stage)] if arguments.stage else stages().values()
+    print("\n\n".join(described(each, width) for each in told))
 
 
 def _doctor(_arguments: argparse.Namespace) -> None:

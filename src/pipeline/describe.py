@@ -10,15 +10,20 @@ from pipeline.cells.fields import text
 from pipeline.cells.rows import Row, columns
 from pipeline.cells.stage import SETTING, Stage
 
+LEAST_WIDTH = 40  # of the second and third column together
 
-def described(stage: Stage) -> str:
-    """Return Markdown: the question, axes and settings with ranges and defaults, and the columns of each row type."""
-    axes = _table(["axis", "allowed", "default"], map(_field_line, fields(stage.cell_type)))
-    settings = _table(["setting", "allowed", "default"], map(_field_line, fields(stage.settings_type)))
+
+def described(stage: Stage, width: int | None = None) -> str:
+    """Return the question, axes and settings with ranges and defaults, and the columns of each row type.
+
+    As Markdown; with tables for people, as wide as so many characters where `width` is given.
+    """
+    axes = _table(["axis", "allowed", "default"], map(_field_line, fields(stage.cell_type)), width)
+    settings = _table(["setting", "allowed", "default"], map(_field_line, fields(stage.settings_type)), width)
     types = stage.row_types.types
     kinds = {row_type: ", ".join(kind for kind in types if types[kind] is row_type) for row_type in types.values()}
     rows = [
-        _columns_part(f"{stage.row_types.kind_column}={kind}" if kind else "", row_type)
+        _columns_part(f"{stage.row_types.kind_column}={kind}" if kind else "", row_type, width)
         for row_type, kind in kinds.items()
     ]
     cell, shared = (inspect.getdoc(part) for part in (stage.cell_type, stage.settings_type))
@@ -32,9 +37,9 @@ def described(stage: Stage) -> str:
     return "\n\n".join(parts)
 
 
-def _columns_part(title: str, row_type: type[Row]) -> str:
+def _columns_part(title: str, row_type: type[Row], width: int | None) -> str:
     lines = [[item.name, item.meaning, item.limits] for item in columns(row_type).values()]
-    table = _table(["column", "meaning", "allowed"], lines)
+    table = _table(["column", "meaning", "allowed"], lines, width)
     of = f" of {title}" if title else ""
     return f"### Rows{of}\n\n{inspect.getdoc(row_type)}\n\n{table}"
 
@@ -49,6 +54,12 @@ def _field_line(item: Field) -> list[str]:
     return [item.name, kind, text(item.default)]
 
 
-def _table(head: list[str], lines: Iterable[list[str]]) -> str:
-    escaped = [[f"`{first}`", *rest] for first, *rest in lines]
-    return tabulate(escaped, head, tablefmt="pipe", disable_numparse=True)
+def _table(head: list[str], lines: Iterable[list[str]], width: int | None) -> str:
+    if width is None:
+        escaped = [[f"`{first}`", *rest] for first, *rest in lines]
+        return tabulate(escaped, head, tablefmt="pipe", disable_numparse=True)
+    every = list(lines)
+    longest = max((len(first) for first, *_ in every), default=0)
+    left = max(width - longest - 4, LEAST_WIDTH)  # but for two spaces between columns
+    widths = [None, left * 3 // 5, left * 2 // 5]
+    return tabulate(every, head, tablefmt="simple", disable_numparse=True, maxcolwidths=widths)

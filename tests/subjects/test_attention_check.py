@@ -25,6 +25,7 @@ def check(function, dtype=torch.float32, head_dim=16, is_causal=True):
 def test_a_right_implementation_passes_and_is_called_its_way(dtype, is_causal):
     assert check("Right", dtype, is_causal=is_causal).way == WAYS[0]
     assert check("by_heads", dtype, is_causal=is_causal).way == WAYS[1]
+    assert check("by_name_alone", dtype, is_causal=is_causal).way == WAYS[0]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Check an attention implementation against float64: output and gradients, at even and odd lengths."""
 
+import inspect
 import math
 import traceback
 from collections.abc import Callable
@@ -35,22 +36,33 @@ WAYS = ("folded", "heads")
 def attention_of(subject: Subject, way: str, is_causal: bool) -> Attend:
     """Import a subject and return it as a function of q, k and v of shape (batch, heads, length, head_dim).
 
-    It is an autograd function or a function of (q, k, v, is_causal). Raises Wrong where it is another class.
+    It is an autograd function or a function of (q, k, v, is_causal), whose is_causal may be keyword-only. Raises Wrong
+    where it is another class.
     """
     function = load(subject.use)
     if isinstance(function, type):
         if not issubclass(function, torch.autograd.Function):
             raise Wrong(f"{function.__name__} is a class, but no torch.autograd.Function: name a function")
         function = function.apply
+    by_name = _takes_by_name_alone(function, "is_causal")
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return function(q, k, v, is_causal)
+        return function(q, k, v, is_causal=is_causal) if by_name else function(q, k, v, is_causal)
 
     def attend_folded(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        output = function(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), is_causal)
+        output = attend(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1))
         return output.view_as(q) if isinstance(output, Tensor) else output
 
     return attend_folded if way == "folded" else attend
+
+
+def _takes_by_name_alone(function: Callable[..., Tensor], name: str) -> bool:
+    """Tell whether an argument is keyword-only, as in torch's own attention; not of functions that hide theirs."""
+    try:
+        argument = inspect.signature(function).parameters.get(name)
+    except (TypeError, ValueError):  # of builtins
+        return False
+    return argument is not None and argument.kind is inspect.Parameter.KEYWORD_ONLY
 
 
 def check_attention(
