@@ -65,6 +65,12 @@ def test_a_wrong_gradient_is_found_behind_a_right_output():
     assert check("without_scale_in_backward").reason.startswith("dq is off by ")
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_result_off_by_a_factor_is_told_with_it_and_others_are_not(dtype):
+    assert "; everywhere it is 4 times what it must be (" in check("without_scale_in_backward", dtype).reason
+    assert "everywhere" not in check("off_by_one", dtype).reason + check("without_mask", dtype).reason
+
+
 def test_odd_lengths_are_checked_unless_they_are_refused():
     assert "(length 113, head_dim 16, no mask)" in check("wrong_at_odd_lengths", is_causal=False).reason
     assert check("powers_of_two_alone").status == "ok"

@@ -162,9 +162,17 @@ def _wrong(results: list[Tensor], inputs: tuple[Tensor, ...], is_causal: bool) -
         worst = int(over.argmax())
         if over.flatten()[worst] > 1:
             said = _told_off(name, result, off, over, worst)
+            scaled = _multiple(result, getattr(exact, name), bound)
             shifted = _other_diagonal(result, inputs) if is_causal and name == "output" else ""
-            return said + (shifted or _without_mask(name, result, inputs, is_causal, eps))
+            return said + (scaled or shifted or _without_mask(name, result, inputs, is_causal, eps))
     return None
+
+
+def _multiple(result: Tensor, wanted: Tensor, bound: Tensor) -> str:
+    """Say by which factor a result is off, where it is by one and the same everywhere."""
+    factor = (result.double() * wanted).sum() / wanted.square().sum()
+    is_one = ((result.double() - factor * wanted).abs() <= bound * factor.abs().clamp(min=1)).all()
+    return f"; everywhere it is {factor.item():.3g} times what it must be" if is_one else ""
 
 
 def _without_mask(name: str, result: Tensor, inputs: tuple[Tensor, ...], is_causal: bool, eps: float | None) -> str:
