@@ -146,6 +146,17 @@ class TestInABrowser:
         enter(opened, "filter", "ALERT 1234")
         assert [row[1] for row in shown(opened)] == [f"{HOSTILE} 1234"]
 
+    def test_another_table_keeps_the_words_and_the_status_if_it_has_that_one(self, opened):
+        enter(opened, "status", "unstable")
+        enter(opened, "filter", "1234")
+        enter(opened, "table", "flash")
+        chosen = "['status', 'filter'].map(id => document.getElementById(id).value)"
+        assert opened.run(chosen) == ["all", "1234"]
+        enter(opened, "table", "timing")
+        enter(opened, "status", "ok")
+        enter(opened, "table", "flash")
+        assert opened.run(chosen) == ["ok", "1234"]
+
     def test_a_link_opens_the_table_of_its_stage(self, opened):
         opened.run("location.hash = '#rows-flash'")
         opened.wait_for("document.getElementById('shown').textContent !== '5,000 of 5,000 rows'")

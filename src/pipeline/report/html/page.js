@@ -106,7 +106,7 @@ class Rows {
     for (const id of ["table", "status", "filter", "download", "shown", "viewport", "widths", "head", "body", "same"]) {
       this[id] = document.getElementById(id);
     }
-    this.table.addEventListener("change", () => this.open(this.table.value));
+    this.table.addEventListener("change", () => this.open(this.table.value, this.filter.value, this.status.value));
     this.status.addEventListener("change", () => this.choose());
     this.filter.addEventListener("input", () => this.choose());
     this.download.addEventListener("click", () => this.save());
@@ -125,7 +125,7 @@ class Rows {
   }
 
   // words: what its rows have in one of the files, where those of all files do not
-  open(name, words = "") {
+  open(name, words = "", status = "all") {
     this.table.value = name;
     const { columns, same, meanings, told_by } = this.tables[name];
     this.toldBy = told_by;
@@ -137,6 +137,7 @@ class Rows {
     this.sorted = { column: -1, down: false };
     const found = [...new Set(columns[told_by] ?? [])].sort();
     this.status.replaceChildren(...["all", ...found].map((word) => new Option(word)));
+    this.status.value = found.includes(status) ? status : "all";
     this.filter.value = Object.values(same).map(String).includes(words) ? "" : words;
     this.same.replaceChildren(...Object.entries(same).flatMap(([name, value]) => [element("dt", name), element("dd", shownText(value))]));
     this.same.parentElement.hidden = !Object.keys(same).length;
