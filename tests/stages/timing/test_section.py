@@ -75,7 +75,7 @@ def test_every_problem_of_the_assignment_is_answered(make_rows):
 def test_the_first_screen_shows_each_model_at_the_longest_context_that_all_have(make_rows):
     table, *_ = section.build(make_rows("h200")).headline
     assert [name.split(" ")[0] for name in table.cells["model"]] == ["small", "medium", "large", "xl", "2.7B"]
-    assert table.cells["model"][0] == "small (129M, 12 layers)"
+    assert table.cells["model"][0] == "small (129M, 12 layers of width 768)"
     assert "context 1024" in table.title
     assert "bf16" in table.title
     assert "GPU idle" not in table.cells
@@ -140,7 +140,10 @@ def test_the_first_screen_compares_with_tf32_where_it_has_that_at_its_context_el
     rows = make_rows("h200")
     ratios = steps.precision_gains(rows, "bf16", "tf32").set_index(["size", "context_length"])["ratio"]
     shown = section.build(rows).headline[0]
-    assert shown.cells.set_index("model")["× tf32"]["small (129M, 12 layers)"] == f"{ratios['small', 1024]:.2f}"
+    assert (
+        shown.cells.set_index("model")["× tf32"]["small (129M, 12 layers of width 768)"]
+        == f"{ratios['small', 1024]:.2f}"
+    )
     assert "× fp32" not in shown.cells
     assert " × tf32: times as fast as in fp32 with TF32, where both are stable." in shown.title
     short = section.build(rows[(rows["precision"] != "tf32") | (rows["context_length"] < 1024)]).headline[0]
@@ -262,8 +265,8 @@ def test_the_first_screen_says_why_its_context_is_not_the_longest(make_rows):
 
 def test_a_model_named_after_a_smaller_one_says_why_it_is_larger(make_rows):
     models = list(section.build(make_rows("h200")).headline[0].cells["model"])
-    assert "2.7B (3.41B with SwiGLU, 32 layers)" in models
-    assert "xl (2.00B, 48 layers)" in models
+    assert "2.7B (3.41B with SwiGLU, 32 layers of width 2,560)" in models
+    assert "xl (2.00B, 48 layers of width 1,600)" in models
 
 
 def test_an_unstable_step_is_marked_on_the_first_screen(make_rows):
@@ -271,8 +274,8 @@ def test_an_unstable_step_is_marked_on_the_first_screen(make_rows):
     step = (rows["size"] == "xl") & (rows["context_length"] == 1024) & (rows["precision"] == "bf16")
     rows.loc[step, "status"] = "unstable"
     cells = section.build(rows).headline[0].cells.set_index("model")["tokens/s"]
-    assert cells["xl (2.00B, 48 layers)"].endswith(" (unstable)")
-    assert not cells["large (969M, 36 layers)"].endswith(" (unstable)")
+    assert cells["xl (2.00B, 48 layers of width 1,600)"].endswith(" (unstable)")
+    assert not cells["large (969M, 36 layers of width 1,280)"].endswith(" (unstable)")
 
 
 def test_a_step_that_the_host_limits_says_nothing_of_a_precision(make_rows):
@@ -347,8 +350,8 @@ def test_no_ratio_to_an_unstable_step_is_told(make_rows):
     slow = (rows["size"] == "small") & (rows["precision"] == "bf16")
     built = section.build(unstable_in_fp32(scaled(rows, 50.0, slow), "small"))
     gained = built.headline[0].cells.set_index("model")["× tf32"]
-    assert gained["small (129M, 12 layers)"] == "–"
-    assert gained["medium (423M, 24 layers)"] != "–"
+    assert gained["small (129M, 12 layers of width 768)"] == "–"
+    assert gained["medium (423M, 24 layers of width 1,024)"] != "–"
     (advice,) = [action for action in built.actions if "Train in bf16" in action.what]
     assert "small" not in advice.why
     answers = {problem.name: problem.answer for problem in built.problems}

@@ -115,10 +115,11 @@ def _tuned(cells: Iterable[str], levers: Sequence[str]) -> str:
 
 
 def _shape(row: pd.Series) -> str:
-    parameters = parameter_count(SIZES[row["size"]], int(row["setting_vocab_size"]))
+    size = SIZES[row["size"]]
+    parameters = parameter_count(size, int(row["setting_vocab_size"]))
     words = f"{number(parameters / 1e9)}B" if parameters >= 1e9 else f"{number(parameters / 1e6)}M"
     swiglu = " with SwiGLU" if row["size"] in NAMED_WITHOUT_SWIGLU else ""
-    return f"{words}{swiglu}, {SIZES[row['size']].num_layers} layers"
+    return f"{words}{swiglu}, {size.num_layers} layers of width {count(size.d_model)}"
 
 
 def finding(steps: pd.DataFrame, reached: Mapping[str, float]) -> str:
