@@ -27,6 +27,7 @@ from pipeline.attention.triton.gpu import gpu_of
 from pipeline.attention.triton.kernel_sets import forward_kernels
 from pipeline.attention.triton.kernels.chunks import ROWS_PUT_TOGETHER, combine_kernel
 from pipeline.attention.triton.kernels.forward import forward_kernel
+from pipeline.attention.triton.mask import CAUSAL
 from pipeline.attention.triton.problem import PROBLEMS_KEPT, Problem
 from pipeline.attention.triton.tile_tables import tables_for
 from pipeline.attention.triton.tiles import IN_USE, Choices, tile_width
@@ -114,7 +115,7 @@ def _in_gluon(problem: Problem) -> ForwardPlan:
     from pipeline.attention.triton.gluon.launches import forward_launch  # which not every Triton has
 
     q, k = problem.q, problem.k
-    tiles = forward_tiles(tile_width(q.shape[-1]), k.shape[-2])
+    tiles = forward_tiles(tile_width(q.shape[-1]), k.shape[-2], problem.band == CAUSAL)
     assert tiles is not None  # or `forward_kernels` had not chosen these
     attend = forward_launch(problem, tiles)
     like_o, like_lse = like(q.shape, q.dtype, q.device), like(q.shape[:-1], torch.float32, q.device)

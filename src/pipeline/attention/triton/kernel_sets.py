@@ -71,7 +71,7 @@ def kernels_of(
 def forward_kernels(problem: Problem) -> KernelSet:
     """Choose those of a forward pass."""
     q, k, v = problem.q, problem.k, problem.v
-    tiles = gluon_tiles.forward_tiles(tile_width(q.shape[-1]), k.shape[-2])
+    tiles = gluon_tiles.forward_tiles(tile_width(q.shape[-1]), k.shape[-2], problem.band == CAUSAL)
     why_not = _why_not(problem.band, q, k, tiles) or _why_not_read(q, k, v)
     if why_not is None and tiles is not None:
         why_not = _why_too_few(q, tiles.block_queries)

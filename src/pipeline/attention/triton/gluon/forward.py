@@ -26,6 +26,16 @@ from pipeline.attention.triton.gluon.pieces import (
     tiles_of,
     work_item,
 )
+from pipeline.attention.triton.gluon.softmax import (
+    by_thread,
+    computed_here,
+    first_maximum,
+    raised,
+    rescaled,
+    sums_and_lse,
+    sums_of,
+    weights_of,
+)
 
 LN_2 = gl.constexpr(0.6931471805599453)
 ROWS = gl.constexpr(64)  # queries of a warpgroup: as many as one wgmma has rows
@@ -134,12 +144,12 @@ def _attend(
             visible = keys < n_keys
             if CAUSAL:
                 visible &= keys <= (first_query + gl.arange(0, ROWS, S_ROW))[:, None]
-            s = gl.where(visible, s, float("-inf"))
-            maximum = gl.max(s, 1) * scale_log2
-            p = gl.exp2(s * scale_log2 - maximum[:, None])
-            total = gl.sum(p, 1)
+            s = by_thread(gl.where(visible, s, float("-inf")))
+            maximum = first_maximum(s, scale_log2)
+            p = weights_of(s, maximum, scale_log2)
+            total = sums_of(p)
             o = gl.zeros([ROWS, WIDTH], gl.float32, O_LAYOUT)
-            weights = gl.convert_layout(p.to(DTYPE), P_LAYOUT)
+            weights = gl.convert_layout(gl.reshape(p.to(DTYPE), [ROWS, BLOCK_KEYS]), P_LAYOUT)
             for _ in range(blocks - 1):
                 slot_after, phase_after = next_slot(slot, phase, STAGES)
                 mbarrier.wait(k_full.index(slot_after), phase_after)
@@ -148,20 +158,20 @@ def _attend(
                 )
                 mbarrier.wait(v_full.index(slot), phase)
                 o_coming = warpgroup_mma(weights, v_tiles.index(slot), o, is_async=True)
-                s = warpgroup_mma_wait(1, deps=[s_coming])
+                s = by_thread(warpgroup_mma_wait(1, deps=[s_coming]))
                 mbarrier.arrive(k_free.index(slot_after), count=1)
-                new_maximum = gl.maximum(maximum, gl.max(s, 1) * scale_log2)
-                p = gl.exp2(s * scale_log2 - new_maximum[:, None])
-                rescale = gl.exp2(maximum - new_maximum)
-                total = total * rescale + gl.sum(p, 1)
-                maximum = new_maximum
+                maximum, rescale = raised(maximum, s, scale_log2)
+                p = weights_of(s, maximum, scale_log2)
+                total = total * rescale + sums_of(p)
+                weights_coming = gl.reshape(p.to(DTYPE), [ROWS, BLOCK_KEYS])
                 if SOFTMAX_FIRST:
                     # It is there. But waiting ends a basic block, beyond which ptxas moves no exponentials.
+                    total, weights_coming = computed_here(total), computed_here(weights_coming)
                     mbarrier.wait(v_full.index(slot), phase)
-                o, weights, p = warpgroup_mma_wait(0, deps=[o_coming, weights, p])
+                o, weights, weights_coming = warpgroup_mma_wait(0, deps=[o_coming, weights, weights_coming])
                 mbarrier.arrive(v_free.index(slot), count=1)
-                o = o * gl.convert_layout(rescale, O_ROW)[:, None]
-                weights = gl.convert_layout(p.to(DTYPE), P_LAYOUT)
+                o = rescaled(o, rescale)
+                weights = gl.convert_layout(weights_coming, P_LAYOUT)
                 slot, phase = slot_after, phase_after
             if not O_IN_Q:
                 mbarrier.arrive(q_free.index(GROUP), count=1)
@@ -171,11 +181,11 @@ def _attend(
             mbarrier.arrive(v_free.index(slot), count=1)
             slot, phase = next_slot(slot, phase, STAGES)
             queries = first_query + gl.arange(0, ROWS, S_ROW)
-            lse = (maximum + gl.log2(total)) * LN_2
-            gl.store(lse_ptr + matrix.to(gl.int64) * n_queries + queries, lse, mask=queries < n_queries)
+            sums, lse_log2 = sums_and_lse(total, maximum, S_ROW)
+            gl.store(lse_ptr + matrix.to(gl.int64) * n_queries + queries, lse_log2 * LN_2, mask=queries < n_queries)
             if not O_IN_Q:
                 tma.store_wait(0)  # until the tile before has been read
-            o_tile.store((o * (1.0 / gl.convert_layout(total, O_ROW))[:, None]).to(DTYPE))
+            o_tile.store((o * (1.0 / gl.convert_layout(sums, O_ROW))[:, None]).to(DTYPE))
             fence_async_shared()
             tma.async_copy_shared_to_global(o_matrices, [0, matrix, first_query, 0], as_block(o_tile))
             if O_IN_Q:

@@ -140,12 +140,12 @@ def forward_constants(
         "HEAD_DIM": head_dim,
         "WIDTH": tile_width(head_dim),
         "BLOCK_KEYS": tiles.block_keys,
-        "STAGES": tiles.stages,
     }
     if isinstance(tiles, NarrowForwardTiles):
         return shared
     return {
         **shared,
+        "STAGES": tiles.stages,
         "GROUPS": tiles.groups,
         "REGISTERS": tiles.registers,
         "O_IN_Q": tiles.o_in_q,

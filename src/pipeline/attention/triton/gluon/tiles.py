@@ -31,7 +31,6 @@ class NarrowForwardTiles:
     """The tiles of the forward kernel of one warpgroup, of which so many programs share a multiprocessor."""
 
     block_keys: int
-    stages: int
     registers: int
     programs_per_sm: int
     block_queries: ClassVar[int] = GROUP_ROWS
@@ -70,7 +69,7 @@ class KeyValueTiles:
 
 # With fewer keys than LONG_KEYS: small programs begin and end sooner.
 FORWARD_SHORT: dict[int, ForwardTiles | NarrowForwardTiles] = {
-    64: NarrowForwardTiles(block_keys=64, stages=2, registers=128, programs_per_sm=4),
+    64: NarrowForwardTiles(block_keys=64, registers=128, programs_per_sm=4),
 }
 FORWARD: dict[int, ForwardTiles | NarrowForwardTiles] = {
     64: ForwardTiles(groups=3, block_keys=128, stages=2, registers=160, softmax_first=True),
@@ -82,14 +81,14 @@ BACKWARD: dict[int, BackwardTiles | KeyValueTiles] = {
     128: BackwardTiles(block_queries=64, stages=2, registers=240),
     256: KeyValueTiles(stages=2, registers=240, query=QueryTiles(registers=240)),
 }
-LONG_KEYS = 2048  # from so many on
+LONG_KEYS, LONG_KEYS_CAUSAL = 2048, 8192
 # With fewer queries or keys the plain kernels are as fast or faster.
 SHORTEST = {64: 512, 128: 256, 256: 512}
 # And with fewer tiles than so many a multiprocessor, where they cut their loops into chunks.
 LEAST_TILES_PER_SM = 0.75
 
 
-def forward_tiles(width: int, n_keys: int) -> ForwardTiles | NarrowForwardTiles | None:
-    """Return the tiles of the forward kernel for this width and number of keys; None where there are none."""
-    short = FORWARD_SHORT.get(width) if n_keys < LONG_KEYS else None
+def forward_tiles(width: int, n_keys: int, is_causal: bool) -> ForwardTiles | NarrowForwardTiles | None:
+    """Return the tiles of the forward kernel for this width, number of keys and mask; None where there are none."""
+    short = FORWARD_SHORT.get(width) if n_keys < (LONG_KEYS_CAUSAL if is_causal else LONG_KEYS) else None
     return short or FORWARD.get(width)
