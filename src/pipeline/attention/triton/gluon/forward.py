@@ -28,7 +28,6 @@ from pipeline.attention.triton.gluon.pieces import (
 )
 from pipeline.attention.triton.gluon.softmax import (
     by_thread,
-    computed_here,
     first_maximum,
     raised,
     rescaled,
@@ -99,7 +98,7 @@ def _load(
 def _attend(
     o_ptr, lse_ptr, sizes, scale_log2, tiles, o_tiles, ring, CAUSAL: gl.constexpr, HEAD_DIM: gl.constexpr,
     WIDTH: gl.constexpr, BLOCK_KEYS: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr, O_IN_Q: gl.constexpr,
-    SOFTMAX_FIRST: gl.constexpr, GROUP: gl.constexpr,
+    GROUP: gl.constexpr,
 ):  # fmt: skip
     """Attend from one warpgroup's queries of every tile."""
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_KEYS, 16])
@@ -164,10 +163,6 @@ def _attend(
                 p = weights_of(s, maximum, scale_log2)
                 total = total * rescale + sums_of(p)
                 weights_coming = gl.reshape(p.to(DTYPE), [ROWS, BLOCK_KEYS])
-                if SOFTMAX_FIRST:
-                    # It is there. But waiting ends a basic block, beyond which ptxas moves no exponentials.
-                    total, weights_coming = computed_here(total), computed_here(weights_coming)
-                    mbarrier.wait(v_full.index(slot), phase)
                 o, weights, weights_coming = warpgroup_mma_wait(0, deps=[o_coming, weights, weights_coming])
                 mbarrier.arrive(v_free.index(slot), count=1)
                 o = rescaled(o, rescale)
@@ -203,15 +198,14 @@ def hopper_forward_kernel(
     heads, n_matrices, n_queries, n_keys, n_tiles, heads_together, scale_log2,
     CAUSAL: gl.constexpr, HEADS_PER_KV: gl.constexpr, HEAD_DIM: gl.constexpr, WIDTH: gl.constexpr,
     BLOCK_KEYS: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr, REGISTERS: gl.constexpr,
-    O_IN_Q: gl.constexpr, SOFTMAX_FIRST: gl.constexpr,
+    O_IN_Q: gl.constexpr,
 ):  # fmt: skip
     """Attend from every tile of GROUPS · 64 queries to its keys.
 
     Shapes: q, k and v as their strides say, o is (matrices, n_queries, head_dim), lse (matrices, n_queries), where
     matrices are batch · heads; HEADS_PER_KV of them in a row share keys and values. GROUPS: how many warpgroups attend,
     2 or 3, with REGISTERS a thread. O_IN_Q: the output leaves by way of the shared memory of its queries, where there
-    is none of its own. SOFTMAX_FIRST: a warpgroup computes weights before it waits for the output of the block before,
-    and not only while the others multiply.
+    is none of its own.
     """
     DTYPE: gl.constexpr = q_ptr.dtype.element_ty
     q_tiles = tiles_of(GROUPS, ROWS, WIDTH, DTYPE)
@@ -233,9 +227,9 @@ def hopper_forward_kernel(
         gl.warp_specialize(
             [
                 (_attend, (o_ptr, lse_ptr, sizes, scale_log2, tiles, o_tiles, ring, CAUSAL, HEAD_DIM, WIDTH, BLOCK_KEYS,
-                           STAGES, GROUPS, O_IN_Q, SOFTMAX_FIRST, gl.constexpr(0))),
+                           STAGES, GROUPS, O_IN_Q, gl.constexpr(0))),
                 (_attend, (o_ptr, lse_ptr, sizes, scale_log2, tiles, o_tiles, ring, CAUSAL, HEAD_DIM, WIDTH, BLOCK_KEYS,
-                           STAGES, GROUPS, O_IN_Q, SOFTMAX_FIRST, gl.constexpr(1))),
+                           STAGES, GROUPS, O_IN_Q, gl.constexpr(1))),
                 (_load, (q_ptr, k_ptr, v_ptr, strides, sizes, tiles, ring, CAUSAL, HEADS_PER_KV, HEAD_DIM, WIDTH,
                          BLOCK_KEYS, STAGES, GROUPS)),
             ],
@@ -245,11 +239,11 @@ def hopper_forward_kernel(
         gl.warp_specialize(
             [
                 (_attend, (o_ptr, lse_ptr, sizes, scale_log2, tiles, o_tiles, ring, CAUSAL, HEAD_DIM, WIDTH, BLOCK_KEYS,
-                           STAGES, GROUPS, O_IN_Q, SOFTMAX_FIRST, gl.constexpr(0))),
+                           STAGES, GROUPS, O_IN_Q, gl.constexpr(0))),
                 (_attend, (o_ptr, lse_ptr, sizes, scale_log2, tiles, o_tiles, ring, CAUSAL, HEAD_DIM, WIDTH, BLOCK_KEYS,
-                           STAGES, GROUPS, O_IN_Q, SOFTMAX_FIRST, gl.constexpr(1))),
+                           STAGES, GROUPS, O_IN_Q, gl.constexpr(1))),
                 (_attend, (o_ptr, lse_ptr, sizes, scale_log2, tiles, o_tiles, ring, CAUSAL, HEAD_DIM, WIDTH, BLOCK_KEYS,
-                           STAGES, GROUPS, O_IN_Q, SOFTMAX_FIRST, gl.constexpr(2))),
+                           STAGES, GROUPS, O_IN_Q, gl.constexpr(2))),
                 (_load, (q_ptr, k_ptr, v_ptr, strides, sizes, tiles, ring, CAUSAL, HEADS_PER_KV, HEAD_DIM, WIDTH,
                          BLOCK_KEYS, STAGES, GROUPS)),
             ],

@@ -28,7 +28,6 @@ from pipeline.attention.triton.gluon.pieces import (
 )
 from pipeline.attention.triton.gluon.softmax import (
     by_thread,
-    computed_here,
     first_maximum,
     raised,
     rescaled,
@@ -51,8 +50,7 @@ def _tile_of(item, sizes, HEADS_PER_KV: gl.constexpr, CAUSAL: gl.constexpr, BLOC
     exists = item < n_tiles * n_matrices
     matrix, rank = matrix_and_tile(gl.where(exists, item, 0), n_tiles, n_matrices, heads_together)
     first_query = tile_after(rank, n_tiles, CAUSAL) * ROWS
-    # Without a mask all tiles have as many. LLVM must not know: what it would then keep in registers leaves ptxas too
-    # few to compute exponentials before the output of the block before is there.
+    # Without a mask all tiles have as many blocks. LLVM must not know: it would keep more in registers, and be slower.
     last_query = first_query + ROWS if CAUSAL else first_query + ROWS + n_keys
     blocks = blocks_of(last_query, n_keys, True, BLOCK_KEYS)
     kv_heads, kv_matrix = heads // HEADS_PER_KV, matrix // HEADS_PER_KV
@@ -173,9 +171,8 @@ def hopper_narrow_forward_kernel(
             scores = by_thread(warpgroup_mma_wait(1, deps=[s_coming]))
             maximum, rescale = raised(maximum, scores, scale_log2)
             p = weights_of(scores, maximum, scale_log2)
-            total = computed_here(total * rescale + sums_of(p))
-            weights_coming = computed_here(gl.reshape(p.to(DTYPE), [ROWS, BLOCK_KEYS]))
-            mbarrier.wait(full.index(slot), phase)  # is over; but ptxas moves no exponentials beyond a wait
+            total = total * rescale + sums_of(p)
+            weights_coming = gl.reshape(p.to(DTYPE), [ROWS, BLOCK_KEYS])
             o, weights, weights_coming = warpgroup_mma_wait(0, deps=[o_coming, weights, weights_coming])
             _load_next_but_one(
                 kv, pair, keys_at, blocks, keys_after_at, blocks_after, full.index(slot), k_tile, v_tile, BLOCK_KEYS

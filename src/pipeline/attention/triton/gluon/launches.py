@@ -149,7 +149,6 @@ def forward_constants(
         "GROUPS": tiles.groups,
         "REGISTERS": tiles.registers,
         "O_IN_Q": tiles.o_in_q,
-        "SOFTMAX_FIRST": tiles.softmax_first,
     }
 
 

@@ -96,16 +96,12 @@ def sums_of(p):
     return gl.sum(gl.sum(p, 3), 1)
 
 
-@gluon.jit
-def computed_here(x):
-    """Return x as it is, computed before what follows and has effects, beyond which LLVM would move it."""
-    PER_REGISTER: gl.constexpr = 32 // x.dtype.primitive_bitwidth
-    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], x.dtype, is_pure=False, pack=PER_REGISTER)
-
-
 @gluon.constexpr_function
-def _rescale(n):
-    """Write the multiplication of n numbers of a thread, $n and up, by as many, of which every third begins a row."""
+def _multiplication(n):
+    """Write the code that multiplies a thread's n numbers, $n and up, by as many factors.
+
+    Numbers come in pairs of one row and the other in turn, so that the first and the third factor are all there are.
+    """
     copies = [f"mov.f32 ${i}, ${n + i};" for i in range(n)]
     products = [f"mul.f32 ${i}, ${i}, ${2 * n + i};" for i in range(n)]
     of_rows = f"${2 * n}", f"${2 * n + 2}"
@@ -124,7 +120,7 @@ def _rescale(n):
 
 
 @gluon.constexpr_function
-def _rescale_operands(n):
+def _operands(n):
     return ",".join(["=&f"] * n + ["f"] * 2 * n)
 
 
@@ -132,8 +128,8 @@ def _rescale_operands(n):
 def rescaled(o, factor):
     """Multiply sums (rows, head_dim) by a factor for each row and thread, but not where all of a warp's are 1."""
     COUNT: gl.constexpr = o.shape[1] // 2  # of a thread
-    CODE: gl.constexpr = _rescale(COUNT)
-    OPERANDS: gl.constexpr = _rescale_operands(COUNT)
+    CODE: gl.constexpr = _multiplication(COUNT)
+    OPERANDS: gl.constexpr = _operands(COUNT)
     sums = by_thread(o)
     LAYOUT: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, sums.type.layout))
     factors = _of_scores(gl.convert_layout(factor, LAYOUT, assert_trivial=True))

@@ -18,7 +18,6 @@ class ForwardTiles:
     stages: int
     registers: int
     o_in_q: bool = False
-    softmax_first: bool = False
 
     @property
     def block_queries(self) -> int:
@@ -72,7 +71,7 @@ FORWARD_SHORT: dict[int, ForwardTiles | NarrowForwardTiles] = {
     64: NarrowForwardTiles(block_keys=64, registers=128, programs_per_sm=4),
 }
 FORWARD: dict[int, ForwardTiles | NarrowForwardTiles] = {
-    64: ForwardTiles(groups=3, block_keys=128, stages=2, registers=160, softmax_first=True),
+    64: ForwardTiles(groups=3, block_keys=128, stages=2, registers=160),
     128: ForwardTiles(groups=2, block_keys=128, stages=2, registers=240),
     256: ForwardTiles(groups=2, block_keys=64, stages=2, registers=240, o_in_q=True),
 }
