@@ -9,6 +9,8 @@ def test_cells_are_named_by_the_first_axis_and_by_what_else_varies():
     axes = ["precision", "size", "world_size"]
     assert cell_names(rows, axes) == ["fp32, 2 ranks", "bf16, 4 ranks"]
     assert cell_names(rows.head(1), axes) == ["fp32"]
+    batches = pd.DataFrame({"precision": "bf16", "batch_size_per_rank": [2, 4], "context_length": [512, 1024]})
+    assert cell_names(batches, list(batches)) == ["bf16, batch 2, context 512", "bf16, batch 4, context 1024"]
 
 
 def test_what_is_said_of_several_stands_once():

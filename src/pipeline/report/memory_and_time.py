@@ -73,7 +73,7 @@ class Run(side_by_side.Run):
 def answer(run: Run, ways: Sequence[str]) -> str:
     """Say what each of these ways takes, of those that were measured."""
     takes = "; ".join(f"{way} {run.takes(way)}" for way in ways if way in run.steps.index)
-    return f"{run.size} in {run.name} on {run.world_size} ranks: {takes}."
+    return f"{run.setup}: {takes}."
 
 
 def table(measured: Sequence[Run], what: str) -> Table:
@@ -119,7 +119,7 @@ def saved(measured: Sequence[Run], base: str, others: Sequence[str]) -> str:
         if better:
             full = f"{base} {'runs out of memory' if too_large else run.takes(base)}"
             shared = "; ".join(f"{way} {run.takes(way)}" for way in better)
-            return f"{run.size} in {run.name} on {run.world_size} ranks ({run.batch}): {full}; {shared}."
+            return f"{run.setup}: {full}; {shared}."
     return ""
 
 

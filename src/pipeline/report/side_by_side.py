@@ -12,6 +12,7 @@ from pipeline.report.section import listing, ms
 from pipeline.report.table_rows import in_order, ok
 
 PRECISIONS = ("fp32", "bf16")
+AXIS_WORDS = {"batch_size_per_rank": "batch {}", "context_length": "context {}", "world_size": "{} ranks"}
 NONE = "–"
 
 
@@ -41,6 +42,11 @@ class Run:
     def world_size(self) -> int:
         """The number of ranks."""
         return int(self.whole["world_size"].iloc[0])
+
+    @property
+    def setup(self) -> str:
+        """What runs on how many ranks: `xl in bf16 on 2 ranks (batch 2 a rank, context 512)`."""
+        return f"{self.size} in {self.whole['precision'].iloc[0]} on {self.world_size} ranks ({self.batch})"
 
     @property
     def batch(self) -> str:
@@ -84,9 +90,7 @@ def runs(rows: pd.DataFrame, kind: type[AnyRun]) -> list[AnyRun]:
 def cell_names(rows: pd.DataFrame, axes: Sequence[str]) -> list[str]:
     """Name each row's cell by the first axis and whichever others vary: `bf16`, or `bf16, xl, 4 ranks`."""
     telling = [axis for axis in axes if axis == axes[0] or rows[axis].nunique() > 1]
-    values = rows[telling].astype(str)
-    if "world_size" in telling:
-        values["world_size"] += " ranks"
+    values = pd.DataFrame({axis: rows[axis].map(AXIS_WORDS.get(axis, "{}").format) for axis in telling})
     return list(values.agg(", ".join, axis=1))
 
 

@@ -7,7 +7,7 @@ from pipeline.report.markup import Markdown
 from pipeline.report.memory_and_time import Run
 from pipeline.report.outcomes import not_measured, nothing_measured
 from pipeline.report.page_parts import Action, Figure, Section, say
-from pipeline.report.section import data_size, listing, ms, ratio
+from pipeline.report.section import data_size, listing, ms, percent, ratio
 from pipeline.report.side_by_side import whole_steps
 from pipeline.stages.fsdp.report.facts import DDP, DDP_SHARDED, NAMES, NOTHING, OURS, TORCHS, named, runs
 
@@ -77,8 +77,9 @@ def _gathers(run: Run) -> str:
     if OURS not in captures.index:
         return ""
     captured = captures.loc[OURS]
-    in_time = captured["gather_exposed_ms"] < IN_TIME * captured["span_ms"]
+    exposed = captured["gather_exposed_ms"] / captured["span_ms"]
     return (
         f"in a captured step gathers run for {ms(captured['gather_ms'])}, and nothing computes for "
-        f"{ms(captured['gather_exposed_ms'])} of that: they {'arrive' if in_time else 'do not all arrive'} in time."
+        f"{ms(captured['gather_exposed_ms'])} of that, {percent(exposed)} of the step: they "
+        f"{'arrive' if exposed < IN_TIME else 'do not all arrive'} in time."
     )
