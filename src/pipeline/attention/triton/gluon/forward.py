@@ -26,15 +26,7 @@ from pipeline.attention.triton.gluon.pieces import (
     tiles_of,
     work_item,
 )
-from pipeline.attention.triton.gluon.softmax import (
-    by_thread,
-    first_maximum,
-    raised,
-    rescaled,
-    sums_and_lse,
-    sums_of,
-    weights_of,
-)
+from pipeline.attention.triton.gluon.softmax import first_weights, more_weights, rescaled, sums_and_lse
 
 LN_2 = gl.constexpr(0.6931471805599453)
 ROWS = gl.constexpr(64)  # queries of a warpgroup: as many as one wgmma has rows
@@ -143,12 +135,10 @@ def _attend(
             visible = keys < n_keys
             if CAUSAL:
                 visible &= keys <= (first_query + gl.arange(0, ROWS, S_ROW))[:, None]
-            s = by_thread(gl.where(visible, s, float("-inf")))
-            maximum = first_maximum(s, scale_log2)
-            p = weights_of(s, maximum, scale_log2)
-            total = sums_of(p)
+            s = gl.where(visible, s, float("-inf"))
+            weights, maximum, total = first_weights(s, scale_log2, DTYPE)
+            weights = gl.convert_layout(weights, P_LAYOUT)
             o = gl.zeros([ROWS, WIDTH], gl.float32, O_LAYOUT)
-            weights = gl.convert_layout(gl.reshape(p.to(DTYPE), [ROWS, BLOCK_KEYS]), P_LAYOUT)
             for _ in range(blocks - 1):
                 slot_after, phase_after = next_slot(slot, phase, STAGES)
                 mbarrier.wait(k_full.index(slot_after), phase_after)
@@ -157,12 +147,9 @@ def _attend(
                 )
                 mbarrier.wait(v_full.index(slot), phase)
                 o_coming = warpgroup_mma(weights, v_tiles.index(slot), o, is_async=True)
-                s = by_thread(warpgroup_mma_wait(1, deps=[s_coming]))
+                s = warpgroup_mma_wait(1, deps=[s_coming])
                 mbarrier.arrive(k_free.index(slot_after), count=1)
-                maximum, rescale = raised(maximum, s, scale_log2)
-                p = weights_of(s, maximum, scale_log2)
-                total = total * rescale + sums_of(p)
-                weights_coming = gl.reshape(p.to(DTYPE), [ROWS, BLOCK_KEYS])
+                weights_coming, maximum, total, rescale = more_weights(s, maximum, total, scale_log2, DTYPE)
                 o, weights, weights_coming = warpgroup_mma_wait(0, deps=[o_coming, weights, weights_coming])
                 mbarrier.arrive(v_free.index(slot), count=1)
                 o = rescaled(o, rescale)

@@ -26,15 +26,7 @@ from pipeline.attention.triton.gluon.pieces import (
     tiles_of,
     work_item,
 )
-from pipeline.attention.triton.gluon.softmax import (
-    by_thread,
-    first_maximum,
-    raised,
-    rescaled,
-    sums_and_lse,
-    sums_of,
-    weights_of,
-)
+from pipeline.attention.triton.gluon.softmax import first_weights, more_weights, rescaled, sums_and_lse
 
 PAIRS = gl.constexpr(2)  # of a block of keys and the values before it, loaded ahead
 
@@ -152,12 +144,10 @@ def hopper_narrow_forward_kernel(
         visible = keys < n_keys
         if CAUSAL:
             visible &= keys <= (first_query + gl.arange(0, ROWS, S_ROW))[:, None]
-        scores = by_thread(gl.where(visible, s, float("-inf")))
-        maximum = first_maximum(scores, scale_log2)
-        p = weights_of(scores, maximum, scale_log2)
-        total = sums_of(p)
+        s = gl.where(visible, s, float("-inf"))
+        weights, maximum, total = first_weights(s, scale_log2, DTYPE)
+        weights = gl.convert_layout(weights, P_LAYOUT)
         o = gl.zeros([ROWS, WIDTH], gl.float32, O_LAYOUT)
-        weights = gl.convert_layout(gl.reshape(p.to(DTYPE), [ROWS, BLOCK_KEYS]), P_LAYOUT)
         tma.store_wait(0)  # until the output of the tile before has been read
         turn_after = (i + 1) & 1
         _load_queries(q, queries_after_at, heads, blocks_after > 0, q_full.index(turn_after), q_tiles.index(turn_after))
@@ -168,11 +158,8 @@ def hopper_narrow_forward_kernel(
             k_tile, v_tile = k_tiles.index(slot), v_tiles.index(slot)
             s_coming = warpgroup_mma(q_tile, k_tile.permute((1, 0)), no_scores, use_acc=False, is_async=True)
             o_coming = warpgroup_mma(weights, v_tile, o, is_async=True)
-            scores = by_thread(warpgroup_mma_wait(1, deps=[s_coming]))
-            maximum, rescale = raised(maximum, scores, scale_log2)
-            p = weights_of(scores, maximum, scale_log2)
-            total = total * rescale + sums_of(p)
-            weights_coming = gl.reshape(p.to(DTYPE), [ROWS, BLOCK_KEYS])
+            s = warpgroup_mma_wait(1, deps=[s_coming])
+            weights_coming, maximum, total, rescale = more_weights(s, maximum, total, scale_log2, DTYPE)
             o, weights, weights_coming = warpgroup_mma_wait(0, deps=[o_coming, weights, weights_coming])
             _load_next_but_one(
                 kv, pair, keys_at, blocks, keys_after_at, blocks_after, full.index(slot), k_tile, v_tile, BLOCK_KEYS

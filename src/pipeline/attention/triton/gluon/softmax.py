@@ -14,9 +14,9 @@ from triton.experimental.gluon import language as gl
 SLACK = 8  # in powers of two
 ROWS_OF_THREAD = gl.constexpr(2)
 
-# $0 and $1: maxima to go on with, of a thread's two rows; $2 and $3: what is multiplied by their change; $4 and $5: the
-# thread's largest scores; $6 and $7: maxima so far; $8: the scale. A warp of which no row grows by more than SLACK has
-# nothing to do; else the four threads of each row agree on its maximum.
+# Of a thread's two rows, $0 and $1: maxima to go on with; $2 and $3: factors for what was summed so far; $4 and $5: the
+# thread's largest scores; $6 and $7: maxima so far; $8: the scale. Where no row of a warp grows by more than SLACK, all
+# stays as it is; else the four threads of each row agree on its maximum.
 RAISE = gl.constexpr(f"""{{
     .reg .pred grows, any;
     .reg .f32 a, b, over;
@@ -51,7 +51,34 @@ done:
 
 
 @gluon.jit
-def by_thread(x):
+def first_weights(s, scale_log2, DTYPE: gl.constexpr):
+    """Return the weights of the first scores, (rows, keys), with maxima and sums for each row and thread, (rows, 4)."""
+    scores = _by_thread(s)
+    of_thread = _maxima(scores)
+    of_row, _ = gl.broadcast(gl.expand_dims(gl.max(of_thread, 1), 1), of_thread)
+    maximum = of_row * scale_log2
+    weights, total = _weights_and_sums(scores, maximum, scale_log2)
+    return gl.reshape(weights.to(DTYPE), s.shape), maximum, total
+
+
+@gluon.jit
+def more_weights(s, maximum, total, scale_log2, DTYPE: gl.constexpr):
+    """Return the weights of more scores, maxima and sums, and the factor for the output that those before gave."""
+    scores = _by_thread(s)
+    maximum, rescale = gl.inline_asm_elementwise(
+        RAISE,
+        "=&f,=&f,=&f,=&f,f,f,f,f,f,f",
+        [_maxima(scores), maximum, scale_log2],
+        [gl.float32, gl.float32],
+        is_pure=True,
+        pack=ROWS_OF_THREAD,
+    )
+    weights, found = _weights_and_sums(scores, maximum, scale_log2)
+    return gl.reshape(weights.to(DTYPE), s.shape), maximum, total * rescale + found, rescale
+
+
+@gluon.jit
+def _by_thread(x):
     """View (rows, columns), laid out as wgmma gives it, as (rows, columns / 8, 4, 2)."""
     return gl.reshape(x, [x.shape[0], x.shape[1] // 8, 4, 2])
 
@@ -63,37 +90,14 @@ def _of_scores(x):
 
 
 @gluon.jit
-def first_maximum(s, scale_log2):
-    """Return the maxima of scores by thread, scaled: (rows, 4), the same for the four threads of a row."""
-    of_thread = gl.max(gl.max(s, 3), 1)
-    of_row, _ = gl.broadcast(gl.expand_dims(gl.max(of_thread, 1), 1), of_thread)
-    return of_row * scale_log2
+def _maxima(scores):
+    return gl.max(gl.max(scores, 3), 1)
 
 
 @gluon.jit
-def raised(maximum, s, scale_log2):
-    """Return what to subtract from scores to come, s the next of them, and what to multiply with what was summed."""
-    of_thread = gl.max(gl.max(s, 3), 1)
-    return gl.inline_asm_elementwise(
-        RAISE,
-        "=&f,=&f,=&f,=&f,f,f,f,f,f,f",
-        [of_thread, maximum, scale_log2],
-        [gl.float32, gl.float32],
-        is_pure=True,
-        pack=ROWS_OF_THREAD,
-    )
-
-
-@gluon.jit
-def weights_of(s, maximum, scale_log2):
-    """Return the weights of scores by thread."""
-    return gl.exp2(s * scale_log2 - _of_scores(maximum))
-
-
-@gluon.jit
-def sums_of(p):
-    """Sum weights by thread: (rows, 4)."""
-    return gl.sum(gl.sum(p, 3), 1)
+def _weights_and_sums(scores, maximum, scale_log2):
+    weights = gl.exp2(scores * scale_log2 - _of_scores(maximum))
+    return weights, gl.sum(gl.sum(weights, 3), 1)
 
 
 @gluon.constexpr_function
@@ -130,7 +134,7 @@ def rescaled(o, factor):
     COUNT: gl.constexpr = o.shape[1] // 2  # of a thread
     CODE: gl.constexpr = _multiplication(COUNT)
     OPERANDS: gl.constexpr = _operands(COUNT)
-    sums = by_thread(o)
+    sums = _by_thread(o)
     LAYOUT: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, sums.type.layout))
     factors = _of_scores(gl.convert_layout(factor, LAYOUT, assert_trivial=True))
     found = gl.inline_asm_elementwise(CODE, OPERANDS, [sums, factors], gl.float32, is_pure=True, pack=COUNT)
