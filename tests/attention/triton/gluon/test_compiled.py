@@ -77,6 +77,8 @@ def assert_fast(compiled):
         assert report["shared_bytes"] <= SHARED_BYTES_PER_PROGRAM, (words, report)
         assert report["wgmma"] > 3 * report["wgmma_waits"] > 0, (words, report)
         assert report["mma_sync"] == 0, (words, report)
+        if words[0] == "forward_short":
+            assert report["programs_per_sm"] >= FORWARD_SHORT[words[1]].programs_per_sm, (words, report)
         # Scalars of two warpgroups, which each keep two sums, scores and their gradients in registers.
         most = 3 * MOST_SPILLS if words[0] in ("backward", "query") else 16
         assert report["spill_instructions"] <= most, (words, report)
