@@ -77,10 +77,11 @@ def answer(run: Run, ways: Sequence[str]) -> str:
 
 
 def table(measured: Sequence[Run], what: str) -> Table:
-    """Write one row per way, under the title `what`, for as many runs as can be read."""
-    lines = without_empty(pd.concat([_lines(run, what) for run in measured], ignore_index=True))
+    """Write one row per way, under the title `what`, for the first run of each precision."""
+    first = {run.precision: run for run in reversed(measured)}
+    lines = [_lines(run, what) for run in measured if run is first[run.precision]]
     title = "Median step [quartiles]; what the fullest rank holds after it, its peak, and what a rank sends a step:"
-    return Table(title, lines.head(MOST_TABLE_ROWS))
+    return Table(title, without_empty(pd.concat(lines, ignore_index=True)).head(MOST_TABLE_ROWS))
 
 
 def _lines(run: Run, what: str) -> pd.DataFrame:
@@ -93,7 +94,7 @@ def _lines(run: Run, what: str) -> pd.DataFrame:
             "exposed (ms)": text_cells(run.whole["exposed_communication_ms"], significant, ways),
             "held": text_cells(run.held_bytes.sum(axis=1), data_size, ways),
             "peak": text_cells(run.peak_bytes["measured"], data_size, ways),
-            "predicted": text_cells(run.peak_bytes["predicted"], data_size, ways),
+            "predicted peak": text_cells(run.peak_bytes["predicted"], data_size, ways),
             "sent": text_cells(run.sent_bytes.sum(axis=1), data_size, ways),
         }
     )
@@ -102,11 +103,15 @@ def _lines(run: Run, what: str) -> pd.DataFrame:
 def method(measured: Sequence[Run]) -> str:
     """Say how bytes and times were taken."""
     steps = pd.concat([run.steps for run in measured])
-    exposed = " Exposed: only collectives ran, in profiled steps." if steps["exposed_communication_ms"].any() else ""
+    exposed = ""
+    if steps["exposed_communication_ms"].any():
+        exposed = (
+            " Exposed: time of profiled steps in which only collectives ran; what else they slow down is not in it."
+        )
     peak = "; the peak is the allocator's" if any(len(run.peak_bytes) for run in measured) else ""
     return (
         f"Held: parameters, gradients and optimizer state, tensor by tensor{peak}."
-        f"{exposed} {count(steps['n'].max())} steps are timed, each the slowest rank's, by the host clock."
+        f"{exposed} {count(steps['n'].max())} steps of each are timed, each the slowest rank's, by the host clock."
     )
 
 

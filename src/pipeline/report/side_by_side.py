@@ -44,9 +44,14 @@ class Run:
         return int(self.whole["world_size"].iloc[0])
 
     @property
+    def precision(self) -> str:
+        """The precision."""
+        return str(self.whole["precision"].iloc[0])
+
+    @property
     def setup(self) -> str:
         """What runs on how many ranks: `xl in bf16 on 2 ranks (batch 2 a rank, context 512)`."""
-        return f"{self.size} in {self.whole['precision'].iloc[0]} on {self.world_size} ranks ({self.batch})"
+        return f"{self.size} in {self.precision} on {self.world_size} ranks ({self.batch})"
 
     @property
     def batch(self) -> str:

@@ -59,7 +59,7 @@ def test_the_answer_gives_step_and_peak_of_ours(h200):
 def test_sharding_is_advised_where_it_saves_memory_or_ddp_does_not_fit(h200, small_gpu, smoke):
     (action,) = section.build(h200).actions
     assert facts.DDP in action.why
-    assert "DDP runs out of memory; our FSDP takes" in section.build(small_gpu).actions[0].why
+    assert "our DDP runs out of memory; our FSDP takes" in section.build(small_gpu).actions[0].why
     level = h200.copy()
     peaks = level["kind"] == "peak"
     level.loc[peaks, "measured_bytes"] = level.loc[peaks, "measured_bytes"].max()
@@ -68,10 +68,10 @@ def test_sharding_is_advised_where_it_saves_memory_or_ddp_does_not_fit(h200, sma
 
 
 def test_counts_that_are_not_those_predicted_are_said_not_to_be(h200):
-    assert "are those predicted" in problem(h200, "fsdp")
+    assert "are those of the formulas" in problem(h200, "fsdp")
     off = h200.copy()
     off.loc[(off["kind"] == "gradients") & (off["impl"] == "fsdp"), "measured_bytes"] += 4
-    assert "**are not those predicted**" in problem(off, "fsdp")
+    assert "**are not those of the formulas**" in problem(off, "fsdp")
 
 
 def test_gathers_are_said_to_arrive_in_time_where_little_of_them_is_exposed(h200):

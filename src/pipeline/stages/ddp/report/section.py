@@ -107,7 +107,7 @@ def _method(timed: pd.DataFrame) -> str:
         f"Batch {timed['setting_batch_size_per_rank'].max()} a rank, context {timed['setting_context_length'].max()}, "
         "AdamW. Naive: an all-reduce per parameter after backward; flat: one for all; overlap: per parameter during "
         "backward; bucketed, as torch's: per bucket. The variants take turns in the same processes, "
-        f"{count(timed['n'].max())} steps in all after {timed['setting_warmup_steps'].max()} to warm up. A sample is "
+        f"{count(timed['n'].max())} steps of each after {timed['setting_warmup_steps'].max()} to warm up. A sample is "
         "the slowest rank's step by the host clock; the communication of a step is the time it still waits after "
         "backward. MB of buckets are 2^20 bytes."
     )

@@ -7,8 +7,8 @@ from pipeline.report import memory_and_time, side_by_side
 
 NAMES = {
     "none": "no communication",
-    "ddp": "DDP",
-    "ddp_sharded": "DDP, sharded optimizer",
+    "ddp": "our DDP",
+    "ddp_sharded": "our DDP, sharded optimizer",
     "fsdp": "our FSDP",
     "fsdp_layers": "our FSDP by matrix",
     "torch_fsdp": "torch fully_shard",

@@ -45,7 +45,9 @@ def build(rows: pd.DataFrame) -> Section:
             f"{timed['setting_context_length'].max()}; gradients are all-reduced parameter by parameter during "
             f"backward. {memory_and_time.method(measured)}"
         ),
-        actions=[Action(3, Markdown("**On several GPUs, shard the optimizer's state.**"), saved)] if saved else [],
+        actions=[Action(4, Markdown("**On several GPUs, shard the optimizer's state.**"), saved, "sharding")]
+        if saved
+        else [],
         problems=side_by_side.problems(measured, answers),
     )
 
