@@ -32,6 +32,12 @@ def test_only_an_empty_cell_is_missing(tmp_path):
     assert rows["note"].isna().all()
 
 
+def test_commits_and_versions_that_look_like_numbers_stay_texts(tmp_path):
+    path = tmp_path / "cells.csv"
+    path.write_text("commit,digest,cuda,seconds\n62535e0,0123456789012345,12.10,1\n")
+    assert read_rows(path).iloc[0].tolist() == ["62535e0", "0123456789012345", "12.10", 1]
+
+
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [

@@ -9,10 +9,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from pipeline.cells.record import SOFTWARE
 from pipeline.cells.rows import WITH_FIGURES, RowTypes
 from pipeline.errors import UserError
 from pipeline.report.markup import one_line
 from pipeline.report.reasons import brief
+
+# Which may look like numbers: the commit 62535e0, CUDA 12.10.
+TEXTS = ("commit", "digest", *SOFTWARE)
 
 
 def read_rows(table: Path) -> pd.DataFrame:
@@ -23,7 +27,7 @@ def read_rows(table: Path) -> pd.DataFrame:
     try:
         text = table.read_text()
         # Words like "none" and "n/a" are values here: only an empty cell is missing.
-        rows = pd.read_csv(io.StringIO(text), keep_default_na=False, na_values=[""])
+        rows = pd.read_csv(io.StringIO(text), keep_default_na=False, na_values=[""], dtype=dict.fromkeys(TEXTS, str))
     except OSError as error:
         raise UserError(f"cannot read {table}: {error.strerror}") from None
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
