@@ -1,7 +1,7 @@
 """The forward pass for Hopper up to head_dim 64: programs of one warpgroup, several on a multiprocessor.
 
-Each loads for itself and overlaps its softmax with its products as `forward` does; and while one begins or ends a tile
-the others compute, which short sequences gain most by.
+Each loads for itself. While one waits for its products, or begins or ends a tile, the others compute, which short
+sequences gain most by.
 """
 
 from triton.experimental import gluon
@@ -28,7 +28,9 @@ from pipeline.attention.triton.gluon.pieces import (
 )
 from pipeline.attention.triton.gluon.softmax import first_weights, more_weights, rescaled, sums_and_lse
 
-PAIRS = gl.constexpr(2)  # of a block of keys and the values before it, loaded ahead
+# Keys are gone through in blocks, the last first. A pair is a block of keys and the values of the block before, which
+# are multiplied at the same time: a tile with n blocks has pairs 0 to n. Two are in shared memory at a time.
+PAIRS = gl.constexpr(2)
 
 
 @gluon.jit
@@ -52,9 +54,9 @@ def _tile_of(item, sizes, HEADS_PER_KV: gl.constexpr, CAUSAL: gl.constexpr, BLOC
 
 @gluon.jit
 def _load_pair(kv, keys_at, pair, full, k_tile, v_tile, exists, BLOCK_KEYS: gl.constexpr):
-    """Start to load a block of keys, counted from the last, and the values of the block before.
+    """Start to load a tile's pair of this number; all warps are done with its slot, for Triton puts a barrier before.
 
-    The values of the first pair and the keys of the last are not used; beyond the matrix they are read as 0.
+    The values of pair 0 and the keys of the last pair are not used, whatever is there; beyond the matrix it is 0.
     """
     k, v = kv
     batch, head, end = keys_at
@@ -68,7 +70,7 @@ def _load_pair(kv, keys_at, pair, full, k_tile, v_tile, exists, BLOCK_KEYS: gl.c
 def _load_next_but_one(
     kv, pair, keys_at, blocks, keys_after_at, blocks_after, full, k_tile, v_tile, BLOCK_KEYS: gl.constexpr
 ):  # fmt: skip
-    """Start to load the pair after the next one into the slot of this one, which is done; it may be the next tile's."""
+    """Start to load the pair after the next into the slot of this one, number `pair`; it may be of the next tile."""
     is_of_next = pair + PAIRS > blocks
     batch, head, end = keys_at
     batch_after, head_after, end_after = keys_after_at
@@ -98,6 +100,7 @@ def hopper_narrow_forward_kernel(
     BLOCK_KEYS: gl.constexpr,
 ):  # fmt: skip
     """Attend from every tile of 64 queries to its keys; shapes as of `hopper_forward_kernel`."""
+    gl.static_assert(BLOCK_KEYS % ROWS == 0)  # else a query may see none of the last keys
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_KEYS, 16])
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)  # weights stay in registers
@@ -170,7 +173,7 @@ def hopper_narrow_forward_kernel(
         mbarrier.wait(full.index(slot), phase)
         last_slot = slot
         o_coming = warpgroup_mma(weights, v_tiles.index(slot), o, is_async=True)
-        # The next tile's first scores are computed while this one's output leaves.
+        # The next tile's first scores are computed while this one's output leaves; after the last tile, of anything.
         slot, phase = next_slot(slot, phase, PAIRS)
         mbarrier.wait(q_full.index(turn_after), ((i + 1) >> 1) & 1, pred=blocks_after > 0)
         mbarrier.wait(full.index(slot), phase, pred=blocks_after > 0)

@@ -1,8 +1,9 @@
 """The softmax of a warpgroup's scores, block after block, in which threads need no word of each other most of the time.
 
 What is subtracted from a row's scores before `exp2` need not be their maximum: any number does that keeps weights from
-overflowing, for the output and the sum of weights are divided at the end. So it is raised only where a score exceeds it
-by more than SLACK. Weights are 2^SLACK at most then, and rounded no worse. FlashAttention-4 does so on Blackwell.
+overflowing, for the output and the sum of weights are divided at the end. So a warp raises those of its 16 rows only
+where a score exceeds one by more than SLACK. Weights are 2^SLACK at most then, and rounded no worse. FlashAttention-4
+does so on Blackwell.
 
 Of a row's scores a thread has those numbered 8i + 2t and 8i + 2t + 1, t from 0 to 3, and of the rows two, 8 apart. As
 (rows, i, t, 2), what is reduced along i and the last dimension stays in a thread.
@@ -15,8 +16,8 @@ SLACK = 8  # in powers of two
 ROWS_OF_THREAD = gl.constexpr(2)
 
 # Of a thread's two rows, $0 and $1: maxima to go on with; $2 and $3: factors for what was summed so far; $4 and $5: the
-# thread's largest scores; $6 and $7: maxima so far; $8: the scale. Where no row of a warp grows by more than SLACK, all
-# stays as it is; else the four threads of each row agree on its maximum.
+# thread's largest scores; $6 and $7: maxima so far; $8 and $9: the scale. Where no row of a warp grows by more than
+# SLACK, all stays as it is; else the four threads of each row agree on its maximum.
 RAISE = gl.constexpr(f"""{{
     .reg .pred grows, any;
     .reg .f32 a, b, over;
@@ -70,7 +71,7 @@ def more_weights(s, maximum, total, scale_log2, DTYPE: gl.constexpr):
         "=&f,=&f,=&f,=&f,f,f,f,f,f,f",
         [_maxima(scores), maximum, scale_log2],
         [gl.float32, gl.float32],
-        is_pure=True,
+        is_pure=False,  # threads wait for each other: no compiler may move it into a branch
         pack=ROWS_OF_THREAD,
     )
     weights, found = _weights_and_sums(scores, maximum, scale_log2)
@@ -137,7 +138,7 @@ def rescaled(o, factor):
     sums = _by_thread(o)
     LAYOUT: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, sums.type.layout))
     factors = _of_scores(gl.convert_layout(factor, LAYOUT, assert_trivial=True))
-    found = gl.inline_asm_elementwise(CODE, OPERANDS, [sums, factors], gl.float32, is_pure=True, pack=COUNT)
+    found = gl.inline_asm_elementwise(CODE, OPERANDS, [sums, factors], gl.float32, is_pure=False, pack=COUNT)
     return gl.convert_layout(gl.reshape(found, o.shape), o.type.layout, assert_trivial=True)
 
 
