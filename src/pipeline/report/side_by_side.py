@@ -12,6 +12,7 @@ from pipeline.report.section import listing, ms
 from pipeline.report.table_rows import in_order, ok
 
 PRECISIONS = ("fp32", "bf16")
+AXES = ("precision", "size", "batch_size_per_rank", "context_length", "world_size")
 AXIS_WORDS = {"batch_size_per_rank": "batch {}", "context_length": "context {}", "world_size": "{} ranks"}
 NONE = "–"
 
@@ -55,12 +56,9 @@ class Run:
 
     @property
     def batch(self) -> str:
-        """The batch of a rank, in words; axis or setting."""
+        """The batch of a rank, in words."""
         first = self.whole.iloc[0]
-        batch, context = (
-            first.get(f"setting_{name}", first.get(name)) for name in ("batch_size_per_rank", "context_length")
-        )
-        return f"batch {int(batch)} a rank, context {int(context)}"
+        return f"batch {int(first['batch_size_per_rank'])} a rank, context {int(first['context_length'])}"
 
     @property
     def label(self) -> str:
@@ -71,7 +69,7 @@ class Run:
 AnyRun = TypeVar("AnyRun", bound=Run)
 
 
-def named(rows: pd.DataFrame, axes: Sequence[str], ways: Sequence[str]) -> pd.DataFrame:
+def named(rows: pd.DataFrame, ways: Sequence[str], axes: Sequence[str] = AXES) -> pd.DataFrame:
     """Return rows in reading order, with `cell_name`.
 
     rows: with the words for what they are of in `way`. ways: these words in reading order.

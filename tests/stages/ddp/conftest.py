@@ -18,7 +18,8 @@ GRADIENT_BYTES, PARAMETERS = 7.99e9, 435
 CALL_S, BANDWIDTH = 40e-6, 320e9
 FORWARD_MS, OPTIMIZER_MS = 40.0, 36.0
 BACKWARD_MS = {"bf16": 86.0, "fp32": 250.0}
-SMOKE = Settings(batch_size_per_rank=1, context_length=16, vocab_size=300, warmup_steps=2, steps=5, rounds=1)
+TINY = Cell(size="tiny", batch_size_per_rank=1, context_length=16)
+SMOKE = Settings(vocab_size=300, warmup_steps=2, steps=5, rounds=1)
 
 
 def bucket_count(variant):
@@ -121,13 +122,13 @@ def smoke_rows():
     """A real cell on two processes of this machine, without its GPUs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pipeline.cells.on_ranks.gpu_count", lambda: 0)
-        return measure(Cell(size="tiny"), SMOKE, Stopwatch())
+        return measure(TINY, SMOKE, Stopwatch())
 
 
 @pytest.fixture(scope="session")
 def smoke(as_table, smoke_rows):
     """The real cell's table."""
-    return as_table(Cell(size="tiny"), SMOKE, smoke_rows, "AMD EPYC 7763")
+    return as_table(TINY, SMOKE, smoke_rows, "AMD EPYC 7763")
 
 
 @pytest.fixture(scope="session")

@@ -79,8 +79,8 @@ def test_the_rows_of_a_cell_that_could_not_be_measured_name_every_variant():
 def test_on_gpus_the_same_holds_and_phases_are_told_apart_by_events():
     if torch.cuda.device_count() < 2:
         pytest.skip("needs 2 GPUs")
-    settings = Settings(context_length=64, vocab_size=300, warmup_steps=2, steps=5, rounds=1)
-    rows = pd.DataFrame(measure(Cell(size="micro"), settings, Stopwatch()))
+    settings = Settings(vocab_size=300, warmup_steps=2, steps=5, rounds=1)
+    rows = pd.DataFrame(measure(Cell(size="micro", context_length=64), settings, Stopwatch()))
     whole = rows[(rows["phase"] == "train_step") & (rows["clock"] == "host")].set_index(["impl", "bucket_size_mb"])
     averaging = whole.drop(index="none", level="impl")
     assert (averaging["rank_difference"] == 0).all()

@@ -1,4 +1,5 @@
 import time
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -9,7 +10,8 @@ from pipeline.parallel.processes.starting import run_ranks
 from pipeline.stages.ddp import ranks
 from pipeline.stages.ddp.cell import VARIANTS, Cell, Settings
 
-SETTINGS = Settings(batch_size_per_rank=1, context_length=8, vocab_size=100, warmup_steps=2, steps=5, rounds=2)
+CELL = Cell(size="tiny", batch_size_per_rank=1, context_length=8)
+SETTINGS = Settings(vocab_size=100, warmup_steps=2, steps=5, rounds=2)
 ONE_OF_EACH = [variant for variant in VARIANTS if variant.bucket_size_mb in (None, 1)]
 A_MOMENT_S = 30.0
 
@@ -34,7 +36,7 @@ def alive_at_each_build(context):
 
     build_step = ranks.build_step
     with mock.patch.object(ranks, "build_step", build):
-        ranks.measure_variants(context, Cell(size="tiny"), SETTINGS, ONE_OF_EACH)
+        ranks.measure_variants(context, CELL, SETTINGS, ONE_OF_EACH)
     return alive
 
 
@@ -62,7 +64,7 @@ def allocated_when_turns_begin(context):
 
     begin = ranks.begin_anew
     with mock.patch.object(ranks, "begin_anew", begin_anew):
-        ranks.measure_variants(context, Cell(size="small"), SETTINGS, ONE_OF_EACH)
+        ranks.measure_variants(context, replace(CELL, size="small"), SETTINGS, ONE_OF_EACH)
     return allocated
 
 

@@ -136,7 +136,7 @@ def test_averaging_less_often_is_advised_where_even_the_best_costs_much(h200, bu
     slow = scaled(h200, 1.3, (h200["impl"] != "none") & (h200["precision"] == "bf16"))
     said = actions(build(slow))
     assert "Average gradients less often" in said
-    assert "on 2 ranks (bf16, " in said
+    assert "a step of xl in bf16 on 2 ranks" in said
     assert "(fp32, " not in said
 
 

@@ -11,8 +11,8 @@ from pipeline.stages.ddp.measure import measure
 from pipeline.subjects.naming import Subject
 
 FILE = Path(__file__).parents[2] / "subjects/outside/training.py"
-CELL = Cell(size="tiny")
-SETTINGS = Settings(context_length=16, vocab_size=100, warmup_steps=2, steps=5, rounds=1, timeout_s=120)
+CELL = Cell(size="tiny", context_length=16)
+SETTINGS = Settings(vocab_size=100, warmup_steps=2, steps=5, rounds=1, timeout_s=120)
 
 
 @pytest.mark.slow

@@ -4,13 +4,20 @@ from pipeline.parallel.processes.starting import run_ranks
 from pipeline.stages.ddp.cell import VARIANTS, Cell, Settings
 from pipeline.stages.ddp.variants import build_step
 
-SETTINGS = Settings(batch_size_per_rank=1, context_length=8, vocab_size=100)
+CELL = Cell(size="tiny", batch_size_per_rank=1, context_length=8)
+SETTINGS = Settings(vocab_size=100)
 
 
 def options_of_torchs(context):
     """Return, of each variant that is torch's: whether it sends buffers, and whether gradients lie in its buckets."""
     steps = {
-        variant: build_step(variant, Cell(size="tiny"), SETTINGS, context.rank, torch.device("cpu"))
+        variant: build_step(
+            variant,
+            CELL,
+            SETTINGS,
+            context.rank,
+            torch.device("cpu"),
+        )
         for variant in VARIANTS
         if variant.impl.startswith("torch")
     }

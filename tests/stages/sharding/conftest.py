@@ -18,7 +18,8 @@ TOTAL = sum(SIZES)
 ACTIVATIONS = 12e9
 ROUNDING = 1.01  # of the allocator's blocks
 OPTIMIZER_MS = {"adamw": 36.0, "sharded": 32.0, "torch_zero": 34.0}
-SMOKE = Settings(batch_size_per_rank=1, context_length=16, vocab_size=300, warmup_steps=2, steps=5, rounds=1)
+TINY = Cell(size="tiny", batch_size_per_rank=1, context_length=16)
+SMOKE = Settings(vocab_size=300, warmup_steps=2, steps=5, rounds=1)
 
 
 def memory_of(impl, world_size):
@@ -92,10 +93,10 @@ def smoke_rows():
     """A real cell on two processes of this machine, without its GPUs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pipeline.cells.on_ranks.gpu_count", lambda: 0)
-        return measure(Cell(size="tiny"), SMOKE, Stopwatch())
+        return measure(TINY, SMOKE, Stopwatch())
 
 
 @pytest.fixture(scope="session")
 def smoke(as_table, smoke_rows):
     """The real cell's table."""
-    return as_table(Cell(size="tiny"), SMOKE, smoke_rows, "AMD EPYC 7763")
+    return as_table(TINY, SMOKE, smoke_rows, "AMD EPYC 7763")

@@ -9,7 +9,8 @@ from pipeline.parallel.processes.starting import run_ranks
 from pipeline.stages.sharding import ranks
 from pipeline.stages.sharding.cell import IMPLS, Cell, Settings
 
-SETTINGS = Settings(batch_size_per_rank=1, context_length=8, vocab_size=100, warmup_steps=2, steps=5, rounds=2)
+CELL = Cell(size="tiny", batch_size_per_rank=1, context_length=8)
+SETTINGS = Settings(vocab_size=100, warmup_steps=2, steps=5, rounds=2)
 
 A_MOMENT_S = 30.0
 
@@ -39,7 +40,7 @@ def alive_at_each_build(context):
 
     build_step = ranks._build_step
     with mock.patch.object(ranks, "_build_step", build):
-        ranks.measure_optimizers(context, Cell(size="tiny"), SETTINGS, IMPLS)
+        ranks.measure_optimizers(context, CELL, SETTINGS, IMPLS)
     return alive, len(former)
 
 

@@ -11,14 +11,14 @@ from pipeline.stages.sharding.measure import measure
 from pipeline.subjects.naming import Subject
 
 FILE = Path(__file__).parents[2] / "subjects/outside/training.py"
-SETTINGS = Settings(context_length=16, vocab_size=100, warmup_steps=2, steps=5, rounds=1, timeout_s=120)
+SETTINGS = Settings(vocab_size=100, warmup_steps=2, steps=5, rounds=1, timeout_s=120)
 
 
 @pytest.mark.slow
 def test_what_passes_has_times_memory_and_traffic_and_what_does_not_has_a_reason():
     names = ("Shards", "ForgetsTheLastParameter")
     subjects = [Subject("optimizer", name.lower(), f"{FILE}:{name}") for name in names]
-    rows = measure(Cell(size="tiny"), SETTINGS, Stopwatch(), subjects)
+    rows = measure(Cell(size="tiny", context_length=16), SETTINGS, Stopwatch(), subjects)
     stages()["sharding"].row_types.check({}, rows)
     own = [row for row in rows if row["impl"] == "shards"]
     assert {row["measures"] for row in own} == {"time", "memory", "traffic"}

@@ -51,7 +51,7 @@ def rows_of(variant: Variant, result: Result | MemoryError, cell: Cell, settings
     shared: Row = {
         **key,
         "backend": backend,
-        "tokens": cell.world_size * settings.batch_size_per_rank * settings.context_length,
+        "tokens": cell.world_size * cell.batch_size_per_rank * cell.context_length,
         "peak_bytes": result.peak_bytes,
         "gradient_bytes": result.gradient_bytes,
         "all_reduces": result.all_reduces,

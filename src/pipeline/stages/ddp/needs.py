@@ -19,6 +19,6 @@ def needed_bytes(cell: Cell, settings: Settings) -> int:
         cell.precision,
         cell.world_size,
         vocab_size=settings.vocab_size,
-        batch_size_per_rank=settings.batch_size_per_rank,
-        context_length=settings.context_length,
+        batch_size_per_rank=cell.batch_size_per_rank,
+        context_length=cell.context_length,
     )

@@ -39,8 +39,8 @@ def build_step(
     step = build_training_step(
         SIZES[cell.size],
         vocab_size=settings.vocab_size,
-        context_length=settings.context_length,
-        batch_size=settings.batch_size_per_rank,
+        context_length=cell.context_length,
+        batch_size=cell.batch_size_per_rank,
         precision=cell.precision,
         device=device,
         seed=rank,

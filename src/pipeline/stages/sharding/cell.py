@@ -24,13 +24,15 @@ COLLECTIVES = ("allreduce", "broadcast")
 
 @dataclass(frozen=True)
 class Cell:
-    """One model size, precision and number of ranks; the optimizers are its rows.
+    """One model size, precision, batch and number of ranks; the optimizers are its rows.
 
     repeat: the number of a cell that measures the same again, in its own process.
     """
 
     precision: str = axis("fp32", allowed=("fp32", "bf16"))
     size: str = axis("xl", allowed=SIZES)
+    batch_size_per_rank: int = axis(2, minimum=1)
+    context_length: int = axis(512, minimum=1)
     world_size: int = axis(2, minimum=2)
     repeat: int = axis(1, minimum=1)
 
@@ -48,8 +50,6 @@ class Cell:
 class Settings:
     """Shared by all cells. Optimizers take turns in `rounds`; every second round runs in reverse order."""
 
-    batch_size_per_rank: int = axis(2, minimum=1)
-    context_length: int = axis(512, minimum=1)
     vocab_size: int = axis(10_000, minimum=2)
     warmup_steps: int = axis(3, minimum=1)
     steps: int = axis(10, minimum=5)

@@ -67,7 +67,7 @@ def _time_rows(result: Result, cell: Cell, settings: Settings) -> list[Row]:
         "weight_tolerance": TOLERANCE[cell.precision],
         "pinned_core": result.pinned_core,
     }
-    tokens = cell.world_size * settings.batch_size_per_rank * settings.context_length
+    tokens = cell.world_size * cell.batch_size_per_rank * cell.context_length
     return [{**shared, **row} for row in step_rows(result.samplings, settings.unstable_rel_error, tokens, result.busy)]
 
 

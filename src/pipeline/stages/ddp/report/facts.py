@@ -83,7 +83,7 @@ class Run(side_by_side.Run):
 def named(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the rows in reading order, with the names of their variant and cell."""
     variants = [label(*pair) for pair in zip(rows["impl"], rows["bucket_size_mb"], strict=True)]
-    return side_by_side.named(rows.assign(way=variants), ["precision", "size", "world_size"], READING_ORDER)
+    return side_by_side.named(rows.assign(way=variants), READING_ORDER)
 
 
 def runs(rows: pd.DataFrame) -> list[Run]:

@@ -35,7 +35,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     return Section(
         TITLE,
         EXERCISE,
-        f"{lead.size} on {lead.world_size} ranks, {_verdict(lead)}",
+        _verdict(lead),
         parts=[others, *_figure(measured), _table(measured), not_measured(whole, "cell_name")],
         method=_method(pd.concat([run.steps for run in measured])),
         actions=[*_larger_buckets(measured), *_average_less_often(measured)],
@@ -58,7 +58,7 @@ def _verdict(run: Run) -> str:
         size = count(torch["bucket_size_mb"])
         parts.append(f"PyTorch's DDP takes {step_words(torch)} with buckets of {size} MB{tuned}{default}")
     words = "; ".join(parts) or "nothing that averages was measured"
-    return f"{run.name}{host}: {words}."
+    return f"{run.setup}{host}: {words}."
 
 
 def _cost(run: Run, step: pd.Series) -> str:
@@ -104,7 +104,6 @@ def _table(measured: Sequence[Run]) -> Table:
 
 def _method(timed: pd.DataFrame) -> str:
     return (
-        f"Batch {timed['setting_batch_size_per_rank'].max()} a rank, context {timed['setting_context_length'].max()}, "
         "AdamW. Naive: an all-reduce per parameter after backward; flat: one for all; overlap: per parameter during "
         "backward; bucketed, as torch's: per bucket. The variants take turns in the same processes, "
         f"{count(timed['n'].max())} steps of each after {timed['setting_warmup_steps'].max()} to warm up. A sample is "
@@ -124,8 +123,8 @@ def _larger_buckets(measured: Sequence[Run]) -> list[Action]:
         if best["all_reduces"] != default["all_reduces"] and clear_gain(default, best):
             host = ". The host, which launches them, limits this step" + _elsewhere(measured, best.name)
             cases.append(
-                f"a step of {run.size} on {run.world_size} ranks ({run.batch}) in {run.name} takes "
-                f"{ms(best['median_ms'])} instead of {ms(default['median_ms'])} with the default of 25 MB"
+                f"a step of {run.setup} takes {ms(best['median_ms'])} instead of {ms(default['median_ms'])} with the "
+                "default of 25 MB"
                 f"{host if run.host_limited else ''}"
             )
             sizes.add(int(best["bucket_size_mb"]))
@@ -146,8 +145,7 @@ def _average_less_often(measured: Sequence[Run]) -> list[Action]:
     """Advise to accumulate gradients where even the fastest way to average costs clearly."""
     fastest = [(run, run.fastest([*OURS, *TORCH])) for run in measured if NO_COMMUNICATION in run.steps.index]
     costly = [
-        f"{ms(best['median_ms'])} a step of {run.size} on {run.world_size} ranks ({run.name}, {best.name})"
-        f"{_cost(run, best)}"
+        f"{ms(best['median_ms'])} a step of {run.setup} with {best.name}{_cost(run, best)}"
         for run, best in fastest
         if best is not None and clear_gain(best, run.steps.loc[NO_COMMUNICATION])
     ]

@@ -14,7 +14,6 @@ NAMES = {
     "torch_fsdp": "torch fully_shard",
 }
 NOTHING, DDP, DDP_SHARDED, OURS, _, TORCHS = NAMES.values()
-AXES = ["precision", "size", "batch_size_per_rank", "context_length", "world_size"]
 
 
 class Run(memory_and_time.Run):
@@ -26,7 +25,7 @@ class Run(memory_and_time.Run):
 def named(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the rows in reading order, with the names of their way and cell."""
     ways = rows["impl"].map(NAMES).fillna("your " + rows["impl"])
-    return side_by_side.named(rows.assign(way=ways), AXES, list(NAMES.values()))
+    return side_by_side.named(rows.assign(way=ways), list(NAMES.values()))
 
 
 def runs(rows: pd.DataFrame) -> list[Run]:

@@ -34,8 +34,7 @@ class Run(memory_and_time.Run):
 def named(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the rows in reading order, with the names of their optimizer and cell."""
     ways = rows["impl"].map(NAMES).fillna("your " + rows["impl"])
-    axes = ["precision", "size", "world_size"]
-    return side_by_side.named(rows.assign(way=ways), axes, list(NAMES.values()))
+    return side_by_side.named(rows.assign(way=ways), list(NAMES.values()))
 
 
 def runs(rows: pd.DataFrame) -> list[Run]:

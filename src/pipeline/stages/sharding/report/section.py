@@ -23,7 +23,6 @@ def build(rows: pd.DataFrame) -> Section:
     if not measured:
         return Section(TITLE, EXERCISE, nothing_measured(whole))
     lead = next((run for run in measured if (run.whole["status"] == "ok").all()), measured[0])
-    timed = pd.concat([run.steps for run in measured])
     saved = memory_and_time.saved(measured, PLAIN, (OURS, TORCHS))
     answers = {
         "optimizer_state_sharding": _weights,
@@ -41,9 +40,7 @@ def build(rows: pd.DataFrame) -> Section:
             not_measured(whole, "cell_name"),
         ],
         method=(
-            f"Batch {timed['setting_batch_size_per_rank'].max()} a rank, context "
-            f"{timed['setting_context_length'].max()}; gradients are all-reduced parameter by parameter during "
-            f"backward. {memory_and_time.method(measured)}"
+            "Gradients are all-reduced parameter by parameter during backward. " + memory_and_time.method(measured)
         ),
         actions=[Action(4, Markdown("**On several GPUs, shard the optimizer's state.**"), saved, "sharding")]
         if saved

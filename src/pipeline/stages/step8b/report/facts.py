@@ -59,7 +59,7 @@ class Run(side_by_side.Run):
 def named(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the rows in reading order, with the names of their implementation and cell."""
     rows = rows.assign(way=rows["impl"], name=rows["impl"].map(NAMES))
-    return side_by_side.named(rows, AXES, IMPLS)
+    return side_by_side.named(rows, IMPLS, AXES)
 
 
 def runs(rows: pd.DataFrame) -> list[Run]:
