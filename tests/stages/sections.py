@@ -12,6 +12,7 @@ from pipeline.cells.stage import RUN_COLUMNS, SETTING
 from pipeline.instruments.machine.identity import SOFTWARE
 from pipeline.registry import stages
 from pipeline.report.page_parts import Figure, write
+from pipeline.report.repeats import with_repeats
 from pipeline.report.table_rows import complete, readable
 from pipeline.report.tables import MAX_COLUMNS
 
@@ -47,6 +48,16 @@ class Rendered(NamedTuple):
 def as_read(stage, rows):
     """Return made-up rows as a section reads a stage's."""
     return complete(readable(rows), stages()[stage].row_types)
+
+
+def thrice(stage, rows):
+    """Return rows as a section gets them where every cell was measured three times, a little apart."""
+    declared = stages()[stage]
+    rows = rows.assign(samples_ms=rows["median_ms"].map(lambda median: [median] * 5, na_action="ignore"))
+    times_ms = rows[["median_ms", "q1_ms", "q3_ms"]].astype(float)
+    repeats = [rows.assign(repeat=number, **(1 + 0.002 * number) * times_ms) for number in (1, 2, 3)]
+    axes = [name for name in declared.axes if name != "repeat"]
+    return with_repeats(pd.concat(repeats, ignore_index=True), axes, declared.row_types.key_columns())
 
 
 def made_once(make):

@@ -10,7 +10,7 @@ from pipeline.report.figures import new_figure
 from pipeline.report.page_parts import Figure, Table
 from pipeline.stages.ddp.report import baselines, facts, section
 
-from ..sections import built, contents, faults_of_parts, gaps, keys, numbers_that_stay, unnamed_rows
+from ..sections import built, contents, faults_of_parts, gaps, keys, numbers_that_stay, thrice, unnamed_rows
 
 TIMES = ["median_ms", "q1_ms", "q3_ms", "mean_ms", "std_ms", "min_ms", "max_ms"]
 NOTHING = pd.DataFrame()
@@ -58,6 +58,10 @@ def test_no_number_of_the_prose_stays_when_the_tables_change(h200, text, monkeyp
     # 2 and 20: the size of a MB; 25: PyTorch's default; 0: weights that do not differ; 11: the variants whose do not;
     # 40 and 320: the all-reduces.
     assert numbers_that_stay(text, h200, KEYS, {"0", "2", "11", "20", "25", "40", "320"}) == set()
+
+
+def test_the_section_of_cells_with_repeats_is_whole(h200, text):
+    assert gaps(text(thrice("ddp", h200))) == []
 
 
 def test_the_section_of_a_part_of_the_cells_is_whole(undrawn, h200, allreduce, tmp_path_factory):

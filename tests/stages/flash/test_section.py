@@ -20,6 +20,7 @@ from ..sections import (
     linked_figures,
     numbers_that_stay,
     render,
+    thrice,
     unnamed_rows,
 )
 
@@ -45,6 +46,10 @@ def test_the_section_has_no_gap_and_links_every_figure_that_it_draws(rendered, n
     _, text, folder = rendered[name]
     assert gaps(text) == []
     assert linked_figures(text, "flash") == drawn_figures(folder) == FIGURES[name]
+
+
+def test_the_section_of_cells_with_repeats_is_whole(make_rows, undrawn, tmp_path):
+    assert gaps(build(thrice("flash", make_rows("h200")), tmp_path)) == []
 
 
 def test_the_section_of_a_part_of_the_cells_is_whole(make_rows, tmp_path_factory):

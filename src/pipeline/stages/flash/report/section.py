@@ -95,8 +95,7 @@ def _ahead(pairs: pd.DataFrame) -> str:
 
 
 def _ahead_and_behind(dtype: str, pairs: pd.DataFrame) -> str:
-    columns = ["median_ms", "q1_ms", "q3_ms", "status"]
-    peers = pairs[[f"{name}_peer" for name in columns]].set_axis(columns, axis="columns")
+    peers = pairs.filter(regex="_peer$").rename(columns=lambda name: name.removesuffix("_peer"))
     both = [(pair, peer) for (_, pair), (_, peer) in zip(pairs.iterrows(), peers.iterrows(), strict=True)]
     ahead = sum(clear_gain(peer, pair) is not None for pair, peer in both)
     behind = sum(clear_gain(pair, peer) is not None for pair, peer in both)
