@@ -88,7 +88,7 @@ def _lines(run: Run, what: str) -> pd.DataFrame:
     ways = run.whole.index
     return pd.DataFrame(
         {
-            "precision": run.name,
+            "setup": run.name,
             what: ways,
             "step (ms)": list(median_cells(run.whole)),
             "exposed (ms)": text_cells(run.whole["exposed_communication_ms"], significant, ways),

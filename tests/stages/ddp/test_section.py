@@ -53,6 +53,15 @@ def test_a_figure_and_a_short_table_are_shown(request, build, name):
     assert [len(part.cells) for part in parts if isinstance(part, Table)] == [12]
 
 
+def test_columns_name_the_precision_and_the_title_the_batches(h200, build):
+    larger = h200["precision"] == "bf16"
+    rows = h200.assign(context_length=h200["context_length"].mask(larger, 1024))
+    table = next(part for part in build(rows).parts if isinstance(part, Table))
+    assert list(table.cells)[1:5] == ["fp32, step (ms)", "fp32, added (ms)", "bf16, step (ms)", "bf16, added (ms)"]
+    assert "(batch 2 a rank, context 512) and" in table.title
+    assert "(batch 2 a rank, context 1024), and" in table.title
+
+
 def test_no_number_of_the_prose_stays_when_the_tables_change(h200, text, monkeypatch):
     monkeypatch.setattr(section, "bucket_sweep", lambda _: new_figure()[0])  # quartiles change apart from medians
     # 2 and 20: the size of a MB; 25: PyTorch's default; 0: weights that do not differ; 11: the variants whose do not;

@@ -9,7 +9,7 @@ from pipeline.report.markup import Markdown
 from pipeline.report.outcomes import clear_gain, not_measured, nothing_measured
 from pipeline.report.page_parts import Action, Figure, Section, Table, say
 from pipeline.report.repeats import verdict
-from pipeline.report.section import count, ms, percent
+from pipeline.report.section import count, listing, ms, percent
 from pipeline.report.side_by_side import step_words, text_cells, whole_steps
 from pipeline.report.tables import median_cells, significant
 from pipeline.stages.ddp.report.facts import NO_COMMUNICATION, READING_ORDER, TORCH, TORCH_DEFAULT, Run, named, runs
@@ -89,15 +89,17 @@ def _table(measured: Sequence[Run]) -> Table:
     shown, lead = measured[:MOST_TABLE_RUNS], measured[0]
     variants = [variant for variant in READING_ORDER if any(variant in run.whole.index for run in shown)]
     columns: dict[str, list[str]] = {"variant": variants}
+    are_told_by_precision = len({run.precision for run in shown}) == len(shown)
     for run in shown:
-        columns[f"{run.name}, step (ms)"] = list(median_cells(run.whole).reindex(variants).fillna("–"))
-        columns[f"{run.name}, added (ms)"] = text_cells(run.beyond_ms, significant, variants)
+        name = run.precision if are_told_by_precision else run.name
+        columns[f"{name}, step (ms)"] = list(median_cells(run.whole).reindex(variants).fillna("–"))
+        columns[f"{name}, added (ms)"] = text_cells(run.beyond_ms, significant, variants)
     columns["all-reduces"] = text_cells(lead.steps["all_reduces"], count, variants)
     if lead.steps["peak_bytes"].notna().any():
         columns["peak (GB)"] = text_cells(lead.steps["peak_bytes"] / 1e9, significant, variants)
     title = (
-        "Median step [quartiles] and what it takes beyond one without communication; all-reduces and memory are those "
-        f"of {lead.name}:"
+        f"Median step [quartiles] of {listing(run.setup for run in shown)}, and what it takes beyond one without "
+        f"communication; all-reduces and memory are those of {lead.precision}:"
     )
     return Table(title, pd.DataFrame(columns))
 

@@ -55,6 +55,12 @@ def _words(step: pd.Series) -> str:
     return f"{ms(step['median_ms'])} ({', '.join(words)})"
 
 
+def _cost(step: pd.Series) -> str:
+    """Return the time of a step and its memory."""
+    peak = f" and {data_size(step['peak_bytes'])}" if pd.notna(step["peak_bytes"]) else ""
+    return ms(step["median_ms"]) + peak
+
+
 def _figure(run: Run) -> list[Figure]:
     if run.of("fusion").empty:
         return []
@@ -119,9 +125,9 @@ def _actions(run: Run) -> list[Action]:
     """Advise the fused model where it is clearly faster than torch's parts."""
     if not run.ours or not run.peer or clear_gain(run.steps.loc[run.peer], run.steps.loc[run.ours]) is None:
         return []
-    before, after = (ms(run.steps.loc[impl, "median_ms"]) for impl in (run.peer, run.ours))
+    before, after = (_cost(run.steps.loc[impl]) for impl in (run.peer, run.ours))
     why = (
-        f"{run.model}: {before} become {after} a step where attention's output is kept, and norms, rotations and "
-        "SwiGLU are computed again in fused kernels."
+        f"{run.model}: a step takes {after} instead of {before} where attention's output is kept, and norms, rotations "
+        "and SwiGLU are computed again in fused kernels."
     )
     return [Action(3, Markdown("**For long contexts, do not checkpoint whole blocks.**"), why)]
