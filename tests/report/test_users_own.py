@@ -125,8 +125,9 @@ def test_of_one_with_buckets_the_fastest_is_told(sizes):
             ("none", None, 1.0),
         ]
     ]
-    cell = {"precision": "fp32", "size": "xl", "world_size": 2, "repeat": 1, "phase": "train_step", "clock": "host"}
-    frame = pd.DataFrame(lines).assign(**cell, status="ok", reason=None, machine="a GPU", torch="2.13")
+    cell = {"precision": "fp32", "size": "xl", "batch_size_per_rank": 2, "context_length": 512, "world_size": 2}
+    row = {"repeat": 1, "phase": "train_step", "clock": "host"}
+    frame = pd.DataFrame(lines).assign(**cell, **row, status="ok", reason=None, machine="a GPU", torch="2.13")
     section = with_users_own(SECTION, frame, ddp)
     (row,) = section.users_own
     assert (row["your own"], row["place"]) == (f"mine (bucket_size_mb {sizes[1]})", "1 of 3")

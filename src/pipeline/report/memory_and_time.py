@@ -11,11 +11,12 @@ from pipeline.report import side_by_side
 from pipeline.report.figures import new_figure, shared_legend, stamp, style_for
 from pipeline.report.outcomes import WORTH_IT
 from pipeline.report.page_parts import MOST_TABLE_ROWS, Table
-from pipeline.report.section import count, data_size
+from pipeline.report.section import count, data_size, percent
 from pipeline.report.side_by_side import step_words, text_cells, without_empty
 from pipeline.report.tables import median_cells, significant
 
 PANELS_A_LINE = 2
+MOST_APART = 0.1  # of profiled steps from timed ones, as a share of these
 ROOM = 1.12  # beside the furthest marker
 
 
@@ -91,7 +92,7 @@ def _lines(run: Run, what: str) -> pd.DataFrame:
             "setup": run.name,
             what: ways,
             "step (ms)": list(median_cells(run.whole)),
-            "exposed (ms)": text_cells(run.whole["exposed_communication_ms"], significant, ways),
+            "exposed (ms)": text_cells(_exposed_ms(run.whole), significant, ways),
             "held": text_cells(run.held_bytes.sum(axis=1), data_size, ways),
             "peak": text_cells(run.peak_bytes["measured"], data_size, ways),
             "predicted peak": text_cells(run.peak_bytes["predicted"], data_size, ways),
@@ -100,13 +101,20 @@ def _lines(run: Run, what: str) -> pd.DataFrame:
     )
 
 
+def _exposed_ms(steps: pd.DataFrame) -> pd.Series:
+    """Return the exposed communication of steps of which the profiled ones took about as long as the timed ones."""
+    is_alike = (steps["profiled_ms"] / steps["median_ms"] - 1).abs() <= MOST_APART
+    return steps["exposed_communication_ms"].where(is_alike)
+
+
 def method(measured: Sequence[Run]) -> str:
     """Say how bytes and times were taken."""
     steps = pd.concat([run.steps for run in measured])
     exposed = ""
     if steps["exposed_communication_ms"].any():
         exposed = (
-            " Exposed: time of profiled steps in which only collectives ran; what else they slow down is not in it."
+            " Exposed: time of profiled steps in which only collectives ran, where these take as long as timed ones "
+            f"within {percent(MOST_APART)}; what else collectives slow down is not in it."
         )
     peak = "; the peak is the allocator's" if any(len(run.peak_bytes) for run in measured) else ""
     return (

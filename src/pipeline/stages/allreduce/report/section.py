@@ -92,7 +92,7 @@ def _half(alike: Sequence[Group]) -> str:
     size = f"{enough['size']} on"
     if enough.name == best.bursts.index[0]:
         size = f"the smallest size on, {enough['size']}"
-    cost = f"; a call costs {ms(1e3 * latency_s)} plus its bytes" if latency_s else ""
+    cost = f"; a call costs {ms(1e3 * latency_s)} plus the transfer" if latency_s else ""
     return f"{best.backend} reaches half of it from {size}{cost}."
 
 

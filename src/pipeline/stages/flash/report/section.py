@@ -99,7 +99,7 @@ def _ahead_and_behind(dtype: str, pairs: pd.DataFrame) -> str:
     both = [(pair, peer) for (_, pair), (_, peer) in zip(pairs.iterrows(), peers.iterrows(), strict=True)]
     ahead = sum(clear_gain(peer, pair) is not None for pair, peer in both)
     behind = sum(clear_gain(pair, peer) is not None for pair, peer in both)
-    slower = f" (a tenth or more slower at {behind})" if behind else ""
+    slower = f" (of these it is a tenth or more slower at {behind})" if behind else ""
     return f"{ahead} of {counted(len(pairs), 'problem')} in {dtype}{slower}"
 
 
@@ -152,7 +152,7 @@ def _kernels(rows: pd.DataFrame) -> list[Action]:
     why.append(Markdown("Shapes are batch × heads × length × head_dim."))
     if "triton" in set(told):
         why.append(Markdown("Ours are `FlashAttentionTriton` of `pipeline.attention`."))
-    return [Action(2, say("**Attention: use {uses}.**", uses=uses), Markdown(" ").join(why))]
+    return [Action(2, say("**Where attention takes much of a step, use {uses}.**", uses=uses), Markdown(" ").join(why))]
 
 
 def _why_fastest(dtype: str, winners: pd.DataFrame, both: pd.DataFrame) -> Markdown:

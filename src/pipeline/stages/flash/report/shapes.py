@@ -66,7 +66,9 @@ def _title(shown: pd.DataFrame, measured: int, products: Mapping[str, float]) ->
     some = f", {len(shown)} of {measured}" if len(shown) < measured else ""
     words = [f"Shapes of real models{some}: forward + backward in ms; ratio: the time of torch's over ours"]
     if _is_held(shown):
-        words.append("sustained: back to back for seconds, without flushing L2, where the host keeps up")
+        words.append(
+            "sustained: back to back for seconds, without flushing L2 (n/a without cuDNN, or if the host is slower)"
+        )
     if products:
         words.append("in brackets the share of a matmul's highest rate in that dtype")
         if (shown["peak_of"] == THREE_TF32).any():

@@ -34,9 +34,10 @@ def build(rows: pd.DataFrame) -> Section:
             not_measured(whole, "cell_name"),
         ],
         method=(
-            "AdamW, which updates only a rank's share where that is sharded. Our DDP all-reduces each parameter during "
-            "backward; by matrix: units are matrices instead of blocks. In bf16 all run under autocast, and the fully "
-            f"sharded ways with bf16 parameters. {memory_and_time.method(measured)}"
+            "AdamW, which updates only a rank's share where that is sharded: such a step can take less time than one "
+            "without communication. Our DDP all-reduces each parameter during backward; by matrix: units are matrices "
+            "instead of blocks. In bf16 all run under autocast, and the fully sharded ways with bf16 parameters. "
+            f"{memory_and_time.method(measured)}"
         ),
         actions=[Action(3, what, why, "sharding")] if saved else [],
         problems=side_by_side.problems(
@@ -81,7 +82,7 @@ def _gathers(run: Run) -> str:
     captured = captures.loc[OURS]
     exposed_ms, in_time = captured["gather_exposed_ms"], captured["gather_exposed_ms"] < IN_TIME * captured["gather_ms"]
     return (
-        f"in a captured step gathers run for {ms(captured['gather_ms'])}, waits for the other ranks included; for "
-        f"{ms(exposed_ms)} of that, {percent(exposed_ms / captured['span_ms'])} of the step, nothing computes: they "
-        f"{'arrive' if in_time else 'do not all arrive'} in time."
+        f"in a captured step of {ms(captured['span_ms'])} gathers run for {ms(captured['gather_ms'])}, waits for the "
+        f"other ranks included; for {ms(exposed_ms)} of that, {percent(exposed_ms / captured['span_ms'])} of the step, "
+        f"nothing computes: they {'arrive' if in_time else 'do not all arrive'} in time."
     )

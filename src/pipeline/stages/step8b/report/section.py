@@ -30,8 +30,8 @@ def build(rows: pd.DataFrame) -> Section:
             "Whole steps by the host clock, the slowest rank's, each implementation in processes of its own, one after "
             "the other. bf16 weights and gradients from fp32 master shards, AdamW. Torch's parts: FSDP, its attention, "
             "every block checkpointed, the loss in pieces of "
-            f"{run.steps['setting_loss_chunk'].iloc[0]:,} tokens. MFU counts causal attention as half of all scores "
-            "and nothing that is computed again."
+            f"{run.steps['setting_loss_chunk'].iloc[0]:,} tokens. MFU counts causal attention as half of all scores, "
+            "unlike the first screen's, and nothing that is computed again."
         ),
         actions=_actions(run),
         problems=[Problem(EXERCISE, _answer(run))],
@@ -73,9 +73,10 @@ def _steps_table(run: Run) -> Table:
     impls = run.whole.index
     forms = {
         "MFU": ("mfu_pct", lambda value: percent(value / 100)),
+        "GPU idle": ("gpu_idle_pct", lambda value: percent(value / 100)),
         "peak": ("peak_bytes", data_size),
         "first step": ("first_step_ms", ms),
-        "layers that keep products": ("layers_that_keep", count),
+        "layers that keep gate and up": ("layers_that_keep", count),
     }
     cells = {
         "implementation": list(run.whole["name"]),
@@ -94,7 +95,7 @@ def _budget_table(run: Run) -> list[Table]:
     table = {}
     for impl in shown:
         table[f"{NAMES[impl]} (ms)"] = items[impl]
-        table[f"of each 100 ms of {NAMES[impl]}"] = 100 * items[impl] / items[impl].sum()
+        table[f"share of {NAMES[impl]} (%)"] = 100 * items[impl] / items[impl].sum()
     if len(shown) > 1:
         table["saved (ms)"] = items[shown[1]] - items[shown[0]]
     cells = pd.DataFrame(table).map(significant).rename_axis("kind of work").reset_index()
@@ -127,7 +128,7 @@ def _actions(run: Run) -> list[Action]:
         return []
     before, after = (_cost(run.steps.loc[impl]) for impl in (run.peer, run.ours))
     why = (
-        f"{run.model}: a step takes {after} instead of {before} where attention's output is kept, and norms, rotations "
-        "and SwiGLU are computed again in fused kernels."
+        f"A step of {run.model} takes {before} with every block checkpointed ({NAMES[run.peer]}), and {after} with "
+        "fused kernels that keep attention's output and compute norms, rotations and SwiGLU again."
     )
-    return [Action(3, Markdown("**For long contexts, do not checkpoint whole blocks.**"), why)]
+    return [Action(3, Markdown("**At long contexts, use free memory before you checkpoint whole blocks.**"), why)]

@@ -133,6 +133,6 @@ def finding(steps: pd.DataFrame, reached: Mapping[str, float]) -> str:
     return (
         f"Eager steps reach {number(most['model_tflops_per_s'])} TFLOP/s at most ({most['size']}, {most['precision']})"
         + (f"; a matrix product alone reaches {number(product)}" if product else "")
-        + (f". The host limits steps of up to {number(max(waits) / TERA)} TFLOP" if waits else "")
+        + (f". The largest step that the host limits has {number(max(waits) / TERA)} TFLOP" if waits else "")
         + "."
     )
