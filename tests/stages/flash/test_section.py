@@ -127,7 +127,9 @@ def set_times(rows, impl, like, factor):
 )
 def test_a_kernel_is_advised_only_where_it_is_clearly_the_fastest(make_rows, factor, winner):
     actions = parts_of(set_times(at_bf16(make_rows), "triton", "sdpa_cudnn", factor)).actions
-    assert [action.what for action in actions] == ([f"**Attention: use {winner} in bf16.**"] if winner else [])
+    assert [action.what for action in actions] == (
+        [f"**Where attention takes much of a step, use {winner} in bf16.**"] if winner else []
+    )
     assert all("at all 4 shapes" in action.why for action in actions)
 
 
@@ -143,7 +145,7 @@ def test_shapes_at_which_another_kernel_wins_are_named(make_rows):
     one_shape = (rows["batch_size"] == 4) & (rows["impl"] == "triton")
     rows.loc[one_shape, TIMES] /= 4
     (action,) = parts_of(rows).actions
-    assert action.what == "**Attention: use cuDNN through SDPA in bf16.**"
+    assert action.what == "**Where attention takes much of a step, use cuDNN through SDPA in bf16.**"
     assert "At 4×16×4096×64 full the fastest is our Triton kernels, 2.00× as fast as the next." in action.why
 
 
@@ -164,12 +166,15 @@ def test_fp16_is_told_apart_from_bf16_only_where_another_kernel_wins(make_rows):
         here = rows["dtype"] == dtype
         rows.loc[here] = set_times(rows[here].copy(), "triton", "sdpa_cudnn", 0.5)
     (action,) = parts_of(rows).actions
-    assert action.what == "**Attention: use our Triton kernels in bf16.**"
+    assert action.what == "**Where attention takes much of a step, use our Triton kernels in bf16.**"
     assert "In fp16 the gain" not in action.why
     rows.loc[here] = set_times(rows[here].copy(), "triton", "sdpa_cudnn", 2.0)
     rows.loc[rows["dtype"] == "fp16"] = set_times(rows[rows["dtype"] == "fp16"].copy(), "triton", "sdpa_cudnn", 2.0)
     (action,) = parts_of(rows).actions
-    assert action.what == "**Attention: use our Triton kernels in bf16 and cuDNN through SDPA in fp16.**"
+    assert (
+        action.what
+        == "**Where attention takes much of a step, use our Triton kernels in bf16 and cuDNN through SDPA in fp16.**"
+    )
     assert "In fp16 the gain is a tenth or more at " in action.why
 
 
