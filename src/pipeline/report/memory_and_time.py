@@ -12,11 +12,10 @@ from pipeline.report.figures import new_figure, shared_legend, stamp, style_for
 from pipeline.report.outcomes import WORTH_IT
 from pipeline.report.page_parts import MOST_TABLE_ROWS, Table
 from pipeline.report.section import count, data_size, percent
-from pipeline.report.side_by_side import step_words, text_cells, without_empty
+from pipeline.report.side_by_side import MOST_APART, is_as_timed, step_words, text_cells, without_empty
 from pipeline.report.tables import median_cells, significant
 
 PANELS_A_LINE = 2
-MOST_APART = 0.1  # of profiled steps from timed ones, as a share of these
 ROOM = 1.12  # beside the furthest marker
 
 
@@ -103,8 +102,7 @@ def _lines(run: Run, what: str) -> pd.DataFrame:
 
 def _exposed_ms(steps: pd.DataFrame) -> pd.Series:
     """Return the exposed communication of steps of which the profiled ones took about as long as the timed ones."""
-    is_alike = (steps["profiled_ms"] / steps["median_ms"] - 1).abs() <= MOST_APART
-    return steps["exposed_communication_ms"].where(is_alike)
+    return steps["exposed_communication_ms"].where(is_as_timed(steps["profiled_ms"], steps["median_ms"]))
 
 
 def method(measured: Sequence[Run]) -> str:

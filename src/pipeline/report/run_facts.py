@@ -41,7 +41,7 @@ def first_page(cells: pd.DataFrame) -> dict[str, Any]:
         "first_start": started.min().strftime("%Y-%m-%d %H:%M UTC"),
         "last_end": ended.max().strftime("%Y-%m-%d %H:%M UTC"),
         "total_s": float(seconds.sum().sum()),
-        "wall_s": _covered_s(started, ended),
+        "wall_s": _covered_s(started - pd.to_timedelta(seconds["start_up_s"], unit="s"), ended),
         "waiting_s": float(cells["waiting_s"].sum()) if "waiting_s" in cells else 0.0,
         "measuring": float(seconds["measuring_s"].sum() / seconds.sum().sum()),
         "outcomes": _outcomes(cells),

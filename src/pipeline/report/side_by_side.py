@@ -15,6 +15,7 @@ PRECISIONS = ("fp32", "bf16")
 AXES = ("precision", "size", "batch_size_per_rank", "context_length", "world_size")
 AXIS_WORDS = {"batch_size_per_rank": "batch {}", "context_length": "context {}", "world_size": "{} ranks"}
 NONE = "–"
+MOST_APART = 0.1  # of profiled steps from timed ones, as a share of these
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +68,7 @@ class Run:
 
 
 AnyRun = TypeVar("AnyRun", bound=Run)
+AnyTime = TypeVar("AnyTime", float, pd.Series)
 
 
 def named(rows: pd.DataFrame, ways: Sequence[str], axes: Sequence[str] = AXES) -> pd.DataFrame:
@@ -126,6 +128,11 @@ def agree(what: str, differences: str, do_agree: bool, tolerance: float) -> Mark
 def step_words(step: pd.Series) -> str:
     """Write the time of a step: `391 ms`, or `391 ms (unstable)`."""
     return f"{ms(step['median_ms'])}{' (unstable)' if step['status'] == 'unstable' else ''}"
+
+
+def is_as_timed(profiled_ms: AnyTime, timed_ms: AnyTime) -> AnyTime:
+    """Tell whether profiled steps take about as long as timed ones, and may be told of beside them."""
+    return abs(profiled_ms / timed_ms - 1) <= MOST_APART
 
 
 def text_cells(values: pd.Series, form: Callable[[float], str], ways: Iterable[str]) -> list[str]:

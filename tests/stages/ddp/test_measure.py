@@ -8,7 +8,6 @@ from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.instruments.sampling.weight_differences import TOLERANCE
 from pipeline.stages.ddp.cell import CAPTURED, VARIANTS, Cell, Settings, variant_key
 from pipeline.stages.ddp.measure import measure
-from pipeline.stages.ddp.report.facts import runs
 
 
 @pytest.fixture(scope="module")
@@ -52,14 +51,9 @@ def test_every_variant_that_averages_sends_all_gradients_once(steps):
 
 
 def test_phases_are_timed_apart_and_torchs_has_no_wait_of_its_own(smoke):
-    times = runs(smoke)[0].phases_ms
-    assert times.loc["torch DDP 25 MB"].isna().to_dict() == {
-        "forward": False,
-        "backward": False,
-        "communication": True,
-        "optimizer": False,
-    }
-    assert times.loc["naive", ["forward", "backward", "communication", "optimizer"]].gt(0).all()
+    phases = smoke.loc[smoke["impl"] == "torch", "phase"]
+    assert {*phases} >= {"forward", "backward", "optimizer"}
+    assert "communication" not in {*phases}
 
 
 def test_naive_communication_is_captured_and_hides_nothing(smoke_rows):

@@ -166,7 +166,7 @@ def test_weights_that_differ_are_said_to(h200, build):
 def test_medians_in_answers_are_those_of_the_table(h200, build):
     run = facts.runs(h200)[1]
     said = problem(build(h200), "naive_ddp_benchmarking")
-    step_ms, left_ms = run.steps.loc["naive", "median_ms"], run.phases_ms.loc["naive", "communication"]
+    step_ms, left_ms = run.steps.loc["naive", "median_ms"], run.left.loc["naive", "median_ms"]
     assert f"bf16: a step takes {step_ms:.0f} ms, {left_ms:.1f} ms of it (" in said
 
 
@@ -242,7 +242,14 @@ def test_a_captured_share_is_given_where_it_was_captured(h200, smoke, build):
     assert problem(build(h200), name).count("of its communication runs beside computation.") == 2
     assert "for the same cores" in problem(build(smoke), name)
     without = h200[h200["phase"] != "captured_step"]
-    assert "captured" not in problem(build(without), name)
+    disturbed = h200.assign(span_ms=2 * h200["span_ms"])
+    assert "captured" not in problem(build(without), name) + problem(build(disturbed), name)
+
+
+def test_unstable_communication_is_marked_in_answers(h200, build):
+    shaky = h200.assign(status=h200["status"].mask(h200["phase"] == "communication", "unstable"))
+    assert problem(build(shaky), "naive_ddp_benchmarking").count(" ms (unstable) of it (") == 2
+    assert problem(build(shaky), "minimal_ddp_flat_benchmarking").count(" ms (unstable) of communication are left") == 2
 
 
 def test_what_is_left_after_backward_was_not_hidden(h200):
@@ -250,7 +257,7 @@ def test_what_is_left_after_backward_was_not_hidden(h200):
     transfer_ms = 1e3 * 7.99e9 / 320e9  # of all gradients
     hidden = run.captures["hidden_pct"] / 100
     assert hidden["naive"] == pytest.approx(0, abs=1e-9)
-    assert hidden["overlap"] == pytest.approx(1 - run.phases_ms.loc["overlap", "communication"] / transfer_ms, rel=0.01)
+    assert hidden["overlap"] == pytest.approx(1 - run.left.loc["overlap", "median_ms"] / transfer_ms, rel=0.01)
 
 
 def test_others_stand_beside_the_same_variant_model_and_ranks(h200, smoke):

@@ -310,23 +310,6 @@ def unstable_in_fp32(rows, size):
     return rows
 
 
-def host_speed_told(rows):
-    return [part for part in section.build(rows).parts if "Host-limited times vary" in str(part)]
-
-
-def test_steps_of_as_many_kernels_show_how_much_the_speed_of_the_host_varied(make_rows):
-    rows = with_busy(make_rows("h200"), {128: 60.0, 256: 60.0, 512: 5.0, 1024: 5.0}).assign(launches=1000.0)
-    here = (rows["size"] == "xl") & (rows["precision"] == "bf16")
-    rows = scaled(rows, 90.0, here & (rows["context_length"] == 128))
-    (told,) = host_speed_told(rows)
-    assert "xl in bf16 launches 1,000 kernels at contexts 256 and 128, but takes" in told
-    others = rows.assign(launches=rows["launches"] * rows["context_length"])
-    unstable = rows.assign(status=rows["status"].replace("ok", "unstable"))
-    gpu_limited = rows.assign(gpu_idle_pct=5.0)
-    for silent in (others, unstable, gpu_limited):
-        assert not host_speed_told(silent)
-
-
 def test_a_gain_by_compiling_that_the_host_limits_is_marked_beside_that_of_the_kernels(make_rows):
     rows = with_busy(make_rows("h200"), {128: 60.0, 256: 60.0, 512: 5.0, 1024: 5.0})
     rows["gpu_idle_pct"] = rows["gpu_idle_pct"].mask(rows["mode"] == "compiled", 80.0)

@@ -9,7 +9,7 @@ from pipeline.formulas.collectives import LinearCost, fit_linear_cost
 from pipeline.report import side_by_side
 from pipeline.report.outcomes import IDLE_PCT
 from pipeline.report.table_rows import ok
-from pipeline.stages.ddp.cell import CAPTURED_STEP, PHASES, VARIANTS
+from pipeline.stages.ddp.cell import CAPTURED_STEP, VARIANTS
 
 NAMES = {"none": "no communication", "torch": "torch DDP", "torch_tuned": "torch DDP tuned"}
 # torch_tuned sends no buffers, as ours do not, and keeps gradients in its buckets: the fair peer.
@@ -47,10 +47,9 @@ class Run(side_by_side.Run):
         return self.rows[self.rows["phase"] == CAPTURED_STEP].dropna(subset=["hidden_pct"])
 
     @property
-    def phases_ms(self) -> pd.DataFrame:
-        """The median times, one row per variant, one column per phase; NaN where a variant lacks it."""
-        phases = self.rows[self.rows["phase"].isin(PHASES)]
-        return phases.pivot(columns="phase", values="median_ms").reindex(self.steps.index, columns=PHASES)
+    def left(self) -> pd.DataFrame:
+        """The communication that is left when backward is done, one row per variant that communicates."""
+        return self.rows[self.rows["phase"] == "communication"]
 
     def fastest(self, impls: Sequence[str]) -> pd.Series | None:
         """Return the step with the least median of these implementations; its name is the variant."""

@@ -7,8 +7,8 @@ import pandas as pd
 from pipeline.formulas.buckets import best_bucket_bytes
 from pipeline.report import side_by_side
 from pipeline.report.page_parts import Problem, say
-from pipeline.report.section import counted, data_size, ms, number, percent, ratio
-from pipeline.report.side_by_side import agree, once_each, step_words
+from pipeline.report.section import counted, data_size, number, percent, ratio
+from pipeline.report.side_by_side import agree, is_as_timed, once_each, step_words
 from pipeline.report.tables import significant
 from pipeline.stages.ddp.report.facts import NO_COMMUNICATION, Run, all_reduce_cost
 
@@ -45,14 +45,13 @@ def _weights(run: Run) -> str:
 
 
 def _naive(run: Run) -> str:
-    left_ms = run.phases_ms["communication"].get("naive")
-    if left_ms is None or pd.isna(left_ms):
+    if "naive" not in run.left.index:
         return ""
-    step = run.steps.loc["naive"]
-    share = percent(left_ms / step["median_ms"])
+    step, left = run.steps.loc["naive"], run.left.loc["naive"]
+    share = percent(left["median_ms"] / step["median_ms"])
     return (
-        f"a step takes {step_words(step)}, {ms(left_ms)} of it ({share}) from the end of backward until all gradients "
-        "are averaged."
+        f"a step takes {step_words(step)}, {step_words(left)} of it ({share}) from the end of backward until all "
+        "gradients are averaged."
     )
 
 
@@ -65,18 +64,21 @@ def _overlap(run: Run) -> str:
     if not text or "overlap" not in run.captures.index:
         return text
     beside = "beside computation" if run.on_gpus else "beside computation, for the same cores"
-    share = percent(run.captures.loc["overlap", "hidden_pct"] / 100)
+    captured = run.captures.loc["overlap"]
+    if run.on_gpus and not is_as_timed(captured["span_ms"], run.steps.loc["overlap", "median_ms"]):
+        return text
+    share = percent(captured["hidden_pct"] / 100)
     return f"{text} In a captured step {share} of its communication runs {beside}."
 
 
 def _against_naive(run: Run, variant: str, words: str) -> str:
     if not {variant, "naive"} <= set(run.steps.index):
         return ""
-    left, step, naive = run.phases_ms["communication"].dropna().map(ms), run.steps.loc[variant], run.steps.loc["naive"]
+    step, naive = run.steps.loc[variant], run.steps.loc["naive"]
     return (
         f"a step takes {step_words(step)} with {words}, {step_words(naive)} with naive DDP "
-        f"({ratio(naive['median_ms'] / step['median_ms'])}); when backward is done, {left[variant]} and "
-        f"{left['naive']} of communication are left."
+        f"({ratio(naive['median_ms'] / step['median_ms'])}); when backward is done, "
+        f"{step_words(run.left.loc[variant])} and {step_words(run.left.loc['naive'])} of communication are left."
     )
 
 

@@ -8,7 +8,7 @@ from pipeline.report.memory_and_time import Run
 from pipeline.report.outcomes import not_measured, nothing_measured
 from pipeline.report.page_parts import Action, Figure, Section, say
 from pipeline.report.section import data_size, listing, ms, percent, ratio
-from pipeline.report.side_by_side import whole_steps
+from pipeline.report.side_by_side import is_as_timed, whole_steps
 from pipeline.stages.fsdp.report.facts import DDP, DDP_SHARDED, NAMES, NOTHING, OURS, TORCHS, named, runs
 
 TITLE = "What does sharding parameters, gradients and optimizer state save, and what does it cost?"
@@ -77,9 +77,11 @@ def _saved(run: Run) -> str:
 def _gathers(run: Run) -> str:
     """Say what of the gathering delays the step, from the captured one."""
     captures = run.rows[run.rows["measures"] == "capture"]
-    if OURS not in captures.index:
+    if OURS not in captures.index or OURS not in run.steps.index:
         return ""
     captured = captures.loc[OURS]
+    if not is_as_timed(captured["span_ms"], run.steps.loc[OURS, "median_ms"]):
+        return ""  # a capture so disturbed tells nothing of the timed steps
     exposed_ms, in_time = captured["gather_exposed_ms"], captured["gather_exposed_ms"] < IN_TIME * captured["gather_ms"]
     return (
         f"in a captured step of {ms(captured['span_ms'])} gathers run for {ms(captured['gather_ms'])}, waits for the "

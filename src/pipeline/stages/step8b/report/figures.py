@@ -9,7 +9,7 @@ from pipeline.stages.step8b.report.facts import NAMES, Run
 
 LINE_IN = 0.36
 FUSION_NAMES = {
-    "none": "attention kept, not run again",
+    "none": "our blocks and FSDP, attention kept",
     "attention": "our attention",
     "rms_norm": "RMSNorm fused",
     "rotary": "rotary positions fused",

@@ -114,10 +114,11 @@ def _correctness(run: Run) -> str:
             f"bf16 are {plain['loss_error']:.1g} and {plain['gradient_error']:.2g}."
         )
     if run.ours in descents.index:
-        descent = descents.loc[run.ours]
+        descent, others = descents.loc[run.ours], descents.drop(index=run.ours)
+        beside = listing(f"to {number(loss)} with {NAMES[impl]}" for impl, loss in others["last_loss"].items())
         sentences.append(
             f"Over {descent['setting_descent_steps']} steps with one batch the loss falls from "
-            f"{number(descent['first_loss'])} to {number(descent['last_loss'])}."
+            f"{number(descent['first_loss'])} to {number(descent['last_loss'])}{beside and f', {beside}'}."
         )
     return " ".join(sentences)
 
@@ -127,8 +128,10 @@ def _actions(run: Run) -> list[Action]:
     if not run.ours or not run.peer or clear_gain(run.steps.loc[run.peer], run.steps.loc[run.ours]) is None:
         return []
     before, after = (_cost(run.steps.loc[impl]) for impl in (run.peer, run.ours))
+    layers = run.steps.loc[run.ours, "layers_that_keep"]
+    kept = f", in {count(layers)} layers also gate and up," if layers and pd.notna(layers) else ""
     why = (
         f"A step of {run.model} takes {before} with every block checkpointed ({NAMES[run.peer]}), and {after} with "
-        "fused kernels that keep attention's output and compute norms, rotations and SwiGLU again."
+        f"fused kernels that keep attention's output{kept} and compute norms, rotations and SwiGLU again."
     )
     return [Action(3, Markdown("**At long contexts, use free memory before you checkpoint whole blocks.**"), why)]

@@ -8,7 +8,7 @@ import pandas as pd
 from pipeline.report.outcomes import WORTH_IT, not_measured, nothing_measured
 from pipeline.report.page_parts import MOST_TABLE_ROWS, Figure, Section, Table
 from pipeline.report.same_steps import eager_steps
-from pipeline.report.section import count, ms, number, percent, ratio, span
+from pipeline.report.section import count, number, percent, ratio, span
 from pipeline.report.table_rows import known
 from pipeline.report.tables import with_outcomes
 from pipeline.stages.timing.report import figures, headline
@@ -17,7 +17,6 @@ from pipeline.stages.timing.report.problems import problems
 from pipeline.stages.timing.report.steps import (
     every_batch,
     first_screen_steps,
-    host_apart,
     of_kind,
     reached_tflops_per_s,
     warm,
@@ -47,7 +46,6 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame] | None = None) 
         _answer(steps),
         parts=[
             *_phases(rows, precision, context_length),
-            _host_speed(eager),
             not_measured(every_batch(rows).assign(what=_what), "what"),
         ],
         method=METHOD if known(steps, "gpu_busy_ms").empty else METHOD + GPU_METHOD,
@@ -65,10 +63,11 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame] | None = None) 
 
 def _answer(steps: pd.DataFrame) -> str:
     first, best = steps.iloc[0], steps.loc[steps["model_tflops_per_s"].idxmax()]
+    stable = steps[steps["status"] == "ok"] if (steps["status"] == "ok").any() else steps
     mfu = "" if pd.isna(best["mfu_pct"]) else f", {percent(best['mfu_pct'] / 100)} of the peak"
     return (
         f"In {first['precision']} with batch {first['batch_size']} and context {first['context_length']}: "
-        f"{span(steps.set_index('size')['tokens_per_s'], count)} tokens/s. {best['size']} has the highest rate, "
+        f"{span(stable.set_index('size')['tokens_per_s'], count)} tokens/s. {best['size']} has the highest rate, "
         f"{number(best['model_tflops_per_s'])} TFLOP/s{mfu}."
     )
 
@@ -91,21 +90,6 @@ def _what(rows: pd.DataFrame) -> pd.Series:
     """Name the cell of each row as far as memory goes."""
     numbers = " at context " + rows["context_length"].astype(str) + " and batch " + rows["batch_size"].astype(str)
     return rows["size"] + " in " + rows["precision"] + numbers
-
-
-def _host_speed(eager: pd.DataFrame) -> str:
-    """Say how much the host's own speed varied, by two stable steps that launch as many kernels; else nothing."""
-    apart = host_apart(eager)
-    if apart is None or apart["ratio"] < WORTH_IT:
-        return ""
-    contexts, times = (
-        f"{form(apart[f'{column}_fast'])} and {form(apart[f'{column}_slow'])}"
-        for column, form in (("context_length", int), ("median_ms", ms))
-    )
-    return (
-        f"Host-limited times vary with the host's speed: a step of {apart['size']} in {apart['precision']} launches "
-        f"{count(apart['launches_fast'])} kernels at contexts {contexts}, but takes {times} ({ratio(apart['ratio'])})."
-    )
 
 
 def _disagreement(medians: pd.DataFrame) -> str:

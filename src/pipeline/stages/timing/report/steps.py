@@ -7,8 +7,8 @@ import pandas as pd
 from pipeline.formulas.flops import train_step_flops
 from pipeline.formulas.size_order import BY_SIZE
 from pipeline.formulas.sizes import SIZES
-from pipeline.report.outcomes import IDLE_PCT, clear_gain
-from pipeline.report.table_rows import highest, in_order, known, ok
+from pipeline.report.outcomes import clear_gain
+from pipeline.report.table_rows import highest, in_order, ok
 
 PRECISIONS = ("fp32", "tf32", "bf16")
 KINDS = {
@@ -21,7 +21,6 @@ KINDS = {
 ORDERS = {"precision": PRECISIONS, "size": BY_SIZE}
 CELL = ["precision", "size", "context_length"]
 # Two steps launch alike where their launches differ by no more than this factor.
-ALIKE = 1.02
 
 
 def every_batch(rows: pd.DataFrame) -> pd.DataFrame:
@@ -149,21 +148,3 @@ def first_steps(rows: pd.DataFrame) -> pd.DataFrame:
     later = sums[sums["step"] > 0].groupby(keys)["samples_ms"].median()
     first = sums[sums["step"] == 0].set_index(keys)["samples_ms"]
     return (first / later).rename("first").dropna().reset_index()
-
-
-def host_apart(steps: pd.DataFrame) -> pd.Series | None:
-    """Return the two stable steps of one model that the host limits and that differ most though they launch alike.
-
-    Alike: within ALIKE, at different contexts. Returns size, precision, ratio, and context_length, launches and
-    median_ms with _fast and _slow; None where there are no two such steps.
-    """
-    limited = known(steps, "gpu_idle_pct", "launches")
-    limited = limited[(limited["gpu_idle_pct"] >= IDLE_PCT) & (limited["status"] == "ok")]
-    limited = limited[["size", "precision", "context_length", "launches", "median_ms"]]
-    pairs = limited.merge(limited, on=["size", "precision"], suffixes=("_fast", "_slow"))
-    alike = (pairs["launches_slow"] / pairs["launches_fast"]).between(1 / ALIKE, ALIKE)
-    pairs = pairs[alike & (pairs["context_length_fast"] != pairs["context_length_slow"])]
-    if pairs.empty:
-        return None
-    pairs = pairs.assign(ratio=pairs["median_ms_slow"] / pairs["median_ms_fast"])
-    return pairs.loc[pairs["ratio"].idxmax()]
