@@ -11,5 +11,5 @@ def test_every_rank_takes_what_a_training_step_of_its_own_does():
 
 
 def test_more_steps_take_longer_and_no_steps_the_start():
-    assert training_s(0, on_gpu=True) == training_s(0, on_gpu=False) > 0
-    assert training_s(100, on_gpu=False) > training_s(10, on_gpu=False) > training_s(0, on_gpu=False)
+    assert training_s(0, 0, on_gpu=True) == training_s(0, 0, on_gpu=False) > 0
+    assert training_s(2, 100, on_gpu=False) > training_s(2, 10, on_gpu=False) > training_s(0, 10, on_gpu=False)

@@ -7,6 +7,8 @@ from pipeline.formulas.sizes import SIZES
 START_S = 3.0
 # For a model size that suits the machine.
 GPU_STEP_S, CPU_STEP_S = 0.4, 0.05
+# What else a way to train takes, in steps: to be built in every turn, and on a GPU for its trace to be read.
+GPU_OTHER_STEPS, CPU_OTHER_STEPS = 25, 3
 
 
 def training_bytes(
@@ -19,6 +21,7 @@ def training_bytes(
     return world_size * peak_bytes(workload, "train_step")
 
 
-def training_s(steps: int, on_gpu: bool) -> float:
-    """Estimate the seconds of so many steps, including the start of the ranks."""
-    return START_S + (GPU_STEP_S if on_gpu else CPU_STEP_S) * steps
+def training_s(ways: int, steps: int, on_gpu: bool) -> float:
+    """Estimate the seconds of so many ways to train with so many steps each, including the start of the ranks."""
+    step_s, other_steps = (GPU_STEP_S, GPU_OTHER_STEPS) if on_gpu else (CPU_STEP_S, CPU_OTHER_STEPS)
+    return START_S + ways * (steps + other_steps) * step_s

@@ -6,9 +6,7 @@ from pipeline.stages.sharding.cell import IMPLS, Cell, Settings
 
 def expected_s(cell: Cell, settings: Settings, on_gpu: bool) -> float:
     """Estimate the seconds that a cell takes."""
-    # What else an optimizer takes, in steps: on a GPU to be built in every turn, and for its trace to be read.
-    other_steps = 30 if on_gpu else 0
-    return training_s(len(IMPLS) * (settings.rounds * (settings.warmup_steps + settings.steps) + other_steps), on_gpu)
+    return training_s(len(IMPLS), settings.rounds * (settings.warmup_steps + settings.steps), on_gpu)
 
 
 def needed_bytes(cell: Cell, settings: Settings) -> int:

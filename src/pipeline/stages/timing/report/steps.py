@@ -20,7 +20,6 @@ KINDS = {
 }
 ORDERS = {"precision": PRECISIONS, "size": BY_SIZE}
 CELL = ["precision", "size", "context_length"]
-# Two steps launch alike where their launches differ by no more than this factor.
 
 
 def every_batch(rows: pd.DataFrame) -> pd.DataFrame:
