@@ -35,6 +35,14 @@ def test_figures_say_how_far_their_repeats_lie_apart_unstable_ones_by_themselves
     assert of_rows(rows[2:]) == {}
 
 
+def test_of_a_stage_that_times_whole_steps_their_repeats_tell_how_far_repeats_lie_apart():
+    medians_ms, phases = [[10.0, 10.2], [0.2, 0.9]], ["train_step", "communication"]
+    columns = {"phase": phases, "medians_of_repeats_ms": medians_ms, "samples_of_repeats": None}
+    rows = pd.DataFrame({"status": "ok", **columns})
+    assert of_rows(rows)["most_pct"] == pytest.approx(2)
+    assert of_rows(rows.assign(phase="communication"))["most_pct"] == pytest.approx(350)
+
+
 def test_figures_at_a_clock_that_a_power_limit_lowered_are_counted_with_the_lowest_and_the_full_clock():
     capped = {"power_capped": [True, False, True, False], "mean_sm_clock_mhz": [1500.0, 1980.0, 1410.0, 1700.0]}
     rows = pd.DataFrame({"status": "ok", **capped})

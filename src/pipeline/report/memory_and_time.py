@@ -70,6 +70,12 @@ class Run(side_by_side.Run):
         return f"{time} and {'peaks at' if way in self.peak_bytes.index else 'holds'} {data_size(size)}"
 
 
+def other_precisions(measured: Sequence[Run], lead: Run, ways: Sequence[str]) -> str:
+    """Say what each of these ways takes in the first run of each precision but that of `lead`."""
+    first = {run.precision: run for run in reversed(measured) if run.precision != lead.precision}
+    return " ".join(answer(run, ways) for run in first.values())
+
+
 def answer(run: Run, ways: Sequence[str]) -> str:
     """Say what each of these ways takes, of those that were measured."""
     takes = "; ".join(f"{way} {run.takes(way)}" for way in ways if way in run.steps.index)

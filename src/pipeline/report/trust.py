@@ -16,7 +16,8 @@ def of_rows(rows: pd.DataFrame) -> dict[str, Any]:
 
     times: how many medians of times there are; unstable: how many of them are; limit_pct: of their standard error.
     typical_pct: standard deviation between the medians of repeats; most_pct: the highest over the lowest of a figure;
-    unstable_most_pct: that of the unstable figures, if any has repeats.
+    unstable_most_pct: that of the unstable figures, if any has repeats. Of whole steps alone in a stage that times
+    these: a phase of microseconds, such as what is left of communication, may double and matter to nobody.
     capped: the figures at a clock that a power limit lowered; clock_mhz: the lowest such mean clock.
     full_clock_mhz: the highest mean clock of the other figures; None where there are none.
     """
@@ -34,6 +35,7 @@ def _stability(rows: pd.DataFrame) -> dict[str, float]:
 def _between_repeats(rows: pd.DataFrame) -> dict[str, float]:
     if "medians_of_repeats_ms" not in rows:
         return {}
+    rows = _whole_steps(rows)
     medians = rows.loc[rows["status"] == "ok", "medians_of_repeats_ms"].dropna()
     spread = pooled_repeat_spread(medians)
     if spread is None:
@@ -42,6 +44,11 @@ def _between_repeats(rows: pd.DataFrame) -> dict[str, float]:
     repeated = rows.loc[rows["status"] == "unstable", "samples_of_repeats"].dropna()
     unstable = [[float(np.median(samples)) for samples in repeats] for repeats in repeated if len(repeats) > 1]
     return found | ({"unstable_most_pct": _most_apart_pct(unstable)} if unstable else {})
+
+
+def _whole_steps(rows: pd.DataFrame) -> pd.DataFrame:
+    steps = rows[rows["phase"] == "train_step"] if "phase" in rows else rows
+    return rows if steps.empty else steps
 
 
 def _most_apart_pct(medians: Sequence[Sequence[float]]) -> float:

@@ -60,6 +60,15 @@ def test_the_answer_gives_step_and_peak_of_ours(h200):
     assert f"our FSDP takes {step_ms:.0f} ms a step and peaks at {peak_gb:.1f} GB" in section.build(h200).answer
 
 
+def test_what_other_precisions_take_stands_below_the_answer(h200):
+    built = section.build(h200)
+    other = next(part for part in built.parts if isinstance(part, str))
+    assert "in fp32 on 2 ranks" in built.answer
+    assert other.startswith("xl in bf16 on 2 ranks")
+    assert "our FSDP takes" in other
+    assert "" in section.build(h200[h200["precision"] == "fp32"]).parts
+
+
 def test_sharding_is_advised_where_it_saves_memory_or_ddp_does_not_fit(h200, small_gpu, smoke):
     (action,) = section.build(h200).actions
     assert facts.DDP in action.why

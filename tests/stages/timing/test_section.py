@@ -110,6 +110,10 @@ def test_a_step_too_small_for_the_gpu_is_told_as_a_cuda_graph_where_that_is_clea
     assert " (2.00×)." in why
     unchanged = pd.concat([rows, captured.assign(**eager[times])], ignore_index=True)
     assert "CUDA graph" not in section.build(unchanged).actions[0].why
+    of_another = pd.concat([rows, captured[captured["context_length"] == 256]], ignore_index=True)
+    why = section.build(of_another).actions[0].why
+    assert "The GPU idles 40% of a step of " in why  # the emptiest that a graph is known to help
+    assert "capture it as a CUDA graph" in why
 
 
 def test_a_larger_batch_is_advised_by_what_it_trains_a_second(make_rows):

@@ -21,14 +21,16 @@ def build(rows: pd.DataFrame) -> Section:
     whole, measured = whole_steps(named(rows)), runs(rows)
     if not measured:
         return Section(TITLE, EXERCISE, nothing_measured(whole))
+    told = (NOTHING, DDP, OURS, TORCHS)
     saved = memory_and_time.saved(measured, DDP, [OURS, TORCHS])
     what = Markdown("**On several GPUs, shard parameters, gradients and the optimizer's state.**")
     why = say("{saved} Ours is {name} of {module}.", saved=saved, name=code("FSDP"), module=code("pipeline.parallel"))
     return Section(
         TITLE,
         EXERCISE,
-        memory_and_time.answer(measured[0], (NOTHING, DDP, OURS, TORCHS)),
+        memory_and_time.answer(measured[0], told),
         parts=[
+            memory_and_time.other_precisions(measured, measured[0], told),
             Figure("time_and_memory", _title(measured[0]), memory_and_time.time_and_memory(measured, NAMES)),
             memory_and_time.table(measured, "way"),
             not_measured(whole, "cell_name"),

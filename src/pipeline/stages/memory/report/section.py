@@ -95,9 +95,13 @@ def _trade(shown: Sequence[Recording]) -> list[Table]:
     groups = beside_variants(shown)
     while len(groups) > 1 and sum(map(len, groups)) > MOST_TABLE_ROWS:
         groups = groups[1:]
-    lines = [_trade_row(one, group[0]) for group in groups for one in group][:MOST_TABLE_ROWS]
-    title = "Training steps by attention and checkpoints, and their ratios to the first of each context:"
+    lines = [_trade_row(one, _first_that_fits(group)) for group in groups for one in group][:MOST_TABLE_ROWS]
+    title = "Training steps by attention and checkpoints, and their ratios to the first of each context that fits:"
     return [Table(title, pd.DataFrame(lines))] if lines else []
+
+
+def _first_that_fits(group: Sequence[Recording]) -> Recording:
+    return next((one for one in group if one.measured), group[0])
 
 
 def _trade_row(one: Recording, base: Recording) -> dict[str, object]:

@@ -35,6 +35,7 @@ def build(rows: pd.DataFrame) -> Section:
         EXERCISE,
         memory_and_time.answer(lead, list(NAMES.values())),
         parts=[
+            memory_and_time.other_precisions(measured, lead, list(NAMES.values())),
             Figure("time_and_memory", _title(measured[0]), memory_and_time.time_and_memory(measured, STYLES)),
             memory_and_time.table(measured, "optimizer"),
             not_measured(whole, "cell_name"),

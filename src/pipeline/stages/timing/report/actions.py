@@ -44,11 +44,14 @@ def _fill_the_gpu(rows: pd.DataFrame, precision: str) -> list[Action]:
 def _idle_with_little_work(steps: pd.DataFrame, captured: pd.DataFrame) -> str:
     """Say where the GPU idles most, and how little it does in the same model with more tokens a step; else nothing.
 
-    captured: what steps gain as CUDA graphs; what that one gains is said too.
+    captured: what steps gain as CUDA graphs. A step that gains from it is told of first, with its gain.
     """
-    if not steps["gpu_idle_pct"].max() >= IDLE_PCT:  # NaN where it is not known
+    idle = steps[steps["gpu_idle_pct"] >= IDLE_PCT]  # NaN where it is not known
+    if idle.empty:
         return ""
-    worst = steps.loc[steps["gpu_idle_pct"].idxmax()]
+    gains_captured = idle.apply(lambda step: bool(_captured(step, captured)), axis="columns")
+    told = idle[gains_captured] if gains_captured.any() else idle
+    worst = told.loc[told["gpu_idle_pct"].idxmax()]
     fuller = steps[(steps["size"] == worst["size"]) & (_tokens(steps) > _tokens(worst))]
     better = fuller[fuller["gpu_idle_pct"] < worst["gpu_idle_pct"]]
     if better.empty:
