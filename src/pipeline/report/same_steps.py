@@ -41,7 +41,8 @@ def how_far_apart(sections: Iterable[WrittenSection]) -> str:
     words = f"Of stable times it differs most for {most['step']}{limit}: {most['times']}."
     if by_host and len(by_gpu):
         words += (
-            f" Steps in which the GPU hardly idles in any section differ by at most {ratio(by_gpu['ratio'].max())}."
+            f" Steps in which the GPU idles for less than {IDLE_PCT:g}% in all sections differ by at most "
+            f"{ratio(by_gpu['ratio'].max())}."
         )
     return words
 

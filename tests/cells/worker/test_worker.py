@@ -179,7 +179,9 @@ def test_a_signal_to_the_caller_reaches_the_child(checkout, number):
         f"signal.signal({int(number)}, lambda *_: sys.exit(42))\n"
         "print('ready', flush=True); time.sleep(600)"
     )
-    caller = checkout.start(code)
+    # A shell starts what it runs in the background with SIGINT ignored, the tests too.
+    heard = f"import signal\nsignal.signal({int(number)}, signal.SIG_DFL)\n"
+    caller = checkout.start(code, call=heard + CALL)
     assert caller.stdout.readline() == "ready\n"
     caller.send_signal(number)
     assert caller.wait(PATIENCE_S) == 42

@@ -60,6 +60,15 @@ def test_the_waterfall_leads_from_the_peer_through_every_fusion_to_ours(h200):
     assert [part.name for part in section.build(h200).parts if isinstance(part, Figure)] == ["waterfall"]
 
 
+def test_a_loss_that_jumps_on_its_way_down_is_told_with_its_step(h200, text):
+    assert "jumps" not in text(h200)
+    rows = h200.copy()
+    descent = rows.index[(rows["measures"] == "descent") & (rows["impl"] == "ours")][0]
+    rows.at[descent, "losses"] = [12.0, 7.5, 9.5, 7.0]
+    assert "(at step 3 it jumps to 9.50)" in text(rows)
+    assert text(rows).count("jumps") == 1
+
+
 def test_ours_is_advised_where_it_is_clearly_faster(h200):
     (action,) = section.build(h200).actions
     assert (

@@ -56,7 +56,8 @@ def build(rows: pd.DataFrame) -> Section:
 
 def _method(rows: pd.DataFrame) -> str:
     words = (
-        "bf16 autocast, whole steps by the host clock, medians. All start from the same weights and train on the same "
+        "bf16 autocast, whole steps by the host clock, medians. Launches: kernels, copies and fills, also those of a "
+        "graph. All start from the same weights and train on the same "
         f"batch. The loss is that of step {rows['setting_checked_steps'].max()}: a combination is wrong, and has no "
         f"times, where it differs from eager's by more than {percent(rows['setting_loss_tolerance'].max())} of what "
         "eager's has fallen by."

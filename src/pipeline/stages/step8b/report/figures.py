@@ -1,4 +1,4 @@
-"""The figure of the step8b section: what each fusion takes off a step, from torch's parts to ours."""
+"""The figure of the step8b section: what each fusion saves of a step, from torch's parts to ours."""
 
 import pandas as pd
 from matplotlib.figure import Figure
