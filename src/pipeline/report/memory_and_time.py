@@ -72,8 +72,7 @@ class Run(side_by_side.Run):
 
 def other_precisions(measured: Sequence[Run], lead: Run, ways: Sequence[str]) -> str:
     """Say what each of these ways takes in the first run of each precision but that of `lead`."""
-    first = {run.precision: run for run in reversed(measured) if run.precision != lead.precision}
-    return " ".join(answer(run, ways) for run in first.values())
+    return " ".join(answer(run, ways) for run in _first_of_each_precision(measured) if run.precision != lead.precision)
 
 
 def answer(run: Run, ways: Sequence[str]) -> str:
@@ -84,10 +83,14 @@ def answer(run: Run, ways: Sequence[str]) -> str:
 
 def table(measured: Sequence[Run], what: str) -> Table:
     """Write one row per way, under the title `what`, for the first run of each precision."""
-    first = {run.precision: run for run in reversed(measured)}
-    lines = [_lines(run, what) for run in measured if run is first[run.precision]]
+    lines = [_lines(run, what) for run in _first_of_each_precision(measured)]
     title = "Median step [quartiles]; what the fullest rank holds after it, its peak, and what a rank sends a step:"
     return Table(title, without_empty(pd.concat(lines, ignore_index=True)).head(MOST_TABLE_ROWS))
+
+
+def _first_of_each_precision(measured: Sequence[Run]) -> list[Run]:
+    first = {run.precision: run for run in reversed(measured)}
+    return [run for run in measured if run is first[run.precision]]
 
 
 def _lines(run: Run, what: str) -> pd.DataFrame:

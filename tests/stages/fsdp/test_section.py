@@ -61,9 +61,9 @@ def test_the_answer_gives_step_and_peak_of_ours(h200):
 
 
 def test_what_other_precisions_take_stands_below_the_answer(h200):
-    built = section.build(h200)
-    other = next(part for part in built.parts if isinstance(part, str))
-    assert "in fp32 on 2 ranks" in built.answer
+    shown = section.build(h200)
+    other = next(part for part in shown.parts if isinstance(part, str))
+    assert "in fp32 on 2 ranks" in shown.answer
     assert other.startswith("xl in bf16 on 2 ranks")
     assert "our FSDP takes" in other
     assert "" in section.build(h200[h200["precision"] == "fp32"]).parts

@@ -148,3 +148,10 @@ def test_others_stand_beside_ours_of_as_many_ranks(h200):
     line = pairs[pairs["what"] == "peak memory: our ShardedOptimizer, xl, 2 ranks, fp32"].iloc[0]
     assert (line["theirs"], line["ours"]) == (42, run.peak_bytes.loc[facts.OURS, "measured"] / 1e9)
     assert (pairs["unit"] == "ms").sum() == 4
+
+
+def test_what_other_precisions_take_stands_below_the_answer(h200):
+    shown = section.build(h200)
+    other = next(part for part in shown.parts if isinstance(part, str))
+    assert "in fp32 on 2 ranks" in shown.answer
+    assert other.startswith("xl in bf16 on 2 ranks")

@@ -116,6 +116,11 @@ def test_a_step_too_small_for_the_gpu_is_told_as_a_cuda_graph_where_that_is_clea
     assert "capture it as a CUDA graph" in why
 
 
+def test_an_idle_step_with_no_fuller_one_beside_it_gives_way_to_one_that_has(make_rows):
+    rows = with_busy(make_rows("h200"), {128: 40.0, 256: 30.0, 512: 15.0, 1024: 60.0})
+    assert "The GPU idles 40% of a step of " in section.build(rows).actions[0].why
+
+
 def test_a_larger_batch_is_advised_by_what_it_trains_a_second(make_rows):
     rows = make_rows("h200")
     same = (rows["size"] == "small") & (rows["context_length"] == 1024) & (rows["warmup_steps"] == 5)

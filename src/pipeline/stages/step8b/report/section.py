@@ -128,9 +128,9 @@ def _correctness(run: Run) -> str:
 
 def _fallen(descent: pd.Series) -> str:
     """Say where the loss ends, and how far it rises in one step on the way, if clearly."""
-    losses = descent["losses"]
-    rise, step = max((after - before, step) for step, (before, after) in enumerate(itertools.pairwise(losses), start=2))
-    jump = f" (at step {step} it jumps to {number(losses[step - 1])})" if rise > JUMP * losses[0] else ""
+    pairs = enumerate(itertools.pairwise(descent["losses"]), start=2)
+    rise, step, loss = max(((after - before, step, after) for step, (before, after) in pairs), default=(0.0, 0, 0.0))
+    jump = f" (at step {step} it jumps to {number(loss)})" if rise > JUMP * descent["first_loss"] else ""
     return f"to {number(descent['last_loss'])}{jump}"
 
 

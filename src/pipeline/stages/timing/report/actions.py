@@ -47,33 +47,32 @@ def _idle_with_little_work(steps: pd.DataFrame, captured: pd.DataFrame) -> str:
     captured: what steps gain as CUDA graphs. A step that gains from it is told of first, with its gain.
     """
     idle = steps[steps["gpu_idle_pct"] >= IDLE_PCT]  # NaN where it is not known
-    if idle.empty:
-        return ""
-    gains_captured = idle.apply(lambda step: bool(_captured(step, captured)), axis="columns")
-    told = idle[gains_captured] if gains_captured.any() else idle
-    worst = told.loc[told["gpu_idle_pct"].idxmax()]
-    fuller = steps[(steps["size"] == worst["size"]) & (_tokens(steps) > _tokens(worst))]
-    better = fuller[fuller["gpu_idle_pct"] < worst["gpu_idle_pct"]]
-    if better.empty:
-        return ""
-    best = better.loc[better["gpu_idle_pct"].idxmin()]
-    batch = f" and batch {int(best['batch_size'])}" if best["batch_size"] != worst["batch_size"] else ""
+    clear = {tuple(row[CELL]): row for _, row in captured.iterrows() if row["is_clear"]}
+    told = [(tuple(step[CELL]), step) for _, step in idle.iterrows()]
+    for cell, step in sorted(told, key=lambda pair: (pair[0] not in clear, -pair[1]["gpu_idle_pct"])):
+        fuller = steps[(steps["size"] == step["size"]) & (_tokens(steps) > _tokens(step))]
+        better = fuller[fuller["gpu_idle_pct"] < step["gpu_idle_pct"]]
+        if len(better):
+            best = better.loc[better["gpu_idle_pct"].idxmin()]
+            return _idles(step, best) + (_captured(clear[cell]) if cell in clear else "")
+    return ""
+
+
+def _idles(step: pd.Series, fuller: pd.Series) -> str:
+    """Say how much the GPU idles in a step, and how little in one of the same model with more tokens."""
+    batch = f" and batch {int(fuller['batch_size'])}" if fuller["batch_size"] != step["batch_size"] else ""
     return (
-        f"The GPU idles {percent(worst['gpu_idle_pct'] / 100)} of a step of {_at(worst)} in {worst['precision']}, "
-        f"because the host cannot launch kernels as fast as they run; at context {int(best['context_length'])}{batch} "
-        f"it idles {percent(best['gpu_idle_pct'] / 100)}.{_captured(worst, captured)}"
+        f"The GPU idles {percent(step['gpu_idle_pct'] / 100)} of a step of {_at(step)} in {step['precision']}, "
+        "because the host cannot launch kernels as fast as they run; at context "
+        f"{int(fuller['context_length'])}{batch} it idles {percent(fuller['gpu_idle_pct'] / 100)}."
     )
 
 
-def _captured(step: pd.Series, gained: pd.DataFrame) -> str:
-    """Say how long the step takes as a CUDA graph, which the host launches at once; nothing if not clearly less."""
-    same = gained[(gained[CELL] == step[CELL]).all(axis=1) & gained["is_clear"]]
-    if same.empty:
-        return ""
-    row = same.iloc[0]
+def _captured(gained: pd.Series) -> str:
+    """Say how long a step takes as a CUDA graph, which the host launches at once."""
     return (
-        f" If a step must be that small, capture it as a CUDA graph: it then takes {ms(row['other_ms'])}, whatever the "
-        f"host, instead of {ms(row['base_ms'])} with this one ({ratio(row['ratio'])})."
+        f" If a step must be that small, capture it as a CUDA graph: it then takes {ms(gained['other_ms'])}, whatever "
+        f"the host, instead of {ms(gained['base_ms'])} with this one ({ratio(gained['ratio'])})."
     )
 
 
