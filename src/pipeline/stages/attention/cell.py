@@ -7,6 +7,8 @@ from pipeline.cells.fields import axis
 SPLIT_AXIS = "head_dim"
 MODES = ("eager", "compiled")
 PHASES = ("forward", "backward")
+# Up to this length launches take as long as the work: the host decides the times.
+MAX_HOST_LIMITED_SEQ_LEN = 1024
 
 
 @dataclass(frozen=True)
@@ -22,8 +24,8 @@ class Cell:
         return 1
 
     def shares_host(self, on_gpu: bool) -> bool:
-        """Return True on a GPU, where the GPU's work alone decides the times: docs/quiet-host.md."""
-        return on_gpu
+        """Return True on a GPU for sequences so long that its work alone decides the times: docs/quiet-host.md."""
+        return on_gpu and self.seq_len > MAX_HOST_LIMITED_SEQ_LEN
 
     def row_keys(self) -> list[dict[str, str]]:
         """Return the keys of the rows of a cell that could not be measured: those by the host clock."""
