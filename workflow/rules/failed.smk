@@ -10,7 +10,7 @@ import sys
 
 from snakemake_interface_logger_plugins.common import LogEvent
 
-from pipeline.cells.failures import told_by_scheduler
+from pipeline.cells.failures import Failure, how_it_ended, told_by_scheduler, write_failures
 
 MADE_OF_TABLES = ("results/{}/cells.csv", "reports/sections/{}.md", "reports/figures/{}")
 LIST = ".snakemake/failures.json"

@@ -1,5 +1,7 @@
 """The write-up: which cells were run how, and the sections under a first page."""
 
+from pipeline.cells.config import config_words
+
 
 rule tabulate_cells:
     input:

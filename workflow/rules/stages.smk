@@ -1,5 +1,9 @@
 """What every stage has: its cells measured, its tables and its section. A stage needs no rule of its own."""
 
+from pipeline.cells.disk import DISK_FULL
+from pipeline.report.written_section import HTML_SUFFIX
+
+DISK_IS_FULL = "snakemake: the disk is full, nothing more is measured: make room and run the same command again"
 # Snakemake evaluates what follows `shell:` when the job runs, the loop's variables being those of the last stage: what
 # differs between stages must come by params. `:q` quotes each word for the shell: paths may hold anything.
 # A full disk ends the run, for the cells that come after could leave no record either: on SIGTERM Snakemake, the parent

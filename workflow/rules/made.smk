@@ -1,0 +1,62 @@
+"""What is made of records: tables and pages, and when Snakemake has to make them again."""
+
+import functools
+import sys
+import traceback
+from pathlib import Path
+
+from pipeline.cells import freshness, sources
+from pipeline.compat import snakemake_private as private
+from pipeline.errors import or_exit
+
+
+def ends_the_run(function):
+    """Have an error of an input function end the run: Snakemake itself would take what is there for up to date."""
+
+    @functools.wraps(function)
+    def called(*arguments):
+        try:
+            return or_exit("snakemake", function, *arguments)
+        except Exception:
+            traceback.print_exc()
+            sys.exit(1)
+
+    return called
+
+
+class Made:
+    """A table or a page as its rule sees it: what it is made of, and whether it has to be made again.
+
+    path: where it is; inputs: its files by name, or functions of wildcards that give them; code, data and words: the
+    modules that make it, the other files that they read, and words of their command.
+    """
+
+    def __init__(self, path, inputs, code, data=(), words=(), is_damaged=lambda: False):
+        self.path, self.given, self.is_damaged = path, inputs, is_damaged
+        self.code, self.data, self.words = code, data, words
+        folder, _, name = path.rpartition("/")
+        self.recipe_path = f"{folder}/.{name}.recipe"
+
+    @ends_the_run
+    def inputs(self, wildcards):
+        """Return the input files, and have Snakemake make what it would not miss, or not see to be stale, by itself.
+
+        Where this is there, Snakemake would not miss its inputs, so that a record that is gone would never be measured
+        again; nor does it know of modules and templates. Unlike --forcerun, this makes only what the targets need.
+        """
+        inputs = {name: paths(wildcards) if callable(paths) else paths for name, paths in self.given.items()}
+        made, paths = Path(self.path.format(**wildcards)), sum(inputs.values(), [])
+        if made.exists():
+            private.force(workflow, [path for path in paths if not Path(path).exists()])
+            if self.is_damaged() or self.former_recipe(wildcards) != self.recipe(wildcards, paths):
+                private.force(workflow, [str(made)])
+        return inputs
+
+    def recipe(self, wildcards, input):
+        """Return the digest of how this is made now."""
+        return freshness.recipe(sources.code_digest(self.code), self.data, input, self.words)
+
+    def former_recipe(self, wildcards):
+        """Return the digest of how this was made; None where that cannot be told."""
+        path = Path(self.recipe_path.format(**wildcards))
+        return path.read_text().strip() if path.is_file() else None
