@@ -49,6 +49,13 @@ def test_repeats_that_lie_close_show_that_two_times_are_the_same():
     assert verdict(by_mode(shown)["eager"], by_mode(shown)["graph"]).word == SAME
 
 
+def test_a_row_carries_the_least_and_the_most_peak_of_its_repeats():
+    every = rows(eager=(10.0, 10.1, 9.9), graph=(8.0, 8.1, 7.9)).assign(peak_bytes=[4, 5, 3, 7, None, 7])
+    shown = by_mode(with_repeats(every, AXES, KEYS))
+    assert list(shown["eager"][["least_peak_bytes", "most_peak_bytes"]]) == [3, 5]
+    assert list(shown["graph"][["least_peak_bytes", "most_peak_bytes"]]) == [7, 7]
+
+
 def test_rows_without_a_phase_or_a_clock_pool_the_spread_of_their_repeats():
     shown = with_repeats(rows(eager=(10.0, 10.1, 9.9), compiled=(8.0, 8.1, 7.9)).drop(columns="phase"), AXES, [])
     assert verdict(by_mode(shown)["eager"], by_mode(shown)["compiled"]).word == FASTER

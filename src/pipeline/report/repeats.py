@@ -18,8 +18,9 @@ def with_repeats(rows: pd.DataFrame, axes: Sequence[str], keys: Sequence[str]) -
 
     A figure is unstable, too, where the medians of its repeats lie further apart than the limit of the standard error
     within one. axes: those of the cell but `repeat`; keys: the columns that name a row of a cell. Adds
-    samples_of_repeats and medians_of_repeats_ms (lists, of repeats with figures and of stable ones) and repeat_spread
-    (of the stable figures of the rows' phase and clock); without repeats, nothing.
+    samples_of_repeats and medians_of_repeats_ms (lists, of repeats with figures and of stable ones), repeat_spread (of
+    the stable figures of the rows' phase and clock) and, beside a peak_bytes, least_peak_bytes and most_peak_bytes;
+    without repeats, nothing.
     """
     if "repeat" not in rows or rows["repeat"].nunique() < 2:
         return rows
@@ -32,6 +33,9 @@ def with_repeats(rows: pd.DataFrame, axes: Sequence[str], keys: Sequence[str]) -
     medians = rows[timed & (rows["status"] == "ok")].groupby(names)["median_ms"].agg(list)
     every = names.map(rows[timed].groupby(names)["median_ms"].agg(list))
     told = middle.assign(samples_of_repeats=names.map(samples), medians_of_repeats_ms=names.map(medians))
+    if "peak_bytes" in rows:
+        peaks = rows["peak_bytes"].astype(float).groupby(names)
+        told = told.assign(least_peak_bytes=names.map(peaks.min()), most_peak_bytes=names.map(peaks.max()))
     shown = _without_disagreement(told, every.loc[middle.index])
     stable = shown.loc[shown["status"] == "ok", "medians_of_repeats_ms"].dropna()
     spreads = {kind: pooled_repeat_spread(group) for kind, group in stable.groupby(kinds)}

@@ -115,6 +115,14 @@ def test_beside_no_communication_stands_a_share_and_where_there_are_repeats_a_ve
     assert "the same within 2% as without communication" in build(close).answer
 
 
+def test_peaks_that_differ_between_repeats_are_told_by_their_ends(h200, build):
+    ends = h200.assign(least_peak_bytes=42.83e9, most_peak_bytes=42.83e9)
+    ends.loc[ends["impl"] == "torch_tuned", "most_peak_bytes"] = 50.89e9
+    table = next(part for part in build(ends).parts if isinstance(part, Table))
+    peaks = table.cells.set_index("variant")["peak (GB)"]
+    assert (peaks["torch DDP tuned 25 MB"], peaks["flat"]) == ("42.8 to 50.9", "42.8")
+
+
 def test_an_unstable_step_is_not_compared(h200, build):
     unstable = h200.assign(status=h200["status"].replace("ok", "unstable"))
     assert not re.search(r"more than|less than|not distinguishable", build(unstable).answer)

@@ -10,7 +10,7 @@ from pipeline.report.outcomes import clear_gain, not_measured, nothing_measured
 from pipeline.report.page_parts import Action, Figure, Section, Table, say
 from pipeline.report.repeats import verdict
 from pipeline.report.section import count, listing, ms, percent
-from pipeline.report.side_by_side import step_words, text_cells, whole_steps
+from pipeline.report.side_by_side import NONE, step_words, text_cells, whole_steps
 from pipeline.report.tables import median_cells, significant
 from pipeline.stages.ddp.report.facts import NO_COMMUNICATION, READING_ORDER, TORCH, TORCH_DEFAULT, Run, named, runs
 from pipeline.stages.ddp.report.figures import bucket_sweep
@@ -96,12 +96,22 @@ def _table(measured: Sequence[Run]) -> Table:
         columns[f"{name}, added (ms)"] = text_cells(run.beyond_ms, significant, variants)
     columns["all-reduces"] = text_cells(lead.steps["all_reduces"], count, variants)
     if lead.steps["peak_bytes"].notna().any():
-        columns["peak (GB)"] = text_cells(lead.steps["peak_bytes"] / 1e9, significant, variants)
+        columns["peak (GB)"] = list(_peaks(lead.steps).reindex(variants).fillna(NONE))
+    ends = (
+        ", from the least to the most of its repeats" if any(" to " in p for p in columns.get("peak (GB)", [])) else ""
+    )
     title = (
         f"Median step [quartiles] of {listing(run.setup for run in shown)}, and what it takes beyond one without "
-        f"communication; all-reduces and memory are those of {lead.precision}:"
+        f"communication; all-reduces and the peak{ends} are those of {lead.precision}:"
     )
     return Table(title, pd.DataFrame(columns))
+
+
+def _peaks(steps: pd.DataFrame) -> pd.Series:
+    """Write each peak in GB, the least and the most of its repeats where these differ: `42.8 to 50.9`."""
+    ends = (steps.get(end, steps["peak_bytes"]) / 1e9 for end in ("least_peak_bytes", "most_peak_bytes"))
+    least, most = (peaks.map(significant, na_action="ignore") for peaks in ends)
+    return least.where(least == most, least + " to " + most)
 
 
 def _method(timed: pd.DataFrame) -> str:
