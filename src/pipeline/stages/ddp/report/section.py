@@ -97,9 +97,8 @@ def _table(measured: Sequence[Run]) -> Table:
     columns["all-reduces"] = text_cells(lead.steps["all_reduces"], count, variants)
     if lead.steps["peak_bytes"].notna().any():
         columns["peak (GB)"] = list(_peaks(lead.steps).reindex(variants).fillna(NONE))
-    ends = (
-        ", from the least to the most of its repeats" if any(" to " in p for p in columns.get("peak (GB)", [])) else ""
-    )
+    differ = any(" to " in peak for peak in columns.get("peak (GB)", []))
+    ends = ", from the least to the most of its repeats," if differ else ""
     title = (
         f"Median step [quartiles] of {listing(run.setup for run in shown)}, and what it takes beyond one without "
         f"communication; all-reduces and the peak{ends} are those of {lead.precision}:"
