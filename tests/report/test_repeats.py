@@ -77,6 +77,15 @@ def test_a_figure_whose_repeats_lie_further_apart_than_the_limit_is_unstable(hig
         assert list(shown["reason"]) == ["repeats take 10.0 ms to 10.6 ms"]
 
 
+@pytest.mark.parametrize(("step_ms", "status"), [(100.0, "ok"), (10.0, "unstable")])
+def test_a_phase_is_unstable_only_where_its_repeats_differ_by_what_its_step_would_notice(step_ms, status):
+    step = rows(eager=(step_ms,) * 3).assign(phase="train_step")
+    wait = rows(eager=(0.2, 0.6, 0.3)).assign(phase="communication")  # 0.4 ms apart: a fifth of 5% of the step is 1 ms
+    both = pd.concat([step, wait], ignore_index=True)
+    shown = with_repeats(both.assign(setting_unstable_rel_error=0.05), AXES, KEYS)
+    assert shown.set_index("phase")["status"].to_dict() == {"train_step": "ok", "communication": status}
+
+
 def test_an_unstable_repeat_contradicts_stable_ones():
     wild = rows(eager=(10.0, 10.0, 14.0), compiled=(5.0, 5.01, 4.99)).assign(setting_unstable_rel_error=0.05)
     wild.loc[wild["median_ms"] == 14.0, "status"] = "unstable"

@@ -124,7 +124,7 @@ def test_how_many_times_are_unstable_stands_on_the_first_screen_and_which_of_its
     write_writeup(sections, [tmp_path / "cells.csv"], "", [], tmp_path / "writeup.md")
     text = (tmp_path / "writeup.md").read_text()
     assert f"Of 1,200 medians 12 are *unstable*, too noisy to compare closely{told}. [How far" in text
-    assert "between samples or between rounds, is above the limit (5% to 10% of the median; a phase's" in text
+    assert "between samples or between rounds, is above the limit (5% to 10% of the median), " in text
 
 
 def test_the_user_s_own_of_all_stages_stand_in_one_table_of_the_first_screen(tmp_path):

@@ -5,11 +5,13 @@ from collections.abc import Sequence
 import pandas as pd
 
 from pipeline.cells.rows import WITH_FIGURES
+from pipeline.instruments.sampling.stability import NEGLIGIBLE_SHARE
 from pipeline.instruments.sampling.verdict import RepeatSpread, Verdict, compare_samples, pooled_repeat_spread
 from pipeline.report.section import ms
 
 # Figures with the same values in these columns pool the spread of their repeats.
 KIND_COLUMNS = ("phase", "clock")
+WHOLE_STEP = "train_step"
 LIMIT = "setting_unstable_rel_error"
 
 
@@ -17,10 +19,10 @@ def with_repeats(rows: pd.DataFrame, axes: Sequence[str], keys: Sequence[str]) -
     """Keep the middle repeat of each cell, each timed row beside what all of its repeats measured.
 
     A figure is unstable, too, where the medians of its repeats lie further apart than the limit of the standard error
-    within one. axes: those of the cell but `repeat`; keys: the columns that name a row of a cell. Adds
-    samples_of_repeats and medians_of_repeats_ms (lists, of repeats with figures and of stable ones), repeat_spread (of
-    the stable figures of the rows' phase and clock) and, beside a peak_bytes, least_peak_bytes and most_peak_bytes;
-    without repeats, nothing.
+    within one; a phase only where that matters to its whole step. axes: those of the cell but `repeat`; keys: the
+    columns that name a row of a cell. Adds samples_of_repeats and medians_of_repeats_ms (lists, of repeats with figures
+    and of stable ones), repeat_spread (of the stable figures of the rows' phase and clock) and, beside a peak_bytes,
+    least_peak_bytes and most_peak_bytes; without repeats, nothing.
     """
     if "repeat" not in rows or rows["repeat"].nunique() < 2:
         return rows
@@ -36,7 +38,8 @@ def with_repeats(rows: pd.DataFrame, axes: Sequence[str], keys: Sequence[str]) -
     if "peak_bytes" in rows:
         peaks = rows["peak_bytes"].astype(float).groupby(names)
         told = told.assign(least_peak_bytes=names.map(peaks.min()), most_peak_bytes=names.map(peaks.max()))
-    shown = _without_disagreement(told, every.loc[middle.index])
+    steps_ms = _whole_steps_ms(middle, [*axes, *keys])
+    shown = _without_disagreement(told, every.loc[middle.index], steps_ms)
     stable = shown.loc[shown["status"] == "ok", "medians_of_repeats_ms"].dropna()
     spreads = {kind: pooled_repeat_spread(group) for kind, group in stable.groupby(kinds)}
     return shown.assign(repeat_spread=kinds.map(spreads))
@@ -64,15 +67,29 @@ def contradiction(medians_ms: Sequence[float]) -> str:
     return f"repeats take {ms(min(medians_ms))} to {ms(max(medians_ms))}"
 
 
-def _without_disagreement(rows: pd.DataFrame, medians_ms: pd.Series) -> pd.DataFrame:
+def _whole_steps_ms(rows: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
+    """Return the median of the whole step that each row is a phase of; 0 where there is none."""
+    if "phase" not in rows:
+        return pd.Series(0.0, index=rows.index)
+    names = _joined(rows, [key for key in keys if key not in KIND_COLUMNS])
+    steps = rows[rows["phase"] == WHOLE_STEP]
+    return names.map(steps["median_ms"].astype(float).groupby(names).max()).fillna(0.0)
+
+
+def _without_disagreement(rows: pd.DataFrame, medians_ms: pd.Series, steps_ms: pd.Series) -> pd.DataFrame:
     """Mark as unstable the rows whose repeats contradict each other, and give the two furthest as the reason.
 
-    medians_ms: of the repeats with figures of each row.
+    medians_ms: of the repeats with figures of each row. steps_ms: of the whole step that each is a phase of, or 0.
     """
     if LIMIT not in rows:
         return rows
     medians = medians_ms[rows["status"] == "ok"].dropna()
-    apart = [place for place, repeats in medians.items() if contradict(repeats, rows.at[place, LIMIT])]
+    apart = [
+        place
+        for place, repeats in medians.items()
+        if contradict(repeats, limit := rows.at[place, LIMIT])
+        and max(repeats) - min(repeats) > NEGLIGIBLE_SHARE * limit * steps_ms[place]
+    ]
     marked = rows.assign(reason=rows["reason"].astype(object) if "reason" in rows else None)
     marked.loc[apart, "status"] = "unstable"
     marked.loc[apart, "reason"] = [contradiction(repeats) for repeats in medians[apart]]
