@@ -32,6 +32,11 @@ def test_what_is_right_or_not_written_yet_fails_nothing(monkeypatch, capsys):
     ]
 
 
+def test_words_copied_from_behind_config_are_understood(monkeypatch, capsys):
+    assert checked(monkeypatch, [f"subjects={BOTH}"], mine=Verdict("ok"), other=Verdict("ok")) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
@@ -39,6 +44,7 @@ def test_what_is_right_or_not_written_yet_fails_nothing(monkeypatch, capsys):
         (["{attention: {mine: 'no.py:Right'}}"], "check: attention.mine: there is no file"),
         ([BOTH, "--timeout-s", "0"], "check: --timeout-s must be above 0, got 0"),
         (["{attention"], "check: no valid YAML"),
+        (["my.py:attend"], "check: say of which kind it is, for instance '{attention: {mine: my.py:attend}}'"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(monkeypatch, capsys, words, complaint):

@@ -21,7 +21,10 @@ def check_right(arguments: argparse.Namespace) -> int:
 
     if not arguments.timeout_s > 0:
         raise UserError(f"check: --timeout-s must be above 0, got {arguments.timeout_s:g}")
-    subjects = read(yaml_value(arguments.subjects, "check"), "check", taken_names(stages()))
+    given = arguments.subjects.removeprefix("subjects=")  # as behind --config
+    if ".py:" in given and "{" not in given:
+        raise UserError(f"check: say of which kind it is, for instance '{{attention: {{mine: {given}}}}}'")
+    subjects = read(yaml_value(given, "check"), "check", taken_names(stages()))
     if not subjects:
         raise UserError("check: no implementation is named: give '{kind: {name: place}}' or a file of adapters")
 

@@ -8,9 +8,7 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
 from logging import LogRecord
-from pathlib import Path
 from typing import Any
 
 from snakemake_interface_logger_plugins.base import LogHandlerBase
@@ -18,6 +16,7 @@ from snakemake_interface_logger_plugins.common import LogEvent
 
 from snakemake_logger_plugin_cells import messages
 from snakemake_logger_plugin_cells.command_line import put_targets_last
+from snakemake_logger_plugin_cells.outcomes import Outcomes
 from snakemake_logger_plugin_cells.progress import Progress, RunPlan, is_cell
 
 REMIND_S = 60.0
@@ -50,6 +49,8 @@ class LogHandler(LogHandlerBase):
     def __post_init__(self) -> None:
         self.plan = RunPlan()
         self.progress = Progress(self.plan)
+        self.outcomes = Outcomes()
+        self.report = ""  # the page to open, once it is written
         self.infos: dict[int, Any] = {}  # Snakemake's record of each job's start, which has its fields as attributes
         self.reminder: threading.Timer | None = None
 
@@ -71,8 +72,12 @@ class LogHandler(LogHandlerBase):
             self.handleError(record)
 
     def close(self) -> None:
-        """End a dry run with the table of its cells and times."""
+        """End a dry run with the table of its cells and times, any other with what came of them."""
         self._stop_reminder()
+        if not self.common_settings.quiet:
+            for line in (*self.outcomes.summary(), *([f"the report: {self.report}"] if self.report else [])):
+                self._write(line)
+        self.outcomes, self.report = Outcomes(), ""
         if self.common_settings.dryrun and self.progress.totals:
             self._write(messages.table(self.progress, 0.0))
             self.progress.totals.clear()
@@ -92,17 +97,19 @@ class LogHandler(LogHandlerBase):
             self.progress.start(record.jobid, record.rule_name, record.output, now)
         elif event == LogEvent.JOB_FINISHED:
             self.progress.finish(record.job_id, now)
+            if (info := self.infos.get(record.job_id)) and info.rule_name == "writeup":
+                self.report = next((path for path in info.output if path.endswith(".html")), "")
         elif event == LogEvent.JOB_ERROR:
             self.progress.fail(record.jobid)
 
     def _text(self, record: Any, now: float) -> str | None:
-        event, settings = getattr(record, "event", None), self.common_settings
-        if event == LogEvent.ERROR and (line := messages.complaint(record.getMessage(), self.plan.targets)):
+        event, settings, plan = getattr(record, "event", None), self.common_settings, self.plan
+        if event == LogEvent.ERROR and (line := messages.complaint(record.getMessage(), plan.targets, plan.scale)):
             return line
         if settings.verbose:
             return self.format(record)
         if event == LogEvent.JOB_FINISHED and (info := self.infos.get(record.job_id)) and is_cell(info.rule_name):
-            return _news(info.output)
+            return "\n".join(self.outcomes.add(info.output)) or None
         if event in LEFT_OUT or (event is None and _is_chatter(str(record.msg))):
             return None
         if event == LogEvent.RUN_INFO and not settings.dryrun:
@@ -175,34 +182,3 @@ def _what(record: Any) -> str:
 def _why(record: Any, plan: RunPlan) -> str:
     """Return, in brackets, why a cell is measured again although its record exists."""
     return "".join(f" ({plan.why_stale[path]})" for path in record.output if path in plan.why_stale)
-
-
-def _news(output: Sequence[str]) -> str | None:
-    """Return a line if other processes were busy while the cell was measured, and one per implementation found wrong.
-
-    None without either. Only of the user's own: no other is checked.
-    """
-    # Not at the top, because every Snakemake of the environment imports this module, whatever it runs.
-    from pipeline.cells.record import read_record
-    from pipeline.errors import UserError
-    from pipeline.registry import stages
-
-    for path in output:
-        with contextlib.suppress(UserError):  # not a record, such as the folder of its files
-            record = read_record(Path(path), stages())
-            return "\n".join([*_disturbances(record, path), *_wrong(record)]) or None
-    return None
-
-
-def _disturbances(record: Mapping[str, Any], path: str) -> Iterator[str]:
-    host = record.get("host", {})
-    if host.get("busy"):
-        used = f"other processes used {host['others_cores']:.1f} of {host['cores']:g} cores"
-        yield f"[measured on a busy host: {used}, see {path}]"
-
-
-def _wrong(record: Mapping[str, Any]) -> Iterator[str]:
-    for subject in record.get("subjects", ()):
-        rows = [row for row in record["rows"] if row["status"] == "wrong" and row.get("impl") == subject["name"]]
-        if rows:
-            yield f"[your {subject['name']} is wrong: {rows[0]['reason']}]"

@@ -1,5 +1,6 @@
 """The messages of a run: progress, what is to be made, and what is wrong with a target."""
 
+import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePosixPath
@@ -9,6 +10,9 @@ from snakemake_logger_plugin_cells.progress import CELL_RULE_PREFIX, Job, Progre
 # What a rule makes, by the beginning of its name.
 PRODUCTS = {CELL_RULE_PREFIX: "cell", "tabulate_": "table", "section_": "section", "writeup": "write-up"}
 UNKNOWN_TARGET = re.compile(r"No rule to produce (.+?) \(if you use input functions")
+OPEN = re.compile(r"\{\w+\}")
+# How much alike two names are of which one may be meant by the other: flahs and flash, but not bf16.csv and fp32.csv.
+LIKE = 0.76
 USER_ERROR = re.compile(r"\bUserError: (.+)")
 
 
@@ -47,23 +51,37 @@ def table(progress: Progress, now: float) -> str:
     return "\n".join([*([f"{'stage':12}cells{'about':>10}"] if rows else []), *rows, to_do(progress, now)])
 
 
-def complaint(message: str, targets: Sequence[str]) -> str | None:
+def complaint(message: str, targets: Sequence[str], scale: str = "") -> str | None:
     """Return in one line what is wrong with a target, or None if Snakemake's message is about something else."""
     if (match := USER_ERROR.search(message)) is not None:
         return f"snakemake: {match[1]}"
     if (match := UNKNOWN_TARGET.search(message)) is not None and targets:
-        return f"snakemake: {unknown_target(match[1], targets)}"
+        return f"snakemake: {unknown_target(match[1], targets, scale)}"
     return None
 
 
-def unknown_target(asked: str, targets: Sequence[str]) -> str:
-    """Name the alternatives to the first part of a path that no target has."""
+def unknown_target(asked: str, targets: Sequence[str], scale: str = "") -> str:
+    """Name what may stand in place of the first part of a path that no target has.
+
+    Folders end in a slash, and a star stands for what a pattern leaves open. scale: the run's, if it is known.
+    """
     known = [PurePosixPath(target).parts for target in targets]
     parts = PurePosixPath(asked).parts
     depth = next((depth for depth in range(len(parts)) if not _below(known, parts[: depth + 1])), len(parts))
-    allowed = sorted({path[depth] for path in _below(known, parts[:depth]) if len(path) > depth})
+    paths = [path for path in _below(known, parts[:depth]) if len(path) > depth]
+    allowed = sorted({OPEN.sub("*", path[depth]) + "/" * (len(path) > depth + 1) for path in paths})
     folder = f" in {'/'.join(parts[:depth])}/" if depth else ""
-    return f"no target '{asked}': targets{folder} are {', '.join(allowed) or 'none'}"
+    what = f"no target '{asked}'{f' at scale {scale}' if scale else ''}{_meant(parts, depth, allowed, known)}"
+    return f"{what}: targets{folder} are {', '.join(allowed) or 'none'}"
+
+
+def _meant(parts: Sequence[str], depth: int, allowed: Sequence[str], known: Sequence[tuple[str, ...]]) -> str:
+    """Ask for what a path was most likely to be; nothing where nothing is like it."""
+    if len(parts) == 1 and any(path[:2] == ("results", parts[0]) for path in known):
+        return f" (one stage and its report: --config 'only=[{parts[0]}]')"
+    wrong = parts[depth] if depth < len(parts) else ""
+    near = difflib.get_close_matches(wrong, [name.rstrip("/") for name in allowed], 1, LIKE)
+    return f" (did you mean {'/'.join([*parts[:depth], *near, *parts[depth + 1 :]])}?)" if near else ""
 
 
 def _below(paths: Sequence[tuple[str, ...]], start: tuple[str, ...]) -> list[tuple[str, ...]]:

@@ -17,12 +17,14 @@ PRIOR_S = 20.0
 class RunPlan:
     """What a run knows before its first job.
 
-    The expected seconds of cells, by rule and record; all targets; why records are stale, complete after planning.
+    The expected seconds of cells, by rule and record; all targets; why records are stale, complete after planning; the
+    scale.
     """
 
     cells_s: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     targets: Sequence[str] = ()
     why_stale: Mapping[str, str] = field(default_factory=dict)
+    scale: str = ""
 
 
 @dataclass

@@ -114,7 +114,8 @@ def test_a_mistyped_target_is_one_line(run, capsys):
     told = "MissingRuleException:\nNo rule to produce reports/writup.md (if you use input functions make sure ...)."
     manager.logger.error(told, extra={"event": LogEvent.ERROR, "exception": "MissingRuleException"})
     manager.stop()
-    assert capsys.readouterr().err == ("snakemake: no target 'reports/writup.md': targets in reports/ are writeup.md\n")
+    expected = "no target 'reports/writup.md' (did you mean reports/writeup.md?): targets in reports/ are writeup.md"
+    assert capsys.readouterr().err == f"snakemake: {expected}\n"
 
 
 def test_a_quiet_run_says_nothing_of_its_progress(run, capsys):
@@ -154,40 +155,75 @@ def test_a_dry_run_ends_with_the_cells_of_each_stage_and_their_time(run, capsys,
 
 @pytest.fixture
 def said_of(run, tmp_path, capsys):
-    """Let a cell start and end that leaves this record, or none, and a folder of files; return what is said of it."""
+    """Let cells start and end that leave these records, or none, each with a folder of files; return what is said."""
 
-    def finish_one(record):
+    def finish(*records, **settings):
         (tmp_path / "files").mkdir()
-        if record is not None:
-            (tmp_path / "cell.json").write_text(json.dumps(record))
-        output = [str(tmp_path / "cell.json"), str(tmp_path / "files")]
-        manager = run()
-        manager.logger.info("", extra=job(3, "measure_timing", "timing size=tiny", output, ""))
-        manager.logger.info("Finished jobid: 3", extra={"event": LogEvent.JOB_FINISHED, "job_id": 3})
+        manager = run(**settings)
+        for number, found in enumerate(records):
+            path = tmp_path / f"{number}.json"
+            if found is not None:
+                path.write_text(json.dumps(found))
+            manager.logger.info("", extra=job(number, "measure_timing", "a cell", [str(path), f"{tmp_path}/files"], ""))
+            manager.logger.info("", extra={"event": LogEvent.JOB_FINISHED, "job_id": number})
         manager.stop()
-        return capsys.readouterr().err.splitlines()
+        return [line for line in capsys.readouterr().err.splitlines() if not line.endswith("a cell")]
 
-    return finish_one
+    return finish
+
+
+def own(rows, *names):
+    return {**RECORD, "rows": rows, "subjects": [{"kind": "model", "name": name, "digest": "abc"} for name in names]}
 
 
 def test_a_cell_measured_on_a_busy_host_is_told_in_the_terminal(said_of, tmp_path):
-    told = f"[measured on a busy host: other processes used 1.7 of 2 cores, see {tmp_path}/cell.json]"
-    assert said_of({**RECORD, "host": HOST})[1:] == [told]
+    told = f"[measured on a busy host: other processes used 1.7 of 2 cores, see {tmp_path}/0.json]"
+    assert said_of({**RECORD, "host": HOST})[0] == told
 
 
-def test_an_implementation_of_ones_own_that_is_wrong_is_told_once_with_the_reason(said_of):
+def test_an_implementation_of_ones_own_that_is_wrong_is_told_once_with_the_reason_and_counted_in_the_end(said_of):
     failed = [failed_row("wrong", "logits depend on later tokens", phase) for phase in ("forward", "train_step")]
-    rows = [*RECORD["rows"], *({**row, "impl": "mine"} for row in failed)]
-    subjects = [{"kind": "model", "name": name, "digest": "abc"} for name in ("mine", "right")]
-    told = said_of({**RECORD, "rows": rows, "subjects": subjects})[1:]
-    assert told == ["[your mine is wrong: logits depend on later tokens]"]
+    wrong = own([*RECORD["rows"], *({**row, "impl": "mine"} for row in failed)], "mine", "right")
+    assert said_of(wrong, wrong, own(RECORD["rows"], "mine", "right")) == [
+        "[your mine is wrong: logits depend on later tokens]",
+        "measured 3 cells: 3 ok",
+        "your mine is wrong in 2 of 3 cells",
+    ]
 
 
-@pytest.mark.parametrize(
-    "record", [RECORD, {**RECORD, "host": {**HOST, "busy": False}}, {**RECORD, "host": {"busy": True}}, {}, None]
-)
-def test_nothing_is_told_of_a_quiet_host_or_a_record_that_does_not_say(said_of, record):
-    assert len(said_of(record)) == 1
+def test_why_cells_have_no_figures_is_told_once_each_and_counted_in_the_end(said_of):
+    skipped = {**RECORD, "rows": [failed_row("skipped", "takes 27.6 GB or more")]}
+    assert said_of(skipped, RECORD, skipped) == [
+        "[nothing measured: takes 27.6 GB or more]",
+        "measured 3 cells: 1 ok, 2 skipped",
+        "2 cells of timing skipped: takes 27.6 GB or more",
+    ]
+
+
+def test_of_many_reasons_the_end_names_the_first_and_counts_the_others(said_of):
+    told = said_of(*({**RECORD, "rows": [failed_row("skipped", f"needs {number} GPUs")]} for number in range(2, 9)))
+    assert told[-2:] == ["1 cell of timing skipped: needs 6 GPUs", "and 2 more reasons: results/<stage>/cells.csv"]
+
+
+def test_of_a_quiet_host_nothing_is_said(said_of):
+    assert said_of({**RECORD, "host": {**HOST, "busy": False}}) == ["measured 1 cell: 1 ok"]
+
+
+@pytest.mark.parametrize("record", [{**RECORD, "host": {"busy": True}}, {}, None])
+def test_a_cell_without_a_record_that_can_be_read_is_not_counted(said_of, record):
+    assert said_of(record) == []
+
+
+def test_a_quiet_run_has_no_summary(said_of):
+    assert said_of(RECORD, quiet={Quietness.PROGRESS, Quietness.RULES}) == []
+
+
+def test_the_page_to_open_stands_last_once_it_is_written(run, capsys):
+    manager = run()
+    manager.logger.info("", extra=job(1, "writeup", "write-up", ["reports/writeup.md", "reports/report.html"], ""))
+    manager.logger.info("", extra={"event": LogEvent.JOB_FINISHED, "job_id": 1})
+    manager.stop()
+    assert capsys.readouterr().err.splitlines()[-1] == "the report: reports/report.html"
 
 
 def test_a_job_that_takes_long_is_named_again(run, capsys, monkeypatch):

@@ -67,17 +67,23 @@ def test_a_dry_run_counts_the_cells_of_each_stage_and_their_time():
 @pytest.mark.parametrize(
     ("asked", "complaint"),
     [
-        ("results/flash/fp64.csv", "targets in results/flash/ are bf16.csv, cells, cells.csv, fp32.csv"),
-        ("results/flsh/bf16.csv", "targets in results/ are flash, timing"),
-        ("reports/writup.md", "targets in reports/ are sections, writeup.md"),
-        ("result/flash/bf16.csv", "targets are all, reports, results"),
-        ("results/flash", "targets in results/flash/ are bf16.csv, cells, cells.csv, fp32.csv"),
-        ("results/flash/cells/dtype=bf16.json", "targets in results/flash/cells/ are dtype={dtype}"),
-        ("reports/writeup.md/x", "targets in reports/writeup.md/ are none"),
+        ("results/flash/fp64.csv", ": targets in results/flash/ are bf16.csv, cells.csv, cells/, fp32.csv"),
+        ("results/flsh/bf16.csv", " (did you mean results/flash/bf16.csv?): targets in results/ are flash/, timing/"),
+        ("reports/writup.md", " (did you mean reports/writeup.md?): targets in reports/ are sections/, writeup.md"),
+        ("result/x.csv", " (did you mean results/x.csv?): targets are all, reports/, results/"),
+        ("timing", " (one stage and its report: --config 'only=[timing]'): targets are all, reports/, results/"),
+        ("results/flash", ": targets in results/flash/ are bf16.csv, cells.csv, cells/, fp32.csv"),
+        ("results/flash/cells/dtype=bf16.json", ": targets in results/flash/cells/ are dtype=*/"),
+        ("reports/writeup.md/x", ": targets in reports/writeup.md/ are none"),
     ],
 )
 def test_a_mistyped_target_names_what_is_allowed_in_its_place(asked, complaint):
-    assert messages.unknown_target(asked, TARGETS) == f"no target '{asked}': {complaint}"
+    assert messages.unknown_target(asked, TARGETS) == f"no target '{asked}'{complaint}"
+
+
+def test_what_a_scale_lacks_is_said_to_be_missing_at_that_scale():
+    told = messages.unknown_target("results/flash/int8.csv", TARGETS, "laptop")
+    assert told.startswith("no target 'results/flash/int8.csv' at scale laptop: targets in results/flash/ are")
 
 
 def test_snakemakes_complaint_of_a_target_becomes_one_line():
@@ -85,7 +91,7 @@ def test_snakemakes_complaint_of_a_target_becomes_one_line():
         "MissingRuleException in rule x:\nNo rule to produce reports/writup.md (if you use input functions make sure "
         "that they don't raise unexpected exceptions)."
     )
-    expected = "snakemake: no target 'reports/writup.md': targets in reports/ are sections, writeup.md"
+    expected = f"snakemake: {messages.unknown_target('reports/writup.md', TARGETS)}"
     assert messages.complaint(told, TARGETS) == expected
     assert messages.complaint(told, []) is None  # another workflow's
 

@@ -92,6 +92,7 @@ def test_an_adapter_is_asked_for_its_function():
         ("scales_q_in_place", "changes q in place, which the caller still needs"),
         ("returns_lse_too", "returns a tuple, must return the output alone, a tensor"),
         ("without_dk", "backward gives no dk"),
+        ("detached", "its output has no gradient: it is detached from q, k and v, or made without autograd"),
     ],
 )
 def test_what_breaks_its_contract_is_wrong_and_told_how(function, said):
@@ -101,6 +102,11 @@ def test_what_breaks_its_contract_is_wrong_and_told_how(function, said):
 def test_a_class_that_is_no_autograd_function_is_called_that():
     with pytest.raises(Wrong, match=r"^Module is a class, but no torch\.autograd\.Function: name a function$"):
         check("Module")
+
+
+def test_a_function_without_a_mask_is_told_what_it_must_take():
+    with pytest.raises(Wrong, match=r"^must take \(q, k, v, is_causal\), takes \(q, k, v\)$"):
+        check("of_three")
 
 
 def test_a_missing_backward_pass_is_not_taken_for_a_refused_length():

@@ -74,7 +74,7 @@ def run_plan():
     """Return what the terminal is told of this run before its first job."""
     cells_s = {f"measure_{name}": stage.expected_s() for name, stage in STAGES.items()} if PLAN.measure else {}
     targets = [target for name in STAGES_TO_WRITE for target in STAGES[name].targets()]
-    return RunPlan(cells_s, ["all", WRITEUP, REPORT_PAGE, SUMMARY, *targets], WHY_STALE)
+    return RunPlan(cells_s, ["all", WRITEUP, REPORT_PAGE, SUMMARY, *targets], WHY_STALE, PLAN.scale)
 
 
 def one_of(words):

@@ -72,7 +72,7 @@ def _cell_line(record: dict[str, Any], row_types: RowTypes) -> dict[str, Any]:
     return {
         "stage": record["stage"],
         "cell": " ".join(f"{axis}={fields.text(value)}" for axis, value in record["cell"].items()),
-        **_outcome(record["rows"], row_types),
+        **outcome(record["rows"], row_types),
         "started_at": record["started_at"],
         "process": record["process"],
         **seconds,
@@ -87,7 +87,7 @@ def _cell_line(record: dict[str, Any], row_types: RowTypes) -> dict[str, Any]:
     }
 
 
-def _outcome(rows: list[dict[str, Any]], row_types: RowTypes) -> dict[str, str]:
+def outcome(rows: list[dict[str, Any]], row_types: RowTypes) -> dict[str, str]:
     """Return the status of the cell, with the reason: the worst of its rows that have a figure.
 
     Implementations of which one cannot do what the others can are rows of one cell: only where no row has a figure is

@@ -37,14 +37,14 @@ def attention_of(subject: Subject, way: str, is_causal: bool) -> Attend:
     """Import a subject and return it as a function of q, k and v of shape (batch, heads, length, head_dim).
 
     It is an autograd function or a function of (q, k, v, is_causal), whose is_causal may be keyword-only. Raises Wrong
-    where it is another class.
+    where it is another class or takes other arguments.
     """
     function = load(subject.use)
     if isinstance(function, type):
         if not issubclass(function, torch.autograd.Function):
             raise Wrong(f"{function.__name__} is a class, but no torch.autograd.Function: name a function")
         function = function.apply
-    by_name = _takes_by_name_alone(function, "is_causal")
+    by_name = _takes_mask_by_name(function)
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return function(q, k, v, is_causal=is_causal) if by_name else function(q, k, v, is_causal)
@@ -56,13 +56,22 @@ def attention_of(subject: Subject, way: str, is_causal: bool) -> Attend:
     return attend_folded if way == "folded" else attend
 
 
-def _takes_by_name_alone(function: Callable[..., Tensor], name: str) -> bool:
-    """Tell whether an argument is keyword-only, as in torch's own attention; not of functions that hide theirs."""
+def _takes_mask_by_name(function: Callable[..., Tensor]) -> bool:
+    """Tell whether is_causal is keyword-only, as in torch's own attention; not of functions that hide their arguments.
+
+    Raises Wrong where the function does not take (q, k, v, is_causal).
+    """
     try:
-        argument = inspect.signature(function).parameters.get(name)
+        signature = inspect.signature(function)
     except (TypeError, ValueError):  # of builtins
         return False
-    return argument is not None and argument.kind is inspect.Parameter.KEYWORD_ONLY
+    argument = signature.parameters.get("is_causal")
+    by_name = argument is not None and argument.kind is inspect.Parameter.KEYWORD_ONLY
+    try:
+        signature.bind(*"qkv", is_causal=True) if by_name else signature.bind(*"qkv", True)
+    except TypeError:
+        raise Wrong(f"must take (q, k, v, is_causal), takes {signature}") from None
+    return by_name
 
 
 def check_attention(
@@ -132,6 +141,8 @@ def _output_and_gradients(attend: Attend, q: Tensor, k: Tensor, v: Tensor, do: T
     output = attend(*inputs)
     if not isinstance(output, Tensor):
         raise Wrong(f"returns a {type(output).__name__}, must return the output alone, a tensor")
+    if not output.requires_grad:
+        raise Wrong("its output has no gradient: it is detached from q, k and v, or made without autograd")
     kept = output.detach().clone()
     try:
         gradients = torch.autograd.grad(output, inputs, gradient, allow_unused=True)
