@@ -248,7 +248,12 @@ def test_what_nobody_asked_for_in_this_run_has_no_scale(tmp_path):
 
 @pytest.mark.parametrize(
     ("digests", "told"),
-    [(["abc"], None), (["def", "def"], "timing"), (["abc", "def", "abc"], "1 of the 3 cells of timing")],
+    [
+        (["abc"], None),
+        (["def", "def"], "timing"),
+        (["abc", "def", "abc"], "1 of the 3 cells of timing (size=xl)"),
+        (["def", "def", "def", "abc"], "3 of the 4 cells of timing"),  # too many to name
+    ],
 )
 def test_what_was_measured_by_code_that_has_changed_since_is_told(tmp_path, digests, told):
     cells, out = tmp_path / "cells.csv", tmp_path / "writeup.md"

@@ -11,6 +11,7 @@ from pipeline.report.section import counted, data_size, listing, number
 from pipeline.report.table_rows import has_figures, known
 
 MOST_OUTCOMES = 12
+MOST_NAMED = 2
 LACKING = "this machine lacks what they need"
 FAILED_CHECK = "the result failed its check"
 SECONDS = ["start_up_s", "set_up_s", "measuring_s"]
@@ -116,8 +117,14 @@ def changed_since(cells: pd.DataFrame, outdated: Sequence[str]) -> list[str]:
         if older.all():
             changed.append(stage)
         elif older.any():
-            parts.append(f"{older.sum()} of the {len(older)} cells of {stage}")
+            named = _named(cells["cell"][older.index[older]])
+            parts.append(f"{older.sum()} of the {len(older)} cells of {stage}{named}")
     return ["all of it"] if changed == [*cells["stage"].unique()] else [*changed, *parts]
+
+
+def _named(cells: pd.Series) -> str:
+    """Name cells in brackets, if they are few."""
+    return f" ({'; '.join(cells)})" if len(cells) <= MOST_NAMED else ""
 
 
 def _covered_s(started: pd.Series, ended: pd.Series) -> float:

@@ -38,7 +38,7 @@ def how_far_apart(sections: Iterable[WrittenSection]) -> str:
     most, by_gpu = every.loc[every["ratio"].idxmax()], every[every["idle_pct"] < IDLE_PCT]
     by_host = most["idle_pct"] >= IDLE_PCT
     limit = ", which the host limits" if by_host else ""
-    words = f"Of stable times it differs most for {most['step']}{limit}: {most['times']}."
+    words = f"Its stable times lie furthest apart for {most['step']}{limit}: {most['times']}."
     if by_host and len(by_gpu):
         words += (
             f" Steps in which the GPU idles for less than {IDLE_PCT:g}% in all sections differ by at most "

@@ -14,6 +14,7 @@ from pipeline.cells.record import SOFTWARE, read_record
 from pipeline.cells.stage import Stage, Stages
 from pipeline.cells.stage_rows import stage_rows
 from pipeline.errors import UserError
+from pipeline.instruments.sampling.stability import NEGLIGIBLE_SHARE
 from pipeline.report import trust
 from pipeline.report.all_rows import meanings, row_table
 from pipeline.report.html import stage_parts
@@ -161,13 +162,19 @@ def _trusted(sections: Sequence[WrittenSection]) -> dict[str, Any]:
     return {
         "times": sum(trust["times"] for trust in timed),
         "unstable_times": sum(trust["unstable"] for trust in timed),
-        "limits": " to ".join(f"{limit:g}%" for limit in (limits_pct[:1] + limits_pct[1:][-1:])),
+        "limits": _span(limits_pct),
+        "negligible": _span([NEGLIGIBLE_SHARE * limit for limit in limits_pct]),
         "unstable_models": [model["size"] for model in models if model["status"] == "unstable"] if models else None,
         "repeated": repeated,
         "capped": capped,
         "full_clock_mhz": max((line["full_clock_mhz"] or 0 for line in capped), default=0),
         "capped_models": trust.capped_models(models),
     }
+
+
+def _span(percentages: Sequence[float]) -> str:
+    """Write the least and the most of sorted percentages, once if they are the same: `5% to 10%`."""
+    return " to ".join(f"{each:g}%" for each in (*percentages[:1], *percentages[1:][-1:]))
 
 
 def _spread(trust: Mapping[str, float]) -> str:

@@ -57,7 +57,7 @@ def test_without_levers_alone_nothing_is_said_of_them(make_rows):
 def test_the_method_says_what_is_wrong_and_speaks_of_bf16_weights_only_where_they_are(make_rows):
     rows = make_rows("NVIDIA H200")
     method = section.build(rows).method
-    assert "where it differs from eager's by more than 10% of what eager's has fallen by. Weights in bf16" in method
+    assert "if it is off by more than 10% of what eager's has fallen by till then. Weights in bf16" in method
     assert method.endswith("the loss says nothing of their quality.")
     assert "Weights in bf16" not in section.build(rows[~rows["levers"].str.contains("bf16_weights")]).method
 
@@ -119,7 +119,7 @@ def test_the_advice_says_what_a_lever_adds_to_the_others_where_it_gains_nothing_
     rows.loc[graph, "median_ms"] *= 1.1
     added = gain_of(rows, "xl", "fused+sdpa+compile+graph", "fused+sdpa+compile")
     why = section.build(rows).actions[0].why
-    assert why.endswith(f"; on top of the others: a CUDA graph {ratio(added)}.")
+    assert why.endswith(f"; what gains nothing alone, on top of the others: a CUDA graph {ratio(added)}.")
     assert "a CUDA graph 0." not in why
     without = rows[(rows["size"] != "xl") | (rows["levers"] != "fused+sdpa+compile")]
     assert re.search(r" Alone: fused AdamW \S+, SDPA \S+, torch.compile \S+×\.", section.build(without).actions[0].why)

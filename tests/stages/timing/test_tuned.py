@@ -12,7 +12,14 @@ def lever(levers, median_ms, size="large", context_length=1024, status="ok", **m
     cell = {"size": size, "context_length": context_length, "levers": levers, "status": status}
     same = {"setting_batch_size": 4, "setting_vocab_size": 10_000, "peak_bytes": int(1e9 * median_ms)}
     same["power_capped"] = median_ms < 100
-    return {**cell, **same, "median_ms": median_ms, "tokens_per_s": 4 * context_length / median_ms * 1e3, **more}
+    return {
+        **cell,
+        **same,
+        "median_ms": median_ms,
+        "tokens_per_s": 4 * context_length / median_ms * 1e3,
+        "mfu_pct": 45.0,
+        **more,
+    }
 
 
 LEVERS = pd.DataFrame(
@@ -41,6 +48,7 @@ def test_the_fastest_combination_that_keeps_fp32_weights_is_taken_at_the_same_ba
     assert found.loc[3].to_dict() == {
         "levers": BEST,
         "tokens_per_s": pytest.approx(4 * 1024 / 0.04),
+        "mfu_pct": 45.0,
         "gain": pytest.approx(2.5),
         "peak_bytes": 40e9,
         "power_capped": True,
@@ -66,7 +74,7 @@ def test_where_only_wrong_combinations_are_left_the_column_says_so(make_rows):
     built = section.build(make_rows("h200"), {"ceilings": pd.DataFrame({"reason": []}), "levers": wrong})
     cells = built.headline[0].cells
     assert "; wrong: its loss is then too far from the eager one." in built.headline[0].title
-    assert list(cells.loc[cells["model"].str.startswith("large"), "tuned tokens/s (gain)"]) == ["wrong"]
+    assert list(cells.loc[cells["model"].str.startswith("large"), "tuned tokens/s (MFU, gain)"]) == ["wrong"]
 
 
 def test_the_first_screen_has_a_column_of_tuned_steps_where_they_were_measured(make_rows):
@@ -74,11 +82,11 @@ def test_the_first_screen_has_a_column_of_tuned_steps_where_they_were_measured(m
     built = section.build(rows, {"ceilings": pd.DataFrame({"reason": []}), "levers": LEVERS})
     table = built.headline[0]
     cells = table.cells.set_index(table.cells["model"].str.split().str[0])
-    tuned = cells[["tuned tokens/s (gain)", "tuned peak GB"]]
-    assert list(tuned.loc["large"]) == ["102,400 (2.50×)", "40.0"]
+    tuned = cells[["tuned tokens/s (MFU, gain)", "tuned peak GB"]]
+    assert list(tuned.loc["large"]) == ["102,400 (45%, 2.50×)", "40.0"]
     assert set(tuned.drop("large").stack()) == {"–"}
     assert len(table.cells.columns) == MAX_COLUMNS
-    assert " tuned: with fused AdamW, SDPA, torch.compile and a CUDA graph; in brackets times as" in table.title
+    assert " tuned: with fused AdamW, SDPA, torch.compile and a CUDA graph; gain: times as fast" in table.title
     large = next(model for model in built.models if model["size"] == "large")
     assert (large["tuned_with"], large["tuned_peak_bytes"], large["tuned_power_capped"]) == (BEST, 40e9, True)
     without = section.build(rows, {"ceilings": pd.DataFrame({"reason": []}), "levers": pd.DataFrame()}).headline[0]

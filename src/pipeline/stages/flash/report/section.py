@@ -99,7 +99,7 @@ def _ahead_and_behind(dtype: str, pairs: pd.DataFrame) -> str:
     both = [(pair, peer) for (_, pair), (_, peer) in zip(pairs.iterrows(), peers.iterrows(), strict=True)]
     ahead = sum(clear_gain(peer, pair) is not None for pair, peer in both)
     behind = sum(clear_gain(pair, peer) is not None for pair, peer in both)
-    slower = f" (of these it is a tenth or more slower at {behind})" if behind else ""
+    slower = f" (and as much slower at {behind})" if behind else ""
     return f"{ahead} of {counted(len(pairs), 'problem')} in {dtype}{slower}"
 
 

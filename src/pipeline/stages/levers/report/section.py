@@ -57,10 +57,9 @@ def build(rows: pd.DataFrame) -> Section:
 def _method(rows: pd.DataFrame) -> str:
     words = (
         "bf16 autocast, whole steps by the host clock, medians. Launches: kernels, copies and fills, also those of a "
-        "graph. All start from the same weights and train on the same "
-        f"batch. The loss is that of step {rows['setting_checked_steps'].max()}: a combination is wrong, and has no "
-        f"times, where it differs from eager's by more than {percent(rows['setting_loss_tolerance'].max())} of what "
-        "eager's has fallen by."
+        "graph. All start from the same weights and train on the same batch. The loss is that of step "
+        f"{rows['setting_checked_steps'].max()}: a combination is wrong, and has no times, if it is off by more than "
+        f"{percent(rows['setting_loss_tolerance'].max())} of what eager's has fallen by till then."
     )
     if rows["levers"].str.contains("bf16_weights", regex=False).any():
         words += (
@@ -186,6 +185,6 @@ def _parts_of(names: Sequence[str], gains: pd.Series) -> str:
     added = [
         f"{WORDS[name]} {ratio(gains['+'.join(names)] / gains[rest])}" for name, rest in others.items() if rest in gains
     ]
-    told = {"alone": alone, "on top of the others": added}
+    told = {"alone": alone, "what gains nothing alone, on top of the others": added}
     words = "; ".join(f"{how}: {', '.join(parts)}" for how, parts in told.items() if parts)
     return f" {words[0].upper()}{words[1:]}." if words else ""

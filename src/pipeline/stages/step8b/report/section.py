@@ -140,9 +140,9 @@ def _actions(run: Run) -> list[Action]:
         return []
     before, after = (_cost(run.steps.loc[impl]) for impl in (run.peer, run.ours))
     layers = run.steps.loc[run.ours, "layers_that_keep"]
-    kept = f", in {count(layers)} layers also gate and up," if layers and pd.notna(layers) else ""
+    kept = f", and gate and up in {count(layers)} layers" if layers and pd.notna(layers) else ""
     why = (
         f"A step of {run.model} takes {before} with every block checkpointed ({NAMES[run.peer]}), and {after} with "
-        f"fused kernels that keep attention's output{kept} and compute norms, rotations and SwiGLU again."
+        f"fused kernels that keep attention's output{kept}; norms, rotations and SwiGLU are computed again."
     )
     return [Action(3, Markdown("**At long contexts, use free memory before you checkpoint whole blocks.**"), why)]

@@ -13,10 +13,9 @@ from pipeline.report.page_parts import Table
 from pipeline.report.section import count, number, percent, ratio
 from pipeline.report.table_rows import known, records
 from pipeline.report.tables import with_outcomes
-from pipeline.stages.timing.report.figures import TERA
-from pipeline.stages.timing.report.steps import bases, precision_gains, step_flops
+from pipeline.stages.timing.report.steps import bases, precision_gains
 
-LIMITED_BY, TUNED = "limited by (GPU idle)", "tuned tokens/s (gain)"
+LIMITED_BY, TUNED = "limited by (GPU idle)", "tuned tokens/s (MFU, gain)"
 # Named after a model with two feed-forward matrices a layer, where SwiGLU has three (pipeline.formulas.sizes).
 NAMED_WITHOUT_SWIGLU = ("2.7B", "10B")
 COLUMNS = [
@@ -101,16 +100,19 @@ def _title(steps: pd.DataFrame, rows: pd.DataFrame, shown: Mapping[str, pd.Serie
 
 
 def _tuned_rates(tuned: pd.DataFrame) -> pd.Series:
-    rates = tuned["tokens_per_s"].map(count, na_action="ignore")
-    gains = tuned["gain"].map(lambda gain: f" ({ratio(gain)})", na_action="ignore").astype(object).fillna("")
-    return (rates.astype(object) + gains).mask(tuned["is_wrong"], "wrong")
+    rates = tuned["tokens_per_s"].map(count, na_action="ignore").astype(object)
+    shares = (tuned["mfu_pct"] / 100).map(percent, na_action="ignore")
+    gains = tuned["gain"].map(ratio, na_action="ignore")
+    pairs = zip(shares, gains, strict=True)
+    inside = [", ".join(filter(pd.notna, pair)) for pair in pairs]
+    return (rates + [f" ({words})" if words else "" for words in inside]).mask(tuned["is_wrong"], "wrong")
 
 
 def _tuned(cells: Iterable[str], levers: Sequence[str]) -> str:
     words = (
-        f"with {' or '.join(map(listed, levers)) or 'the best optimizations'}; in brackets times as fast as the eager "
+        f"with {' or '.join(map(listed, levers)) or 'the best optimizations'}; gain: times as fast as the eager step "
+        "of the same section"
     )
-    words += "step measured beside it"
     return f"{words}; wrong: its loss is then too far from the eager one" if "wrong" in set(cells) else words
 
 
@@ -123,16 +125,14 @@ def _shape(row: pd.Series) -> str:
 
 
 def finding(steps: pd.DataFrame, reached: Mapping[str, float]) -> str:
-    """Say which rate of eager steps is the highest, what a product alone reaches, where the GPU waits for the host.
+    """Say which rate of eager steps is the highest, and what a product alone reaches.
 
     reached: that of a matrix product alone, by precision.
     """
     most = steps.loc[steps["model_tflops_per_s"].idxmax()]
-    product, idle = reached.get(most["precision"]), known(steps, "gpu_idle_pct")
-    waits = [step_flops(row) for _, row in idle.iterrows() if row["gpu_idle_pct"] >= IDLE_PCT]
+    product = reached.get(most["precision"])
     return (
         f"Eager steps reach {number(most['model_tflops_per_s'])} TFLOP/s at most ({most['size']}, {most['precision']})"
         + (f"; a matrix product alone reaches {number(product)}" if product else "")
-        + (f". The largest step that the host limits has {number(max(waits) / TERA)} TFLOP" if waits else "")
         + "."
     )

@@ -7,7 +7,8 @@ EAGER = "eager"
 # A few steps do not show what weights in bf16 lose over many small updates.
 NOT_ADVISED = "bf16_weights"
 SAME = ["size", "context_length", "batch_size", "setting_vocab_size"]
-TOLD = ["levers", "tokens_per_s", "gain", "peak_bytes", "power_capped"]
+FIGURES = ["tokens_per_s", "mfu_pct", "gain", "peak_bytes"]
+TOLD = ["levers", *FIGURES, "power_capped"]
 
 
 def tuned_steps(steps: pd.DataFrame, levers: pd.DataFrame) -> pd.DataFrame:
@@ -18,7 +19,7 @@ def tuned_steps(steps: pd.DataFrame, levers: pd.DataFrame) -> pd.DataFrame:
     unstable. is_wrong: some combination, and none that is faster than eager was right.
     """
     nothing = pd.DataFrame(
-        {**dict.fromkeys(TOLD), **dict.fromkeys(["tokens_per_s", "gain", "peak_bytes"], np.nan), "is_wrong": False},
+        {**dict.fromkeys(TOLD), **dict.fromkeys(FIGURES, np.nan), "is_wrong": False},
         index=steps.index,
     )
     if levers.empty or steps["precision"].iloc[0] != "bf16":
