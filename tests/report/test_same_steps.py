@@ -26,9 +26,9 @@ def test_the_step_that_differs_most_is_named_with_its_times():
 def test_the_host_limits_what_leaves_the_gpu_idle_in_the_slowest_section_whichever_profiled_it():
     timing, levers = [step(33.5, busy_ms=30.0), step(300.0, "xl", 297.0)], [step(44.0), step(309.0, "xl")]
     assert apart(timing=timing, levers=levers) == (
-        "Its stable times lie furthest apart for small in bf16 at context 1024, which the host limits: 33.5 ms "
-        "in timing, 44.0 ms in levers (1.31×). Steps in which the GPU idles for less than 20% in all sections differ by at most "
-        "1.03×."
+        "Its stable times lie furthest apart for small in bf16 at context 1024, which the host limits: 33.5 ms in "
+        "timing, 44.0 ms in levers (1.31×). Steps in which the GPU idles for less than 20% in all sections differ by "
+        "at most 1.03×."
     )
     busy = apart(timing=[step(33.5, busy_ms=30.0)], levers=[step(37.0, busy_ms=30.0)])
     assert "limit" not in busy

@@ -22,7 +22,8 @@ def build(rows: pd.DataFrame) -> Section:
     if not measured:
         return Section(TITLE, EXERCISE, nothing_measured(whole))
     told = (NOTHING, DDP, OURS, TORCHS)
-    saved = memory_and_time.saved(measured, DDP, [OURS, TORCHS])
+    bf16_first = sorted(measured, key=lambda run: run.precision)
+    saved = memory_and_time.saved(bf16_first, DDP, [OURS, TORCHS])
     what = Markdown("**On several GPUs, shard parameters, gradients and the optimizer's state.**")
     why = say("{saved} Ours is {name} of {module}.", saved=saved, name=code("FSDP"), module=code("pipeline.parallel"))
     return Section(
@@ -38,7 +39,8 @@ def build(rows: pd.DataFrame) -> Section:
         method=(
             "AdamW, which updates only a rank's share where that is sharded: such a step can take less time than one "
             "without communication. Our DDP all-reduces each parameter during backward; by matrix: units are matrices "
-            "instead of blocks. In bf16 all run under autocast, and the fully sharded ways with bf16 parameters. "
+            "instead of blocks. In bf16 all run under autocast; the fully sharded ways hold fp32 shards, gather parameters "
+            "and reduce gradients in bf16. "
             f"{memory_and_time.method(measured)}"
         ),
         actions=[Action(3, what, why, "sharding")] if saved else [],
