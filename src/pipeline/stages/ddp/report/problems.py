@@ -7,7 +7,7 @@ import pandas as pd
 from pipeline.formulas.buckets import best_bucket_bytes
 from pipeline.report import side_by_side
 from pipeline.report.page_parts import Problem, say
-from pipeline.report.section import counted, data_size, number, percent, ratio
+from pipeline.report.section import count, counted, data_size, number, percent, ratio
 from pipeline.report.side_by_side import agree, is_as_timed, once_each, step_words
 from pipeline.report.tables import significant
 from pipeline.stages.ddp.report.facts import NO_COMMUNICATION, Run, all_reduce_cost
@@ -105,7 +105,9 @@ def _prediction(run: Run, allreduce: pd.DataFrame) -> str:
         best_bytes = best_bucket_bytes(gradient_bytes, cost)
         size = f"{significant(min(best_bytes, gradient_bytes) / 2**20)} MB"
         size += ", all of them in one bucket" if best_bytes >= gradient_bytes else ""
+    best = run.fastest(["bucketed"])
+    measured = "" if best is None else f"; of those measured {count(best['bucket_size_mb'])} MB take the least time"
     return (
         f"s = {data_size(gradient_bytes)}, o = {significant(cost.latency_s * 1e6)} µs, w = "
-        f"{number(cost.bytes_per_s / 1e9)} GB/s (fitted to bursts of all-reduces): {size}."
+        f"{number(cost.bytes_per_s / 1e9)} GB/s (fitted to bursts of all-reduces): {size}{measured}."
     )

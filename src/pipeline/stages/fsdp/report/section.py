@@ -39,8 +39,8 @@ def build(rows: pd.DataFrame) -> Section:
         method=(
             "AdamW, which updates only a rank's share where that is sharded: such a step can take less time than one "
             "without communication. Our DDP all-reduces each parameter during backward; by matrix: units are matrices "
-            "instead of blocks. In bf16 all run under autocast; the fully sharded ways hold fp32 shards, gather parameters "
-            "and reduce gradients in bf16. "
+            "instead of blocks. In bf16 all run under autocast; the fully sharded ways hold fp32 shards, and gather "
+            "parameters and reduce gradients in bf16. "
             f"{memory_and_time.method(measured)}"
         ),
         actions=[Action(3, what, why, "sharding")] if saved else [],
