@@ -45,7 +45,7 @@ class Outcomes:
         counts = [f"{self._cells[status]} {status}" for status in STATUSES if self._cells[status]]
         reasons = [f"{_cells(count)} {why}" for why, count in self._without_figures.most_common(MOST_REASONS)]
         if (more := len(self._without_figures) - MOST_REASONS) > 0:
-            reasons.append(f"and {more} more reasons: results/<stage>/cells.csv")
+            reasons.append(f"{more} more {'reasons' if more > 1 else 'reason'}: results/<stage>/cells.csv")
         wrong = [f"your {name} is wrong in {count} of {_cells(self._own[name])}" for name, count in self._wrong.items()]
         return [f"measured {_cells(self._cells.total())}: {', '.join(counts)}", *reasons, *wrong]
 

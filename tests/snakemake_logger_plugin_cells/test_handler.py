@@ -202,7 +202,7 @@ def test_why_cells_have_no_figures_is_told_once_each_and_counted_in_the_end(said
 
 def test_of_many_reasons_the_end_names_the_first_and_counts_the_others(said_of):
     told = said_of(*({**RECORD, "rows": [failed_row("skipped", f"needs {number} GPUs")]} for number in range(2, 9)))
-    assert told[-2:] == ["1 cell of timing skipped: needs 6 GPUs", "and 2 more reasons: results/<stage>/cells.csv"]
+    assert told[-2:] == ["1 cell of timing skipped: needs 6 GPUs", "2 more reasons: results/<stage>/cells.csv"]
 
 
 def test_of_a_quiet_host_nothing_is_said(said_of):
