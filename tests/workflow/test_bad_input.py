@@ -31,8 +31,8 @@ def test_a_mistyped_target_is_one_line_that_names_the_allowed(project):
     assert code == 1
     using, told = output.splitlines()
     assert using.startswith("Using workflow specific profile")
-    allowed = "targets in results/timing/ are bf16.csv, cells, cells.csv, fp32.csv"
-    assert told == f"snakemake: no target 'results/timing/fp64.csv': {allowed}"
+    allowed = "targets in results/timing/ are bf16.csv, cells.csv, cells/, fp32.csv"
+    assert told == f"snakemake: no target 'results/timing/fp64.csv' at scale two_cells: {allowed}"
 
 
 def test_a_record_of_a_cell_that_may_not_be_is_one_line(project):
@@ -96,7 +96,7 @@ def test_records_of_another_machine_are_kept_and_can_be_rendered(project):
     text = (project.root / "reports/writeup.md").read_text()
     assert "NVIDIA Imaginary" in text
     assert "at scale" not in text  # whatever asked for these cells
-    assert "the code that measured 1 of the 2 cells of timing has changed" in text
+    assert "the code that measured 1 of the 2 cells of timing (precision=bf16 " in text
 
 
 @pytest.mark.usefixtures("without_worker")
