@@ -33,7 +33,7 @@ class Outcomes:
         for path in output:
             with contextlib.suppress(UserError):  # not a record, such as the folder of its files
                 record = read_record(Path(path), stages())
-                return [*_disturbances(record, path), *self._nothing_measured(record), *self._wrong_of(record)]
+                return [*_disturbances(record, path), *self._outcome_of(record), *self._wrong_of(record)]
         return []
 
     def summary(self) -> list[str]:
@@ -49,7 +49,8 @@ class Outcomes:
         wrong = [f"your {name} is wrong in {count} of {_cells(self._own[name])}" for name, count in self._wrong.items()]
         return [f"measured {_cells(self._cells.total())}: {', '.join(counts)}", *reasons, *wrong]
 
-    def _nothing_measured(self, record: Mapping[str, Any]) -> Iterator[str]:
+    def _outcome_of(self, record: Mapping[str, Any]) -> Iterator[str]:
+        """Count a cell, and say why it has no figures, if no other had none for that reason."""
         from pipeline.cells.rows import WITH_FIGURES
         from pipeline.cells.tabulate import outcome
         from pipeline.registry import stages
@@ -64,12 +65,15 @@ class Outcomes:
         self._without_figures[why] += 1
 
     def _wrong_of(self, record: Mapping[str, Any]) -> Iterator[str]:
+        """Count those of the user's own in a cell, and say what is wrong with one that was not wrong before."""
         for name in (subject["name"] for subject in record.get("subjects", ())):
             self._own[name] += 1
             rows = [row for row in record["rows"] if row["status"] == "wrong" and row.get("impl") == name]
-            if rows and name not in self._wrong:
+            if not rows:
+                continue
+            if name not in self._wrong:
                 yield f"[your {name} is wrong: {rows[0]['reason']}]"
-            self._wrong += Counter({name: 1} if rows else {})
+            self._wrong[name] += 1
 
 
 def _disturbances(record: Mapping[str, Any], path: str) -> Iterator[str]:
