@@ -1,10 +1,10 @@
 """Whether what is there is what would be made now: a cell's record by what it holds, a table or page by its recipe.
 
-A record holds what could change its figures: settings, software, how many GPUs the cell could take, and each module of
-this project that was imported to measure it, in its process or in one that it started, with a digest of its code, and
-the environment variables that these modules name. All of them count but those of OUTSIDE, which read the command, find
-the stage and write the record. Of an implementation of the user's own it holds a digest of its source and of what that
-imports from its own project.
+A record holds what could change what was read: settings, software, how many GPUs the cell could take, and of the
+modules that were imported to measure it, in its process or in one that it started, those that count, each with a digest
+of its code, and the environment variables that they name. What counts is the stage's `cell` and `measure` with their
+helpers, and COUNTED. Of an implementation of the user's own it holds a digest of its source and of what that imports
+from its own project.
 
 A recipe is a digest of what a table or page is made with: code, templates, published figures, the names of its inputs,
 the words of its command. Whether an input is newer is Snakemake's to see.
@@ -20,39 +20,25 @@ from pipeline.cells import sources
 from pipeline.loaded_modules import loaded_modules
 from pipeline.subjects.naming import Subject, facts
 
-# Nor do another stage, should it have been imported, and `rows`, which declares the columns that are checked.
-OUTSIDE = {
-    "pipeline",
-    "pipeline.cells",
-    "pipeline.cells.disk",
-    "pipeline.cells.fields",
-    "pipeline.cells.freshness",
-    "pipeline.cells.layout",
-    "pipeline.cells.orphans",
-    "pipeline.cells.output",
-    "pipeline.cells.record",
-    "pipeline.cells.rows",
-    "pipeline.cells.sources",
-    "pipeline.cells.stage",
-    "pipeline.cells.sweep",
-    "pipeline.cells.timed_rows",
-    "pipeline.cells.worker",
-    "pipeline.cells.worker.client",
-    "pipeline.cells.worker.server",
-    "pipeline.cli",
-    "pipeline.loaded_modules",
-    "pipeline.measure_command",
-    "pipeline.printing",
-    "pipeline.registry",
-    "pipeline.stages",
-    "pipeline.subjects",
-    "pipeline.subjects.course",
-    "pipeline.subjects.files",
-    "pipeline.subjects.naming",
-    "pipeline.syntax",
-}
+# What counts beside the stage's own modules: what is measured, and the instruments that read it. Not what runs a cell,
+# nor what tables and pages derive from its record.
+COUNTED = (
+    "pipeline.attention",
+    "pipeline.formulas.sizes",  # which model a name stands for
+    "pipeline.instruments.machine.ceilings",
+    "pipeline.instruments.machine.gpu_state",
+    "pipeline.instruments.machine.pinning",
+    "pipeline.instruments.machine.power",
+    "pipeline.instruments.memory",
+    "pipeline.instruments.profilers",
+    "pipeline.instruments.sampling",
+    "pipeline.model",
+    "pipeline.parallel",
+    "pipeline.tf32",
+)
+# Of the user's own: what checks and wraps them, but for what reads their names and files.
+OF_SUBJECTS, NAMES_OF_SUBJECTS = "pipeline.subjects", ("naming", "course", "files")
 CHANGED_MEANWHILE = "changed while it was measured"
-RUNNING = "pipeline.cells."  # when and where a cell runs is theirs, and what their variables are about
 
 
 @dataclass(frozen=True)
@@ -70,15 +56,14 @@ def code_facts(package: str, issued_at: float, measured: bool = True) -> dict[st
     And `environment`: what the variables that these modules name said, empty where they were not set.
 
     package: the stage's, `pipeline.stages.timing`. issued_at: when the cell's command was issued, in seconds of the
-    epoch. A module whose file is newer has no digest, for which of the two versions was imported cannot be told: its
+    epoch. A module whose file was put there since has no digest, for which of the two was imported cannot be told: its
     cell is stale. measured: whether there was a measurement; where it was skipped, `needs`, which said so, counts too.
     """
-    names = {name for name in loaded_modules() if _counts(name, package)}
-    if measured:
-        names -= _only_for_needs(package)
-    modules = {name: _digest_before(name, issued_at) for name in sorted(names)}
-    variables = sources.variables(name for name in modules if not name.startswith(RUNNING))
-    environment = {name: os.environ.get(name, "") for name in variables}
+    parts = ("cell", "measure") if measured else ("cell", "measure", "needs")
+    reached = sources.reached_modules(*(f"{package}.{part}" for part in parts))
+    names = sorted(name for name in loaded_modules() & reached if _counts(name, package))
+    modules = {name: _digest_before(name, issued_at) for name in names}
+    environment = {name: os.environ.get(name, "") for name in sources.variables(modules)}
     return {"digest": sources.digest(modules), "modules": modules, "environment": environment}
 
 
@@ -131,19 +116,23 @@ def recipe(code: str, data: Iterable[Path], inputs: Iterable[str], words: Iterab
 
 
 def _counts(name: str, package: str) -> bool:
-    is_of_other_stage = name.startswith("pipeline.stages.") and not f"{name}.".startswith(f"{package}.")
-    return not (name in OUTSIDE or is_of_other_stage or name == f"{package}.rows")
+    """Tell whether a module that measured a cell of a stage counts."""
+    if _is_in(name, OF_SUBJECTS):
+        return name.removeprefix(f"{OF_SUBJECTS}.") not in NAMES_OF_SUBJECTS
+    return any(_is_in(name, room) for room in (package, *COUNTED))
 
 
-def _only_for_needs(package: str) -> set[str]:
-    """Return what tells before a measurement how much memory and time it takes, and has no other part in it."""
-    measuring = sources.reached_modules("pipeline.cells.run", f"{package}.measure", f"{package}.cell")
-    return sources.reached_modules(f"{package}.needs") - measuring
+def _is_in(name: str, room: str) -> bool:
+    return name == room or name.startswith(f"{room}.")
 
 
 def _digest_before(name: str, moment: float) -> str:
+    """Return a module's digest if its file has been there since before this moment.
+
+    That tells the time of its last change of any kind, ctime: the one of its content may be set to anything.
+    """
     path, digest = sources.source_path(name), sources.module_digest(name)
-    return digest if path and digest and path.stat().st_mtime < moment else CHANGED_MEANWHILE
+    return digest if path and digest and path.stat().st_ctime < moment else CHANGED_MEANWHILE
 
 
 def _changed_code(modules: Mapping[str, str]) -> str | None:

@@ -2,58 +2,40 @@
 
 import json
 import math
-import re
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import ValidationError, best_match
 
 from pipeline.cells import fields
 from pipeline.cells.disk import WholeFile
 from pipeline.cells.stage import Stages
 from pipeline.errors import UserError
-from pipeline.instruments.machine.identity import SOFTWARE
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
+SCHEMA = Path(__file__).with_name("record.schema.json")
 # Limits to what is read, for it may be anyone's. Full runs on GPUs have hundreds of records, of at most 200 kB each.
 MOST_RECORD_BYTES = 16 * 2**20
 MOST_DEPTH = 10
+MOST_INTEGER = 2**63 - 1  # what a table can hold
 MOST_ARCHIVE_BYTES = 256 * 2**20
 MOST_ARCHIVE_MEMBERS = 20_000
-# What tables and reports rely on, with the types.
-PARTS = {
-    "stage": str,
-    "cell": dict,
-    "settings": dict,
-    "rows": list,
-    "machine": dict,
-    "code": dict,
-    "command": str,
-    "process": str,
-    "started_at": str,
-    "seconds": dict,
-}
-# Of how busy the host was, which records of earlier versions do not tell.
-HOST_PARTS = {
-    "cores": int | float,
-    "others_cores": int | float | None,
-    "busy": bool,
-    "load_before": int | float,
-    "load_after": int | float,
-}
-# Of the scheduler's job, where there was one.
-SCHEDULER_PARTS = {"name": str, "job": str, "nodes": str}
-# Files of these names are read.
-MODULE_NAME = re.compile(r"pipeline(\.\w+)*", re.ASCII)
-MACHINE_PARTS = {"kind": str, "software": dict}
+# What a record tells of how busy the host was, and of the scheduler's job, where there was one.
+HOST_PARTS = ("cores", "others_cores", "busy", "load_before", "load_after")
+SCHEDULER_PARTS = ("name", "job", "nodes")
 REMEDY = "measure it again (delete the file and repeat the command)"
 TYPE_NAMES = {
-    str: "text",
-    dict: "an object",
-    list: "a list",
-    bool: "true or false",
-    int | float: "a number",
-    int | float | None: "a number or null",
+    "string": "text",
+    "object": "an object",
+    "array": "a list",
+    "boolean": "true or false",
+    "number": "a number",
+    "integer": "a whole number",
+    "null": "null",
 }
 
 # Records without their rows, by path, time and size of the file.
@@ -66,18 +48,12 @@ def write_record(file: WholeFile, record: dict[str, Any]) -> None:
 
 
 def read_record(path: Path, stages: Stages) -> dict[str, Any]:
-    """Read a record of one of these stages.
+    """Read a record of one of these stages; its rows have their derived columns.
 
     Raises UserError, one line, where it is damaged, incomplete, of another schema version or of an unknown stage, or
     where a row is not as its stage declares it.
     """
-    if path.exists() and not path.is_file():  # a pipe would be waited for, a device never ends
-        raise UserError(f"{path} is no record: it is no file")
-    try:
-        with path.open("rb") as file:
-            return parse_record(file.read(MOST_RECORD_BYTES + 1), str(path), stages)
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    return _complete(parse_record(_content(path), str(path), stages), str(path), stages)
 
 
 def read_head(path: Path, stages: Stages) -> dict[str, Any]:
@@ -88,12 +64,24 @@ def read_head(path: Path, stages: Stages) -> dict[str, Any]:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     key = (path.absolute(), file.st_mtime_ns, file.st_size)
     if key not in _heads:
-        _heads[key] = {name: part for name, part in read_record(path, stages).items() if name != "rows"}
+        record = parse_record(_content(path), str(path), stages)
+        _heads[key] = {name: part for name, part in record.items() if name != "rows"}
     return _heads[key]
 
 
+def _content(path: Path) -> bytes:
+    """Return a file's content, of one that is too large as much as shows that."""
+    if path.exists() and not path.is_file():  # a pipe would be waited for, a device never ends
+        raise UserError(f"{path} is no record: it is no file")
+    try:
+        with path.open("rb") as file:
+            return file.read(MOST_RECORD_BYTES + 1)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+
+
 def parse_record(content: bytes, name: str, stages: Stages) -> dict[str, Any]:
-    """Parse a record that messages call `name`; of a file that is too large its first part is enough.
+    """Parse a record that messages call `name`, its rows as recorded; of a large file its first part is enough.
 
     Raises UserError as `read_record` does.
     """
@@ -110,26 +98,34 @@ def parse_record(content: bytes, name: str, stages: Stages) -> dict[str, Any]:
         raise too_deep
     if not isinstance(record, dict) or "schema_version" not in record:
         raise UserError(f"{name} is no record: it has no schema_version")
-    if record["schema_version"] not in (1, SCHEMA_VERSION):
+    if record["schema_version"] != SCHEMA_VERSION:
         raise UserError(
             f"{name} has schema_version {_brief(record['schema_version'])}, this version of the pipeline reads "
-            f"1 and {SCHEMA_VERSION}: {REMEDY}"
+            f"{SCHEMA_VERSION}: {REMEDY}"
         )
-    complaint = next(_complaints(record), None)
-    if complaint is None:
-        if record["schema_version"] == 1:
-            _upgrade(record)
-        complaint = next(_stage_complaints(record, stages), None)
+    complaint = next(_complaints(record, stages), None)
     if complaint is not None:
         raise UserError(f"{name} is no record: {complaint}: {REMEDY}")
     return record
 
 
-def _upgrade(record: dict[str, Any]) -> None:
-    """Give the rows of a record of version 1 the names that version 2 has."""
-    for row in record["rows"]:
-        if "pass" in row:
-            row["phase"] = row.pop("pass")
+def parse_complete(content: bytes, name: str, stages: Stages) -> dict[str, Any]:
+    """Parse a record that messages call `name`; its rows have their derived columns. Raises as `read_record` does."""
+    return _complete(parse_record(content, name, stages), name, stages)
+
+
+def with_derived(record: dict[str, Any], stages: Stages) -> dict[str, Any]:
+    """Return a sound record whose rows have their derived columns; raises ValueError where one cannot be made."""
+    stage = stages[record["stage"]]
+    cell = fields.build(stage.cell_type, record["cell"], "its cell")
+    return record | {"rows": stage.row_types.complete(cell, record["settings"], record["machine"], record["rows"])}
+
+
+def _complete(record: dict[str, Any], name: str, stages: Stages) -> dict[str, Any]:
+    try:
+        return with_derived(record, stages)
+    except ValueError as error:
+        raise UserError(f"{name} is no record: {error}: {REMEDY}") from None
 
 
 def _finite(text: str) -> float:
@@ -141,7 +137,10 @@ def _finite(text: str) -> float:
 
 def _integer(text: str) -> int:
     _finite(text)  # also what is too long to be read
-    return int(text)
+    number = int(text)
+    if abs(number) > MOST_INTEGER:
+        raise ValueError(f"{text[:20]} is no number of 64 bits")
+    return number
 
 
 def _is_flat(value: Any, levels: int) -> bool:
@@ -152,80 +151,39 @@ def _is_flat(value: Any, levels: int) -> bool:
     return levels > 0 and all(_is_flat(each, levels - 1) for each in inner if isinstance(each, dict | list))
 
 
-def _complaints(record: dict[str, Any]) -> Iterator[str]:
-    """Yield what keeps a record from being read, the outer parts first: an inner one is looked at in a sound outer."""
-    yield from _part_complaints(record, PARTS)
-    yield from _part_complaints(record["machine"], MACHINE_PARTS, "machine.")
-    yield from _part_complaints(record["machine"]["software"], dict.fromkeys(SOFTWARE, str), "machine.software.")
-    yield from _code_complaints(record["code"])
-    yield from _environment_complaints(record["code"])
-    yield from _subject_complaints(record.get("subjects", []))
-    if "host" in record:
-        yield from _part_complaints(record, {"host": dict})
-        yield from _part_complaints(record["host"], HOST_PARTS, "host.")
-    if "scheduler" in record:
-        yield from _part_complaints(record, {"scheduler": dict})
-        yield from _part_complaints(record["scheduler"], SCHEDULER_PARTS, "scheduler.")
-    if not record["rows"]:
-        yield "it has no row"
-    for number, row in enumerate(record["rows"], start=1):
-        if not isinstance(row, dict):
-            yield f"row {number} must be an object, got {_brief(row)}"
-
-
-def _stage_complaints(record: dict[str, Any], stages: Stages) -> Iterator[str]:
-    """Yield where a sound record is not as its stage declares cells and rows."""
+def _complaints(record: dict[str, Any], stages: Stages) -> Iterator[str]:
+    """Yield what keeps a record from being read: by the schema of all records, then by what its stage declares."""
+    error = best_match(_validator().iter_errors(record))
+    if error is not None:
+        yield _schema_complaint(error)
+        return
     stage = stages.get(record["stage"])
     if stage is None:
         yield f"stage must be one of {', '.join(stages)}, got {_brief(record['stage'])}"
         return
     try:
-        cell = fields.build(stage.cell_type, record["cell"], "its cell")
-        stage.row_types.check(asdict(cell), record["rows"])
-    except (UserError, ValueError) as error:
-        yield str(error)
-    for name, value in record["settings"].items():
-        if isinstance(value, dict | list):
-            yield f"settings.{name} must be text, a number, true or false, got {_brief(value)}"
+        stage.row_types.check(asdict(fields.build(stage.cell_type, record["cell"], "its cell")), record["rows"])
+    except (UserError, ValueError) as complaint:
+        yield str(complaint)
 
 
-def _code_complaints(code: dict[str, Any]) -> Iterator[str]:
-    yield from _part_complaints(code, {"digest": str}, "code.")
-    if "modules" not in code:  # as in records of earlier versions
-        return
-    yield from _part_complaints(code, {"modules": dict}, "code.")
-    for name, digest in code["modules"].items():
-        if not MODULE_NAME.fullmatch(name):
-            yield f"code.modules must name modules, got {_brief(name)}"
-        if not isinstance(digest, str):
-            yield f"code.modules.{name} must be text, got {_brief(digest)}"
+@cache
+def _validator() -> Draft202012Validator:
+    return Draft202012Validator(json.loads(SCHEMA.read_text(encoding="utf-8")))
 
 
-def _environment_complaints(code: dict[str, Any]) -> Iterator[str]:
-    yield from _part_complaints({"environment": {}, **code}, {"environment": dict}, "code.")
-    for name, value in code.get("environment", {}).items():
-        if not isinstance(value, str):
-            yield f"code.environment.{_brief(name)} must be text, got {_brief(value)}"
-
-
-def _subject_complaints(subjects: Any) -> Iterator[str]:
-    if not isinstance(subjects, list):
-        yield f"subjects must be a list, got {_brief(subjects)}"
-        return
-    for number, subject in enumerate(subjects, start=1):
-        if not isinstance(subject, dict) or not all(isinstance(each, str) for each in subject.values()):
-            yield f"subject {number} must be an object of texts, got {_brief(subject)}"
-        elif not {"kind", "name", "digest"} <= subject.keys():
-            yield f"subject {number} has no kind, name or digest"
-
-
-def _part_complaints(part: dict[str, Any], types: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    missing = [f"{prefix}{name}" for name in types if name not in part]
-    if missing:
-        yield f"it has no {', '.join(missing)}"
-    for name, kind in types.items():
-        if not isinstance(part[name], kind):
-            yield f"{prefix}{name} must be {TYPE_NAMES[kind]}, got {_brief(part[name])}"
+def _schema_complaint(error: ValidationError) -> str:
+    """Say in a line what a part of a record must be."""
+    part = ".".join(map(str, error.absolute_path)) or "it"
+    value: Any = error.validator_value
+    if error.validator == "required":
+        instance: Any = error.instance
+        missing = [name for name in value if name not in instance]
+        return f"it has no {', '.join(name if part == 'it' else f'{part}.{name}' for name in missing)}"
+    if error.validator == "type":
+        kinds = [value] if isinstance(value, str) else value
+        return f"{part} must be {' or '.join(TYPE_NAMES[kind] for kind in kinds)}, got {_brief(error.instance)}"
+    return f"{part}: {error.message[:200]}"
 
 
 def _brief(value: Any) -> str:

@@ -1,9 +1,13 @@
-"""Rows are typed: a stage declares a frozen dataclass for each kind of row that its cells leave."""
+"""Rows are typed: a stage declares a frozen dataclass for each kind of row that its cells leave.
+
+A record holds the columns that an instrument read. The others are derived from these, the cell and its settings
+whenever a record is read, so that a better rule or a mended formula costs no new measurement.
+"""
 
 import math
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, ClassVar, get_args, get_origin, get_type_hints
@@ -13,6 +17,8 @@ from pipeline.subjects.naming import NAME
 # From the best outcome of a row to the worst.
 STATUSES = ("ok", "unstable", "skipped", "oom", "wrong")
 WITH_FIGURES = ("ok", "unstable")
+# That a time is unstable is derived from its samples.
+RECORDED_STATUSES = tuple(status for status in STATUSES if status != "unstable")
 
 
 def column(
@@ -22,13 +28,20 @@ def column(
     minimum: float | None = None,
     positive: bool = False,
     or_subject: bool = False,
+    derived: bool = False,
 ) -> Any:
     """Declare a column: what it means, in words that stand behind its name, and the values it may take.
 
     The name carries the unit. Only a column of type `X | None` may be missing from a row that has figures.
     or_subject: beside what is allowed, it may hold the name of an implementation of the user's own.
+    derived: records do not hold it; the row type's `derive` returns it.
     """
-    return field(default=None, metadata=_Limits(meaning, allowed, minimum, positive, or_subject).__dict__)
+    return field(default=None, metadata=_Limits(meaning, allowed, minimum, positive, or_subject, derived).__dict__)
+
+
+def derived(meaning: str, **limits: Any) -> Any:
+    """Declare a column that records do not hold: `derive` returns it whenever a row is read."""
+    return column(meaning, derived=True, **limits)
 
 
 @dataclass(frozen=True)
@@ -38,6 +51,26 @@ class _Limits:
     minimum: float | None
     positive: bool
     or_subject: bool
+    derived: bool
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What columns are derived from: one row as its record holds it, and the rest of the record.
+
+    cell: the axes; rows: all rows of the cell, as recorded.
+    """
+
+    row: Mapping[str, Any]
+    cell: Any
+    settings: Mapping[str, Any]
+    machine: Mapping[str, Any]
+    rows: Sequence[Mapping[str, Any]]
+
+    def beside(self, keys: Sequence[str], **values: Any) -> Mapping[str, Any] | None:
+        """Return the row of the cell that differs in these values only, among `keys`; None where there is none."""
+        wanted = {name: self.row.get(name) for name in keys} | values
+        return next((row for row in self.rows if all(row.get(name) == wanted[name] for name in wanted)), None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +84,11 @@ class Row:
 
     status: str = column("what came of it", allowed=STATUSES)
     reason: str | None = column("why there is no figure, or an unstable one")
+
+    @classmethod
+    def derive(cls, reading: Reading) -> dict[str, Any]:
+        """Return the derived columns of a row: nothing for what cannot be derived from what it holds."""
+        return {}
 
 
 OUTCOME = tuple(item.name for item in fields(Row))
@@ -69,6 +107,7 @@ class Column:
     minimum: float | None
     positive: bool
     or_subject: bool
+    derived: bool
 
     @property
     def limits(self) -> str:
@@ -146,7 +185,7 @@ class RowTypes:
     def of(self, cell: Mapping[str, Any], row: Mapping[str, Any]) -> type[Row]:
         """Return the type of a row; raises ValueError where its kind is unknown."""
         kind = {**cell, **row}.get(self.kind_column, "")
-        if kind not in self.types:
+        if not isinstance(kind, str) or kind not in self.types:
             raise ValueError(f"{self.kind_column} must be one of {', '.join(self.types)}, got {reprlib.repr(kind)}")
         return self.types[kind]
 
@@ -171,13 +210,36 @@ class RowTypes:
         return any(all(row.get(name) == value for name, value in marks.items()) for marks in references)
 
     def check(self, cell: Mapping[str, Any], rows: Sequence[Any]) -> None:
-        """Check the rows of a cell against their declarations.
+        """Check the recorded columns of a cell's rows against their declarations.
 
         Raises ValueError, one line, that names the row, the column, its value and what is allowed.
         """
         complaint = next(self._complaints(cell, rows), None)
         if complaint is not None:
             raise ValueError(complaint)
+
+    def complete(
+        self, cell: Any, settings: Mapping[str, Any], machine: Mapping[str, Any], rows: Sequence[dict[str, Any]]
+    ) -> list[dict[str, Any]]:
+        """Return checked rows of a cell with their derived columns.
+
+        Raises ValueError, one line, where a column cannot be derived, or is not as declared.
+        """
+        completed = []
+        for number, row in enumerate(rows, start=1):
+            row_type = self.of(asdict(cell), row)
+            reading = Reading(row, cell, settings, machine, rows)
+            try:
+                found = row_type.derive(reading)
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+                raise ValueError(f"row {number}: its derived columns cannot be made of it: {error!r}") from None
+            row = row | {name: value for name, value in found.items() if value is not None}
+            known = {name: item for name, item in columns(row_type).items() if item.derived}
+            complaint = next(_value_complaints(row, known), None)
+            if complaint is not None:
+                raise ValueError(f"row {number}: {complaint}")
+            completed.append(row)
+        return completed
 
     def _complaints(self, cell: Mapping[str, Any], rows: Sequence[Any]) -> Iterator[str]:
         first: dict[tuple, int] = {}
@@ -189,7 +251,8 @@ class RowTypes:
             except ValueError as error:
                 yield f"row {number}: {error}"
                 return
-            yield from (f"row {number}: {words}" for words in _row_complaints(row, columns(row_type), row_type.KEYS))
+            recorded = {name: item for name, item in columns(row_type).items() if not item.derived}
+            yield from (f"row {number}: {words}" for words in _row_complaints(row, recorded))
             key = (row_type, *(row.get(name) for name in row_type.KEYS))
             if first.setdefault(key, number) != number:
                 named = " ".join(f"{name}={row.get(name)}" for name in row_type.KEYS)
@@ -197,18 +260,24 @@ class RowTypes:
                 yield f"row {number} is of the same as row {first[key]}: {why}"
 
 
-def _row_complaints(row: Mapping[str, Any], known: Mapping[str, Column], keys: Sequence[str]) -> Iterator[str]:
+def _row_complaints(row: Mapping[str, Any], recorded: Mapping[str, Column]) -> Iterator[str]:
     status = row.get("status")
-    if status not in STATUSES:
-        yield f"status must be one of {', '.join(STATUSES)}, got {reprlib.repr(status)}"
-    for name, value in row.items():
-        if name not in known:
-            yield f"unknown column {reprlib.repr(name)}: must be one of {', '.join(known)}"
-        elif value is not None and not known[name].accepts(value):
-            yield f"{name} must be {_one_of(known[name])}, got {reprlib.repr(value)}"
+    if status not in RECORDED_STATUSES:
+        yield f"status must be one of {', '.join(RECORDED_STATUSES)}, got {reprlib.repr(status)}"
+    for name in row:
+        if name not in recorded:
+            yield f"unknown column {reprlib.repr(name)}: must be one of {', '.join(recorded)}"
+    yield from _value_complaints(row, recorded)
+
+
+def _value_complaints(row: Mapping[str, Any], known: Mapping[str, Column]) -> Iterator[str]:
+    """Yield what is off in these columns of a row, and which of them a row with figures lacks."""
     for name, item in known.items():
-        if row.get(name) is None and not item.optional and (status in WITH_FIGURES):
-            yield f"{name} is missing: must be {_one_of(item)}"
+        if row.get(name) is None:
+            if not item.optional and row["status"] in WITH_FIGURES:
+                yield f"{name} is missing: must be {_one_of(item)}"
+        elif not item.accepts(row[name]):
+            yield f"{name} must be {_one_of(item)}, got {reprlib.repr(row[name])}"
 
 
 def _one_of(item: Column) -> str:

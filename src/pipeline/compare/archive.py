@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pipeline.cells.record import MOST_ARCHIVE_BYTES, MOST_ARCHIVE_MEMBERS, MOST_RECORD_BYTES, parse_record
+from pipeline.cells.record import MOST_ARCHIVE_BYTES, MOST_ARCHIVE_MEMBERS, MOST_RECORD_BYTES, parse_complete
 from pipeline.cells.stage import Stages
 from pipeline.errors import UserError
 
@@ -33,7 +33,7 @@ def archived_records(archive: Path, stages: Stages) -> Iterator[tuple[str, dict[
                 if member.isfile() and member.name.endswith(".json"):
                     name = f"{archive}: {member.name}"
                     file: Any = members.extractfile(member)
-                    yield name, parse_record(file.read(MOST_RECORD_BYTES + 1), name, stages)
+                    yield name, parse_complete(file.read(MOST_RECORD_BYTES + 1), name, stages)
     except DAMAGE as error:
         first_line = str(error).partition("\n")[0].rstrip(":")
         raise UserError(f"cannot read {archive}: {first_line}") from None

@@ -34,6 +34,12 @@ def all_gather_bus_factor(world_size: float) -> float:
     return (world_size - 1) / world_size
 
 
+def bus_factor(collective: str, world_size: int) -> float:
+    """Return the bytes that each rank of a ring sends per byte of the payload, by c10d's name of the collective."""
+    factor = all_reduce_bus_factor if collective == "allreduce" else all_gather_bus_factor
+    return factor(world_size)
+
+
 @dataclass(frozen=True)
 class LinearCost:
     """The time of a collective as `latency_s + size_bytes / bytes_per_s`, the algorithm bandwidth."""

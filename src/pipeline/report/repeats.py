@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from pipeline.cells.rows import WITH_FIGURES
-from pipeline.instruments.sampling.stability import NEGLIGIBLE_SHARE
+from pipeline.cells.samples import NEGLIGIBLE_SHARE
 from pipeline.instruments.sampling.verdict import RepeatSpread, Verdict, compare_samples, pooled_repeat_spread
 from pipeline.report.section import ms
 

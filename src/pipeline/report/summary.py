@@ -9,8 +9,8 @@ import pandas as pd
 from jsonschema import validate
 
 from pipeline.cells.disk import write_text
-from pipeline.cells.record import SOFTWARE
 from pipeline.cells.rows import STATUSES
+from pipeline.instruments.machine.identity import SOFTWARE
 from pipeline.report.written_section import WrittenSection
 
 VERSION = 1

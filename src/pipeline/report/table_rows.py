@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pipeline.cells.record import SOFTWARE
 from pipeline.cells.rows import WITH_FIGURES, RowTypes
 from pipeline.errors import UserError
+from pipeline.instruments.machine.identity import SOFTWARE
 from pipeline.report.markup import one_line
 from pipeline.report.reasons import brief
 

@@ -10,11 +10,12 @@ import pandas as pd
 from pipeline.cells import fields
 from pipeline.cells.disk import write_text
 from pipeline.cells.failures import Failures, read_failures
-from pipeline.cells.record import SOFTWARE, read_record
+from pipeline.cells.record import read_record
+from pipeline.cells.samples import NEGLIGIBLE_SHARE
 from pipeline.cells.stage import Stage, Stages
 from pipeline.cells.stage_rows import stage_rows
 from pipeline.errors import UserError
-from pipeline.instruments.sampling.stability import NEGLIGIBLE_SHARE
+from pipeline.instruments.machine.identity import SOFTWARE
 from pipeline.report import trust
 from pipeline.report.all_rows import meanings, row_table
 from pipeline.report.html import stage_parts

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
@@ -58,27 +57,17 @@ _CPU_SIZES, _CPU_SAMPLES = (1024, 512, 256, 128), 5
 _CPU_PRODUCT_MS = 100.0
 
 
-@dataclass(frozen=True)
-class Peak:
-    """An arithmetic rate that a device cannot exceed (datasheet) or is known to reach (measured)."""
-
-    tflops: float
-    source: Literal["datasheet", "measured"]
-
-
-def peak_tflops(device: torch.device | str, precision: str) -> Peak:
-    """Give the peak of a torch device: its datasheet's where that is known, otherwise measured.
+def peak_to_measure(device: torch.device | str, precision: str) -> float | None:
+    """Measure the peak of a torch device in TFLOP/s where no data sheet is known for it, else None.
 
     Raises ValueError for an unknown precision.
     """
     import torch
 
     device = torch.device(device)
-    if device.type == "cuda":
-        promised = datasheet_peak_tflops(torch.cuda.get_device_name(device), precision)
-        if promised is not None:
-            return Peak(promised, "datasheet")
-    return Peak(measured_peak_tflops(device, precision), "measured")
+    if device.type == "cuda" and datasheet_peak_tflops(torch.cuda.get_device_name(device), precision) is not None:
+        return None
+    return measured_peak_tflops(device, precision)
 
 
 def datasheet_peak_tflops(gpu_name: str, dtype: str) -> float | None:

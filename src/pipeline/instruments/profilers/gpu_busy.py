@@ -23,8 +23,6 @@ from pipeline.instruments.sampling.step_timing import time_call_ms
 # The name of the kernel that `keep_gpu_busy` launches: between two of them lies a step, by the GPU's own clock.
 MARK = "spin_kernel"
 MARK_CYCLES = 1000
-# Shares of the wall time from which on the host, or communication, limits a step.
-HOST_LIMIT, COMMUNICATION_LIMIT = 0.2, 0.2
 
 
 @dataclass(frozen=True)
@@ -41,38 +39,22 @@ class GpuBusy:
     exposed_communication_ms: float
     profiled_ms: float
 
-    def idle_pct(self, wall_ms: float) -> float:
-        """Return the share of a step's wall time in which the GPU did nothing, in percent, never below 0."""
-        return 100 * max(0.0, wall_ms - self.busy_ms) / wall_ms
-
-    def limited_by(self, wall_ms: float) -> str:
-        """Say what a step of this wall time waits for: "host", "communication" or "gpu"."""
-        if self.idle_pct(wall_ms) >= 100 * HOST_LIMIT:
-            return "host"
-        return "communication" if self.exposed_communication_ms >= COMMUNICATION_LIMIT * wall_ms else "gpu"
-
-    def columns(self, wall_ms: float) -> dict[str, Any]:
-        """Return the columns that stand beside a step of this wall time."""
+    def columns(self) -> dict[str, Any]:
+        """Return the columns of the row of the step that was profiled."""
         return {
             "gpu_busy_ms": self.busy_ms,
-            "gpu_idle_pct": self.idle_pct(wall_ms),
             "launches": self.launches,
-            "limited_by": self.limited_by(wall_ms),
             "exposed_communication_ms": self.exposed_communication_ms,
             "profiled_ms": self.profiled_ms,
         }
 
 
-def step_columns(busy: GpuBusy | None, power: Power, wall_ms: float, tokens: int) -> dict[str, Any]:
+def step_columns(busy: GpuBusy | None, power: Power) -> dict[str, Any]:
     """Return what stands beside the wall time of a whole step: what the GPU did meanwhile, and its energy.
 
-    busy: None where nothing was profiled; power: over the timed steps; tokens: of a step.
+    busy: None where nothing was profiled; power: over the timed steps.
     """
-    return {
-        **(busy.columns(wall_ms) if busy else {}),
-        "energy_j": power.energy_j,
-        "tokens_per_j": tokens / power.energy_j if power.energy_j else None,
-    }
+    return {**(busy.columns() if busy else {}), "energy_j": power.energy_j}
 
 
 def profile_gpu_busy(step: Callable[[], object], device: torch.device, steps: int = 3) -> GpuBusy | None:

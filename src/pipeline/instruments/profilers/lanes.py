@@ -34,18 +34,16 @@ class Lanes:
         """Return the times for a row, and for each lane its busy share (%) in each of `PARTS` parts of the step.
 
         computation_ms and communication_ms are times in which at least one event ran; hidden_ms is the time in which
-        both ran: computation + communication − their union. hidden_pct is its share of the communication.
+        both ran: computation + communication − their union.
         """
-        communication_us = union_us(self.communication)
         # A difference of sums: rounding to nanoseconds, finer than any clock, removes its rounding errors.
         hidden_us = max(0.0, round(overlap_us(self.computation, self.communication), 3))
         both = pd.concat([self.computation, self.communication])
         times: dict[str, Any] = {
             "span_ms": span_us(both) / 1e3,
             "computation_ms": union_us(self.computation) / 1e3,
-            "communication_ms": communication_us / 1e3,
+            "communication_ms": union_us(self.communication) / 1e3,
             "hidden_ms": hidden_us / 1e3,
-            "hidden_pct": 100 * hidden_us / communication_us if communication_us else None,
         }
         for name, events in (("computation", self.computation), ("communication", self.communication)):
             times[f"{name}_busy_pct"] = _busy_pct(events, both["start_us"].min(), span_us(both))

@@ -37,23 +37,3 @@ def rel_error(samples: Sequence[float]) -> float:
         r = min(max(float(above[1:] @ above[:-1] / (above @ above)), 0.0), MOST_ALIKE)
     independent = len(samples) * (1 - r) / (1 + r)
     return float(MEDIAN_ERROR_PER_IQR * (q3 - q1) / independent**0.5 / median)
-
-
-def summarise(samples_ms: Sequence[float]) -> dict[str, float | int | None]:
-    """Return n, median, quartiles, mean, standard deviation, extremes in ms, and the median's relative error.
-
-    Standard deviation and relative error of a single sample are None: unknown, not 0.
-    """
-    q1, median, q3 = quartiles(samples_ms)
-    several = len(samples_ms) > 1
-    return {
-        "n": len(samples_ms),
-        "median_ms": median,
-        "q1_ms": q1,
-        "q3_ms": q3,
-        "mean_ms": statistics.fmean(samples_ms),
-        "std_ms": statistics.stdev(samples_ms) if several else None,
-        "min_ms": min(samples_ms),
-        "max_ms": max(samples_ms),
-        "rel_error": rel_error(samples_ms) if several else None,
-    }

@@ -1,7 +1,6 @@
 """Measure an allreduce cell: run its ranks as processes and merge their rows."""
 
 import os
-import statistics
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -11,10 +10,8 @@ import torch.distributed as dist
 
 from pipeline.cells.scheduler import slurm_job
 from pipeline.errors import Skipped
-from pipeline.formulas.collectives import all_reduce_bus_factor
-from pipeline.instruments.sampling.stability import status_columns
 from pipeline.instruments.sampling.stopwatch import Stopwatch
-from pipeline.instruments.sampling.summary import quartiles, summarise
+from pipeline.instruments.sampling.summary import quartiles
 from pipeline.parallel.processes.starting import run_ranks
 from pipeline.stages.allreduce.cell import Cell, Settings
 from pipeline.stages.allreduce.ranks import RankReport, measure_rank
@@ -38,7 +35,7 @@ def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
             timeout_s=settings.timeout_s,
             args=(settings,),
         )
-    return merged(reports, cell, settings)
+    return merged(reports, cell)
 
 
 def _run(cell: Cell) -> Callable[..., list[RankReport]]:
@@ -70,49 +67,28 @@ def _require_nodes(nodes: int) -> None:
         raise Skipped(f"needs {nodes} nodes, Slurm job {job.number} has {job.num_nodes}")
 
 
-def merged(reports: list[RankReport], cell: Cell, settings: Settings) -> list[Row]:
+def merged(reports: list[RankReport], cell: Cell) -> list[Row]:
     """Merge the ranks' rows: samples of the slowest rank, and the medians of all."""
     by_rank = zip(*(report.rows for report in reports), strict=True)
-    rows = [_merged_row(rank_rows, reports[0], cell, settings) for rank_rows in by_rank]
+    rows = [_merged_row(rank_rows, reports[0]) for rank_rows in by_rank]
     reason = reports[0].no_direct_nccl
     skipped_keys = [key for key in cell.row_keys() if key["impl"] == "nccl"] if reason else []
     return rows + [{**key, "status": "skipped", "reason": reason} for key in skipped_keys]
 
 
-def _merged_row(rank_rows: tuple[Row, ...], report: RankReport, cell: Cell, settings: Settings) -> Row:
+def _merged_row(rank_rows: tuple[Row, ...], report: RankReport) -> Row:
     key: Row = {name: value for name, value in rank_rows[0].items() if name != "samples_ms"}
     size: Any = key.get("size_bytes")  # None for the set-up
     samples_ms = [max(times) for times in zip(*(row["samples_ms"] for row in rank_rows), strict=True)]
-    rank_medians_ms = [quartiles(row["samples_ms"])[1] for row in rank_rows]
     return {
         **key,
-        **status_columns(samples_ms, report.slowdowns.get(size, []), settings.unstable_rel_error),
-        **summarise(samples_ms),
-        "rank_min_ms": min(rank_medians_ms),
-        "rank_mean_ms": statistics.fmean(rank_medians_ms),
-        "rank_max_ms": max(rank_medians_ms),
-        **_rates(key, samples_ms, cell),
-        **_placement_of_ranks(cell),
+        "status": "ok",
+        "slowdowns": report.slowdowns.get(size, []),
+        "cores": len(os.sched_getaffinity(0)),
         **_gpu_columns(report.states.get(size, [])),
-        "rank_medians_ms": rank_medians_ms,
+        "rank_medians_ms": [quartiles(row["samples_ms"])[1] for row in rank_rows],
         "samples_ms": samples_ms,
     }
-
-
-def _rates(key: Row, samples_ms: list[float], cell: Cell) -> Row:
-    """Return algorithm and bus bandwidth from the median, in 10^9 bytes per second as in nccl-tests."""
-    if key["timing"] not in ("burst", "single"):
-        return {}
-    algbw_gb_per_s = key["size_bytes"] / 1e6 / quartiles(samples_ms)[1]
-    return {
-        "algbw_gb_per_s": algbw_gb_per_s,
-        "busbw_gb_per_s": algbw_gb_per_s * all_reduce_bus_factor(cell.world_size),
-    }
-
-
-def _placement_of_ranks(cell: Cell) -> Row:
-    cores = len(os.sched_getaffinity(0))
-    return {"cores": cores, "oversubscribed": cell.backend == "gloo" and cell.ranks_per_node > cores}
 
 
 def _gpu_columns(states: list[Row]) -> Row:

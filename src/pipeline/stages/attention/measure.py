@@ -12,17 +12,15 @@ from torch import Tensor
 
 from pipeline.attention import ATTENTION
 from pipeline.errors import Skipped
-from pipeline.formulas import attention
 from pipeline.formulas.attention import Shape
 from pipeline.instruments.machine.toolchain import require_compiler
 from pipeline.instruments.memory.out_of_memory import attempt, free_memory
 from pipeline.instruments.memory.saved_tensors import saved_bytes
+from pipeline.instruments.sampling.gpu_readings import gpu_columns
 from pipeline.instruments.sampling.interleaving import Interleaving, Taken, Work, interleave
 from pipeline.instruments.sampling.kernel_timing import host_sampler
-from pipeline.instruments.sampling.stability import gpu_columns, status_columns
 from pipeline.instruments.sampling.step_timing import StopRule, synchronize
 from pipeline.instruments.sampling.stopwatch import Stopwatch
-from pipeline.instruments.sampling.summary import summarise
 from pipeline.stages.attention.cell import MODES, PHASES, Cell, Settings
 
 Row = dict[str, Any]
@@ -69,10 +67,8 @@ def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
         rule = StopRule(settings.passes, settings.passes, rel_error=0.0, budget_s=math.inf)
         rules = dict.fromkeys(works, rule)
         timed = interleave(works, host_sampler(device), rules, settings.warmup_passes)
-    shared = _model_columns(_shape(cell, settings), device)
-    return [
-        row for mode in MODES for phase in PHASES for row in _rows(mode, phase, trials[mode], timed, settings, shared)
-    ]
+    shared = _device_columns(device)
+    return [row for mode in MODES for phase in PHASES for row in _rows(mode, phase, trials[mode], timed, shared)]
 
 
 def _shape(cell: Cell, settings: Settings) -> Shape:
@@ -137,22 +133,13 @@ def _allocated_bytes(problem: Problem, device: torch.device) -> Row:
     }
 
 
-def _model_columns(shape: Shape, device: torch.device) -> Row:
-    """Return the memory of eager attention by formula, and the memory of the device."""
+def _device_columns(device: torch.device) -> Row:
     on_gpu = device.type == "cuda"
     memory = torch.cuda.get_device_properties(device).total_memory if on_gpu else psutil.virtual_memory().total
-    return {
-        "model_saved_bytes": attention.saved_bytes(shape, ELEMENT_BYTES),
-        "model_before_backward_bytes": attention.before_backward_bytes(shape, ELEMENT_BYTES),
-        "model_peak_bytes": attention.peak_bytes(shape, ELEMENT_BYTES, device.type),
-        "memory_bytes": memory,
-        "device_type": device.type,
-    }
+    return {"memory_bytes": memory, "device_type": device.type}
 
 
-def _rows(
-    mode: str, phase: str, trial: Trial, timed: Interleaving[tuple[str, str]], settings: Settings, shared: Row
-) -> list[Row]:
+def _rows(mode: str, phase: str, trial: Trial, timed: Interleaving[tuple[str, str]], shared: Row) -> list[Row]:
     key = {"mode": mode, "phase": phase}
     if phase in trial.failures:
         return [{**key, "clock": "host", **trial.failures[phase], **shared}]
@@ -163,11 +150,10 @@ def _rows(
         {
             **key,
             "clock": clock,
-            **status_columns(samples_ms, timed.slowdowns(), settings.unstable_rel_error),
-            **summarise(samples_ms),
+            "status": "ok",
             **trial.memory,
             **shared,
-            **gpu_columns(timed.state_before, timed.state_after, timed.power),
+            **gpu_columns(timed.state_before, timed.state_after, timed.power, timed.slowdowns()),
             "samples_ms": samples_ms,
         }
         for clock, samples_ms in taken.times_ms.items()

@@ -1,9 +1,13 @@
 """Rows of the attention stage: time and memory by mode, phase and clock."""
 
 from dataclasses import dataclass
+from typing import Any
 
-from pipeline.cells.rows import RowTypes, column
+from pipeline.cells.rows import Reading, RowTypes, column, derived
 from pipeline.cells.timed_rows import GpuTimedRow
+from pipeline.formulas import attention
+from pipeline.formulas.attention import Shape
+from pipeline.formulas.units import FP32_BYTES
 from pipeline.stages.attention.cell import MODES, PHASES
 
 
@@ -22,13 +26,27 @@ class PhaseTime(GpuTimedRow):
     )
     peak_bytes: int | None = column("peak in use on the GPU during forward and backward, inputs included", minimum=0)
     workspace_bytes: int | None = column("part of both that the matrix-product library keeps between calls", minimum=0)
-    model_saved_bytes: int = column("saved_bytes of eager attention by formula", minimum=0)
-    model_before_backward_bytes: int = column(
+    model_saved_bytes: int = derived("saved_bytes of eager attention by formula", minimum=0)
+    model_before_backward_bytes: int = derived(
         "before_backward_bytes of eager attention by formula, without workspaces", minimum=0
     )
-    model_peak_bytes: int = column("peak_bytes of eager attention by formula, without workspaces", minimum=0)
+    model_peak_bytes: int = derived("peak_bytes of eager attention by formula, without workspaces", minimum=0)
     memory_bytes: int = column("memory of the GPU or, without one, of the host", minimum=0)
     device_type: str = column("device that it ran on", allowed=("cpu", "cuda"))
+
+    @classmethod
+    def derive(cls, reading: Reading) -> dict[str, Any]:
+        """Add the memory of eager attention by formula, also where none could be measured."""
+        found, device_type = super().derive(reading), reading.row.get("device_type")
+        if device_type is None:
+            return found
+        cell, settings = reading.cell, reading.settings
+        shape = Shape(settings["batch_size"], 1, cell.seq_len, cell.head_dim, settings["is_causal"])
+        return found | {
+            "model_saved_bytes": attention.saved_bytes(shape, FP32_BYTES),
+            "model_before_backward_bytes": attention.before_backward_bytes(shape, FP32_BYTES),
+            "model_peak_bytes": attention.peak_bytes(shape, FP32_BYTES, device_type),
+        }
 
 
 ROW_TYPES = RowTypes.one(PhaseTime)

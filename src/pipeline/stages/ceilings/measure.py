@@ -7,13 +7,12 @@ import torch
 
 from pipeline.errors import Skipped
 from pipeline.instruments.machine.ceilings import Ceiling, measure_ceiling
-from pipeline.instruments.machine.peaks import datasheet_gb_per_s, datasheet_peak_tflops
 from pipeline.instruments.machine.pinning import pinned
+from pipeline.instruments.sampling.gpu_readings import gpu_columns
 from pipeline.instruments.sampling.interleaving import Interleaving
-from pipeline.instruments.sampling.stability import gpu_columns, status_columns
 from pipeline.instruments.sampling.step_timing import StopRule
 from pipeline.instruments.sampling.stopwatch import Stopwatch
-from pipeline.instruments.sampling.summary import quartiles, summarise
+from pipeline.instruments.sampling.summary import quartiles
 from pipeline.stages.ceilings.cell import DTYPES, KINDS, Cell, Settings
 
 Row = dict[str, Any]
@@ -48,7 +47,8 @@ def _products(dtype: str, settings: Settings, device: torch.device) -> Iterator[
             yield {"dtype": dtype, "status": "skipped", "reason": str(skipped)}
             return
         yield {**key, **row}
-        longest_ms = 8 * row.get("median_ms", 0.0)  # of the next, whose sides are twice as long
+        # Of the next, whose sides are twice as long.
+        longest_ms = 8 * quartiles(row["samples_ms"])[1] if "samples_ms" in row else 0.0
 
 
 def _call(kind: str, settings: Settings, device: torch.device) -> Row:
@@ -72,29 +72,9 @@ def _row(ceiling: Ceiling, settings: Settings, device: torch.device) -> Row:
     taken = seen.taken[ceiling.kind]
     if taken.out_of_memory:
         return {"status": "oom", "reason": taken.out_of_memory}
-    samples_ms = next(iter(taken.times_ms.values()))
     return {
-        **status_columns(samples_ms, seen.slowdowns(), settings.unstable_rel_error),
-        **summarise(samples_ms),
-        **_rates(ceiling, quartiles(samples_ms)[1], device),
-        **gpu_columns(seen.state_before, seen.state_after, seen.power),
-        "samples_ms": samples_ms,
-    }
-
-
-def _rates(ceiling: Ceiling, median_ms: float, device: torch.device) -> Row:
-    """Return the rate of a call beside what the GPU's data sheet promises, where there is one."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    if ceiling.dtype is not None:
-        return {
-            "tflops_per_s": ceiling.tflops_per_s(median_ms),
-            "datasheet_tflops_per_s": datasheet_peak_tflops(name, ceiling.dtype),
-        }
-    if not ceiling.moved_bytes:
-        return {}
-    promised = datasheet_gb_per_s(name) if ceiling.kind in ("copy", "reduction") else None
-    return {
-        "tensor_bytes": ceiling.size,
-        "gb_per_s": ceiling.gb_per_s(median_ms),
-        "datasheet_gb_per_s": promised,
+        "status": "ok",
+        **({} if ceiling.kind in KINDS["launches"] or ceiling.dtype else {"tensor_bytes": ceiling.size}),
+        **gpu_columns(seen.state_before, seen.state_after, seen.power, seen.slowdowns()),
+        "samples_ms": next(iter(taken.times_ms.values())),
     }

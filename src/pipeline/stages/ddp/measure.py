@@ -40,10 +40,10 @@ def measure_in_ranks(
     """Return the rows of these variants; subjects and mark as for `measure_variants`."""
     backend, _ = ranks_on()
     results = measure_on_ranks(measure_variants, cell, settings, variants, subjects, mark)
-    return [row for variant, result in results.items() for row in rows_of(variant, result, cell, settings, backend)]
+    return [row for variant, result in results.items() for row in rows_of(variant, result, cell, backend)]
 
 
-def rows_of(variant: Variant, result: Result | MemoryError, cell: Cell, settings: Settings, backend: str) -> list[Row]:
+def rows_of(variant: Variant, result: Result | MemoryError, cell: Cell, backend: str) -> list[Row]:
     """Make the rows of one variant: a row per phase and clock, and one for the captured step."""
     key = variant_key(variant)
     if isinstance(result, MemoryError):
@@ -51,7 +51,6 @@ def rows_of(variant: Variant, result: Result | MemoryError, cell: Cell, settings
     shared: Row = {
         **key,
         "backend": backend,
-        "tokens": cell.world_size * cell.batch_size_per_rank * cell.context_length,
         "peak_bytes": result.peak_bytes,
         "gradient_bytes": result.gradient_bytes,
         "all_reduces": result.all_reduces,
@@ -61,10 +60,7 @@ def rows_of(variant: Variant, result: Result | MemoryError, cell: Cell, settings
         "weight_tolerance": TOLERANCE[cell.precision],
         "pinned_core": result.pinned_core,
     }
-    rows = [
-        {**shared, **row}
-        for row in step_rows(result.samplings, settings.unstable_rel_error, shared["tokens"], result.busy)
-    ]
+    rows = [{**shared, **row} for row in step_rows(result.samplings, result.busy)]
     if result.lanes is not None:
         step = {"phase": CAPTURED_STEP, "clock": PROFILER, "status": "ok"}
         rows.append({**key, **step, **result.lanes.columns()})

@@ -1,9 +1,10 @@
 """Rows of the ddp stage: times of each variant's step by phase and clock, and one captured step of some variants."""
 
 from dataclasses import dataclass
+from typing import Any
 
-from pipeline.cells.rows import Row, RowTypes, column
-from pipeline.cells.timed_rows import GpuStepRow
+from pipeline.cells.rows import Reading, Row, RowTypes, column, derived
+from pipeline.cells.timed_rows import RanksStepRow
 from pipeline.stages.ddp.cell import CAPTURED_STEP, IMPLS, PHASES, PROFILER, TRAIN_STEP
 
 
@@ -21,7 +22,7 @@ class VariantRow(Row):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepTime(GpuStepRow, VariantRow):
+class StepTime(RanksStepRow, VariantRow):
     """Time of a training step or of one of its phases by one clock; each sample is the slowest rank's."""
 
     KEYS = ("impl", "bucket_size_mb", "phase", "clock")
@@ -32,7 +33,6 @@ class StepTime(GpuStepRow, VariantRow):
     )
     clock: str = column("host: a synchronize on both sides; cuda_events: by the GPU", allowed=("host", "cuda_events"))
     backend: str = column("backend of the process group", allowed=("gloo", "nccl"))
-    tokens: int = column("tokens per step over all ranks: batch size times context length times ranks", minimum=1)
     peak_bytes: int | None = column("peak of allocated memory on any rank; empty on a CPU", minimum=0)
     gradient_bytes: int = column("bytes of a rank's gradients", minimum=0)
     all_reduces: int = column("all-reduces of gradients per step", minimum=0)
@@ -56,9 +56,15 @@ class CapturedStep(VariantRow):
     computation_ms: float = column("time in which at least one event computed", minimum=0)
     communication_ms: float = column("time in which at least one event communicated", minimum=0)
     hidden_ms: float = column("time in which both ran", minimum=0)
-    hidden_pct: float | None = column("hidden_ms over communication_ms; empty without communication", minimum=0)
+    hidden_pct: float | None = derived("hidden_ms over communication_ms; empty without communication", minimum=0)
     computation_busy_pct: list[int] = column("for equal parts of the step: share of computing time", minimum=0)
     communication_busy_pct: list[int] = column("for equal parts of the step: share of communicating time", minimum=0)
+
+    @classmethod
+    def derive(cls, reading: Reading) -> dict[str, Any]:
+        """Add the share of the communication that was hidden."""
+        communication_ms = reading.row.get("communication_ms")
+        return {"hidden_pct": 100 * reading.row["hidden_ms"] / communication_ms} if communication_ms else {}
 
 
 ROW_TYPES = RowTypes(

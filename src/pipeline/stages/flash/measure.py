@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pipeline.attention.reference import exact_attention
-from pipeline.formulas import attention
-from pipeline.instruments.machine.peaks import peak_tflops
+from pipeline.instruments.machine.peaks import peak_to_measure
 from pipeline.instruments.memory.out_of_memory import attempt
+from pipeline.instruments.sampling.gpu_readings import gpu_columns
 from pipeline.instruments.sampling.interleaving import Interleaving, Taken, Work, interleave
 from pipeline.instruments.sampling.kernel_timing import kernel_sampler, latency_sampler
-from pipeline.instruments.sampling.stability import gpu_columns, status_columns
 from pipeline.instruments.sampling.step_timing import StopRule
 from pipeline.instruments.sampling.stopwatch import Stopwatch
-from pipeline.instruments.sampling.summary import quartiles, summarise
+from pipeline.instruments.sampling.summary import quartiles
 from pipeline.stages.flash import implementations
-from pipeline.stages.flash.cell import PHASES, SUSTAINED, THREE_TF32, Cell, Settings
+from pipeline.stages.flash.cell import PHASES, SUSTAINED, Cell, Settings
 from pipeline.stages.flash.trial import Inputs, Trial, try_implementation
 
 if TYPE_CHECKING:
@@ -72,9 +71,7 @@ def measure_together(
         held = _held(cell, works, timed.taken, settings, device)
     shared = _peak_columns(cell, device) | _choice_columns(cell, inputs)
     return [
-        _row(cell, (name, phase), trial, timed, latencies, held, settings, shared)
-        for name, trial in trials.items()
-        for phase in PHASES
+        _row((name, phase), trial, timed, latencies, held, shared) for name, trial in trials.items() for phase in PHASES
     ]
 
 
@@ -123,17 +120,11 @@ def _held(
 
 
 def _peak_columns(cell: Cell, device: torch.device) -> Row:
-    """Return the peak rate at this precision.
-
-    For fp32 on tensor cores that is a third of the TF32 peak, because a product takes three TF32 products; or the peak
-    without tensor cores if that is higher.
-    """
-    peak, how = peak_tflops(device, cell.dtype), cell.dtype
+    """Return the peak rate at this precision where no data sheet is known; of fp32 on tensor cores also in TF32."""
+    columns: Row = {"measured_peak_tflops_per_s": peak_to_measure(device, cell.dtype)}
     if cell.dtype == "fp32" and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0):
-        tf32 = peak_tflops(device, "tf32")
-        if tf32.tflops / 3 > peak.tflops:
-            peak, how = dataclasses.replace(tf32, tflops=tf32.tflops / 3), THREE_TF32
-    return {"peak_tflops_per_s": peak.tflops, "peak_source": peak.source, "peak_of": how}
+        columns["measured_tf32_peak_tflops_per_s"] = peak_to_measure(device, "tf32")
+    return columns
 
 
 def _choice_columns(cell: Cell, inputs: Inputs) -> Row:
@@ -144,13 +135,11 @@ def _choice_columns(cell: Cell, inputs: Inputs) -> Row:
 
 
 def _row(
-    cell: Cell,
     key: Key,
     trial: Trial,
     timed: Interleaving[Key],
     latencies: dict[Key, Taken],
     held: dict[Key, "Sustained"],
-    settings: Settings,
     shared: Row,
 ) -> Row:
     name, phase = key
@@ -162,36 +151,19 @@ def _row(
         return row | {"status": "oom", "reason": taken.out_of_memory}
     ((clock, samples_ms),) = list(taken.times_ms.items())[:1]
     return row | {
+        "status": "ok",
         "clock": clock,
-        **status_columns(samples_ms, timed.slowdowns(), settings.unstable_rel_error),
-        **summarise(samples_ms),
-        **_rates(cell, phase, quartiles(samples_ms)[1], shared),
-        **_sustained_columns(cell, phase, held.get(key)),
+        **_sustained_columns(held.get(key)),
         **shared,
         "exposed_samples": taken.exposed,
         **_latency_columns(latencies.get(key)),
-        **gpu_columns(timed.state_before, timed.state_after, timed.power),
+        **gpu_columns(timed.state_before, timed.state_after, timed.power, timed.slowdowns()),
         "samples_ms": samples_ms,
     }
 
 
-def _rates(cell: Cell, phase: str, median_ms: float, shared: Row) -> Row:
-    tflops_per_s = _tflops_per_s(cell, phase, median_ms)
-    return {"tflops_per_s": tflops_per_s, "peak_share_pct": 100 * tflops_per_s / shared["peak_tflops_per_s"]}
-
-
-def _sustained_columns(cell: Cell, phase: str, held: "Sustained | None") -> Row:
-    if held is None:
-        return {}
-    return {
-        "sustained_ms": held.median_ms,
-        "sustained_tflops_per_s": _tflops_per_s(cell, phase, held.median_ms),
-        "sustained_sm_clock_mhz": held.sm_clock_mhz,
-    }
-
-
-def _tflops_per_s(cell: Cell, phase: str, time_ms: float) -> float:
-    return attention.pass_flops(cell.shape, phase) / (time_ms / 1e3) / 1e12
+def _sustained_columns(held: "Sustained | None") -> Row:
+    return {} if held is None else {"sustained_ms": held.median_ms, "sustained_sm_clock_mhz": held.sm_clock_mhz}
 
 
 def _latency_columns(taken: Taken | None) -> Row:

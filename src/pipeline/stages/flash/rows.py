@@ -1,11 +1,14 @@
 """Rows of the flash stage: time, rate, memory and errors by implementation and phase."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from pipeline.cells.rows import RowTypes, column
+from pipeline.cells.rates import gpu_name
+from pipeline.cells.rows import Reading, RowTypes, column, derived
 from pipeline.cells.timed_rows import GpuTimedRow
-from pipeline.stages.flash.cell import OURS, PEERS, PHASES, SDPA_BACKENDS
+from pipeline.formulas.attention import pass_flops
+from pipeline.instruments.machine.peaks import datasheet_peak_tflops
+from pipeline.stages.flash.cell import OURS, PEERS, PHASES, SDPA_BACKENDS, THREE_TF32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,17 +43,23 @@ class ImplementationTime(GpuTimedRow):
     clock: str = column(
         "device: CUDA events, L2 flushed, launches queued ahead; host: a CPU", allowed=("device", "host")
     )
-    tflops_per_s: float = column("FLOPs of the phase, without masked scores, over the median time", positive=True)
-    peak_share_pct: float = column("tflops_per_s over peak_tflops_per_s", positive=True)
-    peak_tflops_per_s: float = column("peak rate at this precision", positive=True)
-    peak_source: str = column("where the peak comes from", allowed=("datasheet", "measured"))
-    peak_of: str = column("what the peak is for: a dtype, or 3×TF32, which is as exact as fp32")
+    tflops_per_s: float = derived("FLOPs of the phase, without masked scores, over the median time", positive=True)
+    peak_share_pct: float = derived("tflops_per_s over peak_tflops_per_s", positive=True)
+    peak_tflops_per_s: float = derived("peak rate at this precision", positive=True)
+    peak_source: str = derived("where the peak comes from", allowed=("datasheet", "measured"))
+    peak_of: str = derived("what the peak is for: a dtype, or 3×TF32, which is as exact as fp32")
+    measured_peak_tflops_per_s: float | None = column(
+        "rate of a large matrix product in the dtype, where no data sheet is known", positive=True
+    )
+    measured_tf32_peak_tflops_per_s: float | None = column(
+        "the same in TF32, of fp32 on a GPU that has it", positive=True
+    )
     sustained_ms: float | None = column(
         "run back to back for sustained_s on a GPU, L2 not flushed: median over the second half; only of our Triton "
         "kernels and cuDNN at several heads, and empty where the GPU waited for its host",
         positive=True,
     )
-    sustained_tflops_per_s: float | None = column("FLOPs of the phase over sustained_ms", positive=True)
+    sustained_tflops_per_s: float | None = derived("FLOPs of the phase over sustained_ms", positive=True)
     sustained_sm_clock_mhz: float | None = column("mean SM clock meanwhile", minimum=0)
     sdpa_choice: str | None = column("backend that SDPA chooses by itself; empty if another", allowed=SDPA_BACKENDS)
     exposed_samples: int = column("samples that may hold gaps between launches", minimum=0)
@@ -62,6 +71,41 @@ class ImplementationTime(GpuTimedRow):
     median_enqueue_ms: float | None = column("single call until it returns to the host: median", positive=True)
     q1_enqueue_ms: float | None = column("single call until it returns to the host: first quartile", positive=True)
     q3_enqueue_ms: float | None = column("single call until it returns to the host: third quartile", positive=True)
+
+    @classmethod
+    def derive(cls, reading: Reading) -> dict[str, Any]:
+        """Add the rates, and the peak that they are a share of."""
+        found, row = super().derive(reading), reading.row
+        if "median_ms" not in found:
+            return found
+        flops, peak = pass_flops(reading.cell.shape, row["phase"]), _peak(reading)
+        rate = flops / found["median_ms"] / 1e9
+        sustained_ms = row.get("sustained_ms")
+        return {
+            **found,
+            **peak,
+            "tflops_per_s": rate,
+            "peak_share_pct": 100 * rate / peak["peak_tflops_per_s"],
+            "sustained_tflops_per_s": flops / sustained_ms / 1e9 if sustained_ms else None,
+        }
+
+
+def _peak(reading: Reading) -> dict[str, Any]:
+    """Return the peak rate at the cell's precision.
+
+    For fp32 on tensor cores that is a third of the TF32 peak, because a product takes three TF32 products; or the peak
+    without tensor cores if that is higher.
+    """
+    row, dtype = reading.row, reading.cell.dtype
+    measured = {"peak_source": "measured"} if row.get("measured_peak_tflops_per_s") else {"peak_source": "datasheet"}
+    own = row.get("measured_peak_tflops_per_s") or datasheet_peak_tflops(gpu_name(reading), dtype)
+    if own is None:
+        raise ValueError(f"neither a data sheet nor a measurement tells the peak in {dtype}")
+    if dtype == "fp32":
+        tf32 = row.get("measured_tf32_peak_tflops_per_s") or datasheet_peak_tflops(gpu_name(reading), "tf32")
+        if tf32 is not None and tf32 / 3 > own:
+            return measured | {"peak_tflops_per_s": tf32 / 3, "peak_of": THREE_TF32}
+    return measured | {"peak_tflops_per_s": own, "peak_of": dtype}
 
 
 ROW_TYPES = RowTypes.one(ImplementationTime)

@@ -6,10 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.cells.on_ranks import measure_on_ranks, ranks_on
-from pipeline.formulas.collectives import all_gather_bus_factor, all_reduce_bus_factor
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.instruments.sampling.variants import step_rows
-from pipeline.stages.fsdp import prediction
 from pipeline.stages.fsdp.cell import COLLECTIVES, IMPLS, WHOLE_STEP, Cell, Settings
 from pipeline.stages.fsdp.ranks import Result, measure_ways
 
@@ -44,51 +42,33 @@ def measure_in_ranks(
     """Return the rows of these ways; subjects and mark as for `measure_ways`."""
     backend, _ = ranks_on()
     results = measure_on_ranks(measure_ways, cell, settings, impls, subjects, mark)
-    return [row for impl, result in results.items() for row in rows_of(impl, result, cell, settings, backend)]
+    return [row for impl, result in results.items() for row in rows_of(impl, result, backend)]
 
 
-def rows_of(impl: str, result: Result | MemoryError, cell: Cell, settings: Settings, backend: str) -> list[Row]:
+def rows_of(impl: str, result: Result | MemoryError, backend: str) -> list[Row]:
     """Make the rows of one way to train."""
     if isinstance(result, MemoryError):
         return [{"impl": impl, **WHOLE_STEP, "status": "oom", "reason": str(result)}]
-    rows = [
-        *_time_rows(result, cell, settings),
-        *_memory_rows(impl, result, cell, settings),
-        *_traffic_rows(impl, result, cell, settings),
-    ]
+    rows = [*_time_rows(result), *_memory_rows(result), *_traffic_rows(result)]
     if result.lanes is not None:
         rows.append({"measures": "capture", "status": "ok", **result.lanes.columns_by_collective(PATTERNS)})
     return [{"impl": impl, "backend": backend, **row} for row in rows]
 
 
-def _time_rows(result: Result, cell: Cell, settings: Settings) -> list[Row]:
-    tokens = cell.world_size * cell.batch_size_per_rank * cell.context_length
-    shared = {"measures": "time", "tokens": tokens, "loss": result.loss, "pinned_core": result.pinned_core}
-    return [{**shared, **row} for row in step_rows(result.samplings, settings.unstable_rel_error, tokens, result.busy)]
+def _time_rows(result: Result) -> list[Row]:
+    shared = {"measures": "time", "loss": result.loss, "pinned_core": result.pinned_core}
+    return [{**shared, **row} for row in step_rows(result.samplings, result.busy)]
 
 
-def _memory_rows(impl: str, result: Result, cell: Cell, settings: Settings) -> list[Row]:
-    """Pair counted bytes with predicted bytes."""
-    predicted = prediction.memory_bytes(impl, cell, settings)
-    if "peak" not in result.memory and "optimizer_state" in predicted:  # on a CPU, where the step counters count too
-        del predicted["optimizer_state"]
+def _memory_rows(result: Result) -> list[Row]:
     return [
-        {
-            "measures": "memory",
-            "kind": kind,
-            "status": "ok",
-            "measured_bytes": size,
-            "predicted_bytes": predicted.get(kind),
-        }
+        {"measures": "memory", "kind": kind, "status": "ok", "measured_bytes": size}
         for kind, size in result.memory.items()
     ]
 
 
-def _traffic_rows(impl: str, result: Result, cell: Cell, settings: Settings) -> list[Row]:
-    """Pair the payloads of a step's collectives with their prediction and the bytes that each rank must send."""
-    predicted = prediction.collective_bytes(impl, cell, settings)
-    one_way = all_gather_bus_factor(cell.world_size)
-    sent_per_byte = dict.fromkeys(COLLECTIVES, one_way) | {"allreduce": all_reduce_bus_factor(cell.world_size)}
+def _traffic_rows(result: Result) -> list[Row]:
+    """Add up the payloads of a step's collectives."""
     calls = Counter(call.name for call in result.collectives)
     payloads: Counter[str] = Counter()
     for call in result.collectives:
@@ -100,8 +80,6 @@ def _traffic_rows(impl: str, result: Result, cell: Cell, settings: Settings) -> 
             "status": "ok",
             "calls": calls[name],
             "measured_bytes": payloads[name],
-            "predicted_bytes": predicted.get(name),
-            "sent_bytes": sent_per_byte[name] * payloads[name],
         }
         for name in COLLECTIVES
     ]

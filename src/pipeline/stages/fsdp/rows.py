@@ -1,10 +1,13 @@
 """Rows of the fsdp stage, for each way to train: step times, memory by kind, bytes by collective, a captured step."""
 
 from dataclasses import dataclass
+from typing import Any
 
-from pipeline.cells.rows import Row, RowTypes, column
-from pipeline.cells.timed_rows import GpuStepRow
+from pipeline.cells.rows import Reading, Row, RowTypes, column, derived
+from pipeline.cells.timed_rows import RanksStepRow
+from pipeline.formulas.collectives import bus_factor
 from pipeline.formulas.training_state import KINDS
+from pipeline.stages.fsdp import prediction
 from pipeline.stages.fsdp.cell import COLLECTIVES, IMPLS, MEASURES, PHASES, TRAIN_STEP
 
 
@@ -23,7 +26,7 @@ class WayRow(Row):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepTime(GpuStepRow, WayRow):
+class StepTime(RanksStepRow, WayRow):
     """Time of a training step or of one of its phases by one clock; each sample is the slowest rank's."""
 
     KEYS = ("impl", "phase", "clock")
@@ -33,7 +36,6 @@ class StepTime(GpuStepRow, WayRow):
         allowed=(*PHASES, TRAIN_STEP),
     )
     clock: str = column("host: a synchronize on both sides; cuda_events: by the GPU", allowed=("host", "cuda_events"))
-    tokens: int = column("tokens per step over all ranks: batch size times context length times ranks", minimum=1)
     loss: float = column("mean loss of the ranks after the noted and timed steps of the first turn", minimum=0)
 
 
@@ -48,11 +50,21 @@ class Memory(WayRow):
         allowed=(*KINDS, "peak"),
     )
     measured_bytes: int = column("bytes counted", minimum=0)
-    predicted_bytes: int | None = column(
+    predicted_bytes: int | None = derived(
         "bytes by formula; empty where there is none: torch's and your own, the shared-out optimizer state, the peak"
         " under it",
         minimum=0,
     )
+
+    @classmethod
+    def derive(cls, reading: Reading) -> dict[str, Any]:
+        """Add the bytes by formula."""
+        row = reading.row
+        predicted = prediction.memory_bytes(row["impl"], reading.cell, reading.settings["vocab_size"])
+        on_cpu = reading.beside(("measures", "impl", "kind"), kind="peak") is None
+        if on_cpu:  # where the step counters count too
+            predicted.pop("optimizer_state", None)
+        return {"predicted_bytes": predicted.get(row["kind"])}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +76,18 @@ class Traffic(WayRow):
     collective: str = column("collective of torch.distributed", allowed=COLLECTIVES)
     calls: int = column("calls per step", minimum=0)
     measured_bytes: int = column("bytes of the calls' tensors", minimum=0)
-    predicted_bytes: int | None = column("bytes by formula; empty for torch's fully_shard and your own", minimum=0)
-    sent_bytes: float = column("least bytes that each rank must send for these calls", minimum=0)
+    predicted_bytes: int | None = derived("bytes by formula; empty for torch's fully_shard and your own", minimum=0)
+    sent_bytes: float = derived("least bytes that each rank must send for these calls", minimum=0)
+
+    @classmethod
+    def derive(cls, reading: Reading) -> dict[str, Any]:
+        """Add the bytes by formula, and those that each rank must send."""
+        row, cell = reading.row, reading.cell
+        predicted = prediction.collective_bytes(row["impl"], cell, reading.settings["vocab_size"])
+        return {
+            "predicted_bytes": predicted.get(row["collective"]),
+            "sent_bytes": bus_factor(row["collective"], cell.world_size) * row["measured_bytes"],
+        }
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,8 @@ SPLIT_AXIS = "size"
 # In the order in which names join them.
 LEVERS = ("fused", "flash", "sdpa", "compile", "graph", "bf16_weights", "checkpointing")
 EAGER = "eager"
+# Of every step.
+PRECISION = "bf16"
 
 
 @dataclass(frozen=True)

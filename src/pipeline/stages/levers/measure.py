@@ -11,24 +11,21 @@ from torch import Tensor
 
 from pipeline.attention.functions import why_not
 from pipeline.errors import Skipped
-from pipeline.formulas import flops
 from pipeline.formulas.sizes import SIZES
-from pipeline.instruments.machine.peaks import peak_tflops
+from pipeline.instruments.machine.peaks import peak_to_measure
 from pipeline.instruments.machine.pinning import pinned
 from pipeline.instruments.machine.power import LEAST_ENERGY_S
 from pipeline.instruments.machine.toolchain import require_compiler
 from pipeline.instruments.memory.out_of_memory import free_memory
 from pipeline.instruments.profilers.gpu_busy import profile_gpu_busy, step_columns
 from pipeline.instruments.sampling.cuda_graph import WARMUP_CALLS, captured, make_capturable, require_graphs
-from pipeline.instruments.sampling.stability import gpu_columns, status_columns
+from pipeline.instruments.sampling.gpu_readings import gpu_columns
 from pipeline.instruments.sampling.step_timing import StopRule, time_call_ms, time_phases
 from pipeline.instruments.sampling.stopwatch import Stopwatch
-from pipeline.instruments.sampling.summary import quartiles, summarise
 from pipeline.model.step import TrainingStep, build_training_step
-from pipeline.stages.levers.cell import EAGER, Cell, Settings
+from pipeline.stages.levers.cell import EAGER, PRECISION, Cell, Settings
 
 Row = dict[str, Any]
-PRECISION = "bf16"
 ROUNDS_UPDATES = "bf16_weights"
 # Energy is then known to 2%.
 ENERGY_S = 2 * LEAST_ENERGY_S
@@ -53,7 +50,7 @@ def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
             wrong = _why_wrong((first, last), eager, cell, settings)
             if wrong:
                 return [{"status": "wrong", "reason": wrong, **checked}]
-            columns = _timed_columns(run, cell, settings, device)
+            columns = _timed_columns(run, settings, device)
     return [{**columns, **checked, "first_step_ms": first_step_ms, "pinned_core": core}]
 
 
@@ -129,24 +126,18 @@ def _why_wrong(losses: tuple[float, float], eager: tuple[float, float], cell: Ce
     return ""
 
 
-def _timed_columns(run: Callable[[], Tensor], cell: Cell, settings: Settings, device: torch.device) -> Row:
+def _timed_columns(run: Callable[[], Tensor], settings: Settings, device: torch.device) -> Row:
     """Time whole steps, which the checked ones have warmed up; then ask what the GPU did, and for how much energy."""
     sampling = time_phases({"step": run}, device, 0, _rule(settings, device))
     peak_bytes = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
     busy = profile_gpu_busy(run, device)
-    samples_ms = sampling.timings["step"].host_ms
-    median_ms = quartiles(samples_ms)[1]
-    tokens = settings.batch_size * cell.context_length
     return {
-        **status_columns(samples_ms, sampling.slowdowns(), settings.unstable_rel_error),
-        **summarise(samples_ms),
-        **step_columns(busy, sampling.power, median_ms, tokens),
-        **_rates(median_ms, cell, settings, device),
-        **gpu_columns(sampling.state_before, sampling.state_after, sampling.power),
-        "tokens": tokens,
-        "tokens_per_s": tokens / median_ms * 1e3,
+        "status": "ok",
+        **step_columns(busy, sampling.power),
+        **gpu_columns(sampling.state_before, sampling.state_after, sampling.power, sampling.slowdowns()),
+        "measured_peak_tflops_per_s": peak_to_measure(device, PRECISION),
         "peak_bytes": peak_bytes,
-        "samples_ms": samples_ms,
+        "samples_ms": sampling.timings["step"].host_ms,
     }
 
 
@@ -154,15 +145,3 @@ def _rule(settings: Settings, device: torch.device) -> StopRule:
     """Return the stop rule; on a GPU it takes steps enough to read their energy, if that many are allowed."""
     least_s = ENERGY_S if device.type == "cuda" else 0.0
     return StopRule(settings.steps, settings.max_steps, settings.rel_error, settings.budget_s, least_s)
-
-
-def _rates(median_ms: float, cell: Cell, settings: Settings, device: torch.device) -> Row:
-    peak = peak_tflops(device, PRECISION)
-    step_flops = flops.train_step_flops(SIZES[cell.size], settings.vocab_size, settings.batch_size, cell.context_length)
-    tflops_per_s = step_flops / median_ms / 1e9
-    return {
-        "model_tflops_per_s": tflops_per_s,
-        "mfu_pct": 100 * tflops_per_s / peak.tflops,
-        "peak_tflops_per_s": peak.tflops,
-        "peak_source": peak.source,
-    }

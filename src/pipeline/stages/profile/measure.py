@@ -15,10 +15,9 @@ from pipeline.instruments.profilers.gpu_busy import GpuBusy, profile_gpu_busy, s
 from pipeline.instruments.profilers.nsys_export import read_export
 from pipeline.instruments.profilers.perfetto import write_perfetto
 from pipeline.instruments.profilers.trace import Trace
-from pipeline.instruments.sampling.stability import gpu_columns, status_columns
+from pipeline.instruments.sampling.gpu_readings import gpu_columns
 from pipeline.instruments.sampling.step_timing import Sampling, StopRule, time_phases
 from pipeline.instruments.sampling.stopwatch import Stopwatch
-from pipeline.instruments.sampling.summary import quartiles, summarise
 from pipeline.model.step import TrainingStep
 from pipeline.stages.profile import workload
 from pipeline.stages.profile.cell import PASSES, Cell, Settings
@@ -77,8 +76,7 @@ def _host_clock(cell: Cell, settings: Settings, device: torch.device) -> list[Ro
         busy = {name: profile_gpu_busy(partial(_run_pass, step, name), device) for name in samplings}
     del step
     free_memory()  # the capture builds the model again; nsys in another process
-    tokens = settings.batch_size * cell.context_length
-    rows = [_host_row(name, sampling, busy[name], tokens, settings) for name, sampling in samplings.items()]
+    rows = [_host_row(name, sampling, busy[name]) for name, sampling in samplings.items()]
     return [row | {"pinned_core": core} for row in rows] + failed
 
 
@@ -100,15 +98,13 @@ def _host_key(name: str) -> Row:
     return {"kind": "time", "range": name, "clock": "host"}
 
 
-def _host_row(name: str, sampling: Sampling, busy: GpuBusy | None, tokens: int, settings: Settings) -> Row:
-    samples_ms = sampling.timings[name].host_ms
+def _host_row(name: str, sampling: Sampling, busy: GpuBusy | None) -> Row:
     return {
         **_host_key(name),
-        **status_columns(samples_ms, sampling.slowdowns(), settings.unstable_rel_error),
-        **summarise(samples_ms),
-        **gpu_columns(sampling.state_before, sampling.state_after, sampling.power),
-        **step_columns(busy, sampling.power, quartiles(samples_ms)[1], tokens),
-        "samples_ms": samples_ms,
+        "status": "ok",
+        **gpu_columns(sampling.state_before, sampling.state_after, sampling.power, sampling.slowdowns()),
+        **step_columns(busy, sampling.power),
+        "samples_ms": sampling.timings[name].host_ms,
     }
 
 

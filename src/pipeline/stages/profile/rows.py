@@ -1,9 +1,11 @@
 """Rows of the profile stage: times, kernel categories, kernels and attention of each range; one layer's timeline."""
 
 from dataclasses import dataclass
+from typing import Any
 
-from pipeline.cells.rows import Row, RowTypes, column
+from pipeline.cells.rows import Reading, Row, RowTypes, column, derived
 from pipeline.cells.timed_rows import GpuStepRow
+from pipeline.formulas.sizes import SIZES, ModelSize
 from pipeline.instruments.profilers.kernel_categories import CATEGORIES
 from pipeline.stages.profile.cell import ATTENTION_PHASES, BACKWARD_BY_PART, CLOCKS, PASSES, STEP_PARTS
 
@@ -11,6 +13,28 @@ CATEGORY = "kind of work; other if no rule matches"
 COUNT = "calls in one run of the range"
 TIME = "summed kernel time in one run of the range; on a CPU time in operators"
 SHARE = "share of the range's kernel time"
+
+
+def share_columns(reading: Reading) -> dict[str, Any]:
+    """Return a row's share of the kernel time of its range, which its categories make up."""
+    range_ms = sum(
+        row["time_ms"] for row in reading.rows if (row["kind"], row["range"]) == ("category", reading.row["range"])
+    )
+    return {"share_pct": 100 * reading.row["time_ms"] / range_ms}
+
+
+def attention_flops(size: ModelSize, batch_size: int, seq_len: int, direction: str) -> dict[str, int]:
+    """Count the FLOPs of attention's phases, forward or backward, over all layers, with all S × S scores computed.
+
+    A product takes 2·B·S²·d forward and twice that backward, once for each factor. The softmax of B·H·S² scores takes 5
+    per score forward (maximum, difference, exponential, sum, division) and 4 backward (product with the gradient, its
+    sum, difference, product). Scaling and masking are left out.
+    """
+    products, per_score = {"forward": (1, 5), "backward": (2, 4)}[direction]
+    product = products * 2 * batch_size * seq_len**2 * size.attention_width
+    softmax = per_score * batch_size * size.num_heads * seq_len**2
+    phases = dict(zip(ATTENTION_PHASES, (product, softmax, product), strict=True))
+    return {phase: size.num_layers * flops for phase, flops in phases.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +62,16 @@ class RangeTime(GpuStepRow, RangeRow):
         allowed=CLOCKS,
     )
 
+    @classmethod
+    def tokens_a_step(cls, reading: Reading) -> int:
+        """Return the tokens of a run of the range."""
+        return reading.settings["batch_size"] * reading.cell.context_length
+
+    @classmethod
+    def why_unstable(cls, reading: Reading) -> str | None:
+        """Judge the times of the host alone: those of a capture say where time goes, not how long it is."""
+        return super().why_unstable(reading) if reading.row["clock"] == "host" else None
+
 
 @dataclass(frozen=True, kw_only=True)
 class RangeCategory(RangeRow):
@@ -48,7 +82,12 @@ class RangeCategory(RangeRow):
     category: str = column(CATEGORY, allowed=CATEGORIES)
     count: float = column(COUNT, minimum=0)
     time_ms: float = column(TIME, minimum=0)
-    share_pct: float = column(SHARE, minimum=0)
+    share_pct: float = derived(SHARE, minimum=0)
+
+    @classmethod
+    def derive(cls, reading: Reading) -> dict[str, Any]:
+        """Add the share."""
+        return share_columns(reading)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +101,14 @@ class RangeKernel(RangeRow):
     category: str = column(CATEGORY, allowed=CATEGORIES)
     count: float = column(COUNT, positive=True)
     time_ms: float = column(TIME, minimum=0)
-    share_pct: float = column(SHARE, minimum=0)
-    avg_us: float = column("mean time of a call", minimum=0)
+    share_pct: float = derived(SHARE, minimum=0)
+    avg_us: float = derived("mean time of a call", minimum=0)
+
+    @classmethod
+    def derive(cls, reading: Reading) -> dict[str, Any]:
+        """Add the share, and the time of a call."""
+        row = reading.row
+        return {**share_columns(reading), "avg_us": 1e3 * row["time_ms"] / row["count"]}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +121,15 @@ class AttentionPhase(RangeRow):
     count: float = column(COUNT, minimum=0)
     time_ms: float = column(TIME, minimum=0)
     matmul_ms: float = column("part of time_ms in matrix products, without scaling, mask, copies and casts", minimum=0)
-    flops: int = column("FLOPs by formula, with all scores computed", positive=True)
+    flops: int = derived("FLOPs by formula, with all scores computed", positive=True)
+
+    @classmethod
+    def derive(cls, reading: Reading) -> dict[str, Any]:
+        """Add the FLOPs of the phase."""
+        row, cell = reading.row, reading.cell
+        direction = "backward" if row["range"] == BACKWARD_BY_PART else "forward"
+        flops = attention_flops(SIZES[cell.size], reading.settings["batch_size"], cell.context_length, direction)
+        return {"flops": flops[row["phase"]]}
 
 
 @dataclass(frozen=True, kw_only=True)

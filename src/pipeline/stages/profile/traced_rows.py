@@ -6,9 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from pipeline.formulas.sizes import SIZES, ModelSize
 from pipeline.instruments.profilers.trace import Trace, events_of, range_times
-from pipeline.instruments.sampling.summary import summarise
 from pipeline.stages.profile.cell import (
     ATTENTION_PHASES,
     BACKWARD,
@@ -59,8 +57,7 @@ def _time_rows(trace: Trace, path: str) -> list[Row]:
         samples_ms = [float(value) / 1e3 for value in times[column]]
         # A range that launched nothing has no time on the device and no statistics.
         if min(samples_ms) > 0:
-            summary = summarise(samples_ms)
-            rows.append({"kind": "time", "range": path, "clock": clock, **summary, "samples_ms": samples_ms})
+            rows.append({"kind": "time", "range": path, "clock": clock, "samples_ms": samples_ms})
     return rows
 
 
@@ -70,7 +67,6 @@ def _rounds(trace: Trace, path: str) -> int:
 
 def _category_rows(trace: Trace, path: str) -> list[Row]:
     groups = events_of(trace, path).groupby("category")[["duration_us", "calls"]].sum()
-    total_us = groups["duration_us"].sum()
     return [
         {
             "kind": "category",
@@ -78,7 +74,6 @@ def _category_rows(trace: Trace, path: str) -> list[Row]:
             "category": category,
             "count": float(group["calls"]) / _rounds(trace, path),
             "time_ms": float(group["duration_us"]) / _rounds(trace, path) / 1e3,
-            "share_pct": 100 * float(group["duration_us"]) / float(total_us),
         }
         for category, group in groups.sort_values("duration_us", ascending=False).iterrows()
     ]
@@ -110,7 +105,7 @@ def _kernel_rows(trace: Trace, path: str, top: int) -> list[Row]:
     table = table[table["count"] > 0]
     short = table["name"].map(short_name)
     table = table.assign(kernel=short).head(top)
-    columns = ["kernel", "category", "count", "time_ms", "share_pct", "avg_us"]
+    columns = ["kernel", "category", "count", "time_ms"]
     return [
         {"kind": "kernel", "range": path, "rank": rank, **{str(name): value for name, value in row.items()}}
         for rank, row in enumerate(table[columns].to_dict("records"), start=1)
@@ -126,7 +121,6 @@ def _attention_rows(trace: Trace, name: str, cell: Cell, settings: Settings) -> 
     events = events_of(trace, name)
     if direction == "backward":
         events = events[events["path"].str.startswith(f"{name}/backward/")]
-    flops = attention_flops(SIZES[cell.size], settings.batch_size, cell.context_length, direction)
     rows = []
     for phase in ATTENTION_PHASES:
         inside = events[events["path"].str.endswith(f"/attention/{phase}")]
@@ -141,24 +135,9 @@ def _attention_rows(trace: Trace, name: str, cell: Cell, settings: Settings) -> 
                 "count": float(inside["calls"].sum()) / _rounds(trace, name),
                 "time_ms": float(inside["duration_us"].sum()) / _rounds(trace, name) / 1e3,
                 "matmul_ms": float(products["duration_us"].sum()) / _rounds(trace, name) / 1e3,
-                "flops": flops[phase],
             }
         )
     return rows
-
-
-def attention_flops(size: ModelSize, batch_size: int, seq_len: int, direction: str) -> dict[str, int]:
-    """Count the FLOPs of attention's phases, forward or backward, over all layers, with all S × S scores computed.
-
-    A product takes 2·B·S²·d forward and twice that backward, once for each factor. The softmax of B·H·S² scores takes 5
-    per score forward (maximum, difference, exponential, sum, division) and 4 backward (product with the gradient, its
-    sum, difference, product). Scaling and masking are left out.
-    """
-    products, per_score = {"forward": (1, 5), "backward": (2, 4)}[direction]
-    product = products * 2 * batch_size * seq_len**2 * size.attention_width
-    softmax = per_score * batch_size * size.num_heads * seq_len**2
-    phases = dict(zip(ATTENTION_PHASES, (product, softmax, product), strict=True))
-    return {phase: size.num_layers * flops for phase, flops in phases.items()}
 
 
 def _layer_rows(trace: Trace, name: str) -> list[Row]:

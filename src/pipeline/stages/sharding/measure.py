@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.cells.on_ranks import measure_on_ranks, ranks_on
-from pipeline.formulas.collectives import all_gather_bus_factor, all_reduce_bus_factor
 from pipeline.formulas.training_state import KINDS
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.instruments.sampling.variants import step_rows
@@ -45,30 +44,29 @@ def measure_in_ranks(
     """Return the rows of these optimizers; subjects and mark as for `measure_optimizers`."""
     backend, _ = ranks_on()
     results = measure_on_ranks(measure_optimizers, cell, settings, impls, subjects, mark)
-    return [row for impl, result in results.items() for row in rows_of(impl, result, cell, settings, backend)]
+    return [row for impl, result in results.items() for row in rows_of(impl, result, cell, backend)]
 
 
-def rows_of(impl: str, result: Result | MemoryError, cell: Cell, settings: Settings, backend: str) -> list[Row]:
+def rows_of(impl: str, result: Result | MemoryError, cell: Cell, backend: str) -> list[Row]:
     """Make the rows of one optimizer."""
     if isinstance(result, MemoryError):
         return [{"impl": impl, **WHOLE_STEP, "status": "oom", "reason": str(result)}]
     rows = [
-        *_time_rows(result, cell, settings),
+        *_time_rows(result, cell),
         *_memory_rows(impl, result, cell.world_size),
-        *_traffic_rows(impl, result, cell.world_size),
+        *_traffic_rows(result),
     ]
     return [{"impl": impl, "backend": backend, **row} for row in rows]
 
 
-def _time_rows(result: Result, cell: Cell, settings: Settings) -> list[Row]:
+def _time_rows(result: Result, cell: Cell) -> list[Row]:
     shared = {
         "measures": "time",
         "weight_difference": result.weight_difference,
         "weight_tolerance": TOLERANCE[cell.precision],
         "pinned_core": result.pinned_core,
     }
-    tokens = cell.world_size * cell.batch_size_per_rank * cell.context_length
-    return [{**shared, **row} for row in step_rows(result.samplings, settings.unstable_rel_error, tokens, result.busy)]
+    return [{**shared, **row} for row in step_rows(result.samplings, result.busy)]
 
 
 def _memory_rows(impl: str, result: Result, world_size: int) -> list[Row]:
@@ -114,10 +112,8 @@ def _predicted(result: Result, share: Share) -> dict[tuple[str, str], int]:
     return predicted
 
 
-def _traffic_rows(impl: str, result: Result, world_size: int) -> list[Row]:
-    """Pair the payloads of a step's collectives with their prediction and the bytes that each rank must send."""
-    parameter_bytes = sum(result.parameter_bytes)
-    sent_per_byte = {"allreduce": all_reduce_bus_factor(world_size), "broadcast": all_gather_bus_factor(world_size)}
+def _traffic_rows(result: Result) -> list[Row]:
+    """Add up the payloads of a step's collectives."""
     calls = Counter(call.name for call in result.collectives)
     payloads: Counter[str] = Counter()
     for call in result.collectives:
@@ -129,15 +125,6 @@ def _traffic_rows(impl: str, result: Result, world_size: int) -> list[Row]:
             "status": "ok",
             "calls": calls[name],
             "measured_bytes": payloads[name],
-            "predicted_bytes": _predicted_payload(name, impl, parameter_bytes),
-            "sent_bytes": sent_per_byte[name] * payloads[name],
         }
         for name in COLLECTIVES
     ]
-
-
-def _predicted_payload(collective: str, impl: str, parameter_bytes: int) -> int | None:
-    """Predict the payload of a step's collectives: all gradients are reduced, and parameters sent where sharded."""
-    if impl not in IMPLS:
-        return None
-    return parameter_bytes if collective == "allreduce" or impl != "adamw" else 0

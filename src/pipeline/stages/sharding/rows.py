@@ -1,9 +1,13 @@
 """Rows of the sharding stage, for each optimizer: step times, memory by moment and kind, bytes sent."""
 
 from dataclasses import dataclass
+from typing import Any
 
-from pipeline.cells.rows import Row, RowTypes, column
-from pipeline.cells.timed_rows import GpuStepRow
+from pipeline.cells.rows import Reading, Row, RowTypes, column, derived
+from pipeline.cells.timed_rows import RanksStepRow
+from pipeline.formulas.collectives import bus_factor
+from pipeline.formulas.parameters import parameter_bytes
+from pipeline.formulas.sizes import SIZES
 from pipeline.formulas.training_state import KINDS
 from pipeline.stages.sharding.cell import (
     ALLOCATOR_KINDS,
@@ -31,7 +35,7 @@ class OptimizerRow(Row):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepTime(GpuStepRow, OptimizerRow):
+class StepTime(RanksStepRow, OptimizerRow):
     """Time of a training step or of one of its phases by one clock; each sample is the slowest rank's."""
 
     KEYS = ("impl", "phase", "clock")
@@ -71,8 +75,19 @@ class Traffic(OptimizerRow):
     collective: str = column("collective of torch.distributed", allowed=COLLECTIVES)
     calls: int = column("calls per step", minimum=0)
     measured_bytes: int = column("bytes of the calls' tensors", minimum=0)
-    predicted_bytes: int | None = column("bytes by formula; empty for an optimizer of your own", minimum=0)
-    sent_bytes: float = column("least bytes that each rank must send for these calls", minimum=0)
+    predicted_bytes: int | None = derived("bytes by formula; empty for an optimizer of your own", minimum=0)
+    sent_bytes: float = derived("least bytes that each rank must send for these calls", minimum=0)
+
+    @classmethod
+    def derive(cls, reading: Reading) -> dict[str, Any]:
+        """Add the bytes by formula, and those that each rank must send."""
+        row, cell = reading.row, reading.cell
+        predicted = None
+        if row["impl"] in IMPLS:  # all gradients are reduced, and parameters sent where the state is sharded
+            is_sent = row["collective"] == "allreduce" or row["impl"] != "adamw"
+            predicted = parameter_bytes(SIZES[cell.size], reading.settings["vocab_size"]) if is_sent else 0
+        sent_bytes = bus_factor(row["collective"], cell.world_size) * row["measured_bytes"]
+        return {"predicted_bytes": predicted, "sent_bytes": sent_bytes}
 
 
 ROW_TYPES = RowTypes(dict(zip(MEASURES, (StepTime, Memory, Traffic), strict=True)), kind_column="measures")

@@ -9,7 +9,6 @@ from typing import Any
 
 from pipeline.cells.on_ranks import ranks_on
 from pipeline.errors import Skipped
-from pipeline.formulas import flops
 from pipeline.formulas.sizes import SIZES
 from pipeline.instruments.machine.toolchain import require_compiler
 from pipeline.instruments.memory.out_of_memory import is_out_of_memory
@@ -43,7 +42,7 @@ def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
                 failures[impl] = {"status": "oom", "reason": str(error).splitlines()[0]}
     rows = [{"impl": impl, **WHOLE_STEP, **failure} for impl, failure in failures.items()]
     measured = [impl for impl in turns if impl not in failures]
-    return rows + [row for impl in measured for row in rows_of(impl, turns[impl], cell, settings)]
+    return rows + [row for impl in measured for row in rows_of(impl, turns[impl], settings)]
 
 
 @contextmanager
@@ -73,7 +72,7 @@ def _take_turn(impl: str, cell: Cell, settings: Settings, is_first: bool) -> Tur
     return by_rank[0]
 
 
-def rows_of(impl: str, turns: list[Turn], cell: Cell, settings: Settings) -> list[Row]:
+def rows_of(impl: str, turns: list[Turn], settings: Settings) -> list[Row]:
     """Make the rows of one implementation from its turns, of which the first has all that is measured once."""
     first, timed = turns[0], [turn.timed for turn in turns if turn.timed]
     wrong = why_wrong(first.errors, settings) if first.errors else ""
@@ -83,14 +82,13 @@ def rows_of(impl: str, turns: list[Turn], cell: Cell, settings: Settings) -> lis
     ]
     if wrong:
         return [{"impl": impl, **WHOLE_STEP, **_outcome(wrong)}, *rows]
-    rows += [{**row, "impl": impl} for row in _time_rows(timed, first, cell, settings)]
+    rows += [{**row, "impl": impl} for row in _time_rows(timed, first)]
     rows += [{"impl": impl, "measures": "budget", "status": "ok", **item} for item in first.budget]
     rows += _fusion_rows(impl, first, timed[0])
     if first.losses:
         falls = first.losses[-1] < first.losses[0]
         reason = "" if falls else f"the loss does not fall: {first.losses[0]:.5g}, then {first.losses[-1]:.5g}"
-        losses = {"first_loss": first.losses[0], "last_loss": first.losses[-1], "losses": first.losses}
-        rows.append({"impl": impl, "measures": "descent", **_outcome(reason), **losses})
+        rows.append({"impl": impl, "measures": "descent", **_outcome(reason), "losses": first.losses})
     return rows
 
 
@@ -98,31 +96,21 @@ def _outcome(wrong: str) -> Row:
     return {"status": "wrong", "reason": wrong} if wrong else {"status": "ok"}
 
 
-def _time_rows(timed: list[Timed], first: Turn, cell: Cell, settings: Settings) -> list[Row]:
-    """Pool the samples of all turns: how far the turns lie apart counts in the status."""
-    tokens = cell.world_size * cell.context_length
-    samplings = [turn.sampling for turn in timed]
-    rows = step_rows(samplings, settings.unstable_rel_error, tokens, first.busy)
-    shared = {"measures": "time", "turns": len(timed)}
-    return [
-        {**shared, **row, **(_rates(row["median_ms"], timed, cell, settings) if _is_whole(row) else {})} for row in rows
-    ]
+def _time_rows(timed: list[Timed], first: Turn) -> list[Row]:
+    """Pool the samples of all turns."""
+    rows = step_rows([turn.sampling for turn in timed], first.busy)
+    return [{"measures": "time", **row, **(_of_whole_step(timed) if _is_whole(row) else {})} for row in rows]
 
 
 def _is_whole(row: Row) -> bool:
     return all(row[name] == WHOLE_STEP[name] for name in ("phase", "clock"))
 
 
-def _rates(step_ms: float, timed: list[Timed], cell: Cell, settings: Settings) -> Row:
-    step_flops = flops.causal_train_step_flops(SIZES[cell.size], settings.vocab_size, 1, cell.context_length)
-    tflops_per_s = step_flops / step_ms / 1e9
+def _of_whole_step(timed: list[Timed]) -> Row:
     peaks = [turn.peak_bytes for turn in timed if turn.peak_bytes is not None]
     return {
         "first_step_ms": timed[0].first_step_ms,
-        "tokens_per_s": cell.world_size * cell.context_length / step_ms * 1e3,
-        "model_tflops_per_s": tflops_per_s,
-        "mfu_pct": 100 * tflops_per_s / timed[0].peak.tflops,
-        "peak_source": timed[0].peak.source,
+        "measured_peak_tflops_per_s": timed[0].measured_peak_tflops_per_s,
         "peak_bytes": max(peaks, default=None),
         "layers_that_keep": timed[0].layers_that_keep,
     }

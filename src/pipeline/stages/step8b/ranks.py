@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from pipeline.formulas.sizes import SIZES
-from pipeline.instruments.machine.peaks import Peak, peak_tflops
+from pipeline.instruments.machine.peaks import peak_to_measure
 from pipeline.instruments.memory.freed_memory import make_room
 from pipeline.instruments.profilers.gpu_busy import GpuBusy, profile_work, summarise_work
 from pipeline.instruments.sampling.rank_timing import time_steps_over_ranks
@@ -33,7 +33,7 @@ class Timed:
     first_step_ms: float
     peak_bytes: int | None
     layers_that_keep: int | None
-    peak: Peak
+    measured_peak_tflops_per_s: float | None
 
 
 @dataclass(frozen=True)
@@ -89,4 +89,4 @@ def _time(training: Training, cell: Cell, settings: Settings, device: torch.devi
         layers = layers_that_fit(SIZES[cell.size], cell.context_length, free)
         training.fused.keep(layers)
     sampling = time_steps_over_ranks(training.phases, device, warmup=1, steps=settings.steps)
-    return Timed(sampling, first_step_ms, peak_bytes(device), layers, peak_tflops(device, "bf16"))
+    return Timed(sampling, first_step_ms, peak_bytes(device), layers, peak_to_measure(device, "bf16"))

@@ -1,9 +1,13 @@
 """Rows of the step8b stage: step times, where a step's time goes, what each fusion buys, and whether it is right."""
 
 from dataclasses import dataclass
+from typing import Any
 
-from pipeline.cells.rows import Row, RowTypes, column
-from pipeline.cells.timed_rows import GpuStepRow
+from pipeline.cells.rates import peak_columns, step_rates
+from pipeline.cells.rows import Reading, Row, RowTypes, column, derived
+from pipeline.cells.timed_rows import RanksStepRow
+from pipeline.formulas import flops
+from pipeline.formulas.sizes import SIZES
 from pipeline.instruments.profilers.kernel_categories import CATEGORIES
 from pipeline.stages.step8b.cell import CHECKED, FUSIONS, IMPLS, MEASURES, PHASES, TRAIN_STEP
 
@@ -23,27 +27,53 @@ class MeasuredRow(Row):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepTime(GpuStepRow, MeasuredRow):
+class StepTime(RanksStepRow, MeasuredRow):
     """Time of a training step or of one of its phases by one clock; each sample is the slowest rank's."""
 
     KEYS = ("impl", "phase", "clock")
 
     phase: str = column("part of the step, or all of it", allowed=(*PHASES, TRAIN_STEP))
     clock: str = column("host: a synchronize on both sides; cuda_events: by the GPU", allowed=("host", "cuda_events"))
-    turns: int = column("processes that the samples come from", minimum=1)
     first_step_ms: float | None = column("the first step, which compiles what there is to; of the first turn")
-    tokens_per_s: float | None = column("tokens of all ranks over the median time", positive=True)
-    model_tflops_per_s: float | None = column(
+    tokens_per_s: float | None = derived("tokens of all ranks over the median time", positive=True)
+    model_tflops_per_s: float | None = derived(
         "FLOPs of the model's mathematics a rank, causal attention as half of all scores and nothing recomputed, over"
         " the median time",
         positive=True,
     )
-    mfu_pct: float | None = column("model FLOPs utilization: of the peak in bf16", positive=True)
-    peak_source: str | None = column("where the peak comes from")
+    mfu_pct: float | None = derived("model FLOPs utilization: of the peak in bf16", positive=True)
+    measured_peak_tflops_per_s: float | None = column(
+        "rate of a large matrix product in bf16, where no data sheet is known", positive=True
+    )
+    peak_tflops_per_s: float | None = derived("peak in bf16", positive=True)
+    peak_source: str | None = derived("where the peak comes from", allowed=("datasheet", "measured"))
     peak_bytes: int | None = column("most that torch's allocator had given out on the fullest rank", minimum=0)
     layers_that_keep: int | None = column(
         "layers that keep the products of gate and up; others compute them again", minimum=0
     )
+
+    @classmethod
+    def derive(cls, reading: Reading) -> dict[str, Any]:
+        """Add the rates of the whole step, and the peak."""
+        found, cell, row = super().derive(reading), reading.cell, reading.row
+        if "median_ms" not in found or any(row[name] != value for name, value in cls.WHOLE_STEP.items()):
+            return found
+        shared = {"tokens": cell.context_length, **peak_columns(reading, "bf16")}  # of a rank
+        step_flops = flops.causal_train_step_flops(
+            SIZES[cell.size], reading.settings["vocab_size"], 1, cell.context_length
+        )
+        rates = step_rates(found["median_ms"], step_flops, shared)
+        return (
+            found
+            | shared
+            | rates
+            | {"tokens": found["tokens"], "tokens_per_s": cell.world_size * rates["tokens_per_s"]}
+        )
+
+    @classmethod
+    def tokens_a_step(cls, reading: Reading) -> int:
+        """Return the tokens of a step: a sequence on each rank."""
+        return reading.cell.world_size * reading.cell.context_length
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,9 +119,15 @@ class Descent(MeasuredRow):
 
     KEYS = ("impl",)
 
-    first_loss: float = column("loss of the first step, in nats")
-    last_loss: float = column("loss of the last step")
+    first_loss: float = derived("loss of the first step, in nats")
+    last_loss: float = derived("loss of the last step")
     losses: list[float] = column("loss of every step")
+
+    @classmethod
+    def derive(cls, reading: Reading) -> dict[str, Any]:
+        """Add the first and the last loss."""
+        losses = reading.row.get("losses")
+        return {"first_loss": losses[0], "last_loss": losses[-1]} if losses else {}
 
 
 ROW_TYPES = RowTypes(

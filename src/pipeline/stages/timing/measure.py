@@ -7,18 +7,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pipeline.errors import Skipped
-from pipeline.formulas import flops
 from pipeline.formulas.sizes import SIZES
-from pipeline.instruments.machine.peaks import peak_tflops
+from pipeline.instruments.machine.peaks import peak_to_measure
 from pipeline.instruments.machine.pinning import pinned
 from pipeline.instruments.machine.power import LEAST_ENERGY_S
 from pipeline.instruments.machine.toolchain import require_compiler
 from pipeline.instruments.profilers.gpu_busy import GpuBusy, profile_gpu_busy, step_columns
 from pipeline.instruments.sampling.cuda_graph import captured, make_capturable, require_graphs
-from pipeline.instruments.sampling.stability import gpu_columns, status_columns
+from pipeline.instruments.sampling.gpu_readings import gpu_columns
 from pipeline.instruments.sampling.step_timing import Sampling, StopRule, time_call_ms, time_phases
 from pipeline.instruments.sampling.stopwatch import Stopwatch
-from pipeline.instruments.sampling.summary import quartiles, summarise
 from pipeline.model.step import TrainingStep, build_training_step
 from pipeline.stages.timing.cell import FIRST_STEP, Cell, Settings
 
@@ -71,8 +69,8 @@ def measure_step(
     # After compiling, which takes more than one core.
     with stopwatch.measuring(), pinned(device) as core:
         samplings, busy = time_step(step, device, cell.warmup_steps, rule)
-    shared = _shared_columns(cell, settings, device) | {"pinned_core": core}
-    return rows + [row for sampling in samplings for row in _rows(sampling, busy, cell, settings, shared)]
+    shared = _shared_columns(cell, device) | {"pinned_core": core}
+    return rows + [row for sampling in samplings for row in _rows(sampling, busy, shared)]
 
 
 def _require(cell: Cell, device: torch.device) -> None:
@@ -124,57 +122,28 @@ def _compile_row(step: TrainingStep, device: torch.device, stopwatch: Stopwatch)
     torch.compiler.config.force_disable_caches = True
     with stopwatch.measuring():
         samples_ms = [time_call_ms(step.run, device)]
-    return {"phase": FIRST_STEP, "clock": "host", "status": "ok", **summarise(samples_ms), "samples_ms": samples_ms}
+    return {"phase": FIRST_STEP, "clock": "host", "status": "ok", "samples_ms": samples_ms}
 
 
-def _shared_columns(cell: Cell, settings: Settings, device: torch.device) -> Row:
-    peak = peak_tflops(device, cell.precision)
+def _shared_columns(cell: Cell, device: torch.device) -> Row:
     on_gpu = device.type == "cuda"
     return {
-        "peak_tflops_per_s": peak.tflops,
-        "peak_source": peak.source,
+        "measured_peak_tflops_per_s": peak_to_measure(device, cell.precision),
         "peak_bytes": torch.cuda.max_memory_allocated(device) if on_gpu else None,
-        "tokens": cell.batch_size * cell.context_length,
     }
 
 
-def _rows(sampling: Sampling, busy: GpuBusy | None, cell: Cell, settings: Settings, shared: Row) -> list[Row]:
+def _rows(sampling: Sampling, busy: GpuBusy | None, shared: Row) -> list[Row]:
     return [
         {
             "phase": name,
             "clock": clock,
-            **status_columns(samples_ms, sampling.slowdowns(), settings.unstable_rel_error),
-            **summarise(samples_ms),
-            **_rates(name, samples_ms, cell, settings, shared),
+            "status": "ok",
             **shared,
-            **gpu_columns(sampling.state_before, sampling.state_after, sampling.power),
-            **(
-                step_columns(busy, sampling.power, quartiles(samples_ms)[1], shared["tokens"])
-                if (name, clock) == ("train_step", "host")
-                else {}
-            ),
+            **gpu_columns(sampling.state_before, sampling.state_after, sampling.power, sampling.slowdowns()),
+            **(step_columns(busy, sampling.power) if (name, clock) == ("train_step", "host") else {}),
             "samples_ms": samples_ms,
         }
         for name, timings in sampling.timings.items()
         for clock, samples_ms in timings.by_clock().items()
     ]
-
-
-def _rates(name: str, samples_ms: list[float], cell: Cell, settings: Settings, shared: Row) -> Row:
-    """Return tokens/s, model TFLOP/s and MFU; the optimizer moves bytes and has none of them."""
-    flops_of = {
-        "forward": flops.forward_flops,
-        "backward": flops.backward_flops,
-        "forward_backward": flops.train_step_flops,
-        "train_step": flops.train_step_flops,
-    }
-    if name not in flops_of:
-        return {}
-    median_s = quartiles(samples_ms)[1] / 1e3
-    step_flops = flops_of[name](SIZES[cell.size], settings.vocab_size, cell.batch_size, cell.context_length)
-    tflops_per_s = step_flops / median_s / 1e12
-    return {
-        "tokens_per_s": shared["tokens"] / median_s,
-        "model_tflops_per_s": tflops_per_s,
-        "mfu_pct": 100 * tflops_per_s / shared["peak_tflops_per_s"],
-    }
