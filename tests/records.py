@@ -3,27 +3,65 @@
 from dataclasses import asdict
 
 from pipeline.cells.record import SCHEMA_VERSION
+from pipeline.cells.rows import columns
+from pipeline.cells.samples import summarise
 from pipeline.instruments.machine.identity import SOFTWARE
-from pipeline.instruments.sampling.summary import summarise
+from pipeline.registry import stages
 from pipeline.stages.timing.cell import Cell, Settings
 
-CPU = {"kind": "a CPU", "cpu": {"model": "a CPU", "logical_cores": 2}, "software": dict.fromkeys(SOFTWARE, "1.0")}
+CPU = {
+    "kind": "a CPU",
+    "cpu": {"model": "a CPU", "logical_cores": 2},
+    "memory_bytes": 8 * 2**30,
+    "os": "an OS",
+    "software": dict.fromkeys(SOFTWARE, "1.0"),
+    "gpus": [],
+    "threads": 2,
+}
 
 
-def timed_row(phase="forward", samples_ms=(1.0, 2.0, 3.0), **columns):
-    """Return a row of the timing stage that has figures."""
-    samples_ms = list(samples_ms)
-    named = {"phase": phase, "clock": "host", "status": "ok"}
-    return {**named, **summarise(samples_ms), "samples_ms": samples_ms, **columns}
+def timed_row(phase="forward", samples_ms=(1.99, 2.0, 2.01), **columns):
+    """Return a row of the timing stage that has figures, as a record holds it."""
+    return {"phase": phase, "clock": "host", "status": "ok", "samples_ms": list(samples_ms), **columns}
 
 
-def attention_row(impl="triton", samples_ms=(1.0, 2.0, 3.0), **columns):
+def stage_of(cell):
+    """Return the stage of which this is a cell."""
+    return stages()[type(cell).__module__.split(".")[-2]]
+
+
+def as_recorded(cell, rows):
+    """Return rows as a record holds them: without the columns that are derived when it is read."""
+    row_types, kept = stage_of(cell).row_types, []
+    for row in rows:
+        known = columns(row_types.of(asdict(cell), row))
+        read = {name: value for name, value in row.items() if not (name in known and known[name].derived)}
+        kept.append(read | ({"status": "ok", "reason": None} if row["status"] == "unstable" else {}))
+    return kept
+
+
+def derived(cell, settings, rows, machine=None):
+    """Return the rows of a cell with the columns that are derived when its record is read."""
+    row_types = stage_of(cell).row_types
+    row_types.check(asdict(cell), rows)
+    return row_types.complete(cell, asdict(settings), machine or CPU, rows)
+
+
+def rows_read(measure, cell, settings, *arguments):
+    """Measure a cell; return its rows with the columns that are derived when its record is read."""
+    return derived(cell, settings, measure(cell, settings, *arguments))
+
+
+def as_read(row):
+    """Return a timed row with the columns that are derived when its record is read."""
+    return row | summarise(row["samples_ms"])
+
+
+def attention_row(impl="triton", samples_ms=(1.99, 2.0, 2.01), **columns):
     """Return a row of the flash stage that has figures, as a GPU gives it."""
-    samples_ms = list(samples_ms)
     named = {"impl": impl, "phase": "forward", "status": "ok", "clock": "device", "first_call_ms": 5.0}
-    rates = {"tflops_per_s": 1.0, "peak_share_pct": 50.0, "peak_tflops_per_s": 2.0, "peak_source": "measured"}
-    others = {"peak_of": "bf16", "exposed_samples": 0, "samples_ms": samples_ms}
-    return {**named, **summarise(samples_ms), **rates, **others, **columns}
+    others = {"measured_peak_tflops_per_s": 2.0, "exposed_samples": 0, "samples_ms": list(samples_ms)}
+    return {**named, **others, **columns}
 
 
 def failed_row(status="oom", reason="out of memory", phase="forward"):
@@ -40,7 +78,7 @@ def record(**parts):
         "settings": asdict(Settings()),
         "rows": [timed_row()],
         "machine": CPU,
-        "code": {"digest": "abc", "commit": None},
+        "code": {"digest": "abc", "commit": "123"},
         "command": "python -m pipeline measure timing",
         "process": "worker",
         "started_at": "2026-01-01T00:00:00Z",

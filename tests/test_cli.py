@@ -2,6 +2,7 @@ import json
 import os
 import shlex
 import signal
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -169,10 +170,9 @@ def test_a_record_has_every_part_and_its_command_measures_the_same_cell(tmp_path
     assert ended.returncode == 0, ended.stderr
     first = json.loads((tmp_path / "cell.json").read_text())
     assert set(first) == CONTRACT
-    assert all(len(row["samples_ms"]) == row["n"] >= 10 for row in first["rows"])
-    said = f"phase=forward clock=host status={first['rows'][0]['status']}"
-    assert ended.stdout.startswith(said)
-    assert f"median_ms={first['rows'][0]['median_ms']:.4g}\n" in ended.stdout
+    assert all(len(row["samples_ms"]) >= 10 for row in first["rows"])
+    assert ended.stdout.startswith("phase=forward clock=host status=")
+    assert f"median_ms={statistics.median(first['rows'][0]['samples_ms']):.4g}\n" in ended.stdout
 
     assert pipeline(*shlex.split(first["command"])[3:]).returncode == 0
     again = json.loads((tmp_path / "cell.json").read_text())

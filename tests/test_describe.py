@@ -20,7 +20,7 @@ def test_axes_settings_and_columns_stand_with_what_they_may_be():
     text = " ".join(described(stage("timing")).split())
     assert "| `mode` | eager, compiled, graph | eager |" in text
     assert "| `budget_s` | a number, at least 0 | 4.0 |" in text
-    assert "| `median_ms` | median | a finite number above 0 |" in text
+    assert "| `median_ms` | median (derived) | a finite number above 0 |" in text
 
 
 def test_every_column_has_a_meaning_that_no_table_breaks_on():

@@ -8,16 +8,12 @@ from pipeline.results import load
 
 from .records import failed_row, record, timed_row
 
-MACHINE = {"kind": "a CPU", "cpu": {"model": "a", "logical_cores": 2}, "gpus": [], "threads": 2, "os": "Linux"}
-
 
 @pytest.fixture
 def results(tmp_path):
     """A folder with one record: a row with all its figures, and one without."""
-    timed = timed_row("forward", tokens=512, peak_tflops_per_s=2, peak_source="measured")
+    timed = timed_row("forward", samples_ms=[1.0, 2.0, 3.0], measured_peak_tflops_per_s=2)
     whole = record(rows=[timed, failed_row(phase="backward")])
-    whole["machine"] = {**MACHINE, "software": whole["machine"]["software"]}
-    whole["code"]["commit"] = "abc"
     words = "/".join(f"{axis}={value}" for axis, value in whole["cell"].items())
     path = tmp_path / f"results/timing/cells/{words}.json"
     path.parent.mkdir(parents=True)

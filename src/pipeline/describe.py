@@ -38,7 +38,10 @@ def described(stage: Stage, width: int | None = None) -> str:
 
 
 def _columns_part(title: str, row_type: type[Row], width: int | None) -> str:
-    lines = [[item.name, item.meaning, item.limits] for item in columns(row_type).values()]
+    lines = [
+        [item.name, f"{item.meaning}{' (derived)' if item.derived else ''}", item.limits]
+        for item in columns(row_type).values()
+    ]
     table = _table(["column", "meaning", "allowed"], lines, width)
     of = f" of {title}" if title else ""
     return f"### Rows{of}\n\n{inspect.getdoc(row_type)}\n\n{table}"

@@ -31,9 +31,9 @@ def check(arguments: argparse.Namespace) -> None:
 def measure(arguments: argparse.Namespace) -> None:
     """Measure the cell in this process, write its record and print a line per row; raises UserError for bad input."""
     from pipeline.cells.output import record_place
-    from pipeline.cells.record import write_record
+    from pipeline.cells.record import with_derived, write_record
     from pipeline.cells.run import ProcessStart, run_cell
-    from pipeline.registry import stage
+    from pipeline.registry import stage, stages
 
     cell, settings = _cell_and_settings(arguments)
     if arguments.gpus is not None and arguments.gpus < 0:
@@ -48,7 +48,7 @@ def measure(arguments: argparse.Namespace) -> None:
                 stage(arguments.stage), cell, settings, arguments.gpus, start, files, arguments.force, subjects
             )
         write_record(out, record)
-    print_lines(_row_lines(arguments.stage, record["rows"]), sys.stdout)
+    print_lines(_row_lines(arguments.stage, with_derived(record, stages())["rows"]), sys.stdout)
 
 
 def _cell_and_settings(arguments: argparse.Namespace) -> tuple[Any, Any]:

@@ -29,7 +29,7 @@ TIME = {"phase": "forward", "status": "ok", "time_ms": 2}
 SOUND = [
     TIME,
     {**TIME, "calls": 3, "samples_ms": [1, 2.5], "on_gpu": False, "reason": "a word"},
-    {**TIME, "calls": None, "status": "unstable"},
+    {**TIME, "calls": None},
     {"phase": "forward", "status": "oom"},
     {"status": "skipped"},
 ]
@@ -57,7 +57,7 @@ def test_a_row_as_declared_is_sound(row):
         ({"samples_ms": [1.0, None]}, "samples_ms must be a list, each a finite number, got [1.0, None]"),
         ({"on_gpu": 1}, "on_gpu must be true or false, got 1"),
         ({"phase": "sideways"}, "phase must be one of forward, backward, got"),
-        ({"status": "fine"}, "status must be one of ok, unstable, skipped, oom, wrong"),
+        ({"status": "fine"}, "status must be one of ok, skipped, oom, wrong"),
         ({"time_s": 2}, "unknown column 'time_s': must be one of phase, status, "),
     ],
 )

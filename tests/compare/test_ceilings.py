@@ -1,9 +1,9 @@
 import pytest
 
+from pipeline.cells.samples import summarise
 from pipeline.compare.ceilings import ceilings_of_both, ceilings_table
 from pipeline.compare.judge import compare_runs
 from pipeline.compare.text import write_comparison
-from pipeline.instruments.sampling.summary import summarise
 from pipeline.registry import stages
 
 from ..records import record

@@ -8,7 +8,7 @@ from pipeline.registry import stage, stages
 from pipeline.report.section_rows import section_rows
 from pipeline.report.tables import MAX_COLUMNS
 
-from ..records import CPU, failed_row, record, timed_row
+from ..records import CPU, as_read, failed_row, record, timed_row
 
 H200, H100 = "NVIDIA H200", "NVIDIA H100"
 SETTINGS = {"vocab_size": 10_000}
@@ -18,7 +18,7 @@ def step(size, ms, context_length=1024, machine=H200, **columns):
     """Return the record of an eager step of 4 sequences, which peaks at 1 GB for each of its ms."""
     tokens_per_s = 4 * context_length / ms * 1e3
     figures = {"tokens_per_s": tokens_per_s, "peak_bytes": int(ms * 1e9), **columns}
-    row = timed_row("train_step", [ms] * 10, **figures)
+    row = as_read(timed_row("train_step", [ms] * 10)) | figures
     return out_of(size, row, context_length, machine)
 
 

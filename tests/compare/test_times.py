@@ -8,7 +8,7 @@ from pipeline.compare.times import QUARTILES, REPEATS, UNJUDGED, WITHIN
 from pipeline.instruments.sampling.verdict import FASTER, SAME, SLOWER
 from pipeline.registry import stages
 
-from ..records import CPU, failed_row, record, timed_row
+from ..records import CPU, as_read, failed_row, record, timed_row
 
 SIZES = ("small", "medium", "large", "xl")
 SPREAD = 0.002
@@ -23,7 +23,10 @@ def run(factor=1.0, repeats=3, seed=0, phases=("train_step",), **columns):
     for size in SIZES:
         for repeat in range(1, repeats + 1):
             own_ms = 10 * factor * np.exp(SPREAD * rng.standard_normal())
-            rows = [timed_row(name, own_ms * (1 + 0.001 * rng.standard_normal(20)), **columns) for name in phases]
+            rows = [
+                as_read(timed_row(name, (own_ms * (1 + 0.001 * rng.standard_normal(20))).tolist())) | columns
+                for name in phases
+            ]
             records.append(of_cell(size, repeat, rows))
     return records
 

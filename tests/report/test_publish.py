@@ -58,7 +58,7 @@ def test_a_snapshot_holds_writeup_figures_tables_and_records(run):
 @pytest.mark.parametrize(
     ("parts", "complaint"),
     [
-        ({"rows": [timed_row(median_ms=-1)]}, "row 1: median_ms must be a finite number above 0, got -1"),
+        ({"rows": [timed_row(peak_bytes=-1)]}, "row 1: peak_bytes must be a whole number, at least 0, got -1"),
         (
             {"cell": {"precision": "fp32", "size": "xl"}},
             "holds the record of another cell, timing precision=fp32",

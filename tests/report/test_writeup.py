@@ -356,14 +356,19 @@ def test_of_repeats_without_times_a_section_gets_the_first_alone(tmp_path, stand
     assert (tmp_path / "out.md").read_text().startswith("## 1\n")
 
 
+STEP = {"status": "ok", "reason": None, "samples_ms": [1.99, 2.0, 2.01], "first_step_ms": 9.0}
+
+
 def test_a_section_gets_rates_held_against_one_peak(tmp_path, stand_in):
     stand_in(lambda rows: Section(", ".join(f"{share:g}" for share in rows["mfu_pct"]), "", Markdown("So.")))
     records = [
-        leave_record(tmp_path, "levers", name, {"levers": name}, model_tflops_per_s=1.0, mfu_pct=mfu_pct)
-        for name, mfu_pct in (("fused", 25.0), ("sdpa", 50.0))
+        leave_record(tmp_path, "levers", name, {"levers": name}, **STEP, measured_peak_tflops_per_s=peak)
+        for name, peak in (("fused", 4.0), ("sdpa", 2.0))
     ]
     write_section(stages()["levers"], stages(), records, tmp_path / "out.md", tmp_path / "figures")
-    assert (tmp_path / "out.md").read_text().startswith("## 25, 25\n")
+    shares = (tmp_path / "out.md").read_text().splitlines()[0].removeprefix("## ").split(", ")
+    assert len(shares) == 2
+    assert shares[0] == shares[1]
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -371,7 +376,7 @@ def test_times_of_a_reference_are_neither_counted_nor_doubted(tmp_path):
     flash = stages()["flash"]
     error = {"output_rel_error": 1e-3}
     rows = [attention_row(impl, **error) for impl in ("triton", "eager")]
-    rows.append(attention_row("tiled", status="unstable", reason="so", **error))
+    rows.append(attention_row("tiled", [1.0, 2.0, 3.0], **error))
     cell, settings = asdict(flash.cell_type()), asdict(flash.settings_type())
     path = tmp_path / "cell.json"
     write_record(WholeFile(path), record(stage="flash", cell=cell, settings=settings, rows=rows))
@@ -399,7 +404,7 @@ def test_figures_that_cannot_be_drawn_are_one_line_and_no_section(tmp_path, stan
     ("stage", "columns", "complaint"),
     [
         ("flash", {}, 'cell.json is no record: stage must be one of timing, ceilings, levers, got "flash"'),
-        ("timing", {"median_ms": 0}, "row 1: median_ms must be a finite number above 0, got 0"),
+        ("timing", {"peak_bytes": -1}, "row 1: peak_bytes must be a whole number, at least 0, got -1"),
         ("timing", {"clock": "sundial"}, "row 1: clock must be one of host, cuda_events"),
     ],
 )

@@ -11,7 +11,15 @@ from pipeline.instruments.machine import peaks
 from pipeline.registry import stages
 from pipeline.report.section_rows import shown_rows
 
+from ..records import CPU, as_recorded
+
 SOFTWARE = {"python": "3.12.3", "torch": "2.11.0", "triton": "3.6.0", "cuda": "13.0", "driver": "580.65"}
+
+
+def machine_named(kind):
+    """Return the facts of a machine with a GPU of this kind, or with a CPU where no GPU is called so."""
+    gpus = [{"name": kind}] if kind.startswith("NVIDIA") else []
+    return CPU | {"kind": kind, "software": SOFTWARE, "gpus": gpus}
 
 
 _peak_tflops = functools.cache(peaks.measured_peak_tflops)
@@ -33,13 +41,13 @@ def as_table(tmp_path_factory):
             "stage": type(cell).__module__.split(".")[-2],
             "cell": asdict(cell),
             "settings": asdict(settings),
-            "rows": rows,
-            "machine": {"kind": machine, "software": SOFTWARE},
-            "code": {"digest": "abc"},
+            "rows": as_recorded(cell, rows),
+            "machine": machine_named(machine),
+            "code": {"digest": "abc", "commit": "123"},
             "command": "python -m pipeline measure",
             "process": "ordinary",
             "started_at": "2026-01-01T00:00:00Z",
-            "seconds": {},
+            "seconds": {"start_up": 1.0, "set_up": 1.0, "measuring": 1.0},
         }
         path = tmp_path_factory.mktemp("record") / "cell.json"
         write_record(WholeFile(path), record)

@@ -35,7 +35,7 @@ ALWAYS = {
     "ddp": RANKS | {"parallel.ddp", "instruments.profilers.lanes"},
     "sharding": RANKS | {"parallel.sharded_optimizer", "instruments.memory.training_kinds"},
     "fsdp": RANKS | {"parallel.fsdp_units", "instruments.memory.training_kinds"},
-    "step8b": RANKS | {"model.fused.language_model", "parallel.fsdp_units"},
+    "step8b": (RANKS - {"model.step"}) | {"model.fused.language_model", "parallel.fsdp_units"},
     "accounting": set(),
     "ceilings": {"instruments.machine.ceilings", "instruments.sampling.interleaving", "tf32"},
 }

@@ -79,9 +79,9 @@ def _cell_line(record: dict[str, Any], row_types: RowTypes) -> dict[str, Any]:
         **{f"host_{name}": record.get("host", {}).get(name) for name in HOST_PARTS},
         **{f"scheduler_{name}": record.get("scheduler", {}).get(name) for name in SCHEDULER_PARTS},
         **_machine(record),
-        "cpu": _cpu(record["machine"].get("cpu")),
+        "cpu": "{model}, {logical_cores} cores".format(**record["machine"]["cpu"]),
         **_memory(record["machine"]),
-        "gpus": _gpus(record["machine"].get("gpus_taken")),
+        "gpus": " ".join(sorted(record["machine"].get("gpus_taken", []))) or None,
         **{name: record["code"].get(name) for name in ("digest", "commit")},
         "command": record["command"],
     }
@@ -104,22 +104,10 @@ def outcome(rows: list[dict[str, Any]], row_types: RowTypes) -> dict[str, str]:
     return {"status": status, "reason": reason}
 
 
-def _cpu(facts: Any) -> str | None:
-    known = isinstance(facts, dict) and {"model", "logical_cores"} <= set(facts)
-    return f"{facts['model']}, {facts['logical_cores']} cores" if known else None
-
-
 def _memory(facts: Mapping[str, Any]) -> dict[str, int | None]:
-    """Return the bytes of memory of the host and of its first GPU, None where the record does not tell."""
-    gpus = facts.get("gpus")
-    first = gpus[0] if isinstance(gpus, list) and gpus and isinstance(gpus[0], dict) else {}
-    told = {"memory_bytes": facts.get("memory_bytes"), "gpu_memory_bytes": first.get("memory_bytes")}
-    return {name: value if isinstance(value, int) else None for name, value in told.items()}
-
-
-def _gpus(taken: Any) -> str | None:
-    """Return the identities of the GPUs that the cell had to itself; None where it had none or does not tell."""
-    return " ".join(sorted(map(str, taken))) if isinstance(taken, list) and taken else None
+    """Return the bytes of memory of the host and of its first GPU."""
+    gpus = facts["gpus"] or [{}]
+    return {"memory_bytes": facts["memory_bytes"], "gpu_memory_bytes": gpus[0].get("memory_bytes")}
 
 
 def _machine(record: Mapping[str, Any]) -> dict[str, Any]:

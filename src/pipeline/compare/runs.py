@@ -1,7 +1,6 @@
 """Read all records of one run: from a results folder, a snapshot, or a snapshot's archive."""
 
 import os
-import reprlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,21 +13,12 @@ from pipeline.errors import UserError
 from pipeline.report.publish import ARCHIVE
 
 Record = dict[str, Any]
-# What a comparison needs in addition to the parts that reading a record checks.
-FACTS = (
-    "machine.cpu.model",
-    "machine.cpu.logical_cores",
-    "machine.gpus",
-    "machine.threads",
-    "machine.os",
-    "code.commit",
-)
 
 
 def load_run(source: Path, stages: Stages) -> list[Record]:
     """Read every record of a results folder, of a folder that holds `results`, of a snapshot or of its archive.
 
-    Raises UserError, one line, if there is no record, or one is damaged or lacks what is compared.
+    Raises UserError, one line, if there is no record, or one is damaged.
     """
     try:
         if source.is_dir():
@@ -41,9 +31,6 @@ def load_run(source: Path, stages: Stages) -> list[Record]:
         raise UserError(f"{source} holds no records: neither STAGE/cells/, results/STAGE/cells/ nor {ARCHIVE}")
     cells = set()
     for name, record in records:
-        fault = next(_faults(record), None)
-        if fault is not None:
-            raise UserError(f"{name} cannot be compared: {fault}")
         layout.check_place(Path(name), record)
         cell = (record["stage"], *record["cell"].items())
         if cell in cells:
@@ -56,19 +43,3 @@ def _in_folder(source: Path, stages: Stages) -> Iterator[tuple[str, Record]]:
     for folder in (source, source / "results"):
         for path in record_paths(folder):
             yield str(path), read_record(path, stages)
-
-
-def _faults(record: Record) -> Iterator[str]:
-    """Yield what prevents a valid record from being compared."""
-    missing = [fact for fact in FACTS if _fact(record, fact) is None]
-    if missing:
-        yield f"it has no {', '.join(missing)}"
-    if not isinstance(record["machine"]["gpus"], list):
-        yield f"machine.gpus must be a list, got {reprlib.repr(record['machine']['gpus'])}"
-
-
-def _fact(record: Record, path: str) -> Any:
-    part: Any = record
-    for name in path.split("."):
-        part = part.get(name) if isinstance(part, dict) else None
-    return part

@@ -54,30 +54,11 @@ def test_a_step_without_work_is_a_step():
     assert [len(step) for step in steps_between_marks(work((MARK, 0, 1), (MARK, 5, 1), (MATMUL, 9, 1)))] == [0, 1]
 
 
-@pytest.mark.parametrize(
-    ("wall_ms", "exposed_ms", "idle_pct", "limited_by"),
-    [
-        (12.5, 0.0, 20.0, "host"),
-        (12.4, 0.0, pytest.approx(19.35, abs=0.01), "gpu"),
-        (10.0, 2.0, 0.0, "communication"),
-        (10.0, 1.9, 0.0, "gpu"),
-        (20.0, 8.0, 50.0, "host"),  # idle counts before communication
-        (9.0, 0.0, 0.0, "gpu"),  # busy by another clock, on other steps: never below 0
-    ],
-)
-def test_what_a_step_waits_for(wall_ms, exposed_ms, idle_pct, limited_by):
-    busy = GpuBusy(10.0, 1, exposed_ms, 11.0)
-    assert busy.idle_pct(wall_ms) == idle_pct
-    assert busy.limited_by(wall_ms) == limited_by
-
-
-def test_the_columns_beside_a_step_are_of_its_wall_time():
-    assert GpuBusy(5.0, 7, 2.0, 11.0).columns(wall_ms=10.0) == {
+def test_the_columns_of_a_step_are_what_was_seen():
+    assert GpuBusy(5.0, 7, 2.0, 11.0).columns() == {
         "gpu_busy_ms": 5.0,
-        "gpu_idle_pct": 50.0,
         "launches": 7,
         "exposed_communication_ms": 2.0,
-        "limited_by": "host",
         "profiled_ms": 11.0,
     }
 
@@ -131,10 +112,9 @@ def test_busy_time_is_that_of_the_kernels_and_not_of_a_host_that_waits():
     busy = profile_gpu_busy(products, device)
     assert busy.launches == 20
     assert busy.busy_ms == pytest.approx(wall_ms, rel=0.05)
-    assert busy.limited_by(wall_ms) == "gpu"
     slow = profile_gpu_busy(slow_host, device)
     assert slow.busy_ms == pytest.approx(busy.busy_ms, rel=0.05)
-    assert slow.limited_by(slow.profiled_ms) == "host"
+    assert slow.profiled_ms - slow.busy_ms > 40
 
 
 @pytest.mark.gpu

@@ -20,16 +20,14 @@ def columns(computation, communication):
 def test_communication_after_computation_is_not_hidden():
     row = columns([(0, 1000)], [(1000, 3000)])
     assert row["hidden_ms"] == 0
-    assert row["hidden_pct"] == 0
     assert row["span_ms"] == 3
 
 
-def test_the_hidden_share_is_what_both_have_in_common():
+def test_hidden_is_what_both_have_in_common():
     row = columns([(0, 1000), (1500, 2000)], [(800, 1600)])
     assert row["computation_ms"] == 1.5
     assert row["communication_ms"] == 0.8
     assert row["hidden_ms"] == pytest.approx(0.3)
-    assert row["hidden_pct"] == pytest.approx(100 * 0.3 / 0.8)
 
 
 def test_events_of_a_kind_that_overlap_count_once():
@@ -59,10 +57,10 @@ def test_events_that_overlap_make_a_lane_no_busier():
     assert row["communication_busy_pct"] == parts((200, 0), (200, 100))
 
 
-def test_a_step_without_communication_has_no_hidden_share():
+def test_a_step_without_communication_hides_nothing():
     row = columns([(0, 1000)], [])
     assert row["communication_ms"] == 0
-    assert row["hidden_pct"] is None
+    assert row["hidden_ms"] == 0
     assert set(row["communication_busy_pct"]) == {0}
 
 

@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from pipeline.instruments.sampling.summary import quartiles, rel_error, summarise
+from pipeline.cells.samples import summarise
+from pipeline.instruments.sampling.summary import quartiles, rel_error
 
 
 def test_quartiles_agree_with_numpy():
@@ -28,7 +29,7 @@ def test_the_relative_error_is_the_spread_of_medians_also_where_samples_are_alik
 
 
 def test_samples_that_only_rise_count_as_a_ninth_of_their_number():
-    rising = np.linspace(10.0, 11.0, 1001)  # quartiles 0.5 apart, the median 10.5
+    rising = np.linspace(10.0, 11.0, 1001).tolist()  # quartiles 0.5 apart, the median 10.5
     assert rel_error(rising) == pytest.approx(1.2533 / 1.349 * 0.5 / 10.5 / (1001 / 9) ** 0.5, rel=0.01)
 
 

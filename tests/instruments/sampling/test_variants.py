@@ -1,5 +1,3 @@
-import pytest
-
 from pipeline.instruments.machine.power import Power
 from pipeline.instruments.profilers.gpu_busy import GpuBusy
 from pipeline.instruments.sampling.step_timing import Sampling, Timings
@@ -29,45 +27,25 @@ def test_turns_go_back_and_forth_and_the_first_round_has_the_first_turns():
 
 
 def test_there_is_a_row_per_phase_and_clock_with_the_samples_of_all_turns():
-    rows = by_name(step_rows([sampling([1.0, 2.0], events_ms=[0.5]), sampling([3.0], events_ms=[0.7])], 1.0, 1, None))
+    rows = by_name(step_rows([sampling([1.0, 2.0], events_ms=[0.5]), sampling([3.0], events_ms=[0.7])], None))
     assert list(rows) == [("communication", "host"), ("train_step", "host"), ("train_step", "cuda_events")]
     assert rows["train_step", "host"]["samples_ms"] == [1.0, 2.0, 3.0]
-    assert rows["train_step", "host"]["median_ms"] == 2.0
+    assert {(row["status"], row["turns"]) for row in rows.values()} == {("ok", 2)}
     assert [rows["train_step", "host"][name] for name in ("sm_clock_before_mhz", "sm_clock_mhz")] == [1500, 1980]
     assert rows["train_step", "cuda_events"]["samples_ms"] == [0.5, 0.7]
-    assert rows["communication", "host"]["n"] == 2 * len(ROUGH_WAIT_MS)
+    assert len(rows["communication", "host"]["samples_ms"]) == 2 * len(ROUGH_WAIT_MS)
 
 
 def test_what_the_gpu_did_stands_beside_the_wall_time_of_the_whole_step_alone():
     samplings = [sampling([10.0], events_ms=[9.0], power=Power(energy, 1500.0, False)) for energy in (3.0, 5.0)]
-    rows = by_name(step_rows(samplings, 1.0, 64, GpuBusy(7.0, 90, 2.5, 11.0)))
+    rows = by_name(step_rows(samplings, GpuBusy(7.0, 90, 2.5, 11.0)))
     whole = rows.pop(("train_step", "host"))
     assert (whole["gpu_busy_ms"], whole["launches"], whole["exposed_communication_ms"]) == (7.0, 90, 2.5)
-    assert (whole["gpu_idle_pct"], whole["limited_by"]) == (pytest.approx(30), "host")
-    assert (whole["energy_j"], whole["tokens_per_j"]) == (4.0, 16.0)
+    assert whole["energy_j"] == 4.0
     assert all(row["mean_sm_clock_mhz"] == 1500 and row["power_capped"] is False for row in rows.values())
     assert not any("gpu_busy_ms" in row or "energy_j" in row for row in rows.values())
 
 
-@pytest.mark.parametrize(
-    ("samplings", "reason"),
-    [
-        ([sampling([10.0, 10.1]), sampling([10.2, 10.1])], None),
-        ([sampling([10.0, 20.0, 30.0, 5.0])], "median known to"),
-        ([sampling([10.0] * 4), sampling([15.0] * 4)], "rounds lie 50% apart"),
-        ([sampling([10.0] * 4, ["hw_thermal_slowdown"]), sampling([10.0] * 4)], "hw_thermal_slowdown"),
-    ],
-)
-def test_a_step_is_judged_by_its_samples_its_turns_and_every_turn_s_gpus(samplings, reason):
-    row = by_name(step_rows(samplings, 0.05, 1, None))["train_step", "host"]
-    assert row["status"] == ("unstable" if reason else "ok")
-    assert reason in row["reason"] if reason else "reason" not in row
-
-
-def test_a_phase_is_judged_by_its_own_samples_unless_the_step_does_not_notice():
-    waits = [{"communication": Timings([wait * scale for wait in ROUGH_WAIT_MS])} for scale in (0.1, 100)]
-    samplings = [Sampling(wait | {"train_step": Timings([10.0] * 4)}, [], []) for wait in waits]
-    few, many = (by_name(step_rows([each], 0.05, 1, None)) for each in samplings)
-    assert few["communication", "host"]["status"] == "ok"
-    assert many["communication", "host"]["status"] == "unstable"
-    assert many["train_step", "host"]["status"] == "ok"
+def test_what_slowed_a_gpu_in_any_turn_stands_in_every_row():
+    rows = step_rows([sampling([10.0], ["hw_thermal_slowdown"]), sampling([10.0])], None)
+    assert {tuple(row["slowdowns"]) for row in rows} == {("hw_thermal_slowdown",)}

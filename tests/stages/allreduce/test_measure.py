@@ -1,4 +1,4 @@
-from dataclasses import asdict, replace
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -12,15 +12,21 @@ from pipeline.parallel.processes.starting import RankFailed, run_ranks
 from pipeline.stages.allreduce import measure, ranks
 from pipeline.stages.allreduce.cell import Cell, Settings
 from pipeline.stages.allreduce.ranks import RankReport
-from pipeline.stages.allreduce.rows import ROW_TYPES
+
+from ...records import derived, rows_read
 
 SETTINGS = Settings(min_bytes=4000, max_bytes=400_000, budget_s=0, samples=10, warmup_calls=1, unstable_rel_error=1e9)
+
+
+def merged(reports, cell):
+    """Merge reports as a record is read."""
+    return derived(cell, Settings(), measure.merged(reports, cell))
 
 
 @pytest.fixture(scope="module")
 def gloo():
     """Measure two gloo ranks once."""
-    return measure.measure(Cell("gloo", 2), SETTINGS, Stopwatch())
+    return rows_read(measure.measure, Cell("gloo", 2), SETTINGS, Stopwatch())
 
 
 def wrong_on_rank_1(context, settings):
@@ -109,10 +115,6 @@ def test_bandwidths_follow_from_size_and_median(gloo):
         assert row["busbw_gb_per_s"] == row["algbw_gb_per_s"]  # two ranks send each byte once
 
 
-def test_rows_are_as_they_are_declared(gloo):
-    ROW_TYPES.check(asdict(Cell("gloo", 2)), gloo)
-
-
 def test_rows_name_what_the_cell_promises(gloo):
     kinds = {(row["timing"], row["impl"], row.get("placement")) for row in gloo}
     assert {tuple(key.values()) for key in Cell("gloo", 2).row_keys()} <= kinds
@@ -127,7 +129,7 @@ def test_what_ranks_take_is_measuring_and_not_set_up(monkeypatch):
     monkeypatch.setattr("pipeline.instruments.sampling.stopwatch.time", clock)
     monkeypatch.setattr(measure, "run_ranks", ranks_that_take_5_s)
     stopwatch = Stopwatch()
-    measure.measure(Cell("gloo", 2), SETTINGS, stopwatch)
+    rows_read(measure.measure, Cell("gloo", 2), SETTINGS, stopwatch)
     seconds = stopwatch.seconds()
     assert (seconds["measuring"], seconds["set_up"]) == (5.0, 0.0)
 
@@ -140,8 +142,7 @@ def test_a_wrong_sum_fails_the_cell_with_its_rank():
 
 def test_nccl_called_directly_is_measured_in_place_and_out_of_place():
     cell = Cell("nccl", 2)
-    rows = measure.merged(run_ranks(called_directly, 2, backend="gloo", args=(SETTINGS,)), cell, SETTINGS)
-    ROW_TYPES.check(asdict(cell), rows)
+    rows = merged(run_ranks(called_directly, 2, backend="gloo", args=(SETTINGS,)), cell)
     kinds = {(row["timing"], row["impl"], row.get("placement")) for row in rows}
     assert {tuple(key.values()) for key in cell.row_keys()} <= kinds
     assert [row["median_ms"] for row in rows if row["timing"] == "set_up" and row["impl"] == "nccl"] == [7.0]
@@ -156,7 +157,7 @@ def test_the_calls_of_a_burst_go_through_the_buffers_of_the_largest_size():
 
 
 def test_a_sample_is_that_of_the_slowest_rank_and_ranks_are_kept_apart():
-    row = measure.merged([report(1.0, 4.0, 3.0), report(2.0, 5.0, 8.0)], Cell("gloo", 2), SETTINGS)[0]
+    row = merged([report(1.0, 4.0, 3.0), report(2.0, 5.0, 8.0)], Cell("gloo", 2))[0]
     assert row["samples_ms"] == [2.0, 5.0, 8.0]
     assert row["rank_medians_ms"] == [3.0, 5.0]
     assert (row["rank_min_ms"], row["rank_mean_ms"], row["rank_max_ms"]) == (3.0, 4.0, 5.0)
@@ -169,21 +170,21 @@ def test_the_slowest_and_the_hottest_gpu_are_told_of_those_that_say_anything():
         {"sm_clock_mhz": mhz, "temperature_c": celsius} for mhz, celsius in zip(clocks, temperatures, strict=True)
     ]
     hot = replace(report(1.0), states={10**6: states})
-    row = measure.merged([hot, report(1.0)], Cell("nccl", 2), SETTINGS)[0]
+    row = merged([hot, report(1.0)], Cell("nccl", 2))[0]
     assert (row["sm_clock_mhz"], row["temperature_c"]) == (1500, 60)
 
 
 def test_bus_bandwidth_counts_what_a_rank_of_a_ring_sends():
-    row = measure.merged([report(2.0)] * 4, Cell("nccl", 4), SETTINGS)[0]
+    row = merged([report(2.0)] * 4, Cell("nccl", 4))[0]
     assert (row["algbw_gb_per_s"], row["busbw_gb_per_s"]) == (0.5, 0.75)
     assert not row["oversubscribed"]
 
 
 def test_more_ranks_than_cores_are_marked(monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _pid: {0, 1})
-    rows = {size: measure.merged([report(1.0)] * size, Cell("gloo", size), SETTINGS)[0] for size in (2, 3)}
+    rows = {size: merged([report(1.0)] * size, Cell("gloo", size))[0] for size in (2, 3)}
     assert [(row["cores"], row["oversubscribed"]) for row in rows.values()] == [(2, False), (2, True)]
-    assert not measure.merged([report(1.0)] * 4, Cell("gloo", 4, 2), SETTINGS)[0]["oversubscribed"]
+    assert not merged([report(1.0)] * 4, Cell("gloo", 4, 2))[0]["oversubscribed"]
 
 
 @pytest.mark.parametrize(
@@ -194,14 +195,14 @@ def test_more_ranks_than_cores_are_marked(monkeypatch):
     ],
 )
 def test_a_throttled_or_noisy_row_is_unstable_and_keeps_its_figures(reports, reason):
-    row = measure.merged(reports, Cell("nccl", 2), Settings())[0]
+    row = merged(reports, Cell("nccl", 2))[0]
     assert row["status"] == "unstable"
     assert row["reason"].startswith(reason)
     assert row["median_ms"] > 0
 
 
 def test_nccl_that_cannot_be_called_directly_is_a_skipped_row_for_each_placement():
-    rows = measure.merged([report(1.0, no_direct_nccl="not loaded")] * 2, Cell("nccl", 2), SETTINGS)
+    rows = merged([report(1.0, no_direct_nccl="not loaded")] * 2, Cell("nccl", 2))
     assert [row.get("placement") for row in rows if row["status"] == "skipped"] == ["in_place", "out_of_place"]
     assert rows[0]["status"] == "ok"
 
@@ -209,7 +210,7 @@ def test_nccl_that_cannot_be_called_directly_is_a_skipped_row_for_each_placement
 @pytest.mark.skipif(torch.cuda.device_count() > 0, reason="needs a machine without GPUs")
 def test_nccl_without_gpus_is_skipped_with_its_reason():
     with pytest.raises(Skipped, match="NCCL needs a GPU for each of 4 ranks, none present"):
-        measure.measure(Cell("nccl", 4), SETTINGS, Stopwatch())
+        rows_read(measure.measure, Cell("nccl", 4), SETTINGS, Stopwatch())
 
 
 @pytest.mark.parametrize(
@@ -221,7 +222,7 @@ def test_nccl_without_gpus_is_skipped_with_its_reason():
 )
 def test_sizes_that_cannot_be_are_refused_in_one_line(settings, message):
     with pytest.raises(UserError, match=message):
-        measure.measure(Cell("gloo", 2), settings, Stopwatch())
+        rows_read(measure.measure, Cell("gloo", 2), settings, Stopwatch())
 
 
 def test_a_cell_takes_a_gpu_for_each_nccl_rank_of_a_node_and_none_for_gloo():
@@ -243,13 +244,13 @@ def test_nodes_share_the_ranks_evenly():
 def test_nodes_that_no_scheduler_gives_are_skipped(monkeypatch, job, reason):
     monkeypatch.setattr(measure, "slurm_job", lambda: job)
     with pytest.raises(Skipped, match=f"^{reason}$"):
-        measure.measure(Cell("gloo", 4, 2), SETTINGS, Stopwatch())
+        rows_read(measure.measure, Cell("gloo", 4, 2), SETTINGS, Stopwatch())
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA GPUs")
 def test_nccl_is_timed_in_place_and_out_of_place_by_torch_and_directly():
-    rows = measure.measure(Cell("nccl", 2), Settings(max_bytes=10**7, budget_s=0.1), Stopwatch())
+    rows = rows_read(measure.measure, Cell("nccl", 2), Settings(max_bytes=10**7, budget_s=0.1), Stopwatch())
     kinds = {(row["timing"], row["impl"], row.get("placement")) for row in rows}
     assert {tuple(key.values()) for key in Cell("nccl", 2).row_keys()} <= kinds
     assert all(row["status"] in ("ok", "unstable") for row in rows)

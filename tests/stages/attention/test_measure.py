@@ -1,4 +1,4 @@
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import psutil
 import pytest
@@ -10,7 +10,8 @@ from pipeline.formulas.attention import Shape
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.stages.attention import measure
 from pipeline.stages.attention.cell import MODES, PHASES, Cell, Settings
-from pipeline.stages.attention.rows import ROW_TYPES
+
+from ...records import rows_read
 
 CELL = Cell(head_dim=16, seq_len=32)
 QUICK = Settings(batch_size=2, passes=10, warmup_passes=1)
@@ -27,8 +28,7 @@ def measured(monkeypatch):
 
         monkeypatch.setattr(measure, "ATTENTION", {"eager": eager})
         monkeypatch.setattr(torch, "compile", compile_like)
-        rows = measure.measure(CELL, settings, Stopwatch())
-        ROW_TYPES.check(asdict(CELL), rows)
+        rows = rows_read(measure.measure, CELL, settings, Stopwatch())
         return {(row["mode"], row["phase"]): row for row in rows if row["clock"] == "host"}
 
     return run
@@ -108,7 +108,7 @@ def test_without_a_compiler_the_eager_rows_are_there(measured, monkeypatch):
 def test_the_allocator_agrees_with_the_formulas_on_a_gpu():
     if not torch.cuda.is_available():
         pytest.skip("no CUDA GPU")
-    rows = measure.measure(Cell(head_dim=64, seq_len=2048), Settings(passes=10), Stopwatch())
+    rows = rows_read(measure.measure, Cell(head_dim=64, seq_len=2048), Settings(passes=10), Stopwatch())
     host = {(row["mode"], row["phase"]): row for row in rows if row["clock"] == "host"}
     eager = host["eager", "backward"]
     for name in ("before_backward_bytes", "peak_bytes"):
@@ -121,6 +121,6 @@ def test_the_allocator_agrees_with_the_formulas_on_a_gpu():
 def test_running_out_on_a_gpu_frees_what_was_taken():
     if not torch.cuda.is_available():
         pytest.skip("no CUDA GPU")
-    rows = measure.measure(Cell(head_dim=16, seq_len=262144), Settings(passes=10), Stopwatch())
+    rows = rows_read(measure.measure, Cell(head_dim=16, seq_len=262144), Settings(passes=10), Stopwatch())
     assert {row["status"] for row in rows} == {"oom"}
     assert torch.cuda.memory_reserved() < 2e9

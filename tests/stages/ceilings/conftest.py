@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from pipeline.cells.samples import summarise
 from pipeline.instruments.machine.ceilings import Ceiling
-from pipeline.instruments.sampling.summary import summarise
 from pipeline.stages.ceilings.cell import DTYPES, KINDS, Cell, Settings
 
 PEAKS = {"bf16": 989.4, "fp16": 989.4, "tf32": 494.7, "fp32": 66.9, "fp8": 1978.9}

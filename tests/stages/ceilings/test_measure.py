@@ -1,13 +1,12 @@
-from dataclasses import asdict
-
 import pytest
 import torch
 
 from pipeline.instruments.machine import ceilings
 from pipeline.instruments.sampling.stopwatch import Stopwatch
-from pipeline.registry import stage
 from pipeline.stages.ceilings import measure
 from pipeline.stages.ceilings.cell import DTYPES, KINDS, Cell, Settings
+
+from ...records import rows_read
 
 SETTINGS = Settings(max_side=64, memory_bytes=65536, link_bytes=65536, samples=3, max_samples=3)
 
@@ -19,8 +18,7 @@ def measured(monkeypatch):
 
     def rows(what, settings=SETTINGS):
         cell = Cell(what)
-        found = measure.measure(cell, settings, Stopwatch())
-        stage("ceilings").row_types.check(asdict(cell), found)
+        found = rows_read(measure.measure, cell, settings, Stopwatch())
         return found
 
     return rows

@@ -13,6 +13,8 @@ from pipeline.stages.ddp.cell import VARIANTS, Cell, Settings
 from pipeline.stages.ddp.measure import measure, rows_of
 from pipeline.stages.ddp.ranks import Result
 
+from ...records import rows_read
+
 H200 = "NVIDIA H200"
 GRADIENT_BYTES, PARAMETERS = 7.99e9, 435
 CALL_S, BANDWIDTH = 40e-6, 320e9
@@ -89,7 +91,7 @@ def cell_rows(rng, cell, on_gpu=True, oom=()):
         result = result_of(rng, variant, cell.precision, on_gpu)
         if variant.impl in oom:
             result = MemoryError("CUDA out of memory. Tried to allocate 7.44 GiB")
-        rows += rows_of(variant, result, cell, Settings(), "nccl" if on_gpu else "gloo")
+        rows += rows_of(variant, result, cell, "nccl" if on_gpu else "gloo")
     return rows
 
 
@@ -122,7 +124,7 @@ def smoke_rows():
     """A real cell on two processes of this machine, without its GPUs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pipeline.cells.on_ranks.gpu_count", lambda: 0)
-        return measure(TINY, SMOKE, Stopwatch())
+        return rows_read(measure, TINY, SMOKE, Stopwatch())
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,8 @@ from pipeline.instruments.sampling.weight_differences import TOLERANCE
 from pipeline.stages.ddp.cell import CAPTURED, VARIANTS, Cell, Settings, variant_key
 from pipeline.stages.ddp.measure import measure
 
+from ...records import rows_read
+
 
 @pytest.fixture(scope="module")
 def steps(smoke_rows):
@@ -79,7 +81,7 @@ def test_on_gpus_the_same_holds_and_phases_are_told_apart_by_events():
     if torch.cuda.device_count() < 2:
         pytest.skip("needs 2 GPUs")
     settings = Settings(vocab_size=300, warmup_steps=2, steps=5, rounds=1)
-    rows = pd.DataFrame(measure(Cell(size="micro", context_length=64), settings, Stopwatch()))
+    rows = pd.DataFrame(rows_read(measure, Cell(size="micro", context_length=64), settings, Stopwatch()))
     whole = rows[(rows["phase"] == "train_step") & (rows["clock"] == "host")].set_index(["impl", "bucket_size_mb"])
     averaging = whole.drop(index="none", level="impl")
     assert (averaging["rank_difference"] == 0).all()

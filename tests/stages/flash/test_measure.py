@@ -19,7 +19,8 @@ from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.instruments.sampling.sustained import Sustained
 from pipeline.stages.flash import implementations, measure, trial
 from pipeline.stages.flash.cell import COMPILED, GPU_ONLY, OURS, PEERS, PHASES, SUSTAINED, Cell, Settings
-from pipeline.stages.flash.rows import ROW_TYPES
+
+from ...records import attention_row, derived, rows_read
 
 CELL = Cell(dtype="fp32", head_dim=16, seq_len=48)
 QUICK = Settings(min_samples=3, max_samples=3, budget_s=5.0, call_limit_s=5.0, sustained_s=0.0)
@@ -33,8 +34,7 @@ def measured(monkeypatch):
         monkeypatch.setattr(implementations, "names", lambda _cell, _device: list(names))
         for name, attend in replaced.items():
             monkeypatch.setitem(implementations.FUNCTIONS, name, attend)
-        rows = measure.measure(cell, settings, Stopwatch())
-        ROW_TYPES.check(dataclasses.asdict(cell), rows)
+        rows = rows_read(measure.measure, cell, settings, Stopwatch())
         return {(row["impl"], row["phase"]): row for row in rows}
 
     return run
@@ -323,13 +323,11 @@ def test_what_ran_out_of_memory_or_runs_out_now_is_left_out(held):
 
 
 def test_the_rate_that_is_held_counts_the_flops_of_the_phase():
-    columns = measure._sustained_columns(SEVERAL, "forward", Sustained(3.0, 1500.0))
-    assert columns == {
-        "sustained_ms": 3.0,
-        "sustained_tflops_per_s": pytest.approx(pass_flops(SEVERAL.shape, "forward") / 3e9),
-        "sustained_sm_clock_mhz": 1500.0,
-    }
-    assert measure._sustained_columns(SEVERAL, "forward", None) == {}
+    held = measure._sustained_columns(Sustained(3.0, 1500.0))
+    (row,) = derived(SEVERAL, QUICK, [attention_row(**held)])
+    assert row["sustained_tflops_per_s"] == pytest.approx(pass_flops(SEVERAL.shape, "forward") / 3e9)
+    assert row["sustained_sm_clock_mhz"] == 1500.0
+    assert measure._sustained_columns(None) == {}
 
 
 def test_inputs_are_seeded_and_the_same_for_every_cell_of_a_shape():
@@ -370,7 +368,7 @@ def gpu():
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
 def test_every_implementation_on_a_gpu_is_right_or_says_why_not(gpu, dtype, is_causal):
     cell = Cell(dtype=dtype, head_dim=64, seq_len=512, num_heads=2, is_causal=is_causal)
-    rows = {(row["impl"], row["phase"]): row for row in measure.measure(cell, QUICK, Stopwatch())}
+    rows = {(row["impl"], row["phase"]): row for row in rows_read(measure.measure, cell, QUICK, Stopwatch())}
     refused = {"sdpa_flash", "sdpa_cudnn"} if dtype == "fp32" else set()
     for impl in implementations.names(cell, gpu):
         row = rows[impl, "forward"]
@@ -389,7 +387,7 @@ def test_every_implementation_on_a_gpu_is_right_or_says_why_not(gpu, dtype, is_c
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_shared_keys_are_right_with_every_implementation_on_a_gpu_that_takes_them(gpu, dtype, is_causal):
     cell = Cell(dtype, head_dim=64, seq_len=512, num_heads=8, query_heads_per_kv_head=4, is_causal=is_causal)
-    rows = {(row["impl"], row["phase"]): row for row in measure.measure(cell, QUICK, Stopwatch())}
+    rows = {(row["impl"], row["phase"]): row for row in rows_read(measure.measure, cell, QUICK, Stopwatch())}
     assert rows["tiled", "forward"]["status"] == "skipped"
     for impl in ("triton", "eager", "compiled_eager", "sdpa_flash", "flex"):
         assert rows[impl, "forward"]["output_rel_error"] < 1e-2

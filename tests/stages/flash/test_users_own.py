@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from pipeline.instruments.sampling.stopwatch import Stopwatch
-from pipeline.registry import stages
 from pipeline.stages.flash import implementations
 from pipeline.stages.flash.cell import PHASES, Cell, Settings
 from pipeline.stages.flash.measure import measure
 from pipeline.subjects.naming import Subject
+
+from ...records import rows_read
 
 FILE = Path(__file__).parents[2] / "subjects/outside/kernels/attention.py"
 CELL = Cell(dtype="fp32", head_dim=16, seq_len=32)
@@ -21,8 +22,7 @@ SETTINGS = Settings(min_samples=3, max_samples=3, budget_s=0.1, check_timeout_s=
 def test_what_passes_is_timed_with_the_rest_and_what_does_not_costs_its_own_rows():
     names = ("Right", "off_by_one", "crashes_at_length_32")
     subjects = [Subject("attention", name.lower(), f"{FILE}:{name}") for name in names]
-    rows = measure(CELL, SETTINGS, Stopwatch(), subjects)
-    stages()["flash"].row_types.check({}, rows)
+    rows = rows_read(measure, CELL, SETTINGS, Stopwatch(), subjects)
     by_name = {name.lower(): [row for row in rows if row["impl"] == name.lower()] for name in (*names, "tiled")}
     assert {name: len(group) for name, group in by_name.items()} == dict.fromkeys(by_name, len(PHASES))
     assert {row["status"] for row in by_name["right"] + by_name["tiled"]} <= {"ok", "unstable"}
@@ -39,8 +39,7 @@ def test_what_is_far_off_at_the_cells_own_length_only_is_wrong_and_costs_its_own
     names = ("right", "nan_at_length_32", "doubled_at_length_32")
     places = ("Right", *names[1:])
     subjects = [Subject("attention", name, f"{FILE}:{place}") for name, place in zip(names, places, strict=True)]
-    rows = measure(CELL, SETTINGS, Stopwatch(), subjects)
-    stages()["flash"].row_types.check({}, rows)
+    rows = rows_read(measure, CELL, SETTINGS, Stopwatch(), subjects)
     by_name = {name: [row for row in rows if row["impl"] == name] for name in ("eager", *names)}
     assert {name: len(group) for name, group in by_name.items()} == dict.fromkeys(by_name, len(PHASES))
     assert {row["status"] for row in by_name["right"] + by_name["eager"]} <= {"ok", "unstable"}
@@ -57,7 +56,7 @@ def test_one_row_of_many_that_is_wrong_beyond_the_lengths_of_the_check_is_wrong(
     monkeypatch.setattr(implementations, "names", lambda _cell, _device: ["eager", "sdpa"])
     cell = Cell(dtype=dtype, head_dim=16, seq_len=700)
     subjects = [Subject("attention", name, f"{FILE}:{name}") for name in ("right_at_any_length", "one_row_left_out")]
-    rows = measure(cell, SETTINGS, Stopwatch(), subjects)
+    rows = rows_read(measure, cell, SETTINGS, Stopwatch(), subjects)
     found = {name: {row["status"] for row in rows if row["impl"] == name} for name in (each.name for each in subjects)}
     assert found["right_at_any_length"] <= {"ok", "unstable"}
     assert found["one_row_left_out"] == {"wrong"}
@@ -66,8 +65,7 @@ def test_one_row_of_many_that_is_wrong_beyond_the_lengths_of_the_check_is_wrong(
 def test_where_queries_share_keys_they_are_skipped_with_the_reason_and_the_others_measured(monkeypatch):
     monkeypatch.setattr(implementations, "names", lambda _cell, _device: ["eager"])
     cell = replace(CELL, num_heads=4, query_heads_per_kv_head=2)
-    rows = measure(cell, SETTINGS, Stopwatch(), [Subject("attention", "mine", f"{FILE}:Right")])
-    stages()["flash"].row_types.check({}, rows)
+    rows = rows_read(measure, cell, SETTINGS, Stopwatch(), [Subject("attention", "mine", f"{FILE}:Right")])
     own = [row for row in rows if row["impl"] == "mine"]
     assert [row["phase"] for row in own] == list(PHASES)
     assert {row["status"] for row in own} == {"skipped"}

@@ -15,6 +15,8 @@ from pipeline.stages.fsdp.cell import FULLY_SHARDED, IMPLS, Cell, Settings
 from pipeline.stages.fsdp.measure import measure, rows_of
 from pipeline.stages.fsdp.ranks import Result
 
+from ...records import rows_read
+
 H200 = "NVIDIA H200"
 STEP_MS = {"none": 150, "ddp": 190, "ddp_sharded": 195, "fsdp": 160, "fsdp_layers": 300, "torch_fsdp": 270}
 SMOKE = Settings(vocab_size=300, warmup_steps=2, steps=5, rounds=1)
@@ -30,8 +32,8 @@ def lanes_of(rng):
 
 def result_of(rng, impl, cell):
     step_ms = STEP_MS[impl] * (1 + 0.003 * rng.standard_normal(20))
-    ours = prediction.memory_bytes("fsdp" if impl == "torch_fsdp" else impl, cell, Settings())
-    payloads = prediction.collective_bytes(impl, cell, Settings())
+    ours = prediction.memory_bytes("fsdp" if impl == "torch_fsdp" else impl, cell, Settings.vocab_size)
+    payloads = prediction.collective_bytes(impl, cell, Settings.vocab_size)
     timings = {"train_step": Timings(list(step_ms), list(step_ms))}
     timings |= {name: Timings([], list(step_ms / 3)) for name in ("forward", "backward", "optimizer")}
     return Result(
@@ -48,7 +50,7 @@ def cell_rows(rng, cell, oom=()):
     rows = []
     for impl in IMPLS:
         result = MemoryError("CUDA out of memory") if impl in oom else result_of(rng, impl, cell)
-        rows += rows_of(impl, result, cell, Settings(), "nccl")
+        rows += rows_of(impl, result, "nccl")
     return rows
 
 
@@ -81,7 +83,7 @@ def smoke_rows():
     """A real cell on two processes of this machine, without its GPUs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pipeline.cells.on_ranks.gpu_count", lambda: 0)
-        return measure(SMALL, SMOKE, Stopwatch())
+        return rows_read(measure, SMALL, SMOKE, Stopwatch())
 
 
 @pytest.fixture(scope="session")

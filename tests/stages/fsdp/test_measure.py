@@ -32,7 +32,7 @@ def test_phases_are_timed_apart(smoke_rows):
 def test_bytes_held_and_sent_are_those_of_the_formulas(smoke_rows):
     memory, traffic = rows_by(smoke_rows, "memory", "kind"), rows_by(smoke_rows, "traffic", "collective")
     for row in (*memory.values(), *traffic.values()):
-        if row["predicted_bytes"] is not None:
+        if "predicted_bytes" in row:
             assert row["measured_bytes"] == row["predicted_bytes"], row
     assert memory["fsdp", "parameters"]["predicted_bytes"] < 0.51 * memory["ddp", "parameters"]["predicted_bytes"]
     assert traffic["fsdp", "allgather_base"]["calls"] == 2 * 4 - 2  # embedding, two blocks, head

@@ -1,4 +1,4 @@
-from dataclasses import asdict, replace
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -10,9 +10,10 @@ from pipeline.errors import Skipped, UserError
 from pipeline.formulas import flops
 from pipeline.formulas.sizes import SIZES
 from pipeline.instruments.sampling.stopwatch import Stopwatch
-from pipeline.registry import stage
 from pipeline.stages.levers import measure
 from pipeline.stages.levers.cell import LEVERS, Cell, Settings
+
+from ...records import rows_read
 
 CELL = Cell(size="tiny", context_length=16)
 SETTINGS = Settings(batch_size=2, vocab_size=100, max_steps=10, budget_s=0.0, checked_steps=8)
@@ -32,8 +33,7 @@ def measured(monkeypatch):
 
     def row(levers, settings=SETTINGS):
         cell = replace(CELL, levers=levers)
-        (found,) = measure.measure(cell, settings, Stopwatch())
-        stage("levers").row_types.check(asdict(cell), [found])
+        (found,) = rows_read(measure.measure, cell, settings, Stopwatch())
         return found, built
 
     return row

@@ -10,11 +10,12 @@ from pipeline.formulas.checkpointing import KINDS
 from pipeline.formulas.parameters import block_parameter_count
 from pipeline.formulas.peak_memory import MODE_PHASES, predict_peaks
 from pipeline.instruments.sampling.stopwatch import Stopwatch
-from pipeline.instruments.sampling.summary import summarise
 from pipeline.registry import stages
 from pipeline.report.section_rows import shown_rows
 from pipeline.stages.memory.cell import Cell, Settings
 from pipeline.stages.memory.measure import measure
+
+from ...records import derived
 
 WORKSPACE = 64 * 2**20
 SOFTWARE = {"python": "3.12.3", "torch": "2.11.0", "triton": "3.6.0", "cuda": "13.0", "driver": "580.65"}
@@ -24,8 +25,9 @@ CPU = {"kind": "AMD EPYC", "software": SOFTWARE | {"cuda": "none", "driver": "no
 
 def record(cell, rows, machine=GPU, settings=None):
     """Make the record of a cell, as far as tables are made of it."""
-    stages()["memory"].row_types.check(asdict(cell), rows)
-    return {"cell": asdict(cell), "settings": asdict(settings or Settings()), "rows": rows, "machine": machine}
+    settings = settings or Settings()
+    read = derived(cell, settings, rows, machine)
+    return {"cell": asdict(cell), "settings": asdict(settings), "rows": read, "machine": machine}
 
 
 def peak_row(step, phase, moment):
@@ -87,7 +89,7 @@ def gpu_cell(**varied):
         time_ms = cell.context_length * slower * (0.8 if cell.attention == "flash" else 1)
         # The quartiles are 1% away from the median.
         samples_ms = [time_ms * (1 + share) for share in (-0.02, -0.01, 0, 0.01, 0.02)]
-        rows.append({"kind": "time", **summarise(samples_ms), "samples_ms": samples_ms})
+        rows.append({"kind": "time", "samples_ms": samples_ms})
     return record(cell, [{"status": "ok", **row, "device_type": "cuda"} for row in rows])
 
 

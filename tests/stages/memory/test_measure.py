@@ -20,6 +20,8 @@ from pipeline.stages.memory.block_rows import block_rows
 from pipeline.stages.memory.cell import Cell, Settings
 from pipeline.stages.memory.measure import _require, _time_row, measure
 
+from ...records import derived
+
 SETTINGS = Settings(vocab_size=300, warmup_steps=0, budget_s=0)
 TINY = {"size": "tiny", "context_length": 24}
 NO_GPU = not torch.cuda.is_available()
@@ -107,7 +109,7 @@ def test_steps_are_warmed_up_before_they_are_timed():
         SIZES["tiny"], vocab_size=300, context_length=8, batch_size=1, precision="fp32", device=device
     )
     row = _time_row(step, replace(SETTINGS, warmup_steps=3), device)
-    assert {int(state["step"]) for state in step.optimizer.state.values()} == {3 + row["n"]}
+    assert {int(state["step"]) for state in step.optimizer.state.values()} == {3 + len(row["samples_ms"])}
 
 
 @pytest.mark.parametrize(
@@ -117,7 +119,8 @@ def test_steps_are_warmed_up_before_they_are_timed():
 def test_the_time_of_a_step_that_is_noisy_or_of_a_slowed_gpu_is_unstable(monkeypatch, samples_ms, slowdowns, status):
     sampling = Sampling({"train_step": Timings(samples_ms)}, [], [{"throttle_reasons": slowdowns}])
     monkeypatch.setattr("pipeline.stages.memory.measure.time_phases", lambda *_: sampling)
-    assert _time_row(SimpleNamespace(run=None), SETTINGS, torch.device("cpu"))["status"] == status
+    row = _time_row(SimpleNamespace(run=None), SETTINGS, torch.device("cpu")) | {"device_type": "cpu"}
+    assert derived(Cell(), SETTINGS, [row])[0]["status"] == status
 
 
 def test_recomputed_blocks_count_as_activations(tmp_path):

@@ -4,6 +4,7 @@ import itertools
 import sqlite3
 from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
+from statistics import median
 
 import pandas as pd
 import pytest
@@ -11,11 +12,12 @@ import pytest
 from pipeline.formulas.sizes import SIZES
 from pipeline.instruments.profilers.kernel_categories import category
 from pipeline.instruments.profilers.trace import build_trace
-from pipeline.instruments.sampling.summary import summarise
 from pipeline.registry import stages
 from pipeline.report.section_rows import shown_rows
 from pipeline.stages.profile.cell import PASSES, Cell, Settings
 from pipeline.stages.profile.traced_rows import rows_of
+
+from ...records import derived
 
 MAIN, AUTOGRAD = 1, 2
 LAUNCH_US = 5.0
@@ -176,7 +178,7 @@ def simulated(cell, settings, fitting=PASSES, layers=3):
 
 def host_row(name, samples_ms, status="ok", reason=None):
     row = {"kind": "time", "range": name, "clock": "host", "status": status}
-    figures = {**summarise(samples_ms), "samples_ms": samples_ms} if samples_ms else {}
+    figures = {"samples_ms": samples_ms} if samples_ms else {}
     return row | ({"reason": reason} if reason else {}) | figures
 
 
@@ -186,12 +188,12 @@ def record(cell, machine, outcome=None, fitting=PASSES, layers=3):
     rows = [host_row(name, [], *outcome) for name in PASSES] if outcome else captured(cell, settings, fitting, layers)
     cuda = "13.0" if "H200" in machine else "none"
     software = {"python": "3.12.3", "torch": "2.11.0", "triton": "3.6.0", "cuda": cuda, "driver": "580.65"}
-    stages()["profile"].row_types.check(asdict(cell), rows)
+    facts = {"kind": machine, "software": software}
     return {
         "cell": asdict(cell),
         "settings": asdict(settings),
-        "rows": rows,
-        "machine": {"kind": machine, "software": software},
+        "rows": derived(cell, settings, rows, facts),
+        "machine": facts,
     }
 
 
@@ -200,7 +202,7 @@ def captured(cell, settings, fitting, layers):
     profiler = "torch.profiler" if cell.profiler == "torch" else "nsys"
     trace = simulated(cell, settings, fitting, layers).trace(profiler)
     rows = rows_of(trace, list(fitting), cell, settings)
-    spans = {row["range"]: row["median_ms"] for row in rows if row.get("clock") == "span"}
+    spans = {row["range"]: median(row["samples_ms"]) for row in rows if row.get("clock") == "span"}
     rows += [host_row(name, [1.01 * spans[name]] * 10) for name in fitting]
     rows += [host_row(name, [], "oom", "CUDA out of memory") for name in PASSES if name not in fitting]
     return [row | {"captured_by": profiler} for row in rows]

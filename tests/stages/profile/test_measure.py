@@ -1,6 +1,6 @@
 import gzip
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -14,7 +14,8 @@ from pipeline.instruments.sampling.step_timing import Sampling, Timings
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.stages.profile import measure, workload
 from pipeline.stages.profile.cell import PASSES, Cell, Settings
-from pipeline.stages.profile.rows import ROW_TYPES
+
+from ...records import derived, rows_read
 
 TINY = Cell(size="tiny", context_length=16)
 CPU = torch.device("cpu")
@@ -27,8 +28,7 @@ def measured(tmp_path_factory):
     folder = tmp_path_factory.mktemp("files")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "is_available", lambda: False)
-        rows = measure.measure(TINY, quick, Stopwatch(), folder)
-    ROW_TYPES.check(asdict(TINY), rows)
+        rows = rows_read(measure.measure, TINY, quick, Stopwatch(), folder)
     return pd.DataFrame(rows), folder
 
 
@@ -86,7 +86,7 @@ def test_the_kept_files_are_a_perfetto_trace_and_all_kernels(measured):
 def test_nsys_asked_for_by_name_is_not_replaced(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(Skipped, match="nsys captures need a CUDA GPU"):
-        measure.measure(replace(TINY, profiler="nsys"), Settings(), Stopwatch(), tmp_path)
+        rows_read(measure.measure, replace(TINY, profiler="nsys"), Settings(), Stopwatch(), tmp_path)
 
 
 def test_a_pass_out_of_memory_takes_the_larger_ones_with_it_and_leaves_the_smaller(monkeypatch, quick, tmp_path):
@@ -97,8 +97,7 @@ def test_a_pass_out_of_memory_takes_the_larger_ones_with_it_and_leaves_the_small
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(workload, "calls", lambda step: calls(step) | {"forward_backward": no_memory})
-    measured_rows = measure.measure(TINY, quick, Stopwatch(), tmp_path)
-    ROW_TYPES.check(asdict(TINY), measured_rows)
+    measured_rows = rows_read(measure.measure, TINY, quick, Stopwatch(), tmp_path)
     rows = pd.DataFrame(measured_rows)
     outcomes = rows[rows["clock"] == "host"].set_index("range")
     assert dict(outcomes["status"])["forward_backward"] == dict(outcomes["status"])["train_step"] == "oom"
@@ -126,7 +125,7 @@ def test_no_sample_adds_to_the_gradients_of_the_one_before(quick):
 def test_a_host_time_that_is_noisy_or_of_a_slowed_gpu_is_unstable(samples_ms, slowdowns, status, reason):
     power = Power(slowdowns=tuple(slowdowns))
     sampling = Sampling({"inference": Timings(samples_ms)}, [], [], power)
-    row = measure._host_row("inference", sampling, None, 1, Settings())
+    (row,) = derived(TINY, Settings(), [measure._host_row("inference", sampling, None) | {"captured_by": "nsys"}])
     assert row["status"] == status
     assert row.get("reason", "").startswith(reason or "")
 
@@ -140,7 +139,8 @@ def test_what_the_gpu_did_stands_beside_the_wall_time_of_each_pass(monkeypatch, 
         return GpuBusy(1e-6, 9, 0.0, 1.0)
 
     monkeypatch.setattr(measure, "profile_gpu_busy", profile_gpu_busy)
-    rows = measure._host_clock(TINY, quick, CPU)
+    read = [row | {"captured_by": "nsys"} for row in measure._host_clock(TINY, quick, CPU)]
+    rows = derived(TINY, quick, read)
     assert [row["launches"] for row in rows] == [9] * len(PASSES) == [9] * len(profiled)
     assert {row["limited_by"] for row in rows} == {"host"}
     assert all(row["gpu_idle_pct"] == pytest.approx(100, abs=1) for row in rows)
@@ -203,7 +203,7 @@ def test_on_a_gpu_kernels_have_categories_and_the_clocks_agree(profiler, quick, 
     cell = Cell(size="small", context_length=256, profiler=profiler)
     settings = replace(quick, captured_rounds=3, warmup_steps=5)
     try:
-        rows = pd.DataFrame(measure.measure(cell, settings, Stopwatch(), tmp_path))
+        rows = pd.DataFrame(rows_read(measure.measure, cell, settings, Stopwatch(), tmp_path))
     except Skipped as skipped:
         pytest.skip(str(skipped))
     times = rows.query("kind == 'time' and range == 'inference'").set_index("clock")["median_ms"]

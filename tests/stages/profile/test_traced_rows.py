@@ -5,7 +5,8 @@ import pytest
 
 from pipeline.formulas.sizes import SIZES
 from pipeline.instruments.profilers.trace import build_trace
-from pipeline.stages.profile.traced_rows import _layer_rows, attention_flops, kernel_table
+from pipeline.stages.profile.rows import attention_flops
+from pipeline.stages.profile.traced_rows import _layer_rows, kernel_table
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,8 @@ from pipeline.stages.sharding.cell import IMPLS, Cell, Settings
 from pipeline.stages.sharding.measure import measure, rows_of
 from pipeline.stages.sharding.ranks import Result
 
+from ...records import rows_read
+
 H200 = "NVIDIA H200"
 SIZES = [64_000_000] * 2 + [40_960_000] * 144 + [10_240_000] * 192 + [6_400] * 97
 TOTAL = sum(SIZES)
@@ -59,7 +61,7 @@ def cell_rows(rng, cell, oom=()):
         result = result_of(rng, impl, cell.world_size)
         if impl in oom:
             result = MemoryError("CUDA out of memory. Tried to allocate 7.44 GiB")
-        rows += rows_of(impl, result, cell, Settings(), "nccl")
+        rows += rows_of(impl, result, cell, "nccl")
     return rows
 
 
@@ -93,7 +95,7 @@ def smoke_rows():
     """A real cell on two processes of this machine, without its GPUs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pipeline.cells.on_ranks.gpu_count", lambda: 0)
-        return measure(TINY, SMOKE, Stopwatch())
+        return rows_read(measure, TINY, SMOKE, Stopwatch())
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,8 @@ from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.stages.sharding.cell import IMPLS, Cell, Settings
 from pipeline.stages.sharding.measure import measure
 
+from ...records import rows_read
+
 
 @pytest.fixture(scope="module")
 def rows(smoke_rows):
@@ -55,7 +57,7 @@ def test_on_gpus_kinds_and_peaks_are_as_predicted():
         pytest.skip("needs 2 GPUs")
     settings = Settings(vocab_size=10_000, warmup_steps=2, steps=5, rounds=1)
     # so large that the workspaces of matrix products, 64 MiB on a Hopper GPU and not predicted, are within the bound
-    rows = pd.DataFrame(measure(Cell(size="medium", context_length=64), settings, Stopwatch()))
+    rows = pd.DataFrame(rows_read(measure, Cell(size="medium", context_length=64), settings, Stopwatch()))
     memory = rows[(rows["measures"] == "memory") & rows["predicted_bytes"].notna()]
     kinds = memory[memory["kind"].isin(KINDS)]
     assert (kinds["measured_bytes"] == kinds["predicted_bytes"]).all()

@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 
 from pipeline.instruments.sampling.stopwatch import Stopwatch
-from pipeline.registry import stages
 from pipeline.stages.sharding.cell import Cell, Settings
 from pipeline.stages.sharding.measure import measure
 from pipeline.subjects.naming import Subject
+
+from ...records import rows_read
 
 FILE = Path(__file__).parents[2] / "subjects/outside/training.py"
 SETTINGS = Settings(vocab_size=100, warmup_steps=2, steps=5, rounds=1, timeout_s=120)
@@ -18,8 +19,7 @@ SETTINGS = Settings(vocab_size=100, warmup_steps=2, steps=5, rounds=1, timeout_s
 def test_what_passes_has_times_memory_and_traffic_and_what_does_not_has_a_reason():
     names = ("Shards", "ForgetsTheLastParameter")
     subjects = [Subject("optimizer", name.lower(), f"{FILE}:{name}") for name in names]
-    rows = measure(Cell(size="tiny", context_length=16), SETTINGS, Stopwatch(), subjects)
-    stages()["sharding"].row_types.check({}, rows)
+    rows = rows_read(measure, Cell(size="tiny", context_length=16), SETTINGS, Stopwatch(), subjects)
     own = [row for row in rows if row["impl"] == "shards"]
     assert {row["measures"] for row in own} == {"time", "memory", "traffic"}
     (state,) = [row for row in own if (row.get("moment"), row.get("kind")) == ("after_step", "optimizer_state")]

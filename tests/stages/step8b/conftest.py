@@ -4,7 +4,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pipeline.instruments.machine.peaks import Peak
 from pipeline.instruments.profilers.gpu_busy import GpuBusy
 from pipeline.instruments.sampling.step_timing import Sampling, Timings
 from pipeline.instruments.sampling.stopwatch import Stopwatch
@@ -13,6 +12,8 @@ from pipeline.stages.step8b.correctness import Errors
 from pipeline.stages.step8b.fusions import Measured
 from pipeline.stages.step8b.measure import measure, rows_of
 from pipeline.stages.step8b.ranks import Timed, Turn
+
+from ...records import rows_read
 
 H200 = "NVIDIA H200"
 STEP_MS = {"torch_compiled": 6000.0, "ours": 4700.0, "ours_fully_shard": 4750.0, "torch_eager": 6200.0}
@@ -28,9 +29,7 @@ def timed(rng, impl):
     timings = {name: Timings(list(total / len(PHASES)), list(total / len(PHASES))) for name in PHASES}
     timings["train_step"] = Timings(list(total), list(total))
     layers = 21 if impl.startswith("ours") else None
-    return Timed(
-        Sampling(timings, [], []), 2 * STEP_MS[impl], int(2e7 * STEP_MS[impl]), layers, Peak(989.4, "datasheet")
-    )
+    return Timed(Sampling(timings, [], []), 2 * STEP_MS[impl], int(2e7 * STEP_MS[impl]), layers, None)
 
 
 def turn(rng, impl, worst=0.01):
@@ -58,7 +57,7 @@ def h200(as_table):
     """The paper scale on GPUs."""
     rng, cell = np.random.default_rng(0), Cell()
     turns = {impl: [turn(rng, impl) for _ in range(cell.turns.count(impl))] for impl in dict.fromkeys(cell.turns)}
-    rows = [row for impl in turns for row in rows_of(impl, turns[impl], cell, Settings())]
+    rows = [row for impl in turns for row in rows_of(impl, turns[impl], Settings())]
     return as_table(cell, Settings(), rows, H200)
 
 
@@ -66,7 +65,7 @@ def h200(as_table):
 def small_gpu(as_table):
     """GPUs whose memory holds none but torch's parts."""
     cell, rng = Cell(impls="torch_compiled+ours"), np.random.default_rng(1)
-    rows = rows_of("torch_compiled", [turn(rng, "torch_compiled")], cell, Settings())
+    rows = rows_of("torch_compiled", [turn(rng, "torch_compiled")], Settings())
     oom = {"status": "oom", "reason": "CUDA out of memory. Tried to allocate 7.44 GiB"}
     rows += [{**key, **oom} for key in cell.row_keys() if key["impl"] == "ours"]
     return as_table(cell, Settings(), rows, "NVIDIA A100-SXM4-40GB")
@@ -84,7 +83,7 @@ def small_rows():
     """A real cell on two processes of this machine, without its GPUs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pipeline.cells.on_ranks.gpu_count", lambda: 0)
-        return measure(SMALL, SMALL_SETTINGS, Stopwatch())
+        return rows_read(measure, SMALL, SMALL_SETTINGS, Stopwatch())
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from pipeline.stages.step8b import measure as measuring
 from pipeline.stages.step8b.cell import PHASES, WHOLE_STEP, Cell, Settings
 from pipeline.stages.step8b.measure import measure, rows_of
 
-from .conftest import SMALL
+from ...records import rows_read
 
 
 @pytest.fixture(scope="module")
@@ -25,10 +25,6 @@ def rows(small_rows):
 def whole(rows, impl):
     (found,) = [row for row in rows if row["impl"] == impl and WHOLE_STEP.items() <= row.items()]
     return found
-
-
-def test_rows_are_as_declared(small_rows):
-    stage("step8b").row_types.check(asdict(SMALL), small_rows)
 
 
 def test_every_implementation_has_a_time_for_every_phase_and_the_peer_those_of_both_its_turns(rows, small_rows):
@@ -60,7 +56,7 @@ def test_without_a_gpu_products_that_are_kept_are_the_one_fusion(rows):
 
 
 def test_wrong_gradients_leave_no_times(synthetic_turn):
-    rows = rows_of("ours", [synthetic_turn("ours", worst=0.1)], Cell(), Settings())
+    rows = rows_of("ours", [synthetic_turn("ours", worst=0.1)], Settings())
     stage("step8b").row_types.check(asdict(Cell()), rows)
     assert whole(rows, "ours")["status"] == "wrong"
     assert "worst_gradient_error is 0.1, allowed 0.0165, 1.5 times" in whole(rows, "ours")["reason"]
@@ -70,7 +66,7 @@ def test_wrong_gradients_leave_no_times(synthetic_turn):
 
 def test_a_loss_that_does_not_fall_is_wrong(synthetic_turn):
     turn = dataclasses.replace(synthetic_turn("torch_eager"), losses=[7.0, 8.0])
-    (row,) = [row for row in rows_of("torch_eager", [turn], Cell(), Settings()) if row["measures"] == "descent"]
+    (row,) = [row for row in rows_of("torch_eager", [turn], Settings()) if row["measures"] == "descent"]
     assert (row["status"], row["reason"]) == ("wrong", "the loss does not fall: 7, then 8")
 
 
@@ -82,8 +78,7 @@ def test_what_is_skipped_or_does_not_fit_leaves_the_others_their_rows(monkeypatc
 
     monkeypatch.setattr(measuring, "run_ranks", run_ranks)
     monkeypatch.setenv("PATH", "")  # no compiler
-    rows = measure(Cell(), Settings(), Stopwatch())
-    stage("step8b").row_types.check(asdict(Cell()), rows)
+    rows = rows_read(measure, Cell(), Settings(), Stopwatch())
     outcomes = {impl: whole(rows, impl)["status"] for impl in ("torch_compiled", "torch_eager", "ours")}
     assert outcomes == {"torch_compiled": "skipped", "torch_eager": "oom", "ours": "ok"}
     assert whole(rows, "torch_eager")["reason"] == "CUDA out of memory. Tried to allocate 7.44 GiB"
@@ -99,8 +94,7 @@ def test_on_gpus_a_small_model_is_right_and_has_a_budget_and_every_fusion():
     if torch.cuda.device_count() < 2:
         pytest.skip("needs 2 GPUs")
     cell = Cell(size="small", context_length=2048, impls="ours+torch_eager")
-    rows = measure(cell, Settings(vocab_size=10_000, checked_context=1024, descent_context=256), Stopwatch())
-    stage("step8b").row_types.check(asdict(cell), rows)
+    rows = rows_read(measure, cell, Settings(vocab_size=10_000, checked_context=1024, descent_context=256), Stopwatch())
     table = pd.DataFrame(rows)
     assert set(table["status"]) <= {"ok", "unstable"}, table["reason"].dropna().unique()
     assert len(table[table["measures"] == "fusion"]) == 7

@@ -1,5 +1,5 @@
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,8 +11,9 @@ from pipeline.instruments.machine.power import Power
 from pipeline.instruments.profilers.gpu_busy import GpuBusy
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.stages.timing import measure
-from pipeline.stages.timing import rows as timing_rows
 from pipeline.stages.timing.cell import PHASES, Cell, Settings
+
+from ...records import rows_read
 
 CELL = Cell(size="tiny", context_length=16, batch_size=3, warmup_steps=2)
 SETTINGS = Settings(vocab_size=300, steps=10, max_steps=10, budget_s=0.0)
@@ -31,7 +32,7 @@ def measured():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "is_available", lambda: False)
         patch.setattr(measure, "build_training_step", kept)
-        rows = measure.measure(CELL, SETTINGS, Stopwatch())
+        rows = rows_read(measure.measure, CELL, SETTINGS, Stopwatch())
     (step,) = built
     return {row["phase"]: row for row in rows}, step
 
@@ -64,7 +65,7 @@ def test_a_cpu_has_no_graphs_and_says_so_before_a_model_is_built(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(measure, "build_training_step", lambda *_args, **_kwargs: pytest.fail("was built"))
     with pytest.raises(Skipped, match="CUDA graphs need a GPU"):
-        measure.measure(replace(CELL, mode="graph"), SETTINGS, Stopwatch())
+        rows_read(measure.measure, replace(CELL, mode="graph"), SETTINGS, Stopwatch())
 
 
 def test_the_fused_optimizer_is_the_one_that_runs(monkeypatch):
@@ -73,7 +74,7 @@ def test_the_fused_optimizer_is_the_one_that_runs(monkeypatch):
     monkeypatch.setattr(
         measure, "build_training_step", lambda *args, **kwargs: built.append(build(*args, **kwargs)) or built[-1]
     )
-    rows = measure.measure(replace(CELL, optimizer="fused"), SETTINGS, Stopwatch())
+    rows = rows_read(measure.measure, replace(CELL, optimizer="fused"), SETTINGS, Stopwatch())
     assert built[0].optimizer.defaults["fused"]
     assert {row["status"] for row in rows} <= {"ok", "unstable"}
 
@@ -99,7 +100,7 @@ def replayed(monkeypatch):
 
 def test_a_graph_has_rows_of_what_it_holds(replayed):
     cell = replace(CELL, mode="graph")
-    rows = measure.measure(cell, SETTINGS, Stopwatch())
+    rows = rows_read(measure.measure, cell, SETTINGS, Stopwatch())
     assert [{"phase": row["phase"], "clock": row["clock"]} for row in rows] == cell.row_keys()
     assert replayed == [2, 2, 2]  # tokens and targets
     whole, without_optimizer = (
@@ -117,8 +118,7 @@ def test_a_step_on_a_gpu_has_its_busy_time_energy_and_core_beside_its_wall_time(
     monkeypatch.setattr(
         measure, "time_phases", lambda *args: replace(time_phases(*args), power=Power(energy_j=2.0, power_capped=True))
     )
-    rows = {row["phase"]: row for row in measure.measure(CELL, SETTINGS, Stopwatch())}
-    timing_rows.ROW_TYPES.check(asdict(CELL), list(rows.values()))
+    rows = {row["phase"]: row for row in rows_read(measure.measure, CELL, SETTINGS, Stopwatch())}
     step = rows["train_step"]
     assert (step["launches"], step["limited_by"], step["pinned_core"]) == (9, "host", 3)
     assert step["gpu_idle_pct"] == pytest.approx(100, abs=0.1)
@@ -133,8 +133,7 @@ def test_the_gpu_is_busy_for_no_longer_than_a_graph_takes_and_that_than_the_host
     settings = Settings(budget_s=2.0)
     found = []
     for cell in cells:
-        rows = measure.measure(cell, settings, Stopwatch())
-        timing_rows.ROW_TYPES.check(asdict(cell), rows)
+        rows = rows_read(measure.measure, cell, settings, Stopwatch())
         keys = [{"phase": row["phase"], "clock": row["clock"]} for row in rows]
         assert all(key in keys for key in cell.row_keys())
         found.append(next(row for row in rows if (row["phase"], row["clock"]) == ("train_step", "host")))

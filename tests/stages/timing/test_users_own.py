@@ -13,6 +13,8 @@ from pipeline.stages.timing.cell import Cell, Settings
 from pipeline.stages.timing.measure import measure
 from pipeline.subjects.naming import Subject
 
+from ...records import rows_read
+
 FILE = Path(__file__).parents[2] / "subjects/outside/models.py"
 TIMING = stages()["timing"]
 
@@ -22,7 +24,7 @@ def test_a_model_has_all_rows_of_ours_and_the_section_of_ours_stays_without_it(a
     cell, settings = Cell(size="tiny", context_length=16), Settings(vocab_size=50, max_steps=10, budget_s=0.1)
     models = {"mine": "Decoder", "odd": "SeesTheFuture"}
     subjects = [Subject("model", name, f"{FILE}:{model}") for name, model in models.items()]
-    rows = measure(cell, settings, Stopwatch(), subjects)
+    rows = rows_read(measure, cell, settings, Stopwatch(), subjects)
     phases = {impl: [row["phase"] for row in rows if row.get("impl") == impl] for impl in (None, "mine", "odd")}
     assert phases["mine"] == phases["odd"] == phases[None]
     assert {row["status"] for row in rows if row.get("impl") == "odd"} == {"wrong"}

@@ -14,7 +14,7 @@ def gpu_columns(
     power: what was seen between the two states; slowdowns: why the hardware held a clock down meanwhile.
     """
     if not state_after:
-        return {}
+        return {"slowdowns": slowdowns} if slowdowns else {}
     before, after = state_before[0], state_after[0]
     return {
         "sm_clock_before_mhz": before["sm_clock_mhz"],

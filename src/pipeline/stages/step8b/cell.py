@@ -20,6 +20,8 @@ WHOLE_STEP = {"measures": "time", "phase": TRAIN_STEP, "clock": "host"}
 # In the order in which they join; the first is without any, the last is ours as it is timed.
 FUSIONS = ("none", "attention", "rms_norm", "rotary", "swiglu", "loss", "kept_products")
 CHECKED = ("ours", "bf16_eager")
+# Of a step's time: no kernel ran.
+IDLE = "idle"
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,7 @@ from pipeline.cells.timed_rows import RanksStepRow
 from pipeline.formulas import flops
 from pipeline.formulas.sizes import SIZES
 from pipeline.instruments.profilers.kernel_categories import CATEGORIES
-from pipeline.stages.step8b.cell import CHECKED, FUSIONS, IMPLS, MEASURES, PHASES, TRAIN_STEP
-
-IDLE = "idle"
+from pipeline.stages.step8b.cell import CHECKED, FUSIONS, IDLE, IMPLS, MEASURES, PHASES, TRAIN_STEP
 
 
 @dataclass(frozen=True, kw_only=True)

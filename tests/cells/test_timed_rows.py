@@ -1,0 +1,75 @@
+"""What tables derive of a timed row: idle time, limits, rates, and whether it is stable."""
+
+from dataclasses import asdict
+
+import pytest
+
+from pipeline.cells.timed_rows import idle_columns
+from pipeline.stages.ddp.cell import Cell, Settings
+from pipeline.stages.ddp.rows import ROW_TYPES
+
+from ..records import CPU
+
+ROUGH_WAIT_MS = [0.001, 0.01, 0.1, 0.5]
+SOUND = {"impl": "naive", "status": "ok", "clock": "host", "backend": "gloo", "gradient_bytes": 8, "all_reduces": 1}
+SOUND |= {"all_reduce_bytes": 8, "rank_difference": 0.0, "weight_tolerance": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("wall_ms", "exposed_ms", "idle_pct", "limited_by"),
+    [
+        (12.5, 0.0, 20.0, "host"),
+        (12.4, 0.0, pytest.approx(19.35, abs=0.01), "gpu"),
+        (10.0, 2.0, 0.0, "communication"),
+        (10.0, 1.9, 0.0, "gpu"),
+        (20.0, 8.0, 50.0, "host"),  # idle counts before communication
+        (9.0, 0.0, 0.0, "gpu"),  # busy by another clock, on other steps: never below 0
+    ],
+)
+def test_what_a_step_waits_for(wall_ms, exposed_ms, idle_pct, limited_by):
+    read = {"gpu_busy_ms": 10.0, "exposed_communication_ms": exposed_ms}
+    assert idle_columns(read, wall_ms) == {"gpu_idle_pct": idle_pct, "limited_by": limited_by}
+
+
+def test_of_a_step_that_was_not_profiled_nothing_is_said_of_the_gpu():
+    assert idle_columns({}, 10.0) == {}
+
+
+def read(turns=1, wait_ms=None, **columns):
+    """Return the whole step and the wait of a cell of ddp as tables have them."""
+    step = SOUND | {"phase": "train_step", "samples_ms": [10.0] * 4, "turns": turns} | columns
+    wait = SOUND | {"phase": "communication", "samples_ms": wait_ms or [1.0] * 4, "turns": turns}
+    return ROW_TYPES.complete(Cell(), asdict(Settings()), CPU, [step, wait])
+
+
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [
+        ({"samples_ms": [10.0, 10.1, 10.2, 10.1], "turns": 2}, None),
+        ({"samples_ms": [10.0, 20.0, 30.0, 5.0]}, "median known to"),
+        ({"samples_ms": [10.0] * 4 + [15.0] * 4, "turns": 2}, "rounds lie 50% apart"),
+        ({"slowdowns": ["hw_thermal_slowdown"]}, "hw_thermal_slowdown"),
+    ],
+)
+def test_a_step_is_judged_by_its_samples_its_turns_and_its_gpus(columns, reason):
+    step, _ = read(**columns)
+    assert step["status"] == ("unstable" if reason else "ok")
+    assert reason in step["reason"] if reason else "reason" not in step
+
+
+def test_a_phase_is_judged_by_its_own_samples_unless_the_step_does_not_notice():
+    few, many = (read(wait_ms=[wait * scale for wait in ROUGH_WAIT_MS]) for scale in (0.1, 100))
+    assert [row["status"] for row in few] == ["ok", "ok"]
+    assert [row["status"] for row in many] == ["ok", "unstable"]
+
+
+def test_tokens_and_energy_give_tokens_per_joule():
+    step, _ = read(energy_j=4.0)
+    cell = Cell()
+    assert step["tokens"] == cell.world_size * cell.batch_size_per_rank * cell.context_length
+    assert step["tokens_per_j"] == step["tokens"] / 4.0
+
+
+def test_what_cannot_be_derived_is_named_by_its_row():
+    with pytest.raises(ValueError, match=r"row 1: its derived columns cannot be made of it: .*3 turns"):
+        read(turns=3)
