@@ -75,7 +75,7 @@ def run_cell(
         measure = functools.partial(measure, files_dir=files_folder)
     if subjects:
         measure = functools.partial(measure, subjects=subjects)
-    asked = naming.facts(subjects)
+    asked, job = naming.facts(subjects), slurm_job()
     claim = claim_gpus(0 if lack or not gpus_present else cell.gpus, start.command)
     _start_torch(threads, with_cuda=cell.gpus == 1)
     host.settle()
@@ -83,7 +83,6 @@ def run_cell(
     started_at, stopwatch = time.time(), Stopwatch()
     rows = _outcome_rows(cell, "skipped", str(lack)) if lack else _rows(measure, cell, settings, stopwatch)
     stage.row_types.check(asdict(cell), rows)
-    job = slurm_job()
     return {
         "schema_version": SCHEMA_VERSION,
         "stage": stage.name,
