@@ -17,8 +17,8 @@ from pipeline.registry import NAMES, stages
 ROOT = Path(__file__).parents[2]
 # A name stands for the module and all below it.
 RUNNING = {
-    *("cells.capacity", "cells.devices", "cells.locks", "cells.quiet_host", "cells.run"),
-    *("cells.scheduler", "cells.worker.child"),
+    *("cells.capacity", "cells.devices", "cells.library_environment", "cells.locks", "cells.quiet_host", "cells.run"),
+    "cells.scheduler",
     *("compat", "errors", "instruments.machine", "instruments.memory.out_of_memory"),
     *("instruments.sampling.stopwatch",),
 }

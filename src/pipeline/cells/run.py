@@ -12,19 +12,17 @@ import pipeline
 from pipeline.cells import freshness
 from pipeline.cells.capacity import too_large
 from pipeline.cells.devices import TooFewGPUs, claim_gpus
+from pipeline.cells.library_environment import COMPILE_IN_PROCESS, THREAD_VARIABLES
 from pipeline.cells.quiet_host import Host
 from pipeline.cells.record import SCHEMA_VERSION
 from pipeline.cells.scheduler import slurm_job
 from pipeline.cells.stage import Stage, shares_host
-from pipeline.cells.worker.child import COMPILE_IN_PROCESS
 from pipeline.errors import Skipped
 from pipeline.instruments.machine import identity
 from pipeline.instruments.memory.out_of_memory import is_out_of_memory
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.subjects import naming
 from pipeline.subjects.naming import Subject
-
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 Rows = list[dict[str, Any]]
 
