@@ -233,7 +233,7 @@ def _await_child(connection: socket.socket, answers: TextIO, pid: int) -> int:
     """Wait for the child's end and what the worker tells of it; a worker that was stopped may see neither."""
     with contextlib.suppress(ProcessLookupError):  # it has ended, and the worker has noted it
         child = os.pidfd_open(pid)
-        select.select([connection, child], [], [])
+        select.select([connection.fileno(), child], [], [])
         os.close(child)
     try:
         ended = answers.readline()
