@@ -1,4 +1,5 @@
 import itertools
+import os
 from pathlib import Path
 
 import pytest
@@ -210,6 +211,25 @@ def test_a_file_that_is_no_utf8_is_told_with_the_line(tmp_path):
     with pytest.raises(UserError) as raised:
         read_config(path)
     assert str(raised.value) == f"{path}: line 2 is no UTF-8: byte 0xe9"
+
+
+@pytest.mark.parametrize(
+    ("put", "complaint"),
+    [
+        (os.mkfifo, "it must be a plain file"),
+        (Path.mkdir, "it must be a plain file"),
+        (lambda path: path.symlink_to("/dev/zero"), "it must be a plain file"),
+        (lambda path: path.write_bytes(b"#" * (2**20 + 1)), "it is larger than 1 MiB"),
+        (lambda path: None, "No such file or directory"),
+    ],
+    ids=["pipe", "folder", "device", "large", "missing"],
+)
+def test_what_would_be_waited_for_or_fill_the_memory_is_not_read(tmp_path, put, complaint):
+    path = tmp_path / "mine.yaml"
+    put(path)
+    with pytest.raises(UserError) as raised:
+        read_yaml(path)
+    assert str(raised.value) == f"cannot read {path}: {complaint}"
 
 
 @pytest.mark.parametrize(("text", "found"), [("", "None"), ("- scale: auto", "[{'scale': 'auto'}]")])

@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -55,7 +56,6 @@ def as_user(uid, action):
     child = os.fork()
     if child == 0:
         try:
-            locks._held.clear()  # those are the parent's
             os.setgroups([])
             os.setgid(uid)
             os.setuid(uid)
@@ -108,6 +108,23 @@ def test_a_process_has_what_it_holds_until_it_gives_it_back(start):
     locks.release("host")
     assert other.stdout.readline() == "held\n"
     assert not locks.try_lock("host")
+
+
+def test_a_child_that_outlives_the_holder_keeps_no_lock():
+    assert locks.try_lock("host")
+    child = os.fork()
+    if child == 0:
+        time.sleep(60)
+        os._exit(0)
+    try:
+        locks.release("host")
+        give_up = time.monotonic() + 30
+        while not locks.try_lock("host"):
+            assert time.monotonic() < give_up, "waited in vain"
+            time.sleep(0.01)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 @pytest.mark.parametrize("tmpdir", ["/tmp", "/var/tmp", "/nowhere"])

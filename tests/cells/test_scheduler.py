@@ -1,5 +1,6 @@
 import pytest
 
+from pipeline.cells import scheduler
 from pipeline.cells.scheduler import SlurmJob, slurm_job
 
 
@@ -27,3 +28,14 @@ def test_a_job_that_knows_only_its_number_asks_slurm(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setenv("SLURM_JOB_ID", "8")
     assert slurm_job() == SlurmJob("8", "gpu-a[3,5]", 2)
+
+
+@pytest.mark.parametrize("squeue", [None, "exit 1", "echo", "sleep 60"])
+def test_a_job_whose_nodes_slurm_does_not_tell_is_a_job_all_the_same(monkeypatch, tmp_path, squeue):
+    if squeue is not None:
+        (tmp_path / "squeue").write_text(f"#!/bin/sh\n{squeue.replace('sleep', 'exec /bin/sleep')}\n")
+        (tmp_path / "squeue").chmod(0o755)
+    monkeypatch.setattr(scheduler, "PATIENCE_S", 0.5)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("SLURM_JOB_ID", "8")
+    assert slurm_job() == SlurmJob("8", "", 1)

@@ -1,6 +1,8 @@
+import psutil
 import pytest
 import torch
 
+from pipeline.cells import locks
 from pipeline.parallel.processes.starting import RankFailed
 from pipeline.subjects.attention_check import check_attention
 from pipeline.subjects.checking import Processes, Verdict, measure_survivors, verdict
@@ -58,3 +60,29 @@ def test_where_none_is_to_blame_all_are_left_out_and_then_it_is_our_own_failure(
 
     with pytest.raises(RankFailed, match="with 0"):
         measure_survivors(measure, [FIRST, SECOND])
+
+
+LEAVING_A_DAEMON = """
+import os, pathlib, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        pathlib.Path("daemon.new").write_text(str(os.getpid()))
+        os.rename("daemon.new", "daemon")
+        time.sleep(60)
+    os._exit(0)
+while not os.path.exists("daemon"): time.sleep(0.01)
+def attention(q, k, v, is_causal): raise NotImplementedError
+"""
+
+
+def test_a_daemon_that_an_implementation_starts_ends_with_its_check_and_keeps_no_lock(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(locks, "_held", {})
+    monkeypatch.setenv(locks.FOLDER_VARIABLE, str(tmp_path / "locks"))
+    (tmp_path / "mine.py").write_text(LEAVING_A_DAEMON)
+    assert locks.try_lock("host")
+    assert check(Subject("attention", "mine", "mine.py:attention")).status == "skipped"
+    locks.release("host")
+    assert locks.try_lock("host")
+    assert not psutil.pid_exists(int((tmp_path / "daemon").read_text()))

@@ -1,3 +1,4 @@
+import os
 import shutil
 import sys
 
@@ -101,3 +102,14 @@ def test_a_file_that_is_no_python_is_named_with_the_line(project):
     (project / "mine.py").write_text("VALUE = 1\ndef flash(:\n")
     with pytest.raises(UserError, match=r"mine: .*mine\.py: line 2: no valid Python: invalid syntax"):
         check_location("mine:flash", "mine")
+
+
+def test_a_large_file_that_a_module_names_is_told_by_its_size_and_time_without_being_read(project):
+    (project / "training.py").write_text("WEIGHTS = 'weights.bin'\n\n\nclass Net: ...\n")
+    weights = project / "weights.bin"
+    weights.touch()
+    os.truncate(weights, 2**43)  # more than could be read
+    before = digest(["training.py:Net"])
+    assert digest(["training.py:Net"]) == before
+    os.utime(weights, (0, 0))
+    assert digest(["training.py:Net"]) != before

@@ -34,6 +34,16 @@ T = TypeVar("T")
 _held: dict[Path, int] = {}
 
 
+def _forget_held() -> None:
+    for descriptor in _held.values():
+        os.close(descriptor)
+    _held.clear()
+
+
+# A lock lasts until the last copy of its descriptor is closed: a daemon of the user's would keep the host.
+os.register_at_fork(after_in_child=_forget_held)
+
+
 def folder() -> Path:
     """Return the folder of the locks: the machine's, or the one that PIPELINE_LOCKS names."""
     asked = os.environ.get(FOLDER_VARIABLE)

@@ -11,7 +11,6 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 
 SNAKEMAKE_VARIABLE = "PIPELINE_SNAKEMAKE"
 # A process on its way from fork to exec does not show its variables yet.
@@ -33,15 +32,11 @@ def end_with_this_process() -> None:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,  # neither a closed terminal nor what is meant for the process group ends it
-        env=without_snakemake(os.environ),  # or the end of a Snakemake around this one would end it
+        # Or the end of a Snakemake around this one would end it.
+        env={name: value for name, value in os.environ.items() if name != SNAKEMAKE_VARIABLE},
     )
     os.close(end_of_this)
     os.environ[SNAKEMAKE_VARIABLE] = token
-
-
-def without_snakemake(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a process that is not to end with a Snakemake."""
-    return {name: value for name, value in environment.items() if name != SNAKEMAKE_VARIABLE}
 
 
 def main(token: str) -> None:

@@ -12,19 +12,17 @@ import pipeline
 from pipeline.cells import freshness
 from pipeline.cells.capacity import too_large
 from pipeline.cells.devices import TooFewGPUs, claim_gpus
+from pipeline.cells.library_environment import COMPILE_IN_PROCESS, THREAD_VARIABLES
 from pipeline.cells.quiet_host import Host
 from pipeline.cells.record import SCHEMA_VERSION
 from pipeline.cells.scheduler import slurm_job
 from pipeline.cells.stage import Stage, shares_host
-from pipeline.cells.worker.child import COMPILE_IN_PROCESS
 from pipeline.errors import Skipped
 from pipeline.instruments.machine import identity
 from pipeline.instruments.memory.out_of_memory import is_out_of_memory
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.subjects import naming
 from pipeline.subjects.naming import Subject
-
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 Rows = list[dict[str, Any]]
 
@@ -75,7 +73,7 @@ def run_cell(
         measure = functools.partial(measure, files_dir=files_folder)
     if subjects:
         measure = functools.partial(measure, subjects=subjects)
-    asked = naming.facts(subjects)
+    asked, job = naming.facts(subjects), slurm_job()
     claim = claim_gpus(0 if lack or not gpus_present else cell.gpus, start.command)
     _start_torch(threads, with_cuda=cell.gpus == 1)
     host.settle()
@@ -83,7 +81,6 @@ def run_cell(
     started_at, stopwatch = time.time(), Stopwatch()
     rows = _outcome_rows(cell, "skipped", str(lack)) if lack else _rows(measure, cell, settings, stopwatch)
     stage.row_types.check(asdict(cell), rows)
-    job = slurm_job()
     return {
         "schema_version": SCHEMA_VERSION,
         "stage": stage.name,

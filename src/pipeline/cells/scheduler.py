@@ -4,6 +4,8 @@ import os
 import subprocess
 from dataclasses import dataclass
 
+PATIENCE_S = 10.0  # squeue asks a controller that is down again and again
+
 
 @dataclass(frozen=True)
 class SlurmJob:
@@ -19,17 +21,22 @@ class SlurmJob:
 
 
 def slurm_job() -> SlurmJob | None:
-    """Return the Slurm job that this process belongs to; None outside of one."""
+    """Return the Slurm job that this process belongs to; None outside of one.
+
+    Where Slurm does not tell the nodes, they have no name, and this one alone counts.
+    """
     number = os.environ.get("SLURM_JOB_ID")
     if number is None:
         return None
     nodes, count = (os.environ.get(name, "") for name in ("SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES"))
     if not count:  # Snakemake's plugin leaves only the number to a job that starts its own steps
-        nodes, count = _asked(number)
-    return SlurmJob(number, nodes, int(count))
+        nodes, _, count = _asked(number).partition(" ")
+    return SlurmJob(number, nodes, int(count) if count.isdecimal() else 1)
 
 
-def _asked(number: str) -> tuple[str, str]:
+def _asked(number: str) -> str:
     command = ["squeue", "--noheader", "--format=%N %D", "--jobs", number]
-    nodes, count = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    return nodes, count
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE_S).stdout.rstrip()
+    except (OSError, subprocess.SubprocessError):
+        return ""

@@ -9,23 +9,38 @@ from yaml.reader import ReaderError
 
 from pipeline.errors import UserError
 
+MOST_BYTES = 2**20
+
 
 def read_yaml(path: Path) -> Any:
-    """Read a YAML file; raises UserError with the place of a typo."""
+    """Read a YAML file; raises UserError with the place of a typo, and for what is no file or too large for one."""
+    content = _content(path)
     try:
-        return yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
+        text = content.decode()
+        return yaml.load(text, Loader=_Loader)
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise UserError(f"{path}: line {line} is no UTF-8: byte 0x{error.object[error.start]:02x}") from None
     except ReaderError as error:
-        line = path.read_text(encoding="utf-8").count("\n", 0, error.position) + 1
+        line = text.count("\n", 0, error.position) + 1
         raise UserError(f"{path}: no valid YAML: line {line}: character #x{error.character:04x}") from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: 2026-99-99, a date to YAML
         raise UserError(f"{path}: no valid YAML: {_yaml_complaint(error)}") from None
     except RecursionError:
         raise UserError(f"{path}: no valid YAML: its keys and lists are nested too deep") from None
+
+
+def _content(path: Path) -> bytes:
+    try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for, a device never ends
+            raise UserError(f"cannot read {path}: it must be a plain file")
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {path}: {getattr(error, 'strerror', error)}") from None
+    if len(content) > MOST_BYTES:
+        raise UserError(f"cannot read {path}: it is larger than {MOST_BYTES / 2**20:.0f} MiB")
+    return content
 
 
 def yaml_value(text: str, where: str) -> Any:

@@ -22,6 +22,7 @@ PROJECT_MARKS = ("pyproject.toml", "setup.py", ".git")
 INSTALLED = {"site-packages", "dist-packages"}
 # A text that may name a file that is read: the source of a CUDA kernel, say.
 FILE_NAME = re.compile(r"[\w./-]+\.\w+")
+LARGE_BYTES = 64 * 2**20  # told by size and time, not by content
 
 
 @dataclass(frozen=True)
@@ -222,4 +223,8 @@ def _as_module(path: Path) -> list[Path]:
 def _file_digest(path: Path) -> str:
     if path.suffix == ".py":
         return tree_digest(_tree(path))
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    size, time_ns = path.stat().st_size, path.stat().st_mtime_ns
+    if size > LARGE_BYTES:  # weights, say: they would be read at each plan
+        return f"{size} bytes of {time_ns}"
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]

@@ -16,6 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from pipeline.cells.library_environment import THREAD_VARIABLES
+from pipeline.cells.worker import client
 from pipeline.cells.worker.client import identity
 
 CELLS = Path(__file__).parents[3] / "src/pipeline/cells"
@@ -31,6 +33,7 @@ from pipeline.cells.worker import client as caller
 code = caller.hand_over(sys.argv[1:], time.time())
 sys.exit(99 if code is None else code)
 """
+WORKER_ENVIRONMENT = "import json, os, psutil; print(json.dumps(psutil.Process(os.getppid()).environ()))"
 NO_WORKER = 99
 PATIENCE_S = 60  # for what should happen at once
 IGNORED = (signal.SIGINT, signal.SIGHUP)  # by what a script runs in its background, and by what nohup runs
@@ -79,7 +82,7 @@ def checkout(tmp_path):
     for name in ("__init__.py", "cells/__init__.py", "cells/worker/__init__.py"):
         (package / name).write_text("")
     (package / "cli.py").write_text(CLI)
-    for name in ("worker/client.py", "orphans.py"):
+    for name in ("worker/client.py", "library_environment.py"):
         shutil.copy(CELLS / name, package / "cells" / name)
     shutil.copy(CELLS.with_name("errors.py"), package)
     set_constants(package, PRELOADED="()")
@@ -91,10 +94,10 @@ def checkout(tmp_path):
     shutil.rmtree(runtime)
 
 
-def set_constants(package, **constants):
+def set_constants(package, modules=("server.py", "child.py"), **constants):
     """Copy the worker's modules with other constants."""
     unknown = set(constants)
-    for module in ("server.py", "child.py"):
+    for module in modules:
         text = (CELLS / "worker" / module).read_text()
         for name, value in constants.items():
             text, count = re.subn(rf"^{name} = .*$", f"{name} = {value}", text, flags=re.MULTILINE)
@@ -135,14 +138,15 @@ def test_the_child_keeps_to_the_callers_cores(checkout):
 
 
 def test_libraries_are_loaded_without_thread_counts_and_cannot_start_cuda(checkout):
-    code = "import json, os, psutil; print(json.dumps(psutil.Process(os.getppid()).environ()))"
-    environment = json.loads(checkout.call(code, OMP_NUM_THREADS="3", MKL_NUM_THREADS="3")[1])
+    counts = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "3")
+    environment = json.loads(checkout.call(WORKER_ENVIRONMENT, **counts)[1])
     assert not {"OMP_NUM_THREADS", "MKL_NUM_THREADS"} & set(environment)
+    assert environment["OPENBLAS_NUM_THREADS"] == "1"
     assert environment["PYTORCH_NVML_BASED_CUDA_CHECK"] == "1"
 
 
 def test_a_variable_that_the_caller_lacks_is_not_left_from_the_worker(checkout):
-    checkout.call("pass", LEFTOVER="1")
+    assert "LEFTOVER" not in checkout.call(WORKER_ENVIRONMENT, LEFTOVER="1")[1]
     assert checkout.call("import os; print('LEFTOVER' in os.environ)")[1] == "False\n"
 
 
@@ -281,6 +285,30 @@ def test_a_changed_environment_or_installation_starts_another_worker(checkout, t
 
 
 @pytest.mark.parametrize(
+    "variable",
+    [
+        *("OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_BLOCKTIME", "MKL_CBWR", "MALLOC_ARENA_MAX", "GLIBC_TUNABLES"),
+        *("LD_PRELOAD", "CUDA_VISIBLE_DEVICES", "NCCL_ALGO", "TORCH_LOGS", "PYTHONOPTIMIZE", "LC_ALL", "CXX"),
+    ],
+)
+def test_what_is_read_when_a_library_is_loaded_is_part_of_which_worker_serves(monkeypatch, variable):
+    monkeypatch.delenv(variable, raising=False)
+    without = identity()
+    for value in ("1", "2"):
+        monkeypatch.setenv(variable, value)
+        assert client._worker_environment()[variable] == value
+        assert identity() != without
+        without = identity()
+
+
+def test_what_differs_from_cell_to_cell_of_a_run_is_no_part_of_it(monkeypatch):
+    before = identity()
+    for variable in (*THREAD_VARIABLES, "TMPDIR", "PIPELINE_RUN", "PWD"):
+        monkeypatch.setenv(variable, "1")
+    assert identity() == before
+
+
+@pytest.mark.parametrize(
     ("change", "told"),
     [
         ("os.nice(3)", "os.getpriority(os.PRIO_PROCESS, 0)"),
@@ -343,11 +371,11 @@ def test_callers_at_once_share_one_worker_and_run_side_by_side(checkout, tmp_pat
     assert [met for _, met in told] == ["8"] * 8
 
 
-def test_a_worker_without_work_ends_itself_and_leaves_no_socket(checkout):
+def test_a_worker_without_work_ends_itself_and_leaves_no_file(checkout):
     set_constants(checkout.root / "pipeline", PRELOADED="()", IDLE_S="1.0")
     assert checkout.call("import time; time.sleep(1.5)")[0] == 0
     wait_until(lambda: not checkout.workers())
-    assert not list(checkout.runtime.rglob("*.sock"))
+    assert not [path for path in checkout.runtime.rglob("*") if path.is_file() or path.is_socket()]
 
 
 def test_a_socket_left_by_a_killed_worker_is_no_obstacle(checkout):
@@ -355,8 +383,39 @@ def test_a_socket_left_by_a_killed_worker_is_no_obstacle(checkout):
     for worker in checkout.workers():
         worker.kill()
     wait_until(lambda: not checkout.workers())
-    assert list(checkout.runtime.rglob("*.sock"))
+    (dead,) = checkout.runtime.rglob("*.sock")
+    dead.with_name("of-another.log").touch()
+    assert checkout.call("pass", TORCH_LOGS="all")[0] == 0  # which another worker serves
+    left = [path.name for path in dead.parent.iterdir()]
+    assert len(left) == 2
+    assert not {dead.name, dead.with_suffix(".log").name, "of-another.log"} & set(left)
     assert checkout.call("pass")[0] == 0
+
+
+@pytest.fixture
+def impatient(checkout):
+    """The checkout, with clients that have little patience with the worker."""
+    set_constants(checkout.root / "pipeline", ("client.py",), ANSWER_LIMIT_S="1.0")
+    return checkout
+
+
+def test_a_worker_that_does_not_answer_is_passed_over_and_keeps_no_stream_of_the_caller_open(impatient):
+    impatient.call("pass")
+    for worker in impatient.workers():
+        worker.suspend()
+    assert impatient.call("pass") == (NO_WORKER, "", "")
+
+
+def test_a_client_of_a_stopped_worker_can_be_interrupted(impatient):
+    caller = impatient.start("import os, time; print(os.getpid(), flush=True); time.sleep(60)")
+    child = int(caller.stdout.readline())
+    for worker in impatient.workers():
+        if worker.pid != child:
+            worker.suspend()
+    caller.send_signal(signal.SIGINT)
+    _, stderr = caller.communicate(timeout=PATIENCE_S)
+    assert caller.returncode == 1
+    assert "was stopped" in stderr
 
 
 def test_the_socket_is_this_users_alone(checkout):
@@ -398,8 +457,7 @@ def test_what_a_worker_cannot_take_over_means_no_worker(checkout, tmp_path, befo
 
 
 def test_a_worker_does_not_end_with_the_snakemake_of_its_first_caller(checkout):
-    code = "import os, psutil; print(psutil.Process(os.getppid()).environ().get('PIPELINE_SNAKEMAKE'))"
-    assert checkout.call(code, PIPELINE_SNAKEMAKE="1")[1] == "None\n"
+    assert "PIPELINE_SNAKEMAKE" not in checkout.call(WORKER_ENVIRONMENT, PIPELINE_SNAKEMAKE="1")[1]
 
 
 @pytest.mark.parametrize("wish", ["OFF", "0", "on"])
@@ -433,5 +491,4 @@ def test_the_compiler_is_there_before_the_cell_without_threads_or_processes_and_
         "print(inductor.compile_threads, worker.children() == [psutil.Process()], worker.num_threads())\n"
         "print(gc.get_freeze_count() > 100_000, len(gc.get_objects()) < 10_000)"
     )
-    # OpenBLAS, numpy's, has idle threads of its own otherwise, and minds being forked.
-    assert checkout.call(code, OPENBLAS_NUM_THREADS="1")[1] == "1 True 1\nTrue True\n"
+    assert checkout.call(code)[1] == "1 True 1\nTrue True\n"

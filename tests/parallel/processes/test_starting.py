@@ -1,10 +1,13 @@
 """Ranks as real processes: each test runs in the two ways that they start, forked and from a fresh interpreter."""
 
+import errno
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -16,7 +19,7 @@ import torch.distributed as dist
 
 from pipeline import loaded_modules
 from pipeline.errors import Skipped
-from pipeline.parallel.processes import starting
+from pipeline.parallel.processes import rank, starting
 from pipeline.parallel.processes.starting import RankFailed, run_ranks
 
 ROOT = Path(__file__).parents[3]
@@ -140,6 +143,19 @@ def joined(_context, folder):
 
 def tell_environment(context):
     return os.environ.get("GREETING")
+
+
+def leave_a_daemon(_context, told, ending):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            told.with_suffix(".new").write_text(str(os.getpid()))
+            told.with_suffix(".new").rename(told)
+            time.sleep(60)
+        os._exit(0)
+    wait_for(told)
+    if ending == "dies":
+        os._exit(3)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
@@ -288,6 +304,47 @@ def test_ranks_die_with_their_parent(tmp_path, way):
     parent.kill()
     parent.wait()
     assert_ended(ranks)
+
+
+@pytest.mark.parametrize("ending", ["returns", "dies"])
+def test_a_daemon_that_a_rank_leaves_ends_with_it_and_keeps_nobody_waiting(start, tmp_path, ending):
+    failing = pytest.raises(RankFailed, match="ended with exit code 3") if ending == "dies" else nullcontext()
+    with failing:
+        run_ranks(leave_a_daemon, 1, backend="gloo", args=(tmp_path / "daemon", ending))
+    assert not psutil.pid_exists(int((tmp_path / "daemon").read_text()))
+
+
+def test_a_temporary_folder_whose_name_is_long_and_not_utf_8_serves(tmp_path):
+    """In a process of its own, which has no fork server yet."""
+    folder = tmp_path / os.fsdecode(b"\xff" * 110)
+    folder.mkdir()
+    (tmp_path / "script.py").write_text(ORPHANS.replace("time.sleep(60)", ""))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "TMPDIR": str(folder)}
+    command = [sys.executable, tmp_path / "script.py", "fresh"]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("named", "reason"),
+    [
+        ("nix0", "GLOO_SOCKET_IFNAME names nix0, this machine has .*lo"),
+        (None, "no network interface reaches 127.0.0.1: Network is unreachable"),
+    ],
+)
+def test_without_a_network_interface_ranks_are_skipped_with_the_reason(monkeypatch, named, reason):
+    def unreachable(_socket, _address):
+        raise OSError(errno.ENETUNREACH, os.strerror(errno.ENETUNREACH))
+
+    monkeypatch.setattr(starting, "_can_fork", lambda _device_type: True)
+    monkeypatch.setattr(starting, "threads_per_rank", lambda _world_size: 1)
+    monkeypatch.setattr(rank.socket, "socket", type("Socket", (socket.socket,), {"connect": unreachable}))
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    if named:
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", named)
+    with pytest.raises(Skipped, match=reason):
+        run_ranks(describe, 1, backend="gloo")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import importlib
 import os
 import signal
 import sys
+import tempfile
 from typing import Any
 
 # Compiling imports far more than `import torch` does, much of it only at the first call.
@@ -24,9 +25,6 @@ COMPILER = (
     "triton",
 )
 PRELOADED = ("torch", "torch.distributed", *COMPILER, "pandas", "psutil", "pynvml")
-# The compiler makes its kernels in the cell's own process: it has a handful of them, and to start inductor's pool of
-# processes, each of which imports torch, takes longer than they do. Read when inductor is imported.
-COMPILE_IN_PROCESS = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
 
 
 def preload() -> None:
@@ -65,6 +63,7 @@ def _take_over(request: dict[str, Any]) -> None:
     os.chdir(request["cwd"])
     os.umask(request["umask"])
     os.sched_setaffinity(0, request["affinity"])
+    tempfile.tempdir = None  # an import may have asked for it
     sys.argv = ["pipeline", *request["argv"]]
     for name in [name for name in sys.modules if name.partition(".")[0] == "pipeline"]:
         del sys.modules[name]

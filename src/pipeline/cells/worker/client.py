@@ -3,6 +3,7 @@
 `hand_over` gives the command to the worker of this user, checkout and environment (`server` beside this), starting
 one where there is none. Between the two runs a private Unix socket:
 
+    worker -> caller   one JSON line {"worker": ...}: it is awake
     caller -> worker   one JSON line: argv, cwd, environ, umask, affinity, issued_at; with it the standard streams
     worker -> caller   one JSON line {"pid": ...}, and when the child has ended {"status": wait status}
 
@@ -16,27 +17,24 @@ import hashlib
 import json
 import os
 import resource
-import selectors
+import select
 import signal
 import socket
 import stat
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
-from pipeline.cells.orphans import without_snakemake
-from pipeline.cells.worker.child import COMPILE_IN_PROCESS
+from pipeline.cells.library_environment import COMPILE_IN_PROCESS, PREFIXES, THREAD_VARIABLES
 from pipeline.errors import UserError
 
 PACKAGE = Path(__file__).parents[2]
 OWN_CODE = tuple(Path(__file__).with_name(f"{name}.py") for name in ("client", "server", "child"))
-# These are read when a library is loaded, which in a worker is before the caller comes.
-BINDING_VARIABLES = ("LD_", "PYTHON", "PYTORCH", "TORCH", "TRITON")
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+# Beside what libraries read: the interpreter's, and what tells imports where compilers and files are.
+WORKER_VARIABLES = (*PREFIXES, "PYTHON", "PATH", "HOME", "LANG", "LC_", "TZ", "CC", "CXX")
 # What names a scheduler's job, and in an array of jobs the one: Slurm, PBS, LSF, Grid Engine, Flux, OAR, HTCondor.
 JOB_VARIABLES = (
     *("SLURM_JOB_ID", "SLURM_STEP_ID", "PBS_JOBID", "LSB_JOBID", "LSB_JOBINDEX", "JOB_ID", "SGE_TASK_ID"),
@@ -45,6 +43,7 @@ JOB_VARIABLES = (
 OWN_PROCESS = Path("/proc/self")
 OFF_VARIABLE = "PIPELINE_WORKER"
 START_LIMIT_S = 120.0
+ANSWER_LIMIT_S = 10.0
 FORWARDED_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -68,7 +67,7 @@ def hand_over(argv: Sequence[str], issued_at: float) -> int | None:
                 _forward_signals(pid)
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED_SIGNALS)
-        return None if pid is None else _await_child(answers)
+        return None if pid is None else _await_child(connection, answers, pid)
 
 
 def _is_wanted() -> bool:
@@ -85,12 +84,11 @@ def identity() -> str:
 
 
 def _libraries() -> list[object]:
-    """Tell the libraries that a worker loads: where they are, their versions, what they read, and its own code."""
+    """Tell the libraries that a worker loads: where they are, their versions, their environment, and its own code."""
     # Not the caller's working directory, which `python -m` puts first: a worker serves callers from any.
     places = sorted({place for place in sys.path if Path(place).is_dir() and not Path(place).samefile(".")})
     installed = sorted(name for place in places for name in os.listdir(place) if name.endswith(".dist-info"))
-    binding = sorted((name, value) for name, value in os.environ.items() if name.startswith(BINDING_VARIABLES))
-    return [places, installed, binding, [path.read_text() for path in OWN_CODE]]
+    return [places, installed, sorted(_worker_environment().items()), [path.read_text() for path in OWN_CODE]]
 
 
 def _bounds() -> list[object]:
@@ -109,8 +107,8 @@ def _bounds() -> list[object]:
 
 def runtime_folder() -> Path:
     """Return the user's folder for sockets; raises OSError where there is none that is theirs alone."""
-    base = os.environ.get("XDG_RUNTIME_DIR")
-    folder = Path(base or tempfile.gettempdir()) / f"llm-systems-pipeline-{os.getuid()}"
+    # Not under TMPDIR, whose path may be too long for a socket's.
+    folder = Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp") / f"llm-systems-pipeline-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     facts = folder.lstat()
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or stat.S_IMODE(facts.st_mode) != 0o700:
@@ -120,16 +118,21 @@ def runtime_folder() -> Path:
 
 def _connect() -> socket.socket:
     """Connect to the worker; start one, and one only, where there is none. Raises OSError where none can be had."""
-    path = runtime_folder() / f"{identity()}.sock"
+    folder = runtime_folder()
+    path = folder / f"{identity()}.sock"
     connection = _try_connect(path)
     if connection is not None:
         return connection
-    with open(path.with_suffix(".lock"), "w") as lock:
+    lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         connection = _try_connect(path)
         if connection is None:
+            _remove_leftovers(folder)
             _start_worker(path)
             connection = _try_connect(path)
+    finally:
+        os.close(lock)
     if connection is None:
         raise ConnectionError("the worker did not start")
     return connection
@@ -137,12 +140,23 @@ def _connect() -> socket.socket:
 
 def _try_connect(path: Path) -> socket.socket | None:
     connection = socket.socket(socket.AF_UNIX)
+    connection.settimeout(ANSWER_LIMIT_S)  # a worker that was stopped still gets connections, and never answers
     try:
         connection.connect(str(path))
     except (FileNotFoundError, ConnectionRefusedError):
         connection.close()
         return None
     return connection
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove what dead workers have left; the folder is locked, for a worker that starts has no socket yet."""
+    for file in folder.iterdir():
+        connection = _try_connect(file.with_suffix(".sock"))
+        if connection is None:
+            file.unlink(missing_ok=True)
+        else:
+            connection.close()
 
 
 def _start_worker(path: Path) -> None:
@@ -160,22 +174,31 @@ def _start_worker(path: Path) -> None:
             env=_worker_environment(),
         )
     os.close(writable)
-    with open(readable, "rb") as ready, selectors.DefaultSelector() as selector:
-        selector.register(ready, selectors.EVENT_READ)
-        selector.select(START_LIMIT_S)
+    with open(readable, "rb") as ready:
+        select.select([ready], [], [], START_LIMIT_S)
 
 
 def _worker_environment() -> dict[str, str]:
-    """Return the environment that a worker imports its libraries in, not that of its children."""
+    """Return the environment that a worker imports its libraries in, not that of its children.
+
+    All of it is part of the worker's identity, so that nothing that one caller alone has reaches another.
+    """
+    kept = {name: value for name, value in os.environ.items() if name.startswith(WORKER_VARIABLES)}
     # With Snakemake's thread counts torch would load with those, and a cell that sets others starts threads by that.
-    kept = {name: value for name, value in without_snakemake(os.environ).items() if name not in THREAD_VARIABLES}
-    # Otherwise a library that asks for GPUs while it is imported would start CUDA, here and for all children.
-    return kept | COMPILE_IN_PROCESS | {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    for name in THREAD_VARIABLES:
+        kept.pop(name, None)
+    # OpenBLAS minds being forked with threads. And a library that asks for GPUs while it is imported would start CUDA,
+    # here and for all children.
+    alone = {"OPENBLAS_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    return kept | COMPILE_IN_PROCESS | alone
 
 
 def _start_child(connection: socket.socket, answers: TextIO, argv: Sequence[str], issued_at: float) -> int | None:
     """Send the request and return the number of the child; None where it cannot be sent or the worker refuses it."""
     try:
+        # Not to one that was stopped: it would keep our standard streams open, and whoever reads them waiting.
+        if not answers.readline():
+            return None
         _send_request(connection, argv, issued_at)
         started = answers.readline()
     except OSError:
@@ -206,10 +229,18 @@ def _forward_signals(pid: int) -> None:
             signal.signal(number, lambda number, _frame: _forward(pid, number))
 
 
-def _await_child(answers: TextIO) -> int:
-    ended = answers.readline()
+def _await_child(connection: socket.socket, answers: TextIO, pid: int) -> int:
+    """Wait for the child's end and what the worker tells of it; a worker that was stopped may see neither."""
+    with contextlib.suppress(ProcessLookupError):  # it has ended, and the worker has noted it
+        child = os.pidfd_open(pid)
+        select.select([connection.fileno(), child], [], [])
+        os.close(child)
+    try:
+        ended = answers.readline()
+    except TimeoutError:
+        ended = ""
     if not ended:
-        print("pipeline: the worker died in the middle of the cell", file=sys.stderr)
+        print("pipeline: the worker died or was stopped in the middle of the cell", file=sys.stderr)
         return 1
     return _end_like(json.loads(ended)["status"])
 

@@ -43,6 +43,7 @@ def main(path: Path, ready: int) -> None:
     os.close(ready)
     request = _serve(listener, IDLE_S)
     if request is None:
+        path.with_suffix(".log").unlink(missing_ok=True)
         path.unlink(missing_ok=True)
         request = _serve(listener, 0.0)  # whoever connected before the path was gone
     if request is not None:  # this is a child, back from inside the loop with nothing of the worker's left open
@@ -118,6 +119,7 @@ def _accept(
 
 
 def _receive(caller: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    _tell(caller, {"worker": os.getpid()})
     caller.settimeout(RECEIVE_LIMIT_S)
     message, streams, _, _ = socket.recv_fds(caller, 65536, 3)
     try:

@@ -30,6 +30,7 @@ from pipeline.errors import Skipped
 from pipeline.loaded_modules import loaded_modules
 
 PR_SET_PDEATHSIG = 1
+INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
 LOOPBACK = ("127.0.0.1", 9)  # any port does
 OUTCOMES = (Skipped, MemoryError, torch.OutOfMemoryError)
 
@@ -67,7 +68,7 @@ class Group:
         timeout = timedelta(seconds=self.timeout_s)
         if self.store_at is not None:
             return dist.TCPStore(*self.store_at, is_master=False, timeout=timeout)
-        store = dist.FileStore(str(self.folder / "store"), self.world_size)
+        store = dist.FileStore(os.fsencode(self.folder / "store"), self.world_size)  # type: ignore[arg-type]  # a path need not be UTF-8
         store.set_timeout(timeout)
         return store
 
@@ -108,6 +109,7 @@ def be_rank_afresh(
 def be_rank(group: Group, rank: int, sender: Connection, function: Callable[..., Any], args: tuple) -> None:
     """Run the function as a rank of the group; send its pickled result or its failure."""
     _die_with_parent()
+    os.register_at_fork(after_in_child=sender.close)  # the caller waits for the end of the last that has it
     stack = group.stack_path(rank).open("w")
     faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
     try:
@@ -163,7 +165,7 @@ def _await_parents_death() -> None:
 
 def _join(group: Group, rank: int) -> RankContext:
     device = _take_device(group, rank)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", _interface_to(group.store_at or LOOPBACK))
+    _choose_interface(group.store_at or LOOPBACK)
     store = group.store()
     # The time of the set-up must not include waiting for ranks that start late.
     _meet(store, "here", group, rank)
@@ -199,14 +201,29 @@ def _take_device(group: Group, rank: int) -> torch.device:
     return device
 
 
-def _interface_to(address: tuple[str, int]) -> str:
-    """Name the network interface through which this machine reaches an address: its own host name may not resolve."""
+def _choose_interface(address: tuple[str, int]) -> None:
+    """Tell gloo the network interface by which this machine reaches an address: its own host name may not resolve.
+
+    Raises Skipped where there is none, or not the one that the user has named.
+    """
+    interfaces = psutil.net_if_addrs()
+    named = os.environ.get(INTERFACE_VARIABLE)
+    if named is None:
+        own = _own_address(address)
+        named = next(name for name, addresses in interfaces.items() if any(each.address == own for each in addresses))
+        os.environ[INTERFACE_VARIABLE] = named
+    unknown = [name for name in named.split(",") if name not in interfaces]
+    if unknown:
+        raise Skipped(f"{INTERFACE_VARIABLE} names {unknown[0]}, this machine has {', '.join(interfaces) or 'none'}")
+
+
+def _own_address(address: tuple[str, int]) -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(address)  # sends nothing
-        own = probe.getsockname()[0]
-    return next(
-        name for name, addresses in psutil.net_if_addrs().items() if any(entry.address == own for entry in addresses)
-    )
+        try:
+            probe.connect(address)  # sends nothing
+        except OSError as error:
+            raise Skipped(f"ranks cannot meet: no network interface reaches {address[0]}: {error.strerror}") from None
+        return probe.getsockname()[0]
 
 
 def _leave(context: RankContext) -> None:

@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from typing import Any, NamedTuple
 import torch
 
 from pipeline.loaded_modules import add_loaded_elsewhere
+from pipeline.parallel.processes.descendants import ending_orphans
 from pipeline.parallel.processes.rank import Failure, Group, RankContext, be_rank, be_rank_afresh, location
 
 __all__ = ["RankContext", "RankFailed", "run_ranks"]
@@ -34,6 +36,7 @@ GRACE_S = 0.5
 STACK_S = 2.0
 BELOW = "in be_rank"  # the frame below the function's: once it is in the file, the frames above it are too
 END_S = 5.0
+MOST_TMPDIR_BYTES = 70  # the path of a socket has at most 107, and multiprocessing adds 32
 
 
 class RankFailed(RuntimeError):
@@ -94,16 +97,23 @@ def run_ranks(
 def answers_of(
     group: Group, ranks: Iterable[int], function: Callable[..., Any], args: Sequence[Any], deadline: float
 ) -> Answers:
-    """Start these ranks of a group here and return their answers; ends those that have none by the deadline."""
+    """Start these ranks of a group here and return their answers.
+
+    Ends those that have none by the deadline, and all that ranks have started.
+    """
+    is_forked = _can_fork(group.device_type)
+    if not is_forked:
+        _ensure_fork_server()
     started: list[_Rank] = []
-    try:
-        for rank in ranks:
-            started.append(_start(group, rank, function, tuple(args)))
-        _collect(started, deadline)
-        failed = any(isinstance(rank.answer, Failure) for rank in started)
-        return {rank.rank: rank.answer or Hang("" if failed else _stack(rank, group)) for rank in started}
-    finally:
-        _end(started)
+    with ending_orphans():
+        try:
+            for rank in ranks:
+                started.append(_start(group, rank, function, tuple(args), is_forked))
+            _collect(started, deadline)
+            failed = any(isinstance(rank.answer, Failure) for rank in started)
+            return {rank.rank: rank.answer or Hang("" if failed else _stack(rank, group)) for rank in started}
+        finally:
+            _end(started)
 
 
 def check(function: Callable[..., Any], world_size: int, backend: str, device_type: str) -> None:
@@ -132,17 +142,28 @@ def threads_per_rank(num_ranks: int) -> int:
     return max(1, len(os.sched_getaffinity(0)) // num_ranks)
 
 
-def _start(group: Group, rank: int, function: Callable[..., Any], args: tuple) -> _Rank:
+def _ensure_fork_server() -> None:
+    """Start the fork server where there is none, with its socket in a folder whose path is short enough for one."""
+    # Also the main module, which every rank would import again.
+    forkserver.set_forkserver_preload(["__main__", "torch", "torch.distributed"])
+    usual = tempfile.tempdir
+    if len(os.fsencode(tempfile.gettempdir())) > MOST_TMPDIR_BYTES:
+        tempfile.tempdir = "/tmp"
+    try:
+        forkserver.ensure_running()
+    finally:
+        tempfile.tempdir = usual
+
+
+def _start(group: Group, rank: int, function: Callable[..., Any], args: tuple, is_forked: bool) -> _Rank:
     answers, sender = multiprocessing.Pipe(duplex=False)
     name = f"rank-{rank}"
     process: multiprocessing.process.BaseProcess
-    if _can_fork(group.device_type):
+    if is_forked:
         fork = multiprocessing.get_context("fork")
         process = fork.Process(target=be_rank, args=(group, rank, sender, function, args), name=name)
     else:
         server = multiprocessing.get_context("forkserver")
-        # Also the main module, which every rank would import again.
-        server.set_forkserver_preload(["__main__", "torch", "torch.distributed"])
         call = (location(function), pickle.dumps((function, args)), dict(os.environ))
         process = server.Process(target=be_rank_afresh, args=(group, rank, sender, *call), name=name)
     process.start()
@@ -191,8 +212,15 @@ def _read(rank: _Rank) -> bytes | Failure:
         add_loaded_elsewhere(modules)
         return answer
     except (EOFError, OSError):
-        rank.process.join(END_S)
+        _await_end(rank.process)
         return Failure(0.0, _last_words(rank.process.exitcode), "", None)
+
+
+def _await_end(process: multiprocessing.process.BaseProcess) -> None:
+    """Wait up to END_S; `join` would wait for all that a forked process has forked."""
+    give_up = time.monotonic() + END_S
+    while process.exitcode is None and time.monotonic() < give_up:
+        time.sleep(0.002)
 
 
 def _last_words(exit_code: int | None) -> str:
@@ -244,7 +272,7 @@ def _end(ranks: list[_Rank]) -> None:
         if rank.answer is None or isinstance(rank.answer, Failure):
             rank.process.kill()
     for rank in ranks:
-        rank.process.join(END_S)
+        _await_end(rank.process)
         if rank.process.exitcode is None:
             rank.process.kill()
             rank.process.join()
