@@ -17,7 +17,7 @@ def check_right(arguments: argparse.Namespace) -> int:
     from pipeline.cells.stage import taken_names
     from pipeline.cells.yaml_files import yaml_value
     from pipeline.registry import stages
-    from pipeline.subjects.naming import read
+    from pipeline.subjects.naming import read, told
 
     if not arguments.timeout_s > 0:
         raise UserError(f"check: --timeout-s must be above 0, got {arguments.timeout_s:g}")
@@ -29,15 +29,14 @@ def check_right(arguments: argparse.Namespace) -> int:
     if not subjects:
         raise UserError("check: no implementation is named: give '{kind: {name: place}}' or a file of adapters")
 
-    from pipeline.subjects import course
+    print_lines(told(asked, subjects), sys.stdout)
+
     from pipeline.subjects.verdicts import verdict_on
 
-    if isinstance(asked, str):
-        print_lines([course.told(asked, {(subject.kind, subject.name) for subject in subjects})], sys.stdout)
     is_wrong = False
     for subject in subjects:
         found = verdict_on(subject, arguments.timeout_s)
-        is_wrong |= found.status not in ("ok", "skipped")
+        is_wrong |= found.status == "wrong"
         word, comma = ("right", "") if found.status == "ok" else (found.status, ",")
         line = f"{subject.kind} {subject.name}: {word}{f'{comma} {found.reason}' if found.reason else ''}"
         print_lines([line, *(f"    {limit}" for limit in found.limits)], sys.stdout)

@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -33,6 +34,8 @@ QUANTITIES = ("output", "dq", "dk", "dv")
 IGNORES_MASK = "that is what attention without the causal mask gives"
 # How far an output may lie from that of another mask to be taken for it: bf16 rounds to less, a key makes far more.
 ABOUT = 0.03
+# What a GPU says after which it does nothing more for this process.
+POISON = re.compile(r"CUDA.*(illegal|misaligned|unspecified launch failure|device-side assert)", re.DOTALL)
 # How to call: with (batch · heads, length, head_dim), which is the course's way, or with (batch, heads, ...).
 WAYS = ("folded", "heads")
 
@@ -85,7 +88,7 @@ def check_attention(
 
     Raises Skipped where the subject refuses these.
     """
-    return check_lengths(context, subject, dtype, head_dim, is_causal, (*EVEN, *_odd_lengths_like(seq_len)))
+    return check_lengths(context, subject, dtype, head_dim, is_causal, (*EVEN, *odd_lengths_like(seq_len)))
 
 
 def check_lengths(
@@ -114,7 +117,7 @@ def is_power_of_two(length: int) -> bool:
     return not length & (length - 1)
 
 
-def _odd_lengths_like(seq_len: int) -> tuple[int, ...]:
+def odd_lengths_like(seq_len: int) -> tuple[int, ...]:
     """Return lengths that are multiples of what a cell's is a multiple of, up to 64; of a power of two none."""
     if is_power_of_two(seq_len):
         return ()
@@ -139,7 +142,7 @@ def _check_length(attend: Attend, inputs: tuple[Tensor, ...], is_causal: bool) -
     except Skipped:
         raise
     except Exception as error:
-        if is_out_of_memory(error) or "CUDA error" in str(error):  # after which the GPU does nothing for this process
+        if is_out_of_memory(error) or POISON.search(str(error)):
             raise
         if lacking := lacks(f"{type(error).__name__}: {error}"):
             raise Skipped(lacking) from error
@@ -149,9 +152,10 @@ def _check_length(attend: Attend, inputs: tuple[Tensor, ...], is_causal: bool) -
             raise Skipped("bf16 waits for a GPU: Triton's interpreter multiplies it wrongly") from error
         if isinstance(error, Wrong):
             raise
-        is_asked = q.dtype == torch.float32 and is_power_of_two(length)
-        if isinstance(error, REFUSALS) or not is_asked:
-            raise Skipped(f"refuses length {length}: {_told(error)}") from error
+        is_fp32 = q.dtype == torch.float32
+        if isinstance(error, REFUSALS) or not (is_fp32 and is_power_of_two(length)):
+            refused = "" if is_fp32 else f"{q.dtype}, ".removeprefix("torch.")
+            raise Skipped(f"refuses {refused}length {length}: {_told(error)}") from error
         what = f"raised {type(error).__name__} at length {length}: {_told(error)}{_place(error)}"
         raise Wrong(what) from error
 

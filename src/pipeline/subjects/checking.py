@@ -1,6 +1,5 @@
 """Check an implementation in processes of its own before it is measured, and leave out those that end a measurement."""
 
-import errno
 import re
 import tempfile
 from collections.abc import Callable, Sequence
@@ -25,7 +24,6 @@ WRONG = f"{__name__}.Wrong"
 # What ends a measurement or a check, beside failures of ours.
 ENDS = (Skipped, RuntimeError, MemoryError)
 KILLED = "died by SIGKILL"
-NO_MEMORY = f"[Errno {errno.ENOMEM}]"
 # What gives a measurement and a check more time.
 LIMIT = "the setting timeout_s"
 CHECK_LIMIT = "the setting check_timeout_s, of the command check --timeout-s"
@@ -156,7 +154,7 @@ def _verdict_of_rank(failed: RankFailed, limit: str) -> Verdict:
         return Verdict("skipped", "not implemented")
     if lacking := lacks(first):
         return Verdict("skipped", _brief(lacking))
-    if is_out_of_memory(RuntimeError(first)) or NO_MEMORY in first:
+    if is_out_of_memory(RuntimeError(first)):
         return Verdict("oom", _brief(first.partition(" raised ")[2]))
     if WRONG in first:
         return Verdict("wrong", _brief(first.replace(f" raised {WRONG}", "").removeprefix(f"{ONLY_RANK}: ")))
