@@ -125,7 +125,7 @@ def test_what_cannot_be_resolved_or_is_nested_deeply_is_no_failure(project):
 
 
 def test_reading_a_file_repeats_no_warning_of_its_syntax(project):
-    (project / "mine.py").write_text("def flash(x):\n    return x is 1\n")
+    (project / "mine.py").write_text("def flash(x):\n    return '\\d'\n")
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         check_location("mine:flash", "mine")
