@@ -24,12 +24,24 @@ def test_each_has_a_line_and_one_that_is_wrong_fails_the_command(monkeypatch, ca
 
 
 def test_what_is_right_or_not_written_yet_fails_nothing(monkeypatch, capsys):
-    found = {"mine": Verdict("ok", "refuses lengths like 113"), "other": Verdict("skipped", "not implemented")}
+    limited = Verdict("ok", "in fp32", limits=("bf16: wrong, off by 2", "lengths like 113: skipped, refused"))
+    found = {"mine": limited, "other": Verdict("oom", "too much")}
     assert checked(monkeypatch, [BOTH], **found) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "attention mine: right, refuses lengths like 113",
-        "attention other: skipped, not implemented",
+        "attention mine: right in fp32",
+        "    bf16: wrong, off by 2",
+        "    lengths like 113: skipped, refused",
+        "attention other: oom, too much",
     ]
+
+
+def test_of_a_file_of_adapters_it_is_told_which_it_has_and_which_not(monkeypatch, capsys, tmp_path):
+    file = tmp_path / "adapters.py"
+    file.write_text("def get_rmsnorm_autograd_function_triton(): ...\ndef get_ddp_bucketed(module, mb): ...\n")
+    assert checked(monkeypatch, [str(file)], my_ddp_bucketed=Verdict("ok")) == 0
+    first, *_ = capsys.readouterr().out.splitlines()
+    has, _, lacks = first.partition("; ")
+    assert (has, "get_fsdp" in lacks, "get_ddp_bucketed" in lacks) == (f"{file} has get_ddp_bucketed", True, False)
 
 
 def test_words_copied_from_behind_config_are_understood(monkeypatch, capsys):

@@ -8,10 +8,10 @@ OUTSIDE = Path(__file__).parent / "outside"
 ADAPTERS = str(OUTSIDE / "adapters.py")
 
 
-def attention(function):
-    return Subject("attention", function.lower(), f"{OUTSIDE}/kernels/attention.py:{function}")
+def attention(function, file="kernels/attention.py"):
+    return Subject("attention", function.lower(), f"{OUTSIDE}/{file}:{function}")
 
 
-def training(kind, attribute, **hooks):
-    places = {hook: f"{OUTSIDE}/training.py:{name}" for hook, name in hooks.items()}
-    return Subject(kind, attribute.lower(), f"{OUTSIDE}/training.py:{attribute}", **places)
+def training(kind, attribute, file="training.py", **hooks):
+    places = {hook: f"{OUTSIDE}/{file}:{name}" for hook, name in hooks.items()}
+    return Subject(kind, attribute.lower(), f"{OUTSIDE}/{file}:{attribute}", **places)

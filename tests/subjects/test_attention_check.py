@@ -5,7 +5,7 @@ import torch
 
 from pipeline.errors import Skipped
 from pipeline.parallel.processes.rank import RankContext
-from pipeline.subjects.attention_check import WAYS, check_attention
+from pipeline.subjects.attention_check import WAYS, check_attention, is_power_of_two, odd_lengths_like
 from pipeline.subjects.checking import Wrong
 from pipeline.subjects.naming import Subject
 
@@ -15,9 +15,13 @@ WHERE = " (length 64, head_dim 16, causal)"
 HERE = RankContext(rank=0, world_size=1, backend="gloo", device=torch.device("cpu"), group_setup_ms=0.0)
 
 
-def check(function, dtype=torch.float32, head_dim=16, is_causal=True):
+def check(function, dtype=torch.float32, head_dim=16, is_causal=True, seq_len=512):
     subject = function if isinstance(function, Subject) else attention(function)
-    return check_attention(HERE, subject, dtype, head_dim, is_causal)
+    return check_attention(HERE, subject, dtype, head_dim, is_causal, seq_len)
+
+
+def limited(function):
+    return attention(function, "kernels/limits.py")
 
 
 @pytest.mark.parametrize("is_causal", [True, False])
@@ -71,9 +75,51 @@ def test_a_result_off_by_a_factor_is_told_with_it_and_others_are_not(dtype):
     assert "everywhere" not in check("off_by_one", dtype).reason + check("without_mask", dtype).reason
 
 
-def test_odd_lengths_are_checked_unless_they_are_refused():
-    assert "(length 113, head_dim 16, no mask)" in check("wrong_at_odd_lengths", is_causal=False).reason
-    assert check("powers_of_two_alone").status == "ok"
+@pytest.mark.parametrize("function", [attention("wrong_at_odd_lengths"), limited("reads_out_of_bounds")])
+def test_a_length_that_is_no_power_of_two_condemns_in_cells_of_such_lengths_alone(function):
+    assert check(function, is_causal=False).status == "ok"
+    found = check(function, is_causal=False, seq_len=1001)
+    assert found.status == "wrong"
+    assert "(length 113, head_dim 16, no mask)" in found.reason
+    # Its tiles are whole.
+    assert check(function, is_causal=False, seq_len=48).status == "ok"
+
+
+@pytest.mark.parametrize("function", [attention("powers_of_two_alone"), limited("rearranged_into_tiles")])
+def test_a_length_that_is_refused_or_raises_is_skipped_in_cells_of_such_lengths_alone(function):
+    assert check(function).status == "ok"
+    with pytest.raises(Skipped, match=r"^refuses length 113: .*length"):
+        check(function, seq_len=1001)
+
+
+@pytest.mark.parametrize("seq_len", [1001, 1002, 1000, 1536, 3 * 2**14, 17, 24, 80, 96])
+def test_a_cells_length_is_checked_at_others_that_are_multiples_of_as_much(seq_len):
+    step = min(64, seq_len & -seq_len)
+    for length in odd_lengths_like(seq_len):
+        assert not is_power_of_two(length)
+        assert length % step == 0
+        assert 80 < length < 400
+
+
+def test_what_does_not_take_bf16_is_skipped_in_bf16_alone():
+    assert check(limited("fp32_alone")).status == "ok"
+    with pytest.raises(Skipped, match=r"^refuses bfloat16, length 64: Input dtypes must be the same"):
+        check(limited("fp32_alone"), torch.bfloat16)
+    assert check(limited("answers_in_fp32")).status == "ok"
+    assert "output is (2, 2, 64, 16) of torch.float32" in check(limited("answers_in_fp32"), torch.bfloat16).reason
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter is for machines without a GPU")
+def test_bf16_in_tritons_interpreter_waits_for_a_gpu():
+    assert check(limited("TritonScores")).status == "ok"
+    with pytest.raises(Skipped, match=r"^bf16 waits for a GPU"):
+        check(limited("TritonScores"), torch.bfloat16)
+    # What does not run there is judged.
+    assert check("off_by_one", torch.bfloat16).status == "wrong"
+
+
+def test_what_compiles_itself_meets_each_length_afresh():
+    assert check(limited("compiled_once"), is_causal=False).status == "ok"
 
 
 def test_what_refuses_every_length_is_skipped():

@@ -3,13 +3,15 @@ import pytest
 import torch
 
 from pipeline.cells import locks
+from pipeline.errors import Skipped
 from pipeline.parallel.processes.starting import RankFailed
 from pipeline.subjects.attention_check import check_attention
 from pipeline.subjects.checking import Processes, Verdict, measure_survivors, verdict
 from pipeline.subjects.marks import note_last
 from pipeline.subjects.naming import Subject
+from pipeline.subjects.training_check import check_ddp
 
-from .outside_files import ADAPTERS, attention
+from .outside_files import ADAPTERS, attention, training
 
 FIRST, SECOND, THIRD = (Subject("attention", name, f"mine:{name}") for name in ("first", "second", "third"))
 
@@ -18,11 +20,51 @@ def check(subject, timeout_s=60):
     return verdict(check_attention, subject, Processes(1, "gloo", "cpu", timeout_s), torch.float32, 16, True)
 
 
-def test_a_crash_and_a_hang_are_verdicts():
+def test_a_crash_is_wrong_and_what_takes_too_long_is_skipped_with_the_way_to_allow_more():
     assert check(attention("crashes")) == Verdict("wrong", "its process died by SIGSEGV")
     hanging = check(attention("hangs"), timeout_s=3)
-    assert hanging.status == "wrong"
+    assert hanging.status == "skipped"
     assert hanging.reason.startswith("its process sent no result within 3 s (attention.py:")
+    assert "check_timeout_s" in hanging.reason
+
+
+@pytest.mark.parametrize(
+    ("function", "file", "status", "said"),
+    [
+        ("attention", "package", "skipped", "einops_that_nobody_has: pip install einops_that_nobody_has"),
+        ("attention", "version", "skipped", "cs336_systems_of_nobody is not installed: pip install --no-deps -e "),
+        ("driver", "machine", "skipped", "needs a CUDA GPU"),
+        ("too_small", "machine", "skipped", "needs a larger machine"),
+        ("memory", "machine", "oom", "can't allocate memory"),
+        ("memory_for_threads", "machine", "oom", "Cannot allocate memory"),
+        ("killed", "machine", "oom", "died by SIGKILL"),
+    ],
+)
+def test_what_the_environment_lacks_is_not_wrong(function, file, status, said):
+    found = check(attention(function, f"lacking/{file}.py"))
+    assert found.status == status
+    assert said in found.reason
+
+
+def test_ranks_that_find_no_network_are_not_wrong():
+    wrapper = training("ddp", "interface", file="lacking/machine.py")
+    found = verdict(check_ddp, wrapper, Processes(2, "gloo", "cpu", 60))
+    assert (found.status, "GLOO_SOCKET_IFNAME" in found.reason) == ("skipped", True)
+
+
+@pytest.mark.parametrize(
+    "end", [Skipped("too small a machine"), MemoryError("too much"), torch.OutOfMemoryError("much")]
+)
+def test_one_that_skips_or_takes_the_memory_while_it_is_measured_costs_its_own_rows(end):
+    def measure(left, mark):
+        if FIRST in left:
+            note_last(mark, left.index(FIRST))
+            raise end
+        return "rows"
+
+    result, out = measure_survivors(measure, [FIRST, SECOND])
+    assert result == "rows"
+    assert out == {FIRST: Verdict("skipped" if isinstance(end, Skipped) else "oom", str(end))}
 
 
 def test_what_is_not_written_yet_is_skipped():

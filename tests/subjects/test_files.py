@@ -1,11 +1,12 @@
 import os
 import shutil
 import sys
+import warnings
 
 import pytest
 
 from pipeline.errors import UserError
-from pipeline.subjects.files import check_location, digest, find
+from pipeline.subjects.files import check_location, defined_names, digest, find
 
 from .outside_files import OUTSIDE
 
@@ -94,8 +95,43 @@ def test_a_name_may_be_defined_in_a_branch_or_come_by_a_star(project):
     (project / "mine.py").write_text("import torch\ndef flash(): ...\nclass Attention: ...\nSIZE = 1\n")
     with pytest.raises(UserError, match=r"does not define 'nope'; it defines flash, Attention$"):
         check_location("mine:nope", "mine")
-    (project / "mine.py").write_text("from kernels.attention import *\n")
+    (project / "mine.py").write_text("from torch import *\n")
     check_location("mine:attention", "mine")
+
+
+@pytest.mark.parametrize("module", ["kernels.attention", "again", "kernels"])
+def test_a_star_import_beside_a_def_hides_nothing(project, module):
+    (project / "again.py").write_text("from kernels.attention import *\n")
+    (project / "kernels/__init__.py").write_text("from .attention import *\nfrom .masks import *\n")
+    (project / "mine.py").write_text(f"from {module} import *\ndef flash(): ...\n")
+    assert {"flash", "Right"} <= defined_names("mine.py", "mine")
+    check_location("mine:Right", "mine")
+    with pytest.raises(UserError, match=r"does not define 'Left'; it defines flash$"):
+        check_location("mine:Left", "mine")
+
+
+def test_what_cannot_be_resolved_or_is_nested_deeply_is_no_failure(project):
+    deep = " + ".join(["1"] * 950)
+    (project / "mine.py").write_text(f"def flash():\n    from {'.' * 80} import x\n    return {deep}\n")
+    check_location("mine:flash", "mine")
+    before = digest(["mine:flash"])
+    (project / "mine.py").write_text(f"def flash():\n    return {deep} + 2\n")
+    assert digest(["mine:flash"]) != before
+    (project / "mine.py").write_text(f"VALUE = {'(' * 50_000}1{')' * 50_000}\n")
+    with pytest.raises(UserError, match=r"mine: .*mine\.py: .*(nested too deeply|too many nested parentheses)"):
+        check_location("mine:VALUE", "mine")
+    (project / "mine.py").write_text(f"VALUE = {'-' * 50_000}1\n")
+    with pytest.raises(UserError, match=r"mine: .*mine\.py: .*nested too deeply"):
+        check_location("mine:VALUE", "mine")
+
+
+def test_reading_a_file_repeats_no_warning_of_its_syntax(project):
+    (project / "mine.py").write_text("def flash(x):\n    return '\\d'\n")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        check_location("mine:flash", "mine")
+        digest(["mine:flash"])
+    assert not told
 
 
 def test_a_file_that_is_no_python_is_named_with_the_line(project):

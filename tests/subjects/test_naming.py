@@ -46,6 +46,11 @@ def test_a_file_of_the_courses_adapters_gives_what_it_defines():
     assert {subject.kind for subject in subjects.values()} < set(KINDS)
 
 
+def test_adapters_that_come_by_a_star_import_beside_a_def_are_read():
+    of_file, with_star = (read(file, "subjects", {}) for file in (FILE, f"{OUTSIDE}/star_adapters.py"))
+    assert {each.name for each in with_star} == {each.name for each in of_file} | {"my_ddp"}
+
+
 @pytest.mark.parametrize(
     ("asked", "said"),
     [

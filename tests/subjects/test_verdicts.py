@@ -13,14 +13,35 @@ def test_attention_is_right_where_every_problem_is():
 
 
 def test_attention_is_wrong_by_its_first_problem_that_is_with_dtype_length_and_mask():
-    found = verdict_on(attention("without_mask"), TIMEOUT_S)
+    found = verdict_on(attention("off_by_one"), TIMEOUT_S)
     assert found.status == "wrong"
-    assert found.reason.startswith("in fp32 output is off by ")
+    assert found.reason.startswith("in fp32 causal output is off by ")
     assert found.reason.endswith("(length 64, head_dim 64, causal)")
 
 
-def test_what_a_right_one_refuses_is_told():
-    assert verdict_on(attention("powers_of_two_alone"), TIMEOUT_S).reason == "refuses lengths like 113"
+@pytest.mark.parametrize(
+    ("function", "limit"),
+    [
+        (attention("powers_of_two_alone"), "lengths like 113: skipped, refuses length 113: "),
+        (attention("wrong_at_odd_lengths"), "lengths like 113: wrong, output is off by "),
+        (attention("without_mask"), "fp32 causal: wrong, output is off by "),
+        (attention("answers_in_fp32", "kernels/limits.py"), "bf16: wrong, output is "),
+        (attention("crashes_at_length_113"), "lengths like 113: wrong, its process died by SIGSEGV"),
+    ],
+)
+def test_what_the_assignment_does_not_ask_for_is_a_limit_of_a_right_one(function, limit):
+    found = verdict_on(function, TIMEOUT_S)
+    assert found.status == "ok"
+    (told,) = found.limits
+    assert told.startswith(limit)
+    right = {"fp32 without a mask", "fp32 causal", "bf16", "lengths like 113"} - {limit.partition(":")[0]}
+    assert all(words in found.reason for words in right)
+
+
+def test_after_one_that_takes_all_the_time_none_is_tried():
+    found = verdict_on(attention("hangs"), 5.0)
+    assert found.status == "skipped"
+    assert found.reason.startswith("its process sent no result within 5 s (attention.py:")
 
 
 def test_what_refuses_every_problem_is_skipped():

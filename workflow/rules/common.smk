@@ -47,6 +47,8 @@ def checked_plan():
         logger.warning(
             f"overrides: {stage} is not measured, for scale '{plan.scale}' has no cell of it: give it `grids`"
         )
+    for line in naming.told(config["subjects"], plan.subjects) if plan.measure else ():
+        logger.warning(f"subjects: {line}")
     for name in idle_subjects(plan) if plan.measure else ():
         logger.warning(f"subjects: {name} is not measured, for this run has no cell of a stage that takes its kind")
     check_something_to_write(plan, RESULTS)

@@ -2,9 +2,12 @@
 
 import inspect
 import math
+import re
+import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import FrameType
 
 import torch
 from torch import Tensor
@@ -13,13 +16,13 @@ from pipeline.attention.reference import allowed_errors, exact_attention
 from pipeline.errors import Skipped
 from pipeline.instruments.memory.out_of_memory import is_out_of_memory
 from pipeline.parallel.processes.starting import RankContext
-from pipeline.subjects.checking import REFUSALS, Verdict, Wrong
+from pipeline.subjects.checking import REFUSALS, Verdict, Wrong, lacks
 from pipeline.subjects.loading import load
 from pipeline.subjects.naming import Subject
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
-# Powers of two, which every kernel takes; and lengths that are no multiple of a tile, which one may refuse.
+# Powers of two, which the assignment asks for; and lengths that are no multiple of a tile, which it does not.
 EVEN, ODD = (64, 256), (113, 321)
 BATCH, HEADS = 2, 2
 # Of each product, in unit roundoffs. The plain formula, which rounds scores, weights and their gradients, makes four.
@@ -27,8 +30,12 @@ ROUNDINGS = 8
 # TF32 has 10 bits of fraction. In it multiply a Triton kernel's fp32 products where nobody asks for more.
 TF32_EPS = 2.0**-10
 QUANTITIES = ("output", "dq", "dk", "dv")
+# What is said of a result that is right for attention without the mask.
+IGNORES_MASK = "that is what attention without the causal mask gives"
 # How far an output may lie from that of another mask to be taken for it: bf16 rounds to less, a key makes far more.
 ABOUT = 0.03
+# What a GPU says after which it does nothing more for this process.
+POISON = re.compile(r"CUDA.*(illegal|misaligned|unspecified launch failure|device-side assert)", re.DOTALL)
 # How to call: with (batch · heads, length, head_dim), which is the course's way, or with (batch, heads, ...).
 WAYS = ("folded", "heads")
 
@@ -75,21 +82,29 @@ def _takes_mask_by_name(function: Callable[..., Tensor]) -> bool:
 
 
 def check_attention(
-    context: RankContext, subject: Subject, dtype: torch.dtype, head_dim: int, is_causal: bool
+    context: RankContext, subject: Subject, dtype: torch.dtype, head_dim: int, is_causal: bool, seq_len: int = EVEN[0]
 ) -> Verdict:
-    """Check a subject with small problems of a cell's dtype, head_dim and mask, folded and else by heads.
+    """Check a subject for a cell: small problems of its dtype, head_dim, mask and kind of length.
 
-    The reason of a right one says which lengths it refuses. Raises Skipped where it refuses the even ones too.
+    Raises Skipped where the subject refuses these.
     """
+    return check_lengths(context, subject, dtype, head_dim, is_causal, (*EVEN, *odd_lengths_like(seq_len)))
+
+
+def check_lengths(
+    context: RankContext, subject: Subject, dtype: torch.dtype, head_dim: int, is_causal: bool, lengths: Sequence[int]
+) -> Verdict:
+    """Check a subject at these lengths, folded and else by heads; raises Skipped where it refuses one of them."""
     complaints: list[Exception] = []
     for way in WAYS:
         attend = attention_of(subject, way, is_causal)
         try:
-            refused = _refused_lengths(attend, dtype, head_dim, is_causal, context.device)
+            for length in lengths:
+                _check_length(attend, _inputs(length, head_dim, dtype, context.device), is_causal)
         except (Wrong, Skipped) as complaint:
             complaints.append(complaint)
         else:
-            return Verdict("ok", f"refuses lengths like {refused[0]}" if refused else "", way)
+            return Verdict("ok", way=way)
     # A shape that it does not take says less than numbers that are off.
     told = next((each for each in complaints if isinstance(each, Wrong)), None)
     if told is None:
@@ -97,36 +112,79 @@ def check_attention(
     return Verdict("wrong", str(told))
 
 
-def _refused_lengths(
-    attend: Attend, dtype: torch.dtype, head_dim: int, is_causal: bool, device: torch.device
-) -> list[int]:
-    """Return the odd lengths that an implementation refuses.
+def is_power_of_two(length: int) -> bool:
+    """Tell whether a length is one of those that every implementation has to take."""
+    return not length & (length - 1)
 
-    Raises Wrong where it is, the first length first, and Skipped where it refuses an even one.
+
+def odd_lengths_like(seq_len: int) -> tuple[int, ...]:
+    """Return lengths that are multiples of what a cell's is a multiple of, up to 64; of a power of two none."""
+    if is_power_of_two(seq_len):
+        return ()
+    step = min(64, seq_len & -seq_len)
+    return tuple(max(3, odd // step | 1) * step for odd in ODD)
+
+
+def _check_length(attend: Attend, inputs: tuple[Tensor, ...], is_causal: bool) -> None:
+    """Raise Wrong where an implementation is wrong at one problem, and Skipped where it refuses it.
+
+    An exception is a refusal where the assignment does not ask for the problem: at odd lengths and beside fp32.
     """
-    refused = []
-    for length in (*EVEN, *ODD):
-        inputs = _inputs(length, head_dim, dtype, device)
-        try:
-            results = _output_and_gradients(attend, *inputs)
-        except (Wrong, Skipped):
-            raise
-        except REFUSALS as error:
-            if length in EVEN:
-                raise Skipped(f"refuses length {length}: {_told(error)}") from error
-            refused.append(length)
-            continue
-        except Exception as error:
-            if is_out_of_memory(error):
-                raise
-            if device.type == "cpu" and _is_of_triton(error):
-                raise Skipped("needs a CUDA GPU: it is a Triton kernel") from error
-            what = f"raised {type(error).__name__} at length {length}: {_told(error)}{_place(error)}"
-            raise Wrong(what) from error
+    q = inputs[0]
+    length, head_dim = q.shape[-2:]
+    if "torch._dynamo" in sys.modules:  # what compiles itself meets few shapes in a cell: here each is the first
+        torch.compiler.reset()
+    try:
+        results = _output_and_gradients(attend, *inputs)
         if wrong := _wrong(results, inputs, is_causal):
             mask = "causal" if is_causal else "no mask"
             raise Wrong(f"{wrong} (length {length}, head_dim {head_dim}, {mask})")
-    return refused
+    except Skipped:
+        raise
+    except Exception as error:
+        if is_out_of_memory(error) or POISON.search(str(error)):
+            raise
+        if lacking := lacks(f"{type(error).__name__}: {error}"):
+            raise Skipped(lacking) from error
+        if q.device.type == "cpu" and _is_of_triton(error):
+            raise Skipped("needs a CUDA GPU: it is a Triton kernel") from error
+        if q.dtype == torch.bfloat16 and _is_interpreted(attend, inputs):
+            raise Skipped("bf16 waits for a GPU: Triton's interpreter multiplies it wrongly") from error
+        if isinstance(error, Wrong):
+            raise
+        is_fp32 = q.dtype == torch.float32
+        if isinstance(error, REFUSALS) or not (is_fp32 and is_power_of_two(length)):
+            refused = "" if is_fp32 else f"{q.dtype}, ".removeprefix("torch.")
+            raise Skipped(f"refuses {refused}length {length}: {_told(error)}") from error
+        what = f"raised {type(error).__name__} at length {length}: {_told(error)}{_place(error)}"
+        raise Wrong(what) from error
+
+
+class _Interpreted(BaseException):
+    """Triton's interpreter was called."""
+
+
+def _is_interpreted(attend: Attend, inputs: tuple[Tensor, ...]) -> bool:
+    """Tell whether an implementation runs kernels in Triton's interpreter; it is called up to its first."""
+    if "triton.runtime.interpreter" not in sys.modules:
+        return False
+    interpreter = sys.modules["triton.runtime.interpreter"].__file__
+
+    def look(frame: FrameType, event: str, _argument: object) -> None:
+        if event == "call" and frame.f_code.co_filename == interpreter:
+            raise _Interpreted
+
+    before = sys.getprofile()
+    sys.setprofile(look)
+    try:
+        attend(*inputs[:3])
+    except _Interpreted:
+        return True
+    except Exception:
+        return False
+    finally:
+        sys.setprofile(before)
+    return False
 
 
 def _inputs(length: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
@@ -194,7 +252,7 @@ def _without_mask(name: str, result: Tensor, inputs: tuple[Tensor, ...], is_caus
     wanted = getattr(exact_attention(q, k, v, do, False), name)
     allowed = allowed_errors(ROUNDINGS, q, k, v, do, False, eps)[QUANTITIES.index(name)]
     is_right = ((result.double() - wanted).abs() <= allowed).all()
-    return "; that is what attention without the causal mask gives" if is_right else ""
+    return f"; {IGNORES_MASK}" if is_right else ""
 
 
 def _other_diagonal(output: Tensor, inputs: tuple[Tensor, ...]) -> str:

@@ -1,7 +1,7 @@
-"""The adapters by which assignment 2 of CS336 tests a student's work, in its editions of 2025 and 2026.
+"""The adapters by which assignment 2 of CS336 tests a student's work, in its editions of 2024 to 2026.
 
-A file of adapters has a function for each part of the assignment. Source: tests/adapters.py of
-github.com/stanford-cs336/assignment2-systems.
+A file of adapters has a function for each part of the assignment; that of 2024 has others too, of RMSNorm, which are
+not read. Source: tests/adapters.py of github.com/stanford-cs336/assignment2-systems.
 """
 
 from collections.abc import Collection
@@ -47,3 +47,12 @@ def adapters(file: str, defined: Collection[str], where: str) -> dict[str, dict[
         known = ", ".join(functions["use"] for functions in ADAPTERS.values())
         raise UserError(f"{where}: {file} has none of the course's adapters, which are {known}")
     return found
+
+
+def told(file: str, names: Collection[tuple[str, str]]) -> str:
+    """Say which of the course's adapters a file has, by the kinds and names of its subjects, and which it has not."""
+    has, lacks = (
+        ", ".join(functions["use"] for key, functions in ADAPTERS.items() if (key in names) == is_there)
+        for is_there in (True, False)
+    )
+    return f"{file} has {has}" + (f"; it has no {lacks}" if lacks else "")

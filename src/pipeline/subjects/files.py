@@ -1,12 +1,14 @@
 """The source files of an implementation, found and read without running it."""
 
 import ast
+import contextlib
 import difflib
 import hashlib
 import importlib.util
 import json
 import os
 import re
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder
@@ -55,13 +57,14 @@ def check_location(place: str, where: str) -> None:
     """Raise UserError, one line, where a place has no file, its file is no Python, or does not define the attribute."""
     try:
         target, attribute = split_place(place)
-        tree = _tree(find(target).file)
-        names = _names(tree)
+        source = find(target)
+        names, is_all = _names(source)
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
-    if names is not None and attribute.partition(".")[0] not in names:
+    if is_all and attribute.partition(".")[0] not in names:
         close = difflib.get_close_matches(attribute, names, 1)
-        known = f"did you mean '{close[0]}'?" if close else f"it defines {', '.join(_own_names(tree) or sorted(names))}"
+        defined = ", ".join(_own_names(_tree(source.file)) or sorted(names))
+        known = f"did you mean '{close[0]}'?" if close else f"it defines {defined}"
         raise UserError(f"{where}: {target} does not define '{attribute}'; {known}")
 
 
@@ -70,7 +73,7 @@ def defined_names(file: str, where: str) -> set[str]:
     if not file.endswith(".py"):
         raise UserError(f"{where} must be a mapping of kinds or the path of a .py file of adapters, got '{file}'")
     try:
-        return _names(_tree(find(file).file)) or set()
+        return _names(find(file))[0]
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
 
@@ -136,17 +139,42 @@ def _project(file: Path, root: Path) -> Path:
 
 def _tree(file: Path) -> ast.Module:
     try:
-        return ast.parse(file.read_bytes(), filename=str(file))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # an import says it
+            return ast.parse(file.read_bytes(), filename=str(file))
     except OSError as error:
         raise UserError(f"cannot read {file}: {error.strerror}") from None
+    except (RecursionError, MemoryError):
+        raise UserError(f"{file}: an expression in it is nested too deeply") from None
     except (SyntaxError, ValueError) as error:
         line = f" line {error.lineno}:" if isinstance(error, SyntaxError) else ""
         raise UserError(f"{file}:{line} no valid Python: {getattr(error, 'msg', error)}") from None
 
 
-def _names(tree: ast.Module) -> set[str] | None:
-    """Return the names that a module defines at its top, in branches too; None where `import *` may define any."""
+def _names(source: Source) -> tuple[set[str], bool]:
+    """Return the names that a module defines, those that come by `import *` too, and whether these are surely all."""
     names: set[str] = set()
+    seen: set[Path] = set()
+    waiting, is_all = [source.file], True
+    while waiting:
+        path = waiting.pop()
+        if path in seen:
+            continue
+        seen.add(path)
+        own, stars = _names_and_stars(_tree(path))
+        names |= own if path == source.file else {name for name in own if not name.startswith("_")}
+        for star in stars:
+            # The last is the module; before it come its packages.
+            files = list(_imported_by(star, path, source))
+            is_all &= bool(files)
+            waiting += files[-1:] or _elsewhere(star)
+    return names, is_all
+
+
+def _names_and_stars(tree: ast.Module) -> tuple[set[str], list[ast.ImportFrom]]:
+    """Return the names that a module itself defines at its top, in branches too, and its `from … import *`."""
+    names: set[str] = set()
+    stars: list[ast.ImportFrom] = []
     waiting: list[ast.AST] = list(tree.body)
     while waiting:
         node = waiting.pop()
@@ -154,12 +182,22 @@ def _names(tree: ast.Module) -> set[str] | None:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                 names.add(node.name)
                 continue
+            case ast.ImportFrom(names=[ast.alias(name="*")]):
+                stars.append(node)
             case ast.Import() | ast.ImportFrom():
                 names |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
             case ast.Name(ctx=ast.Store()):
                 names.add(node.id)
         waiting.extend(ast.iter_child_nodes(node))
-    return None if "*" in names else names
+    return names, stars
+
+
+def _elsewhere(star: ast.ImportFrom) -> list[Path]:
+    """Return the file of a module that is installed or in PYTHONPATH; none where it has no source."""
+    try:
+        return [] if star.level or star.module is None else [find(star.module).file]
+    except UserError:
+        return []
 
 
 def _own_names(tree: ast.Module) -> list[str]:
@@ -193,17 +231,22 @@ def _imported(path: Path, source: Source) -> Iterator[Path]:
             case ast.Import():
                 for alias in node.names:
                     yield from _module_files(alias.name, source)
-            case ast.ImportFrom(level=0):
-                for name in (node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)):
-                    yield from _module_files(name, source)
             case ast.ImportFrom():
-                base = path.parents[node.level - 1].joinpath(*(node.module or "").split("."))
-                for file in (base, *(base / alias.name for alias in node.names)):
-                    yield from _as_module(file)
+                yield from _imported_by(node, path, source)
             case ast.Constant(value=str(text)) if FILE_NAME.fullmatch(text):
                 named = path.parent / text
                 if named.is_file() and named.resolve().is_relative_to(source.project.resolve()):
                     yield named
+
+
+def _imported_by(node: ast.ImportFrom, path: Path, source: Source) -> Iterator[Path]:
+    if not node.level:
+        for name in (node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)):
+            yield from _module_files(name, source)
+    elif node.level <= len(path.parents):  # else it is above the root of all folders
+        base = path.parents[node.level - 1].joinpath(*(node.module or "").split("."))
+        for file in (base, *(base / alias.name for alias in node.names)):
+            yield from _as_module(file)
 
 
 def _module_files(name: str, source: Source) -> Iterator[Path]:
@@ -222,7 +265,8 @@ def _as_module(path: Path) -> list[Path]:
 
 def _file_digest(path: Path) -> str:
     if path.suffix == ".py":
-        return tree_digest(_tree(path))
+        with contextlib.suppress(RecursionError):  # of an expression that is nested deeply, which Python still takes
+            return tree_digest(_tree(path))
     size, time_ns = path.stat().st_size, path.stat().st_mtime_ns
     if size > LARGE_BYTES:  # weights, say: they would be read at each plan
         return f"{size} bytes of {time_ns}"

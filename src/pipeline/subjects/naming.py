@@ -86,6 +86,11 @@ def read(asked: Any, where: str, taken: Mapping[str, Iterable[str]]) -> tuple[Su
     return tuple(subjects)
 
 
+def told(asked: Any, subjects: Iterable[Subject]) -> list[str]:
+    """Return a line of which of the course's adapters a file has and which not, none where no file was asked for."""
+    return [course.told(asked, {(each.kind, each.name) for each in subjects})] if isinstance(asked, str) else []
+
+
 def words(subjects: Iterable[Subject]) -> list[str]:
     """Return the option of a command that gives these subjects: none, or `--subjects` and what `read` reads."""
     asked: dict[str, dict[str, Any]] = {}

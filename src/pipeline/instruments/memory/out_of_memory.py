@@ -9,6 +9,7 @@ T = TypeVar("T")
 # What is said where it is not torch's caching allocator that finds nothing left.
 _TEXTS = (
     "DefaultCPUAllocator: can't allocate memory",
+    "[Errno 12] Cannot allocate memory",  # of the kernel, for a process or a mapping
     "CUDA out of memory",  # wrapped in another error, as the compiler does
     "CUDA error: out of memory",
     "Triton Error [CUDA]: out of memory",
@@ -23,7 +24,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in _TEXTS)
+    return isinstance(error, RuntimeError | OSError) and any(text in str(error) for text in _TEXTS)
 
 
 def attempt(function: Callable[..., T], *arguments: Any) -> tuple[T | None, str | None]:

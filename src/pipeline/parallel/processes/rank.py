@@ -234,5 +234,6 @@ def _leave(context: RankContext) -> None:
 
 def _failure(error: BaseException) -> Failure:
     summary = traceback.format_exception_only(error)[-1].strip()
-    outcome = error if isinstance(error, OUTCOMES) else None
+    # As its own type: the caller may not have the module of a subclass.
+    outcome = next((kind(str(error)) for kind in OUTCOMES if isinstance(error, kind)), None)
     return Failure(time.time(), f"raised {summary}", "".join(traceback.format_exception(error)).rstrip(), outcome)

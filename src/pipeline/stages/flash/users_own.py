@@ -48,7 +48,7 @@ def measure_with(subjects: Sequence[Subject], cell: Cell, settings: Settings) ->
         return rows + [row for subject in subjects for row in _failed_rows(subject, skipped)]
     device_type = "cuda" if torch.cuda.is_available() else "cpu"
     checked = Processes(1, "gloo", device_type, settings.check_timeout_s)
-    problem = (TORCH_DTYPES[cell.dtype], cell.head_dim, cell.is_causal)
+    problem = (TORCH_DTYPES[cell.dtype], cell.head_dim, cell.is_causal, cell.seq_len)
     verdicts = {subject: verdict(check_attention, subject, checked, *problem) for subject in subjects}
     ways = {subject: found.way for subject, found in verdicts.items() if found.status == "ok"}
 

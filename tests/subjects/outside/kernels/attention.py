@@ -109,6 +109,12 @@ def crashes_at_length_32(q, k, v, is_causal):
     return Right.apply(q, k, v, is_causal)
 
 
+def crashes_at_length_113(q, k, v, is_causal):
+    if q.shape[-2] == 113:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return Right.apply(q, k, v, is_causal)
+
+
 def unfinished(q, k, v, is_causal):
     raise NotImplementedError
 
