@@ -1,8 +1,8 @@
 """Try one implementation alone: does it run, about how long does a call take, with how much memory, how exactly?"""
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any, TypeVar, cast
 
 import torch
@@ -146,11 +146,11 @@ def _second_call(work: Work, device: torch.device) -> tuple[_Called, Row]:
 def _timed_call(work: Work, device: torch.device) -> _Called:
     """Run one sample of the work."""
     kept: list[Any] = []
-    started = time.perf_counter()
+    started = perf_counter()
     with work.within():
         argument = work.prepare()
         call_ms = time_call_ms(lambda: kept.append(work.call(argument)), device)
-    return _Called(call_ms, time.perf_counter() - started, kept[0])
+    return _Called(call_ms, perf_counter() - started, kept[0])
 
 
 def _errors(phase: str, result: Any, exact: ExactAttention) -> Row:
