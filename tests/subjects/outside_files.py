@@ -8,8 +8,8 @@ OUTSIDE = Path(__file__).parent / "outside"
 ADAPTERS = str(OUTSIDE / "adapters.py")
 
 
-def attention(function):
-    return Subject("attention", function.lower(), f"{OUTSIDE}/kernels/attention.py:{function}")
+def attention(function, file="attention"):
+    return Subject("attention", function.lower(), f"{OUTSIDE}/kernels/{file}.py:{function}")
 
 
 def training(kind, attribute, **hooks):

@@ -36,10 +36,10 @@ def test_a_measurement_is_repeated_without_the_one_that_ran_last():
         if SECOND in left:
             note_last(mark, left.index(SECOND))
             raise RankFailed(0, "rank 0 of 1 died by SIGSEGV")
-        return "rows"
+        return [{"impl": "first"}]
 
     result, out = measure_survivors(measure, [FIRST, SECOND, THIRD])
-    assert (result, measured) == ("rows", [[FIRST, SECOND, THIRD], [FIRST, THIRD]])
+    assert (result, measured) == ([{"impl": "first"}], [[FIRST, SECOND, THIRD], [FIRST, THIRD]])
     assert out == {SECOND: Verdict("wrong", "its process died by SIGSEGV")}
 
 
@@ -47,6 +47,7 @@ def test_a_rank_that_gloo_aborts_is_told_why():
     def measure(left, mark):
         if left:
             raise RankFailed(0, "rank 1 of 2 died by SIGABRT")
+        return []
 
     _result, out = measure_survivors(measure, [FIRST])
     assert out[FIRST].reason.startswith("rank 1 of 2 died by SIGABRT: gloo aborts where ranks begin collectives in ")

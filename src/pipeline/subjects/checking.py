@@ -10,10 +10,11 @@ from typing import Any, TypeVar
 from pipeline.errors import Skipped, printable
 from pipeline.instruments.memory.out_of_memory import is_out_of_memory
 from pipeline.parallel.processes.starting import RankFailed, run_ranks
-from pipeline.subjects.marks import note_last, noted
+from pipeline.subjects.marks import note_last, noted, noted_changes
 from pipeline.subjects.naming import Subject
 
 Result = TypeVar("Result")
+Row = dict[str, Any]
 # By these an implementation says of itself that it does not take a problem.
 REFUSALS = (NotImplementedError, ValueError, AssertionError)
 LONGEST_REASON = 300
@@ -80,12 +81,13 @@ def verdict(check: Callable[..., Verdict], subject: Subject, processes: Processe
 
 
 def measure_survivors(
-    measure: Callable[[Sequence[Subject], Path], Result], subjects: Sequence[Subject]
-) -> tuple[Result, dict[Subject, Verdict]]:
+    measure: Callable[[Sequence[Subject], Path], list[Row]], subjects: Sequence[Subject]
+) -> tuple[list[Row], dict[Subject, Verdict]]:
     """Measure with these subjects in processes of their own; where those end, again without the one to blame.
 
-    measure: takes subjects and the path of the file that is to tell who ran last. Returns its result, and a
-    verdict on each subject that was left out. Raises RankFailed where the measurement fails without any subject.
+    measure: takes subjects and the path of the file that is to tell who ran last and what they changed for all.
+    Returns its rows, in which `impl` names the subject and `reason` says what it changed, and a verdict on each subject
+    that was left out. Raises RankFailed where the measurement fails without any subject.
     """
     left, out = list(subjects), dict[Subject, Verdict]()
     with tempfile.TemporaryDirectory(prefix="subjects-") as folder:
@@ -93,7 +95,9 @@ def measure_survivors(
         while True:
             note_last(mark, None)
             try:
-                return measure(left, mark), out
+                rows = measure(left, mark)
+                changes = {left[number].name: words for number, words in noted_changes(mark).items()}
+                return [_with_changes(row, changes.get(row.get("impl", ""), [])) for row in rows], out
             except RankFailed as failed:
                 if not left:
                     raise
@@ -101,6 +105,13 @@ def measure_survivors(
                 to_blame = left if last is None else [left[last]]
                 out |= dict.fromkeys(to_blame, _verdict_of(failed))
                 left = [subject for subject in left if subject not in to_blame]
+
+
+def _with_changes(row: Row, changes: Sequence[str]) -> Row:
+    if not changes:
+        return row
+    said = f"it set {', '.join(changes)}, which was undone: all run alike"
+    return row | {"reason": "; ".join([*filter(None, [row.get("reason")]), said])}
 
 
 def _verdict_of(failed: RankFailed) -> Verdict:
