@@ -63,6 +63,8 @@ def measure_variants(
             rank.take_turn(variant, results[variant], is_first_turn)
         for variant in variants:
             rank.profile(variant, results[variant])
+        if rank.turns is not None:
+            rank.turns.end()
     return results
 
 

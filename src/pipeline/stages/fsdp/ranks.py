@@ -74,6 +74,8 @@ def measure_ways(
         for impl in impls:
             is_captured = impl in FULLY_SHARDED or impl in own
             _profile(partial(build, impl), results[impl], settings, context, is_captured)
+        if turns_of_own is not None:
+            turns_of_own.end()
     return results
 
 

@@ -80,6 +80,8 @@ def measure_optimizers(
         if context.device.type == "cuda":
             for impl in impls:
                 results[impl].busy = _profile(build(impl), context)
+        if turns_of_own is not None:
+            turns_of_own.end()
     return results
 
 
