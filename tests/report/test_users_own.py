@@ -113,6 +113,13 @@ def test_a_wrong_one_is_told_once_with_its_reason_and_is_not_ranked():
     assert not section.users_own
 
 
+def test_what_is_told_of_one_with_a_figure_stands_before_its_place():
+    frame = pd.concat([rows(triton=1.0), rows(mine=2.0, reason="it set num_threads from 2 to 1")])
+    section = with_users_own(SECTION, frame, FLASH)
+    assert section.parts[0] == "Of your `mine`: it set num_threads from 2 to 1."
+    assert not section.headline
+
+
 @pytest.mark.parametrize("sizes", [(1, 10), (1, 1000)])
 def test_of_one_with_buckets_the_fastest_is_told(sizes):
     ddp = stages()["ddp"]

@@ -122,6 +122,22 @@ def test_what_compiles_itself_meets_each_length_afresh():
     assert check(limited("compiled_once"), is_causal=False).status == "ok"
 
 
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (
+            "of_pointers",
+            "; that is the result of the call before, which had other numbers in the same tensors (length 64",
+        ),
+        ("AddsToDq", "; that is the sum with the call before: is a buffer not cleared? (length 64"),
+    ],
+)
+def test_what_is_right_in_its_first_call_alone_is_wrong(function, said):
+    found = check(attention(function, "kernels/lasting.py"))
+    assert found.status == "wrong"
+    assert said in found.reason
+
+
 def test_what_refuses_every_length_is_skipped():
     with pytest.raises(Skipped, match="refuses length 64: NotImplementedError"):
         check("unfinished")

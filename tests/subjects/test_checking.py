@@ -60,10 +60,10 @@ def test_one_that_skips_or_takes_the_memory_while_it_is_measured_costs_its_own_r
         if FIRST in left:
             note_last(mark, left.index(FIRST))
             raise end
-        return "rows"
+        return [{"impl": "second"}]
 
     result, out = measure_survivors(measure, [FIRST, SECOND])
-    assert result == "rows"
+    assert result == [{"impl": "second"}]
     assert out == {FIRST: Verdict("skipped" if isinstance(end, Skipped) else "oom", str(end))}
 
 
@@ -80,10 +80,10 @@ def test_a_measurement_is_repeated_without_the_one_that_ran_last():
         if SECOND in left:
             note_last(mark, left.index(SECOND))
             raise RankFailed(0, "rank 0 of 1 died by SIGSEGV")
-        return "rows"
+        return [{"impl": "first"}]
 
     result, out = measure_survivors(measure, [FIRST, SECOND, THIRD])
-    assert (result, measured) == ("rows", [[FIRST, SECOND, THIRD], [FIRST, THIRD]])
+    assert (result, measured) == ([{"impl": "first"}], [[FIRST, SECOND, THIRD], [FIRST, THIRD]])
     assert out == {SECOND: Verdict("wrong", "its process died by SIGSEGV")}
 
 
@@ -91,6 +91,7 @@ def test_a_rank_that_gloo_aborts_is_told_why():
     def measure(left, mark):
         if left:
             raise RankFailed(0, "rank 1 of 2 died by SIGABRT")
+        return []
 
     _result, out = measure_survivors(measure, [FIRST])
     assert out[FIRST].reason.startswith("rank 1 of 2 died by SIGABRT: gloo aborts where ranks begin collectives in ")

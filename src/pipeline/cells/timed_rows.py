@@ -35,8 +35,8 @@ class TimedRow(Row):
         if not reading.row.get("samples_ms"):
             return {}
         why = cls.why_unstable(reading)
-        outcome = {"status": "unstable", "reason": why} if why else {}
-        return {**summarise(reading.row["samples_ms"]), **outcome}
+        outcome = {"status": "unstable", "reason": "; ".join([*filter(None, [reading.row.get("reason"), why])])}
+        return {**summarise(reading.row["samples_ms"]), **(outcome if why else {})}
 
     @classmethod
     def why_unstable(cls, reading: Reading) -> str | None:

@@ -39,7 +39,7 @@ def with_users_own(section: Section, rows: pd.DataFrame, stage: Stage) -> Sectio
         return section
     ranked = ranking(rows, stage, stage.subjects)
     failures, timed = _failures(ranked[ranked["own"]]), _first_problems(ranked)
-    parts: list[Any] = [*failures]
+    parts: list[Any] = [*failures, *_remarks(ranked[ranked["own"]])]
     if len(timed):
         parts += [Figure("users_own", _sentence(timed), _bars(timed)), _table(timed, _by_phase(rows, stage, timed))]
     return replace(
@@ -163,6 +163,15 @@ def _failures(own: pd.DataFrame) -> list[Markdown]:
     return [
         say("Your {name} is {status}: {reason}.", name=code(row["impl"]), status=row["status"], reason=row["reason"])
         for _, row in failed.drop_duplicates(["impl", "reason"]).head(MOST_TABLE_ROWS).iterrows()
+    ]
+
+
+def _remarks(own: pd.DataFrame) -> list[Markdown]:
+    """Repeat what is told of each of the user's own that has a figure, such as what it changed for all."""
+    told = own[own["status"] == "ok"].dropna(subset="reason").drop_duplicates(["impl", "reason"])
+    return [
+        say("Of your {name}: {reason}.", name=code(row["impl"]), reason=row["reason"])
+        for _, row in told.head(MOST_TABLE_ROWS).iterrows()
     ]
 
 

@@ -194,8 +194,26 @@ def _inputs(length: int, head_dim: int, dtype: torch.dtype, device: torch.device
 
 
 def _output_and_gradients(attend: Attend, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> list[Tensor]:
-    """Call forward and backward; raises Wrong where that gives no tensors, or changes what it was given."""
-    inputs, gradient = [tensor.clone().requires_grad_() for tensor in (q, k, v)], do.clone()
+    """Call forward and backward; raises Wrong where that gives no tensors, or changes what it was given.
+
+    At the first length that is its second call, with other numbers than before in the same tensors.
+    """
+    inputs, gradient = [tensor.flip(0).requires_grad_() for tensor in (q, k, v)], do.flip(0)
+    if q.shape[-2] == EVEN[0]:
+        _called(attend, inputs, gradient)
+    with torch.no_grad():
+        for tensor, numbers in zip((*inputs, gradient), (q, k, v, do), strict=True):
+            tensor.copy_(numbers)
+    results = _called(attend, inputs, gradient)
+    for name, given, each in zip(
+        ("q", "k", "v", "the output's gradient"), (q, k, v, do), (*inputs, gradient), strict=True
+    ):
+        if not torch.equal(given, each):
+            raise Wrong(f"changes {name} in place, which the caller still needs")
+    return results
+
+
+def _called(attend: Attend, inputs: list[Tensor], gradient: Tensor) -> list[Tensor]:
     output = attend(*inputs)
     if not isinstance(output, Tensor):
         raise Wrong(f"returns a {type(output).__name__}, must return the output alone, a tensor")
@@ -209,11 +227,6 @@ def _output_and_gradients(attend: Attend, q: Tensor, k: Tensor, v: Tensor, do: T
     for name, each in zip(QUANTITIES[1:], gradients, strict=True):
         if each is None:
             raise Wrong(f"backward gives no {name}")
-    for name, given, each in zip(
-        ("q", "k", "v", "the output's gradient"), (q, k, v, do), (*inputs, gradient), strict=True
-    ):
-        if not torch.equal(given, each):
-            raise Wrong(f"changes {name} in place, which the caller still needs")
     return [kept, *gradients]
 
 
@@ -231,7 +244,9 @@ def _wrong(results: list[Tensor], inputs: tuple[Tensor, ...], is_causal: bool) -
         worst = int(over.argmax())
         if over.flatten()[worst] > 1:
             said = _told_off(name, result, off, over, worst)
-            scaled = _multiple(result, getattr(exact, name), bound)
+            scaled = _multiple(result, getattr(exact, name), bound) or _of_call_before(
+                result, getattr(exact, name), bound
+            )
             shifted = _other_diagonal(result, inputs) if is_causal and name == "output" else ""
             return said + (scaled or shifted or _without_mask(name, result, inputs, is_causal, eps))
     return None
@@ -242,6 +257,15 @@ def _multiple(result: Tensor, wanted: Tensor, bound: Tensor) -> str:
     factor = (result.double() * wanted).sum() / wanted.square().sum()
     is_one = ((result.double() - factor * wanted).abs() <= bound * factor.abs().clamp(min=1)).all()
     return f"; everywhere it is {factor.item():.3g} times what it must be" if is_one else ""
+
+
+def _of_call_before(result: Tensor, wanted: Tensor, bound: Tensor) -> str:
+    """Say whether a result holds that of the call before, which had the batch in reverse."""
+    before, either = wanted.flip(0), bound + bound.flip(0)
+    if ((result - before).abs() <= either).all():
+        return "; that is the result of the call before, which had other numbers in the same tensors"
+    is_sum = ((result - before - wanted).abs() <= either).all()
+    return "; that is the sum with the call before: is a buffer not cleared?" if is_sum else ""
 
 
 def _without_mask(name: str, result: Tensor, inputs: tuple[Tensor, ...], is_causal: bool, eps: float | None) -> str:

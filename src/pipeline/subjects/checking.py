@@ -10,11 +10,12 @@ from typing import Any, TypeVar
 from pipeline.errors import Skipped, printable
 from pipeline.instruments.memory.out_of_memory import is_out_of_memory
 from pipeline.parallel.processes.starting import RankFailed, run_ranks
-from pipeline.subjects.marks import note_last, noted
+from pipeline.subjects.marks import note_last, noted, noted_changes
 from pipeline.subjects.naming import Subject
 
 Result = TypeVar("Result")
 Item = TypeVar("Item")  # a subject, say
+Row = dict[str, Any]
 # By these an implementation says of itself that it does not take a problem.
 REFUSALS = (NotImplementedError, ValueError, AssertionError)
 LONGEST_REASON = 300
@@ -109,6 +110,31 @@ def verdict(check: Callable[..., Verdict], subject: Subject, processes: Processe
 
 
 def measure_survivors(
+    measure: Callable[[Sequence[Subject], Path], list[Row]], subjects: Sequence[Subject]
+) -> tuple[list[Row], dict[Subject, Verdict]]:
+    """Measure with these subjects in processes of their own; where those end, again without the one to blame.
+
+    measure: takes subjects and the path of the file that is to tell who ran last and what they changed for all.
+    Returns its rows, in which `impl` names the subject and `reason` says what it changed, and a verdict on each subject
+    that was left out. Raises RankFailed where the measurement fails without any subject.
+    """
+
+    def measure_and_tell(left: Sequence[Subject], mark: Path) -> list[Row]:
+        rows = measure(left, mark)
+        changes = {left[number].name: words for number, words in noted_changes(mark).items()}
+        return [_with_changes(row, changes.get(row.get("impl", ""), [])) for row in rows]
+
+    return survivors(measure_and_tell, subjects)
+
+
+def _with_changes(row: Row, changes: Sequence[str]) -> Row:
+    if not changes:
+        return row
+    said = f"it set {', '.join(changes)}, which was undone: all run alike"
+    return row | {"reason": "; ".join([*filter(None, [row.get("reason")]), said])}
+
+
+def survivors(
     measure: Callable[[Sequence[Item], Path], Result], items: Sequence[Item], limit: str = LIMIT
 ) -> tuple[Result, dict[Item, Verdict]]:
     """Measure subjects, or check parts, in processes that they may end; then again without the one to blame.

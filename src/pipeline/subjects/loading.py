@@ -8,6 +8,7 @@ from functools import reduce
 from types import ModuleType
 from typing import Any
 
+from pipeline.subjects import global_state
 from pipeline.subjects.course import ATTENTION_GETTERS
 from pipeline.subjects.files import Source, find, split_place
 
@@ -15,16 +16,19 @@ from pipeline.subjects.files import Source, find, split_place
 def load(place: str) -> Any:
     """Return what a place names, `module:attribute` or `file.py:attribute`; of the course's getters, what they return.
 
-    Raises UserError where there is no such module, AttributeError where it lacks the attribute, and whatever the
-    module raises.
+    What the import changes of the state that all in this process share is undone. Raises UserError where there is no
+    such module, AttributeError where it lacks the attribute, and whatever the module raises.
     """
     target, attribute = split_place(place)
     source = find(target)
-    for folder in (source.project / "src", source.project, source.root):
-        if folder.is_dir() and str(folder) not in sys.path:
-            sys.path.insert(0, str(folder))
-    found: Any = reduce(getattr, attribute.split("."), _module(source))
-    return found() if attribute in ATTENTION_GETTERS else found
+    own = [str(folder) for folder in (source.root, source.project, source.project / "src") if folder.is_dir()]
+    sys.path[:] = [*dict.fromkeys(own), *(folder for folder in sys.path if folder not in own)]
+    state = global_state.read()
+    try:
+        found: Any = reduce(getattr, attribute.split("."), _module(source))
+        return found() if attribute in ATTENTION_GETTERS else found
+    finally:
+        global_state.restore(state)
 
 
 def _module(source: Source) -> ModuleType:

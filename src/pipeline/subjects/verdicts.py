@@ -12,7 +12,7 @@ import torch
 from pipeline.errors import Skipped
 from pipeline.parallel.processes.starting import RankContext
 from pipeline.subjects.attention_check import EVEN, IGNORES_MASK, ODD, check_lengths
-from pipeline.subjects.checking import CHECK_LIMIT, Processes, Verdict, measure_survivors, verdict
+from pipeline.subjects.checking import CHECK_LIMIT, Processes, Verdict, survivors, verdict
 from pipeline.subjects.marks import note_last
 from pipeline.subjects.model_check import check_model
 from pipeline.subjects.naming import Subject
@@ -101,7 +101,7 @@ def _verdict_on_attention(subject: Subject, processes: Processes) -> Verdict:
             return dict.fromkeys(left, Verdict("skipped", "not checked, for that took all the time"))
         return replace(processes, timeout_s=left_s).run(check_parts, subject, left, mark)
 
-    checked, ended = measure_survivors(check, PARTS, CHECK_LIMIT)
+    checked, ended = survivors(check, PARTS, CHECK_LIMIT)
     verdicts = {part: (checked | ended)[part] for part in PARTS}
     failed = {part: found for part, found in verdicts.items() if found.status != "ok"}
     for part, found in failed.items():

@@ -43,7 +43,7 @@ def machine(monkeypatch):
         found = Machine(watts)
         gpus = [Gpu(f"GPU-{number}", number, "a GPU", None, handle=number) for number in range(len(watts))]
         monkeypatch.setattr(power, "visible_gpus", lambda: gpus)
-        monkeypatch.setattr(power, "time", found)
+        monkeypatch.setattr(power, "perf_counter", found.perf_counter)
         for module in (power, gpu_state):
             monkeypatch.setattr(module, "ask", found.ask)
         return found

@@ -3,6 +3,7 @@ import itertools
 import math
 import time
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 from unittest import mock
 
@@ -26,8 +27,7 @@ def ranks(function, *args):
 def a_clock_of_its_own():
     """Have this rank read a clock on which nothing takes time but what sleeps on it; give the function that does."""
     slept_s = []
-    clock = SimpleNamespace(perf_counter=lambda: sum(slept_s))
-    with mock.patch.object(rank_timing, "time", clock):
+    with mock.patch.object(rank_timing, "perf_counter", partial(sum, slept_s)):
         yield slept_s.append
 
 
@@ -88,8 +88,11 @@ def come_late(context, folder):
             (folder / str(next(numbers))).touch()
         all_ranks()
 
-    clock = SimpleNamespace(perf_counter=lambda: comings.append(len(list(folder.iterdir()))) or 0.0)
-    with mock.patch.object(rank_timing, "time", clock), mock.patch.object(dist, "barrier", barrier):
+    def clock():
+        comings.append(len(list(folder.iterdir())))
+        return 0.0
+
+    with mock.patch.object(rank_timing, "perf_counter", clock), mock.patch.object(dist, "barrier", barrier):
         time_steps_over_ranks({"step": lambda: None}, context.device, warmup=0, steps=STEPS)
     return comings
 

@@ -1,13 +1,15 @@
 import gc
 import time
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from pipeline.instruments.machine.power import Power
 from pipeline.instruments.sampling import step_timing
+from pipeline.instruments.sampling.interleaving import Work, interleave
+from pipeline.instruments.sampling.kernel_timing import kernel_sampler, latency_sampler
 from pipeline.instruments.sampling.step_timing import Sampling, StopRule, time_call_ms, time_phases
+from pipeline.instruments.sampling.stopwatch import Stopwatch
 
 CPU = torch.device("cpu")
 TEN = StopRule(min_samples=10, max_samples=10, rel_error=0.0, budget_s=60)
@@ -47,9 +49,22 @@ def test_a_phase_takes_at_least_as_long_as_it_sleeps():
 def test_a_phase_begins_and_ends_at_a_synchronised_moment(monkeypatch):
     log = []
     monkeypatch.setattr(step_timing, "synchronize", lambda _device: log.append("wait"))
-    monkeypatch.setattr(step_timing, "time", SimpleNamespace(perf_counter=lambda: log.append("clock") or 0.0))
+    monkeypatch.setattr(step_timing, "perf_counter", lambda: log.append("clock") or 0.0)
     time_call_ms(lambda: log.append("call"), CPU)
     assert log == ["wait", "clock", "call", "wait", "clock"]
+
+
+def test_a_clock_that_a_call_puts_in_place_of_pythons_is_not_read(monkeypatch):
+    def call(_argument=None):
+        monkeypatch.setattr(time, "perf_counter", lambda: pytest.fail("read"))
+        monkeypatch.setattr(torch.cuda, "Event", None)
+
+    stopwatch, work = Stopwatch(), Work(call)
+    with stopwatch.measuring():
+        interleave({"call": work}, kernel_sampler(CPU), {"call": TEN}, warmup=1)
+        latency_sampler(CPU)(work)
+        time_phases({"step": call}, CPU, warmup=1, rule=TEN)
+    assert stopwatch.seconds()["measuring"] < 60
 
 
 def test_a_cpu_has_the_host_clock_only():

@@ -3,7 +3,6 @@ import itertools
 import math
 import re
 import time
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -181,7 +180,7 @@ def test_quick_calls_are_warmed_up_and_slow_ones_only_tried(measured, monkeypatc
 def test_a_sample_of_a_backward_pass_takes_its_preparation_too(monkeypatch):
     slept_s = []
     for module in (trial, step_timing):
-        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: sum(slept_s)))
+        monkeypatch.setattr(module, "perf_counter", lambda: sum(slept_s))
     work = Work(call=lambda _: slept_s.append(0.25), prepare=lambda: slept_s.append(0.5))
     called = trial._timed_call(work, torch.device("cpu"))
     assert (called.call_ms, called.sample_s) == (250.0, 0.75)

@@ -1,19 +1,26 @@
 """Attention of the user's own in a flash cell."""
 
+import sys
+import time
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
+import torch
 
 from pipeline.instruments.sampling.stopwatch import Stopwatch
-from pipeline.stages.flash import implementations
+from pipeline.parallel.processes.starting import RankContext
+from pipeline.stages.flash import implementations, users_own
 from pipeline.stages.flash.cell import PHASES, Cell, Settings
 from pipeline.stages.flash.measure import measure
+from pipeline.subjects.checking import Processes, Verdict
 from pipeline.subjects.naming import Subject
 
 from ...records import rows_read
 
-FILE = Path(__file__).parents[2] / "subjects/outside/kernels/attention.py"
+KERNELS = Path(__file__).parents[2] / "subjects/outside/kernels"
+FILE = KERNELS / "attention.py"
 CELL = Cell(dtype="fp32", head_dim=16, seq_len=32)
 SETTINGS = Settings(min_samples=3, max_samples=3, budget_s=0.1, check_timeout_s=60, timeout_s=120)
 
@@ -73,3 +80,39 @@ def test_where_queries_share_keys_they_are_skipped_with_the_reason_and_the_other
         "implementations of your own are measured where query_heads_per_kv_head is 1"
     }
     assert {row["status"] for row in rows if row["impl"] == "eager"} <= {"ok", "unstable"}
+
+
+@pytest.fixture
+def in_this_process(monkeypatch):
+    """Measure in this process, what passes any check, and put back what imports of it leave."""
+    here = RankContext(rank=0, world_size=1, backend="gloo", device=torch.device("cpu"), group_setup_ms=0.0)
+    monkeypatch.setattr(implementations, "names", lambda _cell, _device: ["eager", "sdpa"])
+    monkeypatch.setattr(users_own, "verdict", lambda *_args: Verdict("ok", way="folded"))
+    monkeypatch.setattr(Processes, "run", lambda _self, function, *args: function(here, *args))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    return lambda file, *names: measure(
+        CELL, SETTINGS, Stopwatch(), [Subject("attention", name, f"{KERNELS}/{file}.py:{name}") for name in names]
+    )
+
+
+def test_what_is_right_in_its_first_calls_alone_is_wrong_and_has_no_times(in_this_process):
+    names = ("of_pointers_at_length_32", "first_calls_alone", "adds_to_dq_at_length_32")
+    rows = [row for row in in_this_process("lasting", *names) if row["impl"] in names]
+    assert {(row["impl"], row["phase"]) for row in rows} == set(product(names, PHASES))
+    for row in rows:
+        assert (row["status"], row.get("median_ms")) == ("wrong", None)
+        assert row["reason"].startswith("right at first, but not when it is called after the timing ")
+
+
+def test_one_that_changes_clocks_and_torchs_state_changes_no_times_and_its_rows_say_so(in_this_process):
+    clock, threads = time.perf_counter, torch.get_num_threads()
+    for file, name, said in (
+        ("clock", "with_a_clock_of_its_own", "time.perf_counter from perf_counter to "),
+        ("state", "with_a_state_of_its_own", f"num_threads from {threads} to {threads + 1}"),
+    ):
+        rows = in_this_process(file, name)
+        assert all(max(row["samples_ms"]) < 900 for row in rows)  # the clock of its own tells whole seconds
+        assert (time.perf_counter, torch.get_num_threads()) == (clock, threads)
+        for row in rows:
+            assert (said in (row.get("reason") or "")) is (row["impl"] == name)

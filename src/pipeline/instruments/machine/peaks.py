@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from itertools import pairwise
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -151,8 +151,8 @@ def _gpu_times_ms(multiply: Callable[[], None], samples: int) -> list[float]:
 
 
 def _host_times_ms(multiply: Callable[[], None], samples: int) -> list[float]:
-    moments_s = [time.perf_counter()]
+    moments_s = [perf_counter()]
     for _ in range(samples):
         multiply()
-        moments_s.append(time.perf_counter())
+        moments_s.append(perf_counter())
     return [(end - start) * 1e3 for start, end in pairwise(moments_s)]

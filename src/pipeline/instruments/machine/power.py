@@ -4,10 +4,10 @@ NVML is read by the thread that times, between steps: another thread would take 
 launches. A throttle that ends before the last step is seen all the same.
 """
 
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import fmean
+from time import perf_counter
 
 import pynvml
 
@@ -46,18 +46,18 @@ class PowerWatch:
         self._clocks_mhz: list[list[float]] = [[] for _ in self._gpus]
         self._reasons: set[str] | None = None
         self._energy_before_j, self._capped_before_s = self._energy_j(), self._capped_s()
-        self._began_s = self._polled_s = time.perf_counter()
+        self._began_s = self._polled_s = perf_counter()
 
     def poll(self) -> None:
         """Read clocks and throttle reasons, fifty times a second at most; call it after each step."""
-        if self._gpus and time.perf_counter() - self._polled_s >= POLL_S:
+        if self._gpus and perf_counter() - self._polled_s >= POLL_S:
             self._read()
 
     def over(self, steps: int) -> Power:
         """Return what was seen over so many steps, up to now."""
         if not self._gpus:
             return Power()
-        seconds, energy_after_j = time.perf_counter() - self._began_s, self._energy_j()
+        seconds, energy_after_j = perf_counter() - self._began_s, self._energy_j()
         self._read()
         energy_j = None
         if seconds >= LEAST_ENERGY_S and self._energy_before_j is not None and energy_after_j is not None:
@@ -88,7 +88,7 @@ class PowerWatch:
             reasons = throttle_reasons(gpu)
             if reasons is not None:
                 self._reasons = (self._reasons or set()) | set(reasons)
-        self._polled_s = time.perf_counter()
+        self._polled_s = perf_counter()
 
     def _energy_j(self) -> float | None:
         energies_mj = [ask(pynvml.nvmlDeviceGetTotalEnergyConsumption, gpu.handle) for gpu in self._gpus]

@@ -4,8 +4,8 @@ Launch gaps and the lateness of other processes fall outside: the calls are enqu
 and the first of them, in which the processes wait for each other, is not timed.
 """
 
-import time
 from collections.abc import Callable
+from time import perf_counter
 
 import torch
 
@@ -38,7 +38,7 @@ def _on_gpu_ms(call: Callable[[], object], calls: int) -> float:
 
 def _on_cpu_ms(call: Callable[[], object], calls: int) -> float:
     call()
-    started = time.perf_counter()
+    started = perf_counter()
     for _ in range(calls):
         call()
-    return (time.perf_counter() - started) * 1e3
+    return (perf_counter() - started) * 1e3

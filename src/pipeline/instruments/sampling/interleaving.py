@@ -1,9 +1,9 @@
 """Calls timed in turn, round by round, so that a drift of the machine falls on all of them alike."""
 
-import time
 from collections.abc import Callable, Collection, Hashable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any, Generic, TypeVar
 
 from pipeline.instruments.machine.gpu_state import gpu_state, slowdown_reasons, slowdowns_among
@@ -100,9 +100,9 @@ def _sampled(work: Work, sampler: Sampler, taken: Taken) -> Sample | None:
 
 def _goes_on(work: Work, sampler: Sampler, taken: Taken, rule: StopRule) -> bool:
     """Take one sample; tell whether another is wanted."""
-    started = time.perf_counter()
+    started = perf_counter()
     sample = _sampled(work, sampler, taken)
     if sample is None:
         return False
-    taken.add(sample, time.perf_counter() - started)
+    taken.add(sample, perf_counter() - started)
     return not rule.ends([next(iter(taken.times_ms.values()))], taken.elapsed_s)

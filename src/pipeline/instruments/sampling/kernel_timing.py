@@ -10,14 +10,14 @@ Three ways to take one sample (a `Sampler` of pipeline.instruments.sampling.inte
   host's time until the call returns, `call` until the device has also done its work.
 """
 
-import time
+from time import perf_counter
 from typing import Any, Protocol
 
 import torch
 
 from pipeline.compat.torch_private import keep_gpu_busy
 from pipeline.instruments.sampling.interleaving import Sample, Sampler, Work
-from pipeline.instruments.sampling.step_timing import Timings, synchronize, time_once
+from pipeline.instruments.sampling.step_timing import CudaEvent, Timings, cuda_synchronize, synchronize, time_once
 
 # Twice the cache: lines that the hardware keeps, or spreads over two halves, go too.
 FLUSHED_OVER_L2 = 2
@@ -74,13 +74,13 @@ class CudaQueue:
 
     def mark(self) -> torch.cuda.Event:
         """Record an event."""
-        event = torch.cuda.Event(enable_timing=True)
+        event = CudaEvent(enable_timing=True)
         event.record()
         return event
 
     def synchronize(self) -> None:
         """Wait for the device."""
-        torch.cuda.synchronize(self._device)
+        cuda_synchronize(self._device)
 
     def _measure_cycles_per_ms(self) -> float:
         keep_gpu_busy(CALIBRATION_CYCLES)  # the first loads the kernel
@@ -106,9 +106,9 @@ class KernelSampler:
             queue.flush_l2()
             queue.keep_busy(self._busy_ms(work))
             begin = queue.mark()
-            started = time.perf_counter()
+            started = perf_counter()
             result = work.call(argument)
-            self._enqueue_ms[work] = (time.perf_counter() - started) * 1e3
+            self._enqueue_ms[work] = (perf_counter() - started) * 1e3
             end = queue.mark()
             exposed = begin.query()
             queue.synchronize()
@@ -143,18 +143,18 @@ def latency_sampler(device: torch.device) -> Sampler:
     def lone_call(work: Work) -> Sample:
         argument = work.prepare()
         synchronize(device)
-        started = time.perf_counter()
+        started = perf_counter()
         result = work.call(argument)
-        returned = time.perf_counter()
+        returned = perf_counter()
         synchronize(device)
-        done = time.perf_counter()
+        done = perf_counter()
         del result
         return Sample({"call": (done - started) * 1e3, "enqueue": (returned - started) * 1e3})
 
     def sample(work: Work) -> Sample:
         with work.within():
-            begun = time.perf_counter()
-            while (time.perf_counter() - begun) * 1e3 < SETTLING_MS:
+            begun = perf_counter()
+            while (perf_counter() - begun) * 1e3 < SETTLING_MS:
                 lone_call(work)
             return lone_call(work)
 

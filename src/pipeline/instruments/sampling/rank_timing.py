@@ -5,8 +5,8 @@ told apart by CUDA events on the stream that computes, on a CPU by the host cloc
 is, so that each sample is the maximum over the ranks.
 """
 
-import time
 from itertools import pairwise
+from time import perf_counter
 from typing import TypeVar
 
 import torch
@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from pipeline.instruments.machine import gpu_state
 from pipeline.instruments.machine.power import Power, PowerWatch, power_of_ranks
-from pipeline.instruments.sampling.step_timing import Phases, Sampling, Timings, collections_off, synchronize
+from pipeline.instruments.sampling.step_timing import CudaEvent, Phases, Sampling, Timings, collections_off, synchronize
 
 STEP = "train_step"
 
@@ -49,13 +49,13 @@ def _time_step(phases: Phases, device: torch.device) -> dict[tuple[str, str], fl
     clock = _CudaEvents() if device.type == "cuda" else _HostClock()
     synchronize(device)
     with collections_off():
-        started = time.perf_counter()
+        started = perf_counter()
         clock.mark()
         for phase in phases.values():
             phase()
             clock.mark()
         synchronize(device)
-        host_ms = (time.perf_counter() - started) * 1e3
+        host_ms = (perf_counter() - started) * 1e3
     phases_ms = clock.between_marks_ms()
     times_ms = {(name, clock.name): ms for name, ms in zip(phases, phases_ms, strict=True)}
     if clock.name != "host":
@@ -83,7 +83,7 @@ class _HostClock:
         self.moments_s: list[float] = []
 
     def mark(self) -> None:
-        self.moments_s.append(time.perf_counter())
+        self.moments_s.append(perf_counter())
 
     def between_marks_ms(self) -> list[float]:
         return [(end - begin) * 1e3 for begin, end in pairwise(self.moments_s)]
@@ -96,7 +96,7 @@ class _CudaEvents:
         self.events: list[torch.cuda.Event] = []
 
     def mark(self) -> None:
-        self.events.append(torch.cuda.Event(enable_timing=True))
+        self.events.append(CudaEvent(enable_timing=True))
         self.events[-1].record()
 
     def between_marks_ms(self) -> list[float]:

@@ -1,10 +1,10 @@
 """The instrument `timing`: phases of a repeated step by the host clock, with CUDA events beside it."""
 
 import gc
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from time import perf_counter
 
 import torch
 
@@ -13,6 +13,9 @@ from pipeline.instruments.machine.power import Power, PowerWatch
 from pipeline.instruments.sampling.summary import rel_error
 
 Phases = Mapping[str, Callable[[], object]]
+
+# Like perf_counter bound here, before anything of the user's own is imported, which may put others in their place.
+CudaEvent, cuda_synchronize = torch.cuda.Event, torch.cuda.synchronize
 
 
 @dataclass(frozen=True)
@@ -81,13 +84,13 @@ def time_phases(phases: Phases, device: torch.device, warmup: int, rule: StopRul
     synchronize(device)
     state_before = gpu_state.gpu_state()
     timings = {name: Timings() for name in phases}
-    watch, started = PowerWatch(), time.perf_counter()
+    watch, started = PowerWatch(), perf_counter()
     while True:
         for name, phase in phases.items():
             time_once(phase, device, timings[name])
         watch.poll()
         samples_ms = [timing.host_ms for timing in timings.values()]
-        if rule.ends(samples_ms, time.perf_counter() - started):
+        if rule.ends(samples_ms, perf_counter() - started):
             power = watch.over(len(samples_ms[0]))
             return Sampling(timings, state_before, gpu_state.gpu_state(), power)
 
@@ -102,7 +105,7 @@ def time_call_ms(call: Callable[[], object], device: torch.device) -> float:
 def synchronize(device: torch.device) -> None:
     """Wait until the device has done all that it was given; on a CPU there is nothing to wait for."""
     if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        cuda_synchronize(device)
 
 
 @contextmanager
@@ -126,13 +129,13 @@ def time_once(phase: Callable[[], object], device: torch.device, timings: Timing
     synchronize(device)
     with collections_off():
         if on_gpu:
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin, end = CudaEvent(enable_timing=True), CudaEvent(enable_timing=True)
             begin.record()
-        started = time.perf_counter()
+        started = perf_counter()
         phase()
         if on_gpu:
             end.record()
         synchronize(device)
-        timings.host_ms.append((time.perf_counter() - started) * 1e3)
+        timings.host_ms.append((perf_counter() - started) * 1e3)
     if on_gpu:
         timings.cuda_events_ms.append(begin.elapsed_time(end))

@@ -11,12 +11,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
 
-import torch
-
 from pipeline.instruments.machine.power import PowerWatch
 from pipeline.instruments.sampling.interleaving import Work
 from pipeline.instruments.sampling.kernel_timing import Event
-from pipeline.instruments.sampling.step_timing import collections_off
+from pipeline.instruments.sampling.step_timing import CudaEvent, collections_off
 
 # A block is long enough for the host to queue the next one meanwhile, and short enough to fit into a launch queue.
 BLOCK_MS, MOST_CALLS = 10.0, 100
@@ -52,7 +50,7 @@ class _Blocks:
 
 def cuda_event() -> WaitedEvent:
     """Record an event in the current stream."""
-    event = torch.cuda.Event(enable_timing=True)
+    event = CudaEvent(enable_timing=True)
     event.record()
     return event
 

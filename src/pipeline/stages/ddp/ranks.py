@@ -63,6 +63,8 @@ def measure_variants(
             rank.take_turn(variant, results[variant], is_first_turn)
         for variant in variants:
             rank.profile(variant, results[variant])
+        if rank.turns is not None:
+            rank.turns.end()
     return results
 
 
@@ -79,7 +81,12 @@ class _Rank:
     ) -> None:
         self.rank, self.device = context.rank, context.device
         self.cell, self.settings = cell, settings
-        self.subjects, self.mark = {subject.name: subject for subject in subjects}, mark
+        self.subjects = {subject.name: subject for subject in subjects}
+        self.turns = None
+        if subjects:
+            from pipeline.subjects.turns import Turns
+
+            self.turns = Turns(subjects, mark if self.rank == 0 else None)
         self.reference: Tensor | None = None  # weights of the first variant that averages, on rank 0
 
     def take_turn(self, variant: Variant, result: Result, is_first_turn: bool) -> None:
@@ -111,10 +118,8 @@ class _Rank:
 
     def _build_step(self, variant: Variant) -> TrainingStep:
         subject = self.subjects.get(variant.impl)
-        if self.mark is not None and self.rank == 0:
-            from pipeline.subjects.marks import note_last
-
-            note_last(self.mark, None if subject is None else list(self.subjects).index(variant.impl))
+        if self.turns is not None:
+            self.turns.begin(variant.impl)
         return build_step(variant, self.cell, self.settings, self.rank, self.device, subject)
 
     def _compare(self, model: nn.Module, variant: Variant, result: Result) -> None:

@@ -79,17 +79,6 @@ def build(name: str, shape: Shape, device: torch.device) -> Implementation:
     return Implementation(_plain(FUNCTIONS[name], shape))
 
 
-def users_own(attend: Attend, mark: Callable[[], None]) -> Implementation:
-    """Return an implementation of the user's own; `mark` notes that it is about to run, should it end the process."""
-
-    @contextmanager
-    def marked() -> Iterator[None]:
-        mark()
-        yield
-
-    return Implementation(attend, within=marked)
-
-
 def _triton(shape: Shape) -> Attend:
     function, is_causal, enable_gqa = FUNCTIONS["triton"], shape.is_causal, shape.has_shared_keys
 

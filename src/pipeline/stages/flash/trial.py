@@ -1,14 +1,14 @@
 """Try one implementation alone: does it run, about how long does a call take, with how much memory, how exactly?"""
 
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from time import perf_counter
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from pipeline.attention.reference import ExactAttention
+from pipeline.attention.reference import ExactAttention, exact_attention
 from pipeline.errors import Skipped
 from pipeline.instruments.memory.out_of_memory import attempt, free_memory
 from pipeline.instruments.sampling.interleaving import Work
@@ -20,18 +20,41 @@ Row = dict[str, Any]
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
 class Inputs:
     """Seeded normal queries, keys, values and gradient of the output, with the exact results."""
 
-    qkv: tuple[Tensor, Tensor, Tensor]
-    output_gradient: Tensor
-    exact: ExactAttention
+    def __init__(self, qkv: tuple[Tensor, Tensor, Tensor], output_gradient: Tensor, is_causal: bool) -> None:
+        """Take tensors to be filled by `draw`."""
+        self.qkv, self.output_gradient = qkv, output_gradient
+        self._is_causal = is_causal
+        self._exact: ExactAttention | None = None
 
     @property
     def device(self) -> torch.device:
         """Return the device of the inputs."""
         return self.output_gradient.device
+
+    @property
+    def exact(self) -> ExactAttention:
+        """Return the exact results for the numbers that were drawn last."""
+        assert self._exact is not None  # drawn
+        return self._exact
+
+    @torch.no_grad()
+    def draw(self, seed: int) -> None:
+        """Put other numbers into the same tensors, and compute the exact results."""
+        generator = torch.Generator(self.device).manual_seed(seed)
+        for tensor in (*self.qkv, self.output_gradient):
+            tensor.copy_(torch.randn(tensor.shape, generator=generator, device=self.device))
+        self._exact = None  # before the next takes as much memory
+        self._exact = exact_attention(*self.qkv, self.output_gradient, self._is_causal)
+
+    @torch.no_grad()
+    def change_signs(self) -> None:
+        """Make other numbers of those that there are, without memory; the exact results are no longer theirs."""
+        q, _k, v = self.qkv
+        for tensor in (q, v, self.output_gradient):
+            tensor.neg_()
 
 
 @dataclass
@@ -77,6 +100,27 @@ def try_implementation(
     if status:
         trial.failures = {phase: {"status": status, "reason": reason} for phase in PHASES if phase not in trial.works}
     return trial
+
+
+def try_again(works: Mapping[str, Work], inputs: Inputs) -> Row:
+    """Call an implementation once more, forward and, if that could be timed, backward; return the errors."""
+    work = works.get(PHASES[1], works[PHASES[0]])
+    with work.within():
+        argument = work.prepare()
+        result = work.call(argument)
+    if PHASES[1] not in works:
+        return _errors(PHASES[0], result, inputs.exact)
+    return _errors(PHASES[0], argument, inputs.exact) | _errors(PHASES[1], result, inputs.exact)
+
+
+def with_other_numbers(work: Work, inputs: Inputs) -> Work:
+    """Return a work before whose calls the inputs change, so that it does not help to remember results."""
+
+    def prepare() -> Any:
+        inputs.change_signs()
+        return work.prepare()
+
+    return replace(work, prepare=prepare)
 
 
 def _works(implementation: implementations.Implementation, inputs: Inputs) -> dict[str, Work]:
@@ -146,11 +190,11 @@ def _second_call(work: Work, device: torch.device) -> tuple[_Called, Row]:
 def _timed_call(work: Work, device: torch.device) -> _Called:
     """Run one sample of the work."""
     kept: list[Any] = []
-    started = time.perf_counter()
+    started = perf_counter()
     with work.within():
         argument = work.prepare()
         call_ms = time_call_ms(lambda: kept.append(work.call(argument)), device)
-    return _Called(call_ms, time.perf_counter() - started, kept[0])
+    return _Called(call_ms, perf_counter() - started, kept[0])
 
 
 def _errors(phase: str, result: Any, exact: ExactAttention) -> Row:

@@ -55,12 +55,15 @@ def measure_ways(
     of the user's own; mark: where to note which of them runs, see `pipeline.subjects.checking`.
     """
     own = {subject.name: subject for subject in subjects}
+    turns_of_own = None
+    if subjects:
+        from pipeline.subjects.turns import Turns
+
+        turns_of_own = Turns(subjects, mark if context.rank == 0 else None)
 
     def build(impl: str) -> TrainingStep:
-        if mark is not None and context.rank == 0:
-            from pipeline.subjects.marks import note_last
-
-            note_last(mark, list(own).index(impl) if impl in own else None)
+        if turns_of_own is not None:
+            turns_of_own.begin(impl)
         return build_step(impl, cell, settings, context, own.get(impl))
 
     dist.barrier()  # what the first collective starts is not pinned
@@ -71,6 +74,8 @@ def measure_ways(
         for impl in impls:
             is_captured = impl in FULLY_SHARDED or impl in own
             _profile(partial(build, impl), results[impl], settings, context, is_captured)
+        if turns_of_own is not None:
+            turns_of_own.end()
     return results
 
 

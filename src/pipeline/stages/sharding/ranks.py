@@ -58,12 +58,15 @@ def measure_optimizers(
     user's own; mark: where to note which of them runs, see `pipeline.subjects.checking`.
     """
     own = {subject.name: subject for subject in subjects}
+    turns_of_own = None
+    if subjects:
+        from pipeline.subjects.turns import Turns
+
+        turns_of_own = Turns(subjects, mark if context.rank == 0 else None)
 
     def build(impl: str) -> TrainingStep:
-        if mark is not None and context.rank == 0:
-            from pipeline.subjects.marks import note_last
-
-            note_last(mark, list(own).index(impl) if impl in own else None)
+        if turns_of_own is not None:
+            turns_of_own.begin(impl)
         return _build_step(impl, cell, settings, context, own.get(impl))
 
     reference: list[Tensor] = []  # weights with the first optimizer, on rank 0
@@ -77,6 +80,8 @@ def measure_optimizers(
         if context.device.type == "cuda":
             for impl in impls:
                 results[impl].busy = _profile(build(impl), context)
+        if turns_of_own is not None:
+            turns_of_own.end()
     return results
 
 

@@ -15,33 +15,34 @@ from pipeline.stages.timing.measure import Row, measure_step
 from pipeline.subjects.checking import Processes, measure_survivors, verdict
 from pipeline.subjects.model_check import build_model, check_model
 from pipeline.subjects.naming import Subject
+from pipeline.subjects.turns import Turns
 
 
 def measure_models(subjects: Sequence[Subject], cell: Cell, settings: Settings, device: torch.device) -> list[Row]:
     """Return the rows of the user's own models; one that fails costs its own rows."""
     make_room(device)  # ours is done
-    return [{**row, "impl": subject.name} for subject in subjects for row in _rows_of(subject, cell, settings, device)]
+    return [row for subject in subjects for row in _rows_of(subject, cell, settings, device)]
 
 
 def _rows_of(subject: Subject, cell: Cell, settings: Settings, device: torch.device) -> list[Row]:
     found = verdict(check_model, subject, Processes(1, "gloo", device.type, settings.check_timeout_s))
 
-    def measure(left: Sequence[Subject], _mark: Path) -> list[Row]:
+    def measure(left: Sequence[Subject], mark: Path) -> list[Row]:
         measured = Processes(1, "gloo", device.type, settings.timeout_s)
-        return [row for each in left for row in measured.run(_timed, each, cell, settings)]
+        return [row for each in left for row in measured.run(_timed, each, cell, settings, mark)]
 
     if found.status == "ok":
         rows, out = measure_survivors(measure, [subject])
         if subject not in out:
             return rows
         found = out[subject]
-    return [{**key, **found.outcome} for key in cell.row_keys()]
+    return [{**key, "impl": subject.name, **found.outcome} for key in cell.row_keys()]
 
 
-def _timed(context: RankContext, subject: Subject, cell: Cell, settings: Settings) -> list[Row]:
-    size = SIZES[cell.size]
+def _timed(context: RankContext, subject: Subject, cell: Cell, settings: Settings, mark: Path) -> list[Row]:
+    size, turns = SIZES[cell.size], Turns([subject], mark)
     torch.manual_seed(0)
-    with context.device:
+    with turns.of(subject.name), context.device:
         model = build_model(subject, size, settings.vocab_size, cell.context_length)
     if cell.mode == "compiled":
         model.compile()
@@ -54,4 +55,6 @@ def _timed(context: RankContext, subject: Subject, cell: Cell, settings: Setting
         device=context.device,
         fused_optimizer=cell.optimizer == "fused",
     )
-    return measure_step(step, cell, settings, context.device, Stopwatch())
+    with turns.of(subject.name):
+        rows = measure_step(step, cell, settings, context.device, Stopwatch())
+    return [{**row, "impl": subject.name} for row in rows]

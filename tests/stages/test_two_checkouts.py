@@ -1,0 +1,61 @@
+"""Two checkouts of one project in a cell, whose packages have the same names: each is measured with its own code."""
+
+import importlib
+import shutil
+from pathlib import Path
+
+import pytest
+
+from pipeline.instruments.sampling.stopwatch import Stopwatch
+from pipeline.registry import stages
+from pipeline.subjects.checking import Verdict
+from pipeline.subjects.naming import Subject
+
+CHECKOUT = Path(__file__).parents[1] / "subjects/outside/checkout"
+FEW = {"vocab_size": 50, "warmup_steps": 2, "steps": 5, "rounds": 1}
+# What a checkout sets when it runs is undone and told in its rows: by that it is known whose code ran.
+OF_A, OF_B = "benchmark", "deterministic"
+
+
+@pytest.fixture
+def checkouts(tmp_path):
+    for name, its in (("a", OF_A), ("b", OF_B)):
+        shutil.copytree(CHECKOUT, tmp_path / name)
+        (tmp_path / name / "pyproject.toml").touch()
+        late = tmp_path / name / "course_systems/late.py"
+        late.write_text(late.read_text().replace(f'"{OF_A}"', f'"{its}"'))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("stage", "adapter", "cell", "settings"),
+    [
+        (
+            "flash",
+            "get_flashattention_autograd_function_pytorch",
+            {"dtype": "fp32", "head_dim": 16, "seq_len": 32},
+            {"min_samples": 3, "max_samples": 3, "budget_s": 0.1},
+        ),
+        ("ddp", "get_ddp", {"size": "tiny", "context_length": 16}, FEW),
+        ("fsdp", "get_fsdp", {"size": "tiny", "context_length": 16}, FEW),
+        ("sharding", "get_sharded_optimizer", {"size": "tiny", "context_length": 16}, FEW),
+        ("timing", "get_model", {"size": "tiny", "context_length": 16}, {"vocab_size": 50, "budget_s": 0.1}),
+    ],
+)
+def test_each_of_two_checkouts_is_measured_with_its_own_code(checkouts, monkeypatch, stage, adapter, cell, settings):
+    parts = {name: importlib.import_module(f"pipeline.stages.{stage}.{name}") for name in ("cell", "measure")}
+    # The check is in processes of its own, where there is one checkout.
+    users_own = importlib.import_module(f"pipeline.stages.{stage}.users_own")
+    monkeypatch.setattr(users_own, "verdict", lambda *_args: Verdict("ok", way="folded"))
+    kind = stages()[stage].subjects.kind
+    subjects = [Subject(kind, name, f"{checkouts}/{name}/tests/adapters.py:{adapter}") for name in "ab"]
+    rows = parts["measure"].measure(
+        parts["cell"].Cell(**cell), parts["cell"].Settings(**settings), Stopwatch(), subjects
+    )
+    stages()[stage].row_types.check(cell, rows)
+    for name, its, others in (("a", OF_A, OF_B), ("b", OF_B, OF_A)):
+        own = [row for row in rows if row.get("impl") == name]
+        assert {row["status"] for row in own} <= {"ok", "unstable"}
+        assert all(f"it set cudnn.{its} from False to True" in row["reason"] for row in own)
+        assert not any(others in row["reason"] for row in own)
+    assert not any("cudnn" in (row.get("reason") or "") for row in rows if row.get("impl") not in ("a", "b"))

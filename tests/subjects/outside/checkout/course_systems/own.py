@@ -1,0 +1,75 @@
+"""An implementation of each kind, that imports a module of its project when it runs."""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+def leave_a_trace():
+    from course_systems import late
+
+    late.leave_a_trace()
+
+
+class Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, is_causal=False):
+        leave_a_trace()
+        scores = q @ k.mT / q.shape[-1] ** 0.5
+        if is_causal:
+            scores = scores.masked_fill(torch.ones_like(scores[0], dtype=torch.bool).triu(1), float("-inf"))
+        weights = scores.softmax(-1)
+        ctx.save_for_backward(q, k, v, weights)
+        return weights @ v
+
+    @staticmethod
+    def backward(ctx, do):
+        q, k, v, weights = ctx.saved_tensors
+        products = do @ v.mT
+        ds = weights * (products - (products * weights).sum(-1, keepdim=True)) / q.shape[-1] ** 0.5
+        return ds @ k, ds.mT @ q, weights.mT @ do, None
+
+
+class Wrapper(nn.Module):
+    """Averages gradients after the backward pass and shards nothing."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+        for parameter in module.parameters():
+            dist.broadcast(parameter.data, src=0)
+
+    def forward(self, *args):
+        leave_a_trace()
+        return self.module(*args)
+
+    def finish_gradient_synchronization(self):
+        for parameter in self.module.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+
+    def full_state_dict(self):
+        return dict(self.module.named_parameters())
+
+
+class Optimizer(torch.optim.Optimizer):
+    """Shards nothing."""
+
+    def __init__(self, params, optimizer_cls, **kwargs):
+        every = list(params)
+        super().__init__(every, kwargs)
+        self.inner = optimizer_cls(every, **kwargs)
+
+    def step(self):
+        leave_a_trace()
+        self.inner.step()
+
+
+class Model(nn.Module):
+    def __init__(self, vocab_size, d_model):
+        super().__init__()
+        self.tokens, self.head = nn.Embedding(vocab_size, d_model), nn.Linear(d_model, vocab_size)
+
+    def forward(self, tokens):
+        leave_a_trace()
+        return self.head(self.tokens(tokens))

@@ -1,0 +1,42 @@
+import time
+
+import pytest
+import torch
+
+from pipeline.subjects import global_state
+
+
+def backends(name, value, owner=torch.backends.cudnn):
+    return lambda: setattr(owner, name, value)
+
+
+CHANGES = {
+    "num_threads": lambda: torch.set_num_threads(torch.get_num_threads() + 1),
+    "detect_anomaly": lambda: torch.autograd.set_detect_anomaly(True),
+    "deterministic_debug_mode": lambda: torch.use_deterministic_algorithms(True, warn_only=True),
+    "default_dtype": lambda: torch.set_default_dtype(torch.float64),
+    "default_device": lambda: torch.set_default_device("meta"),
+    "grad_enabled": lambda: torch.set_grad_enabled(False),
+    "autocast on cpu": lambda: torch.autocast("cpu").__enter__(),
+    "cudnn.benchmark": backends("benchmark", True),
+    "cudnn.allow_tf32": backends("allow_tf32", False),
+    "flash_sdp": lambda: torch.backends.cuda.enable_flash_sdp(False),
+    "float32_matmul_precision": lambda: torch.set_float32_matmul_precision("high"),
+    "fp32_precision": backends("fp32_precision", "tf32", torch.backends.cuda.matmul),
+    "time.perf_counter": lambda: setattr(time, "perf_counter", lambda: 0.0),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_is_changed_is_undone_and_told_once(name):
+    state = global_state.read()
+    CHANGES[name]()
+    global_state.restore(state)
+    assert list(global_state.read()) == list(state)
+    assert any(told.startswith(f"{name} from ") for told in global_state.take_changes())
+    assert global_state.take_changes() == []
+
+
+def test_what_is_not_changed_is_not_told():
+    global_state.restore(global_state.read())
+    assert global_state.take_changes() == []
