@@ -8,7 +8,7 @@ from pathlib import Path
 from snakemake.logging import logger
 
 from pipeline.cells import freshness, locks, orphans, preflight, sources
-from pipeline.cells.config import check_something_to_write, idle_overrides, idle_subjects, load_plan
+from pipeline.cells.config import check_something_to_write, idle_overrides, idle_subjects, load_plan, unmodelled_sizes
 from pipeline.cells.failures import Failures, read_failures
 from pipeline.cells.quiet_host import RUN_VARIABLE
 from pipeline.cells.record import read_head
@@ -49,6 +49,8 @@ def checked_plan():
         )
     for name in idle_subjects(plan) if plan.measure else ():
         logger.warning(f"subjects: {name} is not measured, for this run has no cell of a stage that takes its kind")
+    for line in unmodelled_sizes(plan) if plan.measure else ():
+        logger.warning(line)
     check_something_to_write(plan, RESULTS)
     # The machine that measures may then be another: its own parse of this file checks.
     if plan.measure and not FAILURES.failed and not SCHEDULED:

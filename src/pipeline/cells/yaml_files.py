@@ -1,5 +1,6 @@
-"""Read YAML that a person wrote: a mistake is one line with its place."""
+"""Read YAML or JSON that a person wrote: a mistake is one line with its place."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ from pipeline.errors import UserError
 
 
 def read_yaml(path: Path) -> Any:
-    """Read a YAML file; raises UserError with the place of a typo."""
+    """Read a YAML file, or JSON where its name ends with .json; raises UserError with the place of a typo."""
     try:
+        if path.suffix == ".json":  # may hold tabs, which YAML has not
+            return json.loads(path.read_text(encoding="utf-8"))
         return yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
@@ -22,6 +25,8 @@ def read_yaml(path: Path) -> Any:
     except ReaderError as error:
         line = path.read_text(encoding="utf-8").count("\n", 0, error.position) + 1
         raise UserError(f"{path}: no valid YAML: line {line}: character #x{error.character:04x}") from None
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}: no valid JSON: line {error.lineno}, column {error.colno}: {error.msg}") from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: 2026-99-99, a date to YAML
         raise UserError(f"{path}: no valid YAML: {_yaml_complaint(error)}") from None
     except RecursionError:
