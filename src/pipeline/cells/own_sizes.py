@@ -54,7 +54,7 @@ def read_sizes(asked: Any, where: str) -> dict[str, str]:
 
 def unmodelled(names: Iterable[str]) -> list[str]:
     """Say of each of these sizes in a line what the user's model has that ours leaves out, if there is such a thing."""
-    sizes = {name: SIZES[name] for name in names}
+    sizes = {name: SIZES.get(name) for name in names}  # another stage may have models of its own
     return [
         f"sizes: {name}: not modelled: {', '.join(UNMODELLED[word] for word in size.without)}"
         for name, size in sizes.items()
