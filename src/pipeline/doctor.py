@@ -200,7 +200,7 @@ def _check_snakemake() -> Check:
         return Check(name, False, f"{_PLUGIN}, part of this project, is not installed", f"{_PIP} install -e .")
     if own is None or not own.exists():
         return Check(name, False, "this environment has no such command; `python -m snakemake` works", reinstall)
-    if "snakemake.cli" not in own.read_text(errors="replace"):
+    if "snakemake.cli" not in own.read_text(encoding="utf-8", errors="replace"):
         return Check(name, False, f"{own} is not Snakemake's own; `python -m snakemake` works", reinstall)
     if on_path is None or not own.samefile(on_path):
         detail = f"{on_path} belongs to another environment" if on_path else "not on PATH"

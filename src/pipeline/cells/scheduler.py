@@ -31,5 +31,5 @@ def slurm_job() -> SlurmJob | None:
 
 def _asked(number: str) -> tuple[str, str]:
     command = ["squeue", "--noheader", "--format=%N %D", "--jobs", number]
-    nodes, count = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    nodes, count = subprocess.run(command, capture_output=True, encoding="utf-8", check=True).stdout.split()
     return nodes, count

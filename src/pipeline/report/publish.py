@@ -42,7 +42,7 @@ def publish(root: Path, folder: Path, stages: Stages) -> None:
 
 def missing_images(page: Path, folder: Path) -> list[str]:
     """Return the images that a page shows and a folder lacks, as the page links to them; none for a page not there."""
-    links = IMAGE.findall(page.read_text(errors="replace")) if page.is_file() else []
+    links = IMAGE.findall(page.read_text(encoding="utf-8", errors="replace")) if page.is_file() else []
     return [link for link in dict.fromkeys(links) if "://" not in link and not (folder / link).is_file()]
 
 
@@ -79,7 +79,9 @@ def _replace(place: Path, writeup: Path, results: Path) -> None:
 def _copy(writeup: Path, results: Path, folder: Path) -> None:
     folder.mkdir(parents=True)
     # Tables lie beside the page here.
-    (folder / writeup.name).write_text(writeup.read_text().replace("](../results/", "](tables/"))
+    (folder / writeup.name).write_text(
+        writeup.read_text(encoding="utf-8").replace("](../results/", "](tables/"), encoding="utf-8"
+    )
     for page in PAGES:
         _copy_files(writeup.parent, page, folder)
     _copy_files(writeup.parent / "figures", "**/*.svg", folder / "figures")

@@ -11,7 +11,7 @@ def own_cgroups(controller: str = "") -> list[Path]:
 
     In a container some may not be there. Raises OSError where the kernel has no cgroups.
     """
-    for line in OWN_CGROUPS.read_text().splitlines():
+    for line in OWN_CGROUPS.read_text(encoding="utf-8").splitlines():
         _, controllers, path = line.split(":", 2)
         if controller in controllers.split(","):
             root = CGROUPS / controller

@@ -50,19 +50,19 @@ def _of_limited_cgroup(fewer_than: int) -> tuple[float, float] | None:
     limits = {}
     for folder in own_cgroups():
         with contextlib.suppress(FileNotFoundError):
-            quota, period = (folder / "cpu.max").read_text().split()
+            quota, period = (folder / "cpu.max").read_text(encoding="utf-8").split()
             if quota != "max":
                 limits[folder] = int(quota) / int(period)
     if not limits or min(limits.values()) >= fewer_than:
         return None
     folder = min(limits, key=limits.__getitem__)
-    usage = dict(line.split() for line in (folder / "cpu.stat").read_text().splitlines())
+    usage = dict(line.split() for line in (folder / "cpu.stat").read_text(encoding="utf-8").splitlines())
     return int(usage["usage_usec"]) / 1e6, limits[folder]
 
 
 def _of_cores(core_ids: Collection[int]) -> float:
     names = {f"cpu{core}" for core in core_ids}
-    lines = [line.split() for line in STATISTICS.read_text().splitlines()]
+    lines = [line.split() for line in STATISTICS.read_text(encoding="utf-8").splitlines()]
     ticks = [int(line[1:][column]) for line in lines if line[0] in names for column in WORKING]
     return sum(ticks) / os.sysconf("SC_CLK_TCK")
 

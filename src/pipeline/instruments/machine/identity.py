@@ -33,7 +33,7 @@ def cpu_model() -> str:
     """Name the CPU's model."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
+        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
@@ -88,7 +88,7 @@ def git_commit(path: Path) -> str:
 def _git(folder: Path, *arguments: str) -> str:
     try:
         command = ["git", "-C", str(folder), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(command, capture_output=True, encoding="utf-8", check=True).stdout.strip()
     except (FileNotFoundError, subprocess.CalledProcessError):
         return ""
 

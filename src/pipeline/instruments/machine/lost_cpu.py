@@ -16,7 +16,7 @@ def lost_cpu_s() -> dict[str, float]:
     with suppress(OSError, AttributeError):  # only Linux knows of stolen time
         lost_s["cpu_stolen"] = psutil.cpu_times().steal
     with suppress(OSError):
-        for line in CGROUP_STATISTICS.read_text().splitlines():
+        for line in CGROUP_STATISTICS.read_text(encoding="utf-8").splitlines():
             name, _, value = line.partition(" ")
             if name == "throttled_usec":
                 lost_s["cpu_throttled"] = int(value) / 1e6

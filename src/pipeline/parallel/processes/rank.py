@@ -108,7 +108,7 @@ def be_rank_afresh(
 def be_rank(group: Group, rank: int, sender: Connection, function: Callable[..., Any], args: tuple) -> None:
     """Run the function as a rank of the group; send its pickled result or its failure."""
     _die_with_parent()
-    stack = group.stack_path(rank).open("w")
+    stack = group.stack_path(rank).open("w", encoding="utf-8")
     faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
     try:
         context = _join(group, rank)
