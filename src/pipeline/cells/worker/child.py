@@ -59,7 +59,7 @@ def run(request: dict[str, Any]) -> int:
 def _take_over(request: dict[str, Any]) -> None:
     """Put on the caller's environment, working directory, umask and cores, and forget the project's own modules."""
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]  # they are files here
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # they are files here
     os.environ.clear()
     os.environ.update(request["environ"])
     os.chdir(request["cwd"])
