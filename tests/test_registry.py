@@ -48,4 +48,4 @@ def test_a_registered_stage_without_a_folder_is_named(folder):
 def test_stages_ask_their_questions_where_python_keeps_no_docstrings():
     code = "from pipeline.registry import stages\nprint(*(s.question for s in stages().values()), sep='\\n', end='')"
     done = subprocess.run([sys.executable, "-OO", "-c", code], capture_output=True, encoding="utf-8", check=True)
-    assert done.stdout.splitlines() == [stage.question for stage in stages().values()]
+    assert done.stdout.splitlines() == [stage.question for stage in registry.stages().values()]

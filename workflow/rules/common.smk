@@ -35,7 +35,11 @@ def present():
     software = identity.software_versions()
     if SCHEDULED:
         del software["driver"]
-    return freshness.Present(software, GPUS_PRESENT if limit is None else min(GPUS_PRESENT, limit))
+    return freshness.Present(
+        software,
+        GPUS_PRESENT if limit is None else min(GPUS_PRESENT, limit),
+        allowed={} if SCHEDULED else identity.allowed(),
+    )
 
 
 def checked_plan():

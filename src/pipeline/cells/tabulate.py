@@ -79,7 +79,7 @@ def _cell_line(record: dict[str, Any], row_types: RowTypes) -> dict[str, Any]:
         **{f"host_{name}": record.get("host", {}).get(name) for name in HOST_PARTS},
         **{f"scheduler_{name}": record.get("scheduler", {}).get(name) for name in SCHEDULER_PARTS},
         **_machine(record),
-        "cpu": _cpu(record["machine"].get("cpu")),
+        "cpu": _cpu(record["machine"].get("cpu"), record["machine"].get("cores")),
         **_memory(record["machine"]),
         "gpus": _gpus(record["machine"].get("gpus_taken")),
         **{name: record["code"].get(name) for name in ("digest", "commit")},
@@ -104,9 +104,10 @@ def outcome(rows: list[dict[str, Any]], row_types: RowTypes) -> dict[str, str]:
     return {"status": status, "reason": reason}
 
 
-def _cpu(facts: Any) -> str | None:
+def _cpu(facts: Any, cores: Any) -> str | None:
+    """Name the CPU with the cores that cells could use; all, where the record does not tell."""
     known = isinstance(facts, dict) and {"model", "logical_cores"} <= set(facts)
-    return f"{facts['model']}, {facts['logical_cores']} cores" if known else None
+    return f"{facts['model']}, {cores or facts['logical_cores']} cores" if known else None
 
 
 def _memory(facts: Mapping[str, Any]) -> dict[str, int | None]:
