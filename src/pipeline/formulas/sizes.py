@@ -110,7 +110,8 @@ class Sizes(Mapping[str, Any]):
         if match is None:
             raise KeyError(name)
         *numbers, tied, without = match.groups(default="")
-        return OwnSize(*(int(number or 0) for number in numbers), tied != "", tuple(without.split(".")[1:]))
+        whole: list[Any] = [*(int(number or 0) for number in numbers), tied != "", tuple(without.split(".")[1:])]
+        return OwnSize(*whole)
 
     def __contains__(self, name: object) -> bool:
         return name in self._known or (isinstance(name, str) and _is_sound(name))
