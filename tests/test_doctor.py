@@ -262,3 +262,11 @@ def test_a_missing_plugin_is_reported(environment, monkeypatch):
 
 def test_the_command_of_this_environment_is_found_by_its_installation():
     assert doctor._snakemake_script().name == "snakemake"
+
+
+def test_what_a_container_allows_is_said(monkeypatch):
+    found = {"cores": 2, "cpu_quota": 0.5, "memory_limit_bytes": 2 * 2**30}
+    monkeypatch.setattr(doctor, "allowed", lambda: found)
+    facts = dict(doctor._facts())
+    assert "0.5 of 2" in facts["CPU"]
+    assert "2 GiB may be used" in facts["memory"]

@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import pytest
 
 from pipeline import registry
@@ -40,3 +43,9 @@ def test_a_registered_stage_without_a_folder_is_named(folder):
     (folder / "warmth/__init__.py").unlink()
     with pytest.raises(UserError, match=r"lists 'warmth', but .*/warmth/__init__\.py does not exist"):
         registry.stages()
+
+
+def test_stages_ask_their_questions_where_python_keeps_no_docstrings():
+    code = "from pipeline.registry import stages\nprint(*(s.question for s in stages().values()), sep='\\n', end='')"
+    done = subprocess.run([sys.executable, "-OO", "-c", code], capture_output=True, encoding="utf-8", check=True)
+    assert done.stdout.splitlines() == [stage.question for stage in registry.stages().values()]

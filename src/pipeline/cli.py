@@ -10,7 +10,7 @@ from pipeline.cells.disk import DISK_FULL, DiskFull
 from pipeline.cells.worker import client
 from pipeline.errors import UserError
 from pipeline.measure_command import check, measure
-from pipeline.printing import print_lines
+from pipeline.printing import escape_what_streams_cannot_write, print_lines
 
 BAD_INPUT = 2
 
@@ -19,6 +19,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run one command: a cell in the warm worker, everything else in this process."""
     issued_at = client.process_started_at()
     client.open_closed_streams()
+    escape_what_streams_cannot_write()
     try:
         words = sys.argv[1:] if argv is None else list(argv)
         arguments = _parser(words).parse_args(words)

@@ -18,7 +18,7 @@ import psutil
 
 from pipeline.instruments.machine.gpu_state import gpu_state, slowdown_reasons
 from pipeline.instruments.machine.gpus import Gpu, describe_links, torch_build, visible_gpus
-from pipeline.instruments.machine.identity import cpu_model, machine_facts, software_versions
+from pipeline.instruments.machine.identity import allowed, cpu_model, machine_facts, software_versions
 from pipeline.instruments.profilers import nsys
 
 # An environment that uv made has no pip.
@@ -188,7 +188,7 @@ def _check_gloo() -> Check:
 
     name = "gloo all-reduce"
     if torch.distributed.is_available() and torch.distributed.is_gloo_available():
-        return Check(name, True, f"on {psutil.cpu_count()} logical cores")
+        return Check(name, True, f"on {_cores()} logical cores")
     return Check(name, False, "torch is built without gloo", f"{_PIP} install --force-reinstall torch")
 
 
@@ -200,7 +200,7 @@ def _check_snakemake() -> Check:
         return Check(name, False, f"{_PLUGIN}, part of this project, is not installed", f"{_PIP} install -e .")
     if own is None or not own.exists():
         return Check(name, False, "this environment has no such command; `python -m snakemake` works", reinstall)
-    if "snakemake.cli" not in own.read_text(errors="replace"):
+    if "snakemake.cli" not in own.read_text(encoding="utf-8", errors="replace"):
         return Check(name, False, f"{own} is not Snakemake's own; `python -m snakemake` works", reinstall)
     if on_path is None or not own.samefile(on_path):
         detail = f"{on_path} belongs to another environment" if on_path else "not on PATH"
@@ -217,8 +217,14 @@ def _snakemake_script() -> Path | None:
 def _facts() -> Iterator[tuple[str, str]]:
     facts, gpus, memory = machine_facts(), visible_gpus(), psutil.virtual_memory()
     cpu, software = facts["cpu"], facts["software"]
-    yield "CPU", f"{cpu['model']}, {cpu['logical_cores']} logical cores on {cpu['physical_cores']} physical"
-    yield "memory", f"{_gib(memory.available)} free of {_gib(memory.total)}"
+    cores = f"{cpu['logical_cores']} logical cores on {cpu['physical_cores']} physical, of which {_cores()} may be used"
+    yield "CPU", f"{cpu['model']}, {cores}"
+    limit_bytes = allowed()["memory_limit_bytes"]
+    yield (
+        "memory",
+        f"{_gib(memory.available)} free of {_gib(memory.total)}"
+        + (f", of which {_gib(limit_bytes)} may be used" if limit_bytes else ""),
+    )
     yield "disk", f"{_gib(psutil.disk_usage('.').free)} free here"
     yield "GPUs", _by_model(gpus) or "none"
     if gpus:
@@ -227,6 +233,13 @@ def _facts() -> Iterator[tuple[str, str]]:
     yield "operating system", facts["os"]
     for name in ("driver", "cuda", "nccl", "cudnn", "torch", "triton", "python"):
         yield name, software[name]
+
+
+def _cores() -> str:
+    """Say how many cores measurements may use."""
+    found = allowed()
+    quota = found["cpu_quota"]
+    return str(found["cores"]) if quota is None else f"{quota:g} of {found['cores']}"
 
 
 def _state_facts(state: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:

@@ -1,8 +1,17 @@
 """Printing that fails without harm."""
 
+import io
 import os
+import sys
 from collections.abc import Iterable
 from typing import TextIO
+
+
+def escape_what_streams_cannot_write() -> None:
+    """Have standard output and error write \\xd7 where their encoding has no ×, as under an ASCII locale."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def print_lines(lines: Iterable[str], stream: TextIO) -> None:

@@ -109,6 +109,17 @@ def test_a_version_that_is_not_compared_and_fewer_gpus_than_there_were_change_no
     assert why_stale(record, Settings(), 2, Present(VERSIONS, gpus=0)) is None
 
 
+@pytest.mark.parametrize("name", ["cores", "cpu_quota", "memory_limit_bytes"])
+def test_a_cell_is_stale_where_the_host_allows_other_than_it_did(record, name):
+    allowed = {"cores": 2, "cpu_quota": None, "memory_limit_bytes": None}
+    now = Present(VERSIONS, gpus=4, allowed=allowed)
+    assert why_stale(record, Settings(), 2, now) is None  # it is of an earlier version, which did not tell
+    record["machine"] |= allowed
+    assert why_stale(record, Settings(), 2, now) is None
+    assert name in why_stale(changed(record, "machine", name, value=1), Settings(), 2, now)
+    assert why_stale(changed(record, "machine", name, value=1), Settings(), 2, NOW) is None  # another host measures
+
+
 def test_a_variable_that_an_imported_module_names_makes_its_cell_stale_when_it_says_something_else(
     record, package, monkeypatch
 ):

@@ -2,8 +2,9 @@ import json
 
 import pytest
 
-from pipeline.cells.own_sizes import read_sizes, with_sizes
+from pipeline.cells.own_sizes import read_sizes, unmodelled, with_sizes
 from pipeline.errors import UserError
+from pipeline.formulas.parameters import parameter_count
 from pipeline.formulas.sizes import SIZES, OwnSize
 
 NUMBERS = {"d_model": 64, "d_ff": 96, "num_layers": 2, "num_heads": 8}
@@ -17,7 +18,6 @@ LLAMA = {
     "num_key_value_heads": 8,
     "head_dim": 64,
     "rope_scaling": {"factor": 32.0},
-    "tie_word_embeddings": True,
     "vocab_size": 128256,
 }
 
@@ -34,7 +34,9 @@ def test_numbers_a_config_json_and_a_yaml_file_give_sizes(tmp_path):
     words = {key: str(number) for key, number in NUMBERS.items()}  # as Snakemake's --config has them
     assert read_sizes({"mine": words}, "sizes")["mine"] == sizes["mine"]
     assert SIZES[sizes["mine"]] == OwnSize(64, 96, 2, 8, num_kv_heads=8, vocab_size=0)
-    assert SIZES[sizes["llama"]] == OwnSize(2048, 8192, 16, 32, num_kv_heads=8, vocab_size=128256)
+    assert SIZES[sizes["llama"]] == OwnSize(
+        2048, 8192, 16, 32, num_kv_heads=8, vocab_size=128256, without=("rope_scaling",)
+    )
 
 
 def test_a_qwen_has_the_same_keys(tmp_path):
@@ -45,8 +47,62 @@ def test_a_qwen_has_the_same_keys(tmp_path):
 def test_a_qwen3_says_the_width_of_its_heads(tmp_path):
     small = {"model_type": "qwen3", "hidden_size": 1024, "num_attention_heads": 16, "head_dim": 128}
     name = read_sizes({"qwen": config_json(tmp_path, **small)}, "sizes")["qwen"]
-    assert name.endswith("-h16-kv8-v128256-hd128")
+    assert "-h16-kv8-v128256-hd128" in name
     assert SIZES[name].attention_width == 2048
+
+
+# model_type, hidden_size, intermediate_size, layers, heads, heads of keys, vocab_size, head_dim
+PUBLISHED = {
+    "Qwen3-0.6B": (("qwen3", 1024, 3072, 28, 16, 8, 151_936, 128), 596.0),
+    "SmolLM2-135M": (("llama", 576, 1536, 30, 9, 3, 49_152, None), 134.5),
+    "Llama-3.2-1B": (("llama", 2048, 8192, 16, 32, 8, 128_256, 64), 1235.8),
+    "Llama-3.2-3B": (("llama", 3072, 8192, 28, 24, 8, 128_256, 128), 3212.7),
+    "Qwen2.5-3B": (("qwen2", 2048, 11_008, 36, 16, 2, 151_936, None), 3085.9),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_with_tied_embeddings_a_model_has_its_published_parameters(tmp_path, name):
+    numbers, millions = PUBLISHED[name]
+    keys = ["model_type", *list(LLAMA)[2:7], "vocab_size", "head_dim"]
+    path = config_json(tmp_path, **dict(zip(keys, numbers, strict=True)), tie_word_embeddings=True)
+    size = SIZES[read_sizes({"mine": path}, "sizes")["mine"]]
+    assert parameter_count(size, 0) / 1e6 == pytest.approx(millions, abs=0.06)
+    assert SIZES[size.name("mine")].tie_embeddings
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"rope_scaling": None}, ()),
+        ({"rope_scaling": None, "rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}}, ()),
+        ({"rope_scaling": None, "sliding_window": 4096, "use_sliding_window": False}, ()),
+        ({"rope_scaling": {"rope_type": "yarn"}}, ("rope_scaling",)),
+        ({"rope_scaling": None, "rope_parameters": {"rope_type": "llama3"}}, ("rope_scaling",)),
+        ({"rope_scaling": None, "model_type": "mistral", "sliding_window": 4096}, ("window",)),
+        ({"rope_scaling": None, "model_type": "mistral", "sliding_window": None}, ()),
+        ({"rope_scaling": None, "attention_bias": True, "hidden_act": "gelu"}, ("activation", "bias")),
+        (
+            {"rope_scaling": None, "model_type": "qwen2", "sliding_window": 9, "use_sliding_window": True},
+            ("bias", "window"),
+        ),
+        ({"rope_scaling": None, "model_type": "qwen3"}, ("qk_norm",)),
+    ],
+)
+def test_what_of_a_model_is_left_out_is_in_the_name_and_told(tmp_path, changes, words):
+    name = read_sizes({"mine": config_json(tmp_path, **changes)}, "sizes")["mine"]
+    assert SIZES[name].without == words
+    told = unmodelled([name, "small", "XXL"])  # the last is no size, but a model of accounting
+    assert len(told) == bool(words)
+    assert all(name in line for line in told)
+
+
+def test_a_path_may_begin_at_home_hold_colons_and_the_file_tabs(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folder = tmp_path / "a:b, c: d"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(LLAMA, indent="\t"))
+    assert read_sizes({"mine": "~/a:b, c: d/config.json"}, "sizes")["mine"].startswith("mine-d2048")
 
 
 @pytest.mark.parametrize(
@@ -84,6 +140,8 @@ def test_a_name_that_cannot_be_is_refused(name):
         ({"model_type": "gpt2"}, "model_type must be one of llama, mistral, qwen2, qwen3, got 'gpt2'"),
         ({"head_dim": 127}, "head_dim must be even for rotary positions, got 127"),
         ({"head_dim": "wide"}, "head_dim must be a value of type int, got 'wide'"),
+        ({"hidden_size": None}, r"config.json has no hidden_size \(d_model\)"),
+        ({"tie_word_embeddings": "often"}, "tie_embeddings must be a value of type bool, got 'often'"),
     ],
 )
 def test_a_model_that_is_not_of_that_kind_is_refused(tmp_path, changes, said):

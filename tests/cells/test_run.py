@@ -142,7 +142,7 @@ def test_snakemakes_thread_variables_do_not_bind_a_cell(monkeypatch):
     cores = len(os.sched_getaffinity(0))
     record = record_of(lambda *_: seen.append(torch.get_num_threads()) or [])
     assert seen == [cores]
-    assert record["machine"]["threads"] == cores
+    assert record["machine"]["threads"] == record["machine"]["cores"] == cores
     assert os.environ["OMP_NUM_THREADS"] == str(cores)
 
 

@@ -19,7 +19,11 @@ WORKLOADS = {
     "wide feed-forward": Workload(ModelSize(32, 256, 2, 2), 60, 4, 32, device_type="cpu"),
     "long context": Workload(ModelSize(32, 64, 2, 2), 60, 2, 192, device_type="cpu"),
 }
-WIDE_HEADS = {"wide heads": Workload(OwnSize(32, 64, 2, 2, num_kv_heads=2, head_dim=64), 60, 2, 96, device_type="cpu")}
+# Tied, the gradients of head and embedding stand beside each other before they are added.
+OWN = {
+    "wide heads": Workload(OwnSize(32, 64, 2, 2, num_kv_heads=2, head_dim=64), 60, 2, 96, device_type="cpu"),
+    "tied": Workload(OwnSize(32, 64, 2, 2, num_kv_heads=2, tie_embeddings=True), 3000, 1, 8, device_type="cpu"),
+}
 
 
 @pytest.fixture
@@ -89,9 +93,9 @@ def test_predicted_peaks_of_a_gpu_are_those_recorded_there_but_for_workspaces():
 @pytest.mark.usefixtures("without_workspaces")
 @pytest.mark.parametrize(("mode", "checkpoint_every"), [("inference", 0), ("train_step", 0), ("train_step", 1)])
 @pytest.mark.parametrize(("precision", "within"), [("fp32", 0.002), ("bf16", 0.03)])
-@pytest.mark.parametrize("name", WORKLOADS | WIDE_HEADS)
+@pytest.mark.parametrize("name", WORKLOADS | OWN)
 def test_predicted_peaks_are_the_recorded_ones(name, precision, within, mode, checkpoint_every, tmp_path):
-    workload = replace((WORKLOADS | WIDE_HEADS)[name], precision=precision, checkpoint_every=checkpoint_every)
+    workload = replace((WORKLOADS | OWN)[name], precision=precision, checkpoint_every=checkpoint_every)
     first, second = measured_peaks(workload, mode, tmp_path / "snapshot.pickle")
     for peaks, first_step in ((first, True), (second, False)):
         predicted = {

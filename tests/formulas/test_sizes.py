@@ -28,6 +28,14 @@ def test_heads_of_another_width_are_part_of_the_name():
     assert "mine-d66-f96-l2-h4-kv2-v0-hd16" in SIZES  # 4 does not divide 66, and need not
 
 
+@pytest.mark.parametrize("more", [{"head_dim": 16}, {"tie_embeddings": True}, {"without": ("bias", "qk_norm")}])
+def test_all_that_a_size_says_is_part_of_its_name(more):
+    whole = replace(OWN, head_dim=16, tie_embeddings=True, without=("bias", "qk_norm"))
+    for size in (replace(OWN, **more), whole):
+        assert size.name("mine") in SIZES
+        assert SIZES[size.name("mine")] == size
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -43,19 +51,26 @@ def test_heads_of_another_width_are_part_of_the_name():
         "mine-d72-f96-l2-h8-kv8-v0",  # an odd head_dim
         "mine-d64-f0-l2-h8-kv8-v0",
         "mine-d64-f96-l2-h8-kv2-v120\n",
+        "mine-d64-f96-l2-h8-kv2-v120-tied-hd16",
+        "mine-d64-f96-l2-h8-kv2-v120-tied-tied",
+        "mine-d64-f96-l2-h8-kv2-v120-without",
+        "mine-d64-f96-l2-h8-kv2-v120-without.heads",
+        "mine-d64-f96-l2-h8-kv2-v120-without.qk_norm.bias",
+        "mine-d64-f96-l2-h8-kv2-v120-without.bias.bias",
         "../mine-d64-f96-l2-h8-kv2-v120",
         3,
     ],
 )
 def test_what_is_no_size_is_not_one(name):
     assert name not in SIZES
-    if not isinstance(name, str) or "l2-h8-kv2-v120" not in name or "hd8" in name or "hd7" in name:
-        return
+
+
+def test_an_unknown_name_is_a_missing_key():
     with pytest.raises(KeyError):
-        SIZES[name]
+        SIZES["mine-d064-f96-l2-h8-kv2-v120"]
 
 
-@pytest.mark.parametrize("size", [OWN, replace(OWN, head_dim=12)])
+@pytest.mark.parametrize("size", [OWN, replace(OWN, head_dim=12), replace(OWN, tie_embeddings=True)])
 def test_parameters_are_those_of_the_model_whatever_vocabulary_the_stage_has(size):
     step = build_training_step(size, vocab_size=7, context_length=8, batch_size=2, precision="fp32", device="cpu")
     assert parameter_count(size, 7) == sum(parameter.numel() for parameter in step.model.parameters())

@@ -75,8 +75,11 @@ def test_a_record_that_is_unsound_or_in_another_s_place_is_named_and_nothing_pub
 
 def test_the_page_links_to_the_tables_of_its_snapshot(run):
     page = run / "reports/writeup.md"
-    page.write_text(page.read_text() + "\n[bf16](../results/timing/bf16.csv)\n")
+    page.write_text(page.read_text() + "\n[bf16](../results/timing/bf16.csv), `results/<stage>/cells.csv`\n")
+    html = run / "reports/report.html"
+    html.write_text(html.read_text() + "<code>results/&lt;stage&gt;/cells.csv</code>")
     publish(run, run / "h200", stages())
+    assert all("results/" not in (run / "h200" / name).read_text() for name in ("writeup.md", "report.html"))
     (link,) = re.findall(r"\[bf16\]\((.*)\)", (run / "h200/writeup.md").read_text())
     assert (run / "h200" / link).is_file()
 

@@ -27,12 +27,10 @@ def test_the_host_limits_what_leaves_the_gpu_idle_in_the_slowest_section_whichev
     timing, levers = [step(33.5, busy_ms=30.0), step(300.0, "xl", 297.0)], [step(44.0), step(309.0, "xl")]
     assert apart(timing=timing, levers=levers) == (
         "Its stable times lie furthest apart for small in bf16 at context 1024, which the host limits: 33.5 ms in "
-        "timing, 44.0 ms in levers (1.31×). Steps in which the GPU idles for less than 20% in all sections differ by "
-        "at most 1.03×."
+        "timing, 44.0 ms in levers (1.31×)."
     )
     busy = apart(timing=[step(33.5, busy_ms=30.0)], levers=[step(37.0, busy_ms=30.0)])
     assert "limit" not in busy
-    assert "Steps" not in apart(timing=timing[:1], levers=levers[:1])
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def test_the_writeup_holds_machine_outcomes_and_sections(tmp_path):
         "| ok | timing 1 |\n| skipped | timing 2 |",
     ):
         assert part in text
-    assert "2 cells of timing without figures, skipped: this machine lacks what they need.\n" in text
+    assert "2 cells of timing without figures, skipped: their machine lacked what they need.\n" in text
 
 
 def test_results_that_failed_their_check_are_counted_in_one_line_whatever_each_says(tmp_path):

@@ -35,6 +35,12 @@ def test_a_module_is_found_in_pythonpath_and_among_what_is_installed(project, mo
     assert find("yaml").module == "yaml"
 
 
+def test_a_folder_s_name_may_have_a_colon(project):
+    (project / "a:b").mkdir()
+    shutil.copy(project / "kernels/attention.py", project / "a:b/mine.py")
+    check_location(f"{project}/a:b/mine.py:by_heads", "subjects")
+
+
 def test_what_has_no_source_of_python_is_no_module(project):
     (project / "folder").mkdir()
     for name in ("math", "folder", "kernels.attention.Right", "nowhere.at.all"):

@@ -8,7 +8,7 @@ from pathlib import Path
 from snakemake.logging import logger
 
 from pipeline.cells import freshness, locks, orphans, preflight, sources
-from pipeline.cells.config import check_something_to_write, idle_overrides, idle_subjects, load_plan
+from pipeline.cells.config import check_something_to_write, idle_overrides, idle_subjects, load_plan, unmodelled_sizes
 from pipeline.cells.failures import Failures, read_failures
 from pipeline.cells.quiet_host import RUN_VARIABLE
 from pipeline.cells.record import read_head
@@ -35,7 +35,11 @@ def present():
     software = identity.software_versions()
     if SCHEDULED:
         del software["driver"]
-    return freshness.Present(software, GPUS_PRESENT if limit is None else min(GPUS_PRESENT, limit))
+    return freshness.Present(
+        software,
+        GPUS_PRESENT if limit is None else min(GPUS_PRESENT, limit),
+        allowed={} if SCHEDULED else identity.allowed(),
+    )
 
 
 def checked_plan():
@@ -51,6 +55,8 @@ def checked_plan():
         logger.warning(f"subjects: {line}")
     for name in idle_subjects(plan) if plan.measure else ():
         logger.warning(f"subjects: {name} is not measured, for this run has no cell of a stage that takes its kind")
+    for line in unmodelled_sizes(plan) if plan.measure else ():
+        logger.warning(line)
     check_something_to_write(plan, RESULTS)
     # The machine that measures may then be another: its own parse of this file checks.
     if plan.measure and not FAILURES.failed and not SCHEDULED:

@@ -59,4 +59,4 @@ class Made:
     def former_recipe(self, wildcards):
         """Return the digest of how this was made; None where that cannot be told."""
         path = Path(self.recipe_path.format(**wildcards))
-        return path.read_text().strip() if path.is_file() else None
+        return path.read_text(encoding="utf-8").strip() if path.is_file() else None

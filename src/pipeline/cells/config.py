@@ -14,7 +14,7 @@ from jsonschema.exceptions import ValidationError, best_match
 from referencing import Registry, Resource
 
 from pipeline.cells import fields, record, sweep
-from pipeline.cells.own_sizes import read_sizes, with_sizes
+from pipeline.cells.own_sizes import AXIS, read_sizes, unmodelled, with_sizes
 from pipeline.cells.stage import Stage, Stages, taken_names
 from pipeline.cells.yaml_files import read_yaml
 from pipeline.errors import UserError
@@ -105,6 +105,12 @@ def idle_subjects(plan: Plan) -> list[str]:
     """Return the implementations of the user's own that no cell of this run measures, as kind.name."""
     measured = {subject for stage in plan.stages.values() if stage.cells for subject in stage.subjects}
     return [f"{subject.kind}.{subject.name}" for subject in plan.subjects if subject not in measured]
+
+
+def unmodelled_sizes(plan: Plan) -> list[str]:
+    """Return a line for each of the user's own sizes that cells have, of whose model a part is not modelled."""
+    cells = (cell for stage in plan.stages.values() for cell in stage.cells)
+    return unmodelled(dict.fromkeys(getattr(cell, AXIS) for cell in cells if hasattr(cell, AXIS)))
 
 
 def check_something_to_write(plan: Plan, results: Path) -> None:

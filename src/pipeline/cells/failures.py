@@ -80,7 +80,7 @@ def write_failures(path: Path, failures: Failures) -> None:
 def read_failures(path: Path) -> Failures:
     """Read what `write_failures` wrote; raises UserError, one line, for a file that is something else."""
     try:
-        entries = json.loads(path.read_text())
+        entries = json.loads(path.read_text(encoding="utf-8"))
         failed = (Failure(**{**entry, "outputs": tuple(entry["outputs"])}) for entry in entries["failed"])
         return Failures(tuple(failed), tuple(entries["unmade"]))
     except OSError as error:

@@ -43,11 +43,15 @@ CHANGED_MEANWHILE = "changed while it was measured"
 
 @dataclass(frozen=True)
 class Present:
-    """What a cell would be measured with now: software by name, how many GPUs at most, and the environment."""
+    """What a cell would be measured with now: software by name, how many GPUs at most, and the environment.
+
+    allowed: what the host allows to a cell, as `identity.allowed` tells; empty where another host measures.
+    """
 
     software: Mapping[str, str]
     gpus: int
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    allowed: Mapping[str, Any] = field(default_factory=dict)
 
 
 def code_facts(package: str, issued_at: float, measured: bool = True) -> dict[str, Any]:
@@ -93,6 +97,9 @@ def why_stale(
         return f"another version of {', '.join(changed)}"
     if min(gpus, present.gpus) > record["machine"].get("gpus_available", 0):
         return f"{min(gpus, present.gpus)} GPUs for it now"
+    for name, value in present.allowed.items():
+        if record["machine"].get(name, value) != value:  # older records do not tell
+            return f"{name} is {'unlimited' if value is None else value} now"
     for name, value in record["code"].get("environment", {}).items():
         if present.environment.get(name, "") != value:
             return f"{name} changed"

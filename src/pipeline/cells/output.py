@@ -42,7 +42,7 @@ def files_place(asked: str | None, record: Path) -> Path:
                 f"{folder}/ holds what no earlier run for {record} left: name a new folder by --files, or delete it"
             )
         _empty(folder)
-        (folder / OWNER).write_text(owner)
+        (folder / OWNER).write_text(owner, encoding="utf-8")
     except OSError as error:
         raise UserError(f"--files is '{folder}', which cannot be written: {error.strerror}") from None
     return folder
@@ -50,7 +50,7 @@ def files_place(asked: str | None, record: Path) -> Path:
 
 def _owner(folder: Path) -> str | None:
     mark = folder / OWNER
-    return mark.read_text(errors="replace") if mark.is_file() else None
+    return mark.read_text(encoding="utf-8", errors="replace") if mark.is_file() else None
 
 
 def _empty(folder: Path) -> None:

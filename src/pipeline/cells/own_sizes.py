@@ -1,6 +1,7 @@
 """Model sizes of the user's own: from the configuration, YAML files and the config.json of Hugging Face models."""
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from dataclasses import fields as declared
 from pathlib import Path
@@ -9,12 +10,12 @@ from typing import Any
 from pipeline.cells import fields
 from pipeline.cells.yaml_files import read_yaml
 from pipeline.errors import UserError
-from pipeline.formulas.sizes import SHORT_NAME, SIZES, OwnSize, complaint
+from pipeline.formulas.sizes import SHORT_NAME, SIZES, UNMODELLED, OwnSize, complaint
 
 
 @dataclass(frozen=True)
 class _Numbers:
-    """What a size is given by; 0 stands for what may be left out, the last three."""
+    """What a size is given by; 0 stands for what may be left out."""
 
     d_model: int = fields.axis(0)
     d_ff: int = fields.axis(0)
@@ -23,14 +24,17 @@ class _Numbers:
     num_kv_heads: int = fields.axis(0, minimum=0)
     vocab_size: int = fields.axis(0)
     head_dim: int = fields.axis(0)
+    tie_embeddings: bool = fields.axis(False)
 
 
 KEYS = tuple(item.name for item in declared(_Numbers))
-# The same in a config.json of the Llama or Qwen kind: transformers' LlamaConfig, Qwen2Config, Qwen3Config.
+# The same in a config.json of the Llama or Qwen kind: transformers' LlamaConfig, MistralConfig, Qwen2Config and
+# Qwen3Config, none of which ties embeddings where it does not say so.
 HUGGING_FACE = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
-    *("num_key_value_heads", "vocab_size", "head_dim"),
+    *("num_key_value_heads", "vocab_size", "head_dim", "tie_word_embeddings"),
 )
+NEEDED = 4  # the first of both
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 AXIS = "size"
 
@@ -42,10 +46,20 @@ def read_sizes(asked: Any, where: str) -> dict[str, str]:
     Raises UserError, one line that names the key, its value and what is allowed.
     """
     if isinstance(asked, str):
-        where, asked = asked, read_yaml(Path(asked))
+        where, asked = asked, read_yaml(Path(os.path.expanduser(asked)))
     if not isinstance(asked, Mapping):
         raise UserError(f"{where} must be a mapping of names to numbers, or the path of a YAML file, got {asked!r}")
     return {str(name): _size(str(name), given, f"{where}: {name}").name(str(name)) for name, given in asked.items()}
+
+
+def unmodelled(names: Iterable[str]) -> list[str]:
+    """Say of each of these sizes in a line what the user's model has that ours leaves out, if there is such a thing."""
+    sizes = {name: SIZES.get(name) for name in names}  # another stage may have models of its own
+    return [
+        f"sizes: {name}: not modelled: {', '.join(UNMODELLED[word] for word in size.without)}"
+        for name, size in sizes.items()
+        if isinstance(size, OwnSize) and size.without
+    ]
 
 
 def with_sizes(grids: list[dict[str, Any]], sizes: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -64,24 +78,47 @@ def _size(name: str, given: Any, where: str) -> OwnSize:
         raise UserError(f"{where}: a name must be at most 24 letters, digits, _ and .")
     if name in SIZES:
         raise UserError(f"{where}: the pipeline has a size of this name; it has {', '.join(SIZES)}")
-    numbers = _hugging_face(Path(given)) if isinstance(given, str) else given
+    numbers, without = _hugging_face(Path(os.path.expanduser(given))) if isinstance(given, str) else (given, ())
     if not isinstance(numbers, Mapping):
         raise UserError(f"{where} must be a mapping of {', '.join(KEYS)}, or the path of a config.json, got {given!r}")
-    missing = [key for key in KEYS[:4] if key not in numbers]
+    missing = [key for key in KEYS[:NEEDED] if key not in numbers]
     if missing:
         raise UserError(f"{where} has no {', '.join(missing)}")
     whole = asdict(fields.build(_Numbers, numbers, where))
     whole["num_kv_heads"] = whole["num_kv_heads"] or whole["num_heads"]
+    tied = whole.pop("tie_embeddings")
     if why := complaint(**whole):
         raise UserError(f"{where}: {why}")
-    return OwnSize(**whole)
+    return OwnSize(**whole, tie_embeddings=tied, without=without)
 
 
-def _hugging_face(path: Path) -> dict[str, Any]:
-    """Read the widths and counts of a config.json; biases, tied embeddings, scaled positions are not modelled."""
-    config = read_yaml(path)  # JSON is YAML
+def _hugging_face(path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Read the widths and counts of a config.json, and which words of UNMODELLED it asks for."""
+    config = read_yaml(path)
     if not isinstance(config, Mapping) or config.get("model_type") not in MODEL_TYPES:
         kind = config.get("model_type") if isinstance(config, Mapping) else config
         raise UserError(f"{path}: model_type must be one of {', '.join(MODEL_TYPES)}, got {kind!r}")
     given = {ours: config.get(theirs) for ours, theirs in zip(KEYS, HUGGING_FACE, strict=True)}
-    return {name: value for name, value in given.items() if value is not None}
+    given = {name: value for name, value in given.items() if value is not None}
+    missing = [
+        f"{theirs} ({ours})" for ours, theirs in zip(KEYS[:NEEDED], HUGGING_FACE, strict=False) if ours not in given
+    ]
+    if missing:
+        raise UserError(f"{path} has no {', '.join(missing)}")
+    return given, tuple(word for word, is_asked in _asked(config).items() if is_asked)
+
+
+def _asked(config: Mapping[str, Any]) -> dict[str, bool]:
+    """Tell for each word of UNMODELLED whether a config.json asks for it; transformers has some in code alone."""
+    kind = config["model_type"]
+    positions = next(
+        (given for key in ("rope_scaling", "rope_parameters") if isinstance(given := config.get(key), dict)), {}
+    )
+    window = config.get("sliding_window", 4096 if kind == "mistral" else None)
+    return {
+        "activation": config.get("hidden_act", "silu") not in ("silu", "swish"),
+        "bias": kind == "qwen2" or bool(config.get("attention_bias") or config.get("mlp_bias")),
+        "qk_norm": kind == "qwen3",
+        "rope_scaling": positions.get("rope_type", "default") != "default" or "factor" in positions,
+        "window": bool(window and config.get("use_sliding_window", kind == "mistral")),
+    }

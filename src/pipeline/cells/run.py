@@ -55,7 +55,7 @@ def run_cell(
     Out-of-memory and what the machine lacks become rows; any other exception is a bug and passes through, as does
     ValueError for rows that are not as the stage declares them.
     """
-    gpus_present = identity.gpu_count()
+    allowed, gpus_present = identity.allowed(), identity.gpu_count()
     gpus_available = gpus_present if granted_gpus is None else min(gpus_present, granted_gpus)
     lack: Exception | None = None
     if gpus_present and gpus_available < cell.gpus:
@@ -67,7 +67,7 @@ def run_cell(
     host = Host(alone=not lack and not shares_host(cell, on_gpu=gpus_present > 0), command=start.command)
     threads = pin_threads(getattr(settings, "threads", 0))
     # Asked before the claim, which hides the other GPUs from this process.
-    facts = {**identity.machine_facts(), "gpus_available": gpus_available, "threads": threads}
+    facts = {**identity.machine_facts(), **allowed, "gpus_available": gpus_available, "threads": threads}
     measure = stage.measure()  # brings torch, which must come after the threads are set
     if files_folder is not None:
         measure = functools.partial(measure, files_dir=files_folder)

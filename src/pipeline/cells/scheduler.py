@@ -37,6 +37,7 @@ def slurm_job() -> SlurmJob | None:
 def _asked(number: str) -> str:
     command = ["squeue", "--noheader", "--format=%N %D", "--jobs", number]
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE_S).stdout.rstrip()
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", check=True, timeout=PATIENCE_S)
     except (OSError, subprocess.SubprocessError):
         return ""
+    return done.stdout.rstrip()

@@ -1,7 +1,7 @@
 """A stage as all that measures, tabulates and writes up sees it: its declarations, and where its parts are."""
 
+import ast
 import importlib
-import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -42,7 +42,7 @@ class Stage:
         self._require_files(FILES[:1])
         module = importlib.import_module(f"{self.package}.cell")
         lacking = [name for name in NAMES if not hasattr(module, name)]
-        if lacking or not module.__doc__:
+        if lacking or not _docstring(module):
             raise UserError(f"{module.__file__} has no {', '.join(lacking) or 'docstring that asks its question'}")
         return module
 
@@ -64,7 +64,7 @@ class Stage:
     @property
     def question(self) -> str:
         """What the stage asks, in one line."""
-        return (inspect.getdoc(self._cell) or "").splitlines()[0]
+        return _docstring(self._cell).splitlines()[0]
 
     @property
     def split_axis(self) -> str:
@@ -222,3 +222,8 @@ def shares_host(cell: Any, on_gpu: bool) -> bool:
     there too: of a step, a launch, a collective or, on a CPU, of anything.
     """
     return hasattr(cell, "shares_host") and cell.shares_host(on_gpu)
+
+
+def _docstring(module: Any) -> str:
+    """Return a module's docstring as its file has it: `python -OO` keeps none."""
+    return ast.get_docstring(ast.parse(Path(module.__file__).read_text(encoding="utf-8"))) or ""

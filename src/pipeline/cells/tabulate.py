@@ -79,7 +79,7 @@ def _cell_line(record: dict[str, Any], row_types: RowTypes) -> dict[str, Any]:
         **{f"host_{name}": record.get("host", {}).get(name) for name in HOST_PARTS},
         **{f"scheduler_{name}": record.get("scheduler", {}).get(name) for name in SCHEDULER_PARTS},
         **_machine(record),
-        "cpu": "{model}, {logical_cores} cores".format(**record["machine"]["cpu"]),
+        "cpu": _cpu(record["machine"]),
         **_memory(record["machine"]),
         "gpus": " ".join(sorted(record["machine"].get("gpus_taken", []))) or None,
         **{name: record["code"].get(name) for name in ("digest", "commit")},
@@ -102,6 +102,11 @@ def outcome(rows: list[dict[str, Any]], row_types: RowTypes) -> dict[str, str]:
     if status == "unstable" and like_it < len(with_figure):
         reason = f"{like_it} of {len(with_figure)} figures{', the first' if like_it > 1 else ''}: {reason}"
     return {"status": status, "reason": reason}
+
+
+def _cpu(facts: Mapping[str, Any]) -> str:
+    """Name the CPU with the cores that cells could use; all, where the record does not tell."""
+    return f"{facts['cpu']['model']}, {facts.get('cores') or facts['cpu']['logical_cores']} cores"
 
 
 def _memory(facts: Mapping[str, Any]) -> dict[str, int | None]:

@@ -1,5 +1,6 @@
-"""Read YAML that a person wrote: a mistake is one line with its place."""
+"""Read YAML or JSON that a person wrote: a mistake is one line with its place."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,15 @@ MOST_BYTES = 2**20
 
 
 def read_yaml(path: Path) -> Any:
-    """Read a YAML file; raises UserError with the place of a typo, and for what is no file or too large for one."""
+    """Read a YAML file, or JSON where its name ends with .json.
+
+    Raises UserError with the place of a typo, and for what is no file or too large for one.
+    """
     content = _content(path)
     try:
         text = content.decode()
+        if path.suffix == ".json":  # may hold tabs, which YAML has not
+            return json.loads(text)
         return yaml.load(text, Loader=_Loader)
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
@@ -24,6 +30,8 @@ def read_yaml(path: Path) -> Any:
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise UserError(f"{path}: no valid YAML: line {line}: character #x{error.character:04x}") from None
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}: no valid JSON: line {error.lineno}, column {error.colno}: {error.msg}") from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: 2026-99-99, a date to YAML
         raise UserError(f"{path}: no valid YAML: {_yaml_complaint(error)}") from None
     except RecursionError:

@@ -61,13 +61,15 @@ class FsdpPlan:
     """What fully sharded training holds and sends: the layouts of its units in order, and the rest.
 
     itemsize: bytes of an element of the shards. compute_itemsize: of an element gathered, and of a gradient sent.
-    replicated: elements of the parameters that every rank keeps whole.
+    replicated: elements of the parameters that every rank keeps whole. is_tied: whether the first unit is used again
+    after the last one.
     """
 
     units: tuple[FlatLayout, ...]
     replicated: int
     itemsize: int
     compute_itemsize: int
+    is_tied: bool = False
 
     @property
     def persistent_bytes(self) -> int:
@@ -118,12 +120,22 @@ class FsdpPlan:
         pass, which are still there. Gradients are sent once; those of replicated parameters are all-reduced.
         """
         flat = sum(unit.elements for unit in self.units)
-        still_there = sum(unit.elements for unit in self.units[-BUFFERS_GATHERED:])
         return {
-            "allgather_base": self.compute_itemsize * (2 * flat - still_there),
+            "allgather_base": self.compute_itemsize * self._gathered_elements,
             "reduce_scatter_base": self.compute_itemsize * flat,
             "allreduce": self.itemsize * self.replicated,
         }
+
+    @property
+    def _gathered_elements(self) -> int:
+        forward = [*range(len(self.units)), *([0] if self.is_tied else [])]
+        held: dict[int, int] = {}
+        gathered = 0
+        for number in (*forward, *reversed(forward)):
+            if held.get(number % BUFFERS_GATHERED) != number:
+                held[number % BUFFERS_GATHERED] = number
+                gathered += self.units[number].elements
+        return gathered
 
     @property
     def _pieces(self) -> int:

@@ -27,13 +27,16 @@ def block_parameter_count(size: ModelSize) -> int:
 
 
 def head_matrix_elements(size: ModelSize, vocab_size: int) -> int:
-    """Count the elements of the output projection, dV; the embedding has as many. A size's own vocabulary counts."""
+    """Count the elements of the output projection, dV, and of the embedding. A size's own vocabulary counts."""
     return size.d_model * size.vocabulary(vocab_size)
 
 
 def parameter_count(size: ModelSize, vocab_size: int) -> int:
-    """Count all parameters: embedding and head, the blocks, the last norm. 2Vd + L(4d² + 3df + 2d) + d."""
-    embedding_and_head = 2 * head_matrix_elements(size, vocab_size)
+    """Count all parameters: embedding and head, the blocks, the last norm. 2Vd + L(4d² + 3df + 2d) + d.
+
+    Vd where embedding and head are tied.
+    """
+    embedding_and_head = (1 if size.tie_embeddings else 2) * head_matrix_elements(size, vocab_size)
     return embedding_and_head + size.num_layers * block_parameter_count(size) + size.d_model
 
 

@@ -142,7 +142,8 @@ def backward_moments(workload: Workload, optimizer_state: int) -> list[Moment]:
     Loss: the gradients of the negative log-likelihood and of the log-softmax, 8TV, plus everything saved. Then, from
     the last segment to the first: what earlier segments saved, what this segment saved or recomputed, the gradients of
     all parameters after it, and the temporaries of the moment. Recursive checkpointing also runs blocks again that save
-    nothing.
+    nothing. Last the embedding: where it is tied, its gradient is added to the head's, in place where autocast has
+    copied that.
     """
     saved = sum(activations.saved_terms(workload).values())
     loss_gradients = 2 * FP32_BYTES * workload.tokens * workload.vocab_size
@@ -159,8 +160,11 @@ def backward_moments(workload: Workload, optimizer_state: int) -> list[Moment]:
         else:
             moments += _rerun_moments(workload, rerun, optimizer_state)
     everything = parameter_bytes(workload.size, workload.vocab_size)
-    stream = activations.residual_stream_bytes(workload)
-    return [*moments, _moment(workload, "backward", "embedding", **state, gradients=everything, temporaries=stream)]
+    beside = activations.residual_stream_bytes(workload)
+    if workload.size.tie_embeddings:
+        element = FP32_BYTES if workload.copies_for_products else 2 * workload.product_bytes
+        beside += element * head_matrix_elements(workload.size, workload.vocab_size)
+    return [*moments, _moment(workload, "backward", "embedding", **state, gradients=everything, temporaries=beside)]
 
 
 def _swiglu_backward(workload: Workload, kept: int, gradients: int, optimizer_state: int) -> Moment:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 
@@ -14,6 +14,7 @@ class ModelSize:
     d_ff: int
     num_layers: int
     num_heads: int
+    tie_embeddings = False  # whether embedding and head share one matrix
 
     @property
     def head_dim(self) -> int:
@@ -34,19 +35,25 @@ class ModelSize:
         """Return the number of tokens: what was asked for, unless the size has its own."""
         return asked
 
+    def widths(self) -> dict[str, Any]:
+        """Return the arguments by which a `TransformerLM` has this size, without its vocabulary."""
+        return {name: value for name, value in asdict(self).items() if name not in ("vocab_size", "without")}
+
 
 @dataclass(frozen=True)
 class OwnSize(ModelSize):
     """A size of the user's own: with heads for keys and values that query heads share, their width, and a vocabulary.
 
-    vocab_size: 0 for that of the stage; head_dim: 0 for d_model / num_heads. Its name is
-    `NAME-d512-f1536-l6-h8-kv2-v32000`, with `-hd128` where head_dim is another, so that a record, and whoever has it,
-    knows the size.
+    vocab_size: 0 for that of the stage; head_dim: 0 for d_model / num_heads; without: what of UNMODELLED the user's
+    model has and ours has not. Its name is `NAME-d512-f1536-l6-h8-kv2-v32000`, with `-hd128` where head_dim is another,
+    `-tied` and `-without.bias.qk_norm` where that is so. Thus a record, and whoever has it, knows the size.
     """
 
     num_kv_heads: int
     vocab_size: int = 0
     head_dim: int = 0
+    tie_embeddings: bool = False
+    without: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Take the usual width of a head where none is given."""
@@ -64,16 +71,30 @@ class OwnSize(ModelSize):
     def name(self, short: str) -> str:
         """Return the name that stands for it on an axis `size`; short: what the user calls it."""
         numbers = [self.d_model, self.d_ff, self.num_layers, self.num_heads, self.num_kv_heads, self.vocab_size]
-        usual = self.attention_width == self.d_model
         words = [f"{letter}{number}" for letter, number in zip(LETTERS, numbers, strict=True)]
-        return "-".join([short, *words, *([] if usual else [f"hd{self.head_dim}"])])
+        more = {
+            f"hd{self.head_dim}": self.attention_width != self.d_model,
+            "tied": self.tie_embeddings,
+            ".".join(["without", *(word for word in UNMODELLED if word in self.without)]): self.without,
+        }
+        return "-".join([short, *words, *(word for word, is_so in more.items() if is_so)])
 
 
 LETTERS = ("d", "f", "l", "h", "kv", "v")
+# What models have that ours leaves out, by the words of names.
+UNMODELLED = {
+    "activation": "an activation that is not SiLU",
+    "bias": "biases",
+    "qk_norm": "norms of queries and keys",
+    "rope_scaling": "scaled positions",
+    "window": "sliding windows",
+}
 SHORT_NAME = re.compile(r"[A-Za-z0-9_.]{1,24}", re.ASCII)
 # One spelling for each size.
 _WORDS = "-".join([SHORT_NAME.pattern, *(rf"{letter}(0|[1-9]\d{{0,7}})" for letter in LETTERS)])
-_NUMBERS = re.compile(_WORDS + r"(?:-hd([1-9]\d{0,7}))?", re.ASCII)
+_NUMBERS = re.compile(
+    rf"{_WORDS}(?:-hd([1-9]\d{{0,7}}))?(-tied)?(?:-without((?:\.(?:{'|'.join(UNMODELLED)}))+))?", re.ASCII
+)
 
 
 class Sizes(Mapping[str, Any]):
@@ -88,7 +109,9 @@ class Sizes(Mapping[str, Any]):
         match = _NUMBERS.fullmatch(name)
         if match is None:
             raise KeyError(name)
-        return OwnSize(*map(int, match.groups(default="0")))
+        *numbers, tied, without = match.groups(default="")
+        whole: list[Any] = [*(int(number or 0) for number in numbers), tied != "", tuple(without.split(".")[1:])]
+        return OwnSize(*whole)
 
     def __contains__(self, name: object) -> bool:
         return name in self._known or (isinstance(name, str) and _is_sound(name))
@@ -102,7 +125,7 @@ class Sizes(Mapping[str, Any]):
 
 def _is_sound(name: str) -> bool:
     match = _NUMBERS.fullmatch(name)
-    if match is None or complaint(*map(int, match.groups(default="0"))) is not None:
+    if match is None or complaint(*(int(number or 0) for number in match.groups()[:-2])) is not None:
         return False
     size = SIZES[name]
     return isinstance(size, OwnSize) and name == size.name(name.partition("-")[0])

@@ -1,7 +1,7 @@
 """One training step of a language model, in phases that can be measured separately."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -108,7 +108,6 @@ def build_training_step(
     """
     torch.manual_seed(seed)
     vocab_size = size.vocabulary(vocab_size)
-    widths = {name: value for name, value in asdict(size).items() if name != "vocab_size"}
     with torch.device(device):
         model = TransformerLM(
             vocab_size=vocab_size,
@@ -116,7 +115,7 @@ def build_training_step(
             attention=attention,
             checkpoint_every=checkpoint_every,
             checkpointing=checkpointing,
-            **widths,
+            **size.widths(),
         )
     for parameter in model.parameters():
         parameter.data = parameter.data.to(weights_dtype)

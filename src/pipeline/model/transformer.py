@@ -1,4 +1,4 @@
-"""A decoder-only transformer with pre-norm RMSNorm, rotary positions, SwiGLU, no biases and an untied head."""
+"""A decoder-only transformer with pre-norm RMSNorm, rotary positions, SwiGLU and no biases."""
 
 import math
 
@@ -26,7 +26,8 @@ class TransformerLM(nn.Module):
     selective: segments that keep the outputs of attention too, which does not run again.
 
     With `num_kv_heads`, groups of query heads share as many heads of keys and values (GQA: Ainslie et al. 2023).
-    `head_dim` is the width of a head, by default d_model / num_heads.
+    `head_dim` is the width of a head, by default d_model / num_heads. With `tie_embeddings` the embedding's matrix is
+    the head's too; its weights are then drawn as a head's.
 
     Raises ValueError if `attention` is an unknown name, `num_kv_heads` does not divide `num_heads` or, without
     `head_dim`, `num_heads` not `d_model`, the head dimension is odd, or the checkpoints are not possible.
@@ -45,6 +46,7 @@ class TransformerLM(nn.Module):
         checkpointing: str = "segments",
         num_kv_heads: int | None = None,
         head_dim: int | None = None,
+        tie_embeddings: bool = False,
     ):
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
@@ -64,6 +66,8 @@ class TransformerLM(nn.Module):
         )
         self.final_norm = nn.RMSNorm(d_model, eps=RMS_NORM_EPS)
         self.lm_head = Linear(d_model, vocab_size)
+        if tie_embeddings:
+            self.token_embedding.weight = self.lm_head.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Compute the logits.

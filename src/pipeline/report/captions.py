@@ -13,7 +13,7 @@ def captions(parts: Path) -> dict[str, str]:
     Nothing where that is not there yet, or was left by another version, whose section is about to be written again.
     """
     try:
-        section = from_json(parts.read_text())
+        section = from_json(parts.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError, TypeError):
         return {}
     titles = figure_titles(f"{section.headline}\n\n{section.text}")

@@ -16,6 +16,12 @@ ARCHIVE = "records.tar.xz"
 FOLDERS = ("figures", "tables")
 PAGES = ("report.html", "summary.json")
 FILES = ("writeup.md", *PAGES, "figures/*.svg", "tables/*.csv", ARCHIVE)
+# What pages say of tables, in Markdown and in HTML, and what they say where these lie beside the page.
+TABLES_HERE = {
+    "](../results/": "](tables/",
+    "`results/<stage>/": "`tables/<stage>/",
+    "<code>results/&lt;stage&gt;/": "<code>tables/&lt;stage&gt;/",
+}
 IMAGE = re.compile(r"!\[[^\]]*\]\(([^)\s]+)")
 
 
@@ -42,7 +48,7 @@ def publish(root: Path, folder: Path, stages: Stages) -> None:
 
 def missing_images(page: Path, folder: Path) -> list[str]:
     """Return the images that a page shows and a folder lacks, as the page links to them; none for a page not there."""
-    links = IMAGE.findall(page.read_text(errors="replace")) if page.is_file() else []
+    links = IMAGE.findall(page.read_text(encoding="utf-8", errors="replace")) if page.is_file() else []
     return [link for link in dict.fromkeys(links) if "://" not in link and not (folder / link).is_file()]
 
 
@@ -78,16 +84,24 @@ def _replace(place: Path, writeup: Path, results: Path) -> None:
 
 def _copy(writeup: Path, results: Path, folder: Path) -> None:
     folder.mkdir(parents=True)
-    # Tables lie beside the page here.
-    (folder / writeup.name).write_text(writeup.read_text().replace("](../results/", "](tables/"))
-    for page in PAGES:
+    for page in (writeup.name, *PAGES):
         _copy_files(writeup.parent, page, folder)
+        _name_tables(folder / page)
     _copy_files(writeup.parent / "figures", "**/*.svg", folder / "figures")
     _require_images(writeup, folder)
     _copy_files(results, "*/*.csv", folder / "tables")
     with tarfile.open(folder / ARCHIVE, "w:xz") as archive:
         for path in record_paths(results):
             archive.add(path, arcname=path.relative_to(results), filter=_anonymous)
+
+
+def _name_tables(page: Path) -> None:
+    """Let a page of a snapshot name the tables beside it, not the folder of results."""
+    if page.is_file():
+        text = page.read_text(encoding="utf-8")
+        for words, here in TABLES_HERE.items():
+            text = text.replace(words, here)
+        page.write_text(text, encoding="utf-8")
 
 
 def _copy_files(source: Path, pattern: str, target: Path) -> None:

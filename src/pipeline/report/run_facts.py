@@ -12,7 +12,7 @@ from pipeline.report.table_rows import has_figures, known
 
 MOST_OUTCOMES = 12
 MOST_NAMED = 2
-LACKING = "this machine lacks what they need"
+LACKING = "their machine lacked what they need"  # a page may be of several
 FAILED_CHECK = "the result failed its check"
 SECONDS = ["start_up_s", "set_up_s", "measuring_s"]
 MEMORY = {"gpu_memory_bytes": "GPU memory", "memory_bytes": "memory"}

@@ -25,7 +25,7 @@ def eager_steps(rows: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def how_far_apart(sections: Iterable[WrittenSection]) -> str:
-    """Say which step differs most between sections, and by how much those differ that the GPU limits.
+    """Say which step differs most between sections.
 
     The host limits a step where the GPU idles IDLE_PCT or more of the longest of its times. Empty where no two sections
     time the same step.
@@ -35,16 +35,9 @@ def how_far_apart(sections: Iterable[WrittenSection]) -> str:
     if not same:
         return ""
     every = pd.DataFrame(same)
-    most, by_gpu = every.loc[every["ratio"].idxmax()], every[every["idle_pct"] < IDLE_PCT]
-    by_host = most["idle_pct"] >= IDLE_PCT
-    limit = ", which the host limits" if by_host else ""
-    words = f"Its stable times lie furthest apart for {most['step']}{limit}: {most['times']}."
-    if by_host and len(by_gpu):
-        words += (
-            f" Steps in which the GPU idles for less than {IDLE_PCT:g}% in all sections differ by at most "
-            f"{ratio(by_gpu['ratio'].max())}."
-        )
-    return words
+    most = every.loc[every["ratio"].idxmax()]
+    limit = ", which the host limits" if most["idle_pct"] >= IDLE_PCT else ""
+    return f"Its stable times lie furthest apart for {most['step']}{limit}: {most['times']}."
 
 
 def _compared(times: pd.DataFrame) -> dict[str, Any]:

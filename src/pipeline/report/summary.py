@@ -41,5 +41,5 @@ def write_summary(
         "actions": [{name: action[name] for name in ("rank", "what", "why")} for action in actions],
     }
     text = json.dumps(summary, indent=1, allow_nan=False)
-    validate(json.loads(text), json.loads(SCHEMA.read_text()))
+    validate(json.loads(text), json.loads(SCHEMA.read_text(encoding="utf-8")))
     write_text(out, text + "\n")

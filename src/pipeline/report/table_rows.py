@@ -25,7 +25,7 @@ def read_rows(table: Path) -> pd.DataFrame:
     Raises UserError, one line, where it cannot be read, is no table or is cut off.
     """
     try:
-        text = table.read_text()
+        text = table.read_text(encoding="utf-8")
         # Words like "none" and "n/a" are values here: only an empty cell is missing.
         rows = pd.read_csv(io.StringIO(text), keep_default_na=False, na_values=[""], dtype=dict.fromkeys(TEXTS, str))
     except OSError as error:

@@ -131,7 +131,7 @@ def _read_section(path: Path) -> WrittenSection:
     """Read the parts of a section, which lie beside its text."""
     parts = path.with_suffix(".json")
     try:
-        return from_json(parts.read_text())
+        return from_json(parts.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"cannot read {parts}: {error.strerror}") from None
     except (ValueError, TypeError, RecursionError):

@@ -17,7 +17,7 @@ from pathlib import Path
 from pipeline.errors import UserError
 from pipeline.syntax import tree_digest
 
-PLACE = re.compile(r"(?P<target>[^:\0]+):(?P<attribute>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)", re.ASCII)
+PLACE = re.compile(r"(?P<target>[^\0]+):(?P<attribute>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)", re.ASCII)
 MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 # What marks the folder of a project.
 PROJECT_MARKS = ("pyproject.toml", "setup.py", ".git")

@@ -24,7 +24,7 @@ def build_model(subject: Subject, size: ModelSize, vocab_size: int, context_leng
     """Build the user's model from the arguments that it takes, by name.
 
     They are those of the course's model: vocab_size, context_length, d_model, num_layers, num_heads, d_ff, rope_theta;
-    num_kv_heads and head_dim. Raises whatever the model raises.
+    num_kv_heads, head_dim and tie_embeddings. Raises whatever the model raises.
     """
     make = load(subject.use)
     known: dict[str, Any] = {
@@ -36,6 +36,7 @@ def build_model(subject: Subject, size: ModelSize, vocab_size: int, context_leng
         "d_ff": size.d_ff,
         "num_kv_heads": size.kv_width // size.head_dim,
         "head_dim": size.head_dim,
+        "tie_embeddings": size.tie_embeddings,
         "rope_theta": ROPE_THETA,
     }
     taken = inspect.signature(make).parameters

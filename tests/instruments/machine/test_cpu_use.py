@@ -58,6 +58,20 @@ def test_within_a_limit_its_cgroup_counts_and_not_the_host(machine):
     assert (use.all_s, use.cores) == (7, 1.5)
 
 
+def test_a_limit_of_a_cgroup_of_version_1_counts_too(machine):
+    (machine / "own").write_text("3:cpuset:/\n2:cpu,cpuacct:/pod\n0::/pod\n")
+    folder = machine / "cgroup/cpu/pod"
+    folder.mkdir(parents=True)
+    for name, content in {"cpu.cfs_quota_us": 50_000, "cpu.cfs_period_us": 100_000, "cpuacct.usage": 7e9}.items():
+        (folder / name).write_text(f"{content:.0f}\n")
+    (folder / "cpu.stat").write_text("nr_throttled 3\nthrottled_time 2000000000\n")
+    use = cpu_use.cpu_use({0, 1})
+    assert (use.all_s, use.cores) == (7, 0.5)
+    assert cgroups.cpu_limit(2).throttled_s() == 2
+    (folder / "cpu.cfs_quota_us").write_text("-1\n")
+    assert cgroups.cpu_limit(2) is None
+
+
 @pytest.mark.parametrize("hidden", ["own", "stat"])
 def test_a_container_that_hides_the_counters_is_no_error(machine, hidden):
     (machine / hidden).unlink()

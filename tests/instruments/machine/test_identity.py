@@ -10,7 +10,7 @@ import pynvml
 import pytest
 import torch
 
-from pipeline.instruments.machine import gpus, identity
+from pipeline.instruments.machine import cgroups, gpus, identity
 from pipeline.instruments.machine.gpu_state import gpu_state, slowdown_reasons
 
 H200 = "NVIDIA H200"
@@ -196,6 +196,16 @@ def test_facts_are_json_and_name_no_host(install):
     text = json.dumps(facts)
     assert platform.node() not in text
     assert "GPU-000" not in text
+
+
+def test_what_a_process_may_use_of_the_host_is_told(monkeypatch, tmp_path):
+    monkeypatch.setattr(cgroups, "CGROUPS", tmp_path)
+    monkeypatch.setattr(cgroups, "OWN_CGROUPS", tmp_path / "own")
+    monkeypatch.setattr(identity.os, "sched_getaffinity", lambda _pid: {0, 3})
+    assert identity.allowed() == {"cores": 2, "cpu_quota": None, "memory_limit_bytes": None}
+    for name, content in {"own": "0::/", "cpu.max": "50000 100000", "memory.max": 2**20}.items():
+        (tmp_path / name).write_text(f"{content}\n")
+    assert identity.allowed() == {"cores": 2, "cpu_quota": 0.5, "memory_limit_bytes": 2**20}
 
 
 def test_gpu_state_gives_units_that_its_names_say(install):

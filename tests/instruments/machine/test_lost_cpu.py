@@ -2,7 +2,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline.instruments.machine import lost_cpu
+from pipeline.instruments.machine import cgroups, lost_cpu
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 
 
@@ -11,7 +11,10 @@ def machine(monkeypatch, tmp_path):
     """Give a machine's times, to be changed; it has no cgroup until the file is written."""
     found = SimpleNamespace(times=SimpleNamespace(steal=100.0), statistics=tmp_path / "cpu.stat")
     monkeypatch.setattr(lost_cpu.psutil, "cpu_times", lambda: found.times)
-    monkeypatch.setattr(lost_cpu, "CGROUP_STATISTICS", found.statistics)
+    monkeypatch.setattr(cgroups, "CGROUPS", tmp_path)
+    monkeypatch.setattr(cgroups, "OWN_CGROUPS", tmp_path / "own")
+    (tmp_path / "own").write_text("0::/\n")
+    (tmp_path / "cpu.max").write_text("50000 100000\n")
     return found
 
 

@@ -49,10 +49,10 @@ def test_loss_and_all_gradients_are_those_of_the_plain_model(model, batch, opera
         assert error(parameter.grad, reference.grad) < 2e-6
 
 
-@pytest.mark.parametrize("head_dim", [None, 24])
-def test_query_heads_may_share_keys_and_values_and_have_a_width_of_their_own(batch, head_dim):
+@pytest.mark.parametrize("more", [{}, {"head_dim": 24}, {"tie_embeddings": True}])
+def test_query_heads_may_share_keys_and_have_a_width_of_their_own_and_embeddings_may_be_tied(batch, more):
     with torch.device(DEVICE):
-        model = TransformerLM(VOCAB, SEQ, WIDTH, 1, num_heads=4, d_ff=D_FF, num_kv_heads=2, head_dim=head_dim)
+        model = TransformerLM(VOCAB, SEQ, WIDTH, 1, num_heads=4, d_ff=D_FF, num_kv_heads=2, **more)
     fused = FusedLM(copy.deepcopy(model), in_torch(), ATTENTION["sdpa"], 1)
     fused(*batch).backward()
     functional.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten()).backward()

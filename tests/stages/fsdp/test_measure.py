@@ -1,13 +1,22 @@
 import math
+from dataclasses import replace
 
 import pytest
 
 from pipeline.formulas import fsdp_training
+from pipeline.formulas.parameters import parameter_bytes
 from pipeline.formulas.sizes import SIZES, OwnSize
+from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.model.step import build_training_step
 from pipeline.parallel.fsdp_units import find_groups
 from pipeline.stages.fsdp.cell import FULLY_SHARDED, IMPLS, PHASES
+from pipeline.stages.fsdp.measure import measure
 from pipeline.stages.fsdp.ways import is_block_or_end
+
+from .conftest import SMALL, SMOKE
+
+GROUPED = OwnSize(64, 96, 2, num_heads=4, num_kv_heads=2, head_dim=24)
+TIED = replace(GROUPED, tie_embeddings=True)
 
 
 def rows_by(rows, measures, column):
@@ -29,11 +38,26 @@ def test_phases_are_timed_apart(smoke_rows):
     assert phases == {*PHASES, "train_step"}
 
 
-def test_bytes_held_and_sent_are_those_of_the_formulas(smoke_rows):
-    memory, traffic = rows_by(smoke_rows, "memory", "kind"), rows_by(smoke_rows, "traffic", "collective")
+def bytes_as_predicted(rows):
+    """Return the rows of bytes held and of bytes sent; what was predicted must have been measured."""
+    memory, traffic = rows_by(rows, "memory", "kind"), rows_by(rows, "traffic", "collective")
     for row in (*memory.values(), *traffic.values()):
         if "predicted_bytes" in row:
             assert row["measured_bytes"] == row["predicted_bytes"], row
+    return memory, traffic
+
+
+def test_tied_embeddings_are_held_and_sent_once(monkeypatch):
+    monkeypatch.setattr("pipeline.cells.on_ranks.gpu_count", lambda: 0)
+    rows = measure(replace(SMALL, size=TIED.name("tied")), SMOKE, Stopwatch())
+    _, traffic = bytes_as_predicted(rows)
+    assert traffic["ddp", "allreduce"]["measured_bytes"] == parameter_bytes(TIED, SMOKE.vocab_size)
+    losses = [row["loss"] for row in rows if row.get("phase") == "train_step" and row["impl"] != "none"]
+    assert losses == pytest.approx([losses[0]] * len(losses), rel=1e-5)
+
+
+def test_bytes_held_and_sent_are_those_of_the_formulas(smoke_rows):
+    memory, traffic = bytes_as_predicted(smoke_rows)
     assert memory["fsdp", "parameters"]["predicted_bytes"] < 0.51 * memory["ddp", "parameters"]["predicted_bytes"]
     assert traffic["fsdp", "allgather_base"]["calls"] == 2 * 4 - 2  # embedding, two blocks, head
     assert all(traffic[impl, "reduce_scatter_base"]["measured_bytes"] > 0 for impl in FULLY_SHARDED)
@@ -45,7 +69,7 @@ def test_gathers_of_the_fully_sharded_ways_are_captured(smoke_rows):
     assert all(row["gather_ms"] > 0 and row["computation_ms"] > 0 for row in captures.values())
 
 
-@pytest.mark.parametrize("size", [SIZES["tiny"], OwnSize(64, 96, 2, num_heads=4, num_kv_heads=2, head_dim=24)])
+@pytest.mark.parametrize("size", [SIZES["tiny"], GROUPED, TIED])
 @pytest.mark.parametrize(
     ("plan_of", "rule"),
     [(fsdp_training.sharded_by_block, is_block_or_end), (fsdp_training.sharded_by_layer, None)],

@@ -72,6 +72,8 @@ def test_what_other_precisions_take_stands_below_the_answer(h200):
 def test_sharding_is_advised_where_it_saves_memory_or_ddp_does_not_fit(h200, small_gpu, smoke):
     (action,) = section.build(h200).actions
     assert facts.DDP in action.why
+    assert "in fp32" in action.why  # in bf16 ours reduces gradients in bf16, and DDP in fp32
+    assert section.build(h200[h200["precision"] == "bf16"]).actions == []
     assert "our DDP runs out of memory; our FSDP takes" in section.build(small_gpu).actions[0].why
     level = h200.copy()
     peaks = level["kind"] == "peak"

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 import torch
+import torch.distributed as dist
 
 from pipeline.formulas.sizes import SIZES
 from pipeline.model.fused.operations import in_torch, in_triton
@@ -14,6 +15,7 @@ from pipeline.stages.step8b.budget import budget
 from pipeline.stages.step8b.cell import FUSIONS
 from pipeline.stages.step8b.correctness import check, why_wrong
 from pipeline.stages.step8b.fusions import _ladder, layers_that_fit
+from pipeline.stages.step8b.models import build
 
 from .conftest import SMALL, SMALL_SETTINGS
 
@@ -25,6 +27,19 @@ def test_the_fused_model_is_as_near_to_fp32_as_the_plain_one_in_bf16():
     assert why_wrong(errors, SMALL_SETTINGS) == ""
     assert 0 < errors["ours"].gradient_error < 0.02
     assert errors["ours"].worst_gradient_error >= errors["ours"].gradient_error
+
+
+@pytest.mark.parametrize("impl", ["torch_eager", "ours_fully_shard"])
+def test_tied_embeddings_stay_tied_where_torch_shards_them(impl, tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        cell = replace(SMALL, size="mine-d64-f96-l2-h4-kv2-v0-tied")
+        training = build(impl, cell, SMALL_SETTINGS, CPU, rank=0)
+        training.run()
+        matrices = [weight for weight in training.model.parameters() if weight.shape == (500, 64)]
+        assert len(matrices) == 1
+    finally:
+        dist.destroy_process_group()
 
 
 def without_the_silu_s_slope(dh, gate, up):

@@ -88,7 +88,8 @@ def _libraries() -> list[object]:
     # Not the caller's working directory, which `python -m` puts first: a worker serves callers from any.
     places = sorted({place for place in sys.path if Path(place).is_dir() and not Path(place).samefile(".")})
     installed = sorted(name for place in places for name in os.listdir(place) if name.endswith(".dist-info"))
-    return [places, installed, sorted(_worker_environment().items()), [path.read_text() for path in OWN_CODE]]
+    code = [path.read_text(encoding="utf-8") for path in OWN_CODE]
+    return [places, installed, sorted(_worker_environment().items()), code]
 
 
 def _bounds() -> list[object]:
@@ -96,8 +97,8 @@ def _bounds() -> list[object]:
     limits = sorted(name for name in dir(resource) if name.startswith("RLIMIT_"))
     return [
         {name: os.environ.get(name) for name in JOB_VARIABLES},
-        (OWN_PROCESS / "cgroup").read_text(),
-        (OWN_PROCESS / "oom_score_adj").read_text(),
+        (OWN_PROCESS / "cgroup").read_text(encoding="utf-8"),
+        (OWN_PROCESS / "oom_score_adj").read_text(encoding="utf-8"),
         sorted(os.readlink(namespace) for namespace in (OWN_PROCESS / "ns").iterdir()),
         sorted(os.getgroups()),
         (os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0), os.sched_getparam(0).sched_priority),
@@ -162,7 +163,7 @@ def _remove_leftovers(folder: Path) -> None:
 def _start_worker(path: Path) -> None:
     """Start a worker and wait until it listens, or has ended."""
     readable, writable = os.pipe()
-    with open(path.with_suffix(".log"), "w") as log:
+    with open(path.with_suffix(".log"), "w", encoding="utf-8") as log:
         subprocess.Popen(
             [sys.executable, "-P", "-m", "pipeline.cells.worker.server", str(path), str(writable)],
             cwd="/",
@@ -268,14 +269,14 @@ def open_closed_streams() -> None:
     """Make the standard streams that this process was started without, as by `<&-`: files would take their numbers."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            stream = open(os.devnull, mode)  # noqa: SIM115 It takes the lowest number that is free, and stays open.
+            stream = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115 It takes the lowest number that is free, and stays open.
             os.set_inheritable(stream.fileno(), True)
             setattr(sys, name, stream)
 
 
 def process_started_at() -> float:
     """Return when this process began, in seconds of the epoch, to the kernel's clock tick."""
-    after_comm = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    after_comm = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     ticks_since_boot = int(after_comm[19])  # field 22 of proc(5), the first after the name being 3
     age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks_since_boot / os.sysconf("SC_CLK_TCK")
     return time.time() - age_s

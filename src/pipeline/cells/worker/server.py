@@ -37,6 +37,7 @@ class Child:
 def main(path: Path, ready: int) -> None:
     """Be the worker: import, listen, and fork until idle; in a forked child, run its command."""
     _ignore_no_signal()
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # in a child it may be a pipe: too late
     preload()
     listener = _listen(path)
     os.write(ready, b"1")

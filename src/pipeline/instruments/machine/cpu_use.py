@@ -10,7 +10,7 @@ from time import perf_counter
 
 import psutil
 
-from pipeline.instruments.machine.cgroups import own_cgroups
+from pipeline.instruments.machine.cgroups import cpu_limit
 
 STATISTICS = Path("/proc/stat")
 # Columns of /proc/stat behind a core's name, in which it worked for this machine: not idle, iowait, steal, and not
@@ -36,33 +36,17 @@ class CpuUse:
 def cpu_use(core_ids: Collection[int]) -> CpuUse | None:
     """Read the counters of these cores, or of the cgroup that allows less than them; None where nothing tells."""
     try:
-        all_s, cores = _of_limited_cgroup(len(core_ids)) or (_of_cores(core_ids), len(core_ids))
+        # In a container /proc/stat is that of the whole host, on which others may work as much as they like.
+        limit = cpu_limit(len(core_ids))
+        all_s, cores = (limit.used_s(), limit.cores) if limit else (_of_cores(core_ids), len(core_ids))
     except (OSError, ValueError, LookupError):  # hidden by a container, or not Linux
         return None
     return CpuUse(perf_counter(), all_s, _own_s(), cores)
 
 
-def _of_limited_cgroup(fewer_than: int) -> tuple[float, float] | None:
-    """Return seconds used and cores of the tightest limit on this process; None where that is no fewer cores.
-
-    In a container /proc/stat is that of the whole host, on which others may work as much as they like.
-    """
-    limits = {}
-    for folder in own_cgroups():
-        with contextlib.suppress(FileNotFoundError):
-            quota, period = (folder / "cpu.max").read_text().split()
-            if quota != "max":
-                limits[folder] = int(quota) / int(period)
-    if not limits or min(limits.values()) >= fewer_than:
-        return None
-    folder = min(limits, key=limits.__getitem__)
-    usage = dict(line.split() for line in (folder / "cpu.stat").read_text().splitlines())
-    return int(usage["usage_usec"]) / 1e6, limits[folder]
-
-
 def _of_cores(core_ids: Collection[int]) -> float:
     names = {f"cpu{core}" for core in core_ids}
-    lines = [line.split() for line in STATISTICS.read_text().splitlines()]
+    lines = [line.split() for line in STATISTICS.read_text(encoding="utf-8").splitlines()]
     ticks = [int(line[1:][column]) for line in lines if line[0] in names for column in WORKING]
     return sum(ticks) / os.sysconf("SC_CLK_TCK")
 

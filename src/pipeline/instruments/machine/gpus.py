@@ -174,7 +174,7 @@ def _handle(entry: str, present: list[Any]) -> Any:
 
 @cache
 def _rocm_gpus(listing: str | None) -> tuple[Gpu, ...]:
-    answer = subprocess.run([sys.executable, "-c", _ROCM_QUERY], capture_output=True, text=True, check=False)
+    answer = subprocess.run([sys.executable, "-c", _ROCM_QUERY], capture_output=True, encoding="utf-8", check=False)
     if answer.returncode != 0:
         return ()
     described = json.loads(answer.stdout.splitlines()[-1])

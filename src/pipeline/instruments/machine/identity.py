@@ -4,6 +4,8 @@ The workflow calls `machine_kind`, `gpu_count` and `software_versions` whenever 
 them imports torch, which takes seconds. While GPUs are claimed, all of them see the claimed ones only.
 """
 
+import contextlib
+import os
 import platform
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
@@ -12,7 +14,9 @@ from typing import Any
 
 import psutil
 
+from pipeline.instruments.machine.cgroups import cpu_limit
 from pipeline.instruments.machine.gpus import ask, gpu_facts, nvml, torch_build, visible_gpus
+from pipeline.instruments.machine.memory_limit import memory_limit_bytes
 
 # What changes figures, by the names of `software_versions`.
 SOFTWARE = ("python", "torch", "triton", "cuda", "driver")
@@ -33,7 +37,7 @@ def cpu_model() -> str:
     """Name the CPU's model."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
+        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
@@ -49,6 +53,22 @@ def software_versions() -> dict[str, str]:
         "triton": _installed_version("triton", "triton-rocm", "pytorch-triton-rocm"),
         "cuda": build.get("cuda") or build.get("hip") or "none",
         "driver": (ask(library.nvmlSystemGetDriverVersion) if library else None) or "none",
+    }
+
+
+def allowed() -> dict[str, Any]:
+    """Tell what this process may use of the host: cores, cpu_quota and memory_limit_bytes.
+
+    cpu_quota counts in cores. It is None where no cgroup allows less than `cores`, and so is the limit of memory.
+    """
+    cores, memory_bytes = len(os.sched_getaffinity(0)), memory_limit_bytes()
+    limit = None
+    with contextlib.suppress(OSError):  # not told here
+        limit = cpu_limit(cores)
+    return {
+        "cores": cores,
+        "cpu_quota": limit.cores if limit else None,
+        "memory_limit_bytes": memory_bytes if memory_bytes < psutil.virtual_memory().total else None,
     }
 
 
@@ -88,7 +108,7 @@ def git_commit(path: Path) -> str:
 def _git(folder: Path, *arguments: str) -> str:
     try:
         command = ["git", "-C", str(folder), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(command, capture_output=True, encoding="utf-8", check=True).stdout.strip()
     except (FileNotFoundError, subprocess.CalledProcessError):
         return ""
 

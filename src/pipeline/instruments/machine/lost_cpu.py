@@ -1,12 +1,11 @@
 """CPU time lost to others: taken by other guests of a virtual machine's host, or cut off by a container's limit."""
 
+import os
 from contextlib import suppress
-from pathlib import Path
 
 import psutil
 
-# Of cgroup v2: in a container its own, which has the limit's figures where there is a limit.
-CGROUP_STATISTICS = Path("/sys/fs/cgroup/cpu.stat")
+from pipeline.instruments.machine.cgroups import cpu_limit
 
 
 def lost_cpu_s() -> dict[str, float]:
@@ -15,9 +14,7 @@ def lost_cpu_s() -> dict[str, float]:
     # Containers may hide either place.
     with suppress(OSError, AttributeError):  # only Linux knows of stolen time
         lost_s["cpu_stolen"] = psutil.cpu_times().steal
-    with suppress(OSError):
-        for line in CGROUP_STATISTICS.read_text().splitlines():
-            name, _, value = line.partition(" ")
-            if name == "throttled_usec":
-                lost_s["cpu_throttled"] = int(value) / 1e6
+    with suppress(OSError, LookupError, AttributeError):
+        if limit := cpu_limit(len(os.sched_getaffinity(0))):
+            lost_s["cpu_throttled"] = limit.throttled_s()
     return lost_s

@@ -17,5 +17,5 @@ def memory_limit_bytes() -> int:
         with contextlib.suppress(OSError):  # not Linux
             for folder in own_cgroups(controller):
                 with contextlib.suppress(OSError, ValueError):  # not there to be read, or "max"
-                    limits.append(int((folder / name).read_text()))
+                    limits.append(int((folder / name).read_text(encoding="utf-8")))
     return min(limits)

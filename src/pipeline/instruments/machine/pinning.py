@@ -80,7 +80,7 @@ def in_order_of_use(cores: Collection[int], topology: Path = TOPOLOGY) -> list[i
     second = set()
     for core in sorted(cores):
         with suppress(OSError):
-            siblings = (topology / f"cpu{core}/topology/thread_siblings_list").read_text()
+            siblings = (topology / f"cpu{core}/topology/thread_siblings_list").read_text(encoding="utf-8")
             if siblings in seen:
                 second.add(core)
             seen.add(siblings)

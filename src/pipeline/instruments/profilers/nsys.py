@@ -61,7 +61,9 @@ def libraries_lacking_to_import(nsys: Path) -> list[str]:
     may well set the libraries' path, so that nothing is missed there.
     """
     importers = nsys.resolve().parent.parent.glob("*/QdstrmImporter")
-    listings = [subprocess.run(["ldd", str(path)], capture_output=True, text=True, check=False) for path in importers]
+    listings = [
+        subprocess.run(["ldd", str(path)], capture_output=True, encoding="utf-8", check=False) for path in importers
+    ]
     lines = [line for listing in listings for line in listing.stdout.splitlines()]
     return sorted({line.split()[0] for line in lines if line.endswith("=> not found")})
 
@@ -79,7 +81,7 @@ def _profile(options: Sequence[str], command: Sequence[str], report: Path) -> No
 def _run(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
     if shutil.which("nsys") is None:
         raise CaptureFailed("nsys not found")
-    return subprocess.run(["nsys", *arguments], capture_output=True, text=True, check=False)
+    return subprocess.run(["nsys", *arguments], capture_output=True, encoding="utf-8", check=False)
 
 
 def _importer_line(done: subprocess.CompletedProcess[str]) -> str:

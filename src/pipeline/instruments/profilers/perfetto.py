@@ -24,7 +24,7 @@ def write_perfetto(trace: Trace, path: Path) -> None:
     ]
     # At once: json.dump writes piece by piece, several times as slow.
     text = json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
-    with gzip.open(path, "wt") as file:
+    with gzip.open(path, "wt", encoding="utf-8") as file:
         file.write(text)
 
 

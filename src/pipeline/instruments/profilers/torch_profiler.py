@@ -39,7 +39,7 @@ def read_trace(path: Path) -> Trace:
     Raises CaptureFailed, one line, where the file is damaged or cut short, or holds no work or no range.
     """
     try:
-        with gzip.open(path, "rt") as file:
+        with gzip.open(path, "rt", encoding="utf-8") as file:
             found = json.load(file)["traceEvents"]
     except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
         raise CaptureFailed(f"{path.name} is no whole trace of torch.profiler: {str(error) or 'cut short'}") from None

@@ -110,7 +110,7 @@ def be_rank(group: Group, rank: int, sender: Connection, function: Callable[...,
     """Run the function as a rank of the group; send its pickled result or its failure."""
     _die_with_parent()
     os.register_at_fork(after_in_child=sender.close)  # the caller waits for the end of the last that has it
-    stack = group.stack_path(rank).open("w")
+    stack = group.stack_path(rank).open("w", encoding="utf-8")
     faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
     try:
         context = _join(group, rank)

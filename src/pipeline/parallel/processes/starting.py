@@ -261,9 +261,9 @@ def _stack(rank: _Rank, group: Group) -> str:
     assert rank.process.pid is not None  # it was started
     os.kill(rank.process.pid, signal.SIGUSR1)
     give_up = time.monotonic() + STACK_S
-    while BELOW not in path.read_text() and time.monotonic() < give_up:
+    while BELOW not in path.read_text(encoding="utf-8") and time.monotonic() < give_up:
         time.sleep(0.01)
-    return path.read_text()
+    return path.read_text(encoding="utf-8")
 
 
 def _end(ranks: list[_Rank]) -> None:

@@ -36,7 +36,7 @@ def render(page: Page) -> str:
 
     Its content security policy lets run only the page's own scripts, told by their digests, and load nothing.
     """
-    vega, script = library.script() if page.charts else "", (HERE / SCRIPT).read_text()
+    vega, script = library.script() if page.charts else "", (HERE / SCRIPT).read_text(encoding="utf-8")
     data = {
         "vega": vega,
         "charts": json.dumps({key: _with_data(chart) for key, chart in page.charts.items()}, allow_nan=False),
@@ -46,7 +46,7 @@ def render(page: Page) -> str:
     environment = Environment(loader=FileSystemLoader(HERE), undefined=StrictUndefined, autoescape=True)
     return environment.get_template(TEMPLATE).render(
         page=page,
-        style=Markup((HERE / STYLE).read_text()),
+        style=Markup((HERE / STYLE).read_text(encoding="utf-8")),
         script=Markup(script),
         digests=[_digest(text) for text in (script, vega)],
         data={name: _packed(text) for name, text in data.items()},

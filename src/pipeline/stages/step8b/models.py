@@ -1,7 +1,7 @@
 """The training steps that are compared: torch's own parts and the fused model, sharded over the ranks."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -100,7 +100,10 @@ def build(impl: str, cell: Cell, settings: Settings, device: torch.device, rank:
 def _sharded(fused: FusedLM, impl: str) -> nn.Module:
     if impl == "ours":
         return FSDP(fused, COMPUTE_DTYPE, shard=lambda module: isinstance(module, UNITS))
-    return _sharded_by_torch(fused, [module for module in fused.modules() if isinstance(module, UNITS)])
+    # What shares a weight must be in one unit, for fully_shard the last one.
+    is_tied = fused.token_embedding.weight is fused.head.lm_head.weight
+    units = (FusedBlock,) if is_tied else UNITS
+    return _sharded_by_torch(fused, [module for module in fused.modules() if isinstance(module, units)])
 
 
 def _torch_parts(plain: TransformerLM, impl: str, loss_chunk: int) -> nn.Module:
@@ -122,9 +125,8 @@ def plain_model(
 ) -> TransformerLM:
     """Build the plain model on a device, with the same weights each time."""
     torch.manual_seed(0)
-    widths = {name: value for name, value in asdict(size).items() if name != "vocab_size"}
     with torch.device(device):
-        return TransformerLM(vocab_size, context_length, attention=attention, **widths)
+        return TransformerLM(vocab_size, context_length, attention=attention, **size.widths())
 
 
 def random_batch(vocab_size: int, seq_len: int, device: torch.device, seed: int) -> tuple[Tensor, Tensor]:

@@ -62,4 +62,4 @@ def machine_code(compiled: Any) -> MachineCode:
 
 
 def _run(tool: str, *words: str) -> str:
-    return subprocess.run([TOOLS / tool, *words], capture_output=True, text=True, check=True).stdout
+    return subprocess.run([TOOLS / tool, *words], capture_output=True, encoding="utf-8", check=True).stdout

@@ -8,4 +8,4 @@ SCRIPTS = ("vega.min.js", "vega-lite.min.js", "vega-embed.min.js")
 
 def script() -> str:
     """Return the scripts as one."""
-    return "\n".join((Path(__file__).parent / name).read_text() for name in SCRIPTS)
+    return "\n".join((Path(__file__).parent / name).read_text(encoding="utf-8") for name in SCRIPTS)

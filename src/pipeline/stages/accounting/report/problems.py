@@ -1,5 +1,7 @@
 """What the closed forms answer to the assignment's problems: two sentences and a formula each."""
 
+import math
+
 import pandas as pd
 
 from pipeline.formulas.units import GB, GIB
@@ -139,12 +141,13 @@ def both_axes(rows: pd.DataFrame) -> str:
 def _limit(rows: pd.DataFrame, strategy: str, phase: str, axes_overlap: bool = False) -> str:
     chosen = (rows["strategy"] == strategy) & (rows["phase"] == phase) & (rows["axes_overlap"] == axes_overlap)
     row = rows[chosen].iloc[0]
+    shares = row["batch_shares"], row["width_shares"]
+    level = " × ".join(f"{share:,.1f}" for share in shares)
     return (
         f"{phase.capitalize()}, {PARALLEL_CASES[strategy, axes_overlap]}, a layer of {row['size']} with T = "
         f"{row['setting_batch_tokens']:,} (C = {row['setting_peak_tflops_per_s']:g} TFLOP/s, W = "
-        f"{row['setting_egress_gbytes_per_s']:g} GB/s): {number(row['most_devices'])} devices "
-        f"({number(row['batch_shares'])} × {number(row['width_shares'])}), where computing and communicating take "
-        f"{ms(row['compute_ms'])} each."
+        f"{row['setting_egress_gbytes_per_s']:g} GB/s): {math.prod(map(math.floor, shares)):,} devices; at "
+        f"{level} computing and communicating take {ms(row['compute_ms'])} each."
     )
 
 

@@ -48,6 +48,17 @@ def _variance_error(norms: pd.DataFrame, dtype: str, method: str) -> float:
     return float(_of_method(norms, dtype, method).set_index("magnitude").loc[1, "variance_rel_error"])
 
 
+def _overflow(norms: pd.DataFrame, limit: float) -> str:
+    """Say between which inputs in fp16 the first row is lost; limit: the largest inputs without a lost row."""
+    magnitudes = _of_method(norms, "fp16", "in_format")["magnitude"]
+    beyond = magnitudes[magnitudes > limit].min()
+    return (
+        f"is finite up to {limit:.3g}"
+        if pd.isna(beyond)
+        else f"overflows between inputs of {limit:.3g} and {beyond:.3g}"
+    )
+
+
 def layer_norm_answer(norms: pd.DataFrame) -> str:
     """Say how far the variance is off with all in the format, and with its sums in fp32."""
     own, summed = (
@@ -64,12 +75,12 @@ def layer_norm_problem(norms: pd.DataFrame, eps: pd.DataFrame) -> list[Problem]:
         limits, errors = {}, {}
         for dtype in LOW_FORMATS:
             sweep = _of_method(norms, dtype, "in_format")
-            limits[dtype] = f"{sweep.loc[sweep['overflow_share'] == 0, 'magnitude'].max():.3g}"
+            limits[dtype] = sweep.loc[sweep["overflow_share"] == 0, "magnitude"].max()
             errors[dtype] = _variance_error(norms, dtype, "in_format")
         needs = errors["bf16"] >= WORTH_IT * _variance_error(norms, "bf16", "fp32_sums")
         sentences.append(
-            f"With everything in fp16 the variance overflows beyond inputs of {limits['fp16']} and is off by "
-            f"{percent(errors['fp16'])}; in bf16 it is finite up to {limits['bf16']} but off by "
+            f"With everything in fp16 the variance {_overflow(norms, limits['fp16'])} and is off by "
+            f"{percent(errors['fp16'])}; in bf16 it is finite up to {limits['bf16']:.3g} but off by "
             f"{percent(errors['bf16'])}{', so that its sums still belong in fp32' if needs else ''}."
         )
     if len(eps):
