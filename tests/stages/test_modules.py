@@ -89,7 +89,7 @@ FORMULAS = {
     "flash": {"attention", "units"},
     "allreduce": {"collectives"},
     "ddp": {"checkpointing", "sizes"},
-    "step8b": MODEL_FORMULAS | {"checkpointing", "flops", "fsdp"},
+    "step8b": MODEL_FORMULAS | {"checkpointing", "flops", "fsdp", "fused_step"},
     "sharding": {"checkpointing", "collectives", "sizes", "training_state", "units"},
     "fsdp": MODEL_FORMULAS
     | {"activations", "checkpointing", "collectives", "fsdp", "fsdp_training", "peak_memory", "temporaries"}

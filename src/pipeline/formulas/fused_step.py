@@ -61,11 +61,11 @@ class FusedStep:
         all_have, more = divmod(upgrades, layers)
         return [LEVELS[all_have + (number >= layers - more)] for number in range(layers)]
 
-    def levels_within(self, available_bytes: float) -> list[str] | None:
-        """Return the most that blocks can keep in so much memory; None if a step needs more whatever they keep."""
-        most = (len(LEVELS) - 1) * self.size.num_layers
-        fitting = (self.levels(count) for count in range(most, -1, -1))
-        return next((levels for levels in fitting if self.peak_bytes(levels) <= available_bytes), None)
+    def levels_within(self, available_bytes: float, most: str = LEVELS[-1]) -> list[str] | None:
+        """Return what blocks can keep in so much memory, at most one level; None if even inputs alone do not fit."""
+        upgrades = range(LEVELS.index(most) * self.size.num_layers, -1, -1)
+        choices = map(self.levels, upgrades)
+        return next((levels for levels in choices if self.peak_bytes(levels) <= available_bytes), None)
 
     def peak_bytes(self, levels: Sequence[str]) -> int:
         """Predict the peak: at the loss, in a block's backward pass, or where all gradients come together.

@@ -11,6 +11,7 @@ from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.stages.step8b.cell import FUSIONS, PHASES, Cell, Settings
 from pipeline.stages.step8b.correctness import Errors
 from pipeline.stages.step8b.fusions import Measured
+from pipeline.stages.step8b.keeping import Keeping
 from pipeline.stages.step8b.measure import measure, rows_of
 from pipeline.stages.step8b.ranks import Timed, Turn
 
@@ -27,10 +28,10 @@ def timed(rng, impl):
     total = STEP_MS[impl] * (1 + 0.001 * rng.standard_normal(3))
     timings = {name: Timings(list(total / len(PHASES)), list(total / len(PHASES))) for name in PHASES}
     timings["train_step"] = Timings(list(total), list(total))
-    layers = 21 if impl.startswith("ours") else None
-    return Timed(
-        Sampling(timings, [], []), 2 * STEP_MS[impl], int(2e7 * STEP_MS[impl]), layers, Peak(989.4, "datasheet")
-    )
+    levels = ["qkv"] * 13 + ["gate_up"] * 21 if impl.startswith("ours") else []
+    peak_bytes = int(2e7 * STEP_MS[impl])
+    keeping = Keeping(levels, None, needs_bytes=peak_bytes, has_bytes=146_000_000_000)
+    return Timed(Sampling(timings, [], []), 2 * STEP_MS[impl], peak_bytes, keeping, Peak(989.4, "datasheet"))
 
 
 def turn(rng, impl, worst=0.01):

@@ -7,13 +7,13 @@ import pandas as pd
 import pytest
 import torch
 
-from pipeline.formulas.sizes import SIZES
+from pipeline.errors import Skipped
 from pipeline.model.fused.operations import in_torch, in_triton
-from pipeline.stages.step8b import correctness
+from pipeline.stages.step8b import correctness, keeping
 from pipeline.stages.step8b.budget import budget
-from pipeline.stages.step8b.cell import FUSIONS
+from pipeline.stages.step8b.cell import FUSIONS, Cell, Settings
 from pipeline.stages.step8b.correctness import check, why_wrong
-from pipeline.stages.step8b.fusions import _ladder, layers_that_fit
+from pipeline.stages.step8b.fusions import _ladder
 
 from .conftest import SMALL, SMALL_SETTINGS
 
@@ -67,7 +67,22 @@ def test_on_a_gpu_the_ladder_leads_from_torch_s_operations_to_all_of_ours():
     assert len({*attentions}) == 2
 
 
-@pytest.mark.parametrize(("free_gb", "layers"), [(-1, 0), (1.4, 0), (1.45, 1), (30.0, 20), (math.inf, 34)])
-def test_so_many_layers_keep_their_products_as_there_is_memory_for(free_gb, layers):
-    # 2 products of 32,768 × 11,008 numbers in bf16: 1.443 GB.
-    assert layers_that_fit(SIZES["8B"], 32_768, 1e9 * free_gb) == layers
+@pytest.mark.parametrize("impl", ["ours", "torch_eager"])
+def test_a_step_that_cannot_fit_is_skipped_with_what_it_needs_and_what_there_is(monkeypatch, impl):
+    monkeypatch.setattr(keeping, "available_bytes", lambda *_: 40e9)
+    with pytest.raises(Skipped, match=r"^a step needs 7\d\.\d GB a GPU if layers .*, 40\.0 GB are free$"):
+        keeping.choose(impl, Cell(), Settings(), torch.device("cuda"))
+
+
+def test_beside_fusions_layers_keep_no_more_than_leaves_room_for_torch_s_operations(monkeypatch):
+    def chosen(free_gb):
+        monkeypatch.setattr(keeping, "available_bytes", lambda *_: 1e9 * free_gb)
+        return keeping.choose("ours", Cell(), Settings(), torch.device("cuda"))
+
+    large, small, smallest = map(chosen, (146, 81, 71.5))
+    assert {*large.levels} == {"qkv", "gate_up"}
+    assert {*large.beside_fusions} == {"qkv"}
+    assert {*small.levels} == {"attention", "qkv"}
+    assert {*small.beside_fusions} == {"input", "attention"}
+    assert {*smallest.levels} == {"input", "attention"}
+    assert smallest.beside_fusions is None

@@ -1,6 +1,6 @@
 """The training steps that are compared: torch's own parts and the fused model, sharded over the ranks."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 
 import torch
@@ -16,7 +16,7 @@ from pipeline.model.fused.language_model import FusedBlock, FusedLM, LossHead
 from pipeline.model.fused.operations import Operations, in_torch, in_triton
 from pipeline.model.transformer import TransformerLM
 from pipeline.parallel import FSDP
-from pipeline.stages.step8b.cell import Cell, Settings
+from pipeline.stages.step8b.cell import OURS, Cell, Settings
 
 COMPUTE_DTYPE = torch.bfloat16
 UNITS = (nn.Embedding, FusedBlock, LossHead)
@@ -84,12 +84,17 @@ class TorchParts(nn.Module):
         return functional.cross_entropy(self.model.lm_head(rows).float(), targets, reduction="sum")
 
 
-def build(impl: str, cell: Cell, settings: Settings, device: torch.device, rank: int) -> Training:
-    """Build an implementation's step; all have the same weights in fp32, a batch a rank, and fused AdamW."""
+def build(
+    impl: str, cell: Cell, settings: Settings, device: torch.device, rank: int, levels: Sequence[str]
+) -> Training:
+    """Build an implementation's step; all have the same weights in fp32, a batch a rank, and fused AdamW.
+
+    levels: what each layer keeps, if the implementation is ours.
+    """
     plain = plain_model(SIZES[cell.size], settings.vocab_size, cell.context_length, "sdpa", device)
     fused = None
-    if impl in ("ours", "ours_fully_shard"):
-        fused = FusedLM(plain, best_operations(device), best_attention(device), layers_that_keep=0)
+    if impl in OURS:
+        fused = FusedLM(plain, best_operations(device), best_attention(device), levels, settings.loss_chunk)
     model = _sharded(fused, impl) if fused else _torch_parts(plain, impl, settings.loss_chunk)
     finish = model.finish_gradient_synchronization if isinstance(model, FSDP) else lambda: None
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, fused=True)

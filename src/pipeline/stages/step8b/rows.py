@@ -41,9 +41,16 @@ class StepTime(GpuStepRow, MeasuredRow):
     mfu_pct: float | None = column("model FLOPs utilization: of the peak in bf16", positive=True)
     peak_source: str | None = column("where the peak comes from")
     peak_bytes: int | None = column("most that torch's allocator had given out on the fullest rank", minimum=0)
-    layers_that_keep: int | None = column(
-        "layers that keep the products of gate and up; others compute them again", minimum=0
+    needs_bytes: int | None = column("memory that a step takes by formula, with what layers keep", minimum=0)
+    has_bytes: int | None = column("memory that is free for it on the fullest rank before it is built", minimum=0)
+    layers_that_keep_input: int | None = column(
+        "layers that keep their input alone and run again for the backward pass", minimum=0
     )
+    layers_that_keep_attention: int | None = column("layers that keep attention's output too", minimum=0)
+    layers_that_keep_qkv: int | None = column(
+        "layers that keep also q, k, v and the sum before the feed-forward norm", minimum=0
+    )
+    layers_that_keep: int | None = column("layers that keep also the products of gate and up", minimum=0)
 
 
 @dataclass(frozen=True, kw_only=True)
