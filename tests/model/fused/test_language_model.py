@@ -107,6 +107,27 @@ def test_a_layer_computes_again_only_what_it_does_not_keep(model, batch):
     assert {level: (attention, products - least) for level, (attention, products) in found.items()} == RUNS_AGAIN
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="no CUDA GPU")
+def test_on_a_gpu_each_level_has_the_same_gradients_and_less_memory():
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        model = TransformerLM(1000, 1024, d_model=256, num_layers=4, num_heads=4, d_ff=704).bfloat16()
+    fused = FusedLM(model, in_triton(), ATTENTION["flash"], ["gate_up"] * 4)
+    tokens, targets = torch.randint(1000, (2, 2, 1024), device="cuda")
+    peaks, gradients = [], []
+    for level in (LEVELS[-1], *LEVELS):  # the first one compiles
+        fused.keep([level] * 4)
+        fused.zero_grad()
+        torch.cuda.reset_peak_memory_stats()
+        fused(tokens, targets).backward()
+        peaks.append(torch.cuda.max_memory_allocated())
+        gradients.append([parameter.grad.double() for parameter in fused.parameters()])
+    for found in gradients[1:]:  # dq is summed in no fixed order
+        assert all(error(one, other) < 2e-3 for one, other in zip(found, gradients[0], strict=True))
+    assert sorted(peaks[1:]) == peaks[1:]
+
+
 def test_other_operations_and_another_attention_are_taken_up(model, batch):
     fused = FusedLM(model, in_torch(), ATTENTION["eager"], ["qkv"] * LAYERS)
     expected = fused(*batch)

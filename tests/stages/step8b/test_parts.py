@@ -27,7 +27,7 @@ def test_the_fused_model_is_as_near_to_fp32_as_the_plain_one_in_bf16():
     assert errors["ours"].worst_gradient_error >= errors["ours"].gradient_error
 
 
-def without_the_silu_s_slope(dh, gate, up):
+def without_the_silu_s_slope(dh, gate, up, in_place=False):
     h, _, dup = in_torch().swiglu_backward(dh, gate, up)
     return h, dh * up * torch.sigmoid(gate), dup
 
