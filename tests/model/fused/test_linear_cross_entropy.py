@@ -50,7 +50,7 @@ def test_loss_and_gradients_are_exact_whatever_the_chunks(operations, dtype, chu
 
 @pytest.mark.gpu
 @pytest.mark.skipif(DEVICE == "cpu", reason="no CUDA GPU")
-def test_chunks_of_a_gpu_s_size_add_up_to_gradients_as_good_as_torch_s():
+def test_chunks_of_a_gpu_s_size_add_up_to_gradients_as_good_as_torch_s_but_for_a_rounding_a_chunk():
     torch.manual_seed(0)
     x, weight = torch.randn(3000, 512, device="cuda").bfloat16(), torch.randn(50_257, 512, device="cuda").bfloat16() / 9
     targets = torch.randint(50_257, (3000,), device="cuda")
@@ -58,8 +58,11 @@ def test_chunks_of_a_gpu_s_size_add_up_to_gradients_as_good_as_torch_s():
     x.requires_grad_(), weight.requires_grad_()
     found = torch.autograd.grad(linear_cross_entropy(x, weight, targets, in_triton(), chunk=512), (x, weight))
     torch_s = torch.autograd.grad(functional.cross_entropy((x @ weight.T).float(), targets), (x, weight))
-    for one, other, reference in zip(found, torch_s, references, strict=True):
-        assert error(one, reference) < 1.1 * error(other, reference) + 1e-4
+    dx, dweight = (error(one, reference) for one, reference in zip(found, references, strict=True))
+    dx_of_torch, dweight_of_torch = (error(one, reference) for one, reference in zip(torch_s, references, strict=True))
+    assert dx < 1.1 * dx_of_torch
+    # Five more roundings, by half a unit in the last of eight places at the most, of sums that are half there.
+    assert dweight < math.hypot(dweight_of_torch, math.sqrt(5 / 2) * 2**-9)
 
 
 def test_in_bf16_the_loss_is_that_of_rounded_logits_to_fp32_rounding(operations):

@@ -41,13 +41,16 @@ def choose(impl: str, cell: Cell, settings: Settings, device: torch.device) -> K
         for each in (BF16_BYTES, TORCH_LOGIT_BYTES)
     )
     step, most = (fused, LEVELS[-1]) if impl in OURS else (with_torch, LEVELS[0])
+    # Torch's FSDP gathers a unit into one buffer and copies it into another.
+    gathered_twice = step.plan.gathered_bytes if impl == "ours_fully_shard" else 0
     has = available_bytes(device, settings.free_share)
-    levels = step.levels_within(has, most)
+    levels = step.levels_within(has - gathered_twice, most)
+    needs = step.peak_bytes(levels or step.levels(0)) + gathered_twice
     if levels is None:
-        needs = f"{step.peak_bytes(step.levels(0)) / 1e9:.1f} GB a GPU if layers keep their inputs alone"
-        raise Skipped(f"a step needs {needs}, {has / 1e9:.1f} GB are free")
+        needs_gb, has_gb = (f"{count / 1e9:.1f} GB" for count in (needs, has))
+        raise Skipped(f"a step needs {needs_gb} a GPU if layers keep their inputs alone, {has_gb} are free")
     beside_fusions = with_torch.levels_within(has, "qkv")
-    memory = {} if device.type != "cuda" else {"needs_bytes": step.peak_bytes(levels), "has_bytes": int(has)}
+    memory = {} if device.type != "cuda" else {"needs_bytes": needs, "has_bytes": int(has)}
     return Keeping(levels if impl in OURS else [], beside_fusions, **memory)
 
 

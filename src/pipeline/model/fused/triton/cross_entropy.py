@@ -6,53 +6,49 @@ import triton.language as tl
 from torch import Tensor
 
 MAX_BLOCK = 8192
-WARPS = 32
-# A program reads its row twice. With one on a multiprocessor all rows under way stay in an H100's L2 in between.
-PROGRAMS_PER_PROCESSOR = 1
+WARPS = 16
 SCALED_BLOCK, SCALING_PROGRAMS = 4096, 1024
 
 
 @triton.jit
 def cross_entropy_kernel(
-    logits_ptr, targets_ptr, scale_ptr, losses_ptr, rows, vocab_size, ignore_index, BLOCK: tl.constexpr,
+    logits_ptr, targets_ptr, scale_ptr, losses_ptr, vocab_size, ignore_index, BLOCK: tl.constexpr,
     GRADIENT: tl.constexpr,
 ):  # fmt: skip
-    """Compute the losses of some rows, and put the gradient of `scale` times each in its logits' place."""
+    """Compute the loss of one row, then put the gradient of `scale` times it in the logits' place."""
+    row = tl.program_id(0).to(tl.int64)
+    logits_ptr += row * vocab_size
+    target = tl.load(targets_ptr + row)
+    counts = target != ignore_index
     columns = tl.arange(0, BLOCK)
-    blocks = tl.cdiv(vocab_size, BLOCK)
-    for row in range(tl.program_id(0).to(tl.int64), rows, tl.num_programs(0)):
-        row_ptr = logits_ptr + row * vocab_size
-        target = tl.load(targets_ptr + row)
-        counts = target != ignore_index
-        # A maximum and a sum for each column of a block, put together once: no reduction in the loop. Two blocks at a
-        # time share the exponential that takes the sum to the larger maximum.
-        largest = tl.full((BLOCK,), float("-inf"), tl.float32)
-        total = tl.zeros((BLOCK,), tl.float32)
-        for block in range(0, blocks, 2):
-            places = block * BLOCK + columns
-            first = tl.load(row_ptr + places, mask=places < vocab_size, other=float("-inf")).to(tl.float32)
-            places += BLOCK
-            second = tl.load(row_ptr + places, mask=places < vocab_size, other=float("-inf")).to(tl.float32)
-            larger = tl.maximum(largest, tl.maximum(first, second))
-            # A column that has seen no logit yet has no sum; exp(-inf + inf) would be none.
-            safe = tl.where(larger == float("-inf"), 0.0, larger)
-            total = total * tl.exp(largest - safe) + tl.exp(first - safe) + tl.exp(second - safe)
-            largest = larger
-        maximum = tl.max(largest, 0)
-        log_sum = tl.log(tl.sum(total * tl.exp(largest - maximum), 0))  # of what is left without the maximum
-        # A target outside the vocabulary makes the loss NaN.
-        inside = (target >= 0) & (target < vocab_size)
-        at_target = tl.load(row_ptr + target, mask=inside, other=float("nan")).to(tl.float32)
-        tl.store(losses_ptr + row, tl.where(counts, log_sum - (at_target - maximum), 0.0))
-        if GRADIENT:
-            tl.debug_barrier()  # the target's logit is read before another thread overwrites it
-            scale = tl.where(counts, tl.load(scale_ptr), 0.0)
-            for block in range(blocks):
-                places = (blocks - 1 - block) * BLOCK + columns  # what was read last is the nearest
-                exists = places < vocab_size
-                logits = tl.load(row_ptr + places, mask=exists, other=float("-inf")).to(tl.float32)
-                gradient = tl.exp(logits - maximum - log_sum) - tl.where(places == target, 1.0, 0.0)
-                tl.store(row_ptr + places, gradient * scale, mask=exists)
+    # A maximum and a sum for each column of a block, put together once: no reduction in the loop. Two blocks at a time
+    # share the exponential that takes the sum to the larger maximum.
+    largest = tl.full((BLOCK,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, vocab_size, 2 * BLOCK):
+        places = start + columns
+        first = tl.load(logits_ptr + places, mask=places < vocab_size, other=float("-inf")).to(tl.float32)
+        places += BLOCK
+        second = tl.load(logits_ptr + places, mask=places < vocab_size, other=float("-inf")).to(tl.float32)
+        larger = tl.maximum(largest, tl.maximum(first, second))
+        # A column that has seen no logit yet has no sum; exp(-inf + inf) would be none.
+        safe = tl.where(larger == float("-inf"), 0.0, larger)
+        total = total * tl.exp(largest - safe) + tl.exp(first - safe) + tl.exp(second - safe)
+        largest = larger
+    maximum = tl.max(largest, 0)
+    log_sum = tl.log(tl.sum(total * tl.exp(largest - maximum), 0))  # of what is left without the maximum
+    # A target outside the vocabulary makes the loss NaN.
+    inside = (target >= 0) & (target < vocab_size)
+    at_target = tl.load(logits_ptr + target, mask=inside, other=float("nan")).to(tl.float32)
+    tl.store(losses_ptr + row, tl.where(counts, log_sum - (at_target - maximum), 0.0))
+    if GRADIENT:
+        tl.debug_barrier()  # the target's logit is read before another thread overwrites it
+        scale = tl.where(counts, tl.load(scale_ptr), 0.0)
+        for start in range(0, vocab_size, BLOCK):
+            exists = start + columns < vocab_size
+            logits = tl.load(logits_ptr + start + columns, mask=exists, other=float("-inf")).to(tl.float32)
+            gradient = tl.exp(logits - maximum - log_sum) - tl.where(start + columns == target, 1.0, 0.0)
+            tl.store(logits_ptr + start + columns, gradient * scale, mask=exists)
 
 
 @triton.jit
@@ -77,16 +73,9 @@ def cross_entropy(
     rows, vocab_size = logits.shape
     block = min(MAX_BLOCK, triton.next_power_of_2(vocab_size))
     constants = {"BLOCK": block, "GRADIENT": scale is not None}
-    cross_entropy_kernel[(_programs(rows, logits.device),)](
-        logits, targets, scale, losses, rows, vocab_size, ignore_index, num_warps=WARPS, **constants
+    cross_entropy_kernel[(rows,)](
+        logits, targets, scale, losses, vocab_size, ignore_index, num_warps=WARPS, **constants
     )
-
-
-def _programs(rows: int, device: torch.device) -> int:
-    if device.type != "cuda":  # in Triton's interpreter
-        return rows
-    processors = torch.cuda.get_device_properties(device).multi_processor_count
-    return min(rows, PROGRAMS_PER_PROCESSOR * processors)
 
 
 def scale(tensor: Tensor, factor: Tensor) -> None:
