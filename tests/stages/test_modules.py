@@ -72,7 +72,7 @@ OF_STAGE = {
     "step8b": TRAINING_RANKS
     - {"parallel.overlap", "instruments.profilers.collective_traffic"}
     - {"instruments.sampling.weight_differences"}
-    | {"attention.sdpa", *(f"parallel.{name}" for name in FSDP)},
+    | {"attention.sdpa", "instruments.memory.rank_memory", *(f"parallel.{name}" for name in FSDP)},
     "accounting": set(),
     "ceilings": SAMPLING
     | {"tf32"}

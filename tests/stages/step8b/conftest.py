@@ -18,7 +18,7 @@ from pipeline.stages.step8b.ranks import Timed, Turn
 H200 = "NVIDIA H200"
 STEP_MS = {"torch_compiled": 6000.0, "ours": 4700.0, "ours_fully_shard": 4750.0, "torch_eager": 6200.0}
 KINDS = {"matmul": 0.49, "attention": 0.44, "elementwise": 0.04, "communication": 0.02, "idle": 0.01}
-SMALL = Cell(size="tiny", context_length=64, impls="torch_eager+ours+torch_eager+ours_fully_shard")
+SMALL = Cell(size="tiny", context_length=64, impls="torch_eager+ours+torch_eager+ours_fully_shard+torch_selective")
 SMALL_SETTINGS = Settings(
     vocab_size=500, loss_chunk=24, checked_context=32, descent_context=32, descent_steps=8, steps=2
 )

@@ -11,7 +11,7 @@ from pipeline.formulas.sizes import SIZES
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.registry import stage
 from pipeline.stages.step8b import measure as measuring
-from pipeline.stages.step8b.cell import PHASES, WHOLE_STEP, Cell, Settings
+from pipeline.stages.step8b.cell import IMPLS, PHASES, WHOLE_STEP, Cell, Settings
 from pipeline.stages.step8b.measure import measure, rows_of
 
 from .conftest import SMALL
@@ -33,7 +33,7 @@ def test_rows_are_as_declared(small_rows):
 
 def test_every_implementation_has_a_time_for_every_phase_and_the_peer_those_of_both_its_turns(rows, small_rows):
     times = rows[rows["measures"] == "time"].pivot(index="impl", columns="phase", values="median_ms")
-    assert set(times.index) == {"torch_eager", "ours", "ours_fully_shard"}
+    assert set(times.index) == {*IMPLS} - {"torch_compiled"}
     assert times[[*PHASES, "train_step"]].gt(0).all(axis=None)
     peer, ours = whole(small_rows, "torch_eager"), whole(small_rows, "ours")
     assert (peer["turns"], peer["n"], ours["turns"], ours["n"]) == (2, 4, 1, 2)
@@ -49,9 +49,9 @@ def test_rates_follow_from_the_median_step(small_rows):
 
 def test_all_implementations_descend_alike(small_rows):
     losses = {row["impl"]: row["losses"] for row in small_rows if row["measures"] == "descent"}
-    assert set(losses) == {"torch_eager", "ours", "ours_fully_shard"}
+    assert set(losses) == {*IMPLS} - {"torch_compiled"}
     assert losses["ours"][-1] < losses["ours"][0]
-    for impl in ("ours", "ours_fully_shard"):
+    for impl in losses:
         assert losses[impl] == pytest.approx(losses["torch_eager"], rel=2e-3)
 
 

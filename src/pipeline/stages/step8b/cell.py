@@ -8,9 +8,9 @@ from pipeline.formulas.sizes import SIZES
 
 SPLIT_AXIS = "size"
 
-# torch_eager, torch_compiled: torch's own parts; ours: the fused model under our FSDP; ours_fully_shard: the same
-# under torch's.
-IMPLS = ("torch_eager", "torch_compiled", "ours", "ours_fully_shard")
+# torch_eager, torch_compiled: torch's own parts; torch_selective: eager, and its checkpoints keep attention's output;
+# ours: the fused model under our FSDP; ours_fully_shard: the same under torch's.
+IMPLS = ("torch_eager", "torch_compiled", "torch_selective", "ours", "ours_fully_shard")
 OURS = ("ours", "ours_fully_shard")
 # In processes of their own, one after the other: ours stands between two runs of its peer.
 TURNS = ("torch_compiled", "ours", "torch_compiled", "ours_fully_shard", "torch_eager")

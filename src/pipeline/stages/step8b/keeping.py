@@ -15,6 +15,7 @@ from pipeline.stages.step8b.cell import OURS, Cell, Settings
 
 # Torch's operations hold a logit in bf16 and up to four times in fp32, ours in bf16.
 TORCH_LOGIT_BYTES = 16
+KEPT_BY_TORCH = {"torch_eager": "input", "torch_compiled": "input", "torch_selective": "attention"}
 
 
 @dataclass(frozen=True)
@@ -33,22 +34,23 @@ class Keeping:
 def choose(impl: str, cell: Cell, settings: Settings, device: torch.device) -> Keeping:
     """Let layers keep what fits into the memory of the fullest GPU. A collective.
 
-    Raises Skipped where a step does not fit though every layer keeps its input alone, as torch's do.
+    Raises Skipped where a step does not fit though every layer keeps its input alone, or what torch's checkpoints keep.
     """
     logits = min(settings.loss_chunk, cell.context_length) * settings.vocab_size
     fused, with_torch = (
         FusedStep(SIZES[cell.size], settings.vocab_size, cell.context_length, cell.world_size, each * logits)
         for each in (BF16_BYTES, TORCH_LOGIT_BYTES)
     )
-    step, most = (fused, LEVELS[-1]) if impl in OURS else (with_torch, LEVELS[0])
     # Torch's FSDP gathers a unit into one buffer and copies it into another.
-    gathered_twice = step.plan.gathered_bytes if impl == "ours_fully_shard" else 0
+    gathered_twice = fused.plan.gathered_bytes if impl == "ours_fully_shard" else 0
     has = available_bytes(device, settings.free_share)
-    levels = step.levels_within(has - gathered_twice, most)
-    needs = step.peak_bytes(levels or step.levels(0)) + gathered_twice
-    if levels is None:
-        needs_gb, has_gb = (f"{count / 1e9:.1f} GB" for count in (needs, has))
-        raise Skipped(f"a step needs {needs_gb} a GPU if layers keep their inputs alone, {has_gb} are free")
+    step, least = (fused, LEVELS[0]) if impl in OURS else (with_torch, KEPT_BY_TORCH[impl])
+    levels = [least] * step.size.num_layers
+    if impl in OURS:
+        levels = step.levels_within(has - gathered_twice) or levels
+    needs = step.peak_bytes(levels) + gathered_twice
+    if needs > has:
+        raise Skipped(f"a step needs {needs / 1e9:.1f} GB a GPU at the least, {has / 1e9:.1f} GB are free")
     beside_fusions = with_torch.levels_within(has, "qkv")
     memory = {} if device.type != "cuda" else {"needs_bytes": needs, "has_bytes": int(has)}
     return Keeping(levels if impl in OURS else [], beside_fusions, **memory)

@@ -7,11 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 from pipeline.attention import ATTENTION, AttentionFunction
 from pipeline.attention.functions import why_not
 from pipeline.formulas.sizes import SIZES, ModelSize
+from pipeline.model.checkpointing import keeping_attention
 from pipeline.model.fused.language_model import FusedBlock, FusedLM, LossHead
 from pipeline.model.fused.operations import Operations, in_torch, in_triton
 from pipeline.model.transformer import TransformerLM
@@ -64,17 +65,21 @@ class Training:
 
 
 class TorchParts(nn.Module):
-    """A `TransformerLM` and its loss as torch's own parts make them fit: every block and piece of loss checkpointed."""
+    """A `TransformerLM` and its loss as torch's own parts make them fit: every block and piece of loss checkpointed.
 
-    def __init__(self, model: TransformerLM, loss_chunk: int) -> None:
+    is_selective: the blocks' checkpoints keep attention's output.
+    """
+
+    def __init__(self, model: TransformerLM, loss_chunk: int, is_selective: bool) -> None:
         super().__init__()
         self.model, self.loss_chunk = model, loss_chunk
+        self.context = keeping_attention if is_selective else noop_context_fn
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Compute the mean cross-entropy in nats; tokens and targets are (batch, seq_len)."""
         x = self.model.token_embedding(tokens)
         for layer in self.model.layers:
-            x = checkpoint(layer, x, use_reentrant=False, preserve_rng_state=False)
+            x = checkpoint(layer, x, use_reentrant=False, preserve_rng_state=False, context_fn=self.context)
         rows, targets = self.model.final_norm(x).flatten(0, 1), targets.flatten()
         pieces = zip(rows.split(self.loss_chunk), targets.split(self.loss_chunk), strict=True)
         losses = [checkpoint(self._loss, *piece, use_reentrant=False, preserve_rng_state=False) for piece in pieces]
@@ -112,7 +117,7 @@ def _torch_parts(plain: TransformerLM, impl: str, loss_chunk: int) -> nn.Module:
     if impl == "torch_compiled":
         for layer in plain.layers:
             layer.compile()
-    return _sharded_by_torch(TorchParts(plain, loss_chunk), plain.layers)
+    return _sharded_by_torch(TorchParts(plain, loss_chunk, impl == "torch_selective"), plain.layers)
 
 
 def _sharded_by_torch(model: nn.Module, units: Iterable[nn.Module]) -> nn.Module:

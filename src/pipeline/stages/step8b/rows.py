@@ -16,7 +16,8 @@ class MeasuredRow(Row):
 
     measures: str = column("what the row measures", allowed=MEASURES)
     impl: str = column(
-        "torch_eager, torch_compiled: torch's own parts; ours: the fused model under our FSDP; ours_fully_shard: under"
+        "torch_eager, torch_compiled: torch's own parts; torch_selective: eager, and its checkpoints keep attention's"
+        " output; ours: the fused model under our FSDP; ours_fully_shard: under"
         " torch's; bf16_eager: the plain model in bf16, to compare with",
         allowed=tuple(dict.fromkeys((*IMPLS, *CHECKED))),
     )
