@@ -15,11 +15,12 @@ NAMES = {
     "ours_fully_shard": "ours under torch's FSDP",
 }
 PEERS, OURS = ("torch_compiled", "torch_eager", "torch_selective"), ("ours", "ours_fully_shard")
+# Each with what stands before it.
 KEPT = {
-    "layers_that_keep_input": "their input alone",
-    "layers_that_keep_attention": "also attention's output",
-    "layers_that_keep_qkv": "also q, k and v",
-    "layers_that_keep": "also gate and up",
+    "layers_that_keep_input": "the input alone",
+    "layers_that_keep_attention": "attention's output",
+    "layers_that_keep_qkv": "q, k and v",
+    "layers_that_keep": "gate and up",
 }
 AXES = ["size", "context_length", "world_size", "impls"]
 

@@ -140,9 +140,9 @@ def _actions(run: Run) -> list[Action]:
         return []
     before, after = (_cost(run.steps.loc[impl]) for impl in (run.peer, run.ours))
     layers = run.steps.loc[run.ours, list(KEPT)].dropna()
-    kept = listing(f"{what} in {count(layers[column])}" for column, what in KEPT.items() if layers.get(column))
+    kept = listing(f"{what} in {count(layers[column])} layers" for column, what in KEPT.items() if layers.get(column))
     why = (
         f"A step of {run.model} takes {before} with every block checkpointed ({NAMES[run.peer]}), and {after} with "
-        f"fused kernels{kept and f', whose layers keep {kept}'}; norms, rotations and SwiGLU are computed again."
+        f"fused kernels{kept and f' that keep {kept}'}; norms, rotations and SwiGLU are computed again."
     )
     return [Action(3, Markdown("**At long contexts, use free memory before you checkpoint whole blocks.**"), why)]
