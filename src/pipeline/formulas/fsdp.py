@@ -101,16 +101,26 @@ class FsdpPlan:
         after it is on its way, with its piece as received if that is to be converted. Then they are copied into a
         buffer, unless there is but one, and the piece is received.
         """
-        most = received = on_its_way = 0
-        for unit in reversed(self.units):
-            buffer = self.compute_itemsize * unit.elements
+        most = 0
+        for unit, (received, on_its_way) in zip(reversed(self.units), self.gradients_before(), strict=False):
             gradients = self.compute_itemsize * sum(unit.sizes)
-            copied = 0 if unit.is_sent_as_it_is else buffer
-            most = max(most, received + gradients + on_its_way, received + gradients + copied)
-            received += self.itemsize * unit.piece
-            on_its_way = buffer + (self.compute_itemsize * unit.piece if self.compute_itemsize != self.itemsize else 0)
-            most = max(most, received + on_its_way)
+            copied = 0 if unit.is_sent_as_it_is else self.compute_itemsize * unit.elements
+            most = max(most, received + on_its_way, received + gradients + max(on_its_way, copied))
+        return max(most, sum(self.gradients_before()[-1]))
         return most
+
+    def gradients_before(self) -> list[tuple[int, int]]:
+        """Count, before each unit's backward pass from the last unit's on, and after all, what others' gradients take.
+
+        Of each: the pieces of the units after it, and what is on its way: the buffer of the unit just after it, with
+        its piece as received if that is to be converted.
+        """
+        found, received = [(0, 0)], 0
+        for unit in reversed(self.units):
+            received += self.itemsize * unit.piece
+            converted = self.compute_itemsize * unit.piece if self.compute_itemsize != self.itemsize else 0
+            found.append((received, self.compute_itemsize * unit.elements + converted))
+        return found
 
     @property
     def collective_bytes(self) -> dict[str, int]:

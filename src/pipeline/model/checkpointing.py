@@ -41,7 +41,7 @@ def runner(every: int, kind: str) -> Run:
         return _in_turn
     if kind == "recursive":
         return partial(_by_halves, every)
-    return partial(_by_segments, every, _keeping_attention if kind == "selective" else checkpoint.noop_context_fn)
+    return partial(_by_segments, every, keeping_attention if kind == "selective" else checkpoint.noop_context_fn)
 
 
 def _in_turn(layers: Layers, x: Tensor) -> Tensor:
@@ -72,7 +72,8 @@ def _run_again(run: Run, layers: Layers, x: Tensor, context: Callable[[], Any] =
     return checkpoint.checkpoint(run, layers, x, use_reentrant=False, preserve_rng_state=False, context_fn=context)
 
 
-def _keeping_attention() -> Any:
+def keeping_attention() -> Any:
+    """Return the contexts of a checkpoint that keeps the outputs of attention (`ATTENTION_OPERATORS`)."""
     return checkpoint.create_selective_checkpoint_contexts(_policy)
 
 

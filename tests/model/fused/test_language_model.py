@@ -1,12 +1,16 @@
 """The fused model beside the plain one, of the same parameters."""
 
 import copy
+from collections import Counter
 
 import pytest
 import torch
 from torch.nn import functional
 
 from pipeline.attention import ATTENTION
+from pipeline.compat.torch_private import TorchDispatchMode, operator_name
+from pipeline.formulas.fused_step import LEVELS, FusedStep
+from pipeline.formulas.sizes import ModelSize
 from pipeline.instruments.memory.saved_tensors import saved_bytes
 from pipeline.model.fused.language_model import FusedLM
 from pipeline.model.fused.operations import in_torch, in_triton
@@ -34,9 +38,9 @@ def batch():
     return torch.randint(VOCAB, (2, 2, SEQ), generator=torch.Generator().manual_seed(0)).to(DEVICE)
 
 
-@pytest.mark.parametrize("layers_that_keep", [0, 1, LAYERS])
-def test_loss_and_all_gradients_are_those_of_the_plain_model(model, batch, operations, layers_that_keep):
-    fused = FusedLM(copy.deepcopy(model), operations, ATTENTION["eager"], layers_that_keep)
+@pytest.mark.parametrize("levels", [[level] * LAYERS for level in LEVELS] + [["attention", "gate_up"]])
+def test_loss_and_all_gradients_are_those_of_the_plain_model(model, batch, operations, levels):
+    fused = FusedLM(copy.deepcopy(model), operations, ATTENTION["eager"], levels)
     tokens, targets = batch
     exact = copy.deepcopy(model).double()
     expected = functional.cross_entropy(exact(tokens).flatten(0, 1), targets.flatten())
@@ -53,7 +57,7 @@ def test_loss_and_all_gradients_are_those_of_the_plain_model(model, batch, opera
 def test_query_heads_may_share_keys_and_have_a_width_of_their_own_and_embeddings_may_be_tied(batch, more):
     with torch.device(DEVICE):
         model = TransformerLM(VOCAB, SEQ, WIDTH, 1, num_heads=4, d_ff=D_FF, num_kv_heads=2, **more)
-    fused = FusedLM(copy.deepcopy(model), in_torch(), ATTENTION["sdpa"], 1)
+    fused = FusedLM(copy.deepcopy(model), in_torch(), ATTENTION["sdpa"], ["gate_up"])
     fused(*batch).backward()
     functional.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten()).backward()
     for parameter, reference in zip(fused.parameters(), model.parameters(), strict=True):
@@ -61,24 +65,71 @@ def test_query_heads_may_share_keys_and_have_a_width_of_their_own_and_embeddings
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="a GPU's kernels of torch pad the log-sum-exp")
-def test_a_layer_keeps_what_it_says_and_with_its_products_so_much_more(model, batch, operations):
-    fused = FusedLM(model, operations, ATTENTION["sdpa"], 0)
+def test_a_layer_keeps_so_many_bytes_as_the_formula_says(model, batch):
+    fused = FusedLM(model.bfloat16(), in_torch(), ATTENTION["sdpa"], ["qkv"] * LAYERS)
     x = fused.token_embedding(batch[0])
-    stream = x.nbytes
+    size = ModelSize(WIDTH, D_FF, LAYERS, HEADS)
+    formula = FusedStep(size, VOCAB, batch[0].numel(), world_size=1, logits_bytes=0)
+    inputs = [x, *fused.parameters(), *fused.buffers()]
+    for level in ("qkv", "gate_up"):
+        fused.keep([level] * LAYERS)
+        assert saved_bytes(lambda: fused.layers[-1](x), inputs) == formula.kept_bytes(level) - x.nbytes
 
-    def kept(layers):
-        fused.keep(layers)
-        inputs = [x, *fused.parameters(), *fused.buffers()]
-        return saved_bytes(lambda: fused.layers[-1](x), inputs)
 
-    # q, k, v, the output, the sum before the feed-forward norm, and the log-sum-exp; x is an input.
-    log_sum_exp = 4 * batch[0].numel() * HEADS
-    assert kept(0) == 5 * stream + log_sum_exp
-    assert kept(1) == kept(0) + 2 * stream * D_FF // WIDTH
+class Executed(TorchDispatchMode):
+    """Counts the operators that run; one whose result a checkpoint kept does not."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.counts[operator_name(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+# How often attention runs, and how many products, beside the least.
+RUNS_AGAIN = {"input": (2, 6), "attention": (1, 6), "qkv": (1, 2), "gate_up": (1, 0)}
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="counts the operators of a CPU")
+def test_a_layer_computes_again_only_what_it_does_not_keep(model, batch):
+    fused = FusedLM(model, in_torch(), ATTENTION["sdpa"], ["gate_up"] * LAYERS)
+    layer, x = fused.blocks[-1], fused.token_embedding(batch[0]).detach().requires_grad_()
+    found = {}
+    for level in RUNS_AGAIN:
+        layer.keeps = level
+        with Executed() as executed:
+            layer(x).sum().backward()
+        products = executed.counts["aten::mm"] + executed.counts["aten::addmm"]
+        found[level] = executed.counts["aten::_scaled_dot_product_flash_attention_for_cpu"], products
+    least = found["gate_up"][1]
+    assert {level: (attention, products - least) for level, (attention, products) in found.items()} == RUNS_AGAIN
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="no CUDA GPU")
+def test_on_a_gpu_each_level_has_the_same_gradients_and_less_memory():
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        model = TransformerLM(1000, 1024, d_model=256, num_layers=4, num_heads=4, d_ff=704).bfloat16()
+    fused = FusedLM(model, in_triton(), ATTENTION["flash"], ["gate_up"] * 4)
+    tokens, targets = torch.randint(1000, (2, 2, 1024), device="cuda")
+    peaks, gradients = [], []
+    for level in (LEVELS[-1], *LEVELS):  # the first one compiles
+        fused.keep([level] * 4)
+        fused.zero_grad()
+        torch.cuda.reset_peak_memory_stats()
+        fused(tokens, targets).backward()
+        peaks.append(torch.cuda.max_memory_allocated())
+        gradients.append([parameter.grad.double() for parameter in fused.parameters()])
+    for found in gradients[1:]:  # dq is summed in no fixed order
+        assert all(error(one, other) < 2e-3 for one, other in zip(found, gradients[0], strict=True))
+    assert sorted(peaks[1:]) == peaks[1:]
 
 
 def test_other_operations_and_another_attention_are_taken_up(model, batch):
-    fused = FusedLM(model, in_torch(), ATTENTION["eager"], 0)
+    fused = FusedLM(model, in_torch(), ATTENTION["eager"], ["qkv"] * LAYERS)
     expected = fused(*batch)
     called = []
 

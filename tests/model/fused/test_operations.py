@@ -5,6 +5,7 @@ import torch
 from torch.nn import functional
 
 from pipeline.model.fused import operations
+from pipeline.model.fused.triton import cross_entropy as triton_loss
 from pipeline.model.fused.triton import rms_norm as triton_norm
 from pipeline.model.fused.triton.rms_norm import rms_norm
 from pipeline.model.transformer import RotaryEmbedding
@@ -69,11 +70,14 @@ def test_a_row_that_is_no_block_is_refused():
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(1, 1), (3, 683), (5, 2048)])
-def test_swiglu_and_its_gradients_are_exact(kernels, shape, dtype):
+@pytest.mark.parametrize("in_place", [False, True])
+def test_swiglu_and_its_gradients_are_exact(kernels, in_place, shape, dtype):
     gate, up, dh = (normal(*shape, dtype=dtype, seed=seed) for seed in range(3))
     h, (dgate, dup) = gradients(lambda gate, up: functional.silu(gate) * up, (gate, up), dh)
     assert error(kernels.swiglu(gate, up), h) < ALLOWED[dtype]
-    found = kernels.swiglu_backward(dh, gate, up)
+    untouched = gate.clone(), up.clone()
+    found = kernels.swiglu_backward(dh, gate, up, in_place)
+    assert in_place or (torch.equal(gate, untouched[0]) and torch.equal(up, untouched[1]))
     for tensor, exact in zip(found, (h, dgate, dup), strict=True):
         assert error(tensor, exact) < 2 * ALLOWED[dtype]
 
@@ -115,6 +119,16 @@ def test_cross_entropy_puts_its_gradient_where_the_logits_were(kernels, vocab_si
     torch.testing.assert_close(losses.double(), exact, rtol=1e-5, atol=1e-6)
     if vocab_size > 1:
         assert error(logits, dlogits) < ALLOWED[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("factor", [1.0, 1 / 3])
+def test_a_tensor_is_scaled_in_place_to_its_end(kernels, factor, dtype, monkeypatch):
+    monkeypatch.setattr(triton_loss, "SCALING_PROGRAMS", 2)
+    tensor = normal(3, 4097, dtype=dtype)
+    exact = factor * tensor.double()
+    kernels.scale(tensor, torch.tensor(factor, device=DEVICE))
+    assert error(tensor, exact) < ALLOWED[dtype]
 
 
 def test_logits_far_apart_overflow_nothing(kernels):

@@ -10,6 +10,7 @@ from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.stages.step8b.cell import FUSIONS, PHASES, Cell, Settings
 from pipeline.stages.step8b.correctness import Errors
 from pipeline.stages.step8b.fusions import Measured
+from pipeline.stages.step8b.keeping import Keeping
 from pipeline.stages.step8b.measure import measure, rows_of
 from pipeline.stages.step8b.ranks import Timed, Turn
 
@@ -18,7 +19,7 @@ from ...records import rows_read
 H200 = "NVIDIA H200"
 STEP_MS = {"torch_compiled": 6000.0, "ours": 4700.0, "ours_fully_shard": 4750.0, "torch_eager": 6200.0}
 KINDS = {"matmul": 0.49, "attention": 0.44, "elementwise": 0.04, "communication": 0.02, "idle": 0.01}
-SMALL = Cell(size="tiny", context_length=64, impls="torch_eager+ours+torch_eager+ours_fully_shard")
+SMALL = Cell(size="tiny", context_length=64, impls="torch_eager+ours+torch_eager+ours_fully_shard+torch_selective")
 SMALL_SETTINGS = Settings(
     vocab_size=500, loss_chunk=24, checked_context=32, descent_context=32, descent_steps=8, steps=2
 )
@@ -28,8 +29,10 @@ def timed(rng, impl):
     total = STEP_MS[impl] * (1 + 0.001 * rng.standard_normal(3))
     timings = {name: Timings(list(total / len(PHASES)), list(total / len(PHASES))) for name in PHASES}
     timings["train_step"] = Timings(list(total), list(total))
-    layers = 21 if impl.startswith("ours") else None
-    return Timed(Sampling(timings, [], []), 2 * STEP_MS[impl], int(2e7 * STEP_MS[impl]), layers, None)
+    levels = ["qkv"] * 13 + ["gate_up"] * 21 if impl.startswith("ours") else []
+    peak_bytes = int(2e7 * STEP_MS[impl])
+    keeping = Keeping(levels, None, needs_bytes=peak_bytes, has_bytes=146_000_000_000)
+    return Timed(Sampling(timings, [], []), 2 * STEP_MS[impl], peak_bytes, keeping, None)
 
 
 def turn(rng, impl, worst=0.01):

@@ -8,13 +8,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pipeline.formulas.sizes import SIZES
+from pipeline.errors import Skipped
 from pipeline.model.fused.operations import in_torch, in_triton
-from pipeline.stages.step8b import correctness
+from pipeline.stages.step8b import correctness, keeping
 from pipeline.stages.step8b.budget import budget
-from pipeline.stages.step8b.cell import FUSIONS
+from pipeline.stages.step8b.cell import FUSIONS, Cell, Settings
 from pipeline.stages.step8b.correctness import check, why_wrong
-from pipeline.stages.step8b.fusions import _ladder, layers_that_fit
+from pipeline.stages.step8b.fusions import _ladder
 from pipeline.stages.step8b.models import build
 
 from .conftest import SMALL, SMALL_SETTINGS
@@ -34,7 +34,7 @@ def test_tied_embeddings_stay_tied_where_torch_shards_them(impl, tmp_path):
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         cell = replace(SMALL, size="mine-d64-f96-l2-h4-kv2-v0-tied")
-        training = build(impl, cell, SMALL_SETTINGS, CPU, rank=0)
+        training = build(impl, cell, SMALL_SETTINGS, CPU, 0, ["gate_up"] * 2)
         training.run()
         matrices = [weight for weight in training.model.parameters() if weight.shape == (500, 64)]
         assert len(matrices) == 1
@@ -42,7 +42,7 @@ def test_tied_embeddings_stay_tied_where_torch_shards_them(impl, tmp_path):
         dist.destroy_process_group()
 
 
-def without_the_silu_s_slope(dh, gate, up):
+def without_the_silu_s_slope(dh, gate, up, in_place=False):
     h, _, dup = in_torch().swiglu_backward(dh, gate, up)
     return h, dh * up * torch.sigmoid(gate), dup
 
@@ -82,7 +82,22 @@ def test_on_a_gpu_the_ladder_leads_from_torch_s_operations_to_all_of_ours():
     assert len({*attentions}) == 2
 
 
-@pytest.mark.parametrize(("free_gb", "layers"), [(-1, 0), (1.4, 0), (1.45, 1), (30.0, 20), (math.inf, 34)])
-def test_so_many_layers_keep_their_products_as_there_is_memory_for(free_gb, layers):
-    # 2 products of 32,768 × 11,008 numbers in bf16: 1.443 GB.
-    assert layers_that_fit(SIZES["8B"], 32_768, 1e9 * free_gb) == layers
+@pytest.mark.parametrize("impl", ["ours", "torch_eager", "torch_selective"])
+def test_a_step_that_cannot_fit_is_skipped_with_what_it_needs_and_what_there_is(monkeypatch, impl):
+    monkeypatch.setattr(keeping, "available_bytes", lambda *_: 40e9)
+    with pytest.raises(Skipped, match=r"^a step needs [78]\d\.\d GB a GPU at the least, 40\.0 GB are free$"):
+        keeping.choose(impl, Cell(), Settings(), torch.device("cuda"))
+
+
+def test_beside_fusions_layers_keep_no_more_than_leaves_room_for_torch_s_operations(monkeypatch):
+    def chosen(free_gb):
+        monkeypatch.setattr(keeping, "available_bytes", lambda *_: 1e9 * free_gb)
+        return keeping.choose("ours", Cell(), Settings(), torch.device("cuda"))
+
+    large, small, smallest = map(chosen, (146, 81, 71.5))
+    assert {*large.levels} == {"qkv", "gate_up"}
+    assert {*large.beside_fusions} == {"qkv"}
+    assert {*small.levels} == {"attention", "qkv"}
+    assert {*small.beside_fusions} == {"input", "attention"}
+    assert {*smallest.levels} == {"input", "attention"}
+    assert smallest.beside_fusions is None

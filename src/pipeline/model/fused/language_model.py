@@ -1,10 +1,15 @@
 """A transformer language model in few passes over memory, made from the modules of `TransformerLM`."""
 
+import itertools
+from collections.abc import Sequence
 from typing import cast
 
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 from pipeline.attention import AttentionFunction
+from pipeline.formulas.fused_step import LEVELS
+from pipeline.model.checkpointing import keeping_attention
 from pipeline.model.fused.attention_half import AttentionInputs, OutputProjection
 from pipeline.model.fused.feed_forward import FeedForward
 from pipeline.model.fused.linear_cross_entropy import linear_cross_entropy
@@ -16,33 +21,36 @@ from pipeline.ranges import span
 class FusedLM(nn.Module):
     """Map tokens and their successors to the mean cross-entropy, by the parameters of a `TransformerLM`.
 
-    attention: on q, k, v and is_causal. layers_that_keep: how many layers, the last ones, keep the products of gate and
-    up for the backward pass; the others compute them again. A layer that keeps them holds the norms' inputs, q, k, v,
-    the attention's output and log-sum-exp, and those products; all else is computed again.
+    attention: on q, k, v and is_causal. levels: what each layer keeps for the backward pass, of
+    `formulas.fused_step.LEVELS`; all else is computed again. loss_chunk: the tokens whose logits are there at once.
 
     The model that is given shares its parameters with this one, and its blocks' modules too.
     """
 
     def __init__(
-        self, model: TransformerLM, operations: Operations, attention: AttentionFunction, layers_that_keep: int
+        self,
+        model: TransformerLM,
+        operations: Operations,
+        attention: AttentionFunction,
+        levels: Sequence[str],
+        loss_chunk: int | None = None,
     ) -> None:
         super().__init__()
         self.token_embedding = model.token_embedding
         blocks = cast("list[TransformerBlock]", list(model.layers))
         self.layers = nn.ModuleList(FusedBlock(block, operations, attention) for block in blocks)
-        self.head = LossHead(model.final_norm, model.lm_head, operations)
-        self.keep(layers_that_keep)
+        self.head = LossHead(model.final_norm, model.lm_head, operations, loss_chunk)
+        self.keep(levels)
 
     @property
     def blocks(self) -> "list[FusedBlock]":
         """The layers."""
         return cast("list[FusedBlock]", list(self.layers))
 
-    def keep(self, layers: int) -> None:
-        """Let the last so many layers keep the products of gate and up."""
-        # The last layers: theirs are needed first, and are gone before other temporaries come.
-        for number, layer in enumerate(self.blocks):
-            layer.keeps_products = number >= len(self.layers) - layers
+    def keep(self, levels: Sequence[str]) -> None:
+        """Let each layer keep so much from now on."""
+        for layer, level in zip(self.blocks, levels, strict=True):
+            layer.keeps = level
 
     def use(self, operations: Operations, attention: AttentionFunction) -> None:
         """Compute with these operations and this attention from now on."""
@@ -59,17 +67,29 @@ class FusedLM(nn.Module):
 
 
 class FusedBlock(nn.Module):
-    """A `TransformerBlock` of three autograd functions and the attention between them."""
+    """A `TransformerBlock` of three autograd functions and the attention between them; `keeps` is one of `LEVELS`."""
 
     def __init__(self, block: TransformerBlock, operations: Operations, attention: AttentionFunction) -> None:
         super().__init__()
         self.attention_norm, self.attention = block.attention_norm, block.attention
         self.feed_forward_norm, self.feed_forward = block.feed_forward_norm, block.feed_forward
         self.operations, self.attention_function = operations, attention
-        self.keeps_products = False
+        self.keeps = LEVELS[-1]
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, seq_len, d_model) to the same shape."""
+        if self.keeps not in ("input", "attention"):
+            return self._compute(x, is_rerun=False)
+        runs = itertools.count()
+        return checkpoint(
+            lambda x: self._compute(x, is_rerun=next(runs) > 0),
+            x,
+            use_reentrant=False,
+            preserve_rng_state=False,
+            context_fn=keeping_attention if self.keeps == "attention" else noop_context_fn,
+        )
+
+    def _compute(self, x: Tensor, is_rerun: bool) -> Tensor:
         attention, feed_forward = self.attention, self.feed_forward
         q, k, v, x = AttentionInputs.apply(
             x,
@@ -96,7 +116,8 @@ class FusedBlock(nn.Module):
             feed_forward.up_proj.weight,
             feed_forward.down_proj.weight,
             self.feed_forward_norm.eps,
-            self.keeps_products,
+            self.keeps == "gate_up",
+            is_rerun,
             self.operations,
         )
 
@@ -104,10 +125,11 @@ class FusedBlock(nn.Module):
 class LossHead(nn.Module):
     """The last norm, and the head fused with the loss."""
 
-    def __init__(self, final_norm: nn.RMSNorm, lm_head: nn.Linear, operations: Operations) -> None:
+    def __init__(self, final_norm: nn.RMSNorm, lm_head: nn.Linear, operations: Operations, chunk: int | None) -> None:
         super().__init__()
-        self.final_norm, self.lm_head, self.operations = final_norm, lm_head, operations
+        self.final_norm, self.lm_head, self.operations, self.chunk = final_norm, lm_head, operations, chunk
 
     def forward(self, x: Tensor, targets: Tensor) -> Tensor:
         """Compute the loss, in nats; x is (batch, seq_len, d_model), targets (batch, seq_len)."""
-        return linear_cross_entropy(self.final_norm(x), self.lm_head.weight, targets, self.operations)
+        rows, weight = self.final_norm(x), self.lm_head.weight
+        return linear_cross_entropy(rows, weight, targets, self.operations, chunk=self.chunk)

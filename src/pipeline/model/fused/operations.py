@@ -14,8 +14,9 @@ class Operations:
     rms_norm_backward: Callable[..., tuple[Tensor, Tensor]]
     rotate: Callable[..., Tensor]
     swiglu: Callable[[Tensor, Tensor], Tensor]
-    swiglu_backward: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+    swiglu_backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
     cross_entropy: Callable[..., None]
+    scale: Callable[[Tensor, Tensor], None]
 
 
 def in_triton() -> Operations:
@@ -29,6 +30,7 @@ def in_triton() -> Operations:
         swiglu=swiglu.swiglu,
         swiglu_backward=swiglu.swiglu_backward,
         cross_entropy=cross_entropy.cross_entropy,
+        scale=cross_entropy.scale,
     )
 
 
@@ -43,4 +45,5 @@ def in_torch() -> Operations:
         swiglu=plain.swiglu,
         swiglu_backward=plain.swiglu_backward,
         cross_entropy=plain.cross_entropy,
+        scale=plain.scale,
     )

@@ -36,8 +36,8 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     return functional.silu(gate) * up
 
 
-def swiglu_backward(dh: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return silu(gate) · up, and the gradients of gate and up."""
+def swiglu_backward(dh: Tensor, gate: Tensor, up: Tensor, in_place: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    """Return silu(gate) · up, and the gradients of gate and up, nothing in place."""
     with torch.enable_grad():
         inputs = gate.detach().requires_grad_(), up.detach().requires_grad_()
         h = swiglu(*inputs)
@@ -56,3 +56,8 @@ def cross_entropy(
     if scale is not None:
         (gradient,) = torch.autograd.grad(found, inputs, scale.expand_as(found))
         logits.copy_(gradient)
+
+
+def scale(tensor: Tensor, factor: Tensor) -> None:
+    """Multiply a tensor, in place, by a factor on its device."""
+    tensor *= factor

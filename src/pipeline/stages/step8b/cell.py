@@ -8,9 +8,10 @@ from pipeline.formulas.sizes import SIZES
 
 SPLIT_AXIS = "size"
 
-# torch_eager, torch_compiled: torch's own parts; ours: the fused model under our FSDP; ours_fully_shard: the same
-# under torch's.
-IMPLS = ("torch_eager", "torch_compiled", "ours", "ours_fully_shard")
+# torch_eager, torch_compiled: torch's own parts; torch_selective: eager, and its checkpoints keep attention's output;
+# ours: the fused model under our FSDP; ours_fully_shard: the same under torch's.
+IMPLS = ("torch_eager", "torch_compiled", "torch_selective", "ours", "ours_fully_shard")
+OURS = ("ours", "ours_fully_shard")
 # In processes of their own, one after the other: ours stands between two runs of its peer.
 TURNS = ("torch_compiled", "ours", "torch_compiled", "ours_fully_shard", "torch_eager")
 MEASURES = ("time", "budget", "fusion", "check", "descent")
@@ -19,6 +20,13 @@ TRAIN_STEP = "train_step"
 WHOLE_STEP = {"measures": "time", "phase": TRAIN_STEP, "clock": "host"}
 # In the order in which they join; the first is without any, the last is ours as it is timed.
 FUSIONS = ("none", "attention", "rms_norm", "rotary", "swiglu", "loss", "kept_products")
+# Columns that count layers, by what they keep, of `formulas.fused_step.LEVELS`.
+KEEPING_COLUMNS = {
+    "input": "layers_that_keep_input",
+    "attention": "layers_that_keep_attention",
+    "qkv": "layers_that_keep_qkv",
+    "gate_up": "layers_that_keep",
+}
 CHECKED = ("ours", "bf16_eager")
 # Of a step's time: no kernel ran.
 IDLE = "idle"
@@ -65,7 +73,7 @@ class Settings:
     checked_*: the layers and the context with which loss and gradients are compared with fp32; an error of the
     gradients may be `error_factor` times that of the plain model in bf16, the loss off by `loss_tolerance` of it.
     descent_*: the steps and the context over which the loss must fall. free_share: the share of the GPU's memory that
-    stays free when layers are given leave to keep their products.
+    stays free when it is divided among the layers. loss_chunk: tokens whose loss is computed at once.
     """
 
     vocab_size: int = axis(151_936, minimum=2)

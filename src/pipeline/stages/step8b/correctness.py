@@ -50,7 +50,8 @@ def check(cell: Cell, settings: Settings, device: torch.device) -> dict[str, Err
     for parameter, source in zip(exact.parameters(), rounded.parameters(), strict=True):
         parameter.data = source.data.float()
     reference = _loss_and_gradients(WithLoss(exact), batch)
-    ours = FusedLM(copy.deepcopy(rounded), best_operations(device), best_attention(device), layers_that_keep=1)
+    levels = [("attention", "gate_up")[number % 2] for number in range(size.num_layers)]
+    ours = FusedLM(copy.deepcopy(rounded), best_operations(device), best_attention(device), levels)
     models = {"ours": ours, "bf16_eager": WithLoss(rounded)}
     return {name: _errors(_loss_and_gradients(model, batch), reference) for name, model in models.items()}
 

@@ -16,8 +16,9 @@ from pipeline.instruments.sampling.rank_timing import STEP
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.instruments.sampling.variants import step_rows
 from pipeline.parallel.processes.starting import run_ranks
-from pipeline.stages.step8b.cell import WHOLE_STEP, Cell, Settings
+from pipeline.stages.step8b.cell import KEEPING_COLUMNS, WHOLE_STEP, Cell, Settings
 from pipeline.stages.step8b.correctness import why_wrong
+from pipeline.stages.step8b.keeping import Keeping
 from pipeline.stages.step8b.ranks import Timed, Turn, measure_turn
 
 Row = dict[str, Any]
@@ -112,8 +113,15 @@ def _of_whole_step(timed: list[Timed]) -> Row:
         "first_step_ms": timed[0].first_step_ms,
         "measured_peak_tflops_per_s": timed[0].measured_peak_tflops_per_s,
         "peak_bytes": max(peaks, default=None),
-        "layers_that_keep": timed[0].layers_that_keep,
+        **_kept(timed[0].keeping),
     }
+
+
+def _kept(keeping: Keeping) -> Row:
+    memory = {"needs_bytes": keeping.needs_bytes, "has_bytes": keeping.has_bytes}
+    if not keeping.levels:
+        return memory
+    return memory | {column: keeping.levels.count(level) for level, column in KEEPING_COLUMNS.items()}
 
 
 def _fusion_rows(impl: str, first: Turn, timed: Timed) -> list[Row]:

@@ -1,22 +1,23 @@
 """The training steps that are compared: torch's own parts and the fused model, sharded over the ranks."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 from pipeline.attention import ATTENTION, AttentionFunction
 from pipeline.attention.functions import why_not
 from pipeline.formulas.sizes import SIZES, ModelSize
+from pipeline.model.checkpointing import keeping_attention
 from pipeline.model.fused.language_model import FusedBlock, FusedLM, LossHead
 from pipeline.model.fused.operations import Operations, in_torch, in_triton
 from pipeline.model.transformer import TransformerLM
 from pipeline.parallel import FSDP
-from pipeline.stages.step8b.cell import Cell, Settings
+from pipeline.stages.step8b.cell import OURS, Cell, Settings
 
 COMPUTE_DTYPE = torch.bfloat16
 UNITS = (nn.Embedding, FusedBlock, LossHead)
@@ -64,17 +65,21 @@ class Training:
 
 
 class TorchParts(nn.Module):
-    """A `TransformerLM` and its loss as torch's own parts make them fit: every block and piece of loss checkpointed."""
+    """A `TransformerLM` and its loss as torch's own parts make them fit: every block and piece of loss checkpointed.
 
-    def __init__(self, model: TransformerLM, loss_chunk: int) -> None:
+    is_selective: the blocks' checkpoints keep attention's output.
+    """
+
+    def __init__(self, model: TransformerLM, loss_chunk: int, is_selective: bool) -> None:
         super().__init__()
         self.model, self.loss_chunk = model, loss_chunk
+        self.context = keeping_attention if is_selective else noop_context_fn
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Compute the mean cross-entropy in nats; tokens and targets are (batch, seq_len)."""
         x = self.model.token_embedding(tokens)
         for layer in self.model.layers:
-            x = checkpoint(layer, x, use_reentrant=False, preserve_rng_state=False)
+            x = checkpoint(layer, x, use_reentrant=False, preserve_rng_state=False, context_fn=self.context)
         rows, targets = self.model.final_norm(x).flatten(0, 1), targets.flatten()
         pieces = zip(rows.split(self.loss_chunk), targets.split(self.loss_chunk), strict=True)
         losses = [checkpoint(self._loss, *piece, use_reentrant=False, preserve_rng_state=False) for piece in pieces]
@@ -84,12 +89,17 @@ class TorchParts(nn.Module):
         return functional.cross_entropy(self.model.lm_head(rows).float(), targets, reduction="sum")
 
 
-def build(impl: str, cell: Cell, settings: Settings, device: torch.device, rank: int) -> Training:
-    """Build an implementation's step; all have the same weights in fp32, a batch a rank, and fused AdamW."""
+def build(
+    impl: str, cell: Cell, settings: Settings, device: torch.device, rank: int, levels: Sequence[str]
+) -> Training:
+    """Build an implementation's step; all have the same weights in fp32, a batch a rank, and fused AdamW.
+
+    levels: what each layer keeps, if the implementation is ours.
+    """
     plain = plain_model(SIZES[cell.size], settings.vocab_size, cell.context_length, "sdpa", device)
     fused = None
-    if impl in ("ours", "ours_fully_shard"):
-        fused = FusedLM(plain, best_operations(device), best_attention(device), layers_that_keep=0)
+    if impl in OURS:
+        fused = FusedLM(plain, best_operations(device), best_attention(device), levels, settings.loss_chunk)
     model = _sharded(fused, impl) if fused else _torch_parts(plain, impl, settings.loss_chunk)
     finish = model.finish_gradient_synchronization if isinstance(model, FSDP) else lambda: None
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, fused=True)
@@ -110,7 +120,7 @@ def _torch_parts(plain: TransformerLM, impl: str, loss_chunk: int) -> nn.Module:
     if impl == "torch_compiled":
         for layer in plain.layers:
             layer.compile()
-    return _sharded_by_torch(TorchParts(plain, loss_chunk), plain.layers)
+    return _sharded_by_torch(TorchParts(plain, loss_chunk, impl == "torch_selective"), plain.layers)
 
 
 def _sharded_by_torch(model: nn.Module, units: Iterable[nn.Module]) -> nn.Module:

@@ -4,9 +4,9 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from pipeline.formulas.sizes import SIZES
 from pipeline.instruments.machine.peaks import peak_to_measure
 from pipeline.instruments.memory.freed_memory import make_room
+from pipeline.instruments.memory.rank_memory import peak_bytes_over_ranks
 from pipeline.instruments.profilers.gpu_busy import GpuBusy, profile_work, summarise_work
 from pipeline.instruments.sampling.rank_timing import time_steps_over_ranks
 from pipeline.instruments.sampling.step_timing import Sampling, time_call_ms
@@ -14,14 +14,8 @@ from pipeline.parallel.processes.starting import RankContext
 from pipeline.stages.step8b.budget import budget
 from pipeline.stages.step8b.cell import Cell, Settings
 from pipeline.stages.step8b.correctness import Errors, check, why_wrong
-from pipeline.stages.step8b.fusions import (
-    Measured,
-    free_bytes,
-    layers_that_fit,
-    measure_fusions,
-    peak_bytes,
-    reset_peak,
-)
+from pipeline.stages.step8b.fusions import Measured, measure_fusions, reset_peak
+from pipeline.stages.step8b.keeping import Keeping, choose
 from pipeline.stages.step8b.models import Training, build, random_batch
 
 
@@ -32,7 +26,7 @@ class Timed:
     sampling: Sampling
     first_step_ms: float
     peak_bytes: int | None
-    layers_that_keep: int | None
+    keeping: Keeping
     measured_peak_tflops_per_s: float | None
 
 
@@ -55,11 +49,14 @@ def measure_turn(context: RankContext, impl: str, cell: Cell, settings: Settings
     if errors and why_wrong(errors, settings):
         return Turn(errors=errors)
     make_room(device)
-    training = build(impl, cell, settings, device, context.rank)
+    keeping = choose(impl, cell, settings, device)
+    training = build(impl, cell, settings, device, context.rank, keeping.levels)
     # Not the compiled peer: it would be compiled for two contexts, and the second time for any.
     losses = _descend(training, cell, settings, context) if is_first and impl != "torch_compiled" else []
-    timed = _time(training, cell, settings, device)
-    fusions = measure_fusions(training, device, settings.fusion_steps) if is_first and impl == "ours" else []
+    timed = _time(training, keeping, settings, device)
+    fusions = []
+    if is_first and impl == "ours" and keeping.beside_fusions:
+        fusions = measure_fusions(training, device, settings.fusion_steps, keeping.beside_fusions)
     turn = Turn(timed, errors, losses, fusions)
     if not is_first or device.type != "cuda":
         return turn
@@ -79,14 +76,10 @@ def _descend(training: Training, cell: Cell, settings: Settings, context: RankCo
     return [float(loss) for loss in losses]
 
 
-def _time(training: Training, cell: Cell, settings: Settings, device: torch.device) -> Timed:
-    """Time steps after two, the second of which is as the timed ones; let layers keep what fits after the first."""
+def _time(training: Training, keeping: Keeping, settings: Settings, device: torch.device) -> Timed:
+    """Time steps after two, the second of which is as the timed ones."""
     reset_peak(device)
     first_step_ms = time_call_ms(training.run, device)
-    layers = None
-    if training.fused is not None:
-        free = free_bytes(device, settings.free_share)
-        layers = layers_that_fit(SIZES[cell.size], cell.context_length, free)
-        training.fused.keep(layers)
     sampling = time_steps_over_ranks(training.phases, device, warmup=1, steps=settings.steps)
-    return Timed(sampling, first_step_ms, peak_bytes(device), layers, peak_to_measure(device, "bf16"))
+    measured_peak = peak_to_measure(device, "bf16")
+    return Timed(sampling, first_step_ms, peak_bytes_over_ranks(device), keeping, measured_peak)

@@ -18,7 +18,8 @@ class MeasuredRow(Row):
 
     measures: str = column("what the row measures", allowed=MEASURES)
     impl: str = column(
-        "torch_eager, torch_compiled: torch's own parts; ours: the fused model under our FSDP; ours_fully_shard: under"
+        "torch_eager, torch_compiled: torch's own parts; torch_selective: eager, and its checkpoints keep attention's"
+        " output; ours: the fused model under our FSDP; ours_fully_shard: under"
         " torch's; bf16_eager: the plain model in bf16, to compare with",
         allowed=tuple(dict.fromkeys((*IMPLS, *CHECKED))),
     )
@@ -46,9 +47,16 @@ class StepTime(RanksStepRow, MeasuredRow):
     peak_tflops_per_s: float | None = derived("peak in bf16", positive=True)
     peak_source: str | None = derived("where the peak comes from", allowed=("datasheet", "measured"))
     peak_bytes: int | None = column("most that torch's allocator had given out on the fullest rank", minimum=0)
-    layers_that_keep: int | None = column(
-        "layers that keep the products of gate and up; others compute them again", minimum=0
+    needs_bytes: int | None = column("memory that a step takes by formula, with what layers keep", minimum=0)
+    has_bytes: int | None = column("memory that is free for it on the fullest rank before it is built", minimum=0)
+    layers_that_keep_input: int | None = column(
+        "layers that keep their input alone and run again for the backward pass", minimum=0
     )
+    layers_that_keep_attention: int | None = column("layers that keep attention's output too", minimum=0)
+    layers_that_keep_qkv: int | None = column(
+        "layers that keep also q, k, v and the sum before the feed-forward norm", minimum=0
+    )
+    layers_that_keep: int | None = column("layers that keep also the products of gate and up", minimum=0)
 
     @classmethod
     def derive(cls, reading: Reading) -> dict[str, Any]:

@@ -1,11 +1,13 @@
 """Cross-entropy of rows of logits in Triton, whose place their gradient takes."""
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 MAX_BLOCK = 8192
 WARPS = 16
+SCALED_BLOCK, SCALING_PROGRAMS = 4096, 1024
 
 
 @triton.jit
@@ -19,16 +21,19 @@ def cross_entropy_kernel(
     target = tl.load(targets_ptr + row)
     counts = target != ignore_index
     columns = tl.arange(0, BLOCK)
-    # A maximum and a sum for each column of a block, put together once: no reduction in the loop.
+    # A maximum and a sum for each column of a block, put together once: no reduction in the loop. Two blocks at a time
+    # share the exponential that takes the sum to the larger maximum.
     largest = tl.full((BLOCK,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK,), tl.float32)
-    for start in range(0, vocab_size, BLOCK):
-        logits = tl.load(logits_ptr + start + columns, mask=start + columns < vocab_size, other=float("-inf"))
-        logits = logits.to(tl.float32)
-        larger = tl.maximum(largest, logits)
+    for start in range(0, vocab_size, 2 * BLOCK):
+        places = start + columns
+        first = tl.load(logits_ptr + places, mask=places < vocab_size, other=float("-inf")).to(tl.float32)
+        places += BLOCK
+        second = tl.load(logits_ptr + places, mask=places < vocab_size, other=float("-inf")).to(tl.float32)
+        larger = tl.maximum(largest, tl.maximum(first, second))
         # A column that has seen no logit yet has no sum; exp(-inf + inf) would be none.
         safe = tl.where(larger == float("-inf"), 0.0, larger)
-        total = total * tl.exp(largest - safe) + tl.exp(logits - safe)
+        total = total * tl.exp(largest - safe) + tl.exp(first - safe) + tl.exp(second - safe)
         largest = larger
     maximum = tl.max(largest, 0)
     log_sum = tl.log(tl.sum(total * tl.exp(largest - maximum), 0))  # of what is left without the maximum
@@ -46,6 +51,17 @@ def cross_entropy_kernel(
             tl.store(logits_ptr + start + columns, gradient * scale, mask=exists)
 
 
+@triton.jit
+def scale_kernel(tensor_ptr, factor_ptr, count, BLOCK: tl.constexpr):
+    """Multiply a tensor in place by a factor, of which 1 costs nothing."""
+    factor = tl.load(factor_ptr)
+    if factor != 1:
+        for block in range(tl.program_id(0).to(tl.int64), tl.cdiv(count, BLOCK), tl.num_programs(0)):
+            places = block * BLOCK + tl.arange(0, BLOCK)
+            values = tl.load(tensor_ptr + places, mask=places < count).to(tl.float32)
+            tl.store(tensor_ptr + places, values * factor, mask=places < count)
+
+
 def cross_entropy(
     logits: Tensor, targets: Tensor, ignore_index: int, losses: Tensor, scale: Tensor | None = None
 ) -> None:
@@ -60,3 +76,10 @@ def cross_entropy(
     cross_entropy_kernel[(rows,)](
         logits, targets, scale, losses, vocab_size, ignore_index, num_warps=WARPS, **constants
     )
+
+
+def scale(tensor: Tensor, factor: Tensor) -> None:
+    """Multiply a contiguous tensor, in place, by a factor in fp32 on its device."""
+    programs = min(SCALING_PROGRAMS, triton.cdiv(tensor.numel(), SCALED_BLOCK))
+    scale_kernel[(programs,)](tensor, factor, tensor.numel(), BLOCK=SCALED_BLOCK)
+    torch.autograd.graph.increment_version(tensor)  # which autograd would do for an operation of torch

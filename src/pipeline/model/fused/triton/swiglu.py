@@ -46,9 +46,9 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     return h
 
 
-def swiglu_backward(dh: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return silu(gate) · up, in the place of its gradient `dh`, and the gradients of gate and up."""
-    dgate, dup = torch.empty_like(gate), torch.empty_like(gate)
+def swiglu_backward(dh: Tensor, gate: Tensor, up: Tensor, in_place: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    """Return silu(gate) · up, in the place of its gradient `dh`, and the gradients of gate and up; all in place."""
+    dgate, dup = (gate, up) if in_place else (torch.empty_like(gate), torch.empty_like(gate))
     count = gate.numel()
     programs = triton.cdiv(count, BLOCK)
     swiglu_backward_kernel[(programs,)](dh, gate, up, dgate, dup, count, BLOCK=BLOCK, num_warps=WARPS)

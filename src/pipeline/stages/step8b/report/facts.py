@@ -10,10 +10,18 @@ from pipeline.stages.step8b.cell import IMPLS
 NAMES = {
     "torch_eager": "torch's parts",
     "torch_compiled": "torch's compiled parts",
+    "torch_selective": "torch's parts, attention kept",
     "ours": "ours",
     "ours_fully_shard": "ours under torch's FSDP",
 }
-PEERS, OURS = ("torch_compiled", "torch_eager"), ("ours", "ours_fully_shard")
+PEERS, OURS = ("torch_compiled", "torch_eager", "torch_selective"), ("ours", "ours_fully_shard")
+# Each with what stands before it.
+KEPT = {
+    "layers_that_keep_input": "the input alone",
+    "layers_that_keep_attention": "attention's output",
+    "layers_that_keep_qkv": "q, k and v",
+    "layers_that_keep": "gate and up",
+}
 AXES = ["size", "context_length", "world_size", "impls"]
 
 

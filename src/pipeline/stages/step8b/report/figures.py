@@ -15,7 +15,7 @@ FUSION_NAMES = {
     "rotary": "rotary positions fused",
     "swiglu": "SwiGLU fused",
     "loss": "head and loss fused",
-    "kept_products": "products kept",
+    "kept_products": "more kept for the backward pass",
 }
 
 

@@ -11,7 +11,7 @@ from pipeline.report.section import count, data_size, listing, ms, number, perce
 from pipeline.report.side_by_side import text_cells, whole_steps, without_empty
 from pipeline.report.tables import median_cells, significant
 from pipeline.stages.step8b.report import figures
-from pipeline.stages.step8b.report.facts import NAMES, Run, named, runs
+from pipeline.stages.step8b.report.facts import KEPT, NAMES, Run, named, runs
 
 TITLE = "How fast is a whole training step of the largest model, and where does its time go?"
 EXERCISE = "leaderboard of 2026"  # that of 2025 is of attention alone
@@ -79,7 +79,7 @@ def _steps_table(run: Run) -> Table:
         "GPU idle": ("gpu_idle_pct", lambda value: percent(value / 100)),
         "peak": ("peak_bytes", data_size),
         "first step": ("first_step_ms", ms),
-        "layers that keep gate and up": ("layers_that_keep", count),
+        **{f"layers that keep {what}": (column, count) for column, what in KEPT.items() if run.whole[column].any()},
     }
     cells = {
         "implementation": list(run.whole["name"]),
@@ -139,10 +139,10 @@ def _actions(run: Run) -> list[Action]:
     if not run.ours or not run.peer or clear_gain(run.steps.loc[run.peer], run.steps.loc[run.ours]) is None:
         return []
     before, after = (_cost(run.steps.loc[impl]) for impl in (run.peer, run.ours))
-    layers = run.steps.loc[run.ours, "layers_that_keep"]
-    kept = f", and gate and up in {count(layers)} layers" if layers and pd.notna(layers) else ""
+    layers = run.steps.loc[run.ours, list(KEPT)].dropna()
+    kept = listing(f"{what} in {count(layers[column])} layers" for column, what in KEPT.items() if layers.get(column))
     why = (
         f"A step of {run.model} takes {before} with every block checkpointed ({NAMES[run.peer]}), and {after} with "
-        f"fused kernels that keep attention's output{kept}; norms, rotations and SwiGLU are computed again."
+        f"fused kernels{kept and f' that keep {kept}'}; norms, rotations and SwiGLU are computed again."
     )
     return [Action(3, Markdown("**At long contexts, use free memory before you checkpoint whole blocks.**"), why)]

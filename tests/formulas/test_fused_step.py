@@ -1,0 +1,45 @@
+"""What blocks of the 8B model keep, against memory that was measured and memory that there is."""
+
+from itertools import pairwise
+
+import pytest
+
+from pipeline.formulas.fused_step import LEVELS, FusedStep
+from pipeline.formulas.sizes import SIZES
+
+LAYERS = SIZES["8B"].num_layers
+STEP = FusedStep(SIZES["8B"], 151_936, tokens=32_768, world_size=2, logits_bytes=2 * 4096 * 151_936)
+
+
+def test_the_peak_is_what_two_h200s_measured():
+    # 2026-11-25: 142,433,895,936 B with what gate and up gave kept in 21 layers.
+    assert STEP.peak_bytes(["qkv"] * 13 + ["gate_up"] * 21) == pytest.approx(142_433_895_936, rel=0.001)
+
+
+def test_each_level_adds_to_what_a_block_keeps_and_no_upgrade_lowers_the_peak():
+    kept = [STEP.kept_bytes(level) for level in LEVELS]
+    assert all(before < after for before, after in pairwise(kept))
+    assert kept[-1] - kept[-2] == 2 * 2 * 32_768 * 11_008
+    peaks = [STEP.peak_bytes(STEP.levels(upgrades)) for upgrades in range(3 * LAYERS + 1)]
+    assert all(before <= after for before, after in pairwise(peaks))
+
+
+@pytest.mark.parametrize("available_gb", [71, 75, 81, 100, 146, 170])
+def test_blocks_keep_as_much_as_fits_and_not_one_upgrade_more(available_gb):
+    levels = STEP.levels_within(1e9 * available_gb)
+    upgrades = sum(map(LEVELS.index, levels))
+    assert STEP.peak_bytes(levels) <= 1e9 * available_gb
+    assert upgrades == 3 * LAYERS or STEP.peak_bytes(STEP.levels(upgrades + 1)) > 1e9 * available_gb
+
+
+@pytest.mark.parametrize(
+    ("available_gb", "kept"), [(70, None), (71, {"input", "attention"}), (81, {"attention", "qkv"}), (170, {"gate_up"})]
+)
+def test_what_saves_most_for_its_bytes_is_kept_first_and_by_the_last_blocks(available_gb, kept):
+    levels = STEP.levels_within(1e9 * available_gb)
+    assert (levels and {*levels}) == kept
+    assert levels is None or sorted(levels, key=LEVELS.index) == levels
+
+
+def test_there_is_a_level_that_is_not_exceeded():
+    assert STEP.levels_within(1e12, most="qkv") == ["qkv"] * LAYERS
