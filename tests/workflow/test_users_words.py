@@ -1,4 +1,4 @@
-"""The commands that a user gives first, in this checkout itself: at the scales and with the configuration that it has."""
+"""The commands that a user gives first, in this checkout itself: with its configuration and its scales."""
 
 import csv
 import re
