@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline.cells.disk import DiskFull, WholeFile, check_free, naming_the_full_disk, write_text
+from pipeline.cells.disk import DiskFull, WholeFile, check_free, files_below, naming_the_full_disk, write_text
 from pipeline.errors import UserError
 
 MIB = 2**20
@@ -158,3 +158,15 @@ def test_the_name_of_a_file_that_is_no_text_is_written_as_python_writes_it(tmp_p
     with WholeFile(tmp_path / "table.csv") as file:
         file.write("cell-\udcff.json")
     assert (tmp_path / "table.csv").read_text() == r"cell-\udcff.json"
+
+
+def test_files_are_found_through_links_and_a_link_to_a_folder_above_ends(tmp_path):
+    folder, other = tmp_path / "folder", tmp_path / "other"
+    for name in (folder / "inner/a.json", other / "b.json", other / "c.csv"):
+        name.parent.mkdir(parents=True, exist_ok=True)
+        name.write_text("")
+    (folder / "inner/other").symlink_to(other)
+    (folder / "inner/above").symlink_to(folder)
+    (folder / "d.json").symlink_to(other / "b.json")
+    found = files_below(folder, ".json")
+    assert [str(path.relative_to(folder)) for path in found] == ["d.json", "inner/a.json", "inner/other/b.json"]

@@ -108,6 +108,17 @@ def write_text(path: Path, content: str) -> None:
         file.write(content)
 
 
+def files_below(folder: Path, suffix: str) -> list[Path]:
+    """Return the files in and below a folder whose names end so, sorted. Links are followed, to folders too."""
+    found = []
+    for parent, folders, names in os.walk(folder, followlinks=True):
+        above = Path(os.path.realpath(parent))
+        # A link to a folder above would never end.
+        folders[:] = [name for name in folders if not above.is_relative_to(os.path.realpath(above / name))]
+        found += [Path(parent, name) for name in names if name.endswith(suffix)]
+    return sorted(found)
+
+
 def check_free(folder: Path, needed_bytes: int = NEEDED_BYTES) -> None:
     """Raise DiskFull, one line, where the disk of an existing folder has less than that free."""
     free_bytes = shutil.disk_usage(folder).free

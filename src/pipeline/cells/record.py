@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.cells import fields
-from pipeline.cells.disk import WholeFile
+from pipeline.cells.disk import WholeFile, files_below
 from pipeline.cells.stage import Stages
 from pipeline.errors import UserError
 from pipeline.instruments.machine.identity import SOFTWARE
@@ -234,4 +234,5 @@ def _brief(value: Any) -> str:
 
 def record_paths(results: Path, stage: str = "*") -> Iterator[Path]:
     """Yield the records of a results folder, of one stage or of all, in a stable order."""
-    yield from sorted(results.glob(f"{stage}/cells/**/*.json"))
+    for cells in sorted(results.glob(f"{stage}/cells")):
+        yield from files_below(cells, ".json")

@@ -4,9 +4,11 @@ import os
 import re
 import shutil
 import tarfile
+from collections.abc import Iterable
 from fnmatch import fnmatch
 from pathlib import Path
 
+from pipeline.cells.disk import files_below
 from pipeline.cells.layout import check_place
 from pipeline.cells.record import read_record, record_paths
 from pipeline.cells.stage import Stages
@@ -33,6 +35,7 @@ def publish(root: Path, folder: Path, stages: Stages) -> None:
         check_place(path, read_record(path, stages))
     place = Path(os.path.realpath(folder))
     try:
+        _put_back(place)
         if place.exists():
             _require_snapshot(place, folder)
         _replace(place, writeup, results)
@@ -60,7 +63,7 @@ def _require_snapshot(place: Path, folder: Path) -> None:
 
 def _replace(place: Path, writeup: Path, results: Path) -> None:
     """Put a snapshot together beside its place, and only then exchange it for the old one."""
-    fresh, old = (place.with_name(f".{place.name}.{word}") for word in ("new", "old"))
+    fresh, old = _beside(place)
     for left_over in (fresh, old):  # of a run that was killed
         shutil.rmtree(left_over, ignore_errors=True)
     try:
@@ -69,11 +72,22 @@ def _replace(place: Path, writeup: Path, results: Path) -> None:
             place.rename(old)
         fresh.rename(place)
     finally:
-        if old.exists() and not place.exists():
-            old.rename(place)
+        _put_back(place)
         shutil.rmtree(fresh, ignore_errors=True)
     if old.exists():
         shutil.rmtree(old)
+
+
+def _put_back(place: Path) -> None:
+    """Give the old snapshot its place again where no new one has taken it, as after a run that was killed."""
+    _, old = _beside(place)
+    if old.exists() and not place.exists():
+        old.rename(place)
+
+
+def _beside(place: Path) -> tuple[Path, Path]:
+    """Return where a new snapshot is put together, and where the old one is while they are exchanged."""
+    return place.parent / f".{place.name}.new", place.parent / f".{place.name}.old"
 
 
 def _copy(writeup: Path, results: Path, folder: Path) -> None:
@@ -81,17 +95,19 @@ def _copy(writeup: Path, results: Path, folder: Path) -> None:
     # Tables lie beside the page here.
     (folder / writeup.name).write_text(writeup.read_text().replace("](../results/", "](tables/"))
     for page in PAGES:
-        _copy_files(writeup.parent, page, folder)
-    _copy_files(writeup.parent / "figures", "**/*.svg", folder / "figures")
+        _copy_files(writeup.parent, writeup.parent.glob(page), folder)
+    _copy_files(writeup.parent / "figures", files_below(writeup.parent / "figures", ".svg"), folder / "figures")
     _require_images(writeup, folder)
-    _copy_files(results, "*/*.csv", folder / "tables")
-    with tarfile.open(folder / ARCHIVE, "w:xz") as archive:
+    _copy_files(results, results.glob("*/*.csv"), folder / "tables")
+    with tarfile.open(
+        folder / ARCHIVE, "w:xz", dereference=True
+    ) as archive:  # a link would tell a path of this machine
         for path in record_paths(results):
             archive.add(path, arcname=path.relative_to(results), filter=_anonymous)
 
 
-def _copy_files(source: Path, pattern: str, target: Path) -> None:
-    for path in sorted(source.glob(pattern)):
+def _copy_files(source: Path, paths: Iterable[Path], target: Path) -> None:
+    for path in sorted(paths):
         copied = target / path.relative_to(source)
         copied.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, copied)
