@@ -8,7 +8,7 @@ from pipeline.cells.stage import shares_host
 from pipeline.compat import snakemake_private as private
 from pipeline.instruments.machine import identity
 from pipeline.registry import stages
-from pipeline.report.publish import missing_images
+from pipeline.report.publish import shown_images
 from pipeline.report.written_section import HTML_SUFFIX
 from pipeline.subjects import naming
 
@@ -165,7 +165,7 @@ class Stage:
             {"records": self.records_of_section()},
             code,
             sources.data_files(name for name in code if name.startswith(package)),
-            is_damaged=lambda: not (parts.exists() and html_parts.exists()) or missing_images(parts, REPORTS),
+            beside=lambda: (parts, html_parts, *(REPORTS / image for image in shown_images(parts))),
         )
 
 

@@ -43,10 +43,10 @@ def publish(root: Path, folder: Path, stages: Stages) -> None:
         raise UserError(f"cannot publish into {folder}: {error}") from None
 
 
-def missing_images(page: Path, folder: Path) -> list[str]:
-    """Return the images that a page shows and a folder lacks, as the page links to them; none for a page not there."""
+def shown_images(page: Path) -> list[str]:
+    """Return the images of its own that a page shows, as it links to them; none for a page not there."""
     links = IMAGE.findall(page.read_text(errors="replace")) if page.is_file() else []
-    return [link for link in dict.fromkeys(links) if "://" not in link and not (folder / link).is_file()]
+    return [link for link in dict.fromkeys(links) if "://" not in link]
 
 
 def _require_snapshot(place: Path, folder: Path) -> None:
@@ -115,7 +115,7 @@ def _copy_files(source: Path, paths: Iterable[Path], target: Path) -> None:
 
 def _require_images(writeup: Path, folder: Path) -> None:
     """Raise UserError where the write-up shows an image that the folder with its copy lacks."""
-    dead = missing_images(writeup, folder)
+    dead = [link for link in shown_images(writeup) if not (folder / link).is_file()]
     if dead:
         others = f" and {len(dead) - 1} more" if dead[1:] else ""
         raise UserError(f"{writeup} shows {dead[0]}{others}, but there is no such figure: run snakemake again")
