@@ -112,6 +112,11 @@ def test_what_was_changed_after_it_was_made_is_made_again(project, plan, spoil, 
     assert set(plan(project, "reports/writeup.md")) == rules
 
 
+def test_an_emptied_record_is_measured_again(project, plan):
+    project.records()[0].write_text("")
+    assert plan(project, "reports/writeup.md")["measure_timing"] == 1
+
+
 def test_one_figure_that_is_lost_is_drawn_again_and_nothing_else(project, plan):
     figures = sorted((project.root / "reports/figures/timing").glob("*.svg"))
     figures[0].unlink()

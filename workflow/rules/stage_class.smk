@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from pipeline.cells import expected, fields, freshness, layout, sources
-from pipeline.cells.record import read_head
+from pipeline.cells.record import is_empty, read_head
 from pipeline.cells.stage import shares_host
 from pipeline.compat import snakemake_private as private
 from pipeline.instruments.machine import identity
@@ -145,6 +145,8 @@ class Stage:
 
     def why_stale(self, path, cell):
         """Return what has changed since a record was measured; None where nothing has."""
+        if is_empty(path):
+            return "its record is empty"
         return freshness.why_stale(read_head(path, stages()), self.settings, cell.gpus, PRESENT, self.subjects)
 
     def section(self):

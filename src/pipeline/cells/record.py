@@ -232,6 +232,11 @@ def _brief(value: Any) -> str:
     return json.dumps(value)[:60]
 
 
+def is_empty(path: Path) -> bool:
+    """Tell whether a record's file has lost all that it held: nothing is lost where it is measured again."""
+    return path.is_file() and path.stat().st_size == 0
+
+
 def record_paths(results: Path, stage: str = "*") -> Iterator[Path]:
     """Yield the records of a results folder, of one stage or of all, in a stable order."""
     for cells in sorted(results.glob(f"{stage}/cells")):
