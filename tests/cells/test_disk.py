@@ -34,8 +34,9 @@ def any_file_system(request, monkeypatch):
 
 
 @pytest.mark.usefixtures("any_file_system")
-def test_nothing_but_the_file_stays_in_its_place_readable_by_all(tmp_path):
-    umask = os.umask(0o077)
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_nothing_but_the_file_stays_in_its_place_with_the_rights_that_the_umask_leaves(tmp_path, umask, mode):
+    umask = os.umask(umask)
     try:
         for content in ("first", "second é"):
             with WholeFile(tmp_path / "deep/cell.json", MIB) as file:
@@ -44,7 +45,7 @@ def test_nothing_but_the_file_stays_in_its_place_readable_by_all(tmp_path):
         os.umask(umask)
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["cell.json"]
     assert (tmp_path / "deep/cell.json").read_text() == "second é"
-    assert stat.S_IMODE((tmp_path / "deep/cell.json").stat().st_mode) == 0o644
+    assert stat.S_IMODE((tmp_path / "deep/cell.json").stat().st_mode) == mode
 
 
 @pytest.mark.usefixtures("any_file_system")

@@ -112,6 +112,11 @@ def test_what_was_changed_after_it_was_made_is_made_again(project, plan, spoil, 
     assert set(plan(project, "reports/writeup.md")) == rules
 
 
+def test_a_recipe_that_is_no_text_is_no_recipe(project, plan):
+    (project.root / "results/timing/.bf16.csv.recipe").write_bytes(b"\xff\xfe")
+    assert "tabulate_timing" in plan(project, "results/timing/bf16.csv")
+
+
 def test_an_emptied_record_is_measured_again(project, plan):
     project.records()[0].write_text("")
     assert plan(project, "reports/writeup.md")["measure_timing"] == 1
