@@ -67,7 +67,7 @@ class Group:
         timeout = timedelta(seconds=self.timeout_s)
         if self.store_at is not None:
             return dist.TCPStore(*self.store_at, is_master=False, timeout=timeout)
-        store = dist.FileStore(str(self.folder / "store"), self.world_size)
+        store = dist.FileStore(os.fsencode(self.folder / "store"), self.world_size)  # type: ignore[arg-type]  # bytes
         store.set_timeout(timeout)
         return store
 
@@ -200,10 +200,16 @@ def _take_device(group: Group, rank: int) -> torch.device:
 
 
 def _interface_to(address: tuple[str, int]) -> str:
-    """Name the network interface through which this machine reaches an address: its own host name may not resolve."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(address)  # sends nothing
-        own = probe.getsockname()[0]
+    """Name the network interface through which this machine reaches an address: its own host name may not resolve.
+
+    Raises Skipped where none does.
+    """
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(address)  # sends nothing
+            own = probe.getsockname()[0]
+    except OSError as error:
+        raise Skipped(f"needs a network interface that reaches {address[0]} by IPv4: {error.strerror}") from None
     return next(
         name for name, addresses in psutil.net_if_addrs().items() if any(entry.address == own for entry in addresses)
     )
