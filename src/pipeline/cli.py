@@ -13,6 +13,8 @@ from pipeline.measure_command import check, measure
 from pipeline.printing import escape_what_streams_cannot_write, print_lines
 
 BAD_INPUT = 2
+# What `compare --fail-if-slower` ends with: Python itself ends with 1 where it fails.
+SLOWER = 4
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -37,7 +39,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 def run(words: Sequence[str], process: str, issued_at: float) -> int:
     """Run one command in this process; return its exit code.
 
-    The exit code is 2 for bad input and 3 for a full disk, after which the workflow stops. Both print one line.
+    The exit code is 2 for bad input and 3 for a full disk, after which the workflow stops, and 4 where `compare` was to
+    fail. Each prints one line.
     process: how this process was started, "ordinary" or by the "worker"; issued_at: when the command was issued, in
     seconds since the epoch.
     """
@@ -52,6 +55,14 @@ def run(words: Sequence[str], process: str, issued_at: float) -> int:
 def _report_error(error: UserError) -> int:
     print_lines([f"pipeline: {error}"], sys.stderr)
     return DISK_FULL if isinstance(error, DiskFull) else BAD_INPUT
+
+
+def _print(text: str) -> None:
+    """Print a command's result; end by SIGPIPE, as other programs do, where its reader has gone, as `head` does."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        client.end_by(signal.SIGPIPE)
 
 
 # Each command imports what it needs itself: `doctor` must start where torch does not.
@@ -118,11 +129,12 @@ def _account(arguments: argparse.Namespace) -> None:
 
     given = given_options(arguments)
     try:
-        print(answers(arguments.questions, given))
+        answer = answers(arguments.questions, given)
     except (ZeroDivisionError, OverflowError):
         # Every option has a lower limit well above zero, so that the largest value is to blame.
         name = max((name for name in given if name != "size"), key=lambda name: float(given[name]))
         raise UserError(f"account: {name} is {given[name]}, too large: a result does not fit a float") from None
+    _print(answer)
 
 
 def _compare(arguments: argparse.Namespace) -> int:
@@ -140,11 +152,11 @@ def _compare(arguments: argparse.Namespace) -> int:
         from pipeline.compare.page import comparison_page
 
         write_text(arguments.html, comparison_page(comparison, str(arguments.a), str(arguments.b)))
-    print(write_comparison(comparison, str(arguments.a), str(arguments.b), arguments.all))
+    _print(write_comparison(comparison, str(arguments.a), str(arguments.b), arguments.all))
     failure = comparison.failure if arguments.fail_if_slower else ""
     if failure:
         print_lines([f"compare: --fail-if-slower fails: {failure}"], sys.stderr)
-    return int(bool(failure))
+    return SLOWER if failure else 0
 
 
 def _describe(arguments: argparse.Namespace) -> None:
@@ -155,13 +167,13 @@ def _describe(arguments: argparse.Namespace) -> None:
 
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     told = [stage(arguments.stage)] if arguments.stage else stages().values()
-    print("\n\n".join(described(each, width) for each in told))
+    _print("\n\n".join(described(each, width) for each in told))
 
 
 def _doctor(_arguments: argparse.Namespace) -> None:
     from pipeline.doctor import report
 
-    print(report())
+    _print(report())
 
 
 def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
@@ -251,7 +263,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     )
     compare.add_argument("--html", type=Path, metavar="PAGE.html", help="write it as an interactive page, too")
     compare.add_argument("--all", action="store_true", help="list every time, not only those that differ")
-    failing = "exit with code 1 if B is slower beyond the tolerance, lost a figure, or shares no time with A"
+    failing = f"exit with code {SLOWER} if B is slower beyond the tolerance, lost a figure, or shares no time with A"
     compare.add_argument("--fail-if-slower", action="store_true", help=failing)
     compare.set_defaults(run=_compare)
 

@@ -205,6 +205,13 @@ def test_settings_that_contradict_each_other_or_the_scales_stop_the_plan(stage, 
     assert str(raised.value) == f"{SCALES / 'smoke.yaml'} with overrides: {stage} settings: {complaint}"
 
 
+def test_an_anchor_inside_of_itself_is_told_with_its_place(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("scale: auto\noverrides: &a {timing: *a}\n")
+    with pytest.raises(UserError, match=r"mine\.yaml: no valid YAML: line 2, column 12: "):
+        read_config(path)
+
+
 def test_a_file_that_is_no_utf8_is_told_with_the_line(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_bytes(b"scale: auto\n# caf\xe9\n")

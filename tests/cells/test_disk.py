@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline.cells.disk import DiskFull, WholeFile, check_free, naming_the_full_disk, write_text
+from pipeline.cells.disk import DiskFull, WholeFile, check_free, files_below, naming_the_full_disk, write_text
 from pipeline.errors import UserError
 
 MIB = 2**20
@@ -34,8 +34,9 @@ def any_file_system(request, monkeypatch):
 
 
 @pytest.mark.usefixtures("any_file_system")
-def test_nothing_but_the_file_stays_in_its_place_readable_by_all(tmp_path):
-    umask = os.umask(0o077)
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_nothing_but_the_file_stays_in_its_place_with_the_rights_that_the_umask_leaves(tmp_path, umask, mode):
+    umask = os.umask(umask)
     try:
         for content in ("first", "second é"):
             with WholeFile(tmp_path / "deep/cell.json", MIB) as file:
@@ -44,7 +45,7 @@ def test_nothing_but_the_file_stays_in_its_place_readable_by_all(tmp_path):
         os.umask(umask)
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["cell.json"]
     assert (tmp_path / "deep/cell.json").read_text() == "second é"
-    assert stat.S_IMODE((tmp_path / "deep/cell.json").stat().st_mode) == 0o644
+    assert stat.S_IMODE((tmp_path / "deep/cell.json").stat().st_mode) == mode
 
 
 @pytest.mark.usefixtures("any_file_system")
@@ -158,3 +159,15 @@ def test_the_name_of_a_file_that_is_no_text_is_written_as_python_writes_it(tmp_p
     with WholeFile(tmp_path / "table.csv") as file:
         file.write("cell-\udcff.json")
     assert (tmp_path / "table.csv").read_text() == r"cell-\udcff.json"
+
+
+def test_files_are_found_through_links_and_a_link_to_a_folder_above_ends(tmp_path):
+    folder, other = tmp_path / "folder", tmp_path / "other"
+    for name in (folder / "inner/a.json", other / "b.json", other / "c.csv"):
+        name.parent.mkdir(parents=True, exist_ok=True)
+        name.write_text("")
+    (folder / "inner/other").symlink_to(other)
+    (folder / "inner/above").symlink_to(folder)
+    (folder / "d.json").symlink_to(other / "b.json")
+    found = files_below(folder, ".json")
+    assert [str(path.relative_to(folder)) for path in found] == ["d.json", "inner/a.json", "inner/other/b.json"]

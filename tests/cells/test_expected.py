@@ -5,6 +5,7 @@ import pytest
 
 from pipeline.cells import expected
 from pipeline.cells.stage import Stage
+from pipeline.errors import UserError
 from pipeline.registry import stages
 from pipeline.stages.timing import needs
 from pipeline.stages.timing.cell import Cell, Settings
@@ -67,3 +68,21 @@ def test_every_stage_says_how_long_its_default_cell_takes(stage, on_gpu, tmp_pat
     assert seconds > 0
     if on_gpu:  # a CPU would take weeks for one of an 8B model
         assert seconds < 600
+
+
+def test_a_value_that_no_grid_has_is_measured_on_the_quickest_that_takes_it():
+    grids = [
+        {"seq_len": 4096, "dtype": "bf16"},
+        {"seq_len": [128, 256], "dtype": ["fp32", "bf16"]},
+        {"seq_len": 32, "num_heads": 3, "query_heads_per_kv_head": 2},
+    ]
+    flash = stages()["flash"]
+
+    def quickest(value):
+        return expected.quickest_grid(flash, grids, "dtype", value, flash.settings_type(), on_gpu=True)
+
+    assert quickest("fp16") == [flash.cell_type(dtype="fp16", seq_len=4096)]
+    grids[0]["seq_len"] = [4096, 8192, 16384]
+    assert quickest("fp16") == [flash.cell_type(dtype="fp16", seq_len=length) for length in (128, 256)]
+    with pytest.raises(UserError, match="flash: dtype must be one of bf16, fp16, fp32, got 'fp8'"):
+        quickest("fp8")

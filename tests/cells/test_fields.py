@@ -1,3 +1,4 @@
+import re
 from dataclasses import dataclass
 
 import pytest
@@ -53,6 +54,15 @@ def test_bad_words_are_named_with_what_is_allowed(words, complaint):
 def test_yaml_values_of_another_type_are_refused(value):
     with pytest.raises(UserError, match="seq_len must be"):
         fields.build(Point, {"seq_len": value}, "point")
+
+
+@pytest.mark.parametrize(
+    ("name", "takes", "refuses"),
+    [("dtype", ["fp32", "bf16"], ["fp16", "fp32.csv", "*"]), ("seq_len", ["1", "128"], ["0", "-1", "064", "1.5", ""])],
+)
+def test_a_pattern_matches_what_a_field_says_in_a_path(name, takes, refuses):
+    pattern = "|".join(fields.value_patterns(Point, name).values())
+    assert [word for word in takes + refuses if re.fullmatch(pattern, word)] == takes
 
 
 @dataclass(frozen=True)

@@ -161,6 +161,11 @@ def test_the_record_says_how_and_when_the_process_was_started():
     assert {"waiting", "set_up", "measuring"} < set(record["seconds"])
 
 
+def test_a_clock_that_is_set_back_gives_no_negative_time():
+    start = run.ProcessStart("ordinary", time.time() + 3600, START.command)
+    assert min(run.run_cell(stage(lambda *_: []), Cell(), Settings(), None, start)["seconds"].values()) >= 0
+
+
 def test_the_time_waited_for_the_host_and_for_gpus_is_neither_start_up_nor_measuring(monkeypatch):
     monkeypatch.setattr(quiet_host.locks, "wait_for", lambda attempt, _announcement: (attempt(), 1e9))
     monkeypatch.setattr(run, "claim_gpus", lambda *_: Claim((), waited_s=5e8))

@@ -168,3 +168,12 @@ def test_a_table_is_made_without_the_import_of_pandas(record_path, tmp_path):
 def test_a_cell_names_the_gpus_that_it_had(tmp_path, taken, told):
     (line,) = cell_table(left(tmp_path, machine=MACHINE | {"gpus_taken": taken}))
     assert line["gpus"] == told
+
+
+@pytest.mark.parametrize("start", ["=", "+", "-", "@"])
+def test_a_text_that_a_spreadsheet_would_compute_is_quoted_and_a_number_is_not(tmp_path, start):
+    reason = f'{start}HYPERLINK("https://example.org")'
+    path = left(tmp_path, rows=[failed_row(reason=reason)], command=f"{start}1")
+    (row,), (cell,) = row_table(path), cell_table(path)
+    assert (row["reason"], cell["reason"], cell["command"]) == (f"'{reason}", f"'{reason}", f"'{start}1")
+    assert tabulate._csv(["a"], [{"a": -1.5}]) == "a\n-1.5\n"

@@ -55,6 +55,16 @@ def test_records_are_read_however_they_are_packed(tmp_path, mode):
     assert list(archived_records(path, stages())) == [(f"{path}: a.json", read), (f"{path}: b/c.json", read)]
 
 
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE])
+def test_a_record_that_is_no_file_is_told_of(tmp_path, kind):
+    path = tmp_path / "records.tar"
+    with tarfile.open(path, "w") as file:
+        member = tarfile.TarInfo("a.json")
+        member.type, member.linkname = kind, "elsewhere/a.json"
+        file.addfile(member)
+    assert complaint(path) == f"{path}: a.json is no file: publish that run again"
+
+
 def test_a_small_archive_of_a_large_record_is_refused_without_holding_it(tmp_path):
     path = packed(tmp_path / "records.tar.gz", [("cell.json", 200 * 2**20)], "w:gz")
     assert path.stat().st_size < 2**20

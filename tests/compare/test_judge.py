@@ -2,6 +2,7 @@ import copy
 import errno
 import json
 import re
+import signal
 import subprocess
 import sys
 import tarfile
@@ -9,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from pipeline import cli
 from pipeline.cells.record import SCHEMA_VERSION
 from pipeline.compare.judge import compare_runs
 from pipeline.compare.runs import load_run
@@ -387,11 +389,11 @@ def compare(*words):
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
-def test_the_exit_code_is_1_on_request_only(tmp_path):
+def test_slower_has_an_exit_code_of_its_own_on_request_only(tmp_path):
     a, b = write(tmp_path / "a", run()), write(tmp_path / "b", scaled(run(), 1.5))
     assert compare(a, b).returncode == 0
     slower = compare(a, b, "--fail-if-slower")
-    assert slower.returncode == 1
+    assert slower.returncode == cli.SLOWER
     assert re.fullmatch(r"compare: --fail-if-slower fails: \d+ times? slower by more than 5%\n", slower.stderr)
     assert compare(b, a, "--fail-if-slower").returncode == 0
     assert compare(a, tmp_path / "nowhere", "--fail-if-slower").returncode == 2
@@ -399,10 +401,25 @@ def test_the_exit_code_is_1_on_request_only(tmp_path):
     assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
 
 
+@pytest.mark.parametrize("words", [["compare", "a", "b", "--fail-if-slower"], ["describe"]])
+def test_a_reader_that_goes_ends_a_command_as_it_ends_others(tmp_path, words):
+    write(tmp_path / "a", run()), write(tmp_path / "b", scaled(run(), 1.5))
+    command = subprocess.Popen(
+        [sys.executable, "-m", "pipeline", *words],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    command.stdout.close()
+    assert command.stderr.read() == ""
+    assert command.wait() == -signal.SIGPIPE
+
+
 def test_a_run_of_which_nothing_can_be_compared_fails_and_says_so(tmp_path):
     a, b = write(tmp_path / "a", run("small")), write(tmp_path / "b", run("xl"))
     ended = compare(a, b, "--fail-if-slower")
-    assert ended.returncode == 1
+    assert ended.returncode == cli.SLOWER
     assert "no time is in both; 1 cell only in A; 1 cell only in B" in ended.stdout
     assert ended.stderr == "compare: --fail-if-slower fails: no time is in both\n"
     assert compare(a, b).returncode == 0

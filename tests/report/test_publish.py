@@ -41,6 +41,17 @@ def beside(folder):
     return [path.name for path in folder.parent.iterdir() if path.name.startswith(f".{folder.name}")]
 
 
+def full_disk(*_words, **_named):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def elsewhere(run, name):
+    """Move a file or a folder elsewhere, and leave a link in its place."""
+    path = run / name
+    path.rename(run / "elsewhere")
+    path.parent.joinpath(path.name).symlink_to(run / "elsewhere")
+
+
 def test_a_snapshot_holds_writeup_figures_tables_and_records(run):
     publish(run, run / "reports/h200", stages())
     assert contents(run / "reports/h200") == [
@@ -161,11 +172,7 @@ def test_a_full_disk_leaves_things_as_they_were(run, monkeypatch, step, is_there
     if is_there:
         publish(run, run / "h200", stages())
     before = contents(run)
-
-    def fail(*_words, **_named):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(step, fail)
+    monkeypatch.setattr(step, full_disk)
     with pytest.raises(UserError, match=r"cannot publish into .*h200: .*No space left on device"):
         publish(run, run / "h200", stages())
     assert contents(run) == before
@@ -186,3 +193,35 @@ def test_a_snapshot_that_cannot_take_its_place_leaves_the_old_one_there(run, mon
         publish(run, run / "h200", stages())
     assert ARCHIVE in contents(run / "h200")
     assert beside(run / "h200") == []
+
+
+@pytest.mark.parametrize("then", ["succeeds", "fails"])
+def test_a_run_killed_between_its_renames_costs_no_snapshot(run, monkeypatch, then):
+    publish(run, run / "h200", stages())
+    before = contents(run / "h200")
+    (run / "h200").rename(run / ".h200.old")  # as the run that was killed left it
+    if then == "fails":
+        monkeypatch.setattr("shutil.copyfile", full_disk)
+        with pytest.raises(UserError, match="No space left"):
+            publish(run, run / "h200", stages())
+    else:
+        publish(run, run / "h200", stages())
+    assert contents(run / "h200") == before
+    assert beside(run / "h200") == []
+
+
+@pytest.mark.parametrize("linked", ["cells/precision=bf16/size=xl.json", "cells/precision=bf16", "cells", ""])
+def test_a_linked_record_is_published_as_what_it_links_to(run, linked):
+    publish(run, run / "plain", stages())
+    elsewhere(run, f"results/timing/{linked}")
+    publish(run, run / "h200", stages())
+    assert (run / "h200" / ARCHIVE).read_bytes() == (run / "plain" / ARCHIVE).read_bytes()
+
+
+@pytest.mark.parametrize("linked", ["step.svg", ""])
+def test_a_linked_drawing_is_published_as_a_file(run, linked):
+    elsewhere(run, f"reports/figures/timing/{linked}")
+    publish(run, run / "h200", stages())
+    copied = run / "h200/figures/timing/step.svg"
+    assert copied.read_text() == "<svg/>"
+    assert not any(path.is_symlink() for path in (copied, *copied.parents))

@@ -85,6 +85,43 @@ def test_what_is_lost_is_made_again_with_all_that_is_made_of_it(project, plan, l
     assert plan(project, measure=False).get("measure_timing", 0) == 0
 
 
+def damage(path):
+    path.write_text(path.read_text()[:40])
+
+
+def empty_but_keep_its_time(path):
+    file = path.stat()
+    path.write_text("")
+    os.utime(path, ns=(file.st_atime_ns, file.st_mtime_ns))
+
+
+@pytest.mark.parametrize("spoil", [damage, empty_but_keep_its_time])
+@pytest.mark.parametrize(
+    ("spoilt", "rules"),
+    [
+        ("results/timing/bf16.csv", {"tabulate_timing", "writeup"}),
+        ("results/timing/cells.csv", {"tabulate_cells", "writeup"}),
+        ("reports/figures/timing/achieved.svg", {"section_timing", "writeup"}),
+        ("reports/sections/timing.html.json", {"section_timing", "writeup"}),
+        ("reports/writeup.md", {"writeup"}),
+        ("reports/summary.json", {"writeup"}),
+    ],
+)
+def test_what_was_changed_after_it_was_made_is_made_again(project, plan, spoil, spoilt, rules):
+    spoil(project.root / spoilt)
+    assert set(plan(project, "reports/writeup.md")) == rules
+
+
+def test_a_recipe_that_is_no_text_is_no_recipe(project, plan):
+    (project.root / "results/timing/.bf16.csv.recipe").write_bytes(b"\xff\xfe")
+    assert "tabulate_timing" in plan(project, "results/timing/bf16.csv")
+
+
+def test_an_emptied_record_is_measured_again(project, plan):
+    project.records()[0].write_text("")
+    assert plan(project, "reports/writeup.md")["measure_timing"] == 1
+
+
 def test_one_figure_that_is_lost_is_drawn_again_and_nothing_else(project, plan):
     figures = sorted((project.root / "reports/figures/timing").glob("*.svg"))
     figures[0].unlink()

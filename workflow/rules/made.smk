@@ -28,11 +28,12 @@ class Made:
     """A table or a page as its rule sees it: what it is made of, and whether it has to be made again.
 
     path: where it is; inputs: its files by name, or functions of wildcards that give them; code, data and words: the
-    modules that make it, the other files that they read, and words of their command.
+    modules that make it, the other files that they read, and words of their command; beside: a function that gives the
+    other files that come with it.
     """
 
-    def __init__(self, path, inputs, code, data=(), words=(), is_damaged=lambda: False):
-        self.path, self.given, self.is_damaged = path, inputs, is_damaged
+    def __init__(self, path, inputs, code, data=(), words=(), beside=lambda: ()):
+        self.path, self.given, self.beside = path, inputs, beside
         self.code, self.data, self.words = code, data, words
         folder, _, name = path.rpartition("/")
         self.recipe_path = f"{folder}/.{name}.recipe"
@@ -48,7 +49,9 @@ class Made:
         made, paths = Path(self.path.format(**wildcards)), sum(inputs.values(), [])
         if made.exists():
             private.force(workflow, [path for path in paths if not Path(path).exists()])
-            if self.is_damaged() or self.former_recipe(wildcards) != self.recipe(wildcards, paths):
+            recipe = Path(self.recipe_path.format(**wildcards))
+            is_the_same = former_recipe(recipe) == self.recipe(wildcards, paths)
+            if not (is_the_same and all(is_as_made(Path(path), recipe) for path in (made, *self.beside()))):
                 private.force(workflow, [str(made)])
         return inputs
 
@@ -56,7 +59,15 @@ class Made:
         """Return the digest of how this is made now."""
         return freshness.recipe(sources.code_digest(self.code), self.data, input, self.words)
 
-    def former_recipe(self, wildcards):
-        """Return the digest of how this was made; None where that cannot be told."""
-        path = Path(self.recipe_path.format(**wildcards))
-        return path.read_text(encoding="utf-8").strip() if path.is_file() else None
+
+def former_recipe(path):
+    """Return the digest of how something was made; None where that cannot be told."""
+    return path.read_text(encoding="utf-8", errors="replace").strip() if path.is_file() else None
+
+
+def is_as_made(path, recipe):
+    """Tell whether a file is as it was made: there, not empty, and not written after its recipe, which comes last."""
+    if not path.is_file():
+        return False
+    file = path.stat()
+    return file.st_size > 0 and file.st_mtime_ns <= recipe.stat().st_mtime_ns

@@ -38,7 +38,7 @@ WRITEUP_MADE = Made(
     WRITEUP_CODE,
     sources.data_files(WRITEUP_CODE),
     [*SCALE_WORDS, *OUTDATED_WORDS],
-    is_damaged=lambda: not all(Path(path).exists() for path in (REPORT_PAGE, SUMMARY)),
+    beside=lambda: (REPORT_PAGE, SUMMARY),
 )
 
 

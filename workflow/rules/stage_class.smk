@@ -3,12 +3,12 @@
 from pathlib import Path
 
 from pipeline.cells import expected, fields, freshness, layout, sources
-from pipeline.cells.record import read_head
+from pipeline.cells.record import is_empty, read_head
 from pipeline.cells.stage import shares_host
 from pipeline.compat import snakemake_private as private
 from pipeline.instruments.machine import identity
 from pipeline.registry import stages
-from pipeline.report.publish import missing_images
+from pipeline.report.publish import shown_images
 from pipeline.report.written_section import HTML_SUFFIX
 from pipeline.subjects import naming
 
@@ -33,7 +33,7 @@ class Stage:
         cells = self.planned(plan.cells) if PLAN.measure else layout.recorded_cells(RESULTS, self.declared)
         self.cells = {path: cells[path] for path in FAILURES.without(cells)}
         self.tables_asked_for = self.tables_of(cells.values())
-        self.settings = plan.settings
+        self.settings, self.grids = plan.settings, plan.grids
         self.settings_words = [f"--set={word}" for word in fields.words(plan.settings)]
         self.subjects = naming.facts(plan.subjects) if PLAN.measure and plan.cells else []
         self.subjects_words = naming.words(plan.subjects)
@@ -55,9 +55,15 @@ class Stage:
         return list(map(str, self.cells))
 
     def records_of(self, wildcards):
-        """Return the records of one table: those with its value on the split axis."""
+        """Return the records of one table: those with its value on the split axis.
+
+        A value that is asked for by name, and of which the scale has no cell, is measured on the quickest grid.
+        """
         value = wildcards[self.split_axis]
-        return [str(path) for path, cell in self.cells.items() if self.split_value(cell) == value]
+        if value in self.split_values():
+            return [str(path) for path, cell in self.cells.items() if self.split_value(cell) == value]
+        asked = (self.declared, self.grids, self.split_axis, value, self.settings, GPUS_PRESENT > 0)
+        return list(map(str, self.planned(expected.quickest_grid(*asked))))
 
     def split_value(self, cell):
         """Return a cell's value on the split axis, as text."""
@@ -66,6 +72,14 @@ class Stage:
     def split_values(self):
         """Return the values on the split axis: the names of the stage's tables."""
         return sorted({self.split_value(cell) for cell in self.cells.values()})
+
+    def other_values(self):
+        """Return what else of the split axis can be asked for, where there is measuring: see `value_patterns`."""
+        return fields.value_patterns(self.declared.cell_type, self.split_axis) if PLAN.measure else {}
+
+    def value_pattern(self):
+        """Return, as a regular expression, the names of the tables that can be asked for."""
+        return "|".join([one_of(self.split_values()), *self.other_values().values()])
 
     def tables_of(self, cells):
         """Return the tables that these cells are told in."""
@@ -79,7 +93,8 @@ class Stage:
         """Return what can be asked for of the stage: tables, section, figures, and records by their pattern."""
         name = self.folder.name
         pages = [f"{REPORTS}/sections/{name}.md", f"{REPORTS}/figures/{name}"]
-        return [*self.tables(), f"{self.folder}/cells.csv", *pages, self.record_pattern]
+        more = [f"{self.folder}/{value}.csv" for value in self.other_values()]
+        return [*self.tables(), *more, f"{self.folder}/cells.csv", *pages, self.record_pattern]
 
     def expected_s(self):
         """Return about how long each cell takes, by its record."""
@@ -130,6 +145,8 @@ class Stage:
 
     def why_stale(self, path, cell):
         """Return what has changed since a record was measured; None where nothing has."""
+        if is_empty(path):
+            return "its record is empty"
         return freshness.why_stale(read_head(path, stages()), self.settings, cell.gpus, PRESENT, self.subjects)
 
     def section(self):
@@ -150,7 +167,7 @@ class Stage:
             {"records": self.records_of_section()},
             code,
             sources.data_files(name for name in code if name.startswith(package)),
-            is_damaged=lambda: not (parts.exists() and html_parts.exists()) or missing_images(parts, REPORTS),
+            beside=lambda: (parts, html_parts, *(REPORTS / image for image in shown_images(parts))),
         )
 
 

@@ -61,7 +61,7 @@ for name in STAGES_TO_WRITE:
         log:
             f"logs/{name}/{{{stage.split_axis}}}.csv.log",
         wildcard_constraints:
-            **{stage.split_axis: one_of(stage.split_values())},
+            **{stage.split_axis: stage.value_pattern()},
         localrule: True
         params:
             question=stage.question,

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,13 @@ from pipeline.subjects.naming import read as read_subjects
 
 @dataclass(frozen=True)
 class StagePlan:
-    """A stage's cells in the order to measure them, and the settings and subjects that travel with each."""
+    """A stage's cells in the order to measure them, the settings and subjects of each, and the grids that give them."""
 
     stage: str
     cells: tuple[Any, ...]
     settings: Any
     subjects: tuple[Subject, ...] = ()
+    grids: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True)
@@ -209,9 +210,8 @@ def _stage_plan(stage: Stage, asked: Mapping[str, Any], source: str) -> StagePla
     for values in (asked.get("settings", {}), *asked.get("grids", [])):
         _check_finite(values, where)
     settings = fields.build(stage.settings_type, asked.get("settings", {}), f"{where} settings")
-    return StagePlan(
-        stage.name, tuple(sweep.expand(stage.cell_type, asked.get("grids", []), f"{where} grid")), settings
-    )
+    grids = asked.get("grids", [])
+    return StagePlan(stage.name, tuple(sweep.expand(stage.cell_type, grids, f"{where} grid")), settings, grids=grids)
 
 
 def _check_limits(plan: StagePlan, source: str) -> None:

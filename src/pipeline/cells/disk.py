@@ -19,7 +19,7 @@ FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 # The file system takes no file without a name (a network's, an old kernel), or has no way to allocate beforehand.
 NOT_SUPPORTED = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EISDIR, errno.EINVAL}
 OPEN_FILES = "/proc/self/fd"
-READABLE_BY_ALL = 0o644
+MODE = 0o666  # less what the umask takes
 
 
 class DiskFull(UserError):
@@ -58,7 +58,6 @@ class WholeFile:
             data = content.encode(errors="backslashreplace")  # names of files may be no text
             _write(self._descriptor, data)
             os.ftruncate(self._descriptor, len(data))
-            os.fchmod(self._descriptor, READABLE_BY_ALL)
             os.fsync(self._descriptor)
             os.replace(self._named(), self.path)
             self._name = None
@@ -80,11 +79,13 @@ class WholeFile:
             with contextlib.suppress(FileNotFoundError):
                 os.lstat(self._new_name())  # raises for a name that the file could not have later
             try:
-                return os.open(self.path.parent, os.O_TMPFILE | os.O_RDWR, READABLE_BY_ALL)
+                return os.open(self.path.parent, os.O_TMPFILE | os.O_RDWR, MODE)
             except OSError as error:
                 if error.errno not in NOT_SUPPORTED:
                     raise
-        descriptor, self._name = tempfile.mkstemp(dir=self.path.parent, prefix=f".{self.path.name}.")
+        name = self._new_name()
+        descriptor = os.open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR, MODE)
+        self._name = name
         return descriptor
 
     def _named(self) -> str:
@@ -106,6 +107,17 @@ def write_text(path: Path, content: str) -> None:
     """Write a file whole or not at all; raises UserError, one line, where it cannot be written."""
     with WholeFile(path) as file:
         file.write(content)
+
+
+def files_below(folder: Path, suffix: str) -> list[Path]:
+    """Return the files in and below a folder whose names end so, sorted. Links are followed, to folders too."""
+    found = []
+    for parent, folders, names in os.walk(folder, followlinks=True):
+        above = Path(os.path.realpath(parent))
+        # A link to a folder above would never end.
+        folders[:] = [name for name in folders if not above.is_relative_to(os.path.realpath(above / name))]
+        found += [Path(parent, name) for name in names if name.endswith(suffix)]
+    return sorted(found)
 
 
 def check_free(folder: Path, needed_bytes: int = NEEDED_BYTES) -> None:

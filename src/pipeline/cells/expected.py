@@ -1,11 +1,12 @@
 """About how long each cell of a plan takes, for the time that a run says is left."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pipeline.cells import sweep
 from pipeline.cells.record import read_head
 from pipeline.cells.stage import Stage
 from pipeline.errors import UserError
@@ -32,6 +33,24 @@ def expected_s(stage: Stage, cells: Mapping[Path, Any], settings: Any, on_gpu: b
         return UNKNOWN_S if told_s is None else told_s
 
     return {str(path): cell_s(path, cell) for path, cell in cells.items()}
+
+
+def quickest_grid(
+    stage: Stage, grids: Iterable[Mapping[str, Any]], axis: str, value: Any, settings: Any, on_gpu: bool
+) -> list[Any]:
+    """Return the cells of the grid that takes the least time with this one value on an axis.
+
+    Raises UserError, one line, where there is no grid, or none takes the value.
+    """
+    found, complaint = [], UserError(f"{stage.name} has no grid")
+    for grid in grids:
+        try:
+            found.append(sweep.expand(stage.cell_type, [{**grid, axis: [value]}], stage.name))
+        except UserError as error:  # another axis of this grid does not go with it
+            complaint = error
+    if not found:
+        raise complaint
+    return min(found, key=lambda cells: sum(stage.expected_s(cell, settings, on_gpu) or UNKNOWN_S for cell in cells))
 
 
 def _taken_s(path: Path, stage: Stage, settings: Any) -> float | None:

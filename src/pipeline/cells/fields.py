@@ -34,6 +34,13 @@ def build(cls: type[T], values: Mapping[str, Any], where: str) -> T:
     return cls(**{key: _checked(known[key], value, where) for key, value in values.items()})
 
 
+def value_patterns(cls: "type[DataclassInstance]", name: str) -> dict[str, str]:
+    """Return what a field may say in a path, as regular expressions by how a person reads them: `*` for any number."""
+    item = next(item for item in fields(cls) if item.name == name)
+    listed = {text(value): re.escape(text(value)) for value in item.metadata["allowed"]}
+    return {"*": "[1-9][0-9]*"} if not listed and type(item.default) is int else listed
+
+
 def texts(instance: "DataclassInstance") -> dict[str, str]:
     """Return every field as text, in their order."""
     return {item.name: text(getattr(instance, item.name)) for item in fields(instance)}

@@ -6,7 +6,7 @@ from typing import Any
 
 from pipeline.cells import layout
 from pipeline.cells.disk import check_free
-from pipeline.cells.record import read_head, record_paths
+from pipeline.cells.record import is_empty, read_head, record_paths
 from pipeline.cells.stage import Stages
 from pipeline.errors import UserError
 
@@ -14,6 +14,8 @@ from pipeline.errors import UserError
 def check_results(results: Path, machine_kind: str, stages: Stages) -> None:
     """Raise UserError, one line, unless this machine may and can measure into this folder."""
     for path in record_paths(results):
+        if is_empty(path):
+            continue
         record = read_head(path, stages)
         _check_owner(results, record["machine"]["kind"], machine_kind)
         _check_cell(results, path, record, stages)

@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError, best_match
 
 from pipeline.cells import fields
-from pipeline.cells.disk import WholeFile
+from pipeline.cells.disk import WholeFile, files_below
 from pipeline.cells.stage import Stages
 from pipeline.errors import UserError
 
@@ -190,6 +190,12 @@ def _brief(value: Any) -> str:
     return json.dumps(value)[:60]
 
 
+def is_empty(path: Path) -> bool:
+    """Tell whether a record's file has lost all that it held: nothing is lost where it is measured again."""
+    return path.is_file() and path.stat().st_size == 0
+
+
 def record_paths(results: Path, stage: str = "*") -> Iterator[Path]:
     """Yield the records of a results folder, of one stage or of all, in a stable order."""
-    yield from sorted(results.glob(f"{stage}/cells/**/*.json"))
+    for cells in sorted(results.glob(f"{stage}/cells")):
+        yield from files_below(cells, ".json")

@@ -98,7 +98,12 @@ def run_cell(
         "command": start.command,
         "process": start.process,
         "started_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started_at)),
-        "seconds": {"start_up": started_at - start.issued_at - waited_s, "waiting": waited_s, **stopwatch.seconds()},
+        # A clock that was set back meanwhile gives no negative time.
+        "seconds": {
+            "start_up": max(0.0, started_at - start.issued_at - waited_s),
+            "waiting": waited_s,
+            **stopwatch.seconds(),
+        },
     }
 
 

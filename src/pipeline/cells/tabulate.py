@@ -15,6 +15,7 @@ from pipeline.cells.stage import SETTING, Stage, Stages
 from pipeline.errors import UserError
 from pipeline.instruments.machine.identity import SOFTWARE
 
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 # Without pandas: a run makes tens of tables, each in a process of its own, and its import takes longer than a table.
 
 
@@ -63,7 +64,7 @@ def _csv(columns: Sequence[str], lines: Iterable[Mapping[str, Any]]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
-    writer.writerows({name: _without_list(value) for name, value in line.items()} for line in lines)
+    writer.writerows({name: _cell(value) for name, value in line.items()} for line in lines)
     return text.getvalue()
 
 
@@ -120,5 +121,8 @@ def _machine(record: Mapping[str, Any]) -> dict[str, Any]:
     return {"machine": facts["kind"], **{name: facts["software"][name] for name in SOFTWARE}}
 
 
-def _without_list(value: Any) -> Any:
-    return json.dumps(value) if isinstance(value, list) else value
+def _cell(value: Any) -> Any:
+    """Return a value as a table holds it: a list as JSON, and a text that a spreadsheet would compute quoted."""
+    if isinstance(value, list):
+        return json.dumps(value)
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA_STARTS) else value

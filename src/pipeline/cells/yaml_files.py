@@ -63,6 +63,11 @@ def yaml_value(text: str, where: str) -> Any:
 class _Loader(yaml.SafeLoader):
     """Reads plain YAML, in which a key that is given twice is a mistake: PyYAML itself forgets the first."""
 
+    def construct_document(self, node: yaml.Node) -> Any:
+        """Build the whole value at once: PyYAML then refuses an anchor inside of itself, which has no end."""
+        self.deep_construct = True
+        return super().construct_document(node)
+
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)  # a text or None; the stubs say dict
         first: dict[tuple[str, str], yaml.Node] = {}

@@ -30,8 +30,10 @@ def archived_records(archive: Path, stages: Stages) -> Iterator[tuple[str, dict[
             for number, member in enumerate(members, start=1):
                 if number > MOST_ARCHIVE_MEMBERS:
                     raise UserError(f"{archive} has more than {MOST_ARCHIVE_MEMBERS:,} members: {UNPACK}")
-                if member.isfile() and member.name.endswith(".json"):
+                if member.name.endswith(".json") and not member.isdir():
                     name = f"{archive}: {member.name}"
+                    if not member.isfile():
+                        raise UserError(f"{name} is no file: publish that run again")
                     file: Any = members.extractfile(member)
                     yield name, parse_complete(file.read(MOST_RECORD_BYTES + 1), name, stages)
     except DAMAGE as error:

@@ -4,9 +4,11 @@ import os
 import re
 import shutil
 import tarfile
+from collections.abc import Iterable
 from fnmatch import fnmatch
 from pathlib import Path
 
+from pipeline.cells.disk import files_below
 from pipeline.cells.layout import check_place
 from pipeline.cells.record import read_record, record_paths
 from pipeline.cells.stage import Stages
@@ -39,6 +41,7 @@ def publish(root: Path, folder: Path, stages: Stages) -> None:
         check_place(path, read_record(path, stages))
     place = Path(os.path.realpath(folder))
     try:
+        _put_back(place)
         if place.exists():
             _require_snapshot(place, folder)
         _replace(place, writeup, results)
@@ -46,10 +49,10 @@ def publish(root: Path, folder: Path, stages: Stages) -> None:
         raise UserError(f"cannot publish into {folder}: {error}") from None
 
 
-def missing_images(page: Path, folder: Path) -> list[str]:
-    """Return the images that a page shows and a folder lacks, as the page links to them; none for a page not there."""
+def shown_images(page: Path) -> list[str]:
+    """Return the images of its own that a page shows, as it links to them; none for a page not there."""
     links = IMAGE.findall(page.read_text(encoding="utf-8", errors="replace")) if page.is_file() else []
-    return [link for link in dict.fromkeys(links) if "://" not in link and not (folder / link).is_file()]
+    return [link for link in dict.fromkeys(links) if "://" not in link]
 
 
 def _require_snapshot(place: Path, folder: Path) -> None:
@@ -66,7 +69,7 @@ def _require_snapshot(place: Path, folder: Path) -> None:
 
 def _replace(place: Path, writeup: Path, results: Path) -> None:
     """Put a snapshot together beside its place, and only then exchange it for the old one."""
-    fresh, old = (place.with_name(f".{place.name}.{word}") for word in ("new", "old"))
+    fresh, old = _beside(place)
     for left_over in (fresh, old):  # of a run that was killed
         shutil.rmtree(left_over, ignore_errors=True)
     try:
@@ -75,22 +78,35 @@ def _replace(place: Path, writeup: Path, results: Path) -> None:
             place.rename(old)
         fresh.rename(place)
     finally:
-        if old.exists() and not place.exists():
-            old.rename(place)
+        _put_back(place)
         shutil.rmtree(fresh, ignore_errors=True)
     if old.exists():
         shutil.rmtree(old)
 
 
+def _put_back(place: Path) -> None:
+    """Give the old snapshot its place again where no new one has taken it, as after a run that was killed."""
+    _, old = _beside(place)
+    if old.exists() and not place.exists():
+        old.rename(place)
+
+
+def _beside(place: Path) -> tuple[Path, Path]:
+    """Return where a new snapshot is put together, and where the old one is while they are exchanged."""
+    return place.parent / f".{place.name}.new", place.parent / f".{place.name}.old"
+
+
 def _copy(writeup: Path, results: Path, folder: Path) -> None:
     folder.mkdir(parents=True)
     for page in (writeup.name, *PAGES):
-        _copy_files(writeup.parent, page, folder)
+        _copy_files(writeup.parent, writeup.parent.glob(page), folder)
         _name_tables(folder / page)
-    _copy_files(writeup.parent / "figures", "**/*.svg", folder / "figures")
+    _copy_files(writeup.parent / "figures", files_below(writeup.parent / "figures", ".svg"), folder / "figures")
     _require_images(writeup, folder)
-    _copy_files(results, "*/*.csv", folder / "tables")
-    with tarfile.open(folder / ARCHIVE, "w:xz") as archive:
+    _copy_files(results, results.glob("*/*.csv"), folder / "tables")
+    with tarfile.open(
+        folder / ARCHIVE, "w:xz", dereference=True
+    ) as archive:  # a link would tell a path of this machine
         for path in record_paths(results):
             archive.add(path, arcname=path.relative_to(results), filter=_anonymous)
 
@@ -104,8 +120,8 @@ def _name_tables(page: Path) -> None:
         page.write_text(text, encoding="utf-8")
 
 
-def _copy_files(source: Path, pattern: str, target: Path) -> None:
-    for path in sorted(source.glob(pattern)):
+def _copy_files(source: Path, paths: Iterable[Path], target: Path) -> None:
+    for path in sorted(paths):
         copied = target / path.relative_to(source)
         copied.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, copied)
@@ -113,7 +129,7 @@ def _copy_files(source: Path, pattern: str, target: Path) -> None:
 
 def _require_images(writeup: Path, folder: Path) -> None:
     """Raise UserError where the write-up shows an image that the folder with its copy lacks."""
-    dead = missing_images(writeup, folder)
+    dead = [link for link in shown_images(writeup) if not (folder / link).is_file()]
     if dead:
         others = f" and {len(dead) - 1} more" if dead[1:] else ""
         raise UserError(f"{writeup} shows {dead[0]}{others}, but there is no such figure: run snakemake again")

@@ -68,7 +68,7 @@ class Group:
         timeout = timedelta(seconds=self.timeout_s)
         if self.store_at is not None:
             return dist.TCPStore(*self.store_at, is_master=False, timeout=timeout)
-        store = dist.FileStore(os.fsencode(self.folder / "store"), self.world_size)  # type: ignore[arg-type]  # a path need not be UTF-8
+        store = dist.FileStore(os.fsencode(self.folder / "store"), self.world_size)  # type: ignore[arg-type]  # bytes
         store.set_timeout(timeout)
         return store
 
