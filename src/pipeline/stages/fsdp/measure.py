@@ -51,6 +51,9 @@ def rows_of(impl: str, result: Result | MemoryError, cell: Cell, settings: Setti
     """Make the rows of one way to train."""
     if isinstance(result, MemoryError):
         return [{"impl": impl, **WHOLE_STEP, "status": "oom", "reason": str(result)}]
+    complaint = result.differences.complaint(cell.precision)
+    if complaint:
+        return [{"impl": impl, **WHOLE_STEP, "status": "wrong", "reason": complaint}]
     rows = [
         *_time_rows(result, cell, settings),
         *_memory_rows(impl, result, cell, settings),
@@ -63,7 +66,14 @@ def rows_of(impl: str, result: Result | MemoryError, cell: Cell, settings: Setti
 
 def _time_rows(result: Result, cell: Cell, settings: Settings) -> list[Row]:
     tokens = cell.world_size * cell.batch_size_per_rank * cell.context_length
-    shared = {"measures": "time", "tokens": tokens, "loss": result.loss, "pinned_core": result.pinned_core}
+    shared = {
+        "measures": "time",
+        "tokens": tokens,
+        "loss": result.loss,
+        "rank_difference": result.differences.between_ranks,
+        "weight_share": result.differences.share,
+        "pinned_core": result.pinned_core,
+    }
     return [{**shared, **row} for row in step_rows(result.samplings, settings.unstable_rel_error, tokens, result.busy)]
 
 
