@@ -62,7 +62,7 @@ OF_STAGE = {
         for name in ("broadcasts", "consolidation", "ddp", "groups", "partition", "sharded_optimizer")
     }
     | {"instruments.memory.training_kinds"},
-    "fsdp": TRAINING_RANKS - {"instruments.sampling.weight_differences"}
+    "fsdp": TRAINING_RANKS
     | {
         f"parallel.{name}"
         for name in ("broadcasts", "consolidation", "ddp", "groups", "partition", "sharded_optimizer", *FSDP)

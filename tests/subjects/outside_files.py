@@ -12,6 +12,6 @@ def attention(function):
     return Subject("attention", function.lower(), f"{OUTSIDE}/kernels/attention.py:{function}")
 
 
-def training(kind, attribute, **hooks):
-    places = {hook: f"{OUTSIDE}/training.py:{name}" for hook, name in hooks.items()}
-    return Subject(kind, attribute.lower(), f"{OUTSIDE}/training.py:{attribute}", **places)
+def training(kind, attribute, file="training", **hooks):
+    places = {hook: f"{OUTSIDE}/{file}.py:{name}" for hook, name in hooks.items()}
+    return Subject(kind, attribute.lower(), f"{OUTSIDE}/{file}.py:{attribute}", **places)

@@ -44,6 +44,7 @@ def build_step(
     if subject is not None:
         from pipeline.subjects.wrapping import Wrapped
 
+        broadcast_from_rank_0(step.model.parameters())  # as for torch's: not every wrapper does it itself
         own = Wrapped(step.model, subject, compute_dtype=compute_dtype)
         own.optimizer = torch.optim.AdamW(own.parameters())
         return replace(step, model=own, optimizer=own.optimizer, finish_gradients=own.finish_gradients)
