@@ -88,7 +88,7 @@ FORMULAS = {
     "attention": {"attention", "units"},
     "flash": {"attention", "units"},
     "allreduce": {"collectives"},
-    "ddp": {"checkpointing", "sizes"},
+    "ddp": {"checkpointing", "sizes", "training_state", "units"},
     "step8b": MODEL_FORMULAS | {"checkpointing", "flops", "fsdp"},
     "sharding": {"checkpointing", "collectives", "sizes", "training_state", "units"},
     "fsdp": MODEL_FORMULAS
