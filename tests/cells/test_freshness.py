@@ -167,14 +167,6 @@ def test_edited_modules_make_stale_those_that_imported_them(record, package):
     assert has_changed_code(record)
 
 
-@pytest.mark.xfail(strict=True, reason="the file's date is compared with the clock")
-def test_a_module_that_is_dated_in_the_future_is_believed(package):
-    for path in package.rglob("*.py"):
-        os.utime(path, (AFTER_ALL_EDITS, AFTER_ALL_EDITS))
-    modules = code_facts("pipeline.stages.timing", issued_at=time.time() + 1)["modules"]
-    assert modules["pipeline.model"] == sources.module_digest("pipeline.model")
-
-
 def test_of_a_module_edited_while_the_cell_ran_no_version_is_believed(package):
     issued_at = time.time()
     while time.time() < issued_at + 0.05:  # file systems may tell times to a tick of the clock

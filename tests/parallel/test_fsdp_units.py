@@ -190,6 +190,7 @@ def assert_state_goes_round(context):
     net, other = stack(seed=context.rank, dtype=torch.float64), stack(seed=7, dtype=torch.float64)
     fsdp = FSDP(net)
     torch.testing.assert_close(fsdp.full_state_dict(), dict(stack(dtype=torch.float64).state_dict()), rtol=0, atol=0)
+    assert {value.device.type for value in fsdp.full_state_dict(device="meta").values()} == {"meta"}
     x = torch.ones(2, WIDTHS[0], dtype=torch.float64)
     with torch.no_grad():
         fsdp(x)

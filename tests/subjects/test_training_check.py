@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from pipeline.subjects.checking import Processes, verdict
+from pipeline.subjects.checking import Processes, Verdict, verdict
 from pipeline.subjects.naming import Subject
-from pipeline.subjects.training_check import BUCKETS, check_ddp, check_fsdp, check_optimizer
+from pipeline.subjects.training_check import BUCKETS, NOT_SENT, NOT_SHARDED, check_ddp, check_fsdp, check_optimizer
 
 from .outside_files import ADAPTERS, training
 
@@ -34,7 +34,8 @@ def test_a_wrapper_that_takes_a_bucket_size_says_so_and_may_have_nothing_to_do_b
 @pytest.mark.parametrize(
     ("wrapper", "said"),
     [
-        ("KeepsOneToItself", "after step 1 0.weight is off by "),
+        ("KeepsOneToItself", "after step 1 embedding.weight is off by "),
+        ("AveragesTheFirst16", "after step 1 layers."),
         ("Sums", "; gradients are those of the ranks summed, not averaged"),
         ("WithoutBroadcast", "; a rank began with weights of its own, not with rank 0's"),
         (
@@ -57,18 +58,32 @@ def test_a_sharded_optimizer_is_compared_with_the_whole_one():
     found = verdict(check_optimizer, training("optimizer", "ForgetsTheLastParameter"), TWO_RANKS)
     assert found.status == "wrong"
     assert found.reason.startswith("rank ")
-    assert "5.weight is off by" in found.reason
+    assert "after step 1 layers.9.down_proj.weight is off by" in found.reason
+    found = verdict(check_optimizer, training("optimizer", "DropsAShard"), TWO_RANKS)
+    assert " of 2: after step 5 " in found.reason
 
 
-@pytest.mark.parametrize("compute_dtype", [None, torch.bfloat16])
-def test_fsdp_is_compared_by_its_gathered_parameters(compute_dtype):
-    for subject in (training("fsdp", "WholeFSDP", gather="gather"), Subject("fsdp", "ours", f"{OURS}:FSDP")):
-        assert verdict(check_fsdp, subject, TWO_RANKS, compute_dtype).status == "ok"
+@pytest.mark.parametrize(
+    ("subject", "notes"),
+    [
+        (Subject("fsdp", "ours", f"{OURS}:FSDP"), ""),
+        (training("fsdp", "WholeFSDP", gather="gather"), NOT_SHARDED),
+        (training("fsdp", "by_torch", gather="gather_of_torch"), NOT_SENT),
+        (training("fsdp", "FSDP", "course/sharded"), NOT_SENT),
+    ],
+)
+def test_right_fsdp_is_told_what_it_does_not_shard_or_send(subject, notes):
+    assert verdict(check_fsdp, subject, TWO_RANKS, torch.bfloat16) == Verdict("ok", notes)
+
+
+def test_fsdp_that_stops_averaging_is_wrong():
+    found = verdict(check_fsdp, training("fsdp", "StopsAveraging", "course/sharded"), TWO_RANKS, None)
+    assert " of 2: after step 5 " in found.reason
 
 
 def test_fsdp_without_one_of_its_parameters_is_wrong():
     found = verdict(check_fsdp, training("fsdp", "WholeFSDP", gather="gather_all_but_one"), TWO_RANKS, None)
-    assert "there is no full parameter 0.weight of shape (20, 48)" in found.reason
+    assert "there is no full parameter embedding.weight of shape (32, 48)" in found.reason
 
 
 def test_fsdp_that_is_right_in_fp32_only_is_wrong_in_bf16():

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.cells import sources
+from pipeline.cells.library_environment import library_environment
 from pipeline.loaded_modules import loaded_modules
 from pipeline.subjects.naming import Subject, facts
 
@@ -57,7 +58,8 @@ class Present:
 def code_facts(package: str, issued_at: float, measured: bool = True) -> dict[str, Any]:
     """Return the part of a record that tells which code measured: `modules`, a digest each, and one `digest` of all.
 
-    And `environment`: what the variables that these modules name said, empty where they were not set.
+    And `environment`: what the variables that these modules name said, empty where they were not set; `libraries`: the
+    variables that libraries read when they are loaded.
 
     package: the stage's, `pipeline.stages.timing`. issued_at: when the cell's command was issued, in seconds of the
     epoch. A module whose file was put there since has no digest, for which of the two was imported cannot be told: its
@@ -68,7 +70,12 @@ def code_facts(package: str, issued_at: float, measured: bool = True) -> dict[st
     names = sorted(name for name in loaded_modules() & reached if _counts(name, package))
     modules = {name: _digest_before(name, issued_at) for name in names}
     environment = {name: os.environ.get(name, "") for name in sources.variables(modules)}
-    return {"digest": sources.digest(modules), "modules": modules, "environment": environment}
+    return {
+        "digest": sources.digest(modules),
+        "modules": modules,
+        "environment": environment,
+        "libraries": library_environment(),
+    }
 
 
 def subject_facts(subjects: Sequence[Subject], before: Sequence[dict[str, str]]) -> list[dict[str, str]]:
@@ -103,6 +110,9 @@ def why_stale(
     for name, value in record["code"].get("environment", {}).items():
         if present.environment.get(name, "") != value:
             return f"{name} changed"
+    libraries, before = library_environment(present.environment), record["code"].get("libraries")
+    if before is not None and before != libraries:
+        return f"{', '.join(sorted(name for name, _ in before.items() ^ libraries.items()))} changed"
     return _changed_code(record["code"].get("modules", {}))
 
 

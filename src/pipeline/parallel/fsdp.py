@@ -195,12 +195,13 @@ class FSDP(nn.Module):
         clip_grads_with_norm_(self.parameters(), max_norm, norm)
         return norm
 
-    def full_state_dict(self) -> dict[str, Any]:
-        """Return the wrapped module's state dict with full parameters, on every rank, on the CPU. A collective.
+    def full_state_dict(self, device: torch.device | str | None = None) -> dict[str, Any]:
+        """Return a copy of the wrapped module's state dict with full parameters, on every rank. A collective.
 
-        Names are the module's own, without the prefix `module.`.
+        Names are the module's own, without the prefix `module.`. device: where the tensors are to be; None leaves them
+        on the parameters' device, "cpu" needs only one unit's memory there.
         """
-        return full_state(self.module, self._flats)
+        return full_state(self.module, self._flats, device)
 
     def load_full_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state dict of the unwrapped module: each rank copies its shards from the full tensors. A collective.

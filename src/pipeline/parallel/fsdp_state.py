@@ -13,23 +13,25 @@ from pipeline.parallel.replicas import prepare_on_all_ranks
 
 
 @torch.no_grad()
-def full_state(module: nn.Module, flats: Sequence[Flat]) -> dict[str, Any]:
-    """Return what the module's `state_dict()` would be without shards, on the CPU. A collective.
+def full_state(module: nn.Module, flats: Sequence[Flat], to: torch.device | str | None = None) -> dict[str, Any]:
+    """Return a copy of what the module's `state_dict()` would be without shards. A collective.
 
-    One flat buffer is gathered at a time, so that the device need not hold all.
+    to: the device of the copies; None leaves each where it is. One flat buffer is gathered at a time.
     """
     fulls: dict[int, Tensor] = {}  # by identity: extra state may be of any kind
     for flat in flats:
         whole = flat.piece.new_empty(flat.layout.elements)
         dist.all_gather_into_tensor(whole, flat.piece)
-        fulls |= {id(shard): _copied(full) for shard, full in zip(flat.shards, flat.split_whole(whole), strict=True)}
+        fulls |= {
+            id(shard): _copied(full, to) for shard, full in zip(flat.shards, flat.split_whole(whole), strict=True)
+        }
     own = module.state_dict(keep_vars=True)
-    return {name: fulls[id(value)] if id(value) in fulls else _copied(value) for name, value in own.items()}
+    return {name: fulls[id(value)] if id(value) in fulls else _copied(value, to) for name, value in own.items()}
 
 
-def _copied(value: Any) -> Any:
-    """Copy to the CPU: training must not change what was saved."""
-    return value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else copy.deepcopy(value)
+def _copied(value: Any, to: torch.device | str | None) -> Any:
+    """Copy: training must not change what was saved."""
+    return value.detach().to(to, copy=True) if isinstance(value, Tensor) else copy.deepcopy(value)
 
 
 @torch.no_grad()

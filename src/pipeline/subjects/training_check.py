@@ -1,25 +1,34 @@
 """Check data-parallel training of the user's own against one process that trains with the whole batch."""
 
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from pipeline.instruments.memory.training_kinds import kinds_bytes
+from pipeline.model.precision import precision_context
+from pipeline.model.transformer import Embedding, Linear, SwiGLU
 from pipeline.parallel.processes.starting import RankContext
 from pipeline.subjects.checking import Verdict, Wrong
 from pipeline.subjects.loading import load
 from pipeline.subjects.naming import Subject
 from pipeline.subjects.wrapping import Wrapped, bucket_argument
 
-STEPS, ROWS_A_RANK, WIDTH, WORDS = 4, 6, 48, 20
+# More steps and more parameters than a counter or a list in an implementation would hold by mistake.
+STEPS, LAYERS = 12, 10
+# Sizes that any usual number of ranks divides, as it does those of the models that are measured.
+ROWS_A_RANK, WIDTH, WORDS = 6, 48, 32
 LEARNING_RATE = 0.1
 # Between sums in another order. A gradient that one rank keeps to itself moves a weight by a thousand times as much.
 TOLERANCE = 1e-5
 # Of how far a weight has moved, where the model computes in bf16. Ours are off by 0.06 at most; a gradient that a rank
 # keeps to itself, or that is summed instead of averaged, makes it about 1.
 BF16_TOLERANCE = 0.2
+NOT_SENT = "initial weights are not sent from rank 0: start all ranks from one seed"
+NOT_SHARDED = "each rank holds all parameters: nothing is sharded"
 # So that each parameter is a bucket, that a few are, and that all are.
 BUCKET_SIZES_MB = (0.001, 0.03, 1000)
 BUCKETS = "buckets"
@@ -45,30 +54,42 @@ def check_ddp(context: RankContext, subject: Subject) -> Verdict:
             net = _net(tied, context, seed=context.rank)
             model = Wrapped(net, subject, size)
             words = "" if size is None else f", buckets of {size} MB"
-            _train_both(model, net.parameters(), lambda net=net: dict(net.named_parameters()), tied, context, words)
+            named = lambda net=net: dict(net.named_parameters())  # noqa: E731
+            _train_both(model, net.parameters(), named, tied, context, words, seed=context.rank)
     return Verdict("ok", way=BUCKETS if buckets else "")
 
 
 def check_fsdp(context: RankContext, subject: Subject, compute_dtype: torch.dtype | None) -> Verdict:
     """Check an FSDP wrapper as `check_ddp` does; the weights that are compared are gathered after each step.
 
-    With a dtype to compute in, such as bf16, each weight has to move as that of one process in fp32 does, about.
+    Ranks begin alike; the reason of a right one says if they have to, and if it shards nothing. With a dtype to compute
+    in, such as bf16, each weight has to move as that of one process in fp32 does, about.
     """
+    notes = []
     for tied in (False, True):
-        model = Wrapped(_net(tied, context, seed=context.rank), subject)
-        _train_both(model, model.parameters(), model.gather, tied, context, "")
+        net = _net(tied, context, seed=0)
+        whole_bytes = sum(parameter.nbytes for parameter in net.parameters())
+        model = Wrapped(net, subject)
+        _train_both(model, model.parameters(), model.gather, tied, context, "", seed=0)
+        assert model.optimizer is not None
+        if _on_all_ranks(kinds_bytes(model, model.optimizer)["parameters"] >= whole_bytes, context):
+            notes.append(NOT_SHARDED)
         if compute_dtype is not None:
-            model = Wrapped(_net(tied, context, seed=context.rank), subject, compute_dtype=compute_dtype)
+            model = Wrapped(_net(tied, context, seed=0), subject, compute_dtype=compute_dtype)
             words = f", computing in {str(compute_dtype).removeprefix('torch.')}"
-            _train_both(model, model.parameters(), model.gather, tied, context, words, in_part=True)
-    return Verdict("ok")
+            _train_both(model, model.parameters(), model.gather, tied, context, words, seed=0, in_part=True)
+    sent = Wrapped(_net(False, context, seed=context.rank), subject).gather()
+    wanted = dict(_net(False, context, seed=0).named_parameters())
+    if not _on_all_ranks(all(torch.equal(sent[name].to(wanted[name]), wanted[name]) for name in wanted), context):
+        notes.append(NOT_SENT)
+    return Verdict("ok", "; ".join(dict.fromkeys(notes)))
 
 
 def check_optimizer(context: RankContext, subject: Subject) -> Verdict:
     """Check a sharded optimizer against AdamW in full: every rank has the same gradients and keeps the same weights."""
     for tied in (False, True):
         nets = [_net(tied, context, seed=0) for _ in range(2)]
-        options: dict[str, Any] = {"lr": LEARNING_RATE, "weight_decay": 0.1}
+        options: dict[str, Any] = {"lr": LEARNING_RATE / 10, "weight_decay": 0.1}
         optimizers = [
             load(subject.use)(nets[0].parameters(), torch.optim.AdamW, **options),
             torch.optim.AdamW(nets[1].parameters(), **options),
@@ -90,20 +111,24 @@ def _train_both(
     tied: bool,
     context: RankContext,
     words: str,
+    seed: int,
     in_part: bool = False,
 ) -> None:
     """Train with this rank's part of each batch, and beside it one replica with the whole; compare after each step.
 
-    in_part: compare by how far a weight has moved.
+    seed: of the weights that this rank began with. in_part: the model computes in bf16; compare by how far a weight has
+    moved.
     """
     whole = _net(tied, context, seed=0)
-    start, own_start = (_copies(net.named_parameters()) for net in (whole, _net(tied, context, seed=context.rank)))
+    start, own_start = (_copies(net.named_parameters()) for net in (whole, _net(tied, context, seed)))
     own = torch.optim.SGD(parameters, lr=LEARNING_RATE)
     others = torch.optim.SGD(whole.parameters(), lr=LEARNING_RATE)
     model.optimizer = own
     for step in range(STEPS):
         tokens, targets = _batch(step, context)
-        _loss(model, *(part[context.rank :: context.world_size] for part in (tokens, targets))).backward()
+        with precision_context("bf16", context.device.type) if in_part else nullcontext():  # as it is measured
+            loss = _loss(model, *(part[context.rank :: context.world_size] for part in (tokens, targets)))
+        loss.backward()
         model.finish_gradients()
         own.step()
         own.zero_grad()
@@ -161,20 +186,35 @@ def _likely_cause(
     return NOT_AVERAGED if is_summed else UNKNOWN
 
 
+class _Net(nn.Module):
+    """A small net of the layers of the model that is measured, of many sizes."""
+
+    def __init__(self, tied: bool):
+        super().__init__()
+        self.embedding, self.head = Embedding(WORDS, WIDTH), Linear(WIDTH, WORDS)
+        self.norms = nn.ModuleList(nn.RMSNorm(WIDTH) for _ in range(LAYERS))
+        self.layers = nn.ModuleList(SwiGLU(WIDTH, 16 * (1 + number)) for number in range(LAYERS))
+        if tied:
+            self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for norm, layer in zip(self.norms, self.layers, strict=True):
+            x = x + layer(norm(x))
+        return self.head(x / WIDTH**0.5)  # lest tied weights, of variance 1, make training unsteady
+
+
 def _net(tied: bool, context: RankContext, seed: int) -> nn.Module:
-    """Return a small net, on each rank with the weights of its seed: a wrapper has to copy rank 0's to all."""
+    """Return a small net with the weights of a seed."""
     torch.manual_seed(seed)
-    net = nn.Sequential(
-        nn.Embedding(WORDS, WIDTH),
-        nn.LayerNorm(WIDTH),
-        nn.Linear(WIDTH, 2 * WIDTH),
-        nn.ReLU(),
-        nn.Linear(2 * WIDTH, WIDTH, bias=False),
-        nn.Linear(WIDTH, WORDS, bias=False),
-    )
-    if tied:
-        net[5].weight = net[0].weight
-    return net.to(context.device)
+    return _Net(tied).to(context.device)
+
+
+def _on_all_ranks(fact: bool, context: RankContext) -> bool:
+    """Tell whether something is so on every rank; all ranks call it."""
+    facts = torch.tensor(fact, dtype=torch.int, device=context.device)
+    dist.all_reduce(facts, dist.ReduceOp.MIN)
+    return bool(facts)
 
 
 def _batch(step: int, context: RankContext) -> tuple[Tensor, Tensor]:

@@ -1,5 +1,6 @@
 """A model in a data-parallel wrapper of the user's own."""
 
+import importlib
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -39,6 +40,8 @@ class Wrapped(nn.Module):
         if bucket_size_mb is not None:
             options[bucket_argument(make) or "bucket_size_mb"] = bucket_size_mb
         _check_call(make, subject, options)
+        if subject.kind == "fsdp":
+            _mark_layers(module)
         # In a tuple: a wrapper that is a module would be registered, and its parameters listed, twice.
         self._wrapper = (make(module, **options),)
         self.module = self.wrapper if subject.kind == "fsdp" and isinstance(self.wrapper, nn.Module) else module
@@ -85,3 +88,19 @@ def _check_call(make: Callable[..., Any], subject: Subject, options: dict[str, A
     except TypeError as error:
         called = ", ".join(["module", *(f"{name}=..." for name in options)])
         raise Wrong(f"is called as {subject.name}({called}), but takes {signature}: {error}") from None
+
+
+def _mark_layers(module: nn.Module) -> None:
+    """Let layers also be instances of the course's Linear and Embedding, where these can be imported.
+
+    Wrappers tell by these classes what to shard. The layers compute as before.
+    """
+    try:
+        course = importlib.import_module("cs336_basics.model")
+    except ImportError:
+        return
+    for layer in module.modules():
+        for ours in (nn.Linear, nn.Embedding):
+            theirs = getattr(course, ours.__name__, None)
+            if isinstance(layer, ours) and inspect.isclass(theirs) and not isinstance(layer, theirs):
+                layer.__class__ = type(ours.__name__, (type(layer), theirs), {})

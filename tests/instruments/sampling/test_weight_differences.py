@@ -1,51 +1,60 @@
 import pytest
 import torch
-from torch import nn
 
 from pipeline.instruments.sampling import weight_differences
+from pipeline.instruments.sampling.weight_differences import Comparison, Differences, sample
 from pipeline.parallel.processes.starting import run_ranks
 
 
-def models():
-    first, second = nn.Linear(3, 2), nn.Linear(3, 2)
-    second.load_state_dict(first.state_dict())
-    return first, second
-
-
-def test_equal_weights_are_no_distance_apart():
-    first, second = models()
-    assert weight_differences.difference_from(second, weight_differences.sample(first)) == 0
-
-
-def test_the_difference_is_that_of_the_weight_farthest_apart():
-    first, second = models()
-    sampled = weight_differences.sample(first)
-    with torch.no_grad():
-        first.weight[1, 2] += 0.5
-        second.bias[0] -= 0.25
-    # A sample does not follow its model.
-    assert weight_differences.difference_from(first, sampled) == pytest.approx(0.5)
-    assert weight_differences.difference_from(second, sampled) == pytest.approx(0.25)
+def test_a_sample_does_not_follow_its_weights():
+    weights = {"weight": torch.zeros(3)}
+    sampled = sample(weights)
+    weights["weight"] += 1
+    assert sampled["weight"].tolist() == [0, 0, 0]
 
 
 def test_of_a_large_parameter_the_sample_reaches_from_end_to_end(monkeypatch):
     monkeypatch.setattr(weight_differences, "SAMPLES_A_PARAMETER", 10)
-    model = nn.Linear(96, 1)
-    with torch.no_grad():
-        model.weight.copy_(torch.arange(96.0))
-        model.bias.fill_(-1)
-    assert weight_differences.sample(model).tolist() == [*range(0, 96, 10), -1]
+    sampled = sample({"weight": torch.arange(96.0).view(8, 12), "bias": torch.tensor([-1.0])})
+    assert {name: values.tolist() for name, values in sampled.items()} == {
+        "weight": [*range(0, 96, 10)],
+        "bias": [-1],
+    }
 
 
-def differ_on_last_rank(context):
-    model = nn.Linear(3, 2)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.fill_(-1)
-        if context.rank == context.world_size - 1:
-            model.weight[0, 0] = -0.25
-    return weight_differences.difference_between_ranks(model)
+def weights(rank, moved, of_last_rank=0.0):
+    """A parameter that moves and one that does not, and what the last of two ranks has beside."""
+    return {"bias": torch.ones(2), "weight": torch.tensor([moved, moved + rank * of_last_rank])}
 
 
-def test_one_rank_apart_from_the_others_shows_on_all():
-    assert run_ranks(differ_on_last_rank, 3, backend="gloo") == [0.75] * 3
+def compared_in_turn(context):
+    comparison = Comparison()
+    without = comparison.differences(weights(context.rank, 3.0, 0.75), context.device)
+    comparison.begin(lambda: weights(context.rank, 0.0))
+    comparison.begin(lambda: pytest.fail("only the reference is asked for its first weights"))
+    reference = comparison.differences(weights(context.rank, 4.0), context.device)
+    off = comparison.differences(weights(context.rank, 5.0), context.device)
+    lost = comparison.differences(weights(context.rank, float("nan")), context.device)
+    return without, reference, off, lost
+
+
+def test_weights_are_compared_between_ranks_and_with_the_reference_by_how_far_that_moved():
+    without, reference, off, lost = run_ranks(compared_in_turn, 2, backend="gloo")[0]
+    assert without == Differences(0.75, "weight")
+    assert (reference.between_ranks, reference.from_reference, reference.share) == (0, 0, 0)
+    assert (off.between_ranks, off.from_reference, off.share, off.off) == (0, 1, 0.25, "weight")
+    assert all(lost.complaint(precision) for precision in ("fp32", "bf16"))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_ranks_that_are_apart_are_wrong_in_any_precision(precision):
+    assert "differs between ranks by 0.014" in Differences(0.014, "weight").complaint(precision)
+    assert Differences(1e-6, "weight", 1e-6, 0.01, "weight").complaint(precision, same_gradients=True) == ""
+    assert Differences().complaint(precision) == ""
+
+
+def test_other_weights_than_the_references_are_wrong_unless_rounding_in_bf16_may_have_parted_them():
+    apart = Differences(0.0, "", 0.01, 0.47, "weight")
+    assert "weight is off by 47%" in apart.complaint("fp32")
+    assert "weight is off by 47%" in apart.complaint("bf16", same_gradients=True)
+    assert apart.complaint("bf16") == ""

@@ -9,6 +9,7 @@ from pipeline.formulas.collectives import LinearCost
 from pipeline.instruments.profilers.lanes import Lanes
 from pipeline.instruments.sampling.step_timing import Sampling, Timings
 from pipeline.instruments.sampling.stopwatch import Stopwatch
+from pipeline.instruments.sampling.weight_differences import Differences
 from pipeline.stages.ddp.cell import VARIANTS, Cell, Settings
 from pipeline.stages.ddp.measure import measure, rows_of
 from pipeline.stages.ddp.ranks import Result
@@ -64,8 +65,7 @@ def result_of(rng, variant, precision, on_gpu):
         gradient_bytes=int(GRADIENT_BYTES),
         all_reduces=bucket_count(variant),
         all_reduce_bytes=int(GRADIENT_BYTES) if variant.impl != "none" else 0,
-        rank_difference=5.0 if variant.impl == "none" else 0.0,
-        variant_difference=0.02 if variant.impl == "none" else 0.0,
+        differences=Differences(5.0, "w", 0.02, 1.1, "w") if variant.impl == "none" else Differences(0.0, "", 0.0, 0.0),
         lanes=None if variant.impl == "none" else lanes_of(variant, backward_ms, rest_ms),
     )
 

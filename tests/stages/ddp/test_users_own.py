@@ -1,12 +1,13 @@
 """Data-parallel wrappers of the user's own in a ddp cell."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pipeline.instruments.sampling.stopwatch import Stopwatch
-from pipeline.stages.ddp.cell import BUCKET_SIZES_MB, VARIANTS, Cell, Settings
-from pipeline.stages.ddp.measure import measure
+from pipeline.stages.ddp.cell import BUCKET_SIZES_MB, VARIANTS, Cell, Settings, Variant
+from pipeline.stages.ddp.measure import measure, measure_in_ranks
 from pipeline.subjects.naming import Subject
 
 from ...records import rows_read
@@ -14,6 +15,17 @@ from ...records import rows_read
 FILE = Path(__file__).parents[2] / "subjects/outside/training.py"
 CELL = Cell(size="tiny", context_length=16)
 SETTINGS = Settings(vocab_size=100, warmup_steps=2, steps=5, rounds=1, timeout_s=120)
+
+
+def test_a_wrapper_whose_ranks_come_apart_in_the_timed_steps_has_no_times():
+    own = [Subject("ddp", name.lower(), f"{FILE}:{name}") for name in ("Container", "AveragesTheFirst16")]
+    variants = [Variant("naive"), *(Variant(subject.name) for subject in own), Variant("none")]
+    own[0] = replace(own[0], after_backward=f"{FILE}:average")
+    rows = [row for row in measure_in_ranks(variants, CELL, SETTINGS, own) if row["phase"] == "train_step"]
+    assert {row["impl"]: row["status"] for row in rows if row["status"] == "wrong"} == {"averagesthefirst16": "wrong"}
+    (wrong,) = [row for row in rows if row["status"] == "wrong"]
+    assert " differs between ranks by " in wrong["reason"]
+    assert "median_ms" not in wrong
 
 
 @pytest.mark.slow

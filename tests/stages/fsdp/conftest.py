@@ -50,7 +50,7 @@ def cell_rows(rng, cell, oom=()):
     rows = []
     for impl in IMPLS:
         result = MemoryError("CUDA out of memory") if impl in oom else result_of(rng, impl, cell)
-        rows += rows_of(impl, result, "nccl")
+        rows += rows_of(impl, result, cell, "nccl")
     return rows
 
 

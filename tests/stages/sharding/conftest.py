@@ -8,6 +8,7 @@ import torch
 from pipeline.instruments.profilers.collective_traffic import Collective
 from pipeline.instruments.sampling.step_timing import Sampling, Timings
 from pipeline.instruments.sampling.stopwatch import Stopwatch
+from pipeline.instruments.sampling.weight_differences import Differences
 from pipeline.stages.sharding.cell import IMPLS, Cell, Settings
 from pipeline.stages.sharding.measure import measure, rows_of
 from pipeline.stages.sharding.ranks import Result
@@ -51,7 +52,7 @@ def result_of(rng, impl, world_size):
         memory=memory_of(impl, world_size),
         collectives=[Collective("allreduce", size, torch.float32) for size in SIZES] + broadcasts,
         parameter_bytes=SIZES,
-        weight_difference=0.0,
+        differences=Differences(0.0, "", 0.0, 0.0),
     )
 
 

@@ -6,13 +6,24 @@ import pytest
 
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.stages.sharding.cell import Cell, Settings
-from pipeline.stages.sharding.measure import measure
+from pipeline.stages.sharding.measure import measure, measure_in_ranks
 from pipeline.subjects.naming import Subject
 
 from ...records import rows_read
 
 FILE = Path(__file__).parents[2] / "subjects/outside/training.py"
 SETTINGS = Settings(vocab_size=100, warmup_steps=2, steps=5, rounds=1, timeout_s=120)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_an_optimizer_that_drops_a_shard_after_some_steps_has_no_times(precision):
+    own = [Subject("optimizer", name.lower(), f"{FILE}:{name}") for name in ("Shards", "DropsAShard")]
+    cell = Cell(size="tiny", context_length=16, precision=precision)
+    rows = measure_in_ranks(["adamw", *(subject.name for subject in own)], cell, SETTINGS, own)
+    assert {row["impl"] for row in rows if "samples_ms" in row} == {"adamw", "shards"}
+    (wrong,) = [row for row in rows if row["impl"] == "dropsashard"]
+    assert wrong["status"] == "wrong"
+    assert " of how far the reference moved it" in wrong["reason"]
 
 
 @pytest.mark.slow

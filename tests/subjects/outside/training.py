@@ -3,6 +3,7 @@
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 
 class Container:
@@ -30,6 +31,13 @@ class KeepsOneToItself(Container):
 
     def finish_gradient_synchronization(self):
         self.average_of(list(self.module.parameters())[1:])
+
+
+class AveragesTheFirst16(Container):
+    """Holds no more than 16 parameters."""
+
+    def finish_gradient_synchronization(self):
+        self.average_of(list(self.module.parameters())[:16])
 
 
 class Sums(Container):
@@ -124,6 +132,18 @@ class ForgetsTheLastParameter(Shards):
             dist.broadcast(parameter.data, src=number % dist.get_world_size())
 
 
+class DropsAShard(Shards):
+    """Rank 1 no longer updates its share after 4 steps; all ranks still have the same weights."""
+
+    steps = 0
+
+    def step(self):
+        self.steps += 1
+        if self.steps > 4 and dist.get_rank() == 1:
+            self.inner.zero_grad()
+        super().step()
+
+
 class WholeFSDP(nn.Module):
     """Shards nothing, but trains as FSDP does."""
 
@@ -151,6 +171,22 @@ class SumsInBf16(WholeFSDP):
         super().finish_gradient_synchronization()
         for parameter in self.module.parameters():
             parameter.grad *= dist.get_world_size() if self.sums else 1
+
+
+def average(wrapper, optimizer):
+    wrapper.average()
+
+
+def by_torch(module, compute_dtype=None):
+    """PyTorch's own, which leaves it to the user that ranks begin alike."""
+    policy = MixedPrecisionPolicy(param_dtype=compute_dtype)
+    for layer in module.layers:
+        fully_shard(layer, mp_policy=policy)
+    return fully_shard(module, mp_policy=policy)
+
+
+def gather_of_torch(model):
+    return {name: parameter.full_tensor() for name, parameter in model.named_parameters()}
 
 
 def gather(wrapper):

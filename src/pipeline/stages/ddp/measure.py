@@ -8,7 +8,17 @@ from pipeline.cells.on_ranks import measure_on_ranks, ranks_on
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.instruments.sampling.variants import step_rows
 from pipeline.instruments.sampling.weight_differences import TOLERANCE
-from pipeline.stages.ddp.cell import CAPTURED_STEP, PROFILER, VARIANTS, WHOLE_STEP, Cell, Settings, Variant, variant_key
+from pipeline.stages.ddp.cell import (
+    CAPTURED_STEP,
+    PROFILER,
+    SUBJECTS,
+    VARIANTS,
+    WHOLE_STEP,
+    Cell,
+    Settings,
+    Variant,
+    variant_key,
+)
 from pipeline.stages.ddp.ranks import Result, measure_variants
 
 if TYPE_CHECKING:
@@ -48,6 +58,10 @@ def rows_of(variant: Variant, result: Result | MemoryError, cell: Cell, backend:
     key = variant_key(variant)
     if isinstance(result, MemoryError):
         return [{**key, **WHOLE_STEP, "status": "oom", "reason": str(result)}]
+    differences = result.differences
+    complaint = differences.complaint(cell.precision, same_gradients=cell.world_size == 2)  # else sums have an order
+    if complaint and variant.impl not in SUBJECTS.apart:
+        return [{**key, **WHOLE_STEP, "status": "wrong", "reason": complaint}]
     shared: Row = {
         **key,
         "backend": backend,
@@ -55,8 +69,8 @@ def rows_of(variant: Variant, result: Result | MemoryError, cell: Cell, backend:
         "gradient_bytes": result.gradient_bytes,
         "all_reduces": result.all_reduces,
         "all_reduce_bytes": result.all_reduce_bytes,
-        "rank_difference": result.rank_difference,
-        "variant_difference": result.variant_difference,
+        "rank_difference": differences.between_ranks,
+        "variant_difference": differences.from_reference,
         "weight_tolerance": TOLERANCE[cell.precision],
         "pinned_core": result.pinned_core,
     }

@@ -2,21 +2,21 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
-from torch import Tensor, nn
 
 from pipeline.instruments.machine.pinning import pinned
 from pipeline.instruments.memory.rank_memory import begin_anew, peak_bytes_over_ranks
 from pipeline.instruments.profilers.collective_traffic import CollectiveLog, total_bytes
 from pipeline.instruments.profilers.gpu_busy import GpuBusy, profile_gpu_busy
 from pipeline.instruments.profilers.lanes import Lanes, capture_step
-from pipeline.instruments.sampling import weight_differences
 from pipeline.instruments.sampling.rank_timing import time_steps_over_ranks
 from pipeline.instruments.sampling.step_timing import Sampling
 from pipeline.instruments.sampling.variants import turns
+from pipeline.instruments.sampling.weight_differences import Comparison, Differences, named
 from pipeline.model.step import TrainingStep
 from pipeline.parallel.processes.starting import RankContext
 from pipeline.stages.ddp.cell import CAPTURED, Cell, Settings, Variant
@@ -35,8 +35,7 @@ class Result:
     gradient_bytes: int = 0
     all_reduces: int = 0
     all_reduce_bytes: int = 0
-    rank_difference: float | None = None
-    variant_difference: float | None = None
+    differences: Differences = field(default_factory=Differences)
     pinned_core: int | None = None
     busy: GpuBusy | None = None
     lanes: Lanes | None = None
@@ -87,7 +86,7 @@ class _Rank:
             from pipeline.subjects.turns import Turns
 
             self.turns = Turns(subjects, mark if self.rank == 0 else None)
-        self.reference: Tensor | None = None  # weights of the first variant that averages, on rank 0
+        self.comparison = Comparison()  # with the first variant that averages
 
     def take_turn(self, variant: Variant, result: Result, is_first_turn: bool) -> None:
         """Time training steps; after those of the first turn, note memory and collectives and compare the weights.
@@ -98,11 +97,14 @@ class _Rank:
         if is_first_turn:
             begin_anew(self.device)
         step = self._build_step(variant)
+        if is_first_turn and variant.impl != "none":
+            self.comparison.begin(partial(named, step.model))
         sampling = time_steps_over_ranks(phases(step), self.device, self.settings.warmup_steps, self.settings.steps)
         result.samplings.append(sampling)
         if is_first_turn:
             result.peak_bytes = peak_bytes_over_ranks(self.device)
-            self._compare(step.model, variant, result)
+            # The variant without communication is compared too: its weights must differ.
+            result.differences = self.comparison.differences(named(step.model), self.device)
             _count(step, variant.impl != "none" and variant.impl not in self.subjects, result)
 
     def profile(self, variant: Variant, result: Result) -> None:
@@ -121,19 +123,6 @@ class _Rank:
         if self.turns is not None:
             self.turns.begin(variant.impl)
         return build_step(variant, self.cell, self.settings, self.rank, self.device, subject)
-
-    def _compare(self, model: nn.Module, variant: Variant, result: Result) -> None:
-        """Compare the weights after the timed steps: between ranks, and on rank 0 with the first variant's.
-
-        The variant without communication is compared too: its weights must differ.
-        """
-        result.rank_difference = weight_differences.difference_between_ranks(model)
-        if self.rank != 0:
-            return
-        if self.reference is None and variant.impl != "none":
-            self.reference = weight_differences.sample(model)
-        if self.reference is not None:
-            result.variant_difference = weight_differences.difference_from(model, self.reference)
 
 
 def _count(step: TrainingStep, averages: bool, result: Result) -> None:

@@ -42,13 +42,16 @@ def measure_in_ranks(
     """Return the rows of these ways; subjects and mark as for `measure_ways`."""
     backend, _ = ranks_on()
     results = measure_on_ranks(measure_ways, cell, settings, impls, subjects, mark)
-    return [row for impl, result in results.items() for row in rows_of(impl, result, backend)]
+    return [row for impl, result in results.items() for row in rows_of(impl, result, cell, backend)]
 
 
-def rows_of(impl: str, result: Result | MemoryError, backend: str) -> list[Row]:
+def rows_of(impl: str, result: Result | MemoryError, cell: Cell, backend: str) -> list[Row]:
     """Make the rows of one way to train."""
     if isinstance(result, MemoryError):
         return [{"impl": impl, **WHOLE_STEP, "status": "oom", "reason": str(result)}]
+    complaint = result.differences.complaint(cell.precision)
+    if complaint:
+        return [{"impl": impl, **WHOLE_STEP, "status": "wrong", "reason": complaint}]
     rows = [*_time_rows(result), *_memory_rows(result), *_traffic_rows(result)]
     if result.lanes is not None:
         rows.append({"measures": "capture", "status": "ok", **result.lanes.columns_by_collective(PATTERNS)})
@@ -56,7 +59,13 @@ def rows_of(impl: str, result: Result | MemoryError, backend: str) -> list[Row]:
 
 
 def _time_rows(result: Result) -> list[Row]:
-    shared = {"measures": "time", "loss": result.loss, "pinned_core": result.pinned_core}
+    shared = {
+        "measures": "time",
+        "loss": result.loss,
+        "rank_difference": result.differences.between_ranks,
+        "weight_share": result.differences.share,
+        "pinned_core": result.pinned_core,
+    }
     return [{**shared, **row} for row in step_rows(result.samplings, result.busy)]
 
 

@@ -19,10 +19,11 @@ from pipeline.instruments.profilers.lanes import Lanes, capture_step
 from pipeline.instruments.sampling.rank_timing import max_over_ranks, time_steps_over_ranks
 from pipeline.instruments.sampling.step_timing import Sampling
 from pipeline.instruments.sampling.variants import turns
+from pipeline.instruments.sampling.weight_differences import Comparison, Differences
 from pipeline.model.step import TrainingStep
 from pipeline.parallel.processes.starting import RankContext
-from pipeline.stages.fsdp.cell import FULLY_SHARDED, Cell, Settings
-from pipeline.stages.fsdp.ways import build_step, phases
+from pipeline.stages.fsdp.cell import FULLY_SHARDED, SUBJECTS, Cell, Settings
+from pipeline.stages.fsdp.ways import build_step, full_weights, phases
 
 if TYPE_CHECKING:
     from pipeline.subjects.naming import Subject
@@ -36,6 +37,7 @@ class Result:
     memory: dict[str, int] = field(default_factory=dict)
     collectives: list[Collective] = field(default_factory=list)
     loss: float | None = None
+    differences: Differences = field(default_factory=Differences)
     pinned_core: int | None = None
     busy: GpuBusy | None = None
     lanes: Lanes | None = None
@@ -66,11 +68,13 @@ def measure_ways(
             turns_of_own.begin(impl)
         return build_step(impl, cell, settings, context, own.get(impl))
 
+    comparison = Comparison()  # with the first way that communicates
     dist.barrier()  # what the first collective starts is not pinned
     with pinned(context.device, context.rank, context.world_size) as core:
         results = {impl: Result(pinned_core=core) for impl in impls}
         for impl, is_first_turn in turns(impls, settings.rounds):
-            _take_turn(partial(build, impl), results[impl], settings, context, is_first_turn)
+            compared_with = None if impl in SUBJECTS.apart else comparison
+            _take_turn(partial(build, impl), results[impl], settings, context, compared_with, is_first_turn)
         for impl in impls:
             is_captured = impl in FULLY_SHARDED or impl in own
             _profile(partial(build, impl), results[impl], settings, context, is_captured)
@@ -80,9 +84,14 @@ def measure_ways(
 
 
 def _take_turn(
-    build: Callable[[], TrainingStep], result: Result, settings: Settings, context: RankContext, is_first_turn: bool
+    build: Callable[[], TrainingStep],
+    result: Result,
+    settings: Settings,
+    context: RankContext,
+    comparison: Comparison | None,
+    is_first_turn: bool,
 ) -> None:
-    """Time training steps; before those of the first turn, note memory and bytes, and after them the loss.
+    """Time training steps; before those of the first turn, note memory and bytes, after them the loss and the weights.
 
     Only the first turn starts with empty device memory: allocating everything anew takes as long as several steps.
     """
@@ -90,6 +99,8 @@ def _take_turn(
         begin_anew(context.device)
     gc.collect()  # hooks refer to the module that has them: counting references alone would keep the turn before
     step = build()
+    if is_first_turn and comparison is not None:
+        comparison.begin(partial(full_weights, step.model))
     if is_first_turn:
         for _ in range(settings.warmup_steps):
             step.run()
@@ -102,6 +113,10 @@ def _take_turn(
         losses = step.run()
         dist.all_reduce(losses)
         result.loss = losses.item() / context.world_size
+    if is_first_turn and comparison is not None:
+        step.discard()
+        step.optimizer.state.clear()  # full weights take no more than it did
+        result.differences = comparison.differences(full_weights(step.model), context.device)
 
 
 def _note_memory(step: TrainingStep, result: Result, context: RankContext) -> None:

@@ -37,6 +37,15 @@ class StepTime(RanksStepRow, WayRow):
     )
     clock: str = column("host: a synchronize on both sides; cuda_events: by the GPU", allowed=("host", "cuda_events"))
     loss: float = column("mean loss of the ranks after the noted and timed steps of the first turn", minimum=0)
+    rank_difference: float | None = column(
+        "largest difference of a gathered weight between ranks after these steps; empty without communication",
+        minimum=0,
+    )
+    weight_share: float | None = column(
+        "how far a parameter is from that of the first way that communicates, over how far that one moved, of the"
+        " parameter furthest off; rounding in bf16 alone may make it 1; empty without one",
+        minimum=0,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

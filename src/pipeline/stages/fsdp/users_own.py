@@ -21,5 +21,11 @@ def measure_with(subjects: Sequence[Subject], cell: Cell, settings: Settings) ->
         return measure_in_ranks([*IMPLS, *(subject.name for subject in left)], cell, settings, left, mark)
 
     rows, out = measure_survivors(measure, [subject for subject in subjects if verdicts[subject].status == "ok"])
+    notes = {subject.name: found.reason for subject, found in verdicts.items() if found.status == "ok" and found.reason}
+    rows = [_with_note(row, notes[row["impl"]]) if row["impl"] in notes else row for row in rows]
     failed = {subject: found for subject, found in (verdicts | out).items() if found.status != "ok"}
     return rows + [{"impl": subject.name, **WHOLE_STEP, **found.outcome} for subject, found in failed.items()]
+
+
+def _with_note(row: Row, note: str) -> Row:
+    return row | {"reason": "; ".join(filter(None, (row.get("reason"), note)))}

@@ -1,13 +1,16 @@
 """The training step of each way on one rank."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
 from pipeline.formulas.sizes import SIZES
+from pipeline.instruments.sampling.weight_differences import named
 from pipeline.model.step import TrainingStep, build_training_step
 from pipeline.model.transformer import Embedding, Linear, TransformerBlock
 from pipeline.parallel import FSDP, OverlapDDP, ShardedOptimizer
@@ -41,6 +44,7 @@ def build_step(
     if subject is not None:
         from pipeline.subjects.wrapping import Wrapped
 
+        broadcast_from_rank_0(step.model.parameters())  # as for torch's: not every wrapper does it itself
         own = Wrapped(step.model, subject, compute_dtype=compute_dtype)
         own.optimizer = torch.optim.AdamW(own.parameters())
         return replace(step, model=own, optimizer=own.optimizer, finish_gradients=own.finish_gradients)
@@ -63,6 +67,18 @@ def compute_dtype_of(cell: Cell) -> torch.dtype | None:
 def is_block_or_end(module: nn.Module) -> bool:
     """Tell whether a module of the transformer is a unit: a block, the embedding or the head."""
     return isinstance(module, TransformerBlock | Embedding | Linear)
+
+
+def full_weights(model: nn.Module) -> Mapping[str, Tensor]:
+    """Return the weights of a way in full, by the names that they have in the model. A collective."""
+    if isinstance(model, FSDP):
+        return model.full_state_dict()
+    gather: Any = getattr(model, "gather", None)  # of the user's own
+    if gather is not None:
+        return gather()
+    return {
+        name: weight.full_tensor() if isinstance(weight, DTensor) else weight for name, weight in named(model).items()
+    }
 
 
 def _fully_sharded(impl: str, model: nn.Module, compute_dtype: torch.dtype | None) -> nn.Module:

@@ -51,6 +51,9 @@ def rows_of(impl: str, result: Result | MemoryError, cell: Cell, backend: str) -
     """Make the rows of one optimizer."""
     if isinstance(result, MemoryError):
         return [{"impl": impl, **WHOLE_STEP, "status": "oom", "reason": str(result)}]
+    complaint = result.differences.complaint(cell.precision, same_gradients=True)
+    if complaint:
+        return [{"impl": impl, **WHOLE_STEP, "status": "wrong", "reason": complaint}]
     rows = [
         *_time_rows(result, cell),
         *_memory_rows(impl, result, cell.world_size),
@@ -62,7 +65,8 @@ def rows_of(impl: str, result: Result | MemoryError, cell: Cell, backend: str) -
 def _time_rows(result: Result, cell: Cell) -> list[Row]:
     shared = {
         "measures": "time",
-        "weight_difference": result.weight_difference,
+        "rank_difference": result.differences.between_ranks,
+        "weight_difference": result.differences.from_reference,
         "weight_tolerance": TOLERANCE[cell.precision],
         "pinned_core": result.pinned_core,
     }

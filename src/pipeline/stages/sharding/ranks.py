@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from pipeline.formulas.sizes import SIZES
@@ -16,10 +16,10 @@ from pipeline.instruments.memory.freed_memory import make_room
 from pipeline.instruments.memory.training_kinds import device_bytes, kinds_bytes
 from pipeline.instruments.profilers.collective_traffic import Collective, CollectiveLog
 from pipeline.instruments.profilers.gpu_busy import GpuBusy, profile_gpu_busy
-from pipeline.instruments.sampling import weight_differences
 from pipeline.instruments.sampling.rank_timing import max_over_ranks, time_steps_over_ranks
 from pipeline.instruments.sampling.step_timing import Sampling
 from pipeline.instruments.sampling.variants import turns
+from pipeline.instruments.sampling.weight_differences import Comparison, Differences, named
 from pipeline.model.step import TrainingStep, build_training_step
 from pipeline.parallel import OverlapDDP, ShardedOptimizer
 from pipeline.parallel.processes.starting import RankContext
@@ -39,7 +39,7 @@ class Result:
     memory: MemoryAt = field(default_factory=dict)
     collectives: list[Collective] = field(default_factory=list)
     parameter_bytes: list[int] = field(default_factory=list)
-    weight_difference: float | None = None
+    differences: Differences = field(default_factory=Differences)
     pinned_core: int | None = None
     busy: GpuBusy | None = None
 
@@ -69,14 +69,14 @@ def measure_optimizers(
             turns_of_own.begin(impl)
         return _build_step(impl, cell, settings, context, own.get(impl))
 
-    reference: list[Tensor] = []  # weights with the first optimizer, on rank 0
+    comparison = Comparison()  # with the first optimizer
     dist.barrier()  # what the first collective starts is not pinned
     with pinned(context.device, context.rank, context.world_size) as core:
         results = {impl: Result(pinned_core=core) for impl in impls}
         for impl, is_first_turn in turns(impls, settings.rounds):
             if is_first_turn:  # only then: allocating everything anew takes as long as several steps
                 make_room(context.device)
-            _take_turn(build(impl), results[impl], settings, reference, context, is_first_turn)
+            _take_turn(build(impl), results[impl], settings, comparison, context, is_first_turn)
         if context.device.type == "cuda":
             for impl in impls:
                 results[impl].busy = _profile(build(impl), context)
@@ -94,18 +94,20 @@ def _take_turn(
     step: TrainingStep,
     result: Result,
     settings: Settings,
-    reference: list[Tensor],
+    comparison: Comparison,
     context: RankContext,
     is_first_turn: bool,
 ) -> None:
-    """Time training steps; before those of the first turn, note memory and bytes and compare the weights."""
+    """Time training steps; before those of the first turn, note memory and bytes; after them, compare the weights."""
     if is_first_turn:
+        comparison.begin(partial(named, step.model))
         _note_memory(step, result, settings.warmup_steps, context.device)
         _note_collectives(step, result)
-        _compare(step, result, reference, context.rank)
     warmup_steps = 0 if is_first_turn else settings.warmup_steps  # the notes took more steps than that
     timed = time_steps_over_ranks(_phases(step), context.device, warmup_steps, settings.steps)
     result.samplings.append(timed)
+    if is_first_turn:
+        result.differences = comparison.differences(named(step.model), context.device)
 
 
 def _build_step(
@@ -176,12 +178,3 @@ def _note_collectives(step: TrainingStep, result: Result) -> None:
         step.run()
     # Without the byte per parameter that says whether it has a gradient.
     result.collectives = [call for call in log.calls if call.dtype.is_floating_point]
-
-
-def _compare(step: TrainingStep, result: Result, reference: list[Tensor], rank: int) -> None:
-    """On rank 0, compare the weights with the first optimizer's after as many steps."""
-    if rank != 0:
-        return
-    if not reference:
-        reference.append(weight_differences.sample(step.model))
-    result.weight_difference = weight_differences.difference_from(step.model, reference[0])

@@ -42,6 +42,9 @@ class StepTime(RanksStepRow, OptimizerRow):
 
     phase: str = column("part of the step, or all of it", allowed=(*PHASES, TRAIN_STEP))
     clock: str = column("host: a synchronize on both sides; cuda_events: by the GPU", allowed=("host", "cuda_events"))
+    rank_difference: float | None = column(
+        "largest difference of a weight between ranks after the timed steps", minimum=0
+    )
     weight_difference: float = column(
         "largest difference of a weight from the first optimizer's after as many steps", minimum=0
     )
