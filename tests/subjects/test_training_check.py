@@ -69,7 +69,7 @@ def test_a_sharded_optimizer_is_compared_with_the_whole_one():
         (Subject("fsdp", "ours", f"{OURS}:FSDP"), ""),
         (training("fsdp", "WholeFSDP", gather="gather"), NOT_SHARDED),
         (training("fsdp", "by_torch", gather="gather_of_torch"), NOT_SENT),
-        (training("fsdp", "FSDP", "course/sharded"), NOT_SENT),
+        (training("fsdp", "FSDP", "course/sharded.py"), NOT_SENT),
     ],
 )
 def test_right_fsdp_is_told_what_it_does_not_shard_or_send(subject, notes):
@@ -77,7 +77,7 @@ def test_right_fsdp_is_told_what_it_does_not_shard_or_send(subject, notes):
 
 
 def test_fsdp_that_stops_averaging_is_wrong():
-    found = verdict(check_fsdp, training("fsdp", "StopsAveraging", "course/sharded"), TWO_RANKS, None)
+    found = verdict(check_fsdp, training("fsdp", "StopsAveraging", "course/sharded.py"), TWO_RANKS, None)
     assert " of 2: after step 5 " in found.reason
 
 

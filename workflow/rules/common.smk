@@ -51,7 +51,7 @@ def checked_plan():
         logger.warning(
             f"overrides: {stage} is not measured, for scale '{plan.scale}' has no cell of it: give it `grids`"
         )
-    for line in naming.told(config["subjects"], plan.subjects) if plan.measure else ():
+    for line in naming.told(config.get("subjects"), plan.subjects) if plan.measure else ():
         logger.warning(f"subjects: {line}")
     for name in idle_subjects(plan) if plan.measure else ():
         logger.warning(f"subjects: {name} is not measured, for this run has no cell of a stage that takes its kind")
@@ -107,7 +107,8 @@ def outdated():
 FAILURES_FILE = config.pop("failures", None)
 FAILURES = or_exit("snakemake", read_failures, Path(FAILURES_FILE)) if FAILURES_FILE else Failures()
 PRESENT = present()
-TABULATOR = sources.reached_modules("pipeline.cells.tabulate")
+# And the rule by which times are unstable.
+TABULATOR = sources.reached_modules("pipeline.cells.tabulate", "pipeline.cells.timed_rows")
 WHY_STALE = {}  # what has changed since a record was measured, by its path: filled while Snakemake plans
 PLAN = or_exit("snakemake", checked_plan)
 STAGES = or_exit("snakemake", lambda: {name: Stage(name) for name in PLAN.stages})

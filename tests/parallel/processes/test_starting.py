@@ -390,15 +390,3 @@ def test_what_ranks_imported_is_known_to_the_caller_also_of_those_that_fail(monk
 
 def world(context):
     return context.world_size
-
-
-def test_a_folder_for_temporary_files_may_have_a_name_that_is_no_text(tmp_path, monkeypatch):
-    folder = tmp_path / os.fsdecode(b"t\xff")
-    folder.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(folder))
-    assert run_ranks(world, 2, backend="gloo") == [2, 2]
-
-
-def test_a_machine_without_a_way_to_an_address_is_skipped():
-    with pytest.raises(Skipped, match=r"needs a network interface that reaches 255\.255\.255\.255 by IPv4: "):
-        rank._interface_to(("255.255.255.255", 9))  # which takes a permission that the probe does not ask for

@@ -126,7 +126,7 @@ def test_what_ranks_take_is_measuring_and_not_set_up(monkeypatch):
         return [report(1.0)] * 2
 
     clock = SimpleNamespace(now_s=0.0, perf_counter=lambda: clock.now_s)
-    monkeypatch.setattr("pipeline.instruments.sampling.stopwatch.time", clock)
+    monkeypatch.setattr("pipeline.instruments.sampling.stopwatch.perf_counter", clock.perf_counter)
     monkeypatch.setattr(measure, "run_ranks", ranks_that_take_5_s)
     stopwatch = Stopwatch()
     rows_read(measure.measure, Cell("gloo", 2), SETTINGS, stopwatch)
