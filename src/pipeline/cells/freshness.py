@@ -132,6 +132,12 @@ def recipe(code: str, data: Iterable[Path], inputs: Iterable[str], words: Iterab
     return sources.digest([code, files, sorted(inputs), list(words)])
 
 
+def deriving_modules(package: str) -> set[str]:
+    """Return the modules by which the columns of a stage are declared and derived; not those that are measured."""
+    reached = sources.reached_modules(f"{package}.cell", f"{package}.rows")
+    return {name for name in reached if not any(_is_in(name, room) for room in COUNTED)}
+
+
 def _counts(name: str, package: str) -> bool:
     """Tell whether a module that measured a cell of a stage counts."""
     if _is_in(name, OF_SUBJECTS):
