@@ -11,9 +11,10 @@ from pipeline.instruments.profilers.lanes import Lanes
 from pipeline.instruments.sampling.step_timing import Sampling, Timings
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.stages.fsdp import prediction
-from pipeline.stages.fsdp.cell import FULLY_SHARDED, IMPLS, Cell, Settings
-from pipeline.stages.fsdp.measure import measure, rows_of
-from pipeline.stages.fsdp.ranks import Result
+from pipeline.stages.fsdp.cell import FULLY_SHARDED, Cell, Settings
+from pipeline.stages.fsdp.measure import EXPERIMENT, measure
+from pipeline.ways.measure import rows_of
+from pipeline.ways.way import Result
 
 from ...records import rows_read
 
@@ -48,9 +49,10 @@ def result_of(rng, impl, cell):
 
 def cell_rows(rng, cell, oom=()):
     rows = []
-    for impl in IMPLS:
-        result = MemoryError("CUDA out of memory") if impl in oom else result_of(rng, impl, cell)
-        rows += rows_of(impl, result, cell, "nccl")
+    for way in EXPERIMENT.ways:
+        oom_row = {"status": "oom", "reason": "CUDA out of memory"}
+        result = oom_row if way.name in oom else result_of(rng, way.name, cell)
+        rows += rows_of(EXPERIMENT, way, result, cell, "nccl")
     return rows
 
 
@@ -82,7 +84,7 @@ def skipped(as_table):
 def smoke_rows():
     """A real cell on two processes of this machine, without its GPUs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pipeline.cells.on_ranks.gpu_count", lambda: 0)
+        patch.setattr("pipeline.ways.ranks.gpu_count", lambda: 0)
         return rows_read(measure, SMALL, SMOKE, Stopwatch())
 
 

@@ -9,9 +9,10 @@ from pipeline.formulas.sizes import SIZES, OwnSize
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.model.step import build_training_step
 from pipeline.parallel.fsdp_units import find_groups
-from pipeline.stages.fsdp.cell import FULLY_SHARDED, IMPLS, PHASES
+from pipeline.stages.fsdp.cell import FULLY_SHARDED, IMPLS
 from pipeline.stages.fsdp.measure import measure
 from pipeline.stages.fsdp.ways import is_block_or_end
+from pipeline.ways.cell import PHASES
 
 from .conftest import SMALL, SMOKE
 
@@ -48,7 +49,7 @@ def bytes_as_predicted(rows):
 
 
 def test_tied_embeddings_are_held_and_sent_once(monkeypatch):
-    monkeypatch.setattr("pipeline.cells.on_ranks.gpu_count", lambda: 0)
+    monkeypatch.setattr("pipeline.ways.ranks.gpu_count", lambda: 0)
     rows = measure(replace(SMALL, size=TIED.name("tied")), SMOKE, Stopwatch())
     _, traffic = bytes_as_predicted(rows)
     assert traffic["ddp", "allreduce"]["measured_bytes"] == parameter_bytes(TIED, SMOKE.vocab_size)

@@ -9,9 +9,10 @@ from pipeline.instruments.profilers.collective_traffic import Collective
 from pipeline.instruments.sampling.step_timing import Sampling, Timings
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.instruments.sampling.weight_differences import Differences
-from pipeline.stages.sharding.cell import IMPLS, Cell, Settings
-from pipeline.stages.sharding.measure import measure, rows_of
-from pipeline.stages.sharding.ranks import Result
+from pipeline.stages.sharding.cell import Cell, Settings
+from pipeline.stages.sharding.measure import EXPERIMENT, measure
+from pipeline.ways.measure import rows_of
+from pipeline.ways.way import Result
 
 from ...records import rows_read
 
@@ -58,11 +59,11 @@ def result_of(rng, impl, world_size):
 
 def cell_rows(rng, cell, oom=()):
     rows = []
-    for impl in IMPLS:
-        result = result_of(rng, impl, cell.world_size)
-        if impl in oom:
-            result = MemoryError("CUDA out of memory. Tried to allocate 7.44 GiB")
-        rows += rows_of(impl, result, cell, "nccl")
+    for way in EXPERIMENT.ways:
+        result = result_of(rng, way.name, cell.world_size)
+        if way.name in oom:
+            result = {"status": "oom", "reason": "CUDA out of memory. Tried to allocate 7.44 GiB"}
+        rows += rows_of(EXPERIMENT, way, result, cell, "nccl")
     return rows
 
 
@@ -95,7 +96,7 @@ def skipped(as_table):
 def smoke_rows():
     """A real cell on two processes of this machine, without its GPUs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pipeline.cells.on_ranks.gpu_count", lambda: 0)
+        patch.setattr("pipeline.ways.ranks.gpu_count", lambda: 0)
         return rows_read(measure, TINY, SMOKE, Stopwatch())
 
 

@@ -7,12 +7,13 @@ import pytest
 from pipeline.instruments.profilers.gpu_busy import GpuBusy
 from pipeline.instruments.sampling.step_timing import Sampling, Timings
 from pipeline.instruments.sampling.stopwatch import Stopwatch
-from pipeline.stages.step8b.cell import FUSIONS, PHASES, Cell, Settings
+from pipeline.stages.step8b.cell import FUSIONS, Cell, Settings
 from pipeline.stages.step8b.correctness import Errors
 from pipeline.stages.step8b.fusions import Measured
 from pipeline.stages.step8b.keeping import Keeping
 from pipeline.stages.step8b.measure import measure, rows_of
 from pipeline.stages.step8b.ranks import Timed, Turn
+from pipeline.ways.cell import PHASES
 
 from ...records import rows_read
 
@@ -85,7 +86,7 @@ def skipped(as_table):
 def small_rows():
     """A real cell on two processes of this machine, without its GPUs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pipeline.cells.on_ranks.gpu_count", lambda: 0)
+        patch.setattr("pipeline.ways.ranks.gpu_count", lambda: 0)
         return rows_read(measure, SMALL, SMALL_SETTINGS, Stopwatch())
 
 
