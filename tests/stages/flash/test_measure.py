@@ -172,7 +172,7 @@ def test_quick_calls_are_warmed_up_and_slow_ones_only_tried(measured, monkeypatc
         return eager_attention(*args, **kwargs)
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(measure, "SLOW_S", slow_s)
+    monkeypatch.setattr(together, "SLOW_S", slow_s)
     measured(["eager"], eager=counted)
     tried, sampled = 2, QUICK.min_samples
     assert len(calls) == len(PHASES) * (tried + warm_up_calls + sampled)
@@ -222,10 +222,10 @@ class HostEvent:
 def test_rows_of_a_device_bear_device_times_exposure_and_latencies(measured, monkeypatch):
     cpu = torch.device("cpu")
     lone_calls = together._latencies
-    monkeypatch.setattr(measure, "SLOW_S", 60.0)  # on a busy machine, too, no call counts as slow
-    monkeypatch.setattr(measure, "kernel_sampler", lambda _device: KernelSampler(HostQueue()))
-    monkeypatch.setattr(measure, "latency_sampler", lambda _device: latency_sampler(cpu))
-    monkeypatch.setattr(measure, "_latencies", lambda works, _device: lone_calls(works, torch.device("cuda")))
+    monkeypatch.setattr(together, "SLOW_S", 60.0)  # on a busy machine, too, no call counts as slow
+    monkeypatch.setattr(together, "kernel_sampler", lambda _device: KernelSampler(HostQueue()))
+    monkeypatch.setattr(together, "latency_sampler", lambda _device: latency_sampler(cpu))
+    monkeypatch.setattr(together, "_latencies", lambda works, _device: lone_calls(works, torch.device("cuda")))
     rows = measured(["tiled", "eager"])
     for row in rows.values():
         assert (row["clock"], row["n"], row["exposed_samples"]) == ("device", 3, 3)
