@@ -1,19 +1,17 @@
 """Measure the ways to train of a stage in the same ranks, those of the user's own among them, and make their rows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from pipeline.instruments.profilers.collective_traffic import Collective, total_bytes
 from pipeline.instruments.sampling.stopwatch import Stopwatch
+from pipeline.instruments.sampling.variants import step_rows
+from pipeline.subjects.naming import Subject
 from pipeline.ways.cell import RanksCell, RanksSettings
 from pipeline.ways.ranks import ranks_on, run_on_ranks, together_or_apart
 from pipeline.ways.turns import measure_in_turn
 from pipeline.ways.way import Experiment, Result, Row, Way
-
-if TYPE_CHECKING:
-    from pipeline.subjects.checking import Verdict
-    from pipeline.subjects.naming import Subject
 
 
 def measure_cell(
@@ -21,7 +19,7 @@ def measure_cell(
     cell: RanksCell,
     settings: RanksSettings,
     stopwatch: Stopwatch,
-    subjects: Sequence["Subject"] = (),
+    subjects: Sequence[Subject] = (),
 ) -> list[Row]:
     """Return the rows of a cell: its ways take turns in the same ranks unless memory runs out.
 
@@ -32,11 +30,11 @@ def measure_cell(
             return measure_ways(experiment, experiment.ways, cell, settings)
         # A cell without any does not depend on these.
         from pipeline.subjects.checking import Processes
-        from pipeline.subjects.measuring import measure_with
+        from pipeline.subjects.measuring import Verdicts, measure_with
         from pipeline.subjects.training_check import CHECKS
 
-        def measure(passed: Mapping["Subject", "Verdict"], mark: Path) -> list[Row]:
-            own = [way for subject, found in passed.items() for way in experiment.own_ways(subject, found)]
+        def measure(passed: Verdicts, mark: Path) -> list[Row]:
+            own = [way for subject, found in passed.items() for way in experiment.own_ways(subject, found.way)]
             return measure_ways(experiment, among(experiment.ways, own), cell, settings, list(passed), mark)
 
         processes = Processes(cell.world_size, *ranks_on(), settings.check_timeout_s)
@@ -55,7 +53,7 @@ def measure_ways(
     ways: Sequence[Way],
     cell: RanksCell,
     settings: RanksSettings,
-    subjects: Sequence["Subject"] = (),
+    subjects: Sequence[Subject] = (),
     mark: Path | None = None,
 ) -> list[Row]:
     """Return the rows of these ways; subjects and mark as for `measure_in_turn`."""
@@ -77,6 +75,12 @@ def rows_of(experiment: Experiment, way: Way, result: Result | Row, cell: RanksC
     if complaint and way.communicates:
         return [{**whole, "status": "wrong", "reason": complaint}]
     return [{**way.key, **row} for row in experiment.rows(way, result, cell, backend)]
+
+
+def time_rows(result: Result, **columns: Any) -> list[Row]:
+    """Return a row per phase and clock with these columns and those of every way."""
+    shared = {**columns, "rank_difference": result.differences.between_ranks, "pinned_core": result.pinned_core}
+    return [shared | row for row in step_rows(result.samplings, result.busy)]
 
 
 def traffic_rows(calls: Sequence[Collective], names: Sequence[str]) -> list[Row]:

@@ -4,7 +4,6 @@ import gc
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
@@ -16,12 +15,10 @@ from pipeline.instruments.sampling.variants import turns
 from pipeline.instruments.sampling.weight_differences import Comparison
 from pipeline.model.step import TrainingStep, build_training_step
 from pipeline.parallel.processes.starting import RankContext
+from pipeline.subjects.naming import Subject
 from pipeline.ways.cell import RanksCell, RanksSettings
 from pipeline.ways.notes import time_steps
 from pipeline.ways.way import Experiment, Result, Turn, Way
-
-if TYPE_CHECKING:
-    from pipeline.subjects.naming import Subject
 
 
 def measure_in_turn(
@@ -30,7 +27,7 @@ def measure_in_turn(
     settings: RanksSettings,
     ways: Sequence[Way],
     experiment: Experiment,
-    subjects: Sequence["Subject"] = (),
+    subjects: Sequence[Subject] = (),
     mark: Path | None = None,
 ) -> list[Result]:
     """Let ways take turns, each from the same weights and alone in memory; then profile steps of each.
@@ -59,7 +56,7 @@ class _Rank:
         cell: RanksCell,
         settings: RanksSettings,
         experiment: Experiment,
-        subjects: Sequence["Subject"],
+        subjects: Sequence[Subject],
         mark: Path | None,
     ) -> None:
         self.context, self.cell, self.settings, self.experiment = context, cell, settings, experiment

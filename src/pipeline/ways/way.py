@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,11 +15,8 @@ from pipeline.instruments.sampling.step_timing import Sampling
 from pipeline.instruments.sampling.weight_differences import Comparison, Differences, named
 from pipeline.model.step import TrainingStep
 from pipeline.parallel.processes.starting import RankContext
+from pipeline.subjects.naming import Subject
 from pipeline.ways.cell import RanksSettings
-
-if TYPE_CHECKING:
-    from pipeline.subjects.checking import Verdict
-    from pipeline.subjects.naming import Subject
 
 Row = dict[str, Any]
 
@@ -96,8 +93,8 @@ class Experiment:
     `pipeline.ways.notes`; in the others steps are timed. whole_step: the columns of a row of a whole step. rows: makes
     the rows of a way from its result, its cell and the backend.
 
-    own_ways: the ways of an implementation of the user's own that passed its check; check_arguments: of that, in a
-    cell.
+    own_ways: makes the ways of an implementation of the user's own that passed its check, and of how that says it wants
+    to be called; check_arguments: of the check, in a cell.
 
     weights: returns the weights of a step in full, which may be a collective. alike_up_to: on how many ranks all ways
     average gradients alike, so that their weights must agree, see `Differences.complaint`. make_room: what comes before
@@ -109,7 +106,7 @@ class Experiment:
     first_turn: Sequence[Callable[[Turn], None]]
     whole_step: Mapping[str, str]
     rows: Callable[[Way, Result, Any, str], list[Row]]
-    own_ways: Callable[["Subject", "Verdict"], list[Way]]
+    own_ways: Callable[[Subject, str], list[Way]]
     check_arguments: Callable[[Any], tuple[Any, ...]] = nothing
     weights: Callable[[TrainingStep], Mapping[str, Tensor]] = weights_of_model
     alike_up_to: float = 0

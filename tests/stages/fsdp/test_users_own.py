@@ -10,7 +10,6 @@ from pipeline.stages.fsdp.cell import FULLY_SHARDED, Cell, Settings
 from pipeline.stages.fsdp.measure import EXPERIMENT, measure
 from pipeline.stages.fsdp.report.section import build
 from pipeline.stages.fsdp.ways import WAYS, own_ways
-from pipeline.subjects.checking import Verdict
 from pipeline.subjects.naming import Subject
 from pipeline.subjects.training_check import NOT_SHARDED
 from pipeline.ways.measure import measure_ways
@@ -28,7 +27,7 @@ def test_weights_are_gathered_and_compared_after_the_timed_steps():
     own = [Subject("fsdp", name, f"{COURSE}:{wrapper}") for wrapper, name in names.items()]
     own.append(Subject("fsdp", "torchs", f"{FILE}:by_torch", gather=f"{FILE}:gather_of_torch"))
     ways = [way for way in WAYS if way.name in ("ddp", *FULLY_SHARDED)]
-    ways += [way for subject in own for way in own_ways(subject, Verdict("ok"))]
+    ways += [way for subject in own for way in own_ways(subject, "")]
     rows = measure_ways(EXPERIMENT, ways, CELL, SETTINGS, own)
     shares = {
         row["impl"]: row["weight_share"] for row in rows if row.get("phase") == "train_step" and "samples_ms" in row

@@ -1,23 +1,19 @@
 """Measure a ddp cell: the training step of every variant in the same ranks, by phase and clock."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from pipeline.instruments.profilers.collective_traffic import total_bytes
 from pipeline.instruments.sampling.stopwatch import Stopwatch
-from pipeline.instruments.sampling.variants import step_rows
 from pipeline.instruments.sampling.weight_differences import TOLERANCE
 from pipeline.stages.ddp.cell import CAPTURED_STEP, PROFILER, WHOLE_STEP, Cell, Settings
 from pipeline.stages.ddp.ways import WAYS, own_ways
+from pipeline.subjects.naming import Subject
 from pipeline.ways import notes
-from pipeline.ways.measure import measure_cell
+from pipeline.ways.measure import measure_cell, time_rows
 from pipeline.ways.way import Experiment, Result, Row, Way
 
-if TYPE_CHECKING:
-    from pipeline.subjects.naming import Subject
 
-
-def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch, subjects: Sequence["Subject"] = ()) -> list[Row]:
+def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch, subjects: Sequence[Subject] = ()) -> list[Row]:
     """Return the rows of all variants, and of wrappers of the user's own."""
     return measure_cell(EXPERIMENT, cell, settings, stopwatch, subjects)
 
@@ -25,18 +21,16 @@ def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch, subjects: Sequ
 def rows(way: Way, result: Result, cell: Cell, backend: str) -> list[Row]:
     """Make the rows of one variant: a row per phase and clock, and one for the captured step."""
     calls = [call for call in result.collectives if call.name == "allreduce"]
-    shared: Row = {
-        "backend": backend,
-        "peak_bytes": result.memory.get("peak"),
-        "gradient_bytes": sum(result.parameter_bytes),
-        "all_reduces": len(calls),
-        "all_reduce_bytes": total_bytes(calls),
-        "rank_difference": result.differences.between_ranks,
-        "variant_difference": result.differences.from_reference,
-        "weight_tolerance": TOLERANCE[cell.precision],
-        "pinned_core": result.pinned_core,
-    }
-    times = [{**shared, **row} for row in step_rows(result.samplings, result.busy)]
+    times = time_rows(
+        result,
+        backend=backend,
+        peak_bytes=result.memory.get("peak"),
+        gradient_bytes=sum(result.parameter_bytes),
+        all_reduces=len(calls),
+        all_reduce_bytes=total_bytes(calls),
+        variant_difference=result.differences.from_reference,
+        weight_tolerance=TOLERANCE[cell.precision],
+    )
     if result.lanes is None:
         return times
     return [*times, {"phase": CAPTURED_STEP, "clock": PROFILER, "status": "ok", **result.lanes.columns()}]

@@ -3,18 +3,15 @@
 import inspect
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 
 from pipeline.model.step import TrainingStep
 from pipeline.parallel import BucketedDDP, FlatDDP, NaiveDDP, OverlapDDP
 from pipeline.stages.ddp.cell import BUCKET_SIZES_MB, CAPTURED, SUBJECTS, VARIANTS, Variant
+from pipeline.subjects.naming import Subject
 from pipeline.ways.way import Way
-
-if TYPE_CHECKING:
-    from pipeline.subjects.checking import Verdict
-    from pipeline.subjects.naming import Subject
 
 OURS = {"naive": NaiveDDP, "flat": FlatDDP, "overlap": OverlapDDP, "bucketed": BucketedDDP}
 # Not to send buffers before each forward pass has another name from torch 2.13 on.
@@ -44,7 +41,7 @@ def build(variant: Variant, step: TrainingStep) -> TrainingStep:
     return replace(step, model=wrapped, finish_gradients=wrapped.finish_gradient_synchronization)
 
 
-def build_own(subject: "Subject", bucket_size_mb: int | None, step: TrainingStep) -> TrainingStep:
+def build_own(subject: Subject, bucket_size_mb: int | None, step: TrainingStep) -> TrainingStep:
     """Wrap the model of a rank's step in a wrapper of the user's own."""
     from pipeline.subjects.wrapping import Wrapped
 
@@ -65,11 +62,11 @@ WAYS = [
 ]
 
 
-def own_ways(subject: "Subject", found: "Verdict") -> list[Way]:
+def own_ways(subject: Subject, how: str) -> list[Way]:
     """Return the ways of a wrapper of the user's own: one that takes a bucket size is measured at those of ours."""
     from pipeline.subjects.training_check import BUCKETS
 
-    sizes = BUCKET_SIZES_MB if found.way == BUCKETS else (None,)
+    sizes = BUCKET_SIZES_MB if how == BUCKETS else (None,)
     return [
         Way(subject.name, partial(build_own, subject, size), is_own=True, columns={"bucket_size_mb": size})
         for size in sizes

@@ -1,27 +1,24 @@
 """Measure an fsdp cell: memory by kind, bytes sent and step time of each way to train, in the same ranks."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline.instruments.memory.rank_memory import reset_peak
 from pipeline.instruments.memory.training_kinds import kinds_bytes
 from pipeline.instruments.sampling.rank_timing import max_over_ranks
 from pipeline.instruments.sampling.stopwatch import Stopwatch
-from pipeline.instruments.sampling.variants import step_rows
 from pipeline.stages.fsdp.cell import COLLECTIVES, WHOLE_STEP, Cell, Settings
 from pipeline.stages.fsdp.ways import WAYS, compute_dtype_at, full_weights, own_ways
+from pipeline.subjects.naming import Subject
 from pipeline.ways import notes
-from pipeline.ways.measure import measure_cell, traffic_rows
+from pipeline.ways.measure import measure_cell, time_rows, traffic_rows
 from pipeline.ways.way import Experiment, Result, Row, Turn, Way
-
-if TYPE_CHECKING:
-    from pipeline.subjects.naming import Subject
 
 # Of NCCL's kernels and gloo's ranges.
 PATTERNS = {"gather": "all_?gather", "scatter": "reduce_?scatter"}
 
 
-def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch, subjects: Sequence["Subject"] = ()) -> list[Row]:
+def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch, subjects: Sequence[Subject] = ()) -> list[Row]:
     """Return rows of times, memory by kind, bytes by collective and the captured step of each way."""
     return measure_cell(EXPERIMENT, cell, settings, stopwatch, subjects)
 
@@ -47,28 +44,15 @@ def note_memory(turn: Turn) -> None:
 
 def rows(way: Way, result: Result, cell: Cell, backend: str) -> list[Row]:
     """Make the rows of one way to train."""
-    found = [*_time_rows(result), *_memory_rows(result), *traffic_rows(result.collectives, COLLECTIVES)]
+    memory = {"measures": "memory", "status": "ok"}
+    found = [
+        *time_rows(result, measures="time", loss=result.loss, weight_share=result.differences.share),
+        *({**memory, "kind": kind, "measured_bytes": int(size)} for kind, size in result.memory.items()),
+        *traffic_rows(result.collectives, COLLECTIVES),
+    ]
     if result.lanes is not None:
         found.append({"measures": "capture", "status": "ok", **result.lanes.columns_by_collective(PATTERNS)})
     return [{"backend": backend, **row} for row in found]
-
-
-def _time_rows(result: Result) -> list[Row]:
-    shared = {
-        "measures": "time",
-        "loss": result.loss,
-        "rank_difference": result.differences.between_ranks,
-        "weight_share": result.differences.share,
-        "pinned_core": result.pinned_core,
-    }
-    return [{**shared, **row} for row in step_rows(result.samplings, result.busy)]
-
-
-def _memory_rows(result: Result) -> list[Row]:
-    return [
-        {"measures": "memory", "kind": kind, "status": "ok", "measured_bytes": int(size)}
-        for kind, size in result.memory.items()
-    ]
 
 
 EXPERIMENT = Experiment(

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +16,8 @@ from pipeline.model.transformer import Embedding, Linear, TransformerBlock
 from pipeline.parallel import FSDP, OverlapDDP, ShardedOptimizer
 from pipeline.parallel.replicas import broadcast_from_rank_0
 from pipeline.stages.fsdp.cell import FULLY_SHARDED, IMPLS, SUBJECTS
+from pipeline.subjects.naming import Subject
 from pipeline.ways.way import Way
-
-if TYPE_CHECKING:
-    from pipeline.subjects.checking import Verdict
-    from pipeline.subjects.naming import Subject
 
 
 def build(impl: str, step: TrainingStep) -> TrainingStep:
@@ -41,7 +38,7 @@ def build(impl: str, step: TrainingStep) -> TrainingStep:
     return replace(step, finish_gradients=getattr(step.model, "finish_gradient_synchronization", None))
 
 
-def build_own(subject: "Subject", step: TrainingStep) -> TrainingStep:
+def build_own(subject: Subject, step: TrainingStep) -> TrainingStep:
     """Wrap the model of a rank's step in a wrapper of the user's own."""
     from pipeline.subjects.wrapping import Wrapped
 
@@ -57,7 +54,7 @@ WAYS = [
 ]
 
 
-def own_ways(subject: "Subject", _found: "Verdict") -> list[Way]:
+def own_ways(subject: Subject, _how: str) -> list[Way]:
     """Return the way of a wrapper of the user's own."""
     return [Way(subject.name, partial(build_own, subject), captured=True, is_own=True)]
 

@@ -2,49 +2,35 @@
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from pipeline.formulas.training_state import KINDS
 from pipeline.instruments.memory.freed_memory import make_room
 from pipeline.instruments.sampling.stopwatch import Stopwatch
-from pipeline.instruments.sampling.variants import step_rows
 from pipeline.instruments.sampling.weight_differences import TOLERANCE
 from pipeline.stages.sharding import prediction
 from pipeline.stages.sharding.cell import ALLOCATOR_KINDS, COLLECTIVES, PEAKS, WHOLE_STEP, Cell, Settings
 from pipeline.stages.sharding.prediction import Share
 from pipeline.stages.sharding.ways import WAYS, note_memory, own_ways
+from pipeline.subjects.naming import Subject
 from pipeline.ways import notes
-from pipeline.ways.measure import measure_cell, traffic_rows
+from pipeline.ways.measure import measure_cell, time_rows, traffic_rows
 from pipeline.ways.way import Experiment, Result, Row, Way
 
-if TYPE_CHECKING:
-    from pipeline.subjects.naming import Subject
 
-
-def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch, subjects: Sequence["Subject"] = ()) -> list[Row]:
+def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch, subjects: Sequence[Subject] = ()) -> list[Row]:
     """Return rows of times, of memory by moment and kind, and of bytes by collective for each optimizer."""
     return measure_cell(EXPERIMENT, cell, settings, stopwatch, subjects)
 
 
 def rows(way: Way, result: Result, cell: Cell, backend: str) -> list[Row]:
     """Make the rows of one optimizer."""
+    off, tolerance = result.differences.from_reference, TOLERANCE[cell.precision]
     found = [
-        *_time_rows(result, cell),
+        *time_rows(result, measures="time", weight_difference=off, weight_tolerance=tolerance),
         *_memory_rows(way, result, cell.world_size),
         *traffic_rows(result.collectives, COLLECTIVES),
     ]
     return [{"backend": backend, **row} for row in found]
-
-
-def _time_rows(result: Result, cell: Cell) -> list[Row]:
-    shared = {
-        "measures": "time",
-        "rank_difference": result.differences.between_ranks,
-        "weight_difference": result.differences.from_reference,
-        "weight_tolerance": TOLERANCE[cell.precision],
-        "pinned_core": result.pinned_core,
-    }
-    return [{**shared, **row} for row in step_rows(result.samplings, result.busy)]
 
 
 def _memory_rows(way: Way, result: Result, world_size: int) -> list[Row]:

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -12,12 +11,9 @@ from pipeline.instruments.sampling.rank_timing import max_over_ranks
 from pipeline.model.step import TrainingStep
 from pipeline.parallel import OverlapDDP, ShardedOptimizer
 from pipeline.stages.sharding.cell import IMPLS
+from pipeline.subjects.naming import Subject
 from pipeline.ways.notes import warm_up
 from pipeline.ways.way import Turn, Way
-
-if TYPE_CHECKING:
-    from pipeline.subjects.checking import Verdict
-    from pipeline.subjects.naming import Subject
 
 MemoryAt = dict[tuple[str, str], float]
 SHARDED = {"sharded": ShardedOptimizer, "torch_zero": ZeroRedundancyOptimizer}
@@ -32,7 +28,7 @@ def build(impl: str, step: TrainingStep) -> TrainingStep:
     return replace(step, optimizer=SHARDED[impl](model.parameters(), torch.optim.AdamW))
 
 
-def build_own(subject: "Subject", step: TrainingStep) -> TrainingStep:
+def build_own(subject: Subject, step: TrainingStep) -> TrainingStep:
     """Give a rank's step an optimizer of the user's own."""
     from pipeline.subjects.loading import load
 
@@ -43,7 +39,7 @@ def build_own(subject: "Subject", step: TrainingStep) -> TrainingStep:
 WAYS = [Way(impl, partial(build, impl)) for impl in IMPLS]
 
 
-def own_ways(subject: "Subject", _found: "Verdict") -> list[Way]:
+def own_ways(subject: Subject, _how: str) -> list[Way]:
     """Return the way of an optimizer of the user's own."""
     return [Way(subject.name, partial(build_own, subject), is_own=True)]
 
