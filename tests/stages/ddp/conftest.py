@@ -10,14 +10,13 @@ from pipeline.formulas.collectives import LinearCost
 from pipeline.instruments.profilers.collective_traffic import Collective
 from pipeline.instruments.profilers.lanes import Lanes
 from pipeline.instruments.sampling.step_timing import Sampling, Timings
-from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.instruments.sampling.weight_differences import Differences
 from pipeline.stages.ddp.cell import Cell, Settings
 from pipeline.stages.ddp.measure import EXPERIMENT, measure
 from pipeline.ways.measure import rows_of
 from pipeline.ways.way import Result
 
-from ...records import rows_read
+from ...records import rows_on_gloo, skipped_rows
 
 H200 = "NVIDIA H200"
 GRADIENT_BYTES, PARAMETERS = 7.99e9, 435
@@ -123,16 +122,13 @@ def small_gpu(as_table):
 def skipped(as_table):
     """A machine with one GPU."""
     cell = Cell(precision="bf16")
-    reason = {"status": "skipped", "reason": "needs 2 GPUs, 1 present"}
-    return as_table(cell, Settings(), [{**key, **reason} for key in cell.row_keys()], H200)
+    return as_table(cell, Settings(), skipped_rows(cell), H200)
 
 
 @pytest.fixture(scope="session")
 def smoke_rows():
     """A real cell on two processes of this machine, without its GPUs."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pipeline.ways.ranks.gpu_count", lambda: 0)
-        return rows_read(measure, TINY, SMOKE, Stopwatch())
+    return rows_on_gloo(measure, TINY, SMOKE)
 
 
 @pytest.fixture(scope="session")
