@@ -2,10 +2,13 @@
 
 from dataclasses import asdict
 
+import pytest
+
 from pipeline.cells.record import SCHEMA_VERSION
 from pipeline.cells.rows import columns
 from pipeline.cells.samples import summarise
 from pipeline.instruments.machine.identity import SOFTWARE
+from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.registry import stages
 from pipeline.stages.timing.cell import Cell, Settings
 
@@ -50,6 +53,18 @@ def derived(cell, settings, rows, machine=None):
 def rows_read(measure, cell, settings, *arguments):
     """Measure a cell; return its rows with the columns that are derived when its record is read."""
     return derived(cell, settings, measure(cell, settings, *arguments))
+
+
+def rows_on_gloo(measure, cell, settings):
+    """Measure a cell on processes of this machine, without its GPUs; return its rows as `rows_read` does."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pipeline.ways.ranks.gpu_count", lambda: 0)
+        return rows_read(measure, cell, settings, Stopwatch())
+
+
+def skipped_rows(cell):
+    """Return the rows of a cell on a machine with one GPU."""
+    return [{**key, "status": "skipped", "reason": "needs 2 GPUs, 1 present"} for key in cell.row_keys()]
 
 
 def as_read(row):

@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -32,10 +33,10 @@ ROOMS = {
     **dict.fromkeys(NAMES_OF_SUBJECTS, {"errors", "syntax"} | NAMES_OF_SUBJECTS),
     "subjects": GROUND | SUBJECTS | NAMES_OF_SUBJECTS | {"instruments"},
     "cells": {"compat", "errors", "instruments", "loaded_modules", "formulas", "subjects.naming", "syntax"},
-    "cells.on_ranks": {"instruments", "parallel"},
+    "ways": GROUND | SUBJECTS | {"instruments", "cells", "subjects", "subjects.naming"},
     "report": {"errors", "cells", "instruments", "subjects.naming"},
     "compare": {"errors", "cells", "instruments", "report"},
-    "stages": GROUND | SUBJECTS | {"instruments", "cells", "cells.on_ranks", "subjects", "subjects.naming"},
+    "stages": GROUND | SUBJECTS | {"instruments", "cells", "subjects", "subjects.naming", "ways"},
     "stages.*.report": GROUND | {"cells", "instruments", "report", "stages"},
     "results": {"cells", "compare", "registry"},
     "doctor": {"errors", "cells", "instruments", "attention"},
@@ -102,6 +103,21 @@ def test_imports_go_down_only(module):
 def test_what_is_found_by_name_is_listed_only_while_it_is():
     by_name = {(module, room(name)) for module, path in MODULES.items() for name in imports(path)}
     assert by_name >= BY_NAME
+
+
+def imported_modules(module: str) -> set[str]:
+    """Return the modules that one imports anywhere in it: of a name in a module, that module."""
+    parts = (name.split(".") for name in imports(MODULES[module]))
+    heads = ([".".join(names[:length]) for length in range(len(names), 0, -1)] for names in parts)
+    return {found for names in heads if (found := next((name for name in names if name in MODULES), module)) != module}
+
+
+def test_imports_make_no_circle():
+    # Nor where they stand in functions: who imports back has its things in the wrong place.
+    try:
+        TopologicalSorter({module: imported_modules(module) for module in MODULES}).prepare()
+    except CycleError as error:
+        pytest.fail(f"a circle of imports: {' <- '.join(error.args[1])}")
 
 
 @pytest.mark.parametrize("stage", NAMES)

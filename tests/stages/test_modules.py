@@ -16,11 +16,22 @@ from pipeline.registry import NAMES, stages
 
 ROOT = Path(__file__).parents[2]
 # What runs a cell, tells of it or derives from it: an edit of these must cost no measurement.
-NEVER = ("cells", "compare", "errors", "cli", "formulas.flops", "formulas.peak_memory", "report", "registry")
+NEVER = (
+    "cells",
+    "compare",
+    "errors",
+    "cli",
+    "formulas.flops",
+    "formulas.peak_memory",
+    "report",
+    "registry",
+    "ways.needs",
+)
 NEVER_OF_STAGE = ("rows", "report", "needs")
 MODEL = {"attention.eager", "model.step", "model.transformer", "formulas.sizes"}
 STEPS = MODEL | {"instruments.sampling.step_timing", "instruments.profilers.gpu_busy"}
 RANKS = STEPS | {"parallel.processes.starting", "instruments.sampling.rank_timing"}
+WAYS = RANKS | {"ways.turns", "ways.notes", "ways.way"}
 CALLS = {"instruments.sampling.interleaving", "instruments.sampling.kernel_timing", "attention.eager"}
 # What the stage measures, and the instruments that read it: an edit of these must make its cells stale.
 ALWAYS = {
@@ -32,10 +43,10 @@ ALWAYS = {
     "attention": CALLS,
     "flash": CALLS,
     "allreduce": {"parallel.processes.starting", "instruments.sampling.bursts"},
-    "ddp": RANKS | {"parallel.ddp", "instruments.profilers.lanes"},
-    "sharding": RANKS | {"parallel.sharded_optimizer", "instruments.memory.training_kinds"},
-    "fsdp": RANKS | {"parallel.fsdp_units", "instruments.memory.training_kinds"},
-    "step8b": (RANKS - {"model.step"}) | {"model.fused.language_model", "parallel.fsdp_units"},
+    "ddp": WAYS | {"parallel.ddp", "instruments.profilers.lanes"},
+    "sharding": WAYS | {"parallel.sharded_optimizer", "instruments.memory.training_kinds"},
+    "fsdp": WAYS | {"parallel.fsdp_units", "instruments.memory.training_kinds"},
+    "step8b": (RANKS - {"model.step"}) | {"model.fused.language_model", "parallel.fsdp_units", "ways.ranks"},
     "accounting": set(),
     "ceilings": {"instruments.machine.ceilings", "instruments.sampling.interleaving", "tf32"},
 }

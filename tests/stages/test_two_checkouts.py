@@ -8,6 +8,7 @@ import pytest
 
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.registry import stages
+from pipeline.subjects import measuring
 from pipeline.subjects.checking import Verdict
 from pipeline.subjects.naming import Subject
 
@@ -45,8 +46,7 @@ def checkouts(tmp_path):
 def test_each_of_two_checkouts_is_measured_with_its_own_code(checkouts, monkeypatch, stage, adapter, cell, settings):
     parts = {name: importlib.import_module(f"pipeline.stages.{stage}.{name}") for name in ("cell", "measure")}
     # The check is in processes of its own, where there is one checkout.
-    users_own = importlib.import_module(f"pipeline.stages.{stage}.users_own")
-    monkeypatch.setattr(users_own, "verdict", lambda *_args: Verdict("ok", way="folded"))
+    monkeypatch.setattr(measuring, "verdict", lambda *_args: Verdict("ok", way="folded"))
     kind = stages()[stage].subjects.kind
     subjects = [Subject(kind, name, f"{checkouts}/{name}/tests/adapters.py:{adapter}") for name in "ab"]
     rows = parts["measure"].measure(

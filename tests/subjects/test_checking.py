@@ -6,7 +6,7 @@ from pipeline.cells import locks
 from pipeline.errors import Skipped
 from pipeline.parallel.processes.starting import RankFailed
 from pipeline.subjects.attention_check import check_attention
-from pipeline.subjects.checking import Processes, Verdict, measure_survivors, verdict
+from pipeline.subjects.checking import Processes, Verdict, survivors, verdict
 from pipeline.subjects.marks import note_last
 from pipeline.subjects.naming import Subject
 from pipeline.subjects.training_check import check_ddp
@@ -62,7 +62,7 @@ def test_one_that_skips_or_takes_the_memory_while_it_is_measured_costs_its_own_r
             raise end
         return [{"impl": "second"}]
 
-    result, out = measure_survivors(measure, [FIRST, SECOND])
+    result, out = survivors(measure, [FIRST, SECOND])
     assert result == [{"impl": "second"}]
     assert out == {FIRST: Verdict("skipped" if isinstance(end, Skipped) else "oom", str(end))}
 
@@ -82,7 +82,7 @@ def test_a_measurement_is_repeated_without_the_one_that_ran_last():
             raise RankFailed(0, "rank 0 of 1 died by SIGSEGV")
         return [{"impl": "first"}]
 
-    result, out = measure_survivors(measure, [FIRST, SECOND, THIRD])
+    result, out = survivors(measure, [FIRST, SECOND, THIRD])
     assert (result, measured) == ([{"impl": "first"}], [[FIRST, SECOND, THIRD], [FIRST, THIRD]])
     assert out == {SECOND: Verdict("wrong", "its process died by SIGSEGV")}
 
@@ -93,7 +93,7 @@ def test_a_rank_that_gloo_aborts_is_told_why():
             raise RankFailed(0, "rank 1 of 2 died by SIGABRT")
         return []
 
-    _result, out = measure_survivors(measure, [FIRST])
+    _result, out = survivors(measure, [FIRST])
     assert out[FIRST].reason.startswith("rank 1 of 2 died by SIGABRT: gloo aborts where ranks begin collectives in ")
 
 
@@ -102,7 +102,7 @@ def test_where_none_is_to_blame_all_are_left_out_and_then_it_is_our_own_failure(
         raise RankFailed(0, f"rank 0 of 1 raised ValueError: with {len(left)}")
 
     with pytest.raises(RankFailed, match="with 0"):
-        measure_survivors(measure, [FIRST, SECOND])
+        survivors(measure, [FIRST, SECOND])
 
 
 LEAVING_A_DAEMON = """

@@ -36,6 +36,7 @@ COUNTED = (
     "pipeline.model",
     "pipeline.parallel",
     "pipeline.tf32",
+    "pipeline.ways",
 )
 # Of the user's own: what checks and wraps them, but for what reads their names and files.
 OF_SUBJECTS, NAMES_OF_SUBJECTS = "pipeline.subjects", ("naming", "course", "files")

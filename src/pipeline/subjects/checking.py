@@ -1,4 +1,4 @@
-"""Check an implementation in processes of its own before it is measured, and leave out those that end a measurement."""
+"""Check an implementation in processes of its own, and leave out those that end a measurement or a check."""
 
 import re
 import tempfile
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from pipeline.errors import Skipped, printable
 from pipeline.instruments.memory.out_of_memory import is_out_of_memory
 from pipeline.parallel.processes.starting import RankFailed, run_ranks
-from pipeline.subjects.marks import note_last, noted, noted_changes
+from pipeline.subjects.marks import note_last, noted
 from pipeline.subjects.naming import Subject
 
 Result = TypeVar("Result")
@@ -107,31 +107,6 @@ def verdict(check: Callable[..., Verdict], subject: Subject, processes: Processe
         return processes.run(check, subject, *args)
     except ENDS as end:
         return _verdict_of(end, CHECK_LIMIT)
-
-
-def measure_survivors(
-    measure: Callable[[Sequence[Subject], Path], list[Row]], subjects: Sequence[Subject]
-) -> tuple[list[Row], dict[Subject, Verdict]]:
-    """Measure with these subjects in processes of their own; where those end, again without the one to blame.
-
-    measure: takes subjects and the path of the file that is to tell who ran last and what they changed for all.
-    Returns its rows, in which `impl` names the subject and `reason` says what it changed, and a verdict on each subject
-    that was left out. Raises RankFailed where the measurement fails without any subject.
-    """
-
-    def measure_and_tell(left: Sequence[Subject], mark: Path) -> list[Row]:
-        rows = measure(left, mark)
-        changes = {left[number].name: words for number, words in noted_changes(mark).items()}
-        return [_with_changes(row, changes.get(row.get("impl", ""), [])) for row in rows]
-
-    return survivors(measure_and_tell, subjects)
-
-
-def _with_changes(row: Row, changes: Sequence[str]) -> Row:
-    if not changes:
-        return row
-    said = f"it set {', '.join(changes)}, which was undone: all run alike"
-    return row | {"reason": "; ".join([*filter(None, [row.get("reason")]), said])}
 
 
 def survivors(

@@ -1,6 +1,6 @@
 """Check data-parallel training of the user's own against one process that trains with the whole batch."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -102,6 +102,10 @@ def check_optimizer(context: RankContext, subject: Subject) -> Verdict:
                 optimizer.zero_grad()
             _compare(dict(nets[0].named_parameters()), nets[1], step, tied, "AdamW in full")
     return Verdict("ok")
+
+
+# By the kind of what they check.
+CHECKS: dict[str, Callable[..., Verdict]] = {"ddp": check_ddp, "fsdp": check_fsdp, "optimizer": check_optimizer}
 
 
 def _train_both(

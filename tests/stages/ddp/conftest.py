@@ -3,18 +3,20 @@
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from pipeline.formulas.buckets import pipelined_s
 from pipeline.formulas.collectives import LinearCost
+from pipeline.instruments.profilers.collective_traffic import Collective
 from pipeline.instruments.profilers.lanes import Lanes
 from pipeline.instruments.sampling.step_timing import Sampling, Timings
-from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.instruments.sampling.weight_differences import Differences
-from pipeline.stages.ddp.cell import VARIANTS, Cell, Settings
-from pipeline.stages.ddp.measure import measure, rows_of
-from pipeline.stages.ddp.ranks import Result
+from pipeline.stages.ddp.cell import Cell, Settings
+from pipeline.stages.ddp.measure import EXPERIMENT, measure
+from pipeline.ways.measure import rows_of
+from pipeline.ways.way import Result
 
-from ...records import rows_read
+from ...records import rows_on_gloo, skipped_rows
 
 H200 = "NVIDIA H200"
 GRADIENT_BYTES, PARAMETERS = 7.99e9, 435
@@ -25,28 +27,28 @@ TINY = Cell(size="tiny", batch_size_per_rank=1, context_length=16)
 SMOKE = Settings(vocab_size=300, warmup_steps=2, steps=5, rounds=1)
 
 
-def bucket_count(variant):
-    if variant.impl in ("naive", "overlap"):
+def bucket_count(way):
+    if way.name in ("naive", "overlap"):
         return PARAMETERS
-    if variant.impl in ("flat", "none"):
-        return int(variant.impl == "flat")
-    return max(1, min(PARAMETERS, round(GRADIENT_BYTES / (variant.bucket_size_mb * 2**20))))
+    if way.name in ("flat", "none"):
+        return int(way.name == "flat")
+    return max(1, min(PARAMETERS, round(GRADIENT_BYTES / (way.columns["bucket_size_mb"] * 2**20))))
 
 
-def left_over_ms(variant, backward_ms):
+def left_over_ms(way, backward_ms):
     """What is left of the communication after backward."""
-    count = bucket_count(variant)
+    count = bucket_count(way)
     if count == 0:
         return 0.0
-    overlaps = variant.impl not in ("naive", "flat")
+    overlaps = way.name not in ("naive", "flat")
     return 1e3 * pipelined_s(
         [GRADIENT_BYTES / count] * count, overlaps * backward_ms / 1e3, LinearCost(CALL_S, BANDWIDTH)
     )
 
 
-def result_of(rng, variant, precision, on_gpu):
-    backward_ms, rest_ms = BACKWARD_MS[precision], left_over_ms(variant, BACKWARD_MS[precision])
-    own_phase = variant.impl not in ("none", "torch")
+def result_of(rng, way, precision, on_gpu):
+    backward_ms, rest_ms = BACKWARD_MS[precision], left_over_ms(way, BACKWARD_MS[precision])
+    own_phase = way.name not in ("none", "torch")
     phases = {
         "forward": FORWARD_MS,
         "backward": backward_ms + (0 if own_phase else rest_ms),
@@ -61,16 +63,21 @@ def result_of(rng, variant, precision, on_gpu):
     timings["train_step"] = Timings(list(step_ms + 0.1), list(step_ms) if on_gpu else [])
     return Result(
         samplings=[Sampling(timings, [], [])],
-        peak_bytes=int(41e9) if on_gpu else None,
-        gradient_bytes=int(GRADIENT_BYTES),
-        all_reduces=bucket_count(variant),
-        all_reduce_bytes=int(GRADIENT_BYTES) if variant.impl != "none" else 0,
-        differences=Differences(5.0, "w", 0.02, 1.1, "w") if variant.impl == "none" else Differences(0.0, "", 0.0, 0.0),
-        lanes=None if variant.impl == "none" else lanes_of(variant, backward_ms, rest_ms),
+        memory={"peak": 41e9} if on_gpu else {},
+        parameter_bytes=[int(GRADIENT_BYTES)],
+        collectives=all_reduces(bucket_count(way)),
+        differences=Differences(5.0, "w", 0.02, 1.1, "w") if way.name == "none" else Differences(0.0, "", 0.0, 0.0),
+        lanes=None if way.name == "none" else lanes_of(way, backward_ms, rest_ms),
     )
 
 
-def lanes_of(variant, backward_ms, rest_ms):
+def all_reduces(count):
+    """So many that carry all gradients."""
+    sizes = np.diff(np.linspace(0, GRADIENT_BYTES, count + 1).astype(int)) if count else []
+    return [Collective("allreduce", int(size), torch.float32) for size in sizes]
+
+
+def lanes_of(way, backward_ms, rest_ms):
     """Computation until backward ends and in the optimizer; transfers of all bytes that end when nothing is left."""
     backward_ends = FORWARD_MS + backward_ms
     transfer_ms = 1e3 * (GRADIENT_BYTES / BANDWIDTH)
@@ -87,11 +94,11 @@ def events(intervals_ms):
 
 def cell_rows(rng, cell, on_gpu=True, oom=()):
     rows = []
-    for variant in VARIANTS:
-        result = result_of(rng, variant, cell.precision, on_gpu)
-        if variant.impl in oom:
-            result = MemoryError("CUDA out of memory. Tried to allocate 7.44 GiB")
-        rows += rows_of(variant, result, cell, "nccl" if on_gpu else "gloo")
+    for way in EXPERIMENT.ways:
+        result = result_of(rng, way, cell.precision, on_gpu)
+        if way.name in oom:
+            result = {"status": "oom", "reason": "CUDA out of memory. Tried to allocate 7.44 GiB"}
+        rows += rows_of(EXPERIMENT, way, result, cell, "nccl" if on_gpu else "gloo")
     return rows
 
 
@@ -115,16 +122,13 @@ def small_gpu(as_table):
 def skipped(as_table):
     """A machine with one GPU."""
     cell = Cell(precision="bf16")
-    reason = {"status": "skipped", "reason": "needs 2 GPUs, 1 present"}
-    return as_table(cell, Settings(), [{**key, **reason} for key in cell.row_keys()], H200)
+    return as_table(cell, Settings(), skipped_rows(cell), H200)
 
 
 @pytest.fixture(scope="session")
 def smoke_rows():
     """A real cell on two processes of this machine, without its GPUs."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pipeline.cells.on_ranks.gpu_count", lambda: 0)
-        return rows_read(measure, TINY, SMOKE, Stopwatch())
+    return rows_on_gloo(measure, TINY, SMOKE)
 
 
 @pytest.fixture(scope="session")

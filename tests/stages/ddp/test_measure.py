@@ -70,12 +70,6 @@ def test_naive_communication_is_captured_and_hides_nothing(smoke_rows):
     assert captured["naive"]["hidden_pct"] < 1
 
 
-def test_the_rows_of_a_cell_that_could_not_be_measured_name_every_variant():
-    keys = pd.DataFrame(Cell().row_keys())
-    assert len(keys) == len(VARIANTS)
-    assert set(keys["phase"]) == {"train_step"}
-
-
 @pytest.mark.gpu
 def test_on_gpus_the_same_holds_and_phases_are_told_apart_by_events():
     if torch.cuda.device_count() < 2:

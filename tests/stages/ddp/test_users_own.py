@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 
 from pipeline.instruments.sampling.stopwatch import Stopwatch
-from pipeline.stages.ddp.cell import BUCKET_SIZES_MB, VARIANTS, Cell, Settings, Variant
-from pipeline.stages.ddp.measure import measure, measure_in_ranks
+from pipeline.stages.ddp.cell import BUCKET_SIZES_MB, VARIANTS, Cell, Settings
+from pipeline.stages.ddp.measure import EXPERIMENT, measure
+from pipeline.stages.ddp.ways import WAYS, own_ways
 from pipeline.subjects.naming import Subject
+from pipeline.ways.measure import measure_ways
 
 from ...records import rows_read
 
@@ -19,9 +21,9 @@ SETTINGS = Settings(vocab_size=100, warmup_steps=2, steps=5, rounds=1, timeout_s
 
 def test_a_wrapper_whose_ranks_come_apart_in_the_timed_steps_has_no_times():
     own = [Subject("ddp", name.lower(), f"{FILE}:{name}") for name in ("Container", "AveragesTheFirst16")]
-    variants = [Variant("naive"), *(Variant(subject.name) for subject in own), Variant("none")]
     own[0] = replace(own[0], after_backward=f"{FILE}:average")
-    rows = [row for row in measure_in_ranks(variants, CELL, SETTINGS, own) if row["phase"] == "train_step"]
+    ways = [WAYS[0], *(way for subject in own for way in own_ways(subject, "")), WAYS[-1]]
+    rows = [row for row in measure_ways(EXPERIMENT, ways, CELL, SETTINGS, own) if row["phase"] == "train_step"]
     assert {row["impl"]: row["status"] for row in rows if row["status"] == "wrong"} == {"averagesthefirst16": "wrong"}
     (wrong,) = [row for row in rows if row["status"] == "wrong"]
     assert " differs between ranks by " in wrong["reason"]

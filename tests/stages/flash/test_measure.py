@@ -16,8 +16,9 @@ from pipeline.instruments.sampling.interleaving import Taken, Work
 from pipeline.instruments.sampling.kernel_timing import KernelSampler, latency_sampler
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.instruments.sampling.sustained import Sustained
-from pipeline.stages.flash import implementations, measure, trial
+from pipeline.stages.flash import implementations, together, trial
 from pipeline.stages.flash.cell import COMPILED, GPU_ONLY, OURS, PEERS, PHASES, SUSTAINED, Cell, Settings
+from pipeline.stages.flash.measure import measure
 
 from ...records import attention_row, derived, rows_read
 
@@ -33,7 +34,7 @@ def measured(monkeypatch):
         monkeypatch.setattr(implementations, "names", lambda _cell, _device: list(names))
         for name, attend in replaced.items():
             monkeypatch.setitem(implementations.FUNCTIONS, name, attend)
-        rows = rows_read(measure.measure, cell, settings, Stopwatch())
+        rows = rows_read(measure, cell, settings, Stopwatch())
         return {(row["impl"], row["phase"]): row for row in rows}
 
     return run
@@ -171,7 +172,7 @@ def test_quick_calls_are_warmed_up_and_slow_ones_only_tried(measured, monkeypatc
         return eager_attention(*args, **kwargs)
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(measure, "SLOW_S", slow_s)
+    monkeypatch.setattr(together, "SLOW_S", slow_s)
     measured(["eager"], eager=counted)
     tried, sampled = 2, QUICK.min_samples
     assert len(calls) == len(PHASES) * (tried + warm_up_calls + sampled)
@@ -188,7 +189,7 @@ def test_a_sample_of_a_backward_pass_takes_its_preparation_too(monkeypatch):
 
 @pytest.mark.parametrize(("sample_s", "samples"), [(0.001, 10), (0.1, 10), (0.2, 5), (0.9, 3)])
 def test_slow_calls_are_sampled_less_often_but_never_less_than_the_fewest(sample_s, samples):
-    assert measure._rule(sample_s, Settings(min_samples=10, budget_s=1.0)).min_samples == samples
+    assert together._rule(sample_s, Settings(min_samples=10, budget_s=1.0)).min_samples == samples
 
 
 class HostQueue:
@@ -220,11 +221,11 @@ class HostEvent:
 
 def test_rows_of_a_device_bear_device_times_exposure_and_latencies(measured, monkeypatch):
     cpu = torch.device("cpu")
-    lone_calls = measure._latencies
-    monkeypatch.setattr(measure, "SLOW_S", 60.0)  # on a busy machine, too, no call counts as slow
-    monkeypatch.setattr(measure, "kernel_sampler", lambda _device: KernelSampler(HostQueue()))
-    monkeypatch.setattr(measure, "latency_sampler", lambda _device: latency_sampler(cpu))
-    monkeypatch.setattr(measure, "_latencies", lambda works, _device: lone_calls(works, torch.device("cuda")))
+    lone_calls = together._latencies
+    monkeypatch.setattr(together, "SLOW_S", 60.0)  # on a busy machine, too, no call counts as slow
+    monkeypatch.setattr(together, "kernel_sampler", lambda _device: KernelSampler(HostQueue()))
+    monkeypatch.setattr(together, "latency_sampler", lambda _device: latency_sampler(cpu))
+    monkeypatch.setattr(together, "_latencies", lambda works, _device: lone_calls(works, torch.device("cuda")))
     rows = measured(["tiled", "eager"])
     for row in rows.values():
         assert (row["clock"], row["n"], row["exposed_samples"]) == ("device", 3, 3)
@@ -233,10 +234,10 @@ def test_rows_of_a_device_bear_device_times_exposure_and_latencies(measured, mon
 
 def test_a_lone_call_s_latency_has_median_and_quartiles_of_both_kinds():
     taken = Taken({"call": [3.0, 1.0, 2.0], "enqueue": [0.5, 0.5, 0.5]})
-    columns = measure._latency_columns(taken)
+    columns = together._latency_columns(taken)
     assert (columns["q1_call_ms"], columns["median_call_ms"], columns["q3_call_ms"]) == (1.5, 2.0, 2.5)
     assert columns["median_enqueue_ms"] == 0.5
-    assert measure._latency_columns(None) == {}
+    assert together._latency_columns(None) == {}
 
 
 @pytest.mark.parametrize("is_causal", [True, False])
@@ -289,7 +290,7 @@ def held(monkeypatch):
             key: works.get(key[0], Work(key)) for key in itertools.product(("triton", "sdpa_cudnn", "flex"), PHASES)
         }
         taken = {key: Taken({"device": [2.0]}, out_of_memory="no" if key in failed else None) for key in works}
-        return measure._held(cell, works, taken, settings, device), asked
+        return together._held(cell, works, taken, settings, device), asked
 
     return run
 
@@ -322,15 +323,15 @@ def test_what_ran_out_of_memory_or_runs_out_now_is_left_out(held):
 
 
 def test_the_rate_that_is_held_counts_the_flops_of_the_phase():
-    held = measure._sustained_columns(Sustained(3.0, 1500.0))
+    held = together._sustained_columns(Sustained(3.0, 1500.0))
     (row,) = derived(SEVERAL, QUICK, [attention_row(**held)])
     assert row["sustained_tflops_per_s"] == pytest.approx(pass_flops(SEVERAL.shape, "forward") / 3e9)
     assert row["sustained_sm_clock_mhz"] == 1500.0
-    assert measure._sustained_columns(None) == {}
+    assert together._sustained_columns(None) == {}
 
 
 def test_inputs_are_seeded_and_the_same_for_every_cell_of_a_shape():
-    first, again = (measure._inputs(CELL, torch.device("cpu")) for _ in range(2))
+    first, again = (together._inputs(CELL, torch.device("cpu")) for _ in range(2))
     torch.testing.assert_close(first.qkv, again.qkv, rtol=0, atol=0)
     assert first.qkv[0].std().item() == pytest.approx(1, abs=0.1)
 
@@ -367,7 +368,7 @@ def gpu():
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
 def test_every_implementation_on_a_gpu_is_right_or_says_why_not(gpu, dtype, is_causal):
     cell = Cell(dtype=dtype, head_dim=64, seq_len=512, num_heads=2, is_causal=is_causal)
-    rows = {(row["impl"], row["phase"]): row for row in rows_read(measure.measure, cell, QUICK, Stopwatch())}
+    rows = {(row["impl"], row["phase"]): row for row in rows_read(measure, cell, QUICK, Stopwatch())}
     refused = {"sdpa_flash", "sdpa_cudnn"} if dtype == "fp32" else set()
     for impl in implementations.names(cell, gpu):
         row = rows[impl, "forward"]
@@ -386,7 +387,7 @@ def test_every_implementation_on_a_gpu_is_right_or_says_why_not(gpu, dtype, is_c
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_shared_keys_are_right_with_every_implementation_on_a_gpu_that_takes_them(gpu, dtype, is_causal):
     cell = Cell(dtype, head_dim=64, seq_len=512, num_heads=8, query_heads_per_kv_head=4, is_causal=is_causal)
-    rows = {(row["impl"], row["phase"]): row for row in rows_read(measure.measure, cell, QUICK, Stopwatch())}
+    rows = {(row["impl"], row["phase"]): row for row in rows_read(measure, cell, QUICK, Stopwatch())}
     assert rows["tiled", "forward"]["status"] == "skipped"
     for impl in ("triton", "eager", "compiled_eager", "sdpa_flash", "flex"):
         assert rows[impl, "forward"]["output_rel_error"] < 1e-2

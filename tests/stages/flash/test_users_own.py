@@ -11,9 +11,10 @@ import torch
 
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.parallel.processes.starting import RankContext
-from pipeline.stages.flash import implementations, users_own
+from pipeline.stages.flash import implementations
 from pipeline.stages.flash.cell import PHASES, Cell, Settings
 from pipeline.stages.flash.measure import measure
+from pipeline.subjects import measuring
 from pipeline.subjects.checking import Processes, Verdict
 from pipeline.subjects.naming import Subject
 
@@ -87,7 +88,7 @@ def in_this_process(monkeypatch):
     """Measure in this process, what passes any check, and put back what imports of it leave."""
     here = RankContext(rank=0, world_size=1, backend="gloo", device=torch.device("cpu"), group_setup_ms=0.0)
     monkeypatch.setattr(implementations, "names", lambda _cell, _device: ["eager", "sdpa"])
-    monkeypatch.setattr(users_own, "verdict", lambda *_args: Verdict("ok", way="folded"))
+    monkeypatch.setattr(measuring, "verdict", lambda *_args: Verdict("ok", way="folded"))
     monkeypatch.setattr(Processes, "run", lambda _self, function, *args: function(here, *args))
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

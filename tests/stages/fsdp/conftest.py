@@ -9,13 +9,13 @@ from pipeline.instruments.profilers.collective_traffic import Collective
 from pipeline.instruments.profilers.gpu_busy import GpuBusy
 from pipeline.instruments.profilers.lanes import Lanes
 from pipeline.instruments.sampling.step_timing import Sampling, Timings
-from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.stages.fsdp import prediction
-from pipeline.stages.fsdp.cell import FULLY_SHARDED, IMPLS, Cell, Settings
-from pipeline.stages.fsdp.measure import measure, rows_of
-from pipeline.stages.fsdp.ranks import Result
+from pipeline.stages.fsdp.cell import FULLY_SHARDED, Cell, Settings
+from pipeline.stages.fsdp.measure import EXPERIMENT, measure
+from pipeline.ways.measure import rows_of
+from pipeline.ways.way import Result
 
-from ...records import rows_read
+from ...records import rows_on_gloo, skipped_rows
 
 H200 = "NVIDIA H200"
 STEP_MS = {"none": 150, "ddp": 190, "ddp_sharded": 195, "fsdp": 160, "fsdp_layers": 300, "torch_fsdp": 270}
@@ -48,9 +48,10 @@ def result_of(rng, impl, cell):
 
 def cell_rows(rng, cell, oom=()):
     rows = []
-    for impl in IMPLS:
-        result = MemoryError("CUDA out of memory") if impl in oom else result_of(rng, impl, cell)
-        rows += rows_of(impl, result, cell, "nccl")
+    for way in EXPERIMENT.ways:
+        oom_row = {"status": "oom", "reason": "CUDA out of memory"}
+        result = oom_row if way.name in oom else result_of(rng, way.name, cell)
+        rows += rows_of(EXPERIMENT, way, result, cell, "nccl")
     return rows
 
 
@@ -74,16 +75,13 @@ def small_gpu(as_table):
 @pytest.fixture(scope="session")
 def skipped(as_table):
     """A machine with one GPU."""
-    reason = {"status": "skipped", "reason": "needs 2 GPUs, 1 present"}
-    return as_table(Cell(), Settings(), [{**key, **reason} for key in Cell().row_keys()], H200)
+    return as_table(Cell(), Settings(), skipped_rows(Cell()), H200)
 
 
 @pytest.fixture(scope="session")
 def smoke_rows():
     """A real cell on two processes of this machine, without its GPUs."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pipeline.cells.on_ranks.gpu_count", lambda: 0)
-        return rows_read(measure, SMALL, SMOKE, Stopwatch())
+    return rows_on_gloo(measure, SMALL, SMOKE)
 
 
 @pytest.fixture(scope="session")

@@ -6,13 +6,14 @@ import pytest
 from pipeline.formulas import fsdp_training
 from pipeline.formulas.parameters import parameter_bytes
 from pipeline.formulas.sizes import SIZES, OwnSize
-from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.model.step import build_training_step
 from pipeline.parallel.fsdp_units import find_groups
-from pipeline.stages.fsdp.cell import FULLY_SHARDED, IMPLS, PHASES
+from pipeline.stages.fsdp.cell import FULLY_SHARDED, IMPLS
 from pipeline.stages.fsdp.measure import measure
 from pipeline.stages.fsdp.ways import is_block_or_end
+from pipeline.ways.cell import PHASES
 
+from ...records import rows_on_gloo
 from .conftest import SMALL, SMOKE
 
 GROUPED = OwnSize(64, 96, 2, num_heads=4, num_kv_heads=2, head_dim=24)
@@ -47,9 +48,8 @@ def bytes_as_predicted(rows):
     return memory, traffic
 
 
-def test_tied_embeddings_are_held_and_sent_once(monkeypatch):
-    monkeypatch.setattr("pipeline.cells.on_ranks.gpu_count", lambda: 0)
-    rows = measure(replace(SMALL, size=TIED.name("tied")), SMOKE, Stopwatch())
+def test_tied_embeddings_are_held_and_sent_once():
+    rows = rows_on_gloo(measure, replace(SMALL, size=TIED.name("tied")), SMOKE)
     _, traffic = bytes_as_predicted(rows)
     assert traffic["ddp", "allreduce"]["measured_bytes"] == parameter_bytes(TIED, SMOKE.vocab_size)
     losses = [row["loss"] for row in rows if row.get("phase") == "train_step" and row["impl"] != "none"]

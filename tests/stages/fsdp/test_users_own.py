@@ -6,11 +6,13 @@ import pytest
 
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.report.page_parts import Table
-from pipeline.stages.fsdp.cell import IMPLS, Cell, Settings
-from pipeline.stages.fsdp.measure import measure, measure_in_ranks
+from pipeline.stages.fsdp.cell import FULLY_SHARDED, Cell, Settings
+from pipeline.stages.fsdp.measure import EXPERIMENT, measure
 from pipeline.stages.fsdp.report.section import build
+from pipeline.stages.fsdp.ways import WAYS, own_ways
 from pipeline.subjects.naming import Subject
 from pipeline.subjects.training_check import NOT_SHARDED
+from pipeline.ways.measure import measure_ways
 
 from ...records import rows_read
 
@@ -24,12 +26,13 @@ def test_weights_are_gathered_and_compared_after_the_timed_steps():
     names = {"FSDP": "kept", "StopsAveraging": "stops"}
     own = [Subject("fsdp", name, f"{COURSE}:{wrapper}") for wrapper, name in names.items()]
     own.append(Subject("fsdp", "torchs", f"{FILE}:by_torch", gather=f"{FILE}:gather_of_torch"))
-    impls = ["ddp", *IMPLS[-3:], *(subject.name for subject in own)]
-    rows = measure_in_ranks(impls, CELL, SETTINGS, own)
+    ways = [way for way in WAYS if way.name in ("ddp", *FULLY_SHARDED)]
+    ways += [way for subject in own for way in own_ways(subject, "")]
+    rows = measure_ways(EXPERIMENT, ways, CELL, SETTINGS, own)
     shares = {
         row["impl"]: row["weight_share"] for row in rows if row.get("phase") == "train_step" and "samples_ms" in row
     }
-    assert set(shares) == {*impls} - {"stops"}
+    assert set(shares) == {way.name for way in ways} - {"stops"}
     assert max(shares.values()) < 1e-3
     (wrong,) = [row for row in rows if row["impl"] == "stops"]
     assert wrong["status"] == "wrong"

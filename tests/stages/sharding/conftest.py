@@ -7,13 +7,13 @@ import torch
 
 from pipeline.instruments.profilers.collective_traffic import Collective
 from pipeline.instruments.sampling.step_timing import Sampling, Timings
-from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.instruments.sampling.weight_differences import Differences
-from pipeline.stages.sharding.cell import IMPLS, Cell, Settings
-from pipeline.stages.sharding.measure import measure, rows_of
-from pipeline.stages.sharding.ranks import Result
+from pipeline.stages.sharding.cell import Cell, Settings
+from pipeline.stages.sharding.measure import EXPERIMENT, measure
+from pipeline.ways.measure import rows_of
+from pipeline.ways.way import Result
 
-from ...records import rows_read
+from ...records import rows_on_gloo, skipped_rows
 
 H200 = "NVIDIA H200"
 SIZES = [64_000_000] * 2 + [40_960_000] * 144 + [10_240_000] * 192 + [6_400] * 97
@@ -58,11 +58,11 @@ def result_of(rng, impl, world_size):
 
 def cell_rows(rng, cell, oom=()):
     rows = []
-    for impl in IMPLS:
-        result = result_of(rng, impl, cell.world_size)
-        if impl in oom:
-            result = MemoryError("CUDA out of memory. Tried to allocate 7.44 GiB")
-        rows += rows_of(impl, result, cell, "nccl")
+    for way in EXPERIMENT.ways:
+        result = result_of(rng, way.name, cell.world_size)
+        if way.name in oom:
+            result = {"status": "oom", "reason": "CUDA out of memory. Tried to allocate 7.44 GiB"}
+        rows += rows_of(EXPERIMENT, way, result, cell, "nccl")
     return rows
 
 
@@ -87,16 +87,13 @@ def small_gpu(as_table):
 def skipped(as_table):
     """A machine with one GPU."""
     cell = Cell(precision="bf16")
-    reason = {"status": "skipped", "reason": "needs 2 GPUs, 1 present"}
-    return as_table(cell, Settings(), [{**key, **reason} for key in cell.row_keys()], H200)
+    return as_table(cell, Settings(), skipped_rows(cell), H200)
 
 
 @pytest.fixture(scope="session")
 def smoke_rows():
     """A real cell on two processes of this machine, without its GPUs."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pipeline.cells.on_ranks.gpu_count", lambda: 0)
-        return rows_read(measure, TINY, SMOKE, Stopwatch())
+    return rows_on_gloo(measure, TINY, SMOKE)
 
 
 @pytest.fixture(scope="session")

@@ -47,10 +47,6 @@ def test_ours_sends_every_gradient_and_then_every_parameter(rows):
     assert parameters["sent_bytes"] == gradients["sent_bytes"] / 2
 
 
-def test_the_rows_of_a_cell_that_could_not_be_measured_name_every_optimizer():
-    assert [key["impl"] for key in Cell().row_keys()] == list(IMPLS)
-
-
 @pytest.mark.gpu
 def test_on_gpus_kinds_and_peaks_are_as_predicted():
     if torch.cuda.device_count() < 2:

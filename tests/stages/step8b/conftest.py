@@ -6,15 +6,15 @@ import pytest
 
 from pipeline.instruments.profilers.gpu_busy import GpuBusy
 from pipeline.instruments.sampling.step_timing import Sampling, Timings
-from pipeline.instruments.sampling.stopwatch import Stopwatch
-from pipeline.stages.step8b.cell import FUSIONS, PHASES, Cell, Settings
+from pipeline.stages.step8b.cell import FUSIONS, Cell, Settings
 from pipeline.stages.step8b.correctness import Errors
 from pipeline.stages.step8b.fusions import Measured
 from pipeline.stages.step8b.keeping import Keeping
 from pipeline.stages.step8b.measure import measure, rows_of
 from pipeline.stages.step8b.ranks import Timed, Turn
+from pipeline.ways.cell import PHASES
 
-from ...records import rows_read
+from ...records import rows_on_gloo, skipped_rows
 
 H200 = "NVIDIA H200"
 STEP_MS = {"torch_compiled": 6000.0, "ours": 4700.0, "ours_fully_shard": 4750.0, "torch_eager": 6200.0}
@@ -77,16 +77,13 @@ def small_gpu(as_table):
 @pytest.fixture(scope="session")
 def skipped(as_table):
     """A machine with one GPU."""
-    reason = {"status": "skipped", "reason": "needs 2 GPUs, 1 present"}
-    return as_table(Cell(), Settings(), [{**key, **reason} for key in Cell().row_keys()], H200)
+    return as_table(Cell(), Settings(), skipped_rows(Cell()), H200)
 
 
 @pytest.fixture(scope="session")
 def small_rows():
     """A real cell on two processes of this machine, without its GPUs."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pipeline.cells.on_ranks.gpu_count", lambda: 0)
-        return rows_read(measure, SMALL, SMALL_SETTINGS, Stopwatch())
+    return rows_on_gloo(measure, SMALL, SMALL_SETTINGS)
 
 
 @pytest.fixture(scope="session")

@@ -10,9 +10,10 @@ from pipeline.formulas.flops import causal_train_step_flops
 from pipeline.formulas.sizes import SIZES
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.registry import stage
-from pipeline.stages.step8b import measure as measuring
-from pipeline.stages.step8b.cell import IMPLS, PHASES, WHOLE_STEP, Cell, Settings
+from pipeline.stages.step8b.cell import IMPLS, WHOLE_STEP, Cell, Settings
 from pipeline.stages.step8b.measure import measure, rows_of
+from pipeline.ways import ranks
+from pipeline.ways.cell import PHASES
 
 from ...records import rows_read
 
@@ -72,11 +73,12 @@ def test_a_loss_that_does_not_fall_is_wrong(synthetic_turn):
 
 def test_what_is_skipped_or_does_not_fit_leaves_the_others_their_rows(monkeypatch, synthetic_turn):
     def run_ranks(*_args, args, **_kwargs):
-        if args[0] == "torch_eager":
+        _cell, _settings, impl, _is_first = args
+        if impl == "torch_eager":
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 7.44 GiB\nmore")
-        return [synthetic_turn(args[0])]
+        return [synthetic_turn(impl)]
 
-    monkeypatch.setattr(measuring, "run_ranks", run_ranks)
+    monkeypatch.setattr(ranks, "run_ranks", run_ranks)
     monkeypatch.setenv("PATH", "")  # no compiler
     rows = rows_read(measure, Cell(), Settings(), Stopwatch())
     outcomes = {impl: whole(rows, impl)["status"] for impl in ("torch_compiled", "torch_eager", "ours")}

@@ -25,6 +25,12 @@ def begin_anew(device: torch.device) -> None:
     make_room(device)
 
 
+def reset_peak(device: torch.device) -> None:
+    """Begin the peak of a GPU's memory anew."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
 def peak_bytes_over_ranks(device: torch.device) -> int | None:
     """Return the peak of allocated bytes on any rank; None on a CPU, whose allocator does not count. A collective."""
     if device.type != "cuda":

@@ -5,7 +5,8 @@ from typing import Any
 
 from pipeline.cells.rows import Reading, Row, RowTypes, column, derived
 from pipeline.cells.timed_rows import RanksStepRow
-from pipeline.stages.ddp.cell import CAPTURED_STEP, IMPLS, PHASES, PROFILER, TRAIN_STEP
+from pipeline.stages.ddp.cell import CAPTURED_STEP, IMPLS, PROFILER
+from pipeline.ways.cell import PHASES, TRAIN_STEP
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ Where heads of queries share keys and values it is skipped: a function of (q, k,
 knows of them, and copies made for it would count in its time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -19,9 +19,10 @@ from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.parallel.processes.starting import RankContext
 from pipeline.stages.flash.cell import GROUP_AXIS, PHASES, Cell, Settings
 from pipeline.stages.flash.implementations import Implementation
-from pipeline.stages.flash.measure import TORCH_DTYPES, Measured, Row, measure_together
+from pipeline.stages.flash.together import TORCH_DTYPES, Measured, Row, measure_together
 from pipeline.subjects.attention_check import QUANTITIES, TF32_EPS, attention_of, check_attention
-from pipeline.subjects.checking import Processes, Verdict, measure_survivors, verdict
+from pipeline.subjects.checking import Processes, Verdict
+from pipeline.subjects.measuring import measure_with
 from pipeline.subjects.naming import Subject
 from pipeline.subjects.turns import Turns
 
@@ -45,35 +46,35 @@ AT_FIRST = (
 NO_GQA = f"implementations of your own are measured where {GROUP_AXIS} is 1"
 
 
-def measure_with(subjects: Sequence[Subject], cell: Cell, settings: Settings) -> list[Row]:
+def measure_beside(subjects: Sequence[Subject], cell: Cell, settings: Settings) -> list[Row]:
     """Return the rows of a cell with the user's own implementations; one that fails costs its own rows."""
+    keys = [{"phase": phase} for phase in PHASES]
     if cell.shape.has_shared_keys:
-        skipped = Verdict("skipped", NO_GQA)
+        skipped = Verdict("skipped", NO_GQA).outcome
         rows = measure_together(cell, settings, Stopwatch(), {}).rows
-        return rows + [row for subject in subjects for row in _failed_rows(subject, skipped)]
+        return rows + [{"impl": subject.name, **key, **skipped} for subject in subjects for key in keys]
     device_type = "cuda" if torch.cuda.is_available() else "cpu"
-    checked = Processes(1, "gloo", device_type, settings.check_timeout_s)
-    problem = (TORCH_DTYPES[cell.dtype], cell.head_dim, cell.is_causal, cell.seq_len)
-    verdicts = {subject: verdict(check_attention, subject, checked, *problem) for subject in subjects}
-    ways = {subject: found.way for subject, found in verdicts.items() if found.status == "ok"}
-
+    checked, measured = (
+        Processes(1, "gloo", device_type, limit_s) for limit_s in (settings.check_timeout_s, settings.timeout_s)
+    )
     again: dict[str, Row] = {}
 
-    def measure(left: Sequence[Subject], mark: Path) -> list[Row]:
-        measured = Processes(1, "gloo", device_type, settings.timeout_s)
-        found = measured.run(_measure, cell, settings, [(subject, ways[subject]) for subject in left], mark)
+    def measure(left: Mapping[Subject, Verdict], mark: Path) -> list[Row]:
+        ways = [(subject, found.way) for subject, found in left.items()]
+        found = measured.run(_measure, cell, settings, ways, mark)
         again.update(found.again)
         return found.rows
 
-    rows, out = measure_survivors(measure, list(ways))
-    for subject in [subject for subject in ways if subject not in out]:
+    def judge(subject: Subject, rows: list[Row]) -> Verdict | None:
         first = [row for row in rows if row["impl"] == subject.name]
         if said := _far_off(first, cell, rows, device_type):
-            out[subject] = Verdict("wrong", f"{said}; at the short lengths of the check it was right")
-        elif said := _far_off([again.get(subject.name, {})], cell, rows, device_type):
-            out[subject] = Verdict("wrong", AT_FIRST + said)
-    rows = [row for row in rows if row["impl"] not in {subject.name for subject in out}]
-    return rows + [row for subject, found in (verdicts | out).items() for row in _failed_rows(subject, found)]
+            return Verdict("wrong", f"{said}; at the short lengths of the check it was right")
+        if said := _far_off([again.get(subject.name, {})], cell, rows, device_type):
+            return Verdict("wrong", AT_FIRST + said)
+        return None
+
+    check = check_attention, TORCH_DTYPES[cell.dtype], cell.head_dim, cell.is_causal, cell.seq_len
+    return measure_with(subjects, check, checked, measure, keys, judge)
 
 
 def _measure(
@@ -109,9 +110,3 @@ def _far_off(errors: Sequence[Row], cell: Cell, rows: Sequence[Row], device_type
 
 def _is_peer(row: Row) -> bool:
     return row["impl"] == "eager" or row["impl"].startswith("sdpa")
-
-
-def _failed_rows(subject: Subject, found: Verdict) -> list[Row]:
-    if found.status == "ok":
-        return []
-    return [{"impl": subject.name, "phase": phase, **found.outcome} for phase in PHASES]

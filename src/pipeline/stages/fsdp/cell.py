@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from pipeline.cells.fields import axis
-from pipeline.formulas.sizes import SIZES
 from pipeline.subjects.naming import Measured
+from pipeline.ways.cell import TRAIN_STEP, RanksCell, RanksSettings
 
 SPLIT_AXIS = "precision"
 
@@ -14,32 +14,18 @@ SPLIT_AXIS = "precision"
 IMPLS = ("none", "ddp", "ddp_sharded", "fsdp", "fsdp_layers", "torch_fsdp")
 FULLY_SHARDED = ("fsdp", "fsdp_layers", "torch_fsdp")
 MEASURES = ("time", "memory", "traffic", "capture")
-PHASES = ("forward", "backward", "communication", "optimizer")
-TRAIN_STEP = "train_step"
 WHOLE_STEP = {"measures": "time", "phase": TRAIN_STEP, "clock": "host"}
 SUBJECTS = Measured("fsdp", WHOLE_STEP, apart=("none",))
 COLLECTIVES = ("allreduce", "broadcast", "allgather_base", "reduce_scatter_base")
 
 
 @dataclass(frozen=True)
-class Cell:
+class Cell(RanksCell):
     """One model size, precision, batch and number of ranks; the ways to train are its rows.
 
     Under bf16 the fully sharded ways compute with bf16 parameters and send bf16; all run under autocast.
     repeat: the number of a cell that measures the same again, in its own process.
     """
-
-    precision: str = axis("fp32", allowed=("fp32", "bf16"))
-    size: str = axis("xl", allowed=SIZES)
-    batch_size_per_rank: int = axis(2, minimum=1)
-    context_length: int = axis(512, minimum=1)
-    world_size: int = axis(2, minimum=2)
-    repeat: int = axis(1, minimum=1)
-
-    @property
-    def gpus(self) -> int:
-        """The GPUs that the cell uses if there are any: one per rank."""
-        return self.world_size
 
     def row_keys(self) -> list[dict[str, str]]:
         """Return the keys of the rows of a cell that could not be measured: the whole step each way."""
@@ -47,14 +33,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(RanksSettings):
     """Shared by all cells. The ways take turns in `rounds`; every second round runs in reverse order."""
 
-    vocab_size: int = axis(10_000, minimum=2)
     warmup_steps: int = axis(3, minimum=2)  # the order of the first step tells what to gather ahead in the second
-    steps: int = axis(10, minimum=5)
-    rounds: int = axis(2, minimum=1)
-    unstable_rel_error: float = axis(0.05, minimum=0)
-    check_timeout_s: float = axis(300.0, minimum=1)  # of an implementation of the user's own
-    timeout_s: float = axis(1800.0, minimum=1)
-    threads: int = axis(0, minimum=0)

@@ -1,94 +1,75 @@
 """Measure an fsdp cell: memory by kind, bytes sent and step time of each way to train, in the same ranks."""
 
-from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pipeline.cells.on_ranks import measure_on_ranks, ranks_on
+from pipeline.instruments.memory.rank_memory import reset_peak
+from pipeline.instruments.memory.training_kinds import kinds_bytes
+from pipeline.instruments.sampling.rank_timing import max_over_ranks
 from pipeline.instruments.sampling.stopwatch import Stopwatch
-from pipeline.instruments.sampling.variants import step_rows
-from pipeline.stages.fsdp.cell import COLLECTIVES, IMPLS, WHOLE_STEP, Cell, Settings
-from pipeline.stages.fsdp.ranks import Result, measure_ways
+from pipeline.stages.fsdp.cell import COLLECTIVES, WHOLE_STEP, Cell, Settings
+from pipeline.stages.fsdp.ways import WAYS, compute_dtype_at, full_weights, own_ways
+from pipeline.subjects.naming import Subject
+from pipeline.ways import notes
+from pipeline.ways.measure import measure_cell, time_rows, traffic_rows
+from pipeline.ways.way import Experiment, Result, Row, Turn, Way
 
-if TYPE_CHECKING:
-    from pipeline.subjects.naming import Subject
-
-Row = dict[str, Any]
 # Of NCCL's kernels and gloo's ranges.
 PATTERNS = {"gather": "all_?gather", "scatter": "reduce_?scatter"}
 
 
-def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch, subjects: Sequence["Subject"] = ()) -> list[Row]:
-    """Return rows of times, memory by kind, bytes by collective and the captured step of each way.
-
-    FSDP wrappers of the user's own are checked first; those that pass take turns with the others.
-    """
-    with stopwatch.measuring():
-        if subjects:
-            from pipeline.stages.fsdp.users_own import measure_with
-
-            return measure_with(subjects, cell, settings)
-        return measure_in_ranks(IMPLS, cell, settings)
+def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch, subjects: Sequence[Subject] = ()) -> list[Row]:
+    """Return rows of times, memory by kind, bytes by collective and the captured step of each way."""
+    return measure_cell(EXPERIMENT, cell, settings, stopwatch, subjects)
 
 
-def measure_in_ranks(
-    impls: Sequence[str],
-    cell: Cell,
-    settings: Settings,
-    subjects: Sequence["Subject"] = (),
-    mark: Path | None = None,
-) -> list[Row]:
-    """Return the rows of these ways; subjects and mark as for `measure_ways`."""
-    backend, _ = ranks_on()
-    results = measure_on_ranks(measure_ways, cell, settings, impls, subjects, mark)
-    return [row for impl, result in results.items() for row in rows_of(impl, result, cell, backend)]
+def check_arguments(cell: Cell) -> tuple[Any, ...]:
+    """Return with what a wrapper of the user's own is checked: the dtype in which it computes."""
+    return (compute_dtype_at(cell.precision),)
 
 
-def rows_of(impl: str, result: Result | MemoryError, cell: Cell, backend: str) -> list[Row]:
+def note_memory(turn: Turn) -> None:
+    """Run a warm step for its peak; count the tensors of each kind before its gradients are dropped."""
+    step, device = turn.step, turn.context.device
+    reset_peak(device)
+    step.forward()
+    step.backward()
+    step.synchronize_gradients()
+    step.optimizer.step()
+    counted = {kind: float(size) for kind, size in kinds_bytes(step.model, step.optimizer).items()}
+    turn.result.memory |= max_over_ranks(counted, device)
+    notes.note_peak(turn)
+    step.discard()
+
+
+def rows(way: Way, result: Result, cell: Cell, backend: str) -> list[Row]:
     """Make the rows of one way to train."""
-    if isinstance(result, MemoryError):
-        return [{"impl": impl, **WHOLE_STEP, "status": "oom", "reason": str(result)}]
-    complaint = result.differences.complaint(cell.precision)
-    if complaint:
-        return [{"impl": impl, **WHOLE_STEP, "status": "wrong", "reason": complaint}]
-    rows = [*_time_rows(result), *_memory_rows(result), *_traffic_rows(result)]
+    memory = {"measures": "memory", "status": "ok"}
+    found = [
+        *time_rows(result, measures="time", loss=result.loss, weight_share=result.differences.share),
+        *({**memory, "kind": kind, "measured_bytes": int(size)} for kind, size in result.memory.items()),
+        *traffic_rows(result.collectives, COLLECTIVES),
+    ]
     if result.lanes is not None:
-        rows.append({"measures": "capture", "status": "ok", **result.lanes.columns_by_collective(PATTERNS)})
-    return [{"impl": impl, "backend": backend, **row} for row in rows]
+        found.append({"measures": "capture", "status": "ok", **result.lanes.columns_by_collective(PATTERNS)})
+    return [{"backend": backend, **row} for row in found]
 
 
-def _time_rows(result: Result) -> list[Row]:
-    shared = {
-        "measures": "time",
-        "loss": result.loss,
-        "rank_difference": result.differences.between_ranks,
-        "weight_share": result.differences.share,
-        "pinned_core": result.pinned_core,
-    }
-    return [{**shared, **row} for row in step_rows(result.samplings, result.busy)]
-
-
-def _memory_rows(result: Result) -> list[Row]:
-    return [
-        {"measures": "memory", "kind": kind, "status": "ok", "measured_bytes": size}
-        for kind, size in result.memory.items()
-    ]
-
-
-def _traffic_rows(result: Result) -> list[Row]:
-    """Add up the payloads of a step's collectives."""
-    calls = Counter(call.name for call in result.collectives)
-    payloads: Counter[str] = Counter()
-    for call in result.collectives:
-        payloads[call.name] += call.payload_bytes
-    return [
-        {
-            "measures": "traffic",
-            "collective": name,
-            "status": "ok",
-            "calls": calls[name],
-            "measured_bytes": payloads[name],
-        }
-        for name in COLLECTIVES
-    ]
+EXPERIMENT = Experiment(
+    WAYS,
+    first_turn=(
+        notes.warm_up,
+        note_memory,
+        notes.note_traffic,
+        notes.time_steps,
+        notes.note_loss,
+        notes.compare_if_communicates,
+    ),
+    whole_step=WHOLE_STEP,
+    rows=rows,
+    check_arguments=check_arguments,
+    own_ways=own_ways,
+    weights=full_weights,
+    collects=True,  # hooks refer to the module that has them: counting references alone would keep the turn before
+    profiles_warm=True,
+)

@@ -8,7 +8,8 @@ from pipeline.cells.timed_rows import RanksStepRow
 from pipeline.formulas.collectives import bus_factor
 from pipeline.formulas.training_state import KINDS
 from pipeline.stages.fsdp import prediction
-from pipeline.stages.fsdp.cell import COLLECTIVES, IMPLS, MEASURES, PHASES, TRAIN_STEP
+from pipeline.stages.fsdp.cell import COLLECTIVES, IMPLS, MEASURES
+from pipeline.ways.cell import PHASES, TRAIN_STEP
 
 
 @dataclass(frozen=True, kw_only=True)

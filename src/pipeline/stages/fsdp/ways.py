@@ -1,55 +1,34 @@
-"""The training step of each way on one rank."""
+"""The ways to train: how each makes a rank's training step its own, and its weights in full."""
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from pipeline.formulas.sizes import SIZES
 from pipeline.instruments.sampling.weight_differences import named
-from pipeline.model.step import TrainingStep, build_training_step
+from pipeline.model.step import TrainingStep
 from pipeline.model.transformer import Embedding, Linear, TransformerBlock
 from pipeline.parallel import FSDP, OverlapDDP, ShardedOptimizer
-from pipeline.parallel.processes.starting import RankContext
 from pipeline.parallel.replicas import broadcast_from_rank_0
-from pipeline.stages.fsdp.cell import FULLY_SHARDED, Cell, Settings
+from pipeline.stages.fsdp.cell import FULLY_SHARDED, IMPLS, SUBJECTS
+from pipeline.subjects.naming import Subject
+from pipeline.ways.way import Way
 
-if TYPE_CHECKING:
-    from pipeline.subjects.naming import Subject
 
+def build(impl: str, step: TrainingStep) -> TrainingStep:
+    """Make a rank's step that of a way; all but `none` take rank 0's weights.
 
-def build_step(
-    impl: str, cell: Cell, settings: Settings, context: RankContext, subject: "Subject | None" = None
-) -> TrainingStep:
-    """Build a rank's step: weights and tokens use the rank's own seed; all ways but `none` take rank 0's weights.
-
-    Optimizers are made last, of the shards where there are any. subject: the wrapper, if it is one of the user's own.
+    Optimizers are made last, of the shards where there are any.
     """
-    step = build_training_step(
-        SIZES[cell.size],
-        vocab_size=settings.vocab_size,
-        context_length=cell.context_length,
-        batch_size=cell.batch_size_per_rank,
-        precision=cell.precision,
-        device=context.device,
-        seed=context.rank,
-    )
     if impl == "none":
         return step
-    compute_dtype = compute_dtype_of(cell)
-    if subject is not None:
-        from pipeline.subjects.wrapping import Wrapped
-
-        broadcast_from_rank_0(step.model.parameters())  # as for torch's: not every wrapper does it itself
-        own = Wrapped(step.model, subject, compute_dtype=compute_dtype)
-        own.optimizer = torch.optim.AdamW(own.parameters())
-        return replace(step, model=own, optimizer=own.optimizer, finish_gradients=own.finish_gradients)
     if impl in FULLY_SHARDED:
-        model = _fully_sharded(impl, step.model, compute_dtype)
+        model = _fully_sharded(impl, step.model, compute_dtype_at(step.precision))
         step = replace(step, model=model, optimizer=torch.optim.AdamW(model.parameters()))
     else:
         step = replace(step, model=OverlapDDP(step.model))
@@ -59,9 +38,30 @@ def build_step(
     return replace(step, finish_gradients=getattr(step.model, "finish_gradient_synchronization", None))
 
 
-def compute_dtype_of(cell: Cell) -> torch.dtype | None:
+def build_own(subject: Subject, step: TrainingStep) -> TrainingStep:
+    """Wrap the model of a rank's step in a wrapper of the user's own."""
+    from pipeline.subjects.wrapping import Wrapped
+
+    broadcast_from_rank_0(step.model.parameters())  # as for torch's: not every wrapper does it itself
+    own = Wrapped(step.model, subject, compute_dtype=compute_dtype_at(step.precision))
+    own.optimizer = torch.optim.AdamW(own.parameters())
+    return replace(step, model=own, optimizer=own.optimizer, finish_gradients=own.finish_gradients)
+
+
+WAYS = [
+    Way(impl, partial(build, impl), captured=impl in FULLY_SHARDED, communicates=impl not in SUBJECTS.apart)
+    for impl in IMPLS
+]
+
+
+def own_ways(subject: Subject, _how: str) -> list[Way]:
+    """Return the way of a wrapper of the user's own."""
+    return [Way(subject.name, partial(build_own, subject), captured=True, is_own=True)]
+
+
+def compute_dtype_at(precision: str) -> torch.dtype | None:
     """Return the dtype in which a sharded model computes; None for that of its weights."""
-    return torch.bfloat16 if cell.precision == "bf16" else None
+    return torch.bfloat16 if precision == "bf16" else None
 
 
 def is_block_or_end(module: nn.Module) -> bool:
@@ -69,8 +69,14 @@ def is_block_or_end(module: nn.Module) -> bool:
     return isinstance(module, TransformerBlock | Embedding | Linear)
 
 
-def full_weights(model: nn.Module) -> Mapping[str, Tensor]:
-    """Return the weights of a way in full, by the names that they have in the model. A collective."""
+def full_weights(step: TrainingStep) -> Mapping[str, Tensor]:
+    """Return the weights of a step's model in full, by the names that they have in the model. A collective.
+
+    They take the place of the optimizer's state, for they may take as much memory.
+    """
+    step.discard()
+    step.optimizer.state.clear()
+    model = step.model
     if isinstance(model, FSDP):
         return model.full_state_dict()
     gather: Any = getattr(model, "gather", None)  # of the user's own
@@ -90,9 +96,3 @@ def _fully_sharded(impl: str, model: nn.Module, compute_dtype: torch.dtype | Non
         fully_shard(model, mp_policy=policy)
         return model
     return FSDP(model, compute_dtype, is_block_or_end if impl == "fsdp" else None)
-
-
-def phases(step: TrainingStep) -> dict[str, Any]:
-    """Return the step's phases in their order; `communication` is the wait that remains after backward."""
-    waiting = {} if step.finish_gradients is None else {"communication": step.synchronize_gradients}
-    return {"forward": step.forward, "backward": step.backward, **waiting, "optimizer": step.optimizer_step}

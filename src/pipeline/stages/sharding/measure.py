@@ -1,81 +1,41 @@
 """Measure a sharding cell: memory by kind, bytes sent and step time with each optimizer, in the same ranks."""
 
-from collections import Counter
+import math
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from pipeline.cells.on_ranks import measure_on_ranks, ranks_on
 from pipeline.formulas.training_state import KINDS
+from pipeline.instruments.memory.freed_memory import make_room
 from pipeline.instruments.sampling.stopwatch import Stopwatch
-from pipeline.instruments.sampling.variants import step_rows
 from pipeline.instruments.sampling.weight_differences import TOLERANCE
 from pipeline.stages.sharding import prediction
-from pipeline.stages.sharding.cell import ALLOCATOR_KINDS, COLLECTIVES, IMPLS, PEAKS, WHOLE_STEP, Cell, Settings
+from pipeline.stages.sharding.cell import ALLOCATOR_KINDS, COLLECTIVES, PEAKS, WHOLE_STEP, Cell, Settings
 from pipeline.stages.sharding.prediction import Share
-from pipeline.stages.sharding.ranks import Result, measure_optimizers
-
-if TYPE_CHECKING:
-    from pipeline.subjects.naming import Subject
-
-Row = dict[str, Any]
-
-
-def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch, subjects: Sequence["Subject"] = ()) -> list[Row]:
-    """Return rows of times, of memory by moment and kind, and of bytes by collective for each optimizer.
-
-    Optimizers of the user's own are checked first; those that pass take turns with the others.
-    """
-    with stopwatch.measuring():
-        if subjects:
-            from pipeline.stages.sharding.users_own import measure_with
-
-            return measure_with(subjects, cell, settings)
-        return measure_in_ranks(IMPLS, cell, settings)
+from pipeline.stages.sharding.ways import WAYS, note_memory, own_ways
+from pipeline.subjects.naming import Subject
+from pipeline.ways import notes
+from pipeline.ways.measure import measure_cell, time_rows, traffic_rows
+from pipeline.ways.way import Experiment, Result, Row, Way
 
 
-def measure_in_ranks(
-    impls: Sequence[str],
-    cell: Cell,
-    settings: Settings,
-    subjects: Sequence["Subject"] = (),
-    mark: Path | None = None,
-) -> list[Row]:
-    """Return the rows of these optimizers; subjects and mark as for `measure_optimizers`."""
-    backend, _ = ranks_on()
-    results = measure_on_ranks(measure_optimizers, cell, settings, impls, subjects, mark)
-    return [row for impl, result in results.items() for row in rows_of(impl, result, cell, backend)]
+def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch, subjects: Sequence[Subject] = ()) -> list[Row]:
+    """Return rows of times, of memory by moment and kind, and of bytes by collective for each optimizer."""
+    return measure_cell(EXPERIMENT, cell, settings, stopwatch, subjects)
 
 
-def rows_of(impl: str, result: Result | MemoryError, cell: Cell, backend: str) -> list[Row]:
+def rows(way: Way, result: Result, cell: Cell, backend: str) -> list[Row]:
     """Make the rows of one optimizer."""
-    if isinstance(result, MemoryError):
-        return [{"impl": impl, **WHOLE_STEP, "status": "oom", "reason": str(result)}]
-    complaint = result.differences.complaint(cell.precision, same_gradients=True)
-    if complaint:
-        return [{"impl": impl, **WHOLE_STEP, "status": "wrong", "reason": complaint}]
-    rows = [
-        *_time_rows(result, cell),
-        *_memory_rows(impl, result, cell.world_size),
-        *_traffic_rows(result),
+    off, tolerance = result.differences.from_reference, TOLERANCE[cell.precision]
+    found = [
+        *time_rows(result, measures="time", weight_difference=off, weight_tolerance=tolerance),
+        *_memory_rows(way, result, cell.world_size),
+        *traffic_rows(result.collectives, COLLECTIVES),
     ]
-    return [{"impl": impl, "backend": backend, **row} for row in rows]
+    return [{"backend": backend, **row} for row in found]
 
 
-def _time_rows(result: Result, cell: Cell) -> list[Row]:
-    shared = {
-        "measures": "time",
-        "rank_difference": result.differences.between_ranks,
-        "weight_difference": result.differences.from_reference,
-        "weight_tolerance": TOLERANCE[cell.precision],
-        "pinned_core": result.pinned_core,
-    }
-    return [{**shared, **row} for row in step_rows(result.samplings, result.busy)]
-
-
-def _memory_rows(impl: str, result: Result, world_size: int) -> list[Row]:
+def _memory_rows(way: Way, result: Result, world_size: int) -> list[Row]:
     """Pair counted bytes with predicted bytes; how the user's own shares them out is not known."""
-    predicted = _predicted(result, _share(impl, result.parameter_bytes, world_size)) if impl in IMPLS else {}
+    predicted = {} if way.is_own else _predicted(result, _share(way.name, result.parameter_bytes, world_size))
     return [
         {
             "measures": "memory",
@@ -116,19 +76,18 @@ def _predicted(result: Result, share: Share) -> dict[tuple[str, str], int]:
     return predicted
 
 
-def _traffic_rows(result: Result) -> list[Row]:
-    """Add up the payloads of a step's collectives."""
-    calls = Counter(call.name for call in result.collectives)
-    payloads: Counter[str] = Counter()
-    for call in result.collectives:
-        payloads[call.name] += call.payload_bytes
-    return [
-        {
-            "measures": "traffic",
-            "collective": name,
-            "status": "ok",
-            "calls": calls[name],
-            "measured_bytes": payloads[name],
-        }
-        for name in COLLECTIVES
-    ]
+EXPERIMENT = Experiment(
+    WAYS,
+    first_turn=(
+        notes.note_parameters,
+        note_memory,
+        notes.note_traffic,
+        notes.time_steps,
+        notes.compare_weights,
+    ),
+    whole_step=WHOLE_STEP,
+    rows=rows,
+    own_ways=own_ways,
+    alike_up_to=math.inf,
+    make_room=make_room,
+)

@@ -16,9 +16,8 @@ from pipeline.stages.sharding.cell import (
     MEASURES,
     MOMENTS,
     PEAKS,
-    PHASES,
-    TRAIN_STEP,
 )
+from pipeline.ways.cell import PHASES, TRAIN_STEP
 
 
 @dataclass(frozen=True, kw_only=True)

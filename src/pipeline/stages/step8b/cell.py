@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pipeline.cells.fields import axis
 from pipeline.errors import UserError
 from pipeline.formulas.sizes import SIZES
+from pipeline.ways.cell import TRAIN_STEP
 
 SPLIT_AXIS = "size"
 
@@ -15,8 +16,6 @@ OURS = ("ours", "ours_fully_shard")
 # In processes of their own, one after the other: ours stands between two runs of its peer.
 TURNS = ("torch_compiled", "ours", "torch_compiled", "ours_fully_shard", "torch_eager")
 MEASURES = ("time", "budget", "fusion", "check", "descent")
-PHASES = ("forward", "backward", "communication", "optimizer")
-TRAIN_STEP = "train_step"
 WHOLE_STEP = {"measures": "time", "phase": TRAIN_STEP, "clock": "host"}
 # In the order in which they join; the first is without any, the last is ours as it is timed.
 FUSIONS = ("none", "attention", "rms_norm", "rotary", "swiglu", "loss", "kept_products")

@@ -7,7 +7,7 @@ from statistics import median
 import torch
 
 from pipeline.attention import ATTENTION, AttentionFunction
-from pipeline.instruments.memory.rank_memory import peak_bytes_over_ranks
+from pipeline.instruments.memory.rank_memory import peak_bytes_over_ranks, reset_peak
 from pipeline.instruments.sampling.rank_timing import STEP, time_steps_over_ranks
 from pipeline.model.fused.operations import Operations, in_torch, in_triton
 from pipeline.stages.step8b.cell import FUSIONS
@@ -62,9 +62,3 @@ def _ladder(device: torch.device) -> Iterator[tuple[str, Operations, AttentionFu
     for fusion, names in FIELDS.items():
         operations = replace(operations, **{name: getattr(in_triton(), name) for name in names})
         yield fusion, operations, ATTENTION["flash"]
-
-
-def reset_peak(device: torch.device) -> None:
-    """Begin the peak of a GPU's memory anew."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)

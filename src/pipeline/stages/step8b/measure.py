@@ -5,23 +5,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from statistics import median
-from typing import Any
 
-from pipeline.cells.on_ranks import ranks_on
-from pipeline.errors import Skipped
 from pipeline.formulas.sizes import SIZES
 from pipeline.instruments.machine.toolchain import require_compiler
-from pipeline.instruments.memory.out_of_memory import is_out_of_memory
 from pipeline.instruments.sampling.rank_timing import STEP
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.instruments.sampling.variants import step_rows
-from pipeline.parallel.processes.starting import run_ranks
 from pipeline.stages.step8b.cell import KEEPING_COLUMNS, WHOLE_STEP, Cell, Settings
 from pipeline.stages.step8b.correctness import why_wrong
 from pipeline.stages.step8b.keeping import Keeping
 from pipeline.stages.step8b.ranks import Timed, Turn, measure_turn
+from pipeline.ways.ranks import ENDS, Row, outcome, run_on_ranks
 
-Row = dict[str, Any]
 ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
 
 
@@ -33,14 +28,12 @@ def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
     with stopwatch.measuring(), _growing_segments():
         for impl in cell.turns:
             try:
-                turn = _take_turn(impl, cell, settings, is_first=impl not in turns)
+                if impl == "torch_compiled":
+                    require_compiler()
+                turn = run_on_ranks(measure_turn, cell, settings, impl, impl not in turns)
                 turns.setdefault(impl, []).append(turn)
-            except Skipped as skipped:
-                failures[impl] = {"status": "skipped", "reason": str(skipped)}
-            except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
-                    raise
-                failures[impl] = {"status": "oom", "reason": str(error).splitlines()[0]}
+            except ENDS as end:
+                failures[impl] = outcome(end)
     rows = [{"impl": impl, **WHOLE_STEP, **failure} for impl, failure in failures.items()]
     measured = [impl for impl in turns if impl not in failures]
     return rows + [row for impl in measured for row in rows_of(impl, turns[impl], settings)]
@@ -56,21 +49,6 @@ def _growing_segments() -> Iterator[None]:
     finally:
         if before is None:
             del os.environ[ALLOCATOR]
-
-
-def _take_turn(impl: str, cell: Cell, settings: Settings, is_first: bool) -> Turn:
-    if impl == "torch_compiled":
-        require_compiler()
-    backend, device_type = ranks_on()
-    by_rank = run_ranks(
-        measure_turn,
-        cell.world_size,
-        backend=backend,
-        device_type=device_type,
-        timeout_s=settings.timeout_s,
-        args=(impl, cell, settings, is_first),
-    )
-    return by_rank[0]
 
 
 def rows_of(impl: str, turns: list[Turn], settings: Settings) -> list[Row]:

@@ -1,9 +1,9 @@
 """Estimate a cell's time and memory before it is measured. Imports no torch: the workflow reads it."""
 
-from pipeline.formulas.data_parallel import START_S, training_bytes
 from pipeline.formulas.flops import causal_train_step_flops
 from pipeline.formulas.sizes import SIZES
 from pipeline.stages.step8b.cell import FUSIONS, Cell, Settings
+from pipeline.ways.needs import START_S, training_bytes
 
 # What a rank reaches with such a step, about, in FLOP/s.
 GPU_RATE, CPU_RATE = 4e14, 2e10

@@ -6,7 +6,7 @@ import torch
 
 from pipeline.instruments.machine.peaks import peak_to_measure
 from pipeline.instruments.memory.freed_memory import make_room
-from pipeline.instruments.memory.rank_memory import peak_bytes_over_ranks
+from pipeline.instruments.memory.rank_memory import peak_bytes_over_ranks, reset_peak
 from pipeline.instruments.profilers.gpu_busy import GpuBusy, profile_work, summarise_work
 from pipeline.instruments.sampling.rank_timing import time_steps_over_ranks
 from pipeline.instruments.sampling.step_timing import Sampling, time_call_ms
@@ -14,7 +14,7 @@ from pipeline.parallel.processes.starting import RankContext
 from pipeline.stages.step8b.budget import budget
 from pipeline.stages.step8b.cell import Cell, Settings
 from pipeline.stages.step8b.correctness import Errors, check, why_wrong
-from pipeline.stages.step8b.fusions import Measured, measure_fusions, reset_peak
+from pipeline.stages.step8b.fusions import Measured, measure_fusions
 from pipeline.stages.step8b.keeping import Keeping, choose
 from pipeline.stages.step8b.models import Training, build, random_batch
 
@@ -42,7 +42,7 @@ class Turn:
     budget: list[dict] = field(default_factory=list)
 
 
-def measure_turn(context: RankContext, impl: str, cell: Cell, settings: Settings, is_first: bool) -> Turn:
+def measure_turn(context: RankContext, cell: Cell, settings: Settings, impl: str, is_first: bool) -> Turn:
     """Check the implementation if it is ours, let it descend, then time and profile steps at the full context."""
     device = context.device
     errors = check(cell, settings, device) if impl == "ours" and is_first else {}

@@ -9,7 +9,8 @@ from pipeline.cells.timed_rows import RanksStepRow
 from pipeline.formulas import flops
 from pipeline.formulas.sizes import SIZES
 from pipeline.instruments.profilers.kernel_categories import CATEGORIES
-from pipeline.stages.step8b.cell import CHECKED, FUSIONS, IDLE, IMPLS, MEASURES, PHASES, TRAIN_STEP
+from pipeline.stages.step8b.cell import CHECKED, FUSIONS, IDLE, IMPLS, MEASURES
+from pipeline.ways.cell import PHASES, TRAIN_STEP
 
 
 @dataclass(frozen=True, kw_only=True)

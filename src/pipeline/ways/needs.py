@@ -1,8 +1,12 @@
-"""Estimates for training on several ranks before it is measured: memory in closed form, time by rule of thumb."""
+"""Estimate time and memory of training on several ranks before it is measured: by rule of thumb, and in closed form.
+
+Imports no torch: the workflow reads it.
+"""
 
 from pipeline.formulas.activations import Workload
 from pipeline.formulas.peak_memory import peak_bytes
 from pipeline.formulas.sizes import SIZES
+from pipeline.ways.cell import RanksCell, RanksSettings
 
 START_S = 3.0
 # For a model size that suits the machine.
@@ -21,7 +25,20 @@ def training_bytes(
     return world_size * peak_bytes(workload, "train_step")
 
 
-def training_s(ways: int, steps: int, on_gpu: bool) -> float:
-    """Estimate the seconds of so many ways to train with so many steps each, including the start of the ranks."""
+def needed_bytes(cell: RanksCell, settings: RanksSettings) -> int:
+    """Return the least memory that a cell needs on a CPU."""
+    return training_bytes(
+        cell.size,
+        cell.precision,
+        cell.world_size,
+        vocab_size=settings.vocab_size,
+        batch_size_per_rank=cell.batch_size_per_rank,
+        context_length=cell.context_length,
+    )
+
+
+def expected_s(ways: int, _cell: RanksCell, settings: RanksSettings, on_gpu: bool) -> float:
+    """Estimate the seconds that a cell of so many ways to train takes, including the start of its ranks."""
     step_s, other_steps = (GPU_STEP_S, GPU_OTHER_STEPS) if on_gpu else (CPU_STEP_S, CPU_OTHER_STEPS)
+    steps = settings.rounds * (settings.warmup_steps + settings.steps)
     return START_S + ways * (steps + other_steps) * step_s

@@ -1,0 +1,58 @@
+"""The rows of a cell with implementations of the user's own, whatever measures them."""
+
+import pytest
+
+from pipeline.parallel.processes.starting import RankFailed
+from pipeline.subjects import measuring
+from pipeline.subjects.checking import Processes, Verdict
+from pipeline.subjects.marks import note_changes, note_last
+from pipeline.subjects.measuring import measure_with
+from pipeline.subjects.naming import Subject
+
+SUBJECTS = {name: Subject("ddp", name, f"mine:{name}") for name in ("right", "noted", "wrong", "crashes", "late")}
+CHECKED = {"noted": Verdict("ok", "shards nothing", way="buckets"), "wrong": Verdict("wrong", "off by 1")}
+KEYS = [{"phase": "forward"}, {"phase": "backward"}]
+
+
+@pytest.fixture
+def rows(monkeypatch):
+    """The rows of a cell in which each of these does what it is called."""
+    given = []
+
+    def verdict(check, subject, _processes, *args):
+        given.append((check, *args))
+        return CHECKED.get(subject.name, Verdict("ok"))
+
+    def measure(left, mark):
+        names = [subject.name for subject in left]
+        assert left[SUBJECTS["noted"]].way == "buckets"
+        if "crashes" in names:
+            note_last(mark, names.index("crashes"))
+            raise RankFailed(0, "rank 0 of 1 died by SIGSEGV")
+        note_changes(mark, names.index("noted"), ["a from 1 to 2"])
+        return [{"impl": name, "status": "ok"} for name in ("ours", *names)] + [{"status": "ok"}]
+
+    def judge(subject, rows):
+        assert {"impl": "ours", "status": "ok"} in rows
+        return Verdict("wrong", "far off") if subject.name == "late" else None
+
+    monkeypatch.setattr(measuring, "verdict", verdict)
+    processes = Processes(1, "gloo", "cpu", 10)
+    rows = measure_with(list(SUBJECTS.values()), ("check", "bf16"), processes, measure, KEYS, judge)
+    assert given == [("check", "bf16")] * len(SUBJECTS)
+    return rows
+
+
+def test_one_that_fails_before_in_or_after_the_measurement_costs_its_own_rows(rows):
+    failed = [row for row in rows if row["status"] == "wrong"]
+    reasons = {"wrong": "off by 1", "crashes": "its process died by SIGSEGV", "late": "far off"}
+    assert failed == [
+        {"impl": name, **key, "status": "wrong", "reason": reason} for name, reason in reasons.items() for key in KEYS
+    ]
+    assert [row.get("impl") for row in rows if row["status"] == "ok"] == ["ours", "right", "noted", None]
+
+
+def test_what_the_check_noted_and_what_was_undone_stand_in_the_rows_of_that_one(rows):
+    reasons = {row.get("impl"): row.get("reason") for row in rows if row["status"] == "ok"}
+    assert reasons.pop("noted") == "it set a from 1 to 2, which was undone: all run alike; shards nothing"
+    assert not any(reasons.values())

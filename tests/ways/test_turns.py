@@ -1,0 +1,137 @@
+"""Turns of ways to train on real ranks: what is left of a turn, and what is done in which order."""
+
+import importlib
+import time
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from pipeline.parallel.processes.starting import run_ranks
+from pipeline.ways import notes
+from pipeline.ways.cell import RanksCell, RanksSettings
+from pipeline.ways.turns import measure_in_turn
+
+CELL = RanksCell(size="tiny", batch_size_per_rank=1, context_length=8)
+SETTINGS = RanksSettings(vocab_size=100, warmup_steps=2, steps=5, rounds=2)
+STAGES = ("ddp", "sharding", "fsdp")
+A_MOMENT_S = 30.0
+
+
+def experiment_of(stage):
+    """Return what a stage measures, with one bucket size for each way that has several."""
+    experiment = importlib.import_module(f"pipeline.stages.{stage}.measure").EXPERIMENT
+    return replace(experiment, ways=[way for way in experiment.ways if way.columns.get("bucket_size_mb") in (None, 1)])
+
+
+def still_there(storages):
+    """Count those not freed; a thread of gloo's may hold the tensor of its last collective for a moment longer."""
+    deadline = time.monotonic() + A_MOMENT_S
+    while not all(storage.expired() for storage in storages) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return sum(not storage.expired() for storage in storages)
+
+
+def storage(tensor):
+    return StorageWeakRef((tensor.to_local() if hasattr(tensor, "to_local") else tensor).untyped_storage())
+
+
+def alive_at_each_build(context, stage):
+    """Count parameters and optimizer state of the turn before that are still there when a turn builds its own."""
+    former, alive = [], []
+
+    def noting(build, plain):
+        alive.append(still_there(former))
+        step = build(plain)
+        former[:] = [storage(weight) for weight in step.model.parameters()]
+        step.optimizer.register_step_post_hook(note_state)
+        return step
+
+    def note_state(optimizer, *_):
+        state = [tensor for state in optimizer.state.values() for tensor in state.values()]
+        former.extend(storage(tensor) for tensor in state if isinstance(tensor, torch.Tensor))
+
+    experiment = experiment_of(stage)
+    ways = [replace(way, build=partial(noting, way.build)) for way in experiment.ways]
+    measure_in_turn(context, CELL, SETTINGS, ways, experiment)
+    return alive, len(former)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_model_and_state_of_a_turn_are_gone_when_the_next_is_built(stage):
+    alive, noted = run_ranks(alive_at_each_build, 2, backend="gloo", args=(stage,))[0]
+    assert len(alive) >= 2 * len(experiment_of(stage).ways)
+    assert noted > 0
+    assert not any(alive)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("stage", STAGES)
+def test_on_gpus_they_are_gone_too(stage):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs 2 GPUs")
+    alive, _ = run_ranks(alive_at_each_build, 2, backend="nccl", device_type="cuda", args=(stage,))[0]
+    assert not any(alive)
+
+
+def allocated_when_turns_begin(context):
+    """Return the bytes that are allocated when a variant's first turn has made room for itself."""
+    allocated, experiment = [], experiment_of("ddp")
+
+    def make_room(device):
+        experiment.make_room(device)
+        allocated.append(torch.cuda.memory_allocated(device))
+
+    noting = replace(experiment, make_room=make_room)
+    measure_in_turn(context, replace(CELL, size="small"), SETTINGS, experiment.ways, noting)
+    return allocated
+
+
+@pytest.mark.gpu
+def test_what_the_collectives_of_a_turn_carried_does_not_count_for_the_next():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs 2 GPUs")
+    for allocated in run_ranks(allocated_when_turns_begin, 2, backend="nccl", device_type="cuda"):
+        after_the_first = allocated[1:]  # the first turn leaves workspaces and the weights to compare with
+        assert max(after_the_first) - min(after_the_first) < 2**20
+
+
+def events_of_turns(context):
+    """Return what two ways of an experiment do, in order: steps count as what they do to the optimizer."""
+    events = []
+
+    def noting(way, plain):
+        events.append(f"build {way.name}")
+        step = way.build(plain)
+        step.optimizer.register_step_post_hook(lambda *_: events.append("step"))
+        return step
+
+    def note(turn):
+        events.append(f"note {turn.way.name}")
+
+    experiment = replace(
+        experiment_of("sharding"),
+        first_turn=(notes.warm_up, note, notes.time_steps),
+        make_room=lambda _device: events.append("make room"),
+    )
+    first, second, _ = (replace(way, captured=True) for way in experiment.ways)
+    ways = [replace(way, build=partial(noting, way)) for way in (first, second)]
+    results = measure_in_turn(context, CELL, SETTINGS, ways, experiment)
+    return events, [len(sampling.timings["train_step"].host_ms) for result in results for sampling in result.samplings]
+
+
+def test_first_turns_make_room_and_note_and_others_only_time_and_profiles_come_last():
+    events, samples = run_ranks(events_of_turns, 2, backend="gloo")[0]
+    first, second = "adamw", "sharded"
+    timed, warm = 5 * ["step"], 2 * ["step"]
+    assert events == [
+        *("make room", f"build {first}", *warm, f"note {first}", *timed),
+        *("make room", f"build {second}", *warm, f"note {second}", *timed),
+        *(f"build {second}", *warm, *timed),
+        *(f"build {first}", *warm, *timed),
+        *(f"build {first}", *3 * ["step"]),  # one warms up, two are the capture's
+        *(f"build {second}", *3 * ["step"]),
+    ]
+    assert samples == [5, 5, 5, 5]
