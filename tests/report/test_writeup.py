@@ -362,7 +362,7 @@ STEP = {"status": "ok", "reason": None, "samples_ms": [1.99, 2.0, 2.01], "first_
 def test_a_section_gets_rates_held_against_one_peak(tmp_path, stand_in):
     stand_in(lambda rows: Section(", ".join(f"{share:g}" for share in rows["mfu_pct"]), "", Markdown("So.")))
     records = [
-        leave_record(tmp_path, "levers", name, {"levers": name}, **STEP, measured_peak_tflops_per_s=peak)
+        leave_record(tmp_path, "levers", name, {"combinations": name}, **STEP, measured_peak_tflops_per_s=peak)
         for name, peak in (("fused", 4.0), ("sdpa", 2.0))
     ]
     write_section(stages()["levers"], stages(), records, tmp_path / "out.md", tmp_path / "figures")
