@@ -53,7 +53,6 @@ def _timed(context: RankContext, subject: Subject, cell: Cell, settings: Setting
         batch_size=cell.batch_size,
         precision=cell.precision,
         device=context.device,
-        fused_optimizer=cell.optimizer == "fused",
     )
     with turns.of(subject.name):
         rows = measure_step(step, cell, settings, context.device, Stopwatch())

@@ -8,7 +8,6 @@ from pipeline.cells.rows import WITH_FIGURES
 from pipeline.report.lever_words import WORDS, joined, listed
 from pipeline.report.outcomes import clear_gain, not_measured, nothing_measured
 from pipeline.report.page_parts import MOST_TABLE_ROWS, Action, Figure, Section, Table, say
-from pipeline.report.same_steps import eager_steps
 from pipeline.report.section import count, data_size, listing, ms, number, percent, ratio
 from pipeline.report.table_rows import ok
 from pipeline.report.tables import significant, with_outcomes
@@ -29,7 +28,6 @@ from pipeline.stages.levers.report.selection import (
 
 TITLE = "What does each optimization buy, alone and together?"
 LOSS_DIGITS = 4
-TOPICS = {"fused": "optimizer", "compile": "compile", "graph": "graph"}  # of other stages' actions
 
 
 def build(rows: pd.DataFrame) -> Section:
@@ -55,7 +53,6 @@ def build(rows: pd.DataFrame) -> Section:
         ],
         method=_method(rows),
         actions=_actions(model, rows),
-        eager_steps=eager_steps(rows[rows["levers"] == EAGER].assign(precision="bf16")),
     )
 
 
@@ -178,7 +175,7 @@ def _actions(model: pd.DataFrame, rows: pd.DataFrame) -> list[Action]:
     wrong = rows[(rows["levers"] == top["levers"]) & (rows["status"] == "wrong")]
     why += f" For {listing(wrong['size'].unique())} its loss fails the check." if len(wrong) else ""
     what = say("**Train with {levers}.**", levers=listed(top["levers"]))
-    return [Action(1, what, why, covers=[TOPICS[name] for name in names if name in TOPICS])]
+    return [Action(1, what, why, covers=[name for name in names if name == "compile"])]
 
 
 def _parts_of(names: Sequence[str], gains: pd.Series) -> str:
