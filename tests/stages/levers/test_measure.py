@@ -96,6 +96,20 @@ def test_an_eager_step_that_cannot_run_and_a_bug_end_the_cell(monkeypatch, faili
         measure.measure(replace(CELL, combinations="sdpa"), SETTINGS, Stopwatch())
 
 
+def test_where_the_eager_loss_is_no_number_no_lever_is_right(monkeypatch):
+    held_to = []
+
+    def run(_function, _world_size, *, args, **_options):
+        held_to.append(args[-1])
+        return [{"status": "wrong", "reason": "no number", "first_loss": 4.7, "loss": None}]
+
+    monkeypatch.setattr(measure, "run_ranks", run)
+    measure.measure(replace(CELL, combinations="sdpa"), SETTINGS, Stopwatch())
+    first, *others = held_to
+    assert first is None
+    assert [measure._why_wrong((4.7, 4.6), eager, "sdpa", SETTINGS) != "" for eager in others] == [True, True]
+
+
 def test_every_turn_is_held_to_the_eager_losses_of_its_cell_eager_first_and_last():
     cell = replace(CELL, combinations="sdpa")
     first, sdpa, last = rows_read(measure.measure, cell, SETTINGS, Stopwatch())

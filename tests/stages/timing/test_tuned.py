@@ -26,7 +26,7 @@ LEVERS = pd.DataFrame(
     [
         lever("eager", 100.0),
         lever("eager_again", 30.0),
-        lever("eager", 35.0, combinations="graph"),
+        lever("eager", 135.0, combinations="graph"),
         lever(BEST, 40.0),
         lever(BEST + "+bf16_weights", 20.0),
         lever("fused+sdpa", 10.0, status="wrong"),
