@@ -13,7 +13,7 @@ from pipeline.stages.timing.cell import Cell
 from ..records import record
 
 CELL = Cell(precision="bf16", size="2.7B", context_length=512)
-PLACE = "precision=bf16/size=2.7B/context_length=512/batch_size=4/warmup_steps=5/mode=eager/optimizer=foreach/repeat=1"
+PLACE = "precision=bf16/size=2.7B/context_length=512/batch_size=4/warmup_steps=5/mode=eager/repeat=1"
 
 
 def cell_as_json(cell):
@@ -39,7 +39,7 @@ def test_records_at_the_paths_of_their_cells_are_found(tmp_path, cell):
     assert layout.recorded_cells(tmp_path, stages()["flash"]) == {}
 
 
-REST = "context_length=512/batch_size=4/warmup_steps=5/mode=eager/optimizer=foreach/repeat=1"
+REST = "context_length=512/batch_size=4/warmup_steps=5/mode=eager/repeat=1"
 
 
 @pytest.mark.parametrize(
@@ -63,10 +63,10 @@ REST = "context_length=512/batch_size=4/warmup_steps=5/mode=eager/optimizer=fore
         f"precision=bf16/precision=bf16/size=tiny/{REST}",
         "precision=bf16/size=tiny",
         f"precision=bf16/size=tiny/{REST}/run=1",
-        "precision=bf16/size=tiny/context_length=0512/batch_size=4/warmup_steps=5/mode=eager/optimizer=foreach/repeat=1",
-        "precision=bf16/size=tiny/context_length= 512/warmup_steps=5/mode=eager/optimizer=foreach/repeat=1",
-        "precision=bf16/size=tiny/context_length=٥١٢/batch_size=4/warmup_steps=5/mode=eager/optimizer=foreach/repeat=1",
-        "precision=bf16/size=tiny/context_length=512/batch_size=4/warmup_steps=5/mode=eager/optimizer=foreach/repeat=1.copy",
+        "precision=bf16/size=tiny/context_length=0512/batch_size=4/warmup_steps=5/mode=eager/repeat=1",
+        "precision=bf16/size=tiny/context_length= 512/warmup_steps=5/mode=eager/repeat=1",
+        "precision=bf16/size=tiny/context_length=٥١٢/batch_size=4/warmup_steps=5/mode=eager/repeat=1",
+        "precision=bf16/size=tiny/context_length=512/batch_size=4/warmup_steps=5/mode=eager/repeat=1.copy",
         ".precision=bf16",
     ],
 )

@@ -132,7 +132,7 @@ def test_no_cell_is_judged_by_a_reference_beside_others(tmp_path, statuses, cloc
 def test_a_cell_carries_its_axes_as_a_command_takes_them_and_its_time(record_path):
     (line,) = cell_table(record_path)
     sizes = "size=small context_length=256 batch_size=4 warmup_steps=5"
-    assert line["cell"] == f"precision=fp32 {sizes} mode=eager optimizer=foreach repeat=1"
+    assert line["cell"] == f"precision=fp32 {sizes} mode=eager repeat=1"
     assert [line[name] for name in ("start_up_s", "set_up_s", "measuring_s")] == ["3.0", "1.0", "4.0"]
 
 

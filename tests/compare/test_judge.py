@@ -59,7 +59,7 @@ def record(size="small", **changes):
 
 def named(size):
     """Name the cell of a record, which lacks the axes of later versions."""
-    return f"precision=bf16 size={size} context_length=256 batch_size=4 warmup_steps=5 mode=eager optimizer=foreach"
+    return f"precision=bf16 size={size} context_length=256 batch_size=4 warmup_steps=5 mode=eager"
 
 
 def run(*sizes, **changes):

@@ -31,9 +31,10 @@ def out_of(size, row, context_length=1024, machine=H200):
 def lever(size, ms, levers="fused+graph", context_length=1024):
     """Return the record of a step with these optimizations."""
     made = step(size, ms, context_length)
-    cell = {"size": size, "context_length": context_length, "levers": levers}
+    cell = {"size": size, "context_length": context_length}
     row = {name: value for name, value in made["rows"][0].items() if name not in ("phase", "clock")}
-    return {**made, "stage": "levers", "cell": cell, "rows": [row], "settings": SETTINGS | {"batch_size": 4}}
+    rows, settings = [{"levers": levers, **row}], SETTINGS | {"batch_size": 4}
+    return {**made, "stage": "levers", "cell": cell, "rows": rows, "settings": settings}
 
 
 def of_both(a, b):

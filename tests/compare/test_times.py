@@ -13,7 +13,7 @@ from ..records import CPU, as_read, failed_row, record, timed_row
 SIZES = ("small", "medium", "large", "xl")
 SPREAD = 0.002
 # Axes that the records here lack, as those of earlier versions do.
-LATER = "context_length=256 batch_size=4 warmup_steps=5 mode=eager optimizer=foreach"
+LATER = "context_length=256 batch_size=4 warmup_steps=5 mode=eager"
 
 
 def run(factor=1.0, repeats=3, seed=0, phases=("train_step",), **columns):
@@ -146,7 +146,7 @@ def test_the_text_says_by_which_rule():
 def test_a_cell_of_an_earlier_version_is_that_with_the_defaults_of_later_axes():
     later = run(repeats=1, seed=1)
     for each in later:
-        each["cell"] |= {"mode": "eager", "optimizer": "foreach"}
+        each["cell"] |= {"mode": "eager"}
     assert len(compared(run(repeats=1), later).timed) == len(SIZES)
     for each in later:
         each["cell"]["mode"] = "compiled"

@@ -34,7 +34,6 @@ def leave_section(folder, name="timing", **parts):
         "trust": {},
         "models": (),
         "users_own": (),
-        "eager_steps": (),
     }
     (folder / f"{name}.json").write_text(to_json(WrittenSection(**{"stage": name, **values, **parts})))
     return folder / f"{name}.md"
@@ -362,7 +361,7 @@ STEP = {"status": "ok", "reason": None, "samples_ms": [1.99, 2.0, 2.01], "first_
 def test_a_section_gets_rates_held_against_one_peak(tmp_path, stand_in):
     stand_in(lambda rows: Section(", ".join(f"{share:g}" for share in rows["mfu_pct"]), "", Markdown("So.")))
     records = [
-        leave_record(tmp_path, "levers", name, {"levers": name}, **STEP, measured_peak_tflops_per_s=peak)
+        leave_record(tmp_path, "levers", name, {"combinations": name}, **STEP, measured_peak_tflops_per_s=peak)
         for name, peak in (("fused", 4.0), ("sdpa", 2.0))
     ]
     write_section(stages()["levers"], stages(), records, tmp_path / "out.md", tmp_path / "figures")
@@ -421,20 +420,6 @@ def test_a_cell_without_a_figure_makes_a_section(tmp_path, stage):
     path = leave_record(tmp_path, stage)
     write_section(stages()[stage], stages(), [path], tmp_path / "out.md", tmp_path / "figures")
     assert (tmp_path / "out.md").read_text()
-
-
-def test_the_page_says_how_far_apart_the_same_step_lies_in_two_sections(tmp_path):
-    pd.DataFrame([line()]).to_csv(tmp_path / "cells.csv", index=False)
-    step = {"size": "small", "precision": "bf16", "batch_size": 4, "context_length": 1024, "vocab_size": 10_000}
-    sections = [
-        leave_section(tmp_path, name, eager_steps=({**step, "median_ms": median_ms, "gpu_busy_ms": None},))
-        for name, median_ms in (("timing", 33.5), ("levers", 44.0))
-    ]
-    for shown, told in ((sections, True), (sections[:1], False)):
-        write_writeup(shown, [tmp_path / "cells.csv"], "", [], tmp_path / "writeup.md")
-        trust = (tmp_path / "writeup.md").read_text().partition("## How far to trust it")[2]
-        assert ("small in bf16 at context 1024: 33.5 ms in timing, 44.0 ms in levers (1.31×).\n" in trust) == told
-        assert "\nA time is *unstable*" in trust
 
 
 def test_what_failed_is_named_at_the_top_with_its_log(tmp_path):

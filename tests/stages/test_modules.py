@@ -36,7 +36,7 @@ CALLS = {"instruments.sampling.interleaving", "instruments.sampling.kernel_timin
 # What the stage measures, and the instruments that read it: an edit of these must make its cells stale.
 ALWAYS = {
     "timing": STEPS,
-    "levers": STEPS,
+    "levers": STEPS | {"parallel.processes.starting"},
     "profile": STEPS | {"instruments.profilers.torch_profiler"},
     "precision": set(),
     "memory": MODEL | {"instruments.memory.recording"},

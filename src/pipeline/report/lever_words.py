@@ -3,6 +3,7 @@
 from pipeline.report.section import listing
 
 WORDS = {
+    "eager_again": "eager again",
     "fused": "fused AdamW",
     "flash": "our flash attention",
     "sdpa": "SDPA",

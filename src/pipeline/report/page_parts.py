@@ -72,7 +72,6 @@ class Section:
     method: how it was measured, in two lines.
     headline: the first screen's table, and its figure, where this stage has them. models: that table as numbers, as
     summary.schema.json declares them. users_own: the rows of the first screen's table of the user's own.
-    eager_steps: what other sections time too (pipeline.report.same_steps).
     """
 
     title: str
@@ -85,7 +84,6 @@ class Section:
     headline: Sequence[str | Figure | Table] = ()
     models: Sequence[Mapping[str, Any]] = ()
     users_own: Sequence[Mapping[str, str]] = ()
-    eager_steps: Sequence[Mapping[str, Any]] = ()
 
 
 def write(
@@ -114,7 +112,6 @@ def write(
         dict(trust),
         list(section.models),
         list(section.users_own),
-        list(section.eager_steps),
     )
 
 

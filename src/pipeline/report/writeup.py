@@ -22,7 +22,6 @@ from pipeline.report.html import stage_parts
 from pipeline.report.markup import Markdown, anchor, one_line
 from pipeline.report.page_parts import MOST_ACTIONS, write
 from pipeline.report.run_facts import SECONDS, changed_since, first_page, what_is_missing
-from pipeline.report.same_steps import how_far_apart
 from pipeline.report.section import render
 from pipeline.report.section_rows import by_stage, section_rows, shown_rows
 from pipeline.report.summary import write_summary
@@ -106,7 +105,6 @@ def write_writeup(
         "users_own": markdown(pd.DataFrame(users_own)) if users_own else "",
         "problems": problems(written),
         **_trusted(written),
-        "sections_apart": how_far_apart(written),
         **what_is_missing(lines, read_failures(failures) if failures else Failures()),
     }
     write_text(out, render(TEMPLATE, facts))

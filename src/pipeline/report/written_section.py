@@ -25,7 +25,6 @@ class WrittenSection:
     trust: dict[str, Any]
     models: list[Mapping[str, Any]]
     users_own: list[Mapping[str, str]]
-    eager_steps: list[Mapping[str, Any]]
 
 
 def to_json(section: WrittenSection) -> str:

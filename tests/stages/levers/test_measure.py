@@ -10,18 +10,22 @@ from pipeline.errors import Skipped, UserError
 from pipeline.formulas import flops
 from pipeline.formulas.sizes import SIZES
 from pipeline.instruments.sampling.stopwatch import Stopwatch
+from pipeline.parallel.processes.starting import RankContext
 from pipeline.stages.levers import measure
 from pipeline.stages.levers.cell import LEVERS, Cell, Settings
 
-from ...records import rows_read
+from ...records import derived, rows_read
 
 CELL = Cell(size="tiny", context_length=16)
 SETTINGS = Settings(batch_size=2, vocab_size=100, max_steps=10, budget_s=0.0, checked_steps=8)
 
 
+EAGER_LOSSES = (4.7, 4.6)
+
+
 @pytest.fixture
 def measured(monkeypatch):
-    """Measure a tiny model with some levers on the CPU: its row, as declared, and the steps that were built."""
+    """Measure a turn of a tiny model on the CPU, in this process: its row, as declared, and the step that was built."""
     built, build = [], measure.build_training_step
 
     def kept(*args, **kwargs):
@@ -31,10 +35,11 @@ def measured(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(measure, "build_training_step", kept)
 
-    def row(levers, settings=SETTINGS):
-        cell = replace(CELL, levers=levers)
-        (found,) = rows_read(measure.measure, cell, settings, Stopwatch())
-        return found, built
+    def row(levers, settings=SETTINGS, eager=None):
+        context = RankContext(0, 1, "gloo", torch.device("cpu"), 0.0)
+        found = {"levers": levers, **measure.measure_turn(context, levers, CELL, settings, eager)}
+        (read,) = derived(CELL, settings, [found])
+        return read, built[-1]
 
     return row
 
@@ -43,9 +48,8 @@ def steps_of(step):
     return {int(state["step"]) for state in step.optimizer.state.values()}
 
 
-def test_the_eager_step_is_its_own_baseline_and_its_rates_follow_from_its_median(measured):
-    row, (step,) = measured("eager")
-    assert (row["first_loss"], row["loss"]) == (row["eager_first_loss"], row["eager_loss"])
+def test_the_rates_of_a_step_follow_from_its_median(measured):
+    row, step = measured("eager")
     assert row["tokens_per_s"] == pytest.approx(2 * 16 / row["median_ms"] * 1e3)
     step_flops = flops.train_step_flops(SIZES["tiny"], 100, 2, 16)
     assert row["model_tflops_per_s"] == pytest.approx(step_flops / row["median_ms"] / 1e9)
@@ -54,11 +58,66 @@ def test_the_eager_step_is_its_own_baseline_and_its_rates_follow_from_its_median
 
 @pytest.mark.parametrize("levers", ["fused", "sdpa", "bf16_weights", "checkpointing", "fused+sdpa+bf16_weights"])
 def test_levers_train_as_the_eager_model_does(measured, levers):
-    row, (eager, step) = measured(levers)
+    eager, _ = measured("eager")
+    row, step = measured(levers, eager=(eager["first_loss"], eager["loss"]))
     assert row["status"] in ("ok", "unstable")
-    assert row["first_loss"] == pytest.approx(row["eager_first_loss"], rel=0.001)
-    assert row["eager_first_loss"] - row["eager_loss"] > 0.01  # by step 8: enough to be held to
-    assert (steps_of(eager), steps_of(step)) == ({8}, {8 + row["n"]})
+    assert row["first_loss"] == pytest.approx(eager["first_loss"], rel=0.001)
+    assert eager["first_loss"] - eager["loss"] > 0.01  # by step 8: enough to be held to
+    assert steps_of(step) == {8 + row["n"]}
+
+
+def fails_for(failing, error):
+    """Return what measures a turn, or raises for one of them."""
+
+    def run(_function, _world_size, *, args, **_options):
+        if args[0] == failing:
+            raise error
+        return [{"status": "wrong", "reason": "no time", "first_loss": None, "loss": 4.6}]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(Skipped("no GPU"), "skipped"), (torch.OutOfMemoryError("CUDA out of memory"), "oom")]
+)
+def test_a_lever_that_cannot_be_measured_costs_its_row_alone(monkeypatch, error, status):
+    monkeypatch.setattr(measure, "run_ranks", fails_for("sdpa", error))
+    cell = replace(CELL, combinations="fused:sdpa")
+    rows = {row["levers"]: row for row in measure.measure(cell, SETTINGS, Stopwatch())}
+    assert list(rows) == ["eager", "fused", "sdpa", "eager_again"]
+    assert rows.pop("sdpa") == {"levers": "sdpa", "status": status, "reason": str(error)}
+    assert {row["reason"] for row in rows.values()} == {"no time"}
+
+
+@pytest.mark.parametrize(("failing", "error"), [("eager", Skipped("no")), ("sdpa", RuntimeError("a bug"))])
+def test_an_eager_step_that_cannot_run_and_a_bug_end_the_cell(monkeypatch, failing, error):
+    monkeypatch.setattr(measure, "run_ranks", fails_for(failing, error))
+    with pytest.raises(type(error), match=str(error)):
+        measure.measure(replace(CELL, combinations="sdpa"), SETTINGS, Stopwatch())
+
+
+def test_where_the_eager_loss_is_no_number_no_lever_is_right(monkeypatch):
+    held_to = []
+
+    def run(_function, _world_size, *, args, **_options):
+        held_to.append(args[-1])
+        return [{"status": "wrong", "reason": "no number", "first_loss": 4.7, "loss": None}]
+
+    monkeypatch.setattr(measure, "run_ranks", run)
+    measure.measure(replace(CELL, combinations="sdpa"), SETTINGS, Stopwatch())
+    first, *others = held_to
+    assert first is None
+    assert [measure._why_wrong((4.7, 4.6), eager, "sdpa", SETTINGS) != "" for eager in others] == [True, True]
+
+
+def test_every_turn_is_held_to_the_eager_losses_of_its_cell_eager_first_and_last():
+    cell = replace(CELL, combinations="sdpa")
+    first, sdpa, last = rows_read(measure.measure, cell, SETTINGS, Stopwatch())
+    assert [row["levers"] for row in (first, sdpa, last)] == [key["levers"] for key in cell.row_keys()]
+    assert (first["levers"], last["levers"]) == ("eager", "eager_again")
+    assert (last["first_loss"], last["loss"]) == (first["first_loss"], first["loss"])
+    assert sdpa["first_loss"] == pytest.approx(first["first_loss"], rel=0.001)
+    assert {row["status"] for row in (first, sdpa, last)} <= {"ok", "unstable"}
 
 
 def test_each_lever_is_the_one_that_is_built(measured, monkeypatch):
@@ -70,7 +129,7 @@ def test_each_lever_is_the_one_that_is_built(measured, monkeypatch):
 
     monkeypatch.setattr(measure, "build_training_step", build)
     for name in LEVERS:
-        step = measure._build(replace(CELL, levers=name), SETTINGS, torch.device("cpu"))
+        step = measure._build(name, CELL, SETTINGS, torch.device("cpu"))
         assert step.optimizer.param_groups == [{"lr": SETTINGS.learning_rate}]
         assert asked["fused_optimizer"] == (name == "fused")
         assert asked["attention"] == (name if name in ("flash", "sdpa") else "eager")
@@ -81,12 +140,10 @@ def test_each_lever_is_the_one_that_is_built(measured, monkeypatch):
 
 def test_a_lever_that_changes_the_loss_is_wrong_and_has_no_times(measured, monkeypatch):
     monkeypatch.setattr(torch.optim.AdamW, "step", lambda self: None)  # it updates nothing
-    right = {"eager_first_loss": 4.7, "eager_loss": 4.6}
-    monkeypatch.setattr(measure, "_eager_losses", lambda *_: tuple(right.values()))
-    row, _ = measured("fused", replace(SETTINGS, first_loss_tolerance=0.1))
+    row, _ = measured("fused", replace(SETTINGS, first_loss_tolerance=0.1), EAGER_LOSSES)
     assert row["status"] == "wrong"
     assert row["reason"].endswith("in step 8, 4.6 of the eager model")
-    assert {"loss", "eager_loss"} <= set(row)
+    assert "loss" in row
     assert "median_ms" not in row
 
 
@@ -102,12 +159,12 @@ def test_a_lever_that_changes_the_loss_is_wrong_and_has_no_times(measured, monke
     ],
 )
 def test_the_last_loss_is_held_to_a_tenth_of_what_eagers_has_fallen_by(losses, wrong):
-    assert measure._why_wrong(losses, (9.0, 5.0), replace(CELL, levers="fused"), SETTINGS) == wrong
+    assert measure._why_wrong(losses, (9.0, 5.0), "fused", SETTINGS) == wrong
 
 
 def test_weights_in_bf16_are_held_to_the_first_loss_alone():
-    assert measure._why_wrong((9.0, 9.0), (9.0, 5.0), replace(CELL, levers="bf16_weights"), SETTINGS) == ""
-    assert measure._why_wrong((9.1, 9.0), (9.0, 5.0), replace(CELL, levers="fused+bf16_weights"), SETTINGS)
+    assert measure._why_wrong((9.0, 9.0), (9.0, 5.0), "bf16_weights", SETTINGS) == ""
+    assert measure._why_wrong((9.1, 9.0), (9.0, 5.0), "fused+bf16_weights", SETTINGS)
 
 
 @pytest.mark.parametrize(("device", "least_s"), [("cuda", measure.ENERGY_S), ("cpu", 0.0)])
@@ -127,7 +184,7 @@ def test_a_gpu_too_old_for_flash_attention_is_a_reason_too(monkeypatch):
     too_old = Gpu("Tesla V100", "nvidia", (7, 0), 80, 96 * 1024)
     monkeypatch.setattr(gpu, "gpu_of", lambda _device: too_old)
     with pytest.raises(Skipped, match="Tesla V100 has compute capability 7"):
-        measure._require(replace(CELL, levers="flash"), torch.device("cuda", 0))
+        measure._require("flash", torch.device("cuda", 0))
 
 
 def test_without_a_compiler_compiling_is_skipped(measured, monkeypatch):
@@ -136,16 +193,19 @@ def test_without_a_compiler_compiling_is_skipped(measured, monkeypatch):
         measured("compile")
 
 
-@pytest.mark.parametrize("levers", ["fast", "flash+fused", "fused+fused", "flash+sdpa", "eager+fused", ""])
-def test_unknown_levers_are_refused_in_one_line(levers):
-    with pytest.raises(UserError, match=r"^levers must be eager or, joined by \+ in this order, fused, "):
-        Cell(levers=levers)
+@pytest.mark.parametrize(
+    "combinations",
+    ["fast", "flash+fused", "fused+fused", "flash+sdpa", "eager", "fused:", "fused:sdpa:fused", "all:sdpa"],
+)
+def test_unknown_levers_are_refused_in_one_line(combinations):
+    with pytest.raises(UserError, match=r"^combinations must be all or, joined by : and each once, .*: fused, .*"):
+        Cell(combinations=combinations)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-@pytest.mark.parametrize("levers", ["flash", "fused+sdpa+graph", "fused+sdpa+compile+graph+bf16_weights+checkpointing"])
-def test_a_gpu_s_levers_train_as_the_eager_model_does(levers):
-    (row,) = measure.measure(Cell("small", 256, levers), Settings(budget_s=0.5), Stopwatch())
-    assert row["status"] in ("ok", "unstable"), row
-    assert row["gpu_busy_ms"] <= 1.03 * row["median_ms"]
+def test_a_gpu_s_levers_train_as_the_eager_model_does():
+    levers = "flash:fused+sdpa+graph:fused+sdpa+compile+graph+bf16_weights+checkpointing"
+    for row in rows_read(measure.measure, Cell("small", 256, levers), Settings(budget_s=0.5), Stopwatch()):
+        assert row["status"] in ("ok", "unstable"), row
+        assert row["gpu_busy_ms"] <= 1.03 * row["median_ms"]

@@ -297,12 +297,3 @@ def test_a_timeline_of_many_events_keeps_its_peak_and_its_end():
     assert total[shown].max() == total.max()
     assert shown[-1] == len(total) - 1
     assert list(figures._highest_moments(total[:3])) == [0, 1, 2]
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_whole_steps_with_plain_attention_are_handed_over_to_be_compared_with_other_sections(rows_of):
-    rows = rows_of["h200"]
-    timed = rows[(rows["kind"] == "time") & (rows["attention"] == "eager") & (rows["num_layers"] == 0)]
-    timed = timed[timed["checkpoint_every"] == 0]
-    assert len(timed)
-    assert sorted(step["median_ms"] for step in build(rows).eager_steps) == sorted(timed["median_ms"])

@@ -166,11 +166,3 @@ def test_others_stand_beside_ours_where_both_are_known(h200):
     assert shares["matrix products, share of kernel time, train step, small, fp32, context 256"] == 63
     assert pairs.drop(columns="note").notna().all(axis=None)
     assert baselines.pairs(h200[h200["size"] == "xl"]).empty
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_whole_steps_without_a_profiler_are_handed_over_to_be_compared_with_other_sections(h200):
-    timed = h200[(h200["kind"] == "time") & (h200["clock"] == "host") & (h200["range"] == "train_step")]
-    timed = timed[timed["status"] == "ok"].drop_duplicates(["size", "precision", "context_length"])
-    assert len(timed)
-    assert {step["median_ms"] for step in build(h200).eager_steps} == {*timed["median_ms"].round(9)}

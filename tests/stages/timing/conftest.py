@@ -49,7 +49,6 @@ def row(rng, machine, precision, size, context, warmup, mode, part, clock, gpu):
         "context_length": context,
         "warmup_steps": warmup,
         "mode": mode,
-        "optimizer": "foreach",
         "repeat": 1,
         "batch_size": 4,
         "setting_vocab_size": 10_000,

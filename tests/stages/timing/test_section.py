@@ -100,22 +100,6 @@ def test_where_the_gpu_waits_at_short_contexts_filling_it_comes_first(make_rows)
     assert "**Fill the GPU: more tokens a step.**" not in actions(busy)
 
 
-def test_a_step_too_small_for_the_gpu_is_told_as_a_cuda_graph_where_that_is_clearly_faster(make_rows):
-    rows = with_busy(make_rows("h200"), {128: 60.0, 256: 40.0, 512: 15.0, 1024: 5.0})
-    eager = steps.of_kind(steps.warm(rows), "eager")
-    times = ["median_ms", "q1_ms", "q3_ms"]
-    captured = eager.assign(mode="graph", **eager[times] / 2)
-    why = section.build(pd.concat([rows, captured], ignore_index=True)).actions[0].why
-    assert "capture it as a CUDA graph: it then takes " in why
-    assert " (2.00×)." in why
-    unchanged = pd.concat([rows, captured.assign(**eager[times])], ignore_index=True)
-    assert "CUDA graph" not in section.build(unchanged).actions[0].why
-    of_another = pd.concat([rows, captured[captured["context_length"] == 256]], ignore_index=True)
-    why = section.build(of_another).actions[0].why
-    assert "The GPU idles 40% of a step of " in why  # the emptiest that a graph is known to help
-    assert "capture it as a CUDA graph" in why
-
-
 def test_an_idle_step_with_no_fuller_one_beside_it_gives_way_to_one_that_has(make_rows):
     rows = with_busy(make_rows("h200"), {128: 40.0, 256: 30.0, 512: 15.0, 1024: 60.0})
     assert "The GPU idles 40% of a step of " in section.build(rows).actions[0].why
@@ -183,16 +167,6 @@ def test_a_gain_within_the_quartiles_is_not_advised(make_rows):
     wide = rows["mode"] == "compiled"
     rows.loc[wide, "q3_ms"] *= 100
     assert "**Use `torch.compile`.**" not in actions(rows)
-
-
-@pytest.mark.parametrize(("mode", "optimizer"), [("graph", "foreach"), ("eager", "fused")])
-def test_another_way_to_run_the_same_step_is_advised_where_it_is_faster(make_rows, tmp_path, mode, optimizer):
-    rows = make_rows("h200")
-    same = rows[(rows["mode"] == "eager") & (rows["warmup_steps"] == 5) & (rows["context_length"] == 256)]
-    faster = scaled(same.assign(mode=mode, optimizer=optimizer), 0.5, slice(None))
-    built = section.build(pd.concat([rows, faster], ignore_index=True))
-    kind = {"graph": "CUDA graph", "eager": "fused AdamW"}[mode]
-    assert any(kind in action.what for action in built.actions)
 
 
 def test_compiling_is_paid_back_after_its_time_over_the_time_saved(make_rows):
@@ -324,7 +298,7 @@ def test_a_gain_by_compiling_that_the_host_limits_is_marked_beside_that_of_the_k
     rows["gpu_idle_pct"] = rows["gpu_idle_pct"].mask(rows["mode"] == "compiled", 80.0)
     answer = {problem.name: problem.answer for problem in section.build(rows).problems}["torch_compile (b)"]
     wall, kernels = answer.split(" Of their kernels alone: ")
-    gained = steps.gains(rows, "eager", "compiled").query("precision == 'bf16' and size == 'xl'")["ratio"].item()
+    gained = steps.compiled_gains(rows).query("precision == 'bf16' and size == 'xl'")["ratio"].item()
     assert f"xl {significant(gained)}× (host-limited)" in wall
     assert f"xl {significant(gained * 2)}×" in kernels
 
@@ -396,11 +370,3 @@ def test_a_gain_by_compiling_of_an_unstable_step_is_marked(make_rows):
     first, second, *_ = answers["torch_compile (b)"].partition("(bf16, context 256): ")[2].split(", ")
     assert first.endswith("× (unstable)")
     assert second.endswith("×")
-
-
-def test_the_warm_eager_steps_are_handed_over_to_be_compared_with_other_sections(make_rows):
-    rows = make_rows("h200")
-    found = {(one["size"], one["precision"], one["context_length"]): one for one in section.build(rows).eager_steps}
-    own = steps.at(steps.of_kind(steps.warm(rows), "eager"), "bf16", 1024).set_index("size")
-    assert found["xl", "bf16", 1024]["median_ms"] == pytest.approx(own.loc["xl", "median_ms"])
-    assert len(found) == (steps.of_kind(steps.warm(rows), "eager")["status"] == "ok").sum()

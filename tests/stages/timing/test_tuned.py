@@ -9,7 +9,7 @@ BEST = "fused+sdpa+compile+graph"
 
 
 def lever(levers, median_ms, size="large", context_length=1024, status="ok", **more):
-    cell = {"size": size, "context_length": context_length, "levers": levers, "status": status}
+    cell = {"size": size, "context_length": context_length, "levers": levers, "status": status, "combinations": "all"}
     same = {"setting_batch_size": 4, "setting_vocab_size": 10_000, "peak_bytes": int(1e9 * median_ms)}
     same["power_capped"] = median_ms < 100
     return {
@@ -25,6 +25,8 @@ def lever(levers, median_ms, size="large", context_length=1024, status="ok", **m
 LEVERS = pd.DataFrame(
     [
         lever("eager", 100.0),
+        lever("eager_again", 30.0),
+        lever("eager", 135.0, combinations="graph"),
         lever(BEST, 40.0),
         lever(BEST + "+bf16_weights", 20.0),
         lever("fused+sdpa", 10.0, status="wrong"),

@@ -1,4 +1,4 @@
-"""Measure a cell of levers: check the loss of the first steps against the eager model's, then time whole steps."""
+"""Measure a cell of levers: each is built, its first losses are held against the eager model's, and steps are timed."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -16,54 +16,95 @@ from pipeline.instruments.machine.peaks import peak_to_measure
 from pipeline.instruments.machine.pinning import pinned
 from pipeline.instruments.machine.power import LEAST_ENERGY_S
 from pipeline.instruments.machine.toolchain import require_compiler
-from pipeline.instruments.memory.out_of_memory import free_memory
+from pipeline.instruments.memory.out_of_memory import is_out_of_memory
 from pipeline.instruments.profilers.gpu_busy import profile_gpu_busy, step_columns
 from pipeline.instruments.sampling.cuda_graph import WARMUP_CALLS, captured, make_capturable, require_graphs
 from pipeline.instruments.sampling.gpu_readings import gpu_columns
 from pipeline.instruments.sampling.step_timing import StopRule, time_call_ms, time_phases
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.model.step import TrainingStep, build_training_step
-from pipeline.stages.levers.cell import EAGER, PRECISION, Cell, Settings
+from pipeline.parallel.processes.starting import RankContext, run_ranks
+from pipeline.stages.levers.cell import PRECISION, Cell, Settings, names
 
 Row = dict[str, Any]
+# Of the first step and of the last one that is checked.
+Losses = tuple[float, float]
 ROUNDS_UPDATES = "bf16_weights"
 # Energy is then known to 2%.
 ENERGY_S = 2 * LEAST_ENERGY_S
 
 
 def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
-    """Return the cell's one row; raises Skipped where this machine lacks what a lever takes."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    _require(cell, device)
+    """Return a row for each combination; one that is out of memory, or lacks something here, costs its own row.
+
+    Each has a process of its own, for compiled code, a graph's memory and an attached profiler would stay in one. What
+    keeps the eager step from running passes through: nothing can be checked without it.
+    """
+    first, *others = cell.turns
     with stopwatch.measuring():
-        eager = _eager_losses(cell, settings, device) if cell.names else None
-        step = _build(cell, settings, device)
-        losses: list[Tensor] = []
-        first_step_ms = time_call_ms(lambda: losses.append(step.run()), device)
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
-        # After the first step, which compiles and takes more than one core.
-        with pinned(device) as core, _run(step, cell, device) as (run, steps_done):
-            first, last = float(losses[0]), _loss_after(run, settings.checked_steps - 1 - steps_done)
-            eager = eager or (first, last)
-            checked = _finite(first_loss=first, eager_first_loss=eager[0], loss=last, eager_loss=eager[1])
-            wrong = _why_wrong((first, last), eager, cell, settings)
-            if wrong:
-                return [{"status": "wrong", "reason": wrong, **checked}]
-            columns = _timed_columns(run, settings, device)
-    return [{**columns, **checked, "first_step_ms": first_step_ms, "pinned_core": core}]
+        rows = [_in_a_process(first, cell, settings)]
+        eager = _number(rows[0]["first_loss"]), _number(rows[0]["loss"])
+        rows += [_row(levers, cell, settings, eager) for levers in others]
+    return [{"levers": levers, **row} for levers, row in zip(cell.turns, rows, strict=True)]
 
 
-def _require(cell: Cell, device: torch.device) -> None:
-    if "compile" in cell.names:
+def _row(levers: str, cell: Cell, settings: Settings, eager: Losses) -> Row:
+    try:
+        return _in_a_process(levers, cell, settings, eager)
+    except Skipped as skipped:
+        return {"status": "skipped", "reason": str(skipped)}
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return {"status": "oom", "reason": str(error).splitlines()[0]}
+
+
+def _in_a_process(levers: str, cell: Cell, settings: Settings, eager: Losses | None = None) -> Row:
+    return run_ranks(
+        measure_turn,
+        1,
+        backend="gloo",
+        device_type="cuda" if torch.cuda.is_available() else "cpu",
+        timeout_s=settings.timeout_s,
+        args=(levers, cell, settings, eager),
+    )[0]
+
+
+def measure_turn(context: RankContext, levers: str, cell: Cell, settings: Settings, eager: Losses | None) -> Row:
+    """Check and time one combination; eager: the losses of the eager step, None where it is this.
+
+    Raises Skipped where this machine lacks what a lever takes.
+    """
+    device = context.device
+    _require(levers, device)
+    step = _build(levers, cell, settings, device)
+    losses: list[Tensor] = []
+    first_step_ms = time_call_ms(lambda: losses.append(step.run()), device)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    # After the first step, which compiles and takes more than one core.
+    with pinned(device) as core, _run(step, levers, device) as (run, steps_done):
+        found = float(losses[0]), _loss_after(run, settings.checked_steps - 1 - steps_done)
+        checked = dict(zip(("first_loss", "loss"), map(_finite, found), strict=True))
+        wrong = _why_wrong(found, eager or found, levers, settings)
+        if wrong:
+            return {"status": "wrong", "reason": wrong, **checked}
+        columns = _timed_columns(run, settings, device)
+    return {**columns, **checked, "first_step_ms": first_step_ms, "pinned_core": core}
+
+
+def _require(levers: str, device: torch.device) -> None:
+    asked = names(levers)
+    if "compile" in asked:
         require_compiler()
-    if "graph" in cell.names:
+    if "graph" in asked:
         require_graphs(device)
-    if "flash" in cell.names and (lack := why_not("flash", device)):
+    if "flash" in asked and (lack := why_not("flash", device)):
         raise Skipped(lack)
 
 
-def _build(cell: Cell, settings: Settings, device: torch.device) -> TrainingStep:
+def _build(levers: str, cell: Cell, settings: Settings, device: torch.device) -> TrainingStep:
+    asked = names(levers)
     step = build_training_step(
         SIZES[cell.size],
         vocab_size=settings.vocab_size,
@@ -71,24 +112,15 @@ def _build(cell: Cell, settings: Settings, device: torch.device) -> TrainingStep
         batch_size=settings.batch_size,
         precision=PRECISION,
         device=device,
-        compiled="compile" in cell.names,
-        fused_optimizer="fused" in cell.names,
-        attention=next((name for name in ("flash", "sdpa") if name in cell.names), "eager"),
-        checkpoint_every=1 if "checkpointing" in cell.names else 0,
-        weights_dtype=torch.bfloat16 if "bf16_weights" in cell.names else torch.float32,
+        compiled="compile" in asked,
+        fused_optimizer="fused" in asked,
+        attention=next((name for name in ("flash", "sdpa") if name in asked), "eager"),
+        checkpoint_every=1 if "checkpointing" in asked else 0,
+        weights_dtype=torch.bfloat16 if "bf16_weights" in asked else torch.float32,
     )
     for group in step.optimizer.param_groups:
         group["lr"] = settings.learning_rate
     return step
-
-
-def _eager_losses(cell: Cell, settings: Settings, device: torch.device) -> tuple[float, float]:
-    """Train the eager model for the checked steps; return the first and the last loss. Its memory is free again."""
-    step = _build(Cell(cell.size, cell.context_length, EAGER), settings, device)
-    losses = float(step.run()), _loss_after(step.run, settings.checked_steps - 1)
-    del step
-    free_memory()
-    return losses
 
 
 def _loss_after(run: Callable[[], Tensor], steps: int) -> float:
@@ -98,9 +130,9 @@ def _loss_after(run: Callable[[], Tensor], steps: int) -> float:
 
 
 @contextmanager
-def _run(step: TrainingStep, cell: Cell, device: torch.device) -> Iterator[tuple[Callable[[], Tensor], int]]:
+def _run(step: TrainingStep, levers: str, device: torch.device) -> Iterator[tuple[Callable[[], Tensor], int]]:
     """Yield what runs a step, and how many steps preparing it has run."""
-    if "graph" not in cell.names:
+    if "graph" not in names(levers):
         yield step.run, 0
         return
     make_capturable(step.optimizer)
@@ -109,16 +141,20 @@ def _run(step: TrainingStep, cell: Cell, device: torch.device) -> Iterator[tuple
         yield partial(replay, *batch), WARMUP_CALLS
 
 
-def _finite(**losses: float) -> Row:
-    return {name: loss if math.isfinite(loss) else None for name, loss in losses.items()}
+def _finite(loss: float) -> float | None:
+    return loss if math.isfinite(loss) else None
 
 
-def _why_wrong(losses: tuple[float, float], eager: tuple[float, float], cell: Cell, settings: Settings) -> str:
+def _number(loss: float | None) -> float:
+    return math.nan if loss is None else loss
+
+
+def _why_wrong(losses: Losses, eager: Losses, levers: str, settings: Settings) -> str:
     """Say how the first or the last loss differs from the eager one by more than allowed; empty where neither does.
 
     Weights in bf16 are held to the first loss alone: they round small updates away, and the last loss tells how many.
     """
-    steps = (1,) if ROUNDS_UPDATES in cell.names else (1, settings.checked_steps)
+    steps = (1,) if ROUNDS_UPDATES in names(levers) else (1, settings.checked_steps)
     allowed = settings.first_loss_tolerance * eager[0], settings.loss_tolerance * abs(eager[0] - eager[1])
     for number, loss, other, most in zip(steps, losses, eager, allowed, strict=False):
         if not abs(loss - other) <= most:  # also for what is not finite

@@ -1,4 +1,4 @@
-"""What the levers stage leaves: one row a cell, a whole training step."""
+"""What the levers stage leaves: a whole training step with each combination of levers."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +15,9 @@ from pipeline.stages.levers.cell import PRECISION
 class Step(GpuStepRow):
     """One training step, by the host clock, and what came of the first steps beside the eager model's."""
 
+    KEYS = ("levers",)
+
+    levers: str = column("levers joined by +; eager: none of them; eager_again: none once more, after all others")
     first_step_ms: float = column("the first step, which compiles and tunes what there is to", positive=True)
     tokens: int = derived("tokens a step: batch size times context length", minimum=1)
     tokens_per_s: float = derived("tokens over the median time", positive=True)
@@ -32,9 +35,7 @@ class Step(GpuStepRow):
         "most that torch's allocator had given out on the GPU after the first step", minimum=0
     )
     first_loss: float | None = column("loss of the first step, in nats; none where it is not finite")
-    eager_first_loss: float | None = column("the same of the eager model, from the same weights and batch")
     loss: float | None = column("loss of the last checked step; none where it is not finite")
-    eager_loss: float | None = column("the same of the eager model")
 
     @classmethod
     def derive(cls, reading: Reading) -> dict[str, Any]:

@@ -12,10 +12,6 @@ READS = ("ceilings", "levers")
 # Of a compiled model: its first step, which compiles.
 FIRST_STEP = "compile"
 PHASES = ("forward", "backward", "optimizer", "train_step")
-# What a CUDA graph holds: a backward pass needs the forward pass before it in the same graph.
-GRAPH_PHASES = ("forward", "forward_backward", "train_step")
-ALL_PHASES = tuple(dict.fromkeys((FIRST_STEP, *PHASES, *GRAPH_PHASES)))
-
 
 SUBJECTS = Measured("model", {"phase": "train_step", "clock": "host"}, pipelines="TransformerLM")
 
@@ -24,8 +20,6 @@ SUBJECTS = Measured("model", {"phase": "train_step", "clock": "host"}, pipelines
 class Cell:
     """One model, context, batch and precision, with so many warm-up steps.
 
-    mode: eager, compiled, or graph: the eager step captured as one CUDA graph and replayed, which is what the GPU could
-    do if the host were no limit. optimizer: AdamW's `foreach` implementation, a loop over tensors on a CPU, or `fused`.
     repeat: the number of a cell that measures the same again, in its own process.
     """
 
@@ -34,8 +28,7 @@ class Cell:
     context_length: int = axis(256, minimum=1)
     batch_size: int = axis(4, minimum=1)
     warmup_steps: int = axis(5, minimum=0)
-    mode: str = axis("eager", allowed=("eager", "compiled", "graph"))
-    optimizer: str = axis("foreach", allowed=("foreach", "fused"))
+    mode: str = axis("eager", allowed=("eager", "compiled"))
     repeat: int = axis(1, minimum=1)
 
     @property
@@ -46,12 +39,7 @@ class Cell:
     def row_keys(self) -> list[dict[str, str]]:
         """Return what names each row by the host clock: the rows of a cell that could not be measured."""
         first = (FIRST_STEP,) if self.mode == "compiled" else ()
-        return [{"phase": name, "clock": "host"} for name in (*first, *self.phases)]
-
-    @property
-    def phases(self) -> tuple[str, ...]:
-        """What is timed of a step."""
-        return GRAPH_PHASES if self.mode == "graph" else PHASES
+        return [{"phase": name, "clock": "host"} for name in (*first, *PHASES)]
 
 
 @dataclass(frozen=True)

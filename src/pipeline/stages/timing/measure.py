@@ -1,7 +1,6 @@
 """Measure a timing cell: phases one by one between synchronised moments, then whole steps undivided."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +12,6 @@ from pipeline.instruments.machine.pinning import pinned
 from pipeline.instruments.machine.power import LEAST_ENERGY_S
 from pipeline.instruments.machine.toolchain import require_compiler
 from pipeline.instruments.profilers.gpu_busy import GpuBusy, profile_gpu_busy, step_columns
-from pipeline.instruments.sampling.cuda_graph import captured, make_capturable, require_graphs
 from pipeline.instruments.sampling.gpu_readings import gpu_columns
 from pipeline.instruments.sampling.step_timing import Sampling, StopRule, time_call_ms, time_phases
 from pipeline.instruments.sampling.stopwatch import Stopwatch
@@ -51,7 +49,6 @@ def _build_step(cell: Cell, settings: Settings, device: torch.device) -> Trainin
         precision=cell.precision,
         device=device,
         compiled=cell.mode == "compiled",
-        fused_optimizer=cell.optimizer == "fused",
     )
 
 
@@ -65,10 +62,9 @@ def measure_step(
     # The energy of a step is read over a second of steps or more.
     least_s = LEAST_ENERGY_S if device.type == "cuda" else 0.0
     rule = StopRule(settings.steps, settings.max_steps, settings.rel_error, settings.budget_s, least_s)
-    time_step = _time_replayed if cell.mode == "graph" else _time_launched
     # After compiling, which takes more than one core.
     with stopwatch.measuring(), pinned(device) as core:
-        samplings, busy = time_step(step, device, cell.warmup_steps, rule)
+        samplings, busy = _time(step, device, cell.warmup_steps, rule)
     shared = _shared_columns(cell, device) | {"pinned_core": core}
     return rows + [row for sampling in samplings for row in _rows(sampling, busy, shared)]
 
@@ -78,14 +74,12 @@ def _require(cell: Cell, device: torch.device) -> None:
         raise Skipped("tf32 needs a GPU with TF32 tensor cores")
     if cell.mode == "compiled":
         require_compiler()
-    if cell.mode == "graph":
-        require_graphs(device)
 
 
-def _time_launched(
+def _time(
     step: TrainingStep, device: torch.device, warmup_steps: int, rule: StopRule
 ) -> tuple[list[Sampling], GpuBusy | None]:
-    """Time a step whose kernels the host launches one by one: phase by phase, then whole."""
+    """Time a step phase by phase, then whole, and ask what the GPU did meanwhile."""
     phases = {"forward": step.forward, "backward": step.backward, "optimizer": step.optimizer_step}
     samplings = [
         time_phases(phases, device, warmup_steps, rule),
@@ -94,27 +88,6 @@ def _time_launched(
         time_phases({"train_step": step.run}, device, 0, rule),
     ]
     return samplings, profile_gpu_busy(step.run, device)
-
-
-def _time_replayed(
-    step: TrainingStep, device: torch.device, warmup_steps: int, rule: StopRule
-) -> tuple[list[Sampling], GpuBusy | None]:
-    """Time a step, and parts of it, each captured as a CUDA graph; every replay gets its batch as a new one."""
-
-    def forward_backward() -> None:
-        step.forward()
-        step.backward()
-
-    make_capturable(step.optimizer)
-    calls = {"forward": step.forward, "forward_backward": forward_backward, "train_step": step.run}
-    batch = step.tokens.clone(), step.targets.clone()
-    samplings, busy = [], None
-    for name, call in calls.items():
-        with captured(call, device, (step.tokens, step.targets), step.discard) as replay:
-            samplings.append(time_phases({name: partial(replay, *batch)}, device, warmup_steps, rule))
-            if name == "train_step":  # the last: the profiler stays attached
-                busy = profile_gpu_busy(partial(replay, *batch), device)
-    return samplings, busy
 
 
 def _compile_row(step: TrainingStep, device: torch.device, stopwatch: Stopwatch) -> Row:

@@ -6,7 +6,7 @@ from pipeline.formulas.parameters import parameter_count
 from pipeline.formulas.peak_memory import peak_bytes
 from pipeline.formulas.sizes import SIZES
 from pipeline.formulas.training_state import training_state
-from pipeline.stages.timing.cell import GRAPH_PHASES, Cell, Settings
+from pipeline.stages.timing.cell import Cell, Settings
 
 COMPILING_S = 12.0
 # The FLOP/s that training steps reach, about.
@@ -16,14 +16,13 @@ PROFILED_STEPS = 4
 
 def expected_s(cell: Cell, settings: Settings, on_gpu: bool) -> float:
     """Return about how many seconds a cell takes."""
-    if not on_gpu and (cell.precision == "tf32" or cell.mode == "graph"):  # skipped
+    if not on_gpu and cell.precision == "tf32":  # skipped
         return 0.5
-    samplings = len(GRAPH_PHASES) if cell.mode == "graph" else 2
     step_flops = train_step_flops(SIZES[cell.size], settings.vocab_size, cell.batch_size, cell.context_length)
     step_s = step_flops / (GPU_RATES[cell.precision] if on_gpu else CPU_RATE)
     sampling_s = max(settings.budget_s, settings.steps * step_s)
     other_steps = cell.warmup_steps + (PROFILED_STEPS if on_gpu else 0)
-    return 2 + samplings * sampling_s + other_steps * step_s + (COMPILING_S if cell.mode == "compiled" else 0)
+    return 2 + 2 * sampling_s + other_steps * step_s + (COMPILING_S if cell.mode == "compiled" else 0)
 
 
 def needed_bytes(cell: Cell, settings: Settings) -> int:
@@ -31,8 +30,6 @@ def needed_bytes(cell: Cell, settings: Settings) -> int:
 
     What a compiled step keeps of it beside weights, gradients and the optimizer's state is the compiler's choice.
     """
-    if cell.mode == "graph":  # skipped
-        return 0
     size = SIZES[cell.size]
     if cell.mode == "compiled":
         return training_state(parameter_count(size, settings.vocab_size)).total_bytes

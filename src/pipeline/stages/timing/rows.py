@@ -8,14 +8,13 @@ from pipeline.cells.rows import Reading, RowTypes, column, derived
 from pipeline.cells.timed_rows import GpuStepRow
 from pipeline.formulas import flops
 from pipeline.formulas.sizes import SIZES
-from pipeline.stages.timing.cell import ALL_PHASES, FIRST_STEP, SUBJECTS
+from pipeline.stages.timing.cell import FIRST_STEP, PHASES, SUBJECTS
 
 PIPELINES = SUBJECTS.pipelines
 # The optimizer moves bytes and has no rates.
 FLOPS = {
     "forward": flops.forward_flops,
     "backward": flops.backward_flops,
-    "forward_backward": flops.train_step_flops,
     "train_step": flops.train_step_flops,
 }
 
@@ -28,7 +27,7 @@ class PhaseTime(GpuStepRow):
 
     phase: str = column(
         "part of the step, or all of it; compile is the first step, which compiles",
-        allowed=ALL_PHASES,
+        allowed=(FIRST_STEP, *PHASES),
     )
     clock: str = column("host: a synchronize on both sides; cuda_events: by the GPU", allowed=("host", "cuda_events"))
     impl: str | None = column(

@@ -54,7 +54,6 @@ def _timed(
         batch_size=cell.batch_size,
         precision=cell.precision,
         device=context.device,
-        fused_optimizer=cell.optimizer == "fused",
     )
     with turns.of(subject.name):
         rows = measure_step(step, cell, settings, context.device, Stopwatch())

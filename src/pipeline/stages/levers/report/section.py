@@ -8,14 +8,14 @@ from pipeline.cells.rows import WITH_FIGURES
 from pipeline.report.lever_words import WORDS, joined, listed
 from pipeline.report.outcomes import clear_gain, not_measured, nothing_measured
 from pipeline.report.page_parts import MOST_TABLE_ROWS, Action, Figure, Section, Table, say
-from pipeline.report.same_steps import eager_steps
 from pipeline.report.section import count, data_size, listing, ms, number, percent, ratio
 from pipeline.report.table_rows import ok
 from pipeline.report.tables import significant, with_outcomes
-from pipeline.stages.levers.cell import EAGER
+from pipeline.stages.levers.cell import EAGER, EAGER_AGAIN
 from pipeline.stages.levers.report import figures
 from pipeline.stages.levers.report.selection import (
     advised,
+    again,
     alone,
     eager,
     fastest,
@@ -28,7 +28,6 @@ from pipeline.stages.levers.report.selection import (
 
 TITLE = "What does each optimization buy, alone and together?"
 LOSS_DIGITS = 4
-TOPICS = {"fused": "optimizer", "compile": "compile", "graph": "graph"}  # of other stages' actions
 
 
 def build(rows: pd.DataFrame) -> Section:
@@ -47,10 +46,13 @@ def build(rows: pd.DataFrame) -> Section:
         TITLE,
         "",
         _answer(model),
-        parts=[Figure("gains", _figure_title(found, top), figures.gains(rows, top)), _table(model), missing],
+        parts=[
+            Figure("gains", _figure_title(found, top), figures.gains(rows, top)),
+            _table(model, again(rows, model)),
+            missing,
+        ],
         method=_method(rows),
         actions=_actions(model, rows),
-        eager_steps=eager_steps(rows[rows["levers"] == EAGER].assign(precision="bf16")),
     )
 
 
@@ -61,6 +63,8 @@ def _method(rows: pd.DataFrame) -> str:
         f"{rows['setting_checked_steps'].max()}: a combination is wrong, and has no times, if it is off by more than "
         f"{percent(rows['setting_loss_tolerance'].max())} of what eager's has fallen by till then."
     )
+    if (rows["levers"] == EAGER_AGAIN).any():
+        words += " Each is measured in a process of its own, in turn; eager again, at the end, shows the drift."
     if rows["levers"].str.contains("bf16_weights", regex=False).any():
         words += (
             " Weights in bf16 round small updates away and may differ: after so few steps on one batch of random tokens"
@@ -126,13 +130,14 @@ def _change(base: pd.Series, other: pd.Series) -> str:
     return ", ".join(f"{before} → {after}" if before != after else f"{after} as before" for before, after in written)
 
 
-def _table(model: pd.DataFrame) -> Table:
-    """Write the eager step, each lever alone, and those that join one after the other."""
+def _table(model: pd.DataFrame, second: pd.DataFrame) -> Table:
+    """Write the eager step, each lever alone, those that join one after the other, and eager's `second` turn."""
     gained = with_gain(model)
     steps, single = ladder(gained), alone(gained)
     together = ~steps["levers"].isin([EAGER, *single["levers"]])
-    others = single[~single["levers"].isin(steps["levers"])].head(MOST_TABLE_ROWS - len(steps))
-    shown = pd.concat([steps[~together], others, steps[together]])
+    others = single[~single["levers"].isin(steps["levers"])].head(MOST_TABLE_ROWS - len(steps) - len(second))
+    second = second.assign(gain=eager(model)["median_ms"] / second["median_ms"])
+    shown = pd.concat([steps[~together], others, steps[together], second])
     shown = shown[shown["status"] != "skipped"].reset_index(drop=True)
     table = pd.DataFrame([{"with": joined(row["levers"]), **_figures(row)} for _, row in shown.iterrows()])
     table["ms (× eager)"] = with_outcomes(table["ms (× eager)"], shown.assign(reason=None))
@@ -170,7 +175,7 @@ def _actions(model: pd.DataFrame, rows: pd.DataFrame) -> list[Action]:
     wrong = rows[(rows["levers"] == top["levers"]) & (rows["status"] == "wrong")]
     why += f" For {listing(wrong['size'].unique())} its loss fails the check." if len(wrong) else ""
     what = say("**Train with {levers}.**", levers=listed(top["levers"]))
-    return [Action(1, what, why, covers=[TOPICS[name] for name in names if name in TOPICS])]
+    return [Action(1, what, why, covers=[name for name in names if name == "compile"])]
 
 
 def _parts_of(names: Sequence[str], gains: pd.Series) -> str:

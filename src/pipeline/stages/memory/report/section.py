@@ -9,7 +9,6 @@ import pandas as pd
 from pipeline.report.markup import Markdown
 from pipeline.report.outcomes import not_measured, nothing_measured
 from pipeline.report.page_parts import MOST_TABLE_ROWS, Figure, Section, Table
-from pipeline.report.same_steps import eager_steps
 from pipeline.report.section import data_size, percent, ratio
 from pipeline.report.tables import OUTCOME_WORDS, significant
 from pipeline.stages.memory.report import checkpoints, figures
@@ -20,7 +19,6 @@ from pipeline.stages.memory.report.facts import (
     beside_variants,
     headline,
     of_main_size,
-    plain_steps,
     recordings,
 )
 from pipeline.stages.memory.report.problems import problems
@@ -62,7 +60,6 @@ def build(rows: pd.DataFrame) -> Section:
         method=_method(lead),
         actions=actions(shown),
         problems=[*problems(shown), *checkpoints.problems(recorded)],
-        eager_steps=eager_steps(pd.concat([one.of("time") for one in plain_steps(whole)] or [rows.head(0)])),
     )
 
 

@@ -6,7 +6,6 @@ import pandas as pd
 
 from pipeline.report.outcomes import not_measured, nothing_measured
 from pipeline.report.page_parts import Figure, Section, Table
-from pipeline.report.same_steps import eager_steps
 from pipeline.report.section import counted, listing, ms, percent
 from pipeline.report.tables import significant
 from pipeline.stages.profile.cell import PASSES
@@ -60,7 +59,6 @@ def build(rows: pd.DataFrame) -> Section:
             what=OF_KERNELS if first.on_gpu else OF_OPERATORS,
         ),
         problems=problems(shown),
-        eager_steps=eager_steps(timed[timed["range"] == "train_step"]),
     )
 
 

@@ -10,12 +10,11 @@ from pipeline.report.outcomes import IDLE_PCT, WORTH_IT
 from pipeline.report.page_parts import Action, say
 from pipeline.report.section import count, listing, ms, number, percent, ratio
 from pipeline.stages.timing.report.steps import (
-    CELL,
     bases,
     compile_times,
+    compiled_gains,
     every_batch,
-    gains,
-    of_kind,
+    of_mode,
     precision_gains,
     usual_batch,
 )
@@ -26,35 +25,28 @@ def actions(rows: pd.DataFrame, precision: str) -> list[Action]:
     return [
         *_fill_the_gpu(rows, precision),
         *_train_in(rows, precision),
-        *_advise(rows, precision, "compiled", "Use `torch.compile`", "compile", _payback(rows, precision)),
-        *_advise(rows, precision, "graph", "Capture the step as a CUDA graph", "graph"),
-        *_advise(rows, precision, "fused", "Use fused AdamW (`fused=True`)", "optimizer"),
+        *_compile(rows, precision),
     ]
 
 
 def _fill_the_gpu(rows: pd.DataFrame, precision: str) -> list[Action]:
     """Advise more work a step where the GPU idles with little of it, or where a larger batch trains clearly faster."""
-    steps = of_kind(every_batch(rows), "eager")
+    steps = of_mode(every_batch(rows), "eager")
     steps = steps[(steps["precision"] == precision) & (steps["status"] == "ok")]
-    idle, faster = _idle_with_little_work(steps, gains(rows, "eager", "graph")), _faster_with_a_larger_batch(steps)
+    idle, faster = _idle_with_little_work(steps), _faster_with_a_larger_batch(steps)
     what = Markdown("**Fill the GPU: more tokens a step.**" if idle else "**Train with a larger batch.**")
     return [Action(1, what, f"{idle} {faster}".strip(), "idle")] if idle or faster else []
 
 
-def _idle_with_little_work(steps: pd.DataFrame, captured: pd.DataFrame) -> str:
-    """Say where the GPU idles most, and how little it does in the same model with more tokens a step; else nothing.
-
-    captured: what steps gain as CUDA graphs. A step that gains from it is told of first, with its gain.
-    """
+def _idle_with_little_work(steps: pd.DataFrame) -> str:
+    """Say where the GPU idles most, and how little it does in the same model with more tokens a step; else nothing."""
     idle = steps[steps["gpu_idle_pct"] >= IDLE_PCT]  # NaN where it is not known
-    clear = {tuple(row[CELL]): row for _, row in captured.iterrows() if row["is_clear"]}
-    told = [(tuple(step[CELL]), step) for _, step in idle.iterrows()]
-    for cell, step in sorted(told, key=lambda pair: (pair[0] not in clear, -pair[1]["gpu_idle_pct"])):
+    for _, step in idle.sort_values("gpu_idle_pct", ascending=False, kind="stable").iterrows():
         fuller = steps[(steps["size"] == step["size"]) & (_tokens(steps) > _tokens(step))]
         better = fuller[fuller["gpu_idle_pct"] < step["gpu_idle_pct"]]
         if len(better):
             best = better.loc[better["gpu_idle_pct"].idxmin()]
-            return _idles(step, best) + (_captured(clear[cell]) if cell in clear else "")
+            return _idles(step, best)
     return ""
 
 
@@ -65,14 +57,6 @@ def _idles(step: pd.Series, fuller: pd.Series) -> str:
         f"The GPU idles {percent(step['gpu_idle_pct'] / 100)} of a step of {_at(step)} in {step['precision']}, "
         "because the host cannot launch kernels as fast as they run; at context "
         f"{int(fuller['context_length'])}{batch} it idles {percent(fuller['gpu_idle_pct'] / 100)}."
-    )
-
-
-def _captured(gained: pd.Series) -> str:
-    """Say how long a step takes as a CUDA graph, which the host launches at once."""
-    return (
-        f" If a step must be that small, capture it as a CUDA graph: it then takes {ms(gained['other_ms'])}, whatever "
-        f"the host, instead of {ms(gained['base_ms'])} with this one ({ratio(gained['ratio'])})."
     )
 
 
@@ -128,9 +112,9 @@ def _peaks(tables: Mapping[str, pd.DataFrame]) -> str:
     return "" if pd.isna(peaks).any() else f" The peaks are {listing(map(number, peaks))} TFLOP/s."
 
 
-def _advise(rows: pd.DataFrame, precision: str, kind: str, what: str, topic: str, more: str = "") -> list[Action]:
-    """Advise a kind of step that clearly gains over the eager one; name where it gains most, and where least."""
-    table = gains(rows, "eager", kind)
+def _compile(rows: pd.DataFrame, precision: str) -> list[Action]:
+    """Advise compiling where it clearly gains over the eager step; name where it gains most, and where least."""
+    table = compiled_gains(rows)
     table = table[table["precision"] == precision]
     clear = table[table["is_clear"]]
     if clear.empty:
@@ -140,9 +124,9 @@ def _advise(rows: pd.DataFrame, precision: str, kind: str, what: str, topic: str
     idle = f", of which the GPU idles {percent(idle_pct / 100)}," if idle_pct >= IDLE_PCT else ""
     why = (
         f"A step of {_at(best)} in {precision}{idle} takes {ms(best['other_ms'])} instead of {ms(best['base_ms'])} "
-        f"({ratio(best['ratio'])}){_least(table, best)}.{more}"
+        f"({ratio(best['ratio'])}){_least(table, best)}.{_payback(rows, precision)}"
     )
-    return [Action(2, Markdown(f"**{what}.**"), why, topic)]
+    return [Action(2, Markdown("**Use `torch.compile`.**"), why, "compile")]
 
 
 def _least(table: pd.DataFrame, best: pd.Series, base: str = "") -> str:

@@ -32,26 +32,20 @@ from pipeline.stages.timing.report.steps import (
     every_batch,
     largest_context,
     main_precision,
-    of_kind,
+    of_mode,
     reached_tflops_per_s,
     step_flops,
     warm,
 )
 
 STEP = ["size", "context_length", "batch_size", "precision", "status", "median_ms", "q1_ms", "q3_ms"]
-KIND_WORDS = {
-    "eager": "eager",
-    "fused": "fused AdamW",
-    "compiled": "compiled",
-    "graph": "CUDA graph",
-    "graph_fused": "graph, fused AdamW",
-}
+MODES = ("eager", "compiled")
 PARTS = {"GPU busy": style_for("computation")["color"], "GPU idle": IDLE_COLOUR, "wall time": NEUTRAL}
 
 
 def charts(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame] | None = None) -> list[Chart]:
     """Return the charts of the stage, from all its rows; beside: those of the stage ceilings."""
-    steps = of_kind(every_batch(rows), "eager")
+    steps = of_mode(every_batch(rows), "eager")
     return [] if steps.empty else [_achieved(steps, reached_tflops_per_s(steps, beside)), _ways(rows)]
 
 
@@ -111,11 +105,11 @@ def _ceilings(steps: pd.DataFrame, reached: Mapping[str, float]) -> list[dict[st
 
 def _ways(rows: pd.DataFrame) -> Chart:
     """Draw a training step by model and way to run it, split into GPU busy and idle where that is known."""
-    steps = pd.concat([of_kind(warm(rows), kind).assign(kind=words) for kind, words in KIND_WORDS.items()])
-    steps = steps[[*STEP, "kind", "gpu_busy_ms", "gpu_idle_pct", "launches", "limited_by"]]
+    steps = pd.concat([of_mode(warm(rows), mode) for mode in MODES])
+    steps = steps[[*STEP, "mode", "gpu_busy_ms", "gpu_idle_pct", "launches", "limited_by"]]
     steps = steps.assign(
         setting=[f"{row['precision']}, context {row['context_length']}" for _, row in steps.iterrows()],
-        bar=steps["size"] + ", " + steps["kind"],
+        bar=steps["size"] + ", " + steps["mode"],
         busy=steps["gpu_busy_ms"].clip(upper=steps["median_ms"]),
     )
     parts = {
@@ -129,7 +123,7 @@ def _ways(rows: pd.DataFrame) -> Chart:
     present = {part: colour for part, colour in PARTS.items() if part in set(drawn["part"])}
     told = quartiles(
         size="model",
-        kind="run",
+        mode="run",
         part="part",
         part_ms="of it (ms)",
         gpu_idle_pct="GPU idle (%)",
@@ -140,7 +134,7 @@ def _ways(rows: pd.DataFrame) -> Chart:
     colour = coloured("part", present, legend=len(present) > 1)
     x, order = axis("part_ms", "training step (ms)", stack="zero"), {"field": "part"}
     number = {"field": "median_ms", "format": DIGITS}
-    bars = [f"{size}, {kind}" for size in steps["size"].drop_duplicates() for kind in KIND_WORDS.values()]
+    bars = [f"{size}, {mode}" for size in steps["size"].drop_duplicates() for mode in MODES]
     spec = {
         "params": [picker("setting", "precision and context", settings, _first_setting(rows, steps))],
         "transform": picked(setting="setting"),

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from pipeline.report.figures import WORD_PT, log_values_axis, new_figure, shared_legend, stamp, style_for
 from pipeline.report.table_rows import known
-from pipeline.stages.timing.report.steps import main_precision, of_kind, step_flops, warm
+from pipeline.stages.timing.report.steps import main_precision, of_mode, step_flops, warm
 
 TERA = 1e12
 PEAK_WORDS = {"datasheet": "data sheet", "measured": "peak, measured"}
@@ -20,7 +20,7 @@ def achieved(rows: pd.DataFrame, reached: Mapping[str, float]) -> Figure:
 
     Those are the peaks of the rows, and in `reached`, by precision, the rate of a matrix product alone.
     """
-    steps = of_kind(warm(rows), "eager")
+    steps = of_mode(warm(rows), "eager")
     steps = steps.assign(work=[step_flops(row) / TERA for _, row in steps.iterrows()])
     figure, panels = new_figure()
     axes = panels[0, 0]

@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from pipeline.stages.timing.report import headline
-from pipeline.stages.timing.report.steps import first_screen_steps, of_kind, warm
+from pipeline.stages.timing.report.steps import first_screen_steps, of_mode, warm
 from pipeline.stages.timing.report.tuned import tuned_steps
 
 
@@ -15,7 +15,7 @@ def models(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> list[dict[
 
     beside: the rows of the stage levers.
     """
-    if of_kind(warm(rows), "eager").empty:
+    if of_mode(warm(rows), "eager").empty:
         return []
     steps = first_screen_steps(rows)
     return headline.models(steps, rows, tuned_steps(steps, beside["levers"]))

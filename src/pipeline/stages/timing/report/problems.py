@@ -6,7 +6,7 @@ from pipeline.report.outcomes import IDLE_PCT
 from pipeline.report.page_parts import Problem
 from pipeline.report.section import percent, ratio, span
 from pipeline.report.side_by_side import step_words
-from pipeline.stages.timing.report.steps import at, first_steps, gains, of_kind, precision_gains, warm
+from pipeline.stages.timing.report.steps import at, compiled_gains, first_steps, of_mode, precision_gains, warm
 
 
 def problems(rows: pd.DataFrame, precision: str, context_length: int) -> list[Problem]:
@@ -15,16 +15,16 @@ def problems(rows: pd.DataFrame, precision: str, context_length: int) -> list[Pr
         "benchmarking_script (b)": _phases(rows, precision, context_length),
         "benchmarking_script (c)": _warmup(first_steps(rows)),
         "benchmarking_mixed_precision (c)": _precision(precision_gains(rows, "bf16")),
-        "torch_compile (b)": _compile(gains(rows, "eager", "compiled"), precision),
+        "torch_compile (b)": _compile(compiled_gains(rows), precision),
     }
     return [Problem(name, text) for name, text in answers.items() if text]
 
 
 def _phases(rows: pd.DataFrame, precision: str, context_length: int) -> str:
-    phases = [at(of_kind(warm(rows), "eager", name), precision, context_length) for name in ("forward", "backward")]
+    phases = [at(of_mode(warm(rows), "eager", name), precision, context_length) for name in ("forward", "backward")]
     size = phases[0]["size"].iloc[-1]
     forward, backward = (step_words(found.set_index("size").loc[size]) for found in phases)
-    deviation = of_kind(warm(rows), "eager").eval("std_ms / mean_ms").median()
+    deviation = of_mode(warm(rows), "eager").eval("std_ms / mean_ms").median()
     return (
         f"{size} ({precision}, context {context_length}): forward {forward}, backward {backward}. The standard "
         f"deviation of a step is typically {percent(deviation)} of its mean."

@@ -7,7 +7,6 @@ import pandas as pd
 
 from pipeline.report.outcomes import WORTH_IT, not_measured, nothing_measured
 from pipeline.report.page_parts import MOST_TABLE_ROWS, Figure, Section, Table
-from pipeline.report.same_steps import eager_steps
 from pipeline.report.section import count, number, percent, ratio, span
 from pipeline.report.table_rows import known
 from pipeline.report.tables import with_outcomes
@@ -17,7 +16,7 @@ from pipeline.stages.timing.report.problems import problems
 from pipeline.stages.timing.report.steps import (
     every_batch,
     first_screen_steps,
-    of_kind,
+    of_mode,
     reached_tflops_per_s,
     warm,
 )
@@ -34,7 +33,7 @@ PHASES = {"forward": "forward", "backward": "backward", "optimizer": "optimizer"
 
 def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame] | None = None) -> Section:
     """Return the section of the timing stage, from all its rows; beside: those of the stages ceilings and levers."""
-    eager = of_kind(warm(rows), "eager")
+    eager = of_mode(warm(rows), "eager")
     if eager.empty:
         return Section(TITLE, EXERCISE, nothing_measured(rows))
     steps, reached = first_screen_steps(rows), reached_tflops_per_s(eager, beside)
@@ -57,7 +56,6 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame] | None = None) 
             headline.finding(eager, reached),
         ],
         models=headline.models(steps, rows, tuned),
-        eager_steps=eager_steps(eager),
     )
 
 
@@ -74,7 +72,7 @@ def _answer(steps: pd.DataFrame) -> str:
 
 def _phases(rows: pd.DataFrame, precision: str, context_length: int) -> list[Table | str]:
     """Make a table of the phases' medians, fp32 and the main precision, one row per model; say if they disagree."""
-    every = pd.concat([of_kind(warm(rows), "eager", phase) for phase in PHASES])
+    every = pd.concat([of_mode(warm(rows), "eager", phase) for phase in PHASES])
     every = every[(every["context_length"] == context_length) & every["precision"].isin(["fp32", precision])]
     lines = ["precision", "size"]
     order = every.drop_duplicates(lines).set_index(lines).index

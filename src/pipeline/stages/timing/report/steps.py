@@ -1,4 +1,4 @@
-"""Which rows of the timing stage answer which question: whole steps, and ratios between two kinds of them."""
+"""Which rows of the timing stage answer which question: whole steps, and ratios between two of them."""
 
 from collections.abc import Mapping
 
@@ -11,13 +11,6 @@ from pipeline.report.outcomes import clear_gain
 from pipeline.report.table_rows import highest, in_order, ok
 
 PRECISIONS = ("fp32", "tf32", "bf16")
-KINDS = {
-    "eager": ("eager", "foreach"),
-    "fused": ("eager", "fused"),
-    "compiled": ("compiled", "foreach"),
-    "graph": ("graph", "foreach"),
-    "graph_fused": ("graph", "fused"),
-}
 ORDERS = {"precision": PRECISIONS, "size": BY_SIZE}
 CELL = ["precision", "size", "context_length"]
 
@@ -38,21 +31,20 @@ def warm(rows: pd.DataFrame) -> pd.DataFrame:
     return usual_batch(every_batch(rows))
 
 
-def of_kind(rows: pd.DataFrame, kind: str, phase: str = "train_step") -> pd.DataFrame:
-    """Keep one phase of the steps of one kind (KINDS) that have figures."""
-    mode, optimizer = KINDS[kind]
-    return ok(rows[(rows["mode"] == mode) & (rows["optimizer"] == optimizer) & (rows["phase"] == phase)])
+def of_mode(rows: pd.DataFrame, mode: str, phase: str = "train_step") -> pd.DataFrame:
+    """Keep one phase of the steps of one mode that have figures."""
+    return ok(rows[(rows["mode"] == mode) & (rows["phase"] == phase)])
 
 
 def main_precision(rows: pd.DataFrame) -> str:
     """Choose the precision in which people train: bf16 where it was measured, else the first that was."""
-    measured = set(of_kind(warm(rows), "eager")["precision"])
+    measured = set(of_mode(warm(rows), "eager")["precision"])
     return "bf16" if "bf16" in measured else next(name for name in PRECISIONS if name in measured)
 
 
 def largest_context(rows: pd.DataFrame, precision: str) -> int:
     """Choose the longest context of those with figures for the most sizes."""
-    steps = of_kind(warm(rows), "eager")
+    steps = of_mode(warm(rows), "eager")
     sizes = steps[steps["precision"] == precision].groupby("context_length")["size"].nunique()
     return int(sizes[sizes == sizes.max()].index.max())
 
@@ -63,7 +55,7 @@ def first_screen_steps(rows: pd.DataFrame) -> pd.DataFrame:
     Some eager step has to have figures.
     """
     precision = main_precision(rows)
-    return at(of_kind(warm(rows), "eager"), precision, largest_context(rows, precision))
+    return at(of_mode(warm(rows), "eager"), precision, largest_context(rows, precision))
 
 
 def at(steps: pd.DataFrame, precision: str, context_length: int) -> pd.DataFrame:
@@ -78,15 +70,15 @@ def step_flops(row: pd.Series) -> int:
     )
 
 
-def gains(rows: pd.DataFrame, base: str, other: str) -> pd.DataFrame:
-    """Divide the step time of one kind by that of another, of the same precision, size and context.
+def compiled_gains(rows: pd.DataFrame) -> pd.DataFrame:
+    """Divide the time of an eager step by that of the compiled one, of the same precision, size and context.
 
     Returns CELL, ratio (above 1 the other is faster), is_stable (whether both are), is_clear (whether it is worth
     acting on), and of each side median_ms, gpu_idle_pct and peak_tflops_per_s as base_ms, base_idle_pct,
     base_tflops_per_s, and so on with other_.
     """
     steps = warm(rows)
-    return _ratios(of_kind(steps, base), of_kind(steps, other), CELL)
+    return _ratios(of_mode(steps, "eager"), of_mode(steps, "compiled"), CELL)
 
 
 def bases(precision: str) -> list[str]:
@@ -95,8 +87,8 @@ def bases(precision: str) -> list[str]:
 
 
 def precision_gains(rows: pd.DataFrame, precision: str, base: str = "fp32") -> pd.DataFrame:
-    """Divide the eager step time of one precision, `base`, by that of another; as `gains`, without precision."""
-    steps = of_kind(warm(rows), "eager")
+    """Divide the eager step time of one precision, `base`, by that of another; see `compiled_gains`."""
+    steps = of_mode(warm(rows), "eager")
     slower, faster = (steps[steps["precision"] == name] for name in (base, precision))
     return _ratios(slower, faster, ["size", "context_length"])
 
@@ -125,8 +117,8 @@ def reached_tflops_per_s(steps: pd.DataFrame, beside: Mapping[str, pd.DataFrame]
 
 def compile_times(rows: pd.DataFrame) -> pd.DataFrame:
     """Return CELL, compile_ms (of the first step), and payback_steps: after how many steps it pays, if ever."""
-    first = of_kind(warm(rows), "compiled", phase="compile")[[*CELL, "median_ms"]]
-    both = first.rename(columns={"median_ms": "compile_ms"}).merge(gains(rows, "eager", "compiled"), on=CELL)
+    first = of_mode(warm(rows), "compiled", phase="compile")[[*CELL, "median_ms"]]
+    both = first.rename(columns={"median_ms": "compile_ms"}).merge(compiled_gains(rows), on=CELL)
     saved = both["base_ms"] - both["other_ms"]
     return both.assign(payback_steps=(both["compile_ms"] / saved).where(saved > 0))
 
@@ -134,11 +126,9 @@ def compile_times(rows: pd.DataFrame) -> pd.DataFrame:
 def first_steps(rows: pd.DataFrame) -> pd.DataFrame:
     """Give the sum of the phases of each process's first step, over the median of its later ones, by warm-up.
 
-    Returns CELL, warmup_steps and first (a ratio); of eager steps with PyTorch's default optimizer.
+    Returns CELL, warmup_steps and first (a ratio); of eager steps.
     """
-    mode, optimizer = KINDS["eager"]
-    of_kind_rows = rows[(rows["clock"] == "host") & (rows["mode"] == mode) & (rows["optimizer"] == optimizer)]
-    phases = ok(usual_batch(of_kind_rows))
+    phases = ok(usual_batch(rows[(rows["clock"] == "host") & (rows["mode"] == "eager")]))
     phases = phases[phases["phase"].isin(["forward", "backward", "optimizer"])]
     keys = [*CELL, "warmup_steps"]
     steps = phases[[*keys, "phase", "samples_ms"]].explode("samples_ms").astype({"samples_ms": float})

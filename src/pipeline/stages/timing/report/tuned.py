@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 
 EAGER = "eager"
-# A few steps do not show what weights in bf16 lose over many small updates.
-NOT_ADVISED = "bf16_weights"
+# A few steps do not show what weights in bf16 lose over many small updates; and eager's second turn is no lever.
+NOT_ADVISED = "bf16_weights|eager_again"
 SAME = ["size", "context_length", "batch_size", "setting_vocab_size"]
 FIGURES = ["tokens_per_s", "mfu_pct", "gain", "peak_bytes"]
 TOLD = ["levers", *FIGURES, "power_capped"]
@@ -25,12 +25,14 @@ def tuned_steps(steps: pd.DataFrame, levers: pd.DataFrame) -> pd.DataFrame:
     if levers.empty or steps["precision"].iloc[0] != "bf16":
         return nothing
     levers = levers.rename(columns={"setting_batch_size": "batch_size"})
-    advised = levers[~levers["levers"].str.contains(NOT_ADVISED, regex=False)]
+    advised = levers[~levers["levers"].str.contains(NOT_ADVISED)]
     stable = advised[advised["status"] == "ok"]
-    eager_ms = stable[stable["levers"] == EAGER].set_index(SAME)["median_ms"].rename("eager_ms")
-    fastest = stable.loc[stable.groupby(SAME)["median_ms"].idxmin()].join(eager_ms, on=SAME)
-    fastest = fastest.assign(gain=fastest["eager_ms"] / fastest["median_ms"]).reindex(columns=[*SAME, *TOLD])
-    faster = fastest[fastest["levers"] != EAGER]
+    of_cell = [*SAME, "combinations"]  # a gain is of two rows of one cell
+    eager_ms = stable[stable["levers"] == EAGER].set_index(of_cell)["median_ms"].rename("eager_ms")
+    gained = stable[stable["levers"] != EAGER].join(eager_ms, on=of_cell)
+    gained = gained.assign(gain=gained["eager_ms"] / gained["median_ms"])
+    gained = gained[~(gained["gain"] <= 1)]
+    faster = gained.loc[gained.groupby(SAME)["median_ms"].idxmin()].reindex(columns=[*SAME, *TOLD])
     joined = steps[SAME].merge(faster, on=SAME, how="left").set_index(steps.index)
     wrong = pd.MultiIndex.from_frame(advised.loc[advised["status"] == "wrong", SAME])
     is_wrong = pd.MultiIndex.from_frame(steps[SAME]).isin(wrong) & joined["levers"].isna()
