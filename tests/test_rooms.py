@@ -1,6 +1,7 @@
 """Who may import whom: every import, dynamic ones included, against the rooms of docs/architecture.md."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,7 +26,6 @@ ROOMS = {
     "tf32": {"compat"},
     "formulas": set(),
     "attention": GROUND,
-    "attention.triton.tuning": GROUND | {"attention", "instruments"},
     "model": GROUND | {"attention"},
     "parallel": GROUND,
     "instruments": GROUND,
@@ -102,6 +102,10 @@ def test_imports_go_down_only(module):
 def test_what_is_found_by_name_is_listed_only_while_it_is():
     by_name = {(module, room(name)) for module, path in MODULES.items() for name in imports(path)}
     assert by_name >= BY_NAME
+
+
+def test_what_is_installed_needs_nothing_of_the_tools():
+    assert not [path for path in MODULES.values() if re.search(r"^\s*(from|import) tools\b", path.read_text(), re.M)]
 
 
 @pytest.mark.parametrize("stage", NAMES)
