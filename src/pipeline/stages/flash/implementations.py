@@ -21,8 +21,6 @@ from pipeline.stages.flash.cell import GPU_ONLY, OURS, Cell
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
-TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-
 # attention(q, k, v, is_causal): the autograd functions themselves, without the casts that a model under autocast needs.
 FUNCTIONS = {
     "triton": FlashAttentionTriton.apply,

@@ -17,7 +17,6 @@ from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.instruments.sampling.summary import quartiles
 from pipeline.stages.flash import implementations
 from pipeline.stages.flash.cell import PHASES, SUSTAINED, Cell, Settings
-from pipeline.stages.flash.implementations import TORCH_DTYPES
 from pipeline.stages.flash.trial import Inputs, Trial, try_again, try_implementation, with_other_numbers
 
 if TYPE_CHECKING:
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 Key = tuple[str, str]  # implementation, phase
 
+TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 SEED, AGAIN_SEED = 0, 1
 # Rounds that do not count. Every call has already run twice: these absorb momentary disturbances.
 WARMUP_ROUNDS = 2
@@ -47,7 +47,7 @@ def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch, subjects: Sequ
     from pipeline.stages.flash.users_own import measure_with
 
     with stopwatch.measuring():
-        return measure_with(subjects, cell, settings, measure_together)
+        return measure_with(subjects, cell, settings)
 
 
 class Measured(NamedTuple):

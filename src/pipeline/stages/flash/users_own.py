@@ -7,24 +7,23 @@ Where heads of queries share keys and values it is skipped: a function of (q, k,
 knows of them, and copies made for it would count in its time.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.parallel.processes.starting import RankContext
 from pipeline.stages.flash.cell import GROUP_AXIS, PHASES, Cell, Settings
-from pipeline.stages.flash.implementations import TORCH_DTYPES, Implementation
+from pipeline.stages.flash.implementations import Implementation
+from pipeline.stages.flash.measure import TORCH_DTYPES, Measured, Row, measure_together
 from pipeline.subjects.attention_check import QUANTITIES, TF32_EPS, attention_of, check_attention
 from pipeline.subjects.checking import Processes, Verdict, measure_survivors, verdict
 from pipeline.subjects.naming import Subject
 from pipeline.subjects.turns import Turns
-
-Row = dict[str, Any]
 
 
 class _Limit(NamedTuple):
@@ -46,13 +45,8 @@ AT_FIRST = (
 NO_GQA = f"implementations of your own are measured where {GROUP_AXIS} is 1"
 
 
-def measure_with(
-    subjects: Sequence[Subject], cell: Cell, settings: Settings, measure_together: Callable[..., Any]
-) -> list[Row]:
-    """Return the rows of a cell with the user's own implementations; one that fails costs its own rows.
-
-    measure_together: measures all implementations, with what it is given of the user's own.
-    """
+def measure_with(subjects: Sequence[Subject], cell: Cell, settings: Settings) -> list[Row]:
+    """Return the rows of a cell with the user's own implementations; one that fails costs its own rows."""
     if cell.shape.has_shared_keys:
         skipped = Verdict("skipped", NO_GQA)
         rows = measure_together(cell, settings, Stopwatch(), {}).rows
@@ -67,8 +61,7 @@ def measure_with(
 
     def measure(left: Sequence[Subject], mark: Path) -> list[Row]:
         measured = Processes(1, "gloo", device_type, settings.timeout_s)
-        own = [(subject, ways[subject]) for subject in left]
-        found = measured.run(_measure, cell, settings, own, measure_together, mark)
+        found = measured.run(_measure, cell, settings, [(subject, ways[subject]) for subject in left], mark)
         again.update(found.again)
         return found.rows
 
@@ -84,13 +77,8 @@ def measure_with(
 
 
 def _measure(
-    _context: RankContext,
-    cell: Cell,
-    settings: Settings,
-    own: Sequence[tuple[Subject, str]],
-    measure_together: Callable[..., Any],
-    mark: Path,
-) -> Any:
+    _context: RankContext, cell: Cell, settings: Settings, own: Sequence[tuple[Subject, str]], mark: Path
+) -> Measured:
     turns, built = Turns([subject for subject, _way in own], mark), {}
     for subject, way in own:
         with turns.of(subject.name):

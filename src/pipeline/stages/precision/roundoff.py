@@ -37,11 +37,6 @@ class Format:
         return (2 - self.unit_roundoff) * 2.0**self.max_exponent
 
     @property
-    def smallest_normal(self) -> float:
-        """The smallest number with all significand bits: 2^min_exponent."""
-        return 2.0**self.min_exponent
-
-    @property
     def smallest_subnormal(self) -> float:
         """The smallest positive number: the spacing of all numbers below twice the smallest normal one."""
         return 2.0 ** (self.min_exponent - self.significand_bits + 1)

@@ -38,7 +38,7 @@ def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch, subjects: Sequ
         from pipeline.stages.timing.users_own import measure_models
 
         with stopwatch.measuring():
-            rows += measure_models(subjects, cell, settings, device, measure_step)
+            rows += measure_models(subjects, cell, settings, device)
     return rows
 
 
