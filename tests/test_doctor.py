@@ -10,8 +10,8 @@ import torch
 
 from pipeline import doctor
 from pipeline.attention.triton import gpu, kernel_sets
-from pipeline.attention.triton.tuning.every_gpu import GPUS
 from pipeline.instruments.machine.gpus import Gpu
+from tools.tuning.every_gpu import GPUS
 
 H200 = [Gpu(id=f"GPU-{index}", index=index, name="NVIDIA H200", memory_bytes=140 * 2**30) for index in range(8)]
 

@@ -28,7 +28,7 @@ def takes_the_locale_s_encoding(call):
     return any(keyword.arg == "text" and isinstance(keyword.value, ast.Constant) for keyword in call.keywords)
 
 
-@pytest.mark.parametrize("folder", ["src", "workflow"])
+@pytest.mark.parametrize("folder", ["src", "tools", "workflow"])
 def test_every_text_file_is_read_and_written_in_a_named_encoding(folder):
     without = []
     for path in sorted((ROOT / folder).rglob("*.py")):

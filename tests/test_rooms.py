@@ -1,6 +1,7 @@
 """Who may import whom: every import, dynamic ones included, against the rooms of docs/architecture.md."""
 
 import ast
+import re
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -26,7 +27,6 @@ ROOMS = {
     "tf32": {"compat"},
     "formulas": set(),
     "attention": GROUND,
-    "attention.triton.tuning": GROUND | {"attention", "instruments"},
     "model": GROUND | {"attention"},
     "parallel": GROUND,
     "instruments": GROUND,
@@ -43,6 +43,7 @@ ROOMS = {
     "describe": {"cells"},
     "registry": {"errors", "cells", "stages", "stages.*.report"},
     "printing": set(),
+    "worker": {"errors", "cells"},
     "measure_command": {"errors", "cells", "printing", "registry", "subjects.naming"},
     "check_command": {"errors", "cells", "printing", "registry", "subjects", "subjects.naming"},
     "cli": {
@@ -58,11 +59,12 @@ ROOMS = {
         "registry",
         "stages",
         "stages.*.report",
+        "worker",
     },
     "__main__": {"cli"},
 }
 # A worker's child starts as the command line does. A stage's parts are found by the package that the registry gives.
-BY_NAME = {("cells.worker.child", "cli")}
+BY_NAME = {("worker.child", "cli")}
 
 
 def module_name(path: Path) -> str:
@@ -118,6 +120,10 @@ def test_imports_make_no_circle():
         TopologicalSorter({module: imported_modules(module) for module in MODULES}).prepare()
     except CycleError as error:
         pytest.fail(f"a circle of imports: {' <- '.join(error.args[1])}")
+
+
+def test_what_is_installed_needs_nothing_of_the_tools():
+    assert not [path for path in MODULES.values() if re.search(r"^\s*(from|import) tools\b", path.read_text(), re.M)]
 
 
 @pytest.mark.parametrize("stage", NAMES)

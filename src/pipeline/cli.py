@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.cells.disk import DISK_FULL, DiskFull
-from pipeline.cells.worker import client
 from pipeline.errors import UserError
 from pipeline.measure_command import check, measure
 from pipeline.printing import escape_what_streams_cannot_write, print_lines
+from pipeline.worker import client
 
 BAD_INPUT = 2
 # What `compare --fail-if-slower` ends with: Python itself ends with 1 where it fails.

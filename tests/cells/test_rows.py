@@ -3,7 +3,7 @@ from typing import ClassVar
 
 import pytest
 
-from pipeline.cells.rows import Row, RowTypes, column, columns
+from pipeline.cells.rows import Row, RowTypes, column, columns, derived
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,3 +147,34 @@ def test_a_row_is_of_a_reference_where_it_has_all_the_values_that_its_kind_names
     assert not types.is_reference({**TIME, "on_gpu": False})
     assert not types.is_reference(TIME)
     assert not RowTypes.one(Time).is_reference({**TIME, "on_gpu": True})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer(Row):
+    """An answer by formula: a record has one row for all of them."""
+
+    KEYS = ("number",)
+    number: int = derived("which", minimum=1)
+
+    @classmethod
+    def derive_rows(cls, reading):
+        """Return as many as the settings ask for."""
+        return [{"number": number} for number in range(1, reading.settings["answers"] + 1)]
+
+
+@pytest.mark.parametrize("answers", [1, 3])
+def test_a_recorded_row_may_stand_for_all_that_follows_by_formula(answers):
+    rows = RowTypes.one(Answer).complete(Time(), {"answers": answers}, {}, [{"status": "ok"}])
+    assert rows == [{"status": "ok", "number": number} for number in range(1, answers + 1)]
+
+
+def test_each_derived_row_is_as_declared():
+    class Wrong(Answer):
+        """Answers from none on."""
+
+        @classmethod
+        def derive_rows(cls, reading):
+            return [{"number": 1}, {"number": 0}]
+
+    with pytest.raises(ValueError, match="row 1: number must be a whole number, at least 1, got 0"):
+        RowTypes.one(Wrong).complete(Time(), {}, {}, [{"status": "ok"}])

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from pipeline.cells.worker.child import PRELOADED
 from pipeline.compat import torch_private
+from pipeline.worker.child import PRELOADED
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from pipeline.formulas.buckets import (
     best_num_buckets,
     bucketed_s,
     least_overhead_s,
-    pipelined_s,
     unhidden_s,
 )
 from pipeline.formulas.collectives import LinearCost
@@ -54,31 +53,9 @@ def test_the_overhead_is_that_of_a_simulated_pipeline(buckets):
     assert bucketed_s(TOTAL, buckets, FAST_LINK) == pytest.approx(expected, rel=0.02)
 
 
-@pytest.mark.parametrize("buckets", [1, 3, 40])
-def test_with_equal_times_the_measured_backward_gives_the_same(buckets):
-    equal_times_s = TOTAL / BANDWIDTH
-    overhead_s = pipelined_s([TOTAL / buckets] * buckets, equal_times_s, FAST_LINK)
-    assert overhead_s == pytest.approx(bucketed_s(TOTAL, buckets, FAST_LINK))
-
-
 def test_the_optimum_is_where_brute_force_finds_it():
     counts = np.arange(1, 2000)
     overheads = [bucketed_s(TOTAL, count, FAST_LINK) for count in counts]
     best = counts[int(np.argmin(overheads))]
     assert abs(best_num_buckets(TOTAL, FAST_LINK) - best) <= 0.5
     assert best_bucket_bytes(TOTAL, FAST_LINK) == pytest.approx(TOTAL / best, rel=0.03)
-
-
-def test_a_backward_much_longer_than_the_transfers_hides_all_but_the_last():
-    overhead_s = pipelined_s([TOTAL / 10] * 10, 10.0, FAST_LINK)
-    assert overhead_s == pytest.approx(CALL_S + TOTAL / 10 / BANDWIDTH)
-
-
-def test_without_a_backward_everything_is_left_over():
-    overhead_s = pipelined_s([TOTAL / 10] * 10, 0.0, FAST_LINK)
-    assert overhead_s == pytest.approx(10 * CALL_S + TOTAL / BANDWIDTH)
-
-
-def test_a_small_last_bucket_leaves_less_over_than_a_large_one():
-    small_last, large_last = [9e9, 1e9], [1e9, 9e9]
-    assert pipelined_s(small_last, 1.0, FAST_LINK) < pipelined_s(large_last, 1.0, FAST_LINK)

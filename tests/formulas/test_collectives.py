@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 
 from pipeline.formulas.collectives import (
-    LinearCost,
     all_gather_bus_factor,
     all_reduce_bus_factor,
     fit_linear_cost,
@@ -33,7 +32,6 @@ def test_a_fit_recovers_the_line_that_the_times_lie_on(latency_s, bytes_per_s):
     cost = fit_linear_cost(SIZES_BYTES, times_s)
     assert cost.latency_s == pytest.approx(latency_s, rel=1e-6)
     assert cost.bytes_per_s == pytest.approx(bytes_per_s, rel=1e-6)
-    assert cost.residuals(SIZES_BYTES, times_s) == pytest.approx([0] * 4, abs=1e-9)
 
 
 def test_a_fit_recovers_the_line_from_noisy_times():
@@ -50,7 +48,7 @@ def test_every_size_counts_alike():
     times_s[-1] *= 1.02
     cost = fit_linear_cost(SIZES_BYTES, times_s)
     assert cost.latency_s == pytest.approx(20e-6, rel=0.02)
-    assert max(map(abs, cost.residuals(SIZES_BYTES, times_s))) < 0.02
+    assert [cost.seconds(size) for size in SIZES_BYTES] == pytest.approx(times_s, rel=0.02)
 
 
 def test_latency_is_never_negative():
@@ -63,10 +61,6 @@ def test_latency_is_never_negative():
 def test_times_that_give_no_line_are_refused(sizes, times):
     with pytest.raises(ValueError, match=r"two sizes|do not grow"):
         fit_linear_cost(sizes, times)
-
-
-def test_a_residual_is_the_models_share_above_the_measured_time():
-    assert LinearCost(latency_s=1, bytes_per_s=2).residuals([4], [2]) == [0.5]
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])

@@ -8,7 +8,6 @@ from pipeline.formulas.flops import (
     backward_flops,
     causal_train_step_flops,
     forward_flops,
-    rerun_flops,
     train_step_flops,
 )
 from pipeline.formulas.sizes import SIZES, ModelSize
@@ -35,23 +34,6 @@ def test_flops_equal_those_that_torch_counts(size):
     assert forward_flops(*workload) == forward_counter.get_total_flops()
     assert backward_flops(*workload) == backward_counter.get_total_flops()
     assert train_step_flops(*workload) == forward_flops(*workload) + backward_flops(*workload)
-
-
-@pytest.mark.parametrize(
-    ("every", "kind"), [(0, "segments"), (1, "segments"), (2, "segments"), (1, "recursive"), (2, "recursive")]
-)
-def test_checkpoints_add_the_products_that_torch_counts(every, kind):
-    model = TransformerLM(VOCAB_SIZE, SEQ_LEN, **asdict(ODD_SIZE), checkpoint_every=every, checkpointing=kind)
-    with FlopCounterMode(display=False) as counter:
-        model(torch.zeros(BATCH_SIZE, SEQ_LEN, dtype=torch.int64)).sum().backward()
-    once = train_step_flops(ODD_SIZE, VOCAB_SIZE, BATCH_SIZE, SEQ_LEN)
-    again = rerun_flops(ODD_SIZE, BATCH_SIZE, SEQ_LEN, every, kind)
-    assert counter.get_total_flops() == once + again
-
-
-def test_selective_checkpoints_spare_attention_of_every_layer():
-    whole, spared = (rerun_flops(ODD_SIZE, BATCH_SIZE, SEQ_LEN, 1, kind) for kind in ("segments", "selective"))
-    assert whole - spared == ODD_SIZE.num_layers * 4 * BATCH_SIZE * SEQ_LEN**2 * ODD_SIZE.d_model
 
 
 def test_causal_attention_counts_half_of_the_scores_and_all_other_products():

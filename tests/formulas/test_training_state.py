@@ -85,12 +85,3 @@ def test_training_state_bytes_equal_parameters_gradients_and_moments(stepped):
     assert training_state(parameter_count(ODD_SIZE, VOCAB_SIZE)).total_bytes == tensor_bytes(
         [*parameters, *gradients, *moments]
     )
-
-
-def test_optimizer_reads_the_training_state_and_writes_it_without_the_gradients(stepped):
-    model, optimizer = stepped
-    parameters = list(model.parameters())
-    moments = [optimizer.state[p][name] for p in parameters for name in ("exp_avg", "exp_avg_sq")]
-    read = [*parameters, *(parameter.grad for parameter in parameters), *moments]
-    written = [*parameters, *moments]
-    assert training_state(parameter_count(ODD_SIZE, VOCAB_SIZE)).update_traffic_bytes == tensor_bytes([*read, *written])

@@ -66,7 +66,7 @@ EDITS = {
     "the rule for unstable times": ("cells/samples.py", "NEGLIGIBLE_SHARE = 0.2", "NEGLIGIBLE_SHARE = 0.3", TELLING),
     "an instrument": ("instruments/sampling/kernel_timing.py", "return ", "return 1 * ", measured_again(flash=1)),
     "how a cell is run": ("cells/run.py", "host.settle()", "host.settle(), None", {}),
-    "what a worker imports": ("cells/worker/child.py", "gc.collect()", "gc.collect(1)", {}),
+    "what a worker imports": ("worker/child.py", "gc.collect()", "gc.collect(1)", {}),
     "the tabulator": ("cells/tabulate.py", "STATUSES.index(", "-1 * STATUSES.index(", TELLING),
     "a template": ("report/writeup.md.j2", "# ", "# On ", {"writeup": 1}),
     "the page's script": ("report/html/page.js", "const ROWS_BEYOND = 8", "const ROWS_BEYOND = 9", {"writeup": 1}),

@@ -205,7 +205,7 @@ def test_a_job_s_cell_uses_no_worker(finished):
 
 
 def test_no_worker_serves_two_jobs(cluster, unmeasured):
-    code = "from pipeline.cells.worker.client import identity; print(identity())"
+    code = "from pipeline.worker.client import identity; print(identity())"
     environment = unmeasured.environment()
     jobs = [
         cluster.run("srun", "--ntasks=2", "--nodes=1", "--nodelist=n1", "python", "-c", code, env=environment).split()

@@ -12,7 +12,7 @@ from pipeline.cells.config import check_something_to_write, idle_overrides, idle
 from pipeline.cells.failures import Failures, read_failures
 from pipeline.cells.quiet_host import RUN_VARIABLE
 from pipeline.cells.record import read_head
-from pipeline.cells.worker import client
+from pipeline.worker import client
 from pipeline.compat import snakemake_private as private
 from pipeline.errors import or_exit
 from pipeline.instruments.machine import identity

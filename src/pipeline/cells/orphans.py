@@ -2,7 +2,7 @@
 
 A process beside Snakemake waits for its end. It tells what Snakemake started by an environment variable, which all
 its descendants inherit, also those that leave its process group and session, as the program under nsys does. Cells of
-the warm worker end with their callers: see pipeline.cells.worker.server.
+the warm worker end with their callers: see pipeline.worker.server.
 """
 
 import contextlib

@@ -90,6 +90,11 @@ class Row:
         """Return the derived columns of a row: nothing for what cannot be derived from what it holds."""
         return {}
 
+    @classmethod
+    def derive_rows(cls, reading: Reading) -> list[dict[str, Any]]:
+        """Return the derived columns of each row that a recorded one stands for: of itself, where it was measured."""
+        return [cls.derive(reading)]
+
 
 OUTCOME = tuple(item.name for item in fields(Row))
 
@@ -230,15 +235,16 @@ class RowTypes:
             row_type = self.of(asdict(cell), row)
             reading = Reading(row, cell, settings, machine, rows)
             try:
-                found = row_type.derive(reading)
+                found_rows = row_type.derive_rows(reading)
             except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
                 raise ValueError(f"row {number}: its derived columns cannot be made of it: {error!r}") from None
-            row = row | {name: value for name, value in found.items() if value is not None}
             known = {name: item for name, item in columns(row_type).items() if item.derived}
-            complaint = next(_value_complaints(row, known), None)
-            if complaint is not None:
-                raise ValueError(f"row {number}: {complaint}")
-            completed.append(row)
+            for found in found_rows:
+                whole = row | {name: value for name, value in found.items() if value is not None}
+                complaint = next(_value_complaints(whole, known), None)
+                if complaint is not None:
+                    raise ValueError(f"row {number}: {complaint}")
+                completed.append(whole)
         return completed
 
     def _complaints(self, cell: Mapping[str, Any], rows: Sequence[Any]) -> Iterator[str]:

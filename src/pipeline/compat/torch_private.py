@@ -1,7 +1,7 @@
 """Torch's private names that this project uses, each with its reason and the public way that is missing.
 
 `tests/compat/test_torch_private.py` fails by name if an upgrade has moved one. Not listed here are the modules that the
-worker imports ahead of need (`cells.worker.child`): it works without them.
+worker imports ahead of need (`worker.child`): it works without them.
 """
 
 from contextlib import AbstractContextManager

@@ -4,7 +4,6 @@ Symbols: s bytes of gradients, n calls; an all-reduce costs o + bytes / w, with 
 """
 
 import math
-from collections.abc import Sequence
 
 from pipeline.formulas.collectives import LinearCost
 
@@ -18,7 +17,7 @@ def bucketed_s(gradient_bytes: float, num_buckets: float, cost: LinearCost) -> f
     """Return the overhead of n equal buckets sent during the backward pass: n·o + s / (n·w).
 
     Assumes that a bucket's gradients take as long to compute as to send: each transfer but the last hides behind the
-    computation of the next bucket; latencies do not hide. `pipelined_s` works for any length of the backward pass.
+    computation of the next bucket; latencies do not hide.
     """
     return num_buckets * cost.latency_s + gradient_bytes / (num_buckets * cost.bytes_per_s)
 
@@ -36,18 +35,3 @@ def best_bucket_bytes(gradient_bytes: float, cost: LinearCost) -> float:
 def least_overhead_s(gradient_bytes: float, cost: LinearCost) -> float:
     """Return the overhead at the best bucket size: 2·√(s·o / w), half of it calls and half the last transfer."""
     return 2 * math.sqrt(gradient_bytes * cost.latency_s / cost.bytes_per_s)
-
-
-def pipelined_s(bucket_bytes: Sequence[float], backward_s: float, cost: LinearCost) -> float:
-    """Return the seconds from the end of backward to the end of the last transfer, for buckets in the order they fill.
-
-    Assumes that backward yields gradients at a constant rate over `backward_s`. A bucket's transfer, o + bytes / w,
-    starts when the bucket is full and the previous transfer has ended.
-    """
-    total_bytes = sum(bucket_bytes)
-    filled_bytes = transfer_ends_s = 0.0
-    for size in bucket_bytes:
-        filled_bytes += size
-        ready_s = backward_s * filled_bytes / total_bytes
-        transfer_ends_s = max(ready_s, transfer_ends_s) + cost.latency_s + size / cost.bytes_per_s
-    return transfer_ends_s - backward_s

@@ -51,10 +51,6 @@ class LinearCost:
         """Return the modelled time for `size_bytes`."""
         return self.latency_s + size_bytes / self.bytes_per_s
 
-    def residuals(self, sizes_bytes: Sequence[float], times_s: Sequence[float]) -> list[float]:
-        """Return modelled over measured time, minus one, for every size."""
-        return [self.seconds(size) / time - 1 for size, time in zip(sizes_bytes, times_s, strict=True)]
-
 
 def fit_linear_cost(sizes_bytes: Sequence[float], times_s: Sequence[float]) -> LinearCost:
     """Fit a non-negative latency and bandwidth by least squares on the relative error.

@@ -5,7 +5,6 @@ Only matrix products count; norms, softmax, activation functions and rotations a
 """
 
 from pipeline.formulas import attention
-from pipeline.formulas.checkpointing import reruns
 from pipeline.formulas.parameters import block_matrix_elements, head_matrix_elements
 from pipeline.formulas.sizes import ModelSize
 
@@ -29,21 +28,6 @@ def block_forward_flops(size: ModelSize, batch_size: int, seq_len: int) -> int:
 def attention_forward_flops(size: ModelSize, batch_size: int, seq_len: int) -> int:
     """Count the FLOPs of one layer's attention without its projections: 4BS²d."""
     return attention.forward_flops(attention.Shape(batch_size, size.num_heads, seq_len, size.head_dim, is_causal=False))
-
-
-def rerun_flops(size: ModelSize, batch_size: int, seq_len: int, every: int, kind: str = "segments") -> int:
-    """Count the FLOPs of what the backward pass runs again for checkpoints (`formulas.checkpointing`).
-
-    A segment ends with a product that nothing waits for, SwiGLU's last, 2BSdf: it does not run again. Selective
-    checkpointing does not run attention again.
-    """
-    if not every:
-        return 0
-    runs = reruns(size.num_layers, every, kind)
-    blocks = sum(rerun.blocks for rerun in runs) * block_forward_flops(size, batch_size, seq_len)
-    last_products = sum(rerun.is_segment for rerun in runs) * 2 * batch_size * seq_len * size.d_model * size.d_ff
-    kept = size.num_layers * attention_forward_flops(size, batch_size, seq_len) if kind == "selective" else 0
-    return blocks - last_products - kept
 
 
 def backward_flops(size: ModelSize, vocab_size: int, batch_size: int, seq_len: int) -> int:

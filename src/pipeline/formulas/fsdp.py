@@ -107,7 +107,6 @@ class FsdpPlan:
             copied = 0 if unit.is_sent_as_it_is else self.compute_itemsize * unit.elements
             most = max(most, received + on_its_way, received + gradients + max(on_its_way, copied))
         return max(most, sum(self.gradients_before()[-1]))
-        return most
 
     def gradients_before(self) -> list[tuple[int, int]]:
         """Count, before each unit's backward pass from the last unit's on, and after all, what others' gradients take.

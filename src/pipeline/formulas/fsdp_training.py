@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from pipeline.formulas.activations import Workload
 from pipeline.formulas.fsdp import FlatLayout, FsdpPlan, flat_layout
-from pipeline.formulas.parameters import head_matrix_elements
+from pipeline.formulas.parameters import attention_matrices, feed_forward_matrices, head_matrix_elements
 from pipeline.formulas.peak_memory import backward_moments, forward_moments
 from pipeline.formulas.sizes import ModelSize
 from pipeline.formulas.training_state import ADAMW_MOMENTS
@@ -13,16 +13,16 @@ from pipeline.formulas.units import BF16_BYTES, FP32_BYTES
 
 def sharded_by_block(size: ModelSize, vocab_size: int, world_size: int, compute_itemsize: int) -> FsdpPlan:
     """Plan units of whole blocks, the embedding and the head; the last norm is replicated."""
-    d, (attention, feed_forward) = size.d_model, _matrices(size)
-    block = flat_layout([d, *attention, d, *feed_forward], world_size)
+    d = size.d_model
+    block = flat_layout([d, *attention_matrices(size), d, *feed_forward_matrices(size)], world_size)
     units = _between_ends([block] * size.num_layers, size, vocab_size)
     return FsdpPlan(units, d, FP32_BYTES, compute_itemsize, size.tie_embeddings)
 
 
 def sharded_by_layer(size: ModelSize, vocab_size: int, world_size: int, compute_itemsize: int) -> FsdpPlan:
     """Plan units of single matrices; all norms are replicated."""
-    attention, feed_forward = _matrices(size)
-    block: list[FlatLayout] = [flat_layout([elements], world_size) for elements in (*attention, *feed_forward)]
+    matrices = (*attention_matrices(size), *feed_forward_matrices(size))
+    block: list[FlatLayout] = [flat_layout([elements], world_size) for elements in matrices]
     norms = (2 * size.num_layers + 1) * size.d_model
     units = _between_ends(block * size.num_layers, size, vocab_size)
     return FsdpPlan(units, norms, FP32_BYTES, compute_itemsize, size.tie_embeddings)
@@ -32,12 +32,6 @@ def _between_ends(layers: list[FlatLayout], size: ModelSize, vocab_size: int) ->
     """Put the embedding before and the head after units of layers; tied, they are one unit, the first."""
     end = flat_layout([head_matrix_elements(size, vocab_size)], layers[0].world_size)
     return (end, *layers, *([] if size.tie_embeddings else [end]))
-
-
-def _matrices(size: ModelSize) -> tuple[list[int], list[int]]:
-    """Return the elements of a block's matrices: of q, k, v and output projection, and of SwiGLU's three."""
-    queries, keys = size.d_model * size.attention_width, size.d_model * size.kv_width
-    return [queries, keys, keys, queries], [size.d_model * size.d_ff] * 3
 
 
 def moments_bytes(plan: FsdpPlan) -> int:

@@ -20,7 +20,7 @@ from functools import cached_property
 from itertools import accumulate
 
 from pipeline.formulas.fsdp import FsdpPlan, flat_layout
-from pipeline.formulas.parameters import head_matrix_elements
+from pipeline.formulas.parameters import attention_matrices, feed_forward_matrices, head_matrix_elements
 from pipeline.formulas.sizes import ModelSize
 from pipeline.formulas.units import BF16_BYTES, FP32_BYTES, INT64_BYTES
 
@@ -45,8 +45,7 @@ class FusedStep:
     def plan(self) -> FsdpPlan:
         """The units: the embedding, each block, and the head with the last norm."""
         d, vocabulary = self.size.d_model, head_matrix_elements(self.size, self.vocab_size)
-        queries, keys = d * self.size.attention_width, d * self.size.kv_width
-        block = [d, queries, keys, keys, queries, d, *[d * self.size.d_ff] * 3]
+        block = [d, *attention_matrices(self.size), d, *feed_forward_matrices(self.size)]
         units = ([vocabulary], *[block] * self.size.num_layers, [d, vocabulary])
         layouts = tuple(flat_layout(unit, self.world_size) for unit in units)
         return FsdpPlan(layouts, replicated=0, itemsize=FP32_BYTES, compute_itemsize=BF16_BYTES)

@@ -7,9 +7,20 @@ from pipeline.formulas.sizes import ModelSize
 from pipeline.formulas.units import FP32_BYTES
 
 
+def attention_matrices(size: ModelSize) -> list[int]:
+    """Return the elements of one block's q, k, v and output projection."""
+    queries, keys = size.d_model * size.attention_width, size.d_model * size.kv_width
+    return [queries, keys, keys, queries]
+
+
+def feed_forward_matrices(size: ModelSize) -> list[int]:
+    """Return the elements of SwiGLU's gate, up and down in one block."""
+    return [size.d_model * size.d_ff] * 3
+
+
 def feed_forward_matrix_elements(size: ModelSize) -> int:
     """Count the elements of SwiGLU's three matrices in one block: 3df."""
-    return 3 * size.d_model * size.d_ff
+    return sum(feed_forward_matrices(size))
 
 
 def block_matrix_elements(size: ModelSize) -> int:
@@ -17,8 +28,7 @@ def block_matrix_elements(size: ModelSize) -> int:
 
     Where all heads of queries have width q and of keys k, attention has 2dq + 2dk.
     """
-    attention = 2 * size.d_model * (size.attention_width + size.kv_width)
-    return attention + feed_forward_matrix_elements(size)
+    return sum(attention_matrices(size)) + feed_forward_matrix_elements(size)
 
 
 def block_parameter_count(size: ModelSize) -> int:

@@ -14,6 +14,7 @@ from pipeline.formulas import activations, temporaries
 from pipeline.formulas.activations import Workload
 from pipeline.formulas.checkpointing import Rerun, reruns
 from pipeline.formulas.parameters import (
+    attention_matrices,
     block_parameter_count,
     feed_forward_matrix_elements,
     head_matrix_elements,
@@ -211,7 +212,8 @@ def optimizer_moment(workload: Workload) -> Moment:
     """
     size = workload.size
     parameters = parameter_bytes(size, workload.vocab_size)
-    attention = size.d_model * (2 * size.attention_width + size.kv_width)
+    queries, keys, _values, output = attention_matrices(size)
+    attention = queries + keys + output
     tensors = 2 * head_matrix_elements(size, workload.vocab_size), feed_forward_matrix_elements(size), attention
     one_by_one = FP32_BYTES * max(tensors)
     roots = parameters if workload.device_type == "cuda" else one_by_one

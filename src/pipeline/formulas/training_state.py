@@ -22,15 +22,6 @@ class TrainingState:
         """Add up weights, gradients and optimizer state: 16P."""
         return self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
 
-    @property
-    def update_traffic_bytes(self) -> int:
-        """Count the bytes that one AdamW step must at least move, which bound its time: 28P.
-
-        It reads the whole state and writes weights and moments. An optimizer that is not fused passes over them more
-        than once and moves more.
-        """
-        return self.total_bytes + self.weights_bytes + self.optimizer_bytes
-
 
 def training_state(parameters: int) -> TrainingState:
     """Count the bytes of fp32 weights, gradients and AdamW's two moments: 4, 4 and 8 per parameter.

@@ -8,7 +8,7 @@ from pipeline.attention.triton import backward_plan, direct_launch, kernel_sets
 from pipeline.attention.triton.kernel_sets import has_gluon
 from pipeline.attention.triton.mask import CAUSAL
 from pipeline.attention.triton.problem import Problem
-from pipeline.attention.triton.tuning.every_gpu import GPUS
+from tools.tuning.every_gpu import GPUS
 
 pytestmark = pytest.mark.skipif(not has_gluon(), reason="Triton has no Gluon")
 

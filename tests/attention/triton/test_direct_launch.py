@@ -7,7 +7,7 @@ import torch
 
 from pipeline.attention.triton import direct_launch
 from pipeline.attention.triton.problem import problem_of
-from pipeline.attention.triton.tuning.every_gpu import GPUS
+from tools.tuning.every_gpu import GPUS
 
 
 @pytest.mark.parametrize("shape", [(128,), (1, 1, 128), (2, 3, 1, 16), (1, 1, 1, 8), (4, 1, 5, 1)])

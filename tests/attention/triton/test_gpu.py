@@ -10,7 +10,7 @@ from pipeline.attention.functions import why_not
 from pipeline.attention.triton import forward_plan, gpu, kernel_sets
 from pipeline.attention.triton.gpu import INTERPRETER, Gpu
 from pipeline.attention.triton.problem import problem_of
-from pipeline.attention.triton.tuning.every_gpu import GPUS
+from tools.tuning.every_gpu import GPUS
 
 V100 = Gpu("Tesla V100-SXM2-16GB", "nvidia", (7, 0), 80, 96 * 1024)
 REFUSAL = (

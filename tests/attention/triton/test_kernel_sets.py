@@ -8,7 +8,7 @@ from pipeline.attention.triton import direct_launch, kernel_sets
 from pipeline.attention.triton.kernel_sets import VARIABLE, backward_kernels, forward_kernels, kernels_of
 from pipeline.attention.triton.mask import CAUSAL, FULL, Band
 from pipeline.attention.triton.problem import Problem
-from pipeline.attention.triton.tuning.every_gpu import GPUS
+from tools.tuning.every_gpu import GPUS
 
 GPU = torch.device("cuda", 0)
 

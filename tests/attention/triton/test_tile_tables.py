@@ -9,7 +9,7 @@ from pipeline.attention.triton.autograd import planned_by
 from pipeline.attention.triton.gpu import KIB
 from pipeline.attention.triton.tile_tables import AMD_TILES, HOPPER_TILES, SMALL_TILES, tables_for
 from pipeline.attention.triton.tiles import PLAIN
-from pipeline.attention.triton.tuning.every_gpu import GPUS
+from tools.tuning.every_gpu import GPUS
 
 from ..reference import assert_fp32_is_exact, assert_rounded_at_most, random_inputs
 

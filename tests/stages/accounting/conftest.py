@@ -13,6 +13,8 @@ from pipeline.report.section_rows import shown_rows
 from pipeline.stages.accounting.cell import Cell, Settings
 from pipeline.stages.accounting.measure import measure
 
+from ...records import derived
+
 ROOT = Path(__file__).parents[3]
 MACHINE = {"kind": "AMD EPYC", "software": dict.fromkeys(SOFTWARE, "2.11.0")}
 
@@ -22,8 +24,12 @@ def record(cell, settings):
         rows = measure(cell, settings, None)
     except Skipped as skipped:
         rows = [{"status": "skipped", "reason": str(skipped)}]
-    stage("accounting").row_types.check(asdict(cell), rows)
-    return {"cell": asdict(cell), "settings": asdict(settings), "rows": rows, "machine": MACHINE}
+    return {
+        "cell": asdict(cell),
+        "settings": asdict(settings),
+        "rows": derived(cell, settings, rows),
+        "machine": MACHINE,
+    }
 
 
 @pytest.fixture(scope="session")

@@ -5,8 +5,6 @@ import pandas as pd
 import pytest
 import torch
 
-from pipeline.formulas.buckets import pipelined_s
-from pipeline.formulas.collectives import LinearCost
 from pipeline.instruments.profilers.collective_traffic import Collective
 from pipeline.instruments.profilers.lanes import Lanes
 from pipeline.instruments.sampling.step_timing import Sampling, Timings
@@ -40,10 +38,11 @@ def left_over_ms(way, backward_ms):
     count = bucket_count(way)
     if count == 0:
         return 0.0
-    overlaps = way.name not in ("naive", "flat")
-    return 1e3 * pipelined_s(
-        [GRADIENT_BYTES / count] * count, overlaps * backward_ms / 1e3, LinearCost(CALL_S, BANDWIDTH)
-    )
+    backward_s = (way.name not in ("naive", "flat")) * backward_ms / 1e3
+    ends_s = 0.0  # of a bucket's transfer, which waits for the bucket and for the transfer before
+    for number in range(1, count + 1):
+        ends_s = max(backward_s * number / count, ends_s) + CALL_S + GRADIENT_BYTES / count / BANDWIDTH
+    return 1e3 * (ends_s - backward_s)
 
 
 def result_of(rng, way, precision, on_gpu):

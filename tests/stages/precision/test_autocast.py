@@ -2,8 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.stages.precision.autocast import Observed, OperatorDtypes, _hook, observe_training_step
-from pipeline.stages.precision.toy import ToyModel
+from pipeline.stages.precision.autocast import Observed, OperatorDtypes, ToyModel, _hook, observe_training_step
 
 CPU = torch.device("cpu")
 TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}

@@ -37,7 +37,6 @@ def brute_force(values, steps, starts=None):
 def test_a_format_is_what_torch_says_of_it(name):
     known, info = FORMATS[name], torch.finfo(TORCH[name])
     assert known.largest == info.max
-    assert known.smallest_normal == info.tiny
     assert known.smallest_subnormal == info.smallest_normal * info.eps
     assert known.unit_roundoff == info.eps / 2
 
@@ -80,10 +79,10 @@ def test_a_sum_started_just_below_the_predicted_stall_reaches_it_and_stays(name)
 
 @pytest.mark.parametrize(("name", "steps"), [("bf16", 700), ("fp16", 3000), ("fp32", 3000)])
 def test_the_predicted_sum_is_the_sum_after_any_number_of_steps(name, steps):
-    values = addends(name)
+    values = addends(name, random=100)
     sums = brute_force(values, steps)
     for count in (1, 2, 3, 17, 256, 300, 511, 699, steps):
-        predicted = [roundoff.predicted_sum(value, count, FORMATS[name]) for value in values.tolist()]
+        predicted = [roundoff.running_sum(value, count, FORMATS[name])[0] for value in values.tolist()]
         assert predicted == sums[count - 1].tolist()
 
 
@@ -94,7 +93,7 @@ def test_the_predicted_step_of_the_stall_is_the_first_after_which_the_sum_stays(
     for column, value in enumerate(values.tolist()):
         stays = (sums[:, column] == sums[-1, column]).nonzero()[0].item() + 1
         expected = stays if stays < steps else None
-        assert roundoff.stalled_at_step(value, steps, FORMATS[name]) == expected
+        assert roundoff.running_sum(value, steps, FORMATS[name])[1] == expected
 
 
 def test_a_wider_addend_is_rounded_with_the_sum_and_not_before():
@@ -102,7 +101,7 @@ def test_a_wider_addend_is_rounded_with_the_sum_and_not_before():
     total = torch.zeros(len(values), dtype=torch.float16)
     for _ in range(900):
         total += values
-    predicted = [roundoff.predicted_sum(value, 900, FORMATS["fp16"]) for value in values.tolist()]
+    predicted = [roundoff.running_sum(value, 900, FORMATS["fp16"])[0] for value in values.tolist()]
     assert predicted == total.double().tolist()
 
 
@@ -111,7 +110,7 @@ def test_a_sum_past_the_largest_number_is_infinite():
     assert brute_force(values, 4000)[-1].tolist() == [math.inf] * 3
     for value in values.tolist():
         assert roundoff.stall(value, FORMATS["fp16"]) == math.inf
-        assert roundoff.predicted_sum(value, 4000, FORMATS["fp16"]) == math.inf
+        assert roundoff.running_sum(value, 4000, FORMATS["fp16"])[0] == math.inf
     assert math.isfinite(roundoff.stall(16.0, FORMATS["fp16"]))
 
 
@@ -119,16 +118,9 @@ def test_an_addend_below_half_the_smallest_number_is_lost_at_once():
     fp16 = FORMATS["fp16"]
     lost, kept = 2.0**-25, 2.0**-25 * 1.01
     assert torch.tensor(lost, dtype=torch.float16) == 0
-    assert (roundoff.stall(lost, fp16), roundoff.predicted_sum(lost, 10, fp16)) == (0, 0)
+    assert (roundoff.stall(lost, fp16), roundoff.running_sum(lost, 10, fp16)[0]) == (0, 0)
     assert roundoff.stall(kept, fp16) == fp16.smallest_subnormal * 2**11
-    assert roundoff.predicted_sum(kept, 5000, fp16) == roundoff.stall(kept, fp16)
-
-
-def test_stretches_hold_all_steps_and_join_without_a_gap():
-    stretches = roundoff.stretches(0.01, 1000, FORMATS["fp16"])
-    assert sum(stretch.steps for stretch in stretches) == 1000
-    assert [before.end for before in stretches[:-1]] == [after.start for after in stretches[1:]]
-    assert len(stretches) < 40
+    assert roundoff.running_sum(kept, 5000, fp16)[0] == roundoff.stall(kept, fp16)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -139,15 +131,9 @@ def test_no_sum_is_further_off_than_the_bound(name):
     assert (error <= torch.tensor(bounds, dtype=torch.float64)).all()
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_error_of_the_addend_is_that_of_its_nearest_number(name):
-    stored = torch.tensor(0.01, dtype=TORCH[name]).double().item()
-    assert roundoff.addend_error(0.01, 1000, FORMATS[name]) == pytest.approx(1000 * (stored - 0.01), rel=1e-12)
-
-
 @pytest.mark.parametrize("addend", [0.0, -1.0, math.nan])
 def test_an_addend_that_is_not_positive_is_refused(addend):
     with pytest.raises(ValueError, match=r"addend=.*: must be positive"):
         roundoff.stall(addend, FORMATS["fp16"])
     with pytest.raises(ValueError, match=r"addend=.*: must be positive"):
-        roundoff.predicted_sum(addend, 10, FORMATS["fp16"])
+        roundoff.running_sum(addend, 10, FORMATS["fp16"])[0]

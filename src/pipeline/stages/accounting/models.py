@@ -1,32 +1,12 @@
 """The models that the questions are about: feed-forward blocks alone, or a whole transformer."""
 
 from dataclasses import asdict, dataclass
-from typing import Protocol
 
 from pipeline.formulas.activations import Workload, bytes_by_part
 from pipeline.formulas.mesh import Block
 from pipeline.formulas.parameters import parameter_count
 from pipeline.formulas.sizes import SIZES, ModelSize, Sizes
 from pipeline.formulas.units import BF16_BYTES
-
-
-class Model(Protocol):
-    """A model with parameters, and activations saved for the backward pass."""
-
-    @property
-    def numbers(self) -> dict[str, int]:
-        """Return the widths and counts that describe the model."""
-
-    @property
-    def block(self) -> Block:
-        """Return one feed-forward block."""
-
-    @property
-    def parameters(self) -> int:
-        """Count the parameters."""
-
-    def activation_bytes(self, batch_size: int, seq_len: int) -> int:
-        """Count the bytes saved for the backward pass, without checkpointing."""
 
 
 @dataclass(frozen=True)
@@ -98,12 +78,7 @@ class Transformer:
         return Workload(self.size, self.vocab_size, batch_size, seq_len, attention=attention)
 
 
-def as_transformer(model: Model) -> Transformer:
-    """Return the model if it is a Transformer; raise TypeError otherwise."""
-    if not isinstance(model, Transformer):
-        raise TypeError(f"needs a Transformer, got {type(model).__name__}")
-    return model
-
+Model = FeedForwardModel | Transformer
 
 # The model of the assignment's problem communication_accounting.
 XXL = FeedForwardModel(d_model=16384, d_ff=53248, num_blocks=126)
@@ -117,3 +92,10 @@ NAMES = Sizes({"XXL": XXL, "one_head": ONE_HEAD, **SIZES})
 def model_named(name: str, vocab_size: int) -> Model:
     """Return XXL, or the transformer of a size; raises KeyError for a name not in NAMES."""
     return XXL if name == "XXL" else Transformer(NAMES[name], vocab_size)
+
+
+def lacking(question: str, model: Model) -> str:
+    """Name what the model lacks for the question; empty if nothing."""
+    if question in ("activations", "attention") and not isinstance(model, Transformer):
+        return "attention"
+    return "feed-forward layers" if question in ("mesh", "parallel") and model.block.d_ff == 0 else ""

@@ -11,14 +11,28 @@ from torch.nn import functional
 from pipeline.compat.torch_private import TorchDispatchMode
 from pipeline.stages.precision.cases import AUTOCAST_DTYPES
 from pipeline.stages.precision.dtypes import NAMES, TORCH_DTYPES
-from pipeline.stages.precision.toy import ToyModel
 
-BATCH_SIZE, IN_FEATURES, OUT_FEATURES = 8, 16, 5
+BATCH_SIZE, IN_FEATURES, HIDDEN, OUT_FEATURES = 8, 16, 10, 5
 SEED = 0
 
 OUTPUTS = {"fc1": "fc1_output", "relu": "relu_output", "ln": "layernorm_output", "fc2": "logits"}
 
 Row = dict[str, str]
+
+
+class ToyModel(nn.Module):
+    """The assignment's: two linear layers with a ReLU and a layer norm between; (batch, in) to logits (batch, out)."""
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(in_features, HIDDEN, bias=False)
+        self.ln = nn.LayerNorm(HIDDEN)
+        self.fc2 = nn.Linear(HIDDEN, out_features, bias=False)
+        self.relu = nn.ReLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the logits."""
+        return self.fc2(self.ln(self.relu(self.fc1(x))))
 
 
 @dataclass

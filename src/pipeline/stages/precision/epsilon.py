@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 
-from pipeline.stages.precision import roundoff
 from pipeline.stages.precision.cases import EPSILONS, FORMAT_NAMES
 from pipeline.stages.precision.dtypes import TORCH_DTYPES
 from pipeline.stages.precision.roundoff import FORMATS, Format
@@ -20,9 +19,7 @@ def measure_eps(device: torch.device, d_model: int) -> list[Row]:
 
 
 def _row(dtype: str, eps: float, device: torch.device, d_model: int) -> Row:
-    number_format = FORMATS[dtype]
     stored = torch.tensor(eps, dtype=TORCH_DTYPES[dtype], device=device)
-    predicted = number_format.rounded(eps)
     # A row of zeros, such as a padding token, has variance 0: only eps prevents 0 / 0.
     zeros = torch.zeros(1, d_model, dtype=TORCH_DTYPES[dtype], device=device)
     return {
@@ -30,11 +27,8 @@ def _row(dtype: str, eps: float, device: torch.device, d_model: int) -> Row:
         "eps": eps,
         "status": "ok",
         "stored_eps": stored.double().item(),
-        "predicted_stored_eps": predicted,
-        "swallowed_from_variance": swallowed_from(stored, number_format),
-        "predicted_swallowed_from_variance": roundoff.stall(predicted, number_format) if predicted else 0.0,
+        "swallowed_from_variance": swallowed_from(stored, FORMATS[dtype]),
         "zeros_nonfinite_in_format": _nonfinite_share(zeros, "in_format", eps),
-        "predicted_zeros_nonfinite": float(predicted == 0),
         "zeros_nonfinite_kernel": _nonfinite_share(zeros, "kernel", eps),
     }
 

@@ -9,6 +9,7 @@ values that appears here.
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
 
 @dataclass(frozen=True)
@@ -34,11 +35,6 @@ class Format:
     def overflow_threshold(self) -> float:
         """The smallest number that rounds to infinity: half a spacing above the largest finite one."""
         return (2 - self.unit_roundoff) * 2.0**self.max_exponent
-
-    @property
-    def smallest_normal(self) -> float:
-        """The smallest number with all significand bits: 2^min_exponent."""
-        return 2.0**self.min_exponent
 
     @property
     def smallest_subnormal(self) -> float:
@@ -67,21 +63,6 @@ FORMATS = {
 }
 
 
-@dataclass(frozen=True)
-class Stretch:
-    """Consecutive steps of a running sum from `start` that all add the same `step`, a multiple of the spacing."""
-
-    start: float
-    spacing: float
-    step: float
-    steps: int
-
-    @property
-    def end(self) -> float:
-        """The sum after the stretch."""
-        return self.start + self.step * self.steps
-
-
 def stall(addend: float, accumulator: Format) -> float:
     """Return the sum at which a running sum from 0 stops changing when `addend` is added.
 
@@ -107,49 +88,21 @@ def spacing_below(value: float, accumulator: Format) -> float:
     return accumulator.spacing(value / 2)
 
 
-def stretches(addend: float, steps: int, accumulator: Format) -> list[Stretch]:
-    """Follow a running sum from 0 binade by binade, without computing every step.
+@cache
+def running_sum(addend: float, steps: int, accumulator: Format) -> tuple[float, int | None]:
+    """Return a running sum from 0 after so many steps, and the step after which it stays; None if it grows to the end.
 
-    In a binade with spacing d every step adds the multiple of d nearest to the addend. If the addend is half way
-    between two multiples, the sum first moves to an even multiple of d, and from there by the even one of the two.
-    The last stretch has step 0 if the sum stalls, or an infinite step if it overflows.
+    Each step takes the number of the format nearest to the exact sum; past the largest that is infinite.
     Raises ValueError for an addend that is not positive.
     """
     _check_positive(addend)
-    taken, total, left = [], 0.0, steps
-    while left and math.isfinite(total):
-        spacing = accumulator.spacing(total)
-        step = accumulator.rounded(total + addend) - total
-        count = min(left, _equal_steps(total, addend, step, spacing) if step else left)
-        taken.append(Stretch(total, spacing, step, count))
-        total, left = taken[-1].end, left - count
-    return taken
-
-
-def _equal_steps(total: float, addend: float, step: float, spacing: float) -> int:
-    """Count the equal steps from `total` to the next binade; a step to an even neighbour counts alone."""
-    if not math.isfinite(step) or total == 0:
-        return 1
-    half_way = (addend / spacing) % 1 == 0.5
-    if half_way and (total / spacing) % 2 == 1:
-        return 1
-    return max(1, int((2 * _binade(total) - total) / step))
-
-
-def predicted_sum(addend: float, steps: int, accumulator: Format) -> float:
-    """Return the value of a running sum from 0 after so many steps; infinite if it overflows."""
-    return stretches(addend, steps, accumulator)[-1].end
-
-
-def stalled_at_step(addend: float, steps: int, accumulator: Format) -> int | None:
-    """Return the step after which a running sum from 0 stays constant; None if it grows to the end."""
-    taken = stretches(addend, steps, accumulator)
-    return sum(stretch.steps for stretch in taken[:-1]) if taken[-1].step == 0 else None
-
-
-def addend_error(addend: float, steps: int, addend_format: Format) -> float:
-    """Return the error from rounding the addend alone in an otherwise exact sum: steps * (fl(addend) - addend)."""
-    return steps * (addend_format.rounded(addend) - addend)
+    total = 0.0
+    for step in range(steps):
+        following = accumulator.rounded(total + addend)
+        if following == total:
+            return total, step
+        total = following
+    return total, None
 
 
 def rounding_error_bound(addend: float, steps: int, accumulator: Format) -> float:

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from pipeline.stages.precision import roundoff
 from pipeline.stages.precision.cases import DEFAULT_EPS, FORMAT_NAMES, MAGNITUDE_EXPONENTS, METHODS, WIDTHS
 from pipeline.stages.precision.dtypes import TORCH_DTYPES
 from pipeline.stages.precision.layer_norm import (
@@ -96,12 +95,8 @@ def _width_row(width: int, dtype: str, method: str, device: torch.device) -> Row
     x = torch.ones(1, width, dtype=TORCH_DTYPES[dtype], device=device)
     x[:, 1::2] = -1
     statistics, output = normalise(x, method, DEFAULT_EPS)
-    # The mean is exactly 0 and every square 1; in fp32 the sum of so few squares is exact.
-    sums = FORMATS[dtype] if method == "in_format" else FORMATS["fp32"]
-    predicted = FORMATS[dtype].rounded(roundoff.predicted_sum(1.0, width, sums) / width)
     return {
         **_keys(dtype, method, "alternating", width, 1.0),
-        "predicted_variance_ratio": None if statistics is None else predicted,
         **_errors(dtype, statistics, output, layer_norm_in_fp64(x, DEFAULT_EPS)),
     }
 

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.attention.triton.gluon.tiles import BACKWARD, FORWARD, FORWARD_SHORT
 from pipeline.attention.triton.kernel_sets import has_gluon
-from pipeline.attention.triton.tuning.candidates import MOST_SPILLS, SHARED_BYTES_PER_PROGRAM
+from tools.tuning.candidates import MOST_SPILLS, SHARED_BYTES_PER_PROGRAM
 
 pytestmark = pytest.mark.skipif(not has_gluon(), reason="Triton has no Gluon")
 
@@ -18,7 +18,7 @@ COMPILE = """
 import dataclasses, json, sys
 from pipeline.attention.triton.gluon import launches
 from pipeline.attention.triton.gluon.tiles import BACKWARD, FORWARD, FORWARD_SHORT
-from pipeline.attention.triton.tuning.compiled import compile_gluon_for_hopper
+from tools.tuning.compiled import compile_gluon_for_hopper
 
 def report(kernel, width, head_dim, dtype, is_causal, per_kv, has_part_tile):
     if kernel == "backward":

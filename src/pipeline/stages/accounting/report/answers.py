@@ -10,11 +10,10 @@ from pipeline.errors import UserError
 from pipeline.formulas.sizes import ModelSize
 from pipeline.formulas.units import GB, GIB
 from pipeline.report.tables import markdown, significant
-from pipeline.stages.accounting import questions
 from pipeline.stages.accounting.cell import QUESTIONS, Settings
-from pipeline.stages.accounting.measure import layer_of, link_of, mesh_of
-from pipeline.stages.accounting.models import FeedForwardModel, Model, Transformer, as_transformer, model_named
+from pipeline.stages.accounting.models import FeedForwardModel, Model, Transformer, lacking, model_named
 from pipeline.stages.accounting.options import OF_SIZE, Subject
+from pipeline.stages.accounting.questions import Asked, Row, answer
 from pipeline.stages.accounting.report.words import MESH_CASES, PARALLEL_CASES
 
 
@@ -31,9 +30,9 @@ def answers(asked: list[str], given: dict[str, str]) -> str:
     subject = build(Subject, {name: value for name, value in given.items() if name in names}, "account")
     settings = build(Settings, {name: value for name, value in given.items() if name not in names}, "account")
     model = _model(subject, set(given), settings.vocab_size)
-    chosen = asked or [question for question in QUESTIONS if not questions.lacking(question, model)]
-    parts = [_describe(model, subject), *(_answer(question, model, subject, settings) for question in chosen)]
-    return "\n\n".join(parts)
+    chosen = asked or [question for question in QUESTIONS if not lacking(question, model)]
+    about = Asked(model, settings, subject.batch_size, (subject.seq_len,))
+    return "\n\n".join([_describe(model, subject), *(_answer(question, about) for question in chosen)])
 
 
 def _model(subject: Subject, given: set[str], vocab_size: int) -> Model:
@@ -60,22 +59,21 @@ def _describe(model: Model, subject: Subject) -> str:
     return f"{kind}, d_model {block.d_model:,}, d_ff {block.d_ff:,}: {model.parameters:,} parameters; {batch}"
 
 
-def _answer(question: str, model: Model, subject: Subject, settings: Settings) -> str:
-    lacking = questions.lacking(question, model)
-    if lacking:
-        raise UserError(f"account: {question} is about {lacking}, which this model lacks; see --size and --num-heads")
-    return f"### {question}\n\n{TABLES[question](model, subject, settings)}"
+def _answer(question: str, asked: Asked) -> str:
+    missing = lacking(question, asked.model)
+    if missing:
+        raise UserError(f"account: {question} is about {missing}, which this model lacks; see --size and --num-heads")
+    return f"### {question}\n\n{TABLES[question](answer(question, asked), asked.settings)}"
 
 
-def _memory(model: Model, subject: Subject, settings: Settings) -> str:
-    [row] = questions.memory_rows(model, subject.batch_size, [subject.seq_len], settings.gpu_memory_gb)
+def _memory(rows: list[Row], settings: Settings) -> str:
+    [row] = rows
     gpus = f"GPUs of {settings.gpu_memory_gb:g}"
     counts = {f"{gpus} GB": row["total_gpus"], f"{gpus} GiB": row["total_gpus_of_gib"]}
     return f"{_sizes(row)}\n\n{_lines(counts)}"
 
 
-def _fsdp(model: Model, subject: Subject, settings: Settings) -> str:
-    rows = questions.fsdp_rows(model, subject.batch_size, [subject.seq_len], settings.device_memory_gb)
+def _fsdp(rows: list[Row], settings: Settings) -> str:
     least = rows[0]["least_devices"]
     capacity = f"{settings.device_memory_gb:g} GB"
     if least is None:
@@ -84,8 +82,8 @@ def _fsdp(model: Model, subject: Subject, settings: Settings) -> str:
     return f"Devices that each hold less than {capacity}: {least:,}\n\n{_sizes(row)}"
 
 
-def _mesh(model: Model, _subject: Subject, settings: Settings) -> str:
-    rows = pd.DataFrame(row for row in questions.mesh_rows(model, mesh_of(settings)) if row["case"] != "batch")
+def _mesh(answers: list[Row], _settings: Settings) -> str:
+    rows = pd.DataFrame(row for row in answers if row["case"] != "batch")
     never = rows["tokens"].isna()
     table = pd.DataFrame(
         {
@@ -99,8 +97,8 @@ def _mesh(model: Model, _subject: Subject, settings: Settings) -> str:
     return f"Batch from which the forward pass of the feed-forward layers is compute bound:\n\n{markdown(table)}"
 
 
-def _buckets(model: Model, _subject: Subject, settings: Settings) -> str:
-    rows = {row["case"]: row for row in questions.bucket_rows(model, link_of(settings))}
+def _buckets(answers: list[Row], _settings: Settings) -> str:
+    rows = {row["case"]: row for row in answers}
     best = rows["best"]
     return _lines(
         {
@@ -113,16 +111,16 @@ def _buckets(model: Model, _subject: Subject, settings: Settings) -> str:
     )
 
 
-def _ring(model: Model, _subject: Subject, settings: Settings) -> str:
-    rows = pd.DataFrame(questions.ring_rows(model, 1e9 * settings.egress_gbytes_per_s))
+def _ring(answers: list[Row], _settings: Settings) -> str:
+    rows = pd.DataFrame(answers)
     times = rows.pivot(index="num_devices", columns="case", values="ring_ms").map(significant).reset_index()
     times.columns = ["devices", "shares (ms)", "whole tensors (ms)"]
     title = f"All-reducing {significant(rows['gradient_bytes'].iloc[0] / GB)} GB of gradients around a ring:"
     return f"{title}\n\n{markdown(times)}"
 
 
-def _parallel(model: Model, _subject: Subject, settings: Settings) -> str:
-    rows = pd.DataFrame(questions.parallel_rows(layer_of(model, settings)))
+def _parallel(answers: list[Row], settings: Settings) -> str:
+    rows = pd.DataFrame(answers)
     table = pd.DataFrame(
         {
             "strategy": [PARALLEL_CASES[key] for key in zip(rows["strategy"], rows["axes_overlap"], strict=True)],
@@ -139,13 +137,13 @@ def _parallel(model: Model, _subject: Subject, settings: Settings) -> str:
     return f"{title}\n\n{markdown(table)}"
 
 
-def _activations(model: Model, subject: Subject, _settings: Settings) -> str:
-    return _by_attention(questions.activation_rows(as_transformer(model), subject.batch_size, [subject.seq_len]))
+def _activations(rows: list[Row], _settings: Settings) -> str:
+    sizes = pd.DataFrame({f"{row['attention']} (GB)": _byte_columns(row) for row in rows})
+    return markdown((sizes / GB).map(significant).reset_index(names=""))
 
 
-def _attention(model: Model, subject: Subject, _settings: Settings) -> str:
-    rows = questions.attention_rows(as_transformer(model), subject.batch_size, [subject.seq_len])
-    return "One layer:\n\n" + _by_attention(rows)
+def _attention(rows: list[Row], settings: Settings) -> str:
+    return f"One layer:\n\n{_activations(rows, settings)}"
 
 
 TABLES = {
@@ -174,8 +172,3 @@ def _sizes(row: dict[str, Any]) -> str:
     sizes = pd.Series(_byte_columns(row))
     columns = {name: (sizes / unit).map(significant) for name, unit in {"GB": GB, "GiB": GIB}.items()}
     return markdown(pd.DataFrame(columns).reset_index(names=""))
-
-
-def _by_attention(rows: list[dict[str, Any]]) -> str:
-    sizes = pd.DataFrame({f"{row['attention']} (GB)": _byte_columns(row) for row in rows})
-    return markdown((sizes / GB).map(significant).reset_index(names=""))

@@ -10,9 +10,9 @@ from pipeline.attention.triton import backward_plan, forward_plan
 from pipeline.attention.triton.gpu import INTERPRETER
 from pipeline.attention.triton.problem import problem_of
 from pipeline.attention.triton.tiles import IN_USE, Chunking
-from pipeline.attention.triton.tuning import thresholds
 from pipeline.instruments.sampling.interleaving import Sample
 from pipeline.instruments.sampling.step_timing import StopRule
+from tools.tuning import thresholds
 
 # Lengths that every threshold has a value on either side of, at head_dims whose tiles or loads depend on length.
 INPUTS = {

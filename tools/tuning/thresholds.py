@@ -16,11 +16,11 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from pipeline.attention.triton.autograd import planned_by
 from pipeline.attention.triton.tiles import IN_USE, PLAIN, Choices, Chunking
-from pipeline.attention.triton.tuning.command_line import DTYPES, parsed
-from pipeline.attention.triton.tuning.sweep import largest_deviation
 from pipeline.instruments.sampling.interleaving import Work, interleave
 from pipeline.instruments.sampling.kernel_timing import kernel_sampler
 from pipeline.instruments.sampling.step_timing import StopRule
+from tools.tuning.command_line import DTYPES, parsed
+from tools.tuning.sweep import largest_deviation
 
 PASSES = ("forward", "forward_backward")
 RULE = StopRule(min_samples=5, max_samples=30, rel_error=0.005, budget_s=0.1)

@@ -10,8 +10,8 @@ import pytest
 COMPILE = """
 import dataclasses, json, torch
 from pipeline.attention.triton.tiles import IN_USE
-from pipeline.attention.triton.tuning.candidates import KERNELS, Candidate, constants
-from pipeline.attention.triton.tuning.compiled import compile_for_hopper
+from tools.tuning.candidates import KERNELS, Candidate, constants
+from tools.tuning.compiled import compile_for_hopper
 
 def report(kernel, head_dim, tiles):
     found = compile_for_hopper(KERNELS[kernel], constants(kernel, "bf16", head_dim, tiles), tiles, "bf16")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.cells.worker.child import end, preload, run
+from pipeline.worker.child import end, preload, run
 
 IDLE_S = 60.0
 RECEIVE_LIMIT_S = 5.0

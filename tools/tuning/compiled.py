@@ -13,7 +13,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from pipeline.attention.triton.tiles import TileConfig
-from pipeline.attention.triton.tuning.machine_code import machine_code
+from tools.tuning.machine_code import machine_code
 
 HOPPER = GPUTarget("cuda", 90, 32)
 REGISTERS_PER_SM, REGISTER_GRANULE = 65536, 8

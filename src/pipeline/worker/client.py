@@ -31,7 +31,7 @@ from typing import TextIO
 from pipeline.cells.library_environment import COMPILE_IN_PROCESS, PREFIXES, THREAD_VARIABLES
 from pipeline.errors import UserError
 
-PACKAGE = Path(__file__).parents[2]
+PACKAGE = Path(__file__).parents[1]
 OWN_CODE = tuple(Path(__file__).with_name(f"{name}.py") for name in ("client", "server", "child"))
 # Beside what libraries read: the interpreter's, and what tells imports where compilers and files are.
 WORKER_VARIABLES = (*PREFIXES, "PYTHON", "PATH", "HOME", "LANG", "LC_", "TZ", "CC", "CXX")
@@ -165,7 +165,7 @@ def _start_worker(path: Path) -> None:
     readable, writable = os.pipe()
     with open(path.with_suffix(".log"), "w", encoding="utf-8") as log:
         subprocess.Popen(
-            [sys.executable, "-P", "-m", "pipeline.cells.worker.server", str(path), str(writable)],
+            [sys.executable, "-P", "-m", "pipeline.worker.server", str(path), str(writable)],
             cwd="/",
             stdin=subprocess.DEVNULL,
             stdout=log,

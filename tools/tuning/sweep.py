@@ -15,8 +15,8 @@ from pipeline.attention.triton.backward_plan import backward_plan
 from pipeline.attention.triton.forward_plan import forward_plan
 from pipeline.attention.triton.problem import problem_of
 from pipeline.attention.triton.tiles import PLAIN, TileConfig
-from pipeline.attention.triton.tuning.candidates import KERNELS, Candidate, promising
-from pipeline.attention.triton.tuning.command_line import DTYPES, parsed
+from tools.tuning.candidates import KERNELS, Candidate, promising
+from tools.tuning.command_line import DTYPES, parsed
 
 WARM_UP_MS, MEASURE_MS = 10, 40
 

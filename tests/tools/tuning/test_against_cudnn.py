@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from pipeline.attention.triton.tuning import against_cudnn
-from pipeline.attention.triton.tuning.against_cudnn import CASES, Case, chosen, compare
 from pipeline.instruments.sampling.step_timing import StopRule
+from tools.tuning import against_cudnn
+from tools.tuning.against_cudnn import CASES, Case, chosen, compare
 
 
 def test_a_case_is_timed_in_both_passes_with_the_kernels_it_gets(monkeypatch):

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.attention.triton.tuning.command_line import parsed
+from tools.tuning.command_line import parsed
 
 
 def test_shapes_are_read_as_numbers(monkeypatch):

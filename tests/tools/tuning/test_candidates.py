@@ -1,8 +1,8 @@
 import pytest
 
 from pipeline.attention.triton.tiles import TileConfig
-from pipeline.attention.triton.tuning.candidates import Candidate
-from pipeline.attention.triton.tuning.compiled import KernelReport
+from tools.tuning.candidates import Candidate
+from tools.tuning.compiled import KernelReport
 
 GOOD = {
     "registers": 168,

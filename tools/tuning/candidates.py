@@ -11,7 +11,7 @@ from triton.runtime.errors import OutOfResources, PTXASError
 
 from pipeline.attention.triton.kernels import forward, key_value, query
 from pipeline.attention.triton.tiles import TileConfig
-from pipeline.attention.triton.tuning.compiled import KernelReport, compile_for_hopper
+from tools.tuning.compiled import KernelReport, compile_for_hopper
 
 KERNELS = {
     "forward": forward.forward_kernel,

@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 from pipeline.attention.triton.gpu import KIB
-from pipeline.attention.triton.tuning.candidates import MOST_SPILLS
-from pipeline.attention.triton.tuning.every_gpu import GPUS
+from tools.tuning.candidates import MOST_SPILLS
+from tools.tuning.every_gpu import GPUS
 
 TENSOR_MEMORY_COLUMNS = 512
 
@@ -18,7 +18,7 @@ def compiled(name, folder, *words):
     """Return a row for each kernel."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     out = folder / "kernels.csv"
-    module = "pipeline.attention.triton.tuning.every_gpu"
+    module = "tools.tuning.every_gpu"
     found = subprocess.run(
         [sys.executable, "-m", module, name, *words, "--out", out],
         env=environment, capture_output=True, text=True, check=False,

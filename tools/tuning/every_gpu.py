@@ -1,6 +1,6 @@
 """Compile every kernel that the plans can ask for, for a GPU that need not be there, and print what each takes of it.
 
-    python -m pipeline.attention.triton.tuning.every_gpu sm_86 --sample
+    python -m tools.tuning.every_gpu sm_86 --sample
 
 A process that does this is good for nothing else: it takes the made-up GPU for its own.
 """
@@ -25,7 +25,7 @@ from pipeline.attention.triton.gpu import KIB, Gpu
 from pipeline.attention.triton.mask import CAUSAL, FULL, Band
 from pipeline.attention.triton.problem import Problem
 from pipeline.attention.triton.tiles import PLAIN, Choices, TileConfig
-from pipeline.attention.triton.tuning.machine_code import machine_code
+from tools.tuning.machine_code import machine_code
 
 # By the names that compilers have for them; the shared memory is what a program may have.
 GPUS = {

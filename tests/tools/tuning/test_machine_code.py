@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.attention.triton.tuning.machine_code import MachineCode
+from tools.tuning.machine_code import MachineCode
 
 NVIDIA = """
         STL [R1], R2 ;

@@ -1,6 +1,6 @@
 """Time the Triton attention at shapes of real models beside cuDNN's, for fp32 torch's memory-efficient kernel's.
 
-`python -m pipeline.attention.triton.tuning.against_cudnn` prints a table: through autograd, forward and forward +
+`python -m tools.tuning.against_cudnn` prints a table: through autograd, forward and forward +
 backward, device time with a cold L2 cache, in turn with the peer; medians in ms and the half-width of the middle half
 of the samples in percent, and the ratio of medians. Words after it choose among the rows: those that hold all of them.
 `--out FILE` writes each row there too, as a line of JSON.
@@ -23,10 +23,10 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from pipeline.attention import flash_attention
 from pipeline.attention.triton.kernel_sets import kernels_of
-from pipeline.attention.triton.tuning.command_line import DTYPES
 from pipeline.instruments.sampling.interleaving import Work, interleave
 from pipeline.instruments.sampling.kernel_timing import kernel_sampler
 from pipeline.instruments.sampling.step_timing import StopRule
+from tools.tuning.command_line import DTYPES
 
 RULE = StopRule(min_samples=8, max_samples=60, rel_error=0.002, budget_s=0.25)
 WARMUP_ROUNDS = 3  # in which kernels are compiled, and the sampler learns how long queueing a call takes

@@ -17,10 +17,10 @@ import psutil
 import pytest
 
 from pipeline.cells.library_environment import THREAD_VARIABLES
-from pipeline.cells.worker import client
-from pipeline.cells.worker.client import identity
+from pipeline.worker import client
+from pipeline.worker.client import identity
 
-CELLS = Path(__file__).parents[3] / "src/pipeline/cells"
+PACKAGE = Path(__file__).parents[2] / "src/pipeline"
 CLI = """
 def run(argv, process, issued_at):
     scope = {"process": process, "argv": argv}
@@ -29,7 +29,7 @@ def run(argv, process, issued_at):
 """
 CALL = """
 import sys, time
-from pipeline.cells.worker import client as caller
+from pipeline.worker import client as caller
 code = caller.hand_over(sys.argv[1:], time.time())
 sys.exit(99 if code is None else code)
 """
@@ -78,13 +78,12 @@ class Checkout:
 @pytest.fixture
 def checkout(tmp_path):
     package = tmp_path / "src/pipeline"
-    (package / "cells/worker").mkdir(parents=True)
-    for name in ("__init__.py", "cells/__init__.py", "cells/worker/__init__.py"):
-        (package / name).write_text("")
+    for folder in ("", "cells", "worker"):
+        (package / folder).mkdir(parents=True, exist_ok=True)
+        (package / folder / "__init__.py").write_text("")
     (package / "cli.py").write_text(CLI)
-    for name in ("worker/client.py", "library_environment.py"):
-        shutil.copy(CELLS / name, package / "cells" / name)
-    shutil.copy(CELLS.with_name("errors.py"), package)
+    for name in ("worker/client.py", "cells/library_environment.py", "errors.py"):
+        shutil.copy(PACKAGE / name, package / name)
     set_constants(package, PRELOADED="()")
     runtime = Path(tempfile.mkdtemp(prefix="run", dir="/tmp"))  # a socket's path has some hundred characters at most
     found = Checkout(package.parent, runtime)
@@ -98,11 +97,11 @@ def set_constants(package, modules=("server.py", "child.py"), **constants):
     """Copy the worker's modules with other constants."""
     unknown = set(constants)
     for module in modules:
-        text = (CELLS / "worker" / module).read_text()
+        text = (PACKAGE / "worker" / module).read_text()
         for name, value in constants.items():
             text, count = re.subn(rf"^{name} = .*$", f"{name} = {value}", text, flags=re.MULTILINE)
             unknown -= {name} if count == 1 else set()
-        (package / "cells/worker" / module).write_text(text)
+        (package / "worker" / module).write_text(text)
     assert not unknown
 
 
@@ -334,7 +333,7 @@ def test_no_worker_serves_two_jobs_of_a_scheduler(checkout, variable):
 
 
 def test_no_worker_serves_two_cgroups_or_namespaces(tmp_path, monkeypatch):
-    monkeypatch.setattr("pipeline.cells.worker.client.OWN_PROCESS", tmp_path)
+    monkeypatch.setattr("pipeline.worker.client.OWN_PROCESS", tmp_path)
     (tmp_path / "ns").mkdir()
     for name, content in (("cgroup", "0::/job_1\n"), ("oom_score_adj", "0\n")):
         (tmp_path / name).write_text(content)
@@ -468,7 +467,7 @@ def test_a_wish_that_is_not_known_is_refused_with_what_is_allowed(checkout, wish
 
 
 def test_a_worker_that_cannot_start_means_no_worker(checkout):
-    worker = checkout.root / "pipeline/cells/worker/server.py"
+    worker = checkout.root / "pipeline/worker/server.py"
     worker.write_text("raise RuntimeError('broken')\n")
     assert checkout.call("pass")[0] == NO_WORKER
 
