@@ -25,7 +25,8 @@ def test_every_published_record_is_read(archive):
     left = archived(archive.parent)
     read = load_run(archive.parent, stages())
     assert [(record["stage"], record["cell"]) for record in read] == [(each["stage"], each["cell"]) for each in left]
-    assert [len(record["rows"]) for record in read] == [len(each["rows"]) for each in left]
+    of_measured = [(record, each) for record, each in zip(read, left, strict=True) if each["stage"] != "accounting"]
+    assert all(len(record["rows"]) == len(each["rows"]) for record, each in of_measured)
 
 
 def test_records_of_earlier_versions_have_the_defaults_of_later_axes():
