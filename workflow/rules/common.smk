@@ -9,7 +9,7 @@ from snakemake.logging import logger
 
 from pipeline.cells import freshness, locks, orphans, preflight, sources
 from pipeline.cells.config import check_something_to_write, idle_overrides, idle_subjects, load_plan, unmodelled_sizes
-from pipeline.cells.failures import Failures, read_failures
+from pipeline.cells.failed import failures
 from pipeline.cells.quiet_host import RUN_VARIABLE
 from pipeline.cells.record import read_head
 from pipeline.cells.worker import client
@@ -51,7 +51,7 @@ def checked_plan():
         logger.warning(
             f"overrides: {stage} is not measured, for scale '{plan.scale}' has no cell of it: give it `grids`"
         )
-    for line in naming.told(config["subjects"], plan.subjects) if plan.measure else ():
+    for line in naming.told(config.get("subjects"), plan.subjects) if plan.measure else ():
         logger.warning(f"subjects: {line}")
     for name in idle_subjects(plan) if plan.measure else ():
         logger.warning(f"subjects: {name} is not measured, for this run has no cell of a stage that takes its kind")
@@ -59,7 +59,7 @@ def checked_plan():
         logger.warning(line)
     check_something_to_write(plan, RESULTS)
     # The machine that measures may then be another: its own parse of this file checks.
-    if plan.measure and not FAILURES.failed and not SCHEDULED:
+    if plan.measure and not SCHEDULED:
         preflight.check_results(RESULTS, identity.machine_kind(), stages())
         locks.check_folder()
     # For every target: which are asked for is not known yet, while rules are read.
@@ -103,20 +103,27 @@ def outdated():
     return sorted({head["code"]["digest"] for head in heads if freshness.has_changed_code(head)})
 
 
-# Given by a run in which something failed to the one that makes what can be made of the rest: see failed.smk.
-FAILURES_FILE = config.pop("failures", None)
-FAILURES = or_exit("snakemake", read_failures, Path(FAILURES_FILE)) if FAILURES_FILE else Failures()
+def tell_failures():
+    """Print a line for each cell of this run that failed; return whether any did."""
+    found = [] if private.is_a_schedulers_job(workflow) else failures(NEEDED, stages())
+    for line in found:
+        logger.info(f"snakemake: failed: {line}")
+    if found:
+        logger.info("snakemake: the same command tries again what failed")
+    return bool(found)
+
+
 PRESENT = present()
 TABULATOR = sources.reached_modules("pipeline.cells.tabulate")
+NEEDED = []  # the records that the targets need, and why some are stale, by path: filled while Snakemake plans
 WHY_STALE = {}  # what has changed since a record was measured, by its path: filled while Snakemake plans
 PLAN = or_exit("snakemake", checked_plan)
 STAGES = or_exit("snakemake", lambda: {name: Stage(name) for name in PLAN.stages})
 STAGES_TO_WRITE = [name for name, stage in STAGES.items() if stage.records()]
 TABLES = [table for name in STAGES_TO_WRITE for table in STAGES[name].tables()]
-CELL_TABLES = FAILURES.without(f"results/{name}/cells.csv" for name in STAGES_TO_WRITE)
-STAGES_WITH_TABLES = [name for name in STAGES_TO_WRITE if STAGES[name].tables()]
-SECTIONS = FAILURES.without(f"reports/sections/{name}.md" for name in STAGES_WITH_TABLES)
-FIGURES = FAILURES.without(f"reports/figures/{name}" for name in STAGES_WITH_TABLES)
+CELL_TABLES = [f"results/{name}/cells.csv" for name in STAGES_TO_WRITE]
+SECTIONS = [f"reports/sections/{name}.md" for name in STAGES_TO_WRITE]
+FIGURES = [f"reports/figures/{name}" for name in STAGES_TO_WRITE]
 WRITEUP, REPORT_PAGE, SUMMARY = (f"{REPORTS}/{name}" for name in ("writeup.md", "report.html", "summary.json"))
 CELL_TABLE = Made("results/{stage}/cells.csv", {"records": stage_records}, TABULATOR)
 # Each job's own Snakemake, on another machine too, belongs to the same run.

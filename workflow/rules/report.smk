@@ -30,11 +30,10 @@ rule tabulate_cells:
 
 SCALE_WORDS = ["--scale", PLAN.scale, "--config", *config_words(config, PLAN)] if PLAN.measure else []
 OUTDATED_WORDS = ["--outdated", *digests] if (digests := or_exit("snakemake", outdated)) else []
-FAILURES_FILES = [FAILURES_FILE] if FAILURES_FILE else []
 WRITEUP_CODE = sources.reached_modules("pipeline.report.writeup", "pipeline.report.html.report_page")
 WRITEUP_MADE = Made(
     WRITEUP,
-    {"tables": TABLES, "cells": CELL_TABLES, "sections": SECTIONS, "figures": FIGURES, "failures": FAILURES_FILES},
+    {"tables": TABLES, "cells": CELL_TABLES, "sections": SECTIONS, "figures": FIGURES},
     WRITEUP_CODE,
     sources.data_files(WRITEUP_CODE),
     [*SCALE_WORDS, *OUTDATED_WORDS],
@@ -59,13 +58,12 @@ rule writeup:
     params:
         scale=SCALE_WORDS,
         outdated=OUTDATED_WORDS,
-        failures=["--failures", *FAILURES_FILES] if FAILURES_FILES else [],
         recipe=WRITEUP_MADE.recipe,
     message:
         "write-up"
     shell:
         "python -m pipeline writeup {input.sections:q} --cells {input.cells:q} {params.scale:q}"
-        " {params.outdated:q} {params.failures:q} --out {output.writeup:q} --html {output.page:q}"
+        " {params.outdated:q} --out {output.writeup:q} --html {output.page:q}"
         " --summary {output.summary:q} >{log:q} 2>&1"
         " && echo {params.recipe} >{output.recipe:q}"
 

@@ -14,10 +14,7 @@ from pipeline.subjects import naming
 
 
 class Stage:
-    """A stage as its rules see it: the cells to measure, or with measure=false those that are there.
-
-    What failed in the run that this one ends is not among its cells and tables.
-    """
+    """A stage as its rules see it: the cells to measure, or with measure=false those that are there."""
 
     def __init__(self, name):
         self.declared = stages()[name]
@@ -30,9 +27,7 @@ class Stage:
         self.record_pattern = f"{self.folder}/cells/{pattern}.json"
         self.files_pattern = f"{self.folder}/files/{pattern}"
         self.log_pattern = f"logs/{name}/{pattern}.log"
-        cells = self.planned(plan.cells) if PLAN.measure else layout.recorded_cells(RESULTS, self.declared)
-        self.cells = {path: cells[path] for path in FAILURES.without(cells)}
-        self.tables_asked_for = self.tables_of(cells.values())
+        self.cells = self.planned(plan.cells) if PLAN.measure else layout.recorded_cells(RESULTS, self.declared)
         self.settings, self.grids = plan.settings, plan.grids
         self.settings_words = [f"--set={word}" for word in fields.words(plan.settings)]
         self.subjects = naming.facts(plan.subjects) if PLAN.measure and plan.cells else []
@@ -81,13 +76,9 @@ class Stage:
         """Return, as a regular expression, the names of the tables that can be asked for."""
         return "|".join([one_of(self.split_values()), *self.other_values().values()])
 
-    def tables_of(self, cells):
-        """Return the tables that these cells are told in."""
-        return sorted({f"{self.folder}/{self.split_value(cell)}.csv" for cell in cells})
-
     def tables(self):
         """Return the stage's tables."""
-        return FAILURES.without(self.tables_of(self.cells.values()))
+        return [f"{self.folder}/{value}.csv" for value in self.split_values()]
 
     def targets(self):
         """Return what can be asked for of the stage: tables, section, figures, and records by their pattern."""
@@ -138,6 +129,7 @@ class Stage:
     def measured_again_if_stale(self, wildcards):
         """Return no input: a cell has none. Where its record is stale, have Snakemake measure it again."""
         cell, path = self.cell(wildcards), Path(self.record_pattern.format(**wildcards))
+        NEEDED.append(path)
         if path.exists() and (why := self.why_stale(path, cell)):
             WHY_STALE[str(path)] = why
             private.force(workflow, [str(path)])

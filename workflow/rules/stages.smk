@@ -3,23 +3,26 @@
 from pipeline.cells.disk import DISK_FULL
 from pipeline.report.written_section import HTML_SUFFIX
 
-DISK_IS_FULL = "snakemake: the disk is full, nothing more is measured: make room and run the same command again"
 # Snakemake evaluates what follows `shell:` when the job runs, the loop's variables being those of the last stage: what
 # differs between stages must come by params. `:q` quotes each word for the shell: paths may hold anything.
+# A cell that fails leaves a record that says so. In braces, so that the shell's own words on a signal go to the log.
 # A full disk ends the run, for the cells that come after could leave no record either: on SIGTERM Snakemake, the parent
 # of this shell, starts nothing more and waits for what is under way.
+CELL = (
+    "{params.stage:q} {params.cell:q} {params.settings:q} {params.subjects:q} --gpus {resources.gpu}"
+    " --out {output.record:q} {params.files:q}"
+)
 MEASURE = (
-    "python -m pipeline measure {params.stage:q} {params.cell:q} {params.settings:q} {params.subjects:q} --gpus {resources.gpu}"
-    " --out {output.record:q} {params.files:q} >{log:q} 2>&1"
-    " || {{ code=$?; if [ $code = {DISK_FULL} ]; then echo {DISK_IS_FULL:q} >&2; kill -TERM $PPID; fi;"
-    " if [ $code -gt 128 ]; then echo ended by SIG$(kill -l $code) >>{log:q}; fi; exit $code; }}"
+    f"{{{{ python -m pipeline measure {CELL}; }}}} >{{log:q}} 2>&1"
+    f" || python -m pipeline failed $? {CELL} --log {{log:q}}"
+    " || {{ code=$?; [ $code != {DISK_FULL} ] || kill -TERM $PPID; exit $code; }}"
 )
 
 
 for name in STAGES_TO_WRITE:
     stage = STAGES[name]
 
-    if PLAN.measure and not FAILURES.failed:
+    if PLAN.measure:
 
         rule:
             name:

@@ -18,6 +18,7 @@ from typing import Any
 
 from pipeline.cells import sources
 from pipeline.cells.library_environment import library_environment
+from pipeline.cells.record import has_failed
 from pipeline.loaded_modules import loaded_modules
 from pipeline.subjects.naming import Subject, facts
 
@@ -94,6 +95,8 @@ def why_stale(
 
     gpus: how many GPUs the cell asks for; subjects: the facts of the user's own implementations that it is to measure.
     """
+    if has_failed(record):
+        return "failed before"
     if record["settings"] != asdict(settings):
         return "settings changed"
     if changed_subjects := _changed_subjects(record.get("subjects", []), subjects):
@@ -122,8 +125,8 @@ def _changed_subjects(measured: Sequence[dict[str, str]], asked: Sequence[dict[s
 
 
 def has_changed_code(record: Mapping[str, Any]) -> bool:
-    """Tell whether a cell was measured by other code than there is now."""
-    return _changed_code(record["code"].get("modules", {})) is not None
+    """Tell whether a cell was measured by other code than there is now; one that failed was measured by none."""
+    return not has_failed(record) and _changed_code(record["code"].get("modules", {})) is not None
 
 
 def recipe(code: str, data: Iterable[Path], inputs: Iterable[str], words: Iterable[str] = ()) -> str:
