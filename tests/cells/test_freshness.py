@@ -123,7 +123,10 @@ def test_a_cell_is_stale_where_the_host_allows_other_than_it_did(record, name):
 def test_a_variable_that_an_imported_module_names_makes_its_cell_stale_when_it_says_something_else(
     record, package, monkeypatch
 ):
-    unset, plain = (Present(VERSIONS, gpus=4, environment=said) for said in ({}, {kernel_sets.VARIABLE: "tl"}))
+    without = {name: value for name, value in os.environ.items() if name != kernel_sets.VARIABLE}
+    unset, plain = (
+        Present(VERSIONS, gpus=4, environment=said) for said in (without, without | {kernel_sets.VARIABLE: "tl"})
+    )
     assert why_stale(record, Settings(), 2, plain) is None
     (package / "model.py").write_text(f"VARIABLE = '{kernel_sets.VARIABLE}'\n")
     sources.forget()
@@ -135,6 +138,11 @@ def test_a_variable_that_an_imported_module_names_makes_its_cell_stale_when_it_s
     record["code"] = code_facts("pipeline.stages.timing", AFTER_ALL_EDITS)
     assert why_stale(record, Settings(), 2, plain) is None
     assert why_stale(record, Settings(), 2, unset) == "PIPELINE_ATTENTION changed"
+
+
+def test_variables_that_libraries_read_make_a_cell_stale_when_they_say_something_else(record):
+    present = Present(VERSIONS, gpus=4, environment={**os.environ, "OMP_PLACES": "cores"})
+    assert why_stale(record, Settings(), 2, present) == "OMP_PLACES changed"
 
 
 def test_the_variables_of_what_runs_cells_change_no_figure(monkeypatch):

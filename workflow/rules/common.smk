@@ -114,7 +114,8 @@ def tell_failures():
 
 
 PRESENT = present()
-TABULATOR = sources.reached_modules("pipeline.cells.tabulate")
+# And the rule by which times are unstable.
+TABULATOR = sources.reached_modules("pipeline.cells.tabulate", "pipeline.cells.timed_rows")
 NEEDED = []  # the records that the targets need, and why some are stale, by path: filled while Snakemake plans
 WHY_STALE = {}  # what has changed since a record was measured, by its path: filled while Snakemake plans
 PLAN = or_exit("snakemake", checked_plan)

@@ -33,7 +33,8 @@ class Stage:
         self.subjects = naming.facts(plan.subjects) if PLAN.measure and plan.cells else []
         self.subjects_words = naming.words(plan.subjects)
         package = self.declared.package
-        self.declarations = {f"{package}.cell", f"{package}.rows", "pipeline.cells.timed_rows"}
+        # With the formulas and rules by which columns are derived.
+        self.declarations = sources.reached_modules(f"{package}.cell", f"{package}.rows")
         self.table = Made(self.table_pattern, {"records": self.records_of}, TABULATOR | self.declarations)
 
     def planned(self, cells):
