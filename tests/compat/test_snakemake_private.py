@@ -25,12 +25,10 @@ def tell(told):
     Path("told.json").write_text(json.dumps(told))
 """
 FORCING = """
-def forced(wildcards):
-    private.force(workflow, config["forced"])
-    return []
+from pipeline.cells.made import newer_input
 
 rule made:
-    input: forced
+    input: lambda wildcards: [newer_input(Path(f"{name}.made")) for name in config["stale"] if name == wildcards.name]
     output: "{name}.made"
     shell: "touch {output}"
 """
@@ -59,15 +57,19 @@ def execute(tmp_path):
     return run
 
 
-def test_force_makes_what_is_there_and_needed_and_nothing_else(execute, tmp_path):
+def test_a_newer_input_has_what_is_there_made_again_each_time_and_nothing_else(execute, tmp_path):
+    def times():
+        return {name: (tmp_path / f"{name}.made").stat().st_mtime_ns for name in ("a", "b", "c")}
+
     for name in ("a", "b", "c"):
         (tmp_path / f"{name}.made").write_text("before")
-    execute(FORCING, targets=["a.made", "b.made"], forced=["a.made", "c.made"])
-    kept = {name: (tmp_path / f"{name}.made").stat().st_mtime_ns for name in ("b", "c")}
-    before = (tmp_path / "a.made").stat().st_mtime_ns
-    execute(FORCING, targets=["a.made", "b.made"], forced=["a.made", "c.made"])
-    assert (tmp_path / "a.made").stat().st_mtime_ns > before
-    assert kept == {name: (tmp_path / f"{name}.made").stat().st_mtime_ns for name in kept}
+    before = times()
+    for _ in range(2):
+        execute(FORCING, targets=["a.made", "b.made"], stale=["a", "c"])
+        after = times()
+        assert after["a"] > before["a"]
+        assert {**after, "a": 0} == {**before, "a": 0}
+        before = after
 
 
 @pytest.mark.parametrize(("resources", "limit"), [({}, None), ({"gpu": 3}, 3)])

@@ -123,7 +123,7 @@ def endless_run(project, cluster, cells, nodes, *targets):
 
 @dataclass(frozen=True)
 class Ended:
-    """What a run printed at its end whose jobs were ended in three ways; those that Slurm ended, by state; the third."""
+    """What a run printed at its end whose jobs were ended in three ways; those Slurm ended, by state; the third."""
 
     lines: list[str]
     jobs: dict[str, dict[str, str]]

@@ -135,6 +135,24 @@ def recipe(code: str, data: Iterable[Path], inputs: Iterable[str], words: Iterab
     return sources.digest([code, files, sorted(inputs), list(words)])
 
 
+def is_as_made(paths: Iterable[Path], made_by: Path, recipe: str) -> bool:
+    """Tell whether files are as they were made: by this recipe, there, not empty, not written after `made_by`.
+
+    made_by: a file that holds the recipe, written last.
+    """
+    if not made_by.is_file() or made_by.read_text(encoding="utf-8", errors="replace").strip() != recipe:
+        return False
+    written_ns = made_by.stat().st_mtime_ns
+    files = [path.stat() if path.is_file() else None for path in paths]
+    return all(file and file.st_size > 0 and file.st_mtime_ns <= written_ns for file in files)
+
+
+def deriving_modules(package: str) -> set[str]:
+    """Return the modules by which the columns of a stage are declared and derived; not those that are measured."""
+    reached = sources.reached_modules(f"{package}.cell", f"{package}.rows")
+    return {name for name in reached if not any(_is_in(name, room) for room in COUNTED)}
+
+
 def _counts(name: str, package: str) -> bool:
     """Tell whether a module that measured a cell of a stage counts."""
     if _is_in(name, OF_SUBJECTS):

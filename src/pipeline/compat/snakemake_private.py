@@ -5,16 +5,7 @@ Documented of a `workflow`, the variable that rules see, is only where it lies (
 nothing of Snakemake, whose import takes a second.
 """
 
-from collections.abc import Iterable
 from typing import Any
-
-
-def force(workflow: Any, paths: Iterable[str]) -> None:
-    """Have the jobs that make these files run, provided that the targets need the files; for input functions.
-
-    Public is `--forcerun`, which runs them whether they are needed or not, and takes no answer that depends on a cell.
-    """
-    workflow.dag.forcefiles.update(paths)
 
 
 def gpu_limit(workflow: Any) -> int | None:
