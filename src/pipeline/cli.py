@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pipeline.cells.disk import DISK_FULL, DiskFull
 from pipeline.errors import UserError
-from pipeline.measure_command import check, measure
+from pipeline.measure_command import check, failed, measure
 from pipeline.printing import escape_what_streams_cannot_write, print_lines
 from pipeline.worker import client
 
@@ -99,7 +99,6 @@ def _writeup(arguments: argparse.Namespace) -> None:
         arguments.scale,
         arguments.outdated,
         arguments.out,
-        arguments.failures,
         arguments.summary,
         arguments.config,
     )
@@ -176,6 +175,22 @@ def _doctor(_arguments: argparse.Namespace) -> None:
     _print(report())
 
 
+def _add_cell(command: argparse.ArgumentParser) -> None:
+    """Add the words that name a cell, what it is measured with, and where its record goes."""
+    command.add_argument("stage")
+    command.add_argument("cell", nargs="*", metavar="AXIS=VALUE", help="axes left out take their default")
+    command.add_argument("--set", dest="settings", action="append", default=[], metavar="NAME=VALUE")
+    command.add_argument(
+        "--subjects", metavar="YAML", help="implementations of your own: '{kind: {name: module:attribute}}', or a file"
+    )
+    command.add_argument("--gpus", type=int, help="GPUs the cell may use (default: as many as it needs)")
+    command.add_argument("--force", action="store_true", help="measure even if the cell seems too large for the memory")
+    command.add_argument("--out", required=True, metavar="RECORD.json")
+    command.add_argument(
+        "--files", metavar="FOLDER", help="where to keep files beside the record (default: RECORD.files)"
+    )
+
+
 def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m pipeline", description=sys.modules["pipeline"].__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -186,21 +201,13 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
 
     hint = "`python -m pipeline describe STAGE` prints a stage's axes, settings and columns"
     one_cell = commands.add_parser("measure", help="measure one cell and write its record", epilog=hint)
-    one_cell.add_argument("stage")
-    one_cell.add_argument("cell", nargs="*", metavar="AXIS=VALUE", help="axes left out take their default")
-    one_cell.add_argument("--set", dest="settings", action="append", default=[], metavar="NAME=VALUE")
-    one_cell.add_argument(
-        "--subjects", metavar="YAML", help="implementations of your own: '{kind: {name: module:attribute}}', or a file"
-    )
-    one_cell.add_argument("--gpus", type=int, help="GPUs the cell may use (default: as many as it needs)")
-    one_cell.add_argument(
-        "--force", action="store_true", help="measure even if the cell seems too large for the memory"
-    )
-    one_cell.add_argument("--out", required=True, metavar="RECORD.json")
-    one_cell.add_argument(
-        "--files", metavar="FOLDER", help="where to keep files beside the record (default: RECORD.files)"
-    )
     one_cell.set_defaults(run=measure)
+    of_failed = commands.add_parser("failed", help="write the record of a cell whose `measure` failed", epilog=hint)
+    of_failed.add_argument("code", type=int, help="its exit code")
+    of_failed.add_argument("--log", type=Path, required=True, metavar="LOG", help="what it printed")
+    of_failed.set_defaults(run=failed)
+    for command in (one_cell, of_failed):
+        _add_cell(command)
 
     right = commands.add_parser("check", help="check implementations of your own, without measuring them")
     right.add_argument("subjects", metavar="YAML", help="'{kind: {name: module:attribute}}', or a file of adapters")
@@ -229,7 +236,6 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     writeup.add_argument(
         "--config", nargs="+", default=[], metavar="KEY=VALUE", help="what Snakemake was asked for, to do it again"
     )
-    writeup.add_argument("--failures", type=Path, metavar="FAILURES.json", help="failed jobs, for the first page")
     writeup.add_argument("--summary", type=Path, metavar="SUMMARY.json", help="write the first screen's figures, too")
     writeup.add_argument("--html", type=Path, metavar="REPORT.html", help="write it as an interactive page, too")
     writeup.add_argument("--out", type=Path, required=True, metavar="WRITEUP.md")

@@ -1,6 +1,8 @@
 """Bad input and skipped measurements: the two expected ways to end without figures."""
 
+import functools
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +28,20 @@ def or_exit(program: str, function: Callable[..., Any], *arguments: Any) -> Any:
     except UserError as error:
         print(f"{program}: {error}", file=sys.stderr)
         sys.exit(1)
+
+
+def ending_the_run(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Have an error of an input function end the run: Snakemake itself would take what is there for up to date."""
+
+    @functools.wraps(function)
+    def called(*arguments: Any) -> Any:
+        try:
+            return or_exit("snakemake", function, *arguments)
+        except Exception:
+            traceback.print_exc()
+            sys.exit(1)
+
+    return called
 
 
 def printable(text: str) -> str:

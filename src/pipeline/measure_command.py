@@ -1,4 +1,4 @@
-"""The command `measure`: one cell, from the words of the command line to its record."""
+"""The commands `measure` and `failed`: one cell, from the words of the command line to its record."""
 
 import argparse
 import os
@@ -8,10 +8,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.cells.disk import naming_the_full_disk
+from pipeline.cells.disk import DISK_FULL, naming_the_full_disk
 from pipeline.errors import UserError
 from pipeline.printing import print_lines
 
+DISK_IS_FULL = "snakemake: the disk is full, nothing more is measured: make room and run the same command again"
 # Functions import what they need themselves: a cell must claim its GPUs before torch is imported.
 
 
@@ -34,6 +35,7 @@ def measure(arguments: argparse.Namespace) -> None:
     from pipeline.cells.record import with_derived, write_record
     from pipeline.cells.run import ProcessStart, run_cell
     from pipeline.registry import stage, stages
+    from pipeline.subjects import naming
 
     cell, settings = _cell_and_settings(arguments)
     if arguments.gpus is not None and arguments.gpus < 0:
@@ -41,7 +43,7 @@ def measure(arguments: argparse.Namespace) -> None:
     with record_place(arguments.out) as out:
         files = _files_folder(arguments, out.path)
         subjects = _subjects(arguments)
-        command = _command(arguments, cell, settings, subjects, out.path, files)
+        command = _command(arguments, cell, settings, naming.words(subjects), out.path, files)
         start = ProcessStart(arguments.process, arguments.issued_at, command)
         with naming_the_full_disk():
             record = run_cell(
@@ -49,6 +51,29 @@ def measure(arguments: argparse.Namespace) -> None:
             )
         write_record(out, record)
     print_lines(_row_lines(arguments.stage, with_derived(record, stages())["rows"]), sys.stdout)
+
+
+def failed(arguments: argparse.Namespace) -> int:
+    """Write the record of a cell whose `measure` ended with `code`, for the workflow, which goes on with the rest.
+
+    Not after a full disk, which would take no record either: that is told in a line, and its code returned.
+    """
+    from pipeline.cells.failed import failed_record, how_it_ended
+    from pipeline.cells.output import record_place
+    from pipeline.cells.record import write_record
+    from pipeline.registry import stage
+
+    if arguments.code == DISK_FULL:
+        print_lines([DISK_IS_FULL], sys.stderr)
+        return DISK_FULL
+    cell, settings = _cell_and_settings(arguments)
+    subjects = ["--subjects", arguments.subjects] if arguments.subjects else []
+    with record_place(arguments.out) as out:
+        files = _files_folder(arguments, out.path)
+        command = _command(arguments, cell, settings, subjects, out.path, files)
+        reason = how_it_ended(arguments.log, arguments.code)
+        write_record(out, failed_record(stage(arguments.stage), cell, settings, command, reason, arguments.log))
+    return 0
 
 
 def _cell_and_settings(arguments: argparse.Namespace) -> tuple[Any, Any]:
@@ -109,16 +134,15 @@ def _four_digits(value: object) -> object:
 
 
 def _command(
-    arguments: argparse.Namespace, cell: Any, settings: Any, subjects: Sequence[Any], out: Path, files: Path | None
+    arguments: argparse.Namespace, cell: Any, settings: Any, subjects: Sequence[str], out: Path, files: Path | None
 ) -> str:
     """Return the full command with all defaults spelled out, so that a later version runs the same cell."""
     from pipeline.cells import fields
-    from pipeline.subjects import naming
 
     sets = [f"--set={word}" for word in fields.words(settings)]
     paths = ["--out", str(out), *(["--files", str(files)] if files else [])]
     force = ["--force"] if arguments.force else []
-    words = [arguments.stage, *fields.words(cell), *sets, *naming.words(subjects), *force, *paths]
+    words = [arguments.stage, *fields.words(cell), *sets, *subjects, *force, *paths]
     return shlex.join(["python", "-m", "pipeline", "measure", *words])
 
 

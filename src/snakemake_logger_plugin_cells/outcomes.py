@@ -22,8 +22,8 @@ class Outcomes:
     def add(self, output: Sequence[str]) -> list[str]:
         """Count the cell whose record is among these files, and return what to tell of it now.
 
-        That is a host on which other processes were busy, an implementation of the user's own that is wrong, the first
-        time, and why nothing was measured, the first time for each reason.
+        That is a host on which other processes were busy, how it failed, an implementation of the user's own that is
+        wrong, the first time, and why nothing was measured, the first time for each reason.
         """
         # Not at the top, because every Snakemake of the environment imports this module, whatever it runs.
         from pipeline.cells.record import read_record
@@ -51,6 +51,7 @@ class Outcomes:
 
     def _outcome_of(self, record: Mapping[str, Any]) -> Iterator[str]:
         """Count a cell, and say why it has no figures, if no other had none for that reason."""
+        from pipeline.cells.record import has_failed
         from pipeline.cells.rows import WITH_FIGURES
         from pipeline.cells.tabulate import outcome
         from pipeline.registry import stages
@@ -58,6 +59,9 @@ class Outcomes:
         found = outcome(record["rows"], stages()[record["stage"]].row_types)
         self._cells[found["status"]] += 1
         if found["status"] in WITH_FIGURES:
+            return
+        if has_failed(record):
+            yield f"[failed: {found['reason']}, see {record['log']}]"
             return
         why = f"of {record['stage']} {found['status']}: {found['reason']}"
         if why not in self._without_figures:

@@ -4,7 +4,6 @@ import json
 
 import pytest
 from snakemake.api import SnakemakeApi
-from snakemake.exceptions import WorkflowError
 from snakemake.settings.enums import Quietness
 from snakemake.settings.types import (
     ConfigSettings,
@@ -25,35 +24,11 @@ from pipeline.compat import snakemake_private as private
 def tell(told):
     Path("told.json").write_text(json.dumps(told))
 """
-FAILING = """
-rule all:
-    input: "of_broken", "of_sound"
-
-rule of:
-    input: "{what}"
-    output: "of_{what}"
-    shell: "cp {input} {output}"
-
-rule broken:
-    output: "broken", "beside"
-    log: "logs/broken.log"
-    message: "something broken"
-    shell: "exit 1"
-
-rule sound:
-    output: "sound"
-    shell: "touch {output}"
-
-onerror:
-    tell([[vars(job) for job in private.failed_jobs(workflow)], private.unmade_outputs(workflow)])
-"""
 FORCING = """
-def forced(wildcards):
-    private.force(workflow, config["forced"])
-    return []
+from pipeline.cells.made import newer_input
 
 rule made:
-    input: forced
+    input: lambda wildcards: [newer_input(Path(f"{name}.made")) for name in config["stale"] if name == wildcards.name]
     output: "{name}.made"
     shell: "touch {output}"
 """
@@ -82,31 +57,19 @@ def execute(tmp_path):
     return run
 
 
-def test_failed_jobs_and_unmade_outputs_are_told_when_all_else_is_made(execute, tmp_path):
-    with pytest.raises(WorkflowError):
-        execute(FAILING)
-    failed, unmade = execute.told()
-    assert failed == [
-        {
-            "rule": "broken",
-            "message": "something broken",
-            "outputs": ["broken", "beside"],
-            "log": "logs/broken.log",
-        }
-    ]
-    assert unmade == ["of_broken"]
-    assert (tmp_path / "of_sound").exists()
+def test_a_newer_input_has_what_is_there_made_again_each_time_and_nothing_else(execute, tmp_path):
+    def times():
+        return {name: (tmp_path / f"{name}.made").stat().st_mtime_ns for name in ("a", "b", "c")}
 
-
-def test_force_makes_what_is_there_and_needed_and_nothing_else(execute, tmp_path):
     for name in ("a", "b", "c"):
         (tmp_path / f"{name}.made").write_text("before")
-    execute(FORCING, targets=["a.made", "b.made"], forced=["a.made", "c.made"])
-    kept = {name: (tmp_path / f"{name}.made").stat().st_mtime_ns for name in ("b", "c")}
-    before = (tmp_path / "a.made").stat().st_mtime_ns
-    execute(FORCING, targets=["a.made", "b.made"], forced=["a.made", "c.made"])
-    assert (tmp_path / "a.made").stat().st_mtime_ns > before
-    assert kept == {name: (tmp_path / f"{name}.made").stat().st_mtime_ns for name in kept}
+    before = times()
+    for _ in range(2):
+        execute(FORCING, targets=["a.made", "b.made"], stale=["a", "c"])
+        after = times()
+        assert after["a"] > before["a"]
+        assert {**after, "a": 0} == {**before, "a": 0}
+        before = after
 
 
 @pytest.mark.parametrize(("resources", "limit"), [({}, None), ({"gpu": 3}, 3)])
@@ -116,9 +79,9 @@ def test_gpu_limit_is_what_the_command_line_says(execute, resources, limit):
     assert execute.told() == limit
 
 
-@pytest.mark.parametrize(("resources", "expected"), [({"cores": 3}, [False, 3]), ({"nodes": 2}, [True, 1])])
-def test_uses_a_scheduler_and_local_cores_follow_from_how_jobs_are_counted(execute, resources, expected):
-    text = "tell([private.uses_a_scheduler(workflow), private.local_cores(workflow)])\nrule all:\n"
+@pytest.mark.parametrize(("resources", "expected"), [({"cores": 3}, False), ({"nodes": 2}, True)])
+def test_uses_a_scheduler_follows_from_how_jobs_are_counted(execute, resources, expected):
+    text = "tell(private.uses_a_scheduler(workflow))\nrule all:\n"
     execute(text, resources=ResourceSettings(**resources), executor="dryrun")
     assert execute.told() == expected
 

@@ -4,7 +4,6 @@ import pandas as pd
 import pytest
 from jsonschema import ValidationError
 
-from pipeline.cells.failures import Failure, Failures, write_failures
 from pipeline.report.summary import SCHEMA, VERSION
 from pipeline.report.writeup import write_writeup
 
@@ -39,14 +38,18 @@ def summary_of(tmp_path, cells, **parts):
     pd.DataFrame(cells).to_csv(tmp_path / "cells.csv", index=False)
     out = tmp_path / "summary.json"
     section, page = leave_section(tmp_path, **parts), tmp_path / "writeup.md"
-    write_failures(tmp_path / "failures.json", Failures((Failure("timing size=x", "timing", (), "log", "a bug"),), ()))
-    write_writeup([section], [tmp_path / "cells.csv"], "paper", [], page, tmp_path / "failures.json", out)
+    write_writeup([section], [tmp_path / "cells.csv"], "paper", [], page, out)
     return json.loads(out.read_text())
 
 
 def test_the_summary_has_the_first_screen_s_figures_as_numbers(tmp_path):
     first = action(1, "First")
-    found = summary_of(tmp_path, [line(), line(status="oom")], models=(MODEL,), actions=(action(3, "Last"), first))
+    found = summary_of(
+        tmp_path,
+        [line(), line(status="oom"), line(status="failed")],
+        models=(MODEL,),
+        actions=(action(3, "Last"), first),
+    )
     assert found["version"] == VERSION
     assert found["machines"] == ["NVIDIA H200"]
     assert found["software"]["torch"] == ["2.11.0"]

@@ -7,7 +7,6 @@ import pandas as pd
 import pytest
 
 from pipeline.cells.disk import WholeFile
-from pipeline.cells.failures import Failure, Failures, write_failures
 from pipeline.cells.record import write_record
 from pipeline.cells.stage import Stage
 from pipeline.errors import UserError
@@ -415,25 +414,24 @@ def test_a_record_of_something_else_is_named_and_leaves_no_figures(tmp_path, sta
     assert not (tmp_path / "figures").exists()
 
 
+@pytest.mark.parametrize("status", ["skipped", "failed"])
 @pytest.mark.parametrize("stage", stages())
-def test_a_cell_without_a_figure_makes_a_section(tmp_path, stage):
-    path = leave_record(tmp_path, stage)
+def test_a_cell_without_a_figure_makes_a_section(tmp_path, stage, status):
+    path = leave_record(tmp_path, stage, status=status)
     write_section(stages()[stage], stages(), [path], tmp_path / "out.md", tmp_path / "figures")
     assert (tmp_path / "out.md").read_text()
 
 
-def test_what_failed_is_named_at_the_top_with_its_log(tmp_path):
-    pd.DataFrame([line()]).to_csv(tmp_path / "cells.csv", index=False)
-    xl = Failure("timing size=xl", "timing", ("xl.json",), "logs/timing/size=xl.log", "KeyError: 'a | b'")
-    lost = Failure("memory size=xl", "memory", ("memory.json",), "logs/memory/size=xl.log", "SIGSEGV")
-    section = Failure("section flash", "", ("flash.md",), "logs/flash/section.log", "ValueError: no")
-    write_failures(tmp_path / "failures.json", Failures((xl, lost, section)))
-    write_writeup([], [tmp_path / "cells.csv"], "", [], tmp_path / "writeup.md", tmp_path / "failures.json")
+@pytest.mark.parametrize("failures", [1, 15])
+def test_what_failed_is_named_at_the_top_with_its_log(tmp_path, failures):
+    failed = line(cell="size=xl", status="failed", reason="KeyError: 'a | b'", log="logs/timing/size=xl.log")
+    pd.DataFrame([line(), *[failed] * failures]).to_csv(tmp_path / "cells.csv", index=False)
+    write_writeup([], [tmp_path / "cells.csv"], "", [], tmp_path / "writeup.md")
     page = (tmp_path / "writeup.md").read_text()
     top, _, _ = page.partition("\n## ")
-    assert "**Missing, because it failed: 2 cells and 1 report step.** No cell of memory could be" in top
-    assert "| `timing size=xl` | KeyError: 'a &#124; b' | `logs/timing/size=xl.log` |" in top
-    assert "| `section flash` | `ValueError: no` | `logs/flash/section.log` |" in top
+    assert f"**Missing, because it failed: {failures} cell" in top
+    assert top.count("| `timing size=xl` | KeyError: 'a &#124; b' | `logs/timing/size=xl.log` |\n") == min(failures, 12)
+    assert ("\n\n… and 3 cells more: " in top) == (failures == 15)
 
 
 def test_a_run_in_which_nothing_failed_says_nothing_of_it(tmp_path):

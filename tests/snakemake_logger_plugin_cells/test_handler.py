@@ -200,6 +200,11 @@ def test_why_cells_have_no_figures_is_told_once_each_and_counted_in_the_end(said
     ]
 
 
+def test_a_cell_that_failed_is_told_with_its_log_and_counted_in_the_end(said_of):
+    failed = {**RECORD, "rows": [failed_row("failed", "ended by SIGKILL")], "log": "logs/a.log"}
+    assert said_of(failed, RECORD) == ["[failed: ended by SIGKILL, see logs/a.log]", "measured 2 cells: 1 ok, 1 failed"]
+
+
 def test_of_many_reasons_the_end_names_the_first_and_counts_the_others(said_of):
     told = said_of(*({**RECORD, "rows": [failed_row("skipped", f"needs {number} GPUs")]} for number in range(2, 9)))
     assert told[-2:] == ["1 cell of timing skipped: needs 6 GPUs", "2 more reasons: results/<stage>/cells.csv"]

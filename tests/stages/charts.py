@@ -8,7 +8,7 @@ import numpy as np
 from pipeline.report.html.markdown_page import PlacedChart, to_html
 from pipeline.report.html.page import Page, render
 
-OUTCOMES = {"oom": "CUDA out of memory", "skipped": "needs a GPU"}
+OUTCOMES = {"oom": "CUDA out of memory", "skipped": "needs a GPU", "failed": "ended by SIGKILL"}
 
 
 def page_of(charts, path):

@@ -187,13 +187,14 @@ def _parts(stage, rows):
     """Return tables with some cells alone, with the first and last, with the first failed, with all others failed."""
     axes = list(stages()[stage].axes)
     cells = [cell for _, cell in rows.groupby(axes, sort=False, dropna=False)]
-    failed = [_failed(stage, cell) for cell in cells]
     some = {*range(0, len(cells), -(-len(cells) // SOME_CELLS)), len(cells) - 1}
     return {
         **{f"cell_{number}_alone": cells[number] for number in some},
         "first_and_last_cell": pd.concat([cells[place] for place in {0, len(cells) - 1}], ignore_index=True),
         "first_cell_failed": pd.concat([failed[0], *cells[1:]], ignore_index=True),
-        "other_cells_failed": pd.concat([cells[0], *failed[1:]], ignore_index=True),
+        "other_cells_failed": pd.concat(
+            [cells[0], *(_failed(stage, cell, "failed") for cell in cells[1:])], ignore_index=True
+        ),
         "hostile_text": with_hostile_text(pd.concat([failed[0], *cells[1:]], ignore_index=True)),
     }
 
@@ -210,12 +211,12 @@ def _hostile(value):
     return [_hostile(item) for item in value] if isinstance(value, list) else f"{HOSTILE} {value}"
 
 
-def _failed(stage, rows):
-    """Return the rows that a cell leaves which ran out of memory before it measured anything."""
+def _failed(stage, rows, status="oom"):
+    """Return the rows that a cell leaves which ran out of memory before it measured anything, or failed otherwise."""
     first, axes = rows.iloc[0], stages()[stage].axes
     cell = stages()[stage].cell_type(**{name: first[name] for name in axes})
     shared = first[first.index.intersection([*axes, *_settings(stage), *RUN_COLUMNS])].to_dict()
-    outcome = {"status": "oom", "reason": "CUDA out of memory. Tried to allocate 8.00 GiB."}
+    outcome = {"status": status, "reason": "CUDA out of memory. Tried to allocate 8.00 GiB."}
     return as_read(stage, pd.DataFrame([{**shared, **key, **outcome} for key in cell.row_keys()]))
 
 

@@ -1,4 +1,4 @@
-"""Runs in which something fails: the rest is measured and written up, and what failed is named and tried again."""
+"""Runs in which something fails: the rest is measured, the report names what failed, and the same command goes on."""
 
 import os
 import signal
@@ -8,11 +8,19 @@ import time
 
 import pytest
 
+from pipeline.cells.record import has_failed, read_record
+from pipeline.registry import stages
+
 pytestmark = [pytest.mark.workflow, pytest.mark.slow]
 
 TINY = "size=tiny context_length=16 batch_size=4 warmup_steps=5 mode=eager repeat=1"
 BF16 = f"timing precision=bf16 {TINY}"
 BF16_LOG = f"logs/{BF16.replace(' ', '/')}.log"
+BUGS = {
+    "an exception": ("raise AssertionError('a bug')", "AssertionError: a bug"),
+    "SIGKILL": ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "ended by SIGKILL"),
+    "SIGSEGV": ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "ended by SIGSEGV"),
+}
 
 
 def break_code(project, path, line, bug):
@@ -23,8 +31,8 @@ def break_code(project, path, line, bug):
     file.write_text(text.replace(line, f"{line}\n    {bug}", 1))
 
 
-def break_bf16(project):
-    break_code(project, "timing/measure.py", "    _require(cell, device)", "assert cell.precision != 'bf16', 'a bug'")
+def break_bf16(project, bug="raise AssertionError('a bug')"):
+    break_code(project, "timing/measure.py", "    _require(cell, device)", f"if cell.precision == 'bf16': {bug}")
 
 
 def pipeline(project, *words):
@@ -32,30 +40,42 @@ def pipeline(project, *words):
     return subprocess.run(command, cwd=project.root, env=project.environment(), capture_output=True, text=True)
 
 
-def test_a_bug_fails_its_cell_alone_and_the_write_up_names_it(project):
-    break_bf16(project)
-    code, output = project.snakemake("--cores", "1", "--resources", "gpu=8", "reports/writeup.md")
-    assert code == 1
-    assert [path.relative_to(project.root / "results/timing/cells").parts[0] for path in project.records()] == [
-        "precision=fp32"
-    ]
-    log = (project.root / BF16_LOG).read_text()
-    assert "Traceback" in log
-    assert "AssertionError: a bug" in log
-    assert f"snakemake: failed: {BF16}: AssertionError: a bug ({BF16_LOG})" in output.splitlines()[-10:]
+def failed_records(project):
+    """Return the reasons of the cells that failed, by their precision."""
+    records = [read_record(path, stages()) for path in project.records()]
+    return {each["cell"]["precision"]: each["rows"][0]["reason"] for each in records if has_failed(each)}
 
+
+@pytest.mark.parametrize("worker", ["", "off"])
+@pytest.mark.parametrize("what", BUGS)
+def test_a_cell_that_fails_leaves_a_record_and_the_report_of_the_same_run_names_it(project, what, worker):
+    bug, reason = BUGS[what]
+    break_bf16(project, bug)
+    project.variables["PIPELINE_WORKER"] = worker
+    code, output = project.snakemake("--cores", "1", "--resources", "gpu=8", "reports/writeup.md")
+    assert code == 1, output
+    assert failed_records(project) == {"bf16": reason}
+    assert f"snakemake: failed: {BF16}: {reason} ({BF16_LOG})" in output.splitlines()[-10:]
     page = (project.root / "reports/writeup.md").read_text()
-    assert "1 cell, at scale" in page
     assert "**Missing, because it failed: 1 cell.**" in page
-    assert f"| `{BF16}` | `AssertionError: a bug` | `{BF16_LOG}` |" in page
-    # The table of bf16 from the run before, of a record that is gone, is gone too.
-    assert sorted(path.name for path in project.root.glob("results/timing/*.csv")) == ["cells.csv", "fp32.csv"]
+    assert f"| `{BF16}` | `{reason}` | `{BF16_LOG}` |" in page
+    assert ",failed," in (project.root / "results/timing/cells.csv").read_text()
+
+
+def test_what_failed_is_published_compared_and_alone_measured_again(project):
+    break_bf16(project)
+    code, output = project.snakemake("results/timing/bf16.csv", "--quiet")
+    assert code == 1, output
+    assert "Traceback" in (project.root / BF16_LOG).read_text()
+    code, output = project.snakemake("results/timing/fp32.csv")  # of which no cell failed
+    assert code == 0, output
+    code, output = project.snakemake("--config", "measure=false")  # in this run none
+    assert code == 0, output
     published = pipeline(project, "publish", "snapshot")
     assert published.returncode == 0, published.stderr
     compared = pipeline(project, "compare", "snapshot", "results")
     assert compared.returncode == 0, compared.stderr
-
-    assert project.planned("reports/writeup.md") == {
+    left = {
         "measure_timing": 1,
         "tabulate_timing": 1,
         "tabulate_cells": 1,
@@ -63,31 +83,35 @@ def test_a_bug_fails_its_cell_alone_and_the_write_up_names_it(project):
         "writeup": 1,
         "total": 5,
     }
-    written_at = (project.root / "reports/writeup.md").stat().st_mtime_ns
-    code, output = project.snakemake("reports/writeup.md")  # fails in the same way: there is nothing new to write
-    assert code == 1
-    assert (project.root / "reports/writeup.md").stat().st_mtime_ns == written_at
+    assert project.planned("reports/writeup.md") == left
+
+    step = project.root / "src/pipeline/stages/timing/measure.py"
+    step.write_text(step.read_text().replace("raise AssertionError('a bug')", "pass"))
+    code, output = project.snakemake()
+    assert code == 0, output
+    assert f"{BF16} (failed before)" in output
+    assert failed_records(project) == {}
+    assert project.planned() == {}
 
 
-def test_a_stage_without_a_cell_and_a_broken_section_leave_the_others(project):
-    break_bf16(project)
-    break_code(project, "accounting/measure.py", ") -> Rows:", "raise SystemExit('without a trace')")
-    break_code(project, "timing/report/section.py", ") -> Section:", "raise ValueError('a broken section')")
+def test_a_stage_of_which_every_cell_fails_has_a_section_and_a_broken_section_leaves_the_tables(project):
+    break_code(project, "accounting/measure.py", ") -> Rows:", "raise SystemExit(7)")
     grid = "overrides={accounting: {grids: [{question: [fsdp]}]}}"
     code, output = project.snakemake("--config", grid)
     assert code == 1
     page = (project.root / "reports/writeup.md").read_text()
-    assert "**Missing, because it failed: 2 cells and 1 report step.** No cell of accounting could be" in page
-    for what in (BF16, "accounting question=fsdp size=XXL batch_size=1", "section timing"):
-        assert f"| `{what}` | " in page
-        assert sum(line.startswith(f"snakemake: failed: {what}: ") for line in output.splitlines()) == 1
-    assert "`ValueError: a broken section` | `logs/timing/section.log` |" in page
-    assert "\n## Timing" not in page
-    assert not (project.root / "reports/sections/timing.md").exists()
+    what = "accounting question=fsdp size=XXL batch_size=1"
+    assert f"| `{what}` | `exit code 7, nothing in its log` | " in page
+    assert (project.root / "reports/sections/accounting.md").read_text() in page
+    break_code(project, "timing/report/section.py", ") -> Section:", "raise ValueError('a broken section')")
+    code, output = project.snakemake("--config", grid)
+    assert code == 1
+    assert "a broken section" in output
+    assert f"snakemake: failed: {what}: exit code 7, nothing in its log (" in output
 
 
 def test_an_interrupted_run_stops_and_writes_nothing_up(project):
-    before = (project.root / "reports/writeup.md").read_text()
+    before, records = (project.root / "reports/writeup.md").read_text(), project.records()
     four_cells = "overrides={timing: {grids: [{size: [tiny], context_length: [16, 17], precision: [fp32, bf16]}]}}"
     run = project.start("--config", four_cells)
     for line in run.stdout:
@@ -98,10 +122,5 @@ def test_an_interrupted_run_stops_and_writes_nothing_up(project):
     output, _ = run.communicate(timeout=60)
     assert run.returncode == 1
     assert "snakemake: failed" not in output
+    assert project.records() == records
     assert (project.root / "reports/writeup.md").read_text() == before
-
-
-def test_what_failed_is_read_from_nothing_else(project):
-    code, output = project.snakemake("--config", "failures=config/config.yaml")
-    assert code == 1
-    assert output.strip().splitlines()[-1] == "snakemake: config/config.yaml is no list of failures"

@@ -121,10 +121,11 @@ def endless_run(project, cluster, cells, nodes, *targets):
 
 @dataclass(frozen=True)
 class Ended:
-    """What a run printed at its end whose jobs were ended in three ways, by the state of each; and the job of each."""
+    """What a run printed at its end whose jobs were ended in three ways; those Slurm ended, by state; the third."""
 
     lines: list[str]
     jobs: dict[str, dict[str, str]]
+    killed: dict[str, str]
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +140,7 @@ def ended(unmeasured, cluster):
         with cluster.without_node(lonely["NodeList"]):
             kill(run.measuring()[killed["JobID"]])
             lines = run.output()
-    return Ended(lines, {"NODE_FAIL": lonely, "TIMEOUT": late, "FAILED: ended by SIGKILL": killed})
+    return Ended(lines, {"NODE_FAIL": lonely, "TIMEOUT": late}, killed)
 
 
 @pytest.fixture(scope="module")
@@ -156,11 +157,15 @@ def records(project):
     return {path: json.loads(path.read_text()) for path in project.root.glob("results/*/cells/**/*.json")}
 
 
-def test_a_job_that_slurm_ends_is_one_line_that_says_how(ended):
+def test_of_a_job_that_slurm_ends_it_is_told_how(ended):
     for state, job in ended.jobs.items():
-        told = [line for line in ended.lines if f": Slurm job {job['JobID']} ended as {state} (logs/" in line]
-        assert len(told) == 1
-        assert told[0].startswith(f"snakemake: failed: {job['Comment'].split('_')[2]} ")
+        assert any(f"'{job['JobID']}'" in line and f"'{state}'" in line for line in ended.lines)
+
+
+def test_a_cell_that_is_killed_in_its_job_is_one_line_that_says_how(ended):
+    (told,) = [line for line in ended.lines if line.startswith("snakemake: failed: ")]
+    assert told.startswith(f"snakemake: failed: {ended.killed['Comment'].split('_')[2]} ")
+    assert ": ended by SIGKILL (logs/" in told
 
 
 def test_what_slurm_ended_is_measured_by_the_next_run(finished):

@@ -18,6 +18,7 @@ from pipeline.cells.own_sizes import AXIS, read_sizes, unmodelled, with_sizes
 from pipeline.cells.stage import Stage, Stages, taken_names
 from pipeline.cells.yaml_files import read_yaml
 from pipeline.errors import UserError
+from pipeline.subjects import naming
 from pipeline.subjects.naming import Subject
 from pipeline.subjects.naming import read as read_subjects
 
@@ -112,6 +113,19 @@ def unmodelled_sizes(plan: Plan) -> list[str]:
     """Return a line for each of the user's own sizes that cells have, of whose model a part is not modelled."""
     cells = (cell for stage in plan.stages.values() for cell in stage.cells)
     return unmodelled(dict.fromkeys(getattr(cell, AXIS) for cell in cells if hasattr(cell, AXIS)))
+
+
+def remarks(config: Mapping[str, Any], plan: Plan) -> list[str]:
+    """Return a line for each thing that was asked for and does nothing, or less than one would think."""
+    if not plan.measure:
+        return []
+    idle = [
+        f"overrides: {stage} is not measured, for scale '{plan.scale}' has no cell of it: give it `grids`"
+        for stage in idle_overrides(config["overrides"], plan)
+    ]
+    told = [f"subjects: {line}" for line in naming.told(config.get("subjects"), plan.subjects)]
+    without = "is not measured, for this run has no cell of a stage that takes its kind"
+    return [*idle, *told, *(f"subjects: {name} {without}" for name in idle_subjects(plan)), *unmodelled_sizes(plan)]
 
 
 def check_something_to_write(plan: Plan, results: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.cells import sweep
-from pipeline.cells.record import read_head
+from pipeline.cells.record import has_failed, read_head
 from pipeline.cells.stage import Stage
 from pipeline.errors import UserError
 from pipeline.instruments.machine.memory_limit import memory_limit_bytes
@@ -62,6 +62,10 @@ def _taken_s(path: Path, stage: Stage, settings: Any) -> float | None:
     except UserError:
         return None
     parts = [record["seconds"].get(name) for name in PARTS]
-    if record["settings"] != asdict(settings) or not all(isinstance(part, int | float) for part in parts):
+    if (
+        has_failed(record)
+        or record["settings"] != asdict(settings)
+        or not all(isinstance(part, int | float) for part in parts)
+    ):
         return None
     return sum(parts) if math.isfinite(sum(parts)) else None

@@ -18,6 +18,7 @@ from typing import Any
 
 from pipeline.cells import sources
 from pipeline.cells.library_environment import library_environment
+from pipeline.cells.record import has_failed
 from pipeline.loaded_modules import loaded_modules
 from pipeline.subjects.naming import Subject, facts
 
@@ -95,6 +96,8 @@ def why_stale(
 
     gpus: how many GPUs the cell asks for; subjects: the facts of the user's own implementations that it is to measure.
     """
+    if has_failed(record):
+        return "failed before"
     if record["settings"] != asdict(settings):
         return "settings changed"
     if changed_subjects := _changed_subjects(record.get("subjects", []), subjects):
@@ -123,14 +126,26 @@ def _changed_subjects(measured: Sequence[dict[str, str]], asked: Sequence[dict[s
 
 
 def has_changed_code(record: Mapping[str, Any]) -> bool:
-    """Tell whether a cell was measured by other code than there is now."""
-    return _changed_code(record["code"].get("modules", {})) is not None
+    """Tell whether a cell was measured by other code than there is now; one that failed was measured by none."""
+    return not has_failed(record) and _changed_code(record["code"].get("modules", {})) is not None
 
 
 def recipe(code: str, data: Iterable[Path], inputs: Iterable[str], words: Iterable[str] = ()) -> str:
     """Return the digest of what something is made with: a digest of code, data files, input paths, command words."""
     files = {path.name: sources.file_digest(path) for path in data}
     return sources.digest([code, files, sorted(inputs), list(words)])
+
+
+def is_as_made(paths: Iterable[Path], made_by: Path, recipe: str) -> bool:
+    """Tell whether files are as they were made: by this recipe, there, not empty, not written after `made_by`.
+
+    made_by: a file that holds the recipe, written last.
+    """
+    if not made_by.is_file() or made_by.read_text(encoding="utf-8", errors="replace").strip() != recipe:
+        return False
+    written_ns = made_by.stat().st_mtime_ns
+    files = [path.stat() if path.is_file() else None for path in paths]
+    return all(file and file.st_size > 0 and file.st_mtime_ns <= written_ns for file in files)
 
 
 def deriving_modules(package: str) -> set[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.cells import fields
-from pipeline.cells.record import read_head, record_paths
+from pipeline.cells.record import cell_name, read_head, record_paths
 from pipeline.cells.stage import Stage, Stages
 from pipeline.errors import UserError
 
@@ -62,4 +62,4 @@ def check_place(path: Path, record: dict[str, Any]) -> None:
     """Raise UserError where a record lies at the path of another cell."""
     cell = [f"{axis}={fields.text(value)}" for axis, value in record["cell"].items()]
     if not str(path).endswith(f"{record['stage']}/cells/{'/'.join(cell)}.json"):
-        raise UserError(f"{path} holds the record of another cell, {record['stage']} {' '.join(cell)}: {REMEDY}")
+        raise UserError(f"{path} holds the record of another cell, {cell_name(record)}: {REMEDY}")

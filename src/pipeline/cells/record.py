@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -193,6 +193,16 @@ def _brief(value: Any) -> str:
 def is_empty(path: Path) -> bool:
     """Tell whether a record's file has lost all that it held: nothing is lost where it is measured again."""
     return path.is_file() and path.stat().st_size == 0
+
+
+def cell_name(record: Mapping[str, Any]) -> str:
+    """Return what a record is of, as one line: its stage and the values of its axes."""
+    return " ".join([record["stage"], *(f"{axis}={fields.text(value)}" for axis, value in record["cell"].items())])
+
+
+def has_failed(record: Mapping[str, Any]) -> bool:
+    """Tell whether a record, with or without its rows, is of a cell that crashed or was killed."""
+    return "log" in record
 
 
 def record_paths(results: Path, stage: str = "*") -> Iterator[Path]:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, get_args, get_origin, get_type_hints
 from pipeline.subjects.naming import NAME
 
 # From the best outcome of a row to the worst.
-STATUSES = ("ok", "unstable", "skipped", "oom", "wrong")
+STATUSES = ("ok", "unstable", "skipped", "oom", "wrong", "failed")
 WITH_FIGURES = ("ok", "unstable")
 # That a time is unstable is derived from its samples.
 RECORDED_STATUSES = tuple(status for status in STATUSES if status != "unstable")
@@ -97,6 +97,11 @@ class Row:
 
 
 OUTCOME = tuple(item.name for item in fields(Row))
+
+
+def outcome_rows(cell: Any, status: str, reason: str) -> list[dict[str, Any]]:
+    """Return the rows of a cell without figures, as its record holds them."""
+    return [{**key, "status": status, "reason": reason} for key in cell.row_keys()]
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from pipeline.cells.devices import TooFewGPUs, claim_gpus
 from pipeline.cells.library_environment import COMPILE_IN_PROCESS, THREAD_VARIABLES
 from pipeline.cells.quiet_host import Host
 from pipeline.cells.record import SCHEMA_VERSION
+from pipeline.cells.rows import outcome_rows
 from pipeline.cells.scheduler import slurm_job
 from pipeline.cells.stage import Stage, shares_host
 from pipeline.errors import Skipped
@@ -79,7 +80,7 @@ def run_cell(
     host.settle()
     waited_s = host.waited_s + claim.waited_s
     started_at, stopwatch = time.time(), Stopwatch()
-    rows = _outcome_rows(cell, "skipped", str(lack)) if lack else _rows(measure, cell, settings, stopwatch)
+    rows = outcome_rows(cell, "skipped", str(lack)) if lack else _rows(measure, cell, settings, stopwatch)
     stage.row_types.check(asdict(cell), rows)
     return {
         "schema_version": SCHEMA_VERSION,
@@ -139,12 +140,8 @@ def _rows(measure: Callable[..., Rows], cell: Any, settings: Any, stopwatch: Sto
     try:
         return measure(cell, settings, stopwatch)
     except Skipped as skipped:
-        return _outcome_rows(cell, "skipped", str(skipped))
+        return outcome_rows(cell, "skipped", str(skipped))
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        return _outcome_rows(cell, "oom", str(error).splitlines()[0])
-
-
-def _outcome_rows(cell: Any, status: str, reason: str) -> Rows:
-    return [{**key, "status": status, "reason": reason} for key in cell.row_keys()]
+        return outcome_rows(cell, "oom", str(error).splitlines()[0])

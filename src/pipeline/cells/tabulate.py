@@ -85,6 +85,7 @@ def _cell_line(record: dict[str, Any], row_types: RowTypes) -> dict[str, Any]:
         "gpus": " ".join(sorted(record["machine"].get("gpus_taken", []))) or None,
         **{name: record["code"].get(name) for name in ("digest", "commit")},
         "command": record["command"],
+        "log": record.get("log"),
     }
 
 

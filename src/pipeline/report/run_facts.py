@@ -5,9 +5,8 @@ from typing import Any
 
 import pandas as pd
 
-from pipeline.cells.failures import Failures
 from pipeline.cells.rows import STATUSES
-from pipeline.report.section import counted, data_size, listing, number
+from pipeline.report.section import data_size, listing, number
 from pipeline.report.table_rows import has_figures, known
 
 MOST_OUTCOMES = 12
@@ -44,8 +43,9 @@ def first_page(cells: pd.DataFrame) -> dict[str, Any]:
         "total_s": float(seconds.sum().sum()),
         "wall_s": _covered_s(started - pd.to_timedelta(seconds["start_up_s"], unit="s"), ended),
         "waiting_s": float(cells["waiting_s"].sum()) if "waiting_s" in cells else 0.0,
-        "measuring": float(seconds["measuring_s"].sum() / seconds.sum().sum()),
+        "measuring": float(seconds["measuring_s"].sum() / (seconds.sum().sum() or 1.0)),  # all may have failed
         "outcomes": _outcomes(cells),
+        "failed": known(cells, "log").to_dict("records"),
         "on_busy_host": _on_busy_host(cells),
         "gpus": _gpus(cells),
     }
@@ -95,18 +95,6 @@ def _outcomes(cells: pd.DataFrame) -> list[dict[str, Any]]:
 def _on_busy_host(cells: pd.DataFrame) -> list[str]:
     """Return the stage of each cell beside which other processes kept more than half of the cores busy."""
     return list(cells.loc[cells["host_busy"].astype(str) == "True", "stage"]) if "host_busy" in cells else []
-
-
-def what_is_missing(cells: pd.DataFrame, failures: Failures) -> dict[str, Any]:
-    """Return what failed, how much that is, and the stages of which nothing is left."""
-    of_cells = [failure.stage for failure in failures.failed if failure.stage]
-    others = len(failures.failed) - len(of_cells)
-    amounts = {"cell": len(of_cells), "report step": others}
-    return {
-        "failed": failures.failed,
-        "failed_amounts": [counted(number, noun) for noun, number in amounts.items() if number],
-        "unmeasured": sorted({*of_cells} - {*cells["stage"]}),
-    }
 
 
 def changed_since(cells: pd.DataFrame, outdated: Sequence[str]) -> list[str]:

@@ -36,7 +36,7 @@ def write_summary(
         "scale": page["scale"] or None,
         "commits": [commit for commit in page["commits"] if isinstance(commit, str)],  # none outside of a clone
         "measured": {"from": page["first_start"], "to": page["last_end"]},
-        "cells": {**counts, "failed": sum(bool(failure.stage) for failure in page["failed"])},
+        "cells": counts,
         "models": [model for section in sections for model in section.models],
         "actions": [{name: action[name] for name in ("rank", "what", "why")} for action in actions],
     }

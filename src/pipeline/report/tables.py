@@ -12,7 +12,7 @@ MAX_COLUMNS = 8
 # A number, perhaps with more behind it; a name like 2.7B is none.
 NUMBER = r"^-?[\d.,]+(?![\w.,])"
 
-OUTCOME_WORDS = {"oom": "OOM", "skipped": "skipped", "unstable": "unstable", "wrong": "wrong"}
+OUTCOME_WORDS = {"oom": "OOM", "skipped": "skipped", "unstable": "unstable", "wrong": "wrong", "failed": "failed"}
 
 
 def significant(value: float, digits: int = 3) -> str:

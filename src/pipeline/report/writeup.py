@@ -9,7 +9,6 @@ import pandas as pd
 
 from pipeline.cells import fields
 from pipeline.cells.disk import write_text
-from pipeline.cells.failures import Failures, read_failures
 from pipeline.cells.record import read_record
 from pipeline.cells.samples import NEGLIGIBLE_SHARE
 from pipeline.cells.stage import Stage, Stages
@@ -21,7 +20,7 @@ from pipeline.report.all_rows import meanings, row_table
 from pipeline.report.html import stage_parts
 from pipeline.report.markup import Markdown, anchor, one_line
 from pipeline.report.page_parts import MOST_ACTIONS, write
-from pipeline.report.run_facts import SECONDS, changed_since, first_page, what_is_missing
+from pipeline.report.run_facts import SECONDS, changed_since, first_page
 from pipeline.report.section import render
 from pipeline.report.section_rows import by_stage, section_rows, shown_rows
 from pipeline.report.summary import write_summary
@@ -77,7 +76,6 @@ def write_writeup(
     scale: str,
     outdated: Sequence[str],
     out: Path,
-    failures: Path | None = None,
     summary: Path | None = None,
     config: Sequence[str] = (),
 ) -> None:
@@ -85,7 +83,6 @@ def write_writeup(
 
     scale: which cells were asked for; empty where what is there is written up, whatever asked for it.
     outdated: digests of code that has changed since it measured.
-    failures: the list of what failed and is missing therefore (pipeline.cells.failures), if anything did.
     summary: where to write the first screen's figures as JSON, if anywhere.
     config: the words after Snakemake's `--config` that ask for the same run.
     Raises UserError, one line, for a section that cannot be read, a table that is none of cells, or no cells at all.
@@ -105,7 +102,6 @@ def write_writeup(
         "users_own": markdown(pd.DataFrame(users_own)) if users_own else "",
         "problems": problems(written),
         **_trusted(written),
-        **what_is_missing(lines, read_failures(failures) if failures else Failures()),
     }
     write_text(out, render(TEMPLATE, facts))
     if summary is not None:

@@ -78,6 +78,12 @@ def machine_facts() -> dict[str, Any]:
     Keys: kind, cpu {model, logical_cores, physical_cores}, memory_bytes, os, software {name: version}, and
     gpus, one entry each as `gpu_facts` gives it. Imports torch, but starts no CUDA.
     """
+    facts = machine_without_torch()
+    return {**facts, "software": facts["software"] | _library_versions()}
+
+
+def machine_without_torch() -> dict[str, Any]:
+    """Describe the machine as `machine_facts` does, but for the versions of libraries that torch tells."""
     return {
         "kind": machine_kind(),
         "cpu": {
@@ -87,7 +93,7 @@ def machine_facts() -> dict[str, Any]:
         },
         "memory_bytes": psutil.virtual_memory().total,
         "os": f"{_distribution()}, {platform.system()} {platform.release()}",
-        "software": software_versions() | _library_versions(),
+        "software": software_versions(),
         "gpus": [gpu_facts(gpu) for gpu in visible_gpus()],
     }
 

@@ -1,0 +1,87 @@
+import json
+
+import pytest
+
+from pipeline import cli
+from pipeline.cells.disk import DISK_FULL
+from pipeline.cells.expected import UNKNOWN_S, expected_s
+from pipeline.cells.failed import LONGEST, failures, how_it_ended
+from pipeline.cells.freshness import Present, has_changed_code, why_stale
+from pipeline.cells.record import read_head, read_record
+from pipeline.cells.tabulate import cell_table
+from pipeline.registry import stages
+from pipeline.stages.profile.cell import Cell, Settings
+
+
+@pytest.mark.parametrize(
+    ("log", "code", "said"),
+    [
+        (b"Traceback (most recent call last):\n  File\nKeyError: 'a bug'\n\n", 1, "KeyError: 'a bug'"),
+        (
+            b"torch.AcceleratorError: CUDA error\nmore of it\n[W] destroyed late\n",
+            1,
+            "torch.AcceleratorError: CUDA error",
+        ),
+        (b"pipeline: cannot write cell.json: Too large\n", 2, "pipeline: cannot write cell.json: Too large"),
+        (b"", 1, "exit code 1, nothing in its log"),
+        (b"", 255, "exit code 255, nothing in its log"),
+        (b"\x1b[31mred\xff\n", 1, "\\x1b[31mred\ufffd"),
+        (b"x" * 100_000 + b"\n", 1, "x" * (LONGEST - 1) + "\u2026"),
+        (b"RuntimeError: before\n", 137, "ended by SIGKILL"),
+        (None, 1, "cannot read its log: No such file or directory"),
+    ],
+)
+def test_a_failure_is_told_by_its_signal_or_how_its_log_ends(tmp_path, log, code, said):
+    if log is not None:
+        (tmp_path / "cell.log").write_bytes(log)
+    assert how_it_ended(tmp_path / "cell.log", code) == said
+
+
+@pytest.fixture
+def left(tmp_path):
+    """The record that a killed cell leaves, of a stage whose cells keep files."""
+    path = tmp_path / "cell.json"
+    words = ["137", "profile", "--log", "a.log", "--out", str(path), "--files", str(tmp_path / "files")]
+    assert cli.run(["failed", *words], "ordinary", 0.0) == 0
+    assert (tmp_path / "files").is_dir()
+    return path
+
+
+def test_a_failed_cell_has_its_rows_and_its_command_measures_it(left):
+    record = read_record(left, stages())
+    keys = [{name: row[name] for name in key} for row, key in zip(record["rows"], Cell().row_keys(), strict=True)]
+    assert keys == Cell().row_keys()
+    assert {(row["status"], row["reason"]) for row in record["rows"]} == {("failed", "ended by SIGKILL")}
+    assert record["command"].startswith("python -m pipeline measure profile ")
+    table = cell_table([left], stages())
+    assert ",failed,ended by SIGKILL," in table
+    assert table.rstrip().endswith(",a.log")
+
+
+def test_a_failed_cell_is_stale_whatever_is_the_same_and_says_nothing_of_how_long_it_takes(left):
+    head = read_head(left, stages())
+    present = Present(head["machine"]["software"], 0)
+    assert why_stale(head, Settings(), Cell().gpus, present) == "failed before"
+    assert not has_changed_code(head)
+    profile = stages()["profile"]
+    told = profile.expected_s(Cell(), Settings(), False)
+    assert expected_s(profile, {left: Cell()}, Settings(), False)[str(left)] in (told, UNKNOWN_S, 0.5)
+
+
+def test_failures_are_those_of_the_records_that_are_there(left, tmp_path):
+    sound = json.loads(left.read_text())
+    del sound["log"]
+    (tmp_path / "sound.json").write_text(json.dumps(sound))
+    (line,) = failures([tmp_path / "sound.json", left, tmp_path / "none.json"], stages())
+    assert line.startswith("profile ")
+    assert line.endswith(": ended by SIGKILL (a.log)")
+
+
+def test_after_a_full_disk_nothing_is_left_and_the_run_is_to_end(tmp_path, capsys):
+    path = tmp_path / "cell.json"
+    assert (
+        cli.run(["failed", str(DISK_FULL), "timing", "--log", "a.log", "--out", str(path)], "ordinary", 0.0)
+        == DISK_FULL
+    )
+    assert "the disk is full" in capsys.readouterr().err
+    assert not path.exists()
