@@ -191,11 +191,11 @@ def _parts(stage, rows):
     return {
         **{f"cell_{number}_alone": cells[number] for number in some},
         "first_and_last_cell": pd.concat([cells[place] for place in {0, len(cells) - 1}], ignore_index=True),
-        "first_cell_failed": pd.concat([failed[0], *cells[1:]], ignore_index=True),
+        "first_cell_failed": pd.concat([_failed(stage, cells[0]), *cells[1:]], ignore_index=True),
         "other_cells_failed": pd.concat(
             [cells[0], *(_failed(stage, cell, "failed") for cell in cells[1:])], ignore_index=True
         ),
-        "hostile_text": with_hostile_text(pd.concat([failed[0], *cells[1:]], ignore_index=True)),
+        "hostile_text": with_hostile_text(pd.concat([_failed(stage, cells[0]), *cells[1:]], ignore_index=True)),
     }
 
 
