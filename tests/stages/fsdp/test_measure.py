@@ -32,6 +32,7 @@ def test_every_way_has_a_figure_and_all_but_the_first_the_same_loss(smoke_rows):
     together = [row["loss"] for impl, row in steps.items() if impl != "none"]
     assert together == pytest.approx([together[0]] * len(together), rel=1e-5)
     assert abs(steps["none"]["loss"] / together[0] - 1) > 1e-2
+    assert max(row["loss"] for row in steps.values()) < math.log(SMOKE.vocab_size)  # a mean, not a sum: it has fallen
 
 
 def test_phases_are_timed_apart(smoke_rows):
