@@ -23,8 +23,8 @@ class Outcomes:
     def add(self, output: Sequence[str]) -> list[str]:
         """Count the cell whose record is among these files, and return what to tell of it now.
 
-        That is, the first time, a host on which other processes were busy, how it failed, an implementation of the user's own that is
-        wrong, the first time, and why nothing was measured, the first time for each reason.
+        That is how it failed, and the first time, a host on which other processes were busy, an implementation of the
+        user's own that is wrong, and each reason why nothing was measured.
         """
         # Not at the top, because every Snakemake of the environment imports this module, whatever it runs.
         from pipeline.cells.record import read_record
