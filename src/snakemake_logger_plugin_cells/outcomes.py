@@ -18,12 +18,13 @@ class Outcomes:
         self._without_figures: Counter[str] = Counter()
         self._own: Counter[str] = Counter()
         self._wrong: Counter[str] = Counter()
+        self._on_busy_host = 0
 
     def add(self, output: Sequence[str]) -> list[str]:
         """Count the cell whose record is among these files, and return what to tell of it now.
 
-        That is a host on which other processes were busy, how it failed, an implementation of the user's own that is
-        wrong, the first time, and why nothing was measured, the first time for each reason.
+        That is how it failed, and the first time, a host on which other processes were busy, an implementation of the
+        user's own that is wrong, and each reason why nothing was measured.
         """
         # Not at the top, because every Snakemake of the environment imports this module, whatever it runs.
         from pipeline.cells.record import read_record
@@ -33,7 +34,7 @@ class Outcomes:
         for path in output:
             with contextlib.suppress(UserError):  # not a record, such as the folder of its files
                 record = read_record(Path(path), stages())
-                return [*_disturbances(record, path), *self._outcome_of(record), *self._wrong_of(record)]
+                return [*self._disturbances_of(record), *self._outcome_of(record), *self._wrong_of(record)]
         return []
 
     def summary(self) -> list[str]:
@@ -47,7 +48,19 @@ class Outcomes:
         if (more := len(self._without_figures) - MOST_REASONS) > 0:
             reasons.append(f"{more} more {'reasons' if more > 1 else 'reason'}: results/<stage>/cells.csv")
         wrong = [f"your {name} is wrong in {count} of {_cells(self._own[name])}" for name, count in self._wrong.items()]
-        return [f"measured {_cells(self._cells.total())}: {', '.join(counts)}", *reasons, *wrong]
+        busy = f"{_cells(self._on_busy_host)} measured on a busy host: host_busy in results/<stage>/cells.csv"
+        told = [f"measured {_cells(self._cells.total())}: {', '.join(counts)}", *reasons, *wrong]
+        return [*told, *([busy] if self._on_busy_host else [])]
+
+    def _disturbances_of(self, record: Mapping[str, Any]) -> Iterator[str]:
+        """Count a cell beside which other processes were busy, and say how busy at the first."""
+        host = record.get("host", {})
+        if not host.get("busy"):
+            return
+        self._on_busy_host += 1
+        if self._on_busy_host == 1:
+            used = f"other processes used {host['others_cores']:.1f} of {host['cores']:g} cores"
+            yield f"[measured on a busy host: {used}]"
 
     def _outcome_of(self, record: Mapping[str, Any]) -> Iterator[str]:
         """Count a cell, and say why it has no figures, if no other had none for that reason."""
@@ -78,13 +91,6 @@ class Outcomes:
             if name not in self._wrong:
                 yield f"[your {name} is wrong: {rows[0]['reason']}]"
             self._wrong[name] += 1
-
-
-def _disturbances(record: Mapping[str, Any], path: str) -> Iterator[str]:
-    host = record.get("host", {})
-    if host.get("busy"):
-        used = f"other processes used {host['others_cores']:.1f} of {host['cores']:g} cores"
-        yield f"[measured on a busy host: {used}, see {path}]"
 
 
 def _cells(count: int) -> str:

@@ -10,8 +10,8 @@ from .cell_lines import line
 def test_every_status_is_counted_by_stage():
     cells = pd.DataFrame([line(), line(status="oom"), line(stage="flash"), line(stage="flash")])
     assert first_page(cells)["counts"] == [
-        {"stage": "timing", "ok": 1, "unstable": 0, "skipped": 0, "oom": 1, "wrong": 0},
-        {"stage": "flash", "ok": 2, "unstable": 0, "skipped": 0, "oom": 0, "wrong": 0},
+        {"stage": "timing", "ok": 1, "unstable": 0, "skipped": 0, "oom": 1, "wrong": 0, "failed": 0},
+        {"stage": "flash", "ok": 2, "unstable": 0, "skipped": 0, "oom": 0, "wrong": 0, "failed": 0},
     ]
 
 

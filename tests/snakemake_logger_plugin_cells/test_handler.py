@@ -176,9 +176,12 @@ def own(rows, *names):
     return {**RECORD, "rows": rows, "subjects": [{"kind": "model", "name": name, "digest": "abc"} for name in names]}
 
 
-def test_a_cell_measured_on_a_busy_host_is_told_in_the_terminal(said_of, tmp_path):
-    told = f"[measured on a busy host: other processes used 1.7 of 2 cores, see {tmp_path}/0.json]"
-    assert said_of({**RECORD, "host": HOST})[0] == told
+def test_a_busy_host_is_told_once_and_its_cells_are_counted_in_the_end(said_of):
+    assert said_of(*[{**RECORD, "host": HOST}] * 2, RECORD) == [
+        "[measured on a busy host: other processes used 1.7 of 2 cores]",
+        "measured 3 cells: 3 ok",
+        "2 cells measured on a busy host: host_busy in results/<stage>/cells.csv",
+    ]
 
 
 def test_an_implementation_of_ones_own_that_is_wrong_is_told_once_with_the_reason_and_counted_in_the_end(said_of):

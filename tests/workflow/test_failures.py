@@ -46,8 +46,7 @@ def failed_records(project):
     return {each["cell"]["precision"]: each["rows"][0]["reason"] for each in records if has_failed(each)}
 
 
-@pytest.mark.parametrize("worker", ["", "off"])
-@pytest.mark.parametrize("what", BUGS)
+@pytest.mark.parametrize(("what", "worker"), [*((what, "") for what in BUGS), ("SIGKILL", "off")])
 def test_a_cell_that_fails_leaves_a_record_and_the_report_of_the_same_run_names_it(project, what, worker):
     bug, reason = BUGS[what]
     break_bf16(project, bug)
