@@ -13,13 +13,9 @@ from pipeline.stages.levers.report import section, selection
 from ..sections import (
     built,
     drawn_figures,
-    faults_of_parts,
     gaps,
-    keys,
     linked_figures,
-    numbers_that_stay,
     render,
-    unnamed_rows,
 )
 
 ALL = ("NVIDIA H200", "AMD EPYC")
@@ -177,21 +173,6 @@ def test_the_largest_model_with_the_most_figures_is_shown_first(make_rows):
     assert set(selection.largest(rows)["size"]) == {"xl"}
     rows = rows[(rows["size"] == "medium") | (rows["levers"] == "eager")]
     assert set(selection.largest(rows)["size"]) == {"medium"}
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_no_number_of_the_prose_stays_when_every_figure_is_another(make_rows, undrawn, tmp_path, name):
-    rows = make_rows(name)
-    assert numbers_that_stay(lambda found: BUILD(found, tmp_path), rows, keys("levers"), {"14", "2", "28"}) == set()
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_the_section_of_a_part_of_the_cells_is_whole(make_rows, tmp_path_factory, name):
-    assert faults_of_parts(BUILD, "levers", make_rows(name), tmp_path_factory) == {}
-
-
-def test_the_columns_of_rows_tell_the_rows_apart(make_rows):
-    assert unnamed_rows("levers", make_rows("NVIDIA H200")).empty
 
 
 def test_nothing_is_gained_over_an_unstable_step(make_rows):
