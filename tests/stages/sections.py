@@ -190,7 +190,7 @@ def _parts(stage, rows):
     some = {*range(0, len(cells), -(-len(cells) // SOME_CELLS)), len(cells) - 1}
     return {
         **{f"cell_{number}_alone": cells[number] for number in some},
-        "first_and_last_cell": pd.concat([cells[place] for place in {0, len(cells) - 1}], ignore_index=True),
+        "first_and_last_cell": pd.concat([cells[0], *cells[1:][-1:]], ignore_index=True),
         "first_cell_failed": pd.concat([_failed(stage, cells[0]), *cells[1:]], ignore_index=True),
         "other_cells_failed": pd.concat(
             [cells[0], *(_failed(stage, cell, "failed") for cell in cells[1:])], ignore_index=True
@@ -224,8 +224,7 @@ def numbers_that_stay(build, rows, keys, allowed=()):
     """Find numbers of a section's prose that stay although every figure in its tables becomes another one.
 
     Such a number does not come from the tables. `keys` are the columns that say what a row is of: their values, and
-    those of columns of text, may stand in a sentence; so may what is `allowed`. Columns of text that hold samples, one
-    number after the other, are changed too.
+    those of columns of text, may stand in a sentence; so may what is `allowed`.
     """
     rng = np.random.default_rng(0)
     found = _numbers(prose(build(rows)), rows)
@@ -234,25 +233,31 @@ def numbers_that_stay(build, rows, keys, allowed=()):
     found -= known | set(allowed)
     for _ in range(MOST_ROUNDS):
         if found:
-            found &= _numbers(prose(build(_perturbed(rows, keys, rng))), rows)
+            found &= _numbers(prose(build(perturbed(rows, keys, rng))), rows)
     return found
 
 
-def _perturbed(rows, keys, rng):
+def perturbed(rows, keys, rng):
+    """Return rows with all figures changed but those of `keys`."""
     changed = rows.copy()
     for name in rows.columns.difference(keys):
         if rows[name].dtype.kind in "if":
             # Each row by another factor, and all by one: a mean over rows would hardly move.
             changed[name] = rows[name] * rng.uniform(0.8, 1.25, len(rows)) * rng.uniform(0.5, 2)
-        elif name.startswith("samples"):
-            changed[name] = [_other_samples(samples, rng) for samples in rows[name]]
+        elif rows[name].map(type).eq(list).any():
+            changed[name] = [_others(values, rng) for values in rows[name]]
+    for median in [name for name in changed if name.startswith("median_")]:  # else no range could be drawn
+        quartiles = [
+            name for name in (median.replace("median", "q1"), median, median.replace("median", "q3")) if name in changed
+        ]
+        changed[quartiles] = np.sort(changed[quartiles].to_numpy(dtype=float))
     return changed
 
 
-def _other_samples(samples, rng):
-    if not isinstance(samples, list):
-        return samples
-    return [sample * rng.uniform(0.8, 1.25) for sample in samples]
+def _others(value, rng):
+    if isinstance(value, list):
+        return [_others(item, rng) for item in value]
+    return value * rng.uniform(0.8, 1.25) if isinstance(value, float) else value
 
 
 def _numbers(text, rows):

@@ -4,11 +4,10 @@ import pandas as pd
 import pytest
 
 from pipeline.formulas.collectives import all_reduce_bus_factor
-from pipeline.report.figures import new_figure
 from pipeline.report.page_parts import Figure, Table
 from pipeline.stages.allreduce.report import baselines, facts, section
 
-from ..sections import built, contents, faults_of_parts, gaps, keys, numbers_that_stay, unnamed_rows
+from ..sections import built, contents, gaps
 
 MEASURED = ("h200", "cluster", "laptop", "smoke")
 TIMES = ["median_ms", "q1_ms", "q3_ms"]
@@ -47,24 +46,6 @@ def test_drawn_twice_the_section_has_the_same_bytes(make_rows, tmp_path):
     texts = [built(section.build, "allreduce")(make_rows("smoke"), tmp_path / name) for name in ("a", "b")]
     assert texts[0] == texts[1]
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
-
-
-@pytest.mark.parametrize("name", ["h200", "cluster", "laptop"])
-def test_no_number_of_the_prose_stays_when_every_figure_is_another(make_rows, text, monkeypatch, name):
-    monkeypatch.setattr(section, "busbw", lambda *_: new_figure()[0])  # quartiles change apart from medians
-    # Sizes and ranks; how many figures failed; the formula of bus bandwidth and what it makes of a ring.
-    allowed = {"1", "2", "4", "6", "8", "10", "100", "1000", "18", "50", "1.67", "1.5"}
-    assert numbers_that_stay(text, make_rows(name), keys("allreduce", "calls"), allowed) == set()
-
-
-def test_the_section_of_a_part_of_the_cells_is_whole(undrawn, make_rows, tmp_path_factory):
-    build_text = built(section.build, "allreduce")
-    assert faults_of_parts(build_text, "allreduce", make_rows("h200"), tmp_path_factory) == {}
-
-
-@pytest.mark.parametrize("name", [*MEASURED, "nothing"])
-def test_the_columns_of_rows_tell_the_rows_of_a_cell_apart(make_rows, name):
-    assert unnamed_rows("allreduce", make_rows(name)).empty
 
 
 def test_the_best_bandwidth_is_the_highest_of_any_ranks_and_size(make_rows):

@@ -5,7 +5,6 @@ import pytest
 
 from pipeline.formulas import attention
 from pipeline.report.baselines import COLUMNS
-from pipeline.report.section import data_size
 from pipeline.stages.attention.cell import Cell
 from pipeline.stages.attention.report import baselines, facts, section
 
@@ -13,12 +12,9 @@ from ..sections import (
     built,
     contents,
     drawn_figures,
-    faults_of_parts,
     gaps,
     linked_figures,
-    numbers_that_stay,
     render,
-    unnamed_rows,
 )
 
 ALL = ("h200", "laptop", "smoke")
@@ -46,36 +42,10 @@ def test_the_section_has_no_gap_and_links_every_figure_that_it_draws(rendered, n
     assert linked_figures(text, "attention") == drawn_figures(folder) == {"memory"}
 
 
-def test_the_section_of_a_part_of_the_cells_is_whole(make_rows, tmp_path_factory):
-    assert faults_of_parts(build, "attention", make_rows("h200"), tmp_path_factory) == {}
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_the_columns_of_rows_tell_the_rows_of_a_cell_apart(make_rows, name):
-    assert unnamed_rows("attention", make_rows(name)).empty
-
-
 def test_the_same_rows_give_the_same_bytes(rendered, make_rows, tmp_path):
     _, text, folder = rendered["h200"]
     assert build(make_rows("h200"), tmp_path) == text
     assert contents(tmp_path) == contents(folder)
-
-
-@pytest.mark.parametrize("name", ["h200", "laptop"])
-def test_no_number_stays_when_every_figure_is_another(make_rows, undrawn, tmp_path, name):
-    rows = make_rows(name)
-    keys = ["head_dim", "seq_len", "mode", "phase", "setting_batch_size"]
-    words = lambda found: build(found, tmp_path)  # noqa: E731
-    # What follows from the shape alone, by formula; and fp32.
-    end = limit_of(rows)
-    problem = end.first_too_long
-    sizes = [
-        attention.peak_bytes(problem, 4, end.device_type),
-        attention.flash_saved_bytes(problem),
-        4 * problem.scores,
-    ]
-    by_formula = {f"{float(data_size(size).split()[0]):g}" for size in sizes}
-    assert numbers_that_stay(words, rows, keys, allowed=by_formula) == set()
 
 
 def test_the_answer_gives_the_limit_by_formula_and_as_seen(make_rows):

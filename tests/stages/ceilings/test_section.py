@@ -8,13 +8,9 @@ from pipeline.stages.ceilings.report import section, selection
 from ..sections import (
     built,
     drawn_figures,
-    faults_of_parts,
     gaps,
-    keys,
     linked_figures,
-    numbers_that_stay,
     render,
-    unnamed_rows,
 )
 
 ALL = ("NVIDIA H200", "AMD EPYC")
@@ -60,24 +56,6 @@ def test_the_best_product_of_a_data_type_is_of_whichever_side_is_fastest(make_ro
     assert list(best["dtype"]) == list(DTYPES)
     assert best.iloc[0]["side"] == 4096
     assert selection.best_trained(rows)["tflops_per_s"] == 900.0
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_no_number_of_the_prose_stays_when_every_figure_is_another(make_rows, monkeypatch, tmp_path, name):
-    # Quartiles no longer enclose medians when all are changed, and cannot be drawn.
-    monkeypatch.setattr(section.figures, "rates", lambda _: None)
-    assert numbers_that_stay(lambda rows: BUILD(rows, tmp_path), make_rows(name), keys("ceilings")) == set()
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_the_section_of_a_part_of_the_cells_is_whole(make_rows, tmp_path_factory, name):
-    # It shows no free text.
-    shown = {"hostile_text": {"not shown"}}
-    assert faults_of_parts(BUILD, "ceilings", make_rows(name), tmp_path_factory) == shown
-
-
-def test_the_columns_of_rows_tell_the_rows_of_a_cell_apart(make_rows):
-    assert unnamed_rows("ceilings", make_rows("NVIDIA H200")).empty
 
 
 def test_matrices_are_large_enough_from_where_their_rate_is_near_the_best(make_rows, rendered):

@@ -15,13 +15,10 @@ from ..sections import (
     built,
     contents,
     drawn_figures,
-    faults_of_parts,
     gaps,
     linked_figures,
-    numbers_that_stay,
     render,
     thrice,
-    unnamed_rows,
 )
 
 ALL = ("h200", "laptop", "smoke")
@@ -52,29 +49,10 @@ def test_the_section_of_cells_with_repeats_is_whole(make_rows, undrawn, tmp_path
     assert gaps(build(thrice("flash", make_rows("h200")), tmp_path)) == []
 
 
-def test_the_section_of_a_part_of_the_cells_is_whole(make_rows, tmp_path_factory):
-    assert faults_of_parts(build, "flash", make_rows("h200"), tmp_path_factory) == {}
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_the_columns_of_rows_tell_the_rows_of_a_cell_apart(make_rows, name):
-    assert unnamed_rows("flash", make_rows(name)).empty
-
-
 def test_the_same_rows_give_the_same_bytes(rendered, make_rows, tmp_path):
     _, text, folder = rendered["h200"]
     assert build(make_rows("h200"), tmp_path) == text
     assert contents(tmp_path) == contents(folder)
-
-
-@pytest.mark.parametrize("name", ["h200", "laptop"])
-def test_no_number_stays_when_every_figure_is_another(make_rows, undrawn, tmp_path, name):
-    rows = make_rows(name)
-    keys = [*facts.PROBLEM, "impl", "phase"]
-    words = lambda found: build(found, tmp_path)  # noqa: E731
-    # In FlashAttention-2 and fp64; then counts of problems.
-    counts = range(len(rows.drop_duplicates(facts.PROBLEM)))
-    assert numbers_that_stay(words, rows, keys, allowed={"2", "64", *map(str, counts)}) == set()
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -3,9 +3,8 @@ import pytest
 from pipeline.report.page_parts import Figure, Table
 from pipeline.stages.fsdp.report import facts, section
 
-from ..sections import built, contents, faults_of_parts, gaps, keys, numbers_that_stay, thrice, unnamed_rows
+from ..sections import built, contents, gaps, thrice
 
-KEYS = keys("fsdp", "status", "backend", "n")
 every_table = pytest.mark.parametrize("name", ["h200", "small_gpu", "smoke", "skipped"])
 
 
@@ -36,21 +35,8 @@ def test_drawn_twice_the_section_has_the_same_bytes(h200, tmp_path):
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
-def test_no_number_of_the_prose_stays_when_the_tables_change(h200, text):
-    assert numbers_that_stay(text, h200, KEYS, set()) == set()
-
-
 def test_the_section_of_cells_with_repeats_is_whole(h200, text):
     assert gaps(text(thrice("fsdp", h200))) == []
-
-
-def test_the_section_of_a_part_of_the_cells_is_whole(undrawn, h200, tmp_path_factory):
-    assert faults_of_parts(built(section.build, "fsdp"), "fsdp", h200, tmp_path_factory) == {}
-
-
-@every_table
-def test_the_columns_of_rows_tell_the_rows_of_a_cell_apart(request, name):
-    assert unnamed_rows("fsdp", request.getfixturevalue(name)).empty
 
 
 def test_the_answer_gives_step_and_peak_of_ours(h200):

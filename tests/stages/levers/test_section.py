@@ -13,13 +13,9 @@ from pipeline.stages.levers.report import section, selection
 from ..sections import (
     built,
     drawn_figures,
-    faults_of_parts,
     gaps,
-    keys,
     linked_figures,
-    numbers_that_stay,
     render,
-    unnamed_rows,
 )
 
 ALL = ("NVIDIA H200", "AMD EPYC")
@@ -197,21 +193,6 @@ def test_of_two_cells_of_a_model_the_one_with_more_combinations_is_shown(make_ro
     few = rows[rows["levers"].isin(["eager", "sdpa", "eager_again"])].assign(combinations="sdpa")
     few = few.assign(median_ms=few["median_ms"] / 10)
     assert BUILD(pd.concat([few, rows], ignore_index=True), tmp_path) == BUILD(rows, tmp_path)
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_no_number_of_the_prose_stays_when_every_figure_is_another(make_rows, undrawn, tmp_path, name):
-    rows = make_rows(name)
-    assert numbers_that_stay(lambda found: BUILD(found, tmp_path), rows, keys("levers"), {"14", "2", "28"}) == set()
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_the_section_of_a_part_of_the_cells_is_whole(make_rows, tmp_path_factory, name):
-    assert faults_of_parts(BUILD, "levers", make_rows(name), tmp_path_factory) == {}
-
-
-def test_the_columns_of_rows_tell_the_rows_apart(make_rows):
-    assert unnamed_rows("levers", make_rows("NVIDIA H200")).empty
 
 
 def test_nothing_is_gained_over_an_unstable_step(make_rows):

@@ -1,11 +1,8 @@
 import numpy as np
 import pytest
 
-from pipeline.formulas.activations import residual_stream_bytes, weight_copy_bytes
-from pipeline.formulas.checkpointing import blocks_run_again
 from pipeline.report.baselines import COLUMNS
 from pipeline.report.page_parts import Table
-from pipeline.report.section import data_size, mib, number
 from pipeline.report.table_rows import ok
 from pipeline.stages.memory.report import baselines, checkpoints, figures
 from pipeline.stages.memory.report.actions import actions, flash_and_checkpoints
@@ -16,13 +13,9 @@ from ..sections import (
     built,
     contents,
     drawn_figures,
-    faults_of_parts,
     gaps,
-    keys,
     linked_figures,
-    numbers_that_stay,
     render,
-    unnamed_rows,
 )
 
 FIGURES = {
@@ -30,8 +23,6 @@ FIGURES = {
     "smoke": {"composition", "timeline"},
     "skipped": set(),
 }
-# Found or derived by formula from the axes: they are no column of the table.
-EVENTS = ("begin_event", "end_event", "peak_event")
 text_of = built(build, "memory")
 
 
@@ -56,45 +47,6 @@ def test_the_section_is_whole_and_every_figure_drawn_is_linked(rendered, name):
 def test_figures_are_the_same_bytes_when_drawn_again(rendered, rows_of, tmp_path):
     assert text_of(rows_of["smoke"], tmp_path) == rendered["smoke"].text
     assert contents(tmp_path) == contents(rendered["smoke"].folder)
-
-
-@pytest.mark.usefixtures("undrawn")
-@pytest.mark.parametrize("name", ["h200", "smoke"])
-def test_no_number_of_the_prose_stays_when_the_tables_change(rows_of, name, tmp_path):
-    rows = rows_of[name]
-    recorded = recordings(rows)
-    lead = headline(recorded)
-    derived = {
-        *(f"{count:g}" for count in (lead.workload.size.d_model, 4, 2 * lead.workload.size.num_layers, 1e9, 1e6)),
-        *by_formula(recorded),
-    }
-    assert numbers_that_stay(lambda table: text_of(table, tmp_path), rows, keys("memory", *EVENTS), derived) == set()
-
-
-def by_formula(recorded):
-    """Give what follows from the axes alone: counts of recordings, weight copies, the residual stream, OOM cells."""
-    ran_out = [data_size(one.predicted_bytes) for one in recorded if one.status == "oom"]
-    copies = [data_size(weight_copy_bytes(one.workload)) for one in recorded]
-    streams = [residual_stream_bytes(one.workload) for one in recorded]
-    texts = [*ran_out, *copies, *map(mib, streams)]
-    steps = [one for one in recorded if one.measured and one.cell.mode == "train_step" and not one.cell.num_layers]
-    counts = [len(recorded), sum(one.measured for one in recorded), len(steps), *streams]
-    for one in recorded:
-        layers, cell = one.workload.size.num_layers, one.cell
-        counts += [layers, blocks_run_again(layers, cell.checkpoint_every, cell.checkpointing)]
-        counts.append(1)  # the best interval of checkpoints
-        texts.append(number(checkpoints.block_over_input(one)))
-    return {f"{float(text.split()[0]):g}" for text in texts} | {f"{count:g}" for count in counts}
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_the_section_of_a_part_of_the_cells_is_whole(rows_of, tmp_path_factory):
-    assert faults_of_parts(text_of, "memory", rows_of["h200"], tmp_path_factory) == {}
-
-
-@pytest.mark.parametrize("name", FIGURES)
-def test_the_columns_of_rows_tell_the_rows_of_a_cell_apart(rows_of, name):
-    assert unnamed_rows("memory", rows_of[name]).empty
 
 
 def test_the_answer_is_the_plain_step_at_the_longest_context_in_bf16(rows_of, tmp_path):

@@ -10,13 +10,9 @@ from ..sections import (
     built,
     contents,
     drawn_figures,
-    faults_of_parts,
     gaps,
-    keys,
     linked_figures,
-    numbers_that_stay,
     render,
-    unnamed_rows,
 )
 
 text_of = built(build, "profile")
@@ -51,26 +47,6 @@ def test_the_section_is_whole_and_every_figure_drawn_is_linked(rendered):
 def test_the_section_and_its_figures_are_the_same_each_time(h200, rendered, tmp_path):
     assert text_of(h200, tmp_path) == rendered.text
     assert contents(tmp_path) == contents(rendered.folder)
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_no_number_of_the_prose_stays_when_every_figure_is_another(h200, tmp_path):
-    assert numbers_that_stay(lambda rows: text_of(rows, tmp_path), h200, keys("profile"), counts(h200)) == set()
-
-
-def counts(rows):
-    """Count the passes that failed, for they have no figures that could change."""
-    host = rows[(rows["kind"] == "time") & (rows["clock"] == "host")]
-    return {str(len(host)), str((host["status"] == "oom").sum()), "1"}
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_the_section_of_a_part_of_the_cells_is_whole(h200, tmp_path_factory):
-    assert faults_of_parts(text_of, "profile", h200, tmp_path_factory) == {}
-
-
-def test_the_columns_of_rows_tell_the_rows_of_a_cell_apart(h200):
-    assert unnamed_rows("profile", h200).empty
 
 
 def test_the_capture_to_speak_of_is_the_largest_with_a_training_step_in_the_lowest_precision(h200):

@@ -5,11 +5,10 @@ import pytest
 from pipeline.report.page_parts import Figure, Table
 from pipeline.stages.sharding.report import baselines, facts, section
 
-from ..sections import built, contents, faults_of_parts, gaps, keys, numbers_that_stay, thrice, unnamed_rows
+from ..sections import built, contents, gaps, thrice
 from .conftest import TOTAL
 
 TIMES = ["median_ms", "q1_ms", "q3_ms", "mean_ms", "std_ms", "min_ms", "max_ms"]
-KEYS = keys("sharding", "status", "backend", "weight_tolerance", "n")
 
 
 @pytest.fixture
@@ -43,22 +42,8 @@ def test_drawn_twice_the_section_has_the_same_bytes(h200, tmp_path):
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
-def test_no_number_of_the_prose_stays_when_the_tables_change(h200, text):
-    # 0: weights that do not differ; 1: the stage of ZeRO; 3: optimizers.
-    assert numbers_that_stay(text, h200, KEYS, {"0", "1", "3"}) == set()
-
-
 def test_the_section_of_cells_with_repeats_is_whole(h200, text):
     assert gaps(text(thrice("sharding", h200))) == []
-
-
-def test_the_section_of_a_part_of_the_cells_is_whole(undrawn, h200, tmp_path_factory):
-    assert faults_of_parts(built(section.build, "sharding"), "sharding", h200, tmp_path_factory) == {}
-
-
-@pytest.mark.parametrize("name", ["h200", "small_gpu", "smoke", "skipped"])
-def test_the_columns_of_rows_tell_the_rows_of_a_cell_apart(request, name):
-    assert unnamed_rows("sharding", request.getfixturevalue(name)).empty
 
 
 def test_the_answer_gives_the_peak_and_the_step_of_each_optimizer(h200):

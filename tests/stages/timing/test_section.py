@@ -14,12 +14,8 @@ from ..sections import (
     built,
     contents,
     drawn_figures,
-    faults_of_parts,
     gaps,
-    keys,
     linked_figures,
-    numbers_that_stay,
-    unnamed_rows,
 )
 
 ALL = ("h200", "laptop", "smoke")
@@ -207,23 +203,6 @@ def test_others_stand_beside_ours_for_the_same_thing_only(make_rows):
     assert len(pairs) > 50
     assert pairs[["theirs", "ours"]].gt(0).all(axis=None)
     assert baselines.pairs(make_rows("smoke")).empty
-
-
-def test_the_section_of_a_part_of_the_cells_is_whole(make_rows, tmp_path_factory):
-    assert faults_of_parts(text_of, "timing", make_rows("h200"), tmp_path_factory) == {}
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_the_columns_of_rows_tell_the_rows_of_a_cell_apart(make_rows, name):
-    assert unnamed_rows("timing", make_rows(name)).empty
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_no_number_of_the_prose_stays_when_every_figure_is_another(make_rows, build, name):
-    rows = make_rows(name)
-    statuses = steps.warm(rows)["status"]
-    counts = {f"{rows:g}" for rows in (*statuses.value_counts(), len(statuses))}
-    assert numbers_that_stay(build, rows, keys("timing"), allowed=counts) == set()
 
 
 def test_what_a_product_alone_reaches_is_named_with_the_highest_rate_and_drawn(make_rows, tmp_path):
