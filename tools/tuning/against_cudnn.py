@@ -1,5 +1,7 @@
 """Time the Triton attention at shapes of real models beside cuDNN's, for fp32 torch's memory-efficient kernel's.
 
+Where FlashAttention-4 is installed, beside that too, its inputs laid out as it wants them.
+
 `python -m tools.tuning.against_cudnn` prints a table: through autograd, forward and forward +
 backward, device time with a cold L2 cache, in turn with the peer; medians in ms and the half-width of the middle half
 of the samples in percent, and the ratio of medians. Words after it choose among the rows: those that hold all of them.
@@ -8,6 +10,7 @@ of the samples in percent, and the ratio of medians. Words after it choose among
 
 import argparse
 import functools
+import importlib
 import statistics
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -62,13 +65,21 @@ CASES = [
         for is_causal in (True, False)
         for shape in ((4, 16, 4096, 128), (2, 32, 8192, 128), (1, 16, 16384, 128))
     ),
-    *(Case("bf16", (2, 32, 8192, 128), is_causal, kv_heads=8) for is_causal in (True, False)),
+    *(
+        Case("bf16", shape, is_causal, kv_heads=8)
+        for is_causal in (True, False)
+        for shape in ((2, 32, 8192, 128), (8, 32, 2048, 128))
+    ),
     *(
         Case("bf16", shape, is_causal)
         for is_causal in (True, False)
         for shape in ((16, 12, 1024, 64), (4, 16, 4096, 64), (1, 16, 16384, 64), (8, 25, 512, 64))
     ),
-    *(Case("bf16", shape, True) for shape in ((2, 16, 4096, 256), (2, 32, 2048, 80), (2, 32, 2048, 96))),
+    *(
+        Case("bf16", shape, is_causal)
+        for is_causal in (True, False)
+        for shape in ((2, 16, 4096, 256), (2, 32, 2048, 80), (2, 32, 2048, 96))
+    ),
     *(
         Case("fp32", (batch, heads, length, head_dim), is_causal)
         for is_causal in (True, False)
@@ -96,15 +107,38 @@ def compare(case: Case, attend: Callable[..., Tensor] = flash_attention) -> dict
         **{("ours", part): work for part, work in _works(ours, nullcontext, qkv, do).items()},
         **{("peer", part): work for part, work in _works(peer, within, qkv, do).items()},
     }
+    fa4 = flash_attention_4() if case.dtype != "fp32" else None
+    if fa4 is not None:
+        *laid_out, laid_out_do = (x.detach().transpose(1, 2).contiguous() for x in (*qkv, do))
+        for tensor in laid_out:
+            tensor.requires_grad_()
+        attend_fa4 = functools.partial(fa4, causal=case.is_causal)
+        works |= {("fa4", part): work for part, work in _works(attend_fa4, nullcontext, laid_out, laid_out_do).items()}
     taken = interleave(works, kernel_sampler(device), dict.fromkeys(works, RULE), WARMUP_ROUNDS).taken
     times_ms = {key: next(iter(found.times_ms.values())) for key, found in taken.items()}
     row: dict[str, object] = {"case": str(case), "kernels": f"{kernels.forward.name}, {kernels.backward.name}"}
     for part in PASSES:
-        medians = {whose: statistics.median(times_ms[whose, part]) for whose in ("ours", "peer")}
+        medians = {whose: statistics.median(times_ms[whose, part]) for whose, of in works if of == part}
         for whose, median_ms in medians.items():
             row[f"{part} {whose}"] = f"{median_ms:.4f} ±{_spread_pct(times_ms[whose, part]):.1f}%"
         row[f"{part} ratio"] = medians["ours"] / medians["peer"]
+        if "fa4" in medians:
+            row[f"{part} fa4 ratio"] = medians["ours"] / medians["fa4"]
     return row
+
+
+def flash_attention_4() -> Callable[..., Tensor] | None:
+    """Return FlashAttention-4's function of (batch, length, heads, head_dim), None where it is not installed."""
+    try:
+        module = importlib.import_module("flash_attn.cute.interface")
+    except ImportError:
+        return None
+
+    def attend(*inputs: Tensor, causal: bool) -> Tensor:
+        found = module.flash_attn_func(*inputs, causal=causal)
+        return found[0] if isinstance(found, tuple) else found
+
+    return attend
 
 
 def _spread_pct(samples_ms: list[float]) -> float:

@@ -4,6 +4,7 @@ import json
 import sys
 
 import pytest
+from torch.nn.functional import scaled_dot_product_attention
 
 from pipeline.instruments.sampling.step_timing import StopRule
 from tools.tuning import against_cudnn
@@ -20,6 +21,23 @@ def test_a_case_is_timed_in_both_passes_with_the_kernels_it_gets(monkeypatch):
         assert row[f"{part} ratio"] == pytest.approx(ours / peer, rel=0.05)
 
 
+def test_flash_attention_4_is_timed_too_where_it_is_installed(monkeypatch):
+    monkeypatch.setattr(against_cudnn, "RULE", StopRule(2, 2, 1.0, 0.0))
+    monkeypatch.setattr(against_cudnn, "WARMUP_ROUNDS", 1)
+    shapes = set()
+
+    def attend(q, k, v, causal):
+        shapes.update(x.shape for x in (q, k, v))
+        return scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), is_causal=causal).transpose(1, 2)
+
+    monkeypatch.setattr(against_cudnn, "flash_attention_4", lambda: attend)
+    row = compare(Case("bf16", (1, 2, 32, 16), True))
+    assert shapes == {(1, 32, 2, 16)}
+    for part in against_cudnn.PASSES:
+        ours, fa4 = (float(row[f"{part} {whose}"].split(" ")[0]) for whose in ("ours", "fa4"))
+        assert row[f"{part} fa4 ratio"] == pytest.approx(ours / fa4, rel=0.05)
+
+
 def test_keys_may_have_fewer_heads():
     case = Case("bf16", (2, 32, 8192, 128), True, kv_heads=8)
     assert str(case) == "bf16 2,32:8,8192,128 causal"
@@ -31,7 +49,7 @@ def test_rows_are_written_where_asked(monkeypatch, tmp_path):
     monkeypatch.setattr(
         against_cudnn, "compare", lambda case: {"case": str(case), "forward ratio": 1.0, "both ratio": 1.0}
     )
-    monkeypatch.setattr(sys, "argv", ["against_cudnn", "32:8", "causal", "--out", str(tmp_path / "rows.jsonl")])
+    monkeypatch.setattr(sys, "argv", ["against_cudnn", "32:8,8192", "causal", "--out", str(tmp_path / "rows.jsonl")])
     against_cudnn.main()
     (line,) = (tmp_path / "rows.jsonl").read_text().splitlines()
     assert json.loads(line)["case"] == "bf16 2,32:8,8192,128 causal"
