@@ -94,7 +94,7 @@ def test_what_failed_is_published_compared_and_alone_measured_again(project):
 
 
 def test_a_stage_of_which_every_cell_fails_has_a_section_and_a_broken_section_leaves_the_tables(project):
-    break_code(project, "accounting/measure.py", ") -> Rows:", "raise SystemExit(7)")
+    break_code(project, "accounting/measure.py", ") -> list[dict[str, Any]]:", "raise SystemExit(7)")
     grid = "overrides={accounting: {grids: [{question: [fsdp]}]}}"
     code, output = project.snakemake("--config", grid)
     assert code == 1
