@@ -83,36 +83,12 @@ def _tabulate(arguments: argparse.Namespace) -> None:
     write_text(arguments.out, table)
 
 
-def _section(arguments: argparse.Namespace) -> None:
-    from pipeline.registry import stage, stages
-    from pipeline.report.writeup import write_section
-
-    write_section(stage(arguments.stage), stages(), arguments.records, arguments.out, arguments.figures)
-
-
-def _writeup(arguments: argparse.Namespace) -> None:
-    from pipeline.report.writeup import write_writeup
-
-    write_writeup(
-        arguments.sections,
-        arguments.cells,
-        arguments.scale,
-        arguments.outdated,
-        arguments.out,
-        arguments.summary,
-        arguments.config,
-    )
-    if arguments.html is not None:
-        from pipeline.report.html.report_page import write_report_page
-
-        write_report_page(arguments.out, arguments.sections, arguments.cells, arguments.html)
-
-
-def _baselines(arguments: argparse.Namespace) -> None:
+def _pages(arguments: argparse.Namespace) -> None:
     from pipeline.registry import stages
-    from pipeline.report.baselines import write_baselines
+    from pipeline.report.pages import write_pages
+    from pipeline.report.told import read_asked
 
-    write_baselines(stages(), arguments.records, arguments.out, arguments.figures)
+    write_pages(read_asked(arguments.asked), stages(), arguments.out)
 
 
 def _publish(arguments: argparse.Namespace) -> None:
@@ -220,32 +196,10 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     tabulate.add_argument("--out", type=Path, required=True, metavar="TABLE.csv")
     tabulate.set_defaults(run=_tabulate)
 
-    section = commands.add_parser("section", help="write a stage's section and figures from its records")
-    section.add_argument("stage")
-    section.add_argument("records", nargs="+", type=Path, metavar="RECORD.json")
-    section.add_argument("--out", type=Path, required=True, metavar="SECTION.md")
-    section.add_argument("--figures", type=Path, required=True, metavar="FOLDER")
-    section.set_defaults(run=_section)
-
-    writeup = commands.add_parser("writeup", help="assemble the first page and the sections")
-    writeup.add_argument("sections", nargs="*", type=Path, metavar="SECTION.md")
-    writeup.add_argument("--cells", nargs="+", type=Path, required=True, metavar="CELLS.csv")
-    outdated = "digests of code that has changed since it measured cells; the first page names these cells"
-    writeup.add_argument("--outdated", nargs="+", default=[], metavar="DIGEST", help=outdated)
-    writeup.add_argument("--scale", default="", help="the scale of the run, for the first page")
-    writeup.add_argument(
-        "--config", nargs="+", default=[], metavar="KEY=VALUE", help="what Snakemake was asked for, to do it again"
-    )
-    writeup.add_argument("--summary", type=Path, metavar="SUMMARY.json", help="write the first screen's figures, too")
-    writeup.add_argument("--html", type=Path, metavar="REPORT.html", help="write it as an interactive page, too")
-    writeup.add_argument("--out", type=Path, required=True, metavar="WRITEUP.md")
-    writeup.set_defaults(run=_writeup)
-
-    baselines = commands.add_parser("baselines", help="write a page of others' figures beside those of these records")
-    baselines.add_argument("records", nargs="+", type=Path, metavar="RECORD.json")
-    baselines.add_argument("--out", type=Path, required=True, metavar="BASELINES.md")
-    baselines.add_argument("--figures", type=Path, required=True, metavar="FOLDER")
-    baselines.set_defaults(run=_baselines)
+    pages = commands.add_parser("pages", help="write the pages of a run from its records")
+    pages.add_argument("asked", type=Path, metavar="ASKED.json", help="which records, and what is said of the run")
+    pages.add_argument("--out", type=Path, required=True, metavar="FOLDER")
+    pages.set_defaults(run=_pages)
 
     publish = commands.add_parser("publish", help="copy write-up, figures, tables and records into a folder")
     publish.add_argument("folder", type=Path)

@@ -17,7 +17,7 @@ from pipeline.compare.runs import load_run
 from pipeline.compare.text import summary, verdict_words, write_comparison
 from pipeline.compare.times import UNJUDGED, WITHIN, WORDS
 from pipeline.errors import UserError
-from pipeline.instruments.sampling.verdict import FASTER, SLOWER, UNDECIDED
+from pipeline.report.intervals import FASTER, SLOWER, UNDECIDED
 from pipeline.registry import stages
 from pipeline.report.publish import publish
 

@@ -2,7 +2,7 @@ import pytest
 
 from pipeline.compare.judge import compare_runs
 from pipeline.compare.text import summary, write_comparison
-from pipeline.instruments.sampling.verdict import UNDECIDED
+from pipeline.report.intervals import UNDECIDED
 from pipeline.registry import stages
 
 from .test_judge import record, run, scaled

@@ -5,7 +5,7 @@ from pipeline.cells.record import SCHEMA_VERSION
 from pipeline.compare.judge import compare_runs
 from pipeline.compare.text import summary, write_comparison
 from pipeline.compare.times import QUARTILES, REPEATS, UNJUDGED, WITHIN
-from pipeline.instruments.sampling.verdict import FASTER, SAME, SLOWER
+from pipeline.report.intervals import FASTER, SAME, SLOWER
 from pipeline.registry import stages
 
 from ..records import CPU, as_read, failed_row, record, timed_row

@@ -1,7 +1,7 @@
 import pandas as pd
 import pytest
 
-from pipeline.instruments.sampling.verdict import RepeatSpread
+from pipeline.report.intervals import RepeatSpread
 from pipeline.report.outcomes import clear_gain, not_measured, nothing_measured
 from pipeline.report.page_parts import Section, write
 

@@ -1,7 +1,7 @@
 import pandas as pd
 import pytest
 
-from pipeline.instruments.sampling.verdict import FASTER, SAME
+from pipeline.report.intervals import FASTER, SAME
 from pipeline.report import trust
 from pipeline.report.repeats import verdict, with_repeats
 

@@ -15,7 +15,7 @@ from pipeline.instruments.machine.identity import SOFTWARE
 from pipeline.subjects.naming import KINDS, Measured, Subject
 
 # What the workflow reads of a stage before it runs anything, and what it would miss only in the middle of a run.
-FILES = ("cell.py", "rows.py", "measure.py", "report/section.py")
+FILES = ("cell.py", "rows.py", "measure.py", "report.py", "report.md")
 NAMES = ("Cell", "Settings", "SPLIT_AXIS")
 OF_CELL = {
     "gpus": "how many GPUs a cell uses where there are any",
@@ -29,7 +29,7 @@ RUN_COLUMNS = ("machine", *SOFTWARE)
 
 @dataclass(frozen=True)
 class Stage:
-    """One experiment: a package with the modules `cell`, `rows`, `measure`, `report.section` and, perhaps, `needs`.
+    """One experiment: a package with the modules `cell`, `rows`, `measure`, `report` and, perhaps, `needs`.
 
     `cell` and `rows` import no torch, for the workflow reads them.
     """
@@ -122,40 +122,9 @@ class Stage:
         """Return the function that measures a cell; this imports torch."""
         return importlib.import_module(f"{self.package}.measure").measure
 
-    def build_section(self) -> Callable[..., Any]:
-        """Return the function that builds the section: `build(rows)`, and with READS `build(rows, beside)`."""
-        return importlib.import_module(f"{self.package}.report.section").build
-
-    def charts(self, *rows: Any) -> Any:
-        """Return the interactive charts of these rows (pipeline.report.charts); empty where the stage has none."""
-        if not (self.folder / "report/charts.py").is_file():
-            return []
-        return importlib.import_module(f"{self.package}.report.charts").charts(*rows)
-
-    def models(self) -> Callable[..., Any] | None:
-        """Return the function that gives the first screen's models as numbers; None where the stage has no such table.
-
-        It takes what `build_section`'s takes.
-        """
-        return self._function_of_report("models")
-
-    def rates(self) -> Callable[..., Any] | None:
-        """Return the function that gives the machine's highest rates as a table; None where the stage measures none.
-
-        It takes what `build_section`'s takes.
-        """
-        return self._function_of_report("rates")
-
-    def _function_of_report(self, name: str) -> Callable[..., Any] | None:
-        if not (self.folder / f"report/{name}.py").is_file():
-            return None
-        return getattr(importlib.import_module(f"{self.package}.report.{name}"), name)
-
-    def baseline_pairs(self, rows: Any) -> Any:
-        """Return others' figures beside those of these rows (pipeline.report.baselines); empty where nobody has any."""
-        if not (self.folder / "report/baselines.py").is_file():
-            return []
-        return importlib.import_module(f"{self.package}.report.baselines").pairs(rows)
+    def report(self) -> Callable[..., Any]:
+        """Return the function that builds its section from its frame and those of READS by name: `build(rows, beside)`."""
+        return importlib.import_module(f"{self.package}.report").build
 
     @cached_property
     def folder(self) -> Path:

@@ -56,7 +56,7 @@ def row_table(paths: Iterable[Path], stages: Stages) -> str:
 def cell_table(paths: Iterable[Path], stages: Stages) -> str:
     """Return, as CSV, one line per cell: its status, when, how long, on what, by which command."""
     records = [read_record(path, stages) for path in paths]
-    lines = [_cell_line(record, stages[record["stage"]].row_types) for record in records]
+    lines = [cell_line(record, stages[record["stage"]].row_types) for record in records]
     return _csv(list(dict.fromkeys(name for line in lines for name in line)), lines)
 
 
@@ -68,7 +68,8 @@ def _csv(columns: Sequence[str], lines: Iterable[Mapping[str, Any]]) -> str:
     return text.getvalue()
 
 
-def _cell_line(record: dict[str, Any], row_types: RowTypes) -> dict[str, Any]:
+def cell_line(record: Mapping[str, Any], row_types: RowTypes) -> dict[str, Any]:
+    """Return what a table of cells says of a record: its cell, what came of it, when, on what and how it was measured."""
     seconds = {f"{name}_s": value for name, value in record["seconds"].items()}
     return {
         "stage": record["stage"],

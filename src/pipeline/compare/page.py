@@ -9,7 +9,7 @@ from pipeline.compare.judge import Comparison
 from pipeline.compare.models import models_table
 from pipeline.compare.text import comparison_parts, summary, time_table, verdict_words
 from pipeline.compare.times import UNJUDGED, WITHIN
-from pipeline.instruments.sampling.verdict import FASTER, SAME, SLOWER, UNDECIDED
+from pipeline.report.intervals import FASTER, SAME, SLOWER, UNDECIDED
 from pipeline.report.all_rows import RowTable, row_table
 from pipeline.report.charts import DASHED, IDLE_COLOUR, NEUTRAL, POINTS, Chart, axis, bars_axis, coloured, mark, tooltip
 from pipeline.report.figures import BLUE, VERMILION

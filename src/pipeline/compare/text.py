@@ -11,7 +11,7 @@ from pipeline.compare.ceilings import ceilings_table
 from pipeline.compare.judge import CODE, Comparison
 from pipeline.compare.models import models_table
 from pipeline.compare.times import QUARTILES, REPEATS, UNJUDGED, WITHIN, WORDS
-from pipeline.instruments.sampling.verdict import FASTER, SAME, SLOWER, UNDECIDED
+from pipeline.report.intervals import FASTER, SAME, SLOWER, UNDECIDED
 from pipeline.report.markup import Markdown
 from pipeline.report.reasons import brief
 from pipeline.report.section import count, counted, data_size, listing

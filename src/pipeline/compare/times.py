@@ -16,7 +16,7 @@ from pipeline.cells import fields
 from pipeline.cells.rows import STATUSES
 from pipeline.cells.stage import Stages
 from pipeline.compare.runs import Record
-from pipeline.instruments.sampling.verdict import (
+from pipeline.report.intervals import (
     FASTER,
     SAME,
     SLOWER,

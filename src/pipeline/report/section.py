@@ -1,108 +1,56 @@
-"""A stage's section: a template filled with facts, and the words that comparisons of figures give."""
+"""What a stage tells: an answer of values, tables, charts, changes to make; its note stands in `report.md`."""
 
-import math
-import re
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
-import pandas as pd
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from pipeline.report.chart import Chart
+from pipeline.report.markup import Markdown
+from pipeline.report.table import Table
 
-from pipeline.report.markup import Markdown, code
-from pipeline.report.tables import significant
+Part = Table | Chart
 
 
-def render(template_path: Path, facts: dict) -> Markdown:
-    """Fill a Markdown template with facts; those that are not Markdown are escaped.
+@dataclass(frozen=True)
+class Change:
+    """A change to make on this machine, with its evidence: a row of the first screen.
 
-    Raises jinja2.UndefinedError for a fact that is missing and ValueError for one that is not a number.
+    what: in a few words; where: what it was measured on; before, after: the figures; judged: a row of `versus` with
+    ratio, low, high, verdict and repeats.
     """
-    environment = Environment(
-        loader=FileSystemLoader(template_path.parent),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        autoescape=True,  # what a macro returns is then taken as it is
-        finalize=Markdown.escape,
-    )
-    environment.filters |= {word.__name__: word for word in (code, count, counted, duration, listing, number, percent)}
-    text = environment.get_template(template_path.name).render(facts)
-    # Sentences that were not printed leave their blank lines behind.
-    return Markdown(re.sub(r"\n{3,}", "\n\n", text).strip() + "\n")
+
+    what: str
+    where: str
+    before: str
+    after: str
+    judged: Mapping[str, Any]
 
 
-def ms(value: float) -> str:
-    """Write milliseconds: from a second on as seconds, below a tenth as microseconds."""
-    if _finite(value) >= 1000:
-        return f"{significant(value / 1000)} s"
-    return f"{significant(value)} ms" if value >= 0.1 or value <= 0 else f"{significant(1000 * value)} µs"
+@dataclass(frozen=True)
+class FirstScreen:
+    """The first screen of the page: one line, one chart, one table of models, and these as numbers (summary.json)."""
+
+    line: str
+    chart: Chart | None
+    models: Table
+    summary: Sequence[Mapping[str, Any]] = ()
 
 
-def duration(seconds: float) -> str:
-    """Write seconds: from two minutes on as minutes."""
-    return f"{number(seconds / 60)} minutes" if seconds >= 120 else f"{number(seconds)} s"
+@dataclass(frozen=True)
+class Section:
+    """A stage's section; its title is the stage's question.
+
+    answer: one sentence or two, a template filled with values (`say`). parts: tables and charts in reading order; those
+    without rows are left out. for_course: further ones, which only the course's page shows.
+    """
+
+    answer: str
+    parts: Sequence[Part] = ()
+    changes: Sequence[Change] = ()
+    first_screen: FirstScreen | None = None
+    for_course: Sequence[Part] = ()
 
 
-def ratio(value: float) -> str:
-    """Write a ratio: 1.41×."""
-    return f"{significant(_finite(value))}×"
-
-
-def percent(share: float) -> str:
-    """Write a share of one as per cent, to two significant figures."""
-    return f"{significant(100 * _finite(share), 2)}%"
-
-
-def count(value: float) -> str:
-    """Write a whole number with thousands separated."""
-    return f"{_finite(value):,.0f}"
-
-
-def counted(value: float, noun: str) -> str:
-    """Write how many there are of something: `1 row`, `1,200 rows`."""
-    return f"{count(value)} {noun}{'s' if value != 1 else ''}"
-
-
-def number(value: float) -> str:
-    """Write a bare number to three significant figures."""
-    return significant(_finite(value))
-
-
-def data_size(value: float) -> str:
-    """Write bytes as kB, MB or GB, powers of ten."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6)):
-        if _finite(value) >= size:
-            return f"{significant(value / size)} {unit}"
-    return f"{significant(value / 1e3)} kB"
-
-
-def mib(byte_count: float) -> str:
-    """Write bytes as MiB, of 2^20 bytes."""
-    return f"{significant(_finite(byte_count) / 2**20)} MiB"
-
-
-def _finite(value: float) -> float:
-    if not math.isfinite(value):
-        raise ValueError(f"{value} has no place in a sentence")
-    return value
-
-
-def span(values: pd.Series, form: Callable[[float], str]) -> str:
-    """Write the lowest and the highest of named values: `12.3 ms (small) to 456 ms (xl)`."""
-    low, high = (form(values[name]) for name in (values.idxmin(), values.idxmax()))
-    if len(values) == 1:
-        return f"{low} ({values.index[0]})"
-    return low if low == high else f"{low} ({values.idxmin()}) to {high} ({values.idxmax()})"
-
-
-def listing(names: Iterable) -> str:
-    """Write names as `a, b and c`; as Markdown where they are; nothing where there are none."""
-    *most, last = [name if isinstance(name, Markdown) else str(name) for name in names] or [""]
-    comma = type(last)(", ")
-    return comma.join(most) + " and " + last if most else last
-
-
-def growth_exponent(x: Sequence[float], y: Sequence[float]) -> float:
-    """Fit the exponent p of y ~ x^p by least squares on logarithms; at least two different x."""
-    return float(np.polyfit(np.log(x), np.log(y), deg=1)[0])
+def say(template: str, **values: Any) -> Markdown:
+    """Fill a sentence that is Markdown with values, which are escaped unless they are Markdown too."""
+    return Markdown(template).format(**{name: Markdown.escape(value) for name, value in values.items()})

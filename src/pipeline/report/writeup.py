@@ -1,189 +1,207 @@
-"""The write-up: a first screen, how far to trust it, a section per stage, the assignment's answers."""
+"""The write-up: the first screen, a section a stage, how far to trust it, how to do it again."""
 
 import shlex
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
-from pipeline.cells import fields
-from pipeline.cells.disk import write_text
-from pipeline.cells.record import read_record
-from pipeline.cells.samples import NEGLIGIBLE_SHARE
-from pipeline.cells.stage import Stage, Stages
-from pipeline.cells.stage_rows import stage_rows
-from pipeline.errors import UserError
-from pipeline.instruments.machine.identity import SOFTWARE
-from pipeline.report import trust
-from pipeline.report.all_rows import meanings, row_table
-from pipeline.report.html import stage_parts
-from pipeline.report.markup import Markdown, anchor, one_line
-from pipeline.report.page_parts import MOST_ACTIONS, write
-from pipeline.report.run_facts import SECONDS, changed_since, first_page
-from pipeline.report.section import render
-from pipeline.report.section_rows import by_stage, section_rows, shown_rows
-from pipeline.report.summary import write_summary
-from pipeline.report.table_rows import read_rows, readable
-from pipeline.report.tables import markdown, significant
-from pipeline.report.users_own import with_users_own
-from pipeline.report.written_section import HTML_SUFFIX, WrittenSection, from_json, to_json
+from pipeline.cells.stage import Stages
+from pipeline.report import facts, own
+from pipeline.report.chart import Chart
+from pipeline.report.formats import Form, code, count, interval, percent, text
+from pipeline.report.markup import Markdown, one_line
+from pipeline.report.section import Change, Part, say
+from pipeline.report.table import Table
+from pipeline.report.told import Asked, Told
+from pipeline.report.versus import FASTER, SAME, SLOWER, UNDECIDED
 
-TEMPLATE = Path(__file__).parent / "writeup.md.j2"
-CELL_COLUMNS = (
-    *("stage", "cell", "status", "reason", "started_at", *SECONDS, "machine", "cpu", *SOFTWARE, "commit", "digest"),
-)
+MOST_CHANGES = 8
+TRUST = "How far to trust it"
+RULES = """\
+Every number comes from a record. A time is the median of a cell's samples, and of several repeats, each in a process of
+its own, the median of theirs. `~` marks a time as *unstable*: its median is not known closely, its repeats contradict
+each other, or something other than a power limit slowed the GPU down.
+
+Of two times the page tells the ratio, its 95% interval and a verdict: *faster* or *slower* if the interval excludes 1 and
+the ratio is off by 1% or more, *same* if the interval lies within 2% of 1, else *undecided*; so is all that rests on an
+unstable time. The interval combines the spread between repeats and within each. Where no cell of a stage was repeated it
+is the range of the quartiles, and only a ratio off by 5% or more is called.
+
+A rate in TFLOP/s counts the FLOPs of the model's mathematics. In steps attention counts whole, as the usual formula for
+MFU has it; of attention alone the pairs that the mask leaves count once, in the backward pass 2.5 times. GB are 10^9
+bytes. Peaks are the data sheet's where one is known."""
 
 
-def write_section(stage: Stage, stages: Stages, records: Sequence[Path], out: Path, figures: Path) -> None:
-    """Write a stage's section, its charts and rows, and draw its figures, from its records and those that it reads too.
+def writeup(
+    asked: Asked, cells: pd.DataFrame, told: Sequence[Told], frames: Mapping[str, pd.DataFrame], stages: Stages
+) -> Markdown:
+    """Return the write-up as Markdown."""
+    blocks = [
+        *first_screen(cells, told, frames, stages),
+        *[block for each in told for block in section(each)],
+        *_trust(asked, cells, frames),
+        *_reproduce(asked, cells),
+    ]
+    return Markdown("\n\n".join(block for block in blocks if block) + "\n")
 
-    Raises UserError, one line, for what is no record, or one of another stage, and for figures that cannot be written.
-    """
-    known = {name: stages[name] for name in (stage.name, *stage.reads)}
-    found = by_stage(read_record(path, known) for path in records)
-    if stage.name not in found:
-        raise UserError(f"section: there is no record of {stage.name} among those given")
-    every = shown_rows(stage, found[stage.name])
-    rows, *rows_beside = section_rows(stage, stages, found)
-    split_values = rows[stage.split_axis].drop_duplicates()
-    tables = [f"{stage.name}/{fields.text(value)}.csv" for value in split_values]
-    section = with_users_own(stage.build_section()(rows, *rows_beside), every, stage)
-    try:
-        figures.mkdir(parents=True, exist_ok=True)
-        written = write(section, stage.name, tables, figures, trust.of_rows(_compared(rows, stage)))
-    except OSError as error:
-        raise UserError(f"cannot draw figures into {figures}: {error}") from None
-    write_text(out, written.text)
-    write_text(out.with_suffix(".json"), to_json(written))
-    every_row = row_table(readable(stage_rows(stage, found[stage.name])), meanings(stage))
-    charts = stage.charts(rows, *rows_beside)
-    write_text(
-        out.with_suffix(HTML_SUFFIX),
-        stage_parts.to_json(stage_parts.StageParts(stage.name, written.title, charts, every_row)),
+
+def first_screen(
+    cells: pd.DataFrame, told: Sequence[Told], frames: Mapping[str, pd.DataFrame], stages: Stages
+) -> list[str]:
+    """Return the first screen's blocks: a line, a chart, the models, what to change, and what to know before trusting it."""
+    machines = " and ".join(sorted(cells["machine"].unique()))
+    screens = [(each, each.section.first_screen) for each in told if each.section and each.section.first_screen]
+    blocks: list[str] = [say("# {machines}: how fast it trains language models", machines=machines)]
+    for each, screen in screens:
+        blocks += [f"**{Markdown.escape(screen.line)}**"]
+        blocks += [image(each.stage.name, screen.chart)] if screen.chart and not screen.chart.is_empty else []
+        blocks += [screen.models.markdown()] if len(screen.models.rows) else []
+    mine = own.first_rows(frames, stages)
+    blocks += [own.first_table(mine).markdown()] if len(mine) else []
+    rows = changes([change for each in told if each.section for change in each.section.changes])
+    blocks += [_changes_table(rows).markdown()] if len(rows) else []
+    return [*blocks, *_alarms(cells), _trust_line(cells, frames)]
+
+
+def changes(found: Sequence[Change]) -> pd.DataFrame:
+    """Return the changes that the first screen shows: those that are faster, largest gain first, then undecided ones."""
+    rows = pd.DataFrame(
+        [
+            {
+                "change": change.what,
+                "where": change.where,
+                "from": change.before,
+                "to": change.after,
+                **{name: change.judged.get(name) for name in ("ratio", "low", "high", "verdict", "repeats")},
+            }
+            for change in found
+            if change.judged.get("verdict") not in (SLOWER, SAME)
+        ]
+    )
+    if rows.empty:
+        return rows
+    rows = rows.assign(gain=[interval(row) for _, row in rows.iterrows()])
+    order = rows["verdict"].map({FASTER: 0, UNDECIDED: 1}).fillna(2)
+    return rows.assign(order=order).sort_values(["order", "ratio"], ascending=[True, False]).head(MOST_CHANGES)
+
+
+def _changes_table(rows: pd.DataFrame) -> Table:
+    """Return the first screen's table of changes."""
+    columns: list[tuple[str, str, Form]] = [
+        ("change", "change", text),
+        ("measured on", "where", text),
+        ("from", "from", text),
+        ("to", "to", text),
+        ("times as fast (interval)", "gain", text),
+        ("verdict", "verdict", text),
+        ("repeats", "repeats", count),
+    ]
+    return Table("changes", "What to change, each measured by itself unless it says otherwise:", rows, columns)
+
+
+def section(told: Told) -> list[str]:
+    """Return the blocks of a stage's section: question, answer, parts, note, and where all its rows are."""
+    answer = f"**{Markdown.escape(told.section.answer)}**" if told.section else _no_figures(told)
+    links = ", ".join(f"[{Markdown.escape(name)}](../results/{told.stage.name}/{name}.csv)" for name in told.tables)
+    parts = [part_markdown(told.stage.name, part) for part in told.parts]
+    return [f"## {Markdown.escape(told.stage.question)}", answer, *parts, told.note, f"All rows: {links}."]
+
+
+def part_markdown(stage: str, part: Part) -> str:
+    """Return a table or a chart of a stage as Markdown."""
+    return image(stage, part) if isinstance(part, Chart) else part.markdown()
+
+
+def image(stage: str, chart: Chart) -> str:
+    """Return the link to a chart's drawing, with its title for those who do not see it."""
+    title = str(Markdown.escape(chart.title)).replace("[", "&#91;")  # one without its partner would end the image
+    return f"![{title}](figures/{stage}/{chart.name}.svg)"
+
+
+def _no_figures(told: Told) -> str:
+    outcomes = told.rows["status"].value_counts()
+    reason = told.rows["reason"].dropna()
+    words = ", ".join(f"{count(number)} {outcome}" for outcome, number in outcomes.items())
+    return say("No figures: {words}. {reason}", words=words, reason=reason.iloc[0] if len(reason) else "")
+
+
+def _trust_line(cells: pd.DataFrame, frames: Mapping[str, pd.DataFrame]) -> str:
+    by_stage = facts.by_stage(cells, frames)
+    lacking = len(cells) - by_stage["with_figures"].sum()
+    return say(
+        "{cells} cells, {times} times, {unstable} of them unstable (`~`), {lacking} cells without figures. "
+        "[How far to trust it](#how-far-to-trust-it).",
+        cells=count(len(cells)),
+        times=count(by_stage["times"].sum()),
+        unstable=count(by_stage["unstable"].sum()),
+        lacking=count(lacking),
     )
 
 
-def _compared(rows: pd.DataFrame, stage: Stage) -> pd.DataFrame:
-    """Drop the rows of a reference, whose times nobody compares."""
-    is_reference = [stage.row_types.is_reference(row) for row in rows.to_dict("records")]
-    return rows[~pd.Series(is_reference, index=rows.index, dtype=bool)]
+def _alarms(cells: pd.DataFrame) -> list[str]:
+    """Return what a reader must see first: cells that failed, and cells measured beside other work."""
+    failed = cells[cells["status"] == "failed"]
+    columns: list[tuple[str, str, Form]] = [("stage", "stage", text), ("cell", "cell", code), ("how it ended", "reason", code), ("its log", "log", code)]
+    caption = "Missing, because it failed. The same command tries it again:"
+    busy = facts.busy(cells).groupby("stage", sort=False).size().rename("cells").reset_index()
+    told = "Measured beside other work, which kept more than half of the cores busy. Do not trust these times:"
+    tables = [
+        Table("failed", caption, failed, columns),
+        Table("busy", told, busy, [("stage", "stage", text), ("cells", "cells", count)]),
+    ]
+    return [table.markdown() for table in tables if len(table.rows)]
 
 
-def write_writeup(
-    sections: Sequence[Path],
-    cells: Sequence[Path],
-    scale: str,
-    outdated: Sequence[str],
-    out: Path,
-    summary: Path | None = None,
-    config: Sequence[str] = (),
-) -> None:
-    """Write the write-up from the rendered sections and the tables of cells.
-
-    scale: which cells were asked for; empty where what is there is written up, whatever asked for it.
-    outdated: digests of code that has changed since it measured.
-    summary: where to write the first screen's figures as JSON, if anywhere.
-    config: the words after Snakemake's `--config` that ask for the same run.
-    Raises UserError, one line, for a section that cannot be read, a table that is none of cells, or no cells at all.
-    """
-    lines = pd.concat(map(_read_cells, cells), ignore_index=True) if cells else pd.DataFrame()
-    if lines.empty:
-        raise UserError("there is nothing to write up: no cell has been measured")
-    written = [_read_section(path) for path in sections]
-    advice, users_own = actions(written), [row for section in written for row in section.users_own]
-    facts = first_page(lines) | {
-        "scale": scale,
-        "command": _command(["snakemake", "reports/writeup.md", *(["--config", *config] if config else [])]),
-        "changed": changed_since(lines, outdated),
-        "sections": [Markdown(section.text) for section in written],
-        "headline": [Markdown(section.headline) for section in written if section.headline],
-        "actions": [Markdown(f"{action['what']} {action['why']}") for action in advice],
-        "users_own": markdown(pd.DataFrame(users_own)) if users_own else "",
-        "problems": problems(written),
-        **_trusted(written),
-    }
-    write_text(out, render(TEMPLATE, facts))
-    if summary is not None:
-        write_summary(facts, lines, written, advice, summary)
-
-
-def _command(words: Sequence[str]) -> Markdown:
-    """Write a command for a shell as a line of a block of code, in which nothing is markup."""
-    return Markdown(one_line(shlex.join(words)))
+def _trust(asked: Asked, cells: pd.DataFrame, frames: Mapping[str, pd.DataFrame]) -> list[str]:
+    stages: list[tuple[str, str, Form]] = [
+        ("stage", "stage", text),
+        ("cells", "cells", count),
+        ("with figures", "with_figures", count),
+        ("times", "times", count),
+        ("unstable", "unstable", count),
+        ("most repeats", "repeats", count),
+        ("repeats apart, typically", "typical_pct", percent),
+        ("furthest two", "most_pct", percent),
+        ("at a capped clock", "capped", count),
+        ("GPU sets", "cards", count),
+    ]
+    lacking: list[tuple[str, str, Form]] = [
+        ("stage", "stage", text),
+        ("outcome", "status", text),
+        ("cells", "cells", count),
+        ("reason", "reason", text),
+        ("such as", "example", code),
+    ]
+    missing: list[tuple[str, str, Form]] = [
+        ("stage", "stage", text),
+        ("cells", "cells", count),
+        ("all of them", "shared", code),
+        ("command", "command", code),
+    ]
+    tables = [
+        Table("stages", "By stage:", facts.by_stage(cells, frames), stages, all_rows=True),
+        Table("lacking", "Cells without figures:", facts.without_figures(cells), lacking),
+        Table("missing", f"Missing: the scale {asked.scale} asks for these cells too.", facts.missing(asked.missing), missing),
+        Table(
+            "changed",
+            "Measured by code that has changed since:",
+            facts.changed_since(cells, asked.outdated),
+            [("stage", "stage", text), ("cells", "cells", count)],
+        ),
+        Table("machine", "Measured on and with:", facts.machine(cells), [("", "what", text), ("", "is", text)], all_rows=True),
+    ]
+    return [f"## {TRUST}", RULES, *(table.markdown() for table in tables if len(table.rows))]
 
 
-def _read_cells(path: Path) -> pd.DataFrame:
-    lines = read_rows(path)
-    missing = [name for name in CELL_COLUMNS if name not in lines]
-    if missing:
-        raise UserError(f"{path} is no table of cells, for it has no {', '.join(missing)}")
-    return lines
+def _reproduce(asked: Asked, cells: pd.DataFrame) -> list[str]:
+    words = ["snakemake", "--cores", "1", "reports/writeup.md", *(["--config", *asked.config] if asked.config else [])]
+    commits = sorted(cells["commit"].dropna().astype(str).unique())
+    return [
+        "## Reproduce",
+        f"    {one_line(shlex.join(words))}",
+        say(
+            "In a clone at commit {commits}. Each record holds the command of its cell; `results/<stage>/cells.csv` lists them.",
+            commits=" / ".join(commits) or "unknown",
+        ),
+    ]
 
-
-def _read_section(path: Path) -> WrittenSection:
-    """Read the parts of a section, which lie beside its text."""
-    parts = path.with_suffix(".json")
-    try:
-        return from_json(parts.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"cannot read {parts}: {error.strerror}") from None
-    except (ValueError, TypeError, RecursionError):
-        raise UserError(f"{parts} is not the parts of a section: write the section again") from None
-
-
-def actions(sections: Sequence[WrittenSection]) -> list[dict[str, Any]]:
-    """Return what to do on this machine, what concerns most runs first, as many as are read; each topic once."""
-    every = sorted((action for section in sections for action in section.actions), key=lambda action: action["rank"])
-    shown, settled = [], set()
-    for action in every:
-        topic = action["topic"] or action["what"]
-        if topic not in settled:
-            shown.append(action)
-            settled |= {topic, *action["covers"]}
-    return shown[:MOST_ACTIONS]
-
-
-def _trusted(sections: Sequence[WrittenSection]) -> dict[str, Any]:
-    """Return how many times are unstable, how far repeats lie apart, by stage, and what a power limit lowered.
-
-    unstable_models: those of the first screen's table whose step is unstable; None without that table.
-    """
-    timed = [section.trust for section in sections if "times" in section.trust]
-    limits_pct = sorted({trust["limit_pct"] for trust in timed})
-    models = [model for section in sections for model in section.models]
-    repeated = {section.stage: _spread(section.trust) for section in sections if "typical_pct" in section.trust}
-    capped = [{"stage": section.stage, **section.trust} for section in sections if "capped" in section.trust]
-    return {
-        "times": sum(trust["times"] for trust in timed),
-        "unstable_times": sum(trust["unstable"] for trust in timed),
-        "limits": _span(limits_pct),
-        "negligible": _span([NEGLIGIBLE_SHARE * limit for limit in limits_pct]),
-        "unstable_models": [model["size"] for model in models if model["status"] == "unstable"] if models else None,
-        "repeated": repeated,
-        "capped": capped,
-        "full_clock_mhz": max((line["full_clock_mhz"] or 0 for line in capped), default=0),
-        "capped_models": trust.capped_models(models),
-    }
-
-
-def _span(percentages: Sequence[float]) -> str:
-    """Write the least and the most of sorted percentages, once if they are the same: `5% to 10%`."""
-    return " to ".join(f"{each:g}%" for each in (*percentages[:1], *percentages[1:][-1:]))
-
-
-def _spread(trust: Mapping[str, float]) -> str:
-    """Write how far apart repeats of stable figures lie, typically and at most, and at most those of unstable ones."""
-    typical, most = (significant(trust[name], 2) for name in ("typical_pct", "most_pct"))
-    unstable = trust.get("unstable_most_pct")
-    return f"{typical}% ({most}%" + (f"; unstable ones {significant(unstable, 2)}%)" if unstable else ")")
-
-
-def problems(sections: Sequence[WrittenSection]) -> list[dict[str, Markdown]]:
-    """Return the assignment's problems with their answers, and where they are told; the first answer to each."""
-    told: dict[str, dict[str, Markdown]] = {}
-    for section in sections:
-        for problem in section.problems:
-            link = Markdown(f"[{problem['name']}](#{anchor(section.title)})")
-            told.setdefault(problem["name"], {"name": link, "answer": Markdown(problem["answer"])})
-    return list(told.values())

@@ -5,7 +5,7 @@ import pytest
 
 from pipeline.formulas.buckets import best_bucket_bytes
 from pipeline.formulas.collectives import LinearCost
-from pipeline.instruments.sampling.verdict import RepeatSpread
+from pipeline.report.intervals import RepeatSpread
 from pipeline.report.page_parts import Figure, Table
 from pipeline.stages.ddp.report import baselines, facts, section
 

@@ -1,7 +1,7 @@
-"""Markdown to HTML: headings with anchors, wide tables that scroll, charts and drawings in place of images."""
+"""Markdown to HTML: headings with anchors, tables that scroll and can be sorted, charts in place of drawings."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -16,57 +16,32 @@ TABLE_LINK = re.compile(r"(?:\.\./results|tables)/([\w-]+)/([^/]+)\.csv")
 FIGURE_LINK = re.compile(r"figures/([\w-]+/[\w-]+)\.svg")
 CHART = Markup(
     '<figure class="chart" data-chart="{key}"><figcaption>{title}</figcaption>'
-    '<div class="pickers"></div><div class="plot" role="img" aria-label="{title}"></div>{note}</figure>\n'
+    '<div class="pickers"></div><div class="plot" role="img" aria-label="{title}"></div></figure>\n'
 )
-DRAWING = Markup('<figure><figcaption>{title}</figcaption><img data-figure="{key}" alt="{title}"></figure>\n')
-NOTE = Markup('<p class="note">{note}</p>')
-
-
-@dataclass(frozen=True)
-class PlacedChart:
-    """A chart by its key, `stage/name`, and the heading under which it stands if no figure has this key."""
-
-    key: str
-    heading: str
-    title: str
-    note: str
 
 
 @dataclass(frozen=True)
 class Body:
-    """A rendered page: its title, its HTML, its second-level headings by anchor, and the drawings that it shows."""
+    """A rendered page: its title, its HTML, its second-level headings by anchor."""
 
     title: str
     html: Markup
     contents: Sequence[tuple[str, str]]
-    drawings: Sequence[str]
 
 
-def to_html(text: str, charts: Sequence[PlacedChart] = ()) -> Body:
-    """Render Markdown in which HTML is text. A chart takes the place of its figure, or stands under its heading.
+def to_html(text: str, charts: Collection[str] = ()) -> Body:
+    """Render Markdown in which HTML is text. A chart takes the place of the drawing with its key, `stage/name`.
 
     Links to tables become links to the rows of that stage in this page.
     """
-    parser = _parser()
+    parser = MarkdownIt("commonmark", {"html": False}).enable("table")
     parser.add_render_rule("table_open", lambda *_: '<div class="scroll"><table>\n')
     parser.add_render_rule("table_close", lambda *_: "</table></div>\n")
     tokens = parser.parse(text)
-    by_key = {chart.key: chart for chart in charts}
-    drawn = {key for token in tokens if (key := _figure(token))}
-    more = [chart for chart in charts if chart.key not in drawn]
-    contents, placed = _headings(tokens), _with_figures(tokens, by_key)
-    html = parser.renderer.render(_with_more_charts(placed, more), parser.options, {})
+    contents = _headings(tokens)
+    html = parser.renderer.render(_with_charts(tokens, charts), parser.options, {})
     title = next((_plain(text) for start, text in pairwise(tokens) if start.tag == "h1"), "")
-    return Body(title, Markup(html), contents, sorted(drawn - set(by_key)))
-
-
-def figure_titles(text: str) -> dict[str, str]:
-    """Return the titles of a Markdown text's figures as plain text, by `stage/name`."""
-    return {key: _title(token) for token in _parser().parse(text) if (key := _figure(token))}
-
-
-def _parser() -> MarkdownIt:
-    return MarkdownIt("commonmark", {"html": False}).enable("table")
+    return Body(title, Markup(html), contents)
 
 
 def _headings(tokens: Sequence[Token]) -> list[tuple[str, str]]:
@@ -84,8 +59,25 @@ def _headings(tokens: Sequence[Token]) -> list[tuple[str, str]]:
     return found
 
 
+def _with_charts(tokens: Sequence[Token], charts: Collection[str]) -> list[Token]:
+    """Replace each paragraph that is a drawing by the chart of that name, which keeps its title."""
+    kept: list[Token] = []
+    skip_close = False
+    for token in tokens:
+        key = _figure(token)
+        if key in charts:
+            [image] = token.children or []
+            kept[-1] = Token("html_block", "", 0, content=str(CHART.format(key=key, title=_plain(image))), block=True)
+            skip_close = True
+        elif skip_close:
+            skip_close = False
+        else:
+            kept.append(token)
+    return kept
+
+
 def _figure(token: Token) -> str | None:
-    """Return `stage/name` of the figure that is all of a paragraph's text; None for any other token."""
+    """Return `stage/name` of the drawing that is all of a paragraph's text; None for any other token."""
     parts = token.children or []
     if token.type != "inline" or len(parts) != 1 or parts[0].type != "image":
         return None
@@ -96,48 +88,3 @@ def _figure(token: Token) -> str | None:
 def _plain(token: Token) -> str:
     """Return text without its markup."""
     return "".join(part.content for part in token.children or ())
-
-
-def _title(token: Token) -> str:
-    """Return the title of a figure as plain text."""
-    [image] = token.children or []
-    return _plain(image)
-
-
-def _with_figures(tokens: Sequence[Token], charts: Mapping[str, PlacedChart]) -> list[Token]:
-    """Replace each paragraph that is a figure by the chart or drawing of that name, which keeps the figure's title."""
-    kept: list[Token] = []
-    skip_close = False
-    for token in tokens:
-        if key := _figure(token):
-            title = _title(token)
-            kept[-1] = _block(_chart(charts[key], title) if key in charts else DRAWING.format(key=key, title=title))
-            skip_close = True
-        elif skip_close:
-            skip_close = False
-        else:
-            kept.append(token)
-    return kept
-
-
-def _with_more_charts(tokens: Sequence[Token], charts: Sequence[PlacedChart]) -> list[Token]:
-    """Put charts behind the first paragraph under their heading."""
-    kept: list[Token] = []
-    waiting: Sequence[PlacedChart] = ()
-    for token in tokens:
-        kept.append(token)
-        if token.type == "inline" and len(kept) > 1 and kept[-2].type == "heading_open":
-            waiting = [chart for chart in charts if chart.heading == token.content]
-        elif token.type == "paragraph_close" and waiting:
-            kept += [_block(_chart(chart, chart.title)) for chart in waiting]
-            waiting = ()
-    return kept
-
-
-def _chart(chart: PlacedChart, title: str) -> Markup:
-    note = NOTE.format(note=chart.note) if chart.note else ""
-    return CHART.format(key=chart.key, title=title, note=note)
-
-
-def _block(html: Markup) -> Token:
-    return Token("html_block", "", 0, content=str(html), block=True)

@@ -11,14 +11,6 @@ async function unpacked(name) {
   return new Response(stream).text();
 }
 
-async function showDrawings() {
-  const drawings = JSON.parse(await unpacked("drawings"));
-  for (const image of document.querySelectorAll("img[data-figure]")) {
-    const svg = new Blob([drawings[image.dataset.figure]], { type: "image/svg+xml" });
-    image.src = URL.createObjectURL(svg);
-  }
-}
-
 // Plots
 
 // Of a light page: on a dark one the style sheet exchanges light and dark.
@@ -255,7 +247,7 @@ async function show() {
   wide.addEventListener("change", () => (contents.open = wide.matches));
   const tables = JSON.parse(await unpacked("tables"));
   if (document.getElementById("rows")) new Rows(tables);
-  await Promise.all([showDrawings(), showCharts()]);
+  await showCharts();
 }
 
 show()

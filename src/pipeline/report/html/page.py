@@ -1,4 +1,4 @@
-"""A page of HTML in one file that asks no network: text, charts, drawings, and tables of rows."""
+"""A page of HTML in one file that asks no network: text, charts, and tables of rows."""
 
 import base64
 import gzip
@@ -13,7 +13,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from pipeline.report.all_rows import RowTable
-from pipeline.report.charts import Chart
 from pipeline.report.html.markdown_page import Body
 from pipeline.report.html.vega import library
 
@@ -23,11 +22,10 @@ TEMPLATE, STYLE, SCRIPT = "page.html.j2", "page.css", "page.js"
 
 @dataclass(frozen=True)
 class Page:
-    """What a page holds: charts and drawings (SVG) by their keys in the body, tables of rows by name."""
+    """What a page holds: charts (Vega-Lite) by their keys in the body, tables of rows by name."""
 
     body: Body
-    charts: Mapping[str, Chart] = field(default_factory=dict)
-    drawings: Mapping[str, str] = field(default_factory=dict)
+    charts: Mapping[str, Any] = field(default_factory=dict)
     tables: Mapping[str, RowTable] = field(default_factory=dict)
 
 
@@ -39,8 +37,7 @@ def render(page: Page) -> str:
     vega, script = library.script() if page.charts else "", (HERE / SCRIPT).read_text(encoding="utf-8")
     data = {
         "vega": vega,
-        "charts": json.dumps({key: _with_data(chart) for key, chart in page.charts.items()}, allow_nan=False),
-        "drawings": json.dumps(page.drawings),
+        "charts": json.dumps(page.charts, allow_nan=False),
         "tables": json.dumps({name: asdict(table) for name, table in page.tables.items()}, allow_nan=False),
     }
     environment = Environment(loader=FileSystemLoader(HERE), undefined=StrictUndefined, autoescape=True)
@@ -51,15 +48,6 @@ def render(page: Page) -> str:
         digests=[_digest(text) for text in (script, vega)],
         data={name: _packed(text) for name, text in data.items()},
     )
-
-
-def _with_data(chart: Chart) -> dict[str, Any]:
-    return {
-        "width": "container",
-        "autosize": {"type": "fit-x", "contains": "padding"},
-        "data": {"values": list(chart.rows)},
-        **chart.spec,
-    }
 
 
 def _packed(text: str) -> str:

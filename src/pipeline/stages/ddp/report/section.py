@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from pipeline.instruments.sampling.verdict import SAME, UNDECIDED
+from pipeline.report.intervals import SAME, UNDECIDED
 from pipeline.report.markup import Markdown
 from pipeline.report.outcomes import clear_gain, not_measured, nothing_measured
 from pipeline.report.page_parts import Action, Figure, Section, Table, say

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-FASTER, SLOWER, SAME, UNDECIDED = "faster", "slower", "the same within 2%", "not distinguishable"
+FASTER, SLOWER, SAME, UNDECIDED = "faster", "slower", "same", "undecided"
 CONFIDENCE = 0.95
 LEAST_DIFFERENCE, LARGEST_SAMENESS = 1.01, 1.02
 # Fewer samples of a process say nothing of its spread.

@@ -4,7 +4,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from pipeline.instruments.sampling.verdict import (
+from pipeline.report.intervals import (
     FASTER,
     SAME,
     SLOWER,
