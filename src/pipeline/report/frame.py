@@ -116,7 +116,7 @@ def _whole_steps_ms(first: pd.DataFrame) -> pd.Series:
 
 
 def _with_pooled_spread(first: pd.DataFrame) -> pd.DataFrame:
-    """Add how far repeats of the same kind lie apart: of unstable ones too, which single processes stand for as well."""
+    """Add how far repeats of the same kind lie apart, unstable ones too: a single process stands for them as well."""
     kind = [name for name in KIND if name in first]
     kinds = first[kind].astype("string").fillna("").agg(" ".join, axis=1) if kind else pd.Series("", first.index)
     pooled = {name: pooled_repeat_spread(group) for name, group in first["medians_ms"].dropna().groupby(kinds)}

@@ -54,7 +54,9 @@ def ranked(rows: pd.DataFrame, stage: Stage) -> pd.DataFrame:
     whole = whole[whole["problem"].isin(whole.loc[whole["own"], "problem"])]
     timed = with_figures(whole).groupby("problem")["median_ms"]
     whole = whole.assign(place=timed.rank(method="min"), of=timed.transform("size"))
-    return _beside_best(whole).sort_values(["first", "problem", "median_ms"], ascending=[False, True, True], kind="stable")
+    return _beside_best(whole).sort_values(
+        ["first", "problem", "median_ms"], ascending=[False, True, True], kind="stable"
+    )
 
 
 def _beside_best(whole: pd.DataFrame) -> pd.DataFrame:

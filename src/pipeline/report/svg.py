@@ -116,7 +116,9 @@ def _bars(axes: Axes, chart: Chart, rows: pd.DataFrame, looks: dict[str, str]) -
 
 def _stacks(axes: Axes, chart: Chart, rows: pd.DataFrame, looks: dict[str, str]) -> None:
     groups = list(dict.fromkeys(rows[chart.y.column]))
-    wide = rows.pivot_table(index=chart.y.column, columns=chart.colour, values=chart.x.column, aggfunc="sum", sort=False)
+    wide = rows.pivot_table(
+        index=chart.y.column, columns=chart.colour, values=chart.x.column, aggfunc="sum", sort=False
+    )
     wide = wide.reindex(index=groups, columns=list(dict.fromkeys(rows[chart.colour]))).fillna(0.0)
     left = np.zeros(len(groups))
     for kind in wide:
@@ -174,8 +176,10 @@ def _name_points(axes: Axes, chart: Chart, rows: pd.DataFrame) -> None:
         width, height = 0.62 * SMALL_PT * len(words) * axes.figure.dpi / 72, 1.2 * SMALL_PT * axes.figure.dpi / 72
         sides = [(6, -height / 2, "left"), (-6, -height / 2, "right"), (0, 8, "center"), (0, -8 - height, "center")]
         starts = {"left": 0.0, "right": -width, "center": -width / 2}
-        tried = [(Bbox.from_bounds(x + dx + starts[side], y + dy, width, height), dx, dy, side) for dx, dy, side in sides]
-        free = [each for each in tried if not any(each[0].overlaps(other) for other in boxes if other.width != 8 or True)]
+        tried = [
+            (Bbox.from_bounds(x + dx + starts[side], y + dy, width, height), dx, dy, side) for dx, dy, side in sides
+        ]
+        free = [each for each in tried if not any(each[0].overlaps(other) for other in boxes)]
         box, dx, dy, side = (free or tried)[0]
         boxes.append(box)
         at = axes.transData.inverted().transform((x, y))
@@ -194,7 +198,10 @@ def _labels(chart: Chart, rows: pd.DataFrame) -> list[str]:
     """Return what stands beside each bar: its label, or its outcome where it has no value."""
     labels = rows[chart.label].astype(str) if chart.label else pd.Series("", index=rows.index)
     outcomes = _statuses(rows).map(OUTCOME_WORDS).fillna("")
-    return [outcome if pd.isna(value) else label for value, label, outcome in zip(rows[chart.x.column], labels, outcomes, strict=True)]
+    return [
+        outcome if pd.isna(value) else label
+        for value, label, outcome in zip(rows[chart.x.column], labels, outcomes, strict=True)
+    ]
 
 
 def _scale(axes: Axes, axis: Axis, which: str) -> None:
@@ -211,7 +218,9 @@ def _scale(axes: Axes, axis: Axis, which: str) -> None:
 
 def _log_scale(axes: Axes, which: str) -> None:
     """Make an axis logarithmic: a tick at each power of two where all values are such, else plain 1, 2, 5, 10."""
-    lines = [np.asarray(line.get_xdata() if which == "x" else line.get_ydata(), dtype=float) for line in axes.get_lines()]
+    lines = [
+        np.asarray(line.get_xdata() if which == "x" else line.get_ydata(), dtype=float) for line in axes.get_lines()
+    ]
     values = np.unique(np.concatenate([*lines, np.array([])]))
     values = values[np.isfinite(values) & (values > 0)]
     target = getattr(axes, f"{which}axis")

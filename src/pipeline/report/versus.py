@@ -38,7 +38,10 @@ def versus(
     mine, theirs = timed[timed[who].isin(names)], timed[timed[who].isin(peers)]
     theirs = theirs.loc[theirs.groupby(list(on), sort=False, dropna=False)["median_ms"].idxmin()]
     both = mine.merge(theirs, on=list(on), suffixes=("", "_peer"))
-    sides = [_side(row, "") for row in both.to_dict("records")], [_side(row, "_peer") for row in both.to_dict("records")]
+    sides = (
+        [_side(row, "") for row in both.to_dict("records")],
+        [_side(row, "_peer") for row in both.to_dict("records")],
+    )
     judged = [judge(peer, own) for own, peer in zip(*sides, strict=True)]
     return both.assign(**{name: [each[name] for each in judged] for name in COLUMNS})
 

@@ -7,12 +7,13 @@ import pandas as pd
 
 from pipeline.cells.stage import Stages
 from pipeline.report import facts, own
+from pipeline.report.asked import Asked
 from pipeline.report.chart import Chart
 from pipeline.report.formats import Form, code, count, interval, percent, text
 from pipeline.report.markup import Markdown, one_line
 from pipeline.report.section import Change, Part, say
 from pipeline.report.table import Table
-from pipeline.report.told import Asked, Told
+from pipeline.report.told import Told
 from pipeline.report.versus import FASTER, SAME, SLOWER, UNDECIDED
 
 MOST_CHANGES = 8
@@ -141,7 +142,12 @@ def _trust_line(cells: pd.DataFrame, frames: Mapping[str, pd.DataFrame]) -> str:
 def _alarms(cells: pd.DataFrame) -> list[str]:
     """Return what a reader must see first: cells that failed, and cells measured beside other work."""
     failed = cells[cells["status"] == "failed"]
-    columns: list[tuple[str, str, Form]] = [("stage", "stage", text), ("cell", "cell", code), ("how it ended", "reason", code), ("its log", "log", code)]
+    columns: list[tuple[str, str, Form]] = [
+        ("stage", "stage", text),
+        ("cell", "cell", code),
+        ("how it ended", "reason", code),
+        ("its log", "log", code),
+    ]
     caption = "Missing, because it failed. The same command tries it again:"
     busy = facts.busy(cells).groupby("stage", sort=False).size().rename("cells").reset_index()
     told = "Measured beside other work, which kept more than half of the cores busy. Do not trust these times:"
@@ -181,14 +187,25 @@ def _trust(asked: Asked, cells: pd.DataFrame, frames: Mapping[str, pd.DataFrame]
     tables = [
         Table("stages", "By stage:", facts.by_stage(cells, frames), stages, all_rows=True),
         Table("lacking", "Cells without figures:", facts.without_figures(cells), lacking),
-        Table("missing", f"Missing: the scale {asked.scale} asks for these cells too.", facts.missing(asked.missing), missing),
+        Table(
+            "missing",
+            f"Missing: the scale {asked.scale} asks for these cells too.",
+            facts.missing(asked.missing),
+            missing,
+        ),
         Table(
             "changed",
             "Measured by code that has changed since:",
             facts.changed_since(cells, asked.outdated),
             [("stage", "stage", text), ("cells", "cells", count)],
         ),
-        Table("machine", "Measured on and with:", facts.machine(cells), [("", "what", text), ("", "is", text)], all_rows=True),
+        Table(
+            "machine",
+            "Measured on and with:",
+            facts.machine(cells),
+            [("", "what", text), ("", "is", text)],
+            all_rows=True,
+        ),
     ]
     return [f"## {TRUST}", RULES, *(table.markdown() for table in tables if len(table.rows))]
 
@@ -204,4 +221,3 @@ def _reproduce(asked: Asked, cells: pd.DataFrame) -> list[str]:
             commits=" / ".join(commits) or "unknown",
         ),
     ]
-
