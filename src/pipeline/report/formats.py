@@ -8,8 +8,20 @@ import pandas as pd
 from pipeline.report.markup import Markdown, code
 
 __all__ = [
-    *("Form", "code", "count", "data_size", "gb", "interval", "intervals", "mib", "ms", "number", "percent"),
-    *("significant", "text", "times"),
+    "Form",
+    "code",
+    "count",
+    "data_size",
+    "gb",
+    "interval",
+    "intervals",
+    "mib",
+    "ms",
+    "number",
+    "percent",
+    "significant",
+    "text",
+    "times",
 ]
 
 # What writes one value of a column.

@@ -50,9 +50,9 @@ def _answer(both: pd.DataFrame, limits: pd.DataFrame, usual: int) -> str:
     forward, backward = (longest.loc[phase] for phase in PHASES)
     limit = limits[limits["head_dim"] == usual].iloc[0]
     return say(
-        "Plain attention in fp32, batch {batch}, one head of {head_dim}: by formula forward and backward fit into {memory} "
-        "up to length {fits}. At {length} they take {forward} and {backward}; compiled {gain_forward} ({verdict_forward}) "
-        "and {gain_backward} ({verdict_backward}) times as fast.",
+        "Plain attention in fp32, batch {batch}, one head of {head_dim}: by formula forward and backward fit into "
+        "{memory} up to length {fits}. At {length} they take {forward} and {backward}; compiled {gain_forward} "
+        "({verdict_forward}) and {gain_backward} ({verdict_backward}) times as fast.",
         batch=count(forward["setting_batch_size"]),
         head_dim=usual,
         memory=data_size(limit["memory_bytes"]),
@@ -77,7 +77,7 @@ def _memory(rows: pd.DataFrame, head_dim: int) -> Chart:
     full = rows["memory_bytes"].max()
     return Chart(
         "memory",
-        f"Plain attention's memory, {what}: batch {rows['setting_batch_size'].iloc[0]:.0f}, one head of {head_dim}, fp32",
+        f"Plain attention, {what}: batch {rows['setting_batch_size'].iloc[0]:.0f}, one head of {head_dim}, fp32",
         pd.concat([formula, counted.sort_values("who", ascending=False)]),
         "line",
         Axis("seq_len", "sequence length", log=True),
@@ -190,13 +190,18 @@ def _accounting(rows: pd.DataFrame) -> Table:
     row = worst.iloc[0]
     problem = _problem(rows[rows["head_dim"] == row["head_dim"]], int(row["seq_len"]))
     parts = _tensors(problem.shape, problem.device_type) if problem else []
-    caption = f"The peak at batch {row['setting_batch_size']}, head_dim {row['head_dim']}, length {row['seq_len']}, by formula:"
+    at = f"batch {row['setting_batch_size']}, head_dim {row['head_dim']}, length {row['seq_len']}"
     columns = [("tensor", "tensor", text), ("elements", "elements", text), ("bytes", "bytes", data_size)]
-    return Table("accounting", caption, pd.DataFrame(parts, columns=["tensor", "elements", "bytes"]), columns)
+    return Table(
+        "accounting",
+        f"The peak at {at}, by formula:",
+        pd.DataFrame(parts, columns=["tensor", "elements", "bytes"]),
+        columns,
+    )
 
 
 def _tensors(shape: Shape, device_type: str) -> list[tuple[str, str, int]]:
-    """Return tensor, its elements in symbols, and bytes; the last two lines are the whole and what flash keeps instead."""
+    """Return tensor, its elements in symbols, and bytes; last the whole, and what FlashAttention keeps instead."""
     vector, matrix = shape.vectors * FP32_BYTES, shape.scores * FP32_BYTES
     temporaries = attention.SOFTMAX_BACKWARD_TEMPORARIES[device_type]
     return [
