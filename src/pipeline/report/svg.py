@@ -3,6 +3,7 @@
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -240,10 +241,9 @@ def _limits(axes: Axes, chart: Chart) -> None:
     across = axes.axvline if chart.is_horizontal else axes.axhline
     for limit in chart.limits:
         across(limit.value, color=NO_COLOUR, linewidth=1.0, linestyle=":")
-        if chart.is_horizontal:
-            at, where = (limit.value, 1), {"xycoords": ("data", "axes fraction"), "ha": "right", "va": "bottom"}
-        else:
-            at, where = (1, limit.value), {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "bottom"}
+        data, edge = ("data", "axes fraction") if chart.is_horizontal else ("axes fraction", "data")
+        at = (limit.value, 1.0) if chart.is_horizontal else (1.0, limit.value)
+        where: dict[str, Any] = {"xycoords": (data, edge), "ha": "right", "va": "bottom"}
         axes.annotate(limit.label, at, (0, 2), textcoords="offset points", fontsize=SMALL_PT, color=NO_COLOUR, **where)
 
 
@@ -262,7 +262,7 @@ def _legend(figure: Figure, places: np.ndarray) -> None:
 
 
 def _settle(figure: Figure) -> None:
-    """Lay the figure out and fix its axes to a ten-thousandth of its size: the last bits of the layout differ by run."""
+    """Lay the figure out and fix its axes to a ten-thousandth of its size: the last bits of a layout differ."""
     figure.draw_without_rendering()
     figure.set_layout_engine(None)
     for axes in figure.axes:
