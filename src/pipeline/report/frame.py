@@ -64,8 +64,9 @@ def fold(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     names = _joined(rows, keys)
     has_figures = rows["status"].isin(WITH_FIGURES)
     # A repeat with figures speaks for those without; the order of rows stays.
-    first = rows.assign(name=names, lacks=~has_figures).sort_values("lacks", kind="stable").drop_duplicates("name")
-    first = first.sort_index().drop(columns="lacks").set_index("name")
+    spoken = pd.concat([rows[has_figures], rows[~has_figures]])
+    first = spoken[~names[spoken.index].duplicated()].sort_index()
+    first = first.set_axis(pd.Index(names[first.index]))
     measured, of = rows[has_figures], names[has_figures]
     for name in measured.select_dtypes("number"):
         if name not in (*keys, "repeat") and not name.startswith(SETTING):
