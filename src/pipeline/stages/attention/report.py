@@ -12,7 +12,7 @@ from pipeline.report.chart import Axis, Chart, Limit
 from pipeline.report.formats import count, data_size, intervals, ms, number, text
 from pipeline.report.frame import in_order, known, with_figures
 from pipeline.report.section import Section, say
-from pipeline.report.table import Table
+from pipeline.report.table import Columns, Table
 from pipeline.report.versus import side_by_side
 from pipeline.stages.attention.cell import PHASES
 
@@ -78,17 +78,17 @@ def _memory(rows: pd.DataFrame, head_dim: int) -> Chart:
     return Chart(
         "memory",
         f"Plain attention, {what}: batch {rows['setting_batch_size'].iloc[0]:.0f}, one head of {head_dim}, fp32",
-        pd.concat([formula, counted.sort_values("who", ascending=False)]),
+        pd.concat([counted.sort_values("who", ascending=False), formula]),
         "line",
         Axis("seq_len", "sequence length", log=True),
         Axis("memory_gb", f"GB, {what}", log=True),
         "who",
-        limits=[Limit(full / 1e9, "all memory that can be allocated")] if pd.notna(full) else [],
+        limits=[Limit(full / 1e9, "all its memory")] if pd.notna(full) else [],
     )
 
 
 def _lengths(both: pd.DataFrame, head_dim: int) -> Table:
-    columns = [
+    columns: Columns = [
         ("length", "seq_len", count),
         ("phase", "phase", text),
         ("eager, ms", "median_ms_peer", number),
@@ -108,7 +108,7 @@ def _grid(both: pd.DataFrame) -> Table:
     """Write the assignment's table: each width and length in eager mode, a row for both phases."""
     forward, backward = (both[both["phase"] == phase] for phase in PHASES)
     grid = forward.merge(backward, "left", ["head_dim", "seq_len"], suffixes=("_forward", "_backward"))
-    columns = [
+    columns: Columns = [
         ("head_dim", "head_dim", count),
         ("length", "seq_len", count),
         ("forward, ms", "median_ms_peer_forward", number),
@@ -124,7 +124,7 @@ def _grid(both: pd.DataFrame) -> Table:
 
 
 def _compiled(both: pd.DataFrame) -> Table:
-    columns = [
+    columns: Columns = [
         ("head_dim", "head_dim", count),
         ("length", "seq_len", count),
         ("phase", "phase", text),
@@ -171,7 +171,7 @@ def _limits(rows: pd.DataFrame) -> Table:
                 "verdict": ("agrees" if agrees else "contradicts") if tried else "untested",
             }
         )
-    columns = [
+    columns: Columns = [
         ("head_dim", "head_dim", count),
         ("memory", "memory_bytes", data_size),
         ("longest by formula", "fits", count),

@@ -11,7 +11,7 @@ from pipeline.report.chart import Axis, Chart, Limit
 from pipeline.report.formats import count, data_size, intervals, ms, number, percent, significant, text, times
 from pipeline.report.frame import in_order, known, with_figures
 from pipeline.report.section import Change, Section, say
-from pipeline.report.table import Table
+from pipeline.report.table import Columns, Table
 from pipeline.report.versus import FASTER, judge, side_by_side, versus
 from pipeline.stages.flash.cell import BOTH_PHASES, DTYPES, GROUP_AXIS, LEADERBOARD, OURS, PEERS, PHASES, THREE_TF32
 
@@ -82,7 +82,7 @@ def _product(row: pd.Series, products: Mapping[str, float]) -> float:
 
 
 def _duel(rows: pd.DataFrame, ours: str, peers: Sequence[str], products: Mapping[str, float]) -> pd.DataFrame:
-    """Put ours beside the fastest of peers in forward + backward, and say how lone calls and the forward pass compare."""
+    """Put ours beside the fastest of peers, forward + backward; add how lone calls and the forward pass compare."""
     both = versus(rows[rows["phase"] == BOTH_PHASES], PROBLEM, "impl", ours, peers)
     forward = versus(rows[rows["phase"] == "forward"], PROBLEM, "impl", ours, peers)
     forward = forward.assign(forward=[f"{times(row['ratio'])} {row['verdict']}" for _, row in forward.iterrows()])
@@ -122,8 +122,9 @@ def _answer(models: pd.DataFrame, heads: pd.DataFrame) -> str:
         )
     here = models[models["dtype"] == models["dtype"].iloc[0]]
     return say(
-        "{dtype}, forward + backward: with launches queued ours is faster than the fastest of PyTorch's at {won} of {n} "
-        "shapes of real models ({low} to {high} times as fast), called alone at {alone}. It reaches {rate} TFLOP/s.",
+        "{dtype}, forward + backward: with launches queued ours is faster than the fastest of PyTorch's at {won} of "
+        "{n} shapes of real models ({low} to {high} times as fast), called alone at {alone}. It reaches {rate} "
+        "TFLOP/s.",
         dtype=here["dtype"].iloc[0],
         won=(here["verdict"] == FASTER).sum(),
         n=len(here),
@@ -138,10 +139,10 @@ def _shapes(name: str, other: str, duel: pd.DataFrame) -> Table:
     cards = {card for each in duel["cards"] for card in each.split(", ")}
     caption = (
         f"Forward + backward at shapes of real models ({SHAPE_HEAD}, causal unless it says otherwise), ours beside "
-        f"{other}. ms: launches queued; alone: one call, until its work is done. GPUs used: {len(cards)}, both times of a "
-        "row on the same one."
+        f"{other}. ms: launches queued; alone: one call, until its work is done. GPUs used: {len(cards)}; both times "
+        "of a row are of the same one."
     )
-    columns = [
+    columns: Columns = [
         ("shape", "shape", text),
         ("ours, ms", "median_ms", number),
         ("beside", "who_peer", text),
@@ -170,10 +171,10 @@ def _rates(models: pd.DataFrame, ours: str, duel: pd.DataFrame, products: Mappin
     return Chart(
         "rates",
         f"Attention forward + backward in {here['dtype'].iloc[0]}, {SHAPE_HEAD}: ours beside the fastest others",
-        rows.assign(label=rows["tflops_per_s"].map(number)),
+        rows.assign(label=rows["tflops_per_s"].map(number), problem=rows["shape"].str.partition(" ")[2]),
         "bar",
         Axis("tflops_per_s", "TFLOP/s"),
-        Axis("shape"),
+        Axis("problem"),
         "who",
         label="label",
         limits=[Limit(product, "a matrix product alone")] if product else [],
@@ -210,7 +211,7 @@ def _grid(heads: pd.DataFrame, ours: str) -> Table:
     kept = ["status", "status_peer", "median_ms", "median_ms_peer", "verdict"]
     grid = pd.concat([each[kept].add_suffix(f"_{phase}") for phase, each in found.items()], axis=1)
     grid = grid.assign(gain=intervals(found[BOTH_PHASES])).reset_index()
-    columns = [
+    columns: Columns = [
         ("head_dim", "head_dim", count),
         ("length", "seq_len", count),
         *((f"ours, {word}, ms", f"median_ms_{phase}", number) for phase, word in _PHASE_WORDS),
@@ -258,7 +259,7 @@ def _errors(rows: pd.DataFrame, ours: str) -> Table:
             if len(both):
                 of = {"dtype": dtype, "of": what, "problems": len(both)}
                 found.append(of | {name: both[f"{what}_{name}"].max() for name in names})
-    columns = [
+    columns: Columns = [
         ("dtype", "dtype", text),
         ("of", "of", text),
         ("problems", "problems", count),
@@ -281,7 +282,7 @@ def _memory(heads: pd.DataFrame, ours: str) -> Table:
     here = heads[(heads["phase"] == BOTH_PHASES) & (heads["dtype"] == heads["dtype"].iloc[0])] if len(heads) else heads
     here = here[here["head_dim"] == (64 if 64 in set(here["head_dim"]) else here["head_dim"].max())]
     both = known(side_by_side(here, PROBLEM, "impl", ours, "eager").sort_values("seq_len"), "extra_bytes")
-    columns = [
+    columns: Columns = [
         ("dtype", "dtype", text),
         ("head_dim", "head_dim", count),
         ("length", "seq_len", count),
@@ -295,7 +296,7 @@ def _leaderboard(rows: pd.DataFrame, ours: str) -> Table:
     """Write every implementation beside ours at the shape of the 2025 leaderboard."""
     here = rows[(rows[list(LEADERBOARD)] == pd.Series(LEADERBOARD)).all(axis=1) & (rows["phase"] == BOTH_PHASES)]
     found = versus(here, PROBLEM, "impl", list(WORDS), [ours])
-    columns = [
+    columns: Columns = [
         ("shape", "shape", text),
         ("with", "who", text),
         ("ms", "median_ms", number),
