@@ -83,7 +83,7 @@ def _memory(rows: pd.DataFrame, head_dim: int) -> Chart:
         Axis("seq_len", "sequence length", log=True),
         Axis("memory_gb", f"GB, {what}", log=True),
         "who",
-        limits=[Limit(full / 1e9, "all its memory")] if pd.notna(full) else [],
+        limits=[Limit(full / 1e9, "memory")] if pd.notna(full) else [],
     )
 
 

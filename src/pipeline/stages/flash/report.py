@@ -138,9 +138,8 @@ def _answer(models: pd.DataFrame, heads: pd.DataFrame) -> str:
 def _shapes(name: str, other: str, duel: pd.DataFrame) -> Table:
     cards = {card for each in duel["cards"] for card in each.split(", ")}
     caption = (
-        f"Forward + backward at shapes of real models ({SHAPE_HEAD}, causal unless it says otherwise), ours beside "
-        f"{other}. ms: launches queued; alone: one call, until its work is done. GPUs used: {len(cards)}; both times "
-        "of a row are of the same one."
+        f"Forward + backward at shapes of real models ({SHAPE_HEAD}), ours beside {other}. ms: launches queued; alone: "
+        f"one call, until its work is done. GPUs used: {len(cards)}; both times of a row are of the same one."
     )
     columns: Columns = [
         ("shape", "shape", text),

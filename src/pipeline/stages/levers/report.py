@@ -156,6 +156,7 @@ def _models(rows: pd.DataFrame, duel: pd.DataFrame) -> FirstScreen:
         model=[f"{row['size']} ({_parameters(row)})" for _, row in both.iterrows()],
         gain=intervals(both),
         memory=[_from_to(row) for _, row in both.iterrows()],
+        with_tuned=both["levers_tuned"].str.replace("+", " + ", regex=False),
     )
     columns: Columns = [
         ("model", "model", text),
@@ -167,7 +168,7 @@ def _models(rows: pd.DataFrame, duel: pd.DataFrame) -> FirstScreen:
         ("times as fast (interval)", "gain", text),
         ("verdict", "verdict", text),
         ("GB", "memory", text),
-        ("tuned with", "name_tuned", text),
+        ("tuned with", "with_tuned", text),
     ]
     table = Table("models", _setting(plain), both, columns, all_rows=True)
     return FirstScreen(_line(both, plain), _chart(both, plain), table, [_summary(row) for _, row in both.iterrows()])
