@@ -56,7 +56,9 @@ def test_it_is_drawn_again_as_the_same_bytes(mark, tmp_path):
 @pytest.mark.parametrize("mark", MARKS)
 def test_a_name_has_one_colour_in_both_drawings(mark, tmp_path):
     layers = specification(chart(mark))["layer"]
-    scale = next(layer["encoding"]["color"]["scale"] for layer in layers if "scale" in layer["encoding"].get("color", {}))
+    scale = next(
+        layer["encoding"]["color"]["scale"] for layer in layers if "scale" in layer["encoding"].get("color", {})
+    )
     drawing = drawn(chart(mark), tmp_path).lower()
     assert all(colour.lower() in drawing for colour in scale["range"])
 
@@ -86,7 +88,9 @@ def test_lengths_that_are_powers_of_two_have_a_tick_each(tmp_path):
 
 
 def test_points_at_one_place_have_their_names_apart(tmp_path):
-    table = pd.DataFrame({"n": [1.0, 1.0, 1.001], "rate": [1.0, 1.0, 1.0], "who": ["a", "b", "c"], "words": ["first", "second", "third"]})
+    table = pd.DataFrame(
+        {"n": [1.0, 1.0, 1.001], "rate": [1.0, 1.0, 1.0], "who": ["a", "b", "c"], "words": ["first", "second", "third"]}
+    )
     figure = svg._figure(chart("point", table, label="words"))
     figure.draw_without_rendering()
     boxes = [text.get_window_extent() for text in figure.axes[0].texts]

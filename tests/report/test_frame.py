@@ -36,9 +36,10 @@ def test_a_repeat_without_figures_leaves_the_others_theirs():
 
 
 def test_a_row_without_figures_keeps_its_outcome():
-    frame = folded(failed("a", repeat=1), failed("a", repeat=2), timed("b", 1.0))
+    frame = folded(failed("a", repeat=1, error=0.5), failed("a", repeat=2, error=0.5), timed("b", 1.0))
     assert (frame["status"][0], frame["reason"][0], frame["repeats"][0]) == ("oom", "CUDA out of memory", 0)
     assert np.isnan(frame["median_ms"][0])
+    assert frame["error"][0] == 0.5
 
 
 def test_the_spread_of_repeats_is_pooled_by_kind_unstable_ones_too():
@@ -80,7 +81,9 @@ def test_the_faster_of_two_steps_has_the_higher_mfu_where_each_process_measured_
         timed_row("train_step", model_tflops_per_s=rate, mfu_pct=100 * rate / peak, median_ms=1.0, repeat=1)
         for rate, peak in ((1.0, 2.0), (1.5, 6.0))
     ]
-    records = [{**record(cell={**record()["cell"], "context_length": n}), "rows": [row]} for n, row in enumerate(rows, 1)]
+    records = [
+        {**record(cell={**record()["cell"], "context_length": n}), "rows": [row]} for n, row in enumerate(rows, 1)
+    ]
     mfu = build(stages()["timing"], records)["mfu_pct"]
     assert list(mfu) == pytest.approx([100 / 6, 25.0])
 

@@ -15,7 +15,8 @@ def verdict(*rows):
 
 
 @pytest.mark.parametrize(
-    ("ours_ms", "word"), [([80.0, 81.0], FASTER), ([125.0, 126.0], SLOWER), ([100.0, 100.1], SAME), ([98.0, 103.0], UNDECIDED)]
+    ("ours_ms", "word"),
+    [([80.0, 81.0], FASTER), ([125.0, 126.0], SLOWER), ([100.0, 100.1], SAME), ([98.0, 103.0], UNDECIDED)],
 )
 def test_with_repeats_the_interval_decides(ours_ms, word):
     row = verdict(*repeated("ours", ours_ms), *repeated("torch", [100.0, 100.4]))
@@ -27,9 +28,7 @@ def test_the_ratio_is_how_many_times_as_fast_ours_is():
     assert verdict(timed("ours", 50.0), timed("torch", 100.0))["ratio"] == pytest.approx(2.0)
 
 
-@pytest.mark.parametrize(
-    ("ours_ms", "word"), [(90.0, FASTER), (110.0, SLOWER), (97.0, UNDECIDED), (100.1, SAME)]
-)
+@pytest.mark.parametrize(("ours_ms", "word"), [(90.0, FASTER), (110.0, SLOWER), (97.0, UNDECIDED), (100.1, SAME)])
 def test_without_repeats_only_a_clear_ratio_is_called(ours_ms, word):
     assert verdict(timed("ours", ours_ms), timed("torch", 100.0))["verdict"] == word
 
@@ -45,7 +44,10 @@ def test_repeats_that_contradict_each_other_decide_nothing_at_whatever_ratio():
 
 
 def test_a_single_process_is_as_unsure_as_the_repeats_of_its_kind():
-    repeats = [*repeated("ours", [324.0, 387.0, 324.0], shape="x"), *repeated("torch", [310.0, 397.0, 378.0], shape="x")]
+    repeats = [
+        *repeated("ours", [324.0, 387.0, 324.0], shape="x"),
+        *repeated("torch", [310.0, 397.0, 378.0], shape="x"),
+    ]
     single = [timed("ours", 300.0, shape="y"), timed("torch", 390.0, shape="y")]
     found = beside(*repeats, *single).set_index("shape")["verdict"]
     assert found["y"] == UNDECIDED

@@ -68,9 +68,10 @@ def fold(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     first = spoken[~names[spoken.index].duplicated()].sort_index()
     first = first.set_axis(pd.Index(names[first.index]))
     measured, of = rows[has_figures], names[has_figures]
+    speaks = first["status"].isin(WITH_FIGURES)  # what else was read of a row without figures stays
     for name in measured.select_dtypes("number"):
         if name not in (*keys, "repeat") and not name.startswith(SETTING):
-            first[name] = measured[name].groupby(of).median().reindex(first.index)
+            first[name] = measured[name].groupby(of).median().reindex(first.index).where(speaks, first[name])
     first["cards"] = measured["cards"].groupby(of).agg(lambda cards: ", ".join(dict.fromkeys(cards)))
     first["repeats"] = of.groupby(of).size().reindex(first.index, fill_value=0)
     first = first.drop(columns="repeat", errors="ignore")
