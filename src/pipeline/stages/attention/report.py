@@ -184,7 +184,7 @@ def _limits(rows: pd.DataFrame) -> Table:
 
 def _accounting(rows: pd.DataFrame) -> Table:
     """Account for the peak of the smallest problem that does not fit, tensor by tensor."""
-    eager = rows[rows["mode"] == "eager"]
+    eager = rows[rows["mode"] == "eager"] if (rows["mode"] == "eager").any() else rows
     out = eager[eager["status"] == "oom"]
     worst = (out if len(out) else eager).sort_values(["seq_len", "head_dim"], ascending=[bool(len(out)), True])
     row = worst.iloc[0]

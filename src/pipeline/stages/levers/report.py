@@ -51,7 +51,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     ).sort_values("parameters", kind="stable", ignore_index=True)
     duel = versus(rows, ON, "levers", [name for name in rows["levers"].unique() if name != EAGER], [EAGER])
     largest = _most_told(rows)
-    tuned = duel[(duel["size"] == largest) & duel["levers"].map(is_tuning)]
+    tuned = duel[(duel["size"] == largest) & duel["levers"].map(is_tuning).astype(bool)]
     parts = [_gains(duel), _table(rows, duel, largest)]
     return Section(_answer(tuned), parts, _changes(duel, largest), _models(rows, duel))
 
@@ -64,7 +64,7 @@ def _most_told(rows: pd.DataFrame) -> str:
 
 def _gains(duel: pd.DataFrame) -> Chart:
     """Draw each lever alone and what tunes fastest, of the models that have more than this."""
-    tuned = duel[duel["levers"].map(is_tuning)]
+    tuned = duel[duel["levers"].map(is_tuning).astype(bool)]
     fastest = tuned.groupby("size")["ratio"].transform("max") == tuned["ratio"]
     shown = duel[duel["levers"].isin(LEVERS) | duel["levers"].isin(tuned.loc[fastest, "levers"])]
     shown = shown[shown.groupby("size")["levers"].transform("nunique") > 1]
@@ -141,10 +141,12 @@ def _table(rows: pd.DataFrame, duel: pd.DataFrame, size: str) -> Table:
     return Table("ladder", caption, here, columns, all_rows=True)
 
 
-def _models(rows: pd.DataFrame, duel: pd.DataFrame) -> FirstScreen:
-    """Put each model's step as written beside its fastest tuned one."""
+def _models(rows: pd.DataFrame, duel: pd.DataFrame) -> FirstScreen | None:
+    """Put each model's step as written beside its fastest tuned one; None where no step as written has figures."""
     plain = with_figures(rows[rows["levers"] == EAGER])
-    tuned = duel[duel["levers"].map(is_tuning)]
+    if plain.empty:
+        return None
+    tuned = duel[duel["levers"].map(is_tuning).astype(bool)]
     tuned = tuned.loc[tuned.groupby(ON, sort=False)["median_ms"].idxmin()]
     both = plain.merge(
         tuned[[*ON, "levers", "name", "status", "limited_by", *COLUMNS, *FIGURES]],
@@ -260,7 +262,7 @@ def _summary(row: pd.Series) -> dict[str, Any]:
 def _changes(duel: pd.DataFrame, size: str) -> list[Change]:
     """Return each lever alone, and the fastest tuned combination, of one model."""
     here = duel[(duel["size"] == size) & duel["levers"].isin(LEVERS)]
-    tuned = duel[(duel["size"] == size) & duel["levers"].map(is_tuning)]
+    tuned = duel[(duel["size"] == size) & duel["levers"].map(is_tuning).astype(bool)]
     tuned = tuned[tuned["levers"].str.contains("+", regex=False)].nsmallest(1, "median_ms")
     return [
         Change(
