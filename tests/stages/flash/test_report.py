@@ -76,7 +76,9 @@ def test_flash_attention_4_has_its_own_table_and_a_bar_where_it_was_measured():
 
 def test_where_plain_attention_is_twice_as_fast_the_course_s_table_says_slower():
     slow = [row("triton", 2.0, **HEAD | {"dtype": "fp32"}), row("eager", 1.0, **HEAD | {"dtype": "fp32"})]
-    grid = first(told(*slow, *[each | {"phase": phase} for phase in ("forward", "backward") for each in slow]), "grid_fp32")
+    grid = first(
+        told(*slow, *[each | {"phase": phase} for phase in ("forward", "backward") for each in slow]), "grid_fp32"
+    )
     assert grid["verdict_forward_backward"] == "slower"
     assert grid["gain"].startswith("0.50×")
 
@@ -117,7 +119,7 @@ def test_errors_are_compared_only_where_plain_attention_has_one_too():
 
     section = told(checked("triton", 1e-3), checked("eager", 2e-3), checked("triton", 9.0, seq_len=8192))
     found = first(section, "errors")
-    assert (found["problems"], found["rel_error"], found["rel_error_peer"]) == (1, 1e-3, 2e-3)
+    assert (found["problems"], found["output_rel_error"], found["output_rel_error_peer"]) == (1, 1e-3, 2e-3)
 
 
 def test_the_change_is_from_what_sdpa_picks_by_itself():
@@ -144,7 +146,9 @@ def test_any_part_of_the_rows_makes_a_whole_section(rows):
 
 
 def test_the_course_s_page_asks_for_nothing_that_the_section_never_has():
-    every = [row(impl, 1.0, **problem) for problem in (MODEL, HEAD, HEAD | {"dtype": "fp32"}) for impl in ("triton", "eager")]
+    every = [
+        row(impl, 1.0, **problem) for problem in (MODEL, HEAD, HEAD | {"dtype": "fp32"}) for impl in ("triton", "eager")
+    ]
     assert lacking(told(*every), "flash") == set()
 
 

@@ -24,14 +24,18 @@ def models(section):
 
 
 def test_the_headline_is_of_the_largest_model():
-    section = told(*(step(*each) for each in (("eager", 9.0), ("sdpa", 6.0), ("eager", 30.0, "xl"), ("sdpa", 20.0, "xl"))))
+    section = told(
+        *(step(*each) for each in (("eager", 9.0), ("sdpa", 6.0), ("eager", 30.0, "xl"), ("sdpa", 20.0, "xl")))
+    )
     assert "xl" in section.first_screen.line
     assert "1.50" in section.first_screen.line
 
 
 @pytest.mark.parametrize("limited", ["eager", "sdpa"])
 def test_the_headline_does_not_rest_on_a_step_that_waits_for_its_host(limited):
-    slow = [step(name, ms, "xl", "host" if name == limited else "gpu") for name, ms in (("eager", 28.6), ("sdpa", 11.0))]
+    slow = [
+        step(name, ms, "xl", "host" if name == limited else "gpu") for name, ms in (("eager", 28.6), ("sdpa", 11.0))
+    ]
     section = told(step("eager", 9.0), step("sdpa", 6.0), *slow)
     assert "medium" in section.first_screen.line
     assert "2.60" not in section.first_screen.line
@@ -39,10 +43,13 @@ def test_the_headline_does_not_rest_on_a_step_that_waits_for_its_host(limited):
 
 
 def test_the_headline_does_not_rest_on_a_step_that_is_unstable():
-    section = told(step("eager", 9.0), step("sdpa", 6.0), step("eager", 30.0, "xl", status="unstable"), step("sdpa", 9.0, "xl"))
+    section = told(
+        step("eager", 9.0), step("sdpa", 6.0), step("eager", 30.0, "xl", status="unstable"), step("sdpa", 9.0, "xl")
+    )
     assert "medium" in section.first_screen.line
     assert models(section).loc["xl", "verdict"] == "undecided"
-    assert set(told(step("eager", 9.0, status="unstable"), step("sdpa", 6.0)).first_screen.line.split()) & {"1"}
+    alone = told(step("eager", 9.0, status="unstable"), step("sdpa", 6.0)).first_screen.line
+    assert "1.5" not in alone
 
 
 def test_a_time_of_three_repeats_is_their_median_and_says_how_many_they_are():
@@ -65,7 +72,9 @@ def test_single_steps_are_told_to_be_single():
 
 
 def test_what_trains_otherwise_or_only_makes_room_tunes_no_model():
-    section = told(step("eager", 100.0), step("fused+bf16_weights", 40.0), step("checkpointing", 45.0), step("fused", 80.0))
+    section = told(
+        step("eager", 100.0), step("fused+bf16_weights", 40.0), step("checkpointing", 45.0), step("fused", 80.0)
+    )
     assert models(section).loc["medium", "levers_tuned"] == "fused"
     assert "80.0 ms" in section.answer
     assert "40.0 ms" not in section.answer

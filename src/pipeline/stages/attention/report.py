@@ -11,7 +11,7 @@ from pipeline.formulas.units import FP32_BYTES
 from pipeline.report.chart import Axis, Chart, Limit
 from pipeline.report.formats import count, data_size, intervals, ms, number, text
 from pipeline.report.frame import in_order, known, with_figures
-from pipeline.report.section import Section, say
+from pipeline.report.section import Part, Section, say
 from pipeline.report.table import Columns, Table
 from pipeline.report.versus import side_by_side
 from pipeline.stages.attention.cell import PHASES
@@ -30,7 +30,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     both = both.assign(gain=intervals(both))
     usual = _usual_head_dim(rows)
     here, limits = both[both["head_dim"] == usual], _limits(rows)
-    parts = [_memory(rows[rows["head_dim"] == usual], usual), _lengths(here, usual)]
+    parts: list[Part] = [_memory(rows[rows["head_dim"] == usual], usual), _lengths(here, usual)]
     for_course = [_grid(both), limits, _accounting(rows), _compiled(both)]
     return Section(_answer(here, limits.rows, usual), parts, for_course=for_course)
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from typing import Any
 
 import pandas as pd
 
@@ -10,7 +11,7 @@ from pipeline.formulas.attention import Shape, forward_flops
 from pipeline.report.chart import Axis, Chart, Limit
 from pipeline.report.formats import count, data_size, intervals, ms, number, percent, significant, text, times
 from pipeline.report.frame import in_order, known, with_figures
-from pipeline.report.section import Change, Section, say
+from pipeline.report.section import Change, Part, Section, say
 from pipeline.report.table import Columns, Table
 from pipeline.report.versus import FASTER, judge, side_by_side, versus
 from pipeline.stages.flash.cell import BOTH_PHASES, DTYPES, GROUP_AXIS, LEADERBOARD, OURS, PEERS, PHASES, THREE_TF32
@@ -43,11 +44,12 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     torch_s, fa4_s = (_duel(models, ours, peers, products) for peers in (PEERS, [FA4]))
     grids = [_grid(group, ours) for _, group in heads.groupby("dtype", sort=False)]
     tables = [_shapes("shapes", "the fastest of PyTorch's", torch_s), _shapes("fa4", "FlashAttention-4", fa4_s)]
+    speed: Sequence[Part] = [_rates(models, ours, torch_s, products), *tables] if len(torch_s) else grids
     return Section(
         _answer(torch_s, _duel(heads, ours, PEERS, products)),
-        [_rates(models, ours, torch_s, products), *tables] if len(torch_s) else grids,
+        [*speed, _errors(rows, ours)],
         _changes(models, ours, torch_s),
-        for_course=[*grids, _gains(heads, ours), _errors(rows, ours), _memory(heads, ours), _leaderboard(rows, ours)],
+        for_course=[*grids, _gains(heads, ours), _memory(heads, ours), _leaderboard(rows, ours)],
     )
 
 
@@ -109,11 +111,12 @@ def _answer(models: pd.DataFrame, heads: pd.DataFrame) -> str:
     if models.empty:
         row = heads.iloc[0]
         return say(
-            "{dtype}, one causal head of {head_dim}, length {length}, forward + backward: {ours} with ours, {theirs} "
-            "with {peer} ({gain}, {verdict}).",
+            "{dtype}, one causal head of {head_dim}, length {length}, forward + backward: {who} takes {ours} and {peer} "
+            "{theirs} ({gain}, {verdict}).",
             dtype=row["dtype"],
             head_dim=row["head_dim"],
             length=count(row["seq_len"]),
+            who=row["who"],
             ours=ms(row["median_ms"]),
             theirs=ms(row["median_ms_peer"]),
             peer=row["who_peer"],
@@ -219,7 +222,12 @@ def _grid(heads: pd.DataFrame, ours: str) -> Table:
         ("verdict", f"verdict_{BOTH_PHASES}", text),
     ]
     dtype = heads["dtype"].iloc[0]
-    return Table(f"grid_{dtype}", f"One causal head in {dtype}, launches queued:", grid, columns, all_rows=True)
+    return Table(f"grid_{dtype}", f"One causal head in {dtype}{_queued(heads)}:", grid, columns, all_rows=True)
+
+
+def _queued(rows: pd.DataFrame) -> str:
+    """Say of device times that the host's part is left out."""
+    return ", launches queued" if (rows["clock"] == "device").any() else ""
 
 
 _PHASE_WORDS = (("forward", "forward"), ("backward", "backward"), (BOTH_PHASES, "both"))
@@ -248,28 +256,26 @@ def _shade(verdict: str) -> str:
 
 
 def _errors(rows: pd.DataFrame, ours: str) -> Table:
-    """Put the largest error of ours beside plain attention's, over the problems at which both were checked."""
+    """Put the largest errors of ours beside plain attention's, over the problems at which both were checked."""
     found = []
     for dtype, group in rows.groupby("dtype", sort=False):
+        row: dict[str, Any] = {"dtype": dtype}
         for what, phase in ERRORS.items():
-            both = side_by_side(group[group["phase"] == phase], PROBLEM, "impl", ours, "eager")
-            both = known(both, f"{what}_rel_error", f"{what}_rel_error_peer")
-            names = ("rel_error", "rel_error_peer", "max_error", "max_error_peer")
-            if len(both):
-                of = {"dtype": dtype, "of": what, "problems": len(both)}
-                found.append(of | {name: both[f"{what}_{name}"].max() for name in names})
-    columns: Columns = [
-        ("dtype", "dtype", text),
-        ("of", "of", text),
-        ("problems", "problems", count),
-        ("ours, relative", "rel_error", _two_digits),
-        ("plain, relative", "rel_error_peer", _two_digits),
-        ("ours, largest element", "max_error", _two_digits),
-        ("plain, largest element", "max_error_peer", _two_digits),
-    ]
-    return Table(
-        "errors", "The largest errors against float64 over all problems that both did:", pd.DataFrame(found), columns
-    )
+            checked = known(group[group["phase"] == phase], f"{what}_rel_error")
+            mine, plain = (checked[checked["impl"] == impl] for impl in (ours, "eager"))
+            both = mine.merge(plain, on=PROBLEM, suffixes=("", "_peer"))[
+                [f"{what}_rel_error", f"{what}_rel_error_peer"]
+            ]
+            row |= {"problems": len(both), **both.max()} if len(both) else {}
+        found += [row] if len(row) > 1 else []
+    columns: Columns = [("dtype", "dtype", text), ("problems", "problems", count)]
+    for what in ERRORS:
+        columns += [
+            (f"{what}: ours", f"{what}_rel_error", _two_digits),
+            ("plain", f"{what}_rel_error_peer", _two_digits),
+        ]
+    caption = "The largest relative errors (L2) against float64, over the problems that both did:"
+    return Table("errors", caption, pd.DataFrame(found), columns)
 
 
 def _two_digits(value: float) -> str:
@@ -304,5 +310,5 @@ def _leaderboard(rows: pd.DataFrame, ours: str) -> Table:
         ("times as fast as ours (interval)", "gain", text),
         ("verdict", "verdict", text),
     ]
-    caption = "The leaderboard's shape, forward + backward, launches queued:"
+    caption = f"The leaderboard's shape, forward + backward{_queued(here)}:"
     return Table("leaderboard", caption, found.assign(gain=intervals(found)), columns)

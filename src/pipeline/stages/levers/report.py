@@ -22,7 +22,7 @@ from pipeline.report.formats import (
     times,
 )
 from pipeline.report.frame import with_figures
-from pipeline.report.section import Change, FirstScreen, Section, say
+from pipeline.report.section import Change, FirstScreen, Part, Section, say
 from pipeline.report.table import Columns, Table
 from pipeline.report.versus import COLUMNS, FASTER, versus
 from pipeline.stages.levers.cell import EAGER, EAGER_AGAIN, LEVERS, names
@@ -52,7 +52,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     duel = versus(rows, ON, "levers", [name for name in rows["levers"].unique() if name != EAGER], [EAGER])
     largest = _most_told(rows)
     tuned = duel[(duel["size"] == largest) & duel["levers"].map(is_tuning).astype(bool)]
-    parts = [_gains(duel), _table(rows, duel, largest)]
+    parts: list[Part] = [_gains(duel), _table(rows, duel, largest)]
     return Section(_answer(tuned), parts, _changes(duel, largest), _models(rows, duel))
 
 
@@ -74,6 +74,9 @@ def _gains(duel: pd.DataFrame) -> Chart:
         "gains",
         "Times as fast as the step as written: each lever alone, and the fastest that train the same",
         shown.assign(
+            name=shown["name"].where(
+                shown["levers"].isin(LEVERS), shown["levers"].str.replace("+", " + ", regex=False)
+            ),
             status=shown["verdict"].map({"undecided": "unstable"}).fillna("ok"),
             text=shown["ratio"].map(times),
             gain=intervals(shown),
@@ -208,7 +211,15 @@ def _line(both: pd.DataFrame, plain: pd.DataFrame) -> str:
     limited = both[["limited_by", "limited_by_tuned"]].eq("host").any(axis=1)
     sure = both[(both["verdict"] == FASTER) & ~limited]
     if sure.empty:
-        return say("{models} models were measured as written and tuned.", models=len(both))
+        last = both.iloc[-1]
+        rates = (last[f"tokens_per_s{suffix}"] for suffix in ("", "_tuned"))
+        before, after = ("not measured" if pd.isna(rate) else f"{count(rate)} tokens/s" for rate in rates)
+        return say(
+            "{model} as written: {before}; tuned: {after}. What tuning gains is uncertain here, see the verdicts.",
+            model=last["size"],
+            before=before,
+            after=after,
+        )
     best = sure.iloc[-1]
     return say(
         "Tuned, {model} trains {after} tokens/s at {mfu} MFU, {gain} times as fast as written.",
