@@ -92,10 +92,10 @@ def data_size(value: float) -> str:
 
 
 def interval(row: pd.Series) -> str:
-    """Write a ratio of `versus` with its interval: `1.41× (1.38–1.44)`; the ratio alone where none is known."""
+    """Write a ratio of `versus` with its interval: `1.41× (1.38 to 1.44)`; the ratio alone where none is known."""
     if pd.isna(row["low"]):
         return times(row["ratio"])
-    return f"{times(row['ratio'])} ({row['low']:.2f}–{row['high']:.2f})"
+    return f"{times(row['ratio'])} ({row['low']:.2f} to {row['high']:.2f})"
 
 
 def intervals(rows: pd.DataFrame) -> list[str | None]:

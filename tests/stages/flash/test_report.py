@@ -42,7 +42,7 @@ def test_a_lone_call_that_is_slower_stands_beside_the_queued_time_that_is_faster
     found = first(section)
     assert (found["verdict"], found["alone"]) == ("faster", "slower")
     assert "0.505 / 0.351" in shown(section)["shapes"].markdown()
-    assert "alone at 0" in section.answer
+    assert "alone at 0 of 1" in section.answer
 
 
 def test_a_time_of_three_repeats_is_their_median_and_says_how_many_they_are_and_of_how_many_gpus():

@@ -111,8 +111,8 @@ def _answer(models: pd.DataFrame, heads: pd.DataFrame) -> str:
     if models.empty:
         row = heads.iloc[0]
         return say(
-            "{dtype}, one causal head of {head_dim}, length {length}, forward + backward: {who} takes {ours} and {peer} "
-            "{theirs} ({gain}, {verdict}).",
+            "{dtype}, one causal head of {head_dim}, length {length}, forward + backward: {who} takes {ours} and "
+            "{peer} {theirs} ({gain}, {verdict}).",
             dtype=row["dtype"],
             head_dim=row["head_dim"],
             length=count(row["seq_len"]),
@@ -125,15 +125,16 @@ def _answer(models: pd.DataFrame, heads: pd.DataFrame) -> str:
         )
     here = models[models["dtype"] == models["dtype"].iloc[0]]
     return say(
-        "{dtype}, forward + backward: with launches queued ours is faster than the fastest of PyTorch's at {won} of "
-        "{n} shapes of real models ({low} to {high} times as fast), called alone at {alone}. It reaches {rate} "
-        "TFLOP/s.",
+        "{dtype}, forward + backward{queued}: ours is faster than the fastest of PyTorch's at {won} of {n} shapes of "
+        "real models ({low} to {high} times as fast), called alone at {alone} of {lone}. It reaches {rate} TFLOP/s.",
+        queued=_queued(here),
         dtype=here["dtype"].iloc[0],
         won=(here["verdict"] == FASTER).sum(),
         n=len(here),
         low=f"{here['ratio'].min():.2f}",
         high=f"{here['ratio'].max():.2f}",
         alone=(here["alone"] == FASTER).sum(),
+        lone=here["alone"].notna().sum(),
         rate=number(here["tflops_per_s"].max()),
     )
 
@@ -141,8 +142,8 @@ def _answer(models: pd.DataFrame, heads: pd.DataFrame) -> str:
 def _shapes(name: str, other: str, duel: pd.DataFrame) -> Table:
     cards = {card for each in duel["cards"] for card in each.split(", ")}
     caption = (
-        f"Forward + backward at shapes of real models ({SHAPE_HEAD}), ours beside {other}. ms: launches queued; alone: "
-        f"one call, until its work is done. GPUs used: {len(cards)}; both times of a row are of the same one."
+        f"Forward + backward at shapes of real models ({SHAPE_HEAD}), ours beside {other}{_queued(duel)}; alone: one "
+        f"call, until its work is done. GPUs used: {len(cards)}; both times of a row, or of each repeat, are of the same one."
     )
     columns: Columns = [
         ("shape", "shape", text),
