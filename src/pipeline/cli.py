@@ -85,8 +85,8 @@ def _tabulate(arguments: argparse.Namespace) -> None:
 
 def _pages(arguments: argparse.Namespace) -> None:
     from pipeline.registry import stages
+    from pipeline.report.asked import read_asked
     from pipeline.report.pages import write_pages
-    from pipeline.report.told import read_asked
 
     write_pages(read_asked(arguments.asked), stages(), arguments.out)
 

@@ -1,4 +1,4 @@
-"""Charts are declared once and drawn twice: for the write-up by Matplotlib (svg.py), for the page by Vega-Lite (html)."""
+"""Charts are declared once and drawn twice: by Matplotlib (svg.py) and by Vega-Lite (html/vega_lite.py)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

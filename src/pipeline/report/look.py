@@ -14,7 +14,7 @@ MEANINGS = {
     BLUE: ("ours", "tuned", "bucketed", "naive", "flat", "overlap", "ours, in PyTorch", "ours, FSDP", "measured"),
     ORANGE: ("torch", "cuDNN", "FlashAttention-2", "efficient", "SDPA", "flex", "torch, FSDP", "torch, DDP"),
     GREEN: ("FlashAttention-4", "Liger", "torchao", "optimizer", "optimizer_state"),
-    GREY: ("eager", "plain", "none", "one process", "predicted"),
+    GREY: ("eager", "as written", "plain", "none", "one process", "predicted"),
     "#3F3F3F": ("compiled", "plain, compiled"),
     BLACK: ("fp32",),
     "#882255": ("bf16",),

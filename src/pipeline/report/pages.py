@@ -12,9 +12,10 @@ from pipeline.cells.record import read_record
 from pipeline.cells.stage import Stage, Stages
 from pipeline.errors import UserError
 from pipeline.report import course, facts, frame, own, svg
+from pipeline.report.asked import Asked
 from pipeline.report.html.report_page import report_page
 from pipeline.report.summary import summary
-from pipeline.report.told import Asked, Told, charts, is_empty
+from pipeline.report.told import Told, charts, is_empty
 from pipeline.report.writeup import writeup
 
 WRITEUP, COURSE, HTML, SUMMARY, FIGURES = "writeup.md", "course.md", "report.html", "summary.json", "figures"
