@@ -1,6 +1,7 @@
 """The timing section: the phases of a step by model, what each precision gains, and the rates that steps reach."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -22,8 +23,10 @@ STEP = "train_step"
 PARTS = ("forward", "backward", "optimizer")
 ORDERS = {"precision": PRECISIONS, "size": BY_SIZE, "phase": (FIRST_STEP, *PHASES)}
 WORDS = {STEP: "whole step"}
-PEAK_WORDS = {"datasheet": "data sheet", "measured": "peak, measured"}
 ASKED_STEPS = 10  # that the course wants timed
+MODEL, CONTEXT = ("model", "size", text), ("context", "context_length", count)
+GAIN = (("times as fast (interval)", "gain", text), ("verdict", "verdict", text), ("limited by", "limited_by", text))
+REPEATS = (("repeats", "repeats", count), ("GPUs", "gpus", count))
 
 
 def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
@@ -43,7 +46,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
         [
             _steps(here, setting),
             _precisions(gains, eager, setting),
-            _achieved(steps, beside),
+            _achieved(steps, setting, beside),
             _gain_chart(gains, setting),
         ],
         _changes(gains, setting),
@@ -60,7 +63,7 @@ def _main_setting(steps: pd.DataFrame) -> dict[str, object]:
     return {"precision": precision, "batch_size": batch, "context_length": sizes[sizes == sizes.max()].index.max()}
 
 
-def _alike(rows: pd.DataFrame, setting: Mapping[str, object]) -> pd.DataFrame:
+def _alike(rows: pd.DataFrame, setting: Mapping[str, Any]) -> pd.DataFrame:
     return rows[np.logical_and.reduce([rows[name] == value for name, value in setting.items()])]
 
 
@@ -70,31 +73,29 @@ def _not_by_host(rows: pd.DataFrame, *columns: str) -> pd.DataFrame:
 
 
 def _answer(steps: pd.DataFrame) -> str:
-    told = {name: steps.iloc[0][name] for name in ("precision", "batch_size", "context_length")}
     sound = known(_not_by_host(steps[steps["status"] == "ok"]), "model_tflops_per_s", "mfu_pct")
-    largest = steps.iloc[-1]
-    template = (
-        "In {precision} with batch {batch} and context {context}, {size} trains {tokens} tokens/s, a step in {step}."
-    )
-    if len(sound):
-        template += " The highest rate has {best}: {rate} TFLOP/s, {mfu} of the peak of {peak}."
-    best = sound.loc[sound["model_tflops_per_s"].idxmax()] if len(sound) else largest
+    if sound.empty:
+        return say(
+            "{setting}: no stable step of which the GPU sets the time; {size} takes {step}.",
+            setting=_words(steps.iloc[-1]),
+            size=steps.iloc[-1]["size"],
+            step=ms(steps.iloc[-1]["median_ms"]),
+        )
+    largest, best = sound.iloc[-1], sound.loc[sound["model_tflops_per_s"].idxmax()]
     return say(
-        template,
-        precision=told["precision"],
-        batch=count(told["batch_size"]),
-        context=count(told["context_length"]),
+        "{setting}: {size} trains {tokens} tokens/s, a step in {step}. The highest rate has {best}: {rate} TFLOP/s, "
+        "{mfu} of the peak.",
+        setting=_words(largest),
         size=largest["size"],
         tokens=count(largest["tokens_per_s"]),
         step=ms(largest["median_ms"]),
         best=best["size"],
         rate=number(best["model_tflops_per_s"]),
         mfu=percent(best["mfu_pct"]),
-        peak=number(best["peak_tflops_per_s"]),
     )
 
 
-def _steps(here: pd.DataFrame, setting: Mapping[str, object]) -> Table:
+def _steps(here: pd.DataFrame, setting: Mapping[str, Any]) -> Table:
     """Write the medians of the phases and what the whole step reaches, a row a model."""
     whole = here[here["phase"] == STEP]
     for part in PARTS:
@@ -102,20 +103,19 @@ def _steps(here: pd.DataFrame, setting: Mapping[str, object]) -> Table:
         whole = whole.merge(own, "left", WORK, suffixes=("", f"_{part}"))
     whole = whole.assign(gpus=card_counts(whole, "cards", *(f"cards_{part}" for part in PARTS)))
     columns = [
-        ("model", "size", text),
+        MODEL,
         *((f"{part}, ms", f"median_ms_{part}", number) for part in PARTS),
         ("step, ms", "median_ms", number),
         ("tokens/s", "tokens_per_s", count),
         ("MFU", "mfu_pct", percent),
         ("GPU idle", "gpu_idle_pct", percent),
         ("peak GB", "peak_bytes", gb),
-        ("repeats", "repeats", count),
-        ("GPUs", "gpus", count),
+        *REPEATS,
     ]
-    return Table("steps", f"{_words(setting)}, as written. GPUs: how many the repeats ran on.", whole, columns)
+    return Table("steps", f"{_words(setting)}, as written. GPUs: on how many the repeats ran.", whole, columns)
 
 
-def _words(setting: Mapping[str, object]) -> str:
+def _words(setting: Mapping[str, Any] | pd.Series) -> str:
     return f"{setting['precision']}, batch {setting['batch_size']:.0f}, context {setting['context_length']:.0f}"
 
 
@@ -130,30 +130,27 @@ def _gains(eager: pd.DataFrame, precision: str) -> pd.DataFrame:
     )
 
 
-def _precisions(gains: pd.DataFrame, eager: pd.DataFrame, setting: Mapping[str, object]) -> Table:
+def _precisions(gains: pd.DataFrame, eager: pd.DataFrame, setting: Mapping[str, Any]) -> Table:
     """Write a whole step in the main precision beside fp32, with TF32 where it was timed: shortest and main context."""
     steps = gains[(gains["phase"] == STEP) & (gains["batch_size"] == setting["batch_size"])]
     contexts = {steps["context_length"].min(), setting["context_length"]}
     tf32 = eager.loc[(eager["precision"] == "tf32") & (eager["phase"] == STEP), [*WORK, "median_ms", "status"]]
     shown = steps[steps["context_length"].isin(contexts)].merge(tf32, "left", WORK, suffixes=("", "_tf32"))
     shown = shown.sort_values("context_length", kind="stable", ascending=False)
-    main = setting["precision"]
     columns = [
-        ("model", "size", text),
-        ("context", "context_length", count),
+        MODEL,
+        CONTEXT,
         ("fp32, ms", "median_ms_peer", number),
         ("TF32, ms", "median_ms_tf32", number),
-        (f"{main}, ms", "median_ms", number),
-        (f"{main} over fp32 (interval)", "gain", text),
-        ("verdict", "verdict", text),
-        (f"{main} limited by", "limited_by", text),
-        ("repeats", "repeats", count),
-        ("GPUs", "gpus", count),
+        (f"{setting['precision']}, ms", "median_ms", number),
+        *GAIN,
+        *REPEATS,
     ]
-    return Table("precisions", "A whole step by precision, and how many times as fast:", shown, columns)
+    caption = f"A whole step by precision, and how many times as fast {setting['precision']} is as fp32:"
+    return Table("precisions", caption, shown, columns)
 
 
-def _achieved(steps: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Chart:
+def _achieved(steps: pd.DataFrame, setting: Mapping[str, Any], beside: Mapping[str, pd.DataFrame]) -> Chart:
     """Draw the rate of every step over its work, beside the peaks and what a matrix product alone reaches."""
     work = [
         train_step_flops(
@@ -162,9 +159,8 @@ def _achieved(steps: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Chart:
         for _, row in steps.iterrows()
     ]
     drawn = steps.assign(work=np.array(work) / 1e12)
-    most = drawn.groupby(["precision", "size"])["work"].transform("max")
-    last = drawn["precision"] == drawn["precision"].iloc[-1]
-    drawn = drawn.assign(name=drawn["size"].where(last & (drawn["work"] == most), ""))
+    named = _alike(drawn, setting).index
+    drawn = drawn.assign(name=drawn["size"].where(drawn.index.isin(named), ""))
     return Chart(
         "achieved",
         "TFLOP/s of training steps over the work of a step, by model, context and batch",
@@ -187,20 +183,15 @@ def _achieved(steps: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Chart:
 
 
 def _limits(steps: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> list[Limit]:
-    peaks = known(steps, "peak_tflops_per_s").drop_duplicates("precision")
-    limits = [
-        Limit(row["peak_tflops_per_s"], f"{row['precision']} {PEAK_WORDS.get(row['peak_source'], 'peak')}")
-        for _, row in peaks.iterrows()
-    ]
-    if "ceilings" in beside:
-        # A measured peak is the rate of such a product already.
-        named = peaks.loc[peaks["peak_source"] != "measured", "precision"]
-        reached = known(beside["ceilings"], "tflops_per_s").groupby("dtype")["tflops_per_s"].max()
-        limits += [Limit(reached[each], f"{each} product alone") for each in named if each in reached]
-    return limits
+    """Return the peak of each precision, with what a large matrix product alone reaches."""
+    products = known(beside.get("ceilings", pd.DataFrame()), "tflops_per_s", "dtype")
+    reached = products.groupby("dtype")["tflops_per_s"].max() if len(products) else {}
+    peaks = known(steps, "peak_tflops_per_s").drop_duplicates("precision").set_index("precision")["peak_tflops_per_s"]
+    words = {name: f"; a product alone {number(reached[name])}" for name in peaks.index if name in reached}
+    return [Limit(peak, f"{name} peak {number(peak)}{words.get(name, '')}") for name, peak in peaks.items()]
 
 
-def _gain_chart(gains: pd.DataFrame, setting: Mapping[str, object]) -> Chart:
+def _gain_chart(gains: pd.DataFrame, setting: Mapping[str, Any]) -> Chart:
     drawn = gains[(gains["phase"] == STEP) & (gains["batch_size"] == setting["batch_size"])]
     precision = setting["precision"]
     return Chart(
@@ -216,7 +207,7 @@ def _gain_chart(gains: pd.DataFrame, setting: Mapping[str, object]) -> Chart:
     )
 
 
-def _changes(gains: pd.DataFrame, setting: Mapping[str, object]) -> list[Change]:
+def _changes(gains: pd.DataFrame, setting: Mapping[str, Any]) -> list[Change]:
     """Return what the main precision gains with the largest model whose two steps the GPU limits."""
     work = {name: setting[name] for name in ("batch_size", "context_length")}
     rows = _not_by_host(_alike(gains[gains["phase"] == STEP], work), "limited_by", "limited_by_peer")
@@ -243,8 +234,8 @@ def _all_phases(eager: pd.DataFrame) -> Table:
     both = sides[0].merge(sides[1], "outer", ["precision", *WORK])
     both = in_order(both[both["precision"] == "fp32"] if "fp32" in set(both["precision"]) else both, WORK, ORDERS)
     columns = [
-        ("model", "size", text),
-        ("context", "context_length", count),
+        MODEL,
+        CONTEXT,
         ("batch", "batch_size", count),
         *(
             (f"{part}: {head}", f"{name}_{part}", form)
@@ -268,18 +259,15 @@ def _deviation(samples: list[float]) -> float:
     return float(np.std(samples, ddof=1)) if len(samples) > 1 else np.nan
 
 
-def _gain_by_phase(gains: pd.DataFrame, setting: Mapping[str, object]) -> Table:
+def _gain_by_phase(gains: pd.DataFrame, setting: Mapping[str, Any]) -> Table:
     work = {name: setting[name] for name in ("batch_size", "context_length")}
     columns = [
-        ("model", "size", text),
+        MODEL,
         ("part", "part", text),
         ("fp32, ms", "median_ms_peer", number),
         (f"{setting['precision']}, ms", "median_ms", number),
-        ("times as fast (interval)", "gain", text),
-        ("verdict", "verdict", text),
-        ("limited by", "limited_by", text),
-        ("repeats", "repeats", count),
-        ("GPUs", "gpus", count),
+        *GAIN,
+        *REPEATS,
     ]
     return Table("precision_phases", f"{_words(setting)}, beside fp32:", _alike(gains, work), columns, all_rows=True)
 
@@ -298,13 +286,11 @@ def _compiled(warm: pd.DataFrame) -> Table:
     duel = duel.assign(model=duel["size"] + " " + duel["precision"], part=duel["phase"].replace(WORDS))
     columns = [
         ("model", "model", text),
-        ("context", "context_length", count),
+        CONTEXT,
         ("part", "part", text),
         ("as written, ms", "median_ms_peer", number),
         ("compiled, ms", "median_ms", number),
-        ("times as fast (interval)", "gain", text),
-        ("verdict", "verdict", text),
-        ("limited by", "limited_by", text),
+        *GAIN,
         ("first step, s", "seconds", number),
         ("paid back after steps", "steps", count),
     ]
@@ -326,9 +312,9 @@ def _warm_up(host: pd.DataFrame) -> Table:
         lines.append(dict(zip(cells, keys, strict=True)) | found | {"later_ms": later, "times": steps[0] / later})
     rows = pd.DataFrame(lines, columns=[*cells, "n", "first_ms", "mean_ms", "std_ms", "later_ms", "times"])
     columns = [
-        ("model", "size", text),
+        MODEL,
         ("precision", "precision", text),
-        ("context", "context_length", count),
+        CONTEXT,
         ("warm-up steps", "warmup_steps", count),
         ("n", "n", count),
         ("mean, ms", "mean_ms", number),
