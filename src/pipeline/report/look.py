@@ -13,10 +13,10 @@ LINES = ("-", "--", "-.", ":")
 MEANINGS = {
     BLUE: ("ours", "tuned", "bucketed", "naive", "flat", "overlap", "ours, in PyTorch", "ours, FSDP", "measured"),
     ORANGE: ("torch", "cuDNN", "FlashAttention-2", "efficient", "SDPA", "flex", "torch, FSDP", "torch, DDP"),
-    GREEN: ("FlashAttention-4", "Liger", "torchao", "optimizer", "optimizer_state"),
+    GREEN: ("FlashAttention-4", "Liger", "torchao", "optimizer", "optimizer_state", "optimizer state"),
     GREY: ("eager", "as written", "plain", "none", "one process", "predicted"),
     "#3F3F3F": ("compiled", "plain, compiled"),
-    BLACK: ("fp32",),
+    BLACK: ("fp32", "total"),
     "#882255": ("bf16",),
     "#B8860B": ("tf32",),
     "#5E8C31": ("fp16",),

@@ -11,7 +11,7 @@ from pipeline.formulas.size_order import BY_SIZE
 from pipeline.instruments.profilers.kernel_categories import CATEGORIES
 from pipeline.report.chart import Axis, Chart
 from pipeline.report.formats import code, count, ms, number, percent, text, times
-from pipeline.report.frame import in_order, with_figures
+from pipeline.report.frame import alike, in_order, with_figures
 from pipeline.report.section import Section, say
 from pipeline.report.table import Table
 from pipeline.stages.profile.cell import ATTENTION_PHASES, BACKWARD_BY_PART, PASSES
@@ -44,33 +44,29 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
         return Section("The passes were timed, but none was captured.", for_course=[_forward_times(measured)])
     kinds = kinds.assign(total_ms=kinds.groupby([*CELL, "range"])["time_ms"].transform("sum"))
     chosen, setting = _chosen(kinds), _setting(_chosen(kinds))
-    lead, attention = _alike(measured, setting), _attention(measured)
+    lead, attention = alike(measured, setting), _attention(measured)
     main = {"context_length": setting["context_length"], "profiler": setting["profiler"]}
     of_model = main | {"size": setting["size"]}
     shown = kinds[kinds["range"] == chosen["range"].iloc[0]]
     kernels = lead[(lead["kind"] == "kernel") & (lead["range"] == chosen["range"].iloc[0])]
     return Section(
-        _answer(_alike(kinds, setting), shown["range"].iloc[0]),
+        _answer(alike(kinds, setting), shown["range"].iloc[0]),
         [
-            _by_model(_alike(shown, main)),
-            _by_pass(_alike(kinds, of_model)),
+            _by_model(alike(shown, main)),
+            _by_pass(alike(kinds, of_model)),
             _kernels("kernels", kernels.head(MOST_KERNELS), f"Most time in the {_words(kernels, setting)}:"),
-            _inside_attention("attention", _alike(attention, of_model)),
+            _inside_attention("attention", alike(attention, of_model)),
         ],
         for_course=[
             _forward_times(measured),
-            _first_kernels(_alike(measured, main)),
-            _beside_products(_alike(measured, of_model)),
+            _first_kernels(alike(measured, main)),
+            _beside_products(alike(measured, of_model)),
             _products(kinds[kinds["profiler"] == setting["profiler"]]),
-            _inside_attention("attention_all", _alike(attention, main)),
+            _inside_attention("attention_all", alike(attention, main)),
             _layer(lead),
             _profilers(measured),
         ],
     )
-
-
-def _alike(rows: pd.DataFrame, setting: Mapping[str, Any]) -> pd.DataFrame:
-    return rows[(rows[list(setting)] == pd.Series(setting, dtype=object)).all(axis=1)]
 
 
 def _chosen(kinds: pd.DataFrame) -> pd.DataFrame:

@@ -11,7 +11,7 @@ from pipeline.formulas.size_order import BY_SIZE
 from pipeline.formulas.sizes import SIZES
 from pipeline.report.chart import Axis, Chart, Limit
 from pipeline.report.formats import count, gb, interval, ms, number, percent, text
-from pipeline.report.frame import card_counts, in_order, known, with_figures
+from pipeline.report.frame import alike, card_counts, in_order, known, with_figures
 from pipeline.report.section import Change, Section, say
 from pipeline.report.table import Table
 from pipeline.report.versus import UNDECIDED, versus
@@ -39,10 +39,10 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     if steps.empty:
         return Section("No whole step as written has figures.", for_course=[_all_phases(warm), *compiled])
     setting = _main_setting(steps)
-    here = _alike(eager, setting)
+    here = alike(eager, setting)
     gains = _gains(eager, setting["precision"])
     return Section(
-        _answer(_alike(steps, setting)),
+        _answer(alike(steps, setting)),
         [
             _steps(here, setting),
             _precisions(gains, eager, setting),
@@ -61,10 +61,6 @@ def _main_setting(steps: pd.DataFrame) -> dict[str, object]:
     batch = steps["batch_size"].mode().min()
     sizes = steps[steps["batch_size"] == batch].groupby("context_length")["size"].nunique()
     return {"precision": precision, "batch_size": batch, "context_length": sizes[sizes == sizes.max()].index.max()}
-
-
-def _alike(rows: pd.DataFrame, setting: Mapping[str, Any]) -> pd.DataFrame:
-    return rows[np.logical_and.reduce([rows[name] == value for name, value in setting.items()])]
 
 
 def _not_by_host(rows: pd.DataFrame, *columns: str) -> pd.DataFrame:
@@ -159,7 +155,7 @@ def _achieved(steps: pd.DataFrame, setting: Mapping[str, Any], beside: Mapping[s
         for _, row in steps.iterrows()
     ]
     drawn = steps.assign(work=np.array(work) / 1e12)
-    named = _alike(drawn, setting).index
+    named = alike(drawn, setting).index
     drawn = drawn.assign(name=drawn["size"].where(drawn.index.isin(named), ""))
     return Chart(
         "achieved",
@@ -210,7 +206,7 @@ def _gain_chart(gains: pd.DataFrame, setting: Mapping[str, Any]) -> Chart:
 def _changes(gains: pd.DataFrame, setting: Mapping[str, Any]) -> list[Change]:
     """Return what the main precision gains with the largest model whose two steps the GPU limits."""
     work = {name: setting[name] for name in ("batch_size", "context_length")}
-    rows = _not_by_host(_alike(gains[gains["phase"] == STEP], work), "limited_by", "limited_by_peer")
+    rows = _not_by_host(alike(gains[gains["phase"] == STEP], work), "limited_by", "limited_by_peer")
     return [
         Change(
             f"{row['precision']} instead of fp32",
@@ -269,7 +265,7 @@ def _gain_by_phase(gains: pd.DataFrame, setting: Mapping[str, Any]) -> Table:
         *GAIN,
         *REPEATS,
     ]
-    return Table("precision_phases", f"{_words(setting)}, beside fp32:", _alike(gains, work), columns, all_rows=True)
+    return Table("precision_phases", f"{_words(setting)}, beside fp32:", alike(gains, work), columns, all_rows=True)
 
 
 def _compiled(warm: pd.DataFrame) -> Table:
