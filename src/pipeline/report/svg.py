@@ -128,6 +128,15 @@ def _stacks(axes: Axes, chart: Chart, rows: pd.DataFrame, looks: dict[str, str])
     _names_down(axes, chart, groups)
 
 
+def _strips(axes: Axes, chart: Chart, rows: pd.DataFrame, looks: dict[str, str]) -> None:
+    groups = list(dict.fromkeys(rows[chart.y.column]))
+    for kind, own in rows.groupby(chart.colour, sort=False) if chart.colour else [("", rows)]:
+        colour = looks.get(str(kind), style("ours")["color"])
+        places = own[chart.y.column].map(groups.index)
+        axes.plot(own[chart.x.column], places, "o", color=colour, alpha=0.6, label=str(kind) or None)
+    _names_down(axes, chart, groups)
+
+
 def _names_down(axes: Axes, chart: Chart, groups: list) -> None:
     axes.set_yticks(range(len(groups)), [str(group) for group in groups])
     axes.set_ylim(len(groups) - 0.4, -0.6)
@@ -188,7 +197,7 @@ def _name_points(axes: Axes, chart: Chart, rows: pd.DataFrame) -> None:
         axes.annotate(words, at, offset, textcoords="offset points", ha=side, va="center", fontsize=SMALL_PT)
 
 
-_MARKS = {"bar": _bars, "stack": _stacks, "line": _lines, "point": _points}
+_MARKS = {"bar": _bars, "strip": _strips, "stack": _stacks, "line": _lines, "point": _points}
 
 
 def _statuses(rows: pd.DataFrame) -> pd.Series:

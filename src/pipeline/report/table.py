@@ -13,7 +13,8 @@ MOST_ROWS, MOST_COLUMNS = 12, 10
 OUTCOME_WORDS = {"oom": "OOM", "skipped": "skipped", "unstable": "unstable", "wrong": "wrong", "failed": "failed"}
 NOTHING = "–"
 TO_THE_LEFT: tuple[Form, ...] = (text, code)
-Columns = Sequence[tuple[str, str, Form]]
+Column = tuple[str, str, Form]
+Columns = list[Column]
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Table:
     name: str
     caption: str
     rows: pd.DataFrame
-    columns: Columns
+    columns: Sequence[Column]
     all_rows: bool = False
 
     def markdown(self) -> Markdown:

@@ -117,7 +117,12 @@ def _points(chart: Chart) -> list[Spec]:
     ]
 
 
-_MARKS = {"bar": _bars, "stack": _stacks, "line": _lines, "point": _points}
+def _strips(chart: Chart) -> list[Spec]:
+    encoding = {"y": _names(chart), "x": _numbers(chart.x), **_colour(chart), "tooltip": _hover(chart)}
+    return [{"mark": {"type": "point", "filled": True, "size": 45, "opacity": 0.6}, "encoding": encoding}]
+
+
+_MARKS = {"bar": _bars, "strip": _strips, "stack": _stacks, "line": _lines, "point": _points}
 
 
 def _limits(chart: Chart) -> list[Spec]:

@@ -10,7 +10,7 @@ from pipeline.formulas.flops import train_step_flops
 from pipeline.formulas.size_order import BY_SIZE
 from pipeline.formulas.sizes import SIZES
 from pipeline.report.chart import Axis, Chart, Limit
-from pipeline.report.formats import count, gb, interval, ms, number, percent, text
+from pipeline.report.formats import count, interval, ms, number, percent, text
 from pipeline.report.frame import alike, card_counts, in_order, known, with_figures
 from pipeline.report.section import Change, Section, say
 from pipeline.report.table import Table
@@ -50,7 +50,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
             _gain_chart(gains, setting),
         ],
         _changes(gains, setting),
-        for_course=[_all_phases(eager), _gain_by_phase(gains, setting), *compiled],
+        for_course=[_all_phases(eager), *compiled],
     )
 
 
@@ -105,7 +105,6 @@ def _steps(here: pd.DataFrame, setting: Mapping[str, Any]) -> Table:
         ("tokens/s", "tokens_per_s", count),
         ("MFU", "mfu_pct", percent),
         ("GPU idle", "gpu_idle_pct", percent),
-        ("peak GB", "peak_bytes", gb),
         *REPEATS,
     ]
     return Table("steps", f"{_words(setting)}, as written. GPUs: on how many the repeats ran.", whole, columns)
@@ -121,7 +120,6 @@ def _gains(eager: pd.DataFrame, precision: str) -> pd.DataFrame:
     duel = in_order(duel[duel["precision"] != "fp32"], [*WORK, "phase"], ORDERS)
     return duel.assign(
         gain=[interval(row) for _, row in duel.iterrows()],
-        part=duel["phase"].replace(WORDS),
         gpus=card_counts(duel, "cards", "cards_peer"),
     )
 
@@ -253,19 +251,6 @@ def _mean(samples: list[float]) -> float:
 
 def _deviation(samples: list[float]) -> float:
     return float(np.std(samples, ddof=1)) if len(samples) > 1 else np.nan
-
-
-def _gain_by_phase(gains: pd.DataFrame, setting: Mapping[str, Any]) -> Table:
-    work = {name: setting[name] for name in ("batch_size", "context_length")}
-    columns = [
-        MODEL,
-        ("part", "part", text),
-        ("fp32, ms", "median_ms_peer", number),
-        (f"{setting['precision']}, ms", "median_ms", number),
-        *GAIN,
-        *REPEATS,
-    ]
-    return Table("precision_phases", f"{_words(setting)}, beside fp32:", alike(gains, work), columns, all_rows=True)
 
 
 def _compiled(warm: pd.DataFrame) -> Table:
