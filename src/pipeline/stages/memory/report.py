@@ -34,14 +34,13 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     """Return the section of the memory stage."""
     rows = in_order(rows, AXES, ORDERS)
     every = highest(rows)
-    # Steps of a chosen number of blocks speak for the rest only where nothing else does.
-    whole = every[every["num_layers"] == 0]
-    whole = whole if len(with_figures(whole)) else every
-    size = with_figures(whole)["size"].mode()
-    if size.empty:
+    found = with_figures(every)
+    if found.empty:
         return Section("Times were measured, but no peak.")
-    shown = whole[whole["size"] == size[0]]
-    lead = _lead(shown)
+    # Steps of a chosen number of blocks speak for the rest only where nothing else does.
+    found = found[found["num_layers"] == found["num_layers"].min()]
+    lead = _lead(found[found["size"] == found["size"].mode()[0]])
+    shown = alike(every, lead[["size", "num_layers"]].to_dict())
     plain = alike(shown, PLAIN)
     variants = _variants(shown, lead)
     return Section(
@@ -56,9 +55,8 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     )
 
 
-def _lead(shown: pd.DataFrame) -> pd.Series:
+def _lead(found: pd.DataFrame) -> pd.Series:
     """Choose the recording to speak of: rather a training step, rather a plain one, at the longest context, in bf16."""
-    found = with_figures(shown)
     plain = (found[list(PLAIN)] == pd.Series(PLAIN, dtype=object)).all(axis=1)
     found = found.assign(mode_place=found["mode"].map(MODES.index), plain=plain, low=found["precision"] == "bf16")
     return found.sort_values(["mode_place", "plain", "context_length", "low"], kind="stable").iloc[-1]

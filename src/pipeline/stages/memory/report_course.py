@@ -148,7 +148,7 @@ def _largest(rows: pd.DataFrame, plain: pd.DataFrame) -> Table:
         ("made by", "place", code),
         ("line", "code", code),
     ]
-    found = found.assign(place=found["location"].astype("string").str.partition(",")[0])
+    found = found.assign(place=found["location"].map(lambda place: place.partition(",")[0]))
     setting = setting_words(first.iloc[0]) if len(first) else ""
     return Table("largest", f"The largest allocations ({setting}):", found.sort_values("rank"), columns)
 
