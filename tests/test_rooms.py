@@ -73,7 +73,7 @@ def module_name(path: Path) -> str:
 
 def room(module: str) -> str:
     parts = module.split(".")
-    if parts[0] == "stages" and parts[2:3] == ["report"]:
+    if parts[0] == "stages" and parts[2:3] and parts[2].startswith("report"):
         return "stages.*.report"
     return max((name for name in ROOMS if parts[: len(name.split("."))] == name.split(".")), key=len, default=module)
 
