@@ -1,18 +1,17 @@
-"""Tables and pages: of rows, of how cells were run, the sections under a first page, and a page of others' figures."""
+"""Tables and pages: of rows, of how cells were run, and all that is told of them."""
 
 import re
 
 from pipeline.cells.config import config_words
-from pipeline.report.captions import captions
+from pipeline.report.asked import Asked, write_asked
 from pipeline.report.publish import shown_images
-from pipeline.report.written_section import HTML_SUFFIX
 
 # And the rule by which times are unstable.
 TABULATOR = sources.reached_modules("pipeline.cells.tabulate", "pipeline.cells.timed_rows")
-SCALE_WORDS = ["--scale", PLAN.scale, "--config", *config_words(config, PLAN)] if PLAN.measure else []
-OUTDATED_WORDS = ["--outdated", *digests] if (digests := or_exit("snakemake", outdated)) else []
-WRITEUP_CODE = sources.reached_modules("pipeline.report.writeup", "pipeline.report.html.report_page")
-BASELINES = [f"{stage.package}.report.baselines" for stage in stages().values()]
+PAGES_CODE = sources.reached_modules("pipeline.report.pages", *(f"{stage.package}.report" for stage in WRITTEN))
+NOTES = [note for stage in WRITTEN for note in stage.declared.notes]
+# What pages are asked to show: their command reads it, for a command line cannot hold thousands of records.
+ASKED = Path(".snakemake/pages.json")
 
 
 def shown(path, caption, category, kind, of, **more):
@@ -35,39 +34,24 @@ def tables(stage):
     )
 
 
-def section(stage):
-    """Return a stage's section, made of its records and of those of stages that it reads too.
-
-    Snakemake sees the folder of figures, not what is in it: the section is written again where one is gone.
-    """
-    package = f"{stage.package}.report"
-    code = sources.reached_modules(f"{package}.section", f"{package}.charts", "pipeline.report.writeup")
-    path, figures = f"{REPORTS}/sections/{stage.name}.md", f"{REPORTS}/figures/{stage.name}"
-    # The parts show all figures, those of the first screen too.
-    parts, html_parts = (Path(path).with_suffix(suffix) for suffix in (".json", HTML_SUFFIX))
-    read = [STAGES[name] for name in (stage.name, *stage.declared.reads) if name in STAGES]
-    drawn = shown(directory(figures), "figure", stage.name, "figure", "{figure}", patterns=["{figure}.svg"])
-    return Made(
-        f"section_{stage.name}",
-        f"section {stage.name}",
-        {"made": path, "parts": str(parts), "html_parts": str(html_parts), "figures": drawn},
-        lambda wildcards: {"records": [record for each in read for record in each.records()]},
-        lambda files: ["section", stage.name, *files["records"], "--figures", figures],
-        code | stage.declarations,
-        sources.data_files(name for name in code if name.startswith(package)),
-        lambda: (parts, html_parts, *(REPORTS / image for image in shown_images(parts))),
-        question=stage.question,
-        captions=lambda wildcards: captions(parts),
+def asked():
+    """Return what the pages show: the records of this run, and which cells of the scale have none."""
+    return Asked(
+        [record for stage in WRITTEN for record in stage.records()],
+        PLAN.scale,
+        [missing for stage in STAGES.values() for missing in stage.missing()],
+        or_exit("snakemake", outdated),
+        config_words(config, PLAN) if PLAN.measure else [],
     )
 
 
 def rendered(wildcards):
-    """Return what the write-up is made of; tables and figures are there because its pages link to them."""
+    """Return what the pages are made of; tables are there because they link to them."""
+    or_exit("snakemake", write_asked, asked(), ASKED)
     return {
-        "sections": [f"{REPORTS}/sections/{stage.name}.md" for stage in WRITTEN],
+        "records": [record for stage in WRITTEN for record in stage.records()],
         "cells": [f"{RESULTS}/{stage.name}/cells.csv" for stage in WRITTEN],
         "tables": [table for stage in WRITTEN for table in stage.tables()],
-        "figures": [f"{REPORTS}/figures/{stage.name}" for stage in WRITTEN],
     }
 
 
@@ -82,30 +66,30 @@ MADE = [
         TABULATOR,
         constraints={"stage": "|".join(map(re.escape, STAGES))},
     ),
-    *map(section, WRITTEN),
     Made(
-        "writeup",
+        "pages",
         "write-up",
         # A figure before the word, so that it is the first of the report's categories.
-        {"made": WRITEUP, "page": shown(REPORT_PAGE, "page", "1 report", "page", "all"), "summary": SUMMARY},
+        {
+            "made": WRITEUP,
+            "page": shown(REPORT_PAGE, "page", "1 report", "page", "all"),
+            "course": COURSE,
+            "summary": SUMMARY,
+            "figures": shown(
+                directory(FIGURES), "figure", "2 figures", "{stage}", "{figure}", patterns=["{stage}/{figure}.svg"]
+            ),
+        },
         rendered,
-        lambda files: [
-            *("writeup", *files["sections"], "--cells", *files["cells"], *SCALE_WORDS, *OUTDATED_WORDS),
-            *("--html", REPORT_PAGE, "--summary", SUMMARY),
-        ],
-        WRITEUP_CODE,
-        sources.data_files(WRITEUP_CODE),
-        lambda: (Path(REPORT_PAGE), Path(SUMMARY)),
-    ),
-    # Not part of the write-up: asked for by name.
-    Made(
-        "baselines",
-        "others' figures",
-        {"made": f"{REPORTS}/baselines.md", "figures": directory(f"{REPORTS}/figures/baselines")},
-        lambda wildcards: {"records": [record for stage in WRITTEN for record in stage.records()]},
-        lambda files: ["baselines", *files["records"], "--figures", f"{REPORTS}/figures/baselines"],
-        sources.reached_modules("pipeline.report.baselines", *BASELINES),
-        sources.data_files(BASELINES),
+        lambda files: ["pages", str(ASKED)],
+        PAGES_CODE,
+        [*sources.data_files(PAGES_CODE), *NOTES, ASKED],
+        lambda: (
+            Path(REPORT_PAGE),
+            Path(COURSE),
+            Path(SUMMARY),
+            *(REPORTS / image for image in shown_images(Path(WRITEUP))),
+        ),
+        out=str(REPORTS),
     ),
 ]
 for made in MADE:
@@ -127,7 +111,6 @@ for made in MADE:
             words=made.words,
             recipe=made.recipe,
             question=made.question,
-            captions=made.captions,
         message:
             made.message
         shell:

@@ -49,7 +49,7 @@ def checked_plan():
         preflight.check_results(RESULTS, identity.machine_kind(), stages())
         locks.check_folder()
     # For every target: which are asked for is not known yet, while rules are read.
-    for folder in (REPORTS, REPORTS / "sections", REPORTS / "figures"):
+    for folder in (REPORTS, REPORTS / "figures"):
         preflight.check_writable(folder)
     return plan
 
@@ -63,10 +63,7 @@ def run_plan():
     """Return what the terminal is told of this run before its first job."""
     cells_s = {f"measure_{name}": stage.expected_s() for name, stage in STAGES.items()} if PLAN.measure else {}
     targets = [target for stage in WRITTEN for target in stage.targets()]
-    pages = [
-        f"{REPORTS}/{page}" for stage in WRITTEN for page in (f"sections/{stage.name}.md", f"figures/{stage.name}")
-    ]
-    return RunPlan(cells_s, ["all", WRITEUP, REPORT_PAGE, SUMMARY, *pages, *targets], WHY_STALE, PLAN.scale)
+    return RunPlan(cells_s, ["all", WRITEUP, COURSE, REPORT_PAGE, SUMMARY, FIGURES, *targets], WHY_STALE, PLAN.scale)
 
 
 def outdated():
@@ -93,7 +90,8 @@ WHY_STALE = {}  # what has changed since a record was measured, by its path
 PLAN = or_exit("snakemake", checked_plan)
 STAGES = or_exit("snakemake", planned_stages)
 WRITTEN = [stage for stage in STAGES.values() if stage.cells]
-WRITEUP, REPORT_PAGE, SUMMARY = (f"{REPORTS}/{name}" for name in ("writeup.md", "report.html", "summary.json"))
+PAGES = ("writeup.md", "course.md", "report.html", "summary.json", "figures")
+WRITEUP, COURSE, REPORT_PAGE, SUMMARY, FIGURES = (f"{REPORTS}/{name}" for name in PAGES)
 # Each job's own Snakemake, on another machine too, belongs to the same run.
 os.environ.setdefault(RUN_VARIABLE, f"{os.getpid()}-{time.time_ns()}")
 

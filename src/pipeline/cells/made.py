@@ -36,7 +36,7 @@ class Made:
     name, message: the rule's. outputs: its path as `made`, and what comes with it. files: gives the input files of
     wildcards by name; command: gives, of these, the words of its command but for its path. code, data: the modules that
     make it, and the files that they read. beside: gives files that have to be there too. constraints: of wildcards.
-    question, captions: for Snakemake's own report.
+    question: for Snakemake's own report. out: what its command is told to write, where that is not its path.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Made:
     beside: Callable[[], Iterable[Path]] = tuple
     constraints: Mapping[str, str] = field(default_factory=dict)
     question: str = ""
-    captions: Callable[[Any], Mapping[str, str]] = lambda _wildcards: {}
+    out: str = ""
 
     @property
     def path(self) -> str:
@@ -79,7 +79,7 @@ class Made:
 
     def words(self, wildcards: Any) -> list[str]:
         """Return the words of its command."""
-        return [*self.command(self.files(wildcards)), "--out", self.path.format(**wildcards)]
+        return [*self.command(self.files(wildcards)), "--out", self.out or self.path.format(**wildcards)]
 
     def recipe(self, wildcards: Any) -> str:
         """Return the digest of how it is made now."""

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,12 @@ class PlannedStage:
     def records(self) -> list[str]:
         """Return the records that the stage's tables are made of."""
         return list(map(str, self.cells))
+
+    def missing(self) -> list[dict[str, Any]]:
+        """Return the stage and cell of what the scale asks for and was not measured, where some of it was."""
+        asked = self._paths(self.of_stage.cells)
+        lacking = [{"stage": self.name, "cell": asdict(cell)} for path, cell in asked.items() if path not in self.cells]
+        return lacking if len(lacking) < len(asked) else []
 
     def records_of(self, wildcards: Mapping[str, str]) -> list[str]:
         """Return the records of one table: those with its value on the split axis.

@@ -123,8 +123,13 @@ class Stage:
         return importlib.import_module(f"{self.package}.measure").measure
 
     def report(self) -> Callable[..., Any]:
-        """Return the function that builds its section from its frame and those of READS by name: `build(rows, beside)`."""
+        """Return what builds its section from its frame and, by name, those of READS: `build(rows, beside)`."""
         return importlib.import_module(f"{self.package}.report").build
+
+    @property
+    def notes(self) -> list[Path]:
+        """What is written of it by hand: its section's note, and its answers to the course's problems if it has any."""
+        return [path for name in ("report.md", "course.md") if (path := self.folder / name).is_file()]
 
     @cached_property
     def folder(self) -> Path:

@@ -69,7 +69,7 @@ def _csv(columns: Sequence[str], lines: Iterable[Mapping[str, Any]]) -> str:
 
 
 def cell_line(record: Mapping[str, Any], row_types: RowTypes) -> dict[str, Any]:
-    """Return what a table of cells says of a record: its cell, what came of it, when, on what and how it was measured."""
+    """Return what a table of cells says of a record: its cell, what came of it, when and on what it was measured."""
     seconds = {f"{name}_s": value for name, value in record["seconds"].items()}
     return {
         "stage": record["stage"],

@@ -19,8 +19,8 @@ HEAD = """\
 # The course's problems, answered on this machine
 
 Stanford's CS336, assignment 2 (systems), editions 2025 and 2026: each problem with what it asks for. The words are
-written by hand and true on any machine; the values are this one's. [The write-up](writeup.md) says how they were measured
-and how far to trust them."""
+written by hand and true on any machine; the values are this one's. [The write-up](writeup.md) says how they were
+measured and how far to trust them."""
 NOT_HERE = "*Not measured here: `snakemake results/{stage}/cells.csv` measures what this scale has of it.*"
 
 
@@ -52,5 +52,5 @@ def places(text: str) -> list[str]:
     """Return the names of the parts that a text has places for; raises UserError where one stands within a line."""
     loose = re.sub(PLACE, "", text)
     if "[[" in loose:
-        raise UserError(f"a place [[name]] must be a line of its own: {loose[loose.index('[['):][:40]}")
+        raise UserError(f"a place [[name]] must be a line of its own: {loose[loose.index('[[') :][:40]}")
     return PLACE.findall(text)

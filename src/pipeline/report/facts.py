@@ -33,9 +33,14 @@ def machine(cells: pd.DataFrame) -> pd.DataFrame:
         **{name: _listed(cells[name][~cells[name].isin(ABSENT)]) for name in SOFTWARE},
         "commit": _listed(cells["commit"]),
         "measured": f"{started.min():%Y-%m-%d %H:%M} to {started.max():%Y-%m-%d %H:%M} UTC",
-        "sum of all cells": f"{seconds.sum() / 60:,.0f} minutes, {100 * cells['measuring_s'].sum() / max(seconds.sum(), 1e-9):.0f}% of it measuring",
+        "cells took": f"{seconds.sum() / 60:,.0f} minutes in all, {_share_measuring(cells):.0f}% of it measuring",
     }
     return pd.DataFrame([{"what": name, "is": words} for name, words in told.items() if words])
+
+
+def _share_measuring(cells: pd.DataFrame) -> float:
+    every = cells[["start_up_s", "set_up_s", "measuring_s"]].sum()
+    return 100 * every["measuring_s"] / (every.sum() or 1.0)  # all may have failed
 
 
 def _listed(values: pd.Series) -> str:

@@ -11,7 +11,7 @@ from pipeline.report.chart import Axis, Chart
 from pipeline.report.formats import code, number, text, times
 from pipeline.report.frame import with_figures
 from pipeline.report.section import Part
-from pipeline.report.table import Table
+from pipeline.report.table import Columns, Table
 from pipeline.report.versus import versus
 
 MOST_PANELS = 4
@@ -54,7 +54,9 @@ def ranked(rows: pd.DataFrame, stage: Stage) -> pd.DataFrame:
     whole = whole[whole["problem"].isin(whole.loc[whole["own"], "problem"])]
     timed = with_figures(whole).groupby("problem")["median_ms"]
     whole = whole.assign(place=timed.rank(method="min"), of=timed.transform("size"))
-    return _beside_best(whole).sort_values(["first", "problem", "median_ms"], ascending=[False, True, True], kind="stable")
+    return _beside_best(whole).sort_values(
+        ["first", "problem", "median_ms"], ascending=[False, True, True], kind="stable"
+    )
 
 
 def _beside_best(whole: pd.DataFrame) -> pd.DataFrame:
@@ -76,7 +78,7 @@ def parts(rows: pd.DataFrame, stage: Stage) -> list[Part]:
     found = ranked(rows, stage)
     if found.empty:
         return []
-    columns = [
+    columns: Columns = [
         ("your own", "label", code),
         ("problem", "problem", text),
         ("ms", "median_ms", number),
@@ -119,7 +121,7 @@ def first_rows(frames: Mapping[str, pd.DataFrame], stages: Mapping[str, Stage]) 
 
 def first_table(rows: pd.DataFrame) -> Table:
     """Write `first_rows` as the first screen's table."""
-    columns = [
+    columns: Columns = [
         ("your own", "label", code),
         ("stage", "stage", text),
         ("problem", "problem", text),

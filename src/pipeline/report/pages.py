@@ -12,9 +12,10 @@ from pipeline.cells.record import read_record
 from pipeline.cells.stage import Stage, Stages
 from pipeline.errors import UserError
 from pipeline.report import course, facts, frame, own, svg
+from pipeline.report.asked import Asked
 from pipeline.report.html.report_page import report_page
 from pipeline.report.summary import summary
-from pipeline.report.told import Asked, Told, charts, is_empty
+from pipeline.report.told import Told, charts, is_empty
 from pipeline.report.writeup import writeup
 
 WRITEUP, COURSE, HTML, SUMMARY, FIGURES = "writeup.md", "course.md", "report.html", "summary.json", "figures"
@@ -30,20 +31,21 @@ def write_pages(asked: Asked, stages: Stages, folder: Path) -> None:
         raise UserError("there is nothing to write up: no cell has been measured")
     found = facts.records_by_stage(records)
     frames = {name: frame.build(stages[name], found[name]) for name in stages if name in found}
-    told = [_told(stages[name], stages, frames) for name in frames]
+    every = [told(stages[name], stages, frames) for name in frames]
     cells = facts.cells(records, stages)
-    pages = writeup(asked, cells, told, frames, stages), course.page(told)
+    pages = writeup(asked, cells, every, frames, stages), course.page(every)
     try:
-        _draw(told, folder / FIGURES)
+        _draw(every, folder / FIGURES)
         write_text(folder / WRITEUP, pages[0])
         write_text(folder / COURSE, pages[1])
-        write_text(folder / HTML, report_page(pages[0], told, found, cells, stages))
-        write_text(folder / SUMMARY, summary(asked, cells, told))
+        write_text(folder / HTML, report_page(pages[0], every, found, cells, stages))
+        write_text(folder / SUMMARY, summary(asked, cells, every))
     except OSError as error:
         raise UserError(f"cannot write the pages into {folder}: {error}") from None
 
 
-def _told(stage: Stage, stages: Stages, frames: Mapping[str, pd.DataFrame]) -> Told:
+def told(stage: Stage, stages: Stages, frames: Mapping[str, pd.DataFrame]) -> Told:
+    """Return what a stage tells, from the frames of all stages."""
     rows = frames[stage.name]
     shown = own.without_own(rows, stage)
     beside = {name: own.without_own(frames[name], stages[name]) for name in stage.reads if name in frames}

@@ -3,6 +3,7 @@
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -116,12 +117,23 @@ def _bars(axes: Axes, chart: Chart, rows: pd.DataFrame, looks: dict[str, str]) -
 
 def _stacks(axes: Axes, chart: Chart, rows: pd.DataFrame, looks: dict[str, str]) -> None:
     groups = list(dict.fromkeys(rows[chart.y.column]))
-    wide = rows.pivot_table(index=chart.y.column, columns=chart.colour, values=chart.x.column, aggfunc="sum", sort=False)
+    wide = rows.pivot_table(
+        index=chart.y.column, columns=chart.colour, values=chart.x.column, aggfunc="sum", sort=False
+    )
     wide = wide.reindex(index=groups, columns=list(dict.fromkeys(rows[chart.colour]))).fillna(0.0)
     left = np.zeros(len(groups))
     for kind in wide:
         axes.barh(range(len(groups)), wide[kind], 0.74, left=left, color=looks[str(kind)], label=str(kind))
         left = left + wide[kind].to_numpy()
+    _names_down(axes, chart, groups)
+
+
+def _strips(axes: Axes, chart: Chart, rows: pd.DataFrame, looks: dict[str, str]) -> None:
+    groups = list(dict.fromkeys(rows[chart.y.column]))
+    for kind, own in rows.groupby(chart.colour, sort=False) if chart.colour else [("", rows)]:
+        colour = looks.get(str(kind), style("ours")["color"])
+        places = own[chart.y.column].map(groups.index)
+        axes.plot(own[chart.x.column], places, "o", color=colour, alpha=0.6, label=str(kind) or None)
     _names_down(axes, chart, groups)
 
 
@@ -174,8 +186,10 @@ def _name_points(axes: Axes, chart: Chart, rows: pd.DataFrame) -> None:
         width, height = 0.62 * SMALL_PT * len(words) * axes.figure.dpi / 72, 1.2 * SMALL_PT * axes.figure.dpi / 72
         sides = [(6, -height / 2, "left"), (-6, -height / 2, "right"), (0, 8, "center"), (0, -8 - height, "center")]
         starts = {"left": 0.0, "right": -width, "center": -width / 2}
-        tried = [(Bbox.from_bounds(x + dx + starts[side], y + dy, width, height), dx, dy, side) for dx, dy, side in sides]
-        free = [each for each in tried if not any(each[0].overlaps(other) for other in boxes if other.width != 8 or True)]
+        tried = [
+            (Bbox.from_bounds(x + dx + starts[side], y + dy, width, height), dx, dy, side) for dx, dy, side in sides
+        ]
+        free = [each for each in tried if not any(each[0].overlaps(other) for other in boxes)]
         box, dx, dy, side = (free or tried)[0]
         boxes.append(box)
         at = axes.transData.inverted().transform((x, y))
@@ -183,7 +197,7 @@ def _name_points(axes: Axes, chart: Chart, rows: pd.DataFrame) -> None:
         axes.annotate(words, at, offset, textcoords="offset points", ha=side, va="center", fontsize=SMALL_PT)
 
 
-_MARKS = {"bar": _bars, "stack": _stacks, "line": _lines, "point": _points}
+_MARKS = {"bar": _bars, "strip": _strips, "stack": _stacks, "line": _lines, "point": _points}
 
 
 def _statuses(rows: pd.DataFrame) -> pd.Series:
@@ -194,7 +208,10 @@ def _labels(chart: Chart, rows: pd.DataFrame) -> list[str]:
     """Return what stands beside each bar: its label, or its outcome where it has no value."""
     labels = rows[chart.label].astype(str) if chart.label else pd.Series("", index=rows.index)
     outcomes = _statuses(rows).map(OUTCOME_WORDS).fillna("")
-    return [outcome if pd.isna(value) else label for value, label, outcome in zip(rows[chart.x.column], labels, outcomes, strict=True)]
+    return [
+        outcome if pd.isna(value) else label
+        for value, label, outcome in zip(rows[chart.x.column], labels, outcomes, strict=True)
+    ]
 
 
 def _scale(axes: Axes, axis: Axis, which: str) -> None:
@@ -211,7 +228,9 @@ def _scale(axes: Axes, axis: Axis, which: str) -> None:
 
 def _log_scale(axes: Axes, which: str) -> None:
     """Make an axis logarithmic: a tick at each power of two where all values are such, else plain 1, 2, 5, 10."""
-    lines = [np.asarray(line.get_xdata() if which == "x" else line.get_ydata(), dtype=float) for line in axes.get_lines()]
+    lines = [
+        np.asarray(line.get_xdata() if which == "x" else line.get_ydata(), dtype=float) for line in axes.get_lines()
+    ]
     values = np.unique(np.concatenate([*lines, np.array([])]))
     values = values[np.isfinite(values) & (values > 0)]
     target = getattr(axes, f"{which}axis")
@@ -231,10 +250,9 @@ def _limits(axes: Axes, chart: Chart) -> None:
     across = axes.axvline if chart.is_horizontal else axes.axhline
     for limit in chart.limits:
         across(limit.value, color=NO_COLOUR, linewidth=1.0, linestyle=":")
-        if chart.is_horizontal:
-            at, where = (limit.value, 1), {"xycoords": ("data", "axes fraction"), "ha": "right", "va": "bottom"}
-        else:
-            at, where = (1, limit.value), {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "bottom"}
+        data, edge = ("data", "axes fraction") if chart.is_horizontal else ("axes fraction", "data")
+        at = (limit.value, 1.0) if chart.is_horizontal else (1.0, limit.value)
+        where: dict[str, Any] = {"xycoords": (data, edge), "ha": "right", "va": "bottom"}
         axes.annotate(limit.label, at, (0, 2), textcoords="offset points", fontsize=SMALL_PT, color=NO_COLOUR, **where)
 
 
@@ -253,7 +271,7 @@ def _legend(figure: Figure, places: np.ndarray) -> None:
 
 
 def _settle(figure: Figure) -> None:
-    """Lay the figure out and fix its axes to a ten-thousandth of its size: the last bits of the layout differ by run."""
+    """Lay the figure out and fix its axes to a ten-thousandth of its size: the last bits of a layout differ."""
     figure.draw_without_rendering()
     figure.set_layout_engine(None)
     for axes in figure.axes:

@@ -19,7 +19,7 @@ CELLS = "cells"
 def report_page(
     writeup: str, told: Sequence[Told], records: Mapping[str, Records], cells: pd.DataFrame, stages: Stages
 ) -> str:
-    """Return the page: the write-up's Markdown, its charts by Vega-Lite, the rows of each stage's records, the cells."""
+    """Return the page: the write-up's Markdown, its charts by Vega-Lite, all rows of each stage, the cells."""
     drawn = {f"{each.stage.name}/{chart.name}": specification(chart) for each in told for chart in charts(each)}
     tables = {
         name: row_table(readable(stage_rows(stages[name], found)), meanings(stages[name]))

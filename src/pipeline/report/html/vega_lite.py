@@ -1,4 +1,4 @@
-"""A chart as a Vega-Lite specification, for the page: what it hovers over it tells, its panels are chosen from a list."""
+"""A chart as a Vega-Lite specification: a mark tells of itself on hover, panels are chosen from a list."""
 
 import json
 from typing import Any
@@ -22,7 +22,8 @@ def specification(chart: Chart) -> Spec:
     """Return the specification of a chart with its data, which JSON can hold."""
     layers = [*_MARKS[chart.mark](chart), *_limits(chart)]
     pick = _picker(chart) if chart.panel else {}
-    height = {"step": BAR_PX if chart.mark == "bar" else STACK_PX} if chart.is_horizontal else HEIGHT_PX
+    step = {"step": BAR_PX if chart.mark == "bar" else STACK_PX}
+    height: Any = step if chart.is_horizontal else HEIGHT_PX
     if chart.mark == "bar" and chart.colour:
         height = {"step": BAR_PX, "for": "offset"}
     return {
@@ -59,7 +60,7 @@ def _picker(chart: Chart) -> Spec:
 
 
 def _bars(chart: Chart) -> list[Spec]:
-    shared = {"y": _names(chart)}
+    shared: Spec = {"y": _names(chart)}
     if chart.colour:
         order = list(dict.fromkeys(chart.drawn[chart.colour].astype(str)))
         shared["yOffset"] = {"field": chart.colour, "sort": order, "scale": {"paddingInner": 0.1}}
@@ -81,13 +82,19 @@ def _stacks(chart: Chart) -> list[Spec]:
         "tooltip": _hover(chart),
     }
     places = " : ".join(f"datum['{chart.colour}'] === {json.dumps(name)} ? {place}" for name, place in order.items())
-    return [{"mark": "bar", "transform": [{"calculate": f"{places} : {len(order)}", "as": "_place"}], "encoding": encoding}]
+    return [
+        {"mark": "bar", "transform": [{"calculate": f"{places} : {len(order)}", "as": "_place"}], "encoding": encoding}
+    ]
 
 
 def _lines(chart: Chart) -> list[Spec]:
     shared = {"x": _numbers(chart.x, _powers(chart)), **_colour(chart)}
     y = _numbers(chart.y)
-    bands = [{"mark": "rule", "encoding": {**shared, "y": {**y, "field": chart.low}, "y2": {"field": chart.high}}}] if chart.low else []
+    bands = (
+        [{"mark": "rule", "encoding": {**shared, "y": {**y, "field": chart.low}, "y2": {"field": chart.high}}}]
+        if chart.low
+        else []
+    )
     points = {**shared, "y": y, "opacity": _faint(chart), "tooltip": _hover(chart)}
     marks = {"type": "point", "filled": True, "size": 60 if len(chart.drawn) < 300 else 12}
     return [{"mark": "line", "encoding": {**shared, "y": y}}, *bands, {"mark": marks, "encoding": points}]
@@ -95,17 +102,27 @@ def _lines(chart: Chart) -> list[Spec]:
 
 def _points(chart: Chart) -> list[Spec]:
     shared = {"x": _numbers(chart.x, _powers(chart)), "y": _numbers(chart.y)}
-    shape = {}
+    shape: Spec = {}
     if chart.colour:
         names = list(dict.fromkeys(chart.drawn[chart.colour].astype(str)))
         markers = [SHAPES.get(style(name)["marker"], "circle") for name in names]
-        shape = {"shape": {"field": chart.colour, "scale": {"domain": names, "range": markers}, "legend": {"title": None}}}
+        shape = {
+            "shape": {"field": chart.colour, "scale": {"domain": names, "range": markers}, "legend": {"title": None}}
+        }
     encoding = {**shared, **_colour(chart), **shape, "opacity": _faint(chart), "tooltip": _hover(chart)}
     words = {"mark": {"type": "text", "align": "left", "dx": 7}, "encoding": {**shared, "text": {"field": chart.label}}}
-    return [{"mark": {"type": "point", "filled": True, "size": 80}, "encoding": encoding}, *([words] if chart.label else [])]
+    return [
+        {"mark": {"type": "point", "filled": True, "size": 80}, "encoding": encoding},
+        *([words] if chart.label else []),
+    ]
 
 
-_MARKS = {"bar": _bars, "stack": _stacks, "line": _lines, "point": _points}
+def _strips(chart: Chart) -> list[Spec]:
+    encoding = {"y": _names(chart), "x": _numbers(chart.x), **_colour(chart), "tooltip": _hover(chart)}
+    return [{"mark": {"type": "point", "filled": True, "size": 45, "opacity": 0.6}, "encoding": encoding}]
+
+
+_MARKS = {"bar": _bars, "strip": _strips, "stack": _stacks, "line": _lines, "point": _points}
 
 
 def _limits(chart: Chart) -> list[Spec]:
@@ -164,5 +181,3 @@ def _hover(chart: Chart) -> list[Spec]:
     titles |= {"of": chart.colour} if chart.colour else {}
     titles |= dict(chart.hover) | ({"outcome": "status"} if "status" in chart.rows else {})
     return [{"field": name, "title": title, "formatType": TELL} for title, name in titles.items()]
-
-

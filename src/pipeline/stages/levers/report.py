@@ -97,7 +97,9 @@ def _answer(duel: pd.DataFrame) -> str:
 
 def _table(rows: pd.DataFrame, duel: pd.DataFrame, size: str) -> Table:
     """Write every combination of one model beside the step as written, the order of the cell kept."""
-    here = rows[(rows["size"] == size) & (rows["context_length"] == rows.loc[rows["size"] == size, "context_length"].max())]
+    here = rows[
+        (rows["size"] == size) & (rows["context_length"] == rows.loc[rows["size"] == size, "context_length"].max())
+    ]
     judged = duel.set_index([*ON, "levers"])[["ratio", "low", "high", "verdict"]]
     here = here.join(judged, on=[*ON, "levers"])
     here = here.assign(gain=[interval(row) if pd.notna(row["ratio"]) else None for _, row in here.iterrows()])
@@ -122,7 +124,12 @@ def _models(rows: pd.DataFrame, duel: pd.DataFrame) -> FirstScreen:
     plain = with_figures(rows[rows["levers"] == EAGER])
     tuned = duel[duel["levers"].map(is_tuning)]
     tuned = tuned.loc[tuned.groupby(ON, sort=False)["median_ms"].idxmin()]
-    both = plain.merge(tuned[[*ON, "levers", "name", "status", "ratio", "low", "high", "verdict", *FIGURES]], "left", ON, suffixes=("", "_tuned"))
+    both = plain.merge(
+        tuned[[*ON, "levers", "name", "status", "ratio", "low", "high", "verdict", *FIGURES]],
+        "left",
+        ON,
+        suffixes=("", "_tuned"),
+    )
     both = both.assign(
         model=[f"{row['size']} ({_parameters(row)})" for _, row in both.iterrows()],
         gain=[interval(row) if pd.notna(row["ratio"]) else None for _, row in both.iterrows()],
@@ -211,7 +218,10 @@ def _summary(row: pd.Series) -> dict[str, Any]:
         if pd.isna(row[f"median_ms{suffix}"]):
             return None
         found = {name: row[f"{name}{suffix}"] for name in ("status", *FIGURES)}
-        return {"with": row[f"levers{suffix}"], **{name: None if pd.isna(value) else value for name, value in found.items()}}
+        return {
+            "with": row[f"levers{suffix}"],
+            **{name: None if pd.isna(value) else value for name, value in found.items()},
+        }
 
     setting = {"context_length": int(row["context_length"]), "batch_size": int(row["setting_batch_size"])}
     return {"size": row["size"], "precision": "bf16", **setting, "eager": step(""), "tuned": step("_tuned")}
@@ -224,7 +234,8 @@ def _changes(duel: pd.DataFrame, size: str) -> list[Change]:
     tuned = tuned[tuned["levers"].str.contains("+", regex=False)].nsmallest(1, "median_ms")
     return [
         Change(
-            row["name"] + ("" if is_tuning(row["levers"]) else " (changes training)" if row["levers"] == "bf16_weights" else ""),
+            row["name"]
+            + ("" if is_tuning(row["levers"]) else " (changes training)" if row["levers"] == "bf16_weights" else ""),
             f"{size}, batch {row['setting_batch_size']:.0f}, context {row['context_length']:.0f}",
             _cost(row, "_peer"),
             _cost(row, ""),
@@ -237,4 +248,3 @@ def _changes(duel: pd.DataFrame, size: str) -> list[Change]:
 def _cost(row: pd.Series, suffix: str) -> str:
     peak = row[f"peak_bytes{suffix}"]
     return ms(row[f"median_ms{suffix}"]) + (f", {data_size(peak)}" if pd.notna(peak) else "")
-
