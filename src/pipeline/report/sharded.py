@@ -12,7 +12,8 @@ from pipeline.report.table import Table
 from pipeline.report.versus import FASTER
 
 KINDS = {"parameters": "parameters", "gradients": "gradients", "optimizer_state": "optimizer"}
-BYTES = [("sent GB", "sent_bytes", gb), ("state GB", "state_bytes", gb), ("peak GB", "peak_bytes", gb)]
+COLLECTIVES = {"allreduce": "all-reduce", "allgather_base": "all-gather", "reduce_scatter_base": "reduce-scatter"}
+BYTES = [("sent GB", "sent_bytes", gb), ("GB a rank", "rank_bytes", gb)]
 
 
 def with_bytes(steps: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
@@ -21,12 +22,13 @@ def with_bytes(steps: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
     state_bytes: parameters, gradients and optimizer state after a step; peak_bytes; sent_bytes; rank_bytes: the peak, on a
     CPU the state.
     """
+    at = pd.MultiIndex.from_frame(steps[["case", "way"]])
     parts = {"state": rows["kind"].isin(KINDS), "peak": rows["kind"] == "peak", "sent": rows["sent_bytes"].notna()}
     for name, are_meant in parts.items():
         own = rows[are_meant]
         total = own["sent_bytes" if name == "sent" else "measured_bytes"].groupby([own["case"], own["way"]])
         found = total.max() if name == "peak" else total.sum()
-        steps = steps.join(found.rename(f"{name}_bytes"), on=["case", "way"])
+        steps = steps.assign(**{f"{name}_bytes": found.reindex(at).to_numpy(dtype=float)})
     return steps.assign(rank_bytes=steps["peak_bytes"].fillna(steps["state_bytes"]))
 
 
@@ -44,9 +46,10 @@ def memory(steps: pd.DataFrame, rows: pd.DataFrame) -> Chart:
 def by_formula(rows: pd.DataFrame) -> Table:
     """Write the bytes that a rank holds and its collectives carry beside those by formula, of the first case."""
     counted = rows[rows["predicted_bytes"].notna() & (rows["case"] == rows["case"].iloc[0])]
+    counted = counted[counted["kind"].isin([*KINDS, "peak"]) | counted["collective"].notna()]
     counted = counted[counted["measured_bytes"].gt(0) | counted["predicted_bytes"].gt(0)]
     counted = counted.assign(
-        what=counted["kind"].map(KINDS).fillna(counted["kind"]).fillna(counted["collective"]),
+        what=counted["kind"].map(KINDS).fillna(counted["kind"]).fillna(counted["collective"].replace(COLLECTIVES)),
         off_pct=100 * (counted["measured_bytes"] / counted["predicted_bytes"] - 1).abs(),
     )
     columns = [
@@ -67,7 +70,8 @@ def answer(steps: pd.DataFrame, what: str, ours: str, base: str) -> str:
         return say("{case}: of {ways} alone there are figures.", case=steps["case"].iloc[0], ways=", ".join(way.index))
     after, before = way.loc[ours], way.loc[base]
     return say(
-        "{case}: {what} takes {ms} and {memory} a rank, {base} {ms_before} and {memory_before} ({gain} as fast, {verdict}).",
+        "{case}: {what} takes {ms} and {memory} a rank, {base} {ms_before} and {memory_before}: "
+        "{gain} as fast ({verdict}).",
         case=after["case"],
         what=what,
         ms=ms(after["median_ms"]),

@@ -9,15 +9,16 @@ import numpy as np
 import pandas as pd
 
 from pipeline.report.chart import Axis, Chart
-from pipeline.report.formats import Form, interval, number, text
+from pipeline.report.formats import Form, interval, number, percent, text
 from pipeline.report.frame import WHOLE_STEP, in_order, with_figures
-from pipeline.report.table import Table
+from pipeline.report.table import Table, with_values
 from pipeline.report.versus import COLUMNS, versus
 
 Columns = Sequence[tuple[str, str, Form]]
 CASE = "{size}, {precision}, {world_size} ranks, batch {batch_size_per_rank} a rank, context {context_length}"
 MOSTLY = 0.5
 PARTS = 80
+PHASES = ("forward", "backward", "communication", "optimizer")
 
 
 def named(rows: pd.DataFrame, ways: pd.Series) -> pd.DataFrame:
@@ -55,7 +56,7 @@ def by_trust(steps: pd.DataFrame) -> list[pd.DataFrame]:
 def table(name: str, steps: pd.DataFrame, base: str, columns: Columns) -> Table:
     """Write the steps of one case, a row a way; columns: further ones. Those without any value are left out."""
     cards = {card for cards in steps["cards"].dropna() for card in cards.split(", ")}
-    caption = f"{steps['case'].iloc[0]}. Repeats: {steps['repeats'].max():.0f}, on {len(cards)} sets of processors."
+    caption = f"{steps['case'].iloc[0]}. Repeats: {steps['repeats'].max():.0f}; sets of processors: {len(cards)}."
     every: Columns = [
         ("way", "way", text),
         ("ms", "median_ms", number),
@@ -66,7 +67,7 @@ def table(name: str, steps: pd.DataFrame, base: str, columns: Columns) -> Table:
         ("exposed communication (ms)", "exposed_communication_ms", number),
         *columns,
     ]
-    return Table(name, caption, steps, [each for each in every if each[1] in steps and steps[each[1]].notna().any()])
+    return Table(name, caption, steps, with_values(steps, every))
 
 
 def agreement(steps: pd.DataFrame, differences: Sequence[str]) -> pd.Series:
@@ -88,3 +89,22 @@ def lanes(name: str, title: str, captures: pd.DataFrame, kinds: Sequence[str]) -
     rows = pd.concat(drawn, ignore_index=True) if drawn else pd.DataFrame(columns=["way", "kind", "at_pct", "busy_pct"])
     axes = Axis("at_pct", "time, in % of the step"), Axis("busy_pct", "busy (%)")
     return Chart(name, title, rows, "line", *axes, "kind", panel="way")
+
+
+def phases(rows: pd.DataFrame) -> Table:
+    """Write the phases of each way's step, of one case, and the share of the wait for gradients after backward."""
+    by_gpu = rows["clock"] == "cuda_events"
+    own = rows[by_gpu if by_gpu.any() else rows["clock"] == "host"].dropna(subset="median_ms")
+    wide = own.pivot_table(index="way", columns="phase", values="median_ms", sort=False).reset_index()
+    wide = wide.reindex(columns=["way", *PHASES, WHOLE_STEP])
+    wide = wide.assign(share_pct=100 * wide["communication"] / wide[WHOLE_STEP])
+    columns = [
+        ("way", "way", text),
+        ("forward (ms)", "forward", number),
+        ("backward (ms)", "backward", number),
+        ("wait after backward (ms)", "communication", number),
+        ("optimizer (ms)", "optimizer", number),
+        ("step (ms)", WHOLE_STEP, number),
+        ("share of the wait", "share_pct", percent),
+    ]
+    return Table("phases", f"{rows['case'].iloc[0]}, the phases of a step:", wide, columns, all_rows=True)
