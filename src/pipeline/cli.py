@@ -122,7 +122,7 @@ def _compare(arguments: argparse.Namespace) -> int:
         raise UserError(f"compare: --fail-if-slower compares two runs, got {len(arguments.runs)}")
     found = runs.load_runs(arguments.runs, stages())
     prices = runs.prices(arguments.price, found)
-    two = pair.compare(*found, tolerance=arguments.tolerance_pct / 100) if len(found) == 2 else None
+    two = pair.compare(found[0], found[1], arguments.tolerance_pct / 100) if len(found) == 2 else None
     if arguments.html is not None:
         from pipeline.cells.disk import write_text
 

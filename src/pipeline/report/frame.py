@@ -64,12 +64,14 @@ def fold(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     names = _joined(rows, keys)
     has_figures = rows["status"].isin(WITH_FIGURES)
     # A repeat with figures speaks for those without; the order of rows stays.
-    first = rows.assign(name=names, lacks=~has_figures).sort_values("lacks", kind="stable").drop_duplicates("name")
-    first = first.sort_index().drop(columns="lacks").set_index("name")
+    spoken = pd.concat([rows[has_figures], rows[~has_figures]])
+    first = spoken[~names[spoken.index].duplicated()].sort_index()
+    first = first.set_axis(pd.Index(names[first.index]))
     measured, of = rows[has_figures], names[has_figures]
+    speaks = first["status"].isin(WITH_FIGURES)  # what else was read of a row without figures stays
     for name in measured.select_dtypes("number"):
         if name not in (*keys, "repeat") and not name.startswith(SETTING):
-            first[name] = measured[name].groupby(of).median().reindex(first.index)
+            first[name] = measured[name].groupby(of).median().reindex(first.index).where(speaks, first[name])
     first["cards"] = measured["cards"].groupby(of).agg(lambda cards: ", ".join(dict.fromkeys(cards)))
     first["repeats"] = of.groupby(of).size().reindex(first.index, fill_value=0)
     first = first.drop(columns="repeat", errors="ignore")

@@ -94,7 +94,7 @@ def parts(rows: pd.DataFrame, stage: Stage) -> list[Part]:
     shown = found[found["problem"].isin(found["problem"].unique()[:MOST_PANELS])]
     who = np.where(shown["own"], "your own", "others")
     chart = Chart(
-        "own",
+        "own_chart",
         "Your own beside the others",
         shown.assign(who=who, words=shown["median_ms"].map(number, na_action="ignore")),
         "bar",
