@@ -19,8 +19,8 @@ BYTES = [("sent GB", "sent_bytes", gb), ("GB a rank", "rank_bytes", gb)]
 def with_bytes(steps: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
     """Add what the fullest rank has in memory and what a rank sends, of the rows that measure these.
 
-    state_bytes: parameters, gradients and optimizer state after a step; peak_bytes; sent_bytes; rank_bytes: the peak, on a
-    CPU the state.
+    state_bytes: parameters, gradients and optimizer state after a step; peak_bytes; sent_bytes; rank_bytes: the peak,
+    on a CPU the state.
     """
     at = pd.MultiIndex.from_frame(steps[["case", "way"]])
     parts = {"state": rows["kind"].isin(KINDS), "peak": rows["kind"] == "peak", "sent": rows["sent_bytes"].notna()}

@@ -44,7 +44,7 @@ def whole_steps(rows: pd.DataFrame, order: Sequence[str], base: str) -> pd.DataF
 
 
 def by_trust(steps: pd.DataFrame) -> list[pd.DataFrame]:
-    """Return the steps of each case with figures: first those not limited by the host, with most repeats, most stable."""
+    """Return the steps of each case with figures: first those that the host does not limit, with most repeats."""
 
     def doubt(steps: pd.DataFrame) -> tuple[bool, float, float]:
         by_host = steps["limited_by"].eq("host").mean() >= MOSTLY

@@ -37,7 +37,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
 
 
 def _calls(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the repeated calls in reading order, with ranks and size in words; of several clocks the host's if single."""
+    """Return the repeated calls in reading order, with ranks and size in words; single ones by the host's clock."""
     calls = rows[rows["timing"].isin([BURST, SINGLE])]
     calls = calls[(calls["timing"] == BURST) | (calls["clock"] != "cuda_events")]
     of_nodes = (" of " + calls["nodes"].astype(str) + " nodes").where(calls["nodes"] > 1, "")
@@ -61,7 +61,8 @@ def _groups(bursts: pd.DataFrame, singles: pd.DataFrame) -> pd.DataFrame:
         timed, row = with_figures(own), own.iloc[0].to_dict()
         if len(timed):
             best = timed.loc[timed["busbw_gb_per_s"].idxmax()]
-            row |= {"best_busbw_gb_per_s": best["busbw_gb_per_s"], "best_size": best["size"], **_cost(timed)}
+            row |= {"best_busbw_gb_per_s": best["busbw_gb_per_s"], "best_size": best["size"]}
+            row |= {"best_status": best["status"], **_cost(timed)}
         for timing, calls in ((BURST, own), (SINGLE, alone)):
             calls = calls.sort_values("size_bytes")
             for end, call in zip(ENDS, (calls.head(1), calls.tail(1)), strict=True):
@@ -71,6 +72,7 @@ def _groups(bursts: pd.DataFrame, singles: pd.DataFrame) -> pd.DataFrame:
     names = [
         "best_busbw_gb_per_s",
         "best_size",
+        "best_status",
         "latency_us",
         *(f"median_ms_{end}_{how}" for end in ENDS for how in HOW),
     ]
@@ -98,15 +100,20 @@ def _answer(groups: pd.DataFrame) -> str:
         return "No call back to back has a time."
     best = timed.loc[timed["best_busbw_gb_per_s"].idxmax()]
     return say(
-        "Over {ranks} {backend} reaches a bus bandwidth of {busbw} GB/s, at {size}. Its smallest call takes {burst} back to "
-        "back, launches queued, and {single} alone.",
+        "Over {ranks} {backend} reaches a bus bandwidth of {busbw} GB/s, at {size}. Its smallest call takes {burst} "
+        "back to back, launches queued, and {single} alone.",
         ranks=best["ranks"],
         backend=best["backend"],
-        busbw=number(best["best_busbw_gb_per_s"]),
+        busbw=_marked(best["best_status"]) + number(best["best_busbw_gb_per_s"]),
         size=best["best_size"],
-        burst=ms(best[f"median_ms_least_{BURST}"]),
-        single=ms(best[f"median_ms_least_{SINGLE}"]),
+        burst=_marked(best[f"status_least_{BURST}"]) + ms(best[f"median_ms_least_{BURST}"]),
+        single=_marked(best[f"status_least_{SINGLE}"]) + ms(best[f"median_ms_least_{SINGLE}"]),
     )
+
+
+def _marked(status: str) -> str:
+    """Return what leads an unstable value."""
+    return "~" if status == "unstable" else ""
 
 
 def _table(groups: pd.DataFrame, bursts: pd.DataFrame, link: float | None) -> Table:

@@ -14,7 +14,7 @@ from pipeline.report.frame import with_figures
 from pipeline.report.section import Change, Section, say
 from pipeline.report.table import Table
 from pipeline.report.versus import FASTER, judge
-from pipeline.stages.ddp.cell import CAPTURED_STEP, VARIANTS
+from pipeline.stages.ddp.cell import CAPTURED, CAPTURED_STEP, VARIANTS
 
 NAMES = {"none": "no communication", "torch": "torch DDP", "torch_tuned": "torch DDP, tuned"}
 NONE, NAIVE = NAMES["none"], "naive"
@@ -45,7 +45,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     lead = cases[0]
     own = rows[rows["case"] == lead["case"].iloc[0]]
     sizes = _by_formula(steps, beside.get("allreduce", pd.DataFrame()))
-    captured = own[own["phase"] == CAPTURED_STEP]
+    captured = own[(own["phase"] == CAPTURED_STEP) & own["impl"].isin(CAPTURED)]
     title = "One captured step: when it computes and communicates, without and with overlap"
     return Section(
         _answer(lead),
@@ -85,7 +85,16 @@ def _answer(steps: pd.DataFrame) -> str:
     averaging = way.drop(index=NONE, errors="ignore")
     if averaging.empty or not {NONE, TORCH} <= {*way.index}:
         return say("{case}: of {ways} alone there are figures.", case=steps["case"].iloc[0], ways=", ".join(way.index))
-    best = averaging.loc[averaging["median_ms"].idxmin()]
+    stable = averaging[averaging["status"] == "ok"]
+    best = (averaging if stable.empty else stable).nsmallest(1, "median_ms").iloc[0]
+    if best.name == TORCH:
+        return say(
+            "{case}: a step takes {none} without communication and {torch} with torch's DDP as it comes, which is the "
+            "fastest way.",
+            case=best["case"],
+            none=ms(way.loc[NONE, "median_ms"]),
+            torch=ms(best["median_ms"]),
+        )
     return say(
         "{case}: a step takes {none} without communication, {torch} with torch's DDP as it comes and {ms} with the "
         "fastest way, {best}: {gain} as fast as torch's ({verdict}).",
@@ -94,7 +103,7 @@ def _answer(steps: pd.DataFrame) -> str:
         torch=ms(way.loc[TORCH, "median_ms"]),
         ms=ms(best["median_ms"]),
         best=best.name,
-        gain=best["gain"] or "1×",
+        gain=best["gain"],
         verdict=best["verdict"],
     )
 

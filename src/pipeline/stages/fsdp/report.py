@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pandas as pd
 
 from pipeline.report import sharded, ways
-from pipeline.report.formats import gb, ms, number, percent, significant, text, times
+from pipeline.report.formats import gb, number, percent, significant, text, times
 from pipeline.report.section import Section
 from pipeline.report.table import Table
 

@@ -196,12 +196,8 @@ def _checks(rows: pd.DataFrame) -> Table:
 def _descents(rows: pd.DataFrame) -> Table:
     """Write where the loss of 20 steps begins and ends, and its largest rise in one step."""
     found = rows[rows["losses"].map(lambda losses: isinstance(losses, list) and len(losses) > 1)]
-    rises = [np.diff(losses) for losses in found["losses"]]
-    found = found.assign(
-        rise=[max(rise.max(), 0.0) for rise in rises],
-        rise_step=[int(rise.argmax()) + 2 if rise.max() > 0 else None for rise in rises],
-        after=[losses[min(int(rise.argmax()) + 2, len(losses) - 1)] for rise, losses in zip(rises, found["losses"])],
-    )
+    jumps = [_largest_rise(losses) for losses in found["losses"]]
+    found = found.assign(**{name: [jump[name] for jump in jumps] for name in ("rise", "rise_step", "after")})
     form = lambda loss: significant(loss, 4)  # noqa: E731
     columns = [
         ("implementation", "name", text),
@@ -212,6 +208,15 @@ def _descents(rows: pd.DataFrame) -> Table:
         ("loss a step later", "after", form),
     ]
     return Table("descents", "The loss over steps with one batch:", found, columns)
+
+
+def _largest_rise(losses: list[float]) -> dict[str, float | None]:
+    """Return the largest rise of the loss in a step, the step, counted from 1, and the loss a step later."""
+    rises = np.diff(losses)
+    step = int(rises.argmax()) + 1
+    if rises[step - 1] <= 0:
+        return {"rise": 0.0, "rise_step": None, "after": None}
+    return {"rise": float(rises[step - 1]), "rise_step": step + 1, "after": next(iter(losses[step + 1 :]), None)}
 
 
 def _losses(rows: pd.DataFrame) -> Chart:
