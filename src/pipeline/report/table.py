@@ -44,6 +44,11 @@ class Table:
         return Markdown(f"{Markdown.escape(self.caption)}\n\n{written}{rest}")
 
 
+def with_values(rows: pd.DataFrame, columns: Sequence[tuple[str, str, Form]]) -> list[tuple[str, str, Form]]:
+    """Keep the columns in which any row has a value, such as those of GPUs where there is one."""
+    return [each for each in columns if each[1] in rows and rows[each[1]].notna().any()]
+
+
 def _cell(row: dict[Any, Any], name: str, form: Form) -> str:
     value, status = row.get(name), _status(row, name)
     if value is None or (not isinstance(value, list) and pd.isna(value)):
