@@ -1,0 +1,270 @@
+"""The precision section: running sums, data types under autocast, and layer norm in low precision."""
+
+from collections.abc import Mapping
+
+import pandas as pd
+
+from pipeline.formulas.sizes import SIZES
+from pipeline.report.chart import Axis, Chart
+from pipeline.report.formats import Form, count, interval, number, percent, significant, text
+from pipeline.report.frame import in_order, with_figures
+from pipeline.report.section import Part, Section, say
+from pipeline.report.table import Table, filled
+from pipeline.report.versus import UNDECIDED, versus
+from pipeline.stages.precision.cases import ASSIGNED_SUMS, FORMAT_NAMES, METHODS
+from pipeline.stages.precision.cell import DEVICES
+
+LOW_FORMATS = ("fp16", "bf16")
+CASTS = {"none": "", "implicit": "", "explicit": ", cast first"}
+METHOD_WORDS = {"in_format": "all in the format", "fp32_sums": "sums in fp32", "kernel": "torch's kernel"}
+# What the course asks for, in its order, and the losses among which its wording leaves the choice.
+COMPONENTS = {
+    "parameters": "parameters",
+    "fc1_output": "output of the first linear layer",
+    "layernorm_input": "input of layer norm",
+    "layernorm_statistics": "statistics of layer norm",
+    "layernorm_output": "output of layer norm",
+    "logits": "logits",
+    "loss": "loss",
+    "gradients": "gradients of the parameters",
+}
+LOSSES = ("cross-entropy", "mean of the logits")
+PASSES = ("forward", "backward")
+STEP = ["size", "context_length", "phase"]
+
+
+def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
+    """Return the section of the precision stage; of `timing` it reads the passes in fp32 and under bf16 autocast."""
+    added, norms, eps = (_shown(rows, name) for name in ("accumulation", "layer_norm", "layer_norm_eps"))
+    sums = _sums(added)
+    by_size = bf16_by_size(beside["timing"]) if "timing" in beside else pd.DataFrame()
+    return Section(
+        _answer(sums, rows),
+        [_curves(added), _sums_table(sums), _norms_table(_norms(norms))],
+        for_course=[
+            _dtypes_table(with_figures(rows[rows["experiment"] == "autocast"])),
+            _widths_table(norms),
+            _eps_table(eps),
+            *(_by_size_parts(by_size) if len(by_size) else []),
+        ],
+    )
+
+
+def _shown(rows: pd.DataFrame, experiment: str) -> pd.DataFrame:
+    """Keep an experiment's rows with figures, of the GPU where it ran on one, else of the CPU."""
+    found = with_figures(rows[rows["experiment"] == experiment])
+    devices = [device for device in reversed(DEVICES) if device in set(found["device"])]
+    return found[found["device"].isin(devices[:1])].reset_index(drop=True)
+
+
+def _answer(sums: pd.DataFrame, rows: pd.DataFrame) -> str:
+    own = sums[sums["accumulator"] == sums["addend_dtype"]].set_index("accumulator")["result"]
+    if not set(FORMAT_NAMES) <= {*own.index}:
+        return say("{measured} cases of low precision were measured.", measured=count(len(with_figures(rows))))
+    case = ASSIGNED_SUMS[0]
+    return say(
+        "{steps} additions of {addend} come to {fp32} in fp32, {fp16} in fp16 and {bf16} in bf16.",
+        steps=count(case.steps),
+        addend=case.addend,
+        **{name: significant(own[name], 6) for name in FORMAT_NAMES},
+    )
+
+
+# Running sums
+
+
+def _sums(added: pd.DataFrame) -> pd.DataFrame:
+    """Keep as many additions of as large a number as the course asks for, in all data types."""
+    case = ASSIGNED_SUMS[0]
+    found = added[(added["steps"] == case.steps) & (added["addend"] == case.addend)]
+    agrees = found["result"] == found["predicted_result"]
+    return found.assign(
+        what=found["addend_dtype"] + found["cast"].map(CASTS), predicted=agrees.map({True: "yes", False: "no"})
+    )
+
+
+def _curves(added: pd.DataFrame) -> Chart:
+    own = added[added["accumulator"] == added["addend_dtype"]]
+    names = ["accumulator", "steps", "addend", "curve_steps", "curve_sums"]
+    points = own[names].explode(["curve_steps", "curve_sums"]).astype({"curve_steps": float, "curve_sums": float})
+    panel = [
+        f"{steps:,.0f} additions of {addend:g}" for steps, addend in zip(points["steps"], points["addend"], strict=True)
+    ]
+    return Chart(
+        "sums",
+        "Running sums by the data type of sum and addend; exact, each ends at 10",
+        points.assign(panel=panel),
+        "line",
+        Axis("curve_steps", "additions"),
+        Axis("curve_sums", "sum"),
+        "accumulator",
+        panel="panel",
+    )
+
+
+def _sums_table(sums: pd.DataFrame) -> Table:
+    columns: list[tuple[str, str, Form]] = [
+        ("sum in", "accumulator", text),
+        ("addend in", "what", text),
+        ("sum", "result", lambda value: significant(value, 8)),
+        ("error", "error", number),
+        ("by rounding the addend", "addend_error", number),
+        ("by rounding the sums", "rounding_error", number),
+        ("stalls at a sum of", "stall", number),
+        ("as unit roundoff predicts", "predicted", text),
+    ]
+    case = ASSIGNED_SUMS[0]
+    return Table(
+        "sums_table", f"{case.steps:,} additions of {case.addend}, error = what either rounding adds:", sums, columns
+    )
+
+
+# Layer norm
+
+
+def _norms(norms: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per format and way to compute: errors at inputs of size one, and the inputs that lose no row."""
+    normal = norms[norms["input"] == "normal"]
+    whole = normal[(normal["output_zero_share"] == 0) & (normal["output_nonfinite_share"] == 0)]
+    keys = ["dtype", "method"]
+    up_to = whole.groupby(keys)["magnitude"].max().rename("up_to").reset_index()
+    found = normal[normal["magnitude"] == 1].merge(up_to, "left", keys)
+    found = in_order(found, keys, {"dtype": FORMAT_NAMES, "method": METHODS})
+    return found.assign(
+        computed=found["method"].map(METHOD_WORDS),
+        variance_pct=100 * found["variance_rel_error"].astype(float),
+        spacings=found["output_max_error"].astype(float) / found["output_half_spacing"],
+    )
+
+
+def _norms_table(found: pd.DataFrame) -> Table:
+    columns: list[tuple[str, str, Form]] = [
+        ("inputs in", "dtype", text),
+        ("computed with", "computed", text),
+        ("variance off by", "variance_pct", percent),
+        ("output off by", "output_max_error", number),
+        ("in half spacings of the format", "spacings", number),
+        ("largest inputs without a lost row", "up_to", _short),
+        ("overflow predicted from", "predicted_overflow_magnitude", _short),
+    ]
+    width = f"{found['d_model'].iloc[0]:.0f}" if len(found) else ""
+    return Table("layer_norm", f"Layer norm of normal inputs of size 1, {width} wide, against fp64:", found, columns)
+
+
+def _short(value: float) -> str:
+    return f"{value:.3g}"
+
+
+def _widths_table(norms: pd.DataFrame) -> Table:
+    alternating = norms[(norms["input"] == "alternating") & norms["dtype"].isin(LOW_FORMATS)]
+    own, summed = (alternating[alternating["method"] == method] for method in METHODS[:2])
+    both = own.merge(summed, on=["dtype", "d_model"], suffixes=("", "_summed"))
+    columns: list[tuple[str, str, Form]] = [
+        ("all in", "dtype", text),
+        ("features", "d_model", count),
+        ("variance over the true one", "variance_ratio", number),
+        ("predicted", "predicted_variance_ratio", number),
+        ("with sums in fp32", "variance_ratio_summed", number),
+    ]
+    return Table("widths", "Variance of inputs of +1 and −1, whose squares are all 1:", both, columns)
+
+
+def _eps_table(eps: pd.DataFrame) -> Table:
+    low = eps[eps["dtype"].isin(LOW_FORMATS)]
+    low = low.assign(lost_pct=100 * low["zeros_nonfinite_in_format"], kernel_pct=100 * low["zeros_nonfinite_kernel"])
+    columns: list[tuple[str, str, Form]] = [
+        ("format", "dtype", text),
+        ("eps", "eps", number),
+        ("stored as", "stored_eps", number),
+        ("lost in variances from", "swallowed_from_variance", number),
+        ("norm of zeros not finite", "lost_pct", percent),
+        ("by torch's kernel", "kernel_pct", percent),
+    ]
+    return Table("eps", "What remains of layer norm's eps:", low, columns)
+
+
+# Autocast
+
+
+def _dtypes_table(seen: pd.DataFrame) -> Table:
+    asked = seen[
+        seen["component"].isin(list(COMPONENTS)) & ((seen["component"] != "loss") | seen["detail"].isin(LOSSES))
+    ]
+    asked = asked.assign(
+        part=asked["component"].map(COMPONENTS)
+        + asked["detail"].where(asked["component"] == "loss", "").radd(", ").str.removesuffix(", "),
+        where=asked["autocast_dtype"] + " on " + asked["device"],
+    )
+    asked = in_order(asked, ["component", "part"], {"component": tuple(COMPONENTS)})
+    joined = asked.groupby(["part", "where"], sort=False)["observed_dtype"].agg(
+        lambda each: "/".join(sorted(set(each)))
+    )
+    wide = joined.unstack("where").reindex(asked["part"].unique()).reset_index() if len(joined) else pd.DataFrame()
+    columns: list[tuple[str, str, Form]] = [("part of the step", "part", text)]
+    columns += [(f"autocast to {name}", name, text) for name in sorted(asked["where"].unique(), reverse=True)]
+    return Table("dtypes", "Data types that hooks saw in a training step of the toy model:", wide, columns)
+
+
+# What bf16 gains, by the size of the model
+
+
+def bf16_by_size(timed: pd.DataFrame) -> pd.DataFrame:
+    """Put the passes under bf16 autocast beside those in fp32, of the same model, context and batch, smallest first."""
+    eager = timed[(timed["mode"] == "eager") & (timed["warmup_steps"] >= 2) & (timed["clock"] == "host")]
+    cell = ["size", "context_length", "batch_size", "warmup_steps"]
+    whole = eager.loc[eager["phase"] == "train_step", [*cell, "precision", "limited_by"]]
+    passes = eager[eager["phase"].isin(PASSES)].drop(columns="limited_by")
+    passes = passes.merge(whole, "left", [*cell, "precision"])
+    found = versus(passes, [*cell, "phase"], "precision", "bf16", ["fp32"])
+    # One batch and warm-up for all models: those that most of them were measured with.
+    for name in ("batch_size", "warmup_steps"):
+        found = found[found[name] == found[name].mode().max()] if len(found) else found
+    same_gpus = found["cards"] == found["cards_peer"]
+    found = found.assign(
+        width=[SIZES[size].d_model for size in found["size"]],
+        gain=[interval(row) for _, row in found.iterrows()],
+        limits=(found["limited_by"].astype("string") + " / " + found["limited_by_peer"].astype("string")).astype(
+            object
+        ),
+        both_repeats=[
+            f"{own:.0f} / {peer:.0f}" for own, peer in zip(found["repeats"], found["repeats_peer"], strict=True)
+        ],
+        gpus=same_gpus.map({True: "same", False: "other"}),
+    )
+    return in_order(found, ["width", "context_length", "phase"], {"phase": PASSES})
+
+
+def _by_size_parts(found: pd.DataFrame) -> list[Part]:
+    contexts = found.groupby("context_length")["size"].nunique()
+    context = contexts[contexts == contexts.max()].index.max()
+    here = found[found["context_length"] == context]
+    columns: list[tuple[str, str, Form]] = [
+        ("model", "size", text),
+        ("width", "width", count),
+        ("pass", "phase", text),
+        ("fp32 (ms)", "median_ms_peer", number),
+        ("bf16 (ms)", "median_ms", number),
+        ("times as fast (interval)", "gain", text),
+        ("verdict", "verdict", text),
+        ("step limited by: bf16 / fp32", "limits", text),
+        ("repeats: bf16 / fp32", "both_repeats", text),
+        ("GPUs of both", "gpus", text),
+    ]
+    caption = f"A pass under bf16 autocast and in fp32, batch {here['batch_size'].iloc[0]:.0f}, context {context:.0f}:"
+    by_host = found[["limited_by", "limited_by_peer"]].eq("host").any(axis=1)
+    drawn = found.assign(
+        status=((found["verdict"] == UNDECIDED) | by_host).map({True: "unstable", False: "ok"}),
+        context=found["context_length"].map("context {:.0f}".format),
+    )
+    chart = Chart(
+        "bf16_by_size_chart",
+        "Times as fast under bf16 autocast as in fp32, by the model's width; hollow: undecided, or limited by the host",
+        drawn.sort_values(["phase", "context_length"], ascending=[False, True]),
+        "line",
+        Axis("width", "width of the model"),
+        Axis("ratio", "times as fast"),
+        "context",
+        panel="phase",
+        hover={"model": "size", "interval": "gain", "verdict": "verdict", "step limited by: bf16 / fp32": "limits"},
+    )
+    return [Table("bf16_by_size", caption, here, filled(here, columns)), chart]
