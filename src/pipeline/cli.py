@@ -105,22 +105,22 @@ def _account(arguments: argparse.Namespace) -> None:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    from pipeline.compare.judge import compare_runs
-    from pipeline.compare.runs import load_run
-    from pipeline.compare.text import write_comparison
+    from pipeline.compare import page, pair, runs
     from pipeline.registry import stages
 
     if not arguments.tolerance_pct >= 0:
         raise UserError(f"compare: --tolerance-pct must be at least 0, got {arguments.tolerance_pct:g}")
-    a, b = (load_run(folder, stages()) for folder in (arguments.a, arguments.b))
-    comparison = compare_runs(a, b, stages(), arguments.tolerance_pct / 100)
+    if arguments.fail_if_slower and len(arguments.runs) != 2:
+        raise UserError(f"compare: --fail-if-slower compares two runs, got {len(arguments.runs)}")
+    found = runs.load_runs(arguments.runs, stages())
+    prices = runs.prices(arguments.price, found)
+    two = pair.compare(found[0], found[1], arguments.tolerance_pct / 100) if len(found) == 2 else None
     if arguments.html is not None:
         from pipeline.cells.disk import write_text
-        from pipeline.compare.page import comparison_page
 
-        write_text(arguments.html, comparison_page(comparison, str(arguments.a), str(arguments.b)))
-    _print(write_comparison(comparison, str(arguments.a), str(arguments.b), arguments.all))
-    failure = comparison.failure if arguments.fail_if_slower else ""
+        write_text(arguments.html, page.html(found, prices, two))
+    _print(page.machines(found, prices) + (f"\n\n{page.details(two, arguments.all)}" if two else ""))
+    failure = two.failure if two and arguments.fail_if_slower else ""
     if failure:
         print_lines([f"compare: --fail-if-slower fails: {failure}"], sys.stderr)
     return SLOWER if failure else 0
@@ -204,9 +204,10 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
 
         add_options(account)
 
-    compare = commands.add_parser("compare", help="show what differs between two runs and which is faster")
-    compare.add_argument("a", type=Path, metavar="A", help="a results folder or a published snapshot")
-    compare.add_argument("b", type=Path, metavar="B", help="another one")
+    compare = commands.add_parser("compare", help="put runs side by side; of two, tell which is faster")
+    compare.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a results folder or a published snapshot")
+    price = "USD per GPU hour of the run with this name, for USD per million tokens"
+    compare.add_argument("--price", action="append", default=[], metavar="NAME=USD", help=price)
     compare.add_argument(
         "--tolerance-pct",
         type=float,

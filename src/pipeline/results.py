@@ -8,7 +8,7 @@ import pandas as pd
 from pipeline.cells.rows import columns
 from pipeline.cells.stage import SETTING, Stage
 from pipeline.cells.stage_rows import stage_rows
-from pipeline.compare.runs import load_run
+from pipeline.compare.runs import load_records
 from pipeline.registry import stage, stages
 
 # The nullable types of pandas, which keep a whole number whole where another row has none.
@@ -24,7 +24,7 @@ def load(name: str, source: str | Path = "results") -> pd.DataFrame:
     Raises UserError, one line, for an unknown stage, or where there is no record or one is damaged.
     """
     chosen = stage(name)
-    records = [record for record in load_run(Path(source), stages()) if record["stage"] == name]
+    records = [record for record in load_records(Path(source), stages()) if record["stage"] == name]
     rows = stage_rows(chosen, records)
     dtypes = _dtypes(chosen)
     return rows.astype({column: dtypes.get(str(column), DTYPES[str]) for column in rows})

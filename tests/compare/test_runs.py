@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.compare.runs import load_run
+from pipeline.compare.runs import load_records
 from pipeline.registry import stages
 from pipeline.report.publish import ARCHIVE
 from pipeline.results import load
@@ -23,7 +23,7 @@ def archived(folder):
 @pytest.mark.parametrize("archive", PUBLISHED, ids=lambda archive: archive.parent.name)
 def test_every_published_record_is_read(archive):
     left = archived(archive.parent)
-    read = load_run(archive.parent, stages())
+    read = load_records(archive.parent, stages())
     assert [(record["stage"], record["cell"]) for record in read] == [(each["stage"], each["cell"]) for each in left]
     of_measured = [(record, each) for record, each in zip(read, left, strict=True) if each["stage"] != "accounting"]
     assert all(len(record["rows"]) == len(each["rows"]) for record, each in of_measured)

@@ -1,95 +1,124 @@
-"""A comparison of two runs as one HTML file: its text, every ratio in a chart, and every time to sort and filter."""
+"""A comparison as Markdown for a terminal, and as one HTML file with every ratio drawn and every time to sort."""
 
-import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pandas as pd
 
-from pipeline.compare.ceilings import ceilings_table
-from pipeline.compare.judge import Comparison
-from pipeline.compare.models import models_table
-from pipeline.compare.text import comparison_parts, summary, time_table, verdict_words
-from pipeline.compare.times import UNJUDGED, WITHIN
-from pipeline.report.intervals import FASTER, SAME, SLOWER, UNDECIDED
-from pipeline.report.all_rows import RowTable, row_table
-from pipeline.report.charts import DASHED, IDLE_COLOUR, NEUTRAL, POINTS, Chart, axis, bars_axis, coloured, mark, tooltip
-from pipeline.report.figures import BLUE, VERMILION
-from pipeline.report.html.markdown_page import PlacedChart, to_html
+from pipeline.compare.differences import differences
+from pipeline.compare.machines import ceilings_table, models, models_table
+from pipeline.compare.pair import Pair
+from pipeline.compare.runs import Run
+from pipeline.report.all_rows import row_table
+from pipeline.report.chart import Axis, Chart, Limit
+from pipeline.report.formats import code, count, data_size, interval, number, text, times
+from pipeline.report.html.markdown_page import to_html
 from pipeline.report.html.page import Page, render
+from pipeline.report.html.vega_lite import specification
 from pipeline.report.markup import Markdown
-from pipeline.report.page_parts import say
-from pipeline.report.table_rows import records
+from pipeline.report.section import say
+from pipeline.report.table import Columns, Table
+from pipeline.report.versus import SAME
 
-COLOURS = {SLOWER: VERMILION, UNDECIDED: NEUTRAL, FASTER: BLUE} | dict.fromkeys((UNJUDGED, SAME, WITHIN), IDLE_COLOUR)
-KEY, HEADING = "compare/ratios", "Every time"
+KEY = "compare/ratios"
+OF_ROW: Columns = [("stage", "stage", text), ("cell", "cell", code), ("row", "row", text)]
 MEANINGS = {
-    "A (ms)": "median of A, over its repeats their geometric mean",
-    "B (ms)": "median of B, over its repeats their geometric mean",
-    "B / A": "above 1 B is slower",
-    "low": "lower end of the interval, or what the quartiles allow",
+    "A (ms)": "median of A, of several repeats the median of theirs",
+    "B (ms)": "median of B, of several repeats the median of theirs",
+    "B times as fast": "the time of A over that of B: below 1 B is slower",
+    "low": "lower end of the interval",
     "high": "upper end of it",
-    "judged by": "95% interval of the ratio, or a rule of thumb by quartiles",
 }
 
 
-def comparison_page(comparison: Comparison, name_a: str, name_b: str) -> str:
-    """Return a comparison as an HTML page, from whatever runs it is."""
-    charts = {} if comparison.timed.empty else {KEY: _ratios(comparison)}
-    tables = {"times": _times(comparison)} if charts else {}
-    machine_a, machine_b = comparison.machines
-    head = say(
-        "# {title} compared\n\n**A** {a}, {machine_a}\\\n**B** {b}, {machine_b}\n\n{models}\n\n{ceilings}\n\n{all}",
-        title=f"{machine_a} and {machine_b}" if machine_a != machine_b else f"Two runs of {machine_a}",
-        a=name_a,
-        b=name_b,
-        machine_a=machine_a,
-        machine_b=machine_b,
-        models=models_table(comparison.models, comparison.machines),
-        ceilings=ceilings_table(comparison.ceilings, comparison.machines),
-        all=summary(comparison),
+def machines(runs: Sequence[Run], prices: Mapping[str, float]) -> Markdown:
+    """Return what compares machines: models, ceilings, what differs; for any number of runs."""
+    names = [run.name for run in runs]
+    head = [
+        say("**{name}**: {machine}, {source}", name=run.name, machine=run.machine, source=run.source) for run in runs
+    ]
+    tables = [models_table(models(runs, prices), names), ceilings_table(runs), differences(runs)]
+    return Markdown("\n\n").join(
+        [Markdown("\\\n").join(head), *(table.markdown() for table in tables if len(table.rows))]
     )
-    times = [f"## {HEADING}\n\nAbove a ratio of 1 B is slower."] if charts else []
-    parts = [re.sub(r"^###", "##", part) for part in comparison_parts(comparison)]
-    placed = [PlacedChart(key, HEADING, chart.title, chart.note) for key, chart in charts.items()]
-    text = "\n\n".join([head, *times, *filter(None, parts)])
-    return render(Page(to_html(Markdown(text), placed), charts, tables=tables))
 
 
-def _times(comparison: Comparison) -> RowTable:
-    """Return all times that both runs have, with numbers as numbers."""
-    timed = comparison.timed
-    words = time_table(comparison, show_all=True).loc[timed.index, ["stage", "cell", "row", "verdict", "judged by"]]
-    numbers = timed[["median_a", "median_b", "ratio", "low", "high"]].set_axis(list(MEANINGS)[:5], axis="columns")
-    return row_table(pd.concat([words, numbers], axis="columns"), MEANINGS, told_by="verdict")
+def details(pair: Pair, every: bool) -> Markdown:
+    """Return what differs row by row between two runs; every: all rows, and times that are the same too."""
+    differing = pair.times if every else pair.times[pair.times["verdict"] != SAME]
+    shown = differing.assign(gain=[interval(row) for _, row in differing.iterrows()])
+    of_times: Columns = [
+        *OF_ROW,
+        ("quantity", "quantity", text),
+        ("A, ms", "median_ms_a", number),
+        ("B, ms", "median_ms_b", number),
+        ("B times as fast (interval)", "gain", text),
+        ("verdict", "verdict", text),
+        ("repeats A", "repeats_a", count),
+        ("repeats B", "repeats_b", count),
+    ]
+    of_memory: Columns = [
+        *OF_ROW,
+        ("quantity", "quantity", text),
+        ("A", "bytes_a", data_size),
+        ("B", "bytes_b", data_size),
+        ("B over A", "ratio", times),
+    ]
+    of_outcomes: Columns = [*OF_ROW, ("A", "status_a", text), ("B", "status_b", text), ("why", "reason_b", text)]
+    tables = [
+        Table(
+            "verdicts", "Times by verdict:", _counts(pair), [("verdict", "verdict", text), ("times", "times", count)]
+        ),
+        Table("times", "Times that differ, the worst first:", shown, of_times),
+        Table("memory", "Peaks of memory that differ:", pair.memory, of_memory),
+        Table("outcomes", "Outcomes that changed:", pair.outcomes, of_outcomes),
+        Table("only_a", "Only in A:", pair.only_in_a, [*OF_ROW, ("outcome", "status", text)]),
+        Table("only_b", "Only in B:", pair.only_in_b, [*OF_ROW, ("outcome", "status", text)]),
+    ]
+    return Markdown("\n\n").join(replace(table, all_rows=every).markdown() for table in tables if len(table.rows))
 
 
-def _ratios(comparison: Comparison) -> Chart:
-    """Draw each ratio of B to A, one line per stage and quantity, in the colour of its verdict."""
-    timed, words = comparison.timed, verdict_words(comparison.tolerance)
-    drawn = timed[["stage", "cell", "row", "quantity", "median_a", "median_b", "ratio", "low", "high", "verdict"]]
-    drawn = drawn.assign(line=drawn["stage"] + ", " + drawn["quantity"], verdict=drawn["verdict"].map(words))
-    looks = {word: COLOURS[verdict] for verdict, word in words.items() if verdict in set(timed["verdict"])}
-    x, y = axis("ratio", "B / A", log=True), bars_axis("line", list(drawn["line"]))
-    told = tooltip(
-        stage="stage",
-        cell="cell",
-        row="row",
-        median_a="A (ms)",
-        median_b="B (ms)",
-        ratio="B / A",
-        low="from",
-        high="to",
-        verdict="verdict",
+def _counts(pair: Pair) -> pd.DataFrame:
+    return pair.times["verdict"].value_counts(sort=False).rename("times").reset_index()
+
+
+def html(runs: Sequence[Run], prices: Mapping[str, float], pair: Pair | None) -> str:
+    """Return the comparison as an HTML page."""
+    title = say("# {names} compared", names=" and ".join(dict.fromkeys(run.machine for run in runs)))
+    blocks: list[str] = [title, machines(runs, prices)]
+    if pair is None or pair.times.empty:
+        return render(Page(to_html("\n\n".join(blocks))))
+    chart, table = _ratios(pair), _rows(pair)
+    blocks += [f"## Every time\n\n![{chart.title}](figures/{KEY}.svg)", details(pair, every=False)]
+    drawn = {KEY: specification(chart)}
+    return render(Page(to_html("\n\n".join(blocks), drawn), drawn, {"times": row_table(table, MEANINGS, "verdict")}))
+
+
+def _rows(pair: Pair) -> pd.DataFrame:
+    names = ["stage", "cell", "row", "quantity", "verdict"]
+    numbers = pair.times[["median_ms_a", "median_ms_b", "ratio", "low", "high"]].set_axis(
+        list(MEANINGS), axis="columns"
     )
-    faint = {"condition": {"param": "shown", "value": 0.6}, "value": 0.04}
-    points = mark(
-        "point", {**POINTS, "size": 50}, x=x, y=y, color=coloured("verdict", looks), opacity=faint, tooltip=told
+    return pd.concat([pair.times[names], numbers], axis="columns")
+
+
+def _ratios(pair: Pair) -> Chart:
+    rows = pair.times.assign(line=pair.times["stage"] + ", " + pair.times["quantity"])
+    return Chart(
+        "ratios",
+        "How many times as fast B is, one point a time that both have",
+        rows.sort_values(["stage", "quantity"], kind="stable"),
+        "strip",
+        Axis("ratio", "B times as fast", log=True),
+        Axis("line"),
+        "verdict",
+        limits=[Limit(1.0, "the same")],
+        hover={
+            "cell": "cell",
+            "row": "row",
+            "A (ms)": "median_ms_a",
+            "B (ms)": "median_ms_b",
+            "from": "low",
+            "to": "high",
+        },
     )
-    by_legend = [{"name": "shown", "select": {"type": "point", "fields": ["verdict"]}, "bind": "legend"}]
-    spec = {
-        "height": {"step": 26},
-        "layer": [
-            {"data": {"values": [{"same": 1}]}, **mark("rule", DASHED, x={**x, "field": "same"})},
-            {"params": by_legend, **points},
-        ],
-    }
-    return Chart("ratios", "Time of B over that of A, one point per time that both have", spec, records(drawn))

@@ -35,7 +35,7 @@ class Chart:
     """A chart of a section; `name` is unique in it, and its file's.
 
     mark: `bar`, horizontal bars, those of one `y` side by side; `stack`, horizontal bars whose parts follow each other;
-    `line`, points joined by `colour`; `point`, points that carry their `label`.
+    `strip`, points of one `y` on a line; `line`, points joined by `colour`; `point`, points that carry their `label`.
     title: what is seen. rows: with `status`, as a frame has it; an unstable row is drawn faint, one without a value by
     its outcome. colour: the column that gives colours, each name the same in all charts (look.py). label: the column
     written beside marks. panel: a column that splits the chart, drawn below each other and chosen from on the page.
@@ -46,7 +46,7 @@ class Chart:
     name: str
     title: str
     rows: pd.DataFrame
-    mark: Literal["bar", "stack", "line", "point"]
+    mark: Literal["bar", "stack", "strip", "line", "point"]
     x: Axis
     y: Axis
     colour: str = ""
@@ -59,8 +59,8 @@ class Chart:
 
     @property
     def is_horizontal(self) -> bool:
-        """Whether it is of bars, whose numbers are on the x axis."""
-        return self.mark in ("bar", "stack")
+        """Whether names stand below each other, and only the x axis has numbers."""
+        return self.mark in ("bar", "stack", "strip")
 
     @property
     def drawn(self) -> pd.DataFrame:

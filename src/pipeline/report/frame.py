@@ -29,6 +29,8 @@ Records = Sequence[Mapping[str, Any]]
 # Rows with the same values here pool the spread of their repeats.
 KIND = ("phase", "clock", "precision", "dtype")
 WHOLE_STEP = "train_step"
+# What a phase shares with the whole step that it is of.
+OF_STEP = ("size", "precision", "context_length", "batch_size", "world_size", "variant", "impl", "way", "clock")
 LIMIT = f"{SETTING}unstable_rel_error"
 
 
@@ -59,16 +61,17 @@ def readable(rows: pd.DataFrame) -> pd.DataFrame:
 
 def fold(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     """Fold rows that are the same in `keys`, the repeats of each other, into one; see the head of this module."""
-    keys = [name for name in keys if name in rows]
-    names = rows[keys].astype("string").fillna("").agg(" ".join, axis=1) if keys else pd.Series("", rows.index)
+    names = _joined(rows, keys)
     has_figures = rows["status"].isin(WITH_FIGURES)
     # A repeat with figures speaks for those without; the order of rows stays.
-    first = rows.assign(name=names, lacks=~has_figures).sort_values("lacks", kind="stable").drop_duplicates("name")
-    first = first.sort_index().drop(columns="lacks").set_index("name")
+    spoken = pd.concat([rows[has_figures], rows[~has_figures]])
+    first = spoken[~names[spoken.index].duplicated()].sort_index()
+    first = first.set_axis(pd.Index(names[first.index]))
     measured, of = rows[has_figures], names[has_figures]
+    speaks = first["status"].isin(WITH_FIGURES)  # what else was read of a row without figures stays
     for name in measured.select_dtypes("number"):
         if name not in (*keys, "repeat") and not name.startswith(SETTING):
-            first[name] = measured[name].groupby(of).median().reindex(first.index)
+            first[name] = measured[name].groupby(of).median().reindex(first.index).where(speaks, first[name])
     first["cards"] = measured["cards"].groupby(of).agg(lambda cards: ", ".join(dict.fromkeys(cards)))
     first["repeats"] = of.groupby(of).size().reindex(first.index, fill_value=0)
     first = first.drop(columns="repeat", errors="ignore")
@@ -109,16 +112,21 @@ def _whole_steps_ms(first: pd.DataFrame) -> pd.Series:
     if "phase" not in first or not (first["phase"] == WHOLE_STEP).any():
         return pd.Series(0.0, index=first.index)
     steps = first[first["phase"] == WHOLE_STEP]
-    # The name of a row begins with the axes of its cell and may go on with keys such as its phase.
-    cells = [name for name in first if name in ("size", "precision", "context_length", "world_size", "variant", "impl")]
-    of = lambda rows: rows[cells].astype("string").fillna("").agg(" ".join, axis=1) if cells else ""  # noqa: E731
-    return of(first).map(steps["median_ms"].groupby(of(steps)).max()).fillna(0.0)
+    every = _joined(first, OF_STEP)
+    return every.map(steps["median_ms"].groupby(every[steps.index]).max()).fillna(0.0)
+
+
+def _joined(rows: pd.DataFrame, columns: Sequence[str]) -> pd.Series:
+    """Join columns of text to one name a row; those that are not there are left out."""
+    present = [name for name in columns if name in rows]
+    if not present:
+        return pd.Series("", index=rows.index)
+    return rows[present].astype("string").fillna("").agg(" ".join, axis=1)
 
 
 def _with_pooled_spread(first: pd.DataFrame) -> pd.DataFrame:
     """Add how far repeats of the same kind lie apart, unstable ones too: a single process stands for them as well."""
-    kind = [name for name in KIND if name in first]
-    kinds = first[kind].astype("string").fillna("").agg(" ".join, axis=1) if kind else pd.Series("", first.index)
+    kinds = _joined(first, KIND)
     pooled = {name: pooled_repeat_spread(group) for name, group in first["medians_ms"].dropna().groupby(kinds)}
     known = {name: spread for name, spread in pooled.items() if spread is not None}
     return first.assign(

@@ -11,9 +11,22 @@ LINES = ("-", "--", "-.", ":")
 
 # One colour, one meaning. Names that share it differ in line and marker.
 MEANINGS = {
-    BLUE: ("ours", "tuned", "bucketed", "naive", "flat", "overlap", "ours, in PyTorch", "ours, FSDP", "measured"),
+    BLUE: (
+        "ours",
+        "tuned",
+        "bucketed",
+        "naive",
+        "flat",
+        "overlap",
+        "ours, in PyTorch",
+        "ours, FSDP",
+        "measured",
+        "faster",
+    ),
     ORANGE: ("torch", "cuDNN", "FlashAttention-2", "efficient", "SDPA", "flex", "torch, FSDP", "torch, DDP"),
     GREEN: ("FlashAttention-4", "Liger", "torchao", "optimizer", "optimizer_state"),
+    "#BCC5CE": ("same",),
+    "#7F8FA6": ("undecided",),
     GREY: ("eager", "as written", "plain", "none", "one process", "predicted"),
     "#3F3F3F": ("compiled", "plain, compiled"),
     BLACK: ("fp32",),
@@ -23,7 +36,7 @@ MEANINGS = {
     "#8A6FD1": ("fp8",),
     "#332288": ("computation", "matmul"),
     "#AA4499": ("communication",),
-    VERMILION: ("softmax", "waiting"),
+    VERMILION: ("softmax", "waiting", "slower"),
     "#8C510A": ("normalisation",),
     PURPLE: ("elementwise",),
     "#661100": ("reduction",),

@@ -11,7 +11,7 @@ from pipeline.report.chart import Axis, Chart
 from pipeline.report.formats import code, number, text, times
 from pipeline.report.frame import with_figures
 from pipeline.report.section import Part
-from pipeline.report.table import Table
+from pipeline.report.table import Columns, Table
 from pipeline.report.versus import versus
 
 MOST_PANELS = 4
@@ -78,7 +78,7 @@ def parts(rows: pd.DataFrame, stage: Stage) -> list[Part]:
     found = ranked(rows, stage)
     if found.empty:
         return []
-    columns = [
+    columns: Columns = [
         ("your own", "label", code),
         ("problem", "problem", text),
         ("ms", "median_ms", number),
@@ -94,7 +94,7 @@ def parts(rows: pd.DataFrame, stage: Stage) -> list[Part]:
     shown = found[found["problem"].isin(found["problem"].unique()[:MOST_PANELS])]
     who = np.where(shown["own"], "your own", "others")
     chart = Chart(
-        "own",
+        "own_chart",
         "Your own beside the others",
         shown.assign(who=who, words=shown["median_ms"].map(number, na_action="ignore")),
         "bar",
@@ -121,7 +121,7 @@ def first_rows(frames: Mapping[str, pd.DataFrame], stages: Mapping[str, Stage]) 
 
 def first_table(rows: pd.DataFrame) -> Table:
     """Write `first_rows` as the first screen's table."""
-    columns = [
+    columns: Columns = [
         ("your own", "label", code),
         ("stage", "stage", text),
         ("problem", "problem", text),

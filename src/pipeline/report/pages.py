@@ -31,20 +31,21 @@ def write_pages(asked: Asked, stages: Stages, folder: Path) -> None:
         raise UserError("there is nothing to write up: no cell has been measured")
     found = facts.records_by_stage(records)
     frames = {name: frame.build(stages[name], found[name]) for name in stages if name in found}
-    told = [_told(stages[name], stages, frames) for name in frames]
+    every = [told(stages[name], stages, frames) for name in frames]
     cells = facts.cells(records, stages)
-    pages = writeup(asked, cells, told, frames, stages), course.page(told)
+    pages = writeup(asked, cells, every, frames, stages), course.page(every)
     try:
-        _draw(told, folder / FIGURES)
+        _draw(every, folder / FIGURES)
         write_text(folder / WRITEUP, pages[0])
         write_text(folder / COURSE, pages[1])
-        write_text(folder / HTML, report_page(pages[0], told, found, cells, stages))
-        write_text(folder / SUMMARY, summary(asked, cells, told))
+        write_text(folder / HTML, report_page(pages[0], every, found, cells, stages))
+        write_text(folder / SUMMARY, summary(asked, cells, every))
     except OSError as error:
         raise UserError(f"cannot write the pages into {folder}: {error}") from None
 
 
-def _told(stage: Stage, stages: Stages, frames: Mapping[str, pd.DataFrame]) -> Told:
+def told(stage: Stage, stages: Stages, frames: Mapping[str, pd.DataFrame]) -> Told:
+    """Return what a stage tells, from the frames of all stages."""
     rows = frames[stage.name]
     shown = own.without_own(rows, stage)
     beside = {name: own.without_own(frames[name], stages[name]) for name in stage.reads if name in frames}

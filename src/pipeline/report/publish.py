@@ -16,7 +16,7 @@ from pipeline.errors import UserError
 
 ARCHIVE = "records.tar.xz"
 FOLDERS = ("figures", "tables")
-PAGES = ("report.html", "summary.json")
+PAGES = ("course.md", "report.html", "summary.json")
 FILES = ("writeup.md", *PAGES, "figures/*.svg", "tables/*.csv", ARCHIVE)
 # What pages say of tables, in Markdown and in HTML, and what they say where these lie beside the page.
 TABLES_HERE = {
@@ -102,7 +102,8 @@ def _copy(writeup: Path, results: Path, folder: Path) -> None:
         _copy_files(writeup.parent, writeup.parent.glob(page), folder)
         _name_tables(folder / page)
     _copy_files(writeup.parent / "figures", files_below(writeup.parent / "figures", ".svg"), folder / "figures")
-    _require_images(writeup, folder)
+    for page in (writeup, writeup.with_name("course.md")):
+        _require_images(page, folder)
     _copy_files(results, results.glob("*/*.csv"), folder / "tables")
     with tarfile.open(
         folder / ARCHIVE, "w:xz", dereference=True
@@ -127,12 +128,12 @@ def _copy_files(source: Path, paths: Iterable[Path], target: Path) -> None:
         shutil.copyfile(path, copied)
 
 
-def _require_images(writeup: Path, folder: Path) -> None:
-    """Raise UserError where the write-up shows an image that the folder with its copy lacks."""
-    dead = [link for link in shown_images(writeup) if not (folder / link).is_file()]
+def _require_images(page: Path, folder: Path) -> None:
+    """Raise UserError where a page shows an image that the folder with its copy lacks."""
+    dead = [link for link in shown_images(page) if not (folder / link).is_file()]
     if dead:
         others = f" and {len(dead) - 1} more" if dead[1:] else ""
-        raise UserError(f"{writeup} shows {dead[0]}{others}, but there is no such figure: run snakemake again")
+        raise UserError(f"{page} shows {dead[0]}{others}, but there is no such figure: run snakemake again")
 
 
 def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:

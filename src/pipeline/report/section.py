@@ -27,6 +27,16 @@ class Change:
 
 
 @dataclass(frozen=True)
+class Compared:
+    """A figure by which machines are compared: what it is of, its unit, its value and outcome."""
+
+    what: str
+    unit: str
+    value: float
+    status: str = "ok"
+
+
+@dataclass(frozen=True)
 class FirstScreen:
     """The first screen of the page: one line, one chart, one table of models, and these as numbers (summary.json)."""
 
@@ -41,7 +51,8 @@ class Section:
     """A stage's section; its title is the stage's question.
 
     answer: one sentence or two, a template filled with values (`say`). parts: tables and charts in reading order; those
-    without rows are left out. for_course: further ones, which only the course's page shows.
+    without rows are left out. for_course: further ones, which only the course's page shows. compared: a few figures by
+    which machines are compared.
     """
 
     answer: str
@@ -49,6 +60,7 @@ class Section:
     changes: Sequence[Change] = ()
     first_screen: FirstScreen | None = None
     for_course: Sequence[Part] = ()
+    compared: Sequence[Compared] = ()
 
 
 def say(template: str, **values: Any) -> Markdown:

@@ -3,6 +3,7 @@
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -127,6 +128,15 @@ def _stacks(axes: Axes, chart: Chart, rows: pd.DataFrame, looks: dict[str, str])
     _names_down(axes, chart, groups)
 
 
+def _strips(axes: Axes, chart: Chart, rows: pd.DataFrame, looks: dict[str, str]) -> None:
+    groups = list(dict.fromkeys(rows[chart.y.column]))
+    for kind, own in rows.groupby(chart.colour, sort=False) if chart.colour else [("", rows)]:
+        colour = looks.get(str(kind), style("ours")["color"])
+        places = own[chart.y.column].map(groups.index)
+        axes.plot(own[chart.x.column], places, "o", color=colour, alpha=0.6, label=str(kind) or None)
+    _names_down(axes, chart, groups)
+
+
 def _names_down(axes: Axes, chart: Chart, groups: list) -> None:
     axes.set_yticks(range(len(groups)), [str(group) for group in groups])
     axes.set_ylim(len(groups) - 0.4, -0.6)
@@ -187,7 +197,7 @@ def _name_points(axes: Axes, chart: Chart, rows: pd.DataFrame) -> None:
         axes.annotate(words, at, offset, textcoords="offset points", ha=side, va="center", fontsize=SMALL_PT)
 
 
-_MARKS = {"bar": _bars, "stack": _stacks, "line": _lines, "point": _points}
+_MARKS = {"bar": _bars, "strip": _strips, "stack": _stacks, "line": _lines, "point": _points}
 
 
 def _statuses(rows: pd.DataFrame) -> pd.Series:
@@ -240,10 +250,9 @@ def _limits(axes: Axes, chart: Chart) -> None:
     across = axes.axvline if chart.is_horizontal else axes.axhline
     for limit in chart.limits:
         across(limit.value, color=NO_COLOUR, linewidth=1.0, linestyle=":")
-        if chart.is_horizontal:
-            at, where = (limit.value, 1), {"xycoords": ("data", "axes fraction"), "ha": "right", "va": "bottom"}
-        else:
-            at, where = (1, limit.value), {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "bottom"}
+        data, edge = ("data", "axes fraction") if chart.is_horizontal else ("axes fraction", "data")
+        at = (limit.value, 1.0) if chart.is_horizontal else (1.0, limit.value)
+        where: dict[str, Any] = {"xycoords": (data, edge), "ha": "right", "va": "bottom"}
         axes.annotate(limit.label, at, (0, 2), textcoords="offset points", fontsize=SMALL_PT, color=NO_COLOUR, **where)
 
 
@@ -262,7 +271,7 @@ def _legend(figure: Figure, places: np.ndarray) -> None:
 
 
 def _settle(figure: Figure) -> None:
-    """Lay the figure out and fix its axes to a ten-thousandth of its size: the last bits of the layout differ by run."""
+    """Lay the figure out and fix its axes to a ten-thousandth of its size: the last bits of a layout differ."""
     figure.draw_without_rendering()
     figure.set_layout_engine(None)
     for axes in figure.axes:

@@ -13,6 +13,8 @@ MOST_ROWS, MOST_COLUMNS = 12, 10
 OUTCOME_WORDS = {"oom": "OOM", "skipped": "skipped", "unstable": "unstable", "wrong": "wrong", "failed": "failed"}
 NOTHING = "–"
 TO_THE_LEFT: tuple[Form, ...] = (text, code)
+Column = tuple[str, str, Form]
+Columns = list[Column]
 
 
 @dataclass(frozen=True)
@@ -27,14 +29,14 @@ class Table:
     name: str
     caption: str
     rows: pd.DataFrame
-    columns: Sequence[tuple[str, str, Form]]
+    columns: Sequence[Column]
     all_rows: bool = False
 
     def markdown(self) -> Markdown:
         """Write the table as Markdown under its caption."""
         shown = self.rows if self.all_rows else self.rows.head(MOST_ROWS)
         lines = [[_cell(row, name, form) for _, name, form in self.columns] for row in shown.to_dict("records")]
-        heads = [Markdown.escape(head) for head, _, _ in self.columns]
+        heads: list[str] = [Markdown.escape(head) for head, _, _ in self.columns]
         rule = [":--" if form in TO_THE_LEFT else "--:" for _, _, form in self.columns]
         written = "\n".join("| " + " | ".join(line) + " |" for line in [heads, rule, *lines])
         more = len(self.rows) - len(shown)

@@ -47,7 +47,7 @@ def versus(
 
 
 def judge(base: Row, other: Row) -> dict[str, Any]:
-    """Return COLUMNS for two rows of a frame: the time of `base` over that of `other`, and whether `other` is faster."""
+    """Return COLUMNS for two rows of a frame: the time of `base` over that of `other`, whether `other` is faster."""
     found = _by_repeats(base, other) or _by_quartiles(base, other)
     if "unstable" in (base["status"], other["status"]):
         found["verdict"] = UNDECIDED
@@ -65,10 +65,10 @@ def _by_repeats(base: Row, other: Row) -> dict[str, Any] | None:
         for row in (base, other)
         if row.get("spread_degrees") is not None and not math.isnan(row["spread_degrees"])
     ]
-    samples = base.get("samples_of_repeats"), other.get("samples_of_repeats")
-    if not spreads or not all(isinstance(each, list) for each in samples):
+    first, second = base.get("samples_of_repeats"), other.get("samples_of_repeats")
+    if not spreads or not isinstance(first, list) or not isinstance(second, list):
         return None
-    verdict = compare_samples(*samples, max(spreads, key=lambda spread: spread.log_std))
+    verdict = compare_samples(first, second, max(spreads, key=lambda spread: spread.log_std))
     if verdict.low is None or verdict.high is None:
         return None
     return {"ratio": 1 / verdict.ratio, "low": 1 / verdict.high, "high": 1 / verdict.low, "verdict": verdict.word}

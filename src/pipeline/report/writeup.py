@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import pandas as pd
 
@@ -9,28 +10,19 @@ from pipeline.cells.stage import Stages
 from pipeline.report import facts, own
 from pipeline.report.asked import Asked
 from pipeline.report.chart import Chart
-from pipeline.report.formats import Form, code, count, interval, percent, text
+from pipeline.report.formats import code, count, interval, percent, text
 from pipeline.report.markup import Markdown, one_line
 from pipeline.report.section import Change, Part, say
-from pipeline.report.table import Table
+from pipeline.report.table import Columns, Table
 from pipeline.report.told import Told
 from pipeline.report.versus import FASTER, SAME, SLOWER, UNDECIDED
 
 MOST_CHANGES = 8
+# An undecided change that seems to gain less is not shown.
+WORTH_A_LOOK = 1.05
 TRUST = "How far to trust it"
-RULES = """\
-Every number comes from a record. A time is the median of a cell's samples, and of several repeats, each in a process of
-its own, the median of theirs. `~` marks a time as *unstable*: its median is not known closely, its repeats contradict
-each other, or something other than a power limit slowed the GPU down.
-
-Of two times the page tells the ratio, its 95% interval and a verdict: *faster* or *slower* if the interval excludes 1 and
-the ratio is off by 1% or more, *same* if the interval lies within 2% of 1, else *undecided*; so is all that rests on an
-unstable time. The interval combines the spread between repeats and within each. Where no cell of a stage was repeated it
-is the range of the quartiles, and only a ratio off by 5% or more is called.
-
-A rate in TFLOP/s counts the FLOPs of the model's mathematics. In steps attention counts whole, as the usual formula for
-MFU has it; of attention alone the pairs that the mask leaves count once, in the backward pass 2.5 times. GB are 10^9
-bytes. Peaks are the data sheet's where one is known."""
+# What words such as unstable and faster mean: written by hand, true of every run.
+RULES = Path(__file__).parent / "trust.md"
 
 
 def writeup(
@@ -49,7 +41,7 @@ def writeup(
 def first_screen(
     cells: pd.DataFrame, told: Sequence[Told], frames: Mapping[str, pd.DataFrame], stages: Stages
 ) -> list[str]:
-    """Return the first screen's blocks: a line, a chart, the models, what to change, and what to know before trusting it."""
+    """Return the first screen's blocks: a line, a chart, the models, what to change, what to know first."""
     machines = " and ".join(sorted(cells["machine"].unique()))
     screens = [(each, each.section.first_screen) for each in told if each.section and each.section.first_screen]
     blocks: list[str] = [say("# {machines}: how fast it trains language models", machines=machines)]
@@ -65,7 +57,7 @@ def first_screen(
 
 
 def changes(found: Sequence[Change]) -> pd.DataFrame:
-    """Return the changes that the first screen shows: those that are faster, largest gain first, then undecided ones."""
+    """Return the changes of the first screen: those that are faster, largest gain first, then undecided ones."""
     rows = pd.DataFrame(
         [
             {
@@ -81,6 +73,7 @@ def changes(found: Sequence[Change]) -> pd.DataFrame:
     )
     if rows.empty:
         return rows
+    rows = rows[(rows["verdict"] == FASTER) | (rows["ratio"] >= WORTH_A_LOOK)]
     rows = rows.assign(gain=[interval(row) for _, row in rows.iterrows()])
     order = rows["verdict"].map({FASTER: 0, UNDECIDED: 1}).fillna(2)
     return rows.assign(order=order).sort_values(["order", "ratio"], ascending=[True, False]).head(MOST_CHANGES)
@@ -88,7 +81,7 @@ def changes(found: Sequence[Change]) -> pd.DataFrame:
 
 def _changes_table(rows: pd.DataFrame) -> Table:
     """Return the first screen's table of changes."""
-    columns: list[tuple[str, str, Form]] = [
+    columns: Columns = [
         ("change", "change", text),
         ("measured on", "where", text),
         ("from", "from", text),
@@ -142,7 +135,7 @@ def _trust_line(cells: pd.DataFrame, frames: Mapping[str, pd.DataFrame]) -> str:
 def _alarms(cells: pd.DataFrame) -> list[str]:
     """Return what a reader must see first: cells that failed, and cells measured beside other work."""
     failed = cells[cells["status"] == "failed"]
-    columns: list[tuple[str, str, Form]] = [
+    columns: Columns = [
         ("stage", "stage", text),
         ("cell", "cell", code),
         ("how it ended", "reason", code),
@@ -159,7 +152,7 @@ def _alarms(cells: pd.DataFrame) -> list[str]:
 
 
 def _trust(asked: Asked, cells: pd.DataFrame, frames: Mapping[str, pd.DataFrame]) -> list[str]:
-    stages: list[tuple[str, str, Form]] = [
+    stages: Columns = [
         ("stage", "stage", text),
         ("cells", "cells", count),
         ("with figures", "with_figures", count),
@@ -171,14 +164,14 @@ def _trust(asked: Asked, cells: pd.DataFrame, frames: Mapping[str, pd.DataFrame]
         ("at a capped clock", "capped", count),
         ("GPU sets", "cards", count),
     ]
-    lacking: list[tuple[str, str, Form]] = [
+    lacking: Columns = [
         ("stage", "stage", text),
         ("outcome", "status", text),
         ("cells", "cells", count),
         ("reason", "reason", text),
         ("such as", "example", code),
     ]
-    missing: list[tuple[str, str, Form]] = [
+    missing: Columns = [
         ("stage", "stage", text),
         ("cells", "cells", count),
         ("all of them", "shared", code),
@@ -207,7 +200,11 @@ def _trust(asked: Asked, cells: pd.DataFrame, frames: Mapping[str, pd.DataFrame]
             all_rows=True,
         ),
     ]
-    return [f"## {TRUST}", RULES, *(table.markdown() for table in tables if len(table.rows))]
+    return [
+        f"## {TRUST}",
+        RULES.read_text(encoding="utf-8").strip(),
+        *(table.markdown() for table in tables if len(table.rows)),
+    ]
 
 
 def _reproduce(asked: Asked, cells: pd.DataFrame) -> list[str]:
@@ -217,7 +214,8 @@ def _reproduce(asked: Asked, cells: pd.DataFrame) -> list[str]:
         "## Reproduce",
         f"    {one_line(shlex.join(words))}",
         say(
-            "In a clone at commit {commits}. Each record holds the command of its cell; `results/<stage>/cells.csv` lists them.",
+            "In a clone at commit {commits}. Each record holds the command of its cell, `results/<stage>/cells.csv` "
+            "all of them.",
             commits=" / ".join(commits) or "unknown",
         ),
     ]

@@ -22,7 +22,8 @@ def specification(chart: Chart) -> Spec:
     """Return the specification of a chart with its data, which JSON can hold."""
     layers = [*_MARKS[chart.mark](chart), *_limits(chart)]
     pick = _picker(chart) if chart.panel else {}
-    height = {"step": BAR_PX if chart.mark == "bar" else STACK_PX} if chart.is_horizontal else HEIGHT_PX
+    step = {"step": BAR_PX if chart.mark == "bar" else STACK_PX}
+    height: Any = step if chart.is_horizontal else HEIGHT_PX
     if chart.mark == "bar" and chart.colour:
         height = {"step": BAR_PX, "for": "offset"}
     return {
@@ -59,7 +60,7 @@ def _picker(chart: Chart) -> Spec:
 
 
 def _bars(chart: Chart) -> list[Spec]:
-    shared = {"y": _names(chart)}
+    shared: Spec = {"y": _names(chart)}
     if chart.colour:
         order = list(dict.fromkeys(chart.drawn[chart.colour].astype(str)))
         shared["yOffset"] = {"field": chart.colour, "sort": order, "scale": {"paddingInner": 0.1}}
@@ -101,7 +102,7 @@ def _lines(chart: Chart) -> list[Spec]:
 
 def _points(chart: Chart) -> list[Spec]:
     shared = {"x": _numbers(chart.x, _powers(chart)), "y": _numbers(chart.y)}
-    shape = {}
+    shape: Spec = {}
     if chart.colour:
         names = list(dict.fromkeys(chart.drawn[chart.colour].astype(str)))
         markers = [SHAPES.get(style(name)["marker"], "circle") for name in names]
@@ -116,7 +117,12 @@ def _points(chart: Chart) -> list[Spec]:
     ]
 
 
-_MARKS = {"bar": _bars, "stack": _stacks, "line": _lines, "point": _points}
+def _strips(chart: Chart) -> list[Spec]:
+    encoding = {"y": _names(chart), "x": _numbers(chart.x), **_colour(chart), "tooltip": _hover(chart)}
+    return [{"mark": {"type": "point", "filled": True, "size": 45, "opacity": 0.6}, "encoding": encoding}]
+
+
+_MARKS = {"bar": _bars, "strip": _strips, "stack": _stacks, "line": _lines, "point": _points}
 
 
 def _limits(chart: Chart) -> list[Spec]:

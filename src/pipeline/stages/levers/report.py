@@ -174,7 +174,7 @@ def _setting(plain: pd.DataFrame) -> str:
 
 def _line(both: pd.DataFrame, plain: pd.DataFrame) -> str:
     """Say what the largest model reaches whose two steps are stable and not limited by the host."""
-    sure = both[(both["verdict"] == "faster") & (both["limited_by"].fillna("gpu") == "gpu")]
+    sure = both[(both["verdict"] == "faster") & (both["limited_by"].isna() | (both["limited_by"] == "gpu"))]
     if sure.empty:
         return say("{models} models were measured as written and tuned.", models=len(both))
     best = sure.iloc[-1]

@@ -1,0 +1,45 @@
+"""Small frames for tests that say only what they are about."""
+
+import pandas as pd
+
+from pipeline.report.frame import fold
+
+SAMPLES = 12
+
+
+def samples(median_ms, spread=0.004):
+    """Return samples about a median, evenly apart by a share of it."""
+    return [median_ms * (1 + spread * (place - (SAMPLES - 1) / 2) / SAMPLES) for place in range(SAMPLES)]
+
+
+def timed(name, median_ms, **columns):
+    """Return a row as a stage's rows are before repeats are folded."""
+    values = samples(median_ms)
+    return {
+        "name": name,
+        "phase": "train_step",
+        "status": "ok",
+        "reason": None,
+        "samples_ms": values,
+        "median_ms": median_ms,
+        "q1_ms": values[3],
+        "q3_ms": values[8],
+        "setting_unstable_rel_error": 0.05,
+        "cards": "a GPU",
+        **columns,
+    }
+
+
+def failed(name, status="oom", reason="CUDA out of memory", **columns):
+    """Return a row without figures."""
+    return {"name": name, "phase": "train_step", "status": status, "reason": reason, "cards": "a GPU", **columns}
+
+
+def folded(*rows, keys=("name",)):
+    """Return rows as a frame."""
+    return fold(pd.DataFrame(list(rows)), keys)
+
+
+def repeated(name, medians_ms, **columns):
+    """Return the rows of the repeats of one cell."""
+    return [timed(name, median, repeat=number, **columns) for number, median in enumerate(medians_ms, 1)]

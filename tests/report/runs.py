@@ -1,0 +1,38 @@
+"""Records of the levers stage, for tests of whole pages."""
+
+import json
+from dataclasses import asdict
+
+from pipeline.stages.levers.cell import Cell, Settings
+
+from ..records import CPU, record
+
+GPU = {
+    **CPU,
+    "kind": "NVIDIA H200",
+    "gpus": [{"name": "NVIDIA H200", "memory_bytes": 150 * 10**9}],
+    "gpus_taken": ["GPU-12345678-9"],
+}
+
+
+def step(levers, median_ms, **columns):
+    """Return a row of the levers stage as a record holds it."""
+    samples_ms = [median_ms * (1 + 0.0002 * place) for place in range(-6, 7)]
+    shared = {"first_step_ms": 9.0, "peak_bytes": 10**9, "first_loss": 9.0, "loss": 8.0}
+    return {"levers": levers, "status": "ok", "samples_ms": samples_ms, **shared, **columns}
+
+
+def levers_record(*rows, size="medium", machine=GPU, **parts):
+    """Return a record of the levers stage."""
+    cell, settings = asdict(Cell(size=size)), asdict(Settings())
+    return record(stage="levers", cell=cell, settings=settings, rows=list(rows), machine=machine, **parts)
+
+
+def written(folder, *records):
+    """Write records into a folder; return their paths as pages are asked for them."""
+    paths = []
+    for number, each in enumerate(records):
+        path = folder / f"{number}.json"
+        path.write_text(json.dumps(each))
+        paths.append(str(path))
+    return paths

@@ -1,0 +1,99 @@
+import numpy as np
+import pandas as pd
+import pytest
+
+from pipeline.registry import stages
+from pipeline.report.frame import build, card, in_order, known
+
+from ..records import CPU, record, timed_row
+from .frames import failed, folded, repeated, timed
+
+
+def test_a_row_has_the_median_of_its_repeats_their_number_and_their_spread():
+    [row] = folded(*repeated("a", [10.0, 10.3, 10.1], peak_bytes=7)).to_dict("records")
+    assert (row["median_ms"], row["repeats"], row["peak_bytes"]) == (10.1, 3, 7)
+    assert row["spread_pct"] == pytest.approx(3.0)
+    assert row["medians_ms"] == [10.0, 10.3, 10.1]
+    assert len(row["samples_of_repeats"]) == 3
+    assert row["status"] == "ok"
+
+
+def test_repeats_that_contradict_each_other_are_unstable_and_say_so():
+    frame = folded(*repeated("a", [324.0, 387.0, 324.0]), timed("b", 10.0))
+    assert list(frame["status"]) == ["unstable", "ok"]
+    assert "19%" in frame["reason"][0]
+
+
+def test_a_phase_may_contradict_itself_where_its_whole_step_would_not_notice():
+    phases = [timed("a", 100.0, phase="train_step"), *repeated("a", [0.01, 0.02], phase="waiting")]
+    frame = folded(*phases, keys=("name", "phase"))
+    assert set(frame["status"]) == {"ok"}
+
+
+def test_a_repeat_without_figures_leaves_the_others_theirs():
+    frame = folded(failed("a", repeat=1), *repeated("a", [10.0, 10.1]))
+    assert (frame["status"][0], frame["repeats"][0]) == ("ok", 2)
+
+
+def test_a_row_without_figures_keeps_its_outcome():
+    frame = folded(failed("a", repeat=1, error=0.5), failed("a", repeat=2, error=0.5), timed("b", 1.0))
+    assert (frame["status"][0], frame["reason"][0], frame["repeats"][0]) == ("oom", "CUDA out of memory", 0)
+    assert np.isnan(frame["median_ms"][0])
+    assert frame["error"][0] == 0.5
+
+
+def test_the_spread_of_repeats_is_pooled_by_kind_unstable_ones_too():
+    rows = [*repeated("a", [100.0, 130.0], precision="bf16"), timed("b", 50.0, precision="bf16")]
+    frame = folded(*rows, timed("c", 50.0, precision="fp32"), keys=("name", "precision"))
+    assert frame["spread_log_std"][1] == pytest.approx(np.log(1.3) / np.sqrt(2))
+    assert np.isnan(frame["spread_log_std"][2])
+
+
+def test_repeats_on_several_cards_name_each():
+    rows = [timed("a", 10.0, repeat=1), timed("a", 10.0, repeat=2, cards="another GPU")]
+    assert folded(*rows)["cards"][0] == "a GPU, another GPU"
+
+
+def test_a_card_is_named_by_machine_and_gpus():
+    machine = {**CPU, "kind": "NVIDIA X", "gpus_taken": ["GPU-1234567890", "GPU-abcdef0123"]}
+    assert card(record(machine=machine)) == "NVIDIA X 12345678 abcdef01"
+    assert card(record()) == "a CPU"
+
+
+def test_a_stage_s_frame_has_every_declared_column_and_one_row_for_its_repeats():
+    records = [
+        {**record(cell={**record()["cell"], "repeat": number}), "rows": [row]}
+        for number, row in ((1, timed_row(median_ms=2.0, q1_ms=1.9, q3_ms=2.1)), (2, timed_row(median_ms=2.0)))
+    ]
+    frame = build(stages()["timing"], records)
+    assert len(frame) == 1
+    assert set(stages()["timing"].row_types.column_names()) <= {*frame, "repeat"}
+    assert frame["repeats"][0] == 2
+
+
+def test_text_of_a_record_becomes_one_line():
+    odd = {**record(), "rows": [{**timed_row(), "median_ms": 2.0, "reason": "one\ntwo\x1b[2J"}]}
+    assert build(stages()["timing"], [odd])["reason"][0] == "one two\\x1b[2J"
+
+
+def test_the_faster_of_two_steps_has_the_higher_mfu_where_each_process_measured_its_peak():
+    rows = [
+        timed_row("train_step", model_tflops_per_s=rate, mfu_pct=100 * rate / peak, median_ms=1.0, repeat=1)
+        for rate, peak in ((1.0, 2.0), (1.5, 6.0))
+    ]
+    records = [
+        {**record(cell={**record()["cell"], "context_length": n}), "rows": [row]} for n, row in enumerate(rows, 1)
+    ]
+    mfu = build(stages()["timing"], records)["mfu_pct"]
+    assert list(mfu) == pytest.approx([100 / 6, 25.0])
+
+
+def test_known_keeps_rows_that_have_all_columns():
+    rows = pd.DataFrame({"a": [1, None], "b": [1, 2]})
+    assert len(known(rows, "a", "b")) == 1
+    assert known(rows, "c").empty
+
+
+def test_rows_are_sorted_as_listed_unknown_names_last():
+    rows = in_order(pd.DataFrame({"size": ["mine", "xl", "small"]}), ["size"], {"size": ["small", "xl"]})
+    assert list(rows["size"]) == ["small", "xl", "mine"]

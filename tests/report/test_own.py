@@ -1,0 +1,71 @@
+import pandas as pd
+import pytest
+
+from pipeline.registry import stages
+from pipeline.report.own import first_rows, parts, ranked, without_own
+
+from .frames import failed, folded, timed
+
+SHAPE = {
+    "dtype": "bf16",
+    "head_dim": 64,
+    "batch_size": 1,
+    "num_heads": 16,
+    "query_heads_per_kv_head": 1,
+    "is_causal": True,
+}
+FLASH = stages()["flash"]
+
+
+def rows(*rows):
+    """Return a frame of the flash stage, by implementation and length."""
+    made = [
+        {**SHAPE, "impl": row.pop("name"), **row, "phase": "forward_backward", "reason": row["reason"]} for row in rows
+    ]
+    return folded(*made, keys=("impl", "phase", "seq_len", *SHAPE))
+
+
+def measured():
+    return rows(
+        timed("triton", 10.0, seq_len=1024),
+        timed("eager", 40.0, seq_len=1024),
+        timed("mine", 20.0, seq_len=1024),
+        timed("triton", 100.0, seq_len=16384),
+        timed("mine", 90.0, seq_len=16384),
+        failed("broken", "wrong", "dv is off", seq_len=16384),
+        timed("triton", 5.0, seq_len=512),
+    )
+
+
+def test_each_of_the_user_s_own_is_placed_among_all_and_beside_the_fastest_other():
+    found = ranked(measured(), FLASH)
+    own = found[found["own"]].set_index(["impl", "seq_len"])
+    assert (own.loc[("mine", 1024), "place"], own.loc[("mine", 1024), "of"]) == (2, 3)
+    assert own.loc[("mine", 1024), "ratio"] == pytest.approx(0.5)
+    assert own.loc[("mine", 16384), "verdict"] == "faster"
+
+
+def test_the_stage_s_own_first_problem_leads_and_others_without_own_are_left_out():
+    found = ranked(measured(), FLASH)
+    assert list(found["seq_len"].unique()) == [16384, 1024]
+
+
+def test_one_that_is_wrong_has_no_place_and_says_why():
+    found = ranked(measured(), FLASH).set_index("impl")
+    assert pd.isna(found.loc["broken", "place"])
+    assert found.loc["broken", "reason"] == "dv is off"
+
+
+def test_a_section_gets_a_table_and_a_chart_of_them_or_nothing():
+    assert [part.name for part in parts(measured(), FLASH)] == ["own", "own_chart"]
+    assert parts(without_own(measured(), FLASH), FLASH) == []
+
+
+def test_sections_do_not_see_them():
+    assert set(without_own(measured(), FLASH)["impl"]) == {"triton", "eager"}
+
+
+def test_the_first_screen_has_each_at_the_first_problem():
+    found = first_rows({"flash": measured()}, {"flash": FLASH})
+    assert [(row["impl"], row["seq_len"]) for _, row in found.iterrows()] == [("mine", 16384), ("broken", 16384)]
+    assert first_rows({"flash": without_own(measured(), FLASH)}, {"flash": FLASH}).empty

@@ -1,0 +1,141 @@
+import json
+import re
+from dataclasses import asdict
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from pipeline.errors import UserError
+from pipeline.registry import stages
+from pipeline.report.asked import Asked, read_asked, write_asked
+from pipeline.report.pages import write_pages
+from pipeline.report.summary import SCHEMA
+
+from .runs import GPU, levers_record, step, written
+
+ROWS = (step("eager", 100.0), step("sdpa", 80.0), step("sdpa+compile", 50.0), step("eager_again", 101.0))
+
+
+def pages(folder, *records, **asked):
+    """Write the pages of these records; return the folder that they are in."""
+    write_pages(Asked(written(folder, *records), **asked), stages(), folder / "reports")
+    return folder / "reports"
+
+
+def screen(text):
+    """Return the first screen of a write-up."""
+    return text.split("\n## ")[0]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return pages(tmp_path_factory.mktemp("run"), levers_record(*ROWS), scale="paper")
+
+
+def test_the_first_screen_has_a_line_a_chart_the_models_and_what_to_change(run):
+    text = screen((run / "writeup.md").read_text())
+    assert text.startswith("# NVIDIA H200")
+    assert re.search(r"^\*\*.*medium.*\*\*$", text, re.M)
+    assert "](figures/levers/models.svg)" in text
+    changes = [line for line in text.splitlines() if line.startswith("| SDPA")]
+    assert [("2.00×" in line, "1.25×" in line) for line in changes] == [(True, False), (False, True)]
+
+
+def test_every_drawing_that_a_page_shows_is_there(run):
+    for page in ("writeup.md", "course.md"):
+        links = re.findall(r"\]\((figures/[^)]+)\)", (run / page).read_text())
+        assert all((run / link).is_file() for link in links)
+
+
+def test_they_are_written_again_as_the_same_bytes(run, tmp_path):
+    again = pages(tmp_path, levers_record(*ROWS), scale="paper")
+    files = sorted(path.relative_to(run) for path in run.rglob("*") if path.is_file())
+    assert len(files) > 5
+    assert [path for path in files if (run / path).read_bytes() != (again / path).read_bytes()] == []
+
+
+def test_the_summary_is_as_its_schema_declares(run):
+    summary = json.loads((run / "summary.json").read_text())
+    Draft202012Validator(json.loads(SCHEMA.read_text())).validate(summary)
+    [model] = summary["models"]
+    assert (model["eager"]["median_ms"], model["tuned"]["with"]) == (100.0, "sdpa+compile")
+    assert [change["ratio"] for change in summary["changes"]] == pytest.approx([2.0, 1.25])
+
+
+def test_a_drawing_of_an_earlier_run_does_not_stay(tmp_path):
+    old = tmp_path / "reports/figures/gone/old.svg"
+    old.parent.mkdir(parents=True)
+    old.touch()
+    pages(tmp_path, levers_record(*ROWS))
+    assert not old.exists()
+
+
+def test_a_cell_that_failed_is_named_on_the_first_screen_with_its_log(tmp_path):
+    rows = [{"levers": row["levers"], "status": "failed", "reason": "ended by SIGKILL"} for row in ROWS]
+    failed = levers_record(*rows, size="xl", log="logs/levers/xl.log")
+    text = screen((pages(tmp_path, levers_record(*ROWS), failed) / "writeup.md").read_text())
+    assert "ended by SIGKILL" in text
+    assert "logs/levers/xl.log" in text
+
+
+def test_a_stage_without_figures_says_why(tmp_path):
+    rows = [{"levers": row["levers"], "status": "oom", "reason": "CUDA out of memory"} for row in ROWS]
+    text = (pages(tmp_path, levers_record(*rows)) / "writeup.md").read_text()
+    assert "No figures: 4 oom. CUDA out of memory" in text
+
+
+def test_cells_of_the_scale_that_have_no_record_are_named_with_the_command_that_makes_them(tmp_path):
+    missing = [{"stage": "fsdp", "cell": {"world_size": 4, "size": size}} for size in ("xl", "2.7B")]
+    text = (pages(tmp_path, levers_record(*ROWS), scale="paper", missing=missing) / "writeup.md").read_text()
+    [line] = [line for line in text.splitlines() if line.startswith("| fsdp | 2 |")]
+    assert "world_size=4" in line
+    assert "size=xl" not in line
+    assert "snakemake results/fsdp/cells.csv" in line
+
+
+def test_what_was_measured_by_code_that_has_changed_is_named(tmp_path):
+    text = (pages(tmp_path, levers_record(*ROWS), outdated=["abc"]) / "writeup.md").read_text()
+    assert "code that has changed since" in text
+    assert "code that has changed since" not in (pages(tmp_path, levers_record(*ROWS)) / "writeup.md").read_text()
+
+
+def test_cells_measured_beside_other_work_are_named_on_the_first_screen(tmp_path):
+    busy = {"cores": 8, "others_cores": 6.0, "busy": True, "load_before": 7.0, "load_after": 7.0}
+    text = (pages(tmp_path, levers_record(*ROWS, host=busy)) / "writeup.md").read_text()
+    assert "beside other work" in screen(text)
+
+
+def test_a_host_limited_or_unstable_step_is_no_headline(tmp_path):
+    limited = levers_record(step("eager", 100.0, gpu_busy_ms=20.0), *ROWS[1:])
+    line = re.search(r"^\*\*.*\*\*$", (pages(tmp_path, limited) / "writeup.md").read_text(), re.M)[0]
+    assert "2.00" not in line
+
+
+def test_what_a_record_says_of_its_machine_is_text_on_both_pages(tmp_path):
+    evil = {**GPU, "kind": "<img src=x onerror=alert(1)>"}
+    folder = pages(tmp_path, levers_record(*(row | {"measured_peak_tflops_per_s": 1.0} for row in ROWS), machine=evil))
+    assert "<img src=x" not in (folder / "report.html").read_text()
+    assert "<img src=x" not in (folder / "writeup.md").read_text()
+
+
+def test_without_a_record_there_is_nothing_to_write_up(tmp_path):
+    with pytest.raises(UserError, match="nothing to write up"):
+        write_pages(Asked([]), stages(), tmp_path)
+
+
+def test_what_is_asked_is_read_as_written_and_keeps_its_time_where_it_is_the_same(tmp_path):
+    asked, path = (
+        Asked(["a.json"], "paper", [{"stage": "x", "cell": {}}], ["d"], ["scale=paper"]),
+        tmp_path / "asked.json",
+    )
+    write_asked(asked, path)
+    before = path.stat().st_mtime_ns
+    write_asked(asked, path)
+    assert (path.stat().st_mtime_ns, asdict(read_asked(path))) == (before, asdict(asked))
+
+
+@pytest.mark.parametrize("text", ["", "[1]", '{"records": [], "other": 1}'])
+def test_a_file_that_asks_for_nothing_is_one_line(tmp_path, text):
+    (tmp_path / "asked.json").write_text(text)
+    with pytest.raises(UserError, match=r"asked\.json"):
+        read_asked(tmp_path / "asked.json")

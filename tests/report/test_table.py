@@ -1,0 +1,45 @@
+import pandas as pd
+
+from pipeline.report.formats import count, number, text
+from pipeline.report.table import MOST_ROWS, Table
+
+COLUMNS = [("name", "name", text), ("ms", "median_ms", number), ("peer's ms", "median_ms_peer", number)]
+
+
+def lines(rows, columns=COLUMNS, **more):
+    written = Table("t", "A caption:", pd.DataFrame(rows), columns, **more).markdown()
+    return [line for line in written.splitlines() if line.startswith("|")]
+
+
+def test_numbers_stand_to_the_right_texts_to_the_left():
+    assert lines([{"name": "a", "median_ms": 1.2345, "median_ms_peer": 2.0}]) == [
+        "| name | ms | peer's ms |",
+        "| :-- | --: | --: |",
+        "| a | 1.23 | 2.00 |",
+    ]
+
+
+def test_an_outcome_stands_in_its_value_s_place_each_side_its_own():
+    row = {"name": "a", "status": "oom", "median_ms": None, "status_peer": "ok", "median_ms_peer": 2.0}
+    assert lines([row])[2] == "| a | OOM | 2.00 |"
+
+
+def test_what_nobody_measured_is_a_dash():
+    assert lines([{"name": None, "status": "ok", "median_ms": float("nan")}])[2] == "| – | – | – |"
+
+
+def test_times_of_an_unstable_row_are_marked_and_its_counts_are_not():
+    row = {"name": "a", "status": "unstable", "median_ms": 1.0, "status_peer": "ok", "median_ms_peer": 2.0, "n": 3}
+    assert lines([row], [*COLUMNS, ("n", "n", count)])[2] == "| a | ~1.00 | 2.00 | 3 |"
+
+
+def test_a_long_table_is_cut_and_says_so():
+    rows = [{"name": str(place), "median_ms": 1.0, "median_ms_peer": 1.0} for place in range(MOST_ROWS + 5)]
+    table = Table("t", "", pd.DataFrame(rows), COLUMNS)
+    assert len(lines(rows)) == 2 + MOST_ROWS
+    assert "5 more rows" in table.markdown()
+    assert len(lines(rows, all_rows=True)) == 2 + MOST_ROWS + 5
+
+
+def test_what_a_record_holds_is_text_in_a_cell():
+    assert lines([{"name": "a | **b** <script>", "median_ms": 1.0}])[2].count("|") == 4
