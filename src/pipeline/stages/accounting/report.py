@@ -41,9 +41,9 @@ def _answer(found: Mapping[str, pd.DataFrame]) -> str:
     memory, fsdp, mesh = main_row(found["memory"]), least_devices(found["fsdp"]), given_mesh(found["mesh"])
     held = main_row(fsdp)
     return say(
-        "{size} has {parameters} parameters and a training state of {state} GB, which {gpus} GPUs of {gpu} GB hold. Devices "
-        "of {device} GB that FSDP takes with {seq_len} tokens: {least}. Tokens per device that keep {devices} devices compute "
-        "bound: {tokens}.",
+        "{size} has {parameters} parameters and a training state of {state} GB, which {gpus} GPUs of {gpu} GB hold. "
+        "Devices of {device} GB that FSDP takes with {seq_len} tokens: {least}. Tokens per device that keep {devices} "
+        "devices compute bound: {tokens}.",
         size=memory["size"],
         parameters=count(memory["parameters"]),
         state=count(memory["state_bytes"] / GB),

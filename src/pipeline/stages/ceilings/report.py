@@ -32,7 +32,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
 
 
 def products(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the fastest product of each data type, or its outcome, and as `_largest` the one of the largest matrices."""
+    """Return the fastest product of each data type, or its outcome; as `_largest` that of the largest matrices."""
     found = rows[(rows["what"] == "matmul") & (rows["status"] != "skipped")]
     found = in_order(found, ["dtype"], {"dtype": DTYPES})
     best = found.sort_values("tflops_per_s", ascending=False, kind="stable").drop_duplicates("dtype")

@@ -4,15 +4,14 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from pipeline.formulas.sizes import SIZES
 from pipeline.report.chart import Axis, Chart
-from pipeline.report.formats import Form, count, interval, number, percent, significant, text
+from pipeline.report.formats import Form, count, number, percent, significant, text
 from pipeline.report.frame import in_order, with_figures
-from pipeline.report.section import Part, Section, say
-from pipeline.report.table import Table, filled
-from pipeline.report.versus import UNDECIDED, versus
+from pipeline.report.section import Section, say
+from pipeline.report.table import Table
 from pipeline.stages.precision.cases import ASSIGNED_SUMS, FORMAT_NAMES, METHODS
 from pipeline.stages.precision.cell import DEVICES
+from pipeline.stages.precision.report_by_size import by_size_parts
 
 LOW_FORMATS = ("fp16", "bf16")
 CASTS = {"none": "", "implicit": "", "explicit": ", cast first"}
@@ -29,15 +28,12 @@ COMPONENTS = {
     "gradients": "gradients of the parameters",
 }
 LOSSES = ("cross-entropy", "mean of the logits")
-PASSES = ("forward", "backward")
-STEP = ["size", "context_length", "phase"]
 
 
 def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     """Return the section of the precision stage; of `timing` it reads the passes in fp32 and under bf16 autocast."""
     added, norms, eps = (_shown(rows, name) for name in ("accumulation", "layer_norm", "layer_norm_eps"))
     sums = _sums(added)
-    by_size = bf16_by_size(beside["timing"]) if "timing" in beside else pd.DataFrame()
     return Section(
         _answer(sums, rows),
         [_curves(added), _sums_table(sums), _norms_table(_norms(norms))],
@@ -45,7 +41,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
             _dtypes_table(with_figures(rows[rows["experiment"] == "autocast"])),
             _widths_table(norms),
             _eps_table(eps),
-            *(_by_size_parts(by_size) if len(by_size) else []),
+            *(by_size_parts(beside["timing"]) if "timing" in beside else []),
         ],
     )
 
@@ -191,9 +187,8 @@ def _dtypes_table(seen: pd.DataFrame) -> Table:
         seen["component"].isin(list(COMPONENTS)) & ((seen["component"] != "loss") | seen["detail"].isin(LOSSES))
     ]
     asked = asked.assign(
-        part=asked["component"].map(COMPONENTS)
-        + asked["detail"].where(asked["component"] == "loss", "").radd(", ").str.removesuffix(", "),
-        where=asked["autocast_dtype"] + " on " + asked["device"],
+        part=[_part(*pair) for pair in zip(asked["component"], asked["detail"], strict=True)],
+        where=[f"{dtype} on {device}" for dtype, device in zip(asked["autocast_dtype"], asked["device"], strict=True)],
     )
     asked = in_order(asked, ["component", "part"], {"component": tuple(COMPONENTS)})
     joined = asked.groupby(["part", "where"], sort=False)["observed_dtype"].agg(
@@ -205,66 +200,5 @@ def _dtypes_table(seen: pd.DataFrame) -> Table:
     return Table("dtypes", "Data types that hooks saw in a training step of the toy model:", wide, columns)
 
 
-# What bf16 gains, by the size of the model
-
-
-def bf16_by_size(timed: pd.DataFrame) -> pd.DataFrame:
-    """Put the passes under bf16 autocast beside those in fp32, of the same model, context and batch, smallest first."""
-    eager = timed[(timed["mode"] == "eager") & (timed["warmup_steps"] >= 2) & (timed["clock"] == "host")]
-    cell = ["size", "context_length", "batch_size", "warmup_steps"]
-    whole = eager.loc[eager["phase"] == "train_step", [*cell, "precision", "limited_by"]]
-    passes = eager[eager["phase"].isin(PASSES)].drop(columns="limited_by")
-    passes = passes.merge(whole, "left", [*cell, "precision"])
-    found = versus(passes, [*cell, "phase"], "precision", "bf16", ["fp32"])
-    # One batch and warm-up for all models: those that most of them were measured with.
-    for name in ("batch_size", "warmup_steps"):
-        found = found[found[name] == found[name].mode().max()] if len(found) else found
-    same_gpus = found["cards"] == found["cards_peer"]
-    found = found.assign(
-        width=[SIZES[size].d_model for size in found["size"]],
-        gain=[interval(row) for _, row in found.iterrows()],
-        limits=(found["limited_by"].astype("string") + " / " + found["limited_by_peer"].astype("string")).astype(
-            object
-        ),
-        both_repeats=[
-            f"{own:.0f} / {peer:.0f}" for own, peer in zip(found["repeats"], found["repeats_peer"], strict=True)
-        ],
-        gpus=same_gpus.map({True: "same", False: "other"}),
-    )
-    return in_order(found, ["width", "context_length", "phase"], {"phase": PASSES})
-
-
-def _by_size_parts(found: pd.DataFrame) -> list[Part]:
-    contexts = found.groupby("context_length")["size"].nunique()
-    context = contexts[contexts == contexts.max()].index.max()
-    here = found[found["context_length"] == context]
-    columns: list[tuple[str, str, Form]] = [
-        ("model", "size", text),
-        ("width", "width", count),
-        ("pass", "phase", text),
-        ("fp32 (ms)", "median_ms_peer", number),
-        ("bf16 (ms)", "median_ms", number),
-        ("times as fast (interval)", "gain", text),
-        ("verdict", "verdict", text),
-        ("step limited by: bf16 / fp32", "limits", text),
-        ("repeats: bf16 / fp32", "both_repeats", text),
-        ("GPUs of both", "gpus", text),
-    ]
-    caption = f"A pass under bf16 autocast and in fp32, batch {here['batch_size'].iloc[0]:.0f}, context {context:.0f}:"
-    by_host = found[["limited_by", "limited_by_peer"]].eq("host").any(axis=1)
-    drawn = found.assign(
-        status=((found["verdict"] == UNDECIDED) | by_host).map({True: "unstable", False: "ok"}),
-        context=found["context_length"].map("context {:.0f}".format),
-    )
-    chart = Chart(
-        "bf16_by_size_chart",
-        "Times as fast under bf16 autocast as in fp32, by the model's width; hollow: undecided, or limited by the host",
-        drawn.sort_values(["phase", "context_length"], ascending=[False, True]),
-        "line",
-        Axis("width", "width of the model"),
-        Axis("ratio", "times as fast"),
-        "context",
-        panel="phase",
-        hover={"model": "size", "interval": "gain", "verdict": "verdict", "step limited by: bf16 / fp32": "limits"},
-    )
-    return [Table("bf16_by_size", caption, here, filled(here, columns)), chart]
+def _part(component: str, detail: str) -> str:
+    return COMPONENTS[component] + (f", {detail}" if component == "loss" else "")
