@@ -9,7 +9,7 @@ from pipeline.cells.disk import WholeFile
 from pipeline.cells.record import SCHEMA_VERSION, read_record, write_record
 from pipeline.instruments.machine import peaks
 from pipeline.registry import stages
-from pipeline.report import frame
+from pipeline.report.frame import build
 
 from ..records import CPU, as_recorded
 
@@ -51,6 +51,6 @@ def as_table(tmp_path_factory):
         }
         path = tmp_path_factory.mktemp("record") / "cell.json"
         write_record(WholeFile(path), record)
-        return frame.build(stages()[record["stage"]], [read_record(path, stages())])
+        return build(stages()[record["stage"]], [read_record(path, stages())])
 
     return make

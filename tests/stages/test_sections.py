@@ -1,75 +1,128 @@
 """What holds for the section of every stage, on the records of published runs."""
 
 import functools
-import tarfile
+import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from pipeline.cells.record import parse_complete
+from pipeline.compare.archive import archived_records
 from pipeline.registry import NAMES, stages
-from pipeline.report.section_rows import by_stage, section_rows
+from pipeline.report import facts, frame
+from pipeline.report.chart import Chart
+from pipeline.report.course import places
+from pipeline.report.html.vega_lite import specification
+from pipeline.report.own import without_own
+from pipeline.report.table import MOST_COLUMNS, Table
 
-from .sections import built, faults_of_parts, keys, numbers_that_stay, perturbed, unnamed_rows
-
-WITHOUT_FREE_TEXT = {"ceilings"}
-# Numbers of the prose that no figure gives: what follows from cells by formula, what is counted, and whole numbers of a
-# method's name or rule.
-BY_FORMULA = {
-    "timing": {"20"},  # percent from which on a step is said to wait for the host
-    "precision": {"13", "7.21e+16"},  # sums; the magnitude of an input
-    "memory": {"6.76", "32", "40", "50", "55.4", "194", "224", "2560", "4.1943e+07"},
-    "attention": {"2.1", "137", "551"},
-    "flash": {"15", "28", "40"},  # problems
-    "allreduce": {"1000", "1.5", "1.67"},  # MB; rings of 2 and of 3 times as many ranks
-    "ddp": {"11", "20"},  # variants whose weights do not differ; a MB is 2^20 bytes
-    "sharding": {"1", "10"},  # the stage of ZeRO; 10 steps, and within 10%
-    "fsdp": {"10"},
-    "step8b": {"19", "2026"},  # a step, and the year of the leaderboard
-    "accounting": {"3", "6", "9", "10", "12", "30", "50", "62", "63.2", "66", "81"},
-}
 SNAPSHOTS = Path(__file__).parents[2] / "reports"
-RUNS = ("h200", "laptop")
+# The stages of each published run, by its tables.
+MEASURED = [(name, run) for run in ("h200", "laptop") for name in NAMES if (SNAPSHOTS / run / "tables" / name).is_dir()]
+ANSWERING = [name for name in NAMES if (stages()[name].folder / "course.md").is_file()]
+# Of a value that is not there, written all the same.
+GAP = re.compile(r"\bnan\b|\bNone\b|\binf\b|\bNaT\b|<NA>")
+MOST_PARTS = 8
+HOSTILE = "</td><script>alert(1)</script> | [x](http://e.com) `x` **x**"
+FREE_TEXT = ("reason", "machine", "kernel", "device_name", "location")
 
 
 @functools.cache
-def records(run):
-    with tarfile.open(SNAPSHOTS / run / "records.tar.xz") as archive:
-        files = [(member.name, archive.extractfile(member).read()) for member in archive if member.isfile()]
-    return by_stage(parse_complete(content, name, stages()) for name, content in files)
+def frames(run):
+    records = facts.records_by_stage(list(archived_records_of(run)))
+    found = {name: frame.build(stages()[name], records[name]) for name in NAMES if name in records}
+    return {name: without_own(rows, stages()[name]) for name, rows in found.items()}
 
 
-@functools.cache
-def arguments_of(name, run):
-    """Return what the section of a stage is built from: its rows and, where it reads other stages, theirs."""
-    return section_rows(stages()[name], stages(), records(run))
+def archived_records_of(run):
+    return [record for _, record in archived_records(SNAPSHOTS / run / "records.tar.xz", stages())]
 
 
-@pytest.mark.usefixtures("undrawn")
-@pytest.mark.parametrize("run", RUNS)
+def section(name, run, rows=None, beside=True):
+    """Build a stage's section of a run's rows, or of others in their place."""
+    every = frames(run)
+    others = {other: every[other] for other in stages()[name].reads if other in every} if beside else {}
+    return stages()[name].report()(every[name] if rows is None else rows, others)
+
+
+def every_part(section):
+    first = section.first_screen
+    return [*section.parts, *section.for_course, *([first.models, first.chart] if first else [])]
+
+
+def words(section):
+    """Return all that a section says, its charts as the page has them."""
+    parts = [part for part in every_part(section) if part is not None]
+    tables = [str(part.markdown()) for part in parts if isinstance(part, Table) and len(part.rows)]
+    charts = [
+        json.dumps(specification(part), allow_nan=False)
+        for part in parts
+        if isinstance(part, Chart) and not part.is_empty
+    ]
+    changes = [str((change.what, change.where, change.before, change.after)) for change in section.changes]
+    return [section.answer, *tables, *charts, *changes]
+
+
+def parts_of(name, run):
+    """Return parts of the rows of a run: of one cell, and where all cells but one failed."""
+    rows, axes = frames(run)[name], [axis for axis in stages()[name].axes if axis != "repeat"]
+    cells = [cell for _, cell in rows.groupby(axes, sort=False, dropna=False) if len(frame.with_figures(cell))]
+    for cell in cells[:: max(1, len(cells) // MOST_PARTS)]:
+        yield cell.reset_index(drop=True)
+        others = rows[~rows.index.isin(cell.index)].assign(status="oom", reason="CUDA out of memory")
+        numbers = [
+            column for column in others.select_dtypes("number") if column not in axes and "setting_" not in column
+        ]
+        yield (
+            rows.assign(**{column: rows[column].astype(object) for column in ("reason",)})
+            .where(rows.index.isin(cell.index)[:, None] | ~rows.columns.isin(numbers), np.nan)
+            .assign(status=rows["status"].where(rows.index.isin(cell.index), "oom"))
+        )
+
+
+@pytest.mark.parametrize(("name", "run"), MEASURED)
+def test_the_section_of_a_part_of_the_cells_is_whole(name, run):
+    for rows in [frames(run)[name], *parts_of(name, run)]:
+        for beside in (True, False):
+            found = words(section(name, run, rows, beside))
+            assert found[0]
+            assert [text for text in found if GAP.search(text)] == []
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_the_section_of_a_part_of_the_cells_is_whole(name, run, tmp_path_factory):
-    rows, *beside = arguments_of(name, run)
-    build = built(stages()[name].build_section(), name)
-    faults = faults_of_parts(lambda part, folder: build(part, folder, *beside), name, rows, tmp_path_factory)
-    assert faults == ({"hostile_text": {"not shown"}} if name in WITHOUT_FREE_TEXT else {})
+def test_text_that_a_record_holds_is_text_in_its_tables(name):
+    rows = frames("h200")[name]
+    hostile = rows.assign(**{column: HOSTILE for column in FREE_TEXT if column in rows and rows[column].notna().any()})
+    for part in every_part(section(name, "h200", hostile)):
+        if isinstance(part, Table):
+            assert "<script>" not in part.markdown()
 
 
-@pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("name", NAMES)
+def test_its_page_is_short_and_its_parts_have_names_of_their_own(name):
+    found = section(name, "h200")
+    tables = [part for part in found.parts if isinstance(part, Table)]
+    assert len(tables) <= 2
+    assert all(len(part.columns) <= MOST_COLUMNS for part in tables)
+    names = [part.name for part in (*found.parts, *found.for_course)]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("name", ANSWERING)
+def test_every_place_of_its_course_page_is_a_part_of_its_section(name):
+    found, file = section(name, "h200"), stages()[name].folder / "course.md"
+    assert set(places(file.read_text(encoding="utf-8"))) <= {part.name for part in (*found.parts, *found.for_course)}
+
+
+@pytest.mark.parametrize(("name", "run"), MEASURED)
 def test_the_columns_of_rows_tell_the_rows_of_a_cell_apart(name, run):
-    assert unnamed_rows(name, arguments_of(name, run)[0]).empty
+    keys = stages()[name].row_types.key_columns()
+    for record in archived_records_of_stage(name, run):
+        told = [tuple(row.get(key) for key in keys) for row in record["rows"]]
+        assert len(told) == len(set(told))
 
 
-@pytest.mark.usefixtures("undrawn")
-@pytest.mark.parametrize("name", NAMES)
-def test_no_number_of_the_prose_stays_when_every_figure_is_another(name, tmp_path):
-    rows, *beside = arguments_of(name, "h200")
-    rng, build = np.random.default_rng(1), built(stages()[name].build_section(), name)
-
-    def text(changed):
-        others = [{other: perturbed(table, keys(other), rng) for other, table in tables.items()} for tables in beside]
-        return build(changed, tmp_path, *others)
-
-    assert numbers_that_stay(text, rows, keys(name), BY_FORMULA.get(name, ())) == set()
+@functools.cache
+def archived_records_of_stage(name, run):
+    return [record for record in archived_records_of(run) if record["stage"] == name]

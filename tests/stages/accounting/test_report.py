@@ -49,9 +49,9 @@ def test_a_device_less_would_not_hold_what_is_sharded(make_rows):
 
 def test_the_given_mesh_leads_and_what_is_never_compute_bound_ends_the_table(make_rows):
     cases = parts(make_rows())["mesh"].rows
-    assert list(cases["case"])[0] == "given"
+    assert cases["case"].iloc[0] == "given"
     assert cases["tokens"].iloc[1:].dropna().is_monotonic_increasing
-    assert list(cases["per_device"])[-1] == "never"
+    assert cases["per_device"].iloc[-1] == "never"
 
 
 def test_a_mesh_that_is_never_compute_bound_has_no_chart(make_rows):

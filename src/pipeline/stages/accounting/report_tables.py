@@ -133,8 +133,8 @@ def _mesh(rows: pd.DataFrame) -> Table:
         ("moving activations (ms)", "tensor_ms", number),
     ]
     caption = (
-        f"{given['size']} on {given['num_devices']:,.0f} devices, C / W = {given['intensity_flops_per_byte']:,.0f} FLOPs "
-        "a byte: the least batch at which the forward pass of a block is compute bound:"
+        f"{given['size']} on {given['num_devices']:,.0f} devices, C / W = {given['intensity_flops_per_byte']:,.0f} "
+        "FLOPs a byte: the least batch at which the forward pass of a block is compute bound:"
     )
     return Table("mesh", caption, cases, filled(cases, columns))
 
