@@ -1,10 +1,6 @@
-import importlib.resources
-
 import pytest
 
-from pipeline.report.course import places
 from pipeline.report.told import is_empty
-from pipeline.stages import precision
 from pipeline.stages.precision.cell import EXPERIMENTS, Cell
 from pipeline.stages.precision.report import build
 from pipeline.stages.precision.report_by_size import bf16_by_size, by_size_parts
@@ -44,12 +40,6 @@ def forward(frame, **where):
     for name, value in {"phase": "forward", **where}.items():
         found = found[found[name] == value]
     return found.iloc[0]
-
-
-def test_every_place_of_the_course_is_filled(tables):
-    text = importlib.resources.files(precision).joinpath("course.md").read_text()
-    beside = {"timing": timing(cell("fp32"), cell("bf16", medians_ms=[5.0, 5.1]))}
-    assert set(places(text)) == set(parts(tables["laptop"], beside))
 
 
 @pytest.mark.parametrize("name", MEASURED)

@@ -7,8 +7,8 @@ import pandas as pd
 
 from pipeline.formulas.training_state import devices_to_hold
 from pipeline.formulas.units import GB, GIB
-from pipeline.report.formats import Form, count, gb, mib, ms, number, percent, text
-from pipeline.report.table import Table, filled
+from pipeline.report.formats import count, gb, mib, ms, number, percent, text
+from pipeline.report.table import Columns, Table, filled
 
 # The sequence length to answer with, where the question leaves it open.
 PREFERRED_SEQ_LEN = 4096
@@ -35,7 +35,6 @@ STRATEGIES = {
     ("fsdp_tensor", True): "FSDP + tensor, axes overlap",
     ("fsdp_tensor", False): "FSDP + tensor, in turn",
 }
-Columns = list[tuple[str, str, Form]]
 
 
 def whole_or(value: float, otherwise: str) -> str:

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 import pandas as pd
 
 from pipeline.report.chart import Axis, Chart, Limit
-from pipeline.report.formats import Form, count, data_size, ms, number, percent, text
+from pipeline.report.formats import count, data_size, ms, number, percent, text
 from pipeline.report.frame import in_order, known, with_figures
-from pipeline.report.section import Section, say
-from pipeline.report.table import Table, filled
+from pipeline.report.section import Compared, Section, say
+from pipeline.report.table import Columns, Table, filled
 from pipeline.stages.ceilings.cell import DTYPES
 
 # All but products, in reading order.
@@ -28,7 +28,8 @@ TRAINED_IN = ("bf16", "fp32")
 def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     """Return the section of the ceilings stage."""
     best, moved = products(rows), transfers(rows)
-    return Section(_answer(best, moved), [_chart(rows), _products_table(best), _transfers_table(moved)])
+    parts = [_chart(rows), _fastesttable(best), _transfers_table(moved)]
+    return Section(_answer(best, moved), parts, compared=_compared(best, moved))
 
 
 def products(rows: pd.DataFrame) -> pd.DataFrame:
@@ -49,6 +50,14 @@ def transfers(rows: pd.DataFrame) -> pd.DataFrame:
     found = in_order(found, ["kind"], {"kind": tuple(WORDS)})
     share_pct = 100 * found["gb_per_s"].astype(float) / found["datasheet_gb_per_s"].astype(float)
     return found.assign(ceiling=found["kind"].map(WORDS), share_pct=share_pct)
+
+
+def _compared(best: pd.DataFrame, moved: pd.DataFrame) -> list[Compared]:
+    """Return the rates by which machines are compared."""
+    fastest = with_figures(best).assign(what=best["dtype"] + " product", unit="TFLOP/s", rate=best["tflops_per_s"])
+    moves = known(moved, "gb_per_s").assign(what=moved["ceiling"], unit="GB/s", rate=moved["gb_per_s"])
+    found = pd.concat([fastest, moves], ignore_index=True)
+    return [Compared(row["what"], row["unit"], row["rate"], row["status"]) for _, row in found.iterrows()]
 
 
 def _answer(best: pd.DataFrame, moved: pd.DataFrame) -> str:
@@ -87,8 +96,8 @@ def _chart(rows: pd.DataFrame) -> Chart:
     )
 
 
-def _products_table(best: pd.DataFrame) -> Table:
-    columns: list[tuple[str, str, Form]] = [
+def _fastesttable(best: pd.DataFrame) -> Table:
+    columns: Columns = [
         ("products in", "dtype", text),
         ("TFLOP/s at most", "tflops_per_s", number),
         ("data sheet", "datasheet_tflops_per_s", number),
@@ -104,7 +113,7 @@ def _products_table(best: pd.DataFrame) -> Table:
 
 
 def _transfers_table(moved: pd.DataFrame) -> Table:
-    columns: list[tuple[str, str, Form]] = [
+    columns: Columns = [
         ("call", "ceiling", text),
         ("GB/s", "gb_per_s", number),
         ("data sheet", "datasheet_gb_per_s", number),

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 import pandas as pd
 
 from pipeline.report.chart import Axis, Chart
-from pipeline.report.formats import Form, count, number, percent, significant, text
+from pipeline.report.formats import count, number, percent, significant, text
 from pipeline.report.frame import in_order, with_figures
 from pipeline.report.section import Section, say
-from pipeline.report.table import Table
+from pipeline.report.table import Columns, Table
 from pipeline.stages.precision.cases import ASSIGNED_SUMS, FORMAT_NAMES, METHODS
 from pipeline.stages.precision.cell import DEVICES
 from pipeline.stages.precision.report_by_size import by_size_parts
@@ -99,7 +99,7 @@ def _curves(added: pd.DataFrame) -> Chart:
 
 
 def _sums_table(sums: pd.DataFrame) -> Table:
-    columns: list[tuple[str, str, Form]] = [
+    columns: Columns = [
         ("sum in", "accumulator", text),
         ("addend in", "what", text),
         ("sum", "result", lambda value: significant(value, 8)),
@@ -134,7 +134,7 @@ def _norms(norms: pd.DataFrame) -> pd.DataFrame:
 
 
 def _norms_table(found: pd.DataFrame) -> Table:
-    columns: list[tuple[str, str, Form]] = [
+    columns: Columns = [
         ("inputs in", "dtype", text),
         ("computed with", "computed", text),
         ("variance off by", "variance_pct", percent),
@@ -155,7 +155,7 @@ def _widths_table(norms: pd.DataFrame) -> Table:
     alternating = norms[(norms["input"] == "alternating") & norms["dtype"].isin(LOW_FORMATS)]
     own, summed = (alternating[alternating["method"] == method] for method in METHODS[:2])
     both = own.merge(summed, on=["dtype", "d_model"], suffixes=("", "_summed"))
-    columns: list[tuple[str, str, Form]] = [
+    columns: Columns = [
         ("all in", "dtype", text),
         ("features", "d_model", count),
         ("variance over the true one", "variance_ratio", number),
@@ -168,7 +168,7 @@ def _widths_table(norms: pd.DataFrame) -> Table:
 def _eps_table(eps: pd.DataFrame) -> Table:
     low = eps[eps["dtype"].isin(LOW_FORMATS)]
     low = low.assign(lost_pct=100 * low["zeros_nonfinite_in_format"], kernel_pct=100 * low["zeros_nonfinite_kernel"])
-    columns: list[tuple[str, str, Form]] = [
+    columns: Columns = [
         ("format", "dtype", text),
         ("eps", "eps", number),
         ("stored as", "stored_eps", number),
@@ -195,7 +195,7 @@ def _dtypes_table(seen: pd.DataFrame) -> Table:
         lambda each: "/".join(sorted(set(each)))
     )
     wide = joined.unstack("where").reindex(asked["part"].unique()).reset_index() if len(joined) else pd.DataFrame()
-    columns: list[tuple[str, str, Form]] = [("part of the step", "part", text)]
+    columns: Columns = [("part of the step", "part", text)]
     columns += [(f"autocast to {name}", name, text) for name in sorted(asked["where"].unique(), reverse=True)]
     return Table("dtypes", "Data types that hooks saw in a training step of the toy model:", wide, columns)
 

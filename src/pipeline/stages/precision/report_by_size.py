@@ -4,10 +4,10 @@ import pandas as pd
 
 from pipeline.formulas.sizes import SIZES
 from pipeline.report.chart import Axis, Chart
-from pipeline.report.formats import Form, count, interval, number, text
+from pipeline.report.formats import count, interval, number, text
 from pipeline.report.frame import in_order
 from pipeline.report.section import Part
-from pipeline.report.table import Table, filled
+from pipeline.report.table import Columns, Table, filled
 from pipeline.report.versus import UNDECIDED, versus
 
 PASSES = ("forward", "backward")
@@ -47,7 +47,7 @@ def by_size_parts(timed: pd.DataFrame) -> list[Part]:
     contexts = found.groupby("context_length")["size"].nunique()
     context = contexts[contexts == contexts.max()].index.max()
     here = found[found["context_length"] == context]
-    columns: list[tuple[str, str, Form]] = [
+    columns: Columns = [
         ("model", "size", text),
         ("width", "width", count),
         ("pass", "phase", text),
