@@ -1,13 +1,14 @@
 """The ceilings section: what this machine does at most, beside what its data sheet promises."""
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
+from typing import Any
 
 import pandas as pd
 
 from pipeline.report.chart import Axis, Chart, Limit
 from pipeline.report.formats import count, data_size, ms, number, percent, text
 from pipeline.report.frame import in_order, known, with_figures
-from pipeline.report.section import Compared, Section, say
+from pipeline.report.section import Compared, Part, Section, say
 from pipeline.report.table import Columns, Table, filled
 from pipeline.stages.ceilings.cell import DTYPES
 
@@ -28,7 +29,7 @@ TRAINED_IN = ("bf16", "fp32")
 def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     """Return the section of the ceilings stage."""
     best, moved = products(rows), transfers(rows)
-    parts = [_chart(rows), _fastesttable(best), _transfers_table(moved)]
+    parts: list[Part] = [_chart(rows), _products_table(best), _transfers_table(moved)]
     return Section(_answer(best, moved), parts, compared=_compared(best, moved))
 
 
@@ -54,10 +55,13 @@ def transfers(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _compared(best: pd.DataFrame, moved: pd.DataFrame) -> list[Compared]:
     """Return the rates by which machines are compared."""
-    fastest = with_figures(best).assign(what=best["dtype"] + " product", unit="TFLOP/s", rate=best["tflops_per_s"])
-    moves = known(moved, "gb_per_s").assign(what=moved["ceiling"], unit="GB/s", rate=moved["gb_per_s"])
-    found = pd.concat([fastest, moves], ignore_index=True)
-    return [Compared(row["what"], row["unit"], row["rate"], row["status"]) for _, row in found.iterrows()]
+    rates = [(f"{row['dtype']} product", "TFLOP/s", row["tflops_per_s"], row["status"]) for row in _lines(best)]
+    rates += [(row["ceiling"], "GB/s", row["gb_per_s"], row["status"]) for row in _lines(known(moved, "gb_per_s"))]
+    return [Compared(*rate) for rate in rates]
+
+
+def _lines(rows: pd.DataFrame) -> list[dict[Hashable, Any]]:
+    return with_figures(rows).to_dict("records")
 
 
 def _answer(best: pd.DataFrame, moved: pd.DataFrame) -> str:
@@ -96,7 +100,7 @@ def _chart(rows: pd.DataFrame) -> Chart:
     )
 
 
-def _fastesttable(best: pd.DataFrame) -> Table:
+def _products_table(best: pd.DataFrame) -> Table:
     columns: Columns = [
         ("products in", "dtype", text),
         ("TFLOP/s at most", "tflops_per_s", number),
