@@ -12,6 +12,7 @@ from pipeline.report.table import Columns, Table, filled
 
 # The sequence length to answer with, where the question leaves it open.
 PREFERRED_SEQ_LEN = 4096
+TIMES = "\u00a0×\u00a0"  # of one line in a narrow column
 STATE = {
     "weights_bytes": "weights, fp32",
     "gradients_bytes": "gradients, fp32",
@@ -186,8 +187,8 @@ def _parallel(rows: pd.DataFrame) -> Table:
     whole_shares = zip(rows["whole_batch_shares"], rows["whole_width_shares"], strict=True)
     found = rows.assign(
         way=[STRATEGIES[key] for key in keys],
-        whole_split=[f"{x:,.0f} × {y:,.0f}" for x, y in whole_shares],
-        exact=[f"{x:,.1f} × {y:,.1f}" for x, y in shares],
+        whole_split=[f"{x:,.0f}{TIMES}{y:,.0f}" for x, y in whole_shares],
+        exact=[f"{x:,.1f}{TIMES}{y:,.1f}" for x, y in shares],
         tflop=rows["device_flops"] / 1e12,
         weight_mb=rows["weight_bytes"] / 1e6,
         activation_mb=rows["activation_bytes"] / 1e6,

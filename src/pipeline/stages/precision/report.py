@@ -143,7 +143,7 @@ def _norms_table(found: pd.DataFrame) -> Table:
         ("largest inputs without a lost row", "up_to", _short),
         ("overflow predicted from", "predicted_overflow_magnitude", _short),
     ]
-    width = f"{found['d_model'].iloc[0]:.0f}" if len(found) else ""
+    width = f"{found['d_model'].iloc[0]:,.0f}" if len(found) else ""
     return Table("layer_norm", f"Layer norm of normal inputs of size 1, {width} wide, against fp64:", found, columns)
 
 
