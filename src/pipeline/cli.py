@@ -126,6 +126,12 @@ def _compare(arguments: argparse.Namespace) -> int:
     return SLOWER if failure else 0
 
 
+def _run(arguments: argparse.Namespace) -> None:
+    from pipeline.run_command import run_workflow
+
+    run_workflow(arguments.words, arguments.scale)
+
+
 def _describe(arguments: argparse.Namespace) -> None:
     import shutil
 
@@ -162,6 +168,11 @@ def _add_cell(command: argparse.ArgumentParser) -> None:
 def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m pipeline", description=sys.modules["pipeline"].__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    whole = commands.add_parser("run", help="measure this machine and write it up here: runs Snakemake")
+    whole.add_argument("--scale", default="", metavar="SCALE", help="which cells (default: what config.yaml says)")
+    whole.add_argument("words", nargs=argparse.REMAINDER, metavar="...", help="Snakemake's options and targets")
+    whole.set_defaults(run=_run)
 
     describe = commands.add_parser("describe", help="print the axes, settings and columns of a stage, or of all")
     describe.add_argument("stage", nargs="?", metavar="STAGE")
