@@ -99,17 +99,9 @@ def _publish(arguments: argparse.Namespace) -> None:
 
 
 def _account(arguments: argparse.Namespace) -> None:
-    from pipeline.stages.accounting.options import given_options
-    from pipeline.stages.accounting.report.answers import answers
+    from pipeline.account_command import account
 
-    given = given_options(arguments)
-    try:
-        answer = answers(arguments.questions, given)
-    except (ZeroDivisionError, OverflowError):
-        # Every option has a lower limit well above zero, so that the largest value is to blame.
-        name = max((name for name in given if name != "size"), key=lambda name: float(given[name]))
-        raise UserError(f"account: {name} is {given[name]}, too large: a result does not fit a float") from None
-    _print(answer)
+    _print(account(arguments))
 
 
 def _compare(arguments: argparse.Namespace) -> int:
@@ -219,7 +211,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     account = commands.add_parser("account", help="compute memory, batch and bucket sizes for any model and machine")
     account.set_defaults(run=_account)
     if words[:1] == ["account"]:  # dozens of options; other commands do not wait for them
-        from pipeline.stages.accounting.options import add_options
+        from pipeline.account_command import add_options
 
         add_options(account)
 

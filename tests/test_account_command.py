@@ -3,24 +3,24 @@ import sys
 
 import pytest
 
+from pipeline.account_command import answers
 from pipeline.errors import UserError
 from pipeline.stages.accounting.cell import QUESTIONS
-from pipeline.stages.accounting.report.answers import answers
 
 
-def value(text, name, column=0):
-    """Read a number out of the first line of a table that begins with a name."""
-    line = next(line for line in text.splitlines() if line.startswith(f"| {name} "))
-    return line.split("|")[2 + column].strip()
+def value(text, name, column):
+    """Read a cell of the table with this column: of the first line that begins with a name."""
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
+    head = next(line for line in lines if column in line)
+    return next(line for line in lines[lines.index(head) :] if line[0].startswith(name))[head.index(column)]
 
 
 def test_without_words_it_answers_the_assignments_model():
     text = answers([], {})
     assert "219,848,638,464 parameters" in text
-    assert value(text, "state") == "3,518"
-    assert value(text, "state", column=1) == "3,276"
-    assert value(text, "as given", column=2) == "396"
-    assert value(text, "as given", column=3) == "25,344"
+    assert [value(text, "training state", unit) for unit in ("GB", "GiB")] == ["3,518", "3,276"]
+    assert value(text, "as given", "tokens per device") == "396"
+    assert value(text, "as given", "tokens overall") == "25,344"
 
 
 def test_all_questions_are_those_that_the_model_admits():
@@ -43,12 +43,13 @@ def test_heads_make_the_blocks_a_transformer():
 
 
 def test_machine_options_reach_their_question():
-    assert value(answers(["memory"], {"gpu_memory_gb": "40"}), "GPUs of 40 GB") == "90"
-    assert "less than 192 GB: 23" in answers(["fsdp"], {"device_memory_gb": "192"})
-    assert "No number of devices is enough" in answers(["fsdp"], {"seq_len": "100000"})
-    assert value(answers(["buckets"], {"call_overhead_us": "80"}), "buckets") != value(
-        answers(["buckets"], {}), "buckets"
+    assert value(answers(["memory"], {"gpu_memory_gb": "40"}), "state and", "GPUs of 40 GB") == "90"
+    assert value(answers(["fsdp"], {"device_memory_gb": "192"}), "4,096", "least devices") == "23"
+    assert value(answers(["fsdp"], {"seq_len": "100000"}), "100,000", "least devices") == "none is enough"
+    cheap, dear = (
+        value(answers(["buckets"], {"call_overhead_us": overhead}), "the best", "buckets") for overhead in ("20", "80")
     )
+    assert float(cheap) == pytest.approx(2 * float(dear), rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +75,7 @@ def test_the_command_reads_its_options():
     ended = subprocess.run([sys.executable, "-m", "pipeline", *words], capture_output=True, text=True, timeout=60)
     assert ended.returncode == 0, ended.stderr
     assert "10,000,000 parameters" in ended.stdout
-    assert value(ended.stdout, "state") == "0.160"
+    assert value(ended.stdout, "training state", "GB") == "0.160"
 
 
 @pytest.mark.parametrize(
