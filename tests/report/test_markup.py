@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from pipeline.report.markup import Markdown, code, one_line
+from pipeline.report.markup import Markdown, code, one_line, unwrapped
 
 HARMLESS = (
     "train_step",
@@ -124,3 +124,8 @@ def test_no_text_leaves_a_character_that_means_something_where_it_stands():
         )
         assert not re.match(r" *(\[|#|>|([-+=]+|\d+[.)])(\s|$))|    ", escaped), (text, escaped)
         assert escaped.isprintable() or "\u200b" in escaped
+
+
+def test_a_paragraph_becomes_one_line_and_tables_lists_and_code_stay():
+    text = "one\ntwo *three*\nfour\n\n### head\n\n- a\n- b\n\n| a |\n| - |\n\n    code\n    more\n\n[[place]]\n\nend"
+    assert unwrapped(text) == text.replace("one\ntwo *three*\nfour", "one two *three* four")

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from pipeline.errors import UserError
-from pipeline.report.markup import Markdown
+from pipeline.report.markup import Markdown, unwrapped
 from pipeline.report.section import Part
 from pipeline.report.told import Told, is_empty
 from pipeline.report.writeup import part_markdown
@@ -27,7 +27,7 @@ NOT_HERE = "*Not measured here: `snakemake results/{stage}/cells.csv` measures w
 def page(told: Sequence[Told]) -> Markdown:
     """Return the page as Markdown."""
     answered = [_answers(each) for each in told]
-    return Markdown("\n\n".join([HEAD, *filter(None, answered)]) + "\n")
+    return Markdown("\n\n".join([unwrapped(HEAD), *filter(None, answered)]) + "\n")
 
 
 def _answers(told: Told) -> str:
@@ -36,7 +36,7 @@ def _answers(told: Told) -> str:
         return ""
     parts = (*told.parts, *(told.section.for_course if told.section else ()))
     shown = {part.name: part for part in parts if not is_empty(part)}
-    return filled(file.read_text(encoding="utf-8").strip(), told.stage.name, shown)
+    return filled(unwrapped(file.read_text(encoding="utf-8").strip()), told.stage.name, shown)
 
 
 def filled(text: str, stage: str, parts: Mapping[str, Part]) -> str:

@@ -27,7 +27,7 @@ from pipeline.report.reasons import brief
 
 Records = Sequence[Mapping[str, Any]]
 # Rows with the same values here pool the spread of their repeats.
-KIND = ("phase", "clock", "precision", "dtype")
+KIND = ("phase", "clock", "precision", "dtype", "limited_by")
 WHOLE_STEP = "train_step"
 # What a phase shares with the whole step that it is of.
 OF_STEP = ("size", "precision", "context_length", "batch_size", "world_size", "variant", "impl", "way", "clock")

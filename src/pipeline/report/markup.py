@@ -53,6 +53,11 @@ def code(text: str) -> Markdown:
     return Markdown.escape(plain) if re.search(r"[`|]|^\s*$", plain) else Markdown(f"`{plain}`")
 
 
+def unwrapped(text: str) -> str:
+    """Return Markdown with each paragraph on one line, as pages have it; lines of tables, lists, code stay."""
+    return re.sub(r"(?<=[^\n])(?<!  )\n(?=[^\n|#>\-*`\[ \d])", " ", text)
+
+
 def anchor(heading: str) -> str:
     """Return the anchor that Markdown renderers make of a heading: lower case, no punctuation, spaces to hyphens."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")

@@ -14,6 +14,7 @@ from pipeline.errors import UserError
 from pipeline.report import course, facts, frame, own, svg
 from pipeline.report.asked import Asked
 from pipeline.report.html.report_page import report_page
+from pipeline.report.markup import unwrapped
 from pipeline.report.summary import summary
 from pipeline.report.told import Told, charts, is_empty
 from pipeline.report.writeup import writeup
@@ -53,7 +54,9 @@ def told(stage: Stage, stages: Stages, frames: Mapping[str, pd.DataFrame]) -> To
     parts = [*(section.parts if section else ()), *own.parts(rows, stage)]
     split = rows[stage.split_axis].drop_duplicates().astype(str)
     note = importlib.resources.files(stage.package).joinpath("report.md").read_text(encoding="utf-8")
-    return Told(stage, section, [part for part in parts if not is_empty(part)], note.strip(), list(split), rows)
+    return Told(
+        stage, section, [part for part in parts if not is_empty(part)], unwrapped(note.strip()), list(split), rows
+    )
 
 
 def _draw(told: Sequence[Told], folder: Path) -> None:

@@ -11,7 +11,7 @@ from pipeline.report import facts, own
 from pipeline.report.asked import Asked
 from pipeline.report.chart import Chart
 from pipeline.report.formats import code, count, interval, percent, text
-from pipeline.report.markup import Markdown, one_line
+from pipeline.report.markup import Markdown, one_line, unwrapped
 from pipeline.report.section import Change, Part, say
 from pipeline.report.table import Columns, Table
 from pipeline.report.told import Told
@@ -202,7 +202,7 @@ def _trust(asked: Asked, cells: pd.DataFrame, frames: Mapping[str, pd.DataFrame]
     ]
     return [
         f"## {TRUST}",
-        RULES.read_text(encoding="utf-8").strip(),
+        unwrapped(RULES.read_text(encoding="utf-8").strip()),
         *(table.markdown() for table in tables if len(table.rows)),
     ]
 
