@@ -47,6 +47,7 @@ ROOMS = {
     "measure_command": {"errors", "cells", "printing", "registry", "subjects.naming"},
     "check_command": {"errors", "cells", "printing", "registry", "subjects", "subjects.naming"},
     "account_command": {"errors", "cells", "formulas", "stages", "stages.*.report"},
+    "run_command": {"errors"},
     "cli": {
         "account_command",
         "errors",
@@ -58,6 +59,7 @@ ROOMS = {
         "doctor",
         "measure_command",
         "printing",
+        "run_command",
         "registry",
         "worker",
     },
