@@ -3,11 +3,13 @@
 from dataclasses import asdict
 
 import pytest
+import torch
 
 from pipeline.cells.record import SCHEMA_VERSION
 from pipeline.cells.rows import columns
 from pipeline.cells.samples import summarise
-from pipeline.instruments.machine.identity import SOFTWARE
+from pipeline.instruments.machine.gpus import visible_gpus
+from pipeline.instruments.machine.identity import SOFTWARE, gpu_facts
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.registry import stages
 from pipeline.stages.timing.cell import Cell, Settings
@@ -51,15 +53,17 @@ def derived(cell, settings, rows, machine=None):
 
 
 def rows_read(measure, cell, settings, *arguments):
-    """Measure a cell; return its rows with the columns that are derived when its record is read."""
-    return derived(cell, settings, measure(cell, settings, *arguments))
+    """Measure a cell on this machine; return its rows with the columns that are derived when its record is read."""
+    gpus = [gpu_facts(gpu) for gpu in visible_gpus()] if torch.cuda.is_available() else []
+    here = CPU | {"kind": gpus[0]["name"], "gpus": gpus} if gpus else CPU
+    return derived(cell, settings, measure(cell, settings, *arguments), here)
 
 
 def rows_on_gloo(measure, cell, settings):
     """Measure a cell on processes of this machine, without its GPUs; return its rows as `rows_read` does."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pipeline.ways.ranks.gpu_count", lambda: 0)
-        return rows_read(measure, cell, settings, Stopwatch())
+        return derived(cell, settings, measure(cell, settings, Stopwatch()))
 
 
 def skipped_rows(cell):

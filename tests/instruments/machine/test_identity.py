@@ -334,9 +334,9 @@ def test_what_comes_before_a_cell_claims_its_gpus_starts_no_cuda():
     program = """
 import importlib, torch
 from pipeline.instruments.machine.identity import machine_facts
-from pipeline.stages import READING_ORDER
+from pipeline.registry import NAMES
 machine_facts()
-for stage in READING_ORDER:
+for stage in NAMES:
     importlib.import_module(f"pipeline.stages.{stage}.measure")
 print(torch.cuda.is_initialized())
 """

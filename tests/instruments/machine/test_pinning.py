@@ -110,13 +110,24 @@ def test_threads_that_started_inside_may_leave_the_core_afterwards(autograd_thre
         assert os.sched_getaffinity(other) == {min(before)}
 
 
+def test_what_is_computed_on_the_shared_core_takes_one_thread(autograd_thread):
+    """A pool of threads that share a core wait for each other: ranks compared weights for minutes."""
+    torch.set_num_threads(2)
+    with suppress(LookupError), pinned(CUDA):
+        assert torch.get_num_threads() == 1
+        raise LookupError
+    assert torch.get_num_threads() == 2
+
+
 def test_a_system_that_forbids_it_leaves_all_as_it_was(autograd_thread, monkeypatch):
     def refuse(_thread, _cores):
         raise PermissionError
 
     monkeypatch.setattr(os, "sched_setaffinity", refuse)
+    torch.set_num_threads(2)
     with pinned(CUDA) as core:
         assert core is None
+        assert torch.get_num_threads() == 2
 
 
 @pytest.mark.gpu(shared=True)

@@ -27,7 +27,8 @@ def pinned(device: torch.device, rank: int = 0, world_size: int = 1) -> Iterator
 
     Yields the core by the kernel's number; None, with nothing pinned, on a CPU, whose work needs all its cores, and
     where there are too few cores or the system forbids it. Threads that start inside begin on the caller's core:
-    compile, and start process groups, before.
+    compile, and start process groups, before. What torch computes on the host inside takes one thread: a pool of them
+    on one core would wait for each other for minutes.
     """
     core = core_for(rank, world_size) if device.type == "cuda" else None
     if core is None:
@@ -36,10 +37,14 @@ def pinned(device: torch.device, rank: int = 0, world_size: int = 1) -> Iterator
     allowed, threads = os.sched_getaffinity(0), _threads()
     launching = {_autograd_thread(device), threading.get_native_id()}
     former = {thread: os.sched_getaffinity(thread) for thread in launching}
+    computing = torch.get_num_threads()
     try:
-        yield core if _confine({thread: {core} for thread in launching}) else None
+        is_confined = _confine({thread: {core} for thread in launching})
+        torch.set_num_threads(1 if is_confined else computing)
+        yield core if is_confined else None
     finally:
         _confine(former | dict.fromkeys(_threads() - threads - launching, allowed))
+        torch.set_num_threads(computing)
 
 
 def core_for(rank: int, world_size: int) -> int | None:

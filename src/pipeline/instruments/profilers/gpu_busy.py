@@ -76,8 +76,8 @@ def profile_work(
     Work is empty where the driver tells nothing.
     """
     walls_ms = []
-    # Else torch warns that a further cycle, which there is none of, would clear the events.
-    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
+    # Without `acc_events`, with which torch makes objects of all events at the end.
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         for _ in range(1 + steps):
             keep_gpu_busy(MARK_CYCLES)
             walls_ms.append(time_call_ms(step, device))
