@@ -46,8 +46,8 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     beside_torch = _shapes("shapes", "the fastest of PyTorch's", torch_s)
     beside_fa4, errors = _shapes("fa4", "FlashAttention-4", fa4_s), _errors(rows, ours)
     first: list[Part] = [_rates(models, ours, torch_s, products), beside_torch] if len(torch_s) else list(grids[:1])
-    parts = [*first, beside_fa4 if len(fa4_s) else errors]
-    course = [errors, _memory(heads, ours), _gains(heads, ours), *grids, _leaderboard(rows, ours)]
+    parts: list[Part] = [*first, beside_fa4 if len(fa4_s) else errors]
+    course: list[Part] = [errors, _memory(heads, ours), _gains(heads, ours), *grids, _leaderboard(rows, ours)]
     return Section(
         _answer(torch_s, _duel(heads, ours, PEERS, products)),
         parts,
