@@ -22,6 +22,8 @@ from pipeline.report.intervals import RepeatSpread, compare_samples
 FASTER, SLOWER, SAME, UNDECIDED = VERDICTS = ("faster", "slower", "same", "undecided")
 LEAST_WITHOUT_REPEATS, SAMENESS = 1.05, 1.02
 COLUMNS = ("ratio", "low", "high", "verdict")
+# What of a row decides.
+JUDGED = ("status", "median_ms", "q1_ms", "q3_ms", "samples_of_repeats", "spread_log_std", "spread_degrees")
 Row = Mapping[str, Any]
 
 
@@ -38,11 +40,7 @@ def versus(
     mine, theirs = timed[timed[who].isin(names)], timed[timed[who].isin(peers)]
     theirs = theirs.loc[theirs.groupby(list(on), sort=False, dropna=False)["median_ms"].idxmin()]
     both = mine.merge(theirs, on=list(on), suffixes=("", "_peer"))
-    sides = (
-        [_side(row, "") for row in both.to_dict("records")],
-        [_side(row, "_peer") for row in both.to_dict("records")],
-    )
-    judged = [judge(peer, own) for own, peer in zip(*sides, strict=True)]
+    judged = [judge(peer, own) for own, peer in zip(_sides(both, ""), _sides(both, "_peer"), strict=True)]
     return both.assign(**{name: [each[name] for each in judged] for name in COLUMNS})
 
 
@@ -60,9 +58,10 @@ def judge(base: Row, other: Row) -> dict[str, Any]:
     return found
 
 
-def _side(row: Row, suffix: str) -> dict[str, Any]:
-    names = ("status", "median_ms", "q1_ms", "q3_ms", "samples_of_repeats", "spread_log_std", "spread_degrees")
-    return {name: row.get(f"{name}{suffix}") for name in names}
+def _sides(both: pd.DataFrame, suffix: str) -> list[dict[Any, Any]]:
+    names = {f"{name}{suffix}": name for name in JUDGED}
+    present = [name for name in names if name in both]
+    return both[present].rename(columns=names).to_dict("records")
 
 
 def _by_repeats(base: Row, other: Row) -> dict[str, Any] | None:

@@ -152,6 +152,13 @@ def test_the_course_s_page_asks_for_nothing_that_the_section_never_has():
     assert lacking(told(*every), "flash") == set()
 
 
-def test_the_main_page_s_tables_fit():
-    tables = [part for part in told(row("triton", 1.0), row("sdpa_cudnn", 1.2)).parts if isinstance(part, Table)]
-    assert max(len(table.columns) for table in tables) <= 10
+@pytest.mark.parametrize("more", [[], [row("fa4", 1.1)]])
+def test_the_page_has_two_tables_that_fit_and_shows_nothing_twice(more):
+    heads = [row(impl, 1.0, **HEAD | {"dtype": dtype}) for impl in ("triton", "eager") for dtype in ("bf16", "fp32")]
+    for rows in (heads, [*heads, row("triton", 1.0), row("sdpa_cudnn", 1.2), *more]):
+        section = told(*rows)
+        tables = [part for part in section.parts if isinstance(part, Table)]
+        assert len(tables) <= 2
+        assert max(len(table.columns) for table in tables) <= 10
+        names = [part.name for part in (*section.parts, *section.for_course)]
+        assert len(names) == len(set(names))

@@ -43,13 +43,16 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     products = _products(beside)
     torch_s, fa4_s = (_duel(models, ours, peers, products) for peers in (PEERS, [FA4]))
     grids = [_grid(group, ours) for _, group in heads.groupby("dtype", sort=False)]
-    tables = [_shapes("shapes", "the fastest of PyTorch's", torch_s), _shapes("fa4", "FlashAttention-4", fa4_s)]
-    speed: Sequence[Part] = [_rates(models, ours, torch_s, products), *tables] if len(torch_s) else grids
+    beside_torch = _shapes("shapes", "the fastest of PyTorch's", torch_s)
+    beside_fa4, errors = _shapes("fa4", "FlashAttention-4", fa4_s), _errors(rows, ours)
+    first: list[Part] = [_rates(models, ours, torch_s, products), beside_torch] if len(torch_s) else list(grids[:1])
+    parts: list[Part] = [*first, beside_fa4 if len(fa4_s) else errors]
+    course: list[Part] = [errors, _memory(heads, ours), _gains(heads, ours), *grids, _leaderboard(rows, ours)]
     return Section(
         _answer(torch_s, _duel(heads, ours, PEERS, products)),
-        [*speed, _errors(rows, ours)],
+        parts,
         _changes(models, ours, torch_s),
-        for_course=[*grids, _gains(heads, ours), _memory(heads, ours), _leaderboard(rows, ours)],
+        for_course=[part for part in course if part.name not in {shown.name for shown in parts}],
     )
 
 
