@@ -1,1 +1,0 @@
-"""Benchmark a machine for training language models, and write a report."""
