@@ -46,7 +46,9 @@ ROOMS = {
     "worker": {"errors", "cells"},
     "measure_command": {"errors", "cells", "printing", "registry", "subjects.naming"},
     "check_command": {"errors", "cells", "printing", "registry", "subjects", "subjects.naming"},
+    "account_command": {"errors", "cells", "formulas", "stages", "stages.*.report"},
     "cli": {
+        "account_command",
         "errors",
         "cells",
         "check_command",
@@ -57,8 +59,6 @@ ROOMS = {
         "measure_command",
         "printing",
         "registry",
-        "stages",
-        "stages.*.report",
         "worker",
     },
     "__main__": {"cli"},

@@ -48,11 +48,11 @@ MEANINGS = {
     "#A6D8F0": ("temporaries",),
     "#D0D0D0": ("other",),
     # Of what has an order, the darker the more.
-    "#9BD1C5": ("2 ranks", "tiny"),
-    "#5FB3A3": ("4 ranks", "nano", "small"),
-    "#2E8F7E": ("micro", "medium"),
+    "#9BD1C5": ("2 ranks", "tiny", "head_dim 16"),
+    "#5FB3A3": ("4 ranks", "nano", "small", "head_dim 32"),
+    "#2E8F7E": ("micro", "medium", "head_dim 64"),
     "#1A6F60": ("6 ranks", "large"),
-    "#0B4F44": ("8 ranks", "xl"),
+    "#0B4F44": ("8 ranks", "xl", "head_dim 128"),
     "#06302A": ("2.35B", "2.7B", "10B"),
 }
 _STYLES = {

@@ -44,6 +44,11 @@ class Table:
         return Markdown(f"{Markdown.escape(self.caption)}\n\n{written}{rest}")
 
 
+def filled(rows: pd.DataFrame, columns: Columns) -> Columns:
+    """Keep the columns that have a value in any row: a machine without a GPU has no clock and no data sheet."""
+    return [each for each in columns if each[1] in rows and rows[each[1]].notna().any()]
+
+
 def _cell(row: dict[Any, Any], name: str, form: Form) -> str:
     value, status = row.get(name), _status(row, name)
     if value is None or (not isinstance(value, list) and pd.isna(value)):

@@ -7,14 +7,21 @@ import pandas as pd
 import pytest
 
 from pipeline.formulas.collectives import all_reduce_bus_factor
+from pipeline.registry import stages
+from pipeline.report.frame import fold
 from pipeline.stages.allreduce.cell import Cell
-
-from ..sections import as_read
 
 SIZES_BYTES = (1_000_000, 10_000_000, 100_000_000, 1_000_000_000)
 # Latency and bus bandwidth in a burst, and what a single call adds by the host clock.
 COSTS = {"gloo": (300e-6, 1.2e9, 100e-6), "nccl": (15e-6, 320e9, 60e-6)}
-SHARED = {"setting_warmup_calls": 5, "cores": 96, "torch": "2.11.0", "machine": "NVIDIA H200", "cuda": "13.0"}
+SHARED = {
+    "setting_warmup_calls": 5,
+    "setting_unstable_rel_error": 0.05,
+    "cores": 96,
+    "torch": "2.11.0",
+    "machine": "NVIDIA H200",
+    "cuda": "13.0",
+}
 
 
 def row(rng, cell, timing, impl, placement, clock, size_bytes, seconds, machine=None):
@@ -33,6 +40,8 @@ def row(rng, cell, timing, impl, placement, clock, size_bytes, seconds, machine=
         "calls": {"burst": 20, "single": 1}.get(timing, np.nan),
         "parts": min(21, SIZES_BYTES[-1] // size_bytes) if timing == "burst" else np.nan,
         "status": "ok",
+        "cards": "a GPU",
+        "samples_ms": list(samples_ms),
         "n": len(samples_ms),
         "median_ms": median_ms,
         "q1_ms": np.quantile(samples_ms, 0.25),
@@ -108,4 +117,11 @@ MACHINES = {"h200": h200, "cluster": cluster, "laptop": laptop, "smoke": smoke, 
 @pytest.fixture(scope="session")
 def make_rows():
     """Make all rows of a machine by its name, as a section gets them."""
-    return lambda name: as_read("allreduce", pd.DataFrame(MACHINES[name](np.random.default_rng(0))))
+    row_types, axes = stages()["allreduce"].row_types, ("backend", "world_size", "nodes")
+
+    def make(name):
+        rows = pd.DataFrame(MACHINES[name](np.random.default_rng(0)))
+        rows = rows.reindex(columns=list(dict.fromkeys([*rows, *row_types.column_names()])))
+        return fold(rows, [*axes, *row_types.key_columns()])
+
+    return make

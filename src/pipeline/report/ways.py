@@ -1,0 +1,110 @@
+"""Ways to train on several ranks, as ddp, sharding and fsdp tell of them: steps, agreement, captured steps.
+
+Rows name their `way` and their `case`, the cell in words.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from pipeline.report.chart import Axis, Chart
+from pipeline.report.formats import Form, interval, number, percent, text
+from pipeline.report.frame import WHOLE_STEP, in_order, with_figures
+from pipeline.report.table import Table, filled
+from pipeline.report.versus import COLUMNS, versus
+
+Columns = Sequence[tuple[str, str, Form]]
+CASE = "{size}, {precision}, {world_size} ranks, batch {batch_size_per_rank} a rank, context {context_length}"
+MOSTLY = 0.5
+PARTS = 80
+PHASES = ("forward", "backward", "communication", "optimizer")
+
+
+def named(rows: pd.DataFrame, ways: pd.Series) -> pd.DataFrame:
+    """Add the way and the case of rows."""
+    return rows.assign(way=ways, case=[CASE.format(**row) for row in rows.to_dict("records")])
+
+
+def whole_steps(rows: pd.DataFrame, order: Sequence[str], base: str) -> pd.DataFrame:
+    """Return the whole steps by the host's clock, each beside the way `base` of its case.
+
+    Added: COLUMNS of `versus`, empty for the base itself; `gain`, the ratio with its interval; `each`, the repeats.
+    """
+    steps = rows[(rows["phase"] == WHOLE_STEP) & (rows["clock"] == "host")]
+    steps = in_order(steps, ["case", "way"], {"case": list(dict.fromkeys(steps["case"])), "way": order})
+    others = [way for way in steps["way"].unique() if way != base]
+    judged = versus(steps, ["case"], "way", others, [base]).set_index(["case", "way"])
+    steps = steps.join(judged[list(COLUMNS)], on=["case", "way"])
+    medians = [each if isinstance(each, list) else [] for each in steps["medians_ms"]]
+    return steps.assign(
+        gain=[interval(row) if pd.notna(row["ratio"]) else None for _, row in steps.iterrows()],
+        each=[" / ".join(map(number, each)) if len(each) > 1 else None for each in medians],
+    )
+
+
+def by_trust(steps: pd.DataFrame) -> list[pd.DataFrame]:
+    """Return the steps of each case with figures: first those that the host does not limit, with most repeats."""
+
+    def doubt(steps: pd.DataFrame) -> tuple[bool, float, float]:
+        by_host = steps["limited_by"].eq("host").mean() >= MOSTLY
+        return bool(by_host), -float(steps["repeats"].max()), float(steps["status"].ne("ok").mean())
+
+    return sorted((own for _, own in steps.groupby("case", sort=False) if len(with_figures(own))), key=doubt)
+
+
+def table(name: str, steps: pd.DataFrame, base: str, columns: Columns) -> Table:
+    """Write the steps of one case, a row a way; columns: further ones. Those without any value are left out."""
+    cards = {card for cards in steps["cards"].dropna() for card in cards.split(", ")}
+    caption = f"{steps['case'].iloc[0]}. Repeats: {steps['repeats'].max():.0f}; sets of processors: {len(cards)}."
+    every: Columns = [
+        ("way", "way", text),
+        ("ms", "median_ms", number),
+        ("each repeat (ms)", "each", text),
+        (f"times as fast as {base} (interval)", "gain", text),
+        ("verdict", "verdict", text),
+        ("limited by", "limited_by", text),
+        ("exposed communication (ms)", "exposed_communication_ms", number),
+        *columns,
+    ]
+    return Table(name, caption, steps, filled(steps, every))
+
+
+def agreement(steps: pd.DataFrame, differences: Sequence[str]) -> pd.Series:
+    """Say of each way whether its weights are as near as rounding allows; None where they were not compared."""
+    largest = steps[list(differences)].max(axis=1)
+    words = (largest <= steps["weight_tolerance"]).map({True: "yes", False: "no"})
+    return words.astype(object).where(largest.notna(), None)
+
+
+def lanes(name: str, title: str, captures: pd.DataFrame, kinds: Sequence[str]) -> Chart:
+    """Draw captured steps: for each kind of work the share of each part of the step in which it ran."""
+    drawn = [
+        pd.DataFrame({"way": row["way"], "kind": kind, "at_pct": 100 * np.arange(PARTS) / PARTS, "busy_pct": busy})
+        for row in captures.to_dict("records")
+        for kind in kinds
+        if isinstance(row[f"{kind}_busy_pct"], list)
+        for busy in [[part.mean() for part in np.array_split(row[f"{kind}_busy_pct"], PARTS)]]
+    ]
+    rows = pd.concat(drawn, ignore_index=True) if drawn else pd.DataFrame(columns=["way", "kind", "at_pct", "busy_pct"])
+    axes = Axis("at_pct", "time, in % of the step"), Axis("busy_pct", "busy (%)")
+    return Chart(name, title, rows, "line", *axes, "kind", panel="way")
+
+
+def phases(rows: pd.DataFrame) -> Table:
+    """Write the phases of each way's step, of one case, and the share of the wait for gradients after backward."""
+    by_gpu = rows["clock"] == "cuda_events"
+    own = rows[by_gpu if by_gpu.any() else rows["clock"] == "host"].dropna(subset="median_ms")
+    wide = own.pivot_table(index="way", columns="phase", values="median_ms", sort=False).reset_index()
+    wide = wide.reindex(columns=["way", *PHASES, WHOLE_STEP])
+    wide = wide.assign(share_pct=100 * wide["communication"] / wide[WHOLE_STEP])
+    columns = [
+        ("way", "way", text),
+        ("forward (ms)", "forward", number),
+        ("backward (ms)", "backward", number),
+        ("wait after backward (ms)", "communication", number),
+        ("optimizer (ms)", "optimizer", number),
+        ("step (ms)", WHOLE_STEP, number),
+        ("share of the wait", "share_pct", percent),
+    ]
+    return Table("phases", f"{rows['case'].iloc[0]}, the phases of a step:", wide, columns, all_rows=True)

@@ -1,0 +1,38 @@
+"""What tests of a stage's report share: its parts by name, what is wrong with them, places of its answers."""
+
+import importlib.resources
+import re
+
+from pipeline.report import svg
+from pipeline.report.chart import Chart
+from pipeline.report.course import places
+from pipeline.report.told import is_empty
+
+GAP = re.compile(r"\bnan\b|\bNone\b|\binf\b")
+
+
+def parts(section):
+    """Return all parts of a section by name; one name is one part's."""
+    found = [*section.parts, *section.for_course]
+    named = {part.name: part for part in found}
+    assert len(named) == len(found)
+    return named
+
+
+def faults(section, folder):
+    """Return what is wrong with a section: gaps in its words, a part that cannot be drawn."""
+    texts = {"answer": section.answer}
+    for name, part in parts(section).items():
+        if is_empty(part):
+            continue
+        if isinstance(part, Chart):
+            svg.draw(part, folder / f"{name}.svg")
+        else:
+            texts[name] = part.markdown()
+    return {name: GAP.findall(text) for name, text in texts.items() if GAP.search(text)}
+
+
+def missing_places(stage, section):
+    """Return the places of a stage's answers to the course that no part of its section can take."""
+    text = importlib.resources.files(f"pipeline.stages.{stage}").joinpath("course.md").read_text(encoding="utf-8")
+    return {*places(text)} - {*parts(section)}
