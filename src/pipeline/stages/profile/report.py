@@ -13,7 +13,7 @@ from pipeline.report.chart import Axis, Chart
 from pipeline.report.formats import code, count, ms, number, percent, text, times
 from pipeline.report.frame import alike, in_order, with_figures
 from pipeline.report.section import Section, say
-from pipeline.report.table import Table
+from pipeline.report.table import Columns, Table
 from pipeline.stages.profile.cell import ATTENTION_PHASES, BACKWARD_BY_PART, PASSES
 
 CELL = ["precision", "size", "context_length", "profiler"]
@@ -140,7 +140,7 @@ def _kernels(name: str, kernels: pd.DataFrame, caption: str) -> Table:
     several = ["size", "precision", "range"]
     heads = {"size": "model", "precision": "precision", "range": "pass"}
     varied = [(heads[each], each, text) for each in several if shown[each].nunique() > 1]
-    columns = [
+    columns: Columns = [
         *varied,
         ("kernel", "short", code),
         ("kind", "category", text),

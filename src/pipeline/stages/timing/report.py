@@ -74,8 +74,8 @@ def _answer(steps: pd.DataFrame) -> str:
         return say(
             "{setting}: no stable step of which the GPU sets the time; {size} takes {step}.",
             setting=_words(steps.iloc[-1]),
-            size=steps.iloc[-1]["size"],
-            step=ms(steps.iloc[-1]["median_ms"]),
+            size=steps["size"].iloc[-1],
+            step=ms(steps["median_ms"].iloc[-1]),
         )
     largest, best = sound.iloc[-1], sound.loc[sound["model_tflops_per_s"].idxmax()]
     return say(
@@ -222,8 +222,9 @@ def _all_phases(eager: pd.DataFrame) -> Table:
     sides = []
     for part in ("forward", "backward"):
         own = eager.loc[eager["phase"] == part, ["precision", *WORK, "status"]]
-        samples = eager.loc[own.index, "samples_of_repeats"].map(_pooled)
-        own = own.assign(mean_ms=samples.map(_mean), std_ms=samples.map(_deviation), n=samples.map(len))
+        samples = [_pooled(each) for each in eager.loc[own.index, "samples_of_repeats"]]
+        figures = {"mean_ms": [each.mean() for each in samples], "std_ms": [each.std() for each in samples]}
+        own = own.assign(**figures, n=[len(each) for each in samples])
         sides.append(own.rename(columns={name: f"{name}_{part}" for name in ("status", "mean_ms", "std_ms", "n")}))
     both = sides[0].merge(sides[1], "outer", ["precision", *WORK])
     both = in_order(both[both["precision"] == "fp32"] if "fp32" in set(both["precision"]) else both, WORK, ORDERS)
@@ -241,16 +242,9 @@ def _all_phases(eager: pd.DataFrame) -> Table:
     return Table("phases", caption, both, columns, all_rows=True)
 
 
-def _pooled(samples: object) -> list[float]:
-    return [each for repeat in samples for each in repeat] if isinstance(samples, list) else []
-
-
-def _mean(samples: list[float]) -> float:
-    return float(np.mean(samples)) if samples else np.nan
-
-
-def _deviation(samples: list[float]) -> float:
-    return float(np.std(samples, ddof=1)) if len(samples) > 1 else np.nan
+def _pooled(samples: object) -> pd.Series:
+    every = [each for repeat in samples for each in repeat] if isinstance(samples, list) else []
+    return pd.Series(every, dtype=float)
 
 
 def _compiled(warm: pd.DataFrame) -> Table:
@@ -288,7 +282,7 @@ def _warm_up(host: pd.DataFrame) -> Table:
         # One process: repeats have a first step each.
         samples = [repeats[0][:ASKED_STEPS] for repeats in cell["samples_of_repeats"]]
         steps = np.sum([each[: min(map(len, samples))] for each in samples], axis=0)
-        found = {"n": len(steps), "first_ms": steps[0], "mean_ms": steps.mean(), "std_ms": _deviation(list(steps))}
+        found = {"n": len(steps), "first_ms": steps[0], "mean_ms": steps.mean(), "std_ms": pd.Series(steps).std()}
         later = float(np.median(steps[1:])) if len(steps) > 1 else np.nan
         lines.append(dict(zip(cells, keys, strict=True)) | found | {"later_ms": later, "times": steps[0] / later})
     rows = pd.DataFrame(lines, columns=[*cells, "n", "first_ms", "mean_ms", "std_ms", "later_ms", "times"])
