@@ -60,6 +60,15 @@ def test_the_table_shows_what_each_repeat_gave_and_how_many_cards_did():
     assert "sets of processors: 3" in table.caption
 
 
+def test_what_limits_steps_is_a_column_where_it_differs_from_way_to_way():
+    by_host = timed("fully_shard", 90.0, limited_by="host")
+    tables = [
+        ways.table("ways", steps(timed(BASE, 100.0), other), BASE, [])
+        for other in (timed("fully_shard", 90.0), by_host)
+    ]
+    assert ["limited_by" in [column for _, column, _ in table.columns] for table in tables] == [False, True]
+
+
 def test_columns_without_any_value_are_left_out_and_rows_without_a_time_stay():
     table = ways.table(
         "ways", steps(timed(BASE, 100.0, limited_by=None), failed("fully_shard", limited_by=None)), BASE, []

@@ -56,15 +56,19 @@ def by_trust(steps: pd.DataFrame) -> list[pd.DataFrame]:
 def table(name: str, steps: pd.DataFrame, base: str, columns: Columns) -> Table:
     """Write the steps of one case, a row a way; columns: further ones. Those without any value are left out."""
     cards = {card for cards in steps["cards"].dropna() for card in cards.split(", ")}
-    caption = f"{steps['case'].iloc[0]}. Repeats: {steps['repeats'].max():.0f}; sets of processors: {len(cards)}."
+    limits = list(steps["limited_by"].dropna().unique())
+    case, repeats = steps["case"].iloc[0], steps["repeats"].max()
+    caption = (
+        f"{case}. Repeats: {repeats:.0f}; sets of processors: {len(cards)}; limited by: {', '.join(limits) or '–'}."
+    )
     every: Columns = [
         ("way", "way", text),
         ("ms", "median_ms", number),
         ("each repeat (ms)", "each", text),
         (f"times as fast as {base} (interval)", "gain", text),
         ("verdict", "verdict", text),
-        ("limited by", "limited_by", text),
-        ("exposed communication (ms)", "exposed_communication_ms", number),
+        *([("limited by", "limited_by", text)] if len(limits) > 1 else []),
+        ("exposed (ms)", "exposed_communication_ms", number),
         *columns,
     ]
     return Table(name, caption, steps, with_values(steps, every))

@@ -223,7 +223,7 @@ def _losses(rows: pd.DataFrame) -> Chart:
     found = rows[rows["losses"].map(lambda losses: isinstance(losses, list))]
     long = found.assign(loss=found["losses"]).explode("loss") if len(found) else found.assign(loss=np.nan)
     long = long.assign(loss=long["loss"].astype(float), step=long.groupby("impl").cumcount() + 1)
-    axes = Axis("step", "step"), Axis("loss", "loss (nats)")
+    axes = Axis("step", "step"), Axis("loss", "loss (nats)", zero=False)
     return Chart("losses", "The loss over steps with one batch", long, "line", *axes, "name")
 
 
