@@ -80,12 +80,3 @@ def test_columns_without_any_value_are_left_out_and_rows_without_a_time_stay():
 def test_weights_agree_only_within_what_rounding_allows():
     rows = pd.DataFrame({"ranks": [0.0, 0.0, None, 1.0], "ways": [0.0, 0.02, None, None], "weight_tolerance": 0.01})
     assert list(ways.agreement(rows, ["ranks", "ways"])) == ["yes", "no", None, "no"]
-
-
-def test_lanes_keep_the_share_in_which_each_kind_of_work_ran():
-    captures = pd.DataFrame({"way": ["naive"], "a_busy_pct": [[100] * 200 + [0] * 200], "b_busy_pct": [[0] * 400]})
-    drawn = ways.lanes("capture", "", captures, ("a", "b")).rows
-    busy = drawn.groupby("kind")["busy_pct"].mean()
-    assert (busy["a"], busy["b"]) == (pytest.approx(50.0), 0.0)
-    assert drawn.loc[drawn["at_pct"] < 50, "busy_pct"].max() == 100
-    assert ways.lanes("capture", "", captures.head(0), ("a", "b")).is_empty
