@@ -1,5 +1,6 @@
 # make env      the environment in .venv, from constraints.txt, with what tests and checks need
 # make writeup  an environment without those and then everything: measure this machine, write reports/writeup.md
+# make quick    the same in five minutes: the first screen's figures
 # make test     the environment and then the tests, except the slow ones
 # make test-slow   those
 PYTHON ?= python3
@@ -9,7 +10,7 @@ TARGET := reports/writeup.md
 # Where it is set every process of the many would compile its modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: env writeup test test-slow lint
+.PHONY: env writeup quick test test-slow lint
 
 env: $(VENV)/with-tests
 
@@ -32,6 +33,9 @@ $(VENV)/with-tests: pyproject.toml constraints.txt
 # Two jobs at a time: tables and sections, and cells that leave the host to others.
 writeup: $(VENV)/installed
 	PATH="$$PWD/$(VENV)/bin:$$PATH" python -m snakemake --cores 2 $(TARGET)
+
+quick: $(VENV)/installed
+	PATH="$$PWD/$(VENV)/bin:$$PATH" python -m snakemake --cores 2 --config scale=quick -- $(TARGET)
 
 test: env
 	PATH="$$PWD/$(VENV)/bin:$$PATH" pytest tests/

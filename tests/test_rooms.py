@@ -46,7 +46,9 @@ ROOMS = {
     "worker": {"errors", "cells"},
     "measure_command": {"errors", "cells", "printing", "registry", "subjects.naming"},
     "check_command": {"errors", "cells", "printing", "registry", "subjects", "subjects.naming"},
+    "account_command": {"errors", "cells", "formulas", "stages", "stages.*.report"},
     "cli": {
+        "account_command",
         "errors",
         "cells",
         "check_command",
@@ -57,8 +59,6 @@ ROOMS = {
         "measure_command",
         "printing",
         "registry",
-        "stages",
-        "stages.*.report",
         "worker",
     },
     "__main__": {"cli"},
@@ -73,7 +73,7 @@ def module_name(path: Path) -> str:
 
 def room(module: str) -> str:
     parts = module.split(".")
-    if parts[0] == "stages" and parts[2:3] == ["report"]:
+    if parts[0] == "stages" and parts[2:3] and parts[2].startswith("report"):
         return "stages.*.report"
     return max((name for name in ROOMS if parts[: len(name.split("."))] == name.split(".")), key=len, default=module)
 

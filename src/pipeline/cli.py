@@ -99,17 +99,9 @@ def _publish(arguments: argparse.Namespace) -> None:
 
 
 def _account(arguments: argparse.Namespace) -> None:
-    from pipeline.stages.accounting.options import given_options
-    from pipeline.stages.accounting.report.answers import answers
+    from pipeline.account_command import account
 
-    given = given_options(arguments)
-    try:
-        answer = answers(arguments.questions, given)
-    except (ZeroDivisionError, OverflowError):
-        # Every option has a lower limit well above zero, so that the largest value is to blame.
-        name = max((name for name in given if name != "size"), key=lambda name: float(given[name]))
-        raise UserError(f"account: {name} is {given[name]}, too large: a result does not fit a float") from None
-    _print(answer)
+    _print(account(arguments))
 
 
 def _compare(arguments: argparse.Namespace) -> int:
@@ -132,6 +124,12 @@ def _compare(arguments: argparse.Namespace) -> int:
     if failure:
         print_lines([f"compare: --fail-if-slower fails: {failure}"], sys.stderr)
     return SLOWER if failure else 0
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    from pipeline.run_command import run_workflow
+
+    run_workflow(arguments.words, arguments.scale)
 
 
 def _describe(arguments: argparse.Namespace) -> None:
@@ -171,6 +169,11 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m pipeline", description=sys.modules["pipeline"].__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
+    whole = commands.add_parser("run", help="measure this machine and write it up here: runs Snakemake")
+    whole.add_argument("--scale", default="", metavar="SCALE", help="which cells (default: what config.yaml says)")
+    whole.add_argument("words", nargs=argparse.REMAINDER, metavar="...", help="Snakemake's options and targets")
+    whole.set_defaults(run=_run)
+
     describe = commands.add_parser("describe", help="print the axes, settings and columns of a stage, or of all")
     describe.add_argument("stage", nargs="?", metavar="STAGE")
     describe.set_defaults(run=_describe)
@@ -208,7 +211,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     account = commands.add_parser("account", help="compute memory, batch and bucket sizes for any model and machine")
     account.set_defaults(run=_account)
     if words[:1] == ["account"]:  # dozens of options; other commands do not wait for them
-        from pipeline.stages.accounting.options import add_options
+        from pipeline.account_command import add_options
 
         add_options(account)
 

@@ -111,18 +111,11 @@ def test_an_empty_module_has_a_digest_and_one_that_is_not_there_has_none(package
     assert sources.module_digest("pipeline.subject.model.f") is None
 
 
-def test_the_files_that_a_module_names_are_a_template_beside_it_and_the_figures_that_it_loads(package):
-    for path in ("page.md.j2", "other.md.j2", *(f"report/published/{name}.csv" for name in "abc")):
-        (package / path).parent.mkdir(parents=True, exist_ok=True)
-        (package / path).write_text("")
-
-    def named(text):
-        (package / "section.py").write_text(text)
-        sources.forget()
-        return [path.name for path in sources.data_files(["pipeline.section"])]
-
-    assert named("T = 'page.md.j2'\nX = 'missing.md.j2'\nfigures = published.load('a')\n") == ["page.md.j2", "a.csv"]
-    assert named("figures = [published.load(name) for name in NAMES]\n") == ["a.csv", "b.csv", "c.csv"]
+def test_the_files_that_a_module_names_are_those_beside_it(package):
+    (package / "page.css").write_text("")
+    (package / "section.py").write_text("STYLE, NONE, TEXT = 'page.css', 'missing.css', 'words'\n")
+    sources.forget()
+    assert [path.name for path in sources.data_files(["pipeline.section"])] == ["page.css"]
 
 
 def test_taking_a_digest_imports_nothing():

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pipeline.formulas.feed_forward_parallel import PASSES, Layer, best_split, cost, most_shares
+from pipeline.formulas.feed_forward_parallel import PASSES, Layer, best_split, cost, most_shares, most_whole_shares
 from pipeline.formulas.mesh import Block
 
 from .rings import Ring
@@ -188,3 +188,22 @@ def test_without_overlap_of_the_axes_a_quarter_of_the_devices_is_left():
     layer = replace(LARGE, bytes_per_s=1e14)
     both, one_after_the_other = (math.prod(best_split(layer, "forward", overlap)) for overlap in (True, False))
     assert one_after_the_other / both == pytest.approx(0.25, rel=0.01)
+
+
+@pytest.mark.parametrize("phase", PASSES)
+def test_no_other_whole_split_of_two_axes_in_turn_has_more_devices(phase):
+    random = np.random.default_rng(0)
+    for tokens, d_ff in random.integers(1, [4000, 3000], (200, 2)):
+        layer = Layer(Block(D, int(d_ff), matrices=3), int(tokens), flops_per_s=1e12, bytes_per_s=2e10)
+        a, b = (limit - 1 for limit in best_split(layer, phase, axes_overlap=True))
+        every = itertools.product(range(1, math.floor(1 + a) + 1), range(1, math.floor(1 + b) + 1))
+        fitting = (x * y for x, y in every if (x - 1) / a + (y - 1) / b <= 1)
+        assert math.prod(most_whole_shares(layer, "fsdp_tensor", phase)) == max(fitting)
+
+
+def test_a_limit_of_one_axis_or_of_axes_that_overlap_is_rounded_down():
+    layer = Layer(Block(D, 300, matrices=3), 370, flops_per_s=1e12, bytes_per_s=1e10)
+    assert most_whole_shares(layer, "fsdp", "forward") == (4, 1)
+    assert most_whole_shares(layer, "tensor", "forward") == (1, 5)
+    assert most_whole_shares(layer, "tensor", "backward") == (1, 10)
+    assert most_whole_shares(layer, "fsdp_tensor", "forward", axes_overlap=True) == (4, 5)

@@ -47,6 +47,8 @@ class Plan:
 def load_plan(config: Mapping[str, Any], scales: Path, schemas: Path, stages: Stages, has_gpu: bool) -> Plan:
     """Check a configuration and return its plan; the scale `auto` is `paper` on GPUs, else `laptop`.
 
+    Without a GPU a scale NAME is the file NAME-cpu, where there is one.
+
     The configuration's subjects replace the scale's. With `only`, the other stages have no cells.
 
     Raises UserError, one line that names the file or `overrides`, the key, its value and what is allowed.
@@ -59,6 +61,8 @@ def load_plan(config: Mapping[str, Any], scales: Path, schemas: Path, stages: St
     known = sorted(path.stem for path in scales.glob("*.yaml"))
     if name not in known:
         raise UserError(f"config: scale must be one of auto, {', '.join(known)}, got {name!r}")
+    if f"{name}-cpu" in known and not has_gpu:
+        name += "-cpu"
     path = scales / f"{name}.yaml"
     whole, only = _read_scale(path, schemas / "scale.schema.yaml"), _only(config.get("only"), stages)
     sizes = read_sizes(whole.get("sizes", {}), f"{path}: sizes") | read_sizes(config.get("sizes", {}), "sizes")

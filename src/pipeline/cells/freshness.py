@@ -6,7 +6,7 @@ of its code, and the environment variables that they name. What counts is the st
 helpers, and COUNTED. Of an implementation of the user's own it holds a digest of its source and of what that imports
 from its own project.
 
-A recipe is a digest of what a table or page is made with: code, templates, published figures, the names of its inputs,
+A recipe is a digest of what a table or page is made with: code, data files, the names of its inputs,
 the words of its command. Whether an input is newer is Snakemake's to see.
 """
 

@@ -15,8 +15,6 @@ from pipeline.syntax import digest_and_nodes
 PACKAGE = "pipeline"
 SOURCES = Path(pipeline.__file__).parent.parent
 FILE_NAME = re.compile(r"[\w-]+(\.[\w-]+)+")
-# Where `published.load("timing")` reads `timing.csv`.
-PUBLISHED_FOLDER = "pipeline/report/published"
 # This project's variables of the environment.
 VARIABLE = re.compile(r"PIPELINE_[A-Z_]+")
 
@@ -72,7 +70,7 @@ def reached_modules(*modules: str) -> set[str]:
 
 
 def data_files(modules: Iterable[str]) -> list[Path]:
-    """Return the files that modules name and read: a template beside them, published figures that they load."""
+    """Return the files that modules name and read: a style sheet or a table beside them."""
     return sorted({path for name in modules if (module := _module(name)) for path in module.files})
 
 
@@ -110,7 +108,6 @@ def _module(name: str) -> _Module | None:
     imports = [name for node in (*nodes[ast.Import], *nodes[ast.ImportFrom]) for name in _imported_names(node)]
     words = {node.value for node in nodes[ast.Constant] if isinstance(node.value, str)}
     files = {path.parent / word for word in words if FILE_NAME.fullmatch(word)}
-    files.update(file for node in nodes[ast.Call] for file in _loaded_files(node))
     return _Module(
         digest_of_code,
         tuple(name for name in imports if name.partition(".")[0] == PACKAGE and source_path(name)),
@@ -125,13 +122,3 @@ def _imported_names(node: ast.Import | ast.ImportFrom) -> list[str]:
         return names
     # `from package import name`: the name may be a module of its own.
     return [node.module, *(f"{node.module}.{name}" for name in names)] if node.module and not node.level else []
-
-
-def _loaded_files(node: ast.Call) -> Iterable[Path]:
-    """Return the published figures that a call loads."""
-    match node:
-        case ast.Call(func=ast.Attribute(value=ast.Name(id="published"), attr="load"), args=[chosen]):
-            # A name that is not written out may be any.
-            stem = str(chosen.value) if isinstance(chosen, ast.Constant) else "*"
-            return (SOURCES / PUBLISHED_FOLDER).glob(f"{stem}.csv")
-    return []

@@ -15,6 +15,7 @@ matrix has a share of its input's width on each device, so the output is a sum o
 the backward pass: an all-reduce of 2TD/X bytes each.
 """
 
+import math
 from dataclasses import dataclass
 
 from pipeline.formulas.collectives import all_gather_bus_factor, all_reduce_bus_factor
@@ -113,3 +114,26 @@ def most_shares(layer: Layer, strategy: str, phase: str, axes_overlap: bool = Fa
     if strategy == "tensor":
         return 1, most_width_shares(layer, phase)
     return best_split(layer, phase, axes_overlap)
+
+
+def most_whole_shares(layer: Layer, strategy: str, phase: str, axes_overlap: bool = False) -> tuple[int, int]:
+    """Return the whole X and Y with the most devices X·Y at which computing takes no less than communicating.
+
+    Where two axes share the time, (X−1)/a + (Y−1)/b ≤ 1, rounding both limits down gives too few. With b ≤ a the best
+    whole Y is near the best one that is not whole, y: off by n it costs n²·a/b devices, and rounding down costs less
+    than a/b + y, so that n² < 1 + y·b/a.
+    """
+    x, y = most_shares(layer, strategy, phase, axes_overlap)
+    if strategy != "fsdp_tensor" or axes_overlap:
+        return math.floor(x), math.floor(y)
+    a, b = most_batch_shares(layer) - 1, most_width_shares(layer, phase) - 1
+    if b > a:
+        return _whole_split(b, a, x)[::-1]
+    return _whole_split(a, b, y)
+
+
+def _whole_split(a: float, b: float, y: float) -> tuple[int, int]:
+    """Return the whole X and Y with the largest product for b ≤ a, searched around Y = y."""
+    reach = math.sqrt(1 + y) + 1
+    tried = range(max(1, math.floor(y - reach)), min(math.floor(1 + b), math.ceil(y + reach)) + 1)
+    return max(((math.floor(1 + a * (1 - (each - 1) / b)), each) for each in tried), key=math.prod)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pipeline.errors import UserError
 from pipeline.report.markup import Markdown
 from pipeline.report.section import Part
-from pipeline.report.told import Told
+from pipeline.report.told import Told, is_empty
 from pipeline.report.writeup import part_markdown
 
 PLACE = re.compile(r"^\[\[([a-z0-9_]+)\]\]$", re.MULTILINE)
@@ -34,8 +34,9 @@ def _answers(told: Told) -> str:
     file = importlib.resources.files(told.stage.package).joinpath("course.md")
     if not file.is_file():
         return ""
-    parts = {part.name: part for part in (*told.parts, *(told.section.for_course if told.section else ()))}
-    return filled(file.read_text(encoding="utf-8").strip(), told.stage.name, parts)
+    parts = (*told.parts, *(told.section.for_course if told.section else ()))
+    shown = {part.name: part for part in parts if not is_empty(part)}
+    return filled(file.read_text(encoding="utf-8").strip(), told.stage.name, shown)
 
 
 def filled(text: str, stage: str, parts: Mapping[str, Part]) -> str:

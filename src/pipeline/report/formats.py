@@ -7,7 +7,22 @@ import pandas as pd
 
 from pipeline.report.markup import Markdown, code
 
-__all__ = ["Form", "code", "count", "data_size", "gb", "mib", "ms", "number", "percent", "significant", "text", "times"]
+__all__ = [
+    "Form",
+    "code",
+    "count",
+    "data_size",
+    "gb",
+    "interval",
+    "intervals",
+    "mib",
+    "ms",
+    "number",
+    "percent",
+    "significant",
+    "text",
+    "times",
+]
 
 # What writes one value of a column.
 Form = Callable[..., str]
@@ -81,3 +96,8 @@ def interval(row: pd.Series) -> str:
     if pd.isna(row["low"]):
         return times(row["ratio"])
     return f"{times(row['ratio'])} ({row['low']:.2f} to {row['high']:.2f})"
+
+
+def intervals(rows: pd.DataFrame) -> list[str | None]:
+    """Write the ratios of rows of `versus` with their intervals; nothing where there is no ratio."""
+    return [None if pd.isna(row["ratio"]) else interval(row) for _, row in rows.iterrows()]

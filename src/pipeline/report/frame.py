@@ -176,6 +176,17 @@ def known(rows: pd.DataFrame, *columns: str) -> pd.DataFrame:
     return rows[rows[list(columns)].notna().all(axis=1)]
 
 
+def alike(rows: pd.DataFrame, setting: Mapping[str, Any]) -> pd.DataFrame:
+    """Keep rows that have these values."""
+    return rows[(rows[list(setting)] == pd.Series(dict(setting), dtype=object)).all(axis=1)]
+
+
+def card_counts(rows: pd.DataFrame, *columns: str) -> list[int]:
+    """Count the machines and GPUs that the times of each row come from, by these columns like `cards`."""
+    named = rows[list(columns)].fillna("").to_numpy().tolist()
+    return [len({card for cards in each for card in cards.split(", ") if card}) for each in named]
+
+
 def in_order(rows: pd.DataFrame, keys: Sequence[str], orders: Mapping[str, Sequence[Any]]) -> pd.DataFrame:
     """Sort by these columns; the names of a column in `orders` as listed there, unknown ones after them."""
 

@@ -106,7 +106,8 @@ def _bars(axes: Axes, chart: Chart, rows: pd.DataFrame, looks: dict[str, str]) -
         at = own[chart.y.column].map(groups.index) + (place - (len(kinds) - 1) / 2) * height
         values = own[chart.x.column].astype(float).fillna(0.0)
         colour = looks.get(str(kind), style("ours")["color"])
-        drawn = axes.barh(at, values, height * 0.92, color=colour, label=str(kind) or None)
+        drawn = axes.barh(at, values, height * 0.92, color=colour)
+        axes.fill([], [], color=colour, label=str(kind) or None)  # for the legend: the first bar may be faint
         for bar, status in zip(drawn, _statuses(own), strict=True):
             bar.set_alpha(FAINT if status == "unstable" else None)
         for where, value, words in zip(at, values, _labels(chart, own), strict=True):
@@ -248,8 +249,11 @@ def _log_scale(axes: Axes, which: str) -> None:
 
 def _limits(axes: Axes, chart: Chart) -> None:
     across = axes.axvline if chart.is_horizontal else axes.axhline
+    which = "x" if chart.is_horizontal else "y"
     for limit in chart.limits:
         across(limit.value, color=NO_COLOUR, linewidth=1.0, linestyle=":")
+        low, high = getattr(axes, f"get_{which}lim")()
+        getattr(axes, f"set_{which}lim")(min(low, limit.value), max(high, limit.value))
         data, edge = ("data", "axes fraction") if chart.is_horizontal else ("axes fraction", "data")
         at = (limit.value, 1.0) if chart.is_horizontal else (1.0, limit.value)
         where: dict[str, Any] = {"xycoords": (data, edge), "ha": "right", "va": "bottom"}

@@ -44,8 +44,8 @@ class Table:
         return Markdown(f"{Markdown.escape(self.caption)}\n\n{written}{rest}")
 
 
-def with_values(rows: pd.DataFrame, columns: Sequence[tuple[str, str, Form]]) -> list[tuple[str, str, Form]]:
-    """Keep the columns in which any row has a value, such as those of GPUs where there is one."""
+def filled(rows: pd.DataFrame, columns: Columns) -> Columns:
+    """Keep the columns that have a value in any row: a machine without a GPU has no clock and no data sheet."""
     return [each for each in columns if each[1] in rows and rows[each[1]].notna().any()]
 
 

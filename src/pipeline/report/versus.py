@@ -46,6 +46,12 @@ def versus(
     return both.assign(**{name: [each[name] for each in judged] for name in COLUMNS})
 
 
+def side_by_side(frame: pd.DataFrame, on: Sequence[str], who: str, ours: str, peer: str) -> pd.DataFrame:
+    """Put two beside each other wherever `ours` has a row, whatever came of it; the columns are those of `versus`."""
+    both = frame[frame[who] == ours].merge(frame[frame[who] == peer], "left", list(on), suffixes=("", "_peer"))
+    return both.merge(versus(frame, on, who, ours, [peer])[[*on, *COLUMNS]], "left", list(on))
+
+
 def judge(base: Row, other: Row) -> dict[str, Any]:
     """Return COLUMNS for two rows of a frame: the time of `base` over that of `other`, whether `other` is faster."""
     found = _by_repeats(base, other) or _by_quartiles(base, other)

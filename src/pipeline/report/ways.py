@@ -9,7 +9,7 @@ import pandas as pd
 
 from pipeline.report.formats import Form, interval, number, text
 from pipeline.report.frame import WHOLE_STEP, in_order, with_figures
-from pipeline.report.table import Table, with_values
+from pipeline.report.table import Table, filled
 from pipeline.report.versus import COLUMNS, versus
 
 Columns = Sequence[tuple[str, str, Form]]
@@ -67,7 +67,7 @@ def table(name: str, steps: pd.DataFrame, base: str, columns: Columns) -> Table:
         ("exposed (ms)", "exposed_communication_ms", number),
         *columns,
     ]
-    return Table(name, caption, steps, with_values(steps, every))
+    return Table(name, caption, steps, filled(steps, every))
 
 
 def agreement(steps: pd.DataFrame, differences: Sequence[str]) -> pd.Series:

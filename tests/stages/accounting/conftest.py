@@ -9,7 +9,7 @@ from pipeline.cells import config, sweep
 from pipeline.errors import Skipped
 from pipeline.instruments.machine.identity import SOFTWARE
 from pipeline.registry import stage
-from pipeline.report.section_rows import shown_rows
+from pipeline.report import frame
 from pipeline.stages.accounting.cell import Cell, Settings
 from pipeline.stages.accounting.measure import measure
 
@@ -40,6 +40,6 @@ def make_rows():
         scale = config.read_scale(ROOT / "config/scales/paper.yaml", ROOT / "workflow/schemas/scale.schema.yaml")
         cells = cells or sweep.expand(Cell, scale["accounting"]["grids"], "accounting")
         changed = replace(Settings(), **settings)
-        return shown_rows(stage("accounting"), [record(cell, changed) for cell in cells])
+        return frame.build(stage("accounting"), [record(cell, changed) for cell in cells])
 
     return make

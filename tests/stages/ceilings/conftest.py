@@ -78,11 +78,11 @@ MACHINES = {"NVIDIA H200": h200, "AMD EPYC": laptop}
 
 @pytest.fixture(scope="session")
 def make_rows(as_table):
-    """Make all rows of a machine by its name (NVIDIA H200 or AMD EPYC), as a section gets them."""
+    """Make rows of a machine by its name (NVIDIA H200 or AMD EPYC), of all cells or these, as a section gets them."""
 
-    def make(machine):
+    def make(machine, *asked):
         cells = MACHINES[machine](np.random.default_rng(0))
-        tables = [as_table(Cell(what), Settings(), rows, machine) for what, rows in cells.items()]
+        tables = [as_table(Cell(what), Settings(), cells[what], machine) for what in asked or cells]
         return pd.concat(tables, ignore_index=True)
 
     return make

@@ -7,7 +7,7 @@ import pytest
 from pipeline.instruments.machine.identity import SOFTWARE
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.registry import stages
-from pipeline.report.section_rows import shown_rows
+from pipeline.report import frame
 from pipeline.stages.precision.cell import EXPERIMENTS, Cell, Settings
 from pipeline.stages.precision.measure import measure
 
@@ -25,7 +25,7 @@ def record(cell, rows):
 
 def table(rows_by_cell):
     """Make the rows of cells as the section gets them."""
-    return shown_rows(stages()["precision"], [record(*each) for each in rows_by_cell.items()])
+    return frame.build(stages()["precision"], [record(*each) for each in rows_by_cell.items()])
 
 
 def skipped(cell):

@@ -13,7 +13,7 @@ from pipeline.formulas.sizes import SIZES
 from pipeline.instruments.profilers.kernel_categories import category
 from pipeline.instruments.profilers.trace import build_trace
 from pipeline.registry import stages
-from pipeline.report.section_rows import shown_rows
+from pipeline.report.frame import build
 from pipeline.stages.profile.cell import PASSES, Cell, Settings
 from pipeline.stages.profile.traced_rows import rows_of
 
@@ -182,12 +182,11 @@ def host_row(name, samples_ms, status="ok", reason=None):
     return row | ({"reason": reason} if reason else {}) | figures
 
 
-def record(cell, machine, outcome=None, fitting=PASSES, layers=3):
+def record(cell, machine, fitting=PASSES, layers=3):
     """Make the record of a cell, as far as tables are made of it."""
     settings = Settings(captured_rounds=2)
-    rows = [host_row(name, [], *outcome) for name in PASSES] if outcome else captured(cell, settings, fitting, layers)
-    cuda = "13.0" if "H200" in machine else "none"
-    software = {"python": "3.12.3", "torch": "2.11.0", "triton": "3.6.0", "cuda": cuda, "driver": "580.65"}
+    rows = captured(cell, settings, fitting, layers)
+    software = {"python": "3.12.3", "torch": "2.11.0", "triton": "3.6.0", "cuda": "13.0", "driver": "580.65"}
     facts = {"kind": machine, "software": software}
     return {
         "cell": asdict(cell),
@@ -208,30 +207,14 @@ def captured(cell, settings, fitting, layers):
     return [row | {"captured_by": profiler} for row in rows]
 
 
-def h200():
-    records = []
-    for precision, size, context in itertools.product(("bf16", "fp32"), ("small", "xl", "large"), (128, 256)):
-        cell = Cell(precision=precision, size=size, context_length=context)
-        fitting = ("inference",) if (precision, size, context) == ("fp32", "xl", 256) else PASSES
-        records.append(record(cell, "NVIDIA H200", fitting=fitting))
-    records.append(record(Cell(precision="fp32", size="small", context_length=256, profiler="torch"), "NVIDIA H200"))
-    too_large = Cell(precision="fp32", size="2.7B", context_length=256)
-    records.append(record(too_large, "NVIDIA H200", outcome=("oom", "CUDA out of memory")))
-    return records
-
-
-def skipped():
-    cell = Cell(size="tiny", context_length=32, profiler="nsys")
-    return [record(cell, "AMD EPYC", outcome=("skipped", "nsys captures need a CUDA GPU"))]
-
-
-MACHINES = {"h200": h200, "skipped": skipped}
-
-
 @pytest.fixture(scope="session")
-def make_rows():
-    """Make all rows of a machine by its name (h200 or skipped), as a section gets them."""
-    return lambda name: shown_rows(stages()["profile"], MACHINES[name]())
+def frame_of():
+    """Make the stage's frame of captured cells by their axes; `fitting`: the passes that do not run out of memory."""
+
+    def make(*cells, fitting=PASSES):
+        return build(stages()["profile"], [record(Cell(**axes), "NVIDIA H200", fitting=fitting) for axes in cells])
+
+    return make
 
 
 @pytest.fixture

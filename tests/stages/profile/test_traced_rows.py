@@ -10,10 +10,8 @@ from pipeline.stages.profile.traced_rows import _layer_rows, kernel_table
 
 
 @pytest.fixture(scope="module")
-def rows(make_rows):
-    found = make_rows("h200")
-    chosen = found.query("precision == 'bf16' and size == 'large' and context_length == 256 and profiler == 'auto'")
-    return chosen.reset_index(drop=True)
+def rows(frame_of):
+    return frame_of({"precision": "bf16", "size": "large", "context_length": 256})
 
 
 @pytest.fixture

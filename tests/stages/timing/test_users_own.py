@@ -6,9 +6,7 @@ import pytest
 
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.registry import stages
-from pipeline.report.markup import Markdown
-from pipeline.report.page_parts import Section
-from pipeline.report.users_own import with_users_own, without_users_own
+from pipeline.report.own import ranked, without_own
 from pipeline.stages.timing.cell import Cell, Settings
 from pipeline.stages.timing.measure import measure
 from pipeline.subjects.naming import Subject
@@ -20,7 +18,7 @@ TIMING = stages()["timing"]
 
 
 @pytest.mark.slow
-def test_a_model_has_all_rows_of_ours_and_the_section_of_ours_stays_without_it(as_table):
+def test_a_model_has_all_rows_of_ours_and_is_ranked_beside_it(as_table):
     cell, settings = Cell(size="tiny", context_length=16), Settings(vocab_size=50, max_steps=10, budget_s=0.1)
     models = {"mine": "Decoder", "odd": "SeesTheFuture"}
     subjects = [Subject("model", name, f"{FILE}:{model}") for name, model in models.items()]
@@ -30,13 +28,8 @@ def test_a_model_has_all_rows_of_ours_and_the_section_of_ours_stays_without_it(a
     assert {row["status"] for row in rows if row.get("impl") == "odd"} == {"wrong"}
 
     table = as_table(cell, settings, rows, "a CPU")
-    ours = without_users_own(table, TIMING)
-    assert list(ours["phase"]) == phases[None]
-    section = Section("How fast?", "", Markdown("So."))
-    assert with_users_own(section, ours, TIMING) is section
-    told = with_users_own(section, table, TIMING)
-    (row,) = told.users_own
-    assert (row["your own"], row["measured in"]) == ("mine", "timing")
-    assert row["fastest of the others"].startswith("TransformerLM, ")
-    (failure,) = told.headline
-    assert failure.startswith("Your `odd` is wrong: logits of the first 12 tokens change by ")
+    assert list(without_own(table, TIMING)["phase"]) == phases[None]
+    mine = ranked(table, TIMING).query("own").set_index("impl")
+    assert mine["best"]["mine"] == "TransformerLM"
+    assert (mine["place"]["mine"], mine["of"]["mine"]) in ((1, 2), (2, 2))
+    assert mine["reason"]["odd"].startswith("logits of the first 12 tokens change by ")

@@ -207,6 +207,7 @@ def parallel_rows(asked: Asked) -> Iterator[Row]:
 
 def _parallel_row(layer: Layer, strategy: str, phase: str, axes_overlap: bool) -> Row:
     x, y = feed_forward_parallel.most_shares(layer, strategy, phase, axes_overlap)
+    whole_x, whole_y = feed_forward_parallel.most_whole_shares(layer, strategy, phase, axes_overlap)
     found = feed_forward_parallel.cost(layer, phase, x, y, keeps_weights=strategy == "data_parallel")
     return {
         "strategy": strategy,
@@ -215,6 +216,9 @@ def _parallel_row(layer: Layer, strategy: str, phase: str, axes_overlap: bool) -
         "batch_shares": x,
         "width_shares": y,
         "most_devices": x * y,
+        "whole_batch_shares": whole_x,
+        "whole_width_shares": whole_y,
+        "whole_devices": whole_x * whole_y,
         "device_flops": found.flops,
         "weight_bytes": found.weight_bytes,
         "activation_bytes": found.activation_bytes,

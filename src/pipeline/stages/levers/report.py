@@ -7,12 +7,24 @@ import pandas as pd
 
 from pipeline.formulas.parameters import parameter_count
 from pipeline.formulas.sizes import SIZES
-from pipeline.report.chart import Axis, Chart
-from pipeline.report.formats import count, data_size, gb, interval, ms, number, percent, significant, text, times
+from pipeline.report.chart import Axis, Chart, Limit
+from pipeline.report.formats import (
+    count,
+    data_size,
+    gb,
+    interval,
+    intervals,
+    ms,
+    number,
+    percent,
+    significant,
+    text,
+    times,
+)
 from pipeline.report.frame import with_figures
-from pipeline.report.section import Change, FirstScreen, Section, say
-from pipeline.report.table import Table
-from pipeline.report.versus import versus
+from pipeline.report.section import Change, FirstScreen, Part, Section, say
+from pipeline.report.table import Columns, Table
+from pipeline.report.versus import COLUMNS, FASTER, versus
 from pipeline.stages.levers.cell import EAGER, EAGER_AGAIN, LEVERS, names
 
 ON = ["size", "context_length"]
@@ -24,8 +36,8 @@ WORDS = {
     "fused": "fused AdamW",
     "flash": "our flash attention",
     "sdpa": "SDPA",
-    "compile": "compile",
-    "graph": "graph",
+    "compile": "torch.compile",
+    "graph": "CUDA graph",
     "bf16_weights": "bf16 weights",
     "checkpointing": "checkpoints",
 }
@@ -38,26 +50,10 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
         parameters=[parameter_count(SIZES[row["size"]], row["setting_vocab_size"]) for _, row in rows.iterrows()],
     ).sort_values("parameters", kind="stable", ignore_index=True)
     duel = versus(rows, ON, "levers", [name for name in rows["levers"].unique() if name != EAGER], [EAGER])
-    models = _models(rows, duel)
     largest = _most_told(rows)
-    answer = _answer(duel[duel["size"] == largest])
-    gains = duel[duel["levers"] != EAGER_AGAIN]
-    chart = Chart(
-        "gains",
-        "Times as fast as the step as written, by lever and model",
-        gains.assign(
-            status=gains["verdict"].map({"undecided": "unstable"}).fillna("ok"),
-            text=gains["ratio"].map(times),
-            interval=[interval(row) for _, row in gains.iterrows()],
-        ),
-        "bar",
-        Axis("ratio", "times as fast as written"),
-        Axis("name"),
-        label="text",
-        panel="size",
-        hover={"interval": "interval", "verdict": "verdict", "step (ms)": "median_ms"},
-    )
-    return Section(answer, [chart, _table(rows, duel, largest)], _changes(duel, largest), models)
+    tuned = duel[(duel["size"] == largest) & duel["levers"].map(is_tuning).astype(bool)]
+    parts: list[Part] = [_gains(duel), _table(rows, duel, largest)]
+    return Section(_answer(tuned), parts, _changes(duel, largest), _models(rows, duel))
 
 
 def _most_told(rows: pd.DataFrame) -> str:
@@ -66,21 +62,50 @@ def _most_told(rows: pd.DataFrame) -> str:
     return str(counts[counts == counts.max()].index[-1][1])
 
 
+def _gains(duel: pd.DataFrame) -> Chart:
+    """Draw each lever alone and what tunes fastest, of the models that have more than this."""
+    tuned = duel[duel["levers"].map(is_tuning).astype(bool)]
+    fastest = tuned.groupby("size")["ratio"].transform("max") == tuned["ratio"]
+    shown = duel[duel["levers"].isin(LEVERS) | duel["levers"].isin(tuned.loc[fastest, "levers"])]
+    shown = shown[shown.groupby("size")["levers"].transform("nunique") > 1]
+    order = {name: place for place, name in enumerate(LEVERS)}
+    shown = shown.sort_values("levers", key=lambda each: each.map(order).fillna(len(order)), kind="stable")
+    return Chart(
+        "gains",
+        "Times as fast as the step as written: each lever alone, and the fastest that train the same",
+        shown.assign(
+            name=shown["name"].where(
+                shown["levers"].isin(LEVERS), shown["levers"].str.replace("+", " + ", regex=False)
+            ),
+            status=shown["verdict"].map({"undecided": "unstable"}).fillna("ok"),
+            text=shown["ratio"].map(times),
+            gain=intervals(shown),
+        ),
+        "bar",
+        Axis("ratio", "times as fast as written"),
+        Axis("name"),
+        "size",
+        label="text",
+        limits=[Limit(1.0, "")],
+        hover={"interval": "gain", "verdict": "verdict", "step (ms)": "median_ms"},
+    )
+
+
 def words(levers: str) -> str:
     """Write a combination of levers in words: `SDPA + torch.compile`."""
     return " + ".join(WORDS.get(name, name.replace("_", " ")) for name in (names(levers) or [levers]))
 
 
-def _answer(duel: pd.DataFrame) -> str:
-    tuned = duel[duel["levers"] != EAGER_AGAIN]
+def _answer(tuned: pd.DataFrame) -> str:
+    """Tell what trains the same fastest, and which lever gains most alone."""
     if tuned.empty:
-        return "Only the step as written was measured."
+        return say("Beside the step as written nothing that trains the same was measured.")
     best = tuned.loc[tuned["ratio"].idxmax()]
-    singles = tuned[~tuned["levers"].str.contains("+", regex=False)]
+    singles = tuned[tuned["levers"].isin(LEVERS)]
     alone = singles.loc[singles["ratio"].idxmax()] if len(singles) else best
     return say(
-        "{size}, batch {batch}, context {context}: {best} takes {after} instead of {before} ({gain}, {verdict}). Alone, "
-        "{alone} gains most ({alone_gain}, {alone_verdict}).",
+        "{size}, batch {batch}, context {context}: with {best} a step takes {after} instead of {before} ({gain}, "
+        "{verdict}). Of the levers alone {alone} gains most ({alone_gain}, {alone_verdict}).",
         size=best["size"],
         batch=count(best["setting_batch_size"]),
         context=count(best["context_length"]),
@@ -102,9 +127,9 @@ def _table(rows: pd.DataFrame, duel: pd.DataFrame, size: str) -> Table:
     ]
     judged = duel.set_index([*ON, "levers"])[["ratio", "low", "high", "verdict"]]
     here = here.join(judged, on=[*ON, "levers"])
-    here = here.assign(gain=[interval(row) if pd.notna(row["ratio"]) else None for _, row in here.iterrows()])
+    here = here.assign(gain=intervals(here))
     caption = f"A step of {size} at context {int(here['context_length'].iloc[0])} in bf16, the levers in turn:"
-    columns = [
+    columns: Columns = [
         ("with", "name", text),
         ("ms", "median_ms", number),
         ("times as fast (interval)", "gain", text),
@@ -112,43 +137,52 @@ def _table(rows: pd.DataFrame, duel: pd.DataFrame, size: str) -> Table:
         ("GPU idle", "gpu_idle_pct", percent),
         ("launches", "launches", count),
         ("peak GB", "peak_bytes", gb),
-        ("tokens/s", "tokens_per_s", count),
         ("MFU", "mfu_pct", percent),
+        ("repeats", "repeats", count),
         ("loss", "loss", lambda loss: significant(loss, 4)),
     ]
     return Table("ladder", caption, here, columns, all_rows=True)
 
 
-def _models(rows: pd.DataFrame, duel: pd.DataFrame) -> FirstScreen:
-    """Put each model's step as written beside its fastest tuned one."""
+def _models(rows: pd.DataFrame, duel: pd.DataFrame) -> FirstScreen | None:
+    """Put each model's step as written beside its fastest tuned one; None where no step as written has figures."""
     plain = with_figures(rows[rows["levers"] == EAGER])
-    tuned = duel[duel["levers"].map(is_tuning)]
+    if plain.empty:
+        return None
+    tuned = duel[duel["levers"].map(is_tuning).astype(bool)]
     tuned = tuned.loc[tuned.groupby(ON, sort=False)["median_ms"].idxmin()]
     both = plain.merge(
-        tuned[[*ON, "levers", "name", "status", "ratio", "low", "high", "verdict", *FIGURES]],
+        tuned[[*ON, "levers", "name", "status", "limited_by", *COLUMNS, *FIGURES]],
         "left",
         ON,
         suffixes=("", "_tuned"),
     )
     both = both.assign(
         model=[f"{row['size']} ({_parameters(row)})" for _, row in both.iterrows()],
-        gain=[interval(row) if pd.notna(row["ratio"]) else None for _, row in both.iterrows()],
-        limit=both["limited_by"],
+        gain=intervals(both),
+        memory=[_from_to(row) for _, row in both.iterrows()],
+        with_tuned=both["levers_tuned"].str.replace("+", " + ", regex=False),
     )
-    columns = [
+    columns: Columns = [
         ("model", "model", text),
         ("as written: tokens/s", "tokens_per_s", count),
         ("MFU", "mfu_pct", percent),
-        ("GB", "peak_bytes", gb),
-        ("limited by", "limit", text),
+        ("limited by", "limited_by", text),
         ("tuned: tokens/s", "tokens_per_s_tuned", count),
-        ("MFU", "mfu_pct_tuned", percent),
-        ("GB", "peak_bytes_tuned", gb),
+        ("tuned: MFU", "mfu_pct_tuned", percent),
         ("times as fast (interval)", "gain", text),
-        ("tuned with", "name_tuned", text),
+        ("verdict", "verdict", text),
+        ("GB", "memory", text),
+        ("tuned with", "with_tuned", text),
     ]
     table = Table("models", _setting(plain), both, columns, all_rows=True)
     return FirstScreen(_line(both, plain), _chart(both, plain), table, [_summary(row) for _, row in both.iterrows()])
+
+
+def _from_to(row: pd.Series) -> str | None:
+    """Write the peak memory of both steps."""
+    peaks = row["peak_bytes"], row["peak_bytes_tuned"]
+    return None if any(pd.isna(peak) for peak in peaks) else " → ".join(map(gb, peaks))
 
 
 FIGURES = ["median_ms", "tokens_per_s", "mfu_pct", "peak_bytes", "gpu_idle_pct"]
@@ -167,16 +201,25 @@ def _setting(plain: pd.DataFrame) -> str:
     first = plain.iloc[0]
     contexts = " and ".join(f"{each:.0f}" for each in sorted(plain["context_length"].unique()))
     return (
-        f"Training steps under bf16 autocast, batch {first['setting_batch_size']:.0f}, context {contexts}. As written: plain "
-        f"PyTorch. MFU: of {first['peak_tflops_per_s']:,.3g} TFLOP/s ({first['peak_source']})."
+        f"Training steps under bf16 autocast, batch {first['setting_batch_size']:.0f}, context {contexts}. As written: "
+        f"plain PyTorch. MFU: of {first['peak_tflops_per_s']:,.3g} TFLOP/s ({first['peak_source']})."
     )
 
 
 def _line(both: pd.DataFrame, plain: pd.DataFrame) -> str:
     """Say what the largest model reaches whose two steps are stable and not limited by the host."""
-    sure = both[(both["verdict"] == "faster") & (both["limited_by"].isna() | (both["limited_by"] == "gpu"))]
+    limited = both[["limited_by", "limited_by_tuned"]].eq("host").any(axis=1)
+    sure = both[(both["verdict"] == FASTER) & ~limited]
     if sure.empty:
-        return say("{models} models were measured as written and tuned.", models=len(both))
+        last = both.iloc[-1]
+        rates = (last[f"tokens_per_s{suffix}"] for suffix in ("", "_tuned"))
+        before, after = ("not measured" if pd.isna(rate) else f"{count(rate)} tokens/s" for rate in rates)
+        return say(
+            "{model} as written: {before}; tuned: {after}. What tuning gains is uncertain here, see the verdicts.",
+            model=last["size"],
+            before=before,
+            after=after,
+        )
     best = sure.iloc[-1]
     return say(
         "Tuned, {model} trains {after} tokens/s at {mfu} MFU, {gain} times as fast as written.",
@@ -230,19 +273,24 @@ def _summary(row: pd.Series) -> dict[str, Any]:
 def _changes(duel: pd.DataFrame, size: str) -> list[Change]:
     """Return each lever alone, and the fastest tuned combination, of one model."""
     here = duel[(duel["size"] == size) & duel["levers"].isin(LEVERS)]
-    tuned = duel[(duel["size"] == size) & duel["levers"].map(is_tuning)]
+    tuned = duel[(duel["size"] == size) & duel["levers"].map(is_tuning).astype(bool)]
     tuned = tuned[tuned["levers"].str.contains("+", regex=False)].nsmallest(1, "median_ms")
     return [
         Change(
             row["name"]
             + ("" if is_tuning(row["levers"]) else " (changes training)" if row["levers"] == "bf16_weights" else ""),
-            f"{size}, batch {row['setting_batch_size']:.0f}, context {row['context_length']:.0f}",
+            f"{size}, batch {row['setting_batch_size']:.0f}, context {row['context_length']:.0f}{_host_limited(row)}",
             _cost(row, "_peer"),
             _cost(row, ""),
             row.to_dict(),
         )
         for _, row in pd.concat([tuned, here]).iterrows()
     ]
+
+
+def _host_limited(row: pd.Series) -> str:
+    """Mark what rests on a step that waits for its host: another host changes it."""
+    return ", limited by the host" if "host" in (row["limited_by"], row["limited_by_peer"]) else ""
 
 
 def _cost(row: pd.Series, suffix: str) -> str:

@@ -8,7 +8,7 @@ from pipeline.report.chart import Axis, Chart
 from pipeline.report.formats import count, data_size, gb, interval, ms, number, percent, text
 from pipeline.report.frame import in_order, with_figures
 from pipeline.report.section import Change, Section, say
-from pipeline.report.table import Table, with_values
+from pipeline.report.table import Table, filled
 from pipeline.report.versus import COLUMNS, FASTER, versus
 from pipeline.stages.step8b import right
 from pipeline.stages.step8b.cell import FUSIONS, KEEPING_COLUMNS, WHOLE_STEP
@@ -113,7 +113,7 @@ def _table(steps: pd.DataFrame) -> Table:
         ("peak GB", "peak_bytes", gb),
         ("first step (ms)", "first_step_ms", number),
     ]
-    return Table("steps", f"{_case(first)}, repeats: {steps['repeats'].max():.0f}.", steps, with_values(steps, columns))
+    return Table("steps", f"{_case(first)}, repeats: {steps['repeats'].max():.0f}.", steps, filled(steps, columns))
 
 
 def _budgets(rows: pd.DataFrame) -> pd.DataFrame:
@@ -180,7 +180,7 @@ def _memory(steps: pd.DataFrame) -> Table:
         "memory",
         "Memory of the fullest rank, and what layers keep for the backward pass:",
         known,
-        with_values(known, columns),
+        filled(known, columns),
     )
 
 

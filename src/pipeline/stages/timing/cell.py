@@ -8,7 +8,7 @@ from pipeline.model.precision import PRECISIONS
 from pipeline.subjects.naming import Measured
 
 SPLIT_AXIS = "precision"
-READS = ("ceilings", "levers")
+READS = ("ceilings",)
 # Of a compiled model: its first step, which compiles.
 FIRST_STEP = "compile"
 PHASES = ("forward", "backward", "optimizer", "train_step")

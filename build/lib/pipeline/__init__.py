@@ -1,0 +1,1 @@
+"""Benchmark a machine for training language models, and write a report."""

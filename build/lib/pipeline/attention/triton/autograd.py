@@ -1,0 +1,311 @@
+"""FlashAttention-2 in Triton kernels, as an autograd function.
+
+On small inputs the GPU is done before Python has launched the next kernel. So whatever follows from shapes alone
+(checks, tiles, grids, compiled kernels) is worked out once a shape and kept: `forward_plan` and
+`backward_plan`.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor
+from torch.accelerator import current_device_index
+from torch.autograd.function import once_differentiable
+from torch.compiler import is_compiling, is_dynamo_compiling
+
+from pipeline.attention.inputs import under_autocast
+from pipeline.attention.triton.backward_plan import BackwardPlan, ChunkedLaunch, ShortBackwardPlan, backward_plan
+from pipeline.attention.triton.forward_plan import ForwardPlan, forward_plan
+from pipeline.attention.triton.layouts import ALIGNMENT_BYTES, Layout, dense, layouts_of, ready
+from pipeline.attention.triton.mask import Causal
+from pipeline.attention.triton.problem import Problem, check_kinds, problem_of
+from pipeline.attention.triton.tiles import Choices
+from pipeline.compat.torch_private import are_functorch_transforms_active, is_in_torch_dispatch_mode
+
+
+@overload
+def flash_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    is_causal: Causal = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    window: int | None = None,
+    return_lse: Literal[False] = False,
+) -> Tensor: ...
+@overload
+def flash_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    is_causal: Causal = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    window: int | None = None,
+    *,
+    return_lse: Literal[True],
+) -> tuple[Tensor, Tensor]: ...
+def flash_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    is_causal: Causal = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    window: int | None = None,
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Compute attention by FlashAttention-2 in Triton kernels, on a GPU; under autocast in its dtype.
+
+    `is_causal`, `scale` and `enable_gqa` mean what they mean in `torch.nn.functional.scaled_dot_product_attention`.
+    Name them: torch's fourth argument by position is a mask, which there is not here. Shapes: as of
+    `FlashAttentionTriton`.
+
+    is_causal: query i sees the keys up to the i-th, or "bottom_right": up to the (i + n_keys - n_queries)-th, so that
+    the last query sees all keys, as in decoding and after a cached prefix. scale: of the scores, a number above 0, not
+    a tensor; 1 / √head_dim by default. enable_gqa: k and v may have fewer heads than q, each for as many query heads in
+    a row; none is copied. window: a query sees only keys less than so far from its position, the key that it would be
+    the last to see if causal; an int. return_lse: return the log-sum-exp too, which has no gradient. A query that sees
+    no key gets an output of 0 and a log-sum-exp of -∞.
+
+    Raises ValueError for what it cannot do.
+    """
+    q, k, v = under_autocast(q, k, v)
+    return FlashAttentionTriton.apply(q, k, v, is_causal, scale, enable_gqa, window, return_lse)
+
+
+class FlashAttentionTriton(torch.autograd.Function):
+    """Compute softmax(q kᵀ · scale) v without the score matrix in memory, forward and backward.
+
+    `apply(q, k, v, is_causal)`, and what else `flash_attention` takes. Shapes: q and the result are (batch, n_queries,
+    head_dim) or (batch, heads, n_queries, head_dim), k and v are alike with n_keys, and none is empty; head_dim is at
+    most 256, and costs what the next power of two costs; fp32, bf16 or fp16, strided as they may be, but copied where a
+    row's elements lie apart or the address is no multiple of 16 bytes. Kept for the backward pass: q, k, v, the output,
+    and the log-sum-exp of each query's scores (natural logarithm, fp32, shape of q without head_dim).
+
+    fp32 is multiplied on a GPU as three TF32 products, which keeps the errors' L2 norm within 1.1 times that of torch's
+    own fp32 kernel, `SDPBackend.EFFICIENT_ATTENTION`; as one where torch's own switch allows it, which is
+    `torch.backends.cuda.matmul.fp32_precision` or the older `torch.set_float32_matmul_precision`; on AMD's GPUs as it
+    is. Of an infinite fp32 key or value the three products are NaN, so NaN comes where torch has an infinity or a
+    number. Everything but dq is bitwise repeatable; dq is where it has a kernel of its own, else it is summed in fp32
+    in no fixed order (`tiles`).
+
+    Raises ValueError for a shape, dtype or device that it cannot do, an old GPU among them (`gpu`). Source: Dao 2023,
+    FlashAttention-2.
+    """
+
+    @classmethod
+    def apply(cls, q: Tensor, k: Tensor, v: Tensor, is_causal: Causal = False, *others: Any) -> Any:
+        """Compute the output; see the class."""
+        if is_dynamo_compiling():
+            return cls.apply(q, k, v, is_causal, *others)  # which Dynamo takes for autograd's, not for this function
+        if are_functorch_transforms_active():
+            raise RuntimeError(NO_TRANSFORMS)
+        # Past what autograd's own does for those transforms alone, a tenth of a small call.
+        # Its class is written in C, which torch's stubs leave out.
+        return super(torch.autograd.Function, cls).apply(q, k, v, is_causal, *others)  # type: ignore[misc]
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        is_causal: Causal = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+        window: int | None = None,
+        return_lse: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Compute the output and keep what the backward pass needs."""
+        # As operators only for torch.compile and for modes that must see them, as selective checkpointing does: their
+        # dispatch would double the time of a call on small inputs.
+        if is_compiling() or is_in_torch_dispatch_mode():
+            check_kinds(is_causal, scale, window)  # whose kinds an operator's arguments would hide
+            ctx.problem = None
+            ctx.arguments = bool(is_causal), is_causal == "bottom_right", scale, enable_gqa, window
+            o, lse = _forward_operator(q, k, v, *ctx.arguments)
+        else:
+            ctx.problem = problem = problem_of(q, k, v, is_causal, scale, enable_gqa, window)
+            o, lse = _forward(problem, q, k, v)
+        ctx.save_for_backward(q, k, v, o, lse)
+        if not return_lse:
+            return o
+        ctx.mark_non_differentiable(lse)
+        return o, lse
+
+    @staticmethod
+    def backward(ctx: Any, do: Tensor, _dlse: Tensor | None = None) -> tuple[Tensor | None, ...]:
+        """Compute the gradients of q, k and v from that of the output, recomputing the scores."""
+        # Where no graph of the gradients is made, what refuses to differentiate them only takes time.
+        return (_gradients_once if torch.is_grad_enabled() else _gradients)(ctx, do, *ctx.saved_tensors)
+
+
+# q, k, v, the output and the log-sum-exp.
+Saved = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+# No other argument has a gradient.
+NO_GRADIENTS = (None,) * 5
+NO_TRANSFORMS = (
+    "FlashAttentionTriton has none of the functorch transforms (vmap, grad, jvp): "
+    "make what is mapped over part of the batch, and take gradients with torch.autograd"
+)
+
+
+def _gradients(ctx: Any, do: Tensor, *saved: *Saved) -> tuple[Tensor | None, ...]:
+    # With all that the gradients depend on as arguments: of a loss that is linear in the output, `do` has no graph.
+    if ctx.problem is None:
+        return (*_backward_operator(*saved, do, *ctx.arguments), *NO_GRADIENTS)
+    return (*_backward(ctx.problem, *saved, do), *NO_GRADIENTS)
+
+
+_gradients_once = once_differentiable(_gradients)
+
+
+def planned_by(choices: Choices) -> type[FlashAttentionTriton]:
+    """Return the function with its plans made by other choices than those in use; it is not for torch.compile."""
+    forward_planner = partial(forward_plan, choices=choices)
+    backward_planner = partial(backward_plan, choices=choices)
+
+    class Planned(FlashAttentionTriton):
+        @staticmethod
+        def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> Tensor:
+            ctx.problem = problem = problem_of(q, k, v, *arguments)
+            ctx.arguments = arguments
+            o, lse = _forward(problem, q, k, v, forward_planner)
+            ctx.save_for_backward(q, k, v, o, lse)
+            return o
+
+        @staticmethod
+        @once_differentiable
+        def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]  # of one output
+            saved: Saved = ctx.saved_tensors
+            gradients = _backward(ctx.problem, *saved, do, backward_planner)
+            return (*gradients, *(None for _ in ctx.arguments))
+
+    return Planned
+
+
+def _forward(
+    problem: Problem, q: Tensor, k: Tensor, v: Tensor, planner: Callable[..., ForwardPlan] = forward_plan
+) -> tuple[Tensor, Tensor]:
+    if problem.gpu is not None and problem.gpu != current_device_index():
+        with torch.cuda.device_of(q):  # on which a new plan loads its kernels
+            return _forward(problem, q, k, v, planner)
+    plan = planner(problem)
+    if problem.copies:
+        q, k, v = ready(problem.copies, q, k, v)
+    o, lse = torch.empty_like(plan.like_o), torch.empty_like(plan.like_lse)
+    if plan.combine is None:
+        plan.attend(q, k, v, o, lse)
+    else:
+        chunk_o, chunk_lse = map(torch.empty_like, plan.like_parts)
+        plan.attend(q, k, v, chunk_o, chunk_lse)
+        plan.combine(chunk_o, chunk_lse, o, lse)
+    return o, lse
+
+
+def _backward(
+    problem: Problem,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    do: Tensor,
+    planner: Callable[..., BackwardPlan | ShortBackwardPlan] = backward_plan,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute the gradients on the device that is now current, which autograd makes that of the forward pass."""
+    layouts: tuple[Layout, ...] = q.stride(), k.stride(), v.stride(), do.stride()
+    addresses = q.data_ptr() | k.data_ptr() | v.data_ptr() | do.data_ptr() | o.data_ptr() | lse.data_ptr()
+    if addresses % ALIGNMENT_BYTES or not (o.is_contiguous() and lse.is_contiguous()):
+        layouts = layouts_of(q, k, v, do)
+        o, lse = dense(o, lse)  # what keeps tensors for autograd may have laid out these too
+    if torch.are_deterministic_algorithms_enabled():
+        plan = planner(problem, *layouts, repeatable=True)
+    else:
+        plan = planner(problem, *layouts)
+    if plan.copies:
+        q, k, v, do = ready(plan.copies, q, k, v, do)
+    if isinstance(plan, ShortBackwardPlan):
+        dq, dk, dv = torch.empty_like(plan.like_q), torch.empty_like(plan.like_k), torch.empty_like(plan.like_k)
+        plan.gradients(q, k, v, do, o, lse, dq, dk, dv)
+        return dq, dk, dv
+    delta, lse_log2 = torch.empty((2, *plan.delta_shape), dtype=torch.float32, device=q.device).unbind()
+    dq = torch.empty_like(q, memory_format=torch.contiguous_format)
+    dq_sum = None
+    if plan.query is None:
+        dq_sum = dq if dq.dtype == torch.float32 else torch.empty(q.shape, dtype=torch.float32, device=q.device)
+    plan.delta(o, do, lse, delta, lse_log2, dq_sum)
+    dk, dv = torch.empty((2, *k.shape), dtype=k.dtype, device=k.device)
+    _compute(plan.key_value, (q, k, v, do, lse_log2, delta, dq_sum), dk, dv)
+    if plan.query is None:
+        plan.scaled(dq_sum, dq)  # type: ignore[misc]  # None only where `query` is not
+    else:
+        _compute(plan.query, (q, k, v, do, lse_log2, delta), dq)
+    return dq, dk, dv
+
+
+def _compute(launch: ChunkedLaunch, inputs: tuple[Tensor | None, ...], *gradients: Tensor) -> None:
+    """Fill gradients of one shape, that lie side by side, at once or by way of the chunks that are summed to them."""
+    if launch.add_up is None:
+        launch.compute(*inputs, *gradients)
+        return
+    shape = (len(gradients), launch.chunks, *gradients[0].shape)
+    parts = torch.empty(shape, dtype=torch.float32, device=gradients[0].device)
+    launch.compute(*inputs, *parts)
+    launch.add_up(parts, gradients[0])
+
+
+@torch.library.custom_op("llm_systems_pipeline::flash_attention_forward", mutates_args=())
+def _forward_operator(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    is_causal: bool,
+    bottom_right: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    window: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    return _forward(problem_of(q, k, v, _mask(is_causal, bottom_right), scale, enable_gqa, window), q, k, v)
+
+
+@_forward_operator.register_fake
+def _(q: Tensor, _k: Tensor, _v: Tensor, *_arguments: Any) -> tuple[Tensor, Tensor]:
+    return q.new_empty(q.shape), q.new_empty(q.shape[:-1], dtype=torch.float32)
+
+
+@torch.library.custom_op("llm_systems_pipeline::flash_attention_backward", mutates_args=())
+def _backward_operator(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    do: Tensor,
+    is_causal: bool,
+    bottom_right: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    window: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    problem = problem_of(q, k, v, _mask(is_causal, bottom_right), scale, enable_gqa, window)
+    with torch.cuda.device_of(q):
+        dq, dk, dv = _backward(problem, q, k, v, o, lse, do)
+    # Results of an operator must not share memory, and those of a long sequence are two halves of one tensor.
+    return dq, dk, dv.clone() if dv.storage_offset() else dv
+
+
+@_backward_operator.register_fake
+def _(
+    q: Tensor, k: Tensor, v: Tensor, _o: Tensor, _lse: Tensor, _do: Tensor, *_arguments: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+def _mask(is_causal: bool, bottom_right: bool) -> Causal:
+    """Return the mask of an operator's arguments, which are of one type each."""
+    return "bottom_right" if bottom_right else is_causal

@@ -1,0 +1,274 @@
+"""What a backward pass of the Triton attention does, worked out from its inputs' traits: grids, chunks, kernels."""
+
+import functools
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from pipeline.attention.inputs import Traits
+from pipeline.attention.triton.direct_launch import (
+    ELEMENTWISE,
+    Launch,
+    band_bounds,
+    band_constants,
+    block_sizes,
+    heads,
+    heads_per_kv,
+    like,
+    precision,
+    prepare_launch,
+    strides,
+    tma_can_load,
+)
+from pipeline.attention.triton.gluon.tiles import BACKWARD
+from pipeline.attention.triton.gpu import gpu_of
+from pipeline.attention.triton.kernel_sets import backward_kernels
+from pipeline.attention.triton.kernels.chunks import ROWS_PUT_TOGETHER, sum_kernel
+from pipeline.attention.triton.kernels.delta import ROW_ALIGNMENT, delta_kernel
+from pipeline.attention.triton.kernels.key_value import key_value_kernel
+from pipeline.attention.triton.kernels.query import query_kernel
+from pipeline.attention.triton.kernels.scaled import ELEMENTS_SCALED, scaled_kernel
+from pipeline.attention.triton.kernels.short_backward import short_kernel
+from pipeline.attention.triton.layouts import ALIGNMENT_BYTES, Layout, copies_of, strides_read
+from pipeline.attention.triton.mask import Band
+from pipeline.attention.triton.problem import PROBLEMS_KEPT, Problem
+from pipeline.attention.triton.tile_tables import tables_for
+from pipeline.attention.triton.tiles import IN_USE, BackwardConfig, Choices, TileConfig, tile_width
+from pipeline.compat.triton_private import is_interpreted
+
+
+@dataclass(frozen=True)
+class ChunkedLaunch:
+    """A kernel that computes gradients and, where it works on chunks, one that sums what they leave."""
+
+    compute: Launch
+    chunks: int
+    add_up: Launch | None
+
+
+@dataclass(frozen=True)
+class BackwardPlan:
+    """A backward pass: dq has a kernel of its own, or is summed by that of dk and dv and then scaled by another.
+
+    copies: which of q, k, v and the output's gradient are read from copies, None if none is.
+    """
+
+    copies: tuple[bool, ...] | None
+    delta_shape: tuple[int, ...]
+    delta: Launch
+    key_value: ChunkedLaunch
+    query: ChunkedLaunch | None
+    scaled: Launch | None
+
+
+@dataclass(frozen=True)
+class ShortBackwardPlan:
+    """A backward pass over short sequences: one kernel.
+
+    copies: as in `BackwardPlan`; like_q, like_k: what the gradients are allocated like.
+    """
+
+    copies: tuple[bool, ...] | None
+    gradients: Launch
+    like_q: Tensor = field(compare=False)
+    like_k: Tensor = field(compare=False)
+
+
+@dataclass(frozen=True)
+class _Common:
+    """What all kernels of a backward pass share: inputs, scalar and compile-time arguments, and choices."""
+
+    q: Traits
+    k: Traits
+    v: Traits
+    do: Traits
+    band: Band
+    scalars: list[float]
+    constants: dict[str, Any]
+    choices: Choices
+
+    def tiles_of(self, side: Traits, block: int) -> int:
+        """Count the tiles of queries or keys over all heads."""
+        return math.prod(side.shape[:-2]) * triton.cdiv(side.shape[-2], block)
+
+    def chunk_of(self, side: Traits, block: int, tiles: int) -> int:
+        """Return into how long chunks to cut a side that so many tiles of the other side go through in blocks."""
+        if not self.band.shows_first_key:
+            return side.shape[-2]
+        chunking = self.choices.backward_chunking(side.dtype)
+        return self.choices.chunk_length(chunking, tiles, side.shape[-2], block, gpu_of(side.device).multiprocessors)
+
+
+@functools.lru_cache(PROBLEMS_KEPT)
+def backward_plan(
+    problem: Problem, *layouts_now: Layout, choices: Choices = IN_USE, repeatable: bool = False
+) -> BackwardPlan | ShortBackwardPlan:
+    """Plan the backward pass of a problem that a forward pass has taken.
+
+    layouts_now: those of q, k, v and the output's gradient: what keeps tensors for autograd, as
+    `torch.autograd.graph.save_on_cpu` does, may have laid them out anew. repeatable: dq must be, bitwise, where plain
+    kernels have that.
+    """
+    tensors = (problem.q, problem.k, problem.v, problem.q)
+    q, k, v, do = (
+        given._replace(stride=strides_read(given.shape, layout))
+        for given, layout in zip(tensors, layouts_now, strict=True)
+    )
+    if choices.gluon and backward_kernels(problem.band, q, k, v, do, repeatable).name == "gluon":
+        return _in_gluon(copies_of(layouts_now), problem, q, k, v, do)
+    lengths = [heads(q), heads_per_kv(q, k), q.shape[-2], k.shape[-2], *band_bounds(problem.band)]
+    scalars = [*strides(q), *strides(k), *strides(v), *strides(do), *lengths, problem.scale, problem.scale_log2]
+    constants = {**band_constants(problem.band), "HEAD_DIM": q.shape[-1], "PRECISION": precision(problem)}
+    common = _Common(q, k, v, do, problem.band, scalars, constants, choices)
+    config = choices.backward(q.dtype, q.shape[-1], k.shape[-2], tables_for(gpu_of(q.device)))
+    if choices.is_short(q.shape[-2], k.shape[-2]):
+        like_q, like_k = (like(given.shape, given.dtype, given.device) for given in (q, k))
+        return ShortBackwardPlan(copies_of(layouts_now), _short(config.short, common), like_q, like_k)
+    return BackwardPlan(
+        copies_of(layouts_now),
+        delta_shape=_delta_shape(q),
+        delta=_delta(q, do, sums_dq=config.query is None),
+        key_value=_key_value(config, common),
+        query=None if config.query is None else _query(config.query, common),
+        scaled=_scaled(q, problem.scale) if config.query is None else None,
+    )
+
+
+def _in_gluon(
+    copies: tuple[bool, ...] | None, problem: Problem, q: Traits, k: Traits, v: Traits, do: Traits
+) -> BackwardPlan:
+    """Plan it with Gluon's kernels: one that sums dq as well, or for wide heads two."""
+    from pipeline.attention.triton.gluon.launches import backward_launch, query_launch  # which not every Triton has
+
+    tiles = BACKWARD[tile_width(q.shape[-1])]
+    query = ChunkedLaunch(query_launch(problem, q, k, v, do, tiles.query), 1, None) if tiles.query else None
+    return BackwardPlan(
+        copies,
+        delta_shape=_delta_shape(q),
+        delta=_delta(q, do, sums_dq=query is None),
+        key_value=ChunkedLaunch(backward_launch(problem, q, k, v, do, tiles), 1, None),
+        query=query,
+        scaled=_scaled(q, problem.scale) if query is None else None,
+    )
+
+
+def _delta_shape(q: Traits) -> tuple[int, ...]:
+    return (*q.shape[:-2], triton.cdiv(q.shape[-2], ROW_ALIGNMENT.value) * ROW_ALIGNMENT.value)
+
+
+def _short(tiles: TileConfig, common: _Common) -> Launch:
+    query_programs = common.tiles_of(common.q, tiles.block_queries)
+    return prepare_launch(
+        short_kernel,
+        query_programs + common.tiles_of(common.k, tiles.block_keys),
+        [*[common.q.dtype] * 5, torch.float32, *[common.q.dtype] * 3],
+        [*common.scalars, query_programs],
+        {**common.constants, **block_sizes(tiles)},
+        tiles,
+    )
+
+
+def _delta(q: Traits, do: Traits, sums_dq: bool) -> Launch:
+    return prepare_launch(
+        delta_kernel,
+        math.prod(q.shape[:-2]) * triton.cdiv(q.shape[-2], ELEMENTWISE.block_queries),
+        [q.dtype, q.dtype, *[torch.float32] * 3, torch.float32 if sums_dq else None],
+        [*strides(do), heads(q), q.shape[-2]],
+        {"HEAD_DIM": q.shape[-1], "BLOCK_QUERIES": ELEMENTWISE.block_queries, "ZERO_DQ_SUM": sums_dq},
+        ELEMENTWISE,
+    )
+
+
+def _scaled(q: Traits, scale: float) -> Launch:
+    elements = math.prod(q.shape)
+    return prepare_launch(
+        scaled_kernel,
+        triton.cdiv(elements, ELEMENTS_SCALED),
+        [torch.float32, q.dtype],
+        [elements, scale],
+        {"BLOCK": ELEMENTS_SCALED},
+        ELEMENTWISE,
+    )
+
+
+def _key_value(config: BackwardConfig, common: _Common) -> ChunkedLaunch:
+    """Plan dk and dv: a program takes a tile of keys, and all queries or a chunk of them."""
+    q, k, tiles, sums_dq = common.q, common.k, config.key_value, config.query is None
+    programs = common.tiles_of(k, tiles.block_keys)
+    chunk = common.chunk_of(q, tiles.block_queries, programs)
+    chunks = triton.cdiv(q.shape[-2], chunk)
+    gradient = torch.float32 if chunks > 1 else k.dtype
+    compute = prepare_launch(
+        key_value_kernel,
+        programs * chunks,
+        [*[q.dtype] * 4, *[torch.float32] * 2, torch.float32 if sums_dq else None, gradient, gradient],
+        [*common.scalars, chunk, chunks],
+        {
+            **common.constants,
+            **block_sizes(tiles),
+            "CHUNKED": chunks > 1,
+            "MASK_KEYS": sums_dq and k.shape[-2] % tiles.block_keys != 0,
+            "ADD_DQ": sums_dq,
+            "TMA": common.choices.backward_gains_by_tma(q.shape[-1], q.shape[-2]) and tma_can_load(q, common.do),
+            "OVERLAPPED": gpu_of(q.device).is_hopper_or_later,
+            "TMA_REDUCE": sums_dq and _can_reduce(q),
+        },
+        tiles,
+    )
+    return ChunkedLaunch(compute, chunks, _sum(common, k, tiles.block_keys, chunk, chunks, of_keys=True))
+
+
+def _can_reduce(q: Traits) -> bool:
+    """Tell whether the copy engine can add to rows of dq, which must begin at multiples of 16 bytes."""
+    can_copy = gpu_of(q.device).has_descriptors and not is_interpreted()  # the interpreter has no such operation
+    return can_copy and q.shape[-1] * 4 % ALIGNMENT_BYTES == 0
+
+
+def _query(tiles: TileConfig, common: _Common) -> ChunkedLaunch:
+    """Plan dq: a program takes a tile of queries, and all keys or a chunk of them."""
+    q, k = common.q, common.k
+    programs = common.tiles_of(q, tiles.block_queries)
+    chunk = common.chunk_of(k, tiles.block_keys, programs)
+    chunks = triton.cdiv(k.shape[-2], chunk)
+    compute = prepare_launch(
+        query_kernel,
+        programs * chunks,
+        [*[q.dtype] * 4, *[torch.float32] * 2, torch.float32 if chunks > 1 else q.dtype],
+        [*common.scalars, chunk, chunks],
+        {
+            **common.constants,
+            **block_sizes(tiles),
+            "CHUNKED": chunks > 1,
+            "TMA": common.choices.backward_gains_by_tma(q.shape[-1], k.shape[-2]) and tma_can_load(k, common.v),
+            "OVERLAPPED": gpu_of(q.device).is_hopper_or_later,
+        },
+        tiles,
+    )
+    return ChunkedLaunch(compute, chunks, _sum(common, q, tiles.block_queries, chunk, chunks, of_keys=False))
+
+
+def _sum(common: _Common, side: Traits, block: int, chunk: int, chunks: int, of_keys: bool) -> Launch | None:
+    """Plan the sum over chunks of the gradients of keys and values, or of queries; None where there is one chunk."""
+    if chunks == 1:
+        return None
+    part_rows = math.prod(side.shape[:-1])
+    rows = part_rows * (2 if of_keys else 1)
+    return prepare_launch(
+        sum_kernel,
+        triton.cdiv(rows, ROWS_PUT_TOGETHER),
+        [torch.float32, side.dtype],
+        [rows, part_rows, side.shape[-2], band_bounds(common.band)[1], chunk, chunks],
+        {
+            "HAS_END": common.band.end is not None,
+            "OF_KEYS": of_keys,
+            "HEAD_DIM": side.shape[-1],
+            "BLOCK_TILE": block,
+            "BLOCK_ROWS": ROWS_PUT_TOGETHER,
+            "OVERLAPPED": gpu_of(side.device).is_hopper_or_later,
+        },
+        ELEMENTWISE,
+    )

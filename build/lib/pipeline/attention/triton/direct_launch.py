@@ -1,0 +1,128 @@
+"""Triton kernels compiled for their arguments and launched without looking them up; and what they need of tensors."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipeline.attention.inputs import Traits
+from pipeline.attention.triton.gpu import gpu_of
+from pipeline.attention.triton.layouts import ALIGNMENT_BYTES
+from pipeline.attention.triton.mask import Band
+from pipeline.attention.triton.problem import Problem
+from pipeline.attention.triton.tiles import TileConfig
+from pipeline.compat.triton_private import is_interpreted, launcher
+
+ELEMENTWISE = TileConfig(64, 64, num_warps=4, num_stages=1)  # kernels that only stream rows through
+
+# Call it with a kernel's tensors.
+Launch = Callable[..., None]
+
+
+def prepare_launch(
+    kernel: Any,
+    programs: int,
+    dtypes: Sequence[torch.dtype | None],
+    scalars: Sequence[float],
+    constants: dict[str, Any],
+    tiles: TileConfig,
+) -> Launch:
+    """Compile a kernel for its arguments; return what launches it with all of them but the tensors, which come first.
+
+    dtypes: those of the tensors, None for one that is not given.
+    """
+    if is_interpreted():
+        interpreted = kernel[(programs, 1, 1)]
+        arguments = _arguments(kernel, scalars, constants)
+        return lambda *tensors: interpreted(*tensors, *arguments)
+    return compile_launch(kernel, programs, dtypes, scalars, constants, launch_options(tiles, constants))
+
+
+def compile_launch(
+    kernel: Any,
+    programs: int,
+    dtypes: Sequence[torch.dtype | None],
+    scalars: Sequence[float],
+    constants: dict[str, Any],
+    options: dict[str, int],
+) -> Launch:
+    """Do as `prepare_launch`, with Triton's options, for a kernel that cannot be interpreted."""
+    grid = (programs, 1, 1)
+    # Launching what was compiled leaves out the look-up by arguments, which takes as long as the launch.
+    compiled = kernel.warmup(*dtypes, *scalars, grid=grid, **constants, **options)
+    return launcher(compiled, grid, _arguments(kernel, scalars, constants))
+
+
+def _arguments(kernel: Any, scalars: Sequence[float], constants: dict[str, Any]) -> tuple[Any, ...]:
+    """Return all arguments but the tensors by position, as a compiled kernel takes them: the compile-time ones last."""
+    return (*scalars, *(constants[name] for name in kernel.arg_names if name in constants))
+
+
+def like(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return a tensor of a shape, but of one number, of which `torch.empty_like` makes a contiguous one.
+
+    That takes half the time of `torch.empty` with a shape, a dtype and a device.
+    """
+    return _number(dtype, device).expand(shape)
+
+
+@functools.cache
+def _number(dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.empty(1, dtype=dtype, device=device)
+
+
+def launch_options(tiles: TileConfig, constants: dict[str, Any]) -> dict[str, int]:
+    """Return Triton's options for a kernel of these tiles and compile-time arguments."""
+    options = {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages}
+    if tiles.max_registers is not None:
+        options["maxnreg"] = tiles.max_registers
+    if constants.get("OVERLAPPED"):
+        options["launch_pdl"] = True  # programmatic dependent launch
+    return options
+
+
+def block_sizes(tiles: TileConfig) -> dict[str, int]:
+    """Return the tile sizes as the kernels name them."""
+    return {"BLOCK_QUERIES": tiles.block_queries, "BLOCK_KEYS": tiles.block_keys}
+
+
+def band_bounds(band: Band) -> tuple[int, int]:
+    """Return a mask's bounds as the kernels take them: in place of one that there is not, any number."""
+    return 0 if band.start is None else band.start, 1 if band.end is None else band.end
+
+
+def band_constants(band: Band) -> dict[str, bool]:
+    """Return which bounds a mask has as the kernels name them."""
+    return {"HAS_START": band.start is not None, "HAS_END": band.end is not None}
+
+
+def precision(problem: Problem) -> str:
+    """Name how tensor cores multiply fp32: as three TF32 products, or as one where that is allowed; AMD's as it is."""
+    if gpu_of(problem.q.device).vendor == "amd":
+        return "ieee"
+    return "tf32x3" if problem.q.dtype == torch.float32 and not problem.one_tf32_product else "tf32"
+
+
+def heads(given: Traits) -> int:
+    """Count the heads; a tensor of three dimensions has one."""
+    return given.shape[1] if len(given.shape) == 4 else 1
+
+
+def heads_per_kv(q: Traits, k: Traits) -> int:
+    """Count the query heads that share keys and values."""
+    return heads(q) // heads(k)
+
+
+def strides(given: Traits) -> tuple[int, int, int]:
+    """Return the strides of batch, head and row, as the kernels take them."""
+    return given.stride[0], given.stride[1] if len(given.stride) == 4 else 0, given.stride[-2]
+
+
+def tma_can_load(*read: Traits) -> bool:
+    """Tell whether tensor descriptors can describe these matrices: they want alignment, and rows that lie apart."""
+    if not gpu_of(read[0].device).has_descriptors:
+        return False
+    aligned = all(stride * given.dtype.itemsize % ALIGNMENT_BYTES == 0 for given in read for stride in strides(given))
+    return aligned and all(strides(given)[-1] > 0 for given in read)

@@ -1,0 +1,122 @@
+"""What a forward pass of the Triton attention does, worked out from its inputs' traits: checks, grids, kernels."""
+
+import functools
+import math
+from dataclasses import dataclass, field
+
+import torch
+import triton
+from torch import Tensor
+
+from pipeline.attention.triton.direct_launch import (
+    ELEMENTWISE,
+    Launch,
+    band_bounds,
+    band_constants,
+    block_sizes,
+    heads,
+    heads_per_kv,
+    like,
+    precision,
+    prepare_launch,
+    strides,
+    tma_can_load,
+)
+from pipeline.attention.triton.gluon.tiles import forward_tiles
+from pipeline.attention.triton.gpu import gpu_of
+from pipeline.attention.triton.kernel_sets import forward_kernels
+from pipeline.attention.triton.kernels.chunks import ROWS_PUT_TOGETHER, combine_kernel
+from pipeline.attention.triton.kernels.forward import forward_kernel
+from pipeline.attention.triton.mask import CAUSAL
+from pipeline.attention.triton.problem import PROBLEMS_KEPT, Problem
+from pipeline.attention.triton.tile_tables import tables_for
+from pipeline.attention.triton.tiles import IN_USE, Choices, tile_width
+
+
+@dataclass(frozen=True)
+class ForwardPlan:
+    """A forward pass: one kernel, or where the keys are cut into chunks two.
+
+    like_o, like_lse: what output and log-sum-exp are allocated like, and like_parts those of the chunks.
+    """
+
+    chunks: int
+    attend: Launch
+    combine: Launch | None
+    like_o: Tensor = field(compare=False)
+    like_lse: Tensor = field(compare=False)
+    like_parts: tuple[Tensor, ...] = field(compare=False, default=())
+
+
+@functools.lru_cache(PROBLEMS_KEPT)
+def forward_plan(problem: Problem, choices: Choices = IN_USE) -> ForwardPlan:
+    """Plan a forward pass; raises ValueError for inputs that the kernels cannot do."""
+    q, k, v, band = problem.q, problem.k, problem.v, problem.band
+    gpu = gpu_of(q.device)
+    if gpu.why_refused:
+        raise ValueError(gpu.why_refused)
+    if choices.gluon and forward_kernels(problem).name == "gluon":
+        return _in_gluon(problem)
+    n_queries, head_dim, n_keys = q.shape[-2], q.shape[-1], k.shape[-2]
+    matrices = math.prod(q.shape[:-2])
+    tables = tables_for(gpu)
+    block_queries = choices.forward(q.dtype, head_dim, n_keys, tables).block_queries
+    programs = matrices * triton.cdiv(n_queries, block_queries)
+    chunking = choices.forward_chunking(q.dtype)
+    chunk = n_keys
+    if band.shows_first_key:  # or some queries would have no chunk that is sure to be written
+        chunk = choices.chunk_length(chunking, programs, n_keys, block_queries, gpu.multiprocessors)
+    chunks = triton.cdiv(n_keys, chunk)
+    keys_in_reach = band.keys_in_reach(chunk, block_queries)
+    tiles = choices.forward(q.dtype, head_dim, keys_in_reach, tables)
+    constants = {"HAS_END": band.end is not None, "HEAD_DIM": head_dim}
+    part = q.dtype if chunks == 1 else torch.float32
+    attend = prepare_launch(
+        forward_kernel,
+        programs * chunks,
+        [q.dtype] * 3 + [part, torch.float32],
+        [
+            *(stride for given in (q, k, v) for stride in strides(given)),
+            *(heads(q), heads_per_kv(q, k), n_queries, n_keys, *band_bounds(band), chunk, chunks, problem.scale_log2),
+        ],
+        {
+            **constants,
+            **band_constants(band),
+            "MAY_HIDE_ALL": band.may_hide_all,
+            **block_sizes(tiles),
+            "CHUNKED": chunks > 1,
+            "TMA": choices.forward_gains_by_tma(keys_in_reach) and tma_can_load(k, v),
+            "PRECISION": precision(problem),
+        },
+        tiles,
+    )
+    like_o, like_lse = like(q.shape, q.dtype, q.device), like(q.shape[:-1], torch.float32, q.device)
+    if chunks == 1:
+        return ForwardPlan(chunks, attend, None, like_o, like_lse)
+    rows = matrices * n_queries
+    combine = prepare_launch(
+        combine_kernel,
+        triton.cdiv(rows, ROWS_PUT_TOGETHER),
+        [torch.float32, torch.float32, q.dtype, torch.float32],
+        [rows, n_queries, n_keys, band_bounds(band)[1], chunk, chunks],
+        {
+            **constants,
+            "BLOCK_QUERIES": tiles.block_queries,
+            "BLOCK_ROWS": ROWS_PUT_TOGETHER,
+            "OVERLAPPED": gpu.is_hopper_or_later,
+        },
+        ELEMENTWISE,
+    )
+    like_parts = tuple(like((chunks, *shape), torch.float32, q.device) for shape in (q.shape, q.shape[:-1]))
+    return ForwardPlan(chunks, attend, combine, like_o, like_lse, like_parts)
+
+
+def _in_gluon(problem: Problem) -> ForwardPlan:
+    from pipeline.attention.triton.gluon.launches import forward_launch  # which not every Triton has
+
+    q, k = problem.q, problem.k
+    tiles = forward_tiles(tile_width(q.shape[-1]), k.shape[-2], problem.band == CAUSAL)
+    assert tiles is not None  # or `forward_kernels` had not chosen these
+    attend = forward_launch(problem, tiles)
+    like_o, like_lse = like(q.shape, q.dtype, q.device), like(q.shape[:-1], torch.float32, q.device)
+    return ForwardPlan(1, attend, None, like_o, like_lse)

@@ -1,0 +1,194 @@
+"""The Gluon kernels with their arguments, ready to be launched; what imports this needs Gluon."""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from pipeline.attention.inputs import Traits
+from pipeline.attention.triton.direct_launch import (
+    Launch,
+    compile_launch,
+    heads,
+    heads_per_kv,
+    strides,
+)
+from pipeline.attention.triton.gluon.backward import hopper_backward_kernel
+from pipeline.attention.triton.gluon.forward import hopper_forward_kernel
+from pipeline.attention.triton.gluon.forward_narrow import hopper_narrow_forward_kernel
+from pipeline.attention.triton.gluon.key_value_wide import hopper_wide_key_value_kernel
+from pipeline.attention.triton.gluon.query_wide import hopper_wide_query_kernel
+from pipeline.attention.triton.gluon.schedule import heads_together
+from pipeline.attention.triton.gluon.tiles import (
+    BackwardTiles,
+    ForwardTiles,
+    KeyValueTiles,
+    NarrowForwardTiles,
+    QueryTiles,
+)
+from pipeline.attention.triton.gpu import gpu_of
+from pipeline.attention.triton.mask import CAUSAL
+from pipeline.attention.triton.problem import Problem
+from pipeline.attention.triton.tiles import tile_width
+
+OPTIONS = {"num_warps": 4}  # of the first warpgroup; the kernels say how many there are beside it
+# Of a tile, in blocks: what it takes to begin and end it.
+WORK_OF_ENDS = 1
+
+
+def forward_launch(problem: Problem, tiles: ForwardTiles | NarrowForwardTiles) -> Launch:
+    """Return what launches the forward kernel of these tiles with q, k, v, output and log-sum-exp."""
+    q, k, v, is_causal = problem.q, problem.k, problem.v, problem.band == CAUSAL
+    work = _work_by_queries(q, k, is_causal, tiles)
+    programs = gpu_of(q.device).multiprocessors
+    if isinstance(tiles, NarrowForwardTiles):
+        programs *= tiles.programs_per_sm
+    n_programs, sizes = _programs_and_sizes(q, k, math.prod(q.shape[:-2]), work, programs)
+    return compile_launch(
+        forward_kernel(tiles),
+        n_programs,
+        [*[q.dtype] * 4, torch.float32],
+        [*(stride for given in (q, k, v) for stride in _strides(given)), *sizes, problem.scale_log2],
+        forward_constants(tiles, is_causal, heads_per_kv(q, k), q.shape[-1]),
+        forward_options(tiles),
+    )
+
+
+def backward_launch(
+    problem: Problem, q: Traits, k: Traits, v: Traits, do: Traits, tiles: BackwardTiles | KeyValueTiles
+) -> Launch:
+    """Return what launches the backward kernel, with q, k, v, do, lse_log2, delta, dq_sum, dk and dv.
+
+    Of the problem the inputs may now lie in another way. dq_sum is None where dq has a kernel of its own.
+    """
+    is_causal = problem.band == CAUSAL
+    dq_sum = None if tiles.query else torch.float32
+    first_keys = np.arange(0, k.shape[-2], tiles.block_keys)
+    queries_seen = np.full(len(first_keys), q.shape[-2])
+    if is_causal:
+        queries_seen = np.maximum(queries_seen - first_keys, 0)
+    work = -(-queries_seen // tiles.block_queries) * heads_per_kv(q, k) + WORK_OF_ENDS
+    n_programs, sizes = _programs_and_sizes(q, k, math.prod(k.shape[:-2]), work, gpu_of(q.device).multiprocessors)
+    return compile_launch(
+        backward_kernel(tiles),
+        n_programs,
+        [*[q.dtype] * 4, *[torch.float32] * 2, dq_sum, q.dtype, q.dtype],
+        [*(stride for given in (q, k, v, do) for stride in _strides(given)), *sizes, problem.scale, problem.scale_log2],
+        backward_constants(
+            tiles, is_causal, heads_per_kv(q, k), q.shape[-1], has_part_tile=k.shape[-2] % tiles.block_keys != 0
+        ),
+        OPTIONS,
+    )
+
+
+def query_launch(problem: Problem, q: Traits, k: Traits, v: Traits, do: Traits, tiles: QueryTiles) -> Launch:
+    """Return what launches the kernel for dq alone, with q, k, v, do, lse_log2, delta and dq."""
+    is_causal = problem.band == CAUSAL
+    work = _work_by_queries(q, k, is_causal, tiles)
+    n_programs, sizes = _programs_and_sizes(q, k, math.prod(q.shape[:-2]), work, gpu_of(q.device).multiprocessors)
+    return compile_launch(
+        hopper_wide_query_kernel,
+        n_programs,
+        [*[q.dtype] * 4, *[torch.float32] * 2, q.dtype],
+        [*(stride for given in (q, k, v, do) for stride in _strides(given)), *sizes, problem.scale, problem.scale_log2],
+        query_constants(tiles, is_causal, heads_per_kv(q, k), q.shape[-1]),
+        OPTIONS,
+    )
+
+
+def _work_by_queries(
+    q: Traits, k: Traits, is_causal: bool, tiles: ForwardTiles | NarrowForwardTiles | QueryTiles
+) -> np.ndarray:
+    """Return how many blocks of keys each tile of queries goes through, most first, and what its ends take."""
+    first_queries = np.arange(0, q.shape[-2], tiles.block_queries)
+    keys_seen = np.full(len(first_queries), k.shape[-2])
+    if is_causal:
+        keys_seen = np.minimum(keys_seen, first_queries[::-1] + tiles.block_queries)
+    return -(-keys_seen // tiles.block_keys) + WORK_OF_ENDS
+
+
+def _programs_and_sizes(
+    q: Traits, k: Traits, matrices: int, work: np.ndarray, programs: int
+) -> tuple[int, tuple[int, ...]]:
+    """Return how many programs there are, at most as many as fit, and the kernels' numbers of what they go through.
+
+    matrices: those that are cut into tiles, of queries or of keys.
+    """
+    programs = min(programs, matrices * len(work))
+    together = heads_together(matrices, work, programs)
+    return programs, (heads(q), matrices, q.shape[-2], k.shape[-2], len(work), together)
+
+
+def forward_kernel(tiles: ForwardTiles | NarrowForwardTiles) -> Any:
+    """Return the forward kernel that has such tiles."""
+    return hopper_narrow_forward_kernel if isinstance(tiles, NarrowForwardTiles) else hopper_forward_kernel
+
+
+def forward_options(tiles: ForwardTiles | NarrowForwardTiles) -> dict[str, int]:
+    """Return Triton's options for the forward kernel; where it has several warpgroups, they share out registers."""
+    return {**OPTIONS, "maxnreg": tiles.registers} if isinstance(tiles, NarrowForwardTiles) else OPTIONS
+
+
+def forward_constants(
+    tiles: ForwardTiles | NarrowForwardTiles, is_causal: bool, per_kv: int, head_dim: int
+) -> dict[str, int | bool]:
+    """Return the compile-time arguments of the forward kernel of these tiles; per_kv: query heads that share keys."""
+    shared = {
+        "CAUSAL": is_causal,
+        "HEADS_PER_KV": per_kv,
+        "HEAD_DIM": head_dim,
+        "WIDTH": tile_width(head_dim),
+        "BLOCK_KEYS": tiles.block_keys,
+    }
+    if isinstance(tiles, NarrowForwardTiles):
+        return shared
+    return {
+        **shared,
+        "STAGES": tiles.stages,
+        "GROUPS": tiles.groups,
+        "REGISTERS": tiles.registers,
+        "O_IN_Q": tiles.o_in_q,
+    }
+
+
+def backward_kernel(tiles: BackwardTiles | KeyValueTiles) -> Any:
+    """Return the backward kernel that has such tiles."""
+    return hopper_wide_key_value_kernel if isinstance(tiles, KeyValueTiles) else hopper_backward_kernel
+
+
+def backward_constants(
+    tiles: BackwardTiles | KeyValueTiles, is_causal: bool, per_kv: int, head_dim: int, has_part_tile: bool
+) -> dict[str, int | bool]:
+    """Return the backward kernel's compile-time arguments; has_part_tile: the last tile has keys beyond the last."""
+    shared = {
+        "CAUSAL": is_causal,
+        "MASK_KEYS": has_part_tile,
+        "HEADS_PER_KV": per_kv,
+        "HEAD_DIM": head_dim,
+        "WIDTH": tile_width(head_dim),
+        "STAGES": tiles.stages,
+        "REGISTERS": tiles.registers,
+    }
+    if isinstance(tiles, KeyValueTiles):
+        return shared
+    # Without the mask ptxas has every wgmma wait for the one before at head_dim 40 to 56 (Triton 3.6 and 3.7).
+    masks_keys = has_part_tile or (is_causal and head_dim < tile_width(head_dim))
+    return {**shared, "MASK_KEYS": masks_keys, "BLOCK_QUERIES": tiles.block_queries}
+
+
+def query_constants(tiles: QueryTiles, is_causal: bool, per_kv: int, head_dim: int) -> dict[str, int | bool]:
+    """Return the compile-time arguments of the kernel for dq."""
+    return {
+        "CAUSAL": is_causal,
+        "HEADS_PER_KV": per_kv,
+        "HEAD_DIM": head_dim,
+        "WIDTH": tile_width(head_dim),
+        "REGISTERS": tiles.registers,
+    }
+
+
+def _strides(given: Traits) -> tuple[int, int, int]:
+    """Return the strides of batch, head and row; where there is only one batch element or head, none of 0."""
+    batch, head, row = strides(given)
+    return batch or row, head or row, row

@@ -1,0 +1,153 @@
+"""Which of the two sets of kernels a problem gets, and why: those in Gluon for Hopper, or the plain ones.
+
+The plain ones, in `kernels`, run wherever Triton does, in its interpreter too. Those in `gluon` are chosen where they
+can run and were found to be faster.
+"""
+
+import functools
+import importlib.util
+import math
+import os
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from pipeline.attention.inputs import Traits
+from pipeline.attention.triton.direct_launch import strides, tma_can_load
+from pipeline.attention.triton.gluon import tiles as gluon_tiles
+from pipeline.attention.triton.gpu import HOPPER, gpu_of
+from pipeline.attention.triton.layouts import ALIGNMENT_BYTES
+from pipeline.attention.triton.mask import CAUSAL, FULL, Band, Causal
+from pipeline.attention.triton.problem import Problem, problem_of
+from pipeline.attention.triton.tiles import tile_width
+from pipeline.compat.triton_private import is_interpreted
+
+VARIABLE = "PIPELINE_ATTENTION"  # "tl" has every problem get the plain kernels
+FIRST_TRITON = (3, 6)  # before, Gluon's kernels had other names for what is used here
+
+
+class KernelSet(NamedTuple):
+    """A set of kernels and why a problem gets it."""
+
+    name: Literal["gluon", "plain"]
+    reason: str
+
+
+@dataclass(frozen=True)
+class KernelSets:
+    """Those of a problem's two passes."""
+
+    forward: KernelSet
+    backward: KernelSet
+
+
+def kernels_of(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    is_causal: Causal = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    window: int | None = None,
+) -> KernelSets:
+    """Return which kernels these inputs get in either pass and why, an output's gradient being contiguous.
+
+    For the backward pass it reads what `torch.use_deterministic_algorithms` says at the moment. Raises ValueError for a
+    GPU that gets none.
+    """
+    if q.is_cuda and (refused := gpu_of(q.device).why_refused):
+        raise ValueError(refused)
+    problem = problem_of(q, k, v, is_causal, scale, enable_gqa, window)
+    do = problem.q._replace(stride=torch.empty(problem.q.shape, device="meta").stride())
+    repeatable = torch.are_deterministic_algorithms_enabled()
+    return KernelSets(
+        forward_kernels(problem), backward_kernels(problem.band, problem.q, problem.k, problem.v, do, repeatable)
+    )
+
+
+def forward_kernels(problem: Problem) -> KernelSet:
+    """Choose those of a forward pass."""
+    q, k, v = problem.q, problem.k, problem.v
+    tiles = gluon_tiles.forward_tiles(tile_width(q.shape[-1]), k.shape[-2], problem.band == CAUSAL)
+    why_not = _why_not(problem.band, q, k, tiles) or _why_not_read(q, k, v)
+    if why_not is None and tiles is not None:
+        why_not = _why_too_few(q, tiles.block_queries)
+    return _chosen(why_not)
+
+
+def backward_kernels(band: Band, q: Traits, k: Traits, v: Traits, do: Traits, repeatable: bool) -> KernelSet:
+    """Choose those of a backward pass, from how what it reads lies; repeatable: dq must be, bitwise."""
+    tiles = gluon_tiles.BACKWARD.get(tile_width(q.shape[-1]))
+    why_not = _why_not(band, q, k, tiles) or _why_not_read(q, k, v, do)
+    if why_not is None and tiles is not None:
+        if repeatable and not tiles.query:
+            why_not = "torch.use_deterministic_algorithms is on, and Gluon's sums of dq are in no fixed order"
+        else:
+            why_not = _why_too_few(k, tiles.block_keys)
+    return _chosen(why_not)
+
+
+def _chosen(why_not: str | None) -> KernelSet:
+    if why_not is not None:
+        return KernelSet("plain", why_not)
+    return KernelSet("gluon", "a Hopper GPU, and work for all of it")
+
+
+def why_not_on(device: torch.device) -> str | None:
+    """Say what rules Gluon's kernels out on a device, whatever the problem; None where nothing does."""
+    if os.environ.get(VARIABLE) == "tl":
+        return f"{VARIABLE}=tl"
+    if device.type != "cuda" or is_interpreted():
+        return "no GPU"
+    gpu = gpu_of(device)
+    if gpu.vendor != "nvidia" or gpu.capability != HOPPER:
+        return "no Hopper GPU"
+    if not has_gluon():
+        return f"Triton {triton.__version__} has no Gluon as of {'.'.join(map(str, FIRST_TRITON))}"
+    return None
+
+
+def _why_not(band: Band, q: Traits, k: Traits, tiles: object | None) -> str | None:
+    """Say what of the machine or the inputs' shapes rules Gluon's kernels out; tiles: None where they have none."""
+    if why_not := why_not_on(q.device):
+        return why_not
+    if q.dtype == torch.float32:
+        return "fp32"
+    if band not in (FULL, CAUSAL):
+        return "a mask that is neither full nor causal from the top left"
+    if tiles is None or q.shape[-1] * q.dtype.itemsize % ALIGNMENT_BYTES:
+        return f"head_dim {q.shape[-1]}"
+    shortest = gluon_tiles.SHORTEST[tile_width(q.shape[-1])]
+    if min(q.shape[-2], k.shape[-2]) < shortest:
+        return f"fewer than {shortest} queries or keys"
+    return None
+
+
+def _why_not_read(*read: Traits) -> str | None:
+    """Say whether the copy engine cannot read these: it wants aligned strides, none of them 0."""
+    if tma_can_load(*read) and all(_has_apart(given) for given in read):
+        return None
+    return "strides that the copy engine cannot take"
+
+
+def _has_apart(given: Traits) -> bool:
+    """Tell whether matrices lie apart, and are not one expanded."""
+    sizes = (given.shape[0], given.shape[1] if len(given.shape) == 4 else 1)
+    return all(stride > 0 or size == 1 for stride, size in zip(strides(given), sizes, strict=False))
+
+
+def _why_too_few(side: Traits, block: int) -> str | None:
+    """Say whether there are too few tiles of queries or keys for the GPU."""
+    tiles = math.prod(side.shape[:-2]) * triton.cdiv(side.shape[-2], block)
+    sms = gpu_of(side.device).multiprocessors
+    return f"{tiles} tiles for {sms} multiprocessors" if tiles < gluon_tiles.LEAST_TILES_PER_SM * sms else None
+
+
+@functools.cache
+def has_gluon() -> bool:
+    """Tell whether Triton has Gluon as the kernels use it."""
+    version = tuple(int(part) for part in triton.__version__.split(".")[:2])
+    return version >= FIRST_TRITON and importlib.util.find_spec("triton.experimental.gluon") is not None

@@ -1,0 +1,106 @@
+"""The results of chunks, put together: a short grid is cut into them, to have more programs than tiles.
+
+The forward kernel and that of dq take the keys in chunks, the kernel of dk and dv the queries.
+"""
+
+import triton
+import triton.language as tl
+
+from pipeline.attention.triton.kernels.blocks import columns, wait_for_kernel_before, within
+from pipeline.attention.triton.tiles import tile_width
+
+ROWS_PUT_TOGETHER = 8  # by a program
+# Chunks are loaded four at once: one after the other, each is waited for, and that takes longer than all else here.
+AT_ONCE = tl.constexpr(4)
+
+
+@triton.jit
+def _load_part(parts_ptr, row, written, HEAD_DIM: tl.constexpr):
+    """Load rows of a chunk's part of the result; those that it has not written are 0."""
+    return tl.load(parts_ptr + row[:, None] * HEAD_DIM + columns(HEAD_DIM), within(written, HEAD_DIM), other=0.0)
+
+
+@triton.jit
+def _load_chunk(chunk_o_ptr, chunk_lse_ptr, chunk, chunk_keys, rows, n_rows, end, HEAD_DIM: tl.constexpr):
+    """Load rows of a chunk's log-sum-exp and output; where it was not written, -∞ and 0."""
+    row = chunk * n_rows + rows
+    written = (rows < n_rows) & (chunk * chunk_keys < end)
+    lse = tl.load(chunk_lse_ptr + row, mask=written, other=float("-inf"))
+    return lse, _load_part(chunk_o_ptr, row, written, HEAD_DIM)
+
+
+@triton.jit
+def combine_kernel(
+    chunk_o_ptr, chunk_lse_ptr, o_ptr, lse_ptr, n_rows, n_queries, n_keys, band_end, chunk_keys, n_chunks,
+    HAS_END: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_QUERIES: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    OVERLAPPED: tl.constexpr,
+):  # fmt: skip
+    """Combine the chunks of keys: o = Σ exp(lse_c - lse) o_c, with exp(lse) = Σ exp(lse_c).
+
+    Shapes: chunk_o is (n_chunks, rows, head_dim) and chunk_lse (n_chunks, rows) fp32, o (rows, head_dim), lse (rows),
+    where rows are batch · heads · n_queries. BLOCK_QUERIES is the tile of the forward kernel.
+    """
+    wait_for_kernel_before(OVERLAPPED)
+    rows = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    exists = rows < n_rows
+    end = tl.zeros([BLOCK_ROWS], tl.int32) + n_keys
+    if HAS_END:  # a chunk was written if it holds a key that any query of the row's tile attends to
+        tile_end = ((rows % n_queries) // BLOCK_QUERIES + 1) * BLOCK_QUERIES - 1 + band_end
+        end = tl.minimum(end, tile_end.to(tl.int32))
+    maximum = tl.full([BLOCK_ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_ROWS], tl.float32)
+    accumulator = tl.zeros([BLOCK_ROWS, tile_width(HEAD_DIM)], tl.float32)
+    for chunk in range(0, n_chunks, AT_ONCE):
+        lse_0, o_0 = _load_chunk(chunk_o_ptr, chunk_lse_ptr, chunk, chunk_keys, rows, n_rows, end, HEAD_DIM)
+        lse_1, o_1 = _load_chunk(chunk_o_ptr, chunk_lse_ptr, chunk + 1, chunk_keys, rows, n_rows, end, HEAD_DIM)
+        lse_2, o_2 = _load_chunk(chunk_o_ptr, chunk_lse_ptr, chunk + 2, chunk_keys, rows, n_rows, end, HEAD_DIM)
+        lse_3, o_3 = _load_chunk(chunk_o_ptr, chunk_lse_ptr, chunk + 3, chunk_keys, rows, n_rows, end, HEAD_DIM)
+        # The first chunk is always written: from it on the maximum is finite. Rows beyond the end do not matter.
+        new_maximum = tl.maximum(maximum, tl.maximum(tl.maximum(lse_0, lse_1), tl.maximum(lse_2, lse_3)))
+        rescale = tl.exp(maximum - new_maximum)
+        weight_0, weight_1 = tl.exp(lse_0 - new_maximum), tl.exp(lse_1 - new_maximum)
+        weight_2, weight_3 = tl.exp(lse_2 - new_maximum), tl.exp(lse_3 - new_maximum)
+        total = total * rescale + (weight_0 + weight_1) + (weight_2 + weight_3)
+        accumulator = accumulator * rescale[:, None] + weight_0[:, None] * o_0 + weight_1[:, None] * o_1
+        accumulator += weight_2[:, None] * o_2 + weight_3[:, None] * o_3
+        maximum = new_maximum
+    tl.store(lse_ptr + rows, maximum + tl.log(total), mask=exists)
+    o_tile = o_ptr + rows[:, None] * HEAD_DIM + columns(HEAD_DIM)
+    tl.store(o_tile, (accumulator / total[:, None]).to(o_ptr.dtype.element_ty), mask=within(exists, HEAD_DIM))
+
+
+@triton.jit
+def sum_kernel(
+    parts_ptr, sum_ptr, n_rows, part_rows, length, band_end, chunk_length, n_chunks,
+    HAS_END: tl.constexpr, OF_KEYS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_TILE: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, OVERLAPPED: tl.constexpr,
+):  # fmt: skip
+    """Sum gradients over chunks: of keys (OF_KEYS, from chunks of queries) or of queries (from chunks of keys).
+
+    Shapes: parts is (tensors, n_chunks, part_rows, head_dim) fp32, sum (tensors, part_rows, head_dim), both of n_rows
+    over all tensors; part_rows are matrices of `length`. BLOCK_TILE is the tile of keys or queries, which a chunk has
+    written for as a whole or not at all.
+    """
+    wait_for_kernel_before(OVERLAPPED)
+    rows = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    exists = rows < n_rows
+    total = tl.zeros([BLOCK_ROWS, tile_width(HEAD_DIM)], tl.float32)
+    # Up to which chunk, and from which on, the row's tile was written.
+    begin, end = tl.zeros([BLOCK_ROWS], tl.int32), tl.zeros([BLOCK_ROWS], tl.int32) + n_chunks
+    if HAS_END:
+        first_of_tile = (rows % length // BLOCK_TILE * BLOCK_TILE).to(tl.int32)
+        if OF_KEYS:
+            begin = tl.maximum(0, first_of_tile - band_end + 1) // chunk_length
+        else:
+            end = tl.minimum(end, tl.cdiv(first_of_tile + BLOCK_TILE - 1 + band_end, chunk_length))
+    begin, end = tl.where(exists, begin, n_chunks), tl.where(exists, end, 0)
+    row = rows // part_rows * n_chunks * part_rows + rows % part_rows
+    for chunk in range(0, n_chunks, AT_ONCE):
+        part_0 = _load_part(parts_ptr, row, (begin <= chunk) & (chunk < end), HEAD_DIM)
+        part_1 = _load_part(parts_ptr, row + part_rows, (begin <= chunk + 1) & (chunk + 1 < end), HEAD_DIM)
+        part_2 = _load_part(parts_ptr, row + 2 * part_rows, (begin <= chunk + 2) & (chunk + 2 < end), HEAD_DIM)
+        part_3 = _load_part(parts_ptr, row + 3 * part_rows, (begin <= chunk + 3) & (chunk + 3 < end), HEAD_DIM)
+        total += (part_0 + part_1) + (part_2 + part_3)
+        row += AT_ONCE * part_rows
+    sum_tile = sum_ptr + rows[:, None] * HEAD_DIM + columns(HEAD_DIM)
+    tl.store(sum_tile, total.to(sum_ptr.dtype.element_ty), mask=within(exists, HEAD_DIM))

@@ -1,0 +1,67 @@
+"""δ = rowsum(o · do) and the log-sum-exp in powers of two: what the backward kernels need of each query."""
+
+import triton
+import triton.language as tl
+
+from pipeline.attention.triton.kernels.blocks import columns, load_row, load_rows, matrix_at, within
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+# Rows of what `delta_kernel` writes begin at multiples of 16 bytes, so that blocks of them can be loaded through tensor
+# descriptors: loaded by pointers, 64 numbers that each thread needs 32 of took an eighth of all instructions.
+ROW_ALIGNMENT = tl.constexpr(4)
+
+
+@triton.jit
+def row_length(n_queries):
+    """Return how long a row of δ is in memory."""
+    return tl.cdiv(n_queries, ROW_ALIGNMENT) * ROW_ALIGNMENT
+
+
+@triton.jit
+def delta_kernel(
+    o_ptr, do_ptr, lse_ptr, delta_ptr, lse_log2_ptr, dq_sum_ptr, stride_dob, stride_doh, stride_do, heads, n_queries,
+    HEAD_DIM: tl.constexpr, BLOCK_QUERIES: tl.constexpr, ZERO_DQ_SUM: tl.constexpr,
+):  # fmt: skip
+    """Compute δ, the log-sum-exp in powers of two, and zeros to add dq to.
+
+    Shapes: o and dq_sum are (batch · heads, n_queries, head_dim), lse (batch · heads, n_queries); delta and lse_log2
+    the same with rows padded to a multiple of ROW_ALIGNMENT.
+    """
+    n_tiles = tl.cdiv(n_queries, BLOCK_QUERIES)
+    batch_head, tile = tl.program_id(0) // n_tiles, tl.program_id(0) % n_tiles
+    first_query = tile * BLOCK_QUERIES
+    exists = first_query + tl.arange(0, BLOCK_QUERIES) < n_queries
+    row = batch_head.to(tl.int64) * n_queries + first_query
+    rows = row + tl.arange(0, BLOCK_QUERIES)
+    do_matrix = matrix_at(do_ptr, batch_head, heads, stride_dob, stride_doh)
+    do = load_rows(do_matrix, first_query, n_queries, stride_do, BLOCK_QUERIES, HEAD_DIM, False, True)
+    tile_offsets = rows[:, None] * HEAD_DIM + columns(HEAD_DIM)
+    in_tile = within(exists, HEAD_DIM)
+    o = tl.load(o_ptr + tile_offsets, mask=in_tile, other=0.0)
+    padded_rows = batch_head.to(tl.int64) * row_length(n_queries) + first_query + tl.arange(0, BLOCK_QUERIES)
+    tl.store(delta_ptr + padded_rows, tl.sum(o.to(tl.float32) * do.to(tl.float32), 1), mask=exists)
+    lse = tl.load(lse_ptr + rows, mask=exists, other=0.0)
+    tl.store(lse_log2_ptr + padded_rows, lse * LOG2_E, mask=exists)
+    if ZERO_DQ_SUM:
+        tl.store(dq_sum_ptr + tile_offsets, tl.zeros(do.shape, tl.float32), mask=in_tile)
+
+
+@triton.jit
+def load_lse_log2(lse, delta, first_query, n_queries, BLOCK_QUERIES: tl.constexpr, TMA: tl.constexpr):
+    """Load the log-sum-exp of some queries in powers of two, which without a δ before it is still to be converted."""
+    found = load_row(lse, first_query, n_queries, BLOCK_QUERIES, TMA)
+    if delta is None:
+        found *= LOG2_E
+    return found
+
+
+@triton.jit
+def load_delta(
+    o_ptr, delta, do, first_query, n_queries, BLOCK_QUERIES: tl.constexpr, HEAD_DIM: tl.constexpr, TMA: tl.constexpr
+):
+    """Load the δ of some queries or, where none was computed before, compute it."""
+    if delta is None:
+        o = load_rows(o_ptr, first_query, n_queries, HEAD_DIM, BLOCK_QUERIES, HEAD_DIM, False, True)
+        return tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
+    else:
+        return load_row(delta, first_query, n_queries, BLOCK_QUERIES, TMA)

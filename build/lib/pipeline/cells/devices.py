@@ -1,0 +1,100 @@
+"""GPUs for one process alone: an exclusive lock for each, held until the process dies."""
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipeline.cells import locks
+from pipeline.instruments.machine.gpus import visible_devices_variable, visible_gpus
+
+
+class TooFewGPUs(Exception):
+    """The machine has GPUs, but fewer than are needed; its message is the reason to record."""
+
+    def __init__(self, needed: int, present: int) -> None:
+        super().__init__(f"needs {needed} GPU{'' if needed == 1 else 's'}, {present} present")
+        self.needed = needed
+        self.present = present
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The GPUs that this process took, as CUDA_VISIBLE_DEVICES names them, and how long it waited for them.
+
+    CUDA shows it no others.
+    """
+
+    device_ids: tuple[str, ...]
+    waited_s: float = 0.0
+
+
+def claim_gpus(count: int, command: str, devices: Sequence[str] | None = None) -> Claim:
+    """Wait until `count` GPUs are free at once, lock them, and make CUDA see these alone.
+
+    To be called before CUDA starts, which reads the choice of devices once. On a machine without GPUs the claim is
+    empty; so it is for a count of 0, which hides every GPU. Inside a scheduler's allocation of just this many GPUs
+    nothing is locked; cells that share a larger one lock each other out as anywhere else.
+    command: what others who wait for these GPUs are told; devices: the ids to choose from, by default those of the
+    visible GPUs.
+    Raises TooFewGPUs, UserError where no lock can be had, and RuntimeError where CUDA runs already.
+    """
+    pool = [gpu.id for gpu in visible_gpus()] if devices is None else list(devices)
+    if not pool or count == 0:
+        return _show(pool, Claim(()))
+    if count > len(pool):
+        raise TooFewGPUs(count, len(pool))
+    if count == len(pool) and _in_allocation():
+        return Claim(tuple(pool))
+    return _show(pool, _wait_for_locks(pool, count, command))
+
+
+def _show(pool: list[str], claim: Claim) -> Claim:
+    if list(claim.device_ids) != pool:
+        _check_cuda_not_started()
+    os.environ[visible_devices_variable()] = ",".join(claim.device_ids)
+    return claim
+
+
+def _check_cuda_not_started() -> None:
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        raise RuntimeError("CUDA runs already, on devices of its own choice: claim GPUs before it starts")
+
+
+def _in_allocation() -> bool:
+    granted = ("SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "SLURM_GPUS_ON_NODE")
+    return "SLURM_JOB_ID" in os.environ and any(name in os.environ for name in granted)
+
+
+def _wait_for_locks(pool: list[str], count: int, command: str) -> Claim:
+    in_use: list[str] = []
+
+    def announcement() -> str:
+        holders = dict.fromkeys(locks.holder(device) for device in in_use)
+        return f"waiting for {count} of {len(pool)} GPUs to be free: in use by {'; '.join(holders)}"
+
+    chosen, waited_s = locks.wait_for(lambda: _try_locks(pool, count, in_use), announcement)
+    for device in chosen:
+        locks.sign(device, command)
+    return Claim(chosen, waited_s)
+
+
+def _try_locks(pool: list[str], count: int, in_use: list[str]) -> tuple[str, ...] | None:
+    """Lock `count` devices or none: whoever kept some while waiting for more would block others who do the same.
+
+    in_use: gets those that others hold.
+    """
+    held = [device for device in pool if locks.is_held(device)][:count]
+    taken: list[str] = []
+    in_use.clear()
+    for device in pool:
+        if len(held) + len(taken) == count:
+            break
+        if device not in held:
+            (taken if locks.try_lock(device) else in_use).append(device)
+    if len(held) + len(taken) < count:
+        for device in taken:
+            locks.release(device)
+        return None
+    return tuple(device for device in pool if device in (*held, *taken))

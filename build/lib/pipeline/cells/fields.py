@@ -1,0 +1,103 @@
+"""Typed, constrained fields of the frozen dataclasses `Cell` and `Settings`, read from words or YAML."""
+
+import math
+import re
+import reprlib
+from collections.abc import Collection, Mapping
+from dataclasses import MISSING, Field, field, fields
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pipeline.errors import UserError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T", bound="DataclassInstance")
+# What a text may hold where no values are declared: it becomes part of paths and commands.
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:+-]*")
+
+
+def axis(default: Any, *, allowed: Collection = (), minimum: float | None = None) -> Any:
+    """Declare a field of a cell or of its settings with the values that it may take; a text without any is a NAME."""
+    return field(default=default, metadata={"allowed": allowed, "minimum": minimum})
+
+
+def build(cls: type[T], values: Mapping[str, Any], where: str) -> T:
+    """Build a frozen dataclass from words or YAML values, `where` naming their source in messages.
+
+    Raises UserError, one line, on an unknown key, a value of the wrong type or one that is not allowed.
+    """
+    known = {item.name: item for item in fields(cls)}
+    for key in values:
+        if key not in known:
+            raise UserError(f"{where}: unknown key '{key}': must be one of {', '.join(known)}")
+    return cls(**{key: _checked(known[key], value, where) for key, value in values.items()})
+
+
+def value_patterns(cls: "type[DataclassInstance]", name: str) -> dict[str, str]:
+    """Return what a field may say in a path, as regular expressions by how a person reads them: `*` for any number."""
+    item = next(item for item in fields(cls) if item.name == name)
+    listed = {text(value): re.escape(text(value)) for value in item.metadata["allowed"]}
+    return {"*": "[1-9][0-9]*"} if not listed and type(item.default) is int else listed
+
+
+def texts(instance: "DataclassInstance") -> dict[str, str]:
+    """Return every field as text, in their order."""
+    return {item.name: text(getattr(instance, item.name)) for item in fields(instance)}
+
+
+def words(instance: "DataclassInstance") -> list[str]:
+    """Return `name=value` for every field, in their order: what `parse_words` reads back."""
+    return [f"{name}={value}" for name, value in texts(instance).items()]
+
+
+def text(value: Any) -> str:
+    """Return the one spelling of a value that paths, commands and parameters share."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def parse_words(cls: type[T], given: list[str], where: str) -> T:
+    """Build a dataclass from `name=value` words; the fields left out take their defaults."""
+    values = {}
+    for word in given:
+        key, separator, value = word.partition("=")
+        if not separator:
+            raise UserError(f"{where}: '{word}' is not of the form name=value")
+        if key in values:
+            raise UserError(f"{where}: '{key}' is given twice")
+        values[key] = value
+    return build(cls, values, where)
+
+
+def _checked(item: Field, value: Any, where: str) -> Any:
+    typed = _typed(item, value, where)
+    allowed, minimum = item.metadata.get("allowed"), item.metadata.get("minimum")
+    shown = reprlib.repr(text(typed))
+    if allowed and typed not in allowed:
+        raise UserError(f"{where}: {item.name} must be one of {', '.join(map(text, allowed))}, got {shown}")
+    if isinstance(typed, str) and not allowed and not NAME.fullmatch(typed):
+        raise UserError(f"{where}: {item.name} must be letters and digits, after the first also ._:+-, got {shown}")
+    if minimum is not None and typed < minimum:
+        raise UserError(f"{where}: {item.name} must be at least {minimum}, got {text(typed)}")
+    return typed
+
+
+def _typed(item: Field, value: Any, where: str) -> Any:
+    """Convert to the type of the field's default, strictly: 2.5 is no int, 'yes' no bool and inf no float."""
+    if item.default is MISSING:
+        raise TypeError(f"field {item.name} needs a default: its type and value serve the cells that omit it")
+    kind = type(item.default)
+    try:
+        if kind is bool:
+            return {"true": True, "false": False}[text(value)]
+        if isinstance(value, bool):
+            raise ValueError
+        converted = kind(value)
+        if kind is int and converted != float(value):
+            raise ValueError
+        if kind is float and not math.isfinite(converted):
+            raise ValueError
+        return converted
+    except (KeyError, ValueError, TypeError, OverflowError):
+        shown = reprlib.repr(value)
+        raise UserError(f"{where}: {item.name} must be a value of type {kind.__name__}, got {shown}") from None

@@ -1,0 +1,184 @@
+"""Whether what is there is what would be made now: a cell's record by what it holds, a table or page by its recipe.
+
+A record holds what could change what was read: settings, software, how many GPUs the cell could take, and of the
+modules that were imported to measure it, in its process or in one that it started, those that count, each with a digest
+of its code, and the environment variables that they name. What counts is the stage's `cell` and `measure` with their
+helpers, and COUNTED. Of an implementation of the user's own it holds a digest of its source and of what that imports
+from its own project.
+
+A recipe is a digest of what a table or page is made with: code, templates, published figures, the names of its inputs,
+the words of its command. Whether an input is newer is Snakemake's to see.
+"""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pipeline.cells import sources
+from pipeline.cells.library_environment import library_environment
+from pipeline.cells.record import has_failed
+from pipeline.loaded_modules import loaded_modules
+from pipeline.subjects.naming import Subject, facts
+
+# What counts beside the stage's own modules: what is measured, and the instruments that read it. Not what runs a cell,
+# nor what tables and pages derive from its record.
+COUNTED = (
+    "pipeline.attention",
+    "pipeline.formulas.sizes",  # which model a name stands for
+    "pipeline.instruments.machine.ceilings",
+    "pipeline.instruments.machine.gpu_state",
+    "pipeline.instruments.machine.pinning",
+    "pipeline.instruments.machine.power",
+    "pipeline.instruments.memory",
+    "pipeline.instruments.profilers",
+    "pipeline.instruments.sampling",
+    "pipeline.model",
+    "pipeline.parallel",
+    "pipeline.tf32",
+    "pipeline.ways",
+)
+# Of the user's own: what checks and wraps them, but for what reads their names and files.
+OF_SUBJECTS, NAMES_OF_SUBJECTS = "pipeline.subjects", ("naming", "course", "files")
+CHANGED_MEANWHILE = "changed while it was measured"
+
+
+@dataclass(frozen=True)
+class Present:
+    """What a cell would be measured with now: software by name, how many GPUs at most, and the environment.
+
+    allowed: what the host allows to a cell, as `identity.allowed` tells; empty where another host measures.
+    """
+
+    software: Mapping[str, str]
+    gpus: int
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    allowed: Mapping[str, Any] = field(default_factory=dict)
+
+
+def code_facts(package: str, issued_at: float, measured: bool = True) -> dict[str, Any]:
+    """Return the part of a record that tells which code measured: `modules`, a digest each, and one `digest` of all.
+
+    And `environment`: what the variables that these modules name said, empty where they were not set; `libraries`: the
+    variables that libraries read when they are loaded.
+
+    package: the stage's, `pipeline.stages.timing`. issued_at: when the cell's command was issued, in seconds of the
+    epoch. A module whose file was put there since has no digest, for which of the two was imported cannot be told: its
+    cell is stale. measured: whether there was a measurement; where it was skipped, `needs`, which said so, counts too.
+    """
+    parts = ("cell", "measure") if measured else ("cell", "measure", "needs")
+    reached = sources.reached_modules(*(f"{package}.{part}" for part in parts))
+    names = sorted(name for name in loaded_modules() & reached if _counts(name, package))
+    modules = {name: _digest_before(name, issued_at) for name in names}
+    environment = {name: os.environ.get(name, "") for name in sources.variables(modules)}
+    return {
+        "digest": sources.digest(modules),
+        "modules": modules,
+        "environment": environment,
+        "libraries": library_environment(),
+    }
+
+
+def subject_facts(subjects: Sequence[Subject], before: Sequence[dict[str, str]]) -> list[dict[str, str]]:
+    """Return what a record holds of the user's own implementations; one edited while it was measured has no digest."""
+    after = facts(subjects)
+    return [
+        was if was == is_now else {**was, "digest": CHANGED_MEANWHILE}
+        for was, is_now in zip(before, after, strict=True)
+    ]
+
+
+def why_stale(
+    record: Mapping[str, Any], settings: Any, gpus: int, present: Present, subjects: Sequence[dict[str, str]] = ()
+) -> str | None:
+    """Say in a few words what has changed since a cell was measured; None where its figures would be the same.
+
+    gpus: how many GPUs the cell asks for; subjects: the facts of the user's own implementations that it is to measure.
+    """
+    if has_failed(record):
+        return "failed before"
+    if record["settings"] != asdict(settings):
+        return "settings changed"
+    if changed_subjects := _changed_subjects(record.get("subjects", []), subjects):
+        return f"{', '.join(changed_subjects)} changed"
+    versions = record["machine"]["software"]
+    changed = [name for name, version in present.software.items() if versions.get(name) != version]
+    if changed:
+        return f"another version of {', '.join(changed)}"
+    if min(gpus, present.gpus) > record["machine"].get("gpus_available", 0):
+        return f"{min(gpus, present.gpus)} GPUs for it now"
+    for name, value in present.allowed.items():
+        if record["machine"].get(name, value) != value:  # older records do not tell
+            return f"{name} is {'unlimited' if value is None else value} now"
+    for name, value in record["code"].get("environment", {}).items():
+        if present.environment.get(name, "") != value:
+            return f"{name} changed"
+    libraries, before = library_environment(present.environment), record["code"].get("libraries")
+    if before is not None and before != libraries:
+        return f"{', '.join(sorted(name for name, _ in before.items() ^ libraries.items()))} changed"
+    return _changed_code(record["code"].get("modules", {}))
+
+
+def _changed_subjects(measured: Sequence[dict[str, str]], asked: Sequence[dict[str, str]]) -> list[str]:
+    different = [subject for subject in (*asked, *measured) if not (subject in measured and subject in asked)]
+    return list(dict.fromkeys(f"{subject['kind']}.{subject['name']}" for subject in different))
+
+
+def has_changed_code(record: Mapping[str, Any]) -> bool:
+    """Tell whether a cell was measured by other code than there is now; one that failed was measured by none."""
+    return not has_failed(record) and _changed_code(record["code"].get("modules", {})) is not None
+
+
+def recipe(code: str, data: Iterable[Path], inputs: Iterable[str], words: Iterable[str] = ()) -> str:
+    """Return the digest of what something is made with: a digest of code, data files, input paths, command words."""
+    files = {path.name: sources.file_digest(path) for path in data}
+    return sources.digest([code, files, sorted(inputs), list(words)])
+
+
+def is_as_made(paths: Iterable[Path], made_by: Path, recipe: str) -> bool:
+    """Tell whether files are as they were made: by this recipe, there, not empty, not written after `made_by`.
+
+    made_by: a file that holds the recipe, written last.
+    """
+    if not made_by.is_file() or made_by.read_text(encoding="utf-8", errors="replace").strip() != recipe:
+        return False
+    written_ns = made_by.stat().st_mtime_ns
+    files = [path.stat() if path.is_file() else None for path in paths]
+    return all(file and file.st_size > 0 and file.st_mtime_ns <= written_ns for file in files)
+
+
+def deriving_modules(package: str) -> set[str]:
+    """Return the modules by which the columns of a stage are declared and derived; not those that are measured."""
+    reached = sources.reached_modules(f"{package}.cell", f"{package}.rows")
+    return {name for name in reached if not any(_is_in(name, room) for room in COUNTED)}
+
+
+def _counts(name: str, package: str) -> bool:
+    """Tell whether a module that measured a cell of a stage counts."""
+    if _is_in(name, OF_SUBJECTS):
+        return name.removeprefix(f"{OF_SUBJECTS}.") not in NAMES_OF_SUBJECTS
+    return any(_is_in(name, room) for room in (package, *COUNTED))
+
+
+def _is_in(name: str, room: str) -> bool:
+    return name == room or name.startswith(f"{room}.")
+
+
+def _digest_before(name: str, moment: float) -> str:
+    """Return a module's digest if its file has been there since before this moment.
+
+    That tells the time of its last change of any kind, ctime: the one of its content may be set to anything.
+    """
+    path, digest = sources.source_path(name), sources.module_digest(name)
+    return digest if path and digest and path.stat().st_ctime < moment else CHANGED_MEANWHILE
+
+
+def _changed_code(modules: Mapping[str, str]) -> str | None:
+    if not modules:
+        return "its record does not tell the code"
+    changed = [name for name, digest in modules.items() if sources.module_digest(name) != digest]
+    if not changed:
+        return None
+    more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+    return f"code changed: {changed[0]}{more}"

@@ -1,0 +1,65 @@
+"""Where records lie: a path for each cell, and of a path the one cell that it names."""
+
+from collections.abc import Sequence
+from dataclasses import fields as declared
+from pathlib import Path
+from typing import Any
+
+from pipeline.cells import fields
+from pipeline.cells.record import cell_name, read_head, record_paths
+from pipeline.cells.stage import Stage, Stages
+from pipeline.errors import UserError
+
+REMEDY = "move it out of the results"
+
+
+def cell_pattern(cell_class: type) -> str:
+    """Return the path of every cell of a class with its values left open: `size={size}/precision={precision}`."""
+    return "/".join(f"{axis.name}={{{axis.name}}}" for axis in declared(cell_class))
+
+
+def record_path(results: Path, stage: str, cell: Any) -> Path:
+    """Return the path of a cell's record: a folder for each axis, the last axis naming the file."""
+    return results / stage / "cells" / f"{'/'.join(fields.words(cell))}.json"
+
+
+def cell_named(stage: Stage, words: Sequence[str], where: str) -> Any:
+    """Return the cell whose path has these words `axis=value`.
+
+    Raises UserError, which calls the path `where`, for a word that is none of the stage's, or spelt or placed otherwise
+    than in the path of that cell.
+    """
+    cell = fields.parse_words(stage.cell_type, list(words), where)
+    if list(words) != fields.words(cell):
+        raise UserError(f"{where}: the path of this cell is {'/'.join(fields.words(cell))}")
+    return cell
+
+
+def recorded_cells(results: Path, stage: Stage) -> dict[Path, Any]:
+    """Return the cells that the records of a stage are of, by their paths.
+
+    Raises UserError, one line, for a file that is no record, whose path names no cell, or that holds another cell.
+    """
+    stages = {stage.name: stage}
+    cells = {path: cell_at(results, path, stages) for path in record_paths(results, stage.name)}
+    for path in cells:
+        check_place(path, read_head(path, stages))
+    return cells
+
+
+def cell_at(results: Path, path: Path, stages: Stages) -> Any:
+    """Return the cell that the path of a record names; raises UserError where it names none."""
+    name, _, *words = path.relative_to(results).with_suffix("").parts
+    try:
+        if name not in stages:
+            raise UserError(f"{path}: unknown stage '{name}': must be one of {', '.join(stages)}")
+        return cell_named(stages[name], words, str(path))
+    except UserError as error:
+        raise UserError(f"{error}: {REMEDY}") from None
+
+
+def check_place(path: Path, record: dict[str, Any]) -> None:
+    """Raise UserError where a record lies at the path of another cell."""
+    cell = [f"{axis}={fields.text(value)}" for axis, value in record["cell"].items()]
+    if not str(path).endswith(f"{record['stage']}/cells/{'/'.join(cell)}.json"):
+        raise UserError(f"{path} holds the record of another cell, {cell_name(record)}: {REMEDY}")

@@ -1,0 +1,204 @@
+"""Locks that all users of the machine share: on GPUs, and on the host. Each is held until its process dies.
+
+They are the kernel's (flock), so that no death of a holder, however sudden, leaves one behind. Their files lie in one
+folder, whatever TMPDIR says, and it is sticky: nobody deletes another user's. What others put there is not trusted: no
+link is followed, only plain files are opened, and nothing is written to a file before its lock is held.
+"""
+
+import contextlib
+import fcntl
+import os
+import random
+import stat
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from pipeline.errors import UserError
+
+# Not under TMPDIR, which every user and every job may set. A container that shares GPUs or cores with others needs a
+# folder that it shares with them too, and tests one of their own.
+MACHINE_FOLDER = Path("/tmp/llm-systems-pipeline-locks")
+FOLDER_VARIABLE = "PIPELINE_LOCKS"
+FOR_EVERYONE = 0o1777
+LONGEST_TEXT = 1000
+OPENING = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+POLL_S = (0.1, 0.3)  # drawn anew each time, so that processes that wait do not collide again and again
+QUIET_S = 3.0
+
+T = TypeVar("T")
+
+# The descriptors of the locks that this process holds, by file.
+_held: dict[Path, int] = {}
+
+
+def _forget_held() -> None:
+    for descriptor in _held.values():
+        os.close(descriptor)
+    _held.clear()
+
+
+# A lock lasts until the last copy of its descriptor is closed: a daemon of the user's would keep the host.
+os.register_at_fork(after_in_child=_forget_held)
+
+
+def folder() -> Path:
+    """Return the folder of the locks: the machine's, or the one that PIPELINE_LOCKS names."""
+    asked = os.environ.get(FOLDER_VARIABLE)
+    if asked is None:
+        return MACHINE_FOLDER
+    if not os.path.isabs(asked):
+        raise UserError(f"{FOLDER_VARIABLE} must be an absolute path, got '{asked}'")
+    return Path(asked)
+
+
+def check_folder() -> None:
+    """Raise UserError, one line, unless locks can be had; makes the folder where it is missing."""
+    os.close(_open_folder(folder()))
+
+
+def try_lock(name: str, shared: bool = False) -> bool:
+    """Lock what a name stands for until this process dies; return False while others hold it.
+
+    shared: beside others who share it. Raises UserError where no lock can be had.
+    """
+    path = _path(name)
+    if path in _held:
+        return True
+    descriptor = _open_file(path)
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return False
+    except OSError as error:  # a file system that has no locks
+        os.close(descriptor)
+        raise _unusable(path, error.strerror or str(error)) from None
+    if not _leads_to(path, descriptor):  # a cleaner of old files took it away: the next try makes a new one
+        os.close(descriptor)
+        return False
+    _held[path] = descriptor
+    return True
+
+
+def sign(name: str, command: str) -> None:
+    """Write into a lock that is held what those who wait for it are told."""
+    text = f"process {os.getpid()} ({command})".encode(errors="replace")
+    with contextlib.suppress(OSError):  # a full disk: they are told less
+        os.ftruncate(_held[_path(name)], 0)
+        os.pwrite(_held[_path(name)], text[:LONGEST_TEXT], 0)
+
+
+def is_held(name: str) -> bool:
+    """Tell whether this process holds the lock."""
+    return _path(name) in _held
+
+
+def release(name: str) -> None:
+    """Give a lock back before this process dies."""
+    os.close(_held.pop(_path(name)))
+
+
+def holder(name: str) -> str:
+    """Name the process that signed the lock last: `process 12 (python -m pipeline measure ...)`."""
+    with open(_open_file(_path(name)), "rb") as file:
+        text = file.read(LONGEST_TEXT).decode(errors="replace")
+    # Anybody may have written it, and it goes to a terminal.
+    return "".join(letter for letter in text if letter.isprintable()) or "a process that left no name"
+
+
+def wait_for(attempt: Callable[[], T | None], announcement: Callable[[], str]) -> tuple[T, float]:
+    """Try until something is found; return it and the seconds waited. A long wait is announced once on stderr."""
+    began, announced = None, False
+    while (taken := attempt()) is None:
+        began = began or time.monotonic()
+        if not announced and time.monotonic() - began > QUIET_S:
+            print(announcement(), file=sys.stderr, flush=True)
+            announced = True
+        time.sleep(random.uniform(*POLL_S))
+    return taken, time.monotonic() - began if began else 0.0
+
+
+def first_time(name: str, word: str) -> bool:
+    """Note a word in a list that all processes share; return whether it is new there. Only the newest are kept.
+
+    Whoever calls it holds a lock that keeps others from doing the same. A word that cannot be noted is not new.
+    """
+    try:
+        with open(_open_file(_path(name)), "r+b", buffering=0) as file:
+            known = file.read(LONGEST_TEXT).split()
+            if word.encode() in known:
+                return False
+            file.seek(0)
+            file.truncate()
+            file.write(b" ".join([*known[-10:], word.encode()]))
+    except OSError:
+        return False
+    return True
+
+
+def _path(name: str) -> Path:
+    return folder() / f"{name.replace('/', '-')}.lock"
+
+
+def _open_folder(path: Path) -> int:
+    """Open the folder, made where it is missing; raises UserError unless it is one that all users can share."""
+    try:
+        with contextlib.suppress(FileExistsError), _open_to_all_users():
+            os.mkdir(path, FOR_EVERYONE)
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise _unusable(path, error.strerror or str(error)) from None
+    mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
+    if mode & FOR_EVERYONE != FOR_EVERYONE:
+        os.close(descriptor)
+        raise _unusable(path, f"its mode must be {FOR_EVERYONE:o}, got {mode:o}")
+    return descriptor
+
+
+def _open_file(path: Path) -> int:
+    """Open a lock's file, made where it is missing; raises UserError for what is no file or belongs elsewhere."""
+    parent = _open_folder(path.parent)
+    try:
+        descriptor = _open_or_make(path.name, parent)
+    except OSError as error:
+        raise _unusable(path, error.strerror or str(error)) from None
+    finally:
+        os.close(parent)
+    facts = os.fstat(descriptor)
+    if not stat.S_ISREG(facts.st_mode) or facts.st_nlink > 1:  # a second name may lie outside the folder
+        os.close(descriptor)
+        raise _unusable(path, "it must be a plain file with one name")
+    return descriptor
+
+
+def _open_or_make(name: str, parent: int) -> int:
+    # Not in one call: where fs.protected_regular is set, O_CREAT refuses a file that another user has made.
+    while True:
+        with contextlib.suppress(FileNotFoundError):
+            return os.open(name, OPENING, dir_fd=parent)
+        with contextlib.suppress(FileExistsError), _open_to_all_users():
+            return os.open(name, OPENING | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=parent)
+
+
+def _leads_to(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _unusable(path: Path, why: str) -> UserError:
+    what = "it is a symbolic link" if path.is_symlink() else why
+    return UserError(f"cannot lock {path}: {what}; put that right, or set {FOLDER_VARIABLE} to another folder")
+
+
+@contextlib.contextmanager
+def _open_to_all_users() -> Iterator[None]:
+    umask = os.umask(0)
+    try:
+        yield
+    finally:
+        os.umask(umask)

@@ -1,0 +1,124 @@
+"""Model sizes of the user's own: from the configuration, YAML files and the config.json of Hugging Face models."""
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from dataclasses import fields as declared
+from pathlib import Path
+from typing import Any
+
+from pipeline.cells import fields
+from pipeline.cells.yaml_files import read_yaml
+from pipeline.errors import UserError
+from pipeline.formulas.sizes import SHORT_NAME, SIZES, UNMODELLED, OwnSize, complaint
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    """What a size is given by; 0 stands for what may be left out."""
+
+    d_model: int = fields.axis(0)
+    d_ff: int = fields.axis(0)
+    num_layers: int = fields.axis(0)
+    num_heads: int = fields.axis(0)
+    num_kv_heads: int = fields.axis(0, minimum=0)
+    vocab_size: int = fields.axis(0)
+    head_dim: int = fields.axis(0)
+    tie_embeddings: bool = fields.axis(False)
+
+
+KEYS = tuple(item.name for item in declared(_Numbers))
+# The same in a config.json of the Llama or Qwen kind: transformers' LlamaConfig, MistralConfig, Qwen2Config and
+# Qwen3Config, none of which ties embeddings where it does not say so.
+HUGGING_FACE = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "vocab_size", "head_dim", "tie_word_embeddings"),
+)
+NEEDED = 4  # the first of both
+MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+AXIS = "size"
+
+
+def read_sizes(asked: Any, where: str) -> dict[str, str]:
+    """Return the names that stand for sizes on an axis `size` by the user's names of them.
+
+    asked: a mapping of names to numbers, or to the path of a config.json; or the path of a YAML file that holds one.
+    Raises UserError, one line that names the key, its value and what is allowed.
+    """
+    if isinstance(asked, str):
+        where, asked = asked, read_yaml(Path(os.path.expanduser(asked)))
+    if not isinstance(asked, Mapping):
+        raise UserError(f"{where} must be a mapping of names to numbers, or the path of a YAML file, got {asked!r}")
+    return {str(name): _size(str(name), given, f"{where}: {name}").name(str(name)) for name, given in asked.items()}
+
+
+def unmodelled(names: Iterable[str]) -> list[str]:
+    """Say of each of these sizes in a line what the user's model has that ours leaves out, if there is such a thing."""
+    sizes = {name: SIZES.get(name) for name in names}  # another stage may have models of its own
+    return [
+        f"sizes: {name}: not modelled: {', '.join(UNMODELLED[word] for word in size.without)}"
+        for name, size in sizes.items()
+        if isinstance(size, OwnSize) and size.without
+    ]
+
+
+def with_sizes(grids: list[dict[str, Any]], sizes: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return grids in which the names of sizes that say their numbers stand for the user's names."""
+
+    def renamed(axis: str, value: Any) -> Any:
+        if axis != AXIS:
+            return value
+        return [sizes.get(each, each) for each in value] if isinstance(value, list) else sizes.get(value, value)
+
+    return [{axis: renamed(axis, value) for axis, value in grid.items()} for grid in grids]
+
+
+def _size(name: str, given: Any, where: str) -> OwnSize:
+    if not SHORT_NAME.fullmatch(name):
+        raise UserError(f"{where}: a name must be at most 24 letters, digits, _ and .")
+    if name in SIZES:
+        raise UserError(f"{where}: the pipeline has a size of this name; it has {', '.join(SIZES)}")
+    numbers, without = _hugging_face(Path(os.path.expanduser(given))) if isinstance(given, str) else (given, ())
+    if not isinstance(numbers, Mapping):
+        raise UserError(f"{where} must be a mapping of {', '.join(KEYS)}, or the path of a config.json, got {given!r}")
+    missing = [key for key in KEYS[:NEEDED] if key not in numbers]
+    if missing:
+        raise UserError(f"{where} has no {', '.join(missing)}")
+    whole = asdict(fields.build(_Numbers, numbers, where))
+    whole["num_kv_heads"] = whole["num_kv_heads"] or whole["num_heads"]
+    tied = whole.pop("tie_embeddings")
+    if why := complaint(**whole):
+        raise UserError(f"{where}: {why}")
+    return OwnSize(**whole, tie_embeddings=tied, without=without)
+
+
+def _hugging_face(path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Read the widths and counts of a config.json, and which words of UNMODELLED it asks for."""
+    config = read_yaml(path)
+    if not isinstance(config, Mapping) or config.get("model_type") not in MODEL_TYPES:
+        kind = config.get("model_type") if isinstance(config, Mapping) else config
+        raise UserError(f"{path}: model_type must be one of {', '.join(MODEL_TYPES)}, got {kind!r}")
+    given = {ours: config.get(theirs) for ours, theirs in zip(KEYS, HUGGING_FACE, strict=True)}
+    given = {name: value for name, value in given.items() if value is not None}
+    missing = [
+        f"{theirs} ({ours})" for ours, theirs in zip(KEYS[:NEEDED], HUGGING_FACE, strict=False) if ours not in given
+    ]
+    if missing:
+        raise UserError(f"{path} has no {', '.join(missing)}")
+    return given, tuple(word for word, is_asked in _asked(config).items() if is_asked)
+
+
+def _asked(config: Mapping[str, Any]) -> dict[str, bool]:
+    """Tell for each word of UNMODELLED whether a config.json asks for it; transformers has some in code alone."""
+    kind = config["model_type"]
+    positions = next(
+        (given for key in ("rope_scaling", "rope_parameters") if isinstance(given := config.get(key), dict)), {}
+    )
+    window = config.get("sliding_window", 4096 if kind == "mistral" else None)
+    return {
+        "activation": config.get("hidden_act", "silu") not in ("silu", "swish"),
+        "bias": kind == "qwen2" or bool(config.get("attention_bias") or config.get("mlp_bias")),
+        "qk_norm": kind == "qwen3",
+        "rope_scaling": positions.get("rope_type", "default") != "default" or "factor" in positions,
+        "window": bool(window and config.get("use_sliding_window", kind == "mistral")),
+    }

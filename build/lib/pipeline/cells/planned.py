@@ -1,0 +1,114 @@
+"""A stage as a run has planned it: its cells, their paths and commands, its tables, and what is stale of it."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pipeline.cells import expected, fields, freshness, layout
+from pipeline.cells.config import Plan
+from pipeline.cells.record import is_empty, read_head
+from pipeline.cells.stage import Stage
+from pipeline.subjects import naming
+
+
+class PlannedStage:
+    """The cells to measure of a stage, or where nothing is measured those that are there.
+
+    results: the folder of results; has_gpu: whether cells are measured on GPUs.
+    """
+
+    def __init__(self, declared: Stage, plan: Plan, results: Path, has_gpu: bool) -> None:
+        self.declared, self.plan, self.of_stage, self.has_gpu = declared, plan, plan.stages[declared.name], has_gpu
+        self.name, self.package, self.question = declared.name, declared.package, declared.question
+        self.split_axis, self.results, self.folder = declared.split_axis, results, results / declared.name
+        pattern = layout.cell_pattern(declared.cell_type)
+        self.record_pattern, self.log_pattern = f"{self.folder}/cells/{pattern}.json", f"logs/{self.name}/{pattern}.log"
+        self.files_pattern = f"{self.folder}/files/{pattern}" if declared.keeps_files else ""
+        is_measured = plan.measure and bool(self.of_stage.cells)
+        self.cells = self._paths(self.of_stage.cells) if plan.measure else layout.recorded_cells(results, declared)
+        self.subjects = naming.facts(self.of_stage.subjects) if is_measured else []
+
+    def _paths(self, cells: Iterable[Any]) -> dict[Path, Any]:
+        return {layout.record_path(self.results, self.name, cell): cell for cell in cells}
+
+    @cached_property
+    def declarations(self) -> set[str]:
+        """The modules that declare cells and rows, with the formulas and rules by which columns are derived."""
+        return freshness.deriving_modules(self.package)
+
+    def records(self) -> list[str]:
+        """Return the records that the stage's tables are made of."""
+        return list(map(str, self.cells))
+
+    def missing(self) -> list[dict[str, Any]]:
+        """Return the stage and cell of what the scale asks for and was not measured, where some of it was."""
+        asked = self._paths(self.of_stage.cells)
+        lacking = [{"stage": self.name, "cell": asdict(cell)} for path, cell in asked.items() if path not in self.cells]
+        return lacking if len(lacking) < len(asked) else []
+
+    def records_of(self, wildcards: Mapping[str, str]) -> list[str]:
+        """Return the records of one table: those with its value on the split axis.
+
+        A value that is asked for by name, and of which the scale has no cell, is measured on the quickest grid.
+        """
+        value = dict(wildcards.items())[self.split_axis]
+        if value in self.split_values():
+            return [str(path) for path, cell in self.cells.items() if self._split_value(cell) == value]
+        asked = (self.declared, self.of_stage.grids, self.split_axis, value, self.of_stage.settings, self.has_gpu)
+        return list(map(str, self._paths(expected.quickest_grid(*asked))))
+
+    def _split_value(self, cell: Any) -> str:
+        return fields.text(getattr(cell, self.split_axis))
+
+    def split_values(self) -> list[str]:
+        """Return the values on the split axis: the names of the stage's tables."""
+        return sorted({self._split_value(cell) for cell in self.cells.values()})
+
+    def _other_values(self) -> dict[str, str]:
+        """Return what else of the split axis can be asked for, where there is measuring: see `value_patterns`."""
+        return fields.value_patterns(self.declared.cell_type, self.split_axis) if self.plan.measure else {}
+
+    def value_pattern(self) -> str:
+        """Return, as a regular expression, the names of the tables that can be asked for."""
+        return "|".join([*map(re.escape, self.split_values()), *self._other_values().values()])
+
+    def tables(self) -> list[str]:
+        """Return the stage's tables."""
+        return [f"{self.folder}/{value}.csv" for value in self.split_values()]
+
+    def targets(self) -> list[str]:
+        """Return what can be asked for of its cells: tables, and records by their pattern."""
+        others = [f"{self.folder}/{value}.csv" for value in self._other_values()]
+        return [*self.tables(), *others, f"{self.folder}/cells.csv", self.record_pattern]
+
+    def expected_s(self) -> dict[str, float]:
+        """Return about how long each cell takes, by its record."""
+        return expected.expected_s(self.declared, self.cells, self.of_stage.settings, self.has_gpu)
+
+    def cell(self, wildcards: Mapping[str, str]) -> Any:
+        """Return the cell that a record's path names."""
+        words = [f"{axis}={value}" for axis, value in wildcards.items()]
+        return layout.cell_named(self.declared, words, self.name)
+
+    def cell_words(self, wildcards: Mapping[str, str]) -> list[str]:
+        """Return the stage and the cell as the words of its command."""
+        return [self.name, *fields.words(self.cell(wildcards))]
+
+    def option_words(self, wildcards: Mapping[str, str]) -> list[str]:
+        """Return the other words of the command: settings, implementations of the user's own, where files are kept."""
+        settings = [f"--set={word}" for word in fields.words(self.of_stage.settings)]
+        files = [f"--files={self.files_pattern.format(**wildcards)}"] if self.files_pattern else []
+        return [*settings, *naming.words(self.of_stage.subjects), *files]
+
+    def why_stale(self, wildcards: Mapping[str, str], present: freshness.Present) -> str | None:
+        """Return what has changed since a cell was measured; None where nothing has, or there is no record."""
+        path = Path(self.record_pattern.format(**wildcards))
+        if not path.exists():
+            return None
+        if is_empty(path):
+            return "its record is empty"
+        head, gpus = read_head(path, {self.name: self.declared}), self.cell(wildcards).gpus
+        return freshness.why_stale(head, self.of_stage.settings, gpus, present, self.subjects)

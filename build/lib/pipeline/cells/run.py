@@ -1,0 +1,147 @@
+"""Run one cell in this process, from its words to its record."""
+
+import functools
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pipeline
+from pipeline.cells import freshness
+from pipeline.cells.capacity import too_large
+from pipeline.cells.devices import TooFewGPUs, claim_gpus
+from pipeline.cells.library_environment import COMPILE_IN_PROCESS, THREAD_VARIABLES
+from pipeline.cells.quiet_host import Host
+from pipeline.cells.record import SCHEMA_VERSION
+from pipeline.cells.rows import outcome_rows
+from pipeline.cells.scheduler import slurm_job
+from pipeline.cells.stage import Stage, shares_host
+from pipeline.errors import Skipped
+from pipeline.instruments.machine import identity
+from pipeline.instruments.memory.out_of_memory import is_out_of_memory
+from pipeline.instruments.sampling.stopwatch import Stopwatch
+from pipeline.subjects import naming
+from pipeline.subjects.naming import Subject
+
+Rows = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class ProcessStart:
+    """How this process came to be: "ordinary" or by the "worker", when its command was issued, and that command."""
+
+    process: str
+    issued_at: float
+    command: str
+
+
+def run_cell(
+    stage: Stage,
+    cell: Any,
+    settings: Any,
+    granted_gpus: int | None,
+    start: ProcessStart,
+    files_folder: Path | None = None,
+    force: bool = False,
+    subjects: Sequence[Subject] = (),
+) -> dict[str, Any]:
+    """Measure a cell and return its record.
+
+    granted_gpus: how many GPUs the workflow gave, which may be fewer than asked for; None: as many as needed.
+    files_folder: where a stage that keeps files beside its records leaves them (pipeline.cells.output).
+    force: measure also what this machine's memory cannot hold by the formulas.
+    subjects: implementations of the user's own, of kinds that the stage measures.
+    Out-of-memory and what the machine lacks become rows; any other exception is a bug and passes through, as does
+    ValueError for rows that are not as the stage declares them.
+    """
+    allowed, gpus_present = identity.allowed(), identity.gpu_count()
+    gpus_available = gpus_present if granted_gpus is None else min(gpus_present, granted_gpus)
+    lack: Exception | None = None
+    if gpus_present and gpus_available < cell.gpus:
+        lack = TooFewGPUs(cell.gpus, gpus_available)
+    if not lack and not force and not (gpus_present and cell.gpus):
+        lack = too_large(stage, cell, settings)
+    # Before anything is imported or compiled: that would disturb another cell. And before its GPUs, which nobody could
+    # use while it waits; whoever has GPUs waits for no other cell.
+    host = Host(alone=not lack and not shares_host(cell, on_gpu=gpus_present > 0), command=start.command)
+    threads = pin_threads(getattr(settings, "threads", 0))
+    # Asked before the claim, which hides the other GPUs from this process.
+    facts = {**identity.machine_facts(), **allowed, "gpus_available": gpus_available, "threads": threads}
+    measure = stage.measure()  # brings torch, which must come after the threads are set
+    if files_folder is not None:
+        measure = functools.partial(measure, files_dir=files_folder)
+    if subjects:
+        measure = functools.partial(measure, subjects=subjects)
+    asked, job = naming.facts(subjects), slurm_job()
+    claim = claim_gpus(0 if lack or not gpus_present else cell.gpus, start.command)
+    _start_torch(threads, with_cuda=cell.gpus == 1)
+    host.settle()
+    waited_s = host.waited_s + claim.waited_s
+    started_at, stopwatch = time.time(), Stopwatch()
+    rows = outcome_rows(cell, "skipped", str(lack)) if lack else _rows(measure, cell, settings, stopwatch)
+    stage.row_types.check(asdict(cell), rows)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "stage": stage.name,
+        "cell": asdict(cell),
+        "settings": asdict(settings),
+        "rows": rows,
+        "machine": {**facts, "gpus_taken": list(claim.device_ids)},
+        "host": host.facts(),
+        **({"scheduler": job.facts()} if job else {}),
+        "code": {
+            **freshness.code_facts(stage.package, start.issued_at, measured=lack is None),
+            "commit": identity.git_commit(Path(pipeline.__file__).parent),
+        },
+        **({"subjects": freshness.subject_facts(subjects, asked)} if subjects else {}),
+        "command": start.command,
+        "process": start.process,
+        "started_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started_at)),
+        # A clock that was set back meanwhile gives no negative time.
+        "seconds": {
+            "start_up": max(0.0, started_at - start.issued_at - waited_s),
+            "waiting": waited_s,
+            **stopwatch.seconds(),
+        },
+    }
+
+
+def pin_threads(asked: int) -> int:
+    """Keep this process to `asked` of the cores it may use (0: all), for every thread pool; return how many.
+
+    Kernels are compiled in the process itself. Snakemake exports OMP_NUM_THREADS and its like as the job's threads, 1
+    under --cores 1; thread pools read them when their library is loaded, so this comes before torch is imported.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    chosen = cores[: asked or len(cores)]
+    os.sched_setaffinity(0, chosen)
+    os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(len(chosen))) | COMPILE_IN_PROCESS)
+    return len(chosen)
+
+
+def _start_torch(threads: int, with_cuda: bool) -> None:
+    """Set torch's threads, for it may have been loaded before THREAD_VARIABLES were set, and make the CUDA context.
+
+    Both belong to the start of the process, not to what a cell measures. A context takes memory: the process of a cell
+    of several GPUs, which its ranks use, has none.
+    """
+    import torch
+
+    # Only where it changes something, for it starts the threads of a pool, and a process with threads cannot be forked.
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
+    if with_cuda and torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def _rows(measure: Callable[..., Rows], cell: Any, settings: Any, stopwatch: Stopwatch) -> Rows:
+    try:
+        return measure(cell, settings, stopwatch)
+    except Skipped as skipped:
+        return outcome_rows(cell, "skipped", str(skipped))
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return outcome_rows(cell, "oom", str(error).splitlines()[0])

@@ -1,0 +1,43 @@
+"""The scheduler's job that a cell runs in: its number and its nodes."""
+
+import os
+import subprocess
+from dataclasses import dataclass
+
+PATIENCE_S = 10.0  # squeue asks a controller that is down again and again
+
+
+@dataclass(frozen=True)
+class SlurmJob:
+    """A job of Slurm: its number, its nodes as Slurm writes them (`n[1-2]`), and how many they are."""
+
+    number: str
+    nodes: str
+    num_nodes: int
+
+    def facts(self) -> dict[str, str]:
+        """Return what a record holds of the job."""
+        return {"name": "slurm", "job": self.number, "nodes": self.nodes}
+
+
+def slurm_job() -> SlurmJob | None:
+    """Return the Slurm job that this process belongs to; None outside of one.
+
+    Where Slurm does not tell the nodes, they have no name, and this one alone counts.
+    """
+    number = os.environ.get("SLURM_JOB_ID")
+    if number is None:
+        return None
+    nodes, count = (os.environ.get(name, "") for name in ("SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES"))
+    if not count:  # Snakemake's plugin leaves only the number to a job that starts its own steps
+        nodes, _, count = _asked(number).partition(" ")
+    return SlurmJob(number, nodes, int(count) if count.isdecimal() else 1)
+
+
+def _asked(number: str) -> str:
+    command = ["squeue", "--noheader", "--format=%N %D", "--jobs", number]
+    try:
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", check=True, timeout=PATIENCE_S)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.rstrip()

@@ -1,0 +1,137 @@
+"""The project's own source: digests of what its modules do, and what they import and read by their text alone."""
+
+import ast
+import hashlib
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pipeline
+from pipeline.syntax import digest_and_nodes
+
+PACKAGE = "pipeline"
+SOURCES = Path(pipeline.__file__).parent.parent
+FILE_NAME = re.compile(r"[\w-]+(\.[\w-]+)+")
+# Where `published.load("timing")` reads `timing.csv`.
+PUBLISHED_FOLDER = "pipeline/report/published"
+# This project's variables of the environment.
+VARIABLE = re.compile(r"PIPELINE_[A-Z_]+")
+
+
+@dataclass(frozen=True)
+class _Module:
+    """What the text of a module says: the digest of its code, and what it imports and reads."""
+
+    digest: str
+    imports: tuple[str, ...]
+    files: tuple[Path, ...]
+    variables: tuple[str, ...]
+
+
+def module_digest(name: str) -> str | None:
+    """Return a digest of a module's code; None where there is no such module.
+
+    It is taken over the syntax tree without docstrings, so that comments, docstrings and layout do not count.
+    """
+    module = _module(name)
+    return None if module is None else module.digest
+
+
+def code_digest(modules: Iterable[str]) -> str:
+    """Return a digest of the code of modules."""
+    return digest({name: module_digest(name) for name in modules})
+
+
+def file_digest(path: Path) -> str:
+    """Return a digest of a file's content: unlike its path and time, the same in every checkout."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
+def digest(value: object) -> str:
+    """Return a digest of what JSON can hold, whatever the order of keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def reached_modules(*modules: str) -> set[str]:
+    """Return modules and what they reach by import inside the package, wherever the import stands."""
+    reached: set[str] = set()
+    waiting = list(modules)
+    while waiting:
+        name = waiting.pop()
+        if name in reached:
+            continue
+        reached.add(name)
+        source = _module(name)
+        waiting.extend(source.imports if source else ())
+        # Importing a.b.c runs a and a.b first: what they do counts too.
+        waiting.extend(_parents(name))
+    return reached
+
+
+def data_files(modules: Iterable[str]) -> list[Path]:
+    """Return the files that modules name and read: a template beside them, published figures that they load."""
+    return sorted({path for name in modules if (module := _module(name)) for path in module.files})
+
+
+def variables(modules: Iterable[str]) -> list[str]:
+    """Return the environment variables of this project that modules name."""
+    return sorted({name for each in modules if (module := _module(each)) for name in module.variables})
+
+
+@cache
+def source_path(name: str) -> Path | None:
+    """Return the file of a module of the package; None where there is none."""
+    # Not importlib.util.find_spec: it runs the parent packages, and with them torch.
+    path = SOURCES.joinpath(*name.split("."))
+    candidates = (path.with_name(f"{path.name}.py"), path / "__init__.py")
+    return next((candidate for candidate in candidates if candidate.is_file()), None)
+
+
+def forget() -> None:
+    """Forget what was read: files may have changed since."""
+    source_path.cache_clear()
+    _module.cache_clear()
+
+
+def _parents(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[:length]) for length in range(1, len(parts))]
+
+
+@cache
+def _module(name: str) -> _Module | None:
+    path = source_path(name)
+    if path is None:
+        return None
+    digest_of_code, nodes = digest_and_nodes(ast.parse(path.read_bytes(), filename=str(path)))
+    imports = [name for node in (*nodes[ast.Import], *nodes[ast.ImportFrom]) for name in _imported_names(node)]
+    words = {node.value for node in nodes[ast.Constant] if isinstance(node.value, str)}
+    files = {path.parent / word for word in words if FILE_NAME.fullmatch(word)}
+    files.update(file for node in nodes[ast.Call] for file in _loaded_files(node))
+    return _Module(
+        digest_of_code,
+        tuple(name for name in imports if name.partition(".")[0] == PACKAGE and source_path(name)),
+        tuple(file for file in files if file.is_file()),
+        tuple(word for word in words if VARIABLE.fullmatch(word)),
+    )
+
+
+def _imported_names(node: ast.Import | ast.ImportFrom) -> list[str]:
+    names = [alias.name for alias in node.names]
+    if isinstance(node, ast.Import):
+        return names
+    # `from package import name`: the name may be a module of its own.
+    return [node.module, *(f"{node.module}.{name}" for name in names)] if node.module and not node.level else []
+
+
+def _loaded_files(node: ast.Call) -> Iterable[Path]:
+    """Return the published figures that a call loads."""
+    match node:
+        case ast.Call(func=ast.Attribute(value=ast.Name(id="published"), attr="load"), args=[chosen]):
+            # A name that is not written out may be any.
+            stem = str(chosen.value) if isinstance(chosen, ast.Constant) else "*"
+            return (SOURCES / PUBLISHED_FOLDER).glob(f"{stem}.csv")
+    return []

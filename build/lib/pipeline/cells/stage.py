@@ -1,0 +1,203 @@
+"""A stage as all that measures, tabulates and writes up sees it: its declarations, and where its parts are."""
+
+import ast
+import importlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pipeline.cells.rows import RowTypes, columns
+from pipeline.errors import UserError
+from pipeline.instruments.machine.identity import SOFTWARE
+from pipeline.subjects.naming import KINDS, Measured, Subject
+
+# What the workflow reads of a stage before it runs anything, and what it would miss only in the middle of a run.
+FILES = ("cell.py", "rows.py", "measure.py", "report.py", "report.md")
+NAMES = ("Cell", "Settings", "SPLIT_AXIS")
+OF_CELL = {
+    "gpus": "how many GPUs a cell uses where there are any",
+    "row_keys": "the keys of the rows of a cell that could not be measured",
+}
+# Settings stand in tables under this, so that none is taken for a column of the rows.
+SETTING = "setting_"
+# The columns of every table that say what a row was measured on.
+RUN_COLUMNS = ("machine", *SOFTWARE)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One experiment: a package with the modules `cell`, `rows`, `measure`, `report` and, perhaps, `needs`.
+
+    `cell` and `rows` import no torch, for the workflow reads them.
+    """
+
+    name: str
+    package: str
+
+    @cached_property
+    def _cell(self) -> Any:
+        self._require_files(FILES[:1])
+        module = importlib.import_module(f"{self.package}.cell")
+        lacking = [name for name in NAMES if not hasattr(module, name)]
+        if lacking or not _docstring(module):
+            raise UserError(f"{module.__file__} has no {', '.join(lacking) or 'docstring that asks its question'}")
+        return module
+
+    @property
+    def cell_type(self) -> Any:
+        """The dataclass of its cells: the axes."""
+        return self._cell.Cell
+
+    @property
+    def settings_type(self) -> Any:
+        """The dataclass of its settings, which all cells of a run share."""
+        return self._cell.Settings
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The names of the axes, in the order of paths."""
+        return tuple(item.name for item in fields(self.cell_type))
+
+    @property
+    def question(self) -> str:
+        """What the stage asks, in one line."""
+        return _docstring(self._cell).splitlines()[0]
+
+    @property
+    def split_axis(self) -> str:
+        """The axis whose values are the stage's tables."""
+        return self._cell.SPLIT_AXIS
+
+    @property
+    def keeps_files(self) -> bool:
+        """Whether its cells leave files beside their record: captures, snapshots."""
+        return getattr(self._cell, "KEEPS_FILES", False)
+
+    @property
+    def subjects(self) -> Measured | None:
+        """How its cells measure implementations of the user's own beside the others; None where they measure none."""
+        return getattr(self._cell, "SUBJECTS", None)
+
+    def subjects_among(self, subjects: Iterable[Subject]) -> tuple[Subject, ...]:
+        """Return those of the kind that it measures."""
+        measured = self.subjects
+        return tuple(subject for subject in subjects if measured is not None and subject.kind == measured.kind)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The other stages whose rows its section reads too."""
+        return getattr(self._cell, "READS", ())
+
+    @cached_property
+    def row_types(self) -> RowTypes:
+        """The kinds of rows that its cells leave."""
+        self._require_files(["rows.py"])
+        module = importlib.import_module(f"{self.package}.rows")
+        if not hasattr(module, "ROW_TYPES"):
+            raise UserError(f"{module.__file__} has no ROW_TYPES")
+        return module.ROW_TYPES
+
+    @property
+    def table_columns(self) -> tuple[str, ...]:
+        """The columns of its tables, in their order."""
+        settings = [SETTING + item.name for item in fields(self.settings_type)]
+        return (*self.axes, *self.row_types.column_names(), *settings, *RUN_COLUMNS)
+
+    @cached_property
+    def _needs(self) -> Any:
+        return importlib.import_module(f"{self.package}.needs") if (self.folder / "needs.py").is_file() else None
+
+    def needed_bytes(self, cell: Any, settings: Any) -> int:
+        """Return the least memory that a cell takes on a CPU, by formula; 0 where the stage does not say."""
+        return getattr(self._needs, "needed_bytes", lambda *_: 0)(cell, settings)
+
+    def expected_s(self, cell: Any, settings: Any, on_gpu: bool) -> float | None:
+        """Return about how many seconds a cell takes; None where the stage does not say."""
+        return getattr(self._needs, "expected_s", lambda *_: None)(cell, settings, on_gpu)
+
+    def measure(self) -> Callable[..., list[dict[str, Any]]]:
+        """Return the function that measures a cell; this imports torch."""
+        return importlib.import_module(f"{self.package}.measure").measure
+
+    def report(self) -> Callable[..., Any]:
+        """Return what builds its section from its frame and, by name, those of READS: `build(rows, beside)`."""
+        return importlib.import_module(f"{self.package}.report").build
+
+    @property
+    def notes(self) -> list[Path]:
+        """What is written of it by hand: its section's note, and its answers to the course's problems if it has any."""
+        return [path for name in ("report.md", "course.md") if (path := self.folder / name).is_file()]
+
+    @cached_property
+    def folder(self) -> Path:
+        """The folder of its package."""
+        path = importlib.import_module(self.package.rpartition(".")[0]).__path__[0]
+        return Path(path, self.package.rpartition(".")[2])
+
+    def check(self, known: Iterable[str]) -> None:
+        """Raise UserError, one line, where the stage lacks a part, or two columns of its tables have one name."""
+        self._require_files(FILES)
+        for name, meaning in OF_CELL.items():
+            if not hasattr(self.cell_type, name):
+                raise UserError(f"{self.folder}/cell.py: Cell has no {name}, {meaning}")
+        for row_type in self.row_types.types.values():
+            self._check_columns(row_type)
+        if self.split_axis not in self.axes:
+            raise UserError(
+                f"{self.folder}/cell.py: SPLIT_AXIS must be one of {', '.join(self.axes)}, got '{self.split_axis}'"
+            )
+        for name in self.reads:
+            if name not in known:
+                raise UserError(f"{self.folder}/cell.py: READS has '{name}', known stages are {', '.join(known)}")
+        if self.subjects is not None and self.subjects.kind not in KINDS:
+            known = ", ".join(KINDS)
+            raise UserError(
+                f"{self.folder}/cell.py: SUBJECTS must be of one of the kinds {known}, got '{self.subjects.kind}'"
+            )
+        for name, times in Counter(self.table_columns).items():
+            if times > 1:
+                raise UserError(f"{self.folder}/: two columns of its tables are called '{name}': rename one of them")
+
+    def _check_columns(self, row_type: Any) -> None:
+        declared, where = {item.name for item in fields(row_type)}, f"{self.folder}/rows.py: {row_type.__name__}"
+        for key in row_type.KEYS:
+            if key not in declared:
+                raise UserError(f"{where}: KEYS has '{key}', which is no column of it")
+        try:
+            columns(row_type)
+        except TypeError as error:
+            raise UserError(f"{where}: {error}") from None
+
+    def _require_files(self, names: Iterable[str]) -> None:
+        for name in names:
+            if not (self.folder / name).is_file():
+                raise UserError(f"{self.folder}/ has no {name}, which every stage has")
+
+
+Stages = Mapping[str, Stage]
+
+
+def taken_names(stages: Stages) -> dict[str, set[str]]:
+    """Return, by kind, the names that no implementation of the user's own may have: those of its stages' own."""
+    taken: dict[str, set[str]] = {kind: set() for kind in KINDS}
+    for stage in stages.values():
+        if stage.subjects is not None:
+            taken[stage.subjects.kind] |= stage.row_types.names()
+    return taken
+
+
+def shares_host(cell: Any, on_gpu: bool) -> bool:
+    """Tell whether other cells may run beside a cell: whether company on the host changes none of its figures.
+
+    Only a cell that says so does. The others take times by the host's clock, which is the time of whatever else runs
+    there too: of a step, a launch, a collective or, on a CPU, of anything.
+    """
+    return hasattr(cell, "shares_host") and cell.shares_host(on_gpu)
+
+
+def _docstring(module: Any) -> str:
+    """Return a module's docstring as its file has it: `python -OO` keeps none."""
+    return ast.get_docstring(ast.parse(Path(module.__file__).read_text(encoding="utf-8"))) or ""

@@ -1,0 +1,130 @@
+"""Records to tidy tables: one of a stage's rows, one of its cells and how they were run."""
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pipeline.cells import fields
+from pipeline.cells.record import HOST_PARTS, SCHEDULER_PARTS, read_record
+from pipeline.cells.rows import STATUSES, WITH_FIGURES, RowTypes
+from pipeline.cells.stage import SETTING, Stage, Stages
+from pipeline.errors import UserError
+from pipeline.instruments.machine.identity import SOFTWARE
+
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+# Without pandas: a run makes tens of tables, each in a process of its own, and its import takes longer than a table.
+
+
+def stage_lines(stage: Stage, records: Iterable[Mapping[str, Any]]) -> tuple[list[str], list[dict[str, Any]]]:
+    """Return the columns and the rows of a stage's records: axes, row, settings, machine and software, lists as lists.
+
+    The columns are those of the stage that any of these rows has, in their declared order, and always `reason`.
+    """
+    axes = asdict(stage.cell_type())  # records of earlier versions lack those that came later
+    lines = [
+        {
+            **axes,
+            **record["cell"],
+            **row,
+            **{SETTING + name: value for name, value in record["settings"].items()},
+            **_machine(record),
+        }
+        for record in records
+        for row in record["rows"]
+    ]
+    present = dict.fromkeys(["reason", *(name for line in lines for name in line)])
+    order = dict.fromkeys([*stage.table_columns, *present])
+    return [name for name in order if name in present], lines
+
+
+def row_table(paths: Iterable[Path], stages: Stages) -> str:
+    """Return the rows of one stage's records as CSV: lists as JSON.
+
+    Raises UserError, one line, where a file is no record, or the records are of several stages.
+    """
+    records = [read_record(path, stages) for path in paths]
+    names = sorted({record["stage"] for record in records})
+    if len(names) != 1:
+        raise UserError(f"the records must be of one stage, got {' and '.join(names)}")
+    return _csv(*stage_lines(stages[names[0]], records))
+
+
+def cell_table(paths: Iterable[Path], stages: Stages) -> str:
+    """Return, as CSV, one line per cell: its status, when, how long, on what, by which command."""
+    records = [read_record(path, stages) for path in paths]
+    lines = [cell_line(record, stages[record["stage"]].row_types) for record in records]
+    return _csv(list(dict.fromkeys(name for line in lines for name in line)), lines)
+
+
+def _csv(columns: Sequence[str], lines: Iterable[Mapping[str, Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: _cell(value) for name, value in line.items()} for line in lines)
+    return text.getvalue()
+
+
+def cell_line(record: Mapping[str, Any], row_types: RowTypes) -> dict[str, Any]:
+    """Return what a table of cells says of a record: its cell, what came of it, when and on what it was measured."""
+    seconds = {f"{name}_s": value for name, value in record["seconds"].items()}
+    return {
+        "stage": record["stage"],
+        "cell": " ".join(f"{axis}={fields.text(value)}" for axis, value in record["cell"].items()),
+        **outcome(record["rows"], row_types),
+        "started_at": record["started_at"],
+        "process": record["process"],
+        **seconds,
+        **{f"host_{name}": record.get("host", {}).get(name) for name in HOST_PARTS},
+        **{f"scheduler_{name}": record.get("scheduler", {}).get(name) for name in SCHEDULER_PARTS},
+        **_machine(record),
+        "cpu": _cpu(record["machine"]),
+        **_memory(record["machine"]),
+        "gpus": " ".join(sorted(record["machine"].get("gpus_taken", []))) or None,
+        **{name: record["code"].get(name) for name in ("digest", "commit")},
+        "command": record["command"],
+        "log": record.get("log"),
+    }
+
+
+def outcome(rows: list[dict[str, Any]], row_types: RowTypes) -> dict[str, str]:
+    """Return the status of the cell, with the reason: the worst of its rows that have a figure.
+
+    Implementations of which one cannot do what the others can are rows of one cell: only where no row has a figure is
+    the cell without one. Where some figures alone are unstable, the reason says how many. A reference counts only where
+    nothing else has a figure.
+    """
+    timed = [row for row in rows if row["status"] in WITH_FIGURES]
+    with_figure = [row for row in timed if not row_types.is_reference(row)] or timed
+    worst = max(with_figure or rows, key=lambda row: STATUSES.index(row["status"]))
+    status, reason = worst["status"], worst.get("reason", "")
+    like_it = sum(row["status"] == status for row in with_figure)
+    if status == "unstable" and like_it < len(with_figure):
+        reason = f"{like_it} of {len(with_figure)} figures{', the first' if like_it > 1 else ''}: {reason}"
+    return {"status": status, "reason": reason}
+
+
+def _cpu(facts: Mapping[str, Any]) -> str:
+    """Name the CPU with the cores that cells could use; all, where the record does not tell."""
+    return f"{facts['cpu']['model']}, {facts.get('cores') or facts['cpu']['logical_cores']} cores"
+
+
+def _memory(facts: Mapping[str, Any]) -> dict[str, int | None]:
+    """Return the bytes of memory of the host and of its first GPU."""
+    gpus = facts["gpus"] or [{}]
+    return {"memory_bytes": facts["memory_bytes"], "gpu_memory_bytes": gpus[0].get("memory_bytes")}
+
+
+def _machine(record: Mapping[str, Any]) -> dict[str, Any]:
+    facts = record["machine"]
+    return {"machine": facts["kind"], **{name: facts["software"][name] for name in SOFTWARE}}
+
+
+def _cell(value: Any) -> Any:
+    """Return a value as a table holds it: a list as JSON, and a text that a spreadsheet would compute quoted."""
+    if isinstance(value, list):
+        return json.dumps(value)
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA_STARTS) else value

@@ -1,0 +1,141 @@
+"""Columns that rows of every stage share: samples and their summary, the state of the GPU, what it did in a step."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from pipeline.cells.rows import Reading, Row, column, derived
+from pipeline.cells.samples import summarise, why_unstable
+
+# Shares of the wall time from which on the host, or communication, limits a step.
+HOST_LIMIT, COMMUNICATION_LIMIT = 0.2, 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedRow(Row):
+    """Samples of one time, and their summary."""
+
+    samples_ms: list[float] = column("all samples, in the order in which they were taken", minimum=0)
+    slowdowns: list[str] | None = column("why the hardware held a GPU's clock down meanwhile; a power cap is no reason")
+    n: int = derived("samples taken", minimum=1)
+    median_ms: float = derived("median", positive=True)
+    q1_ms: float = derived("first quartile", minimum=0)
+    q3_ms: float = derived("third quartile", positive=True)
+    mean_ms: float = derived("mean", positive=True)
+    std_ms: float | None = derived("standard deviation; empty for a single sample", minimum=0)
+    min_ms: float = derived("least sample", minimum=0)
+    max_ms: float = derived("largest sample", positive=True)
+    rel_error: float | None = derived(
+        "standard error of the median over the median; empty for a single sample", minimum=0
+    )
+
+    @classmethod
+    def derive(cls, reading: Reading) -> dict[str, Any]:
+        """Return the summary of the samples, and the outcome `unstable` where their median cannot be trusted."""
+        if not reading.row.get("samples_ms"):
+            return {}
+        why = cls.why_unstable(reading)
+        outcome = {"status": "unstable", "reason": "; ".join([*filter(None, [reading.row.get("reason"), why])])}
+        return {**summarise(reading.row["samples_ms"]), **(outcome if why else {})}
+
+    @classmethod
+    def why_unstable(cls, reading: Reading) -> str | None:
+        """Say why the median cannot be trusted; None where it can."""
+        row, limit = reading.row, reading.settings["unstable_rel_error"]
+        return why_unstable(row["samples_ms"], row.get("slowdowns") or (), limit)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuTimedRow(TimedRow):
+    """Samples of one time, and what NVML says of the first GPU; empty on a CPU."""
+
+    sm_clock_before_mhz: int | None = column("SM clock before the first sample", minimum=0)
+    sm_clock_mhz: int | None = column("SM clock after the last sample", minimum=0)
+    temperature_c: int | None = column("temperature of the GPU after the last sample")
+    power_w: float | None = column("power drawn after the last sample", minimum=0)
+    throttle_reasons: list[str] | None = column("what held the SM clock down after the last sample")
+    mean_sm_clock_mhz: float | None = column("mean SM clock over the samples", minimum=0)
+    power_capped: bool | None = column(
+        "whether the power limit held the clock down for 1% of the samples' time or more"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuStepRow(GpuTimedRow):
+    """Samples of a step, and beside its wall time what the GPU, of several ranks the first's, did meanwhile."""
+
+    gpu_busy_ms: float | None = column(
+        "time of a step in which a kernel or copy ran, in steps profiled later", minimum=0
+    )
+    gpu_idle_pct: float | None = derived("share of the wall time in which none ran", minimum=0)
+    launches: int | None = column("kernels and copies a step", minimum=0)
+    limited_by: str | None = derived(
+        "host: the GPU idles 20% or more; communication: nothing else runs for 20% or more; else gpu",
+        allowed=("host", "communication", "gpu"),
+    )
+    exposed_communication_ms: float | None = column(
+        "part of gpu_busy_ms in which only collectives ran, be it to wait for another rank", minimum=0
+    )
+    profiled_ms: float | None = column("wall time of the profiled steps", positive=True)
+    energy_j: float | None = column("energy a step, of a second of steps or more, all GPUs", positive=True)
+    tokens_per_j: float | None = derived("tokens over the energy", positive=True)
+    pinned_core: int | None = column(
+        "core that the launching threads, of several ranks the first's, were kept on, where they were", minimum=0
+    )
+
+    @classmethod
+    def derive(cls, reading: Reading) -> dict[str, Any]:
+        """Add what the GPU's idle time and energy say of the step."""
+        found = super().derive(reading)
+        energy_j = reading.row.get("energy_j")
+        per_energy = {"tokens_per_j": cls.tokens_a_step(reading) / energy_j} if energy_j else {}
+        return found | idle_columns(reading.row, found.get("median_ms")) | per_energy
+
+    @classmethod
+    def tokens_a_step(cls, reading: Reading) -> int:
+        """Return the tokens of a step, over all ranks."""
+        raise NotImplementedError
+
+
+def idle_columns(row: Mapping[str, Any], wall_ms: float | None) -> dict[str, Any]:
+    """Return the share of a step's wall time in which the GPU did nothing, and what the step waits for."""
+    busy_ms = row.get("gpu_busy_ms")
+    if busy_ms is None or not wall_ms:
+        return {}
+    idle_pct = 100 * max(0.0, wall_ms - busy_ms) / wall_ms
+    if idle_pct >= 100 * HOST_LIMIT:
+        limit = "host"
+    else:
+        exposed_ms = row.get("exposed_communication_ms") or 0.0
+        limit = "communication" if exposed_ms >= COMMUNICATION_LIMIT * wall_ms else "gpu"
+    return {"gpu_idle_pct": idle_pct, "limited_by": limit}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RanksStepRow(GpuStepRow):
+    """Samples of a step that ranks make together in turns with others, or of a phase of it."""
+
+    WHOLE_STEP: ClassVar[Mapping[str, Any]] = {"phase": "train_step", "clock": "host"}
+
+    turns: int = column("turns that the samples come from, each with as many", minimum=1)
+    tokens: int = derived("tokens per step over all ranks: batch size times context length times ranks", minimum=1)
+
+    @classmethod
+    def derive(cls, reading: Reading) -> dict[str, Any]:
+        """Add the tokens of a step."""
+        found = super().derive(reading)
+        return found | {"tokens": cls.tokens_a_step(reading)} if "median_ms" in found else found
+
+    @classmethod
+    def tokens_a_step(cls, reading: Reading) -> int:
+        """Return the tokens of a step, over all ranks."""
+        cell = reading.cell
+        return cell.world_size * cell.batch_size_per_rank * cell.context_length
+
+    @classmethod
+    def why_unstable(cls, reading: Reading) -> str | None:
+        """Judge also by how far the turns lie apart; what the whole step would not notice is no reason for doubt."""
+        row, limit = reading.row, reading.settings["unstable_rel_error"]
+        whole = reading.beside(cls.KEYS, **cls.WHOLE_STEP)
+        step_ms = summarise(whole["samples_ms"])["median_ms"] if whole else 0.0
+        return why_unstable(row["samples_ms"], row.get("slowdowns") or (), limit, row["turns"], step_ms)

@@ -1,0 +1,43 @@
+"""The command `check`: whether implementations of the user's own are right, without measuring them."""
+
+import argparse
+import sys
+
+from pipeline.errors import UserError
+from pipeline.printing import print_lines
+
+# Functions import what they need themselves: the command line must start where torch does not.
+
+
+def check_right(arguments: argparse.Namespace) -> int:
+    """Check every implementation that is named and print what of it is right; return 1 if any is wrong, else 0.
+
+    Raises UserError where none is named, or one that is nowhere.
+    """
+    from pipeline.cells.stage import taken_names
+    from pipeline.cells.yaml_files import yaml_value
+    from pipeline.registry import stages
+    from pipeline.subjects.naming import read, told
+
+    if not arguments.timeout_s > 0:
+        raise UserError(f"check: --timeout-s must be above 0, got {arguments.timeout_s:g}")
+    given = arguments.subjects.removeprefix("subjects=")  # as behind --config
+    if ".py:" in given and "{" not in given:
+        raise UserError(f"check: say of which kind it is, for instance '{{attention: {{mine: {given}}}}}'")
+    asked = yaml_value(given, "check")
+    subjects = read(asked, "check", taken_names(stages()))
+    if not subjects:
+        raise UserError("check: no implementation is named: give '{kind: {name: place}}' or a file of adapters")
+
+    print_lines(told(asked, subjects), sys.stdout)
+
+    from pipeline.subjects.verdicts import verdict_on
+
+    is_wrong = False
+    for subject in subjects:
+        found = verdict_on(subject, arguments.timeout_s)
+        is_wrong |= found.status == "wrong"
+        word, comma = ("right", "") if found.status == "ok" else (found.status, ",")
+        line = f"{subject.kind} {subject.name}: {word}{f'{comma} {found.reason}' if found.reason else ''}"
+        print_lines([line, *(f"    {limit}" for limit in found.limits)], sys.stdout)
+    return int(is_wrong)

@@ -1,0 +1,244 @@
+"""The command line: each command reads its words and calls the function that does the work."""
+
+import argparse
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline.cells.disk import DISK_FULL, DiskFull
+from pipeline.errors import UserError
+from pipeline.measure_command import check, failed, measure
+from pipeline.printing import escape_what_streams_cannot_write, print_lines
+from pipeline.worker import client
+
+BAD_INPUT = 2
+# What `compare --fail-if-slower` ends with: Python itself ends with 1 where it fails.
+SLOWER = 4
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run one command: a cell in the warm worker, everything else in this process."""
+    issued_at = client.process_started_at()
+    client.open_closed_streams()
+    escape_what_streams_cannot_write()
+    try:
+        words = sys.argv[1:] if argv is None else list(argv)
+        arguments = _parser(words).parse_args(words)
+        exit_code = None
+        if arguments.run is measure:
+            check(arguments)
+            exit_code = client.hand_over(words, issued_at)
+        sys.exit(run(words, "ordinary", issued_at) if exit_code is None else exit_code)
+    except UserError as error:
+        sys.exit(_report_error(error))
+    except KeyboardInterrupt:
+        client.end_by(signal.SIGINT)
+
+
+def run(words: Sequence[str], process: str, issued_at: float) -> int:
+    """Run one command in this process; return its exit code.
+
+    The exit code is 2 for bad input and 3 for a full disk, after which the workflow stops, and 4 where `compare` was to
+    fail. Each prints one line.
+    process: how this process was started, "ordinary" or by the "worker"; issued_at: when the command was issued, in
+    seconds since the epoch.
+    """
+    arguments = _parser(words).parse_args(words)
+    arguments.process, arguments.issued_at = process, issued_at
+    try:
+        return arguments.run(arguments) or 0
+    except UserError as error:
+        return _report_error(error)
+
+
+def _report_error(error: UserError) -> int:
+    print_lines([f"pipeline: {error}"], sys.stderr)
+    return DISK_FULL if isinstance(error, DiskFull) else BAD_INPUT
+
+
+def _print(text: str) -> None:
+    """Print a command's result; end by SIGPIPE, as other programs do, where its reader has gone, as `head` does."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        client.end_by(signal.SIGPIPE)
+
+
+# Each command imports what it needs itself: `doctor` must start where torch does not.
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from pipeline.check_command import check_right
+
+    return check_right(arguments)
+
+
+def _tabulate(arguments: argparse.Namespace) -> None:
+    from pipeline.cells.disk import write_text
+    from pipeline.cells.tabulate import cell_table, row_table
+    from pipeline.registry import stages
+
+    table = {"rows": row_table, "cells": cell_table}[arguments.kind](arguments.records, stages())
+    write_text(arguments.out, table)
+
+
+def _pages(arguments: argparse.Namespace) -> None:
+    from pipeline.registry import stages
+    from pipeline.report.asked import read_asked
+    from pipeline.report.pages import write_pages
+
+    write_pages(read_asked(arguments.asked), stages(), arguments.out)
+
+
+def _publish(arguments: argparse.Namespace) -> None:
+    from pipeline.registry import stages
+    from pipeline.report.publish import publish
+
+    publish(Path("."), arguments.folder, stages())
+
+
+def _account(arguments: argparse.Namespace) -> None:
+    from pipeline.stages.accounting.options import given_options
+    from pipeline.stages.accounting.report.answers import answers
+
+    given = given_options(arguments)
+    try:
+        answer = answers(arguments.questions, given)
+    except (ZeroDivisionError, OverflowError):
+        # Every option has a lower limit well above zero, so that the largest value is to blame.
+        name = max((name for name in given if name != "size"), key=lambda name: float(given[name]))
+        raise UserError(f"account: {name} is {given[name]}, too large: a result does not fit a float") from None
+    _print(answer)
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    from pipeline.compare import page, pair, runs
+    from pipeline.registry import stages
+
+    if not arguments.tolerance_pct >= 0:
+        raise UserError(f"compare: --tolerance-pct must be at least 0, got {arguments.tolerance_pct:g}")
+    if arguments.fail_if_slower and len(arguments.runs) != 2:
+        raise UserError(f"compare: --fail-if-slower compares two runs, got {len(arguments.runs)}")
+    found = runs.load_runs(arguments.runs, stages())
+    prices = runs.prices(arguments.price, found)
+    two = pair.compare(found[0], found[1], arguments.tolerance_pct / 100) if len(found) == 2 else None
+    if arguments.html is not None:
+        from pipeline.cells.disk import write_text
+
+        write_text(arguments.html, page.html(found, prices, two))
+    _print(page.machines(found, prices) + (f"\n\n{page.details(two, arguments.all)}" if two else ""))
+    failure = two.failure if two and arguments.fail_if_slower else ""
+    if failure:
+        print_lines([f"compare: --fail-if-slower fails: {failure}"], sys.stderr)
+    return SLOWER if failure else 0
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    from pipeline.run_command import run_workflow
+
+    run_workflow(arguments.words, arguments.scale)
+
+
+def _describe(arguments: argparse.Namespace) -> None:
+    import shutil
+
+    from pipeline.describe import described
+    from pipeline.registry import stage, stages
+
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    told = [stage(arguments.stage)] if arguments.stage else stages().values()
+    _print("\n\n".join(described(each, width) for each in told))
+
+
+def _doctor(_arguments: argparse.Namespace) -> None:
+    from pipeline.doctor import report
+
+    _print(report())
+
+
+def _add_cell(command: argparse.ArgumentParser) -> None:
+    """Add the words that name a cell, what it is measured with, and where its record goes."""
+    command.add_argument("stage")
+    command.add_argument("cell", nargs="*", metavar="AXIS=VALUE", help="axes left out take their default")
+    command.add_argument("--set", dest="settings", action="append", default=[], metavar="NAME=VALUE")
+    command.add_argument(
+        "--subjects", metavar="YAML", help="implementations of your own: '{kind: {name: module:attribute}}', or a file"
+    )
+    command.add_argument("--gpus", type=int, help="GPUs the cell may use (default: as many as it needs)")
+    command.add_argument("--force", action="store_true", help="measure even if the cell seems too large for the memory")
+    command.add_argument("--out", required=True, metavar="RECORD.json")
+    command.add_argument(
+        "--files", metavar="FOLDER", help="where to keep files beside the record (default: RECORD.files)"
+    )
+
+
+def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m pipeline", description=sys.modules["pipeline"].__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    whole = commands.add_parser("run", help="measure this machine and write it up here: runs Snakemake")
+    whole.add_argument("--scale", default="", metavar="SCALE", help="which cells (default: what config.yaml says)")
+    whole.add_argument("words", nargs=argparse.REMAINDER, metavar="...", help="Snakemake's options and targets")
+    whole.set_defaults(run=_run)
+
+    describe = commands.add_parser("describe", help="print the axes, settings and columns of a stage, or of all")
+    describe.add_argument("stage", nargs="?", metavar="STAGE")
+    describe.set_defaults(run=_describe)
+
+    hint = "`python -m pipeline describe STAGE` prints a stage's axes, settings and columns"
+    one_cell = commands.add_parser("measure", help="measure one cell and write its record", epilog=hint)
+    one_cell.set_defaults(run=measure)
+    of_failed = commands.add_parser("failed", help="write the record of a cell whose `measure` failed", epilog=hint)
+    of_failed.add_argument("code", type=int, help="its exit code")
+    of_failed.add_argument("--log", type=Path, required=True, metavar="LOG", help="what it printed")
+    of_failed.set_defaults(run=failed)
+    for command in (one_cell, of_failed):
+        _add_cell(command)
+
+    right = commands.add_parser("check", help="check implementations of your own, without measuring them")
+    right.add_argument("subjects", metavar="YAML", help="'{kind: {name: module:attribute}}', or a file of adapters")
+    right.add_argument("--timeout-s", type=float, default=300.0, help="for each of them (default: 300)")
+    right.set_defaults(run=_check)
+
+    tabulate = commands.add_parser("tabulate", help="make a CSV table from records: of rows or of cells")
+    tabulate.add_argument("kind", choices=["rows", "cells"])
+    tabulate.add_argument("records", nargs="+", type=Path, metavar="RECORD.json")
+    tabulate.add_argument("--out", type=Path, required=True, metavar="TABLE.csv")
+    tabulate.set_defaults(run=_tabulate)
+
+    pages = commands.add_parser("pages", help="write the pages of a run from its records")
+    pages.add_argument("asked", type=Path, metavar="ASKED.json", help="which records, and what is said of the run")
+    pages.add_argument("--out", type=Path, required=True, metavar="FOLDER")
+    pages.set_defaults(run=_pages)
+
+    publish = commands.add_parser("publish", help="copy write-up, figures, tables and records into a folder")
+    publish.add_argument("folder", type=Path)
+    publish.set_defaults(run=_publish)
+
+    account = commands.add_parser("account", help="compute memory, batch and bucket sizes for any model and machine")
+    account.set_defaults(run=_account)
+    if words[:1] == ["account"]:  # dozens of options; other commands do not wait for them
+        from pipeline.stages.accounting.options import add_options
+
+        add_options(account)
+
+    compare = commands.add_parser("compare", help="put runs side by side; of two, tell which is faster")
+    compare.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a results folder or a published snapshot")
+    price = "USD per GPU hour of the run with this name, for USD per million tokens"
+    compare.add_argument("--price", action="append", default=[], metavar="NAME=USD", help=price)
+    compare.add_argument(
+        "--tolerance-pct",
+        type=float,
+        default=5.0,
+        help="least difference that counts: of times without repeats, of memory, for --fail-if-slower (default: 5)",
+    )
+    compare.add_argument("--html", type=Path, metavar="PAGE.html", help="write it as an interactive page, too")
+    compare.add_argument("--all", action="store_true", help="list every time, not only those that differ")
+    failing = f"exit with code {SLOWER} if B is slower beyond the tolerance, lost a figure, or shares no time with A"
+    compare.add_argument("--fail-if-slower", action="store_true", help=failing)
+    compare.set_defaults(run=_compare)
+
+    doctor = commands.add_parser("doctor", help="show what this machine can measure and what it lacks")
+    doctor.set_defaults(run=_doctor)
+    return parser

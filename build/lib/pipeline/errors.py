@@ -1,0 +1,51 @@
+"""Bad input and skipped measurements: the two expected ways to end without figures."""
+
+import functools
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+
+class UserError(Exception):
+    """Input that cannot be used; its message is one line for the person who gave it.
+
+    Unprintable characters are escaped: messages name files, whose names may hold line breaks and terminal commands.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
+
+
+class Skipped(Exception):
+    """A measurement that this machine cannot make; its message is the reason."""
+
+
+def or_exit(program: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function; on a UserError, print one line on standard error and exit with code 1."""
+    try:
+        return function(*arguments)
+    except UserError as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+def ending_the_run(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Have an error of an input function end the run: Snakemake itself would take what is there for up to date."""
+
+    @functools.wraps(function)
+    def called(*arguments: Any) -> Any:
+        try:
+            return or_exit("snakemake", function, *arguments)
+        except Exception:
+            traceback.print_exc()
+            sys.exit(1)
+
+    return called
+
+
+def printable(text: str) -> str:
+    r"""Return a text with unprintable characters, line breaks included, escaped as Python does: `\n`."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

@@ -1,0 +1,75 @@
+"""Activation checkpointing in counts of blocks: what runs again in the backward pass, and whose inputs are alive then.
+
+Symbols: N blocks, k `every`, the most blocks whose saved tensors are alive at once. Bytes follow from these counts in
+`activations` and `peak_memory`, FLOPs in `flops`.
+
+segments: the inputs of ⌈N/k⌉ segments are kept, and each block runs once more (Chen et al. 2016). In units of an input,
+inputs and tensors of one segment take N/k + k·b, with b for a block's tensors: least at k = √(N/b), which is below 1
+where a block saves more than N inputs.
+
+recursive: only the inputs of both halves are kept. When the backward pass comes to a half, it runs the half's first
+part again for the input of the second, and does the same with each of both (binary checkpointing: Griewank 1992). With
+N = 2^p and k = 1 at most p inputs are alive beside the running block's own. A half of n blocks costs
+T(n) = n/2 + 2·T(n/2) with T(1) = 1, hence n + n/2·log₂n, and both 2·T(N/2) = N/2·(log₂N + 1).
+Least memory of all takes no input but the model's: every block runs all before it again, N²/2 blocks.
+
+selective: segments, but the outputs of attention are kept too, so that attention does not run again.
+"""
+
+from dataclasses import dataclass
+
+KINDS = ("segments", "recursive", "selective")
+
+
+@dataclass(frozen=True)
+class Rerun:
+    """Blocks that the backward pass runs again in one go, from number `start` on.
+
+    `inputs`: inputs of earlier blocks that are alive, besides the one of these. `is_segment`: what the blocks save is
+    kept, and their own backward pass follows; else they run only for the input of the block after them.
+    """
+
+    start: int
+    blocks: int
+    inputs: int
+    is_segment: bool
+
+
+def reruns(num_layers: int, every: int, kind: str) -> list[Rerun]:
+    """Return all reruns of a backward pass in their order; `every` is at least 1, `kind` one of KINDS."""
+    if not _is_halved(num_layers, every, kind):
+        starts = range(0, num_layers, every)
+        ordered = [Rerun(start, min(every, num_layers - start), start // every, True) for start in starts]
+        return ordered[::-1]
+    first, second = halves(num_layers)
+    return [*_reruns_of_half(first, second, every, inputs=1), *_reruns_of_half(0, first, every, inputs=0)]
+
+
+def inputs_kept_by_forward(num_layers: int, every: int, kind: str) -> int:
+    """Count the blocks' inputs that the forward pass keeps: one for each segment; recursive: one for each half."""
+    return 2 if _is_halved(num_layers, every, kind) else -(-num_layers // every)
+
+
+def blocks_run_again(num_layers: int, every: int, kind: str) -> int:
+    """Count the blocks that the backward pass runs; 0 without checkpoints (`every` is 0)."""
+    return sum(rerun.blocks for rerun in reruns(num_layers, every, kind)) if every else 0
+
+
+def halves(num_layers: int) -> tuple[int, int]:
+    """Split a number of blocks in two, the first half the longer one."""
+    return (num_layers + 1) // 2, num_layers // 2
+
+
+def _is_halved(num_layers: int, every: int, kind: str) -> bool:
+    return kind == "recursive" and num_layers > every
+
+
+def _reruns_of_half(start: int, blocks: int, every: int, inputs: int) -> list[Rerun]:
+    if blocks <= every:
+        return [Rerun(start, blocks, inputs, is_segment=True)]
+    first, second = halves(blocks)
+    return [
+        Rerun(start, first, inputs, is_segment=False),
+        *_reruns_of_half(start + first, second, every, inputs + 1),
+        *_reruns_of_half(start, first, every, inputs),
+    ]

@@ -1,0 +1,115 @@
+"""One gated feed-forward layer over N devices: FLOPs, bytes sent, and how many devices keep computing the longer part.
+
+The layer has m matrices D × F in 16 bits (m = 3 with a gate), T tokens over all devices; a device does C FLOP/s and
+sends W bytes/s. X·Y = N devices: X shares of the batch, Y shares of each matrix's width F. Collectives are rings: of S
+bytes a device sends (n − 1)/n·S in an all-gather or a reduce-scatter and twice that in an all-reduce. Computing and
+communicating overlap, so that a pass takes the longer of both.
+
+    a device's    FLOPs         weights over X (bytes sent)   activations over Y (bytes sent)
+    forward       2mTDF/(XY)    FSDP: (X−1)/X·2mDF/Y          (Y−1)/Y·4TD/X
+    backward      4mTDF/(XY)    (X−1)/X·4mDF/Y                (Y−1)/Y·4TD/X
+
+Weights: FSDP gathers them in both passes and scatters their gradients in the second; data parallelism keeps them and
+all-reduces the gradients, which is as much in the backward pass and nothing in the forward pass. Activations: the last
+matrix has a share of its input's width on each device, so the output is a sum over Y, and so is the input's gradient in
+the backward pass: an all-reduce of 2TD/X bytes each.
+"""
+
+from dataclasses import dataclass
+
+from pipeline.formulas.collectives import all_gather_bus_factor, all_reduce_bus_factor
+from pipeline.formulas.mesh import Block
+from pipeline.formulas.units import BF16_BYTES
+
+PASSES = ("forward", "backward")
+STRATEGIES = ("data_parallel", "fsdp", "tensor", "fsdp_tensor")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The layer, its tokens over all devices, and a device: C in FLOP/s and W in bytes/s that it sends."""
+
+    block: Block
+    tokens: float
+    flops_per_s: float
+    bytes_per_s: float
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one device does in one pass: FLOPs, and bytes sent for weights and for activations."""
+
+    flops: float
+    weight_bytes: float
+    activation_bytes: float
+
+    def compute_s(self, layer: Layer) -> float:
+        """Return the time of the products."""
+        return self.flops / layer.flops_per_s
+
+    def communication_s(self, layer: Layer, axes_overlap: bool = False) -> float:
+        """Return the time of both transfers: the longer one if the axes overlap, else their sum."""
+        both = self.weight_bytes / layer.bytes_per_s, self.activation_bytes / layer.bytes_per_s
+        return max(both) if axes_overlap else sum(both)
+
+
+def cost(layer: Layer, phase: str, batch_shares: float, width_shares: float = 1, keeps_weights: bool = False) -> Cost:
+    """Return what a device of X × Y does in a pass (`phase` is one of PASSES); see the table above.
+
+    `keeps_weights`: data parallelism in place of FSDP.
+    """
+    block, passes = layer.block, {"forward": 1, "backward": 2}[phase]
+    weight_bytes = BF16_BYTES * block.weights / width_shares
+    # The forward pass gathers once; the backward pass gathers and scatters, or all-reduces, which is as much.
+    rounds = 0 if keeps_weights and phase == "forward" else passes
+    output_bytes = BF16_BYTES * layer.tokens * block.d_model / batch_shares
+    return Cost(
+        flops=2 * passes * layer.tokens * block.weights / (batch_shares * width_shares),
+        weight_bytes=rounds * all_gather_bus_factor(batch_shares) * weight_bytes,
+        activation_bytes=all_reduce_bus_factor(width_shares) * output_bytes,
+    )
+
+
+def most_batch_shares(layer: Layer) -> float:
+    """Return the X up to which computing takes longer than sending weights: 1 + T·W/C, in either pass.
+
+    2mTDF/(XYC) ≥ (X−1)/X·2mDF/(YW) is X − 1 ≤ T·W/C; in the backward pass both sides double, with data parallelism too.
+    """
+    return 1 + layer.tokens * layer.bytes_per_s / layer.flops_per_s
+
+
+def most_width_shares(layer: Layer, phase: str) -> float:
+    """Return the Y up to which computing takes longer than sending activations: 1 + (m/2)·F·W/C, backward 1 + m·F·W/C.
+
+    2mTDF/(XYC) ≥ (Y−1)/Y·4TD/(XW) is Y − 1 ≤ (m/2)·F·W/C; in the backward pass the left side doubles.
+    """
+    half_matrices = layer.block.matrices / 2 * {"forward": 1, "backward": 2}[phase]
+    return 1 + half_matrices * layer.block.d_ff * layer.bytes_per_s / layer.flops_per_s
+
+
+def best_split(layer: Layer, phase: str, axes_overlap: bool) -> tuple[float, float]:
+    """Return the X and Y with the most devices X·Y for which computing takes as long as communicating, not rounded.
+
+    With a = T·W/C and b = (m/2)·F·W/C (backward m·F·W/C) the limits of either axis alone are X = 1 + a and Y = 1 + b.
+    If the axes overlap, both hold at once: (1 + a)·(1 + b) devices. If not, (X−1)/a + (Y−1)/b ≤ 1; X = 1 + a·t and
+    Y = 1 + b·(1−t) have the largest product at t = 1/2 + (1/b − 1/a)/2, clipped to [0, 1]: within it
+    (a + b + ab)²/(4ab) devices, a quarter of the former for large a and b.
+    """
+    a, b = most_batch_shares(layer) - 1, most_width_shares(layer, phase) - 1
+    if axes_overlap:
+        return 1 + a, 1 + b
+    share = min(1.0, max(0.0, (1 + 1 / b - 1 / a) / 2))
+    return 1 + a * share, 1 + b * (1 - share)
+
+
+def most_shares(layer: Layer, strategy: str, phase: str, axes_overlap: bool = False) -> tuple[float, float]:
+    """Return the X and Y with the most devices at which computing takes as long as communicating, not rounded.
+
+    `strategy` is one of STRATEGIES, `phase` one of PASSES. Data parallelism sends nothing in the forward pass: its
+    limit is that of the backward pass.
+    """
+    if strategy in ("data_parallel", "fsdp"):
+        return most_batch_shares(layer), 1
+    if strategy == "tensor":
+        return 1, most_width_shares(layer, phase)
+    return best_split(layer, phase, axes_overlap)

@@ -1,0 +1,155 @@
+"""Sizes, memory and traffic of fully sharded training.
+
+A unit's parameters lie one after the other in a flat buffer, padded so that each starts on a multiple of
+`ALIGNMENT` elements and every rank's piece is as long as any other. Symbols: n ranks, P elements of all flat buffers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+# 16 bytes of a two-byte type: what vectorised loads and tensor-map descriptors need at the start of a matrix.
+ALIGNMENT = 8
+# One for the unit that computes, one for the next.
+BUFFERS_GATHERED = 2
+
+
+@dataclass(frozen=True)
+class FlatLayout:
+    """Where parameters lie in a flat buffer: their sizes and offsets in elements, and the length of a rank's piece."""
+
+    sizes: tuple[int, ...]
+    offsets: tuple[int, ...]
+    piece: int
+    world_size: int
+
+    @property
+    def elements(self) -> int:
+        """The length of the buffer, padding included."""
+        return self.piece * self.world_size
+
+    @property
+    def is_sent_as_it_is(self) -> bool:
+        """Whether the buffer is a single parameter without padding, whose gradient need not be copied to be sent."""
+        return self.sizes == (self.elements,)
+
+    def sizes_and_gaps(self) -> list[int]:
+        """Return lengths that cut the buffer: each parameter's, and that of the padding after it."""
+        ends = [*self.offsets[1:], self.elements]
+        pieces = zip(self.offsets, self.sizes, ends, strict=True)
+        return [length for offset, size, end in pieces for length in (size, end - offset - size)]
+
+    def own(self, index: int, rank: int) -> tuple[int, int]:
+        """Return begin and end of the part of a parameter, in its own elements, that lies in a rank's piece."""
+        begin = self.piece * rank - self.offsets[index]
+        return tuple(min(max(edge, 0), self.sizes[index]) for edge in (begin, begin + self.piece))  # type: ignore[return-value]
+
+
+def flat_layout(sizes: Sequence[int], world_size: int) -> FlatLayout:
+    """Lay parameters of these sizes (in elements) one after the other."""
+    ends = list(accumulate(_rounded_up(size, ALIGNMENT) for size in sizes))
+    piece = _rounded_up(ends[-1], ALIGNMENT * world_size) // world_size
+    return FlatLayout(tuple(sizes), (0, *ends[:-1]), piece, world_size)
+
+
+def _rounded_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
+
+
+@dataclass(frozen=True)
+class FsdpPlan:
+    """What fully sharded training holds and sends: the layouts of its units in order, and the rest.
+
+    itemsize: bytes of an element of the shards. compute_itemsize: of an element gathered, and of a gradient sent.
+    replicated: elements of the parameters that every rank keeps whole. is_tied: whether the first unit is used again
+    after the last one.
+    """
+
+    units: tuple[FlatLayout, ...]
+    replicated: int
+    itemsize: int
+    compute_itemsize: int
+    is_tied: bool = False
+
+    @property
+    def persistent_bytes(self) -> int:
+        """Count the parameters between steps: the pieces and what is replicated."""
+        return self.itemsize * (self._pieces + self.replicated)
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Count the gradients before the optimizer's step: as many as the parameters."""
+        return self.persistent_bytes
+
+    @property
+    def own_elements(self) -> int:
+        """Count the elements of parameters on the fullest rank, without the padding of pieces."""
+        world_size = self.units[0].world_size
+        return self.replicated + max(self._own_elements(rank) for rank in range(world_size))
+
+    @property
+    def gathered_bytes(self) -> int:
+        """Count the two buffers for gathered units: units take turns, so each is as large as its largest unit."""
+        turns = [self.units[turn::BUFFERS_GATHERED] for turn in range(BUFFERS_GATHERED)]
+        return self.compute_itemsize * sum(max((unit.elements for unit in units), default=0) for units in turns)
+
+    @property
+    def collecting_bytes(self) -> int:
+        """Count what gradients take at most during the backward pass, which goes through the units from last to first.
+
+        While a unit's gradients are computed, the later units' pieces have been received, and the buffer of the unit
+        after it is on its way, with its piece as received if that is to be converted. Then they are copied into a
+        buffer, unless there is but one, and the piece is received.
+        """
+        most = 0
+        for unit, (received, on_its_way) in zip(reversed(self.units), self.gradients_before(), strict=False):
+            gradients = self.compute_itemsize * sum(unit.sizes)
+            copied = 0 if unit.is_sent_as_it_is else self.compute_itemsize * unit.elements
+            most = max(most, received + on_its_way, received + gradients + max(on_its_way, copied))
+        return max(most, sum(self.gradients_before()[-1]))
+
+    def gradients_before(self) -> list[tuple[int, int]]:
+        """Count, before each unit's backward pass from the last unit's on, and after all, what others' gradients take.
+
+        Of each: the pieces of the units after it, and what is on its way: the buffer of the unit just after it, with
+        its piece as received if that is to be converted.
+        """
+        found, received = [(0, 0)], 0
+        for unit in reversed(self.units):
+            received += self.itemsize * unit.piece
+            converted = self.compute_itemsize * unit.piece if self.compute_itemsize != self.itemsize else 0
+            found.append((received, self.compute_itemsize * unit.elements + converted))
+        return found
+
+    @property
+    def collective_bytes(self) -> dict[str, int]:
+        """Count the payload of a step by collective.
+
+        Each unit is gathered for the forward pass and again for the backward pass, but the last two of the forward
+        pass, which are still there. Gradients are sent once; those of replicated parameters are all-reduced.
+        """
+        flat = sum(unit.elements for unit in self.units)
+        return {
+            "allgather_base": self.compute_itemsize * self._gathered_elements,
+            "reduce_scatter_base": self.compute_itemsize * flat,
+            "allreduce": self.itemsize * self.replicated,
+        }
+
+    @property
+    def _gathered_elements(self) -> int:
+        forward = [*range(len(self.units)), *([0] if self.is_tied else [])]
+        held: dict[int, int] = {}
+        gathered = 0
+        for number in (*forward, *reversed(forward)):
+            if held.get(number % BUFFERS_GATHERED) != number:
+                held[number % BUFFERS_GATHERED] = number
+                gathered += self.units[number].elements
+        return gathered
+
+    @property
+    def _pieces(self) -> int:
+        return sum(unit.piece for unit in self.units)
+
+    def _own_elements(self, rank: int) -> int:
+        spans = (unit.own(index, rank) for unit in self.units for index in range(len(unit.sizes)))
+        return sum(end - begin for begin, end in spans)

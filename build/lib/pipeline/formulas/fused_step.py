@@ -1,0 +1,125 @@
+"""What a training step of the fused model holds on each rank of fully sharded training, by what its blocks keep.
+
+Symbols: T tokens of a rank, d the model's width, f that of the feed-forward half. Beside its input each block may keep
+for its backward pass, each with what stands before it:
+
+attention: attention's output. It saves attention, some T FLOPs for each byte kept.
+qkv: q, k, v and the sum before the feed-forward norm, whose products cost d FLOPs a byte.
+gate_up: what gate and up gave, likewise.
+
+A block that keeps its input alone runs again whole. The blocks that keep more are the last ones: what they keep is
+needed first, and gone before the gradients have come.
+
+Left out, because they depend on the device: workspaces of the matrix-product library, memory that the allocator rounds
+up or reserves, the buffers of NCCL, and the CUDA context.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+
+from pipeline.formulas.fsdp import FsdpPlan, flat_layout
+from pipeline.formulas.parameters import attention_matrices, feed_forward_matrices, head_matrix_elements
+from pipeline.formulas.sizes import ModelSize
+from pipeline.formulas.units import BF16_BYTES, FP32_BYTES, INT64_BYTES
+
+LEVELS = ("input", "attention", "qkv", "gate_up")
+MOMENTS_BYTES = 2 * FP32_BYTES
+
+
+@dataclass(frozen=True)
+class FusedStep:
+    """A step with a sequence of `tokens` a rank, computed in bf16 from fp32 master weights, with AdamW.
+
+    logits_bytes: of the chunk of logits that is there at once.
+    """
+
+    size: ModelSize
+    vocab_size: int
+    tokens: int
+    world_size: int
+    logits_bytes: int
+
+    @cached_property
+    def plan(self) -> FsdpPlan:
+        """The units: the embedding, each block, and the head with the last norm."""
+        d, vocabulary = self.size.d_model, head_matrix_elements(self.size, self.vocab_size)
+        block = [d, *attention_matrices(self.size), d, *feed_forward_matrices(self.size)]
+        units = ([vocabulary], *[block] * self.size.num_layers, [d, vocabulary])
+        layouts = tuple(flat_layout(unit, self.world_size) for unit in units)
+        return FsdpPlan(layouts, replicated=0, itemsize=FP32_BYTES, compute_itemsize=BF16_BYTES)
+
+    def kept_bytes(self, level: str) -> int:
+        """Count what a block keeps."""
+        return sum(self._kept_at(one) for one in LEVELS[: LEVELS.index(level) + 1])
+
+    def levels(self, upgrades: int) -> list[str]:
+        """Return what each block keeps after so many upgrades of one block: the last block first, a level at a time."""
+        layers = self.size.num_layers
+        all_have, more = divmod(upgrades, layers)
+        return [LEVELS[all_have + (number >= layers - more)] for number in range(layers)]
+
+    def levels_within(self, available_bytes: float, most: str = LEVELS[-1]) -> list[str] | None:
+        """Return what blocks can keep in so much memory, at most one level; None if even inputs alone do not fit."""
+        upgrades = range(LEVELS.index(most) * self.size.num_layers, -1, -1)
+        choices = map(self.levels, upgrades)
+        return next((levels for levels in choices if self.peak_bytes(levels) <= available_bytes), None)
+
+    def peak_bytes(self, levels: Sequence[str]) -> int:
+        """Predict the peak: at the loss, in a block's backward pass, or where all gradients come together.
+
+        At all of these there are the weights, both moments and the gathered units.
+        """
+        kept = list(accumulate(map(self.kept_bytes, levels)))
+        moments = [kept[-1] + self._loss_bytes, self.plan.collecting_bytes + self._stream]
+        arriving = self.plan.gradients_before()[1:]
+        for keeps, kept_until_here, gradients in zip(reversed(levels), reversed(kept), arriving, strict=False):
+            moments.append(kept_until_here + sum(gradients) + self._backward_bytes(keeps))
+        return self._state_bytes + max(moments)
+
+    @cached_property
+    def _state_bytes(self) -> int:
+        moments = MOMENTS_BYTES * self.plan.own_elements
+        rotations, batch = FP32_BYTES * self.tokens * self.size.head_dim, 2 * INT64_BYTES * self.tokens
+        return self.plan.persistent_bytes + moments + self.plan.gathered_bytes + rotations + batch
+
+    @property
+    def _stream(self) -> int:
+        return BF16_BYTES * self.tokens * self.size.d_model
+
+    @property
+    def _heads(self) -> int:
+        return BF16_BYTES * self.tokens * self.size.attention_width
+
+    @property
+    def _hidden(self) -> int:
+        return BF16_BYTES * self.tokens * self.size.d_ff
+
+    def _kept_at(self, level: str) -> int:
+        return {
+            "input": self._stream,
+            "attention": self._heads + FP32_BYTES * self.tokens * self.size.num_heads,  # and the log-sum-exp
+            "qkv": 3 * self._heads + self._stream,
+            "gate_up": 2 * self._hidden,
+        }[level]
+
+    @property
+    def _loss_bytes(self) -> int:
+        """Count the last norm's input and output, the gradients of this and of the head, and a chunk of logits."""
+        head = BF16_BYTES * head_matrix_elements(self.size, self.vocab_size)
+        return 3 * self._stream + head + self.logits_bytes
+
+    def _backward_bytes(self, level: str) -> int:
+        """Count the temporaries of a block's backward pass, with what was computed again and its gradients."""
+        index = LEVELS.index(level)
+        attention_again = 0 if index > 0 else self._kept_at("attention")
+        qkv_again = 0 if index > 1 else self._kept_at("qkv")
+        gradients = BF16_BYTES * self.plan.units[1].elements
+        # gate, up and the gradient of their product, or three gradients; the norm's output and the result's gradient.
+        feed_forward = 2 * self._stream + 3 * self._hidden + attention_again + qkv_again
+        # The gradients of the output and of q, k and v, of which q's is summed in fp32 first.
+        attention = self._stream + 6 * self._heads + gradients + attention_again + qkv_again
+        # The gradients of q, k and v as they came and rotated, the norm's output, and two of the residual stream.
+        inputs = 3 * self._stream + 6 * self._heads + gradients
+        return max(feed_forward, attention, inputs)

@@ -1,0 +1,55 @@
+"""Parameters of the transformer in closed form.
+
+Symbols: V vocabulary size, d d_model, f d_ff, L layers.
+"""
+
+from pipeline.formulas.sizes import ModelSize
+from pipeline.formulas.units import FP32_BYTES
+
+
+def attention_matrices(size: ModelSize) -> list[int]:
+    """Return the elements of one block's q, k, v and output projection."""
+    queries, keys = size.d_model * size.attention_width, size.d_model * size.kv_width
+    return [queries, keys, keys, queries]
+
+
+def feed_forward_matrices(size: ModelSize) -> list[int]:
+    """Return the elements of SwiGLU's gate, up and down in one block."""
+    return [size.d_model * size.d_ff] * 3
+
+
+def feed_forward_matrix_elements(size: ModelSize) -> int:
+    """Count the elements of SwiGLU's three matrices in one block: 3df."""
+    return sum(feed_forward_matrices(size))
+
+
+def block_matrix_elements(size: ModelSize) -> int:
+    """Count the elements of one block's matrices: 4d² of attention (q, k, v, output) and 3df of SwiGLU.
+
+    Where all heads of queries have width q and of keys k, attention has 2dq + 2dk.
+    """
+    return sum(attention_matrices(size)) + feed_forward_matrix_elements(size)
+
+
+def block_parameter_count(size: ModelSize) -> int:
+    """Count the parameters of one block: its matrices and two norms, 4d² + 3df + 2d."""
+    return block_matrix_elements(size) + 2 * size.d_model
+
+
+def head_matrix_elements(size: ModelSize, vocab_size: int) -> int:
+    """Count the elements of the output projection, dV, and of the embedding. A size's own vocabulary counts."""
+    return size.d_model * size.vocabulary(vocab_size)
+
+
+def parameter_count(size: ModelSize, vocab_size: int) -> int:
+    """Count all parameters: embedding and head, the blocks, the last norm. 2Vd + L(4d² + 3df + 2d) + d.
+
+    Vd where embedding and head are tied.
+    """
+    embedding_and_head = (1 if size.tie_embeddings else 2) * head_matrix_elements(size, vocab_size)
+    return embedding_and_head + size.num_layers * block_parameter_count(size) + size.d_model
+
+
+def parameter_bytes(size: ModelSize, vocab_size: int) -> int:
+    """Count the bytes of the parameters in fp32: 4P."""
+    return FP32_BYTES * parameter_count(size, vocab_size)

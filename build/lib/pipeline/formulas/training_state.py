@@ -1,0 +1,69 @@
+"""The training state (parameters, gradients, AdamW's moments) and how many devices hold it with the activations."""
+
+import math
+from dataclasses import dataclass
+
+from pipeline.formulas.units import FP32_BYTES
+
+ADAMW_MOMENTS = 2
+KINDS = ("parameters", "gradients", "optimizer_state")
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """The bytes that a training step keeps in fp32 from one step to the next."""
+
+    weights_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Add up weights, gradients and optimizer state: 16P."""
+        return self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
+
+
+def training_state(parameters: int) -> TrainingState:
+    """Count the bytes of fp32 weights, gradients and AdamW's two moments: 4, 4 and 8 per parameter.
+
+    Mixed precision with fp32 master weights and accumulated gradients has the same state.
+    """
+    each = FP32_BYTES * parameters
+    return TrainingState(weights_bytes=each, gradients_bytes=each, optimizer_bytes=ADAMW_MOMENTS * each)
+
+
+def devices_to_hold(total_bytes: float, device_bytes: float) -> int:
+    """Count the devices whose combined memory holds `total_bytes`."""
+    return math.ceil(total_bytes / device_bytes)
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """A training run on N devices that shards all of the state and a share of the activations.
+
+    Every device holds all remaining activations: (state + share·A) / N + (1 − share)·A bytes each.
+    """
+
+    state_bytes: int
+    activation_bytes: int
+    sharded_share: float
+
+    def bytes_per_device(self, num_devices: int) -> float:
+        """Count the bytes on each of N devices."""
+        return self._sharded_bytes / num_devices + self._replicated_bytes
+
+    def least_devices(self, device_bytes: float) -> int | None:
+        """Find the least N for which each device holds less than `device_bytes`; None if there is none.
+
+        From (state + share·A) / N + (1 − share)·A < M follows N > (state + share·A) / (M − (1 − share)·A).
+        """
+        left_bytes = device_bytes - self._replicated_bytes
+        return math.floor(self._sharded_bytes / left_bytes) + 1 if left_bytes > 0 else None
+
+    @property
+    def _sharded_bytes(self) -> float:
+        return self.state_bytes + self.sharded_share * self.activation_bytes
+
+    @property
+    def _replicated_bytes(self) -> float:
+        return (1 - self.sharded_share) * self.activation_bytes

@@ -1,0 +1,68 @@
+"""The control groups that this process is in, which may allow less than the machine has."""
+
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+CGROUPS = Path("/sys/fs/cgroup")
+OWN_CGROUPS = Path("/proc/self/cgroup")
+
+
+@dataclass(frozen=True)
+class CpuLimit:
+    """The cgroup that allows its processes the least CPU time: of how many cores, and its folder."""
+
+    cores: float
+    folder: Path
+
+    def used_s(self) -> float:
+        """Return the seconds of CPU that its processes have used. Raises OSError or LookupError where nothing tells."""
+        with suppress(FileNotFoundError):  # version 1
+            return int((self.folder / "cpuacct.usage").read_text(encoding="utf-8")) / 1e9
+        return self._counts()["usage_usec"] / 1e6
+
+    def throttled_s(self) -> float:
+        """Return the seconds for which they had to wait; raises as `used_s`."""
+        counts = self._counts()
+        return counts["throttled_usec"] / 1e6 if "throttled_usec" in counts else counts["throttled_time"] / 1e9
+
+    def _counts(self) -> dict[str, int]:
+        lines = (self.folder / "cpu.stat").read_text(encoding="utf-8").splitlines()
+        return {name: int(count) for name, _, count in (line.partition(" ") for line in lines)}
+
+
+def own_cgroups(controller: str = "") -> list[Path]:
+    """Return the folders of this process's cgroup and of those around it, of version 2 or of a controller of version 1.
+
+    In a container some may not be there. Raises OSError where the kernel has no cgroups.
+    """
+    for line in OWN_CGROUPS.read_text(encoding="utf-8").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controller in controllers.split(","):
+            root = CGROUPS / controller
+            own = root / path.lstrip("/")
+            return [own, *(folder for folder in own.parents if folder.is_relative_to(root))]
+    return []
+
+
+def cpu_limit(fewer_than: int) -> CpuLimit | None:
+    """Return the tightest limit on this process's CPU time, of either version; None where that is no fewer cores.
+
+    Raises OSError as `own_cgroups` does.
+    """
+    found = {folder: _quota_cores(folder) for folder in (*own_cgroups(), *own_cgroups("cpu"))}
+    limits = [CpuLimit(cores, folder) for folder, cores in found.items() if cores is not None and cores < fewer_than]
+    return min(limits, key=lambda limit: limit.cores, default=None)
+
+
+def _quota_cores(folder: Path) -> float | None:
+    """Return how many cores a cgroup is allowed; None where it sets no limit, or cannot be read."""
+    with suppress(OSError, ValueError):  # ValueError: the quota is "max"
+        quota, period = (folder / "cpu.max").read_text(encoding="utf-8").split()
+        return int(quota) / int(period)
+    with suppress(OSError, ValueError):
+        quota_us, period_us = (
+            int((folder / f"cpu.cfs_{name}_us").read_text(encoding="utf-8")) for name in ("quota", "period")
+        )
+        return quota_us / period_us if quota_us > 0 else None
+    return None

@@ -1,0 +1,62 @@
+"""How much of the CPU other processes use: in this process's cgroup where that is limited, else on given cores."""
+
+import contextlib
+import os
+import resource
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+import psutil
+
+from pipeline.instruments.machine.cgroups import cpu_limit
+
+STATISTICS = Path("/proc/stat")
+# Columns of /proc/stat behind a core's name, in which it worked for this machine: not idle, iowait, steal, and not
+# guest, which is in user already.
+WORKING = (0, 1, 2, 5, 6)
+
+
+@dataclass(frozen=True)
+class CpuUse:
+    """Seconds of CPU used up to a moment, of so many cores: by all processes, and by this one and its ancestors."""
+
+    at_s: float
+    all_s: float
+    own_s: float
+    cores: float
+
+    def others_cores(self, earlier: "CpuUse") -> float:
+        """Return how many cores all other processes kept busy, on average, since an earlier moment."""
+        others_s = (self.all_s - earlier.all_s) - (self.own_s - earlier.own_s)
+        return max(0.0, others_s / (self.at_s - earlier.at_s))
+
+
+def cpu_use(core_ids: Collection[int]) -> CpuUse | None:
+    """Read the counters of these cores, or of the cgroup that allows less than them; None where nothing tells."""
+    try:
+        # In a container /proc/stat is that of the whole host, on which others may work as much as they like.
+        limit = cpu_limit(len(core_ids))
+        all_s, cores = (limit.used_s(), limit.cores) if limit else (_of_cores(core_ids), len(core_ids))
+    except (OSError, ValueError, LookupError):  # hidden by a container, or not Linux
+        return None
+    return CpuUse(perf_counter(), all_s, _own_s(), cores)
+
+
+def _of_cores(core_ids: Collection[int]) -> float:
+    names = {f"cpu{core}" for core in core_ids}
+    lines = [line.split() for line in STATISTICS.read_text(encoding="utf-8").splitlines()]
+    ticks = [int(line[1:][column]) for line in lines if line[0] in names for column in WORKING]
+    return sum(ticks) / os.sysconf("SC_CLK_TCK")
+
+
+def _own_s() -> float:
+    """Return the seconds of this process, of its children that have ended, and of what it was started by."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    own_s = sum(one.ru_utime + one.ru_stime for one in used)
+    for ancestor in psutil.Process().parents():
+        with contextlib.suppress(psutil.Error):
+            times = ancestor.cpu_times()
+            own_s += times.user + times.system
+    return own_s

@@ -1,0 +1,131 @@
+"""Energy, clock and throttling of the GPUs over a stretch of timed steps.
+
+NVML is read by the thread that times, between steps: another thread would take the interpreter from the one that
+launches. A throttle that ends before the last step is seen all the same.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import fmean
+from time import perf_counter
+
+import pynvml
+
+from pipeline.instruments.machine.gpu_state import slowdowns_among, throttle_reasons
+from pipeline.instruments.machine.gpus import ask, visible_gpus
+
+POLL_S = 0.02
+# The counter of energy moves every 100 ms on an H200, so that a second's is known to 4%, four seconds' to 1%.
+LEAST_ENERGY_S = 1.0
+POWER_CAP, CAPPED_TIME = "sw_power_cap", pynvml.NVML_FI_DEV_PERF_POLICY_POWER
+# The share of a stretch that the power limit held the clock down from which on the stretch counts as capped.
+CAPPED_SHARE = 0.01
+
+
+@dataclass(frozen=True)
+class Power:
+    """A stretch of steps: what NVML does not tell is None.
+
+    energy_j: of a step, all GPUs together, idle moments between steps included; None for less than a second of steps.
+    sm_clock_mhz: the mean over the stretch, of the slowest GPU. power_capped: whether the power limit held a clock down
+    for 1% of the stretch or more. slowdowns: the throttle reasons seen that make figures untrustworthy.
+    """
+
+    energy_j: float | None = None
+    sm_clock_mhz: float | None = None
+    power_capped: bool | None = None
+    slowdowns: tuple[str, ...] = ()
+
+
+class PowerWatch:
+    """Watch the visible GPUs, or the one with this index among them, from now on."""
+
+    def __init__(self, index: int | None = None) -> None:
+        gpus = [gpu for gpu in visible_gpus() if gpu.handle is not None]
+        self._gpus = gpus if index is None else gpus[index : index + 1]
+        self._clocks_mhz: list[list[float]] = [[] for _ in self._gpus]
+        self._reasons: set[str] | None = None
+        self._energy_before_j, self._capped_before_s = self._energy_j(), self._capped_s()
+        self._began_s = self._polled_s = perf_counter()
+
+    def poll(self) -> None:
+        """Read clocks and throttle reasons, fifty times a second at most; call it after each step."""
+        if self._gpus and perf_counter() - self._polled_s >= POLL_S:
+            self._read()
+
+    def over(self, steps: int) -> Power:
+        """Return what was seen over so many steps, up to now."""
+        if not self._gpus:
+            return Power()
+        seconds, energy_after_j = perf_counter() - self._began_s, self._energy_j()
+        self._read()
+        energy_j = None
+        if seconds >= LEAST_ENERGY_S and self._energy_before_j is not None and energy_after_j is not None:
+            energy_j = (energy_after_j - self._energy_before_j) / steps
+        return Power(
+            energy_j=energy_j,
+            sm_clock_mhz=min((fmean(clocks) for clocks in self._clocks_mhz if clocks), default=None),
+            power_capped=self._is_capped(seconds),
+            slowdowns=tuple(slowdowns_among(self._reasons or ())),
+        )
+
+    def _is_capped(self, seconds: float) -> bool | None:
+        """Ask the driver's own count of capped time; where there is none, what was seen between steps."""
+        capped_s = [
+            after - before
+            for before, after in zip(self._capped_before_s, self._capped_s(), strict=True)
+            if before is not None and after is not None
+        ]
+        if capped_s:
+            return max(capped_s) >= CAPPED_SHARE * seconds
+        return None if self._reasons is None else POWER_CAP in self._reasons
+
+    def _read(self) -> None:
+        for gpu, clocks_mhz in zip(self._gpus, self._clocks_mhz, strict=True):
+            clock_mhz = ask(pynvml.nvmlDeviceGetClockInfo, gpu.handle, pynvml.NVML_CLOCK_SM)
+            if clock_mhz is not None:
+                clocks_mhz.append(clock_mhz)
+            reasons = throttle_reasons(gpu)
+            if reasons is not None:
+                self._reasons = (self._reasons or set()) | set(reasons)
+        self._polled_s = perf_counter()
+
+    def _energy_j(self) -> float | None:
+        energies_mj = [ask(pynvml.nvmlDeviceGetTotalEnergyConsumption, gpu.handle) for gpu in self._gpus]
+        return None if None in energies_mj else sum(energies_mj) / 1e3
+
+    def _capped_s(self) -> list[float | None]:
+        """Return for how long the power limit has held each GPU's clock down since the driver started."""
+        answers = [ask(pynvml.nvmlDeviceGetFieldValues, gpu.handle, [CAPPED_TIME]) for gpu in self._gpus]
+        values = [answer[0] if answer else None for answer in answers]
+        return [value.value.ullVal / 1e9 if value and value.nvmlReturn == 0 else None for value in values]
+
+
+def pooled_power(stretches: Iterable[Power]) -> Power:
+    """Join stretches of as many steps each: means of energy and clock, None where one lacks them, and all reasons."""
+    found = list(stretches)
+    capped = [each.power_capped for each in found if each.power_capped is not None]
+    return Power(
+        energy_j=_mean([each.energy_j for each in found]),
+        sm_clock_mhz=_mean([each.sm_clock_mhz for each in found]),
+        power_capped=any(capped) if capped else None,
+        slowdowns=tuple(slowdowns_among({reason for each in found for reason in each.slowdowns})),
+    )
+
+
+def power_of_ranks(ranks: Iterable[Power]) -> Power:
+    """Join the GPUs of ranks that made the same steps: energies added up, the slowest clock, capped where any was."""
+    found = list(ranks)
+    energies_j = [each.energy_j for each in found if each.energy_j is not None]
+    capped = [each.power_capped for each in found if each.power_capped is not None]
+    return Power(
+        energy_j=sum(energies_j) if len(energies_j) == len(found) else None,
+        sm_clock_mhz=min((each.sm_clock_mhz for each in found if each.sm_clock_mhz is not None), default=None),
+        power_capped=any(capped) if capped else None,
+        slowdowns=tuple(slowdowns_among({reason for each in found for reason in each.slowdowns})),
+    )
+
+
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known and len(known) == len(values) else None

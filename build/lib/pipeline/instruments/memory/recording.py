@@ -1,0 +1,245 @@
+"""The instrument `memory`: every allocation and release of a stretch of work, recorded with the code that made it.
+
+    with record_memory(device, path) as recorder:
+        recorder.phase("forward")
+        ...
+        recorder.identify("gradients", gradients)
+    recording = recorder.read()
+
+On CUDA the caching allocator keeps its own history; on a CPU torch.profiler sees each event of the allocator. Both
+leave the same file, a snapshot in the allocator's format (it opens in pytorch.org/memory_viz), and are read from it.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from pipeline.compat.torch_private import ProfilerEvent, dump_memory_snapshot, profiler_tree, record_memory_history
+from pipeline.instruments.memory.snapshot import MemoryEvent, read_events
+from pipeline.instruments.sampling.step_timing import collections_off
+
+# What one entry holds is small next to what a record of a training step needs: some 10⁵ events.
+MAX_ENTRIES = 2_000_000
+
+_MARK = "memory mark"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Say what lives at some addresses at a position in the events."""
+
+    name: str
+    position: int
+    addresses: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Recording:
+    """All memory events in order, the position at which each phase begins, and what was found where."""
+
+    events: list[MemoryEvent]
+    phases: list[tuple[str, int]]
+    identities: list[Identity] = field(default_factory=list)
+
+
+class _History(Protocol):
+    device_index: int
+
+    def start(self) -> None: ...
+
+    def mark(self) -> None: ...
+
+    def stop(self, path: Path) -> None: ...
+
+    def positions(self) -> list[int]: ...
+
+    def event_count(self) -> int: ...
+
+
+class Recorder:
+    """Note phases and what tensors are, while their memory is being recorded."""
+
+    def __init__(self, history: _History, path: Path):
+        self._history = history
+        self._path = path
+        self._notes: list[tuple[str, frozenset[int] | None]] = []
+
+    def phase(self, name: str) -> None:
+        """Begin a phase; it lasts until the next begins."""
+        self._note(name, None)
+
+    def identify(self, name: str, tensors: Iterable[Tensor]) -> None:
+        """Say that the memory which these tensors occupy at this moment is `name`."""
+        self._note(name, frozenset(tensor.untyped_storage().data_ptr() for tensor in tensors))
+
+    def _note(self, name: str, addresses: frozenset[int] | None) -> None:
+        self._history.mark()
+        self._notes.append((name, addresses))
+
+    def read(self) -> Recording:
+        """Read back what was recorded, once recording has ended.
+
+        Raises UserError, one line, where the snapshot cannot be read, or has not as many events as the allocator
+        counted: its ring of entries was full and dropped the oldest.
+        """
+        events = read_events(self._path, self._history.device_index, expected=self._history.event_count())
+        noted = list(zip(self._notes, self._history.positions(), strict=True))
+        return Recording(
+            events,
+            [(name, position) for (name, addresses), position in noted if addresses is None],
+            [Identity(name, position, addresses) for (name, addresses), position in noted if addresses is not None],
+        )
+
+
+@contextmanager
+def record_memory(device: torch.device, path: Path, max_entries: int = MAX_ENTRIES) -> Iterator[Recorder]:
+    """Record the device's memory inside this context and write the snapshot to `path`, also after an error.
+
+    On CUDA at most `max_entries` events are kept.
+    """
+    history = _CudaHistory(device, max_entries) if device.type == "cuda" else _ProfilerHistory()
+    history.start()
+    try:
+        yield Recorder(history, path)
+    finally:
+        history.stop(path)
+
+
+class _CudaHistory:
+    """The caching allocator's own history. A position is the number of its events so far, which it counts."""
+
+    def __init__(self, device: torch.device, max_entries: int):
+        self._device = device
+        self.device_index = device.index or 0
+        self._max_entries = max_entries
+        self._counts: list[int] = []
+
+    def start(self) -> None:
+        torch.cuda.init()  # before that there are no statistics
+        # A tensor that a collection freed between the two would be in the history but not in the count.
+        with collections_off():
+            # Python frames only: C++ ones take far longer to look up, and none of them is ours.
+            record_memory_history(
+                "all", context="alloc", stacks="python", max_entries=self._max_entries, clear_history=True
+            )
+            self._before = self._count()
+
+    def mark(self) -> None:
+        self._counts.append(self._count() - self._before)
+
+    def stop(self, path: Path) -> None:
+        with collections_off():
+            self._events = self._count() - self._before
+            dump_memory_snapshot(str(path))
+        record_memory_history(None)
+
+    def positions(self) -> list[int]:
+        return self._counts
+
+    def event_count(self) -> int:
+        return self._events
+
+    def _count(self) -> int:
+        """Count the allocations and the completed releases of the process so far."""
+        stats = torch.cuda.memory_stats(self._device)
+        return stats["active.all.allocated"] + stats["active.all.freed"]
+
+
+class _ProfilerHistory:
+    """The CPU allocator's events as torch.profiler sees them. Its clock orders them and the marks.
+
+    The profiler knows only memory that it saw allocated, in this recording or an earlier one, so other memory from
+    before it started does not show at all.
+    """
+
+    device_index = 0
+
+    def start(self) -> None:
+        self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True, with_stack=True)
+        self._profile.start()
+
+    def mark(self) -> None:
+        with record_function(_MARK):
+            pass
+
+    def stop(self, path: Path) -> None:
+        self._profile.stop()
+        nodes = sorted(self._nodes(), key=lambda node: node.start_time_ns)
+        trace, self._positions = [], []
+        for node in nodes:
+            if node.tag == ProfilerEvent.Allocation:
+                trace.append(_trace_entry(node))
+            else:
+                self._positions.append(len(trace))
+        self._events = len(trace)
+        path.write_bytes(pickle.dumps({"segments": [], "device_traces": [trace]}))
+
+    def positions(self) -> list[int]:
+        return self._positions
+
+    def event_count(self) -> int:
+        return self._events
+
+    def _nodes(self) -> Iterator[Any]:
+        """Yield the memory events of the CPU and the marks."""
+        todo = list(profiler_tree(self._profile))
+        while todo:
+            node = todo.pop()
+            todo += node.children
+            if node.tag == ProfilerEvent.Allocation:
+                fields: Any = node.extra_fields  # a union; the tag says which
+                if fields.device.type == "cpu" and fields.alloc_size != 0:
+                    yield node
+            elif node.tag == ProfilerEvent.TorchOp and node.name == _MARK:
+                yield node
+
+
+def _trace_entry(node: Any) -> dict[str, Any]:
+    size = node.extra_fields.alloc_size
+    return {
+        "action": "alloc" if size > 0 else "free_completed",
+        "addr": node.extra_fields.ptr,
+        "size": abs(size),
+        "stream": 0,
+        "time_us": node.start_time_ns // 1000,
+        "frames": _frames(node) if size > 0 else [],
+    }
+
+
+def _frames(node: Any) -> list[dict[str, Any]]:
+    """Return the Python frames of an event, innermost first.
+
+    A call knows the line that its caller was at. Where an operation is not called but written as an operator, the
+    profiler knows its function only: the frame has the function's first line.
+    """
+    calls = []
+    while (node := node.parent) is not None:
+        if node.tag in (ProfilerEvent.PyCall, ProfilerEvent.PyCCall):
+            calls.append(node)
+    states = [call.extra_fields.caller for call in calls]
+    if calls and calls[0].tag == ProfilerEvent.PyCall:
+        states.insert(0, calls[0].extra_fields.callsite)
+    return [_frame(state.file_name, state.line_number, state.function_name) for state in states]
+
+
+@cache  # one object for all events that have this frame, as in the allocator's snapshots
+def _frame(filename: str, line: int, name: str) -> dict[str, Any]:
+    return {"filename": _whole_path(filename), "line": line, "name": name}
+
+
+@cache
+def _whole_path(filename: str) -> str:
+    """Undo what the profiler does to a path: it cuts off the entry of sys.path that the file was found under."""
+    found = (Path(entry, filename) for entry in sys.path)
+    return str(next((path for path in found if path.is_file()), filename))

@@ -1,0 +1,111 @@
+"""The instrument `saved_tensors`: what autograd keeps between the forward and the backward pass."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.autograd.graph import Node, saved_tensors_hooks
+
+from pipeline.compat.torch_private import node_number
+
+
+def saved_bytes(forward: Callable[[], Tensor], inputs: Iterable[Tensor]) -> int:
+    """Run a forward pass and count the bytes of the storages that it saves beside those of its inputs.
+
+    A storage that is saved several times, or in parts, counts once and whole.
+    """
+    storages = {}
+    own = {tensor.untyped_storage().data_ptr() for tensor in inputs}
+
+    def pack(tensor: Tensor) -> None:
+        # Kept until the end, so that no address is given away twice. The graph gets nothing to keep: an operation that
+        # saves its own output would then hold itself alive for ever.
+        storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+
+    with saved_tensors_hooks(pack, lambda nothing: nothing):
+        output = forward()
+    count = sum(storage.nbytes() for address, storage in storages.items() if address not in own)
+    del output
+    return count
+
+
+@dataclass(frozen=True)
+class SavedTensor:
+    """A storage that autograd saves, as its first user sees it: the module, and the operation with its operand."""
+
+    module: str
+    operation: str
+    dtype: str
+    shape: tuple[int, ...]
+    size_bytes: int
+
+
+def saved_by_operation(module: nn.Module, x: Tensor) -> tuple[Tensor, list[SavedTensor]]:
+    """Run a module; return its output and what it saves beside its parameters and buffers, in the order of saving.
+
+    A storage that is saved several times counts once and whole.
+    """
+    running: list[str] = []
+    packed: list[tuple[str, Tensor]] = []
+
+    def pack(tensor: Tensor) -> int:
+        # The graph keeps a number: an operation that saves its own output would else hold itself alive for ever.
+        packed.append((running[-1], tensor))
+        return len(packed) - 1
+
+    def leave(*_: object) -> None:  # a hook's result would replace the module's
+        running.pop()
+
+    handles = []
+    for name, part in module.named_modules():
+        handles.append(part.register_forward_pre_hook(lambda *_, name=name: running.append(name)))
+        handles.append(part.register_forward_hook(leave))
+    with saved_tensors_hooks(pack, lambda number: packed[number][1]):
+        output = module(x)
+    for handle in handles:
+        handle.remove()
+    operations = _operations(output)
+    own = {_address(tensor) for tensor in [*module.parameters(), *module.buffers()]}
+    first = {_address(tensor): (name, tensor) for name, tensor in reversed(packed)}
+    ordered = dict.fromkeys(_address(tensor) for _, tensor in packed)
+    saved = [_described(*first[address], operations[address]) for address in ordered if address not in own]
+    return output, saved
+
+
+def _described(module: str, tensor: Tensor, operation: str) -> SavedTensor:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return SavedTensor(module, operation, dtype, tuple(tensor.shape), tensor.untyped_storage().nbytes())
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _operations(output: Tensor) -> dict[int, str]:
+    """Return, for each saved storage, the first operation of the output's graph that saves it: `Silu.self`."""
+    nodes = sorted(_graph(output.grad_fn), key=node_number, reverse=True)
+    return {
+        _address(tensor): f"{node.name().split('Backward')[0]}.{operand}"
+        for node in nodes
+        for operand, tensor in _saved_by(node)
+    }
+
+
+def _graph(root: Node | None) -> set[Node]:
+    seen: set[Node] = set()
+    waiting = [root]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            waiting += [following for following, _ in node.next_functions]
+    return seen
+
+
+def _saved_by(node: Node) -> Iterator[tuple[str, Tensor]]:
+    """Yield the operands that a node saves, by the names that autograd gives them; a custom function's by number."""
+    if hasattr(node, "saved_tensors"):
+        yield from ((str(number), tensor) for number, tensor in enumerate(node.saved_tensors))
+    for name in dir(node):
+        if name.startswith("_saved_") and isinstance(value := getattr(node, name), Tensor):
+            yield name.removeprefix("_saved_"), value

@@ -1,0 +1,141 @@
+"""The instrument `timing`: phases of a repeated step by the host clock, with CUDA events beside it."""
+
+import gc
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import torch
+
+from pipeline.instruments.machine import gpu_state
+from pipeline.instruments.machine.power import Power, PowerWatch
+from pipeline.instruments.sampling.summary import rel_error
+
+Phases = Mapping[str, Callable[[], object]]
+
+# Like perf_counter bound here, before anything of the user's own is imported, which may put others in their place.
+CudaEvent, cuda_synchronize = torch.cuda.Event, torch.cuda.synchronize
+
+
+@dataclass(frozen=True)
+class StopRule:
+    """When to stop sampling: enough samples and a median known well enough, or the budget spent.
+
+    min_samples are always taken, and sampling lasts least_s seconds, or max_samples. After that it ends as soon as
+    every phase's median is known to within `rel_error` (standard error over median), or after budget_s seconds.
+    """
+
+    min_samples: int
+    max_samples: int
+    rel_error: float
+    budget_s: float
+    least_s: float = 0.0
+
+    def ends(self, samples_ms: list[list[float]], elapsed_s: float) -> bool:
+        """Tell whether sampling ends, given the samples of each phase and the seconds it has taken."""
+        taken = min(map(len, samples_ms))
+        if taken >= self.max_samples:
+            return True
+        if taken < self.min_samples or elapsed_s < self.least_s:
+            return False
+        return elapsed_s >= self.budget_s or all(rel_error(samples) <= self.rel_error for samples in samples_ms)
+
+
+@dataclass
+class Timings:
+    """What one phase gave: samples in ms by the host clock and, on a GPU, by CUDA events."""
+
+    host_ms: list[float] = field(default_factory=list)
+    cuda_events_ms: list[float] = field(default_factory=list)
+
+    def by_clock(self) -> dict[str, list[float]]:
+        """Return the samples of each clock that was read."""
+        clocks = {"host": self.host_ms, "cuda_events": self.cuda_events_ms}
+        return {clock: samples for clock, samples in clocks.items() if samples}
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """What sampling a set of phases gave, the state of the GPU just before and just after it, and its power meanwhile.
+
+    The power's step is a round of all phases.
+    """
+
+    timings: dict[str, Timings]
+    state_before: list[dict]
+    state_after: list[dict]
+    power: Power = field(default_factory=Power)
+
+    def slowdowns(self) -> list[str]:
+        """Return the reasons, if any, for which the hardware held the clock down below its own choice."""
+        return gpu_state.slowdowns_among({*self.power.slowdowns, *gpu_state.slowdown_reasons(self.state_after)})
+
+
+def time_phases(phases: Phases, device: torch.device, warmup: int, rule: StopRule) -> Sampling:
+    """Repeat phases in turn and time each from one synchronised moment to the next.
+
+    Every round runs all phases in their order. The first `warmup` rounds are not counted; with 0 the cold
+    first round is a sample like any other.
+    """
+    for _ in range(warmup):
+        for phase in phases.values():
+            phase()
+    synchronize(device)
+    state_before = gpu_state.gpu_state()
+    timings = {name: Timings() for name in phases}
+    watch, started = PowerWatch(), perf_counter()
+    while True:
+        for name, phase in phases.items():
+            time_once(phase, device, timings[name])
+        watch.poll()
+        samples_ms = [timing.host_ms for timing in timings.values()]
+        if rule.ends(samples_ms, perf_counter() - started):
+            power = watch.over(len(samples_ms[0]))
+            return Sampling(timings, state_before, gpu_state.gpu_state(), power)
+
+
+def time_call_ms(call: Callable[[], object], device: torch.device) -> float:
+    """Return the milliseconds of one call by the host clock, with a synchronize on both sides."""
+    timings = Timings()
+    time_once(call, device, timings)
+    return timings.host_ms[0]
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done all that it was given; on a CPU there is nothing to wait for."""
+    if device.type == "cuda":
+        cuda_synchronize(device)
+
+
+@contextmanager
+def collections_off() -> Iterator[None]:
+    """Keep Python's garbage collector from running inside; what is due is made up for after it.
+
+    A collection takes the host up to tenths of a second, at a moment of its own, and is no part of what is timed.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def time_once(phase: Callable[[], object], device: torch.device, timings: Timings) -> None:
+    """Run a phase from one synchronised moment to the next and add what each clock says."""
+    on_gpu = device.type == "cuda"
+    synchronize(device)
+    with collections_off():
+        if on_gpu:
+            begin, end = CudaEvent(enable_timing=True), CudaEvent(enable_timing=True)
+            begin.record()
+        started = perf_counter()
+        phase()
+        if on_gpu:
+            end.record()
+        synchronize(device)
+        timings.host_ms.append((perf_counter() - started) * 1e3)
+    if on_gpu:
+        timings.cuda_events_ms.append(begin.elapsed_time(end))

@@ -1,0 +1,157 @@
+"""The commands `measure` and `failed`: one cell, from the words of the command line to its record."""
+
+import argparse
+import os
+import shlex
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.cells.disk import DISK_FULL, naming_the_full_disk
+from pipeline.errors import UserError
+from pipeline.printing import print_lines
+
+DISK_IS_FULL = "snakemake: the disk is full, nothing more is measured: make room and run the same command again"
+# Functions import what they need themselves: a cell must claim its GPUs before torch is imported.
+
+
+def check(arguments: argparse.Namespace) -> None:
+    """Raise UserError for an unknown cell or an unusable path before a worker starts."""
+    from pipeline.cells.output import record_place
+
+    try:
+        os.getcwd()
+    except FileNotFoundError:  # torch would fail to import
+        raise UserError("the working directory has been deleted: change to one that exists") from None
+    _cell_and_settings(arguments)
+    _subjects(arguments)
+    record_place(arguments.out).close()
+
+
+def measure(arguments: argparse.Namespace) -> None:
+    """Measure the cell in this process, write its record and print a line per row; raises UserError for bad input."""
+    from pipeline.cells.output import record_place
+    from pipeline.cells.record import with_derived, write_record
+    from pipeline.cells.run import ProcessStart, run_cell
+    from pipeline.registry import stage, stages
+    from pipeline.subjects import naming
+
+    cell, settings = _cell_and_settings(arguments)
+    if arguments.gpus is not None and arguments.gpus < 0:
+        raise UserError(f"--gpus must be at least 0, got {arguments.gpus}")
+    with record_place(arguments.out) as out:
+        files = _files_folder(arguments, out.path)
+        subjects = _subjects(arguments)
+        command = _command(arguments, cell, settings, naming.words(subjects), out.path, files)
+        start = ProcessStart(arguments.process, arguments.issued_at, command)
+        with naming_the_full_disk():
+            record = run_cell(
+                stage(arguments.stage), cell, settings, arguments.gpus, start, files, arguments.force, subjects
+            )
+        write_record(out, record)
+    print_lines(_row_lines(arguments.stage, with_derived(record, stages())["rows"]), sys.stdout)
+
+
+def failed(arguments: argparse.Namespace) -> int:
+    """Write the record of a cell whose `measure` ended with `code`, for the workflow, which goes on with the rest.
+
+    Not after a full disk, which would take no record either: that is told in a line, and its code returned.
+    """
+    from pipeline.cells.failed import failed_record, how_it_ended
+    from pipeline.cells.output import record_place
+    from pipeline.cells.record import write_record
+    from pipeline.registry import stage
+
+    if arguments.code == DISK_FULL:
+        print_lines([DISK_IS_FULL], sys.stderr)
+        return DISK_FULL
+    cell, settings = _cell_and_settings(arguments)
+    subjects = ["--subjects", arguments.subjects] if arguments.subjects else []
+    with record_place(arguments.out) as out:
+        files = _files_folder(arguments, out.path)
+        command = _command(arguments, cell, settings, subjects, out.path, files)
+        reason = how_it_ended(arguments.log, arguments.code)
+        write_record(out, failed_record(stage(arguments.stage), cell, settings, command, reason, arguments.log))
+    return 0
+
+
+def _cell_and_settings(arguments: argparse.Namespace) -> tuple[Any, Any]:
+    """Return the cell and the settings of the command line; raise UserError where a value is not allowed."""
+    from pipeline.cells import fields
+    from pipeline.registry import stage
+
+    chosen = stage(arguments.stage)
+    cell = fields.parse_words(chosen.cell_type, arguments.cell, f"{chosen.name} cell")
+    return cell, fields.parse_words(chosen.settings_type, arguments.settings, f"{chosen.name} settings")
+
+
+def _subjects(arguments: argparse.Namespace) -> tuple[Any, ...]:
+    """Return the implementations of the user's own that the cell measures; UserError where it measures none of them."""
+    if arguments.subjects is None:
+        return ()
+    from pipeline.cells.stage import taken_names
+    from pipeline.cells.yaml_files import yaml_value
+    from pipeline.registry import stage, stages
+    from pipeline.subjects.naming import read
+
+    given = read(yaml_value(arguments.subjects, "--subjects"), "--subjects", taken_names(stages()))
+    chosen = stage(arguments.stage)
+    measured = chosen.subjects_among(given)
+    if not measured:
+        kind = chosen.subjects.kind if chosen.subjects else "none"
+        raise UserError(f"--subjects has none of the kind that {chosen.name} measures, which is {kind}")
+    return measured
+
+
+def _row_lines(name: str, rows: Sequence[dict[str, Any]]) -> Iterable[str]:
+    """Yield one line per row with figures, then one per reason for which others have none, with what they share."""
+    from pipeline.cells.rows import WITH_FIGURES
+    from pipeline.registry import stage
+
+    keys = stage(name).row_types.key_columns()
+    without: dict[tuple[str, str | None], list[dict[str, Any]]] = {}
+    for row in rows:
+        if row["status"] in WITH_FIGURES:
+            yield _line(row, [*keys, "status", "reason", "median_ms"])
+        else:
+            without.setdefault((row["status"], row.get("reason")), []).append(row)
+    for alike in without.values():
+        if len(alike) == 1 < len(rows):
+            yield _line(alike[0], [*keys, "status", "reason"])
+        else:
+            number = {} if len(alike) == len(rows) else {"rows": len(alike)}
+            shared = [key for key in keys if len({row.get(key) for row in alike}) == 1] if number else []
+            yield _line(alike[0] | number, ["rows", *shared, "status", "reason"])
+
+
+def _line(row: dict[str, Any], names: Sequence[str]) -> str:
+    return " ".join(f"{name}={_four_digits(row[name])}" for name in names if row.get(name) is not None)
+
+
+def _four_digits(value: object) -> object:
+    return f"{value:.4g}" if isinstance(value, float) else value
+
+
+def _command(
+    arguments: argparse.Namespace, cell: Any, settings: Any, subjects: Sequence[str], out: Path, files: Path | None
+) -> str:
+    """Return the full command with all defaults spelled out, so that a later version runs the same cell."""
+    from pipeline.cells import fields
+
+    sets = [f"--set={word}" for word in fields.words(settings)]
+    paths = ["--out", str(out), *(["--files", str(files)] if files else [])]
+    force = ["--force"] if arguments.force else []
+    words = [arguments.stage, *fields.words(cell), *sets, *subjects, *force, *paths]
+    return shlex.join(["python", "-m", "pipeline", "measure", *words])
+
+
+def _files_folder(arguments: argparse.Namespace, out: Path) -> Path | None:
+    from pipeline.cells.output import files_place
+    from pipeline.registry import stage
+
+    if stage(arguments.stage).keeps_files:
+        return files_place(arguments.files, out)
+    if arguments.files is not None:
+        raise UserError(f"--files is '{arguments.files}', but {arguments.stage} keeps no files: leave it out")
+    return None

@@ -1,0 +1,108 @@
+"""RMSNorm in Triton, with the sum that comes before it and the gradient that joins it behind.
+
+Source: Zhang and Sennrich 2019, equation 4. With x̂ = x / rms(x) and y = w · x̂, and means over a row:
+dx = (w · dy − x̂ · mean(w · dy · x̂)) / rms(x), and dw sums dy · x̂ over the rows.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+# Rows that a program of the backward pass sums dw over: few programs leave few partial sums to add up.
+LEAST_ROWS, MOST_PROGRAMS = 4, 1024
+MAX_WIDTH = 65_536  # a row is one block
+
+
+@triton.jit
+def _load(row_ptr, width, BLOCK: tl.constexpr):
+    """Load a row in fp32, with zeros behind its end."""
+    columns = tl.arange(0, BLOCK)
+    return tl.load(row_ptr + columns, mask=columns < width, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _store(row_ptr, values, width, BLOCK: tl.constexpr):
+    columns = tl.arange(0, BLOCK)
+    tl.store(row_ptr + columns, values, mask=columns < width)
+
+
+@triton.jit
+def rms_norm_forward_kernel(
+    x_ptr, addend_ptr, weight_ptr, sum_ptr, y_ptr, width, eps, BLOCK: tl.constexpr, ADD: tl.constexpr
+):
+    """Normalise one row of x, or of x + addend, which is then written too."""
+    start = tl.program_id(0).to(tl.int64) * width
+    x = _load(x_ptr + start, width, BLOCK)
+    if ADD:
+        # Rounded as it is written, so that the backward pass, which reads it, works with the same numbers.
+        x = (x + _load(addend_ptr + start, width, BLOCK)).to(sum_ptr.dtype.element_ty).to(tl.float32)
+        _store(sum_ptr + start, x, width, BLOCK)
+    reciprocal_rms = 1 / tl.sqrt(tl.sum(x * x, 0) / width + eps)
+    _store(y_ptr + start, x * reciprocal_rms * _load(weight_ptr, width, BLOCK), width, BLOCK)
+
+
+@triton.jit
+def rms_norm_backward_kernel(
+    dy_ptr, x_ptr, weight_ptr, addend_ptr, dx_ptr, dw_parts_ptr, rows, rows_each, width, eps, BLOCK: tl.constexpr,
+    ADD: tl.constexpr,
+):  # fmt: skip
+    """Compute dx of some rows, plus an addend, and the sum of dw over them."""
+    program = tl.program_id(0).to(tl.int64)
+    weight = _load(weight_ptr, width, BLOCK)
+    dw = tl.zeros((BLOCK,), tl.float32)
+    for row in range(program * rows_each, tl.minimum(rows, (program + 1) * rows_each)):
+        start = row * width
+        x, dy = _load(x_ptr + start, width, BLOCK), _load(dy_ptr + start, width, BLOCK)
+        reciprocal_rms = 1 / tl.sqrt(tl.sum(x * x, 0) / width + eps)
+        normal = x * reciprocal_rms
+        weighted = dy * weight
+        dx = (weighted - normal * (tl.sum(weighted * normal, 0) / width)) * reciprocal_rms
+        if ADD:
+            dx += _load(addend_ptr + start, width, BLOCK)
+        _store(dx_ptr + start, dx, width, BLOCK)
+        dw += dy * normal
+    _store(dw_parts_ptr + program * width, dw, width, BLOCK)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, addend: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return s = x, or x + addend, and its RMSNorm times `weight`; both have the dtype of x.
+
+    Shapes: x and addend are (rows, width), contiguous; weight is (width,). Raises ValueError for a row above 65,536.
+    """
+    rows, width = _shape(x)
+    y, total = torch.empty_like(x), x if addend is None else torch.empty_like(x)
+    constants = {"BLOCK": triton.next_power_of_2(width), "ADD": addend is not None}
+    rms_norm_forward_kernel[(rows,)](x, addend, weight, total, y, width, eps, num_warps=_warps(width), **constants)
+    return total, y
+
+
+def rms_norm_backward(
+    dy: Tensor, x: Tensor, weight: Tensor, eps: float, addend: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return the gradient of x, plus an addend, and that of the weight.
+
+    Shapes as in `rms_norm`. Sums are kept in fp32 and rounded once.
+    """
+    rows, width = _shape(x)
+    rows_each = max(LEAST_ROWS, triton.cdiv(rows, MOST_PROGRAMS))
+    programs = triton.cdiv(rows, rows_each)
+    dx = torch.empty_like(x)
+    dw_parts = torch.empty((programs, width), dtype=torch.float32, device=x.device)
+    constants = {"BLOCK": triton.next_power_of_2(width), "ADD": addend is not None}
+    rms_norm_backward_kernel[(programs,)](
+        dy, x, weight, addend, dx, dw_parts, rows, rows_each, width, eps, num_warps=_warps(width), **constants
+    )
+    return dx, dw_parts.sum(0).to(weight.dtype)
+
+
+def _shape(x: Tensor) -> tuple[int, int]:
+    rows, width = x.shape
+    if width > MAX_WIDTH:
+        raise ValueError(f"width must be at most {MAX_WIDTH}, got {width}")
+    return rows, width
+
+
+def _warps(width: int) -> int:
+    """Return the warps that give each thread some 16 numbers of a row."""
+    return min(16, max(1, triton.next_power_of_2(width) // 512))

@@ -1,0 +1,40 @@
+"""End what ranks leave running: a daemon of the user's code, wherever it went."""
+
+import contextlib
+import ctypes
+import sys
+import time
+from collections.abc import Iterator
+
+import psutil
+
+PR_SET_CHILD_SUBREAPER = 36
+PATIENCE_S = 5.0  # a process may be stuck in a driver
+
+
+@contextlib.contextmanager
+def ending_orphans() -> Iterator[None]:
+    """End, at the end of the block, all that the processes started in it have left behind.
+
+    The block ends those processes itself. Only on Linux, where this process can adopt what has lost its parent.
+    """
+    if sys.platform != "linux":
+        yield
+        return
+    before = set(psutil.Process().children())
+    _adopt(True)
+    try:
+        yield
+    finally:
+        give_up = time.monotonic() + PATIENCE_S
+        # Again and again, for what an orphan has started is adopted when that is dead.
+        while (orphans := set(psutil.Process().children()) - before) and time.monotonic() < give_up:
+            for orphan in orphans:
+                with contextlib.suppress(psutil.Error):
+                    orphan.kill()
+            psutil.wait_procs(orphans, give_up - time.monotonic())
+        _adopt(False)
+
+
+def _adopt(wish: bool) -> None:
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, int(wish))

@@ -1,0 +1,56 @@
+"""The course's problems one by one, each with the table or drawing that it asks for.
+
+A stage's `course.md` is written by hand: a heading a problem, and lines `[[name]]`, in whose place the part of its
+section with this name is put. The order is that of the stages.
+"""
+
+import importlib.resources
+import re
+from collections.abc import Mapping, Sequence
+
+from pipeline.errors import UserError
+from pipeline.report.markup import Markdown
+from pipeline.report.section import Part
+from pipeline.report.told import Told
+from pipeline.report.writeup import part_markdown
+
+PLACE = re.compile(r"^\[\[([a-z0-9_]+)\]\]$", re.MULTILINE)
+HEAD = """\
+# The course's problems, answered on this machine
+
+Stanford's CS336, assignment 2 (systems), editions 2025 and 2026: each problem with what it asks for. The words are
+written by hand and true on any machine; the values are this one's. [The write-up](writeup.md) says how they were
+measured and how far to trust them."""
+NOT_HERE = "*Not measured here: `snakemake results/{stage}/cells.csv` measures what this scale has of it.*"
+
+
+def page(told: Sequence[Told]) -> Markdown:
+    """Return the page as Markdown."""
+    answered = [_answers(each) for each in told]
+    return Markdown("\n\n".join([HEAD, *filter(None, answered)]) + "\n")
+
+
+def _answers(told: Told) -> str:
+    file = importlib.resources.files(told.stage.package).joinpath("course.md")
+    if not file.is_file():
+        return ""
+    parts = {part.name: part for part in (*told.parts, *(told.section.for_course if told.section else ()))}
+    return filled(file.read_text(encoding="utf-8").strip(), told.stage.name, parts)
+
+
+def filled(text: str, stage: str, parts: Mapping[str, Part]) -> str:
+    """Put parts in the places of a text; one that was not measured is told to be so."""
+
+    def part(place: re.Match[str]) -> str:
+        found = parts.get(place[1])
+        return part_markdown(stage, found) if found is not None else NOT_HERE.format(stage=stage)
+
+    return PLACE.sub(part, text)
+
+
+def places(text: str) -> list[str]:
+    """Return the names of the parts that a text has places for; raises UserError where one stands within a line."""
+    loose = re.sub(PLACE, "", text)
+    if "[[" in loose:
+        raise UserError(f"a place [[name]] must be a line of its own: {loose[loose.index('[[') :][:40]}")
+    return PLACE.findall(text)

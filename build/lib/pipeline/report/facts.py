@@ -1,0 +1,132 @@
+"""What a run was: machines, software, outcomes by stage, how far its repeats lie apart."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from pipeline.cells import fields
+from pipeline.cells.rows import WITH_FIGURES
+from pipeline.cells.stage import Stages
+from pipeline.cells.tabulate import cell_line
+from pipeline.instruments.machine.identity import SOFTWARE
+from pipeline.report.frame import Records, known, readable
+
+ABSENT = ("none", "absent")
+
+
+def cells(records: Sequence[Mapping[str, Any]], stages: Stages) -> pd.DataFrame:
+    """Return one row per record: the stage, the cell, what came of it, when and on what it was measured."""
+    return readable(pd.DataFrame([cell_line(record, stages[record["stage"]].row_types) for record in records]))
+
+
+def machine(cells: pd.DataFrame) -> pd.DataFrame:
+    """Return the facts of the machines and of the run, by name: `what` and `is`."""
+    started = pd.to_datetime(cells["started_at"])
+    seconds = cells[["start_up_s", "set_up_s", "measuring_s"]].sum(axis=1)
+    told = {
+        "machine": _listed(cells["machine"]),
+        "GPU memory": _sizes(known(cells, "gpu_memory_bytes").get("gpu_memory_bytes", pd.Series(dtype=float))),
+        "GPUs used": _listed(pd.Series(" ".join(known(cells, "gpus").get("gpus", [])).split(), dtype=object).str[:12]),
+        "host": _listed(cells["cpu"]),
+        "host memory": _sizes(cells["memory_bytes"]),
+        **{name: _listed(cells[name][~cells[name].isin(ABSENT)]) for name in SOFTWARE},
+        "commit": _listed(cells["commit"]),
+        "measured": f"{started.min():%Y-%m-%d %H:%M} to {started.max():%Y-%m-%d %H:%M} UTC",
+        "cells took": f"{seconds.sum() / 60:,.0f} minutes in all, {_share_measuring(cells):.0f}% of it measuring",
+    }
+    return pd.DataFrame([{"what": name, "is": words} for name, words in told.items() if words])
+
+
+def _share_measuring(cells: pd.DataFrame) -> float:
+    every = cells[["start_up_s", "set_up_s", "measuring_s"]].sum()
+    return 100 * every["measuring_s"] / (every.sum() or 1.0)  # all may have failed
+
+
+def _listed(values: pd.Series) -> str:
+    return " / ".join(sorted({str(value) for value in values.dropna()}))
+
+
+def _sizes(bytes_: pd.Series) -> str:
+    return " / ".join(f"{size / 2**30:,.0f} GiB" for size in sorted(set(bytes_.dropna().round(-8))))
+
+
+def by_stage(cells: pd.DataFrame, frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """Return one row per stage: cells, those with figures, times, unstable ones, repeats, and how far these lie apart.
+
+    typical_pct: the standard deviation between the medians of repeats, pooled over its whole steps, or all times where
+    it has none; most_pct: how far the furthest two of a stable time lie apart; capped: times at a clock that a power
+    limit lowered.
+    """
+    found = []
+    for name, frame in frames.items():
+        own, times = cells[cells["stage"] == name], known(frame, "median_ms")
+        stable = times[times["status"] == "ok"]
+        steps = stable[stable["phase"] == "train_step"] if "phase" in stable else stable
+        repeated = known(steps if len(steps) else stable, "spread_pct")
+        repeated = repeated[repeated["repeats"] > 1] if len(repeated) else repeated
+        found.append(
+            {
+                "stage": name,
+                "cells": len(own),
+                "with_figures": int(own["status"].isin(WITH_FIGURES).sum()),
+                "times": len(times),
+                "unstable": int((times["status"] == "unstable").sum()),
+                "repeats": int(frame["repeats"].max()) if len(frame) else 0,
+                "typical_pct": 100 * repeated["spread_log_std"].median() if len(repeated) else None,
+                "most_pct": repeated["spread_pct"].max() if len(repeated) else None,
+                "capped": int(frame["power_capped"].eq(True).sum()) if "power_capped" in frame else 0,
+                "cards": cells.loc[own.index, "gpus"].nunique() if "gpus" in cells else 0,
+            }
+        )
+    return pd.DataFrame(found)
+
+
+def without_figures(cells: pd.DataFrame) -> pd.DataFrame:
+    """Return the cells without figures, those of one stage, outcome and reason in one row: `cells`, `example`."""
+    lacking = cells[~cells["status"].isin(WITH_FIGURES)]
+    lacking = lacking.assign(reason=lacking["reason"].fillna("") if "reason" in lacking else "")
+    groups = lacking.groupby(["stage", "status", "reason"], sort=False)
+    found = groups.agg(cells=("cell", "size"), example=("cell", "first"), log=("log", "first")).reset_index()
+    return found.sort_values("cells", ascending=False, kind="stable")
+
+
+def missing(asked: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """Return the cells that the scale asks for and that have no record, by stage, with the command that makes them.
+
+    asked: their stages and cells.
+    """
+    found = pd.DataFrame(list(asked), columns=["stage", "cell"])
+    lines = [
+        {
+            "stage": stage,
+            "cells": len(group),
+            "shared": " ".join(f"{axis}={fields.text(value)}" for axis, value in _shared(list(group["cell"])).items()),
+            "command": f"snakemake results/{stage}/cells.csv",
+        }
+        for stage, group in found.groupby("stage", sort=False)
+    ]
+    return pd.DataFrame(lines)
+
+
+def _shared(cells: list[Mapping[str, Any]]) -> dict[str, Any]:
+    return {axis: value for axis, value in cells[0].items() if all(cell.get(axis) == value for cell in cells)}
+
+
+def busy(cells: pd.DataFrame) -> pd.DataFrame:
+    """Return the cells beside which other processes kept more than half of the cores busy."""
+    return cells[cells["host_busy"].astype(str) == "True"] if "host_busy" in cells else cells.head(0)
+
+
+def changed_since(cells: pd.DataFrame, outdated: Sequence[str]) -> pd.DataFrame:
+    """Return, by stage, how many cells were measured by code that has changed since: its digests are `outdated`."""
+    older = cells[cells["digest"].isin(outdated)]
+    return older.groupby("stage", sort=False).size().rename("cells").reset_index()
+
+
+def records_by_stage(records: Records) -> dict[str, list[Mapping[str, Any]]]:
+    """Group records by the name of their stage."""
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for record in records:
+        found.setdefault(record["stage"], []).append(record)
+    return found

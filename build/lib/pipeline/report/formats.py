@@ -1,0 +1,83 @@
+"""Write values for tables, labels and answers: three significant figures, units as the field writes them."""
+
+import math
+from collections.abc import Callable
+
+import pandas as pd
+
+from pipeline.report.markup import Markdown, code
+
+__all__ = ["Form", "code", "count", "data_size", "gb", "mib", "ms", "number", "percent", "significant", "text", "times"]
+
+# What writes one value of a column.
+Form = Callable[..., str]
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """Write a number to so many significant figures, without an exponent down to 1e-4; n/a for NaN."""
+    if not math.isfinite(value):
+        return "n/a"
+    if value == 0:
+        return "0"
+    if abs(value) < 1e-4:
+        return f"{value:.{digits - 1}e}"
+    rounded = float(f"{value:.{digits - 1}e}")
+    decimals = digits - 1 - math.floor(math.log10(abs(rounded)))
+    return f"{value:,.{max(0, decimals)}f}"
+
+
+def text(value: object) -> str | Markdown:
+    """Write a value as it is."""
+    return value if isinstance(value, Markdown) else str(value)
+
+
+def number(value: float) -> str:
+    """Write a number to three significant figures."""
+    return significant(float(value))
+
+
+def count(value: float) -> str:
+    """Write a whole number, thousands separated."""
+    return f"{value:,.0f}"
+
+
+def ms(value: float) -> str:
+    """Write milliseconds with their unit: from a second on as seconds, below a tenth as microseconds."""
+    if value >= 1000:
+        return f"{significant(value / 1000)} s"
+    return f"{significant(value)} ms" if value >= 0.1 or value <= 0 else f"{significant(1000 * value)} µs"
+
+
+def times(value: float) -> str:
+    """Write a ratio: 1.41×."""
+    return f"{value:.2f}×" if value < 100 else f"{significant(value)}×"
+
+
+def percent(value: float) -> str:
+    """Write per cent: 41%; below ten with a decimal."""
+    return f"{significant(value, 2)}%"
+
+
+def gb(value: float) -> str:
+    """Write bytes as GB of 10^9, without the unit."""
+    return significant(value / 1e9)
+
+
+def mib(value: float) -> str:
+    """Write bytes as MiB of 2^20, without the unit."""
+    return significant(value / 2**20)
+
+
+def data_size(value: float) -> str:
+    """Write bytes with their unit, powers of ten."""
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if value >= size:
+            return f"{significant(value / size)} {unit}"
+    return f"{value:.0f} B"
+
+
+def interval(row: pd.Series) -> str:
+    """Write a ratio of `versus` with its interval: `1.41× (1.38 to 1.44)`; the ratio alone where none is known."""
+    if pd.isna(row["low"]):
+        return times(row["ratio"])
+    return f"{times(row['ratio'])} ({row['low']:.2f} to {row['high']:.2f})"

@@ -1,0 +1,189 @@
+"""One frame a stage: records to rows, the repeats of a cell folded into one row each.
+
+A row holds the median of its repeats in every column of numbers, and beside it:
+
+- `repeats`: how many of them have figures; `medians_ms`: the median of each; `spread_pct`: how far the furthest two
+  lie apart;
+- `samples_of_repeats`: for each repeat its samples, which `versus` compares;
+- `spread_log_std`, `spread_degrees`: how far repeats of such rows lie apart, pooled over all of the stage;
+- `cards`: the machines and GPUs that measured it.
+
+The outcome is `unstable` where that of a repeat is, or where the repeats contradict each other.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from pipeline.cells.rows import WITH_FIGURES, RowTypes
+from pipeline.cells.samples import NEGLIGIBLE_SHARE
+from pipeline.cells.stage import SETTING, Stage
+from pipeline.cells.stage_rows import stage_rows
+from pipeline.report.intervals import pooled_repeat_spread
+from pipeline.report.markup import one_line
+from pipeline.report.reasons import brief
+
+Records = Sequence[Mapping[str, Any]]
+# Rows with the same values here pool the spread of their repeats.
+KIND = ("phase", "clock", "precision", "dtype")
+WHOLE_STEP = "train_step"
+# What a phase shares with the whole step that it is of.
+OF_STEP = ("size", "precision", "context_length", "batch_size", "world_size", "variant", "impl", "way", "clock")
+LIMIT = f"{SETTING}unstable_rel_error"
+
+
+def build(stage: Stage, records: Records) -> pd.DataFrame:
+    """Return the frame of a stage, with every column that it declares; empty without records."""
+    rows = stage_rows(stage, records)
+    rows["cards"] = [card(record) for record in records for _ in record["rows"]]
+    axes = [name for name in stage.axes if name != "repeat"]
+    return fold(_one_peak(_complete(readable(rows), stage.row_types)), [*axes, *stage.row_types.key_columns()])
+
+
+def card(record: Mapping[str, Any]) -> str:
+    """Name what a record was measured on: `NVIDIA H200 3f2a9c01`, with the first digits of its GPUs' UUIDs."""
+    machine = record["machine"]
+    uuids = [uuid.removeprefix("GPU-")[:8] for uuid in sorted(machine.get("gpus_taken", []))]
+    return " ".join(filter(None, [machine["kind"], *uuids]))
+
+
+def readable(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return rows fit to be shown: each text one line, reasons brief, NaN wherever there is nothing."""
+    shown = rows.where(rows.notna(), np.nan).infer_objects()
+    for name in shown.select_dtypes(exclude=["number", "bool"]):
+        shown[name] = pd.Series(map(_one_line, shown[name]), shown.index, dtype=object)
+    if "reason" in shown:
+        shown["reason"] = shown["reason"].map(brief, na_action="ignore").astype(object)
+    return shown.copy()
+
+
+def fold(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
+    """Fold rows that are the same in `keys`, the repeats of each other, into one; see the head of this module."""
+    names = _joined(rows, keys)
+    has_figures = rows["status"].isin(WITH_FIGURES)
+    # A repeat with figures speaks for those without; the order of rows stays.
+    spoken = pd.concat([rows[has_figures], rows[~has_figures]])
+    first = spoken[~names[spoken.index].duplicated()].sort_index()
+    first = first.set_axis(pd.Index(names[first.index]))
+    measured, of = rows[has_figures], names[has_figures]
+    speaks = first["status"].isin(WITH_FIGURES)  # what else was read of a row without figures stays
+    for name in measured.select_dtypes("number"):
+        if name not in (*keys, "repeat") and not name.startswith(SETTING):
+            first[name] = measured[name].groupby(of).median().reindex(first.index).where(speaks, first[name])
+    first["cards"] = measured["cards"].groupby(of).agg(lambda cards: ", ".join(dict.fromkeys(cards)))
+    first["repeats"] = of.groupby(of).size().reindex(first.index, fill_value=0)
+    first = first.drop(columns="repeat", errors="ignore")
+    if "samples_ms" in rows:
+        timed = measured[measured["samples_ms"].notna()]
+        first = _with_spread(first, timed, of[timed.index])
+    return first.reset_index(drop=True).copy()  # as few blocks, of which sections take rows again and again
+
+
+def _with_spread(first: pd.DataFrame, timed: pd.DataFrame, of: pd.Series) -> pd.DataFrame:
+    """Add what the repeats say of each other to folded rows; timed: the repeats, of: the names of their rows."""
+    medians = timed["median_ms"].groupby(of).agg(list)
+    spread = medians.map(lambda each: max(each) / min(each) - 1)
+    first = first.assign(
+        samples_of_repeats=timed["samples_ms"].groupby(of).agg(list),
+        medians_ms=medians,
+        spread_pct=100 * spread,
+    )
+    unstable = timed["status"].eq("unstable").groupby(of).any().reindex(first.index, fill_value=False)
+    apart = _contradict(first, spread.reindex(first.index), medians.reindex(first.index))
+    first["status"] = first["status"].mask(unstable | apart, "unstable")
+    words = first["spread_pct"].map("repeats lie {:.0f}% apart".format, na_action="ignore")
+    first["reason"] = first["reason"].astype(object).mask(apart & ~unstable, words)
+    return _with_pooled_spread(first)
+
+
+def _contradict(first: pd.DataFrame, spread: pd.Series, medians: pd.Series) -> pd.Series:
+    """Tell of which rows the repeats lie further apart than a sample may, and than matters to their whole step."""
+    if LIMIT not in first:
+        return pd.Series(False, index=first.index)
+    apart_ms = medians.map(lambda each: max(each) - min(each), na_action="ignore").astype(float)
+    limit = first[LIMIT].astype(float)
+    return (spread > limit) & (apart_ms > NEGLIGIBLE_SHARE * limit * _whole_steps_ms(first))
+
+
+def _whole_steps_ms(first: pd.DataFrame) -> pd.Series:
+    """Return the time of the whole step that each row is a phase of; 0 where there is none."""
+    if "phase" not in first or not (first["phase"] == WHOLE_STEP).any():
+        return pd.Series(0.0, index=first.index)
+    steps = first[first["phase"] == WHOLE_STEP]
+    every = _joined(first, OF_STEP)
+    return every.map(steps["median_ms"].groupby(every[steps.index]).max()).fillna(0.0)
+
+
+def _joined(rows: pd.DataFrame, columns: Sequence[str]) -> pd.Series:
+    """Join columns of text to one name a row; those that are not there are left out."""
+    present = [name for name in columns if name in rows]
+    if not present:
+        return pd.Series("", index=rows.index)
+    return rows[present].astype("string").fillna("").agg(" ".join, axis=1)
+
+
+def _with_pooled_spread(first: pd.DataFrame) -> pd.DataFrame:
+    """Add how far repeats of the same kind lie apart, unstable ones too: a single process stands for them as well."""
+    kinds = _joined(first, KIND)
+    pooled = {name: pooled_repeat_spread(group) for name, group in first["medians_ms"].dropna().groupby(kinds)}
+    known = {name: spread for name, spread in pooled.items() if spread is not None}
+    return first.assign(
+        spread_log_std=kinds.map({name: spread.log_std for name, spread in known.items()}).astype(float),
+        spread_degrees=kinds.map({name: spread.degrees for name, spread in known.items()}).astype(float),
+    )
+
+
+def _complete(rows: pd.DataFrame, row_types: RowTypes) -> pd.DataFrame:
+    return rows.reindex(columns=list(dict.fromkeys([*rows.columns, *row_types.column_names()])))
+
+
+def _one_peak(rows: pd.DataFrame) -> pd.DataFrame:
+    """Hold the rates of all rows against the highest peak of their precision that any of them has.
+
+    Where no data sheet has it every process measures its own, some on a slow host: of two steps the faster one could
+    have the lower MFU.
+    """
+    if not {"model_tflops_per_s", "mfu_pct"} <= {*rows}:
+        return rows
+    precisions = rows["precision"] if "precision" in rows else pd.Series("", index=rows.index)
+    peaks = (100 * rows["model_tflops_per_s"] / rows["mfu_pct"]).groupby(precisions).transform("max")
+    one = {"mfu_pct": 100 * rows["model_tflops_per_s"] / peaks}
+    if "peak_tflops_per_s" in rows:
+        one["peak_tflops_per_s"] = rows["peak_tflops_per_s"].groupby(precisions).transform("max")
+    return rows.assign(**one)
+
+
+def _one_line(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_one_line(item) for item in value]
+    return one_line(value) if isinstance(value, str) else value
+
+
+# What sections ask of frames
+
+
+def with_figures(rows: pd.DataFrame) -> pd.DataFrame:
+    """Keep rows that carry figures."""
+    return rows[rows["status"].isin(WITH_FIGURES)]
+
+
+def known(rows: pd.DataFrame, *columns: str) -> pd.DataFrame:
+    """Keep rows that have something in each of these columns; none where there is no such column."""
+    if not set(columns) <= set(rows):
+        return rows.head(0)
+    return rows[rows[list(columns)].notna().all(axis=1)]
+
+
+def in_order(rows: pd.DataFrame, keys: Sequence[str], orders: Mapping[str, Sequence[Any]]) -> pd.DataFrame:
+    """Sort by these columns; the names of a column in `orders` as listed there, unknown ones after them."""
+
+    def rank(column: pd.Series) -> pd.Series:
+        order = orders.get(str(column.name))
+        if order is None:
+            return column
+        unknown = sorted(set(column.dropna()) - set(order), key=str)
+        return column.map({name: place for place, name in enumerate([*order, *unknown])})
+
+    return rows.sort_values(list(keys), key=rank, kind="stable", ignore_index=True)

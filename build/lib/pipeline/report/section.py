@@ -1,0 +1,68 @@
+"""What a stage tells: an answer of values, tables, charts, changes to make; its note stands in `report.md`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.report.chart import Chart
+from pipeline.report.markup import Markdown
+from pipeline.report.table import Table
+
+Part = Table | Chart
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change to make on this machine, with its evidence: a row of the first screen.
+
+    what: in a few words; where: what it was measured on; before, after: the figures; judged: a row of `versus` with
+    ratio, low, high, verdict and repeats.
+    """
+
+    what: str
+    where: str
+    before: str
+    after: str
+    judged: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A figure by which machines are compared: what it is of, its unit, its value and outcome."""
+
+    what: str
+    unit: str
+    value: float
+    status: str = "ok"
+
+
+@dataclass(frozen=True)
+class FirstScreen:
+    """The first screen of the page: one line, one chart, one table of models, and these as numbers (summary.json)."""
+
+    line: str
+    chart: Chart | None
+    models: Table
+    summary: Sequence[Mapping[str, Any]] = ()
+
+
+@dataclass(frozen=True)
+class Section:
+    """A stage's section; its title is the stage's question.
+
+    answer: one sentence or two, a template filled with values (`say`). parts: tables and charts in reading order; those
+    without rows are left out. for_course: further ones, which only the course's page shows. compared: a few figures by
+    which machines are compared.
+    """
+
+    answer: str
+    parts: Sequence[Part] = ()
+    changes: Sequence[Change] = ()
+    first_screen: FirstScreen | None = None
+    for_course: Sequence[Part] = ()
+    compared: Sequence[Compared] = ()
+
+
+def say(template: str, **values: Any) -> Markdown:
+    """Fill a sentence that is Markdown with values, which are escaped unless they are Markdown too."""
+    return Markdown(template).format(**{name: Markdown.escape(value) for name, value in values.items()})

@@ -1,0 +1,64 @@
+"""One kind of table: for each header the column of a frame and its format; an outcome stands in its value's place."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from pipeline.report.formats import Form, code, text
+from pipeline.report.markup import Markdown
+
+MOST_ROWS, MOST_COLUMNS = 12, 10
+OUTCOME_WORDS = {"oom": "OOM", "skipped": "skipped", "unstable": "unstable", "wrong": "wrong", "failed": "failed"}
+NOTHING = "–"
+TO_THE_LEFT: tuple[Form, ...] = (text, code)
+Column = tuple[str, str, Form]
+Columns = list[Column]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a section; `name` is unique in it.
+
+    columns: header, column of `rows`, and how its values are written. What has no value shows the outcome of its row,
+    by the column `status`; a column such as `median_ms_peer` has its own in `status_peer`. `~` leads the values of an
+    unstable row in columns of times and rates. all_rows: every row is written, however many.
+    """
+
+    name: str
+    caption: str
+    rows: pd.DataFrame
+    columns: Sequence[Column]
+    all_rows: bool = False
+
+    def markdown(self) -> Markdown:
+        """Write the table as Markdown under its caption."""
+        shown = self.rows if self.all_rows else self.rows.head(MOST_ROWS)
+        lines = [[_cell(row, name, form) for _, name, form in self.columns] for row in shown.to_dict("records")]
+        heads: list[str] = [Markdown.escape(head) for head, _, _ in self.columns]
+        rule = [":--" if form in TO_THE_LEFT else "--:" for _, _, form in self.columns]
+        written = "\n".join("| " + " | ".join(line) + " |" for line in [heads, rule, *lines])
+        more = len(self.rows) - len(shown)
+        rest = f"\n\n… and {more:,} more rows in the tables below." if more else ""
+        return Markdown(f"{Markdown.escape(self.caption)}\n\n{written}{rest}")
+
+
+def _cell(row: dict[Any, Any], name: str, form: Form) -> str:
+    value, status = row.get(name), _status(row, name)
+    if value is None or (not isinstance(value, list) and pd.isna(value)):
+        return NOTHING if form in TO_THE_LEFT else OUTCOME_WORDS.get(status, NOTHING).replace("unstable", NOTHING)
+    mark = Markdown("~" if status == "unstable" and _is_noisy(name) else "")
+    return mark + Markdown.escape(form(value))
+
+
+def _status(row: dict[Any, Any], name: str) -> str:
+    """Return the outcome that a column's values have: that of the longest suffix that a status column shares."""
+    suffixes = [key.removeprefix("status") for key in row if isinstance(key, str) and key.startswith("status")]
+    suffix = max((each for each in suffixes if name.endswith(each)), key=len, default="")
+    return str(row.get(f"status{suffix}", "ok"))
+
+
+def _is_noisy(name: str) -> bool:
+    """Tell whether a column holds times, or what is derived from them."""
+    return any(part in name for part in ("_ms", "per_s", "mfu", "ratio", "gbps", "share_pct"))

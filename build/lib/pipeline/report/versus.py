@@ -1,0 +1,86 @@
+"""Which of two is faster: the one rule by which pages and comparisons of runs say so.
+
+Beside the ratio stand its 95% interval and a verdict:
+
+- faster, slower: the interval excludes 1 and the ratio is off by 1% or more;
+- same: the interval lies within 2% of 1;
+- undecided: anything else; always where a side is unstable.
+
+With repeats the interval combines the spread between processes and within each (pipeline.report.intervals).
+Without any of the kind it is the range that the quartiles allow, and only a ratio off by 5% or more is called.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from pipeline.cells.rows import WITH_FIGURES
+from pipeline.report.intervals import RepeatSpread, compare_samples
+
+FASTER, SLOWER, SAME, UNDECIDED = VERDICTS = ("faster", "slower", "same", "undecided")
+LEAST_WITHOUT_REPEATS, SAMENESS = 1.05, 1.02
+COLUMNS = ("ratio", "low", "high", "verdict")
+Row = Mapping[str, Any]
+
+
+def versus(
+    frame: pd.DataFrame, on: Sequence[str], who: str, ours: str | Sequence[str], peers: Sequence[str]
+) -> pd.DataFrame:
+    """Put `ours` beside the fastest of `peers`: one row per `on` and name in `ours`, where both have figures.
+
+    who: the column that names them. Columns are those of ours, with `_peer` those of the other, and COLUMNS: ratio is
+    the peer's time over ours, so above 1 ours is faster.
+    """
+    names = [ours] if isinstance(ours, str) else list(ours)
+    timed = frame[frame["status"].isin(WITH_FIGURES)]
+    mine, theirs = timed[timed[who].isin(names)], timed[timed[who].isin(peers)]
+    theirs = theirs.loc[theirs.groupby(list(on), sort=False, dropna=False)["median_ms"].idxmin()]
+    both = mine.merge(theirs, on=list(on), suffixes=("", "_peer"))
+    sides = (
+        [_side(row, "") for row in both.to_dict("records")],
+        [_side(row, "_peer") for row in both.to_dict("records")],
+    )
+    judged = [judge(peer, own) for own, peer in zip(*sides, strict=True)]
+    return both.assign(**{name: [each[name] for each in judged] for name in COLUMNS})
+
+
+def judge(base: Row, other: Row) -> dict[str, Any]:
+    """Return COLUMNS for two rows of a frame: the time of `base` over that of `other`, whether `other` is faster."""
+    found = _by_repeats(base, other) or _by_quartiles(base, other)
+    if "unstable" in (base["status"], other["status"]):
+        found["verdict"] = UNDECIDED
+    return found
+
+
+def _side(row: Row, suffix: str) -> dict[str, Any]:
+    names = ("status", "median_ms", "q1_ms", "q3_ms", "samples_of_repeats", "spread_log_std", "spread_degrees")
+    return {name: row.get(f"{name}{suffix}") for name in names}
+
+
+def _by_repeats(base: Row, other: Row) -> dict[str, Any] | None:
+    spreads = [
+        RepeatSpread(row["spread_log_std"], int(row["spread_degrees"]))
+        for row in (base, other)
+        if row.get("spread_degrees") is not None and not math.isnan(row["spread_degrees"])
+    ]
+    first, second = base.get("samples_of_repeats"), other.get("samples_of_repeats")
+    if not spreads or not isinstance(first, list) or not isinstance(second, list):
+        return None
+    verdict = compare_samples(first, second, max(spreads, key=lambda spread: spread.log_std))
+    if verdict.low is None or verdict.high is None:
+        return None
+    return {"ratio": 1 / verdict.ratio, "low": 1 / verdict.high, "high": 1 / verdict.low, "verdict": verdict.word}
+
+
+def _by_quartiles(base: Row, other: Row) -> dict[str, Any]:
+    ratio = base["median_ms"] / other["median_ms"]
+    low, high = base["q1_ms"] / other["q3_ms"], base["q3_ms"] / other["q1_ms"]
+    if max(ratio, 1 / ratio) <= SAMENESS and max(high, 1 / low) <= LEAST_WITHOUT_REPEATS:
+        word = SAME
+    elif max(ratio, 1 / ratio) < LEAST_WITHOUT_REPEATS or low <= 1 <= high:
+        word = UNDECIDED
+    else:
+        word = FASTER if ratio > 1 else SLOWER
+    return {"ratio": ratio, "low": low, "high": high, "verdict": word}

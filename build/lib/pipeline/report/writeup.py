@@ -1,0 +1,221 @@
+"""The write-up: the first screen, a section a stage, how far to trust it, how to do it again."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from pipeline.cells.stage import Stages
+from pipeline.report import facts, own
+from pipeline.report.asked import Asked
+from pipeline.report.chart import Chart
+from pipeline.report.formats import code, count, interval, percent, text
+from pipeline.report.markup import Markdown, one_line
+from pipeline.report.section import Change, Part, say
+from pipeline.report.table import Columns, Table
+from pipeline.report.told import Told
+from pipeline.report.versus import FASTER, SAME, SLOWER, UNDECIDED
+
+MOST_CHANGES = 8
+# An undecided change that seems to gain less is not shown.
+WORTH_A_LOOK = 1.05
+TRUST = "How far to trust it"
+# What words such as unstable and faster mean: written by hand, true of every run.
+RULES = Path(__file__).parent / "trust.md"
+
+
+def writeup(
+    asked: Asked, cells: pd.DataFrame, told: Sequence[Told], frames: Mapping[str, pd.DataFrame], stages: Stages
+) -> Markdown:
+    """Return the write-up as Markdown."""
+    blocks = [
+        *first_screen(cells, told, frames, stages),
+        *[block for each in told for block in section(each)],
+        *_trust(asked, cells, frames),
+        *_reproduce(asked, cells),
+    ]
+    return Markdown("\n\n".join(block for block in blocks if block) + "\n")
+
+
+def first_screen(
+    cells: pd.DataFrame, told: Sequence[Told], frames: Mapping[str, pd.DataFrame], stages: Stages
+) -> list[str]:
+    """Return the first screen's blocks: a line, a chart, the models, what to change, what to know first."""
+    machines = " and ".join(sorted(cells["machine"].unique()))
+    screens = [(each, each.section.first_screen) for each in told if each.section and each.section.first_screen]
+    blocks: list[str] = [say("# {machines}: how fast it trains language models", machines=machines)]
+    for each, screen in screens:
+        blocks += [f"**{Markdown.escape(screen.line)}**"]
+        blocks += [image(each.stage.name, screen.chart)] if screen.chart and not screen.chart.is_empty else []
+        blocks += [screen.models.markdown()] if len(screen.models.rows) else []
+    mine = own.first_rows(frames, stages)
+    blocks += [own.first_table(mine).markdown()] if len(mine) else []
+    rows = changes([change for each in told if each.section for change in each.section.changes])
+    blocks += [_changes_table(rows).markdown()] if len(rows) else []
+    return [*blocks, *_alarms(cells), _trust_line(cells, frames)]
+
+
+def changes(found: Sequence[Change]) -> pd.DataFrame:
+    """Return the changes of the first screen: those that are faster, largest gain first, then undecided ones."""
+    rows = pd.DataFrame(
+        [
+            {
+                "change": change.what,
+                "where": change.where,
+                "from": change.before,
+                "to": change.after,
+                **{name: change.judged.get(name) for name in ("ratio", "low", "high", "verdict", "repeats")},
+            }
+            for change in found
+            if change.judged.get("verdict") not in (SLOWER, SAME)
+        ]
+    )
+    if rows.empty:
+        return rows
+    rows = rows[(rows["verdict"] == FASTER) | (rows["ratio"] >= WORTH_A_LOOK)]
+    rows = rows.assign(gain=[interval(row) for _, row in rows.iterrows()])
+    order = rows["verdict"].map({FASTER: 0, UNDECIDED: 1}).fillna(2)
+    return rows.assign(order=order).sort_values(["order", "ratio"], ascending=[True, False]).head(MOST_CHANGES)
+
+
+def _changes_table(rows: pd.DataFrame) -> Table:
+    """Return the first screen's table of changes."""
+    columns: Columns = [
+        ("change", "change", text),
+        ("measured on", "where", text),
+        ("from", "from", text),
+        ("to", "to", text),
+        ("times as fast (interval)", "gain", text),
+        ("verdict", "verdict", text),
+        ("repeats", "repeats", count),
+    ]
+    return Table("changes", "What to change, each measured by itself unless it says otherwise:", rows, columns)
+
+
+def section(told: Told) -> list[str]:
+    """Return the blocks of a stage's section: question, answer, parts, note, and where all its rows are."""
+    answer = f"**{Markdown.escape(told.section.answer)}**" if told.section else _no_figures(told)
+    links = ", ".join(f"[{Markdown.escape(name)}](../results/{told.stage.name}/{name}.csv)" for name in told.tables)
+    parts = [part_markdown(told.stage.name, part) for part in told.parts]
+    return [f"## {Markdown.escape(told.stage.question)}", answer, *parts, told.note, f"All rows: {links}."]
+
+
+def part_markdown(stage: str, part: Part) -> str:
+    """Return a table or a chart of a stage as Markdown."""
+    return image(stage, part) if isinstance(part, Chart) else part.markdown()
+
+
+def image(stage: str, chart: Chart) -> str:
+    """Return the link to a chart's drawing, with its title for those who do not see it."""
+    title = str(Markdown.escape(chart.title)).replace("[", "&#91;")  # one without its partner would end the image
+    return f"![{title}](figures/{stage}/{chart.name}.svg)"
+
+
+def _no_figures(told: Told) -> str:
+    outcomes = told.rows["status"].value_counts()
+    reason = told.rows["reason"].dropna()
+    words = ", ".join(f"{count(number)} {outcome}" for outcome, number in outcomes.items())
+    return say("No figures: {words}. {reason}", words=words, reason=reason.iloc[0] if len(reason) else "")
+
+
+def _trust_line(cells: pd.DataFrame, frames: Mapping[str, pd.DataFrame]) -> str:
+    by_stage = facts.by_stage(cells, frames)
+    lacking = len(cells) - by_stage["with_figures"].sum()
+    return say(
+        "{cells} cells, {times} times, {unstable} of them unstable (`~`), {lacking} cells without figures. "
+        "[How far to trust it](#how-far-to-trust-it).",
+        cells=count(len(cells)),
+        times=count(by_stage["times"].sum()),
+        unstable=count(by_stage["unstable"].sum()),
+        lacking=count(lacking),
+    )
+
+
+def _alarms(cells: pd.DataFrame) -> list[str]:
+    """Return what a reader must see first: cells that failed, and cells measured beside other work."""
+    failed = cells[cells["status"] == "failed"]
+    columns: Columns = [
+        ("stage", "stage", text),
+        ("cell", "cell", code),
+        ("how it ended", "reason", code),
+        ("its log", "log", code),
+    ]
+    caption = "Missing, because it failed. The same command tries it again:"
+    busy = facts.busy(cells).groupby("stage", sort=False).size().rename("cells").reset_index()
+    told = "Measured beside other work, which kept more than half of the cores busy. Do not trust these times:"
+    tables = [
+        Table("failed", caption, failed, columns),
+        Table("busy", told, busy, [("stage", "stage", text), ("cells", "cells", count)]),
+    ]
+    return [table.markdown() for table in tables if len(table.rows)]
+
+
+def _trust(asked: Asked, cells: pd.DataFrame, frames: Mapping[str, pd.DataFrame]) -> list[str]:
+    stages: Columns = [
+        ("stage", "stage", text),
+        ("cells", "cells", count),
+        ("with figures", "with_figures", count),
+        ("times", "times", count),
+        ("unstable", "unstable", count),
+        ("most repeats", "repeats", count),
+        ("repeats apart, typically", "typical_pct", percent),
+        ("furthest two", "most_pct", percent),
+        ("at a capped clock", "capped", count),
+        ("GPU sets", "cards", count),
+    ]
+    lacking: Columns = [
+        ("stage", "stage", text),
+        ("outcome", "status", text),
+        ("cells", "cells", count),
+        ("reason", "reason", text),
+        ("such as", "example", code),
+    ]
+    missing: Columns = [
+        ("stage", "stage", text),
+        ("cells", "cells", count),
+        ("all of them", "shared", code),
+        ("command", "command", code),
+    ]
+    tables = [
+        Table("stages", "By stage:", facts.by_stage(cells, frames), stages, all_rows=True),
+        Table("lacking", "Cells without figures:", facts.without_figures(cells), lacking),
+        Table(
+            "missing",
+            f"Missing: the scale {asked.scale} asks for these cells too.",
+            facts.missing(asked.missing),
+            missing,
+        ),
+        Table(
+            "changed",
+            "Measured by code that has changed since:",
+            facts.changed_since(cells, asked.outdated),
+            [("stage", "stage", text), ("cells", "cells", count)],
+        ),
+        Table(
+            "machine",
+            "Measured on and with:",
+            facts.machine(cells),
+            [("", "what", text), ("", "is", text)],
+            all_rows=True,
+        ),
+    ]
+    return [
+        f"## {TRUST}",
+        RULES.read_text(encoding="utf-8").strip(),
+        *(table.markdown() for table in tables if len(table.rows)),
+    ]
+
+
+def _reproduce(asked: Asked, cells: pd.DataFrame) -> list[str]:
+    words = ["snakemake", "--cores", "1", "reports/writeup.md", *(["--config", *asked.config] if asked.config else [])]
+    commits = sorted(cells["commit"].dropna().astype(str).unique())
+    return [
+        "## Reproduce",
+        f"    {one_line(shlex.join(words))}",
+        say(
+            "In a clone at commit {commits}. Each record holds the command of its cell, `results/<stage>/cells.csv` "
+            "all of them.",
+            commits=" / ".join(commits) or "unknown",
+        ),
+    ]

@@ -1,0 +1,39 @@
+"""Results for a notebook: `from pipeline.results import load`."""
+
+from dataclasses import asdict
+from pathlib import Path
+
+import pandas as pd
+
+from pipeline.cells.rows import columns
+from pipeline.cells.stage import SETTING, Stage
+from pipeline.cells.stage_rows import stage_rows
+from pipeline.compare.runs import load_records
+from pipeline.registry import stage, stages
+
+# The nullable types of pandas, which keep a whole number whole where another row has none.
+DTYPES: dict[type, str] = {str: "string", bool: "boolean", int: "Int64", float: "Float64"}
+
+
+def load(name: str, source: str | Path = "results") -> pd.DataFrame:
+    """Return the rows of a stage as a typed frame: axes, columns of rows, settings as setting_NAME, machine, software.
+
+    source: a results folder, or a published snapshot. Columns are those of `python -m pipeline describe STAGE` that any
+    row has; text, whole numbers, numbers and truths have pandas' nullable types, lists (raw samples) are objects.
+
+    Raises UserError, one line, for an unknown stage, or where there is no record or one is damaged.
+    """
+    chosen = stage(name)
+    records = [record for record in load_records(Path(source), stages()) if record["stage"] == name]
+    rows = stage_rows(chosen, records)
+    dtypes = _dtypes(chosen)
+    return rows.astype({column: dtypes.get(str(column), DTYPES[str]) for column in rows})
+
+
+def _dtypes(chosen: Stage) -> dict[str, str]:
+    """Return the types of the columns that the stage declares; machine and software, which it does not, are text."""
+    settings = {SETTING + name: value for name, value in asdict(chosen.settings_type()).items()}
+    dtypes = {name: DTYPES[type(value)] for name, value in (asdict(chosen.cell_type()) | settings).items()}
+    for row_type in chosen.row_types.types.values():
+        dtypes |= {name: "object" if item.is_list else DTYPES[item.type] for name, item in columns(row_type).items()}
+    return dtypes

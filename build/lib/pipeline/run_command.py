@@ -1,0 +1,32 @@
+"""The command `run`: the workflow in the folder that one stands in, from a checkout or from what a wheel installed."""
+
+import os
+import sys
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from pipeline.errors import UserError
+
+CHECKOUT = Path(__file__).parents[2]
+INSTALLED = Path(sysconfig.get_path("data"), "share/llm-systems-pipeline")
+
+
+def run_workflow(words: Sequence[str], scale: str) -> NoReturn:
+    """Become Snakemake with the project's workflow; words: its options and targets; scale: empty for the default.
+
+    Raises UserError, one line, where the workflow is not there.
+    """
+    asked = ["--config", f"scale={scale}"] if scale else []
+    command = ["-m", "snakemake", "--snakefile", str(snakefile()), *words, *asked]
+    os.execv(sys.executable, [sys.executable, *command])
+
+
+def snakefile() -> Path:
+    """Return the workflow's Snakefile: the checkout's that this code is in, else the installed one."""
+    places = [root / "workflow/Snakefile" for root in (CHECKOUT, INSTALLED)]
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        raise UserError(f"run: there is no workflow at {' or '.join(map(str, places))}: install the package by pip")
+    return found

@@ -1,0 +1,54 @@
+"""What do closed forms say about memory, communication and batch sizes of models too large to measure here?"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.cells.fields import axis
+from pipeline.stages.accounting.models import NAMES
+
+SPLIT_AXIS = "question"
+QUESTIONS = ("memory", "fsdp", "mesh", "buckets", "ring", "parallel", "activations", "attention")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One question about one model; the batch size, in sequences, matters only for questions about memory."""
+
+    question: str = axis("memory", allowed=QUESTIONS)
+    size: str = axis("XXL", allowed=NAMES)
+    batch_size: int = axis(1, minimum=1)
+
+    @property
+    def gpus(self) -> int:
+        """Return 0: nothing is measured."""
+        return 0
+
+    def shares_host(self, _on_gpu: bool) -> bool:
+        """Return True: the cell measures no times and uses one core."""
+        return True
+
+    def row_keys(self) -> list[dict[str, Any]]:
+        """Return the key of the single row of a cell without answers: empty."""
+        return [{}]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The hardware in the questions: GPU memory, the assignment's mesh of TPU v5p, and an all-reduce.
+
+    The all-reduce is an example in round figures; the stages `allreduce` and `ddp` measure a real one.
+    """
+
+    vocab_size: int = axis(10_000, minimum=0)
+    gpu_memory_gb: float = axis(80.0, minimum=0.001)
+    device_memory_gb: float = axis(95.0, minimum=0.001)
+    fsdp_size: int = axis(16, minimum=1)
+    tensor_size: int = axis(4, minimum=1)
+    fsdp_axes: int = axis(2, minimum=1)
+    tensor_axes: int = axis(1, minimum=1)
+    link_gbytes_per_s: float = axis(180.0, minimum=0.001)
+    peak_tflops_per_s: float = axis(460.0, minimum=0.001)
+    allreduce_gbytes_per_s: float = axis(100.0, minimum=0.001)
+    call_overhead_us: float = axis(20.0, minimum=0.001)
+    egress_gbytes_per_s: float = axis(90.0, minimum=0.001)
+    batch_tokens: int = axis(1_000_000, minimum=1)

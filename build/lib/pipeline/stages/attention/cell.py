@@ -1,0 +1,44 @@
+"""What does plain attention cost in time and memory, when does memory run out, and what does torch.compile change?"""
+
+from dataclasses import dataclass
+
+from pipeline.cells.fields import axis
+
+SPLIT_AXIS = "head_dim"
+MODES = ("eager", "compiled")
+PHASES = ("forward", "backward")
+# Up to this length launches take as long as the work: the host decides the times.
+MAX_HOST_LIMITED_SEQ_LEN = 1024
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One attention problem in fp32; eager and compiled are its rows."""
+
+    head_dim: int = axis(64, minimum=1)
+    seq_len: int = axis(1024, minimum=1)
+
+    @property
+    def gpus(self) -> int:
+        """The GPUs that the cell uses if there are any."""
+        return 1
+
+    def shares_host(self, on_gpu: bool) -> bool:
+        """Return True on a GPU for sequences so long that its work alone decides the times: docs/quiet-host.md."""
+        return on_gpu and self.seq_len > MAX_HOST_LIMITED_SEQ_LEN
+
+    def row_keys(self) -> list[dict[str, str]]:
+        """Return the keys of the rows of a cell that could not be measured: those by the host clock."""
+        return [{"mode": mode, "phase": phase, "clock": "host"} for mode in MODES for phase in PHASES]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Shared by all cells: the assignment's batch, without heads, and its number of passes."""
+
+    batch_size: int = axis(8, minimum=1)
+    is_causal: bool = axis(False)
+    passes: int = axis(100, minimum=10)
+    warmup_passes: int = axis(5, minimum=1)
+    unstable_rel_error: float = axis(0.05, minimum=0)
+    threads: int = axis(0, minimum=0)

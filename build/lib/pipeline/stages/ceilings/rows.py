@@ -1,0 +1,84 @@
+"""What the ceilings stage leaves: rates of products, memory and links, and the host's time for a launch."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.cells.rates import gpu_name
+from pipeline.cells.rows import Reading, RowTypes, column, derived
+from pipeline.cells.timed_rows import GpuTimedRow
+from pipeline.instruments.machine.peaks import datasheet_gb_per_s, datasheet_peak_tflops
+from pipeline.stages.ceilings.cell import DTYPES, KINDS
+
+# How often a call passes its tensor: a copy within a memory reads and writes it, one over a link passes it once.
+PASSES = {"copy": 2, "l2_copy": 2, "reduction": 1, "to_device": 1, "to_host": 1, "to_peer": 1}
+# What runs at the rate of the memory that the data sheet promises.
+OF_MEMORY = ("copy", "reduction")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Product(GpuTimedRow):
+    """One product of two square matrices of normal numbers."""
+
+    KEYS = ("dtype", "side")
+
+    dtype: str = column("what is multiplied; tf32: fp32 numbers in TF32 tensor cores", allowed=DTYPES)
+    side: int | None = column("rows and columns of each matrix", minimum=1)
+    tflops_per_s: float = derived("10^12 multiplications and additions a second, at the median time", positive=True)
+    datasheet_tflops_per_s: float | None = derived("dense rate that the GPU's data sheet promises", positive=True)
+
+    @classmethod
+    def derive(cls, reading: Reading) -> dict[str, Any]:
+        """Add the rate, and what the data sheet promises."""
+        found, row = super().derive(reading), reading.row
+        if "median_ms" not in found:
+            return found
+        rate = 2 * row["side"] ** 3 / found["median_ms"] / 1e9
+        promised = datasheet_peak_tflops(gpu_name(reading), row["dtype"])
+        return found | {"tflops_per_s": rate, "datasheet_tflops_per_s": promised}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transfer(GpuTimedRow):
+    """One call that does nothing but move data."""
+
+    KEYS = ("kind",)
+
+    kind: str = column(
+        "copy and reduction: within the memory; l2_copy: within the GPU's L2 cache; to_device, to_host: between pinned "
+        "memory of the host and the GPU; to_peer: to another GPU",
+        allowed=(*KINDS["memory"], *KINDS["host_link"], *KINDS["peer_link"]),
+    )
+    tensor_bytes: int = column("size of the tensor that is read", minimum=1)
+    gb_per_s: float = derived(
+        "10^9 bytes a second, at the median time; a copy within a memory counts twice", positive=True
+    )
+    datasheet_gb_per_s: float | None = derived("bandwidth of the memory by the GPU's data sheet", positive=True)
+
+    @classmethod
+    def derive(cls, reading: Reading) -> dict[str, Any]:
+        """Add the rate, and what the data sheet promises."""
+        found, row = super().derive(reading), reading.row
+        if "median_ms" not in found:
+            return found
+        rate = PASSES[row["kind"]] * row["tensor_bytes"] / found["median_ms"] / 1e6
+        promised = datasheet_gb_per_s(gpu_name(reading)) if row["kind"] in OF_MEMORY else None
+        return found | {"gb_per_s": rate, "datasheet_gb_per_s": promised}
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostCost(GpuTimedRow):
+    """What the host takes for one operator on one number."""
+
+    KEYS = ("kind",)
+
+    kind: str = column(
+        "launch: a lone one, until the GPU is known to have done it; operator: one among a thousand, until it is "
+        "queued or, on a CPU, done",
+        allowed=KINDS["launches"],
+    )
+
+
+ROW_TYPES = RowTypes(
+    {"matmul": Product, "memory": Transfer, "host_link": Transfer, "peer_link": Transfer, "launches": HostCost},
+    kind_column="what",
+)

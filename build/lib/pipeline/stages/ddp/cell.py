@@ -1,0 +1,64 @@
+"""What does averaging gradients over ranks cost a training step, and how much of it can the backward pass hide?"""
+
+from dataclasses import dataclass
+
+from pipeline.cells.fields import axis
+from pipeline.subjects.naming import Measured
+from pipeline.ways.cell import TRAIN_STEP, RanksCell, RanksSettings
+
+SPLIT_AXIS = "precision"
+READS = ("allreduce",)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to average gradients; bucket size in MB of 2^20 bytes, None without buckets."""
+
+    impl: str
+    bucket_size_mb: int | None = None
+
+
+BUCKET_SIZES_MB = (1, 10, 100, 1000)
+IMPLS = ("naive", "flat", "overlap", "bucketed", "torch_tuned", "torch", "none")
+# "torch" is DistributedDataParallel with its defaults; "torch_tuned" sends no buffers, like ours, and keeps gradients
+# in its buckets. "none" does not communicate: the difference to it is the cost of communication. It comes last, so that
+# its weights are compared with those of a variant that averages.
+VARIANTS = (
+    Variant("naive"),
+    Variant("flat"),
+    Variant("overlap"),
+    *(Variant("bucketed", size) for size in BUCKET_SIZES_MB),
+    Variant("torch_tuned", 25),
+    *(Variant("torch", size) for size in (1, 25, 100)),
+    Variant("none"),
+)
+
+WHOLE_STEP = {"phase": TRAIN_STEP, "clock": "host"}
+SUBJECTS = Measured("ddp", WHOLE_STEP, apart=("none",))
+# One step of each of these is captured: together they show how much communication an early start hides.
+CAPTURED = ("naive", "overlap")
+CAPTURED_STEP, PROFILER = "captured_step", "torch.profiler"
+
+
+@dataclass(frozen=True)
+class Cell(RanksCell):
+    """One model size, precision, batch and number of ranks; the DDP variants are its rows.
+
+    repeat: the number of a cell that measures the same again, in its own process.
+    """
+
+    def row_keys(self) -> list[dict[str, str | int | None]]:
+        """Return the keys of the rows of a cell that could not be measured: each variant's whole step."""
+        return [{**variant_key(variant), **WHOLE_STEP} for variant in VARIANTS]
+
+
+def variant_key(variant: Variant) -> dict[str, str | int | None]:
+    """Return the columns that name a variant."""
+    return {"impl": variant.impl, "bucket_size_mb": variant.bucket_size_mb}
+
+
+@dataclass(frozen=True)
+class Settings(RanksSettings):
+    """Shared by all cells. Variants take turns in `rounds`; every second round runs in reverse order."""
+
+    warmup_steps: int = axis(2, minimum=2)  # torch's DDP rebuilds its buckets after the first step

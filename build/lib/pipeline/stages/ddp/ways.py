@@ -1,0 +1,73 @@
+"""The ways to average gradients: how each makes a rank's training step its own."""
+
+import inspect
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from torch.nn.parallel import DistributedDataParallel
+
+from pipeline.model.step import TrainingStep
+from pipeline.parallel import BucketedDDP, FlatDDP, NaiveDDP, OverlapDDP
+from pipeline.stages.ddp.cell import BUCKET_SIZES_MB, CAPTURED, SUBJECTS, VARIANTS, Variant
+from pipeline.subjects.naming import Subject
+from pipeline.ways.way import Way
+
+OURS = {"naive": NaiveDDP, "flat": FlatDDP, "overlap": OverlapDDP, "bucketed": BucketedDDP}
+# Not to send buffers before each forward pass has another name from torch 2.13 on.
+SEND_BUFFERS = (
+    "forward_sync_buffers"
+    if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    else "broadcast_buffers"
+)
+TORCHS: dict[str, dict[str, Any]] = {
+    "torch": {},
+    "torch_tuned": {SEND_BUFFERS: False, "gradient_as_bucket_view": True},
+}
+
+
+def build(variant: Variant, step: TrainingStep) -> TrainingStep:
+    """Wrap the model of a rank's step; the wrapper copies rank 0's weights to every rank.
+
+    torch's waits for its communication inside backward.
+    """
+    if variant.impl == "none":
+        return step
+    if variant.impl in TORCHS:
+        options = TORCHS[variant.impl]
+        return replace(step, model=DistributedDataParallel(step.model, bucket_cap_mb=variant.bucket_size_mb, **options))
+    bucket_size = () if variant.bucket_size_mb is None else (variant.bucket_size_mb,)
+    wrapped = OURS[variant.impl](step.model, *bucket_size)
+    return replace(step, model=wrapped, finish_gradients=wrapped.finish_gradient_synchronization)
+
+
+def build_own(subject: Subject, bucket_size_mb: int | None, step: TrainingStep) -> TrainingStep:
+    """Wrap the model of a rank's step in a wrapper of the user's own."""
+    from pipeline.subjects.wrapping import Wrapped
+
+    own = Wrapped(step.model, subject, bucket_size_mb)
+    own.optimizer = step.optimizer
+    return replace(step, model=own, finish_gradients=own.finish_gradients)
+
+
+WAYS = [
+    Way(
+        variant.impl,
+        partial(build, variant),
+        captured=variant.impl in CAPTURED,
+        communicates=variant.impl not in SUBJECTS.apart,
+        columns={"bucket_size_mb": variant.bucket_size_mb},
+    )
+    for variant in VARIANTS
+]
+
+
+def own_ways(subject: Subject, how: str) -> list[Way]:
+    """Return the ways of a wrapper of the user's own: one that takes a bucket size is measured at those of ours."""
+    from pipeline.subjects.training_check import BUCKETS
+
+    sizes = BUCKET_SIZES_MB if how == BUCKETS else (None,)
+    return [
+        Way(subject.name, partial(build_own, subject, size), is_own=True, columns={"bucket_size_mb": size})
+        for size in sizes
+    ]

@@ -1,0 +1,108 @@
+"""How do our FlashAttention-2 kernels compare with PyTorch's in speed, error and memory, by length and head_dim?"""
+
+from dataclasses import dataclass
+from itertools import product
+
+from pipeline.cells.fields import axis
+from pipeline.errors import UserError
+from pipeline.formulas.attention import Shape
+from pipeline.subjects.naming import Measured
+
+SPLIT_AXIS = "dtype"
+READS = ("ceilings",)
+DTYPES = ("bf16", "fp16", "fp32")
+# What fp32 is multiplied as on tensor cores: three products in TF32, which are as exact.
+THREE_TF32 = "3×TF32"
+BOTH_PHASES = "forward_backward"
+PHASES = ("forward", "backward", BOTH_PHASES)
+GROUP_AXIS = "query_heads_per_kv_head"
+# The assignment's leaderboard: 16 heads of 64, causal.
+LEADERBOARD = {"batch_size": 1, "num_heads": 16, GROUP_AXIS: 1, "seq_len": 16384, "head_dim": 64, "is_causal": True}
+# The user's own are ranked where every head of queries has its own keys: they are skipped elsewhere (users_own.py).
+SUBJECTS = Measured("attention", {"phase": BOTH_PHASES, GROUP_AXIS: 1}, first=LEADERBOARD, exercise="leaderboard")
+OURS = ("triton", "tiled")
+SDPA_BACKENDS = ("sdpa_flash", "sdpa_cudnn", "sdpa_efficient")
+# On a CPU `sdpa`, torch's own choice, replaces the GPU backends.
+PEERS = ("eager", "compiled_eager", "sdpa", *SDPA_BACKENDS, "flex")
+GPU_ONLY = ("triton", *SDPA_BACKENDS, "flex")
+# torch compiles these for every shape anew, which takes longer than timing all: only at several heads, as models have.
+# The stage `attention` has compiled attention at one head.
+COMPILED = ("compiled_eager", "flex")
+# What also runs back to back for `sustained_s`, on a GPU at the shapes of real models: implementation and phase.
+SUSTAINED = tuple(product(("triton", "sdpa_cudnn"), ("forward", BOTH_PHASES)))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One attention problem; the implementations are its rows.
+
+    num_heads: of queries. query_heads_per_kv_head: how many of them share one head of keys and values, more than 1 for
+    grouped-query attention (GQA). repeat: the number of a cell that measures the same again, in its own process.
+    """
+
+    dtype: str = axis("bf16", allowed=DTYPES)
+    head_dim: int = axis(64, minimum=1)
+    seq_len: int = axis(1024, minimum=1)
+    batch_size: int = axis(1, minimum=1)
+    num_heads: int = axis(1, minimum=1)
+    query_heads_per_kv_head: int = axis(1, minimum=1)
+    is_causal: bool = axis(True)
+    repeat: int = axis(1, minimum=1)
+
+    def __post_init__(self) -> None:
+        """Raise UserError, one line, where the heads of keys cannot have as many of queries each."""
+        if self.num_heads % self.query_heads_per_kv_head:
+            raise UserError(
+                f"num_heads must be a multiple of {GROUP_AXIS} ({self.query_heads_per_kv_head}), got {self.num_heads}"
+            )
+
+    @property
+    def gpus(self) -> int:
+        """The GPUs that the cell uses if there are any."""
+        return 1
+
+    def shares_host(self, on_gpu: bool) -> bool:
+        """Return True on a GPU: kernels are timed by the GPU, with launches queued ahead: docs/quiet-host.md."""
+        return on_gpu
+
+    @property
+    def shape(self) -> Shape:
+        """The problem without its dtype."""
+        return Shape(
+            self.batch_size,
+            self.num_heads,
+            self.seq_len,
+            self.head_dim,
+            self.is_causal,
+            self.query_heads_per_kv_head,
+        )
+
+    @property
+    def impls(self) -> tuple[str, ...]:
+        """The implementations to compare, on any device."""
+        return tuple(impl for impl in (*OURS, *PEERS) if self.num_heads > 1 or impl not in COMPILED)
+
+    def row_keys(self) -> list[dict[str, str]]:
+        """Return the keys of the rows of a cell that could not be measured: every row."""
+        return [{"impl": impl, "phase": phase} for impl in self.impls for phase in PHASES]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Shared by all cells: the stop rule of each row, the limit above which a call is too slow to be sampled.
+
+    sustained_s: how long our Triton kernels and cuDNN run back to back, forward and forward + backward each, on a GPU
+    at several heads; 0 for not at all.
+    check_timeout_s and timeout_s end the check of an implementation of the user's own, and the measurement with it.
+    """
+
+    min_samples: int = axis(10, minimum=3)
+    max_samples: int = axis(100, minimum=3)
+    rel_error: float = axis(0.005, minimum=0)
+    budget_s: float = axis(0.5, minimum=0)
+    call_limit_s: float = axis(0.5, minimum=0)
+    sustained_s: float = axis(2.0, minimum=0)
+    unstable_rel_error: float = axis(0.05, minimum=0)
+    check_timeout_s: float = axis(300.0, minimum=1)
+    timeout_s: float = axis(600.0, minimum=1)
+    threads: int = axis(0, minimum=0)

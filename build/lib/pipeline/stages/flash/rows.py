@@ -1,0 +1,111 @@
+"""Rows of the flash stage: time, rate, memory and errors by implementation and phase."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from pipeline.cells.rates import gpu_name
+from pipeline.cells.rows import Reading, RowTypes, column, derived
+from pipeline.cells.timed_rows import GpuTimedRow
+from pipeline.formulas.attention import pass_flops
+from pipeline.instruments.machine.peaks import datasheet_peak_tflops
+from pipeline.stages.flash.cell import OURS, PEERS, PHASES, SDPA_BACKENDS, THREE_TF32
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImplementationTime(GpuTimedRow):
+    """One phase of one implementation. Columns of the trial calls are filled even if the phase could not be timed."""
+
+    KEYS = ("impl", "phase")
+    # On a CPU it is what is compared: Triton needs a GPU.
+    REFERENCE: ClassVar = {"impl": "tiled", "clock": "device"}
+
+    impl: str = column("implementation: ours, then torch's", allowed=(*OURS, *PEERS), or_subject=True)
+    phase: str = column(
+        "forward: the output; backward: the gradients of q, k and v; forward_backward: one after the other",
+        allowed=PHASES,
+    )
+    first_call_ms: float = column("first call, including compiling and loading, by the host clock", positive=True)
+    extra_bytes: int | None = column("peak memory on the GPU that a call needs in addition to its inputs", minimum=0)
+    output_rel_error: float | None = column("relative L2 error of the output, forward, against fp64", minimum=0)
+    output_max_error: float | None = column("largest absolute error of the output, forward, against fp64", minimum=0)
+    dq_rel_error: float | None = column("relative L2 error of the gradient of q, backward, against fp64", minimum=0)
+    dq_max_error: float | None = column(
+        "largest absolute error of the gradient of q, backward, against fp64", minimum=0
+    )
+    dk_rel_error: float | None = column("relative L2 error of the gradient of k, backward, against fp64", minimum=0)
+    dk_max_error: float | None = column(
+        "largest absolute error of the gradient of k, backward, against fp64", minimum=0
+    )
+    dv_rel_error: float | None = column("relative L2 error of the gradient of v, backward, against fp64", minimum=0)
+    dv_max_error: float | None = column(
+        "largest absolute error of the gradient of v, backward, against fp64", minimum=0
+    )
+    clock: str = column(
+        "device: CUDA events, L2 flushed, launches queued ahead; host: a CPU", allowed=("device", "host")
+    )
+    tflops_per_s: float = derived("FLOPs of the phase, without masked scores, over the median time", positive=True)
+    peak_share_pct: float = derived("tflops_per_s over peak_tflops_per_s", positive=True)
+    peak_tflops_per_s: float = derived("peak rate at this precision", positive=True)
+    peak_source: str = derived("where the peak comes from", allowed=("datasheet", "measured"))
+    peak_of: str = derived("what the peak is for: a dtype, or 3×TF32, which is as exact as fp32")
+    measured_peak_tflops_per_s: float | None = column(
+        "rate of a large matrix product in the dtype, where no data sheet is known", positive=True
+    )
+    measured_tf32_peak_tflops_per_s: float | None = column(
+        "the same in TF32, of fp32 on a GPU that has it", positive=True
+    )
+    sustained_ms: float | None = column(
+        "run back to back for sustained_s on a GPU, L2 not flushed: median over the second half; only of our Triton "
+        "kernels and cuDNN at several heads, and empty where the GPU waited for its host",
+        positive=True,
+    )
+    sustained_tflops_per_s: float | None = derived("FLOPs of the phase over sustained_ms", positive=True)
+    sustained_sm_clock_mhz: float | None = column("mean SM clock meanwhile", minimum=0)
+    sdpa_choice: str | None = column("backend that SDPA chooses by itself; empty if another", allowed=SDPA_BACKENDS)
+    exposed_samples: int = column("samples that may hold gaps between launches", minimum=0)
+    median_call_ms: float | None = column(
+        "single call with nothing queued, by the host clock, until its work is done: median", positive=True
+    )
+    q1_call_ms: float | None = column("single call until its work is done: first quartile", positive=True)
+    q3_call_ms: float | None = column("single call until its work is done: third quartile", positive=True)
+    median_enqueue_ms: float | None = column("single call until it returns to the host: median", positive=True)
+    q1_enqueue_ms: float | None = column("single call until it returns to the host: first quartile", positive=True)
+    q3_enqueue_ms: float | None = column("single call until it returns to the host: third quartile", positive=True)
+
+    @classmethod
+    def derive(cls, reading: Reading) -> dict[str, Any]:
+        """Add the rates, and the peak that they are a share of."""
+        found, row = super().derive(reading), reading.row
+        if "median_ms" not in found:
+            return found
+        flops, peak = pass_flops(reading.cell.shape, row["phase"]), _peak(reading)
+        rate = flops / found["median_ms"] / 1e9
+        sustained_ms = row.get("sustained_ms")
+        return {
+            **found,
+            **peak,
+            "tflops_per_s": rate,
+            "peak_share_pct": 100 * rate / peak["peak_tflops_per_s"],
+            "sustained_tflops_per_s": flops / sustained_ms / 1e9 if sustained_ms else None,
+        }
+
+
+def _peak(reading: Reading) -> dict[str, Any]:
+    """Return the peak rate at the cell's precision.
+
+    For fp32 on tensor cores that is a third of the TF32 peak, because a product takes three TF32 products; or the peak
+    without tensor cores if that is higher.
+    """
+    row, dtype = reading.row, reading.cell.dtype
+    measured = {"peak_source": "measured"} if row.get("measured_peak_tflops_per_s") else {"peak_source": "datasheet"}
+    own = row.get("measured_peak_tflops_per_s") or datasheet_peak_tflops(gpu_name(reading), dtype)
+    if own is None:
+        raise ValueError(f"neither a data sheet nor a measurement tells the peak in {dtype}")
+    if dtype == "fp32":
+        tf32 = row.get("measured_tf32_peak_tflops_per_s") or datasheet_peak_tflops(gpu_name(reading), "tf32")
+        if tf32 is not None and tf32 / 3 > own:
+            return measured | {"peak_tflops_per_s": tf32 / 3, "peak_of": THREE_TF32}
+    return measured | {"peak_tflops_per_s": own, "peak_of": dtype}
+
+
+ROW_TYPES = RowTypes.one(ImplementationTime)

@@ -1,0 +1,39 @@
+"""What does sharding parameters, gradients and optimizer state over ranks save in memory, and cost in time?"""
+
+from dataclasses import dataclass
+
+from pipeline.cells.fields import axis
+from pipeline.subjects.naming import Measured
+from pipeline.ways.cell import TRAIN_STEP, RanksCell, RanksSettings
+
+SPLIT_AXIS = "precision"
+
+# none: no communication, each rank for itself. ddp: an all-reduce a parameter during backward. ddp_sharded: the same,
+# with the optimizer's state shared out. fsdp: ours with a unit a block. fsdp_layers: ours with a unit a matrix.
+# torch_fsdp: torch's fully_shard, by block.
+IMPLS = ("none", "ddp", "ddp_sharded", "fsdp", "fsdp_layers", "torch_fsdp")
+FULLY_SHARDED = ("fsdp", "fsdp_layers", "torch_fsdp")
+MEASURES = ("time", "memory", "traffic", "capture")
+WHOLE_STEP = {"measures": "time", "phase": TRAIN_STEP, "clock": "host"}
+SUBJECTS = Measured("fsdp", WHOLE_STEP, apart=("none",))
+COLLECTIVES = ("allreduce", "broadcast", "allgather_base", "reduce_scatter_base")
+
+
+@dataclass(frozen=True)
+class Cell(RanksCell):
+    """One model size, precision, batch and number of ranks; the ways to train are its rows.
+
+    Under bf16 the fully sharded ways compute with bf16 parameters and send bf16; all run under autocast.
+    repeat: the number of a cell that measures the same again, in its own process.
+    """
+
+    def row_keys(self) -> list[dict[str, str]]:
+        """Return the keys of the rows of a cell that could not be measured: the whole step each way."""
+        return [{"impl": impl, **WHOLE_STEP} for impl in IMPLS]
+
+
+@dataclass(frozen=True)
+class Settings(RanksSettings):
+    """Shared by all cells. The ways take turns in `rounds`; every second round runs in reverse order."""
+
+    warmup_steps: int = axis(3, minimum=2)  # the order of the first step tells what to gather ahead in the second

@@ -1,0 +1,120 @@
+"""Rows of the fsdp stage, for each way to train: step times, memory by kind, bytes by collective, a captured step."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.cells.rows import Reading, Row, RowTypes, column, derived
+from pipeline.cells.timed_rows import RanksStepRow
+from pipeline.formulas.collectives import bus_factor
+from pipeline.formulas.training_state import KINDS
+from pipeline.stages.fsdp import prediction
+from pipeline.stages.fsdp.cell import COLLECTIVES, IMPLS, MEASURES
+from pipeline.ways.cell import PHASES, TRAIN_STEP
+
+
+@dataclass(frozen=True, kw_only=True)
+class WayRow(Row):
+    """Columns of all rows: the way to train, and what is measured."""
+
+    impl: str = column(
+        "none: no communication; ddp: gradients all-reduced; ddp_sharded: and the optimizer's state shared out; fsdp:"
+        " our FSDP with a unit a block; fsdp_layers: with a unit a matrix; torch_fsdp: torch's fully_shard by block",
+        allowed=IMPLS,
+        or_subject=True,
+    )
+    backend: str = column("backend of the process group", allowed=("gloo", "nccl"))
+    measures: str = column("what the row measures", allowed=MEASURES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTime(RanksStepRow, WayRow):
+    """Time of a training step or of one of its phases by one clock; each sample is the slowest rank's."""
+
+    KEYS = ("impl", "phase", "clock")
+
+    phase: str = column(
+        "part of the step, or all of it; communication: the wait that remains after backward",
+        allowed=(*PHASES, TRAIN_STEP),
+    )
+    clock: str = column("host: a synchronize on both sides; cuda_events: by the GPU", allowed=("host", "cuda_events"))
+    loss: float = column("mean loss of the ranks after the noted and timed steps of the first turn", minimum=0)
+    rank_difference: float | None = column(
+        "largest difference of a gathered weight between ranks after these steps; empty without communication",
+        minimum=0,
+    )
+    weight_share: float | None = column(
+        "how far a parameter is from that of the first way that communicates, over how far that one moved, of the"
+        " parameter furthest off; rounding in bf16 alone may make it 1; empty without one",
+        minimum=0,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory(WayRow):
+    """Bytes of one kind on the fullest rank."""
+
+    KEYS = ("impl", "kind")
+
+    kind: str = column(
+        "tensors by what they hold after a warm step, gradients included; or the allocator's peak in that step",
+        allowed=(*KINDS, "peak"),
+    )
+    measured_bytes: int = column("bytes counted", minimum=0)
+    predicted_bytes: int | None = derived(
+        "bytes by formula; empty where there is none: torch's and your own, the shared-out optimizer state, the peak"
+        " under it",
+        minimum=0,
+    )
+
+    @classmethod
+    def derive(cls, reading: Reading) -> dict[str, Any]:
+        """Add the bytes by formula."""
+        row = reading.row
+        predicted = prediction.memory_bytes(row["impl"], reading.cell, reading.settings["vocab_size"])
+        on_cpu = reading.beside(("measures", "impl", "kind"), kind="peak") is None
+        if on_cpu:  # where the step counters count too
+            predicted.pop("optimizer_state", None)
+        return {"predicted_bytes": predicted.get(row["kind"])}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic(WayRow):
+    """Bytes of one kind of collective in one step."""
+
+    KEYS = ("impl", "collective")
+
+    collective: str = column("collective of torch.distributed", allowed=COLLECTIVES)
+    calls: int = column("calls per step", minimum=0)
+    measured_bytes: int = column("bytes of the calls' tensors", minimum=0)
+    predicted_bytes: int | None = derived("bytes by formula; empty for torch's fully_shard and your own", minimum=0)
+    sent_bytes: float = derived("least bytes that each rank must send for these calls", minimum=0)
+
+    @classmethod
+    def derive(cls, reading: Reading) -> dict[str, Any]:
+        """Add the bytes by formula, and those that each rank must send."""
+        row, cell = reading.row, reading.cell
+        predicted = prediction.collective_bytes(row["impl"], cell, reading.settings["vocab_size"])
+        return {
+            "predicted_bytes": predicted.get(row["collective"]),
+            "sent_bytes": bus_factor(row["collective"], cell.world_size) * row["measured_bytes"],
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capture(WayRow):
+    """One profiled step of rank 0: how long it computed, gathered and scattered, and what of that delayed it."""
+
+    KEYS = ("impl", "measures")
+
+    span_ms: float = column("from the start of the first event to the end of the last", minimum=0)
+    computation_ms: float = column("time in which at least one event computed", minimum=0)
+    gather_ms: float = column("time in which parameters were gathered", minimum=0)
+    gather_exposed_ms: float = column("part of it in which nothing computed", minimum=0)
+    scatter_ms: float = column("time in which gradients were reduced and scattered", minimum=0)
+    scatter_exposed_ms: float = column("part of it in which nothing computed", minimum=0)
+    computation_busy_pct: list[int] = column("for equal parts of the step: share of computing time", minimum=0)
+    gather_busy_pct: list[int] = column("for equal parts of the step: share of gathering time", minimum=0)
+    scatter_busy_pct: list[int] = column("for equal parts of the step: share of scattering time", minimum=0)
+
+
+ROW_TYPES = RowTypes(dict(zip(MEASURES, (StepTime, Memory, Traffic, Capture), strict=True)), kind_column="measures")

@@ -1,0 +1,101 @@
+"""What does each optimization of a bf16 training step buy, alone and together?"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipeline.cells.fields import axis
+from pipeline.errors import UserError
+from pipeline.formulas.sizes import SIZES
+
+SPLIT_AXIS = "size"
+# In the order in which names join them.
+LEVERS = ("fused", "flash", "sdpa", "compile", "graph", "bf16_weights", "checkpointing")
+# The step without levers, first and once more at the end.
+EAGER, EAGER_AGAIN = "eager", "eager_again"
+# Each lever alone, both kinds of attention on top of one, and a ladder in which one more joins at a time.
+LADDER = ("fused", "sdpa", "compile", "graph", "bf16_weights", "checkpointing")
+ALL = "all"
+OF_ALL = (*LEVERS, "fused+flash", *("+".join(LADDER[:count]) for count in range(2, len(LADDER) + 1)))
+# Of every step.
+PRECISION = "bf16"
+
+
+def names(levers: str) -> list[str]:
+    """Return the levers of a combination by name: none of the eager step."""
+    return [] if levers in (EAGER, EAGER_AGAIN) else levers.split("+")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One model under bf16 autocast; combinations of levers are its rows, between two of the eager step.
+
+    combinations: `all`, or some, joined by colons, of levers joined by +. repeat: the number of a cell that measures
+    the same again.
+
+    fused: AdamW in one kernel for many tensors; flash, sdpa: attention by our Triton kernels or by PyTorch's; compile:
+    torch.compile, block by block; graph: the step as one CUDA graph; bf16_weights: parameters, gradients and optimizer
+    state in bf16; checkpointing: every block runs again in the backward pass.
+    """
+
+    size: str = axis("medium", allowed=SIZES)
+    context_length: int = axis(1024, minimum=1)
+    combinations: str = axis(ALL)
+    repeat: int = axis(1, minimum=1)
+
+    def __post_init__(self) -> None:
+        """Raise UserError, one line, for levers that are unknown, out of order or given twice."""
+        asked = self._asked
+        wrong = [levers for levers in asked if not _is_combination(levers) or asked.count(levers) > 1]
+        if wrong:
+            raise UserError(
+                f"combinations must be {ALL} or, joined by : and each once, levers joined by + in this order: "
+                f"{', '.join(LEVERS)}, with flash or sdpa and not both, got '{wrong[0]}'"
+            )
+
+    @property
+    def _asked(self) -> Sequence[str]:
+        return OF_ALL if self.combinations == ALL else self.combinations.split(":")
+
+    @property
+    def turns(self) -> list[str]:
+        """What is measured, in turn: the eager step first and last."""
+        return [EAGER, *self._asked, EAGER_AGAIN]
+
+    @property
+    def gpus(self) -> int:
+        """The GPUs it takes on a machine that has any."""
+        return 1
+
+    def row_keys(self) -> list[dict[str, str]]:
+        """Return the keys of the rows of a cell that could not be measured: each turn's."""
+        return [{"levers": levers} for levers in self.turns]
+
+
+def _is_combination(levers: str) -> bool:
+    found = levers.split("+")
+    return found == [name for name in LEVERS if name in found] and not {"flash", "sdpa"} <= {*found}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What every cell of the stage shares: the batch, the stop rule, and how the result is checked.
+
+    The loss of the first step, from the same weights, may differ from eager's by `first_loss_tolerance`, as a share of
+    it. That of step `checked_steps` may differ by `loss_tolerance`, as a share of what eager's has fallen by. The
+    learning rate is small, because at AdamW's default of 1e-3 large models jump so far in each of the first steps that
+    rounding alone decides where they land. timeout_s: for one turn.
+    """
+
+    batch_size: int = axis(4, minimum=1)
+    vocab_size: int = axis(10_000, minimum=2)
+    steps: int = axis(10, minimum=10)
+    max_steps: int = axis(100, minimum=10)
+    rel_error: float = axis(0.005, minimum=0)
+    budget_s: float = axis(2.0, minimum=0)
+    unstable_rel_error: float = axis(0.05, minimum=0)
+    learning_rate: float = axis(1e-4, minimum=0)
+    checked_steps: int = axis(20, minimum=8)
+    first_loss_tolerance: float = axis(0.002, minimum=0)
+    loss_tolerance: float = axis(0.1, minimum=0)
+    timeout_s: float = axis(1800.0, minimum=1)
+    threads: int = axis(0, minimum=0)

@@ -1,0 +1,183 @@
+"""Measure a cell of levers: each is built, its first losses are held against the eager model's, and steps are timed."""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipeline.attention.functions import why_not
+from pipeline.errors import Skipped
+from pipeline.formulas.sizes import SIZES
+from pipeline.instruments.machine.peaks import peak_to_measure
+from pipeline.instruments.machine.pinning import pinned
+from pipeline.instruments.machine.power import LEAST_ENERGY_S
+from pipeline.instruments.machine.toolchain import require_compiler
+from pipeline.instruments.memory.out_of_memory import is_out_of_memory
+from pipeline.instruments.profilers.gpu_busy import profile_gpu_busy, step_columns
+from pipeline.instruments.sampling.cuda_graph import WARMUP_CALLS, captured, make_capturable, require_graphs
+from pipeline.instruments.sampling.gpu_readings import gpu_columns
+from pipeline.instruments.sampling.step_timing import StopRule, time_call_ms, time_phases
+from pipeline.instruments.sampling.stopwatch import Stopwatch
+from pipeline.model.step import TrainingStep, build_training_step
+from pipeline.parallel.processes.starting import RankContext, run_ranks
+from pipeline.stages.levers.cell import PRECISION, Cell, Settings, names
+
+Row = dict[str, Any]
+# Of the first step and of the last one that is checked.
+Losses = tuple[float, float]
+ROUNDS_UPDATES = "bf16_weights"
+# Energy is then known to 2%.
+ENERGY_S = 2 * LEAST_ENERGY_S
+
+
+def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
+    """Return a row for each combination; one that is out of memory, or lacks something here, costs its own row.
+
+    Each has a process of its own, for compiled code, a graph's memory and an attached profiler would stay in one. What
+    keeps the eager step from running passes through: nothing can be checked without it.
+    """
+    first, *others = cell.turns
+    with stopwatch.measuring():
+        rows = [_in_a_process(first, cell, settings)]
+        eager = _number(rows[0]["first_loss"]), _number(rows[0]["loss"])
+        rows += [_row(levers, cell, settings, eager) for levers in others]
+    return [{"levers": levers, **row} for levers, row in zip(cell.turns, rows, strict=True)]
+
+
+def _row(levers: str, cell: Cell, settings: Settings, eager: Losses) -> Row:
+    try:
+        return _in_a_process(levers, cell, settings, eager)
+    except Skipped as skipped:
+        return {"status": "skipped", "reason": str(skipped)}
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return {"status": "oom", "reason": str(error).splitlines()[0]}
+
+
+def _in_a_process(levers: str, cell: Cell, settings: Settings, eager: Losses | None = None) -> Row:
+    return run_ranks(
+        measure_turn,
+        1,
+        backend="gloo",
+        device_type="cuda" if torch.cuda.is_available() else "cpu",
+        timeout_s=settings.timeout_s,
+        args=(levers, cell, settings, eager),
+    )[0]
+
+
+def measure_turn(context: RankContext, levers: str, cell: Cell, settings: Settings, eager: Losses | None) -> Row:
+    """Check and time one combination; eager: the losses of the eager step, None where it is this.
+
+    Raises Skipped where this machine lacks what a lever takes.
+    """
+    device = context.device
+    _require(levers, device)
+    step = _build(levers, cell, settings, device)
+    losses: list[Tensor] = []
+    first_step_ms = time_call_ms(lambda: losses.append(step.run()), device)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    # After the first step, which compiles and takes more than one core.
+    with pinned(device) as core, _run(step, levers, device) as (run, steps_done):
+        found = float(losses[0]), _loss_after(run, settings.checked_steps - 1 - steps_done)
+        checked = dict(zip(("first_loss", "loss"), map(_finite, found), strict=True))
+        wrong = _why_wrong(found, eager or found, levers, settings)
+        if wrong:
+            return {"status": "wrong", "reason": wrong, **checked}
+        columns = _timed_columns(run, settings, device)
+    return {**columns, **checked, "first_step_ms": first_step_ms, "pinned_core": core}
+
+
+def _require(levers: str, device: torch.device) -> None:
+    asked = names(levers)
+    if "compile" in asked:
+        require_compiler()
+    if "graph" in asked:
+        require_graphs(device)
+    if "flash" in asked and (lack := why_not("flash", device)):
+        raise Skipped(lack)
+
+
+def _build(levers: str, cell: Cell, settings: Settings, device: torch.device) -> TrainingStep:
+    asked = names(levers)
+    step = build_training_step(
+        SIZES[cell.size],
+        vocab_size=settings.vocab_size,
+        context_length=cell.context_length,
+        batch_size=settings.batch_size,
+        precision=PRECISION,
+        device=device,
+        compiled="compile" in asked,
+        fused_optimizer="fused" in asked,
+        attention=next((name for name in ("flash", "sdpa") if name in asked), "eager"),
+        checkpoint_every=1 if "checkpointing" in asked else 0,
+        weights_dtype=torch.bfloat16 if "bf16_weights" in asked else torch.float32,
+    )
+    for group in step.optimizer.param_groups:
+        group["lr"] = settings.learning_rate
+    return step
+
+
+def _loss_after(run: Callable[[], Tensor], steps: int) -> float:
+    for _ in range(steps):
+        loss = run()
+    return float(loss)
+
+
+@contextmanager
+def _run(step: TrainingStep, levers: str, device: torch.device) -> Iterator[tuple[Callable[[], Tensor], int]]:
+    """Yield what runs a step, and how many steps preparing it has run."""
+    if "graph" not in names(levers):
+        yield step.run, 0
+        return
+    make_capturable(step.optimizer)
+    batch = step.tokens.clone(), step.targets.clone()
+    with captured(step.run, device, (step.tokens, step.targets), step.discard) as replay:
+        yield partial(replay, *batch), WARMUP_CALLS
+
+
+def _finite(loss: float) -> float | None:
+    return loss if math.isfinite(loss) else None
+
+
+def _number(loss: float | None) -> float:
+    return math.nan if loss is None else loss
+
+
+def _why_wrong(losses: Losses, eager: Losses, levers: str, settings: Settings) -> str:
+    """Say how the first or the last loss differs from the eager one by more than allowed; empty where neither does.
+
+    Weights in bf16 are held to the first loss alone: they round small updates away, and the last loss tells how many.
+    """
+    steps = (1,) if ROUNDS_UPDATES in names(levers) else (1, settings.checked_steps)
+    allowed = settings.first_loss_tolerance * eager[0], settings.loss_tolerance * abs(eager[0] - eager[1])
+    for number, loss, other, most in zip(steps, losses, eager, allowed, strict=False):
+        if not abs(loss - other) <= most:  # also for what is not finite
+            return f"loss {loss:.5g} in step {number}, {other:.5g} of the eager model"
+    return ""
+
+
+def _timed_columns(run: Callable[[], Tensor], settings: Settings, device: torch.device) -> Row:
+    """Time whole steps, which the checked ones have warmed up; then ask what the GPU did, and for how much energy."""
+    sampling = time_phases({"step": run}, device, 0, _rule(settings, device))
+    peak_bytes = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+    busy = profile_gpu_busy(run, device)
+    return {
+        "status": "ok",
+        **step_columns(busy, sampling.power),
+        **gpu_columns(sampling.state_before, sampling.state_after, sampling.power, sampling.slowdowns()),
+        "measured_peak_tflops_per_s": peak_to_measure(device, PRECISION),
+        "peak_bytes": peak_bytes,
+        "samples_ms": sampling.timings["step"].host_ms,
+    }
+
+
+def _rule(settings: Settings, device: torch.device) -> StopRule:
+    """Return the stop rule; on a GPU it takes steps enough to read their energy, if that many are allowed."""
+    least_s = ENERGY_S if device.type == "cuda" else 0.0
+    return StopRule(settings.steps, settings.max_steps, settings.rel_error, settings.budget_s, least_s)

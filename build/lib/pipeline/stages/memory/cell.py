@@ -1,0 +1,77 @@
+"""Where does a training step's memory go: timeline, peak and its composition, compared with a model?"""
+
+from dataclasses import dataclass, replace
+
+from pipeline.cells.fields import axis
+from pipeline.formulas.activations import Workload
+from pipeline.formulas.checkpointing import KINDS
+from pipeline.formulas.peak_memory import MODES
+from pipeline.formulas.sizes import SIZES, ModelSize
+
+SPLIT_AXIS = "precision"
+KEEPS_FILES = True
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One model, context and precision; forward only (with or without gradients) or whole training steps.
+
+    `num_layers` replaces the size's number of blocks; 0 leaves it.
+    """
+
+    precision: str = axis("fp32", allowed=("fp32", "bf16"))
+    size: str = axis("2.7B", allowed=SIZES)
+    context_length: int = axis(256, minimum=1)
+    mode: str = axis("train_step", allowed=MODES)
+    attention: str = axis("eager", allowed=("eager", "tiled", "flash", "sdpa"))
+    checkpoint_every: int = axis(0, minimum=0)
+    checkpointing: str = axis("segments", allowed=KINDS)
+    num_layers: int = axis(0, minimum=0)
+
+    @property
+    def gpus(self) -> int:
+        """The GPUs that the cell uses if there are any."""
+        return 1
+
+    def shares_host(self, on_gpu: bool) -> bool:
+        """Return True on a GPU without timed steps: company slows down a step, and on a CPU uses up memory."""
+        return on_gpu and self.mode != "train_step"
+
+    @property
+    def model_size(self) -> ModelSize:
+        """The size of the model, with as many blocks as the cell asks for."""
+        size = SIZES[self.size]
+        return replace(size, num_layers=self.num_layers or size.num_layers)
+
+    def workload(self, vocab_size: int, batch_size: int, device_type: str) -> Workload:
+        """Return everything that the formulas of memory take."""
+        return Workload(
+            self.model_size,
+            vocab_size,
+            batch_size,
+            self.context_length,
+            self.precision,
+            self.attention,
+            self.checkpoint_every,
+            device_type,
+            self.checkpointing,
+        )
+
+    def row_keys(self) -> list[dict[str, str]]:
+        """Return the key of the single row of a cell that could not be measured."""
+        return [{"kind": "peak"}]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Shared by all cells: the assignment's batch, and how the step is timed after recording."""
+
+    batch_size: int = axis(4, minimum=1)
+    vocab_size: int = axis(10_000, minimum=2)
+    warmup_steps: int = axis(2, minimum=0)
+    steps: int = axis(10, minimum=10)
+    max_steps: int = axis(30, minimum=10)
+    rel_error: float = axis(0.01, minimum=0)
+    budget_s: float = axis(3.0, minimum=0)
+    unstable_rel_error: float = axis(0.05, minimum=0)
+    threads: int = axis(0, minimum=0)

@@ -1,0 +1,160 @@
+"""Make the rows of one recording: peaks with their composition, the timeline, the largest allocations."""
+
+import linecache
+from collections import Counter
+from functools import cache
+from itertools import chain
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import pipeline
+from pipeline.formulas.peak_memory import CATEGORIES
+from pipeline.instruments.memory.recording import Recording
+from pipeline.instruments.memory.replay import (
+    Allocation,
+    Timeline,
+    frames_within,
+    phase_spans,
+    replay,
+    thin_out,
+    timeline,
+)
+from pipeline.instruments.memory.snapshot import Frame
+from pipeline.model.transformer import TransformerBlock
+from pipeline.stages.memory.categories import classify
+
+Row = dict[str, Any]
+
+PACKAGE = Path(pipeline.__file__).parent
+SUBJECTS = ("model", "attention")
+TIMELINE_PARTS = 120
+LARGEST = 12
+
+
+def recording_rows(recording: Recording) -> list[Row]:
+    """Turn a recording into rows of status ok: peaks, timeline, largest, saved and residual; see rows.py."""
+    allocations = replay(recording.events)
+    categories = classify(allocations, recording)
+    active = timeline(allocations, categories, len(recording.events))
+    rows = [
+        *_peak_rows(recording, active),
+        *_timeline_rows(recording, active),
+        *_largest_rows(recording, allocations, categories),
+        _saved_row(recording, active),
+        _residual_row(recording, allocations),
+    ]
+    return [{"status": "ok", **row} for row in rows]
+
+
+def _numbered_phases(recording: Recording) -> list[tuple[int, str, int, int]]:
+    """Return the phases, each with the number of its step; step 0 is before the first forward phase."""
+    phases, step = [], 0
+    for name, begin, end in phase_spans(recording):
+        step += name == "forward"
+        if name != "end":
+            phases.append((step, name, begin, end))
+    return phases
+
+
+def _peak_rows(recording: Recording, active: Timeline) -> list[Row]:
+    rows = []
+    for step, phase, begin, end in _numbered_phases(recording):
+        peak = active.peak(begin, end)
+        made_of = active.composition(peak)
+        rows.append(
+            {
+                "kind": "peak",
+                "step": step,
+                "phase": phase,
+                "begin_event": begin,
+                "end_event": end,
+                "peak_event": peak,
+                "peak_bytes": int(active.total_bytes[peak]),
+                **{f"{name}_bytes": made_of.get(name, 0) for name in CATEGORIES},
+            }
+        )
+    return rows
+
+
+def _timeline_rows(recording: Recording, active: Timeline) -> list[Row]:
+    phases = [(begin, end, active.peak(begin, end)) for _, _, begin, end in _numbered_phases(recording)]
+    chosen = thin_out(active.total_bytes, TIMELINE_PARTS, keep=chain.from_iterable(phases))
+    return [
+        {
+            "kind": "timeline",
+            "category": category,
+            "events": chosen,
+            "active_bytes": [int(active.active_bytes[category][position]) for position in chosen],
+        }
+        for category in CATEGORIES
+        if category in active.active_bytes
+    ]
+
+
+def _largest_rows(recording: Recording, allocations: list[Allocation], categories: dict[Allocation, str]) -> list[Row]:
+    """Group equal allocations by one line of code, of the last step or alive after it; return the largest."""
+    begin = max(begin for name, begin in recording.phases if name == "forward")
+    groups = Counter(
+        (allocation.size_bytes, categories[allocation], *_location(allocation.frames))
+        for allocation in allocations
+        if allocation.start >= begin or allocation.end == len(recording.events)
+    )
+    largest = sorted(groups.items(), key=lambda group: group[0][0], reverse=True)[:LARGEST]
+    return [
+        {
+            "kind": "largest",
+            "rank": rank,
+            "size_bytes": size,
+            "count": count,
+            "category": category,
+            "location": location,
+            "code": code,
+        }
+        for rank, ((size, category, location, code), count) in enumerate(largest, start=1)
+    ]
+
+
+@cache
+def _location(frames: tuple[Frame, ...]) -> tuple[str, str]:
+    """Return the line of our code that allocated, with its caller, and the line's text."""
+    ours = [frame for subject in SUBJECTS for frame in frames_within(frames, PACKAGE / subject)]
+    ours.sort(key=frames.index)
+    if not ours:
+        return "outside the model" if frames else "autograd's own thread", ""
+    names = [_readable(frame) for frame in ours[:2]]
+    return ", called from ".join(names), linecache.getline(ours[0].filename, ours[0].line).strip()
+
+
+def _readable(frame: Frame) -> str:
+    return f"{Path(frame.filename).relative_to(PACKAGE)}:{frame.line} {frame.function}"
+
+
+def _saved_row(recording: Recording, active: Timeline) -> Row:
+    ends = [end for _, phase, _, end in _numbered_phases(recording) if phase == "forward"]
+    return {"kind": "saved", "activations_bytes": active.composition(ends[-1]).get("activations", 0)}
+
+
+def _residual_row(recording: Recording, allocations: list[Allocation]) -> Row:
+    """Find the residual sums that blocks make, two per block, in the last recorded forward pass."""
+    _, begin, end = [span for span in phase_spans(recording) if span[0] == "forward"][-1]
+    sums = [
+        allocation.size_bytes
+        for allocation in allocations
+        if begin <= allocation.start < end and _is_made_in(allocation, TransformerBlock.forward.__code__)
+    ]
+    return {
+        "kind": "residual",
+        "size_bytes": max(sums, default=None),
+        "smallest_bytes": min(sums, default=None),
+        "count": len(sums),
+    }
+
+
+def _is_made_in(allocation: Allocation, code: CodeType) -> bool:
+    """Tell whether the allocation's innermost frame is a line of this function."""
+    if not allocation.frames:
+        return False
+    frame = allocation.frames[0]
+    lines = {line for _, _, line in code.co_lines() if line is not None}
+    return frame.filename == code.co_filename and frame.line in lines

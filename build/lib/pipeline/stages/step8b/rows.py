@@ -1,0 +1,142 @@
+"""Rows of the step8b stage: step times, where a step's time goes, what each fusion buys, and whether it is right."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.cells.rates import peak_columns, step_rates
+from pipeline.cells.rows import Reading, Row, RowTypes, column, derived
+from pipeline.cells.timed_rows import RanksStepRow
+from pipeline.formulas import flops
+from pipeline.formulas.sizes import SIZES
+from pipeline.instruments.profilers.kernel_categories import CATEGORIES
+from pipeline.stages.step8b.cell import CHECKED, FUSIONS, IDLE, IMPLS, MEASURES
+from pipeline.ways.cell import PHASES, TRAIN_STEP
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredRow(Row):
+    """Columns of all rows: what is measured, and of which implementation."""
+
+    measures: str = column("what the row measures", allowed=MEASURES)
+    impl: str = column(
+        "torch_eager, torch_compiled: torch's own parts; torch_selective: eager, and its checkpoints keep attention's"
+        " output; ours: the fused model under our FSDP; ours_fully_shard: under"
+        " torch's; bf16_eager: the plain model in bf16, to compare with",
+        allowed=tuple(dict.fromkeys((*IMPLS, *CHECKED))),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTime(RanksStepRow, MeasuredRow):
+    """Time of a training step or of one of its phases by one clock; each sample is the slowest rank's."""
+
+    KEYS = ("impl", "phase", "clock")
+
+    phase: str = column("part of the step, or all of it", allowed=(*PHASES, TRAIN_STEP))
+    clock: str = column("host: a synchronize on both sides; cuda_events: by the GPU", allowed=("host", "cuda_events"))
+    first_step_ms: float | None = column("the first step, which compiles what there is to; of the first turn")
+    tokens_per_s: float | None = derived("tokens of all ranks over the median time", positive=True)
+    model_tflops_per_s: float | None = derived(
+        "FLOPs of the model's mathematics a rank, causal attention as half of all scores and nothing recomputed, over"
+        " the median time",
+        positive=True,
+    )
+    mfu_pct: float | None = derived("model FLOPs utilization: of the peak in bf16", positive=True)
+    measured_peak_tflops_per_s: float | None = column(
+        "rate of a large matrix product in bf16, where no data sheet is known", positive=True
+    )
+    peak_tflops_per_s: float | None = derived("peak in bf16", positive=True)
+    peak_source: str | None = derived("where the peak comes from", allowed=("datasheet", "measured"))
+    peak_bytes: int | None = column("most that torch's allocator had given out on the fullest rank", minimum=0)
+    needs_bytes: int | None = column("memory that a step takes by formula, with what layers keep", minimum=0)
+    has_bytes: int | None = column("memory that is free for it on the fullest rank before it is built", minimum=0)
+    layers_that_keep_input: int | None = column(
+        "layers that keep their input alone and run again for the backward pass", minimum=0
+    )
+    layers_that_keep_attention: int | None = column("layers that keep attention's output too", minimum=0)
+    layers_that_keep_qkv: int | None = column(
+        "layers that keep also q, k, v and the sum before the feed-forward norm", minimum=0
+    )
+    layers_that_keep: int | None = column("layers that keep also the products of gate and up", minimum=0)
+
+    @classmethod
+    def derive(cls, reading: Reading) -> dict[str, Any]:
+        """Add the rates of the whole step, and the peak."""
+        found, cell, row = super().derive(reading), reading.cell, reading.row
+        if "median_ms" not in found or any(row[name] != value for name, value in cls.WHOLE_STEP.items()):
+            return found
+        shared = {"tokens": cell.context_length, **peak_columns(reading, "bf16")}  # of a rank
+        step_flops = flops.causal_train_step_flops(
+            SIZES[cell.size], reading.settings["vocab_size"], 1, cell.context_length
+        )
+        rates = step_rates(found["median_ms"], step_flops, shared)
+        return (
+            found
+            | shared
+            | rates
+            | {"tokens": found["tokens"], "tokens_per_s": cell.world_size * rates["tokens_per_s"]}
+        )
+
+    @classmethod
+    def tokens_a_step(cls, reading: Reading) -> int:
+        """Return the tokens of a step: a sequence on each rank."""
+        return reading.cell.world_size * reading.cell.context_length
+
+
+@dataclass(frozen=True, kw_only=True)
+class BudgetItem(MeasuredRow):
+    """Where a step's time goes, on the first rank: the time that a kind of work adds to those listed before it."""
+
+    KEYS = ("impl", "category")
+
+    category: str = column(
+        "kind of work by kernel name, in order; communication is what no other work hides; idle: no kernel ran",
+        allowed=(*CATEGORIES, IDLE),
+    )
+    work_ms: float = column("time that it adds to a profiled step", minimum=0)
+    launches: int = column("kernels and copies a step", minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fusion(MeasuredRow):
+    """The step of the fused model with one fusion more a row, in one process, and with the same sharded weights."""
+
+    KEYS = ("impl", "fusion")
+
+    fusion: str = column("what joins those before: none, our attention, a kernel, products kept", allowed=FUSIONS)
+    step_ms: float = column("median step, the slowest rank's", positive=True)
+    peak_bytes: int | None = column("most that torch's allocator had given out on the fullest rank", minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check(MeasuredRow):
+    """Loss and gradients of few layers beside the plain model's in fp32, from the same weights."""
+
+    KEYS = ("impl",)
+
+    loss: float = column("loss, in nats")
+    loss_error: float = column("difference from the loss in fp32, over it", minimum=0)
+    gradient_error: float = column("norm of the difference of all gradients, over the norm in fp32", minimum=0)
+    worst_gradient_error: float = column("the same of the worst parameter alone", minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Descent(MeasuredRow):
+    """The loss over steps with one batch, from the first weights."""
+
+    KEYS = ("impl",)
+
+    first_loss: float = derived("loss of the first step, in nats")
+    last_loss: float = derived("loss of the last step")
+    losses: list[float] = column("loss of every step")
+
+    @classmethod
+    def derive(cls, reading: Reading) -> dict[str, Any]:
+        """Add the first and the last loss."""
+        losses = reading.row.get("losses")
+        return {"first_loss": losses[0], "last_loss": losses[-1]} if losses else {}
+
+
+ROW_TYPES = RowTypes(
+    dict(zip(MEASURES, (StepTime, BudgetItem, Fusion, Check, Descent), strict=True)), kind_column="measures"
+)

@@ -1,0 +1,143 @@
+"""Implementations of the user's own, by kind and name, as the configuration and commands give them.
+
+Nothing here imports them.
+"""
+
+import json
+import re
+import reprlib
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from pipeline.errors import UserError
+from pipeline.subjects import course
+from pipeline.subjects.files import check_location, defined_names, digest
+
+# Each kind with the functions that may go with an implementation of it.
+KINDS: dict[str, tuple[str, ...]] = {
+    "attention": (),
+    "ddp": ("before_batch", "after_backward"),
+    "fsdp": ("after_backward", "gather"),
+    "optimizer": (),
+    "model": (),
+}
+# What a name may be: it becomes part of tables, figures and pages.
+NAME = re.compile(r"[a-z0-9_]{1,32}")
+ALLOWED_NAME = "text of at most 32 of a-z, 0-9 and _"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An implementation of the user's own.
+
+    use: where it is, `package.module:attribute` or `file.py:attribute`. The rest, empty where there is none, are places
+    of functions of (wrapper, optimizer) to call before a batch and after backward, and of (wrapper) to gather all
+    parameters by name.
+    """
+
+    kind: str
+    name: str
+    use: str
+    before_batch: str = ""
+    after_backward: str = ""
+    gather: str = ""
+
+    @property
+    def locations(self) -> list[str]:
+        """Every place that it names."""
+        return [place for place in (self.use, self.before_batch, self.after_backward, self.gather) if place]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """How a stage measures the user's own implementations, declared in its cell.py as SUBJECTS.
+
+    kind: which of them. whole: the values of columns in the rows by which they are ranked. apart: implementations that
+    are not ranked with them. first: the values of axes of the problem that is told of first, and exercise: the
+    assignment's name of it, if it has one. pipelines: where rows of the pipeline's own implementation have no `impl`,
+    what it is called; the user's own then stand in the ranking alone.
+    """
+
+    kind: str
+    whole: Mapping[str, Any]
+    apart: tuple[str, ...] = ()
+    first: Mapping[str, Any] = field(default_factory=dict)
+    exercise: str = ""
+    pipelines: str = ""
+
+
+def read(asked: Any, where: str, taken: Mapping[str, Iterable[str]]) -> tuple[Subject, ...]:
+    """Read subjects: a mapping of kinds to names to places, or the path of a file with the course's adapters.
+
+    where: the source of the value, for messages; taken: the names of each kind that the pipeline's own have.
+    Raises UserError, one line that names the key, its value and what is allowed.
+    """
+    if isinstance(asked, str):
+        asked = course.adapters(asked, defined_names(asked, where), where)
+    if not isinstance(asked, Mapping):
+        raise UserError(f"{where} must be a mapping of kinds or the path of a file of adapters, got {_brief(asked)}")
+    subjects = [
+        subject for kind, named in asked.items() for subject in _of_kind(kind, named, where, set(taken.get(kind, ())))
+    ]
+    for subject in subjects:
+        for place in subject.locations:
+            check_location(place, f"{where}: {subject.kind}.{subject.name}")
+    return tuple(subjects)
+
+
+def told(asked: Any, subjects: Iterable[Subject]) -> list[str]:
+    """Return a line of which of the course's adapters a file has and which not, none where no file was asked for."""
+    return [course.told(asked, {(each.kind, each.name) for each in subjects})] if isinstance(asked, str) else []
+
+
+def words(subjects: Iterable[Subject]) -> list[str]:
+    """Return the option of a command that gives these subjects: none, or `--subjects` and what `read` reads."""
+    asked: dict[str, dict[str, Any]] = {}
+    for subject in subjects:
+        given = {key: place for key, place in asdict(subject).items() if place and key not in ("kind", "name")}
+        asked.setdefault(subject.kind, {})[subject.name] = given if len(given) > 1 else subject.use
+    return ["--subjects", json.dumps(asked)] if asked else []
+
+
+def facts(subjects: Iterable[Subject]) -> list[dict[str, str]]:
+    """Return what a record holds of subjects: their words, and a digest of their source and what it imports.
+
+    Raises UserError where a source is gone.
+    """
+    return [{**asdict(subject), "digest": digest(subject.locations)} for subject in subjects]
+
+
+def _of_kind(kind: Any, named: Any, where: str, taken: set[str]) -> Iterable[Subject]:
+    if kind not in KINDS:
+        raise UserError(f"{where}: unknown kind {_brief(kind)}: must be one of {', '.join(KINDS)}")
+    if not isinstance(named, Mapping):
+        raise UserError(f"{where}: {kind} must be a mapping of names to places, got {_brief(named)}")
+    for name, given in named.items():
+        key = f"{where}: {kind}.{reprlib.repr(name).strip(chr(39))}"
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            hint = ""
+            if isinstance(name, bool):
+                hint = "; YAML reads on, off, yes and no as true and false: quote it"
+            elif isinstance(name, str) and ":" in name:
+                hint = "; is there no space after its colon?"
+            raise UserError(f"{key}: a name must be {ALLOWED_NAME}{hint}")
+        if name in taken:
+            raise UserError(f"{key}: the pipeline's own has this name; taken are {', '.join(sorted(taken))}")
+        yield Subject(kind, name, **_places(given, key, ("use", *KINDS[kind])))
+
+
+def _places(given: Any, key: str, allowed: tuple[str, ...]) -> dict[str, str]:
+    places = given if isinstance(given, Mapping) else {"use": given}
+    for name, place in places.items():
+        if name not in allowed:
+            raise UserError(f"{key}: unknown key {_brief(name)}: must be one of {', '.join(allowed)}")
+        if not isinstance(place, str):
+            raise UserError(f"{key}.{name} must be module:attribute or file.py:attribute, got {_brief(place)}")
+    if "use" not in places:
+        raise UserError(f"{key} has no use: name the implementation as module:attribute or file.py:attribute")
+    return dict(places)
+
+
+def _brief(value: Any) -> str:
+    return reprlib.repr(value)

@@ -1,0 +1,263 @@
+"""Check data-parallel training of the user's own against one process that trains with the whole batch."""
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from pipeline.instruments.memory.training_kinds import kinds_bytes
+from pipeline.model.precision import precision_context
+from pipeline.model.transformer import Embedding, Linear, SwiGLU
+from pipeline.parallel.processes.starting import RankContext
+from pipeline.subjects.checking import Verdict, Wrong
+from pipeline.subjects.loading import load
+from pipeline.subjects.naming import Subject
+from pipeline.subjects.wrapping import Wrapped, bucket_argument
+
+# More steps and more parameters than a counter or a list in an implementation would hold by mistake.
+STEPS, LAYERS = 12, 10
+# Sizes that any usual number of ranks divides, as it does those of the models that are measured.
+ROWS_A_RANK, WIDTH, WORDS = 6, 48, 32
+LEARNING_RATE = 0.1
+# Between sums in another order. A gradient that one rank keeps to itself moves a weight by a thousand times as much.
+TOLERANCE = 1e-5
+# Of how far a weight has moved, where the model computes in bf16. Ours are off by 0.06 at most; a gradient that a rank
+# keeps to itself, or that is summed instead of averaged, makes it about 1.
+BF16_TOLERANCE = 0.2
+NOT_SENT = "initial weights are not sent from rank 0: start all ranks from one seed"
+NOT_SHARDED = "each rank holds all parameters: nothing is sharded"
+# So that each parameter is a bucket, that a few are, and that all are.
+BUCKET_SIZES_MB = (0.001, 0.03, 1000)
+BUCKETS = "buckets"
+# Of the first step's complaint, by number: ranks must agree on one, and the highest that any rank found is told.
+UNKNOWN, NOT_AVERAGED, OWN_WEIGHTS, NOTHING_CALLED = range(4)
+CAUSES = {
+    UNKNOWN: "",
+    NOT_AVERAGED: "; gradients are those of the ranks summed, not averaged",
+    OWN_WEIGHTS: "; a rank began with weights of its own, not with rank 0's",
+    NOTHING_CALLED: "; nothing was called after backward: there is neither finish_gradient_synchronization() nor"
+    " after_backward",
+}
+
+
+def check_ddp(context: RankContext, subject: Subject) -> Verdict:
+    """Check a DDP wrapper with tied and untied weights; its way is BUCKETS where it takes a bucket size.
+
+    Raises Wrong on a rank whose weights are not those of one process.
+    """
+    buckets = bucket_argument(load(subject.use)) is not None
+    for tied in (False, True):
+        for size in BUCKET_SIZES_MB if buckets else (None,):
+            net = _net(tied, context, seed=context.rank)
+            model = Wrapped(net, subject, size)
+            words = "" if size is None else f", buckets of {size} MB"
+            named = lambda net=net: dict(net.named_parameters())  # noqa: E731
+            _train_both(model, net.parameters(), named, tied, context, words, seed=context.rank)
+    return Verdict("ok", way=BUCKETS if buckets else "")
+
+
+def check_fsdp(context: RankContext, subject: Subject, compute_dtype: torch.dtype | None) -> Verdict:
+    """Check an FSDP wrapper as `check_ddp` does; the weights that are compared are gathered after each step.
+
+    Ranks begin alike; the reason of a right one says if they have to, and if it shards nothing. With a dtype to compute
+    in, such as bf16, each weight has to move as that of one process in fp32 does, about.
+    """
+    notes = []
+    for tied in (False, True):
+        net = _net(tied, context, seed=0)
+        whole_bytes = sum(parameter.nbytes for parameter in net.parameters())
+        model = Wrapped(net, subject)
+        _train_both(model, model.parameters(), model.gather, tied, context, "", seed=0)
+        assert model.optimizer is not None
+        if _on_all_ranks(kinds_bytes(model, model.optimizer)["parameters"] >= whole_bytes, context):
+            notes.append(NOT_SHARDED)
+        if compute_dtype is not None:
+            model = Wrapped(_net(tied, context, seed=0), subject, compute_dtype=compute_dtype)
+            words = f", computing in {str(compute_dtype).removeprefix('torch.')}"
+            _train_both(model, model.parameters(), model.gather, tied, context, words, seed=0, in_part=True)
+    sent = Wrapped(_net(False, context, seed=context.rank), subject).gather()
+    wanted = dict(_net(False, context, seed=0).named_parameters())
+    if not _on_all_ranks(all(torch.equal(sent[name].to(wanted[name]), wanted[name]) for name in wanted), context):
+        notes.append(NOT_SENT)
+    return Verdict("ok", "; ".join(dict.fromkeys(notes)))
+
+
+def check_optimizer(context: RankContext, subject: Subject) -> Verdict:
+    """Check a sharded optimizer against AdamW in full: every rank has the same gradients and keeps the same weights."""
+    for tied in (False, True):
+        nets = [_net(tied, context, seed=0) for _ in range(2)]
+        options: dict[str, Any] = {"lr": LEARNING_RATE / 10, "weight_decay": 0.1}
+        optimizers = [
+            load(subject.use)(nets[0].parameters(), torch.optim.AdamW, **options),
+            torch.optim.AdamW(nets[1].parameters(), **options),
+        ]
+        for step in range(STEPS):
+            batch = _batch(step, context)
+            for net, optimizer in zip(nets, optimizers, strict=True):
+                _loss(net, *batch).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            _compare(dict(nets[0].named_parameters()), nets[1], step, tied, "AdamW in full")
+    return Verdict("ok")
+
+
+# By the kind of what they check.
+CHECKS: dict[str, Callable[..., Verdict]] = {"ddp": check_ddp, "fsdp": check_fsdp, "optimizer": check_optimizer}
+
+
+def _train_both(
+    model: Wrapped,
+    parameters: Iterable[Tensor],
+    weights: Any,
+    tied: bool,
+    context: RankContext,
+    words: str,
+    seed: int,
+    in_part: bool = False,
+) -> None:
+    """Train with this rank's part of each batch, and beside it one replica with the whole; compare after each step.
+
+    seed: of the weights that this rank began with. in_part: the model computes in bf16; compare by how far a weight has
+    moved.
+    """
+    whole = _net(tied, context, seed=0)
+    start, own_start = (_copies(net.named_parameters()) for net in (whole, _net(tied, context, seed)))
+    own = torch.optim.SGD(parameters, lr=LEARNING_RATE)
+    others = torch.optim.SGD(whole.parameters(), lr=LEARNING_RATE)
+    model.optimizer = own
+    for step in range(STEPS):
+        tokens, targets = _batch(step, context)
+        with precision_context("bf16", context.device.type) if in_part else nullcontext():  # as it is measured
+            loss = _loss(model, *(part[context.rank :: context.world_size] for part in (tokens, targets)))
+        loss.backward()
+        model.finish_gradients()
+        own.step()
+        own.zero_grad()
+        _loss(whole, tokens, targets).backward()
+        others.step()
+        others.zero_grad()
+        found, beside = weights(), f"one process with the whole batch{words}"
+        complaint: Wrong | None = None
+        try:
+            _compare(found, whole, step, tied, beside, start if in_part else None)
+        except Wrong as wrong:
+            complaint = wrong
+        if step == 0:
+            cause = _likely_cause(found, whole, start, own_start, context) if complaint else UNKNOWN
+            if complaint and cause == UNKNOWN and not model.finishes:
+                cause = NOTHING_CALLED
+            complaint = _with_cause(complaint, cause, context)
+        if complaint:
+            raise complaint
+
+
+def _with_cause(complaint: Wrong | None, cause: int, context: RankContext) -> Wrong | None:
+    """Add what any rank took for the cause to what this one complains of; all ranks call it."""
+    causes = torch.tensor(cause, device=context.device)
+    dist.all_reduce(causes, dist.ReduceOp.MAX)
+    return Wrong(f"{complaint}{CAUSES[int(causes)]}") if complaint else None
+
+
+def _copies(named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in named}
+
+
+def _likely_cause(
+    found: Mapping[str, Tensor],
+    whole: nn.Module,
+    start: Mapping[str, Tensor],
+    own_start: Mapping[str, Tensor],
+    context: RankContext,
+) -> int:
+    """Tell two usual mistakes by the first step; return a key of CAUSES.
+
+    start, own_start: the weights before it of rank 0 and of this rank, which the wrapper was given.
+    """
+    wanted = dict(whole.named_parameters())
+    if any(name not in found or found[name].shape != weight.shape for name, weight in wanted.items()):
+        return UNKNOWN
+
+    def moved(to: Mapping[str, Tensor], since: Mapping[str, Tensor]) -> Tensor:
+        return torch.cat([(to[name].detach().to(since[name]) - since[name]).flatten() for name in wanted])
+
+    by, right = moved(found, start), moved(wanted, start)
+    if moved(found, own_start).norm() < by.norm() / 2:
+        return OWN_WEIGHTS
+    is_summed = (by - context.world_size * right).norm() < 0.1 * by.norm()
+    return NOT_AVERAGED if is_summed else UNKNOWN
+
+
+class _Net(nn.Module):
+    """A small net of the layers of the model that is measured, of many sizes."""
+
+    def __init__(self, tied: bool):
+        super().__init__()
+        self.embedding, self.head = Embedding(WORDS, WIDTH), Linear(WIDTH, WORDS)
+        self.norms = nn.ModuleList(nn.RMSNorm(WIDTH) for _ in range(LAYERS))
+        self.layers = nn.ModuleList(SwiGLU(WIDTH, 16 * (1 + number)) for number in range(LAYERS))
+        if tied:
+            self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for norm, layer in zip(self.norms, self.layers, strict=True):
+            x = x + layer(norm(x))
+        return self.head(x / WIDTH**0.5)  # lest tied weights, of variance 1, make training unsteady
+
+
+def _net(tied: bool, context: RankContext, seed: int) -> nn.Module:
+    """Return a small net with the weights of a seed."""
+    torch.manual_seed(seed)
+    return _Net(tied).to(context.device)
+
+
+def _on_all_ranks(fact: bool, context: RankContext) -> bool:
+    """Tell whether something is so on every rank; all ranks call it."""
+    facts = torch.tensor(fact, dtype=torch.int, device=context.device)
+    dist.all_reduce(facts, dist.ReduceOp.MIN)
+    return bool(facts)
+
+
+def _batch(step: int, context: RankContext) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    shape = (2, ROWS_A_RANK * context.world_size)
+    tokens, targets = torch.randint(WORDS, shape, generator=generator).to(context.device)
+    return tokens, targets
+
+
+def _loss(model: nn.Module, tokens: Tensor, targets: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(model(tokens), targets)
+
+
+def _compare(
+    weights: Mapping[str, Tensor],
+    wanted: nn.Module,
+    step: int,
+    tied: bool,
+    beside: str,
+    start: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Raise Wrong where a weight is further from the wanted one than rounding explains, the furthest first.
+
+    start: the weights before the first step; the distance is then a share of how far the wanted one is from there.
+    """
+    off, allowed = {}, TOLERANCE if start is None else BF16_TOLERANCE
+    for name, weight in wanted.named_parameters():
+        if name not in weights or weights[name].shape != weight.shape:
+            raise Wrong(f"there is no full parameter {name} of shape {tuple(weight.shape)}; got {', '.join(weights)}")
+        difference = weights[name].detach().to(weight) - weight.detach()
+        distance = (
+            difference.abs().max() if start is None else difference.norm() / (weight.detach() - start[name]).norm()
+        )
+        off[name] = distance.nan_to_num(nan=float("inf")).item()
+    worst = max(off, key=lambda name: off[name])
+    if off[worst] > allowed:
+        net = "tied" if tied else "untied"
+        bad = sum(each > allowed for each in off.values())
+        raise Wrong(
+            f"after step {step + 1} {worst} is off by {off[worst]:.2g} from {beside}, allowed is {allowed:g}; "
+            f"{bad} of {len(off)} parameters of a net with {net} weights are off"
+        )

@@ -1,0 +1,54 @@
+"""The code of a Python file without its comments, docstrings and layout, as a digest."""
+
+import ast
+import hashlib
+from collections import defaultdict
+from typing import Any
+
+Nodes = dict[type, list[Any]]  # by their type
+_Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def tree_digest(tree: ast.Module) -> str:
+    """Return a digest of a syntax tree without its docstrings."""
+    return digest_and_nodes(tree)[0]
+
+
+def digest_and_nodes(tree: ast.Module) -> tuple[str, Nodes]:
+    """Return a digest of a syntax tree without its docstrings, and its nodes by their type: in one walk."""
+    text: list[str] = []
+    nodes: Nodes = defaultdict(list)
+    _write(tree, text, nodes)
+    return hashlib.sha256(" ".join(text).encode()).hexdigest()[:16], nodes
+
+
+def _without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
+    match body:
+        case [ast.Expr(value=ast.Constant(value=str())), *rest]:
+            return rest
+    return body
+
+
+def _write(node: object, text: list[str], nodes: Nodes) -> None:
+    """Write a syntax tree as words that are the same under every Python that knows its nodes.
+
+    Not with `ast.dump`, which also writes empty fields: later versions have some that earlier ones lack.
+    """
+    if isinstance(node, ast.AST):
+        nodes[type(node)].append(node)
+        text += (type(node).__name__, "(")
+        for name in node._fields:
+            value = getattr(node, name, None)
+            if name == "body" and isinstance(node, _Documented):
+                value = _without_docstring(node.body)
+            if value is not None and value != []:
+                text += (name, "=")
+                _write(value, text, nodes)
+        text.append(")")
+    elif isinstance(node, list):
+        text.append("[")
+        for item in node:
+            _write(item, text, nodes)
+        text.append("]")
+    else:
+        text.append(repr(node))

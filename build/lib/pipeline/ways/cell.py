@@ -1,0 +1,43 @@
+"""What cells of ways to train on several ranks have in common. Imports no torch: the workflow reads it."""
+
+from dataclasses import dataclass
+
+from pipeline.cells.fields import axis
+from pipeline.formulas.sizes import SIZES
+
+PHASES = ("forward", "backward", "communication", "optimizer")
+TRAIN_STEP = "train_step"
+
+
+@dataclass(frozen=True)
+class RanksCell:
+    """One model size, precision, batch and number of ranks; the ways to train are its rows.
+
+    repeat: the number of a cell that measures the same again, in its own process.
+    """
+
+    precision: str = axis("fp32", allowed=("fp32", "bf16"))
+    size: str = axis("xl", allowed=SIZES)
+    batch_size_per_rank: int = axis(2, minimum=1)
+    context_length: int = axis(512, minimum=1)
+    world_size: int = axis(2, minimum=2)
+    repeat: int = axis(1, minimum=1)
+
+    @property
+    def gpus(self) -> int:
+        """The GPUs that the cell uses if there are any: one per rank."""
+        return self.world_size
+
+
+@dataclass(frozen=True)
+class RanksSettings:
+    """Shared by all cells. The ways take turns in `rounds`; every second round runs in reverse order."""
+
+    vocab_size: int = axis(10_000, minimum=2)
+    warmup_steps: int = axis(3, minimum=1)
+    steps: int = axis(10, minimum=5)
+    rounds: int = axis(2, minimum=1)
+    unstable_rel_error: float = axis(0.05, minimum=0)
+    check_timeout_s: float = axis(300.0, minimum=1)  # of an implementation of the user's own
+    timeout_s: float = axis(1800.0, minimum=1)
+    threads: int = axis(0, minimum=0)

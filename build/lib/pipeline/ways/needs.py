@@ -1,0 +1,44 @@
+"""Estimate time and memory of training on several ranks before it is measured: by rule of thumb, and in closed form.
+
+Imports no torch: the workflow reads it.
+"""
+
+from pipeline.formulas.activations import Workload
+from pipeline.formulas.peak_memory import peak_bytes
+from pipeline.formulas.sizes import SIZES
+from pipeline.ways.cell import RanksCell, RanksSettings
+
+START_S = 3.0
+# For a model size that suits the machine.
+GPU_STEP_S, CPU_STEP_S = 0.4, 0.05
+# What else a way to train takes, in steps: to be built in every turn, and on a GPU for its trace to be read.
+GPU_OTHER_STEPS, CPU_OTHER_STEPS = 25, 3
+
+
+def training_bytes(
+    size: str, precision: str, world_size: int, *, vocab_size: int, batch_size_per_rank: int, context_length: int
+) -> int:
+    """Return the least memory that all ranks on a CPU need: the peak of a training step on each."""
+    workload = Workload(
+        SIZES[size], vocab_size, batch_size_per_rank, context_length, precision=precision, device_type="cpu"
+    )
+    return world_size * peak_bytes(workload, "train_step")
+
+
+def needed_bytes(cell: RanksCell, settings: RanksSettings) -> int:
+    """Return the least memory that a cell needs on a CPU."""
+    return training_bytes(
+        cell.size,
+        cell.precision,
+        cell.world_size,
+        vocab_size=settings.vocab_size,
+        batch_size_per_rank=cell.batch_size_per_rank,
+        context_length=cell.context_length,
+    )
+
+
+def expected_s(ways: int, _cell: RanksCell, settings: RanksSettings, on_gpu: bool) -> float:
+    """Estimate the seconds that a cell of so many ways to train takes, including the start of its ranks."""
+    step_s, other_steps = (GPU_STEP_S, GPU_OTHER_STEPS) if on_gpu else (CPU_STEP_S, CPU_OTHER_STEPS)
+    steps = settings.rounds * (settings.warmup_steps + settings.steps)
+    return START_S + ways * (steps + other_steps) * step_s

@@ -1,0 +1,117 @@
+"""One rank on which ways to train take turns: build one, note what the stage asks for, time its steps, free it."""
+
+import gc
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import torch.distributed as dist
+
+from pipeline.formulas.sizes import SIZES
+from pipeline.instruments.machine.pinning import pinned
+from pipeline.instruments.profilers.gpu_busy import profile_gpu_busy
+from pipeline.instruments.profilers.lanes import capture_step
+from pipeline.instruments.sampling.variants import turns
+from pipeline.instruments.sampling.weight_differences import Comparison
+from pipeline.model.step import TrainingStep, build_training_step
+from pipeline.parallel.processes.starting import RankContext
+from pipeline.subjects.naming import Subject
+from pipeline.ways.cell import RanksCell, RanksSettings
+from pipeline.ways.notes import time_steps
+from pipeline.ways.way import Experiment, Result, Turn, Way
+
+
+def measure_in_turn(
+    context: RankContext,
+    cell: RanksCell,
+    settings: RanksSettings,
+    ways: Sequence[Way],
+    experiment: Experiment,
+    subjects: Sequence[Subject] = (),
+    mark: Path | None = None,
+) -> list[Result]:
+    """Let ways take turns, each from the same weights and alone in memory; then profile steps of each.
+
+    Profiles come last, because a profiler may disturb what runs after it. subjects: those of the user's own whose ways
+    may be among these; mark: where to note which of them runs, see `pipeline.subjects.checking`.
+    """
+    rank = _Rank(context, cell, settings, experiment, subjects, mark)
+    dist.barrier()  # what the first collective starts is not pinned
+    with pinned(context.device, context.rank, context.world_size) as core:
+        results = [Result(pinned_core=core) for _ in ways]
+        for number, is_first_turn in turns(range(len(ways)), settings.rounds):
+            rank.take_turn(ways[number], results[number], is_first_turn)
+        for way, result in zip(ways, results, strict=True):
+            rank.profile(way, result)
+        rank.end()
+    return results
+
+
+class _Rank:
+    """One rank on which ways take turns; each turn frees its model."""
+
+    def __init__(
+        self,
+        context: RankContext,
+        cell: RanksCell,
+        settings: RanksSettings,
+        experiment: Experiment,
+        subjects: Sequence[Subject],
+        mark: Path | None,
+    ) -> None:
+        self.context, self.cell, self.settings, self.experiment = context, cell, settings, experiment
+        self.comparison = Comparison()
+        self.turns_of_own = None
+        if subjects:
+            from pipeline.subjects.turns import Turns
+
+            self.turns_of_own = Turns(subjects, mark if context.rank == 0 else None)
+
+    def take_turn(self, way: Way, result: Result, is_first_turn: bool) -> None:
+        """Time training steps; in the first turn do also what else the stage asks for.
+
+        Only the first turn starts with empty device memory: allocating everything anew takes as long as several steps.
+        """
+        if is_first_turn:
+            self.experiment.make_room(self.context.device)
+        weights, step = self.experiment.weights, self._build(way)
+        if is_first_turn and way.communicates:
+            self.comparison.begin(partial(weights, step))
+        turn = Turn(way, step, result, self.context, self.settings, self.comparison, weights)
+        for act in self.experiment.first_turn if is_first_turn else (time_steps,):
+            act(turn)
+
+    def profile(self, way: Way, result: Result) -> None:
+        """Profile warm steps for what the GPU does in them and, of some ways, capture one on rank 0."""
+        device = self.context.device
+        if device.type != "cuda" and not way.captured:
+            return
+        step = self._build(way)
+        for _ in range(self.settings.warmup_steps if self.experiment.profiles_warm else 1):
+            step.run()
+        result.busy = profile_gpu_busy(step.run, device)
+        if way.captured:
+            result.lanes = capture_step(step.run, device, listen=self.context.rank == 0)
+
+    def end(self) -> None:
+        """End the turn of who ran last."""
+        if self.turns_of_own is not None:
+            self.turns_of_own.end()
+
+    def _build(self, way: Way) -> TrainingStep:
+        """Build a way's step: weights and tokens use the rank's own seed, so that to communicate makes a difference."""
+        if self.experiment.collects:
+            gc.collect()
+        if self.turns_of_own is not None:
+            self.turns_of_own.begin(way.name)
+        return way.build(
+            build_training_step(
+                SIZES[self.cell.size],
+                vocab_size=self.settings.vocab_size,
+                context_length=self.cell.context_length,
+                batch_size=self.cell.batch_size_per_rank,
+                precision=self.cell.precision,
+                device=self.context.device,
+                seed=self.context.rank,
+            )
+        )

@@ -1,0 +1,81 @@
+"""What a cell's process has of the worker that it was forked from: packages imported, its caller's environment.
+
+The worker imports third-party packages only and never touches CUDA. The child imports the project's own code, so that
+what it has imported of it is what its cell runs, as it is on disk. A worker ends where this file changes, see `client`.
+"""
+
+import atexit
+import contextlib
+import gc
+import importlib
+import os
+import signal
+import sys
+import tempfile
+from typing import Any
+
+# Compiling imports far more than `import torch` does, much of it only at the first call.
+COMPILER = (
+    "torch._dynamo",
+    "torch._inductor.compile_fx",
+    "torch._inductor.codegen.cuda_combined_scheduling",
+    "torch.distributed.tensor.experimental",
+    "torch.nn.attention.flex_attention",
+    "torch.utils.cpp_extension",
+    "triton",
+)
+PRELOADED = ("torch", "torch.distributed", *COMPILER, "pandas", "psutil", "pynvml")
+
+
+def preload() -> None:
+    """Import what every child would import, for good."""
+    for name in PRELOADED:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    # A child's collections are not to walk it, which would also copy its pages.
+    gc.collect()
+    gc.freeze()
+
+
+def run(request: dict[str, Any]) -> int:
+    """Run the caller's command as if this process were the one that it started; return the exit code.
+
+    It is negative for a signal that is to end the process.
+    """
+    try:
+        _take_over(request)
+        return importlib.import_module("pipeline.cli").run(request["argv"], "worker", request["issued_at"])
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except KeyboardInterrupt:
+        return -signal.SIGINT
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        return 1
+
+
+def _take_over(request: dict[str, Any]) -> None:
+    """Put on the caller's environment, working directory, umask and cores, and forget the project's own modules."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # they are files here
+    os.environ.clear()
+    os.environ.update(request["environ"])
+    os.chdir(request["cwd"])
+    os.umask(request["umask"])
+    os.sched_setaffinity(0, request["affinity"])
+    tempfile.tempdir = None  # an import may have asked for it
+    sys.argv = ["pipeline", *request["argv"]]
+    for name in [name for name in sys.modules if name.partition(".")[0] == "pipeline"]:
+        del sys.modules[name]
+    importlib.invalidate_caches()
+
+
+def end(code: int) -> None:
+    """End as an interpreter does but for taking its modules apart, which with torch loaded takes half a second."""
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)

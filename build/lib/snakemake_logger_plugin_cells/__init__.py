@@ -1,0 +1,184 @@
+"""A Snakemake logger plugin (`--logger cells`): one line per job with cells done, time left, and disturbances.
+
+It replaces Snakemake's own terminal output and leaves out what is of no use while waiting for a report. `--verbose`
+shows everything, and so does Snakemake's log file.
+"""
+
+import contextlib
+import sys
+import threading
+import time
+from logging import LogRecord
+from typing import Any
+
+from snakemake_interface_logger_plugins.base import LogHandlerBase
+from snakemake_interface_logger_plugins.common import LogEvent
+
+from snakemake_logger_plugin_cells import messages
+from snakemake_logger_plugin_cells.command_line import put_targets_last
+from snakemake_logger_plugin_cells.outcomes import Outcomes
+from snakemake_logger_plugin_cells.progress import Progress, RunPlan, is_cell
+
+REMIND_S = 60.0
+# Events that the lines of jobs already cover.
+LEFT_OUT = {
+    LogEvent.WORKFLOW_STARTED,
+    LogEvent.RESOURCES_INFO,
+    LogEvent.JOB_STARTED,
+    LogEvent.JOB_FINISHED,
+    LogEvent.PROGRESS,
+}
+# Beginnings of messages without an event about Snakemake's own work.
+CHATTER = (
+    "Config file ",
+    "Assuming unrestricted shared filesystem",
+    "Building DAG of jobs",
+    "Using shell:",
+    "Select jobs to execute",
+)
+# A message about Snakemake's own metadata, which decides nothing here.
+ABOUT_METADATA = "provenance/metadata so that it in part"
+
+# At import, because Snakemake imports its plugins before it parses the command line.
+put_targets_last()
+
+
+class LogHandler(LogHandlerBase):
+    """Write to the terminal instead of Snakemake, which provides the filter and the format of its own handler."""
+
+    def __post_init__(self) -> None:
+        self.plan = RunPlan()
+        self.progress = Progress(self.plan)
+        self.outcomes = Outcomes()
+        self.report = ""  # the page to open, once it is written
+        self.infos: dict[int, Any] = {}  # Snakemake's record of each job's start, which has its fields as attributes
+        self.reminder: threading.Timer | None = None
+
+    def handle(self, record: LogRecord) -> bool:
+        """Follow every event; write those that options such as --quiet let pass."""
+        with self.lock:  # type: ignore[union-attr]  # logging makes one
+            try:
+                self._follow(record, time.monotonic())
+            except Exception:
+                self.handleError(record)
+            return bool(super().handle(record))
+
+    def emit(self, record: LogRecord) -> None:
+        """Write one record."""
+        try:
+            if text := self._text(record, time.monotonic()):
+                self._write(text)
+        except Exception:  # as every handler does: a failed message must not end the run
+            self.handleError(record)
+
+    def close(self) -> None:
+        """End a dry run with the table of its cells and times, any other with what came of them."""
+        self._stop_reminder()
+        if not self.common_settings.quiet:
+            for line in (*self.outcomes.summary(), *([f"the report: {self.report}"] if self.report else [])):
+                self._write(line)
+        self.outcomes, self.report = Outcomes(), ""
+        if self.common_settings.dryrun and self.progress.totals:
+            self._write(messages.table(self.progress, 0.0))
+            self.progress.totals.clear()
+        super().close()
+
+    def _follow(self, record: Any, now: float) -> None:
+        event = getattr(record, "event", None)
+        if (plan := getattr(record, "run_plan", None)) is not None:
+            self.plan, self.progress = plan, Progress(plan)
+        elif event == LogEvent.RUN_INFO:
+            totals = {rule: count for rule, count in record.stats.items() if rule != "total"}
+            self.progress.begin(totals, 0.0 if self.common_settings.dryrun else now)
+        elif self.common_settings.dryrun:
+            return
+        elif event == LogEvent.JOB_INFO:
+            self.infos[record.jobid] = record
+            self.progress.start(record.jobid, record.rule_name, record.output, now)
+        elif event == LogEvent.JOB_FINISHED:
+            self.progress.finish(record.job_id, now)
+            if (info := self.infos.get(record.job_id)) and info.rule_name == "writeup":
+                self.report = next((path for path in info.output if path.endswith(".html")), "")
+        elif event == LogEvent.JOB_ERROR:
+            self.progress.fail(record.jobid)
+
+    def _text(self, record: Any, now: float) -> str | None:
+        event, settings, plan = getattr(record, "event", None), self.common_settings, self.plan
+        if event == LogEvent.ERROR and (line := messages.complaint(record.getMessage(), plan.targets, plan.scale)):
+            return line
+        if settings.verbose:
+            return self.format(record)
+        if event == LogEvent.JOB_FINISHED and (info := self.infos.get(record.job_id)) and is_cell(info.rule_name):
+            return "\n".join(self.outcomes.add(info.output)) or None
+        if event in LEFT_OUT or (event is None and _is_chatter(str(record.msg))):
+            return None
+        if event == LogEvent.RUN_INFO and not settings.dryrun:
+            return messages.to_do(self.progress, now)
+        if event == LogEvent.JOB_INFO and not settings.dryrun:
+            self._start_reminder()
+            if not record.output:  # the rule `all`
+                return None
+            return f"{messages.state(self.progress, now)} {_what(record)}{_why(record, self.plan)}"
+        return self.format(record)
+
+    def _start_reminder(self) -> None:
+        """Print running jobs again after a while without news."""
+        self._stop_reminder()
+        self.reminder = threading.Timer(REMIND_S, self._remind)
+        self.reminder.daemon = True
+        self.reminder.start()
+
+    def _stop_reminder(self) -> None:
+        if self.reminder is not None:
+            self.reminder.cancel()
+
+    def _remind(self) -> None:
+        with self.lock:  # type: ignore[union-attr]  # logging makes one
+            now = time.monotonic()
+            for number, job in self.progress.running.items():
+                taken = messages.span(now - job.began_at)
+                self._write(f"{messages.state(self.progress, now)} {_what(self.infos[number])}, for {taken} now")
+            if self.progress.running:
+                self._start_reminder()
+
+    def _write(self, text: str) -> None:
+        with contextlib.suppress(OSError):  # the terminal is gone, but the run continues
+            print(text, file=sys.stdout if self.common_settings.stdout else sys.stderr, flush=True)
+
+    @property
+    def writes_to_stream(self) -> bool:
+        """True: Snakemake leaves the terminal to this handler."""
+        return True
+
+    @property
+    def writes_to_file(self) -> bool:
+        """False: Snakemake writes the log file."""
+        return False
+
+    @property
+    def has_filter(self) -> bool:
+        """False: use Snakemake's filter."""
+        return False
+
+    @property
+    def has_formatter(self) -> bool:
+        """False: use Snakemake's format for everything not written here."""
+        return False
+
+    @property
+    def needs_rulegraph(self) -> bool:
+        """False: job counts are enough."""
+        return False
+
+
+def _is_chatter(text: str) -> bool:
+    return text.startswith(CHATTER) or ABOUT_METADATA in text
+
+
+def _what(record: Any) -> str:
+    return record.rule_msg or record.rule_name
+
+
+def _why(record: Any, plan: RunPlan) -> str:
+    """Return, in brackets, why a cell is measured again although its record exists."""
+    return "".join(f" ({plan.why_stale[path]})" for path in record.output if path in plan.why_stale)

@@ -1,0 +1,62 @@
+"""Fix or refuse a command line before Snakemake parses it.
+
+Snakemake's parser takes both words of `--resources gpu=8 reports/writeup.md` as resources, and fails. It imports its
+logger plugins when it makes that parser, whether started as `snakemake` or `python -m snakemake`.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
+
+from pipeline.errors import UserError, or_exit
+
+# Options that take any number of NAME=VALUE words.
+OPTIONS = ("--resources", "--res", "--config", "-C")
+NAME_VALUE = re.compile(r"[\w-]+=")
+
+
+def put_targets_last() -> None:
+    """Move the targets to the end of this process's command line, if this is Snakemake."""
+    if is_snakemake(sys.argv[0]):
+        sys.argv[1:] = with_targets_last(sys.argv[1:])
+
+
+def is_snakemake(program: str) -> bool:
+    """Tell whether a program, a process's `sys.argv[0]`, is Snakemake's own command."""
+    path = Path(program)
+    return path.stem == "snakemake" or path.parts[-2:] == ("snakemake", "__main__.py")
+
+
+def with_targets_last(words: list[str]) -> list[str]:
+    """Move words after such an option that are not NAME=VALUE to the end, after `--`.
+
+    A command that Snakemake understands stays as it is.
+    """
+    end = words.index("--") if "--" in words else len(words)
+    kept, targets, inside = [], [], False
+    for word in words[:end]:
+        if word.startswith("-"):
+            inside = word in OPTIONS
+        elif inside and not NAME_VALUE.match(word):
+            targets.append(word)
+            continue
+        kept.append(word)
+    return [*kept, "--", *targets, *words[end + 1 :]] if targets else words
+
+
+def executor(name: str) -> str:
+    """Return an executor's name for a profile; if it is not installed, exit with one line.
+
+    Snakemake itself would print all of its options.
+    """
+    or_exit("snakemake", _require_executor, name)
+    return name
+
+
+def _require_executor(name: str) -> None:
+    registry = ExecutorPluginRegistry()
+    if not registry.is_installed(name):
+        package = registry.get_plugin_package_name(name)
+        raise UserError(f"this profile needs the executor '{name}': pip install {package}")

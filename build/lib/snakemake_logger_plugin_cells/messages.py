@@ -1,0 +1,96 @@
+"""The messages of a run: progress, what is to be made, and what is wrong with a target."""
+
+import difflib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import PurePosixPath
+
+from snakemake_logger_plugin_cells.progress import CELL_RULE_PREFIX, Job, Progress, is_cell
+
+# What a rule makes, by the beginning of its name.
+PRODUCTS = {CELL_RULE_PREFIX: "cell", "tabulate_": "table", "section_": "section", "writeup": "write-up"}
+UNKNOWN_TARGET = re.compile(r"No rule to produce (.+?) \(if you use input functions")
+OPEN = re.compile(r"\{\w+\}")
+# How much alike two names are of which one may be meant by the other: flahs and flash, but not bf16.csv and fp32.csv.
+LIKE = 0.76
+USER_ERROR = re.compile(r"\bUserError: (.+)")
+
+
+def span(seconds: float) -> str:
+    """Format a time in seconds, minutes or hours, rounded to be read at a glance."""
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 99.5 * 60 else f"{seconds / 3600:.1f} h"
+
+
+def state(progress: Progress, now: float) -> str:
+    """Say how many cells are done, the time so far and the time left; count jobs in a run without cells."""
+    unit, counted = ("cells", is_cell) if _count(progress.totals, is_cell) else ("jobs", lambda _rule: True)
+    failed = _jobs(progress.failed, counted)
+    return (
+        f"[{_jobs(progress.done, counted)} of {_count(progress.totals, counted)} {unit} done"
+        f"{f', {failed} failed' if failed else ''}, {span(progress.elapsed_s(now))} so far"
+        f", about {span(progress.left_s(now))} left]"
+    )
+
+
+def to_do(progress: Progress, now: float) -> str:
+    """Say what a run is going to make, and about how long that takes."""
+    counts = {kind: sum(n for rule, n in progress.totals.items() if rule.startswith(kind)) for kind in PRODUCTS}
+    parts = [f"{count} {PRODUCTS[kind]}{'s' if count > 1 else ''}" for kind, count in counts.items() if count]
+    return f"To do: {', '.join(parts) or 'nothing'}, about {span(progress.left_s(now))}"
+
+
+def table(progress: Progress, now: float) -> str:
+    """Return a table of cells and expected time by stage, with the total in the last line."""
+    cells = [(rule, count) for rule, count in progress.totals.items() if is_cell(rule)]
+    rows = [
+        f"{rule.removeprefix(CELL_RULE_PREFIX):12}{count:5}{span(count * progress.expected_s(rule)):>10}"
+        for rule, count in cells
+    ]
+    return "\n".join([*([f"{'stage':12}cells{'about':>10}"] if rows else []), *rows, to_do(progress, now)])
+
+
+def complaint(message: str, targets: Sequence[str], scale: str = "") -> str | None:
+    """Return in one line what is wrong with a target, or None if Snakemake's message is about something else."""
+    if (match := USER_ERROR.search(message)) is not None:
+        return f"snakemake: {match[1]}"
+    if (match := UNKNOWN_TARGET.search(message)) is not None and targets:
+        return f"snakemake: {unknown_target(match[1], targets, scale)}"
+    return None
+
+
+def unknown_target(asked: str, targets: Sequence[str], scale: str = "") -> str:
+    """Name what may stand in place of the first part of a path that no target has.
+
+    Folders end in a slash, and a star stands for what a pattern leaves open. scale: the run's, if it is known.
+    """
+    known = [PurePosixPath(target).parts for target in targets]
+    parts = PurePosixPath(asked).parts
+    depth = next((depth for depth in range(len(parts)) if not _below(known, parts[: depth + 1])), len(parts))
+    paths = [path for path in _below(known, parts[:depth]) if len(path) > depth]
+    allowed = sorted({OPEN.sub("*", path[depth]) + "/" * (len(path) > depth + 1) for path in paths})
+    folder = f" in {'/'.join(parts[:depth])}/" if depth else ""
+    what = f"no target '{asked}'{f' at scale {scale}' if scale else ''}{_meant(parts, depth, allowed, known)}"
+    return f"{what}: targets{folder} are {', '.join(allowed) or 'none'}"
+
+
+def _meant(parts: Sequence[str], depth: int, allowed: Sequence[str], known: Sequence[tuple[str, ...]]) -> str:
+    """Ask for what a path was most likely to be; nothing where nothing is like it."""
+    if len(parts) == 1 and any(path[:2] == ("results", parts[0]) for path in known):
+        return f" (one stage and its report: --config 'only=[{parts[0]}]')"
+    wrong = parts[depth] if depth < len(parts) else ""
+    near = difflib.get_close_matches(wrong, [name.rstrip("/") for name in allowed], 1, LIKE)
+    return f" (did you mean {'/'.join([*parts[:depth], *near, *parts[depth + 1 :]])}?)" if near else ""
+
+
+def _below(paths: Sequence[tuple[str, ...]], start: tuple[str, ...]) -> list[tuple[str, ...]]:
+    return [path for path in paths if path[: len(start)] == start]
+
+
+def _count(totals: Mapping[str, int], counted: Callable[[str], bool]) -> int:
+    return sum(count for rule, count in totals.items() if counted(rule))
+
+
+def _jobs(jobs: Mapping[int, Job], counted: Callable[[str], bool]) -> int:
+    return sum(counted(job.rule) for job in jobs.values())

@@ -1,0 +1,137 @@
+"""The command `account`: the accounting stage's closed forms for any model on any machine."""
+
+import argparse
+from dataclasses import asdict, dataclass, fields, replace
+
+import pandas as pd
+
+from pipeline.cells.fields import axis, build
+from pipeline.cells.stage import SETTING
+from pipeline.errors import UserError
+from pipeline.formulas.sizes import ModelSize
+from pipeline.stages.accounting.cell import QUESTIONS, Settings
+from pipeline.stages.accounting.models import NAMES, XXL, FeedForwardModel, Model, Transformer, lacking, model_named
+from pipeline.stages.accounting.questions import Asked, answer
+from pipeline.stages.accounting.report_tables import TABLES
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The model and its batch; with `num_heads` it is a transformer, without one the feed-forward blocks alone."""
+
+    size: str = axis("XXL", allowed=NAMES)
+    d_model: int = axis(XXL.d_model, minimum=1)
+    d_ff: int = axis(XXL.d_ff, minimum=1)
+    num_blocks: int = axis(XXL.num_blocks, minimum=1)
+    num_heads: int = axis(1, minimum=1)
+    batch_size: int = axis(1, minimum=1)
+    seq_len: int = axis(4096, minimum=1)
+
+
+# What a named size brings along, and an option replaces.
+OF_SIZE = ("d_model", "d_ff", "num_blocks", "num_heads")
+METAVARS = {str: "NAME", int: "N", float: "X"}
+HELP = {
+    "size": f"a model by name: {', '.join(NAMES)}",
+    "d_model": "width of the residual stream",
+    "d_ff": "width of the feed-forward layers",
+    "num_blocks": "feed-forward blocks, or layers of a transformer",
+    "num_heads": "attention heads; make XXL, feed-forward blocks alone, a transformer",
+    "batch_size": "sequences in the batch",
+    "seq_len": "tokens in a sequence",
+    "vocab_size": "vocabulary of a transformer",
+    "gpu_memory_gb": "memory: of one GPU",
+    "device_memory_gb": "fsdp: memory of one device",
+    "fsdp_size": "mesh: devices along the FSDP dimension, X",
+    "tensor_size": "mesh: devices along the tensor-parallel dimension, Y",
+    "fsdp_axes": "mesh: axes of the torus for FSDP, M_X",
+    "tensor_axes": "mesh: axes of the torus for tensor parallelism, M_Y",
+    "link_gbytes_per_s": "mesh: bandwidth of a link, both directions, W",
+    "peak_tflops_per_s": "mesh: dense peak of a device, C",
+    "allreduce_gbytes_per_s": "buckets: algorithm bandwidth of the all-reduce, w",
+    "call_overhead_us": "buckets: what one call costs whatever its size, o",
+    "egress_gbytes_per_s": "ring, parallel: what a device sends, W",
+    "batch_tokens": "parallel: tokens over all devices, T",
+}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the questions, and an option for each field of Subject and Settings, with its unit in its name."""
+    parser.add_argument("questions", nargs="*", metavar="QUESTION", help=f"of {', '.join(QUESTIONS)} (default: all)")
+    for title, declared in {"model": fields(Subject), "machine": fields(Settings)}.items():
+        group = parser.add_argument_group(title)
+        for field in declared:
+            default = "the model's" if field.name in OF_SIZE else field.default
+            flag, metavar = f"--{field.name.replace('_', '-')}", METAVARS[type(field.default)]
+            group.add_argument(flag, metavar=metavar, help=f"{HELP[field.name]} (default: {default})")
+
+
+def _given(arguments: argparse.Namespace) -> dict[str, str]:
+    """Return the options that were given, as the words that they were given in."""
+    named = {name: getattr(arguments, name) for name in HELP}
+    return {name: value for name, value in named.items() if value is not None}
+
+
+def account(arguments: argparse.Namespace) -> str:
+    """Answer the questions of the command line as Markdown.
+
+    Raises UserError, one line, for what `answers` refuses and for numbers whose answer does not fit a float.
+    """
+    given = _given(arguments)
+    try:
+        return answers(arguments.questions, given)
+    except (ZeroDivisionError, OverflowError):
+        # Every option has a lower limit well above zero, so that the largest value is to blame.
+        name = max((name for name in given if name != "size"), key=lambda name: float(given[name]))
+        raise UserError(f"account: {name} is {given[name]}, too large: a result does not fit a float") from None
+
+
+def answers(asked: list[str], given: dict[str, str]) -> str:
+    """Answer questions (all that the model admits where none is asked) about what the given options describe.
+
+    Raises UserError, one line, for an unknown question, a value that is not allowed, or a question that the model has
+    no answer to.
+    """
+    for question in asked:
+        if question not in QUESTIONS:
+            raise UserError(f"account: unknown question '{question}': must be one of {', '.join(QUESTIONS)}")
+    names = {field.name for field in fields(Subject)}
+    subject = build(Subject, {name: value for name, value in given.items() if name in names}, "account")
+    settings = build(Settings, {name: value for name, value in given.items() if name not in names}, "account")
+    model = _model(subject, set(given), settings.vocab_size)
+    chosen = asked or [question for question in QUESTIONS if not lacking(question, model)]
+    about = Asked(model, settings, subject.batch_size, (subject.seq_len,))
+    return "\n\n".join([_describe(model, subject), *(_answer(question, subject.size, about) for question in chosen)])
+
+
+def _model(subject: Subject, given: set[str], vocab_size: int) -> Model:
+    """Return the named model, with the numbers that were given in place of its own."""
+    replaced = {name: getattr(subject, name) for name in OF_SIZE if name in given}
+    named = model_named(subject.size, vocab_size)
+    numbers = {**named.numbers, **replaced}
+    if "num_heads" not in numbers:
+        return FeedForwardModel(**numbers)
+    if numbers["d_model"] % numbers["num_heads"]:
+        raise UserError(f"account: num_heads must divide d_model {numbers['d_model']}, got {numbers['num_heads']}")
+    numbers["num_layers"] = numbers.pop("num_blocks")
+    size = replace(named.size, **numbers) if isinstance(named, Transformer) else ModelSize(**numbers)
+    return Transformer(size, vocab_size)
+
+
+def _describe(model: Model, subject: Subject) -> str:
+    block, batch = model.block, f"batch {subject.batch_size} × {subject.seq_len:,} tokens"
+    kind = (
+        f"Transformer, {model.size.num_layers} layers of {model.size.num_heads} heads"
+        if isinstance(model, Transformer)
+        else f"{model.numbers['num_blocks']} feed-forward blocks alone"
+    )
+    return f"{kind}, d_model {block.d_model:,}, d_ff {block.d_ff:,}: {model.parameters:,} parameters; {batch}"
+
+
+def _answer(question: str, size: str, asked: Asked) -> str:
+    missing = lacking(question, asked.model)
+    if missing:
+        raise UserError(f"account: {question} is about {missing}, which this model lacks; see --size and --num-heads")
+    settings = {SETTING + name: value for name, value in asdict(asked.settings).items()}
+    rows = pd.DataFrame(answer(question, asked)).assign(size=size, batch_size=asked.batch_size, **settings)
+    return f"### {question}\n\n{TABLES[question](rows).markdown()}"

@@ -1,0 +1,129 @@
+"""The ceilings section: what this machine does at most, beside what its data sheet promises."""
+
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import pandas as pd
+
+from pipeline.report.chart import Axis, Chart, Limit
+from pipeline.report.formats import count, data_size, ms, number, percent, text
+from pipeline.report.frame import in_order, known, with_figures
+from pipeline.report.section import Compared, Part, Section, say
+from pipeline.report.table import Columns, Table, filled
+from pipeline.stages.ceilings.cell import DTYPES
+
+# All but products, in reading order.
+WORDS = {
+    "copy": "copy in memory",
+    "reduction": "sum over memory",
+    "l2_copy": "copy in the L2 cache",
+    "to_device": "host to GPU",
+    "to_host": "GPU to host",
+    "to_peer": "GPU to GPU",
+    "operator": "eager operator, until it is queued",
+    "launch": "lone launch, until the GPU has done it",
+}
+TRAINED_IN = ("bf16", "fp32")
+
+
+def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
+    """Return the section of the ceilings stage."""
+    best, moved = products(rows), transfers(rows)
+    parts: list[Part] = [_chart(rows), _products_table(best), _transfers_table(moved)]
+    return Section(_answer(best, moved), parts, compared=_compared(best, moved))
+
+
+def products(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the fastest product of each data type, or its outcome; as `_largest` that of the largest matrices."""
+    found = rows[(rows["what"] == "matmul") & (rows["status"] != "skipped")]
+    found = in_order(found, ["dtype"], {"dtype": DTYPES})
+    best = found.sort_values("tflops_per_s", ascending=False, kind="stable").drop_duplicates("dtype")
+    largest = with_figures(found).sort_values("side", kind="stable").drop_duplicates("dtype", keep="last")
+    best = in_order(best, ["dtype"], {"dtype": DTYPES}).merge(largest, "left", "dtype", suffixes=("", "_largest"))
+    best["share_pct"] = 100 * best["tflops_per_s"].astype(float) / best["datasheet_tflops_per_s"].astype(float)
+    best["capped_largest"] = best["power_capped_largest"].map({True: "yes", False: "no"})
+    return best
+
+
+def transfers(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return all but products, in reading order, without what the machine lacks."""
+    found = rows[rows["kind"].isin(list(WORDS)) & (rows["status"] != "skipped")]
+    found = in_order(found, ["kind"], {"kind": tuple(WORDS)})
+    share_pct = 100 * found["gb_per_s"].astype(float) / found["datasheet_gb_per_s"].astype(float)
+    return found.assign(ceiling=found["kind"].map(WORDS), share_pct=share_pct)
+
+
+def _compared(best: pd.DataFrame, moved: pd.DataFrame) -> list[Compared]:
+    """Return the rates by which machines are compared."""
+    rates = [(f"{row['dtype']} product", "TFLOP/s", row["tflops_per_s"], row["status"]) for row in _lines(best)]
+    rates += [(row["ceiling"], "GB/s", row["gb_per_s"], row["status"]) for row in _lines(known(moved, "gb_per_s"))]
+    return [Compared(*rate) for rate in rates]
+
+
+def _lines(rows: pd.DataFrame) -> list[dict[Hashable, Any]]:
+    return with_figures(rows).to_dict("records")
+
+
+def _answer(best: pd.DataFrame, moved: pd.DataFrame) -> str:
+    trained = with_figures(best[best["dtype"].isin(TRAINED_IN)])
+    timed = with_figures(moved).set_index("kind")
+    if trained.empty or not {"copy", "operator"} <= {*timed.index}:
+        measured = len(with_figures(best)) + len(timed)
+        return say(
+            "{measured} ceilings were measured, of {all} asked for.", measured=measured, all=len(best) + len(moved)
+        )
+    fastest = trained.loc[trained["tflops_per_s"].idxmax()]
+    return say(
+        "At most {tflops} TFLOP/s in {dtype} products and {gb} GB/s in copies within memory; an eager operator takes "
+        "{operator} of the host's time.",
+        dtype=fastest["dtype"],
+        tflops=number(fastest["tflops_per_s"]),
+        gb=number(timed.loc["copy", "gb_per_s"]),
+        operator=ms(timed.loc["operator", "median_ms"]),
+    )
+
+
+def _chart(rows: pd.DataFrame) -> Chart:
+    drawn = in_order(known(rows[rows["what"] == "matmul"], "side"), ["dtype", "side"], {"dtype": DTYPES})
+    promised = known(drawn, "datasheet_tflops_per_s").groupby("datasheet_tflops_per_s", sort=False)["dtype"].unique()
+    limits = [Limit(peak, f"data sheet, {' and '.join(dtypes)}") for peak, dtypes in promised.items()]
+    return Chart(
+        "rates",
+        "Rate of a product of two square matrices, by their side",
+        drawn,
+        "line",
+        Axis("side", "rows and columns of each matrix", log=True),
+        Axis("tflops_per_s", "TFLOP/s", log=True),
+        "dtype",
+        limits=limits,
+        hover={"SM clock (MHz)": "mean_sm_clock_mhz", "power limit": "power_capped", "one call (ms)": "median_ms"},
+    )
+
+
+def _products_table(best: pd.DataFrame) -> Table:
+    columns: Columns = [
+        ("products in", "dtype", text),
+        ("TFLOP/s at most", "tflops_per_s", number),
+        ("data sheet", "datasheet_tflops_per_s", number),
+        ("share", "share_pct", percent),
+        ("matrices of", "side", count),
+        ("SM clock (MHz)", "mean_sm_clock_mhz", count),
+        ("largest matrices", "side_largest", count),
+        ("their TFLOP/s", "tflops_per_s_largest", number),
+        ("their clock (MHz)", "mean_sm_clock_mhz_largest", count),
+        ("at power limit", "capped_largest", text),
+    ]
+    return Table("products", "Products: the fastest size, and the largest one:", best, filled(best, columns))
+
+
+def _transfers_table(moved: pd.DataFrame) -> Table:
+    columns: Columns = [
+        ("call", "ceiling", text),
+        ("GB/s", "gb_per_s", number),
+        ("data sheet", "datasheet_gb_per_s", number),
+        ("share", "share_pct", percent),
+        ("tensor", "tensor_bytes", data_size),
+        ("one call takes", "median_ms", ms),
+    ]
+    caption = "Moving data, and what the host takes for one operator on one number:"
+    return Table("transfers", caption, moved, filled(moved, columns))

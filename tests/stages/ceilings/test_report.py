@@ -1,0 +1,91 @@
+import pandas as pd
+import pytest
+
+from pipeline.report.told import is_empty
+from pipeline.stages.ceilings.cell import DTYPES, KINDS
+from pipeline.stages.ceilings.report import build, products
+
+ALL = ("NVIDIA H200", "AMD EPYC")
+
+
+def parts(rows):
+    return {part.name: part for part in build(rows, {}).parts if not is_empty(part)}
+
+
+def headers(table):
+    return [name for _, name, _ in table.columns]
+
+
+def of(rows, dtype, side):
+    return (rows["dtype"] == dtype) & (rows["side"] == side)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_all_is_told_in_a_chart_and_two_tables_that_fit(make_rows, name):
+    found = parts(make_rows(name))
+    assert list(found) == ["rates", "products", "transfers"]
+    assert max(len(found[table].rows) for table in ("products", "transfers")) <= 12
+    assert max(len(found[table].columns) for table in ("products", "transfers")) <= 10
+
+
+def test_a_gpu_is_beside_its_data_sheet(make_rows):
+    found = parts(make_rows("NVIDIA H200"))
+    bf16 = found["products"].rows.iloc[0]
+    assert bf16["share_pct"] == pytest.approx(100 * bf16["tflops_per_s"] / 989.4)
+    assert sorted(limit.value for limit in found["rates"].limits) == [66.9, 494.7, 989.4, 1978.9]
+
+
+def test_a_cpu_has_no_columns_of_what_only_a_gpu_has(make_rows):
+    found = parts(make_rows("AMD EPYC"))
+    shown = {*headers(found["products"]), *headers(found["transfers"])}
+    assert shown.isdisjoint({"datasheet_tflops_per_s", "datasheet_gb_per_s", "share_pct", "mean_sm_clock_mhz"})
+    assert found["rates"].limits == []
+
+
+def test_the_fastest_product_of_a_data_type_may_be_of_any_side(make_rows):
+    rows = make_rows("NVIDIA H200")
+    rows.loc[of(rows, "bf16", 4096), "tflops_per_s"] = 900.0
+    best = products(rows)
+    assert list(best["dtype"]) == list(DTYPES)
+    assert (best["side"][0], best["tflops_per_s"][0], best["side_largest"][0]) == (4096, 900.0, 16384)
+    assert "900 TFLOP/s" in build(rows, {}).answer
+
+
+def test_a_capped_clock_stands_beside_the_one_of_the_fastest_product(make_rows):
+    rows = make_rows("NVIDIA H200")
+    slowed = of(rows, "bf16", 16384)
+    rows.loc[slowed, ["tflops_per_s", "mean_sm_clock_mhz"]] = [612.0, 1622.0]
+    rows.loc[slowed, "power_capped"] = True
+    bf16, *others = products(rows).to_dict("records")
+    assert (bf16["mean_sm_clock_mhz"], bf16["mean_sm_clock_mhz_largest"]) == (1900.0, 1622.0)
+    assert (bf16["tflops_per_s_largest"], bf16["capped_largest"]) == (612.0, "yes")
+    assert {each["capped_largest"] for each in others} == {"no"}
+
+
+def test_what_the_machine_lacks_is_left_out_and_what_failed_is_not(make_rows):
+    rows = make_rows("NVIDIA H200")
+    assert "to_peer" not in set(parts(rows)["transfers"].rows["kind"])
+    failed = pd.DataFrame([{"what": "peer_link", "kind": "to_peer", "status": "failed", "reason": "killed"}])
+    table = parts(pd.concat([rows, failed], ignore_index=True))["transfers"]
+    [line] = [line for line in table.markdown().splitlines() if line.startswith("| GPU to GPU")]
+    assert "failed" in line
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("what", ["matmul", "memory", "launches"])
+def test_a_cell_alone_is_told(make_rows, name, what):
+    alone = make_rows(name, what)
+    assert build(alone, {}).answer
+    assert list(parts(alone)) == (["rates", "products"] if what == "matmul" else ["transfers"])
+
+
+def test_every_kind_has_its_words(make_rows):
+    told = set(parts(make_rows("NVIDIA H200"))["transfers"].rows["kind"]) | {"to_peer"}
+    assert told == {kind for kinds in KINDS.values() for kind in kinds}
+
+
+def test_machines_are_compared_by_the_rates_that_were_measured(make_rows):
+    rates = {(each.what, each.unit): each.value for each in build(make_rows("NVIDIA H200"), {}).compared}
+    assert rates["bf16 product", "TFLOP/s"] == pytest.approx(0.75 * 989.4, rel=0.02)
+    assert rates["copy in memory", "GB/s"] == pytest.approx(4100, rel=0.02)
+    assert [each.unit for each in build(make_rows("AMD EPYC", "matmul"), {}).compared] == ["TFLOP/s"] * 2

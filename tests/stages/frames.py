@@ -1,0 +1,51 @@
+"""Small frames of a stage, as its report gets them, for tests that say only what they are about."""
+
+import pandas as pd
+
+from pipeline.registry import stages
+from pipeline.report.course import filled, places
+from pipeline.report.frame import fold
+from pipeline.report.section import Section
+from pipeline.report.told import is_empty
+
+from ..report.frames import samples
+
+
+def timed(median_ms, spread=0.004, **columns):
+    """Return a row with a time, its samples a share of it apart."""
+    values = samples(median_ms, spread)
+    return {
+        **{"status": "ok", "reason": None, "samples_ms": values, "median_ms": median_ms},
+        **{"q1_ms": values[3], "q3_ms": values[8], "std_ms": 0.01, "setting_unstable_rel_error": 0.05},
+        **{"cards": "a GPU", **columns},
+    }
+
+
+def failed(status="oom", **columns):
+    """Return a row without figures."""
+    return {"status": status, "reason": "why", "cards": "a GPU", **columns}
+
+
+def frame_of(name, rows):
+    """Fold rows as a stage's frame is, with every column that the stage declares."""
+    stage, table = stages()[name], pd.DataFrame(list(rows))
+    table = table.reindex(columns=list(dict.fromkeys([*table.columns, *stage.table_columns])))
+    return fold(table, [*(axis for axis in stage.axes if axis != "repeat"), *stage.row_types.key_columns()])
+
+
+def shown(section: Section):
+    """Return what a section shows by name, also on the course's page."""
+    return {part.name: part for part in (*section.parts, *section.for_course) if not is_empty(part)}
+
+
+def written(section: Section):
+    """Return all that a section writes; its charts by their titles."""
+    parts = [part.markdown() if hasattr(part, "markdown") else part.title for part in shown(section).values()]
+    return "\n".join([section.answer, *parts])
+
+
+def lacking(section: Section, name):
+    """Return the names of places on the stage's page of the course that a section has no part for."""
+    text = (stages()[name].folder / "course.md").read_text(encoding="utf-8")
+    assert filled(text, name, {})
+    return set(places(text)) - {part.name for part in (*section.parts, *section.for_course)}

@@ -1,0 +1,88 @@
+import subprocess
+import sys
+
+import pytest
+
+from pipeline.account_command import answers
+from pipeline.errors import UserError
+from pipeline.stages.accounting.cell import QUESTIONS
+
+
+def value(text, name, column):
+    """Read a cell of the table with this column: of the first line that begins with a name."""
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
+    head = next(line for line in lines if column in line)
+    return next(line for line in lines[lines.index(head) :] if line[0].startswith(name))[head.index(column)]
+
+
+def test_without_words_it_answers_the_assignments_model():
+    text = answers([], {})
+    assert "219,848,638,464 parameters" in text
+    assert [value(text, "training state", unit) for unit in ("GB", "GiB")] == ["3,518", "3,276"]
+    assert value(text, "as given", "tokens per device") == "396"
+    assert value(text, "as given", "tokens overall") == "25,344"
+
+
+def test_all_questions_are_those_that_the_model_admits():
+    def asked(given):
+        return [line[4:] for line in answers([], given).splitlines() if line.startswith("### ")]
+
+    assert asked({}) == ["memory", "fsdp", "mesh", "buckets", "ring", "parallel"]
+    assert asked({"size": "xl"}) == list(QUESTIONS)
+    assert "mesh" not in asked({"size": "one_head"})
+
+
+def test_given_numbers_replace_those_of_the_named_model():
+    text = answers(["memory"], {"size": "xl", "d_ff": "3200"})
+    assert "48 layers of 25 heads, d_model 1,600, d_ff 3,200" in text
+
+
+def test_heads_make_the_blocks_a_transformer():
+    text = answers(["activations"], {"num_heads": "128", "vocab_size": "0"})
+    assert "Transformer, 126 layers of 128 heads, d_model 16,384" in text
+
+
+def test_machine_options_reach_their_question():
+    assert value(answers(["memory"], {"gpu_memory_gb": "40"}), "state and", "GPUs of 40 GB") == "90"
+    assert value(answers(["fsdp"], {"device_memory_gb": "192"}), "4,096", "least devices") == "23"
+    assert value(answers(["fsdp"], {"seq_len": "100000"}), "100,000", "least devices") == "none is enough"
+    cheap, dear = (
+        value(answers(["buckets"], {"call_overhead_us": overhead}), "the best", "buckets") for overhead in ("20", "80")
+    )
+    assert float(cheap) == pytest.approx(2 * float(dear), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("asked", "given", "complaint"),
+    [
+        (["memry"], {}, "unknown question 'memry': must be one of memory, fsdp"),
+        ([], {"d_model": "-3"}, "d_model must be at least 1, got -3"),
+        ([], {"size": "huge"}, "size must be one of XXL, one_head"),
+        ([], {"peak_tflops_per_s": "fast"}, "peak_tflops_per_s must be a value of type float, got 'fast'"),
+        (["attention"], {}, "attention is about attention, which this model lacks"),
+        ([], {"num_heads": "7"}, "num_heads must divide d_model 16384, got 7"),
+    ],
+)
+def test_bad_input_is_one_line(asked, given, complaint):
+    with pytest.raises(UserError) as raised:
+        answers(asked, given)
+    assert complaint in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_the_command_reads_its_options():
+    words = ["account", "memory", "--d-model", "1000", "--d-ff", "1000", "--num-blocks", "5"]
+    ended = subprocess.run([sys.executable, "-m", "pipeline", *words], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    assert "10,000,000 parameters" in ended.stdout
+    assert value(ended.stdout, "training state", "GB") == "0.160"
+
+
+@pytest.mark.parametrize(
+    "name", ["peak_tflops_per_s", "link_gbytes_per_s", "allreduce_gbytes_per_s", "call_overhead_us"]
+)
+def test_a_machine_beyond_the_range_of_floats_is_one_line_that_names_the_option(name):
+    words = ["account", "--size", "XXL", "--seq-len", "4096", f"--{name.replace('_', '-')}", "1e308"]
+    ended = subprocess.run([sys.executable, "-m", "pipeline", *words], capture_output=True, text=True, timeout=60)
+    complaint = f"pipeline: account: {name} is 1e308, too large: a result does not fit a float\n"
+    assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", complaint)
