@@ -67,7 +67,7 @@ def table(name: str, steps: pd.DataFrame, base: str, columns: Columns) -> Table:
         ("exposed (ms)", "exposed_communication_ms", number),
         *columns,
     ]
-    return Table(name, caption, steps, filled(steps, every))
+    return Table(name, caption, steps, filled(steps, list(every)))
 
 
 def agreement(steps: pd.DataFrame, differences: Sequence[str]) -> pd.Series:
