@@ -60,6 +60,15 @@ def test_the_table_shows_what_each_repeat_gave_and_how_many_cards_did():
     assert "sets of processors: 3" in table.caption
 
 
+def test_what_limits_steps_is_a_column_where_it_differs_from_way_to_way():
+    by_host = timed("fully_shard", 90.0, limited_by="host")
+    tables = [
+        ways.table("ways", steps(timed(BASE, 100.0), other), BASE, [])
+        for other in (timed("fully_shard", 90.0), by_host)
+    ]
+    assert ["limited_by" in [column for _, column, _ in table.columns] for table in tables] == [False, True]
+
+
 def test_columns_without_any_value_are_left_out_and_rows_without_a_time_stay():
     table = ways.table(
         "ways", steps(timed(BASE, 100.0, limited_by=None), failed("fully_shard", limited_by=None)), BASE, []
@@ -71,12 +80,3 @@ def test_columns_without_any_value_are_left_out_and_rows_without_a_time_stay():
 def test_weights_agree_only_within_what_rounding_allows():
     rows = pd.DataFrame({"ranks": [0.0, 0.0, None, 1.0], "ways": [0.0, 0.02, None, None], "weight_tolerance": 0.01})
     assert list(ways.agreement(rows, ["ranks", "ways"])) == ["yes", "no", None, "no"]
-
-
-def test_lanes_keep_the_share_in_which_each_kind_of_work_ran():
-    captures = pd.DataFrame({"way": ["naive"], "a_busy_pct": [[100] * 200 + [0] * 200], "b_busy_pct": [[0] * 400]})
-    drawn = ways.lanes("capture", "", captures, ("a", "b")).rows
-    busy = drawn.groupby("kind")["busy_pct"].mean()
-    assert (busy["a"], busy["b"]) == (pytest.approx(50.0), 0.0)
-    assert drawn.loc[drawn["at_pct"] < 50, "busy_pct"].max() == 100
-    assert ways.lanes("capture", "", captures.head(0), ("a", "b")).is_empty

@@ -1,15 +1,13 @@
-"""Ways to train on several ranks, as ddp, sharding and fsdp tell of them: steps, agreement, captured steps.
+"""Ways to train on several ranks, as ddp, sharding and fsdp tell of them: steps and agreement.
 
 Rows name their `way` and their `case`, the cell in words.
 """
 
 from collections.abc import Sequence
 
-import numpy as np
 import pandas as pd
 
-from pipeline.report.chart import Axis, Chart
-from pipeline.report.formats import Form, interval, number, percent, text
+from pipeline.report.formats import Form, interval, number, text
 from pipeline.report.frame import WHOLE_STEP, in_order, with_figures
 from pipeline.report.table import Table, filled
 from pipeline.report.versus import COLUMNS, versus
@@ -17,8 +15,6 @@ from pipeline.report.versus import COLUMNS, versus
 Columns = Sequence[tuple[str, str, Form]]
 CASE = "{size}, {precision}, {world_size} ranks, batch {batch_size_per_rank} a rank, context {context_length}"
 MOSTLY = 0.5
-PARTS = 80
-PHASES = ("forward", "backward", "communication", "optimizer")
 
 
 def named(rows: pd.DataFrame, ways: pd.Series) -> pd.DataFrame:
@@ -56,18 +52,22 @@ def by_trust(steps: pd.DataFrame) -> list[pd.DataFrame]:
 def table(name: str, steps: pd.DataFrame, base: str, columns: Columns) -> Table:
     """Write the steps of one case, a row a way; columns: further ones. Those without any value are left out."""
     cards = {card for cards in steps["cards"].dropna() for card in cards.split(", ")}
-    caption = f"{steps['case'].iloc[0]}. Repeats: {steps['repeats'].max():.0f}; sets of processors: {len(cards)}."
+    limits = list(steps["limited_by"].dropna().unique())
+    case, repeats = steps["case"].iloc[0], steps["repeats"].max()
+    caption = (
+        f"{case}. Repeats: {repeats:.0f}; sets of processors: {len(cards)}; limited by: {', '.join(limits) or '–'}."
+    )
     every: Columns = [
         ("way", "way", text),
         ("ms", "median_ms", number),
         ("each repeat (ms)", "each", text),
         (f"times as fast as {base} (interval)", "gain", text),
         ("verdict", "verdict", text),
-        ("limited by", "limited_by", text),
-        ("exposed communication (ms)", "exposed_communication_ms", number),
+        *([("limited by", "limited_by", text)] if len(limits) > 1 else []),
+        ("exposed (ms)", "exposed_communication_ms", number),
         *columns,
     ]
-    return Table(name, caption, steps, filled(steps, every))
+    return Table(name, caption, steps, filled(steps, list(every)))
 
 
 def agreement(steps: pd.DataFrame, differences: Sequence[str]) -> pd.Series:
@@ -75,36 +75,3 @@ def agreement(steps: pd.DataFrame, differences: Sequence[str]) -> pd.Series:
     largest = steps[list(differences)].max(axis=1)
     words = (largest <= steps["weight_tolerance"]).map({True: "yes", False: "no"})
     return words.astype(object).where(largest.notna(), None)
-
-
-def lanes(name: str, title: str, captures: pd.DataFrame, kinds: Sequence[str]) -> Chart:
-    """Draw captured steps: for each kind of work the share of each part of the step in which it ran."""
-    drawn = [
-        pd.DataFrame({"way": row["way"], "kind": kind, "at_pct": 100 * np.arange(PARTS) / PARTS, "busy_pct": busy})
-        for row in captures.to_dict("records")
-        for kind in kinds
-        if isinstance(row[f"{kind}_busy_pct"], list)
-        for busy in [[part.mean() for part in np.array_split(row[f"{kind}_busy_pct"], PARTS)]]
-    ]
-    rows = pd.concat(drawn, ignore_index=True) if drawn else pd.DataFrame(columns=["way", "kind", "at_pct", "busy_pct"])
-    axes = Axis("at_pct", "time, in % of the step"), Axis("busy_pct", "busy (%)")
-    return Chart(name, title, rows, "line", *axes, "kind", panel="way")
-
-
-def phases(rows: pd.DataFrame) -> Table:
-    """Write the phases of each way's step, of one case, and the share of the wait for gradients after backward."""
-    by_gpu = rows["clock"] == "cuda_events"
-    own = rows[by_gpu if by_gpu.any() else rows["clock"] == "host"].dropna(subset="median_ms")
-    wide = own.pivot_table(index="way", columns="phase", values="median_ms", sort=False).reset_index()
-    wide = wide.reindex(columns=["way", *PHASES, WHOLE_STEP])
-    wide = wide.assign(share_pct=100 * wide["communication"] / wide[WHOLE_STEP])
-    columns = [
-        ("way", "way", text),
-        ("forward (ms)", "forward", number),
-        ("backward (ms)", "backward", number),
-        ("wait after backward (ms)", "communication", number),
-        ("optimizer (ms)", "optimizer", number),
-        ("step (ms)", WHOLE_STEP, number),
-        ("share of the wait", "share_pct", percent),
-    ]
-    return Table("phases", f"{rows['case'].iloc[0]}, the phases of a step:", wide, columns, all_rows=True)

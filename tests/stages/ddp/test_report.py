@@ -5,7 +5,7 @@ from pipeline.formulas.buckets import best_bucket_bytes
 from pipeline.formulas.collectives import LinearCost
 from pipeline.stages.ddp.report import NONE, TORCH, build
 
-from ..course_parts import faults, missing_places, parts
+from ..section_parts import faults, parts
 from .conftest import BANDWIDTH, CALL_S, GRADIENT_BYTES
 
 NO_ALLREDUCE = pd.DataFrame()
@@ -27,7 +27,6 @@ def scaled(rows, factor, mask):
 def test_the_section_is_whole_on_whatever_was_measured(request, allreduce, name, tmp_path):
     section = build(request.getfixturevalue(name), {"allreduce": allreduce})
     assert faults(section, tmp_path) == {}
-    assert missing_places("ddp", section) == set()
 
 
 def test_without_the_stage_of_all_reduces_only_the_formula_is_missing(h200, allreduce, tmp_path):

@@ -6,7 +6,7 @@ from pipeline.report.versus import UNDECIDED
 from pipeline.stages.fsdp.report import DDP, OURS, TORCHS, build
 
 from ...report.frames import repeated, timed
-from ..course_parts import faults, missing_places, parts
+from ..section_parts import faults, parts
 
 CELL = {"world_size": 2, "batch_size_per_rank": 4, "context_length": 1024, "precision": "bf16"}
 KEYS = ["size", *CELL, "impl", "measures", "phase", "clock", "kind", "collective"]
@@ -26,7 +26,6 @@ def steps(h200, *rows):
 def test_the_section_is_whole_on_whatever_was_measured(request, name, tmp_path):
     section = build(request.getfixturevalue(name), {})
     assert faults(section, tmp_path) == {}
-    assert missing_places("fsdp", section) == set()
 
 
 def test_ways_whose_repeats_contradict_each_other_stay_undecided_in_every_cell(h200):

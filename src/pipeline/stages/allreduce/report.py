@@ -43,6 +43,7 @@ def _calls(rows: pd.DataFrame) -> pd.DataFrame:
     of_nodes = (" of " + calls["nodes"].astype(str) + " nodes").where(calls["nodes"] > 1, "")
     calls = calls.assign(
         ranks=calls["world_size"].astype(str) + " ranks" + of_nodes,
+        of=calls["world_size"].astype(str) + of_nodes,
         size_mb=calls["size_bytes"].astype(float) / 1e6,
         size=calls["size_bytes"].map(lambda size: f"{size / 1e6:g} MB", na_action="ignore"),
     )
@@ -123,7 +124,7 @@ def _table(groups: pd.DataFrame, bursts: pd.DataFrame, link: float | None) -> Ta
     of_link = (100 * groups["best_busbw_gb_per_s"] / (link or float("nan"))).where(groups["backend"] == "nccl")
     columns = [
         ("backend", "backend", text),
-        ("ranks", "ranks", text),
+        ("ranks", "of", text),
         (f"{words['least']} back to back (ms)", f"median_ms_least_{BURST}", number),
         (f"{words['least']} alone (ms)", f"median_ms_least_{SINGLE}", number),
         (f"{words['most']} back to back (ms)", f"median_ms_most_{BURST}", number),
@@ -165,7 +166,7 @@ def _by_size(name: str, how: str, calls: pd.DataFrame) -> Table:
     """Write the time of a call of each size, a row per backend and ranks."""
     found = []
     for _, own in calls.groupby(CELL, sort=False):
-        row = own[["backend", "ranks", "status"]].iloc[0].to_dict()
+        row = own[["backend", "ranks", "of", "status"]].iloc[0].to_dict()
         for call in own.dropna(subset="size").to_dict("records"):
             row |= {f"median_ms {call['size']}": call["median_ms"], f"status {call['size']}": call["status"]}
         found.append(row)
@@ -173,7 +174,7 @@ def _by_size(name: str, how: str, calls: pd.DataFrame) -> Table:
     found = [{f"status {size}": row["status"] for size in sizes} | row for row in found]
     columns = [
         ("backend", "backend", text),
-        ("ranks", "ranks", text),
+        ("ranks", "of", text),
         *((f"{size} (ms)", f"median_ms {size}", number) for size in sizes),
     ]
     caption = f"Time of an all-reduce, {how}, median of the slowest rank:"
@@ -187,7 +188,7 @@ def _beside_nccl(calls: pd.DataFrame) -> Table:
     ends = duel["size_bytes"].isin([duel["size_bytes"].min(), duel["size_bytes"].max()])
     duel = duel[ends].assign(gain=[interval(row) for _, row in duel[ends].iterrows()])
     columns = [
-        ("ranks", "ranks", text),
+        ("ranks", "of", text),
         ("size", "size", text),
         ("torch.distributed (ms)", "median_ms", number),
         ("NCCL itself (ms)", "median_ms_peer", number),

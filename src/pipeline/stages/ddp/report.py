@@ -5,9 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from pipeline.formulas import buckets
-from pipeline.formulas.collectives import LinearCost, fit_linear_cost
-from pipeline.report import ways
+from pipeline.report import phases, ways
 from pipeline.report.chart import Axis, Chart
 from pipeline.report.formats import count, gb, interval, ms, number, percent, text
 from pipeline.report.frame import with_figures
@@ -15,10 +13,10 @@ from pipeline.report.section import Change, Section, say
 from pipeline.report.table import Table
 from pipeline.report.versus import FASTER, judge
 from pipeline.stages.ddp.cell import CAPTURED, CAPTURED_STEP, VARIANTS
+from pipeline.stages.ddp.overhead import by_formula
 
 NAMES = {"none": "no communication", "torch": "torch DDP", "torch_tuned": "torch DDP, tuned"}
 NONE, NAIVE = NAMES["none"], "naive"
-MB = 2**20
 MOST_TABLES = 2
 
 
@@ -44,7 +42,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     tables = [ways.table(f"ways_{place}", own, TORCH, COLUMNS) for place, own in enumerate(cases, start=1)]
     lead = cases[0]
     own = rows[rows["case"] == lead["case"].iloc[0]]
-    sizes = _by_formula(steps, beside.get("allreduce", pd.DataFrame()))
+    sizes = by_formula(steps, beside.get("allreduce", pd.DataFrame()))
     captured = own[(own["phase"] == CAPTURED_STEP) & own["impl"].isin(CAPTURED)]
     title = "One captured step: when it computes and communicates, without and with overlap"
     return Section(
@@ -53,10 +51,10 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
         _changes(lead),
         for_course=[
             ways.table("beside_naive", _told(ways.whole_steps(own, ORDER, NAIVE)), NAIVE, COLUMNS),
-            ways.phases(own),
+            phases.phases(own),
             _weights(lead),
             _captures(lead, captured),
-            ways.lanes("capture", title, captured, ("computation", "communication")),
+            phases.lanes("capture", title, captured, ("computation", "communication")),
             _buckets(sizes),
             _best(sizes),
             _sweep(sizes),
@@ -158,38 +156,6 @@ def _captures(steps: pd.DataFrame, captured: pd.DataFrame) -> Table:
         ("share of communication hidden", "hidden_pct", percent),
     ]
     return Table("captures", f"{steps['case'].iloc[0]}: one captured step each.", captured, columns)
-
-
-def _by_formula(steps: pd.DataFrame, allreduce: pd.DataFrame) -> pd.DataFrame:
-    """Return the bucketed steps, each with the overhead by formula: o, w, its own and the best bucket size's."""
-    found = []
-    for row in with_figures(steps[steps["impl"] == "bucketed"]).to_dict("records"):
-        cost, total = _cost(row, allreduce), row["gradient_bytes"]
-        if cost is None or not cost.latency_s:
-            continue
-        formula = {
-            "latency_us": 1e6 * cost.latency_s,
-            "gb_per_s": cost.bytes_per_s / 1e9,
-            "formula_ms": 1e3 * buckets.bucketed_s(total, row["all_reduces"], cost),
-            "best_mb": min(total, buckets.best_bucket_bytes(total, cost)) / MB,
-            "best_ms": 1e3 * buckets.least_overhead_s(total, cost),
-        }
-        found.append(row | formula)
-    return pd.DataFrame(found, columns=[*steps, "latency_us", "gb_per_s", "formula_ms", "best_mb", "best_ms"])
-
-
-def _cost(row: Mapping, allreduce: pd.DataFrame) -> LinearCost | None:
-    """Fit the back-to-back all-reduces of a step's backend and ranks; None where there are none to fit."""
-    if allreduce.empty:
-        return None
-    burst = {"backend": row["backend"], "world_size": row["world_size"], "nodes": 1, "timing": "burst"}
-    burst |= {"impl": "torch", "placement": "in_place"}
-    alike = with_figures(allreduce)
-    alike = alike[(alike[list(burst)] == pd.Series(burst)).all(axis=1)]
-    try:
-        return fit_linear_cost(alike["size_bytes"].astype(float), alike["median_ms"] / 1e3)
-    except ValueError:
-        return None
 
 
 def _buckets(sizes: pd.DataFrame) -> Table:

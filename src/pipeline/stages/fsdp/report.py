@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from pipeline.report import sharded, ways
+from pipeline.report import phases, sharded, ways
 from pipeline.report.formats import gb, number, percent, significant, text, times
 from pipeline.report.section import Section
 from pipeline.report.table import Table
@@ -45,7 +45,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
             _saved(steps),
             sharded.by_formula(own),
             _captures(lead, captured),
-            ways.lanes(
+            phases.lanes(
                 "capture",
                 "One captured step: when it computes, gathers parameters, scatters gradients",
                 captured[captured["way"].isin([OURS, TORCHS])],

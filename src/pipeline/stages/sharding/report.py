@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from pipeline.report import sharded, ways
+from pipeline.report import phases, sharded, ways
 from pipeline.report.formats import gb, text, times
 from pipeline.report.frame import in_order
 from pipeline.report.section import Section
@@ -38,7 +38,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
         for_course=[
             _moments(own),
             sharded.by_formula(own[own["moment"].isin([AFTER]) | own["calls"].notna()]),
-            ways.phases(own),
+            phases.phases(own),
             _traffic(own),
         ],
     )

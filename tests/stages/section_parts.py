@@ -1,11 +1,9 @@
-"""What tests of a stage's report share: its parts by name, what is wrong with them, places of its answers."""
+"""What tests of a stage's report share: its parts by name, what is wrong with them."""
 
-import importlib.resources
 import re
 
 from pipeline.report import svg
 from pipeline.report.chart import Chart
-from pipeline.report.course import places
 from pipeline.report.told import is_empty
 
 GAP = re.compile(r"\bnan\b|\bNone\b|\binf\b")
@@ -30,9 +28,3 @@ def faults(section, folder):
         else:
             texts[name] = part.markdown()
     return {name: GAP.findall(text) for name, text in texts.items() if GAP.search(text)}
-
-
-def missing_places(stage, section):
-    """Return the places of a stage's answers to the course that no part of its section can take."""
-    text = importlib.resources.files(f"pipeline.stages.{stage}").joinpath("course.md").read_text(encoding="utf-8")
-    return {*places(text)} - {*parts(section)}
