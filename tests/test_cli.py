@@ -51,10 +51,7 @@ def pipeline(*words):
         ("measure memory --out cell.json --files {tmp}", "where the record goes too: name a folder of its own"),
         ("measure flash --subjects {{ --out cell.json", "--subjects: no valid YAML: line 1"),
         ("measure flash --subjects gone.py --out cell.json", "--subjects: there is no file"),
-        (
-            f"measure timing --subjects {ADAPTERS} --out cell.json",
-            "none of the kind that timing measures",
-        ),
+        (f"measure timing --subjects {ADAPTERS} --out cell.json", "none of the kind that timing measures"),
         (f"measure flash --subjects {ADAPTERS}:Right --out cell.json", "a .py file of adapters, got"),
         ("tabulate rows nowhere.json --out table.csv", "cannot read nowhere.json: No such file or directory"),
         ("section timing nowhere.json --out s.md --figures {tmp}", "cannot read nowhere.json"),

@@ -319,10 +319,7 @@ def test_a_scale_may_name_the_users_own_and_the_configuration_others(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        (
-            {"subjects": 3},
-            "config: subjects must be a mapping of kinds (attention, ",
-        ),
+        ({"subjects": 3}, "config: subjects must be a mapping of kinds (attention, "),
         ({"subjects": {"attention": {"mine": 3}}}, "subjects.attention.mine"),
         ({"subjects": {"attention": {"tiled": "a:b"}}}, "subjects: attention.tiled: the pipeline's own has this name"),
         ({"subjects": {"ddp": {"torch": "a:b"}}}, "subjects: ddp.torch: the pipeline's own has this name"),

@@ -125,9 +125,7 @@ def test_a_long_wait_is_announced_once_with_who_has_what_it_waits_for(start, mon
     )
     assert claim(2).waited_s > 0.1
     announced = capsys.readouterr().err.splitlines()
-    assert announced == [
-        f"waiting for 2 of 4 GPUs to be free: in use by process {holder.pid} (measure flash)",
-    ]
+    assert announced == [f"waiting for 2 of 4 GPUs to be free: in use by process {holder.pid} (measure flash)"]
 
 
 def test_more_gpus_than_present_is_refused_with_the_reason():

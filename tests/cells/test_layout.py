@@ -96,10 +96,7 @@ def test_a_record_in_the_place_of_another_cell_is_named_in_one_line(tmp_path, si
     ("parts", "complaint"),
     [
         ({"cell": {"context_length": "$(touch PWNED)\n"}}, "its cell: context_length must be "),
-        (
-            {"cell": {"context_length": [[1]]}},
-            "cell.context_length must be text or a number or true or false",
-        ),
+        ({"cell": {"context_length": [[1]]}}, "cell.context_length must be text or a number or true or false"),
         ({"cell": {"seq_len": 1}}, "its cell: unknown key 'seq_len'"),
         ({"stage": "flash"}, 'stage must be one of timing, got "flash"'),
     ],

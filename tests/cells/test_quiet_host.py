@@ -164,9 +164,7 @@ def test_a_host_that_stays_busy_is_measured_on_after_a_minute_and_told(others, c
         "load_before": 0,
         "load_after": 0,
     }
-    assert capsys.readouterr().err.splitlines()[1:] == [
-        "measured on a busy host: other processes use 2.1 of 4 cores",
-    ]
+    assert capsys.readouterr().err.splitlines()[1:] == ["measured on a busy host: other processes use 2.1 of 4 cores"]
 
 
 def test_a_run_waits_once(others, monkeypatch):

@@ -69,10 +69,7 @@ def complaint(stage):
 def test_a_stage_with_all_its_parts_is_complete(warmth):
     warmth.check(["warmth"])
     assert warmth.question == "How warm does it get?"
-    assert warmth.table_columns == (
-        *("size", "place", "status", "reason", "warmth_c", "setting_steps"),
-        *RUN_COLUMNS,
-    )
+    assert warmth.table_columns == (*("size", "place", "status", "reason", "warmth_c", "setting_steps"), *RUN_COLUMNS)
 
 
 @pytest.mark.parametrize("stage", stages().values(), ids=stages())

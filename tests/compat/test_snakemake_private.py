@@ -49,8 +49,7 @@ def execute(tmp_path):
                 workdir=tmp_path,
             )
             workflow.dag(DAGSettings(targets=frozenset(targets))).execute_workflow(
-                executor,
-                execution_settings=ExecutionSettings(keep_going=True),
+                executor, execution_settings=ExecutionSettings(keep_going=True)
             )
 
     run.told = lambda: json.loads((tmp_path / "told.json").read_text())

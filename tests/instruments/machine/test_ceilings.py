@@ -88,7 +88,6 @@ def test_an_operator_among_many_costs_its_share(monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize(
     "ceiling",
     [

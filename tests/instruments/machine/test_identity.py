@@ -329,8 +329,6 @@ def test_cudnns_version_is_read_without_asking_a_gpu(monkeypatch):
 
 @pytest.mark.gpu
 def test_what_comes_before_a_cell_claims_its_gpus_starts_no_cuda():
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA GPU")
     program = """
 import importlib, torch
 from pipeline.instruments.machine.identity import machine_facts

@@ -120,7 +120,6 @@ def test_a_system_that_forbids_it_leaves_all_as_it_was(autograd_thread, monkeypa
 
 
 @pytest.mark.gpu(shared=True)
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_backward_runs_on_the_core_of_its_caller():
     found = []
     leaf = torch.ones(4, device="cuda", requires_grad=True)

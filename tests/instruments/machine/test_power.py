@@ -148,7 +148,6 @@ def test_stretches_pool_to_their_mean_and_all_their_reasons():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_products_draw_more_than_an_idle_gpu_and_no_more_than_the_limit():
     device, x = torch.device("cuda"), torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
 

@@ -93,7 +93,6 @@ def test_an_allocation_knows_the_line_that_called_for_it(device, path):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_memory_from_before_shows_as_a_base(path):
     before = megabytes(9, CUDA)
     with record_memory(CUDA, path) as recorder:
@@ -216,7 +215,6 @@ def test_a_collection_cannot_part_the_history_from_its_count(allocator, path, mo
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_the_replayed_peak_is_the_caching_allocators(path):
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
@@ -233,7 +231,6 @@ def test_the_replayed_peak_is_the_caching_allocators(path):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_a_history_too_short_for_its_events_is_noticed(path):
     with record_memory(CUDA, path, max_entries=8) as recorder:
         for _ in range(20):

@@ -90,11 +90,7 @@ def test_ranges_are_those_pushed_and_popped_not_marks_and_end_with_the_capture(e
 def test_copies_and_fills_are_device_work_too_where_there_were_any(tmp_path):
     trace = read_export(make(tmp_path / "with_copies.sqlite", COPIES))
     copies = trace.events[trace.events["category"] == "copy"]
-    assert list(copies["name"]) == [
-        "[CUDA memcpy Device-to-Device]",
-        "[CUDA memcpy Device-to-Host]",
-        "[CUDA memset]",
-    ]
+    assert list(copies["name"]) == ["[CUDA memcpy Device-to-Device]", "[CUDA memcpy Device-to-Host]", "[CUDA memset]"]
     assert len(trace.events) == 6
 
 

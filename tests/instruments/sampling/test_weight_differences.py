@@ -16,10 +16,7 @@ def test_a_sample_does_not_follow_its_weights():
 def test_of_a_large_parameter_the_sample_reaches_from_end_to_end(monkeypatch):
     monkeypatch.setattr(weight_differences, "SAMPLES_A_PARAMETER", 10)
     sampled = sample({"weight": torch.arange(96.0).view(8, 12), "bias": torch.tensor([-1.0])})
-    assert {name: values.tolist() for name, values in sampled.items()} == {
-        "weight": [*range(0, 96, 10)],
-        "bias": [-1],
-    }
+    assert {name: values.tolist() for name, values in sampled.items()} == {"weight": [*range(0, 96, 10)], "bias": [-1]}
 
 
 def weights(rank, moved, of_last_rank=0.0):
