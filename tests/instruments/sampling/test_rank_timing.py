@@ -20,7 +20,7 @@ LATE_S, STEPS = 0.2, 3
 
 
 def watching(context):
-    """Measure, in one start of the ranks, all that tests ask of the time of a step; rank 1 takes longer in one phase."""
+    """Measure, in one start of the ranks, all that tests ask of a step, of which rank 1 takes longer in one phase."""
     pending, within = [], []
 
     def start():

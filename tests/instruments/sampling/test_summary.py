@@ -23,6 +23,12 @@ def test_the_relative_error_is_the_spread_of_medians_also_where_samples_are_alik
     assert predicted == pytest.approx(observed, rel=0.15 if count > 10 else 0.25)
 
 
+def test_quartiles_of_few_samples_are_unbiased():
+    samples = [1.0, 4.0, 2.0, 8.0, 3.0, 7.0]
+    q1, median, q3 = np.percentile(samples, [25, 50, 75], method="median_unbiased")
+    assert rel_error(samples) == pytest.approx(1.2533 / 1.349 * (q3 - q1) / 6**0.5 / median)
+
+
 def test_samples_that_only_rise_count_as_a_ninth_of_their_number():
     rising = np.linspace(10.0, 11.0, 1001).tolist()  # quartiles 0.5 apart, the median 10.5
     assert rel_error(rising) == pytest.approx(1.2533 / 1.349 * 0.5 / 10.5 / (1001 / 9) ** 0.5, rel=0.01)

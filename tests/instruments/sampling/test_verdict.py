@@ -123,9 +123,7 @@ def verdicts(machine, ratio):
         (1.05, (FASTER, SAME), SLOWER),
     ],
 )
-def test_at_most_one_verdict_in_twenty_is_wrong_and_on_a_quiet_machine_nearly_all_are_right(
-    machine, ratio, wrong, right
-):
+def test_few_verdicts_are_wrong_and_of_a_quiet_machine_nearly_all_are_right(machine, ratio, wrong, right):
     words = verdicts(machine, ratio)
     assert sum(words[word] for word in wrong) <= TRIALS / 20
     if right and machine == "quiet":

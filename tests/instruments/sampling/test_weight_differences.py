@@ -43,6 +43,7 @@ def test_weights_are_compared_between_ranks_and_with_the_reference_by_how_far_th
 def test_ranks_that_are_apart_are_wrong_in_any_precision(precision):
     assert "differs between ranks by 0.014" in Differences(0.014, "weight").complaint(precision)
     assert Differences(1e-6, "weight", 1e-6, 0.01, "weight").complaint(precision, same_gradients=True) == ""
+    assert Differences(float("nan"), "weight").complaint(precision)
     assert Differences().complaint(precision) == ""
 
 
