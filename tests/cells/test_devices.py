@@ -77,7 +77,7 @@ def test_a_killed_holders_lock_is_freed_though_a_program_that_it_started_lives_o
         os.kill(child_pid, signal.SIGKILL)
 
 
-def test_whoever_waits_for_many_keeps_none_meanwhile(monkeypatch, start):
+def test_whoever_waits_for_many_keeps_none_meanwhile(start):
     claimed_by(start(1))
     assert devices._try_locks(FOUR, 4, []) is None
     assert claimed_by(start(3)) == ["GPU-b", "GPU-c", "GPU-d"]
