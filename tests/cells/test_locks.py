@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -260,3 +261,12 @@ def test_a_word_is_new_once_until_many_came_after_it():
     assert all(locks.first_time("runs", f"run{number}") for number in range(30))
     assert not locks.first_time("runs", "run29")
     assert locks.first_time("runs", "first")
+
+
+@pytest.mark.parametrize(("seconds", "announced"), [(0, 0), (2, 0), (9, 1)])
+def test_only_a_long_wait_is_announced_and_once(monkeypatch, capsys, seconds, announced):
+    slept = []  # a second each
+    monkeypatch.setattr(locks, "time", SimpleNamespace(monotonic=lambda: 100.0 + len(slept), sleep=slept.append))
+    attempts = iter([None] * seconds + ["taken"])
+    assert locks.wait_for(lambda: next(attempts), lambda: "waiting") == ("taken", seconds)
+    assert capsys.readouterr().err == "waiting\n" * announced

@@ -66,7 +66,7 @@ NAMES = {
         CUB.format("RadixSortOnesweepKernel", "DeviceRadixSortPolicy<long, long, unsigned long long>::Policy900"),
         CUB.format("ScanInitKernel", "ScanTileState<long, (bool)1>"),
         "void at::native::<unnamed>::compute_num_of_partial_segments<long>(const T1 *, const T1 *, const long *, long *)",
-        "triton_red_fused_abs_amax_view_12",
+        *("triton_red_fused_abs_amax_view_12", "liger_cross_entropy_kernel"),
         *("aten::sum", "aten::mean", "aten::nll_loss_forward", "aten::embedding_dense_backward"),
     ],
     "copy": [
