@@ -1,7 +1,6 @@
 import os
 import random
 import signal
-import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -22,16 +21,14 @@ print(os.environ["CUDA_VISIBLE_DEVICES"], flush=True)
 
 
 @pytest.fixture(autouse=True)
-def folder(monkeypatch, tmp_path):
+def folder(monkeypatch, own_locks):
     """Let each test begin as a process does that holds nothing, outside a scheduler, with CUDA not started."""
-    monkeypatch.setattr(locks, "_held", {})
-    monkeypatch.setenv(locks.FOLDER_VARIABLE, str(tmp_path / "locks"))
     monkeypatch.setattr(devices, "visible_devices_variable", lambda: "CUDA_VISIBLE_DEVICES")
     monkeypatch.setitem(sys.modules, "torch", None)
     for name in [name for name in os.environ if name.startswith("SLURM_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "before")
-    return tmp_path / "locks"
+    return own_locks
 
 
 def claim(count, pool=FOUR):
@@ -39,19 +36,13 @@ def claim(count, pool=FOUR):
 
 
 @pytest.fixture
-def start():
-    """Start processes that claim GPUs, print them, and go on as told; kill what is left of them at the end."""
-    started = []
+def start(start_python):
+    """Start processes that claim GPUs, print them, and go on as told."""
 
     def start_one(count, pool=FOUR, then="time.sleep(60)"):
-        command = [sys.executable, "-c", HOLDER.format(then=then), str(count), ",".join(pool)]
-        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
-        return started[-1]
+        return start_python(HOLDER.format(then=then), count, ",".join(pool))
 
-    yield start_one
-    for process in started:
-        process.kill()
-        process.communicate()
+    return start_one
 
 
 def claimed_by(process):

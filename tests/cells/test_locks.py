@@ -4,10 +4,9 @@ import os
 import shutil
 import signal
 import stat
-import subprocess
-import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -30,27 +29,14 @@ time.sleep(60)
 
 
 @pytest.fixture(autouse=True)
-def folder(monkeypatch, tmp_path):
-    """Give the test a folder of locks of its own, in a process that holds none."""
-    monkeypatch.setattr(locks, "_held", {})
-    monkeypatch.setenv(locks.FOLDER_VARIABLE, str(tmp_path / "locks"))
-    return tmp_path / "locks"
+def folder(own_locks):
+    return own_locks
 
 
 @pytest.fixture
-def start():
-    """Start processes that take the lock and keep it; kill what is left of them at the end."""
-    started = []
-
-    def start_one(*words):
-        pipes = {"stdout": subprocess.PIPE, "text": True}
-        started.append(subprocess.Popen([sys.executable, "-c", HOLDER, *words], **pipes))
-        return started[-1]
-
-    yield start_one
-    for process in started:
-        process.kill()
-        process.communicate()
+def start(start_python):
+    """Start processes that take the lock and keep it."""
+    return partial(start_python, HOLDER)
 
 
 def as_user(uid, action):

@@ -4,10 +4,11 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
 
-from pipeline.cells import locks, quiet_host
+from pipeline.cells import quiet_host
 from pipeline.cells.quiet_host import Host
 from pipeline.errors import UserError
 from pipeline.instruments.machine.cpu_use import CpuUse, cpu_use
@@ -23,27 +24,15 @@ time.sleep(60)
 
 
 @pytest.fixture(autouse=True)
-def own_folder(monkeypatch, tmp_path):
-    """Give the test locks of its own, in a process that holds none."""
-    monkeypatch.setattr(locks, "_held", {})
-    monkeypatch.setenv(locks.FOLDER_VARIABLE, str(tmp_path / "locks"))
+def own_run(monkeypatch, own_locks):
+    """Give the test locks and a run of its own."""
     monkeypatch.delenv(quiet_host.RUN_VARIABLE, raising=False)
 
 
 @pytest.fixture
-def start():
-    """Start processes that take the host as cells do; kill what is left of them at the end."""
-    started = []
-
-    def start_one(name, how):
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        started.append(subprocess.Popen([sys.executable, "-c", CELL, name, how], **pipes))
-        return started[-1]
-
-    yield start_one
-    for process in started:
-        process.kill()
-        process.communicate()
+def start(start_python):
+    """Start processes that take the host as cells do."""
+    return partial(start_python, CELL)
 
 
 def began(process):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pipeline.cells import locks, quiet_host, run
+from pipeline.cells import quiet_host, run
 from pipeline.cells.devices import Claim, TooFewGPUs
 from pipeline.cells.rows import Row, RowTypes, column
 from pipeline.errors import Skipped
@@ -42,10 +42,8 @@ def stage(measure):
 
 
 @pytest.fixture(autouse=True)
-def same_process_afterwards(monkeypatch, tmp_path):
+def same_process_afterwards(monkeypatch, own_locks):
     """Cells pin threads and take devices and the host for the life of their process, here that of all tests."""
-    monkeypatch.setattr(locks, "_held", {})
-    monkeypatch.setenv(locks.FOLDER_VARIABLE, str(tmp_path / "locks"))
     affinity, threads, environment = os.sched_getaffinity(0), torch.get_num_threads(), dict(os.environ)
     monkeypatch.setattr(run.freshness, "code_facts", lambda *_, **__: {"digest": "digest", "modules": {}})
     yield

@@ -41,7 +41,7 @@ def parts(*lengths_and_shares):
 
 
 def test_a_lane_tells_how_busy_each_part_of_the_step_was():
-    # 1000 us a hundred parts: busy twice over, half busy by many short events, idle, an event over the edge of two parts.
+    # 1000 us a hundred parts: busy twice over, half busy by many short events, idle, an event over an edge.
     short = [(start, start + 1) for start in range(1100, 2100, 2)]
     row = columns([(100, 1100), (200, 1000), *short, (3095, 3105)], [(4000, 4100)])
     assert row["computation_busy_pct"] == parts((100, 100), (100, 50), (99, 0), (1, 50), (1, 50), (99, 0))
