@@ -4,9 +4,9 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from pipeline.cells import capacity, sweep
+from pipeline.cells import capacity
 from pipeline.cells.capacity import too_large
-from pipeline.cells.config import read_scale
+from pipeline.cells.config import load_plan
 from pipeline.cells.stage import Stage
 from pipeline.formulas.parameters import parameter_count
 from pipeline.formulas.sizes import SIZES
@@ -41,12 +41,10 @@ def needed_bytes(stage, settings=None, **axes):
 
 @pytest.mark.parametrize("scale", ["laptop", "smoke"])
 def test_every_cell_of_the_scales_for_a_cpu_fits_into_four_gigabytes(scale):
-    asked = read_scale(ROOT / f"config/scales/{scale}.yaml", ROOT / "workflow/schemas/scale.schema.yaml")
-    for name, words in asked.items():
-        stage = stages()[name]
-        settings = stage.settings_type(**words.get("settings", {}))
-        cells = sweep.expand(stage.cell_type, words["grids"], "")
-        assert all(stage.needed_bytes(cell, settings) < 4 * GB for cell in cells)
+    config = {"scale": scale, "measure": True, "overrides": {}}
+    plan = load_plan(config, ROOT / "config/scales", ROOT / "workflow/schemas", stages(), False)
+    for name, planned in plan.stages.items():
+        assert all(stages()[name].needed_bytes(cell, planned.settings) < 4 * GB for cell in planned.cells)
 
 
 @pytest.mark.parametrize("stage", ["timing", "profile", "memory", "ddp", "sharding", "fsdp"])
