@@ -67,6 +67,13 @@ def pytest_xdist_make_scheduler(config, log):
     return _ByWhatIsShared(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
+def pytest_runtest_setup(item):
+    """Skip what is marked `gpu` where there are fewer GPUs than it needs, as `gpu(count=2)` says."""
+    mark = item.get_closest_marker("gpu")
+    if mark is not None and torch.cuda.device_count() < (needed := mark.kwargs.get("count", 1)):
+        pytest.skip(f"needs {needed} CUDA GPU{'s' if needed > 1 else ''}")
+
+
 @pytest.fixture(autouse=True, scope="session")
 def own_host(tmp_path_factory):
     """Let cells of these tests wait neither for those of other processes and checkouts, nor for a machine at rest."""

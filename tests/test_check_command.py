@@ -19,7 +19,8 @@ def checked(monkeypatch, words, **found):
 
 def test_each_has_a_line_and_one_that_is_wrong_fails_the_command(monkeypatch, capsys):
     wrong = Verdict("wrong", "in fp32 output is off by 2")
-    assert checked(monkeypatch, [BOTH], mine=Verdict("ok"), other=wrong) == 1
+    # The words may be copied from behind --config.
+    assert checked(monkeypatch, [f"subjects={BOTH}"], mine=Verdict("ok"), other=wrong) == 1
     assert capsys.readouterr().out == "attention mine: right\nattention other: wrong, in fp32 output is off by 2\n"
 
 
@@ -42,11 +43,6 @@ def test_of_a_file_of_adapters_it_is_told_which_it_has_and_which_not(monkeypatch
     first, *_ = capsys.readouterr().out.splitlines()
     has, _, lacks = first.partition("; ")
     assert (has, "get_fsdp" in lacks, "get_ddp_bucketed" in lacks) == (f"{file} has get_ddp_bucketed", True, False)
-
-
-def test_words_copied_from_behind_config_are_understood(monkeypatch, capsys):
-    assert checked(monkeypatch, [f"subjects={BOTH}"], mine=Verdict("ok"), other=Verdict("ok")) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 2
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,4 @@
 import json
-import os
 import shlex
 import signal
 import statistics
@@ -9,22 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cells import locks
-from pipeline.cells.quiet_host import HOST, Host
+from pipeline import cli
+from pipeline.worker import client
 
 CONTRACT = {
-    "schema_version",
-    "stage",
-    "cell",
-    "settings",
-    "rows",
-    "machine",
-    "host",
-    "code",
-    "command",
-    "process",
-    "started_at",
-    "seconds",
+    *("schema_version", "stage", "cell", "settings", "rows", "machine", "host", "code", "command", "process"),
+    *("started_at", "seconds"),
 }
 ADAPTERS = Path(__file__).parent / "subjects/outside/adapters.py"
 # On one thread: other tests run beside this one.
@@ -51,30 +40,45 @@ def pipeline(*words):
         ("measure memory --out cell.json --files {tmp}", "where the record goes too: name a folder of its own"),
         ("measure flash --subjects {{ --out cell.json", "--subjects: no valid YAML: line 1"),
         ("measure flash --subjects gone.py --out cell.json", "--subjects: there is no file"),
-        (
-            f"measure timing --subjects {ADAPTERS} --out cell.json",
-            "none of the kind that timing measures",
-        ),
+        (f"measure timing --subjects {ADAPTERS} --out cell.json", "none of the kind that timing measures"),
         (f"measure flash --subjects {ADAPTERS}:Right --out cell.json", "a .py file of adapters, got"),
         ("tabulate rows nowhere.json --out table.csv", "cannot read nowhere.json: No such file or directory"),
         ("section timing nowhere.json --out s.md --figures {tmp}", "cannot read nowhere.json"),
         ("publish {tmp}/snapshot", "to publish: run snakemake first"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(tmp_path, monkeypatch, words, complaint):
+def test_bad_input_is_one_line_and_exit_code_2(tmp_path, monkeypatch, capsys, words, complaint):
     monkeypatch.chdir(tmp_path)
-    ended = pipeline(*words.format(tmp=tmp_path).split())
-    assert ended.returncode == 2
-    assert complaint in ended.stderr
-    assert ended.stderr.count("\n") == 1
+    monkeypatch.setenv("PIPELINE_WORKER", "off")
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words.format(tmp=tmp_path).split())
+    told = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert complaint in told
+    assert told.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "complaint"),
+    [
+        ("PIPELINE_WORKER", "OFF", "pipeline: PIPELINE_WORKER must be off or unset, got 'OFF'\n"),
+        ("PIPELINE_LOCKS", "/nowhere/locks", "pipeline: cannot lock /nowhere/locks: No such file or directory; "),
+    ],
+)
+def test_a_variable_that_cannot_be_used_is_one_line(tmp_path, monkeypatch, variable, value, complaint):
+    monkeypatch.setenv(variable, value)
+    ended = pipeline(*CALCULATE, "--out", str(tmp_path / "cell.json"))
+    assert ended.returncode == 2
+    assert ended.stderr.startswith(complaint)
+    assert ended.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("words", ["measure timings", "measure timing size=huge", "measure timing --set steps=-3"])
-def test_an_unknown_cell_fails_before_a_worker_starts(tmp_path, monkeypatch, words):
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    assert pipeline(*words.split(), "--out", "cell.json").returncode == 2
-    assert not list(tmp_path.iterdir())
+def test_an_unknown_cell_fails_before_a_worker_starts(monkeypatch, words):
+    monkeypatch.setattr(client, "hand_over", lambda *_: pytest.fail("a worker was asked"))
+    with pytest.raises(SystemExit, match="2"):
+        cli.main([*words.split(), "--out", "cell.json"])
 
 
 def test_a_full_disk_ends_a_cell_before_a_worker_starts(tmp_path, monkeypatch):
@@ -88,20 +92,15 @@ def test_a_full_disk_ends_a_cell_before_a_worker_starts(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("worker", ["", "off"])
-def test_a_record_is_kept_when_printing_fails(tmp_path, monkeypatch, worker):
+def test_a_record_is_kept_when_printing_fails_and_by_force_its_command_says_so(tmp_path, monkeypatch, worker):
     monkeypatch.setenv("PIPELINE_WORKER", worker)
-    words = [sys.executable, "-m", "pipeline", *CALCULATE, "--out", str(tmp_path / "cell.json")]
+    words = [sys.executable, "-m", "pipeline", *CALCULATE, "--force", "--out", str(tmp_path / "cell.json")]
     with open("/dev/full", "w") as full:
         ended = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert set(json.loads((tmp_path / "cell.json").read_text())) == CONTRACT
-
-
-def test_an_unknown_value_of_the_worker_variable_is_one_line(tmp_path, monkeypatch):
-    monkeypatch.setenv("PIPELINE_WORKER", "OFF")
-    ended = pipeline(*MEASURE, "--out", str(tmp_path / "cell.json"))
-    assert ended.returncode == 2
-    assert ended.stderr == "pipeline: PIPELINE_WORKER must be off or unset, got 'OFF'\n"
+    record = json.loads((tmp_path / "cell.json").read_text())
+    assert set(record) == CONTRACT
+    assert "--force" in record["command"].split()
 
 
 def test_files_are_kept_beside_their_record_and_no_other_folder_is_touched(tmp_path):
@@ -147,12 +146,6 @@ def test_a_cell_too_large_for_this_machine_is_refused_in_one_line_at_once(tmp_pa
     assert "--force" not in record["command"]
 
 
-def test_a_cell_measured_by_force_says_so_in_its_command(tmp_path):
-    ended = pipeline(*CALCULATE, "--force", "--out", str(tmp_path / "cell.json"))
-    assert ended.returncode == 0, ended.stderr
-    assert "--force" in json.loads((tmp_path / "cell.json").read_text())["command"].split()
-
-
 def test_an_interrupt_ends_a_command_by_that_signal_without_a_traceback():
     script = (
         "from pipeline import cli\n"
@@ -165,7 +158,9 @@ def test_an_interrupt_ends_a_command_by_that_signal_without_a_traceback():
     assert (ended.returncode, ended.stderr) == (-signal.SIGINT, "")
 
 
-def test_a_record_has_every_part_and_its_command_measures_the_same_cell(tmp_path):
+def test_a_record_has_every_part_and_its_command_measures_the_same_cell_with_and_without_the_worker(
+    tmp_path, monkeypatch
+):
     ended = pipeline(*MEASURE, "--out", str(tmp_path / "cell.json"))
     assert ended.returncode == 0, ended.stderr
     first = json.loads((tmp_path / "cell.json").read_text())
@@ -174,41 +169,10 @@ def test_a_record_has_every_part_and_its_command_measures_the_same_cell(tmp_path
     assert ended.stdout.startswith("phase=forward clock=host status=")
     assert f"median_ms={statistics.median(first['rows'][0]['samples_ms']):.4g}\n" in ended.stdout
 
+    monkeypatch.setenv("PIPELINE_WORKER", "off")
     assert pipeline(*shlex.split(first["command"])[3:]).returncode == 0
     again = json.loads((tmp_path / "cell.json").read_text())
-    assert (again["cell"], again["settings"], again["command"]) == (first["cell"], first["settings"], first["command"])
-
-
-def test_a_cell_that_waits_for_the_host_says_so_and_counts_the_wait_apart(tmp_path, monkeypatch):
-    monkeypatch.setattr(locks, "_held", {})
-    monkeypatch.setenv(locks.FOLDER_VARIABLE, str(tmp_path / "locks"))
-    Host(alone=True, command="measure something")
-    words = [sys.executable, "-m", "pipeline", *MEASURE, "--out", str(tmp_path / "cell.json")]
-    with subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as cell:
-        said = cell.stderr.readline()
-        locks.release(HOST)
-        rest = cell.stderr.read()
-    assert said == f"waiting for the host, last taken by process {os.getpid()} (measure something)\n"
-    assert (cell.returncode, rest) == (0, "")
-    assert json.loads((tmp_path / "cell.json").read_text())["seconds"]["waiting"] > locks.QUIET_S
-
-
-def test_an_unusable_folder_of_locks_is_one_line(tmp_path, monkeypatch):
-    monkeypatch.setenv(locks.FOLDER_VARIABLE, str(tmp_path / "nowhere/locks"))
-    ended = pipeline(*MEASURE, "--out", str(tmp_path / "cell.json"))
-    assert ended.returncode == 2
-    assert ended.stderr.startswith(f"pipeline: cannot lock {tmp_path}/nowhere/locks: No such file or directory; ")
-    assert ended.stderr.count("\n") == 1
-
-
-def test_the_worker_changes_nothing_in_a_record_but_the_process(tmp_path, monkeypatch):
-    words = (*MEASURE, "--out", str(tmp_path / "cell.json"))
-    assert pipeline(*words).returncode == 0
-    by_worker = json.loads((tmp_path / "cell.json").read_text())
-    monkeypatch.setenv("PIPELINE_WORKER", "off")
-    assert pipeline(*words).returncode == 0
-    ordinary = json.loads((tmp_path / "cell.json").read_text())
-    assert (by_worker["process"], ordinary["process"]) == ("worker", "ordinary")
+    assert (first["process"], again["process"]) == ("worker", "ordinary")
     for part in ("cell", "settings", "machine", "code", "command"):
-        assert by_worker[part] == ordinary[part]
-    assert [row["phase"] for row in by_worker["rows"]] == [row["phase"] for row in ordinary["rows"]]
+        assert again[part] == first[part]
+    assert [row["phase"] for row in again["rows"]] == [row["phase"] for row in first["rows"]]

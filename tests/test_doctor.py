@@ -61,23 +61,11 @@ def test_without_a_gpu_nothing_about_gpus_is_to_be_fixed(laptop):
     assert check("CPU timing").ok
 
 
-def test_this_machine_fits_one_screen():
-    lines = doctor.report().splitlines()
-    assert len(lines) <= 40
-    assert max(map(len, lines)) <= 120
-
-
-def test_the_worst_gpu_host_fits_one_screen(gpu_host, path, monkeypatch):
-    state = {
-        "sm_clock_mhz": 1980,
-        "memory_clock_mhz": 3201,
-        "temperature_c": 90,
-        "power_w": 700.4,
-        "memory_free_bytes": 9 * 2**30,
-        "throttle_reasons": ["hw_thermal_slowdown", "sw_power_cap"],
-    }
-    cooler = state | {"sm_clock_mhz": 345, "temperature_c": None, "throttle_reasons": None}
-    monkeypatch.setattr(doctor, "gpu_state", lambda: [state, cooler])
+def test_the_worst_gpu_host_fits_one_screen_and_every_lack_comes_with_a_command(gpu_host, path, monkeypatch):
+    known = {"sm_clock_mhz": 1980, "memory_clock_mhz": 3201, "power_w": 700.4, "memory_free_bytes": 9 * 2**30}
+    hot = known | {"temperature_c": 90, "throttle_reasons": ["hw_thermal_slowdown", "sw_power_cap"]}
+    cooler = known | {"sm_clock_mhz": 345, "temperature_c": None, "throttle_reasons": None}
+    monkeypatch.setattr(doctor, "gpu_state", lambda: [hot, cooler])
     screen = doctor.report()
     assert len(screen.splitlines()) <= 40
     assert "345 to 1980 MHz" in screen
@@ -85,9 +73,6 @@ def test_the_worst_gpu_host_fits_one_screen(gpu_host, path, monkeypatch):
     assert " 9 GiB\n" in screen
     assert "hw_thermal_slowdown, sw_power_cap; do not trust figures measured now: hw_thermal_slowdown\n" in screen
     assert "8 x NVIDIA H200 of 140 GiB" in screen
-
-
-def test_every_lack_on_a_gpu_host_comes_with_a_command(gpu_host, path):
     lacking = [check for check in doctor.findings() if not check.ok]
     assert {check.name for check in lacking} >= {"torch.compile", "Triton kernels", "nsys captures"}
     assert all(check.remedy for check in lacking)
@@ -107,60 +92,41 @@ def test_a_cpu_build_of_torch_on_a_gpu_host_is_reported(gpu_host, monkeypatch):
     assert timing.remedy == f"{doctor._PIP} install --force-reinstall torch"
 
 
-def test_compiling_for_the_cpu_needs_a_cpp_compiler(laptop, path):
+def test_compiling_for_the_cpu_needs_a_cpp_compiler_the_named_one_and_the_headers_of_python(
+    laptop, path, monkeypatch, tmp_path
+):
     assert check("torch.compile").remedy == "apt-get install g++"
-    path("clang++")
-    assert check("torch.compile").ok
-
-
-def test_a_compiler_that_the_environment_names_is_the_one_that_counts(laptop, path, monkeypatch):
-    path("g++")
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    assert "no-such-compiler" in check("torch.compile").detail
-
-
-def test_compiling_needs_the_headers_of_python(laptop, path, monkeypatch, tmp_path):
-    path("g++")
-    monkeypatch.setattr(doctor.sysconfig, "get_path", lambda *_scheme: str(tmp_path))
-    compiling = check("torch.compile")
-    assert not compiling.ok
-    assert "Python.h" in compiling.detail
-
-
-def test_remedies_speak_the_machines_package_manager(laptop, path):
     path("dnf")
     assert check("torch.compile").remedy == "dnf install gcc-c++"
+    path("clang++")
+    assert check("torch.compile").ok
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert "no-such-compiler" in check("torch.compile").detail
+    monkeypatch.delenv("CXX")
+    monkeypatch.setattr(doctor.sysconfig, "get_path", lambda *_scheme: str(tmp_path))
+    assert (check("torch.compile").ok, "Python.h" in check("torch.compile").detail) == (False, True)
 
 
-def test_triton_needs_a_c_compiler(gpu_host, path):
-    assert check("Triton kernels").remedy == "apt-get install gcc"
-    path("gcc")
-    assert check("Triton kernels").ok
+V100 = replace(GPUS["sm_80"], name="Tesla V100", capability=(7, 0))
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("found", "told"),
     [
-        ("sm_90", "Gluon's kernels where faster, else plain ones, tiles for 227 KB"),
-        ("sm_86", "the plain kernels (no Hopper GPU), tiles for 99 KB"),
-        ("gfx942", "the plain kernels (no Hopper GPU), tiles for 64 KB"),
+        (GPUS["sm_90"], "Gluon's kernels where faster, else plain ones, tiles for 227 KB"),
+        (GPUS["sm_86"], "the plain kernels (no Hopper GPU), tiles for 99 KB"),
+        (GPUS["gfx942"], "the plain kernels (no Hopper GPU), tiles for 64 KB"),
+        (V100, None),
     ],
 )
-def test_it_says_which_kernels_of_attention_the_gpu_gets(name, told, gpu_host, path, monkeypatch):
+def test_it_says_which_kernels_of_attention_the_gpu_gets_if_any(found, told, gpu_host, path, monkeypatch):
+    assert check("Triton kernels").remedy == "apt-get install gcc"
     path("gcc")
     monkeypatch.setattr(kernel_sets, "is_interpreted", lambda: False)
     for module in (gpu, kernel_sets):
-        monkeypatch.setattr(module, "gpu_of", lambda device: GPUS[name] if device.type == "cuda" else None)
-    found = check("Triton kernels")
-    assert (found.ok, found.detail) == (True, f"Triton {version('triton')}; attention: {told}")
-
-
-def test_a_gpu_too_old_for_the_kernels_of_attention_lacks_them(gpu_host, path, monkeypatch):
-    path("gcc")
-    too_old = replace(GPUS["sm_80"], name="Tesla V100", capability=(7, 0))
-    monkeypatch.setattr(gpu, "gpu_of", lambda _device: too_old)
-    found = check("Triton kernels")
-    assert (found.ok, found.detail) == (False, too_old.why_refused)
+        monkeypatch.setattr(module, "gpu_of", lambda device: found if device.type == "cuda" else None)
+    detail = V100.why_refused if told is None else f"Triton {version('triton')}; attention: {told}"
+    assert (check("Triton kernels").ok, check("Triton kernels").detail) == (told is not None, detail)
 
 
 def test_nsys_off_the_path_is_found_where_nvidia_puts_it(gpu_host, path, monkeypatch, tmp_path):
@@ -175,27 +141,20 @@ for word; do case "$word" in --output=*) : > "${word#--output=}.nsys-rep" ;; esa
 """
 
 
-def test_a_library_missing_for_nsys_is_reported_with_its_package(gpu_host, path, tmp_path):
-    path("nsys", prints="NVIDIA Nsight Systems version 2025.3")
+def test_only_an_nsys_that_makes_a_capture_passes_and_a_library_that_it_lacks_is_reported_with_its_package(
+    gpu_host, path, tmp_path
+):
+    path("nsys").write_text(CAPTURING_NSYS)
+    assert check("nsys captures") == doctor.Check("nsys captures", True, "NVIDIA Nsight Systems version 2025.3")
+    path("nsys", prints="Importer error status: An unknown error occurred.")
+    told = "nsys left no report: Importer error status: An unknown error occurred."
+    assert check("nsys captures") == doctor.Check("nsys captures", False, told)
     path("ldd", prints="\tlibdw.so.1 => not found\n\tlibm.so.6 => /lib/libm.so.6 (0x7f)\n\tlibelf.so.1 => not found")
     path("QdstrmImporter", folder=tmp_path / "root" / "host-linux-x64")
     captures = check("nsys captures")
     assert not captures.ok
     assert "libdw.so.1, libelf.so.1" in captures.detail
     assert captures.remedy == "apt-get install libdw1 libelf1"
-
-
-def test_an_nsys_that_makes_captures_is_named_by_its_version(gpu_host, path):
-    path("nsys").write_text(CAPTURING_NSYS)
-    assert check("nsys captures") == doctor.Check("nsys captures", True, "NVIDIA Nsight Systems version 2025.3")
-
-
-def test_an_nsys_that_leaves_no_capture_does_not_pass_for_a_good_one(gpu_host, path):
-    path("nsys", prints="Importer error status: An unknown error occurred.")
-    captures = check("nsys captures")
-    assert not captures.ok
-    assert captures.detail == "nsys left no report: Importer error status: An unknown error occurred."
-    assert captures.remedy == ""
 
 
 def test_nccl_needs_two_gpus(gpu_host, monkeypatch):
@@ -222,23 +181,19 @@ def environment(tmp_path, monkeypatch, path):
     return script
 
 
-def test_snakemakes_own_command_is_named(environment):
-    result = check("snakemake")
-    assert result.ok
-    assert result.detail == f"Snakemake's own command, {version('snakemake')}: {environment}"
-
-
-def test_a_command_overwritten_by_another_package_is_reported_with_the_remedy(environment):
+def test_snakemakes_own_command_is_named_and_one_overwritten_or_missing_or_a_missing_plugin_has_a_remedy(
+    environment, monkeypatch
+):
+    told = f"Snakemake's own command, {version('snakemake')}: {environment}"
+    assert (check("snakemake").ok, check("snakemake").detail) == (True, told)
+    reinstall = "pip install --force-reinstall --no-deps snakemake"
     environment.write_text("from pipeline.launcher import main\n")
-    result = check("snakemake")
-    assert not result.ok
-    assert result.detail == f"{environment} is not Snakemake's own; `python -m snakemake` works"
-    assert result.remedy.endswith("pip install --force-reinstall --no-deps snakemake")
-
-
-def test_a_missing_command_is_reported_with_the_remedy(environment):
+    assert check("snakemake").detail == f"{environment} is not Snakemake's own; `python -m snakemake` works"
+    assert check("snakemake").remedy.endswith(reinstall)
     environment.unlink()
-    assert check("snakemake").remedy.endswith("pip install --force-reinstall --no-deps snakemake")
+    assert check("snakemake").remedy.endswith(reinstall)
+    monkeypatch.setattr(doctor.pkgutil, "iter_modules", lambda: iter(()))
+    assert check("snakemake").remedy.endswith("pip install -e .")
 
 
 def test_another_environments_command_is_reported_with_the_path_of_this_one(environment, monkeypatch, tmp_path):
@@ -253,15 +208,6 @@ def test_another_environments_command_is_reported_with_the_path_of_this_one(envi
     assert result.remedy == f'export PATH="{other.parent}:$PATH"'
     environment.unlink()
     assert check("snakemake").detail.startswith("not on PATH")
-
-
-def test_a_missing_plugin_is_reported(environment, monkeypatch):
-    monkeypatch.setattr(doctor.pkgutil, "iter_modules", lambda: iter(()))
-    assert check("snakemake").remedy.endswith("pip install -e .")
-
-
-def test_the_command_of_this_environment_is_found_by_its_installation():
-    assert doctor._snakemake_script().name == "snakemake"
 
 
 def test_what_a_container_allows_is_said(monkeypatch):

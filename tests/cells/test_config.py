@@ -11,7 +11,6 @@ from pipeline.cells.config import (
     idle_subjects,
     load_plan,
     read_config,
-    read_scale,
 )
 from pipeline.cells.yaml_files import read_yaml, yaml_value
 from pipeline.errors import UserError
@@ -21,19 +20,14 @@ ROOT = Path(__file__).parents[2]
 SCALES, SCHEMAS = ROOT / "config/scales", ROOT / "workflow/schemas"
 
 
-def plan(has_gpu=False, **changes):
+def plan(has_gpu=False, scales=SCALES, **changes):
     config = {"scale": "smoke", "measure": True, "overrides": {}, **changes}
-    return load_plan(config, SCALES, SCHEMAS, stages(), has_gpu)
+    return load_plan(config, scales, SCHEMAS, stages(), has_gpu)
 
 
-@pytest.mark.parametrize(("has_gpu", "scale"), [(True, "paper"), (False, "laptop")])
-def test_the_automatic_scale_follows_the_machine(has_gpu, scale):
-    assert plan(has_gpu, scale="auto").scale == scale
-
-
-@pytest.mark.parametrize("scale", sorted(path.stem for path in SCALES.glob("*.yaml")))
-def test_every_scale_gives_cells(scale):
-    assert plan(scale=scale).stages["timing"].cells
+def test_the_automatic_scale_follows_the_machine_and_every_scale_gives_cells():
+    assert (plan(True, scale="auto").scale, plan(False, scale="auto").scale) == ("paper", "laptop")
+    assert all(plan(scale=path.stem).stages["timing"].cells for path in SCALES.glob("*.yaml"))
 
 
 def test_the_paper_scale_holds_the_whole_matrix():
@@ -82,6 +76,10 @@ def test_an_override_replaces_grids_and_merges_settings():
     assert timing.settings.max_steps == plan().stages["timing"].settings.max_steps
 
 
+def timing(**words):
+    return {"overrides": {"timing": words}}
+
+
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
@@ -89,39 +87,22 @@ def test_an_override_replaces_grids_and_merges_settings():
         ({"sclae": "paper"}, "config: unknown key 'sclae': must be one of scale, measure, overrides"),
         ({"measure": "perhaps"}, "config: measure must be boolean, got 'perhaps'"),
         ({"overrides": {"timings": {}}}, "overrides: unknown stage 'timings': must be one of"),
-        ({"overrides": {"timing": {"settings": {"foo": 1}}}}, "overrides: timing settings: unknown key 'foo'"),
+        (timing(settings={"foo": 1}), "overrides: timing settings: unknown key 'foo'"),
         (
-            {"overrides": {"timing": {"grids": [{"size": []}]}}},
-            "config: overrides.timing.grids.0.size must be a value, or a list of one or more, got []",
+            timing(grids=[{"size": []}]),
+            "config: overrides.timing.grids.0.size must be a value, or a list of one or more",
         ),
-        (
-            {"overrides": {"timing": {"grids": [{"size": None}]}}},
-            "config: overrides.timing.grids.0.size must be a value, or a list of one or more, got None",
-        ),
-        (
-            {"overrides": {"timing": {"grids": [{"size": ["huge"]}]}}},
-            "overrides: timing grid: size must be one of tiny, nano, micro, small",
-        ),
-        (
-            {"overrides": {"timing": {"settings": {"steps": -3}}}},
-            "overrides: timing settings: steps must be at least 5, got -3",
-        ),
-        (
-            {"overrides": {"timing": {"settings": {"vocab_size": float("inf")}}}},
-            "overrides: timing: vocab_size must be a finite number, got inf",
-        ),
-        (
-            {"overrides": {"timing": {"grids": [{"context_length": [16, -float("inf")]}]}}},
-            "overrides: timing: context_length must be a finite number, got -inf",
-        ),
-        (
-            {"overrides": {"timing": {"settings": {"budget_s": 10**400}}}},
-            "overrides: timing: budget_s must be a finite number, got 1000",
-        ),
-        (
-            {"overrides": {"timing": {"setting": {"steps": 10}}}},
-            "config: unknown key 'setting' under overrides.timing: must be one of settings, grids",
-        ),
+        (timing(grids=[{"size": ["huge"]}]), "overrides: timing grid: size must be one of tiny, nano, micro, small"),
+        (timing(settings={"steps": -3}), "overrides: timing settings: steps must be at least 5, got -3"),
+        (timing(grids=[{"context_length": [16, -float("inf")]}]), "overrides: timing: context_length must be a finite"),
+        (timing(settings={"budget_s": 10**400}), "overrides: timing: budget_s must be a finite number, got 1000"),
+        (timing(setting={}), "config: unknown key 'setting' under overrides.timing: must be one of settings, grids"),
+        ({"subjects": 3}, "config: subjects must be a mapping of kinds (attention, "),
+        ({"subjects": {"attention": {"mine": 3}}}, "config: subjects.attention.mine"),
+        ({"subjects": {"attention": {"tiled": "a:b"}}}, "subjects: attention.tiled: the pipeline's own has this name"),
+        ({"subjects": {"attention": {"mine": "gone.py:f"}}}, "subjects: attention.mine: there is no file"),
+        ({"only": ["timign"]}, "config: only has 'timign', known stages are ceilings, timing"),
+        ({"only": 3}, "config: only must be a stage or a list of stages; empty for all, got 3"),
     ],
 )
 def test_bad_configuration_is_one_line_that_says_what_is_allowed(changes, complaint):
@@ -142,50 +123,23 @@ def test_bad_configuration_is_one_line_that_says_what_is_allowed(changes, compla
         ("", "the whole must be object, got None"),
         ("stages:\n  timing: {}\n# \a", "no valid YAML: line 3: character #x0007"),
         ("stages: 2026-99-99", "no valid YAML: month must be in 1..12"),
-        ("stages: " + "[" * 5000, "no valid YAML: its keys and lists are nested too deep"),
+        ("stages: " + "[" * 1000, "no valid YAML: its keys and lists are nested too deep"),
+        ("stages: {a: {b: [{c: 1, c: 2}]}}", "no valid YAML: line 1, column 25: 'c' is given twice, first in line 1"),
+        ("stages: &a {timing: *a}", "no valid YAML: line 1, column 9: "),
+        (b"scale: auto\n# caf\xe9\n", "line 2 is no UTF-8: byte 0xe9"),
+        ("stages: {timming: {grids: []}}", "unknown stage 'timming': must be one of"),
+        ("stages: {timing: {grids: [{size: huge}]}}", "timing grid: size must be one of"),
         (
-            "stages:\n  timing: {grids: [{}]}\n  flash: {grids: []}\n  timing:\n    grids: []\n",
-            "no valid YAML: line 4, column 3: 'timing' is given twice, first in line 2",
-        ),
-        (
-            "stages: {timing: {grids: [{size: [tiny], size: [xl]}]}}",
-            "no valid YAML: line 1, column 42: 'size' is given twice, first in line 1",
-        ),
-    ],
-)
-def test_a_bad_scale_file_is_named_with_the_place(tmp_path, text, complaint):
-    path = tmp_path / "mine.yaml"
-    path.write_text(text)
-    with pytest.raises(UserError) as raised:
-        read_scale(path, SCHEMAS / "scale.schema.yaml")
-    assert str(path) in str(raised.value)
-    assert complaint in str(raised.value)
-    assert "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("words", "complaint"),
-    [
-        ("timming: {grids: []}", "unknown stage 'timming': must be one of"),
-        ("timing: {settings: {foo: 1}, grids: []}", "timing settings: unknown key 'foo'"),
-        ("timing: {grids: [{size: huge}]}", "timing grid: size must be one of"),
-        (
-            "timing: {settings: {steps: 100}, grids: []}",
+            "stages: {timing: {settings: {steps: 100}, grids: []}}",
             "timing settings: steps must be at most max_steps (50), got 100",
         ),
     ],
 )
-def test_a_mistake_in_a_scale_is_told_with_its_file_also_where_something_is_overridden(tmp_path, words, complaint):
+def test_a_bad_scale_file_is_named_with_the_place_also_where_something_is_overridden(tmp_path, text, complaint):
     path = tmp_path / "mine.yaml"
-    path.write_text(f"stages: {{{words}}}")
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(UserError) as raised:
-        load_plan(
-            {"scale": "mine", "measure": True, "overrides": {"flash": {"grids": [{}]}}},
-            tmp_path,
-            SCHEMAS,
-            stages(),
-            False,
-        )
+        plan(scales=tmp_path, scale="mine", overrides={"flash": {"grids": [{}]}})
     assert str(raised.value).startswith(f"{path}: {complaint}")
     assert "\n" not in str(raised.value)
 
@@ -194,8 +148,6 @@ def test_a_mistake_in_a_scale_is_told_with_its_file_also_where_something_is_over
     ("stage", "settings", "complaint"),
     [
         ("timing", {"steps": 100, "max_steps": 10}, "steps must be at most max_steps (10), got 100"),
-        ("flash", {"min_samples": 50, "max_samples": 3}, "min_samples must be at most max_samples (3), got 50"),
-        ("allreduce", {"samples": 60, "max_samples": 50}, "samples must be at most max_samples (50), got 60"),
         ("allreduce", {"min_bytes": 40_000_000}, "min_bytes must be at most max_bytes (1000000), got 40000000"),
     ],
 )
@@ -205,56 +157,33 @@ def test_settings_that_contradict_each_other_or_the_scales_stop_the_plan(stage, 
     assert str(raised.value) == f"{SCALES / 'smoke.yaml'} with overrides: {stage} settings: {complaint}"
 
 
-def test_an_anchor_inside_of_itself_is_told_with_its_place(tmp_path):
-    path = tmp_path / "mine.yaml"
-    path.write_text("scale: auto\noverrides: &a {timing: *a}\n")
-    with pytest.raises(UserError, match=r"mine\.yaml: no valid YAML: line 2, column 12: "):
-        read_config(path)
-
-
-def test_a_file_that_is_no_utf8_is_told_with_the_line(tmp_path):
-    path = tmp_path / "mine.yaml"
-    path.write_bytes(b"scale: auto\n# caf\xe9\n")
-    with pytest.raises(UserError) as raised:
-        read_config(path)
-    assert str(raised.value) == f"{path}: line 2 is no UTF-8: byte 0xe9"
-
-
 @pytest.mark.parametrize(
     ("put", "complaint"),
     [
         (os.mkfifo, "it must be a plain file"),
-        (Path.mkdir, "it must be a plain file"),
         (lambda path: path.symlink_to("/dev/zero"), "it must be a plain file"),
         (lambda path: path.write_bytes(b"#" * (2**20 + 1)), "it is larger than 1 MiB"),
         (lambda path: None, "No such file or directory"),
     ],
-    ids=["pipe", "folder", "device", "large", "missing"],
+    ids=["pipe", "device", "large", "missing"],
 )
 def test_what_would_be_waited_for_or_fill_the_memory_is_not_read(tmp_path, put, complaint):
-    path = tmp_path / "mine.yaml"
-    put(path)
-    with pytest.raises(UserError) as raised:
-        read_yaml(path)
-    assert str(raised.value) == f"cannot read {path}: {complaint}"
+    put(tmp_path / "mine.yaml")
+    with pytest.raises(UserError, match=f"^cannot read {tmp_path}/mine.yaml: {complaint}$"):
+        read_yaml(tmp_path / "mine.yaml")
 
 
-@pytest.mark.parametrize(("text", "found"), [("", "None"), ("- scale: auto", "[{'scale': 'auto'}]")])
-def test_a_configuration_without_keys_is_named(tmp_path, text, found):
-    path = tmp_path / "config.yaml"
-    path.write_text(text)
-    with pytest.raises(UserError) as raised:
-        read_config(path)
-    keys = "scale, measure, overrides, subjects, sizes, only"
-    assert str(raised.value) == f"{path}: must have the keys {keys}, got {found}"
+def test_a_configuration_without_keys_is_named(tmp_path):
+    (tmp_path / "config.yaml").write_text("- scale: auto")
+    with pytest.raises(UserError, match=r"config.yaml: must have the keys scale, .*, got \[{'scale': 'auto'}\]"):
+        read_config(tmp_path / "config.yaml")
 
 
 def test_a_run_that_would_write_up_nothing_says_what_to_do(tmp_path):
     check_something_to_write(plan(), tmp_path)
     (tmp_path / "mine.yaml").write_text("stages: {}")
-    empty = load_plan({"scale": "mine", "measure": True, "overrides": {}}, tmp_path, SCHEMAS, stages(), False)
     with pytest.raises(UserError, match="scale 'mine' with its overrides asks for no cell: give a stage `grids`"):
-        check_something_to_write(empty, tmp_path)
+        check_something_to_write(plan(scales=tmp_path, scale="mine"), tmp_path)
     with pytest.raises(UserError, match="holds no records to render: measure with"):
         check_something_to_write(plan(measure=False), tmp_path)
 
@@ -275,7 +204,6 @@ def test_keys_that_a_merge_brings_may_be_given_again(tmp_path):
     ("overrides", "idle"),
     [
         ({"flash": {"settings": {"max_samples": 50}}}, ["flash"]),
-        ({"flash": {}}, ["flash"]),
         ({"timing": {"settings": {"vocab_size": 8}}}, []),
         ({"flash": {"settings": {"max_samples": 50}, "grids": [{}]}}, []),
         ({"flash": {"grids": []}}, []),  # asked for: this stage is to be left out
@@ -283,8 +211,7 @@ def test_keys_that_a_merge_brings_may_be_given_again(tmp_path):
 )
 def test_overrides_of_a_stage_that_is_not_measured_are_found(tmp_path, overrides, idle):
     (tmp_path / "mine.yaml").write_text("stages: {timing: {grids: [{}]}}")
-    found = load_plan({"scale": "mine", "measure": True, "overrides": overrides}, tmp_path, SCHEMAS, stages(), False)
-    assert idle_overrides(overrides, found) == idle
+    assert idle_overrides(overrides, plan(scales=tmp_path, scale="mine", overrides=overrides)) == idle
 
 
 OUTSIDE = ROOT / "tests/subjects/outside"
@@ -306,41 +233,15 @@ def test_those_that_no_cell_measures_are_known():
 
 
 def test_a_scale_may_name_the_users_own_and_the_configuration_others(tmp_path):
-    text = (SCALES / "smoke.yaml").read_text()
-    (tmp_path / "smoke.yaml").write_text(f"{text}\nsubjects: {{attention: {{mine: '{MINE['attention']['mine']}'}}}}\n")
-    config = {"scale": "smoke", "measure": True, "overrides": {}}
-    of_scale = load_plan(config, tmp_path, SCHEMAS, stages(), False)
-    assert [subject.name for subject in of_scale.stages["flash"].subjects] == ["mine"]
-    other = {"attention": {"other": MINE["attention"]["mine"]}}
-    of_config = load_plan({**config, "subjects": other}, tmp_path, SCHEMAS, stages(), False)
-    assert [subject.name for subject in of_config.stages["flash"].subjects] == ["other"]
+    text, place = (SCALES / "smoke.yaml").read_text(), MINE["attention"]["mine"]
+    (tmp_path / "smoke.yaml").write_text(f"{text}\nsubjects: {{attention: {{mine: '{place}'}}}}\n")
+    for subjects, name in (({}, "mine"), ({"attention": {"other": place}}, "other")):
+        planned = plan(scales=tmp_path, subjects=subjects)
+        assert [subject.name for subject in planned.stages["flash"].subjects] == [name]
 
 
-@pytest.mark.parametrize(
-    ("changes", "complaint"),
-    [
-        (
-            {"subjects": 3},
-            "config: subjects must be a mapping of kinds (attention, ",
-        ),
-        ({"subjects": {"attention": {"mine": 3}}}, "subjects.attention.mine"),
-        ({"subjects": {"attention": {"tiled": "a:b"}}}, "subjects: attention.tiled: the pipeline's own has this name"),
-        ({"subjects": {"ddp": {"torch": "a:b"}}}, "subjects: ddp.torch: the pipeline's own has this name"),
-        ({"subjects": {"attention": {"mine": "gone.py:f"}}}, "subjects: attention.mine: there is no file"),
-        ({"only": ["timign"]}, "config: only has 'timign', known stages are ceilings, timing"),
-        ({"only": 3}, "config: only must be a stage or a list of stages; empty for all, got 3"),
-    ],
-)
-def test_a_mistake_about_the_users_own_or_the_stages_is_one_line(changes, complaint):
-    with pytest.raises(UserError) as raised:
-        plan(**changes)
-    assert complaint in str(raised.value)
-    assert "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize("only", [["timing"], "timing"])
-def test_only_some_stages_are_planned(only):
-    assert list(plan(only=only).stages) == ["timing"]
+def test_only_some_stages_are_planned():
+    assert list(plan(only="timing").stages) == list(plan(only=["timing"]).stages) == ["timing"]
     assert list(plan(only=[]).stages) == list(stages())
 
 

@@ -76,10 +76,6 @@ def test_every_room_that_counts_is_one_of_the_project():
     assert [name for name in freshness.COUNTED if sources.source_path(name) is None] == []
 
 
-def test_nothing_is_stale_while_nothing_changes(record):
-    assert why_stale(record, Settings(), 2, NOW) is None
-
-
 def changed(record, *path, value):
     other = copy.deepcopy(record)
     part = other
@@ -92,21 +88,33 @@ def changed(record, *path, value):
 @pytest.mark.parametrize(
     ("path", "value", "why"),
     [
+        (("settings", "steps"), 10, None),
         (("settings", "steps"), 11, "settings changed"),
         (("settings",), {"steps": 10}, "settings changed"),
         (("machine", "software", "torch"), "2.12.0", "another version of torch"),
-        (("machine", "gpus_available"), 1, "2 GPUs for it now"),
+        (("machine", "software", "cudnn"), "8", None),  # which is not compared
         (("code", "modules"), {}, "its record does not tell the code"),
         (("code", "modules", "pipeline.gone"), "0" * 16, "code changed: pipeline.gone"),
+        (("code", "libraries", "OMP_PLACES"), "cores", "OMP_PLACES changed"),
     ],
 )
 def test_what_changed_is_why_a_cell_is_stale(record, path, value, why):
     assert why_stale(changed(record, *path, value=value), Settings(), 2, NOW) == why
 
 
-def test_a_version_that_is_not_compared_and_fewer_gpus_than_there_were_change_nothing(record):
-    assert why_stale(changed(record, "machine", "software", "cudnn", value="8"), Settings(), 2, NOW) is None
-    assert why_stale(record, Settings(), 2, Present(VERSIONS, gpus=0)) is None
+@pytest.mark.parametrize(
+    ("had", "asks", "there", "why"),
+    [
+        (1, 2, 4, "2 GPUs for it now"),
+        (2, 2, 4, None),  # it had all that it asked for
+        (8, 2, 0, None),
+        (1, 4, 1, None),  # as many as there are
+        (1, 4, 2, "2 GPUs for it now"),
+    ],
+)
+def test_a_cell_is_stale_where_it_would_have_more_of_the_gpus_that_it_asks_for(record, had, asks, there, why):
+    measured = changed(record, "machine", "gpus_available", value=had)
+    assert why_stale(measured, Settings(), asks, Present(VERSIONS, gpus=there)) == why
 
 
 @pytest.mark.parametrize("name", ["cores", "cpu_quota", "memory_limit_bytes"])
@@ -124,41 +132,22 @@ def test_a_variable_that_an_imported_module_names_makes_its_cell_stale_when_it_s
     record, package, monkeypatch
 ):
     without = {name: value for name, value in os.environ.items() if name != kernel_sets.VARIABLE}
-    unset, plain = (
-        Present(VERSIONS, gpus=4, environment=said) for said in (without, without | {kernel_sets.VARIABLE: "tl"})
-    )
-    assert why_stale(record, Settings(), 2, plain) is None
+    said = {None: without, "tl": without | {kernel_sets.VARIABLE: "tl"}}
+    present = {value: Present(VERSIONS, gpus=4, environment=environment) for value, environment in said.items()}
+    assert why_stale(record, Settings(), 2, present["tl"]) is None
     (package / "model.py").write_text(f"VARIABLE = '{kernel_sets.VARIABLE}'\n")
     sources.forget()
-    monkeypatch.delenv(kernel_sets.VARIABLE, raising=False)
-    record["code"] = code_facts("pipeline.stages.timing", AFTER_ALL_EDITS)
-    assert why_stale(record, Settings(), 2, unset) is None
-    assert why_stale(record, Settings(), 2, plain) == "PIPELINE_ATTENTION changed"
-    monkeypatch.setenv(kernel_sets.VARIABLE, "tl")
-    record["code"] = code_facts("pipeline.stages.timing", AFTER_ALL_EDITS)
-    assert why_stale(record, Settings(), 2, plain) is None
-    assert why_stale(record, Settings(), 2, unset) == "PIPELINE_ATTENTION changed"
-
-
-def test_variables_that_libraries_read_make_a_cell_stale_when_they_say_something_else(record):
-    present = Present(VERSIONS, gpus=4, environment={**os.environ, "OMP_PLACES": "cores"})
-    assert why_stale(record, Settings(), 2, present) == "OMP_PLACES changed"
+    for was, other in ((None, "tl"), ("tl", None)):
+        monkeypatch.setattr(os, "environ", said[was])
+        record["code"] = code_facts("pipeline.stages.timing", AFTER_ALL_EDITS)
+        assert why_stale(record, Settings(), 2, present[was]) is None
+        assert why_stale(record, Settings(), 2, present[other]) == "PIPELINE_ATTENTION changed"
 
 
 def test_the_variables_of_what_runs_cells_change_no_figure(monkeypatch):
     monkeypatch.setattr(freshness, "loaded_modules", lambda: {kernel_sets.__name__, locks.__name__})
     monkeypatch.setattr(sources, "reached_modules", lambda *_: {kernel_sets.__name__, locks.__name__})
     assert list(code_facts("pipeline.stages.flash", AFTER_ALL_EDITS)["environment"]) == [kernel_sets.VARIABLE]
-
-
-def test_a_cell_that_had_all_it_asked_for_does_not_wait_for_more(record):
-    assert why_stale(changed(record, "machine", "gpus_available", value=2), Settings(), 2, NOW) is None
-
-
-def test_a_cell_that_asks_for_more_gpus_than_there_are_waits_for_those_that_there_are(record):
-    measured_on_one = changed(record, "machine", "gpus_available", value=1)
-    assert why_stale(measured_on_one, Settings(), 4, Present(VERSIONS, gpus=1)) is None
-    assert why_stale(measured_on_one, Settings(), 4, Present(VERSIONS, gpus=2)) == "2 GPUs for it now"
 
 
 def test_edited_modules_make_stale_those_that_imported_them(record, package):
@@ -175,22 +164,17 @@ def test_edited_modules_make_stale_those_that_imported_them(record, package):
     assert has_changed_code(record)
 
 
-def test_of_a_module_edited_while_the_cell_ran_no_version_is_believed(package):
+def test_of_a_module_edited_while_the_cell_ran_no_version_is_believed_whatever_its_date(package):
+    os.utime(package / "model.py", (AFTER_ALL_EDITS, AFTER_ALL_EDITS))
+    assert freshness.CHANGED_MEANWHILE not in code_facts("pipeline.stages.timing", time.time() + 1)["modules"].values()
     issued_at = time.time()
     while time.time() < issued_at + 0.05:  # file systems may tell times to a tick of the clock
         pass
-    edited = package / "model.py"
-    edited.write_text("X = 2\n")
-    os.utime(edited, (1_000, 1_000))  # as `cp -p` and `rsync -a` leave it
+    (package / "model.py").write_text("X = 2\n")
+    os.utime(package / "model.py", (1_000, 1_000))  # as `cp -p` and `rsync -a` leave it
     modules = code_facts("pipeline.stages.timing", issued_at)["modules"]
     assert modules["pipeline.model"] == freshness.CHANGED_MEANWHILE
     assert modules["pipeline.stages.timing.measure"] == sources.module_digest("pipeline.stages.timing.measure")
-
-
-def test_files_dated_in_the_future_make_no_cell_stale(package):
-    os.utime(package / "model.py", (AFTER_ALL_EDITS, AFTER_ALL_EDITS))
-    modules = code_facts("pipeline.stages.timing", time.time() + 1)["modules"]
-    assert freshness.CHANGED_MEANWHILE not in modules.values()
 
 
 def test_what_other_processes_imported_counts(monkeypatch):

@@ -40,34 +40,23 @@ def test_records_at_the_paths_of_their_cells_are_found(tmp_path, cell):
 
 
 REST = "context_length=512/batch_size=4/warmup_steps=5/mode=eager/repeat=1"
+SIZE = f"size=tiny/{REST}"
 
 
 @pytest.mark.parametrize(
     "place",
     [
         "precision=bf16/size=tiny/x$(touch PWNED)",
-        f"precision=$(touch PWNED)/size=tiny/{REST}",
-        f"precision=`touch PWNED`/size=tiny/{REST}",
-        f"precision=bf16 /size=tiny/{REST}",
-        f"precision=bf16/size=tiny; touch PWNED/{REST}",
-        f"precision=bf16/size='tiny'/{REST}",
-        f'precision=bf16/size="tiny"/{REST}',
-        f"precision=bf16\n/size=tiny/{REST}",
-        f"precision=*/size=tiny/{REST}",
-        f"precision=bf16/size=\x1b[2Jtiny/{REST}",
-        f"precision=bf16/size=\udcff/{REST}",
-        f"precision=bf16/size=tiny=x/{REST}",
-        "--precision=bf16/size=tiny",
-        f"-precision=bf16/size=tiny/{REST}",
+        *(f"precision={hostile}/{SIZE}" for hostile in ("`touch PWNED`", "bf16 ", "'bf16'", "bf16\n", "*", "\udcff")),
+        *(
+            f"precision=bf16/size={hostile}/{REST}"
+            for hostile in ("tiny; touch PWNED", '"tiny"', "\x1b[2Jtiny", "tiny=x")
+        ),
+        *(f"-precision=bf16/{SIZE}", ".precision=bf16", "precision=bf16/size=tiny"),
         f"size=tiny/precision=bf16/{REST}",
-        f"precision=bf16/precision=bf16/size=tiny/{REST}",
-        "precision=bf16/size=tiny",
-        f"precision=bf16/size=tiny/{REST}/run=1",
-        "precision=bf16/size=tiny/context_length=0512/batch_size=4/warmup_steps=5/mode=eager/repeat=1",
-        "precision=bf16/size=tiny/context_length= 512/warmup_steps=5/mode=eager/repeat=1",
-        "precision=bf16/size=tiny/context_length=٥١٢/batch_size=4/warmup_steps=5/mode=eager/repeat=1",
-        "precision=bf16/size=tiny/context_length=512/batch_size=4/warmup_steps=5/mode=eager/repeat=1.copy",
-        ".precision=bf16",
+        f"precision=bf16/precision=bf16/{SIZE}",
+        *(f"precision=bf16/{SIZE}{more}" for more in ("/run=1", ".copy")),
+        *(f"precision=bf16/{SIZE}".replace("512", number) for number in ("0512", " 512", "٥١٢")),
     ],
 )
 def test_a_path_that_is_no_cells_is_named_in_one_line(tmp_path, place):
@@ -96,10 +85,7 @@ def test_a_record_in_the_place_of_another_cell_is_named_in_one_line(tmp_path, si
     ("parts", "complaint"),
     [
         ({"cell": {"context_length": "$(touch PWNED)\n"}}, "its cell: context_length must be "),
-        (
-            {"cell": {"context_length": [[1]]}},
-            "cell.context_length must be text or a number or true or false",
-        ),
+        ({"cell": {"context_length": [[1]]}}, "cell.context_length must be text or a number or true or false"),
         ({"cell": {"seq_len": 1}}, "its cell: unknown key 'seq_len'"),
         ({"stage": "flash"}, 'stage must be one of timing, got "flash"'),
     ],

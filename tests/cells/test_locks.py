@@ -4,11 +4,12 @@ import os
 import shutil
 import signal
 import stat
-import subprocess
-import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
@@ -28,27 +29,14 @@ time.sleep(60)
 
 
 @pytest.fixture(autouse=True)
-def folder(monkeypatch, tmp_path):
-    """Give the test a folder of locks of its own, in a process that holds none."""
-    monkeypatch.setattr(locks, "_held", {})
-    monkeypatch.setenv(locks.FOLDER_VARIABLE, str(tmp_path / "locks"))
-    return tmp_path / "locks"
+def folder(own_locks):
+    return own_locks
 
 
 @pytest.fixture
-def start():
-    """Start processes that take the lock and keep it; kill what is left of them at the end."""
-    started = []
-
-    def start_one(*words):
-        pipes = {"stdout": subprocess.PIPE, "text": True}
-        started.append(subprocess.Popen([sys.executable, "-c", HOLDER, *words], **pipes))
-        return started[-1]
-
-    yield start_one
-    for process in started:
-        process.kill()
-        process.communicate()
+def start(start_python):
+    """Start processes that take the lock and keep it."""
+    return partial(start_python, HOLDER)
 
 
 def as_user(uid, action):
@@ -77,12 +65,16 @@ def open_folder(monkeypatch):
     shutil.rmtree(parent)
 
 
-def test_a_lock_is_one_process_s_alone_and_says_whose(start):
+def test_a_lock_is_one_process_s_alone_says_whose_and_goes_to_the_next_when_that_is_killed(start):
     holder = start()
     assert holder.stdout.readline() == "held\n"
     assert not locks.try_lock("host")
     assert not locks.try_lock("host", shared=True)
     assert locks.holder("host") == f"process {holder.pid} (measure something)"
+    second = start()
+    holder.send_signal(signal.SIGKILL)
+    assert second.stdout.readline() == "held\n"
+    assert locks.holder("host").startswith(f"process {second.pid} ")
 
 
 def test_a_shared_lock_is_everybody_s_who_shares_it(start):
@@ -90,15 +82,6 @@ def test_a_shared_lock_is_everybody_s_who_shares_it(start):
     assert [holder.stdout.readline() for holder in holders] == ["held\n"] * 2
     assert not locks.try_lock("host")
     assert locks.try_lock("host", shared=True)
-
-
-def test_a_killed_holder_s_lock_goes_to_the_next(start):
-    first = start()
-    first.stdout.readline()
-    second = start()
-    first.send_signal(signal.SIGKILL)
-    assert second.stdout.readline() == "held\n"
-    assert locks.holder("host").startswith(f"process {second.pid} ")
 
 
 def test_a_process_has_what_it_holds_until_it_gives_it_back(start):
@@ -127,14 +110,10 @@ def test_a_child_that_outlives_the_holder_keeps_no_lock():
         os.waitpid(child, 0)
 
 
-@pytest.mark.parametrize("tmpdir", ["/tmp", "/var/tmp", "/nowhere"])
-def test_the_folder_is_the_machine_s_whatever_tmpdir_says(tmpdir):
-    environment = {name: value for name, value in os.environ.items() if name != locks.FOLDER_VARIABLE}
-    code = "from pipeline.cells import locks; print(locks.folder())"
-    found = subprocess.run(
-        [sys.executable, "-c", code], env={**environment, "TMPDIR": tmpdir}, capture_output=True, text=True, check=True
-    )
-    assert found.stdout == f"{locks.MACHINE_FOLDER}\n"
+def test_the_folder_is_the_machine_s_whatever_tmpdir_says(monkeypatch):
+    monkeypatch.delenv(locks.FOLDER_VARIABLE)
+    monkeypatch.setenv("TMPDIR", "/var/tmp")
+    assert locks.folder() == Path("/tmp/llm-systems-pipeline-locks")
 
 
 def test_folder_and_files_are_every_user_s_whatever_the_umask(folder):
@@ -164,17 +143,11 @@ def test_a_file_that_is_there_is_opened_without_asking_to_make_it(monkeypatch):
     # Which fs.protected_regular refuses in a sticky folder where the file is another user's.
     locks.try_lock("host")
     locks.release("host")
-    asked, open_file = [], os.open
-
-    def watched(path, flags, *rest, **options):
-        asked.append((path, flags))
-        return open_file(path, flags, *rest, **options)
-
-    monkeypatch.setattr(os, "open", watched)
+    opened = mock.Mock(wraps=os.open)
+    monkeypatch.setattr(os, "open", opened)
     assert locks.try_lock("host")
-    flags = [flags for path, flags in asked if path == "host.lock"]
-    assert len(flags) == 1
-    assert not flags[0] & os.O_CREAT
+    (flags,) = [call.args[1] for call in opened.call_args_list if call.args[0] == "host.lock"]
+    assert not flags & os.O_CREAT
 
 
 def test_a_file_taken_away_while_it_is_locked_does_not_count(folder, monkeypatch):
@@ -274,3 +247,12 @@ def test_a_word_is_new_once_until_many_came_after_it():
     assert all(locks.first_time("runs", f"run{number}") for number in range(30))
     assert not locks.first_time("runs", "run29")
     assert locks.first_time("runs", "first")
+
+
+@pytest.mark.parametrize(("seconds", "announced"), [(0, 0), (2, 0), (9, 1)])
+def test_only_a_long_wait_is_announced_and_once(monkeypatch, capsys, seconds, announced):
+    slept = []  # a second each
+    monkeypatch.setattr(locks, "time", SimpleNamespace(monotonic=lambda: 100.0 + len(slept), sleep=slept.append))
+    attempts = iter([None] * seconds + ["taken"])
+    assert locks.wait_for(lambda: next(attempts), lambda: "waiting") == ("taken", seconds)
+    assert capsys.readouterr().err == "waiting\n" * announced

@@ -44,25 +44,21 @@ def start(script):
     return parent, [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
 
 
-@pytest.mark.parametrize("kill", [os.kill, os.killpg])
-def test_what_a_killed_process_started_ends_wherever_it_went(kill):
-    parent, started = start(WAITING)
-    assert not any(map(has_ended, started))
-    kill(parent.pid, signal.SIGKILL)
-    parent.wait()
-    assert_ended(started)
-
-
-def test_what_a_process_leaves_at_its_own_end_ends_too():
-    parent, started = start(PARENT)
-    assert parent.wait(20) == 0
-    assert_ended(started)
-
-
-def test_a_hang_up_that_ends_a_process_ends_what_it_started():
-    parent, started = start(WAITING)
-    os.kill(parent.pid, signal.SIGHUP)
-    assert parent.wait(20) == -signal.SIGHUP
+@pytest.mark.parametrize(
+    ("script", "end", "number"),
+    [
+        (WAITING, os.kill, signal.SIGKILL),
+        (WAITING, os.killpg, signal.SIGKILL),
+        (WAITING, os.kill, signal.SIGHUP),
+        (PARENT, None, 0),  # at its own end
+    ],
+)
+def test_what_a_process_started_ends_with_it_wherever_it_went(script, end, number):
+    parent, started = start(script)
+    if end:
+        assert not any(map(has_ended, started))
+        end(parent.pid, number)
+    assert parent.wait(20) == -number
     assert_ended(started)
 
 
@@ -74,15 +70,11 @@ def test_a_process_that_was_started_by_another_of_its_kind_ends_with_it_and_so_d
 
 
 def test_what_others_started_goes_on():
-    bystander = subprocess.Popen(["sleep", "60"])
     (first, started_by_first), (second, started_by_second) = start(WAITING), start(WAITING)
     first.kill()
     first.wait()
     assert_ended(started_by_first)
-    assert bystander.poll() is None
     assert not any(map(has_ended, started_by_second))
-    bystander.kill()
-    bystander.wait()
     second.kill()
     second.wait()
     assert_ended(started_by_second)

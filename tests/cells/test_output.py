@@ -59,62 +59,39 @@ def test_files_are_kept_only_where_there_is_room_for_them(monkeypatch):
         files_place(None, record_path("cell.json"))
 
 
-def test_the_default_folder_of_files_is_none_that_was_there_before_the_pipeline(tmp_path):
-    (tmp_path / "results").mkdir()
-    (tmp_path / "results/kept").write_text("")
-    assert files_place(None, tmp_path / "results.json") == tmp_path / "results.files"
-    assert contents(tmp_path / "results") == ["kept"]
-
-
-@pytest.mark.parametrize("asked", [None, "chosen", "deep/er"])
-def test_an_earlier_runs_files_make_room_for_the_next_ones(asked, tmp_path):
-    record = record_path("cell.json")
-    folder = files_place(asked, record)
+@pytest.mark.parametrize("asked", [None, "here/chosen"])
+def test_an_earlier_runs_files_make_room_for_the_next_ones_also_where_both_were_moved(asked, tmp_path):
+    folder = files_place(asked, record_path("here/cell.json"))
     (folder / "deep").mkdir()
     (folder / "deep/left_over").write_text("from the earlier run")
     (folder / "link").symlink_to(tmp_path)
-    assert files_place(asked, record) == folder
-    assert contents(folder) == [".record"]
+    os.rename("here", "there")
+    again = files_place(asked and asked.replace("here", "there"), record_path("there/cell.json"))
+    assert contents(again) == [".record"]
     assert tmp_path.exists()
 
 
-def test_a_folder_moved_with_its_record_is_still_its_own(tmp_path):
-    (files_place(None, record_path("before/cell.json")) / "left_over").write_text("")
-    os.rename("before", "after")
-    assert contents(files_place(None, record_path("after/cell.json"))) == [".record"]
+@pytest.mark.parametrize(
+    ("asked", "complaint"),
+    [
+        *((place, "where the record goes too") for place in (".", "..", "deep", "deep/cell.json")),
+        *((place, f"^--files must be a folder, got '{place}'$") for place in ("", "file")),
+        ("file/deep", "^--files is 'file/deep', which cannot be written: Not a directory$"),
+    ],
+)
+def test_what_is_no_folder_or_would_hold_the_record_is_refused_for_it_is_emptied(asked, complaint, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=complaint):
+        files_place(asked, record_path("deep/cell.json"))
 
 
-@pytest.mark.parametrize("asked", [None, "cell.files", "link"])
-def test_a_folder_with_what_no_earlier_run_left_is_refused_and_kept(asked, tmp_path):
+@pytest.mark.parametrize("asked", [None, "cell.files", "link", "others"])
+def test_a_folder_with_what_no_earlier_run_left_or_one_of_another_record_is_refused_and_kept(asked, tmp_path):
+    (files_place("others", record_path("a.json")) / "capture").write_text("")
     (tmp_path / "cell.files").mkdir()
     (tmp_path / "cell.files/thesis").write_text("the only copy")
     (tmp_path / "link").symlink_to("cell.files")
     with pytest.raises(UserError, match=r"holds what no earlier run for cell\.json left"):
         files_place(asked, record_path("cell.json"))
     assert contents(tmp_path / "cell.files") == ["thesis"]
-
-
-def test_the_files_of_another_record_are_kept(tmp_path):
-    (files_place("shared", record_path("a.json")) / "capture").write_text("")
-    with pytest.raises(UserError, match=r"holds what no earlier run for b\.json left"):
-        files_place("shared", record_path("b.json"))
-    assert "capture" in contents(tmp_path / "shared")
-
-
-@pytest.mark.parametrize("asked", [".", "..", "deep", "deep/cell.json"])
-def test_no_folder_of_files_holds_its_record_for_it_is_emptied(asked):
-    with pytest.raises(UserError, match="where the record goes too"):
-        files_place(asked, record_path("deep/cell.json"))
-
-
-@pytest.mark.parametrize("asked", ["", "file"])
-def test_a_file_or_nothing_is_no_folder(asked, tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=f"^--files must be a folder, got '{asked}'$"):
-        files_place(asked, record_path("cell.json"))
-
-
-def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"^--files is 'file/deep', which cannot be written: Not a directory$"):
-        files_place("file/deep", record_path("cell.json"))
+    assert "capture" in contents(tmp_path / "others")

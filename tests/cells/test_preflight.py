@@ -24,20 +24,13 @@ def test_a_folder_of_this_machine_or_an_absent_one_may_be_measured_into(tmp_path
     check_results(tmp_path / "results", "NVIDIA H200", stages())
 
 
-def test_records_of_another_machine_stop_the_run_and_say_how_to_go_on(tmp_path):
-    leave_record(tmp_path, "NVIDIA H200")
+def test_one_record_of_another_machine_stops_the_run_and_says_how_to_go_on(tmp_path):
+    for index, machine in enumerate(["NVIDIA L4", "NVIDIA L4", "NVIDIA H200", "NVIDIA L4"]):
+        leave_record(tmp_path, machine, f"cell{index}")
     with pytest.raises(UserError) as raised:
         check_results(tmp_path, "NVIDIA L4", stages())
     for part in ("NVIDIA H200", "NVIDIA L4", "--config measure=false", "--directory runs/"):
         assert part in str(raised.value)
-
-
-def test_one_foreign_record_among_many_is_found(tmp_path):
-    for index in range(20):
-        leave_record(tmp_path, "NVIDIA H200", f"cell{index:02}")
-    leave_record(tmp_path, "NVIDIA A100", "cell13")
-    with pytest.raises(UserError, match="NVIDIA A100"):
-        check_results(tmp_path, "NVIDIA H200", stages())
 
 
 def test_an_incomplete_record_stops_the_run_with_one_line(tmp_path):
@@ -56,12 +49,6 @@ def test_a_record_in_the_place_of_another_cell_stops_the_run(tmp_path):
 def test_a_full_disk_stops_the_run_before_it_measures(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=5 * 2**20))
     with pytest.raises(UserError, match="full disk: 5 MiB free, 100 MiB needed"):
-        check_results(tmp_path / "results", "NVIDIA H200", stages())
-
-
-def test_a_read_only_folder_stops_the_run_before_it_measures(tmp_path, monkeypatch):
-    monkeypatch.setattr("os.access", lambda _path, _mode: False)
-    with pytest.raises(UserError, match="read-only"):
         check_results(tmp_path / "results", "NVIDIA H200", stages())
 
 

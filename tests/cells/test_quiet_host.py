@@ -1,14 +1,14 @@
 """Cells on one host: none beside one that is to be alone, and other processes noticed, waited for and told."""
 
-import itertools
 import os
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
 
-from pipeline.cells import locks, quiet_host
+from pipeline.cells import quiet_host
 from pipeline.cells.quiet_host import Host
 from pipeline.errors import UserError
 from pipeline.instruments.machine.cpu_use import CpuUse, cpu_use
@@ -16,88 +16,59 @@ from pipeline.instruments.machine.cpu_use import CpuUse, cpu_use
 CELL = """
 import sys, time
 from pipeline.cells import locks, quiet_host
-locks.QUIET_S = 0.2
+locks.QUIET_S, locks.POLL_S = 0.1, (0.02, 0.05)
 host = quiet_host.Host(alone="alone" in sys.argv, command="measure " + sys.argv[1])
-print("began", time.monotonic(), flush=True)
-time.sleep(float(sys.argv[3]))
-print("ended", time.monotonic(), host.waited_s, flush=True)
+print("began", time.monotonic(), host.waited_s, flush=True)
+time.sleep(60)
 """
 
 
 @pytest.fixture(autouse=True)
-def own_folder(monkeypatch, tmp_path):
-    """Give the test locks of its own, in a process that holds none."""
-    monkeypatch.setattr(locks, "_held", {})
-    monkeypatch.setenv(locks.FOLDER_VARIABLE, str(tmp_path / "locks"))
+def own_run(monkeypatch, own_locks):
+    """Give the test locks and a run of its own."""
     monkeypatch.delenv(quiet_host.RUN_VARIABLE, raising=False)
 
 
 @pytest.fixture
-def start():
-    """Start processes that take the host as cells do; kill what is left of them at the end."""
-    started = []
-
-    def start_one(name, how, seconds):
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        started.append(subprocess.Popen([sys.executable, "-c", CELL, name, how, str(seconds)], **pipes))
-        return started[-1]
-
-    yield start_one
-    for process in started:
-        process.kill()
-        process.communicate()
+def start(start_python):
+    """Start processes that take the host as cells do."""
+    return partial(start_python, CELL)
 
 
 def began(process):
-    return float(process.stdout.readline().split()[1])
+    """Return when a cell began, and how long it had waited."""
+    return tuple(map(float, process.stdout.readline().split()[1:]))
 
 
-def ended(process):
-    _, at_s, waited_s = process.stdout.readline().split()
-    return float(at_s), float(waited_s)
-
-
-def test_cells_that_are_to_be_alone_never_overlap(start):
-    cells = [start(f"cell{number}", "alone", 0.3) for number in range(4)]
-    spans = sorted((began(cell), *ended(cell)) for cell in cells)
-    assert all(next_begin > end for (_, end, _), (next_begin, _, _) in itertools.pairwise(spans))
-
-
-def test_who_waits_says_once_for_whom(start):
-    first = start("first", "alone", 60)
+def test_a_cell_that_is_to_be_alone_waits_for_another_says_once_for_whom_and_follows_when_that_is_killed(start):
+    first = start("first", "alone")
     began(first)
-    second = start("second", "alone", 0)
+    second = start("second", "alone")
     announced = second.stderr.readline()
     assert announced == f"waiting for the host, last taken by process {first.pid} (measure first)\n"
-    time.sleep(0.5)
+    time.sleep(0.3)
     first.kill()
-    began(second)
-    assert ended(second)[1] > 0.5
+    killed_at_s = time.monotonic()
+    at_s, waited_s = began(second)
+    assert at_s > killed_at_s - 0.01
+    assert waited_s > 0.3
+    second.kill()
     assert second.communicate(timeout=20)[1] == ""
 
 
-def test_a_killed_cell_makes_room_for_the_next(start):
-    first = start("first", "alone", 60)
-    began(first)
-    second = start("second", "alone", 0)
-    first.kill()
-    assert began(second)
-
-
 def test_cells_that_share_the_host_run_side_by_side_and_beside_none_that_is_alone(start):
-    sharers = [start(f"sharer{number}", "shared", 60) for number in range(2)]
-    for sharer in sharers:
-        assert began(sharer)
-    lone = start("lone", "alone", 60)
+    sharers = [start(f"sharer{number}", "shared") for number in range(2)]
+    assert all(began(sharer) for sharer in sharers)
+    lone = start("lone", "alone")
     assert "waiting for the host" in lone.stderr.readline()
     # One that comes later stands behind it: else cells that share could keep it waiting for ever.
-    late = start("late", "shared", 0)
+    late = start("late", "shared")
     assert "waiting for the host" in late.stderr.readline()
-    sharers[0].kill()
-    sharers[1].kill()
-    began_at_s = began(lone)
+    for sharer in sharers:
+        sharer.kill()
+    lone_began_s, _ = began(lone)
     lone.kill()
-    assert began(late) > began_at_s
+    assert began(late)[0] > lone_began_s
 
 
 @pytest.fixture
@@ -157,16 +128,10 @@ def test_a_host_that_stays_busy_is_measured_on_after_a_minute_and_told(others, c
     others(2.1)
     host = settled()
     assert host.waited_s == pytest.approx(60, abs=1)
-    assert host.facts() | {"load_before": 0, "load_after": 0} == {
-        "cores": 4,
-        "others_cores": pytest.approx(2.1),
-        "busy": True,
-        "load_before": 0,
-        "load_after": 0,
-    }
-    assert capsys.readouterr().err.splitlines()[1:] == [
-        "measured on a busy host: other processes use 2.1 of 4 cores",
-    ]
+    facts = host.facts()
+    assert (facts["cores"], facts["others_cores"], facts["busy"]) == (4, pytest.approx(2.1), True)
+    told = "measured on a busy host: other processes use 2.1 of 4 cores"
+    assert capsys.readouterr().err.splitlines()[1:] == [told]
 
 
 def test_a_run_waits_once(others, monkeypatch):
@@ -179,34 +144,25 @@ def test_a_run_waits_once(others, monkeypatch):
     assert settled().waited_s > 0
 
 
-def test_a_cell_that_shares_the_host_takes_no_sample(others):
+@pytest.mark.parametrize("why", ["shared", "turned off", "no counters"])
+def test_where_nothing_can_or_need_be_told_no_sample_is_taken(others, monkeypatch, why):
     clock = others(3.0)
-    host = settled(alone=False)
+    if why == "turned off":
+        monkeypatch.setenv(quiet_host.CHECK_VARIABLE, "off")
+    if why == "no counters":
+        monkeypatch.setattr(quiet_host, "cpu_use", lambda _core_ids: None)
+    loads = iter([(0.5, 9, 9), (1.5, 9, 9)])
+    monkeypatch.setattr(os, "getloadavg", lambda: next(loads))
+    facts = settled(alone=why != "shared").facts()
     assert clock["s"] == 1000
-    assert (host.others_cores, host.is_busy) == (None, False)
+    assert (facts["others_cores"], facts["busy"]) == (None, False)
+    assert (facts["load_before"], facts["load_after"]) == (0.5, 1.5)
 
 
-def test_counters_that_nobody_tells_keep_no_cell_from_being_measured(others, monkeypatch):
-    others(3.0)
-    monkeypatch.setattr(quiet_host, "cpu_use", lambda _core_ids: None)
-    assert settled().facts()["others_cores"] is None
-
-
-def test_the_check_can_be_turned_off(others, monkeypatch):
-    clock = others(3.0)
-    monkeypatch.setenv(quiet_host.CHECK_VARIABLE, "off")
-    assert settled().others_cores is None
-    assert clock["s"] == 1000
+def test_another_wish_for_the_check_is_refused(monkeypatch):
     monkeypatch.setenv(quiet_host.CHECK_VARIABLE, "no")
     with pytest.raises(UserError, match="PIPELINE_HOST_CHECK must be off or left unset, got 'no'"):
         settled()
-
-
-def test_the_load_is_read_before_and_after(monkeypatch):
-    loads = iter([(0.5, 9, 9), (1.5, 9, 9)])
-    monkeypatch.setattr(os, "getloadavg", lambda: next(loads))
-    facts = settled().facts()
-    assert (facts["load_before"], facts["load_after"]) == (0.5, 1.5)
 
 
 def test_real_processes_are_seen(monkeypatch):

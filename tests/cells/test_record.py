@@ -23,30 +23,18 @@ from ..records import CPU, record, timed_row
 RECORD = record()
 
 
-def test_a_record_is_read_back_as_written(tmp_path):
-    write_record(WholeFile(tmp_path / "deep/cell.json"), RECORD)
-    assert read_record(tmp_path / "deep/cell.json", stages()) == with_derived(RECORD, stages())
+@pytest.mark.parametrize("others_cores", [0.5, None])
+def test_a_record_is_read_back_as_written(tmp_path, others_cores):
+    host = {"cores": 2.0, "others_cores": others_cores, "busy": False, "load_before": 0.25, "load_after": 1}
+    written = RECORD | {"host": host}
+    write_record(WholeFile(tmp_path / "deep/cell.json"), written)
+    assert read_record(tmp_path / "deep/cell.json", stages()) == with_derived(written, stages())
 
 
 def test_a_figure_that_is_no_number_is_refused(tmp_path):
     with pytest.raises(ValueError, match="JSON compliant"):
         write_record(WholeFile(tmp_path / "cell.json"), {**RECORD, "rows": [{"median_ms": float("nan")}]})
     assert not (tmp_path / "cell.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("content", "complaint"),
-    [
-        (b'{"schema_version": 3, "ro', "is no record"),
-        (b"\xff\xfe", "is no record"),
-        (b"[]", "it has no schema_version"),
-        (b'{"schema_version": 99}', "has schema_version 99"),
-    ],
-)
-def test_a_damaged_or_foreign_record_is_named(tmp_path, content, complaint):
-    (tmp_path / "cell.json").write_bytes(content)
-    with pytest.raises(UserError, match=complaint):
-        read_record(tmp_path / "cell.json", stages())
 
 
 def without(path):
@@ -65,53 +53,45 @@ def complaint_about(changed, parse=parse_record):
 
 @pytest.mark.parametrize("part", [*RECORD, "machine.kind", "machine.software", "machine.software.cuda", "code.digest"])
 def test_a_part_that_a_record_lacks_is_named_with_file_and_remedy(part):
-    remedy = "measure it again (delete the file and repeat the command)"
-    if part == "schema_version":
-        assert complaint_about(without(part)) == "cell.json is no record: it has no schema_version"
-    else:
-        assert complaint_about(without(part)) == f"cell.json is no record: it has no {part}: {remedy}"
+    remedy = ": measure it again (delete the file and repeat the command)" if part != "schema_version" else ""
+    assert complaint_about(without(part)) == f"cell.json is no record: it has no {part}{remedy}"
 
 
-@pytest.mark.parametrize("part", [name for name in RECORD if name != "schema_version"])
-def test_a_part_of_another_type_is_named_with_what_is_allowed(part):
-    assert f"cell.json is no record: {part} must be " in complaint_about({**RECORD, part: None})
+CODE = {"digest": "abc", "commit": "1"}
 
 
 # What tables, pages and `compare` rely on, each with a value that is none.
-UNSOUND = {
-    "seconds": {"start_up": 1, "set_up": 1, "measuring": -1},
-    "seconds.more": {"start_up": 1, "set_up": 1, "measuring": 1, "x": 1},
-    "seconds.text": {"start_up": 1, "set_up": 1, "measuring": "long"},
-    "started_at": "yesterday",
-    "machine": CPU | {"gpus_taken": "GPU-a"},
-    "machine.kind": CPU | {"kind": ""},
-    "machine.gpus": CPU | {"gpus": ["H200"]},
-    "machine.memory_bytes": CPU | {"memory_bytes": "8 GB"},
-    "machine.cpu": CPU | {"cpu": "a CPU"},
-    "settings": {"steps": [1]},
-    "cell": {"size": None},
-    "code": {"digest": "abc", "commit": 7},
-    "code.modules": {"digest": "abc", "commit": "1", "modules": {"pipeline/../secrets": "abc"}},
-    "code.modules.other": {"digest": "abc", "commit": "1", "modules": {"os.path": "abc"}},
-    "code.modules.number": {"digest": "abc", "commit": "1", "modules": {"pipeline.model": 1}},
-    "code.environment": {"digest": "abc", "commit": "1", "environment": {"PIPELINE_ATTENTION": 1}},
-    "host": {"cores": None},
-    "scheduler": {"name": "slurm", "job": 7, "nodes": "n1"},
-    "subjects": ["mine"],
-    "subjects.digest": [{"kind": "attention", "name": "mine", "digest": 3}],
-    "subjects.name": [{"kind": "attention", "digest": "3"}],
-}
-
-
-@pytest.mark.parametrize("what", UNSOUND)
-def test_a_part_that_tables_cannot_rely_on_is_named_by_its_place(what):
-    part = what.partition(".")[0]
-    assert complaint_about({**RECORD, part: UNSOUND[what]}).startswith("cell.json is no record: ")
-    assert part in complaint_about({**RECORD, part: UNSOUND[what]})
-
-
-def test_a_whole_number_that_no_table_can_hold_is_refused():
-    assert "99999999999999999999 is no number of 64 bits" in complaint_about(record(settings={"steps": 10**20 - 1}))
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("seconds", {"start_up": 1, "set_up": 1, "measuring": -1}),
+        ("seconds", {"start_up": 1, "set_up": 1, "measuring": "long"}),
+        ("seconds", {"start_up": 1, "set_up": 1, "measuring": 1, "x": 1}),
+        ("started_at", "yesterday"),
+        *(
+            ("machine", CPU | part)
+            for part in ({"gpus_taken": "GPU-a"}, {"kind": ""}, {"gpus": ["H200"]}, {"cpu": "a CPU"})
+        ),
+        ("machine", CPU | {"memory_bytes": "8 GB"}),
+        ("settings", {"steps": [1]}),
+        ("cell", {"size": None}),
+        ("code", CODE | {"commit": 7}),
+        *(
+            ("code", CODE | {"modules": found})
+            for found in ({"pipeline/../secrets": "a"}, {"os.path": "a"}, {"pipeline.model": 1})
+        ),
+        ("code", CODE | {"environment": {"PIPELINE_ATTENTION": 1}}),
+        ("host", {"cores": None}),
+        ("scheduler", {"name": "slurm", "job": 7, "nodes": "n1"}),
+        *(("subjects", [subject]) for subject in ("mine", {"kind": "attention", "digest": "3"})),
+        ("subjects", [{"kind": "attention", "name": "mine", "digest": 3}]),
+        *((name, None) for name in RECORD if name != "schema_version"),
+    ],
+)
+def test_a_part_that_tables_cannot_rely_on_is_named_by_its_place(part, value):
+    complaint = complaint_about({**RECORD, part: value})
+    assert complaint.startswith("cell.json is no record: ")
+    assert part in complaint
 
 
 @pytest.mark.parametrize(
@@ -137,30 +117,36 @@ def test_a_record_of_another_stage_or_cell_is_named():
     assert "settings.steps must be text or a number or" in complaint_about(record(settings={"steps": [1]}))
 
 
-DAMAGED = {
-    "200,000 brackets": (b"[" * 200_000, "its objects and lists are nested more than 10 deep"),
-    "brackets in a record": (
-        json.dumps({**RECORD, "settings": {"a": []}}).replace("[]", "[" * 500 + "]" * 500).encode(),
-        "its objects and lists are nested more than 10 deep",
-    ),
-    "10^400": (json.dumps({**RECORD, "settings": {"a": 10**400}}).encode(), "10000000000000000000 is no finite number"),
-    "5000 digits": (b'{"a": ' + b"9" * 5000 + b"}", "99999999999999999999 is no finite number"),
-    "1e400": (b'{"a": -1e400}', "-1e400 is no finite number"),
-    "NaN": (b'{"a": NaN}', "NaN is no finite number"),
-    "larger than any": (b'"' + b"x" * MOST_RECORD_BYTES + b'"', "it is larger than 16 MiB"),
-    "null": (b"null", "it has no schema_version"),
-    "UTF-16": ("{}".encode("utf-16"), "'utf-8' codec can't decode byte 0xff in position 0: invalid start byte"),
-}
+NESTED = json.dumps({**RECORD, "settings": {"a": []}}).replace("[]", "[" * 500 + "]" * 500)
+TOO_DEEP = "its objects and lists are nested more than 10 deep"
 
 
-@pytest.mark.parametrize("what", DAMAGED)
-def test_a_file_that_no_cell_leaves_is_named_in_one_line(tmp_path, what):
-    content, complaint = DAMAGED[what]
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"[" * 200_000, f"is no record: {TOO_DEEP}"),
+        (NESTED.encode(), f"is no record: {TOO_DEEP}"),
+        (json.dumps(RECORD | {"settings": {"a": 10**400}}).encode(), "is no record: 10000000000000000000 is no finite"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "is no record: 99999999999999999999 is no finite number"),
+        (b'{"a": 99999999999999999999}', "is no record: 99999999999999999999 is no number of 64 bits"),
+        (b'{"a": -1e400}', "is no record: -1e400 is no finite number"),
+        (b'{"a": NaN}', "is no record: NaN is no finite number"),
+        (b'"' + b"x" * MOST_RECORD_BYTES + b'"', "is no record: it is larger than 16 MiB"),
+        (b"null", "is no record: it has no schema_version"),
+        (b"[]", "is no record: it has no schema_version"),
+        (b'{"schema_version": 99}', "has schema_version 99"),
+        (b'{"schema_version": 3, "ro', "is no record: "),
+        ("{}".encode("utf-16"), "is no record: 'utf-8' codec can't decode byte 0xff in position 0"),
+    ],
+    ids=range(13),
+)
+def test_a_file_that_no_cell_leaves_is_named_in_one_line(tmp_path, content, complaint):
     path = tmp_path / "cell.json"
     path.write_bytes(content)
     with pytest.raises(UserError) as raised:
         read_record(path, stages())
-    assert str(raised.value) == f"{path} is no record: {complaint}"
+    assert str(raised.value).startswith(f"{path} {complaint}")
+    assert "\n" not in str(raised.value)
 
 
 def test_what_is_no_file_is_not_waited_for(tmp_path):
@@ -171,11 +157,3 @@ def test_what_is_no_file_is_not_waited_for(tmp_path):
             read_record(path, stages())
     with pytest.raises(UserError, match=r"cannot read .*nowhere\.json: No such file"):
         read_record(tmp_path / "nowhere.json", stages())
-
-
-HOST = {"cores": 2.0, "others_cores": 0.5, "busy": False, "load_before": 0.25, "load_after": 1}
-
-
-@pytest.mark.parametrize("host", [HOST, {**HOST, "others_cores": None}])
-def test_a_record_may_say_how_busy_the_host_was(host):
-    assert parse_record(json.dumps({**RECORD, "host": host}).encode(), "cell.json", stages())["host"] == host

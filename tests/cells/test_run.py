@@ -1,6 +1,4 @@
 import os
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -8,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pipeline.cells import locks, quiet_host, run
+from pipeline.cells import quiet_host, run
 from pipeline.cells.devices import Claim, TooFewGPUs
 from pipeline.cells.rows import Row, RowTypes, column
 from pipeline.errors import Skipped
@@ -44,10 +42,8 @@ def stage(measure):
 
 
 @pytest.fixture(autouse=True)
-def same_process_afterwards(monkeypatch, tmp_path):
+def same_process_afterwards(monkeypatch, own_locks):
     """Cells pin threads and take devices and the host for the life of their process, here that of all tests."""
-    monkeypatch.setattr(locks, "_held", {})
-    monkeypatch.setenv(locks.FOLDER_VARIABLE, str(tmp_path / "locks"))
     affinity, threads, environment = os.sched_getaffinity(0), torch.get_num_threads(), dict(os.environ)
     monkeypatch.setattr(run.freshness, "code_facts", lambda *_, **__: {"digest": "digest", "modules": {}})
     yield
@@ -110,15 +106,39 @@ def test_by_force_or_on_a_gpu_whose_memory_is_another_it_is_measured(monkeypatch
     assert run.run_cell(stage(lambda *_: [row]), Cell(), Settings(), None, START, force=force)["rows"] == [row]
 
 
-def test_rows_that_are_not_as_their_stage_declares_them_are_a_bug():
+def test_a_bug_is_no_outcome_nor_are_rows_that_are_not_as_their_stage_declares_them():
+    for error in (RuntimeError("shapes differ"), KeyError("size")):
+        with pytest.raises(type(error)):
+            record_of(raising(error))
     with pytest.raises(ValueError, match="row 1: unknown column 'median_ms': must be one of phase, status, reason"):
         record_of(lambda *_: [{"phase": "forward", "status": "ok", "median_ms": 1.0}])
 
 
-@pytest.mark.parametrize("error", [RuntimeError("shapes differ"), KeyError("size"), ValueError("bug")])
-def test_a_bug_is_no_outcome(error):
-    with pytest.raises(type(error)):
-        record_of(raising(error))
+def test_a_record_says_how_and_when_its_process_was_started_and_how_busy_the_host_was(monkeypatch):
+    monkeypatch.setattr(run.identity, "gpu_count", lambda: 0)
+    row = {"phase": "forward", "status": "ok"}
+    record = record_of(lambda *_: [row], cell=Cell(gpus=4), granted=0)
+    assert record["rows"] == [row]  # without any GPU a cell runs on the CPU
+    assert (record["process"], record["command"]) == ("ordinary", START.command)
+    assert record["seconds"]["start_up"] > 1e9  # issued in 1970
+    assert {"waiting", "set_up", "measuring"} < set(record["seconds"])
+    host = record["host"]
+    assert set(host) == {"cores", "others_cores", "busy", "load_before", "load_after"}
+    assert (host["cores"], host["busy"]) == (len(os.sched_getaffinity(0)), False)
+    # A clock that is set back gives no negative time.
+    later = run.ProcessStart("ordinary", time.time() + 3600, START.command)
+    assert min(run.run_cell(stage(lambda *_: []), Cell(), Settings(), None, later)["seconds"].values()) >= 0
+
+
+@pytest.mark.parametrize("asked", [0, 1])
+def test_a_cell_has_the_threads_that_its_settings_name_or_all_whatever_snakemakes_variables_say(monkeypatch, asked):
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    seen, cores = [], asked or len(os.sched_getaffinity(0))
+    measure = lambda *_: seen.append((torch.get_num_threads(), len(os.sched_getaffinity(0)))) or []  # noqa: E731
+    record = record_of(measure, settings=Settings(threads=asked))
+    assert seen == [(cores, cores)]
+    assert record["machine"]["threads"] == cores
+    assert os.environ["OMP_NUM_THREADS"] == str(cores)
 
 
 def test_fewer_gpus_than_needed_is_skipped_with_the_reason(monkeypatch):
@@ -130,42 +150,6 @@ def test_fewer_gpus_than_needed_is_skipped_with_the_reason(monkeypatch):
     assert record["machine"]["gpus_taken"] == []
 
 
-def test_without_any_gpu_the_cell_runs_on_the_cpu(monkeypatch):
-    monkeypatch.setattr(run.identity, "gpu_count", lambda: 0)
-    record = record_of(lambda *_: [{"phase": "forward", "status": "ok"}], cell=Cell(gpus=4), granted=0)
-    assert record["rows"] == [{"phase": "forward", "status": "ok"}]
-
-
-def test_snakemakes_thread_variables_do_not_bind_a_cell(monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    seen = []
-    cores = len(os.sched_getaffinity(0))
-    record = record_of(lambda *_: seen.append(torch.get_num_threads()) or [])
-    assert seen == [cores]
-    assert record["machine"]["threads"] == record["machine"]["cores"] == cores
-    assert os.environ["OMP_NUM_THREADS"] == str(cores)
-
-
-def test_a_cell_keeps_to_the_threads_that_its_settings_name():
-    seen = []
-    measure = lambda *_: seen.append((torch.get_num_threads(), len(os.sched_getaffinity(0)))) or []  # noqa: E731
-    assert record_of(measure, settings=Settings(threads=1))["machine"]["threads"] == 1
-    assert seen == [(1, 1)]
-
-
-def test_the_record_says_how_and_when_the_process_was_started():
-    record = record_of(lambda *_: [])
-    assert record["process"] == "ordinary"
-    assert record["command"] == START.command
-    assert record["seconds"]["start_up"] > 1e9  # issued in 1970
-    assert {"waiting", "set_up", "measuring"} < set(record["seconds"])
-
-
-def test_a_clock_that_is_set_back_gives_no_negative_time():
-    start = run.ProcessStart("ordinary", time.time() + 3600, START.command)
-    assert min(run.run_cell(stage(lambda *_: []), Cell(), Settings(), None, start)["seconds"].values()) >= 0
-
-
 def test_the_time_waited_for_the_host_and_for_gpus_is_neither_start_up_nor_measuring(monkeypatch):
     monkeypatch.setattr(quiet_host.locks, "wait_for", lambda attempt, _announcement: (attempt(), 1e9))
     monkeypatch.setattr(run, "claim_gpus", lambda *_: Claim((), waited_s=5e8))
@@ -174,13 +158,6 @@ def test_the_time_waited_for_the_host_and_for_gpus_is_neither_start_up_nor_measu
     assert seconds["waiting"] == 1.5e9
     assert 1e8 <= seconds["start_up"] < 1e8 + 1e3
     assert seconds["set_up"] + seconds["measuring"] < 1e3
-
-
-def test_the_record_says_how_busy_the_host_was():
-    host = record_of(lambda *_: [])["host"]
-    assert set(host) == {"cores", "others_cores", "busy", "load_before", "load_after"}
-    assert (host["cores"], host["busy"]) == (len(os.sched_getaffinity(0)), False)
-    assert min(host["load_before"], host["load_after"]) >= 0
 
 
 @dataclass(frozen=True)
@@ -237,14 +214,7 @@ def test_a_stage_that_keeps_files_is_given_their_folder(tmp_path):
     assert [path.name for path in folder.iterdir()] == ["capture"]
 
 
-def test_torch_starts_no_threads_where_its_count_is_right_already():
-    script = (
-        "import os, torch\n"
-        "from pipeline.cells.run import _start_torch\n"
-        "_start_torch(torch.get_num_threads(), with_cuda=False)\n"
-        "print(len(os.listdir('/proc/self/task')))"
-    )
-    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # numpy's own
-    command = [sys.executable, "-c", script]
-    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert found.stdout == "1\n"
+def test_torch_starts_no_threads_where_its_count_is_right_already(monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "set_num_threads", lambda _threads: pytest.fail("starts a pool"))
+        run._start_torch(torch.get_num_threads(), with_cuda=False)

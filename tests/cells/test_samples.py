@@ -18,6 +18,7 @@ def test_noise_and_slowdowns_make_samples_unstable(samples_ms, slowdowns, is_sta
 def test_turns_that_differ_are_no_single_figure_however_many_samples_they_have():
     assert why_unstable([230.0] * 50 + [292.0] * 50, [], 0.05, turns=2) == "rounds lie 27% apart"
     assert why_unstable([100.0] * 50 + [105.0] * 50, [], 0.05, turns=2) is None
+    assert why_unstable([100.0] * 50 + [112.0] * 50, [], 0.05, turns=2) == "rounds lie 12% apart"  # a mean off by 6
     assert why_unstable([230.0] * 50 + [292.0] * 50, [], 0.05) is not None
 
 

@@ -45,37 +45,17 @@ def record_path(tmp_path):
     return left(tmp_path, rows=[timed_row(samples_ms=SAMPLES_MS), failed_row(phase="backward")])
 
 
-def test_a_row_carries_its_cell_settings_machine_and_versions(record_path):
-    forward, _ = row_table(record_path)
+def test_a_row_carries_its_cell_settings_machine_versions_and_figures_and_one_without_figures_none(record_path):
+    forward, backward = row_table(record_path)
+    assert list(forward) == [name for name in stages()["timing"].table_columns if name in forward]
     columns = ["size", "context_length", "setting_vocab_size", "phase", "machine", "torch"]
     assert [forward[name] for name in columns] == ["small", "256", "10000", "forward", "a CPU", "1.0"]
-
-
-def test_no_setting_fills_the_place_of_a_figure(record_path):
-    table = row_table(record_path)
-    assert [row["setting_rel_error"] for row in table] == ["0.005", "0.005"]
-    measured, failed = (row["rel_error"] for row in table)
-    assert float(measured) != 0.005
-    assert failed == ""
-
-
-def test_columns_stand_in_their_declared_order(record_path):
-    row, _ = row_table(record_path)
-    assert list(row) == [name for name in stages()["timing"].table_columns if name in row]
-
-
-def test_raw_samples_stay_in_order_and_whole(record_path):
-    assert json.loads(row_table(record_path)[0]["samples_ms"]) == SAMPLES_MS
-
-
-def test_out_of_memory_is_a_row_without_a_figure(record_path):
-    _, backward = row_table(record_path)
+    assert json.loads(forward["samples_ms"]) == SAMPLES_MS
+    # No setting fills the place of a figure.
+    assert forward["setting_rel_error"] == backward["setting_rel_error"] == "0.005"
+    assert float(forward["rel_error"]) != 0.005
     assert backward["status"] == "oom"
-    assert backward["median_ms"] == backward["samples_ms"] == ""
-
-
-def test_a_table_without_outcomes_has_a_reason_all_the_same(tmp_path):
-    assert {row["reason"] for row in row_table(left(tmp_path))} == {""}
+    assert backward["median_ms"] == backward["samples_ms"] == backward["rel_error"] == ""
 
 
 def test_records_of_two_stages_make_no_table(tmp_path):
@@ -129,17 +109,13 @@ def test_no_cell_is_judged_by_a_reference_beside_others(tmp_path, statuses, cloc
     assert (line["status"], line["reason"]) == expected
 
 
-def test_a_cell_carries_its_axes_as_a_command_takes_them_and_its_time(record_path):
-    (line,) = cell_table(record_path)
+def test_a_cell_carries_its_axes_as_a_command_takes_them_its_time_and_how_busy_the_host_was(record_path, tmp_path):
+    host = {"cores": 2.0, "others_cores": None, "busy": False, "load_before": 0.25, "load_after": 0.5}
+    line, told = cell_table(record_path, left(tmp_path, "told", host=host))
     sizes = "size=small context_length=256 batch_size=4 warmup_steps=5"
     assert line["cell"] == f"precision=fp32 {sizes} mode=eager repeat=1"
     assert [line[name] for name in ("start_up_s", "set_up_s", "measuring_s")] == ["3.0", "1.0", "4.0"]
-
-
-def test_a_cell_carries_how_busy_the_host_was_where_its_record_tells(record_path, tmp_path):
-    host = {"cores": 2.0, "others_cores": None, "busy": False, "load_before": 0.25, "load_after": 0.5}
-    untold, told = cell_table(record_path, left(tmp_path, "told", host=host))
-    assert untold["host_busy"] == untold["host_load_before"] == ""
+    assert line["host_busy"] == line["host_load_before"] == ""
     names = ("host_cores", "host_busy", "host_load_before", "host_load_after")
     assert [told[name] for name in names] == ["2.0", "False", "0.25", "0.5"]
 
@@ -147,14 +123,17 @@ def test_a_cell_carries_how_busy_the_host_was_where_its_record_tells(record_path
 @pytest.mark.parametrize(
     ("facts", "told"),
     [
-        ({"memory_bytes": 8, "gpus": [{"memory_bytes": 5}, {"memory_bytes": 6}]}, ("8", "5")),
-        ({"memory_bytes": 8, "gpus": []}, ("8", "")),
-        ({"memory_bytes": 8, "gpus": [{"memory_bytes": None}]}, ("8", "")),
+        (
+            {"memory_bytes": 8, "gpus": [{"memory_bytes": 5}, {"memory_bytes": 6}], "gpus_taken": ["b", "a"]},
+            ("8", "5", "a b"),
+        ),
+        ({"memory_bytes": 8, "gpus": [{"memory_bytes": None}], "gpus_taken": []}, ("8", "", "")),
+        ({"memory_bytes": 8, "gpus": []}, ("8", "", "")),
     ],
 )
-def test_a_cell_carries_the_memory_of_the_host_and_of_its_first_gpu_where_the_record_tells(tmp_path, facts, told):
+def test_a_cell_carries_the_memory_of_the_host_and_its_gpus_where_the_record_tells(tmp_path, facts, told):
     (line,) = cell_table(left(tmp_path, machine=MACHINE | facts))
-    assert (line["memory_bytes"], line["gpu_memory_bytes"]) == told
+    assert (line["memory_bytes"], line["gpu_memory_bytes"], line["gpus"]) == told
 
 
 def test_a_table_is_made_without_the_import_of_pandas(record_path, tmp_path):
@@ -162,12 +141,6 @@ def test_a_table_is_made_without_the_import_of_pandas(record_path, tmp_path):
     made = subprocess.run([sys.executable, "-X", "importtime", *words], capture_output=True, text=True, check=True)
     assert "pipeline.cells.tabulate" in made.stderr
     assert not re.search(r"\| *(pandas|numpy|matplotlib)$", made.stderr, re.MULTILINE)
-
-
-@pytest.mark.parametrize(("taken", "told"), [(["GPU-b", "GPU-a"], "GPU-a GPU-b"), ([], "")])
-def test_a_cell_names_the_gpus_that_it_had(tmp_path, taken, told):
-    (line,) = cell_table(left(tmp_path, machine=MACHINE | {"gpus_taken": taken}))
-    assert line["gpus"] == told
 
 
 @pytest.mark.parametrize("start", ["=", "+", "-", "@"])

@@ -49,8 +49,7 @@ def execute(tmp_path):
                 workdir=tmp_path,
             )
             workflow.dag(DAGSettings(targets=frozenset(targets))).execute_workflow(
-                executor,
-                execution_settings=ExecutionSettings(keep_going=True),
+                executor, execution_settings=ExecutionSettings(keep_going=True)
             )
 
     run.told = lambda: json.loads((tmp_path / "told.json").read_text())
@@ -72,24 +71,20 @@ def test_a_newer_input_has_what_is_there_made_again_each_time_and_nothing_else(e
         before = after
 
 
-@pytest.mark.parametrize(("resources", "limit"), [({}, None), ({"gpu": 3}, 3)])
-def test_gpu_limit_is_what_the_command_line_says(execute, resources, limit):
-    text = "tell(private.gpu_limit(workflow))\nrule all:\n"
-    execute(text, resources=ResourceSettings(cores=1, resources=resources))
-    assert execute.told() == limit
-
-
-@pytest.mark.parametrize(("resources", "expected"), [({"cores": 3}, False), ({"nodes": 2}, True)])
-def test_uses_a_scheduler_follows_from_how_jobs_are_counted(execute, resources, expected):
-    text = "tell(private.uses_a_scheduler(workflow))\nrule all:\n"
-    execute(text, resources=ResourceSettings(**resources), executor="dryrun")
-    assert execute.told() == expected
-
-
-@pytest.mark.parametrize(("mode", "expected"), [(ExecMode.DEFAULT, False), (ExecMode.REMOTE, True)])
-def test_is_a_schedulers_job_only_where_a_scheduler_has_started_it(execute, mode, expected):
-    execute("tell(private.is_a_schedulers_job(workflow))\nrule all:\n", mode=mode, executor="dryrun")
-    assert execute.told() == expected
+@pytest.mark.parametrize(
+    ("asked", "settings", "told"),
+    [
+        ("gpu_limit", {}, None),
+        ("gpu_limit", {"resources": ResourceSettings(cores=1, resources={"gpu": 3})}, 3),
+        ("uses_a_scheduler", {"resources": ResourceSettings(cores=3)}, False),
+        ("uses_a_scheduler", {"resources": ResourceSettings(nodes=2)}, True),
+        ("is_a_schedulers_job", {"mode": ExecMode.DEFAULT}, False),
+        ("is_a_schedulers_job", {"mode": ExecMode.REMOTE}, True),
+    ],
+)
+def test_a_workflow_tells_its_limit_of_gpus_and_what_a_scheduler_does(execute, asked, settings, told):
+    execute(f"tell(private.{asked}(workflow))\nrule all:\n", executor="dryrun", **settings)
+    assert execute.told() == told
 
 
 def test_given_configfiles_are_those_of_the_command_line(execute, tmp_path):

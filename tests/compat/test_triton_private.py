@@ -67,19 +67,15 @@ def test_a_hook_hears_of_the_launches_after_it_was_added_until_it_is_removed(cha
     assert heard == ["name"]
 
 
-@pytest.mark.parametrize("global_scratch_size", [0, 128])
-def test_memory_for_tensor_descriptors_is_given_where_a_kernel_needs_it_in_every_thread(global_scratch_size):
-    launch = triton_private.launcher(Kernel(global_scratch_size), GRID, ARGUMENTS)
+@pytest.mark.parametrize("size", [None, 0, 128])  # kernels for AMD's GPUs do not say
+def test_memory_for_tensor_descriptors_is_given_where_a_kernel_needs_it_in_every_thread(size):
+    kernel = Kernel(size)
+    if size is None:
+        del kernel.metadata.global_scratch_size
     new_thread = contextvars.Context()  # in which nothing that another has set holds
-    new_thread.run(launch, *TENSORS)
+    new_thread.run(triton_private.launcher(kernel, GRID, ARGUMENTS), *TENSORS)
     is_given = new_thread.run(_allocation._allocator.get) is triton_private._allocate
-    assert is_given == (global_scratch_size > 0)
-
-
-def test_a_kernel_for_amds_gpus_which_does_not_say_what_memory_it_needs_needs_none():
-    kernel = Kernel()
-    del kernel.metadata.global_scratch_size
-    triton_private.launcher(kernel, GRID, ARGUMENTS)(*TENSORS)
+    assert is_given == bool(size)
     assert len(kernel.calls) == 1
 
 
@@ -91,12 +87,8 @@ def test_the_shared_memory_of_a_program_is_what_triton_refuses_kernels_by(monkey
     assert "max_shared_mem(device)" in inspect.getsource(CompiledKernel._init_handles)
 
 
-@pytest.mark.parametrize("name", ["interpret", "launch_enter_hook", "launch_exit_hook"])
-def test_triton_still_has_this_knob(name):
-    assert hasattr(knobs.runtime, name)
-
-
-def test_triton_still_launches_a_compiled_kernel_by_these_names():
+def test_triton_still_has_its_knobs_and_launches_a_compiled_kernel_by_these_names():
+    assert all(hasattr(knobs.runtime, name) for name in ("interpret", "launch_enter_hook", "launch_exit_hook"))
     assert isinstance(CompiledKernel.run, property)
     source = inspect.getsource(CompiledKernel)
     assert all(f"self.{name}" in source for name in ("function", "packed_metadata", "metadata"))

@@ -6,45 +6,39 @@ import pytest
 from snakemake.cli import get_argument_parser
 
 from snakemake_logger_plugin_cells import command_line
-from snakemake_logger_plugin_cells.command_line import OPTIONS, is_snakemake, put_targets_last, with_targets_last
+from snakemake_logger_plugin_cells.command_line import OPTIONS, put_targets_last, with_targets_last
 
 THE_COMMAND = "--cores 1 --resources gpu=8 reports/writeup.md"
+
+
+RECORD = "results/timing/cells/precision=bf16/size=xl.json"
 
 
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
         (THE_COMMAND, "--cores 1 --resources gpu=8 -- reports/writeup.md"),
-        (
-            f"{THE_COMMAND} --config scale=smoke",
-            "--cores 1 --resources gpu=8 --config scale=smoke -- reports/writeup.md",
-        ),
-        ("--resources gpu=8 a.csv b.csv --cores 1", "--resources gpu=8 --cores 1 -- a.csv b.csv"),
+        (f"{THE_COMMAND} --config a=b", "--cores 1 --resources gpu=8 --config a=b -- reports/writeup.md"),
+        ("--res gpu=8 a.csv b.csv --cores 1", "--res gpu=8 --cores 1 -- a.csv b.csv"),
         ("--resources gpu=8 a.csv -- b.csv", "--resources gpu=8 -- a.csv b.csv"),
-        (
-            "-C scale=smoke results/timing/cells/precision=bf16/size=xl.json",
-            "-C scale=smoke -- results/timing/cells/precision=bf16/size=xl.json",
+        (f"-C scale=smoke {RECORD}", f"-C scale=smoke -- {RECORD}"),
+        # What Snakemake understands stays as it is.
+        *(
+            (words, words)
+            for words in (
+                "",
+                "results/timing/bf16.csv",
+                "reports/writeup.md --cores 1 --resources gpu=8",
+                "--cores 1 --resources gpu=8 -- reports/writeup.md",
+                "--resources gpu=8 mem_mb=5 -n",
+                "--config=scale=smoke a.csv",
+                "--mode remote --set-threads base64//cnVsZT0x --target-jobs measure_timing:size=xl",
+            )
         ),
     ],
 )
 def test_targets_behind_name_value_options_come_last(words, expected):
     assert with_targets_last(words.split()) == expected.split()
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        "",
-        "results/timing/bf16.csv",
-        "reports/writeup.md --cores 1 --resources gpu=8",
-        "--cores 1 --resources gpu=8 -- reports/writeup.md",
-        "--resources gpu=8 mem_mb=5 -n",
-        "--config=scale=smoke a.csv",
-        "--mode remote --set-threads base64//cnVsZT0x --target-jobs measure_timing:size=xl",
-    ],
-)
-def test_a_command_that_snakemake_understands_stays_as_it_is(words):
-    assert with_targets_last(words.split()) == words.split()
 
 
 def test_the_options_are_those_of_snakemakes_own_parser():
@@ -55,25 +49,17 @@ def test_the_options_are_those_of_snakemakes_own_parser():
 
 
 @pytest.mark.parametrize(
-    ("program", "expected"),
+    ("program", "is_snakemakes"),
     [
         ("/usr/local/bin/snakemake", True),
         ("/usr/lib/python3.12/site-packages/snakemake/__main__.py", True),
-        ("/home/someone/snakemake/train.py", False),
-        ("/usr/local/bin/pytest", False),
-        ("-c", False),
-        ("", False),
+        *((other, False) for other in ("/home/someone/snakemake/train.py", "/usr/local/bin/pytest", "-c", "")),
     ],
 )
-def test_only_snakemakes_own_process_is_touched(program, expected):
-    assert is_snakemake(program) == expected
-
-
-def test_the_command_line_of_another_program_stays_as_it_is(monkeypatch):
-    for program, expected in (("pytest", THE_COMMAND.split()), ("snakemake", with_targets_last(THE_COMMAND.split()))):
-        monkeypatch.setattr(sys, "argv", [program, *THE_COMMAND.split()])
-        put_targets_last()
-        assert sys.argv[1:] == expected
+def test_only_snakemakes_own_command_line_is_touched(monkeypatch, program, is_snakemakes):
+    monkeypatch.setattr(sys, "argv", [program, *THE_COMMAND.split()])
+    put_targets_last()
+    assert sys.argv[1:] == (with_targets_last if is_snakemakes else list)(THE_COMMAND.split())
 
 
 @pytest.mark.parametrize("start", ["script", "module"])

@@ -3,7 +3,6 @@
 import inspect
 import json
 import logging
-import sys
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -24,6 +23,7 @@ from ..records import failed_row, record
 
 PLAN = RunPlan({"measure_timing": {"a.json": 10.0, "b.json": 20.0}}, ["reports/writeup.md"])
 RECORD = record()
+QUIET = {Quietness.PROGRESS, Quietness.RULES}
 HOST = {"cores": 2.0, "others_cores": 1.73, "busy": True, "load_before": 2.0, "load_after": 2.0}
 CHATTER = [
     *("Building DAG of jobs...", "Using shell: /usr/bin/bash", "Select jobs to execute..."),
@@ -49,11 +49,11 @@ def run(monkeypatch):
         manager.stop()
 
 
-def log_jobs(manager, reason="Missing output files: a.json"):
+def log_jobs(manager, reason="Missing output files: a.json", plan=PLAN):
     log = manager.logger.info
     for line in CHATTER:
         log(line)
-    log("", extra={"run_plan": PLAN})
+    log("", extra={"run_plan": plan})
     log("Job stats:", extra={"event": LogEvent.RUN_INFO, "stats": {"measure_timing": 2, "writeup": 1, "total": 3}})
     log("Execute 1 jobs...", extra={"event": LogEvent.JOB_STARTED, "jobs": [1]})
     log("", extra=job(1, "measure_timing", "timing size=tiny", ["a.json"], reason))
@@ -63,80 +63,55 @@ def log_jobs(manager, reason="Missing output files: a.json"):
     log("", extra=job(2, "writeup", "write-up", ["reports/writeup.md"], reason))
 
 
-def job(number, rule, message, output, reason):
-    return {
-        "event": LogEvent.JOB_INFO,
-        "jobid": number,
-        "rule_name": rule,
-        "rule_msg": message,
-        "output": output,
-        "reason": reason,
-        "indent": False,
-    }
+def job(number, rule, message, output, reason=""):
+    fields = {"jobid": number, "rule_name": rule, "rule_msg": message, "output": output, "reason": reason}
+    return fields | {"event": LogEvent.JOB_INFO, "indent": False}
 
 
-def test_a_run_is_a_line_of_what_to_do_and_a_line_a_job(run, capsys):
+@pytest.mark.parametrize("why_stale", [{}, {"a.json": "settings changed"}])
+def test_a_run_is_a_line_of_what_to_do_and_a_line_a_job_with_why_a_cell_is_measured_again(run, capsys, why_stale):
     manager = run()
-    log_jobs(manager)
+    log_jobs(manager, plan=replace(PLAN, why_stale=why_stale))
+    why = " (settings changed)" if why_stale else ""
     manager.stop()
     assert capsys.readouterr().err.splitlines() == [
         "To do: 2 cells, 1 write-up, about 33 s",
-        "[0 of 2 cells done, 0 s so far, about 33 s left] timing size=tiny",
+        f"[0 of 2 cells done, 0 s so far, about 33 s left] timing size=tiny{why}",
         "[1 of 2 cells done, 0 s so far, about 11 s left] write-up",
     ]
 
 
-def test_why_a_cell_is_measured_again_stands_behind_it(run, capsys, monkeypatch):
-    monkeypatch.setattr(sys.modules[__name__], "PLAN", replace(PLAN, why_stale={"a.json": "settings changed"}))
+def test_errors_warnings_and_what_else_snakemake_says_come_through_and_a_mistyped_target_is_one_line(run, capsys):
     manager = run()
-    log_jobs(manager)
-    manager.stop()
-    assert capsys.readouterr().err.splitlines()[1].endswith("timing size=tiny (settings changed)")
-
-
-def test_errors_warnings_and_what_else_snakemake_says_come_through(run, capsys):
-    manager = run()
+    manager.logger.info("", extra={"run_plan": PLAN})
     manager.logger.warning("overrides: flash is not measured")
     manager.logger.info("Nothing to be done.")
     manager.logger.error("WorkflowError:\nAt least one job failed.", extra={"event": LogEvent.ERROR})
-    manager.stop()
-    assert capsys.readouterr().err.splitlines() == [
-        "overrides: flash is not measured",
-        "Nothing to be done.",
-        "WorkflowError:",
-        "At least one job failed.",
-    ]
-
-
-def test_a_mistyped_target_is_one_line(run, capsys):
-    manager = run()
-    manager.logger.info("", extra={"run_plan": PLAN})
     told = "MissingRuleException:\nNo rule to produce reports/writup.md (if you use input functions make sure ...)."
     manager.logger.error(told, extra={"event": LogEvent.ERROR, "exception": "MissingRuleException"})
     manager.stop()
-    expected = "no target 'reports/writup.md' (did you mean reports/writeup.md?): targets in reports/ are writeup.md"
-    assert capsys.readouterr().err == f"snakemake: {expected}\n"
+    meant = "no target 'reports/writup.md' (did you mean reports/writeup.md?): targets in reports/ are writeup.md"
+    assert capsys.readouterr().err.splitlines() == [
+        *("overrides: flash is not measured", "Nothing to be done.", "WorkflowError:", "At least one job failed."),
+        f"snakemake: {meant}",
+    ]
 
 
-def test_a_quiet_run_says_nothing_of_its_progress(run, capsys):
-    manager = run(quiet={Quietness.PROGRESS, Quietness.RULES})
-    log_jobs(manager)
-    manager.logger.error("an error")
-    manager.stop()
-    assert "cells" not in (said := capsys.readouterr().err)
-    assert "an error" in said
+def test_a_quiet_run_says_nothing_of_its_progress_and_verbose_is_all_that_snakemake_says(run, capsys):
+    for settings, said in (
+        ({"quiet": QUIET}, ()),
+        ({"verbose": True}, (*CHATTER, "Job 1: timing", "1 of 3 steps (33%)")),
+    ):
+        manager = run(**settings)
+        log_jobs(manager)
+        manager.logger.error("an error")
+        manager.stop()
+        found = capsys.readouterr().err
+        assert all(line in found for line in (*said, "an error"))
+        assert ("cells" in found) <= bool(said)
 
 
-def test_verbose_is_all_that_snakemake_says(run, capsys):
-    manager = run(verbose=True)
-    log_jobs(manager)
-    manager.stop()
-    said = capsys.readouterr().err
-    for line in (*CHATTER, "Job 1: timing size=tiny", "1 of 3 steps (33%) done"):
-        assert line in said
-
-
-@pytest.mark.parametrize("quiet", [set(), {Quietness.PROGRESS, Quietness.RULES}])
+@pytest.mark.parametrize("quiet", [set(), QUIET])
 def test_a_dry_run_ends_with_the_cells_of_each_stage_and_their_time(run, capsys, quiet):
     manager = run(dryrun=True, quiet=quiet)
     manager.logger.info("", extra={"run_plan": PLAN})
@@ -164,7 +139,7 @@ def said_of(run, tmp_path, capsys):
             path = tmp_path / f"{number}.json"
             if found is not None:
                 path.write_text(json.dumps(found))
-            manager.logger.info("", extra=job(number, "measure_timing", "a cell", [str(path), f"{tmp_path}/files"], ""))
+            manager.logger.info("", extra=job(number, "measure_timing", "a cell", [str(path), f"{tmp_path}/files"]))
             manager.logger.info("", extra={"event": LogEvent.JOB_FINISHED, "job_id": number})
         manager.stop()
         return [line for line in capsys.readouterr().err.splitlines() if not line.endswith("a cell")]
@@ -213,22 +188,21 @@ def test_of_many_reasons_the_end_names_the_first_and_counts_the_others(said_of):
     assert told[-2:] == ["1 cell of timing skipped: needs 6 GPUs", "2 more reasons: results/<stage>/cells.csv"]
 
 
-def test_of_a_quiet_host_nothing_is_said(said_of):
-    assert said_of({**RECORD, "host": {**HOST, "busy": False}}) == ["measured 1 cell: 1 ok"]
-
-
-@pytest.mark.parametrize("record", [{**RECORD, "host": {"busy": True}}, {}, None])
-def test_a_cell_without_a_record_that_can_be_read_is_not_counted(said_of, record):
-    assert said_of(record) == []
-
-
-def test_a_quiet_run_has_no_summary(said_of):
-    assert said_of(RECORD, quiet={Quietness.PROGRESS, Quietness.RULES}) == []
+@pytest.mark.parametrize(
+    ("left", "settings", "said"),
+    [
+        ({**RECORD, "host": {**HOST, "busy": False}}, {}, ["measured 1 cell: 1 ok"]),
+        *((damaged, {}, []) for damaged in ({**RECORD, "host": {"busy": True}}, {}, None)),
+        (RECORD, {"quiet": QUIET}, []),
+    ],
+)
+def test_of_a_quiet_host_a_record_that_cannot_be_read_and_in_a_quiet_run_nothing_is_said(said_of, left, settings, said):
+    assert said_of(left, **settings) == said
 
 
 def test_the_page_to_open_stands_last_once_it_is_written(run, capsys):
     manager = run()
-    manager.logger.info("", extra=job(1, "writeup", "write-up", ["reports/writeup.md", "reports/report.html"], ""))
+    manager.logger.info("", extra=job(1, "writeup", "write-up", ["reports/writeup.md", "reports/report.html"]))
     manager.logger.info("", extra={"event": LogEvent.JOB_FINISHED, "job_id": 1})
     manager.stop()
     assert capsys.readouterr().err.splitlines()[-1] == "the report: reports/report.html"

@@ -29,7 +29,7 @@ def test_times_are_read_at_a_glance(seconds, expected):
     assert messages.span(seconds) == expected
 
 
-def test_the_state_counts_cells_and_failures_and_tells_both_times():
+def test_the_state_counts_cells_and_failures_or_jobs_and_tells_both_times():
     found = progress({"measure_timing": 3, "writeup": 1}, {"measure_timing": {f"{n}.json": 10.0 for n in range(3)}})
     assert messages.state(found, 0.0) == "[0 of 3 cells done, 0 s so far, about 33 s left]"
     for number in range(2):
@@ -38,29 +38,17 @@ def test_the_state_counts_cells_and_failures_and_tells_both_times():
     found.start(2, "measure_timing", ["2.json"], 20.0)
     found.fail(2)
     assert messages.state(found, 20.0) == "[2 of 3 cells done, 1 failed, 20 s so far, about 3 s left]"
-
-
-def test_the_state_of_a_run_without_cells_counts_jobs():
     assert messages.state(progress({"tabulate_timing": 2}), 0.0) == "[0 of 2 jobs done, 0 s so far, about 3 s left]"
 
 
-def test_a_run_says_first_what_it_does_and_how_long_that_takes():
-    totals = {"measure_timing": 30, "tabulate_timing": 2, "tabulate_cells": 1, "section_timing": 1, "writeup": 1}
-    cells_s = {"measure_timing": {"0.json": 10.0}}
-    expected = "To do: 30 cells, 3 tables, 1 section, 1 write-up, about 5 min"
-    assert messages.to_do(progress(totals, cells_s), 0.0) == expected
-
-
 def test_a_dry_run_counts_the_cells_of_each_stage_and_their_time():
-    found = progress(
-        {"measure_timing": 30, "measure_flash": 1, "section_timing": 1},
-        {"measure_timing": {"0.json": 10.0}, "measure_flash": {"0.json": 25.0}},
-    )
+    totals = {"measure_timing": 30, "measure_flash": 1, "tabulate_timing": 2, "tabulate_cells": 1, "section_timing": 1}
+    found = progress(totals, {"measure_timing": {"0.json": 10.0}, "measure_flash": {"0.json": 25.0}})
     assert messages.table(found, 0.0).splitlines() == [
         "stage       cells     about",
         "timing         30     5 min",
         "flash           1      25 s",
-        "To do: 31 cells, 1 section, about 5 min",
+        "To do: 31 cells, 3 tables, 1 section, about 6 min",
     ]
 
 
@@ -81,25 +69,19 @@ def test_a_mistyped_target_names_what_is_allowed_in_its_place(asked, complaint):
     assert messages.unknown_target(asked, TARGETS) == f"no target '{asked}'{complaint}"
 
 
-def test_what_a_scale_lacks_is_said_to_be_missing_at_that_scale():
-    told = messages.unknown_target("results/flash/int8.csv", TARGETS, "laptop")
-    assert told.startswith("no target 'results/flash/int8.csv' at scale laptop: targets in results/flash/ are")
+NO_RULE = "MissingRuleException in rule x:\nNo rule to produce {} (if you use input functions make sure that ...)."
+OURS = "InputFunctionException in rule x:\nError:\n  UserError: timing: size must be one of tiny\nWildcards:"
 
 
-def test_snakemakes_complaint_of_a_target_becomes_one_line():
-    told = (
-        "MissingRuleException in rule x:\nNo rule to produce reports/writup.md (if you use input functions make sure "
-        "that they don't raise unexpected exceptions)."
-    )
-    expected = f"snakemake: {messages.unknown_target('reports/writup.md', TARGETS)}"
-    assert messages.complaint(told, TARGETS) == expected
-    assert messages.complaint(told, []) is None  # another workflow's
-
-
-def test_a_complaint_of_ours_within_snakemakes_becomes_one_line():
-    told = "InputFunctionException in rule x:\nError:\n  UserError: timing: size must be one of tiny\nWildcards:"
-    assert messages.complaint(told, TARGETS) == "snakemake: timing: size must be one of tiny"
-
-
-def test_any_other_complaint_stays_snakemakes():
-    assert messages.complaint("WorkflowError:\nAt least one job did not complete successfully.", TARGETS) is None
+@pytest.mark.parametrize(
+    ("told", "targets", "line"),
+    [
+        (NO_RULE.format("reports/x.md"), TARGETS, "no target 'reports/x.md' at scale laptop: targets in reports/ are"),
+        (NO_RULE.format("reports/x.md"), [], None),  # another workflow's
+        (OURS, TARGETS, "timing: size must be one of tiny"),
+        ("WorkflowError:\nAt least one job did not complete successfully.", TARGETS, None),
+    ],
+)
+def test_a_complaint_of_a_target_or_of_ours_becomes_one_line(told, targets, line):
+    found = messages.complaint(told, targets, "laptop")
+    assert found is None if line is None else found.startswith(f"snakemake: {line}")

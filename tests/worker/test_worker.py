@@ -20,6 +20,8 @@ from pipeline.cells.library_environment import THREAD_VARIABLES
 from pipeline.worker import client
 from pipeline.worker.client import identity
 
+from ..processes import assert_ended
+
 PACKAGE = Path(__file__).parents[2] / "src/pipeline"
 CLI = """
 def run(argv, process, issued_at):
@@ -112,19 +114,26 @@ def wait_until(condition):
         time.sleep(0.02)
 
 
-def has_ended(pid):
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
-def test_the_child_has_the_callers_directory_environment_and_umask(checkout, tmp_path):
-    code = "import os, json; print(json.dumps([os.getcwd(), os.environ['CUDA_VISIBLE_DEVICES'], os.umask(0), process]))"
-    for devices in ("0", "3,5"):
-        exit_code, stdout, _ = checkout.call(code, cwd=tmp_path, umask=0o027, CUDA_VISIBLE_DEVICES=devices)
+def test_the_child_has_the_callers_directory_environment_umask_and_nothing_left_from_the_worker(checkout, tmp_path):
+    code = (
+        "import os, json\n"
+        "told = [os.getcwd(), os.environ['CUDA_VISIBLE_DEVICES'], os.environ.get('LEFT'), os.umask(0), process]\n"
+        "print(json.dumps(told))"
+    )
+    for devices, more in (("0", {"LEFT": "1"}), ("0", {}), ("3,5", {})):
+        exit_code, stdout, _ = checkout.call(code, cwd=tmp_path, umask=0o027, CUDA_VISIBLE_DEVICES=devices, **more)
         assert exit_code == 0
-        assert json.loads(stdout) == [str(tmp_path), devices, 0o027, "worker"]
+        assert json.loads(stdout) == [str(tmp_path), devices, more.get("LEFT"), 0o027, "worker"]
+
+
+def test_a_worker_has_neither_its_first_callers_thread_counts_nor_what_is_that_callers_alone_and_starts_no_cuda(
+    checkout,
+):
+    counts = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "3")
+    environment = json.loads(checkout.call(WORKER_ENVIRONMENT, LEFT="1", PIPELINE_SNAKEMAKE="1", **counts)[1])
+    assert not {"OMP_NUM_THREADS", "MKL_NUM_THREADS", "LEFT", "PIPELINE_SNAKEMAKE"} & set(environment)
+    assert environment["OPENBLAS_NUM_THREADS"] == "1"
+    assert environment["PYTORCH_NVML_BASED_CUDA_CHECK"] == "1"
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) == 1, reason="one core is that of every process")
@@ -136,70 +145,52 @@ def test_the_child_keeps_to_the_callers_cores(checkout):
     assert caller.communicate(timeout=PATIENCE_S)[0] == f"{core}\n"
 
 
-def test_libraries_are_loaded_without_thread_counts_and_cannot_start_cuda(checkout):
-    counts = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "3")
-    environment = json.loads(checkout.call(WORKER_ENVIRONMENT, **counts)[1])
-    assert not {"OMP_NUM_THREADS", "MKL_NUM_THREADS"} & set(environment)
-    assert environment["OPENBLAS_NUM_THREADS"] == "1"
-    assert environment["PYTORCH_NVML_BASED_CUDA_CHECK"] == "1"
-
-
-def test_a_variable_that_the_caller_lacks_is_not_left_from_the_worker(checkout):
-    assert "LEFTOVER" not in checkout.call(WORKER_ENVIRONMENT, LEFTOVER="1")[1]
-    assert checkout.call("import os; print('LEFTOVER' in os.environ)")[1] == "False\n"
-
-
 def test_the_child_has_the_callers_standard_streams(checkout):
     code = "import sys; print(input().upper()); print('to stderr', file=sys.stderr)"
     assert checkout.call(code, text="hello\n") == (0, "HELLO\n", "to stderr\n")
 
 
 def test_nothing_that_an_interpreter_does_at_its_end_is_lost(checkout):
-    code = "import atexit; atexit.register(print, 'goodbye'); print('a line without an end ', end='')"
-    assert checkout.call(code, PYTHONUNBUFFERED="")[1] == "a line without an end goodbye\n"
-    assert checkout.call("print('no end', end='')", PYTHONUNBUFFERED="")[1] == "no end"
+    code = "import atexit; atexit.register(print, 'goodbye', end=''); print('a line without an end ', end='')"
+    assert checkout.call(code, PYTHONUNBUFFERED="")[1] == "a line without an end goodbye"
 
 
 @pytest.mark.parametrize(
-    ("code", "exit_code"),
-    [("code = 7", 7), ("raise SystemExit(5)", 5), ("raise SystemExit('no')", 1), ("import os; os._exit(3)", 3)],
+    ("code", "exit_code", "said"),
+    [
+        ("code = 7", 7, ""),
+        ("raise SystemExit(5)", 5, ""),
+        ("raise SystemExit('no')", 1, ""),
+        ("import os; os._exit(3)", 3, ""),
+        ("raise KeyError('a bug')", 1, "KeyError: 'a bug'\n"),
+    ],
 )
-def test_the_caller_ends_with_the_childs_exit_code(checkout, code, exit_code):
-    assert checkout.call(code)[0] == exit_code
+def test_the_caller_ends_with_the_childs_exit_code(checkout, code, exit_code, said):
+    ended, _, stderr = checkout.call(code)
+    assert (ended, stderr[-len(said) :] if said else stderr) == (exit_code, said)
 
 
-def test_an_exception_is_a_traceback_and_exit_code_1(checkout):
-    exit_code, _, stderr = checkout.call("raise KeyError('a bug')")
-    assert exit_code == 1
-    assert "Traceback" in stderr
-    assert "a bug" in stderr
+# A shell starts what it runs in the background with SIGINT ignored, the tests too.
+HEARD = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_DFL)\n"
+SLOW_TO_READ = "read = caller.json.loads\ncaller.json.loads = lambda text: time.sleep(0.5) or read(text)\n"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
-def test_a_signal_to_the_caller_reaches_the_child(checkout, number):
+@pytest.mark.parametrize(
+    ("number", "call"),
+    [
+        *((number, HEARD + CALL) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)),
+        (signal.SIGTERM, CALL.replace("code =", f"{SLOW_TO_READ}code =")),  # before the child is known
+    ],
+)
+def test_a_signal_to_the_caller_reaches_the_child(checkout, number, call):
     code = (
         "import signal, sys, time\n"
         f"signal.signal({int(number)}, lambda *_: sys.exit(42))\n"
         "print('ready', flush=True); time.sleep(600)"
     )
-    # A shell starts what it runs in the background with SIGINT ignored, the tests too.
-    heard = f"import signal\nsignal.signal({int(number)}, signal.SIG_DFL)\n"
-    caller = checkout.start(code, call=heard + CALL)
+    caller = checkout.start(code, call=call)
     assert caller.stdout.readline() == "ready\n"
     caller.send_signal(number)
-    assert caller.wait(PATIENCE_S) == 42
-
-
-def test_a_signal_before_the_child_is_known_reaches_it_all_the_same(checkout):
-    slow_to_read = "read = caller.json.loads\ncaller.json.loads = lambda text: time.sleep(1) or read(text)\n"
-    code = (
-        "import signal, sys, time\n"
-        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(42))\n"
-        "print('ready', flush=True); time.sleep(600)"
-    )
-    caller = checkout.start(code, call=CALL.replace("code =", f"{slow_to_read}code ="))
-    assert caller.stdout.readline() == "ready\n"
-    caller.send_signal(signal.SIGTERM)
     assert caller.wait(PATIENCE_S) == 42
 
 
@@ -212,11 +203,11 @@ def test_an_interrupt_ends_child_and_caller_by_that_signal_without_a_traceback(c
 
 
 def test_a_signal_that_the_caller_ignores_ends_neither_it_nor_its_child(checkout):
-    caller = checkout.start("import time; print('ready', flush=True); time.sleep(1); print('done')", call=IGNORING)
+    caller = checkout.start("print('ready', flush=True); input(); print('done')", call=IGNORING, stdin=subprocess.PIPE)
     assert caller.stdout.readline() == "ready\n"
     for number in IGNORED:
         caller.send_signal(number)
-    assert caller.communicate(timeout=PATIENCE_S) == ("done\n", "")
+    assert caller.communicate("go on\n", timeout=PATIENCE_S) == ("done\n", "")
     assert caller.returncode == 0
 
 
@@ -243,61 +234,67 @@ def test_a_killed_caller_leaves_no_child_nor_grandchild_behind(checkout, own_ses
         "print(os.getpid(), grandchild.pid, flush=True); time.sleep(60)"
     )
     caller = checkout.start(code)
-    pids = [int(word) for word in caller.stdout.readline().split()]
-    assert all(map(psutil.pid_exists, pids))
+    started = [psutil.Process(int(word)) for word in caller.stdout.readline().split()]
     caller.kill()
     caller.wait()
-    wait_until(lambda: all(map(has_ended, pids)))
+    assert_ended(started)
     assert checkout.call("pass")[0] == 0
 
 
 def test_a_worker_killed_in_the_middle_fails_the_cell_and_the_next_starts_a_fresh_one(checkout):
     caller = checkout.start("import os, time; print(os.getpid(), flush=True); time.sleep(60)")
-    child = int(caller.stdout.readline())
-    (worker,) = [process for process in checkout.workers() if process.pid not in (caller.pid, child)]
-    worker.kill()
+    child = psutil.Process(int(caller.stdout.readline()))
+    child.parent().kill()
     _, stderr = caller.communicate(timeout=PATIENCE_S)
     assert caller.returncode == 1
     assert "the worker died" in stderr
-    wait_until(lambda: has_ended(child))
+    assert_ended([child])
     assert checkout.call("print('fresh')")[:2] == (0, "fresh\n")
 
 
-def test_edited_code_is_what_the_next_cell_runs(checkout):
-    module = checkout.root / "pipeline/subject.py"
-    module.write_text("VALUE = 'before'\n")
-    code = "from pipeline import subject; import os; print(subject.VALUE, os.getppid())"
-    before, worker = checkout.call(code)[1].split()
-    module.write_text("VALUE = 'afterwards'\n")
-    after, same_worker = checkout.call(code)[1].split()
-    assert (before, after) == ("before", "afterwards")
-    assert worker == same_worker
+WORKER = "import os; print(os.getppid())"
 
 
-def test_a_changed_environment_or_installation_starts_another_worker(checkout, tmp_path):
-    code = "import os; print(os.getppid())"
-    first = checkout.call(code)[1]
-    assert checkout.call(code)[1] == first
-    assert checkout.call(code, TORCH_LOGS="all")[1] != first
+def test_edited_code_is_what_the_next_cell_runs_by_the_same_worker(checkout):
+    module, found = checkout.root / "pipeline/subject.py", []
+    for value in ("before", "afterwards"):
+        module.write_text(f"VALUE = '{value}'\n")
+        found.append(checkout.call(f"from pipeline import subject; print(subject.VALUE)\n{WORKER}")[1].split())
+    (before, worker), (after, same_worker) = found
+    assert (before, after, worker) == ("before", "afterwards", same_worker)
+
+
+def test_a_changed_environment_job_installation_or_version_of_the_worker_starts_another_worker(checkout):
+    def worker(**changes):
+        return checkout.call(WORKER, **changes)[1]
+
+    first = worker()
+    changed = [worker(TORCH_LOGS="all"), worker(SLURM_JOB_ID="1"), worker(SLURM_JOB_ID="2")]
+    assert (worker(), worker(SLURM_JOB_ID="1")) == (first, changed[1])
+    set_constants(checkout.root / "pipeline", PRELOADED="()  # changed")
+    changed.append(worker())
     (checkout.root / "torch-9.9.dist-info").mkdir()
-    assert checkout.call(code)[1] != first
+    assert len({first, *changed, worker()}) == 6
 
 
-@pytest.mark.parametrize(
-    "variable",
-    [
-        *("OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_BLOCKTIME", "MKL_CBWR", "MALLOC_ARENA_MAX", "GLIBC_TUNABLES"),
-        *("LD_PRELOAD", "CUDA_VISIBLE_DEVICES", "NCCL_ALGO", "TORCH_LOGS", "PYTHONOPTIMIZE", "LC_ALL", "CXX"),
-    ],
-)
-def test_what_is_read_when_a_library_is_loaded_is_part_of_which_worker_serves(monkeypatch, variable):
-    monkeypatch.delenv(variable, raising=False)
-    without = identity()
-    for value in ("1", "2"):
-        monkeypatch.setenv(variable, value)
-        assert client._worker_environment()[variable] == value
-        assert identity() != without
-        without = identity()
+def test_what_is_read_when_a_library_is_loaded_or_names_a_job_is_part_of_which_worker_serves(monkeypatch):
+    libraries = (
+        "OMP_PROC_BIND",
+        "GOMP_CPU_AFFINITY",
+        "KMP_BLOCKTIME",
+        "MKL_CBWR",
+        "MALLOC_ARENA_MAX",
+        "GLIBC_TUNABLES",
+    )
+    libraries += ("LD_PRELOAD", "CUDA_VISIBLE_DEVICES", "NCCL_ALGO", "TORCH_LOGS", "PYTHONOPTIMIZE", "LC_ALL", "CXX")
+    known = {identity()}
+    for variable in (*libraries, "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID"):
+        for value in ("1", "2"):
+            monkeypatch.setenv(variable, value)
+            assert client._worker_environment().get(variable) == (value if variable in libraries else None)
+            known.add(identity())
+        monkeypatch.delenv(variable)
+    assert len(known) == 1 + 2 * (len(libraries) + 4)
 
 
 def test_what_differs_from_cell_to_cell_of_a_run_is_no_part_of_it(monkeypatch):
@@ -324,14 +321,6 @@ def test_the_child_has_the_callers_priority_and_limits(checkout, change, told):
     assert checkout.call(code, call=f"import os, resource\n{change}\n{CALL}")[1] == changed.decode()
 
 
-@pytest.mark.parametrize("variable", ["SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID"])
-def test_no_worker_serves_two_jobs_of_a_scheduler(checkout, variable):
-    code = "import os; print(os.getppid())"
-    workers = [checkout.call(code, **job)[1] for job in ({}, {variable: "1"}, {variable: "2"}, {variable: "1"})]
-    assert workers[1] == workers[3]
-    assert len(set(workers)) == 3
-
-
 def test_no_worker_serves_two_cgroups_or_namespaces(tmp_path, monkeypatch):
     monkeypatch.setattr("pipeline.worker.client.OWN_PROCESS", tmp_path)
     (tmp_path / "ns").mkdir()
@@ -345,13 +334,6 @@ def test_no_worker_serves_two_cgroups_or_namespaces(tmp_path, monkeypatch):
     (tmp_path / "ns/mnt").unlink()
     (tmp_path / "ns/mnt").symlink_to("mnt:[2]")
     assert len({first, second, identity()}) == 3
-
-
-def test_another_version_of_the_worker_starts_another_worker(checkout):
-    code = "import os; print(os.getppid())"
-    first = checkout.call(code)[1]
-    set_constants(checkout.root / "pipeline", PRELOADED="()  # changed")
-    assert checkout.call(code)[1] != first
 
 
 def test_callers_at_once_share_one_worker_and_run_side_by_side(checkout, tmp_path):
@@ -371,8 +353,8 @@ def test_callers_at_once_share_one_worker_and_run_side_by_side(checkout, tmp_pat
 
 
 def test_a_worker_without_work_ends_itself_and_leaves_no_file(checkout):
-    set_constants(checkout.root / "pipeline", PRELOADED="()", IDLE_S="1.0")
-    assert checkout.call("import time; time.sleep(1.5)")[0] == 0
+    set_constants(checkout.root / "pipeline", PRELOADED="()", IDLE_S="0.3")
+    assert checkout.call("import time; time.sleep(0.6)")[0] == 0
     wait_until(lambda: not checkout.workers())
     assert not [path for path in checkout.runtime.rglob("*") if path.is_file() or path.is_socket()]
 
@@ -394,7 +376,7 @@ def test_a_socket_left_by_a_killed_worker_is_no_obstacle(checkout):
 @pytest.fixture
 def impatient(checkout):
     """The checkout, with clients that have little patience with the worker."""
-    set_constants(checkout.root / "pipeline", ("client.py",), ANSWER_LIMIT_S="1.0")
+    set_constants(checkout.root / "pipeline", ("client.py",), ANSWER_LIMIT_S="0.5")
     return checkout
 
 
@@ -424,18 +406,21 @@ def test_the_socket_is_this_users_alone(checkout):
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
 
-def test_a_runtime_folder_that_others_can_enter_is_not_used(checkout):
-    folder = checkout.runtime / f"llm-systems-pipeline-{os.getuid()}"
-    folder.mkdir()
-    folder.chmod(0o777)
-    assert checkout.call("pass")[0] == NO_WORKER
-    assert not checkout.workers()
-
-
-def test_no_place_for_a_socket_or_a_wish_for_none_means_no_worker(checkout, tmp_path):
+def test_without_a_place_of_ones_own_for_a_socket_a_worker_that_starts_or_a_wish_for_one_there_is_none(
+    checkout, tmp_path
+):
     (tmp_path / "file").write_text("")
     assert checkout.call("pass", XDG_RUNTIME_DIR=str(tmp_path / "file"))[0] == NO_WORKER
     assert checkout.call("pass", PIPELINE_WORKER="off")[0] == NO_WORKER
+    exit_code, _, stderr = checkout.call("pass", PIPELINE_WORKER="on")
+    assert exit_code == 1
+    assert "UserError: PIPELINE_WORKER must be off or unset, got 'on'" in stderr
+    (checkout.root / "pipeline/worker/server.py").write_text("raise RuntimeError('broken')\n")
+    assert checkout.call("pass")[0] == NO_WORKER
+    (checkout.runtime / f"llm-systems-pipeline-{os.getuid()}").chmod(0o777)  # others can enter it
+    set_constants(checkout.root / "pipeline", PRELOADED="()")
+    assert checkout.call("pass")[0] == NO_WORKER
+    assert not checkout.workers()
 
 
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="no worker either way")
@@ -455,39 +440,14 @@ def test_what_a_worker_cannot_take_over_means_no_worker(checkout, tmp_path, befo
     assert (exit_code, stderr) == (NO_WORKER, "")
 
 
-def test_a_worker_does_not_end_with_the_snakemake_of_its_first_caller(checkout):
-    assert "PIPELINE_SNAKEMAKE" not in checkout.call(WORKER_ENVIRONMENT, PIPELINE_SNAKEMAKE="1")[1]
-
-
-@pytest.mark.parametrize("wish", ["OFF", "0", "on"])
-def test_a_wish_that_is_not_known_is_refused_with_what_is_allowed(checkout, wish):
-    exit_code, _, stderr = checkout.call("pass", PIPELINE_WORKER=wish)
-    assert exit_code == 1
-    assert f"UserError: PIPELINE_WORKER must be off or unset, got '{wish}'" in stderr
-
-
-def test_a_worker_that_cannot_start_means_no_worker(checkout):
-    worker = checkout.root / "pipeline/worker/server.py"
-    worker.write_text("raise RuntimeError('broken')\n")
-    assert checkout.call("pass")[0] == NO_WORKER
-
-
-def test_torch_is_there_before_the_cell_but_neither_cuda_nor_the_projects_code(checkout):
-    set_constants(checkout.root / "pipeline")  # as it is
-    code = (
-        "import sys; torch = sys.modules['torch']\n"
-        "print(torch.cuda.is_initialized(), sorted(name for name in sys.modules if name.startswith('pipeline')))"
-    )
-    assert checkout.call(code)[1] == "False ['pipeline', 'pipeline.cli']\n"
-
-
-def test_the_compiler_is_there_before_the_cell_without_threads_or_processes_and_out_of_the_collectors_way(checkout):
+def test_torch_and_its_compiler_are_there_before_the_cell_and_neither_cuda_nor_threads_nor_the_projects_code(checkout):
     set_constants(checkout.root / "pipeline")  # as it is
     code = (
         "import gc, os, psutil, sys\n"
-        "inductor = sys.modules['torch._inductor.config']\n"
+        "torch, inductor = sys.modules['torch'], sys.modules['torch._inductor.config']\n"
         "worker = psutil.Process(os.getppid())\n"
+        "print(torch.cuda.is_initialized(), sorted(name for name in sys.modules if name.startswith('pipeline')))\n"
         "print(inductor.compile_threads, worker.children() == [psutil.Process()], worker.num_threads())\n"
-        "print(gc.get_freeze_count() > 100_000, len(gc.get_objects()) < 10_000)"
+        "print(gc.get_freeze_count() > 100_000, len(gc.get_objects()) < 10_000)"  # out of the collector's way
     )
-    assert checkout.call(code)[1] == "1 True 1\nTrue True\n"
+    assert checkout.call(code)[1] == "False ['pipeline', 'pipeline.cli']\n1 True 1\nTrue True\n"

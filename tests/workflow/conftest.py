@@ -20,13 +20,20 @@ from pipeline.cells import orphans, sources
 from pipeline.cells.quiet_host import RUN_VARIABLE
 
 ROOT = Path(__file__).parents[2]
-CONFIG = "{scale: two_cells, measure: true, overrides: {}}"
+CONFIG = "{scale: few, measure: true, overrides: {}}"
 SCALE = """\
 stages:
   timing:
     settings: {max_steps: 10, budget_s: 1, threads: 1}
     grids: [{size: [tiny], context_length: [16], precision: [fp32, bf16]}]
+  flash:
+    settings: {threads: 1, max_samples: 3, min_samples: 3, budget_s: 0.1}
+    grids: [{dtype: [fp32], head_dim: [16], seq_len: [32]}]
+  accounting: {grids: [{question: [mesh]}]}
 """
+
+
+PAGES = ("reports/writeup.md", "reports/baselines.md")
 
 
 @dataclass
@@ -77,14 +84,15 @@ def copied_project(root, scale):
     for folder in ("src", "workflow", "config"):
         shutil.copytree(ROOT / folder, root / folder, ignore=skip)
     (root / "config/config.yaml").write_text(CONFIG)
-    (root / "config/scales/two_cells.yaml").write_text(scale)
+    (root / "config/scales/few.yaml").write_text(scale)
     return Project(root)
 
 
 @pytest.fixture(scope="session")
 def measured(tmp_path_factory):
+    """The project after a run of two cells of timing, one of flash and one of accounting, left as it is."""
     project = copied_project(tmp_path_factory.mktemp("project"), SCALE)
-    code, output = project.snakemake("--cores", "1", "--resources", "gpu=8", "reports/writeup.md")
+    code, output = project.snakemake("--cores", "1", "--resources", "gpu=8", *PAGES)
     assert code == 0, output
     return project
 
@@ -111,17 +119,17 @@ class _Counts(logging.Handler):
 
     def emit(self, record):
         if getattr(record, "event", None) == LogEvent.RUN_INFO:
-            self.by_rule = {rule: count for rule, count in record.stats.items() if rule != "total"}
+            self.by_rule = {rule: count for rule, count in record.stats.items() if rule not in ("total", "all")}
 
 
 @pytest.fixture
 def plan(monkeypatch):
     """Return what plans a run of a project in this process, a tenth of the time of one's own: the counts by rule.
 
-    The project's files are read, but the workflow's code is this checkout's.
+    The project's files are read, but the workflow's code is this checkout's. `folder`: where `--directory` would be.
     """
 
-    def planned(project, *targets, **config):
+    def planned(project, *targets, folder=None, configfiles=(), **config):
         counts = _Counts()
         with monkeypatch.context() as patch:
             patch.setattr(sources, "SOURCES", project.root / "src")
@@ -131,9 +139,9 @@ def plan(monkeypatch):
             with SnakemakeApi(OutputSettings(quiet={Quietness.ALL}, dryrun=True)) as snakemake:
                 workflow = snakemake.workflow(
                     ResourceSettings(cores=1),
-                    ConfigSettings(config=config),
+                    ConfigSettings(config=config, configfiles=configfiles),
                     snakefile=project.root / "workflow/Snakefile",
-                    workdir=project.root,
+                    workdir=folder or project.root,
                 )
                 dag = workflow.dag(DAGSettings(targets=frozenset(targets), rerun_triggers={RerunTrigger.MTIME}))
                 logger.addHandler(counts)

@@ -1,7 +1,6 @@
 """What an edit makes again: counts of the jobs that a dry run plans, over one small run of three stages."""
 
 import contextlib
-import json
 import shutil
 from dataclasses import replace
 
@@ -10,27 +9,9 @@ import pytest
 from pipeline.cells import freshness
 from pipeline.instruments.machine import identity
 
+from .conftest import PAGES
+
 pytestmark = pytest.mark.workflow
-
-PAGES = ("reports/writeup.md", "reports/baselines.md")
-CELLS = {
-    "flash": {
-        "settings": {"threads": 1, "max_samples": 3, "min_samples": 3, "budget_s": 0.1},
-        "grids": [{"dtype": ["fp32"], "head_dim": [16], "seq_len": [32]}],
-    },
-    "accounting": {"grids": [{"question": ["mesh"]}]},
-}
-
-
-@pytest.fixture(scope="module")
-def run(measured, tmp_path_factory):
-    """A run of two cells of timing, one of flash and one of accounting, which tests leave as it is."""
-    root = tmp_path_factory.mktemp("three_stages") / "project"
-    shutil.copytree(measured.root, root)
-    project = replace(measured, root=root)
-    code, output = project.snakemake(*PAGES, "--config", f"overrides={json.dumps(CELLS)}")
-    assert code == 0, output
-    return project
 
 
 @contextlib.contextmanager
@@ -76,77 +57,71 @@ EDITS = {
 }
 
 
-def without_all(counts):
-    return {rule: count for rule, count in counts.items() if rule != "all"}
-
-
 @pytest.mark.parametrize("what", EDITS)
-def test_an_edit_makes_again_what_depends_on_it_and_nothing_else(run, plan, what):
+def test_an_edit_makes_again_what_depends_on_it_and_nothing_else(measured, plan, what):
     path, old, new, expected = EDITS[what]
-    with edited(run, f"src/pipeline/{path}", old, new):
-        assert without_all(plan(run, overrides=CELLS)) == expected
+    with edited(measured, f"src/pipeline/{path}", old, new):
+        assert plan(measured) == expected
 
 
-def test_others_figures_make_their_own_page_again(run, plan):
-    with edited(run, "src/pipeline/report/published/flash.csv", "424.439", "424.438"):
-        assert plan(run, *PAGES, overrides=CELLS) == {"baselines": 1}
+def test_others_figures_make_their_own_page_again(measured, plan):
+    with edited(measured, "src/pipeline/report/published/flash.csv", "424.439", "424.438"):
+        assert plan(measured, *PAGES) == {"baselines": 1}
 
 
-def test_without_snakemakes_memory_the_same_is_fresh_and_the_same_stale(run, plan, tmp_path):
-    copy = replace(run, root=tmp_path / "copy")
-    shutil.copytree(run.root, copy.root)
+def test_without_snakemakes_memory_the_same_is_fresh_and_the_same_stale(measured, plan, tmp_path):
+    copy = replace(measured, root=tmp_path / "copy")
+    shutil.copytree(measured.root, copy.root)
     shutil.rmtree(copy.root / ".snakemake")
-    assert plan(copy, overrides=CELLS) == {}
+    assert plan(copy) == {}
     for what in ("a kernel", "the tabulator", "a template"):
         path, old, new, expected = EDITS[what]
         with edited(copy, f"src/pipeline/{path}", old, new):
-            assert without_all(plan(copy, overrides=CELLS)) == expected
+            assert plan(copy) == expected
 
 
-def test_results_copied_to_another_checkout_are_not_measured_again(run, plan, tmp_path):
-    copy = replace(run, root=tmp_path / "copy")
+def test_results_copied_to_another_checkout_are_not_measured_again(measured, plan, tmp_path):
+    copy = replace(measured, root=tmp_path / "copy")
     for folder in ("src", "workflow", "config"):
-        shutil.copytree(run.root / folder, copy.root / folder, copy_function=shutil.copy)  # as new as a clone's
-    shutil.copytree(run.root / "results", copy.root / "results")
-    assert set(without_all(plan(copy, overrides=CELLS))) == {
-        *("section_timing", "section_flash", "section_accounting", "writeup")
-    }
+        shutil.copytree(measured.root / folder, copy.root / folder, copy_function=shutil.copy)  # as new as a clone's
+    shutil.copytree(measured.root / "results", copy.root / "results")
+    assert set(plan(copy)) == {*("section_timing", "section_flash", "section_accounting", "writeup")}
 
 
-def test_a_record_is_a_target_by_itself(run, plan):
-    record_path = str(run.records()[0].relative_to(run.root))
-    assert plan(run, record_path) == {}
-    with edited(run, "src/pipeline/model/transformer.py", "10_000.0", "20_000.0"):
-        assert plan(run, record_path) == {"measure_timing": 1}
+def test_a_record_is_a_target_by_itself(measured, plan):
+    record_path = str(measured.records()[0].relative_to(measured.root))
+    assert plan(measured, record_path) == {}
+    with edited(measured, "src/pipeline/model/transformer.py", "10_000.0", "20_000.0"):
+        assert plan(measured, record_path) == {"measure_timing": 1}
 
 
-def test_an_error_while_freshness_is_told_ends_the_run(run, plan, monkeypatch, capfd):
+def test_an_error_while_freshness_is_told_ends_the_run(measured, plan, monkeypatch, capfd):
     def fail(*_):
         raise RuntimeError("nobody can tell")
 
     monkeypatch.setattr(freshness, "why_stale", fail)
     with pytest.raises(SystemExit):
-        plan(run, overrides=CELLS)
+        plan(measured)
     assert "nobody can tell" in capfd.readouterr().err
 
 
-def test_a_changed_setting_measures_again(run, plan):
-    counts = plan(run, overrides={**CELLS, "timing": {"settings": {"vocab_size": 200}}})
-    assert without_all(counts) == measured_again(timing=2)
+def test_a_changed_setting_measures_again(measured, plan):
+    counts = plan(measured, overrides={"timing": {"settings": {"vocab_size": 200}}})
+    assert counts == measured_again(timing=2)
 
 
-def test_a_new_cell_leaves_the_others_alone(run, plan):
+def test_a_new_cell_leaves_the_others_alone(measured, plan):
     grid = {"grids": [{"size": ["tiny"], "context_length": [16, 17], "precision": ["fp32", "bf16"]}]}
-    assert without_all(plan(run, overrides={**CELLS, "timing": grid})) == measured_again(timing=2)
+    assert plan(measured, overrides={"timing": grid}) == measured_again(timing=2)
 
 
-def test_a_cell_less_makes_its_table_again(run, plan):
+def test_a_cell_less_makes_its_table_again(measured, plan):
     grid = {"grids": [{"size": ["tiny"], "context_length": [16], "precision": ["fp32"]}]}
-    counts = without_all(plan(run, overrides={**CELLS, "timing": grid}))
+    counts = plan(measured, overrides={"timing": grid})
     assert counts == {"tabulate_cells": 1, "section_timing": 1, "writeup": 1}
 
 
-def test_another_version_of_torch_measures_again(run, plan, monkeypatch):
+def test_another_version_of_torch_measures_again(measured, plan, monkeypatch):
     versions = {**identity.software_versions(), "torch": "99.0"}
     monkeypatch.setattr(identity, "software_versions", lambda: versions)
-    assert without_all(plan(run, overrides=CELLS)) == ALL
+    assert plan(measured) == ALL

@@ -24,65 +24,43 @@ def wait_until(condition, seconds=60.0):
         time.sleep(0.1)
 
 
-def test_the_one_command_writes_it_all_up(measured):
+def test_the_one_command_writes_it_all_up_and_a_second_run_does_nothing(measured, plan):
     text = (measured.root / "reports/writeup.md").read_text()
-    assert "2 cells, each a setting measured in a process of its own, at scale `two_cells`" in text
-    assert "at scale <code>two_cells</code>" in (measured.root / "reports/report.html").read_text()
-    assert json.loads((measured.root / "reports/summary.json").read_text())["scale"] == "two_cells"
-    assert sorted(path.name for path in (measured.root / "results/timing").glob("*.csv")) == [
-        "bf16.csv",
-        "cells.csv",
-        "fp32.csv",
-    ]
+    assert "4 cells, each a setting measured in a process of its own, at scale `few`" in text
+    assert "at scale <code>few</code>" in (measured.root / "reports/report.html").read_text()
+    assert json.loads((measured.root / "reports/summary.json").read_text())["scale"] == "few"
+    tables = sorted(path.name for path in (measured.root / "results/timing").glob("*.csv"))
+    assert tables == ["bf16.csv", "cells.csv", "fp32.csv"]
     for figure in [line.split("](")[1].split(")")[0] for line in text.splitlines() if line.startswith("![")]:
         assert (measured.root / "reports" / figure).is_file()
+    assert plan(measured, "reports/writeup.md") == {}
 
 
-def test_a_second_run_does_nothing(measured):
-    code, output = measured.snakemake("reports/writeup.md")
-    assert code == 0
-    assert "Nothing to be done" in output
-
-
-def test_a_first_run_forces_nothing(measured, tmp_path):
-    code, output = measured.snakemake("--directory", str(tmp_path), "--dry-run")
-    assert code == 0, output
-    assert ".snakemake/changed" not in output
-    assert "output files have to be generated" in output
-
-
-def test_a_quiet_dry_run_is_the_cells_of_each_stage_and_their_time(measured, tmp_path):
+def test_a_first_run_forces_nothing_and_quiet_and_dry_is_the_cells_of_each_stage_and_their_time(measured, tmp_path):
     code, output = measured.snakemake("--directory", str(tmp_path), "--dry-run", "--quiet")
     assert code == 0
-    _using, header, timing, to_do = output.splitlines()
+    assert not (tmp_path / ".snakemake/changed").exists()
+    _using, header, *stages, to_do = output.splitlines()
     assert header.split() == ["stage", "cells", "about"]
-    assert timing.split()[:2] == ["timing", "2"]
-    assert to_do.startswith("To do: 2 cells, 3 tables, 1 section, 1 write-up, about ")
+    assert {tuple(line.split()[:2]) for line in stages} == {("timing", "2"), ("flash", "1"), ("accounting", "1")}
+    assert to_do.startswith("To do: 4 cells, 7 tables, 3 sections, 1 write-up, about ")
 
 
-def remove(path):
+SECTION = {"section_timing", "writeup"}
+FILES = {
+    "results/timing/bf16.csv": {"tabulate_timing", "writeup"},
+    "results/timing/cells.csv": {"tabulate_cells", "writeup"},
+    "reports/sections/timing.md": SECTION,
+    "reports/figures/timing/achieved.svg": SECTION,
+    "reports/sections/timing.html.json": SECTION,
+    "reports/writeup.md": {"writeup"},
+    "reports/report.html": {"writeup"},
+    "reports/summary.json": {"writeup"},
+}
+
+
+def lose(path):
     shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-@pytest.mark.parametrize(
-    ("lost", "rules"),
-    [
-        ("results/timing/cells/precision=bf16", {"measure_timing", "tabulate_timing", "section_timing"}),
-        ("results/timing/bf16.csv", {"tabulate_timing"}),
-        ("results/timing/cells.csv", {"tabulate_cells"}),
-        ("reports/sections/timing.md", {"section_timing"}),
-        ("reports/figures/timing", {"section_timing"}),
-        ("reports/sections/timing.html.json", {"section_timing"}),
-        ("reports/report.html", set()),
-        ("reports/summary.json", set()),
-    ],
-)
-def test_what_is_lost_is_made_again_with_all_that_is_made_of_it(project, plan, lost, rules):
-    remove(project.root / lost)
-    planned = plan(project, "reports/writeup.md")
-    assert rules | {"writeup"} <= set(planned)
-    assert planned.get("measure_timing", 0) == ("measure_timing" in rules)
-    assert plan(project, measure=False).get("measure_timing", 0) == 0
 
 
 def damage(path):
@@ -95,42 +73,28 @@ def empty_but_keep_its_time(path):
     os.utime(path, ns=(file.st_atime_ns, file.st_mtime_ns))
 
 
-@pytest.mark.parametrize("spoil", [damage, empty_but_keep_its_time])
-@pytest.mark.parametrize(
-    ("spoilt", "rules"),
-    [
-        ("results/timing/bf16.csv", {"tabulate_timing", "writeup"}),
-        ("results/timing/cells.csv", {"tabulate_cells", "writeup"}),
-        ("reports/figures/timing/achieved.svg", {"section_timing", "writeup"}),
-        ("reports/sections/timing.html.json", {"section_timing", "writeup"}),
-        ("reports/writeup.md", {"writeup"}),
-        ("reports/summary.json", {"writeup"}),
-    ],
-)
-def test_what_was_changed_after_it_was_made_is_made_again(project, plan, spoil, spoilt, rules):
-    spoil(project.root / spoilt)
-    assert set(plan(project, "reports/writeup.md")) == rules
+@pytest.mark.parametrize("spoil", [lose, damage, empty_but_keep_its_time])
+def test_what_is_lost_or_changed_after_it_was_made_is_made_again_with_all_that_is_made_of_it(project, plan, spoil):
+    for spoilt, rules in FILES.items():
+        before = (project.root / spoilt).read_bytes(), (project.root / spoilt).stat()
+        spoil(project.root / spoilt)
+        planned = set(plan(project, "reports/writeup.md"))
+        assert rules <= planned <= rules | SECTION, spoilt
+        (project.root / spoilt).write_bytes(before[0])
+        os.utime(project.root / spoilt, ns=(before[1].st_atime_ns, before[1].st_mtime_ns))
 
 
-def test_a_recipe_that_is_no_text_is_no_recipe(project, plan):
+def test_lost_or_emptied_records_are_measured_again_unless_nothing_is_to_be_and_a_recipe_that_is_no_text_is_none(
+    project, plan
+):
     (project.root / "results/timing/.bf16.csv.recipe").write_bytes(b"\xff\xfe")
-    assert "tabulate_timing" in plan(project, "results/timing/bf16.csv")
-
-
-def test_an_emptied_record_is_measured_again(project, plan):
-    project.records()[0].write_text("")
+    assert plan(project, "results/timing/bf16.csv") == {"tabulate_timing": 1}
+    first, second = project.records()
+    lose(second.parents[1])
     assert plan(project, "reports/writeup.md")["measure_timing"] == 1
-
-
-def test_one_figure_that_is_lost_is_drawn_again_and_nothing_else(project, plan):
-    figures = sorted((project.root / "reports/figures/timing").glob("*.svg"))
-    figures[0].unlink()
-    assert plan(project, "reports/sections/timing.md") == {"section_timing": 1}
-    code, output = project.snakemake()
-    assert code == 0, output
-    assert sorted((project.root / "reports/figures/timing").glob("*.svg")) == figures
-    assert re.findall(r"left\] (.+)", output) == ["section timing", "write-up"]
-    assert plan(project) == {}
+    assert "measure_timing" not in plan(project, measure=False)
+    first.write_text("")
+    assert plan(project, "reports/writeup.md")["measure_timing"] == 2
 
 
 @pytest.mark.usefixtures("without_worker")
@@ -148,16 +112,15 @@ def test_a_lost_record_is_measured_again_once(project):
     assert project.planned() == {}
 
 
-@pytest.mark.usefixtures("without_worker")
-def test_a_cells_files_are_where_its_rule_says_whichever_stage_comes_last(project):
-    after = "accounting: {grids: [{question: [fsdp]}]}"
-    quick = "settings: {threads: 1, budget_s: 0.1}, grids: [{size: [tiny], context_length: [16], mode: [inference]}]"
+def test_a_cells_files_are_where_its_rule_says_whichever_stage_comes_last(measured):
     cell = Cell(size="tiny", context_length=16, mode="inference")
     record = layout.record_path(Path("results"), "memory", cell)
-    code, output = project.snakemake(str(record), "--config", f"overrides={{memory: {{{quick}}}, {after}}}")
+    grid = "grids: [{size: [tiny], context_length: [16], mode: [inference]}]"
+    code, output = measured.snakemake(
+        str(record), "-n", "-p", "--verbose", "--config", f"overrides={{memory: {{{grid}}}}}"
+    )
     assert code == 0, output
-    kept = project.root / str(record.with_suffix("")).replace("cells", "files")
-    assert (kept / "snapshot.pickle").is_file()
+    assert f"--files={str(record.with_suffix('')).replace('cells', 'files')}" in output
 
 
 @pytest.mark.slow

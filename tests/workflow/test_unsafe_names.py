@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 
 import pytest
 
@@ -55,12 +54,12 @@ def test_every_word_that_a_rule_gives_the_shell_is_quoted(measured):
     assert {word for word in words if not word.endswith(":q}")} == {"{resources.gpu}", "{params.recipe}", "{DISK_FULL}"}
 
 
-def test_a_checkout_and_a_folder_of_results_may_have_a_space_and_quotes_in_their_names(project):
+@pytest.mark.usefixtures("without_worker")
+def test_a_checkout_and_a_folder_to_measure_into_may_have_a_space_and_quotes_in_their_names(project):
     project.root = project.root.rename(project.root.with_name("it's a project"))
-    folder = project.root / 'my run\'s "$(touch PWNED)"'
-    shutil.copytree(project.root / "results/timing/cells", folder / "results/timing/cells")
-    target = "results/timing/fp32.csv"
-    code, output = project.snakemake("--directory", folder.name, "--config", "measure=false", "--", target)
+    folder, table = project.root / 'my run\'s "$(touch PWNED)"', "results/accounting/fsdp.csv"
+    formulas = "overrides={accounting: {grids: [{question: [fsdp]}]}}"
+    code, output = project.snakemake("--directory", folder.name, table, "--config", formulas)
     assert code == 0, output
-    assert (folder / target).is_file()
+    assert (folder / table).is_file()
     assert not made_by_a_shell(project)

@@ -31,12 +31,17 @@ class TimedRow(Row):
 
     @classmethod
     def derive(cls, reading: Reading) -> dict[str, Any]:
-        """Return the summary of the samples, and the outcome `unstable` where their median cannot be trusted."""
+        """Return the summary of the samples, the outcome `unstable` where their median cannot be trusted, and more."""
         if not reading.row.get("samples_ms"):
             return {}
-        why = cls.why_unstable(reading)
+        found, why = summarise(reading.row["samples_ms"]), cls.why_unstable(reading)
         outcome = {"status": "unstable", "reason": "; ".join([*filter(None, [reading.row.get("reason"), why])])}
-        return {**summarise(reading.row["samples_ms"]), **(outcome if why else {})}
+        return {**found, **(outcome if why else {}), **cls.timed_columns(reading, found["median_ms"])}
+
+    @classmethod
+    def timed_columns(cls, reading: Reading, median_ms: float) -> dict[str, Any]:
+        """Return what else follows of a row that has a time: rates, for one."""
+        return {}
 
     @classmethod
     def why_unstable(cls, reading: Reading) -> str | None:
@@ -84,12 +89,11 @@ class GpuStepRow(GpuTimedRow):
     )
 
     @classmethod
-    def derive(cls, reading: Reading) -> dict[str, Any]:
-        """Add what the GPU's idle time and energy say of the step."""
-        found = super().derive(reading)
+    def timed_columns(cls, reading: Reading, median_ms: float) -> dict[str, Any]:
+        """Return what the GPU's idle time and energy say of the step."""
         energy_j = reading.row.get("energy_j")
         per_energy = {"tokens_per_j": cls.tokens_a_step(reading) / energy_j} if energy_j else {}
-        return found | idle_columns(reading.row, found.get("median_ms")) | per_energy
+        return idle_columns(reading.row, median_ms) | per_energy
 
     @classmethod
     def tokens_a_step(cls, reading: Reading) -> int:
@@ -97,10 +101,10 @@ class GpuStepRow(GpuTimedRow):
         raise NotImplementedError
 
 
-def idle_columns(row: Mapping[str, Any], wall_ms: float | None) -> dict[str, Any]:
+def idle_columns(row: Mapping[str, Any], wall_ms: float) -> dict[str, Any]:
     """Return the share of a step's wall time in which the GPU did nothing, and what the step waits for."""
     busy_ms = row.get("gpu_busy_ms")
-    if busy_ms is None or not wall_ms:
+    if busy_ms is None:
         return {}
     idle_pct = 100 * max(0.0, wall_ms - busy_ms) / wall_ms
     if idle_pct >= 100 * HOST_LIMIT:
@@ -121,10 +125,9 @@ class RanksStepRow(GpuStepRow):
     tokens: int = derived("tokens per step over all ranks: batch size times context length times ranks", minimum=1)
 
     @classmethod
-    def derive(cls, reading: Reading) -> dict[str, Any]:
+    def timed_columns(cls, reading: Reading, median_ms: float) -> dict[str, Any]:
         """Add the tokens of a step."""
-        found = super().derive(reading)
-        return found | {"tokens": cls.tokens_a_step(reading)} if "median_ms" in found else found
+        return super().timed_columns(reading, median_ms) | {"tokens": cls.tokens_a_step(reading)}
 
     @classmethod
     def tokens_a_step(cls, reading: Reading) -> int:

@@ -1,3 +1,4 @@
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -13,60 +14,48 @@ THREE = StopRule(min_samples=3, max_samples=3, rel_error=0.0, budget_s=60)
 KIB, MIB = 2**10, 2**20
 
 
-def test_a_product_counts_a_multiplication_and_an_addition():
-    assert Ceiling("matmul", 1000, "bf16").tflops_per_s(time_ms=2.0) == pytest.approx(1.0)
-
-
 @pytest.mark.parametrize(
     ("kind", "gb_per_s"), [("copy", 2.0), ("l2_copy", 2.0), ("reduction", 1.0), ("to_device", 1.0), ("launch", 0.0)]
 )
-def test_a_copy_within_a_memory_counts_twice(kind, gb_per_s):
+def test_a_copy_within_a_memory_counts_twice_and_a_product_has_two_operations(kind, gb_per_s):
     assert Ceiling(kind, 10**6).gb_per_s(time_ms=1.0) == pytest.approx(gb_per_s)
+    assert Ceiling("matmul", 1000, "bf16").tflops_per_s(time_ms=2.0) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(
     ("ceiling", "lack"),
     [
-        (Ceiling("matmul", 64, "fp32"), None),
-        (Ceiling("matmul", 64, "bf16"), None),
-        (Ceiling("matmul", 64, "fp8"), "fp8 needs a GPU"),
-        (Ceiling("matmul", 64, "tf32"), "tf32 needs a GPU"),
-        (Ceiling("l2_copy", KIB), "l2_copy needs a GPU"),
-        (Ceiling("to_host", KIB), "to_host needs a GPU"),
-        (Ceiling("launch", 4), "launch needs a GPU"),
+        *((Ceiling("matmul", 64, dtype), None) for dtype in ("fp32", "bf16")),
+        *((Ceiling("matmul", 64, dtype), f"{dtype} needs a GPU") for dtype in ("fp8", "tf32", "fp16")),
+        *((Ceiling(kind, KIB), f"{kind} needs a GPU") for kind in ("l2_copy", "to_host", "launch")),
     ],
 )
-def test_a_cpu_lacks_what_only_a_gpu_has(ceiling, lack):
+def test_a_cpu_lacks_what_only_a_gpu_has_and_that_is_skipped(ceiling, lack):
     assert missing(ceiling, CPU) == lack
+    with pytest.raises(Skipped, match=lack) if lack else nullcontext():
+        measure_ceiling(ceiling, CPU, THREE)
 
 
 @pytest.mark.parametrize(
-    ("dtype", "capability", "lack"),
-    [("fp8", (8, 0), "fp8 needs a GPU of compute capability 8.9"), ("fp8", (9, 0), None), ("fp16", (7, 0), None)],
+    ("ceiling", "capability", "lack"),
+    [
+        (Ceiling("matmul", 64, "fp8"), (8, 0), "fp8 needs a GPU of compute capability 8.9"),
+        (Ceiling("matmul", 64, "fp8"), (9, 0), None),
+        (Ceiling("matmul", 64, "fp16"), (7, 0), None),
+        (Ceiling("to_peer", KIB), (9, 0), "to_peer needs two GPUs"),
+    ],
 )
-def test_an_older_gpu_lacks_what_came_later(monkeypatch, dtype, capability, lack):
+def test_an_older_gpu_lacks_what_came_later_and_a_single_one_a_peer(monkeypatch, ceiling, capability, lack):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
-    assert missing(Ceiling("matmul", 64, dtype), CUDA) == lack
-
-
-def test_one_gpu_has_no_peer(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    assert missing(Ceiling("to_peer", KIB), CUDA) == "to_peer needs two GPUs"
-
-
-def test_what_is_missing_is_skipped_with_its_reason():
-    with pytest.raises(Skipped, match="fp8 needs a GPU"):
-        measure_ceiling(Ceiling("matmul", 64, "fp8"), CPU, THREE)
+    assert missing(ceiling, CUDA) == lack
 
 
 @pytest.mark.parametrize(
     "ceiling",
     [
-        Ceiling("matmul", 64, "fp32"),
-        Ceiling("matmul", 64, "bf16"),
-        Ceiling("copy", MIB),
-        Ceiling("reduction", MIB),
-        Ceiling("operator", 4),
+        *(Ceiling("matmul", 64, dtype) for dtype in ("fp32", "bf16")),
+        *(Ceiling("copy", MIB), Ceiling("reduction", MIB), Ceiling("operator", 4)),
     ],
     ids=str,
 )
@@ -88,19 +77,13 @@ def test_an_operator_among_many_costs_its_share(monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize(
     "ceiling",
     [
         *(Ceiling("matmul", 4096, dtype) for dtype in ceilings.DTYPES),
-        Ceiling("copy", 1024 * MIB),
-        Ceiling("reduction", 1024 * MIB),
-        Ceiling("l2_copy", 8 * MIB),
-        Ceiling("to_device", 256 * MIB),
-        Ceiling("to_host", 256 * MIB),
-        Ceiling("to_peer", 256 * MIB),
-        Ceiling("launch", 4),
-        Ceiling("operator", 4),
+        *(Ceiling(kind, 1024 * MIB) for kind in ("copy", "reduction")),
+        *(Ceiling(kind, 256 * MIB) for kind in ("to_device", "to_host", "to_peer")),
+        *(Ceiling("l2_copy", 8 * MIB), Ceiling("launch", 4), Ceiling("operator", 4)),
     ],
     ids=str,
 )

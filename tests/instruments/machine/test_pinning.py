@@ -12,20 +12,17 @@ from pipeline.instruments.machine.pinning import core_for, divide_cores, in_orde
 CUDA = torch.device("cuda")
 
 
-def test_each_rank_has_a_core_of_its_own_in_order_of_use():
-    assert divide_cores([3, 1, 2], [], 2) == [3, 1]
-
-
-def test_where_there_are_fewer_cores_than_ranks_none_is_pinned():
-    assert divide_cores([1], [], 2) == [None, None]
-
-
-def test_ranks_get_cores_near_their_gpus():
-    assert divide_cores([1, 2, 3, 4, 0], [{3, 4}, {0, 1, 2}], 2) == [3, 1]
-
-
-def test_where_the_near_cores_are_used_up_others_serve():
-    assert divide_cores([1, 2, 3], [{3}, {3}, {3}], 3) == [3, 1, 2]
+@pytest.mark.parametrize(
+    ("cores", "near", "ranks", "divided"),
+    [
+        ([3, 1, 2], [], 2, [3, 1]),  # in order of use
+        ([1], [], 2, [None, None]),  # there are fewer than ranks
+        ([1, 2, 3, 4, 0], [{3, 4}, {0, 1, 2}], 2, [3, 1]),  # near their GPUs
+        ([1, 2, 3], [{3}, {3}, {3}], 3, [3, 1, 2]),  # the near ones are used up
+    ],
+)
+def test_each_rank_has_a_core_of_its_own_near_its_gpu_in_order_of_use(cores, near, ranks, divided):
+    assert divide_cores(cores, near, ranks) == divided
 
 
 def test_second_threads_come_last_and_low_numbers_late(tmp_path):
@@ -35,10 +32,7 @@ def test_second_threads_come_last_and_low_numbers_late(tmp_path):
         (folder / "thread_siblings_list").write_text(f"{core % 3},{core % 3 + 3}\n")
     assert in_order_of_use({0, 1, 2, 3, 4, 5}, tmp_path) == [2, 1, 0, 5, 4, 3]
     assert in_order_of_use({1, 4, 5}, tmp_path) == [5, 1, 4]
-
-
-def test_where_the_topology_is_hidden_each_core_counts(tmp_path):
-    assert in_order_of_use({0, 3, 2}, tmp_path) == [3, 2, 0]
+    assert in_order_of_use({0, 3, 2}, tmp_path / "hidden") == [3, 2, 0]
 
 
 def test_the_driver_tells_near_cores_as_bits(monkeypatch):
@@ -131,7 +125,6 @@ def test_a_system_that_forbids_it_leaves_all_as_it_was(autograd_thread, monkeypa
 
 
 @pytest.mark.gpu(shared=True)
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_backward_runs_on_the_core_of_its_caller():
     found = []
     leaf = torch.ones(4, device="cuda", requires_grad=True)

@@ -51,57 +51,39 @@ def machine(monkeypatch):
     return install
 
 
-def test_energy_is_that_of_a_step_over_all_gpus(machine):
+@pytest.mark.parametrize(("rank", "seconds", "energy_j"), [(None, 2.0, 180.0), (1, 2.0, 60.0), (None, 0.9, None)])
+def test_energy_is_that_of_a_step_over_all_gpus_or_a_ranks_own_and_of_a_second_or_more(
+    machine, rank, seconds, energy_j
+):
     found = machine(600, 300)
     found.now_s = 5.0
-    watch = PowerWatch()
-    found.now_s = 7.0
-    assert watch.over(steps=10).energy_j == pytest.approx(180.0)
-
-
-def test_a_rank_watches_its_own_gpu(machine):
-    found = machine(600, 300)
-    watch = PowerWatch(1)
-    found.now_s = 2.0
-    assert watch.over(steps=10).energy_j == pytest.approx(60.0)
-
-
-def test_less_than_a_second_says_nothing_of_energy(machine):
-    found = machine(600)
-    watch = PowerWatch()
-    found.now_s = 0.9
-    assert watch.over(steps=10).energy_j is None
+    watch = PowerWatch(rank)
+    found.now_s += seconds
+    assert watch.over(steps=10).energy_j == (energy_j and pytest.approx(energy_j))
 
 
 def test_the_clock_is_the_mean_over_the_stretch_of_the_slowest_gpu(machine):
     found = machine(600, 600)
     watch = PowerWatch()
-    for clock_mhz in (1900, 1500):
+    for found.clock_mhz in (1900, 1500):
         found.now_s += 1.0
-        found.clock_mhz = clock_mhz
         watch.poll()
     found.clock_mhz = 1400
     assert watch.over(steps=2).sm_clock_mhz == pytest.approx(1600 - 1)
 
 
-def test_a_throttle_that_ended_is_seen_and_a_power_cap_is_no_slowdown(machine):
+@pytest.mark.parametrize(
+    ("reasons", "capped", "slowdowns"),
+    [((CAPPED, BRAKE, 0), True, ("hw_power_brake",)), ((pynvml.nvmlClocksEventReasonGpuIdle,), False, ())],
+)
+def test_a_throttle_that_ended_is_seen_and_a_power_cap_is_no_slowdown(machine, reasons, capped, slowdowns):
     found = machine(600)
     watch = PowerWatch()
-    for reasons in (CAPPED, BRAKE, 0):
+    for found.reasons in reasons:
         found.now_s += 1.0
-        found.reasons = reasons
         watch.poll()
     seen = watch.over(steps=3)
-    assert seen.power_capped is True
-    assert seen.slowdowns == ("hw_power_brake",)
-
-
-def test_what_was_never_capped_is_not(machine):
-    found = machine(600)
-    watch = PowerWatch()
-    found.reasons = pynvml.nvmlClocksEventReasonGpuIdle
-    assert watch.over(steps=1).power_capped is False
-    assert watch.over(steps=1).slowdowns == ()
+    assert (seen.power_capped, seen.slowdowns) == (capped, slowdowns)
 
 
 @pytest.mark.parametrize(("capped_s", "capped"), [(0.0, False), (0.01, False), (0.05, True)])
@@ -123,17 +105,10 @@ def test_short_steps_are_not_held_up_by_readings(machine):
     assert found.readings <= 10
 
 
-def test_what_nvml_does_not_tell_is_none(machine):
-    found = machine(600)
+@pytest.mark.parametrize("watts", [(600,), ()])
+def test_without_gpus_or_answers_there_is_nothing_to_tell(machine, watts):
+    found = machine(*watts)
     found.supported = False
-    watch = PowerWatch()
-    found.now_s = 2.0
-    watch.poll()
-    assert watch.over(steps=2) == Power()
-
-
-def test_without_gpus_there_is_nothing_to_tell(machine):
-    found = machine()
     watch = PowerWatch()
     found.now_s = 2.0
     watch.poll()
@@ -148,7 +123,6 @@ def test_stretches_pool_to_their_mean_and_all_their_reasons():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_products_draw_more_than_an_idle_gpu_and_no_more_than_the_limit():
     device, x = torch.device("cuda"), torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
 

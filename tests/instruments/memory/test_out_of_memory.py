@@ -33,10 +33,6 @@ def test_a_kernel_out_of_shared_memory_is_not_out_of_memory():
     assert not is_out_of_memory(RuntimeError("out of resource: shared memory, Required: 98304"))
 
 
-def test_a_value_comes_back_without_a_reason():
-    assert attempt(lambda x: x + 1, 2) == (3, None)
-
-
 def test_what_the_failed_call_held_is_gone_when_the_reason_comes_back():
     held = []
 

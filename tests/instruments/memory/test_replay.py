@@ -22,21 +22,23 @@ def totals(events):
     return list(timeline(allocations, dict.fromkeys(allocations, "all"), len(events)).total_bytes)
 
 
-def test_active_memory_is_what_is_allocated_and_not_yet_released():
-    events = [alloc(1, 100), alloc(2, 10), free(1, 100), alloc(3, 5), free(3, 5), free(2, 10)]
-    assert totals(events) == [0, 100, 110, 10, 15, 10, 0]
-
-
-def test_an_address_used_again_is_another_allocation():
-    events = [alloc(1, 100), free(1, 100), alloc(1, 40)]
-    assert totals(events) == [0, 100, 0, 40]
-    assert [(made.size_bytes, made.start, made.end) for made in replay(events)] == [(100, 0, 1), (40, 2, 3)]
-
-
-def test_memory_from_before_the_recording_is_a_base():
-    events = [alloc(2, 10), free(1, 70), free(2, 10)]
-    assert totals(events) == [70, 80, 10, 0]
-    assert replay(events)[0].start == BEFORE
+@pytest.mark.parametrize(
+    ("events", "active", "spans"),
+    [
+        (
+            [alloc(1, 100), alloc(2, 10), free(1, 100), alloc(3, 5), free(3, 5), free(2, 10)],
+            [0, 100, 110, 10, 15, 10, 0],
+            [(0, 2), (1, 5), (3, 4)],  # in the order in which they were made, not released
+        ),
+        # An address used again is another allocation.
+        ([alloc(1, 100), free(1, 100), alloc(1, 40)], [0, 100, 0, 40], [(0, 1), (2, 3)]),
+        # Memory from before the recording is a base.
+        ([alloc(2, 10), free(1, 70), free(2, 10)], [70, 80, 10, 0], [(BEFORE, 1), (0, 2)]),
+    ],
+)
+def test_active_memory_is_what_is_allocated_and_not_yet_released(events, active, spans):
+    assert totals(events) == active
+    assert [(made.start, made.end) for made in replay(events)] == spans
 
 
 def test_an_address_allocated_twice_tells_of_missing_events():
@@ -44,19 +46,10 @@ def test_an_address_allocated_twice_tells_of_missing_events():
         replay([alloc(1, 100), alloc(2, 5), alloc(1, 40)])
 
 
-def test_allocations_come_in_the_order_in_which_they_were_made_not_released():
-    events = [alloc(1, 100), alloc(2, 10), free(2, 10), alloc(3, 5), free(3, 5), free(1, 100)]
-    assert [made.start for made in replay(events)] == [0, 1, 3]
-
-
-def test_being_alive_begins_after_the_event_and_ends_with_the_release():
-    (made,) = replay([alloc(1, 100), free(1, 100)])
-    assert [made.is_alive_at(position) for position in range(3)] == [False, True, False]
-
-
-def test_what_outlives_the_recording_is_alive_at_its_end():
-    (made,) = replay([alloc(1, 100)])
-    assert made.is_alive_at(1)
+def test_being_alive_begins_after_the_event_and_ends_with_the_release_or_never():
+    released, kept = replay([alloc(1, 100), free(1, 100), alloc(1, 5)])
+    assert [released.is_alive_at(position) for position in range(4)] == [False, True, False, False]
+    assert [kept.is_alive_at(position) for position in range(4)] == [False, False, False, True]
 
 
 def test_categories_add_up_to_the_whole():
@@ -88,10 +81,6 @@ def test_thinning_out_keeps_every_peak(buckets):
     assert series[chosen].min() == series.min()
     for part in np.array_split(np.arange(500), buckets):
         assert series[part].max() in series[[position for position in chosen if position in part]]
-
-
-def test_a_short_series_is_kept_whole():
-    assert thin_out(np.array([1, 2, 3]), buckets=50) == [0, 1, 2]
 
 
 def test_frames_of_a_place_come_innermost_first():

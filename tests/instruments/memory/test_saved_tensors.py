@@ -1,20 +1,22 @@
+import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from pipeline.instruments.memory.saved_tensors import saved_bytes
 
 
-def test_a_result_saved_twice_counts_once_and_inputs_not_at_all():
+@pytest.mark.parametrize(
+    ("forward", "count"),
+    [
+        (lambda x: x.exp(), 40),
+        (lambda x: (lambda y: y[:5] * y[5:])(x.exp()), 40),  # both save the result of exp
+        (lambda x: x * x, 0),
+        (lambda x: x.exp().exp().exp(), 120),
+    ],
+)
+def test_what_is_saved_adds_up_once_each_and_inputs_not_at_all(forward, count):
     x = torch.randn(10, requires_grad=True)
-    # exp saves its result, and so does the product of two views of it.
-    assert saved_bytes(lambda: x.exp(), [x]) == 40
-    assert saved_bytes(lambda: (lambda y: y[:5] * y[5:])(x.exp()), [x]) == 40
-    assert saved_bytes(lambda: x * x, [x]) == 0
-
-
-def test_what_is_saved_adds_up():
-    x = torch.randn(10, requires_grad=True)
-    assert saved_bytes(lambda: x.exp().exp().exp(), [x]) == 120
+    assert saved_bytes(lambda: forward(x), [x]) == count
 
 
 def test_an_operation_that_saves_its_own_output_is_not_kept_alive():

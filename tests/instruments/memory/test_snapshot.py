@@ -19,16 +19,12 @@ TRACE = [
 
 @pytest.fixture
 def snapshot(tmp_path):
-    def write(content=None, raw=None):
+    def write(content):
         path = tmp_path / "snapshot.pickle"
-        path.write_bytes(pickle.dumps(content) if raw is None else raw)
+        path.write_bytes(content if isinstance(content, bytes) else pickle.dumps(content))
         return path
 
     return write
-
-
-def one_line(error):
-    return "\n" not in str(error.value)
 
 
 def test_only_allocations_and_completed_releases_are_events(snapshot):
@@ -50,39 +46,27 @@ def test_frames_that_events_share_are_told_from_others_that_read_alike(snapshot)
 def test_a_dropped_event_and_one_too_many_are_noticed(snapshot, expected):
     path = snapshot({"device_traces": [TRACE]})
     assert len(read_events(path, expected=2)) == 2
-    with pytest.raises(UserError, match=f"2 memory events of {expected}") as error:
+    with pytest.raises(UserError, match=f"2 memory events of {expected}"):
         read_events(path, expected=expected)
-    assert one_line(error)
 
 
-@pytest.mark.parametrize("kept", [0, 1, 10, 60, -1])
-def test_a_truncated_file_gives_one_clear_line(snapshot, kept):
-    whole = pickle.dumps({"device_traces": [TRACE]})
-    with pytest.raises(UserError, match=r"snapshot\.pickle is no memory snapshot") as error:
-        read_events(snapshot(raw=whole[:kept]))
-    assert one_line(error)
+WHOLE = pickle.dumps({"device_traces": [TRACE]})
 
 
 @pytest.mark.parametrize(
     "content",
     [
-        [1, 2],
-        {},
-        {"device_traces": []},
-        {"device_traces": [[{"no": "action"}]]},
+        *(WHOLE[:kept] for kept in (0, 1, 10, 60, -1)),
+        b"memory went up and down\n",
+        *([1, 2], {}, {"device_traces": []}, {"device_traces": [[{"no": "action"}]]}),
         {"device_traces": [[{"action": "alloc", "addr": 1}]]},
         {"device_traces": [[{"action": "alloc", "addr": 1, "size": 2, "frames": [{"line": 3}]}]]},
     ],
 )
-def test_another_pickle_gives_one_clear_line(snapshot, content):
-    with pytest.raises(UserError, match="is no memory snapshot") as error:
+def test_a_truncated_file_or_another_gives_one_clear_line(snapshot, content):
+    with pytest.raises(UserError, match=r"snapshot\.pickle is no memory snapshot") as error:
         read_events(snapshot(content))
-    assert one_line(error)
-
-
-def test_text_is_no_snapshot(snapshot):
-    with pytest.raises(UserError, match="no memory snapshot"):
-        read_events(snapshot(raw=b"memory went up and down\n"))
+    assert "\n" not in str(error.value)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):

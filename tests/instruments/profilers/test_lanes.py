@@ -17,25 +17,22 @@ def columns(computation, communication):
     return Lanes(events(*computation), events(*communication)).columns()
 
 
-def test_communication_after_computation_is_not_hidden():
-    row = columns([(0, 1000)], [(1000, 3000)])
-    assert row["hidden_ms"] == 0
-    assert row["span_ms"] == 3
-
-
-def test_hidden_is_what_both_have_in_common():
-    row = columns([(0, 1000), (1500, 2000)], [(800, 1600)])
-    assert row["computation_ms"] == 1.5
-    assert row["communication_ms"] == 0.8
-    assert row["hidden_ms"] == pytest.approx(0.3)
-
-
-def test_events_of_a_kind_that_overlap_count_once():
-    # Two kernels on two streams, two transfers on two channels.
-    row = columns([(0, 600), (400, 1000)], [(500, 900), (500, 1500)])
-    assert row["computation_ms"] == 1
-    assert row["communication_ms"] == 1
-    assert row["hidden_ms"] == 0.5
+@pytest.mark.parametrize(
+    ("computation", "communication", "computation_ms", "communication_ms", "hidden_ms", "span_ms"),
+    [
+        ([(0, 1000)], [(1000, 3000)], 1, 2, 0, 3),
+        ([(0, 1000), (1500, 2000)], [(800, 1600)], 1.5, 0.8, 0.3, 2),
+        # Two kernels on two streams, two transfers on two channels.
+        ([(0, 600), (400, 1000)], [(500, 900), (500, 1500)], 1, 1, 0.5, 1.5),
+        ([(0, 1000)], [], 1, 0, 0, 1),
+    ],
+)
+def test_hidden_is_what_both_have_in_common_and_what_overlaps_counts_once(
+    computation, communication, computation_ms, communication_ms, hidden_ms, span_ms
+):
+    row = columns(computation, communication)
+    found = [row[name] for name in ("computation_ms", "communication_ms", "hidden_ms", "span_ms")]
+    assert found == pytest.approx([computation_ms, communication_ms, hidden_ms, span_ms])
 
 
 def parts(*lengths_and_shares):
@@ -44,24 +41,12 @@ def parts(*lengths_and_shares):
 
 
 def test_a_lane_tells_how_busy_each_part_of_the_step_was():
-    # 1000 us a hundred parts: busy, half busy by many short events, idle, one event over the edge of two parts.
+    # 1000 us a hundred parts: busy twice over, half busy by many short events, idle, an event over an edge.
     short = [(start, start + 1) for start in range(1100, 2100, 2)]
-    row = columns([(100, 1100), *short, (3095, 3105)], [(4000, 4100)])
+    row = columns([(100, 1100), (200, 1000), *short, (3095, 3105)], [(4000, 4100)])
     assert row["computation_busy_pct"] == parts((100, 100), (100, 50), (99, 0), (1, 50), (1, 50), (99, 0))
     assert row["communication_busy_pct"] == parts((390, 0), (10, 100))
-
-
-def test_events_that_overlap_make_a_lane_no_busier():
-    row = columns([(0, 300), (100, 200), (250, 400)], [(400, 800), (400, 800)])
-    assert row["computation_busy_pct"] == parts((200, 100), (200, 0))
-    assert row["communication_busy_pct"] == parts((200, 0), (200, 100))
-
-
-def test_a_step_without_communication_hides_nothing():
-    row = columns([(0, 1000)], [])
-    assert row["communication_ms"] == 0
-    assert row["hidden_ms"] == 0
-    assert set(row["communication_busy_pct"]) == {0}
+    assert set(columns([(0, 1000)], [])["communication_busy_pct"]) == {0}
 
 
 def test_collectives_are_told_apart_by_name_and_exposed_where_nothing_computes():
@@ -81,13 +66,8 @@ START_NS = 1_800_000_000_000_000_000
 
 def event(name, device_type=CPU, is_user_annotation=False, start_ns=START_NS):
     """An event as Kineto gives it."""
-    values = {
-        "name": name,
-        "start_ns": start_ns,
-        "duration_ns": 5000,
-        "device_type": device_type,
-        "is_user_annotation": is_user_annotation,
-    }
+    values = {"name": name, "start_ns": start_ns, "duration_ns": 5000, "device_type": device_type}
+    values["is_user_annotation"] = is_user_annotation
     return SimpleNamespace(**{key: lambda value=value: value for key, value in values.items()})
 
 
@@ -104,14 +84,9 @@ def test_on_a_cpu_operators_compute_and_the_backend_communicates():
     assert list(work.communication.index) == [1]
 
 
-def test_on_a_gpu_kernels_are_told_apart_by_name_and_the_host_does_not_count():
+def test_on_a_gpu_kernels_are_told_apart_by_name_and_neither_the_host_nor_a_projected_range_counts():
     kernels = ["ampere_sgemm", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", "Memcpy DtoD (Device -> Device)"]
-    work = lanes([event("aten::mm"), *(event(name, CUDA) for name in kernels)], "cuda")
+    ranges = [event(name, CUDA, is_user_annotation=True) for name in ("ProfilerStep#1", "nccl:all_reduce")]
+    work = lanes([event("aten::mm"), *(event(name, CUDA) for name in kernels), *ranges], "cuda")
     assert list(work.computation.index) == [0, 2]
     assert list(work.communication.index) == [1]
-
-
-def test_a_range_projected_onto_the_gpu_is_no_work():
-    ranges = [event(name, CUDA, is_user_annotation=True) for name in ("ProfilerStep#1", "nccl:all_reduce")]
-    work = lanes([*ranges, event("ampere_sgemm", CUDA)], "cuda")
-    assert (len(work.computation), len(work.communication)) == (1, 0)

@@ -48,22 +48,13 @@ def record():
         yield lambda: (seen, depth[0])
 
 
-def test_parts_and_the_parts_of_layers_are_ranges_inside_each_other(record):
+def test_parts_and_the_parts_of_layers_are_ranges_inside_each_other_and_nothing_is_left_on_the_model(record):
     model = Model()
     with module_ranges(model):
         model(torch.tensor([1, 2]))
-    seen, depth = record()
-    block = [(1, "norm"), (1, "linear")]
-    assert seen == [(0, "embedding"), (0, "layers.0"), *block, (0, "layers.1"), *block]
-    assert depth == 0
-
-
-def test_nothing_is_left_on_the_model(record):
-    model = Model()
-    with module_ranges(model):
-        pass
     model(torch.tensor([1, 2]))
-    assert record() == ([], 0)
+    block = [(1, "norm"), (1, "linear")]
+    assert record() == ([(0, "embedding"), (0, "layers.0"), *block, (0, "layers.1"), *block], 0)
 
 
 def test_a_forward_pass_that_raises_leaves_no_range_open(record):

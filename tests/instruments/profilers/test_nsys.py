@@ -33,18 +33,16 @@ def install(tmp_path, monkeypatch):
     return put
 
 
-def test_a_capture_runs_the_program_and_leaves_its_report(install, tmp_path):
+def test_a_capture_runs_the_program_from_its_start_of_the_profiler_to_its_stop_and_leaves_its_report(install, tmp_path):
     install("nsys", GOOD)
+    assert nsys.obstacle() == ""
     nsys.capture(["true", "--option=7"], tmp_path / "x.nsys-rep")
     assert (tmp_path / "x.nsys-rep").exists()
     assert (tmp_path / "x.nsys-rep.command").read_text() == "true --option=7\n"
-
-
-def test_a_capture_lasts_from_the_programs_start_of_the_profiler_to_its_stop(install, tmp_path):
-    install("nsys", GOOD)
-    nsys.capture(["true"], tmp_path / "x.nsys-rep")
     words = (tmp_path / "x.nsys-rep.words").read_text().split()
     assert {"--capture-range=cudaProfilerApi", "--capture-range-end=stop"} <= set(words)
+    nsys.export(tmp_path / "x.nsys-rep", tmp_path / "x.sqlite")
+    assert (tmp_path / "x.sqlite").exists()
 
 
 def test_a_report_of_an_earlier_capture_does_not_pass_for_this_one(install, tmp_path):
@@ -67,11 +65,6 @@ def test_without_nsys_a_capture_fails_in_one_line(install, tmp_path):
     assert nsys.obstacle() == "nsys not found"
 
 
-def test_a_whole_nsys_has_no_obstacle(install):
-    install("nsys", GOOD)
-    assert nsys.obstacle() == ""
-
-
 def test_the_library_that_the_importer_lacks_is_named(install, tmp_path):
     install(
         "nsys", "#!/bin/sh\necho 'Importer error status: The importer binary and its dependencies were not found.'\n"
@@ -88,9 +81,3 @@ def test_a_damaged_report_that_nsys_cannot_export_gives_its_complaint(install, t
     install("nsys", f"#!/bin/sh\necho 'Processing...'\necho 'Error: file is truncated'\nexit {exit_code}\n")
     with pytest.raises(CaptureFailed, match=r"^nsys cannot export x.nsys-rep: Error: file is truncated$"):
         nsys.export(tmp_path / "x.nsys-rep", tmp_path / "x.sqlite")
-
-
-def test_an_export_is_where_it_was_asked_for(install, tmp_path):
-    install("nsys", GOOD)
-    nsys.export(tmp_path / "x.nsys-rep", tmp_path / "x.sqlite")
-    assert (tmp_path / "x.sqlite").exists()

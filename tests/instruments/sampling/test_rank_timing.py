@@ -19,8 +19,32 @@ from pipeline.parallel.processes.starting import run_ranks
 LATE_S, STEPS = 0.2, 3
 
 
-def ranks(function, *args):
-    return run_ranks(function, 2, backend="gloo", args=args, timeout_s=60)
+def watching(context):
+    """Measure, in one start of the ranks, all that tests ask of a step, of which rank 1 takes longer in one phase."""
+    pending, within = [], []
+
+    def start():
+        pending.append(dist.all_reduce(torch.ones(8), async_op=True))
+
+    def finish():
+        pending.pop().wait()
+        sleep(0.25)  # as long as that took
+
+    watch = SimpleNamespace(poll=lambda: None, over=lambda steps: Power(steps + context.rank, 1900.0 - context.rank))
+    with a_clock_of_its_own() as sleep, mock.patch.object(rank_timing, "PowerWatch", return_value=watch):
+        phases = {"even": lambda: sleep(0.125), "uneven": lambda: sleep(0.25 + 0.5 * context.rank)}
+        apart = time_steps_over_ranks(phases, context.device, warmup=1, steps=STEPS)
+        waiting = time_steps_over_ranks({"start": start, "finish": finish}, context.device, warmup=0, steps=STEPS)
+        step = {"step": lambda: within.append(gc.isenabled())}
+        time_steps_over_ranks(step, context.device, warmup=2, steps=STEPS)
+    by_name = max_over_ranks({"a": context.rank, "b": -context.rank}, context.device)
+    return apart, waiting.timings, (within, gc.isenabled()), by_name
+
+
+@pytest.fixture(scope="module")
+def seen():
+    """What each rank saw, by what was looked at."""
+    return list(zip(*run_ranks(watching, 2, backend="gloo", timeout_s=60), strict=True))
 
 
 @contextmanager
@@ -31,51 +55,21 @@ def a_clock_of_its_own():
         yield slept_s.append
 
 
-def sleep_on_rank_1(context):
-    with a_clock_of_its_own() as sleep:
-        phases = {"even": lambda: sleep(0.125), "uneven": lambda: sleep(0.25 + 0.5 * context.rank)}
-        return time_steps_over_ranks(phases, context.device, warmup=1, steps=4).timings
-
-
-def test_a_sample_is_the_time_of_the_slowest_rank_on_every_rank():
-    first, second = ranks(sleep_on_rank_1)
+def test_a_sample_is_the_time_of_the_slowest_rank_on_every_rank(seen):
+    first, second = (sampling.timings for sampling in seen[0])
     assert first == second
-    assert {name: timings.host_ms for name, timings in first.items()} == {
-        "even": [125.0] * 4,
-        "uneven": [750.0] * 4,
-        "train_step": [875.0] * 4,
-    }
+    expected = {"even": [125.0] * STEPS, "uneven": [750.0] * STEPS, "train_step": [875.0] * STEPS}
+    assert {name: timings.host_ms for name, timings in first.items()} == expected
 
 
-def watch_power(context):
-    watch = SimpleNamespace(poll=lambda: None, over=lambda steps: Power(steps + context.rank, 1900.0 - context.rank))
-    with mock.patch.object(rank_timing, "PowerWatch", return_value=watch):
-        return time_steps_over_ranks({"phase": lambda: None}, context.device, warmup=0, steps=STEPS).power
+def test_the_energy_is_that_of_all_ranks_and_the_clock_that_of_the_slowest(seen):
+    assert [sampling.power for sampling in seen[0]] == [Power(2 * STEPS + 1.0, 1899.0)] * 2
 
 
-def test_the_energy_is_that_of_all_ranks_and_the_clock_that_of_the_slowest():
-    assert ranks(watch_power) == [Power(2 * STEPS + 1.0, 1899.0)] * 2
-
-
-def wait_in_the_second_phase(context):
-    pending = []
-
-    def start():
-        pending.append(dist.all_reduce(torch.ones(8), async_op=True))
-
-    def finish():
-        pending.pop().wait()
-        sleep(0.25)  # as long as that took
-
-    with a_clock_of_its_own() as sleep:
-        phases = {"start": start, "finish": finish}
-        return time_steps_over_ranks(phases, context.device, warmup=0, steps=3).timings
-
-
-def test_what_is_left_of_communication_counts_in_the_phase_that_waits():
-    for timings in ranks(wait_in_the_second_phase):
-        assert timings["start"].host_ms == [0.0] * 3
-        assert timings["finish"].host_ms == timings["train_step"].host_ms == [250.0] * 3
+def test_what_is_left_of_communication_counts_in_the_phase_that_waits(seen):
+    for timings in seen[1]:
+        assert timings["start"].host_ms == [0.0] * STEPS
+        assert timings["finish"].host_ms == timings["train_step"].host_ms == [250.0] * STEPS
 
 
 def come_late(context, folder):
@@ -98,28 +92,18 @@ def come_late(context, folder):
 
 
 def test_a_late_rank_counts_in_no_phase_for_no_clock_is_read_before_all_ranks_are_there(tmp_path):
-    for comings in ranks(come_late, tmp_path):
+    for comings in run_ranks(come_late, 2, backend="gloo", args=(tmp_path,), timeout_s=60):
         readings = len(comings) // STEPS
         assert readings > 0
         assert [min(comings[readings * step :]) > step for step in range(STEPS)] == [True] * STEPS
 
 
-def collects(context):
-    within = []
-    time_steps_over_ranks({"step": lambda: within.append(gc.isenabled())}, context.device, warmup=2, steps=3)
-    return within, gc.isenabled()
+def test_no_garbage_is_collected_while_a_step_is_timed_after_warm_up(seen):
+    assert seen[2] == (([True] * 2 + [False] * STEPS, True),) * 2
 
 
-def test_no_garbage_is_collected_while_a_step_is_timed_after_warm_up():
-    assert ranks(collects) == [([True] * 2 + [False] * 3, True)] * 2
-
-
-def own_values(context):
-    return max_over_ranks({"a": context.rank, "b": -context.rank}, context.device)
-
-
-def test_the_maximum_is_taken_by_name():
-    assert ranks(own_values) == [{"a": 1.0, "b": 0.0}] * 2
+def test_the_maximum_is_taken_by_name(seen):
+    assert seen[3] == ({"a": 1.0, "b": 0.0},) * 2
 
 
 def multiply(context):
@@ -128,10 +112,8 @@ def multiply(context):
     return time_steps_over_ranks(phases, context.device, warmup=2, steps=3).timings
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu(count=2)
 def test_on_gpus_phases_are_told_apart_by_events_and_add_up_to_the_step():
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs 2 GPUs")
     timings, _ = run_ranks(multiply, 2, backend="nccl", device_type="cuda")
     assert timings["first"].host_ms == []
     sums = [sum(pair) for pair in zip(timings["first"].cuda_events_ms, timings["second"].cuda_events_ms, strict=True)]

@@ -15,11 +15,13 @@ CPU = torch.device("cpu")
 TEN = StopRule(min_samples=10, max_samples=10, rel_error=0.0, budget_s=60)
 
 
-def test_warm_up_rounds_run_but_are_not_counted():
+def test_phases_run_in_turn_and_warm_up_rounds_are_not_counted():
     calls = []
-    sampling = time_phases({"step": lambda: calls.append(1)}, CPU, warmup=3, rule=TEN)
-    assert len(calls) == 13
-    assert len(sampling.timings["step"].host_ms) == 10
+    phases = {"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}
+    sampling = time_phases(phases, CPU, warmup=3, rule=TEN)
+    assert "".join(calls) == "ab" * 13
+    assert list(sampling.timings["a"].by_clock()) == ["host"]
+    assert len(sampling.timings["a"].host_ms) == 10
 
 
 def test_without_warm_up_the_cold_first_call_is_the_first_sample(clock):
@@ -28,22 +30,11 @@ def test_without_warm_up_the_cold_first_call_is_the_first_sample(clock):
     assert sampling.timings["step"].host_ms == [250.0, *[0.0] * 9]
 
 
-def test_phases_run_in_turn_round_by_round():
-    calls = []
-    time_phases({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, CPU, warmup=1, rule=TEN)
-    assert "".join(calls) == "ab" * 11
-
-
 def test_each_phase_is_charged_its_own_time(clock):
     phases = {"short": lambda: clock.sleep(0.125), "long": lambda: clock.sleep(0.25)}
     sampling = time_phases(phases, CPU, warmup=0, rule=TEN)
     assert sampling.timings["short"].host_ms == [125.0] * 10
     assert sampling.timings["long"].host_ms == [250.0] * 10
-
-
-def test_a_phase_takes_at_least_as_long_as_it_sleeps():
-    sampling = time_phases({"nap": lambda: time.sleep(0.005)}, CPU, warmup=0, rule=TEN)
-    assert min(sampling.timings["nap"].host_ms) >= 5
 
 
 def test_a_phase_begins_and_ends_at_a_synchronised_moment(monkeypatch):
@@ -67,11 +58,6 @@ def test_a_clock_that_a_call_puts_in_place_of_pythons_is_not_read(monkeypatch):
     assert stopwatch.seconds()["measuring"] < 60
 
 
-def test_a_cpu_has_the_host_clock_only():
-    sampling = time_phases({"step": lambda: None}, CPU, warmup=0, rule=TEN)
-    assert list(sampling.timings["step"].by_clock()) == ["host"]
-
-
 def test_no_garbage_is_collected_while_a_phase_is_timed_and_afterwards_all_is_as_before():
     within = []
     time_phases({"step": lambda: within.append(gc.isenabled())}, CPU, warmup=0, rule=TEN)
@@ -86,36 +72,21 @@ STEADY, NOISY = [[10.0] * 9 + [10.01]], [[10.0, 20.0] * 5]
     ("samples_ms", "elapsed_s", "ends"),
     [
         ([[10.0] * 9], 99.0, False),  # too few, whatever the budget
-        (STEADY, 0.1, True),  # the median is known well enough
-        (NOISY, 0.1, False),
+        (STEADY, 1.0, True),  # the median is known well enough
+        (STEADY, 0.9, False),  # but for too short a time
+        (NOISY, 1.0, False),
         (NOISY, 5.0, True),  # the budget is spent
-        (NOISY * 1 + STEADY, 0.1, False),  # every phase must be known
+        (NOISY + STEADY, 1.0, False),  # every phase must be known
         ([NOISY[0] * 10], 0.1, True),  # max_samples
     ],
 )
 def test_sampling_ends_when_known_well_enough_or_at_its_limits(samples_ms, elapsed_s, ends):
-    rule = StopRule(min_samples=10, max_samples=100, rel_error=0.005, budget_s=5.0)
+    rule = StopRule(min_samples=10, max_samples=100, rel_error=0.005, budget_s=5.0, least_s=1.0)
     assert rule.ends(samples_ms, elapsed_s) is ends
-
-
-@pytest.mark.parametrize(
-    ("samples", "elapsed_s", "ends"),
-    [
-        (20, 0.9, False),  # known well enough, but for too short a time
-        (20, 1.0, True),
-        (100, 0.9, True),  # max_samples
-        (9, 1.0, False),
-    ],
-)
-def test_sampling_lasts_as_long_as_is_asked_unless_there_are_samples_enough(samples, elapsed_s, ends):
-    rule = StopRule(min_samples=10, max_samples=100, rel_error=0.005, budget_s=0.5, least_s=1.0)
-    assert rule.ends([[10.0] * samples], elapsed_s) is ends
 
 
 @pytest.mark.gpu
 def test_cuda_events_and_host_clock_agree_on_a_long_kernel():
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA GPU")
     device = torch.device("cuda")
     a = torch.randn(8192, 8192, device=device)
     sampling = time_phases({"matmul": lambda: a @ a}, device, warmup=3, rule=TEN)

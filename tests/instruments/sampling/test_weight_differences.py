@@ -6,20 +6,13 @@ from pipeline.instruments.sampling.weight_differences import Comparison, Differe
 from pipeline.parallel.processes.starting import run_ranks
 
 
-def test_a_sample_does_not_follow_its_weights():
-    weights = {"weight": torch.zeros(3)}
-    sampled = sample(weights)
-    weights["weight"] += 1
-    assert sampled["weight"].tolist() == [0, 0, 0]
-
-
-def test_of_a_large_parameter_the_sample_reaches_from_end_to_end(monkeypatch):
+def test_a_sample_reaches_from_end_to_end_of_a_large_parameter_and_does_not_follow_its_weights(monkeypatch):
     monkeypatch.setattr(weight_differences, "SAMPLES_A_PARAMETER", 10)
-    sampled = sample({"weight": torch.arange(96.0).view(8, 12), "bias": torch.tensor([-1.0])})
-    assert {name: values.tolist() for name, values in sampled.items()} == {
-        "weight": [*range(0, 96, 10)],
-        "bias": [-1],
-    }
+    weights = {"weight": torch.arange(96.0).view(8, 12), "bias": torch.tensor([-1.0])}
+    sampled = sample(weights)
+    weights["bias"] += 1
+    found = {name: values.tolist() for name, values in sampled.items()}
+    assert found == {"weight": [*range(0, 96, 10)], "bias": [-1]}
 
 
 def weights(rank, moved, of_last_rank=0.0):
@@ -50,6 +43,7 @@ def test_weights_are_compared_between_ranks_and_with_the_reference_by_how_far_th
 def test_ranks_that_are_apart_are_wrong_in_any_precision(precision):
     assert "differs between ranks by 0.014" in Differences(0.014, "weight").complaint(precision)
     assert Differences(1e-6, "weight", 1e-6, 0.01, "weight").complaint(precision, same_gradients=True) == ""
+    assert Differences(float("nan"), "weight").complaint(precision)
     assert Differences().complaint(precision) == ""
 
 

@@ -30,17 +30,14 @@ class RankTimes(TimedRow):
     temperature_c: int | None = column("temperature of the hottest GPU after the last sample")
 
     @classmethod
-    def derive(cls, reading: Reading) -> dict[str, Any]:
-        """Add how the ranks' medians lie, and whether they have a core each."""
-        found, row, cell = super().derive(reading), reading.row, reading.cell
-        if "median_ms" not in found:
-            return found
-        medians_ms = row["rank_medians_ms"]
-        return found | {
+    def timed_columns(cls, reading: Reading, median_ms: float) -> dict[str, Any]:
+        """Return how the ranks' medians lie, and whether they have a core each."""
+        cell, medians_ms = reading.cell, reading.row["rank_medians_ms"]
+        return {
             "rank_min_ms": min(medians_ms),
             "rank_mean_ms": statistics.fmean(medians_ms),
             "rank_max_ms": max(medians_ms),
-            "oversubscribed": cell.backend == "gloo" and cell.ranks_per_node > row["cores"],
+            "oversubscribed": cell.backend == "gloo" and cell.ranks_per_node > reading.row["cores"],
         }
 
 
@@ -73,14 +70,12 @@ class RepeatedCallTime(CallTime):
     )
 
     @classmethod
-    def derive(cls, reading: Reading) -> dict[str, Any]:
+    def timed_columns(cls, reading: Reading, median_ms: float) -> dict[str, Any]:
         """Add algorithm and bus bandwidth, as nccl-tests defines them."""
-        found = super().derive(reading)
-        if "median_ms" not in found:
-            return found
-        algbw_gb_per_s = reading.row["size_bytes"] / 1e6 / found["median_ms"]
+        algbw_gb_per_s = reading.row["size_bytes"] / 1e6 / median_ms
         busbw_gb_per_s = algbw_gb_per_s * all_reduce_bus_factor(reading.cell.world_size)
-        return found | {"algbw_gb_per_s": algbw_gb_per_s, "busbw_gb_per_s": busbw_gb_per_s}
+        rates = {"algbw_gb_per_s": algbw_gb_per_s, "busbw_gb_per_s": busbw_gb_per_s}
+        return super().timed_columns(reading, median_ms) | rates
 
 
 ROW_TYPES = RowTypes(

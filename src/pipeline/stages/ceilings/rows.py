@@ -27,14 +27,12 @@ class Product(GpuTimedRow):
     datasheet_tflops_per_s: float | None = derived("dense rate that the GPU's data sheet promises", positive=True)
 
     @classmethod
-    def derive(cls, reading: Reading) -> dict[str, Any]:
-        """Add the rate, and what the data sheet promises."""
-        found, row = super().derive(reading), reading.row
-        if "median_ms" not in found:
-            return found
-        rate = 2 * row["side"] ** 3 / found["median_ms"] / 1e9
+    def timed_columns(cls, reading: Reading, median_ms: float) -> dict[str, Any]:
+        """Return the rate, and what the data sheet promises."""
+        row = reading.row
+        rate = 2 * row["side"] ** 3 / median_ms / 1e9
         promised = datasheet_peak_tflops(gpu_name(reading), row["dtype"])
-        return found | {"tflops_per_s": rate, "datasheet_tflops_per_s": promised}
+        return {"tflops_per_s": rate, "datasheet_tflops_per_s": promised}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,14 +53,12 @@ class Transfer(GpuTimedRow):
     datasheet_gb_per_s: float | None = derived("bandwidth of the memory by the GPU's data sheet", positive=True)
 
     @classmethod
-    def derive(cls, reading: Reading) -> dict[str, Any]:
-        """Add the rate, and what the data sheet promises."""
-        found, row = super().derive(reading), reading.row
-        if "median_ms" not in found:
-            return found
-        rate = PASSES[row["kind"]] * row["tensor_bytes"] / found["median_ms"] / 1e6
+    def timed_columns(cls, reading: Reading, median_ms: float) -> dict[str, Any]:
+        """Return the rate, and what the data sheet promises."""
+        row = reading.row
+        rate = PASSES[row["kind"]] * row["tensor_bytes"] / median_ms / 1e6
         promised = datasheet_gb_per_s(gpu_name(reading)) if row["kind"] in OF_MEMORY else None
-        return found | {"gb_per_s": rate, "datasheet_gb_per_s": promised}
+        return {"gb_per_s": rate, "datasheet_gb_per_s": promised}
 
 
 @dataclass(frozen=True, kw_only=True)

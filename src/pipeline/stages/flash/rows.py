@@ -73,16 +73,12 @@ class ImplementationTime(GpuTimedRow):
     q3_enqueue_ms: float | None = column("single call until it returns to the host: third quartile", positive=True)
 
     @classmethod
-    def derive(cls, reading: Reading) -> dict[str, Any]:
-        """Add the rates, and the peak that they are a share of."""
-        found, row = super().derive(reading), reading.row
-        if "median_ms" not in found:
-            return found
-        flops, peak = pass_flops(reading.cell.shape, row["phase"]), _peak(reading)
-        rate = flops / found["median_ms"] / 1e9
-        sustained_ms = row.get("sustained_ms")
+    def timed_columns(cls, reading: Reading, median_ms: float) -> dict[str, Any]:
+        """Return the rates, and the peak that they are a share of."""
+        flops, peak = pass_flops(reading.cell.shape, reading.row["phase"]), _peak(reading)
+        rate = flops / median_ms / 1e9
+        sustained_ms = reading.row.get("sustained_ms")
         return {
-            **found,
             **peak,
             "tflops_per_s": rate,
             "peak_share_pct": 100 * rate / peak["peak_tflops_per_s"],

@@ -38,16 +38,14 @@ class Step(GpuStepRow):
     loss: float | None = column("loss of the last checked step; none where it is not finite")
 
     @classmethod
-    def derive(cls, reading: Reading) -> dict[str, Any]:
+    def timed_columns(cls, reading: Reading, median_ms: float) -> dict[str, Any]:
         """Add tokens, rates and the peak."""
-        found, cell, settings = super().derive(reading), reading.cell, reading.settings
-        if "median_ms" not in found:
-            return found
+        cell, settings = reading.cell, reading.settings
         shared = {"tokens": cls.tokens_a_step(reading), **peak_columns(reading, PRECISION)}
         step_flops = flops.train_step_flops(
             SIZES[cell.size], settings["vocab_size"], settings["batch_size"], cell.context_length
         )
-        return found | shared | step_rates(found["median_ms"], step_flops, shared)
+        return super().timed_columns(reading, median_ms) | shared | step_rates(median_ms, step_flops, shared)
 
     @classmethod
     def tokens_a_step(cls, reading: Reading) -> int:

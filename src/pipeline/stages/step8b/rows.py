@@ -60,22 +60,18 @@ class StepTime(RanksStepRow, MeasuredRow):
     layers_that_keep: int | None = column("layers that keep also the products of gate and up", minimum=0)
 
     @classmethod
-    def derive(cls, reading: Reading) -> dict[str, Any]:
+    def timed_columns(cls, reading: Reading, median_ms: float) -> dict[str, Any]:
         """Add the rates of the whole step, and the peak."""
-        found, cell, row = super().derive(reading), reading.cell, reading.row
-        if "median_ms" not in found or any(row[name] != value for name, value in cls.WHOLE_STEP.items()):
+        found, cell = super().timed_columns(reading, median_ms), reading.cell
+        if any(reading.row[name] != value for name, value in cls.WHOLE_STEP.items()):
             return found
         shared = {"tokens": cell.context_length, **peak_columns(reading, "bf16")}  # of a rank
         step_flops = flops.causal_train_step_flops(
             SIZES[cell.size], reading.settings["vocab_size"], 1, cell.context_length
         )
-        rates = step_rates(found["median_ms"], step_flops, shared)
-        return (
-            found
-            | shared
-            | rates
-            | {"tokens": found["tokens"], "tokens_per_s": cell.world_size * rates["tokens_per_s"]}
-        )
+        rates = step_rates(median_ms, step_flops, shared)
+        of_all_ranks = {"tokens": found["tokens"], "tokens_per_s": cell.world_size * rates["tokens_per_s"]}
+        return found | shared | rates | of_all_ranks
 
     @classmethod
     def tokens_a_step(cls, reading: Reading) -> int:

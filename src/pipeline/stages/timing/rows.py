@@ -45,17 +45,17 @@ class PhaseTime(GpuStepRow):
     peak_bytes: int | None = column("most that torch's allocator had given out on the GPU", minimum=0)
 
     @classmethod
-    def derive(cls, reading: Reading) -> dict[str, Any]:
+    def timed_columns(cls, reading: Reading, median_ms: float) -> dict[str, Any]:
         """Add tokens, rates and the peak; the first step alone, which compiles, has none."""
-        found, cell = super().derive(reading), reading.cell
-        if "median_ms" not in found or reading.row["phase"] == FIRST_STEP:
+        found, cell = super().timed_columns(reading, median_ms), reading.cell
+        if reading.row["phase"] == FIRST_STEP:
             return found
         shared = {"tokens": cls.tokens_a_step(reading), **peak_columns(reading, cell.precision)}
         count = FLOPS.get(reading.row["phase"])
         if count is None:
             return found | shared
         step_flops = count(SIZES[cell.size], reading.settings["vocab_size"], cell.batch_size, cell.context_length)
-        return found | shared | step_rates(found["median_ms"], step_flops, shared)
+        return found | shared | step_rates(median_ms, step_flops, shared)
 
     @classmethod
     def tokens_a_step(cls, reading: Reading) -> int:
