@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from pipeline.report.chart import Axis, Chart
-from pipeline.report.formats import count, data_size, gb, ms, percent, text
+from pipeline.report.formats import data_size, gb, ms, percent, text
 from pipeline.report.frame import in_order, with_figures
 from pipeline.report.section import Change, say
 from pipeline.report.table import Table
@@ -54,13 +54,13 @@ def by_formula(rows: pd.DataFrame) -> Table:
     )
     columns = [
         ("way", "way", text),
-        ("bytes of", "what", text),
-        ("calls", "calls", count),
+        ("", "what", text),
         ("GB", "measured_bytes", gb),
         ("GB by formula", "predicted_bytes", gb),
         ("off by", "off_pct", percent),
     ]
-    return Table("by_formula", "Bytes in memory and in collectives, measured and by formula:", counted, columns, True)
+    caption = "GB in memory and in a step's collectives, measured / by formula / off by:"
+    return Table("by_formula", caption, counted, columns, all_rows=True, across="")
 
 
 def answer(steps: pd.DataFrame, what: str, ours: str, base: str) -> str:

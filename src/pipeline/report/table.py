@@ -23,7 +23,8 @@ class Table:
 
     columns: header, column of `rows`, and how its values are written. What has no value shows the outcome of its row,
     by the column `status`; a column such as `median_ms_peer` has its own in `status_peer`. `~` leads the values of an
-    unstable row in columns of times and rates. all_rows: every row is written, however many.
+    unstable row in columns of times and rates. all_rows: every row is written, however many. across: the header of a
+    column whose values become headers: those before it name a row, those behind it share a cell, in their order.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Table:
     rows: pd.DataFrame
     columns: Sequence[Column]
     all_rows: bool = False
+    across: str | None = None
 
     def markdown(self) -> Markdown:
         """Write the table as Markdown under its caption."""
@@ -38,6 +40,11 @@ class Table:
         lines = [[_cell(row, name, form) for _, name, form in self.columns] for row in shown.to_dict("records")]
         heads: list[str] = [Markdown.escape(head) for head, _, _ in self.columns]
         rule = [":--" if form in TO_THE_LEFT else "--:" for _, _, form in self.columns]
+        if self.across is not None:
+            place = [head for head, _, _ in self.columns].index(self.across)
+            lines, values = _spread(lines, place)
+            heads, rule = [*heads[:place], *(f"{heads[place]} {value}".strip() for value in values)], rule[:place]
+            rule += ["--:"] * len(values)
         written = "\n".join("| " + " | ".join(line) + " |" for line in [heads, rule, *lines])
         more = len(self.rows) - len(shown)
         rest = f"\n\n… and {more:,} more rows in the tables below." if more else ""
@@ -47,6 +54,17 @@ class Table:
 def filled(rows: pd.DataFrame, columns: Columns) -> Columns:
     """Keep the columns that have a value in any row: a machine without a GPU has no clock and no data sheet."""
     return [each for each in columns if each[1] in rows and rows[each[1]].notna().any()]
+
+
+def _spread(lines: list[list[str]], place: int) -> tuple[list[list[str]], list[str]]:
+    """Make a line of each name, the cells before `place`, and a cell of each value there; return the values too."""
+    values = list(dict.fromkeys(line[place] for line in lines))
+    cells: dict[tuple[str, ...], dict[str, str]] = {}
+    for line in lines:
+        found = line[place + 1 :]
+        shared = found[0] if set(found) <= {NOTHING, *OUTCOME_WORDS.values()} else " / ".join(found)
+        cells.setdefault(tuple(line[:place]), {})[line[place]] = shared
+    return [[*name, *(own.get(value, NOTHING) for value in values)] for name, own in cells.items()], values
 
 
 def _cell(row: dict[Any, Any], name: str, form: Form) -> str:

@@ -9,7 +9,7 @@ from pipeline.formulas import attention
 from pipeline.formulas.attention import Shape
 from pipeline.formulas.units import FP32_BYTES
 from pipeline.report.chart import Axis, Chart, Limit
-from pipeline.report.formats import count, data_size, intervals, ms, number, text
+from pipeline.report.formats import count, data_size, intervals, ms, number, text, times
 from pipeline.report.frame import in_order, known, with_figures
 from pipeline.report.section import Part, Section, say
 from pipeline.report.table import Columns, Table
@@ -112,28 +112,25 @@ def _grid(both: pd.DataFrame) -> Table:
         ("head_dim", "head_dim", count),
         ("length", "seq_len", count),
         ("forward, ms", "median_ms_peer_forward", number),
-        ("± std", "std_ms_peer_forward", number),
         ("backward, ms", "median_ms_peer_backward", number),
-        ("± std", "std_ms_peer_backward", number),
-        ("saved for backward", "saved_bytes_peer_forward", data_size),
         ("in use before backward", "before_backward_bytes_peer_forward", data_size),
         ("peak", "peak_bytes_peer_forward", data_size),
-        ("by formula", "model_peak_bytes_peer_forward", data_size),
     ]
-    return Table("grid", "Eager attention, medians of the timed passes:", grid, columns, all_rows=True)
+    caption = "Eager attention: forward / backward (medians, ms) / memory in use before backward / peak:"
+    return Table("grid", caption, grid, columns, all_rows=True, across="length")
 
 
 def _compiled(both: pd.DataFrame) -> Table:
     columns: Columns = [
         ("head_dim", "head_dim", count),
-        ("length", "seq_len", count),
         ("phase", "phase", text),
-        ("eager, ms", "median_ms_peer", number),
+        ("length", "seq_len", count),
         ("compiled, ms", "median_ms", number),
-        ("compiled: times as fast (interval)", "gain", text),
+        ("times as fast", "ratio", times),
         ("verdict", "verdict", text),
     ]
-    return Table("compiled", "Compiled beside eager attention:", both, columns, all_rows=True)
+    caption = "Compiled attention: ms / times as fast as eager / verdict:"
+    return Table("compiled", caption, both, columns, all_rows=True, across="length")
 
 
 @dataclass(frozen=True)

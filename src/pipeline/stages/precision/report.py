@@ -162,7 +162,8 @@ def _widths_table(norms: pd.DataFrame) -> Table:
         ("predicted", "predicted_variance_ratio", number),
         ("with sums in fp32", "variance_ratio_summed", number),
     ]
-    return Table("widths", "Variance of inputs of +1 and −1, whose squares are all 1:", both, columns)
+    caption = "Variance of inputs of +1 and −1 over the true one, all in the format / predicted / with sums in fp32:"
+    return Table("widths", caption, both, columns, all_rows=True, across="features")
 
 
 def _eps_table(eps: pd.DataFrame) -> Table:
@@ -176,7 +177,11 @@ def _eps_table(eps: pd.DataFrame) -> Table:
         ("norm of zeros not finite", "lost_pct", percent),
         ("by torch's kernel", "kernel_pct", percent),
     ]
-    return Table("eps", "What remains of layer norm's eps:", low, columns)
+    caption = (
+        "Layer norm's eps: stored as / lost in variances from / norms of zeros that are not finite, all in the format "
+        "/ by torch's kernel:"
+    )
+    return Table("eps", caption, low, columns, all_rows=True, across="eps")
 
 
 # Autocast

@@ -51,15 +51,18 @@ def _moments(rows: pd.DataFrame) -> Table:
     wide = in_order(wide.reset_index(), ["way", "moment"], {"way": list(NAMES.values()), "moment": MOMENTS})
     columns = [
         ("way", "way", text),
-        ("moment", "told", text),
+        ("", "told", text),
         ("peak since the last moment (GB)", "peak", gb),
         ("allocated now (GB)", "allocated", gb),
         ("parameters (GB)", "parameters", gb),
         ("gradients (GB)", "gradients", gb),
         ("optimizer state (GB)", "optimizer_state", gb),
     ]
-    caption = f"Memory of the fullest rank, {rows['case'].iloc[0]}:"
-    return Table("moments", caption, wide.assign(told=wide["moment"].map(TOLD)), columns, all_rows=True)
+    caption = (
+        f"Memory of the fullest rank, GB ({rows['case'].iloc[0]}): peak since the last moment / allocated now / of it "
+        "parameters / gradients / optimizer state:"
+    )
+    return Table("moments", caption, wide.assign(told=wide["moment"].map(TOLD)), columns, all_rows=True, across="")
 
 
 def _traffic(rows: pd.DataFrame) -> Table:

@@ -45,7 +45,6 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
         _changes(steps),
         for_course=[
             _fusions(own, steps),
-            _memory(steps),
             right.checks(own),
             right.descents(own),
             right.losses(own),
@@ -159,29 +158,6 @@ def _fusions(rows: pd.DataFrame, steps: pd.DataFrame) -> Table:
         ("peak GB", "peak_bytes", gb),
     ]
     return Table("fusions", "The fused model, one fusion more a row:", found, columns)
-
-
-def _memory(steps: pd.DataFrame) -> Table:
-    kept = {
-        "input": "their input alone",
-        "attention": "attention's output",
-        "qkv": "q, k, v too",
-        "gate_up": "gate, up too",
-    }
-    columns = [
-        ("implementation", "name", text),
-        ("peak GB", "peak_bytes", gb),
-        ("by formula GB", "needs_bytes", gb),
-        ("free before GB", "has_bytes", gb),
-        *((f"layers that keep {kept[name]}", column, count) for name, column in KEEPING_COLUMNS.items()),
-    ]
-    known = steps[steps["peak_bytes"].notna()]
-    return Table(
-        "memory",
-        "Memory of the fullest rank, and what layers keep for the backward pass:",
-        known,
-        filled(known, columns),
-    )
 
 
 def _changes(steps: pd.DataFrame) -> list[Change]:
