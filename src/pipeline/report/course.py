@@ -18,9 +18,10 @@ PLACE = re.compile(r"^\[\[([a-z0-9_]+)\]\]$", re.MULTILINE)
 HEAD = """\
 # The course's problems, answered on this machine
 
-Stanford's CS336, assignment 2 (systems), editions 2025 and 2026: each problem with what it asks for. The words are
-written by hand and true on any machine; the values are this one's. [The write-up](writeup.md) says how they were
-measured and how far to trust them."""
+Stanford's CS336, assignment 2 (systems), editions 2025 and 2026: each problem with the table or figure it asks for, and
+why it comes out so. The words are written by hand and hold on any machine; the values are this one's. A cell with several
+values has them in the order that the line above the table names; `~` marks unstable times. The course's `xl` of 2026 is
+`2.7B` here. [The write-up](writeup.md) says how all was measured and how far to trust it."""
 NOT_HERE = "*Not measured here: `snakemake results/{stage}/cells.csv` measures what this scale has of it.*"
 
 

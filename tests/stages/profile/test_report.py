@@ -1,6 +1,5 @@
 import pytest
 
-from pipeline.report.told import is_empty
 from pipeline.stages.profile.cell import PASSES
 from pipeline.stages.profile.report import build
 

@@ -11,7 +11,7 @@ from pipeline.report.section import Change, Section, say
 from pipeline.report.table import Table, filled
 from pipeline.report.versus import COLUMNS, FASTER, versus
 from pipeline.stages.step8b import right
-from pipeline.stages.step8b.cell import FUSIONS, KEEPING_COLUMNS, WHOLE_STEP
+from pipeline.stages.step8b.cell import FUSIONS, WHOLE_STEP
 
 CELL = ["size", "context_length", "world_size", "impls"]
 NAMES = {
