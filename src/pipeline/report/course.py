@@ -20,8 +20,8 @@ HEAD = """\
 
 Stanford's CS336, assignment 2 (systems), editions 2025 and 2026: each problem with the table or figure it asks for, and
 why it comes out so. The words are written by hand and hold on any machine; the values are this one's. A cell with several
-values has them in the order that the line above the table names; `~` marks unstable times. The course's `xl` of 2026 is
-`2.7B` here. [The write-up](writeup.md) says how all was measured and how far to trust it."""
+values has them in the order that the line above the table names; `~` marks unstable times. The course's xl of 2026
+is 2.7B here. [The write-up](writeup.md) says how all was measured and how far to trust it."""
 NOT_HERE = "*Not measured here: `snakemake results/{stage}/cells.csv` measures what this scale has of it.*"
 
 
@@ -37,7 +37,8 @@ def _answers(told: Told) -> str:
         return ""
     parts = (*told.parts, *(told.section.for_course if told.section else ()))
     shown = {part.name: part for part in parts if not is_empty(part)}
-    return filled(unwrapped(file.read_text(encoding="utf-8").strip()), told.stage.name, shown)
+    # What a place stands for goes on with the paragraph right above it.
+    return unwrapped(filled(file.read_text(encoding="utf-8").strip(), told.stage.name, shown))
 
 
 def filled(text: str, stage: str, parts: Mapping[str, Part]) -> str:

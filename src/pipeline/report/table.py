@@ -62,7 +62,9 @@ def _spread(lines: list[list[str]], place: int) -> tuple[list[list[str]], list[s
     cells: dict[tuple[str, ...], dict[str, str]] = {}
     for line in lines:
         found = line[place + 1 :]
-        shared = found[0] if set(found) <= {NOTHING, *OUTCOME_WORDS.values()} else " / ".join(found)
+        outcomes = [each for each in found if each in OUTCOME_WORDS.values()]
+        without_value = len(outcomes) + found.count(NOTHING) == len(found)
+        shared = " / ".join(found) if not without_value else outcomes[0] if outcomes else NOTHING
         cells.setdefault(tuple(line[:place]), {})[line[place]] = shared
     return [[*name, *(own.get(value, NOTHING) for value in values)] for name, own in cells.items()], values
 

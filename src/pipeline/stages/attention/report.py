@@ -31,7 +31,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     usual = _usual_head_dim(rows)
     here, limits = both[both["head_dim"] == usual], _limits(rows)
     parts: list[Part] = [_memory(rows[rows["head_dim"] == usual], usual), _lengths(here, usual)]
-    for_course = [_grid(both), limits, _accounting(rows), _compiled(both)]
+    for_course = [_grid(both), _accounting(rows, limits.rows), _compiled(both)]
     return Section(_answer(here, limits.rows, usual), parts, for_course=for_course)
 
 
@@ -179,7 +179,7 @@ def _limits(rows: pd.DataFrame) -> Table:
     return Table("limits", "Where memory ends, eager, forward and backward:", pd.DataFrame(found), columns)
 
 
-def _accounting(rows: pd.DataFrame) -> Table:
+def _accounting(rows: pd.DataFrame, limits: pd.DataFrame) -> Table:
     """Account for the peak of the smallest problem that does not fit, tensor by tensor."""
     eager = rows[rows["mode"] == "eager"] if (rows["mode"] == "eager").any() else rows
     out = eager[eager["status"] == "oom"]
@@ -189,9 +189,14 @@ def _accounting(rows: pd.DataFrame) -> Table:
     parts = _tensors(problem.shape, problem.device_type) if problem else []
     at = f"batch {row['setting_batch_size']}, head_dim {row['head_dim']}, length {row['seq_len']}"
     columns = [("tensor", "tensor", text), ("elements", "elements", text), ("bytes", "bytes", data_size)]
+    said = [
+        f"; {data_size(limit['memory_bytes'])} of memory hold up to length {limit['fits']:,.0f}"
+        for _, limit in limits.iterrows()
+        if limit["head_dim"] == row["head_dim"]
+    ]
     return Table(
         "accounting",
-        f"The peak at {at}, by formula:",
+        f"The peak at {at}, by formula{''.join(said)}:",
         pd.DataFrame(parts, columns=["tensor", "elements", "bytes"]),
         columns,
     )

@@ -248,6 +248,8 @@ def _both_grids(grids: Sequence[Table]) -> Table:
         both = both.merge(own, "inner" if place else "right", on)
         heads = {"ours": "ours", "plain": "plain", "gain": "times as fast, both (interval)", "verdict": "verdict"}
         columns += [(f"{dtype}: {head}", f"{name}_{dtype}", text) for name, head in heads.items()]
+    widths = both.groupby("seq_len")["head_dim"].transform("nunique")
+    both = both[widths == both["head_dim"].nunique()]
     queued = grids[0].caption.rstrip(":").partition(", ")[2] if grids else ""
     caption = f"One causal head{queued and ', ' + queued}: forward / backward / both, ms:"
     return Table("grid", caption, both, columns, all_rows=True)

@@ -58,7 +58,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
             _inside_attention("attention", alike(attention, of_model)),
         ],
         for_course=[
-            _forward_times(measured),
+            _forward_times(measured[measured["size"].isin(_ends(kinds)["size"])]),
             _first_kernels(_ends(alike(measured, main))),
             _beside_products(alike(measured, of_model)),
             _products(_ends(kinds[kinds["profiler"] == setting["profiler"]])),
@@ -257,7 +257,8 @@ def _products(kinds: pd.DataFrame) -> Table:
         *((f"{name}, whole step", name, percent) for name in step),
     ]
     both = in_order(wide.join(step).reset_index(), CELL, ORDERS)
-    return Table("products", "Share of the time in kernels:", both, columns, all_rows=True)
+    caption = "Share of the time in kernels: " + " / ".join(head for head, _, _ in columns[len(WHAT) :])
+    return Table("products", f"{caption}:", both, columns, all_rows=True, across="context")
 
 
 def _layer(rows: pd.DataFrame) -> Chart:

@@ -46,7 +46,6 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
         for_course=[
             _fusions(own, steps),
             right.checks(own),
-            right.descents(own),
             right.losses(own),
         ],
     )
