@@ -44,8 +44,8 @@ def test_a_long_table_is_cut_and_says_so():
 def test_a_column_that_goes_across_makes_a_line_a_name_and_a_cell_a_value():
     columns = [*COLUMNS[:1], ("context", "context", count), *COLUMNS[1:]]
     rows = [
-        {"name": "a", "context": 128, "median_ms": 1.0, "median_ms_peer": 1.0},
         {"name": "a", "context": 1024, "status": "oom", "status_peer": "oom"},
+        {"name": "a", "context": 128, "median_ms": 1.0, "median_ms_peer": 1.0},
         {"name": "b", "context": 1024, "median_ms": 3.0, "status_peer": "oom"},
     ]
     assert lines(rows, columns, all_rows=True, across="context") == [

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
+from pandas.api.types import is_numeric_dtype
 
 from pipeline.report.formats import Form, code, text
 from pipeline.report.markup import Markdown
@@ -42,7 +43,11 @@ class Table:
         rule = [":--" if form in TO_THE_LEFT else "--:" for _, _, form in self.columns]
         if self.across is not None:
             place = [head for head, _, _ in self.columns].index(self.across)
-            lines, values = _spread(lines, place)
+            _, name, form = self.columns[place]
+            order = shown[name].drop_duplicates()
+            order = order.sort_values() if is_numeric_dtype(order) else order
+            values: list[str] = [Markdown.escape(form(value)) for value in order]
+            lines = _spread(lines, place, values)
             heads, rule = [*heads[:place], *(f"{heads[place]} {value}".strip() for value in values)], rule[:place]
             rule += ["--:"] * len(values)
         written = "\n".join("| " + " | ".join(line) + " |" for line in [heads, rule, *lines])
@@ -56,9 +61,8 @@ def filled(rows: pd.DataFrame, columns: Columns) -> Columns:
     return [each for each in columns if each[1] in rows and rows[each[1]].notna().any()]
 
 
-def _spread(lines: list[list[str]], place: int) -> tuple[list[list[str]], list[str]]:
-    """Make a line of each name, the cells before `place`, and a cell of each value there; return the values too."""
-    values = list(dict.fromkeys(line[place] for line in lines))
+def _spread(lines: list[list[str]], place: int, values: list[str]) -> list[list[str]]:
+    """Make a line of each name, which is the cells before `place`, and in it a cell of each value at `place`."""
     cells: dict[tuple[str, ...], dict[str, str]] = {}
     for line in lines:
         found = line[place + 1 :]
@@ -66,7 +70,7 @@ def _spread(lines: list[list[str]], place: int) -> tuple[list[list[str]], list[s
         without_value = len(outcomes) + found.count(NOTHING) == len(found)
         shared = " / ".join(found) if not without_value else outcomes[0] if outcomes else NOTHING
         cells.setdefault(tuple(line[:place]), {})[line[place]] = shared
-    return [[*name, *(own.get(value, NOTHING) for value in values)] for name, own in cells.items()], values
+    return [[*name, *(own.get(value, NOTHING) for value in values)] for name, own in cells.items()]
 
 
 def _cell(row: dict[Any, Any], name: str, form: Form) -> str:

@@ -116,7 +116,7 @@ def _mesh(rows: pd.DataFrame) -> Table:
     cases = rows[rows["case"] != "batch"].sort_values("tokens", kind="stable")
     # Of the other splits the best one, and the first that no batch makes compute bound.
     splits = cases[cases["case"] == "split"]
-    kept = [*splits.index[:1], *splits.index[splits["whole_tokens"].isna()][:1]]
+    kept = [*splits.index[:1], *splits.index[splits["tokens"].isna()][:1]]
     cases = cases[(cases["case"] != "split") | cases.index.isin(kept)]
     cases = pd.concat([cases[cases["case"] == "given"], cases[cases["case"] != "given"]])
     cases = cases.assign(

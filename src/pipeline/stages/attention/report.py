@@ -18,6 +18,7 @@ from pipeline.stages.attention.cell import PHASES
 
 ON = ["head_dim", "seq_len", "phase"]
 USUAL_HEAD_DIM = 64
+UNTESTED = "is untested"
 COUNTED = ("before_backward_bytes", "peak_bytes")
 
 
@@ -31,8 +32,8 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     usual = _usual_head_dim(rows)
     here, limits = both[both["head_dim"] == usual], _limits(rows)
     parts: list[Part] = [_memory(rows[rows["head_dim"] == usual], usual), _lengths(here, usual)]
-    for_course = [_grid(both), _accounting(rows, limits.rows), _compiled(both)]
-    return Section(_answer(here, limits.rows, usual), parts, for_course=for_course)
+    for_course = [_grid(both), _accounting(rows, limits), _compiled(both)]
+    return Section(_answer(here, limits, usual), parts, for_course=for_course)
 
 
 def _usual_head_dim(rows: pd.DataFrame) -> int:
@@ -150,7 +151,7 @@ def _problem(rows: pd.DataFrame, seq_len: int) -> _Problem | None:
     return _Problem(shape, row["device_type"], float(said["memory_bytes"].max()))
 
 
-def _limits(rows: pd.DataFrame) -> Table:
+def _limits(rows: pd.DataFrame) -> pd.DataFrame:
     """Put the longest sequence that fits by formula beside what fitted and what ran out."""
     found = []
     for head_dim, group in rows[rows["mode"] == "eager"].groupby("head_dim"):
@@ -165,18 +166,10 @@ def _limits(rows: pd.DataFrame) -> Table:
         found.append(
             {
                 **{"head_dim": head_dim, "memory_bytes": problem.memory_bytes, "fits": fits, "done": done, "out": out},
-                "verdict": ("agrees" if agrees else "contradicts") if tried else "untested",
+                "verdict": ("agrees" if agrees else "is wrong") if tried else UNTESTED,
             }
         )
-    columns: Columns = [
-        ("head_dim", "head_dim", count),
-        ("memory", "memory_bytes", data_size),
-        ("longest by formula", "fits", count),
-        ("longest that ran", "done", count),
-        ("shortest out of memory", "out", count),
-        ("formula", "verdict", text),
-    ]
-    return Table("limits", "Where memory ends, eager, forward and backward:", pd.DataFrame(found), columns)
+    return pd.DataFrame(found)
 
 
 def _accounting(rows: pd.DataFrame, limits: pd.DataFrame) -> Table:
@@ -190,9 +183,10 @@ def _accounting(rows: pd.DataFrame, limits: pd.DataFrame) -> Table:
     at = f"batch {row['setting_batch_size']}, head_dim {row['head_dim']}, length {row['seq_len']}"
     columns = [("tensor", "tensor", text), ("elements", "elements", text), ("bytes", "bytes", data_size)]
     said = [
-        f"; {data_size(limit['memory_bytes'])} of memory hold up to length {limit['fits']:,.0f}"
+        f"; {data_size(limit['memory_bytes'])} hold up to length {limit['fits']:,.0f} by it (longest that ran: "
+        f"{limit['done']:,.0f}, shortest out of memory: {limit['out']:,.0f}, so the formula {limit['verdict']})"
         for _, limit in limits.iterrows()
-        if limit["head_dim"] == row["head_dim"]
+        if limit["head_dim"] == row["head_dim"] and limit["verdict"] != UNTESTED
     ]
     return Table(
         "accounting",

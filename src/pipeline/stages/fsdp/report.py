@@ -43,7 +43,6 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
         for_course=[
             *tables[MOST_TABLES:],
             _saved(steps),
-            sharded.by_formula(own[own["way"].isin([DDP, OURS])]),
             _captures(lead, captured),
             phases.lanes(
                 "capture",

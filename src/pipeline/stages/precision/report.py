@@ -110,7 +110,10 @@ def _sums_table(sums: pd.DataFrame) -> Table:
     ]
     case = ASSIGNED_SUMS[0]
     return Table(
-        "sums_table", f"{case.steps:,} additions of {case.addend}, error = what either rounding adds:", sums, columns
+        "sums_table",
+        f"After {case.steps:,} additions of {case.addend}; error = what either rounding adds:",
+        sums,
+        columns,
     )
 
 

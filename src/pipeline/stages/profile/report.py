@@ -202,7 +202,10 @@ def _inside_attention(name: str, attention: pd.DataFrame, across: str | None = N
         ("products over softmax: FLOPs", "flops_times", times),
     ]
     caption = "Inside plain attention, all layers together" + (
-        ": " + " / ".join(head for head, _, _ in columns[len(WHAT) + 1 :]) if across else ""
+        ": ms of the two products / of scale, mask, casts and copies / of softmax / softmax's time over that of the "
+        "products / the products' FLOPs over those of softmax"
+        if across
+        else ""
     )
     return Table(name, f"{caption}:", attention, columns, all_rows=True, across=across)
 
@@ -257,8 +260,11 @@ def _products(kinds: pd.DataFrame) -> Table:
         *((f"{name}, whole step", name, percent) for name in step),
     ]
     both = in_order(wide.join(step).reset_index(), CELL, ORDERS)
-    caption = "Share of the time in kernels: " + " / ".join(head for head, _, _ in columns[len(WHAT) :])
-    return Table("products", f"{caption}:", both, columns, all_rows=True, across="context")
+    caption = (
+        "Share of the time in kernels: products in the forward pass / in forward and backward / in a whole step / "
+        "optimizer in a whole step / elementwise / copies:"
+    )
+    return Table("products", caption, both, columns, all_rows=True, across="context")
 
 
 def _layer(rows: pd.DataFrame) -> Chart:
