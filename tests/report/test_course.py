@@ -5,6 +5,7 @@ from pipeline.errors import UserError
 from pipeline.registry import stages
 from pipeline.report.course import filled, places
 from pipeline.report.formats import text
+from pipeline.report.markup import unwrapped
 from pipeline.report.table import Table
 
 TABLE = Table("times", "Times:", pd.DataFrame({"a": ["x"]}), [("a", "a", text)])
@@ -14,6 +15,11 @@ def test_a_part_takes_its_place_and_the_words_stay():
     written = filled("### problem\n\nWords.\n\n[[times]]\n\nMore.", "flash", {"times": TABLE})
     assert written.startswith("### problem\n\nWords.\n\nTimes:\n\n| a |")
     assert written.endswith("More.")
+
+
+def test_a_part_right_below_a_paragraph_goes_on_with_it():
+    written = unwrapped(filled("Words\nof a problem.\n[[times]]", "flash", {"times": TABLE}))
+    assert written.startswith("Words of a problem. Times:\n\n| a |")
 
 
 def test_a_part_that_was_not_measured_is_told_with_its_command():

@@ -12,16 +12,17 @@ from pipeline.errors import UserError
 from pipeline.report.markup import Markdown, unwrapped
 from pipeline.report.section import Part
 from pipeline.report.told import Told, is_empty
-from pipeline.report.writeup import part_markdown
+from pipeline.report.writeup import part_markdown, row_links
 
 PLACE = re.compile(r"^\[\[([a-z0-9_]+)\]\]$", re.MULTILINE)
 HEAD = """\
 # The course's problems, answered on this machine
 
 Stanford's CS336, assignment 2 (systems), editions 2025 and 2026: each problem with the table or figure it asks for, and
-why it comes out so. The words are written by hand and hold on any machine; the values are this one's. A cell with several
-values has them in the order that the line above the table names; `~` marks unstable times. The course's xl of 2026
-is 2.7B here. [The write-up](writeup.md) says how all was measured and how far to trust it."""
+why it comes out so. The words are written by hand and hold on any machine; the values are this one's. Tables show the
+rows that answer a problem; the links lead to all. A cell with several values has them in the order that the line above
+the table names, and `~` marks unstable times. The course's xl of 2026 is 2.7B here. [The write-up](writeup.md) says how
+all was measured and how far to trust it."""
 NOT_HERE = "*Not measured here: `snakemake results/{stage}/cells.csv` measures what this scale has of it.*"
 
 
@@ -37,8 +38,9 @@ def _answers(told: Told) -> str:
         return ""
     parts = (*told.parts, *(told.section.for_course if told.section else ()))
     shown = {part.name: part for part in parts if not is_empty(part)}
+    words = file.read_text(encoding="utf-8").strip().replace("\n\n", f"\n\n(All rows: {row_links(told)}.) ", 1)
     # What a place stands for goes on with the paragraph right above it.
-    return unwrapped(filled(file.read_text(encoding="utf-8").strip(), told.stage.name, shown))
+    return unwrapped(filled(words, told.stage.name, shown))
 
 
 def filled(text: str, stage: str, parts: Mapping[str, Part]) -> str:

@@ -96,9 +96,13 @@ def _changes_table(rows: pd.DataFrame) -> Table:
 def section(told: Told) -> list[str]:
     """Return the blocks of a stage's section: question, answer, parts, note, and where all its rows are."""
     answer = f"**{Markdown.escape(told.section.answer)}**" if told.section else _no_figures(told)
-    links = ", ".join(f"[{Markdown.escape(name)}](../results/{told.stage.name}/{name}.csv)" for name in told.tables)
     parts = [part_markdown(told.stage.name, part) for part in told.parts]
-    return [f"## {Markdown.escape(told.stage.question)}", answer, *parts, told.note, f"All rows: {links}."]
+    return [f"## {Markdown.escape(told.stage.question)}", answer, *parts, told.note, f"All rows: {row_links(told)}."]
+
+
+def row_links(told: Told) -> str:
+    """Return links to the tables of all rows of a stage."""
+    return ", ".join(f"[{Markdown.escape(name)}](../results/{told.stage.name}/{name}.csv)" for name in told.tables)
 
 
 def part_markdown(stage: str, part: Part) -> str:

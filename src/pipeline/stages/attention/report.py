@@ -117,7 +117,9 @@ def _grid(both: pd.DataFrame) -> Table:
         ("in use before backward", "before_backward_bytes_peer_forward", data_size),
         ("peak", "peak_bytes_peer_forward", data_size),
     ]
-    caption = "Eager attention: forward / backward (medians, ms) / memory in use before backward / peak:"
+    passes = known(both, "n_peer")["n_peer"].max()
+    how_many = "" if pd.isna(passes) else f" of {passes:.0f} passes"
+    caption = f"Eager attention: forward / backward (medians{how_many}, ms) / memory in use before backward / peak:"
     return Table("grid", caption, grid, columns, all_rows=True, across="length")
 
 

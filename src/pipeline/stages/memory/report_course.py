@@ -9,7 +9,7 @@ from pipeline.report.chart import Chart
 from pipeline.report.formats import code, count, gb, mib, number, text, times
 from pipeline.report.frame import in_order, with_figures
 from pipeline.report.section import Part
-from pipeline.report.table import Table
+from pipeline.report.table import Columns, Table
 from pipeline.stages.memory.report_recordings import (
     ATTENTION_WORDS,
     GAIN,
@@ -45,7 +45,7 @@ def course_parts(
     return [
         *_timelines(rows, plain, shown, lead),
         _phases(rows, lead),
-        _all_peaks(plain),
+        _all_peaks(shown[shown["checkpoint_every"] == 0]),
         _residual_stream(rows, plain),
         _largest(rows, plain),
         *_block(rows, shown),
@@ -87,15 +87,17 @@ def _phases(rows: pd.DataFrame, lead: pd.Series) -> Table:
     return Table("phases", caption, peaks, columns, all_rows=True)
 
 
-def _all_peaks(plain: pd.DataFrame) -> Table:
+def _all_peaks(cells: pd.DataFrame) -> Table:
     """Write the peak of each way to run and context, fp32 and bf16 beside each other."""
-    keys = ["mode", "context_length"]
+    keys = ["mode", "attention", "context_length"]
     sides = [
-        plain.loc[plain["precision"] == each, [*keys, "peak_bytes", "status", "formula"]]
+        cells.loc[cells["precision"] == each, [*keys, "peak_bytes", "status", "formula"]]
         for each in ORDERS["precision"]
     ]
     both = sides[0].merge(sides[1], "outer", keys, suffixes=("_fp32", "_bf16"))
-    both = in_order(both, keys, ORDERS).assign(way=lambda rows: rows["mode"].map(MODE_WORDS))
+    both = in_order(both, keys, ORDERS).assign(
+        way=lambda rows: rows["mode"].map(MODE_WORDS) + ", " + rows["attention"].map(ATTENTION_WORDS)
+    )
     both = both.assign(ratio_bytes=both["peak_bytes_bf16"] / both["peak_bytes_fp32"])
     columns = [
         ("what", "way", text),
@@ -107,7 +109,7 @@ def _all_peaks(plain: pd.DataFrame) -> Table:
         ("formula over bf16", "formula_bf16", times),
     ]
     caption = (
-        f"Peaks of {plain['size'].iloc[0] if len(plain) else ''}, plain attention: fp32, GB / bf16, GB / bf16 over "
+        f"Peaks of {cells['size'].iloc[0] if len(cells) else ''}: fp32, GB / bf16, GB / bf16 over "
         "fp32 / the formula over what was measured in fp32 / in bf16:"
     )
     return Table("peaks", caption, both, columns, all_rows=True, across="context")
@@ -179,7 +181,7 @@ def _block(rows: pd.DataFrame, shown: pd.DataFrame) -> list[Table]:
         name=saved["module"].fillna("").replace("", "block") + " " + saved["operation"].astype(str),
         form=["×".join(f"{each:.0f}" for each in shape) for shape in saved["shape"]],
     )
-    tensors = [
+    tensors: Columns = [
         ("largest", "place", count),
         ("", "setting", text),
         ("tensor", "name", code),
@@ -187,7 +189,7 @@ def _block(rows: pd.DataFrame, shown: pd.DataFrame) -> list[Table]:
         ("shape", "form", text),
         ("MB", "size_bytes", _mb),
     ]
-    sums = [
+    sums: Columns = [
         ("attention", "words", text),
         ("precision", "precision", text),
         ("gradients of a block's parameters, MB", "gradients_bytes", _mb),
