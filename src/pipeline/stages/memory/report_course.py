@@ -167,7 +167,7 @@ def _block(rows: pd.DataFrame, shown: pd.DataFrame) -> list[Table]:
         name=saved["module"].fillna("").replace("", "block") + " " + saved["operation"].astype(str),
         form=["×".join(f"{each:.0f}" for each in shape) for shape in saved["shape"]],
     )
-    tensors = [
+    tensors: Columns = [
         ("attention", "words", text),
         ("precision", "precision", text),
         ("context", "context_length", count),
@@ -176,7 +176,7 @@ def _block(rows: pd.DataFrame, shown: pd.DataFrame) -> list[Table]:
         ("shape", "form", text),
         ("MB", "size_bytes", _mb),
     ]
-    sums = [
+    sums: Columns = [
         ("precision", "precision", text),
         ("context", "context_length", count),
         ("attention", "words", text),
