@@ -254,7 +254,7 @@ def test_a_cell_is_stale_where_a_peer_of_its_stage_came_or_has_another_version(r
     found = {"fa4": None}
     monkeypatch.setattr(peers, "version_of", found.get)
     stage = ModuleType("pipeline.stages.timing.cell")
-    stage.PEERS = ("fa4",)
+    stage.PACKAGES = ("fa4",)
     monkeypatch.setitem(sys.modules, "pipeline.stages.timing.cell", stage)
     record["code"] = code_facts("pipeline.stages.timing", AFTER_ALL_EDITS)
     assert why_stale(record, Settings(), 2, NOW) is None

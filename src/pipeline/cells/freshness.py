@@ -79,7 +79,7 @@ def code_facts(package: str, issued_at: float, measured: bool = True) -> dict[st
         "modules": modules,
         "environment": environment,
         "libraries": library_environment(),
-        "peers": versions(getattr(sys.modules.get(f"{package}.cell"), "PEERS", ())),
+        "peers": versions(getattr(sys.modules.get(f"{package}.cell"), "PACKAGES", ())),
     }
 
 

@@ -19,7 +19,10 @@ from pipeline.stages.flash.cell import (
 )
 
 # Ours, then the fastest of the others first.
-IMPLS = ("triton", "sdpa_cudnn", "sdpa_flash", "sdpa_efficient", "sdpa", "flex", "compiled_eager", "eager", "tiled")
+IMPLS = (
+    *("triton", "fa4", "sdpa_cudnn", "sdpa_flash", "sdpa_efficient", "sdpa", "flex", "compiled_eager", "eager"),
+    "tiled",
+)
 ORDERS = {"dtype": DTYPES, "impl": IMPLS, "phase": PHASES}
 SHAPE = ["is_causal", "batch_size", "num_heads", GROUP_AXIS, "head_dim", "seq_len"]
 PROBLEM = ["dtype", *SHAPE]
@@ -35,6 +38,7 @@ class _Words(dict[str, str]):
 WORDS = _Words(
     {
         "triton": "our Triton kernels",
+        "fa4": "FlashAttention-4",
         "sdpa_cudnn": "cuDNN through SDPA",
         "sdpa_flash": "FlashAttention-2 through SDPA",
         "sdpa_efficient": "SDPA's memory-efficient kernel",
