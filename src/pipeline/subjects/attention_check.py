@@ -178,7 +178,7 @@ def _check_length(attend: Attend, inputs: tuple[Tensor, ...], is_causal: bool) -
             raise
         if lacking := lacks(f"{type(error).__name__}: {error}"):
             raise Skipped(lacking) from error
-        if q.device.type == "cpu" and _is_of_triton(error):
+        if q.device.type == "cpu" and is_of_triton(error):
             raise Skipped("needs a CUDA GPU: it is a Triton kernel") from error
         if q.dtype == torch.bfloat16 and _is_interpreted(attend, inputs):
             raise Skipped("bf16 waits for a GPU: Triton's interpreter multiplies it wrongly") from error
@@ -362,5 +362,6 @@ def _place(error: Exception) -> str:
     return f" ({Path(last.filename).name}:{last.lineno})"
 
 
-def _is_of_triton(error: Exception) -> bool:
+def is_of_triton(error: Exception) -> bool:
+    """Tell whether an error was raised in Triton."""
     return any("/triton/" in frame.filename for frame in traceback.extract_tb(error.__traceback__))

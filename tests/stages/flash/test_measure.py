@@ -146,7 +146,7 @@ def test_whatever_flash_attention_4_raises_costs_its_own_rows(fa4):
 
     rows = fa4(refuse, CELL)
     assert {rows[FA4, phase]["status"] for phase in PHASES} == {"skipped"}
-    reason = "FlashAttention-4 raises AssertionError: inputs must be float16 or bfloat16"
+    reason = "flash-attn-4 raises AssertionError: inputs must be float16 or bfloat16"
     assert rows[FA4, "forward"]["reason"] == reason
     assert rows["eager", "forward"]["n"] == 3
 

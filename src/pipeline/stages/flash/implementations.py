@@ -17,7 +17,7 @@ from pipeline.compat.torch_private import sdpa_choice
 from pipeline.errors import Skipped
 from pipeline.formulas.attention import Shape
 from pipeline.instruments.machine.toolchain import require_compiler
-from pipeline.instruments.memory.out_of_memory import is_out_of_memory
+from pipeline.instruments.sampling.trying import peer_errors_as_skipped
 from pipeline.peers import load
 from pipeline.stages.flash.cell import FA4, GPU_ONLY, OURS, Cell
 
@@ -174,14 +174,13 @@ def _causal(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor
 def refusals_as_skipped(name: str) -> Iterator[None]:
     """Turn errors by which an implementation refuses a problem into Skipped; let all others pass.
 
-    Ours raise ValueError before any launch. SDPA warns why none of its kernels fits, then raises. FlashAttention-4
-    refuses by assertions and by errors of its compiler: whatever it raises, but for what ends all work on the GPU, is a
-    refusal.
+    Ours raise ValueError before any launch. SDPA warns why none of its kernels fits, then raises.
     """
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         try:
-            yield
+            with peer_errors_as_skipped(name):
+                yield
         except Exception as error:
             reason = _refusal(name, error, [str(warning.message) for warning in warned])
             if reason is None:
@@ -192,9 +191,6 @@ def refusals_as_skipped(name: str) -> Iterator[None]:
 def _refusal(name: str, error: Exception, warned: list[str]) -> str | None:
     if name in OURS and isinstance(error, ValueError):
         return str(error)
-    if name == FA4 and not isinstance(error, Skipped | torch.AcceleratorError) and not is_out_of_memory(error):
-        said = str(error).partition("\n")[0]
-        return f"FlashAttention-4 raises {type(error).__name__}: {said}"
     if isinstance(error, RuntimeError) and any(text in str(error) for text in REFUSALS):
         return _reason(error, warned)
     return None

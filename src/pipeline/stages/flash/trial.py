@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from time import perf_counter
 from typing import Any, TypeVar, cast
 
 import torch
@@ -12,7 +11,7 @@ from pipeline.attention.reference import ExactAttention, exact_attention
 from pipeline.errors import Skipped
 from pipeline.instruments.memory.out_of_memory import attempt, free_memory
 from pipeline.instruments.sampling.interleaving import Work
-from pipeline.instruments.sampling.step_timing import time_call_ms
+from pipeline.instruments.sampling.trying import measured_call, timed_call
 from pipeline.stages.flash import implementations
 from pipeline.stages.flash.cell import PHASES, Settings
 
@@ -85,15 +84,6 @@ class Trial:
     sample_s: dict[str, float] = field(default_factory=dict)
     columns: dict[str, Row] = field(default_factory=lambda: {phase: {} for phase in PHASES})
     failures: dict[str, Row] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class _Called:
-    """One call: its milliseconds by the host clock, its seconds with preparation, and its result."""
-
-    call_ms: float
-    sample_s: float
-    result: Any
 
 
 class _OutOfMemory(Exception):
@@ -170,11 +160,11 @@ def _try_phase(
     trial.columns[phase] |= _or_raise(name, lambda: _first_call(phase, work, inputs, by_token))
     if phase == PHASES[0]:
         free_memory()  # reference cycles left by compiling and by the previous implementation; once, because it is slow
-    second, extra = _or_raise(name, lambda: _second_call(work, inputs.device))
+    second, extra = _or_raise(name, lambda: measured_call(work, inputs.device))
     trial.columns[phase] |= extra
     called = second
     if called.call_ms / 1e3 > settings.call_limit_s:
-        third = _or_raise(name, lambda: _timed_call(work, inputs.device))
+        third = _or_raise(name, lambda: timed_call(work, inputs.device))
         called = min(second, third, key=lambda each: each.call_ms)
     call_s = called.call_ms / 1e3
     if call_s > settings.call_limit_s:
@@ -194,28 +184,8 @@ def _or_raise(name: str, function: Callable[[], T]) -> T:
 
 
 def _first_call(phase: str, work: Work, inputs: Inputs, by_token: bool) -> Row:
-    first = _timed_call(work, inputs.device)
+    first = timed_call(work, inputs.device)
     return {"first_call_ms": first.call_ms, **_errors(phase, first.result, inputs.exact, by_token)}
-
-
-def _second_call(work: Work, device: torch.device) -> tuple[_Called, Row]:
-    """Make a call; on a GPU also return the peak bytes that it and its preparation need in addition to the inputs."""
-    if device.type != "cuda":
-        return _timed_call(work, device), {}
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    called = _timed_call(work, device)
-    return called, {"extra_bytes": torch.cuda.max_memory_allocated(device) - before}
-
-
-def _timed_call(work: Work, device: torch.device) -> _Called:
-    """Run one sample of the work."""
-    kept: list[Any] = []
-    started = perf_counter()
-    with work.within():
-        argument = work.prepare()
-        call_ms = time_call_ms(lambda: kept.append(work.call(argument)), device)
-    return _Called(call_ms, perf_counter() - started, kept[0])
 
 
 def _errors(phase: str, result: Any, exact: ExactAttention, by_token: bool = False) -> Row:

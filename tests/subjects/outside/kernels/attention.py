@@ -47,7 +47,7 @@ def by_name_alone(q, k, v, *, is_causal=False):
 
 def shares_keys(q, k, v, is_causal):
     """For heads of queries that share fewer heads of keys, and for others."""
-    batch, kv_heads, length, head_dim = k.shape
+    _batch, kv_heads, length, head_dim = k.shape
     group = q.shape[1] // kv_heads
     folded = (tensor.reshape(-1, length, head_dim) for tensor in (q, *(x.repeat_interleave(group, 1) for x in (k, v))))
     return Right.apply(*folded, is_causal).view_as(q)
