@@ -5,10 +5,15 @@ from pipeline.report.section import listing
 WORDS = {
     "eager_again": "eager again",
     "fused": "fused AdamW",
+    "muon": "Muon",
     "flash": "our flash attention",
     "sdpa": "SDPA",
+    "blocks": "our fused blocks",
     "compile": "torch.compile",
+    "fp8": "fp8 products",
+    "fp8_rowwise": "fp8 products by rows",
     "graph": "a CUDA graph",
+    "bf16_moments": "bf16 moments",
     "bf16_weights": "bf16 weights",
     "checkpointing": "checkpoints",
 }

@@ -11,6 +11,11 @@ from ..sections import made_once
 
 SHARES = {  # of the eager step's time that stays
     "fused": 0.82,
+    "muon": 1.1,
+    "blocks": 0.8,
+    "fp8": 0.95,
+    "fp8_rowwise": 1.05,
+    "bf16_moments": 0.95,
     "flash": 0.8,
     "sdpa": 0.75,
     "compile": 0.9,
@@ -19,7 +24,7 @@ SHARES = {  # of the eager step's time that stays
     "checkpointing": 1.27,
 }
 EAGER_MS = {"medium": 110.0, "xl": 310.0, "nano": 40.0}
-ON_GPU = {"flash", "graph"}
+ON_GPU = {"flash", "fp8", "fp8_rowwise", "graph"}
 
 
 def step(rng, cell, levers, on_gpu):

@@ -39,7 +39,6 @@ def build(name: str, operation: str, settings: Settings, device: torch.device) -
         return ours(operation, in_triton())
     if name == LIGER:
         if device.type != "cuda":
-            load(LIGER, "liger_kernel")  # whoever lacks both reads how to install it
             raise Skipped("Liger's Triton kernels need a CUDA GPU")
         return _liger(operation)
     plain = DIFFERENTIABLE[operation]

@@ -4,7 +4,7 @@ import pandas as pd
 
 from pipeline.formulas.size_order import BY_SIZE
 from pipeline.report.table_rows import in_order, ok
-from pipeline.stages.levers.cell import EAGER, EAGER_AGAIN, LEVERS, names
+from pipeline.stages.levers.cell import EAGER, EAGER_AGAIN, LEVERS, UNPROVEN, names
 
 MODEL = ["size", "context_length"]
 
@@ -57,11 +57,8 @@ def largest(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def advised(model: pd.DataFrame) -> pd.Series:
-    """Return the fastest step of a model without weights in bf16, be it the eager one.
-
-    A few steps do not show what many small updates lose that such weights round away.
-    """
-    return fastest(model[~model["levers"].str.contains("bf16_weights", regex=False)])
+    """Return the fastest step of a model, be it the eager one, of levers of which a few steps say enough."""
+    return fastest(model[[not {*UNPROVEN} & {*names(levers)} for levers in model["levers"]]])
 
 
 def ladder(model: pd.DataFrame) -> pd.DataFrame:

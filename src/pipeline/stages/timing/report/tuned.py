@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 
 EAGER = "eager"
-# A few steps do not show what weights in bf16 lose over many small updates; and eager's second turn is no lever.
-NOT_ADVISED = "bf16_weights|eager_again"
+# Of these a few steps do not show how they train in the long run; and eager's second turn is no lever.
+NOT_ADVISED = "bf16_weights|bf16_moments|muon|fp8|eager_again"
 SAME = ["size", "context_length", "batch_size", "setting_vocab_size"]
 FIGURES = ["tokens_per_s", "mfu_pct", "gain", "peak_bytes"]
 TOLD = ["levers", *FIGURES, "power_capped"]
