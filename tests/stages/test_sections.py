@@ -29,6 +29,8 @@ BY_FORMULA = {
     "step8b": {"19", "2026"},  # a step, and the year of the leaderboard
     "accounting": {"3", "6", "9", "10", "12", "30", "50", "62", "63.2", "66", "81"},
 }
+# Published runs are older than this stage.
+PUBLISHED = [name for name in NAMES if name != "ops"]
 SNAPSHOTS = Path(__file__).parents[2] / "reports"
 RUNS = ("h200", "laptop")
 
@@ -48,7 +50,7 @@ def arguments_of(name, run):
 
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("run", RUNS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_the_section_of_a_part_of_the_cells_is_whole(name, run, tmp_path_factory):
     rows, *beside = arguments_of(name, run)
     build = built(stages()[name].build_section(), name)
@@ -57,13 +59,13 @@ def test_the_section_of_a_part_of_the_cells_is_whole(name, run, tmp_path_factory
 
 
 @pytest.mark.parametrize("run", RUNS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_the_columns_of_rows_tell_the_rows_of_a_cell_apart(name, run):
     assert unnamed_rows(name, arguments_of(name, run)[0]).empty
 
 
 @pytest.mark.usefixtures("undrawn")
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_no_number_of_the_prose_stays_when_every_figure_is_another(name, tmp_path):
     rows, *beside = arguments_of(name, "h200")
     rng, build = np.random.default_rng(1), built(stages()[name].build_section(), name)
