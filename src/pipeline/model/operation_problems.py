@@ -74,7 +74,7 @@ class Problem:
         """The exact results for the numbers that were drawn last."""
         if self._exact is None:
             count = len(self.inputs)
-            compute = _EXACT.get(self.operation, partial(_exact_by_autograd, DIFFERENTIABLE.get(self.operation)))
+            compute = _EXACT.get(self.operation) or partial(_exact_by_autograd, DIFFERENTIABLE[self.operation])
             self._exact = compute(self._kept[:count], self.constants, self._kept[count:])
         return self._exact
 

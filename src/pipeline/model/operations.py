@@ -1,5 +1,8 @@
 """What stands between the matrix products of a transformer, in torch's own operations: the plain way of each."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -39,7 +42,7 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, ignore_inde
     return functional.cross_entropy(logits, targets, ignore_index=ignore_index)
 
 
-DIFFERENTIABLE = {
+DIFFERENTIABLE: dict[str, Callable[..., Any]] = {
     "rms_norm": rms_norm,
     "rotary": rotary,
     "swiglu": swiglu,

@@ -101,7 +101,8 @@ class Bf16MomentsAdamW(torch.optim.Optimizer):
 def _update_in_triton(parameter: Tensor, moments: Moments, group: dict[str, Any]) -> None:
     from pipeline.model.fused.triton.adamw import update
 
-    update(parameter, *moments, group["count"], group["lr"], *group["betas"], group["eps"], group["weight_decay"])
+    (mean, square), (beta1, beta2), count = moments, group["betas"], group["count"]
+    update(parameter, mean, square, count, group["lr"], beta1, beta2, group["eps"], group["weight_decay"])
 
 
 def _update(parameter: Tensor, moments: Moments, group: dict[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """Operations of the user's own in an ops cell: checked alone, then timed in turn with the others."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,5 +39,5 @@ def _measure(
     for subject in subjects:
         with turns.of(subject.name):
             function = function_of(subject)
-        own[subject.name] = lambda function=function: function
+        own[subject.name] = partial(lambda built: built, function)
     return measure_together(cell, settings, Stopwatch(), own, turns.of)
