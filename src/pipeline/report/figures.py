@@ -70,21 +70,11 @@ LINES = ("-", "--", "-.", ":")
 
 # One colour, one meaning in all figures. Names that share it differ in line and marker.
 MEANINGS = {
-    BLUE: ("bucketed", "naive", "flat", "overlap", "triton", "tiled", "flash", "fsdp", "ours"),  # ours
+    BLUE: ("bucketed", "naive", "flat", "overlap", "triton", "tiled", "flash", "fsdp"),  # ours
     # PyTorch's
-    ORANGE: (
-        "torch",
-        "torch_tuned",
-        "sdpa_cudnn",
-        "sdpa_flash",
-        "sdpa_efficient",
-        "sdpa",
-        "flex",
-        "torch_fsdp",
-        "fused",
-    ),
+    ORANGE: ("torch", "torch_tuned", "sdpa_cudnn", "sdpa_flash", "sdpa_efficient", "sdpa", "flex", "torch_fsdp"),
     GREY: ("eager", "none"),  # the plain way
-    "#3F3F3F": ("compiled", "compiled_eager", "compile"),
+    "#3F3F3F": ("compiled", "compiled_eager"),
     BLACK: ("fp32",),
     "#882255": ("bf16",),
     "#B8860B": ("tf32",),

@@ -113,10 +113,13 @@ def test_what_is_wrong_has_no_times_and_the_others_have(measured):
     assert rows["eager", WHOLE]["n"] == 3
 
 
-def test_what_writes_in_its_inputs_place_is_right_and_changes_nothing_for_the_others(measured):
+def test_what_writes_in_its_inputs_place_gets_them_back_before_each_call(measured):
+    seen = set()
+
     class InPlace(torch.autograd.Function):
         @staticmethod
         def forward(ctx, gate, up):
+            seen.add((float(gate.double().sum()), float(up.double().sum())))
             ctx.save_for_backward(gate, up)
             return operations.swiglu(gate, up)
 
@@ -131,6 +134,7 @@ def test_what_writes_in_its_inputs_place_is_right_and_changes_nothing_for_the_ot
     for impl in ("ours", "eager"):
         assert rows[impl, WHOLE]["n"] == 3
         assert rows[impl, BACKWARD]["gradient_rel_error"] < 1e-6
+    assert len(seen) == 2  # of all calls: the numbers before and while it was timed, and those after it
 
 
 def test_what_is_right_in_its_first_calls_alone_is_wrong(measured):
