@@ -9,6 +9,7 @@ ran: it has one thread, so that ranks can be forked from it within milliseconds.
 """
 
 import multiprocessing
+import os
 import pickle
 import time
 import traceback
@@ -114,6 +115,9 @@ class Host:
 
     def _serve(self, requests):
         self._requests.close()
+        # What fails is told through pipes; profilers and crashes have more to say than the terminal need show.
+        for stream in (1, 2):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
         # Tensors here are small, and beside other tests a rank's threads wait for each other.
         starting.threads_per_rank = lambda _num_ranks: 1
         worlds = {}
