@@ -165,13 +165,13 @@ def test_compute_dtype_rounds_weights_and_gradients_but_not_the_shards(context, 
 def test_passes_inside_no_sync_are_summed_and_later_gradients_added(context, rule):
     alone = Net(seed=0)
     fsdp = FSDP(Net(seed=0), shard=RULES[rule])
-    for _ in range(2):  # the second time on top of the first one's gradients
+    for used in ((0,), ()):  # the second time on top of the first one's gradients, of which one stays as it is
         parts = share(context, data()).chunk(2)
         with fsdp.no_sync():
-            loss(fsdp(parts[0], (0,))).backward()
+            loss(fsdp(parts[0], used)).backward()
         synchronize(fsdp, loss(fsdp(parts[1])))
         for rank_part in data().chunk(context.world_size):
-            for part, branches in zip(rank_part.chunk(2), [(0,), ()], strict=True):
+            for part, branches in zip(rank_part.chunk(2), [used, ()], strict=True):
                 (loss(alone(part, branches)) / context.world_size).backward()
     for module in (alone, fsdp):
         torch.optim.SGD(module.parameters(), lr=0.1).step()
