@@ -5,7 +5,6 @@ from pipeline.errors import UserError
 from pipeline.registry import stages
 from pipeline.report.course import filled, places
 from pipeline.report.formats import text
-from pipeline.report.markup import unwrapped
 from pipeline.report.table import Table
 
 TABLE = Table("times", "Times:", pd.DataFrame({"a": ["x"]}), [("a", "a", text)])
@@ -18,7 +17,7 @@ def test_a_part_takes_its_place_and_the_words_stay():
 
 
 def test_a_part_right_below_a_paragraph_goes_on_with_it():
-    written = unwrapped(filled("Words\nof a problem.\n[[times]]", "flash", {"times": TABLE}))
+    written = filled("Words\nof a problem.\n[[times]]", "flash", {"times": TABLE})
     assert written.startswith("Words of a problem. Times:\n\n| a |")
 
 

@@ -39,18 +39,20 @@ def _answers(told: Told) -> str:
     parts = (*told.parts, *(told.section.for_course if told.section else ()))
     shown = {part.name: part for part in parts if not is_empty(part)}
     words = file.read_text(encoding="utf-8").strip().replace("\n\n", f"\n\n(All rows: {row_links(told)}.) ", 1)
-    # What a place stands for goes on with the paragraph right above it.
-    return unwrapped(filled(words, told.stage.name, shown))
+    return filled(words, told.stage.name, shown)
 
 
 def filled(text: str, stage: str, parts: Mapping[str, Part]) -> str:
-    """Put parts in the places of a text; one that was not measured is told to be so."""
+    """Put parts in the places of a text; one that was not measured is told to be so.
+
+    What stands right below a paragraph, without an empty line, goes on with it: a caption is its last sentence.
+    """
 
     def part(place: re.Match[str]) -> str:
         found = parts.get(place[1])
         return part_markdown(stage, found) if found is not None else NOT_HERE.format(stage=stage)
 
-    return PLACE.sub(part, text)
+    return unwrapped(PLACE.sub(part, text))
 
 
 def places(text: str) -> list[str]:

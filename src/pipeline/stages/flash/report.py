@@ -14,11 +14,20 @@ from pipeline.report.frame import in_order, known, with_figures
 from pipeline.report.section import Change, Part, Section, say
 from pipeline.report.table import NOTHING, OUTCOME_WORDS, Columns, Table
 from pipeline.report.versus import FASTER, judge, side_by_side, versus
-from pipeline.stages.flash.cell import BOTH_PHASES, DTYPES, GROUP_AXIS, LEADERBOARD, OURS, PEERS, PHASES, THREE_TF32
+from pipeline.stages.flash.cell import (
+    BOTH_PHASES,
+    DTYPES,
+    FA4,
+    GROUP_AXIS,
+    LEADERBOARD,
+    OURS,
+    PEERS,
+    PHASES,
+    THREE_TF32,
+)
 
 PROBLEM = ["dtype", "is_causal", "batch_size", "num_heads", GROUP_AXIS, "head_dim", "seq_len"]
 SHAPE_HEAD = "batch×heads×length×head_dim"
-FA4 = "fa4"
 WORDS = {
     "triton": "ours",
     "tiled": "ours, in PyTorch",
@@ -257,12 +266,12 @@ def _both_grids(grids: Sequence[Table]) -> Table:
 
 def _three(row: pd.Series, suffix: str) -> str:
     """Write the times of all phases of a side, or what came of it."""
-    found = [
-        OUTCOME_WORDS.get(row[f"status{suffix}_{phase}"], NOTHING) if pd.isna(value) else number(value)
-        for phase in PHASES
-        for value in [row[f"median_ms{suffix}_{phase}"]]
-    ]
-    return found[0] if len(set(found)) == 1 else " / ".join(found)
+    values = [row[f"median_ms{suffix}_{phase}"] for phase in PHASES]
+    outcomes = [OUTCOME_WORDS.get(row[f"status{suffix}_{phase}"], NOTHING) for phase in PHASES]
+    if pd.isna(values).all() and len(set(outcomes)) == 1:
+        return outcomes[0]
+    found = zip(values, outcomes, strict=True)
+    return " / ".join(outcome if pd.isna(value) else number(value) for value, outcome in found)
 
 
 def _queued(rows: pd.DataFrame) -> str:

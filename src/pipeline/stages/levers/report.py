@@ -25,18 +25,23 @@ from pipeline.report.frame import with_figures
 from pipeline.report.section import Change, FirstScreen, Part, Section, say
 from pipeline.report.table import Columns, Table
 from pipeline.report.versus import COLUMNS, FASTER, versus
-from pipeline.stages.levers.cell import EAGER, EAGER_AGAIN, LEVERS, names
+from pipeline.stages.levers.cell import EAGER, EAGER_AGAIN, LEVERS, UNPROVEN, names
 
 ON = ["size", "context_length"]
 # Change what is trained, or only make room: they tune no model.
-NO_TUNING = ("bf16_weights", "checkpointing", "fp8")
+NO_TUNING = (*UNPROVEN, "checkpointing")
 WORDS = {
     "eager": "as written",
     "eager_again": "as written, once more",
     "fused": "fused AdamW",
     "flash": "our flash attention",
     "sdpa": "SDPA",
+    "muon": "Muon",
+    "blocks": "our fused blocks",
     "compile": "torch.compile",
+    "fp8": "fp8 products",
+    "fp8_rowwise": "fp8 products, scaled by row",
+    "bf16_moments": "bf16 moments",
     "graph": "CUDA graph",
     "bf16_weights": "bf16 weights",
     "checkpointing": "checkpoints",

@@ -74,7 +74,7 @@ def _timelines(rows: pd.DataFrame, plain: pd.DataFrame, shown: pd.DataFrame, lea
 def _phases(rows: pd.DataFrame, lead: pd.Series) -> Table:
     peaks = of_cell(rows, "peak", lead)
     peaks = peaks[peaks["step"] == peaks["step"].max()]
-    columns = [
+    columns: Columns = [
         ("phase", "phase", text),
         ("starts after", "begin_event", count),
         ("peak GB", "peak_bytes", gb),
@@ -99,7 +99,7 @@ def _all_peaks(cells: pd.DataFrame) -> Table:
         way=lambda rows: rows["mode"].map(MODE_WORDS) + ", " + rows["attention"].map(ATTENTION_WORDS)
     )
     both = both.assign(ratio_bytes=both["peak_bytes_bf16"] / both["peak_bytes_fp32"])
-    columns = [
+    columns: Columns = [
         ("what", "way", text),
         ("context", "context_length", count),
         ("fp32, GB", "peak_bytes_fp32", gb),
@@ -128,7 +128,7 @@ def _residual_stream(rows: pd.DataFrame, plain: pd.DataFrame) -> Table:
                 | {"formula_bytes": residual_stream_bytes(work), "d_model": work.size.d_model}
                 | {"recorded_bytes": seen["size_bytes"], "count": seen["count"], "blocks": work.size.num_layers}
             )
-    columns = [
+    columns: Columns = [
         ("model", "size", text),
         ("precision", "precision", text),
         ("batch", "setting_batch_size", count),
@@ -148,7 +148,7 @@ def _largest(rows: pd.DataFrame, plain: pd.DataFrame) -> Table:
     cells = with_figures(plain[plain["mode"] != STEP] if (plain["mode"] != STEP).any() else plain)
     first = in_order(cells, ["precision"], ORDERS).groupby("precision", sort=False).tail(1).head(1)
     found = pd.concat([of_cell(rows, "largest", cell) for _, cell in first.iterrows()]) if len(first) else rows.head(0)
-    columns = [
+    columns: Columns = [
         ("MiB each", "size_bytes", mib),
         ("how many", "count", count),
         ("kind", "category", text),
@@ -257,7 +257,7 @@ def _intervals(variants: pd.DataFrame) -> Table:
                 moments = predict_peaks(workload(pd.Series(row)), STEP)
                 formula = max(moments[phase].total_bytes for phase in ("forward", "backward"))
                 lines.append(row | found | {"attention": attention, "formula_bytes": formula})
-    columns = [
+    columns: Columns = [
         ("context", "context_length", count),
         ("attention", "words", text),
         ("blocks between:", "checkpoint_every", count),
