@@ -43,7 +43,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
         for_course=[
             *tables[MOST_TABLES:],
             _saved(steps),
-            _captures(lead, captured),
+            _captures(lead, captured[captured["way"].isin([OURS, TORCHS])]),
             phases.lanes(
                 "capture",
                 "One captured step: when it computes, gathers parameters, scatters gradients",
