@@ -43,7 +43,7 @@ def pipeline(*words):
         (f"measure timing --subjects {ADAPTERS} --out cell.json", "none of the kind that timing measures"),
         (f"measure flash --subjects {ADAPTERS}:Right --out cell.json", "a .py file of adapters, got"),
         ("tabulate rows nowhere.json --out table.csv", "cannot read nowhere.json: No such file or directory"),
-        ("section timing nowhere.json --out s.md --figures {tmp}", "cannot read nowhere.json"),
+        ("pages nowhere.json --out {tmp}", "cannot read nowhere.json"),
         ("publish {tmp}/snapshot", "to publish: run snakemake first"),
     ],
 )

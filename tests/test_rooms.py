@@ -38,7 +38,7 @@ ROOMS = {
     "report": {"errors", "cells", "instruments", "subjects.naming"},
     "compare": {"errors", "cells", "instruments", "report"},
     "stages": GROUND | SUBJECTS | {"instruments", "cells", "subjects", "subjects.naming", "ways"},
-    "stages.*.report": GROUND | {"cells", "instruments", "report", "stages"},
+    "stages.*.report": GROUND | {"cells", "instruments", "report", "stages", "subjects.naming"},
     "results": {"cells", "compare", "registry"},
     "doctor": {"errors", "cells", "instruments", "attention", "peers"},
     "describe": {"cells"},

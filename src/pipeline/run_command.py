@@ -19,7 +19,7 @@ def run_workflow(words: Sequence[str], scale: str) -> NoReturn:
     Raises UserError, one line, where the workflow is not there.
     """
     asked = ["--config", f"scale={scale}"] if scale else []
-    command = ["-m", "snakemake", "--snakefile", str(snakefile()), *words, *asked]
+    command = ["-m", "snakemake", "--snakefile", str(snakefile()), *asked, *words]
     # Its rules call `python`: this one, also where its environment is not activated.
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     os.execv(sys.executable, [sys.executable, *command])

@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from snakemake_logger_plugin_cells.progress import CELL_RULE_PREFIX, Job, Progress, is_cell
 
 # What a rule makes, by the beginning of its name.
-PRODUCTS = {CELL_RULE_PREFIX: "cell", "tabulate_": "table", "section_": "section", "writeup": "write-up"}
+PRODUCTS = {CELL_RULE_PREFIX: "cell", "tabulate_": "table", "writeup": "write-up"}
 UNKNOWN_TARGET = re.compile(r"No rule to produce (.+?) \(if you use input functions")
 OPEN = re.compile(r"\{\w+\}")
 # How much alike two names are of which one may be meant by the other: flahs and flash, but not bf16.csv and fp32.csv.

@@ -7,7 +7,7 @@ from statistics import fmean
 
 CELL_RULE_PREFIX = "measure_"
 # Seconds of jobs that measure nothing, by the first word of their rule; most of it is starting Python.
-OTHER_JOBS_S = {"tabulate": 1.5, "section": 4.0, "writeup": 3.0, "all": 0.0}
+OTHER_JOBS_S = {"tabulate": 1.5, "writeup": 15.0, "all": 0.0}
 UNKNOWN_JOB_S = 5.0
 # The prior estimate weighs as much as this many seconds of this run.
 PRIOR_S = 20.0

@@ -27,7 +27,11 @@ def plan(has_gpu=False, scales=SCALES, **changes):
 
 def test_the_automatic_scale_follows_the_machine_and_every_scale_gives_cells():
     assert (plan(True, scale="auto").scale, plan(False, scale="auto").scale) == ("paper", "laptop")
-    assert all(plan(scale=path.stem).stages["timing"].cells for path in SCALES.glob("*.yaml"))
+    assert all(plan(scale=path.stem).stages["levers"].cells for path in SCALES.glob("*.yaml"))
+
+
+def test_a_scale_with_a_sibling_for_cpus_is_that_without_a_gpu():
+    assert (plan(True, scale="quick").scale, plan(False, scale="quick").scale) == ("quick", "quick-cpu")
 
 
 def test_the_paper_scale_holds_the_whole_matrix():
@@ -83,7 +87,7 @@ def timing(**words):
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"scale": "papre"}, "config: scale must be one of auto, laptop, paper, smoke"),
+        ({"scale": "papre"}, "config: scale must be one of auto, laptop, paper, quick, quick-cpu, smoke"),
         ({"sclae": "paper"}, "config: unknown key 'sclae': must be one of scale, measure, overrides"),
         ({"measure": "perhaps"}, "config: measure must be boolean, got 'perhaps'"),
         ({"overrides": {"timings": {}}}, "overrides: unknown stage 'timings': must be one of"),

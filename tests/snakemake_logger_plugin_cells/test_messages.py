@@ -6,7 +6,7 @@ from snakemake_logger_plugin_cells.progress import Progress, RunPlan
 TARGETS = [
     "all",
     "reports/writeup.md",
-    "reports/sections/flash.md",
+    "reports/figures",
     "results/flash/bf16.csv",
     "results/flash/fp32.csv",
     "results/flash/cells.csv",
@@ -31,24 +31,24 @@ def test_times_are_read_at_a_glance(seconds, expected):
 
 def test_the_state_counts_cells_and_failures_or_jobs_and_tells_both_times():
     found = progress({"measure_timing": 3, "writeup": 1}, {"measure_timing": {f"{n}.json": 10.0 for n in range(3)}})
-    assert messages.state(found, 0.0) == "[0 of 3 cells done, 0 s so far, about 33 s left]"
+    assert messages.state(found, 0.0) == "[0 of 3 cells done, 0 s so far, about 45 s left]"
     for number in range(2):
         found.start(number, "measure_timing", [f"{number}.json"], 10.0 * number)
         found.finish(number, 10.0 * (number + 1))
     found.start(2, "measure_timing", ["2.json"], 20.0)
     found.fail(2)
-    assert messages.state(found, 20.0) == "[2 of 3 cells done, 1 failed, 20 s so far, about 3 s left]"
+    assert messages.state(found, 20.0) == "[2 of 3 cells done, 1 failed, 20 s so far, about 15 s left]"
     assert messages.state(progress({"tabulate_timing": 2}), 0.0) == "[0 of 2 jobs done, 0 s so far, about 3 s left]"
 
 
 def test_a_dry_run_counts_the_cells_of_each_stage_and_their_time():
-    totals = {"measure_timing": 30, "measure_flash": 1, "tabulate_timing": 2, "tabulate_cells": 1, "section_timing": 1}
+    totals = {"measure_timing": 30, "measure_flash": 1, "tabulate_timing": 2, "tabulate_cells": 1, "writeup": 1}
     found = progress(totals, {"measure_timing": {"0.json": 10.0}, "measure_flash": {"0.json": 25.0}})
     assert messages.table(found, 0.0).splitlines() == [
         "stage       cells     about",
         "timing         30     5 min",
         "flash           1      25 s",
-        "To do: 31 cells, 3 tables, 1 section, about 6 min",
+        "To do: 31 cells, 3 tables, 1 write-up, about 6 min",
     ]
 
 
@@ -57,7 +57,7 @@ def test_a_dry_run_counts_the_cells_of_each_stage_and_their_time():
     [
         ("results/flash/fp64.csv", ": targets in results/flash/ are bf16.csv, cells.csv, cells/, fp32.csv"),
         ("results/flsh/bf16.csv", " (did you mean results/flash/bf16.csv?): targets in results/ are flash/, timing/"),
-        ("reports/writup.md", " (did you mean reports/writeup.md?): targets in reports/ are sections/, writeup.md"),
+        ("reports/writup.md", " (did you mean reports/writeup.md?): targets in reports/ are figures, writeup.md"),
         ("result/x.csv", " (did you mean results/x.csv?): targets are all, reports/, results/"),
         ("timing", " (one stage and its report: --config 'only=[timing]'): targets are all, reports/, results/"),
         ("results/flash", ": targets in results/flash/ are bf16.csv, cells.csv, cells/, fp32.csv"),

@@ -78,9 +78,8 @@ def test_what_failed_is_published_compared_and_alone_measured_again(project):
         "measure_timing": 1,
         "tabulate_timing": 1,
         "tabulate_cells": 1,
-        "section_timing": 1,
         "writeup": 1,
-        "total": 5,
+        "total": 4,
     }
     assert project.planned("reports/writeup.md") == left
 
@@ -101,8 +100,8 @@ def test_a_stage_of_which_every_cell_fails_has_a_section_and_a_broken_section_le
     page = (project.root / "reports/writeup.md").read_text()
     what = "accounting question=fsdp size=XXL batch_size=1"
     assert f"| `{what}` | `exit code 7, nothing in its log` | " in page
-    assert (project.root / "reports/sections/accounting.md").read_text() in page
-    break_code(project, "timing/report/section.py", ") -> Section:", "raise ValueError('a broken section')")
+    assert "No figures: " in page
+    break_code(project, "timing/report.py", ") -> Section:", "raise ValueError('a broken section')")
     code, output = project.snakemake("--config", grid)
     assert code == 1
     assert "a broken section" in output

@@ -9,8 +9,6 @@ import pytest
 from pipeline.cells import freshness
 from pipeline.instruments.machine import identity
 
-from .conftest import PAGES
-
 pytestmark = pytest.mark.workflow
 
 
@@ -31,12 +29,11 @@ def measured_again(**cells):
     """Return the counts where these cells are measured again, each the only one of its table."""
     stages = {stage: count for stage, count in cells.items() if count}
     jobs = {f"{rule}_{stage}": count for stage, count in stages.items() for rule in ("measure", "tabulate")}
-    sections = dict.fromkeys((f"section_{stage}" for stage in stages), 1)
-    return {**jobs, **sections, "tabulate_cells": len(stages), "writeup": 1}
+    return {**jobs, "tabulate_cells": len(stages), "writeup": 1}
 
 
 ALL = measured_again(timing=2, flash=1, accounting=1)
-TOLD = {"section_timing": 1, "writeup": 1}
+TOLD = {"writeup": 1}
 TELLING = {rule: count for rule, count in ALL.items() if not rule.startswith("measure")}
 EDITS = {
     "a comment in the model": ("model/transformer.py", "ROPE_THETA = 10_000.0", "ROPE_THETA = 10_000.0  # usual", {}),
@@ -49,11 +46,12 @@ EDITS = {
     "how a cell is run": ("cells/run.py", "host.settle()", "host.settle(), None", {}),
     "what a worker imports": ("worker/child.py", "gc.collect()", "gc.collect(1)", {}),
     "the tabulator": ("cells/tabulate.py", "STATUSES.index(", "-1 * STATUSES.index(", TELLING),
-    "a template": ("report/writeup.md.j2", "# ", "# On ", {"writeup": 1}),
-    "the page's script": ("report/html/page.js", "const ROWS_BEYOND = 8", "const ROWS_BEYOND = 9", {"writeup": 1}),
-    "the page": ("report/html/page.py", "return ", "return 1 * ", {"writeup": 1}),
-    "a chart": ("stages/timing/report/charts.py", "return ", "return 1 * ", TOLD),
-    "a section": ("stages/timing/report/section.py", "return ", "return 1 * ", TOLD),
+    "a note": ("stages/timing/report.md", "Host", "The host", TOLD),
+    "what times are trusted by": ("report/trust.md", "Every", "Each", TOLD),
+    "the page's script": ("report/html/page.js", "const ROWS_BEYOND = 8", "const ROWS_BEYOND = 9", TOLD),
+    "the page": ("report/html/page.py", "return ", "return 1 * ", TOLD),
+    "how charts are drawn": ("report/svg.py", "return ", "return 1 * ", TOLD),
+    "a section": ("stages/timing/report.py", "return ", "return 1 * ", TOLD),
 }
 
 
@@ -64,17 +62,12 @@ def test_an_edit_makes_again_what_depends_on_it_and_nothing_else(measured, plan,
         assert plan(measured) == expected
 
 
-def test_others_figures_make_their_own_page_again(measured, plan):
-    with edited(measured, "src/pipeline/report/published/flash.csv", "424.439", "424.438"):
-        assert plan(measured, *PAGES) == {"baselines": 1}
-
-
 def test_without_snakemakes_memory_the_same_is_fresh_and_the_same_stale(measured, plan, tmp_path):
     copy = replace(measured, root=tmp_path / "copy")
     shutil.copytree(measured.root, copy.root)
     shutil.rmtree(copy.root / ".snakemake")
     assert plan(copy) == {}
-    for what in ("a kernel", "the tabulator", "a template"):
+    for what in ("a kernel", "the tabulator", "a note"):
         path, old, new, expected = EDITS[what]
         with edited(copy, f"src/pipeline/{path}", old, new):
             assert plan(copy) == expected
@@ -85,7 +78,7 @@ def test_results_copied_to_another_checkout_are_not_measured_again(measured, pla
     for folder in ("src", "workflow", "config"):
         shutil.copytree(measured.root / folder, copy.root / folder, copy_function=shutil.copy)  # as new as a clone's
     shutil.copytree(measured.root / "results", copy.root / "results")
-    assert set(plan(copy)) == {*("section_timing", "section_flash", "section_accounting", "writeup")}
+    assert set(plan(copy)) == {"writeup"}
 
 
 def test_a_record_is_a_target_by_itself(measured, plan):
@@ -118,7 +111,7 @@ def test_a_new_cell_leaves_the_others_alone(measured, plan):
 def test_a_cell_less_makes_its_table_again(measured, plan):
     grid = {"grids": [{"size": ["tiny"], "context_length": [16], "precision": ["fp32"]}]}
     counts = plan(measured, overrides={"timing": grid})
-    assert counts == {"tabulate_cells": 1, "section_timing": 1, "writeup": 1}
+    assert counts == {"tabulate_cells": 1, "writeup": 1}
 
 
 def test_another_version_of_torch_measures_again(measured, plan, monkeypatch):

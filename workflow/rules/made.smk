@@ -67,7 +67,7 @@ MADE = [
         constraints={"stage": "|".join(map(re.escape, STAGES))},
     ),
     Made(
-        "pages",
+        "writeup",
         "write-up",
         # A figure before the word, so that it is the first of the report's categories.
         {

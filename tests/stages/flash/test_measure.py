@@ -13,12 +13,12 @@ from pipeline.attention.triton import forward_plan
 from pipeline.attention.triton.gpu import Gpu
 from pipeline.errors import Skipped
 from pipeline.formulas.attention import Shape, pass_flops
-from pipeline.instruments.sampling import step_timing, sustained
+from pipeline.instruments.sampling import step_timing, sustained, trying
 from pipeline.instruments.sampling.interleaving import Taken, Work
 from pipeline.instruments.sampling.kernel_timing import KernelSampler, latency_sampler
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.instruments.sampling.sustained import Sustained
-from pipeline.stages.flash import implementations, together, trial
+from pipeline.stages.flash import implementations, together
 from pipeline.stages.flash.cell import COMPILED, FA4, GPU_ONLY, OURS, PEERS, PHASES, SUSTAINED, Cell, Settings
 from pipeline.stages.flash.measure import measure
 
@@ -233,10 +233,10 @@ def test_quick_calls_are_warmed_up_and_slow_ones_only_tried(measured, monkeypatc
 
 def test_a_sample_of_a_backward_pass_takes_its_preparation_too(monkeypatch):
     slept_s = []
-    for module in (trial, step_timing):
+    for module in (trying, step_timing):
         monkeypatch.setattr(module, "perf_counter", lambda: sum(slept_s))
     work = Work(call=lambda _: slept_s.append(0.25), prepare=lambda: slept_s.append(0.5))
-    called = trial._timed_call(work, torch.device("cpu"))
+    called = trying.timed_call(work, torch.device("cpu"))
     assert (called.call_ms, called.sample_s) == (250.0, 0.75)
 
 

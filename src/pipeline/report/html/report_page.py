@@ -20,7 +20,8 @@ def report_page(
     writeup: str, told: Sequence[Told], records: Mapping[str, Records], cells: pd.DataFrame, stages: Stages
 ) -> str:
     """Return the page: the write-up's Markdown, its charts by Vega-Lite, all rows of each stage, the cells."""
-    drawn = {f"{each.stage.name}/{chart.name}": specification(chart) for each in told for chart in charts(each)}
+    keys = {f"{each.stage.name}/{chart.name}": chart for each in told for chart in charts(each)}
+    drawn = {key: specification(chart) for key, chart in keys.items() if f"](figures/{key}.svg)" in writeup}
     tables = {
         name: row_table(readable(stage_rows(stages[name], found)), meanings(stages[name]))
         for name, found in records.items()

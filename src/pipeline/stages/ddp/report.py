@@ -13,7 +13,7 @@ from pipeline.report.section import Change, Section, say
 from pipeline.report.table import Table
 from pipeline.report.versus import FASTER, judge
 from pipeline.stages.ddp.cell import CAPTURED, CAPTURED_STEP, VARIANTS
-from pipeline.stages.ddp.overhead import by_formula
+from pipeline.stages.ddp.report_overhead import by_formula
 
 NAMES = {"none": "no communication", "torch": "torch DDP", "torch_tuned": "torch DDP, tuned"}
 NONE, NAIVE = NAMES["none"], "naive"

@@ -10,7 +10,7 @@ from pipeline.report.frame import in_order, with_figures
 from pipeline.report.section import Change, Section, say
 from pipeline.report.table import Table, filled
 from pipeline.report.versus import COLUMNS, FASTER, versus
-from pipeline.stages.step8b import right
+from pipeline.stages.step8b import report_right as right
 from pipeline.stages.step8b.cell import FUSIONS, WHOLE_STEP
 
 CELL = ["size", "context_length", "world_size", "impls"]
