@@ -36,10 +36,12 @@ def tables(stage):
 
 def to_show():
     """Return what the pages show: the records of this run, and which cells of the scale have none."""
+    # Where what is there is rendered and no scale is named, none was asked for.
+    has_scale = PLAN.measure or config["scale"] != "auto"
     return Asked(
         [record for stage in WRITTEN for record in stage.records()],
-        PLAN.scale,
-        [missing for stage in STAGES.values() for missing in stage.missing()],
+        PLAN.scale if has_scale else "",
+        [missing for stage in STAGES.values() for missing in stage.missing()] if has_scale else [],
         or_exit("snakemake", outdated),
         config_words(config, PLAN) if PLAN.measure else [],
     )
