@@ -21,6 +21,7 @@ from pipeline.cells.rows import WITH_FIGURES, RowTypes
 from pipeline.cells.samples import NEGLIGIBLE_SHARE
 from pipeline.cells.stage import SETTING, Stage
 from pipeline.cells.stage_rows import stage_rows
+from pipeline.cells.timed_rows import idle_columns
 from pipeline.report.intervals import pooled_repeat_spread
 from pipeline.report.markup import one_line
 from pipeline.report.reasons import brief
@@ -72,6 +73,7 @@ def fold(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     for name in measured.select_dtypes("number"):
         if name not in (*keys, "repeat") and not name.startswith(SETTING):
             first[name] = measured[name].groupby(of).median().reindex(first.index).where(speaks, first[name])
+    first = _with_limit(first)
     first["cards"] = measured["cards"].groupby(of).agg(lambda cards: ", ".join(dict.fromkeys(cards)))
     first["repeats"] = of.groupby(of).size().reindex(first.index, fill_value=0)
     first = first.drop(columns="repeat", errors="ignore")
@@ -79,6 +81,17 @@ def fold(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
         timed = measured[measured["samples_ms"].notna()]
         first = _with_spread(first, timed, of[timed.index])
     return first.reset_index(drop=True).copy()  # as few blocks, of which sections take rows again and again
+
+
+def _with_limit(first: pd.DataFrame) -> pd.DataFrame:
+    """Say of folded steps what limits them by their own idle time: one repeat may wait for its host, another not."""
+    if "gpu_idle_pct" not in first or "limited_by" not in first:
+        return first
+    idle = known(first, "gpu_idle_pct", "median_ms")
+    busy = idle.assign(gpu_busy_ms=idle["median_ms"] * (1 - idle["gpu_idle_pct"] / 100))
+    limits = [idle_columns(row, row["median_ms"])["limited_by"] for row in busy.to_dict("records")]
+    told = pd.Series(limits, idle.index, dtype=object)
+    return first.assign(limited_by=told.reindex(first.index).fillna(first["limited_by"]))
 
 
 def _with_spread(first: pd.DataFrame, timed: pd.DataFrame, of: pd.Series) -> pd.DataFrame:

@@ -14,6 +14,7 @@ from pipeline.report.section import Part
 from pipeline.report.table import Columns, Table
 from pipeline.report.versus import versus
 
+PARTS = ("own", "own_chart")
 MOST_PANELS = 4
 
 
@@ -90,11 +91,11 @@ def parts(rows: pd.DataFrame, stage: Stage) -> list[Part]:
         ("verdict", "verdict", text),
         ("reason", "reason", text),
     ]
-    table = Table("own", "Your own beside the fastest of the others:", found[found["own"]], columns)
+    table = Table(PARTS[0], "Your own beside the fastest of the others:", found[found["own"]], columns)
     shown = found[found["problem"].isin(found["problem"].unique()[:MOST_PANELS])]
     who = np.where(shown["own"], "your own", "others")
     chart = Chart(
-        "own_chart",
+        PARTS[1],
         "Your own beside the others",
         shown.assign(who=who, words=shown["median_ms"].map(number, na_action="ignore")),
         "bar",

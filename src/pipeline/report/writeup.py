@@ -11,6 +11,7 @@ from pipeline.report import facts, own
 from pipeline.report.asked import Asked
 from pipeline.report.chart import Chart
 from pipeline.report.formats import code, count, interval, percent, text
+from pipeline.report.frame import known
 from pipeline.report.markup import Markdown, one_line, unwrapped
 from pipeline.report.section import Change, Part, say
 from pipeline.report.table import Columns, Table
@@ -20,7 +21,13 @@ from pipeline.report.versus import FASTER, SAME, SLOWER, UNDECIDED
 MOST_CHANGES = 8
 # An undecided change that seems to gain less is not shown.
 WORTH_A_LOOK = 1.05
+# Tables of a stage of whose times a larger share is unstable would show noise.
+MOST_UNSTABLE = 0.5
 TRUST = "How far to trust it"
+SEVERAL_COMMITS = (
+    "The records come from {commits} commits, the last of them {last}: each names its own, and the digest of the code that "
+    "its cell ran. "
+)
 # What words such as unstable and faster mean: written by hand, true of every run.
 RULES = Path(__file__).parent / "trust.md"
 
@@ -32,7 +39,7 @@ def writeup(
     blocks = [
         *first_screen(cells, told, frames, stages),
         *[block for each in told for block in section(each)],
-        *_trust(asked, cells, frames),
+        *_trust(asked, cells, told, frames),
         *_reproduce(asked, cells),
     ]
     return Markdown("\n\n".join(block for block in blocks if block) + "\n")
@@ -57,7 +64,10 @@ def first_screen(
 
 
 def changes(found: Sequence[Change]) -> pd.DataFrame:
-    """Return the changes of the first screen: those that are faster, largest gain first, then undecided ones."""
+    """Return the changes of the first screen: those that are faster, largest gain first, then undecided ones.
+
+    Of the same change by several stages the first stands.
+    """
     rows = pd.DataFrame(
         [
             {
@@ -74,6 +84,7 @@ def changes(found: Sequence[Change]) -> pd.DataFrame:
     if rows.empty:
         return rows
     rows = rows[(rows["verdict"] == FASTER) | (rows["ratio"] >= WORTH_A_LOOK)]
+    rows = rows.drop_duplicates("change")
     rows = rows.assign(gain=[interval(row) for _, row in rows.iterrows()])
     order = rows["verdict"].map({FASTER: 0, UNDECIDED: 1}).fillna(2)
     return rows.assign(order=order).sort_values(["order", "ratio"], ascending=[True, False]).head(MOST_CHANGES)
@@ -83,22 +94,49 @@ def _changes_table(rows: pd.DataFrame) -> Table:
     """Return the first screen's table of changes."""
     columns: Columns = [
         ("change", "change", text),
-        ("measured on", "where", text),
-        ("from", "from", text),
-        ("to", "to", text),
         ("times as fast (interval)", "gain", text),
         ("verdict", "verdict", text),
+        ("from", "from", text),
+        ("to", "to", text),
+        ("measured on", "where", text),
         ("repeats", "repeats", count),
     ]
-    return Table("changes", "What to change, each measured by itself unless it says otherwise:", rows, columns)
+    caption = (
+        "What to change. Each row is measured by itself, and gains do not multiply. With one repeat the interval is that "
+        "of a single process:"
+    )
+    return Table("changes", caption, rows, columns)
 
 
 def section(told: Told) -> list[str]:
-    """Return the blocks of a stage's section: question, answer, parts, note, and where all its rows are."""
+    """Return the blocks of a stage's section: question, answer, parts, note.
+
+    Where most times are unstable the answer stands alone with a link to all rows, and with the user's own.
+    """
     answer = f"**{Markdown.escape(told.section.answer)}**" if told.section else _no_figures(told)
-    links = ", ".join(f"[{Markdown.escape(name)}](../results/{told.stage.name}/{name}.csv)" for name in told.tables)
-    parts = [part_markdown(told.stage.name, part) for part in told.parts]
-    return [f"## {Markdown.escape(told.stage.question)}", answer, *parts, told.note, f"All rows: {links}."]
+    head = [f"## {Markdown.escape(told.stage.question)}", answer]
+    times = known(told.rows, "median_ms")
+    unstable = int((times["status"] == "unstable").sum())
+    if unstable > MOST_UNSTABLE * len(times):
+        own_parts = [part_markdown(told.stage.name, part) for part in told.parts if part.name in own.PARTS]
+        return [*head, *own_parts, _mostly_noise(told, unstable, len(times))]
+    return [*head, *(part_markdown(told.stage.name, part) for part in told.parts), told.note]
+
+
+def _mostly_noise(told: Told, unstable: int, times: int) -> str:
+    return say(
+        "{unstable} of {times} times are unstable here: a table of them would show noise. All rows: {links}.",
+        unstable=count(unstable),
+        times=count(times),
+        links=_links(told),
+    )
+
+
+def _links(told: Told) -> Markdown:
+    """Return links to the tables with all rows of a stage."""
+    return Markdown(", ").join(
+        say("[{name}](../results/{stage}/{name}.csv)", name=name, stage=told.stage.name) for name in told.tables
+    )
 
 
 def part_markdown(stage: str, part: Part) -> str:
@@ -151,7 +189,11 @@ def _alarms(cells: pd.DataFrame) -> list[str]:
     return [table.markdown() for table in tables if len(table.rows)]
 
 
-def _trust(asked: Asked, cells: pd.DataFrame, frames: Mapping[str, pd.DataFrame]) -> list[str]:
+def _trust(
+    asked: Asked, cells: pd.DataFrame, told: Sequence[Told], frames: Mapping[str, pd.DataFrame]
+) -> list[str]:
+    by_stage = facts.by_stage(cells, frames)
+    by_stage = by_stage.assign(rows=by_stage["stage"].map({each.stage.name: _links(each) for each in told}))
     stages: Columns = [
         ("stage", "stage", text),
         ("cells", "cells", count),
@@ -159,10 +201,10 @@ def _trust(asked: Asked, cells: pd.DataFrame, frames: Mapping[str, pd.DataFrame]
         ("times", "times", count),
         ("unstable", "unstable", count),
         ("most repeats", "repeats", count),
-        ("repeats apart, typically", "typical_pct", percent),
+        ("std between repeats", "typical_pct", percent),
         ("furthest two", "most_pct", percent),
-        ("at a capped clock", "capped", count),
-        ("GPU sets", "cards", count),
+        ("at power limit", "capped", count),
+        ("all rows", "rows", text),
     ]
     lacking: Columns = [
         ("stage", "stage", text),
@@ -178,7 +220,7 @@ def _trust(asked: Asked, cells: pd.DataFrame, frames: Mapping[str, pd.DataFrame]
         ("command", "command", code),
     ]
     tables = [
-        Table("stages", "By stage:", facts.by_stage(cells, frames), stages, all_rows=True),
+        Table("stages", "By stage; repeats are compared by whole steps where there are any:", by_stage, stages, True),
         Table("lacking", "Cells without figures:", facts.without_figures(cells), lacking),
         Table(
             "missing",
@@ -209,13 +251,14 @@ def _trust(asked: Asked, cells: pd.DataFrame, frames: Mapping[str, pd.DataFrame]
 
 def _reproduce(asked: Asked, cells: pd.DataFrame) -> list[str]:
     words = ["snakemake", "--cores", "1", "reports/writeup.md", *(["--config", *asked.config] if asked.config else [])]
-    commits = sorted(cells["commit"].dropna().astype(str).unique())
+    commits = cells.sort_values("started_at")["commit"].dropna().astype(str).unique()
+    template = "In a clone at commit {last}. " if len(commits) < 2 else SEVERAL_COMMITS
     return [
         "## Reproduce",
         f"    {one_line(shlex.join(words))}",
         say(
-            "In a clone at commit {commits}. Each record holds the command of its cell, `results/<stage>/cells.csv` "
-            "all of them.",
-            commits=" / ".join(commits) or "unknown",
+            template + "Each record holds the command of its cell, `results/<stage>/cells.csv` all of them.",
+            last=commits[-1] if len(commits) else "unknown",
+            commits=count(len(commits)),
         ),
     ]

@@ -17,7 +17,7 @@ MESH_TIMES = {
     "fsdp_ms": "gathering weights (FSDP)",
     "tensor_ms": "moving activations (tensor)",
 }
-ON_THE_PAGE = ("memory", "parallel")
+ON_THE_PAGE = ("memory",)
 
 
 def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
@@ -41,11 +41,11 @@ def _answer(found: Mapping[str, pd.DataFrame]) -> str:
     memory, fsdp, mesh = main_row(found["memory"]), least_devices(found["fsdp"]), given_mesh(found["mesh"])
     held = main_row(fsdp)
     return say(
-        "{size} has {parameters} parameters and a training state of {state} GB, which {gpus} GPUs of {gpu} GB hold. "
-        "Devices of {device} GB that FSDP takes with {seq_len} tokens: {least}. Tokens per device that keep {devices} "
-        "devices compute bound: {tokens}.",
+        "{size}, with {parameters}B parameters, has a training state of {state} GB, which takes {gpus} GPUs of {gpu} GB. "
+        "To train it by FSDP with a sequence of {seq_len} tokens a device takes {least} devices of {device} GB; to keep "
+        "{devices} devices compute bound takes {tokens} tokens a device.",
         size=memory["size"],
-        parameters=count(memory["parameters"]),
+        parameters=count(memory["parameters"] / 1e9),
         state=count(memory["state_bytes"] / GB),
         gpus=count(memory["state_gpus"]),
         gpu=f"{memory['setting_gpu_memory_gb']:g}",

@@ -18,6 +18,7 @@ from pipeline.stages.attention.cell import PHASES
 
 ON = ["head_dim", "seq_len", "phase"]
 USUAL_HEAD_DIM = 64
+MOST_LENGTHS = 4
 COUNTED = ("before_backward_bytes", "peak_bytes")
 
 
@@ -99,9 +100,9 @@ def _lengths(both: pd.DataFrame, head_dim: int) -> Table:
         ("peak, eager", "peak_bytes_peer", data_size),
         ("peak, compiled", "peak_bytes", data_size),
     ]
-    return Table(
-        "lengths", f"One head of {head_dim}, plain attention in eager mode and compiled:", both.tail(12), columns
-    )
+    longest = both["seq_len"].drop_duplicates().nlargest(MOST_LENGTHS)
+    shown = both[both["seq_len"].isin(longest)]
+    return Table("lengths", f"One head of {head_dim}, plain attention in eager mode and compiled:", shown, columns)
 
 
 def _grid(both: pd.DataFrame) -> Table:

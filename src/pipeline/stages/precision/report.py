@@ -36,8 +36,9 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     sums = _sums(added)
     return Section(
         _answer(sums, rows),
-        [_curves(added), _sums_table(sums), _norms_table(_norms(norms))],
+        [_curves(added), _sums_table(sums)],
         for_course=[
+            _norms_table(_norms(norms)),
             _dtypes_table(with_figures(rows[rows["experiment"] == "autocast"])),
             _widths_table(norms),
             _eps_table(eps),
@@ -140,7 +141,7 @@ def _norms_table(found: pd.DataFrame) -> Table:
         ("variance off by", "variance_pct", percent),
         ("output off by", "output_max_error", number),
         ("in half spacings of the format", "spacings", number),
-        ("largest inputs without a lost row", "up_to", _short),
+        ("inputs up to, no row zero or infinite", "up_to", _short),
         ("overflow predicted from", "predicted_overflow_magnitude", _short),
     ]
     width = f"{found['d_model'].iloc[0]:,.0f}" if len(found) else ""

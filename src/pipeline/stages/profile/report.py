@@ -28,7 +28,7 @@ PASS_WORDS = {"inference": "forward only", "forward_backward": "forward and back
 FORWARD, STEP = PASSES[0], PASSES[-1]
 MATMUL, OTHER = "matmul", "other"
 RARE_PCT = 1.0  # a kind that is nowhere more is drawn as other
-NAMED, MOST_KERNELS = 5, 8
+NAMED, MOST_KERNELS = 5, 6
 # What cuBLAS writes behind the tile: ..._tilesize64x64x8_stage3_warpsize1x4x1_ffma_aligna4_alignc4_..._5x_cublas
 BEHIND_TILE = re.compile(r"(_tilesize\d+(?:x\d+)*)_(\w*)")
 # What launches kernels of a layer under no name of its own: the sums of the residual stream.
@@ -189,8 +189,8 @@ def _inside_attention(name: str, attention: pd.DataFrame) -> Table:
         ("two products, ms", "products_ms", number),
         ("scale, mask, casts, copies, ms", "beside_ms", number),
         ("softmax, ms", "softmax_ms", number),
-        ("softmax over products: time", "times", times),
-        ("products over softmax: FLOPs", "flops_times", times),
+        ("softmax takes, of the products' time", "times", times),
+        ("products do, of the softmax's FLOPs", "flops_times", times),
     ]
     return Table(name, "Inside plain attention, all layers together:", attention, columns, all_rows=True)
 

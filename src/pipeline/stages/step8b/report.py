@@ -41,9 +41,10 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     steps = _steps(own)
     return Section(
         _answer(steps),
-        [_table(steps), _budget(own), _budget_table(own)],
+        [_table(steps), _budget(own)],
         _changes(steps),
         for_course=[
+            _budget_table(own),
             _fusions(own, steps),
             _memory(steps),
             right.checks(own),
@@ -190,7 +191,7 @@ def _changes(steps: pd.DataFrame) -> list[Change]:
     before = steps[steps["name"] == steps["base"]]
     return [
         Change(
-            "fused kernels, free memory instead of checkpoints",
+            "our fused model and FSDP, free memory in place of checkpoints",
             _case(row),
             _cost(before.iloc[0]),
             _cost(row),
