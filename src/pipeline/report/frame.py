@@ -29,6 +29,8 @@ from pipeline.report.reasons import brief
 Records = Sequence[Mapping[str, Any]]
 # Rows with the same values here pool the spread of their repeats.
 KIND = ("phase", "clock", "precision", "dtype", "limited_by")
+# From the repeats of a single cell nothing follows for others: so many degrees of freedom take two cells.
+LEAST_DEGREES = 4
 WHOLE_STEP = "train_step"
 # What a phase shares with the whole step that it is of.
 OF_STEP = ("size", "precision", "context_length", "batch_size", "world_size", "variant", "impl", "way", "clock")
@@ -142,10 +144,13 @@ def _with_pooled_spread(first: pd.DataFrame) -> pd.DataFrame:
     kinds = _joined(first, KIND)
     pooled = {name: pooled_repeat_spread(group) for name, group in first["medians_ms"].dropna().groupby(kinds)}
     known = {name: spread for name, spread in pooled.items() if spread is not None}
-    return first.assign(
+    first = first.assign(
         spread_log_std=kinds.map({name: spread.log_std for name, spread in known.items()}).astype(float),
         spread_degrees=kinds.map({name: spread.degrees for name, spread in known.items()}).astype(float),
     )
+    too_few = first["repeats"].lt(2) & first["spread_degrees"].lt(LEAST_DEGREES)
+    pooled_columns = ["spread_log_std", "spread_degrees"]
+    return first.assign(**{name: first[name].mask(too_few) for name in pooled_columns})
 
 
 def _complete(rows: pd.DataFrame, row_types: RowTypes) -> pd.DataFrame:

@@ -55,7 +55,7 @@ def code(text: str) -> Markdown:
 
 def unwrapped(text: str) -> str:
     """Return Markdown with each paragraph on one line, as pages have it; lines of tables, lists, code stay."""
-    return re.sub(r"(?<=[^\n])(?<!  )\n(?=[^\n|#>\-*`\[ \d])", " ", text)
+    return re.sub(r"(?<=[^\n])(?<!  )\n(?![\n|#> ]|[-*] |\d+[.)] |```|\[\[|$)", " ", text)
 
 
 def anchor(heading: str) -> str:

@@ -21,12 +21,12 @@ from pipeline.report.versus import FASTER, SAME, SLOWER, UNDECIDED
 MOST_CHANGES = 8
 # An undecided change that seems to gain less is not shown.
 WORTH_A_LOOK = 1.05
-# Tables of a stage of whose times a larger share is unstable would show noise.
+# Tables of a stage of whose times so large a share is unstable would show noise.
 MOST_UNSTABLE = 0.5
 TRUST = "How far to trust it"
-SEVERAL_COMMITS = (
-    "The records come from {commits} commits, the last of them {last}: each names its own, and the digest of the code that "
-    "its cell ran. "
+SEVERAL_COMMITS = "The records come from {commits} commits, the last of them {last}; each names its own. "
+EVERY_RECORD = (
+    "Each record holds the command of its cell, `results/<stage>/cells.csv` all of them. Measured on and with: {facts}."
 )
 # What words such as unstable and faster mean: written by hand, true of every run.
 RULES = Path(__file__).parent / "trust.md"
@@ -117,7 +117,7 @@ def section(told: Told) -> list[str]:
     head = [f"## {Markdown.escape(told.stage.question)}", answer]
     times = known(told.rows, "median_ms")
     unstable = int((times["status"] == "unstable").sum())
-    if unstable > MOST_UNSTABLE * len(times):
+    if len(times) and unstable >= MOST_UNSTABLE * len(times):
         own_parts = [part_markdown(told.stage.name, part) for part in told.parts if part.name in own.PARTS]
         return [*head, *own_parts, _mostly_noise(told, unstable, len(times))]
     return [*head, *(part_markdown(told.stage.name, part) for part in told.parts), told.note]
@@ -189,9 +189,7 @@ def _alarms(cells: pd.DataFrame) -> list[str]:
     return [table.markdown() for table in tables if len(table.rows)]
 
 
-def _trust(
-    asked: Asked, cells: pd.DataFrame, told: Sequence[Told], frames: Mapping[str, pd.DataFrame]
-) -> list[str]:
+def _trust(asked: Asked, cells: pd.DataFrame, told: Sequence[Told], frames: Mapping[str, pd.DataFrame]) -> list[str]:
     by_stage = facts.by_stage(cells, frames)
     by_stage = by_stage.assign(rows=by_stage["stage"].map({each.stage.name: _links(each) for each in told}))
     stages: Columns = [
@@ -234,13 +232,6 @@ def _trust(
             facts.changed_since(cells, asked.outdated),
             [("stage", "stage", text), ("cells", "cells", count)],
         ),
-        Table(
-            "machine",
-            "Measured on and with:",
-            facts.machine(cells),
-            [("", "what", text), ("", "is", text)],
-            all_rows=True,
-        ),
     ]
     return [
         f"## {TRUST}",
@@ -252,13 +243,16 @@ def _trust(
 def _reproduce(asked: Asked, cells: pd.DataFrame) -> list[str]:
     words = ["snakemake", "--cores", "1", "reports/writeup.md", *(["--config", *asked.config] if asked.config else [])]
     commits = cells.sort_values("started_at")["commit"].dropna().astype(str).unique()
-    template = "In a clone at commit {last}. " if len(commits) < 2 else SEVERAL_COMMITS
     return [
         "## Reproduce",
         f"    {one_line(shlex.join(words))}",
         say(
-            template + "Each record holds the command of its cell, `results/<stage>/cells.csv` all of them.",
+            ("In a clone at commit {last}. " if len(commits) < 2 else SEVERAL_COMMITS) + EVERY_RECORD,
             last=commits[-1] if len(commits) else "unknown",
             commits=count(len(commits)),
+            facts=Markdown("; ").join(
+                say("{what}: {words}", what=each["what"], words=each["is"])
+                for each in facts.machine(cells).to_dict("records")
+            ),
         ),
     ]

@@ -17,21 +17,16 @@ MESH_TIMES = {
     "fsdp_ms": "gathering weights (FSDP)",
     "tensor_ms": "moving activations (tensor)",
 }
-ON_THE_PAGE = ("memory",)
 
 
 def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     """Return the section of the accounting stage: of each question the answers about the first model asked of."""
     asked = {question: rows[(rows["question"] == question) & (rows["status"] == "ok")] for question in QUESTIONS}
     found = {question: each[each["size"] == each["size"].iloc[0]] for question, each in asked.items() if len(each)}
-    tables = {question: TABLES[question](each) for question, each in found.items()}
     return Section(
         _answer(found),
-        [
-            *(tables[question] for question in ON_THE_PAGE if question in tables),
-            *([_mesh_chart(found["mesh"])] if "mesh" in found else []),
-        ],
-        for_course=[table for question, table in tables.items() if question not in ON_THE_PAGE],
+        [_mesh_chart(found["mesh"])] if "mesh" in found else [],
+        for_course=[TABLES[question](each) for question, each in found.items()],
     )
 
 

@@ -139,8 +139,7 @@ def _table(groups: pd.DataFrame, bursts: pd.DataFrame, link: float | None) -> Ta
         *([("of the rate of a copy between GPUs", "of_link_pct", percent)] if link else []),
     ]
     caption = "An all-reduce of fp32 numbers by torch.distributed, median of the slowest rank:"
-    timed = groups.assign(of_link_pct=of_link).dropna(subset="best_busbw_gb_per_s")
-    return Table("groups", caption, timed, columns)
+    return Table("groups", caption, groups.assign(of_link_pct=of_link), columns)
 
 
 def _busbw(bursts: pd.DataFrame, link: float | None) -> list[Chart]:

@@ -129,8 +129,8 @@ def _answer(models: pd.DataFrame, heads: pd.DataFrame) -> str:
     here = models[models["dtype"] == models["dtype"].iloc[0]]
     return say(
         "{dtype}, forward + backward{queued}: ours is faster than the fastest of PyTorch's at {won} of {n} shapes of "
-        "real models ({low} to {high} times as fast); called alone it is faster at {alone} of {lone} and slower at {lost}. "
-        "It reaches {rate} TFLOP/s.",
+        "real models ({low} to {high} times as fast); called alone at {alone} of {lone}, and slower at {lost}. It "
+        "reaches {rate} TFLOP/s.",
         queued=_queued(here),
         dtype=here["dtype"].iloc[0],
         won=(here["verdict"] == FASTER).sum(),

@@ -145,7 +145,7 @@ def _changes(shown: pd.DataFrame, lead: pd.Series) -> list[Change]:
         for _, old in alike[alike["checkpoint_every"] <= 1].head(1).iterrows():
             if not old["checkpoint_every"] and old["peak_bytes"] <= new["peak_bytes"]:
                 continue
-            cards = " (each time on another GPU)" if old["cards_ms"] != new["cards_ms"] else ""
+            cards = " (two GPUs, one for each time)" if old["cards_ms"] != new["cards_ms"] else ""
             found.append(
                 Change(
                     "our flash attention" + (", where plain needs checkpoints" if old["checkpoint_every"] else ""),

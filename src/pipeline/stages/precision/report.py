@@ -36,8 +36,9 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     sums = _sums(added)
     return Section(
         _answer(sums, rows),
-        [_curves(added), _sums_table(sums)],
+        [_curves(added), _sums_table("sums_told", _told(sums))],
         for_course=[
+            _sums_table("sums_table", sums),
             _norms_table(_norms(norms)),
             _dtypes_table(with_figures(rows[rows["experiment"] == "autocast"])),
             _widths_table(norms),
@@ -80,6 +81,12 @@ def _sums(added: pd.DataFrame) -> pd.DataFrame:
     )
 
 
+def _told(sums: pd.DataFrame) -> pd.DataFrame:
+    """Keep sums in the format of their addend and sums in fp32, without the one that only casts earlier."""
+    alike = sums["accumulator"] == sums["addend_dtype"]
+    return sums[alike | ((sums["accumulator"] == "fp32") & (sums["cast"] != "explicit"))]
+
+
 def _curves(added: pd.DataFrame) -> Chart:
     own = added[added["accumulator"] == added["addend_dtype"]]
     names = ["accumulator", "steps", "addend", "curve_steps", "curve_sums"]
@@ -99,7 +106,7 @@ def _curves(added: pd.DataFrame) -> Chart:
     )
 
 
-def _sums_table(sums: pd.DataFrame) -> Table:
+def _sums_table(name: str, sums: pd.DataFrame) -> Table:
     columns: Columns = [
         ("sum in", "accumulator", text),
         ("addend in", "what", text),
@@ -111,9 +118,8 @@ def _sums_table(sums: pd.DataFrame) -> Table:
         ("as unit roundoff predicts", "predicted", text),
     ]
     case = ASSIGNED_SUMS[0]
-    return Table(
-        "sums_table", f"{case.steps:,} additions of {case.addend}, error = what either rounding adds:", sums, columns
-    )
+    caption = f"{case.steps:,} additions of {case.addend}; the error is the sum of what the two roundings add:"
+    return Table(name, caption, sums, columns)
 
 
 # Layer norm

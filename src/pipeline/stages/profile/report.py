@@ -53,11 +53,10 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
         _answer(alike(kinds, setting), shown["range"].iloc[0]),
         [
             _by_model(alike(shown, main)),
-            _by_pass(alike(kinds, of_model)),
             _kernels("kernels", kernels.head(MOST_KERNELS), f"Most time in the {_words(kernels, setting)}:"),
-            _inside_attention("attention", alike(attention, of_model)),
         ],
         for_course=[
+            _by_pass(alike(kinds, of_model)),
             _forward_times(measured),
             _first_kernels(alike(measured, main)),
             _beside_products(alike(measured, of_model)),

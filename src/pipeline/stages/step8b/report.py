@@ -108,13 +108,13 @@ def _table(steps: pd.DataFrame) -> Table:
         ("steps timed", "n", count),
         (f"times as fast as {first['base'] or 'torch'} (interval)", "gain", text),
         ("verdict", "verdict", text),
-        ("MFU, masked pairs not counted", "mfu_pct", percent),
+        ("MFU without masked scores", "mfu_pct", percent),
         ("tokens/s", "tokens_per_s", count),
         ("GPU idle", "gpu_idle_pct", percent),
         ("peak GB", "peak_bytes", gb),
         ("first step (ms)", "first_step_ms", number),
     ]
-    return Table("steps", f"{_case(first)}, repeats: {steps['repeats'].max():.0f}.", steps, filled(steps, columns))
+    return Table("steps", f"{_case(first)}; repeats: {steps['repeats'].max():.0f}:", steps, filled(steps, columns))
 
 
 def _budgets(rows: pd.DataFrame) -> pd.DataFrame:

@@ -79,8 +79,8 @@ def _answer(steps: pd.DataFrame) -> str:
         )
     largest, best = sound.iloc[-1], sound.loc[sound["model_tflops_per_s"].idxmax()]
     return say(
-        "{setting}: {size} trains {tokens} tokens/s, a step in {step}. Of the stable steps that the GPU limits {best} "
-        "reaches the highest rate, {rate} TFLOP/s, {mfu} of the peak.",
+        "{setting}: {size} trains {tokens} tokens/s, a step in {step}. Of the stable steps {best} reaches the "
+        "highest rate: {rate} TFLOP/s, {mfu} of the peak.",
         setting=_words(largest),
         size=largest["size"],
         tokens=count(largest["tokens_per_s"]),
