@@ -12,7 +12,7 @@ from pipeline.report.asked import Asked
 from pipeline.report.chart import Chart
 from pipeline.report.formats import code, count, interval, percent, text
 from pipeline.report.frame import known
-from pipeline.report.markup import Markdown, one_line, unwrapped
+from pipeline.report.markup import Markdown, unwrapped
 from pipeline.report.section import Change, Part, say
 from pipeline.report.table import Columns, Table
 from pipeline.report.told import Told
@@ -24,7 +24,7 @@ WORTH_A_LOOK = 1.05
 # Tables of a stage of whose times so large a share is unstable would show noise.
 MOST_UNSTABLE = 0.5
 TRUST = "How far to trust it"
-SEVERAL_COMMITS = "The records come from {commits} commits, the last of them {last}; each names its own. "
+SEVERAL_COMMITS = "{command}. The records come from {commits} commits, the last of them {last}; each names its own. "
 EVERY_RECORD = (
     "Each record holds the command of its cell, `results/<stage>/cells.csv` all of them. Measured on and with: {facts}."
 )
@@ -102,8 +102,8 @@ def _changes_table(rows: pd.DataFrame) -> Table:
         ("repeats", "repeats", count),
     ]
     caption = (
-        "What to change. Each row is measured by itself, and gains do not multiply. With one repeat the interval is that "
-        "of a single process:"
+        "What to change. Each row is measured by itself, and gains do not multiply. With one repeat the interval is "
+        "that of a single process:"
     )
     return Table("changes", caption, rows, columns)
 
@@ -245,9 +245,9 @@ def _reproduce(asked: Asked, cells: pd.DataFrame) -> list[str]:
     commits = cells.sort_values("started_at")["commit"].dropna().astype(str).unique()
     return [
         "## Reproduce",
-        f"    {one_line(shlex.join(words))}",
         say(
-            ("In a clone at commit {last}. " if len(commits) < 2 else SEVERAL_COMMITS) + EVERY_RECORD,
+            ("{command} in a clone at commit {last}. " if len(commits) < 2 else SEVERAL_COMMITS) + EVERY_RECORD,
+            command=code(shlex.join(words)),
             last=commits[-1] if len(commits) else "unknown",
             commits=count(len(commits)),
             facts=Markdown("; ").join(

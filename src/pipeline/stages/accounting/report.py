@@ -36,9 +36,9 @@ def _answer(found: Mapping[str, pd.DataFrame]) -> str:
     memory, fsdp, mesh = main_row(found["memory"]), least_devices(found["fsdp"]), given_mesh(found["mesh"])
     held = main_row(fsdp)
     return say(
-        "{size}, with {parameters}B parameters, has a training state of {state} GB, which takes {gpus} GPUs of {gpu} GB. "
-        "To train it by FSDP with a sequence of {seq_len} tokens a device takes {least} devices of {device} GB; to keep "
-        "{devices} devices compute bound takes {tokens} tokens a device.",
+        "{size}, with {parameters}B parameters, has a training state of {state} GB: {gpus} GPUs of {gpu} GB. "
+        "FSDP with {seq_len} tokens per device takes {least} devices of {device} GB. To keep {devices} devices compute "
+        "bound takes {tokens} tokens per device.",
         size=memory["size"],
         parameters=count(memory["parameters"] / 1e9),
         state=count(memory["state_bytes"] / GB),

@@ -148,7 +148,7 @@ def _shapes(name: str, other: str, duel: pd.DataFrame) -> Table:
     cards = {card for each in duel["cards"] for card in each.split(", ")}
     caption = (
         f"Forward + backward at shapes of real models ({SHAPE_HEAD}), ours beside {other}{_queued(duel)}; alone: one "
-        f"call until its work is done. GPUs used: {len(cards)}; the two times of a row or repeat come from the same one."
+        f"call until its work is done. GPUs used: {len(cards)}; both times of a row or repeat are from one."
     )
     columns: Columns = [
         ("shape", "shape", text),

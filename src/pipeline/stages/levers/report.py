@@ -134,8 +134,8 @@ def _table(rows: pd.DataFrame, duel: pd.DataFrame, size: str) -> Table:
     here = here.assign(gain=intervals(here))
     here = here[_is_told(here)]
     caption = (
-        f"A step of {size} at context {int(here['context_length'].iloc[0])} in bf16: as written, with each lever alone, "
-        "with the fastest combination that trains the same, with the fastest of all:"
+        f"A step of {size} at context {int(here['context_length'].iloc[0])} in bf16: as written, with each lever "
+        "alone, with the fastest combination that trains the same, with the fastest of all:"
     )
     columns: Columns = [
         ("with", "name", text),
@@ -219,7 +219,7 @@ def _setting(plain: pd.DataFrame, tuned: str) -> str:
     first = plain.iloc[0]
     contexts = " and ".join(f"{each:.0f}" for each in sorted(plain["context_length"].unique()))
     return (
-        f"Whole training steps, bf16 autocast, batch {first['setting_batch_size']:.0f}, context {contexts}. As written: "
+        f"Training steps, bf16 autocast, batch {first['setting_batch_size']:.0f}, context {contexts}. As written: "
         f"plain PyTorch. Tuned: {tuned}. MFU: of {first['peak_tflops_per_s']:,.3g} TFLOP/s "
         f"({PEAK_WORDS.get(first['peak_source'], first['peak_source'])}). Arrows: from as written to tuned."
     )

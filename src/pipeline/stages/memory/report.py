@@ -130,7 +130,7 @@ def _steps(variants: pd.DataFrame) -> Table:
         ("GPUs", "gpus", text),
     ]
     what = ", ".join([*shown["size"].unique(), *shown["precision"].unique()])
-    caption = f"Training steps ({what}). A ratio is beside the first row of the context that fits; GPUs: how many gave its two times."
+    caption = f"Training steps ({what}), against the first of the context that fits; GPUs: of the two times together."
     return Table("variants", caption, shown, columns)
 
 
