@@ -1,4 +1,4 @@
-"""What a run was: machines, software, outcomes by stage, how far its repeats lie apart."""
+"""Describe a run: machines, software, outcomes by stage, how far its repeats lie apart."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

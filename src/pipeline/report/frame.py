@@ -1,4 +1,4 @@
-"""One frame a stage: records to rows, the repeats of a cell folded into one row each.
+"""Build one frame per stage from its records, the repeats of a cell folded into one row.
 
 A row holds the median of its repeats in every column of numbers, and beside it:
 

@@ -1,4 +1,4 @@
-"""Text for a Markdown page: what is not marked as Markdown is escaped, for records may hold anything."""
+"""Escape text for a Markdown page, for records may hold anything; what is marked as Markdown stays."""
 
 import re
 from typing import Any

@@ -1,4 +1,4 @@
-"""Implementations of the user's own beside the others that solve the same problem: places, times, what is wrong."""
+"""Rank the user's own implementations beside the others that solve the same problem."""
 
 from collections.abc import Mapping, Sequence
 
@@ -83,7 +83,7 @@ def parts(rows: pd.DataFrame, stage: Stage) -> list[Part]:
         ("your own", "label", code),
         ("problem", "problem", text),
         ("ms", "median_ms", number),
-        ("place", "place", number),
+        ("rank", "place", number),
         ("of", "of", number),
         ("fastest other", "best", text),
         ("its ms", "best_ms", number),
@@ -127,7 +127,7 @@ def first_table(rows: pd.DataFrame) -> Table:
         ("stage", "stage", text),
         ("problem", "problem", text),
         ("ms", "median_ms", number),
-        ("place", "place", number),
+        ("rank", "place", number),
         ("of", "of", number),
         ("fastest other", "best", text),
         ("speed-up", "ratio", times),

@@ -1,4 +1,4 @@
-"""Ways to train on several ranks, as ddp, sharding and fsdp tell of them: steps and agreement.
+"""Report ways to train on several ranks, for ddp, sharding and fsdp: steps and agreement.
 
 Rows name their `way` and their `case`, the cell in words.
 """

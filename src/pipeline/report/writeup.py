@@ -1,4 +1,4 @@
-"""The write-up: the first screen, a section a stage, how far to trust it, how to do it again."""
+"""Write the write-up: first screen, one section per stage, how far to trust it, how to reproduce it."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -179,9 +179,9 @@ def _alarms(cells: pd.DataFrame) -> list[str]:
         ("how it ended", "reason", code),
         ("its log", "log", code),
     ]
-    caption = "Missing, because it failed. The same command tries it again:"
+    caption = "Failed, so missing here. The same command tries again:"
     busy = facts.busy(cells).groupby("stage", sort=False).size().rename("cells").reset_index()
-    told = "Measured beside other work, which kept more than half of the cores busy. Do not trust these times:"
+    told = "Measured while other processes kept more than half of the cores busy. Do not trust these times:"
     tables = [
         Table("failed", caption, failed, columns),
         Table("busy", told, busy, [("stage", "stage", text), ("cells", "cells", count)]),
@@ -209,12 +209,12 @@ def _trust(asked: Asked, cells: pd.DataFrame, told: Sequence[Told], frames: Mapp
         ("outcome", "status", text),
         ("cells", "cells", count),
         ("reason", "reason", text),
-        ("such as", "example", code),
+        ("example", "example", code),
     ]
     missing: Columns = [
         ("stage", "stage", text),
         ("cells", "cells", count),
-        ("all of them", "shared", code),
+        ("what they share", "shared", code),
         ("command", "command", code),
     ]
     tables = [
@@ -222,7 +222,7 @@ def _trust(asked: Asked, cells: pd.DataFrame, told: Sequence[Told], frames: Mapp
         Table("lacking", "Cells without figures:", facts.without_figures(cells), lacking),
         Table(
             "missing",
-            f"Missing: the scale {asked.scale} asks for these cells too.",
+            f"Not measured yet, although the scale {asked.scale} asks for it:",
             facts.missing(asked.missing),
             missing,
         ),

@@ -105,7 +105,7 @@ def _answer(groups: pd.DataFrame) -> str:
         return "No call back to back has a time."
     best = timed.loc[timed["best_busbw_gb_per_s"].idxmax()]
     return say(
-        "Over {ranks} {backend} reaches a bus bandwidth of {busbw} GB/s, at {size}. Its smallest call takes {burst} "
+        "{backend} over {ranks} reaches {busbw} GB/s of bus bandwidth at {size}. Its smallest call takes {burst} "
         "back to back, launches queued, and {single} alone.",
         ranks=best["ranks"],
         backend=best["backend"],

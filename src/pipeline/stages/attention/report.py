@@ -52,8 +52,8 @@ def _answer(both: pd.DataFrame, limits: pd.DataFrame, usual: int) -> str:
     limit = limits[limits["head_dim"] == usual].iloc[0]
     return say(
         "Plain attention in fp32, batch {batch}, one head of {head_dim}: by formula forward and backward fit into "
-        "{memory} up to length {fits}. At {length} they take {forward} and {backward}; compiled {gain_forward} "
-        "({verdict_forward}) and {gain_backward} ({verdict_backward}) times as fast.",
+        "{memory} up to length {fits}. At {length} they take {forward} and {backward}; compiled, "
+        "{gain_forward} ({verdict_forward}) and {gain_backward} ({verdict_backward}) times as fast.",
         batch=count(forward["setting_batch_size"]),
         head_dim=usual,
         memory=data_size(limit["memory_bytes"]),

@@ -100,14 +100,13 @@ def _answer(steps: pd.DataFrame) -> str:
     best = (averaging if stable.empty else stable).nsmallest(1, "median_ms").iloc[0]
     if best.name == TORCH:
         return say(
-            "{case}: a step takes {none} without communication and {torch} with torch's DDP as it comes, which is the "
-            "fastest way.",
+            "{case}: a step takes {none} without communication and {torch} with torch's default DDP, the fastest way.",
             case=best["case"],
             none=ms(way.loc[NONE, "median_ms"]),
             torch=ms(best["median_ms"]),
         )
     return say(
-        "{case}: a step takes {none} without communication, {torch} with torch's DDP as it comes and {ms} with the "
+        "{case}: a step takes {none} without communication, {torch} with torch's default DDP and {ms} with the "
         "fastest way, {best}: {gain} as fast as torch's ({verdict}).",
         case=best["case"],
         none=ms(way.loc[NONE, "median_ms"]),

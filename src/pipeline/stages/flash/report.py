@@ -280,7 +280,7 @@ def _errors(rows: pd.DataFrame, ours: str) -> Table:
             (f"{what}: ours", f"{what}_rel_error", _two_digits),
             ("plain", f"{what}_rel_error_peer", _two_digits),
         ]
-    caption = "The largest relative errors (L2) against float64, over the problems that both did:"
+    caption = "Largest relative errors (L2) against float64, over the problems that both solved:"
     return Table("errors", caption, pd.DataFrame(found), columns)
 
 

@@ -67,7 +67,7 @@ def _answer(lead: pd.Series) -> str:
     kinds = [words(name.removesuffix("_bytes")) for name in made_of.index]
     return say(
         "A {mode} of {size} ({precision}, batch {batch}, context {context}, {attention} attention) peaks at {peak}, "
-        "in the phase {phase}: {first_bytes} {first}, {second_bytes} {second}, {third_bytes} {third}.",
+        "in {phase}: {first_bytes} {first}, {second_bytes} {second}, {third_bytes} {third}.",
         mode=MODE_WORDS[lead["mode"]],
         size=lead["size"],
         precision=lead["precision"],
@@ -123,8 +123,8 @@ def _steps(variants: pd.DataFrame) -> Table:
         ("attention", "words", text),
         ("checkpoints (blocks)", "kept", text),
         ("peak GB", "peak_bytes", gb),
-        ("by formula GB", "predicted_bytes", gb),
-        ("peak is in", "phase", text),
+        ("GB by formula", "predicted_bytes", gb),
+        ("phase of the peak", "phase", text),
         ("step, ms", "median_ms", number),
         *GAIN,
         ("GPUs", "gpus", text),

@@ -112,10 +112,10 @@ def _sums_table(name: str, sums: pd.DataFrame) -> Table:
         ("addend in", "what", text),
         ("sum", "result", lambda value: significant(value, 8)),
         ("error", "error", number),
-        ("by rounding the addend", "addend_error", number),
-        ("by rounding the sums", "rounding_error", number),
+        ("from rounding the addend", "addend_error", number),
+        ("from rounding the sums", "rounding_error", number),
         ("stalls at a sum of", "stall", number),
-        ("as unit roundoff predicts", "predicted", text),
+        ("as predicted", "predicted", text),
     ]
     case = ASSIGNED_SUMS[0]
     caption = f"{case.steps:,} additions of {case.addend}; the error is the sum of what the two roundings add:"

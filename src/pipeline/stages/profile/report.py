@@ -188,8 +188,8 @@ def _inside_attention(name: str, attention: pd.DataFrame) -> Table:
         ("two products, ms", "products_ms", number),
         ("scale, mask, casts, copies, ms", "beside_ms", number),
         ("softmax, ms", "softmax_ms", number),
-        ("softmax takes, of the products' time", "times", times),
-        ("products do, of the softmax's FLOPs", "flops_times", times),
+        ("softmax's time over the products'", "times", times),
+        ("products' FLOPs over softmax's", "flops_times", times),
     ]
     return Table(name, "Inside plain attention, all layers together:", attention, columns, all_rows=True)
 
