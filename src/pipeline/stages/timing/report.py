@@ -54,7 +54,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     )
 
 
-def _main_setting(steps: pd.DataFrame) -> dict[str, object]:
+def _main_setting(steps: pd.DataFrame) -> dict[str, Any]:
     """Choose the precision in which people train, the usual batch, and the longest context that most models have."""
     precision = max(steps["precision"].unique(), key=PRECISIONS.index)
     steps = steps[steps["precision"] == precision]
